@@ -1,0 +1,34 @@
+# The usual ways into this project. 'make' alone lists them.
+.DEFAULT_GOAL := help
+.PHONY: help deps build test demo soak fuzz bench clean
+
+TARGET := $(or $(CARGO_TARGET_DIR),target)
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+deps: ## install what is missing, from Debian
+	@scripts/deps
+
+build: ## build the daemon and its command line, optimised
+	cargo build --release -p forebay
+
+test: deps ## everything that has to pass: format, lints, unit tests, simulator, end to end
+	@scripts/test
+
+demo: deps build ## show what a cache does, on modelled disks
+	@$(TARGET)/release/forebay demo
+
+soak: deps ## simulator and end-to-end tests for an hour (FOREBAY_SOAK_MINUTES)
+	@scripts/soak
+
+fuzz: ## every fuzz target for a minute (FOREBAY_FUZZ_SECONDS)
+	@scripts/fuzz
+
+bench: deps ## measure the engine and NBD
+	cargo build --release -p forebay-lab
+	$(TARGET)/release/forebay-lab engine
+	$(TARGET)/release/forebay-lab nbd
+
+clean: ## remove what was built
+	cargo clean

@@ -1,0 +1,138 @@
+//! Changes of settings: some knobs with new values, on their way from an operator to a volume.
+
+use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
+use serde::ser::{Serialize, Serializer};
+use serde_json::Value;
+
+use crate::knobs::{Knob, KnobError, Settings, shortened};
+
+/// Some knobs with new values, each at most once, each good by itself.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Assignments(Vec<(&'static str, String)>);
+
+impl Assignments {
+    /// Adds one.
+    ///
+    /// # Errors
+    /// When the knob is unknown or already there, or does not take the value.
+    pub fn push(&mut self, name: &str, value: &str) -> Result<(), KnobError> {
+        let knob = Knob::find(name)?;
+        if self.0.iter().any(|(present, _)| *present == knob.name) {
+            return Err(KnobError::Duplicate { name: knob.name.to_owned() });
+        }
+        let mut scratch = Settings::default();
+        knob.read(&mut scratch, value)?;
+        self.0.push((knob.name, knob.text(&scratch)));
+        Ok(())
+    }
+
+    /// Reads `key=value` texts.
+    ///
+    /// # Errors
+    /// As [`Assignments::push`], or when there is no `=`.
+    pub fn parse<T: AsRef<str>>(texts: impl IntoIterator<Item = T>) -> Result<Self, KnobError> {
+        let mut all = Assignments::default();
+        for text in texts {
+            let text = text.as_ref();
+            let no_value = || KnobError::NoValue { given: shortened(text) };
+            let (name, value) = text.split_once('=').ok_or_else(no_value)?;
+            all.push(name, value)?;
+        }
+        Ok(all)
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Names and values in the order in which they were given, values in their plain form.
+    pub fn iter(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        self.0.iter().map(|(name, value)| (*name, value.as_str()))
+    }
+
+    /// Changes `settings` accordingly, wholly or not at all.
+    ///
+    /// # Errors
+    /// When the result does not fit together.
+    pub fn apply(&self, settings: &mut Settings) -> Result<(), KnobError> {
+        let mut changed = settings.clone();
+        for (name, value) in &self.0 {
+            Knob::find(name)?.read(&mut changed, value)?;
+        }
+        changed.validate()?;
+        *settings = changed;
+        Ok(())
+    }
+}
+
+impl Serialize for Assignments {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.iter())
+    }
+}
+
+impl<'de> Deserialize<'de> for Assignments {
+    /// Reads an object of strings, whole numbers and booleans; a key that comes twice is an error.
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Entries;
+
+        impl<'de> Visitor<'de> for Entries {
+            type Value = Assignments;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("an object of settings, like {\"dirty_high\": 60}")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Assignments, A::Error> {
+                let mut all = Assignments::default();
+                while let Some(name) = map.next_key::<String>()? {
+                    let text = match map.next_value::<Value>()? {
+                        Value::String(text) => text,
+                        Value::Number(number) => number.to_string(),
+                        Value::Bool(value) => value.to_string(),
+                        _ => {
+                            return Err(A::Error::custom(format!(
+                                "{}: neither a string nor a number nor a boolean",
+                                shortened(&name)
+                            )));
+                        }
+                    };
+                    all.push(&name, &text).map_err(A::Error::custom)?;
+                }
+                Ok(all)
+            }
+        }
+
+        deserializer.deserialize_map(Entries)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn json_with_doubled_keys_or_other_values_is_refused() {
+        for bad in [
+            r#"{"mode":"wb","mode":"wt"}"#,
+            r#"{"mode":["wb"]}"#,
+            r#"{"mode":null}"#,
+            r#"{"dirty_high":-1}"#,
+            r#"{"dirty_high":5.5}"#,
+            r#"{"nope":1}"#,
+            r#"["mode"]"#,
+        ] {
+            assert!(serde_json::from_str::<Assignments>(bad).is_err(), "{bad}");
+        }
+        assert!(serde_json::from_str::<Assignments>(r#"{"dirty_high":60,"idle":"5m"}"#).is_ok());
+    }
+
+    #[test]
+    fn a_change_is_whole_or_nothing() {
+        let mut settings = Settings::default();
+        let change = Assignments::parse(["mode=wt", "dirty_low=90"]).expect("good one by one");
+        assert!(change.apply(&mut settings).is_err());
+        assert_eq!(settings, Settings::default());
+    }
+}

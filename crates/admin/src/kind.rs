@@ -1,0 +1,221 @@
+//! Kinds of knobs: how their values are read, checked, written and explained.
+
+use std::time::Duration;
+
+use forebay_core::units::format_size;
+use forebay_core::{Durability, Mode, ReplacementKind, parse_size};
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::duration::{format_duration, parse_duration};
+
+/// What values a knob takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum KnobKind {
+    /// One of some words.
+    Choice {
+        /// The words, with their short forms.
+        words: &'static [&'static str],
+    },
+    /// A number of bytes.
+    Bytes {
+        /// The smallest.
+        min: u64,
+        /// The largest.
+        max: u64,
+    },
+    /// A whole number of percent.
+    Percent {
+        /// The smallest.
+        min: u64,
+        /// The largest.
+        max: u64,
+    },
+    /// A time, in milliseconds; 0 switches the knob off if that is below `min_ms`.
+    Duration {
+        /// The shortest other than 0.
+        min_ms: u64,
+        /// The longest.
+        max_ms: u64,
+        /// Whether 0 is allowed, and means off.
+        zero_is_off: bool,
+    },
+    /// `on` or `off`.
+    Switch,
+    /// A plain number.
+    Count {
+        /// The smallest.
+        min: u64,
+        /// The largest.
+        max: u64,
+    },
+}
+
+impl KnobKind {
+    /// The allowed values in words, for help and error messages.
+    pub fn range(&self) -> String {
+        match *self {
+            KnobKind::Choice { words } => words.join(", "),
+            KnobKind::Bytes { min, max } => format!("{} to {}", format_size(min), format_size(max)),
+            KnobKind::Percent { min, max } | KnobKind::Count { min, max } => {
+                format!("{min} to {max}")
+            }
+            KnobKind::Duration { min_ms, max_ms, zero_is_off } => {
+                let text = |ms| format_duration(Duration::from_millis(ms));
+                let off = if zero_is_off { "0 (off), or " } else { "" };
+                format!("{off}{} to {}", text(min_ms), text(max_ms))
+            }
+            KnobKind::Switch => "on, off".to_owned(),
+        }
+    }
+
+    /// What kind of value this is, in one word.
+    pub fn word(&self) -> &'static str {
+        match self {
+            KnobKind::Choice { .. } => "choice",
+            KnobKind::Bytes { .. } => "bytes",
+            KnobKind::Percent { .. } => "percent",
+            KnobKind::Duration { .. } => "duration",
+            KnobKind::Switch => "switch",
+            KnobKind::Count { .. } => "count",
+        }
+    }
+
+    fn number(&self, number: u64) -> Result<u64, String> {
+        let (min, max) = match *self {
+            KnobKind::Bytes { min, max }
+            | KnobKind::Percent { min, max }
+            | KnobKind::Count { min, max } => (min, max),
+            KnobKind::Duration { zero_is_off: true, .. } if number == 0 => return Ok(0),
+            KnobKind::Duration { min_ms, max_ms, .. } => (min_ms, max_ms),
+            KnobKind::Choice { .. } | KnobKind::Switch => (0, u64::MAX),
+        };
+        if (min..=max).contains(&number) {
+            Ok(number)
+        } else {
+            Err(format!("outside the range; choose {}", self.range()))
+        }
+    }
+}
+
+/// A type that a knob can have.
+pub(crate) trait KnobType: Sized {
+    /// Reads and checks a value; the error says what is wrong with it and what would be right.
+    fn read(text: &str, kind: &KnobKind) -> Result<Self, String>;
+    /// Writes the value as [`KnobType::read`] takes it.
+    fn text(&self, kind: &KnobKind) -> String;
+    /// Writes the value as JSON: words and durations as strings, other numbers as numbers.
+    fn json(&self, kind: &KnobKind) -> Value {
+        Value::String(self.text(kind))
+    }
+}
+
+macro_rules! word_knobs {
+    ($($type:ty),*) => {$(
+        impl KnobType for $type {
+            fn read(text: &str, _: &KnobKind) -> Result<Self, String> {
+                text.parse().map_err(|error: forebay_core::settings::ChoiceError| error.to_string())
+            }
+
+            fn text(&self, _: &KnobKind) -> String {
+                self.name().to_owned()
+            }
+        }
+    )*};
+}
+
+word_knobs!(Mode, ReplacementKind, Durability);
+
+impl KnobType for u64 {
+    fn read(text: &str, kind: &KnobKind) -> Result<Self, String> {
+        let number = match kind {
+            KnobKind::Bytes { .. } => parse_size(text).map_err(|error| error.to_string())?,
+            _ => whole_number(text, kind)?,
+        };
+        kind.number(number).map_err(|reason| format!("'{text}' is {reason}"))
+    }
+
+    fn text(&self, kind: &KnobKind) -> String {
+        match kind {
+            // A size that is no whole number of a unit would be rounded by `format_size`.
+            KnobKind::Bytes { .. } => {
+                let pretty = format_size(*self);
+                if parse_size(&pretty) == Ok(*self) { pretty } else { self.to_string() }
+            }
+            _ => self.to_string(),
+        }
+    }
+
+    fn json(&self, _: &KnobKind) -> Value {
+        Value::from(*self)
+    }
+}
+
+macro_rules! narrow_knobs {
+    ($($type:ty),*) => {$(
+        impl KnobType for $type {
+            fn read(text: &str, kind: &KnobKind) -> Result<Self, String> {
+                let wide = u64::read(text, kind)?;
+                wide.try_into().map_err(|_| format!("'{text}' is outside the range"))
+            }
+
+            fn text(&self, kind: &KnobKind) -> String {
+                u64::from(*self).text(kind)
+            }
+
+            fn json(&self, kind: &KnobKind) -> Value {
+                u64::from(*self).json(kind)
+            }
+        }
+    )*};
+}
+
+narrow_knobs!(u8, u32);
+
+fn whole_number(text: &str, kind: &KnobKind) -> Result<u64, String> {
+    let digits = match kind {
+        KnobKind::Percent { .. } => text.strip_suffix('%').unwrap_or(text),
+        _ => text,
+    };
+    let plain = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+    digits.parse().ok().filter(|_| plain).ok_or_else(|| {
+        let given: String = text.escape_debug().take(40).collect();
+        format!("'{given}' is not a number; choose {}", kind.range())
+    })
+}
+
+impl KnobType for Duration {
+    fn read(text: &str, kind: &KnobKind) -> Result<Self, String> {
+        let text = if text == "off" { "0" } else { text };
+        let duration = parse_duration(text).map_err(|error| error.to_string())?;
+        let millis = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
+        kind.number(millis).map_err(|reason| format!("'{text}' is {reason}"))?;
+        Ok(duration)
+    }
+
+    fn text(&self, _: &KnobKind) -> String {
+        format_duration(*self)
+    }
+}
+
+impl KnobType for bool {
+    fn read(text: &str, _: &KnobKind) -> Result<Self, String> {
+        match text {
+            "on" | "true" => Ok(true),
+            "off" | "false" => Ok(false),
+            _ => {
+                let given: String = text.escape_debug().take(40).collect();
+                Err(format!("'{given}' is neither on nor off"))
+            }
+        }
+    }
+
+    fn text(&self, _: &KnobKind) -> String {
+        if *self { "on" } else { "off" }.to_owned()
+    }
+
+    fn json(&self, _: &KnobKind) -> Value {
+        Value::Bool(*self)
+    }
+}

@@ -1,0 +1,36 @@
+//! Types of the admin API, shared by the daemon and the command line.
+//!
+//! - [`name`]: what a volume may be called
+//! - [`kind`]: kinds of settings, how they are read, checked and explained
+//! - [`knobs`]: the one table of everything that can be set, and [`Settings`] made from it
+//! - [`assignments`]: changes of settings
+//! - [`duration`]: `30s`, `500ms`, `1h` as text
+//! - [`request`]: what a client asks for
+//! - [`report`]: what a volume looks like from outside
+//! - [`operation`]: work that takes long, and how far it is
+//! - [`error`]: why a request was turned down
+#![forbid(unsafe_code)]
+
+pub mod assignments;
+pub mod duration;
+pub mod error;
+pub mod kind;
+pub mod knobs;
+pub mod name;
+pub mod operation;
+pub mod report;
+pub mod request;
+
+pub use assignments::Assignments;
+pub use error::{ApiError, ErrorKind};
+pub use knobs::{KNOBS, Knob, KnobKind, Settings};
+pub use name::VolumeName;
+pub use operation::{Operation, OperationId, OperationState, Progress, Unit};
+pub use report::{DaemonReport, VolumeList, VolumeReport, VolumeState, VolumeSummary};
+pub use request::{CreateRequest, DeleteRequest, SetRequest};
+
+/// Version of the API; the first component of every path.
+pub const API_VERSION: &str = "v1";
+
+/// Largest body of a request, in bytes.
+pub const MAX_REQUEST_BODY: usize = 64 << 10;

@@ -1,0 +1,105 @@
+//! Work that takes long, and how far it is.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::ApiError;
+
+/// Number of an operation; never used twice by one daemon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct OperationId(pub u64);
+
+impl fmt::Display for OperationId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl FromStr for OperationId {
+    type Err = std::num::ParseIntError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        text.parse().map(OperationId)
+    }
+}
+
+/// What progress is counted in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Unit {
+    /// Bytes.
+    #[default]
+    Bytes,
+    /// Blocks of the cache.
+    Blocks,
+    /// Segments of the cache device.
+    Segments,
+    /// Steps that are not alike.
+    Steps,
+}
+
+/// How far something is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Progress {
+    /// Units done so far; may fall back when new work arrives.
+    pub done: u64,
+    /// Units in all as known now; 0 while that is not known.
+    pub total: u64,
+    /// What is counted.
+    pub unit: Unit,
+}
+
+impl Progress {
+    /// The share that is done, from 0 to 1; `None` while the total is not known.
+    pub fn share(self) -> Option<f64> {
+        (self.total > 0).then(|| self.done.min(self.total) as f64 / self.total as f64)
+    }
+}
+
+/// Where an operation is in its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OperationState {
+    /// At work.
+    Running,
+    /// Ended well.
+    Done,
+    /// Ended with an error.
+    Failed,
+}
+
+/// An operation, as the API shows it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Operation {
+    /// Its number.
+    pub id: OperationId,
+    /// What it does: `create`, `set`, `flush`, `stop`, `start` or `delete`.
+    pub verb: String,
+    /// The volume that it works on.
+    pub volume: String,
+    /// Where it is in its life.
+    pub state: OperationState,
+    /// How far it is.
+    pub progress: Progress,
+    /// Milliseconds from its start until now or its end.
+    pub elapsed_ms: u64,
+    /// Why it failed, if it did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<ApiError>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_share_is_never_above_one_or_of_nothing() {
+        let progress = |done, total| Progress { done, total, unit: Unit::Blocks };
+        assert_eq!(progress(5, 0).share(), None);
+        assert_eq!(progress(9, 3).share(), Some(1.0));
+        assert_eq!(progress(1, 4).share(), Some(0.25));
+    }
+}

@@ -1,0 +1,406 @@
+//! What a volume looks like from outside. The JSON names are stable: fields are added, never
+//! renamed or removed. Sizes and amounts are in bytes, latencies in microseconds.
+
+use forebay_core::{Durability, Mode, ReplacementKind};
+use serde::{Deserialize, Serialize};
+
+use crate::knobs::Settings;
+use crate::name::VolumeName;
+use crate::operation::Progress;
+
+/// Where a volume is in its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum VolumeState {
+    /// Not served.
+    #[default]
+    Stopped,
+    /// The cache device is being read.
+    Recovering,
+    /// Served.
+    Running,
+    /// Served, while dirty blocks are copied to the origin because the operator asked for it.
+    Draining,
+    /// Served as far as possible: a device fails.
+    Degraded,
+    /// On its way to `stopped`.
+    Stopping,
+    /// Could not be started; see the errors.
+    Failed,
+}
+
+impl VolumeState {
+    /// Every state.
+    pub const ALL: [VolumeState; 7] = [
+        VolumeState::Stopped,
+        VolumeState::Recovering,
+        VolumeState::Running,
+        VolumeState::Draining,
+        VolumeState::Degraded,
+        VolumeState::Stopping,
+        VolumeState::Failed,
+    ];
+
+    /// The word for this state, as in JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            VolumeState::Stopped => "stopped",
+            VolumeState::Recovering => "recovering",
+            VolumeState::Running => "running",
+            VolumeState::Draining => "draining",
+            VolumeState::Degraded => "degraded",
+            VolumeState::Stopping => "stopping",
+            VolumeState::Failed => "failed",
+        }
+    }
+}
+
+/// The origin of a volume.
+#[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct OriginReport {
+    /// The device as the operator named it.
+    pub path: String,
+    /// Size in bytes; 0 while the volume was never started.
+    pub size: u64,
+}
+
+/// The cache device of a volume.
+#[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct CacheReport {
+    /// The device as the operator named it.
+    pub path: String,
+    /// Bytes for blocks on the device, its own structures not counted.
+    pub size: u64,
+    /// Bytes of blocks in the cache.
+    pub used: u64,
+}
+
+/// Where a volume is served.
+#[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct ExportReport {
+    /// The first NBD URI; `null` while the volume is not served.
+    pub nbd: Option<String>,
+    /// Every URI.
+    #[serde(default)]
+    pub all: Vec<String>,
+}
+
+/// How many blocks are in the cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct BlockReport {
+    /// Blocks in the cache, clean and dirty.
+    pub cached: u64,
+    /// Blocks that are newer than the origin.
+    pub dirty: u64,
+    /// Blocks that were copied from the origin since the volume was started.
+    #[serde(default)]
+    pub filled: u64,
+    /// Blocks that were copied to the origin since the volume was started.
+    #[serde(default)]
+    pub written_back: u64,
+}
+
+/// Requests since the volume was started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct RequestReport {
+    /// Reads that the cache answered alone.
+    pub read_hits: u64,
+    /// Reads that needed both the cache and the origin.
+    pub read_partial: u64,
+    /// Reads that the origin answered alone.
+    pub read_misses: u64,
+    /// Writes to blocks that were in the cache.
+    pub write_hits: u64,
+    /// Writes to blocks that were not in the cache.
+    pub write_misses: u64,
+    /// Requests that went round the cache.
+    pub bypassed: u64,
+    /// Of those: because they were part of a sequential stream.
+    #[serde(default)]
+    pub bypassed_sequential: u64,
+    /// Of those: because of the mode.
+    #[serde(default)]
+    pub bypassed_mode: u64,
+    /// Flushes.
+    pub flushes: u64,
+    /// Discards.
+    #[serde(default)]
+    pub discards: u64,
+    /// Requests that failed.
+    #[serde(default)]
+    pub failed: u64,
+}
+
+impl RequestReport {
+    /// Share of reads that were hits, from 0 to 1; `None` before the first read.
+    pub fn read_hit_ratio(&self) -> Option<f64> {
+        ratio(self.read_hits, self.read_partial.saturating_add(self.read_misses))
+    }
+
+    /// Share of writes that were hits, from 0 to 1; `None` before the first write.
+    pub fn write_hit_ratio(&self) -> Option<f64> {
+        ratio(self.write_hits, self.write_misses)
+    }
+}
+
+fn ratio(hits: u64, others: u64) -> Option<f64> {
+    let all = hits.saturating_add(others);
+    (all > 0).then(|| hits as f64 / all as f64)
+}
+
+/// Bytes moved since the volume was started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct ByteReport {
+    /// Read by clients.
+    pub user_read: u64,
+    /// Written by clients.
+    pub user_written: u64,
+    /// Read from the cache device.
+    pub cache_read: u64,
+    /// Written to the cache device, headers included.
+    pub cache_written: u64,
+    /// Read from the origin.
+    pub origin_read: u64,
+    /// Written to the origin.
+    pub origin_written: u64,
+}
+
+/// A latency distribution, in microseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Default, Serialize, Deserialize)]
+pub struct Latency {
+    /// Requests that were measured.
+    #[serde(default)]
+    pub count: u64,
+    /// Mean.
+    #[serde(default)]
+    pub mean_us: f64,
+    /// Half of the requests were not slower.
+    pub p50_us: f64,
+    /// 99 of 100 requests were not slower.
+    pub p99_us: f64,
+    /// The slowest request.
+    pub max_us: f64,
+}
+
+/// Latencies as the front end sees them, since the volume was started.
+#[derive(Clone, Copy, Debug, PartialEq, Default, Serialize, Deserialize)]
+pub struct LatencyReport {
+    /// Of reads.
+    pub read: Latency,
+    /// Of writes.
+    pub write: Latency,
+    /// Of flushes.
+    pub flush: Latency,
+}
+
+/// RAM that the volume's cache holds, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct MemoryReport {
+    /// The index, with what the replacement policy knows.
+    pub index_bytes: u64,
+    /// Buffers of the log and of transfers.
+    pub buffer_bytes: u64,
+}
+
+/// A range of the volume whose content is lost, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct LostRange {
+    /// First byte.
+    pub offset: u64,
+    /// Length.
+    pub len: u64,
+}
+
+/// What went wrong since the volume was started.
+#[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct ErrorReport {
+    /// Failed reads of the origin.
+    pub origin_read: u64,
+    /// Failed writes and syncs of the origin.
+    pub origin_write: u64,
+    /// Failed reads of the cache device.
+    pub cache_read: u64,
+    /// Failed writes and syncs of the cache device.
+    pub cache_write: u64,
+    /// Blocks on the cache device that did not pass their checksum.
+    pub checksum: u64,
+    /// Dirty data that cannot be read any more.
+    pub lost: Vec<LostRange>,
+    /// The latest error, until it is mended.
+    pub last: Option<String>,
+}
+
+impl ErrorReport {
+    /// Whether anything went wrong.
+    pub fn is_empty(&self) -> bool {
+        *self == ErrorReport::default()
+    }
+}
+
+/// Everything about one volume.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct VolumeReport {
+    /// The volume's name.
+    pub name: VolumeName,
+    /// What the cache does with reads and writes.
+    pub mode: Mode,
+    /// How blocks are chosen to make room.
+    pub policy: ReplacementKind,
+    /// Unit of caching in bytes.
+    pub block_size: u64,
+    /// Bytes by which blocks are shifted on the origin.
+    pub alignment: u64,
+    /// When a write is acknowledged.
+    pub durability: Durability,
+    /// Where the volume is in its life.
+    pub state: VolumeState,
+    /// The origin.
+    pub origin: OriginReport,
+    /// The cache device.
+    pub cache: CacheReport,
+    /// Where the volume is served.
+    pub export: ExportReport,
+    /// Blocks in the cache.
+    pub blocks: BlockReport,
+    /// Requests since the start.
+    pub requests: RequestReport,
+    /// Bytes moved since the start.
+    pub bytes: ByteReport,
+    /// Latencies since the start.
+    pub latency: LatencyReport,
+    /// RAM in use.
+    pub memory: MemoryReport,
+    /// What went wrong.
+    pub errors: ErrorReport,
+    /// The operation in progress, if there is one.
+    pub progress: Option<Progress>,
+    /// Every knob.
+    pub settings: Settings,
+}
+
+impl VolumeReport {
+    /// A report in which nothing has been counted.
+    pub fn empty(name: VolumeName, state: VolumeState, settings: Settings) -> Self {
+        VolumeReport {
+            name,
+            mode: settings.mode,
+            policy: settings.policy,
+            block_size: forebay_core::BlockSize::DEFAULT.bytes(),
+            alignment: 0,
+            durability: settings.durability,
+            state,
+            origin: OriginReport::default(),
+            cache: CacheReport::default(),
+            export: ExportReport::default(),
+            blocks: BlockReport::default(),
+            requests: RequestReport::default(),
+            bytes: ByteReport::default(),
+            latency: LatencyReport::default(),
+            memory: MemoryReport::default(),
+            errors: ErrorReport::default(),
+            progress: None,
+            settings,
+        }
+    }
+
+    /// The line of this volume in a list.
+    pub fn summary(&self) -> VolumeSummary {
+        VolumeSummary {
+            name: self.name.clone(),
+            state: self.state,
+            mode: self.mode,
+            size: self.origin.size,
+            origin: self.origin.path.clone(),
+            cache: self.cache.path.clone(),
+            used: self.cache.used,
+            dirty: self.blocks.dirty.saturating_mul(self.block_size),
+            nbd: self.export.nbd.clone(),
+        }
+    }
+}
+
+/// One line of a list.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VolumeSummary {
+    /// The volume's name.
+    pub name: VolumeName,
+    /// Where it is in its life.
+    pub state: VolumeState,
+    /// What the cache does with reads and writes.
+    pub mode: Mode,
+    /// Size in bytes.
+    pub size: u64,
+    /// The origin as the operator named it.
+    pub origin: String,
+    /// The cache device as the operator named it.
+    pub cache: String,
+    /// Bytes in the cache.
+    pub used: u64,
+    /// Bytes that are newer than the origin.
+    pub dirty: u64,
+    /// The first NBD URI; `null` while the volume is not served.
+    pub nbd: Option<String>,
+}
+
+/// The answer to a request for all volumes.
+#[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct VolumeList {
+    /// The volumes in the order of their creation.
+    pub volumes: Vec<VolumeSummary>,
+}
+
+/// What the daemon says about itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DaemonReport {
+    /// Its version.
+    pub version: String,
+    /// Its process id.
+    pub pid: u32,
+    /// The directory that holds its state.
+    pub state_dir: String,
+    /// Lanes at work.
+    pub lanes: u32,
+    /// Where it listens for NBD.
+    pub nbd: Vec<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_promised_names_are_there() {
+        let name = "v".parse().expect("valid");
+        let report = VolumeReport::empty(name, VolumeState::Running, Settings::default());
+        let json = serde_json::to_value(&report).expect("plain data");
+        for pointer in "name mode policy block_size durability state origin/path origin/size \
+             cache/path cache/size cache/used export/nbd blocks/cached blocks/dirty \
+             requests/read_hits requests/read_partial requests/read_misses requests/write_hits \
+             requests/write_misses requests/bypassed requests/flushes bytes/user_read \
+             bytes/user_written bytes/cache_read bytes/cache_written bytes/origin_read \
+             bytes/origin_written latency/read/p50_us latency/write/p99_us latency/flush/max_us \
+             memory/index_bytes memory/buffer_bytes errors/last progress settings/mode"
+            .split_whitespace()
+        {
+            assert!(json.pointer(&format!("/{pointer}")).is_some(), "{pointer} is missing");
+        }
+        assert_eq!(serde_json::from_value::<VolumeReport>(json).expect("own output"), report);
+    }
+
+    #[test]
+    fn states_have_the_same_name_in_json_and_in_tables() {
+        for state in VolumeState::ALL {
+            let json = serde_json::to_value(state).expect("plain data");
+            assert_eq!(json.as_str(), Some(state.name()));
+        }
+    }
+
+    #[test]
+    fn ratios_of_nothing_are_unknown() {
+        let mut requests = RequestReport::default();
+        assert_eq!(requests.read_hit_ratio(), None);
+        requests.read_hits = 3;
+        requests.read_partial = 1;
+        assert_eq!(requests.read_hit_ratio(), Some(0.75));
+    }
+}

@@ -1,0 +1,23 @@
+//! The words of Forebay as types. No I/O, no clocks of its own, no unsafe code.
+//!
+//! - [`units`]: block numbers, slots, segments and sizes
+//! - [`mask`]: which sectors of a block are valid
+//! - [`settings`]: mode, durability, replacement policy
+//! - [`op`]: what a client asks for and how it ends
+//! - [`time`]: the clock that everything else is given
+#![forbid(unsafe_code)]
+
+pub mod mask;
+pub mod op;
+pub mod settings;
+pub mod time;
+pub mod units;
+
+pub use mask::SectorMask;
+pub use op::{IoError, Op};
+pub use settings::{Durability, Mode, ReplacementKind};
+pub use time::{Clock, Nanos};
+pub use units::{
+    BlockSize, Generation, OriginBlock, RecordNumber, SECTOR_SIZE, SegmentId, Slot, VolumeId,
+    parse_size,
+};

@@ -1,0 +1,38 @@
+//! What a client asks for, and how it ends.
+
+/// A client's operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Op {
+    /// Copy data to the client.
+    Read,
+    /// Take data from the client.
+    Write,
+    /// Make every acknowledged write durable.
+    Flush,
+    /// The client no longer needs the data.
+    Discard,
+    /// Make the range read as zeroes.
+    WriteZeroes,
+    /// Bring the range into the cache; no data goes to the client.
+    Prefetch,
+}
+
+/// How a request can fail, as the client sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+pub enum IoError {
+    /// The range is not inside the volume, or not in whole sectors.
+    #[error("the request is not inside the volume")]
+    Invalid,
+    /// A write beyond the end of the volume.
+    #[error("the write is beyond the end of the volume")]
+    NoSpace,
+    /// The data could not be read or written.
+    #[error("input/output error")]
+    Io,
+    /// The volume is stopping.
+    #[error("the volume is shutting down")]
+    ShuttingDown,
+    /// The operation is not available here.
+    #[error("the operation is not supported")]
+    NotSupported,
+}

@@ -1,0 +1,124 @@
+//! What an operator chooses for a volume.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+/// A value that is none of the allowed words.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("'{given}' is not a {what}; choose one of {choices}")]
+pub struct ChoiceError {
+    given: String,
+    what: &'static str,
+    choices: &'static str,
+}
+
+macro_rules! choice {
+    ($type:ident, $what:literal, $choices:literal, { $($variant:ident => $name:literal $(| $alias:literal)*),* $(,)? }) => {
+        impl $type {
+            /// Every value, in the order in which help prints them.
+            pub const ALL: &'static [$type] = &[$($type::$variant),*];
+
+            /// The word for this value.
+            pub fn name(self) -> &'static str {
+                match self { $($type::$variant => $name),* }
+            }
+        }
+
+        impl fmt::Display for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.pad(self.name())
+            }
+        }
+
+        impl FromStr for $type {
+            type Err = ChoiceError;
+
+            fn from_str(text: &str) -> Result<Self, ChoiceError> {
+                match text {
+                    $($name $(| $alias)* => Ok($type::$variant),)*
+                    _ => Err(ChoiceError { given: text.chars().take(40).collect(), what: $what, choices: $choices }),
+                }
+            }
+        }
+    };
+}
+
+/// What the cache does with reads and writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Mode {
+    /// Reads are cached; writes go to the cache and later to the origin.
+    #[default]
+    Writeback,
+    /// Reads are cached; writes go to both and are acknowledged when the origin has them.
+    Writethrough,
+    /// Reads are cached; writes go to the origin and invalidate a cached copy.
+    Writearound,
+    /// Writes as in writeback; reads never fill.
+    Writeonly,
+    /// Reads and writes go to the origin; cached copies are invalidated.
+    Passthrough,
+}
+
+choice!(Mode, "mode", "writeback (wb), writethrough (wt), writearound (wa, readonly, ro), writeonly (wo), passthrough (pt)", {
+    Writeback => "writeback" | "wb",
+    Writethrough => "writethrough" | "wt",
+    Writearound => "writearound" | "wa" | "readonly" | "ro",
+    Writeonly => "writeonly" | "wo",
+    Passthrough => "passthrough" | "pt",
+});
+
+/// When a write is acknowledged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Durability {
+    /// When data and record are on stable media of the cache device.
+    Strict,
+    /// When it is in the log buffer in RAM; flush and FUA are honoured exactly.
+    #[default]
+    Flush,
+}
+
+choice!(Durability, "durability", "strict, flush", {
+    Strict => "strict",
+    Flush => "flush",
+});
+
+/// How blocks are chosen to make room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ReplacementKind {
+    /// Blocks that were not used for longest leave first.
+    #[default]
+    Lru,
+    /// Blocks leave in the order in which they came.
+    Fifo,
+    /// Blocks leave in random order.
+    Random,
+}
+
+choice!(ReplacementKind, "replacement policy", "lru, fifo, random (rand)", {
+    Lru => "lru",
+    Fifo => "fifo",
+    Random => "random" | "rand",
+});
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_aliases_are_read() {
+        for mode in Mode::ALL {
+            assert_eq!(mode.name().parse(), Ok(*mode));
+        }
+        for (alias, mode) in [("wb", Mode::Writeback), ("ro", Mode::Writearound), ("readonly", Mode::Writearound), ("wo", Mode::Writeonly), ("pt", Mode::Passthrough)] {
+            assert_eq!(alias.parse(), Ok(mode));
+        }
+        assert!("WB".parse::<Mode>().is_err());
+        assert!("".parse::<Durability>().is_err());
+        assert!("lfu".parse::<ReplacementKind>().unwrap_err().to_string().contains("lru"));
+    }
+}

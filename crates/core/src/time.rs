@@ -1,0 +1,44 @@
+//! Time, as a value and as something that is handed in.
+
+use std::fmt;
+use std::ops::{Add, Sub};
+use std::time::Duration;
+
+/// Nanoseconds since an arbitrary start that is fixed for one clock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Nanos(pub u64);
+
+impl Nanos {
+    /// The time between `earlier` and this, zero if that is in the future.
+    pub fn since(self, earlier: Nanos) -> Duration {
+        Duration::from_nanos(self.0.saturating_sub(earlier.0))
+    }
+}
+
+impl Add<Duration> for Nanos {
+    type Output = Nanos;
+
+    fn add(self, duration: Duration) -> Nanos {
+        Nanos(self.0.saturating_add(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)))
+    }
+}
+
+impl Sub for Nanos {
+    type Output = Duration;
+
+    fn sub(self, earlier: Nanos) -> Duration {
+        self.since(earlier)
+    }
+}
+
+impl fmt::Display for Nanos {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:.6}s", self.0 as f64 / 1e9)
+    }
+}
+
+/// Where the time comes from: the machine's monotonic clock, or a virtual one.
+pub trait Clock: Send + Sync {
+    /// The time now. Never goes backwards.
+    fn now(&self) -> Nanos;
+}

@@ -1,0 +1,190 @@
+//! Numbers with a meaning. None of them converts into another by accident.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// Bytes in a sector, the smallest unit a client may address.
+pub const SECTOR_SIZE: u64 = 512;
+
+/// Number of a block on an origin, in units of the cache's block size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct OriginBlock(pub u64);
+
+/// A place for one block's payload on the cache device, in granules from the start of the
+/// segment area. A granule is the smaller of the block size and 4 KiB.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Slot(pub u32);
+
+/// Number of a segment on the cache device, the unit of allocation and reclaim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SegmentId(pub u32);
+
+/// How often a segment has been opened for writing; tells records of this life from older ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Generation(pub u32);
+
+/// Number of a record in the log of one cache. Numbers are dense: every closed record has one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct RecordNumber(pub u64);
+
+/// Number of a volume within one cache. Never used again after the volume is deleted.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize,
+)]
+pub struct VolumeId(pub u16);
+
+/// Unit of caching: a power of two from 2 KiB to 1 MiB.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct BlockSize(u32);
+
+impl BlockSize {
+    /// The smallest block, in bytes.
+    pub const MIN: u32 = 2 << 10;
+    /// The largest block, in bytes.
+    pub const MAX: u32 = 1 << 20;
+    /// 4 KiB, the default.
+    pub const DEFAULT: BlockSize = BlockSize(4096);
+
+    /// A block size of `bytes`, or `None` unless it is a power of two from 2 KiB to 1 MiB.
+    pub fn new(bytes: u64) -> Option<Self> {
+        let valid = bytes.is_power_of_two()
+            && (u64::from(Self::MIN)..=u64::from(Self::MAX)).contains(&bytes);
+        valid.then_some(BlockSize(bytes as u32))
+    }
+
+    /// Size in bytes.
+    pub fn bytes(self) -> u64 {
+        u64::from(self.0)
+    }
+
+    /// Size in bytes as a `usize`, for slices.
+    pub fn as_usize(self) -> usize {
+        self.0 as usize
+    }
+
+    /// Base-two logarithm of the size.
+    pub fn shift(self) -> u32 {
+        self.0.trailing_zeros()
+    }
+
+    /// Sectors in a block: 4 to 2048.
+    pub fn sectors(self) -> u32 {
+        self.0 / SECTOR_SIZE as u32
+    }
+
+    /// Bytes in a granule, the unit of [`Slot`].
+    pub fn granule(self) -> u64 {
+        self.bytes().min(4096)
+    }
+
+    /// The block that holds the byte at `offset`.
+    pub fn block_of(self, offset: u64) -> OriginBlock {
+        OriginBlock(offset >> self.shift())
+    }
+
+    /// Offset of the first byte of `block`.
+    pub fn offset_of(self, block: OriginBlock) -> u64 {
+        block.0 << self.shift()
+    }
+}
+
+impl Default for BlockSize {
+    fn default() -> Self {
+        Self::DEFAULT
+    }
+}
+
+impl fmt::Display for BlockSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&format_size(self.bytes()))
+    }
+}
+
+impl fmt::Display for VolumeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+/// Why a size could not be read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("'{text}' is not a size; write a whole number with an optional unit, like 4096, 4K, 512M or 1T (powers of 1024)")]
+pub struct SizeError {
+    /// What was given.
+    pub text: String,
+}
+
+/// Reads a size such as `4096`, `4K`, `4KiB`, `512M` or `1T`, in bytes; units are powers of 1024.
+///
+/// # Errors
+/// Anything else: signs, fractions, spaces, exponents, an empty string, 2^64 and more.
+pub fn parse_size(text: &str) -> Result<u64, SizeError> {
+    let bad = || SizeError { text: text.chars().take(40).collect() };
+    let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+    let (number, unit) = text.split_at(digits);
+    let shift = match unit.to_ascii_lowercase().as_str() {
+        "" | "b" => 0,
+        "k" | "kib" => 10,
+        "m" | "mib" => 20,
+        "g" | "gib" => 30,
+        "t" | "tib" => 40,
+        "p" | "pib" => 50,
+        _ => return Err(bad()),
+    };
+    let number: u64 = number.parse().map_err(|_| bad())?;
+    number.checked_mul(1 << shift).ok_or_else(bad)
+}
+
+/// Writes a size the way [`parse_size`] reads it where it is a whole number of a unit, and with
+/// one decimal otherwise: `4K`, `1.5G`.
+pub fn format_size(bytes: u64) -> String {
+    const UNITS: [(&str, u32); 5] = [("P", 50), ("T", 40), ("G", 30), ("M", 20), ("K", 10)];
+    for (unit, shift) in UNITS {
+        if bytes >> shift == 0 {
+            continue;
+        }
+        if bytes & ((1 << shift) - 1) == 0 {
+            return format!("{}{unit}", bytes >> shift);
+        }
+        return format!("{:.1}{unit}", bytes as f64 / (1u64 << shift) as f64);
+    }
+    bytes.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_strictly() {
+        assert_eq!(parse_size("4096"), Ok(4096));
+        assert_eq!(parse_size("4K"), Ok(4096));
+        assert_eq!(parse_size("4kib"), Ok(4096));
+        assert_eq!(parse_size("1T"), Ok(1 << 40));
+        for bad in ["", "-1", "+1", "1e30", "10 GB", " 1", "1.5G", "18446744073709551616", "16777216T", "K", "4KB", "0x10"] {
+            assert!(parse_size(bad).is_err(), "{bad:?} was read");
+        }
+    }
+
+    #[test]
+    fn sizes_are_written_readably() {
+        assert_eq!(format_size(0), "0");
+        assert_eq!(format_size(512), "512");
+        assert_eq!(format_size(4096), "4K");
+        assert_eq!(format_size(3 << 29), "1.5G");
+    }
+
+    #[test]
+    fn block_sizes_have_a_range() {
+        for bytes in [0, 3, 1024, 4095, 2 << 20, 1 << 31] {
+            assert_eq!(BlockSize::new(bytes), None);
+        }
+        let block = BlockSize::new(1 << 20).expect("valid");
+        assert_eq!(block.sectors(), 2048);
+        assert_eq!(block.granule(), 4096);
+        assert_eq!(block.block_of((1 << 20) - 1), OriginBlock(0));
+        assert_eq!(block.offset_of(OriginBlock(3)), 3 << 20);
+    }
+}

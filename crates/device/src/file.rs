@@ -1,0 +1,350 @@
+//! Regular files and block devices, on the lane's ring.
+
+use std::cell::RefCell;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use rustix::io::Errno;
+
+use crate::api::{
+    Device, DeviceDone, DeviceError, DeviceErrorKind, DeviceOp, DeviceQueue, IoData, OpId,
+    QueueContext,
+};
+use crate::buffer::IoBuf;
+use crate::open::{Access, OpenError, open};
+use crate::ram::{unknown, unpublished};
+use crate::ring::{FallocateMode, Ring, RingDone, RingOp, RingToken};
+use crate::table::{OpTable, Shape};
+
+/// Bytes of zeroes that are written at a time where nothing better is available.
+const ZEROES: u64 = 1 << 20;
+
+/// What all queues share.
+struct Shared {
+    shape: Shape,
+    fd: Arc<OwnedFd>,
+    memory_align: usize,
+    direct: bool,
+    writable: bool,
+}
+
+/// A regular file or a block device. Bytes go round the page cache of the kernel where the
+/// filesystem allows that.
+pub struct FileDevice {
+    shared: Arc<Shared>,
+}
+
+impl FileDevice {
+    /// Opens `path`, links followed, and claims it as `access` says until the device and all of
+    /// its queues are dropped. With a `size` in bytes, a positive multiple of 4096, a missing file
+    /// is created, sparse, if it may be written; what is there must have exactly that size.
+    ///
+    /// # Errors
+    /// See [`crate::open::OpenErrorKind`].
+    pub fn open(path: &Path, access: Access, size: Option<u64>) -> Result<Arc<Self>, OpenError> {
+        let opened = open(path, access, size)?;
+        let shape = Shape {
+            name: path.to_string_lossy().into(),
+            size: opened.size,
+            logical_block: opened.logical_block,
+        };
+        let shared = Shared {
+            shape,
+            fd: Arc::new(opened.fd),
+            memory_align: opened.memory_align,
+            direct: opened.direct,
+            writable: access == Access::Exclusive,
+        };
+        Ok(Arc::new(FileDevice { shared: Arc::new(shared) }))
+    }
+
+    /// Whether the page cache of the kernel is out of the way.
+    pub fn is_direct(&self) -> bool {
+        self.shared.direct
+    }
+}
+
+impl Device for FileDevice {
+    fn name(&self) -> &str {
+        &self.shared.shape.name
+    }
+
+    fn size(&self) -> u64 {
+        self.shared.shape.size
+    }
+
+    fn logical_block(&self) -> u64 {
+        self.shared.shape.logical_block
+    }
+
+    fn open_queue(&self, context: &QueueContext) -> Result<Rc<dyn DeviceQueue>, DeviceError> {
+        let Some(ring) = context.ring.clone() else {
+            let (kind, cause) = (DeviceErrorKind::NotSupported, "the lane has no ring");
+            return Err(self.shared.shape.error(kind, "open", 0, cause));
+        };
+        Ok(Rc::new(FileQueue { shared: self.shared.clone(), ring, ops: RefCell::default() }))
+    }
+}
+
+/// How far the making of zeroes has got.
+#[derive(Clone, Copy)]
+enum Zeroing {
+    /// Asked to zero the range; if that is not available, a hole is next.
+    Range,
+    /// Asked for a hole; if that is not available, zeroes are written.
+    Hole,
+    /// Writes zeroes; the first byte that has not been asked for yet.
+    Writing(u64),
+}
+
+/// What to do when the ring has done its part.
+enum Next {
+    /// Give the result to the caller, who is owed this many bytes.
+    End { len: u64 },
+    /// Copy what was read to the caller's buffer, which direct I/O could not use.
+    CopyBack(IoBuf),
+    /// Give the caller's buffer back, a copy of which was written.
+    GiveBack(Option<IoBuf>),
+    /// Go on making zeroes before this byte.
+    Zero(Zeroing, u64),
+}
+
+enum Entry {
+    Running { token: RingToken, what: &'static str, offset: u64, next: Next },
+    Refused(DeviceDone),
+}
+
+/// One lane's way to the file.
+struct FileQueue {
+    shared: Arc<Shared>,
+    ring: Rc<Ring>,
+    ops: RefCell<OpTable<Entry>>,
+}
+
+impl FileQueue {
+    /// Hands `op` to the ring.
+    fn begin(&self, op: DeviceOp) -> Entry {
+        let shape = &self.shared.shape;
+        let what = op.what();
+        let refused = match shape.check_op(&op) {
+            Err(error) => Some(error),
+            Ok(())
+                if !self.shared.writable
+                    && !matches!(op, DeviceOp::Read { .. } | DeviceOp::Sync) =>
+            {
+                let (kind, cause) = (DeviceErrorKind::NotSupported, "it is open for reading only");
+                Some(shape.error(kind, what, 0, cause))
+            }
+            Ok(()) => None,
+        };
+        if let Some(error) = refused {
+            let buf = match op {
+                DeviceOp::Read { buf, .. } => Some(buf),
+                DeviceOp::Write { data: IoData::Owned(buf), .. } => Some(buf),
+                _ => None,
+            };
+            return Entry::Refused(DeviceDone { result: Err(error), buf });
+        }
+        let fd = self.shared.fd.clone();
+        let (op, offset, next) = match op {
+            DeviceOp::Read { offset, buf } => {
+                let len = buf.len();
+                if self.is_aligned(&buf) {
+                    (RingOp::Read { fd, offset, buf }, offset, Next::End { len: len as u64 })
+                } else {
+                    let copy = IoBuf::for_overwrite(len);
+                    (RingOp::Read { fd, offset, buf: copy }, offset, Next::CopyBack(buf))
+                }
+            }
+            DeviceOp::Write { offset, data } => {
+                let len = data.len() as u64;
+                let (copy, original) = match data {
+                    IoData::Owned(buf) if !self.is_aligned(&buf) => {
+                        (IoBuf::copy_from(&buf), Some(buf))
+                    }
+                    IoData::Log(log, range) => match log.get(range.clone()) {
+                        None => {
+                            let result = Err(unpublished(shape, offset));
+                            return Entry::Refused(DeviceDone { result, buf: None });
+                        }
+                        Some(bytes) if !self.is_aligned(bytes) => (IoBuf::copy_from(bytes), None),
+                        Some(_) => {
+                            let data = IoData::Log(log, range);
+                            let op = RingOp::Write { fd, offset, data };
+                            return self.entry(op, what, offset, Next::End { len });
+                        }
+                    },
+                    owned @ IoData::Owned(_) => {
+                        let op = RingOp::Write { fd, offset, data: owned };
+                        return self.entry(op, what, offset, Next::End { len });
+                    }
+                };
+                let data = IoData::Owned(copy);
+                (RingOp::Write { fd, offset, data }, offset, Next::GiveBack(original))
+            }
+            DeviceOp::Sync => (RingOp::Fdatasync { fd }, 0, Next::End { len: 0 }),
+            DeviceOp::Discard { len: 0, .. } | DeviceOp::WriteZeroes { len: 0, .. } => {
+                return Entry::Refused(DeviceDone { result: Ok(()), buf: None });
+            }
+            DeviceOp::Discard { offset, len } => {
+                let mode = FallocateMode::PunchHole;
+                (RingOp::Fallocate { fd, mode, offset, len }, offset, Next::End { len: 0 })
+            }
+            DeviceOp::WriteZeroes { offset, len } => {
+                let mode = FallocateMode::ZeroRange;
+                let next = Next::Zero(Zeroing::Range, offset + len);
+                (RingOp::Fallocate { fd, mode, offset, len }, offset, next)
+            }
+        };
+        self.entry(op, what, offset, next)
+    }
+
+    fn entry(&self, op: RingOp, what: &'static str, offset: u64, next: Next) -> Entry {
+        Entry::Running { token: self.ring.start(op), what, offset, next }
+    }
+
+    /// Whether direct I/O can use this memory. Parts of split buffers may start anywhere.
+    fn is_aligned(&self, bytes: &[u8]) -> bool {
+        !self.shared.direct || bytes.as_ptr().addr().is_multiple_of(self.shared.memory_align)
+    }
+
+    /// The next operation that makes zeroes; `None`: they are all there, or that failed.
+    fn zero_next(
+        &self,
+        result: &io::Result<u32>,
+        offset: u64,
+        step: Zeroing,
+        end: u64,
+    ) -> Option<(RingOp, Zeroing)> {
+        let fd = self.shared.fd.clone();
+        let missing = result.as_ref().is_err_and(|error| {
+            matches!(kind_of(error), DeviceErrorKind::NotSupported | DeviceErrorKind::Invalid)
+        });
+        let from = match (step, result) {
+            (Zeroing::Range, Err(_)) if missing => {
+                let (mode, len) = (FallocateMode::PunchHole, end - offset);
+                return Some((RingOp::Fallocate { fd, mode, offset, len }, Zeroing::Hole));
+            }
+            (Zeroing::Hole, Err(_)) if missing => offset,
+            (Zeroing::Writing(next), Ok(_)) if next < end => next,
+            _ => return None,
+        };
+        let len = ZEROES.min(end - from);
+        let data = IoData::Owned(IoBuf::zeroed(len as usize));
+        Some((RingOp::Write { fd, offset: from, data }, Zeroing::Writing(from + len)))
+    }
+
+    fn failed(&self, what: &'static str, offset: u64, error: &io::Error) -> DeviceError {
+        self.shared.shape.error(kind_of(error), what, offset, error.to_string())
+    }
+
+    fn finish(&self, what: &'static str, offset: u64, next: Next, done: RingDone) -> DeviceDone {
+        let RingDone { result, buf, .. } = done;
+        let mut moved = 0;
+        let mut result = match result {
+            Ok(count) => {
+                moved = u64::from(count);
+                Ok(())
+            }
+            Err(error) => Err(self.failed(what, offset, &error)),
+        };
+        let expected = match &next {
+            Next::End { len } => *len,
+            Next::CopyBack(original) => original.len() as u64,
+            Next::GiveBack(_) | Next::Zero(..) => moved,
+        };
+        if result.is_ok() && moved < expected {
+            let cause =
+                format!("only {moved} of {expected} bytes are there; the device has shrunk");
+            result = Err(self.shared.shape.error(DeviceErrorKind::Io, what, offset, cause));
+        }
+        let buf = match next {
+            Next::End { .. } => buf,
+            Next::CopyBack(mut original) => {
+                if let (Ok(()), Some(copy)) = (&result, &buf) {
+                    original.copy_from_slice(copy);
+                }
+                Some(original)
+            }
+            Next::GiveBack(original) => original,
+            Next::Zero(..) => None,
+        };
+        DeviceDone { result, buf }
+    }
+}
+
+impl DeviceQueue for FileQueue {
+    fn start(&self, op: DeviceOp) -> OpId {
+        let entry = self.begin(op);
+        self.ops.borrow_mut().add(entry)
+    }
+
+    fn poll_op(&self, id: OpId, context: &mut Context<'_>) -> Poll<DeviceDone> {
+        let mut ops = self.ops.borrow_mut();
+        loop {
+            match ops.get_mut(id) {
+                None => return Poll::Ready(unknown(&self.shared.shape)),
+                Some(Entry::Refused(_)) => {
+                    return Poll::Ready(match ops.take(id) {
+                        Some(Entry::Refused(done)) => done,
+                        _ => unknown(&self.shared.shape),
+                    });
+                }
+                Some(Entry::Running { token, what, offset, next }) => {
+                    let Poll::Ready(done) = self.ring.poll_op(*token, context) else {
+                        return Poll::Pending;
+                    };
+                    if let Next::Zero(step, end) = next
+                        && let Some((op, step)) = self.zero_next(&done.result, *offset, *step, *end)
+                    {
+                        *token = self.ring.start(op);
+                        *next = Next::Zero(step, *end);
+                        continue;
+                    }
+                    let (what, offset) = (*what, *offset);
+                    return Poll::Ready(match ops.take(id) {
+                        Some(Entry::Running { next, .. }) => self.finish(what, offset, next, done),
+                        _ => unknown(&self.shared.shape),
+                    });
+                }
+            }
+        }
+    }
+
+    fn forget(&self, id: OpId) {
+        if let Some(Entry::Running { token, .. }) = self.ops.borrow_mut().take(id) {
+            self.ring.forget(token);
+        }
+    }
+}
+
+impl Drop for FileQueue {
+    /// The ring may live longer; nobody can collect these results any more.
+    fn drop(&mut self) {
+        for entry in self.ops.get_mut().drain() {
+            if let Entry::Running { token, .. } = entry {
+                self.ring.forget(token);
+            }
+        }
+    }
+}
+
+/// What the caller does next depends on this.
+fn kind_of(error: &io::Error) -> DeviceErrorKind {
+    match Errno::from_io_error(error) {
+        Some(Errno::NOSPC | Errno::DQUOT) => DeviceErrorKind::NoSpace,
+        Some(Errno::INVAL) => DeviceErrorKind::Invalid,
+        Some(Errno::OPNOTSUPP | Errno::NOSYS | Errno::NOTTY) => DeviceErrorKind::NotSupported,
+        Some(Errno::NODEV | Errno::NXIO | Errno::NOMEDIUM | Errno::SHUTDOWN) => {
+            DeviceErrorKind::Gone
+        }
+        _ => DeviceErrorKind::Io,
+    }
+}
+
+#[cfg(test)]
+mod tests;

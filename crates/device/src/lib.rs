@@ -1,0 +1,36 @@
+//! The only doors to disks, and the only crate below the front ends that contains unsafe code.
+//!
+//! - [`api`]: what a device is, what can be asked of it, how an operation ends
+//! - [`buffer`]: aligned buffers that own their bytes
+//! - [`log_buffer`]: the RAM image of a segment that is being filled
+//! - [`file`]: regular files and block devices
+//! - [`model`]: modelled disks
+//! - [`open`]: what a path is, who else uses it
+//! - [`ram`]: a device in RAM
+//! - [`ring`]: one lane's io_uring
+//! - [`spec`]: the one way to write down a device
+pub mod api;
+pub mod buffer;
+pub mod file;
+pub mod log_buffer;
+mod memory;
+pub mod model;
+pub mod open;
+pub mod ram;
+pub mod ring;
+pub mod spec;
+mod table;
+#[cfg(test)]
+mod testing;
+
+pub use api::{
+    Device, DeviceDone, DeviceError, DeviceErrorKind, DeviceOp, DeviceQueue, IoData, OpId, Queue,
+    QueueContext,
+};
+pub use buffer::IoBuf;
+pub use file::FileDevice;
+pub use log_buffer::{Claim, LogBuffer};
+pub use open::{Access, DeviceIdentity, OpenError, OpenErrorKind};
+pub use ram::RamDevice;
+pub use ring::Ring;
+pub use spec::{DeviceSpec, SpecError};

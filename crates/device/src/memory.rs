@@ -1,0 +1,139 @@
+//! Large zeroed memory, page by page from the system, in huge pages where it has any.
+
+use std::io;
+use std::ptr::NonNull;
+
+/// Bytes in a page; lengths are multiples of it.
+pub(crate) const PAGE: usize = 4096;
+
+/// A page-aligned allocation that starts out as zeroes. It hands out a pointer only: who owns it
+/// decides which bytes may be touched by whom.
+#[derive(Debug)]
+pub(crate) struct Pages {
+    memory: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: this owns its memory and touches none of it; access goes through `start`, whose users
+// answer for it.
+unsafe impl Send for Pages {}
+// SAFETY: as above; nothing in here changes.
+unsafe impl Sync for Pages {}
+
+impl Pages {
+    /// `len` bytes, all 0. Untouched pages cost no RAM.
+    ///
+    /// # Errors
+    /// `InvalidInput` unless `len` is a positive multiple of [`PAGE`]; what the system says if
+    /// there is not enough address space.
+    pub(crate) fn new(len: usize) -> io::Result<Self> {
+        if len == 0 || !len.is_multiple_of(PAGE) || isize::try_from(len).is_err() {
+            return Err(io::Error::from(io::ErrorKind::InvalidInput));
+        }
+        Ok(Pages { memory: Self::allocate(len)?, len })
+    }
+
+    /// First byte.
+    pub(crate) fn start(&self) -> NonNull<u8> {
+        self.memory
+    }
+
+    /// Length in bytes.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Turns whole pages back into zeroes that cost no RAM. `false`: nothing has changed.
+    ///
+    /// # Safety
+    /// As for a write: nobody else touches these bytes during the call, and no reference to them
+    /// outlives it.
+    #[cfg(not(miri))]
+    pub(crate) unsafe fn give_back(&self, start: usize, len: usize) -> bool {
+        use rustix::mm::{Advice, madvise};
+
+        let inside = start.checked_add(len).is_some_and(|end| end <= self.len);
+        if !inside || !start.is_multiple_of(PAGE) || !len.is_multiple_of(PAGE) {
+            return false;
+        }
+        let address = self.memory.as_ptr().wrapping_add(start).cast();
+        // SAFETY: the range is inside this mapping, which is private and anonymous, so its pages
+        // read as zeroes afterwards, which to the caller is a write.
+        unsafe { madvise(address, len, Advice::LinuxDontNeed) }.is_ok()
+    }
+
+    /// The interpreter cannot give memory back.
+    ///
+    /// # Safety
+    /// None needed; as above.
+    #[cfg(miri)]
+    pub(crate) unsafe fn give_back(&self, _start: usize, _len: usize) -> bool {
+        false
+    }
+
+    #[cfg(not(miri))]
+    fn allocate(len: usize) -> io::Result<NonNull<u8>> {
+        use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
+
+        /// From this size on a huge page can be part of it.
+        const HUGE_PAGE: usize = 2 << 20;
+
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // SAFETY: the kernel chooses the place, so no existing mapping is touched.
+        let address = unsafe { mmap_anonymous(std::ptr::null_mut(), len, protection, flags)? };
+        if len >= HUGE_PAGE {
+            // SAFETY: the range is the mapping just made; this advice does not change content. It
+            // is only a wish, so a kernel without huge pages is no error.
+            let _ = unsafe { madvise(address, len, Advice::LinuxHugepage) };
+        }
+        NonNull::new(address.cast()).ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))
+    }
+
+    #[cfg(not(miri))]
+    fn free(&mut self) {
+        // SAFETY: the mapping was made in `allocate` with this length and is removed once; its
+        // users borrow from the owner of this value, so none is left.
+        let _ = unsafe { rustix::mm::munmap(self.memory.as_ptr().cast(), self.len) };
+    }
+
+    /// The interpreter knows the allocator but no system calls.
+    #[cfg(miri)]
+    fn allocate(len: usize) -> io::Result<NonNull<u8>> {
+        let layout = std::alloc::Layout::from_size_align(len, PAGE).map_err(io::Error::other)?;
+        // SAFETY: `len` is not 0.
+        let memory = unsafe { std::alloc::alloc_zeroed(layout) };
+        NonNull::new(memory).ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))
+    }
+
+    #[cfg(miri)]
+    fn free(&mut self) {
+        if let Ok(layout) = std::alloc::Layout::from_size_align(self.len, PAGE) {
+            // SAFETY: allocated in `allocate` with this layout, freed once.
+            unsafe { std::alloc::dealloc(self.memory.as_ptr(), layout) }
+        }
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        self.free();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_whole_pages_are_given() {
+        for len in [0, 1, 4095, 4097, usize::MAX, usize::MAX - 4095] {
+            assert!(Pages::new(len).is_err(), "{len}");
+        }
+        for len in [4096, 8192, 4 << 20] {
+            let pages = Pages::new(len).expect("memory");
+            assert_eq!(pages.len(), len);
+            assert_eq!(pages.start().as_ptr() as usize % PAGE, 0);
+        }
+    }
+}

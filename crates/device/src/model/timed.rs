@@ -1,0 +1,323 @@
+//! The device that takes as long as the model says.
+//!
+//! The data lives in the device inside and is transferred when an operation starts. The operation
+//! ends when that is done and its time in the model has come, whichever is later. So a read sees
+//! what was there when it started, and a write can be read at once by those who do not wait for
+//! it, as with any operations that are in flight together.
+//!
+//! All queues feed one model behind one lock: there is one arm, one link. They must be on one
+//! clock.
+
+use std::cell::{Cell, RefCell};
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use forebay_core::{Clock, Nanos};
+use parking_lot::Mutex;
+
+use crate::api::{
+    Device, DeviceDone, DeviceError, DeviceOp, DeviceQueue, IoData, OpId, QueueContext,
+};
+
+use super::{Completed, Model, ModelCounters, ModelKind, ModelOp, ModelOpId, ModelOpKind};
+
+/// A device before any other: the other's data, the model's times.
+pub struct ModelledDevice {
+    inner: Arc<dyn Device>,
+    name: String,
+    shared: Arc<Mutex<Shared>>,
+}
+
+/// What the lanes share.
+struct Shared {
+    model: Model,
+    /// Whose the operations are whose end only [`Model::advance`] tells.
+    owners: HashMap<ModelOpId, (u64, OpId)>,
+    /// For each queue, what has completed and was not noticed by it yet.
+    arrived: HashMap<u64, Vec<(Nanos, OpId)>>,
+    next_queue: u64,
+    completed: Vec<Completed>,
+}
+
+impl Shared {
+    /// Lets time pass and hands each completion to the queue that waits for it.
+    fn advance(&mut self, now: Nanos) {
+        self.model.advance(now, &mut self.completed);
+        for completed in self.completed.drain(..) {
+            if let Some((queue, op)) = self.owners.remove(&completed.id)
+                && let Some(arrived) = self.arrived.get_mut(&queue)
+            {
+                arrived.push((completed.at, op));
+            }
+        }
+    }
+}
+
+impl ModelledDevice {
+    /// `inner` with the times of a `kind`. Its name is that of the kind, a colon and that of
+    /// `inner`.
+    #[expect(clippy::new_ret_no_self, reason = "devices are always shared")]
+    pub fn new(inner: Arc<dyn Device>, kind: ModelKind) -> Arc<dyn Device> {
+        Arc::new(Self::with_counters(inner, kind))
+    }
+
+    /// As [`ModelledDevice::new`], for those who want to read [`ModelledDevice::counters`].
+    pub fn with_counters(inner: Arc<dyn Device>, kind: ModelKind) -> Self {
+        let shared = Shared {
+            model: Model::new(kind, inner.size()),
+            owners: HashMap::new(),
+            arrived: HashMap::new(),
+            next_queue: 0,
+            completed: Vec::new(),
+        };
+        ModelledDevice {
+            name: format!("{kind}:{}", inner.name()),
+            inner,
+            shared: Arc::new(Mutex::new(shared)),
+        }
+    }
+
+    /// What the model has done so far, for all lanes.
+    pub fn counters(&self) -> ModelCounters {
+        self.shared.lock().model.counters()
+    }
+}
+
+impl Device for ModelledDevice {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn size(&self) -> u64 {
+        self.inner.size()
+    }
+
+    fn logical_block(&self) -> u64 {
+        self.inner.logical_block()
+    }
+
+    fn open_queue(&self, context: &QueueContext) -> Result<Rc<dyn DeviceQueue>, DeviceError> {
+        let inner = self.inner.open_queue(context)?;
+        let mut shared = self.shared.lock();
+        let number = shared.next_queue;
+        shared.next_queue += 1;
+        shared.arrived.insert(number, Vec::new());
+        drop(shared);
+        Ok(Rc::new(ModelledQueue {
+            inner,
+            clock: context.clock.clone(),
+            shared: self.shared.clone(),
+            number,
+            ops: RefCell::default(),
+            known: RefCell::default(),
+            unknown: Cell::new(0),
+            due: RefCell::default(),
+        }))
+    }
+}
+
+/// How far the transfer to or from the inner device is.
+enum Transfer {
+    /// Only within [`DeviceQueue::start`].
+    Starting,
+    Running(OpId),
+    Ended(DeviceDone),
+}
+
+struct InFlight {
+    transfer: Transfer,
+    /// Whether its time in the model has come.
+    due: bool,
+    waker: Option<Waker>,
+}
+
+/// Operations in flight, in places that are used again; an id tells this use of a place from
+/// earlier ones.
+#[derive(Default)]
+struct InFlightTable {
+    places: Vec<(u32, Option<InFlight>)>,
+    free: Vec<u32>,
+}
+
+impl InFlightTable {
+    fn insert(&mut self, op: InFlight) -> OpId {
+        let place = self.free.pop().unwrap_or_else(|| {
+            self.places.push((0, None));
+            (self.places.len() - 1) as u32
+        });
+        let (uses, content) = &mut self.places[place as usize];
+        *uses = uses.wrapping_add(1);
+        *content = Some(op);
+        OpId(u64::from(*uses) << 32 | u64::from(place))
+    }
+
+    fn get(&mut self, id: OpId) -> Option<&mut InFlight> {
+        let (uses, content) = self.places.get_mut(id.0 as u32 as usize)?;
+        content.as_mut().filter(|_| u64::from(*uses) == id.0 >> 32)
+    }
+
+    fn remove(&mut self, id: OpId) -> Option<InFlight> {
+        self.get(id)?;
+        let place = id.0 as u32;
+        self.free.push(place);
+        self.places.get_mut(place as usize)?.1.take()
+    }
+}
+
+struct ModelledQueue {
+    inner: Rc<dyn DeviceQueue>,
+    clock: Arc<dyn Clock>,
+    shared: Arc<Mutex<Shared>>,
+    number: u64,
+    ops: RefCell<InFlightTable>,
+    /// Operations whose end was known from the start: noticing it takes no lock.
+    known: RefCell<BinaryHeap<Reverse<(Nanos, u64)>>>,
+    /// Operations of this queue that the model may still put in another order.
+    unknown: Cell<usize>,
+    /// Scratch space.
+    due: RefCell<Vec<(Nanos, OpId)>>,
+}
+
+fn shape(op: &DeviceOp) -> ModelOp {
+    let (kind, offset, len) = match op {
+        DeviceOp::Read { offset, buf } => (ModelOpKind::Read, *offset, buf.len() as u64),
+        DeviceOp::Write { offset, data } => {
+            let len = match data {
+                IoData::Owned(buf) => buf.len(),
+                IoData::Log(_, range) => range.len(),
+            };
+            (ModelOpKind::Write, *offset, len as u64)
+        }
+        DeviceOp::Sync => (ModelOpKind::Sync, 0, 0),
+        DeviceOp::Discard { offset, len } => (ModelOpKind::Discard, *offset, *len),
+        DeviceOp::WriteZeroes { offset, len } => (ModelOpKind::WriteZeroes, *offset, *len),
+    };
+    ModelOp { kind, offset, len }
+}
+
+impl ModelledQueue {
+    fn arrive(&self, id: OpId, op: ModelOp) {
+        let mut shared = self.shared.lock();
+        // Read under the lock, so that arrivals of all lanes are in order of time.
+        let now = self.clock.now();
+        let (number, end) = shared.model.submit_known(now, op);
+        match end {
+            Some(end) => {
+                // Nobody collects what is known already.
+                shared.advance(now);
+                self.known.borrow_mut().push(Reverse((end, id.0)));
+            }
+            None => {
+                shared.owners.insert(number, (self.number, id));
+                self.unknown.set(self.unknown.get() + 1);
+            }
+        }
+    }
+
+    fn mark_due(&self, id: OpId) {
+        let waker = match self.ops.borrow_mut().get(id) {
+            Some(op) => {
+                op.due = true;
+                op.waker.take()
+            }
+            None => None,
+        };
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+}
+
+impl DeviceQueue for ModelledQueue {
+    fn start(&self, op: DeviceOp) -> OpId {
+        let starting = InFlight { transfer: Transfer::Starting, due: false, waker: None };
+        let id = self.ops.borrow_mut().insert(starting);
+        self.arrive(id, shape(&op));
+        // After the arrival, so that a copy to or from RAM takes place within the model's time
+        // and does not come on top of it.
+        let transfer = self.inner.start(op);
+        if let Some(op) = self.ops.borrow_mut().get(id) {
+            op.transfer = Transfer::Running(transfer);
+        }
+        id
+    }
+
+    fn poll_op(&self, id: OpId, context: &mut Context<'_>) -> Poll<DeviceDone> {
+        let mut ops = self.ops.borrow_mut();
+        // Collected before, or never started: nothing will ever come.
+        let Some(op) = ops.get(id) else { return Poll::Pending };
+        if let Transfer::Running(inner) = op.transfer
+            && let Poll::Ready(done) = self.inner.poll_op(inner, context)
+        {
+            op.transfer = Transfer::Ended(done);
+        }
+        if !op.due {
+            match &mut op.waker {
+                Some(waker) => waker.clone_from(context.waker()),
+                none => *none = Some(context.waker().clone()),
+            }
+            return Poll::Pending;
+        }
+        if matches!(op.transfer, Transfer::Running(_)) {
+            return Poll::Pending;
+        }
+        match ops.remove(id) {
+            Some(InFlight { transfer: Transfer::Ended(done), .. }) => Poll::Ready(done),
+            _ => Poll::Pending,
+        }
+    }
+
+    fn forget(&self, id: OpId) {
+        let removed = self.ops.borrow_mut().remove(id);
+        if let Some(InFlight { transfer: Transfer::Running(inner), .. }) = removed {
+            self.inner.forget(inner);
+        }
+    }
+
+    fn drive(&self) {
+        self.inner.drive();
+        let now = self.clock.now();
+        let mut due = self.due.take();
+        let mut known = self.known.borrow_mut();
+        while let Some(&Reverse((at, id))) = known.peek()
+            && at <= now
+        {
+            due.push((at, OpId(id)));
+            known.pop();
+        }
+        drop(known);
+        if self.unknown.get() > 0 {
+            let mut shared = self.shared.lock();
+            shared.advance(now);
+            if let Some(arrived) = shared.arrived.get_mut(&self.number) {
+                self.unknown.set(self.unknown.get().saturating_sub(arrived.len()));
+                due.append(arrived);
+            }
+        }
+        for (_, id) in due.drain(..) {
+            self.mark_due(id);
+        }
+        self.due.replace(due);
+    }
+
+    fn next_event(&self) -> Option<Nanos> {
+        let known = self.known.borrow().peek().map(|Reverse((at, _))| *at);
+        let unknown = || {
+            let shared = self.shared.lock();
+            let arrived = shared.arrived.get(&self.number).and_then(|arrived| arrived.first());
+            // Whatever the model serves now ends before anything of ours that waits.
+            arrived.map(|(at, _)| *at).or_else(|| shared.model.next_event())
+        };
+        let modelled = if self.unknown.get() > 0 { unknown() } else { None };
+        [self.inner.next_event(), known, modelled].into_iter().flatten().min()
+    }
+}
+
+impl Drop for ModelledQueue {
+    fn drop(&mut self) {
+        self.shared.lock().arrived.remove(&self.number);
+    }
+}

@@ -1,0 +1,300 @@
+//! Opening a path as a device: what it is, who else uses it, how large it is.
+
+use std::fmt;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use rustix::fs::{
+    AtFlags, FileType, FlockOperation, Mode, OFlags, SeekFrom, Stat, StatxFlags, flock,
+};
+use rustix::io::Errno;
+
+/// What the device is opened for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum Access {
+    /// To read and write it, with nobody else doing so.
+    #[default]
+    Exclusive,
+    /// To read it while nobody writes it, several readers at once.
+    Shared,
+    /// To read it whatever others do with it; what is read may be torn.
+    Unlocked,
+}
+
+/// Why a device could not be opened, as far as the next step depends on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum OpenErrorKind {
+    /// There is no such file or device.
+    NotFound,
+    /// Another process uses it, or it is mounted. The system's device manager locks a block device
+    /// for moments when it appears, so at start-up it is worth asking again a little later.
+    InUse,
+    /// It is neither a regular file nor a block device.
+    WrongType,
+    /// The permissions do not allow it.
+    Denied,
+    /// Its size is not the one that was asked for, or cannot be used.
+    BadSize,
+    /// Anything else that the system reports.
+    Io,
+}
+
+/// Why a device could not be opened.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("cannot open {device}: {cause}")]
+pub struct OpenError {
+    /// What to match on.
+    pub kind: OpenErrorKind,
+    /// The device as the operator named it.
+    pub device: String,
+    /// A sentence for the operator.
+    pub cause: String,
+}
+
+impl OpenError {
+    pub(crate) fn new(
+        kind: OpenErrorKind,
+        device: impl fmt::Display,
+        cause: impl fmt::Display,
+    ) -> Self {
+        OpenError { kind, device: device.to_string(), cause: cause.to_string() }
+    }
+}
+
+/// Which file or device a path leads to, however it is written. Two paths with the same identity
+/// are the same bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum DeviceIdentity {
+    /// A regular file.
+    File {
+        /// Number of the filesystem.
+        filesystem: u64,
+        /// Number of the file on it.
+        inode: u64,
+    },
+    /// A block device, by its number.
+    Block(u64),
+}
+
+/// An opened file or block device.
+#[derive(Debug)]
+pub(crate) struct Opened {
+    pub(crate) fd: OwnedFd,
+    /// Size in bytes, whole logical blocks.
+    pub(crate) size: u64,
+    /// 512 or 4096.
+    pub(crate) logical_block: u64,
+    /// What addresses of buffers have to be multiples of.
+    pub(crate) memory_align: usize,
+    /// Whether the page cache of the kernel is out of the way.
+    pub(crate) direct: bool,
+}
+
+struct Opener<'a> {
+    path: &'a Path,
+    access: Access,
+}
+
+/// Opens `path`. With a `size`, a file that is missing is created (unless only reading was asked
+/// for), and a device that is there must have exactly that size.
+pub(crate) fn open(path: &Path, access: Access, size: Option<u64>) -> Result<Opened, OpenError> {
+    let opener = Opener { path, access };
+    if let Some(size) = size {
+        opener.check_wanted(size)?;
+        if access == Access::Exclusive {
+            opener.create(size)?;
+        }
+    }
+    let before = opener.stat()?;
+    let block = opener.is_block(&before)?;
+    if block && access == Access::Exclusive {
+        opener.check_mounts(before.st_rdev)?;
+    }
+    let (fd, direct) = opener.descriptor(block)?;
+    // The path may lead somewhere else by now.
+    let after = rustix::fs::fstat(&fd).map_err(|errno| opener.failed(errno))?;
+    if opener.is_block(&after)? != block {
+        return Err(opener.error(OpenErrorKind::Io, "it was replaced while it was opened"));
+    }
+    opener.lock(&fd)?;
+    let (logical_block, memory_align) = opener.alignment(&fd, block)?;
+    let bytes = rustix::fs::seek(&fd, SeekFrom::End(0)).map_err(|errno| opener.failed(errno))?;
+    opener.check_size(bytes, size, logical_block)?;
+    let size = bytes - bytes % logical_block;
+    Ok(Opened { fd, size, logical_block, memory_align, direct })
+}
+
+/// The identity of what `path` leads to, links followed.
+///
+/// # Errors
+/// `NotFound`, `Denied`, `WrongType` or `Io`.
+pub(crate) fn identity(path: &Path) -> Result<DeviceIdentity, OpenError> {
+    let opener = Opener { path, access: Access::Unlocked };
+    let stat = opener.stat()?;
+    Ok(if opener.is_block(&stat)? {
+        DeviceIdentity::Block(stat.st_rdev)
+    } else {
+        DeviceIdentity::File { filesystem: stat.st_dev, inode: stat.st_ino }
+    })
+}
+
+impl Opener<'_> {
+    fn error(&self, kind: OpenErrorKind, cause: impl fmt::Display) -> OpenError {
+        OpenError::new(kind, self.path.display(), cause)
+    }
+
+    fn failed(&self, errno: Errno) -> OpenError {
+        let kind = match errno {
+            Errno::NOENT | Errno::NOTDIR | Errno::NXIO | Errno::NODEV | Errno::NOMEDIUM => {
+                OpenErrorKind::NotFound
+            }
+            Errno::BUSY | Errno::TXTBSY | Errno::WOULDBLOCK => {
+                return self.error(OpenErrorKind::InUse, "it is in use by another process");
+            }
+            Errno::ACCESS | Errno::PERM | Errno::ROFS => OpenErrorKind::Denied,
+            Errno::ISDIR => OpenErrorKind::WrongType,
+            Errno::FBIG => OpenErrorKind::BadSize,
+            _ => OpenErrorKind::Io,
+        };
+        self.error(kind, io::Error::from(errno))
+    }
+
+    fn stat(&self) -> Result<Stat, OpenError> {
+        rustix::fs::stat(self.path).map_err(|errno| self.failed(errno))
+    }
+
+    /// Whether it is a block device; an error unless that or a regular file.
+    fn is_block(&self, stat: &Stat) -> Result<bool, OpenError> {
+        let found = match FileType::from_raw_mode(stat.st_mode) {
+            FileType::RegularFile => return Ok(false),
+            FileType::BlockDevice => return Ok(true),
+            FileType::Directory => "a directory",
+            FileType::Fifo => "a pipe",
+            FileType::Socket => "a socket",
+            FileType::CharacterDevice => "a character device",
+            _ => "something else",
+        };
+        let cause = format!("it is {found}, not a regular file or a block device");
+        Err(self.error(OpenErrorKind::WrongType, cause))
+    }
+
+    fn check_wanted(&self, size: u64) -> Result<(), OpenError> {
+        if size == 0 || !size.is_multiple_of(4096) || i64::try_from(size).is_err() {
+            let cause = format!("a size of {size} bytes is not a positive multiple of 4096");
+            return Err(self.error(OpenErrorKind::BadSize, cause));
+        }
+        Ok(())
+    }
+
+    fn check_size(&self, found: u64, wanted: Option<u64>, block: u64) -> Result<(), OpenError> {
+        let cause = match wanted {
+            Some(wanted) if wanted != found => {
+                format!("it has {found} bytes and not the {wanted} that were asked for")
+            }
+            _ if found < block => format!("its {found} bytes are not even one block"),
+            _ => return Ok(()),
+        };
+        Err(self.error(OpenErrorKind::BadSize, cause))
+    }
+
+    /// Creates a sparse file of `size` bytes if nothing is there.
+    fn create(&self, size: u64) -> Result<(), OpenError> {
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        let fd = match rustix::fs::open(self.path, flags, Mode::RUSR | Mode::WUSR) {
+            Ok(fd) => fd,
+            Err(Errno::EXIST) => return Ok(()),
+            Err(errno) => return Err(self.failed(errno)),
+        };
+        rustix::fs::ftruncate(&fd, size).map_err(|errno| {
+            // It is ours and empty: leave nothing behind.
+            let _ = rustix::fs::unlink(self.path);
+            self.failed(errno)
+        })
+    }
+
+    /// The descriptor, and whether it is for direct I/O.
+    fn descriptor(&self, block: bool) -> Result<(OwnedFd, bool), OpenError> {
+        let mut flags = OFlags::CLOEXEC | OFlags::NOCTTY;
+        flags |= match self.access {
+            // For block devices this claims the whole device, or fails if it is mounted or claimed.
+            Access::Exclusive if block => OFlags::RDWR | OFlags::EXCL,
+            Access::Exclusive => OFlags::RDWR,
+            Access::Shared | Access::Unlocked => OFlags::RDONLY,
+        };
+        match rustix::fs::open(self.path, flags | OFlags::DIRECT, Mode::empty()) {
+            Ok(fd) => Ok((fd, true)),
+            Err(Errno::INVAL | Errno::OPNOTSUPP) => {
+                match rustix::fs::open(self.path, flags, Mode::empty()) {
+                    Ok(fd) => Ok((fd, false)),
+                    Err(errno) => Err(self.failed(errno)),
+                }
+            }
+            Err(errno) => Err(self.failed(errno)),
+        }
+    }
+
+    fn lock(&self, fd: &OwnedFd) -> Result<(), OpenError> {
+        let operation = match self.access {
+            Access::Exclusive => FlockOperation::NonBlockingLockExclusive,
+            Access::Shared => FlockOperation::NonBlockingLockShared,
+            Access::Unlocked => return Ok(()),
+        };
+        loop {
+            match flock(fd, operation) {
+                Err(Errno::INTR) => {}
+                // Some network filesystems have no locks; nothing more can be done there.
+                Ok(()) | Err(Errno::NOLCK | Errno::OPNOTSUPP | Errno::NOSYS) => return Ok(()),
+                Err(errno) => return Err(self.failed(errno)),
+            }
+        }
+    }
+
+    /// Logical block in bytes, and the alignment of memory.
+    fn alignment(&self, fd: &OwnedFd, block: bool) -> Result<(u64, usize), OpenError> {
+        // Kernels before 6.1 and some filesystems do not tell; 0 means that as well.
+        let told = rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN)
+            .ok()
+            .filter(|stat| stat.stx_mask & StatxFlags::DIOALIGN.bits() != 0);
+        let memory = told.as_ref().map_or(0, |stat| stat.stx_dio_mem_align);
+        let logical = if block {
+            rustix::fs::ioctl_blksszget(fd).map_err(|errno| self.failed(errno))?
+        } else {
+            told.as_ref().map_or(0, |stat| stat.stx_dio_offset_align)
+        };
+        let logical_block = match logical {
+            0..=512 => 512,
+            513..=4096 => 4096,
+            _ => {
+                let cause = format!("its blocks of {logical} bytes are larger than 4096");
+                return Err(self.error(OpenErrorKind::Io, cause));
+            }
+        };
+        let memory_align = if memory == 0 { logical_block as usize } else { memory as usize };
+        Ok((logical_block, memory_align))
+    }
+
+    /// Refuses a block device that a filesystem is mounted from, and says where.
+    fn check_mounts(&self, device: u64) -> Result<(), OpenError> {
+        let Ok(mounts) = std::fs::read("/proc/self/mountinfo") else { return Ok(()) };
+        let mounts = String::from_utf8_lossy(&mounts);
+        match mounted_at(&mounts, rustix::fs::major(device), rustix::fs::minor(device)) {
+            Some(place) => {
+                Err(self.error(OpenErrorKind::InUse, format!("it is mounted at {place}")))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+/// Where the device `major:minor` is mounted, from the text of `mountinfo`.
+fn mounted_at(mounts: &str, major: u32, minor: u32) -> Option<&str> {
+    let device = format!("{major}:{minor}");
+    mounts.lines().find_map(|line| {
+        let mut fields = line.split(' ').skip(2);
+        (fields.next() == Some(&device)).then(|| fields.nth(1).unwrap_or("an unknown place"))
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,128 @@
+use std::os::unix::fs::symlink;
+use std::os::unix::net::UnixListener;
+
+use super::*;
+
+fn kind(path: &Path, access: Access, size: Option<u64>) -> Result<u64, OpenErrorKind> {
+    open(path, access, size).map(|opened| opened.size).map_err(|error| {
+        assert!(error.to_string().contains(&path.display().to_string()), "{error}");
+        error.kind
+    })
+}
+
+#[test]
+fn only_files_and_block_devices_are_opened() {
+    let folder = tempfile::tempdir().expect("folder");
+    let at = |name: &str| folder.path().join(name);
+    let _socket = UnixListener::bind(at("socket")).expect("bound");
+    rustix::fs::mkfifoat(rustix::fs::CWD, at("pipe"), Mode::RUSR | Mode::WUSR).expect("pipe");
+    symlink(at("nowhere"), at("dangling")).expect("link");
+    symlink(at("loop"), at("loop")).expect("link");
+    std::fs::write(at("empty"), b"").expect("file");
+    std::fs::write(at("tiny"), [0; 511]).expect("file");
+    for access in [Access::Exclusive, Access::Shared, Access::Unlocked] {
+        for (path, expected) in [
+            (folder.path().to_owned(), OpenErrorKind::WrongType),
+            (at("socket"), OpenErrorKind::WrongType),
+            (at("pipe"), OpenErrorKind::WrongType),
+            ("/dev/null".into(), OpenErrorKind::WrongType),
+            (at("missing"), OpenErrorKind::NotFound),
+            (at("missing/too"), OpenErrorKind::NotFound),
+            (at("empty/below"), OpenErrorKind::NotFound),
+            (at("dangling"), OpenErrorKind::NotFound),
+            (at("loop"), OpenErrorKind::Io),
+            (at("empty"), OpenErrorKind::BadSize),
+            (at("tiny"), OpenErrorKind::BadSize),
+        ] {
+            assert_eq!(kind(&path, access, None), Err(expected), "{}", path.display());
+        }
+    }
+}
+
+#[test]
+fn files_are_created_once_and_their_size_is_checked() {
+    let folder = tempfile::tempdir().expect("folder");
+    let path = folder.path().join("new");
+    for bad in [0, 512, 4097, u64::MAX, 1 << 63] {
+        assert_eq!(kind(&path, Access::Exclusive, Some(bad)), Err(OpenErrorKind::BadSize));
+    }
+    for access in [Access::Shared, Access::Unlocked] {
+        assert_eq!(kind(&path, access, Some(8192)), Err(OpenErrorKind::NotFound));
+    }
+    assert!(!path.exists());
+    for _ in 0..2 {
+        assert_eq!(kind(&path, Access::Exclusive, Some(8192)), Ok(8192));
+    }
+    assert_eq!(kind(&path, Access::Shared, Some(8192)), Ok(8192));
+    for other in [4096, 12288] {
+        assert_eq!(kind(&path, Access::Exclusive, Some(other)), Err(OpenErrorKind::BadSize));
+    }
+    assert_eq!(std::fs::metadata(&path).expect("there").len(), 8192);
+    std::fs::write(&path, vec![0; 8192 + 100]).expect("longer");
+    assert_eq!(kind(&path, Access::Exclusive, None), Ok(8192), "whole blocks only");
+}
+
+#[test]
+fn whoever_writes_is_alone() {
+    use Access::{Exclusive, Shared, Unlocked};
+    let folder = tempfile::tempdir().expect("folder");
+    let path = folder.path().join("file");
+    std::fs::write(&path, [0; 4096]).expect("file");
+    for (first, second, together) in [
+        (Exclusive, Exclusive, false),
+        (Exclusive, Shared, false),
+        (Exclusive, Unlocked, true),
+        (Shared, Exclusive, false),
+        (Shared, Shared, true),
+        (Shared, Unlocked, true),
+        (Unlocked, Exclusive, true),
+    ] {
+        let held = open(&path, first, None).expect("free");
+        let expected = if together { Ok(4096) } else { Err(OpenErrorKind::InUse) };
+        assert_eq!(kind(&path, second, None), expected, "{first:?}, then {second:?}");
+        drop(held);
+    }
+}
+
+#[test]
+fn links_lead_to_the_same_identity() {
+    let folder = tempfile::tempdir().expect("folder");
+    let at = |name: &str| folder.path().join(name);
+    for name in ["a", "b"] {
+        std::fs::write(at(name), [0; 4096]).expect("file");
+    }
+    symlink(at("a"), at("soft")).expect("link");
+    std::fs::hard_link(at("a"), at("hard")).expect("link");
+    let one = identity(&at("a")).expect("there");
+    for same in ["soft", "hard", "./a"] {
+        assert_eq!(identity(&at(same)).expect("there"), one);
+    }
+    assert_ne!(identity(&at("b")).expect("there"), one);
+    assert_eq!(identity(&at("c")).expect_err("missing").kind, OpenErrorKind::NotFound);
+}
+
+#[test]
+fn mounts_are_found_by_device_number() {
+    let mounts =
+        "22 1 8:1 / / rw - ext4 /dev/a rw\n23 1 8:17 / /mnt/b rw - ext4 /dev/b rw\n24 1 8:3";
+    assert_eq!(mounted_at(mounts, 8, 17), Some("/mnt/b"));
+    assert_eq!(mounted_at(mounts, 8, 1), Some("/"));
+    assert_eq!(mounted_at(mounts, 8, 3), Some("an unknown place"));
+    assert_eq!(mounted_at(mounts, 8, 2), None);
+}
+
+#[test]
+fn a_mounted_block_device_is_refused() {
+    // Whether there is one depends on the machine; where there is, it must not be opened.
+    let root = rustix::fs::stat("/").expect("there").st_dev;
+    let (major, minor) = (rustix::fs::major(root), rustix::fs::minor(root));
+    let Ok(link) = std::fs::read_link(format!("/sys/dev/block/{major}:{minor}")) else {
+        return;
+    };
+    let Some(name) = link.file_name() else { return };
+    let path = Path::new("/dev").join(name);
+    if path.exists() {
+        let refused = kind(&path, Access::Exclusive, None).expect_err("mounted");
+        assert!(matches!(refused, OpenErrorKind::InUse | OpenErrorKind::Denied));
+    }
+}

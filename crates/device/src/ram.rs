@@ -1,0 +1,362 @@
+//! A device in RAM.
+//!
+//! Its content is lost when it is dropped. Any number of lanes may use it at once: the memory is
+//! divided into stripes, and a copy holds the lock of the stripe it touches. A lock belongs to
+//! many stripes, so the locks take little memory however large the device is.
+
+use std::cell::RefCell;
+use std::io;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use parking_lot::RwLock;
+
+use crate::api::{
+    Device, DeviceDone, DeviceError, DeviceErrorKind, DeviceOp, DeviceQueue, IoData, OpId,
+    QueueContext,
+};
+use crate::memory::{PAGE, Pages};
+use crate::table::{OpTable, Shape};
+
+/// Base-two logarithm of the bytes that one lock covers at a time.
+const STRIPE_SHIFT: u32 = 16;
+const STRIPE: usize = 1 << STRIPE_SHIFT;
+/// Locks of one device; a power of two.
+const LOCKS: usize = 1024;
+/// From this size on, memory that is zeroed goes back to the system.
+const GIVE_BACK: u64 = 2 << 20;
+const LOGICAL_BLOCK: u64 = 512;
+
+/// A lock on a cache line of its own, so that lanes on neighbouring stripes do not meet.
+#[repr(align(64))]
+#[derive(Default)]
+struct StripeLock(RwLock<()>);
+
+/// What all queues share.
+struct Shared {
+    shape: Shape,
+    pages: Pages,
+    locks: Box<[StripeLock]>,
+}
+
+/// A part of a range that lies in one stripe.
+struct Piece {
+    /// First byte on the device.
+    start: usize,
+    /// First byte within the range.
+    at: usize,
+    len: usize,
+}
+
+/// Cuts `len` bytes from `start` at the borders of stripes.
+fn pieces(start: usize, len: usize) -> impl Iterator<Item = Piece> {
+    let mut at = 0;
+    std::iter::from_fn(move || {
+        if at >= len {
+            return None;
+        }
+        let start = start + at;
+        let piece = Piece { start, at, len: (STRIPE - start % STRIPE).min(len - at) };
+        at += piece.len;
+        Some(piece)
+    })
+}
+
+impl Shared {
+    fn lock(&self, piece: &Piece) -> &RwLock<()> {
+        &self.locks[(piece.start >> STRIPE_SHIFT) % LOCKS].0
+    }
+
+    /// First byte of a piece. The piece must be inside the device.
+    fn place(&self, piece: &Piece) -> *mut u8 {
+        debug_assert!(piece.start + piece.len <= self.pages.len());
+        // SAFETY: every piece is part of a range that `Shape::check` found inside the device,
+        // whose size is that of the mapping.
+        unsafe { self.pages.start().as_ptr().add(piece.start) }
+    }
+
+    fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), DeviceError> {
+        self.shape.check("read", offset, into.len() as u64)?;
+        for piece in pieces(offset as usize, into.len()) {
+            let _shared = self.lock(&piece).read();
+            // SAFETY: the piece is inside the mapping, is initialised, and nobody writes it while
+            // the lock of its stripe is held for reading.
+            let bytes = unsafe { std::slice::from_raw_parts(self.place(&piece), piece.len) };
+            into[piece.at..piece.at + piece.len].copy_from_slice(bytes);
+        }
+        Ok(())
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> Result<(), DeviceError> {
+        self.shape.check("write", offset, data.len() as u64)?;
+        for piece in pieces(offset as usize, data.len()) {
+            let _exclusive = self.lock(&piece).write();
+            // SAFETY: the piece is inside the mapping and nobody else touches it while the lock of
+            // its stripe is held for writing.
+            let bytes = unsafe { std::slice::from_raw_parts_mut(self.place(&piece), piece.len) };
+            bytes.copy_from_slice(&data[piece.at..piece.at + piece.len]);
+        }
+        Ok(())
+    }
+
+    fn zero(&self, what: &'static str, offset: u64, len: u64) -> Result<(), DeviceError> {
+        self.shape.check(what, offset, len)?;
+        for piece in pieces(offset as usize, len as usize) {
+            let _exclusive = self.lock(&piece).write();
+            if len >= GIVE_BACK && piece.len == STRIPE {
+                // SAFETY: as in `write`.
+                if unsafe { self.pages.give_back(piece.start, STRIPE) } {
+                    continue;
+                }
+            }
+            // SAFETY: as in `write`.
+            let bytes = unsafe { std::slice::from_raw_parts_mut(self.place(&piece), piece.len) };
+            bytes.fill(0);
+        }
+        Ok(())
+    }
+}
+
+/// A device in RAM.
+pub struct RamDevice {
+    shared: Arc<Shared>,
+}
+
+impl RamDevice {
+    /// A device of `size` bytes, a positive multiple of 4096, all zeroes. Memory is taken from the
+    /// system when it is first written.
+    ///
+    /// # Errors
+    /// `InvalidInput` for another size; `OutOfMemory` if there is not enough address space.
+    pub fn new(name: &str, size: u64) -> io::Result<Arc<Self>> {
+        let len = usize::try_from(size).map_err(|_| io::ErrorKind::InvalidInput)?;
+        debug_assert!(STRIPE.is_multiple_of(PAGE));
+        let pages = Pages::new(len)?;
+        let shape = Shape { name: name.into(), size, logical_block: LOGICAL_BLOCK };
+        let locks = (0..LOCKS).map(|_| StripeLock::default()).collect();
+        Ok(Arc::new(RamDevice { shared: Arc::new(Shared { shape, pages, locks }) }))
+    }
+}
+
+impl Device for RamDevice {
+    fn name(&self) -> &str {
+        &self.shared.shape.name
+    }
+
+    fn size(&self) -> u64 {
+        self.shared.shape.size
+    }
+
+    fn logical_block(&self) -> u64 {
+        LOGICAL_BLOCK
+    }
+
+    fn open_queue(&self, _context: &QueueContext) -> Result<Rc<dyn DeviceQueue>, DeviceError> {
+        Ok(Rc::new(RamQueue { shared: self.shared.clone(), done: RefCell::default() }))
+    }
+}
+
+/// One lane's way to the memory. Operations are over when they have started.
+struct RamQueue {
+    shared: Arc<Shared>,
+    done: RefCell<OpTable<DeviceDone>>,
+}
+
+impl RamQueue {
+    fn perform(&self, op: DeviceOp) -> DeviceDone {
+        let shared = &self.shared;
+        match op {
+            DeviceOp::Read { offset, mut buf } => {
+                DeviceDone { result: shared.read(offset, &mut buf), buf: Some(buf) }
+            }
+            DeviceOp::Write { offset, data: IoData::Owned(buf) } => {
+                DeviceDone { result: shared.write(offset, &buf), buf: Some(buf) }
+            }
+            DeviceOp::Write { offset, data: IoData::Log(log, range) } => {
+                let result = match log.get(range) {
+                    Some(bytes) => shared.write(offset, bytes),
+                    None => Err(unpublished(&shared.shape, offset)),
+                };
+                DeviceDone { result, buf: None }
+            }
+            DeviceOp::Sync => DeviceDone { result: Ok(()), buf: None },
+            DeviceOp::Discard { offset, len } => {
+                DeviceDone { result: shared.zero("discard", offset, len), buf: None }
+            }
+            DeviceOp::WriteZeroes { offset, len } => {
+                DeviceDone { result: shared.zero("write zeroes", offset, len), buf: None }
+            }
+        }
+    }
+}
+
+/// The error for a write from a log buffer that is not published, or out of its bounds.
+pub(crate) fn unpublished(shape: &Shape, offset: u64) -> DeviceError {
+    let cause = "the bytes in the log buffer are not published";
+    shape.error(DeviceErrorKind::Invalid, "write", offset, cause)
+}
+
+/// The end of an operation that the queue does not know.
+pub(crate) fn unknown(shape: &Shape) -> DeviceDone {
+    let cause = "there is no such operation on this queue";
+    DeviceDone { result: Err(shape.error(DeviceErrorKind::Invalid, "poll", 0, cause)), buf: None }
+}
+
+impl DeviceQueue for RamQueue {
+    fn start(&self, op: DeviceOp) -> OpId {
+        let done = self.perform(op);
+        self.done.borrow_mut().add(done)
+    }
+
+    fn poll_op(&self, id: OpId, _context: &mut Context<'_>) -> Poll<DeviceDone> {
+        let done = self.done.borrow_mut().take(id);
+        Poll::Ready(done.unwrap_or_else(|| unknown(&self.shared.shape)))
+    }
+
+    fn forget(&self, id: OpId) {
+        self.done.borrow_mut().take(id);
+    }
+
+    fn read_now(&self, offset: u64, into: &mut [u8]) -> Option<Result<(), DeviceError>> {
+        Some(self.shared.read(offset, into))
+    }
+}
+
+#[cfg(test)]
+#[expect(clippy::disallowed_methods, reason = "what threads share is tried with threads")]
+mod tests {
+    use std::future::Future;
+    use std::pin::pin;
+    use std::task::Waker;
+
+    use forebay_core::{Clock, Nanos};
+
+    use super::*;
+    use crate::api::Queue;
+    use crate::buffer::IoBuf;
+    use crate::log_buffer::LogBuffer;
+
+    struct Stopped;
+
+    impl Clock for Stopped {
+        fn now(&self) -> Nanos {
+            Nanos(0)
+        }
+    }
+
+    fn queue(device: &RamDevice) -> Queue {
+        let context = QueueContext { clock: Arc::new(Stopped), ring: None };
+        Queue::new(device.open_queue(&context).expect("needs nothing"))
+    }
+
+    /// RAM never makes anyone wait.
+    fn now<T>(future: impl Future<Output = T>) -> T {
+        match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(value) => value,
+            Poll::Pending => panic!("had to wait"),
+        }
+    }
+
+    fn filled(len: usize, byte: u8) -> IoBuf {
+        let mut buf = IoBuf::for_overwrite(len);
+        buf.fill(byte);
+        buf
+    }
+
+    #[test]
+    fn every_operation_does_what_it_says() {
+        let device = RamDevice::new("ram:192K", 192 << 10).expect("memory");
+        let queue = queue(&device);
+        let at = |offset: u64| {
+            let mut byte = [0; 512];
+            queue.read_now(offset, &mut byte).expect("now").expect("read");
+            byte[0]
+        };
+        // Across the border of a stripe.
+        now(queue.write(60 << 10, filled(8192, 1))).expect("written");
+        assert_eq!([59, 60, 63, 64, 67, 68].map(|kib| at(kib << 10)), [0, 1, 1, 1, 1, 0]);
+        let buf = now(queue.read(60 << 10, IoBuf::zeroed(8192))).expect("read");
+        assert!(buf.iter().all(|&byte| byte == 1));
+        now(queue.sync()).expect("nothing to do");
+
+        for op in [
+            DeviceOp::Discard { offset: 60 << 10, len: 1024 },
+            DeviceOp::WriteZeroes { offset: 64 << 10, len: 1024 },
+        ] {
+            now(queue.run(op)).result.expect("zeroed");
+        }
+        assert_eq!([60, 61, 64, 65].map(|kib| at(kib << 10)), [0, 1, 0, 1]);
+
+        let log = LogBuffer::new(4096);
+        let write = || DeviceOp::Write { offset: 0, data: IoData::Log(log.clone(), 0..512) };
+        let mut claim = log.claim(0..512).expect("free");
+        claim.fill(7);
+        let error = now(queue.run(write())).result.expect_err("not published");
+        assert_eq!(error.kind, DeviceErrorKind::Invalid);
+        claim.publish();
+        now(queue.run(write())).result.expect("written");
+        assert_eq!(at(0), 7);
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "the interpreter takes minutes for so many bytes")]
+    fn large_discards_give_memory_back_and_read_as_zeroes() {
+        let device = RamDevice::new("ram:4M", 4 << 20).expect("memory");
+        let queue = queue(&device);
+        now(queue.write(0, filled(4 << 20, 1))).expect("written");
+        now(queue.run(DeviceOp::Discard { offset: 512, len: (4 << 20) - 1024 }))
+            .result
+            .expect("ok");
+        let buf = now(queue.read(0, IoBuf::for_overwrite(4 << 20))).expect("read");
+        let (first, rest) = buf.split_at(512);
+        let (middle, last) = rest.split_at(rest.len() - 512);
+        assert!(first.iter().chain(last).all(|&byte| byte == 1));
+        assert!(middle.iter().all(|&byte| byte == 0));
+    }
+
+    #[test]
+    fn what_is_not_inside_or_not_aligned_is_refused() {
+        let device = RamDevice::new("ram:8K", 8192).expect("memory");
+        let queue = queue(&device);
+        for (offset, len) in [(1, 512), (0, 100), (8192, 512), (7680, 1024), (u64::MAX - 511, 512)]
+        {
+            let read = now(queue.read(offset, IoBuf::zeroed(len))).expect_err("refused");
+            let write = now(queue.write(offset, IoBuf::zeroed(len))).expect_err("refused");
+            let into = &mut vec![0; len];
+            let quick = queue.read_now(offset, into).expect("now").expect_err("refused");
+            for error in [read, write, quick] {
+                assert_eq!(error.kind, DeviceErrorKind::Invalid, "{error}");
+            }
+        }
+        for size in [0, 512, 5000, u64::MAX] {
+            assert!(RamDevice::new("bad", size).is_err());
+        }
+        let lost = OpId(77);
+        let mut context = Context::from_waker(Waker::noop());
+        assert!(
+            matches!(queue.inner().poll_op(lost, &mut context), Poll::Ready(done) if done.result.is_err())
+        );
+        queue.inner().forget(lost);
+    }
+
+    #[test]
+    fn lanes_never_see_half_a_block() {
+        let device = RamDevice::new("ram:64K", 64 << 10).expect("memory");
+        let rounds = if cfg!(miri) { 5 } else { 2000 };
+        std::thread::scope(|scope| {
+            for lane in 1..=2u8 {
+                let device = &device;
+                scope.spawn(move || {
+                    let queue = queue(device);
+                    let mut seen = [0; 4096];
+                    for _ in 0..rounds {
+                        now(queue.write(4096, filled(4096, lane))).expect("written");
+                        queue.read_now(4096, &mut seen).expect("now").expect("read");
+                        assert!(seen.iter().all(|&byte| byte == seen[0]));
+                    }
+                });
+            }
+        });
+    }
+}

@@ -1,0 +1,395 @@
+//! The slots of a ring and their way through the kernel.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
+use std::task::Waker;
+use std::time::Duration;
+
+use io_uring::{IoUring, opcode, types};
+use rustix::io::Errno;
+
+use super::op::{RingDone, RingOp};
+use crate::buffer::IoBuf;
+
+/// Requests that one system call takes over.
+const SUBMISSIONS: u32 = 256;
+/// Completions that the kernel can report before it has to keep some back.
+pub(super) const COMPLETIONS: u32 = 4096;
+/// Marks completions that belong to no slot.
+const NO_SLOT: u64 = 1 << 63;
+
+/// One operation on one ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RingToken {
+    index: u32,
+    /// 31 bits: how often the slot was used before.
+    generation: u32,
+}
+
+impl RingToken {
+    fn to_user_data(self) -> u64 {
+        u64::from(self.generation) << 32 | u64::from(self.index)
+    }
+
+    fn from_user_data(data: u64) -> Option<Self> {
+        let generation = (data >> 32) as u32;
+        (data & NO_SLOT == 0).then_some(RingToken { index: data as u32, generation })
+    }
+}
+
+pub(super) enum Work {
+    /// Somebody's operation.
+    Op(RingOp),
+    /// The ring's own read of the eventfd that others write to rouse it. Never ends.
+    Rouse { fd: Arc<OwnedFd>, count: IoBuf },
+}
+
+impl Work {
+    pub(super) fn is_endless(&self) -> bool {
+        match self {
+            Work::Op(op) => op.is_endless(),
+            Work::Rouse { .. } => true,
+        }
+    }
+}
+
+pub(super) enum State {
+    Free,
+    /// Waits in user space or is with the kernel.
+    Running {
+        work: Work,
+        /// Bytes moved so far.
+        done: usize,
+        waker: Option<Waker>,
+        with_kernel: bool,
+        /// Nobody wants the result any more.
+        orphan: bool,
+    },
+    Done(RingDone),
+}
+
+pub(super) struct Slot {
+    generation: u32,
+    pub(super) state: State,
+}
+
+pub(super) enum Queued {
+    Start(RingToken),
+    Cancel(RingToken),
+}
+
+pub(super) struct Inner {
+    uring: IoUring,
+    pub(super) slots: Vec<Slot>,
+    free: Vec<u32>,
+    /// What has not found room in the submission queue yet, in order.
+    pub(super) queued: VecDeque<Queued>,
+    /// Requests that the kernel has or will be given with the next call, and has not completed.
+    outstanding: usize,
+    /// Wakers to call when the ring is not borrowed any more.
+    pub(super) woken: Vec<Waker>,
+    /// Whether a failure to enter the kernel has been logged; it would repeat without end.
+    complained: bool,
+}
+
+impl Inner {
+    /// A ring of the calling thread that reads `rouse` all the time.
+    pub(super) fn new(rouse: Arc<OwnedFd>) -> io::Result<Self> {
+        let uring = build()?;
+        let params = uring.params();
+        if !params.is_feature_ext_arg() || !params.is_feature_nodrop() {
+            return Err(io::Error::new(
+                io::ErrorKind::Unsupported,
+                "the kernel's io_uring is too old; Linux 5.11 or later is needed",
+            ));
+        }
+        let mut inner = Inner {
+            uring,
+            slots: Vec::new(),
+            free: Vec::new(),
+            queued: VecDeque::new(),
+            outstanding: 0,
+            woken: Vec::new(),
+            complained: false,
+        };
+        inner.add(Work::Rouse { fd: rouse, count: IoBuf::zeroed(size_of::<u64>()) });
+        Ok(inner)
+    }
+
+    pub(super) fn add(&mut self, work: Work) -> RingToken {
+        let state =
+            State::Running { work, done: 0, waker: None, with_kernel: false, orphan: false };
+        let token = match self.free.pop() {
+            Some(index) => {
+                let slot = &mut self.slots[index as usize];
+                slot.state = state;
+                RingToken { index, generation: slot.generation }
+            }
+            None => {
+                let index = self.slots.len() as u32;
+                self.slots.push(Slot { generation: 0, state });
+                RingToken { index, generation: 0 }
+            }
+        };
+        if !self.queued.is_empty() || !self.push(token) {
+            self.queued.push_back(Queued::Start(token));
+        }
+        token
+    }
+
+    pub(super) fn state(&mut self, token: RingToken) -> Option<&mut State> {
+        let slot = self.slots.get_mut(token.index as usize)?;
+        (slot.generation == token.generation).then_some(&mut slot.state)
+    }
+
+    /// Makes a slot that has become free usable again.
+    pub(super) fn release(&mut self, token: RingToken) {
+        if let Some(slot) = self.slots.get_mut(token.index as usize) {
+            slot.generation = (slot.generation + 1) & (u32::MAX >> 1);
+            self.free.push(token.index);
+        }
+    }
+
+    /// Puts one step of an operation into the submission queue. `false`: there is no room.
+    fn push(&mut self, token: RingToken) -> bool {
+        let Inner { uring, slots, outstanding, .. } = self;
+        let Some(slot) = slots.get_mut(token.index as usize) else { return true };
+        let State::Running { work, done, with_kernel, orphan, .. } = &mut slot.state else {
+            return true;
+        };
+        if *orphan && work.is_endless() {
+            self.end(
+                token,
+                Err(io::Error::from_raw_os_error(Errno::CANCELED.raw_os_error())),
+                None,
+            );
+            return true;
+        }
+        let prepared = match work {
+            Work::Op(op) => op.prepare(*done),
+            Work::Rouse { fd, count } => {
+                let len = count.len() as u32;
+                Ok(opcode::Read::new(types::Fd(fd.as_raw_fd()), count.as_io_ptr(), len).build())
+            }
+        };
+        let entry = match prepared {
+            Ok(entry) => entry.user_data(token.to_user_data()),
+            Err(error) => {
+                self.end(token, Err(error), None);
+                return true;
+            }
+        };
+        // SAFETY: the addresses in the entry point into the buffer that `work` owns (log buffers:
+        // shares, and their published bytes are not written) and the descriptor is one that it
+        // shares. `work` stays in its slot, which frees it in `end` and there only after the
+        // kernel has completed the entry: `end` is called from here before an entry is pushed,
+        // and from `complete`. If this value goes away first, `Drop` waits for the kernel or leaks
+        // the slots.
+        let pushed = unsafe { uring.submission().push(&entry) }.is_ok();
+        *with_kernel = pushed;
+        *outstanding += usize::from(pushed);
+        pushed
+    }
+
+    fn push_cancel(&mut self, token: RingToken) -> bool {
+        match self.state(token) {
+            Some(State::Running { with_kernel: true, .. }) => {}
+            _ => return true,
+        }
+        let entry = opcode::AsyncCancel::new(token.to_user_data()).build().user_data(NO_SLOT);
+        // SAFETY: this entry has neither a buffer nor a descriptor.
+        let pushed = unsafe { self.uring.submission().push(&entry) }.is_ok();
+        self.outstanding += usize::from(pushed);
+        pushed
+    }
+
+    /// Moves what waits in user space into the submission queue, as far as there is room.
+    pub(super) fn fill(&mut self) {
+        while let Some(next) = self.queued.pop_front() {
+            let pushed = match next {
+                Queued::Start(token) => self.push(token),
+                Queued::Cancel(token) => self.push_cancel(token),
+            };
+            if !pushed {
+                self.queued.push_front(next);
+                return;
+            }
+        }
+    }
+
+    /// Fills the submission queue and enters the kernel if there is a reason to. `false`: the
+    /// kernel could not take anything now.
+    pub(super) fn enter(&mut self, wait: bool, timeout: Option<Duration>) -> bool {
+        self.fill();
+        let queue = self.uring.submission();
+        let needed = !queue.is_empty() || queue.taskrun() || queue.cq_overflow();
+        drop(queue);
+        let result = match (wait, timeout) {
+            (false, _) if !needed => return true,
+            (false, _) => self.uring.submit(),
+            // An operation that failed before it reached the kernel has ended already.
+            (true, _) if !self.woken.is_empty() => self.uring.submit(),
+            (true, None) => self.uring.submit_and_wait(1),
+            (true, Some(timeout)) => {
+                let timeout = types::Timespec::from(timeout);
+                let args = types::SubmitArgs::new().timespec(&timeout);
+                self.uring.submitter().submit_with_args(1, &args)
+            }
+        };
+        match result.map_err(|error| (Errno::from_io_error(&error), error)) {
+            Ok(_) | Err((Some(Errno::INTR | Errno::TIME), _)) => true,
+            // Completions have to be collected, or memory to be found, first.
+            Err((Some(Errno::BUSY | Errno::AGAIN), _)) => false,
+            Err((_, error)) => {
+                if !std::mem::replace(&mut self.complained, true) {
+                    tracing::error!(%error, "the kernel refuses to take requests from a ring");
+                }
+                false
+            }
+        }
+    }
+
+    /// Notices what has completed.
+    pub(super) fn reap(&mut self) -> usize {
+        let mut count = 0;
+        loop {
+            let Some(completion) = self.uring.completion().next() else { return count };
+            count += 1;
+            self.outstanding = self.outstanding.saturating_sub(1);
+            if let Some(token) = RingToken::from_user_data(completion.user_data()) {
+                self.complete(token, completion.result());
+            }
+        }
+    }
+
+    /// The kernel is done with one step of an operation.
+    fn complete(&mut self, token: RingToken, code: i32) {
+        let Some(State::Running { work, done, with_kernel, orphan, .. }) = self.state(token) else {
+            return;
+        };
+        *with_kernel = false;
+        let again = match work {
+            Work::Rouse { .. } => {
+                let sound = code >= 0
+                    || [Errno::INTR, Errno::AGAIN]
+                        .map(|errno| -errno.raw_os_error())
+                        .contains(&code);
+                if !sound && !*orphan {
+                    tracing::error!(code, "a ring cannot be roused any more");
+                }
+                sound && !*orphan
+            }
+            Work::Op(op) => {
+                if let Ok(moved) = usize::try_from(code) {
+                    *done += moved;
+                    moved > 0 && op.whole().is_some_and(|whole| *done < whole)
+                } else {
+                    // A signal came between, or a disk's queue was full.
+                    let disk = matches!(op, RingOp::Read { .. } | RingOp::Write { .. });
+                    code == -Errno::INTR.raw_os_error()
+                        || (disk && code == -Errno::AGAIN.raw_os_error())
+                }
+            }
+        };
+        if again {
+            self.queued.push_back(Queued::Start(token));
+            return;
+        }
+        let (done, accepting, receiving) = match work {
+            Work::Op(op) => {
+                (*done, matches!(op, RingOp::Accept { .. }), matches!(op, RingOp::Recv { .. }))
+            }
+            Work::Rouse { .. } => (0, false, false),
+        };
+        if code < 0 {
+            // Bytes that were received must not be lost; the next receive reports the error.
+            let result = match receiving && done > 0 {
+                true => Ok(done as u32),
+                false => Err(io::Error::from_raw_os_error(-code)),
+            };
+            self.end(token, result, None);
+        } else if accepting {
+            // SAFETY: the kernel has just made this descriptor for this request, so nothing else
+            // owns it.
+            let accepted = unsafe { OwnedFd::from_raw_fd(code) };
+            self.end(token, Ok(0), Some(accepted));
+        } else {
+            self.end(token, Ok(done as u32), None);
+        }
+    }
+
+    /// Ends an operation that is not, or no longer, with the kernel.
+    fn end(&mut self, token: RingToken, result: io::Result<u32>, accepted: Option<OwnedFd>) {
+        let Some(state) = self.state(token) else { return };
+        match std::mem::replace(state, State::Free) {
+            State::Running { orphan: true, .. }
+            | State::Running { work: Work::Rouse { .. }, .. } => {
+                self.release(token);
+            }
+            State::Running { work: Work::Op(op), waker, .. } => {
+                if let Err(error) = &result
+                    && is_invalid(error)
+                {
+                    tracing::debug!(%error, ?op, "refused");
+                }
+                *state = State::Done(RingDone { result, buf: op.into_buf(), accepted });
+                self.woken.extend(waker);
+            }
+            other => *state = other,
+        }
+    }
+
+    /// Ends every operation and waits until the kernel is done with all of them.
+    fn close(&mut self) {
+        let mut cancels = Vec::new();
+        for (index, slot) in self.slots.iter_mut().enumerate() {
+            if let State::Running { work, with_kernel, orphan, waker, .. } = &mut slot.state {
+                *orphan = true;
+                *waker = None;
+                if *with_kernel && work.is_endless() {
+                    let token = RingToken { index: index as u32, generation: slot.generation };
+                    cancels.push(Queued::Cancel(token));
+                }
+            }
+        }
+        self.queued.extend(cancels);
+        while self.outstanding > 0 || !self.queued.is_empty() {
+            let entered = self.enter(self.outstanding > 0, None);
+            if self.reap() == 0 && !entered && self.complained {
+                // The kernel may still write to these buffers: never free them.
+                tracing::error!("a ring is closed with operations in flight; memory is leaked");
+                std::mem::forget(std::mem::take(&mut self.slots));
+                return;
+            }
+        }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+pub(super) fn is_invalid(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::InvalidInput
+}
+
+/// The best kind of ring that this kernel has. Deferred work runs when the lane looks for it and
+/// does not interrupt it.
+fn build() -> io::Result<IoUring> {
+    let base = || {
+        let mut builder = IoUring::builder();
+        builder.dontfork().setup_clamp().setup_cqsize(COMPLETIONS);
+        builder
+    };
+    let mut best = base();
+    best.setup_single_issuer().setup_defer_taskrun().setup_taskrun_flag();
+    let mut good = base();
+    good.setup_coop_taskrun().setup_taskrun_flag();
+    best.build(SUBMISSIONS)
+        .or_else(|_| good.build(SUBMISSIONS))
+        .or_else(|_| base().build(SUBMISSIONS))
+}

@@ -1,0 +1,362 @@
+//! The one way to write down a device: on the command line, in settings, in benchmarks.
+//!
+//! | written | device |
+//! |---|---|
+//! | `PATH` | a regular file or a block device, links followed |
+//! | `PATH,size=10G` | likewise; a missing file is created, sparse, and what is there must have exactly that size |
+//! | `ram:1G` | RAM, a new device each time, lost at the end |
+//! | `hdd7200:DEVICE`, `sata-ssd:DEVICE`, `pcie-ssd:DEVICE` | one of the above, as slow as that disk |
+//!
+//! A path whose first part contains a colon is written with `./` in front. Everything else in a
+//! path is taken as it is, commas included, unless it ends in `,size=`*something*.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::Arc;
+
+use forebay_core::parse_size;
+
+use crate::api::Device;
+use crate::file::FileDevice;
+use crate::model::{ModelKind, ModelledDevice};
+use crate::open::{Access, DeviceIdentity, OpenError, OpenErrorKind, identity};
+use crate::ram::RamDevice;
+
+const SIZE_OPTION: &str = ",size=";
+/// Sizes are multiples of this, in bytes.
+const SIZE_UNIT: u64 = 4096;
+
+/// Where the bytes are.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Place {
+    Path { path: PathBuf, size: Option<u64> },
+    Ram { size: u64 },
+}
+
+/// A device as an operator writes it, see the [module](self).
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct DeviceSpec {
+    model: Option<ModelKind>,
+    place: Place,
+}
+
+/// Why a text is no device.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SpecError {
+    /// Nothing where a path or a size should be.
+    #[error("a device is missing; write a path, or ram:SIZE")]
+    Empty,
+    /// A word before a colon that is no kind of device.
+    #[error(
+        "'{0}:' is not a kind of device; choose ram, hdd7200, sata-ssd or pcie-ssd, or write a \
+         file of that name as './{0}:...'"
+    )]
+    UnknownKind(String),
+    /// A model of a model.
+    #[error("a modelled disk cannot stand on another one")]
+    Nested,
+    /// A size that cannot be read, or that no device can have.
+    #[error("'{0}' is not the size of a device; write a positive multiple of 4K, like 512M or 10G")]
+    BadSize(String),
+    /// A path that the system cannot take.
+    #[error("a path cannot contain a zero byte")]
+    BadPath,
+}
+
+fn model_name(kind: ModelKind) -> &'static str {
+    match kind {
+        ModelKind::Hdd7200 => "hdd7200",
+        ModelKind::SataSsd => "sata-ssd",
+        ModelKind::PcieSsd => "pcie-ssd",
+    }
+}
+
+fn model_of(name: &str) -> Option<ModelKind> {
+    ModelKind::ALL.into_iter().find(|&kind| model_name(kind) == name)
+}
+
+/// The text cut at the colon of a prefix; paths with a slash before the first colon have none.
+fn split_kind(text: &str) -> Option<(&str, &str)> {
+    text.split_once(':').filter(|(kind, _)| !kind.contains('/'))
+}
+
+fn read_size(text: &str) -> Result<u64, SpecError> {
+    let fits =
+        |&size: &u64| size > 0 && size.is_multiple_of(SIZE_UNIT) && i64::try_from(size).is_ok();
+    let bad = || SpecError::BadSize(text.chars().take(40).collect());
+    parse_size(text).ok().filter(fits).ok_or_else(bad)
+}
+
+impl FromStr for DeviceSpec {
+    type Err = SpecError;
+
+    fn from_str(text: &str) -> Result<Self, SpecError> {
+        let (model, rest) = match split_kind(text) {
+            Some((kind, rest)) => match model_of(kind) {
+                Some(model) => (Some(model), rest),
+                None => (None, text),
+            },
+            None => (None, text),
+        };
+        let place = match split_kind(rest) {
+            Some(("ram", size)) => Place::Ram { size: read_size(size)? },
+            Some((kind, _)) if model.is_some() && model_of(kind).is_some() => {
+                return Err(SpecError::Nested);
+            }
+            Some((kind, _)) => {
+                return Err(SpecError::UnknownKind(kind.chars().take(40).collect()));
+            }
+            None => {
+                let (path, size) = match rest.rsplit_once(SIZE_OPTION) {
+                    Some((path, size)) => (path, Some(read_size(size)?)),
+                    None => (rest, None),
+                };
+                if path.is_empty() {
+                    return Err(SpecError::Empty);
+                }
+                if path.contains('\0') {
+                    return Err(SpecError::BadPath);
+                }
+                Place::Path { path: path.into(), size }
+            }
+        };
+        Ok(DeviceSpec { model, place })
+    }
+}
+
+/// A size in the largest unit that expresses it exactly.
+fn exact_size(bytes: u64) -> String {
+    [("P", 50), ("T", 40), ("G", 30), ("M", 20), ("K", 10)]
+        .into_iter()
+        .find(|(_, shift)| bytes.trailing_zeros() >= *shift && bytes > 0)
+        .map_or_else(|| bytes.to_string(), |(unit, shift)| format!("{}{unit}", bytes >> shift))
+}
+
+impl fmt::Display for DeviceSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(model) = self.model {
+            write!(f, "{}:", model_name(model))?;
+        }
+        match &self.place {
+            Place::Ram { size } => write!(f, "ram:{}", exact_size(*size)),
+            Place::Path { path, size: None } => write!(f, "{}", path.display()),
+            Place::Path { path, size: Some(size) } => {
+                write!(f, "{}{SIZE_OPTION}{}", path.display(), exact_size(*size))
+            }
+        }
+    }
+}
+
+impl DeviceSpec {
+    /// The file or block device at `path`, whatever its name looks like.
+    pub fn from_path(path: impl Into<PathBuf>) -> Self {
+        DeviceSpec { model: None, place: Place::Path { path: path.into(), size: None } }
+    }
+
+    /// Opens the device, and claims it as `access` says until the device and its queues are
+    /// dropped. RAM is a new device at each call.
+    ///
+    /// # Errors
+    /// See [`OpenErrorKind`].
+    pub fn open(&self, access: Access) -> Result<Arc<dyn Device>, OpenError> {
+        let device: Arc<dyn Device> = match &self.place {
+            Place::Path { path, size } => FileDevice::open(path, access, *size)?,
+            Place::Ram { size } => {
+                let name = format!("ram:{}", exact_size(*size));
+                RamDevice::new(&name, *size)
+                    .map_err(|error| OpenError::new(OpenErrorKind::BadSize, self, error))?
+            }
+        };
+        Ok(match self.model {
+            Some(kind) => ModelledDevice::new(device, kind),
+            None => device,
+        })
+    }
+
+    /// Which file or block device this is, however it is written, to tell whether two
+    /// specifications mean the same bytes. `None` for RAM, which is never the same.
+    ///
+    /// # Errors
+    /// As when opening; a file that would be created is `NotFound` until it has been opened.
+    pub fn identity(&self) -> Result<Option<DeviceIdentity>, OpenError> {
+        self.path().map(identity).transpose()
+    }
+
+    /// The path, if there is one.
+    pub fn path(&self) -> Option<&Path> {
+        match &self.place {
+            Place::Path { path, .. } => Some(path),
+            Place::Ram { .. } => None,
+        }
+    }
+
+    /// The disk that is modelled, if any.
+    pub fn model(&self) -> Option<ModelKind> {
+        self.model
+    }
+
+    /// Whether the content is lost when the process ends.
+    pub fn is_volatile(&self) -> bool {
+        matches!(self.place, Place::Ram { .. })
+    }
+
+    /// The same device with its path made absolute, so that it can be stored and used from
+    /// another working directory. Links stay as they are.
+    ///
+    /// # Errors
+    /// `Io` if there is no working directory.
+    pub fn absolute(&self) -> Result<Self, OpenError> {
+        let mut spec = self.clone();
+        if let Place::Path { path, .. } = &mut spec.place {
+            *path = std::path::absolute(&*path)
+                .map_err(|error| OpenError::new(OpenErrorKind::Io, self, error))?;
+        }
+        Ok(spec)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(text: &str) -> DeviceSpec {
+        text.parse().unwrap_or_else(|error| panic!("{text}: {error}"))
+    }
+
+    #[test]
+    fn every_good_form_is_read_and_written_back() {
+        let places: [(&str, Option<&str>, Option<u64>); 11] = [
+            ("/dev/sda", Some("/dev/sda"), None),
+            ("relative.img", Some("relative.img"), None),
+            ("./ram:1G", Some("./ram:1G"), None),
+            (
+                "/dev/disk/by-path/pci-0000:00:1f.2",
+                Some("/dev/disk/by-path/pci-0000:00:1f.2"),
+                None,
+            ),
+            ("/a,b.img", Some("/a,b.img"), None),
+            ("/a b/ü", Some("/a b/ü"), None),
+            ("/a,size", Some("/a,size"), None),
+            ("/a,size=10G", Some("/a"), Some(10 << 30)),
+            ("/a,size=4K,size=12K", Some("/a,size=4K"), Some(12 << 10)),
+            ("ram:1G", None, Some(1 << 30)),
+            ("ram:1028K", None, Some(1028 << 10)),
+        ];
+        for (text, path, size) in places {
+            for model in ModelKind::ALL.into_iter().map(Some).chain([None]) {
+                let text = match model {
+                    Some(model) => format!("{}:{text}", model_name(model)),
+                    None => text.to_owned(),
+                };
+                let spec = spec(&text);
+                assert_eq!(spec.model(), model, "{text}");
+                assert_eq!(spec.path(), path.map(Path::new), "{text}");
+                assert_eq!(spec.is_volatile(), path.is_none());
+                let found = match spec.place {
+                    Place::Path { size, .. } => size,
+                    Place::Ram { size } => Some(size),
+                };
+                assert_eq!(found, size, "{text}");
+                assert_eq!(spec.to_string(), text);
+            }
+        }
+    }
+
+    #[test]
+    fn sizes_are_written_exactly() {
+        for (given, printed) in [
+            ("ram:4096", "ram:4K"),
+            ("ram:1536K", "ram:1536K"),
+            ("ram:2048M", "ram:2G"),
+            ("ram:1gib", "ram:1G"),
+        ] {
+            assert_eq!(spec(given).to_string(), printed);
+        }
+    }
+
+    #[test]
+    fn every_bad_form_is_refused() {
+        for text in ["", ",size=1G", "hdd7200:", "sata-ssd:,size=1G"] {
+            assert_eq!(text.parse::<DeviceSpec>(), Err(SpecError::Empty), "{text}");
+        }
+        for text in [
+            "ram:",
+            "ram:0",
+            "ram:1000",
+            "ram:-1G",
+            "ram:1.5G",
+            "ram:1G,size=1G",
+            "ram:8P,x",
+            "ram:8192P",
+            "ram:/a",
+            "/a,size=",
+            "/a,size=0",
+            "/a,size=513",
+            "/a,size=1e9",
+            "/a,size= 1G",
+            "pcie-ssd:ram:x",
+            "ram:ram:1G",
+            "ram:hdd7200:1G",
+        ] {
+            let refused = text.parse::<DeviceSpec>();
+            assert!(matches!(refused, Err(SpecError::BadSize(_))), "{text}: {refused:?}");
+        }
+        for text in [
+            "foo:/dev/sda",
+            "RAM:1G",
+            "hdd:/dev/sda",
+            ":/dev/sda",
+            "C:\\disk",
+            "hdd7200:foo:/a",
+            "nbd:host:1",
+        ] {
+            let refused = text.parse::<DeviceSpec>();
+            assert!(matches!(refused, Err(SpecError::UnknownKind(_))), "{text}: {refused:?}");
+        }
+        assert_eq!("hdd7200:pcie-ssd:/a".parse::<DeviceSpec>(), Err(SpecError::Nested));
+        assert_eq!("/a\0b".parse::<DeviceSpec>(), Err(SpecError::BadPath));
+    }
+
+    #[test]
+    fn specifications_open_what_they_say() {
+        let folder = tempfile::tempdir().expect("folder");
+        let path = folder.path().join("new.img").display().to_string();
+        for (text, size) in [
+            (format!("{path},size=1M"), 1 << 20),
+            (path.clone(), 1 << 20),
+            (format!("hdd7200:{path}"), 1 << 20),
+            ("ram:64K".to_owned(), 64 << 10),
+            ("pcie-ssd:ram:64K".to_owned(), 64 << 10),
+        ] {
+            let device = spec(&text).open(Access::Exclusive).expect("opened");
+            assert_eq!(device.size(), size, "{text}");
+        }
+        let refused = spec(&format!("{path}.not")).open(Access::Exclusive).err().expect("missing");
+        assert_eq!(refused.kind, OpenErrorKind::NotFound);
+        let huge = spec("ram:4P").open(Access::Exclusive).err().expect("too large");
+        assert_eq!(huge.kind, OpenErrorKind::BadSize);
+    }
+
+    #[test]
+    fn two_names_of_one_device_are_recognised() {
+        let folder = tempfile::tempdir().expect("folder");
+        let at = |name: &str| folder.path().join(name);
+        std::fs::write(at("a"), [0; 4096]).expect("file");
+        std::os::unix::fs::symlink(at("a"), at("link")).expect("link");
+        let identity = |text: String| spec(&text).identity().expect("there");
+        let one = identity(at("a").display().to_string());
+        assert!(one.is_some());
+        assert_eq!(identity(format!("sata-ssd:{},size=4K", at("link").display())), one);
+        assert_eq!(identity("ram:4K".to_owned()), None);
+    }
+
+    #[test]
+    fn paths_can_be_made_absolute() {
+        let stored = spec("hdd7200:a.img,size=4K").absolute().expect("a working directory");
+        assert!(stored.path().is_some_and(Path::is_absolute));
+        assert_eq!(spec(&stored.to_string()), stored);
+        assert_eq!(spec("ram:4K").absolute().expect("unchanged"), spec("ram:4K"));
+        assert_eq!(DeviceSpec::from_path("/a").to_string(), "/a");
+    }
+}

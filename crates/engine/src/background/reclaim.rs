@@ -1,0 +1,262 @@
+//! Reclaim: room in the log. The policy names a segment; its clean blocks are evicted or carried
+//! on, its dirty ones written back or carried on, and then it drains (see `store::segments`).
+
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::time::Duration;
+
+use forebay_core::{OriginBlock, SegmentId, Slot, VolumeId};
+use forebay_device::IoBuf;
+use forebay_format::{Body, PAGE, record};
+use forebay_lane::join_all;
+use forebay_policy::replacement::{Age, ReinsertBudget, SegmentInfo};
+use forebay_store::{Appended, Class, Condition, Version};
+
+use crate::background::writeback::either;
+use crate::engine::EngineLane;
+use crate::lane::LaneVolume;
+
+/// Of a segment that is live to at most this share (in percent), dirty blocks are carried on: that
+/// is cheaper than seeks. Fuller ones are written back, so that room is gained in any case.
+const CARRY_ON_LIVE: u32 = 50;
+
+/// Blocks that are carried on side by side.
+const CARRIED_TOGETHER: usize = 32;
+
+/// A live block of a segment that is reclaimed.
+struct Live {
+    block: OriginBlock,
+    slot: Slot,
+    dirty: bool,
+    age: u8,
+}
+
+/// Runs until the cache stops.
+pub(crate) async fn run(engine: Rc<EngineLane>) {
+    let store = engine.cache.store.clone();
+    let mut budget = ReinsertBudget::new(store.capacity_blocks());
+    let mut appended = 0;
+    while !engine.cache.is_stopping() {
+        let wanted = store.space_wanted.listen();
+        let now = store.counters.payload_bytes.load(std::sync::atomic::Ordering::Relaxed)
+            / store.block_size().bytes();
+        budget.appended(now - appended);
+        appended = now;
+        let need_checkpoint = engine.store.free_drained();
+        let free = store.segments.free_count();
+        if free >= engine.free_target() || store.health.failed() {
+            either(wanted, engine.lane.sleep(Duration::from_millis(100))).await;
+            continue;
+        }
+        if engine.reclaim_one(&mut budget).await {
+            // Enough is on its way: make it usable before taking more.
+            let draining = store.segments.draining_count();
+            if store.segments.free_count() <= store.reserved_segments() || draining >= engine.free_target() {
+                engine.make_usable().await;
+            }
+        } else if store.segments.draining_count() > 0 || need_checkpoint {
+            engine.make_usable().await;
+            either(wanted, engine.lane.sleep(Duration::from_millis(1))).await;
+        } else {
+            either(wanted, engine.lane.sleep(Duration::from_millis(10))).await;
+        }
+    }
+    engine.cache.background_ended();
+}
+
+impl EngineLane {
+    /// Free segments that reclaim aims for.
+    fn free_target(&self) -> u32 {
+        let store = &self.cache.store;
+        let lanes = store.options().lanes as u32;
+        (store.segments.count() / 50).max(store.reserved_segments() + lanes + 2)
+    }
+
+    /// Makes drained segments usable again: a commit, and a checkpoint if some wait for one.
+    async fn make_usable(self: &Rc<Self>) {
+        if self.store.commit().await.is_err() {
+            return;
+        }
+        if self.store.free_drained() && self.cache.store.segments.free_count() <= self.free_target() / 2 + 1 {
+            if let Err(error) = self.store.checkpoint(false).await {
+                tracing::warn!(%error, "a checkpoint failed");
+            }
+            self.store.free_drained();
+        }
+    }
+
+    /// Empties one segment. `false`: there is none to take.
+    async fn reclaim_one(self: &Rc<Self>, budget: &mut ReinsertBudget) -> bool {
+        let store = &self.cache.store;
+        let mut closed = Vec::new();
+        store.segments.closed(&mut closed);
+        let capacity = store.cells_per_segment() as u32;
+        let candidates: Vec<SegmentInfo> = closed
+            .iter()
+            .map(|segment| SegmentInfo {
+                id: segment.id,
+                capacity_blocks: capacity,
+                live_blocks: segment.live,
+                dirty_blocks: segment.dirty,
+                touched_blocks: 0,
+                sequence_opened: segment.opened,
+            })
+            .collect();
+        let Some(victim) = self.cache.replacement.lock().choose_victim(&candidates) else {
+            return false;
+        };
+        if !store.segments.begin_reclaim(victim) {
+            return false;
+        }
+        for _ in 0..4 {
+            if store.segments.live(victim) == 0 {
+                break;
+            }
+            self.empty(victim, capacity, budget).await;
+        }
+        // From here on nothing points into the segment; what took it out is in the next round.
+        let (round, _) = store.rounds();
+        if !store.segments.end_reclaim(victim, round) {
+            // Its dirty blocks could not be written back; others may do better.
+            self.lane.sleep(Duration::from_millis(5)).await;
+        }
+        true
+    }
+
+    async fn empty(self: &Rc<Self>, segment: SegmentId, capacity: u32, budget: &mut ReinsertBudget) {
+        let store = self.cache.store.clone();
+        let live = self.live_blocks(segment).await;
+        let count: usize = live.values().map(Vec::len).sum();
+        let room = store.segments.free_count() > store.reserved_segments();
+        let carry_on = room && count as u32 * 100 <= capacity * CARRY_ON_LIVE;
+        for (id, blocks) in live {
+            let Some(volume) = self.lane_volume(id) else { continue };
+            let now = self.cache.age();
+            let (kept, mut leaving): (Vec<Live>, Vec<Live>) = blocks.into_iter().partition(|live| {
+                let mut policy = self.cache.replacement.lock();
+                if live.dirty { carry_on } else { room && policy.keep(Age::from_bits(live.age), now, budget) }
+            });
+            let mut kept = kept.into_iter();
+            loop {
+                let some: Vec<Live> = kept.by_ref().take(CARRIED_TOGETHER).collect();
+                if some.is_empty() {
+                    break;
+                }
+                let moved = join_all(some.iter().map(|live| self.carry_on(&volume, live))).await;
+                leaving.extend(some.into_iter().zip(moved).filter(|(_, moved)| !moved).map(|(live, _)| live));
+            }
+            let mut dirty = Vec::new();
+            for live in leaving {
+                if live.dirty {
+                    dirty.push(live);
+                } else {
+                    store.forget(&volume.volume.space, live.block, |entry| {
+                        entry.slot == live.slot && !entry.dirty
+                    });
+                }
+            }
+            dirty.sort_unstable_by_key(|live| live.block);
+            let blocks: Vec<OriginBlock> = dirty.iter().map(|live| live.block).collect();
+            if blocks.is_empty() {
+                continue;
+            }
+            match volume.write_back(&blocks).await {
+                Ok(()) => volume.volume.set_writeback_error(None),
+                Err(error) => volume.volume.set_writeback_error(Some(error)),
+            }
+            for live in dirty {
+                store.forget(&volume.volume.space, live.block, |entry| {
+                    entry.slot == live.slot && !entry.dirty
+                });
+            }
+        }
+    }
+
+    /// Appends a live block again, as it is. `false`: it stays where it was.
+    async fn carry_on(self: &Rc<Self>, volume: &Rc<LaneVolume>, live: &Live) -> bool {
+        let store = &self.cache.store;
+        let space = &volume.volume.space;
+        let Some(pinned) = store.look_up(space, live.block, |_| None) else { return true };
+        let entry = pinned.found.entry;
+        if entry.slot != live.slot {
+            return true;
+        }
+        let mask = pinned.found.mask.clone();
+        // What cannot be read stays where it is: bad dirty blocks are kept, clean ones evicted.
+        let Ok(payload) = self.store.read_block(space, pinned).await else { return false };
+        let version = Version {
+            space,
+            block: live.block,
+            dirty: entry.dirty,
+            mask,
+            age: entry.age,
+            condition: Condition::Slot(entry.slot),
+        };
+        let appended = self.store.append(version, Class::Background, |cell| cell.copy_from_slice(&payload));
+        match appended {
+            Appended::Done { old } => {
+                volume.volume.appended(live.block, old.as_ref(), entry.dirty, self.lane.now());
+                true
+            }
+            // It was replaced meanwhile.
+            Appended::Refused => true,
+            Appended::NoSpace => false,
+        }
+    }
+
+    /// The live blocks of a segment, by volume, from its record headers; where one cannot be
+    /// read, from the index.
+    async fn live_blocks(&self, segment: SegmentId) -> HashMap<VolumeId, Vec<Live>> {
+        let store = &self.cache.store;
+        let mut live: HashMap<VolumeId, Vec<Live>> = HashMap::new();
+        let mut count = 0;
+        let geometry = store.geometry();
+        let end = u64::from(store.segments.position(segment)) * geometry.granule();
+        let mut at = 0;
+        while at < end {
+            let offset = geometry.segment_offset(segment) + at;
+            let Ok(page) = self.store.queue().read(offset, IoBuf::for_overwrite(PAGE)).await else { break };
+            let position = (at / geometry.granule()) as u32;
+            let Ok(header) = record::decode(&page, geometry, &store.uuid()) else { break };
+            if header.segment != segment || header.position != position {
+                break;
+            }
+            if let Body::Data(entries) = &header.body {
+                for (number, entry) in entries.iter().enumerate() {
+                    let slot = header.cell(geometry, number);
+                    if entry.void {
+                        continue;
+                    }
+                    let Some(space) = store.space_of(entry.volume) else { continue };
+                    if let Some(found) = store.peek(&space, entry.block)
+                        && found.entry.slot == slot
+                    {
+                        count += 1;
+                        live.entry(entry.volume).or_default().push(Live {
+                            block: entry.block,
+                            slot,
+                            dirty: found.entry.dirty,
+                            age: found.entry.age,
+                        });
+                    }
+                }
+            }
+            at = (at + PAGE as u64 + u64::from(header.payload_bytes)).next_multiple_of(PAGE as u64);
+        }
+        if count >= store.segments.live(segment) as usize {
+            return live;
+        }
+        live.clear();
+        store.index.scan(|address, entry| {
+            if store.segment_of(entry.slot) == segment {
+                for volume in self.cache.volumes() {
+                    if let Some(block) = volume.space.block(address) {
+                        let found = Live { block, slot: entry.slot, dirty: entry.dirty, age: entry.age };
+                        live.entry(volume.id).or_default().push(found);
+                    }
+                }
+            }
+        });
+        live
+    }
+}

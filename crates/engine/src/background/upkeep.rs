@@ -1,0 +1,62 @@
+//! Upkeep: commits and checkpoints by the clock, ages for the replacement policy.
+
+use std::rc::Rc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use forebay_policy::replacement::{Age, EpochClock};
+
+use crate::background::writeback::either;
+use crate::engine::EngineLane;
+
+/// Runs until the cache stops.
+pub(crate) async fn run(engine: Rc<EngineLane>) {
+    let cache = engine.cache.clone();
+    let store = cache.store.clone();
+    while !cache.is_stopping() {
+        let stop = cache.stop_changed.listen();
+        either(stop, engine.lane.sleep(engine.commit_interval())).await;
+        if cache.is_stopping() || store.health.failed() {
+            // A failed device gets nothing more; writeback goes on by itself.
+            if cache.is_stopping() {
+                break;
+            }
+            continue;
+        }
+        refresh_ages(&engine);
+        if !store.all_durable()
+            && let Err(error) = engine.store.commit().await
+        {
+            tracing::warn!(%error, "a commit failed");
+            continue;
+        }
+        if store.appended_since_checkpoint() >= store.checkpoint_due()
+            && let Err(error) = engine.store.checkpoint(false).await
+        {
+            tracing::warn!(%error, "a checkpoint failed");
+        }
+    }
+    cache.background_ended();
+}
+
+/// Passes the share of the index that the present epoch asks for.
+fn refresh_ages(engine: &EngineLane) {
+    let cache = &engine.cache;
+    let due = cache.refresh_due.swap(0, Ordering::Relaxed);
+    let Some(epoch) = due.checked_sub(1) else { return };
+    let (epoch, now) = (epoch as u32, cache.age());
+    cache.store.index.refresh_ages(
+        |buckets| EpochClock::share(epoch, buckets),
+        |age| Age::from_bits(age).refreshed(now).bits(),
+    );
+    cache.epochs.share_done(epoch);
+}
+
+impl EngineLane {
+    /// The shortest interval that a volume asks for.
+    fn commit_interval(&self) -> Duration {
+        let volumes = self.cache.volumes();
+        let shortest = volumes.iter().map(|volume| volume.settings().commit_interval).min();
+        shortest.unwrap_or(self.cache.store.options().commit_interval)
+    }
+}

@@ -1,0 +1,260 @@
+//! Writeback: dirty blocks to the origin, in the order of their addresses, neighbours merged.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use forebay_core::{Nanos, OriginBlock, SectorMask, Slot};
+use forebay_device::{DeviceOp, IoBuf, IoData};
+use forebay_lane::{concurrently, join_all};
+use forebay_policy::{Decision, DirtyState, Pacer, SweepPlanner, merge_runs};
+use forebay_store::{Pinned, PlantedBug};
+
+use crate::lane::LaneVolume;
+use crate::plan::keeps_dirty;
+use crate::read::bytes_of;
+use crate::stats::bump;
+use crate::volume::VolumeState;
+
+/// The most blocks that are collected and sorted together.
+const WINDOW_BLOCKS: u32 = 16384;
+
+/// Waits this long after a failure, doubled each time up to [`LONGEST_RETRY`].
+const FIRST_RETRY: Duration = Duration::from_millis(100);
+const LONGEST_RETRY: Duration = Duration::from_secs(10);
+
+/// How long writes through the cache may wait for their origin sync.
+const THROUGH_SYNC: Duration = Duration::from_millis(500);
+
+/// What a window's writes found out.
+#[derive(Default)]
+struct Outcome {
+    written: Vec<(OriginBlock, Slot)>,
+    error: Option<String>,
+}
+
+/// Runs until the cache stops.
+pub(crate) async fn run(volume: Rc<LaneVolume>) {
+    let mut pacer = Pacer::new(volume.volume.settings().writeback);
+    let mut planner = SweepPlanner::new();
+    let mut retry = FIRST_RETRY;
+    let mut sweep_started = volume.now();
+    while !volume.cache.is_stopping() && volume.volume.state() != VolumeState::Removed {
+        let wanted = volume.volume.writeback_wanted.listen();
+        let settings = volume.volume.settings();
+        pacer.set_settings(settings.writeback.clone());
+        let through = !volume.volume.through.lock().is_empty();
+        if through && !keeps_dirty(settings.mode) {
+            // Invariant 9: blocks written through become clean when the origin has been synced.
+            volume.lane().sleep(THROUGH_SYNC).await;
+            let _ = volume.sync_origin().await;
+        }
+        let draining = volume.volume.draining.load(Ordering::SeqCst) > 0 || !keeps_dirty(settings.mode);
+        let bad = volume.volume.bad_count();
+        let pending = volume.volume.through.lock().len() as u64;
+        let now = volume.now();
+        let state = DirtyState {
+            dirty_blocks: volume.volume.dirty_blocks().saturating_sub(bad + pending),
+            capacity_blocks: volume.cache.store.capacity_blocks(),
+            oldest_dirty: volume.volume.oldest_dirty(),
+            last_foreground: Nanos(volume.volume.last_foreground.load(Ordering::Relaxed)),
+            draining,
+            space_wanted: false,
+        };
+        match pacer.decide(now, &state) {
+            Decision::Idle { look_again } => {
+                let timer = volume.lane().sleep_until(look_again);
+                either(wanted, timer).await;
+            }
+            Decision::Write { .. } => {
+                let Some(window) = planner.next_window(&volume.volume.dirty, WINDOW_BLOCKS) else {
+                    let timer = volume.lane().sleep(FIRST_RETRY);
+                    either(wanted, timer).await;
+                    continue;
+                };
+                if window.wrapped {
+                    volume.volume.swept(sweep_started);
+                    sweep_started = now;
+                }
+                let mut blocks = volume.dirty_in(window.blocks.start.0..window.blocks.end.0);
+                if blocks.len() > WINDOW_BLOCKS as usize {
+                    planner.resume_at(blocks[WINDOW_BLOCKS as usize]);
+                    blocks.truncate(WINDOW_BLOCKS as usize);
+                }
+                if blocks.is_empty() {
+                    // All that the map counts here is bad or already on its way.
+                    volume.lane().sleep(Duration::from_millis(1)).await;
+                    continue;
+                }
+                match volume.write_back(&blocks).await {
+                    Ok(()) => {
+                        retry = FIRST_RETRY;
+                        volume.volume.set_writeback_error(None);
+                    }
+                    Err(error) => {
+                        volume.volume.set_writeback_error(Some(error));
+                        volume.lane().sleep(retry).await;
+                        retry = (retry * 2).min(LONGEST_RETRY);
+                    }
+                }
+            }
+        }
+    }
+    volume.cache.background_ended();
+}
+
+/// Waits for whichever comes first.
+pub(crate) async fn either(one: impl Future<Output = ()>, other: impl Future<Output = ()>) {
+    let mut one = std::pin::pin!(one);
+    let mut other = std::pin::pin!(other);
+    std::future::poll_fn(|context| {
+        let first = one.as_mut().poll(context);
+        let second = other.as_mut().poll(context);
+        if first.is_ready() { first } else { second }
+    })
+    .await;
+}
+
+impl LaneVolume {
+    /// Dirty blocks in a range of block numbers, sorted; bad ones are left out.
+    fn dirty_in(&self, range: std::ops::Range<u64>) -> Vec<OriginBlock> {
+        let volume = &self.volume;
+        let mut blocks = Vec::new();
+        self.cache.store.index.scan(|address, entry| {
+            if entry.dirty
+                && let Some(block) = volume.space.block(address)
+                && range.contains(&block.0)
+            {
+                blocks.push(block);
+            }
+        });
+        blocks.sort_unstable();
+        blocks.dedup();
+        if volume.bad_count() > 0 {
+            blocks.retain(|block| !volume.is_bad(*block));
+        }
+        blocks
+    }
+
+    /// Writes sorted blocks back, syncs the origin and marks them clean. Blocks that are not dirty
+    /// are passed over.
+    ///
+    /// # Errors
+    /// What failed first, in words; what could not be written stays dirty.
+    pub(crate) async fn write_back(self: &Rc<Self>, blocks: &[OriginBlock]) -> Result<(), String> {
+        let settings = self.volume.settings().writeback;
+        let runs: Vec<Vec<OriginBlock>> =
+            merge_runs(blocks, self.volume.block, settings.merge_bytes)
+                .map(|run| blocks[run].to_vec())
+                .collect();
+        let outcome = Rc::new(RefCell::new(Outcome::default()));
+        let work = {
+            let (this, outcome) = (self.clone(), outcome.clone());
+            runs.into_iter().map(move |run| {
+                let (this, outcome) = (this.clone(), outcome.clone());
+                async move { this.write_back_run(&run, &outcome).await }
+            })
+        };
+        concurrently(self.lane(), settings.depth.max(1) as usize, work).await;
+        let outcome = outcome.take();
+        let early = self.cache.store.options().has(PlantedBug::CleanBeforeOriginSync);
+        if early {
+            self.mark_written(&outcome.written);
+        }
+        if !outcome.written.is_empty() {
+            // Barrier for invariants 8 and 9: the origin is durable before anything is called clean.
+            self.origin.sync().await.map_err(|error| error.to_string())?;
+        }
+        if !early {
+            self.mark_written(&outcome.written);
+        }
+        match outcome.error {
+            Some(error) => Err(error),
+            None => Ok(()),
+        }
+    }
+
+    fn mark_written(&self, written: &[(OriginBlock, Slot)]) {
+        for (block, slot) in written {
+            if self.cache.store.written_back(&self.volume.space, *block, *slot) {
+                self.volume.cleaned(*block);
+                bump(&self.stats().counters.written_back_blocks, 1);
+            }
+        }
+    }
+
+    /// Writes neighbouring blocks back, with as few writes as their valid sectors allow.
+    async fn write_back_run(&self, run: &[OriginBlock], outcome: &RefCell<Outcome>) {
+        let volume = &self.volume;
+        let store = self.cache.store.clone();
+        let (Some(first), Some(last)) = (run.first(), run.last()) else { return };
+        let range = volume.block_range(*first).start..volume.block_range(*last).end;
+        // Nobody else may write here, and nobody may read an older state meanwhile.
+        let _range = volume.ranges.exclusive(range).await;
+        let pinned: Vec<Pinned<'_>> = run
+            .iter()
+            .filter_map(|block| store.look_up(&volume.space, *block, |_| None))
+            .filter(|pinned| pinned.found.entry.dirty)
+            .collect();
+        let reads = pinned.iter().map(|pinned| async move {
+            let buf = IoBuf::for_overwrite(volume.block.as_usize());
+            self.store.read_run(&volume.space, std::slice::from_ref(pinned), buf).await
+        });
+        let reads = join_all(reads).await;
+        let mut writes: Vec<(u64, Vec<u8>)> = Vec::new();
+        let mut written = Vec::new();
+        for (pinned, (payload, results)) in pinned.iter().zip(reads) {
+            if results.into_iter().any(|result| result.is_err()) {
+                let slot = pinned.found.entry.slot;
+                let current = store.peek(&volume.space, pinned.block);
+                if current.is_some_and(|found| found.entry.slot == slot) {
+                    volume.add_bad(pinned.block);
+                }
+                continue;
+            }
+            let sectors = volume.block.sectors();
+            let mut mask = pinned.found.mask.clone().unwrap_or_else(|| SectorMask::all(sectors));
+            let inside = volume.sectors_inside(pinned.block);
+            mask.remove(0..inside.start);
+            mask.remove(inside.end..sectors);
+            for valid in mask.runs() {
+                let offset = volume.origin_offset(pinned.block, valid.start);
+                let bytes = &payload[bytes_of(&valid)];
+                match writes.last_mut() {
+                    Some((start, data)) if *start + data.len() as u64 == offset => {
+                        data.extend_from_slice(bytes);
+                    }
+                    _ => writes.push((offset, bytes.to_vec())),
+                }
+            }
+            written.push((pinned.block, pinned.found.entry.slot));
+        }
+        drop(pinned);
+        for (offset, bytes) in writes {
+            if let Err(error) = self.write_sectors(offset, &bytes).await {
+                outcome.borrow_mut().error.get_or_insert(error);
+                return;
+            }
+        }
+        outcome.borrow_mut().written.extend(written);
+    }
+
+    /// Writes whole sectors to the origin; where its logical blocks are larger, around what is
+    /// there. The caller has the range for itself.
+    async fn write_sectors(&self, offset: u64, bytes: &[u8]) -> Result<(), String> {
+        let logical = self.volume.origin.logical_block();
+        let end = offset + bytes.len() as u64;
+        let (start, limit) = (offset / logical * logical, end.next_multiple_of(logical));
+        let mut buf = IoBuf::for_overwrite((limit - start) as usize);
+        if (start, limit) != (offset, end) {
+            buf = self.origin.read(start, buf).await.map_err(|error| error.to_string())?;
+        }
+        let at = (offset - start) as usize;
+        buf[at..at + bytes.len()].copy_from_slice(bytes);
+        let len = buf.len() as u64;
+        let done = self.origin.run(DeviceOp::Write { offset: start, data: IoData::Owned(buf) }).await;
+        bump(&self.stats().counters.origin_written_bytes, len);
+        done.result.map_err(|error| error.to_string())
+    }
+}

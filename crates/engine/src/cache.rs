@@ -1,0 +1,123 @@
+//! A cache: one cache device with all of its volumes, shared by all lanes.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use forebay_core::ReplacementKind;
+use forebay_lane::Notify;
+use forebay_policy::{Age, EpochClock, HitRule, Replacement, build};
+use forebay_store::Store;
+use parking_lot::{Mutex, RwLock};
+
+use crate::volume::Volume;
+
+/// Streams that are followed for each volume and lane.
+pub(crate) const STREAMS: usize = 256;
+
+/// See the module.
+pub struct Cache {
+    /// What is on the cache device.
+    pub store: Arc<Store>,
+    volumes: RwLock<Vec<Arc<Volume>>>,
+    pub(crate) replacement: Mutex<Box<dyn Replacement>>,
+    policy: Mutex<ReplacementKind>,
+    /// Whether hits make blocks young again under the present policy.
+    refreshes: AtomicBool,
+    pub(crate) epochs: EpochClock,
+    /// The epoch whose share of the index is to be refreshed, plus one; 0: none.
+    pub(crate) refresh_due: AtomicU64,
+    /// Background work ends.
+    pub(crate) stopping: AtomicU64,
+    pub(crate) stop_changed: Notify,
+    /// Background tasks that have not ended.
+    pub(crate) background: AtomicU64,
+}
+
+impl Cache {
+    pub(crate) fn new(store: Arc<Store>, policy: ReplacementKind) -> Arc<Self> {
+        let capacity = store.capacity_blocks();
+        let seed = store.options().seed;
+        Arc::new(Cache {
+            replacement: Mutex::new(build(policy, capacity, seed)),
+            policy: Mutex::new(policy),
+            refreshes: AtomicBool::new(HitRule::of(policy) == HitRule::REFRESH),
+            epochs: EpochClock::new(capacity),
+            store,
+            volumes: RwLock::default(),
+            refresh_due: AtomicU64::new(0),
+            stopping: AtomicU64::new(0),
+            stop_changed: Notify::default(),
+            background: AtomicU64::new(0),
+        })
+    }
+
+    /// The volumes, in the order of their creation.
+    pub fn volumes(&self) -> Vec<Arc<Volume>> {
+        self.volumes.read().clone()
+    }
+
+    /// The volume of this name.
+    pub fn volume(&self, name: &str) -> Option<Arc<Volume>> {
+        self.volumes.read().iter().find(|volume| volume.name == name).cloned()
+    }
+
+    pub(crate) fn add_volume(&self, volume: Arc<Volume>) {
+        let mut volumes = self.volumes.write();
+        volumes.push(volume);
+        volumes.sort_by_key(|volume| volume.id);
+    }
+
+    pub(crate) fn remove_volume(&self, name: &str) {
+        self.volumes.write().retain(|volume| volume.name != name);
+    }
+
+    /// How room is made.
+    pub fn policy(&self) -> ReplacementKind {
+        *self.policy.lock()
+    }
+
+    pub(crate) fn set_policy(&self, kind: ReplacementKind) {
+        let mut policy = self.policy.lock();
+        if *policy != kind {
+            *policy = kind;
+            self.refreshes.store(HitRule::of(kind) == HitRule::REFRESH, Ordering::Relaxed);
+            *self.replacement.lock() =
+                build(kind, self.store.capacity_blocks(), self.store.options().seed);
+        }
+    }
+
+    /// What a hit does to a block's age.
+    #[inline]
+    pub(crate) fn touch(&self, age: u8, now: Age) -> Option<u8> {
+        let rule = if self.refreshes.load(Ordering::Relaxed) { HitRule::REFRESH } else { HitRule::LEAVE };
+        let new = rule.on_hit(Age::from_bits(age), now).bits();
+        (new != age).then_some(new)
+    }
+
+    /// Age class of a block that is used now.
+    #[inline]
+    pub(crate) fn age(&self) -> Age {
+        self.epochs.now()
+    }
+
+    /// Counts blocks that were used, and notes when the index is to be refreshed.
+    pub(crate) fn used(&self, blocks: u64) {
+        let blocks = u32::try_from(blocks).unwrap_or(u32::MAX);
+        if let Some(epoch) = self.epochs.tick(blocks.into()) {
+            self.refresh_due.store(u64::from(epoch) + 1, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn background_started(&self) {
+        self.background.fetch_add(1, Ordering::SeqCst);
+    }
+
+    pub(crate) fn background_ended(&self) {
+        self.background.fetch_sub(1, Ordering::SeqCst);
+        self.stop_changed.notify_all();
+    }
+
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::SeqCst) != 0
+    }
+}

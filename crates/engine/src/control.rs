@@ -1,0 +1,428 @@
+//! What an operator does: volumes come, change and go while requests are served.
+//!
+//! All of this runs on the lane that opened the cache.
+
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use forebay_device::Device;
+use forebay_format::{Uuid, VolumeRecord};
+use forebay_store::{Address, StoreError};
+
+use crate::background;
+use crate::engine::EngineLane;
+use crate::error::{EngineError, EngineErrorKind};
+use crate::fingerprint::fingerprint;
+use crate::settings::VolumeSettings;
+use crate::volume::{Volume, VolumeState};
+
+/// A new volume.
+#[derive(Clone, Debug)]
+pub struct VolumeSpec {
+    /// Its name.
+    pub name: String,
+    /// The origin as the operator named it.
+    pub origin: String,
+    /// Its identity for the world.
+    pub uuid: Uuid,
+    /// Bytes by which the block grid is shifted, a multiple of 512 below the block size.
+    pub alignment: u64,
+    /// Its settings.
+    pub settings: VolumeSettings,
+}
+
+fn no_volume(name: &str) -> EngineError {
+    EngineError::new(EngineErrorKind::Usage, format!("there is no volume '{name}'"))
+}
+
+fn record_of(volume: &Volume, old: &VolumeRecord) -> VolumeRecord {
+    let settings = volume.settings();
+    VolumeRecord {
+        mode: settings.mode,
+        durability: settings.durability,
+        policy: settings.policy,
+        settings: settings.to_tags(),
+        ..old.clone()
+    }
+}
+
+impl EngineLane {
+    /// Creates a volume on a cache that is open, and starts it. The origin is taken as it is.
+    ///
+    /// # Errors
+    /// The name is taken or not possible, or there is no room.
+    pub async fn create(self: &Rc<Self>, spec: VolumeSpec, origin: Arc<dyn Device>) -> Result<Arc<Volume>, EngineError> {
+        let block = self.cache.store.block_size();
+        let size = usable(&*origin);
+        if size == 0 {
+            return Err(EngineError::new(EngineErrorKind::Usage, format!("the origin {} is empty", spec.origin)));
+        }
+        let name = spec.name.clone();
+        let id = self
+            .store
+            .change_volumes(|volumes, next| {
+                if volumes.iter().any(|volume| volume.name == spec.name) {
+                    return Err(StoreError::Refused(format!("there is a volume '{}' already", spec.name)));
+                }
+                let id = forebay_core::VolumeId(*next);
+                *next = next.checked_add(1).ok_or_else(|| {
+                    StoreError::Refused("all volume numbers of this cache have been used".into())
+                })?;
+                volumes.push(VolumeRecord {
+                    id,
+                    uuid: spec.uuid,
+                    name: spec.name.clone(),
+                    origin: spec.origin.clone(),
+                    origin_bytes: size,
+                    alignment: spec.alignment as u32,
+                    mode: spec.settings.mode,
+                    durability: spec.settings.durability,
+                    policy: spec.settings.policy,
+                    started: true,
+                    fingerprint: None,
+                    settings: spec.settings.to_tags(),
+                });
+                Ok(id)
+            })
+            .await?;
+        let blocks = (size + spec.alignment).div_ceil(block.bytes());
+        if let Err(error) = self.store.add_space(id, blocks) {
+            self.store
+                .change_volumes(|volumes, _| {
+                    volumes.retain(|volume| volume.id != id);
+                    Ok(())
+                })
+                .await?;
+            return Err(error.into());
+        }
+        self.cache.set_policy(spec.settings.policy);
+        self.bring_up(&name, origin)
+    }
+
+    /// Starts a volume that the cache knows, with its origin.
+    ///
+    /// # Errors
+    /// The origin is not the one that the volume had: with dirty data only `force` goes on, and
+    /// keeps it; clean data is dropped.
+    pub async fn attach(self: &Rc<Self>, name: &str, origin: Arc<dyn Device>, force: bool) -> Result<Arc<Volume>, EngineError> {
+        if self.cache.volume(name).is_some() {
+            return Err(EngineError::new(EngineErrorKind::Refused, format!("the volume '{name}' is started already")));
+        }
+        let records = self.cache.store.volumes();
+        let record = records.iter().find(|record| record.name == name).ok_or_else(|| no_volume(name))?.clone();
+        let size = usable(&*origin);
+        if size < record.origin_bytes {
+            return Err(EngineError::new(
+                EngineErrorKind::Refused,
+                format!("the origin {} has {size} bytes, the volume '{name}' was made for {}: this is another device, or it was cut", origin.name(), record.origin_bytes),
+            ));
+        }
+        if let Some(expected) = record.fingerprint {
+            let queue = self.context.open(&origin)?;
+            if fingerprint(&queue, record.origin_bytes).await? != expected {
+                self.origin_changed(&record, force)?;
+            }
+        }
+        // From now on the origin changes under our own hands.
+        self.store
+            .change_volumes(|volumes, _| {
+                for volume in volumes.iter_mut().filter(|volume| volume.name == name) {
+                    volume.fingerprint = None;
+                    volume.started = true;
+                }
+                Ok(())
+            })
+            .await?;
+        self.bring_up(name, origin)
+    }
+
+    fn origin_changed(&self, record: &VolumeRecord, force: bool) -> Result<(), EngineError> {
+        let store = &self.cache.store;
+        let Some(space) = store.space_of(record.id) else { return Ok(()) };
+        let (mut clean, mut dirty) = (Vec::new(), 0u64);
+        store.index.scan(|address: Address, entry| {
+            if let Some(block) = space.block(address) {
+                if entry.dirty { dirty += 1 } else { clean.push(block) }
+            }
+        });
+        if dirty > 0 && !force {
+            return Err(EngineError::new(
+                EngineErrorKind::DataAtRisk,
+                format!("the origin of '{}' was changed behind the cache, which holds {dirty} blocks that are newer: use --force to keep them and write them over it, or delete the volume with --discard-dirty", record.name),
+            ));
+        }
+        tracing::warn!(volume = record.name, dropped = clean.len(), dirty, "the origin was changed behind the cache: clean blocks are dropped");
+        for block in clean {
+            store.forget(&space, block, |entry| !entry.dirty);
+        }
+        Ok(())
+    }
+
+    fn bring_up(self: &Rc<Self>, name: &str, origin: Arc<dyn Device>) -> Result<Arc<Volume>, EngineError> {
+        let store = &self.cache.store;
+        let records = store.volumes();
+        let record = records.iter().find(|record| record.name == name).ok_or_else(|| no_volume(name))?;
+        let space = store.space_of(record.id).ok_or_else(|| no_volume(name))?;
+        let mut settings = VolumeSettings {
+            mode: record.mode,
+            durability: record.durability,
+            policy: record.policy,
+            ..VolumeSettings::default()
+        };
+        settings.apply_tags(&record.settings);
+        let volume = Arc::new(Volume::new(
+            record.name.clone(),
+            record.origin.clone(),
+            origin,
+            space,
+            store.block_size(),
+            u64::from(record.alignment),
+            record.origin_bytes,
+            settings,
+            store.options().lanes,
+        ));
+        let now = self.lane.now();
+        let mut copy = Vec::new();
+        for shard in 0..store.index.shard_count() {
+            copy.clear();
+            store.index.snapshot_shard(shard, &mut copy);
+            for (address, entry, _) in &copy {
+                if let Some(block) = space.block(*address).filter(|_| entry.dirty) {
+                    volume.appended(block, None, true, now);
+                }
+            }
+        }
+        self.cache.add_volume(volume.clone());
+        let view = self.lane_volume(volume.id).ok_or_else(|| {
+            EngineError::new(EngineErrorKind::Failed, format!("the origin of '{name}' cannot be opened"))
+        })?;
+        self.cache.background_started();
+        self.lane.spawn(background::writeback::run(view));
+        Ok(volume)
+    }
+
+    /// Changes a volume's settings; online. Leaving a mode that keeps dirty data drains it, in the
+    /// background: see [`EngineLane::drain`] to wait for that.
+    ///
+    /// # Errors
+    /// The cache device fails.
+    pub async fn set(self: &Rc<Self>, name: &str, settings: VolumeSettings) -> Result<(), EngineError> {
+        let volume = self.cache.volume(name).ok_or_else(|| no_volume(name))?;
+        let policy = settings.policy;
+        volume.set_settings(settings);
+        self.cache.set_policy(policy);
+        self.store
+            .change_volumes(|volumes, _| {
+                for record in volumes.iter_mut() {
+                    record.policy = policy;
+                    if record.id == volume.id {
+                        *record = record_of(&volume, record);
+                    }
+                }
+                Ok(())
+            })
+            .await?;
+        for other in self.cache.volumes() {
+            let mut settings = other.settings();
+            if settings.policy != policy {
+                settings.policy = policy;
+                other.set_settings(settings);
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes all dirty data of a volume to its origin, durably; requests are served meanwhile.
+    /// `progress` is told how many dirty blocks are left.
+    ///
+    /// # Errors
+    /// The origin cannot be written, or blocks cannot be read back; both are tried for a while.
+    pub async fn drain(self: &Rc<Self>, name: &str, progress: impl Fn(u64)) -> Result<(), EngineError> {
+        let volume = self.cache.volume(name).ok_or_else(|| no_volume(name))?;
+        self.drain_volume(&volume, progress).await
+    }
+
+    async fn drain_volume(self: &Rc<Self>, volume: &Arc<Volume>, progress: impl Fn(u64)) -> Result<(), EngineError> {
+        const PATIENCE: u32 = 50;
+        volume.draining.fetch_add(1, Ordering::SeqCst);
+        volume.writeback_wanted.notify_all();
+        let mut failures = 0;
+        let result = loop {
+            let changed = volume.progress.listen();
+            let left = volume.dirty_blocks();
+            progress(left);
+            if left == 0 {
+                break Ok(());
+            }
+            if volume.bad_count() >= left {
+                break Err(EngineError::new(
+                    EngineErrorKind::Failed,
+                    format!("{left} dirty blocks of '{}' cannot be read back; see 'forebay show {}'", volume.name, volume.name),
+                ));
+            }
+            if let Some(error) = volume.writeback_error() {
+                failures += 1;
+                if failures >= PATIENCE {
+                    break Err(EngineError::new(EngineErrorKind::Failed, format!("the dirty data of '{}' cannot be written back: {error}", volume.name)));
+                }
+            } else {
+                failures = 0;
+            }
+            let timer = self.lane.sleep(Duration::from_millis(100));
+            background::writeback::either(changed, timer).await;
+        };
+        volume.draining.fetch_sub(1, Ordering::SeqCst);
+        result?;
+        if let Some(view) = self.lane_volume(volume.id) {
+            view.sync_origin().await.map_err(|_| {
+                EngineError::new(EngineErrorKind::Failed, format!("the origin of '{}' cannot be synced", volume.name))
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Stops a volume: requests are refused from now on, those in flight end, everything that was
+    /// acknowledged becomes durable. Dirty data stays in the cache. `keep_stopped`: it does not
+    /// come up by itself the next time.
+    ///
+    /// # Errors
+    /// The cache device or the origin fails; the volume is stopped all the same.
+    pub async fn stop_volume(self: &Rc<Self>, name: &str, keep_stopped: bool) -> Result<(), EngineError> {
+        let volume = self.cache.volume(name).ok_or_else(|| no_volume(name))?;
+        self.quiesce(&volume).await;
+        let mut result = self.store.commit().await.map(|_| ()).map_err(EngineError::from);
+        let mut print = None;
+        if let Some(view) = self.lane_volume(volume.id) {
+            if view.sync_origin().await.is_err() {
+                result = Err(EngineError::new(EngineErrorKind::Failed, format!("the origin of '{name}' cannot be synced")));
+            }
+            volume.set_state(VolumeState::Removed);
+            self.wait_for_writeback(&volume).await;
+            if result.is_ok() {
+                print = fingerprint(&view.origin, volume.size()).await.ok();
+            }
+        }
+        let changed = self
+            .store
+            .change_volumes(|volumes, _| {
+                for record in volumes.iter_mut().filter(|record| record.id == volume.id) {
+                    record.fingerprint = print;
+                    record.started = !keep_stopped;
+                }
+                Ok(())
+            })
+            .await;
+        self.cache.remove_volume(name);
+        self.drop_view(volume.id);
+        result.and(changed.map_err(EngineError::from))
+    }
+
+    /// Refuses new requests and waits for those in flight.
+    async fn quiesce(&self, volume: &Arc<Volume>) {
+        volume.set_state(VolumeState::Stopped);
+        loop {
+            let changed = volume.progress.listen();
+            if volume.stats.in_flight() == 0 {
+                return;
+            }
+            background::writeback::either(changed, self.lane.sleep(Duration::from_millis(20))).await;
+        }
+    }
+
+    /// Waits until the volume's writeback, and reclaim on its behalf, touch the origin no more.
+    async fn wait_for_writeback(&self, volume: &Arc<Volume>) {
+        let _all = volume.ranges.exclusive(0..u64::MAX).await;
+    }
+
+    /// Deletes a volume: its dirty data goes to the origin first, unless it is to be discarded.
+    /// The origin is whole afterwards, and nothing of the volume is left in the cache.
+    ///
+    /// # Errors
+    /// The dirty data cannot be written back; the volume is then as it was.
+    pub async fn delete(self: &Rc<Self>, name: &str, discard_dirty: bool, progress: impl Fn(u64)) -> Result<(), EngineError> {
+        let volume = self.cache.volume(name).ok_or_else(|| no_volume(name))?;
+        if !discard_dirty {
+            self.drain_volume(&volume, &progress).await?;
+        }
+        self.quiesce(&volume).await;
+        if !discard_dirty && let Err(error) = self.drain_volume(&volume, progress).await {
+            volume.set_state(VolumeState::Running);
+            return Err(error);
+        }
+        volume.set_state(VolumeState::Removed);
+        self.wait_for_writeback(&volume).await;
+        self.forget_volume(volume.id).await?;
+        self.cache.remove_volume(name);
+        self.drop_view(volume.id);
+        Ok(())
+    }
+
+    /// Deletes a volume that is not started. Its dirty data is lost: `discard_dirty` says that this
+    /// is meant.
+    ///
+    /// # Errors
+    /// There is dirty data and it is not to be discarded.
+    pub async fn delete_stopped(self: &Rc<Self>, name: &str, discard_dirty: bool) -> Result<(), EngineError> {
+        let records = self.cache.store.volumes();
+        let record = records.iter().find(|record| record.name == name).ok_or_else(|| no_volume(name))?;
+        let space = self.cache.store.space_of(record.id).ok_or_else(|| no_volume(name))?;
+        let mut dirty = 0u64;
+        self.cache.store.index.scan(|address, entry| {
+            dirty += u64::from(entry.dirty && space.block(address).is_some());
+        });
+        if dirty > 0 && !discard_dirty {
+            return Err(EngineError::new(
+                EngineErrorKind::DataAtRisk,
+                format!("the volume '{name}' is stopped and has {dirty} blocks that are not on its origin: start it to have them written back, or use --discard-dirty"),
+            ));
+        }
+        self.forget_volume(record.id).await
+    }
+
+    async fn forget_volume(self: &Rc<Self>, id: forebay_core::VolumeId) -> Result<(), EngineError> {
+        self.store
+            .change_volumes(|volumes, _| {
+                volumes.retain(|volume| volume.id != id);
+                Ok(())
+            })
+            .await?;
+        if let Some(space) = self.cache.store.space_of(id) {
+            self.store.remove_space(&space);
+        }
+        Ok(())
+    }
+
+    /// Closes the cache: all volumes stop, everything is durable, the device is clean.
+    ///
+    /// # Errors
+    /// Something could not be made durable; it is still closed.
+    pub async fn close(self: &Rc<Self>) -> Result<(), EngineError> {
+        let mut result = Ok(());
+        for volume in self.cache.volumes() {
+            if let Err(error) = self.stop_volume(&volume.name, false).await {
+                result = Err(error);
+            }
+        }
+        self.cache.stopping.store(1, Ordering::SeqCst);
+        self.cache.store.space_wanted.notify_all();
+        loop {
+            let changed = self.cache.stop_changed.listen();
+            self.cache.stop_changed.notify_all();
+            if self.cache.background.load(Ordering::SeqCst) == 0 {
+                break;
+            }
+            background::writeback::either(changed, self.lane.sleep(Duration::from_millis(20))).await;
+        }
+        result?;
+        self.store.checkpoint(true).await?;
+        Ok(())
+    }
+}
+
+/// Whole sectors of a device.
+fn usable(device: &dyn Device) -> u64 {
+    device.size() / forebay_core::SECTOR_SIZE * forebay_core::SECTOR_SIZE
+}
+

@@ -1,0 +1,156 @@
+//! An engine's lane: one cache as one lane sees it.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use forebay_core::VolumeId;
+use forebay_device::{Device, Queue, QueueContext};
+use forebay_lane::Lane;
+use forebay_store::{RecoveryReport, Store, StoreLane, StoreOptions};
+
+use crate::api::{Exports, Target};
+use crate::background;
+use crate::cache::Cache;
+use crate::error::EngineError;
+use crate::lane::{LaneVolume, Start, requests};
+use crate::volume::VolumeState;
+
+/// Where a lane registers the queues that it opens, so that it drives them.
+pub type Register = Rc<dyn Fn(&Queue)>;
+
+/// What a lane needs to open devices.
+#[derive(Clone)]
+pub struct LaneContext {
+    /// The lane.
+    pub lane: Rc<Lane>,
+    /// What queues are opened with.
+    pub queues: Rc<QueueContext>,
+    /// Told about every queue that is opened.
+    pub register: Register,
+}
+
+impl LaneContext {
+    /// Opens a device for this lane.
+    ///
+    /// # Errors
+    /// What the device says.
+    pub fn open(&self, device: &Arc<dyn Device>) -> Result<Queue, EngineError> {
+        let queue = Queue::new(device.open_queue(&self.queues)?);
+        (self.register)(&queue);
+        Ok(queue)
+    }
+}
+
+/// See the module.
+pub struct EngineLane {
+    /// The cache.
+    pub cache: Arc<Cache>,
+    pub(crate) lane: Rc<Lane>,
+    pub(crate) context: LaneContext,
+    pub(crate) store: Rc<StoreLane>,
+    volumes: RefCell<HashMap<VolumeId, Rc<LaneVolume>>>,
+    requests: Rc<dyn Start>,
+}
+
+impl EngineLane {
+    /// Opens a cache device. The lane that does this also does the background work.
+    ///
+    /// Its volumes are not there yet: see [`EngineLane::attach`].
+    ///
+    /// # Errors
+    /// The device is not a cache device, or has lost data that had been durable.
+    pub async fn open(
+        context: LaneContext,
+        device: Arc<dyn Device>,
+        options: StoreOptions,
+    ) -> Result<(Rc<Self>, RecoveryReport), EngineError> {
+        let queue = context.open(&device)?;
+        let (store, report) = Store::open(&context.lane, device, queue, options).await?;
+        let policy = store.store().volumes().first().map(|volume| volume.policy).unwrap_or_default();
+        let cache = Cache::new(store.store().clone(), policy);
+        let engine = Self::with_store(cache, context, store);
+        engine.cache.background_started();
+        engine.lane.spawn(background::reclaim::run(engine.clone()));
+        engine.cache.background_started();
+        engine.lane.spawn(background::upkeep::run(engine.clone()));
+        Ok((engine, report))
+    }
+
+    /// Another lane's way to a cache that is open.
+    ///
+    /// # Errors
+    /// The cache device cannot be opened for this lane.
+    pub fn join(cache: &Arc<Cache>, context: LaneContext) -> Result<Rc<Self>, EngineError> {
+        let queue = context.open(cache.store.device())?;
+        let store = StoreLane::new(cache.store.clone(), context.lane.clone(), queue);
+        Ok(Self::with_store(cache.clone(), context, store))
+    }
+
+    fn with_store(cache: Arc<Cache>, context: LaneContext, store: Rc<StoreLane>) -> Rc<Self> {
+        Rc::new(EngineLane {
+            cache,
+            lane: context.lane.clone(),
+            context,
+            store,
+            volumes: RefCell::default(),
+            requests: requests(),
+        })
+    }
+
+    /// The lane.
+    pub fn lane(&self) -> &Rc<Lane> {
+        &self.lane
+    }
+
+    /// This lane's view of a volume.
+    pub fn lane_volume(&self, id: VolumeId) -> Option<Rc<LaneVolume>> {
+        if let Some(known) = self.volumes.borrow().get(&id) {
+            return Some(known.clone());
+        }
+        let volume = self.cache.volumes().into_iter().find(|volume| volume.id == id)?;
+        let origin = match self.context.open(&volume.origin) {
+            Ok(origin) => origin,
+            Err(error) => {
+                tracing::error!(%error, volume = volume.name, "the origin cannot be opened on this lane");
+                return None;
+            }
+        };
+        let view = LaneVolume::new(
+            self.cache.clone(),
+            volume,
+            self.store.clone(),
+            origin,
+            self.requests.clone(),
+        );
+        self.volumes.borrow_mut().insert(id, view.clone());
+        Some(view)
+    }
+
+    pub(crate) fn drop_view(&self, id: VolumeId) {
+        self.volumes.borrow_mut().remove(&id);
+    }
+
+    /// A running volume, for a front end on this lane.
+    pub fn target(&self, name: &str) -> Option<Rc<LaneVolume>> {
+        let volume = self.cache.volume(name)?;
+        if volume.state() != VolumeState::Running {
+            return None;
+        }
+        self.lane_volume(volume.id)
+    }
+}
+
+impl Exports for EngineLane {
+    fn names(&self) -> Vec<String> {
+        let volumes = self.cache.volumes();
+        let running = volumes.iter().filter(|volume| volume.state() == VolumeState::Running);
+        running.map(|volume| volume.name.clone()).collect()
+    }
+
+    fn open(&self, name: &str) -> Option<Rc<dyn Target>> {
+        let target: Rc<dyn Target> = self.target(name)?;
+        Some(target)
+    }
+}

@@ -1,0 +1,44 @@
+//! Flush: everything that was acknowledged before becomes durable, whichever lane took it.
+
+use forebay_core::IoError;
+
+use crate::lane::LaneVolume;
+use crate::stats::bump;
+
+impl LaneVolume {
+    /// Makes every write that was acknowledged before this call durable.
+    pub(crate) async fn flush(&self) -> Result<(), IoError> {
+        bump(&self.stats().counters.flushes, 1);
+        // Barrier for invariant 1: records of all lanes.
+        self.store.commit().await.map_err(|error| self.store_failed(&error))?;
+        // Barrier for invariant 1: what went round or through the cache.
+        self.sync_origin().await
+    }
+
+    /// Makes what reached the origin durable, and marks what was written through as clean.
+    pub(crate) async fn sync_origin(&self) -> Result<(), IoError> {
+        let volume = &self.volume;
+        if volume.origin_sync_failed() {
+            return Err(IoError::Io);
+        }
+        let writes = volume.origin_unsynced();
+        // Taken before the sync starts: it covers what is in here, and nothing that comes later.
+        let through = std::mem::take(&mut *volume.through.lock());
+        if writes.is_none() && through.is_empty() {
+            return Ok(());
+        }
+        if let Err(error) = self.origin.sync().await {
+            tracing::error!(%error, volume = volume.name, "the origin cannot be synced: flushes fail from now on");
+            volume.origin_sync_fails();
+            return Err(IoError::Io);
+        }
+        volume.origin_synced(writes.unwrap_or(0));
+        // Invariant 9: only now do the marks say clean.
+        for (block, slot) in through {
+            if self.store.store().written_back(&volume.space, block, slot) {
+                volume.cleaned(block);
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,273 @@
+//! One volume as one lane sees it: where requests enter and leave.
+
+use std::cell::{Cell, RefCell};
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use forebay_core::{IoError, Nanos, Op};
+use forebay_device::{IoBuf, Queue};
+use forebay_lane::{Lane, Pool};
+use forebay_policy::SequentialCutoff;
+use forebay_store::{StoreError, StoreLane};
+
+use crate::api::{Completion, CompletionSink, Extent, Request, Target};
+use crate::cache::{Cache, STREAMS};
+use crate::stats::{Kind, LaneStats, QUICK_SAMPLE, bump};
+use crate::volume::{Volume, VolumeState};
+
+/// Blocks whose use is counted together, so that lanes seldom meet at the shared counter.
+const USED_BATCH: u64 = 32;
+
+/// A future that carries out one request, in memory that is used again.
+pub(crate) trait Start {
+    fn start(&self, lane: &Lane, volume: Rc<LaneVolume>, request: Request, sink: Rc<dyn CompletionSink>);
+}
+
+struct Requests<F, M> {
+    pool: Pool<F>,
+    make: M,
+}
+
+impl<F, M> Start for Requests<F, M>
+where
+    F: Future<Output = ()> + 'static,
+    M: Fn(Rc<LaneVolume>, Request, Rc<dyn CompletionSink>) -> F,
+{
+    fn start(&self, lane: &Lane, volume: Rc<LaneVolume>, request: Request, sink: Rc<dyn CompletionSink>) {
+        lane.spawn_in(&self.pool, (self.make)(volume, request, sink));
+    }
+}
+
+/// See the module.
+pub struct LaneVolume {
+    pub(crate) cache: Arc<Cache>,
+    pub(crate) volume: Arc<Volume>,
+    pub(crate) store: Rc<StoreLane>,
+    pub(crate) origin: Queue,
+    cutoff: RefCell<SequentialCutoff>,
+    /// The last request that was asked about, and the answer.
+    last_verdict: Cell<((bool, u64, u64), bool)>,
+    used: Cell<u64>,
+    requests: Rc<dyn Start>,
+    /// Requests on their way keep the view alive.
+    own: Weak<LaneVolume>,
+}
+
+/// What is kept per lane for all of its volumes.
+pub(crate) fn requests() -> Rc<dyn Start> {
+    Rc::new(Requests {
+        pool: Pool::default(),
+        make: |volume: Rc<LaneVolume>, request, sink: Rc<dyn CompletionSink>| async move {
+            let completion = volume.serve(request).await;
+            sink.complete(completion);
+        },
+    })
+}
+
+impl LaneVolume {
+    pub(crate) fn new(
+        cache: Arc<Cache>,
+        volume: Arc<Volume>,
+        store: Rc<StoreLane>,
+        origin: Queue,
+        requests: Rc<dyn Start>,
+    ) -> Rc<Self> {
+        Rc::new_cyclic(|own| LaneVolume {
+            cache,
+            volume,
+            store,
+            origin,
+            cutoff: RefCell::new(SequentialCutoff::new(STREAMS)),
+            last_verdict: Cell::new(((false, u64::MAX, 0), false)),
+            used: Cell::new(0),
+            requests,
+            own: own.clone(),
+        })
+    }
+
+    /// The volume.
+    pub fn volume(&self) -> &Arc<Volume> {
+        &self.volume
+    }
+
+    pub(crate) fn lane(&self) -> &Rc<Lane> {
+        self.store.lane()
+    }
+
+    pub(crate) fn now(&self) -> Nanos {
+        self.lane().now()
+    }
+
+    pub(crate) fn stats(&self) -> &LaneStats {
+        self.volume.stats.lane(usize::from(self.lane().id().0))
+    }
+
+    /// Whether a request is part of a stream that goes round the cache.
+    pub(crate) fn is_sequential(&self, write: bool, offset: u64, len: u64) -> bool {
+        let threshold = self.volume.sequential_cutoff();
+        if threshold == 0 {
+            return false;
+        }
+        // A request that could not be answered at once is asked about again.
+        let request = (write, offset, len);
+        let (last, verdict) = self.last_verdict.get();
+        if last == request {
+            return verdict;
+        }
+        let verdict = self.cutoff.borrow_mut().observe(write, offset, len).bypass(threshold);
+        self.last_verdict.set((request, verdict));
+        verdict
+    }
+
+    /// Counts blocks that were used, for the replacement policy.
+    pub(crate) fn count_used(&self, blocks: u64) {
+        let used = self.used.get() + blocks;
+        if used >= USED_BATCH {
+            self.used.set(0);
+            self.cache.used(used);
+        } else {
+            self.used.set(used);
+        }
+    }
+
+    /// Waits until there may be room in the log.
+    ///
+    /// # Errors
+    /// The cache device has failed: there will be none.
+    pub(crate) async fn wait_for_space(&self, listening: forebay_lane::Notified<'_>) -> Result<(), IoError> {
+        let store = self.store.store();
+        if store.health.failed() {
+            return Err(IoError::Io);
+        }
+        store.space_wanted.notify_all();
+        listening.await;
+        Ok(())
+    }
+
+    pub(crate) fn store_failed(&self, error: &StoreError) -> IoError {
+        tracing::debug!(%error, volume = self.volume.name, "a request fails");
+        IoError::Io
+    }
+
+    async fn serve(self: Rc<Self>, request: Request) -> Completion {
+        let started = self.now();
+        let Request { tag, op, offset, len, fua, fast, data } = request;
+        let write = matches!(op, Op::Write | Op::WriteZeroes | Op::Discard);
+        let range = if op == Op::Flush { Ok(()) } else { self.volume.check_range(offset, len, write) };
+        let (result, data) = match range {
+            Err(error) => (Err(error), data),
+            Ok(()) if len == 0 && op != Op::Flush => (Ok(()), data),
+            Ok(()) => match op {
+                Op::Read => {
+                    let buf = data.unwrap_or_else(|| IoBuf::for_overwrite(len as usize));
+                    let (result, buf) = self.read(offset, len, buf).await;
+                    (result, Some(buf))
+                }
+                Op::Prefetch => (self.prefetch(offset, len).await, data),
+                Op::Write => match data {
+                    Some(data) if data.len() as u64 == len => {
+                        let (result, data) = self.write(offset, data, fua).await;
+                        (result, Some(data))
+                    }
+                    other => (Err(IoError::Invalid), other),
+                },
+                Op::WriteZeroes => (self.write_zeroes(offset, len, fua, fast).await, data),
+                Op::Discard => (self.discard(offset, len, fua).await, data),
+                Op::Flush => (self.flush().await, data),
+            },
+        };
+        let stats = self.stats();
+        let kind = match op {
+            Op::Read | Op::Prefetch => Kind::Read,
+            Op::Flush => Kind::Flush,
+            Op::Write | Op::WriteZeroes | Op::Discard => Kind::Write,
+        };
+        let now = self.now();
+        stats.latency(kind, now.since(started));
+        if result.is_err() {
+            bump(&stats.counters.errors, 1);
+        }
+        self.volume.last_foreground.store(now.0, Ordering::Relaxed);
+        stats.in_flight.store(stats.in_flight.load(Ordering::Relaxed) - 1, Ordering::SeqCst);
+        if self.volume.state() != VolumeState::Running {
+            self.volume.progress.notify_all();
+        }
+        Completion { tag, result, data }
+    }
+
+    /// Whether the latency of a request that is answered at once is to be measured.
+    fn sample(&self) -> Option<Nanos> {
+        let quick = &self.stats().quick;
+        bump(quick, 1);
+        (quick.load(Ordering::Relaxed) % QUICK_SAMPLE == 0).then(|| self.now())
+    }
+
+    fn sampled(&self, kind: Kind, started: Option<Nanos>) {
+        if let Some(started) = started {
+            let now = self.now();
+            self.volume.last_foreground.store(now.0, Ordering::Relaxed);
+            self.stats().latency(kind, now.since(started));
+        }
+    }
+}
+
+impl Target for LaneVolume {
+    fn size(&self) -> u64 {
+        self.volume.size()
+    }
+
+    fn preferred_block(&self) -> u64 {
+        self.volume.block.bytes()
+    }
+
+    fn read_only(&self) -> bool {
+        false
+    }
+
+    fn read_now(&self, offset: u64, into: &mut [u8]) -> Option<Result<(), IoError>> {
+        if self.volume.state() != VolumeState::Running {
+            return None;
+        }
+        let started = self.sample();
+        let done = self.read_quickly(offset, into);
+        if done.is_some() {
+            self.sampled(Kind::Read, started);
+        }
+        done
+    }
+
+    fn write_now(&self, offset: u64, data: &[u8]) -> Option<Result<(), IoError>> {
+        if self.volume.state() != VolumeState::Running {
+            return None;
+        }
+        let started = self.sample();
+        let done = self.write_quickly(offset, data);
+        if done.is_some() {
+            self.sampled(Kind::Write, started);
+        }
+        done
+    }
+
+    fn submit(&self, request: Request, sink: &Rc<dyn CompletionSink>) {
+        let stats = self.stats();
+        // Counted before the state is looked at: whoever stops the volume sees one or the other.
+        stats.in_flight.store(stats.in_flight.load(Ordering::Relaxed) + 1, Ordering::SeqCst);
+        if self.volume.state() != VolumeState::Running {
+            stats.in_flight.store(stats.in_flight.load(Ordering::Relaxed) - 1, Ordering::SeqCst);
+            let Request { tag, data, .. } = request;
+            sink.complete(Completion { tag, result: Err(IoError::ShuttingDown), data });
+            return;
+        }
+        // A view is only reached through its Rc, so it is alive.
+        if let Some(this) = self.own.upgrade() {
+            self.requests.start(self.store.lane(), this, request, sink.clone());
+        }
+    }
+
+    fn extents(&self, offset: u64, len: u64) -> Vec<Extent> {
+        let len = len.min(self.volume.size().saturating_sub(offset));
+        vec![Extent { len, hole: false, zero: false }]
+    }
+}
+

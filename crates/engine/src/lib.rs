@@ -1,0 +1,40 @@
+//! The data path and its background work.
+//!
+//! In the order in which a request meets it:
+//! - [`api`]: what front ends and engine say to each other
+//! - [`lane`]: one volume as one lane sees it; where requests enter and leave
+//! - `plan`: what to do with a block, pure; the only branches on the mode
+//! - `read`, `write`, `flush`, `discard`: one file for each kind of request
+//! - `ranges`: order among operations that reach the origin
+//! - `background`: writeback, reclaim, upkeep
+//!
+//! Beside the path: [`cache`], [`volume`], [`settings`], [`stats`], and [`control`] for what an
+//! operator does.
+#![forbid(unsafe_code)]
+
+pub mod api;
+mod background;
+pub mod cache;
+pub mod control;
+mod discard;
+pub mod engine;
+pub mod error;
+mod fingerprint;
+mod flush;
+pub mod lane;
+mod plan;
+mod ranges;
+mod read;
+pub mod settings;
+pub mod stats;
+pub mod volume;
+mod write;
+
+pub use api::{Completion, CompletionSink, Exports, Extent, Request, Target};
+pub use cache::Cache;
+pub use control::VolumeSpec;
+pub use engine::{EngineLane, LaneContext};
+pub use error::{EngineError, EngineErrorKind};
+pub use lane::LaneVolume;
+pub use settings::VolumeSettings;
+pub use volume::{Volume, VolumeState};

@@ -1,0 +1,378 @@
+//! A volume: one origin, its settings and its state, shared by all lanes.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+
+use forebay_core::{
+    BlockSize, Durability, IoError, Mode, Nanos, OriginBlock, SECTOR_SIZE, SectorMask, Slot,
+    VolumeId,
+};
+use forebay_device::Device;
+use forebay_lane::Notify;
+use forebay_policy::sweep::DirtyMap;
+use forebay_store::{Entry, VolumeSpace};
+use parking_lot::Mutex;
+
+use crate::ranges::Ranges;
+use crate::settings::VolumeSettings;
+use crate::stats::Stats;
+
+/// Regions of the origin for which dirty blocks are counted.
+const DIRTY_REGIONS: usize = 4096;
+
+/// Whether a volume takes requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum VolumeState {
+    /// Requests are served.
+    Running,
+    /// Requests are refused; what is in flight ends.
+    Stopped,
+    /// It is leaving the cache: background work ends too.
+    Removed,
+}
+
+/// The part of a request that lies in one block.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Piece {
+    pub(crate) block: OriginBlock,
+    /// Sectors of the block.
+    pub(crate) sectors: Range<u32>,
+    /// Bytes of the request.
+    pub(crate) bytes: Range<usize>,
+    /// Whether it is all of the block that lies within the volume.
+    pub(crate) whole: bool,
+}
+
+/// See the module.
+pub struct Volume {
+    /// Its number in the cache.
+    pub id: VolumeId,
+    /// Its name.
+    pub name: String,
+    /// The origin as the operator named it.
+    pub origin_name: String,
+    /// The origin.
+    pub origin: Arc<dyn Device>,
+    pub(crate) space: VolumeSpace,
+    pub(crate) block: BlockSize,
+    size: u64,
+    alignment: u64,
+    settings: Mutex<VolumeSettings>,
+    mode: AtomicU8,
+    durability: AtomicU8,
+    cutoff: AtomicU64,
+    state: AtomicU8,
+    pub(crate) ranges: Ranges,
+    pub(crate) dirty: DirtyMap,
+    dirty_blocks: AtomicU64,
+    /// When the first of the present dirty blocks became dirty, at the latest; 0: none is.
+    dirty_since: AtomicU64,
+    pub(crate) last_foreground: AtomicU64,
+    /// Something that matters to writeback has changed.
+    pub(crate) writeback_wanted: Notify,
+    /// Dirty blocks have become fewer, or writeback has failed.
+    pub(crate) progress: Notify,
+    /// Everything is to be written back.
+    pub(crate) draining: AtomicU64,
+    /// Blocks that writes through the cache have put on the origin, which has not been synced.
+    pub(crate) through: Mutex<Vec<(OriginBlock, Slot)>>,
+    origin_writes: AtomicU64,
+    origin_synced: AtomicU64,
+    origin_sync_failed: AtomicBool,
+    bad: Mutex<BTreeSet<OriginBlock>>,
+    writeback_error: Mutex<Option<String>>,
+    /// What is counted.
+    pub stats: Stats,
+}
+
+impl Volume {
+    pub(crate) fn new(
+        name: String,
+        origin_name: String,
+        origin: Arc<dyn Device>,
+        space: VolumeSpace,
+        block: BlockSize,
+        alignment: u64,
+        size: u64,
+        settings: VolumeSettings,
+        lanes: usize,
+    ) -> Self {
+        let volume = Volume {
+            id: space.id,
+            name,
+            origin_name,
+            origin,
+            space,
+            block,
+            size,
+            alignment,
+            mode: AtomicU8::new(0),
+            durability: AtomicU8::new(0),
+            cutoff: AtomicU64::new(0),
+            settings: Mutex::new(VolumeSettings::default()),
+            state: AtomicU8::new(VolumeState::Running as u8),
+            ranges: Ranges::default(),
+            dirty: DirtyMap::new(space.blocks, DIRTY_REGIONS),
+            dirty_blocks: AtomicU64::new(0),
+            dirty_since: AtomicU64::new(0),
+            last_foreground: AtomicU64::new(0),
+            writeback_wanted: Notify::default(),
+            progress: Notify::default(),
+            draining: AtomicU64::new(0),
+            through: Mutex::default(),
+            origin_writes: AtomicU64::new(0),
+            origin_synced: AtomicU64::new(0),
+            origin_sync_failed: AtomicBool::new(false),
+            bad: Mutex::default(),
+            writeback_error: Mutex::default(),
+            stats: Stats::new(lanes),
+        };
+        volume.set_settings(settings);
+        volume
+    }
+
+    /// Size in bytes.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Bytes by which the block grid is shifted towards the start of the origin.
+    pub fn alignment(&self) -> u64 {
+        self.alignment
+    }
+
+    /// The settings.
+    pub fn settings(&self) -> VolumeSettings {
+        self.settings.lock().clone()
+    }
+
+    pub(crate) fn set_settings(&self, settings: VolumeSettings) {
+        self.mode.store(settings.mode as u8, Ordering::SeqCst);
+        self.durability.store(settings.durability as u8, Ordering::SeqCst);
+        self.cutoff.store(settings.sequential_cutoff, Ordering::SeqCst);
+        *self.settings.lock() = settings;
+        self.writeback_wanted.notify_all();
+    }
+
+    /// The mode in force.
+    #[inline]
+    pub fn mode(&self) -> Mode {
+        let number = self.mode.load(Ordering::Relaxed) as usize;
+        Mode::ALL.get(number).copied().unwrap_or_default()
+    }
+
+    /// The durability in force.
+    #[inline]
+    pub fn durability(&self) -> Durability {
+        let number = self.durability.load(Ordering::Relaxed) as usize;
+        Durability::ALL.get(number).copied().unwrap_or_default()
+    }
+
+    pub(crate) fn sequential_cutoff(&self) -> u64 {
+        self.cutoff.load(Ordering::Relaxed)
+    }
+
+    /// Whether requests are taken.
+    #[inline]
+    pub fn state(&self) -> VolumeState {
+        match self.state.load(Ordering::SeqCst) {
+            0 => VolumeState::Running,
+            1 => VolumeState::Stopped,
+            _ => VolumeState::Removed,
+        }
+    }
+
+    pub(crate) fn set_state(&self, state: VolumeState) {
+        self.state.store(state as u8, Ordering::SeqCst);
+        self.writeback_wanted.notify_all();
+    }
+
+    /// Checks a request's range.
+    pub(crate) fn check_range(&self, offset: u64, len: u64, write: bool) -> Result<(), IoError> {
+        if !offset.is_multiple_of(SECTOR_SIZE) || !len.is_multiple_of(SECTOR_SIZE) {
+            return Err(IoError::Invalid);
+        }
+        match offset.checked_add(len) {
+            Some(end) if end <= self.size => Ok(()),
+            _ if write => Err(IoError::NoSpace),
+            _ => Err(IoError::Invalid),
+        }
+    }
+
+    /// The sectors of a block that lie within the volume.
+    pub(crate) fn sectors_inside(&self, block: OriginBlock) -> Range<u32> {
+        let start = self.block.offset_of(block);
+        let first = self.alignment.saturating_sub(start) / SECTOR_SIZE;
+        let end = (self.size + self.alignment).saturating_sub(start) / SECTOR_SIZE;
+        let sectors = self.block.sectors();
+        (first as u32).min(sectors)..(end.min(u64::from(sectors)) as u32)
+    }
+
+    /// Offset on the origin of a sector of a block within the volume.
+    pub(crate) fn origin_offset(&self, block: OriginBlock, sector: u32) -> u64 {
+        let byte = self.block.offset_of(block) + u64::from(sector) * SECTOR_SIZE;
+        byte.saturating_sub(self.alignment)
+    }
+
+    /// The blocks that a byte range touches.
+    pub(crate) fn blocks(&self, range: Range<u64>) -> Range<u64> {
+        let first = self.block.block_of(range.start + self.alignment).0;
+        if range.start >= range.end {
+            return first..first;
+        }
+        first..self.block.block_of(range.end - 1 + self.alignment).0 + 1
+    }
+
+    /// The part of a block that lies within the volume, in bytes of the origin.
+    pub(crate) fn block_range(&self, block: OriginBlock) -> Range<u64> {
+        let inside = self.sectors_inside(block);
+        self.origin_offset(block, inside.start)..self.origin_offset(block, inside.end)
+    }
+
+    /// A byte range widened to whole blocks, within the volume.
+    pub(crate) fn widen(&self, range: Range<u64>) -> Range<u64> {
+        let blocks = self.blocks(range.clone());
+        if blocks.is_empty() {
+            return range;
+        }
+        let start = self.block_range(OriginBlock(blocks.start)).start;
+        start..self.block_range(OriginBlock(blocks.end - 1)).end
+    }
+
+    /// Cuts a range that has been checked into blocks.
+    pub(crate) fn pieces(&self, offset: u64, len: u64) -> impl Iterator<Item = Piece> + use<'_> {
+        let range = offset..offset + len;
+        self.blocks(range.clone()).map(move |number| {
+            let block = OriginBlock(number);
+            let inside = self.block_range(block);
+            let part = inside.start.max(range.start)..inside.end.min(range.end);
+            let origin = self.block.offset_of(block);
+            let sector = |byte: u64| ((byte + self.alignment - origin) / SECTOR_SIZE) as u32;
+            Piece {
+                block,
+                sectors: sector(part.start)..sector(part.end),
+                bytes: (part.start - range.start) as usize..(part.end - range.start) as usize,
+                whole: part == inside,
+            }
+        })
+    }
+
+    /// What a version with these valid sectors says of itself: sectors outside the volume count
+    /// as valid, and `None` means all.
+    pub(crate) fn mask(&self, block: OriginBlock, mut valid: SectorMask) -> Option<SectorMask> {
+        let inside = self.sectors_inside(block);
+        valid.insert(0..inside.start);
+        valid.insert(inside.end..self.block.sectors());
+        (!valid.is_all()).then_some(valid)
+    }
+
+    /// Notes that a version was appended in place of `old`.
+    pub(crate) fn appended(&self, block: OriginBlock, old: Option<&Entry>, dirty: bool, now: Nanos) {
+        match (old.is_some_and(|entry| entry.dirty), dirty) {
+            (false, true) => {
+                self.dirty.add(block);
+                if self.dirty_blocks.fetch_add(1, Ordering::SeqCst) == 0 {
+                    self.dirty_since.store(now.0.max(1), Ordering::Relaxed);
+                    self.writeback_wanted.notify_all();
+                }
+            }
+            (true, false) => self.cleaned(block),
+            _ => (),
+        }
+    }
+
+    /// Notes that a block is no longer dirty.
+    pub(crate) fn cleaned(&self, block: OriginBlock) {
+        self.dirty.sub(block);
+        if self.dirty_blocks.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.dirty_since.store(0, Ordering::Relaxed);
+        }
+        self.bad.lock().remove(&block);
+        self.progress.notify_all();
+    }
+
+    /// Starts the clock of the oldest dirty block anew: everything that was dirty at `since` has
+    /// been written back.
+    pub(crate) fn swept(&self, since: Nanos) {
+        if self.dirty_blocks() > 0 {
+            self.dirty_since.store(since.0.max(1), Ordering::Relaxed);
+        }
+    }
+
+    /// Dirty blocks.
+    pub fn dirty_blocks(&self) -> u64 {
+        self.dirty_blocks.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn oldest_dirty(&self) -> Option<Nanos> {
+        let since = self.dirty_since.load(Ordering::Relaxed);
+        (since != 0).then_some(Nanos(since))
+    }
+
+    /// Notes that an operation which goes to the origin alone has changed it.
+    pub(crate) fn origin_changed(&self) {
+        self.origin_writes.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// What a sync that starts now will cover; `None` if everything is durable already.
+    pub(crate) fn origin_unsynced(&self) -> Option<u64> {
+        let writes = self.origin_writes.load(Ordering::SeqCst);
+        (writes > self.origin_synced.load(Ordering::SeqCst)).then_some(writes)
+    }
+
+    pub(crate) fn origin_synced(&self, writes: u64) {
+        self.origin_synced.fetch_max(writes, Ordering::SeqCst);
+    }
+
+    /// After a failed sync of the origin nothing proves that earlier writes are there: flushes
+    /// fail from now on (invariant 18).
+    pub(crate) fn origin_sync_fails(&self) {
+        self.origin_sync_failed.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether a sync of the origin has failed.
+    pub fn origin_sync_failed(&self) -> bool {
+        self.origin_sync_failed.load(Ordering::SeqCst)
+    }
+
+    /// Notes that a dirty block cannot be read back.
+    pub(crate) fn add_bad(&self, block: OriginBlock) {
+        if self.bad.lock().insert(block) {
+            tracing::error!(volume = self.name, block = block.0, "a dirty block cannot be read back: its addresses give I/O errors until they are overwritten or discarded");
+        }
+    }
+
+    pub(crate) fn is_bad(&self, block: OriginBlock) -> bool {
+        self.bad.lock().contains(&block)
+    }
+
+    pub(crate) fn remove_bad(&self, block: OriginBlock) {
+        self.bad.lock().remove(&block);
+    }
+
+    /// Dirty blocks that cannot be read back, as byte ranges of the origin.
+    pub fn bad_ranges(&self) -> Vec<Range<u64>> {
+        self.bad.lock().iter().map(|block| self.block_range(*block)).collect()
+    }
+
+    pub(crate) fn bad_count(&self) -> u64 {
+        self.bad.lock().len() as u64
+    }
+
+    pub(crate) fn set_writeback_error(&self, error: Option<String>) {
+        let mut slot = self.writeback_error.lock();
+        if let (Some(error), None) = (&error, slot.as_ref()) {
+            tracing::error!(volume = self.name, error, "writing back to the origin fails; the data stays dirty and is tried again");
+        }
+        *slot = error;
+        drop(slot);
+        self.progress.notify_all();
+    }
+
+    /// Why writeback fails at the moment.
+    pub fn writeback_error(&self) -> Option<String> {
+        self.writeback_error.lock().clone()
+    }
+}

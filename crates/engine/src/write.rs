@@ -1,0 +1,310 @@
+//! Writes: to the log, through it to the origin, or round it.
+
+use std::ops::Range;
+
+use forebay_core::{Durability, IoError, OriginBlock, SectorMask};
+use forebay_device::{DeviceOp, IoBuf, IoData};
+use forebay_store::{Appended, Class, Condition, Entry, Version};
+
+use crate::lane::LaneVolume;
+use crate::plan::{BlockState, WriteStep, write_step, write_steps};
+use crate::read::{bytes_of, state_of};
+use crate::stats::bump;
+use crate::volume::Piece;
+
+/// What was appended for one block, to be marked clean when the origin has it.
+type Written = (OriginBlock, forebay_core::Slot);
+
+impl LaneVolume {
+    /// Takes a write at once if it ends in the log and there is room.
+    pub(crate) fn write_quickly(&self, offset: u64, data: &[u8]) -> Option<Result<(), IoError>> {
+        let volume = &self.volume;
+        let len = data.len() as u64;
+        let direct = write_step(volume.mode(), BlockState::Absent, false) == WriteStep::Cache;
+        let checked = volume.check_range(offset, len, true).is_ok() && len > 0;
+        if !direct || !checked || volume.durability() != Durability::Flush {
+            return None;
+        }
+        let block_bytes = volume.block.as_usize();
+        if volume.pieces(offset, len).any(|piece| piece.bytes.len() != block_bytes) {
+            return None;
+        }
+        if self.is_sequential(true, offset, len) {
+            return None;
+        }
+        let (mut hits, mut blocks) = (true, 0);
+        for piece in volume.pieces(offset, len) {
+            let version = Version {
+                space: &volume.space,
+                block: piece.block,
+                dirty: true,
+                mask: None,
+                age: self.cache.age().bits(),
+                condition: Condition::Always,
+            };
+            let bytes = &data[piece.bytes.clone()];
+            match self.store.append(version, Class::Foreground, |cell| cell.copy_from_slice(bytes)) {
+                Appended::Done { old } => {
+                    self.note_appended(piece.block, old.as_ref());
+                    hits &= old.is_some();
+                }
+                // What is in already is part of this same write, which is submitted again.
+                Appended::NoSpace | Appended::Refused => return None,
+            }
+            blocks += 1;
+        }
+        self.count_write(hits, len, blocks);
+        Some(Ok(()))
+    }
+
+    fn note_appended(&self, block: OriginBlock, old: Option<&Entry>) {
+        self.volume.appended(block, old, true, self.now_if_first());
+    }
+
+    /// The time, if somebody will look at it: reading the clock costs as much as a look-up.
+    fn now_if_first(&self) -> forebay_core::Nanos {
+        if self.volume.dirty_blocks() == 0 { self.now() } else { forebay_core::Nanos(0) }
+    }
+
+    fn count_write(&self, hits: bool, len: u64, blocks: u64) {
+        let counters = &self.stats().counters;
+        bump(if hits { &counters.write_hits } else { &counters.write_misses }, 1);
+        bump(&counters.user_written_bytes, len);
+        bump(&counters.cache_written_bytes, blocks * self.volume.block.bytes());
+        self.count_used(blocks);
+    }
+
+    /// Writes a checked range and gives the buffer back.
+    pub(crate) async fn write(&self, offset: u64, data: IoBuf, fua: bool) -> (Result<(), IoError>, IoBuf) {
+        let len = data.len() as u64;
+        match self.way(offset, len) {
+            WriteStep::Cache => (self.write_cache(offset, len, &data, fua).await, data),
+            WriteStep::Through => self.write_through(offset, data, fua).await,
+            WriteStep::Around => self.write_around(offset, data, fua).await,
+        }
+    }
+
+    /// Which way a write goes, as a whole.
+    fn way(&self, offset: u64, len: u64) -> WriteStep {
+        let sequential = self.is_sequential(true, offset, len);
+        let volume = &self.volume;
+        let way = write_steps(volume.pieces(offset, len).map(|piece| {
+            let found = self.store.store().peek(&volume.space, piece.block);
+            write_step(volume.mode(), state_of(found.as_ref()), sequential)
+        }));
+        if way == WriteStep::Around {
+            let counters = &self.stats().counters;
+            bump(&counters.bypassed, 1);
+            bump(if sequential { &counters.bypassed_sequential } else { &counters.bypassed_mode }, 1);
+        }
+        way
+    }
+
+    /// Writes to the log.
+    async fn write_cache(
+        &self,
+        offset: u64,
+        len: u64,
+        source: &[u8],
+        fua: bool,
+    ) -> Result<(), IoError> {
+        self.append_all(offset, len, source).await?;
+        if fua || self.volume.durability() == Durability::Strict {
+            // Barrier for invariant 2: the write's own record is durable before it is acknowledged.
+            self.store.commit().await.map_err(|error| self.store_failed(&error))?;
+        }
+        Ok(())
+    }
+
+    /// Appends every block of a range; says what was appended, and whether anything was cached.
+    async fn append_all(
+        &self,
+        offset: u64,
+        len: u64,
+        source: &[u8],
+    ) -> Result<(Vec<Written>, bool), IoError> {
+        let (mut all, mut any) = (true, false);
+        let mut written = Vec::new();
+        for piece in self.volume.pieces(offset, len) {
+            let (was_cached, done) = self.append_piece(&piece, source).await?;
+            all &= was_cached;
+            any |= was_cached;
+            written.push(done);
+        }
+        self.count_write(all, len, written.len() as u64);
+        Ok((written, any))
+    }
+
+    /// Appends one block's part of a write, merged with what is cached of the block.
+    async fn append_piece(&self, piece: &Piece, source: &[u8]) -> Result<(bool, Written), IoError> {
+        let volume = &self.volume;
+        let store = self.store.store();
+        loop {
+            let space = store.space.listen();
+            let pinned = if piece.whole {
+                None
+            } else {
+                store.look_up(&volume.space, piece.block, |_| None)
+            };
+            let mut base = None;
+            let mut valid = SectorMask::of(volume.block.sectors(), piece.sectors.clone());
+            let mut condition = if piece.whole { Condition::Always } else { Condition::Absent };
+            if let Some(pinned) = pinned {
+                let slot = pinned.found.entry.slot;
+                let dirty = pinned.found.entry.dirty;
+                let mask = pinned.found.mask.clone();
+                match self.store.read_block(&volume.space, pinned).await {
+                    Ok(cached) => base = Some(cached),
+                    Err(failure) => {
+                        tracing::warn!(volume = volume.name, block = piece.block.0, ?failure, "a cached block cannot be read back");
+                        let gone = store.forget(&volume.space, piece.block, |entry| entry.slot == slot && !entry.dirty);
+                        let replaced = store
+                            .peek(&volume.space, piece.block)
+                            .is_none_or(|found| found.entry.slot != slot);
+                        if gone.is_none() && dirty && !replaced {
+                            volume.add_bad(piece.block);
+                            return Err(IoError::Io);
+                        }
+                        continue;
+                    }
+                }
+                match mask {
+                    Some(mask) => valid.union_with(&mask),
+                    None => valid = SectorMask::all(volume.block.sectors()),
+                }
+                condition = Condition::Slot(slot);
+            }
+            let version = Version {
+                space: &volume.space,
+                block: piece.block,
+                dirty: true,
+                mask: volume.mask(piece.block, valid),
+                age: self.cache.age().bits(),
+                condition,
+            };
+            let mut slot = forebay_core::Slot(0);
+            let appended = self.store.append_at(version, Class::Foreground, &mut slot, |cell| {
+                match &base {
+                    Some(base) => cell.copy_from_slice(base),
+                    None if piece.bytes.len() < cell.len() => cell.fill(0),
+                    None => (),
+                }
+                cell[bytes_of(&piece.sectors)].copy_from_slice(&source[piece.bytes.clone()]);
+            });
+            match appended {
+                Appended::Done { old } => {
+                    volume.remove_bad(piece.block);
+                    self.note_appended(piece.block, old.as_ref());
+                    return Ok((old.is_some(), (piece.block, slot)));
+                }
+                Appended::Refused => (),
+                Appended::NoSpace => self.wait_for_space(space).await?,
+            }
+        }
+    }
+
+    /// Writes to the log and to the origin. The blocks stay dirty until the origin has been synced.
+    async fn write_through(&self, offset: u64, data: IoBuf, fua: bool) -> (Result<(), IoError>, IoBuf) {
+        let volume = &self.volume;
+        let len = data.len() as u64;
+        let _range = volume.ranges.exclusive(volume.widen(offset..offset + len)).await;
+        let (written, replaced) = match self.append_all(offset, len, &data).await {
+            Ok(done) => done,
+            Err(error) => return (Err(error), data),
+        };
+        // Barrier for invariant 6: no older copy may come back after a crash once the origin has
+        // begun to change.
+        if (replaced || !self.store.store().marks_settled())
+            && let Err(error) = self.store.commit().await
+        {
+            return (Err(self.store_failed(&error)), data);
+        }
+        let (result, data) = self.write_origin(offset, data).await;
+        if result.is_ok() {
+            volume.through.lock().extend(written);
+        }
+        volume.writeback_wanted.notify_all();
+        let result = match result {
+            Ok(()) if fua => self.sync_origin().await,
+            other => other,
+        };
+        (result, data)
+    }
+
+    /// Writes to the origin alone.
+    async fn write_around(&self, offset: u64, data: IoBuf, fua: bool) -> (Result<(), IoError>, IoBuf) {
+        let volume = &self.volume;
+        let len = data.len() as u64;
+        let range = offset..offset + len;
+        let _range = volume.ranges.exclusive(volume.widen(range.clone())).await;
+        bump(&self.stats().counters.user_written_bytes, len);
+        let cached = self.forget_clean(&range);
+        bump(if cached { &self.stats().counters.write_hits } else { &self.stats().counters.write_misses }, 1);
+        // Barrier for invariants 5 and 6: what was forgotten stays forgotten, before the origin has
+        // anything newer.
+        if let Err(error) = self.store.settle_marks().await {
+            return (Err(self.store_failed(&error)), data);
+        }
+        let (result, data) = self.write_origin(offset, data).await;
+        let result = match result {
+            Ok(()) if fua => self.sync_origin().await,
+            other => other,
+        };
+        (result, data)
+    }
+
+    /// Forgets the clean copies in a range; whether there were any. Fills are overtaken.
+    fn forget_clean(&self, range: &Range<u64>) -> bool {
+        let volume = &self.volume;
+        let mut any = false;
+        for number in volume.blocks(range.clone()) {
+            let block = OriginBlock(number);
+            any |= self.store.store().forget(&volume.space, block, |entry| !entry.dirty).is_some();
+        }
+        any
+    }
+
+    /// Writes to the origin. The caller has the range for itself.
+    async fn write_origin(&self, offset: u64, data: IoBuf) -> (Result<(), IoError>, IoBuf) {
+        let volume = &self.volume;
+        let len = data.len();
+        let logical = volume.origin.logical_block();
+        let aligned = offset.is_multiple_of(logical) && (len as u64).is_multiple_of(logical);
+        if !aligned {
+            return (self.write_origin_unaligned(offset, &data).await, data);
+        }
+        let done = self.origin.run(DeviceOp::Write { offset, data: IoData::Owned(data) }).await;
+        // Even a failed write may have changed something.
+        volume.origin_changed();
+        let data = done.buf.unwrap_or_else(|| IoBuf::zeroed(len));
+        match done.result {
+            Ok(()) => {
+                bump(&self.stats().counters.origin_written_bytes, len as u64);
+                (Ok(()), data)
+            }
+            Err(error) => {
+                tracing::warn!(%error, volume = volume.name, "the origin cannot be written");
+                (Err(IoError::Io), data)
+            }
+        }
+    }
+
+    /// Origins with logical blocks of 4 KiB cannot take single sectors: read, change, write.
+    async fn write_origin_unaligned(&self, offset: u64, data: &[u8]) -> Result<(), IoError> {
+        let volume = &self.volume;
+        let logical = volume.origin.logical_block();
+        let start = offset / logical * logical;
+        let end = (offset + data.len() as u64).next_multiple_of(logical).min(volume.origin.size());
+        let buf = IoBuf::for_overwrite((end - start) as usize);
+        let mut whole = self.origin.read(start, buf).await.map_err(|_| IoError::Io)?;
+        let at = (offset - start) as usize;
+        whole[at..at + data.len()].copy_from_slice(data);
+        let written = self.origin.write(start, whole).await;
+        volume.origin_changed();
+        bump(&self.stats().counters.origin_written_bytes, end - start);
+        written.map(|_| ()).map_err(|error| {
+            tracing::warn!(%error, volume = volume.name, "the origin cannot be written");
+            IoError::Io
+        })
+    }
+}

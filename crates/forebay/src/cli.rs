@@ -1,0 +1,276 @@
+//! The command line, declared once: parser, help, man pages and completions all come from here.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueHint};
+use forebay_admin::VolumeName;
+use forebay_core::{BlockSize, Durability, Mode, ReplacementKind, parse_size};
+
+use crate::daemon::nbd_address::NbdAddress;
+use crate::exit;
+
+/// A block cache in user space: RAM and an SSD in front of a slow block device.
+#[derive(Debug, Parser)]
+#[command(name = "forebay", version, propagate_version = true)]
+#[command(after_help = "Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, \
+    3 refused (in use, or not the right device), 4 data at risk (needs force).")]
+pub(crate) struct Cli {
+    /// Admin socket of the daemon [default: /run/forebay/admin.sock for root,
+    /// $XDG_RUNTIME_DIR/forebay/admin.sock otherwise]
+    #[arg(
+        long,
+        global = true,
+        env = "FOREBAY_SOCKET",
+        value_name = "PATH",
+        hide_env_values = true
+    )]
+    #[arg(value_hint = ValueHint::FilePath, display_order = 900)]
+    pub(crate) socket: Option<PathBuf>,
+
+    /// What to do.
+    #[command(subcommand)]
+    pub(crate) verb: Verb,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Verb {
+    /// Run the daemon in the foreground
+    Daemon(DaemonArgs),
+    /// Make a volume, serve it, print its NBD URI
+    Create(CreateArgs),
+    /// List the volumes
+    List(JsonArgs),
+    /// Show everything about one volume
+    Show(ShowArgs),
+    /// Change settings of a volume
+    #[command(after_help = forebay_admin::knobs::help_text())]
+    Set(SetArgs),
+    /// Write all dirty blocks of a volume to its origin
+    Flush(NameArgs),
+    /// Stop serving a volume; its cache stays warm
+    Stop(NameArgs),
+    /// Serve a stopped volume again
+    Start(NameArgs),
+    /// Remove a volume from its cache; dirty blocks are written to the origin first
+    Delete(DeleteArgs),
+    /// Verify a cache device that no daemon uses; changes nothing
+    Check(DeviceArgs),
+    /// Print what is on a cache device that no daemon uses; changes nothing
+    Dump(DeviceArgs),
+    /// Show what a cache does on modelled disks
+    #[command(hide = true)]
+    Demo,
+    /// Print a completion script for a shell
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+    /// Print the manual page, or write the pages of all verbs into a directory
+    Man {
+        /// Where the pages go
+        #[arg(value_hint = ValueHint::DirPath)]
+        dir: Option<PathBuf>,
+    },
+}
+
+/// Arguments of `daemon`.
+#[derive(Debug, Args)]
+pub(crate) struct DaemonArgs {
+    /// Directory of the daemon's state [default: /var/lib/forebay for root,
+    /// $XDG_STATE_HOME/forebay otherwise]
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub(crate) state_dir: Option<PathBuf>,
+
+    /// Where to serve NBD: the path of a unix socket (with a '/') or HOST:PORT; repeatable
+    /// [default: nbd.sock beside the admin socket]
+    #[arg(long, value_name = "PATH|HOST:PORT")]
+    pub(crate) nbd: Vec<NbdAddress>,
+
+    /// Lanes, the threads that serve requests [default: one per processor, at most 8]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256), allow_hyphen_values = true)]
+    pub(crate) lanes: Option<u32>,
+
+    /// What to log: a level (error, warn, info, debug, trace) or a filter like
+    /// info,forebay_engine=debug
+    #[arg(
+        long,
+        value_name = "FILTER",
+        env = "RUST_LOG",
+        default_value = "info",
+        hide_env_values = true
+    )]
+    pub(crate) log: String,
+}
+
+/// Arguments of `create`.
+#[derive(Debug, Args)]
+pub(crate) struct CreateArgs {
+    /// What the volume will be called
+    pub(crate) name: VolumeName,
+
+    /// Cache device: a file, a block device, or ram:SIZE
+    #[arg(short = 's', long, value_name = "DEVICE", value_hint = ValueHint::AnyPath)]
+    pub(crate) cache: String,
+
+    /// Origin: a file or a block device
+    #[arg(short = 'p', long, value_name = "DEVICE", value_hint = ValueHint::AnyPath)]
+    pub(crate) origin: String,
+
+    /// What the cache does with reads and writes: writeback (wb), writethrough (wt),
+    /// writearound (wa, ro), writeonly (wo), passthrough (pt) [default: writeback]
+    #[arg(short = 't', long)]
+    pub(crate) mode: Option<Mode>,
+
+    /// How blocks are chosen to make room: lru, fifo, random (rand) [default: lru]
+    #[arg(short = 'r', long)]
+    pub(crate) policy: Option<ReplacementKind>,
+
+    /// Unit of caching, a power of two from 2K to 1M [default: 4K]
+    #[arg(short = 'b', long, value_name = "BYTES", value_parser = block_size, allow_hyphen_values = true)]
+    pub(crate) block_size: Option<BlockSize>,
+
+    /// When a write is acknowledged: strict (on stable media) or flush (in RAM until a flush)
+    /// [default: flush]
+    #[arg(long)]
+    pub(crate) durability: Option<Durability>,
+
+    /// Bytes by which blocks are shifted on the origin, for partitions that start at odd sectors:
+    /// a multiple of 512 below the block size
+    #[arg(long, value_name = "BYTES", value_parser = size, default_value = "0", allow_hyphen_values = true)]
+    pub(crate) alignment: u64,
+
+    /// Overwrite what is on the cache device
+    #[arg(short = 'f', long)]
+    pub(crate) force: bool,
+
+    /// Print the volume as JSON instead of its URI
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Arguments of verbs that only print.
+#[derive(Debug, Args)]
+pub(crate) struct JsonArgs {
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Arguments of `show`.
+#[derive(Debug, Args)]
+pub(crate) struct ShowArgs {
+    /// The volume
+    pub(crate) name: VolumeName,
+
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Arguments of `set`.
+#[derive(Debug, Args)]
+pub(crate) struct SetArgs {
+    /// The volume
+    pub(crate) name: VolumeName,
+
+    /// Settings and their new values
+    #[arg(required = true, value_name = "KEY=VALUE")]
+    pub(crate) settings: Vec<String>,
+}
+
+/// Arguments of verbs that take one volume.
+#[derive(Debug, Args)]
+pub(crate) struct NameArgs {
+    /// The volume
+    pub(crate) name: VolumeName,
+}
+
+/// Arguments of `delete`.
+#[derive(Debug, Args)]
+pub(crate) struct DeleteArgs {
+    /// The volume
+    pub(crate) name: VolumeName,
+
+    /// Lose the dirty blocks instead of writing them to the origin
+    #[arg(long)]
+    pub(crate) discard_dirty: bool,
+}
+
+/// Arguments of verbs that look at a device.
+#[derive(Debug, Args)]
+pub(crate) struct DeviceArgs {
+    /// The cache device
+    #[arg(value_hint = ValueHint::AnyPath)]
+    pub(crate) device: String,
+
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+fn size(text: &str) -> Result<u64, String> {
+    parse_size(text).map_err(|error| error.to_string())
+}
+
+fn block_size(text: &str) -> Result<BlockSize, String> {
+    BlockSize::new(size(text)?)
+        .ok_or_else(|| "a block is a power of two from 2K to 1M; 4K suits most".to_owned())
+}
+
+/// Reads the command line. Help, version and errors are printed here.
+///
+/// # Errors
+/// The exit code, when there is nothing more to do.
+pub(crate) fn parse() -> Result<Cli, ExitCode> {
+    Cli::try_parse().map_err(|error| {
+        let command = command();
+        let is_verb = |word: &String| command.find_subcommand(word).is_some();
+        let words = std::env::args_os().skip(1).filter_map(|word| word.into_string().ok());
+        let verb = words.into_iter().find(is_verb);
+        exit::usage(&error, verb.as_deref())
+    })
+}
+
+/// The declarations, for what is generated from them.
+pub(crate) fn command() -> clap::Command {
+    Cli::command()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_declarations_are_sound() {
+        command().debug_assert();
+    }
+
+    #[test]
+    fn the_help_of_set_has_every_setting() {
+        let mut command = command();
+        let set = command.find_subcommand_mut("set").expect("a verb");
+        let help = forebay_admin::error::one_line(&set.render_long_help().to_string());
+        for knob in forebay_admin::KNOBS {
+            assert!(help.contains(knob.name) && help.contains(knob.help), "{}", knob.name);
+        }
+    }
+
+    #[test]
+    fn the_socket_may_stand_before_or_after_the_verb() {
+        for line in [["forebay", "--socket", "/s", "list"], ["forebay", "list", "--socket", "/s"]] {
+            let cli = Cli::try_parse_from(line).expect("good");
+            assert_eq!(cli.socket, Some(PathBuf::from("/s")));
+        }
+    }
+
+    #[test]
+    fn short_and_long_forms_of_create_are_the_same() {
+        let short = "forebay create v -s c -p o -t wt -r fifo -b 8K -f";
+        let long = "forebay create v --cache c --origin o --mode writethrough --policy fifo --block-size 8192 --force";
+        let parse =
+            |line: &str| format!("{:?}", Cli::try_parse_from(line.split(' ')).expect("good"));
+        assert_eq!(parse(short), parse(long));
+    }
+}

@@ -1,0 +1,254 @@
+//! The admin API: what each path means.
+//!
+//! | request | answer |
+//! |---|---|
+//! | `GET /v1/daemon` | the daemon about itself |
+//! | `GET /v1/knobs` | everything that can be set |
+//! | `GET /v1/volumes` | all volumes in short |
+//! | `POST /v1/volumes` | operation: create |
+//! | `GET /v1/volumes/NAME` | one volume in full |
+//! | `POST /v1/volumes/NAME/set`, `flush`, `stop`, `start`, `delete` | operation |
+//! | `GET /v1/operations` | all operations that are known |
+//! | `GET /v1/operations/ID` | one operation |
+//! | `POST /v1/operations/ID/cancel` | the operation, asked to give up |
+//!
+//! An operation is answered with status 202 while it runs and 200 once it has ended, well or not.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_admin::{
+    API_VERSION, ApiError, DeleteRequest, ErrorKind, OperationId, OperationState, SetRequest,
+    VolumeList, VolumeName, VolumeReport, knobs,
+};
+use serde::de::DeserializeOwned;
+
+use super::http::{HttpAnswer, HttpRequest};
+use super::volumes::Volumes;
+
+/// How long the answer to a new operation is held back in the hope that it can say the end.
+const GRACE: Duration = Duration::from_millis(150);
+
+/// Answers one request.
+pub(crate) fn answer(volumes: &Arc<Volumes>, request: &HttpRequest) -> HttpAnswer {
+    route(volumes, request).unwrap_or_else(|error| HttpAnswer::error(&error))
+}
+
+fn route(volumes: &Arc<Volumes>, request: &HttpRequest) -> Result<HttpAnswer, ApiError> {
+    let unknown = || {
+        let message = format!("there is no such path for {} in the admin API", request.method);
+        ApiError::new(ErrorKind::NotFound, message)
+    };
+    let path: Vec<&str> = request.target.split('/').collect();
+    let ["", version, path @ ..] = path.as_slice() else { return Err(unknown()) };
+    if *version != API_VERSION {
+        return Err(unknown());
+    }
+    match (request.method.as_str(), path) {
+        ("GET", ["daemon"]) => Ok(HttpAnswer::json(200, &volumes.daemon_report())),
+        ("GET", ["knobs"]) => Ok(HttpAnswer::json(200, &knobs::json())),
+        ("GET", ["volumes"]) => {
+            let all = volumes.list().iter().map(VolumeReport::summary).collect();
+            Ok(HttpAnswer::json(200, &VolumeList { volumes: all }))
+        }
+        ("POST", ["volumes"]) => begun(volumes, volumes.create(&body(request)?)),
+        ("GET", ["volumes", name]) => Ok(HttpAnswer::json(200, &volumes.show(&named(name)?)?)),
+        ("POST", ["volumes", name, verb]) => {
+            let name = named(name)?;
+            match *verb {
+                "set" => begun(volumes, volumes.set(&name, body::<SetRequest>(request)?)),
+                "flush" => begun(volumes, no_body(request).and_then(|()| volumes.flush(&name))),
+                "stop" => begun(volumes, no_body(request).and_then(|()| volumes.stop(&name))),
+                "start" => begun(volumes, no_body(request).and_then(|()| volumes.start(&name))),
+                "delete" => {
+                    let DeleteRequest { discard_dirty } = body(request)?;
+                    begun(volumes, volumes.delete(&name, discard_dirty))
+                }
+                _ => Err(unknown()),
+            }
+        }
+        ("GET", ["operations"]) => {
+            let all = serde_json::json!({ "operations": volumes.operations().list() });
+            Ok(HttpAnswer::json(200, &all))
+        }
+        ("GET", ["operations", id]) => operation(volumes, numbered(id)?, Duration::ZERO),
+        ("POST", ["operations", id, "cancel"]) => {
+            no_body(request)?;
+            let id = numbered(id)?;
+            volumes.operations().cancel(id);
+            operation(volumes, id, GRACE)
+        }
+        _ => Err(unknown()),
+    }
+}
+
+fn named(text: &str) -> Result<VolumeName, ApiError> {
+    Ok(text.parse::<VolumeName>()?)
+}
+
+fn numbered(text: &str) -> Result<OperationId, ApiError> {
+    text.parse().map_err(|_| ApiError::invalid("id", "operations have whole numbers"))
+}
+
+fn body<T: DeserializeOwned>(request: &HttpRequest) -> Result<T, ApiError> {
+    // A list would be read as the fields of an object in the order of their declaration.
+    if request.body.trim_ascii_start().first() != Some(&b'{') {
+        return Err(ApiError::new(ErrorKind::Invalid, "body: send a JSON object"));
+    }
+    serde_json::from_slice(&request.body)
+        .map_err(|error| ApiError::new(ErrorKind::Invalid, format!("body: {error}")))
+}
+
+/// An empty body, or an empty object for clients that always send JSON.
+fn no_body(request: &HttpRequest) -> Result<(), ApiError> {
+    #[derive(serde::Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Nothing {}
+
+    if request.body.is_empty() { Ok(()) } else { body::<Nothing>(request).map(|Nothing {}| ()) }
+}
+
+fn begun(
+    volumes: &Volumes,
+    started: Result<OperationId, ApiError>,
+) -> Result<HttpAnswer, ApiError> {
+    operation(volumes, started?, GRACE)
+}
+
+fn operation(volumes: &Volumes, id: OperationId, wait: Duration) -> Result<HttpAnswer, ApiError> {
+    let operation = volumes.operations().wait(id, Some(wait)).ok_or_else(|| {
+        ApiError::new(ErrorKind::NotFound, format!("operation {id} is not known (any more)"))
+    })?;
+    let status = if operation.state == OperationState::Running { 202 } else { 200 };
+    Ok(HttpAnswer::json(status, &operation))
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_admin::Operation;
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::daemon::state::State;
+    use crate::daemon::testing::{FakeHost, TempDir};
+
+    struct Api {
+        dir: TempDir,
+        host: Arc<FakeHost>,
+        volumes: Arc<Volumes>,
+    }
+
+    impl Api {
+        fn new() -> Self {
+            let (dir, host) = (TempDir::new("api"), Arc::new(FakeHost::default()));
+            std::fs::write(dir.path().join("origin"), [0; 512]).expect("writable");
+            let state = State::open(&dir.path().join("state")).expect("free");
+            let volumes = Volumes::new(host.clone(), state, Vec::new());
+            Api { dir, host, volumes }
+        }
+
+        fn ask(&self, method: &str, target: &str, body: &str) -> (u16, Value) {
+            let (method, target) = (method.to_owned(), target.to_owned());
+            let request = HttpRequest { method, target, body: body.as_bytes().to_vec() };
+            let answer = answer(&self.volumes, &request);
+            (answer.status, serde_json::from_slice(&answer.body).expect("always JSON"))
+        }
+
+        fn end(&self, (status, body): (u16, Value)) -> Operation {
+            assert!(status == 200 || status == 202, "{status}: {body}");
+            let begun: Operation = serde_json::from_value(body).expect("an operation");
+            self.volumes.operations().wait(begun.id, None).expect("known")
+        }
+
+        fn create_body(&self) -> String {
+            let origin = self.dir.path().join("origin");
+            json!({"name": "v", "cache": "ram:1M", "origin": origin}).to_string()
+        }
+    }
+
+    #[test]
+    fn a_volume_lives_and_dies() {
+        let api = Api::new();
+        let created = api.end(api.ask("POST", "/v1/volumes", &api.create_body()));
+        assert_eq!((created.state, created.error), (OperationState::Done, None));
+        let (status, list) = api.ask("GET", "/v1/volumes", "");
+        assert_eq!((status, &list["volumes"][0]["name"]), (200, &json!("v")));
+        let (_, one) = api.ask("GET", "/v1/volumes/v", "");
+        assert_eq!(one["cache"]["path"], "ram:1M");
+        for (verb, body) in [
+            ("flush", ""),
+            ("set", r#"{"settings":{"mode":"wt","dirty_high":55}}"#),
+            ("stop", "{}"),
+            ("start", ""),
+            ("delete", r#"{"discard_dirty":true}"#),
+        ] {
+            let ended = api.end(api.ask("POST", &format!("/v1/volumes/v/{verb}"), body));
+            assert_eq!(ended.error, None, "{verb}");
+            let (status, again) = api.ask("GET", &format!("/v1/operations/{}", ended.id), "");
+            assert_eq!((status, &again["verb"]), (200, &json!(verb)));
+        }
+        let (_, list) = api.ask("GET", "/v1/volumes", "");
+        assert_eq!(list, json!({"volumes": []}));
+    }
+
+    #[test]
+    fn bad_requests_change_nothing_and_name_the_field() {
+        let api = Api::new();
+        api.end(api.ask("POST", "/v1/volumes", &api.create_body()));
+        let before = api.host.asked.lock().expect("not poisoned").clone();
+        let deep = format!("{{\"settings\":{}", "[".repeat(30_000));
+        for (method, target, body, status) in [
+            ("GET", "/", "", 404),
+            ("GET", "/v2/volumes", "", 404),
+            ("GET", "v1/volumes", "", 404),
+            ("GET", "/v1/volumes/", "", 400),
+            ("GET", "/v1/volumes/w", "", 404),
+            ("GET", "/v1/volumes/..", "", 400),
+            ("PUT", "/v1/volumes", "{}", 404),
+            ("DELETE", "/v1/volumes/v", "", 404),
+            ("POST", "/v1/volumes", "", 400),
+            ("POST", "/v1/volumes", "{}", 400),
+            ("POST", "/v1/volumes", "\u{feff}{}", 400),
+            ("POST", "/v1/volumes", r#"["w","ram:1M","ram:1M"]"#, 400),
+            ("POST", "/v1/volumes", r#"{"name":"../x","cache":"ram:1M","origin":"/o"}"#, 400),
+            ("POST", "/v1/volumes/v/flush", "[]", 400),
+            ("POST", "/v1/volumes/v/flush", r#"{"now":true}"#, 400),
+            ("POST", "/v1/volumes/v/explode", "", 404),
+            ("POST", "/v1/volumes/w/flush", "", 404),
+            ("POST", "/v1/volumes/v/set", "{}", 400),
+            ("POST", "/v1/volumes/v/set", &deep, 400),
+            ("POST", "/v1/volumes/v/set", r#"{"settings":{"mode":"wb","mode":"wt"}}"#, 400),
+            ("POST", "/v1/volumes/v/set", r#"{"settings":{"dirty_low":99}}"#, 400),
+            ("POST", "/v1/volumes/v/set", r#"{"settings":{"nope":1}}"#, 400),
+            ("POST", "/v1/volumes/v/delete", r#"{"discard_dirty":1}"#, 400),
+            ("POST", "/v1/volumes/v/delete", "", 400),
+            ("GET", "/v1/operations/0", "", 404),
+            ("GET", "/v1/operations/x", "", 400),
+            ("GET", "/v1/operations/18446744073709551616", "", 400),
+        ] {
+            let (got, answer) = api.ask(method, target, body);
+            assert_eq!(got, status, "{method} {target} {body:.60}: {answer}");
+            let message = answer["error"]["message"].as_str().expect("a message");
+            assert!(!message.is_empty() && !message.contains('\n'));
+        }
+        assert_eq!(*api.host.asked.lock().expect("not poisoned"), before);
+    }
+
+    #[test]
+    fn an_operation_that_fails_says_why_where_it_is_polled() {
+        let api = Api::new();
+        api.host.failing.lock().expect("not poisoned").push("create v".to_owned());
+        let ended = api.end(api.ask("POST", "/v1/volumes", &api.create_body()));
+        assert_eq!(ended.state, OperationState::Failed);
+        assert_eq!(ended.error.map(|error| error.message).as_deref(), Some("told to fail"));
+    }
+
+    #[test]
+    fn the_table_of_settings_and_the_daemon_can_be_read() {
+        let api = Api::new();
+        let (_, knobs) = api.ask("GET", "/v1/knobs", "");
+        assert_eq!(knobs["knobs"][0]["name"], "mode");
+        let (_, daemon) = api.ask("GET", "/v1/daemon", "");
+        assert_eq!(daemon["pid"], std::process::id());
+    }
+}

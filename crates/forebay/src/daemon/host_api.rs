@@ -1,0 +1,68 @@
+//! What the daemon asks of the data path. One implementation serves real volumes (`host`), one is
+//! a fake for tests of the daemon itself.
+
+use forebay_admin::{ApiError, Settings, VolumeName, VolumeReport};
+use serde::{Deserialize, Serialize};
+
+use super::operations::Work;
+
+/// A volume as the daemon remembers it between starts.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Definition {
+    /// Its name.
+    pub(crate) name: VolumeName,
+    /// The cache device as the operator named it, with an absolute path.
+    pub(crate) cache: String,
+    /// The origin as the operator named it, with an absolute path.
+    pub(crate) origin: String,
+    /// Unit of caching in bytes: a power of two from 2 KiB to 1 MiB.
+    pub(crate) block_size: u64,
+    /// Bytes by which blocks are shifted on the origin: a multiple of 512 below the block size.
+    pub(crate) alignment: u64,
+    /// Every knob, already checked to fit together.
+    pub(crate) settings: Settings,
+}
+
+/// The data path, as the daemon sees it.
+///
+/// Every method that takes a [`Work`] may take long. It runs on a thread of its own, reports its
+/// progress there, and gives up with [`forebay_admin::ErrorKind::Cancelled`] soon after
+/// [`Work::is_cancelled`], leaving the volume usable. The daemon never runs two of them for the same
+/// volume at once. A method that fails has changed nothing that outlives it, unless it says so.
+pub(crate) trait Host: Send + Sync {
+    /// Lanes at work.
+    fn lanes(&self) -> u32;
+
+    /// Formats the cache device (or adds to it, if it is a cache of this daemon already), and
+    /// serves the volume. `force` permits overwriting what is on the cache device; a cache that
+    /// holds dirty blocks is [`forebay_admin::ErrorKind::DataAtRisk`] without it.
+    fn create(&self, volume: &Definition, force: bool, work: &Work) -> Result<(), ApiError>;
+
+    /// Recovers the cache device and serves the volume with the settings in its definition.
+    fn start(&self, volume: &Definition, work: &Work) -> Result<(), ApiError>;
+
+    /// Stops serving a volume in order: what was acknowledged is durable on the cache device, dirty
+    /// blocks stay dirty. An error means that it is not served any more, but did not end clean.
+    fn stop(&self, name: &VolumeName, work: &Work) -> Result<(), ApiError>;
+
+    /// Changes settings of a volume that is served. Leaving writeback writes all dirty blocks to
+    /// the origin first; requests are served meanwhile.
+    fn set(&self, name: &VolumeName, settings: &Settings, work: &Work) -> Result<(), ApiError>;
+
+    /// Writes all blocks that are dirty now to the origin, and makes them durable there.
+    fn flush(&self, name: &VolumeName, work: &Work) -> Result<(), ApiError>;
+
+    /// Removes a volume, served or not, from its cache. Dirty blocks are written to the origin
+    /// first unless `discard_dirty`; with it, a cache device that is gone is no error.
+    fn delete(&self, volume: &Definition, discard_dirty: bool, work: &Work)
+    -> Result<(), ApiError>;
+
+    /// The report of a volume that is served or is being started; `None` if it is neither. Quick:
+    /// no I/O and no waiting for it.
+    fn report(&self, name: &VolumeName) -> Option<VolumeReport>;
+
+    /// Stops serving at all: front ends first, then what [`Host::stop`] does for every volume.
+    /// Bounded in time. An error means that something did not end clean.
+    fn shut_down(&self, work: &Work) -> Result<(), ApiError>;
+}

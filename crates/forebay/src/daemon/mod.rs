@@ -1,0 +1,132 @@
+//! The daemon: owns all caches, serves their volumes, answers the admin API.
+//!
+//! - [`host_api`]: what it asks of the data path; `host`: the data path itself
+//! - [`volumes`]: the volumes, served and remembered in step; `preflight`: what a new one must pass
+//! - [`operations`]: work that takes long
+//! - [`state`]: what is remembered between starts
+//! - [`api`], [`http`], [`server`]: the admin API, from meaning down to bytes
+//! - [`socket`], [`nbd_address`]: where it can be reached
+//! - [`signals`], [`notify`]: the world of processes outside
+
+pub(crate) mod api;
+pub(crate) mod host;
+pub(crate) mod host_api;
+pub(crate) mod http;
+pub(crate) mod nbd_address;
+pub(crate) mod notify;
+pub(crate) mod operations;
+pub(crate) mod preflight;
+pub(crate) mod server;
+pub(crate) mod signals;
+pub(crate) mod socket;
+pub(crate) mod state;
+#[cfg(test)]
+pub(crate) mod testing;
+pub(crate) mod volumes;
+
+use std::os::unix::fs::DirBuilderExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use forebay_admin::ApiError;
+
+use crate::paths::{check_socket_path, io_error};
+use nbd_address::NbdAddress;
+use notify::ServiceManager;
+use server::Server;
+use signals::StopRequest;
+use socket::ClaimedSocket;
+use state::State;
+use volumes::Volumes;
+
+/// Most lanes that are used unless the operator asks for more.
+const MAX_DEFAULT_LANES: usize = 8;
+
+/// How the daemon is to run.
+pub(crate) struct Options {
+    /// The admin socket.
+    pub(crate) socket: PathBuf,
+    /// Whether its directory is the usual one, and may be made.
+    pub(crate) socket_is_usual: bool,
+    /// The state directory.
+    pub(crate) state_dir: PathBuf,
+    /// Where NBD is served; beside the admin socket if empty.
+    pub(crate) nbd: Vec<NbdAddress>,
+    /// Lanes, from 1.
+    pub(crate) lanes: Option<u32>,
+}
+
+/// Runs until SIGTERM or SIGINT.
+///
+/// # Errors
+/// When it cannot start, having changed nothing; or when it did not end clean.
+pub(crate) fn run(options: Options) -> Result<(), ApiError> {
+    // Whatever is made from here on is for the daemon's user alone unless it says otherwise.
+    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
+    let manager = ServiceManager::from_env();
+    let nbd = nbd_addresses(&options)?;
+    if options.socket_is_usual
+        && let Some(dir) = options.socket.parent()
+    {
+        std::fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(dir)
+            .map_err(|error| io_error("cannot make the directory", dir, &error))?;
+    }
+    // Before anything is made that the operator named: a daemon that is refused leaves nothing.
+    ClaimedSocket::probe("--socket", &options.socket)?;
+    let state = State::open(&options.state_dir)?;
+    let socket = ClaimedSocket::claim("--socket", &options.socket, 0o600)?;
+    let lanes = options.lanes.unwrap_or_else(default_lanes);
+    let host = host::open(lanes, &nbd)?;
+    for address in nbd.iter().filter(|address| !address.is_local()) {
+        tracing::warn!(%address, "NBD has no authentication: whoever reaches this address has the data");
+    }
+    let volumes = Volumes::new(host, state, nbd);
+    let stop = Arc::new(StopRequest::default());
+    let operations = volumes.operations().clone();
+    signals::listen(stop.clone(), move || operations.close())?;
+    let server = Server::start(socket, volumes.clone())?;
+    tracing::info!(socket = %options.socket.display(), "the admin API answers");
+
+    manager.status("Recovering");
+    let (served, wanted) = volumes.restore(&stop);
+    if !stop.is_asked() {
+        tracing::info!("ready, {served} of {wanted} volumes served");
+        manager.ready(&format!("{served} of {wanted} volumes served"));
+    }
+    stop.wait();
+
+    manager.stopping();
+    let ended = volumes.shut_down();
+    drop(server);
+    match &ended {
+        Ok(()) => tracing::info!("ended clean"),
+        Err(error) => tracing::error!("did not end clean: {error}"),
+    }
+    ended
+}
+
+fn default_lanes() -> u32 {
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    u32::try_from(processors.min(MAX_DEFAULT_LANES)).unwrap_or(1)
+}
+
+fn nbd_addresses(options: &Options) -> Result<Vec<NbdAddress>, ApiError> {
+    if options.nbd.is_empty() {
+        let path = std::path::absolute(options.socket.with_file_name("nbd.sock"))
+            .map_err(|error| ApiError::invalid("--nbd", error))?;
+        check_socket_path("--nbd", &path)?;
+        return Ok(vec![NbdAddress::Unix(path)]);
+    }
+    for (index, address) in options.nbd.iter().enumerate() {
+        if options.nbd.iter().take(index).any(|other| other == address) {
+            return Err(ApiError::invalid("--nbd", format!("{address} is given twice")));
+        }
+        if matches!(address, NbdAddress::Unix(path) if *path == options.socket) {
+            return Err(ApiError::invalid("--nbd", format!("{address} is the admin socket")));
+        }
+    }
+    Ok(options.nbd.clone())
+}

@@ -1,0 +1,306 @@
+//! Operations: work that takes long, one thread each, one at a time for each volume.
+
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use forebay_admin::{
+    ApiError, ErrorKind, Operation, OperationId, OperationState, Progress, Unit, VolumeName,
+};
+
+/// Most operations at work together.
+const MAX_RUNNING: usize = 64;
+
+/// Finished operations that are remembered, so that a client can still learn how they ended.
+const MAX_FINISHED: usize = 256;
+
+/// The two ends of a piece of work: the worker reports and looks whether to go on, the others look
+/// how far it is and may ask it to give up.
+#[derive(Default)]
+pub(crate) struct Work {
+    progress: Mutex<Progress>,
+    cancelled: AtomicBool,
+}
+
+impl Work {
+    /// Says how far the work is, in units of `unit`; `total` 0 while that is not known.
+    pub(crate) fn report(&self, done: u64, total: u64, unit: Unit) {
+        *self.progress.lock().unwrap_or_else(PoisonError::into_inner) =
+            Progress { done, total, unit };
+    }
+
+    /// How far the work is.
+    pub(crate) fn progress(&self) -> Progress {
+        *self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Asks the work to give up.
+    pub(crate) fn cancel(&self) {
+        self.cancelled.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the work should give up.
+    pub(crate) fn is_cancelled(&self) -> bool {
+        self.cancelled.load(Ordering::Relaxed)
+    }
+}
+
+struct Entry {
+    verb: &'static str,
+    volume: VolumeName,
+    work: Arc<Work>,
+    started: Instant,
+    /// How long it took, and how it ended; absent while it runs.
+    ended: Option<(Duration, Result<(), ApiError>)>,
+}
+
+impl Entry {
+    fn describe(&self, id: OperationId) -> Operation {
+        let (elapsed, state, error) = match &self.ended {
+            None => (self.started.elapsed(), OperationState::Running, None),
+            Some((took, Ok(()))) => (*took, OperationState::Done, None),
+            Some((took, Err(error))) => (*took, OperationState::Failed, Some(error.clone())),
+        };
+        Operation {
+            id,
+            verb: self.verb.to_owned(),
+            volume: self.volume.to_string(),
+            state,
+            progress: self.work.progress(),
+            elapsed_ms: u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX),
+            error,
+        }
+    }
+}
+
+#[derive(Default)]
+struct Table {
+    entries: BTreeMap<OperationId, Entry>,
+    closed: bool,
+}
+
+impl Table {
+    fn running(&self) -> impl Iterator<Item = (&OperationId, &Entry)> {
+        self.entries.iter().filter(|(_, entry)| entry.ended.is_none())
+    }
+
+    fn forget_oldest(&mut self) {
+        let finished: Vec<OperationId> = self
+            .entries
+            .iter()
+            .filter(|(_, entry)| entry.ended.is_some())
+            .map(|(id, _)| *id)
+            .collect();
+        for id in finished.iter().take(finished.len().saturating_sub(MAX_FINISHED)) {
+            self.entries.remove(id);
+        }
+    }
+}
+
+/// All operations of a daemon.
+#[derive(Default)]
+pub(crate) struct Operations {
+    table: Mutex<Table>,
+    changed: Condvar,
+    last_id: AtomicU64,
+}
+
+impl Operations {
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Starts `run` on a thread of its own.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Busy`] when the volume is at work already, or too many operations are;
+    /// [`ErrorKind::Failed`] when the daemon stops or has no thread left.
+    pub(crate) fn start(
+        self: &Arc<Self>,
+        verb: &'static str,
+        volume: &VolumeName,
+        run: impl FnOnce(&Work) -> Result<(), ApiError> + Send + 'static,
+    ) -> Result<OperationId, ApiError> {
+        let mut table = self.table();
+        if table.closed {
+            return Err(ApiError::failed("the daemon is stopping"));
+        }
+        if let Some((_, other)) = table.running().find(|(_, entry)| entry.volume == *volume) {
+            let far = other.work.progress().share();
+            let far =
+                far.map(|share| format!(" ({:.0} % done)", share * 100.0)).unwrap_or_default();
+            let message = format!(
+                "volume '{volume}' is busy with '{}'{far}; wait until that has ended, or interrupt it",
+                other.verb
+            );
+            return Err(ApiError::new(ErrorKind::Busy, message));
+        }
+        if table.running().count() >= MAX_RUNNING {
+            let message = format!("{MAX_RUNNING} operations are at work; wait until one has ended");
+            return Err(ApiError::new(ErrorKind::Busy, message));
+        }
+        let id = OperationId(self.last_id.fetch_add(1, Ordering::Relaxed) + 1);
+        let work = Arc::new(Work::default());
+        let (all, own_work) = (self.clone(), work.clone());
+        let thread = std::thread::Builder::new().name(format!("op-{id}"));
+        let spawned = thread.spawn(move || {
+            let result = catch_unwind(AssertUnwindSafe(|| run(&own_work))).unwrap_or_else(|_| {
+                Err(ApiError::failed("the operation ended unexpectedly; the log has details"))
+            });
+            all.end(id, result);
+        });
+        if let Err(error) = spawned {
+            return Err(ApiError::failed(format!("no thread for the operation: {error}")));
+        }
+        // The table is still locked, so that the thread cannot end what is not there yet.
+        let entry =
+            Entry { verb, volume: volume.clone(), work, started: Instant::now(), ended: None };
+        table.entries.insert(id, entry);
+        Ok(id)
+    }
+
+    fn end(&self, id: OperationId, result: Result<(), ApiError>) {
+        let mut table = self.table();
+        if let Some(entry) = table.entries.get_mut(&id) {
+            let took = entry.started.elapsed();
+            match &result {
+                Ok(()) => tracing::info!(volume = %entry.volume, verb = entry.verb, ?took, "done"),
+                Err(error) => {
+                    tracing::warn!(volume = %entry.volume, verb = entry.verb, ?took, "failed: {error}");
+                }
+            }
+            entry.ended = Some((took, result));
+        }
+        table.forget_oldest();
+        self.changed.notify_all();
+    }
+
+    /// Every operation that is known.
+    pub(crate) fn list(&self) -> Vec<Operation> {
+        self.table().entries.iter().map(|(id, entry)| entry.describe(*id)).collect()
+    }
+
+    /// The operation that works on this volume now.
+    pub(crate) fn of_volume(&self, volume: &VolumeName) -> Option<Operation> {
+        self.table()
+            .running()
+            .find(|(_, entry)| entry.volume == *volume)
+            .map(|(id, entry)| entry.describe(*id))
+    }
+
+    /// Waits until an operation has ended, at most for `time`, and says how it
+    /// is then; `None` if it is not known (any more).
+    pub(crate) fn wait(&self, id: OperationId, time: Option<Duration>) -> Option<Operation> {
+        let deadline = time.map(|time| Instant::now() + time);
+        let mut table = self.table();
+        loop {
+            let entry = table.entries.get(&id)?;
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            if entry.ended.is_some() || left.is_some_and(|left| left.is_zero()) {
+                return Some(entry.describe(id));
+            }
+            table = match left {
+                Some(left) => {
+                    self.changed.wait_timeout(table, left).unwrap_or_else(PoisonError::into_inner).0
+                }
+                None => self.changed.wait(table).unwrap_or_else(PoisonError::into_inner),
+            };
+        }
+    }
+
+    /// Asks an operation to give up; false if it is not known.
+    pub(crate) fn cancel(&self, id: OperationId) -> bool {
+        self.table().entries.get(&id).inspect(|entry| entry.work.cancel()).is_some()
+    }
+
+    /// Takes no more operations and asks those at work to give up.
+    pub(crate) fn close(&self) {
+        let mut table = self.table();
+        table.closed = true;
+        for (_, entry) in table.running() {
+            entry.work.cancel();
+        }
+    }
+
+    /// Waits until nothing is at work, at most for `time`; false if something still is.
+    pub(crate) fn wait_all(&self, time: Duration) -> bool {
+        let table = self.table();
+        let busy = |table: &mut Table| table.running().next().is_some();
+        let waited = self.changed.wait_timeout_while(table, time, busy);
+        let (table, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        table.running().next().is_none()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use super::*;
+
+    fn name(text: &str) -> VolumeName {
+        text.parse().expect("valid")
+    }
+
+    #[test]
+    fn one_operation_for_each_volume_at_a_time() {
+        let all = Arc::new(Operations::default());
+        let (go, wait) = channel::<()>();
+        let first = all.start("flush", &name("a"), move |work| {
+            work.report(1, 4, Unit::Blocks);
+            let _ = wait.recv();
+            Ok(())
+        });
+        let first = first.expect("free");
+        assert!(all.start("stop", &name("b"), |_| Ok(())).is_ok());
+        let busy = all.start("stop", &name("a"), |_| Ok(())).expect_err("busy");
+        assert_eq!(busy.kind, ErrorKind::Busy);
+        assert!(busy.message.contains("'flush'"), "{busy}");
+        assert_eq!(all.of_volume(&name("a")).map(|operation| operation.id), Some(first));
+        go.send(()).expect("it waits");
+        let ended = all.wait(first, None).expect("known");
+        assert_eq!((ended.state, ended.progress.done), (OperationState::Done, 1));
+        assert!(all.start("stop", &name("a"), |_| Ok(())).is_ok());
+    }
+
+    #[test]
+    fn failures_and_panics_are_kept() {
+        let all = Arc::new(Operations::default());
+        let fails = all.start("flush", &name("a"), |_| Err(ApiError::failed("no"))).expect("free");
+        let ended = all.wait(fails, None).expect("known");
+        assert_eq!(ended.error.map(|error| error.message).as_deref(), Some("no"));
+        let panics = all.start("flush", &name("a"), |_| panic!("on purpose")).expect("free");
+        assert_eq!(all.wait(panics, None).expect("known").state, OperationState::Failed);
+    }
+
+    #[test]
+    fn closing_cancels_and_refuses() {
+        let all = Arc::new(Operations::default());
+        let spins = all.start("set", &name("a"), |work| {
+            while !work.is_cancelled() {
+                std::thread::yield_now();
+            }
+            Err(ApiError::new(ErrorKind::Cancelled, "cancelled"))
+        });
+        let spins = spins.expect("free");
+        assert!(!all.wait_all(Duration::from_millis(1)));
+        all.close();
+        assert!(all.wait_all(Duration::from_secs(60)));
+        assert_eq!(all.wait(spins, None).expect("known").state, OperationState::Failed);
+        assert!(all.start("set", &name("b"), |_| Ok(())).is_err());
+    }
+
+    #[test]
+    fn only_so_many_finished_operations_are_remembered() {
+        let all = Arc::new(Operations::default());
+        let mut last = OperationId(0);
+        for _ in 0..MAX_FINISHED + 5 {
+            last = all.start("flush", &name("a"), |_| Ok(())).expect("free");
+            all.wait(last, None);
+        }
+        assert_eq!(all.list().len(), MAX_FINISHED);
+        assert!(all.wait(last, None).is_some() && all.wait(OperationId(1), None).is_none());
+    }
+}

@@ -1,0 +1,206 @@
+//! What is checked before a new volume touches any device.
+
+use std::fs::File;
+use std::path::Path;
+
+use forebay_admin::{ApiError, CreateRequest, ErrorKind, Settings};
+use forebay_core::{BlockSize, SECTOR_SIZE};
+
+use super::host_api::Definition;
+use crate::devices::{DeviceName, Place};
+use crate::signature;
+
+/// Makes a definition of a request, if it can be one by itself.
+///
+/// # Errors
+/// [`ErrorKind::Invalid`] with the field at fault.
+pub(crate) fn definition(request: &CreateRequest) -> Result<Definition, ApiError> {
+    let block_size = match request.block_size {
+        None => BlockSize::DEFAULT,
+        Some(bytes) => BlockSize::new(bytes).ok_or_else(|| {
+            let reason =
+                format!("{bytes} bytes cannot be a block; choose a power of two from 2K to 1M");
+            ApiError::invalid("block_size", reason)
+        })?,
+    };
+    let alignment = request.alignment;
+    if !alignment.is_multiple_of(SECTOR_SIZE) || alignment >= block_size.bytes() {
+        let reason = format!(
+            "{alignment} bytes is no multiple of {SECTOR_SIZE} below the block size, {} bytes",
+            block_size.bytes()
+        );
+        return Err(ApiError::invalid("alignment", reason));
+    }
+    let mut settings = Settings::default();
+    request.settings.apply(&mut settings)?;
+    Ok(Definition {
+        name: request.name.clone(),
+        cache: DeviceName::parse("cache", &request.cache)?.text,
+        origin: DeviceName::parse("origin", &request.origin)?.text,
+        block_size: block_size.bytes(),
+        alignment,
+        settings,
+    })
+}
+
+fn place(field: &str, device: &str) -> Result<Option<Place>, ApiError> {
+    DeviceName::parse(field, device)?.place(field)
+}
+
+/// Whether both are there and share bytes. A device of an older volume that is gone shares none.
+fn overlap(new: Option<&Place>, field: &str, old: &str) -> bool {
+    match (new, place(field, old)) {
+        (Some(new), Ok(Some(old))) => new.overlaps(&old),
+        _ => false,
+    }
+}
+
+/// Checks the devices of a new volume against each other and against those of `others`, and
+/// the cache device for what is on it. Reads only.
+///
+/// # Errors
+/// [`ErrorKind::Invalid`] when the two are one device or none; [`ErrorKind::Refused`] when another
+/// volume has them; [`ErrorKind::DataAtRisk`] when something else is on the cache device and
+/// `force` is not given.
+pub(crate) fn check_devices(
+    new: &Definition,
+    others: &[Definition],
+    force: bool,
+) -> Result<(), ApiError> {
+    let cache = place("cache", &new.cache)?;
+    let origin = place("origin", &new.origin)?;
+    if let (Some(cache), Some(origin)) = (&cache, &origin)
+        && cache.overlaps(origin)
+    {
+        let reason = format!(
+            "{} is (part of) the cache device {} itself; name two separate devices",
+            new.origin, new.cache
+        );
+        return Err(ApiError::invalid("origin", reason));
+    }
+    let in_use = |field: &str, device: &str, other: &Definition, role: &str| {
+        let message = format!(
+            "{field}: {device} is the {role} of volume '{}'; name another device, or delete that volume",
+            other.name
+        );
+        Err(ApiError::new(ErrorKind::Refused, message).about(field))
+    };
+    for other in others {
+        if overlap(origin.as_ref(), "origin", &other.origin) {
+            return in_use("origin", &new.origin, other, "origin");
+        }
+        if overlap(origin.as_ref(), "cache", &other.cache) {
+            return in_use("origin", &new.origin, other, "cache device");
+        }
+        if overlap(cache.as_ref(), "origin", &other.origin) {
+            return in_use("cache", &new.cache, other, "origin");
+        }
+    }
+    match DeviceName::parse("cache", &new.cache)?.path {
+        Some(path) if !force && !matches!(cache, Some(Place::Planned(_))) => check_signature(&path),
+        _ => Ok(()),
+    }
+}
+
+fn check_signature(path: &Path) -> Result<(), ApiError> {
+    let read = File::open(path).and_then(signature::read_head).map_err(|error| {
+        ApiError::failed(format!("cache: cannot read {}: {error}", path.display())).about("cache")
+    })?;
+    match signature::identify(&read) {
+        None => Ok(()),
+        Some(what) => {
+            let message =
+                format!("cache: {} holds {what}; use --force to overwrite it", path.display());
+            Err(ApiError::new(ErrorKind::DataAtRisk, message).about("cache"))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::daemon::testing::TempDir;
+
+    fn request(cache: &str, origin: &str) -> CreateRequest {
+        CreateRequest {
+            name: "v".parse().expect("valid"),
+            cache: cache.to_owned(),
+            origin: origin.to_owned(),
+            block_size: None,
+            alignment: 0,
+            force: false,
+            settings: forebay_admin::Assignments::default(),
+        }
+    }
+
+    #[test]
+    fn requests_are_checked_field_by_field() {
+        let mut good = request("ram:1M", "/o");
+        good.block_size = Some(8192);
+        good.alignment = 7680;
+        assert_eq!(definition(&good).expect("good").block_size, 8192);
+        type Change = fn(&mut CreateRequest);
+        let changes: [(&str, Change); 8] = [
+            ("block_size", |r| r.block_size = Some(0)),
+            ("block_size", |r| r.block_size = Some(3)),
+            ("block_size", |r| r.block_size = Some(1 << 31)),
+            ("alignment", |r| r.alignment = 8192),
+            ("alignment", |r| r.alignment = 1),
+            ("alignment", |r| r.alignment = u64::MAX),
+            ("cache", |r| r.cache.clear()),
+            ("origin", |r| r.origin = "ram:".to_owned()),
+        ];
+        for (field, change) in changes {
+            let mut bad = good.clone();
+            change(&mut bad);
+            let error = definition(&bad).expect_err(field);
+            assert_eq!((error.kind, error.field.as_deref()), (ErrorKind::Invalid, Some(field)));
+        }
+    }
+
+    #[test]
+    fn devices_are_checked_against_each_other_and_other_volumes() {
+        let dir = TempDir::new("preflight");
+        let path = |name: &str| dir.path().join(name).display().to_string();
+        for name in ["cache", "origin", "third"] {
+            fs::write(dir.path().join(name), [0; 4096]).expect("writable");
+        }
+        std::os::unix::fs::symlink(path("cache"), path("link")).expect("writable");
+        let volume =
+            |cache: &str, origin: &str| definition(&request(cache, origin)).expect("well formed");
+        let kind = |cache: &str, origin: &str, others: &[Definition]| {
+            check_devices(&volume(&path(cache), &path(origin)), others, false)
+                .map_err(|error| (error.kind, error.field.unwrap_or_default()))
+        };
+        let other = [volume(&path("cache"), &path("origin"))];
+        let refused = |field: &str| Err((ErrorKind::Refused, field.to_owned()));
+        let invalid = |field: &str| Err((ErrorKind::Invalid, field.to_owned()));
+        assert_eq!(kind("cache", "origin", &[]), Ok(()));
+        assert_eq!(kind("cache", "link", &[]), invalid("origin"));
+        assert_eq!(kind("cache", "cache", &[]), invalid("origin"));
+        assert_eq!(kind("absent", "origin", &[]), invalid("cache"));
+        assert_eq!(kind("cache", "absent", &[]), invalid("origin"));
+        assert_eq!(kind("cache", "third", &other), Ok(()), "a cache has several volumes");
+        assert_eq!(kind("third", "origin", &other), refused("origin"));
+        assert_eq!(kind("third", "link", &other), refused("origin"));
+        assert_eq!(kind("origin", "third", &other), refused("cache"));
+    }
+
+    #[test]
+    fn what_is_on_the_cache_device_is_spared_without_force() {
+        let dir = TempDir::new("preflight-force");
+        let path = |name: &str| dir.path().join(name).display().to_string();
+        let mut head = vec![0; 4096];
+        head[0x438..0x43a].copy_from_slice(b"\x53\xef");
+        fs::write(path("cache"), &head).expect("writable");
+        fs::write(path("origin"), &head).expect("writable");
+        let volume = definition(&request(&path("cache"), &path("origin"))).expect("well formed");
+        let error = check_devices(&volume, &[], false).expect_err("a filesystem");
+        assert_eq!(error.kind, ErrorKind::DataAtRisk);
+        assert!(error.message.contains("ext4") && error.message.contains("--force"), "{error}");
+        assert_eq!(check_devices(&volume, &[], true), Ok(()));
+        assert_eq!(fs::read(path("cache")).expect("readable"), head);
+    }
+}

@@ -1,0 +1,66 @@
+//! The request to stop: SIGTERM or SIGINT, or a test.
+
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+
+use forebay_admin::ApiError;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+/// Whether the daemon has been asked to stop.
+#[derive(Default)]
+pub(crate) struct StopRequest {
+    asked: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl StopRequest {
+    /// Asks; false if that had been done before.
+    pub(crate) fn ask(&self) -> bool {
+        let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        let first = !std::mem::replace(&mut *asked, true);
+        self.changed.notify_all();
+        first
+    }
+
+    /// Whether anybody asked.
+    pub(crate) fn is_asked(&self) -> bool {
+        *self.asked.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until somebody asks.
+    pub(crate) fn wait(&self) {
+        let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        while !*asked {
+            asked = self.changed.wait(asked).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+/// Turns SIGTERM and SIGINT into a request, from now until the process ends; `first` runs once,
+/// on the thread that waits for signals.
+///
+/// # Errors
+/// When the handlers or the thread cannot be set up.
+pub(crate) fn listen(
+    stop: Arc<StopRequest>,
+    first: impl FnOnce() + Send + 'static,
+) -> Result<(), ApiError> {
+    let failed = |error: std::io::Error| ApiError::failed(format!("signals: {error}"));
+    let mut signals = Signals::new([SIGTERM, SIGINT]).map_err(failed)?;
+    let thread = std::thread::Builder::new().name("signals".to_owned());
+    let spawned = thread.spawn(move || {
+        let mut first = Some(first);
+        for signal in signals.forever() {
+            let name = if signal == SIGTERM { "SIGTERM" } else { "SIGINT" };
+            if stop.ask() {
+                tracing::info!("{name}: stopping");
+            } else {
+                tracing::info!("{name}: already stopping");
+            }
+            if let Some(first) = first.take() {
+                first();
+            }
+        }
+    });
+    spawned.map(drop).map_err(failed)
+}

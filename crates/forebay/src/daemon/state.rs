@@ -1,0 +1,254 @@
+//! What the daemon remembers between starts: one small file, replaced whole.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{ErrorKind as Io, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use forebay_admin::{ApiError, ErrorKind, VolumeName};
+use serde::{Deserialize, Serialize};
+
+use super::host_api::Definition;
+use super::socket::lock_file;
+use crate::paths::io_error;
+
+/// Version of the file that is written, and the only one that is read.
+const VERSION: u32 = 1;
+
+/// Largest file that is read, in bytes.
+const MAX_FILE: u64 = 16 << 20;
+
+/// Most volumes that are remembered.
+const MAX_VOLUMES: usize = 4096;
+
+/// One volume in the file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Remembered {
+    /// What it is.
+    pub(crate) volume: Definition,
+    /// Whether it is served when the daemon starts.
+    pub(crate) started: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Contents {
+    version: u32,
+    volumes: Vec<Remembered>,
+}
+
+/// The state directory of a daemon, locked as long as this lives.
+pub(crate) struct State {
+    dir: PathBuf,
+    contents: Mutex<Vec<Remembered>>,
+    _lock: File,
+}
+
+impl State {
+    /// Opens the directory, makes it if it is absent, and reads what is there.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Refused`] when another daemon uses it; [`ErrorKind::Invalid`] when the file is
+    /// not one that this version reads. Nothing is changed then.
+    pub(crate) fn open(dir: &Path) -> Result<Self, ApiError> {
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(dir)
+            .map_err(|error| io_error("cannot make the state directory", dir, &error))?;
+        let in_use = format!(
+            "another daemon uses the state directory {}; stop it, or choose another with --state-dir",
+            dir.display()
+        );
+        let lock = lock_file(&dir.join("lock"), &in_use)?;
+        let volumes = read(&dir.join("state.json"))?;
+        Ok(State { dir: dir.to_owned(), contents: Mutex::new(volumes), _lock: lock })
+    }
+
+    /// The directory.
+    pub(crate) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Every volume, in the order of creation.
+    pub(crate) fn volumes(&self) -> Vec<Remembered> {
+        self.contents.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// One volume.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`].
+    pub(crate) fn volume(&self, name: &VolumeName) -> Result<Remembered, ApiError> {
+        let volumes = self.volumes();
+        volumes.into_iter().find(|entry| entry.volume.name == *name).ok_or_else(|| not_found(name))
+    }
+
+    /// Remembers a volume, in place of one of the same name.
+    ///
+    /// # Errors
+    /// When it cannot be made durable; what was remembered before still is.
+    pub(crate) fn put(&self, entry: Remembered) -> Result<(), ApiError> {
+        self.change(|volumes| {
+            match volumes.iter_mut().find(|old| old.volume.name == entry.volume.name) {
+                Some(old) => *old = entry,
+                None => volumes.push(entry),
+            }
+        })
+    }
+
+    /// Forgets a volume.
+    ///
+    /// # Errors
+    /// As [`State::put`].
+    pub(crate) fn remove(&self, name: &VolumeName) -> Result<(), ApiError> {
+        self.change(|volumes| volumes.retain(|entry| entry.volume.name != *name))
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Vec<Remembered>)) -> Result<(), ApiError> {
+        let mut contents = self.contents.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut changed = contents.clone();
+        change(&mut changed);
+        if changed.len() > MAX_VOLUMES {
+            let message = format!("a daemon has at most {MAX_VOLUMES} volumes; delete one first");
+            return Err(ApiError::new(ErrorKind::Refused, message));
+        }
+        write(&self.dir, &changed)
+            .map_err(|error| io_error("cannot write the state in", &self.dir, &error))?;
+        *contents = changed;
+        Ok(())
+    }
+}
+
+/// The error about a volume that is not there.
+pub(crate) fn not_found(name: &VolumeName) -> ApiError {
+    let message = format!("there is no volume '{name}'; 'forebay list' shows those that are");
+    ApiError::new(ErrorKind::NotFound, message).about("name")
+}
+
+fn read(path: &Path) -> Result<Vec<Remembered>, ApiError> {
+    let file = match File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == Io::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(io_error("cannot open", path, &error)),
+    };
+    let mut text = String::new();
+    let unusable = |reason: String| {
+        let path = path.display();
+        let way_out = "put a good copy in its place, or move it away and create the volumes again";
+        ApiError::new(ErrorKind::Invalid, format!("the state file {path} {reason}; {way_out}"))
+    };
+    file.take(MAX_FILE + 1)
+        .read_to_string(&mut text)
+        .map_err(|error| unusable(format!("cannot be read: {error}")))?;
+    if text.len() as u64 > MAX_FILE {
+        return Err(unusable(format!("is over {MAX_FILE} bytes")));
+    }
+    // The version comes first: a newer file may differ in everything else.
+    #[derive(Deserialize)]
+    struct Version {
+        version: u32,
+    }
+    let damaged = |error: serde_json::Error| unusable(format!("is damaged: {error}"));
+    let Version { version } = serde_json::from_str(&text).map_err(damaged)?;
+    if version != VERSION {
+        return Err(unusable(format!("has version {version}, this daemon reads {VERSION}")));
+    }
+    let contents: Contents = serde_json::from_str(&text).map_err(damaged)?;
+    for (index, entry) in contents.volumes.iter().enumerate() {
+        let name = &entry.volume.name;
+        if contents.volumes.iter().take(index).any(|other| other.volume.name == *name) {
+            return Err(unusable(format!("has the volume '{name}' twice")));
+        }
+    }
+    Ok(contents.volumes)
+}
+
+/// Replaces the file so that a crash at any point leaves the old or the new one, whole.
+fn write(dir: &Path, volumes: &[Remembered]) -> std::io::Result<()> {
+    let contents = Contents { version: VERSION, volumes: volumes.to_vec() };
+    let text = serde_json::to_vec_pretty(&contents)?;
+    let fresh = dir.join("state.json.new");
+    let mut file =
+        OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(&fresh)?;
+    file.write_all(&text)?;
+    file.write_all(b"\n")?;
+    file.sync_all()?;
+    fs::rename(&fresh, dir.join("state.json"))?;
+    File::open(dir)?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_admin::Settings;
+
+    use super::*;
+    use crate::daemon::testing::TempDir;
+
+    fn entry(name: &str, started: bool) -> Remembered {
+        let volume = Definition {
+            name: name.parse().expect("valid"),
+            cache: "ram:1G".to_owned(),
+            origin: "/dev/null".to_owned(),
+            block_size: 4096,
+            alignment: 512,
+            settings: Settings::default(),
+        };
+        Remembered { volume, started }
+    }
+
+    #[test]
+    fn what_was_put_is_there_after_a_restart_in_order() {
+        let dir = TempDir::new("state-order");
+        {
+            let state = State::open(dir.path()).expect("empty");
+            for name in ["b", "a", "c"] {
+                state.put(entry(name, true)).expect("writable");
+            }
+            state.put(entry("a", false)).expect("writable");
+            state.remove(&"c".parse().expect("valid")).expect("writable");
+        }
+        let state = State::open(dir.path()).expect("own file");
+        assert_eq!(state.volumes(), [entry("b", true), entry("a", false)]);
+        assert_eq!(
+            state.volume(&"c".parse().expect("valid")).map_err(|error| error.kind),
+            Err(ErrorKind::NotFound)
+        );
+    }
+
+    #[test]
+    fn a_directory_in_use_is_refused_and_a_half_written_file_is_ignored() {
+        let dir = TempDir::new("state-lock");
+        let state = State::open(dir.path()).expect("empty");
+        state.put(entry("a", true)).expect("writable");
+        let refused = State::open(dir.path()).map(drop).expect_err("in use");
+        assert_eq!(refused.kind, ErrorKind::Refused);
+        drop(state);
+        fs::write(dir.path().join("state.json.new"), "{\"version\":1,\"vol").expect("writable");
+        assert_eq!(State::open(dir.path()).expect("free").volumes().len(), 1);
+    }
+
+    #[test]
+    fn unusable_files_are_refused_and_left_alone() {
+        let dir = TempDir::new("state-bad");
+        let good = serde_json::to_string(&entry("a", true)).expect("plain data");
+        let path = dir.path().join("state.json");
+        for text in [
+            String::new(),
+            "{}".to_owned(),
+            "[]".to_owned(),
+            "{\"version\":2,\"volumes\":[]}".to_owned(),
+            "{\"version\":1,\"volumes\":[],\"more\":1}".to_owned(),
+            format!("{{\"version\":1,\"volumes\":[{good},{good}]}}"),
+            format!("{{\"version\":1,\"volumes\":[{}]}}", good.replace("\"a\"", "\"a/b\"")),
+            format!("{{\"version\":1,\"volumes\":[{}]}}", good.replace("dirty_high", "dirty_hi")),
+            "[".repeat(100_000),
+        ] {
+            fs::write(&path, &text).expect("writable");
+            let error = State::open(dir.path()).map(drop).expect_err("unusable");
+            assert_eq!(error.kind, ErrorKind::Invalid, "{text:.60}: {error}");
+            assert_eq!(fs::read_to_string(&path).expect("readable"), text);
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! What the daemon's own tests share: directories that go away, and a host without a data path.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use forebay_admin::{ApiError, ErrorKind, Settings, Unit, VolumeName, VolumeReport, VolumeState};
+
+use super::host_api::{Definition, Host};
+use super::operations::Work;
+
+/// A directory that is removed with all it holds.
+pub(crate) struct TempDir(PathBuf);
+
+impl TempDir {
+    /// A new directory; `what` makes it recognisable.
+    pub(crate) fn new(what: &str) -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("forebay-{what}-{}-{count}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        std::fs::create_dir_all(&path).expect("a temporary directory");
+        TempDir(path)
+    }
+
+    /// Where it is.
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for TempDir {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A host that remembers what it was asked, and fails where it is told to.
+#[derive(Default)]
+pub(crate) struct FakeHost {
+    running: Mutex<BTreeMap<VolumeName, Settings>>,
+    /// Everything that was asked, like `create v`.
+    pub(crate) asked: Mutex<Vec<String>>,
+    /// What fails, in the words of `asked`; with `hang` in front, what runs until it is cancelled.
+    pub(crate) failing: Mutex<Vec<String>>,
+}
+
+impl FakeHost {
+    fn ask(&self, what: String, work: &Work) -> Result<(), ApiError> {
+        work.report(1, 1, Unit::Steps);
+        let hangs = format!("hang {what}");
+        while self.failing.lock().expect("not poisoned").contains(&hangs) {
+            if work.is_cancelled() {
+                return Err(ApiError::new(ErrorKind::Cancelled, "given up"));
+            }
+            std::thread::yield_now();
+        }
+        let fails = self.failing.lock().expect("not poisoned").contains(&what);
+        self.asked.lock().expect("not poisoned").push(what);
+        if fails { Err(ApiError::new(ErrorKind::Failed, "told to fail")) } else { Ok(()) }
+    }
+}
+
+impl Host for FakeHost {
+    fn lanes(&self) -> u32 {
+        1
+    }
+
+    fn create(&self, volume: &Definition, force: bool, work: &Work) -> Result<(), ApiError> {
+        self.ask(format!("create {}{}", volume.name, if force { " force" } else { "" }), work)?;
+        let mut running = self.running.lock().expect("not poisoned");
+        running.insert(volume.name.clone(), volume.settings.clone());
+        Ok(())
+    }
+
+    fn start(&self, volume: &Definition, work: &Work) -> Result<(), ApiError> {
+        self.ask(format!("start {}", volume.name), work)?;
+        let mut running = self.running.lock().expect("not poisoned");
+        running.insert(volume.name.clone(), volume.settings.clone());
+        Ok(())
+    }
+
+    fn stop(&self, name: &VolumeName, work: &Work) -> Result<(), ApiError> {
+        self.running.lock().expect("not poisoned").remove(name);
+        self.ask(format!("stop {name}"), work)
+    }
+
+    fn set(&self, name: &VolumeName, settings: &Settings, work: &Work) -> Result<(), ApiError> {
+        self.ask(format!("set {name}"), work)?;
+        self.running.lock().expect("not poisoned").insert(name.clone(), settings.clone());
+        Ok(())
+    }
+
+    fn flush(&self, name: &VolumeName, work: &Work) -> Result<(), ApiError> {
+        self.ask(format!("flush {name}"), work)
+    }
+
+    fn delete(
+        &self,
+        volume: &Definition,
+        discard_dirty: bool,
+        work: &Work,
+    ) -> Result<(), ApiError> {
+        let how = if discard_dirty { " discard" } else { "" };
+        self.ask(format!("delete {}{how}", volume.name), work)?;
+        self.running.lock().expect("not poisoned").remove(&volume.name);
+        Ok(())
+    }
+
+    fn report(&self, name: &VolumeName) -> Option<VolumeReport> {
+        let settings = self.running.lock().expect("not poisoned").get(name)?.clone();
+        Some(VolumeReport::empty(name.clone(), VolumeState::Running, settings))
+    }
+
+    fn shut_down(&self, work: &Work) -> Result<(), ApiError> {
+        self.ask("shut down".to_owned(), work)
+    }
+}

@@ -1,0 +1,293 @@
+//! The volumes of a daemon: what the host serves and what the state remembers, kept in step.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use forebay_admin::report::DaemonReport;
+use forebay_admin::{
+    ApiError, CreateRequest, ErrorKind, OperationId, OperationState, SetRequest, VolumeName,
+    VolumeReport, VolumeState,
+};
+
+use super::host_api::{Definition, Host};
+use super::nbd_address::NbdAddress;
+use super::operations::{Operations, Work};
+use super::preflight;
+use super::signals::StopRequest;
+use super::state::{Remembered, State};
+
+/// How long a stop waits for operations that were asked to give up.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How long a stop of one volume waits for what it supersedes, below the patience of clients.
+const YIELD_PATIENCE: Duration = Duration::from_secs(15);
+
+/// The volumes of a daemon.
+pub(crate) struct Volumes {
+    host: Arc<dyn Host>,
+    state: State,
+    nbd: Vec<NbdAddress>,
+    operations: Arc<Operations>,
+    /// Why volumes that should be served are not.
+    failures: Mutex<BTreeMap<VolumeName, String>>,
+}
+
+impl Volumes {
+    /// The volumes that `state` remembers, none of them served yet.
+    pub(crate) fn new(host: Arc<dyn Host>, state: State, nbd: Vec<NbdAddress>) -> Arc<Self> {
+        let operations = Arc::new(Operations::default());
+        Arc::new(Volumes { host, state, nbd, operations, failures: Mutex::default() })
+    }
+
+    /// Work that is under way or has ended.
+    pub(crate) fn operations(&self) -> &Arc<Operations> {
+        &self.operations
+    }
+
+    /// The daemon about itself.
+    pub(crate) fn daemon_report(&self) -> DaemonReport {
+        DaemonReport {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            state_dir: self.state.dir().display().to_string(),
+            lanes: self.host.lanes(),
+            nbd: self.nbd.iter().map(NbdAddress::to_string).collect(),
+        }
+    }
+
+    /// Every volume, in the order of creation.
+    pub(crate) fn list(&self) -> Vec<VolumeReport> {
+        self.state.volumes().iter().map(|entry| self.report(entry)).collect()
+    }
+
+    /// One volume.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`].
+    pub(crate) fn show(&self, name: &VolumeName) -> Result<VolumeReport, ApiError> {
+        self.state.volume(name).map(|entry| self.report(&entry))
+    }
+
+    fn report(&self, entry: &Remembered) -> VolumeReport {
+        let volume = &entry.volume;
+        let mut report = self.host.report(&volume.name).unwrap_or_else(|| {
+            let mut report = VolumeReport::empty(
+                volume.name.clone(),
+                VolumeState::Stopped,
+                volume.settings.clone(),
+            );
+            let failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(failure) = failures.get(&volume.name) {
+                report.state = VolumeState::Failed;
+                report.errors.last = Some(failure.clone());
+            }
+            report
+        });
+        report.block_size = volume.block_size;
+        report.alignment = volume.alignment;
+        report.origin.path.clone_from(&volume.origin);
+        report.cache.path.clone_from(&volume.cache);
+        let served = matches!(
+            report.state,
+            VolumeState::Running | VolumeState::Draining | VolumeState::Degraded
+        );
+        if served {
+            report.export.all = self.nbd.iter().map(|address| address.uri(&volume.name)).collect();
+            report.export.nbd = report.export.all.first().cloned();
+        }
+        report.progress = self.operations.of_volume(&volume.name).map(|running| running.progress);
+        report
+    }
+
+    /// Makes a volume and serves it.
+    ///
+    /// # Errors
+    /// When the request is wrong by itself or nothing can be started now.
+    pub(crate) fn create(
+        self: &Arc<Self>,
+        request: &CreateRequest,
+    ) -> Result<OperationId, ApiError> {
+        let volume = preflight::definition(request)?;
+        let (this, force, name) = (self.clone(), request.force, request.name.clone());
+        self.operations.start("create", &name, move |work| this.create_now(volume, force, work))
+    }
+
+    fn create_now(&self, volume: Definition, force: bool, work: &Work) -> Result<(), ApiError> {
+        let name = volume.name.clone();
+        let others: Vec<Definition> =
+            self.state.volumes().into_iter().map(|entry| entry.volume).collect();
+        if others.iter().any(|other| other.name == name) {
+            let message = format!("name: there is a volume '{name}' already; choose another name");
+            return Err(ApiError::new(ErrorKind::Refused, message).about("name"));
+        }
+        preflight::check_devices(&volume, &others, force)?;
+        self.host.create(&volume, force, work)?;
+        self.state.put(Remembered { volume, started: true }).inspect_err(|_| {
+            // What would not come back after a restart must not look as if it would.
+            if let Err(error) = self.host.stop(&name, &Work::default()) {
+                tracing::error!(volume = %name, "stopping what could not be remembered: {error}");
+            }
+        })
+    }
+
+    /// Starts one of the operations on a volume that is there.
+    fn operate(
+        self: &Arc<Self>,
+        verb: &'static str,
+        name: &VolumeName,
+        run: impl FnOnce(&Self, Remembered, &Work) -> Result<(), ApiError> + Send + 'static,
+    ) -> Result<OperationId, ApiError> {
+        self.state.volume(name)?;
+        let (this, own_name) = (self.clone(), name.clone());
+        self.operations.start(verb, name, move |work| {
+            // Looked up again: an operation before this one may have changed it.
+            let entry = this.state.volume(&own_name)?;
+            run(&this, entry, work)
+        })
+    }
+
+    /// Changes settings, of a volume that is stopped for its next start.
+    ///
+    /// # Errors
+    /// When there is no such volume, the settings do not fit together, or it is busy.
+    pub(crate) fn set(
+        self: &Arc<Self>,
+        name: &VolumeName,
+        request: SetRequest,
+    ) -> Result<OperationId, ApiError> {
+        let mut settings = self.state.volume(name)?.volume.settings;
+        request.settings.apply(&mut settings)?;
+        self.operate("set", name, move |this, mut entry, work| {
+            request.settings.apply(&mut entry.volume.settings)?;
+            if this.host.report(&entry.volume.name).is_some() {
+                this.host.set(&entry.volume.name, &entry.volume.settings, work)?;
+            }
+            this.state.put(entry)
+        })
+    }
+
+    /// Writes dirty blocks to the origin.
+    ///
+    /// # Errors
+    /// When there is no such volume or it is busy.
+    pub(crate) fn flush(self: &Arc<Self>, name: &VolumeName) -> Result<OperationId, ApiError> {
+        self.operate("flush", name, |this, entry, work| {
+            let name = &entry.volume.name;
+            if this.host.report(name).is_none() {
+                let message = format!("volume '{name}' is stopped; start it to flush it");
+                return Err(ApiError::new(ErrorKind::Refused, message));
+            }
+            this.host.flush(name, work)
+        })
+    }
+
+    /// Stops serving a volume; one that is stopped stays so. A flush or a change of settings that
+    /// is under way is given up: it could take for ever when the origin is lost.
+    ///
+    /// # Errors
+    /// When there is no such volume or it is busy.
+    pub(crate) fn stop(self: &Arc<Self>, name: &VolumeName) -> Result<OperationId, ApiError> {
+        if let Some(running) = self.operations.of_volume(name)
+            && matches!(running.verb.as_str(), "flush" | "set")
+        {
+            self.operations.cancel(running.id);
+            self.operations.wait(running.id, Some(YIELD_PATIENCE));
+        }
+        self.operate("stop", name, |this, mut entry, work| {
+            let name = entry.volume.name.clone();
+            // Remembered first: a daemon that dies in between must not serve it again by itself.
+            entry.started = false;
+            this.state.put(entry)?;
+            this.note_failure(&name, None);
+            if this.host.report(&name).is_some() { this.host.stop(&name, work) } else { Ok(()) }
+        })
+    }
+
+    /// Serves a volume; one that is served stays so.
+    ///
+    /// # Errors
+    /// When there is no such volume or it is busy.
+    pub(crate) fn start(self: &Arc<Self>, name: &VolumeName) -> Result<OperationId, ApiError> {
+        self.operate("start", name, |this, mut entry, work| {
+            if this.host.report(&entry.volume.name).is_some() {
+                return Ok(());
+            }
+            let started = this.host.start(&entry.volume, work);
+            if entry.started {
+                this.note_failure(&entry.volume.name, started.as_ref().err());
+            }
+            started?;
+            entry.started = true;
+            this.state.put(entry)
+        })
+    }
+
+    /// Removes a volume.
+    ///
+    /// # Errors
+    /// When there is no such volume or it is busy.
+    pub(crate) fn delete(
+        self: &Arc<Self>,
+        name: &VolumeName,
+        discard_dirty: bool,
+    ) -> Result<OperationId, ApiError> {
+        self.operate("delete", name, move |this, entry, work| {
+            this.host.delete(&entry.volume, discard_dirty, work)?;
+            this.state.remove(&entry.volume.name)?;
+            this.note_failure(&entry.volume.name, None);
+            Ok(())
+        })
+    }
+
+    fn note_failure(&self, name: &VolumeName, failure: Option<&ApiError>) {
+        let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+        match failure {
+            Some(failure) => failures.insert(name.clone(), failure.to_string()),
+            None => failures.remove(name),
+        };
+    }
+
+    /// Serves again what was served when the daemon ended; one that fails does not keep the others
+    /// from it. Returns how many are served and how many should be.
+    pub(crate) fn restore(self: &Arc<Self>, stop: &StopRequest) -> (usize, usize) {
+        let wanted: Vec<VolumeName> = self
+            .state
+            .volumes()
+            .into_iter()
+            .filter(|entry| entry.started)
+            .map(|entry| entry.volume.name)
+            .collect();
+        let mut served = 0;
+        for name in &wanted {
+            if stop.is_asked() {
+                break;
+            }
+            let ended = self.start(name).map(|id| self.operations.wait(id, None));
+            match ended {
+                Ok(Some(operation)) if operation.state == OperationState::Done => served += 1,
+                Ok(_) => {}
+                Err(error) => tracing::error!(volume = %name, "cannot be started: {error}"),
+            }
+        }
+        (served, wanted.len())
+    }
+
+    /// Ends all operations, then stops serving in order.
+    ///
+    /// # Errors
+    /// When something did not end clean.
+    pub(crate) fn shut_down(&self) -> Result<(), ApiError> {
+        self.operations.close();
+        let quiet = self.operations.wait_all(PATIENCE);
+        self.host.shut_down(&Work::default())?;
+        if !quiet {
+            return Err(ApiError::failed("an operation did not give up in time"));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+#[path = "volumes_tests.rs"]
+mod tests;

@@ -1,0 +1,223 @@
+//! Devices as the operator names them, and whether two names mean the same bytes.
+
+use std::fs::{self, Metadata};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use forebay_admin::{ApiError, ErrorKind};
+use forebay_device::DeviceSpec;
+
+/// A device as the operator named it, taken apart.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct DeviceName {
+    /// The whole name with an absolute path: it means the same in every directory.
+    pub(crate) text: String,
+    /// The file or block device; `None` for RAM.
+    pub(crate) path: Option<PathBuf>,
+}
+
+impl DeviceName {
+    /// Takes a name apart; `field` is the option it was given with.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Invalid`] when it is no [`DeviceSpec`].
+    pub(crate) fn parse(field: &str, text: &str) -> Result<Self, ApiError> {
+        if text.contains(char::is_control) {
+            let reason = "the name of the device holds a control character";
+            return Err(ApiError::invalid(field, reason));
+        }
+        let spec: DeviceSpec = text.parse().map_err(|error| ApiError::invalid(field, error))?;
+        let spec = spec.absolute().map_err(|error| ApiError::invalid(field, error))?;
+        Ok(DeviceName { text: spec.to_string(), path: spec.path().map(Path::to_owned) })
+    }
+
+    /// Where the bytes are; `None` for RAM.
+    ///
+    /// # Errors
+    /// As [`Place::of`], except that a file whose size is given need not be there yet.
+    pub(crate) fn place(&self, field: &str) -> Result<Option<Place>, ApiError> {
+        let Some(path) = &self.path else { return Ok(None) };
+        let sized = !self.text.ends_with(&*path.to_string_lossy());
+        let absent = || matches!(path.try_exists(), Ok(false));
+        if sized && absent() {
+            return Ok(Some(Place::Planned(path.clone())));
+        }
+        Place::of(field, path).map(Some)
+    }
+}
+
+/// The bytes that a path leads to, whatever it is called.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// A file that will be made.
+    Planned(PathBuf),
+    /// A regular file: filesystem and inode.
+    File(u64, u64),
+    /// A block device.
+    Block {
+        /// Its number.
+        number: u64,
+        /// The number of the whole disk, if this is a partition.
+        whole: Option<u64>,
+        /// The file behind it, if this is a loop device.
+        backing: Option<(u64, u64)>,
+    },
+}
+
+impl Place {
+    /// Follows a path to its end.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Invalid`] when nothing is there, or something that cannot be a device.
+    pub(crate) fn of(field: &str, path: &Path) -> Result<Self, ApiError> {
+        let metadata = fs::metadata(path).map_err(|error| {
+            let message = format!("{field}: {}: {error}", path.display());
+            let kind = match error.kind() {
+                std::io::ErrorKind::PermissionDenied => ErrorKind::Failed,
+                _ => ErrorKind::Invalid,
+            };
+            ApiError::new(kind, message).about(field)
+        })?;
+        let kind = metadata.file_type();
+        if kind.is_file() {
+            return Ok(Place::File(metadata.dev(), metadata.ino()));
+        }
+        if kind.is_block_device() {
+            return Ok(Place::block(&metadata));
+        }
+        let what = match () {
+            () if kind.is_dir() => "a directory",
+            () if kind.is_fifo() => "a FIFO",
+            () if kind.is_char_device() => "a character device",
+            () if kind.is_socket() => "a socket",
+            () => "neither file nor block device",
+        };
+        let path = path.display();
+        Err(ApiError::invalid(field, format!("{path} is {what}; name a file or a block device")))
+    }
+
+    fn block(metadata: &Metadata) -> Self {
+        let number = metadata.rdev();
+        let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
+        let about = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
+        let whole = about
+            .join("partition")
+            .exists()
+            .then(|| about.canonicalize().ok()?.parent().map(|disk| disk.join("dev")))
+            .flatten()
+            .and_then(|dev| parse_number(&fs::read_to_string(dev).ok()?));
+        let backing = fs::read_to_string(about.join("loop/backing_file"))
+            .ok()
+            .and_then(|path| fs::metadata(path.trim_end_matches('\n')).ok())
+            .map(|file| (file.dev(), file.ino()));
+        Place::Block { number, whole, backing }
+    }
+
+    /// Whether the two share bytes, as far as names can tell.
+    pub(crate) fn overlaps(&self, other: &Place) -> bool {
+        match (self, other) {
+            (Place::File(..), Place::File(..)) | (Place::Planned(_), Place::Planned(_)) => {
+                self == other
+            }
+            (Place::Planned(_), _) | (_, Place::Planned(_)) => false,
+            (Place::File(device, inode), Place::Block { backing, .. })
+            | (Place::Block { backing, .. }, Place::File(device, inode)) => {
+                *backing == Some((*device, *inode))
+            }
+            (
+                Place::Block { number, whole, backing },
+                Place::Block { number: other, whole: other_whole, backing: other_backing },
+            ) => {
+                number == other
+                    || *whole == Some(*other)
+                    || *other_whole == Some(*number)
+                    || (backing.is_some() && backing == other_backing)
+            }
+        }
+    }
+}
+
+/// Reads `8:16`.
+fn parse_number(text: &str) -> Option<u64> {
+    let (major, minor) = text.trim().split_once(':')?;
+    Some(rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::daemon::testing::TempDir;
+
+    #[test]
+    fn names_become_absolute_and_keep_their_parts() {
+        for (text, path) in [
+            ("/a/b", Some("/a/b")),
+            ("hdd7200:/a", Some("/a")),
+            ("pcie-ssd:/a,size=1G", Some("/a")),
+            ("ram:1G", None),
+            ("hdd7200:ram:1G", None),
+        ] {
+            let device = DeviceName::parse("origin", text).expect(text);
+            assert_eq!((device.text.as_str(), device.path.as_deref()), (text, path.map(Path::new)));
+        }
+        let planned = DeviceName::parse("origin", "/nonexistent,size=1G").expect("good");
+        let place = Place::Planned(PathBuf::from("/nonexistent"));
+        assert_eq!(planned.place("origin"), Ok(Some(place)));
+        assert!(
+            DeviceName::parse("origin", "/nonexistent").expect("good").place("origin").is_err()
+        );
+        let here = std::env::current_dir().expect("there is one");
+        let device = DeviceName::parse("origin", "sata-ssd:x").expect("good");
+        assert_eq!(device.text, format!("sata-ssd:{}", here.join("x").display()));
+    }
+
+    #[test]
+    fn names_that_mean_nothing_are_refused() {
+        for bad in [
+            "",
+            "ram:",
+            "ram:-1",
+            "ram:1e30",
+            "ram:10 GB",
+            "ram:18446744073709551616",
+            "hdd7200:",
+            "/a,size=",
+            "/a,size=x",
+            "/a\n",
+        ] {
+            let error = DeviceName::parse("cache", bad).expect_err(bad);
+            assert_eq!((error.kind, error.field.as_deref()), (ErrorKind::Invalid, Some("cache")));
+        }
+    }
+
+    #[test]
+    fn links_lead_to_the_same_place_and_other_things_are_no_devices() {
+        let dir = TempDir::new("places");
+        let [file, link, hard, other] =
+            ["file", "link", "hard", "other"].map(|name| dir.path().join(name));
+        fs::write(&file, "x").expect("writable");
+        fs::write(&other, "x").expect("writable");
+        std::os::unix::fs::symlink(&file, &link).expect("writable");
+        fs::hard_link(&file, &hard).expect("writable");
+        let place = |path: &Path| Place::of("origin", path).expect("a file");
+        assert!(place(&file).overlaps(&place(&link)) && place(&hard).overlaps(&place(&file)));
+        assert!(!place(&file).overlaps(&place(&other)));
+        for bad in [dir.path(), Path::new("/dev/null"), Path::new("/nonexistent")] {
+            let error = Place::of("origin", bad).expect_err("no device");
+            assert_eq!(error.kind, ErrorKind::Invalid, "{error}");
+        }
+    }
+
+    #[test]
+    fn partitions_overlap_their_disk_and_loops_their_file() {
+        let block = |number, whole, backing| Place::Block { number, whole, backing };
+        let disk = block(16, None, None);
+        let (one, two) = (block(17, Some(16), None), block(18, Some(16), None));
+        let looped = block(7, None, Some((1, 2)));
+        assert!(disk.overlaps(&one) && two.overlaps(&disk) && one.overlaps(&one));
+        assert!(!one.overlaps(&two) && !disk.overlaps(&looped));
+        assert!(looped.overlaps(&Place::File(1, 2)) && Place::File(1, 2).overlaps(&looped));
+        assert!(looped.overlaps(&block(8, None, Some((1, 2)))));
+        assert!(!looped.overlaps(&Place::File(1, 3)));
+    }
+}

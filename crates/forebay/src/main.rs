@@ -1,0 +1,35 @@
+//! The one binary: `forebay daemon` owns the caches, every other verb talks to it or works on a
+//! device that no daemon uses.
+//!
+//! - `cli`: the command line, declared once for the parser, help, man pages and completions
+//! - `verbs`: one file per verb
+//! - `client`: the way to the daemon
+//! - `daemon`: the daemon
+//! - `devices`: devices as the operator names them, and whether two names mean the same one
+//! - `signature`: what is on a device already
+//! - `output`: tables, progress, text for people
+//! - `exit`: errors become one line and an exit code
+#![forbid(unsafe_code)]
+#![allow(
+    clippy::disallowed_methods,
+    reason = "outside the data path, the binary owns its threads and its time"
+)]
+
+mod cli;
+mod client;
+mod daemon;
+mod devices;
+mod exit;
+mod output;
+mod paths;
+mod signature;
+mod verbs;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    match cli::parse() {
+        Ok(cli) => exit::code(verbs::run(cli)),
+        Err(code) => code,
+    }
+}

@@ -1,0 +1,47 @@
+//! What goes to stdout and stderr.
+//!
+//! - [`table`]: aligned columns
+//! - [`volume`]: a volume for people
+//! - [`progress`]: following an operation
+//! - [`json`]: for programs
+
+pub(crate) mod json;
+pub(crate) mod progress;
+pub(crate) mod table;
+pub(crate) mod volume;
+
+use std::io::{ErrorKind, Write};
+
+use forebay_admin::ApiError;
+
+use crate::exit::Outcome;
+
+/// Writes to stdout. A reader that has seen enough and left, like `head`, is no error.
+///
+/// # Errors
+/// Any other failure to write, such as a full disk.
+pub(crate) fn print_bytes(bytes: &[u8]) -> Outcome {
+    let mut out = std::io::stdout().lock();
+    match out.write_all(bytes).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            Err(ApiError::failed(format!("cannot write the output: {error}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Writes text that ends its own lines.
+///
+/// # Errors
+/// As [`print_bytes`].
+pub(crate) fn print_text(text: &str) -> Outcome {
+    print_bytes(text.as_bytes())
+}
+
+/// Writes one line.
+///
+/// # Errors
+/// As [`print_bytes`].
+pub(crate) fn print_line(text: &str) -> Outcome {
+    print_text(&format!("{text}\n"))
+}

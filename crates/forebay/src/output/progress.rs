@@ -1,0 +1,161 @@
+//! Following an operation to its end: a bar with an estimate on a terminal, plain lines elsewhere.
+//! The first SIGINT asks the daemon to give the operation up, a second one leaves it alone.
+
+use std::io::IsTerminal;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use forebay_admin::{ApiError, Operation, OperationState, Progress, Unit};
+use forebay_core::units::format_size;
+use indicatif::{ProgressBar, ProgressStyle};
+use signal_hook::consts::SIGINT;
+use signal_hook::flag;
+
+use super::volume::grouped;
+use crate::client::Client;
+use crate::exit::Outcome;
+
+/// How often the daemon is asked.
+const POLL: Duration = Duration::from_millis(100);
+
+/// How often a plain line is written.
+const LINE: Duration = Duration::from_secs(5);
+
+/// Where progress is shown.
+enum Display {
+    Bar(ProgressBar),
+    Lines { next: Instant },
+}
+
+/// Shows an operation until it has ended.
+///
+/// # Errors
+/// Why the operation failed, or the daemon could not be asked any more.
+pub(crate) fn follow(client: &Client, begun: Operation, label: &str) -> Outcome {
+    let mut operation = begun;
+    if operation.state == OperationState::Running {
+        let interrupted = interrupts()?;
+        let mut asked = false;
+        let mut display = Display::new(label);
+        while operation.state == OperationState::Running {
+            display.show(label, &operation);
+            std::thread::sleep(POLL);
+            if interrupted.load(Ordering::Relaxed) && !asked {
+                asked = true;
+                let path = format!("/operations/{}/cancel", operation.id);
+                let _: Operation = client.post(&path, &serde_json::json!({}))?;
+            }
+            operation = client.get(&format!("/operations/{}", operation.id))?;
+        }
+        display.end();
+    }
+    match (operation.state, operation.error) {
+        (OperationState::Done, _) => Ok(()),
+        (_, Some(error)) => Err(error),
+        (_, None) => Err(ApiError::failed(format!("'{}' failed", operation.verb))),
+    }
+}
+
+/// A flag that the first SIGINT raises; a second one ends the process as usual.
+fn interrupts() -> Result<Arc<AtomicBool>, ApiError> {
+    let raised = Arc::new(AtomicBool::new(false));
+    let usual = 128 + SIGINT;
+    flag::register_conditional_shutdown(SIGINT, usual, raised.clone())
+        .and_then(|_| flag::register(SIGINT, raised.clone()))
+        .map_err(|error| ApiError::failed(format!("signals: {error}")))?;
+    Ok(raised)
+}
+
+impl Display {
+    fn new(label: &str) -> Self {
+        if !std::io::stderr().is_terminal() {
+            return Display::Lines { next: Instant::now() + LINE };
+        }
+        let bar = ProgressBar::new(0);
+        bar.set_message(label.to_owned());
+        bar.enable_steady_tick(POLL);
+        Display::Bar(bar)
+    }
+
+    fn show(&mut self, label: &str, operation: &Operation) {
+        let progress = operation.progress;
+        match self {
+            Display::Bar(bar) => {
+                if progress.total > 0 && bar.length() != Some(progress.total) {
+                    bar.set_length(progress.total);
+                    bar.set_style(style(progress.unit));
+                }
+                bar.set_position(progress.done);
+            }
+            Display::Lines { next } => {
+                if Instant::now() >= *next {
+                    *next += LINE;
+                    let elapsed = Duration::from_millis(operation.elapsed_ms);
+                    eprintln!("{label}: {}", describe(progress, elapsed));
+                }
+            }
+        }
+    }
+
+    fn end(self) {
+        if let Display::Bar(bar) = self {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+fn style(unit: Unit) -> ProgressStyle {
+    let template = match unit {
+        Unit::Bytes => "{msg} [{bar:30}] {percent} % of {total_bytes}, {bytes_per_sec}, {eta} left",
+        _ => "{msg} [{bar:30}] {percent} % of {len}, {per_sec}, {eta} left",
+    };
+    ProgressStyle::with_template(template)
+        .unwrap_or_else(|_| ProgressStyle::default_bar())
+        .progress_chars("=> ")
+}
+
+/// Progress in words, with an estimate once there is something to base it on.
+fn describe(progress: Progress, elapsed: Duration) -> String {
+    let Some(share) = progress.share() else {
+        return format!("at work for {} s", elapsed.as_secs());
+    };
+    let amount = match progress.unit {
+        Unit::Bytes => format!("{} of {}", format_size(progress.done), format_size(progress.total)),
+        Unit::Blocks => format!("{} of {} blocks", grouped(progress.done), grouped(progress.total)),
+        Unit::Segments => {
+            format!("{} of {} segments", grouped(progress.done), grouped(progress.total))
+        }
+        Unit::Steps => format!("step {} of {}", progress.done, progress.total),
+    };
+    let left = if share > 0.01 {
+        format!(", about {:.0} s left", elapsed.as_secs_f64() * (1.0 - share) / share)
+    } else {
+        String::new()
+    };
+    format!("{:.0} %, {amount}{left}", share * 100.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn progress_in_words_has_an_estimate_when_there_can_be_one() {
+        let progress = |done, total, unit| Progress { done, total, unit };
+        let ten = Duration::from_secs(10);
+        assert_eq!(describe(progress(5, 0, Unit::Bytes), ten), "at work for 10 s");
+        assert_eq!(
+            describe(progress(1 << 20, 4 << 20, Unit::Bytes), ten),
+            "25 %, 1M of 4M, about 30 s left"
+        );
+        assert_eq!(describe(progress(0, 2000, Unit::Blocks), ten), "0 %, 0 of 2,000 blocks");
+    }
+
+    #[test]
+    fn the_styles_of_the_bar_are_sound() {
+        for unit in [Unit::Bytes, Unit::Blocks] {
+            let _ = style(unit);
+        }
+    }
+}

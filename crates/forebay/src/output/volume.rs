@@ -1,0 +1,245 @@
+//! A volume for people: aligned, with units, the unusual only when there is some.
+
+use std::fmt::Write;
+
+use forebay_admin::report::Latency;
+use forebay_admin::{KNOBS, VolumeReport};
+use forebay_core::units::format_size;
+
+use super::table::{Column, Table};
+
+/// Width of the labels on the left.
+const LABEL: usize = 12;
+
+/// Everything about a volume, as text.
+pub(crate) fn render(report: &VolumeReport) -> String {
+    let mut text = String::new();
+    let mut line = |label: &str, value: String| {
+        let _ = writeln!(text, "{}", format!("{label:LABEL$}{value}").trim_end());
+    };
+    line("volume", report.name.to_string());
+    line("state", report.state.name().to_owned());
+    if let Some(share) = report.progress.and_then(|progress| progress.share()) {
+        line("progress", percent(share));
+    }
+    line("mode", format!("{}, {}, durability {}", report.mode, report.policy, report.durability));
+    line("origin", format!("{}  {}", report.origin.path, format_size(report.origin.size)));
+    let used = match report.cache.size {
+        0 => String::new(),
+        size => format!(
+            "  {} of {} used ({})",
+            format_size(report.cache.used),
+            format_size(size),
+            percent(report.cache.used as f64 / size as f64)
+        ),
+    };
+    line("cache", format!("{}{used}", report.cache.path));
+    let shift = match report.alignment {
+        0 => String::new(),
+        bytes => format!(", shifted by {bytes} bytes"),
+    };
+    line("block size", format!("{}{shift}", format_size(report.block_size)));
+    line(
+        "blocks",
+        format!(
+            "{} cached, {} dirty ({})",
+            grouped(report.blocks.cached),
+            grouped(report.blocks.dirty),
+            format_size(report.blocks.dirty.saturating_mul(report.block_size))
+        ),
+    );
+    line(
+        "memory",
+        format!(
+            "{} index, {} buffers",
+            format_size(report.memory.index_bytes),
+            format_size(report.memory.buffer_bytes)
+        ),
+    );
+    for (index, uri) in report.export.all.iter().enumerate() {
+        line(if index == 0 { "nbd" } else { "" }, uri.clone());
+    }
+    errors(report, &mut line);
+
+    text.push('\n');
+    text.push_str(&requests(report));
+    text.push('\n');
+    text.push_str(&bytes(report));
+    text.push('\n');
+    text.push_str(&latencies(report));
+    text.push('\n');
+    let mut settings = Table::new(&[Column::left("SETTING"), Column::left("VALUE")]);
+    for knob in KNOBS {
+        settings.row([knob.name.to_owned(), knob.text(&report.settings)]);
+    }
+    text.push_str(&settings.render());
+    text
+}
+
+fn errors(report: &VolumeReport, line: &mut impl FnMut(&str, String)) {
+    let errors = &report.errors;
+    if errors.is_empty() {
+        return;
+    }
+    let counts: Vec<String> = [
+        ("origin read", errors.origin_read),
+        ("origin write", errors.origin_write),
+        ("cache read", errors.cache_read),
+        ("cache write", errors.cache_write),
+        ("checksum", errors.checksum),
+    ]
+    .into_iter()
+    .filter(|(_, count)| *count > 0)
+    .map(|(what, count)| format!("{} {what}", grouped(count)))
+    .collect();
+    if !counts.is_empty() {
+        line("errors", counts.join(", "));
+    }
+    if let Some(last) = &errors.last {
+        line("last error", last.clone());
+    }
+    for range in &errors.lost {
+        line("lost", format!("{} bytes at {}", range.len, range.offset));
+    }
+}
+
+fn requests(report: &VolumeReport) -> String {
+    let requests = &report.requests;
+    let mut table = Table::new(&[
+        Column::left("REQUESTS"),
+        Column::right("HITS"),
+        Column::right("PARTIAL"),
+        Column::right("MISSES"),
+        Column::right("HIT RATIO"),
+    ]);
+    let ratio = |ratio: Option<f64>| ratio.map_or_else(|| "-".to_owned(), percent);
+    table.row([
+        "read".to_owned(),
+        grouped(requests.read_hits),
+        grouped(requests.read_partial),
+        grouped(requests.read_misses),
+        ratio(requests.read_hit_ratio()),
+    ]);
+    table.row([
+        "write".to_owned(),
+        grouped(requests.write_hits),
+        "-".to_owned(),
+        grouped(requests.write_misses),
+        ratio(requests.write_hit_ratio()),
+    ]);
+    let mut rest = Vec::new();
+    for (what, count) in [
+        ("bypassed", requests.bypassed),
+        ("flushes", requests.flushes),
+        ("discards", requests.discards),
+        ("failed", requests.failed),
+    ] {
+        if count > 0 {
+            rest.push(format!("{} {what}", grouped(count)));
+        }
+    }
+    let mut text = table.render();
+    if !rest.is_empty() {
+        let _ = writeln!(text, "{}", rest.join(", "));
+    }
+    text
+}
+
+fn bytes(report: &VolumeReport) -> String {
+    let bytes = &report.bytes;
+    let mut table =
+        Table::new(&[Column::left("BYTES"), Column::right("READ"), Column::right("WRITTEN")]);
+    for (who, read, written) in [
+        ("user", bytes.user_read, bytes.user_written),
+        ("cache", bytes.cache_read, bytes.cache_written),
+        ("origin", bytes.origin_read, bytes.origin_written),
+    ] {
+        table.row([who.to_owned(), format_size(read), format_size(written)]);
+    }
+    table.render()
+}
+
+fn latencies(report: &VolumeReport) -> String {
+    let mut table = Table::new(&[
+        Column::left("LATENCY"),
+        Column::right("MEAN"),
+        Column::right("P50"),
+        Column::right("P99"),
+        Column::right("MAX"),
+    ]);
+    for (what, latency) in [
+        ("read", report.latency.read),
+        ("write", report.latency.write),
+        ("flush", report.latency.flush),
+    ] {
+        let Latency { mean_us, p50_us, p99_us, max_us, .. } = latency;
+        table.row(
+            std::iter::once(what.to_owned()).chain([mean_us, p50_us, p99_us, max_us].map(micros)),
+        );
+    }
+    table.render()
+}
+
+/// A share as `42.0 %`.
+fn percent(share: f64) -> String {
+    format!("{:.1} %", share * 100.0)
+}
+
+/// A time in microseconds with the unit that suits it; a dash for no time at all.
+fn micros(micros: f64) -> String {
+    match micros {
+        ..=0.0 => "-".to_owned(),
+        ..10.0 => format!("{micros:.1} µs"),
+        ..1e3 => format!("{micros:.0} µs"),
+        ..1e6 => format!("{:.2} ms", micros / 1e3),
+        _ => format!("{:.2} s", micros / 1e6),
+    }
+}
+
+/// A number with its digits in threes.
+pub(crate) fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_admin::{Settings, VolumeState};
+
+    use super::*;
+
+    #[test]
+    fn numbers_are_readable() {
+        for (number, text) in [(0, "0"), (999, "999"), (1000, "1,000"), (1_234_567, "1,234,567")] {
+            assert_eq!(grouped(number), text);
+        }
+        for (time, text) in
+            [(0.0, "-"), (0.62, "0.6 µs"), (85.0, "85 µs"), (1_500.0, "1.50 ms"), (2e6, "2.00 s")]
+        {
+            assert_eq!(micros(time), text);
+        }
+    }
+
+    #[test]
+    fn what_is_unusual_is_shown_only_when_there_is_some() {
+        let name = "v".parse().expect("valid");
+        let mut report = VolumeReport::empty(name, VolumeState::Running, Settings::default());
+        report.requests.read_hits = 3000;
+        report.requests.read_misses = 1000;
+        let text = render(&report);
+        assert!(text.contains("75.0 %") && text.contains("3,000"), "{text}");
+        assert!(!text.contains("error") && !text.contains("lost"), "{text}");
+        assert!(text.lines().all(|line| line == line.trim_end()), "{text}");
+        report.errors.checksum = 2;
+        report.errors.last = Some("bad block".to_owned());
+        let text = render(&report);
+        assert!(text.contains("2 checksum") && text.contains("bad block"), "{text}");
+    }
+}

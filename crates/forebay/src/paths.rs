@@ -1,0 +1,107 @@
+//! Where sockets and state are unless the operator says otherwise.
+
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use forebay_admin::{ApiError, ErrorKind};
+
+/// The longest path of a unix socket that the kernel takes, in bytes.
+pub(crate) const SOCKET_PATH_MAX: usize = 107;
+
+/// A path of a unix socket, checked.
+///
+/// # Errors
+/// Empty, too long, or with a zero byte; `field` names where it came from.
+pub(crate) fn check_socket_path(field: &str, path: &Path) -> Result<(), ApiError> {
+    let len = path.as_os_str().len();
+    if len == 0 {
+        return Err(ApiError::invalid(field, "the path is empty; name a socket"));
+    }
+    if len > SOCKET_PATH_MAX {
+        return Err(ApiError::invalid(
+            field,
+            format!(
+                "a socket path has at most {SOCKET_PATH_MAX} bytes, this one has {len}; choose a shorter one"
+            ),
+        ));
+    }
+    if path.as_os_str().as_bytes().contains(&0) {
+        return Err(ApiError::invalid(field, "the path holds a zero byte"));
+    }
+    Ok(())
+}
+
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+fn from_env(name: &str) -> Option<PathBuf> {
+    let path = PathBuf::from(std::env::var_os(name)?);
+    path.is_absolute().then_some(path)
+}
+
+/// The admin socket: as given, else `/run/forebay/admin.sock` for root and
+/// `$XDG_RUNTIME_DIR/forebay/admin.sock` for others.
+///
+/// # Errors
+/// When nothing is given and there is no such directory, or the path cannot be a socket's.
+pub(crate) fn admin_socket(given: Option<PathBuf>) -> Result<PathBuf, ApiError> {
+    let path = match given {
+        Some(path) => path,
+        None if is_root() => PathBuf::from("/run/forebay/admin.sock"),
+        None => from_env("XDG_RUNTIME_DIR").map(|dir| dir.join("forebay/admin.sock")).ok_or_else(
+            || ApiError::invalid("--socket", "XDG_RUNTIME_DIR is not set; name the socket"),
+        )?,
+    };
+    check_socket_path("--socket", &path)?;
+    Ok(path)
+}
+
+/// The directory of the daemon's state: as given, else `/var/lib/forebay` for root and
+/// `$XDG_STATE_HOME/forebay` (`~/.local/state/forebay`) for others.
+///
+/// # Errors
+/// When nothing is given and there is no home directory.
+pub(crate) fn state_dir(given: Option<PathBuf>) -> Result<PathBuf, ApiError> {
+    if let Some(dir) = given {
+        if dir.as_os_str().is_empty() {
+            return Err(ApiError::invalid("--state-dir", "the path is empty; name a directory"));
+        }
+        return std::path::absolute(&dir).map_err(|error| ApiError::invalid("--state-dir", error));
+    }
+    if is_root() {
+        return Ok(PathBuf::from("/var/lib/forebay"));
+    }
+    from_env("XDG_STATE_HOME")
+        .or_else(|| from_env("HOME").map(|home| home.join(".local/state")))
+        .map(|dir| dir.join("forebay"))
+        .ok_or_else(|| ApiError::invalid("--state-dir", "HOME is not set; name the directory"))
+}
+
+/// An error of the system about a path, as an operator wants to read it.
+pub(crate) fn io_error(what: &str, path: &Path, error: &std::io::Error) -> ApiError {
+    let kind = match error.kind() {
+        std::io::ErrorKind::AddrInUse | std::io::ErrorKind::WouldBlock => ErrorKind::Refused,
+        std::io::ErrorKind::NotFound
+        | std::io::ErrorKind::NotADirectory
+        | std::io::ErrorKind::AlreadyExists => ErrorKind::Invalid,
+        _ => ErrorKind::Failed,
+    };
+    ApiError::new(kind, format!("{what} {}: {error}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn socket_paths_have_a_length() {
+        let path = |len: usize| PathBuf::from("/".to_owned() + &"x".repeat(len - 1));
+        assert!(check_socket_path("--socket", &path(107)).is_ok());
+        for bad in [path(108), path(5000), PathBuf::new(), PathBuf::from("a\0b")] {
+            let error = check_socket_path("--socket", &bad).expect_err("bad");
+            assert_eq!(error.kind, ErrorKind::Invalid);
+            assert!(error.message.starts_with("--socket: "));
+        }
+    }
+}

@@ -1,0 +1,47 @@
+//! `forebay create`: makes a volume, serves it, prints its NBD URI.
+
+use forebay_admin::{ApiError, Assignments, CreateRequest, Operation, VolumeReport};
+
+use crate::cli::CreateArgs;
+use crate::client::Client;
+use crate::devices::DeviceName;
+use crate::exit::Outcome;
+use crate::output::{json, print_line, progress};
+
+/// Makes a volume.
+pub(super) fn run(client: &Client, args: CreateArgs) -> Outcome {
+    let (name, as_json) = (args.name.clone(), args.json);
+    let begun: Operation = client.post("/volumes", &request(args)?)?;
+    progress::follow(client, begun, &format!("Creating {name}"))?;
+    let report: VolumeReport = client.get(&format!("/volumes/{name}"))?;
+    if as_json {
+        return json::print(&report);
+    }
+    match report.export.nbd {
+        Some(uri) => print_line(&uri),
+        None => Err(ApiError::failed(format!("volume '{name}' was made, but is not served"))),
+    }
+}
+
+fn request(args: CreateArgs) -> Result<CreateRequest, ApiError> {
+    let mut settings = Assignments::default();
+    for (knob, value) in [
+        ("mode", args.mode.map(|mode| mode.name())),
+        ("policy", args.policy.map(|policy| policy.name())),
+        ("durability", args.durability.map(|durability| durability.name())),
+    ] {
+        if let Some(value) = value {
+            settings.push(knob, value)?;
+        }
+    }
+    Ok(CreateRequest {
+        name: args.name,
+        // The daemon may run in another directory.
+        cache: DeviceName::parse("--cache", &args.cache)?.text,
+        origin: DeviceName::parse("--origin", &args.origin)?.text,
+        block_size: args.block_size.map(|size| size.bytes()),
+        alignment: args.alignment,
+        force: args.force,
+        settings,
+    })
+}

@@ -1,0 +1,47 @@
+//! `forebay list`: the volumes, one line each.
+
+use forebay_admin::VolumeList;
+use forebay_core::units::format_size;
+
+use crate::cli::JsonArgs;
+use crate::client::Client;
+use crate::exit::Outcome;
+use crate::output::table::{Column, Table};
+use crate::output::{json, print_text};
+
+/// Lists the volumes.
+pub(super) fn run(client: &Client, args: &JsonArgs) -> Outcome {
+    let list: VolumeList = client.get("/volumes")?;
+    if args.json { json::print(&list) } else { print_text(&render(&list)) }
+}
+
+fn render(list: &VolumeList) -> String {
+    if list.volumes.is_empty() {
+        return "No volumes. 'forebay create' makes one.\n".to_owned();
+    }
+    let mut table = Table::new(&[
+        Column::left("NAME"),
+        Column::left("STATE"),
+        Column::left("MODE"),
+        Column::right("SIZE"),
+        Column::right("USED"),
+        Column::right("DIRTY"),
+        Column::left("ORIGIN"),
+        Column::left("CACHE"),
+        Column::left("NBD"),
+    ]);
+    for volume in &list.volumes {
+        table.row([
+            volume.name.to_string(),
+            volume.state.name().to_owned(),
+            volume.mode.to_string(),
+            format_size(volume.size),
+            format_size(volume.used),
+            format_size(volume.dirty),
+            volume.origin.clone(),
+            volume.cache.clone(),
+            volume.nbd.clone().unwrap_or_else(|| "-".to_owned()),
+        ]);
+    }
+    table.render()
+}

@@ -1,0 +1,64 @@
+//! One file per verb.
+
+mod check;
+mod completions;
+mod create;
+mod daemon;
+mod delete;
+mod demo;
+mod dump;
+mod flush;
+mod list;
+mod man;
+mod set;
+mod show;
+mod start;
+mod stop;
+
+use forebay_admin::{Operation, VolumeName};
+
+use crate::cli::{Cli, Verb};
+use crate::client::Client;
+use crate::exit::Outcome;
+use crate::output::progress;
+
+/// Does what the command line says.
+///
+/// # Errors
+/// Why it could not be done.
+pub(crate) fn run(cli: Cli) -> Outcome {
+    let Cli { socket, verb } = cli;
+    match verb {
+        Verb::Daemon(args) => daemon::run(socket, args),
+        Verb::Create(args) => create::run(&Client::new(socket)?, args),
+        Verb::List(args) => list::run(&Client::new(socket)?, &args),
+        Verb::Show(args) => show::run(&Client::new(socket)?, &args),
+        Verb::Set(args) => set::run(&Client::new(socket)?, &args),
+        Verb::Flush(args) => flush::run(&Client::new(socket)?, &args),
+        Verb::Stop(args) => stop::run(&Client::new(socket)?, &args),
+        Verb::Start(args) => start::run(&Client::new(socket)?, &args),
+        Verb::Delete(args) => delete::run(&Client::new(socket)?, &args),
+        Verb::Check(args) => check::run(&args),
+        Verb::Dump(args) => dump::run(&args),
+        Verb::Demo => demo::run(),
+        Verb::Completions { shell } => completions::run(shell),
+        Verb::Man { dir } => man::run(dir.as_deref()),
+    }
+}
+
+/// Has the daemon do something with a volume and follows it to its end.
+fn operate(
+    client: &Client,
+    name: &VolumeName,
+    verb: &str,
+    body: &impl serde::Serialize,
+    doing: &str,
+) -> Outcome {
+    let begun: Operation = client.post(&format!("/volumes/{name}/{verb}"), body)?;
+    progress::follow(client, begun, &format!("{doing} {name}"))
+}
+
+/// The body of a request that says everything in its path.
+fn nothing() -> serde_json::Value {
+    serde_json::json!({})
+}

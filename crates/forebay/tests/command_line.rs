@@ -1,0 +1,164 @@
+//! The command line by itself: what is wrong with it is said in one line, and help is as published.
+
+mod common;
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+
+use common::{forebay, outcome, run};
+
+/// Words on a line are parted by one blank; `~` is a blank within a word, `''` an empty word.
+fn words(line: &str) -> Vec<String> {
+    line.split(' ').map(|word| word.replace('~', " ").replace("''", "")).collect()
+}
+
+#[test]
+fn bad_command_lines_end_with_2_and_one_line_that_names_the_field() {
+    let long = format!("--socket /{} list", "x".repeat(107));
+    let make = "--socket /nonexistent/s create v -s ram:64M -p /origin";
+    let create = |rest: &str| format!("{make} {rest}");
+    let set = |rest: &str| format!("--socket /nonexistent/s set v {rest}");
+    let mut matrix: Vec<(String, &str)> = vec![
+        (long, "--socket"),
+        ("--socket '' list".to_owned(), "--socket"),
+        ("lisst".to_owned(), "lisst"),
+        ("create v".to_owned(), "--cache"),
+        ("create v -s ram:64M".to_owned(), "--origin"),
+        ("create -s ram:64M -p /o".to_owned(), "<NAME>"),
+        ("show".to_owned(), "<NAME>"),
+        ("show ../x".to_owned(), "<NAME>"),
+        ("show ''".to_owned(), "<NAME>"),
+        ("set v".to_owned(), "KEY=VALUE"),
+        ("check".to_owned(), "<DEVICE>"),
+        ("completions tcsh9".to_owned(), "tcsh9"),
+        ("daemon --lanes 0".to_owned(), "--lanes"),
+        ("daemon --lanes -1".to_owned(), "--lanes"),
+        ("daemon --lanes 1e3".to_owned(), "--lanes"),
+        ("daemon --nbd nowhere".to_owned(), "--nbd"),
+        ("daemon --nbd localhost:0".to_owned(), "--nbd"),
+        ("daemon --nbd localhost:65536".to_owned(), "--nbd"),
+        ("--socket /nonexistent/s daemon --log =bogus=".to_owned(), "--log"),
+        ("--socket /nonexistent/s daemon --nbd a:1 --nbd a:1".to_owned(), "--nbd"),
+        ("--socket /nonexistent/s daemon --nbd /nonexistent/s".to_owned(), "--nbd"),
+        ("--socket /nonexistent/s daemon --state-dir ''".to_owned(), "--state-dir"),
+        (create("-t WB"), "--mode"),
+        (create("-t ''"), "--mode"),
+        (create("-r clock"), "--policy"),
+        (create("--durability none"), "--durability"),
+        (create("-t wb -t wt"), "--mode"),
+        (create("--speed 3"), "--speed"),
+    ];
+    for size in ["-1", "1e30", "10~GB", "''", "18446744073709551616", "0x1000", "+4K", "4~K", "K"] {
+        matrix.push((create(&format!("--block-size {size}")), "--block-size"));
+        matrix.push((create(&format!("--alignment {size}")), "--alignment"));
+        matrix.push((set(&format!("sequential_cutoff={size}")), "sequential_cutoff"));
+        matrix.push((format!("create v -s ram:{size} -p /origin"), "--cache"));
+        matrix.push((format!("create v -s ram:64M -p /origin,size={size}"), "--origin"));
+    }
+    for size in ["0", "3", "1K", "2M", "2147483648"] {
+        matrix.push((create(&format!("--block-size {size}")), "--block-size"));
+    }
+    for (setting, field) in [
+        ("mode", "mode"),
+        ("=wb", "''"),
+        ("nope=1", "nope"),
+        ("mode=wb mode=wb", "mode"),
+        ("dirty_high=101", "dirty_high"),
+        ("dirty_age=30", "dirty_age"),
+        ("idle=-1s", "idle"),
+        ("writeback_running=maybe", "writeback_running"),
+        ("writeback_depth=0", "writeback_depth"),
+        ("commit_interval=0", "commit_interval"),
+    ] {
+        matrix.push((set(setting), field));
+    }
+    for (line, field) in matrix {
+        let output = run(words(&line));
+        let (code, said) = outcome(&output);
+        assert_eq!(code, Some(2), "{line}: {said}");
+        assert_eq!(said.lines().count(), 1, "{line}: {said}");
+        assert!(said.starts_with("forebay: ") && said.contains(field), "{line}: {said}");
+        assert!(output.stdout.is_empty(), "{line}");
+    }
+}
+
+#[test]
+fn wrong_utf8_is_refused() {
+    let wrong = OsStr::from_bytes(b"\xff\xfe");
+    for line in [
+        vec![OsStr::new("show"), wrong],
+        vec![
+            OsStr::new("create"),
+            OsStr::new("v"),
+            OsStr::new("-s"),
+            wrong,
+            OsStr::new("-p"),
+            wrong,
+        ],
+        vec![OsStr::new("set"), OsStr::new("v"), wrong],
+        vec![wrong],
+    ] {
+        let (code, said) = outcome(&run(&line));
+        assert_eq!((code, said.lines().count()), (Some(2), 1), "{line:?}: {said}");
+    }
+}
+
+#[test]
+fn without_a_daemon_the_way_out_is_named() {
+    let (code, said) = outcome(&run(["--socket", "/nonexistent/s", "list"]));
+    assert_eq!((code, said.lines().count()), (Some(1), 1), "{said}");
+    assert!(said.contains("/nonexistent/s") && said.contains("forebay daemon"), "{said}");
+    let from_env = forebay().env("FOREBAY_SOCKET", "/nonexistent/t").arg("list").output();
+    assert!(outcome(&from_env.expect("it runs")).1.contains("/nonexistent/t"));
+}
+
+/// With `UPDATE_HELP=1` the file is written instead.
+#[test]
+fn help_is_as_published() {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/help.txt");
+    let verbs = [
+        "",
+        "daemon",
+        "create",
+        "list",
+        "show",
+        "set",
+        "flush",
+        "stop",
+        "start",
+        "delete",
+        "check",
+        "dump",
+        "completions",
+        "man",
+    ];
+    let mut help = String::new();
+    for verb in verbs {
+        let output = run(verb.split(' ').filter(|word| !word.is_empty()).chain(["--help"]));
+        assert_eq!(output.status.code(), Some(0), "{verb}");
+        help.push_str(&format!("$ forebay {verb} --help\n").replace("  ", " "));
+        help.push_str(&String::from_utf8_lossy(&output.stdout));
+        help.push('\n');
+    }
+    if std::env::var_os("UPDATE_HELP").is_some() {
+        std::fs::write(file, &help).expect("writable");
+    }
+    let published = std::fs::read_to_string(file).unwrap_or_default();
+    assert!(help == published, "tests/help.txt differs; look, then set UPDATE_HELP=1:\n{help}");
+}
+
+#[test]
+fn completions_and_manual_pages_come_from_the_same_declarations() {
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let output = run(["completions", shell]);
+        let script = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(output.status.success() && script.contains("discard-dirty"), "{shell}");
+    }
+    let dir = common::TempDir::new("man");
+    let output = run([OsStr::new("man"), dir.at("").as_os_str()]);
+    assert!(output.status.success(), "{}", outcome(&output).1);
+    let page = std::fs::read_to_string(dir.at("forebay-create.1")).expect("a page");
+    assert!(page.contains("alignment"));
+    let absent = run([OsStr::new("man"), dir.at("absent").as_os_str()]);
+    assert_eq!(absent.status.code(), Some(2));
+}

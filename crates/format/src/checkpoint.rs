@@ -1,0 +1,316 @@
+//! Checkpoints: a snapshot of the segment table and the index, from which recovery starts.
+//!
+//! A checkpoint is a header page and, behind it, chunks of up to [`CHUNK_BYTES`], each with its
+//! own checksum. It is written and read chunk by chunk, so that neither side needs memory for more
+//! than one. The header is written last; only the superblock makes a checkpoint count.
+
+use std::mem::{offset_of, size_of};
+
+use forebay_core::{BlockSize, Generation, OriginBlock, RecordNumber, SectorMask, Slot, VolumeId};
+use uuid::Uuid;
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::geometry::{Geometry, blocks_per_segment};
+use crate::{PAGE, crc32c, crc32c_append};
+
+mod items;
+mod reader;
+mod writer;
+
+pub use reader::{CheckpointReader, ChunkItems};
+pub use writer::{CheckpointWriteError, CheckpointWriter, FinishedCheckpoint, SealedChunk};
+
+/// First bytes of a checkpoint header.
+pub const MAGIC: [u8; 8] = *b"FBCHKPT1";
+/// Distance between the starts of two chunks, and the most bytes in one.
+pub const CHUNK_BYTES: usize = 256 << 10;
+/// Bytes in a chunk before its items.
+pub const CHUNK_HEADER_BYTES: usize = size_of::<OnDiskChunk>();
+/// Bytes for one segment in the segment table.
+pub const SEGMENT_BYTES: usize = 16;
+/// Bytes for one index entry.
+pub const INDEX_ENTRY_BYTES: usize = 16;
+/// The most bits of a payload check that an index entry can keep.
+pub const MAX_CHECK_BITS: u8 = 28;
+/// Ages are below this.
+pub const MAX_AGE: u8 = 16;
+
+const CHECKSUM_FROM: usize = 12;
+
+/// The header page as it lies on the device.
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone, Copy)]
+#[repr(C)]
+struct OnDiskHeader {
+    magic: [u8; 8],
+    checksum: U32,
+    check_bits: u8,
+    reserved_a: [u8; 3],
+    cache: [u8; 16],
+    number: U64,
+    base: U64,
+    highest_sequence: U64,
+    entry_count: U64,
+    mask_count: U64,
+    segment_count: U32,
+    chunk_bytes: U32,
+    len: U64,
+    reserved_b: [u8; 4008],
+}
+
+/// The start of a chunk as it lies on the device.
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone, Copy)]
+#[repr(C)]
+struct OnDiskChunk {
+    checksum: U32,
+    len: U32,
+    number: U64,
+}
+
+const _: () = {
+    assert!(size_of::<OnDiskHeader>() == PAGE);
+    assert!(offset_of!(OnDiskHeader, checksum) == 8);
+    assert!(offset_of!(OnDiskHeader, check_bits) == CHECKSUM_FROM);
+    assert!(offset_of!(OnDiskHeader, cache) == 16);
+    assert!(offset_of!(OnDiskHeader, number) == 32);
+    assert!(offset_of!(OnDiskHeader, base) == 40);
+    assert!(offset_of!(OnDiskHeader, highest_sequence) == 48);
+    assert!(offset_of!(OnDiskHeader, entry_count) == 56);
+    assert!(offset_of!(OnDiskHeader, mask_count) == 64);
+    assert!(offset_of!(OnDiskHeader, segment_count) == 72);
+    assert!(offset_of!(OnDiskHeader, chunk_bytes) == 76);
+    assert!(offset_of!(OnDiskHeader, len) == 80);
+    assert!(size_of::<OnDiskChunk>() == 16);
+    assert!(offset_of!(OnDiskChunk, len) == 4);
+    assert!(offset_of!(OnDiskChunk, number) == 8);
+};
+
+/// Why a checkpoint is not accepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+pub enum CheckpointError {
+    /// There is no checkpoint header.
+    #[error("there is no checkpoint")]
+    NotACheckpoint,
+    /// Fewer bytes than needed.
+    #[error("the checkpoint is cut off")]
+    Truncated,
+    /// Torn or damaged.
+    #[error("the checkpoint is damaged: a checksum does not match")]
+    Checksum,
+    /// An intact header of another cache.
+    #[error("the checkpoint belongs to another cache")]
+    OtherCache,
+    /// An intact checkpoint, but not the one that the superblock means.
+    #[error("the checkpoint has number {found}; the superblock means number {expected}")]
+    OtherNumber {
+        /// The number that was expected.
+        expected: u64,
+        /// The number that was found.
+        found: u64,
+    },
+    /// A valid checksum over a value that cannot be.
+    #[error("the checkpoint has an impossible value in its field '{0}'")]
+    Absurd(&'static str),
+}
+
+/// Which checkpoint counts, as the superblock says it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CheckpointRef {
+    /// Which of the two areas: 0 or 1.
+    pub area: u8,
+    /// Bytes of the area that are in use, header included.
+    pub len: u64,
+    /// The header's own checksum.
+    pub header_crc: u32,
+    /// The checkpoint's number; counts up for the life of the cache.
+    pub number: u64,
+}
+
+/// What a checkpoint says about itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CheckpointHeader {
+    /// The checkpoint's number.
+    pub number: u64,
+    /// Everything in records up to this number is contained.
+    pub base: RecordNumber,
+    /// The highest sequence that had been given out.
+    pub highest_sequence: u64,
+    /// How many of the lowest bits of payload checks the entries keep: 0 to 28.
+    pub check_bits: u8,
+    /// Number of index entries.
+    pub entry_count: u64,
+    /// Number of masks: one for each partial entry.
+    pub mask_count: u64,
+    /// Number of segments.
+    pub segment_count: u32,
+    /// Bytes of the area that are in use, header included.
+    pub len: u64,
+}
+
+/// What a segment is in use for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum SegmentUse {
+    /// Nothing was ever written to it.
+    #[default]
+    NeverUsed,
+    /// Records are being appended.
+    Open,
+    /// It is full, or given up; nothing more is appended in this generation.
+    Closed,
+}
+
+/// One line of the segment table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub struct SegmentState {
+    /// How often it was opened.
+    pub generation: Generation,
+    /// What it is in use for.
+    pub usage: SegmentUse,
+    /// Where the next record goes, in granules from the start of the segment.
+    pub write_position: u32,
+}
+
+/// One block in the cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct IndexEntry {
+    /// The block's number, below [`crate::MAX_BLOCKS`].
+    pub block: OriginBlock,
+    /// Where its payload lies.
+    pub slot: Slot,
+    /// The lowest `check_bits` bits of its payload check.
+    pub check: u32,
+    /// The volume that it belongs to.
+    pub volume: VolumeId,
+    /// How long ago it was used, in the policy's own measure: 0 to 15.
+    pub age: u8,
+    /// Whether it is newer than the origin.
+    pub dirty: bool,
+    /// Whether only some of its sectors are valid; a [`PartialMask`] says which.
+    pub partial: bool,
+}
+
+/// The valid sectors of a partial block.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PartialMask {
+    /// The volume that it belongs to.
+    pub volume: VolumeId,
+    /// The block's number, below [`crate::MAX_BLOCKS`].
+    pub block: OriginBlock,
+    /// Its valid sectors.
+    pub mask: SectorMask,
+}
+
+/// Bytes for the mask of one partial block.
+pub const fn mask_bytes(sectors: u32) -> usize {
+    8 + 8 * sectors.div_ceil(64) as usize
+}
+
+/// Bytes that a checkpoint area needs so that every checkpoint of such a cache fits: every block
+/// that the segments can hold is in the index, and partial.
+pub fn area_bytes(block: BlockSize, segment_bytes: u64, segment_count: u64) -> u64 {
+    let blocks = segment_count * blocks_per_segment(block, segment_bytes);
+    let mask = mask_bytes(block.sectors()) as u64;
+    let items = segment_count * SEGMENT_BYTES as u64 + blocks * (INDEX_ENTRY_BYTES as u64 + mask);
+    let one_chunk = items + CHUNK_HEADER_BYTES as u64;
+    if one_chunk <= CHUNK_BYTES as u64 {
+        return PAGE as u64 + one_chunk.next_multiple_of(PAGE as u64);
+    }
+    // Items are not split, so the end of a chunk can stay empty for want of one mask's bytes.
+    let used = (CHUNK_BYTES - CHUNK_HEADER_BYTES) as u64 - (mask - 8);
+    PAGE as u64 + items.div_ceil(used) * CHUNK_BYTES as u64
+}
+
+/// Offset of a chunk from the start of the checkpoint area.
+fn chunk_offset(index: u32) -> u64 {
+    PAGE as u64 + u64::from(index) * CHUNK_BYTES as u64
+}
+
+/// The checksum of a chunk: everything behind the checksum itself, then the cache and the place,
+/// so that a chunk of another cache or of another place is not accepted.
+fn chunk_checksum(chunk: &[u8], cache: &Uuid, index: u32) -> u32 {
+    let mut tail = [0; 20];
+    tail[..16].copy_from_slice(cache.as_bytes());
+    tail[16..].copy_from_slice(&index.to_le_bytes());
+    crc32c_append(crc32c(chunk), &tail)
+}
+
+impl CheckpointHeader {
+    /// The header page, and its checksum for the superblock.
+    fn encode(&self, cache: &Uuid) -> ([u8; PAGE], u32) {
+        let raw = OnDiskHeader {
+            magic: MAGIC,
+            checksum: 0.into(),
+            check_bits: self.check_bits,
+            reserved_a: [0; 3],
+            cache: *cache.as_bytes(),
+            number: self.number.into(),
+            base: self.base.0.into(),
+            highest_sequence: self.highest_sequence.into(),
+            entry_count: self.entry_count.into(),
+            mask_count: self.mask_count.into(),
+            segment_count: self.segment_count.into(),
+            chunk_bytes: (CHUNK_BYTES as u32).into(),
+            len: self.len.into(),
+            reserved_b: [0; 4008],
+        };
+        let mut bytes = [0; PAGE];
+        bytes.copy_from_slice(raw.as_bytes());
+        let checksum = crc32c(&bytes[CHECKSUM_FROM..]);
+        bytes[8..CHECKSUM_FROM].copy_from_slice(&checksum.to_le_bytes());
+        (bytes, checksum)
+    }
+
+    /// Reads the header page that `reference` means.
+    ///
+    /// # Errors
+    /// Everything that is not exactly that header, or that cannot be on this device.
+    fn decode(
+        bytes: &[u8],
+        reference: &CheckpointRef,
+        geometry: &Geometry,
+        cache: &Uuid,
+    ) -> Result<CheckpointHeader, CheckpointError> {
+        use CheckpointError::{Checksum, NotACheckpoint, OtherCache, OtherNumber, Truncated};
+        let magic = &bytes[..bytes.len().min(MAGIC.len())];
+        if magic != &MAGIC[..magic.len()] {
+            return Err(NotACheckpoint);
+        }
+        let (raw, _) = OnDiskHeader::ref_from_prefix(bytes).map_err(|_| Truncated)?;
+        if crc32c(&raw.as_bytes()[CHECKSUM_FROM..]) != raw.checksum.get() {
+            return Err(Checksum);
+        }
+        if raw.cache != *cache.as_bytes() {
+            return Err(OtherCache);
+        }
+        let (expected, found) = (reference.number, raw.number.get());
+        if expected != found {
+            return Err(OtherNumber { expected, found });
+        }
+        if raw.checksum.get() != reference.header_crc {
+            return Err(Checksum);
+        }
+        let check = |good, field| if good { Ok(()) } else { Err(CheckpointError::Absurd(field)) };
+        check(raw.check_bits <= MAX_CHECK_BITS, "check_bits")?;
+        check(raw.segment_count.get() == geometry.segment_count, "segment_count")?;
+        let blocks = u64::from(geometry.segment_count) * geometry.blocks_per_segment();
+        check(raw.entry_count.get() <= blocks, "entry_count")?;
+        check(raw.mask_count.get() <= raw.entry_count.get(), "mask_count")?;
+        check(raw.chunk_bytes.get() as usize == CHUNK_BYTES, "chunk_bytes")?;
+        let len = raw.len.get();
+        check(len == reference.len && len.is_multiple_of(PAGE as u64), "len")?;
+        check((PAGE as u64..=geometry.checkpoint_area_bytes).contains(&len), "len")?;
+        Ok(CheckpointHeader {
+            number: raw.number.get(),
+            base: RecordNumber(raw.base.get()),
+            highest_sequence: raw.highest_sequence.get(),
+            check_bits: raw.check_bits,
+            entry_count: raw.entry_count.get(),
+            mask_count: raw.mask_count.get(),
+            segment_count: raw.segment_count.get(),
+            len,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

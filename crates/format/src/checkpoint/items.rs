@@ -1,0 +1,166 @@
+//! The items in a checkpoint's chunks: segments, index entries, masks.
+
+use forebay_core::{BlockSize, Generation, OriginBlock, SectorMask, Slot, VolumeId};
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use super::{
+    INDEX_ENTRY_BYTES, IndexEntry, MAX_AGE, PartialMask, SEGMENT_BYTES, SegmentState, SegmentUse,
+};
+use crate::geometry::Cells;
+use crate::{MAX_BLOCKS, MAX_GENERATION};
+
+const DIRTY: u64 = 1;
+const PARTIAL: u64 = 2;
+const FLAGS: u64 = 15;
+const FLAG_BITS: u32 = 4;
+const VOLUME_SHIFT: u32 = 48;
+const AGE_BITS: u32 = 4;
+
+/// One line of the segment table as it lies on the device.
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct OnDiskSegment {
+    generation: U32,
+    usage: U32,
+    write_position: U32,
+    reserved: U32,
+}
+
+/// One index entry as it lies on the device.
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct OnDiskEntry {
+    address: U64,
+    slot: U32,
+    check_and_age: U32,
+}
+
+const _: () = {
+    assert!(size_of::<OnDiskSegment>() == SEGMENT_BYTES);
+    assert!(size_of::<OnDiskEntry>() == INDEX_ENTRY_BYTES);
+    assert!(MAX_BLOCKS << FLAG_BITS == 1 << VOLUME_SHIFT);
+};
+
+impl OnDiskSegment {
+    pub(super) fn new(state: &SegmentState) -> Self {
+        let usage = match state.usage {
+            SegmentUse::NeverUsed => 0,
+            SegmentUse::Open => 1,
+            SegmentUse::Closed => 2,
+        };
+        OnDiskSegment {
+            generation: state.generation.0.into(),
+            usage: usage.into(),
+            write_position: state.write_position.into(),
+            reserved: 0.into(),
+        }
+    }
+
+    fn usage(&self) -> Option<SegmentUse> {
+        match self.usage.get() {
+            0 => Some(SegmentUse::NeverUsed),
+            1 => Some(SegmentUse::Open),
+            2 => Some(SegmentUse::Closed),
+            _ => None,
+        }
+    }
+
+    pub(super) fn is_possible(&self, granules: u64) -> bool {
+        self.usage().is_some()
+            && self.generation.get() < MAX_GENERATION
+            && u64::from(self.write_position.get()) <= granules
+    }
+
+    pub(super) fn get(&self) -> SegmentState {
+        SegmentState {
+            generation: Generation(self.generation.get()),
+            usage: self.usage().unwrap_or_default(),
+            write_position: self.write_position.get(),
+        }
+    }
+}
+
+#[inline]
+fn address(volume: VolumeId, block: OriginBlock) -> u64 {
+    u64::from(volume.0) << VOLUME_SHIFT | block.0 << FLAG_BITS
+}
+
+#[inline]
+fn volume_and_block(address: u64) -> (VolumeId, OriginBlock) {
+    let block = address >> FLAG_BITS & (MAX_BLOCKS - 1);
+    (VolumeId((address >> VOLUME_SHIFT) as u16), OriginBlock(block))
+}
+
+impl OnDiskEntry {
+    /// Whether the entry's values fit their fields.
+    #[inline]
+    pub(super) fn fits(entry: &IndexEntry, check_bits: u8) -> bool {
+        (entry.block.0 < MAX_BLOCKS) & (entry.age < MAX_AGE) & (entry.check >> check_bits == 0)
+    }
+
+    #[inline]
+    pub(super) fn new(entry: &IndexEntry) -> Self {
+        let dirty = if entry.dirty { DIRTY } else { 0 };
+        let partial = if entry.partial { PARTIAL } else { 0 };
+        OnDiskEntry {
+            address: (address(entry.volume, entry.block) | dirty | partial).into(),
+            slot: entry.slot.0.into(),
+            check_and_age: (entry.check << AGE_BITS | u32::from(entry.age)).into(),
+        }
+    }
+
+    #[inline]
+    pub(super) fn is_partial(&self) -> bool {
+        self.address.get() & PARTIAL != 0
+    }
+
+    #[inline]
+    pub(super) fn is_possible(&self, cells: &Cells, check_bits: u8) -> bool {
+        (self.address.get() & FLAGS & !(DIRTY | PARTIAL) == 0)
+            & cells.contains(Slot(self.slot.get()))
+            & (self.check_and_age.get() >> AGE_BITS >> check_bits == 0)
+    }
+
+    #[inline]
+    pub(super) fn get(&self) -> IndexEntry {
+        let (volume, block) = volume_and_block(self.address.get());
+        let check_and_age = self.check_and_age.get();
+        IndexEntry {
+            block,
+            slot: Slot(self.slot.get()),
+            check: check_and_age >> AGE_BITS,
+            volume,
+            age: check_and_age as u8 & (MAX_AGE - 1),
+            dirty: self.address.get() & DIRTY != 0,
+            partial: self.is_partial(),
+        }
+    }
+}
+
+/// Writes a mask; `place` must have the length for the block size. False if a value does not fit.
+pub(super) fn write_mask(mask: &PartialMask, block: BlockSize, place: &mut [u8]) -> bool {
+    let (head, words) = place.split_at_mut(8);
+    head.copy_from_slice(&address(mask.volume, mask.block).to_le_bytes());
+    for (word, place) in mask.mask.words().zip(words.chunks_exact_mut(8)) {
+        place.copy_from_slice(&word.to_le_bytes());
+    }
+    mask.block.0 < MAX_BLOCKS && mask.mask.sectors() == block.sectors()
+}
+
+/// Whether a mask says nothing about sectors that a block does not have; `item` is its address
+/// and its words.
+pub(super) fn mask_is_possible(item: &[U64], block: BlockSize) -> bool {
+    let unused = if block.sectors() >= 64 { 0 } else { u64::MAX << block.sectors() };
+    item.split_first().is_some_and(|(address, words)| {
+        address.get() & FLAGS == 0 && words.iter().all(|word| word.get() & unused == 0)
+    })
+}
+
+/// Reads a mask that is possible.
+pub(super) fn read_mask(item: &[U64], block: BlockSize) -> PartialMask {
+    let mut words = item.iter().map(|word| word.get());
+    let (volume, origin_block) = volume_and_block(words.next().unwrap_or_default());
+    let mask = SectorMask::from_words(block.sectors(), words);
+    PartialMask { volume, block: origin_block, mask }
+}

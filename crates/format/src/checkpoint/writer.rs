@@ -1,0 +1,267 @@
+//! Making a checkpoint, one chunk at a time.
+
+use forebay_core::{BlockSize, RecordNumber};
+use uuid::Uuid;
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::items::{OnDiskEntry, OnDiskSegment, write_mask};
+use super::{
+    CHUNK_BYTES, CHUNK_HEADER_BYTES, CheckpointHeader, CheckpointRef, INDEX_ENTRY_BYTES,
+    IndexEntry, MAX_CHECK_BITS, OnDiskChunk, PartialMask, SEGMENT_BYTES, SegmentState,
+    chunk_checksum, chunk_offset, mask_bytes,
+};
+use crate::geometry::Geometry;
+use crate::{MAX_GENERATION, PAGE};
+
+/// Why a checkpoint cannot be made: a fault in the caller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+pub enum CheckpointWriteError {
+    /// More chunks than the area has room for.
+    #[error("the checkpoint does not fit its area")]
+    Full,
+    /// Segments come first, then entries, then masks.
+    #[error("the parts of a checkpoint are written in the wrong order")]
+    Order,
+    /// A value that does not fit its field.
+    #[error("the value for the field '{0}' does not fit a checkpoint")]
+    Range(&'static str),
+    /// The number of segments is not the cache's, the number of masks is not that of the partial
+    /// entries, or the last chunk was not taken.
+    #[error("the checkpoint is incomplete: {0}")]
+    Incomplete(&'static str),
+}
+
+/// A chunk that is to be written.
+#[derive(Debug)]
+pub struct SealedChunk<'a> {
+    /// Where it goes, in bytes from the start of the checkpoint area; a multiple of 4096.
+    pub offset: u64,
+    /// Its bytes; a multiple of 4096.
+    pub bytes: &'a [u8],
+}
+
+/// What is left to be written when all chunks are durable.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FinishedCheckpoint {
+    /// The header page, for the start of the checkpoint area.
+    pub header: [u8; PAGE],
+    /// What the superblock must say once the header is durable.
+    pub reference: CheckpointRef,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Part {
+    Segments,
+    Entries,
+    Masks,
+}
+
+/// Turns segments, entries and masks into chunks. Feed it, take a chunk whenever something was not
+/// taken, take the last one, finish:
+///
+/// 1. [`push_segments`](Self::push_segments), [`push_entries`](Self::push_entries) and
+///    [`push_masks`](Self::push_masks), in this order, say how many of the items they took;
+/// 2. while that is not all, [`take_chunk`](Self::take_chunk) gives a chunk to write;
+/// 3. at the end `take_chunk` until it gives nothing, make all chunks durable,
+///    [`finish`](Self::finish), and write the header.
+#[derive(Debug)]
+pub struct CheckpointWriter {
+    cache: Uuid,
+    block: BlockSize,
+    area: u8,
+    area_bytes: u64,
+    number: u64,
+    check_bits: u8,
+    part: Part,
+    expected_segments: u32,
+    segments: u32,
+    entries: u64,
+    partial: u64,
+    masks: u64,
+    chunk: Vec<u8>,
+    used: usize,
+    chunks: u32,
+    len: u64,
+}
+
+impl CheckpointWriter {
+    /// Starts checkpoint `number` in `area` (0 or 1) of `cache`. Entries keep the lowest
+    /// `check_bits` bits of payload checks.
+    ///
+    /// # Errors
+    /// `area` is above 1, or `check_bits` above 28.
+    pub fn new(
+        geometry: &Geometry,
+        cache: Uuid,
+        area: u8,
+        number: u64,
+        check_bits: u8,
+    ) -> Result<Self, CheckpointWriteError> {
+        if area > 1 {
+            return Err(CheckpointWriteError::Range("area"));
+        }
+        if check_bits > MAX_CHECK_BITS {
+            return Err(CheckpointWriteError::Range("check_bits"));
+        }
+        Ok(CheckpointWriter {
+            cache,
+            block: geometry.block,
+            area,
+            area_bytes: geometry.checkpoint_area_bytes,
+            number,
+            check_bits,
+            part: Part::Segments,
+            expected_segments: geometry.segment_count,
+            segments: 0,
+            entries: 0,
+            partial: 0,
+            masks: 0,
+            chunk: vec![0; CHUNK_BYTES],
+            used: CHUNK_HEADER_BYTES,
+            chunks: 0,
+            len: PAGE as u64,
+        })
+    }
+
+    /// Adds lines of the segment table, in the order of the segments; says how many it took.
+    ///
+    /// # Errors
+    /// Wrong order, or a generation of 2^31 and more.
+    pub fn push_segments(
+        &mut self,
+        segments: &[SegmentState],
+    ) -> Result<usize, CheckpointWriteError> {
+        self.enter(Part::Segments)?;
+        let mut fits = true;
+        let room = &mut self.chunk[self.used..];
+        let mut taken = 0;
+        for (state, place) in segments.iter().zip(room.chunks_exact_mut(SEGMENT_BYTES)) {
+            fits &= state.generation.0 < MAX_GENERATION;
+            place.copy_from_slice(OnDiskSegment::new(state).as_bytes());
+            taken += 1;
+        }
+        if !fits {
+            return Err(CheckpointWriteError::Range("generation"));
+        }
+        self.used += taken * SEGMENT_BYTES;
+        self.segments = self.segments.saturating_add(taken as u32);
+        Ok(taken)
+    }
+
+    /// Adds index entries, in any order; says how many it took.
+    ///
+    /// # Errors
+    /// Wrong order, or a value that does not fit.
+    pub fn push_entries(&mut self, entries: &[IndexEntry]) -> Result<usize, CheckpointWriteError> {
+        self.enter(Part::Entries)?;
+        let room = &mut self.chunk[self.used..];
+        let taken = entries.len().min(room.len() / INDEX_ENTRY_BYTES);
+        // Never fails: the room is known.
+        let (places, _) = <[OnDiskEntry]>::mut_from_prefix_with_elems(room, taken)
+            .map_err(|_| CheckpointWriteError::Full)?;
+        let (mut fits, mut partial) = (true, 0);
+        for (entry, place) in entries.iter().zip(places) {
+            fits &= OnDiskEntry::fits(entry, self.check_bits);
+            partial += u64::from(entry.partial);
+            *place = OnDiskEntry::new(entry);
+        }
+        if !fits {
+            return Err(CheckpointWriteError::Range("entry"));
+        }
+        self.used += taken * INDEX_ENTRY_BYTES;
+        self.entries += taken as u64;
+        self.partial += partial;
+        Ok(taken)
+    }
+
+    /// Adds the masks of the partial entries, in any order; says how many it took.
+    ///
+    /// # Errors
+    /// Wrong order, or a mask that is not for a block of this cache.
+    pub fn push_masks(&mut self, masks: &[PartialMask]) -> Result<usize, CheckpointWriteError> {
+        self.enter(Part::Masks)?;
+        let bytes = mask_bytes(self.block.sectors());
+        let mut taken = 0;
+        let mut fits = true;
+        for (mask, place) in masks.iter().zip(self.chunk[self.used..].chunks_exact_mut(bytes)) {
+            fits &= write_mask(mask, self.block, place);
+            taken += 1;
+        }
+        if !fits {
+            return Err(CheckpointWriteError::Range("mask"));
+        }
+        self.used += taken * bytes;
+        self.masks += taken as u64;
+        Ok(taken)
+    }
+
+    /// Seals what was added since the last chunk; `None` if that is nothing. The bytes must be
+    /// written, or copied, before anything else is added.
+    ///
+    /// # Errors
+    /// The chunk does not fit the area: chunks were taken that were not full.
+    pub fn take_chunk(&mut self) -> Result<Option<SealedChunk<'_>>, CheckpointWriteError> {
+        if self.used == CHUNK_HEADER_BYTES {
+            return Ok(None);
+        }
+        let offset = chunk_offset(self.chunks);
+        let padded = self.used.next_multiple_of(PAGE);
+        let len = offset + padded as u64;
+        if len > self.area_bytes {
+            return Err(CheckpointWriteError::Full);
+        }
+        let head = OnDiskChunk {
+            checksum: 0.into(),
+            len: ((self.used - CHUNK_HEADER_BYTES) as u32).into(),
+            number: self.number.into(),
+        };
+        self.chunk[..CHUNK_HEADER_BYTES].copy_from_slice(head.as_bytes());
+        self.chunk[self.used..padded].fill(0);
+        let checksum = chunk_checksum(&self.chunk[4..self.used], &self.cache, self.chunks);
+        self.chunk[..4].copy_from_slice(&checksum.to_le_bytes());
+        self.chunks += 1;
+        self.len = len;
+        self.used = CHUNK_HEADER_BYTES;
+        Ok(Some(SealedChunk { offset, bytes: &self.chunk[..padded] }))
+    }
+
+    /// The header, once every chunk was taken. `base` says up to which record everything is
+    /// contained, `highest_sequence` which sequence was the last that had been given out.
+    ///
+    /// # Errors
+    /// Something is missing.
+    pub fn finish(
+        self,
+        base: RecordNumber,
+        highest_sequence: u64,
+    ) -> Result<FinishedCheckpoint, CheckpointWriteError> {
+        let check = |good, what| {
+            if good { Ok(()) } else { Err(CheckpointWriteError::Incomplete(what)) }
+        };
+        check(self.used == CHUNK_HEADER_BYTES, "the last chunk was not taken")?;
+        check(self.segments == self.expected_segments, "segments are missing or too many")?;
+        check(self.masks == self.partial, "there must be one mask for each partial entry")?;
+        let header = CheckpointHeader {
+            number: self.number,
+            base,
+            highest_sequence,
+            check_bits: self.check_bits,
+            entry_count: self.entries,
+            mask_count: self.masks,
+            segment_count: self.segments,
+            len: self.len,
+        };
+        let (bytes, header_crc) = header.encode(&self.cache);
+        let reference =
+            CheckpointRef { area: self.area, len: self.len, header_crc, number: self.number };
+        Ok(FinishedCheckpoint { header: bytes, reference })
+    }
+
+    fn enter(&mut self, part: Part) -> Result<(), CheckpointWriteError> {
+        if part < self.part {
+            return Err(CheckpointWriteError::Order);
+        }
+        self.part = part;
+        Ok(())
+    }
+}

@@ -1,0 +1,112 @@
+//! CRC32C (Castagnoli), and how a payload is bound to its address.
+//!
+//! The crate `crc-fast` folds with carry-less multiplication: 60 ns for 4 KiB where the plain
+//! CRC32 instruction with three streams takes 137 ns on the same machine.
+
+use crc_fast::{CrcAlgorithm, Digest};
+use forebay_core::{OriginBlock, VolumeId};
+use uuid::Uuid;
+
+/// CRC-32/ISCSI of `bytes`.
+#[inline]
+pub fn crc32c(bytes: &[u8]) -> u32 {
+    crc_fast::crc32_iscsi(bytes)
+}
+
+/// The checksum of what `crc` was the checksum of, followed by `bytes`.
+#[inline]
+pub fn crc32c_append(crc: u32, bytes: &[u8]) -> u32 {
+    // The running register of a finished checksum is its complement.
+    let mut digest = Digest::new_with_init_state(CrcAlgorithm::Crc32Iscsi, u64::from(!crc));
+    digest.update(bytes);
+    digest.finalize() as u32
+}
+
+/// The checksum of a block's payload, bound to the cache, the volume and the block: the payload,
+/// then the UUID (16 bytes), the volume (2 bytes) and the block number (8 bytes).
+///
+/// `payload` is the whole cell, valid sectors or not. The sequence is bound by the checksum of the
+/// record header that holds this one, so a payload keeps its check when it is reinserted.
+#[inline]
+pub fn payload_check(cache: &Uuid, volume: VolumeId, block: OriginBlock, payload: &[u8]) -> u32 {
+    CheckSeed::new(cache, volume).check(block, payload)
+}
+
+/// What [`payload_check`] needs to know about a cache and a volume, ready to use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CheckSeed {
+    tail: [u8; 26],
+}
+
+impl CheckSeed {
+    /// The seed for one volume of one cache.
+    pub fn new(cache: &Uuid, volume: VolumeId) -> Self {
+        let mut tail = [0; 26];
+        tail[..16].copy_from_slice(cache.as_bytes());
+        tail[16..18].copy_from_slice(&volume.0.to_le_bytes());
+        CheckSeed { tail }
+    }
+
+    /// The check of `payload` as the content of `block`.
+    #[inline]
+    pub fn check(&self, block: OriginBlock, payload: &[u8]) -> u32 {
+        let mut tail = self.tail;
+        tail[18..].copy_from_slice(&block.0.to_le_bytes());
+        crc32c_append(crc32c(payload), &tail)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Bit by bit, straight from the polynomial.
+    fn reference(bytes: &[u8]) -> u32 {
+        let mut register = u32::MAX;
+        for byte in bytes {
+            register ^= u32::from(*byte);
+            for _ in 0..8 {
+                let out = register & 1;
+                register >>= 1;
+                if out == 1 {
+                    register ^= 0x82f6_3b78;
+                }
+            }
+        }
+        !register
+    }
+
+    #[test]
+    fn the_published_check_values_hold() {
+        assert_eq!(crc32c(b"123456789"), 0xe306_9283);
+        assert_eq!(crc32c(&[0; 32]), 0x8a91_36aa);
+        assert_eq!(crc32c(&[0xff; 32]), 0x62a8_ab43);
+        assert_eq!(crc32c(b""), 0);
+    }
+
+    #[test]
+    fn every_length_and_every_split_agrees_with_the_polynomial() {
+        let bytes: Vec<u8> = (0..300u32).map(|i| (i * 7 + i / 256) as u8).collect();
+        for len in 0..bytes.len() {
+            assert_eq!(crc32c(&bytes[..len]), reference(&bytes[..len]), "length {len}");
+            let whole = reference(&bytes);
+            assert_eq!(crc32c_append(crc32c(&bytes[..len]), &bytes[len..]), whole, "split {len}");
+        }
+    }
+
+    #[test]
+    fn a_payload_check_depends_on_everything_it_names() {
+        let (cache, other) = (Uuid::from_u128(1), Uuid::from_u128(2));
+        let payload = vec![7; 4096];
+        let check = payload_check(&cache, VolumeId(3), OriginBlock(9), &payload);
+        let mut expected = payload.clone();
+        expected.extend_from_slice(cache.as_bytes());
+        expected.extend_from_slice(&3u16.to_le_bytes());
+        expected.extend_from_slice(&9u64.to_le_bytes());
+        assert_eq!(check, reference(&expected));
+        assert_ne!(check, payload_check(&other, VolumeId(3), OriginBlock(9), &payload));
+        assert_ne!(check, payload_check(&cache, VolumeId(4), OriginBlock(9), &payload));
+        assert_ne!(check, payload_check(&cache, VolumeId(3), OriginBlock(8), &payload));
+        assert_ne!(check, payload_check(&cache, VolumeId(3), OriginBlock(9), &payload[1..]));
+    }
+}

@@ -1,0 +1,46 @@
+//! Bytes on the cache device: superblock, volume table, record headers, checkpoints, checksums.
+//!
+//! Pure functions between bytes and structs: no I/O, no clock, no state. What the bytes mean is
+//! specified in `docs/format.md`, field by field; this crate is its only implementation.
+//!
+//! - [`geometry`]: where everything lies on a device of a given size
+//! - [`superblock`]: the two copies of the root of everything, and which of them counts
+//! - [`volume`]: the volume table
+//! - [`record`]: the headers in the log
+//! - [`checkpoint`]: the snapshot of the index from which recovery starts
+//! - [`checksum`]: CRC32C, and how a payload is bound to its address
+//!
+//! Nothing that is decoded is trusted: lengths and counts are checked against the bytes at hand
+//! before anything is allocated, and a valid checksum does not make an absurd value acceptable.
+#![forbid(unsafe_code)]
+
+pub mod checkpoint;
+pub mod checksum;
+pub mod geometry;
+pub mod record;
+pub mod superblock;
+pub mod volume;
+
+pub use checkpoint::{
+    CheckpointError, CheckpointHeader, CheckpointReader, CheckpointRef, CheckpointWriteError,
+    CheckpointWriter, IndexEntry, PartialMask, SegmentState, SegmentUse,
+};
+pub use checksum::{CheckSeed, crc32c, crc32c_append, payload_check};
+pub use geometry::{FormatError, Geometry};
+pub use record::{
+    Body, DataEntry, EncodeError, HEADER_BYTES as RECORD_HEADER_BYTES, Head, MAX_MARKS, Mark,
+    MarkKind, RecordError, RecordHeader, max_entries,
+};
+pub use superblock::{Superblock, SuperblockError, VolumeTableRef};
+pub use uuid::Uuid;
+pub use volume::{VolumeRecord, VolumeTableError};
+
+/// Bytes in a page: superblock copies, record headers and checkpoint headers are one page each,
+/// and every area starts at a multiple of it.
+pub const PAGE: usize = 4096;
+
+/// Block numbers on an origin are below this: 44 bits, 32 PiB of blocks of 2 KiB.
+pub const MAX_BLOCKS: u64 = 1 << 44;
+
+/// Segment generations are below this: 31 bits.
+pub const MAX_GENERATION: u32 = 1 << 31;

@@ -1,0 +1,313 @@
+//! Records: one header page, and for data records one cell of one block per entry behind it.
+
+use std::mem::{offset_of, size_of};
+
+use forebay_core::{BlockSize, Generation, RecordNumber, SegmentId, Slot};
+use uuid::Uuid;
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::geometry::Geometry;
+use crate::{MAX_GENERATION, PAGE, crc32c};
+
+mod entry;
+mod mark;
+
+pub use entry::{DataEntry, ENTRY_BYTES, entry_bytes};
+pub use mark::{MAX_MARKS, Mark, MarkKind};
+
+/// First bytes of a record header: `FBRC`.
+pub const MAGIC: u32 = u32::from_le_bytes(*b"FBRC");
+/// Bytes in a record header, entries and padding included.
+pub const HEADER_BYTES: usize = PAGE;
+
+const FIXED: usize = size_of::<OnDiskHead>();
+const CHECKSUM_FROM: usize = 8;
+const KIND_DATA: u8 = 1;
+const KIND_MARKS: u8 = 2;
+
+/// The fixed part of a record header as it lies on the device.
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone, Copy)]
+#[repr(C)]
+struct OnDiskHead {
+    magic: U32,
+    checksum: U32,
+    cache: [u8; 16],
+    segment: U32,
+    generation: U32,
+    position: U32,
+    kind: u8,
+    reserved: u8,
+    count: U16,
+    header_length: U32,
+    payload_length: U32,
+    number: U64,
+    durable_through: U64,
+}
+
+const _: () = {
+    assert!(size_of::<OnDiskHead>() == 64);
+    assert!(offset_of!(OnDiskHead, cache) == CHECKSUM_FROM);
+    assert!(offset_of!(OnDiskHead, segment) == 24);
+    assert!(offset_of!(OnDiskHead, generation) == 28);
+    assert!(offset_of!(OnDiskHead, position) == 32);
+    assert!(offset_of!(OnDiskHead, kind) == 36);
+    assert!(offset_of!(OnDiskHead, count) == 38);
+    assert!(offset_of!(OnDiskHead, header_length) == 40);
+    assert!(offset_of!(OnDiskHead, payload_length) == 44);
+    assert!(offset_of!(OnDiskHead, number) == 48);
+    assert!(offset_of!(OnDiskHead, durable_through) == 56);
+};
+
+/// The most entries in one data record: 126 for blocks of up to 32 KiB, 14 for 1 MiB.
+pub fn max_entries(block: BlockSize) -> usize {
+    (HEADER_BYTES - FIXED) / entry_bytes(block.sectors())
+}
+
+/// Bytes in a data record of `entries` entries, header and payload.
+pub fn data_record_bytes(block: BlockSize, entries: usize) -> u64 {
+    HEADER_BYTES as u64 + entries as u64 * block.bytes()
+}
+
+/// Why bytes are not a record of this cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+pub enum RecordError {
+    /// No record starts here.
+    #[error("there is no record header")]
+    NotARecord,
+    /// Fewer bytes than a header has.
+    #[error("the record header is cut off")]
+    Truncated,
+    /// The header is torn or damaged.
+    #[error("the record header is damaged: its checksum does not match")]
+    Checksum,
+    /// An intact header of another cache.
+    #[error("the record header belongs to another cache")]
+    OtherCache,
+    /// A valid checksum over a value that cannot be.
+    #[error("the record header has an impossible value in its field '{0}'")]
+    Absurd(&'static str),
+}
+
+/// Why a header cannot be made: a fault in the caller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+pub enum EncodeError {
+    /// The buffer is not of exactly [`HEADER_BYTES`].
+    #[error("a record header needs a buffer of {HEADER_BYTES} bytes")]
+    Buffer,
+    /// No entries at all, or more than fit.
+    #[error("{given} entries are not possible in one record; there are 1 to {most}")]
+    Count {
+        /// Entries that were given.
+        given: usize,
+        /// Entries that fit.
+        most: usize,
+    },
+    /// A value that does not fit its field.
+    #[error("the value for the field '{0}' does not fit a record header")]
+    Range(&'static str),
+}
+
+/// What all records say about themselves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Head {
+    /// The cache that the record belongs to.
+    pub cache: Uuid,
+    /// The segment that holds the record.
+    pub segment: SegmentId,
+    /// How often that segment had been opened.
+    pub generation: Generation,
+    /// Where the record starts, in granules from the start of the segment.
+    pub position: u32,
+    /// The record's number.
+    pub number: RecordNumber,
+    /// Every record with a number up to this was durable when this header was made.
+    pub durable_through: RecordNumber,
+}
+
+/// What a record holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Body {
+    /// Blocks.
+    Data(Vec<DataEntry>),
+    /// Changes of state of blocks in earlier records.
+    Marks(Vec<Mark>),
+}
+
+/// A decoded record header.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RecordHeader {
+    /// The segment that holds the record.
+    pub segment: SegmentId,
+    /// How often that segment had been opened.
+    pub generation: Generation,
+    /// Where the record starts, in granules from the start of the segment.
+    pub position: u32,
+    /// The record's number.
+    pub number: RecordNumber,
+    /// Every record with a number up to this was durable when this header was made.
+    pub durable_through: RecordNumber,
+    /// Bytes of payload behind the header.
+    pub payload_bytes: u32,
+    /// What it holds.
+    pub body: Body,
+}
+
+impl RecordHeader {
+    /// Granules that the record takes, header and payload.
+    pub fn granules(&self, geometry: &Geometry) -> u32 {
+        ((HEADER_BYTES as u64 + u64::from(self.payload_bytes)) / geometry.granule()) as u32
+    }
+
+    /// The slot of the cell of entry `index`, which must be below the number of entries.
+    pub fn cell(&self, geometry: &Geometry, index: usize) -> Slot {
+        let cells = geometry.granules_per_header() + index as u64 * geometry.granules_per_block();
+        geometry.slot_at(self.segment, self.position + cells as u32)
+    }
+}
+
+/// Writes the header of a data record of blocks of `block` bytes into `into`, all
+/// [`HEADER_BYTES`] of it. The masks must be for that block size.
+///
+/// # Errors
+/// The buffer's size, the number of entries or a value is not possible.
+pub fn encode_data(
+    into: &mut [u8],
+    head: &Head,
+    block: BlockSize,
+    entries: &[DataEntry],
+) -> Result<(), EncodeError> {
+    let most = max_entries(block);
+    if entries.is_empty() || entries.len() > most {
+        return Err(EncodeError::Count { given: entries.len(), most });
+    }
+    let payload = entries.len() as u64 * block.bytes();
+    let body = begin(into, head, KIND_DATA, entries.len(), payload as u32)?;
+    for (entry, place) in entries.iter().zip(body.chunks_exact_mut(entry_bytes(block.sectors()))) {
+        entry.encode(block, place).map_err(EncodeError::Range)?;
+    }
+    seal(into);
+    Ok(())
+}
+
+/// Writes a marks record into `into`, all [`HEADER_BYTES`] of it. It has no payload.
+///
+/// # Errors
+/// The buffer's size, the number of marks or a generation is not possible.
+pub fn encode_marks(into: &mut [u8], head: &Head, marks: &[Mark]) -> Result<(), EncodeError> {
+    if marks.is_empty() || marks.len() > MAX_MARKS {
+        return Err(EncodeError::Count { given: marks.len(), most: MAX_MARKS });
+    }
+    let body = begin(into, head, KIND_MARKS, marks.len(), 0)?;
+    for (mark, place) in marks.iter().zip(body.chunks_exact_mut(8)) {
+        let bytes = mark.encode().ok_or(EncodeError::Range("mark.generation"))?;
+        place.copy_from_slice(&bytes);
+    }
+    seal(into);
+    Ok(())
+}
+
+/// Clears `into`, writes the fixed part without checksum, and returns the rest.
+fn begin<'a>(
+    into: &'a mut [u8],
+    head: &Head,
+    kind: u8,
+    count: usize,
+    payload: u32,
+) -> Result<&'a mut [u8], EncodeError> {
+    if into.len() != HEADER_BYTES {
+        return Err(EncodeError::Buffer);
+    }
+    if head.generation.0 >= MAX_GENERATION {
+        return Err(EncodeError::Range("generation"));
+    }
+    if head.durable_through.0 >= head.number.0.max(1) {
+        return Err(EncodeError::Range("durable_through"));
+    }
+    into.fill(0);
+    let (fixed, body) = into.split_at_mut(FIXED);
+    let raw = OnDiskHead {
+        magic: MAGIC.into(),
+        checksum: 0.into(),
+        cache: *head.cache.as_bytes(),
+        segment: head.segment.0.into(),
+        generation: head.generation.0.into(),
+        position: head.position.into(),
+        kind,
+        reserved: 0,
+        count: (count as u16).into(),
+        header_length: (HEADER_BYTES as u32).into(),
+        payload_length: payload.into(),
+        number: head.number.0.into(),
+        durable_through: head.durable_through.0.into(),
+    };
+    fixed.copy_from_slice(raw.as_bytes());
+    Ok(body)
+}
+
+fn seal(header: &mut [u8]) {
+    let checksum = crc32c(&header[CHECKSUM_FROM..]);
+    header[4..CHECKSUM_FROM].copy_from_slice(&checksum.to_le_bytes());
+}
+
+/// Reads a record header from the start of `bytes`; what follows the header is not looked at.
+///
+/// Whether segment, generation and position are those where the bytes were found is for the
+/// caller to compare; that they are possible on this device is checked here.
+///
+/// # Errors
+/// Everything that is not a header that this cache wrote or could have written.
+pub fn decode(
+    bytes: &[u8],
+    geometry: &Geometry,
+    cache: &Uuid,
+) -> Result<RecordHeader, RecordError> {
+    let magic = MAGIC.to_le_bytes();
+    let seen = &bytes[..bytes.len().min(magic.len())];
+    if seen != &magic[..seen.len()] {
+        return Err(RecordError::NotARecord);
+    }
+    let header = bytes.get(..HEADER_BYTES).ok_or(RecordError::Truncated)?;
+    let (head, body) = OnDiskHead::ref_from_prefix(header).map_err(|_| RecordError::Truncated)?;
+    if crc32c(&header[CHECKSUM_FROM..]) != head.checksum.get() {
+        return Err(RecordError::Checksum);
+    }
+    if head.cache != *cache.as_bytes() {
+        return Err(RecordError::OtherCache);
+    }
+    let check = |good: bool, field| if good { Ok(()) } else { Err(RecordError::Absurd(field)) };
+    check(head.segment.get() < geometry.segment_count, "segment")?;
+    check(head.generation.get() < MAX_GENERATION, "generation")?;
+    check(head.header_length.get() as usize == HEADER_BYTES, "header_length")?;
+    // A record cannot be durable before it exists.
+    check(head.durable_through.get() < head.number.get().max(1), "durable_through")?;
+    let count = usize::from(head.count.get());
+    let (most, cell) = match head.kind {
+        KIND_DATA => (max_entries(geometry.block), geometry.block.bytes()),
+        KIND_MARKS => (MAX_MARKS, 0),
+        _ => return Err(RecordError::Absurd("kind")),
+    };
+    check((1..=most).contains(&count), "count")?;
+    let payload = u64::from(head.payload_length.get());
+    check(payload == count as u64 * cell, "payload_length")?;
+    let start = u64::from(head.position.get()) * geometry.granule();
+    let end = start + HEADER_BYTES as u64 + payload;
+    check(end <= geometry.segment_bytes, "position")?;
+    let body = if head.kind == KIND_DATA {
+        Body::Data(entry::decode_all(body, geometry.block, count)?)
+    } else {
+        Body::Marks(mark::decode_all(body, geometry, count)?)
+    };
+    Ok(RecordHeader {
+        segment: SegmentId(head.segment.get()),
+        generation: Generation(head.generation.get()),
+        position: head.position.get(),
+        number: RecordNumber(head.number.get()),
+        durable_through: RecordNumber(head.durable_through.get()),
+        payload_bytes: head.payload_length.get(),
+        body,
+    })
+}
+
+#[cfg(test)]
+mod tests;

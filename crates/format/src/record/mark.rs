@@ -1,0 +1,75 @@
+//! Marks: changes of state of blocks that earlier records brought.
+
+use forebay_core::{Generation, Slot};
+use zerocopy::FromBytes;
+use zerocopy::little_endian::U32;
+
+use super::{FIXED, HEADER_BYTES, RecordError};
+use crate::MAX_GENERATION;
+use crate::geometry::Geometry;
+
+/// Bytes in a mark: the slot, then the generation in the upper 31 bits and the kind in the lowest.
+pub(super) const MARK_BYTES: usize = 8;
+/// The most marks in one record.
+pub const MAX_MARKS: usize = (HEADER_BYTES - FIXED) / MARK_BYTES;
+
+const GONE: u32 = 1;
+
+/// What happened to a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum MarkKind {
+    /// It was written back: the origin has it durably.
+    Clean,
+    /// It was invalidated: it must never be served or written back again.
+    Gone,
+}
+
+/// A change of state of the block at one slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Mark {
+    /// Where the block's payload lies.
+    pub slot: Slot,
+    /// The generation of the slot's segment that is meant, so that a late mark cannot hit a block
+    /// of the segment's next life.
+    pub generation: Generation,
+    /// What happened.
+    pub kind: MarkKind,
+}
+
+impl Mark {
+    /// `None` if the generation does not fit 31 bits.
+    pub(super) fn encode(&self) -> Option<[u8; MARK_BYTES]> {
+        if self.generation.0 >= MAX_GENERATION {
+            return None;
+        }
+        let kind = match self.kind {
+            MarkKind::Clean => 0,
+            MarkKind::Gone => GONE,
+        };
+        let mut bytes = [0; MARK_BYTES];
+        bytes[..4].copy_from_slice(&self.slot.0.to_le_bytes());
+        bytes[4..].copy_from_slice(&(self.generation.0 << 1 | kind).to_le_bytes());
+        Some(bytes)
+    }
+}
+
+/// `count` is known to fit `body`.
+pub(super) fn decode_all(
+    body: &[u8],
+    geometry: &Geometry,
+    count: usize,
+) -> Result<Vec<Mark>, RecordError> {
+    let cells = geometry.cells();
+    let (pairs, _) = <[[U32; 2]]>::ref_from_prefix_with_elems(body, count)
+        .map_err(|_| RecordError::Truncated)?;
+    let mut marks = Vec::with_capacity(count);
+    for [slot, word] in pairs {
+        let slot = Slot(slot.get());
+        if !cells.contains(slot) {
+            return Err(RecordError::Absurd("mark.slot"));
+        }
+        let kind = if word.get() & GONE != 0 { MarkKind::Gone } else { MarkKind::Clean };
+        marks.push(Mark { slot, generation: Generation(word.get() >> 1), kind });
+    }
+    Ok(marks)
+}

@@ -1,0 +1,221 @@
+//! The volume table: what the cache knows about each of its volumes.
+
+use std::collections::HashSet;
+use std::mem::{offset_of, size_of};
+
+use forebay_core::{BlockSize, Durability, Mode, ReplacementKind, SECTOR_SIZE, VolumeId};
+use uuid::Uuid;
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::MAX_BLOCKS;
+
+mod table;
+
+pub use table::{EncodedTable, MAGIC, MAX_VOLUMES, VolumeTableError, decode, encode};
+
+/// The longest name of a volume, in bytes.
+pub const MAX_NAME: usize = 64;
+/// The longest origin, in bytes.
+pub const MAX_ORIGIN: usize = 1024;
+/// The most settings of one volume.
+pub const MAX_SETTINGS: usize = 64;
+
+const STARTED: u8 = 1;
+const FINGERPRINT: u8 = 2;
+const SETTING_BYTES: usize = size_of::<OnDiskSetting>();
+
+/// The fixed part of a volume; the name, the origin and the settings follow.
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone, Copy)]
+#[repr(C)]
+struct OnDiskVolume {
+    id: U16,
+    mode: u8,
+    durability: u8,
+    policy: u8,
+    flags: u8,
+    name_len: U16,
+    origin_len: U16,
+    settings: U16,
+    alignment: U32,
+    uuid: [u8; 16],
+    origin_bytes: U64,
+    fingerprint: [u8; 32],
+}
+
+/// One setting.
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone, Copy)]
+#[repr(C)]
+struct OnDiskSetting {
+    tag: U16,
+    value: U64,
+}
+
+const _: () = {
+    assert!(size_of::<OnDiskVolume>() == 72);
+    assert!(offset_of!(OnDiskVolume, flags) == 5);
+    assert!(offset_of!(OnDiskVolume, name_len) == 6);
+    assert!(offset_of!(OnDiskVolume, alignment) == 12);
+    assert!(offset_of!(OnDiskVolume, uuid) == 16);
+    assert!(offset_of!(OnDiskVolume, origin_bytes) == 32);
+    assert!(offset_of!(OnDiskVolume, fingerprint) == 40);
+    assert!(SETTING_BYTES == 10);
+};
+
+/// One volume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VolumeRecord {
+    /// Its number in this cache.
+    pub id: VolumeId,
+    /// Its identity for the world.
+    pub uuid: Uuid,
+    /// Its name: 1 to 64 of `A-Z a-z 0-9 . _ -`, not `.` or `..`.
+    pub name: String,
+    /// Where the origin is found, as the operator said it: 1 to 1024 bytes without control
+    /// characters.
+    pub origin: String,
+    /// Size of the origin in bytes.
+    pub origin_bytes: u64,
+    /// How many bytes before the origin's first byte block 0 starts, so that blocks meet the
+    /// boundaries of what lies inside: below the block size, a multiple of 512.
+    pub alignment: u32,
+    /// What the cache does with reads and writes.
+    pub mode: Mode,
+    /// When writes are acknowledged.
+    pub durability: Durability,
+    /// How blocks are chosen to make room.
+    pub policy: ReplacementKind,
+    /// Whether it comes up by itself.
+    pub started: bool,
+    /// What the origin looked like when it was last in use.
+    pub fingerprint: Option<[u8; 32]>,
+    /// Further settings, each tag once. Tags that are not known are kept.
+    pub settings: Vec<(u16, u64)>,
+}
+
+impl VolumeRecord {
+    /// Whether `name` can be the name of a volume.
+    pub fn is_valid_name(name: &str) -> bool {
+        let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+        (1..=MAX_NAME).contains(&name.len())
+            && name.bytes().all(allowed)
+            && name != "."
+            && name != ".."
+    }
+
+    /// The first field with an impossible value.
+    fn check(&self, block: BlockSize) -> Result<(), &'static str> {
+        let check = |good: bool, field| if good { Ok(()) } else { Err(field) };
+        check(Self::is_valid_name(&self.name), "name")?;
+        check((1..=MAX_ORIGIN).contains(&self.origin.len()), "origin")?;
+        check(!self.origin.chars().any(char::is_control), "origin")?;
+        let alignment = u64::from(self.alignment);
+        check(alignment < block.bytes(), "alignment")?;
+        check(alignment.is_multiple_of(SECTOR_SIZE), "alignment")?;
+        let end = self.origin_bytes.checked_add(alignment).ok_or("origin_bytes")?;
+        check(end.div_ceil(block.bytes()) <= MAX_BLOCKS, "origin_bytes")?;
+        check(!self.uuid.is_nil(), "uuid")?;
+        check(self.settings.len() <= MAX_SETTINGS, "settings")?;
+        let tags: HashSet<u16> = self.settings.iter().map(|(tag, _)| *tag).collect();
+        check(tags.len() == self.settings.len(), "settings")
+    }
+
+    fn encode_into(&self, bytes: &mut Vec<u8>) {
+        let raw = OnDiskVolume {
+            id: self.id.0.into(),
+            mode: mode_code(self.mode),
+            durability: durability_code(self.durability),
+            policy: policy_code(self.policy),
+            flags: if self.started { STARTED } else { 0 }
+                | if self.fingerprint.is_some() { FINGERPRINT } else { 0 },
+            name_len: (self.name.len() as u16).into(),
+            origin_len: (self.origin.len() as u16).into(),
+            settings: (self.settings.len() as u16).into(),
+            alignment: self.alignment.into(),
+            uuid: *self.uuid.as_bytes(),
+            origin_bytes: self.origin_bytes.into(),
+            fingerprint: self.fingerprint.unwrap_or_default(),
+        };
+        bytes.extend_from_slice(raw.as_bytes());
+        bytes.extend_from_slice(self.name.as_bytes());
+        bytes.extend_from_slice(self.origin.as_bytes());
+        for (tag, value) in &self.settings {
+            let raw = OnDiskSetting { tag: (*tag).into(), value: (*value).into() };
+            bytes.extend_from_slice(raw.as_bytes());
+        }
+    }
+
+    /// Reads one volume from the start of `bytes`, and gives the rest.
+    fn decode(bytes: &[u8]) -> Result<(VolumeRecord, &[u8]), Bad> {
+        let (raw, rest) = OnDiskVolume::ref_from_prefix(bytes).map_err(|_| Bad::Cut)?;
+        let name_len = usize::from(raw.name_len.get());
+        let (name, rest) = rest.split_at_checked(name_len).ok_or(Bad::Cut)?;
+        let origin_len = usize::from(raw.origin_len.get());
+        let (origin, rest) = rest.split_at_checked(origin_len).ok_or(Bad::Cut)?;
+        let count = usize::from(raw.settings.get());
+        let (settings, rest) =
+            <[OnDiskSetting]>::ref_from_prefix_with_elems(rest, count).map_err(|_| Bad::Cut)?;
+        let text = |bytes: &[u8], field| {
+            std::str::from_utf8(bytes).map(str::to_owned).map_err(|_| Bad::Field(field))
+        };
+        if raw.flags & !(STARTED | FINGERPRINT) != 0 {
+            return Err(Bad::Field("flags"));
+        }
+        let record = VolumeRecord {
+            id: VolumeId(raw.id.get()),
+            uuid: Uuid::from_bytes(raw.uuid),
+            name: text(name, "name")?,
+            origin: text(origin, "origin")?,
+            origin_bytes: raw.origin_bytes.get(),
+            alignment: raw.alignment.get(),
+            mode: from_code(Mode::ALL, mode_code, raw.mode).ok_or(Bad::Field("mode"))?,
+            durability: from_code(Durability::ALL, durability_code, raw.durability)
+                .ok_or(Bad::Field("durability"))?,
+            policy: from_code(ReplacementKind::ALL, policy_code, raw.policy)
+                .ok_or(Bad::Field("policy"))?,
+            started: raw.flags & STARTED != 0,
+            fingerprint: (raw.flags & FINGERPRINT != 0).then_some(raw.fingerprint),
+            settings: settings.iter().map(|raw| (raw.tag.get(), raw.value.get())).collect(),
+        };
+        Ok((record, rest))
+    }
+}
+
+/// Why one volume could not be read.
+enum Bad {
+    Cut,
+    Field(&'static str),
+}
+
+fn mode_code(mode: Mode) -> u8 {
+    match mode {
+        Mode::Writeback => 1,
+        Mode::Writethrough => 2,
+        Mode::Writearound => 3,
+        Mode::Writeonly => 4,
+        Mode::Passthrough => 5,
+    }
+}
+
+fn durability_code(durability: Durability) -> u8 {
+    match durability {
+        Durability::Strict => 1,
+        Durability::Flush => 2,
+    }
+}
+
+fn policy_code(policy: ReplacementKind) -> u8 {
+    match policy {
+        ReplacementKind::Lru => 1,
+        ReplacementKind::Fifo => 2,
+        ReplacementKind::Random => 3,
+    }
+}
+
+/// The one of `all` that is written as `code`.
+fn from_code<T: Copy>(all: &[T], code_of: impl Fn(T) -> u8, code: u8) -> Option<T> {
+    all.iter().copied().find(|value| code_of(*value) == code)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,209 @@
+//! The table as a whole: its header, its checksum, and what volumes must not share.
+
+use std::collections::HashSet;
+use std::mem::{offset_of, size_of};
+
+use forebay_core::BlockSize;
+use uuid::Uuid;
+use zerocopy::little_endian::U32;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use super::{Bad, VolumeRecord};
+use crate::geometry::VOLUME_AREA_BYTES;
+use crate::superblock::VolumeTableRef;
+use crate::{PAGE, crc32c};
+
+/// First bytes of a volume table.
+pub const MAGIC: [u8; 8] = *b"FBVOLUME";
+/// The most volumes in one cache.
+pub const MAX_VOLUMES: usize = 256;
+
+const CHECKSUM_FROM: usize = 12;
+
+/// The start of the table as it lies on the device.
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone, Copy)]
+#[repr(C)]
+struct OnDiskTable {
+    magic: [u8; 8],
+    checksum: U32,
+    len: U32,
+    cache: [u8; 16],
+    count: U32,
+    reserved: U32,
+}
+
+const _: () = {
+    assert!(size_of::<OnDiskTable>() == 40);
+    assert!(offset_of!(OnDiskTable, len) == CHECKSUM_FROM);
+    assert!(offset_of!(OnDiskTable, cache) == 16);
+    assert!(offset_of!(OnDiskTable, count) == 32);
+};
+
+/// Why a volume table is not accepted, or cannot be written.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum VolumeTableError {
+    /// There is no volume table.
+    #[error("there is no volume table where the superblock says")]
+    NotATable,
+    /// Fewer bytes than needed.
+    #[error("the volume table is cut off")]
+    Truncated,
+    /// Torn, damaged, or not the table that the superblock means.
+    #[error("the volume table is damaged: its checksum does not match")]
+    Checksum,
+    /// An intact table of another cache.
+    #[error("the volume table belongs to another cache")]
+    OtherCache,
+    /// A value that cannot be.
+    #[error("volume '{volume}' has an impossible value in its field '{field}'")]
+    Volume {
+        /// The volume's name, or its place in the table if that is the bad field.
+        volume: String,
+        /// The field.
+        field: &'static str,
+    },
+    /// A value in the table's header that cannot be.
+    #[error("the volume table has an impossible value in its field '{0}'")]
+    Absurd(&'static str),
+    /// Two volumes with the same name, number or UUID.
+    #[error("two volumes have the same {field}: {value}")]
+    Duplicate {
+        /// `name`, `id` or `uuid`.
+        field: &'static str,
+        /// What both have.
+        value: String,
+    },
+    /// Too many volumes.
+    #[error("{0} volumes are too many for one cache; the most is {MAX_VOLUMES}")]
+    TooMany(usize),
+    /// The table does not fit its area.
+    #[error(
+        "the volume table has {0} bytes; the most is {VOLUME_AREA_BYTES}: shorten names or paths of origins, or remove volumes"
+    )]
+    TooLarge(usize),
+}
+
+/// A volume table as it is to be written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EncodedTable {
+    /// The bytes, padded to whole pages, for the start of a volume-table area.
+    pub bytes: Vec<u8>,
+    /// Length in bytes without the padding.
+    pub len: u32,
+    /// The table's own checksum.
+    pub crc: u32,
+}
+
+impl EncodedTable {
+    /// What the superblock must say once the bytes are durable in `area` (0 or 1).
+    pub fn reference(&self, area: u8) -> VolumeTableRef {
+        VolumeTableRef { area, len: self.len, crc: self.crc }
+    }
+}
+
+/// The volume table of a cache with blocks of `block`.
+///
+/// # Errors
+/// A volume has an impossible value, two volumes are in each other's way, or there are too many.
+pub fn encode(
+    volumes: &[VolumeRecord],
+    cache: &Uuid,
+    block: BlockSize,
+) -> Result<EncodedTable, VolumeTableError> {
+    check_all(volumes, block)?;
+    let mut bytes = vec![0; size_of::<OnDiskTable>()];
+    for volume in volumes {
+        volume.encode_into(&mut bytes);
+    }
+    let len = bytes.len();
+    if len as u64 > VOLUME_AREA_BYTES {
+        return Err(VolumeTableError::TooLarge(len));
+    }
+    let mut head = OnDiskTable {
+        magic: MAGIC,
+        checksum: 0.into(),
+        len: (len as u32).into(),
+        cache: *cache.as_bytes(),
+        count: (volumes.len() as u32).into(),
+        reserved: 0.into(),
+    };
+    bytes[..size_of::<OnDiskTable>()].copy_from_slice(head.as_bytes());
+    let crc = crc32c(&bytes[CHECKSUM_FROM..]);
+    head.checksum = crc.into();
+    bytes[..size_of::<OnDiskTable>()].copy_from_slice(head.as_bytes());
+    bytes.resize(len.next_multiple_of(PAGE), 0);
+    Ok(EncodedTable { bytes, len: len as u32, crc })
+}
+
+/// Reads the volume table that `reference` means from the start of its area. The bytes must reach
+/// at least to its end.
+///
+/// # Errors
+/// Everything that is not exactly that table, or that could not have been written.
+pub fn decode(
+    bytes: &[u8],
+    reference: &VolumeTableRef,
+    cache: &Uuid,
+    block: BlockSize,
+) -> Result<Vec<VolumeRecord>, VolumeTableError> {
+    use VolumeTableError::{Absurd, Checksum, NotATable, OtherCache, TooMany, Truncated};
+    let magic = &bytes[..bytes.len().min(MAGIC.len())];
+    if magic != &MAGIC[..magic.len()] {
+        return Err(NotATable);
+    }
+    let bytes = bytes.get(..reference.len as usize).ok_or(Truncated)?;
+    let (head, mut rest) = OnDiskTable::ref_from_prefix(bytes).map_err(|_| Truncated)?;
+    let crc = crc32c(&bytes[CHECKSUM_FROM..]);
+    if crc != head.checksum.get() || crc != reference.crc {
+        return Err(Checksum);
+    }
+    if head.cache != *cache.as_bytes() {
+        return Err(OtherCache);
+    }
+    if head.len.get() != reference.len {
+        return Err(Absurd("len"));
+    }
+    let count = head.count.get() as usize;
+    if count > MAX_VOLUMES {
+        return Err(TooMany(count));
+    }
+    let mut volumes = Vec::with_capacity(count);
+    for index in 0..count {
+        let (volume, after) = VolumeRecord::decode(rest).map_err(|bad| match bad {
+            Bad::Cut => Absurd("len"),
+            Bad::Field(field) => VolumeTableError::Volume { volume: index.to_string(), field },
+        })?;
+        volumes.push(volume);
+        rest = after;
+    }
+    if !rest.is_empty() {
+        return Err(Absurd("len"));
+    }
+    check_all(&volumes, block)?;
+    Ok(volumes)
+}
+
+fn check_all(volumes: &[VolumeRecord], block: BlockSize) -> Result<(), VolumeTableError> {
+    if volumes.len() > MAX_VOLUMES {
+        return Err(VolumeTableError::TooMany(volumes.len()));
+    }
+    let (mut ids, mut names, mut uuids) = (HashSet::new(), HashSet::new(), HashSet::new());
+    for (index, volume) in volumes.iter().enumerate() {
+        volume.check(block).map_err(|field| {
+            let named = VolumeRecord::is_valid_name(&volume.name);
+            let volume = if named { volume.name.clone() } else { index.to_string() };
+            VolumeTableError::Volume { volume, field }
+        })?;
+        let duplicate = |field, value| Err(VolumeTableError::Duplicate { field, value });
+        if !ids.insert(volume.id) {
+            return duplicate("id", volume.id.to_string());
+        }
+        if !names.insert(volume.name.as_str()) {
+            return duplicate("name", volume.name.clone());
+        }
+        if !uuids.insert(volume.uuid) {
+            return duplicate("uuid", volume.uuid.to_string());
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,229 @@
+//! The bytes of format version 1, frozen. An image that differs means that caches that exist can
+//! no longer be read: that needs a new version, not a new image.
+//!
+//! Images of new structures are made with `FOREBAY_WRITE_GOLDEN=1 cargo test -p forebay-format`;
+//! images that exist are never overwritten.
+
+use std::path::PathBuf;
+
+use forebay_core::{
+    BlockSize, Durability, Generation, Mode, OriginBlock, RecordNumber, ReplacementKind,
+    SectorMask, SegmentId, VolumeId,
+};
+use forebay_format::record::{self, HEADER_BYTES};
+use forebay_format::superblock::{COPY_A, COPY_B};
+use forebay_format::{
+    Body, CheckpointReader, CheckpointRef, CheckpointWriter, DataEntry, Geometry, Head, IndexEntry,
+    Mark, MarkKind, PartialMask, SegmentState, SegmentUse, Superblock, Uuid, VolumeRecord,
+    VolumeTableRef, volume,
+};
+
+/// Compares with the image of that name, or makes it if it is asked for and there is none.
+fn compare(name: &str, bytes: &[u8]) {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("golden").join(name);
+    if std::env::var_os("FOREBAY_WRITE_GOLDEN").is_some() && !path.exists() {
+        std::fs::write(&path, bytes).expect("the image can be written");
+    }
+    let golden = std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let differs = golden.iter().zip(bytes).position(|(golden, new)| golden != new);
+    assert_eq!(differs, None, "{name}: first byte that differs");
+    assert_eq!(golden.len(), bytes.len(), "{name}: length");
+}
+
+fn cache() -> Uuid {
+    Uuid::from_u128(0x00112233_4455_6677_8899_aabbccddeeff)
+}
+
+fn block(bytes: u64) -> BlockSize {
+    BlockSize::new(bytes).expect("a block size")
+}
+
+fn geometry(block: BlockSize) -> Geometry {
+    Geometry::plan(1 << 30, block, 512, Some(8 << 20)).expect("a plan")
+}
+
+fn small_geometry() -> Geometry {
+    Geometry::plan(8 << 20, BlockSize::DEFAULT, 512, None).expect("a plan")
+}
+
+fn superblock() -> Superblock {
+    Superblock {
+        cache: cache(),
+        generation: 42,
+        compat: 1 << 63,
+        incompat: 0,
+        ro_compat: 2,
+        geometry: geometry(BlockSize::DEFAULT),
+        volume_table: VolumeTableRef { area: 1, len: 357, crc: 0x0102_0304 },
+        checkpoint: Some(CheckpointRef {
+            area: 1,
+            len: 0x3000,
+            header_crc: 0x0506_0708,
+            number: 0x1122_3344_5566_7788,
+        }),
+        clean_shutdown: true,
+        next_volume_id: 0x1234,
+        last_record: RecordNumber(0x0fed_cba9_8765_4321),
+    }
+}
+
+#[test]
+fn superblocks() {
+    let first =
+        Superblock { generation: 1, checkpoint: None, clean_shutdown: false, ..superblock() };
+    for (name, superblock, at) in
+        [("superblock-a.bin", superblock(), COPY_A), ("superblock-b-first.bin", first, COPY_B)]
+    {
+        let bytes = superblock.encode(at);
+        compare(name, &bytes);
+        assert_eq!(Superblock::decode(&bytes, at), Ok(superblock));
+    }
+}
+
+#[test]
+fn volume_table() {
+    let volumes = [
+        VolumeRecord {
+            id: VolumeId(1),
+            uuid: Uuid::from_u128(1),
+            name: "data".into(),
+            origin: "/dev/disk/by-id/wwn-0x5000c500a1b2c3d4".into(),
+            origin_bytes: 4 << 40,
+            alignment: 0,
+            mode: Mode::Writeback,
+            durability: Durability::Flush,
+            policy: ReplacementKind::Lru,
+            started: true,
+            fingerprint: Some([0xab; 32]),
+            settings: vec![(1, 60), (0xffff, u64::MAX)],
+        },
+        VolumeRecord {
+            id: VolumeId(0x1233),
+            uuid: Uuid::from_u128(2),
+            name: "Old_disk-2.x".into(),
+            origin: "/srv/bild-\u{e4}.raw".into(),
+            origin_bytes: 512,
+            alignment: 3584,
+            mode: Mode::Passthrough,
+            durability: Durability::Strict,
+            policy: ReplacementKind::Random,
+            started: false,
+            fingerprint: None,
+            settings: vec![],
+        },
+    ];
+    let table = volume::encode(&volumes, &cache(), BlockSize::DEFAULT).expect("possible");
+    compare("volume-table.bin", &table.bytes);
+    let read = volume::decode(&table.bytes, &table.reference(0), &cache(), BlockSize::DEFAULT);
+    assert_eq!(read.as_deref(), Ok(&volumes[..]));
+}
+
+fn head() -> Head {
+    Head {
+        cache: cache(),
+        segment: SegmentId(5),
+        generation: Generation(0x7654_3210),
+        position: 0x10,
+        number: RecordNumber(0x0011_2233_4455_6677),
+        durable_through: RecordNumber(0x0011_2233_4455_6670),
+    }
+}
+
+#[test]
+fn data_records() {
+    for (name, bytes) in [("record-data-4k.bin", 4096), ("record-data-256k.bin", 256 << 10)] {
+        let block = block(bytes);
+        let sectors = block.sectors();
+        let entries = vec![
+            DataEntry {
+                volume: VolumeId(0x1234),
+                block: OriginBlock(0x0abc_def0_1234),
+                sequence: 0x0102_0304_0506_0708,
+                dirty: true,
+                void: false,
+                mask: SectorMask::of(sectors, 1..sectors - 1),
+                check: 0xcafe_f00d,
+            },
+            DataEntry::void(block),
+            DataEntry {
+                volume: VolumeId(1),
+                block: OriginBlock(7),
+                sequence: 9,
+                dirty: false,
+                void: false,
+                mask: SectorMask::all(sectors),
+                check: 1,
+            },
+        ];
+        let mut page = [0; HEADER_BYTES];
+        record::encode_data(&mut page, &head(), block, &entries).expect("possible");
+        compare(name, &page);
+        let read = record::decode(&page, &geometry(block), &cache()).expect("a record");
+        assert_eq!(read.body, Body::Data(entries));
+    }
+}
+
+#[test]
+fn marks_record() {
+    let geometry = geometry(BlockSize::DEFAULT);
+    let mark = |position, generation, kind| Mark {
+        slot: geometry.slot_at(SegmentId(3), position),
+        generation: Generation(generation),
+        kind,
+    };
+    let marks = vec![mark(1, 0x7fff_ffff, MarkKind::Clean), mark(0x123, 2, MarkKind::Gone)];
+    let mut page = [0; HEADER_BYTES];
+    record::encode_marks(&mut page, &head(), &marks).expect("possible");
+    compare("record-marks.bin", &page);
+    let read = record::decode(&page, &geometry, &cache()).expect("a record");
+    assert_eq!(read.body, Body::Marks(marks));
+}
+
+#[test]
+fn checkpoint() {
+    let geometry = small_geometry();
+    let usages = [SegmentUse::Closed, SegmentUse::Open, SegmentUse::NeverUsed];
+    let segments: Vec<SegmentState> = (0..geometry.segment_count)
+        .map(|index| SegmentState {
+            generation: Generation(3 - index.min(3)),
+            usage: usages[index.min(2) as usize],
+            write_position: 64 >> (index.min(3) * 2),
+        })
+        .collect();
+    let entry = |block, position, dirty, partial| IndexEntry {
+        block: OriginBlock(block),
+        slot: geometry.slot_at(SegmentId(1), position),
+        check: 0x0abc_def0 + position,
+        volume: VolumeId(0x1234),
+        age: position as u8,
+        dirty,
+        partial,
+    };
+    let entries = [
+        entry(0x0fff_ffff_ffff, 1, false, false),
+        entry(0x0123_4567_89ab, 2, true, false),
+        entry(5, 3, true, true),
+        entry(0, 15, false, true),
+    ];
+    let mask =
+        |block, mask| PartialMask { volume: VolumeId(0x1234), block: OriginBlock(block), mask };
+    let masks = [mask(5, SectorMask::of(8, 1..3)), mask(0, SectorMask::of(8, 0..7))];
+
+    let mut writer = CheckpointWriter::new(&geometry, cache(), 1, 9, 28).expect("possible");
+    assert_eq!(writer.push_segments(&segments), Ok(segments.len()));
+    assert_eq!(writer.push_entries(&entries), Ok(entries.len()));
+    assert_eq!(writer.push_masks(&masks), Ok(masks.len()));
+    let chunk = writer.take_chunk().expect("it fits").expect("a chunk").bytes.to_vec();
+    let finished = writer.finish(RecordNumber(0x1111), 0x2222).expect("complete");
+    compare("checkpoint.bin", &[&finished.header[..], &chunk].concat());
+
+    let mut reader =
+        CheckpointReader::open(&finished.header, &finished.reference, &geometry, cache())
+            .expect("a checkpoint");
+    assert_eq!(reader.place(), Some((4096, chunk.len())));
+    let items = reader.feed(&chunk).expect("a chunk");
+    assert!(items.segments().eq(segments));
+    assert!(items.entries().eq(entries));
+    assert!(items.masks().eq(masks));
+    assert_eq!(reader.finish().expect("complete").base, RecordNumber(0x1111));
+}

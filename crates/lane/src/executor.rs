@@ -1,0 +1,402 @@
+//! Tasks and their wake-ups.
+
+use std::cell::{Cell, RefCell};
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
+
+use forebay_core::{Clock, Nanos};
+use parking_lot::Mutex;
+
+use crate::timer::Timers;
+
+/// Number of a lane within one engine, from 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LaneId(pub u16);
+
+type Job = Box<dyn FnOnce(&Rc<Lane>) + Send>;
+
+/// What other threads may touch: the wake-ups and jobs that wait for this lane.
+struct Mailbox {
+    ready: Mutex<Vec<u32>>,
+    jobs: Mutex<Vec<Job>>,
+    /// Set when something arrives, cleared when the lane looks.
+    pending: AtomicBool,
+    /// Rouses a lane that sleeps in the kernel.
+    rouse: Box<dyn Fn() + Send + Sync>,
+    /// Whether the lane sleeps or is about to.
+    asleep: AtomicBool,
+}
+
+impl Mailbox {
+    fn announce(&self) {
+        self.pending.store(true, Ordering::SeqCst);
+        if self.asleep.swap(false, Ordering::SeqCst) {
+            (self.rouse)();
+        }
+    }
+}
+
+struct TaskWaker {
+    task: u32,
+    queued: AtomicBool,
+    mailbox: Arc<Mailbox>,
+}
+
+impl Wake for TaskWaker {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        if !self.queued.swap(true, Ordering::AcqRel) {
+            self.mailbox.ready.lock().push(self.task);
+            self.mailbox.announce();
+        }
+    }
+}
+
+/// What a task slot runs. Pooled slots keep their memory from one run to the next.
+trait Body {
+    /// Polls the body; `true` when it has ended.
+    fn poll(&mut self, context: &mut Context<'_>) -> bool;
+}
+
+struct Boxed(Pin<Box<dyn Future<Output = ()>>>);
+
+impl Body for Boxed {
+    fn poll(&mut self, context: &mut Context<'_>) -> bool {
+        self.0.as_mut().poll(context).is_ready()
+    }
+}
+
+struct Pooled<F> {
+    future: Option<Pin<Box<Option<F>>>>,
+    home: Rc<RefCell<Vec<Pin<Box<Option<F>>>>>>,
+}
+
+impl<F: Future<Output = ()>> Body for Pooled<F> {
+    fn poll(&mut self, context: &mut Context<'_>) -> bool {
+        let Some(place) = self.future.as_mut() else { return true };
+        let ended = match place.as_mut().as_pin_mut() {
+            Some(future) => future.poll(context).is_ready(),
+            None => true,
+        };
+        if ended && let Some(mut place) = self.future.take() {
+            place.set(None);
+            self.home.borrow_mut().push(place);
+        }
+        ended
+    }
+}
+
+/// Memory for futures of one type, so that starting one allocates nothing but a small handle in
+/// the steady state.
+pub struct Pool<F> {
+    free: Rc<RefCell<Vec<Pin<Box<Option<F>>>>>>,
+}
+
+impl<F> Default for Pool<F> {
+    fn default() -> Self {
+        Pool { free: Rc::default() }
+    }
+}
+
+struct Task {
+    body: Option<Box<dyn Body>>,
+    waker: Arc<TaskWaker>,
+    std_waker: Waker,
+}
+
+/// One thread's executor, timers and clock.
+pub struct Lane {
+    id: LaneId,
+    clock: Arc<dyn Clock>,
+    mailbox: Arc<Mailbox>,
+    tasks: RefCell<Vec<Task>>,
+    free: RefCell<Vec<u32>>,
+    live: Cell<usize>,
+    timers: RefCell<Timers>,
+    batch: RefCell<Vec<u32>>,
+}
+
+impl Lane {
+    /// A lane on `clock`. `rouse` is called from any thread when something arrives while the lane
+    /// is asleep (see [`Lane::may_sleep`]).
+    pub fn new(id: LaneId, clock: Arc<dyn Clock>, rouse: impl Fn() + Send + Sync + 'static) -> Rc<Self> {
+        Rc::new(Lane {
+            id,
+            clock,
+            mailbox: Arc::new(Mailbox {
+                ready: Mutex::default(),
+                jobs: Mutex::default(),
+                pending: AtomicBool::new(false),
+                rouse: Box::new(rouse),
+                asleep: AtomicBool::new(false),
+            }),
+            tasks: RefCell::default(),
+            free: RefCell::default(),
+            live: Cell::new(0),
+            timers: RefCell::default(),
+            batch: RefCell::default(),
+        })
+    }
+
+    /// This lane's number.
+    pub fn id(&self) -> LaneId {
+        self.id
+    }
+
+    /// The time now on this lane's clock.
+    pub fn now(&self) -> Nanos {
+        self.clock.now()
+    }
+
+    /// This lane's clock.
+    pub fn clock(&self) -> &Arc<dyn Clock> {
+        &self.clock
+    }
+
+    /// A handle with which other threads reach this lane.
+    pub fn remote(&self) -> LaneRemote {
+        LaneRemote { mailbox: self.mailbox.clone() }
+    }
+
+    /// Tasks that have started and not ended.
+    pub fn live_tasks(&self) -> usize {
+        self.live.get()
+    }
+
+    /// Starts a task.
+    pub fn spawn(&self, future: impl Future<Output = ()> + 'static) {
+        self.spawn_body(Box::new(Boxed(Box::pin(future))));
+    }
+
+    /// Starts a task in memory of `pool`.
+    pub fn spawn_in<F: Future<Output = ()> + 'static>(&self, pool: &Pool<F>, future: F) {
+        let place = pool.free.borrow_mut().pop();
+        let place = match place {
+            Some(mut place) => {
+                place.set(Some(future));
+                place
+            }
+            None => Box::pin(Some(future)),
+        };
+        self.spawn_body(Box::new(Pooled { future: Some(place), home: pool.free.clone() }));
+    }
+
+    fn spawn_body(&self, body: Box<dyn Body>) {
+        self.live.set(self.live.get() + 1);
+        let mut tasks = self.tasks.borrow_mut();
+        let index = match self.free.borrow_mut().pop() {
+            Some(index) => {
+                tasks[index as usize].body = Some(body);
+                index
+            }
+            None => {
+                let index = tasks.len() as u32;
+                let waker = Arc::new(TaskWaker {
+                    task: index,
+                    queued: AtomicBool::new(false),
+                    mailbox: self.mailbox.clone(),
+                });
+                let std_waker = Waker::from(waker.clone());
+                tasks.push(Task { body: Some(body), waker, std_waker });
+                index
+            }
+        };
+        let waker = tasks[index as usize].waker.clone();
+        drop(tasks);
+        waker.wake();
+    }
+
+    /// Runs jobs and ready tasks, each at most once. `true` if there was anything to do.
+    pub fn run_ready(self: &Rc<Self>) -> bool {
+        self.timers.borrow_mut().fire(self.clock.now());
+        if !self.mailbox.pending.swap(false, Ordering::SeqCst) {
+            return false;
+        }
+        let jobs = std::mem::take(&mut *self.mailbox.jobs.lock());
+        for job in jobs {
+            job(self);
+        }
+        let mut batch = self.batch.take();
+        std::mem::swap(&mut batch, &mut *self.mailbox.ready.lock());
+        for &index in &batch {
+            self.run_task(index);
+        }
+        batch.clear();
+        self.batch.replace(batch);
+        true
+    }
+
+    fn run_task(&self, index: u32) {
+        let taken = {
+            let mut tasks = self.tasks.borrow_mut();
+            let task = &mut tasks[index as usize];
+            task.waker.queued.store(false, Ordering::Release);
+            task.body.take().map(|body| (body, task.std_waker.clone()))
+        };
+        let Some((mut body, waker)) = taken else { return };
+        let ended = body.poll(&mut Context::from_waker(&waker));
+        if ended {
+            drop(body);
+            self.live.set(self.live.get() - 1);
+            self.free.borrow_mut().push(index);
+        } else {
+            self.tasks.borrow_mut()[index as usize].body = Some(body);
+        }
+    }
+
+    /// Declares that the lane is about to sleep in the kernel. `false`: something has arrived,
+    /// look again. Follow every `true` by [`Lane::woke`].
+    pub fn may_sleep(&self) -> bool {
+        self.mailbox.asleep.store(true, Ordering::SeqCst);
+        if self.mailbox.pending.load(Ordering::SeqCst) {
+            self.mailbox.asleep.store(false, Ordering::SeqCst);
+            return false;
+        }
+        true
+    }
+
+    /// Declares that the lane is awake again.
+    pub fn woke(&self) {
+        self.mailbox.asleep.store(false, Ordering::SeqCst);
+    }
+
+    /// When the next sleeper is due.
+    pub fn next_deadline(&self) -> Option<Nanos> {
+        self.timers.borrow().next()
+    }
+
+    pub(crate) fn timers(&self) -> &RefCell<Timers> {
+        &self.timers
+    }
+
+    /// Lets every other ready task run first.
+    pub async fn yield_now(&self) {
+        let mut yielded = false;
+        std::future::poll_fn(|context| {
+            if yielded {
+                return Poll::Ready(());
+            }
+            yielded = true;
+            context.waker().wake_by_ref();
+            Poll::Pending
+        })
+        .await;
+    }
+
+    /// Drops every task, ended or not. What they held is released; operations in flight are
+    /// abandoned to their queues.
+    pub fn abandon(&self) {
+        let tasks = std::mem::take(&mut *self.tasks.borrow_mut());
+        self.free.borrow_mut().clear();
+        self.live.set(0);
+        drop(tasks);
+    }
+}
+
+/// A lane as other threads see it.
+#[derive(Clone)]
+pub struct LaneRemote {
+    mailbox: Arc<Mailbox>,
+}
+
+impl LaneRemote {
+    /// Runs `job` on the lane, soon.
+    pub fn run(&self, job: impl FnOnce(&Rc<Lane>) + Send + 'static) {
+        self.mailbox.jobs.lock().push(Box::new(job));
+        self.mailbox.announce();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    struct Manual(Mutex<u64>);
+
+    impl Clock for Manual {
+        fn now(&self) -> Nanos {
+            Nanos(*self.0.lock())
+        }
+    }
+
+    fn lane() -> (Rc<Lane>, Arc<Manual>) {
+        let clock = Arc::new(Manual(Mutex::new(0)));
+        (Lane::new(LaneId(0), clock.clone(), || ()), clock)
+    }
+
+    #[test]
+    fn tasks_run_to_their_end_and_slots_are_used_again() {
+        let (lane, _) = lane();
+        let count = Rc::new(Cell::new(0));
+        for _ in 0..3 {
+            for _ in 0..10 {
+                let (count, inner) = (count.clone(), lane.clone());
+                lane.spawn(async move {
+                    inner.yield_now().await;
+                    count.set(count.get() + 1);
+                });
+            }
+            while lane.run_ready() {}
+        }
+        assert_eq!(count.get(), 30);
+        assert_eq!(lane.live_tasks(), 0);
+        assert_eq!(lane.tasks.borrow().len(), 10);
+    }
+
+    #[test]
+    fn sleepers_wake_in_order_of_their_deadlines() {
+        let (lane, clock) = lane();
+        let order = Rc::new(RefCell::new(Vec::new()));
+        for millis in [30, 10, 20] {
+            let (order, inner) = (order.clone(), lane.clone());
+            lane.spawn(async move {
+                inner.sleep(Duration::from_millis(millis)).await;
+                order.borrow_mut().push(millis);
+            });
+        }
+        while lane.run_ready() {}
+        for now in [5, 15, 25, 35] {
+            *clock.0.lock() = now * 1_000_000;
+            while lane.run_ready() {}
+        }
+        assert_eq!(*order.borrow(), [10, 20, 30]);
+        assert_eq!(lane.next_deadline(), None);
+    }
+
+    #[test]
+    fn pooled_futures_keep_their_memory() {
+        async fn body(lane: Rc<Lane>) {
+            lane.yield_now().await;
+        }
+        let (lane, _) = lane();
+        let pool = Pool::default();
+        for _ in 0..5 {
+            lane.spawn_in(&pool, body(lane.clone()));
+            while lane.run_ready() {}
+        }
+        assert_eq!(pool.free.borrow().len(), 1);
+    }
+
+    #[test]
+    fn jobs_come_from_other_threads() {
+        let (lane, _) = lane();
+        let remote = lane.remote();
+        let (send, receive) = std::sync::mpsc::channel();
+        assert!(lane.may_sleep());
+        std::thread::scope(|scope| {
+            scope.spawn(|| remote.run(move |lane| send.send(lane.id()).unwrap_or(())));
+        });
+        assert!(!lane.may_sleep());
+        while lane.run_ready() {}
+        assert_eq!(receive.try_recv(), Ok(LaneId(0)));
+    }
+}

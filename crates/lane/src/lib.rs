@@ -1,0 +1,25 @@
+//! A lane: the executor, timers and wake-ups of one thread.
+//!
+//! A request runs to its end on the lane where it arrived. What waits for a device or a timer is
+//! a task on that lane; nothing moves to another thread. The same code runs under a simulator,
+//! which drives several lanes from one thread and decides what happens next.
+//!
+//! - [`executor`]: tasks and their wake-ups
+//! - [`gate`]: one at a time, and many at a time
+//! - [`timer`]: sleeping on the lane's clock
+//! - [`notify`]: waiting for what another lane does
+//! - [`thread`]: a lane on a thread of its own
+#![forbid(unsafe_code)]
+
+pub mod executor;
+pub mod gate;
+pub mod notify;
+#[cfg(target_os = "linux")]
+pub mod thread;
+pub mod timer;
+
+pub use executor::{Lane, LaneId, LaneRemote, Pool};
+pub use gate::{Gate, GateGuard, concurrently, join_all};
+pub use notify::{Notified, Notify};
+#[cfg(target_os = "linux")]
+pub use thread::{LaneLoop, LaneOptions, LaneThread, MonotonicClock};

@@ -1,0 +1,331 @@
+//! A lane on a thread of its own, with the machine's clock and a ring.
+
+use std::cell::{Cell, RefCell};
+use std::io;
+use std::num::NonZeroU64;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use forebay_core::{Clock, Nanos};
+use forebay_device::{Device, DeviceError, DeviceQueue, Queue, QueueContext, Ring};
+
+use crate::executor::{Lane, LaneId, LaneRemote};
+
+/// Rounds of tasks before devices are looked at again, so that tasks that wake each other cannot
+/// keep a lane from its devices.
+const ROUNDS: usize = 16;
+
+/// The machine's monotonic clock. It starts at 0 when it is made.
+#[derive(Clone, Copy, Debug)]
+pub struct MonotonicClock {
+    start: Instant,
+}
+
+impl MonotonicClock {
+    /// A clock that starts now.
+    #[expect(clippy::new_without_default, reason = "the moment it is made matters")]
+    #[expect(clippy::disallowed_methods, reason = "this is where the time comes from")]
+    pub fn new() -> Self {
+        MonotonicClock { start: Instant::now() }
+    }
+}
+
+impl Clock for MonotonicClock {
+    #[expect(clippy::disallowed_methods, reason = "this is where the time comes from")]
+    fn now(&self) -> Nanos {
+        Nanos(u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX))
+    }
+}
+
+/// How a lane thread behaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LaneOptions {
+    /// How long an idle lane looks for work at most before it sleeps in the kernel. It looks less
+    /// long, down to not at all, while that is in vain. 0: always sleeps at once.
+    pub spin: Duration,
+}
+
+impl Default for LaneOptions {
+    fn default() -> Self {
+        LaneOptions { spin: Duration::from_micros(20) }
+    }
+}
+
+/// What a lane thread runs on: its lane, its ring and the queues that it drives. Stays on that
+/// thread; clones are the same.
+#[derive(Clone)]
+pub struct LaneLoop {
+    lane: Rc<Lane>,
+    ring: Rc<Ring>,
+    queues: Rc<RefCell<Vec<Weak<dyn DeviceQueue>>>>,
+    stop: Arc<AtomicBool>,
+}
+
+impl LaneLoop {
+    /// The lane.
+    pub fn lane(&self) -> &Rc<Lane> {
+        &self.lane
+    }
+
+    /// The lane's ring.
+    pub fn ring(&self) -> &Rc<Ring> {
+        &self.ring
+    }
+
+    /// What queues are opened with on this lane.
+    pub fn context(&self) -> QueueContext {
+        QueueContext { clock: self.lane.clock().clone(), ring: Some(self.ring.clone()) }
+    }
+
+    /// Opens `device` on this lane and has its queue driven, see [`LaneLoop::register`].
+    ///
+    /// # Errors
+    /// See [`Device::open_queue`].
+    pub fn open(&self, device: &dyn Device) -> Result<Queue, DeviceError> {
+        let queue = Queue::new(device.open_queue(&self.context())?);
+        self.register(&queue);
+        Ok(queue)
+    }
+
+    /// Has `queue` driven between rounds of tasks for as long as someone holds it.
+    pub fn register(&self, queue: &Queue) {
+        let added = Rc::downgrade(queue.inner());
+        let mut queues = self.queues.borrow_mut();
+        if !queues.iter().any(|known| Weak::ptr_eq(known, &added)) {
+            queues.push(added);
+        }
+    }
+
+    /// Ends the loop after the current round. Tasks that have not ended are dropped.
+    pub fn stop(&self) {
+        self.stop.store(true, Ordering::SeqCst);
+    }
+
+    /// Lets jobs and tasks run, a bounded number of rounds. `true` if there were any.
+    fn run_tasks(&self) -> bool {
+        for round in 0..ROUNDS {
+            match catch_unwind(AssertUnwindSafe(|| self.lane.run_ready())) {
+                Ok(true) => {}
+                Ok(false) => return round > 0,
+                Err(payload) => {
+                    let what = payload
+                        .downcast_ref::<&str>()
+                        .copied()
+                        .or_else(|| payload.downcast_ref::<String>().map(String::as_str))
+                        .unwrap_or("no message");
+                    tracing::error!(lane = self.lane.id().0, what, "a task panicked");
+                }
+            }
+        }
+        true
+    }
+
+    /// Drives the queues; gives the earliest moment at which one has something to do again.
+    fn drive_queues(&self) -> Option<Nanos> {
+        let mut earliest = None;
+        let mut gone = false;
+        let mut index = 0;
+        loop {
+            // Not borrowed while a queue is driven: what it wakes may open or drop queues.
+            let Some(queue) = self.queues.borrow().get(index).map(Weak::upgrade) else { break };
+            index += 1;
+            match queue {
+                Some(queue) => {
+                    queue.drive();
+                    earliest = earlier(earliest, queue.next_event());
+                }
+                None => gone = true,
+            }
+        }
+        if gone {
+            self.queues.borrow_mut().retain(|queue| queue.strong_count() > 0);
+        }
+        earliest
+    }
+
+    fn run(&self, options: LaneOptions) {
+        let spin = Spin::new(options.spin);
+        while !self.stop.load(Ordering::SeqCst) {
+            let ran = self.run_tasks();
+            let event = self.drive_queues();
+            let noticed = self.ring.drive() > 0;
+            if ran || noticed {
+                spin.found_work();
+                continue;
+            }
+            if spin.goes_on(self.lane.now()) {
+                std::hint::spin_loop();
+                continue;
+            }
+            if !self.lane.may_sleep() {
+                continue;
+            }
+            let now = self.lane.now();
+            let timeout = earlier(event, self.lane.next_deadline()).map(|next| next.since(now));
+            // `stop` rouses the ring after it has set the flag, so looking here is enough.
+            if timeout != Some(Duration::ZERO) && !self.stop.load(Ordering::SeqCst) {
+                self.ring.wait(timeout);
+                spin.slept(self.lane.now().since(now));
+            }
+            self.lane.woke();
+        }
+    }
+}
+
+fn earlier(one: Option<Nanos>, other: Option<Nanos>) -> Option<Nanos> {
+    match (one, other) {
+        (Some(one), Some(other)) => Some(one.min(other)),
+        (one, other) => one.or(other),
+    }
+}
+
+/// How long an idle lane keeps looking. Doubles when looking longer would have been worth it, and
+/// halves when it was in vain.
+struct Spin {
+    most: Duration,
+    now: Cell<Duration>,
+    since: Cell<Option<Nanos>>,
+}
+
+impl Spin {
+    fn new(most: Duration) -> Self {
+        Spin { most, now: Cell::new(most), since: Cell::new(None) }
+    }
+
+    fn found_work(&self) {
+        self.since.set(None);
+    }
+
+    /// Whether to look again instead of sleeping.
+    fn goes_on(&self, now: Nanos) -> bool {
+        let limit = self.now.get();
+        if limit.is_zero() {
+            return false;
+        }
+        let since = self.since.get().unwrap_or(now);
+        self.since.set(Some(since));
+        now.since(since) < limit
+    }
+
+    /// The lane slept for `time` after it had looked in vain.
+    fn slept(&self, time: Duration) {
+        self.since.set(None);
+        let limit = self.now.get();
+        let next = if time < self.most { limit * 2 + self.most / 8 } else { limit / 2 };
+        // A glance costs about as much as falling asleep; less than that is not worth it.
+        let next = if next < self.most / 16 { Duration::ZERO } else { next };
+        self.now.set(next.min(self.most));
+    }
+}
+
+/// A running lane thread, as its owner sees it. Dropping it stops the thread and waits for it.
+pub struct LaneThread {
+    id: LaneId,
+    remote: LaneRemote,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl LaneThread {
+    /// Starts a thread called `name` with a ring and a lane on `clock`, and calls `setup` on it.
+    /// What `setup` returns is kept on that thread until the lane has stopped. Returns when
+    /// `setup` has.
+    ///
+    /// # Errors
+    /// If the thread or its ring cannot be made, or `setup` panicked.
+    #[expect(clippy::disallowed_methods, reason = "this is where lane threads come from")]
+    pub fn spawn<T: 'static>(
+        name: &str,
+        id: LaneId,
+        clock: Arc<dyn Clock>,
+        options: LaneOptions,
+        setup: impl FnOnce(&LaneLoop) -> T + Send + 'static,
+    ) -> io::Result<Self> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (tell, hear) = mpsc::sync_channel(1);
+        let inner = stop.clone();
+        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || {
+            let ring = match Ring::new() {
+                Ok(ring) => ring,
+                Err(error) => {
+                    let _ = tell.send(Err(error));
+                    return;
+                }
+            };
+            // Sleeps end when they are due and not up to 50 us later; where this is not allowed,
+            // they are that much less exact.
+            let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
+            let lane = Lane::new(id, clock, ring.rouser());
+            let this = LaneLoop { lane, ring, queues: Rc::default(), stop: inner };
+            let state = setup(&this);
+            let _ = tell.send(Ok(this.lane.remote()));
+            drop(tell);
+            this.run(options);
+            // Tasks refer to their lane, so they would keep each other alive.
+            this.lane.abandon();
+            drop(state);
+        })?;
+        match hear.recv() {
+            Ok(Ok(remote)) => Ok(LaneThread { id, remote, stop, thread: Some(thread) }),
+            Ok(Err(error)) => Err(error),
+            Err(mpsc::RecvError) => {
+                let _ = thread.join();
+                Err(io::Error::other(format!("the set-up of {name} panicked")))
+            }
+        }
+    }
+
+    /// The lane's number.
+    pub fn id(&self) -> LaneId {
+        self.id
+    }
+
+    /// A handle to run jobs on the lane. Jobs that arrive after the lane has stopped are dropped.
+    pub fn remote(&self) -> &LaneRemote {
+        &self.remote
+    }
+
+    /// Tells the lane to stop, without waiting for it. Tasks that have not ended are dropped;
+    /// operations that a disk has are waited for.
+    pub fn stop(&self) {
+        self.stop.store(true, Ordering::SeqCst);
+        // Ends its sleep.
+        self.remote.run(|_| ());
+    }
+
+    /// Waits until the lane has stopped, by [`LaneThread::stop`] or [`LaneLoop::stop`].
+    ///
+    /// # Errors
+    /// If the thread panicked outside of a task.
+    pub fn join(mut self) -> io::Result<()> {
+        self.wait()
+    }
+
+    fn wait(&mut self) -> io::Result<()> {
+        match self.thread.take().map(JoinHandle::join) {
+            Some(Err(_)) => Err(io::Error::other(format!("lane {} panicked", self.id.0))),
+            Some(Ok(())) | None => Ok(()),
+        }
+    }
+}
+
+impl Drop for LaneThread {
+    fn drop(&mut self) {
+        if self.thread.is_none() {
+            return;
+        }
+        self.stop();
+        if let Err(error) = self.wait() {
+            tracing::error!(%error, "a lane ended badly");
+        }
+    }
+}
+
+#[cfg(test)]
+#[expect(clippy::disallowed_methods, reason = "a lane is tried from another thread")]
+mod tests;

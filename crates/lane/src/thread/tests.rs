@@ -1,0 +1,211 @@
+use std::task::{Context, Poll, Waker};
+
+use forebay_device::Access;
+use forebay_device::{DeviceDone, DeviceOp, FileDevice, IoBuf, OpId, RamDevice};
+
+use super::*;
+
+fn spawn<T: 'static>(setup: impl FnOnce(&LaneLoop) -> T + Send + 'static) -> LaneThread {
+    let clock = Arc::new(MonotonicClock::new());
+    LaneThread::spawn("test lane", LaneId(3), clock, LaneOptions::default(), setup).expect("lane")
+}
+
+#[test]
+fn the_clock_never_goes_backwards() {
+    let clock = MonotonicClock::new();
+    let mut last = Nanos(0);
+    for _ in 0..1000 {
+        let now = clock.now();
+        assert!(now >= last);
+        last = now;
+    }
+}
+
+#[test]
+fn set_up_and_jobs_run_on_the_lane() {
+    let (tell, hear) = mpsc::channel();
+    let first = tell.clone();
+    let lane = spawn(move |this| {
+        let name = std::thread::current().name().map(str::to_owned);
+        first.send((this.lane().id(), name)).expect("heard");
+    });
+    assert_eq!(hear.recv(), Ok((LaneId(3), Some("test lane".to_owned()))));
+    for spin in 0..20 {
+        // Long enough apart for the lane to fall asleep between some of them.
+        std::thread::sleep(Duration::from_micros(spin * 50));
+        let tell = tell.clone();
+        lane.remote().run(move |lane| tell.send((lane.id(), None)).expect("heard"));
+        assert_eq!(hear.recv(), Ok((LaneId(3), None)));
+    }
+    lane.stop();
+    lane.join().expect("a clean end");
+}
+
+#[test]
+fn tasks_sleep_and_use_devices() {
+    let folder = tempfile::tempdir().expect("folder");
+    let path = folder.path().join("file");
+    let (tell, hear) = mpsc::channel();
+    for spin in [Duration::ZERO, Duration::from_micros(100)] {
+        let (path, tell) = (path.clone(), tell.clone());
+        let clock = Arc::new(MonotonicClock::new());
+        let setup = move |this: &LaneLoop| {
+            let file = FileDevice::open(&path, Access::Exclusive, Some(1 << 20)).expect("file");
+            let ram = RamDevice::new("ram", 1 << 20).expect("memory");
+            let queues = [this.open(&*file).expect("queue"), this.open(&*ram).expect("queue")];
+            let (this, lane) = (this.clone(), this.lane().clone());
+            this.clone().lane().spawn(async move {
+                let before = lane.now();
+                lane.sleep(Duration::from_millis(2)).await;
+                assert!(lane.now() - before >= Duration::from_millis(2));
+                for queue in &queues {
+                    let mut buf = IoBuf::zeroed(4096);
+                    buf.fill(7);
+                    let mut buf = queue.write(8192, buf).await.expect("written");
+                    queue.sync().await.expect("synced");
+                    buf.fill(0);
+                    let buf = queue.read(8192, buf).await.expect("read");
+                    tell.send(buf.iter().all(|&byte| byte == 7)).expect("heard");
+                }
+                this.stop();
+            });
+        };
+        let lane = LaneThread::spawn("io", LaneId(0), clock, LaneOptions { spin }, setup);
+        lane.expect("lane").join().expect("ends by itself");
+        assert_eq!(hear.try_iter().collect::<Vec<_>>(), [true, true]);
+    }
+}
+
+/// A queue whose operations end some time after they started, when they are driven.
+struct Slow {
+    clock: Arc<dyn Clock>,
+    due: Cell<Option<Nanos>>,
+    waker: RefCell<Option<Waker>>,
+}
+
+impl DeviceQueue for Slow {
+    fn start(&self, _op: DeviceOp) -> OpId {
+        self.due.set(Some(self.clock.now() + Duration::from_millis(3)));
+        OpId(0)
+    }
+
+    fn poll_op(&self, _id: OpId, context: &mut Context<'_>) -> Poll<DeviceDone> {
+        if self.due.get().is_none() {
+            return Poll::Ready(DeviceDone { result: Ok(()), buf: None });
+        }
+        self.waker.replace(Some(context.waker().clone()));
+        Poll::Pending
+    }
+
+    fn forget(&self, _id: OpId) {}
+
+    fn drive(&self) {
+        if self.due.get().is_some_and(|due| due <= self.clock.now()) {
+            self.due.set(None);
+            if let Some(waker) = self.waker.take() {
+                waker.wake();
+            }
+        }
+    }
+
+    fn next_event(&self) -> Option<Nanos> {
+        self.due.get()
+    }
+}
+
+#[test]
+fn queues_that_model_time_are_driven_when_they_are_due() {
+    let lane = spawn(|this| {
+        let clock = this.lane().clock().clone();
+        let queue =
+            Queue::new(Rc::new(Slow { clock, due: Cell::default(), waker: RefCell::default() }));
+        this.register(&queue);
+        this.register(&queue);
+        assert_eq!(this.queues.borrow().len(), 1);
+        let inner = this.clone();
+        this.lane().spawn(async move {
+            let before = inner.lane().now();
+            for _ in 0..3 {
+                queue.sync().await.expect("done");
+            }
+            assert!(inner.lane().now() - before >= Duration::from_millis(9));
+            drop(queue);
+            assert_eq!(inner.drive_queues(), None);
+            assert!(inner.queues.borrow().is_empty());
+            inner.stop();
+        });
+    });
+    lane.join().expect("ends by itself");
+}
+
+#[test]
+fn a_task_that_panics_does_not_take_the_lane_with_it() {
+    let lane = spawn(|this| this.lane().spawn(async { panic!("on purpose") }));
+    let (tell, hear) = mpsc::channel();
+    // A job runs before the tasks of its round, so after the second one the panic is over.
+    for _ in 0..2 {
+        let tell = tell.clone();
+        lane.remote().run(move |_| tell.send(()).expect("heard"));
+        assert_eq!(hear.recv(), Ok(()));
+    }
+    lane.remote().run(move |lane| {
+        let inner = lane.clone();
+        lane.spawn(async move {
+            inner.sleep(Duration::from_millis(1)).await;
+            tell.send(()).expect("heard");
+        });
+    });
+    assert_eq!(hear.recv(), Ok(()));
+    lane.stop();
+    lane.join().expect("the panic stayed in its task");
+}
+
+#[test]
+fn a_set_up_that_panics_is_reported() {
+    let clock = Arc::new(MonotonicClock::new());
+    let setup = |_: &LaneLoop| panic!("on purpose");
+    let refused = LaneThread::spawn("bad", LaneId(0), clock, LaneOptions::default(), setup);
+    assert!(refused.is_err_and(|error| error.to_string().contains("bad")));
+}
+
+#[test]
+fn stopping_drops_tasks_and_state() {
+    struct Flag(Arc<AtomicBool>);
+    impl Drop for Flag {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::SeqCst);
+        }
+    }
+    let [in_task, in_state] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
+    let flags = (Flag(in_task.clone()), Flag(in_state.clone()));
+    let lane = spawn(move |this| {
+        let (flag, state) = flags;
+        let lane = this.lane().clone();
+        this.lane().spawn(async move {
+            lane.sleep(Duration::from_secs(3600)).await;
+            drop(flag);
+        });
+        state
+    });
+    assert!(!in_task.load(Ordering::SeqCst) && !in_state.load(Ordering::SeqCst));
+    drop(lane);
+    assert!(in_task.load(Ordering::SeqCst) && in_state.load(Ordering::SeqCst));
+}
+
+#[test]
+fn looking_for_work_stops_when_it_is_in_vain() {
+    let most = Duration::from_micros(16);
+    let spin = Spin::new(most);
+    assert!(spin.goes_on(Nanos(0)) && spin.goes_on(Nanos(15_999)) && !spin.goes_on(Nanos(16_000)));
+    for _ in 0..10 {
+        spin.slept(Duration::from_secs(1));
+    }
+    assert!(!spin.goes_on(Nanos(0)), "not at all any more");
+    spin.slept(Duration::from_micros(1));
+    assert!(spin.goes_on(Nanos(0)) && !spin.goes_on(Nanos(2000)));
+    for _ in 0..10 {
+        spin.slept(Duration::from_micros(1));
+    }
+    assert_eq!(spin.now.get(), most);
+    assert!(!Spin::new(Duration::ZERO).goes_on(Nanos(0)));
+}

@@ -1,0 +1,341 @@
+//! What the two tasks of a connection share, and the sink of its requests.
+//!
+//! The receiving task ([`crate::receive`]) parses and executes, the sending task ([`crate::send`])
+//! empties the outbox; neither waits for the other except for room. A request that was submitted
+//! keeps the connection alive until it completes, even when the client is long gone.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::rc::Rc;
+
+use forebay_core::{IoError, Op};
+use forebay_device::IoBuf;
+use forebay_engine::{Completion, CompletionSink, Request, Target};
+
+use crate::outbox::{Batch, Finished, INLINE_READ_MAX, STATUS_MAX};
+use crate::server::{Limits, Place};
+use crate::signal::Signal;
+use crate::socket::Socket;
+use crate::transmission::{Command, Kind, Refusal, Session};
+use crate::wire::SMALL_REPLY_MAX;
+
+/// How far a connection is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// Requests are taken.
+    Open,
+    /// No more requests are taken; those in flight are answered.
+    Draining,
+    /// Nothing is sent any more.
+    Dead,
+}
+
+/// A request that is in flight in the engine.
+struct InFlight {
+    cookie: u64,
+    offset: u64,
+    len: u32,
+    read: bool,
+    held: usize,
+}
+
+/// Requests in flight by tag. A tag is the place and, above it, how often the place was used.
+#[derive(Default)]
+struct InFlightTable {
+    places: Vec<(u32, Option<InFlight>)>,
+    free: Vec<u32>,
+}
+
+impl InFlightTable {
+    fn len(&self) -> usize {
+        self.places.len() - self.free.len()
+    }
+
+    fn add(&mut self, request: InFlight) -> u64 {
+        let place = self.free.pop().unwrap_or_else(|| {
+            self.places.push((0, None));
+            self.places.len() as u32 - 1
+        });
+        let Some((uses, entry)) = self.places.get_mut(place as usize) else { return u64::MAX };
+        *entry = Some(request);
+        u64::from(*uses) << 32 | u64::from(place)
+    }
+
+    fn remove(&mut self, tag: u64) -> Option<InFlight> {
+        let place = tag as u32;
+        let (uses, entry) = self.places.get_mut(place as usize)?;
+        if u64::from(*uses) != tag >> 32 {
+            return None;
+        }
+        let request = entry.take()?;
+        *uses = uses.wrapping_add(1);
+        self.free.push(place);
+        Some(request)
+    }
+}
+
+/// One client in the transmission phase.
+pub(crate) struct Connection {
+    pub(crate) socket: Rc<Socket>,
+    pub(crate) session: Session,
+    target: Rc<dyn Target>,
+    limits: Limits,
+    /// Taken until the last request in flight has ended, so that clients that come and go do not
+    /// hold more memory than those that stay.
+    _place: Place,
+    phase: Cell<Phase>,
+    batch: RefCell<Batch>,
+    finished: RefCell<VecDeque<Finished>>,
+    in_flight: RefCell<InFlightTable>,
+    held: Cell<usize>,
+    /// For the sending task: there is something to send, or the phase has changed.
+    pub(crate) to_send: Signal,
+    /// For the receiving task: there is more room, or the phase has changed.
+    pub(crate) room: Signal,
+}
+
+impl Connection {
+    pub(crate) fn new(
+        socket: Rc<Socket>,
+        session: Session,
+        target: Rc<dyn Target>,
+        limits: Limits,
+        place: Place,
+    ) -> Rc<Self> {
+        Rc::new(Connection {
+            socket,
+            session,
+            target,
+            limits,
+            _place: place,
+            phase: Cell::new(Phase::Open),
+            batch: RefCell::new(Batch::new(session.structured)),
+            finished: RefCell::default(),
+            in_flight: RefCell::default(),
+            held: Cell::new(0),
+            to_send: Signal::default(),
+            room: Signal::default(),
+        })
+    }
+
+    pub(crate) fn phase(&self) -> Phase {
+        self.phase.get()
+    }
+
+    /// Whether requests are taken.
+    pub(crate) fn is_open(&self) -> bool {
+        self.phase.get() == Phase::Open
+    }
+
+    /// Takes no more requests and answers those in flight.
+    pub(crate) fn drain(&self) {
+        if self.phase.get() == Phase::Open {
+            self.phase.set(Phase::Draining);
+        }
+        self.to_send.raise();
+        self.room.raise();
+    }
+
+    /// Drops everything at once. Requests in flight end unheard.
+    pub(crate) fn kill(&self) {
+        self.phase.set(Phase::Dead);
+        self.finished.borrow_mut().clear();
+        self.socket.close();
+        self.to_send.raise();
+        self.room.raise();
+    }
+
+    /// Whether nothing is left to answer.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.in_flight.borrow().len() == 0
+            && self.finished.borrow().is_empty()
+            && self.batch.borrow().is_empty()
+    }
+
+    fn fits(&self, batch_room: usize, bytes: usize) -> bool {
+        let requests = self.in_flight.borrow().len() + self.finished.borrow().len();
+        let held = self.held.get();
+        requests < self.limits.requests
+            && (held == 0 || held.saturating_add(bytes) <= self.limits.bytes)
+            && self.batch.borrow().room() >= batch_room
+    }
+
+    /// Waits until the reply of a request has `batch_room` bytes of room and its data of `bytes`
+    /// are within the limits of this connection. `false`: the connection is no longer open.
+    async fn admit(&self, batch_room: usize, bytes: usize) -> bool {
+        while self.phase.get() == Phase::Open && !self.fits(batch_room, bytes) {
+            self.to_send.raise();
+            self.room.wait().await;
+        }
+        self.phase.get() == Phase::Open
+    }
+
+    /// Waits until `command` may be executed. `false`: the connection is no longer open.
+    pub(crate) async fn admit_command(&self, command: &Command) -> bool {
+        let len = command.len as usize;
+        match command.kind {
+            Kind::BlockStatus { .. } => self.admit(STATUS_MAX, 0).await,
+            Kind::Volume { op: Op::Read, .. } if len <= INLINE_READ_MAX => {
+                self.admit(Batch::read_room(len), len).await
+            }
+            Kind::Volume { op: Op::Read | Op::Write, .. } => self.admit(SMALL_REPLY_MAX, len).await,
+            Kind::Volume { .. } => self.admit(SMALL_REPLY_MAX, 0).await,
+        }
+    }
+
+    /// Answers a request that was refused. `false`: the connection is no longer open.
+    pub(crate) async fn refuse(&self, refusal: &Refusal) -> bool {
+        if !self.admit(SMALL_REPLY_MAX, 0).await {
+            return false;
+        }
+        self.batch.borrow_mut().put_error(refusal.cookie, refusal.error, refusal.message);
+        true
+    }
+
+    /// Executes an admitted command whose data, if any, are still in the caller's buffer.
+    pub(crate) fn execute(&self, command: &Command, payload: &[u8], sink: &Rc<dyn CompletionSink>) {
+        let Command { cookie, kind, offset, len } = *command;
+        let (op, fua) = match kind {
+            Kind::BlockStatus { one } => {
+                let extents = self.target.extents(offset, u64::from(len));
+                self.batch.borrow_mut().put_status(cookie, len, &extents, one);
+                return;
+            }
+            Kind::Volume { op, fua, .. } => (op, fua),
+        };
+        let data = match op {
+            // Nothing to do for the volume, and no reason to bother it.
+            Op::Read if len == 0 => {
+                self.batch.borrow_mut().put_read(cookie, offset, 0, |_| Some(Ok(())));
+                return;
+            }
+            Op::Write | Op::Discard | Op::WriteZeroes | Op::Prefetch if len == 0 => {
+                self.batch.borrow_mut().put_result(cookie, Ok(()));
+                return;
+            }
+            Op::Read if len as usize <= INLINE_READ_MAX => {
+                let mut batch = self.batch.borrow_mut();
+                let read = |into: &mut [u8]| self.target.read_now(offset, into);
+                if batch.put_read(cookie, offset, len as usize, read).is_some() {
+                    return;
+                }
+                None
+            }
+            Op::Write => {
+                if !fua && let Some(result) = self.target.write_now(offset, payload) {
+                    self.batch.borrow_mut().put_result(cookie, result);
+                    return;
+                }
+                Some(IoBuf::copy_from(payload))
+            }
+            _ => None,
+        };
+        self.submit(command, data, sink);
+    }
+
+    /// Executes an admitted write whose data have a buffer of their own.
+    pub(crate) fn execute_write(
+        &self,
+        command: &Command,
+        data: IoBuf,
+        sink: &Rc<dyn CompletionSink>,
+    ) {
+        let fua = matches!(command.kind, Kind::Volume { fua: true, .. });
+        if !fua && let Some(result) = self.target.write_now(command.offset, &data) {
+            self.batch.borrow_mut().put_result(command.cookie, result);
+            return;
+        }
+        self.submit(command, Some(data), sink);
+    }
+
+    fn submit(&self, command: &Command, data: Option<IoBuf>, sink: &Rc<dyn CompletionSink>) {
+        let Command { cookie, kind: Kind::Volume { op, fua, fast }, offset, len } = *command else {
+            return;
+        };
+        let read = op == Op::Read;
+        let held = if read || op == Op::Write { len as usize } else { 0 };
+        self.held.set(self.held.get() + held);
+        let request = InFlight { cookie, offset, len, read, held };
+        let tag = self.in_flight.borrow_mut().add(request);
+        let len = u64::from(len);
+        self.target.submit(Request { tag, op, offset, len, fua, fast, data }, sink);
+    }
+
+    /// Wakes the sending task if there is something in the batch.
+    pub(crate) fn flush(&self) {
+        if !self.batch.borrow().is_empty() {
+            self.to_send.raise();
+        }
+    }
+
+    /// Exchanges the batch for `spare` and adds to both what is finished. A reply with much data
+    /// comes after the batch. Gives `spare` back if there is nothing to send.
+    pub(crate) fn take_outgoing(&self, spare: Batch) -> Result<(Batch, Option<Finished>), Batch> {
+        let mut queue = self.finished.borrow_mut();
+        let mut batch = self.batch.borrow_mut();
+        if batch.is_empty() && queue.is_empty() {
+            return Err(spare);
+        }
+        let mut outgoing = std::mem::replace(&mut *batch, spare);
+        let mut released = outgoing.fold(&mut queue, usize::MAX);
+        let large = outgoing.take_large(&mut queue);
+        released += batch.fold(&mut queue, Batch::HALF);
+        drop((queue, batch));
+        self.release(released);
+        Ok((outgoing, large))
+    }
+
+    /// `bytes` of data are no longer held by requests.
+    pub(crate) fn release(&self, bytes: usize) {
+        self.held.set(self.held.get().saturating_sub(bytes));
+        self.room.raise();
+    }
+}
+
+impl CompletionSink for Connection {
+    fn complete(&self, completion: Completion) {
+        let Completion { tag, result, data } = completion;
+        let Some(request) = self.in_flight.borrow_mut().remove(tag) else {
+            debug_assert!(false, "a request completes twice");
+            return;
+        };
+        if self.phase.get() == Phase::Dead {
+            self.release(request.held);
+            return;
+        }
+        let InFlight { cookie, offset, len, read, held } = request;
+        let (result, data) = match (read && result.is_ok(), data) {
+            (false, _) => (result, None),
+            (true, Some(mut data)) if data.len() >= len as usize => {
+                data.truncate(len as usize);
+                (result, Some(data))
+            }
+            (true, None) if len == 0 => (result, Some(IoBuf::empty())),
+            (true, _) => (Err(IoError::Io), None),
+        };
+        self.finished.borrow_mut().push_back(Finished { cookie, offset, result, data, held });
+        self.to_send.raise();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tags_are_not_mistaken_for_later_ones() {
+        let entry = || InFlight { cookie: 1, offset: 0, len: 0, read: false, held: 0 };
+        let mut table = InFlightTable::default();
+        let first = table.add(entry());
+        let second = table.add(entry());
+        assert!(table.remove(first).is_some());
+        assert!(table.remove(first).is_none());
+        let third = table.add(entry());
+        assert_eq!(third as u32, first as u32);
+        assert!(table.remove(first).is_none());
+        assert!(table.remove(u64::MAX).is_none());
+        assert_eq!(table.len(), 2);
+        assert!(table.remove(second).is_some() && table.remove(third).is_some());
+        assert_eq!(table.len(), 0);
+    }
+}

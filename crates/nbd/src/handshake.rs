@@ -1,0 +1,409 @@
+//! The handshake: bytes of a client in, replies and at last a session out.
+//!
+//! Sans-I/O. [`Handshake::advance`] consumes whole options only, so the caller's buffer needs room
+//! for [`OPTION_DATA_MAX`] bytes and a header. What a client can make this keep is one export name.
+
+use std::rc::Rc;
+
+use forebay_core::SECTOR_SIZE;
+use forebay_engine::{Exports, Target};
+use zerocopy::big_endian::{U32, U64};
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::transmission::{MAX_PAYLOAD, Session};
+use crate::wire::{
+    Greeting, OPTION_MAGIC, OPTION_REPLY_MAGIC, OptionHeader, OptionReplyHeader, Reader,
+    allocation, handshake_flag, info, option, option_reply, transmission_flag,
+};
+
+/// Most bytes of data that an option may have; longer ones are stepped over and refused.
+pub const OPTION_DATA_MAX: usize = 64 << 10;
+/// Longest export name or query, in bytes, as in the protocol.
+pub const NAME_MAX: usize = 4096;
+/// A client that sends more options than this is dropped.
+pub const OPTIONS_MAX: u32 = 4096;
+/// Replies are sent before more options are read once they are this long, in bytes.
+const REPLIES_HIGH: usize = 64 << 10;
+/// What an old client expects after the answer to `EXPORT_NAME`.
+const PADDING: [u8; 124] = [0; 124];
+
+/// What the caller does next.
+pub enum Progress {
+    /// Receive more.
+    Receive,
+    /// Send the replies, then advance again on the rest of the input.
+    Send,
+    /// Send the replies, then start with the rest of the input.
+    Start(Start),
+    /// Send the replies, then close.
+    Close(Reason),
+}
+
+/// The agreed session.
+pub struct Start {
+    /// The name under which the volume is listed.
+    pub export: String,
+    /// The volume.
+    pub target: Rc<dyn Target>,
+    /// The rest.
+    pub session: Session,
+}
+
+/// Why a handshake ends without a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Reason {
+    /// The client wanted to.
+    #[error("the client left during the handshake")]
+    Abort,
+    /// Flags that this server does not know.
+    #[error("the client uses handshake flags that are not known here: {0:#x}")]
+    Flags(u32),
+    /// Not an option.
+    #[error("the client sent something that is not an option")]
+    Magic,
+    /// Too many of them.
+    #[error("the client sent more than {OPTIONS_MAX} options")]
+    TooManyOptions,
+    /// `EXPORT_NAME` has no error reply.
+    #[error("the client chose an export that is not here")]
+    UnknownExport,
+    /// Options other than `EXPORT_NAME` need the fixed handshake.
+    #[error("the client sent an option without agreeing to the fixed handshake")]
+    NotFixed,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum State {
+    ClientFlags,
+    Option,
+    Skip { option: u32, left: u64 },
+}
+
+/// One client's handshake.
+pub struct Handshake {
+    state: State,
+    fixed: bool,
+    padding: bool,
+    structured: bool,
+    /// The export for which `base:allocation` was chosen.
+    allocation_for: Option<String>,
+    options: u32,
+}
+
+/// Why an option is refused: kind of reply and a text for people.
+type Refused = (u32, &'static str);
+
+impl Handshake {
+    /// A handshake that has just begun; its first words are in `replies`.
+    pub fn new(replies: &mut Vec<u8>) -> Self {
+        replies.extend_from_slice(Greeting::new().as_bytes());
+        Handshake {
+            state: State::ClientFlags,
+            fixed: false,
+            padding: true,
+            structured: false,
+            allocation_for: None,
+            options: 0,
+        }
+    }
+
+    /// Reads options from `input` and appends the replies. Gives the number of bytes that are done
+    /// with, and what to do next.
+    pub fn advance(
+        &mut self,
+        input: &[u8],
+        exports: &dyn Exports,
+        replies: &mut Vec<u8>,
+    ) -> (usize, Progress) {
+        let mut rest = input;
+        let progress = loop {
+            if replies.len() >= REPLIES_HIGH {
+                break Progress::Send;
+            }
+            match self.step(&mut rest, exports, replies) {
+                Some(Progress::Send) => {}
+                Some(progress) => break progress,
+                None => break Progress::Receive,
+            }
+        };
+        (input.len() - rest.len(), progress)
+    }
+
+    /// One step; `None` when more input is needed, `Send` to go on.
+    fn step(
+        &mut self,
+        rest: &mut &[u8],
+        exports: &dyn Exports,
+        replies: &mut Vec<u8>,
+    ) -> Option<Progress> {
+        match self.state {
+            State::ClientFlags => {
+                let (flags, after) = U32::read_from_prefix(rest).ok()?;
+                *rest = after;
+                Some(self.client_flags(flags.get()))
+            }
+            State::Skip { option, left } => {
+                let here = left.min(rest.len() as u64);
+                *rest = rest.get(here as usize..)?;
+                if left > here {
+                    self.state = State::Skip { option, left: left - here };
+                    return None;
+                }
+                let text = "the option is longer than this server reads";
+                refuse(replies, option, (option_reply::ERR_TOO_BIG, text));
+                self.state = State::Option;
+                Some(Progress::Send)
+            }
+            State::Option => {
+                let (header, after) = OptionHeader::read_from_prefix(rest).ok()?;
+                if header.magic.get() != OPTION_MAGIC {
+                    return Some(Progress::Close(Reason::Magic));
+                }
+                let (option, len) = (header.option.get(), header.len.get() as usize);
+                if len <= OPTION_DATA_MAX && after.len() < len {
+                    return None;
+                }
+                self.options += 1;
+                if self.options > OPTIONS_MAX {
+                    return Some(Progress::Close(Reason::TooManyOptions));
+                }
+                if option == option::EXPORT_NAME && len > NAME_MAX {
+                    return Some(Progress::Close(Reason::UnknownExport));
+                }
+                if !self.fixed && option != option::EXPORT_NAME {
+                    return Some(Progress::Close(Reason::NotFixed));
+                }
+                if len > OPTION_DATA_MAX {
+                    *rest = after;
+                    self.state = State::Skip { option, left: len as u64 };
+                    return Some(Progress::Send);
+                }
+                let (data, after) = after.split_at_checked(len)?;
+                *rest = after;
+                Some(self.option(option, data, exports, replies))
+            }
+        }
+    }
+
+    fn client_flags(&mut self, flags: u32) -> Progress {
+        let known = u32::from(handshake_flag::FIXED_NEWSTYLE | handshake_flag::NO_ZEROES);
+        if flags & !known != 0 {
+            return Progress::Close(Reason::Flags(flags));
+        }
+        self.fixed = flags & u32::from(handshake_flag::FIXED_NEWSTYLE) != 0;
+        self.padding = flags & u32::from(handshake_flag::NO_ZEROES) == 0;
+        self.state = State::Option;
+        Progress::Send
+    }
+
+    fn option(
+        &mut self,
+        option: u32,
+        data: &[u8],
+        exports: &dyn Exports,
+        replies: &mut Vec<u8>,
+    ) -> Progress {
+        let outcome = match option {
+            option::EXPORT_NAME => return self.export_name(data, exports, replies),
+            option::ABORT => {
+                reply(replies, option, option_reply::ACK, &[]);
+                return Progress::Close(Reason::Abort);
+            }
+            option::LIST => list(data, exports, replies),
+            option::STRUCTURED_REPLY if data.is_empty() => {
+                self.structured = true;
+                Ok(())
+            }
+            option::STRUCTURED_REPLY => Err(DATA),
+            option::LIST_META_CONTEXT | option::SET_META_CONTEXT => {
+                self.meta_context(option, data, exports, replies)
+            }
+            option::INFO | option::GO => match self.describe(option, data, exports, replies) {
+                Ok(start) if option == option::GO => {
+                    reply(replies, option, option_reply::ACK, &[]);
+                    return Progress::Start(start);
+                }
+                Ok(_) => Ok(()),
+                Err(refused) => Err(refused),
+            },
+            option::STARTTLS => Err((option_reply::ERR_UNSUP, "TLS is not available here")),
+            _ => Err((option_reply::ERR_UNSUP, "this option is not known here")),
+        };
+        match outcome {
+            Ok(()) => reply(replies, option, option_reply::ACK, &[]),
+            Err(refused) => refuse(replies, option, refused),
+        }
+        Progress::Send
+    }
+
+    fn export_name(&self, data: &[u8], exports: &dyn Exports, replies: &mut Vec<u8>) -> Progress {
+        let found = std::str::from_utf8(data).ok().and_then(|name| find(name, exports));
+        let Some((export, target)) = found else {
+            return Progress::Close(Reason::UnknownExport);
+        };
+        let start = self.start(export, target);
+        replies.extend_from_slice(&start.session.size.to_be_bytes());
+        replies.extend_from_slice(&transmission_flags(&start.session).to_be_bytes());
+        if self.padding {
+            replies.extend_from_slice(&PADDING);
+        }
+        Progress::Start(start)
+    }
+
+    fn start(&self, export: String, target: Rc<dyn Target>) -> Start {
+        let session = Session {
+            size: target.size() / SECTOR_SIZE * SECTOR_SIZE,
+            read_only: target.read_only(),
+            structured: self.structured,
+            allocation: self.allocation_for.as_ref() == Some(&export),
+        };
+        Start { export, target, session }
+    }
+
+    /// Answers `INFO` and `GO` up to the acknowledgement.
+    fn describe(
+        &self,
+        option: u32,
+        data: &[u8],
+        exports: &dyn Exports,
+        replies: &mut Vec<u8>,
+    ) -> Result<Start, Refused> {
+        let mut reader = Reader(data);
+        let name = read_string(&mut reader)?;
+        let count = reader.u16().ok_or(DATA)?;
+        let mut wanted = Vec::with_capacity(2);
+        for _ in 0..count {
+            let kind = reader.u16().ok_or(DATA)?;
+            if matches!(kind, info::NAME | info::DESCRIPTION) && !wanted.contains(&kind) {
+                wanted.push(kind);
+            }
+        }
+        if !reader.0.is_empty() {
+            return Err(DATA);
+        }
+        let (export, target) = find(name, exports).ok_or(UNKNOWN)?;
+        let start = self.start(export, target);
+
+        let mut fact = |kind: u16, parts: &[&[u8]]| {
+            let content = [&[kind.to_be_bytes().as_slice()], parts].concat().concat();
+            reply(replies, option, option_reply::INFO, &content);
+        };
+        let (size, flags) = (U64::new(start.session.size), transmission_flags(&start.session));
+        fact(info::EXPORT, &[size.as_bytes(), &flags.to_be_bytes()]);
+        let preferred = start.target.preferred_block().clamp(SECTOR_SIZE, u64::from(MAX_PAYLOAD));
+        let sizes = [SECTOR_SIZE as u32, preferred as u32, MAX_PAYLOAD].map(U32::new);
+        fact(info::BLOCK_SIZE, &[sizes.as_bytes()]);
+        for kind in wanted {
+            match kind {
+                info::NAME => fact(kind, &[start.export.as_bytes()]),
+                _ => fact(kind, &[b"Forebay volume ", start.export.as_bytes()]),
+            }
+        }
+        Ok(start)
+    }
+
+    fn meta_context(
+        &mut self,
+        option: u32,
+        data: &[u8],
+        exports: &dyn Exports,
+        replies: &mut Vec<u8>,
+    ) -> Result<(), Refused> {
+        let set = option == option::SET_META_CONTEXT;
+        if set {
+            // Whatever is wrong with this option, contexts of an earlier one do not stay.
+            self.allocation_for = None;
+        }
+        if !self.structured {
+            return Err((option_reply::ERR_INVALID, "agree on structured replies first"));
+        }
+        let mut reader = Reader(data);
+        let name = read_string(&mut reader)?;
+        let count = reader.u32().ok_or(DATA)?;
+        let mut matched = count == 0 && !set;
+        for _ in 0..count {
+            let query = read_string(&mut reader)?;
+            matched |= query == allocation::NAME || (!set && query == "base:");
+        }
+        if !reader.0.is_empty() {
+            return Err(DATA);
+        }
+        let (export, _) = find(name, exports).ok_or(UNKNOWN)?;
+        if matched {
+            let id = if set { allocation::ID } else { 0 };
+            let content = [&id.to_be_bytes(), allocation::NAME.as_bytes()].concat();
+            reply(replies, option, option_reply::META_CONTEXT, &content);
+            if set {
+                self.allocation_for = Some(export);
+            }
+        }
+        Ok(())
+    }
+}
+
+const DATA: Refused = (option_reply::ERR_INVALID, "the option's data are malformed");
+const UNKNOWN: Refused = (option_reply::ERR_UNKNOWN, "there is no started volume of this name");
+
+fn read_string<'a>(reader: &mut Reader<'a>) -> Result<&'a str, Refused> {
+    let len = reader.u32().ok_or(DATA)? as usize;
+    if len > NAME_MAX {
+        return Err((option_reply::ERR_TOO_BIG, "a name is longer than 4096 bytes"));
+    }
+    let bytes = reader.bytes(len).ok_or(DATA)?;
+    std::str::from_utf8(bytes).map_err(|_| (option_reply::ERR_INVALID, "a name is not UTF-8"))
+}
+
+/// The volume of this name; the empty name stands for the first one.
+fn find(name: &str, exports: &dyn Exports) -> Option<(String, Rc<dyn Target>)> {
+    if !name.is_empty() {
+        return exports.open(name).map(|target| (name.to_owned(), target));
+    }
+    exports.names().into_iter().find_map(|name| {
+        let target = exports.open(&name)?;
+        Some((name, target))
+    })
+}
+
+fn list(data: &[u8], exports: &dyn Exports, replies: &mut Vec<u8>) -> Result<(), Refused> {
+    if !data.is_empty() {
+        return Err(DATA);
+    }
+    for name in exports.names() {
+        let content = [&(name.len() as u32).to_be_bytes(), name.as_bytes()].concat();
+        reply(replies, option::LIST, option_reply::SERVER, &content);
+    }
+    Ok(())
+}
+
+/// What this server can do with an export.
+pub fn transmission_flags(session: &Session) -> u16 {
+    use transmission_flag::*;
+    let mut flags = HAS_FLAGS | SEND_FLUSH | SEND_FUA | CAN_MULTI_CONN | SEND_CACHE;
+    if session.read_only {
+        flags |= READ_ONLY;
+    } else {
+        flags |= SEND_TRIM | SEND_WRITE_ZEROES | SEND_FAST_ZERO;
+    }
+    if session.structured {
+        flags |= SEND_DF;
+    }
+    flags
+}
+
+fn reply(replies: &mut Vec<u8>, option: u32, kind: u32, data: &[u8]) {
+    let header = OptionReplyHeader {
+        magic: U64::new(OPTION_REPLY_MAGIC),
+        option: U32::new(option),
+        kind: U32::new(kind),
+        len: U32::new(data.len() as u32),
+    };
+    replies.extend_from_slice(header.as_bytes());
+    replies.extend_from_slice(data);
+}
+
+fn refuse(replies: &mut Vec<u8>, option: u32, (kind, text): Refused) {
+    reply(replies, option, kind, text.as_bytes());
+}
+
+#[cfg(test)]
+mod tests;

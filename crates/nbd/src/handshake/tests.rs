@@ -1,0 +1,278 @@
+//! The handshake over its matrix of options, and every way to get one wrong.
+
+use std::rc::Rc;
+
+use forebay_engine::Target;
+
+use super::*;
+use crate::null::{ExportList, NullTarget};
+use crate::wire::option_reply as kind;
+
+fn exports() -> ExportList {
+    let volume = |size, read_only| Rc::new(NullTarget::new(size, read_only)) as Rc<dyn Target>;
+    ExportList::new(vec![
+        ("first".into(), volume(1 << 20, false)),
+        ("zwölf".into(), volume((1 << 30) + 100, true)),
+    ])
+}
+
+fn option(code: u32, data: &[u8]) -> Vec<u8> {
+    let mut bytes = OPTION_MAGIC.to_be_bytes().to_vec();
+    bytes.extend_from_slice(&code.to_be_bytes());
+    bytes.extend_from_slice(&(data.len() as u32).to_be_bytes());
+    bytes.extend_from_slice(data);
+    bytes
+}
+
+fn string(text: &[u8]) -> Vec<u8> {
+    [&(text.len() as u32).to_be_bytes(), text].concat()
+}
+
+fn go(name: &[u8], wanted: &[u16]) -> Vec<u8> {
+    let mut data = string(name);
+    data.extend_from_slice(&(wanted.len() as u16).to_be_bytes());
+    data.extend(wanted.iter().flat_map(|kind| kind.to_be_bytes()));
+    data
+}
+
+fn contexts(name: &[u8], queries: &[&[u8]]) -> Vec<u8> {
+    let mut data = string(name);
+    data.extend_from_slice(&(queries.len() as u32).to_be_bytes());
+    data.extend(queries.iter().flat_map(|query| string(query)));
+    data
+}
+
+/// Replies as (option, kind, data).
+fn parse_replies(mut bytes: &[u8]) -> Vec<(u32, u32, Vec<u8>)> {
+    let mut replies = Vec::new();
+    while let Ok((header, rest)) = OptionReplyHeader::read_from_prefix(bytes) {
+        assert_eq!(header.magic.get(), OPTION_REPLY_MAGIC);
+        let (data, rest) = rest.split_at(header.len.get() as usize);
+        replies.push((header.option.get(), header.kind.get(), data.to_vec()));
+        bytes = rest;
+    }
+    assert!(bytes.is_empty());
+    replies
+}
+
+struct Outcome {
+    sent: Vec<u8>,
+    left: Vec<u8>,
+    end: Option<Progress>,
+}
+
+impl Outcome {
+    fn replies(&self) -> Vec<(u32, u32, Vec<u8>)> {
+        parse_replies(&self.sent[18..])
+    }
+
+    fn kinds(&self) -> Vec<u32> {
+        self.replies().iter().map(|(_, kind, _)| *kind).collect()
+    }
+
+    fn start(&self) -> &Start {
+        match &self.end {
+            Some(Progress::Start(start)) => start,
+            _ => panic!("no session"),
+        }
+    }
+
+    fn reason(&self) -> Reason {
+        match &self.end {
+            Some(Progress::Close(reason)) => *reason,
+            _ => panic!("not closed"),
+        }
+    }
+}
+
+/// Runs a handshake on `input`, given in pieces of `step` bytes.
+fn run(input: &[u8], step: usize) -> Outcome {
+    let exports = exports();
+    let (mut sent, mut replies, mut held, mut at) = (Vec::new(), Vec::new(), Vec::new(), 0);
+    let mut handshake = Handshake::new(&mut replies);
+    loop {
+        let (consumed, progress) = handshake.advance(&held, &exports, &mut replies);
+        assert!(consumed <= held.len());
+        held.drain(..consumed);
+        sent.append(&mut replies);
+        match progress {
+            Progress::Receive if at == input.len() => {
+                return Outcome { sent, left: held, end: None };
+            }
+            Progress::Receive => {
+                assert!(held.len() < OPTION_DATA_MAX + OptionHeader::SIZE);
+                let end = (at + step).min(input.len());
+                held.extend_from_slice(&input[at..end]);
+                at = end;
+            }
+            Progress::Send => {}
+            end => {
+                held.extend_from_slice(&input[at..]);
+                return Outcome { sent, left: held, end: Some(end) };
+            }
+        }
+    }
+}
+
+fn fixed(options: &[Vec<u8>]) -> Vec<u8> {
+    [&3u32.to_be_bytes()[..], &options.concat()].concat()
+}
+
+fn outcome(options: &[Vec<u8>]) -> Outcome {
+    let input = fixed(options);
+    run(&input, input.len())
+}
+
+#[test]
+fn a_session_is_agreed_on_wherever_the_bytes_are_cut() {
+    let input = fixed(&[
+        option(option::STRUCTURED_REPLY, &[]),
+        option(option::LIST, &[]),
+        option(4711, b"what"),
+        option(option::STARTTLS, &[]),
+        option(option::LIST_META_CONTEXT, &contexts(b"", &[])),
+        option(option::SET_META_CONTEXT, &contexts(b"first", &[b"qemu:x", b"base:allocation"])),
+        option(option::INFO, &go(b"first", &[info::BLOCK_SIZE])),
+        option(option::GO, &go(b"", &[info::NAME, info::DESCRIPTION, info::NAME, 77])),
+        b"the next phase".to_vec(),
+    ]);
+    for step in 1..=input.len() {
+        let outcome = run(&input, step);
+        assert_eq!(outcome.left, b"the next phase");
+        let start = outcome.start();
+        assert_eq!(start.export, "first");
+        let expected =
+            Session { size: 1 << 20, read_only: false, structured: true, allocation: true };
+        assert_eq!(start.session, expected);
+        let expected = [
+            vec![kind::ACK, kind::SERVER, kind::SERVER, kind::ACK, kind::ERR_UNSUP],
+            vec![kind::ERR_UNSUP, kind::META_CONTEXT, kind::ACK, kind::META_CONTEXT, kind::ACK],
+            vec![kind::INFO, kind::INFO, kind::ACK],
+            vec![kind::INFO, kind::INFO, kind::INFO, kind::INFO, kind::ACK],
+        ];
+        assert_eq!(outcome.kinds(), expected.concat());
+    }
+}
+
+#[test]
+fn facts_are_those_of_the_volume() {
+    let name = "zwölf".as_bytes();
+    let outcome = outcome(&[option(option::GO, &go(name, &[info::NAME]))]);
+    let facts: Vec<_> = outcome.replies().into_iter().map(|(_, _, data)| data).collect();
+    let flags = transmission_flags(&outcome.start().session);
+    assert_eq!(facts[0], [&[0, 0][..], &(1u64 << 30).to_be_bytes(), &flags.to_be_bytes()].concat());
+    assert_eq!(facts[1], [0, 3, 0, 0, 2, 0, 0, 0, 16, 0, 2, 0, 0, 0]);
+    assert_eq!(facts[2], [&[0, 1], name].concat());
+    let has = |flag| flags & flag != 0;
+    assert!(has(transmission_flag::READ_ONLY) && !has(transmission_flag::SEND_TRIM));
+    assert!(has(transmission_flag::CAN_MULTI_CONN) && !has(transmission_flag::SEND_DF));
+}
+
+#[test]
+fn export_name_is_padded_only_for_old_clients() {
+    for (client, padding) in [(0u32, true), (1, true), (2, false), (3, false)] {
+        let input = [&client.to_be_bytes()[..], &option(option::EXPORT_NAME, b"first")].concat();
+        let outcome = run(&input, input.len());
+        assert_eq!(outcome.sent.len(), 18 + 10 + if padding { 124 } else { 0 });
+        assert_eq!(outcome.start().session.size, 1 << 20);
+        let input = [&client.to_be_bytes()[..], &option(option::LIST, &[])].concat();
+        let fixed = client & 1 != 0;
+        assert_eq!(run(&input, 1).end.is_none(), fixed);
+    }
+    let outcome = outcome(&[option(option::EXPORT_NAME, b"nobody")]);
+    assert_eq!(outcome.reason(), Reason::UnknownExport);
+}
+
+#[test]
+fn contexts_hold_for_the_export_for_which_they_were_set() {
+    let set =
+        |name: &[u8], queries: &[&[u8]]| option(option::SET_META_CONTEXT, &contexts(name, queries));
+    let structured = option(option::STRUCTURED_REPLY, &[]);
+    let base: &[&[u8]] = &[b"base:allocation"];
+    for (options, allocation) in [
+        (vec![structured.clone(), set(b"first", base)], true),
+        (vec![structured.clone(), set(b"", base)], true),
+        (vec![structured.clone(), set("zwölf".as_bytes(), base)], false),
+        (vec![structured.clone(), set(b"first", &[b"base:"])], false),
+        (vec![structured.clone(), set(b"first", &[])], false),
+        (vec![structured.clone(), set(b"first", base), set(b"first", &[])], false),
+        (vec![structured.clone(), set(b"first", base), set(b"nobody", base)], false),
+        (vec![set(b"first", base), structured], false),
+    ] {
+        let outcome = outcome(&[options, vec![option(option::GO, &go(b"first", &[]))]].concat());
+        assert_eq!(outcome.start().session.allocation, allocation);
+    }
+}
+
+#[test]
+fn malformed_options_are_refused_and_the_next_one_works() {
+    let long = vec![b'n'; NAME_MAX + 1];
+    let mut overrun = string(b"first");
+    overrun[3] = 200;
+    let cases: Vec<(u32, Vec<u8>, u32)> = vec![
+        (option::LIST, vec![0], kind::ERR_INVALID),
+        (option::STRUCTURED_REPLY, vec![0], kind::ERR_INVALID),
+        (option::SET_META_CONTEXT, vec![], kind::ERR_INVALID),
+        (option::SET_META_CONTEXT, contexts(b"nobody", &[]), kind::ERR_UNKNOWN),
+        (option::LIST_META_CONTEXT, contexts(&long, &[]), kind::ERR_TOO_BIG),
+        (option::LIST_META_CONTEXT, contexts(b"first", &[&long]), kind::ERR_TOO_BIG),
+        (option::LIST_META_CONTEXT, contexts(b"first", &[b"\xff"]), kind::ERR_INVALID),
+        (option::LIST_META_CONTEXT, [string(b"first"), vec![255; 4]].concat(), kind::ERR_INVALID),
+        (option::LIST_META_CONTEXT, [contexts(b"", &[]), vec![0]].concat(), kind::ERR_INVALID),
+        (option::GO, vec![], kind::ERR_INVALID),
+        (option::GO, string(b"first"), kind::ERR_INVALID),
+        (option::GO, overrun.clone(), kind::ERR_INVALID),
+        (option::GO, vec![255; 6], kind::ERR_TOO_BIG),
+        (option::GO, go(b"nobody", &[]), kind::ERR_UNKNOWN),
+        (option::GO, go(b"\xff\xfe", &[]), kind::ERR_INVALID),
+        (option::GO, go(&long, &[]), kind::ERR_TOO_BIG),
+        (option::GO, [go(b"first", &[]), vec![0]].concat(), kind::ERR_INVALID),
+        (option::GO, [string(b"first"), vec![255, 255]].concat(), kind::ERR_INVALID),
+        (option::INFO, go(b"nobody", &[]), kind::ERR_UNKNOWN),
+        (option::GO, vec![0; OPTION_DATA_MAX + 1], kind::ERR_TOO_BIG),
+        (0, vec![], kind::ERR_UNSUP),
+        (u32::MAX, vec![1; OPTION_DATA_MAX], kind::ERR_UNSUP),
+    ];
+    for (code, data, expected) in cases {
+        let input = fixed(&[
+            option(option::STRUCTURED_REPLY, &[]),
+            option(code, &data),
+            option(option::ABORT, &[]),
+        ]);
+        for step in [input.len(), 1000] {
+            let outcome = run(&input, step);
+            assert_eq!(outcome.kinds(), [kind::ACK, expected, kind::ACK], "option {code}");
+            assert_eq!(outcome.reason(), Reason::Abort);
+        }
+    }
+}
+
+#[test]
+fn strangers_are_dropped() {
+    assert_eq!(run(b"GET / HTTP/1.1\r\n", 3).reason(), Reason::Flags(u32::from_be_bytes(*b"GET ")));
+    assert_eq!(run(&4u32.to_be_bytes(), 4).reason(), Reason::Flags(4));
+    assert_eq!(outcome(&[vec![7; 16]]).reason(), Reason::Magic);
+    assert_eq!(
+        outcome(&[option(option::EXPORT_NAME, &[b'n'; NAME_MAX + 1])]).reason(),
+        Reason::UnknownExport
+    );
+    assert_eq!(outcome(&[option(option::EXPORT_NAME, b"\xff")]).reason(), Reason::UnknownExport);
+}
+
+#[test]
+fn a_thousand_options_are_answered_and_ten_thousand_are_not() {
+    let outcome_of = |count| outcome(&vec![option(4711, &[]); count]);
+    assert_eq!(outcome_of(1000).kinds(), vec![kind::ERR_UNSUP; 1000]);
+    assert_eq!(outcome_of(10_000).reason(), Reason::TooManyOptions);
+}
+
+#[test]
+fn replies_do_not_pile_up() {
+    let exports = exports();
+    let mut replies = Vec::new();
+    let mut handshake = Handshake::new(&mut replies);
+    let input = fixed(&vec![option(option::LIST, &[]); 3000]);
+    let (consumed, progress) = handshake.advance(&input, &exports, &mut replies);
+    assert!(matches!(progress, Progress::Send));
+    assert!(consumed < input.len() && replies.len() < REPLIES_HIGH + 1024);
+}

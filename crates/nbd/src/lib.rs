@@ -1,0 +1,27 @@
+//! NBD front end: wire to requests and completions, and nothing else.
+//!
+//! - [`wire`]: numbers and structures of the protocol
+//! - [`handshake`], [`transmission`]: the two phases as pure state machines
+//! - [`listener`]: where clients connect
+//! - [`server`]: accepting clients on a lane, and letting them go
+//! - [`null`]: volumes without a cache, for tests and as a yardstick
+//!
+//! Inside, a connection is two tasks of a lane, one that receives and executes and one that sends,
+//! and the outbox between them.
+#![forbid(unsafe_code)]
+
+mod connection;
+pub mod handshake;
+pub mod listener;
+pub mod null;
+mod outbox;
+mod receive;
+mod send;
+pub mod server;
+mod signal;
+mod socket;
+pub mod transmission;
+pub mod wire;
+
+pub use listener::{ListenAddress, ListenError, Listener, uri};
+pub use server::{ConnectionCount, Limits, Server};

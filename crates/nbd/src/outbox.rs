@@ -1,0 +1,307 @@
+//! Replies on their way out: a batch that is being filled and completions that wait for it.
+//!
+//! No I/O. The receiving side answers hits straight into the current [`Batch`]; completions queue
+//! as [`Finished`]. The sending side exchanges the batch for an empty one and folds the queue in.
+//! What is in a batch is bounded by its size, what is in the queue by the requests in flight.
+
+use std::collections::VecDeque;
+
+use forebay_core::IoError;
+use forebay_device::IoBuf;
+use forebay_engine::Extent;
+use zerocopy::IntoBytes;
+use zerocopy::big_endian::U32;
+
+use crate::wire::{
+    ChunkHeader, DataChunk, ErrorCode, SMALL_REPLY_MAX, SimpleReply, StatusExtent, allocation,
+    chunk, encode_error_chunk,
+};
+
+/// Bytes of a batch.
+const CAPACITY: usize = 256 << 10;
+/// Kept free for the header of a large reply that follows the batch.
+const RESERVE: usize = SMALL_REPLY_MAX;
+/// Data of a completion up to this length are copied into the batch; longer ones are sent from
+/// their own buffer.
+const COPY_MAX: usize = 16 << 10;
+/// Longest read that is answered straight into a batch, in bytes.
+pub(crate) const INLINE_READ_MAX: usize = 128 << 10;
+/// Most extents in one answer.
+const EXTENTS_MAX: usize = 1024;
+/// Room that a block status needs at most, in bytes.
+pub(crate) const STATUS_MAX: usize =
+    ChunkHeader::SIZE + 4 + EXTENTS_MAX * size_of::<StatusExtent>();
+
+/// A request whose reply has not been put into a batch yet.
+pub(crate) struct Finished {
+    pub(crate) cookie: u64,
+    pub(crate) offset: u64,
+    pub(crate) result: Result<(), IoError>,
+    /// The data of a read that succeeded; `None` for every other request.
+    pub(crate) data: Option<IoBuf>,
+    /// Bytes that this request counts for in the limit of its connection.
+    pub(crate) held: usize,
+}
+
+/// Replies that are sent together.
+pub(crate) struct Batch {
+    buf: IoBuf,
+    used: usize,
+    structured: bool,
+}
+
+impl Batch {
+    pub(crate) fn new(structured: bool) -> Self {
+        Batch { buf: IoBuf::for_overwrite(CAPACITY), used: 0, structured }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.used == 0
+    }
+
+    /// Bytes that may still be added.
+    pub(crate) fn room(&self) -> usize {
+        (CAPACITY - RESERVE).saturating_sub(self.used)
+    }
+
+    /// The bytes to send, as a buffer and how much of it is used.
+    pub(crate) fn into_parts(self) -> (IoBuf, usize) {
+        (self.buf, self.used)
+    }
+
+    /// An empty batch in a buffer that was one before.
+    pub(crate) fn from_buffer(buf: IoBuf, structured: bool) -> Self {
+        if buf.len() == CAPACITY {
+            Batch { buf, used: 0, structured }
+        } else {
+            Self::new(structured)
+        }
+    }
+
+    fn put(&mut self, bytes: &[u8]) {
+        if let Some(place) = self.buf.get_mut(self.used..self.used + bytes.len()) {
+            place.copy_from_slice(bytes);
+            self.used += bytes.len();
+        } else {
+            debug_assert!(false, "a batch overflows");
+        }
+    }
+
+    /// A reply without data. The caller has seen to [`SMALL_REPLY_MAX`] bytes of room.
+    pub(crate) fn put_result(&mut self, cookie: u64, result: Result<(), IoError>) {
+        match result {
+            Ok(()) => self.put(SimpleReply::new(cookie, None).as_bytes()),
+            Err(error) => self.put_error(cookie, error.into(), &error.to_string()),
+        }
+    }
+
+    /// An error. The caller has seen to [`SMALL_REPLY_MAX`] bytes of room.
+    pub(crate) fn put_error(&mut self, cookie: u64, error: ErrorCode, message: &str) {
+        if self.structured {
+            let place = self.buf.get_mut(self.used..).unwrap_or_default();
+            self.used += encode_error_chunk(place, cookie, error, message);
+        } else {
+            self.put(SimpleReply::new(cookie, Some(error)).as_bytes());
+        }
+    }
+
+    fn put_data_header(&mut self, cookie: u64, offset: u64, len: usize) {
+        match (self.structured, len) {
+            (true, 0) => self.put(ChunkHeader::only(cookie, chunk::NONE, 0).as_bytes()),
+            (true, _) => self.put(DataChunk::new(cookie, offset, len as u32).as_bytes()),
+            (false, _) => self.put(SimpleReply::new(cookie, None).as_bytes()),
+        }
+    }
+
+    /// Room that a read of `len` bytes needs, in bytes.
+    pub(crate) fn read_room(len: usize) -> usize {
+        (DataChunk::SIZE + len).max(SMALL_REPLY_MAX)
+    }
+
+    /// Lets `fill` write the data of a read to their place in the batch. If it gives `None`, the
+    /// batch is as before and so is the result. The caller has seen to [`Batch::read_room`].
+    pub(crate) fn put_read(
+        &mut self,
+        cookie: u64,
+        offset: u64,
+        len: usize,
+        fill: impl FnOnce(&mut [u8]) -> Option<Result<(), IoError>>,
+    ) -> Option<()> {
+        let header = match (self.structured, len) {
+            (true, 0) => ChunkHeader::SIZE,
+            (true, _) => DataChunk::SIZE,
+            (false, _) => SimpleReply::SIZE,
+        };
+        let start = self.used + header;
+        match fill(self.buf.get_mut(start..start + len)?)? {
+            Ok(()) => {
+                self.put_data_header(cookie, offset, len);
+                self.used += len;
+            }
+            error => self.put_result(cookie, error),
+        }
+        Some(())
+    }
+
+    /// The allocation of the first bytes of a range of `len` bytes. The caller has seen to
+    /// [`STATUS_MAX`] bytes of room.
+    pub(crate) fn put_status(&mut self, cookie: u64, len: u32, extents: &[Extent], one: bool) {
+        let mut left = u64::from(len);
+        let mut status: Vec<StatusExtent> = Vec::with_capacity(extents.len().min(EXTENTS_MAX));
+        for extent in extents {
+            let here = extent.len.min(left);
+            let hole = if extent.hole { allocation::HOLE } else { 0 };
+            let zero = if extent.zero { allocation::ZERO } else { 0 };
+            let flags = U32::new(hole | zero);
+            let full = status.len() == if one { 1 } else { EXTENTS_MAX };
+            match status.last_mut() {
+                _ if here == 0 => continue,
+                Some(last) if last.flags == flags => {
+                    last.len = U32::new(last.len.get() + here as u32);
+                }
+                Some(_) if full => break,
+                _ => status.push(StatusExtent { len: U32::new(here as u32), flags }),
+            }
+            left -= here;
+        }
+        if status.is_empty() {
+            return self.put_error(cookie, ErrorCode::Io, "the allocation is not known");
+        }
+        let content = status.as_bytes();
+        let header = ChunkHeader::only(cookie, chunk::BLOCK_STATUS, 4 + content.len() as u32);
+        self.put(header.as_bytes());
+        self.put(&allocation::ID.to_be_bytes());
+        self.put(content);
+    }
+
+    /// Moves replies from the queue into the batch, oldest first, as long as the batch holds at
+    /// most `limit` bytes; stops at one that must be sent from its own buffer. Gives the bytes
+    /// that are no longer held by requests.
+    pub(crate) fn fold(&mut self, queue: &mut VecDeque<Finished>, limit: usize) -> usize {
+        let mut released = 0;
+        while let Some(next) = queue.front() {
+            let len = next.data.as_ref().map_or(0, |data| data.len());
+            let need = Self::read_room(len);
+            if len > COPY_MAX || need > self.room() || self.used + need > limit {
+                break;
+            }
+            let Some(next) = queue.pop_front() else { break };
+            match &next.data {
+                Some(data) => {
+                    self.put_data_header(next.cookie, next.offset, len);
+                    self.put(data);
+                }
+                None => self.put_result(next.cookie, next.result),
+            }
+            released += next.held;
+        }
+        released
+    }
+
+    /// If the oldest reply in the queue has much data, puts its header at the end of the batch and
+    /// gives the reply. Nothing may be added to the batch afterwards.
+    pub(crate) fn take_large(&mut self, queue: &mut VecDeque<Finished>) -> Option<Finished> {
+        let len = queue.front()?.data.as_ref()?.len();
+        if len <= COPY_MAX {
+            return None;
+        }
+        let large = queue.pop_front()?;
+        self.put_data_header(large.cookie, large.offset, len);
+        Some(large)
+    }
+
+    /// The limit for [`Batch::fold`] that leaves half of the batch to the receiving side.
+    pub(crate) const HALF: usize = CAPACITY / 2;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn finished(cookie: u64, len: usize) -> Finished {
+        let data = (len > 0).then(|| IoBuf::zeroed(len));
+        Finished { cookie, offset: 0, result: Ok(()), data, held: len }
+    }
+
+    fn bytes(batch: Batch) -> Vec<u8> {
+        let (buf, used) = batch.into_parts();
+        buf[..used].to_vec()
+    }
+
+    #[test]
+    fn reads_leave_no_trace_unless_they_are_answered() {
+        for structured in [false, true] {
+            for len in [0, 512, 4096, INLINE_READ_MAX] {
+                let mut batch = Batch::new(structured);
+                assert_eq!(batch.put_read(1, 0, len, |_| None), None);
+                assert!(batch.is_empty());
+                let fill = |into: &mut [u8]| {
+                    into.fill(7);
+                    Some(Ok(()))
+                };
+                assert_eq!(batch.put_read(1, 512, len, fill), Some(()));
+                let bytes = bytes(batch);
+                let header = match (structured, len) {
+                    (true, 0) => ChunkHeader::only(1, chunk::NONE, 0).as_bytes().to_vec(),
+                    (true, _) => DataChunk::new(1, 512, len as u32).as_bytes().to_vec(),
+                    (false, _) => SimpleReply::new(1, None).as_bytes().to_vec(),
+                };
+                assert_eq!(bytes, [header, vec![7; len]].concat());
+            }
+        }
+    }
+
+    #[test]
+    fn a_full_batch_still_takes_the_header_of_a_large_reply() {
+        let mut batch = Batch::new(true);
+        while batch.room() >= SMALL_REPLY_MAX {
+            batch.put_error(1, ErrorCode::Io, &"x".repeat(200));
+        }
+        let used = batch.used;
+        let mut queue = VecDeque::from([finished(2, COPY_MAX + 512), finished(3, 0)]);
+        assert_eq!(batch.fold(&mut queue, usize::MAX), 0);
+        assert_eq!(batch.take_large(&mut queue).map(|large| large.cookie), Some(2));
+        assert_eq!(batch.used, used + DataChunk::SIZE);
+        assert_eq!(queue.len(), 1);
+    }
+
+    #[test]
+    fn folding_keeps_the_order_and_the_limit() {
+        let mut batch = Batch::new(false);
+        let mut queue: VecDeque<_> = (0..40).map(|cookie| finished(cookie, COPY_MAX)).collect();
+        assert_eq!(batch.fold(&mut queue, Batch::HALF), 7 * COPY_MAX);
+        assert_eq!(queue.front().map(|next| next.cookie), Some(7));
+        assert_eq!(batch.fold(&mut queue, usize::MAX), 8 * COPY_MAX);
+        assert!(batch.take_large(&mut queue).is_none());
+    }
+
+    #[test]
+    fn extents_are_merged_cut_and_limited() {
+        let extent = |len, hole, zero| Extent { len, hole, zero };
+        let alternating: Vec<_> = (0..3000).map(|at| extent(512, at % 2 == 0, false)).collect();
+        type Case<'a> = (&'a [Extent], bool, &'a [(u32, u32)]);
+        let cases: [Case<'_>; 6] = [
+            (&[extent(u64::MAX, true, true)], false, &[(1 << 20, 3)]),
+            (&[extent(512, false, true), extent(512, false, true)], true, &[(1024, 2)]),
+            (&[extent(512, true, false), extent(512, false, false)], true, &[(512, 1)]),
+            (&[extent(0, true, false), extent(512, false, false)], false, &[(512, 0)]),
+            (&[extent(1 << 20, false, false), extent(512, true, false)], false, &[(1 << 20, 0)]),
+            (&alternating, true, &[(512, 1)]),
+        ];
+        for (extents, one, expected) in cases {
+            let mut batch = Batch::new(true);
+            batch.put_status(1, 1 << 20, extents, one);
+            let content: Vec<u8> = expected
+                .iter()
+                .flat_map(|(len, flags)| [len.to_be_bytes(), flags.to_be_bytes()].concat())
+                .collect();
+            assert_eq!(bytes(batch)[ChunkHeader::SIZE + 4..], content);
+        }
+        let mut batch = Batch::new(true);
+        batch.put_status(1, u32::MAX, &alternating, false);
+        assert_eq!(bytes(batch).len(), STATUS_MAX);
+        let mut batch = Batch::new(true);
+        batch.put_status(1, 512, &[], false);
+        assert_eq!(bytes(batch)[6..8], chunk::ERROR.to_be_bytes());
+    }
+}

@@ -1,0 +1,127 @@
+//! The receiving task of a connection: large batches in, parsed and executed in place.
+
+use std::io;
+use std::rc::Rc;
+
+use forebay_device::IoBuf;
+use forebay_engine::CompletionSink;
+
+use crate::connection::Connection;
+use crate::transmission::{BadMagic, Event, Parser};
+
+/// Bytes of a receive buffer.
+const CAPACITY: usize = 256 << 10;
+/// Writes of up to this many bytes are received into the buffer, larger ones into their own.
+const WINDOW: usize = 64 << 10;
+/// With less free space at its end than this, what is left over moves to the front of the buffer.
+const LOW_SPACE: usize = 64 << 10;
+
+/// Why nothing more is received.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ReceiveError {
+    #[error(transparent)]
+    BadMagic(#[from] BadMagic),
+    #[error("receiving failed: {0}")]
+    Io(#[from] io::Error),
+}
+
+/// Received bytes: `buf[start..end]` have not been used yet.
+pub(crate) struct Inbox {
+    buf: IoBuf,
+    start: usize,
+    end: usize,
+}
+
+impl Inbox {
+    pub(crate) fn new() -> Self {
+        Inbox { buf: IoBuf::for_overwrite(CAPACITY), start: 0, end: 0 }
+    }
+
+    /// What has not been used yet.
+    pub(crate) fn unused(&self) -> &[u8] {
+        self.buf.get(self.start..self.end).unwrap_or_default()
+    }
+
+    /// The first `count` bytes are done with.
+    pub(crate) fn consume(&mut self, count: usize) {
+        self.start = (self.start + count).min(self.end);
+    }
+
+    /// Receives more. Gives the number of bytes, 0 at the end of the stream.
+    pub(crate) async fn receive(&mut self, socket: &crate::socket::Socket) -> io::Result<usize> {
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+        } else if self.start > 0 && CAPACITY - self.end < LOW_SPACE + WINDOW {
+            self.buf.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+        }
+        let range = self.end..self.buf.len();
+        let (buf, result) = socket.receive(std::mem::take(&mut self.buf), range, false).await;
+        self.buf = buf;
+        let count = result?;
+        self.end += count;
+        Ok(count)
+    }
+}
+
+/// Takes requests until the client leaves, the connection is drained or dead.
+///
+/// # Errors
+/// When the stream cannot be read any further; the connection is of no use then.
+pub(crate) async fn receive_requests(
+    connection: &Rc<Connection>,
+    mut inbox: Inbox,
+) -> Result<(), ReceiveError> {
+    let sink: Rc<dyn CompletionSink> = connection.clone();
+    let mut parser = Parser::new(connection.session, WINDOW);
+    loop {
+        loop {
+            let (consumed, event) = parser.next(inbox.unused())?;
+            match event {
+                Event::Incomplete { .. } => {
+                    inbox.consume(consumed);
+                    break;
+                }
+                Event::Command { command, payload } => {
+                    if !connection.admit_command(&command).await {
+                        return Ok(());
+                    }
+                    connection.execute(&command, payload, &sink);
+                }
+                Event::LargeWrite { command, start } => {
+                    if !connection.admit_command(&command).await {
+                        return Ok(());
+                    }
+                    connection.flush();
+                    let (len, have) = (command.len as usize, start.len());
+                    let mut data = IoBuf::for_overwrite(len);
+                    if let Some(head) = data.get_mut(..have) {
+                        head.copy_from_slice(start);
+                    }
+                    let result;
+                    (data, result) = connection.socket.receive(data, have..len, true).await;
+                    if have + result? < len || data.len() != len {
+                        // The client left, or is sent away; what is in flight is answered.
+                        return Ok(());
+                    }
+                    connection.execute_write(&command, data, &sink);
+                }
+                Event::Refused(refusal) => {
+                    if !connection.refuse(&refusal).await {
+                        return Ok(());
+                    }
+                }
+                Event::Disconnect => return Ok(()),
+            }
+            inbox.consume(consumed);
+        }
+        connection.flush();
+        if !connection.is_open() {
+            return Ok(());
+        }
+        if inbox.receive(&connection.socket).await? == 0 {
+            // Bytes of an unfinished request are dropped with the client that did not finish it.
+            return Ok(());
+        }
+    }
+}

@@ -1,0 +1,37 @@
+//! The sending task of a connection.
+
+use crate::connection::{Connection, Phase};
+use crate::outbox::Batch;
+
+/// Sends replies until the connection is dead, or drained and idle, or the client takes no more.
+pub(crate) async fn send_replies(connection: &Connection) {
+    let structured = connection.session.structured;
+    let mut spare = Batch::new(structured);
+    while connection.phase() != Phase::Dead {
+        let (batch, large) = match connection.take_outgoing(spare) {
+            Ok(outgoing) => outgoing,
+            Err(unused) => {
+                spare = unused;
+                if connection.phase() == Phase::Draining && connection.is_idle() {
+                    break;
+                }
+                connection.to_send.wait().await;
+                continue;
+            }
+        };
+        let (buf, used) = batch.into_parts();
+        let (buf, mut result) = connection.socket.send(buf, used).await;
+        spare = Batch::from_buffer(buf, structured);
+        if let Some(large) = large {
+            if let (Ok(()), Some(data)) = (&result, large.data) {
+                let len = data.len();
+                (_, result) = connection.socket.send(data, len).await;
+            }
+            connection.release(large.held);
+        }
+        if let Err(error) = result {
+            tracing::debug!(%error, "a client does not take replies any more");
+            break;
+        }
+    }
+}

@@ -1,0 +1,349 @@
+//! Accepting clients on a lane, and letting them go.
+
+use std::cell::{Cell, RefCell};
+use std::future::Future;
+use std::pin::pin;
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::Poll;
+use std::time::Duration;
+
+use forebay_device::IoBuf;
+use forebay_device::ring::{Ring, RingOp};
+use forebay_engine::Exports;
+use forebay_lane::Lane;
+
+use crate::connection::Connection;
+use crate::handshake::{Handshake, Progress, Start};
+use crate::listener::Listener;
+use crate::receive::{Inbox, receive_requests};
+use crate::send::send_replies;
+use crate::signal::Signal;
+use crate::socket::Socket;
+
+/// How long an accept loop rests after an error, such as no descriptors left.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// What clients may use up.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Connections of all lanes that share a [`ConnectionCount`].
+    pub connections: usize,
+    /// Requests of one connection that are not answered yet, at least 1.
+    pub requests: usize,
+    /// Bytes of data of these. One request is taken even if it is larger.
+    pub bytes: usize,
+    /// Time for a handshake.
+    pub handshake: Duration,
+    /// Time for a client that left, or is sent away, to take its last replies.
+    pub drain: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Limits {
+            connections: 1024,
+            requests: 256,
+            bytes: 64 << 20,
+            handshake: Duration::from_secs(30),
+            drain: Duration::from_secs(10),
+        }
+    }
+}
+
+/// Connections of all lanes of a server.
+#[derive(Clone, Debug, Default)]
+pub struct ConnectionCount(Arc<AtomicUsize>);
+
+impl ConnectionCount {
+    /// Connections now.
+    pub fn get(&self) -> usize {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    fn take(&self, limit: usize) -> Option<Place> {
+        let taken = self.0.fetch_add(1, Ordering::Relaxed);
+        let place = Place(self.clone());
+        (taken < limit).then_some(place)
+    }
+}
+
+/// A place among the connections.
+pub(crate) struct Place(ConnectionCount);
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// One client, from its acceptance to its end.
+struct Client {
+    socket: Rc<Socket>,
+    /// From the transmission phase on: the export and the connection.
+    session: RefCell<Option<(String, Rc<Connection>)>>,
+}
+
+impl Client {
+    /// Sends the client away, after the answers to what it has in flight.
+    fn dismiss(&self) {
+        match &*self.session.borrow() {
+            Some((_, connection)) => {
+                connection.drain();
+                self.socket.stop_receiving();
+            }
+            None => self.socket.close(),
+        }
+    }
+}
+
+/// Does something when it is dropped, at the end of a task as well as when the task panics.
+struct AtEnd<F: FnMut()>(F);
+
+impl<F: FnMut()> Drop for AtEnd<F> {
+    fn drop(&mut self) {
+        (self.0)();
+    }
+}
+
+struct Shared {
+    lane: Rc<Lane>,
+    ring: Rc<Ring>,
+    exports: Rc<dyn Exports>,
+    limits: Limits,
+    count: ConnectionCount,
+    stopping: Cell<bool>,
+    accepting: Cell<usize>,
+    clients: RefCell<Vec<Weak<Client>>>,
+    live: Cell<usize>,
+    ended: Signal,
+}
+
+/// The NBD server of one lane.
+pub struct Server {
+    shared: Rc<Shared>,
+    listeners: Vec<Arc<Listener>>,
+}
+
+impl Server {
+    /// Accepts clients from `listeners` on this lane. All lanes may do so with the same listeners;
+    /// `count` is shared by those that share the limit of connections.
+    pub fn serve(
+        lane: &Rc<Lane>,
+        ring: &Rc<Ring>,
+        listeners: &[Arc<Listener>],
+        exports: Rc<dyn Exports>,
+        limits: Limits,
+        count: ConnectionCount,
+    ) -> Self {
+        let shared = Rc::new(Shared {
+            lane: lane.clone(),
+            ring: ring.clone(),
+            exports,
+            limits: Limits { requests: limits.requests.max(1), ..limits },
+            count,
+            stopping: Cell::new(false),
+            accepting: Cell::new(listeners.len()),
+            clients: RefCell::default(),
+            live: Cell::new(0),
+            ended: Signal::default(),
+        });
+        for listener in listeners {
+            lane.spawn(accept_clients(shared.clone(), listener.clone()));
+        }
+        Server { shared, listeners: listeners.to_vec() }
+    }
+
+    /// Clients of this lane, in whatever phase.
+    pub fn clients(&self) -> usize {
+        self.shared.live.get()
+    }
+
+    /// Sends away the clients of one export, after the answers to what they have in flight.
+    pub fn dismiss(&self, export: &str) {
+        for client in self.shared.clients.borrow().iter().filter_map(Weak::upgrade) {
+            let uses = matches!(&*client.session.borrow(), Some((name, _)) if name == export);
+            if uses {
+                client.dismiss();
+            }
+        }
+    }
+
+    /// Closes the listeners (for every lane that shares them), answers what is in flight, and
+    /// ends when the last client is gone, at the latest after [`Limits::drain`].
+    pub async fn stop(self) {
+        self.shared.stopping.set(true);
+        for listener in &self.listeners {
+            listener.close();
+        }
+        for client in self.shared.clients.borrow().iter().filter_map(Weak::upgrade) {
+            client.dismiss();
+        }
+        while self.shared.live.get() + self.shared.accepting.get() > 0 {
+            self.shared.ended.wait().await;
+        }
+    }
+}
+
+async fn accept_clients(shared: Rc<Shared>, listener: Arc<Listener>) {
+    let _end = AtEnd(|| {
+        shared.accepting.set(shared.accepting.get() - 1);
+        shared.ended.raise();
+    });
+    while !shared.stopping.get() {
+        let op = RingOp::Accept { fd: listener.fd().clone() };
+        let done = shared.ring.run(op).await;
+        let fd = match (done.result, done.accepted) {
+            // Who comes while the server stops would not be dismissed any more.
+            (Ok(_), Some(_)) if shared.stopping.get() => break,
+            (Ok(_), Some(fd)) => fd,
+            (result, _) => {
+                if shared.stopping.get() {
+                    break;
+                }
+                if let Err(error) = result {
+                    // Another lane has closed the listener.
+                    if error.kind() == std::io::ErrorKind::InvalidInput {
+                        break;
+                    }
+                    tracing::warn!(%error, address = %listener.address(), "accepting a client failed");
+                }
+                shared.lane.sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
+        };
+        let Some(place) = shared.count.take(shared.limits.connections) else {
+            tracing::warn!(address = %listener.address(), "a client is turned away: too many connections");
+            continue;
+        };
+        listener.adopt(&fd);
+        let socket = Rc::new(Socket::new(fd, shared.ring.clone()));
+        let client = Rc::new(Client { socket, session: RefCell::new(None) });
+        {
+            let mut clients = shared.clients.borrow_mut();
+            clients.retain(|client| client.strong_count() > 0);
+            clients.push(Rc::downgrade(&client));
+        }
+        shared.live.set(shared.live.get() + 1);
+        shared.lane.spawn(serve_client(shared.clone(), client, place));
+    }
+}
+
+async fn serve_client(shared: Rc<Shared>, client: Rc<Client>, place: Place) {
+    let _end = AtEnd(|| {
+        client.socket.close();
+        if let Some((_, connection)) = client.session.take() {
+            connection.kill();
+        }
+        shared.live.set(shared.live.get() - 1);
+        shared.ended.raise();
+    });
+    let mut inbox = Inbox::new();
+    let agreed = {
+        let agree = agree(&client.socket, &*shared.exports, &mut inbox);
+        let late = || {
+            tracing::debug!("a client is dropped: its handshake takes too long");
+            client.socket.close();
+        };
+        with_deadline(&shared.lane, shared.limits.handshake, agree, late).await
+    };
+    if let Some(start) = agreed
+        && !shared.stopping.get()
+    {
+        transmit(&shared, &client, start, inbox, place).await;
+    }
+}
+
+/// The handshake; `None` if there is no session.
+async fn agree(socket: &Socket, exports: &dyn Exports, inbox: &mut Inbox) -> Option<Start> {
+    let mut replies = Vec::new();
+    let mut handshake = Handshake::new(&mut replies);
+    loop {
+        let (consumed, progress) = handshake.advance(inbox.unused(), exports, &mut replies);
+        inbox.consume(consumed);
+        if !replies.is_empty() {
+            let buf = IoBuf::copy_from(&replies);
+            let (_, result) = socket.send(buf, replies.len()).await;
+            result.ok()?;
+            replies.clear();
+        }
+        match progress {
+            Progress::Receive => {
+                if inbox.receive(socket).await.ok()? == 0 {
+                    return None;
+                }
+            }
+            Progress::Send => {}
+            Progress::Start(start) => return Some(start),
+            Progress::Close(reason) => {
+                tracing::debug!(%reason, "a handshake ends without a session");
+                return None;
+            }
+        }
+    }
+}
+
+async fn transmit(
+    shared: &Rc<Shared>,
+    client: &Rc<Client>,
+    start: Start,
+    inbox: Inbox,
+    place: Place,
+) {
+    let Start { export, target, session } = start;
+    tracing::debug!(export, ?session, "a client starts");
+    let connection = Connection::new(client.socket.clone(), session, target, shared.limits, place);
+    client.session.replace(Some((export, connection.clone())));
+    let sent = Rc::new(Signal::default());
+    {
+        let (connection, sent) = (connection.clone(), sent.clone());
+        shared.lane.spawn(async move {
+            let _end = AtEnd(|| {
+                connection.kill();
+                sent.raise();
+            });
+            send_replies(&connection).await;
+        });
+    }
+    match receive_requests(&connection, inbox).await {
+        Ok(()) => connection.drain(),
+        Err(error) => {
+            tracing::debug!(%error, "a client is dropped");
+            connection.kill();
+        }
+    }
+    let late = || {
+        tracing::debug!("a client is dropped: it does not take its replies");
+        connection.kill();
+    };
+    with_deadline(&shared.lane, shared.limits.drain, sent.wait(), late).await;
+    client.session.replace(None);
+}
+
+/// Runs `future` to its end. If that takes longer than `limit`, calls `late`, which must see to it
+/// that the end comes soon.
+async fn with_deadline<F: Future>(
+    lane: &Rc<Lane>,
+    limit: Duration,
+    future: F,
+    late: impl FnOnce(),
+) -> F::Output {
+    let mut future = pin!(future);
+    let mut sleep = pin!(lane.sleep(limit));
+    let mut late = Some(late);
+    std::future::poll_fn(|context| {
+        if let Poll::Ready(output) = future.as_mut().poll(context) {
+            return Poll::Ready(output);
+        }
+        if late.is_some()
+            && sleep.as_mut().poll(context).is_ready()
+            && let Some(late) = late.take()
+        {
+            late();
+            return future.as_mut().poll(context);
+        }
+        Poll::Pending
+    })
+    .await
+}

@@ -1,0 +1,33 @@
+//! Waiting for what another task of the same lane does.
+
+use std::cell::{Cell, RefCell};
+use std::task::{Poll, Waker};
+
+/// A flag with at most one waiter. Raising it twice before it is seen counts once.
+#[derive(Default)]
+pub(crate) struct Signal {
+    raised: Cell<bool>,
+    waiter: RefCell<Option<Waker>>,
+}
+
+impl Signal {
+    /// Raises the flag and wakes the waiter.
+    pub(crate) fn raise(&self) {
+        self.raised.set(true);
+        if let Some(waker) = self.waiter.take() {
+            waker.wake();
+        }
+    }
+
+    /// Waits until the flag is raised, and lowers it.
+    pub(crate) async fn wait(&self) {
+        std::future::poll_fn(|context| {
+            if self.raised.replace(false) {
+                return Poll::Ready(());
+            }
+            self.waiter.replace(Some(context.waker().clone()));
+            Poll::Pending
+        })
+        .await;
+    }
+}

@@ -1,0 +1,247 @@
+//! Requests of the transmission phase: bytes in, commands or refusals out.
+//!
+//! Pure. The [`Parser`] is given what has been received so far and says what the next thing in it
+//! is. It reads no further than that, allocates nothing, and steps over the data of writes that
+//! are refused.
+
+use forebay_core::{Op, SECTOR_SIZE};
+use zerocopy::FromBytes;
+
+use crate::wire::{ErrorCode, REQUEST_MAGIC, RequestHeader, command, command_flag};
+
+/// Largest read or write, in bytes.
+pub const MAX_PAYLOAD: u32 = 32 << 20;
+
+/// What was agreed on in the handshake.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Session {
+    /// Size of the export in bytes, a multiple of 512.
+    pub size: u64,
+    /// Writes are refused.
+    pub read_only: bool,
+    /// Reads are answered in chunks.
+    pub structured: bool,
+    /// The client may ask for `base:allocation`.
+    pub allocation: bool,
+}
+
+/// What a request does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Something that the volume does.
+    Volume {
+        /// What.
+        op: Op,
+        /// Durable when answered.
+        fua: bool,
+        /// Not slowly (`WriteZeroes` only).
+        fast: bool,
+    },
+    /// A question about allocation.
+    BlockStatus {
+        /// One extent is enough.
+        one: bool,
+    },
+}
+
+/// A valid request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Command {
+    /// Comes back in the reply.
+    pub cookie: u64,
+    /// What to do.
+    pub kind: Kind,
+    /// First byte, a multiple of 512.
+    pub offset: u64,
+    /// Length in bytes, a multiple of 512; with `offset` it ends inside the export.
+    pub len: u32,
+}
+
+/// A request that is answered with an error without asking the volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// Comes back in the reply.
+    pub cookie: u64,
+    /// Why.
+    pub error: ErrorCode,
+    /// Why, for people.
+    pub message: &'static str,
+    /// Whether the reply must be a chunk rather than a simple reply.
+    pub structured: bool,
+}
+
+/// What a request header amounts to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Do it.
+    Accept(Command),
+    /// Answer with an error, after stepping over the payload.
+    Refuse(Refusal),
+    /// The client leaves.
+    Disconnect,
+}
+
+/// The stream is not a sequence of requests; there is no way to find the next one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a request starts with {found:#010x} instead of {REQUEST_MAGIC:#010x}")]
+pub struct BadMagic {
+    /// What was there instead.
+    pub found: u32,
+}
+
+/// The next thing in the stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event<'a> {
+    /// More bytes are needed: at least this many beyond those given and not consumed.
+    Incomplete {
+        /// Bytes, at least 1.
+        missing: usize,
+    },
+    /// A request; the payload is that of a write and empty otherwise.
+    Command {
+        /// The request.
+        command: Command,
+        /// Its data.
+        payload: &'a [u8],
+    },
+    /// A write whose data are larger than the window and not all here yet. The caller receives the
+    /// rest by itself: `command.len - start.len()` bytes.
+    LargeWrite {
+        /// The request.
+        command: Command,
+        /// The first of its data.
+        start: &'a [u8],
+    },
+    /// An error to send.
+    Refused(Refusal),
+    /// The client leaves.
+    Disconnect,
+}
+
+/// Finds requests in a stream of bytes.
+#[derive(Debug)]
+pub struct Parser {
+    session: Session,
+    window: usize,
+    skip: u64,
+    refusal: Option<Refusal>,
+}
+
+impl Parser {
+    /// A parser for a session. `window`: writes of up to this many bytes are waited for in the
+    /// caller's buffer, which must have room for a header more.
+    pub fn new(session: Session, window: usize) -> Self {
+        Parser { session, window, skip: 0, refusal: None }
+    }
+
+    /// The session.
+    pub fn session(&self) -> &Session {
+        &self.session
+    }
+
+    /// The next thing in `input`, and how many bytes of it are done with.
+    ///
+    /// # Errors
+    /// Where a request should start there is none; nothing more can be read from this stream.
+    pub fn next<'a>(&mut self, input: &'a [u8]) -> Result<(usize, Event<'a>), BadMagic> {
+        if self.skip > 0 {
+            let here = self.skip.min(input.len() as u64);
+            self.skip -= here;
+            if self.skip > 0 {
+                let missing = usize::try_from(self.skip).unwrap_or(usize::MAX);
+                return Ok((here as usize, Event::Incomplete { missing }));
+            }
+            if let Some(refusal) = self.refusal.take() {
+                return Ok((here as usize, Event::Refused(refusal)));
+            }
+        }
+        let Ok((header, rest)) = RequestHeader::read_from_prefix(input) else {
+            return Ok((0, Event::Incomplete { missing: RequestHeader::SIZE - input.len() }));
+        };
+        if header.magic.get() != REQUEST_MAGIC {
+            return Err(BadMagic { found: header.magic.get() });
+        }
+        let is_write = header.command.get() == command::WRITE;
+        let payload_len = if is_write { header.len.get() as usize } else { 0 };
+        match judge(&header, &self.session) {
+            Verdict::Disconnect => Ok((RequestHeader::SIZE, Event::Disconnect)),
+            Verdict::Refuse(refusal) => {
+                let here = payload_len.min(rest.len());
+                let consumed = RequestHeader::SIZE + here;
+                if here == payload_len {
+                    return Ok((consumed, Event::Refused(refusal)));
+                }
+                self.skip = (payload_len - here) as u64;
+                self.refusal = Some(refusal);
+                Ok((consumed, Event::Incomplete { missing: payload_len - here }))
+            }
+            Verdict::Accept(command) => match rest.get(..payload_len) {
+                Some(payload) => {
+                    let consumed = RequestHeader::SIZE + payload_len;
+                    Ok((consumed, Event::Command { command, payload }))
+                }
+                None if payload_len <= self.window => {
+                    Ok((0, Event::Incomplete { missing: payload_len - rest.len() }))
+                }
+                None => Ok((input.len(), Event::LargeWrite { command, start: rest })),
+            },
+        }
+    }
+}
+
+/// Decides about one request from its header alone.
+pub fn judge(header: &RequestHeader, session: &Session) -> Verdict {
+    use command_flag::{DF, FAST_ZERO, FUA, NO_HOLE, REQ_ONE};
+
+    let (flags, offset, len) = (header.flags.get(), header.offset.get(), header.len.get());
+    let cookie = header.cookie.get();
+    let command = header.command.get();
+    let refuse = |error, message| {
+        // Reads and block status must be answered in chunks once these are agreed on; any other
+        // error is sent as a chunk too, because a chunk has room for the reason.
+        Verdict::Refuse(Refusal { cookie, error, message, structured: session.structured })
+    };
+    let volume = |op| Kind::Volume { op, fua: flags & FUA != 0, fast: flags & FAST_ZERO != 0 };
+    let (kind, allowed) = match command {
+        command::READ => (volume(Op::Read), if session.structured { DF } else { 0 }),
+        command::WRITE => (volume(Op::Write), 0),
+        command::DISC => return Verdict::Disconnect,
+        command::FLUSH => (volume(Op::Flush), 0),
+        command::TRIM => (volume(Op::Discard), 0),
+        command::CACHE => (volume(Op::Prefetch), 0),
+        command::WRITE_ZEROES => (volume(Op::WriteZeroes), NO_HOLE | FAST_ZERO),
+        command::BLOCK_STATUS => (Kind::BlockStatus { one: flags & REQ_ONE != 0 }, REQ_ONE),
+        _ => return refuse(ErrorCode::Invalid, "this command is not known here"),
+    };
+    // FUA is meaningless but allowed where nothing is written.
+    if flags & !(allowed | FUA) != 0 {
+        return refuse(ErrorCode::Invalid, "a flag is not allowed on this command");
+    }
+    let writes = matches!(command, command::WRITE | command::TRIM | command::WRITE_ZEROES);
+    if writes && session.read_only {
+        return refuse(ErrorCode::Permission, "the export is read-only");
+    }
+    let carries_data = matches!(command, command::READ | command::WRITE);
+    if carries_data && len > MAX_PAYLOAD {
+        let error = if flags & DF != 0 { ErrorCode::Overflow } else { ErrorCode::Invalid };
+        return refuse(error, "the request is larger than 32 MiB");
+    }
+    if command == command::FLUSH && (offset != 0 || len != 0) {
+        return refuse(ErrorCode::Invalid, "a flush has no offset and no length");
+    }
+    if command == command::BLOCK_STATUS && (!session.allocation || len == 0) {
+        return refuse(ErrorCode::Invalid, "block status needs base:allocation and a length");
+    }
+    if !offset.is_multiple_of(SECTOR_SIZE) || !u64::from(len).is_multiple_of(SECTOR_SIZE) {
+        return refuse(ErrorCode::Invalid, "offset and length must be multiples of 512");
+    }
+    if offset.checked_add(u64::from(len)).is_none_or(|end| end > session.size) {
+        let grows = matches!(command, command::WRITE | command::WRITE_ZEROES);
+        let error = if grows { ErrorCode::NoSpace } else { ErrorCode::Invalid };
+        return refuse(error, "the range ends beyond the end of the export");
+    }
+    Verdict::Accept(Command { cookie, kind, offset, len })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,161 @@
+//! The numbers of the protocol.
+
+/// First eight bytes that a server sends.
+pub const GREETING_MAGIC: u64 = 0x4e42_444d_4147_4943;
+/// Starts the rest of the greeting and every option of a client.
+pub const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054;
+/// Starts every reply to an option.
+pub const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
+/// Starts every request of the transmission phase.
+pub const REQUEST_MAGIC: u32 = 0x2560_9513;
+/// Starts a simple reply.
+pub const SIMPLE_REPLY_MAGIC: u32 = 0x6744_6698;
+/// Starts a chunk of a structured reply.
+pub const CHUNK_MAGIC: u32 = 0x668e_33ef;
+
+/// Flags of the greeting and of the client's answer to it.
+pub mod handshake_flag {
+    /// Options are answered, and unknown ones are harmless.
+    pub const FIXED_NEWSTYLE: u16 = 1;
+    /// The 124 zeroes after the answer to `EXPORT_NAME` may be left out.
+    pub const NO_ZEROES: u16 = 1 << 1;
+}
+
+/// Options that a client may send.
+pub mod option {
+    /// Choose an export and start; has no error reply.
+    pub const EXPORT_NAME: u32 = 1;
+    /// End the session.
+    pub const ABORT: u32 = 2;
+    /// Name all exports.
+    pub const LIST: u32 = 3;
+    /// Upgrade to TLS.
+    pub const STARTTLS: u32 = 5;
+    /// Describe an export.
+    pub const INFO: u32 = 6;
+    /// Describe an export and start.
+    pub const GO: u32 = 7;
+    /// Use structured replies.
+    pub const STRUCTURED_REPLY: u32 = 8;
+    /// Name the metadata contexts of an export.
+    pub const LIST_META_CONTEXT: u32 = 9;
+    /// Choose metadata contexts.
+    pub const SET_META_CONTEXT: u32 = 10;
+}
+
+/// Kinds of replies to options.
+pub mod option_reply {
+    /// Done.
+    pub const ACK: u32 = 1;
+    /// One export of a list.
+    pub const SERVER: u32 = 2;
+    /// One fact about an export.
+    pub const INFO: u32 = 3;
+    /// One metadata context.
+    pub const META_CONTEXT: u32 = 4;
+    const ERROR: u32 = 1 << 31;
+    /// The option is unknown here.
+    pub const ERR_UNSUP: u32 = ERROR + 1;
+    /// The option's data make no sense.
+    pub const ERR_INVALID: u32 = ERROR + 3;
+    /// There is no such export.
+    pub const ERR_UNKNOWN: u32 = ERROR + 6;
+    /// The option is longer than this server reads.
+    pub const ERR_TOO_BIG: u32 = ERROR + 9;
+}
+
+/// Kinds of facts about an export.
+pub mod info {
+    /// Size and transmission flags; always sent.
+    pub const EXPORT: u16 = 0;
+    /// The name under which the export is listed.
+    pub const NAME: u16 = 1;
+    /// Words for people.
+    pub const DESCRIPTION: u16 = 2;
+    /// Smallest, preferred and largest request.
+    pub const BLOCK_SIZE: u16 = 3;
+}
+
+/// What an export can do.
+pub mod transmission_flag {
+    /// Always set.
+    pub const HAS_FLAGS: u16 = 1;
+    /// Writes are refused.
+    pub const READ_ONLY: u16 = 1 << 1;
+    /// `FLUSH` works.
+    pub const SEND_FLUSH: u16 = 1 << 2;
+    /// The FUA flag works.
+    pub const SEND_FUA: u16 = 1 << 3;
+    /// `TRIM` works.
+    pub const SEND_TRIM: u16 = 1 << 5;
+    /// `WRITE_ZEROES` works.
+    pub const SEND_WRITE_ZEROES: u16 = 1 << 6;
+    /// The DF flag works.
+    pub const SEND_DF: u16 = 1 << 7;
+    /// A flush on one connection covers writes on all.
+    pub const CAN_MULTI_CONN: u16 = 1 << 8;
+    /// `CACHE` works.
+    pub const SEND_CACHE: u16 = 1 << 10;
+    /// The FAST_ZERO flag works.
+    pub const SEND_FAST_ZERO: u16 = 1 << 11;
+}
+
+/// Requests of the transmission phase.
+pub mod command {
+    /// Data to the client.
+    pub const READ: u16 = 0;
+    /// Data from the client.
+    pub const WRITE: u16 = 1;
+    /// The client leaves.
+    pub const DISC: u16 = 2;
+    /// Make completed writes durable.
+    pub const FLUSH: u16 = 3;
+    /// The range is no longer needed.
+    pub const TRIM: u16 = 4;
+    /// The range will be read soon.
+    pub const CACHE: u16 = 5;
+    /// The range shall read as zeroes.
+    pub const WRITE_ZEROES: u16 = 6;
+    /// What is allocated where.
+    pub const BLOCK_STATUS: u16 = 7;
+}
+
+/// Flags of requests.
+pub mod command_flag {
+    /// The effect is durable when the reply comes.
+    pub const FUA: u16 = 1;
+    /// Zeroes shall not become a hole.
+    pub const NO_HOLE: u16 = 1 << 1;
+    /// A read is answered in one chunk.
+    pub const DF: u16 = 1 << 2;
+    /// One extent is enough.
+    pub const REQ_ONE: u16 = 1 << 3;
+    /// Fail rather than write zeroes slowly.
+    pub const FAST_ZERO: u16 = 1 << 4;
+}
+
+/// Kinds of chunks of a structured reply.
+pub mod chunk {
+    /// No content.
+    pub const NONE: u16 = 0;
+    /// An offset and the data there.
+    pub const OFFSET_DATA: u16 = 1;
+    /// Extents of one metadata context.
+    pub const BLOCK_STATUS: u16 = 5;
+    /// An error for the whole request.
+    pub const ERROR: u16 = (1 << 15) + 1;
+    /// Flag of the last chunk of a reply.
+    pub const FLAG_DONE: u16 = 1;
+}
+
+/// Status of an extent in `base:allocation`.
+pub mod allocation {
+    /// The name of the context.
+    pub const NAME: &str = "base:allocation";
+    /// The number that we gave to it.
+    pub const ID: u32 = 1;
+    /// Nothing is stored.
+    pub const HOLE: u32 = 1;
+    /// Reads as zeroes.
+    pub const ZERO: u32 = 1 << 1;
+}

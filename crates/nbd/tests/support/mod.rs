@@ -1,0 +1,400 @@
+//! A server on a lane of its own, and a blocking client that can also be rude.
+#![allow(dead_code)] // Each test binary uses a part of this.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Once, mpsc};
+
+use forebay_engine::Target;
+use forebay_lane::{LaneId, LaneLoop, LaneOptions, LaneThread, MonotonicClock};
+use forebay_nbd::null::{ExportList, LaterTarget, MemoryDisk, MemoryTarget, NullTarget};
+use forebay_nbd::wire::*;
+use forebay_nbd::{ConnectionCount, Limits, ListenAddress, Listener, Server};
+use zerocopy::IntoBytes;
+use zerocopy::big_endian::{U16, U32, U64};
+
+pub(crate) const DISK: u64 = 64 << 20;
+
+/// Panics on lanes. A lane survives those of its tasks, a test must not.
+static PANICS: AtomicUsize = AtomicUsize::new(0);
+
+const LANE_NAME: &str = "nbd-test-lane";
+
+fn count_panics() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let usual = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            if std::thread::current().name() == Some(LANE_NAME) {
+                PANICS.fetch_add(1, Ordering::SeqCst);
+            }
+            usual(info);
+        }));
+    });
+}
+
+/// What lives on the lane.
+pub(crate) struct State {
+    pub(crate) lane: LaneLoop,
+    pub(crate) later: Rc<LaterTarget>,
+    pub(crate) server: RefCell<Option<Server>>,
+}
+
+/// Ends with the lane.
+struct Cleaner;
+
+impl Drop for Cleaner {
+    fn drop(&mut self) {
+        STATE.take();
+    }
+}
+
+thread_local! {
+    static STATE: RefCell<Option<Rc<State>>> = const { RefCell::new(None) };
+}
+
+/// A lane with a server. Exports: `memory` answers at once, `later` does not, both on one disk;
+/// `null` and `read-only` are empty.
+pub(crate) struct TestServer {
+    pub(crate) address: ListenAddress,
+    pub(crate) count: ConnectionCount,
+    thread: Option<LaneThread>,
+    _folder: tempfile::TempDir,
+}
+
+impl TestServer {
+    pub(crate) fn start() -> Self {
+        Self::start_with(Limits::default())
+    }
+
+    pub(crate) fn start_with(limits: Limits) -> Self {
+        let folder = tempfile::tempdir().expect("folder");
+        let address = ListenAddress::Unix(folder.path().join("nbd"));
+        let listener = Listener::bind(&address).expect("listener");
+        Self::start_on(folder, listener, limits, ConnectionCount::default())
+    }
+
+    pub(crate) fn start_on(
+        folder: tempfile::TempDir,
+        listener: Arc<Listener>,
+        limits: Limits,
+        count: ConnectionCount,
+    ) -> Self {
+        let address = listener.address().clone();
+        count_panics();
+        let lane_count = count.clone();
+        let setup = move |lane_loop: &LaneLoop| {
+            let (lane, ring) = (lane_loop.lane(), lane_loop.ring());
+            let memory: Rc<dyn Target> = Rc::new(MemoryTarget(MemoryDisk::new(DISK)));
+            let later = Rc::new(LaterTarget::new(lane.clone(), memory.clone()));
+            let exports = ExportList::new(vec![
+                ("memory".into(), memory),
+                ("later".into(), later.clone()),
+                ("null".into(), Rc::new(NullTarget::new(1 << 40, false))),
+                ("read-only".into(), Rc::new(NullTarget::new(DISK, true))),
+            ]);
+            let server =
+                Server::serve(lane, ring, &[listener], Rc::new(exports), limits, lane_count);
+            let server = RefCell::new(Some(server));
+            STATE.set(Some(Rc::new(State { lane: lane_loop.clone(), later, server })));
+            Cleaner
+        };
+        let clock = Arc::new(MonotonicClock::new());
+        let thread = LaneThread::spawn(LANE_NAME, LaneId(0), clock, LaneOptions::default(), setup);
+        let thread = Some(thread.expect("the lane starts"));
+        TestServer { address, count, thread, _folder: folder }
+    }
+
+    pub(crate) fn path(&self) -> PathBuf {
+        match &self.address {
+            ListenAddress::Unix(path) => path.clone(),
+            ListenAddress::Tcp { .. } => panic!("not a unix socket"),
+        }
+    }
+
+    /// Runs `job` on the lane and waits for its result.
+    pub(crate) fn on_lane<R: Send + 'static>(
+        &self,
+        job: impl FnOnce(&State) -> R + Send + 'static,
+    ) -> R {
+        let (send, receive) = mpsc::channel();
+        self.thread.as_ref().expect("a lane").remote().run(move |_| {
+            let state = STATE.with_borrow(|state| state.clone()).expect("state");
+            let _ = send.send(job(&state));
+        });
+        receive.recv().expect("the lane runs")
+    }
+
+    pub(crate) fn wait_until(&self, condition: impl Fn(&State) -> bool + Send + Clone + 'static) {
+        while !self.on_lane(condition.clone()) {
+            std::thread::yield_now();
+        }
+    }
+
+    pub(crate) fn clients(&self) -> usize {
+        self.on_lane(|state| state.server.borrow().as_ref().map_or(0, Server::clients))
+    }
+
+    pub(crate) fn wait_until_empty(&self) {
+        // A place stays taken as long as requests are in flight.
+        while self.clients() + self.count.get() > 0 {
+            std::thread::yield_now();
+        }
+    }
+
+    /// Starts the server's stop; the lane ends with it.
+    pub(crate) fn begin_stop(&self) {
+        self.on_lane(move |state| {
+            let Some(server) = state.server.take() else { return };
+            let lane = state.lane.clone();
+            state.lane.lane().spawn(async move {
+                server.stop().await;
+                lane.stop();
+            });
+        });
+    }
+
+    pub(crate) fn join(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            thread.join().expect("the lane does not panic");
+            assert_eq!(PANICS.load(Ordering::SeqCst), 0, "a task on a lane panicked");
+        }
+    }
+
+    pub(crate) fn connect(&self) -> Client {
+        Client::handshake(UnixStream::connect(self.path()).expect("connect"))
+    }
+
+    pub(crate) fn open(&self, export: &str, structured: bool) -> Client {
+        let mut client = self.connect();
+        client.go(export, structured);
+        client
+    }
+}
+
+impl Drop for TestServer {
+    fn drop(&mut self) {
+        if self.thread.is_some() && !std::thread::panicking() {
+            self.on_lane(|state| state.later.release());
+            self.begin_stop();
+            self.join();
+        }
+    }
+}
+
+/// One reply to a request.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Reply {
+    pub(crate) cookie: u64,
+    pub(crate) error: u32,
+    pub(crate) data: Vec<u8>,
+}
+
+pub(crate) struct Client<S = UnixStream> {
+    pub(crate) stream: S,
+    pub(crate) size: u64,
+    pub(crate) flags: u16,
+    structured: bool,
+    reads: HashMap<u64, (u64, u32)>,
+    next_cookie: u64,
+}
+
+impl<S: Read + Write> Client<S> {
+    pub(crate) fn handshake(mut stream: S) -> Self {
+        let mut greeting = [0; 18];
+        stream.read_exact(&mut greeting).expect("greeting");
+        assert_eq!(greeting, *b"NBDMAGICIHAVEOPT\0\x03");
+        stream.write_all(&3u32.to_be_bytes()).expect("flags");
+        let reads = HashMap::new();
+        Client { stream, size: 0, flags: 0, structured: false, reads, next_cookie: 1 }
+    }
+
+    fn u16(&mut self) -> u16 {
+        let mut bytes = [0; 2];
+        self.stream.read_exact(&mut bytes).expect("two bytes");
+        u16::from_be_bytes(bytes)
+    }
+
+    fn u32(&mut self) -> u32 {
+        let mut bytes = [0; 4];
+        self.stream.read_exact(&mut bytes).expect("four bytes");
+        u32::from_be_bytes(bytes)
+    }
+
+    fn u64(&mut self) -> u64 {
+        let mut bytes = [0; 8];
+        self.stream.read_exact(&mut bytes).expect("eight bytes");
+        u64::from_be_bytes(bytes)
+    }
+
+    pub(crate) fn bytes(&mut self, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        self.stream.read_exact(&mut bytes).expect("bytes");
+        bytes
+    }
+
+    pub(crate) fn send_option(&mut self, option: u32, data: &[u8]) {
+        let mut bytes = OPTION_MAGIC.to_be_bytes().to_vec();
+        bytes.extend_from_slice(&option.to_be_bytes());
+        bytes.extend_from_slice(&(data.len() as u32).to_be_bytes());
+        bytes.extend_from_slice(data);
+        self.stream.write_all(&bytes).expect("option");
+    }
+
+    /// Replies up to the last one.
+    pub(crate) fn option_replies(&mut self, option: u32) -> Vec<(u32, Vec<u8>)> {
+        let mut replies = Vec::new();
+        loop {
+            assert_eq!(self.u64(), OPTION_REPLY_MAGIC);
+            assert_eq!(self.u32(), option);
+            let (kind, len) = (self.u32(), self.u32());
+            let data = self.bytes(len as usize);
+            replies.push((kind, data));
+            if kind == option_reply::ACK || kind >> 31 == 1 {
+                return replies;
+            }
+        }
+    }
+
+    pub(crate) fn go(&mut self, export: &str, structured: bool) {
+        let name = [&(export.len() as u32).to_be_bytes(), export.as_bytes()].concat();
+        if structured {
+            self.send_option(option::STRUCTURED_REPLY, &[]);
+            self.option_replies(option::STRUCTURED_REPLY);
+            let query = [&15u32.to_be_bytes()[..], b"base:allocation"].concat();
+            let data = [&name, &1u32.to_be_bytes()[..], &query].concat();
+            self.send_option(option::SET_META_CONTEXT, &data);
+            assert_eq!(self.option_replies(option::SET_META_CONTEXT).len(), 2);
+            self.structured = true;
+        }
+        self.send_option(option::GO, &[&name, &[0, 0][..]].concat());
+        let replies = self.option_replies(option::GO);
+        assert_eq!(replies.last().map(|(kind, _)| *kind), Some(option_reply::ACK));
+        let export = &replies[0].1;
+        self.size = u64::from_be_bytes(export[2..10].try_into().expect("size"));
+        self.flags = u16::from_be_bytes(export[10..12].try_into().expect("flags"));
+    }
+
+    /// Sends a request and gives its cookie.
+    pub(crate) fn send(
+        &mut self,
+        command: u16,
+        flags: u16,
+        offset: u64,
+        len: u32,
+        data: &[u8],
+    ) -> u64 {
+        let (cookie, bytes) = self.encode(command, flags, offset, len);
+        self.stream.write_all(&[&bytes, data].concat()).expect("request");
+        cookie
+    }
+
+    pub(crate) fn encode(
+        &mut self,
+        command: u16,
+        flags: u16,
+        offset: u64,
+        len: u32,
+    ) -> (u64, Vec<u8>) {
+        let cookie = self.next_cookie;
+        self.next_cookie += 1;
+        let header = RequestHeader {
+            magic: U32::new(REQUEST_MAGIC),
+            flags: U16::new(flags),
+            command: U16::new(command),
+            cookie: U64::new(cookie),
+            offset: U64::new(offset),
+            len: U32::new(len),
+        };
+        if command == command::READ {
+            self.reads.insert(cookie, (offset, len));
+        }
+        (cookie, header.as_bytes().to_vec())
+    }
+
+    /// The next reply, whatever its form.
+    pub(crate) fn reply(&mut self) -> Reply {
+        let magic = self.u32();
+        if magic == SIMPLE_REPLY_MAGIC {
+            let (error, cookie) = (self.u32(), self.u64());
+            let read = self.reads.remove(&cookie);
+            assert!(!(self.structured && read.is_some()), "a read is answered in chunks");
+            let len = read.filter(|_| error == 0).map_or(0, |(_, len)| len);
+            return Reply { cookie, error, data: self.bytes(len as usize) };
+        }
+        assert_eq!(magic, CHUNK_MAGIC);
+        assert!(self.structured);
+        assert_eq!(self.u16(), chunk::FLAG_DONE);
+        let (kind, cookie, len) = (self.u16(), self.u64(), self.u32());
+        let read = self.reads.remove(&cookie);
+        let mut error = 0;
+        let data = match kind {
+            chunk::NONE => Vec::new(),
+            chunk::OFFSET_DATA => {
+                assert_eq!(read, Some((self.u64(), len - 8)));
+                self.bytes(len as usize - 8)
+            }
+            chunk::BLOCK_STATUS => {
+                assert_eq!(self.u32(), allocation::ID);
+                self.bytes(len as usize - 4)
+            }
+            chunk::ERROR => {
+                error = self.u32();
+                let text = self.u16() as usize;
+                assert_eq!(text + 6, len as usize);
+                String::from_utf8(self.bytes(text)).expect("UTF-8");
+                Vec::new()
+            }
+            other => panic!("chunk of kind {other}"),
+        };
+        Reply { cookie, error, data }
+    }
+
+    /// One request and its reply: the data, or the error.
+    pub(crate) fn ask(
+        &mut self,
+        command: u16,
+        flags: u16,
+        offset: u64,
+        len: u32,
+        data: &[u8],
+    ) -> Result<Vec<u8>, u32> {
+        let cookie = self.send(command, flags, offset, len, data);
+        let reply = self.reply();
+        assert_eq!(reply.cookie, cookie);
+        if reply.error == 0 { Ok(reply.data) } else { Err(reply.error) }
+    }
+
+    pub(crate) fn read(&mut self, offset: u64, len: u32) -> Result<Vec<u8>, u32> {
+        self.ask(command::READ, 0, offset, len, &[])
+    }
+
+    pub(crate) fn write(&mut self, offset: u64, data: &[u8]) -> Result<Vec<u8>, u32> {
+        self.ask(command::WRITE, 0, offset, data.len() as u32, data)
+    }
+
+    /// Whether the server has closed the connection: nothing comes any more.
+    pub(crate) fn is_closed(&mut self) -> bool {
+        matches!(self.stream.read(&mut [0; 1]), Ok(0) | Err(_))
+    }
+}
+
+/// Bytes that differ from place to place.
+pub(crate) fn pattern(seed: u64, len: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut bytes = Vec::with_capacity(len + 8);
+    while bytes.len() < len {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        bytes.extend_from_slice(&state.to_le_bytes());
+    }
+    bytes.truncate(len);
+    bytes
+}

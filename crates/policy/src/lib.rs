@@ -1,0 +1,24 @@
+//! Decisions only: what goes round the cache, what leaves it, and what is written back when.
+//!
+//! Nothing here does I/O, reads a clock or draws randomness of its own: time is handed in as
+//! [`forebay_core::Nanos`], randomness as a seeded [`fastrand::Rng`]. The same calls in the same
+//! order give the same answers, which is what lets the simulator replay a run.
+//!
+//! - [`sequential`]: how far a stream has run, for the sequential cut-off
+//! - [`admission`]: whether a block may enter, and the reasons why a request goes round the cache
+//! - [`replacement`]: which segment is reclaimed and which of its blocks are carried on
+//! - [`writeback`]: when dirty blocks are written back, and how urgently
+//! - [`sweep`]: in which order they are written back
+#![forbid(unsafe_code)]
+
+pub mod admission;
+pub mod replacement;
+pub mod sequential;
+pub mod sweep;
+pub mod writeback;
+
+pub use admission::{Admission, AdmissionVerdict, Always, BypassReason};
+pub use replacement::{Age, EpochClock, HitRule, ReinsertBudget, Replacement, SegmentInfo, build};
+pub use sequential::SequentialCutoff;
+pub use sweep::{DirtyMap, SweepPlanner, Window, merge_runs};
+pub use writeback::{Decision, DirtyState, Pacer, Trigger, Urgency, WritebackSettings};

@@ -1,0 +1,269 @@
+//! How far sequential streams have run, so that long ones can go round the cache.
+//!
+//! A disk is good at long sequential transfers and a cache that takes them in loses what it is
+//! for. The idea, the default threshold of 4 MiB and the table of recent streams with their
+//! expected next addresses are bcache's (`sequential_cutoff`, 128 streams); what counts as a
+//! continuation is decided here:
+//!
+//! - A request continues a stream when it starts exactly at the stream's end.
+//! - Requests that were in flight together may arrive in another order. A request that starts one
+//!   to three times its own length after the end still continues the stream and leaves a hole. One
+//!   that starts as far before the end must fill a hole.
+//! - A stream with more than four requests' worth of holes is no stream (a stride, or chance), and
+//!   neither is one that reads or writes the same place twice. Either starts again from nothing.
+//!   This is what keeps random I/O on a small hot area, where every address is near the end of
+//!   some stream, from being taken for streams.
+//! - Reads and writes are separate streams: a program that rewrites a range in place reads and
+//!   writes the same addresses, which would look like using them twice.
+//!
+//! A run is what the stream had covered *before* the request, so a single request is never a
+//! stream, however large it is.
+//!
+//! One table per volume and lane, without locks. A stream that a client spreads over connections
+//! on several lanes is a stream on each of them only where each sees neighbouring requests.
+
+/// Streams that are remembered unless said otherwise.
+pub const DEFAULT_STREAMS: usize = 256;
+
+/// Threshold unless said otherwise: 4 MiB, as in bcache.
+pub const DEFAULT_THRESHOLD: u64 = 4 << 20;
+
+/// Holes that a stream may have at a time, in lengths of the present request.
+const MAX_HOLES: u64 = 4;
+
+/// How far from the end of a stream a request may start, in lengths of the request.
+const MAX_DISTANCE: u64 = 3;
+
+const NONE: u16 = u16::MAX;
+
+/// What the stream that a request continues has run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Verdict {
+    /// Bytes of the stream before this request; 0 when it continues none.
+    pub run: u64,
+}
+
+impl Verdict {
+    /// Whether the request goes round the cache under a threshold of `threshold` bytes; 0 is never.
+    pub fn bypass(self, threshold: u64) -> bool {
+        threshold != 0 && self.run >= threshold
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Stream {
+    /// The offset at which the next request is expected, in bytes.
+    end: u64,
+    /// Bytes covered so far.
+    run: u64,
+    /// Bytes before `end` that were jumped over and have not come since.
+    holes: u64,
+    is_write: bool,
+    /// Next in the chain of the same hash bucket.
+    chain: u16,
+    /// Neighbours in the order of last use.
+    newer: u16,
+    older: u16,
+}
+
+/// A table of the streams that continued last. Memory is fixed: about 64 bytes per stream.
+#[derive(Debug)]
+pub struct SequentialCutoff {
+    streams: Vec<Stream>,
+    capacity: usize,
+    buckets: Vec<u16>,
+    shift: u32,
+    newest: u16,
+    oldest: u16,
+}
+
+impl SequentialCutoff {
+    /// A table of `streams` streams, at least 1 and at most 32768.
+    pub fn new(streams: usize) -> Self {
+        let capacity = streams.clamp(1, 1 << 15);
+        // Most lookups are for streams that are not there: nearly all buckets are to be empty.
+        let buckets = (capacity * 8).next_power_of_two();
+        SequentialCutoff {
+            streams: Vec::with_capacity(capacity),
+            capacity,
+            buckets: vec![NONE; buckets],
+            shift: 64 - buckets.trailing_zeros(),
+            newest: NONE,
+            oldest: NONE,
+        }
+    }
+
+    /// Takes note of a request for `len` bytes at `offset` and tells what its stream had run
+    /// before it.
+    pub fn observe(&mut self, op_is_write: bool, offset: u64, len: u64) -> Verdict {
+        let Some(end) = offset.checked_add(len).filter(|_| len > 0) else {
+            return Verdict { run: 0 };
+        };
+        if let Some(found) = self.find(op_is_write, offset) {
+            return self.go_on(found, end, len, 0);
+        }
+        for requests in 1..=MAX_DISTANCE {
+            let distance = len.saturating_mul(requests);
+            if let Some(found) =
+                offset.checked_sub(distance).and_then(|at| self.find(op_is_write, at))
+            {
+                return self.go_on(found, end, len, distance);
+            }
+            if let Some(found) =
+                offset.checked_add(distance).and_then(|at| self.find(op_is_write, at))
+            {
+                return self.fill_hole(found, len);
+            }
+        }
+        self.start(op_is_write, end, len);
+        Verdict { run: 0 }
+    }
+
+    /// The stream goes on, after `gap` bytes that have not been seen.
+    fn go_on(&mut self, slot: u16, end: u64, len: u64, gap: u64) -> Verdict {
+        // Another stream may already end here: this one came through its data, and replaces it.
+        let is_write = self.streams[slot as usize].is_write;
+        if let Some(other) = self.find(is_write, end) {
+            self.unchain(other);
+            self.demote(other);
+        }
+        self.unchain(slot);
+        let stream = &mut self.streams[slot as usize];
+        let before = stream.run;
+        stream.end = end;
+        stream.holes = stream.holes.saturating_add(gap);
+        let real = stream.holes <= len.saturating_mul(MAX_HOLES);
+        if real {
+            stream.run = before.saturating_add(len);
+        } else {
+            stream.run = len;
+            stream.holes = 0;
+        }
+        self.chain(slot);
+        self.promote(slot);
+        Verdict { run: if real { before } else { 0 } }
+    }
+
+    /// A request before the end of a stream: late, or for a second time.
+    fn fill_hole(&mut self, slot: u16, len: u64) -> Verdict {
+        let stream = &mut self.streams[slot as usize];
+        let before = stream.run;
+        let late = stream.holes >= len;
+        if late {
+            stream.holes -= len;
+            stream.run = before.saturating_add(len);
+        } else {
+            stream.holes = 0;
+            stream.run = len;
+        }
+        self.promote(slot);
+        Verdict { run: if late { before } else { 0 } }
+    }
+
+    fn start(&mut self, is_write: bool, end: u64, len: u64) {
+        let stream =
+            Stream { end, run: len, holes: 0, is_write, chain: NONE, newer: NONE, older: NONE };
+        let slot = if self.streams.len() < self.capacity {
+            self.streams.push(stream);
+            let slot = (self.streams.len() - 1) as u16;
+            self.link_newest(slot);
+            slot
+        } else {
+            let slot = self.oldest;
+            self.unchain(slot);
+            self.promote(slot);
+            let place = &mut self.streams[slot as usize];
+            *place = Stream { newer: place.newer, older: place.older, ..stream };
+            slot
+        };
+        self.chain(slot);
+    }
+
+    fn bucket(&self, is_write: bool, end: u64) -> usize {
+        // Fibonacci hashing; the direction only has to change the bucket.
+        let key = end.wrapping_add(u64::from(is_write));
+        (key.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> self.shift) as usize
+    }
+
+    fn find(&self, is_write: bool, end: u64) -> Option<u16> {
+        let mut slot = self.buckets[self.bucket(is_write, end)];
+        while slot != NONE {
+            let stream = &self.streams[slot as usize];
+            if stream.end == end && stream.is_write == is_write {
+                return Some(slot);
+            }
+            slot = stream.chain;
+        }
+        None
+    }
+
+    fn chain(&mut self, slot: u16) {
+        let stream = self.streams[slot as usize];
+        let bucket = self.bucket(stream.is_write, stream.end);
+        self.streams[slot as usize].chain = self.buckets[bucket];
+        self.buckets[bucket] = slot;
+    }
+
+    /// Takes a stream out of its hash chain; one that is in none is left alone.
+    fn unchain(&mut self, slot: u16) {
+        let stream = self.streams[slot as usize];
+        let bucket = self.bucket(stream.is_write, stream.end);
+        let mut at = self.buckets[bucket];
+        if at == slot {
+            self.buckets[bucket] = stream.chain;
+            return;
+        }
+        while at != NONE {
+            let next = self.streams[at as usize].chain;
+            if next == slot {
+                self.streams[at as usize].chain = stream.chain;
+                return;
+            }
+            at = next;
+        }
+    }
+
+    fn unlink(&mut self, slot: u16) {
+        let Stream { newer, older, .. } = self.streams[slot as usize];
+        match newer {
+            NONE => self.newest = older,
+            _ => self.streams[newer as usize].older = older,
+        }
+        match older {
+            NONE => self.oldest = newer,
+            _ => self.streams[older as usize].newer = newer,
+        }
+    }
+
+    fn link_newest(&mut self, slot: u16) {
+        let stream = &mut self.streams[slot as usize];
+        (stream.newer, stream.older) = (NONE, self.newest);
+        match self.newest {
+            NONE => self.oldest = slot,
+            newest => self.streams[newest as usize].newer = slot,
+        }
+        self.newest = slot;
+    }
+
+    fn promote(&mut self, slot: u16) {
+        if self.newest != slot {
+            self.unlink(slot);
+            self.link_newest(slot);
+        }
+    }
+
+    /// Makes a stream the next to be replaced.
+    fn demote(&mut self, slot: u16) {
+        if self.oldest != slot {
+            self.unlink(slot);
+            let stream = &mut self.streams[slot as usize];
+            (stream.newer, stream.older) = (self.oldest, NONE);
+            let oldest = self.oldest;
+            self.streams[oldest as usize].older = slot;
+            self.oldest = slot;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

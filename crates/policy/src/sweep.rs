@@ -1,0 +1,317 @@
+//! In which order dirty blocks are written back: across the origin in one direction.
+//!
+//! A disk is fastest when its head moves one way, so writeback goes through the origin in ascending
+//! order and starts again at the beginning (the circular elevator, C-SCAN: Seaman, Lind and Wilson,
+//! IBM Systems Journal 1966; bcache walks its index likewise). The index is a hash table and has no
+//! order; [`DirtyMap`] is a coarse histogram that tells where dirty blocks are, and
+//! [`SweepPlanner`] turns it into windows that are small enough to be collected and sorted. Within
+//! a window [`merge_runs`] makes one origin write of neighbours.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use forebay_core::{BlockSize, OriginBlock};
+
+/// Regions of a [`DirtyMap`] unless said otherwise; 16 KiB of counters.
+pub const DEFAULT_REGIONS: usize = 4096;
+
+/// How many dirty blocks each region of one volume's origin holds.
+///
+/// Updated on the data path by any lane: one relaxed atomic addition. Counts are a guide and not
+/// a truth: while lanes race, a reader may see a block counted in neither state or in both.
+#[derive(Debug)]
+pub struct DirtyMap {
+    counts: Box<[AtomicU32]>,
+    shift: u32,
+}
+
+impl DirtyMap {
+    /// A map of an origin of `origin_blocks` blocks in at most `regions` regions (at least 1),
+    /// each a power of two of blocks.
+    ///
+    /// Blocks beyond the end (the origin grew) count towards the last region.
+    pub fn new(origin_blocks: u64, regions: usize) -> Self {
+        let wanted = regions.max(1) as u64;
+        let last = origin_blocks.saturating_sub(1);
+        let mut shift = 0;
+        while last >> shift >= wanted {
+            shift += 1;
+        }
+        let counts = (0..=(last >> shift)).map(|_| AtomicU32::new(0)).collect();
+        DirtyMap { counts, shift }
+    }
+
+    /// Number of regions.
+    pub fn regions(&self) -> usize {
+        self.counts.len()
+    }
+
+    /// A block became dirty that was not.
+    #[inline]
+    pub fn add(&self, block: OriginBlock) {
+        self.counts[self.region_of(block)].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A block is no longer dirty that was.
+    #[inline]
+    pub fn sub(&self, block: OriginBlock) {
+        self.counts[self.region_of(block)].fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Dirty blocks in a region, or 0 if there is no such region.
+    pub fn dirty_in(&self, region: usize) -> u32 {
+        let count = self.counts.get(region).map_or(0, |count| count.load(Ordering::Relaxed));
+        // Below zero for a moment when one lane's subtraction overtakes another's addition.
+        if count > i32::MAX as u32 { 0 } else { count }
+    }
+
+    /// Dirty blocks in all regions.
+    pub fn total(&self) -> u64 {
+        (0..self.regions()).map(|region| u64::from(self.dirty_in(region))).sum()
+    }
+
+    #[inline]
+    fn region_of(&self, block: OriginBlock) -> usize {
+        let region = block.0 >> self.shift;
+        region.min(self.counts.len() as u64 - 1) as usize
+    }
+
+    fn start_of(&self, region: usize) -> u64 {
+        (region as u64) << self.shift
+    }
+
+    /// The first block after a region; nothing is after the last.
+    fn end_of(&self, region: usize) -> u64 {
+        if region + 1 == self.regions() { u64::MAX } else { self.start_of(region + 1) }
+    }
+}
+
+/// A stretch of the origin whose dirty blocks are collected, sorted and written together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// The blocks of the window; the end is not part of it.
+    pub blocks: Range<OriginBlock>,
+    /// How many of them are dirty, by the map: exact where the window is whole regions.
+    pub expected: u32,
+    /// Whether the sweep came round to the beginning of the origin for this window.
+    pub wrapped: bool,
+}
+
+/// Goes through an origin window by window, upwards, and round again.
+#[derive(Clone, Debug, Default)]
+pub struct SweepPlanner {
+    next: u64,
+}
+
+impl SweepPlanner {
+    /// A sweep that begins at the beginning of the origin.
+    pub fn new() -> Self {
+        SweepPlanner::default()
+    }
+
+    /// The next window with dirty blocks, or `None` if there are none.
+    ///
+    /// A window is whole regions with `max_dirty` dirty blocks at most. A region that has more by
+    /// itself is cut into equal parts in the hope that its blocks are spread evenly; whoever
+    /// collects them stops at `max_dirty` of the lowest and says so with
+    /// [`SweepPlanner::resume_at`].
+    pub fn next_window(&mut self, map: &DirtyMap, max_dirty: u32) -> Option<Window> {
+        if let Some(window) = self.from(map, self.next, max_dirty.max(1)) {
+            return Some(window);
+        }
+        let mut window = self.from(map, 0, max_dirty.max(1))?;
+        window.wrapped = true;
+        Some(window)
+    }
+
+    /// Goes on at `block`, because the last window was not finished.
+    pub fn resume_at(&mut self, block: OriginBlock) {
+        self.next = block.0;
+    }
+
+    fn from(&mut self, map: &DirtyMap, begin: u64, max_dirty: u32) -> Option<Window> {
+        if begin == u64::MAX {
+            return None;
+        }
+        let here = map.region_of(OriginBlock(begin));
+        let first = (here..map.regions()).find(|&region| map.dirty_in(region) > 0)?;
+        let start = begin.max(map.start_of(first));
+        let mut dirty = map.dirty_in(first);
+        let mut end = map.end_of(first);
+        if dirty > max_dirty {
+            // The last region may be open-ended; its nominal size is what is cut.
+            let part = ((1u64 << map.shift) / u64::from(dirty.div_ceil(max_dirty))).max(1);
+            if start + part < map.start_of(first) + (1u64 << map.shift) {
+                end = start + part;
+            }
+            dirty = max_dirty;
+        } else {
+            for region in first + 1..map.regions() {
+                let sum = dirty.saturating_add(map.dirty_in(region));
+                if sum > max_dirty {
+                    break;
+                }
+                if sum > dirty {
+                    end = map.end_of(region);
+                }
+                dirty = sum;
+            }
+        }
+        self.next = end;
+        let blocks = OriginBlock(start)..OriginBlock(end);
+        Some(Window { blocks, expected: dirty, wrapped: false })
+    }
+}
+
+/// Cuts ascending `blocks` into runs of neighbours that make one origin write each.
+///
+/// Yields ranges of positions in `blocks`, so that what belongs to a block can be found. A run has
+/// `max_bytes` bytes at most, but at least one block. Blocks that are out of order or listed twice
+/// begin a run of their own.
+pub fn merge_runs(
+    blocks: &[OriginBlock],
+    block_size: BlockSize,
+    max_bytes: u32,
+) -> impl Iterator<Item = Range<usize>> {
+    let most = (u64::from(max_bytes) >> block_size.shift()).max(1) as usize;
+    let mut at = 0;
+    std::iter::from_fn(move || {
+        let rest = blocks.get(at..).filter(|rest| !rest.is_empty())?;
+        let neighbours = rest
+            .windows(2)
+            .take(most - 1)
+            .take_while(|pair| pair[0].0.checked_add(1) == Some(pair[1].0));
+        let run = at..at + 1 + neighbours.count();
+        at = run.end;
+        Some(run)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn regions_cover_the_origin_and_what_lies_beyond() {
+        for (blocks, wanted, regions) in [
+            (0, 4, 1),
+            (1, 4, 1),
+            (4, 4, 4),
+            (5, 4, 3),
+            (4096, 4096, 4096),
+            (4097, 4096, 2049),
+            (u64::MAX, 4096, 4096),
+            (100, 0, 1),
+        ] {
+            let map = DirtyMap::new(blocks, wanted);
+            assert_eq!(map.regions(), regions, "{blocks} blocks");
+            for block in [0, blocks / 2, blocks.saturating_sub(1), blocks, u64::MAX] {
+                map.add(OriginBlock(block));
+            }
+            assert_eq!(map.total(), 5);
+            for block in [0, blocks / 2, blocks.saturating_sub(1), blocks, u64::MAX] {
+                map.sub(OriginBlock(block));
+            }
+            assert_eq!(map.total(), 0);
+        }
+    }
+
+    #[test]
+    fn a_subtraction_that_comes_first_reads_as_nothing() {
+        let map = DirtyMap::new(100, 10);
+        map.sub(OriginBlock(3));
+        assert_eq!((map.dirty_in(0), map.total()), (0, 0));
+        map.add(OriginBlock(3));
+        assert_eq!(map.total(), 0);
+    }
+
+    #[test]
+    fn nothing_dirty_is_no_window() {
+        let map = DirtyMap::new(1 << 20, 4096);
+        assert_eq!(SweepPlanner::new().next_window(&map, 100), None);
+    }
+
+    /// One sweep meets every dirty block once, upwards, and the next begins again.
+    #[test]
+    fn a_sweep_covers_every_dirty_block_once() {
+        for (blocks, regions, dirty, max) in [
+            (1u64 << 16, 256, 1000, 64),
+            (1 << 16, 16, 5000, 64),
+            (1000, 4096, 300, 7),
+            (1 << 30, 4096, 2000, 500),
+            (1 << 16, 256, 1000, 0),
+            (50_000, 7, 1, 10),
+        ] {
+            let map = DirtyMap::new(blocks, regions);
+            let mut rng = fastrand::Rng::with_seed(blocks ^ u64::from(max));
+            let mut all: Vec<u64> = (0..dirty).map(|_| rng.u64(..blocks)).collect();
+            all.sort_unstable();
+            all.dedup();
+            all.iter().for_each(|&block| map.add(OriginBlock(block)));
+            let mut planner = SweepPlanner::new();
+            for round in 0..3 {
+                let mut met: Vec<u64> = Vec::new();
+                let mut last_end = 0;
+                while met.len() < all.len() {
+                    let window = planner.next_window(&map, max).expect("something is dirty");
+                    assert_eq!(window.wrapped, round > 0 && met.is_empty());
+                    assert!(window.blocks.start.0 >= last_end, "the sweep went back");
+                    assert!(window.blocks.start < window.blocks.end);
+                    assert!(window.expected <= max.max(1));
+                    last_end = window.blocks.end.0;
+                    met.extend(
+                        all.iter().filter(|&&block| window.blocks.contains(&OriginBlock(block))),
+                    );
+                }
+                assert_eq!(met, all);
+                // Parts of a cut region after its last block may still follow; end the round.
+                planner.resume_at(OriginBlock(u64::MAX));
+            }
+        }
+    }
+
+    #[test]
+    fn whole_regions_never_hold_more_than_asked_for() {
+        let map = DirtyMap::new(1 << 12, 1 << 6);
+        for block in (0..1 << 12).step_by(3) {
+            map.add(OriginBlock(block));
+        }
+        let mut planner = SweepPlanner::new();
+        for _ in 0..1000 {
+            let window = planner.next_window(&map, 50).expect("dirty");
+            let truth = (window.blocks.start.0..window.blocks.end.0.min(1 << 12))
+                .filter(|block| block % 3 == 0)
+                .count();
+            assert!(truth <= 50 && truth == window.expected as usize);
+        }
+    }
+
+    #[test]
+    fn an_unfinished_window_is_resumed() {
+        let map = DirtyMap::new(1 << 20, 1);
+        for block in 0..100 {
+            map.add(OriginBlock(block));
+        }
+        let mut planner = SweepPlanner::new();
+        let window = planner.next_window(&map, 10).expect("dirty");
+        assert!(window.blocks.contains(&OriginBlock(99)));
+        planner.resume_at(OriginBlock(10));
+        assert_eq!(planner.next_window(&map, 10).expect("dirty").blocks.start, OriginBlock(10));
+    }
+
+    #[test]
+    fn neighbours_are_merged_up_to_the_limit() {
+        let merged = |blocks: &[u64], max| -> Vec<Range<usize>> {
+            let blocks: Vec<OriginBlock> = blocks.iter().copied().map(OriginBlock).collect();
+            merge_runs(&blocks, BlockSize::DEFAULT, max).collect()
+        };
+        assert_eq!(merged(&[], 1 << 20), []);
+        assert_eq!(merged(&[7, 8], 0), [0..1, 1..2]);
+        assert_eq!(merged(&[1, 2, 3, 5, 6, 9], 1 << 20), [0..3, 3..5, 5..6]);
+        assert_eq!(merged(&[1, 2, 3, 4, 5], 8192), [0..2, 2..4, 4..5]);
+        assert_eq!(merged(&[1, 2, 3], 4096), [0..1, 1..2, 2..3]);
+        assert_eq!(merged(&[1, 2, 3], 12_287), [0..2, 2..3]);
+        assert_eq!(merged(&[4, 4, 5, 2, 3], 1 << 20), [0..1, 1..3, 3..5]);
+        assert_eq!(merged(&[u64::MAX - 1, u64::MAX, 0], u32::MAX), [0..2, 2..3]);
+    }
+}

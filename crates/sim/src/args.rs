@@ -1,0 +1,176 @@
+//! The command line.
+#![allow(unreachable_pub, reason = "a module of the binary")]
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use clap::Parser;
+use forebay_sim::engine::Engine;
+use forebay_sim::profile::Weather;
+use forebay_sim::subject::{Instance, LocalFuture, Machine, Subject};
+use forebay_sim::toy::{Toy, ToyBug};
+use forebay_sim::world::RunOptions;
+use forebay_store::PlantedBug;
+
+/// Runs the whole engine on simulated disks under a virtual clock, with crashes and faults, and
+/// judges every answer.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "forebay-sim", version)]
+pub struct Args {
+    /// Run this one seed; the same seed takes the same steps and ends with the same trace hash
+    #[arg(long, value_name = "N", conflicts_with_all = ["seeds", "start", "seconds"])]
+    pub seed: Option<u64>,
+
+    /// Run so many seeds (default 100, or no limit if --seconds is given)
+    #[arg(long, value_name = "N")]
+    pub seeds: Option<u64>,
+
+    /// The first seed
+    #[arg(long, value_name = "S", default_value_t = 1)]
+    pub start: u64,
+
+    /// Start no new seed after so many seconds
+    #[arg(long, value_name = "T")]
+    pub seconds: Option<u64>,
+
+    /// Threads; each runs whole seeds
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    pub jobs: usize,
+
+    /// Start no new seed after so many failures
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    pub max_failures: usize,
+
+    /// Print every event (with --seed)
+    #[arg(long, requires = "seed")]
+    pub trace: bool,
+
+    /// Print the report as JSON
+    #[arg(long)]
+    pub json: bool,
+
+    /// Print no progress
+    #[arg(long)]
+    pub quiet: bool,
+
+    /// Exit with 0 if a promise was broken and with 1 if not
+    #[arg(long)]
+    pub expect_failure: bool,
+
+    /// Switch on a known bug (see --planted for their names)
+    #[arg(long, value_name = "NAME")]
+    pub plant: Option<String>,
+
+    /// Have this kind of trouble instead of what the seed chooses: crashes, origin-errors,
+    /// cache-errors or damage
+    #[arg(long, value_name = "KIND", value_parser = weather)]
+    pub weather: Option<Weather>,
+
+    /// Run the toy system without a cache instead of the engine
+    #[arg(long)]
+    pub toy: bool,
+
+    /// Run each planted bug until it is found, and print how long that took
+    #[arg(long, conflicts_with_all = ["seed", "plant", "toy"])]
+    pub planted: bool,
+}
+
+impl Args {
+    /// The limit of `--seconds`.
+    pub fn time(&self) -> Option<Duration> {
+        self.seconds.map(Duration::from_secs)
+    }
+
+    /// How each seed is run.
+    pub fn run_options(&self) -> RunOptions {
+        RunOptions { print: self.trace, weather: self.weather }
+    }
+
+    /// What a replay of a seed needs besides its number.
+    pub fn replay_arguments(&self, choice: Choice) -> String {
+        let weather = self.weather.map(|weather| format!(" --weather {}", weather.name()));
+        choice.arguments() + &weather.unwrap_or_default()
+    }
+
+    /// What is to be run.
+    pub fn choice(&self) -> Result<Choice, String> {
+        let Some(name) = &self.plant else {
+            return Ok(if self.toy { Choice::Toy(None) } else { Choice::Engine(None) });
+        };
+        let known = Choice::planted();
+        known.iter().find(|choice| choice.name() == *name).copied().ok_or_else(|| {
+            let names: Vec<_> = known.iter().map(Choice::name).collect();
+            format!("'{name}' is not a planted bug of this build; choose one of {}", names.join(", "))
+        })
+    }
+}
+
+/// A system under test.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Choice {
+    /// The engine, perhaps with a bug.
+    Engine(Option<PlantedBug>),
+    /// The toy, perhaps with a bug.
+    Toy(Option<ToyBug>),
+}
+
+impl Choice {
+    /// Every planted bug that was compiled in.
+    pub fn planted() -> Vec<Choice> {
+        let engine = PlantedBug::ALL.into_iter().filter(|_| cfg!(feature = "planted-bugs"));
+        let engine = engine.map(|bug| Choice::Engine(Some(bug)));
+        engine.chain(ToyBug::ALL.map(|bug| Choice::Toy(Some(bug)))).collect()
+    }
+
+    /// The name on the command line; empty if there is no bug.
+    pub fn name(&self) -> String {
+        match self {
+            Choice::Toy(Some(bug)) => format!("toy-{}", kebab(&format!("{bug:?}"))),
+            Choice::Engine(Some(bug)) => bug.name().to_owned(),
+            Choice::Engine(None) | Choice::Toy(None) => String::new(),
+        }
+    }
+
+    /// What a replay needs besides the seed.
+    pub fn arguments(&self) -> String {
+        match self {
+            Choice::Toy(None) => " --toy".into(),
+            Choice::Engine(None) => String::new(),
+            Choice::Engine(Some(_)) | Choice::Toy(Some(_)) => format!(" --plant {}", self.name()),
+        }
+    }
+
+    fn subject(&self) -> Box<dyn Subject> {
+        match self {
+            Choice::Engine(bug) => Box::new(Engine(*bug)),
+            Choice::Toy(bug) => Box::new(Toy(*bug)),
+        }
+    }
+}
+
+impl Subject for Choice {
+    fn format(&self, machine: &Machine) -> LocalFuture<Result<(), String>> {
+        self.subject().format(machine)
+    }
+
+    fn open(&self, machine: &Machine) -> LocalFuture<Result<Rc<dyn Instance>, String>> {
+        self.subject().open(machine)
+    }
+}
+
+fn weather(name: &str) -> Result<Weather, String> {
+    let found = Weather::ALL.into_iter().find(|weather| weather.name() == name);
+    found.ok_or_else(|| "choose one of crashes, origin-errors, cache-errors, damage".into())
+}
+
+/// `ForgottenSync` becomes `forgotten-sync`.
+fn kebab(name: &str) -> String {
+    let mut out = String::new();
+    for letter in name.chars() {
+        if letter.is_ascii_uppercase() && !out.is_empty() {
+            out.push('-');
+        }
+        out.push(letter.to_ascii_lowercase());
+    }
+    out
+}

@@ -1,0 +1,165 @@
+//! Clients that ask for random things at random times.
+
+use std::time::Duration;
+
+use forebay_core::{Nanos, Op};
+
+/// What a client asks for.
+#[derive(Clone, Copy, Debug)]
+pub struct Wish {
+    /// What to do.
+    pub op: Op,
+    /// First sector.
+    pub first: u64,
+    /// Sectors; 0 for a flush.
+    pub sectors: u64,
+    /// The effect must be durable when it ends.
+    pub fua: bool,
+    /// Try the way that needs no waiting first.
+    pub at_once: bool,
+}
+
+/// How often clients ask for what; weights.
+#[derive(Clone, Debug)]
+pub struct Mix {
+    /// Reads.
+    pub read: u32,
+    /// Writes.
+    pub write: u32,
+    /// Flushes.
+    pub flush: u32,
+    /// Discards.
+    pub discard: u32,
+    /// Writes of zeroes.
+    pub write_zeroes: u32,
+    /// Prefetches.
+    pub prefetch: u32,
+    /// Of a hundred writes, how many are FUA.
+    pub fua_percent: u32,
+}
+
+impl Mix {
+    /// A random one. `zeroes`: whether it may contain what makes zeroes.
+    pub fn choose(rng: &mut fastrand::Rng, zeroes: bool) -> Self {
+        Mix {
+            read: rng.u32(5..60),
+            write: rng.u32(10..60),
+            flush: rng.u32(0..6),
+            discard: if zeroes { rng.u32(0..5) } else { 0 },
+            write_zeroes: if zeroes { rng.u32(0..5) } else { 0 },
+            prefetch: rng.u32(0..4),
+            fua_percent: if rng.bool() { rng.u32(0..20) } else { 0 },
+        }
+    }
+
+    fn op(&self, rng: &mut fastrand::Rng) -> Op {
+        let weights = [
+            (self.read, Op::Read),
+            (self.write, Op::Write),
+            (self.flush, Op::Flush),
+            (self.discard, Op::Discard),
+            (self.write_zeroes, Op::WriteZeroes),
+            (self.prefetch, Op::Prefetch),
+        ];
+        let mut left = rng.u32(0..weights.iter().map(|entry| entry.0).sum::<u32>().max(1));
+        for (weight, op) in weights {
+            match left.checked_sub(weight) {
+                Some(rest) => left = rest,
+                None => return op,
+            }
+        }
+        Op::Read
+    }
+}
+
+/// One client of one volume on one lane.
+pub struct Client {
+    /// Index of its lane.
+    pub lane: usize,
+    /// Index of its volume.
+    pub volume: u16,
+    /// Requests under way.
+    pub underway: u32,
+    rng: fastrand::Rng,
+    mix: Mix,
+    depth: u32,
+    sectors: u64,
+    /// First sector and length of the range that it likes.
+    hot: (u64, u64),
+    sequential: Option<u64>,
+    next_at: Nanos,
+}
+
+impl Client {
+    /// A client of a volume of `sectors` sectors; clients of one volume share the range `hot`.
+    pub fn new(
+        lane: usize,
+        volume: u16,
+        sectors: u64,
+        hot: (u64, u64),
+        mix: Mix,
+        mut rng: fastrand::Rng,
+    ) -> Self {
+        let depth = if rng.bool() { rng.u32(1..4) } else { rng.u32(1..12) };
+        let sequential = (rng.u32(0..5) == 0).then(|| rng.u64(0..sectors));
+        let next_at = Nanos(0);
+        Client { lane, volume, underway: 0, rng, mix, depth, sectors, hot, sequential, next_at }
+    }
+
+    /// Forgets what was under way.
+    pub fn reset(&mut self) {
+        self.underway = 0;
+        self.next_at = Nanos(0);
+    }
+
+    /// When it will ask again; `None` while it has enough under way.
+    pub fn due(&self) -> Option<Nanos> {
+        (self.underway < self.depth).then_some(self.next_at)
+    }
+
+    /// Its next wish.
+    pub fn wish(&mut self, now: Nanos) -> Wish {
+        self.next_at = now + self.pause();
+        let op = self.mix.op(&mut self.rng);
+        let at_once = self.rng.bool();
+        if op == Op::Flush {
+            return Wish { op, first: 0, sectors: 0, fua: false, at_once };
+        }
+        let sectors = self.length().min(self.sectors);
+        let first = self.start(sectors).min(self.sectors - sectors);
+        let fua = matches!(op, Op::Write | Op::WriteZeroes)
+            && self.rng.u32(0..100) < self.mix.fua_percent;
+        Wish { op, first, sectors, fua, at_once }
+    }
+
+    /// Mostly bursts; now and then a pause in which background work comes to its turn.
+    fn pause(&mut self) -> Duration {
+        match self.rng.u32(0..100) {
+            0..60 => Duration::ZERO,
+            60..95 => Duration::from_micros(self.rng.u64(0..2_000)),
+            95..99 => Duration::from_millis(self.rng.u64(0..200)),
+            _ => Duration::from_millis(self.rng.u64(0..4_000)),
+        }
+    }
+
+    fn length(&mut self) -> u64 {
+        match self.rng.u32(0..20) {
+            0..8 => 8,
+            8..12 => 8 * self.rng.u64(1..=8),
+            12..18 => self.rng.u64(1..=16),
+            _ => self.rng.u64(1..=256),
+        }
+    }
+
+    fn start(&mut self, sectors: u64) -> u64 {
+        if let Some(next) = &mut self.sequential {
+            let first = if *next + sectors > self.sectors { 0 } else { *next };
+            *next = first + sectors;
+            return first;
+        }
+        let (start, len) = if self.rng.u32(0..10) < 8 { self.hot } else { (0, self.sectors) };
+        let first = start + self.rng.u64(0..len.max(1));
+        let aligned = sectors.is_multiple_of(8) && self.rng.u32(0..8) > 0;
+        if aligned { first / 8 * 8 } else { first }
+    }
+}

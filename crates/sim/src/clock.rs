@@ -1,0 +1,22 @@
+//! The clock that only the simulator moves.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use forebay_core::{Clock, Nanos};
+
+/// Virtual time, the same for every lane and disk of one world.
+#[derive(Default)]
+pub struct VirtualClock(AtomicU64);
+
+impl VirtualClock {
+    /// Moves the time to `to`; earlier times are ignored.
+    pub fn advance_to(&self, to: Nanos) {
+        self.0.fetch_max(to.0, Ordering::SeqCst);
+    }
+}
+
+impl Clock for VirtualClock {
+    fn now(&self) -> Nanos {
+        Nanos(self.0.load(Ordering::SeqCst))
+    }
+}

@@ -1,0 +1,182 @@
+//! The engine itself under test, unchanged: only its clock and its devices are simulated.
+
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_device::{Device, Queue, QueueContext};
+use forebay_engine::{EngineLane, LaneContext, Target, VolumeSettings, VolumeSpec};
+use forebay_format::Uuid;
+use forebay_store::{FormatOptions, PlantedBug, StoreOptions, format};
+
+use crate::disk::DiskHandle;
+use crate::subject::{Admin, Instance, LocalFuture, Machine, Subject};
+
+/// The engine, perhaps with a planted bug.
+pub struct Engine(pub Option<PlantedBug>);
+
+/// The name of a volume.
+fn name(volume: u16) -> String {
+    format!("volume-{volume}")
+}
+
+fn context(machine: &Machine, lane: usize) -> Result<LaneContext, String> {
+    let lane = machine.lanes.get(lane).ok_or("there is no such lane")?.clone();
+    let queues = Rc::new(QueueContext { clock: lane.clock().clone(), ring: None });
+    Ok(LaneContext { lane, queues, register: Rc::new(|_| ()) })
+}
+
+fn cache_device(machine: &Machine) -> Arc<dyn Device> {
+    Arc::new(DiskHandle(machine.cache.clone()))
+}
+
+fn origin(machine: &Machine, volume: u16) -> Result<Arc<dyn Device>, String> {
+    let disk = machine.origins.get(usize::from(volume)).ok_or("there is no such origin")?;
+    Ok(Arc::new(DiskHandle(disk.clone())))
+}
+
+/// Settings that make background work frequent in some worlds and rare in others.
+fn settings(machine: &Machine, volume: u16) -> VolumeSettings {
+    let setup = &machine.setup;
+    let mut rng = fastrand::Rng::with_seed(setup.seed ^ u64::from(volume));
+    let (mode, durability) =
+        setup.volumes.get(usize::from(volume)).copied().unwrap_or_default();
+    let mut settings = VolumeSettings {
+        mode,
+        durability,
+        policy: setup.replacement,
+        sequential_cutoff: [0, 64 << 10, 256 << 10, 4 << 20][rng.usize(0..4)],
+        commit_interval: Duration::from_millis(rng.u64(5..1_000)),
+        ..VolumeSettings::default()
+    };
+    let writeback = &mut settings.writeback;
+    writeback.running = rng.u32(0..8) > 0;
+    writeback.dirty_high = rng.u8(2..=90);
+    writeback.dirty_low = rng.u8(0..=writeback.dirty_high);
+    writeback.max_age = Duration::from_millis(rng.u64(0..5_000));
+    writeback.idle = Duration::from_millis(rng.u64(0..500));
+    writeback.depth = rng.u32(1..=64);
+    writeback.merge_bytes = 4096 << rng.u32(0..=8);
+    settings
+}
+
+fn store_options(machine: &Machine, bug: Option<PlantedBug>) -> StoreOptions {
+    let mut rng = fastrand::Rng::with_seed(machine.setup.seed ^ 0x5704e);
+    StoreOptions {
+        lanes: machine.lanes.len(),
+        checkpoint_bytes: rng.bool().then(|| rng.u64(1..=16) * (256 << 10)),
+        commit_interval: Duration::from_millis(rng.u64(5..1_000)),
+        seed: machine.setup.seed,
+        bug,
+        ..StoreOptions::default()
+    }
+}
+
+impl Subject for Engine {
+    fn format(&self, machine: &Machine) -> LocalFuture<Result<(), String>> {
+        let machine = machine.clone();
+        Box::pin(async move {
+            let device = cache_device(&machine);
+            let queues = context(&machine, 0)?.queues;
+            let queue = Queue::new(device.open_queue(&queues).map_err(|error| error.to_string())?);
+            let options = FormatOptions {
+                block: machine.setup.block_size,
+                segment_bytes: Some(machine.setup.segment_size),
+                uuid: Uuid::from_u128(u128::from(machine.setup.seed) << 64 | 1),
+            };
+            format(&device, &queue, &options).await.map_err(|error| error.to_string())
+        })
+    }
+
+    fn open(&self, machine: &Machine) -> LocalFuture<Result<Rc<dyn Instance>, String>> {
+        let (machine, bug) = (machine.clone(), self.0);
+        Box::pin(async move {
+            let options = store_options(&machine, bug);
+            let (first, report) =
+                EngineLane::open(context(&machine, 0)?, cache_device(&machine), options)
+                    .await
+                    .map_err(|error| error.to_string())?;
+            machine.shared.event("opened", &[], format_args!("{report:?}"));
+            let known = first.cache.store.volumes();
+            for volume in 0..machine.origins.len() as u16 {
+                let (name, origin) = (name(volume), origin(&machine, volume)?);
+                let result = if known.iter().any(|record| record.name == name) {
+                    first.attach(&name, origin, false).await
+                } else {
+                    let spec = VolumeSpec {
+                        name,
+                        origin: origin.name().to_owned(),
+                        uuid: Uuid::from_u128(u128::from(machine.setup.seed) << 64 | 2 + u128::from(volume)),
+                        alignment: 0,
+                        settings: settings(&machine, volume),
+                    };
+                    first.create(spec, origin).await
+                };
+                result.map_err(|error| error.to_string())?;
+            }
+            let mut lanes = vec![first.clone()];
+            for lane in 1..machine.lanes.len() {
+                let joined = EngineLane::join(&first.cache, context(&machine, lane)?);
+                lanes.push(joined.map_err(|error| error.to_string())?);
+            }
+            Ok(Rc::new(Running { lanes, machine }) as Rc<dyn Instance>)
+        })
+    }
+}
+
+struct Running {
+    lanes: Vec<Rc<EngineLane>>,
+    machine: Machine,
+}
+
+async fn administrate(lane: Rc<EngineLane>, machine: Machine, action: Admin) -> Result<(), String> {
+    let present = |volume: u16| {
+        let volume = lane.cache.volume(&name(volume));
+        volume.map(|volume| volume.settings()).ok_or("there is no such volume")
+    };
+    let result = match action {
+        Admin::Mode(volume, mode) => {
+            let settings = VolumeSettings { mode, ..present(volume)? };
+            lane.set(&name(volume), settings).await
+        }
+        Admin::Durability(volume, durability) => {
+            let settings = VolumeSettings { durability, ..present(volume)? };
+            lane.set(&name(volume), settings).await
+        }
+        Admin::Replacement(policy) => {
+            let settings = VolumeSettings { policy, ..present(0)? };
+            lane.set(&name(0), settings).await
+        }
+        Admin::Drain(volume) => lane.drain(&name(volume), |_| ()).await,
+        Admin::Restart(volume) => {
+            lane.stop_volume(&name(volume), false).await.map_err(|error| error.to_string())?;
+            let origin = origin(&machine, volume)?;
+            lane.attach(&name(volume), origin, false).await.map(|_| ())
+        }
+    };
+    result.map_err(|error| error.to_string())
+}
+
+impl Instance for Running {
+    fn target(&self, lane: usize, volume: u16) -> Option<Rc<dyn Target>> {
+        let target: Rc<dyn Target> = self.lanes.get(lane)?.target(&name(volume))?;
+        Some(target)
+    }
+
+    fn admin(&self, action: Admin) -> LocalFuture<Result<(), String>> {
+        let Some(lane) = self.lanes.first().cloned() else { return Box::pin(async { Ok(()) }) };
+        Box::pin(administrate(lane, self.machine.clone(), action))
+    }
+
+    fn stop(&self, drain: bool) -> LocalFuture<Result<(), String>> {
+        let Some(lane) = self.lanes.first().cloned() else { return Box::pin(async { Ok(()) }) };
+        let volumes = self.machine.origins.len() as u16;
+        Box::pin(async move {
+            let mut result = Ok(());
+            for volume in (0..volumes).filter(|_| drain) {
+                result = result.and(lane.drain(&name(volume), |_| ()).await);
+            }
+            result.and(lane.close().await).map_err(|error| error.to_string())
+        })
+    }
+}

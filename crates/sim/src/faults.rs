@@ -1,0 +1,70 @@
+//! Which faults a disk has, and how slow it is.
+
+use std::time::Duration;
+
+/// Chances are per operation, in parts per million.
+#[derive(Clone, Debug, Default)]
+pub struct FaultPlan {
+    /// A read fails once.
+    pub read_error: u32,
+    /// A write fails; any part of it may have been stored.
+    pub write_error: u32,
+    /// A sync fails, and the disk may forget what was not durable.
+    pub sync_error: u32,
+    /// A failed read leaves its sectors unreadable until they are written.
+    pub bad_sectors: bool,
+    /// A write is acknowledged and never stored. Only writes with stamped data are chosen.
+    pub lost_write: u32,
+    /// A write is acknowledged and stored at another place that holds stamped data.
+    pub misdirected_write: u32,
+    /// The whole disk fails all operations for a while.
+    pub outage: u32,
+    /// The disk is slow for a while.
+    pub slow_episode: u32,
+    /// Writes that overlap others in flight are a fault of the caller.
+    pub overlap_is_fault: bool,
+}
+
+/// How long operations take.
+#[derive(Clone, Debug)]
+pub struct Latency {
+    /// The shortest time of an operation.
+    pub least: Duration,
+    /// What is added at most, normally.
+    pub spread: Duration,
+    /// Every so many operations one takes 30 times as long.
+    pub tail_every: u32,
+}
+
+impl Latency {
+    /// A fast disk: 20 to 200 microseconds.
+    pub fn fast() -> Self {
+        Latency {
+            least: Duration::from_micros(20),
+            spread: Duration::from_micros(180),
+            tail_every: 100,
+        }
+    }
+
+    /// A slow disk: 0.3 to 8 milliseconds.
+    pub fn slow() -> Self {
+        Latency {
+            least: Duration::from_micros(300),
+            spread: Duration::from_micros(7_700),
+            tail_every: 50,
+        }
+    }
+
+    /// The time of one operation; `factor` is above 1 in a slow episode.
+    pub fn sample(&self, factor: u32, rng: &mut fastrand::Rng) -> Duration {
+        let spread = u64::try_from(self.spread.as_nanos()).unwrap_or(u64::MAX).max(1);
+        let time = self.least + Duration::from_nanos(rng.u64(0..spread));
+        let tail = if rng.u32(0..self.tail_every.max(1)) == 0 { 30 } else { 1 };
+        time * factor * tail
+    }
+}
+
+/// Whether something with a chance of `per_million` happens now.
+pub fn happens(per_million: u32, rng: &mut fastrand::Rng) -> bool {
+    per_million > 0 && rng.u32(0..1_000_000) < per_million
+}

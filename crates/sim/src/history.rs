@@ -1,0 +1,437 @@
+//! What one sector may hold.
+//!
+//! Each write that was submitted is a version. Versions are ordered as far as anybody can know:
+//! a write that was submitted after another had ended comes after it, and a read that returns a
+//! version puts everything that had ended before the read behind that version. A version is
+//! *hidden* once no later read may return it, and *lost* once not even a crash may bring it back.
+//!
+//! Times are numbers of events, so no two are the same.
+
+use crate::stamp::{Content, Value};
+
+/// The number of an event.
+pub type Moment = u64;
+
+const NEVER: Moment = Moment::MAX;
+
+/// Names a version within its sector's volume: the number of the write or discard.
+pub type VersionId = u32;
+
+#[derive(Clone, Debug)]
+struct Version {
+    id: VersionId,
+    value: Value,
+    submitted: Moment,
+    /// Acknowledged with success.
+    acknowledged: Moment,
+    /// It took effect before this moment, or never will.
+    settled: Moment,
+    hidden: Moment,
+    /// Made durable by a flush, by FUA or by having been recovered.
+    durable: bool,
+    lost: bool,
+    /// A discard: nothing is hidden by it until a read returns its zeroes.
+    advisory: bool,
+    /// Versions that a read has proved to come later.
+    before: Vec<VersionId>,
+}
+
+impl Version {
+    fn precedes(&self, other: &Version) -> bool {
+        self.settled < other.submitted || self.before.contains(&other.id)
+    }
+}
+
+/// Why a value may not be there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wrong {
+    /// It was there once; a read may no longer return it.
+    Stale,
+    /// A flush, FUA or an earlier read had put it behind a durable version.
+    CameBack,
+    /// Nobody ever wrote it here.
+    NeverWritten,
+}
+
+/// All that is known about one sector.
+#[derive(Clone, Debug)]
+pub struct History {
+    versions: Vec<Version>,
+    /// Values of versions that were dropped from the list lately; only for better messages.
+    recent: [Option<Value>; 4],
+    /// When the stored data was damaged: a read may fail, until a later write ends.
+    tainted: Option<Moment>,
+}
+
+impl History {
+    /// A sector that holds `value`, durably.
+    pub fn new(value: Value) -> Self {
+        let version = Version {
+            id: 0,
+            value,
+            submitted: 0,
+            acknowledged: 0,
+            settled: 0,
+            hidden: NEVER,
+            durable: true,
+            lost: false,
+            advisory: false,
+            before: Vec::new(),
+        };
+        History { versions: vec![version], recent: [None; 4], tainted: None }
+    }
+
+    /// Whether only one value is possible, now and after a crash.
+    pub fn is_settled(&self) -> bool {
+        matches!(&self.versions[..], [only] if only.durable && only.acknowledged != NEVER)
+    }
+
+    /// A write (or, if `advisory`, a discard) is submitted.
+    pub fn submit(&mut self, id: VersionId, value: Value, advisory: bool, now: Moment) {
+        self.versions.push(Version {
+            id,
+            value,
+            submitted: now,
+            acknowledged: NEVER,
+            settled: NEVER,
+            hidden: NEVER,
+            durable: false,
+            lost: false,
+            advisory,
+            before: Vec::new(),
+        });
+    }
+
+    /// It ended: with success, perhaps durably, or with an error.
+    pub fn end(
+        &mut self,
+        id: VersionId,
+        success: bool,
+        fua: bool,
+        now: Moment,
+        oldest_read: Moment,
+    ) {
+        let Some(index) = self.versions.iter().position(|version| version.id == id) else { return };
+        let version = &mut self.versions[index];
+        version.settled = version.settled.min(now);
+        if !success {
+            return;
+        }
+        version.acknowledged = now;
+        version.durable |= fua;
+        if !version.advisory {
+            if self.tainted.is_some_and(|tainted| tainted < version.submitted) {
+                self.tainted = None;
+            }
+            let ended = version.clone();
+            for other in &mut self.versions {
+                if other.precedes(&ended) {
+                    other.hidden = other.hidden.min(now);
+                }
+            }
+        }
+        self.lose();
+        self.prune(oldest_read);
+    }
+
+    /// A flush that was submitted at `submitted` is acknowledged.
+    pub fn flushed(&mut self, submitted: Moment, oldest_read: Moment) {
+        for version in &mut self.versions {
+            version.durable |= version.acknowledged < submitted;
+        }
+        self.lose();
+        self.prune(oldest_read);
+    }
+
+    fn lose(&mut self) {
+        if self.versions.len() < 2 {
+            return;
+        }
+        for index in 0..self.versions.len() {
+            let version = &self.versions[index];
+            let lost = self
+                .versions
+                .iter()
+                .any(|other| other.durable && !other.advisory && version.precedes(other));
+            self.versions[index].lost |= lost;
+        }
+    }
+
+    fn prune(&mut self, oldest_read: Moment) {
+        let recent = &mut self.recent;
+        self.versions.retain(|version| {
+            let gone = version.lost && version.hidden < oldest_read && version.settled != NEVER;
+            if gone {
+                recent.rotate_right(1);
+                recent[0] = Some(version.value);
+            }
+            !gone
+        });
+    }
+
+    /// A read from `started` to `now` returned `content`.
+    ///
+    /// # Errors
+    /// Why that cannot be.
+    pub fn observe(
+        &mut self,
+        content: Content,
+        started: Moment,
+        now: Moment,
+        oldest_read: Moment,
+    ) -> Result<(), Wrong> {
+        let Content::Own(value) = content else { return Err(Wrong::NeverWritten) };
+        let admissible = |version: &Version| version.value == value && version.hidden > started;
+        let matching: Vec<usize> =
+            (0..self.versions.len()).filter(|&index| admissible(&self.versions[index])).collect();
+        let Some(&first) = matching.first() else { return Err(self.explain(value)) };
+        if self.versions.len() == 1 {
+            return Ok(());
+        }
+        let id = self.versions[first].id;
+        let unique = matching.len() == 1;
+        // From the moment at which the version that was read had surely taken effect, no read may
+        // return what precedes it.
+        let settled = matching.iter().map(|&index| self.versions[index].settled.min(now)).max();
+        let settled = settled.unwrap_or(now);
+        for (index, version) in self.versions.iter_mut().enumerate() {
+            if matching.contains(&index) {
+                if unique {
+                    version.settled = settled;
+                    version.advisory = false;
+                }
+            } else if version.settled < started {
+                version.hidden = version.hidden.min(settled);
+                if unique && !version.before.contains(&id) {
+                    version.before.push(id);
+                }
+            }
+        }
+        self.lose();
+        self.prune(oldest_read);
+        Ok(())
+    }
+
+    fn explain(&self, value: Value) -> Wrong {
+        match self.versions.iter().find(|version| version.value == value) {
+            Some(version) if version.lost => Wrong::CameBack,
+            Some(_) => Wrong::Stale,
+            None if self.recent.contains(&Some(value)) => Wrong::CameBack,
+            None if value == Value::Zero => Wrong::NeverWritten,
+            None => Wrong::CameBack,
+        }
+    }
+
+    /// Everything stops and nothing is in flight any more: each version that is not lost may be
+    /// what is found afterwards. Whichever that is has to stay.
+    pub fn crash(&mut self, now: Moment) {
+        self.versions.retain(|version| !version.lost);
+        self.versions.sort_by_key(|version| version.value);
+        self.versions.dedup_by_key(|version| version.value);
+        for version in &mut self.versions {
+            version.submitted = 0;
+            version.acknowledged = now;
+            version.settled = now;
+            version.hidden = NEVER;
+            version.durable = true;
+            version.advisory = false;
+            version.before.clear();
+        }
+    }
+
+    /// The origin failed a sync and forgot some versions, as the client of a plain disk would have
+    /// to expect: what had ended and was not durable is open again. What is durable, on the cache
+    /// device perhaps, stays so.
+    pub fn reopen(&mut self, now: Moment) {
+        self.versions.retain(|version| !version.lost);
+        for version in self.versions.iter_mut().filter(|version| version.settled < now) {
+            version.submitted = 0;
+            version.acknowledged = now;
+            version.settled = now;
+            version.hidden = NEVER;
+            version.durable = false;
+            version.before.clear();
+        }
+    }
+
+    /// The stored data was damaged on purpose.
+    pub fn taint(&mut self, now: Moment) {
+        self.tainted = Some(now);
+    }
+
+    /// Whether a read may fail.
+    pub fn is_tainted(&self) -> bool {
+        self.tainted.is_some()
+    }
+
+    /// Values that a read which starts now may return, for messages.
+    pub fn expected(&self) -> Vec<Value> {
+        let visible = self.versions.iter().filter(|version| version.hidden == NEVER);
+        let mut values: Vec<_> = visible.map(|version| version.value).collect();
+        values.sort_unstable();
+        values.dedup();
+        values
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn own(number: u32) -> Content {
+        Content::Own(Value::Write(number))
+    }
+
+    /// Submits and ends writes; `(id, submitted, ended)`, 0 for "not yet".
+    fn history(writes: &[(u32, Moment, Moment)]) -> History {
+        let mut history = History::new(Value::Write(0));
+        let mut events: Vec<(Moment, u32, bool)> = Vec::new();
+        for &(id, submitted, ended) in writes {
+            events.push((submitted, id, false));
+            if ended > 0 {
+                events.push((ended, id, true));
+            }
+        }
+        events.sort_unstable();
+        for (now, id, ends) in events {
+            if ends {
+                history.end(id, true, false, now, NEVER);
+            } else {
+                history.submit(id, Value::Write(id), false, now);
+            }
+        }
+        history
+    }
+
+    /// The values that a read from `started` to 100 may return.
+    fn readable(history: &History, started: Moment) -> Vec<u32> {
+        (0..9).filter(|&id| history.clone().observe(own(id), started, 100, 0).is_ok()).collect()
+    }
+
+    fn after_crash(history: &History) -> Vec<u32> {
+        let mut history = history.clone();
+        history.crash(100);
+        readable(&history, 101)
+    }
+
+    #[test]
+    fn a_read_returns_the_last_write_or_one_under_way() {
+        assert_eq!(readable(&history(&[]), 50), [0]);
+        assert_eq!(readable(&history(&[(1, 10, 0)]), 50), [0, 1]);
+        assert_eq!(readable(&history(&[(1, 10, 20)]), 50), [1]);
+        assert_eq!(readable(&history(&[(1, 10, 20), (2, 15, 30)]), 50), [1, 2]);
+        assert_eq!(readable(&history(&[(1, 10, 20), (2, 25, 30)]), 50), [2]);
+        assert_eq!(readable(&history(&[(1, 10, 20), (2, 25, 0), (3, 30, 40)]), 50), [2, 3]);
+    }
+
+    #[test]
+    fn a_read_that_began_before_the_end_of_a_write_may_return_the_old_value() {
+        let mut history = History::new(Value::Write(0));
+        history.submit(1, Value::Write(1), false, 10);
+        history.end(1, true, true, 20, 15);
+        assert_eq!(readable(&history, 15), [0, 1]);
+        assert_eq!(readable(&history, 25), [1]);
+    }
+
+    #[test]
+    fn what_was_read_stays() {
+        let mut history = history(&[(1, 10, 20), (2, 15, 30)]);
+        assert_eq!(history.observe(own(1), 50, 60, 0), Ok(()));
+        assert_eq!(readable(&history, 70), [1]);
+        // A read beside the first one is bound by it, one that began before write 1 ended is not.
+        assert_eq!(readable(&history, 55), [1]);
+        assert_eq!(readable(&history, 18), [0, 1, 2]);
+        // After a crash the other one may come back, as nothing was flushed.
+        assert_eq!(after_crash(&history), [0, 1, 2]);
+        history.flushed(70, NEVER);
+        assert_eq!(after_crash(&history), [1]);
+    }
+
+    #[test]
+    fn a_write_under_way_that_was_read_may_not_vanish() {
+        let mut history = history(&[(1, 10, 0)]);
+        assert_eq!(history.observe(own(1), 50, 60, NEVER), Ok(()));
+        assert_eq!(readable(&history, 70), [1]);
+        // It is not acknowledged, so a flush does not cover it.
+        history.flushed(70, NEVER);
+        assert_eq!(after_crash(&history), [0, 1]);
+    }
+
+    #[test]
+    fn a_flush_covers_what_ended_before_it_was_submitted() {
+        let mut all = history(&[(1, 10, 20), (2, 25, 40)]);
+        assert_eq!(after_crash(&all), [0, 1, 2]);
+        all.flushed(30, NEVER);
+        assert_eq!(after_crash(&all), [1, 2]);
+        all.flushed(45, NEVER);
+        assert_eq!(after_crash(&all), [2]);
+    }
+
+    #[test]
+    fn fua_covers_its_own_write() {
+        let mut history = history(&[(1, 10, 20)]);
+        history.submit(2, Value::Write(2), false, 30);
+        history.submit(3, Value::Write(3), false, 31);
+        history.end(3, true, false, 35, NEVER);
+        history.end(2, true, true, 40, NEVER);
+        assert_eq!(after_crash(&history), [2, 3]);
+    }
+
+    #[test]
+    fn what_was_found_after_a_crash_stays() {
+        let mut history = history(&[(1, 10, 20), (2, 25, 0)]);
+        history.crash(40);
+        assert_eq!(readable(&history, 41), [0, 1, 2]);
+        assert_eq!(history.observe(own(1), 41, 42, NEVER), Ok(()));
+        assert_eq!(readable(&history, 43), [1]);
+        assert_eq!(after_crash(&history), [1]);
+        assert!(history.is_settled());
+        history.submit(4, Value::Write(4), false, 50);
+        history.end(4, true, false, 51, NEVER);
+        assert_eq!(after_crash(&history), [1, 4]);
+    }
+
+    #[test]
+    fn a_failed_write_may_have_happened_but_hides_nothing() {
+        let mut history = history(&[(1, 10, 20)]);
+        history.submit(2, Value::Write(2), false, 30);
+        history.end(2, false, false, 40, NEVER);
+        assert_eq!(readable(&history, 50), [1, 2]);
+        assert_eq!(history.observe(own(1), 50, 51, NEVER), Ok(()));
+        assert_eq!(readable(&history, 60), [1]);
+        history.submit(3, Value::Write(3), false, 70);
+        history.end(3, true, true, 80, NEVER);
+        assert_eq!(after_crash(&history), [3]);
+    }
+
+    #[test]
+    fn a_discard_leaves_the_last_value_or_zeroes_and_nothing_older() {
+        let zero = Content::Own(Value::Zero);
+        let mut history = history(&[(1, 10, 20)]);
+        history.submit(2, Value::Zero, true, 30);
+        history.end(2, true, false, 40, NEVER);
+        assert_eq!(readable(&history, 50), [1]);
+        assert!(history.clone().observe(zero, 50, 51, NEVER).is_ok());
+        assert_eq!(after_crash(&history), [0, 1]);
+        history.flushed(45, NEVER);
+        assert_eq!(after_crash(&history), [1]);
+        assert!(history.clone().observe(zero, 50, 51, NEVER).is_ok());
+        let mut zeroed = history.clone();
+        assert!(zeroed.observe(zero, 50, 51, NEVER).is_ok());
+        assert_eq!(readable(&zeroed, 60), []);
+        assert_eq!(after_crash(&zeroed), []);
+        let mut kept = history.clone();
+        assert!(kept.observe(own(1), 50, 51, NEVER).is_ok());
+        assert!(kept.clone().observe(zero, 60, 61, NEVER).is_err());
+        assert_eq!(kept.expected(), [Value::Write(1)]);
+    }
+
+    #[test]
+    fn messages_tell_stale_from_never_written() {
+        let mut history = history(&[(1, 10, 20), (2, 25, 30)]);
+        assert_eq!(history.observe(own(1), 50, 60, NEVER), Err(Wrong::Stale));
+        history.flushed(40, NEVER);
+        assert_eq!(history.observe(own(1), 50, 60, NEVER), Err(Wrong::CameBack));
+        assert_eq!(history.observe(Content::Garbage, 50, 60, NEVER), Err(Wrong::NeverWritten));
+    }
+}

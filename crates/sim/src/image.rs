@@ -1,0 +1,347 @@
+//! What a disk holds: what is durable, what reads return, and every version in between.
+//!
+//! The volatile write cache of a disk may destage its sectors in any order, and a power cut keeps
+//! any combination. So each sector keeps all versions that were written since it was last made
+//! durable, and a crash chooses one of them for each sector on its own.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use crate::stamp::SECTOR;
+
+/// What one operation changes.
+#[derive(Debug)]
+pub struct Patch {
+    /// First sector.
+    pub first: u64,
+    /// What the sectors become.
+    pub content: PatchContent,
+}
+
+/// New content of a run of sectors.
+#[derive(Debug)]
+pub enum PatchContent {
+    /// These bytes, in whole sectors.
+    Data(Box<[u8]>),
+    /// So many sectors of zeroes.
+    Zeroes(u64),
+}
+
+impl Patch {
+    /// Sectors that are changed.
+    pub fn sectors(&self) -> u64 {
+        match &self.content {
+            PatchContent::Data(bytes) => (bytes.len() / SECTOR) as u64,
+            PatchContent::Zeroes(sectors) => *sectors,
+        }
+    }
+
+    /// Whether the runs of sectors have one in common.
+    pub fn overlaps(&self, other: &Patch) -> bool {
+        self.first < other.first + other.sectors() && other.first < self.first + self.sectors()
+    }
+
+    /// What is left of the patch without the sectors in `done`, one patch for each sector.
+    pub fn without(self: &Arc<Self>, done: &BTreeSet<u64>) -> Vec<Arc<Patch>> {
+        if done.is_empty() {
+            return vec![self.clone()];
+        }
+        let sectors = self.first..self.first + self.sectors();
+        let left = sectors.filter(|sector| !done.contains(sector));
+        left.map(|first| {
+            let content = match self.bytes(first) {
+                Some(bytes) => PatchContent::Data(bytes.into()),
+                None => PatchContent::Zeroes(1),
+            };
+            Arc::new(Patch { first, content })
+        })
+        .collect()
+    }
+
+    /// The new bytes of `sector`; `None` stands for zeroes.
+    fn bytes(&self, sector: u64) -> Option<&[u8]> {
+        match &self.content {
+            PatchContent::Data(bytes) => {
+                let start = (sector - self.first) as usize * SECTOR;
+                bytes.get(start..start + SECTOR)
+            }
+            PatchContent::Zeroes(_) => None,
+        }
+    }
+}
+
+struct Version {
+    order: u64,
+    patch: Arc<Patch>,
+}
+
+/// How a power cut treats what was not durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PowerCut {
+    /// The write cache is lost whole.
+    DropAll,
+    /// Everything that completed survives, and what was in flight too.
+    KeepAll,
+    /// Each write survives or not, as a whole.
+    PerWrite,
+    /// Each sector keeps any of its versions.
+    PerSector,
+}
+
+impl PowerCut {
+    /// One of them; the last is the most frequent.
+    pub fn choose(rng: &mut fastrand::Rng) -> Self {
+        match rng.u32(0..10) {
+            0 => PowerCut::DropAll,
+            1 => PowerCut::KeepAll,
+            2..5 => PowerCut::PerWrite,
+            _ => PowerCut::PerSector,
+        }
+    }
+}
+
+/// The content of one disk.
+pub struct Image {
+    visible: Vec<u8>,
+    durable: Vec<u8>,
+    versions: Vec<Vec<Version>>,
+    /// Sectors with versions, in order of their first one.
+    touched: Vec<u64>,
+}
+
+fn range(sector: u64) -> std::ops::Range<usize> {
+    let start = sector as usize * SECTOR;
+    start..start + SECTOR
+}
+
+fn put(image: &mut [u8], sector: u64, patch: &Patch) {
+    match patch.bytes(sector) {
+        Some(bytes) => image[range(sector)].copy_from_slice(bytes),
+        None => image[range(sector)].fill(0),
+    }
+}
+
+impl Image {
+    /// A disk of `size` bytes, all zero.
+    pub fn new(size: u64) -> Self {
+        let sectors = size as usize / SECTOR;
+        Image {
+            visible: vec![0; size as usize],
+            durable: vec![0; size as usize],
+            versions: (0..sectors).map(|_| Vec::new()).collect(),
+            touched: Vec::new(),
+        }
+    }
+
+    /// Sectors on the disk.
+    pub fn sectors(&self) -> u64 {
+        self.versions.len() as u64
+    }
+
+    /// What a read of `sector` returns.
+    pub fn visible(&self, sector: u64) -> &[u8] {
+        &self.visible[range(sector)]
+    }
+
+    /// What `sector` holds if the power fails and nothing volatile survives.
+    pub fn durable(&self, sector: u64) -> &[u8] {
+        &self.durable[range(sector)]
+    }
+
+    /// Whether all versions of `sector` but one are gone.
+    pub fn is_settled(&self, sector: u64) -> bool {
+        self.versions[sector as usize].is_empty()
+    }
+
+    /// Copies what reads return from `offset` on.
+    pub fn read(&self, offset: u64, into: &mut [u8]) {
+        let start = offset as usize;
+        into.copy_from_slice(&self.visible[start..start + into.len()]);
+    }
+
+    /// Sets the durable content, as from before the beginning.
+    pub fn preset(&mut self, sector: u64, bytes: &[u8]) {
+        self.visible[range(sector)].copy_from_slice(bytes);
+        self.durable[range(sector)].copy_from_slice(bytes);
+    }
+
+    /// Changes durable bytes of a settled sector in place, as decay does.
+    pub fn flip(&mut self, sector: u64, bit: usize) {
+        let byte = range(sector).start + bit / 8;
+        self.visible[byte] ^= 1 << (bit % 8);
+        self.durable[byte] ^= 1 << (bit % 8);
+    }
+
+    /// A change completes: `order` tells it from earlier and later ones.
+    pub fn apply(&mut self, patch: &Arc<Patch>, order: u64) {
+        for sector in patch.first..patch.first + patch.sectors() {
+            self.apply_sector(patch, sector, order);
+        }
+    }
+
+    /// One sector of a change takes effect.
+    pub fn apply_sector(&mut self, patch: &Arc<Patch>, sector: u64, order: u64) {
+        put(&mut self.visible, sector, patch);
+        let versions = &mut self.versions[sector as usize];
+        if versions.is_empty() {
+            self.touched.push(sector);
+        }
+        versions.push(Version { order, patch: patch.clone() });
+    }
+
+    /// Everything that completed before `order` becomes durable.
+    pub fn sync(&mut self, order: u64) {
+        let (versions, durable) = (&mut self.versions, &mut self.durable);
+        self.touched.retain(|&sector| {
+            let all = &mut versions[sector as usize];
+            let covered = all.iter().take_while(|version| version.order < order).count();
+            if let Some(last) = covered.checked_sub(1) {
+                put(durable, sector, &all[last].patch);
+                all.drain(..covered);
+            }
+            !all.is_empty()
+        });
+    }
+
+    /// A sync failed and the disk forgets some of what it had not stored; reads show it. Returns
+    /// the sectors that may have been forgotten.
+    pub fn forget_some(&mut self, rng: &mut fastrand::Rng) -> Vec<u64> {
+        let touched = std::mem::take(&mut self.touched);
+        for &sector in &touched {
+            let versions = &mut self.versions[sector as usize];
+            versions.retain(|_| rng.bool());
+            match versions.last() {
+                Some(last) => put(&mut self.visible, sector, &last.patch),
+                None => {
+                    let bytes = range(sector);
+                    self.visible[bytes.clone()].copy_from_slice(&self.durable[bytes]);
+                }
+            }
+            if !versions.is_empty() {
+                self.touched.push(sector);
+            }
+        }
+        touched
+    }
+
+    /// The power fails with `in_flight` on their way.
+    pub fn power_cut(&mut self, cut: PowerCut, in_flight: &[Arc<Patch>], rng: &mut fastrand::Rng) {
+        for patch in in_flight {
+            self.apply(patch, u64::MAX);
+        }
+        let salt = rng.u64(..);
+        let touched = std::mem::take(&mut self.touched);
+        for sector in touched {
+            let versions = std::mem::take(&mut self.versions[sector as usize]);
+            let kept = match cut {
+                PowerCut::DropAll => None,
+                PowerCut::KeepAll => versions.last(),
+                PowerCut::PerWrite => versions.iter().rev().find(|version| {
+                    let identity =
+                        crate::trace::mix(salt, version.patch.first ^ version.order << 20);
+                    identity & 1 == 1
+                }),
+                PowerCut::PerSector => {
+                    let choice = rng.usize(0..=versions.len());
+                    choice.checked_sub(1).and_then(|index| versions.get(index))
+                }
+            };
+            if let Some(version) = kept {
+                put(&mut self.durable, sector, &version.patch);
+            }
+        }
+        self.visible.copy_from_slice(&self.durable);
+    }
+
+    /// The process dies with `in_flight` on their way, the disk lives on: what completed stays
+    /// in its write cache; what was in flight arrives, does not, or arrives in part.
+    pub fn process_killed(
+        &mut self,
+        in_flight: &[Arc<Patch>],
+        order: u64,
+        rng: &mut fastrand::Rng,
+    ) {
+        for patch in in_flight {
+            let how = rng.u32(0..3);
+            for sector in patch.first..patch.first + patch.sectors() {
+                if how == 1 || how == 2 && rng.bool() {
+                    self.apply_sector(patch, sector, order);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn patch(first: u64, sectors: usize, byte: u8) -> Arc<Patch> {
+        let content = PatchContent::Data(vec![byte; sectors * SECTOR].into());
+        Arc::new(Patch { first, content })
+    }
+
+    #[test]
+    fn a_sync_covers_what_completed_before_it() {
+        let mut image = Image::new(8 * SECTOR as u64);
+        image.apply(&patch(0, 4, 1), 1);
+        image.apply(&patch(2, 4, 2), 2);
+        image.apply(&patch(3, 1, 3), 3);
+        image.sync(3);
+        let durable =
+            |image: &Image| (0..8).map(|sector| image.durable(sector)[0]).collect::<Vec<_>>();
+        assert_eq!(durable(&image), [1, 1, 2, 2, 2, 2, 0, 0]);
+        assert_eq!(image.visible(3)[0], 3);
+        image.power_cut(PowerCut::DropAll, &[], &mut fastrand::Rng::with_seed(1));
+        assert_eq!(durable(&image), [1, 1, 2, 2, 2, 2, 0, 0]);
+        assert_eq!(image.visible(3)[0], 2);
+        assert!(image.is_settled(3));
+    }
+
+    #[test]
+    fn a_power_cut_reaches_every_combination_and_no_other() {
+        let mut seen = std::collections::BTreeSet::new();
+        for seed in 0..2_000 {
+            let mut rng = fastrand::Rng::with_seed(seed);
+            let mut image = Image::new(2 * SECTOR as u64);
+            image.apply(&patch(0, 2, 1), 1);
+            image.sync(2);
+            image.apply(&patch(0, 2, 2), 2);
+            image.apply(&patch(0, 1, 3), 3);
+            let cut = PowerCut::choose(&mut rng);
+            image.power_cut(cut, &[patch(1, 1, 4)], &mut rng);
+            seen.insert((image.durable(0)[0], image.durable(1)[0]));
+        }
+        let every: std::collections::BTreeSet<_> =
+            [1, 2, 3].into_iter().flat_map(|a| [1, 2, 4].map(|b| (a, b))).collect();
+        assert_eq!(seen, every);
+    }
+
+    #[test]
+    fn a_killed_process_leaves_what_completed() {
+        for seed in 0..50 {
+            let mut rng = fastrand::Rng::with_seed(seed);
+            let mut image = Image::new(4 * SECTOR as u64);
+            image.apply(&patch(0, 4, 1), 1);
+            image.process_killed(&[patch(2, 2, 2)], 2, &mut rng);
+            assert_eq!((image.visible(0)[0], image.visible(1)[0]), (1, 1));
+            assert!([1, 2].contains(&image.visible(3)[0]));
+            assert_eq!(image.durable(0)[0], 0);
+        }
+    }
+
+    #[test]
+    fn a_failed_sync_shows_what_it_forgot() {
+        let mut forgotten = 0;
+        for seed in 0..100 {
+            let mut rng = fastrand::Rng::with_seed(seed);
+            let mut image = Image::new(SECTOR as u64);
+            image.apply(&patch(0, 1, 1), 1);
+            image.forget_some(&mut rng);
+            forgotten += u32::from(image.visible(0)[0] == 0);
+            image.sync(2);
+            assert_eq!(image.visible(0)[0], image.durable(0)[0]);
+        }
+        assert!((20..80).contains(&forgotten));
+    }
+}

@@ -1,0 +1,36 @@
+//! A deterministic simulator of the whole engine.
+//!
+//! A seed makes a world: a cache device and some origins that are simulated, one to three lanes,
+//! clients that ask for random things, operators, and trouble. One thread decides what happens
+//! next, so the same seed takes the same steps. An oracle knows which values every sector may
+//! have and judges each answer, across crashes, restarts and faults.
+//!
+//! - [`run`]: the life of one world; [`world`]: what it consists of; [`profile`]: what a seed makes
+//!   of it; `schedule`: what happens next
+//! - [`disk`] over [`image`], with [`faults`]: disks that reorder, forget, tear and fail
+//! - [`oracle`] over [`history`], with [`stamp`]: what may be read where
+//! - [`clients`]: who asks; [`subject`]: who is asked, which is [`engine`] or [`toy`], the simplest
+//!   system that is right
+//! - [`trace`], [`shared`], [`clock`]: what all of these share
+//! - [`runner`], [`report`]: many seeds, and what came out
+#![forbid(unsafe_code)]
+
+pub mod clients;
+pub mod clock;
+pub mod disk;
+pub mod engine;
+pub mod faults;
+pub mod history;
+pub mod image;
+pub mod oracle;
+pub mod profile;
+pub mod report;
+pub mod run;
+pub mod runner;
+mod schedule;
+pub mod shared;
+pub mod stamp;
+pub mod subject;
+pub mod toy;
+pub mod trace;
+pub mod world;

@@ -1,0 +1,441 @@
+//! Judges every answer of the system under test.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use forebay_core::{IoError, Op};
+
+use crate::history::{History, Moment, VersionId, Wrong};
+use crate::stamp::{self, Content, Place, SECTOR, Value};
+
+/// A promise that was broken.
+#[derive(Clone, Debug)]
+pub struct Violation {
+    /// Number of the invariant in the contract.
+    pub invariant: u32,
+    /// Where, if it is about data.
+    pub place: Option<Place>,
+    /// Values that were possible.
+    pub expected: Vec<Value>,
+    /// What was found instead.
+    pub got: String,
+    /// The circumstances, in a sentence.
+    pub what: String,
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "invariant {}: {}", self.invariant, self.what)?;
+        if let Some(place) = self.place {
+            let expected: Vec<_> = self.expected.iter().map(Value::to_string).collect();
+            write!(f, "; {place}: expected {}, got {}", expected.join(" or "), self.got)?;
+        }
+        Ok(())
+    }
+}
+
+/// One request of a client, as the oracle sees it.
+#[derive(Clone, Copy, Debug)]
+pub struct Asked {
+    /// Index of the volume.
+    pub volume: u16,
+    /// What to do.
+    pub op: Op,
+    /// First sector.
+    pub first: u64,
+    /// Sectors.
+    pub sectors: u64,
+    /// The effect must be durable when it ends.
+    pub fua: bool,
+    /// Number of the write or discard within its volume; 0 for others.
+    pub id: VersionId,
+}
+
+struct Underway {
+    asked: Asked,
+    submitted: Moment,
+}
+
+struct Volume {
+    histories: Vec<History>,
+    /// Sectors with more than one possible value, perhaps.
+    active: Vec<u64>,
+    is_active: Vec<bool>,
+    next_id: VersionId,
+}
+
+/// What the world did to the disks, as far as it excuses errors.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Excuses {
+    /// Disks failed operations, so requests may fail.
+    pub disk_errors: bool,
+    /// The volume is being stopped, so requests may be refused.
+    pub stopping: bool,
+}
+
+/// The possible values of every sector of every volume.
+pub struct Oracle {
+    seed: u64,
+    block_sectors: u64,
+    volumes: Vec<Volume>,
+    underway: BTreeMap<u64, Underway>,
+    now: Moment,
+    crashed_once: bool,
+    /// Sectors whose content was judged.
+    pub verified: u64,
+}
+
+impl Oracle {
+    /// Volumes with the given durable contents; blocks have `block_sectors` sectors.
+    pub fn new(seed: u64, block_sectors: u64, volumes: Vec<Vec<Value>>) -> Self {
+        let volumes = volumes.into_iter().map(|initial| Volume {
+            is_active: vec![false; initial.len()],
+            histories: initial.into_iter().map(History::new).collect(),
+            active: Vec::new(),
+            next_id: 1,
+        });
+        Oracle {
+            seed,
+            block_sectors,
+            volumes: volumes.collect(),
+            underway: BTreeMap::new(),
+            now: 1,
+            crashed_once: false,
+            verified: 0,
+        }
+    }
+
+    fn tick(&mut self) -> Moment {
+        self.now += 1;
+        self.now
+    }
+
+    /// Sectors of a volume.
+    pub fn sectors(&self, volume: u16) -> u64 {
+        self.volumes[usize::from(volume)].histories.len() as u64
+    }
+
+    /// A number for the next write or discard of a volume.
+    pub fn next_id(&mut self, volume: u16) -> VersionId {
+        let next = &mut self.volumes[usize::from(volume)].next_id;
+        *next += 1;
+        *next - 1
+    }
+
+    /// Requests that have not ended.
+    pub fn underway(&self) -> usize {
+        self.underway.len()
+    }
+
+    /// Requests of one volume that have not ended.
+    pub fn underway_on(&self, volume: u16) -> usize {
+        self.underway.values().filter(|request| request.asked.volume == volume).count()
+    }
+
+    /// What `tag` asked for, if it has not ended.
+    pub fn asked(&self, tag: u64) -> Option<Asked> {
+        self.underway.get(&tag).map(|request| request.asked)
+    }
+
+    fn oldest_read(&self, volume: u16) -> Moment {
+        let reads = self
+            .underway
+            .values()
+            .filter(|request| request.asked.op == Op::Read && request.asked.volume == volume);
+        reads.map(|request| request.submitted).min().unwrap_or(Moment::MAX)
+    }
+
+    /// A request is about to be submitted.
+    pub fn submit(&mut self, tag: u64, asked: Asked) {
+        let now = self.tick();
+        let (value, advisory) = match asked.op {
+            Op::Write => (Some(Value::Write(asked.id)), false),
+            Op::WriteZeroes => (Some(Value::Zero), false),
+            Op::Discard => (Some(Value::Zero), true),
+            Op::Read | Op::Flush | Op::Prefetch => (None, false),
+        };
+        if let Some(value) = value {
+            let volume = &mut self.volumes[usize::from(asked.volume)];
+            for sector in asked.first..asked.first + asked.sectors {
+                volume.histories[sector as usize].submit(asked.id, value, advisory, now);
+                if !std::mem::replace(&mut volume.is_active[sector as usize], true) {
+                    volume.active.push(sector);
+                }
+            }
+        }
+        self.underway.insert(tag, Underway { asked, submitted: now });
+    }
+
+    /// A request ended.
+    ///
+    /// # Errors
+    /// If the answer breaks a promise.
+    pub fn complete(
+        &mut self,
+        tag: u64,
+        result: Result<(), IoError>,
+        data: Option<&[u8]>,
+        excuses: Excuses,
+    ) -> Result<(), Violation> {
+        let now = self.tick();
+        let Some(Underway { asked, submitted }) = self.underway.remove(&tag) else {
+            return Err(plain(25, format!("request {tag} ended twice or was never submitted")));
+        };
+        let oldest_read = self.oldest_read(asked.volume);
+        let range = asked.first..asked.first + asked.sectors;
+        let volume = &mut self.volumes[usize::from(asked.volume)];
+        match asked.op {
+            Op::Write | Op::WriteZeroes | Op::Discard => {
+                let fua = asked.fua && asked.op != Op::Discard;
+                for sector in range.clone() {
+                    volume.histories[sector as usize].end(
+                        asked.id,
+                        result.is_ok(),
+                        fua,
+                        now,
+                        oldest_read,
+                    );
+                }
+            }
+            Op::Flush if result.is_ok() => {
+                let (histories, is_active) = (&mut volume.histories, &mut volume.is_active);
+                volume.active.retain(|&sector| {
+                    let history = &mut histories[sector as usize];
+                    history.flushed(submitted, oldest_read);
+                    is_active[sector as usize] = !history.is_settled();
+                    is_active[sector as usize]
+                });
+            }
+            Op::Read if result.is_ok() => {
+                let Some(data) =
+                    data.filter(|data| data.len() as u64 == asked.sectors * SECTOR as u64)
+                else {
+                    return Err(plain(
+                        5,
+                        format!("a read of {} sectors came without its data", asked.sectors),
+                    ));
+                };
+                for (sector, bytes) in range.clone().zip(data.as_chunks::<SECTOR>().0) {
+                    self.observe(
+                        asked.volume,
+                        sector,
+                        bytes,
+                        submitted,
+                        now,
+                        oldest_read,
+                        "a read",
+                    )?;
+                }
+            }
+            Op::Read | Op::Flush | Op::Prefetch => {}
+        }
+        match result {
+            Ok(()) => Ok(()),
+            Err(IoError::ShuttingDown) if excuses.stopping => Ok(()),
+            Err(IoError::NotSupported)
+                if matches!(asked.op, Op::Discard | Op::Prefetch) || excuses.stopping =>
+            {
+                Ok(())
+            }
+            Err(IoError::Io) if excuses.disk_errors || self.may_fail(asked) => Ok(()),
+            Err(error) => Err(Violation {
+                invariant: if asked.op == Op::Read { 11 } else { 25 },
+                place: None,
+                expected: Vec::new(),
+                got: String::new(),
+                what: format!(
+                    "{:?} of {} sectors at {} of volume {} failed without a cause: {error}",
+                    asked.op, asked.sectors, asked.first, asked.volume
+                ),
+            }),
+        }
+    }
+
+    /// Whether damaged data excuses a failure.
+    fn may_fail(&self, asked: Asked) -> bool {
+        let histories = &self.volumes[usize::from(asked.volume)].histories;
+        let start = asked.first / self.block_sectors * self.block_sectors;
+        let end = (asked.first + asked.sectors).next_multiple_of(self.block_sectors);
+        let near = histories.iter().take(end as usize).skip(start as usize);
+        match asked.op {
+            Op::Read | Op::Write | Op::WriteZeroes | Op::Discard => {
+                near.into_iter().any(History::is_tainted)
+            }
+            Op::Flush | Op::Prefetch => histories.iter().any(History::is_tainted),
+        }
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "one observation has that many sides")]
+    fn observe(
+        &mut self,
+        volume: u16,
+        sector: u64,
+        bytes: &[u8],
+        started: Moment,
+        now: Moment,
+        oldest_read: Moment,
+        who: &str,
+    ) -> Result<(), Violation> {
+        self.verified += 1;
+        let place = Place { volume, sector };
+        let content = stamp::classify(bytes, self.seed, place);
+        let history = &mut self.volumes[usize::from(volume)].histories[sector as usize];
+        let expected = history.expected();
+        history.observe(content, started, now, oldest_read).map_err(|wrong| {
+            let (invariant, how) = match (wrong, content) {
+                (Wrong::Stale, _) => (5, "returned data that had been replaced"),
+                (Wrong::CameBack, _) if self.crashed_once => {
+                    (1, "returned data older than what was durable before a crash")
+                }
+                (Wrong::CameBack, _) => (5, "returned data older than what is durable"),
+                (Wrong::NeverWritten, Content::Foreign(..)) => {
+                    (10, "returned data of another place")
+                }
+                (Wrong::NeverWritten, _) => (3, "returned data that was never written there"),
+            };
+            let (place, got) = (Some(place), content.to_string());
+            Violation { invariant, place, expected, got, what: format!("{who} {how}") }
+        })
+    }
+
+    /// Judges one sector of an origin on its own, when everything has been written back.
+    ///
+    /// # Errors
+    /// If the origin holds anything but the last value.
+    pub fn check_origin(&mut self, place: Place, bytes: &[u8]) -> Result<(), Violation> {
+        let now = self.tick();
+        let history = &self.volumes[usize::from(place.volume)].histories[place.sector as usize];
+        if history.is_tainted() {
+            return Ok(());
+        }
+        self.observe(
+            place.volume,
+            place.sector,
+            bytes,
+            now,
+            now,
+            Moment::MAX,
+            "the origin alone, after a drained stop,",
+        )
+        .map_err(|violation| Violation { invariant: 20, ..violation })
+    }
+
+    /// A clean stop has ended: everything that was acknowledged is durable.
+    pub fn stopped_cleanly(&mut self) {
+        let now = self.tick();
+        for volume in &mut self.volumes {
+            let (histories, is_active) = (&mut volume.histories, &mut volume.is_active);
+            volume.active.retain(|&sector| {
+                let history = &mut histories[sector as usize];
+                history.flushed(now, Moment::MAX);
+                is_active[sector as usize] = !history.is_settled();
+                is_active[sector as usize]
+            });
+        }
+    }
+
+    /// Everything stops; whatever was under way is gone.
+    pub fn crash(&mut self) {
+        let now = self.tick();
+        self.crashed_once = true;
+        self.underway.clear();
+        for volume in &mut self.volumes {
+            for &sector in &volume.active {
+                volume.histories[sector as usize].crash(now);
+            }
+        }
+    }
+
+    /// The origin of a volume failed a sync and may have forgotten versions of these sectors.
+    pub fn reopen(&mut self, volume: u16, sectors: &[u64]) {
+        let now = self.tick();
+        let Some(volume) = self.volumes.get_mut(usize::from(volume)) else { return };
+        for &sector in sectors {
+            if let Some(history) = volume.histories.get_mut(sector as usize) {
+                history.reopen(now);
+                if !std::mem::replace(&mut volume.is_active[sector as usize], true) {
+                    volume.active.push(sector);
+                }
+            }
+        }
+    }
+
+    /// The stored data of a place was damaged; its whole block may become unreadable.
+    pub fn taint(&mut self, place: Place) {
+        let now = self.tick();
+        let Some(volume) = self.volumes.get_mut(usize::from(place.volume)) else { return };
+        let start = place.sector / self.block_sectors * self.block_sectors;
+        for history in
+            volume.histories.iter_mut().skip(start as usize).take(self.block_sectors as usize)
+        {
+            history.taint(now);
+        }
+    }
+}
+
+/// A violation that is not about the content of a sector.
+pub fn plain(invariant: u32, what: String) -> Violation {
+    Violation { invariant, place: None, expected: Vec::new(), got: String::new(), what }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bytes(value: Value, sector: u64) -> [u8; SECTOR] {
+        let mut bytes = [0; SECTOR];
+        stamp::fill_value(&mut bytes, 7, Place { volume: 0, sector }, value);
+        bytes
+    }
+
+    fn asked(op: Op, id: VersionId) -> Asked {
+        Asked { volume: 0, op, first: 0, sectors: 1, fua: false, id }
+    }
+
+    fn read(oracle: &mut Oracle, value: Value) -> Result<(), Violation> {
+        oracle.submit(99, asked(Op::Read, 0));
+        oracle.complete(99, Ok(()), Some(&bytes(value, 0)), Excuses::default())
+    }
+
+    #[test]
+    fn a_write_that_was_flushed_on_another_lane_must_survive() {
+        let mut oracle = Oracle::new(7, 8, vec![vec![Value::Zero; 8]]);
+        let id = oracle.next_id(0);
+        oracle.submit(1, asked(Op::Write, id));
+        oracle.complete(1, Ok(()), None, Excuses::default()).expect("fine");
+        oracle.submit(2, Asked { sectors: 0, ..asked(Op::Flush, 0) });
+        oracle.complete(2, Ok(()), None, Excuses::default()).expect("fine");
+        oracle.crash();
+        read(&mut oracle, Value::Write(id)).expect("survived");
+        assert_eq!(read(&mut oracle, Value::Write(9)).map_err(|v| v.invariant), Err(1));
+        assert_eq!(read(&mut oracle, Value::Zero).map_err(|v| v.invariant), Err(1));
+    }
+
+    #[test]
+    fn errors_need_a_cause() {
+        let mut oracle = Oracle::new(7, 8, vec![vec![Value::Zero; 16]]);
+        let failed = |oracle: &mut Oracle, excuses| {
+            oracle.submit(1, asked(Op::Read, 0));
+            oracle.complete(1, Err(IoError::Io), None, excuses)
+        };
+        assert!(failed(&mut oracle, Excuses::default()).is_err());
+        assert!(failed(&mut oracle, Excuses { disk_errors: true, stopping: false }).is_ok());
+        oracle.taint(Place { volume: 0, sector: 9 });
+        assert!(failed(&mut oracle, Excuses::default()).is_err());
+        oracle.taint(Place { volume: 0, sector: 7 });
+        assert!(failed(&mut oracle, Excuses::default()).is_ok());
+        let id = oracle.next_id(0);
+        oracle.submit(2, Asked { sectors: 8, ..asked(Op::Write, id) });
+        oracle.complete(2, Ok(()), None, Excuses::default()).expect("fine");
+        assert!(failed(&mut oracle, Excuses::default()).is_err());
+    }
+
+    #[test]
+    fn a_request_ends_once() {
+        let mut oracle = Oracle::new(7, 8, vec![vec![Value::Zero; 8]]);
+        oracle.submit(1, asked(Op::Flush, 0));
+        assert!(oracle.complete(1, Ok(()), None, Excuses::default()).is_ok());
+        let again = oracle.complete(1, Ok(()), None, Excuses::default());
+        assert_eq!(again.map_err(|v| v.invariant), Err(25));
+    }
+}

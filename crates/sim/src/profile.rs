@@ -1,0 +1,156 @@
+//! What a seed makes of a world: its size, its clients, its weather.
+
+use forebay_core::{BlockSize, Durability, Mode, ReplacementKind};
+
+use crate::clients::Mix;
+use crate::faults::FaultPlan;
+use crate::subject::Setup;
+
+/// Which kinds of trouble a run has. They are kept apart because each excuses other errors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Weather {
+    /// Crashes and nothing else: no request may fail and nothing may be lost.
+    Crashes,
+    /// Crashes, and origins that fail for a while: nothing may be lost.
+    OriginErrors,
+    /// A cache device that fails: data may become unreadable, never wrong.
+    CacheErrors,
+    /// Bit rot, lost and misdirected writes on the cache device, without crashes: exactly what
+    /// was damaged may become unreadable.
+    Damage,
+}
+
+impl Weather {
+    /// All of them.
+    pub const ALL: [Weather; 4] =
+        [Weather::Crashes, Weather::OriginErrors, Weather::CacheErrors, Weather::Damage];
+
+    /// A short name for lists.
+    pub fn name(self) -> &'static str {
+        match self {
+            Weather::Crashes => "crashes",
+            Weather::OriginErrors => "origin-errors",
+            Weather::CacheErrors => "cache-errors",
+            Weather::Damage => "damage",
+        }
+    }
+}
+
+/// Everything that is decided before a run starts.
+#[derive(Clone, Debug)]
+pub struct Profile {
+    /// The kind of trouble.
+    pub weather: Weather,
+    /// Lanes, 1 to 3.
+    pub lanes: usize,
+    /// Size of the cache device in bytes.
+    pub cache_size: u64,
+    /// Sizes of the origins in bytes.
+    pub origin_sizes: Vec<u64>,
+    /// How the cache is set up.
+    pub setup: Setup,
+    /// What clients ask for.
+    pub mix: Mix,
+    /// Clients of each volume on each lane.
+    pub clients: u32,
+    /// How often the system is opened.
+    pub rounds: u32,
+    /// Requests in each round.
+    pub requests: u64,
+    /// Whether operators act in the middle of it.
+    pub admin: bool,
+    /// Whether the initial content of the origins has sectors of zeroes.
+    pub zeroes: bool,
+}
+
+fn pick<T: Copy>(rng: &mut fastrand::Rng, from: &[T]) -> Option<T> {
+    (!from.is_empty()).then(|| from[rng.usize(0..from.len())])
+}
+
+impl Profile {
+    /// What the seed of `rng` makes; `weather` overrides its kind of trouble.
+    pub fn choose(rng: &mut fastrand::Rng, weather: Option<Weather>) -> Self {
+        let chosen = match rng.u32(0..20) {
+            0..13 => Weather::Crashes,
+            13..16 => Weather::OriginErrors,
+            16..18 => Weather::CacheErrors,
+            _ => Weather::Damage,
+        };
+        let weather = weather.unwrap_or(chosen);
+        let lanes = rng.usize(1..=3);
+        let block =
+            if rng.u32(0..3) > 0 { 4096 } else { pick(rng, &[2048, 8192, 16384]).unwrap_or(4096) };
+        let segment_size = 256 << 10;
+        let volumes = rng.usize(2..=3);
+        let modes = |rng: &mut fastrand::Rng| {
+            let mode = if rng.u32(0..5) < 3 { Some(Mode::Writeback) } else { pick(rng, Mode::ALL) };
+            let durability =
+                if rng.u32(0..4) == 0 { Durability::Strict } else { Durability::Flush };
+            (mode.unwrap_or_default(), durability)
+        };
+        let zeroes = weather != Weather::Damage;
+        Profile {
+            weather,
+            lanes,
+            cache_size: rng.u64(20..=40) * (256 << 10),
+            origin_sizes: (0..volumes).map(|_| Self::origin_size(rng)).collect(),
+            setup: Setup {
+                block_size: BlockSize::new(block).unwrap_or_default(),
+                segment_size,
+                replacement: pick(rng, ReplacementKind::ALL).unwrap_or_default(),
+                volumes: (0..volumes).map(|_| modes(rng)).collect(),
+                seed: rng.u64(..),
+            },
+            mix: Mix::choose(rng, zeroes),
+            clients: rng.u32(1..=2),
+            rounds: rng.u32(2..=5),
+            requests: match rng.u32(0..8) {
+                0..2 => rng.u64(20..100),
+                2..7 => rng.u64(100..800),
+                _ => rng.u64(800..3_000),
+            },
+            admin: rng.u32(0..3) > 0,
+            zeroes,
+        }
+    }
+
+    /// Mostly small, so that the same blocks are hit again and again.
+    fn origin_size(rng: &mut fastrand::Rng) -> u64 {
+        match rng.u32(0..10) {
+            0..7 => rng.u64(8..=64) * (32 << 10),
+            7..9 => rng.u64(1..=4) << 20,
+            _ => rng.u64(4..=8) << 20,
+        }
+    }
+
+    /// Faults of the cache device while clients are at work.
+    pub fn cache_faults(&self) -> FaultPlan {
+        let calm = FaultPlan { slow_episode: 200, overlap_is_fault: true, ..FaultPlan::default() };
+        match self.weather {
+            Weather::Crashes | Weather::OriginErrors => calm,
+            Weather::CacheErrors => FaultPlan {
+                read_error: 2_000,
+                write_error: 2_000,
+                sync_error: 5_000,
+                bad_sectors: true,
+                ..calm
+            },
+            Weather::Damage => FaultPlan { lost_write: 500, misdirected_write: 500, ..calm },
+        }
+    }
+
+    /// Faults of the origins while clients are at work.
+    pub fn origin_faults(&self) -> FaultPlan {
+        let calm = FaultPlan { slow_episode: 200, ..FaultPlan::default() };
+        match self.weather {
+            Weather::Crashes | Weather::CacheErrors | Weather::Damage => calm,
+            Weather::OriginErrors => FaultPlan {
+                read_error: 2_000,
+                write_error: 5_000,
+                sync_error: 10_000,
+                outage: 1_000,
+                ..calm
+            },
+        }
+    }
+}

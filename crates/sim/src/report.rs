@@ -1,0 +1,174 @@
+//! What a run counted, and how it is printed.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use serde::Serialize;
+
+use crate::oracle::Violation;
+use crate::profile::Weather;
+
+/// Counters of one run or, added up, of many.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Counts {
+    /// Runs.
+    pub seeds: u64,
+    /// Runs by their kind of trouble.
+    pub weather: BTreeMap<&'static str, u64>,
+    /// Requests of clients and of verifications.
+    pub requests: u64,
+    /// Requests that were answered without waiting.
+    pub at_once: u64,
+    /// Requests that ended with an error that had a cause.
+    pub failed_requests: u64,
+    /// Crashes, nested ones included: each is a crash point that was checked.
+    pub crashes: u64,
+    /// Recoveries that ended with an open cache.
+    pub recoveries: u64,
+    /// Crashes during a recovery.
+    pub nested_crashes: u64,
+    /// Stops in good order.
+    pub clean_stops: u64,
+    /// Actions of operators.
+    pub admin_actions: u64,
+    /// Sectors that were compared with the oracle.
+    pub sectors_verified: u64,
+    /// Injected faults by kind.
+    pub faults: BTreeMap<&'static str, u64>,
+    /// Steps of the scheduler.
+    pub steps: u64,
+    /// Virtual time that passed, in nanoseconds.
+    pub virtual_nanos: u64,
+}
+
+impl Counts {
+    /// For one run.
+    pub fn new(weather: Weather) -> Self {
+        Counts { seeds: 1, weather: BTreeMap::from([(weather.name(), 1)]), ..Counts::default() }
+    }
+
+    /// Adds another run.
+    pub fn add(&mut self, other: &Counts) {
+        self.seeds += other.seeds;
+        self.requests += other.requests;
+        self.at_once += other.at_once;
+        self.failed_requests += other.failed_requests;
+        self.crashes += other.crashes;
+        self.recoveries += other.recoveries;
+        self.nested_crashes += other.nested_crashes;
+        self.clean_stops += other.clean_stops;
+        self.admin_actions += other.admin_actions;
+        self.sectors_verified += other.sectors_verified;
+        self.steps += other.steps;
+        self.virtual_nanos += other.virtual_nanos;
+        for (kind, count) in &other.weather {
+            *self.weather.entry(kind).or_default() += count;
+        }
+        for (kind, count) in &other.faults {
+            *self.faults.entry(kind).or_default() += count;
+        }
+    }
+
+    /// A table for people.
+    pub fn table(&self) -> String {
+        let mut text = String::new();
+        let rows = [
+            ("seeds", self.seeds),
+            ("requests", self.requests),
+            ("  answered without waiting", self.at_once),
+            ("  failed with a cause", self.failed_requests),
+            ("crash points checked", self.crashes),
+            ("  nested, during a recovery", self.nested_crashes),
+            ("recoveries", self.recoveries),
+            ("clean stops", self.clean_stops),
+            ("operator actions", self.admin_actions),
+            ("sectors verified", self.sectors_verified),
+            ("virtual seconds", self.virtual_nanos / 1_000_000_000),
+        ];
+        for (name, value) in rows {
+            let _ = writeln!(text, "{name:<28} {value:>14}");
+        }
+        for (kind, count) in &self.weather {
+            let _ = writeln!(text, "runs with {kind:<18} {count:>14}");
+        }
+        for (kind, count) in &self.faults {
+            let _ = writeln!(text, "injected: {kind:<18} {count:>14}");
+        }
+        text
+    }
+}
+
+/// How the run of one seed ended.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// The seed.
+    pub seed: u64,
+    /// Hash of the trace.
+    pub hash: u64,
+    /// What was counted.
+    pub counts: Counts,
+    /// The first broken promise, if any.
+    pub violation: Option<Violation>,
+}
+
+/// A failed seed as JSON.
+#[derive(Clone, Debug, Serialize)]
+pub struct FailureReport {
+    /// The seed.
+    pub seed: u64,
+    /// Number of the invariant in the contract.
+    pub invariant: u32,
+    /// Volume, if it is about data.
+    pub volume: Option<u16>,
+    /// Sector, if it is about data.
+    pub sector: Option<u64>,
+    /// Values that were possible.
+    pub expected: Vec<String>,
+    /// What was found.
+    pub got: String,
+    /// The sentence for people.
+    pub message: String,
+    /// Hash of the trace, in hexadecimal.
+    pub trace_hash: String,
+    /// The command that runs it again.
+    pub replay: String,
+}
+
+impl FailureReport {
+    /// From a run that broke a promise; `extra` are arguments that the replay needs too.
+    pub fn new(outcome: &Outcome, violation: &Violation, extra: &str) -> Self {
+        FailureReport {
+            seed: outcome.seed,
+            invariant: violation.invariant,
+            volume: violation.place.map(|place| place.volume),
+            sector: violation.place.map(|place| place.sector),
+            expected: violation.expected.iter().map(ToString::to_string).collect(),
+            got: violation.got.clone(),
+            message: violation.to_string(),
+            trace_hash: format!("{:016x}", outcome.hash),
+            replay: format!("forebay-sim --seed {}{extra}", outcome.seed),
+        }
+    }
+
+    /// For people.
+    pub fn text(&self) -> String {
+        format!(
+            "seed {} FAILED: {}\n  trace hash {}\n  replay: {} --trace\n",
+            self.seed, self.message, self.trace_hash, self.replay
+        )
+    }
+}
+
+/// The whole report as JSON.
+#[derive(Clone, Debug, Serialize)]
+pub struct JsonReport<'a> {
+    /// Everything that was counted.
+    pub counts: &'a Counts,
+    /// Every seed that failed.
+    pub failures: &'a [FailureReport],
+    /// Wall-clock seconds.
+    pub seconds: f64,
+    /// Hash of the trace if there was one seed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trace_hash: Option<String>,
+}

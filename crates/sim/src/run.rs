@@ -1,0 +1,312 @@
+//! The life of one world: format, then rounds of open, verify, work and crash or stop, and in
+//! the end a drained stop after which the origins alone must hold everything.
+
+use forebay_core::Op;
+
+use crate::clients::Wish;
+use crate::image::PowerCut;
+use crate::oracle::{Violation, plain};
+use crate::profile::Weather;
+use crate::report::Outcome;
+use crate::schedule::End;
+use crate::stamp::Place;
+use crate::subject::Subject;
+use crate::world::{RunOptions, World};
+
+/// Crashes during the recovery from one crash.
+const NESTED: u32 = 2;
+
+/// How a round ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ending {
+    /// At the given change of a disk from now on.
+    CrashAt(u64),
+    /// When the clients have asked for everything, whatever is under way.
+    CrashAtEnd,
+    /// In good order, writing everything back or keeping it.
+    Stop { drain: bool },
+}
+
+/// Runs the world of `seed` to its end or to the first broken promise.
+pub fn run_seed(seed: u64, subject: &dyn Subject, options: RunOptions) -> Outcome {
+    let mut world = World::new(seed, subject, options);
+    let violation = world.live().err();
+    if let Some(violation) = &violation {
+        world.shared.event(
+            "broken",
+            &[u64::from(violation.invariant)],
+            format_args!("{violation}"),
+        );
+    }
+    // Tasks must not outlive the judgement: what they do while they are dropped is nobody's doing.
+    world.shared.stop();
+    world.drop_process();
+    world.counts.sectors_verified = world.oracle.verified;
+    world.counts.faults = world.shared.faults();
+    world.counts.virtual_nanos = world.now().0;
+    Outcome { seed, hash: world.shared.trace.hash(), counts: world.counts.clone(), violation }
+}
+
+impl World<'_> {
+    fn live(&mut self) -> Result<(), Violation> {
+        self.boot();
+        let future = self.subject.format(&self.machine());
+        self.wait_for(future, "format")?;
+        self.drop_process();
+        let rounds = self.profile.rounds;
+        let mut crashed = false;
+        for round in 0..rounds {
+            self.open_after(crashed)?;
+            let ending = self.choose_ending();
+            crashed = self.round(ending)?;
+            self.shared.event(
+                "round",
+                &[u64::from(round), u64::from(crashed)],
+                format_args!("{round} ended: {ending:?}"),
+            );
+        }
+        self.open_after(crashed)?;
+        self.last_judgement()
+    }
+
+    /// Waits for a call that cannot be interrupted by a crash.
+    fn wait_for<T: 'static>(
+        &mut self,
+        future: crate::subject::LocalFuture<Result<T, String>>,
+        what: &str,
+    ) -> Result<T, Violation> {
+        match self.try_for(future, what)? {
+            Some(value) => Ok(value),
+            None => Err(plain(25, format!("{what} met a crash that nobody ordered"))),
+        }
+    }
+
+    /// Waits for a call; `None` if the world stopped first.
+    fn try_for<T: 'static>(
+        &mut self,
+        future: crate::subject::LocalFuture<Result<T, String>>,
+        what: &str,
+    ) -> Result<Option<T>, Violation> {
+        let slot = self.call(future);
+        self.last_progress = self.now();
+        let end = self.pump(false, |_| Ok(slot.borrow().is_some()))?;
+        if end == End::Crashed {
+            return Ok(None);
+        }
+        let result = slot.borrow_mut().take();
+        match result {
+            Some(Ok(value)) => Ok(Some(value)),
+            Some(Err(error)) => Err(plain(20, format!("{what} failed: {error}"))),
+            None => Ok(None),
+        }
+    }
+
+    /// Opens the system, after a crash with up to two more crashes on the way, and reads.
+    fn open_after(&mut self, crashed: bool) -> Result<(), Violation> {
+        let mut nested = if crashed { self.rng.u32(0..=NESTED) } else { 0 };
+        let mut recovering = crashed;
+        loop {
+            // Without a nested crash all goes on undisturbed; with one it comes soon, perhaps
+            // before the system is open and perhaps while it is being read.
+            let at = self.rng.u64(1..30);
+            self.shared.arm((nested > 0).then_some(at));
+            self.boot();
+            if self.open_once()? && self.read_back(recovering)? {
+                self.shared.arm(None);
+                self.counts.recoveries += u64::from(recovering);
+                return Ok(());
+            }
+            self.counts.nested_crashes += 1;
+            self.crash();
+            recovering = true;
+            nested = nested.saturating_sub(1);
+        }
+    }
+
+    fn open_once(&mut self) -> Result<bool, Violation> {
+        let future = self.subject.open(&self.machine());
+        let instance = self.try_for(future, "open")?;
+        let opened = instance.is_some();
+        self.instance = instance;
+        Ok(opened)
+    }
+
+    /// Reads everything, or something, or nothing; `false` if the world stopped.
+    fn read_back(&mut self, recovered: bool) -> Result<bool, Violation> {
+        let how = self.rng.u32(0..10);
+        let percent = match how {
+            _ if !recovered && how > 2 => return Ok(true),
+            0..7 => 100,
+            7..9 => 30,
+            _ => return Ok(true),
+        };
+        self.read_all(percent)
+    }
+
+    fn read_all(&mut self, percent: u32) -> Result<bool, Violation> {
+        let mut chunks = Vec::new();
+        for volume in 0..self.origins.len() as u16 {
+            let sectors = self.oracle.sectors(volume);
+            let mut first = 0;
+            while first < sectors {
+                let len = self.rng.u64(1..=128).min(sectors - first);
+                if self.rng.u32(0..100) < percent {
+                    chunks.push((volume, first, len));
+                }
+                first += len;
+            }
+        }
+        self.rng.shuffle(&mut chunks);
+        self.last_progress = self.now();
+        let end = self.pump(false, |world| {
+            while world.oracle.underway() < 8 && !world.shared.stopped() {
+                let Some((volume, first, sectors)) = chunks.pop() else { break };
+                let lane = world.rng.usize(0..world.lanes.len());
+                let at_once = world.rng.bool();
+                let wish = Wish { op: Op::Read, first, sectors, fua: false, at_once };
+                world.submit(lane, volume, wish, None)?;
+            }
+            Ok(chunks.is_empty() && world.oracle.underway() == 0)
+        })?;
+        Ok(end == End::Reached)
+    }
+
+    fn choose_ending(&mut self) -> Ending {
+        let requests = self.profile.requests;
+        if self.profile.weather == Weather::Damage {
+            return Ending::Stop { drain: self.rng.bool() };
+        }
+        match self.rng.u32(0..10) {
+            0..7 => Ending::CrashAt(self.rng.u64(1..=requests * 2)),
+            7 => Ending::CrashAtEnd,
+            _ => Ending::Stop { drain: self.rng.bool() },
+        }
+    }
+
+    /// Clients work until the round ends. `true` if it ended in a crash.
+    fn round(&mut self, ending: Ending) -> Result<bool, Violation> {
+        self.set_faults(true);
+        self.last_progress = self.now();
+        if let Ending::CrashAt(operations) = ending {
+            self.shared.arm(Some(operations));
+        }
+        let target = self.counts.requests + self.profile.requests;
+        let administers = self.profile.admin;
+        let rots = self.profile.weather == Weather::Damage;
+        let end = self.pump(true, |world| {
+            if administers {
+                world.administrate()?;
+            }
+            if rots && world.rng.u32(0..3_000) == 0 {
+                world.cache.rot();
+            }
+            Ok(world.counts.requests >= target)
+        })?;
+        if end == End::Crashed || !matches!(ending, Ending::Stop { .. }) {
+            self.shared.stop();
+            self.crash();
+            return Ok(true);
+        }
+        self.shared.arm(None);
+        match ending {
+            Ending::Stop { drain } => Ok(!self.stop(drain, false)?),
+            Ending::CrashAt(_) | Ending::CrashAtEnd => Ok(false),
+        }
+    }
+
+    /// Lets everything under way end.
+    fn settle(&mut self) -> Result<(), Violation> {
+        self.pump(false, |world| {
+            if world.admin.is_some() {
+                world.administrate()?;
+            }
+            Ok(world.oracle.underway() == 0 && world.admin.is_none())
+        })?;
+        Ok(())
+    }
+
+    /// Stops in good order; `false` if the system said that it could not, which counts as a
+    /// crash. `last`: origins work, so there is no excuse but damage of the cache device.
+    fn stop(&mut self, drain: bool, last: bool) -> Result<bool, Violation> {
+        self.settle()?;
+        self.set_faults(false);
+        let Some(instance) = self.instance.clone() else { return Ok(true) };
+        let slot = self.call(instance.stop(drain));
+        drop(instance);
+        self.last_progress = self.now();
+        self.pump(false, |_| Ok(slot.borrow().is_some()))?;
+        let result = slot.borrow_mut().take().unwrap_or(Ok(()));
+        self.shared.event(
+            "stopped",
+            &[u64::from(drain), u64::from(result.is_ok())],
+            format_args!("drain {drain}: {result:?}"),
+        );
+        let excused = match self.profile.weather {
+            Weather::Crashes => false,
+            Weather::OriginErrors => !last,
+            Weather::CacheErrors | Weather::Damage => true,
+        };
+        if let Err(error) = result {
+            if !excused {
+                return Err(plain(20, format!("a clean stop failed: {error}")));
+            }
+            if !last {
+                self.shared.stop();
+                self.crash();
+                return Ok(false);
+            }
+        }
+        self.counts.clean_stops += 1;
+        self.oracle.stopped_cleanly();
+        self.drop_process();
+        Ok(true)
+    }
+
+    /// The process dies, and perhaps the power fails for all disks together.
+    fn crash(&mut self) {
+        self.counts.crashes += 1;
+        self.drop_process();
+        let power = (self.rng.u32(0..4) > 0).then(|| PowerCut::choose(&mut self.rng));
+        self.cache.crash(power);
+        for origin in &self.origins {
+            origin.crash(power);
+        }
+        self.oracle.crash();
+        self.set_faults(false);
+        self.shared.arm(None);
+    }
+
+    /// Everything is read once more and written back; then the origins alone are compared.
+    fn last_judgement(&mut self) -> Result<(), Violation> {
+        self.set_faults(false);
+        self.collect_unreadable = true;
+        self.read_all(100)?;
+        if matches!(self.profile.weather, Weather::CacheErrors | Weather::Damage) {
+            // What could not be read is lost by the cache device's fault and was reported.
+            for place in std::mem::take(&mut self.unreadable) {
+                self.oracle.taint(place);
+            }
+        } else if let Some(place) = self.unreadable.first() {
+            return Err(plain(
+                16,
+                format!("{place} is still unreadable though the origin works again"),
+            ));
+        }
+        self.stop(true, true)?;
+        let seed_rng = &mut self.rng;
+        for (volume, origin) in self.origins.iter().enumerate() {
+            let cut = PowerCut::choose(seed_rng);
+            origin.crash(Some(cut));
+            let oracle = &mut self.oracle;
+            origin.with_image(|image| {
+                (0..image.sectors()).try_for_each(|sector| {
+                    oracle.check_origin(
+                        Place { volume: volume as u16, sector },
+                        image.durable(sector),
+                    )
+                })
+            })?;
+        }
+        Ok(())
+    }
+}

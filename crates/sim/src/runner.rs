@@ -1,0 +1,130 @@
+//! Runs many seeds on a few threads and gathers what they say.
+#![allow(
+    clippy::disallowed_methods,
+    reason = "threads and wall-clock time of the runner itself, outside every world"
+)]
+
+use std::cell::RefCell;
+use std::io::{IsTerminal, Write};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use crate::oracle::plain;
+use crate::report::{Counts, Outcome};
+use crate::run::run_seed;
+use crate::subject::Subject;
+use crate::world::RunOptions;
+
+thread_local! {
+    static PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
+}
+
+/// Makes panics of worlds part of the report and keeps them off the screen.
+pub fn catch_panics() {
+    std::panic::set_hook(Box::new(|info| {
+        PANIC.with(|panic| panic.borrow_mut().replace(info.to_string()));
+    }));
+}
+
+/// Runs one seed; a panic counts as a broken promise.
+pub fn run_caught(seed: u64, subject: &dyn Subject, options: RunOptions) -> Outcome {
+    match catch_unwind(AssertUnwindSafe(|| run_seed(seed, subject, options))) {
+        Ok(outcome) => outcome,
+        Err(_) => {
+            let message = PANIC.with(|panic| panic.borrow_mut().take()).unwrap_or_default();
+            let message = message.replace('\n', " ");
+            let violation = Some(plain(25, format!("the system panicked: {message}")));
+            Outcome { seed, hash: 0, counts: Counts { seeds: 1, ..Counts::default() }, violation }
+        }
+    }
+}
+
+/// Which seeds, for how long.
+#[derive(Clone, Copy, Debug)]
+pub struct Plan {
+    /// The first seed.
+    pub start: u64,
+    /// How many seeds at most.
+    pub seeds: u64,
+    /// For how long at most; no new seed starts afterwards.
+    pub time: Option<Duration>,
+    /// Threads.
+    pub jobs: usize,
+    /// Failed seeds after which no new seed starts.
+    pub max_failures: usize,
+    /// How each seed is run.
+    pub options: RunOptions,
+    /// Whether to print a progress line.
+    pub progress: bool,
+}
+
+/// What came out of all seeds.
+#[derive(Debug, Default)]
+pub struct Summary {
+    /// All counters added up.
+    pub counts: Counts,
+    /// Runs that broke a promise, by seed.
+    pub failures: Vec<Outcome>,
+    /// Wall-clock time.
+    pub time: Duration,
+}
+
+/// Runs the seeds of `plan` on the systems that `subject` makes, one for each thread.
+pub fn run_many<S: Subject>(plan: Plan, subject: impl Fn() -> S + Sync) -> Summary {
+    let began = Instant::now();
+    let next = AtomicU64::new(0);
+    let enough = AtomicBool::new(false);
+    let summary = Mutex::new(Summary::default());
+    let late = || plan.time.is_some_and(|time| began.elapsed() >= time);
+    std::thread::scope(|scope| {
+        for _ in 0..plan.jobs.max(1) {
+            scope.spawn(|| {
+                let subject = subject();
+                loop {
+                    let index = next.fetch_add(1, Ordering::Relaxed);
+                    if index >= plan.seeds || enough.load(Ordering::Relaxed) || late() {
+                        break;
+                    }
+                    let outcome =
+                        run_caught(plan.start.wrapping_add(index), &subject, plan.options);
+                    let mut summary = summary.lock();
+                    summary.counts.add(&outcome.counts);
+                    if outcome.violation.is_some() {
+                        summary.failures.push(outcome);
+                        enough.fetch_or(
+                            summary.failures.len() >= plan.max_failures,
+                            Ordering::Relaxed,
+                        );
+                    }
+                    if plan.progress && summary.counts.seeds.is_multiple_of(16) {
+                        progress(&summary, plan.seeds, began.elapsed());
+                    }
+                }
+            });
+        }
+    });
+    if plan.progress && std::io::stderr().is_terminal() {
+        eprintln!();
+    }
+    let mut summary = summary.into_inner();
+    summary.failures.sort_by_key(|outcome| outcome.seed);
+    summary.time = began.elapsed();
+    summary
+}
+
+fn progress(summary: &Summary, seeds: u64, elapsed: Duration) {
+    let end = if std::io::stderr().is_terminal() { '\r' } else { '\n' };
+    let line = format!(
+        "{} of {seeds} seeds, {} crash points, {} requests, {} failures, {:.0} s",
+        summary.counts.seeds,
+        summary.counts.crashes,
+        summary.counts.requests,
+        summary.failures.len(),
+        elapsed.as_secs_f64(),
+    );
+    // A progress line that cannot be printed is no reason to stop.
+    let _ = write!(std::io::stderr(), "{line}   {end}");
+}

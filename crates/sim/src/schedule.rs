@@ -1,0 +1,220 @@
+//! What happens next: one lane runs, one disk operation completes, one client asks, or, if
+//! nothing of that is possible, time passes.
+
+use std::time::Duration;
+
+use forebay_core::Nanos;
+
+use crate::oracle::{Violation, plain};
+use crate::subject::Admin;
+use crate::world::{AdminState, World};
+
+/// How a stretch of time ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    /// The goal was reached.
+    Reached,
+    /// The fuse blew.
+    Crashed,
+}
+
+/// Virtual time in which something that was asked for must have ended.
+const PATIENCE: Duration = Duration::from_secs(600);
+/// Steps at one moment of virtual time after which the system is running in circles.
+const CIRCLES: u64 = 2_000_000;
+
+impl World<'_> {
+    /// Goes on until `goal` is reached or the world stops.
+    pub(crate) fn pump(
+        &mut self,
+        clients: bool,
+        mut goal: impl FnMut(&mut Self) -> Result<bool, Violation>,
+    ) -> Result<End, Violation> {
+        let mut still = (self.now(), 0u64);
+        loop {
+            self.take_answers()?;
+            if self.shared.stopped() {
+                return Ok(End::Crashed);
+            }
+            if goal(self)? {
+                return Ok(End::Reached);
+            }
+            if self.act(clients)? {
+                if still.0 != self.now() {
+                    still = (self.now(), 0);
+                }
+                still.1 += 1;
+                if still.1 > CIRCLES {
+                    return Err(plain(
+                        25,
+                        "the system runs in circles and time does not pass".into(),
+                    ));
+                }
+                continue;
+            }
+            self.pass_time(clients)?;
+        }
+    }
+
+    /// Does one thing that can be done now, in random preference. `false` if there is none.
+    fn act(&mut self, clients: bool) -> Result<bool, Violation> {
+        self.counts.steps += 1;
+        let first = self.rng.u32(0..8);
+        let order: [u32; 3] = match first {
+            0..3 => [0, 1, 2],
+            3..6 => [1, 0, 2],
+            6 => [1, 2, 0],
+            _ => [2, 0, 1],
+        };
+        for what in order {
+            let acted = match what {
+                0 => self.run_lane(),
+                1 => self.complete_operation(),
+                _ => clients && self.ask()?,
+            };
+            if acted {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    fn run_lane(&mut self) -> bool {
+        let count = self.lanes.len();
+        let start = if count > 1 { self.rng.usize(0..count) } else { 0 };
+        (0..count).any(|index| self.lanes[(start + index) % count].run_ready())
+    }
+
+    fn complete_operation(&mut self) -> bool {
+        let count = self.origins.len() + 1;
+        let start = self.rng.usize(0..count);
+        (0..count).any(|index| match (start + index) % count {
+            0 => self.cache.complete_one(),
+            origin => self.origins[origin - 1].complete_one(),
+        })
+    }
+
+    fn ask(&mut self) -> Result<bool, Violation> {
+        let (count, now) = (self.clients.len(), self.now());
+        let start = self.rng.usize(0..count.max(1));
+        for index in (0..count).map(|index| (start + index) % count) {
+            let client = &mut self.clients[index];
+            if self.closed == Some(client.volume) || client.due().is_none_or(|due| due > now) {
+                continue;
+            }
+            let (lane, volume, wish) = (client.lane, client.volume, client.wish(now));
+            self.submit(lane, volume, wish, Some(index))?;
+            return Ok(true);
+        }
+        Ok(false)
+    }
+
+    fn pass_time(&mut self, clients: bool) -> Result<(), Violation> {
+        let now = self.now();
+        let disks = std::iter::once(&self.cache).chain(&self.origins);
+        let disks = disks.filter_map(|disk| disk.next_due());
+        let lanes = self.lanes.iter().filter_map(|lane| lane.next_deadline());
+        let asking =
+            self.clients.iter().filter(|client| clients && self.closed != Some(client.volume));
+        let next = disks.chain(lanes).chain(asking.filter_map(|client| client.due())).min();
+        let Some(next) = next else {
+            return Err(plain(
+                25,
+                format!("{} requests will never end: nothing is under way", self.oracle.underway()),
+            ));
+        };
+        if now.since(self.last_progress) > PATIENCE {
+            return Err(plain(
+                25,
+                format!(
+                    "no answer for {} s, {} requests wait",
+                    PATIENCE.as_secs(),
+                    self.oracle.underway()
+                ),
+            ));
+        }
+        self.shared.clock.advance_to(Nanos(next.0.max(now.0 + 1)));
+        Ok(())
+    }
+
+    /// Starts, continues or ends an operator's action.
+    pub(crate) fn administrate(&mut self) -> Result<(), Violation> {
+        match self.admin.take() {
+            None => {
+                if self.rng.u32(0..2_000) == 0 {
+                    let action = self.choose_action();
+                    self.counts.admin_actions += 1;
+                    self.shared.event("admin", &[], format_args!("{action:?}"));
+                    self.begin(action);
+                }
+            }
+            Some(AdminState::Quiescing(action, volume)) => {
+                if self.oracle.underway_on(volume) > 0 {
+                    self.admin = Some(AdminState::Quiescing(action, volume));
+                } else {
+                    self.invoke(action);
+                }
+            }
+            Some(AdminState::Running(action, slot)) => {
+                let result = slot.borrow_mut().take();
+                match result {
+                    None => self.admin = Some(AdminState::Running(action, slot)),
+                    Some(result) => {
+                        self.closed = None;
+                        self.last_progress = self.now();
+                        self.shared.event(
+                            "admin",
+                            &[u64::from(result.is_ok())],
+                            format_args!("{action:?}: {result:?}"),
+                        );
+                        self.judge_admin(action, result)?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn judge_admin(&self, action: Admin, result: Result<(), String>) -> Result<(), Violation> {
+        let excused = self.profile.weather != crate::profile::Weather::Crashes;
+        match result {
+            Err(error) if !excused => {
+                Err(plain(20, format!("{action:?} failed without a cause: {error}")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn choose_action(&mut self) -> Admin {
+        use forebay_core::{Durability, Mode, ReplacementKind};
+        let volume = self.rng.u16(0..self.origins.len() as u16);
+        match self.rng.u32(0..8) {
+            0..3 => Admin::Mode(volume, Mode::ALL[self.rng.usize(0..Mode::ALL.len())]),
+            3 => {
+                Admin::Durability(volume, Durability::ALL[self.rng.usize(0..Durability::ALL.len())])
+            }
+            4 => Admin::Replacement(
+                ReplacementKind::ALL[self.rng.usize(0..ReplacementKind::ALL.len())],
+            ),
+            5 | 6 => Admin::Drain(volume),
+            _ => Admin::Restart(volume),
+        }
+    }
+
+    fn begin(&mut self, action: Admin) {
+        match action {
+            Admin::Restart(volume) => {
+                self.closed = Some(volume);
+                self.admin = Some(AdminState::Quiescing(action, volume));
+            }
+            _ => self.invoke(action),
+        }
+    }
+
+    fn invoke(&mut self, action: Admin) {
+        if let Some(instance) = self.instance.clone() {
+            let slot = self.call(instance.admin(action));
+            self.admin = Some(AdminState::Running(action, slot));
+        }
+    }
+}

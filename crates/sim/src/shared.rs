@@ -1,0 +1,123 @@
+//! What all parts of one world share: clock, trace, the moment of the crash, and the books.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use forebay_core::Clock;
+use parking_lot::Mutex;
+
+use crate::clock::VirtualClock;
+use crate::stamp::Place;
+use crate::trace::Trace;
+
+/// Decides at which device operation the world stops.
+#[derive(Default)]
+struct Fuse {
+    left: Option<u64>,
+    blown: bool,
+    passed: u64,
+}
+
+#[derive(Default)]
+struct Books {
+    fuse: Fuse,
+    faults: BTreeMap<&'static str, u64>,
+    tainted: Vec<Place>,
+    forgotten: Vec<(u64, Vec<u64>)>,
+    complaints: Vec<String>,
+}
+
+/// Shared by the disks, the scheduler and the world.
+#[derive(Clone)]
+pub struct Shared {
+    /// The virtual time.
+    pub clock: Arc<VirtualClock>,
+    /// The record of the run.
+    pub trace: Trace,
+    /// Seed of the stamps.
+    pub seed: u64,
+    books: Arc<Mutex<Books>>,
+}
+
+impl Shared {
+    /// For one run of `seed`.
+    pub fn new(seed: u64, print: bool) -> Self {
+        Shared { clock: Arc::default(), trace: Trace::new(print), seed, books: Arc::default() }
+    }
+
+    /// Adds an event to the trace.
+    pub fn event(&self, kind: &str, numbers: &[u64], line: fmt::Arguments<'_>) {
+        self.trace.event(self.clock.now(), kind, numbers, line);
+    }
+
+    /// Arms the fuse: it blows at the `operations`-th change of a disk from now; `None` disarms.
+    pub fn arm(&self, operations: Option<u64>) {
+        self.books.lock().fuse = Fuse { left: operations, ..Fuse::default() };
+    }
+
+    /// A change of a disk starts or completes. `true` if the world has stopped.
+    pub fn tick(&self) -> bool {
+        let fuse = &mut self.books.lock().fuse;
+        if fuse.blown {
+            return true;
+        }
+        fuse.passed += 1;
+        if let Some(left) = &mut fuse.left {
+            *left = left.saturating_sub(1);
+            fuse.blown = *left == 0;
+        }
+        fuse.blown
+    }
+
+    /// Whether the world has stopped.
+    pub fn stopped(&self) -> bool {
+        self.books.lock().fuse.blown
+    }
+
+    /// Stops the world at once.
+    pub fn stop(&self) {
+        self.books.lock().fuse.blown = true;
+    }
+
+    /// Notes a fault that was injected.
+    pub fn fault(&self, kind: &'static str, numbers: &[u64], line: fmt::Arguments<'_>) {
+        *self.books.lock().faults.entry(kind).or_default() += 1;
+        self.event("fault", numbers, format_args!("{kind}: {line}"));
+    }
+
+    /// Faults injected so far, by kind.
+    pub fn faults(&self) -> BTreeMap<&'static str, u64> {
+        self.books.lock().faults.clone()
+    }
+
+    /// Notes that the stored data of `place` was damaged on the cache device.
+    pub fn taint(&self, place: Place) {
+        self.books.lock().tainted.push(place);
+    }
+
+    /// Places damaged since the last call.
+    pub fn take_tainted(&self) -> Vec<Place> {
+        std::mem::take(&mut self.books.lock().tainted)
+    }
+
+    /// Notes that a disk failed a sync and may have forgotten some versions of these sectors.
+    pub fn forgot(&self, disk: u64, sectors: Vec<u64>) {
+        self.books.lock().forgotten.push((disk, sectors));
+    }
+
+    /// Disks and sectors with forgotten versions since the last call.
+    pub fn take_forgotten(&self) -> Vec<(u64, Vec<u64>)> {
+        std::mem::take(&mut self.books.lock().forgotten)
+    }
+
+    /// Notes that a disk was used in a way that its contract forbids.
+    pub fn complain(&self, what: String) {
+        self.books.lock().complaints.push(what);
+    }
+
+    /// The first such note, if there is one.
+    pub fn complaint(&self) -> Option<String> {
+        self.books.lock().complaints.first().cloned()
+    }
+}

@@ -1,0 +1,148 @@
+//! Sector contents that say which write they come from.
+//!
+//! Every write puts its own bytes into every sector, made from the volume, the sector and the
+//! number of the write. So whatever is read back can be told apart: the right data, older data,
+//! data of another place, or data that nobody ever wrote.
+
+use std::fmt;
+
+use crate::trace::mix;
+
+/// Bytes in a sector.
+pub const SECTOR: usize = forebay_core::SECTOR_SIZE as usize;
+
+const MAGIC: u64 = 0x666f_7265_6261_7921;
+
+/// The content of one sector, by where it comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Value {
+    /// All bytes are zero.
+    Zero,
+    /// What the write of this number put there; 0 is the content before the first write.
+    Write(u32),
+}
+
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Value::Zero => f.write_str("zeroes"),
+            Value::Write(0) => f.write_str("the initial content"),
+            Value::Write(number) => write!(f, "write {number}"),
+        }
+    }
+}
+
+/// Which sector of which volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Place {
+    /// Index of the volume in the world.
+    pub volume: u16,
+    /// Sector within the volume.
+    pub sector: u64,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "volume {} sector {}", self.volume, self.sector)
+    }
+}
+
+/// What the bytes of a sector turned out to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Content {
+    /// Zeroes, or a stamp of this very place.
+    Own(Value),
+    /// A stamp of another place.
+    Foreign(Place, u32),
+    /// Nothing that anybody wrote.
+    Garbage,
+}
+
+impl fmt::Display for Content {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Content::Own(value) => value.fmt(f),
+            Content::Foreign(place, number) => write!(f, "write {number} of {place}"),
+            Content::Garbage => f.write_str("bytes that nobody wrote"),
+        }
+    }
+}
+
+fn word(base: u64, index: u64) -> u64 {
+    let word =
+        (base ^ index.wrapping_mul(0x9e37_79b9_7f4a_7c15)).wrapping_mul(0xff51_afd7_ed55_8ccd);
+    word ^ (word >> 31)
+}
+
+fn base(seed: u64, place: Place, number: u32) -> u64 {
+    mix(mix(seed, u64::from(place.volume) << 48 | place.sector), u64::from(number))
+}
+
+/// Fills one sector for `place` with what write `number` leaves there.
+pub fn fill(sector: &mut [u8], seed: u64, place: Place, number: u32) {
+    let base = base(seed, place, number);
+    let head = [MAGIC ^ seed, u64::from(place.volume) << 48 | place.sector, u64::from(number)];
+    for (index, chunk) in sector.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+        let value = head.get(index).copied().unwrap_or_else(|| word(base, index as u64));
+        *chunk = value.to_le_bytes();
+    }
+}
+
+/// Fills one sector with `value`.
+pub fn fill_value(sector: &mut [u8], seed: u64, place: Place, value: Value) {
+    match value {
+        Value::Zero => sector.fill(0),
+        Value::Write(number) => fill(sector, seed, place, number),
+    }
+}
+
+/// The place and write that an intact stamp names; `None` for anything else.
+pub fn read(sector: &[u8], seed: u64) -> Option<(Place, u32)> {
+    let words = sector.as_chunks::<8>().0;
+    let head = |index: usize| words.get(index).map(|bytes| u64::from_le_bytes(*bytes));
+    if head(0)? != MAGIC ^ seed {
+        return None;
+    }
+    let address = head(1)?;
+    let place = Place { volume: (address >> 48) as u16, sector: address & ((1 << 48) - 1) };
+    let number = u32::try_from(head(2)?).ok()?;
+    let base = base(seed, place, number);
+    let intact = words
+        .iter()
+        .enumerate()
+        .skip(3)
+        .all(|(index, bytes)| u64::from_le_bytes(*bytes) == word(base, index as u64));
+    intact.then_some((place, number))
+}
+
+/// What `sector`, read from `place`, holds.
+pub fn classify(sector: &[u8], seed: u64, place: Place) -> Content {
+    match read(sector, seed) {
+        Some((found, number)) if found == place => Content::Own(Value::Write(number)),
+        Some((found, number)) => Content::Foreign(found, number),
+        None if sector.iter().all(|byte| *byte == 0) => Content::Own(Value::Zero),
+        None => Content::Garbage,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_flipped_bit_and_every_other_place_is_seen() {
+        let place = Place { volume: 1, sector: 77 };
+        let mut sector = [0; SECTOR];
+        fill(&mut sector, 9, place, 5);
+        assert_eq!(classify(&sector, 9, place), Content::Own(Value::Write(5)));
+        for bit in 0..SECTOR * 8 {
+            let mut flipped = sector;
+            flipped[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(classify(&flipped, 9, place), Content::Garbage, "bit {bit}");
+        }
+        let other = Place { volume: 0, sector: 77 };
+        assert_eq!(classify(&sector, 9, other), Content::Foreign(place, 5));
+        assert_eq!(classify(&sector, 8, place), Content::Garbage);
+        assert_eq!(classify(&[0; SECTOR], 9, place), Content::Own(Value::Zero));
+    }
+}

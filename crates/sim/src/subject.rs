@@ -1,0 +1,82 @@
+//! What is put to the test, as the world sees it.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use forebay_core::{BlockSize, Durability, Mode, ReplacementKind};
+use forebay_engine::Target;
+use forebay_lane::Lane;
+
+use crate::disk::SimDisk;
+use crate::shared::Shared;
+
+/// A future that stays on the thread of the world.
+pub type LocalFuture<T> = Pin<Box<dyn Future<Output = T>>>;
+
+/// The machine on which the system under test runs.
+#[derive(Clone)]
+pub struct Machine {
+    /// Clock, trace and books.
+    pub shared: Shared,
+    /// One or more; the first one does the administration.
+    pub lanes: Vec<Rc<Lane>>,
+    /// The cache device.
+    pub cache: Arc<SimDisk>,
+    /// One origin for each volume.
+    pub origins: Vec<Arc<SimDisk>>,
+    /// How the cache is set up.
+    pub setup: Setup,
+}
+
+/// How the cache is set up.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    /// Unit of caching.
+    pub block_size: BlockSize,
+    /// Bytes in a segment.
+    pub segment_size: u64,
+    /// Replacement policy.
+    pub replacement: ReplacementKind,
+    /// Mode and durability of each volume at first.
+    pub volumes: Vec<(Mode, Durability)>,
+    /// Seed for what the system decides by chance.
+    pub seed: u64,
+}
+
+/// What an operator does in the middle of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Admin {
+    /// Switches the mode of a volume.
+    Mode(u16, Mode),
+    /// Changes the durability of a volume.
+    Durability(u16, Durability),
+    /// Changes the replacement policy.
+    Replacement(ReplacementKind),
+    /// Writes everything dirty of a volume back.
+    Drain(u16),
+    /// Stops a volume and starts it again.
+    Restart(u16),
+}
+
+/// A system that can be formatted and opened.
+pub trait Subject {
+    /// Prepares the cache device, once.
+    fn format(&self, machine: &Machine) -> LocalFuture<Result<(), String>>;
+
+    /// Opens the cache, recovers, and starts all volumes on all lanes.
+    fn open(&self, machine: &Machine) -> LocalFuture<Result<Rc<dyn Instance>, String>>;
+}
+
+/// An opened system.
+pub trait Instance {
+    /// A volume as one lane sees it.
+    fn target(&self, lane: usize, volume: u16) -> Option<Rc<dyn Target>>;
+
+    /// Does what the operator asks for. The volume has no requests under way if it is restarted.
+    fn admin(&self, action: Admin) -> LocalFuture<Result<(), String>>;
+
+    /// Stops everything; `drain` writes all that is dirty back first.
+    fn stop(&self, drain: bool) -> LocalFuture<Result<(), String>>;
+}

@@ -1,0 +1,404 @@
+//! One run: disks, lanes, clients, oracle, and the system under test in the middle.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, VecDeque};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use forebay_core::{Clock, IoError, Nanos, Op};
+use forebay_device::IoBuf;
+use forebay_engine::{Completion, CompletionSink, Request, Target};
+use forebay_lane::{Lane, LaneId};
+
+use crate::clients::{Client, Wish};
+use crate::disk::{DiskSpec, SimDisk};
+use crate::faults::{FaultPlan, Latency};
+use crate::oracle::{Asked, Excuses, Oracle, Violation, plain};
+use crate::profile::{Profile, Weather};
+use crate::report::Counts;
+use crate::shared::Shared;
+use crate::stamp::{self, Place, SECTOR, Value};
+use crate::subject::{Admin, Instance, LocalFuture, Machine, Subject};
+use crate::trace::hash_bytes;
+
+/// How a seed is run.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RunOptions {
+    /// Write every event to standard output.
+    pub print: bool,
+    /// The kind of trouble, instead of what the seed chooses.
+    pub weather: Option<Weather>,
+}
+
+/// Takes completions until the world stops.
+pub(crate) struct Inbox {
+    shared: Shared,
+    queue: RefCell<VecDeque<Completion>>,
+}
+
+impl CompletionSink for Inbox {
+    fn complete(&self, completion: Completion) {
+        // Nobody hears an answer that is given after the moment of the crash.
+        if !self.shared.stopped() {
+            self.queue.borrow_mut().push_back(completion);
+        }
+    }
+}
+
+/// The result of a call that may still be running.
+pub(crate) type Slot<T> = Rc<RefCell<Option<T>>>;
+
+/// An operator's action under way.
+pub(crate) enum AdminState {
+    /// The volume is waiting for its requests to end.
+    Quiescing(Admin, u16),
+    /// It was called.
+    Running(Admin, Slot<Result<(), String>>),
+}
+
+/// See the module.
+pub struct World<'a> {
+    pub(crate) shared: Shared,
+    pub(crate) rng: fastrand::Rng,
+    pub(crate) profile: Profile,
+    pub(crate) subject: &'a dyn Subject,
+    pub(crate) cache: Arc<SimDisk>,
+    pub(crate) origins: Vec<Arc<SimDisk>>,
+    pub(crate) lanes: Vec<Rc<Lane>>,
+    pub(crate) instance: Option<Rc<dyn Instance>>,
+    pub(crate) oracle: Oracle,
+    pub(crate) clients: Vec<Client>,
+    inbox: Rc<Inbox>,
+    sink: Rc<dyn CompletionSink>,
+    owners: BTreeMap<u64, usize>,
+    next_tag: u64,
+    /// Index of the volume that takes no requests now.
+    pub(crate) closed: Option<u16>,
+    pub(crate) admin: Option<AdminState>,
+    /// Reads that failed during the last verification, in sectors.
+    pub(crate) unreadable: Vec<Place>,
+    pub(crate) collect_unreadable: bool,
+    pub(crate) last_progress: Nanos,
+    pub(crate) counts: Counts,
+}
+
+impl<'a> World<'a> {
+    /// The world of `seed`.
+    pub fn new(seed: u64, subject: &'a dyn Subject, options: RunOptions) -> Self {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let profile = Profile::choose(&mut rng, options.weather);
+        let shared = Shared::new(seed, options.print);
+        let disk = |name: String, number, size, latency, rng: &mut fastrand::Rng| {
+            let plan = FaultPlan::default();
+            let spec = DiskSpec { name, number, size, logical_block: 512, latency, plan };
+            SimDisk::new(spec, &shared, rng.fork())
+        };
+        let cache = disk("cache".into(), 0, profile.cache_size, Latency::fast(), &mut rng);
+        let mut origins = Vec::new();
+        let mut contents = Vec::new();
+        for (index, &size) in profile.origin_sizes.iter().enumerate() {
+            let latency = if rng.bool() { Latency::slow() } else { Latency::fast() };
+            let origin = disk(format!("origin-{index}"), index as u64 + 1, size, latency, &mut rng);
+            contents.push(preset(&origin, seed, index as u16, profile.zeroes, &mut rng));
+            origins.push(origin);
+        }
+        let block_sectors = u64::from(profile.setup.block_size.sectors());
+        let oracle = Oracle::new(seed, block_sectors, contents);
+        let clients = make_clients(&profile, &mut rng);
+        let inbox = Rc::new(Inbox { shared: shared.clone(), queue: RefCell::default() });
+        let counts = Counts::new(profile.weather);
+        World {
+            shared,
+            rng,
+            profile,
+            subject,
+            cache,
+            origins,
+            lanes: Vec::new(),
+            instance: None,
+            oracle,
+            clients,
+            sink: inbox.clone(),
+            inbox,
+            owners: BTreeMap::new(),
+            next_tag: 1,
+            closed: None,
+            admin: None,
+            unreadable: Vec::new(),
+            collect_unreadable: false,
+            last_progress: Nanos(0),
+            counts,
+        }
+    }
+
+    /// The time now.
+    pub(crate) fn now(&self) -> Nanos {
+        self.shared.clock.now()
+    }
+
+    /// Fresh lanes, as after the start of a process.
+    pub(crate) fn boot(&mut self) {
+        let clock = self.shared.clock.clone();
+        self.lanes = (0..self.profile.lanes)
+            .map(|index| Lane::new(LaneId(index as u16), clock.clone(), || ()))
+            .collect();
+        self.last_progress = self.now();
+    }
+
+    /// What the system under test is given.
+    pub(crate) fn machine(&self) -> Machine {
+        Machine {
+            shared: self.shared.clone(),
+            lanes: self.lanes.clone(),
+            cache: self.cache.clone(),
+            origins: self.origins.clone(),
+            setup: self.profile.setup.clone(),
+        }
+    }
+
+    /// Starts `future` on the first lane.
+    pub(crate) fn call<T: 'static>(&self, future: LocalFuture<T>) -> Slot<T> {
+        let slot = Rc::new(RefCell::new(None));
+        let result = slot.clone();
+        if let Some(lane) = self.lanes.first() {
+            lane.spawn(async move {
+                let value = future.await;
+                result.borrow_mut().replace(value);
+            });
+        }
+        slot
+    }
+
+    /// Drops the process: tasks, lanes, memory. The disks keep what they have.
+    pub(crate) fn drop_process(&mut self) {
+        self.admin = None;
+        self.closed = None;
+        for lane in &self.lanes {
+            lane.abandon();
+        }
+        self.instance = None;
+        self.lanes.clear();
+        self.inbox.queue.borrow_mut().clear();
+        self.owners.clear();
+        for client in &mut self.clients {
+            client.reset();
+        }
+    }
+
+    fn excuses(&self, volume: u16) -> Excuses {
+        Excuses {
+            disk_errors: matches!(
+                self.profile.weather,
+                Weather::OriginErrors | Weather::CacheErrors
+            ),
+            stopping: self.closed == Some(volume),
+        }
+    }
+
+    /// Lets the oracle judge every answer that has come.
+    pub(crate) fn take_answers(&mut self) -> Result<bool, Violation> {
+        for place in self.shared.take_tainted() {
+            self.oracle.taint(place);
+        }
+        for (disk, sectors) in self.shared.take_forgotten() {
+            if let Some(volume) = disk.checked_sub(1) {
+                self.oracle.reopen(volume as u16, &sectors);
+            }
+        }
+        if let Some(complaint) = self.shared.complaint() {
+            return Err(plain(8, format!("a disk was used wrongly: {complaint}")));
+        }
+        let mut any = false;
+        loop {
+            let completion = self.inbox.queue.borrow_mut().pop_front();
+            let Some(completion) = completion else { return Ok(any) };
+            any = true;
+            self.judge(completion.tag, completion.result, completion.data.as_deref())?;
+        }
+    }
+
+    fn judge(
+        &mut self,
+        tag: u64,
+        result: Result<(), IoError>,
+        data: Option<&[u8]>,
+    ) -> Result<(), Violation> {
+        self.last_progress = self.now();
+        if let Some(client) = self.owners.remove(&tag).and_then(|index| self.clients.get_mut(index))
+        {
+            client.underway = client.underway.saturating_sub(1);
+        }
+        let asked = self.oracle.asked(tag);
+        let is_read = asked.is_some_and(|asked| asked.op == Op::Read);
+        let hash = match data {
+            Some(data) if is_read && result.is_ok() => hash_bytes(data),
+            _ => 0,
+        };
+        self.shared.event(
+            "answer",
+            &[tag, u64::from(result.is_ok()), hash],
+            format_args!("request {tag}: {result:?}"),
+        );
+        let Some(asked) = asked else {
+            return self.oracle.complete(tag, result, data, Excuses::default());
+        };
+        if result.is_err() {
+            self.counts.failed_requests += 1;
+            if is_read && self.collect_unreadable {
+                let places = asked.first..asked.first + asked.sectors;
+                let volume = asked.volume;
+                self.unreadable.extend(places.map(|sector| Place { volume, sector }));
+            }
+        }
+        let excuses = self.excuses(asked.volume);
+        self.oracle.complete(tag, result, data, excuses)
+    }
+
+    /// Submits what `wish` asks for, from a client or (`None`) from the verification.
+    pub(crate) fn submit(
+        &mut self,
+        lane: usize,
+        volume: u16,
+        wish: Wish,
+        owner: Option<usize>,
+    ) -> Result<(), Violation> {
+        let Some(target) =
+            self.instance.as_ref().and_then(|instance| instance.target(lane, volume))
+        else {
+            return Err(plain(25, format!("volume {volume} is not there on lane {lane}")));
+        };
+        let tag = self.next_tag;
+        self.next_tag += 1;
+        self.counts.requests += 1;
+        let changes = matches!(wish.op, Op::Write | Op::WriteZeroes | Op::Discard);
+        let id = if changes { self.oracle.next_id(volume) } else { 0 };
+        let asked = Asked {
+            volume,
+            op: wish.op,
+            first: wish.first,
+            sectors: wish.sectors,
+            fua: wish.fua,
+            id,
+        };
+        self.shared.event(
+            "ask",
+            &[
+                tag,
+                lane as u64,
+                u64::from(volume),
+                wish.op as u64,
+                wish.first,
+                wish.sectors,
+                u64::from(wish.fua),
+                u64::from(id),
+            ],
+            format_args!(
+                "request {tag} lane {lane} volume {volume}: {:?} {}+{}{}{}",
+                wish.op,
+                wish.first,
+                wish.sectors,
+                if wish.fua { " fua" } else { "" },
+                if id > 0 { format!(" (write {id})") } else { String::new() },
+            ),
+        );
+        self.oracle.submit(tag, asked);
+        if let Some(client) = owner.and_then(|index| self.clients.get_mut(index)) {
+            client.underway += 1;
+        }
+        if let Some(owner) = owner {
+            self.owners.insert(tag, owner);
+        }
+        self.start(&target, tag, wish, asked)
+    }
+
+    fn start(
+        &mut self,
+        target: &Rc<dyn Target>,
+        tag: u64,
+        wish: Wish,
+        asked: Asked,
+    ) -> Result<(), Violation> {
+        let (offset, len) = (asked.first * SECTOR as u64, asked.sectors * SECTOR as u64);
+        let mut data = match asked.op {
+            Op::Read if self.rng.bool() => Some(IoBuf::for_overwrite(len as usize)),
+            Op::Write => Some(self.stamped(asked)),
+            _ => None,
+        };
+        if wish.at_once && !asked.fua {
+            let answer = match (asked.op, &mut data) {
+                (Op::Read, Some(buf)) => target.read_now(offset, buf),
+                (Op::Write, Some(buf)) => target.write_now(offset, buf),
+                _ => None,
+            };
+            if let Some(result) = answer {
+                if self.shared.stopped() {
+                    return Ok(());
+                }
+                self.counts.at_once += 1;
+                return self.judge(tag, result, data.as_deref());
+            }
+        }
+        let request = Request { tag, op: asked.op, offset, len, fua: asked.fua, fast: false, data };
+        target.submit(request, &self.sink);
+        Ok(())
+    }
+
+    fn stamped(&self, asked: Asked) -> IoBuf {
+        let mut buf = IoBuf::for_overwrite(asked.sectors as usize * SECTOR);
+        for (index, bytes) in buf.as_chunks_mut::<SECTOR>().0.iter_mut().enumerate() {
+            let place = Place { volume: asked.volume, sector: asked.first + index as u64 };
+            stamp::fill(bytes, self.shared.seed, place, asked.id);
+        }
+        buf
+    }
+
+    /// Switches the faults of all disks on or off; off also mends what is broken.
+    pub(crate) fn set_faults(&self, on: bool) {
+        let calm = || FaultPlan { overlap_is_fault: false, ..FaultPlan::default() };
+        let (cache, origin) = match on {
+            true => (self.profile.cache_faults(), self.profile.origin_faults()),
+            false => (calm(), calm()),
+        };
+        self.cache.set_plan(cache, !on);
+        for disk in &self.origins {
+            disk.set_plan(origin.clone(), !on);
+        }
+    }
+}
+
+fn preset(
+    origin: &SimDisk,
+    seed: u64,
+    volume: u16,
+    zeroes: bool,
+    rng: &mut fastrand::Rng,
+) -> Vec<Value> {
+    origin.with_image(|image| {
+        let sectors = 0..image.sectors();
+        let contents = sectors.map(|sector| {
+            let zero = zeroes && rng.u32(0..4) == 0;
+            let value = if zero { Value::Zero } else { Value::Write(0) };
+            let mut bytes = [0; SECTOR];
+            stamp::fill_value(&mut bytes, seed, Place { volume, sector }, value);
+            image.preset(sector, &bytes);
+            value
+        });
+        contents.collect()
+    })
+}
+
+fn make_clients(profile: &Profile, rng: &mut fastrand::Rng) -> Vec<Client> {
+    let mut clients = Vec::new();
+    for (volume, &size) in profile.origin_sizes.iter().enumerate() {
+        let sectors = size / SECTOR as u64;
+        let len = (sectors / rng.u64(2..=32)).max(16);
+        let hot = (rng.u64(0..=sectors - len), len);
+        for lane in 0..profile.lanes {
+            for _ in 0..profile.clients {
+                let mix = profile.mix.clone();
+                clients.push(Client::new(lane, volume as u16, sectors, hot, mix, rng.fork()));
+            }
+        }
+    }
+    clients
+}

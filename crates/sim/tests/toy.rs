@@ -1,0 +1,57 @@
+//! The simulator accepts a system that is right, finds every bug of one that is wrong, and takes
+//! the same steps again.
+
+use forebay_sim::run::run_seed;
+use forebay_sim::runner::{Plan, run_many};
+use forebay_sim::toy::{Toy, ToyBug};
+use forebay_sim::world::RunOptions;
+
+fn plan(seeds: u64) -> Plan {
+    Plan {
+        start: 1,
+        seeds,
+        time: None,
+        jobs: 2,
+        max_failures: 1,
+        options: RunOptions::default(),
+        progress: false,
+    }
+}
+
+#[test]
+fn the_correct_toy_keeps_every_promise() {
+    let summary = run_many(plan(300), || Toy(None));
+    let failures: Vec<_> =
+        summary.failures.iter().map(|outcome| (outcome.seed, &outcome.violation)).collect();
+    assert!(failures.is_empty(), "{failures:?}");
+    let counts = summary.counts;
+    assert!(
+        counts.crashes > 500 && counts.nested_crashes > 100 && counts.clean_stops > 300,
+        "{counts:?}"
+    );
+    assert_eq!(counts.weather.len(), 4, "{counts:?}");
+    for fault in ["read error", "write error", "sync error", "outage", "slow episode"] {
+        assert!(counts.faults.contains_key(fault), "{counts:?}");
+    }
+}
+
+#[test]
+fn every_bug_of_the_toy_is_found() {
+    for bug in ToyBug::ALL {
+        let summary = run_many(plan(100), || Toy(Some(bug)));
+        assert!(!summary.failures.is_empty(), "{bug:?} was not found in 100 seeds");
+    }
+}
+
+#[test]
+fn the_same_seed_takes_the_same_steps() {
+    let mut hashes = std::collections::BTreeSet::new();
+    for seed in 0..20 {
+        let run = || run_seed(seed, &Toy(None), RunOptions::default());
+        let (first, second) = (run(), run());
+        assert_eq!(first.hash, second.hash, "seed {seed}");
+        assert_eq!(first.counts.steps, second.counts.steps, "seed {seed}");
+        hashes.insert(first.hash);
+    }
+    assert_eq!(hashes.len(), 20);
+}

@@ -1,0 +1,244 @@
+//! Appending to the log: one open segment and one open record for each appender.
+//!
+//! Every lane has an appender of its own, so lanes do not meet here; any lane may close another
+//! lane's record, because a flush covers what all lanes have acknowledged (invariant 1). One more
+//! appender belongs to background work and may use the reserved segments.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use forebay_core::{Generation, SegmentId, Slot};
+use forebay_device::LogBuffer;
+use forebay_format::{Mark, max_entries};
+
+use crate::log::Log;
+use crate::record::{Duty, Ready, Record, Reservation};
+use crate::segments::Segments;
+
+/// How the log is cut, derived from the format's geometry.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Cut {
+    pub(crate) granule: u64,
+    pub(crate) block: u64,
+    pub(crate) segment_bytes: u64,
+    pub(crate) header_bytes: u64,
+    pub(crate) max_cells: usize,
+    pub(crate) max_marks: usize,
+}
+
+impl Cut {
+    pub(crate) fn new(geometry: &forebay_format::Geometry) -> Self {
+        Cut {
+            granule: geometry.block.granule(),
+            block: geometry.block.bytes(),
+            segment_bytes: geometry.segment_bytes,
+            header_bytes: forebay_format::record::HEADER_BYTES as u64,
+            max_cells: max_entries(geometry.block),
+            max_marks: forebay_format::record::MAX_MARKS,
+        }
+    }
+
+    pub(crate) fn granules_per_segment(&self) -> u32 {
+        (self.segment_bytes / self.granule) as u32
+    }
+
+    pub(crate) fn slot(&self, segment: SegmentId, byte: u64) -> Slot {
+        Slot(segment.0 * self.granules_per_segment() + (byte / self.granule) as u32)
+    }
+
+    pub(crate) fn segment_of(&self, slot: Slot) -> SegmentId {
+        SegmentId(slot.0 / self.granules_per_segment())
+    }
+
+    /// Offset of a slot from the start of its segment, in bytes.
+    pub(crate) fn byte_of(&self, slot: Slot) -> u64 {
+        u64::from(slot.0 % self.granules_per_segment()) * self.granule
+    }
+
+    /// Where the next record may start: headers are aligned to their size.
+    fn align(&self, byte: u64) -> u64 {
+        byte.next_multiple_of(self.header_bytes)
+    }
+
+    /// Blocks of payload that fit into a segment if every record is full.
+    pub(crate) fn cells_per_segment(&self) -> u64 {
+        let (mut byte, mut cells) = (0, 0);
+        while byte + self.header_bytes + self.block <= self.segment_bytes {
+            let room = (self.segment_bytes - byte - self.header_bytes) / self.block;
+            let taken = room.min(self.max_cells as u64);
+            cells += taken;
+            byte = self.align(byte + self.header_bytes + taken * self.block);
+        }
+        cells
+    }
+}
+
+/// Counts what keeps a segment's RAM image alive: its appender and its unwritten records.
+pub(crate) struct Holders(AtomicU32);
+
+impl Holders {
+    pub(crate) fn add(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// `true` for the last one.
+    pub(crate) fn remove(&self) -> bool {
+        self.0.fetch_sub(1, Ordering::AcqRel) == 1
+    }
+}
+
+struct OpenRecord {
+    record: Arc<Record>,
+    reserved: usize,
+    capacity: usize,
+}
+
+struct OpenSegment {
+    id: SegmentId,
+    generation: Generation,
+    buffer: Arc<LogBuffer>,
+    /// Bytes used, a multiple of the header size.
+    byte: u64,
+    record: Option<OpenRecord>,
+}
+
+/// Closed and perhaps ready to be written.
+#[derive(Default)]
+pub(crate) struct Closed {
+    pub(crate) ready: Vec<Ready>,
+    /// The segment that was left, if one was: its appender no longer holds the image.
+    pub(crate) left: Option<SegmentId>,
+}
+
+/// See the module.
+#[derive(Default)]
+pub(crate) struct Appender {
+    open: Option<OpenSegment>,
+}
+
+impl Appender {
+    /// Reserves a cell in the open record, opening a record or a segment as needed. What was
+    /// closed on the way is added to `closed`. `None`: no segment may be opened now.
+    pub(crate) fn reserve(
+        &mut self,
+        log: &Log,
+        segments: &Segments,
+        reserve: u32,
+        closed: &mut Closed,
+    ) -> Option<Reservation> {
+        let cut = log.cut();
+        loop {
+            let Some(open) = &mut self.open else {
+                self.open = Some(Self::open_segment(log, segments, reserve)?);
+                continue;
+            };
+            let Some(current) = &mut open.record else {
+                let room = cut.segment_bytes.saturating_sub(open.byte + cut.header_bytes) / cut.block;
+                if room == 0 {
+                    self.leave_segment(segments, closed);
+                    continue;
+                }
+                let capacity = (room as usize).min(cut.max_cells);
+                let position = (open.byte / cut.granule) as u32;
+                let record =
+                    Record::data(open.id, open.generation, position, open.buffer.clone(), capacity);
+                log.holders(open.id).add();
+                open.record = Some(OpenRecord { record: Arc::new(record), reserved: 0, capacity });
+                continue;
+            };
+            if current.reserved == current.capacity {
+                self.close_record(log, segments, closed);
+                continue;
+            }
+            let index = current.reserved;
+            let byte = open.byte + cut.header_bytes + index as u64 * cut.block;
+            let cell = open.buffer.claim(byte as usize..(byte + cut.block) as usize)?;
+            current.reserved += 1;
+            let duty = Duty { record: current.record.clone(), index };
+            let reservation = Reservation { slot: cut.slot(open.id, byte), cell, duty };
+            if current.reserved == current.capacity {
+                self.close_record(log, segments, closed);
+            }
+            return Some(reservation);
+        }
+    }
+
+    /// Appends a record of marks. `false`: no segment may be opened now.
+    pub(crate) fn append_marks(
+        &mut self,
+        log: &Log,
+        segments: &Segments,
+        reserve: u32,
+        marks: &[Mark],
+        closed: &mut Closed,
+    ) -> bool {
+        self.close_record(log, segments, closed);
+        let cut = log.cut();
+        loop {
+            let Some(open) = &mut self.open else {
+                match Self::open_segment(log, segments, reserve) {
+                    Some(open) => self.open = Some(open),
+                    None => return false,
+                }
+                continue;
+            };
+            if open.byte + cut.header_bytes > cut.segment_bytes {
+                self.leave_segment(segments, closed);
+                continue;
+            }
+            let position = (open.byte / cut.granule) as u32;
+            let record =
+                Record::marks(open.id, open.generation, position, open.buffer.clone(), marks.to_vec());
+            log.holders(open.id).add();
+            open.byte += cut.header_bytes;
+            let end = (open.byte / cut.granule) as u32;
+            closed.ready.extend(log.close(segments, &Arc::new(record), 0, end));
+            return true;
+        }
+    }
+
+    /// Closes the open record, if it has any cells.
+    pub(crate) fn close_record(&mut self, log: &Log, segments: &Segments, closed: &mut Closed) {
+        let Some(open) = &mut self.open else { return };
+        let Some(current) = open.record.take() else { return };
+        if current.reserved == 0 {
+            open.record = Some(current);
+            return;
+        }
+        let cut = log.cut();
+        let end = open.byte + cut.header_bytes + current.reserved as u64 * cut.block;
+        open.byte = cut.align(end);
+        let end = (open.byte / cut.granule) as u32;
+        closed.ready.extend(log.close(segments, &current.record, current.reserved, end));
+    }
+
+    /// Whether something is reserved that no closed record holds.
+    pub(crate) fn has_open_cells(&self) -> bool {
+        let record = self.open.as_ref().and_then(|open| open.record.as_ref());
+        record.is_some_and(|record| record.reserved > 0)
+    }
+
+    fn open_segment(log: &Log, segments: &Segments, reserve: u32) -> Option<OpenSegment> {
+        let buffer = log.take_buffer()?;
+        let Some((id, generation)) = segments.open(reserve) else {
+            log.return_buffer(buffer);
+            return None;
+        };
+        log.holders(id).add();
+        segments.attach_buffer(id, buffer.clone());
+        Some(OpenSegment { id, generation, buffer, byte: 0, record: None })
+    }
+
+    fn leave_segment(&mut self, segments: &Segments, closed: &mut Closed) {
+        if let Some(open) = self.open.take() {
+            segments.close(open.id);
+            closed.left = Some(open.id);
+        }
+    }
+}
+
+impl Holders {
+    pub(crate) fn none() -> Self {
+        Holders(AtomicU32::new(0))
+    }
+}

@@ -1,0 +1,188 @@
+//! Writing checkpoints: an image of the index from which recovery starts.
+//!
+//! A checkpoint is taken while requests go on. It contains everything in records up to its *base*,
+//! and everything with a sequence up to its *sequence*; recovery replays the rest, and the newest
+//! version of each block wins. Steps, in this order:
+//! 1. base: the last closed record; wait until all up to it are written, so that every cell in
+//!    them is in the index. Only then the sequence: the highest that was given out; from then on
+//!    only higher ones are. So versions in records up to the base never have to be compared with
+//!    replayed ones: those are newer, or the copy has them already;
+//! 2. copy the segment table, then the index, shard by shard;
+//! 3. commit: every record that the copy may refer to is durable;
+//! 4. make the copy durable, then the superblock that refers to it;
+//! 5. only now may segments with records up to the base be used again.
+
+use std::rc::Rc;
+use std::sync::atomic::Ordering;
+
+use forebay_core::OriginBlock;
+use forebay_format::checkpoint::{CheckpointWriter, PartialMask, SegmentUse};
+use forebay_format::{CheckpointWriteError, IndexEntry, SegmentState as SegmentLine};
+
+use crate::error::StoreError;
+use crate::index::Address;
+use crate::meta::page_buffer;
+use crate::segments::SegmentState;
+use crate::store::{Store, StoreLane, VolumeSpace};
+
+/// Entries that are encoded between two chances for others to run.
+const BATCH: usize = 4096;
+
+/// Finds the volume of an address.
+struct Spaces(Vec<VolumeSpace>);
+
+impl Spaces {
+    fn find(&self, address: Address) -> Option<(&VolumeSpace, OriginBlock)> {
+        let after = self.0.partition_point(|space| space.base <= address.0);
+        let space = self.0.get(after.checked_sub(1)?)?;
+        space.block(address).map(|block| (space, block))
+    }
+}
+
+impl Store {
+    fn sorted_spaces(&self) -> Spaces {
+        let mut spaces = self.spaces.lock().clone();
+        spaces.sort_by_key(|space| space.base);
+        Spaces(spaces)
+    }
+
+    /// Bits of a payload check that a checkpoint keeps.
+    pub(crate) fn kept_check_bits(&self) -> u32 {
+        self.index.geometry().check_bits().min(u32::from(forebay_format::checkpoint::MAX_CHECK_BITS))
+    }
+}
+
+fn fault(error: CheckpointWriteError) -> StoreError {
+    StoreError::Refused(format!("a checkpoint could not be made: {error}"))
+}
+
+impl StoreLane {
+    /// Writes a checkpoint. `clean`: nothing is appended any more, the device is being closed.
+    ///
+    /// # Errors
+    /// The device failed; the previous checkpoint is then still the one that counts.
+    pub async fn checkpoint(self: &Rc<Self>, clean: bool) -> Result<(), StoreError> {
+        let store = self.store();
+        let _turn = store.checkpoint_gate.enter().await;
+        let appended = store.counters.written_bytes.load(Ordering::Relaxed);
+        let marks = store.log.marks_pushed();
+        self.close_records();
+        let base = store.log.last_closed();
+        self.wait_written(base).await?;
+        let sequence = store.index.highest_sequence();
+        store.index.raise_sequence(sequence);
+        let (area, number) = {
+            let meta = store.meta.lock();
+            meta.checkpoint.map_or((0, 1), |last| (1 - last.area, last.number + 1))
+        };
+        let bits = store.kept_check_bits();
+        let mut writer = CheckpointWriter::new(&store.geometry, store.uuid, area, number, bits as u8)
+            .map_err(fault)?;
+        let offset = store.geometry.checkpoint_areas[usize::from(area)];
+        let lines: Vec<_> = store
+            .segments
+            .snapshot(base)
+            .into_iter()
+            .map(|life| SegmentLine {
+                generation: life.generation,
+                usage: match life.state {
+                    SegmentState::Free => SegmentUse::NeverUsed,
+                    SegmentState::Open => SegmentUse::Open,
+                    _ => SegmentUse::Closed,
+                },
+                write_position: life.position,
+            })
+            .collect();
+        let mut rest = &lines[..];
+        loop {
+            let taken = writer.push_segments(rest).map_err(fault)?;
+            rest = &rest[taken..];
+            if rest.is_empty() {
+                break;
+            }
+            self.write_chunk(&mut writer, offset).await?;
+        }
+        let spaces = store.sorted_spaces();
+        let mut masks = Vec::new();
+        let mut copy = Vec::new();
+        let mut entries = Vec::with_capacity(BATCH);
+        for shard in 0..store.index.shard_count() {
+            copy.clear();
+            store.index.snapshot_shard(shard, &mut copy);
+            for batch in copy.chunks_mut(BATCH) {
+                entries.clear();
+                for (address, entry, mask) in batch {
+                    let Some((space, block)) = spaces.find(*address) else { continue };
+                    entries.push(IndexEntry {
+                        block,
+                        slot: entry.slot,
+                        check: entry.check.to_28() >> (28 - bits),
+                        volume: space.id,
+                        age: entry.age,
+                        dirty: entry.dirty,
+                        partial: mask.is_some(),
+                    });
+                    if let Some(mask) = mask.take() {
+                        masks.push(PartialMask { volume: space.id, block, mask });
+                    }
+                }
+                let mut rest = &entries[..];
+                while !rest.is_empty() {
+                    let taken = writer.push_entries(rest).map_err(fault)?;
+                    rest = &rest[taken..];
+                    if !rest.is_empty() {
+                        self.write_chunk(&mut writer, offset).await?;
+                    }
+                }
+            }
+        }
+        let mut rest = &masks[..];
+        while !rest.is_empty() {
+            let taken = writer.push_masks(rest).map_err(fault)?;
+            rest = &rest[taken..];
+            if !rest.is_empty() {
+                self.write_chunk(&mut writer, offset).await?;
+            }
+        }
+        while self.write_chunk(&mut writer, offset).await? {}
+        let finished = writer.finish(base, sequence).map_err(fault)?;
+        self.write_checkpoint_page(offset, &finished.header).await?;
+        // Barrier for invariant 8: the records that the copy refers to, before the copy counts.
+        self.commit().await?;
+        // Barrier for invariant 7: the copy, before the superblock that refers to it.
+        self.sync().await?;
+        let reference = finished.reference;
+        let clean = clean && store.log.last_closed() == base;
+        self.write_superblock(|superblock| {
+            superblock.checkpoint = Some(reference);
+            superblock.clean_shutdown = clean;
+        })
+        .await?;
+        store.appended_at_checkpoint.store(appended, Ordering::Relaxed);
+        store.log.forget_marks(marks);
+        store.segments.checkpoint_durable(base);
+        self.free_drained();
+        Ok(())
+    }
+
+    async fn write_chunk(&self, writer: &mut CheckpointWriter, area: u64) -> Result<bool, StoreError> {
+        let Some(chunk) = writer.take_chunk().map_err(fault)? else { return Ok(false) };
+        let offset = area + chunk.offset;
+        let bytes = chunk.bytes.len() as u64;
+        let buf = page_buffer(chunk.bytes);
+        self.store().counters.written_bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.queue().write(offset, buf).await.map_err(|error| {
+            self.store().health.fail(&error);
+            StoreError::from(error)
+        })?;
+        Ok(true)
+    }
+
+    async fn write_checkpoint_page(&self, offset: u64, page: &[u8]) -> Result<(), StoreError> {
+        self.queue().write(offset, page_buffer(page)).await.map_err(|error| {
+            self.store().health.fail(&error);
+            StoreError::from(error)
+        })?;
+        Ok(())
+    }
+}

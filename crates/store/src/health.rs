@@ -1,0 +1,36 @@
+//! Whether the cache device can still be trusted with new data.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use forebay_device::DeviceError;
+use parking_lot::Mutex;
+
+/// Latches the first failed write or sync of the cache device. After that nothing is appended any
+/// more and no later sync counts as proof for what was written before (invariant 19): reads and
+/// writeback go on from what is there, writes are refused, until an operator has seen to it.
+#[derive(Default)]
+pub struct Health {
+    failed: AtomicBool,
+    cause: Mutex<Option<Arc<str>>>,
+}
+
+impl Health {
+    /// Latches a failure.
+    pub fn fail(&self, error: &DeviceError) {
+        if !self.failed.swap(true, Ordering::SeqCst) {
+            tracing::error!(%error, "the cache device failed; no new data goes there from now on");
+            *self.cause.lock() = Some(error.to_string().into());
+        }
+    }
+
+    /// Whether a write or sync of the cache device has failed.
+    pub fn failed(&self) -> bool {
+        self.failed.load(Ordering::SeqCst)
+    }
+
+    /// The first failure, in words.
+    pub fn cause(&self) -> Option<Arc<str>> {
+        self.cause.lock().clone()
+    }
+}

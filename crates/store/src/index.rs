@@ -1,0 +1,343 @@
+//! The index: origin address -> where the newest copy is and what state it is in.
+//!
+//! Sharded; a shard's lock is held for one look-up or one update, never across an I/O or a copy
+//! of a payload. Everything that must be decided together about one block is decided under that
+//! lock: which copy is the newest, the order of versions (the sequence), and whether a fill that
+//! is still on its way has lost against a write.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use forebay_core::{SectorMask, Slot};
+use parking_lot::{Mutex, MutexGuard};
+
+use crate::table::{Entry, Geometry, LocalKey, Table};
+
+/// A block of any volume, as one number: the volume's base plus the block number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Address(pub u64);
+
+/// Identifies a fill between [`Index::begin_fill`] and its end.
+#[derive(Debug)]
+#[must_use = "a fill that is begun must be ended"]
+pub struct FillTicket {
+    address: Address,
+    number: u64,
+}
+
+/// When a new version may replace what the index has.
+#[derive(Debug)]
+pub enum Condition<'a> {
+    /// Always: a client wrote the whole block.
+    Always,
+    /// Only if the block is still absent and nothing has touched it since the fill began.
+    Fill(&'a FillTicket),
+    /// Only if the newest version is still at this slot: the new one was merged from it.
+    Slot(Slot),
+    /// Only if the block is absent: the new version holds some sectors only.
+    Absent,
+}
+
+/// A new version of a block.
+#[derive(Debug)]
+pub struct NewVersion {
+    /// Where it is and in which state.
+    pub entry: Entry,
+    /// Its valid sectors, if not all of them.
+    pub mask: Option<SectorMask>,
+}
+
+/// What became of an update.
+#[derive(Debug)]
+pub enum Put {
+    /// The new version is in; it has this sequence, and this was there before.
+    Done {
+        /// Orders versions of one block.
+        sequence: u64,
+        /// The version that was replaced.
+        old: Option<Entry>,
+    },
+    /// The condition did not hold; nothing has changed.
+    Refused,
+    /// The table has no room.
+    Full,
+}
+
+/// What a look-up finds.
+#[derive(Debug)]
+pub struct Found {
+    /// Place and state.
+    pub entry: Entry,
+    /// The valid sectors, if not all of them.
+    pub mask: Option<SectorMask>,
+}
+
+struct Filling {
+    key: LocalKey,
+    number: u64,
+}
+
+/// The part of the index that one lock protects.
+pub struct Shard {
+    table: Table,
+    /// The last sequence that was given out in this shard.
+    sequence: u64,
+    /// Fills on their way that nothing has overtaken yet.
+    fills: Vec<Filling>,
+    masks: HashMap<u64, SectorMask>,
+}
+
+impl Shard {
+    fn overtake_fills(&mut self, key: LocalKey) {
+        if !self.fills.is_empty() {
+            self.fills.retain(|fill| fill.key != key);
+        }
+    }
+
+    fn set_mask(&mut self, address: Address, mask: Option<SectorMask>) {
+        match mask {
+            Some(mask) => {
+                self.masks.insert(address.0, mask);
+            }
+            None if self.masks.is_empty() => (),
+            None => {
+                self.masks.remove(&address.0);
+            }
+        }
+    }
+}
+
+/// Keeps the locks of neighbouring shards on different cache lines.
+#[repr(align(128))]
+struct Padded(Mutex<Shard>);
+
+/// The index of one cache.
+pub struct Index {
+    geometry: Geometry,
+    shards: Box<[Padded]>,
+    fill_numbers: AtomicU64,
+}
+
+impl Index {
+    /// An empty index.
+    pub fn new(geometry: Geometry, shards: u32) -> Self {
+        let shards = (0..shards)
+            .map(|_| {
+                Padded(Mutex::new(Shard {
+                    table: Table::new(&geometry),
+                    sequence: 0,
+                    fills: Vec::new(),
+                    masks: HashMap::new(),
+                }))
+            })
+            .collect();
+        Index { geometry, shards, fill_numbers: AtomicU64::new(0) }
+    }
+
+    /// The shape of the table.
+    pub fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    #[inline]
+    fn locate(&self, address: Address) -> (MutexGuard<'_, Shard>, LocalKey) {
+        let placed = self.geometry.place(address.0);
+        (self.shards[placed.shard as usize].0.lock(), placed.key)
+    }
+
+    /// Looks a block up. `seen` runs under the shard's lock with what was found: it may pin the
+    /// segment, and returns the entry's new age, if that is to change.
+    #[inline]
+    pub fn look_up(&self, address: Address, seen: impl FnOnce(&Entry) -> Option<u8>) -> Option<Found> {
+        let (mut shard, key) = self.locate(address);
+        let (place, entry) = shard.table.get(key)?;
+        if let Some(age) = seen(&entry) {
+            shard.table.set_age(place, age);
+        }
+        let mask = if entry.partial { shard.masks.get(&address.0).cloned() } else { None };
+        Some(Found { entry, mask })
+    }
+
+    /// Begins a fill of an absent block: from now on, whatever touches the block overtakes it.
+    pub fn begin_fill(&self, address: Address) -> FillTicket {
+        let number = self.fill_numbers.fetch_add(1, Ordering::Relaxed);
+        let (mut shard, key) = self.locate(address);
+        shard.fills.push(Filling { key, number });
+        FillTicket { address, number }
+    }
+
+    /// Ends a fill, whether or not it got in.
+    pub fn end_fill(&self, ticket: FillTicket) {
+        let (mut shard, key) = self.locate(ticket.address);
+        shard.fills.retain(|fill| fill.key != key || fill.number != ticket.number);
+    }
+
+    /// Makes `version` the newest version of the block if `condition` holds.
+    #[inline]
+    pub fn put(&self, address: Address, version: NewVersion, condition: Condition<'_>) -> Put {
+        let (mut shard, key) = self.locate(address);
+        match condition {
+            Condition::Always => (),
+            Condition::Fill(ticket) => {
+                let current = shard.fills.iter().any(|fill| fill.number == ticket.number);
+                if !current || shard.table.get(key).is_some() {
+                    return Put::Refused;
+                }
+            }
+            Condition::Slot(slot) => {
+                if shard.table.get(key).is_none_or(|(_, entry)| entry.slot != slot) {
+                    return Put::Refused;
+                }
+            }
+            Condition::Absent => {
+                if shard.table.get(key).is_some() {
+                    return Put::Refused;
+                }
+            }
+        }
+        let Ok(old) = shard.table.insert(key, version.entry) else { return Put::Full };
+        shard.overtake_fills(key);
+        shard.set_mask(address, version.mask);
+        shard.sequence += 1;
+        Put::Done { sequence: shard.sequence, old }
+    }
+
+    /// As [`Index::put`] with [`Condition::Fill`], without the protection: the planted bug.
+    #[cfg(feature = "planted-bugs")]
+    pub(crate) fn put_over_anything(&self, address: Address, version: NewVersion) -> Put {
+        self.put(address, version, Condition::Always)
+    }
+
+    /// Changes the entry in place if `change` returns a new one; fills are not overtaken. Returns
+    /// the entry as it was, if the block is there.
+    pub fn update(&self, address: Address, change: impl FnOnce(&Entry) -> Option<Entry>) -> Option<Entry> {
+        let (mut shard, key) = self.locate(address);
+        let (place, entry) = shard.table.get(key)?;
+        if let Some(new) = change(&entry) {
+            shard.table.set(place, new);
+        }
+        Some(entry)
+    }
+
+    /// Forgets a block if `when` agrees. Fills of it are overtaken whether or not it was there.
+    pub fn remove(&self, address: Address, when: impl FnOnce(&Entry) -> bool) -> Option<Entry> {
+        let (mut shard, key) = self.locate(address);
+        shard.overtake_fills(key);
+        let (_, entry) = shard.table.get(key)?;
+        if !when(&entry) {
+            return None;
+        }
+        shard.table.remove(key);
+        shard.set_mask(address, None);
+        Some(entry)
+    }
+
+    /// Inserts what recovery found, with its mask and at least its sequence.
+    pub fn restore(&self, address: Address, version: NewVersion) -> bool {
+        let (mut shard, key) = self.locate(address);
+        if shard.table.insert(key, version.entry).is_err() {
+            return false;
+        }
+        shard.set_mask(address, version.mask);
+        true
+    }
+
+    /// Makes every sequence given out from now on higher than `sequence`.
+    pub fn raise_sequence(&self, sequence: u64) {
+        for shard in &self.shards {
+            let mut shard = shard.0.lock();
+            shard.sequence = shard.sequence.max(sequence);
+        }
+    }
+
+    /// The highest sequence given out so far.
+    pub fn highest_sequence(&self) -> u64 {
+        self.shards.iter().map(|shard| shard.0.lock().sequence).max().unwrap_or(0)
+    }
+
+    /// Number of shards.
+    pub fn shard_count(&self) -> u32 {
+        self.shards.len() as u32
+    }
+
+    /// Visits the entries, a part of a shard at a time, so that nobody waits long for a lock.
+    /// While others insert, an entry that is moved may be seen twice or not at all: for work that
+    /// is repeated until nothing is left. [`Index::snapshot_shard`] is exact.
+    pub fn scan(&self, mut visit: impl FnMut(Address, &Entry)) {
+        for shard in 0..self.shard_count() {
+            self.scan_shard(shard, &mut visit);
+        }
+    }
+
+    /// As [`Index::scan`], one shard.
+    pub fn scan_shard(&self, number: u32, visit: &mut impl FnMut(Address, &Entry)) {
+        const BUCKETS: usize = 1024;
+        let mut from = 0;
+        loop {
+            let shard = self.shards[number as usize].0.lock();
+            let to = (from + BUCKETS).min(shard.table.buckets());
+            shard.table.for_each_in(from..to, |key, entry| {
+                visit(Address(self.geometry.address(number, key)), &entry);
+            });
+            if to == shard.table.buckets() {
+                return;
+            }
+            from = to;
+        }
+    }
+
+    /// Gives the entries in a part of every shard a new age class: `share` picks buckets out of
+    /// their number.
+    pub fn refresh_ages(&self, share: impl Fn(usize) -> std::ops::Range<usize>, refreshed: impl Fn(u8) -> u8) {
+        let mut stale = Vec::new();
+        for number in 0..self.shard_count() {
+            let mut shard = self.shards[number as usize].0.lock();
+            let buckets = share(shard.table.buckets());
+            shard.table.for_each_in(buckets, |key, entry| {
+                if refreshed(entry.age) != entry.age {
+                    stale.push(key);
+                }
+            });
+            for key in stale.drain(..) {
+                if let Some((place, entry)) = shard.table.get(key) {
+                    shard.table.set_age(place, refreshed(entry.age));
+                }
+            }
+        }
+    }
+
+    /// Copies one shard at one moment: entries with their masks.
+    pub fn snapshot_shard(&self, number: u32, into: &mut Vec<(Address, Entry, Option<SectorMask>)>) {
+        let shard = self.shards[number as usize].0.lock();
+        shard.table.for_each_in(0..shard.table.buckets(), |key, entry| {
+            let address = Address(self.geometry.address(number, key));
+            let mask = if entry.partial { shard.masks.get(&address.0).cloned() } else { None };
+            into.push((address, entry, mask));
+        });
+    }
+
+    /// Cached blocks.
+    pub fn len(&self) -> u64 {
+        self.shards.iter().map(|shard| shard.0.lock().table.len() as u64).sum()
+    }
+
+    /// Whether nothing is cached.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Bytes of memory that the index takes, masks of partial blocks included.
+    pub fn bytes(&self) -> u64 {
+        let shards: u64 = self
+            .shards
+            .iter()
+            .map(|shard| {
+                let shard = shard.0.lock();
+                let mask_bytes = shard.masks.capacity() * size_of::<(u64, SectorMask)>();
+                shard.table.bytes() + mask_bytes as u64
+            })
+            .sum();
+        shards + (self.shards.len() * size_of::<Padded>()) as u64
+    }
+}
+

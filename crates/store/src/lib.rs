@@ -1,0 +1,36 @@
+//! What the cache device holds: allocate, append, index, read, checkpoint, recover.
+//!
+//! - [`format`]: making a cache device
+//! - [`recover`]: opening it, whatever the last user was doing when it stopped
+//! - [`store`]: appending versions of blocks, forgetting them, making them durable
+//! - [`read`]: reading them back, verified
+//! - [`index`] over [`table`]: where the newest version of each block is
+//! - [`segments`]: which part of the device is in use
+//! - [`checkpoint`]: the image of the index from which recovery starts
+//! - [`meta`]: superblock and volume table
+#![forbid(unsafe_code)]
+
+mod appender;
+pub mod checkpoint;
+pub mod error;
+pub mod format;
+pub mod health;
+pub mod index;
+mod log;
+pub mod meta;
+pub mod options;
+pub mod read;
+mod record;
+pub mod recover;
+mod replay;
+pub mod segments;
+pub mod store;
+pub mod table;
+
+pub use error::StoreError;
+pub use format::{FormatOptions, format};
+pub use index::{Address, Condition, FillTicket, Found};
+pub use options::{PlantedBug, StoreOptions};
+pub use recover::{RecoveryReport, read_roots};
+pub use store::{Appended, Class, Pinned, ReadFailure, Store, StoreLane, Version, VolumeSpace};
+pub use table::{Check, Entry};

@@ -1,0 +1,273 @@
+//! The log: numbering records, writing them, knowing what is durable.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use forebay_core::{RecordNumber, SegmentId};
+use forebay_device::LogBuffer;
+use forebay_format::Mark;
+use forebay_lane::Notify;
+use parking_lot::Mutex;
+
+use crate::appender::{Appender, Cut, Holders};
+use crate::record::{Ready, Record};
+use crate::segments::Segments;
+
+struct Numbers {
+    next: u64,
+    /// Closed and not yet written.
+    in_flight: BTreeSet<u64>,
+}
+
+struct Marks {
+    pending: Vec<Mark>,
+    pushed: u64,
+}
+
+struct Rounds {
+    started: u64,
+    running: bool,
+    ended_well: u64,
+    failed: bool,
+}
+
+struct Buffers {
+    free: Vec<Arc<LogBuffer>>,
+    existing: usize,
+}
+
+#[repr(align(128))]
+pub(crate) struct Padded<T>(pub(crate) Mutex<T>);
+
+/// See the module.
+pub(crate) struct Log {
+    cut: Cut,
+    pub(crate) appenders: Box<[Padded<Appender>]>,
+    holders: Box<[Holders]>,
+    numbers: Mutex<Numbers>,
+    /// A record was written.
+    pub(crate) written: Notify,
+    durable_through: AtomicU64,
+    marks: Mutex<Marks>,
+    marks_pushed: AtomicU64,
+    marks_durable: AtomicU64,
+    rounds: Mutex<Rounds>,
+    /// A commit round ended.
+    pub(crate) round_ended: Notify,
+    buffers: Mutex<Buffers>,
+    buffer_limit: usize,
+}
+
+/// What a commit round has to do, see [`Log::begin_round`].
+pub(crate) enum Round {
+    /// This caller runs round number so-and-so.
+    Run(u64),
+    /// A round that covers the caller ended well.
+    Covered(u64),
+    /// Another caller runs a round: wait for [`Log::round_ended`].
+    Wait,
+    /// A round failed; none ends well any more.
+    Failed,
+}
+
+impl Log {
+    pub(crate) fn new(cut: Cut, lanes: usize, segments: u32, next: RecordNumber) -> Self {
+        let appenders = (0..=lanes).map(|_| Padded(Mutex::default())).collect();
+        Log {
+            cut,
+            appenders,
+            holders: (0..segments).map(|_| Holders::none()).collect(),
+            numbers: Mutex::new(Numbers { next: next.0, in_flight: BTreeSet::new() }),
+            written: Notify::default(),
+            durable_through: AtomicU64::new(next.0 - 1),
+            marks: Mutex::new(Marks { pending: Vec::new(), pushed: 0 }),
+            marks_pushed: AtomicU64::new(0),
+            marks_durable: AtomicU64::new(0),
+            rounds: Mutex::new(Rounds { started: 0, running: false, ended_well: 0, failed: false }),
+            round_ended: Notify::default(),
+            buffers: Mutex::new(Buffers { free: Vec::new(), existing: 0 }),
+            buffer_limit: (lanes + 1) * 3,
+        }
+    }
+
+    pub(crate) fn cut(&self) -> &Cut {
+        &self.cut
+    }
+
+    /// Index of the appender for background work.
+    pub(crate) fn background(&self) -> usize {
+        self.appenders.len() - 1
+    }
+
+    pub(crate) fn holders(&self, segment: SegmentId) -> &Holders {
+        &self.holders[segment.0 as usize]
+    }
+
+    /// Gives a record its number. The caller holds its appender's lock, so that the segment's
+    /// records are numbered in the order of their positions.
+    pub(crate) fn close(
+        &self,
+        segments: &Segments,
+        record: &Arc<Record>,
+        reserved: usize,
+        end: u32,
+    ) -> Option<Ready> {
+        let number = {
+            let mut numbers = self.numbers.lock();
+            let number = numbers.next;
+            numbers.next += 1;
+            numbers.in_flight.insert(number);
+            // Under the same lock: a checkpoint that takes its base must see the segment's record.
+            segments.record_closed(record.segment, RecordNumber(number), end);
+            RecordNumber(number)
+        };
+        record.close(number, reserved)
+    }
+
+    /// A record is on the device (though not yet durable).
+    pub(crate) fn wrote(&self, number: RecordNumber) {
+        self.numbers.lock().in_flight.remove(&number.0);
+        self.written.notify_all();
+    }
+
+    /// The number of the last record that was closed.
+    pub(crate) fn last_closed(&self) -> RecordNumber {
+        RecordNumber(self.numbers.lock().next - 1)
+    }
+
+    /// Whether every record up to `number` has been written.
+    pub(crate) fn written_through(&self, number: RecordNumber) -> bool {
+        self.numbers.lock().in_flight.first().is_none_or(|first| *first > number.0)
+    }
+
+    /// Every record up to this one is durable.
+    pub(crate) fn durable_through(&self) -> RecordNumber {
+        RecordNumber(self.durable_through.load(Ordering::SeqCst))
+    }
+
+    pub(crate) fn set_durable(&self, number: RecordNumber) {
+        self.durable_through.fetch_max(number.0, Ordering::SeqCst);
+    }
+
+    pub(crate) fn push_marks(&self, new: impl IntoIterator<Item = Mark>) {
+        let mut marks = self.marks.lock();
+        let before = marks.pending.len();
+        marks.pending.extend(new);
+        marks.pushed += (marks.pending.len() - before) as u64;
+        self.marks_pushed.store(marks.pushed, Ordering::SeqCst);
+    }
+
+    /// Takes pending marks, oldest first, for a record.
+    pub(crate) fn take_marks(&self, most: usize) -> Vec<Mark> {
+        let mut marks = self.marks.lock();
+        let count = marks.pending.len().min(most);
+        marks.pending.drain(..count).collect()
+    }
+
+    /// Puts marks back that could not be appended.
+    pub(crate) fn return_marks(&self, returned: Vec<Mark>) {
+        let mut marks = self.marks.lock();
+        marks.pending.splice(0..0, returned);
+    }
+
+    /// How many marks were ever pushed.
+    pub(crate) fn marks_pushed(&self) -> u64 {
+        self.marks_pushed.load(Ordering::SeqCst)
+    }
+
+    /// How many of the pushed marks are in closed records.
+    pub(crate) fn marks_taken(&self) -> u64 {
+        let marks = self.marks.lock();
+        marks.pushed - marks.pending.len() as u64
+    }
+
+    /// How many of the pushed marks are durable, or contained in a durable checkpoint.
+    pub(crate) fn marks_durable(&self) -> u64 {
+        self.marks_durable.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn set_marks_durable(&self, count: u64) {
+        self.marks_durable.fetch_max(count, Ordering::SeqCst);
+    }
+
+    /// Drops pending marks that a durable checkpoint made superfluous: the first `count` pushed.
+    pub(crate) fn forget_marks(&self, count: u64) {
+        let mut marks = self.marks.lock();
+        let taken = marks.pushed - marks.pending.len() as u64;
+        let superfluous = count.saturating_sub(taken).min(marks.pending.len() as u64);
+        marks.pending.drain(..superfluous as usize);
+        drop(marks);
+        self.set_marks_durable(count);
+    }
+
+    /// Joins or starts a commit round. `wanted` is 0 at first; pass what it was set to when
+    /// calling again after [`Round::Wait`]. A round covers a caller if it started afterwards.
+    pub(crate) fn begin_round(&self, wanted: &mut u64) -> Round {
+        let mut rounds = self.rounds.lock();
+        if *wanted == 0 {
+            *wanted = rounds.started + 1;
+        }
+        if rounds.ended_well >= *wanted {
+            return Round::Covered(rounds.ended_well);
+        }
+        if rounds.failed {
+            return Round::Failed;
+        }
+        if rounds.running {
+            return Round::Wait;
+        }
+        rounds.running = true;
+        rounds.started += 1;
+        Round::Run(rounds.started)
+    }
+
+    pub(crate) fn end_round(&self, round: u64, well: bool) {
+        {
+            let mut rounds = self.rounds.lock();
+            rounds.running = false;
+            if well {
+                rounds.ended_well = rounds.ended_well.max(round);
+            } else {
+                rounds.failed = true;
+            }
+        }
+        self.round_ended.notify_all();
+    }
+
+    /// The round that covers everything done before this call, once it has ended well.
+    pub(crate) fn next_round(&self) -> u64 {
+        self.rounds.lock().started + 1
+    }
+
+    /// The last round that ended well.
+    pub(crate) fn last_round(&self) -> u64 {
+        self.rounds.lock().ended_well
+    }
+
+    pub(crate) fn take_buffer(&self) -> Option<Arc<LogBuffer>> {
+        let mut buffers = self.buffers.lock();
+        while let Some(mut buffer) = buffers.free.pop() {
+            // A reader may still hold on to the old image: then that one is left to the reader.
+            if let Some(image) = Arc::get_mut(&mut buffer) {
+                image.reset();
+                return Some(buffer);
+            }
+            buffers.existing -= 1;
+        }
+        if buffers.existing >= self.buffer_limit {
+            return None;
+        }
+        buffers.existing += 1;
+        Some(LogBuffer::new(self.cut.segment_bytes as usize))
+    }
+
+    pub(crate) fn return_buffer(&self, buffer: Arc<LogBuffer>) {
+        self.buffers.lock().free.push(buffer);
+    }
+
+    /// Bytes of RAM images of segments.
+    pub(crate) fn buffer_bytes(&self) -> u64 {
+        self.buffers.lock().existing as u64 * self.cut.segment_bytes
+    }
+}

@@ -1,0 +1,132 @@
+//! The roots: superblock and volume table.
+//!
+//! The superblock is the commit point of everything that is not in the log: what it refers to is
+//! durable before it is written, and the copy that is overwritten is always the older one.
+
+use std::rc::Rc;
+
+use forebay_core::VolumeId;
+use forebay_device::IoBuf;
+use forebay_format::superblock::{COPY_A, COPY_B};
+use forebay_format::{CheckSeed, Superblock, VolumeRecord, volume};
+
+use crate::error::StoreError;
+use crate::store::{Store, StoreLane, VolumeSpace};
+
+/// A buffer with these bytes, padded with zeroes to whole pages.
+pub(crate) fn page_buffer(bytes: &[u8]) -> IoBuf {
+    let mut buf = IoBuf::zeroed(bytes.len().next_multiple_of(forebay_format::PAGE));
+    buf[..bytes.len()].copy_from_slice(bytes);
+    buf
+}
+
+impl Store {
+    /// What the volume table says at the moment.
+    pub fn volumes(&self) -> Vec<VolumeRecord> {
+        self.volumes.lock().clone()
+    }
+
+    /// The part of the index that belongs to a volume.
+    pub fn space_of(&self, id: VolumeId) -> Option<VolumeSpace> {
+        self.spaces.lock().iter().find(|space| space.id == id).copied()
+    }
+
+    pub(crate) fn add_space(&self, id: VolumeId, blocks: u64) -> Result<VolumeSpace, StoreError> {
+        let mut spaces = self.spaces.lock();
+        let base = spaces.iter().map(|space| space.base + space.blocks).max().unwrap_or(0);
+        let room = 1u64 << self.index.geometry().key_bits();
+        if base.checked_add(blocks).is_none_or(|end| end > room) {
+            return Err(StoreError::Refused(format!(
+                "the index of this cache was opened for {room} blocks of origins and has no room for another {blocks}: restart the daemon, which opens it anew"
+            )));
+        }
+        let space = VolumeSpace { id, base, blocks, seed: CheckSeed::new(&self.uuid, id) };
+        spaces.push(space);
+        Ok(space)
+    }
+}
+
+impl StoreLane {
+    /// Writes a new superblock; `change` says how it differs from the present one.
+    pub(crate) async fn write_superblock(
+        &self,
+        change: impl FnOnce(&mut Superblock),
+    ) -> Result<(), StoreError> {
+        let _turn = self.store().meta_gate.enter().await;
+        self.write_superblock_inside(change).await
+    }
+
+    async fn write_superblock_inside(
+        &self,
+        change: impl FnOnce(&mut Superblock),
+    ) -> Result<(), StoreError> {
+        let store = self.store();
+        let mut superblock = store.meta.lock().clone();
+        superblock.generation += 1;
+        superblock.last_record = store.log.last_closed();
+        change(&mut superblock);
+        let at = if superblock.generation.is_multiple_of(2) { COPY_A } else { COPY_B };
+        let buf = page_buffer(&superblock.encode(at));
+        if let Err(error) = self.queue().write(at, buf).await {
+            store.health.fail(&error);
+            return Err(error.into());
+        }
+        // Barrier for invariants 7 and 8: nothing may rely on the new roots before they are durable.
+        self.sync().await?;
+        *store.meta.lock() = superblock;
+        Ok(())
+    }
+
+    /// Replaces the volume table; `change` edits the list, and may take new volume numbers from
+    /// the counter that it is given.
+    ///
+    /// # Errors
+    /// What `change` says, a table that is not possible, or the device's failure; the table is
+    /// then as it was.
+    pub async fn change_volumes<T>(
+        self: &Rc<Self>,
+        change: impl FnOnce(&mut Vec<VolumeRecord>, &mut u16) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        let store = self.store();
+        let _turn = store.meta_gate.enter().await;
+        let mut volumes = store.volumes();
+        let (mut next, area) = {
+            let meta = store.meta.lock();
+            (meta.next_volume_id, 1 - meta.volume_table.area)
+        };
+        let output = change(&mut volumes, &mut next)?;
+        let encoded = volume::encode(&volumes, &store.uuid, store.block_size())
+            .map_err(|error| StoreError::Refused(error.to_string()))?;
+        let offset = store.geometry.volume_areas[usize::from(area)];
+        let buf = page_buffer(&encoded.bytes);
+        if let Err(error) = self.queue().write(offset, buf).await {
+            store.health.fail(&error);
+            return Err(error.into());
+        }
+        // Barrier for invariant 7: the table before the superblock that refers to it.
+        self.sync().await?;
+        let reference = encoded.reference(area);
+        self.write_superblock_inside(|superblock| {
+            superblock.volume_table = reference;
+            superblock.next_volume_id = next;
+        })
+        .await?;
+        *store.volumes.lock() = volumes;
+        Ok(output)
+    }
+
+    /// Gives a new volume its part of the index.
+    ///
+    /// # Errors
+    /// There is no room for it.
+    pub fn add_space(&self, id: VolumeId, blocks: u64) -> Result<VolumeSpace, StoreError> {
+        self.store().add_space(id, blocks)
+    }
+
+    /// Takes a deleted volume's blocks out of the index. Its number is never used again, so its
+    /// records in the log mean nothing from now on.
+    pub fn remove_space(&self, space: &VolumeSpace) {
+        self.store().purge(space);
+        self.store().spaces.lock().retain(|other| other.id != space.id);
+    }
+}

@@ -1,0 +1,112 @@
+//! One record on its way to the cache device.
+//!
+//! A record is *reserved* cell by cell, each cell is *filled* with its entry, then the record is
+//! *closed*. Whoever does the last of these finds the record ready and writes it. Lanes fill cells
+//! of one record side by side without holding a lock over the copy of the payload.
+
+use std::sync::Arc;
+
+use forebay_core::{Generation, RecordNumber, SegmentId, Slot};
+use forebay_device::{Claim, LogBuffer};
+use forebay_format::{DataEntry, Mark};
+use parking_lot::Mutex;
+
+/// What a record holds.
+pub(crate) enum Content {
+    /// Blocks: one entry for each cell, in order. `None` until the cell is filled.
+    Data(Vec<Option<DataEntry>>),
+    /// Transitions without payload.
+    Marks(Vec<Mark>),
+}
+
+struct State {
+    content: Content,
+    filled: usize,
+    closed: Option<(RecordNumber, usize)>,
+}
+
+/// A record in the RAM image of its segment.
+pub(crate) struct Record {
+    pub(crate) segment: SegmentId,
+    pub(crate) generation: Generation,
+    /// First granule of the header, from the start of the segment.
+    pub(crate) position: u32,
+    pub(crate) buffer: Arc<LogBuffer>,
+    state: Mutex<State>,
+}
+
+/// A closed record whose cells are all filled: it can be written.
+pub(crate) struct Ready {
+    pub(crate) record: Arc<Record>,
+    pub(crate) number: RecordNumber,
+    pub(crate) content: Content,
+}
+
+impl Record {
+    pub(crate) fn data(
+        segment: SegmentId,
+        generation: Generation,
+        position: u32,
+        buffer: Arc<LogBuffer>,
+        capacity: usize,
+    ) -> Self {
+        let content = Content::Data(Vec::with_capacity(capacity));
+        let state = Mutex::new(State { content, filled: 0, closed: None });
+        Record { segment, generation, position, buffer, state }
+    }
+
+    pub(crate) fn marks(
+        segment: SegmentId,
+        generation: Generation,
+        position: u32,
+        buffer: Arc<LogBuffer>,
+        marks: Vec<Mark>,
+    ) -> Self {
+        let state = Mutex::new(State { content: Content::Marks(marks), filled: 0, closed: None });
+        Record { segment, generation, position, buffer, state }
+    }
+
+    fn ready(self: &Arc<Self>, state: &mut State) -> Option<Ready> {
+        let (number, reserved) = state.closed?;
+        if state.filled < reserved {
+            return None;
+        }
+        let content = std::mem::replace(&mut state.content, Content::Marks(Vec::new()));
+        Some(Ready { record: self.clone(), number, content })
+    }
+
+    /// Puts the entry of cell `index`; returns the record if that was all it waited for.
+    pub(crate) fn fill(self: &Arc<Self>, index: usize, entry: DataEntry) -> Option<Ready> {
+        let mut state = self.state.lock();
+        if let Content::Data(entries) = &mut state.content {
+            if entries.len() <= index {
+                entries.resize_with(index + 1, || None);
+            }
+            entries[index] = Some(entry);
+        }
+        state.filled += 1;
+        self.ready(&mut state)
+    }
+
+    /// Closes the record with `reserved` cells; returns it if all of them are filled.
+    pub(crate) fn close(self: &Arc<Self>, number: RecordNumber, reserved: usize) -> Option<Ready> {
+        let mut state = self.state.lock();
+        state.closed = Some((number, reserved));
+        self.ready(&mut state)
+    }
+}
+
+/// The exclusive right to one cell of a record, and the duty to fill it.
+#[must_use = "the record cannot be written before every reserved cell is filled"]
+pub(crate) struct Reservation {
+    pub(crate) slot: Slot,
+    pub(crate) cell: Claim,
+    pub(crate) duty: Duty,
+}
+
+/// The duty to fill a cell, see [`Reservation`].
+#[must_use = "the record cannot be written before every reserved cell is filled"]
+pub(crate) struct Duty {
+    pub(crate) record: Arc<Record>,
+    pub(crate) index: usize,
+}

@@ -1,0 +1,356 @@
+//! Replaying the records after a checkpoint.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, HashMap};
+use std::rc::Rc;
+
+use forebay_core::{Generation, RecordNumber, SegmentId, Slot};
+use forebay_device::{IoBuf, Queue};
+use forebay_format::{Body, Geometry, MarkKind, PAGE, RecordHeader, Uuid, record};
+use forebay_lane::{Lane, concurrently};
+
+use crate::error::StoreError;
+use crate::index::{Index, NewVersion};
+use crate::options::{PlantedBug, StoreOptions};
+use crate::recover::{address_in, granule_in_segment};
+use crate::store::VolumeSpace;
+use crate::table::{Check, Entry};
+
+/// What has been found so far.
+pub(crate) struct Replay {
+    pub(crate) geometry: Geometry,
+    cache: Uuid,
+    spaces: Vec<VolumeSpace>,
+    unbound: bool,
+    base: RecordNumber,
+    /// What the checkpoint contains of later records: versions up to this sequence.
+    sequence: u64,
+    walks: Vec<(SegmentId, Generation)>,
+    /// The generation that counts for each segment in use.
+    generations: Vec<Option<Generation>>,
+    /// The end of the last record that was found in a segment that was walked.
+    positions: HashMap<SegmentId, u32>,
+    /// Every record after the base, by number.
+    found: BTreeMap<u64, RecordHeader>,
+    durable: u64,
+    pub(crate) highest_number: RecordNumber,
+    pub(crate) highest_sequence: u64,
+    pub(crate) records: u64,
+    pub(crate) torn: u64,
+    pub(crate) bytes_read: u64,
+}
+
+impl Replay {
+    pub(crate) fn new(
+        geometry: Geometry,
+        cache: Uuid,
+        spaces: &[VolumeSpace],
+        options: &StoreOptions,
+    ) -> Self {
+        let count = geometry.segment_count as usize;
+        Replay {
+            geometry,
+            cache,
+            spaces: spaces.to_vec(),
+            unbound: options.has(PlantedBug::UnboundChecksum),
+            base: RecordNumber(0),
+            sequence: 0,
+            walks: Vec::new(),
+            generations: vec![None; count],
+            positions: HashMap::new(),
+            found: BTreeMap::new(),
+            durable: 0,
+            highest_number: RecordNumber(0),
+            highest_sequence: 0,
+            records: 0,
+            torn: 0,
+            bytes_read: 0,
+        }
+    }
+
+    pub(crate) fn begin(&mut self, base: RecordNumber, sequence: u64) {
+        self.base = base;
+        self.durable = base.0;
+        self.sequence = sequence;
+        self.highest_sequence = sequence;
+        self.highest_number = base;
+    }
+
+    pub(crate) fn walk_later(&mut self, segment: SegmentId, generation: Generation) {
+        self.walks.push((segment, generation));
+    }
+
+    pub(crate) fn set_generation(&mut self, segment: SegmentId, generation: Option<Generation>) {
+        self.generations[segment.0 as usize] = generation;
+    }
+
+    pub(crate) fn position(&self, segment: SegmentId) -> Option<u32> {
+        self.positions.get(&segment).copied()
+    }
+
+    /// The header in `page`, if it is one that belongs to this place.
+    pub(crate) fn header_at(
+        &self,
+        page: &[u8],
+        segment: SegmentId,
+        position: u32,
+    ) -> Option<RecordHeader> {
+        let header = record::decode(page, &self.geometry, &self.cache).ok()?;
+        (header.segment == segment && header.position == position).then_some(header)
+    }
+
+    /// Walks through all segments, and verifies the records that were not yet durable.
+    pub(crate) async fn run(
+        lane: &Rc<Lane>,
+        queue: &Queue,
+        replay: &Rc<RefCell<Replay>>,
+        reads: usize,
+    ) -> Result<(), StoreError> {
+        let walks = std::mem::take(&mut replay.borrow_mut().walks);
+        let failure = Rc::new(RefCell::new(None));
+        let work = {
+            let (queue, replay, failure) = (queue.clone(), replay.clone(), failure.clone());
+            walks.into_iter().map(move |(segment, generation)| {
+                let (queue, replay, failure) = (queue.clone(), replay.clone(), failure.clone());
+                async move {
+                    if let Err(error) = walk(&queue, &replay, segment, generation).await {
+                        failure.borrow_mut().get_or_insert(error);
+                    }
+                }
+            })
+        };
+        concurrently(lane, reads, work).await;
+        let unproven: Vec<RecordHeader> = {
+            let replay = replay.borrow();
+            replay.found.range(replay.durable + 1..).map(|(_, header)| header.clone()).collect()
+        };
+        let work = {
+            let (queue, replay, failure) = (queue.clone(), replay.clone(), failure.clone());
+            unproven.into_iter().map(move |header| {
+                let (queue, replay, failure) = (queue.clone(), replay.clone(), failure.clone());
+                async move {
+                    match verify(&queue, &replay, &header).await {
+                        Ok(true) => (),
+                        Ok(false) => {
+                            let mut replay = replay.borrow_mut();
+                            replay.torn += 1;
+                            replay.found.remove(&header.number.0);
+                        }
+                        Err(error) => {
+                            failure.borrow_mut().get_or_insert(error);
+                        }
+                    }
+                }
+            })
+        };
+        concurrently(lane, reads, work).await;
+        match failure.take() {
+            Some(error) => Err(error),
+            None => Ok(()),
+        }
+    }
+
+    fn add(&mut self, header: RecordHeader) {
+        self.durable = self.durable.max(header.durable_through.0);
+        self.highest_number = self.highest_number.max(header.number);
+        let end = header.position + header.granules(&self.geometry);
+        let position = self.positions.entry(header.segment).or_default();
+        *position = (*position).max(end);
+        if header.number > self.base {
+            self.found.insert(header.number.0, header);
+        }
+    }
+
+    /// The first record that had been durable and is missing, and how many are.
+    pub(crate) fn lost(&self) -> Option<(u64, u64)> {
+        let (mut first, mut lost) = (None, 0);
+        let mut expected = self.base.0 + 1;
+        for &number in self.found.range(..=self.durable).map(|(number, _)| number) {
+            if number > expected {
+                first = first.or(Some(expected));
+                lost += number - expected;
+            }
+            expected = number + 1;
+        }
+        if expected <= self.durable {
+            first = first.or(Some(expected));
+            lost += self.durable + 1 - expected;
+        }
+        first.map(|first| (first, lost))
+    }
+
+    /// Brings the index up to date.
+    pub(crate) fn apply_to(&mut self, index: &Index) -> Result<(), String> {
+        let granules = self.geometry.granules_per_segment() as usize;
+        // Sequences of the replayed versions, by slot; 0 where nothing was replayed.
+        let mut sequences: HashMap<SegmentId, Vec<u64>> = HashMap::new();
+        let mut marks: HashMap<Slot, MarkKind> = HashMap::new();
+        let found = std::mem::take(&mut self.found);
+        for header in found.values() {
+            self.records += 1;
+            let Body::Data(entries) = &header.body else { continue };
+            let slots = sequences.entry(header.segment).or_insert_with(|| vec![0; granules]);
+            for (number, entry) in entries.iter().enumerate() {
+                if !entry.void {
+                    let slot = header.cell(&self.geometry, number);
+                    slots[granule_in_segment(&self.geometry, slot)] = entry.sequence;
+                    self.highest_sequence = self.highest_sequence.max(entry.sequence);
+                }
+            }
+        }
+        for header in found.into_values() {
+            let entries = match header.body {
+                Body::Data(ref entries) => entries,
+                Body::Marks(ref all) => {
+                    for mark in all {
+                        let segment = self.geometry.place_of(mark.slot).0;
+                        if self.generations[segment.0 as usize] == Some(mark.generation) {
+                            let known = marks.entry(mark.slot).or_insert(mark.kind);
+                            if mark.kind == MarkKind::Gone {
+                                *known = MarkKind::Gone;
+                            }
+                        }
+                    }
+                    continue;
+                }
+            };
+            for (number, entry) in entries.iter().enumerate() {
+                if entry.void || entry.sequence <= self.sequence {
+                    continue;
+                }
+                let Some((_, address)) = address_in(&self.spaces, entry.volume, entry.block) else {
+                    continue;
+                };
+                let slot = header.cell(&self.geometry, number);
+                let newer = |other: &Entry| {
+                    let segment = self.geometry.place_of(other.slot).0;
+                    let place = granule_in_segment(&self.geometry, other.slot);
+                    sequences.get(&segment).is_some_and(|slots| slots[place] > entry.sequence)
+                };
+                if index.look_up(address, |_| None).is_some_and(|found| newer(&found.entry)) {
+                    continue;
+                }
+                let partial = !entry.mask.is_all();
+                let version = Entry {
+                    slot,
+                    dirty: entry.dirty,
+                    partial,
+                    age: 0,
+                    check: Check::new(entry.check),
+                };
+                let mask = partial.then(|| entry.mask.clone());
+                if !index.restore(address, NewVersion { entry: version, mask }) {
+                    return Err("the log has more blocks than fit into the index".into());
+                }
+            }
+        }
+        if !marks.is_empty() {
+            apply_marks(index, &marks);
+        }
+        Ok(())
+    }
+}
+
+fn apply_marks(index: &Index, marks: &HashMap<Slot, MarkKind>) {
+    let mut marked = Vec::new();
+    index.scan(|address, entry| {
+        if let Some(kind) = marks.get(&entry.slot) {
+            marked.push((address, *kind));
+        }
+    });
+    for (address, kind) in marked {
+        match kind {
+            MarkKind::Gone => {
+                index.remove(address, |_| true);
+            }
+            MarkKind::Clean => {
+                index.update(address, |entry| Some(Entry { dirty: false, ..*entry }));
+            }
+        }
+    }
+}
+
+/// Collects the records of one segment's life. Behind a place without a header it goes on looking,
+/// page by page: a record may be damaged or torn and the next one intact.
+async fn walk(
+    queue: &Queue,
+    replay: &Rc<RefCell<Replay>>,
+    segment: SegmentId,
+    generation: Generation,
+) -> Result<(), StoreError> {
+    const LOOK_AHEAD: u64 = 256 << 10;
+    let (start, bytes, granule) = {
+        let replay = replay.borrow();
+        let geometry = &replay.geometry;
+        (geometry.segment_offset(segment), geometry.segment_bytes, geometry.granule())
+    };
+    let page = PAGE as u64;
+    let mut at = 0;
+    while at + page <= bytes {
+        let buf = queue.read(start + at, IoBuf::for_overwrite(PAGE)).await?;
+        replay.borrow_mut().bytes_read += page;
+        let take = |at: u64, page: &[u8]| {
+            let mut replay = replay.borrow_mut();
+            let header = replay.header_at(page, segment, (at / granule) as u32)?;
+            if header.generation != generation {
+                return None;
+            }
+            let end = (at + PAGE as u64 + u64::from(header.payload_bytes)).next_multiple_of(page_u64());
+            replay.add(header);
+            Some(end)
+        };
+        if let Some(end) = take(at, &buf) {
+            at = end;
+            continue;
+        }
+        at += page;
+        while at + page <= bytes {
+            let len = LOOK_AHEAD.min(bytes - at);
+            let ahead = queue.read(start + at, IoBuf::for_overwrite(len as usize)).await?;
+            replay.borrow_mut().bytes_read += len;
+            let next = ahead.chunks_exact(PAGE).enumerate().find_map(|(number, buf)| {
+                take(at + number as u64 * page, buf)
+            });
+            match next {
+                Some(end) => {
+                    at = end;
+                    break;
+                }
+                None => at += len,
+            }
+        }
+    }
+    Ok(())
+}
+
+fn page_u64() -> u64 {
+    PAGE as u64
+}
+
+/// Whether every payload of a record is what its header says.
+async fn verify(
+    queue: &Queue,
+    replay: &Rc<RefCell<Replay>>,
+    header: &RecordHeader,
+) -> Result<bool, StoreError> {
+    let Body::Data(entries) = &header.body else { return Ok(true) };
+    let (offset, block) = {
+        let replay = replay.borrow();
+        let first = header.cell(&replay.geometry, 0);
+        (replay.geometry.slot_offset(first), replay.geometry.block.as_usize())
+    };
+    let payload = queue.read(offset, IoBuf::for_overwrite(entries.len() * block)).await?;
+    let mut replay = replay.borrow_mut();
+    replay.bytes_read += payload.len() as u64;
+    Ok(entries.iter().zip(payload.chunks_exact(block)).all(|(entry, payload)| {
+        if entry.void {
+            return true;
+        }
+        let check = if replay.unbound {
+            forebay_format::crc32c(payload)
+        } else {
+            forebay_format::payload_check(&replay.cache, entry.volume, entry.block, payload)
+        };
+        check == entry.check
+    }))
+}

@@ -1,0 +1,382 @@
+//! The segments of a cache device: which are free, open, closed or on their way to being free.
+//!
+//! A segment may be opened again only when all of this holds (invariant 8):
+//! - no index entry points into it, and no reader that found one earlier is still reading;
+//! - everything that superseded its content is durable: a commit that began after its last entry
+//!   went has ended well;
+//! - the durable checkpoint is not older than its newest record, because recovery replays every
+//!   record that the checkpoint does not contain.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use forebay_core::{Generation, RecordNumber, SegmentId};
+use forebay_device::LogBuffer;
+use parking_lot::Mutex;
+
+/// What a segment is used for at the moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SegmentState {
+    /// Nothing of value is in it; it may be opened.
+    Free,
+    /// Records are being appended.
+    Open,
+    /// Full, or cut off by a crash; holds records.
+    Closed,
+    /// Being emptied by reclaim.
+    Reclaiming,
+    /// Empty, but not yet allowed to be opened again.
+    Draining,
+}
+
+/// What is known about one segment without a lock.
+#[derive(Default)]
+struct Counters {
+    /// Index entries that point into the segment.
+    live: AtomicU32,
+    /// Those of them that are dirty.
+    dirty: AtomicU32,
+    /// Readers that found an entry and have not finished reading.
+    pins: AtomicU32,
+    /// 1 while the segment's RAM image exists.
+    buffered: AtomicU32,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Life {
+    state: SegmentState,
+    generation: Generation,
+    /// Order in which segments were opened; for replacement in order of age.
+    opened: u64,
+    /// The highest number of a record in this life.
+    last_record: RecordNumber,
+    /// Granules used, for the checkpoint.
+    position: u32,
+}
+
+struct Draining {
+    segment: SegmentId,
+    /// The commit round that must have ended well.
+    round: u64,
+}
+
+struct State {
+    lives: Vec<Life>,
+    free: VecDeque<SegmentId>,
+    draining: Vec<Draining>,
+    opened: u64,
+    next_generation: u32,
+}
+
+/// A segment as replacement policies see it.
+#[derive(Clone, Copy, Debug)]
+pub struct SegmentUse {
+    /// Which one.
+    pub id: SegmentId,
+    /// Order in which it was opened.
+    pub opened: u64,
+    /// Index entries that point into it.
+    pub live: u32,
+    /// Those of them that are dirty.
+    pub dirty: u32,
+}
+
+/// The life of a segment as a checkpoint keeps it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SegmentSnapshot {
+    /// Generation of this life.
+    pub generation: Generation,
+    /// What it was used for.
+    pub state: SegmentState,
+    /// Granules used.
+    pub position: u32,
+}
+
+/// All segments of one cache device.
+pub struct Segments {
+    counters: Box<[Counters]>,
+    buffers: Box<[Mutex<Option<Arc<LogBuffer>>>]>,
+    state: Mutex<State>,
+    checkpoint_base: AtomicU64,
+}
+
+impl Segments {
+    /// All free; the first to be opened gets `next_generation`.
+    pub fn new(count: u32, next_generation: Generation) -> Self {
+        let life = Life {
+            state: SegmentState::Free,
+            generation: Generation(0),
+            opened: 0,
+            last_record: RecordNumber(0),
+            position: 0,
+        };
+        Segments {
+            counters: (0..count).map(|_| Counters::default()).collect(),
+            buffers: (0..count).map(|_| Mutex::new(None)).collect(),
+            state: Mutex::new(State {
+                lives: vec![life; count as usize],
+                free: (0..count).map(SegmentId).collect(),
+                draining: Vec::new(),
+                opened: 0,
+                next_generation: next_generation.0,
+            }),
+            checkpoint_base: AtomicU64::new(0),
+        }
+    }
+
+    /// Number of segments.
+    pub fn count(&self) -> u32 {
+        self.counters.len() as u32
+    }
+
+    /// Segments that may be opened at once.
+    pub fn free_count(&self) -> u32 {
+        self.state.lock().free.len() as u32
+    }
+
+    /// Segments that are empty but not yet free.
+    pub fn draining_count(&self) -> u32 {
+        self.state.lock().draining.len() as u32
+    }
+
+    /// Restores many lives at once: `lives` gives each segment's state or `None` for free ones,
+    /// in the order in which they were opened.
+    pub fn restore_all(&self, lives: impl IntoIterator<Item = (SegmentId, SegmentSnapshot, RecordNumber)>) {
+        let mut state = self.state.lock();
+        for (segment, snapshot, last_record) in lives {
+            state.opened += 1;
+            let opened = state.opened;
+            state.lives[segment.0 as usize] = Life {
+                state: snapshot.state,
+                generation: snapshot.generation,
+                opened,
+                last_record,
+                position: snapshot.position,
+            };
+        }
+        let free = state
+            .lives
+            .iter()
+            .enumerate()
+            .filter(|(_, life)| life.state == SegmentState::Free)
+            .map(|(index, _)| SegmentId(index as u32))
+            .collect();
+        state.free = free;
+    }
+
+    /// Sets how many live and dirty entries point into each segment, after recovery.
+    pub fn set_live(&self, counts: &[(u32, u32)]) {
+        for (counters, (live, dirty)) in self.counters.iter().zip(counts) {
+            counters.live.store(*live, Ordering::Relaxed);
+            counters.dirty.store(*dirty, Ordering::Relaxed);
+        }
+    }
+
+    /// Takes a free segment, leaving at least `reserve` others free. The caller fills it.
+    pub fn open(&self, reserve: u32) -> Option<(SegmentId, Generation)> {
+        let mut state = self.state.lock();
+        if state.free.len() <= reserve as usize {
+            return None;
+        }
+        let segment = state.free.pop_front()?;
+        let generation = Generation(state.next_generation);
+        state.next_generation += 1;
+        state.opened += 1;
+        let opened = state.opened;
+        let life = &mut state.lives[segment.0 as usize];
+        *life = Life {
+            state: SegmentState::Open,
+            generation,
+            opened,
+            last_record: RecordNumber(0),
+            position: 0,
+        };
+        Some((segment, generation))
+    }
+
+    /// Notes that a record was closed in an open segment.
+    pub fn record_closed(&self, segment: SegmentId, number: RecordNumber, position: u32) {
+        let mut state = self.state.lock();
+        let life = &mut state.lives[segment.0 as usize];
+        life.last_record = life.last_record.max(number);
+        life.position = position;
+    }
+
+    /// Nothing more will be appended to the segment.
+    pub fn close(&self, segment: SegmentId) {
+        self.state.lock().lives[segment.0 as usize].state = SegmentState::Closed;
+    }
+
+    /// Generation of the segment's present life.
+    pub fn generation(&self, segment: SegmentId) -> Generation {
+        self.state.lock().lives[segment.0 as usize].generation
+    }
+
+    /// Granules used in the segment's present life.
+    pub fn position(&self, segment: SegmentId) -> u32 {
+        self.state.lock().lives[segment.0 as usize].position
+    }
+
+    /// The highest generation given out so far.
+    pub fn highest_generation(&self) -> Generation {
+        Generation(self.state.lock().next_generation.saturating_sub(1))
+    }
+
+    /// Closed segments, as candidates for reclaim.
+    pub fn closed(&self, into: &mut Vec<SegmentUse>) {
+        into.clear();
+        let state = self.state.lock();
+        for (index, life) in state.lives.iter().enumerate() {
+            let counters = &self.counters[index];
+            let buffered = counters.buffered.load(Ordering::Relaxed) != 0;
+            if life.state == SegmentState::Closed && !buffered {
+                into.push(SegmentUse {
+                    id: SegmentId(index as u32),
+                    opened: life.opened,
+                    live: counters.live.load(Ordering::Relaxed),
+                    dirty: counters.dirty.load(Ordering::Relaxed),
+                });
+            }
+        }
+    }
+
+    /// Reserves a closed segment for reclaim; `false` if it is not closed.
+    pub fn begin_reclaim(&self, segment: SegmentId) -> bool {
+        let mut state = self.state.lock();
+        let life = &mut state.lives[segment.0 as usize];
+        let closed = life.state == SegmentState::Closed;
+        if closed {
+            life.state = SegmentState::Reclaiming;
+        }
+        closed
+    }
+
+    /// Ends a reclaim. If the segment is empty it starts draining: it is free once commit round
+    /// `round` has ended well and the other conditions hold. Otherwise it stays closed.
+    pub fn end_reclaim(&self, segment: SegmentId, round: u64) -> bool {
+        let mut state = self.state.lock();
+        let empty = self.counters[segment.0 as usize].live.load(Ordering::SeqCst) == 0;
+        let life = &mut state.lives[segment.0 as usize];
+        life.state = if empty { SegmentState::Draining } else { SegmentState::Closed };
+        if empty {
+            state.draining.push(Draining { segment, round });
+        }
+        empty
+    }
+
+    /// Frees every draining segment whose conditions hold, given the last commit round that ended
+    /// well. Returns how many became free, and whether some wait for nothing but a checkpoint.
+    pub fn free_drained(&self, round: u64) -> (u32, bool) {
+        let base = self.checkpoint_base.load(Ordering::SeqCst);
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        let (mut freed, mut need_checkpoint) = (0, false);
+        state.draining.retain(|draining| {
+            let index = draining.segment.0 as usize;
+            if draining.round > round || self.counters[index].pins.load(Ordering::SeqCst) != 0 {
+                return true;
+            }
+            if state.lives[index].last_record.0 > base {
+                need_checkpoint = true;
+                return true;
+            }
+            state.lives[index].state = SegmentState::Free;
+            state.free.push_back(draining.segment);
+            freed += 1;
+            false
+        });
+        (freed, need_checkpoint)
+    }
+
+    /// A checkpoint that contains every record up to `base` is durable.
+    pub fn checkpoint_durable(&self, base: RecordNumber) {
+        self.checkpoint_base.fetch_max(base.0, Ordering::SeqCst);
+    }
+
+    /// The lives of all segments at this moment, for a checkpoint that contains every record up to
+    /// `base`. A segment with a later record counts as open, so that recovery walks through it;
+    /// one on its way to being free counts as closed: recovery finds that nothing points into it.
+    pub fn snapshot(&self, base: RecordNumber) -> Vec<SegmentSnapshot> {
+        let state = self.state.lock();
+        state
+            .lives
+            .iter()
+            .map(|life| SegmentSnapshot {
+                generation: life.generation,
+                state: match life.state {
+                    SegmentState::Free => SegmentState::Free,
+                    _ if life.last_record > base => SegmentState::Open,
+                    SegmentState::Reclaiming | SegmentState::Draining => SegmentState::Closed,
+                    other => other,
+                },
+                position: life.position,
+            })
+            .collect()
+    }
+
+    /// An index entry points into the segment from now on.
+    pub fn add_live(&self, segment: SegmentId, dirty: bool) {
+        let counters = &self.counters[segment.0 as usize];
+        counters.live.fetch_add(1, Ordering::Relaxed);
+        if dirty {
+            counters.dirty.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// An index entry no longer points into the segment.
+    pub fn remove_live(&self, segment: SegmentId, dirty: bool) {
+        let counters = &self.counters[segment.0 as usize];
+        if dirty {
+            counters.dirty.fetch_sub(1, Ordering::Relaxed);
+        }
+        counters.live.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// A live entry of the segment turned clean.
+    pub fn turned_clean(&self, segment: SegmentId) {
+        self.counters[segment.0 as usize].dirty.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Index entries that point into the segment.
+    pub fn live(&self, segment: SegmentId) -> u32 {
+        self.counters[segment.0 as usize].live.load(Ordering::SeqCst)
+    }
+
+    /// Keeps the segment from being opened again while an entry that was found is read. Called
+    /// under the lock of the index shard in which the entry was found.
+    pub fn pin(&self, segment: SegmentId) {
+        self.counters[segment.0 as usize].pins.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Ends a [`Segments::pin`].
+    pub fn unpin(&self, segment: SegmentId) {
+        self.counters[segment.0 as usize].pins.fetch_sub(1, Ordering::Release);
+    }
+
+    /// Attaches the RAM image of an open segment.
+    pub fn attach_buffer(&self, segment: SegmentId, buffer: Arc<LogBuffer>) {
+        *self.buffers[segment.0 as usize].lock() = Some(buffer);
+        self.counters[segment.0 as usize].buffered.store(1, Ordering::Release);
+    }
+
+    /// The RAM image, while there is one.
+    pub fn buffer(&self, segment: SegmentId) -> Option<Arc<LogBuffer>> {
+        if self.counters[segment.0 as usize].buffered.load(Ordering::Acquire) == 0 {
+            return None;
+        }
+        self.buffers[segment.0 as usize].lock().clone()
+    }
+
+    /// Detaches the RAM image once all of its records are on the device.
+    pub fn detach_buffer(&self, segment: SegmentId) -> Option<Arc<LogBuffer>> {
+        self.counters[segment.0 as usize].buffered.store(0, Ordering::Release);
+        self.buffers[segment.0 as usize].lock().take()
+    }
+
+    /// Bytes of memory for the segment tables.
+    pub fn bytes(&self) -> u64 {
+        let each = size_of::<Counters>() + size_of::<Mutex<Option<Arc<LogBuffer>>>>() + size_of::<Life>();
+        (self.counters.len() * each) as u64
+    }
+}

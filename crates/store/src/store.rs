@@ -1,0 +1,685 @@
+//! The store: everything that is on the cache device, and the index of it.
+//!
+//! [`Store`] is shared by all lanes; a [`StoreLane`] is one lane's way to it.
+
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use forebay_core::{
+    BlockSize, OriginBlock, RecordNumber, SectorMask, SegmentId, Slot, VolumeId,
+};
+use forebay_device::{Device, DeviceOp, IoData, Queue};
+use forebay_format::{CheckSeed, DataEntry, Geometry, Head, Mark, MarkKind, Uuid, VolumeRecord};
+use forebay_lane::{Gate, Lane, Notify};
+use parking_lot::Mutex;
+
+use crate::appender::{Closed, Cut};
+use crate::error::StoreError;
+use crate::health::Health;
+use crate::index::{Address, Condition, Found, Index, NewVersion, Put};
+use crate::log::{Log, Round};
+use crate::options::{PlantedBug, StoreOptions};
+use crate::record::{Content, Ready};
+use crate::segments::Segments;
+use crate::table::{Check, Entry};
+
+/// One volume's part of the index, and what its checksums begin with.
+#[derive(Clone, Copy, Debug)]
+pub struct VolumeSpace {
+    /// The volume.
+    pub id: VolumeId,
+    /// Address of its block 0.
+    pub base: u64,
+    /// Number of its blocks.
+    pub blocks: u64,
+    pub(crate) seed: CheckSeed,
+}
+
+impl VolumeSpace {
+    /// The address of a block of this volume.
+    #[inline]
+    pub fn address(&self, block: OriginBlock) -> Address {
+        Address(self.base + block.0)
+    }
+
+    /// The block behind an address, if it belongs to this volume.
+    pub fn block(&self, address: Address) -> Option<OriginBlock> {
+        let block = address.0.checked_sub(self.base)?;
+        (block < self.blocks).then_some(OriginBlock(block))
+    }
+}
+
+/// Who appends: background work may use the reserved segments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    /// A client's write, or a fill.
+    Foreground,
+    /// Reclaim carrying blocks on.
+    Background,
+}
+
+/// A new version to append.
+pub struct Version<'a> {
+    /// The volume.
+    pub space: &'a VolumeSpace,
+    /// The block.
+    pub block: OriginBlock,
+    /// Newer than the origin.
+    pub dirty: bool,
+    /// Its valid sectors, if not all of them.
+    pub mask: Option<SectorMask>,
+    /// Age class for the replacement policy.
+    pub age: u8,
+    /// When it may replace what is there.
+    pub condition: Condition<'a>,
+}
+
+/// What became of an append.
+#[derive(Debug)]
+pub enum Appended {
+    /// It is the newest version now.
+    Done {
+        /// The version that it replaced.
+        old: Option<Entry>,
+    },
+    /// The condition did not hold.
+    Refused,
+    /// There is no room at the moment: wait for [`Store::space`].
+    NoSpace,
+}
+
+/// Why a cached block could not be read.
+#[derive(Clone, Debug)]
+pub enum ReadFailure {
+    /// The payload is not what was written: flipped, misdirected, lost or stale.
+    Corrupt,
+    /// The device failed.
+    Device(forebay_device::DeviceError),
+}
+
+/// What is counted.
+#[derive(Default, Debug)]
+pub struct Counters {
+    /// Bytes read from the cache device.
+    pub read_bytes: AtomicU64,
+    /// Bytes written to the cache device.
+    pub written_bytes: AtomicU64,
+    /// Bytes of payload in them.
+    pub payload_bytes: AtomicU64,
+    /// Syncs of the cache device.
+    pub syncs: AtomicU64,
+    /// Cached blocks that failed their check.
+    pub corrupt_blocks: AtomicU64,
+    /// Dirty blocks, all volumes.
+    pub dirty_blocks: AtomicU64,
+}
+
+/// The store of one cache device. See the module.
+pub struct Store {
+    pub(crate) device: Arc<dyn Device>,
+    pub(crate) uuid: Uuid,
+    pub(crate) geometry: Geometry,
+    pub(crate) options: StoreOptions,
+    /// The index.
+    pub index: Index,
+    /// The segments.
+    pub segments: Segments,
+    /// Whether the device can be trusted.
+    pub health: Health,
+    /// What is counted.
+    pub counters: Counters,
+    /// Room has been made.
+    pub space: Notify,
+    /// Somebody waits for room.
+    pub space_wanted: Notify,
+    pub(crate) log: Log,
+    pub(crate) spaces: Mutex<Vec<VolumeSpace>>,
+    pub(crate) meta: Mutex<forebay_format::Superblock>,
+    pub(crate) volumes: Mutex<Vec<VolumeRecord>>,
+    pub(crate) meta_gate: Gate,
+    pub(crate) checkpoint_gate: Gate,
+    pub(crate) appended_at_checkpoint: AtomicU64,
+    pub(crate) damage: Mutex<Vec<String>>,
+}
+
+impl Store {
+    /// The unit of caching.
+    pub fn block_size(&self) -> BlockSize {
+        self.geometry.block
+    }
+
+    /// The cache's identity.
+    pub fn uuid(&self) -> Uuid {
+        self.uuid
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Arc<dyn Device> {
+        &self.device
+    }
+
+    /// Where everything lies.
+    pub fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    /// How it was opened.
+    pub fn options(&self) -> &StoreOptions {
+        &self.options
+    }
+
+    /// Blocks that fit if every record is full and no segment is kept free.
+    pub fn capacity_blocks(&self) -> u64 {
+        self.log.cut().cells_per_segment() * u64::from(self.segments.count())
+    }
+
+    /// Segments that foreground work leaves free for background work.
+    pub fn reserved_segments(&self) -> u32 {
+        2
+    }
+
+    /// Bytes of memory of the index, all in.
+    pub fn index_bytes(&self) -> u64 {
+        self.index.bytes() + self.segments.bytes()
+    }
+
+    /// Bytes of memory of the log's buffers.
+    pub fn buffer_bytes(&self) -> u64 {
+        self.log.buffer_bytes()
+    }
+
+    /// What recovery could not bring back, in words for the operator.
+    pub fn damage(&self) -> Vec<String> {
+        self.damage.lock().clone()
+    }
+
+    /// The segment that holds a slot.
+    #[inline]
+    pub fn segment_of(&self, slot: Slot) -> SegmentId {
+        self.log.cut().segment_of(slot)
+    }
+
+    /// Looks a block up and keeps its segment from being reused until the result is dropped.
+    /// `touch` may give the entry a new age, given the present one.
+    #[inline]
+    pub fn look_up(
+        &self,
+        space: &VolumeSpace,
+        block: OriginBlock,
+        touch: impl FnOnce(u8) -> Option<u8>,
+    ) -> Option<Pinned<'_>> {
+        let found = self.index.look_up(space.address(block), |entry| {
+            self.segments.pin(self.segment_of(entry.slot));
+            touch(entry.age)
+        })?;
+        Some(Pinned { store: self, block, found })
+    }
+
+    /// Looks a block up without pinning anything: for decisions that tolerate change.
+    pub fn peek(&self, space: &VolumeSpace, block: OriginBlock) -> Option<Found> {
+        self.index.look_up(space.address(block), |_| None)
+    }
+
+    pub(crate) fn check(&self, space: &VolumeSpace, block: OriginBlock, payload: &[u8]) -> u32 {
+        if self.options.has(PlantedBug::UnboundChecksum) {
+            return forebay_format::crc32c(payload);
+        }
+        space.seed.check(block, payload)
+    }
+
+    fn count_dirty(&self, old: Option<&Entry>, new_dirty: bool) {
+        match (old.is_some_and(|entry| entry.dirty), new_dirty) {
+            (false, true) => self.counters.dirty_blocks.fetch_add(1, Ordering::Relaxed),
+            (true, false) => self.counters.dirty_blocks.fetch_sub(1, Ordering::Relaxed),
+            _ => 0,
+        };
+    }
+
+    /// Notes that the version at `slot` is durable on the origin. `true` if it was still the
+    /// newest and dirty. The mark is logged with the next commit.
+    pub fn written_back(&self, space: &VolumeSpace, block: OriginBlock, slot: Slot) -> bool {
+        let before = self.index.update(space.address(block), |entry| {
+            (entry.slot == slot && entry.dirty).then_some(Entry { dirty: false, ..*entry })
+        });
+        let Some(before) = before.filter(|entry| entry.slot == slot && entry.dirty) else {
+            return false;
+        };
+        let segment = self.segment_of(slot);
+        self.count_dirty(Some(&before), false);
+        let generation = self.segments.generation(segment);
+        self.log.push_marks([Mark { slot, generation, kind: MarkKind::Clean }]);
+        self.segments.turned_clean(segment);
+        true
+    }
+
+    /// Forgets a block if `when` agrees: evicts or invalidates it. Fills of it are overtaken in
+    /// any case. The mark is logged with the next commit; until then the block could come back
+    /// after a crash, so no other copy may change before [`StoreLane::settle_marks`].
+    pub fn forget(&self, space: &VolumeSpace, block: OriginBlock, when: impl FnOnce(&Entry) -> bool) -> Option<Entry> {
+        let entry = self.index.remove(space.address(block), when)?;
+        let segment = self.segment_of(entry.slot);
+        self.count_dirty(Some(&entry), false);
+        // While the entry still counts as live the segment cannot start another life.
+        let generation = self.segments.generation(segment);
+        self.log.push_marks([Mark { slot: entry.slot, generation, kind: MarkKind::Gone }]);
+        self.segments.remove_live(segment, entry.dirty);
+        Some(entry)
+    }
+
+    /// Drops everything of a volume that has left the volume table.
+    pub fn purge(&self, space: &VolumeSpace) {
+        let mut copy = Vec::new();
+        for shard in 0..self.index.shard_count() {
+            copy.clear();
+            self.index.snapshot_shard(shard, &mut copy);
+            for (address, _, _) in &copy {
+                if space.block(*address).is_some()
+                    && let Some(entry) = self.index.remove(*address, |_| true)
+                {
+                    self.count_dirty(Some(&entry), false);
+                    self.segments.remove_live(self.segment_of(entry.slot), entry.dirty);
+                }
+            }
+        }
+    }
+
+    /// The segment's position within the log, for messages.
+    pub fn cells_per_segment(&self) -> u64 {
+        self.log.cut().cells_per_segment()
+    }
+
+    /// Bytes appended since the last checkpoint.
+    pub fn appended_since_checkpoint(&self) -> u64 {
+        let now = self.counters.written_bytes.load(Ordering::Relaxed);
+        now.saturating_sub(self.appended_at_checkpoint.load(Ordering::Relaxed))
+    }
+
+    /// Appended bytes after which a checkpoint is due.
+    pub fn checkpoint_due(&self) -> u64 {
+        let half = u64::from(self.segments.count()) * self.log.cut().segment_bytes / 2;
+        self.options.checkpoint_bytes.unwrap_or(half).min(half)
+    }
+
+    /// Whether everything that was appended or marked is durable.
+    pub fn all_durable(&self) -> bool {
+        let open = self.log.appenders.iter().any(|appender| appender.0.lock().has_open_cells());
+        !open
+            && self.log.last_closed() <= self.log.durable_through()
+            && self.log.marks_pushed() <= self.log.marks_durable()
+    }
+
+    /// Whether a mark could still be lost in a crash.
+    pub fn marks_settled(&self) -> bool {
+        self.log.marks_pushed() <= self.log.marks_durable()
+    }
+
+    /// Commit rounds that a segment must wait for from now on, and those that have ended well.
+    pub fn rounds(&self) -> (u64, u64) {
+        (self.log.next_round(), self.log.last_round())
+    }
+}
+
+/// A block that was found, with its segment kept from being reused.
+pub struct Pinned<'a> {
+    store: &'a Store,
+    /// Which block.
+    pub block: OriginBlock,
+    /// What was found.
+    pub found: Found,
+}
+
+impl Drop for Pinned<'_> {
+    fn drop(&mut self) {
+        self.store.segments.unpin(self.store.segment_of(self.found.entry.slot));
+    }
+}
+
+/// One lane's way to a store.
+pub struct StoreLane {
+    store: Arc<Store>,
+    lane: Rc<Lane>,
+    queue: Queue,
+}
+
+impl StoreLane {
+    /// Opens the store's device for a lane.
+    pub fn new(store: Arc<Store>, lane: Rc<Lane>, queue: Queue) -> Rc<Self> {
+        Rc::new(StoreLane { store, lane, queue })
+    }
+
+    /// The store.
+    pub fn store(&self) -> &Arc<Store> {
+        &self.store
+    }
+
+    /// The lane.
+    pub fn lane(&self) -> &Rc<Lane> {
+        &self.lane
+    }
+
+    /// The lane's queue to the cache device.
+    pub fn queue(&self) -> &Queue {
+        &self.queue
+    }
+
+    fn appender(&self, class: Class) -> (usize, u32) {
+        match class {
+            Class::Foreground => {
+                let own = usize::from(self.lane.id().0) % self.store.log.background();
+                (own, self.store.reserved_segments())
+            }
+            Class::Background => (self.store.log.background(), 0),
+        }
+    }
+
+    /// Appends a version: `copy` puts the payload into its place in the log's buffer. The version
+    /// is the newest one when this returns, and durable after the next commit.
+    #[inline]
+    pub fn append(
+        self: &Rc<Self>,
+        version: Version<'_>,
+        class: Class,
+        copy: impl FnOnce(&mut [u8]),
+    ) -> Appended {
+        self.append_at(version, class, &mut Slot(0), copy)
+    }
+
+    /// As [`StoreLane::append`], and says where the version is.
+    pub fn append_at(
+        self: &Rc<Self>,
+        version: Version<'_>,
+        class: Class,
+        slot_out: &mut Slot,
+        copy: impl FnOnce(&mut [u8]),
+    ) -> Appended {
+        let store = &self.store;
+        if store.health.failed() {
+            return Appended::NoSpace;
+        }
+        let (appender, reserve) = self.appender(class);
+        let mut closed = Closed::default();
+        let reserved = {
+            let mut appender = store.log.appenders[appender].0.lock();
+            appender.reserve(&store.log, &store.segments, reserve, &mut closed)
+        };
+        self.carry_on(closed);
+        let Some(mut reservation) = reserved else { return Appended::NoSpace };
+        copy(&mut reservation.cell);
+        let check = store.check(version.space, version.block, &reservation.cell);
+        reservation.cell.publish();
+        let slot = reservation.slot;
+        *slot_out = slot;
+        let segment = store.segment_of(slot);
+        let partial = version.mask.is_some();
+        let mask = version
+            .mask
+            .clone()
+            .unwrap_or_else(|| SectorMask::all(store.block_size().sectors()));
+        let entry =
+            Entry { slot, dirty: version.dirty, partial, age: version.age, check: Check::new(check) };
+        // Before the entry is visible: whoever replaces it at once must find it counted.
+        store.segments.add_live(segment, version.dirty);
+        let address = version.space.address(version.block);
+        let new = NewVersion { entry, mask: version.mask };
+        let put = match version.condition {
+            Condition::Fill(_) if store.options.has(PlantedBug::FillWins) => {
+                store.index.put(address, new, Condition::Always)
+            }
+            condition => store.index.put(address, new, condition),
+        };
+        let (logged, appended) = match put {
+            Put::Done { sequence, old } => {
+                store.count_dirty(old.as_ref(), version.dirty);
+                if let Some(old) = &old {
+                    store.segments.remove_live(store.segment_of(old.slot), old.dirty);
+                }
+                let entry = DataEntry {
+                    volume: version.space.id,
+                    block: version.block,
+                    sequence,
+                    dirty: version.dirty,
+                    void: false,
+                    mask,
+                    check,
+                };
+                (entry, Appended::Done { old })
+            }
+            Put::Refused => {
+                store.segments.remove_live(segment, version.dirty);
+                (DataEntry::void(store.block_size()), Appended::Refused)
+            }
+            Put::Full => {
+                store.segments.remove_live(segment, version.dirty);
+                (DataEntry::void(store.block_size()), Appended::NoSpace)
+            }
+        };
+        if let Some(ready) = reservation.duty.record.fill(reservation.duty.index, logged) {
+            self.start_write(ready);
+        }
+        appended
+    }
+
+    /// Writes what was closed, and lets go of a segment that was left.
+    fn carry_on(self: &Rc<Self>, closed: Closed) {
+        for ready in closed.ready {
+            self.start_write(ready);
+        }
+        if let Some(segment) = closed.left {
+            self.let_go(segment);
+        }
+    }
+
+    fn let_go(&self, segment: SegmentId) {
+        let store = &self.store;
+        if store.log.holders(segment).remove()
+            && let Some(buffer) = store.segments.detach_buffer(segment)
+        {
+            store.log.return_buffer(buffer);
+            store.space.notify_all();
+        }
+    }
+
+    fn start_write(self: &Rc<Self>, ready: Ready) {
+        let this = self.clone();
+        self.lane.spawn(async move { this.write_record(ready).await });
+    }
+
+    async fn write_record(self: Rc<Self>, ready: Ready) {
+        let store = &self.store;
+        let Ready { record, number, content } = ready;
+        let cut: &Cut = store.log.cut();
+        let start = u64::from(record.position) * cut.granule;
+        let head = Head {
+            cache: store.uuid,
+            segment: record.segment,
+            generation: record.generation,
+            position: record.position,
+            number,
+            durable_through: store.log.durable_through(),
+        };
+        let header = start as usize..(start + cut.header_bytes) as usize;
+        let Some(mut place) = record.buffer.claim(header) else {
+            tracing::error!(record = number.0, "the place of a record header was taken");
+            return;
+        };
+        let block = store.block_size();
+        let (encoded, payload) = match content {
+            Content::Data(entries) => {
+                let entries: Vec<_> =
+                    entries.into_iter().map(|e| e.unwrap_or_else(|| DataEntry::void(block))).collect();
+                let payload = entries.len() as u64 * cut.block;
+                (forebay_format::record::encode_data(&mut place, &head, block, &entries), payload)
+            }
+            Content::Marks(marks) => {
+                (forebay_format::record::encode_marks(&mut place, &head, &marks), 0)
+            }
+        };
+        if let Err(error) = encoded {
+            tracing::error!(%error, record = number.0, "a record header could not be made");
+            return;
+        }
+        place.publish();
+        let end = start + cut.header_bytes + payload;
+        store.counters.written_bytes.fetch_add(end - start, Ordering::Relaxed);
+        store.counters.payload_bytes.fetch_add(payload, Ordering::Relaxed);
+        let offset = store.geometry.segment_offset(record.segment) + start;
+        let data = IoData::Log(record.buffer.clone(), start as usize..end as usize);
+        let done = self.queue.run(DeviceOp::Write { offset, data }).await;
+        match done.result {
+            Ok(()) => {
+                let segment = record.segment;
+                drop(record);
+                self.let_go(segment);
+                store.log.wrote(number);
+            }
+            Err(error) => {
+                // The image stays attached: readers and writeback are served from it.
+                store.health.fail(&error);
+                store.log.written.notify_all();
+                store.space.notify_all();
+            }
+        }
+    }
+
+    /// Makes everything that was appended or marked before this call durable.
+    ///
+    /// # Errors
+    /// The cache device failed, now or earlier.
+    pub async fn commit(self: &Rc<Self>) -> Result<u64, StoreError> {
+        let log = &self.store.log;
+        let mut wanted = 0;
+        loop {
+            let ended = log.round_ended.listen();
+            match log.begin_round(&mut wanted) {
+                Round::Covered(round) => return Ok(round),
+                Round::Failed => return Err(self.failed()),
+                Round::Wait => ended.await,
+                Round::Run(round) => {
+                    let result = self.commit_round().await;
+                    log.end_round(round, result.is_ok());
+                    result?;
+                    self.free_drained();
+                    if round >= wanted {
+                        return Ok(round);
+                    }
+                }
+            }
+        }
+    }
+
+    fn failed(&self) -> StoreError {
+        let cause = self.store.health.cause();
+        StoreError::Failed(cause.map_or_else(|| "unknown cause".into(), |cause| cause.to_string()))
+    }
+
+    async fn commit_round(self: &Rc<Self>) -> Result<(), StoreError> {
+        let store = &self.store;
+        let log = &store.log;
+        if store.health.failed() {
+            return Err(self.failed());
+        }
+        self.append_pending_marks();
+        let marks = log.marks_taken();
+        self.close_records();
+        let through = log.last_closed();
+        if through > log.durable_through() {
+            self.wait_written(through).await?;
+            // Barrier for invariants 1 and 8: data and records before the acknowledgement, and
+            // before anything that relies on them.
+            if !store.options.has(PlantedBug::SkippedSync) {
+                self.sync().await?;
+            }
+            log.set_durable(through);
+        }
+        log.set_marks_durable(marks);
+        Ok(())
+    }
+
+    /// Closes the open records of all lanes, and writes those that are complete.
+    pub(crate) fn close_records(self: &Rc<Self>) {
+        let store = &self.store;
+        for (number, appender) in store.log.appenders.iter().enumerate() {
+            let own = number == self.appender(Class::Foreground).0;
+            if store.options.has(PlantedBug::FlushForgetsLane) && !own {
+                continue;
+            }
+            let mut closed = Closed::default();
+            appender.0.lock().close_record(&store.log, &store.segments, &mut closed);
+            self.carry_on(closed);
+        }
+    }
+
+    /// Waits until every record up to `number` is written, though not yet durable.
+    pub(crate) async fn wait_written(&self, number: RecordNumber) -> Result<(), StoreError> {
+        loop {
+            let written = self.store.log.written.listen();
+            if self.store.health.failed() {
+                return Err(self.failed());
+            }
+            if self.store.log.written_through(number) {
+                return Ok(());
+            }
+            written.await;
+        }
+    }
+
+    /// Syncs the cache device; a failure is latched.
+    pub(crate) async fn sync(&self) -> Result<(), StoreError> {
+        self.store.counters.syncs.fetch_add(1, Ordering::Relaxed);
+        self.queue.sync().await.map_err(|error| {
+            self.store.health.fail(&error);
+            error.into()
+        })
+    }
+
+    /// Moves pending marks into closed records, as far as there is room.
+    fn append_pending_marks(self: &Rc<Self>) {
+        let store = &self.store;
+        loop {
+            let marks = store.log.take_marks(store.log.cut().max_marks);
+            if marks.is_empty() {
+                return;
+            }
+            let mut closed = Closed::default();
+            let appended = {
+                let mut appender = store.log.appenders[store.log.background()].0.lock();
+                appender.append_marks(&store.log, &store.segments, 0, &marks, &mut closed)
+            };
+            self.carry_on(closed);
+            if !appended {
+                // A checkpoint needs no room in the log and makes them superfluous.
+                store.log.return_marks(marks);
+                store.space_wanted.notify_all();
+                return;
+            }
+        }
+    }
+
+    /// Waits until no mark that was pushed before this call can be lost in a crash: what was
+    /// forgotten stays forgotten (invariants 5 and 6).
+    ///
+    /// # Errors
+    /// The cache device failed, now or earlier.
+    pub async fn settle_marks(self: &Rc<Self>) -> Result<(), StoreError> {
+        let wanted = self.store.log.marks_pushed();
+        if self.store.log.marks_durable() >= wanted {
+            return Ok(());
+        }
+        self.commit().await?;
+        if self.store.log.marks_durable() < wanted {
+            self.checkpoint(false).await?;
+        }
+        Ok(())
+    }
+
+    /// Frees every segment whose conditions hold. `true` if some wait for a checkpoint only.
+    pub fn free_drained(&self) -> bool {
+        let store = &self.store;
+        let (freed, need_checkpoint) = store.segments.free_drained(store.log.last_round());
+        if freed > 0 {
+            store.space.notify_all();
+        }
+        need_checkpoint
+    }
+}

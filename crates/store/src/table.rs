@@ -1,0 +1,320 @@
+//! The compact exact map from block address to cache entry: one table per index shard.
+//!
+//! A table is an array of buckets of eight words, one CPU cache line each. A key has two buckets
+//! and is in one of them, so a lookup reads one line or two. This stays possible up to 99 % load,
+//! as an insertion may move other entries to their other bucket to make room.
+//!
+//! Addresses are not stored whole. An address is mixed by a [`permutation`] and divided by the
+//! number of shards, then by the number of buckets. The first rest is the shard, the second the
+//! key's first bucket; only the quotient, the *remainder*, is in the word. The second bucket is a
+//! hash of the remainder minus the first one, which leads back from the second to the first in the
+//! same way, and a bit in the word says which of the two it is in. Position and word together
+//! give back the address, so there are no false matches.
+//!
+//! What finds no room goes to a short overflow list. With the sizes of a [`Geometry`] it stays
+//! empty except by bad luck, and it is emptied as soon as there is room.
+
+mod entry;
+mod geometry;
+mod permutation;
+mod room;
+mod scan;
+#[cfg(test)]
+mod tests;
+
+use std::mem::size_of;
+
+pub use entry::{AGE_MAX, Check, Entry};
+pub use geometry::{CHECK_BITS_MAX, CHECK_BITS_MIN, Geometry, GeometryError, LocalKey, Placed};
+
+use entry::Layout;
+use permutation::{Divisor, mix};
+
+/// Words in a bucket.
+const LANES: usize = 8;
+const BUCKET_BYTES: u64 = size_of::<Bucket>() as u64;
+/// Most entries in the overflow list of a table; every miss looks through them.
+const OVERFLOW_MAX: usize = 32;
+
+/// Eight words in a cache line; 0 is an unused word.
+#[derive(Clone, Copy, Debug)]
+#[repr(C, align(64))]
+struct Bucket([u64; LANES]);
+
+impl Bucket {
+    /// One bit for each lane whose word differs from `pattern` only in bits below the bit `limit`.
+    #[inline]
+    fn matching(&self, pattern: u64, limit: u64) -> u32 {
+        // No early exit: the position is random, so a branch on each lane would be guessed wrong.
+        let mut found = 0;
+        for (lane, word) in self.0.iter().enumerate() {
+            found |= u32::from((word ^ pattern) < limit) << lane;
+        }
+        found
+    }
+
+    /// One bit for each unused lane.
+    #[inline]
+    fn unused(&self) -> u32 {
+        self.matching(0, 1)
+    }
+}
+
+/// The first lane of a set with one bit each.
+#[inline]
+fn first_lane(lanes: u32) -> Option<usize> {
+    (lanes != 0).then_some(lanes.trailing_zeros() as usize)
+}
+
+/// An entry that neither of its buckets had room for.
+#[derive(Clone, Copy, Debug)]
+struct Overflow {
+    key: LocalKey,
+    /// As it would be in the first bucket.
+    word: u64,
+}
+
+/// Where an entry was found. Good until the table is changed by an insertion or a removal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place(
+    /// Number of the word; those after the last bucket are in the overflow list.
+    u32,
+);
+
+/// There is no room for a new key. Nothing was changed; remove something and try again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the index shard is full; blocks have to be evicted from it first")]
+pub struct Full;
+
+/// One shard of the index.
+#[derive(Debug)]
+pub struct Table {
+    buckets: Box<[Bucket]>,
+    /// Divides a key into remainder and first bucket.
+    divisor: Divisor,
+    layout: Layout,
+    overflow: Vec<Overflow>,
+    len: usize,
+    scan: scan::Progress,
+}
+
+impl Table {
+    /// An empty table with one shard's part of `geometry`.
+    pub fn new(geometry: &Geometry) -> Self {
+        let divisor = geometry.buckets();
+        Table {
+            buckets: vec![Bucket([0; LANES]); divisor.get() as usize].into_boxed_slice(),
+            divisor,
+            layout: geometry.layout(),
+            overflow: Vec::new(),
+            len: 0,
+            scan: scan::Progress::default(),
+        }
+    }
+
+    /// Number of entries.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no entries.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Number of buckets, for [`Table::for_each_in`].
+    pub fn buckets(&self) -> usize {
+        self.buckets.len()
+    }
+
+    /// Entries that are in the overflow list at present.
+    pub fn overflowing(&self) -> usize {
+        self.overflow.len()
+    }
+
+    /// Bytes on the heap.
+    pub fn bytes(&self) -> u64 {
+        let overflow = self.overflow.capacity() * size_of::<Overflow>();
+        self.buckets.len() as u64 * BUCKET_BYTES + overflow as u64 + self.scan.bytes()
+    }
+
+    /// Finds the entry of `key`.
+    #[inline]
+    pub fn get(&self, key: LocalKey) -> Option<(Place, Entry)> {
+        let (remainder, first) = self.divide(key);
+        let place = self.find(key, remainder, first)?;
+        Some((place, self.layout.entry(self.word(place)?)))
+    }
+
+    /// Puts `entry` at `key` and returns what was there.
+    ///
+    /// # Errors
+    /// If the key is new and there is no room.
+    ///
+    /// # Panics
+    /// If the slot is wider than the geometry says.
+    pub fn insert(&mut self, key: LocalKey, entry: Entry) -> Result<Option<Entry>, Full> {
+        let (remainder, first) = self.divide(key);
+        if let Some(place) = self.find(key, remainder, first) {
+            let old = self.word(place).map(|word| self.layout.entry(word));
+            self.set(place, entry);
+            return Ok(old);
+        }
+        let word = self.layout.with_entry(self.layout.tag(remainder), &entry);
+        let second = self.other_bucket(remainder, first);
+        match self.unused_in(first, second).or_else(|| self.make_room(first, second)) {
+            Some((bucket, lane)) => {
+                self.buckets[bucket].0[lane] = self.at_bucket(word, bucket, first)
+            }
+            None if self.overflow.len() < OVERFLOW_MAX => {
+                self.overflow.reserve_exact(OVERFLOW_MAX - self.overflow.len());
+                self.overflow.push(Overflow { key, word });
+            }
+            None => return Err(Full),
+        }
+        self.len += 1;
+        Ok(None)
+    }
+
+    /// Removes the entry of `key` and returns it.
+    pub fn remove(&mut self, key: LocalKey) -> Option<Entry> {
+        let (remainder, first) = self.divide(key);
+        self.find(key, remainder, first).and_then(|place| self.remove_at(place))
+    }
+
+    /// Removes the entry at `place` and returns it; `None` if there is none.
+    pub fn remove_at(&mut self, place: Place) -> Option<Entry> {
+        let word = self.word(place)?;
+        match self.overflow_index(place) {
+            Some(index) => {
+                self.overflow.swap_remove(index);
+            }
+            None => {
+                *self.word_mut(place)? = 0;
+                self.drain_overflow();
+            }
+        }
+        self.len -= 1;
+        Some(self.layout.entry(word))
+    }
+
+    /// Changes the entry at `place` in place; without effect if there is none.
+    #[inline]
+    pub fn update(&mut self, place: Place, change: impl FnOnce(&mut Entry)) {
+        if let Some(word) = self.word(place) {
+            let mut entry = self.layout.entry(word);
+            change(&mut entry);
+            self.set(place, entry);
+        }
+    }
+
+    /// Replaces the entry at `place`, of the same key; without effect if there is none.
+    ///
+    /// # Panics
+    /// If the slot is wider than the geometry says.
+    #[inline]
+    pub fn set(&mut self, place: Place, entry: Entry) {
+        let layout = self.layout;
+        if let Some(word) = self.word_mut(place) {
+            *word = layout.with_entry(*word, &entry);
+        }
+    }
+
+    /// Sets the age of the entry at `place`; without effect if there is none.
+    #[inline]
+    pub fn set_age(&mut self, place: Place, age: u8) {
+        let layout = self.layout;
+        if let Some(word) = self.word_mut(place) {
+            *word = layout.with_age(*word, age);
+        }
+    }
+
+    /// Remainder and first bucket of `key`.
+    #[inline]
+    fn divide(&self, key: LocalKey) -> (u64, usize) {
+        let (remainder, first) = self.divisor.divide(key.0);
+        (remainder, first as usize)
+    }
+
+    /// The second bucket of a key whose first one is `bucket`, and the first one of a key whose
+    /// second one it is.
+    #[inline]
+    fn other_bucket(&self, remainder: u64, bucket: usize) -> usize {
+        let count = self.buckets.len();
+        // Below `count`, which has less than 32 bits.
+        let sum = (((mix(remainder) >> 32) * count as u64) >> 32) as usize;
+        if sum >= bucket { sum - bucket } else { sum + count - bucket }
+    }
+
+    #[inline]
+    fn find(&self, key: LocalKey, remainder: u64, first: usize) -> Option<Place> {
+        let limit = self.layout.choice_bit();
+        let tag = self.layout.tag(remainder);
+        if let Some(lane) = first_lane(self.buckets[first].matching(tag, limit)) {
+            return Some(Place((first * LANES + lane) as u32));
+        }
+        let second = self.other_bucket(remainder, first);
+        if let Some(lane) = first_lane(self.buckets[second].matching(tag | limit, limit)) {
+            return Some(Place((second * LANES + lane) as u32));
+        }
+        if self.overflow.is_empty() {
+            return None;
+        }
+        let index = self.overflow.iter().position(|overflow| overflow.key == key)?;
+        Some(Place((self.buckets.len() * LANES + index) as u32))
+    }
+
+    /// Index in the overflow list, if `place` is there.
+    #[inline]
+    fn overflow_index(&self, place: Place) -> Option<usize> {
+        (place.0 as usize).checked_sub(self.buckets.len() * LANES)
+    }
+
+    /// The used word at `place`.
+    #[inline]
+    fn word(&self, place: Place) -> Option<u64> {
+        let index = place.0 as usize;
+        let word = match self.buckets.get(index / LANES) {
+            Some(bucket) => bucket.0[index % LANES],
+            None => self.overflow.get(self.overflow_index(place)?)?.word,
+        };
+        (word != 0).then_some(word)
+    }
+
+    /// The used word at `place`, to be changed.
+    #[inline]
+    fn word_mut(&mut self, place: Place) -> Option<&mut u64> {
+        let index = place.0 as usize;
+        let overflow = self.overflow_index(place);
+        let word = match self.buckets.get_mut(index / LANES) {
+            Some(bucket) => &mut bucket.0[index % LANES],
+            None => &mut self.overflow.get_mut(overflow?)?.word,
+        };
+        (*word != 0).then_some(word)
+    }
+
+    /// `word` as it is written in `bucket`, given the first bucket of its key.
+    #[inline]
+    fn at_bucket(&self, word: u64, bucket: usize, first: usize) -> u64 {
+        let choice = self.layout.choice_bit();
+        if bucket == first { word & !choice } else { word | choice }
+    }
+
+    /// An unused word, in the first bucket if possible: most lookups then read one line.
+    #[inline]
+    fn unused_in(&self, first: usize, second: usize) -> Option<(usize, usize)> {
+        let lane_in = |bucket: usize| Some((bucket, first_lane(self.buckets[bucket].unused())?));
+        lane_in(first).or_else(|| lane_in(second))
+    }
+
+    /// The key of a used word in `bucket`.
+    #[inline]
+    fn key_of(&self, word: u64, bucket: usize) -> LocalKey {
+        let remainder = self.layout.remainder(word);
+        // Both are computed, as which one it is cannot be predicted.
+        let other = self.other_bucket(remainder, bucket);
+        let in_first = word & self.layout.choice_bit() == 0;
+        let first = std::hint::select_unpredictable(in_first, bucket, other);
+        LocalKey(remainder * self.divisor.get() + first as u64)
+    }
+}

@@ -1,0 +1,250 @@
+//! What the table says about one cached block, and how that is packed into a word.
+
+use forebay_core::Slot;
+
+/// The largest age: ages are 0 to 15, and mean what the policy says.
+pub const AGE_MAX: u8 = 15;
+
+const AGE_BITS: u32 = 4;
+
+/// Bits of a word that are neither slot, check nor remainder: age, dirty, partial and choice.
+pub(super) const FIXED_BITS: u32 = AGE_BITS + 3;
+
+/// The high bits of a 32-bit checksum of a block's payload, as many as there is room for.
+///
+/// A check that comes out of a table has zeros where bits were cut off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub struct Check(u32);
+
+impl Check {
+    /// Keeps all of `full`. A table cuts it to its own width.
+    pub fn new(full: u32) -> Self {
+        Check(full)
+    }
+
+    /// Whether the first `bits` (0 to 32) bits agree with those of `full`.
+    #[inline]
+    pub fn matches(self, full: u32, bits: u32) -> bool {
+        u64::from(self.0 ^ full) >> (32 - bits.min(32)) == 0
+    }
+
+    /// The bits that are known, at the high end.
+    pub fn high_bits(self) -> u32 {
+        self.0
+    }
+
+    /// The 28 high bits as a number below 2^28, for structures that keep 28.
+    pub fn to_28(self) -> u32 {
+        self.0 >> 4
+    }
+
+    /// What [`Check::to_28`] wrote; bits above the 28th are ignored. Matches at widths up to 28.
+    pub fn from_28(value: u32) -> Self {
+        Check(value << 4)
+    }
+}
+
+/// What is known about a cached block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Entry {
+    /// Where the payload is; below 2^slot_bits of the geometry.
+    pub slot: Slot,
+    /// The block is newer than the origin.
+    pub dirty: bool,
+    /// Not all sectors of the block are valid; the record says which.
+    pub partial: bool,
+    /// For the policy, 0 to [`AGE_MAX`]; larger values are stored as [`AGE_MAX`].
+    pub age: u8,
+    /// What the payload's checksum begins with.
+    pub check: Check,
+}
+
+impl Entry {
+    /// Whether the payload's checksum can be `full`, as far as `geometry` has room to tell.
+    #[inline]
+    pub fn check_matches(&self, geometry: &super::Geometry, full: u32) -> bool {
+        self.check.matches(full, geometry.check_bits())
+    }
+
+    /// The 28 high bits of the check; of a narrower one the rest is 0.
+    pub fn check28(&self) -> u32 {
+        self.check.to_28()
+    }
+}
+
+/// Widths of the fields of a word, from the low end: check, slot, age, dirty, partial, choice,
+/// and the remainder plus one. A used word is therefore never 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Layout {
+    check_bits: u32,
+    slot_bits: u32,
+}
+
+impl Layout {
+    pub(super) fn new(check_bits: u32, slot_bits: u32) -> Self {
+        debug_assert!(check_bits <= 32 && (1..=32).contains(&slot_bits));
+        Layout { check_bits, slot_bits }
+    }
+
+    pub(super) fn check_bits(self) -> u32 {
+        self.check_bits
+    }
+
+    pub(super) fn slot_bits(self) -> u32 {
+        self.slot_bits
+    }
+
+    #[inline]
+    fn age_shift(self) -> u32 {
+        self.check_bits + self.slot_bits
+    }
+
+    #[inline]
+    fn dirty_bit(self) -> u64 {
+        1 << (self.age_shift() + AGE_BITS)
+    }
+
+    #[inline]
+    fn partial_bit(self) -> u64 {
+        self.dirty_bit() << 1
+    }
+
+    /// Set in words that are in the second of their two buckets; all that is below is payload.
+    #[inline]
+    pub(super) fn choice_bit(self) -> u64 {
+        self.dirty_bit() << 2
+    }
+
+    /// The part of a word in its first bucket that tells its key.
+    #[inline]
+    pub(super) fn tag(self, remainder: u64) -> u64 {
+        (remainder + 1) << (self.age_shift() + FIXED_BITS)
+    }
+
+    /// The remainder in a used word.
+    #[inline]
+    pub(super) fn remainder(self, word: u64) -> u64 {
+        (word >> (self.age_shift() + FIXED_BITS)).wrapping_sub(1)
+    }
+
+    /// `word` with everything but the key replaced by `entry`.
+    ///
+    /// # Panics
+    /// If the slot does not fit: cut short it would be a valid slot of another block.
+    #[inline]
+    pub(super) fn with_entry(self, word: u64, entry: &Entry) -> u64 {
+        let slot = u64::from(entry.slot.0);
+        assert!(slot >> self.slot_bits == 0, "slot {slot} is wider than {} bits", self.slot_bits);
+        let payload = (u64::from(entry.check.0) >> (32 - self.check_bits))
+            | (slot << self.check_bits)
+            | (u64::from(entry.age.min(AGE_MAX)) << self.age_shift())
+            | if entry.dirty { self.dirty_bit() } else { 0 }
+            | if entry.partial { self.partial_bit() } else { 0 };
+        (word & !(self.choice_bit() - 1)) | payload
+    }
+
+    /// `word` with another age.
+    #[inline]
+    pub(super) fn with_age(self, word: u64, age: u8) -> u64 {
+        let field = u64::from(AGE_MAX) << self.age_shift();
+        (word & !field) | (u64::from(age.min(AGE_MAX)) << self.age_shift())
+    }
+
+    /// The entry in a used word.
+    #[inline]
+    pub(super) fn entry(self, word: u64) -> Entry {
+        let check = word & ((1 << self.check_bits) - 1);
+        let slot = (word >> self.check_bits) & ((1 << self.slot_bits) - 1);
+        Entry {
+            slot: Slot(slot as u32),
+            dirty: word & self.dirty_bit() != 0,
+            partial: word & self.partial_bit() != 0,
+            age: (word >> self.age_shift()) as u8 & AGE_MAX,
+            check: Check((check << (32 - self.check_bits)) as u32),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_field_keeps_its_extremes_apart_from_the_others() {
+        for check_bits in 16..=32 {
+            for slot_bits in 1..=32 {
+                let Some(remainder_bits) = 64u32.checked_sub(check_bits + slot_bits + FIXED_BITS)
+                else {
+                    continue;
+                };
+                if remainder_bits == 0 {
+                    continue;
+                }
+                let layout = Layout::new(check_bits, slot_bits);
+                let slot_last = ((1u64 << slot_bits) - 1) as u32;
+                let check_last = (u32::MAX >> (32 - check_bits)) << (32 - check_bits);
+                let remainder_last = (1u64 << remainder_bits) - 2;
+                for pattern in 0..128u32 {
+                    let bit = |n: u32| pattern >> n & 1 == 1;
+                    let remainder = if bit(0) { remainder_last } else { 0 };
+                    let choice = if bit(1) { layout.choice_bit() } else { 0 };
+                    let entry = Entry {
+                        slot: Slot(if bit(2) { slot_last } else { 0 }),
+                        dirty: bit(3),
+                        partial: bit(4),
+                        age: if bit(5) { AGE_MAX } else { 0 },
+                        check: Check(if bit(6) { check_last } else { 0 }),
+                    };
+                    let word = layout.with_entry(layout.tag(remainder) | choice, &entry);
+                    assert_ne!(word, 0);
+                    assert_eq!(layout.remainder(word), remainder);
+                    assert_eq!(word & layout.choice_bit(), choice);
+                    assert_eq!(layout.entry(word), entry);
+                    for age in 0..=AGE_MAX {
+                        let aged = layout.with_age(word, age);
+                        assert_eq!(layout.entry(aged), Entry { age, ..entry });
+                        assert_eq!(
+                            aged >> layout.age_shift() >> 4,
+                            word >> layout.age_shift() >> 4
+                        );
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn checks_compare_high_bits_only() {
+        let check = Check::new(0xdead_beef);
+        for bits in 0..=32 {
+            for flipped in 0..32 {
+                let full = 0xdead_beef ^ (1 << flipped);
+                assert_eq!(check.matches(full, bits), flipped < 32 - bits, "{bits} {flipped}");
+            }
+        }
+        let short = Check::from_28(check.to_28());
+        assert!(short.matches(0xdead_beef, 28));
+        assert!(!short.matches(0xdead_beef, 32));
+        assert_eq!(short.to_28(), check.to_28());
+        assert_eq!(Check::from_28(u32::MAX).to_28(), (1 << 28) - 1);
+    }
+
+    #[test]
+    fn ages_saturate() {
+        let layout = Layout::new(16, 8);
+        let entry =
+            Entry { slot: Slot(3), dirty: false, partial: false, age: 200, check: Check(0) };
+        let word = layout.with_entry(layout.tag(5), &entry);
+        assert_eq!(layout.entry(word).age, AGE_MAX);
+        assert_eq!(layout.entry(layout.with_age(word, 16)).age, AGE_MAX);
+    }
+
+    #[test]
+    #[should_panic(expected = "wider than 8 bits")]
+    fn slots_are_never_cut_short() {
+        let layout = Layout::new(16, 8);
+        let slot = Slot(256);
+        let entry = Entry { slot, dirty: false, partial: false, age: 0, check: Check(0) };
+        layout.with_entry(layout.tag(5), &entry);
+    }
+}

@@ -1,0 +1,312 @@
+//! How large the tables are, how wide their fields, and which address belongs where.
+
+use super::entry::{FIXED_BITS, Layout};
+use super::permutation::{Divisor, KEY_BITS_MAX, Permutation};
+use super::{BUCKET_BYTES, LANES};
+
+/// Fewest bits of a check that are worth having.
+pub const CHECK_BITS_MIN: u32 = 16;
+/// Most bits of a check.
+pub const CHECK_BITS_MAX: u32 = 32;
+
+/// Share of the words that are used when the cache is full and the shards are even.
+const LOAD_USUAL: f64 = 0.953;
+/// Share of the words that are used in a shard that drew far more than its part. Two buckets of
+/// eight fill up to 0.998 before insertions fail; the search gets long a little earlier.
+const LOAD_CROWDED: f64 = 0.99;
+/// How far a crowded shard is above the mean, in standard deviations: one shard in 50 million.
+const CROWDED_DEVIATIONS: f64 = 5.5;
+/// Words on top, for tables that are so small that the above is a few words.
+const WORDS_EXTRA: f64 = 16.0;
+/// All tables together may grow to this many bytes to make room for the check.
+const SMALL_BYTES: u64 = 1 << 20;
+/// Keeps the number of a word within 32 bits.
+const BUCKETS_MAX: u64 = 1 << 28;
+
+/// Why no table can be laid out as asked.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum GeometryError {
+    /// There is nothing to hold.
+    #[error("an index of {entries} entries in {shards} shards is empty; both must be at least 1")]
+    Empty {
+        /// Entries asked for.
+        entries: u64,
+        /// Shards asked for.
+        shards: u32,
+    },
+    /// A width is outside of its range.
+    #[error("{field} is {bits} bits wide; {least} to {most} are supported")]
+    Width {
+        /// Which width.
+        field: &'static str,
+        /// What was asked for.
+        bits: u32,
+        /// Smallest width.
+        least: u32,
+        /// Largest width.
+        most: u32,
+    },
+    /// The fields do not leave room for a check.
+    #[error(
+        "addresses of {key_bits} bits and slots of {slot_bits} bits leave fewer than 16 bits for \
+         the check; use larger blocks or a smaller origin"
+    )]
+    NoRoomForCheck {
+        /// Width of an address.
+        key_bits: u32,
+        /// Width of a slot.
+        slot_bits: u32,
+    },
+    /// One shard would have more words than can be numbered.
+    #[error("{entries} entries are too many for {shards} shards; use more shards")]
+    ShardTooLarge {
+        /// Entries asked for.
+        entries: u64,
+        /// Shards asked for.
+        shards: u32,
+    },
+}
+
+/// A key within one shard: what is left of an address once the shard is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LocalKey(pub(super) u64);
+
+/// Where an address belongs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Placed {
+    /// Number of the shard.
+    pub shard: u32,
+    /// The key within it.
+    pub key: LocalKey,
+}
+
+/// Sizes, widths and the mapping from addresses to shards and keys; common to all shards.
+#[derive(Clone, Copy, Debug)]
+pub struct Geometry {
+    permutation: Permutation,
+    shards: Divisor,
+    buckets: Divisor,
+    layout: Layout,
+    key_bits: u32,
+}
+
+impl Geometry {
+    /// Lays out tables for at most `entries` live entries, spread over `shards` tables, with
+    /// addresses below 2^`key_bits` (1 to 56) and slots below 2^`slot_bits` (1 to 32).
+    ///
+    /// Memory is 8.4 bytes per entry where each shard has ten thousand of them or more, and
+    /// more where there are fewer, as shards then differ more.
+    ///
+    /// # Errors
+    /// If a number is out of range or fewer than [`CHECK_BITS_MIN`] bits remain for the check.
+    pub fn new(
+        entries: u64,
+        shards: u32,
+        key_bits: u32,
+        slot_bits: u32,
+    ) -> Result<Self, GeometryError> {
+        if entries == 0 || shards == 0 {
+            return Err(GeometryError::Empty { entries, shards });
+        }
+        in_range("the address", key_bits, 1, KEY_BITS_MAX)?;
+        in_range("the slot", slot_bits, 1, 32)?;
+
+        let usual = buckets_for(entries.min(1 << key_bits), shards);
+        let key_last = ((1u64 << key_bits) - 1) / u64::from(shards);
+        let no_room = GeometryError::NoRoomForCheck { key_bits, slot_bits };
+        // At most 41, and at least 9.
+        let remainder_bits_max = 64 - FIXED_BITS - CHECK_BITS_MIN - slot_bits;
+        let least = key_last / ((1 << remainder_bits_max) - 1) + 1;
+        let bytes = u128::from(least) * u128::from(shards) * u128::from(BUCKET_BYTES);
+        if least > usual && bytes > u128::from(SMALL_BYTES) {
+            return Err(no_room);
+        }
+        let buckets = usual.max(least);
+        if buckets > BUCKETS_MAX {
+            return Err(GeometryError::ShardTooLarge { entries, shards });
+        }
+
+        // Remainders are stored plus one.
+        let remainder_bits = (key_last / buckets + 1).ilog2() + 1;
+        let check_bits = (64 - FIXED_BITS - slot_bits - remainder_bits).min(CHECK_BITS_MAX);
+        Ok(Geometry {
+            permutation: Permutation::new(key_bits, 0),
+            shards: Divisor::new(u64::from(shards)),
+            buckets: Divisor::new(buckets),
+            layout: Layout::new(check_bits, slot_bits),
+            key_bits,
+        })
+    }
+
+    /// The same with at most `bits` (16 to 32) bits of check.
+    ///
+    /// # Errors
+    /// If `bits` is out of range.
+    pub fn with_check_bits(mut self, bits: u32) -> Result<Self, GeometryError> {
+        in_range("the check", bits, CHECK_BITS_MIN, CHECK_BITS_MAX)?;
+        self.layout = Layout::new(self.check_bits().min(bits), self.slot_bits());
+        Ok(self)
+    }
+
+    /// The same with addresses spread in another way, so that nobody who does not know `seed`
+    /// can choose addresses that crowd into one shard.
+    pub fn with_seed(mut self, seed: u64) -> Self {
+        self.permutation = Permutation::new(self.key_bits, seed);
+        self
+    }
+
+    /// Bits of a check that are kept, 16 to 32.
+    #[inline]
+    pub fn check_bits(&self) -> u32 {
+        self.layout.check_bits()
+    }
+
+    /// Bits of a slot, 1 to 32. Larger slots must not be inserted.
+    pub fn slot_bits(&self) -> u32 {
+        self.layout.slot_bits()
+    }
+
+    /// Bits of an address, 1 to 56.
+    pub fn key_bits(&self) -> u32 {
+        self.key_bits
+    }
+
+    /// Number of shards.
+    pub fn shards(&self) -> u32 {
+        self.shards.get() as u32
+    }
+
+    /// Heap bytes of all tables together, overflow aside.
+    pub fn bytes(&self) -> u64 {
+        self.shards.get() * self.buckets.get() * BUCKET_BYTES
+    }
+
+    /// Shard and key of `address`.
+    ///
+    /// # Panics
+    /// If `address` is not below 2^key_bits: it would be taken for another one.
+    #[inline]
+    pub fn place(&self, address: u64) -> Placed {
+        assert!(self.permutation.contains(address), "address {address} is out of range");
+        let (key, shard) = self.shards.divide(self.permutation.forward(address));
+        Placed { shard: shard as u32, key: LocalKey(key) }
+    }
+
+    /// The address that [`Geometry::place`] puts at `key` in `shard`.
+    #[inline]
+    pub fn address(&self, shard: u32, key: LocalKey) -> u64 {
+        self.permutation.backward(key.0 * self.shards.get() + u64::from(shard))
+    }
+
+    /// Divides keys into remainder and first bucket.
+    pub(super) fn buckets(&self) -> Divisor {
+        self.buckets
+    }
+
+    pub(super) fn layout(&self) -> Layout {
+        self.layout
+    }
+}
+
+fn in_range(field: &'static str, bits: u32, least: u32, most: u32) -> Result<(), GeometryError> {
+    if (least..=most).contains(&bits) {
+        return Ok(());
+    }
+    Err(GeometryError::Width { field, bits, least, most })
+}
+
+/// Buckets of one of `shards` tables that share `entries` entries by chance.
+fn buckets_for(entries: u64, shards: u32) -> u64 {
+    let share = 1.0 / f64::from(shards);
+    let mean = entries as f64 * share;
+    let deviation = (mean * (1.0 - share)).sqrt();
+    let crowded = (mean + CROWDED_DEVIATIONS * deviation) / LOAD_CROWDED;
+    let words = crowded.max(mean / LOAD_USUAL) + WORDS_EXTRA;
+    (words / LANES as f64).ceil() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_come_back_from_their_places() {
+        let mut random = fastrand::Rng::with_seed(1);
+        for key_bits in 1..=38 {
+            for shards in [1, 2, 3, 64, 1000] {
+                let geometry = Geometry::new(1 << 20, shards, key_bits, 20).expect("fits");
+                let geometry = geometry.with_seed(random.u64(..));
+                let last = (1u64 << key_bits) - 1;
+                let some = (0..500).map(|_| random.u64(..=last)).collect::<Vec<_>>();
+                for address in some.into_iter().chain([0, last]) {
+                    let placed = geometry.place(address);
+                    assert!(placed.shard < shards);
+                    assert_eq!(geometry.address(placed.shard, placed.key), address);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn memory_is_within_the_budget() {
+        for entries in [1_000_000, 1 << 20, 3_000_000, 4 << 20, 16 << 20, 64 << 20, 1 << 30] {
+            for shards in [1, 16, 64] {
+                let geometry = Geometry::new(entries, shards, 34, 24).expect("fits");
+                let each = geometry.bytes() as f64 / entries as f64;
+                assert!(each <= 8.45, "{entries} in {shards}: {each} bytes");
+            }
+        }
+    }
+
+    #[test]
+    fn an_index_for_more_than_all_addresses_is_cut_to_them() {
+        let geometry = Geometry::new(u64::MAX, 1, 10, 10).expect("fits");
+        assert!(geometry.bytes() < 16 << 10);
+    }
+
+    #[test]
+    fn small_tables_grow_until_the_check_fits() {
+        let geometry = Geometry::new(1000, 4, 40, 10).expect("fits");
+        assert_eq!(geometry.check_bits(), 16);
+        assert!(geometry.bytes() <= SMALL_BYTES);
+    }
+
+    #[test]
+    fn widths_share_a_word() {
+        // 64 Mi slots of 4 KiB before 16 TiB: 7 fixed, 26 slot, 9 remainder.
+        let geometry = Geometry::new(64 << 20, 64, 32, 26).expect("fits");
+        assert_eq!(geometry.check_bits(), 22);
+        let narrow = geometry.with_check_bits(18).expect("in range");
+        assert_eq!(narrow.check_bits(), 18);
+        assert_eq!(narrow.with_check_bits(32).expect("in range").check_bits(), 18);
+        assert_eq!(Geometry::new(1, 1, 1, 1).expect("fits").check_bits(), 32);
+    }
+
+    #[test]
+    fn what_cannot_work_is_refused() {
+        assert!(matches!(Geometry::new(0, 1, 30, 20), Err(GeometryError::Empty { .. })));
+        assert!(matches!(Geometry::new(1, 0, 30, 20), Err(GeometryError::Empty { .. })));
+        for (key_bits, slot_bits) in [(0, 20), (57, 20), (30, 0), (30, 33), (u32::MAX, u32::MAX)] {
+            let refused = Geometry::new(100, 1, key_bits, slot_bits);
+            assert!(matches!(refused, Err(GeometryError::Width { .. })), "{refused:?}");
+        }
+        for (entries, shards, key_bits, slot_bits) in
+            [(1 << 20, 64, 40, 20), (1 << 20, 1, 56, 32), (1, u32::MAX, 56, 32)]
+        {
+            let refused = Geometry::new(entries, shards, key_bits, slot_bits);
+            assert!(matches!(refused, Err(GeometryError::NoRoomForCheck { .. })), "{refused:?}");
+        }
+        let refused = Geometry::new(u64::MAX, 1, 56, 10);
+        assert!(matches!(refused, Err(GeometryError::ShardTooLarge { .. })), "{refused:?}");
+        let geometry = Geometry::new(100, 1, 20, 20).expect("fits");
+        for bits in [0, 15, 33] {
+            assert!(matches!(geometry.with_check_bits(bits), Err(GeometryError::Width { .. })));
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "out of range")]
+    fn addresses_outside_are_never_taken_for_others() {
+        Geometry::new(100, 1, 20, 20).expect("fits").place(1 << 20);
+    }
+}

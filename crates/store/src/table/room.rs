@@ -1,0 +1,108 @@
+//! Making room: moving entries to their other bucket, and out of the overflow list.
+
+use super::{LANES, Overflow, Table, first_lane};
+
+/// Buckets that are looked at before the long search; nearly always enough.
+const SHORT_SEARCH: usize = 64;
+/// Buckets that are looked at before an entry goes to the overflow list. Even when only one
+/// bucket in a hundred has room, this fails once in 30,000 times.
+const LONG_SEARCH: usize = 1024;
+
+/// A bucket that could be reached by moving the entry at `lane` of the `parent` step's bucket.
+#[derive(Clone, Copy, Default)]
+struct Step {
+    bucket: u32,
+    /// The first step of a path is its own parent.
+    parent: u16,
+    lane: u8,
+}
+
+impl Table {
+    /// Frees a word in one of two full buckets, and returns its bucket and lane.
+    #[cold]
+    pub(super) fn make_room(&mut self, first: usize, second: usize) -> Option<(usize, usize)> {
+        self.search::<SHORT_SEARCH>(first, second)
+            .or_else(|| self.search::<LONG_SEARCH>(first, second))
+    }
+
+    /// Breadth first, so that as few entries as possible move. This also makes sure that no path
+    /// goes through a bucket twice, where it could move an entry that it has just put there: all
+    /// that can be reached from the second visit was reached sooner from the first.
+    fn search<const LIMIT: usize>(
+        &mut self,
+        first: usize,
+        second: usize,
+    ) -> Option<(usize, usize)> {
+        let mut steps = [Step::default(); LIMIT];
+        steps[0] = Step { bucket: first as u32, parent: 0, lane: 0 };
+        steps[1] = Step { bucket: second as u32, parent: 1, lane: 0 };
+        let mut known = if first == second { 1 } else { 2 };
+        let mut next = 0;
+        while next < known {
+            let bucket = steps[next].bucket as usize;
+            for lane in 0..LANES {
+                let remainder = self.layout.remainder(self.buckets[bucket].0[lane]);
+                let target = self.other_bucket(remainder, bucket);
+                if let Some(unused) = first_lane(self.buckets[target].unused()) {
+                    return Some(self.shift_along(&steps, next, lane, (target, unused)));
+                }
+                if known < LIMIT {
+                    let (parent, lane) = (next as u16, lane as u8);
+                    steps[known] = Step { bucket: target as u32, parent, lane };
+                    known += 1;
+                }
+            }
+            next += 1;
+        }
+        None
+    }
+
+    /// Moves the entry at `lane` of the last step's bucket to `hole`, then its predecessor's to
+    /// where it was, and so on; returns the hole that is left at the beginning of the path.
+    fn shift_along(
+        &mut self,
+        steps: &[Step],
+        last: usize,
+        lane: usize,
+        hole: (usize, usize),
+    ) -> (usize, usize) {
+        let choice = self.layout.choice_bit();
+        let (mut at, mut lane, mut hole) = (last, lane, hole);
+        loop {
+            let Step { bucket, parent, lane: lane_of_parent } = steps[at];
+            let bucket = bucket as usize;
+            let word = self.buckets[bucket].0[lane];
+            self.buckets[bucket].0[lane] = 0;
+            self.buckets[hole.0].0[hole.1] = word ^ choice;
+            if self.scan.is_missed(bucket, hole.0) {
+                let key = self.key_of(word, bucket);
+                self.scan.note(key);
+            }
+            hole = (bucket, lane);
+            if usize::from(parent) == at {
+                return hole;
+            }
+            lane = usize::from(lane_of_parent);
+            at = usize::from(parent);
+        }
+    }
+
+    /// Takes entries back from the overflow list whose buckets have room by now.
+    pub(super) fn drain_overflow(&mut self) {
+        let mut index = 0;
+        while let Some(&Overflow { key, word }) = self.overflow.get(index) {
+            let (remainder, first) = self.divide(key);
+            let second = self.other_bucket(remainder, first);
+            let Some((bucket, lane)) = self.unused_in(first, second) else {
+                index += 1;
+                continue;
+            };
+            self.buckets[bucket].0[lane] = self.at_bucket(word, bucket, first);
+            self.overflow.swap_remove(index);
+            // A scan reads the overflow list last.
+            if self.scan.is_missed(usize::MAX, bucket) {
+                self.scan.note(key);
+            }
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! Which crate may depend on which. Every arrow points down; one that is not in the table here is
+//! an error, and so is a crate that is not in it.
+
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::Finding;
+
+/// Every crate of the workspace with the crates of the workspace that it may use.
+const ALLOWED: &[(&str, &[&str])] = &[
+    ("core", &[]),
+    ("format", &["core"]),
+    ("device", &["core"]),
+    ("policy", &["core"]),
+    ("lane", &["core", "device"]),
+    ("store", &["core", "format", "device", "lane", "policy"]),
+    ("engine", &["core", "format", "device", "lane", "policy", "store"]),
+    ("nbd", &["core", "device", "lane", "engine"]),
+    ("admin", &["core"]),
+    ("forebay", &["core", "format", "device", "lane", "policy", "store", "engine", "nbd", "admin"]),
+    ("sim", &["core", "format", "device", "lane", "policy", "store", "engine"]),
+    (
+        "lab",
+        &["core", "format", "device", "lane", "policy", "store", "engine", "nbd", "admin", "sim"],
+    ),
+    ("xtask", &[]),
+];
+
+/// A dependency of one crate of the workspace on another.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Arrow {
+    from: String,
+    to: String,
+}
+
+/// The crates of the workspace and the arrows between them, tests and build scripts included.
+#[derive(Debug, Default)]
+pub(crate) struct Dependencies {
+    crates: Vec<String>,
+    arrows: Vec<Arrow>,
+}
+
+/// Asks cargo.
+///
+/// # Errors
+/// When cargo cannot be run or says something unexpected.
+pub(crate) fn dependencies() -> Result<Dependencies, String> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let output = Command::new(cargo)
+        .args(["metadata", "--no-deps", "--offline", "--format-version", "1"])
+        .output()
+        .map_err(|error| format!("cargo cannot be run: {error}"))?;
+    if !output.status.success() {
+        let why = String::from_utf8_lossy(&output.stderr);
+        return Err(format!("cargo metadata failed: {}", why.trim()));
+    }
+    let metadata: Value = serde_json::from_slice(&output.stdout)
+        .map_err(|error| format!("cargo metadata printed no JSON: {error}"))?;
+    read(&metadata).ok_or_else(|| "cargo metadata has no packages".to_owned())
+}
+
+fn read(metadata: &Value) -> Option<Dependencies> {
+    let short =
+        |name: &Value| name.as_str().map(|name| name.trim_start_matches("forebay-").to_owned());
+    let packages = metadata.get("packages")?.as_array()?;
+    let crates: Vec<String> =
+        packages.iter().map(|package| short(package.get("name")?)).collect::<Option<_>>()?;
+    let mut arrows = Vec::new();
+    for (package, from) in packages.iter().zip(&crates) {
+        for dependency in package.get("dependencies")?.as_array()? {
+            let to = short(dependency.get("name")?)?;
+            // Only a dependency inside the workspace has a path.
+            if dependency.get("path").is_some() {
+                arrows.push(Arrow { from: from.clone(), to });
+            }
+        }
+    }
+    Some(Dependencies { crates, arrows })
+}
+
+/// Compares the arrows with the table.
+pub(crate) fn check(dependencies: &Dependencies) -> Vec<Finding> {
+    let allowed = |name: &str| ALLOWED.iter().find(|(from, _)| *from == name).map(|(_, to)| *to);
+    let manifest = |name: &str| format!("crates/{name}/Cargo.toml");
+    let unknown = dependencies.crates.iter().filter(|name| allowed(name).is_none()).map(|name| {
+        let what = "this crate is not in the table of arrows in crates/xtask/src/arrows.rs";
+        Finding::new(&manifest(name), 0, what)
+    });
+    let wrong = dependencies
+        .arrows
+        .iter()
+        .filter(|arrow| allowed(&arrow.from).is_some_and(|to| !to.contains(&arrow.to.as_str())));
+    let wrong = wrong.map(|Arrow { from, to }| {
+        Finding::new(&manifest(from), 0, format!("'{from}' may not depend on '{to}'"))
+    });
+    unknown.chain(wrong).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn graph(from: &str, to: &str) -> Dependencies {
+        Dependencies {
+            crates: vec![from.to_owned(), to.to_owned()],
+            arrows: vec![Arrow { from: from.to_owned(), to: to.to_owned() }],
+        }
+    }
+
+    #[test]
+    fn the_table_has_no_cycle() {
+        // A crate may use only crates above it in the table, so the table is an order.
+        for (index, (from, to)) in ALLOWED.iter().enumerate() {
+            for name in *to {
+                let place = ALLOWED.iter().position(|(other, _)| other == name);
+                assert!(place.is_some_and(|place| place < index), "{from} -> {name}");
+            }
+        }
+    }
+
+    #[test]
+    fn arrows_that_are_not_in_the_table_are_found() {
+        for (from, to, good) in [
+            ("store", "format", true),
+            ("engine", "store", true),
+            ("store", "engine", false),
+            ("core", "device", false),
+            ("policy", "device", false),
+            ("nbd", "store", false),
+            ("engine", "nbd", false),
+            ("forebay", "sim", false),
+            ("core", "core", false),
+        ] {
+            assert_eq!(check(&graph(from, to)).is_empty(), good, "{from} -> {to}");
+        }
+        assert_eq!(check(&graph("newcomer", "core")).len(), 1);
+    }
+
+    #[test]
+    fn the_answer_of_cargo_is_read() {
+        let metadata = serde_json::json!({ "packages": [
+            { "name": "forebay-nbd", "dependencies": [
+                { "name": "forebay-core", "path": "/x" },
+                { "name": "forebay-store", "path": "/x", "kind": "dev" },
+                { "name": "rustix" },
+            ] },
+            { "name": "forebay-core", "dependencies": [] },
+        ] });
+        let found = read(&metadata).expect("well formed");
+        assert_eq!(found.crates, ["nbd", "core"]);
+        let arrows: Vec<_> = found.arrows.iter().map(|arrow| arrow.to.as_str()).collect();
+        assert_eq!(arrows, ["core", "store"]);
+        assert_eq!(check(&found).len(), 1, "tests must keep to the table as well");
+        assert!(read(&serde_json::json!({})).is_none());
+    }
+}

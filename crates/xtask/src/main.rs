@@ -1,0 +1,85 @@
+//! Checks of the source tree that the compiler cannot make: `cargo run -p xtask -- tidy`.
+//!
+//! - [`tree`]: the files under version control
+//! - [`arrows`]: which crate may depend on which
+//! - [`sources`]: what every source file has, and what none may have
+//! - [`paths`]: no path of somebody's machine anywhere
+//! - [`invariants`]: every invariant has its line in `docs/testing.md`, and the tests it names exist
+#![forbid(unsafe_code)]
+
+mod arrows;
+mod invariants;
+mod paths;
+mod sources;
+mod tree;
+
+use std::process::ExitCode;
+
+use tree::Tree;
+
+/// One thing that is not as it should be.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Finding {
+    /// The file, relative to the root of the tree.
+    pub(crate) file: String,
+    /// The line, from 1; 0 for the whole file.
+    pub(crate) line: usize,
+    /// What is wrong, and what to do.
+    pub(crate) what: String,
+}
+
+impl Finding {
+    pub(crate) fn new(file: &str, line: usize, what: impl Into<String>) -> Self {
+        Finding { file: file.to_owned(), line, what: what.into() }
+    }
+}
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["tidy"] => match tidy() {
+            Ok(findings) => report(&findings),
+            Err(error) => {
+                eprintln!("tidy: {error}");
+                ExitCode::FAILURE
+            }
+        },
+        _ => {
+            eprintln!("usage: cargo run -p xtask -- tidy");
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// Runs every check.
+///
+/// # Errors
+/// When the tree cannot be read.
+fn tidy() -> Result<Vec<Finding>, String> {
+    let tree = Tree::read()?;
+    let mut findings = arrows::check(&arrows::dependencies()?);
+    findings.extend(sources::check(&tree));
+    findings.extend(paths::check(&tree));
+    findings.extend(invariants::check(&tree));
+    findings.sort();
+    Ok(findings)
+}
+
+fn report(findings: &[Finding]) -> ExitCode {
+    for Finding { file, line, what } in findings {
+        match line {
+            0 => println!("{file}: {what}"),
+            _ => println!("{file}:{line}: {what}"),
+        }
+    }
+    match findings.len() {
+        0 => {
+            println!("tidy: ok");
+            ExitCode::SUCCESS
+        }
+        number => {
+            println!("tidy: {number} findings");
+            ExitCode::FAILURE
+        }
+    }
+}

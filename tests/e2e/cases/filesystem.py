@@ -1,0 +1,135 @@
+"""ext4 and SQLite on a volume, by way of nbdfuse and a loop device, over a crash of the daemon."""
+
+import os
+import subprocess
+import time
+
+from harness import *
+
+ROWS = 400
+
+
+class Mounted:
+    """A volume as a block device of the kernel, without a kernel module for NBD."""
+
+    def __init__(self, box, uri):
+        self.box, self.uri = box, uri
+        self.fuse, self.mount = box.path("fuse"), box.path("mnt")
+        self.loop = None
+        os.makedirs(self.fuse, exist_ok=True)
+        os.makedirs(self.mount, exist_ok=True)
+
+    def attach(self):
+        box = self.box
+        self.process = box.spawn(
+            "nbdfuse", f"{self.fuse}/disk", self.uri, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        box.at_end(self.detach)
+        end = time.monotonic() + 10
+        while not os.path.exists(f"{self.fuse}/disk"):
+            if self.process.poll() is not None or time.monotonic() > end:
+                skip("nbdfuse does not work here (no /dev/fuse?)")
+            time.sleep(0.05)
+        made = box.run(
+            "losetup", "--find", "--show", "--direct-io=on", f"{self.fuse}/disk", expect=None
+        )
+        if made.returncode != 0:
+            skip(f"no loop device: {made.stderr.strip()}")
+        self.loop = made.stdout.strip()
+
+    def mount_it(self):
+        done = self.box.run("mount", "-t", "ext4", self.loop, self.mount, expect=None)
+        if "unknown filesystem" in done.stderr or "permission denied" in done.stderr:
+            skip(f"ext4 cannot be mounted here: {done.stderr.strip()}")
+        check_equal(done.returncode, 0, f"mount: {done.stderr.strip()}")
+
+    def detach(self):
+        """Undoes whatever was done; safe to call again."""
+        run = self.box.run
+        run("umount", "-l", self.mount, expect=None)
+        if self.loop:
+            run("losetup", "--detach", self.loop, expect=None)
+            self.loop = None
+        run("fusermount3", "-u", "-z", self.fuse, expect=None)
+        try:
+            self.process.wait(5)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+def volume(box):
+    need("nbdfuse", "fusermount3", "losetup", "mount", "mkfs.ext4", "e2fsck")
+    if os.geteuid() != 0:
+        skip("mounting takes root")
+    daemon = box.daemon()
+    uri = daemon.create("v", box.file("cache", 128 * MIB), box.file("origin", 256 * MIB))
+    mounted = Mounted(box, uri)
+    mounted.attach()
+    box.run("mkfs.ext4", "-q", "-F", mounted.loop)
+    mounted.mount_it()
+    return daemon, mounted
+
+
+@test
+def files_come_back_after_unmounting_and_a_restart(box):
+    daemon, mounted = volume(box)
+    sums = {}
+    for number in range(60):
+        content = random_bytes(number, 4096 * (number + 1) + number)
+        with open(f"{mounted.mount}/file{number}", "wb") as file:
+            file.write(content)
+        sums[number] = content
+    for number in range(0, 60, 7):
+        os.unlink(f"{mounted.mount}/file{number}")
+        del sums[number]
+    box.run("umount", mounted.mount)
+    box.run("e2fsck", "-f", "-n", mounted.loop)
+    mounted.detach()
+    daemon.restart()
+    mounted.attach()
+    mounted.mount_it()
+    for number, content in sums.items():
+        with open(f"{mounted.mount}/file{number}", "rb") as file:
+            check(file.read() == content, f"file{number} differs")
+    box.run("umount", mounted.mount)
+    mounted.detach()
+    daemon.cli("flush", "v")
+    daemon.cli("stop", "v")
+    # Without the cache the origin is a whole filesystem as well.
+    box.run("e2fsck", "-f", "-n", box.path("origin"))
+
+
+@test
+def sqlite_keeps_what_it_has_committed_over_a_crash(box):
+    need("sqlite3")
+    daemon, mounted = volume(box)
+    database = f"{mounted.mount}/db"
+    box.run("sqlite3", database, "PRAGMA journal_mode=WAL; CREATE TABLE t(id INTEGER, data TEXT);")
+    box.run("sync")
+    writer = box.spawn(
+        "sqlite3", database, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL, text=True, bufsize=1,
+    )  # fmt: skip
+    writer.stdin.write("PRAGMA synchronous=FULL;\n")
+    committed = 0
+    for row in range(ROWS):
+        # The answer comes after the commit, and with it the promise.
+        writer.stdin.write(f"INSERT INTO t VALUES({row}, hex(randomblob(200))); SELECT max(id) FROM t;\n")
+        committed = int(writer.stdout.readline()) + 1
+    daemon.kill()
+    writer.kill()
+    writer.wait()
+    mounted.detach()
+    daemon.start()
+    mounted.attach()
+    mounted.mount_it()
+    verdict = box.run("sqlite3", database, "PRAGMA integrity_check;").stdout.strip()
+    check_equal(verdict, "ok", "the integrity check")
+    found = box.run("sqlite3", database, "SELECT count(*), max(id) FROM t;").stdout.strip()
+    check_equal(found, f"{committed}|{committed - 1}", "rows and the last one")
+    box.run("umount", mounted.mount)
+    box.run("e2fsck", "-f", "-n", mounted.loop)
+
+
+main()

@@ -1,0 +1,50 @@
+"""What fio has flushed survives a SIGKILL of the daemon, under load and more than once."""
+
+from harness import *
+
+WRITE = ["--rw=randwrite", "--verify=crc32c", "--do_verify=0", "--fsync=32", "--end_fsync=1"]
+VERIFY = ["--rw=randwrite", "--verify=crc32c", "--verify_only", "--verify_fatal=1"]
+
+
+@test
+def flushed_data_survives_a_kill_under_load(box):
+    need("fio")
+    daemon = box.daemon()
+    cache, origin = box.file("cache", 256 * MIB), box.file("origin", 512 * MIB)
+    uri = daemon.create("v", cache, origin)
+    for round in range(3):
+        area = [f"--offset={64 * round}m", f"--randseed={round}"]
+        box.fio(uri, *WRITE, *area)
+        load = box.start_fio(
+            uri, "--rw=randrw", "--offset=256m", "--time_based", "--runtime=60", "--fsync=50"
+        )
+        try:
+            load.wait(1.5 + round)
+        except Exception:
+            pass
+        check(load.poll() is None, "the load ended before the kill")
+        daemon.kill()
+        load.wait()
+        daemon.start()
+        uri = daemon.uri("v")
+        for earlier in range(round + 1):
+            area = [f"--offset={64 * earlier}m", f"--randseed={earlier}"]
+            box.fio(uri, *VERIFY, *area)
+
+
+@test
+def verified_jobs_overlap(box):
+    """Several fio jobs write and verify at once, small blocks over large and back."""
+    need("fio")
+    daemon = box.daemon()
+    uri = daemon.create("v", box.file("cache", 64 * MIB), box.file("origin", 256 * MIB))
+    box.fio(
+        uri, "--rw=randrw", "--bs=512-64k", "--bs_unaligned=0", "--blockalign=512", "--numjobs=3",
+        "--offset_increment=64m", "--verify=crc32c", "--verify_backlog=256", "--verify_fatal=1",
+        "--fsync=64", size="48m",
+    )  # fmt: skip
+    daemon.cli("flush", "v")
+    check_equal(daemon.dirty("v"), 0, "dirty blocks after a flush")
+
+
+main()

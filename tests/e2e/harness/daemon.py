@@ -1,0 +1,130 @@
+"""A daemon of a test, and the verbs that talk to it."""
+
+import json
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import time
+
+from .cases import Failure, check
+from .sandbox import environment
+
+# How long a daemon may take to serve small volumes again, and to end. The promise is seconds.
+PATIENCE = 60
+
+
+class Daemon:
+    """One `forebay daemon` with a state directory and sockets in the sandbox."""
+
+    def __init__(self, box, name="d"):
+        self.box = box
+        self.binary = os.environ["FOREBAY"]
+        self.socket = box.path(f"{name}.sock")
+        self.nbd = box.path(f"{name}-nbd.sock")
+        self.state = box.path(f"{name}-state")
+        self.log_path = box.path(f"{name}.log")
+        self.process = None
+        box.daemons.append(self)
+
+    def command(self, *arguments):
+        """The command line of this daemon."""
+        return [
+            self.binary, "--socket", self.socket, "daemon", "--state-dir", self.state,
+            "--nbd", self.nbd, *arguments,
+        ]  # fmt: skip
+
+    def start(self, *arguments):
+        """Starts it and waits until it says that everything is served."""
+        notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        path = self.box.path("notify")
+        pathlib.Path(path).unlink(missing_ok=True)
+        notify.bind(path)
+        with open(self.log_path, "ab") as log, notify:
+            self.process = self.box.spawn(
+                *self.command(*arguments),
+                stdout=log, stderr=log, env=environment(NOTIFY_SOCKET=path),
+            )  # fmt: skip
+            self.wait_ready(notify)
+
+    def wait_ready(self, notify):
+        notify.settimeout(0.05)
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end:
+            try:
+                if b"READY=1" in notify.recv(4096).splitlines():
+                    return
+            except TimeoutError:
+                if self.process.poll() is not None:
+                    code = self.process.returncode
+                    raise Failure(f"the daemon ended with {code}: {self.last_line()}") from None
+        raise Failure(f"the daemon was not ready after {PATIENCE} s: {self.last_line()}")
+
+    def log(self):
+        """Everything that it has written."""
+        try:
+            return pathlib.Path(self.log_path).read_text(errors="replace")
+        except FileNotFoundError:
+            return ""
+
+    def last_line(self):
+        return (self.log().strip().splitlines() or [""])[-1]
+
+    def is_alive(self):
+        """Whether it still runs."""
+        return self.process.poll() is None
+
+    def check_alive(self):
+        """Fails if it has ended."""
+        check(self.is_alive(), f"the daemon ended with {self.process.poll()}: {self.last_line()}")
+
+    def kill(self):
+        """Ends it as a crash would."""
+        self.check_alive()
+        self.process.kill()
+        self.process.wait()
+
+    def terminate(self):
+        """Ends it in order; returns the exit code and the seconds that it took."""
+        self.check_alive()
+        start = time.monotonic()
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            code = self.process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            raise Failure(f"the daemon had not ended {PATIENCE} s after SIGTERM") from None
+        return code, time.monotonic() - start
+
+    def restart(self, *arguments):
+        """Ends it in order and starts it again."""
+        code, _ = self.terminate()
+        check(code == 0, f"the daemon ended with {code}: {self.last_line()}")
+        self.start(*arguments)
+
+    def cli(self, *arguments, expect=0, **options):
+        """Runs a verb; fails unless it ends with the code that is expected."""
+        command = [self.binary, "--socket", self.socket, *arguments]
+        return self.box.run(*command, expect=expect, env=environment(), **options)
+
+    def create(self, name, cache, origin, *arguments, expect=0):
+        """Makes a volume; returns its URI."""
+        return self.create_run(name, cache, origin, *arguments, expect=expect).stdout.strip()
+
+    def create_run(self, name, cache, origin, *arguments, expect=0):
+        """Makes a volume, or tries to; returns all that the verb said."""
+        return self.cli("create", name, "--cache", cache, "--origin", origin, *arguments, expect=expect)
+
+    def show(self, name):
+        """Everything about a volume."""
+        return json.loads(self.cli("show", name, "--json").stdout)
+
+    def uri(self, name):
+        """The URI of a volume."""
+        uri = self.show(name)["export"]["nbd"]
+        check(uri, f"volume {name} is not served: {self.show(name)['state']}")
+        return uri
+
+    def dirty(self, name):
+        """How many blocks are dirty."""
+        return self.show(name)["blocks"]["dirty"]
