@@ -33,6 +33,22 @@ pub struct VolumeSpec {
     pub settings: VolumeSettings,
 }
 
+/// A drain that is wanted until this is dropped: whoever waits for it may give up.
+struct Draining<'a>(&'a Volume);
+
+impl<'a> Draining<'a> {
+    fn begin(volume: &'a Volume) -> Self {
+        volume.draining.fetch_add(1, Ordering::SeqCst);
+        Draining(volume)
+    }
+}
+
+impl Drop for Draining<'_> {
+    fn drop(&mut self) {
+        self.0.draining.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
 fn no_volume(name: &str) -> EngineError {
     EngineError::new(EngineErrorKind::Usage, format!("there is no volume '{name}'"))
 }
@@ -246,7 +262,7 @@ impl EngineLane {
 
     async fn drain_volume(self: &Rc<Self>, volume: &Arc<Volume>, progress: impl Fn(u64)) -> Result<(), EngineError> {
         const PATIENCE: u32 = 50;
-        volume.draining.fetch_add(1, Ordering::SeqCst);
+        let draining = Draining::begin(volume);
         volume.writeback_wanted.notify_all();
         let mut failures = 0;
         let result = loop {
@@ -273,7 +289,7 @@ impl EngineLane {
             let timer = self.lane.sleep(Duration::from_millis(100));
             background::writeback::either(changed, timer).await;
         };
-        volume.draining.fetch_sub(1, Ordering::SeqCst);
+        drop(draining);
         result?;
         if let Some(view) = self.lane_volume(volume.id) {
             view.sync_origin().await.map_err(|_| {
@@ -331,7 +347,8 @@ impl EngineLane {
         }
     }
 
-    /// Waits until the volume's writeback, and reclaim on its behalf, touch the origin no more.
+    /// Waits until the volume's writeback, and reclaim on its behalf, touch the origin no more:
+    /// whoever gets a range after this sees that the volume is removed.
     async fn wait_for_writeback(&self, volume: &Arc<Volume>) {
         let _all = volume.ranges.exclusive(0..u64::MAX).await;
     }
@@ -408,14 +425,16 @@ impl EngineLane {
         self.cache.stopping.store(1, Ordering::SeqCst);
         self.cache.store.space_wanted.notify_all();
         loop {
-            let changed = self.cache.stop_changed.listen();
             self.cache.stop_changed.notify_all();
+            let changed = self.cache.stop_changed.listen();
             if self.cache.background.load(Ordering::SeqCst) == 0 {
                 break;
             }
             background::writeback::either(changed, self.lane.sleep(Duration::from_millis(20))).await;
         }
         result?;
+        // Marks that are still pending go first, so that the checkpoint is behind everything.
+        self.store.commit().await?;
         self.store.checkpoint(true).await?;
         Ok(())
     }

@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
 use forebay_core::VolumeId;
@@ -106,10 +106,12 @@ impl EngineLane {
 
     /// This lane's view of a volume.
     pub fn lane_volume(&self, id: VolumeId) -> Option<Rc<LaneVolume>> {
-        if let Some(known) = self.volumes.borrow().get(&id) {
+        let volume = self.cache.volumes().into_iter().find(|volume| volume.id == id)?;
+        if let Some(known) = self.volumes.borrow().get(&id)
+            && Arc::ptr_eq(known.volume(), &volume)
+        {
             return Some(known.clone());
         }
-        let volume = self.cache.volumes().into_iter().find(|volume| volume.id == id)?;
         let origin = match self.context.open(&volume.origin) {
             Ok(origin) => origin,
             Err(error) => {
@@ -128,8 +130,10 @@ impl EngineLane {
         Some(view)
     }
 
-    pub(crate) fn drop_view(&self, id: VolumeId) {
-        self.volumes.borrow_mut().remove(&id);
+    /// Gives up this lane's view of a volume that has left the cache. It is gone, and the origin
+    /// closed on this lane, when its last user lets go of it: the answer tells when.
+    pub fn drop_view(&self, id: VolumeId) -> Option<Weak<LaneVolume>> {
+        self.volumes.borrow_mut().remove(&id).map(|view| Rc::downgrade(&view))
     }
 
     /// A running volume, for a front end on this lane.

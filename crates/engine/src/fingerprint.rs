@@ -16,7 +16,7 @@ const START: u64 = 256 << 10;
 ///
 /// # Errors
 /// The origin cannot be read.
-pub(crate) async fn fingerprint(origin: &Queue, size: u64) -> Result<[u8; 32], EngineError> {
+pub async fn fingerprint(origin: &Queue, size: u64) -> Result<[u8; 32], EngineError> {
     let mut places = Vec::new();
     let mut at = 0;
     while at < START.min(size) {

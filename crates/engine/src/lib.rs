@@ -35,6 +35,7 @@ pub use cache::Cache;
 pub use control::VolumeSpec;
 pub use engine::{EngineLane, LaneContext};
 pub use error::{EngineError, EngineErrorKind};
+pub use fingerprint::fingerprint;
 pub use lane::LaneVolume;
 pub use settings::VolumeSettings;
 pub use volume::{Volume, VolumeState};

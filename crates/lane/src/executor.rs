@@ -215,7 +215,9 @@ impl Lane {
 
     /// Runs jobs and ready tasks, each at most once. `true` if there was anything to do.
     pub fn run_ready(self: &Rc<Self>) -> bool {
-        self.timers.borrow_mut().fire(self.clock.now());
+        if self.timers.borrow().next().is_some() {
+            self.timers.borrow_mut().fire(self.clock.now());
+        }
         if !self.mailbox.pending.swap(false, Ordering::SeqCst) {
             return false;
         }

@@ -1,7 +1,6 @@
 //! Sleeping on the lane's clock.
 
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
@@ -12,57 +11,34 @@ use forebay_core::Nanos;
 
 use crate::executor::Lane;
 
-struct Entry {
-    deadline: Nanos,
-    /// Ties are broken by order of arrival, so that runs repeat exactly.
-    order: u64,
-    waker: Waker,
-}
-
-impl PartialEq for Entry {
-    fn eq(&self, other: &Self) -> bool {
-        (self.deadline, self.order) == (other.deadline, other.order)
-    }
-}
-
-impl Eq for Entry {}
-
-impl PartialOrd for Entry {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Entry {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        (self.deadline, self.order).cmp(&(other.deadline, other.order))
-    }
-}
-
-/// The sleepers of one lane.
+/// The sleepers of one lane, by deadline; ties are broken by order of arrival, so that runs repeat
+/// exactly.
 #[derive(Default)]
 pub(crate) struct Timers {
-    heap: BinaryHeap<Reverse<Entry>>,
+    sleepers: BTreeMap<(Nanos, u64), Waker>,
     order: u64,
 }
 
 impl Timers {
-    fn add(&mut self, deadline: Nanos, waker: Waker) {
+    fn add(&mut self, deadline: Nanos, waker: Waker) -> u64 {
         self.order += 1;
-        self.heap.push(Reverse(Entry { deadline, order: self.order, waker }));
+        self.sleepers.insert((deadline, self.order), waker);
+        self.order
+    }
+
+    fn remove(&mut self, deadline: Nanos, order: u64) {
+        self.sleepers.remove(&(deadline, order));
     }
 
     /// Wakes everyone whose time has come.
     pub(crate) fn fire(&mut self, now: Nanos) {
-        while self.heap.peek().is_some_and(|Reverse(entry)| entry.deadline <= now) {
-            if let Some(Reverse(entry)) = self.heap.pop() {
-                entry.waker.wake();
-            }
+        while let Some(first) = self.sleepers.first_entry().filter(|first| first.key().0 <= now) {
+            first.remove().wake();
         }
     }
 
     pub(crate) fn next(&self) -> Option<Nanos> {
-        self.heap.peek().map(|Reverse(entry)| entry.deadline)
+        self.sleepers.keys().next().map(|(deadline, _)| *deadline)
     }
 }
 
@@ -71,7 +47,8 @@ impl Timers {
 pub struct Sleep {
     lane: Rc<Lane>,
     deadline: Nanos,
-    registered: bool,
+    /// Its place among the sleepers, once it has been polled.
+    order: Option<u64>,
 }
 
 impl Future for Sleep {
@@ -81,19 +58,30 @@ impl Future for Sleep {
         if self.lane.now() >= self.deadline {
             return Poll::Ready(());
         }
-        if !self.registered {
-            self.registered = true;
+        if self.order.is_none() {
             let (deadline, waker) = (self.deadline, context.waker().clone());
-            self.lane.timers().borrow_mut().add(deadline, waker);
+            let order = self.lane.timers().borrow_mut().add(deadline, waker);
+            self.order = Some(order);
         }
         Poll::Pending
+    }
+}
+
+impl Drop for Sleep {
+    fn drop(&mut self) {
+        // While the lane fires its timers they are borrowed, but nobody is dropped then.
+        if let Some(order) = self.order
+            && let Ok(mut timers) = self.lane.timers().try_borrow_mut()
+        {
+            timers.remove(self.deadline, order);
+        }
     }
 }
 
 impl Lane {
     /// Sleeps until `deadline` on this lane's clock.
     pub fn sleep_until(self: &Rc<Self>, deadline: Nanos) -> Sleep {
-        Sleep { lane: self.clone(), deadline, registered: false }
+        Sleep { lane: self.clone(), deadline, order: None }
     }
 
     /// Sleeps for `duration` on this lane's clock.

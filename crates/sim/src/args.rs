@@ -66,6 +66,11 @@ pub struct Args {
     #[arg(long, value_name = "KIND", value_parser = weather)]
     pub weather: Option<Weather>,
 
+    /// Origins read as zeroes where they were discarded, as files do; otherwise a discard may do
+    /// nothing
+    #[arg(long)]
+    pub discards_zero: bool,
+
     /// Run the toy system without a cache instead of the engine
     #[arg(long)]
     pub toy: bool,
@@ -83,13 +88,18 @@ impl Args {
 
     /// How each seed is run.
     pub fn run_options(&self) -> RunOptions {
-        RunOptions { print: self.trace, weather: self.weather }
+        RunOptions {
+            print: self.trace,
+            discards_zero: self.discards_zero,
+            weather: self.weather,
+        }
     }
 
     /// What a replay of a seed needs besides its number.
     pub fn replay_arguments(&self, choice: Choice) -> String {
         let weather = self.weather.map(|weather| format!(" --weather {}", weather.name()));
-        choice.arguments() + &weather.unwrap_or_default()
+        let discards = if self.discards_zero { " --discards-zero" } else { "" };
+        choice.arguments() + &weather.unwrap_or_default() + discards
     }
 
     /// What is to be run.

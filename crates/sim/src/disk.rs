@@ -443,7 +443,10 @@ impl SimDisk {
             DeviceOp::Sync => (Ok(Effect::Sync { before: state.order }), 0, 0, "sync"),
             DeviceOp::Discard { offset, len } => {
                 // What a discarded range reads as is undefined: here nothing happens, or it is zeroed.
-                let zeroed = mix(self.shared.seed, state.next_id) & 1;
+                let zeroed = match state.plan.discards_zero {
+                    true => 1,
+                    false => mix(self.shared.seed, state.next_id) & 1,
+                };
                 let effect = if fits(offset, len) {
                     let content = PatchContent::Zeroes(zeroed * len / SECTOR as u64);
                     Ok(change(offset, content, None, "discard"))

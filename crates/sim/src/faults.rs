@@ -21,6 +21,8 @@ pub struct FaultPlan {
     pub outage: u32,
     /// The disk is slow for a while.
     pub slow_episode: u32,
+    /// A discarded range reads as zeroes; otherwise a discard may do nothing at all.
+    pub discards_zero: bool,
     /// Writes that overlap others in flight are a fault of the caller.
     pub overlap_is_fault: bool,
 }

@@ -20,8 +20,10 @@ pub(crate) enum End {
 
 /// Virtual time in which something that was asked for must have ended.
 const PATIENCE: Duration = Duration::from_secs(600);
+/// Steps without an answer after which the system is busy with nothing.
+const BUSY: u64 = 3_000_000;
 /// Steps at one moment of virtual time after which the system is running in circles.
-const CIRCLES: u64 = 2_000_000;
+const CIRCLES: u64 = 200_000;
 
 impl World<'_> {
     /// Goes on until `goal` is reached or the world stops.
@@ -31,6 +33,7 @@ impl World<'_> {
         mut goal: impl FnMut(&mut Self) -> Result<bool, Violation>,
     ) -> Result<End, Violation> {
         let mut still = (self.now(), 0u64);
+        let mut busy = (self.last_progress, 0u64);
         loop {
             self.take_answers()?;
             if self.shared.stopped() {
@@ -49,6 +52,13 @@ impl World<'_> {
                         25,
                         "the system runs in circles and time does not pass".into(),
                     ));
+                }
+                if busy.0 != self.last_progress {
+                    busy = (self.last_progress, 0);
+                }
+                busy.1 += 1;
+                if busy.1 > BUSY {
+                    return Err(plain(25, "the system is busy for ever and nothing ends".into()));
                 }
                 continue;
             }

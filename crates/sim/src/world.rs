@@ -26,6 +26,8 @@ use crate::trace::hash_bytes;
 pub struct RunOptions {
     /// Write every event to standard output.
     pub print: bool,
+    /// Origins read as zeroes where they were discarded, as holes in files do.
+    pub discards_zero: bool,
     /// The kind of trouble, instead of what the seed chooses.
     pub weather: Option<Weather>,
 }
@@ -78,6 +80,7 @@ pub struct World<'a> {
     /// Reads that failed during the last verification, in sectors.
     pub(crate) unreadable: Vec<Place>,
     pub(crate) collect_unreadable: bool,
+    discards_zero: bool,
     pub(crate) last_progress: Nanos,
     pub(crate) counts: Counts,
 }
@@ -126,6 +129,7 @@ impl<'a> World<'a> {
             admin: None,
             unreadable: Vec::new(),
             collect_unreadable: false,
+            discards_zero: options.discards_zero,
             last_progress: Nanos(0),
             counts,
         }
@@ -355,10 +359,11 @@ impl<'a> World<'a> {
     /// Switches the faults of all disks on or off; off also mends what is broken.
     pub(crate) fn set_faults(&self, on: bool) {
         let calm = || FaultPlan { overlap_is_fault: false, ..FaultPlan::default() };
-        let (cache, origin) = match on {
+        let (cache, mut origin) = match on {
             true => (self.profile.cache_faults(), self.profile.origin_faults()),
             false => (calm(), calm()),
         };
+        origin.discards_zero = self.discards_zero;
         self.cache.set_plan(cache, !on);
         for disk in &self.origins {
             disk.set_plan(origin.clone(), !on);

@@ -51,6 +51,8 @@ pub struct StoreOptions {
     /// A checkpoint is written when this many bytes have been appended since the last one;
     /// `None`: half of the cache.
     pub checkpoint_bytes: Option<u64>,
+    /// Blocks of volumes that are about to be created: the index gets room for them as well.
+    pub room_for_blocks: u64,
     /// Seed of everything random.
     pub seed: u64,
     /// A bug to have, in builds with the feature `planted-bugs` only.
@@ -64,6 +66,7 @@ impl Default for StoreOptions {
             accept_damage: false,
             commit_interval: Duration::from_secs(1),
             checkpoint_bytes: None,
+            room_for_blocks: 0,
             seed: 0,
             bug: None,
         }

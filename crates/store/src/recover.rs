@@ -179,7 +179,7 @@ impl Store {
             base += blocks;
         }
         let (table, shards) =
-            table_geometry(&geometry, base).map_err(|error| refused(&device, error))?;
+            table_geometry(&geometry, base.saturating_add(options.room_for_blocks)).map_err(|error| refused(&device, error))?;
         let mut report = RecoveryReport { clean: superblock.clean_shutdown, ..Default::default() };
         let mut kept_bits = 28;
         let mut reader = None;

@@ -192,6 +192,11 @@ impl LaneVolume {
         let range = volume.block_range(*first).start..volume.block_range(*last).end;
         // Nobody else may write here, and nobody may read an older state meanwhile.
         let _range = volume.ranges.exclusive(range).await;
+        if volume.state() == VolumeState::Removed {
+            // Its origin belongs to somebody else from now on.
+            outcome.borrow_mut().error.get_or_insert_with(|| "the volume is stopped".into());
+            return;
+        }
         let pinned: Vec<Pinned<'_>> = run
             .iter()
             .filter_map(|block| store.look_up(&volume.space, *block, |_| None))

@@ -1,0 +1,55 @@
+//! Errors from below, in the words of the admin API.
+
+use forebay_admin::{ApiError, ErrorKind};
+use forebay_device::{DeviceError, OpenError, OpenErrorKind};
+use forebay_engine::{EngineError, EngineErrorKind};
+use forebay_nbd::ListenError;
+use forebay_store::StoreError;
+
+/// Why the engine turned something down.
+pub(super) fn engine(error: EngineError) -> ApiError {
+    let kind = match error.kind {
+        EngineErrorKind::Usage => ErrorKind::Invalid,
+        EngineErrorKind::Refused => ErrorKind::Refused,
+        EngineErrorKind::DataAtRisk => ErrorKind::DataAtRisk,
+        EngineErrorKind::Failed => ErrorKind::Failed,
+    };
+    ApiError::new(kind, error.message)
+}
+
+/// Why the store turned something down.
+pub(super) fn store(error: StoreError) -> ApiError {
+    engine(error.into())
+}
+
+/// A failed operation on a device.
+pub(super) fn device(error: &DeviceError) -> ApiError {
+    ApiError::failed(error.to_string())
+}
+
+/// Why a device that was named in `field` cannot be opened.
+pub(super) fn open(field: &str, error: &OpenError) -> ApiError {
+    let kind = match error.kind {
+        OpenErrorKind::InUse => ErrorKind::Refused,
+        OpenErrorKind::NotFound | OpenErrorKind::WrongType | OpenErrorKind::BadSize => {
+            ErrorKind::Invalid
+        }
+        OpenErrorKind::Denied | OpenErrorKind::Io => ErrorKind::Failed,
+    };
+    ApiError::new(kind, format!("{field}: {error}")).about(field)
+}
+
+/// Why NBD cannot be served at an address.
+pub(super) fn listen(error: &ListenError) -> ApiError {
+    let kind = match error {
+        ListenError::InUse(_) => ErrorKind::Refused,
+        ListenError::Address(_) | ListenError::PathTooLong(_) | ListenError::Occupied(_) => {
+            ErrorKind::Invalid
+        }
+        ListenError::System { cause, .. } => match cause.kind() {
+            std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory => ErrorKind::Invalid,
+            _ => ErrorKind::Failed,
+        },
+    };
+    ApiError::new(kind, format!("--nbd: {error}")).about("--nbd")
+}

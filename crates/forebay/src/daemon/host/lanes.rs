@@ -1,0 +1,302 @@
+//! The lanes: threads that serve requests, and how the rest of the daemon has something done there.
+
+use std::cell::RefCell;
+use std::future::Future;
+use std::io;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use forebay_admin::ApiError;
+use forebay_device::Device;
+use forebay_engine::{EngineLane, LaneContext};
+use forebay_lane::{LaneId, LaneLoop, LaneOptions, LaneRemote, LaneThread, MonotonicClock};
+use forebay_nbd::{ConnectionCount, Limits, Listener, Server};
+
+use super::exports::LaneExports;
+use super::raw::RawTarget;
+
+/// How long a client that is sent away may take to fetch its last replies.
+const DISMISSAL: Duration = Duration::from_secs(5);
+
+/// How long something on a lane that was given up may still be in use.
+const RELEASE: Duration = Duration::from_secs(10);
+
+thread_local! {
+    static HERE: RefCell<Option<Rc<LaneState>>> = const { RefCell::new(None) };
+}
+
+/// What one lane has. Stays on its thread.
+pub(super) struct LaneState {
+    /// What devices are opened with here.
+    pub(super) context: LaneContext,
+    /// Devices that are served without a cache.
+    pub(super) raw: Vec<(String, Rc<RawTarget>)>,
+    /// The caches that are open, by the number of their place.
+    engines: RefCell<Vec<(u64, Rc<EngineLane>)>>,
+    server: RefCell<Option<Server>>,
+}
+
+impl LaneState {
+    fn new(
+        this: &LaneLoop,
+        listeners: &[Arc<Listener>],
+        devices: &[(String, Arc<dyn Device>)],
+        count: ConnectionCount,
+    ) -> io::Result<Rc<Self>> {
+        let register = this.clone();
+        let context = LaneContext {
+            lane: this.lane().clone(),
+            queues: Rc::new(this.context()),
+            register: Rc::new(move |queue| register.register(queue)),
+        };
+        let mut raw = Vec::new();
+        for (name, device) in devices {
+            let queue = context.open(device).map_err(io::Error::other)?;
+            let (size, unit) = (device.size(), device.logical_block());
+            raw.push((name.clone(), RawTarget::new(context.lane.clone(), queue, size, unit)));
+        }
+        let state = Rc::new(LaneState {
+            context,
+            raw,
+            engines: RefCell::default(),
+            server: RefCell::default(),
+        });
+        let exports = Rc::new(LaneExports(Rc::downgrade(&state)));
+        let limits = Limits { drain: DISMISSAL, ..Limits::default() };
+        let server = Server::serve(this.lane(), this.ring(), listeners, exports, limits, count);
+        state.server.replace(Some(server));
+        Ok(state)
+    }
+
+    /// Every cache that is open.
+    pub(super) fn engines(&self) -> Vec<Rc<EngineLane>> {
+        self.engines.borrow().iter().map(|(_, engine)| engine.clone()).collect()
+    }
+
+    /// The cache at a place.
+    ///
+    /// # Errors
+    /// When it is not open.
+    pub(super) fn engine(&self, number: u64) -> Result<Rc<EngineLane>, ApiError> {
+        let engines = self.engines.borrow();
+        let found = engines.iter().find(|(known, _)| *known == number);
+        found
+            .map(|(_, engine)| engine.clone())
+            .ok_or_else(|| ApiError::failed("the cache is not open any more"))
+    }
+
+    /// Adds a cache.
+    pub(super) fn add(&self, number: u64, engine: Rc<EngineLane>) {
+        self.engines.borrow_mut().push((number, engine));
+    }
+
+    /// Gives a cache up, and waits until nobody on this lane uses it.
+    pub(super) async fn remove(&self, number: u64) {
+        let mut gone = Vec::new();
+        self.engines.borrow_mut().retain(|(known, engine)| {
+            if *known == number {
+                gone.push(Rc::downgrade(engine));
+            }
+            *known != number
+        });
+        for engine in gone {
+            self.released(|| engine.strong_count() == 0).await;
+        }
+    }
+
+    /// Sends the clients of a volume away that has left its cache, and waits until nobody on this
+    /// lane uses it.
+    pub(super) async fn dismiss(&self, number: u64, id: forebay_core::VolumeId, name: &str) {
+        if let Some(server) = &*self.server.borrow() {
+            server.dismiss(name);
+        }
+        let view = self.engine(number).ok().and_then(|engine| engine.drop_view(id));
+        if let Some(view) = view {
+            self.released(|| view.strong_count() == 0).await;
+        }
+    }
+
+    async fn released(&self, free: impl Fn() -> bool) {
+        const STEP: Duration = Duration::from_millis(2);
+        let lane = &self.context.lane;
+        let end = lane.now() + RELEASE;
+        while !free() {
+            if lane.now() >= end {
+                tracing::warn!("something that was closed is still in use; its device stays open");
+                return;
+            }
+            lane.sleep(STEP).await;
+        }
+    }
+
+    async fn stop_serving(&self) {
+        let server = self.server.borrow_mut().take();
+        if let Some(server) = server {
+            server.stop().await;
+        }
+    }
+}
+
+/// Takes the lane's state down with the lane.
+struct Resident;
+
+impl Drop for Resident {
+    fn drop(&mut self) {
+        let _ = HERE.try_with(|here| here.take());
+    }
+}
+
+/// The lanes of a daemon. The first is home to every cache's background work.
+pub(super) struct Lanes {
+    remotes: Vec<LaneRemote>,
+    threads: Mutex<Vec<LaneThread>>,
+}
+
+impl Lanes {
+    /// Starts `count` lanes that serve clients of `listeners`.
+    ///
+    /// # Errors
+    /// When the system has no threads, rings or descriptors left.
+    pub(super) fn start(
+        count: u32,
+        listeners: &[Arc<Listener>],
+        devices: &[(String, Arc<dyn Device>)],
+    ) -> io::Result<Self> {
+        let clock = Arc::new(MonotonicClock::new());
+        let connections = ConnectionCount::default();
+        let mut threads = Vec::new();
+        for number in 0..u16::try_from(count.max(1)).unwrap_or(u16::MAX) {
+            let (listeners, devices) = (listeners.to_vec(), devices.to_vec());
+            let (connections, failed) = (connections.clone(), Arc::new(Mutex::new(None)));
+            let told = failed.clone();
+            let name = format!("lane-{number}");
+            let thread = LaneThread::spawn(
+                &name,
+                LaneId(number),
+                clock.clone(),
+                LaneOptions::default(),
+                move |this| {
+                    match LaneState::new(this, &listeners, &devices, connections) {
+                        Ok(state) => HERE.with(|here| drop(here.replace(Some(state)))),
+                        Err(error) => {
+                            *told.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                        }
+                    }
+                    Resident
+                },
+            )?;
+            threads.push(thread);
+            if let Some(error) = failed.lock().unwrap_or_else(PoisonError::into_inner).take() {
+                return Err(error);
+            }
+        }
+        let remotes = threads.iter().map(|thread| thread.remote().clone()).collect();
+        Ok(Lanes { remotes, threads: Mutex::new(threads) })
+    }
+
+    /// How many there are.
+    pub(super) fn count(&self) -> u32 {
+        self.remotes.len() as u32
+    }
+
+    /// Numbers of all lanes but the first.
+    pub(super) fn others(&self) -> std::ops::Range<usize> {
+        1..self.remotes.len()
+    }
+
+    /// Numbers of all lanes.
+    pub(super) fn all(&self) -> std::ops::Range<usize> {
+        0..self.remotes.len()
+    }
+
+    /// Starts `job` on a lane; its result comes through the channel. A job that panics, or whose
+    /// lane ends, leaves the channel empty.
+    pub(super) fn begin<T, F>(
+        &self,
+        lane: usize,
+        job: impl FnOnce(Rc<LaneState>) -> F + Send + 'static,
+    ) -> Receiver<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = T> + 'static,
+    {
+        let (tell, hear) = sync_channel(1);
+        if let Some(remote) = self.remotes.get(lane) {
+            remote.run(move |lane| {
+                let Some(state) = HERE.with(|here| here.borrow().clone()) else { return };
+                lane.spawn(async move {
+                    let result = job(state).await;
+                    let _ = tell.send(result);
+                });
+            });
+        }
+        hear
+    }
+
+    /// Has `job` done on a lane, and waits for its end.
+    ///
+    /// # Errors
+    /// When the job panics or the lane has ended.
+    pub(super) fn run<T, F>(
+        &self,
+        lane: usize,
+        job: impl FnOnce(Rc<LaneState>) -> F + Send + 'static,
+    ) -> Result<T, ApiError>
+    where
+        T: Send + 'static,
+        F: Future<Output = T> + 'static,
+    {
+        self.begin(lane, job).recv().map_err(|_| unfinished())
+    }
+
+    /// Accepts no more clients and sends away those that are there. Bounded in time.
+    pub(super) fn stop_serving(&self) {
+        let stopping: Vec<Receiver<()>> = self
+            .all()
+            .map(|lane| self.begin(lane, |state| async move { state.stop_serving().await }))
+            .collect();
+        for stopped in stopping {
+            let _ = stopped.recv_timeout(DISMISSAL * 2);
+        }
+    }
+
+    /// Ends the lanes; does not wait for them unless they are known to be `idle`: an operation on
+    /// a device that is lost may never end.
+    pub(super) fn end(&self, idle: bool) {
+        let threads = std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));
+        for thread in &threads {
+            thread.stop();
+        }
+        for thread in threads {
+            if !idle {
+                std::mem::forget(thread);
+            } else if let Err(error) = thread.join() {
+                tracing::error!(%error, "a lane ended badly");
+            }
+        }
+    }
+}
+
+/// The error for a job that never ended.
+pub(super) fn unfinished() -> ApiError {
+    ApiError::failed("the data path did not finish this; the log has details")
+}
+
+/// A flag that the daemon raises and a lane looks at.
+#[derive(Clone, Default)]
+pub(super) struct Flag(Arc<AtomicBool>);
+
+impl Flag {
+    /// Raises it.
+    pub(super) fn raise(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether it is raised.
+    pub(super) fn is_raised(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}

@@ -1,0 +1,143 @@
+//! The data path of a daemon: lanes, caches, front ends.
+//!
+//! - [`lanes`]: the threads, and how the rest of the daemon has something done on them
+//! - [`exports`]: what clients find on a lane
+//! - [`raw`]: a device without a cache, to compare with
+//! - [`caches`]: the cache devices that are open
+//! - [`inspect`]: what is on a cache device, read before anything is written
+//! - [`volumes`]: the life of a volume, step by step
+//! - [`faults`], [`settings`], [`report`]: from the words of the engine to those of the admin API
+//! - [`waiting`]: work on a lane that is watched, and can be given up
+
+mod caches;
+mod exports;
+mod faults;
+mod inspect;
+mod lanes;
+mod raw;
+mod report;
+mod settings;
+mod volumes;
+mod waiting;
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use forebay_admin::{ApiError, Settings, VolumeName, VolumeReport};
+use forebay_device::{Access, Device};
+use forebay_nbd::{ListenAddress, Listener};
+
+use super::host_api::{Definition, Existing, Host};
+use super::nbd_address::NbdAddress;
+use super::operations::Work;
+use caches::Caches;
+use lanes::Lanes;
+pub(crate) use raw::RawExport;
+use report::Served;
+
+/// How long a cache may take to close before the daemon ends without it.
+const CLOSE_PATIENCE: Duration = Duration::from_secs(30);
+
+/// Sets up lanes and front ends. Besides volumes, the devices of `raw` are served as they are.
+///
+/// # Errors
+/// When an address for NBD is in use, a raw device cannot be opened, or the system has no threads
+/// or rings left.
+pub(crate) fn open(
+    lanes: u32,
+    nbd: &[NbdAddress],
+    raw: &[RawExport],
+) -> Result<Arc<dyn Host>, ApiError> {
+    let mut devices: Vec<(String, Arc<dyn Device>)> = Vec::new();
+    for export in raw {
+        let device = export.device.open(Access::Exclusive);
+        let device = device.map_err(|error| faults::open("--export-raw", &error))?;
+        devices.push((export.name.to_string(), device));
+    }
+    let listeners = nbd.iter().map(listen).collect::<Result<Vec<_>, _>>()?;
+    let lanes = Lanes::start(lanes, &listeners, &devices)
+        .map_err(|error| ApiError::failed(format!("the lanes cannot be started: {error}")))?;
+    Ok(Arc::new(EngineHost {
+        lanes,
+        caches: Caches::default(),
+        served: Served::default(),
+        listeners: Mutex::new(listeners),
+    }))
+}
+
+fn listen(address: &NbdAddress) -> Result<Arc<Listener>, ApiError> {
+    let address = match address {
+        NbdAddress::Unix(path) => ListenAddress::Unix(path.clone()),
+        NbdAddress::Tcp { host, port } => ListenAddress::Tcp { host: host.clone(), port: *port },
+    };
+    Listener::bind(&address).map_err(|error| faults::listen(&error))
+}
+
+/// See the module.
+pub(crate) struct EngineHost {
+    lanes: Lanes,
+    caches: Caches,
+    served: Served,
+    /// Held so that the sockets go when the daemon has stopped serving, not earlier.
+    listeners: Mutex<Vec<Arc<Listener>>>,
+}
+
+impl Host for EngineHost {
+    fn lanes(&self) -> u32 {
+        self.lanes.count()
+    }
+
+    fn create(
+        &self,
+        volume: &Definition,
+        existing: Existing,
+        work: &Work,
+    ) -> Result<(), ApiError> {
+        self.create_volume(volume, existing, work)
+    }
+
+    fn start(&self, volume: &Definition, force: bool, work: &Work) -> Result<(), ApiError> {
+        self.start_volume(volume, force, work)
+    }
+
+    fn stop(&self, name: &VolumeName, work: &Work) -> Result<(), ApiError> {
+        self.stop_volume(name, work)
+    }
+
+    fn set(&self, name: &VolumeName, settings: &Settings, work: &Work) -> Result<(), ApiError> {
+        self.set_volume(name, settings, work)
+    }
+
+    fn flush(&self, name: &VolumeName, work: &Work) -> Result<(), ApiError> {
+        self.drain_volume(name, work)
+    }
+
+    fn delete(
+        &self,
+        volume: &Definition,
+        discard_dirty: bool,
+        work: &Work,
+    ) -> Result<(), ApiError> {
+        self.delete_volume(volume, discard_dirty, work)
+    }
+
+    fn report(&self, name: &VolumeName) -> Option<VolumeReport> {
+        self.served.report(name)
+    }
+
+    fn shut_down(&self, work: &Work) -> Result<(), ApiError> {
+        self.lanes.stop_serving();
+        let mut result = Ok(());
+        // RAM is gone with the process: what only a cache in RAM has must reach its origin.
+        for name in self.served.volatile() {
+            if let Err(error) = self.drain_volume(&name, work) {
+                tracing::error!(volume = %name, "dirty blocks in RAM are lost: {error}");
+                result = Err(error);
+            }
+        }
+        let closed = self.caches.close_all(&self.lanes, CLOSE_PATIENCE);
+        self.lanes.end(closed.is_ok());
+        self.listeners.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        result.and(closed)
+    }
+}

@@ -1,0 +1,143 @@
+//! A device served as it is, without a cache: what a volume is compared with in benchmarks, by the
+//! same front end and on the same lanes.
+
+use std::rc::{Rc, Weak};
+use std::str::FromStr;
+
+use forebay_admin::VolumeName;
+use forebay_core::{IoError, Op, SECTOR_SIZE};
+use forebay_device::{DeviceErrorKind, DeviceOp, DeviceSpec, IoBuf, IoData, Queue};
+use forebay_engine::{Completion, CompletionSink, Extent, Request, Target};
+use forebay_lane::Lane;
+
+/// A device and the name under which it is served, written `NAME=DEVICE`.
+#[derive(Clone, Debug)]
+pub(crate) struct RawExport {
+    /// What clients call it.
+    pub(crate) name: VolumeName,
+    /// The device.
+    pub(crate) device: DeviceSpec,
+}
+
+impl FromStr for RawExport {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (name, device) = text.split_once('=').ok_or("write NAME=DEVICE")?;
+        let name: VolumeName = name.parse().map_err(|error| format!("{error}"))?;
+        let device: DeviceSpec = device.parse().map_err(|error| format!("{error}"))?;
+        Ok(RawExport { name, device })
+    }
+}
+
+/// A device as one lane sees it.
+pub(super) struct RawTarget {
+    lane: Rc<Lane>,
+    queue: Queue,
+    size: u64,
+    unit: u64,
+    own: Weak<RawTarget>,
+}
+
+impl RawTarget {
+    /// `queue` is that of the lane; `size` and `unit`, the logical block, are in bytes.
+    pub(super) fn new(lane: Rc<Lane>, queue: Queue, size: u64, unit: u64) -> Rc<Self> {
+        Rc::new_cyclic(|own| RawTarget { lane, queue, size, unit, own: own.clone() })
+    }
+
+    fn check(&self, op: Op, offset: u64, len: u64) -> Result<(), IoError> {
+        let inside = offset.checked_add(len).is_some_and(|end| end <= self.size);
+        let whole = offset.is_multiple_of(self.unit) && len.is_multiple_of(self.unit);
+        match op {
+            Op::Flush => Ok(()),
+            Op::Write | Op::WriteZeroes if !inside => Err(IoError::NoSpace),
+            _ if inside && whole => Ok(()),
+            _ => Err(IoError::Invalid),
+        }
+    }
+
+    async fn serve(&self, request: Request) -> Completion {
+        let Request { tag, op, offset, len, fua, data, .. } = request;
+        if let Err(error) = self.check(op, offset, len) {
+            return Completion { tag, result: Err(error), data };
+        }
+        let op = match (op, data) {
+            (Op::Read, data) => {
+                let buf = data.unwrap_or_else(|| IoBuf::for_overwrite(len as usize));
+                DeviceOp::Read { offset, buf }
+            }
+            (Op::Write, Some(data)) => DeviceOp::Write { offset, data: IoData::Owned(data) },
+            (Op::Write, None) => {
+                return Completion { tag, result: Err(IoError::Invalid), data: None };
+            }
+            (Op::Flush, _) => DeviceOp::Sync,
+            (Op::Discard, _) => DeviceOp::Discard { offset, len },
+            (Op::WriteZeroes, _) => DeviceOp::WriteZeroes { offset, len },
+            (Op::Prefetch, data) => return Completion { tag, result: Ok(()), data },
+        };
+        let advice = matches!(op, DeviceOp::Discard { .. });
+        let done = self.queue.run(op).await;
+        let mut result = done.result.map_err(|error| (error.kind, error));
+        if advice && matches!(result, Err((DeviceErrorKind::NotSupported, _))) {
+            // A discard is advice: the data may stay.
+            result = Ok(());
+        }
+        if result.is_ok() && fua {
+            result = self.queue.sync().await.map_err(|error| (error.kind, error));
+        }
+        let result = result.map_err(|(_, error)| {
+            tracing::debug!(%error, "a request to a raw device fails");
+            IoError::Io
+        });
+        Completion { tag, result, data: done.buf }
+    }
+}
+
+impl Target for RawTarget {
+    fn size(&self) -> u64 {
+        self.size / SECTOR_SIZE * SECTOR_SIZE
+    }
+
+    fn preferred_block(&self) -> u64 {
+        4096
+    }
+
+    fn read_only(&self) -> bool {
+        false
+    }
+
+    fn read_now(&self, _: u64, _: &mut [u8]) -> Option<Result<(), IoError>> {
+        None
+    }
+
+    fn write_now(&self, _: u64, _: &[u8]) -> Option<Result<(), IoError>> {
+        None
+    }
+
+    fn submit(&self, request: Request, sink: &Rc<dyn CompletionSink>) {
+        // A target is only reached through its Rc, so it is alive.
+        let Some(this) = self.own.upgrade() else { return };
+        let sink = sink.clone();
+        self.lane.spawn(async move { sink.complete(this.serve(request).await) });
+    }
+
+    fn extents(&self, offset: u64, len: u64) -> Vec<Extent> {
+        let len = len.min(self.size().saturating_sub(offset));
+        vec![Extent { len, hole: false, zero: false }]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exports_are_written_name_equals_device() {
+        let export: RawExport = "disk=hdd7200:/a=b".parse().expect("good");
+        assert_eq!(export.name.as_str(), "disk");
+        assert_eq!(export.device.to_string(), "hdd7200:/a=b");
+        for bad in ["", "disk", "=/a", "disk=", "a/b=/c", "disk=ram:"] {
+            assert!(bad.parse::<RawExport>().is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! Settings: what the operator says and what the engine takes.
+
+use forebay_admin::Settings;
+use forebay_core::Mode;
+use forebay_engine::VolumeSettings;
+
+/// Settings for the engine. What the operator cannot set has its default.
+pub(super) fn for_engine(settings: &Settings) -> VolumeSettings {
+    let mut out = VolumeSettings {
+        mode: settings.mode,
+        durability: settings.durability,
+        policy: settings.policy,
+        sequential_cutoff: settings.sequential_cutoff,
+        commit_interval: settings.commit_interval,
+        ..VolumeSettings::default()
+    };
+    let writeback = &mut out.writeback;
+    writeback.running = settings.writeback_running;
+    writeback.dirty_high = settings.dirty_high;
+    writeback.dirty_low = settings.dirty_low;
+    writeback.max_age = settings.dirty_age;
+    writeback.idle = settings.idle;
+    writeback.depth = settings.writeback_depth;
+    out
+}
+
+/// Settings as the engine has them, for the operator.
+pub(super) fn for_operator(settings: &VolumeSettings) -> Settings {
+    Settings {
+        mode: settings.mode,
+        policy: settings.policy,
+        durability: settings.durability,
+        sequential_cutoff: settings.sequential_cutoff,
+        dirty_high: settings.writeback.dirty_high,
+        dirty_low: settings.writeback.dirty_low,
+        dirty_age: settings.writeback.max_age,
+        idle: settings.writeback.idle,
+        writeback_running: settings.writeback.running,
+        writeback_depth: settings.writeback.depth,
+        commit_interval: settings.commit_interval,
+    }
+}
+
+/// Whether blocks may stay dirty in this mode.
+pub(super) fn keeps_dirty(mode: Mode) -> bool {
+    matches!(mode, Mode::Writeback | Mode::Writeonly)
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_admin::{Assignments, KNOBS};
+
+    use super::*;
+
+    #[test]
+    fn every_knob_reaches_the_engine_and_comes_back() {
+        let all = "mode=wt policy=fifo durability=strict sequential_cutoff=1M dirty_high=60 \
+             dirty_low=30 dirty_age=1m idle=5s writeback_running=off writeback_depth=7 \
+             commit_interval=250ms";
+        assert_eq!(all.split_whitespace().count(), KNOBS.len());
+        let mut settings = Settings::default();
+        let changes = Assignments::parse(all.split_whitespace()).expect("good");
+        changes.apply(&mut settings).expect("they fit together");
+        assert_eq!(for_operator(&for_engine(&settings)), settings);
+        assert_eq!(for_engine(&Settings::default()), VolumeSettings::default());
+    }
+}
