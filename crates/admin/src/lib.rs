@@ -27,7 +27,7 @@ pub use knobs::{KNOBS, Knob, KnobKind, Settings};
 pub use name::VolumeName;
 pub use operation::{Operation, OperationId, OperationState, Progress, Unit};
 pub use report::{DaemonReport, VolumeList, VolumeReport, VolumeState, VolumeSummary};
-pub use request::{CreateRequest, DeleteRequest, SetRequest};
+pub use request::{CreateRequest, DeleteRequest, SetRequest, StartRequest};
 
 /// Version of the API; the first component of every path.
 pub const API_VERSION: &str = "v1";

@@ -37,6 +37,16 @@ pub struct SetRequest {
     pub settings: Assignments,
 }
 
+/// Serve a stopped volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StartRequest {
+    /// Go on although the log of the cache has lost records, or the origin was changed while the
+    /// cache had newer blocks.
+    #[serde(default)]
+    pub force: bool,
+}
+
 /// Remove a volume from its cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -3,7 +3,7 @@
 //! - [`api`]: what a device is, what can be asked of it, how an operation ends
 //! - [`buffer`]: aligned buffers that own their bytes
 //! - [`log_buffer`]: the RAM image of a segment that is being filled
-//! - [`file`]: regular files and block devices
+//! - [`mod@file`]: regular files and block devices
 //! - [`model`]: modelled disks
 //! - [`open`]: what a path is, who else uses it
 //! - [`ram`]: a device in RAM

@@ -193,14 +193,16 @@ mod tests {
 
     #[test]
     fn every_range_of_a_small_bitmap_is_covered_exactly() {
-        for start in 0..140 {
-            for end in start..140 {
+        // The interpreter is slow; two words and their border are enough for it.
+        let count = if cfg!(miri) { 68 } else { 140 };
+        for start in if cfg!(miri) { 60 } else { 0 }..count {
+            for end in start..count {
                 let mut bits = [0u64; 3];
                 for (word, mask) in words(start..end) {
                     assert_eq!(bits[word], 0);
                     bits[word] = mask;
                 }
-                for bit in 0..140 {
+                for bit in 0..count {
                     let set = bits[bit / 64] >> (bit % 64) & 1 == 1;
                     assert_eq!(set, (start..end).contains(&bit));
                 }

@@ -141,6 +141,7 @@ impl EngineLane {
                 self.origin_changed(&record, force)?;
             }
         }
+        self.settle_origin(&origin).await?;
         // From now on the origin changes under our own hands.
         self.store
             .change_volumes(|volumes, _| {
@@ -172,6 +173,17 @@ impl EngineLane {
         tracing::warn!(volume = record.name, dropped = clean.len(), dirty, "the origin was changed behind the cache: clean blocks are dropped");
         for block in clean {
             store.forget(&space, block, |entry| !entry.dirty);
+        }
+        Ok(())
+    }
+
+    /// Makes durable what an earlier run may have left in the origin's write cache: whoever reads it
+    /// from now on may rely on it (invariant 6).
+    async fn settle_origin(&self, origin: &Arc<dyn Device>) -> Result<(), EngineError> {
+        let queue = self.context.open(origin)?;
+        if let Err(error) = queue.sync().await {
+            // Cached data is served all the same (invariant 16); the first flush tries again.
+            tracing::warn!(%error, "the origin cannot be synced");
         }
         Ok(())
     }

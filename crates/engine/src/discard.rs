@@ -1,8 +1,8 @@
 //! Discard and write zeroes: older data must never come back, also not after a crash.
 //!
-//! Both work on the origin first, make that durable, and only then forget the cached copies, also
-//! durably. A crash in between leaves the cached copy, which is the newest data; the other order
-//! could leave what the origin had before that.
+//! Clean copies are forgotten first, durably: until the origin changes it has the same data. Then
+//! the origin is zeroed, durably, and only then the dirty copies go, also durably: they are the
+//! newest data until the zeroes are there, and the origin has something older.
 
 use forebay_core::{IoError, OriginBlock, Slot};
 use forebay_device::{DeviceErrorKind, DeviceOp, IoBuf};
@@ -94,6 +94,8 @@ impl LaneVolume {
         let volume = &self.volume;
         let store = self.store.store();
         let range = volume.block_range(first).start..volume.block_range(OriginBlock(end.0 - 1)).end;
+        // No block may turn clean while the origin is changed under it.
+        let _marking = volume.marking.exclusive(0..1).await;
         let _range = volume.ranges.exclusive(range.clone()).await;
         // The copies that exist now; what is written from here on is newer.
         let copies: Vec<(OriginBlock, Slot)> = (first.0..end.0)
@@ -102,17 +104,22 @@ impl LaneVolume {
                 store.peek(&volume.space, block).map(|found| (block, found.entry.slot))
             })
             .collect();
+        for (block, slot) in &copies {
+            store.forget(&volume.space, *block, |entry| entry.slot == *slot && !entry.dirty);
+        }
+        // Barrier for invariants 6 and 21: clean copies do not come back over the zeroes.
+        self.store.settle_marks().await.map_err(|error| self.store_failed(&error))?;
         let done = self.origin.run(op(range.start, range.end - range.start)).await;
+        volume.origin_changed(range);
         match done.result {
-            Ok(()) => volume.origin_changed(),
+            Ok(()) => (),
             Err(error) if error.kind == DeviceErrorKind::NotSupported => return Ok(Zeroed::NotSupported),
             Err(error) => {
                 tracing::warn!(%error, volume = volume.name, "the origin cannot be zeroed");
-                volume.origin_changed();
                 return Err(IoError::Io);
             }
         }
-        // Barrier for invariant 21: the zeroes before the copies go.
+        // Barrier for invariant 21: the zeroes before the dirty copies go.
         self.sync_origin().await?;
         for (block, slot) in copies {
             if let Some(entry) = store.forget(&volume.space, block, |entry| entry.slot == slot)

@@ -58,11 +58,30 @@ pub struct LaneVolume {
 pub(crate) fn requests() -> Rc<dyn Start> {
     Rc::new(Requests {
         pool: Pool::default(),
-        make: |volume: Rc<LaneVolume>, request, sink: Rc<dyn CompletionSink>| async move {
+        make: |volume: Rc<LaneVolume>, request: Request, sink: Rc<dyn CompletionSink>| async move {
+            let promise = Promise { volume: &volume, tag: request.tag, sink: &*sink };
             let completion = volume.serve(request).await;
+            std::mem::forget(promise);
+            volume.request_ended();
             sink.complete(completion);
         },
     })
+}
+
+/// Every request ends, also one whose task panics (invariant 25).
+struct Promise<'a> {
+    volume: &'a LaneVolume,
+    tag: u64,
+    sink: &'a dyn CompletionSink,
+}
+
+impl Drop for Promise<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.volume.request_ended();
+            self.sink.complete(Completion { tag: self.tag, result: Err(IoError::Io), data: None });
+        }
+    }
 }
 
 impl LaneVolume {
@@ -150,7 +169,7 @@ impl LaneVolume {
         IoError::Io
     }
 
-    async fn serve(self: Rc<Self>, request: Request) -> Completion {
+    async fn serve(&self, request: Request) -> Completion {
         let started = self.now();
         let Request { tag, op, offset, len, fua, fast, data } = request;
         let write = matches!(op, Op::Write | Op::WriteZeroes | Op::Discard);
@@ -189,11 +208,15 @@ impl LaneVolume {
             bump(&stats.counters.errors, 1);
         }
         self.volume.last_foreground.store(now.0, Ordering::Relaxed);
-        stats.in_flight.store(stats.in_flight.load(Ordering::Relaxed) - 1, Ordering::SeqCst);
+        Completion { tag, result, data }
+    }
+
+    fn request_ended(&self) {
+        let in_flight = &self.stats().in_flight;
+        in_flight.store(in_flight.load(Ordering::Relaxed) - 1, Ordering::SeqCst);
         if self.volume.state() != VolumeState::Running {
             self.volume.progress.notify_all();
         }
-        Completion { tag, result, data }
     }
 
     /// Whether the latency of a request that is answered at once is to be measured.

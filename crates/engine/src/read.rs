@@ -396,7 +396,8 @@ impl LaneVolume {
             base = Some(cached);
         }
         let Some(condition) = condition else { return Ok(()) };
-        if read.is_empty() {
+        // A clean copy of what the origin could still lose would outlive it after a power cut.
+        if read.is_empty() || (!dirty && volume.is_unsynced(block)) {
             return Ok(());
         }
         let at = (byte(read.start) - span.start) as usize;

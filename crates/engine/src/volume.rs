@@ -1,6 +1,6 @@
 //! A volume: one origin, its settings and its state, shared by all lanes.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
@@ -78,8 +78,13 @@ pub struct Volume {
     pub(crate) draining: AtomicU64,
     /// Blocks that writes through the cache have put on the origin, which has not been synced.
     pub(crate) through: Mutex<Vec<(OriginBlock, Slot)>>,
+    /// Shared by writeback from its first write until the blocks are marked clean; held alone by
+    /// whoever changes the origin under a dirty block.
+    pub(crate) marking: Ranges,
     origin_writes: AtomicU64,
     origin_synced: AtomicU64,
+    /// Blocks that were changed on the origin since its last sync, and by which write.
+    unsynced: Mutex<HashMap<u64, u64>>,
     origin_sync_failed: AtomicBool,
     bad: Mutex<BTreeSet<OriginBlock>>,
     writeback_error: Mutex<Option<String>>,
@@ -122,7 +127,10 @@ impl Volume {
             progress: Notify::default(),
             draining: AtomicU64::new(0),
             through: Mutex::default(),
-            origin_writes: AtomicU64::new(0),
+            marking: Ranges::default(),
+            unsynced: Mutex::default(),
+            // What an earlier run has written may not be durable: the first flush syncs.
+            origin_writes: AtomicU64::new(1),
             origin_synced: AtomicU64::new(0),
             origin_sync_failed: AtomicBool::new(false),
             bad: Mutex::default(),
@@ -312,8 +320,19 @@ impl Volume {
     }
 
     /// Notes that an operation which goes to the origin alone has changed it.
-    pub(crate) fn origin_changed(&self) {
-        self.origin_writes.fetch_add(1, Ordering::SeqCst);
+    pub(crate) fn origin_changed(&self, range: Range<u64>) {
+        let number = self.origin_writes.fetch_add(1, Ordering::SeqCst) + 1;
+        let mut unsynced = self.unsynced.lock();
+        for block in self.blocks(range) {
+            unsynced.insert(block, number);
+        }
+    }
+
+    /// Whether the origin could still lose what it has of a block: then a copy of it must not
+    /// outlive it in the cache (invariant 12).
+    pub(crate) fn is_unsynced(&self, block: OriginBlock) -> bool {
+        // Before the first sync the writes of an earlier run are not known.
+        self.origin_synced.load(Ordering::SeqCst) == 0 || self.unsynced.lock().contains_key(&block.0)
     }
 
     /// What a sync that starts now will cover; `None` if everything is durable already.
@@ -324,6 +343,7 @@ impl Volume {
 
     pub(crate) fn origin_synced(&self, writes: u64) {
         self.origin_synced.fetch_max(writes, Ordering::SeqCst);
+        self.unsynced.lock().retain(|_, write| *write > writes);
     }
 
     /// After a failed sync of the origin nothing proves that earlier writes are there: flushes

@@ -275,7 +275,7 @@ impl LaneVolume {
         }
         let done = self.origin.run(DeviceOp::Write { offset, data: IoData::Owned(data) }).await;
         // Even a failed write may have changed something.
-        volume.origin_changed();
+        volume.origin_changed(offset..offset + len as u64);
         let data = done.buf.unwrap_or_else(|| IoBuf::zeroed(len));
         match done.result {
             Ok(()) => {
@@ -300,7 +300,7 @@ impl LaneVolume {
         let at = (offset - start) as usize;
         whole[at..at + data.len()].copy_from_slice(data);
         let written = self.origin.write(start, whole).await;
-        volume.origin_changed();
+        volume.origin_changed(start..end);
         bump(&self.stats().counters.origin_written_bytes, end - start);
         written.map(|_| ()).map_err(|error| {
             tracing::warn!(%error, volume = volume.name, "the origin cannot be written");

@@ -7,6 +7,7 @@ use clap::{Args, CommandFactory, Parser, Subcommand, ValueHint};
 use forebay_admin::VolumeName;
 use forebay_core::{BlockSize, Durability, Mode, ReplacementKind, parse_size};
 
+use crate::daemon::host::RawExport;
 use crate::daemon::nbd_address::NbdAddress;
 use crate::exit;
 
@@ -52,16 +53,15 @@ pub(crate) enum Verb {
     /// Stop serving a volume; its cache stays warm
     Stop(NameArgs),
     /// Serve a stopped volume again
-    Start(NameArgs),
+    Start(StartArgs),
     /// Remove a volume from its cache; dirty blocks are written to the origin first
     Delete(DeleteArgs),
     /// Verify a cache device that no daemon uses; changes nothing
-    Check(DeviceArgs),
+    Check(CheckArgs),
     /// Print what is on a cache device that no daemon uses; changes nothing
-    Dump(DeviceArgs),
-    /// Show what a cache does on modelled disks
-    #[command(hide = true)]
-    Demo,
+    Dump(DumpArgs),
+    /// Show on modelled disks what a cache does, and that a crash loses nothing
+    Demo(DemoArgs),
     /// Print a completion script for a shell
     Completions {
         /// The shell
@@ -88,9 +88,13 @@ pub(crate) struct DaemonArgs {
     #[arg(long, value_name = "PATH|HOST:PORT")]
     pub(crate) nbd: Vec<NbdAddress>,
 
-    /// Lanes, the threads that serve requests [default: one per processor, at most 8]
+    /// Lanes, the threads that serve requests [default: one per processor, at most 2]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256), allow_hyphen_values = true)]
     pub(crate) lanes: Option<u32>,
+
+    /// Serve a device as it is, without a cache, to compare with in benchmarks; repeatable
+    #[arg(long, value_name = "NAME=DEVICE", hide = true)]
+    pub(crate) export_raw: Vec<RawExport>,
 
     /// What to log: a level (error, warn, info, debug, trace) or a filter like
     /// info,forebay_engine=debug
@@ -187,6 +191,18 @@ pub(crate) struct NameArgs {
     pub(crate) name: VolumeName,
 }
 
+/// Arguments of `start`.
+#[derive(Debug, Args)]
+pub(crate) struct StartArgs {
+    /// The volume
+    pub(crate) name: VolumeName,
+
+    /// Go on although the cache has lost records, or its origin was changed elsewhere: newer
+    /// blocks that are in the cache win
+    #[arg(short = 'f', long)]
+    pub(crate) force: bool,
+}
+
 /// Arguments of `delete`.
 #[derive(Debug, Args)]
 pub(crate) struct DeleteArgs {
@@ -198,16 +214,52 @@ pub(crate) struct DeleteArgs {
     pub(crate) discard_dirty: bool,
 }
 
-/// Arguments of verbs that look at a device.
+/// Arguments of `check`.
 #[derive(Debug, Args)]
-pub(crate) struct DeviceArgs {
+pub(crate) struct CheckArgs {
     /// The cache device
     #[arg(value_hint = ValueHint::AnyPath)]
     pub(crate) device: String,
 
+    /// Verify the structures only, not the content of every block
+    #[arg(long)]
+    pub(crate) quick: bool,
+
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// Arguments of `dump`.
+#[derive(Debug, Args)]
+pub(crate) struct DumpArgs {
+    /// The cache device
+    #[arg(value_hint = ValueHint::AnyPath)]
+    pub(crate) device: String,
+
+    /// Print the header of every record in the log too
+    #[arg(long)]
+    pub(crate) records: bool,
+
+    /// Print every block in the headers too
+    #[arg(long)]
+    pub(crate) entries: bool,
+
+    /// Print JSON, one value per line
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Arguments of `demo`.
+#[derive(Debug, Args)]
+pub(crate) struct DemoArgs {
+    /// Where its files go; they are removed at the end [default: the directory for temporary files]
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub(crate) dir: Option<PathBuf>,
+
+    /// A third of the time, with less exact numbers
+    #[arg(long)]
+    pub(crate) quick: bool,
 }
 
 fn size(text: &str) -> Result<u64, String> {

@@ -1,7 +1,9 @@
 //! Tasks and their wake-ups.
 
+use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -121,6 +123,7 @@ pub struct Lane {
     live: Cell<usize>,
     timers: RefCell<Timers>,
     batch: RefCell<Vec<u32>>,
+    panics: Cell<usize>,
 }
 
 impl Lane {
@@ -142,6 +145,7 @@ impl Lane {
             live: Cell::new(0),
             timers: RefCell::default(),
             batch: RefCell::default(),
+            panics: Cell::new(0),
         })
     }
 
@@ -158,6 +162,11 @@ impl Lane {
     /// This lane's clock.
     pub fn clock(&self) -> &Arc<dyn Clock> {
         &self.clock
+    }
+
+    /// Tasks that have ended with a panic.
+    pub fn panics(&self) -> usize {
+        self.panics.get()
     }
 
     /// A handle with which other threads reach this lane.
@@ -243,7 +252,13 @@ impl Lane {
             task.body.take().map(|body| (body, task.std_waker.clone()))
         };
         let Some((mut body, waker)) = taken else { return };
-        let ended = body.poll(&mut Context::from_waker(&waker));
+        // One request's panic must not take the others with it.
+        let polled = catch_unwind(AssertUnwindSafe(|| body.poll(&mut Context::from_waker(&waker))));
+        let ended = polled.unwrap_or_else(|payload| {
+            tracing::error!(lane = self.id.0, what = panic_message(&*payload), "a task panicked");
+            self.panics.set(self.panics.get() + 1);
+            true
+        });
         if ended {
             drop(body);
             self.live.set(self.live.get() - 1);
@@ -300,6 +315,15 @@ impl Lane {
         self.live.set(0);
         drop(tasks);
     }
+}
+
+/// What a panic said.
+pub(crate) fn panic_message(payload: &(dyn Any + Send)) -> &str {
+    payload
+        .downcast_ref::<&str>()
+        .copied()
+        .or_else(|| payload.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("no message")
 }
 
 /// A lane as other threads see it.
@@ -386,6 +410,21 @@ mod tests {
             while lane.run_ready() {}
         }
         assert_eq!(pool.free.borrow().len(), 1);
+    }
+
+    #[test]
+    fn a_panic_ends_one_task_only() {
+        let (lane, _) = lane();
+        let count = Rc::new(Cell::new(0));
+        for number in 0..5 {
+            let count = count.clone();
+            lane.spawn(async move {
+                assert!(number != 2, "this one fails");
+                count.set(count.get() + 1);
+            });
+        }
+        while lane.run_ready() {}
+        assert_eq!((count.get(), lane.panics(), lane.live_tasks()), (4, 1, 0));
     }
 
     #[test]

@@ -31,8 +31,12 @@ impl Gate {
 
     /// Enters if nobody is inside.
     pub fn try_enter(&self) -> Option<GateGuard<'_>> {
-        let entered = !self.busy.swap(true, Ordering::AcqRel);
-        entered.then_some(GateGuard { gate: self })
+        // The guard must not even exist for a moment if somebody else is inside: it opens the gate
+        // when it is dropped.
+        if self.busy.swap(true, Ordering::AcqRel) {
+            return None;
+        }
+        Some(GateGuard { gate: self })
     }
 }
 
@@ -105,4 +109,19 @@ pub async fn join_all<F: Future>(futures: impl IntoIterator<Item = F>) -> Vec<F:
             Slot::Running(_) => None,
         })
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_is_inside_and_trying_does_not_let_others_in() {
+        let gate = Gate::default();
+        let guard = gate.try_enter().expect("nobody is inside");
+        assert!(gate.try_enter().is_none());
+        assert!(gate.try_enter().is_none());
+        drop(guard);
+        assert!(gate.try_enter().is_some());
+    }
 }

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use forebay_core::{Clock, Nanos};
 use forebay_device::{Device, DeviceError, DeviceQueue, Queue, QueueContext, Ring};
 
-use crate::executor::{Lane, LaneId, LaneRemote};
+use crate::executor::{Lane, LaneId, LaneRemote, panic_message};
 
 /// Rounds of tasks before devices are looked at again, so that tasks that wake each other cannot
 /// keep a lane from its devices.
@@ -36,7 +36,6 @@ impl MonotonicClock {
 }
 
 impl Clock for MonotonicClock {
-    #[expect(clippy::disallowed_methods, reason = "this is where the time comes from")]
     fn now(&self) -> Nanos {
         Nanos(u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX))
     }
@@ -112,13 +111,10 @@ impl LaneLoop {
             match catch_unwind(AssertUnwindSafe(|| self.lane.run_ready())) {
                 Ok(true) => {}
                 Ok(false) => return round > 0,
+                // Panics of tasks are caught by the lane itself; this one was in a job.
                 Err(payload) => {
-                    let what = payload
-                        .downcast_ref::<&str>()
-                        .copied()
-                        .or_else(|| payload.downcast_ref::<String>().map(String::as_str))
-                        .unwrap_or("no message");
-                    tracing::error!(lane = self.lane.id().0, what, "a task panicked");
+                    let what = panic_message(&*payload);
+                    tracing::error!(lane = self.lane.id().0, what, "a job panicked");
                 }
             }
         }

@@ -88,11 +88,7 @@ impl Args {
 
     /// How each seed is run.
     pub fn run_options(&self) -> RunOptions {
-        RunOptions {
-            print: self.trace,
-            discards_zero: self.discards_zero,
-            weather: self.weather,
-        }
+        RunOptions { print: self.trace, discards_zero: self.discards_zero, weather: self.weather }
     }
 
     /// What a replay of a seed needs besides its number.
@@ -110,7 +106,10 @@ impl Args {
         let known = Choice::planted();
         known.iter().find(|choice| choice.name() == *name).copied().ok_or_else(|| {
             let names: Vec<_> = known.iter().map(Choice::name).collect();
-            format!("'{name}' is not a planted bug of this build; choose one of {}", names.join(", "))
+            format!(
+                "'{name}' is not a planted bug of this build; choose one of {}",
+                names.join(", ")
+            )
         })
     }
 }

@@ -9,7 +9,7 @@ use forebay_engine::{EngineLane, LaneContext, Target, VolumeSettings, VolumeSpec
 use forebay_format::Uuid;
 use forebay_store::{FormatOptions, PlantedBug, StoreOptions, format};
 
-use crate::disk::DiskHandle;
+use crate::queue::DiskHandle;
 use crate::subject::{Admin, Instance, LocalFuture, Machine, Subject};
 
 /// The engine, perhaps with a planted bug.
@@ -39,8 +39,7 @@ fn origin(machine: &Machine, volume: u16) -> Result<Arc<dyn Device>, String> {
 fn settings(machine: &Machine, volume: u16) -> VolumeSettings {
     let setup = &machine.setup;
     let mut rng = fastrand::Rng::with_seed(setup.seed ^ u64::from(volume));
-    let (mode, durability) =
-        setup.volumes.get(usize::from(volume)).copied().unwrap_or_default();
+    let (mode, durability) = setup.volumes.get(usize::from(volume)).copied().unwrap_or_default();
     let mut settings = VolumeSettings {
         mode,
         durability,
@@ -82,7 +81,7 @@ impl Subject for Engine {
             let options = FormatOptions {
                 block: machine.setup.block_size,
                 segment_bytes: Some(machine.setup.segment_size),
-                uuid: Uuid::from_u128(u128::from(machine.setup.seed) << 64 | 1),
+                uuid: Uuid::from_u128((u128::from(machine.setup.seed) << 64) | 1),
             };
             format(&device, &queue, &options).await.map_err(|error| error.to_string())
         })
@@ -106,7 +105,9 @@ impl Subject for Engine {
                     let spec = VolumeSpec {
                         name,
                         origin: origin.name().to_owned(),
-                        uuid: Uuid::from_u128(u128::from(machine.setup.seed) << 64 | 2 + u128::from(volume)),
+                        uuid: Uuid::from_u128(
+                            (u128::from(machine.setup.seed) << 64) | (2 + u128::from(volume)),
+                        ),
                         alignment: 0,
                         settings: settings(&machine, volume),
                     };

@@ -7,7 +7,7 @@
 //!
 //! - [`run`]: the life of one world; [`world`]: what it consists of; [`profile`]: what a seed makes
 //!   of it; `schedule`: what happens next
-//! - [`disk`] over [`image`], with [`faults`]: disks that reorder, forget, tear and fail
+//! - [`disk`] over [`image`], with [`queue`], `effect` and [`faults`]: disks that reorder, forget, tear and fail
 //! - [`oracle`] over [`history`], with [`stamp`]: what may be read where
 //! - [`clients`]: who asks; [`subject`]: who is asked, which is [`engine`] or [`toy`], the simplest
 //!   system that is right
@@ -18,12 +18,14 @@
 pub mod clients;
 pub mod clock;
 pub mod disk;
+mod effect;
 pub mod engine;
 pub mod faults;
 pub mod history;
 pub mod image;
 pub mod oracle;
 pub mod profile;
+pub mod queue;
 pub mod report;
 pub mod run;
 pub mod runner;

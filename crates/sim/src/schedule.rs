@@ -177,6 +177,10 @@ impl World<'_> {
                             &[u64::from(result.is_ok())],
                             format_args!("{action:?}: {result:?}"),
                         );
+                        if result.is_err() && matches!(action, Admin::Restart(_)) {
+                            // Without the volume nothing can go on; the operator gives up.
+                            self.shared.stop();
+                        }
                         self.judge_admin(action, result)?;
                     }
                 }

@@ -12,7 +12,7 @@ use forebay_device::{Device, DeviceOp, IoBuf, Queue, QueueContext};
 use forebay_engine::{Completion, CompletionSink, Extent, Request, Target};
 use forebay_lane::Lane;
 
-use crate::disk::DiskHandle;
+use crate::queue::DiskHandle;
 use crate::subject::{Admin, Instance, LocalFuture, Machine, Subject};
 
 /// A mistake that can be switched on.

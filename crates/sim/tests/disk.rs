@@ -6,9 +6,10 @@ use std::sync::Arc;
 use forebay_core::{Clock, Nanos};
 use forebay_device::{Device, DeviceOp, IoBuf, Queue, QueueContext};
 use forebay_lane::{Lane, LaneId};
-use forebay_sim::disk::{DiskHandle, DiskSpec, SimDisk};
+use forebay_sim::disk::{DiskSpec, SimDisk};
 use forebay_sim::faults::{FaultPlan, Latency};
 use forebay_sim::image::PowerCut;
+use forebay_sim::queue::DiskHandle;
 use forebay_sim::shared::Shared;
 use forebay_sim::stamp::{self, Place, SECTOR};
 

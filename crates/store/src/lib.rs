@@ -8,9 +8,11 @@
 //! - [`segments`]: which part of the device is in use
 //! - [`checkpoint`]: the image of the index from which recovery starts
 //! - [`meta`]: superblock and volume table
+//! - [`check`]: verifying a cache device without writing to it
 #![forbid(unsafe_code)]
 
 mod appender;
+pub mod check;
 pub mod checkpoint;
 pub mod error;
 pub mod format;

@@ -10,7 +10,8 @@
 //!    leaves what there was before (invariant 7).
 //!
 //! Of the records that were not yet durable when the last header was written, payloads are
-//! verified, and a record that is torn is dropped whole (invariant 4). Of those that were durable
+//! verified: a block whose payload did not reach the device is dropped whole, and a record whose
+//! header did not is dropped with all of its blocks (invariant 4). Of those that were durable
 //! none may be missing: numbers are dense.
 
 use std::cell::RefCell;
@@ -55,7 +56,7 @@ pub struct RecoveryReport {
     pub dirty: u64,
     /// Records that were replayed.
     pub records: u64,
-    /// Records that were torn and dropped.
+    /// Records of which something had not reached the device.
     pub torn: u64,
     /// Bytes that were read.
     pub bytes_read: u64,
@@ -69,7 +70,7 @@ pub struct Roots {
     pub volumes: Vec<VolumeRecord>,
 }
 
-fn refused(device: &Arc<dyn Device>, what: impl std::fmt::Display) -> StoreError {
+pub(crate) fn refused(device: &Arc<dyn Device>, what: impl std::fmt::Display) -> StoreError {
     StoreError::Refused(format!("{}: {what}", device.name()))
 }
 

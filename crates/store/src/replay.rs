@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use forebay_core::{Generation, RecordNumber, SegmentId, Slot};
 use forebay_device::{IoBuf, Queue};
-use forebay_format::{Body, Geometry, MarkKind, PAGE, RecordHeader, Uuid, record};
+use forebay_format::{Body, DataEntry, Geometry, MarkKind, PAGE, RecordHeader, Uuid, record};
 use forebay_lane::{Lane, concurrently};
 
 use crate::error::StoreError;
@@ -130,12 +130,8 @@ impl Replay {
                 let (queue, replay, failure) = (queue.clone(), replay.clone(), failure.clone());
                 async move {
                     match verify(&queue, &replay, &header).await {
-                        Ok(true) => (),
-                        Ok(false) => {
-                            let mut replay = replay.borrow_mut();
-                            replay.torn += 1;
-                            replay.found.remove(&header.number.0);
-                        }
+                        Ok(bad) if bad.is_empty() => (),
+                        Ok(bad) => replay.borrow_mut().drop_cells(&header, &bad),
                         Err(error) => {
                             failure.borrow_mut().get_or_insert(error);
                         }
@@ -147,6 +143,19 @@ impl Replay {
         match failure.take() {
             Some(error) => Err(error),
             None => Ok(()),
+        }
+    }
+
+    /// Drops the blocks of a record whose payload did not reach the device.
+    fn drop_cells(&mut self, header: &RecordHeader, bad: &[usize]) {
+        self.torn += 1;
+        let block = self.geometry.block;
+        if let Some(found) = self.found.get_mut(&header.number.0)
+            && let Body::Data(entries) = &mut found.body
+        {
+            for number in bad {
+                entries[*number] = DataEntry::void(block);
+            }
         }
     }
 
@@ -327,13 +336,13 @@ fn page_u64() -> u64 {
     PAGE as u64
 }
 
-/// Whether every payload of a record is what its header says.
+/// The cells of a record whose payload is not what the header says.
 async fn verify(
     queue: &Queue,
     replay: &Rc<RefCell<Replay>>,
     header: &RecordHeader,
-) -> Result<bool, StoreError> {
-    let Body::Data(entries) = &header.body else { return Ok(true) };
+) -> Result<Vec<usize>, StoreError> {
+    let Body::Data(entries) = &header.body else { return Ok(Vec::new()) };
     let (offset, block) = {
         let replay = replay.borrow();
         let first = header.cell(&replay.geometry, 0);
@@ -342,15 +351,14 @@ async fn verify(
     let payload = queue.read(offset, IoBuf::for_overwrite(entries.len() * block)).await?;
     let mut replay = replay.borrow_mut();
     replay.bytes_read += payload.len() as u64;
-    Ok(entries.iter().zip(payload.chunks_exact(block)).all(|(entry, payload)| {
-        if entry.void {
-            return true;
-        }
+    let good = |entry: &DataEntry, payload: &[u8]| {
         let check = if replay.unbound {
             forebay_format::crc32c(payload)
         } else {
             forebay_format::payload_check(&replay.cache, entry.volume, entry.block, payload)
         };
-        check == entry.check
-    }))
+        entry.void || check == entry.check
+    };
+    let cells = entries.iter().zip(payload.chunks_exact(block)).enumerate();
+    Ok(cells.filter(|(_, (entry, payload))| !good(entry, payload)).map(|(number, _)| number).collect())
 }

@@ -1,11 +1,11 @@
 //! Reclaim: room in the log. The policy names a segment; its clean blocks are evicted or carried
 //! on, its dirty ones written back or carried on, and then it drains (see `store::segments`).
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
-use forebay_core::{OriginBlock, SegmentId, Slot, VolumeId};
+use forebay_core::{Nanos, OriginBlock, SegmentId, Slot, VolumeId};
 use forebay_device::IoBuf;
 use forebay_format::{Body, PAGE, record};
 use forebay_lane::join_all;
@@ -23,6 +23,9 @@ const CARRY_ON_LIVE: u32 = 50;
 /// Blocks that are carried on side by side.
 const CARRIED_TOGETHER: usize = 32;
 
+/// A segment that could not be emptied is left alone for so long.
+const STUCK_FOR: Duration = Duration::from_secs(1);
+
 /// A live block of a segment that is reclaimed.
 struct Live {
     block: OriginBlock,
@@ -36,6 +39,7 @@ pub(crate) async fn run(engine: Rc<EngineLane>) {
     let store = engine.cache.store.clone();
     let mut budget = ReinsertBudget::new(store.capacity_blocks());
     let mut appended = 0;
+    let mut stuck = BTreeMap::new();
     while !engine.cache.is_stopping() {
         let wanted = store.space_wanted.listen();
         let now = store.counters.payload_bytes.load(std::sync::atomic::Ordering::Relaxed)
@@ -48,7 +52,7 @@ pub(crate) async fn run(engine: Rc<EngineLane>) {
             either(wanted, engine.lane.sleep(Duration::from_millis(100))).await;
             continue;
         }
-        if engine.reclaim_one(&mut budget).await {
+        if engine.reclaim_one(&mut budget, &mut stuck).await {
             // Enough is on its way: make it usable before taking more.
             let draining = store.segments.draining_count();
             if store.segments.free_count() <= store.reserved_segments() || draining >= engine.free_target() {
@@ -86,13 +90,20 @@ impl EngineLane {
     }
 
     /// Empties one segment. `false`: there is none to take.
-    async fn reclaim_one(self: &Rc<Self>, budget: &mut ReinsertBudget) -> bool {
+    async fn reclaim_one(
+        self: &Rc<Self>,
+        budget: &mut ReinsertBudget,
+        stuck: &mut BTreeMap<SegmentId, Nanos>,
+    ) -> bool {
         let store = &self.cache.store;
+        let now = self.lane.now();
+        stuck.retain(|_, since| now.since(*since) < STUCK_FOR);
         let mut closed = Vec::new();
         store.segments.closed(&mut closed);
         let capacity = store.cells_per_segment() as u32;
         let candidates: Vec<SegmentInfo> = closed
             .iter()
+            .filter(|segment| !stuck.contains_key(&segment.id))
             .map(|segment| SegmentInfo {
                 id: segment.id,
                 capacity_blocks: capacity,
@@ -117,8 +128,8 @@ impl EngineLane {
         // From here on nothing points into the segment; what took it out is in the next round.
         let (round, _) = store.rounds();
         if !store.segments.end_reclaim(victim, round) {
-            // Its dirty blocks could not be written back; others may do better.
-            self.lane.sleep(Duration::from_millis(5)).await;
+            // Its dirty blocks could not be written back, or not be read: others may do better.
+            stuck.insert(victim, now);
         }
         true
     }
@@ -206,9 +217,9 @@ impl EngineLane {
 
     /// The live blocks of a segment, by volume, from its record headers; where one cannot be
     /// read, from the index.
-    async fn live_blocks(&self, segment: SegmentId) -> HashMap<VolumeId, Vec<Live>> {
+    async fn live_blocks(&self, segment: SegmentId) -> BTreeMap<VolumeId, Vec<Live>> {
         let store = &self.cache.store;
-        let mut live: HashMap<VolumeId, Vec<Live>> = HashMap::new();
+        let mut live: BTreeMap<VolumeId, Vec<Live>> = BTreeMap::new();
         let mut count = 0;
         let geometry = store.geometry();
         let end = u64::from(store.segments.position(segment)) * geometry.granule();

@@ -24,6 +24,14 @@ pub(crate) async fn run(engine: Rc<EngineLane>) {
             continue;
         }
         refresh_ages(&engine);
+        for volume in cache.volumes() {
+            // What went round the cache may be cached again once the origin cannot lose it.
+            if volume.origin_unsynced().is_some()
+                && let Some(view) = engine.lane_volume(volume.id)
+            {
+                let _ = view.sync_origin().await;
+            }
+        }
         if !store.all_durable()
             && let Err(error) = engine.store.commit().await
         {

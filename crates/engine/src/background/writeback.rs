@@ -20,6 +20,9 @@ use crate::volume::VolumeState;
 /// The most blocks that are collected and sorted together.
 const WINDOW_BLOCKS: u32 = 16384;
 
+/// Blocks between two syncs of the origin. A discard may have to wait for as many.
+const BATCH_BLOCKS: usize = 4096;
+
 /// Waits this long after a failure, doubled each time up to [`LONGEST_RETRY`].
 const FIRST_RETRY: Duration = Duration::from_millis(100);
 const LONGEST_RETRY: Duration = Duration::from_secs(10);
@@ -143,11 +146,19 @@ impl LaneVolume {
     /// # Errors
     /// What failed first, in words; what could not be written stays dirty.
     pub(crate) async fn write_back(self: &Rc<Self>, blocks: &[OriginBlock]) -> Result<(), String> {
+        for batch in blocks.chunks(BATCH_BLOCKS) {
+            self.write_back_batch(batch).await?;
+        }
+        Ok(())
+    }
+
+    async fn write_back_batch(self: &Rc<Self>, blocks: &[OriginBlock]) -> Result<(), String> {
         let settings = self.volume.settings().writeback;
         let runs: Vec<Vec<OriginBlock>> =
             merge_runs(blocks, self.volume.block, settings.merge_bytes)
                 .map(|run| blocks[run].to_vec())
                 .collect();
+        let _marking = self.volume.marking.shared(0..1).await;
         let outcome = Rc::new(RefCell::new(Outcome::default()));
         let work = {
             let (this, outcome) = (self.clone(), outcome.clone());

@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use forebay_admin::{
     API_VERSION, ApiError, DeleteRequest, ErrorKind, OperationId, OperationState, SetRequest,
-    VolumeList, VolumeName, VolumeReport, knobs,
+    StartRequest, VolumeList, VolumeName, VolumeReport, knobs,
 };
 use serde::de::DeserializeOwned;
 
@@ -59,7 +59,10 @@ fn route(volumes: &Arc<Volumes>, request: &HttpRequest) -> Result<HttpAnswer, Ap
                 "set" => begun(volumes, volumes.set(&name, body::<SetRequest>(request)?)),
                 "flush" => begun(volumes, no_body(request).and_then(|()| volumes.flush(&name))),
                 "stop" => begun(volumes, no_body(request).and_then(|()| volumes.stop(&name))),
-                "start" => begun(volumes, no_body(request).and_then(|()| volumes.start(&name))),
+                "start" => {
+                    let StartRequest { force } = body_or_nothing(request)?;
+                    begun(volumes, volumes.start(&name, force))
+                }
                 "delete" => {
                     let DeleteRequest { discard_dirty } = body(request)?;
                     begun(volumes, volumes.delete(&name, discard_dirty))
@@ -97,6 +100,11 @@ fn body<T: DeserializeOwned>(request: &HttpRequest) -> Result<T, ApiError> {
     }
     serde_json::from_slice(&request.body)
         .map_err(|error| ApiError::new(ErrorKind::Invalid, format!("body: {error}")))
+}
+
+/// An empty body means an object without fields.
+fn body_or_nothing<T: DeserializeOwned + Default>(request: &HttpRequest) -> Result<T, ApiError> {
+    if request.body.is_empty() { Ok(T::default()) } else { body(request) }
 }
 
 /// An empty body, or an empty object for clients that always send JSON.

@@ -24,6 +24,19 @@ pub(crate) struct Definition {
     pub(crate) settings: Settings,
 }
 
+/// What is to become of a cache that is on the cache device of a new volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Existing {
+    /// It belongs to other volumes of this daemon: the new one joins them. It is an error if there
+    /// is none.
+    Join,
+    /// It is used if it is empty; a cache with volumes is
+    /// [`forebay_admin::ErrorKind::DataAtRisk`].
+    Spare,
+    /// The operator wants the device overwritten, whatever is on it.
+    Overwrite,
+}
+
 /// The data path, as the daemon sees it.
 ///
 /// Every method that takes a [`Work`] may take long. It runs on a thread of its own, reports its
@@ -34,16 +47,24 @@ pub(crate) trait Host: Send + Sync {
     /// Lanes at work.
     fn lanes(&self) -> u32;
 
-    /// Formats the cache device (or adds to it, if it is a cache of this daemon already), and
-    /// serves the volume. `force` permits overwriting what is on the cache device; a cache that
-    /// holds dirty blocks is [`forebay_admin::ErrorKind::DataAtRisk`] without it.
-    fn create(&self, volume: &Definition, force: bool, work: &Work) -> Result<(), ApiError>;
+    /// Formats the cache device, or adds to the cache that is there, as `existing` says, and
+    /// serves the volume.
+    fn create(
+        &self,
+        volume: &Definition,
+        existing: Existing,
+        work: &Work,
+    ) -> Result<(), ApiError>;
 
-    /// Recovers the cache device and serves the volume with the settings in its definition.
-    fn start(&self, volume: &Definition, work: &Work) -> Result<(), ApiError>;
+    /// Recovers the cache device and serves the volume with the settings in its definition. With
+    /// `force` it goes on although the log has lost records, or the origin was changed while the
+    /// cache had newer blocks: those win.
+    fn start(&self, volume: &Definition, force: bool, work: &Work) -> Result<(), ApiError>;
 
     /// Stops serving a volume in order: what was acknowledged is durable on the cache device, dirty
-    /// blocks stay dirty. An error means that it is not served any more, but did not end clean.
+    /// blocks stay dirty. What a cache in RAM has is written to the origin first, and the volume
+    /// goes on if that fails. Any other error means that it is not served any more, but did not end
+    /// clean.
     fn stop(&self, name: &VolumeName, work: &Work) -> Result<(), ApiError>;
 
     /// Changes settings of a volume that is served. Leaving writeback writes all dirty blocks to

@@ -40,7 +40,7 @@ use state::State;
 use volumes::Volumes;
 
 /// Most lanes that are used unless the operator asks for more.
-const MAX_DEFAULT_LANES: usize = 8;
+const MAX_DEFAULT_LANES: usize = 2;
 
 /// How the daemon is to run.
 pub(crate) struct Options {
@@ -52,6 +52,8 @@ pub(crate) struct Options {
     pub(crate) state_dir: PathBuf,
     /// Where NBD is served; beside the admin socket if empty.
     pub(crate) nbd: Vec<NbdAddress>,
+    /// Devices that are served without a cache.
+    pub(crate) raw: Vec<host::RawExport>,
     /// Lanes, from 1.
     pub(crate) lanes: Option<u32>,
 }
@@ -79,7 +81,7 @@ pub(crate) fn run(options: Options) -> Result<(), ApiError> {
     let state = State::open(&options.state_dir)?;
     let socket = ClaimedSocket::claim("--socket", &options.socket, 0o600)?;
     let lanes = options.lanes.unwrap_or_else(default_lanes);
-    let host = host::open(lanes, &nbd)?;
+    let host = host::open(lanes, &nbd, &options.raw)?;
     for address in nbd.iter().filter(|address| !address.is_local()) {
         tracing::warn!(%address, "NBD has no authentication: whoever reaches this address has the data");
     }

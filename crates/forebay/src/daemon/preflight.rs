@@ -55,6 +55,14 @@ fn overlap(new: Option<&Place>, field: &str, old: &str) -> bool {
     }
 }
 
+/// Whether two volumes have the same cache device.
+pub(crate) fn same_cache(one: &Definition, other: &Definition) -> bool {
+    match place("cache", &one.cache) {
+        Ok(place) => overlap(place.as_ref(), "cache", &other.cache),
+        Err(_) => false,
+    }
+}
+
 /// Checks the devices of a new volume against each other and against those of `others`, and
 /// the cache device for what is on it. Reads only.
 ///

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use forebay_admin::{ApiError, ErrorKind, Settings, Unit, VolumeName, VolumeReport, VolumeState};
 
-use super::host_api::{Definition, Host};
+use super::host_api::{Definition, Existing, Host};
 use super::operations::Work;
 
 /// A directory that is removed with all it holds.
@@ -67,15 +67,26 @@ impl Host for FakeHost {
         1
     }
 
-    fn create(&self, volume: &Definition, force: bool, work: &Work) -> Result<(), ApiError> {
-        self.ask(format!("create {}{}", volume.name, if force { " force" } else { "" }), work)?;
+    fn create(
+        &self,
+        volume: &Definition,
+        existing: Existing,
+        work: &Work,
+    ) -> Result<(), ApiError> {
+        let how = match existing {
+            Existing::Spare => "",
+            Existing::Join => " join",
+            Existing::Overwrite => " force",
+        };
+        self.ask(format!("create {}{how}", volume.name), work)?;
         let mut running = self.running.lock().expect("not poisoned");
         running.insert(volume.name.clone(), volume.settings.clone());
         Ok(())
     }
 
-    fn start(&self, volume: &Definition, work: &Work) -> Result<(), ApiError> {
-        self.ask(format!("start {}", volume.name), work)?;
+    fn start(&self, volume: &Definition, force: bool, work: &Work) -> Result<(), ApiError> {
+        let how = if force { " force" } else { "" };
+        self.ask(format!("start {}{how}", volume.name), work)?;
         let mut running = self.running.lock().expect("not poisoned");
         running.insert(volume.name.clone(), volume.settings.clone());
         Ok(())

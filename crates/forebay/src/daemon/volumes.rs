@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use forebay_admin::report::DaemonReport;
 use forebay_admin::{
-    ApiError, CreateRequest, ErrorKind, OperationId, OperationState, SetRequest, VolumeName,
+    ApiError, CreateRequest, ErrorKind, OperationId, OperationState, SetRequest, Settings,
+    VolumeName,
     VolumeReport, VolumeState,
 };
 
-use super::host_api::{Definition, Host};
+use super::host_api::{Definition, Existing, Host};
 use super::nbd_address::NbdAddress;
 use super::operations::{Operations, Work};
 use super::preflight;
@@ -113,7 +114,7 @@ impl Volumes {
         self.operations.start("create", &name, move |work| this.create_now(volume, force, work))
     }
 
-    fn create_now(&self, volume: Definition, force: bool, work: &Work) -> Result<(), ApiError> {
+    fn create_now(&self, mut volume: Definition, force: bool, work: &Work) -> Result<(), ApiError> {
         let name = volume.name.clone();
         let others: Vec<Definition> =
             self.state.volumes().into_iter().map(|entry| entry.volume).collect();
@@ -122,7 +123,20 @@ impl Volumes {
             return Err(ApiError::new(ErrorKind::Refused, message).about("name"));
         }
         preflight::check_devices(&volume, &others, force)?;
-        self.host.create(&volume, force, work)?;
+        let existing = match others.iter().find(|other| preflight::same_cache(&volume, other)) {
+            // Whatever force is meant for, it is not the data of other volumes.
+            Some(other) => {
+                // They share it. Who comes later does not change it unless that is asked for.
+                if volume.settings.policy == Settings::default().policy {
+                    volume.settings.policy = other.settings.policy;
+                }
+                Existing::Join
+            }
+            None if force => Existing::Overwrite,
+            None => Existing::Spare,
+        };
+        self.host.create(&volume, existing, work)?;
+        self.share_policy(&volume)?;
         self.state.put(Remembered { volume, started: true }).inspect_err(|_| {
             // What would not come back after a restart must not look as if it would.
             if let Err(error) = self.host.stop(&name, &Work::default()) {
@@ -163,8 +177,24 @@ impl Volumes {
             if this.host.report(&entry.volume.name).is_some() {
                 this.host.set(&entry.volume.name, &entry.volume.settings, work)?;
             }
+            this.share_policy(&entry.volume)?;
             this.state.put(entry)
         })
+    }
+
+    /// Remembers the replacement policy of a volume for all that have the same cache.
+    fn share_policy(&self, volume: &Definition) -> Result<(), ApiError> {
+        for mut other in self.state.volumes() {
+            let settings = &mut other.volume.settings;
+            if settings.policy != volume.settings.policy
+                && other.volume.name != volume.name
+                && preflight::same_cache(volume, &other.volume)
+            {
+                other.volume.settings.policy = volume.settings.policy;
+                self.state.put(other)?;
+            }
+        }
+        Ok(())
     }
 
     /// Writes dirty blocks to the origin.
@@ -204,16 +234,20 @@ impl Volumes {
         })
     }
 
-    /// Serves a volume; one that is served stays so.
+    /// Serves a volume; one that is served stays so. For `force` see [`Host::start`].
     ///
     /// # Errors
     /// When there is no such volume or it is busy.
-    pub(crate) fn start(self: &Arc<Self>, name: &VolumeName) -> Result<OperationId, ApiError> {
-        self.operate("start", name, |this, mut entry, work| {
+    pub(crate) fn start(
+        self: &Arc<Self>,
+        name: &VolumeName,
+        force: bool,
+    ) -> Result<OperationId, ApiError> {
+        self.operate("start", name, move |this, mut entry, work| {
             if this.host.report(&entry.volume.name).is_some() {
                 return Ok(());
             }
-            let started = this.host.start(&entry.volume, work);
+            let started = this.host.start(&entry.volume, force, work);
             if entry.started {
                 this.note_failure(&entry.volume.name, started.as_ref().err());
             }
@@ -263,7 +297,7 @@ impl Volumes {
             if stop.is_asked() {
                 break;
             }
-            let ended = self.start(name).map(|id| self.operations.wait(id, None));
+            let ended = self.start(name, false).map(|id| self.operations.wait(id, None));
             match ended {
                 Ok(Some(operation)) if operation.state == OperationState::Done => served += 1,
                 Ok(_) => {}

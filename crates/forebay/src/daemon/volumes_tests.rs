@@ -187,14 +187,14 @@ fn verbs_are_about_volumes_that_are_there() {
     for result in [
         daemon.volumes.flush(&absent),
         daemon.volumes.stop(&absent),
-        daemon.volumes.start(&absent),
+        daemon.volumes.start(&absent, false),
         daemon.volumes.delete(&absent, true),
         daemon.volumes.set(&absent, SetRequest::default()),
     ] {
         assert_eq!(result.expect_err("absent").kind, ErrorKind::NotFound);
     }
     daemon.create("a", "origin").expect("good");
-    daemon.end(daemon.volumes.start(&name("a"))).expect("it is running");
+    daemon.end(daemon.volumes.start(&name("a"), false)).expect("it is running");
     daemon.end(daemon.volumes.stop(&name("a"))).expect("good");
     daemon.end(daemon.volumes.stop(&name("a"))).expect("it is stopped");
     let refused = daemon.end(daemon.volumes.flush(&name("a"))).expect_err("stopped");
@@ -217,7 +217,7 @@ fn a_stop_does_not_wait_for_a_flush_that_never_ends() {
     daemon.create("a", "origin").expect("good");
     daemon.fail("hang flush a");
     let flush = daemon.volumes.flush(&name("a")).expect("free");
-    let busy = daemon.volumes.start(&name("a")).expect_err("busy");
+    let busy = daemon.volumes.start(&name("a"), false).expect_err("busy");
     assert_eq!(busy.kind, ErrorKind::Busy);
     daemon.end(daemon.volumes.stop(&name("a"))).expect("the flush gives up");
     let flush = daemon.volumes.operations().wait(flush, None).expect("known");

@@ -23,9 +23,14 @@ const POLL: Duration = Duration::from_millis(100);
 const LINE: Duration = Duration::from_secs(5);
 
 /// Where progress is shown.
-enum Display {
+pub(crate) enum Display {
+    /// On a terminal.
     Bar(ProgressBar),
-    Lines { next: Instant },
+    /// Elsewhere; the next line is due then.
+    Lines {
+        /// When.
+        next: Instant,
+    },
 }
 
 /// Shows an operation until it has ended.
@@ -39,7 +44,8 @@ pub(crate) fn follow(client: &Client, begun: Operation, label: &str) -> Outcome 
         let mut asked = false;
         let mut display = Display::new(label);
         while operation.state == OperationState::Running {
-            display.show(label, &operation);
+            let elapsed = Duration::from_millis(operation.elapsed_ms);
+            display.show(label, operation.progress, elapsed);
             std::thread::sleep(POLL);
             if interrupted.load(Ordering::Relaxed) && !asked {
                 asked = true;
@@ -68,7 +74,8 @@ fn interrupts() -> Result<Arc<AtomicBool>, ApiError> {
 }
 
 impl Display {
-    fn new(label: &str) -> Self {
+    /// Begins; nothing is shown yet.
+    pub(crate) fn new(label: &str) -> Self {
         if !std::io::stderr().is_terminal() {
             return Display::Lines { next: Instant::now() + LINE };
         }
@@ -78,8 +85,8 @@ impl Display {
         Display::Bar(bar)
     }
 
-    fn show(&mut self, label: &str, operation: &Operation) {
-        let progress = operation.progress;
+    /// Shows how far it is after `elapsed`.
+    pub(crate) fn show(&mut self, label: &str, progress: Progress, elapsed: Duration) {
         match self {
             Display::Bar(bar) => {
                 if progress.total > 0 && bar.length() != Some(progress.total) {
@@ -91,14 +98,14 @@ impl Display {
             Display::Lines { next } => {
                 if Instant::now() >= *next {
                     *next += LINE;
-                    let elapsed = Duration::from_millis(operation.elapsed_ms);
                     eprintln!("{label}: {}", describe(progress, elapsed));
                 }
             }
         }
     }
 
-    fn end(self) {
+    /// Takes it away again.
+    pub(crate) fn end(self) {
         if let Display::Bar(bar) = self {
             bar.finish_and_clear();
         }

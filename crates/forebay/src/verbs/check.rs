@@ -1,11 +1,152 @@
 //! `forebay check`: verifies a cache device that no daemon uses.
 
-use forebay_admin::ApiError;
+use std::fmt::Write;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
-use crate::cli::DeviceArgs;
+use forebay_admin::{ApiError, Progress, Unit};
+use forebay_core::units::format_size;
+use forebay_store::check::{CheckOptions, CheckReport, check};
+use serde_json::{Value, json};
+
+use super::offline;
+use crate::cli::CheckArgs;
 use crate::exit::Outcome;
+use crate::output::progress::Display;
+use crate::output::volume::grouped;
+use crate::output::{json, print_text};
+
+/// Width of the labels on the left.
+const LABEL: usize = 13;
+
+/// Bad blocks that are printed for people.
+const SHOWN: usize = 50;
 
 /// Verifies a cache device; reads only.
-pub(super) fn run(_args: &DeviceArgs) -> Outcome {
-    Err(ApiError::failed("'check' is not part of this build"))
+pub(super) fn run(args: &CheckArgs) -> Outcome {
+    let done = Arc::new((AtomicU64::new(0), AtomicU64::new(0)));
+    let (told, quick) = (done.clone(), args.quick);
+    let started = Instant::now();
+    let mut display = Display::new("Checking");
+    let report = offline::run(
+        &args.device,
+        move |lane, device| async move {
+            let open = offline::opener(&lane);
+            let progress = Rc::new(move |segments, total| {
+                told.0.store(segments, Ordering::Relaxed);
+                told.1.store(total, Ordering::Relaxed);
+            });
+            let options = CheckOptions { open: &*open, quick, progress };
+            check(lane.lane(), device, options).await.map_err(offline::store_error)
+        },
+        || {
+            let (segments, total) =
+                (done.0.load(Ordering::Relaxed), done.1.load(Ordering::Relaxed));
+            let progress = Progress { done: segments, total, unit: Unit::Segments };
+            display.show("Checking", progress, started.elapsed());
+        },
+    );
+    display.end();
+    let report = report?;
+    if args.json {
+        json::print(&as_json(&args.device, &report))?;
+    } else {
+        print_text(&as_text(&args.device, &report))?;
+    }
+    if report.is_sound() {
+        return Ok(());
+    }
+    let problems = report.problems.len() as u64 + report.bad_count;
+    Err(ApiError::failed(format!("{}: {} problems were found", args.device, grouped(problems))))
+}
+
+fn as_text(device: &str, report: &CheckReport) -> String {
+    let mut text = String::new();
+    let mut line = |label: &str, value: String| {
+        let _ = writeln!(text, "{label:LABEL$}{value}");
+    };
+    line("device", device.to_owned());
+    if let Some(superblock) = &report.superblock {
+        let geometry = &superblock.geometry;
+        line("cache", superblock.cache.to_string());
+        line("size", format!("{}, blocks of {}", format_size(geometry.device_bytes), geometry.block));
+        line("closed", if report.clean { "in order" } else { "not in order: it was recovered for this check" }.to_owned());
+    }
+    match &report.checkpoint {
+        Some(header) => line("checkpoint", format!("number {}, {} blocks", header.number, grouped(header.entry_count))),
+        None => line("checkpoint", "none".to_owned()),
+    }
+    line("log", format!("{} records since, {} torn", grouped(report.replayed), grouped(report.torn)));
+    for volume in &report.volumes {
+        line("volume", format!("{}  {}  {}", volume.name, format_size(volume.origin_bytes), volume.origin));
+    }
+    line("blocks", format!("{} cached, {} dirty", grouped(report.blocks), grouped(report.dirty)));
+    let depth = if report.quick { "their headers only" } else { "with their content" };
+    line(
+        "verified",
+        format!(
+            "{} blocks, {depth}, in {} records of {} segments",
+            grouped(report.verified),
+            grouped(report.records),
+            grouped(report.segments)
+        ),
+    );
+    for note in &report.notes {
+        line("note", note.clone());
+    }
+    for problem in &report.problems {
+        line("problem", problem.clone());
+    }
+    for bad in report.bad.iter().take(SHOWN) {
+        let state = if bad.dirty { "dirty" } else { "clean" };
+        line("bad block", format!("{} bytes {}+{} ({state}): {}", bad.volume, bad.offset, bad.len, bad.what));
+    }
+    let more = report.bad_count.saturating_sub(report.bad.len().min(SHOWN) as u64);
+    if more > 0 {
+        line("", format!("and {} more; --json lists them", grouped(more)));
+    }
+    let verdict = match (report.is_sound(), report.bad_dirty) {
+        (true, _) => "everything is in order".to_owned(),
+        (false, 0) if report.problems.is_empty() => {
+            "bad clean blocks only: they are read from the origin instead".to_owned()
+        }
+        (false, dirty) => format!("damaged; {} dirty blocks are lost", grouped(dirty)),
+    };
+    line("result", verdict);
+    text
+}
+
+fn as_json(device: &str, report: &CheckReport) -> Value {
+    let bad: Vec<Value> = report
+        .bad
+        .iter()
+        .map(|bad| {
+            json!({
+                "volume": bad.volume, "block": bad.block.0, "offset": bad.offset,
+                "len": bad.len, "dirty": bad.dirty, "what": bad.what,
+            })
+        })
+        .collect();
+    let volumes: Vec<Value> = report
+        .volumes
+        .iter()
+        .map(|volume| json!({"name": volume.name, "origin": volume.origin, "size": volume.origin_bytes}))
+        .collect();
+    json!({
+        "device": device,
+        "sound": report.is_sound(),
+        "quick": report.quick,
+        "cache": report.superblock.as_ref().map(|superblock| superblock.cache.to_string()),
+        "clean": report.clean,
+        "checkpoint": report.checkpoint.map(|header| header.number),
+        "volumes": volumes,
+        "blocks": {"cached": report.blocks, "dirty": report.dirty, "verified": report.verified},
+        "records": {"replayed": report.replayed, "torn": report.torn, "found": report.records},
+        "bytes_verified": report.bytes,
+        "notes": report.notes,
+        "problems": report.problems,
+        "bad": {"count": report.bad_count, "dirty": report.bad_dirty, "blocks": bad},
+    })
 }

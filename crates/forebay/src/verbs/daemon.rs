@@ -19,6 +19,7 @@ pub(super) fn run(socket: Option<PathBuf>, args: DaemonArgs) -> Outcome {
         socket: paths::admin_socket(socket)?,
         state_dir: paths::state_dir(args.state_dir)?,
         nbd: args.nbd,
+        raw: args.export_raw,
         lanes: args.lanes,
     })
 }

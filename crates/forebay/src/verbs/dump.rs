@@ -1,11 +1,133 @@
 //! `forebay dump`: prints what is on a cache device that no daemon uses.
 
-use forebay_admin::ApiError;
+mod json;
+mod text;
 
-use crate::cli::DeviceArgs;
+use std::sync::Arc;
+
+use forebay_admin::ApiError;
+use forebay_core::{SegmentId, Slot};
+use forebay_device::{Device, IoBuf, Queue};
+use forebay_format::{
+    Body, CheckpointHeader, CheckpointReader, Geometry, PAGE, RecordHeader, SegmentState,
+    Superblock, VolumeRecord, record,
+};
+use forebay_lane::LaneLoop;
+use forebay_store::read_roots;
+
+use super::offline::{self, store_error};
+use crate::cli::DumpArgs;
 use crate::exit::Outcome;
+use crate::output::print_text;
+
+/// Bytes that are printed at a time.
+const PIECE: usize = 64 << 10;
+
+/// How the findings are written down.
+trait Writer: Send {
+    fn roots(&mut self, superblock: &Superblock, volumes: &[VolumeRecord]);
+    fn checkpoint(&mut self, header: Result<&CheckpointHeader, &str>);
+    fn segments(&mut self, lines: &[SegmentState]);
+    fn record(&mut self, header: &RecordHeader, geometry: &Geometry, with_entries: bool);
+    /// What has been written since the last call.
+    fn take(&mut self) -> String;
+    /// Whether there is enough to be printed.
+    fn is_full(&self) -> bool;
+}
 
 /// Prints what is on a cache device; reads only.
-pub(super) fn run(_args: &DeviceArgs) -> Outcome {
-    Err(ApiError::failed("'dump' is not part of this build"))
+pub(super) fn run(args: &DumpArgs) -> Outcome {
+    let (records, entries) = (args.records || args.entries, args.entries);
+    let writer: Box<dyn Writer> =
+        if args.json { Box::new(json::Lines::default()) } else { Box::new(text::Text::default()) };
+    offline::run(
+        &args.device,
+        move |lane, device| dump(lane, device, writer, records, entries),
+        || (),
+    )
+}
+
+async fn dump(
+    lane: LaneLoop,
+    device: Arc<dyn Device>,
+    mut writer: Box<dyn Writer>,
+    records: bool,
+    entries: bool,
+) -> Result<(), ApiError> {
+    let failed = |error: forebay_device::DeviceError| ApiError::failed(error.to_string());
+    let queue = lane.open(&*device).map_err(failed)?;
+    let roots = read_roots(&device, &queue).await.map_err(store_error)?;
+    writer.roots(&roots.superblock, &roots.volumes);
+    match checkpoint(&queue, &roots.superblock).await {
+        Ok(Some((header, lines))) => {
+            writer.checkpoint(Ok(&header));
+            writer.segments(&lines);
+        }
+        Ok(None) => writer.checkpoint(Err("none")),
+        Err(error) => writer.checkpoint(Err(&error.to_string())),
+    }
+    print_text(&writer.take())?;
+    if !records {
+        return Ok(());
+    }
+    let geometry = &roots.superblock.geometry;
+    for number in 0..geometry.segment_count {
+        let start = geometry.segment_offset(SegmentId(number));
+        let mut at = 0;
+        while at + PAGE as u64 <= geometry.segment_bytes {
+            let bytes = queue.read(start + at, IoBuf::for_overwrite(PAGE)).await.map_err(failed)?;
+            let header = record::decode(&bytes, geometry, &roots.superblock.cache).ok();
+            let header = header.filter(|header| {
+                let place = u64::from(header.position) * geometry.granule();
+                header.segment.0 == number && place == at
+            });
+            at += PAGE as u64;
+            if let Some(header) = header {
+                writer.record(&header, geometry, entries);
+                at = (at + u64::from(header.payload_bytes)).next_multiple_of(PAGE as u64);
+            } else if at == PAGE as u64 {
+                // Nothing was ever written here, or its first record is damaged.
+                break;
+            }
+            if writer.is_full() {
+                print_text(&writer.take())?;
+            }
+        }
+    }
+    print_text(&writer.take())
+}
+
+/// The checkpoint that counts: its header and its segment table.
+async fn checkpoint(
+    queue: &Queue,
+    superblock: &Superblock,
+) -> Result<Option<(CheckpointHeader, Vec<SegmentState>)>, ApiError> {
+    let Some(reference) = &superblock.checkpoint else { return Ok(None) };
+    let geometry = &superblock.geometry;
+    let offset = geometry.checkpoint_areas[usize::from(reference.area & 1)];
+    let failed = |error: forebay_device::DeviceError| ApiError::failed(error.to_string());
+    let damaged = |error: forebay_format::CheckpointError| ApiError::failed(error.to_string());
+    let page = queue.read(offset, IoBuf::zeroed(PAGE)).await.map_err(failed)?;
+    let mut reader =
+        CheckpointReader::open(&page, reference, geometry, superblock.cache).map_err(damaged)?;
+    let mut lines = Vec::new();
+    while lines.len() < geometry.segment_count as usize
+        && let Some((at, len)) = reader.place()
+    {
+        let bytes = queue.read(offset + at, IoBuf::for_overwrite(len)).await.map_err(failed)?;
+        lines.extend(reader.feed(&bytes).map_err(damaged)?.segments());
+    }
+    Ok(Some((*reader.header(), lines)))
+}
+
+/// How many blocks or marks a record has, and what kind it is.
+fn kind(header: &RecordHeader) -> (&'static str, usize) {
+    match &header.body {
+        Body::Data(entries) => ("data", entries.len()),
+        Body::Marks(marks) => ("marks", marks.len()),
+    }
+}
+
+fn slot_of(header: &RecordHeader, geometry: &Geometry, index: usize) -> Slot {
+    header.cell(geometry, index)
 }

@@ -10,6 +10,7 @@ mod dump;
 mod flush;
 mod list;
 mod man;
+mod offline;
 mod set;
 mod show;
 mod start;
@@ -40,7 +41,7 @@ pub(crate) fn run(cli: Cli) -> Outcome {
         Verb::Delete(args) => delete::run(&Client::new(socket)?, &args),
         Verb::Check(args) => check::run(&args),
         Verb::Dump(args) => dump::run(&args),
-        Verb::Demo => demo::run(),
+        Verb::Demo(args) => demo::run(&args),
         Verb::Completions { shell } => completions::run(shell),
         Verb::Man { dir } => man::run(dir.as_deref()),
     }

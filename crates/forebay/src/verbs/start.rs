@@ -1,11 +1,13 @@
 //! `forebay start`: serves a stopped volume again.
 
-use super::{nothing, operate};
-use crate::cli::NameArgs;
+use forebay_admin::StartRequest;
+
+use super::operate;
+use crate::cli::StartArgs;
 use crate::client::Client;
 use crate::exit::Outcome;
 
 /// Serves a stopped volume again.
-pub(super) fn run(client: &Client, args: &NameArgs) -> Outcome {
-    operate(client, &args.name, "start", &nothing(), "Starting")
+pub(super) fn run(client: &Client, args: &StartArgs) -> Outcome {
+    operate(client, &args.name, "start", &StartRequest { force: args.force }, "Starting")
 }

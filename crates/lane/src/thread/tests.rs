@@ -142,12 +142,6 @@ fn queues_that_model_time_are_driven_when_they_are_due() {
 fn a_task_that_panics_does_not_take_the_lane_with_it() {
     let lane = spawn(|this| this.lane().spawn(async { panic!("on purpose") }));
     let (tell, hear) = mpsc::channel();
-    // A job runs before the tasks of its round, so after the second one the panic is over.
-    for _ in 0..2 {
-        let tell = tell.clone();
-        lane.remote().run(move |_| tell.send(()).expect("heard"));
-        assert_eq!(hear.recv(), Ok(()));
-    }
     lane.remote().run(move |lane| {
         let inner = lane.clone();
         lane.spawn(async move {

@@ -1,0 +1,108 @@
+//! What is on a cache device, read before anything is written to it: a pair of devices that does
+//! not belong together is left as it is.
+
+use std::sync::Arc;
+
+use forebay_admin::{ApiError, ErrorKind, VolumeName};
+use forebay_device::{Device, IoBuf};
+use forebay_engine::{LaneContext, fingerprint};
+use forebay_format::superblock::{COPY_A, COPY_B};
+use forebay_format::{PAGE, Superblock, SuperblockError};
+use forebay_store::check::read_checkpoint;
+use forebay_store::recover::{Roots, read_roots};
+
+use super::faults;
+
+/// What a cache device holds.
+pub(super) enum Content {
+    /// Nothing of ours.
+    Nothing,
+    /// A cache.
+    Cache(Box<Roots>),
+    /// Something of ours that cannot be used, and why.
+    Unusable(String),
+}
+
+/// Looks at a device.
+///
+/// # Errors
+/// When it cannot be read.
+pub(super) async fn content(
+    context: &LaneContext,
+    device: &Arc<dyn Device>,
+) -> Result<Content, ApiError> {
+    if device.size() < COPY_B + PAGE as u64 {
+        return Ok(Content::Nothing);
+    }
+    let queue = context.open(device).map_err(faults::engine)?;
+    let read = async |at| queue.read(at, IoBuf::zeroed(PAGE)).await;
+    let copy_a = read(COPY_A).await.map_err(|error| faults::device(&error))?;
+    let copy_b = read(COPY_B).await.map_err(|error| faults::device(&error))?;
+    match Superblock::choose(&copy_a, &copy_b) {
+        Err(SuperblockError::NotForebay) => return Ok(Content::Nothing),
+        Err(error) => return Ok(Content::Unusable(error.to_string())),
+        Ok(_) => {}
+    }
+    Ok(match read_roots(device, &queue).await {
+        Ok(roots) => Content::Cache(Box::new(roots)),
+        Err(error) => Content::Unusable(error.to_string()),
+    })
+}
+
+/// Checks that `origin` is the one whose blocks the cache holds as volume `name`. Whatever the
+/// answer, nothing has been written.
+///
+/// # Errors
+/// [`ErrorKind::Refused`] when the cache does not know the volume or the origin is too small;
+/// [`ErrorKind::DataAtRisk`] when the origin was changed while the cache had newer blocks, unless
+/// `force` is given.
+pub(super) async fn check_pair(
+    context: &LaneContext,
+    device: &Arc<dyn Device>,
+    roots: &Roots,
+    name: &VolumeName,
+    origin: &Arc<dyn Device>,
+    force: bool,
+) -> Result<(), ApiError> {
+    let refused = |message: String| Err(ApiError::new(ErrorKind::Refused, message));
+    let Some(record) = roots.volumes.iter().find(|record| record.name == name.as_str()) else {
+        return refused(format!(
+            "{} is the cache device of other volumes and does not know '{name}'; name the device that does",
+            device.name()
+        ));
+    };
+    if origin.size() < record.origin_bytes {
+        return refused(format!(
+            "the origin {} has {} bytes and '{name}' was made for {}: it is another device, or was cut",
+            origin.name(),
+            origin.size(),
+            record.origin_bytes
+        ));
+    }
+    // Only a device that was closed in order says in its checkpoint what is dirty; after a crash
+    // the origin may differ because of what the cache itself was writing.
+    let (Some(expected), true, false) =
+        (record.fingerprint, roots.superblock.clean_shutdown, force)
+    else {
+        return Ok(());
+    };
+    let queue = context.open(origin).map_err(faults::engine)?;
+    if fingerprint(&queue, record.origin_bytes).await.map_err(faults::engine)? == expected {
+        return Ok(());
+    }
+    let mut dirty = 0u64;
+    let queue = context.open(device).map_err(faults::engine)?;
+    read_checkpoint(&queue, &roots.superblock, |entry| {
+        dirty += u64::from(entry.dirty && entry.volume == record.id);
+    })
+    .await
+    .map_err(faults::store)?;
+    if dirty == 0 {
+        return Ok(());
+    }
+    let message = format!(
+        "the origin {} was changed while the cache had {dirty} newer blocks of '{name}'; 'forebay start --force {name}' writes them over it, 'forebay delete --discard-dirty {name}' loses them",
+        origin.name()
+    );
+    Err(ApiError::new(ErrorKind::DataAtRisk, message))
+}

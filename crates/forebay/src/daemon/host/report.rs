@@ -1,0 +1,252 @@
+//! The volumes that are served, and their numbers for the operator.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use forebay_admin::report::{
+    BlockReport, ByteReport, ErrorReport, Latency, LatencyReport, LostRange, MemoryReport,
+    RequestReport,
+};
+use forebay_admin::{ApiError, ErrorKind, VolumeName, VolumeReport, VolumeState};
+use forebay_engine::stats::Kind;
+use forebay_engine::{Cache, Volume};
+
+use super::caches::Place;
+use super::settings;
+use crate::daemon::host_api::Definition;
+
+/// How long a count of the blocks of one of several volumes is good enough: it takes a walk
+/// through the whole index.
+const COUNT_AGE: Duration = Duration::from_secs(2);
+
+/// A volume that is served.
+#[derive(Clone)]
+pub(super) struct Running {
+    /// Where its cache is.
+    pub(super) place: Arc<Place>,
+    /// The cache.
+    cache: Arc<Cache>,
+    /// The volume.
+    pub(super) volume: Arc<Volume>,
+}
+
+struct Entry {
+    definition: Definition,
+    phase: VolumeState,
+    running: Option<Running>,
+    /// Cached blocks, as counted at that moment.
+    cached: Option<(Instant, u64)>,
+}
+
+/// All volumes that are served or on the way there.
+#[derive(Default)]
+pub(super) struct Served(Mutex<BTreeMap<VolumeName, Entry>>);
+
+impl Served {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<VolumeName, Entry>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A volume is on the way to being served.
+    pub(super) fn begin(&self, definition: &Definition) {
+        let entry = Entry {
+            definition: definition.clone(),
+            phase: VolumeState::Recovering,
+            running: None,
+            cached: None,
+        };
+        self.lock().insert(definition.name.clone(), entry);
+    }
+
+    /// It is served.
+    pub(super) fn running(
+        &self,
+        definition: &Definition,
+        place: &Arc<Place>,
+        cache: &Arc<Cache>,
+        volume: &Arc<Volume>,
+    ) {
+        let running =
+            Running { place: place.clone(), cache: cache.clone(), volume: volume.clone() };
+        let entry = Entry {
+            definition: definition.clone(),
+            phase: VolumeState::Running,
+            running: Some(running),
+            cached: None,
+        };
+        self.lock().insert(definition.name.clone(), entry);
+    }
+
+    /// It is in another phase of being served.
+    pub(super) fn phase(&self, name: &VolumeName, phase: VolumeState) {
+        if let Some(entry) = self.lock().get_mut(name) {
+            entry.phase = phase;
+        }
+    }
+
+    /// It is not served any more.
+    pub(super) fn remove(&self, name: &VolumeName) {
+        self.lock().remove(name);
+    }
+
+    /// A volume that is served.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Refused`] when it is not.
+    pub(super) fn get(&self, name: &VolumeName) -> Result<Running, ApiError> {
+        let running = self.lock().get(name).and_then(|entry| entry.running.clone());
+        running.ok_or_else(|| {
+            let message = format!("volume '{name}' is not served; start it first");
+            ApiError::new(ErrorKind::Refused, message)
+        })
+    }
+
+    /// Volumes that are served by a cache in RAM.
+    pub(super) fn volatile(&self) -> Vec<VolumeName> {
+        let in_ram = |entry: &Entry| {
+            entry.running.as_ref().is_some_and(|running| running.place.volatile)
+        };
+        let all = self.lock();
+        all.iter().filter(|(_, entry)| in_ram(entry)).map(|(name, _)| name.clone()).collect()
+    }
+
+    /// Everything about a volume.
+    pub(super) fn report(&self, name: &VolumeName) -> Option<VolumeReport> {
+        let mut all = self.lock();
+        let entry = all.get_mut(name)?;
+        let mut report =
+            VolumeReport::empty(name.clone(), entry.phase, entry.definition.settings.clone());
+        report.block_size = entry.definition.block_size;
+        report.alignment = entry.definition.alignment;
+        let Some(running) = entry.running.clone() else { return Some(report) };
+        let known = entry.cached;
+        drop(all);
+        // The index is not walked through with the list of volumes locked.
+        let cached = match known {
+            Some((at, count)) if at.elapsed() < COUNT_AGE => count,
+            _ => {
+                let count = cached_blocks(&running);
+                if let Some(entry) = self.lock().get_mut(name) {
+                    entry.cached = Some((Instant::now(), count));
+                }
+                count
+            }
+        };
+        fill(&mut report, &running, cached);
+        Some(report)
+    }
+}
+
+/// Blocks of the volume in the cache.
+fn cached_blocks(running: &Running) -> u64 {
+    let store = &running.cache.store;
+    match store.space_of(running.volume.id) {
+        Some(space) if store.volumes().len() > 1 => {
+            let mut count = 0;
+            store.index.scan(|address, _| count += u64::from(space.block(address).is_some()));
+            count
+        }
+        _ => store.index.len(),
+    }
+}
+
+fn fill(report: &mut VolumeReport, running: &Running, cached: u64) {
+    let (store, volume) = (&running.cache.store, &running.volume);
+    let set = volume.settings();
+    (report.mode, report.policy, report.durability) = (set.mode, set.policy, set.durability);
+    report.settings = settings::for_operator(&set);
+    let block = store.block_size().bytes();
+    report.origin.size = volume.size();
+    // Blocks of all volumes of the cache: what is in use is in use for everybody.
+    report.cache.size = store.capacity_blocks().saturating_mul(block);
+    report.cache.used = store.index.len().saturating_mul(block);
+    let totals = volume.stats.totals();
+    report.blocks = BlockReport {
+        cached,
+        dirty: volume.dirty_blocks(),
+        filled: totals.filled_blocks,
+        written_back: totals.written_back_blocks,
+    };
+    report.requests = RequestReport {
+        read_hits: totals.read_hits,
+        read_partial: totals.read_partial,
+        read_misses: totals.read_misses,
+        write_hits: totals.write_hits,
+        write_misses: totals.write_misses,
+        bypassed: totals.bypassed,
+        bypassed_sequential: totals.bypassed_sequential,
+        bypassed_mode: totals.bypassed_mode,
+        flushes: totals.flushes,
+        discards: totals.discards,
+        failed: totals.errors,
+    };
+    // What was really written to the device, headers and checkpoints too, is only known for the
+    // whole cache: a volume's share of it is that of its payload.
+    let counters = &store.counters;
+    let written = counters.written_bytes.load(Ordering::Relaxed);
+    let payload = counters.payload_bytes.load(Ordering::Relaxed).max(1);
+    let share = u128::from(written) * u128::from(totals.cache_written_bytes) / u128::from(payload);
+    report.bytes = ByteReport {
+        user_read: totals.user_read_bytes,
+        user_written: totals.user_written_bytes,
+        cache_read: totals.cache_read_bytes,
+        cache_written: u64::try_from(share).unwrap_or(u64::MAX),
+        origin_read: totals.origin_read_bytes,
+        origin_written: totals.origin_written_bytes,
+    };
+    report.latency = LatencyReport {
+        read: latency(volume, Kind::Read),
+        write: latency(volume, Kind::Write),
+        flush: latency(volume, Kind::Flush),
+    };
+    report.memory =
+        MemoryReport { index_bytes: store.index_bytes(), buffer_bytes: store.buffer_bytes() };
+    report.errors = errors(running);
+    if report.state == VolumeState::Running && is_degraded(running, &report.errors) {
+        report.state = VolumeState::Degraded;
+    }
+}
+
+fn latency(volume: &Volume, kind: Kind) -> Latency {
+    let forebay_engine::stats::Latency { count, mean_us, p50_us, p99_us, max_us } =
+        volume.stats.latency(kind);
+    if count == 0 {
+        return Latency::default();
+    }
+    Latency { count, mean_us, p50_us, p99_us, max_us }
+}
+
+fn errors(running: &Running) -> ErrorReport {
+    let (store, volume) = (&running.cache.store, &running.volume);
+    let lost = volume
+        .bad_ranges()
+        .into_iter()
+        .map(|range| LostRange { offset: range.start, len: range.end - range.start })
+        .collect();
+    let sync_failed = volume.origin_sync_failed().then(|| "a sync of the origin failed".to_owned());
+    ErrorReport {
+        origin_read: 0,
+        origin_write: u64::from(volume.writeback_error().is_some()) + u64::from(sync_failed.is_some()),
+        cache_read: 0,
+        cache_write: u64::from(store.health.failed()),
+        checksum: store.counters.corrupt_blocks.load(Ordering::Relaxed),
+        lost,
+        last: store
+            .health
+            .cause()
+            .map(|cause| cause.to_string())
+            .or_else(|| volume.writeback_error())
+            .or(sync_failed)
+            .or_else(|| store.damage().pop()),
+    }
+}
+
+fn is_degraded(running: &Running, errors: &ErrorReport) -> bool {
+    let (store, volume) = (&running.cache.store, &running.volume);
+    store.health.failed()
+        || volume.origin_sync_failed()
+        || volume.writeback_error().is_some()
+        || !errors.lost.is_empty()
+}

@@ -1,0 +1,140 @@
+//! A dump for people.
+
+use std::fmt::Write;
+
+use forebay_core::units::format_size;
+use forebay_format::checkpoint::SegmentUse;
+use forebay_format::{
+    Body, CheckpointHeader, Geometry, MarkKind, RecordHeader, SegmentState, Superblock,
+    VolumeRecord,
+};
+
+use super::{PIECE, Writer, kind, slot_of};
+use crate::output::volume::grouped;
+
+/// Width of the labels on the left.
+const LABEL: usize = 18;
+
+/// See the module.
+#[derive(Default)]
+pub(super) struct Text(String);
+
+impl Text {
+    fn line(&mut self, label: &str, value: impl std::fmt::Display) {
+        // Writing to a string cannot fail.
+        let _ = writeln!(self.0, "{label:LABEL$}{value}");
+    }
+}
+
+impl Writer for Text {
+    fn roots(&mut self, superblock: &Superblock, volumes: &[VolumeRecord]) {
+        let geometry = &superblock.geometry;
+        self.line("cache", superblock.cache);
+        self.line("generation", superblock.generation);
+        let (compat, incompat) = (superblock.compat, superblock.incompat);
+        self.line(
+            "features",
+            format_args!("compat {compat:#x}, incompat {incompat:#x}, ro_compat {:#x}", superblock.ro_compat),
+        );
+        self.line("clean shutdown", if superblock.clean_shutdown { "yes" } else { "no" });
+        self.line("last record", superblock.last_record.0);
+        self.line("next volume", superblock.next_volume_id);
+        self.line("device size", format_args!("{} ({} bytes)", format_size(geometry.device_bytes), geometry.device_bytes));
+        self.line("block size", geometry.block);
+        self.line(
+            "segments",
+            format_args!("{} of {} from byte {}", geometry.segment_count, format_size(geometry.segment_bytes), geometry.segments_offset),
+        );
+        let [first, second] = geometry.volume_areas;
+        self.line(
+            "volume tables",
+            format_args!("at {first} and {second}, {} each, number {} counts", format_size(geometry.volume_area_bytes), superblock.volume_table.area),
+        );
+        let [first, second] = geometry.checkpoint_areas;
+        self.line(
+            "checkpoint areas",
+            format_args!("at {first} and {second}, {} each", format_size(geometry.checkpoint_area_bytes)),
+        );
+        for volume in volumes {
+            self.0.push('\n');
+            self.line("volume", format_args!("{} (number {})", volume.name, volume.id));
+            self.line("uuid", volume.uuid);
+            self.line("origin", format_args!("{}  {}", volume.origin, format_size(volume.origin_bytes)));
+            self.line("alignment", volume.alignment);
+            self.line("mode", format_args!("{}, {}, durability {}", volume.mode, volume.policy, volume.durability));
+            self.line("started", if volume.started { "yes" } else { "no" });
+            self.line("fingerprint", if volume.fingerprint.is_some() { "taken" } else { "none: the origin is in use, or was when the daemon ended" });
+            let settings: Vec<String> =
+                volume.settings.iter().map(|(tag, value)| format!("{tag}={value}")).collect();
+            self.line("settings", settings.join(" "));
+        }
+    }
+
+    fn checkpoint(&mut self, header: Result<&CheckpointHeader, &str>) {
+        self.0.push('\n');
+        match header {
+            Ok(header) => {
+                self.line("checkpoint", format_args!("number {}, {}", header.number, format_size(header.len)));
+                self.line("contains", format_args!("records up to {}, sequences up to {}", header.base.0, header.highest_sequence));
+                self.line("entries", format_args!("{}, {} partial, {} check bits", grouped(header.entry_count), grouped(header.mask_count), header.check_bits));
+            }
+            Err(why) => self.line("checkpoint", why),
+        }
+    }
+
+    fn segments(&mut self, lines: &[SegmentState]) {
+        let count = |usage| lines.iter().filter(|line| line.usage == usage).count() as u64;
+        let (unused, open, closed) =
+            (count(SegmentUse::NeverUsed), count(SegmentUse::Open), count(SegmentUse::Closed));
+        self.line("segment table", format_args!("{} closed, {} open, {} free", grouped(closed), grouped(open), grouped(unused)));
+        let highest = lines.iter().map(|line| line.generation.0).max().unwrap_or(0);
+        self.line("generations", format_args!("up to {highest}"));
+    }
+
+    fn record(&mut self, header: &RecordHeader, geometry: &Geometry, with_entries: bool) {
+        let (kind, count) = kind(header);
+        let _ = writeln!(
+            self.0,
+            "record {} segment {} generation {} position {}: {count} {kind}, durable through {}",
+            header.number.0, header.segment.0, header.generation.0, header.position, header.durable_through.0
+        );
+        if !with_entries {
+            return;
+        }
+        match &header.body {
+            Body::Data(entries) => {
+                for (index, entry) in entries.iter().enumerate() {
+                    let slot = slot_of(header, geometry, index).0;
+                    let _ = if entry.void {
+                        writeln!(self.0, "  slot {slot}: void")
+                    } else {
+                        let state = if entry.dirty { "dirty" } else { "clean" };
+                        let (valid, all) = (entry.mask.count(), entry.mask.sectors());
+                        writeln!(
+                            self.0,
+                            "  slot {slot}: volume {} block {} sequence {} {state} {valid}/{all} check {:08x}",
+                            entry.volume, entry.block.0, entry.sequence, entry.check
+                        )
+                    };
+                }
+            }
+            Body::Marks(marks) => {
+                for mark in marks {
+                    let what = match mark.kind {
+                        MarkKind::Clean => "clean",
+                        MarkKind::Gone => "gone",
+                    };
+                    let _ = writeln!(self.0, "  slot {} generation {}: {what}", mark.slot.0, mark.generation.0);
+                }
+            }
+        }
+    }
+
+    fn take(&mut self) -> String {
+        std::mem::take(&mut self.0)
+    }
+
+    fn is_full(&self) -> bool {
+        self.0.len() >= PIECE
+    }
+}

@@ -1,0 +1,91 @@
+//! Work on a cache device that no daemon uses: a lane for this process alone.
+
+use std::future::Future;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::time::Duration;
+
+use forebay_admin::{ApiError, ErrorKind};
+use forebay_device::{Access, Device, OpenErrorKind};
+use forebay_lane::{LaneId, LaneLoop, LaneOptions, LaneThread, MonotonicClock};
+use forebay_store::StoreError;
+
+use crate::devices::DeviceName;
+
+/// How often the waiting side looks up.
+const STEP: Duration = Duration::from_millis(100);
+
+/// Opens the device for reading, with nobody writing it, and runs `job` on a lane; meanwhile
+/// `waiting` is called again and again.
+///
+/// # Errors
+/// When there is no such device or somebody uses it, and the job's own.
+pub(super) fn run<T, F>(
+    device: &str,
+    job: impl FnOnce(LaneLoop, Arc<dyn Device>) -> F + Send + 'static,
+    mut waiting: impl FnMut(),
+) -> Result<T, ApiError>
+where
+    T: Send + 'static,
+    F: Future<Output = Result<T, ApiError>> + 'static,
+{
+    let name = DeviceName::parse("DEVICE", device)?;
+    if name.path.is_none() {
+        let reason = "RAM is empty in every process; name a file or a block device";
+        return Err(ApiError::invalid("DEVICE", reason));
+    }
+    let spec: forebay_device::DeviceSpec =
+        name.text.parse().map_err(|error| ApiError::invalid("DEVICE", error))?;
+    let device = spec.open(Access::Shared).map_err(|error| {
+        let kind = match error.kind {
+            OpenErrorKind::InUse => ErrorKind::Refused,
+            OpenErrorKind::Denied | OpenErrorKind::Io => ErrorKind::Failed,
+            _ => ErrorKind::Invalid,
+        };
+        let hint = match error.kind {
+            OpenErrorKind::InUse => "; stop its volumes first",
+            _ => "",
+        };
+        ApiError::new(kind, format!("{error}{hint}"))
+    })?;
+    let (tell, hear) = sync_channel(1);
+    let setup = move |this: &LaneLoop| {
+        let job = job(this.clone(), device);
+        this.lane().spawn(async move {
+            let _ = tell.send(job.await);
+        });
+    };
+    let clock = Arc::new(MonotonicClock::new());
+    let lane = LaneThread::spawn("lane-0", LaneId(0), clock, LaneOptions::default(), setup);
+    let lane = lane.map_err(|error| ApiError::failed(format!("no lane: {error}")))?;
+    let result = loop {
+        match hear.recv_timeout(STEP) {
+            Ok(result) => break result,
+            Err(RecvTimeoutError::Timeout) => waiting(),
+            Err(RecvTimeoutError::Disconnected) => {
+                break Err(ApiError::failed("this ended unexpectedly; the log has details"));
+            }
+        }
+    };
+    drop(lane);
+    result
+}
+
+/// An error of the store about a device that was only read.
+pub(super) fn store_error(error: StoreError) -> ApiError {
+    let kind = match error {
+        StoreError::Device(_) | StoreError::Failed(_) => ErrorKind::Failed,
+        StoreError::Format { .. } | StoreError::Damaged { .. } => ErrorKind::Failed,
+        StoreError::Refused(_) => ErrorKind::Refused,
+    };
+    ApiError::new(kind, error.to_string())
+}
+
+/// Opens queues for the lane of [`run`].
+pub(super) fn opener(
+    lane: &LaneLoop,
+) -> Rc<dyn Fn(&Arc<dyn Device>) -> Result<forebay_device::Queue, forebay_device::DeviceError>> {
+    let lane = lane.clone();
+    Rc::new(move |device| lane.open(&**device))
+}

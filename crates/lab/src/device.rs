@@ -1,0 +1,374 @@
+//! Devices for measurements: one that counts what is written to another, and one that keeps
+//! repetitive pages in a few bytes, so that large caches fit into RAM.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll};
+
+use forebay_device::{
+    Device, DeviceDone, DeviceError, DeviceErrorKind, DeviceOp, DeviceQueue, IoData, OpId,
+    QueueContext,
+};
+use parking_lot::RwLock;
+
+const PAGE: usize = 4096;
+
+/// Bytes that a device has been asked to write.
+#[derive(Default, Debug)]
+pub(crate) struct Written {
+    pub(crate) bytes: AtomicU64,
+    pub(crate) writes: AtomicU64,
+    pub(crate) syncs: AtomicU64,
+}
+
+/// Another device, with its writes counted.
+pub(crate) struct CountingDevice {
+    inner: Arc<dyn Device>,
+    written: Arc<Written>,
+}
+
+impl CountingDevice {
+    pub(crate) fn new(inner: Arc<dyn Device>) -> (Arc<Self>, Arc<Written>) {
+        let written: Arc<Written> = Arc::default();
+        (Arc::new(CountingDevice { inner, written: written.clone() }), written)
+    }
+}
+
+impl Device for CountingDevice {
+    fn name(&self) -> &str {
+        self.inner.name()
+    }
+
+    fn size(&self) -> u64 {
+        self.inner.size()
+    }
+
+    fn logical_block(&self) -> u64 {
+        self.inner.logical_block()
+    }
+
+    fn open_queue(&self, context: &QueueContext) -> Result<Rc<dyn DeviceQueue>, DeviceError> {
+        let inner = self.inner.open_queue(context)?;
+        Ok(Rc::new(CountingQueue { inner, written: self.written.clone() }))
+    }
+}
+
+struct CountingQueue {
+    inner: Rc<dyn DeviceQueue>,
+    written: Arc<Written>,
+}
+
+impl DeviceQueue for CountingQueue {
+    fn start(&self, op: DeviceOp) -> OpId {
+        let written = match &op {
+            DeviceOp::Write { data: IoData::Owned(buf), .. } => Some(buf.len()),
+            DeviceOp::Write { data: IoData::Log(_, range), .. } => Some(range.len()),
+            DeviceOp::Sync => {
+                self.written.syncs.fetch_add(1, Ordering::Relaxed);
+                None
+            }
+            _ => None,
+        };
+        if let Some(bytes) = written {
+            self.written.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+            self.written.writes.fetch_add(1, Ordering::Relaxed);
+        }
+        self.inner.start(op)
+    }
+
+    fn poll_op(&self, id: OpId, context: &mut Context<'_>) -> Poll<DeviceDone> {
+        self.inner.poll_op(id, context)
+    }
+
+    fn forget(&self, id: OpId) {
+        self.inner.forget(id);
+    }
+
+    fn read_now(&self, offset: u64, into: &mut [u8]) -> Option<Result<(), DeviceError>> {
+        self.inner.read_now(offset, into)
+    }
+
+    fn drive(&self) {
+        self.inner.drive();
+    }
+
+    fn next_event(&self) -> Option<forebay_core::Nanos> {
+        self.inner.next_event()
+    }
+}
+
+/// What a page of a [`SparseDevice`] holds.
+#[derive(Clone)]
+enum Page {
+    /// The same eight bytes again and again.
+    Repeated(u64),
+    /// Anything else.
+    Kept(Box<[u8]>),
+}
+
+/// Everything that a [`SparseDevice`] has been given.
+#[derive(Clone, Default)]
+struct Pages {
+    /// A value of `patterns`, or of `kept` from [`FIRST_KEPT`] on.
+    numbers: Vec<u32>,
+    patterns: Vec<u64>,
+    known: HashMap<u64, u32>,
+    kept: Vec<Page>,
+    free: Vec<u32>,
+}
+
+/// Numbers from here on are pages that are kept.
+const FIRST_KEPT: u32 = 1 << 20;
+
+impl Pages {
+    fn read(&self, page: usize, at: usize, into: &mut [u8]) {
+        let number = self.numbers[page];
+        let kept = number.checked_sub(FIRST_KEPT).map(|kept| &self.kept[kept as usize]);
+        match kept {
+            Some(Page::Kept(bytes)) => into.copy_from_slice(&bytes[at..at + into.len()]),
+            Some(Page::Repeated(pattern)) => repeat(*pattern, into),
+            None => repeat(self.patterns[number as usize], into),
+        }
+    }
+
+    /// The pattern of these bytes, if they are one, and its number, while there are few patterns.
+    fn pattern(&mut self, bytes: &[u8]) -> Option<u32> {
+        let pattern = u64::from_le_bytes(*bytes.first_chunk::<8>()?);
+        if bytes[8..] != bytes[..bytes.len() - 8] {
+            return None;
+        }
+        if let Some(number) = self.known.get(&pattern) {
+            return Some(*number);
+        }
+        let number = u32::try_from(self.patterns.len()).ok().filter(|next| *next < FIRST_KEPT)?;
+        self.patterns.push(pattern);
+        self.known.insert(pattern, number);
+        Some(number)
+    }
+
+    fn write(&mut self, page: usize, at: usize, data: &[u8]) {
+        let mut whole = [0u8; PAGE];
+        let bytes = if data.len() == PAGE {
+            data
+        } else {
+            self.read(page, 0, &mut whole);
+            whole[at..at + data.len()].copy_from_slice(data);
+            &whole
+        };
+        let old = self.numbers[page].checked_sub(FIRST_KEPT);
+        if let Some(number) = self.pattern(bytes) {
+            self.numbers[page] = number;
+            if let Some(old) = old {
+                self.kept[old as usize] = Page::Repeated(0);
+                self.free.push(old);
+            }
+            return;
+        }
+        let place = old.or_else(|| self.free.pop()).unwrap_or_else(|| {
+            self.kept.push(Page::Repeated(0));
+            (self.kept.len() - 1) as u32
+        });
+        self.kept[place as usize] = Page::Kept(bytes.into());
+        self.numbers[page] = FIRST_KEPT + place;
+    }
+}
+
+/// Fills with eight bytes again and again; all parts of pages start at a multiple of eight.
+fn repeat(pattern: u64, into: &mut [u8]) {
+    for chunk in into.chunks_exact_mut(8) {
+        chunk.copy_from_slice(&pattern.to_le_bytes());
+    }
+}
+
+/// A device in RAM on which a page costs four bytes if it is the same eight bytes again and
+/// again. A test of a cache of many gigabytes writes payloads of that kind.
+pub(crate) struct SparseDevice {
+    name: String,
+    size: u64,
+    pages: Arc<RwLock<Pages>>,
+}
+
+impl SparseDevice {
+    /// A device of `size` bytes, a multiple of 4096, all zeroes.
+    pub(crate) fn new(name: &str, size: u64) -> Arc<Self> {
+        let count = (size / PAGE as u64) as usize;
+        let pages = Pages {
+            numbers: vec![0; count],
+            patterns: vec![0],
+            known: HashMap::from([(0, 0)]),
+            ..Pages::default()
+        };
+        Arc::new(SparseDevice { name: name.into(), size, pages: Arc::new(RwLock::new(pages)) })
+    }
+
+    /// A copy with a life of its own.
+    pub(crate) fn fork(&self) -> Arc<Self> {
+        let pages = self.pages.read().clone();
+        let pages = Arc::new(RwLock::new(pages));
+        Arc::new(SparseDevice { name: self.name.clone(), size: self.size, pages })
+    }
+
+    /// Makes room for so many pages that are kept, so that memory does not grow later on.
+    pub(crate) fn reserve(&self, count: usize) {
+        let mut pages = self.pages.write();
+        for _ in 0..count {
+            let place = pages.kept.len() as u32;
+            // Filled, so that the memory is there and not only promised.
+            pages.kept.push(Page::Kept(vec![1; PAGE].into()));
+            pages.free.push(place);
+        }
+        pages.free.reserve(count);
+    }
+
+    /// Bytes of memory that it takes.
+    pub(crate) fn memory(&self) -> u64 {
+        let pages = self.pages.read();
+        let kept = pages.kept.iter().filter(|page| matches!(page, Page::Kept(_))).count();
+        (pages.numbers.len() * 4 + kept * PAGE) as u64
+    }
+}
+
+impl Device for SparseDevice {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn size(&self) -> u64 {
+        self.size
+    }
+
+    fn logical_block(&self) -> u64 {
+        512
+    }
+
+    fn open_queue(&self, _context: &QueueContext) -> Result<Rc<dyn DeviceQueue>, DeviceError> {
+        Ok(Rc::new(SparseQueue {
+            name: self.name.as_str().into(),
+            size: self.size,
+            pages: self.pages.clone(),
+            next: Cell::new(0),
+            done: RefCell::default(),
+        }))
+    }
+}
+
+struct SparseQueue {
+    name: Arc<str>,
+    size: u64,
+    pages: Arc<RwLock<Pages>>,
+    next: Cell<u64>,
+    done: RefCell<HashMap<u64, DeviceDone>>,
+}
+
+impl SparseQueue {
+    fn error(&self, what: &'static str, offset: u64, cause: &str) -> DeviceError {
+        DeviceError {
+            kind: DeviceErrorKind::Invalid,
+            device: self.name.clone(),
+            what,
+            offset,
+            cause: cause.into(),
+        }
+    }
+
+    fn check(&self, what: &'static str, offset: u64, len: u64) -> Result<(), DeviceError> {
+        let inside = offset.checked_add(len).is_some_and(|end| end <= self.size);
+        let aligned = offset.is_multiple_of(512) && len.is_multiple_of(512);
+        if inside && aligned {
+            return Ok(());
+        }
+        Err(self.error(what, offset, "outside the device or not aligned"))
+    }
+
+    fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), DeviceError> {
+        self.check("read", offset, into.len() as u64)?;
+        let pages = self.pages.read();
+        for (page, at, range) in parts(offset, into.len()) {
+            pages.read(page, at, &mut into[range]);
+        }
+        Ok(())
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> Result<(), DeviceError> {
+        self.check("write", offset, data.len() as u64)?;
+        let mut pages = self.pages.write();
+        for (page, at, range) in parts(offset, data.len()) {
+            pages.write(page, at, &data[range]);
+        }
+        Ok(())
+    }
+
+    fn zero(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
+        self.check("write zeroes", offset, len)?;
+        let mut pages = self.pages.write();
+        for (page, at, range) in parts(offset, len as usize) {
+            pages.write(page, at, &[0; PAGE][..range.len()]);
+        }
+        Ok(())
+    }
+}
+
+/// The pages of a range: number, first byte in the page, bytes within the range.
+fn parts(offset: u64, len: usize) -> impl Iterator<Item = (usize, usize, std::ops::Range<usize>)> {
+    let mut done = 0;
+    std::iter::from_fn(move || {
+        if done >= len {
+            return None;
+        }
+        let at = offset as usize + done;
+        let part = (PAGE - at % PAGE).min(len - done);
+        let range = done..done + part;
+        done += part;
+        Some((at / PAGE, at % PAGE, range))
+    })
+}
+
+impl DeviceQueue for SparseQueue {
+    fn start(&self, op: DeviceOp) -> OpId {
+        let done = match op {
+            DeviceOp::Read { offset, mut buf } => {
+                DeviceDone { result: self.read(offset, &mut buf), buf: Some(buf) }
+            }
+            DeviceOp::Write { offset, data: IoData::Owned(buf) } => {
+                DeviceDone { result: self.write(offset, &buf), buf: Some(buf) }
+            }
+            DeviceOp::Write { offset, data: IoData::Log(log, range) } => {
+                let result = match log.get(range) {
+                    Some(bytes) => self.write(offset, bytes),
+                    None => Err(self.error("write", offset, "these bytes are not published")),
+                };
+                DeviceDone { result, buf: None }
+            }
+            DeviceOp::Sync => DeviceDone { result: Ok(()), buf: None },
+            DeviceOp::Discard { offset, len } | DeviceOp::WriteZeroes { offset, len } => {
+                DeviceDone { result: self.zero(offset, len), buf: None }
+            }
+        };
+        let id = self.next.get();
+        self.next.set(id + 1);
+        self.done.borrow_mut().insert(id, done);
+        OpId(id)
+    }
+
+    fn poll_op(&self, id: OpId, _context: &mut Context<'_>) -> Poll<DeviceDone> {
+        let done = self.done.borrow_mut().remove(&id.0);
+        Poll::Ready(done.unwrap_or_else(|| DeviceDone {
+            result: Err(self.error("poll", 0, "there is no such operation on this queue")),
+            buf: None,
+        }))
+    }
+
+    fn forget(&self, id: OpId) {
+        self.done.borrow_mut().remove(&id.0);
+    }
+
+    fn read_now(&self, offset: u64, into: &mut [u8]) -> Option<Result<(), DeviceError>> {
+        Some(self.read(offset, into))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,84 @@
+//! `forebay-lab`: benchmarks. Each measures something that the documentation promises, prints the
+//! promise beside the number, and leaves the judgement to the reader: nothing here fails because
+//! a machine is slow.
+//!
+//! One file for each subcommand, and beside them what they share:
+//! - `rig`: an engine in this process, driven by the thread that measures
+//! - `driver`: requests one after the other on such an engine
+//! - `device`: devices that count, and devices that keep little of what is written
+//! - `fill`: caches with many blocks
+//! - `pattern`: which blocks are asked for
+//! - `measure`, `pairs`: time, and what can be said about it on a machine that is not quiet
+//! - `output`, `progress`: tables, JSON, bars
+#![forbid(unsafe_code)]
+#![allow(
+    clippy::disallowed_methods,
+    reason = "a benchmark owns its threads and measures the machine's own time"
+)]
+
+mod amplification;
+mod device;
+mod driver;
+mod engine;
+mod error;
+mod fill;
+mod measure;
+mod memory;
+mod nbd;
+mod output;
+mod pairs;
+mod pattern;
+mod progress;
+mod recovery;
+mod rig;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Measures Forebay.
+#[derive(Debug, Parser)]
+#[command(name = "forebay-lab", version)]
+struct Args {
+    #[command(subcommand)]
+    command: Command,
+    /// Print the results as JSON
+    #[arg(long, global = true)]
+    json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// The engine on RAM devices, as a share of copying memory
+    Engine(engine::Args),
+    /// The NBD front end against qemu-storage-daemon and nbdkit
+    Nbd(nbd::Args),
+    /// Serve one cached volume in RAM over NBD until killed
+    NbdServer(nbd::server::Args),
+    /// Bytes written to the cache device per byte of user data
+    Amplification(amplification::Args),
+    /// Memory per cached block
+    Memory(memory::Args),
+    /// Time to open a cache after a crash
+    Recovery(recovery::Args),
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let json = args.json;
+    let result = match args.command {
+        Command::Engine(args) => engine::run(&args, json),
+        Command::Nbd(args) => nbd::run(&args, json),
+        Command::NbdServer(args) => nbd::server::run(&args),
+        Command::Amplification(args) => amplification::run(&args, json),
+        Command::Memory(args) => memory::run(&args, json),
+        Command::Recovery(args) => recovery::run(&args, json),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("forebay-lab: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}

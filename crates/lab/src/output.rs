@@ -1,0 +1,108 @@
+//! Results for people and for programs.
+
+use serde::Serialize;
+
+use crate::error::{LabResult, other};
+
+/// Prints a result as JSON.
+pub(crate) fn print_json(result: &impl Serialize) -> LabResult<()> {
+    let text = serde_json::to_string_pretty(result)
+        .map_err(|error| other(format!("the result cannot be written: {error}")))?;
+    println!("{text}");
+    Ok(())
+}
+
+/// Aligned columns under a heading; the first goes to the left, the others to the right.
+pub(crate) struct Table {
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    pub(crate) fn new(heading: &[&str]) -> Self {
+        Table { rows: vec![heading.iter().map(|&cell| cell.to_owned()).collect()] }
+    }
+
+    /// Adds a row; cells that are missing stay empty.
+    pub(crate) fn row(&mut self, cells: impl IntoIterator<Item = String>) {
+        self.rows.push(cells.into_iter().collect());
+    }
+
+    /// The table as lines without trailing blanks.
+    pub(crate) fn render(&self) -> String {
+        let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
+        let widths: Vec<usize> = (0..columns)
+            .map(|column| {
+                let cells = self.rows.iter().filter_map(|row| row.get(column));
+                cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
+            })
+            .collect();
+        let mut text = String::new();
+        for row in &self.rows {
+            let mut line = String::new();
+            for (column, (cell, width)) in row.iter().zip(&widths).enumerate() {
+                if column == 0 {
+                    line.push_str(&format!("{cell:<width$}"));
+                } else {
+                    line.push_str(&format!("  {cell:>width$}"));
+                }
+            }
+            text.push_str(line.trim_end());
+            text.push('\n');
+        }
+        text
+    }
+}
+
+/// A goal beside a number.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct Goal {
+    /// What is wanted.
+    pub(crate) goal: f64,
+    /// Whether the number is there.
+    pub(crate) met: bool,
+}
+
+impl Goal {
+    pub(crate) fn at_least(goal: f64, value: f64) -> Self {
+        Goal { goal, met: value >= goal }
+    }
+
+    pub(crate) fn at_most(goal: f64, value: f64) -> Self {
+        Goal { goal, met: value <= goal }
+    }
+
+    /// `>= 0.60 met`, or `missed`.
+    pub(crate) fn show(&self, sign: &str, digits: usize) -> String {
+        format!("{sign} {:.digits$} {}", self.goal, if self.met { "met" } else { "missed" })
+    }
+}
+
+/// A rate of operations: `1.25 M`.
+pub(crate) fn rate(per_second: f64) -> String {
+    if per_second >= 1e6 {
+        format!("{:.2} M", per_second / 1e6)
+    } else {
+        format!("{:.1} k", per_second / 1e3)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_are_aligned() {
+        let mut table = Table::new(&["CASE", "RATE"]);
+        table.row(["read".to_owned(), rate(2_500_000.0)]);
+        table.row(["overwrite".to_owned(), rate(400.0)]);
+        table.row(["x".to_owned()]);
+        assert_eq!(table.render(), "CASE         RATE\nread       2.50 M\noverwrite   0.4 k\nx\n");
+    }
+
+    #[test]
+    fn goals_have_a_direction() {
+        assert!(Goal::at_least(0.6, 0.6).met && !Goal::at_least(0.6, 0.59).met);
+        assert!(Goal::at_most(0.8, 0.8).met && !Goal::at_most(0.8, 0.81).met);
+        assert_eq!(Goal::at_most(0.8, 0.9).show("<=", 2), "<= 0.80 missed");
+    }
+}

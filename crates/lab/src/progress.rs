@@ -1,0 +1,41 @@
+//! A bar on a terminal while something takes its time; nothing elsewhere.
+
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+/// Progress in steps.
+pub(crate) struct Progress(ProgressBar);
+
+impl Progress {
+    /// A bar of so many steps. It hides itself where standard error is no terminal.
+    pub(crate) fn new(steps: u64, label: &str) -> Self {
+        let bar = ProgressBar::new(steps);
+        bar.set_style(style());
+        bar.set_message(label.to_owned());
+        bar.enable_steady_tick(Duration::from_millis(200));
+        Progress(bar)
+    }
+
+    /// What is being done.
+    pub(crate) fn label(&self, label: impl Into<String>) {
+        self.0.set_message(label.into());
+    }
+
+    /// Steps that are done.
+    pub(crate) fn advance(&self, steps: u64) {
+        self.0.inc(steps);
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
+    }
+}
+
+fn style() -> ProgressStyle {
+    ProgressStyle::with_template("{msg} [{bar:30}] {percent} %, {eta} left")
+        .unwrap_or_else(|_| ProgressStyle::default_bar())
+        .progress_chars("=> ")
+}

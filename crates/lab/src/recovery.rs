@@ -1,0 +1,217 @@
+//! `forebay-lab recovery`: how long it takes until a volume is served again after a crash.
+//!
+//! A cache on a device in RAM is filled, everything is dropped without closing it, and a new
+//! engine opens the device, several times from the same state. The time is from the first look
+//! at the device until the volume takes requests; recovery's own new checkpoint is in it.
+
+use std::sync::Arc;
+
+use forebay_device::Device;
+use forebay_lane::MonotonicClock;
+use forebay_store::{RecoveryReport, StoreOptions};
+use serde::Serialize;
+
+use crate::device::SparseDevice;
+use crate::driver::Driver;
+use crate::error::{LabResult, other};
+use crate::fill;
+use crate::measure::Stopwatch;
+use crate::memory::cache_size;
+use crate::output::{Goal, Table, print_json};
+use crate::pairs::Estimate;
+use crate::pattern::MOST_BLOCKS;
+use crate::progress::Progress;
+use crate::rig::{BLOCK, LocalLane, Plan, Rig, no_writeback};
+
+/// Nanoseconds that are promised for a block.
+const GOAL: f64 = 100.0;
+
+/// What is measured.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Blocks that are cached
+    #[arg(long, default_value_t = 4_000_000)]
+    blocks: u64,
+    /// How often each crash is recovered from
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+}
+
+/// What the last checkpoint before the crash has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Covered {
+    Everything,
+    Half,
+}
+
+#[derive(Serialize)]
+struct Row {
+    state: &'static str,
+    checkpoint: &'static str,
+    blocks: u64,
+    dirty: u64,
+    records_replayed: u64,
+    records_torn: u64,
+    bytes_read: u64,
+    /// Opening the cache.
+    open_ms: f64,
+    /// Starting its volume.
+    start_ms: f64,
+    wall_ns_per_block: Estimate,
+    cpu_ns_per_block: Estimate,
+    goal: Goal,
+}
+
+#[derive(Serialize)]
+struct Report {
+    cache_bytes: u64,
+    rounds: usize,
+    rows: Vec<Row>,
+}
+
+pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
+    if !(1 << 14..MOST_BLOCKS).contains(&args.blocks) || args.rounds == 0 {
+        return Err(other("choose 16384 blocks or more, below 2^31, and a round or more"));
+    }
+    let cache_bytes = cache_size(args.blocks, 90);
+    let progress = Progress::new(4 * args.blocks, "filling");
+    let mut report = Report { cache_bytes, rounds: args.rounds, rows: Vec::new() };
+    for dirty in [false, true] {
+        for covered in [Covered::Everything, Covered::Half] {
+            report.rows.push(measure(args, cache_bytes, dirty, covered, &progress)?);
+        }
+    }
+    drop(progress);
+    if json { print_json(&report) } else { print(&report) }
+}
+
+struct Devices {
+    cache: Arc<SparseDevice>,
+    origin: Arc<SparseDevice>,
+}
+
+/// A cache device as a crash leaves it.
+fn crashed(
+    args: &Args,
+    cache_bytes: u64,
+    dirty: bool,
+    covered: Covered,
+    progress: &Progress,
+) -> LabResult<Devices> {
+    let cache = SparseDevice::new("cache", cache_bytes);
+    let origin = SparseDevice::new("origin", args.blocks * BLOCK);
+    let plan = Plan {
+        cache: cache.clone() as Arc<dyn Device>,
+        origin: origin.clone() as Arc<dyn Device>,
+        settings: no_writeback(),
+        options: StoreOptions::default(),
+    };
+    let rig = Rig::create(LocalLane::new(0, Arc::new(MonotonicClock::new())), plan)?;
+    let mut driver = Driver::new(rig.local.clone(), rig.target()?);
+    driver.repeat_payload();
+    let order = fill::order(1, args.blocks);
+    let middle = match covered {
+        Covered::Everything => args.blocks,
+        Covered::Half => args.blocks / 2,
+    };
+    for part in [0..middle, middle..args.blocks] {
+        if dirty {
+            fill::dirty(&mut driver, &order[part.start as usize..part.end as usize], progress)?;
+        } else {
+            fill::clean(&driver, part.clone(), progress)?;
+        }
+        rig.commit()?;
+        if part.start == 0 {
+            rig.checkpoint()?;
+        }
+    }
+    drop(driver);
+    rig.crash();
+    Ok(Devices { cache, origin })
+}
+
+fn measure(
+    args: &Args,
+    cache_bytes: u64,
+    dirty: bool,
+    covered: Covered,
+    progress: &Progress,
+) -> LabResult<Row> {
+    let devices = crashed(args, cache_bytes, dirty, covered, progress)?;
+    let (mut wall, mut cpu, mut open, mut start) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let mut last = RecoveryReport::default();
+    for _ in 0..args.rounds {
+        let cache: Arc<dyn Device> = devices.cache.fork();
+        let local = LocalLane::new(0, Arc::new(MonotonicClock::new()));
+        let watch = Stopwatch::start();
+        let (rig, report) = Rig::open(local, cache, StoreOptions::default())?;
+        let opened = watch.wall();
+        rig.attach(devices.origin.clone())?;
+        rig.target()?;
+        let sample = watch.sample(report.blocks);
+        if report.clean || report.blocks != args.blocks || (report.dirty == args.blocks) != dirty {
+            return Err(other(format!("this is not what was there before the crash: {report:?}")));
+        }
+        wall.push(sample.wall.as_nanos() as f64 / report.blocks as f64);
+        cpu.push(sample.cpu.as_nanos() as f64 / report.blocks as f64);
+        open.push(opened.as_secs_f64() * 1e3);
+        start.push((sample.wall - opened).as_secs_f64() * 1e3);
+        last = report;
+        rig.crash();
+    }
+    let cpu_ns_per_block = Estimate::of(&cpu);
+    Ok(Row {
+        state: if dirty { "dirty" } else { "clean" },
+        checkpoint: match covered {
+            Covered::Everything => "all",
+            Covered::Half => "half",
+        },
+        blocks: last.blocks,
+        dirty: last.dirty,
+        records_replayed: last.records,
+        records_torn: last.torn,
+        bytes_read: last.bytes_read,
+        open_ms: crate::pairs::median(&open),
+        start_ms: crate::pairs::median(&start),
+        wall_ns_per_block: Estimate::of(&wall),
+        cpu_ns_per_block,
+        goal: Goal::at_most(GOAL, cpu_ns_per_block.median),
+    })
+}
+
+fn print(report: &Report) -> LabResult<()> {
+    use forebay_core::units::format_size;
+    println!(
+        "cache of {}, {} recoveries of each crash",
+        format_size(report.cache_bytes),
+        report.rounds
+    );
+    let mut table = Table::new(&[
+        "STATE",
+        "IN CHECKPOINT",
+        "BLOCKS",
+        "RECORDS",
+        "READ",
+        "OPEN ms",
+        "START ms",
+        "WALL ns/BLOCK",
+        "CPU ns/BLOCK",
+        "GOAL",
+    ]);
+    for row in &report.rows {
+        table.row([
+            row.state.to_owned(),
+            row.checkpoint.to_owned(),
+            row.blocks.to_string(),
+            row.records_replayed.to_string(),
+            format_size(row.bytes_read),
+            format!("{:.0}", row.open_ms),
+            format!("{:.0}", row.start_ms),
+            row.wall_ns_per_block.to_string(),
+            row.cpu_ns_per_block.to_string(),
+            row.goal.show("<=", 0),
+        ]);
+    }
+    print!("{}", table.render());
+    Ok(())
+}

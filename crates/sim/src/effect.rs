@@ -1,0 +1,207 @@
+//! The moment at which an operation of a simulated disk takes effect, or goes wrong.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::sync::Arc;
+
+use forebay_core::Clock;
+use forebay_device::{DeviceDone, DeviceError, DeviceErrorKind, IoBuf};
+
+use crate::disk::{Effect, SimDisk, State};
+use crate::faults::happens;
+use crate::image::{Patch, PatchContent};
+use crate::stamp::{self, SECTOR};
+use crate::trace::hash_bytes;
+
+impl SimDisk {
+    pub(crate) fn error(
+        &self,
+        what: &'static str,
+        offset: u64,
+        kind: DeviceErrorKind,
+    ) -> DeviceError {
+        DeviceError {
+            kind,
+            device: self.name.clone(),
+            what,
+            offset,
+            cause: "injected by the simulator".into(),
+        }
+    }
+
+    pub(crate) fn take_effect(&self, state: &mut State, id: u64, effect: Effect) -> DeviceDone {
+        let outage = self.shared.clock.now() < state.outage_until;
+        let (kind, result, buf, hash) = match effect {
+            Effect::Read { offset, mut buf } => {
+                let result = self.complete_read(state, offset, &mut buf, outage);
+                let hash = if result.is_ok() { hash_bytes(&buf) } else { 0 };
+                ("read", result, Some(buf), hash)
+            }
+            Effect::Change { patch, early, buf, what } => {
+                let result = self.complete_change(state, &patch, &early, what, outage);
+                self.shared.tick();
+                (what, result, buf, 0)
+            }
+            Effect::Sync { before } => {
+                let result = self.complete_sync(state, before, outage);
+                self.shared.tick();
+                ("sync", result, None, 0)
+            }
+        };
+        self.shared.event(
+            "done",
+            &[self.number, id, u64::from(result.is_ok()), hash],
+            format_args!(
+                "{} {kind} #{id} {}",
+                self.name,
+                if result.is_ok() { "ok" } else { "failed" }
+            ),
+        );
+        DeviceDone { result, buf }
+    }
+
+    fn complete_read(
+        &self,
+        state: &mut State,
+        offset: u64,
+        buf: &mut IoBuf,
+        outage: bool,
+    ) -> Result<(), DeviceError> {
+        let sectors = offset / SECTOR as u64..(offset + buf.len() as u64) / SECTOR as u64;
+        if happens(state.plan.read_error, &mut state.rng) && !sectors.is_empty() {
+            let sector = state.rng.u64(sectors.clone());
+            if state.plan.bad_sectors {
+                state.bad_sectors.push(sector);
+            }
+            self.shared.fault(
+                "read error",
+                &[self.number, sector],
+                format_args!("{} sector {sector}", self.name),
+            );
+            return Err(self.error("read", offset, DeviceErrorKind::Io));
+        }
+        if outage || state.bad_sectors.iter().any(|bad| sectors.contains(bad)) {
+            return Err(self.error("read", offset, DeviceErrorKind::Io));
+        }
+        self.show_some_early(state, sectors);
+        state.image.read(offset, buf);
+        Ok(())
+    }
+
+    /// A write in flight may be visible already, sector by sector; once seen it stays.
+    fn show_some_early(&self, state: &mut State, sectors: Range<u64>) {
+        let State { in_flight, image, rng, order, .. } = state;
+        for other in in_flight.values_mut() {
+            let Effect::Change { patch, early, .. } = &mut other.effect else { continue };
+            let end = (patch.first + patch.sectors()).min(sectors.end);
+            for sector in patch.first.max(sectors.start)..end {
+                if rng.u32(0..4) == 0 && early.insert(sector) {
+                    image.apply_sector(patch, sector, *order);
+                    *order += 1;
+                }
+            }
+        }
+    }
+
+    fn complete_change(
+        &self,
+        state: &mut State,
+        patch: &Arc<Patch>,
+        early: &BTreeSet<u64>,
+        what: &'static str,
+        outage: bool,
+    ) -> Result<(), DeviceError> {
+        let offset = patch.first * SECTOR as u64;
+        let order = state.order;
+        state.order += 1;
+        if outage || happens(state.plan.write_error, &mut state.rng) {
+            if !outage {
+                self.shared.fault(
+                    "write error",
+                    &[self.number, patch.first],
+                    format_args!("{} sector {}", self.name, patch.first),
+                );
+                state.image.process_killed(&patch.without(early), order, &mut state.rng);
+            }
+            return Err(self.error(what, offset, DeviceErrorKind::Io));
+        }
+        if happens(state.plan.lost_write, &mut state.rng) && self.taint_all(patch) {
+            self.shared.fault(
+                "lost write",
+                &[self.number, patch.first],
+                format_args!("{} sector {}", self.name, patch.first),
+            );
+            return Ok(());
+        }
+        if happens(state.plan.misdirected_write, &mut state.rng)
+            && let Some(elsewhere) = self.misdirect(state, patch)
+        {
+            state.image.apply(&elsewhere, order);
+            return Ok(());
+        }
+        state.bad_sectors.retain(|bad| !(patch.first..patch.first + patch.sectors()).contains(bad));
+        for rest in patch.without(early) {
+            state.image.apply(&rest, order);
+        }
+        Ok(())
+    }
+
+    fn complete_sync(
+        &self,
+        state: &mut State,
+        before: u64,
+        outage: bool,
+    ) -> Result<(), DeviceError> {
+        if outage || happens(state.plan.sync_error, &mut state.rng) {
+            if !outage {
+                self.shared.fault("sync error", &[self.number], format_args!("{}", self.name));
+                let forgotten = state.image.forget_some(&mut state.rng);
+                self.shared.forgot(self.number, forgotten);
+            }
+            return Err(self.error("sync", 0, DeviceErrorKind::Io));
+        }
+        state.image.sync(before);
+        Ok(())
+    }
+
+    /// Taints every place whose data `patch` carries; `false` if it carries none.
+    fn taint_all(&self, patch: &Patch) -> bool {
+        let PatchContent::Data(bytes) = &patch.content else { return false };
+        let mut any = false;
+        for sector in bytes.as_chunks::<SECTOR>().0 {
+            if let Some((place, _)) = stamp::read(sector, self.shared.seed) {
+                self.shared.taint(place);
+                any = true;
+            }
+        }
+        any
+    }
+
+    /// The same data at another place where all sectors hold stamped data; taints both.
+    fn misdirect(&self, state: &mut State, patch: &Patch) -> Option<Arc<Patch>> {
+        let PatchContent::Data(bytes) = &patch.content else { return None };
+        let (sectors, total) = (patch.sectors(), state.image.sectors());
+        let aligned = total.checked_sub(sectors)? / 8;
+        for _ in 0..64 {
+            let first = state.rng.u64(0..=aligned) * 8;
+            let target = first..first + sectors;
+            let stamped = |sector| stamp::read(state.image.visible(sector), self.shared.seed);
+            if first == patch.first || !target.clone().all(|sector| stamped(sector).is_some()) {
+                continue;
+            }
+            if !self.taint_all(patch) {
+                return None;
+            }
+            for (place, _) in target.filter_map(stamped) {
+                self.shared.taint(place);
+            }
+            self.shared.fault(
+                "misdirected write",
+                &[self.number, patch.first, first],
+                format_args!("{} sector {} went to {first}", self.name, patch.first),
+            );
+            return Some(Arc::new(Patch { first, content: PatchContent::Data(bytes.clone()) }));
+        }
+        None
+    }
+}

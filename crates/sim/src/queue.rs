@@ -1,0 +1,223 @@
+//! How operations reach a simulated disk: checked, numbered, and given a time.
+
+use std::collections::BTreeSet;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use forebay_core::Clock;
+use forebay_device::{
+    Device, DeviceDone, DeviceError, DeviceErrorKind, DeviceOp, DeviceQueue, IoBuf, IoData, OpId,
+    QueueContext,
+};
+
+use crate::disk::{Effect, InFlight, SimDisk, State};
+use crate::faults::happens;
+use crate::image::{Patch, PatchContent};
+use crate::stamp::SECTOR;
+use crate::trace::{hash_bytes, mix};
+
+impl SimDisk {
+    /// What the operation will do, or why it is refused.
+    fn prepare(
+        &self,
+        state: &State,
+        op: DeviceOp,
+    ) -> (Result<Effect, Option<IoBuf>>, u64, u64, &'static str) {
+        let fits = |offset: u64, len: u64| {
+            offset.is_multiple_of(self.logical_block)
+                && len.is_multiple_of(self.logical_block)
+                && offset.checked_add(len).is_some_and(|end| end <= self.size)
+        };
+        let change = |offset: u64, content, buf, what| {
+            let patch = Arc::new(Patch { first: offset / SECTOR as u64, content });
+            Effect::Change { patch, early: BTreeSet::new(), buf, what }
+        };
+        match op {
+            DeviceOp::Read { offset, buf } => {
+                let len = buf.len() as u64;
+                let effect = if fits(offset, len) {
+                    Ok(Effect::Read { offset, buf })
+                } else {
+                    Err(Some(buf))
+                };
+                (effect, offset, len, "read")
+            }
+            DeviceOp::Write { offset, data: IoData::Owned(buf) } => {
+                let len = buf.len() as u64;
+                let effect = if fits(offset, len) {
+                    let content = PatchContent::Data(buf.to_vec().into());
+                    Ok(change(offset, content, Some(buf), "write"))
+                } else {
+                    Err(Some(buf))
+                };
+                (effect, offset, len, "write")
+            }
+            DeviceOp::Write { offset, data: IoData::Log(buffer, range) } => {
+                let len = range.len() as u64;
+                let bytes = buffer.get(range).filter(|_| fits(offset, len));
+                let effect = bytes
+                    .map(|bytes| change(offset, PatchContent::Data(bytes.into()), None, "write"))
+                    .ok_or(None);
+                (effect, offset, len, "write")
+            }
+            DeviceOp::Sync => (Ok(Effect::Sync { before: state.order }), 0, 0, "sync"),
+            DeviceOp::Discard { offset, len } => {
+                // What a discarded range reads as is undefined: here nothing happens, or it is zeroed.
+                let zeroed = match state.plan.discards_zero {
+                    true => 1,
+                    false => mix(self.shared.seed, state.next_id) & 1,
+                };
+                let effect = if fits(offset, len) {
+                    let content = PatchContent::Zeroes(zeroed * len / SECTOR as u64);
+                    Ok(change(offset, content, None, "discard"))
+                } else {
+                    Err(None)
+                };
+                (effect, offset, len, "discard")
+            }
+            DeviceOp::WriteZeroes { offset, len } => {
+                let effect = if fits(offset, len) {
+                    let content = PatchContent::Zeroes(len / SECTOR as u64);
+                    Ok(change(offset, content, None, "write zeroes"))
+                } else {
+                    Err(None)
+                };
+                (effect, offset, len, "write zeroes")
+            }
+        }
+    }
+
+    fn check_overlap(&self, state: &State, patch: &Patch) {
+        for other in state.in_flight.values() {
+            if let Effect::Change { patch: other, .. } = &other.effect
+                && other.overlaps(patch)
+            {
+                self.shared.complain(format!(
+                    "{}: sectors {}..{} are written while {}..{} are on their way",
+                    self.name,
+                    patch.first,
+                    patch.first + patch.sectors(),
+                    other.first,
+                    other.first + other.sectors(),
+                ));
+            }
+        }
+    }
+
+    fn start(&self, op: DeviceOp) -> OpId {
+        let state = &mut *self.state.lock();
+        let id = state.next_id;
+        state.next_id += 1;
+        if self.shared.stopped() {
+            // Nobody will ever see an answer.
+            return OpId(id);
+        }
+        let (effect, offset, len, what) = self.prepare(state, op);
+        let mut numbers = [self.number, id, offset, len, 0];
+        let effect = match effect {
+            Ok(effect) => effect,
+            Err(buf) => {
+                self.shared.complain(format!(
+                    "{}: {what} of {len} bytes at {offset} is not possible",
+                    self.name
+                ));
+                let result = Err(self.error(what, offset, DeviceErrorKind::Invalid));
+                state.done.insert(id, DeviceDone { result, buf });
+                return OpId(id);
+            }
+        };
+        let changes = !matches!(effect, Effect::Read { .. });
+        if let Effect::Change { patch, .. } = &effect {
+            if state.plan.overlap_is_fault {
+                self.check_overlap(state, patch);
+            }
+            if let PatchContent::Data(bytes) = &patch.content {
+                numbers[4] = hash_bytes(bytes);
+            }
+        }
+        let now = self.shared.clock.now();
+        if happens(state.plan.slow_episode, &mut state.rng) {
+            state.slow_until = now + state.latency.sample(2_000, &mut state.rng);
+            self.shared.fault(
+                "slow episode",
+                &[self.number],
+                format_args!("{} until {}", self.name, state.slow_until),
+            );
+        }
+        if happens(state.plan.outage, &mut state.rng) {
+            state.outage_until = now + state.latency.sample(2_000, &mut state.rng);
+            self.shared.fault(
+                "outage",
+                &[self.number],
+                format_args!("{} until {}", self.name, state.outage_until),
+            );
+        }
+        let factor = if now < state.slow_until { 40 } else { 1 };
+        let due = now + state.latency.sample(factor, &mut state.rng);
+        self.shared.event(
+            "start",
+            &numbers,
+            format_args!("{} {what} #{id} {offset}+{len} {:08x}", self.name, numbers[4] as u32),
+        );
+        // The world may stop just before the operation reaches the disk, or just after.
+        let early = state.rng.bool();
+        let stopped = changes && self.shared.tick();
+        if !(stopped && early) {
+            state.in_flight.insert((due, id), InFlight { id, effect });
+        }
+        OpId(id)
+    }
+
+    fn poll(&self, id: OpId, context: &Context<'_>) -> Poll<DeviceDone> {
+        let mut state = self.state.lock();
+        if let Some(done) = state.done.remove(&id.0) {
+            return Poll::Ready(done);
+        }
+        state.wakers.insert(id.0, context.waker().clone());
+        Poll::Pending
+    }
+
+    fn forget(&self, id: OpId) {
+        let mut state = self.state.lock();
+        state.wakers.remove(&id.0);
+        state.done.remove(&id.0);
+    }
+}
+
+struct SimQueue(Arc<SimDisk>);
+
+impl DeviceQueue for SimQueue {
+    fn start(&self, op: DeviceOp) -> OpId {
+        self.0.start(op)
+    }
+
+    fn poll_op(&self, id: OpId, context: &mut Context<'_>) -> Poll<DeviceDone> {
+        self.0.poll(id, context)
+    }
+
+    fn forget(&self, id: OpId) {
+        self.0.forget(id);
+    }
+}
+
+/// The device that is handed to the engine.
+pub struct DiskHandle(pub Arc<SimDisk>);
+
+impl Device for DiskHandle {
+    fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    fn size(&self) -> u64 {
+        self.0.size
+    }
+
+    fn logical_block(&self) -> u64 {
+        self.0.logical_block
+    }
+
+    fn open_queue(&self, _context: &QueueContext) -> Result<Rc<dyn DeviceQueue>, DeviceError> {
+        Ok(Rc::new(SimQueue(self.0.clone())))
+    }
+}

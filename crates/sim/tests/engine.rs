@@ -1,0 +1,65 @@
+//! The engine itself: some seeds of every kind of trouble, the same steps again, and (in builds
+//! with the feature) the bugs that were planted in it. Long runs are the binary's business.
+
+use forebay_sim::engine::Engine;
+use forebay_sim::profile::Weather;
+use forebay_sim::run::run_seed;
+use forebay_sim::runner::{Plan, catch_panics, run_many};
+use forebay_sim::world::RunOptions;
+
+fn plan(seeds: u64, weather: Option<Weather>) -> Plan {
+    let options = RunOptions { weather, ..RunOptions::default() };
+    Plan { start: 1, seeds, time: None, jobs: 2, max_failures: 3, options, progress: false }
+}
+
+fn keeps_every_promise(weather: Weather) {
+    catch_panics();
+    let summary = run_many(plan(25, Some(weather)), || Engine(None));
+    let failures: Vec<_> = summary
+        .failures
+        .iter()
+        .filter_map(|outcome| Some((outcome.seed, outcome.violation.as_ref()?.to_string())))
+        .collect();
+    assert!(failures.is_empty(), "forebay-sim --weather {}: {failures:#?}", weather.name());
+}
+
+#[test]
+fn crashes_lose_nothing_that_was_promised() {
+    keeps_every_promise(Weather::Crashes);
+}
+
+#[test]
+fn failing_origins_lose_nothing_that_was_promised() {
+    keeps_every_promise(Weather::OriginErrors);
+}
+
+#[test]
+fn a_failing_cache_device_never_gives_wrong_data() {
+    keeps_every_promise(Weather::CacheErrors);
+}
+
+#[test]
+fn damage_is_found_and_costs_what_was_damaged() {
+    keeps_every_promise(Weather::Damage);
+}
+
+#[test]
+fn the_same_seed_takes_the_same_steps() {
+    for seed in 1..=10 {
+        let run = || run_seed(seed, &Engine(None), RunOptions::default());
+        let (first, second) = (run(), run());
+        assert_eq!(first.hash, second.hash, "seed {seed}");
+        assert_eq!(first.counts.steps, second.counts.steps, "seed {seed}");
+    }
+}
+
+#[cfg(feature = "planted-bugs")]
+#[test]
+fn every_planted_bug_is_found() {
+    catch_panics();
+    for bug in forebay_store::PlantedBug::ALL {
+        let plan = Plan { max_failures: 1, ..plan(2_000, None) };
+        let summary = run_many(plan, || Engine(Some(bug)));
+        assert!(!summary.failures.is_empty(), "{} was not found", bug.name());
+    }
+}

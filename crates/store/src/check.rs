@@ -1,0 +1,351 @@
+//! Verifying a cache device without writing to it.
+//!
+//! The device is recovered as for use, with its writes swallowed: what is verified is exactly what
+//! a daemon would serve. Then every record of every segment that holds blocks is read, and each
+//! block that counts is compared with the index, and its content with its checksum.
+
+mod report;
+mod swallow;
+
+use std::cell::RefCell;
+use std::collections::{HashMap, HashSet};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use forebay_core::{OriginBlock, SegmentId, Slot};
+use forebay_device::{Device, DeviceError, IoBuf, Queue};
+use forebay_format::superblock::{COPY_A, COPY_B};
+use forebay_format::{
+    Body, CheckpointHeader, CheckpointReader, DataEntry, IndexEntry, PAGE, RecordHeader,
+    Superblock, SuperblockError, record,
+};
+use forebay_lane::{Lane, concurrently};
+
+use crate::error::StoreError;
+use crate::options::StoreOptions;
+use crate::recover::{read_roots, refused};
+use crate::store::{Store, StoreLane, VolumeSpace};
+
+pub use report::{BadBlock, CheckReport, MAX_LISTED};
+use swallow::Swallowing;
+
+/// Segments that are read at the same time.
+const SEGMENTS: usize = 8;
+
+/// What a check reads, and whom it tells.
+pub struct CheckOptions<'a> {
+    /// Opens a device on the lane, and has the queue driven.
+    pub open: &'a dyn Fn(&Arc<dyn Device>) -> Result<Queue, DeviceError>,
+    /// Leave the content of the blocks unread.
+    pub quick: bool,
+    /// Told how many segments have been read, and how many there are to read.
+    pub progress: Rc<dyn Fn(u64, u64)>,
+}
+
+/// Reads the checkpoint that counts, and shows each of its entries to `visit`. `None`: there is no
+/// checkpoint yet.
+///
+/// # Errors
+/// The checkpoint is damaged or the device fails; what was visited before means nothing then.
+pub async fn read_checkpoint(
+    queue: &Queue,
+    superblock: &Superblock,
+    mut visit: impl FnMut(&IndexEntry),
+) -> Result<Option<CheckpointHeader>, StoreError> {
+    let Some(reference) = &superblock.checkpoint else { return Ok(None) };
+    let damaged = |error: forebay_format::CheckpointError| StoreError::Refused(error.to_string());
+    let geometry = &superblock.geometry;
+    let offset = geometry.checkpoint_areas[usize::from(reference.area)];
+    let page = queue.read(offset, IoBuf::zeroed(PAGE)).await?;
+    let mut reader =
+        CheckpointReader::open(&page, reference, geometry, superblock.cache).map_err(damaged)?;
+    while let Some((at, len)) = reader.place() {
+        let bytes = queue.read(offset + at, IoBuf::for_overwrite(len)).await?;
+        for entry in reader.feed(&bytes).map_err(damaged)?.entries() {
+            visit(&entry);
+        }
+    }
+    reader.finish().map(Some).map_err(damaged)
+}
+
+/// Verifies a cache device. `lane` is the lane on which `options.open` opens queues.
+///
+/// # Errors
+/// The device is no cache device at all, or cannot be read. Everything else is in the report.
+pub async fn check(
+    lane: &Rc<Lane>,
+    device: Arc<dyn Device>,
+    options: CheckOptions<'_>,
+) -> Result<CheckReport, StoreError> {
+    let mut report = CheckReport { quick: options.quick, ..CheckReport::default() };
+    let queue = (options.open)(&device)?;
+    if !check_superblocks(&device, &queue, &mut report).await? {
+        return Ok(report);
+    }
+    let roots = match read_roots(&device, &queue).await {
+        Ok(roots) => roots,
+        Err(StoreError::Device(error)) => return Err(error.into()),
+        Err(error) => {
+            report.problems.push(error.to_string());
+            return Ok(report);
+        }
+    };
+    report.clean = roots.superblock.clean_shutdown;
+    report.volumes = roots.volumes.clone();
+    match read_checkpoint(&queue, &roots.superblock, |_| ()).await {
+        Ok(header) => report.checkpoint = header,
+        Err(StoreError::Device(error)) => report.problems.push(error.to_string()),
+        Err(error) => report.problems.push(error.to_string()),
+    }
+    report.superblock = Some(roots.superblock);
+    let Some(store) = recover(lane, &device, &options, &mut report).await? else {
+        return Ok(report);
+    };
+    let walk = Rc::new(Walk {
+        volumes: roots.volumes.iter().map(|volume| (volume.id, space(&store, volume.id))).collect(),
+        store,
+        quick: options.quick,
+        report: RefCell::new(report),
+        incomplete: RefCell::default(),
+    });
+    walk.clone().segments(lane, options.progress).await;
+    walk.unrecorded();
+    // The tasks have ended, so nobody else holds it.
+    Ok(walk.report.take())
+}
+
+fn space(store: &Rc<StoreLane>, id: forebay_core::VolumeId) -> Option<VolumeSpace> {
+    store.store().space_of(id)
+}
+
+/// Whether there is a superblock that counts.
+async fn check_superblocks(
+    device: &Arc<dyn Device>,
+    queue: &Queue,
+    report: &mut CheckReport,
+) -> Result<bool, StoreError> {
+    if device.size() < COPY_B + PAGE as u64 {
+        return Err(refused(device, "too small to be a cache device"));
+    }
+    let copy_a = queue.read(COPY_A, IoBuf::zeroed(PAGE)).await?;
+    let copy_b = queue.read(COPY_B, IoBuf::zeroed(PAGE)).await?;
+    let chosen = Superblock::choose(&copy_a, &copy_b);
+    for (name, bytes, at) in [("first", &copy_a, COPY_A), ("second", &copy_b, COPY_B)] {
+        if let Err(error) = Superblock::decode(bytes, at)
+            && chosen.is_ok()
+        {
+            // A crash while one copy is written leaves it torn: that is what the other is for.
+            report.notes.push(format!("the {name} copy of the superblock is not usable: {error}"));
+        }
+    }
+    match chosen {
+        Ok(_) => Ok(true),
+        Err(error @ SuperblockError::NotForebay) => Err(refused(device, error)),
+        Err(error) => {
+            report.problems.push(error.to_string());
+            Ok(false)
+        }
+    }
+}
+
+/// Recovers the device without writing to it. `None`: that is not possible, and why is reported.
+async fn recover(
+    lane: &Rc<Lane>,
+    device: &Arc<dyn Device>,
+    options: &CheckOptions<'_>,
+    report: &mut CheckReport,
+) -> Result<Option<Rc<StoreLane>>, StoreError> {
+    for accept_damage in [false, true] {
+        let swallowing: Arc<dyn Device> = Arc::new(Swallowing(device.clone()));
+        let queue = (options.open)(&swallowing)?;
+        let how = StoreOptions { accept_damage, ..StoreOptions::default() };
+        match Store::open(lane, swallowing, queue, how).await {
+            Ok((store, recovered)) => {
+                (report.blocks, report.dirty) = (recovered.blocks, recovered.dirty);
+                (report.replayed, report.torn) = (recovered.records, recovered.torn);
+                if recovered.torn > 0 {
+                    let torn = recovered.torn;
+                    report.notes.push(format!("{torn} records were torn by a crash before they were durable; they do not count"));
+                }
+                return Ok(Some(store));
+            }
+            Err(StoreError::Damaged { first, lost, .. }) if !accept_damage => {
+                report.problems.push(format!("{lost} records that had been durable are lost, the first is number {first}"));
+            }
+            Err(StoreError::Device(error)) => return Err(error.into()),
+            Err(error) => {
+                let error = error.to_string();
+                if !report.problems.iter().any(|known| error.ends_with(known.as_str())) {
+                    report.problems.push(error);
+                }
+                return Ok(None);
+            }
+        }
+    }
+    Ok(None)
+}
+
+/// The walk through all segments.
+struct Walk {
+    store: Rc<StoreLane>,
+    volumes: HashMap<forebay_core::VolumeId, Option<VolumeSpace>>,
+    quick: bool,
+    report: RefCell<CheckReport>,
+    /// Segments of which not all blocks were found, with those that were.
+    incomplete: RefCell<HashMap<SegmentId, HashSet<Slot>>>,
+}
+
+impl Walk {
+    async fn segments(self: Rc<Self>, lane: &Rc<Lane>, progress: Rc<dyn Fn(u64, u64)>) {
+        let segments = &self.store.store().segments;
+        let used: Vec<SegmentId> =
+            (0..segments.count()).map(SegmentId).filter(|id| segments.live(*id) > 0).collect();
+        let total = used.len() as u64;
+        self.report.borrow_mut().segments = total;
+        let done = Rc::new(std::cell::Cell::new(0));
+        let work = used.into_iter().map(move |segment| {
+            let (walk, done, progress) = (self.clone(), done.clone(), progress.clone());
+            async move {
+                walk.segment(segment).await;
+                done.set(done.get() + 1);
+                progress(done.get(), total);
+            }
+        });
+        concurrently(lane, SEGMENTS, work).await;
+    }
+
+    /// Reads the records of a segment. Behind a place without a header the search goes on page by
+    /// page, as recovery does it.
+    async fn segment(&self, segment: SegmentId) {
+        let store = self.store.store();
+        let geometry = store.geometry();
+        let generation = store.segments.generation(segment);
+        let start = geometry.segment_offset(segment);
+        let page = PAGE as u64;
+        let (mut at, mut seen) = (0, HashSet::new());
+        while at + page <= geometry.segment_bytes {
+            let bytes = match self.store.queue().read(start + at, IoBuf::for_overwrite(PAGE)).await {
+                Ok(bytes) => bytes,
+                Err(error) => {
+                    self.report.borrow_mut().problems.push(error.to_string());
+                    at += page;
+                    continue;
+                }
+            };
+            let header = record::decode(&bytes, geometry, &store.uuid()).ok().filter(|header| {
+                let place = u64::from(header.position) * geometry.granule();
+                header.segment == segment && header.generation == generation && place == at
+            });
+            let Some(header) = header else {
+                at += page;
+                continue;
+            };
+            at = (at + page + u64::from(header.payload_bytes)).next_multiple_of(page);
+            self.record(&header, &mut seen).await;
+        }
+        if (seen.len() as u64) < u64::from(store.segments.live(segment)) {
+            self.incomplete.borrow_mut().insert(segment, seen);
+        }
+    }
+
+    async fn record(&self, header: &RecordHeader, seen: &mut HashSet<Slot>) {
+        self.report.borrow_mut().records += 1;
+        let Body::Data(entries) = &header.body else { return };
+        let store = self.store.store();
+        let geometry = store.geometry();
+        let live: Vec<(usize, &DataEntry, bool)> = entries
+            .iter()
+            .enumerate()
+            .filter_map(|(number, entry)| {
+                let slot = header.cell(geometry, number);
+                let dirty = self.counts(entry, slot)?;
+                seen.insert(slot);
+                Some((number, entry, dirty))
+            })
+            .collect();
+        if live.is_empty() || self.quick {
+            self.report.borrow_mut().verified += live.len() as u64;
+            return;
+        }
+        let block = geometry.block.as_usize();
+        let offset = geometry.slot_offset(header.cell(geometry, 0));
+        let buf = IoBuf::for_overwrite(entries.len() * block);
+        let payload = match self.store.queue().read(offset, buf).await {
+            Ok(payload) => payload,
+            Err(error) => {
+                for (_, entry, dirty) in live {
+                    self.bad(entry.volume, entry.block, dirty, &error.to_string());
+                }
+                return;
+            }
+        };
+        for (number, entry, dirty) in live {
+            let cell = payload.get(number * block..(number + 1) * block).unwrap_or_default();
+            let check = forebay_format::payload_check(&store.uuid(), entry.volume, entry.block, cell);
+            let mut report = self.report.borrow_mut();
+            report.verified += 1;
+            report.bytes += cell.len() as u64;
+            drop(report);
+            if check != entry.check {
+                self.bad(entry.volume, entry.block, dirty, "its content does not match its checksum");
+            }
+        }
+    }
+
+    /// Whether what lies at `slot` is the version that counts: then whether it is dirty.
+    fn counts(&self, entry: &DataEntry, slot: Slot) -> Option<bool> {
+        if entry.void {
+            return None;
+        }
+        let store = self.store.store();
+        let space = self.volumes.get(&entry.volume).copied().flatten()?;
+        if entry.block.0 >= space.blocks {
+            return None;
+        }
+        let found = store.peek(&space, entry.block)?.entry;
+        if found.slot != slot {
+            return None;
+        }
+        if !found.check_matches(store.index.geometry(), entry.check) {
+            self.bad(entry.volume, entry.block, found.dirty, "the checkpoint and the record disagree about its checksum");
+        }
+        Some(found.dirty)
+    }
+
+    /// Reports the blocks of the index of which no record says anything.
+    fn unrecorded(&self) {
+        let incomplete = self.incomplete.take();
+        if incomplete.is_empty() {
+            return;
+        }
+        let store = self.store.store();
+        store.index.scan(|address, entry| {
+            let missing = incomplete
+                .get(&store.segment_of(entry.slot))
+                .is_some_and(|seen| !seen.contains(&entry.slot));
+            if !missing {
+                return;
+            }
+            for (id, space) in &self.volumes {
+                if let Some(block) = space.and_then(|space| space.block(address)) {
+                    self.bad(*id, block, entry.dirty, "the header of its record is damaged");
+                }
+            }
+        });
+    }
+
+    fn bad(&self, id: forebay_core::VolumeId, block: OriginBlock, dirty: bool, what: &str) {
+        let size = self.store.store().block_size();
+        let mut report = self.report.borrow_mut();
+        let Some(volume) = report.volumes.iter().find(|volume| volume.id == id) else { return };
+        let (alignment, end) = (u64::from(volume.alignment), volume.origin_bytes);
+        let first = size.offset_of(block);
+        let offset = first.saturating_sub(alignment);
+        let len = (first + size.bytes()).saturating_sub(alignment).min(end).saturating_sub(offset);
+        let volume = volume.name.clone();
+        report.add_bad(BadBlock { volume, block, offset, len, dirty, what: what.to_owned() });
+    }
+}
+
+#[cfg(test)]
+mod tests;
