@@ -1,13 +1,17 @@
 //! Discard and write zeroes: older data must never come back, also not after a crash.
 //!
-//! Clean copies are forgotten first, durably: until the origin changes it has the same data. Then
-//! the origin is zeroed, durably, and only then the dirty copies go, also durably: they are the
-//! newest data until the zeroes are there, and the origin has something older.
+//! Clean copies are forgotten, durably, before the origin changes: until then it has the same data.
+//! Dirty copies are replaced by zeroes in the log, like any other write: forgetting them would bring
+//! back the older data of the origin if a crash came before the zeroes there.
 
-use forebay_core::{IoError, OriginBlock, Slot};
+use std::ops::Range;
+
+use forebay_core::{IoError, OriginBlock};
 use forebay_device::{DeviceErrorKind, DeviceOp, IoBuf};
+use forebay_store::{Appended, Class, Condition, Version};
 
 use crate::lane::LaneVolume;
+use crate::ranges::RangeGuard;
 use crate::stats::bump;
 
 /// Zeroes up to this many bytes are written like data, and longer runs in pieces of it.
@@ -94,19 +98,53 @@ impl LaneVolume {
         let volume = &self.volume;
         let store = self.store.store();
         let range = volume.block_range(first).start..volume.block_range(OriginBlock(end.0 - 1)).end;
-        // No block may turn clean while the origin is changed under it.
-        let _marking = volume.marking.exclusive(0..1).await;
-        let _range = volume.ranges.exclusive(range.clone()).await;
-        // The copies that exist now; what is written from here on is newer.
-        let copies: Vec<(OriginBlock, Slot)> = (first.0..end.0)
-            .filter_map(|number| {
-                let block = OriginBlock(number);
-                store.peek(&volume.space, block).map(|found| (block, found.entry.slot))
-            })
-            .collect();
-        for (block, slot) in &copies {
-            store.forget(&volume.space, *block, |entry| entry.slot == *slot && !entry.dirty);
+        loop {
+            let space = store.space.listen();
+            let lock = volume.ranges.exclusive(range.clone()).await;
+            if self.take_out(first, end) {
+                return self.zero_origin(range, op, lock).await;
+            }
+            // Room may depend on writing back what lies in this very range.
+            drop(lock);
+            self.wait_for_space(space).await?;
         }
+    }
+
+    /// Forgets clean copies and replaces dirty ones by zeroes. `false`: there is no room.
+    fn take_out(&self, first: OriginBlock, end: OriginBlock) -> bool {
+        let volume = &self.volume;
+        let store = self.store.store();
+        for block in (first.0..end.0).map(OriginBlock) {
+            store.forget(&volume.space, block, |entry| !entry.dirty);
+            if store.peek(&volume.space, block).is_none() {
+                continue;
+            }
+            let version = Version {
+                space: &volume.space,
+                block,
+                dirty: true,
+                mask: None,
+                age: self.cache.age().bits(),
+                condition: Condition::Always,
+            };
+            match self.store.append(version, Class::Foreground, |cell| cell.fill(0)) {
+                Appended::Done { old } => {
+                    volume.remove_bad(block);
+                    volume.appended(block, old.as_ref(), true, self.now());
+                }
+                Appended::NoSpace | Appended::Refused => return false,
+            }
+        }
+        true
+    }
+
+    async fn zero_origin(
+        &self,
+        range: Range<u64>,
+        op: impl Fn(u64, u64) -> DeviceOp,
+        _lock: RangeGuard<'_>,
+    ) -> Result<Zeroed, IoError> {
+        let volume = &self.volume;
         // Barrier for invariants 6 and 21: clean copies do not come back over the zeroes.
         self.store.settle_marks().await.map_err(|error| self.store_failed(&error))?;
         let done = self.origin.run(op(range.start, range.end - range.start)).await;
@@ -119,17 +157,6 @@ impl LaneVolume {
                 return Err(IoError::Io);
             }
         }
-        // Barrier for invariant 21: the zeroes before the dirty copies go.
-        self.sync_origin().await?;
-        for (block, slot) in copies {
-            if let Some(entry) = store.forget(&volume.space, block, |entry| entry.slot == slot)
-                && entry.dirty
-            {
-                volume.cleaned(block);
-            }
-        }
-        // Barrier for invariant 21: the copies are gone for good before this is acknowledged.
-        self.store.settle_marks().await.map_err(|error| self.store_failed(&error))?;
         Ok(Zeroed::Done)
     }
 }

@@ -78,9 +78,6 @@ pub struct Volume {
     pub(crate) draining: AtomicU64,
     /// Blocks that writes through the cache have put on the origin, which has not been synced.
     pub(crate) through: Mutex<Vec<(OriginBlock, Slot)>>,
-    /// Shared by writeback from its first write until the blocks are marked clean; held alone by
-    /// whoever changes the origin under a dirty block.
-    pub(crate) marking: Ranges,
     origin_writes: AtomicU64,
     origin_synced: AtomicU64,
     /// Blocks that were changed on the origin since its last sync, and by which write.
@@ -127,7 +124,6 @@ impl Volume {
             progress: Notify::default(),
             draining: AtomicU64::new(0),
             through: Mutex::default(),
-            marking: Ranges::default(),
             unsynced: Mutex::default(),
             // What an earlier run has written may not be durable: the first flush syncs.
             origin_writes: AtomicU64::new(1),

@@ -1,6 +1,7 @@
 //! Writes: to the log, through it to the origin, or round it.
 
 use std::ops::Range;
+use std::sync::atomic::Ordering;
 
 use forebay_core::{Durability, IoError, OriginBlock, SectorMask};
 use forebay_device::{DeviceOp, IoBuf, IoData};
@@ -11,6 +12,21 @@ use crate::plan::{BlockState, WriteStep, write_step, write_steps};
 use crate::read::{bytes_of, state_of};
 use crate::stats::bump;
 use crate::volume::Piece;
+
+/// How a way of writing ended.
+enum WriteEnd {
+    Done(Result<(), IoError>),
+    /// Things have changed meanwhile: choose the way anew.
+    Again,
+}
+
+/// How far a write to the log has come.
+#[derive(Default)]
+struct Progress {
+    written: Vec<Written>,
+    /// Blocks that were cached before.
+    cached: usize,
+}
 
 /// What was appended for one block, to be marked clean when the origin has it.
 type Written = (OriginBlock, forebay_core::Slot);
@@ -25,36 +41,29 @@ impl LaneVolume {
         if !direct || !checked || volume.durability() != Durability::Flush {
             return None;
         }
-        let block_bytes = volume.block.as_usize();
-        if volume.pieces(offset, len).any(|piece| piece.bytes.len() != block_bytes) {
+        // One block only: a write of several could find room for some of them, and no part of a
+        // write may be done twice.
+        let mut pieces = volume.pieces(offset, len);
+        let piece = pieces.next().filter(|piece| piece.bytes.len() == volume.block.as_usize())?;
+        if pieces.next().is_some() || self.is_sequential(true, offset, len) {
             return None;
         }
-        if self.is_sequential(true, offset, len) {
-            return None;
-        }
-        let (mut hits, mut blocks) = (true, 0);
-        for piece in volume.pieces(offset, len) {
-            let version = Version {
-                space: &volume.space,
-                block: piece.block,
-                dirty: true,
-                mask: None,
-                age: self.cache.age().bits(),
-                condition: Condition::Always,
-            };
-            let bytes = &data[piece.bytes.clone()];
-            match self.store.append(version, Class::Foreground, |cell| cell.copy_from_slice(bytes)) {
-                Appended::Done { old } => {
-                    self.note_appended(piece.block, old.as_ref());
-                    hits &= old.is_some();
-                }
-                // What is in already is part of this same write, which is submitted again.
-                Appended::NoSpace | Appended::Refused => return None,
+        let version = Version {
+            space: &volume.space,
+            block: piece.block,
+            dirty: true,
+            mask: None,
+            age: self.cache.age().bits(),
+            condition: Condition::Always,
+        };
+        match self.store.append(version, Class::Foreground, |cell| cell.copy_from_slice(data)) {
+            Appended::Done { old } => {
+                self.note_appended(piece.block, old.as_ref());
+                self.count_write(old.is_some(), len, 1);
+                Some(Ok(()))
             }
-            blocks += 1;
+            Appended::NoSpace | Appended::Refused => None,
         }
-        self.count_write(hits, len, blocks);
-        Some(Ok(()))
     }
 
     fn note_appended(&self, block: OriginBlock, old: Option<&Entry>) {
@@ -75,40 +84,48 @@ impl LaneVolume {
     }
 
     /// Writes a checked range and gives the buffer back.
-    pub(crate) async fn write(&self, offset: u64, data: IoBuf, fua: bool) -> (Result<(), IoError>, IoBuf) {
+    pub(crate) async fn write(&self, offset: u64, mut data: IoBuf, fua: bool) -> (Result<(), IoError>, IoBuf) {
         let len = data.len() as u64;
-        match self.way(offset, len) {
-            WriteStep::Cache => (self.write_cache(offset, len, &data, fua).await, data),
-            WriteStep::Through => self.write_through(offset, data, fua).await,
-            WriteStep::Around => self.write_around(offset, data, fua).await,
+        loop {
+            let way = self.way(offset, len);
+            let end = match way {
+                WriteStep::Cache => WriteEnd::Done(self.write_cache(offset, &data, fua).await),
+                WriteStep::Through => return self.write_through(offset, data, fua).await,
+                WriteStep::Around => {
+                    let (end, buf) = self.write_around(offset, data, fua).await;
+                    data = buf;
+                    end
+                }
+            };
+            if let WriteEnd::Done(result) = end {
+                if way == WriteStep::Around {
+                    self.count_bypass(offset, len);
+                }
+                return (result, data);
+            }
         }
+    }
+
+    fn count_bypass(&self, offset: u64, len: u64) {
+        let counters = &self.stats().counters;
+        let sequential = self.is_sequential(true, offset, len);
+        bump(&counters.bypassed, 1);
+        bump(if sequential { &counters.bypassed_sequential } else { &counters.bypassed_mode }, 1);
     }
 
     /// Which way a write goes, as a whole.
     fn way(&self, offset: u64, len: u64) -> WriteStep {
         let sequential = self.is_sequential(true, offset, len);
         let volume = &self.volume;
-        let way = write_steps(volume.pieces(offset, len).map(|piece| {
+        write_steps(volume.pieces(offset, len).map(|piece| {
             let found = self.store.store().peek(&volume.space, piece.block);
             write_step(volume.mode(), state_of(found.as_ref()), sequential)
-        }));
-        if way == WriteStep::Around {
-            let counters = &self.stats().counters;
-            bump(&counters.bypassed, 1);
-            bump(if sequential { &counters.bypassed_sequential } else { &counters.bypassed_mode }, 1);
-        }
-        way
+        }))
     }
 
     /// Writes to the log.
-    async fn write_cache(
-        &self,
-        offset: u64,
-        len: u64,
-        source: &[u8],
-        fua: bool,
-    ) -> Result<(), IoError> {
-        self.append_all(offset, len, source).await?;
+    async fn write_cache(&self, offset: u64, data: &[u8], fua: bool) -> Result<(), IoError> {
+        self.append_patiently(offset, data, &mut Progress::default()).await?;
         if fua || self.volume.durability() == Durability::Strict {
             // Barrier for invariant 2: the write's own record is durable before it is acknowledged.
             self.store.commit().await.map_err(|error| self.store_failed(&error))?;
@@ -116,31 +133,41 @@ impl LaneVolume {
         Ok(())
     }
 
-    /// Appends every block of a range; says what was appended, and whether anything was cached.
-    async fn append_all(
-        &self,
-        offset: u64,
-        len: u64,
-        source: &[u8],
-    ) -> Result<(Vec<Written>, bool), IoError> {
-        let (mut all, mut any) = (true, false);
-        let mut written = Vec::new();
-        for piece in self.volume.pieces(offset, len) {
-            let (was_cached, done) = self.append_piece(&piece, source).await?;
-            all &= was_cached;
-            any |= was_cached;
-            written.push(done);
+    /// Appends what is left of a write; waits for room as often as needed. Not to be called by
+    /// whoever holds a range: room may depend on writing back what lies in it.
+    async fn append_patiently(&self, offset: u64, data: &[u8], progress: &mut Progress) -> Result<(), IoError> {
+        loop {
+            let space = self.store.store().space.listen();
+            if self.append_rest(offset, data, progress).await? {
+                return Ok(());
+            }
+            self.wait_for_space(space).await?;
         }
-        self.count_write(all, len, written.len() as u64);
-        Ok((written, any))
     }
 
-    /// Appends one block's part of a write, merged with what is cached of the block.
-    async fn append_piece(&self, piece: &Piece, source: &[u8]) -> Result<(bool, Written), IoError> {
+    /// Appends what is left of a write, block by block, each exactly once. `false`: there is no
+    /// room for the next one.
+    async fn append_rest(&self, offset: u64, data: &[u8], progress: &mut Progress) -> Result<bool, IoError> {
+        let len = data.len() as u64;
+        let done = progress.written.len();
+        for piece in self.volume.pieces(offset, len).skip(done) {
+            let Some((was_cached, written)) = self.append_piece(&piece, data).await? else {
+                return Ok(false);
+            };
+            progress.cached += usize::from(was_cached);
+            progress.written.push(written);
+        }
+        let blocks = progress.written.len();
+        self.count_write(progress.cached == blocks, len, blocks as u64);
+        Ok(true)
+    }
+
+    /// Appends one block's part of a write, merged with what is cached of the block. `None`: there
+    /// is no room.
+    async fn append_piece(&self, piece: &Piece, source: &[u8]) -> Result<Option<(bool, Written)>, IoError> {
         let volume = &self.volume;
         let store = self.store.store();
         loop {
-            let space = store.space.listen();
             let pinned = if piece.whole {
                 None
             } else {
@@ -195,10 +222,10 @@ impl LaneVolume {
                 Appended::Done { old } => {
                     volume.remove_bad(piece.block);
                     self.note_appended(piece.block, old.as_ref());
-                    return Ok((old.is_some(), (piece.block, slot)));
+                    return Ok(Some((old.is_some(), (piece.block, slot))));
                 }
                 Appended::Refused => (),
-                Appended::NoSpace => self.wait_for_space(space).await?,
+                Appended::NoSpace => return Ok(None),
             }
         }
     }
@@ -207,11 +234,19 @@ impl LaneVolume {
     async fn write_through(&self, offset: u64, data: IoBuf, fua: bool) -> (Result<(), IoError>, IoBuf) {
         let volume = &self.volume;
         let len = data.len() as u64;
-        let _range = volume.ranges.exclusive(volume.widen(offset..offset + len)).await;
-        let (written, replaced) = match self.append_all(offset, len, &data).await {
-            Ok(done) => done,
+        let range = volume.ranges.exclusive(volume.widen(offset..offset + len)).await;
+        let mut progress = Progress::default();
+        match self.append_rest(offset, &data, &mut progress).await {
+            Ok(true) => (),
+            Ok(false) => {
+                drop(range);
+                let result = self.write_through_log(offset, &data, &mut progress).await;
+                return (result, data);
+            }
             Err(error) => return (Err(error), data),
-        };
+        }
+        let Progress { written, cached } = progress;
+        let replaced = cached > 0;
         // Barrier for invariant 6: no older copy may come back after a crash once the origin has
         // begun to change.
         if (replaced || !self.store.store().marks_settled())
@@ -224,44 +259,74 @@ impl LaneVolume {
             volume.through.lock().extend(written);
         }
         volume.writeback_wanted.notify_all();
-        let result = match result {
-            Ok(()) if fua => self.sync_origin().await,
-            other => other,
+        (self.sync_if(fua, result).await, data)
+    }
+
+    /// Writes to the log as far as it has not been done, and waits until writeback has brought it
+    /// to the origin: the way for when the log is full, as it keeps nobody from making room.
+    async fn write_through_log(&self, offset: u64, data: &[u8], progress: &mut Progress) -> Result<(), IoError> {
+        let volume = &self.volume;
+        self.append_patiently(offset, data, progress).await?;
+        volume.draining.fetch_add(1, Ordering::SeqCst);
+        volume.writeback_wanted.notify_all();
+        let result = loop {
+            let changed = volume.progress.listen();
+            progress.written.retain(|(block, slot)| {
+                let found = self.store.store().peek(&volume.space, *block);
+                found.is_some_and(|found| found.entry.slot == *slot && found.entry.dirty)
+            });
+            if progress.written.is_empty() {
+                break Ok(());
+            }
+            if volume.writeback_error().is_some() || self.store.store().health.failed() {
+                break Err(IoError::Io);
+            }
+            changed.await;
         };
-        (result, data)
+        volume.draining.fetch_sub(1, Ordering::SeqCst);
+        result
     }
 
     /// Writes to the origin alone.
-    async fn write_around(&self, offset: u64, data: IoBuf, fua: bool) -> (Result<(), IoError>, IoBuf) {
+    async fn write_around(&self, offset: u64, data: IoBuf, fua: bool) -> (WriteEnd, IoBuf) {
         let volume = &self.volume;
         let len = data.len() as u64;
         let range = offset..offset + len;
         let _range = volume.ranges.exclusive(volume.widen(range.clone())).await;
+        let Some(cached) = self.forget_clean(&range) else {
+            // A block turned dirty while this waited; its copy would hide what goes round it.
+            return (WriteEnd::Again, data);
+        };
         bump(&self.stats().counters.user_written_bytes, len);
-        let cached = self.forget_clean(&range);
         bump(if cached { &self.stats().counters.write_hits } else { &self.stats().counters.write_misses }, 1);
         // Barrier for invariants 5 and 6: what was forgotten stays forgotten, before the origin has
         // anything newer.
         if let Err(error) = self.store.settle_marks().await {
-            return (Err(self.store_failed(&error)), data);
+            return (WriteEnd::Done(Err(self.store_failed(&error))), data);
         }
         let (result, data) = self.write_origin(offset, data).await;
-        let result = match result {
-            Ok(()) if fua => self.sync_origin().await,
-            other => other,
-        };
-        (result, data)
+        (WriteEnd::Done(self.sync_if(fua, result).await), data)
     }
 
-    /// Forgets the clean copies in a range; whether there were any. Fills are overtaken.
-    fn forget_clean(&self, range: &Range<u64>) -> bool {
+    async fn sync_if(&self, fua: bool, result: Result<(), IoError>) -> Result<(), IoError> {
+        result?;
+        if fua { self.sync_origin().await } else { Ok(()) }
+    }
+
+    /// Forgets the clean copies in a range; whether there were any. Fills are overtaken. `None`: a
+    /// block is dirty.
+    fn forget_clean(&self, range: &Range<u64>) -> Option<bool> {
         let volume = &self.volume;
+        let store = self.store.store();
         let mut any = false;
         for number in volume.blocks(range.clone()) {
             let block = OriginBlock(number);
-            any |= self.store.store().forget(&volume.space, block, |entry| !entry.dirty).is_some();
+            any |= store.forget(&volume.space, block, |entry| !entry.dirty).is_some();
+            if store.peek(&volume.space, block).is_some() {
+                return None;
+            }
         }
-        any
+        Some(any)
     }
 
     /// Writes to the origin. The caller has the range for itself.

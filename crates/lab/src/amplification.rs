@@ -93,6 +93,7 @@ fn measure(args: &Args, cache: u64, span: u64, flush: bool, progress: &Progress)
         origin: RamDevice::new("origin", blocks * BLOCK)? as Arc<dyn Device>,
         settings: VolumeSettings::default(),
         options: StoreOptions::default(),
+        touched: false,
     };
     let rig = Rig::create(LocalLane::new(0, Arc::new(MonotonicClock::new())), plan)?;
     let mut driver = Driver::new(rig.local.clone(), rig.target()?);

@@ -195,8 +195,11 @@ impl SparseDevice {
     /// A device of `size` bytes, a multiple of 4096, all zeroes.
     pub(crate) fn new(name: &str, size: u64) -> Arc<Self> {
         let count = (size / PAGE as u64) as usize;
+        // Written one by one: the system gives zeroed memory only when it is touched, and then it
+        // would seem to be the engine that grows.
+        let numbers = (0..count).map(|_| std::hint::black_box(0)).collect();
         let pages = Pages {
-            numbers: vec![0; count],
+            numbers,
             patterns: vec![0],
             known: HashMap::from([(0, 0)]),
             ..Pages::default()

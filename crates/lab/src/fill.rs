@@ -20,6 +20,8 @@ pub(crate) fn clean(
     blocks: std::ops::Range<u64>,
     progress: &Progress,
 ) -> LabResult<()> {
+    // Nothing is taken from an origin that might still lose what an earlier run wrote to it.
+    driver.plain(Op::Flush, 0, 0)?;
     let end = blocks.end * BLOCK;
     let mut at = blocks.start * BLOCK;
     while at < end {

@@ -4,12 +4,14 @@
 //! process has in fact grown by, as the kernel counts it. The devices have their memory before the
 //! first look, so that only the engine grows.
 
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 
+use clap::ValueEnum;
 use forebay_device::Device;
 use forebay_lane::MonotonicClock;
 use forebay_store::StoreOptions;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::device::SparseDevice;
 use crate::driver::Driver;
@@ -32,11 +34,24 @@ pub(crate) struct Args {
     /// How much of the cache these blocks fill, in percent
     #[arg(long, default_value_t = 96, value_parser = clap::value_parser!(u64).range(10..=97))]
     full: u64,
+    /// States that are measured, each in a process of its own: memory that one gave back to the
+    /// allocator would hide what the next one takes
+    #[arg(long, value_delimiter = ',', default_value = "clean,dirty")]
+    states: Vec<State>,
 }
 
-#[derive(Serialize)]
+/// What the blocks are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum State {
+    /// Brought in from the origin
+    Clean,
+    /// Written
+    Dirty,
+}
+
+#[derive(Serialize, Deserialize)]
 struct Row {
-    state: &'static str,
+    state: String,
     blocks: u64,
     /// What the store says: index and segment table.
     index_bytes: u64,
@@ -51,7 +66,7 @@ struct Row {
     goal: Goal,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, Deserialize)]
 struct Report {
     cache_bytes: u64,
     full_percent: u64,
@@ -75,14 +90,28 @@ pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
         return Err(other("choose 16384 blocks or more, below 2^31"));
     }
     let cache_bytes = cache_size(args.blocks, args.full);
-    let progress = Progress::new(2 * args.blocks, "filling");
-    let rows = vec![
-        measure(args, cache_bytes, false, &progress)?,
-        measure(args, cache_bytes, true, &progress)?,
-    ];
-    drop(progress);
+    let rows = match args.states[..] {
+        [state] => {
+            let progress = Progress::new(args.blocks, "filling");
+            vec![measure(args, cache_bytes, state == State::Dirty, &progress)?]
+        }
+        _ => args.states.iter().map(|state| apart(args, *state)).collect::<LabResult<_>>()?,
+    };
     let report = Report { cache_bytes, full_percent: args.full, rows };
     if json { print_json(&report) } else { print(&report) }
+}
+
+/// Measures one state in a process of its own.
+fn apart(args: &Args, state: State) -> LabResult<Row> {
+    let state = state.to_possible_value().map(|value| value.get_name().to_owned());
+    let output = Command::new(std::env::current_exe()?)
+        .args(["--json", "memory", "--states", &state.unwrap_or_default()])
+        .args([format!("--blocks={}", args.blocks), format!("--full={}", args.full)])
+        .stderr(Stdio::inherit())
+        .output()?;
+    let report: Option<Report> = serde_json::from_slice(&output.stdout).ok();
+    let row = report.and_then(|report| report.rows.into_iter().next());
+    row.ok_or_else(|| other(format!("the process that measures has failed: {}", output.status)))
 }
 
 /// The size of a cache device that so many blocks fill to so many percent.
@@ -105,6 +134,7 @@ fn measure(args: &Args, cache_bytes: u64, dirty: bool, progress: &Progress) -> L
         origin: origin as Arc<dyn Device>,
         settings: no_writeback(),
         options: StoreOptions::default(),
+        touched: false,
     };
     let rig = Rig::create(LocalLane::new(0, Arc::new(MonotonicClock::new())), plan)?;
     let mut driver = Driver::new(rig.local.clone(), rig.target()?);
@@ -126,7 +156,7 @@ fn measure(args: &Args, cache_bytes: u64, dirty: bool, progress: &Progress) -> L
     let per_block = |bytes: u64| bytes as f64 / blocks as f64;
     let index_bytes = store.index_bytes();
     Ok(Row {
-        state: if dirty { "dirty" } else { "clean" },
+        state: if dirty { "dirty" } else { "clean" }.to_owned(),
         blocks,
         index_bytes,
         index_bytes_per_block: per_block(index_bytes),
@@ -153,7 +183,7 @@ fn print(report: &Report) -> LabResult<()> {
     ]);
     for row in &report.rows {
         table.row([
-            row.state.to_owned(),
+            row.state.clone(),
             row.blocks.to_string(),
             format_size(row.index_bytes),
             format!("{:.2}", row.index_bytes_per_block),

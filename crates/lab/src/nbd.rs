@@ -74,8 +74,7 @@ pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
     let progress = Progress::new(steps as u64, "starting servers");
     let mut servers = Vec::new();
     for peer in std::iter::once(Peer::Forebay).chain(args.peers.iter().copied()) {
-        let running = Running::start(peer, folder.path(), span)?;
-        let mut client = Client::connect(running.socket(), peer.export())?;
+        let (running, mut client) = Running::start(peer, folder.path(), span)?;
         client.fill(span)?;
         servers.push((running, client));
     }

@@ -1,6 +1,6 @@
 //! Results for people and for programs.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::error::{LabResult, other};
 
@@ -54,7 +54,7 @@ impl Table {
 }
 
 /// A goal beside a number.
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Goal {
     /// What is wanted.
     pub(crate) goal: f64,

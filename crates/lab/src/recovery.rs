@@ -35,6 +35,10 @@ pub(crate) struct Args {
     /// How often each crash is recovered from
     #[arg(long, default_value_t = 5)]
     rounds: usize,
+    /// Blocks between two commits: what a device takes in one commit interval. Payloads that were
+    /// written after the last commit that the log tells of have to be read
+    #[arg(long, default_value_t = 65536)]
+    commit_every: u64,
 }
 
 /// What the last checkpoint before the crash has.
@@ -70,8 +74,11 @@ struct Report {
 }
 
 pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
-    if !(1 << 14..MOST_BLOCKS).contains(&args.blocks) || args.rounds == 0 {
-        return Err(other("choose 16384 blocks or more, below 2^31, and a round or more"));
+    if !(1 << 14..MOST_BLOCKS).contains(&args.blocks) || args.rounds == 0 || args.commit_every == 0
+    {
+        return Err(other(
+            "choose 16384 blocks or more, below 2^31, with a round and a commit or more",
+        ));
     }
     let cache_bytes = cache_size(args.blocks, 90);
     let progress = Progress::new(4 * args.blocks, "filling");
@@ -105,6 +112,7 @@ fn crashed(
         origin: origin.clone() as Arc<dyn Device>,
         settings: no_writeback(),
         options: StoreOptions::default(),
+        touched: false,
     };
     let rig = Rig::create(LocalLane::new(0, Arc::new(MonotonicClock::new())), plan)?;
     let mut driver = Driver::new(rig.local.clone(), rig.target()?);
@@ -115,12 +123,18 @@ fn crashed(
         Covered::Half => args.blocks / 2,
     };
     for part in [0..middle, middle..args.blocks] {
-        if dirty {
-            fill::dirty(&mut driver, &order[part.start as usize..part.end as usize], progress)?;
-        } else {
-            fill::clean(&driver, part.clone(), progress)?;
+        let mut start = part.start;
+        while start < part.end {
+            let some = start..part.end.min(start + args.commit_every);
+            start = some.end;
+            if dirty {
+                let order = &order[some.start as usize..some.end as usize];
+                fill::dirty(&mut driver, order, progress)?;
+            } else {
+                fill::clean(&driver, some, progress)?;
+            }
+            rig.commit()?;
         }
-        rig.commit()?;
         if part.start == 0 {
             rig.checkpoint()?;
         }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay_core::{BlockSize, Clock};
-use forebay_device::{Device, Queue, QueueContext};
+use forebay_device::{Device, IoBuf, Queue, QueueContext};
 use forebay_engine::{EngineLane, LaneContext, LaneVolume, VolumeSettings, VolumeSpec};
 use forebay_format::Uuid;
 use forebay_lane::{Lane, LaneId, MonotonicClock};
@@ -118,6 +118,8 @@ pub(crate) struct Plan {
     pub(crate) origin: Arc<dyn Device>,
     pub(crate) settings: VolumeSettings,
     pub(crate) options: StoreOptions,
+    /// Whether the devices take their memory before anything else.
+    pub(crate) touched: bool,
 }
 
 fn volume_spec(settings: VolumeSettings) -> VolumeSpec {
@@ -141,6 +143,10 @@ pub(crate) async fn build(context: LaneContext, plan: Plan) -> LabResult<Rc<Engi
         uuid: Uuid::from_u128(0xcac4e),
     };
     let queue = context.open(&plan.cache)?;
+    if plan.touched {
+        touch(&context, &plan.cache).await?;
+        touch(&context, &plan.origin).await?;
+    }
     forebay_store::format(&plan.cache, &queue, &options).await?;
     let (engine, _) = EngineLane::open(context, plan.cache, plan.options).await?;
     engine.create(volume_spec(plan.settings), plan.origin).await?;
@@ -247,6 +253,25 @@ impl Drop for Rig {
         // Tasks refer to their lane, so they would keep each other alive.
         self.local.lane().abandon();
     }
+}
+
+/// Writes zeroes all over a device, so that its memory is there before the clock runs: the system
+/// takes longer to find a page than the engine to fill it.
+///
+/// # Errors
+/// What the device says.
+pub(crate) async fn touch(context: &LaneContext, device: &Arc<dyn Device>) -> LabResult<()> {
+    const CHUNK: u64 = 1 << 20;
+    let queue = context.open(device)?;
+    let mut buf = IoBuf::zeroed(CHUNK as usize);
+    let whole = device.size() / CHUNK * CHUNK;
+    for offset in (0..whole).step_by(CHUNK as usize) {
+        buf = queue.write(offset, buf).await?;
+    }
+    if whole < device.size() {
+        queue.write(whole, IoBuf::zeroed((device.size() - whole) as usize)).await?;
+    }
+    Ok(())
 }
 
 /// Settings under which nothing is written back unless there is no other way to make room.

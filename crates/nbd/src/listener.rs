@@ -112,7 +112,7 @@ impl FromStr for ListenAddress {
             Some(_) => return Err(bad()),
             None => DEFAULT_PORT,
         };
-        if host.is_empty() {
+        if host.is_empty() || host.contains(['[', ']']) {
             return Err(bad());
         }
         Ok(ListenAddress::Tcp { host: host.to_owned(), port })

@@ -63,13 +63,8 @@ impl SimDisk {
             }
             DeviceOp::Sync => (Ok(Effect::Sync { before: state.order }), 0, 0, "sync"),
             DeviceOp::Discard { offset, len } => {
-                // What a discarded range reads as is undefined: here nothing happens, or it is zeroed.
-                let zeroed = match state.plan.discards_zero {
-                    true => 1,
-                    false => mix(self.shared.seed, state.next_id) & 1,
-                };
                 let effect = if fits(offset, len) {
-                    let content = PatchContent::Zeroes(zeroed * len / SECTOR as u64);
+                    let content = PatchContent::Zeroes(len / SECTOR as u64);
                     Ok(change(offset, content, None, "discard"))
                 } else {
                     Err(None)
@@ -115,6 +110,13 @@ impl SimDisk {
         }
         let (effect, offset, len, what) = self.prepare(state, op);
         let mut numbers = [self.number, id, offset, len, 0];
+        // Some disks cannot promise zeroes at no great cost, and do nothing.
+        let refuses = !state.plan.discards_zero && mix(self.shared.seed, u64::from(self.number)) & 1 == 0;
+        if what == "discard" && refuses {
+            let result = Err(self.error(what, offset, DeviceErrorKind::NotSupported));
+            state.done.insert(id, DeviceDone { result, buf: None });
+            return OpId(id);
+        }
         let effect = match effect {
             Ok(effect) => effect,
             Err(buf) => {

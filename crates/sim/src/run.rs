@@ -215,20 +215,22 @@ impl World<'_> {
     }
 
     /// Lets everything under way end.
-    fn settle(&mut self) -> Result<(), Violation> {
+    fn settle(&mut self) -> Result<End, Violation> {
         self.pump(false, |world| {
             if world.admin.is_some() {
                 world.administrate()?;
             }
             Ok(world.oracle.underway() == 0 && world.admin.is_none())
-        })?;
-        Ok(())
+        })
     }
 
     /// Stops in good order; `false` if the system said that it could not, which counts as a
     /// crash. `last`: origins work, so there is no excuse but damage of the cache device.
     fn stop(&mut self, drain: bool, last: bool) -> Result<bool, Violation> {
-        self.settle()?;
+        if self.settle()? == End::Crashed {
+            self.crash();
+            return Ok(false);
+        }
         self.set_faults(false);
         let Some(instance) = self.instance.clone() else { return Ok(true) };
         let slot = self.call(instance.stop(drain));

@@ -42,6 +42,9 @@ impl World<'_> {
             if goal(self)? {
                 return Ok(End::Reached);
             }
+            if self.shared.stopped() {
+                continue;
+            }
             if self.act(clients)? {
                 if still.0 != self.now() {
                     still = (self.now(), 0);

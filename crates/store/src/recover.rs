@@ -296,6 +296,18 @@ impl Store {
             damage.push(format!("{lost} log records from number {first} on were lost"));
         }
         replay.apply_to(&index).map_err(|error| refused(&device, error))?;
+        if lost.is_some() {
+            // A lost record may have superseded any copy: the origin knows better than a clean one.
+            let mut clean = Vec::new();
+            index.scan(|address, entry| {
+                if !entry.dirty {
+                    clean.push(address);
+                }
+            });
+            for address in clean {
+                index.remove(address, |_| true);
+            }
+        }
         report.records = replay.records;
         report.torn = replay.torn;
         report.bytes_read += replay.bytes_read;

@@ -11,7 +11,8 @@ def flags_sizes_and_names(box):
     daemon = box.daemon()
     cache = box.file("cache", 64 * MIB)
     uri = daemon.create("first", cache, box.file("origin", 48 * MIB))
-    daemon.create("second-1.x", cache, box.file("other", 32 * MIB), "--block-size", "16K")
+    coarse = box.file("coarse", 64 * MIB)
+    large = daemon.create("second-1.x", coarse, box.file("other", 32 * MIB), "--block-size", "16K")
     info = json.loads(box.run("nbdinfo", "--json", uri).stdout)["exports"][0]
     check_equal(info["export-size"], 48 * MIB, "the size")
     for flag in ("can_flush", "can_fua", "can_multi_conn", "can_trim", "can_zero"):
@@ -19,6 +20,8 @@ def flags_sizes_and_names(box):
     check_equal(info["is_read_only"], False, "is_read_only")
     check_equal(info["block_size_preferred"], 4096, "the preferred block size")
     check_equal(info["block_size_minimum"], 512, "the smallest block size")
+    info = json.loads(box.run("nbdinfo", "--json", large).stdout)["exports"][0]
+    check_equal(info["block_size_preferred"], 16384, "the preferred block size of the other")
     listing = json.loads(box.run("nbdinfo", "--json", "--list", uri).stdout)
     names = {export["export-name"]: export["export-size"] for export in listing["exports"]}
     check_equal(names, {"first": 48 * MIB, "second-1.x": 32 * MIB}, "the list")

@@ -20,7 +20,7 @@ use crate::volume::VolumeState;
 /// The most blocks that are collected and sorted together.
 const WINDOW_BLOCKS: u32 = 16384;
 
-/// Blocks between two syncs of the origin. A discard may have to wait for as many.
+/// Blocks between two syncs of the origin.
 const BATCH_BLOCKS: usize = 4096;
 
 /// Waits this long after a failure, doubled each time up to [`LONGEST_RETRY`].
@@ -158,7 +158,6 @@ impl LaneVolume {
             merge_runs(blocks, self.volume.block, settings.merge_bytes)
                 .map(|run| blocks[run].to_vec())
                 .collect();
-        let _marking = self.volume.marking.shared(0..1).await;
         let outcome = Rc::new(RefCell::new(Outcome::default()));
         let work = {
             let (this, outcome) = (self.clone(), outcome.clone());

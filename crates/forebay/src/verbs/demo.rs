@@ -1,10 +1,151 @@
-//! `forebay demo`: what a cache does on modelled disks.
+//! `forebay demo`: what a cache does on modelled disks, and that a crash loses nothing.
+//!
+//! - [`workspace`]: a directory and child processes that are gone afterwards, whatever happens
+//! - [`daemon`]: the real daemon as a child
+//! - [`bench`]: fio over NBD, the same for bare devices and cached volumes
+//! - [`filesystem`]: an image full of files, and whether they are still what they were
+//! - [`client`], [`writer`]: a client that writes, flushes, and knows what it was promised
+
+mod bench;
+mod client;
+mod daemon;
+mod filesystem;
+mod workspace;
+mod writer;
+
+use std::time::Duration;
 
 use forebay_admin::ApiError;
 
+use crate::cli::DemoArgs;
 use crate::exit::Outcome;
+use crate::output::print_text;
+use crate::output::volume::grouped;
+use bench::{Row, Workload};
+use daemon::Daemon;
+use filesystem::Image;
+use workspace::Workspace;
+use writer::Writer;
+
+const MIB: u64 = 1 << 20;
+/// Size of the modelled disk.
+const DISK: u64 = 512 * MIB;
+/// Size of the modelled SSD.
+const SSD: u64 = 384 * MIB;
+/// Size of the filesystem; the disk's rest belongs to the writer.
+const FILESYSTEM: u64 = 448 * MIB;
+/// So much of the filesystem reaches the disk through the cache only.
+const WITHHELD: u64 = 96 * MIB;
 
 /// Runs the demonstration.
-pub(super) fn run(_: &crate::cli::DemoArgs) -> Outcome {
-    Err(ApiError::failed("'demo' is not part of this build"))
+pub(super) fn run(args: &DemoArgs) -> Outcome {
+    let workspace = Workspace::new(args.dir.as_deref())?;
+    workspace.need(&["fio", "mke2fs", "e2fsck", "debugfs"])?;
+    let seconds = |full: u64| Duration::from_secs(if args.quick { full.div_ceil(3) } else { full });
+    let files = if args.quick { 100 * MIB } else { 320 * MIB };
+    workspace.say(&format!("copying {} MiB of files from /usr into an ext4 image", files / MIB));
+    let image = Image::make(&workspace, files, FILESYSTEM, DISK)?;
+    let rows = measure(&workspace, seconds)?;
+    let checks = crash(&workspace, &image, seconds(4))?;
+    print_text(&bench::table(&rows))?;
+    print_text("\n")?;
+    let mut failed = Vec::new();
+    for (what, result) in &checks {
+        match result {
+            Ok(found) => print_text(&format!("ok    {what}: {found}\n"))?,
+            Err(why) => {
+                failed.push(*what);
+                print_text(&format!("FAIL  {what}: {why}\n"))?;
+            }
+        }
+    }
+    if failed.is_empty() {
+        return print_text("All checks held: a killed daemon lost nothing that had been flushed.\n");
+    }
+    print_text(&format!("{} of {} checks failed: {}.\n", failed.len(), checks.len(), failed.join(", ")))?;
+    Err(ApiError::failed("the demo's checks did not all hold"))
+}
+
+/// The four rows of the table.
+fn measure(
+    workspace: &Workspace,
+    seconds: impl Fn(u64) -> Duration,
+) -> Result<Vec<Row>, ApiError> {
+    let raw = |name: &str, model: &str, size: u64| {
+        let path = workspace.at(&format!("bare-{name}.img"));
+        format!("{name}={model}:{},size={}M", path.display(), size / MIB)
+    };
+    let raws = [raw("disk", "hdd7200", DISK), raw("ssd", "sata-ssd", DISK)];
+    let daemon = Daemon::start(workspace, &raws)?;
+    let workload = |ramp, time| Workload { ramp: seconds(ramp), time: seconds(time) };
+    let mut rows = Vec::new();
+    workspace.say("fio on the bare disk");
+    rows.push(bench::run(workspace, &daemon, "disk", "bare disk", &workload(1, 9), false)?);
+    workspace.say("fio on the bare SSD");
+    rows.push(bench::run(workspace, &daemon, "ssd", "bare SSD", &workload(1, 6), false)?);
+
+    let origin = format!("hdd7200:{},size={}M", workspace.at("bench.img").display(), DISK / MIB);
+    let cache = cache_device(workspace);
+    daemon.cli(&["create", "bench", "-s", &cache, "-p", &origin, "-t", "writethrough"])?;
+    // The load is random, so this is only for the warm-up, which is not.
+    daemon.cli(&["set", "bench", "sequential_cutoff=0"])?;
+    workspace.say("warming the cache up");
+    bench::warm_up(workspace, &daemon, "bench")?;
+    workspace.say("fio on the disk with a writethrough cache");
+    rows.push(bench::run(workspace, &daemon, "bench", "writethrough", &workload(6, 9), true)?);
+    daemon.cli(&["set", "bench", "mode=writeback"])?;
+    workspace.say("fio on the disk with a writeback cache");
+    rows.push(bench::run(workspace, &daemon, "bench", "writeback", &workload(2, 9), true)?);
+    daemon.cli(&["delete", "bench", "--discard-dirty"])?;
+    daemon.terminate()?;
+    Ok(rows)
+}
+
+fn cache_device(workspace: &Workspace) -> String {
+    format!("sata-ssd:{},size={}M", workspace.at("cache.img").display(), SSD / MIB)
+}
+
+/// What a check says: what it found, or what is wrong.
+type Check = (&'static str, Result<String, String>);
+
+/// Kills the daemon under load and looks at what is left.
+fn crash(
+    workspace: &Workspace,
+    image: &Image,
+    load: Duration,
+) -> Result<Vec<Check>, ApiError> {
+    let origin = workspace.at("files.img");
+    workspace.say("writing a part of the filesystem through a writeback cache");
+    image.make_origin(&origin, WITHHELD)?;
+    let daemon = Daemon::start(workspace, &[])?;
+    let cache = cache_device(workspace);
+    let device = format!("hdd7200:{}", origin.display());
+    daemon.cli(&["create", "files", "-s", &cache, "-p", &device])?;
+    // Nothing is written back by itself: what the disk lacks is on the SSD when the daemon dies.
+    daemon.cli(&["set", "files", "sequential_cutoff=0", "idle=off", "dirty_high=100"])?;
+    image.write_withheld(workspace, &daemon.nbd(), "files", WITHHELD)?;
+
+    workspace.say("SIGKILL under a load of writes and flushes");
+    let mut writer = Writer::start(&daemon.nbd(), "files", FILESYSTEM..DISK)?;
+    workspace.sleep(load)?;
+    daemon.kill()?;
+    let journal = writer.finish()?;
+
+    workspace.say("starting the daemon again, and draining the cache");
+    let daemon = Daemon::start(workspace, &[])?;
+    daemon.wait_until_served("files")?;
+    daemon.cli(&["flush", "files"])?;
+    daemon.terminate()?;
+
+    workspace.say("checking what is on the disk");
+    let cache = workspace.at("cache.img");
+    let sound = workspace.run_self(&["check", &cache.display().to_string()]);
+    Ok(vec![
+        ("flushed writes", journal.verify(&origin).map(|(blocks, flushes)| {
+            format!("all {} blocks are there after {} flushes", grouped(blocks), grouped(flushes))
+        })),
+        ("cache device", sound.map(|_| "its structures and checksums are in order".to_owned()).map_err(|error| error.to_string())),
+        ("e2fsck", filesystem::fsck(workspace, &origin)?),
+        ("files", image.compare(workspace, &origin)?),
+    ])
 }

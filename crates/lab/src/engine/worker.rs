@@ -197,6 +197,7 @@ impl Crew {
             origin: RamDevice::new("origin", sizes.origin_bytes)? as Arc<dyn Device>,
             settings: Case::OverwriteDirty.settings(),
             options: StoreOptions { lanes, ..StoreOptions::default() },
+            touched: true,
         };
         let mut members = Vec::new();
         let mut cache: Option<Arc<Cache>> = None;

@@ -1,12 +1,12 @@
 //! Servers: ours and others, each a process of its own.
 
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 
+use super::client::Client;
 use crate::error::{LabResult, other};
 
 /// How long a server may take to start.
@@ -93,11 +93,11 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    /// Starts a server and waits until it takes clients.
+    /// Starts a server and connects to it as soon as it takes clients.
     ///
     /// # Errors
     /// The program is missing, or does not start in time.
-    pub(crate) fn start(peer: Peer, folder: &Path, size: u64) -> LabResult<Self> {
+    pub(crate) fn start(peer: Peer, folder: &Path, size: u64) -> LabResult<(Self, Client)> {
         let socket = folder.join(peer.name());
         let child = peer
             .command(&socket, size)?
@@ -107,24 +107,21 @@ impl Running {
             .map_err(|error| other(format!("{} cannot be started: {error}", peer.name())))?;
         let mut running = Running { peer, child, socket };
         let started = Instant::now();
-        while UnixStream::connect(&running.socket).is_err() {
+        loop {
+            match Client::connect(&running.socket, peer.export()) {
+                Ok(client) => return Ok((running, client)),
+                Err(error) if started.elapsed() > PATIENCE => return Err(error),
+                Err(_) => (),
+            }
             if let Some(status) = running.child.try_wait()? {
                 return Err(other(format!("{} has ended: {status}", peer.name())));
             }
-            if started.elapsed() > PATIENCE {
-                return Err(other(format!("{} does not take clients", peer.name())));
-            }
             std::thread::sleep(Duration::from_millis(20));
         }
-        Ok(running)
     }
 
     pub(crate) fn peer(&self) -> Peer {
         self.peer
-    }
-
-    pub(crate) fn socket(&self) -> &Path {
-        &self.socket
     }
 
     /// CPU time of all of its threads so far.

@@ -38,6 +38,7 @@ pub(crate) fn run(args: &Args) -> LabResult<()> {
         origin: RamDevice::new("origin", size)? as Arc<dyn Device>,
         settings,
         options: StoreOptions::default(),
+        touched: true,
     };
     let setup = move |lane: &LaneLoop| {
         // What is kept until the lane stops.

@@ -1,0 +1,102 @@
+//! The NBD handshake: what a client sends, in one piece and in many.
+#![no_main]
+
+use std::rc::Rc;
+
+use forebay_engine::Target;
+use forebay_fuzz::{memory, mend, pieces};
+use forebay_nbd::handshake::{Handshake, OPTION_DATA_MAX, Progress};
+use forebay_nbd::null::{ExportList, NullTarget};
+use forebay_nbd::transmission::Session;
+use forebay_nbd::wire::OPTION_MAGIC;
+use libfuzzer_sys::{fuzz_mutator, fuzz_target, fuzzer_mutate};
+
+/// Replies are held back no longer than this; one option's replies come on top.
+const REPLIES_MOST: usize = 80 << 10;
+
+fuzz_mutator!(|data: &mut [u8], size: usize, max_size: usize, seed: u32| {
+    let size = fuzzer_mutate(data, size, max_size);
+    if !seed.is_multiple_of(8) {
+        mend_options(&mut data[..size]);
+    }
+    size
+});
+
+/// Flags that are known, options where options should be, lengths that fit most of the time.
+fn mend_options(data: &mut [u8]) {
+    if let Some(flags) = data.get_mut(..4) {
+        flags.copy_from_slice(&[0, 0, 0, flags[3] & 3]);
+    }
+    let mut at = 4;
+    while at + 16 <= data.len() {
+        mend::put(data, at, &OPTION_MAGIC.to_be_bytes());
+        let left = data.len() - at - 16;
+        let len = data[at + 12..at + 16].iter().fold(0, |len, byte| len << 8 | usize::from(*byte));
+        let len = if len > left && len <= OPTION_DATA_MAX { left } else { len };
+        mend::put(data, at + 8, &[0, 0, 0, data[at + 11] % 16]);
+        mend::put(data, at + 12, &(len as u32).to_be_bytes());
+        at += 16 + len;
+    }
+}
+
+fn exports() -> ExportList {
+    let volume = |size, read_only| Rc::new(NullTarget::new(size, read_only)) as Rc<dyn Target>;
+    ExportList::new(vec![
+        ("a".into(), volume(1 << 20, false)),
+        ("zwölf".into(), volume((1 << 30) + 100, true)),
+    ])
+}
+
+#[derive(Debug, PartialEq)]
+enum End {
+    Waiting,
+    Started { export: String, session: Session, left: usize },
+    Closed { reason: String, left: usize },
+}
+
+/// Everything that is sent, and how it ends.
+fn run(whole: usize, pieces: &[&[u8]], exports: &ExportList) -> (Vec<u8>, End) {
+    let (mut sent, mut replies, mut input) = (Vec::new(), Vec::new(), Vec::new());
+    let mut used = 0;
+    let mut handshake = Handshake::new(&mut replies);
+    for piece in pieces {
+        input.extend_from_slice(piece);
+        loop {
+            let (consumed, progress) = handshake.advance(&input, exports, &mut replies);
+            assert!(consumed <= input.len() && replies.len() <= REPLIES_MOST);
+            assert!(!matches!(progress, Progress::Send) || !replies.is_empty(), "no way on");
+            input.drain(..consumed);
+            used += consumed;
+            sent.append(&mut replies);
+            let left = whole - used;
+            match progress {
+                Progress::Send => {}
+                Progress::Receive => break,
+                Progress::Start(start) => {
+                    assert_eq!(start.session.size % 512, 0);
+                    let (export, session) = (start.export, start.session);
+                    return (sent, End::Started { export, session, left });
+                }
+                Progress::Close(reason) => {
+                    return (sent, End::Closed { reason: reason.to_string(), left });
+                }
+            }
+        }
+        assert!(input.len() < OPTION_DATA_MAX + 16, "more is kept than a buffer holds");
+    }
+    (sent, End::Waiting)
+}
+
+fuzz_target!(|data: &[u8]| {
+    let exports = exports();
+    memory::within((8 << 20) + 64 * data.len(), || {
+        let whole = run(data.len(), &[data], &exports);
+        assert!(whole == run(data.len(), &pieces(data, usize::MAX), &exports), "a split matters");
+        if data.len() <= 512 {
+            let bytes: Vec<&[u8]> = data.chunks(1).collect();
+            assert!(whole.0.len() >= 18);
+            // Without any input there is no call to `advance`.
+            assert!(data.is_empty() || whole == run(data.len(), &bytes, &exports));
+        }
+    });
+});

@@ -1,0 +1,135 @@
+//! NBD requests: a byte for what was agreed on, then what a client sends, in one piece and in many.
+#![no_main]
+
+use forebay_core::Op;
+use forebay_fuzz::{memory, mend, pieces};
+use forebay_nbd::transmission::{BadMagic, Command, Event, Kind, MAX_PAYLOAD, Parser, Refusal, Session};
+use forebay_nbd::wire::{REQUEST_MAGIC, RequestHeader};
+use libfuzzer_sys::{fuzz_mutator, fuzz_target, fuzzer_mutate};
+
+const WINDOWS: [usize; 4] = [0, 512, 4096, 64 << 10];
+const SIZES: [u64; 4] = [1 << 20, 1 << 40, 512, (1 << 63) - 512];
+
+fuzz_mutator!(|data: &mut [u8], size: usize, max_size: usize, seed: u32| {
+    let size = fuzzer_mutate(data, size, max_size);
+    if !seed.is_multiple_of(8) {
+        mend_requests(&mut data[..size]);
+    }
+    size
+});
+
+/// Requests where requests should be, most with known commands and offsets that are aligned.
+fn mend_requests(data: &mut [u8]) {
+    let mut at = 1;
+    while at + RequestHeader::SIZE <= data.len() {
+        let header = &mut data[at..at + RequestHeader::SIZE];
+        header[..4].copy_from_slice(&REQUEST_MAGIC.to_be_bytes());
+        (header[4], header[6]) = (0, 0);
+        header[7] %= 9;
+        header[22] &= 0xfe;
+        header[23] = 0;
+        header[26] &= 0xfe;
+        header[27] = 0;
+        let len = u32::from_be_bytes([header[24], header[25], header[26], header[27]]) as usize;
+        let is_write = header[7] == 1;
+        let left = (data.len() - at - RequestHeader::SIZE) & !511;
+        let len = if is_write && len > left && len <= 8 << 20 { left } else { len };
+        mend::put(data, at + 24, &(len as u32).to_be_bytes());
+        at += RequestHeader::SIZE + if is_write { len } else { 0 };
+    }
+}
+
+/// What the caller of the parser sees in the end, however the bytes came.
+#[derive(Debug, PartialEq)]
+enum Seen {
+    Command(Command, Vec<u8>),
+    Refused(Refusal),
+    Disconnect,
+    Bad(BadMagic),
+}
+
+fn check(session: &Session, command: &Command, payload: &[u8]) {
+    let is = |wanted: Op| matches!(command.kind, Kind::Volume { op, .. } if op == wanted);
+    assert!(command.offset % 512 == 0 && command.len % 512 == 0);
+    assert!(command.offset + u64::from(command.len) <= session.size);
+    assert!(!(is(Op::Read) || is(Op::Write)) || command.len <= MAX_PAYLOAD);
+    assert_eq!(payload.len(), if is(Op::Write) { command.len as usize } else { 0 });
+    let writes = is(Op::Write) || is(Op::Discard) || is(Op::WriteZeroes);
+    assert!(!(writes && session.read_only));
+    assert!(session.allocation || !matches!(command.kind, Kind::BlockStatus { .. }));
+}
+
+fn run(session: Session, window: usize, pieces: &[&[u8]]) -> Vec<Seen> {
+    let mut parser = Parser::new(session, window);
+    let (mut seen, mut input) = (Vec::new(), Vec::new());
+    // The rest of a large write is received without the parser.
+    let mut large: Option<(Command, Vec<u8>)> = None;
+    for piece in pieces {
+        input.extend_from_slice(piece);
+        loop {
+            if let Some((command, mut data)) = large.take() {
+                let missing = (command.len as usize - data.len()).min(input.len());
+                data.extend(input.drain(..missing));
+                if data.len() < command.len as usize {
+                    large = Some((command, data));
+                    break;
+                }
+                check(&session, &command, &data);
+                seen.push(Seen::Command(command, data));
+            }
+            let (consumed, event) = match parser.next(&input) {
+                Ok(next) => next,
+                Err(bad) => {
+                    seen.push(Seen::Bad(bad));
+                    return seen;
+                }
+            };
+            assert!(consumed <= input.len());
+            match event {
+                Event::Incomplete { missing } => {
+                    assert!(missing > 0);
+                    input.drain(..consumed);
+                    assert!(input.len() < window + RequestHeader::SIZE, "too much is kept");
+                    break;
+                }
+                Event::Command { command, payload } => {
+                    check(&session, &command, payload);
+                    seen.push(Seen::Command(command, payload.to_vec()));
+                }
+                Event::LargeWrite { command, start } => {
+                    assert!(command.len as usize > window && start.len() < command.len as usize);
+                    large = Some((command, start.to_vec()));
+                }
+                Event::Refused(refusal) => {
+                    assert_eq!(refusal.structured, session.structured);
+                    seen.push(Seen::Refused(refusal));
+                }
+                Event::Disconnect => {
+                    seen.push(Seen::Disconnect);
+                    return seen;
+                }
+            }
+            input.drain(..consumed);
+        }
+    }
+    seen
+}
+
+fuzz_target!(|data: &[u8]| {
+    let Some((choice, stream)) = data.split_first() else { return };
+    let session = Session {
+        size: SIZES[usize::from(choice >> 5 & 3)],
+        read_only: choice & 1 != 0,
+        structured: choice & 2 != 0,
+        allocation: choice & 4 != 0,
+    };
+    let window = WINDOWS[usize::from(choice >> 3 & 3)];
+    memory::within((1 << 20) + 32 * data.len(), || {
+        let whole = run(session, window, &[stream]);
+        assert!(whole == run(session, window, &pieces(stream, usize::MAX)), "a split matters");
+        if stream.len() <= 512 {
+            let bytes: Vec<&[u8]> = stream.chunks(1).collect();
+            assert!(whole == run(session, window, &bytes), "single bytes matter");
+        }
+    });
+});

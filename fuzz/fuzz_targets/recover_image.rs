@@ -1,0 +1,236 @@
+//! A cache device that was damaged on purpose, at several places and with checksums that are right
+//! again, is opened; every block is read; it is used, and opened once more.
+//!
+//! The first byte of the input chooses the image and what happens afterwards. Then follow patches:
+//! a place (1 byte), an offset in it (2 bytes), what to do (1 byte), and the bytes for that.
+#![no_main]
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use forebay_core::OriginBlock;
+use forebay_device::Device;
+use forebay_fuzz::device::ImageDevice;
+use forebay_fuzz::image::{IMAGES, Image, Kind, Spot};
+use forebay_fuzz::world::World;
+use forebay_fuzz::{memory, mend};
+use forebay_store::{
+    Appended, Class, Condition, RecoveryReport, Store, StoreError, StoreLane, StoreOptions, Version,
+};
+use libfuzzer_sys::{fuzz_mutator, fuzz_target, fuzzer_mutate};
+
+/// Bits of the first byte.
+const IMAGE: u8 = 3;
+const ACCEPT_DAMAGE: u8 = 1 << 2;
+const NO_MENDING: u8 = 1 << 3;
+const APPEND: u8 = 1 << 4;
+const CLOSE: u8 = 1 << 5;
+
+/// Rounds of the lane that any one thing may take on these images.
+const ROUNDS: usize = 50_000;
+/// Memory that a small cache needs, buffers of the log included, in bytes.
+const MEMORY: usize = 96 << 20;
+/// Patches that are applied; further ones are left out.
+const PATCHES: usize = 32;
+
+fuzz_mutator!(|data: &mut [u8], size: usize, max_size: usize, seed: u32| {
+    let mut rng = fastrand::Rng::with_seed(u64::from(seed));
+    if rng.bool() || size == 0 || size + 12 > max_size {
+        return fuzzer_mutate(data, size, max_size);
+    }
+    // A further patch: one number, at a place that is likely to be a field.
+    let numbers = [0, 1, 2, 0x7f, 0x80, 0xff, 0xffff, 1 << 31, u64::MAX, u64::MAX - 1, 1 << 44];
+    let number = match rng.u32(0..3) {
+        0 => rng.u64(0..64),
+        1 => rng.u64(..),
+        _ => numbers[rng.usize(0..numbers.len())],
+    };
+    let len = 1 << rng.u8(0..4);
+    let reach = 1 << rng.u32(3..12);
+    let offset = rng.u16(0..reach) & if rng.bool() { !3 } else { !0 };
+    data[size] = rng.u8(0..24);
+    mend::put(data, size + 1, &offset.to_le_bytes());
+    data[size + 3] = len;
+    mend::put(data, size + 4, &number.to_le_bytes()[..usize::from(len)]);
+    size + 4 + usize::from(len)
+});
+
+/// Takes `count` bytes from the front.
+fn take<'a>(rest: &mut &'a [u8], count: usize) -> Option<&'a [u8]> {
+    let (head, after) = rest.split_at_checked(count)?;
+    *rest = after;
+    Some(head)
+}
+
+/// One patch; `None` at the end of the input.
+fn patch(device: &ImageDevice, spots: &[Spot], rest: &mut &[u8]) -> Option<usize> {
+    let head = take(rest, 4)?;
+    let number = usize::from(head[0]) % spots.len();
+    let spot = spots[number];
+    let at = usize::from(u16::from_le_bytes([head[1], head[2]])) % spot.len;
+    let room = spot.len - at;
+    match head[3] {
+        // Zeroes from there to the end.
+        0xff => device.write(spot.offset + at, &vec![0; room]),
+        // The page of another place: something stale, or misdirected.
+        0xfe => {
+            let from = spots[usize::from(take(rest, 1)?[0]) % spots.len()];
+            let mut page = vec![0; from.len.min(spot.len)];
+            device.read(from.offset, &mut page);
+            device.write(spot.offset, &page);
+        }
+        len => {
+            let bytes = take(rest, usize::from(len % 32))?;
+            device.write(spot.offset + at, &bytes[..bytes.len().min(room)]);
+        }
+    }
+    Some(number)
+}
+
+/// Puts the checksums of what was touched right, and what refers to it.
+fn mend_all(device: &ImageDevice, image: &Image, touched: &[usize]) {
+    let mut references = Vec::new();
+    for spot in touched.iter().map(|number| image.spots[*number]) {
+        let mut bytes = vec![0; spot.len];
+        device.read(spot.offset, &mut bytes);
+        match spot.kind {
+            Kind::Superblock | Kind::Plain => continue,
+            Kind::Record => mend::seal_record(&mut bytes),
+            Kind::Chunk => mend::seal_chunk(&mut bytes, image.cache.as_bytes(), 0),
+            Kind::CheckpointHeader => {
+                mend::seal_checkpoint_header(&mut bytes);
+                references.push((192, mend::u32_at(&bytes, 8)));
+            }
+            Kind::VolumeTable => {
+                mend::seal_volume_table(&mut bytes);
+                references.push((140, mend::u32_at(&bytes, 12)));
+                references.push((144, mend::u32_at(&bytes, 8)));
+            }
+        }
+        device.write(spot.offset, &bytes);
+    }
+    for spot in image.spots.iter().filter(|spot| spot.kind == Kind::Superblock) {
+        let mut bytes = vec![0; spot.len];
+        device.read(spot.offset, &mut bytes);
+        for (at, value) in &references {
+            mend::put(&mut bytes, *at, &value.to_le_bytes());
+        }
+        mend::seal_superblock(&mut bytes);
+        device.write(spot.offset, &bytes);
+    }
+}
+
+type Opened = Result<(Rc<StoreLane>, RecoveryReport), StoreError>;
+
+fn open(world: &World, device: &Arc<dyn Device>, accept_damage: bool) -> Opened {
+    let (lane, device, queue) = (world.lane.clone(), device.clone(), world.queue(device));
+    let options = StoreOptions { accept_damage, ..StoreOptions::default() };
+    world.block_on(ROUNDS, async move { Store::open(&lane, device, queue, options).await })
+}
+
+/// Reads every block that the index has; each is good or known to be bad.
+fn read_all(world: &World, lane: &Rc<StoreLane>) -> u64 {
+    let store = lane.store().clone();
+    let mut addresses = Vec::new();
+    store.index.scan(|address, _| addresses.push(address));
+    let spaces: Vec<_> = store.volumes().iter().filter_map(|v| store.space_of(v.id)).collect();
+    let count = addresses.len() as u64;
+    let lane = lane.clone();
+    world.block_on(ROUNDS, async move {
+        for address in addresses {
+            let found = spaces.iter().find_map(|space| Some((space, space.block(address)?)));
+            let (space, block) = found.expect("every block belongs to a volume");
+            let pinned = store.look_up(space, block, |_| None).expect("it was in the index");
+            // A bad block is reported, which is good.
+            let _ = lane.read_block(space, pinned).await;
+        }
+    });
+    count
+}
+
+/// Appends a few blocks and reads them back.
+fn append(world: &World, lane: &Rc<StoreLane>) {
+    let store = lane.store().clone();
+    let Some(space) = store.volumes().first().and_then(|volume| store.space_of(volume.id)) else {
+        return;
+    };
+    let mut done = Vec::new();
+    for block in (0..space.blocks.min(4)).map(OriginBlock) {
+        let condition = Condition::Always;
+        let version = Version { space: &space, block, dirty: true, mask: None, age: 0, condition };
+        let byte = 0xa0 + block.0 as u8;
+        if let Appended::Done { .. } = lane.append(version, Class::Foreground, |to| to.fill(byte)) {
+            done.push((block, byte));
+        }
+    }
+    let inner = lane.clone();
+    if world.block_on(ROUNDS, async move { inner.commit().await }).is_err() {
+        return;
+    }
+    let lane = lane.clone();
+    world.block_on(ROUNDS, async move {
+        for (block, byte) in done {
+            let pinned = store.look_up(&space, block, |_| None).expect("it was appended");
+            let data = lane.read_block(&space, pinned).await.expect("it was durable");
+            assert!(data.iter().all(|found| *found == byte), "{block:?} is not what was appended");
+        }
+    });
+}
+
+fn run(data: &[u8]) {
+    let Some((&choice, mut rest)) = data.split_first() else { return };
+    let image = &IMAGES[usize::from(choice & IMAGE)];
+    let overlay = ImageDevice::new(&image.bytes);
+    let mut touched = Vec::new();
+    while touched.len() < PATCHES {
+        let Some(number) = patch(&overlay, &image.spots, &mut rest) else { break };
+        touched.push(number);
+    }
+    if choice & NO_MENDING == 0 {
+        mend_all(&overlay, image, &touched);
+    }
+    let device: Arc<dyn Device> = Arc::new(overlay);
+    let before = {
+        let world = World::new();
+        let (lane, report) = match open(&world, &device, choice & ACCEPT_DAMAGE != 0) {
+            Ok(opened) => opened,
+            Err(error) => {
+                assert!(!touched.is_empty(), "a good cache does not open: {error}");
+                return;
+            }
+        };
+        assert_eq!(read_all(&world, &lane), report.blocks);
+        if choice & APPEND != 0 {
+            append(&world, &lane);
+        }
+        let (index, counters) = (&lane.store().index, &lane.store().counters);
+        let dirty = counters.dirty_blocks.load(std::sync::atomic::Ordering::Relaxed);
+        let content = (index.len(), dirty);
+        if choice & CLOSE != 0 {
+            let inner = lane.clone();
+            if world.block_on(ROUNDS, async move { inner.checkpoint(true).await }).is_err() {
+                return;
+            }
+        } else if choice & APPEND != 0 {
+            let inner = lane.clone();
+            if world.block_on(ROUNDS, async move { inner.commit().await }).is_err() {
+                return;
+            }
+        }
+        content
+    };
+    // What recovery has accepted once is a good cache from then on.
+    let world = World::new();
+    let (lane, report) = match open(&world, &device, false) {
+        Ok(opened) => opened,
+        Err(error) => panic!("a cache that was opened does not open again: {error}"),
+    };
+    assert_eq!((report.blocks, report.dirty), before, "opened again");
+    read_all(&world, &lane);
+}
+
+fuzz_target!(|data: &[u8]| {
+    // Made before memory is bounded.
+    let _ = IMAGES.len();
+    memory::within(MEMORY, || run(data));
+});

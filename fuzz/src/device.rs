@@ -1,0 +1,155 @@
+//! A device whose content is an image that is never changed, and the pages that were written since.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use forebay_device::{
+    Device, DeviceDone, DeviceError, DeviceErrorKind, DeviceOp, DeviceQueue, IoBuf, IoData, OpId,
+    QueueContext,
+};
+use forebay_format::PAGE;
+use parking_lot::Mutex;
+
+const LOGICAL_BLOCK: u64 = 512;
+
+/// The changes; a page that is not here is as in the image.
+type Pages = Mutex<HashMap<usize, Box<[u8; PAGE]>>>;
+
+/// A device over an image.
+#[derive(Clone)]
+pub struct ImageDevice {
+    image: &'static [u8],
+    pages: Arc<Pages>,
+}
+
+impl ImageDevice {
+    /// A device with the content of `image`, a whole number of pages.
+    pub fn new(image: &'static [u8]) -> Self {
+        ImageDevice { image, pages: Arc::default() }
+    }
+
+    fn check(&self, what: &'static str, offset: u64, len: u64) -> Result<(), DeviceError> {
+        let aligned = offset.is_multiple_of(LOGICAL_BLOCK) && len.is_multiple_of(LOGICAL_BLOCK);
+        let end = offset.checked_add(len);
+        if aligned && end.is_some_and(|end| end <= self.image.len() as u64) {
+            return Ok(());
+        }
+        let cause = "outside the device or not aligned".into();
+        Err(DeviceError { kind: DeviceErrorKind::Invalid, device: "image".into(), what, offset, cause })
+    }
+
+    /// Changes every page that `offset..offset + len` touches: `change` gets the part of the page,
+    /// and where in the range it begins.
+    fn change(&self, offset: usize, len: usize, mut change: impl FnMut(&mut [u8], usize)) {
+        let mut pages = self.pages.lock();
+        let mut at = 0;
+        while at < len {
+            let (page, start) = ((offset + at) / PAGE, (offset + at) % PAGE);
+            let count = (PAGE - start).min(len - at);
+            let bytes = pages.entry(page).or_insert_with(|| {
+                let mut bytes = Box::new([0; PAGE]);
+                bytes.copy_from_slice(&self.image[page * PAGE..][..PAGE]);
+                bytes
+            });
+            change(&mut bytes[start..start + count], at);
+            at += count;
+        }
+    }
+
+    /// Copies from `offset` on, which must be inside.
+    pub fn read(&self, offset: usize, into: &mut [u8]) {
+        let pages = self.pages.lock();
+        let mut at = 0;
+        while at < into.len() {
+            let (page, start) = ((offset + at) / PAGE, (offset + at) % PAGE);
+            let count = (PAGE - start).min(into.len() - at);
+            let from = match pages.get(&page) {
+                Some(bytes) => &bytes[start..start + count],
+                None => &self.image[offset + at..][..count],
+            };
+            into[at..at + count].copy_from_slice(from);
+            at += count;
+        }
+    }
+
+    /// Overwrites from `offset` on, which must be inside.
+    pub fn write(&self, offset: usize, data: &[u8]) {
+        self.change(offset, data.len(), |part, at| part.copy_from_slice(&data[at..at + part.len()]));
+    }
+
+    fn perform(&self, op: DeviceOp) -> DeviceDone {
+        let (result, buf) = match op {
+            DeviceOp::Read { offset, mut buf } => {
+                let checked = self.check("read", offset, buf.len() as u64);
+                (checked.map(|()| self.read(offset as usize, &mut buf)), Some(buf))
+            }
+            DeviceOp::Write { offset, data: IoData::Owned(buf) } => {
+                let checked = self.check("write", offset, buf.len() as u64);
+                (checked.map(|()| self.write(offset as usize, &buf)), Some(buf))
+            }
+            DeviceOp::Write { offset, data: IoData::Log(log, range) } => {
+                let bytes = log.get(range).expect("only published bytes are written");
+                let checked = self.check("write", offset, bytes.len() as u64);
+                (checked.map(|()| self.write(offset as usize, bytes)), None::<IoBuf>)
+            }
+            DeviceOp::Sync => (Ok(()), None),
+            DeviceOp::Discard { offset, len } | DeviceOp::WriteZeroes { offset, len } => {
+                let checked = self.check("write zeroes", offset, len);
+                let zero = |()| self.change(offset as usize, len as usize, |part, _| part.fill(0));
+                (checked.map(zero), None)
+            }
+        };
+        DeviceDone { result, buf }
+    }
+}
+
+impl Device for ImageDevice {
+    fn name(&self) -> &str {
+        "image"
+    }
+
+    fn size(&self) -> u64 {
+        self.image.len() as u64
+    }
+
+    fn logical_block(&self) -> u64 {
+        LOGICAL_BLOCK
+    }
+
+    fn open_queue(&self, _: &QueueContext) -> Result<Rc<dyn DeviceQueue>, DeviceError> {
+        Ok(Rc::new(ImageQueue { device: self.clone(), done: RefCell::default() }))
+    }
+}
+
+struct ImageQueue {
+    device: ImageDevice,
+    /// Operations that have ended and were not yet collected, and the number of the next one.
+    done: RefCell<(HashMap<u64, DeviceDone>, u64)>,
+}
+
+impl DeviceQueue for ImageQueue {
+    fn start(&self, op: DeviceOp) -> OpId {
+        let end = self.device.perform(op);
+        let (done, next) = &mut *self.done.borrow_mut();
+        *next += 1;
+        done.insert(*next, end);
+        OpId(*next)
+    }
+
+    fn poll_op(&self, id: OpId, _: &mut Context<'_>) -> Poll<DeviceDone> {
+        let done = self.done.borrow_mut().0.remove(&id.0);
+        Poll::Ready(done.expect("an operation is collected once"))
+    }
+
+    fn forget(&self, id: OpId) {
+        self.done.borrow_mut().0.remove(&id.0);
+    }
+
+    fn read_now(&self, offset: u64, into: &mut [u8]) -> Option<Result<(), DeviceError>> {
+        let checked = self.device.check("read", offset, into.len() as u64);
+        Some(checked.map(|()| self.device.read(offset as usize, into)))
+    }
+}
