@@ -2,6 +2,7 @@
 //! and used again, so that there is a checkpoint and a log behind it.
 
 use std::cell::RefCell;
+use std::fmt;
 use std::rc::Rc;
 use std::sync::{Arc, LazyLock};
 
@@ -11,7 +12,7 @@ use forebay_engine::{
     Completion, CompletionSink, EngineLane, LaneVolume, Request, Target, VolumeSettings, VolumeSpec,
 };
 use forebay_format::superblock::{COPY_A, COPY_B};
-use forebay_format::{Geometry, PAGE, RecordHeader, Superblock, Uuid, record};
+use forebay_format::{Body, Geometry, PAGE, RecordHeader, Superblock, Uuid, record};
 use forebay_store::{FormatOptions, StoreOptions};
 
 use crate::world::World;
@@ -34,7 +35,7 @@ pub enum Kind {
 }
 
 /// A place that is worth mutating.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Spot {
     /// What lies there.
     pub kind: Kind,
@@ -42,6 +43,28 @@ pub struct Spot {
     pub offset: usize,
     /// How much, in bytes.
     pub len: usize,
+    /// The record, if it is one.
+    pub record: Option<RecordHeader>,
+}
+
+impl fmt::Display for Spot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} at {:#x}", self.kind, self.offset)?;
+        let Some(record) = &self.record else { return Ok(()) };
+        let (kind, count) = match &record.body {
+            Body::Data(entries) => ("data", entries.len()),
+            Body::Marks(marks) => ("marks", marks.len()),
+        };
+        write!(
+            f,
+            ": number {}, durable through {}, segment {}, generation {}, position {}, {count} {kind}",
+            record.number.0,
+            record.durable_through.0,
+            record.segment.0,
+            record.generation.0,
+            record.position
+        )
+    }
 }
 
 /// A cache device.
@@ -143,7 +166,8 @@ impl Image {
         let superblock = Superblock::choose(&bytes[..PAGE], &bytes[COPY_B as usize..][..PAGE])
             .expect("a good superblock");
         let geometry = &superblock.geometry;
-        let spot = |kind, offset: u64, len| Spot { kind, offset: offset as usize, len };
+        let spot =
+            |kind, offset: u64, len| Spot { kind, offset: offset as usize, len, record: None };
         let table = geometry.volume_areas[usize::from(superblock.volume_table.area)];
         let checkpoint = superblock.checkpoint.expect("recovery has written one");
         let area = geometry.checkpoint_areas[usize::from(checkpoint.area)];
@@ -156,10 +180,11 @@ impl Image {
         ];
         let mut plain = Vec::new();
         for (offset, header) in records(&bytes, geometry, &superblock.cache) {
-            spots.push(spot(Kind::Record, offset, PAGE));
             plain.push(spot(Kind::Plain, offset + PAGE as u64, PAGE));
             let end = offset + u64::from(header.granules(geometry)) * geometry.granule();
             plain.push(spot(Kind::Plain, end.min(geometry.end() - PAGE as u64), PAGE));
+            let record = Some(header);
+            spots.push(Spot { record, ..spot(Kind::Record, offset, PAGE) });
         }
         assert!(plain.len() >= 6, "there is nothing to replay");
         spots.append(&mut plain);

@@ -112,12 +112,21 @@ impl Cache {
         self.background.fetch_add(1, Ordering::SeqCst);
     }
 
-    pub(crate) fn background_ended(&self) {
+    fn background_ended(&self) {
         self.background.fetch_sub(1, Ordering::SeqCst);
         self.stop_changed.notify_all();
     }
 
     pub(crate) fn is_stopping(&self) -> bool {
         self.stopping.load(Ordering::SeqCst) != 0
+    }
+}
+
+/// Held by a background task: whoever closes the cache waits until it is dropped, also by a panic.
+pub(crate) struct BackgroundEnding(pub(crate) Arc<Cache>);
+
+impl Drop for BackgroundEnding {
+    fn drop(&mut self) {
+        self.0.background_ended();
     }
 }

@@ -139,6 +139,9 @@ impl EngineLane {
             let queue = self.context.open(&origin)?;
             if fingerprint(&queue, record.origin_bytes).await? != expected {
                 self.origin_changed(&record, force)?;
+                // Barrier for invariant 12: what was dropped stays dropped once the fingerprint is
+                // gone that told why.
+                self.store.settle_marks().await?;
             }
         }
         self.settle_origin(&origin).await?;
@@ -351,6 +354,8 @@ impl EngineLane {
     async fn quiesce(&self, volume: &Arc<Volume>) {
         volume.set_state(VolumeState::Stopped);
         loop {
+            // Writes that wait for room give up.
+            self.cache.store.space.notify_all();
             let changed = volume.progress.listen();
             if volume.stats.in_flight() == 0 {
                 return;

@@ -17,6 +17,9 @@ use crate::stats::bump;
 /// Zeroes up to this many bytes are written like data, and longer runs in pieces of it.
 const WRITTEN_ZEROES: u64 = 256 << 10;
 
+/// Bytes that are zeroed under one lock.
+const PIECE: u64 = 64 << 20;
+
 enum Zeroed {
     Done,
     NotSupported,
@@ -28,7 +31,7 @@ impl LaneVolume {
     pub(crate) async fn discard(&self, offset: u64, len: u64, fua: bool) -> Result<(), IoError> {
         bump(&self.stats().counters.discards, 1);
         if let Some((first, end)) = self.whole_blocks(offset, len) {
-            self.zero_blocks(first, end, |offset, len| DeviceOp::Discard { offset, len }).await?;
+            self.zero_blocks(first, end, &|offset, len| DeviceOp::Discard { offset, len }).await?;
         }
         if fua { self.flush().await } else { Ok(()) }
     }
@@ -44,12 +47,12 @@ impl LaneVolume {
             }
             return self.write_zero_data(offset, len, fua).await;
         };
-        let zeroed = self.zero_blocks(first, end, |offset, len| DeviceOp::Discard { offset, len }).await?;
+        let zeroed = self.zero_blocks(first, end, &|offset, len| DeviceOp::Discard { offset, len }).await?;
         if let Zeroed::NotSupported = zeroed {
             if fast {
                 return Err(IoError::NotSupported);
             }
-            self.zero_blocks(first, end, |offset, len| DeviceOp::WriteZeroes { offset, len }).await?;
+            self.zero_blocks(first, end, &|offset, len| DeviceOp::WriteZeroes { offset, len }).await?;
         }
         let start = self.volume.block_range(first).start;
         let behind = self.volume.block_range(OriginBlock(end.0 - 1)).end;
@@ -86,22 +89,51 @@ impl LaneVolume {
         if !blocks.is_empty() && !inside(blocks.end - 1) {
             blocks.end -= 1;
         }
+        // Blocks may be smaller than the origin's logical blocks, or shifted against them.
+        let aligned = |byte: u64| byte.is_multiple_of(volume.origin.logical_block());
+        while !blocks.is_empty() && !aligned(volume.block_range(OriginBlock(blocks.start)).start) {
+            blocks.start += 1;
+        }
+        while !blocks.is_empty() && !aligned(volume.block_range(OriginBlock(blocks.end - 1)).end) {
+            blocks.end -= 1;
+        }
         (!blocks.is_empty()).then_some((OriginBlock(blocks.start), OriginBlock(blocks.end)))
     }
 
+    /// Zeroes whole blocks, a piece at a time, so that nothing grows with the request.
     async fn zero_blocks(
         &self,
         first: OriginBlock,
         end: OriginBlock,
-        op: impl Fn(u64, u64) -> DeviceOp,
+        op: &dyn Fn(u64, u64) -> DeviceOp,
+    ) -> Result<Zeroed, IoError> {
+        let piece = (PIECE >> self.volume.block.shift()).max(1);
+        let mut at = first.0;
+        while at < end.0 {
+            let next = (at + piece).min(end.0);
+            match self.zero_piece(OriginBlock(at), OriginBlock(next), op).await? {
+                Zeroed::Done => at = next,
+                Zeroed::NotSupported => return Ok(Zeroed::NotSupported),
+            }
+        }
+        Ok(Zeroed::Done)
+    }
+
+    async fn zero_piece(
+        &self,
+        first: OriginBlock,
+        end: OriginBlock,
+        op: &dyn Fn(u64, u64) -> DeviceOp,
     ) -> Result<Zeroed, IoError> {
         let volume = &self.volume;
         let store = self.store.store();
         let range = volume.block_range(first).start..volume.block_range(OriginBlock(end.0 - 1)).end;
+        // Up to here dirty copies have been replaced: what is dirty there is zeroes, or newer.
+        let mut replaced = first;
         loop {
             let space = store.space.listen();
-            let lock = volume.ranges.exclusive(range.clone()).await;
-            if self.take_out(first, end) {
+            let lock = volume.ranges.exclusive(volume.widen(range.clone())).await;
+            if self.take_out(first, end, &mut replaced) {
                 return self.zero_origin(range, op, lock).await;
             }
             // Room may depend on writing back what lies in this very range.
@@ -110,30 +142,34 @@ impl LaneVolume {
         }
     }
 
-    /// Forgets clean copies and replaces dirty ones by zeroes. `false`: there is no room.
-    fn take_out(&self, first: OriginBlock, end: OriginBlock) -> bool {
+    /// Forgets clean copies and replaces dirty ones from `replaced` on by zeroes. `false`: there is
+    /// no room.
+    fn take_out(&self, first: OriginBlock, end: OriginBlock, replaced: &mut OriginBlock) -> bool {
         let volume = &self.volume;
         let store = self.store.store();
         for block in (first.0..end.0).map(OriginBlock) {
             store.forget(&volume.space, block, |entry| !entry.dirty);
-            if store.peek(&volume.space, block).is_none() {
+            if block < *replaced {
                 continue;
             }
-            let version = Version {
-                space: &volume.space,
-                block,
-                dirty: true,
-                mask: None,
-                age: self.cache.age().bits(),
-                condition: Condition::Always,
-            };
-            match self.store.append(version, Class::Foreground, |cell| cell.fill(0)) {
-                Appended::Done { old } => {
-                    volume.remove_bad(block);
-                    volume.appended(block, old.as_ref(), true, self.now());
+            if store.peek(&volume.space, block).is_some() {
+                let version = Version {
+                    space: &volume.space,
+                    block,
+                    dirty: true,
+                    mask: None,
+                    age: self.cache.age().bits(),
+                    condition: Condition::Always,
+                };
+                match self.store.append(version, Class::Foreground, |cell| cell.fill(0)) {
+                    Appended::Done { old } => {
+                        volume.remove_bad(block);
+                        volume.appended(block, old.as_ref(), true, self.now());
+                    }
+                    Appended::NoSpace | Appended::Refused => return false,
                 }
-                Appended::NoSpace | Appended::Refused => return false,
             }
+            *replaced = OriginBlock(block.0 + 1);
         }
         true
     }
@@ -141,11 +177,13 @@ impl LaneVolume {
     async fn zero_origin(
         &self,
         range: Range<u64>,
-        op: impl Fn(u64, u64) -> DeviceOp,
+        op: &dyn Fn(u64, u64) -> DeviceOp,
         _lock: RangeGuard<'_>,
     ) -> Result<Zeroed, IoError> {
         let volume = &self.volume;
-        // Barrier for invariants 6 and 21: clean copies do not come back over the zeroes.
+        // Barrier for invariants 6 and 21: neither clean copies nor older dirty ones come back over
+        // the zeroes.
+        self.store.commit().await.map_err(|error| self.store_failed(&error))?;
         self.store.settle_marks().await.map_err(|error| self.store_failed(&error))?;
         let done = self.origin.run(op(range.start, range.end - range.start)).await;
         volume.origin_changed(range);

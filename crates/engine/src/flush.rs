@@ -27,9 +27,14 @@ impl LaneVolume {
         if writes.is_none() && through.is_empty() {
             return Ok(());
         }
+        let failures = volume.sync_failures();
         if let Err(error) = self.origin.sync().await {
-            tracing::error!(%error, volume = volume.name, "the origin cannot be synced: flushes fail from now on");
+            tracing::error!(%error, volume = volume.name, "the origin cannot be synced");
             volume.origin_sync_fails();
+            return Err(IoError::Io);
+        }
+        if volume.sync_failures() != failures {
+            // Somebody else's sync failed, and may have taken these writes with it.
             return Err(IoError::Io);
         }
         volume.origin_synced(writes.unwrap_or(0));

@@ -159,6 +159,9 @@ impl LaneVolume {
         if store.health.failed() {
             return Err(IoError::Io);
         }
+        if self.volume.state() != VolumeState::Running {
+            return Err(IoError::ShuttingDown);
+        }
         store.space_wanted.notify_all();
         listening.await;
         Ok(())
@@ -219,6 +222,31 @@ impl LaneVolume {
         }
     }
 
+    /// Does what needs no waiting, counted as a request in flight.
+    #[inline]
+    fn quickly(
+        &self,
+        kind: Kind,
+        act: impl FnOnce() -> Option<Result<(), IoError>>,
+    ) -> Option<Result<(), IoError>> {
+        // Counted before the state is looked at, as in `submit`.
+        let in_flight = &self.stats().in_flight;
+        let before = in_flight.load(Ordering::Relaxed);
+        in_flight.swap(before + 1, Ordering::SeqCst);
+        let done = if self.volume.state() == VolumeState::Running {
+            let started = self.sample();
+            let done = act();
+            if done.is_some() {
+                self.sampled(kind, started);
+            }
+            done
+        } else {
+            None
+        };
+        in_flight.store(before, Ordering::Release);
+        done
+    }
+
     /// Whether the latency of a request that is answered at once is to be measured.
     fn sample(&self) -> Option<Nanos> {
         let quick = &self.stats().quick;
@@ -249,27 +277,11 @@ impl Target for LaneVolume {
     }
 
     fn read_now(&self, offset: u64, into: &mut [u8]) -> Option<Result<(), IoError>> {
-        if self.volume.state() != VolumeState::Running {
-            return None;
-        }
-        let started = self.sample();
-        let done = self.read_quickly(offset, into);
-        if done.is_some() {
-            self.sampled(Kind::Read, started);
-        }
-        done
+        self.quickly(Kind::Read, || self.read_quickly(offset, into))
     }
 
     fn write_now(&self, offset: u64, data: &[u8]) -> Option<Result<(), IoError>> {
-        if self.volume.state() != VolumeState::Running {
-            return None;
-        }
-        let started = self.sample();
-        let done = self.write_quickly(offset, data);
-        if done.is_some() {
-            self.sampled(Kind::Write, started);
-        }
-        done
+        self.quickly(Kind::Write, || self.write_quickly(offset, data))
     }
 
     fn submit(&self, request: Request, sink: &Rc<dyn CompletionSink>) {

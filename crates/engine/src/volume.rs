@@ -1,6 +1,6 @@
 //! A volume: one origin, its settings and its state, shared by all lanes.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
@@ -21,6 +21,9 @@ use crate::stats::Stats;
 
 /// Regions of the origin for which dirty blocks are counted.
 const DIRTY_REGIONS: usize = 4096;
+
+/// Blocks on the origin whose changes are remembered one by one until the next sync.
+const MOST_UNSYNCED: usize = 1 << 16;
 
 /// Whether a volume takes requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,13 +80,18 @@ pub struct Volume {
     /// Everything is to be written back.
     pub(crate) draining: AtomicU64,
     /// Blocks that writes through the cache have put on the origin, which has not been synced.
-    pub(crate) through: Mutex<Vec<(OriginBlock, Slot)>>,
+    pub(crate) through: Mutex<BTreeMap<OriginBlock, Slot>>,
     origin_writes: AtomicU64,
     origin_synced: AtomicU64,
     /// Blocks that were changed on the origin since its last sync, and by which write.
     unsynced: Mutex<HashMap<u64, u64>>,
+    /// Until a sync covers this write, any block may have been changed. At first the writes of an
+    /// earlier run are not known.
+    all_unsynced: AtomicU64,
     origin_sync_failed: AtomicBool,
+    sync_failures: AtomicU64,
     bad: Mutex<BTreeSet<OriginBlock>>,
+    any_bad: AtomicBool,
     writeback_error: Mutex<Option<String>>,
     /// What is counted.
     pub stats: Stats,
@@ -125,11 +133,14 @@ impl Volume {
             draining: AtomicU64::new(0),
             through: Mutex::default(),
             unsynced: Mutex::default(),
+            all_unsynced: AtomicU64::new(1),
             // What an earlier run has written may not be durable: the first flush syncs.
             origin_writes: AtomicU64::new(1),
             origin_synced: AtomicU64::new(0),
             origin_sync_failed: AtomicBool::new(false),
+            sync_failures: AtomicU64::new(0),
             bad: Mutex::default(),
+            any_bad: AtomicBool::new(false),
             writeback_error: Mutex::default(),
             stats: Stats::new(lanes),
         };
@@ -236,13 +247,18 @@ impl Volume {
     }
 
     /// A byte range widened to whole blocks, within the volume.
+    ///
+    /// Also to whole logical blocks of the origin: who writes a part of one reads and writes all of
+    /// it.
     pub(crate) fn widen(&self, range: Range<u64>) -> Range<u64> {
         let blocks = self.blocks(range.clone());
         if blocks.is_empty() {
             return range;
         }
-        let start = self.block_range(OriginBlock(blocks.start)).start;
-        start..self.block_range(OriginBlock(blocks.end - 1)).end
+        let logical = self.origin.logical_block();
+        let start = self.block_range(OriginBlock(blocks.start)).start / logical * logical;
+        let end = self.block_range(OriginBlock(blocks.end - 1)).end;
+        start..end.next_multiple_of(logical)
     }
 
     /// Cuts a range that has been checked into blocks.
@@ -293,7 +309,7 @@ impl Volume {
         if self.dirty_blocks.fetch_sub(1, Ordering::SeqCst) == 1 {
             self.dirty_since.store(0, Ordering::Relaxed);
         }
-        self.bad.lock().remove(&block);
+        self.remove_bad(block);
         self.progress.notify_all();
     }
 
@@ -319,16 +335,28 @@ impl Volume {
     pub(crate) fn origin_changed(&self, range: Range<u64>) {
         let number = self.origin_writes.fetch_add(1, Ordering::SeqCst) + 1;
         let mut unsynced = self.unsynced.lock();
+        if unsynced.len() > MOST_UNSYNCED {
+            // Too many to remember: until the next sync all count.
+            unsynced.clear();
+            self.all_unsynced.store(number, Ordering::SeqCst);
+        }
         for block in self.blocks(range) {
             unsynced.insert(block, number);
         }
     }
 
+    /// Whether anything that only the origin has may not be durable there.
+    fn went_round(&self) -> bool {
+        let synced = self.origin_synced.load(Ordering::SeqCst);
+        self.all_unsynced.load(Ordering::SeqCst) > synced || !self.unsynced.lock().is_empty()
+    }
+
     /// Whether the origin could still lose what it has of a block: then a copy of it must not
     /// outlive it in the cache (invariant 12).
     pub(crate) fn is_unsynced(&self, block: OriginBlock) -> bool {
-        // Before the first sync the writes of an earlier run are not known.
-        self.origin_synced.load(Ordering::SeqCst) == 0 || self.unsynced.lock().contains_key(&block.0)
+        let synced = self.origin_synced.load(Ordering::SeqCst);
+        self.all_unsynced.load(Ordering::SeqCst) > synced
+            || self.unsynced.lock().contains_key(&block.0)
     }
 
     /// What a sync that starts now will cover; `None` if everything is durable already.
@@ -342,10 +370,22 @@ impl Volume {
         self.unsynced.lock().retain(|_, write| *write > writes);
     }
 
-    /// After a failed sync of the origin nothing proves that earlier writes are there: flushes
-    /// fail from now on (invariant 18).
+    /// A sync of the origin failed. A failure is told once, to whoever asks first, and may have
+    /// dropped everybody's writes (invariant 18): what was written through stays dirty, and if
+    /// anything went round the cache flushes fail from now on, because nothing proves that it is
+    /// there.
     pub(crate) fn origin_sync_fails(&self) {
-        self.origin_sync_failed.store(true, Ordering::SeqCst);
+        self.sync_failures.fetch_add(1, Ordering::SeqCst);
+        self.through.lock().clear();
+        if self.went_round() {
+            self.origin_sync_failed.store(true, Ordering::SeqCst);
+        }
+    }
+
+    /// Counts failed syncs of the origin. Who marks blocks clean after a sync notes this before its
+    /// first write, and marks nothing if it has changed.
+    pub(crate) fn sync_failures(&self) -> u64 {
+        self.sync_failures.load(Ordering::SeqCst)
     }
 
     /// Whether a sync of the origin has failed.
@@ -355,7 +395,9 @@ impl Volume {
 
     /// Notes that a dirty block cannot be read back.
     pub(crate) fn add_bad(&self, block: OriginBlock) {
-        if self.bad.lock().insert(block) {
+        let mut bad = self.bad.lock();
+        self.any_bad.store(true, Ordering::Relaxed);
+        if bad.insert(block) {
             tracing::error!(volume = self.name, block = block.0, "a dirty block cannot be read back: its addresses give I/O errors until they are overwritten or discarded");
         }
     }
@@ -364,8 +406,13 @@ impl Volume {
         self.bad.lock().contains(&block)
     }
 
+    #[inline]
     pub(crate) fn remove_bad(&self, block: OriginBlock) {
-        self.bad.lock().remove(&block);
+        if self.any_bad.load(Ordering::Relaxed) {
+            let mut bad = self.bad.lock();
+            bad.remove(&block);
+            self.any_bad.store(!bad.is_empty(), Ordering::Relaxed);
+        }
     }
 
     /// Dirty blocks that cannot be read back, as byte ranges of the origin.

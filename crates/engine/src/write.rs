@@ -2,11 +2,13 @@
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
-use forebay_core::{Durability, IoError, OriginBlock, SectorMask};
+use forebay_core::{Durability, IoError, OriginBlock, SectorMask, Slot};
 use forebay_device::{DeviceOp, IoBuf, IoData};
 use forebay_store::{Appended, Class, Condition, Entry, Version};
 
+use crate::background::writeback::either;
 use crate::lane::LaneVolume;
 use crate::plan::{BlockState, WriteStep, write_step, write_steps};
 use crate::read::{bytes_of, state_of};
@@ -28,8 +30,13 @@ struct Progress {
     cached: usize,
 }
 
-/// What was appended for one block, to be marked clean when the origin has it.
-type Written = (OriginBlock, forebay_core::Slot);
+/// What was appended for one block.
+struct Written {
+    block: OriginBlock,
+    slot: Slot,
+    /// The write's own sectors are all that is newer than the origin.
+    complete: bool,
+}
 
 impl LaneVolume {
     /// Takes a write at once if it ends in the log and there is room.
@@ -67,6 +74,7 @@ impl LaneVolume {
     }
 
     fn note_appended(&self, block: OriginBlock, old: Option<&Entry>) {
+        self.volume.remove_bad(block);
         self.volume.appended(block, old, true, self.now_if_first());
     }
 
@@ -174,6 +182,7 @@ impl LaneVolume {
                 store.look_up(&volume.space, piece.block, |_| None)
             };
             let mut base = None;
+            let mut complete = true;
             let mut valid = SectorMask::of(volume.block.sectors(), piece.sectors.clone());
             let mut condition = if piece.whole { Condition::Always } else { Condition::Absent };
             if let Some(pinned) = pinned {
@@ -195,6 +204,7 @@ impl LaneVolume {
                         continue;
                     }
                 }
+                complete = !dirty;
                 match mask {
                     Some(mask) => valid.union_with(&mask),
                     None => valid = SectorMask::all(volume.block.sectors()),
@@ -209,7 +219,7 @@ impl LaneVolume {
                 age: self.cache.age().bits(),
                 condition,
             };
-            let mut slot = forebay_core::Slot(0);
+            let mut slot = Slot(0);
             let appended = self.store.append_at(version, Class::Foreground, &mut slot, |cell| {
                 match &base {
                     Some(base) => cell.copy_from_slice(base),
@@ -220,9 +230,8 @@ impl LaneVolume {
             });
             match appended {
                 Appended::Done { old } => {
-                    volume.remove_bad(piece.block);
                     self.note_appended(piece.block, old.as_ref());
-                    return Ok(Some((old.is_some(), (piece.block, slot))));
+                    return Ok(Some((old.is_some(), Written { block: piece.block, slot, complete })));
                 }
                 Appended::Refused => (),
                 Appended::NoSpace => return Ok(None),
@@ -256,7 +265,9 @@ impl LaneVolume {
         }
         let (result, data) = self.write_origin(offset, data).await;
         if result.is_ok() {
-            volume.through.lock().extend(written);
+            // What was dirty before is not wholly on the origin: writeback sees to it.
+            let complete = written.into_iter().filter(|written| written.complete);
+            volume.through.lock().extend(complete.map(|written| (written.block, written.slot)));
         }
         volume.writeback_wanted.notify_all();
         (self.sync_if(fua, result).await, data)
@@ -271,17 +282,19 @@ impl LaneVolume {
         volume.writeback_wanted.notify_all();
         let result = loop {
             let changed = volume.progress.listen();
-            progress.written.retain(|(block, slot)| {
-                let found = self.store.store().peek(&volume.space, *block);
-                found.is_some_and(|found| found.entry.slot == *slot && found.entry.dirty)
+            progress.written.retain(|written| {
+                let found = self.store.store().peek(&volume.space, written.block);
+                found.is_some_and(|found| found.entry.slot == written.slot && found.entry.dirty)
             });
+            let bad = progress.written.iter().any(|written| volume.is_bad(written.block));
             if progress.written.is_empty() {
                 break Ok(());
             }
-            if volume.writeback_error().is_some() || self.store.store().health.failed() {
+            if bad || volume.writeback_error().is_some() || self.store.store().health.failed() {
                 break Err(IoError::Io);
             }
-            changed.await;
+            // A block that was replaced by another write is nobody's progress.
+            either(changed, self.lane().sleep(Duration::from_millis(20))).await;
         };
         volume.draining.fetch_sub(1, Ordering::SeqCst);
         result
@@ -310,7 +323,8 @@ impl LaneVolume {
 
     async fn sync_if(&self, fua: bool, result: Result<(), IoError>) -> Result<(), IoError> {
         result?;
-        if fua { self.sync_origin().await } else { Ok(()) }
+        let strict = self.volume.durability() == Durability::Strict;
+        if fua || strict { self.sync_origin().await } else { Ok(()) }
     }
 
     /// Forgets the clean copies in a range; whether there were any. Fills are overtaken. `None`: a

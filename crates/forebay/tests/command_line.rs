@@ -129,6 +129,7 @@ fn help_is_as_published() {
         "delete",
         "check",
         "dump",
+        "demo",
         "completions",
         "man",
     ];

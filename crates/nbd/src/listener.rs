@@ -299,6 +299,8 @@ mod tests {
             "tcp:a:+1",
             "tcp:[::1",
             "tcp:[::1]1",
+            "tcp:[[a]:1",
+            "tcp:a]:1",
             "tcp:::1:5",
         ] {
             assert!(bad.parse::<ListenAddress>().is_err(), "{bad:?} was read");

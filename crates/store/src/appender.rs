@@ -55,6 +55,11 @@ impl Cut {
         u64::from(slot.0 % self.granules_per_segment()) * self.granule
     }
 
+    /// Position of a slot in its segment, in granules.
+    pub(crate) fn granule_of(&self, slot: Slot) -> u32 {
+        slot.0 % self.granules_per_segment()
+    }
+
     /// Where the next record may start: headers are aligned to their size.
     fn align(&self, byte: u64) -> u64 {
         byte.next_multiple_of(self.header_bytes)

@@ -170,7 +170,9 @@ async fn recover(
                 return Ok(Some(store));
             }
             Err(StoreError::Damaged { first, lost, .. }) if !accept_damage => {
-                report.problems.push(format!("{lost} records that had been durable are lost, the first is number {first}"));
+                report.problems.push(format!(
+                    "{lost} records that had been durable are lost, the first is number {first}"
+                ));
             }
             Err(StoreError::Device(error)) => return Err(error.into()),
             Err(error) => {
@@ -224,7 +226,8 @@ impl Walk {
         let page = PAGE as u64;
         let (mut at, mut seen) = (0, HashSet::new());
         while at + page <= geometry.segment_bytes {
-            let bytes = match self.store.queue().read(start + at, IoBuf::for_overwrite(PAGE)).await {
+            let bytes = match self.store.queue().read(start + at, IoBuf::for_overwrite(PAGE)).await
+            {
                 Ok(bytes) => bytes,
                 Err(error) => {
                     self.report.borrow_mut().problems.push(error.to_string());
@@ -281,13 +284,19 @@ impl Walk {
         };
         for (number, entry, dirty) in live {
             let cell = payload.get(number * block..(number + 1) * block).unwrap_or_default();
-            let check = forebay_format::payload_check(&store.uuid(), entry.volume, entry.block, cell);
+            let check =
+                forebay_format::payload_check(&store.uuid(), entry.volume, entry.block, cell);
             let mut report = self.report.borrow_mut();
             report.verified += 1;
             report.bytes += cell.len() as u64;
             drop(report);
             if check != entry.check {
-                self.bad(entry.volume, entry.block, dirty, "its content does not match its checksum");
+                self.bad(
+                    entry.volume,
+                    entry.block,
+                    dirty,
+                    "its content does not match its checksum",
+                );
             }
         }
     }
@@ -307,7 +316,12 @@ impl Walk {
             return None;
         }
         if !found.check_matches(store.index.geometry(), entry.check) {
-            self.bad(entry.volume, entry.block, found.dirty, "the checkpoint and the record disagree about its checksum");
+            self.bad(
+                entry.volume,
+                entry.block,
+                found.dirty,
+                "the checkpoint and the record disagree about its checksum",
+            );
         }
         Some(found.dirty)
     }

@@ -172,7 +172,7 @@ impl StoreLane {
         let buf = page_buffer(chunk.bytes);
         self.store().counters.written_bytes.fetch_add(bytes, Ordering::Relaxed);
         self.queue().write(offset, buf).await.map_err(|error| {
-            self.store().health.fail(&error);
+            self.store().fail(&error);
             StoreError::from(error)
         })?;
         Ok(true)
@@ -180,7 +180,7 @@ impl StoreLane {
 
     async fn write_checkpoint_page(&self, offset: u64, page: &[u8]) -> Result<(), StoreError> {
         self.queue().write(offset, page_buffer(page)).await.map_err(|error| {
-            self.store().health.fail(&error);
+            self.store().fail(&error);
             StoreError::from(error)
         })?;
         Ok(())

@@ -1,9 +1,9 @@
 //! Whether the cache device can still be trusted with new data.
 
+use std::fmt::Display;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use forebay_device::DeviceError;
 use parking_lot::Mutex;
 
 /// Latches the first failed write or sync of the cache device. After that nothing is appended any
@@ -17,7 +17,7 @@ pub struct Health {
 
 impl Health {
     /// Latches a failure.
-    pub fn fail(&self, error: &DeviceError) {
+    pub(crate) fn fail(&self, error: &dyn Display) {
         if !self.failed.swap(true, Ordering::SeqCst) {
             tracing::error!(%error, "the cache device failed; no new data goes there from now on");
             *self.cause.lock() = Some(error.to_string().into());

@@ -68,7 +68,7 @@ impl StoreLane {
         let at = if superblock.generation.is_multiple_of(2) { COPY_A } else { COPY_B };
         let buf = page_buffer(&superblock.encode(at));
         if let Err(error) = self.queue().write(at, buf).await {
-            store.health.fail(&error);
+            store.fail(&error);
             return Err(error.into());
         }
         // Barrier for invariants 7 and 8: nothing may rely on the new roots before they are durable.
@@ -100,7 +100,7 @@ impl StoreLane {
         let offset = store.geometry.volume_areas[usize::from(area)];
         let buf = page_buffer(&encoded.bytes);
         if let Err(error) = self.queue().write(offset, buf).await {
-            store.health.fail(&error);
+            store.fail(&error);
             return Err(error.into());
         }
         // Barrier for invariant 7: the table before the superblock that refers to it.

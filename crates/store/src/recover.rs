@@ -42,9 +42,6 @@ use crate::table::{Check, Entry, Geometry as TableGeometry};
 /// Reads of headers that are in flight together.
 const READS: usize = 64;
 
-/// Segments that the index need not have room for: they are never full of blocks.
-pub(crate) const SPARE_SEGMENTS: u64 = 2;
-
 /// What recovery did.
 #[derive(Clone, Debug, Default)]
 pub struct RecoveryReport {
@@ -138,8 +135,9 @@ fn table_geometry(
     blocks: u64,
 ) -> Result<(TableGeometry, u32), String> {
     let cells = Cut::new(geometry).cells_per_segment();
-    let segments = u64::from(geometry.segment_count).saturating_sub(SPARE_SEGMENTS).max(1);
-    let capacity = cells * segments;
+    // Every cell holds one version at most, so this is never too small, not even while recovery
+    // replays versions that a later record has taken out again.
+    let capacity = cells * u64::from(geometry.segment_count);
     let shards = (capacity >> 14).next_power_of_two().clamp(1, 1024) as u32;
     let addresses = (blocks * 2).max(capacity * 32).max(1 << 20).next_power_of_two();
     let key_bits = addresses.trailing_zeros();
@@ -271,6 +269,8 @@ impl Store {
                 Some(first) if first == line.generation && line.usage == SegmentUse::Open => {
                     Some(first)
                 }
+                // The first header is damaged or older: later ones may be intact.
+                _ if line.usage == SegmentUse::Open && !report.clean => Some(line.generation),
                 _ => None,
             };
             if let Some(generation) = walk {
@@ -279,9 +279,7 @@ impl Store {
             let used = walk.is_some() || line.usage != SegmentUse::NeverUsed;
             let generation = walk.unwrap_or(line.generation);
             replay.borrow_mut().set_generation(segment, used.then_some(generation));
-            if used {
-                lives.push((segment, generation, line.write_position));
-            }
+            lives.push((segment, generation, line.write_position));
         }
         Replay::run(lane, &queue, &replay, READS).await?;
         let mut replay = Rc::try_unwrap(replay)
@@ -316,7 +314,11 @@ impl Store {
         let highest = lines.iter().map(|line| line.generation.0).max().unwrap_or(0);
         let highest = highest.max(lives.iter().map(|life| life.1.0).max().unwrap_or(0));
         // Segments may have been opened of which no header reached the device: at most each once.
-        let next_generation = Generation(highest + geometry.segment_count + 1);
+        let unseen = if report.clean { 0 } else { geometry.segment_count };
+        let next_generation = Generation(highest + unseen + 1);
+        if next_generation.0 >= forebay_format::MAX_GENERATION - geometry.segment_count {
+            return Err(refused(&device, "its segments have been opened so often that their numbers are used up: drain it, delete its volumes and format it anew"));
+        }
         let segments = Segments::new(geometry.segment_count, next_generation);
         lives.sort_by_key(|life| life.1);
         let mut live = vec![(0u32, 0u32); geometry.segment_count as usize];

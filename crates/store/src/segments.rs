@@ -41,6 +41,8 @@ struct Counters {
     pins: AtomicU32,
     /// 1 while the segment's RAM image exists.
     buffered: AtomicU32,
+    /// Granules from the start of which everything is durable.
+    durable: AtomicU32,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -59,12 +61,24 @@ struct Draining {
     segment: SegmentId,
     /// The commit round that must have ended well.
     round: u64,
+    /// So many marks must be durable.
+    marks: u64,
+}
+
+/// A record that is closed and not known to be durable.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Undurable {
+    segment: SegmentId,
+    generation: Generation,
+    number: RecordNumber,
+    end: u32,
 }
 
 struct State {
     lives: Vec<Life>,
     free: VecDeque<SegmentId>,
     draining: Vec<Draining>,
+    undurable: Vec<Undurable>,
     opened: u64,
     next_generation: u32,
 }
@@ -118,6 +132,7 @@ impl Segments {
                 lives: vec![life; count as usize],
                 free: (0..count).map(SegmentId).collect(),
                 draining: Vec::new(),
+                undurable: Vec::new(),
                 opened: 0,
                 next_generation: next_generation.0,
             }),
@@ -168,6 +183,7 @@ impl Segments {
     /// Sets how many live and dirty entries point into each segment, after recovery.
     pub fn set_live(&self, counts: &[(u32, u32)]) {
         for (counters, (live, dirty)) in self.counters.iter().zip(counts) {
+            counters.durable.store(u32::MAX, Ordering::Relaxed);
             counters.live.store(*live, Ordering::Relaxed);
             counters.dirty.store(*dirty, Ordering::Relaxed);
         }
@@ -192,6 +208,7 @@ impl Segments {
             last_record: RecordNumber(0),
             position: 0,
         };
+        self.counters[segment.0 as usize].durable.store(0, Ordering::SeqCst);
         Some((segment, generation))
     }
 
@@ -201,6 +218,33 @@ impl Segments {
         let life = &mut state.lives[segment.0 as usize];
         life.last_record = life.last_record.max(number);
         life.position = position;
+        let generation = life.generation;
+        state.undurable.push(Undurable { segment, generation, number, end: position });
+    }
+
+    /// Takes the records up to `through` that a sync is about to make durable.
+    pub(crate) fn take_undurable(&self, through: RecordNumber) -> Vec<Undurable> {
+        let mut state = self.state.lock();
+        let all = std::mem::take(&mut state.undurable);
+        let (taken, left) = all.into_iter().partition(|record| record.number <= through);
+        state.undurable = left;
+        taken
+    }
+
+    /// Notes that records have become durable.
+    pub(crate) fn set_durable(&self, records: &[Undurable]) {
+        let state = self.state.lock();
+        for record in records {
+            let index = record.segment.0 as usize;
+            if state.lives[index].generation == record.generation {
+                self.counters[index].durable.fetch_max(record.end, Ordering::SeqCst);
+            }
+        }
+    }
+
+    /// Whether what lies at a position in a segment, in granules, is durable.
+    pub(crate) fn is_durable(&self, segment: SegmentId, position: u32) -> bool {
+        position < self.counters[segment.0 as usize].durable.load(Ordering::SeqCst)
     }
 
     /// Nothing more will be appended to the segment.
@@ -252,22 +296,25 @@ impl Segments {
         closed
     }
 
-    /// Ends a reclaim. If the segment is empty it starts draining: it is free once commit round
-    /// `round` has ended well and the other conditions hold. Otherwise it stays closed.
-    pub fn end_reclaim(&self, segment: SegmentId, round: u64) -> bool {
-        let mut state = self.state.lock();
+    /// Ends a reclaim. If the segment is empty it starts draining: it is free once the commit round
+    /// has ended well and the marks are durable that `wait_for` tells, which is asked after the
+    /// segment was seen empty, and the other conditions hold. Otherwise it stays closed.
+    pub fn end_reclaim(&self, segment: SegmentId, wait_for: impl FnOnce() -> (u64, u64)) -> bool {
         let empty = self.counters[segment.0 as usize].live.load(Ordering::SeqCst) == 0;
+        let (round, marks) = wait_for();
+        let mut state = self.state.lock();
         let life = &mut state.lives[segment.0 as usize];
         life.state = if empty { SegmentState::Draining } else { SegmentState::Closed };
         if empty {
-            state.draining.push(Draining { segment, round });
+            state.draining.push(Draining { segment, round, marks });
         }
         empty
     }
 
     /// Frees every draining segment whose conditions hold, given the last commit round that ended
-    /// well. Returns how many became free, and whether some wait for nothing but a checkpoint.
-    pub fn free_drained(&self, round: u64) -> (u32, bool) {
+    /// well and how many marks are durable. Returns how many became free, and whether some wait
+    /// for nothing but a checkpoint.
+    pub fn free_drained(&self, round: u64, marks: u64) -> (u32, bool) {
         let base = self.checkpoint_base.load(Ordering::SeqCst);
         let mut guard = self.state.lock();
         let state = &mut *guard;
@@ -277,7 +324,8 @@ impl Segments {
             if draining.round > round || self.counters[index].pins.load(Ordering::SeqCst) != 0 {
                 return true;
             }
-            if state.lives[index].last_record.0 > base {
+            // A checkpoint also does what marks do that found no room in the log.
+            if state.lives[index].last_record.0 > base || draining.marks > marks {
                 need_checkpoint = true;
                 return true;
             }

@@ -239,16 +239,19 @@ impl Store {
     /// Notes that the version at `slot` is durable on the origin. `true` if it was still the
     /// newest and dirty. The mark is logged with the next commit.
     pub fn written_back(&self, space: &VolumeSpace, block: OriginBlock, slot: Slot) -> bool {
+        let segment = self.segment_of(slot);
         let before = self.index.update(space.address(block), |entry| {
-            (entry.slot == slot && entry.dirty).then_some(Entry { dirty: false, ..*entry })
+            if entry.slot != slot || !entry.dirty {
+                return None;
+            }
+            let generation = self.segments.generation(segment);
+            self.log.push_marks([Mark { slot, generation, kind: MarkKind::Clean }]);
+            Some(Entry { dirty: false, ..*entry })
         });
         let Some(before) = before.filter(|entry| entry.slot == slot && entry.dirty) else {
             return false;
         };
-        let segment = self.segment_of(slot);
         self.count_dirty(Some(&before), false);
-        let generation = self.segments.generation(segment);
-        self.log.push_marks([Mark { slot, generation, kind: MarkKind::Clean }]);
         self.segments.turned_clean(segment);
         true
     }
@@ -257,12 +260,18 @@ impl Store {
     /// any case. The mark is logged with the next commit; until then the block could come back
     /// after a crash, so no other copy may change before [`StoreLane::settle_marks`].
     pub fn forget(&self, space: &VolumeSpace, block: OriginBlock, when: impl FnOnce(&Entry) -> bool) -> Option<Entry> {
-        let entry = self.index.remove(space.address(block), when)?;
+        // The mark is pushed before anybody can see that the block is gone: who finds it absent
+        // also finds the mark unsettled.
+        let entry = self.index.remove(space.address(block), |entry| {
+            if !when(entry) {
+                return false;
+            }
+            let generation = self.segments.generation(self.segment_of(entry.slot));
+            self.log.push_marks([Mark { slot: entry.slot, generation, kind: MarkKind::Gone }]);
+            true
+        })?;
         let segment = self.segment_of(entry.slot);
         self.count_dirty(Some(&entry), false);
-        // While the entry still counts as live the segment cannot start another life.
-        let generation = self.segments.generation(segment);
-        self.log.push_marks([Mark { slot: entry.slot, generation, kind: MarkKind::Gone }]);
         self.segments.remove_live(segment, entry.dirty);
         Some(entry)
     }
@@ -289,6 +298,21 @@ impl Store {
         self.log.cut().cells_per_segment()
     }
 
+    /// Latches a failure of the device, and wakes everyone who waits for something that will not
+    /// come now.
+    pub(crate) fn fail(&self, error: &dyn std::fmt::Display) {
+        self.health.fail(error);
+        self.log.written.notify_all();
+        self.log.round_ended.notify_all();
+        self.space.notify_all();
+        self.space_wanted.notify_all();
+    }
+
+    /// Whether a version is durable where it is.
+    pub fn is_durable(&self, slot: Slot) -> bool {
+        self.segments.is_durable(self.segment_of(slot), self.log.cut().granule_of(slot))
+    }
+
     /// Bytes appended since the last checkpoint.
     pub fn appended_since_checkpoint(&self) -> u64 {
         let now = self.counters.written_bytes.load(Ordering::Relaxed);
@@ -297,8 +321,10 @@ impl Store {
 
     /// Appended bytes after which a checkpoint is due.
     pub fn checkpoint_due(&self) -> u64 {
+        // Recovery holds the headers of what was written since in memory: that is bounded.
+        const MOST: u64 = 64 << 30;
         let half = u64::from(self.segments.count()) * self.log.cut().segment_bytes / 2;
-        self.options.checkpoint_bytes.unwrap_or(half).min(half)
+        self.options.checkpoint_bytes.unwrap_or(half).min(half).min(MOST)
     }
 
     /// Whether everything that was appended or marked is durable.
@@ -314,9 +340,10 @@ impl Store {
         self.log.marks_pushed() <= self.log.marks_durable()
     }
 
-    /// Commit rounds that a segment must wait for from now on, and those that have ended well.
-    pub fn rounds(&self) -> (u64, u64) {
-        (self.log.next_round(), self.log.last_round())
+    /// Ends the reclaim of a segment. `true` if it is empty: it will be free once everything that
+    /// took its blocks out is durable.
+    pub fn end_reclaim(&self, segment: SegmentId) -> bool {
+        self.segments.end_reclaim(segment, || (self.log.next_round(), self.log.marks_pushed()))
     }
 }
 
@@ -500,7 +527,7 @@ impl StoreLane {
         };
         let header = start as usize..(start + cut.header_bytes) as usize;
         let Some(mut place) = record.buffer.claim(header) else {
-            tracing::error!(record = number.0, "the place of a record header was taken");
+            store.fail(&format_args!("the place of the header of record {} was taken", number.0));
             return;
         };
         let block = store.block_size();
@@ -516,7 +543,7 @@ impl StoreLane {
             }
         };
         if let Err(error) = encoded {
-            tracing::error!(%error, record = number.0, "a record header could not be made");
+            store.fail(&format_args!("the header of record {} could not be made: {error}", number.0));
             return;
         }
         place.publish();
@@ -535,9 +562,7 @@ impl StoreLane {
             }
             Err(error) => {
                 // The image stays attached: readers and writeback are served from it.
-                store.health.fail(&error);
-                store.log.written.notify_all();
-                store.space.notify_all();
+                store.fail(&error);
             }
         }
     }
@@ -556,8 +581,9 @@ impl StoreLane {
                 Round::Failed => return Err(self.failed()),
                 Round::Wait => ended.await,
                 Round::Run(round) => {
+                    let ending = RoundEnding { log, round, well: false };
                     let result = self.commit_round().await;
-                    log.end_round(round, result.is_ok());
+                    ending.end(result.is_ok());
                     result?;
                     self.free_drained();
                     if round >= wanted {
@@ -584,6 +610,7 @@ impl StoreLane {
         self.close_records();
         let through = log.last_closed();
         if through > log.durable_through() {
+            let undurable = store.segments.take_undurable(through);
             self.wait_written(through).await?;
             // Barrier for invariants 1 and 8: data and records before the acknowledgement, and
             // before anything that relies on them.
@@ -591,6 +618,7 @@ impl StoreLane {
                 self.sync().await?;
             }
             log.set_durable(through);
+            store.segments.set_durable(&undurable);
         }
         log.set_marks_durable(marks);
         Ok(())
@@ -628,7 +656,7 @@ impl StoreLane {
     pub(crate) async fn sync(&self) -> Result<(), StoreError> {
         self.store.counters.syncs.fetch_add(1, Ordering::Relaxed);
         self.queue.sync().await.map_err(|error| {
-            self.store.health.fail(&error);
+            self.store.fail(&error);
             error.into()
         })
     }
@@ -676,10 +704,29 @@ impl StoreLane {
     /// Frees every segment whose conditions hold. `true` if some wait for a checkpoint only.
     pub fn free_drained(&self) -> bool {
         let store = &self.store;
-        let (freed, need_checkpoint) = store.segments.free_drained(store.log.last_round());
+        let (freed, need_checkpoint) = store.segments.free_drained(store.log.last_round(), store.log.marks_durable());
         if freed > 0 {
             store.space.notify_all();
         }
         need_checkpoint
+    }
+}
+
+/// A round ends in any case: one that is abandoned has failed.
+struct RoundEnding<'a> {
+    log: &'a Log,
+    round: u64,
+    well: bool,
+}
+
+impl RoundEnding<'_> {
+    fn end(mut self, well: bool) {
+        self.well = well;
+    }
+}
+
+impl Drop for RoundEnding<'_> {
+    fn drop(&mut self) {
+        self.log.end_round(self.round, self.well);
     }
 }

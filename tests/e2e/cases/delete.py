@@ -3,7 +3,7 @@
 from harness import *
 
 
-def filled(box, daemon, *settings):
+def filled(box, daemon):
     uri = daemon.create("v", box.file("cache", 64 * MIB), box.file("origin", 32 * MIB))
     daemon.cli("set", "v", "writeback_running=off")
     recorder = Recorder(uri, blocks=4096)
@@ -16,7 +16,8 @@ def filled(box, daemon, *settings):
 def origin_versions(box):
     with open(box.path("origin"), "rb") as file:
         data = file.read(4096 * 4096)
-    return [read_stamp(data[start : start + 4096], start // 4096, 1) for start in range(0, len(data), 4096)]
+    blocks = [data[start : start + 4096] for start in range(0, len(data), 4096)]
+    return [read_stamp(block, place, 1) for place, block in enumerate(blocks)]
 
 
 @test

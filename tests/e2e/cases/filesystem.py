@@ -21,9 +21,8 @@ class Mounted:
 
     def attach(self):
         box = self.box
-        self.process = box.spawn(
-            "nbdfuse", f"{self.fuse}/disk", self.uri, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        self.process = box.spawn("nbdfuse", f"{self.fuse}/disk", self.uri, **quiet)
         box.at_end(self.detach)
         end = time.monotonic() + 10
         while not os.path.exists(f"{self.fuse}/disk"):
@@ -115,7 +114,8 @@ def sqlite_keeps_what_it_has_committed_over_a_crash(box):
     committed = 0
     for row in range(ROWS):
         # The answer comes after the commit, and with it the promise.
-        writer.stdin.write(f"INSERT INTO t VALUES({row}, hex(randomblob(200))); SELECT max(id) FROM t;\n")
+        writer.stdin.write(f"INSERT INTO t VALUES({row}, hex(randomblob(200)));\n")
+        writer.stdin.write("SELECT max(id) FROM t;\n")
         committed = int(writer.stdout.readline()) + 1
     daemon.kill()
     writer.kill()

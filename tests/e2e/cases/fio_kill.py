@@ -33,16 +33,21 @@ def flushed_data_survives_a_kill_under_load(box):
 
 
 @test
-def verified_jobs_overlap(box):
-    """Several fio jobs write and verify at once, small blocks over large and back."""
+def jobs_of_every_block_size_verify_side_by_side(box):
+    """Sectors, blocks and large requests at once, several times the size of the cache."""
     need("fio")
     daemon = box.daemon()
-    uri = daemon.create("v", box.file("cache", 64 * MIB), box.file("origin", 256 * MIB))
-    box.fio(
-        uri, "--rw=randrw", "--bs=512-64k", "--bs_unaligned=0", "--blockalign=512", "--numjobs=3",
-        "--offset_increment=64m", "--verify=crc32c", "--verify_backlog=256", "--verify_fatal=1",
-        "--fsync=64", size="48m",
-    )  # fmt: skip
+    uri = daemon.create("v", box.file("cache", 32 * MIB), box.file("origin", 256 * MIB))
+    job = [
+        "--ioengine=nbd", f"--uri={uri}", "--iodepth=16", "--rw=randrw", "--verify=crc32c",
+        "--verify_backlog=256", "--verify_fatal=1", "--fsync=64", "--output-format=terse",
+    ]  # fmt: skip
+    command = ["fio"]
+    for number, (block, size) in enumerate((("512", "8m"), ("4k", "48m"), ("64k", "60m"), ("1m", "60m"))):
+        # The second starts in the middle of a cached block.
+        shift = 64 * MIB * number + (512 if block == "4k" else 0)
+        command += [f"--name=b{block}", *job, f"--bs={block}", f"--size={size}", f"--offset={shift}"]
+    box.run(*command, cwd=box.dir)
     daemon.cli("flush", "v")
     check_equal(daemon.dirty("v"), 0, "dirty blocks after a flush")
 

@@ -40,7 +40,8 @@ def run(box, name, rounds=3, steps=250, cache=64 * MIB, size=SIZE, mode="wb", ar
 @test
 def every_block_size(box):
     for block in ("2K", "4K", "16K", "64K", "256K", "1M"):
-        run(box, f"b{block}", arguments=["--block-size", block])
+        cache = 256 * MIB if block == "1M" else 64 * MIB
+        run(box, f"b{block}", cache=cache, arguments=["--block-size", block])
 
 
 @test

@@ -26,6 +26,7 @@ class Daemon:
         self.state = box.path(f"{name}-state")
         self.log_path = box.path(f"{name}.log")
         self.process = None
+        self.notify = None
         box.daemons.append(self)
 
     def command(self, *arguments):
@@ -41,7 +42,9 @@ class Daemon:
         path = self.box.path("notify")
         pathlib.Path(path).unlink(missing_ok=True)
         notify.bind(path)
-        with open(self.log_path, "ab") as log, notify:
+        # It stays open as long as the daemon: that also says when it stops.
+        self.notify = notify
+        with open(self.log_path, "ab") as log:
             self.process = self.box.spawn(
                 *self.command(*arguments),
                 stdout=log, stderr=log, env=environment(NOTIFY_SOCKET=path),
@@ -49,6 +52,7 @@ class Daemon:
             self.wait_ready(notify)
 
     def wait_ready(self, notify):
+        """Waits for the message that a service manager waits for."""
         notify.settimeout(0.05)
         end = time.monotonic() + PATIENCE
         while time.monotonic() < end:

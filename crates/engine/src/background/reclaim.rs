@@ -13,6 +13,7 @@ use forebay_policy::replacement::{Age, ReinsertBudget, SegmentInfo};
 use forebay_store::{Appended, Class, Condition, Version};
 
 use crate::background::writeback::either;
+use crate::cache::BackgroundEnding;
 use crate::engine::EngineLane;
 use crate::lane::LaneVolume;
 
@@ -36,6 +37,7 @@ struct Live {
 
 /// Runs until the cache stops.
 pub(crate) async fn run(engine: Rc<EngineLane>) {
+    let _ending = BackgroundEnding(engine.cache.clone());
     let store = engine.cache.store.clone();
     let mut budget = ReinsertBudget::new(store.capacity_blocks());
     let mut appended = 0;
@@ -46,26 +48,26 @@ pub(crate) async fn run(engine: Rc<EngineLane>) {
             / store.block_size().bytes();
         budget.appended(now - appended);
         appended = now;
-        let need_checkpoint = engine.store.free_drained();
+        engine.store.free_drained();
         let free = store.segments.free_count();
         if free >= engine.free_target() || store.health.failed() {
             either(wanted, engine.lane.sleep(Duration::from_millis(100))).await;
             continue;
         }
-        if engine.reclaim_one(&mut budget, &mut stuck).await {
-            // Enough is on its way: make it usable before taking more.
-            let draining = store.segments.draining_count();
-            if store.segments.free_count() <= store.reserved_segments() || draining >= engine.free_target() {
+        let on_their_way = store.segments.draining_count();
+        let enough = free + on_their_way >= engine.free_target();
+        if !enough && engine.reclaim_one(&mut budget, &mut stuck).await {
+            if store.segments.free_count() <= store.reserved_segments() {
                 engine.make_usable().await;
             }
-        } else if store.segments.draining_count() > 0 || need_checkpoint {
+        } else if on_their_way > 0 {
+            // Enough is on its way, or there is nothing else: make it usable before taking more.
             engine.make_usable().await;
             either(wanted, engine.lane.sleep(Duration::from_millis(1))).await;
         } else {
             either(wanted, engine.lane.sleep(Duration::from_millis(10))).await;
         }
     }
-    engine.cache.background_ended();
 }
 
 impl EngineLane {
@@ -81,7 +83,7 @@ impl EngineLane {
         if self.store.commit().await.is_err() {
             return;
         }
-        if self.store.free_drained() && self.cache.store.segments.free_count() <= self.free_target() / 2 + 1 {
+        if self.store.free_drained() && self.cache.store.segments.free_count() < self.free_target() {
             if let Err(error) = self.store.checkpoint(false).await {
                 tracing::warn!(%error, "a checkpoint failed");
             }
@@ -125,9 +127,7 @@ impl EngineLane {
             }
             self.empty(victim, capacity, budget).await;
         }
-        // From here on nothing points into the segment; what took it out is in the next round.
-        let (round, _) = store.rounds();
-        if !store.segments.end_reclaim(victim, round) {
+        if !store.end_reclaim(victim) {
             // Its dirty blocks could not be written back, or not be read: others may do better.
             stuck.insert(victim, now);
         }

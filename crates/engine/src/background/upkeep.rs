@@ -7,11 +7,13 @@ use std::time::Duration;
 use forebay_policy::replacement::{Age, EpochClock};
 
 use crate::background::writeback::either;
+use crate::cache::BackgroundEnding;
 use crate::engine::EngineLane;
 
 /// Runs until the cache stops.
 pub(crate) async fn run(engine: Rc<EngineLane>) {
     let cache = engine.cache.clone();
+    let _ending = BackgroundEnding(cache.clone());
     let store = cache.store.clone();
     while !cache.is_stopping() {
         let stop = cache.stop_changed.listen();
@@ -44,7 +46,6 @@ pub(crate) async fn run(engine: Rc<EngineLane>) {
             tracing::warn!(%error, "a checkpoint failed");
         }
     }
-    cache.background_ended();
 }
 
 /// Passes the share of the index that the present epoch asks for.

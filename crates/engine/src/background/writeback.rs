@@ -11,6 +11,7 @@ use forebay_lane::{concurrently, join_all};
 use forebay_policy::{Decision, DirtyState, Pacer, SweepPlanner, merge_runs};
 use forebay_store::{Pinned, PlantedBug};
 
+use crate::cache::BackgroundEnding;
 use crate::lane::LaneVolume;
 use crate::plan::keeps_dirty;
 use crate::read::bytes_of;
@@ -19,6 +20,9 @@ use crate::volume::VolumeState;
 
 /// The most blocks that are collected and sorted together.
 const WINDOW_BLOCKS: u32 = 16384;
+
+/// Shards of the index that are looked through before others have their turn.
+const SHARDS_AT_ONCE: u32 = 8;
 
 /// Blocks between two syncs of the origin.
 const BATCH_BLOCKS: usize = 4096;
@@ -39,6 +43,7 @@ struct Outcome {
 
 /// Runs until the cache stops.
 pub(crate) async fn run(volume: Rc<LaneVolume>) {
+    let _ending = BackgroundEnding(volume.cache.clone());
     let mut pacer = Pacer::new(volume.volume.settings().writeback);
     let mut planner = SweepPlanner::new();
     let mut retry = FIRST_RETRY;
@@ -47,13 +52,16 @@ pub(crate) async fn run(volume: Rc<LaneVolume>) {
         let wanted = volume.volume.writeback_wanted.listen();
         let settings = volume.volume.settings();
         pacer.set_settings(settings.writeback.clone());
-        let through = !volume.volume.through.lock().is_empty();
-        if through && !keeps_dirty(settings.mode) {
+        let asked = volume.volume.draining.load(Ordering::SeqCst) > 0;
+        let draining = asked || !keeps_dirty(settings.mode);
+        if draining && !volume.volume.through.lock().is_empty() {
             // Invariant 9: blocks written through become clean when the origin has been synced.
-            volume.lane().sleep(THROUGH_SYNC).await;
+            if !asked {
+                volume.lane().sleep(THROUGH_SYNC).await;
+            }
+            // A failure empties the list: its blocks are written back like others.
             let _ = volume.sync_origin().await;
         }
-        let draining = volume.volume.draining.load(Ordering::SeqCst) > 0 || !keeps_dirty(settings.mode);
         let bad = volume.volume.bad_count();
         let pending = volume.volume.through.lock().len() as u64;
         let now = volume.now();
@@ -80,7 +88,7 @@ pub(crate) async fn run(volume: Rc<LaneVolume>) {
                     volume.volume.swept(sweep_started);
                     sweep_started = now;
                 }
-                let mut blocks = volume.dirty_in(window.blocks.start.0..window.blocks.end.0);
+                let mut blocks = volume.dirty_in(window.blocks.start.0..window.blocks.end.0).await;
                 if blocks.len() > WINDOW_BLOCKS as usize {
                     planner.resume_at(blocks[WINDOW_BLOCKS as usize]);
                     blocks.truncate(WINDOW_BLOCKS as usize);
@@ -104,7 +112,6 @@ pub(crate) async fn run(volume: Rc<LaneVolume>) {
             }
         }
     }
-    volume.cache.background_ended();
 }
 
 /// Waits for whichever comes first.
@@ -121,17 +128,23 @@ pub(crate) async fn either(one: impl Future<Output = ()>, other: impl Future<Out
 
 impl LaneVolume {
     /// Dirty blocks in a range of block numbers, sorted; bad ones are left out.
-    fn dirty_in(&self, range: std::ops::Range<u64>) -> Vec<OriginBlock> {
+    async fn dirty_in(&self, range: std::ops::Range<u64>) -> Vec<OriginBlock> {
         let volume = &self.volume;
+        let index = &self.cache.store.index;
         let mut blocks = Vec::new();
-        self.cache.store.index.scan(|address, entry| {
-            if entry.dirty
-                && let Some(block) = volume.space.block(address)
-                && range.contains(&block.0)
-            {
-                blocks.push(block);
+        for shard in 0..index.shard_count() {
+            index.scan_shard(shard, &mut |address, entry: &forebay_store::Entry| {
+                if entry.dirty
+                    && let Some(block) = volume.space.block(address)
+                    && range.contains(&block.0)
+                {
+                    blocks.push(block);
+                }
+            });
+            if shard % SHARDS_AT_ONCE == SHARDS_AT_ONCE - 1 {
+                self.lane().yield_now().await;
             }
-        });
+        }
         blocks.sort_unstable();
         blocks.dedup();
         if volume.bad_count() > 0 {
@@ -158,6 +171,7 @@ impl LaneVolume {
             merge_runs(blocks, self.volume.block, settings.merge_bytes)
                 .map(|run| blocks[run].to_vec())
                 .collect();
+        let failures = self.volume.sync_failures();
         let outcome = Rc::new(RefCell::new(Outcome::default()));
         let work = {
             let (this, outcome) = (self.clone(), outcome.clone());
@@ -174,7 +188,14 @@ impl LaneVolume {
         }
         if !outcome.written.is_empty() {
             // Barrier for invariants 8 and 9: the origin is durable before anything is called clean.
-            self.origin.sync().await.map_err(|error| error.to_string())?;
+            if let Err(error) = self.origin.sync().await {
+                self.volume.origin_sync_fails();
+                return Err(error.to_string());
+            }
+            if self.volume.sync_failures() != failures {
+                // Somebody else's sync failed, and may have taken these writes with it.
+                return Err("a sync of the origin failed".into());
+            }
         }
         if !early {
             self.mark_written(&outcome.written);
@@ -199,7 +220,7 @@ impl LaneVolume {
         let volume = &self.volume;
         let store = self.cache.store.clone();
         let (Some(first), Some(last)) = (run.first(), run.last()) else { return };
-        let range = volume.block_range(*first).start..volume.block_range(*last).end;
+        let range = volume.widen(volume.block_range(*first).start..volume.block_range(*last).end);
         // Nobody else may write here, and nobody may read an older state meanwhile.
         let _range = volume.ranges.exclusive(range).await;
         if volume.state() == VolumeState::Removed {
@@ -212,6 +233,12 @@ impl LaneVolume {
             .filter_map(|block| store.look_up(&volume.space, *block, |_| None))
             .filter(|pinned| pinned.found.entry.dirty)
             .collect();
+        // Barrier for invariant 6: the origin must not have a version that a power cut could take out
+        // of the log, where an older one would come back as clean. Where the cache device has failed
+        // the data is better off on the origin in any case.
+        if pinned.iter().any(|pinned| !store.is_durable(pinned.found.entry.slot)) {
+            let _ = self.store.commit().await;
+        }
         let reads = pinned.iter().map(|pinned| async move {
             let buf = IoBuf::for_overwrite(volume.block.as_usize());
             self.store.read_run(&volume.space, std::slice::from_ref(pinned), buf).await

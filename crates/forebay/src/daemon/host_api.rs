@@ -49,12 +49,7 @@ pub(crate) trait Host: Send + Sync {
 
     /// Formats the cache device, or adds to the cache that is there, as `existing` says, and
     /// serves the volume.
-    fn create(
-        &self,
-        volume: &Definition,
-        existing: Existing,
-        work: &Work,
-    ) -> Result<(), ApiError>;
+    fn create(&self, volume: &Definition, existing: Existing, work: &Work) -> Result<(), ApiError>;
 
     /// Recovers the cache device and serves the volume with the settings in its definition. With
     /// `force` it goes on although the log has lost records, or the origin was changed while the

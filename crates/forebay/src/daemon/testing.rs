@@ -67,12 +67,7 @@ impl Host for FakeHost {
         1
     }
 
-    fn create(
-        &self,
-        volume: &Definition,
-        existing: Existing,
-        work: &Work,
-    ) -> Result<(), ApiError> {
+    fn create(&self, volume: &Definition, existing: Existing, work: &Work) -> Result<(), ApiError> {
         let how = match existing {
             Existing::Spare => "",
             Existing::Join => " join",

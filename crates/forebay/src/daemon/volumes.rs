@@ -7,8 +7,7 @@ use std::time::Duration;
 use forebay_admin::report::DaemonReport;
 use forebay_admin::{
     ApiError, CreateRequest, ErrorKind, OperationId, OperationState, SetRequest, Settings,
-    VolumeName,
-    VolumeReport, VolumeState,
+    VolumeName, VolumeReport, VolumeState,
 };
 
 use super::host_api::{Definition, Existing, Host};

@@ -82,7 +82,7 @@ fn what_was_served_comes_back_with_its_settings() {
     let settings = Assignments::parse(["mode=wt", "dirty_high=70"]).expect("good");
     daemon.end(daemon.volumes.set(&name("a"), SetRequest { settings })).expect("good");
     daemon.end(daemon.volumes.stop(&name("b"))).expect("good");
-    assert_eq!(daemon.asked(), ["create a", "create b", "set a", "stop b"]);
+    assert_eq!(daemon.asked(), ["create a", "create b join", "set a", "stop b"]);
 
     let daemon = daemon.restart();
     assert_eq!(daemon.volumes.restore(&StopRequest::default()), (1, 1));

@@ -71,16 +71,32 @@ fn as_text(device: &str, report: &CheckReport) -> String {
     if let Some(superblock) = &report.superblock {
         let geometry = &superblock.geometry;
         line("cache", superblock.cache.to_string());
-        line("size", format!("{}, blocks of {}", format_size(geometry.device_bytes), geometry.block));
-        line("closed", if report.clean { "in order" } else { "not in order: it was recovered for this check" }.to_owned());
+        line(
+            "size",
+            format!("{}, blocks of {}", format_size(geometry.device_bytes), geometry.block),
+        );
+        line(
+            "closed",
+            if report.clean { "in order" } else { "not in order: it was recovered for this check" }
+                .to_owned(),
+        );
     }
     match &report.checkpoint {
-        Some(header) => line("checkpoint", format!("number {}, {} blocks", header.number, grouped(header.entry_count))),
+        Some(header) => line(
+            "checkpoint",
+            format!("number {}, {} blocks", header.number, grouped(header.entry_count)),
+        ),
         None => line("checkpoint", "none".to_owned()),
     }
-    line("log", format!("{} records since, {} torn", grouped(report.replayed), grouped(report.torn)));
+    line(
+        "log",
+        format!("{} records since, {} torn", grouped(report.replayed), grouped(report.torn)),
+    );
     for volume in &report.volumes {
-        line("volume", format!("{}  {}  {}", volume.name, format_size(volume.origin_bytes), volume.origin));
+        line(
+            "volume",
+            format!("{}  {}  {}", volume.name, format_size(volume.origin_bytes), volume.origin),
+        );
     }
     line("blocks", format!("{} cached, {} dirty", grouped(report.blocks), grouped(report.dirty)));
     let depth = if report.quick { "their headers only" } else { "with their content" };
@@ -101,7 +117,10 @@ fn as_text(device: &str, report: &CheckReport) -> String {
     }
     for bad in report.bad.iter().take(SHOWN) {
         let state = if bad.dirty { "dirty" } else { "clean" };
-        line("bad block", format!("{} bytes {}+{} ({state}): {}", bad.volume, bad.offset, bad.len, bad.what));
+        line(
+            "bad block",
+            format!("{} bytes {}+{} ({state}): {}", bad.volume, bad.offset, bad.len, bad.what),
+        );
     }
     let more = report.bad_count.saturating_sub(report.bad.len().min(SHOWN) as u64);
     if more > 0 {

@@ -60,17 +60,21 @@ pub(super) fn run(args: &DemoArgs) -> Outcome {
         }
     }
     if failed.is_empty() {
-        return print_text("All checks held: a killed daemon lost nothing that had been flushed.\n");
+        return print_text(
+            "All checks held: a killed daemon lost nothing that had been flushed.\n",
+        );
     }
-    print_text(&format!("{} of {} checks failed: {}.\n", failed.len(), checks.len(), failed.join(", ")))?;
+    print_text(&format!(
+        "{} of {} checks failed: {}.\n",
+        failed.len(),
+        checks.len(),
+        failed.join(", ")
+    ))?;
     Err(ApiError::failed("the demo's checks did not all hold"))
 }
 
 /// The four rows of the table.
-fn measure(
-    workspace: &Workspace,
-    seconds: impl Fn(u64) -> Duration,
-) -> Result<Vec<Row>, ApiError> {
+fn measure(workspace: &Workspace, seconds: impl Fn(u64) -> Duration) -> Result<Vec<Row>, ApiError> {
     let raw = |name: &str, model: &str, size: u64| {
         let path = workspace.at(&format!("bare-{name}.img"));
         format!("{name}={model}:{},size={}M", path.display(), size / MIB)
@@ -109,11 +113,7 @@ fn cache_device(workspace: &Workspace) -> String {
 type Check = (&'static str, Result<String, String>);
 
 /// Kills the daemon under load and looks at what is left.
-fn crash(
-    workspace: &Workspace,
-    image: &Image,
-    load: Duration,
-) -> Result<Vec<Check>, ApiError> {
+fn crash(workspace: &Workspace, image: &Image, load: Duration) -> Result<Vec<Check>, ApiError> {
     let origin = workspace.at("files.img");
     workspace.say("writing a part of the filesystem through a writeback cache");
     image.make_origin(&origin, WITHHELD)?;
@@ -141,10 +141,22 @@ fn crash(
     let cache = workspace.at("cache.img");
     let sound = workspace.run_self(&["check", &cache.display().to_string()]);
     Ok(vec![
-        ("flushed writes", journal.verify(&origin).map(|(blocks, flushes)| {
-            format!("all {} blocks are there after {} flushes", grouped(blocks), grouped(flushes))
-        })),
-        ("cache device", sound.map(|_| "its structures and checksums are in order".to_owned()).map_err(|error| error.to_string())),
+        (
+            "flushed writes",
+            journal.verify(&origin).map(|(blocks, flushes)| {
+                format!(
+                    "all {} blocks are there after {} flushes",
+                    grouped(blocks),
+                    grouped(flushes)
+                )
+            }),
+        ),
+        (
+            "cache device",
+            sound
+                .map(|_| "its structures and checksums are in order".to_owned())
+                .map_err(|error| error.to_string()),
+        ),
         ("e2fsck", filesystem::fsck(workspace, &origin)?),
         ("files", image.compare(workspace, &origin)?),
     ])

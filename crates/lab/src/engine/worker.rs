@@ -367,7 +367,7 @@ fn enter(
     Ok(Worker {
         driver: Driver::new(local, target),
         rig,
-        engine: engine,
+        engine,
         area,
         small: vec![0x5a; BLOCK as usize],
         steps: Arc::new([]),

@@ -1,0 +1,209 @@
+use std::cell::RefCell;
+
+use forebay_core::{BlockSize, Clock, Durability, Mode, Nanos, ReplacementKind, VolumeId};
+use forebay_device::{QueueContext, RamDevice};
+use forebay_format::{Uuid, VolumeRecord};
+use forebay_lane::LaneId;
+
+use super::*;
+use crate::format::{FormatOptions, format};
+use crate::index::Condition;
+use crate::store::{Appended, Class, Version};
+
+struct Still;
+
+impl Clock for Still {
+    fn now(&self) -> Nanos {
+        Nanos(1)
+    }
+}
+
+struct World {
+    lane: Rc<Lane>,
+    device: Arc<dyn Device>,
+}
+
+const BLOCKS: u64 = 40;
+
+fn opener(device: &Arc<dyn Device>) -> Result<Queue, DeviceError> {
+    device.open_queue(&QueueContext { clock: Arc::new(Still), ring: None }).map(Queue::new)
+}
+
+impl World {
+    fn block_on<T: 'static>(&self, future: impl Future<Output = T> + 'static) -> T {
+        let result = Rc::new(RefCell::new(None));
+        let inner = result.clone();
+        self.lane.spawn(async move {
+            let output = future.await;
+            *inner.borrow_mut() = Some(output);
+        });
+        while self.lane.run_ready() {}
+        result.take().expect("it ends")
+    }
+
+    /// A cache with a volume of [`BLOCKS`] cached blocks, every third of them dirty, block 5 twice.
+    fn new(checkpoint: bool) -> Self {
+        let device: Arc<dyn Device> = RamDevice::new("ram", 16 << 20).expect("memory");
+        let world = World { lane: Lane::new(LaneId(0), Arc::new(Still), || ()), device };
+        let (lane, device) = (world.lane.clone(), world.device.clone());
+        world.block_on(async move {
+            let queue = opener(&device).expect("memory");
+            let uuid = Uuid::from_u128(7);
+            let options = FormatOptions { block: BlockSize::DEFAULT, segment_bytes: None, uuid };
+            format(&device, &queue, &options).await.expect("large enough");
+            let opened = Store::open(&lane, device, queue, StoreOptions::default()).await;
+            let (store, _) = opened.expect("just formatted");
+            let volume = VolumeRecord {
+                id: VolumeId(1),
+                uuid,
+                name: "v".into(),
+                origin: "/o".into(),
+                origin_bytes: BLOCKS * 4096,
+                alignment: 512,
+                mode: Mode::Writeback,
+                durability: Durability::Flush,
+                policy: ReplacementKind::Lru,
+                started: true,
+                fingerprint: None,
+                settings: Vec::new(),
+            };
+            let added = store.change_volumes(|volumes, next| {
+                volumes.push(volume);
+                *next = 2;
+                Ok(())
+            });
+            added.await.expect("room");
+            let space = store.add_space(VolumeId(1), BLOCKS + 1).expect("room");
+            for block in (0..BLOCKS).chain([5]) {
+                let version = Version {
+                    space: &space,
+                    block: OriginBlock(block),
+                    dirty: block % 3 == 0,
+                    mask: None,
+                    age: 0,
+                    condition: Condition::Always,
+                };
+                let done =
+                    store.append(version, Class::Foreground, |bytes| bytes.fill(block as u8 + 1));
+                assert!(matches!(done, Appended::Done { .. }));
+            }
+            store.commit().await.expect("memory");
+            if checkpoint {
+                store.checkpoint(true).await.expect("memory");
+            }
+        });
+        world
+    }
+
+    fn content(&self) -> Vec<u8> {
+        let queue = opener(&self.device).expect("memory");
+        let size = self.device.size() as usize;
+        self.block_on(async move { queue.read(0, IoBuf::zeroed(size)).await })
+            .expect("memory")
+            .to_vec()
+    }
+
+    fn overwrite(&self, content: &[u8]) {
+        let queue = opener(&self.device).expect("memory");
+        let buf = IoBuf::copy_from(content);
+        self.block_on(async move { queue.write(0, buf).await.map(drop) }).expect("memory");
+    }
+
+    fn check(&self, quick: bool) -> CheckReport {
+        let before = self.content();
+        let (lane, device) = (self.lane.clone(), self.device.clone());
+        let report = self.block_on(async move {
+            let options = CheckOptions { open: &opener, quick, progress: Rc::new(|_, _| ()) };
+            check(&lane, device, options).await
+        });
+        assert!(self.content() == before, "the device was written to");
+        report.expect("it can be read")
+    }
+}
+
+/// Where the page with `fill` bytes is that was written last.
+fn payload(content: &[u8], fill: u8) -> usize {
+    content
+        .chunks_exact(4096)
+        .rposition(|page| page.iter().all(|byte| *byte == fill))
+        .expect("there")
+        * 4096
+}
+
+#[test]
+fn an_intact_device_is_sound_after_a_crash_and_after_an_orderly_end() {
+    for clean in [false, true] {
+        let world = World::new(clean);
+        for quick in [false, true] {
+            let report = world.check(quick);
+            assert!(report.is_sound() && report.notes.is_empty(), "{report:?}");
+            assert_eq!((report.blocks, report.dirty, report.verified), (BLOCKS, 14, BLOCKS));
+            assert_eq!((report.clean, report.bytes > 0), (clean, !quick));
+        }
+    }
+}
+
+#[test]
+fn a_flipped_bit_is_found_by_volume_and_range_and_an_old_version_does_not_matter() {
+    let world = World::new(true);
+    let intact = world.content();
+    for (block, dirty) in [(0u64, true), (5, false), (9, true), (BLOCKS - 1, true)] {
+        let mut damaged = intact.clone();
+        damaged[payload(&intact, block as u8 + 1) + 4095] ^= 1;
+        world.overwrite(&damaged);
+        let report = world.check(false);
+        let [bad] = &report.bad[..] else { panic!("{report:?}") };
+        let offset = (block * 4096).saturating_sub(512);
+        let len = if block == 0 { 3584 } else { 4096 };
+        assert_eq!((bad.offset, bad.len, bad.dirty), (offset, len, dirty));
+        assert_eq!(
+            (bad.volume.as_str(), bad.block, report.bad_count),
+            ("v", OriginBlock(block), 1)
+        );
+        assert!(world.check(true).is_sound(), "headers are as they were");
+    }
+    let mut damaged = intact.clone();
+    let first = intact.chunks_exact(4096).position(|page| page.iter().all(|byte| *byte == 6));
+    damaged[first.expect("there") * 4096] ^= 1;
+    world.overwrite(&damaged);
+    assert!(world.check(false).is_sound(), "block 5 has a newer version");
+}
+
+#[test]
+fn a_damaged_header_leaves_its_blocks_unproven() {
+    let world = World::new(true);
+    let mut damaged = world.content();
+    let header = payload(&damaged, 1) - 4096;
+    damaged[header + 100] ^= 1;
+    world.overwrite(&damaged);
+    let report = world.check(false);
+    assert!(!report.is_sound() && report.bad_count > 0, "{report:?}");
+    assert!(report.bad.iter().all(|bad| bad.what.contains("header")), "{report:?}");
+}
+
+#[test]
+fn damaged_roots_are_told_from_none() {
+    let world = World::new(true);
+    let intact = world.content();
+    let with = |places: &[usize]| {
+        let mut damaged = intact.clone();
+        for place in places {
+            damaged[*place] ^= 1;
+        }
+        world.overwrite(&damaged);
+        world.check(true)
+    };
+    let (a, b) = (COPY_A as usize + 60, COPY_B as usize + 60);
+    let newer = if with(&[a]).is_sound() && with(&[a]).blocks == BLOCKS { b } else { a };
+    let older = if newer == a { b } else { a };
+    assert_eq!((with(&[older]).is_sound(), with(&[older]).notes.len()), (true, 1));
+    let both = with(&[a, b]);
+    assert!(!both.is_sound() && both.problems.len() == 1, "{both:?}");
+    world.overwrite(&vec![0; intact.len()]);
+    let (lane, device) = (world.lane.clone(), world.device.clone());
+    let none = world.block_on(async move {
+        let options = CheckOptions { open: &opener, quick: true, progress: Rc::new(|_, _| ()) };
+        check(&lane, device, options).await.map(drop)
+    });
+    assert!(matches!(none, Err(StoreError::Refused(_))), "{none:?}");
+}

@@ -121,8 +121,9 @@ pub(super) fn open(
         ..StoreOptions::default()
     };
     let (cache, report) = lanes.run(0, move |state| async move {
-        let (engine, report) =
-            EngineLane::open(state.context.clone(), device, options).await.map_err(faults::engine)?;
+        let (engine, report) = EngineLane::open(state.context.clone(), device, options)
+            .await
+            .map_err(faults::engine)?;
         let cache = engine.cache.clone();
         state.add(number, engine);
         Ok::<_, ApiError>((cache, report))

@@ -266,7 +266,8 @@ impl Lanes {
     /// Ends the lanes; does not wait for them unless they are known to be `idle`: an operation on
     /// a device that is lost may never end.
     pub(super) fn end(&self, idle: bool) {
-        let threads = std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));
+        let threads =
+            std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));
         for thread in &threads {
             thread.stop();
         }

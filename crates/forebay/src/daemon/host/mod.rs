@@ -5,11 +5,13 @@
 //! - [`raw`]: a device without a cache, to compare with
 //! - [`caches`]: the cache devices that are open
 //! - [`inspect`]: what is on a cache device, read before anything is written
-//! - [`volumes`]: the life of a volume, step by step
+//! - [`creation`]: making volumes, and the caches that they need
+//! - [`volumes`]: their further life, step by step
 //! - [`faults`], [`settings`], [`report`]: from the words of the engine to those of the admin API
 //! - [`waiting`]: work on a lane that is watched, and can be given up
 
 mod caches;
+mod creation;
 mod exports;
 mod faults;
 mod inspect;
@@ -21,11 +23,11 @@ mod volumes;
 mod waiting;
 
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use forebay_admin::{ApiError, Settings, VolumeName, VolumeReport};
-use forebay_device::{Access, Device};
-use forebay_nbd::{ListenAddress, Listener};
+use forebay_device::{Access, Device, DeviceSpec, OpenErrorKind};
+use forebay_nbd::{ListenAddress, ListenError, Listener};
 
 use super::host_api::{Definition, Existing, Host};
 use super::nbd_address::NbdAddress;
@@ -37,6 +39,32 @@ use report::Served;
 
 /// How long a cache may take to close before the daemon ends without it.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(30);
+
+/// How long something may look as if it were in use after its user has died: the kernel takes a
+/// ring with what it holds down in its own time.
+const AFTERLIFE: Duration = Duration::from_millis(800);
+
+/// Tries something again for a moment while it is in use.
+fn outlasting<T, E>(
+    mut attempt: impl FnMut() -> Result<T, E>,
+    in_use: impl Fn(&E) -> bool,
+) -> Result<T, E> {
+    let end = Instant::now() + AFTERLIFE;
+    loop {
+        match attempt() {
+            Err(error) if in_use(&error) && Instant::now() < end => {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            result => return result,
+        }
+    }
+}
+
+/// Opens a device that was named in `field`, and claims it.
+fn claim(field: &str, spec: &DeviceSpec) -> Result<Arc<dyn Device>, ApiError> {
+    outlasting(|| spec.open(Access::Exclusive), |error| error.kind == OpenErrorKind::InUse)
+        .map_err(|error| faults::open(field, &error))
+}
 
 /// Sets up lanes and front ends. Besides volumes, the devices of `raw` are served as they are.
 ///
@@ -50,8 +78,7 @@ pub(crate) fn open(
 ) -> Result<Arc<dyn Host>, ApiError> {
     let mut devices: Vec<(String, Arc<dyn Device>)> = Vec::new();
     for export in raw {
-        let device = export.device.open(Access::Exclusive);
-        let device = device.map_err(|error| faults::open("--export-raw", &error))?;
+        let device = claim("--export-raw", &export.device)?;
         devices.push((export.name.to_string(), device));
     }
     let listeners = nbd.iter().map(listen).collect::<Result<Vec<_>, _>>()?;
@@ -70,7 +97,8 @@ fn listen(address: &NbdAddress) -> Result<Arc<Listener>, ApiError> {
         NbdAddress::Unix(path) => ListenAddress::Unix(path.clone()),
         NbdAddress::Tcp { host, port } => ListenAddress::Tcp { host: host.clone(), port: *port },
     };
-    Listener::bind(&address).map_err(|error| faults::listen(&error))
+    outlasting(|| Listener::bind(&address), |error| matches!(error, ListenError::InUse(_)))
+        .map_err(|error| faults::listen(&error))
 }
 
 /// See the module.
@@ -87,12 +115,7 @@ impl Host for EngineHost {
         self.lanes.count()
     }
 
-    fn create(
-        &self,
-        volume: &Definition,
-        existing: Existing,
-        work: &Work,
-    ) -> Result<(), ApiError> {
+    fn create(&self, volume: &Definition, existing: Existing, work: &Work) -> Result<(), ApiError> {
         self.create_volume(volume, existing, work)
     }
 

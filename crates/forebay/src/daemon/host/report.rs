@@ -105,9 +105,8 @@ impl Served {
 
     /// Volumes that are served by a cache in RAM.
     pub(super) fn volatile(&self) -> Vec<VolumeName> {
-        let in_ram = |entry: &Entry| {
-            entry.running.as_ref().is_some_and(|running| running.place.volatile)
-        };
+        let in_ram =
+            |entry: &Entry| entry.running.as_ref().is_some_and(|running| running.place.volatile);
         let all = self.lock();
         all.iter().filter(|(_, entry)| in_ram(entry)).map(|(name, _)| name.clone()).collect()
     }
@@ -228,7 +227,8 @@ fn errors(running: &Running) -> ErrorReport {
     let sync_failed = volume.origin_sync_failed().then(|| "a sync of the origin failed".to_owned());
     ErrorReport {
         origin_read: 0,
-        origin_write: u64::from(volume.writeback_error().is_some()) + u64::from(sync_failed.is_some()),
+        origin_write: u64::from(volume.writeback_error().is_some())
+            + u64::from(sync_failed.is_some()),
         cache_read: 0,
         cache_write: u64::from(store.health.failed()),
         checksum: store.counters.corrupt_blocks.load(Ordering::Relaxed),

@@ -50,7 +50,18 @@ impl Image {
         }
         let inodes = copied.files.len() * 2 + 1000;
         let mut command = workspace.command("mke2fs");
-        command.args(["-q", "-F", "-t", "ext4", "-b", "4096", "-m", "0", "-N", &inodes.to_string()]);
+        command.args([
+            "-q",
+            "-F",
+            "-t",
+            "ext4",
+            "-b",
+            "4096",
+            "-m",
+            "0",
+            "-N",
+            &inodes.to_string(),
+        ]);
         command.arg("-d").arg(&tree).arg(&path).arg(format!("{}k", size >> 10));
         workspace.run_well("mke2fs", &mut command)?;
         fs::remove_dir_all(&tree).map_err(|error| io_error("cannot remove", &tree, &error))?;
@@ -125,7 +136,9 @@ impl Image {
         }
         Ok(match wrong.first() {
             None => Ok(format!("all {} have their checksums", grouped(self.files.len() as u64))),
-            Some(first) => Err(format!("{} of {} are wrong: {first}", wrong.len(), self.files.len())),
+            Some(first) => {
+                Err(format!("{} of {} are wrong: {first}", wrong.len(), self.files.len()))
+            }
         })
     }
 }

@@ -30,8 +30,9 @@ impl Workspace {
     /// A new directory below `dir`, or where temporary files go.
     pub(super) fn new(dir: Option<&Path>) -> Result<Self, ApiError> {
         let parent = match dir {
-            Some(dir) => std::path::absolute(dir)
-                .map_err(|error| ApiError::invalid("--dir", error))?,
+            Some(dir) => {
+                std::path::absolute(dir).map_err(|error| ApiError::invalid("--dir", error))?
+            }
             None => std::env::temp_dir(),
         };
         let dir = parent.join(format!("forebay-demo-{}", std::process::id()));
@@ -78,7 +79,8 @@ impl Workspace {
 
     /// Fails unless these programs are there.
     pub(super) fn need(&self, tools: &[&str]) -> Result<(), ApiError> {
-        let there = |tool: &&&str| self.path.split(':').any(|dir| Path::new(dir).join(tool).is_file());
+        let there =
+            |tool: &&&str| self.path.split(':').any(|dir| Path::new(dir).join(tool).is_file());
         match tools.iter().find(|tool| !there(tool)) {
             None => Ok(()),
             Some(tool) => Err(ApiError::failed(format!(

@@ -84,7 +84,12 @@ impl Journal {
     }
 
     /// Writes a batch at random and flushes it.
-    fn round(&mut self, client: &mut NbdClient, random: &mut u64, number: &mut u64) -> io::Result<()> {
+    fn round(
+        &mut self,
+        client: &mut NbdClient,
+        random: &mut u64,
+        number: &mut u64,
+    ) -> io::Result<()> {
         let count = (self.area.end - self.area.start) / BLOCK;
         let mut batch = Vec::new();
         while (batch.len() as u64) < BATCH {

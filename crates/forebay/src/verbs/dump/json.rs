@@ -51,8 +51,11 @@ impl Writer for Lines {
             "checkpoint_area_bytes": geometry.checkpoint_area_bytes,
         }));
         for volume in volumes {
-            let settings: Vec<Value> =
-                volume.settings.iter().map(|(tag, value)| json!({"tag": tag, "value": value})).collect();
+            let settings: Vec<Value> = volume
+                .settings
+                .iter()
+                .map(|(tag, value)| json!({"tag": tag, "value": value}))
+                .collect();
             self.line(&json!({
                 "type": "volume",
                 "id": volume.id.0,

@@ -34,36 +34,74 @@ impl Writer for Text {
         let (compat, incompat) = (superblock.compat, superblock.incompat);
         self.line(
             "features",
-            format_args!("compat {compat:#x}, incompat {incompat:#x}, ro_compat {:#x}", superblock.ro_compat),
+            format_args!(
+                "compat {compat:#x}, incompat {incompat:#x}, ro_compat {:#x}",
+                superblock.ro_compat
+            ),
         );
         self.line("clean shutdown", if superblock.clean_shutdown { "yes" } else { "no" });
         self.line("last record", superblock.last_record.0);
         self.line("next volume", superblock.next_volume_id);
-        self.line("device size", format_args!("{} ({} bytes)", format_size(geometry.device_bytes), geometry.device_bytes));
+        self.line(
+            "device size",
+            format_args!(
+                "{} ({} bytes)",
+                format_size(geometry.device_bytes),
+                geometry.device_bytes
+            ),
+        );
         self.line("block size", geometry.block);
         self.line(
             "segments",
-            format_args!("{} of {} from byte {}", geometry.segment_count, format_size(geometry.segment_bytes), geometry.segments_offset),
+            format_args!(
+                "{} of {} from byte {}",
+                geometry.segment_count,
+                format_size(geometry.segment_bytes),
+                geometry.segments_offset
+            ),
         );
         let [first, second] = geometry.volume_areas;
         self.line(
             "volume tables",
-            format_args!("at {first} and {second}, {} each, number {} counts", format_size(geometry.volume_area_bytes), superblock.volume_table.area),
+            format_args!(
+                "at {first} and {second}, {} each, number {} counts",
+                format_size(geometry.volume_area_bytes),
+                superblock.volume_table.area
+            ),
         );
         let [first, second] = geometry.checkpoint_areas;
         self.line(
             "checkpoint areas",
-            format_args!("at {first} and {second}, {} each", format_size(geometry.checkpoint_area_bytes)),
+            format_args!(
+                "at {first} and {second}, {} each",
+                format_size(geometry.checkpoint_area_bytes)
+            ),
         );
         for volume in volumes {
             self.0.push('\n');
             self.line("volume", format_args!("{} (number {})", volume.name, volume.id));
             self.line("uuid", volume.uuid);
-            self.line("origin", format_args!("{}  {}", volume.origin, format_size(volume.origin_bytes)));
+            self.line(
+                "origin",
+                format_args!("{}  {}", volume.origin, format_size(volume.origin_bytes)),
+            );
             self.line("alignment", volume.alignment);
-            self.line("mode", format_args!("{}, {}, durability {}", volume.mode, volume.policy, volume.durability));
+            self.line(
+                "mode",
+                format_args!(
+                    "{}, {}, durability {}",
+                    volume.mode, volume.policy, volume.durability
+                ),
+            );
             self.line("started", if volume.started { "yes" } else { "no" });
-            self.line("fingerprint", if volume.fingerprint.is_some() { "taken" } else { "none: the origin is in use, or was when the daemon ended" });
+            self.line(
+                "fingerprint",
+                if volume.fingerprint.is_some() {
+                    "taken"
+                } else {
+                    "none: the origin is in use, or was when the daemon ended"
+                },
+            );
             let settings: Vec<String> =
                 volume.settings.iter().map(|(tag, value)| format!("{tag}={value}")).collect();
             self.line("settings", settings.join(" "));
@@ -74,9 +112,26 @@ impl Writer for Text {
         self.0.push('\n');
         match header {
             Ok(header) => {
-                self.line("checkpoint", format_args!("number {}, {}", header.number, format_size(header.len)));
-                self.line("contains", format_args!("records up to {}, sequences up to {}", header.base.0, header.highest_sequence));
-                self.line("entries", format_args!("{}, {} partial, {} check bits", grouped(header.entry_count), grouped(header.mask_count), header.check_bits));
+                self.line(
+                    "checkpoint",
+                    format_args!("number {}, {}", header.number, format_size(header.len)),
+                );
+                self.line(
+                    "contains",
+                    format_args!(
+                        "records up to {}, sequences up to {}",
+                        header.base.0, header.highest_sequence
+                    ),
+                );
+                self.line(
+                    "entries",
+                    format_args!(
+                        "{}, {} partial, {} check bits",
+                        grouped(header.entry_count),
+                        grouped(header.mask_count),
+                        header.check_bits
+                    ),
+                );
             }
             Err(why) => self.line("checkpoint", why),
         }
@@ -86,7 +141,15 @@ impl Writer for Text {
         let count = |usage| lines.iter().filter(|line| line.usage == usage).count() as u64;
         let (unused, open, closed) =
             (count(SegmentUse::NeverUsed), count(SegmentUse::Open), count(SegmentUse::Closed));
-        self.line("segment table", format_args!("{} closed, {} open, {} free", grouped(closed), grouped(open), grouped(unused)));
+        self.line(
+            "segment table",
+            format_args!(
+                "{} closed, {} open, {} free",
+                grouped(closed),
+                grouped(open),
+                grouped(unused)
+            ),
+        );
         let highest = lines.iter().map(|line| line.generation.0).max().unwrap_or(0);
         self.line("generations", format_args!("up to {highest}"));
     }
@@ -96,7 +159,11 @@ impl Writer for Text {
         let _ = writeln!(
             self.0,
             "record {} segment {} generation {} position {}: {count} {kind}, durable through {}",
-            header.number.0, header.segment.0, header.generation.0, header.position, header.durable_through.0
+            header.number.0,
+            header.segment.0,
+            header.generation.0,
+            header.position,
+            header.durable_through.0
         );
         if !with_entries {
             return;
@@ -124,7 +191,11 @@ impl Writer for Text {
                         MarkKind::Clean => "clean",
                         MarkKind::Gone => "gone",
                     };
-                    let _ = writeln!(self.0, "  slot {} generation {}: {what}", mark.slot.0, mark.generation.0);
+                    let _ = writeln!(
+                        self.0,
+                        "  slot {} generation {}: {what}",
+                        mark.slot.0, mark.generation.0
+                    );
                 }
             }
         }
