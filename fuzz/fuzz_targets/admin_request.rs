@@ -32,7 +32,8 @@ fn apply(assignments: &Assignments) {
         }
         Err(_) => assert_eq!(settings, Settings::default(), "half a change"),
     }
-    let texts: Vec<String> = assignments.iter().map(|(name, value)| format!("{name}={value}")).collect();
+    let texts: Vec<String> =
+        assignments.iter().map(|(name, value)| format!("{name}={value}")).collect();
     assert_eq!(Assignments::parse(&texts).as_ref(), Ok(assignments));
 }
 

@@ -88,12 +88,13 @@ fn write(geometry: &Geometry, header: &forebay_format::CheckpointHeader, content
         chunks.push((chunk.offset, chunk.bytes.to_vec()));
     }
     let finished = writer.finish(header.base, header.highest_sequence).expect("complete");
-    let (again, same) = read(&finished.header, &finished.reference, geometry, |index, offset, _| {
-        let (at, bytes) = chunks[index as usize].clone();
-        assert_eq!(at, offset);
-        bytes
-    })
-    .expect("what was written can be read");
+    let (again, same) =
+        read(&finished.header, &finished.reference, geometry, |index, offset, _| {
+            let (at, bytes) = chunks[index as usize].clone();
+            assert_eq!(at, offset);
+            bytes
+        })
+        .expect("what was written can be read");
     assert_eq!(same, *content);
     assert_eq!((again.base, again.highest_sequence), (header.base, header.highest_sequence));
 }

@@ -3,7 +3,9 @@
 
 use forebay_core::Op;
 use forebay_fuzz::{memory, mend, pieces};
-use forebay_nbd::transmission::{BadMagic, Command, Event, Kind, MAX_PAYLOAD, Parser, Refusal, Session};
+use forebay_nbd::transmission::{
+    BadMagic, Command, Event, Kind, MAX_PAYLOAD, Parser, Refusal, Session,
+};
 use forebay_nbd::wire::{REQUEST_MAGIC, RequestHeader};
 use libfuzzer_sys::{fuzz_mutator, fuzz_target, fuzzer_mutate};
 

@@ -38,7 +38,13 @@ impl ImageDevice {
             return Ok(());
         }
         let cause = "outside the device or not aligned".into();
-        Err(DeviceError { kind: DeviceErrorKind::Invalid, device: "image".into(), what, offset, cause })
+        Err(DeviceError {
+            kind: DeviceErrorKind::Invalid,
+            device: "image".into(),
+            what,
+            offset,
+            cause,
+        })
     }
 
     /// Changes every page that `offset..offset + len` touches: `change` gets the part of the page,
@@ -77,7 +83,9 @@ impl ImageDevice {
 
     /// Overwrites from `offset` on, which must be inside.
     pub fn write(&self, offset: usize, data: &[u8]) {
-        self.change(offset, data.len(), |part, at| part.copy_from_slice(&data[at..at + part.len()]));
+        self.change(offset, data.len(), |part, at| {
+            part.copy_from_slice(&data[at..at + part.len()])
+        });
     }
 
     fn perform(&self, op: DeviceOp) -> DeviceDone {

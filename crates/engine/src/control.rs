@@ -114,7 +114,8 @@ impl EngineLane {
             return Err(error.into());
         }
         self.cache.set_policy(spec.settings.policy);
-        self.bring_up(&name, origin)
+        let settled = self.settle_origin(&origin).await?;
+        self.bring_up(&name, origin, settled)
     }
 
     /// Starts a volume that the cache knows, with its origin.
@@ -144,7 +145,7 @@ impl EngineLane {
                 self.store.settle_marks().await?;
             }
         }
-        self.settle_origin(&origin).await?;
+        let settled = self.settle_origin(&origin).await?;
         // From now on the origin changes under our own hands.
         self.store
             .change_volumes(|volumes, _| {
@@ -155,7 +156,7 @@ impl EngineLane {
                 Ok(())
             })
             .await?;
-        self.bring_up(name, origin)
+        self.bring_up(name, origin, settled)
     }
 
     fn origin_changed(&self, record: &VolumeRecord, force: bool) -> Result<(), EngineError> {
@@ -182,16 +183,22 @@ impl EngineLane {
 
     /// Makes durable what an earlier run may have left in the origin's write cache: whoever reads it
     /// from now on may rely on it (invariant 6).
-    async fn settle_origin(&self, origin: &Arc<dyn Device>) -> Result<(), EngineError> {
+    async fn settle_origin(&self, origin: &Arc<dyn Device>) -> Result<bool, EngineError> {
         let queue = self.context.open(origin)?;
-        if let Err(error) = queue.sync().await {
+        let synced = queue.sync().await;
+        if let Err(error) = &synced {
             // Cached data is served all the same (invariant 16); the first flush tries again.
             tracing::warn!(%error, "the origin cannot be synced");
         }
-        Ok(())
+        Ok(synced.is_ok())
     }
 
-    fn bring_up(self: &Rc<Self>, name: &str, origin: Arc<dyn Device>) -> Result<Arc<Volume>, EngineError> {
+    fn bring_up(
+        self: &Rc<Self>,
+        name: &str,
+        origin: Arc<dyn Device>,
+        settled: bool,
+    ) -> Result<Arc<Volume>, EngineError> {
         let store = &self.cache.store;
         let records = store.volumes();
         let record = records.iter().find(|record| record.name == name).ok_or_else(|| no_volume(name))?;
@@ -214,6 +221,9 @@ impl EngineLane {
             settings,
             store.options().lanes,
         ));
+        if settled {
+            volume.origin_is_settled();
+        }
         let now = self.lane.now();
         let mut copy = Vec::new();
         for shard in 0..store.index.shard_count() {
@@ -265,8 +275,9 @@ impl EngineLane {
         Ok(())
     }
 
-    /// Writes all dirty data of a volume to its origin, durably; requests are served meanwhile.
-    /// `progress` is told how many dirty blocks are left.
+    /// Writes all dirty data of a volume to its origin, durably; requests are served meanwhile, and
+    /// what they make dirty again does not keep this from ending. `progress` is told how many dirty
+    /// blocks are left.
     ///
     /// # Errors
     /// The origin cannot be written, or blocks cannot be read back; both are tried for a while.

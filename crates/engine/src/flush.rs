@@ -19,6 +19,9 @@ impl LaneVolume {
     pub(crate) async fn sync_origin(&self) -> Result<(), IoError> {
         let volume = &self.volume;
         if volume.origin_sync_failed() {
+            // No later sync proves anything about these: writeback brings them there again.
+            volume.through.lock().clear();
+            volume.writeback_wanted.notify_all();
             return Err(IoError::Io);
         }
         let writes = volume.origin_unsynced();

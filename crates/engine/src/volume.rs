@@ -365,6 +365,11 @@ impl Volume {
         (writes > self.origin_synced.load(Ordering::SeqCst)).then_some(writes)
     }
 
+    /// Nothing that an earlier run has written can be lost any more.
+    pub(crate) fn origin_is_settled(&self) {
+        self.origin_synced(1);
+    }
+
     pub(crate) fn origin_synced(&self, writes: u64) {
         self.origin_synced.fetch_max(writes, Ordering::SeqCst);
         self.unsynced.lock().retain(|_, write| *write > writes);

@@ -21,7 +21,7 @@ use forebay_format::{CheckpointWriteError, IndexEntry, SegmentState as SegmentLi
 
 use crate::error::StoreError;
 use crate::index::Address;
-use crate::meta::page_buffer;
+use crate::meta::{CLEAN_DISTRUSTED, page_buffer};
 use crate::segments::SegmentState;
 use crate::store::{Store, StoreLane, VolumeSpace};
 
@@ -156,6 +156,7 @@ impl StoreLane {
         self.write_superblock(|superblock| {
             superblock.checkpoint = Some(reference);
             superblock.clean_shutdown = clean;
+            superblock.compat &= !CLEAN_DISTRUSTED;
         })
         .await?;
         store.appended_at_checkpoint.store(appended, Ordering::Relaxed);

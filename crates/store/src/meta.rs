@@ -4,6 +4,7 @@
 //! durable before it is written, and the copy that is overwritten is always the older one.
 
 use std::rc::Rc;
+use std::sync::atomic::Ordering;
 
 use forebay_core::VolumeId;
 use forebay_device::IoBuf;
@@ -12,6 +13,10 @@ use forebay_format::{CheckSeed, Superblock, VolumeRecord, volume};
 
 use crate::error::StoreError;
 use crate::store::{Store, StoreLane, VolumeSpace};
+
+/// Feature bit: the device failed while it was in use, and versions that it never took may have been
+/// written to the origins since. Clean copies are dropped when it is opened again.
+pub(crate) const CLEAN_DISTRUSTED: u64 = 1;
 
 /// A buffer with these bytes, padded with zeroes to whole pages.
 pub(crate) fn page_buffer(bytes: &[u8]) -> IoBuf {
@@ -75,6 +80,20 @@ impl StoreLane {
         self.sync().await?;
         *store.meta.lock() = superblock;
         Ok(())
+    }
+
+    /// After the device has failed: sees to it that no clean copy is trusted when it is opened again,
+    /// so that versions which it never took may go to the origin (invariants 6 and 15). `false`: not
+    /// even that could be written.
+    pub async fn distrust_clean(&self) -> bool {
+        if self.store().distrust.load(Ordering::SeqCst) {
+            return true;
+        }
+        let written = self.write_superblock(|superblock| superblock.compat |= CLEAN_DISTRUSTED).await;
+        if written.is_ok() {
+            self.store().distrust.store(true, Ordering::SeqCst);
+        }
+        written.is_ok()
     }
 
     /// Replaces the volume table; `change` edits the list, and may take new volume numbers from

@@ -17,7 +17,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use forebay_core::{Generation, RecordNumber, SegmentId, Slot};
 use forebay_device::{Device, IoBuf, Queue};
@@ -33,6 +33,7 @@ use crate::appender::Cut;
 use crate::error::StoreError;
 use crate::index::{Address, Index, NewVersion};
 use crate::log::Log;
+use crate::meta::CLEAN_DISTRUSTED;
 use crate::options::StoreOptions;
 use crate::replay::Replay;
 use crate::segments::{SegmentSnapshot, SegmentState, Segments};
@@ -163,6 +164,9 @@ impl Store {
         queue: Queue,
         options: StoreOptions,
     ) -> Result<(Rc<StoreLane>, RecoveryReport), StoreError> {
+        // Barrier for invariant 7: the roots that are read may still be in the device's write cache,
+        // after a process that was killed; what they refer to is kept, what they do not is overwritten.
+        queue.sync().await?;
         let Roots { superblock, volumes } = read_roots(&device, &queue).await?;
         if superblock.is_read_only() {
             return Err(refused(&device, "it has features that this program may not write to"));
@@ -294,8 +298,10 @@ impl Store {
             damage.push(format!("{lost} log records from number {first} on were lost"));
         }
         replay.apply_to(&index).map_err(|error| refused(&device, error))?;
-        if lost.is_some() {
-            // A lost record may have superseded any copy: the origin knows better than a clean one.
+        let distrusted = superblock.compat & CLEAN_DISTRUSTED != 0;
+        if lost.is_some() || distrusted {
+            // A lost record, or one that the failed device never took, may have superseded any
+            // copy: the origin knows better than a clean one.
             let mut clean = Vec::new();
             index.scan(|address, entry| {
                 if !entry.dirty {
@@ -363,6 +369,7 @@ impl Store {
             checkpoint_gate: Default::default(),
             appended_at_checkpoint: AtomicU64::new(0),
             damage: parking_lot::Mutex::new(damage),
+            distrust: AtomicBool::new(false),
         });
         store
             .counters

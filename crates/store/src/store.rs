@@ -4,7 +4,7 @@
 
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use forebay_core::{
     BlockSize, OriginBlock, RecordNumber, SectorMask, SegmentId, Slot, VolumeId,
@@ -141,6 +141,7 @@ pub struct Store {
     pub(crate) checkpoint_gate: Gate,
     pub(crate) appended_at_checkpoint: AtomicU64,
     pub(crate) damage: Mutex<Vec<String>>,
+    pub(crate) distrust: AtomicBool,
 }
 
 impl Store {

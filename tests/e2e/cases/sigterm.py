@@ -1,5 +1,6 @@
 """An orderly stop: exit code 0, within seconds, under load, and nothing is lost."""
 
+import subprocess
 import time
 
 from harness import *
@@ -58,7 +59,10 @@ def sigterm_during_a_drain_ends_soon(box):
     recorder = Recorder(uri, connections=2, blocks=8192)
     recorder.write(6000)
     recorder.settle()
-    drain = box.spawn(*[daemon.binary, "--socket", daemon.socket, "flush", "v"])
+    drain = box.spawn(
+        daemon.binary, "--socket", daemon.socket, "flush", "v",
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
     time.sleep(0.5)
     code, seconds = daemon.terminate()
     check_equal(code, 0, "the exit code")

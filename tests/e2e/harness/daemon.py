@@ -88,7 +88,6 @@ class Daemon:
         self.check_alive()
         self.process.kill()
         self.process.wait()
-        if os.environ.get("TEMP_PAUSE"): time.sleep(0.3)
 
     def terminate(self):
         """Ends it in order; returns the exit code and the seconds that it took."""

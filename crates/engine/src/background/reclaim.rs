@@ -143,9 +143,17 @@ impl EngineLane {
         for (id, blocks) in live {
             let Some(volume) = self.lane_volume(id) else { continue };
             let now = self.cache.age();
+            // The blocks of a segment came at about the same time: only what has been used since
+            // then is worth a second write.
+            let distance = |live: &Live| Age::from_bits(live.age).distance(now);
+            let untouched = blocks.iter().map(distance).max().unwrap_or(0);
             let (kept, mut leaving): (Vec<Live>, Vec<Live>) = blocks.into_iter().partition(|live| {
                 let mut policy = self.cache.replacement.lock();
-                if live.dirty { carry_on } else { room && policy.keep(Age::from_bits(live.age), now, budget) }
+                if live.dirty {
+                    return carry_on;
+                }
+                let used = distance(live) < untouched;
+                room && used && policy.keep(Age::from_bits(live.age), now, budget)
             });
             let mut kept = kept.into_iter();
             loop {

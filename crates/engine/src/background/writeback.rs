@@ -234,10 +234,15 @@ impl LaneVolume {
             .filter(|pinned| pinned.found.entry.dirty)
             .collect();
         // Barrier for invariant 6: the origin must not have a version that a power cut could take out
-        // of the log, where an older one would come back as clean. Where the cache device has failed
-        // the data is better off on the origin in any case.
-        if pinned.iter().any(|pinned| !store.is_durable(pinned.found.entry.slot)) {
-            let _ = self.store.commit().await;
+        // of the log, where an older one would come back as clean.
+        let mut pinned = pinned;
+        if pinned.iter().any(|pinned| !store.is_durable(pinned.found.entry.slot))
+            && self.store.commit().await.is_err()
+            && !self.store.distrust_clean().await
+        {
+            pinned.retain(|pinned| store.is_durable(pinned.found.entry.slot));
+            let failed = "the cache device has failed and cannot be told so";
+            outcome.borrow_mut().error.get_or_insert_with(|| failed.into());
         }
         let reads = pinned.iter().map(|pinned| async move {
             let buf = IoBuf::for_overwrite(volume.block.as_usize());

@@ -7,7 +7,7 @@ use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
 use forebay_admin::{ApiError, ErrorKind};
-use forebay_device::{Access, Device, OpenErrorKind};
+use forebay_device::{Access, Device, DeviceError, OpenErrorKind, Queue};
 use forebay_lane::{LaneId, LaneLoop, LaneOptions, LaneThread, MonotonicClock};
 use forebay_store::StoreError;
 
@@ -82,10 +82,11 @@ pub(super) fn store_error(error: StoreError) -> ApiError {
     ApiError::new(kind, error.to_string())
 }
 
+/// Opens a device on the lane of [`run`].
+type Opener = Rc<dyn Fn(&Arc<dyn Device>) -> Result<Queue, DeviceError>>;
+
 /// Opens queues for the lane of [`run`].
-pub(super) fn opener(
-    lane: &LaneLoop,
-) -> Rc<dyn Fn(&Arc<dyn Device>) -> Result<forebay_device::Queue, forebay_device::DeviceError>> {
+pub(super) fn opener(lane: &LaneLoop) -> Opener {
     let lane = lane.clone();
     Rc::new(move |device| lane.open(&**device))
 }
