@@ -283,10 +283,19 @@ impl EngineLane {
     /// The origin cannot be written, or blocks cannot be read back; both are tried for a while.
     pub async fn drain(self: &Rc<Self>, name: &str, progress: impl Fn(u64)) -> Result<(), EngineError> {
         let volume = self.cache.volume(name).ok_or_else(|| no_volume(name))?;
-        self.drain_volume(&volume, progress).await
+        // The sweep that is under way may have passed a block that is dirty now; the next one has
+        // not.
+        let enough = volume.sweeps() + 2;
+        self.drain_volume(&volume, enough, progress).await
     }
 
-    async fn drain_volume(self: &Rc<Self>, volume: &Arc<Volume>, progress: impl Fn(u64)) -> Result<(), EngineError> {
+    /// Drains until nothing is dirty, or until so many sweeps have been made.
+    async fn drain_volume(
+        self: &Rc<Self>,
+        volume: &Arc<Volume>,
+        enough: u64,
+        progress: impl Fn(u64),
+    ) -> Result<(), EngineError> {
         const PATIENCE: u32 = 50;
         let draining = Draining::begin(volume);
         volume.writeback_wanted.notify_all();
@@ -295,7 +304,7 @@ impl EngineLane {
             let changed = volume.progress.listen();
             let left = volume.dirty_blocks();
             progress(left);
-            if left == 0 {
+            if left == 0 || volume.sweeps() >= enough {
                 break Ok(());
             }
             if volume.bad_count() >= left {
@@ -389,10 +398,10 @@ impl EngineLane {
     pub async fn delete(self: &Rc<Self>, name: &str, discard_dirty: bool, progress: impl Fn(u64)) -> Result<(), EngineError> {
         let volume = self.cache.volume(name).ok_or_else(|| no_volume(name))?;
         if !discard_dirty {
-            self.drain_volume(&volume, &progress).await?;
+            self.drain_volume(&volume, u64::MAX, &progress).await?;
         }
         self.quiesce(&volume).await;
-        if !discard_dirty && let Err(error) = self.drain_volume(&volume, progress).await {
+        if !discard_dirty && let Err(error) = self.drain_volume(&volume, u64::MAX, progress).await {
             volume.set_state(VolumeState::Running);
             return Err(error);
         }

@@ -73,6 +73,7 @@ pub struct Volume {
     /// When the first of the present dirty blocks became dirty, at the latest; 0: none is.
     dirty_since: AtomicU64,
     pub(crate) last_foreground: AtomicU64,
+    sweeps: AtomicU64,
     /// Something that matters to writeback has changed.
     pub(crate) writeback_wanted: Notify,
     /// Dirty blocks have become fewer, or writeback has failed.
@@ -128,6 +129,7 @@ impl Volume {
             dirty_blocks: AtomicU64::new(0),
             dirty_since: AtomicU64::new(0),
             last_foreground: AtomicU64::new(0),
+            sweeps: AtomicU64::new(0),
             writeback_wanted: Notify::default(),
             progress: Notify::default(),
             draining: AtomicU64::new(0),
@@ -316,9 +318,15 @@ impl Volume {
     /// Starts the clock of the oldest dirty block anew: everything that was dirty at `since` has
     /// been written back.
     pub(crate) fn swept(&self, since: Nanos) {
+        self.sweeps.fetch_add(1, Ordering::SeqCst);
         if self.dirty_blocks() > 0 {
             self.dirty_since.store(since.0.max(1), Ordering::Relaxed);
         }
+    }
+
+    /// Sweeps over the whole origin in which every write succeeded.
+    pub(crate) fn sweeps(&self) -> u64 {
+        self.sweeps.load(Ordering::SeqCst)
     }
 
     /// Dirty blocks.

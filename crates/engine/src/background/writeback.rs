@@ -48,6 +48,7 @@ pub(crate) async fn run(volume: Rc<LaneVolume>) {
     let mut planner = SweepPlanner::new();
     let mut retry = FIRST_RETRY;
     let mut sweep_started = volume.now();
+    let mut sweep_failed = true;
     while !volume.cache.is_stopping() && volume.volume.state() != VolumeState::Removed {
         let wanted = volume.volume.writeback_wanted.listen();
         let settings = volume.volume.settings();
@@ -85,8 +86,11 @@ pub(crate) async fn run(volume: Rc<LaneVolume>) {
                     continue;
                 };
                 if window.wrapped {
-                    volume.volume.swept(sweep_started);
+                    if !sweep_failed {
+                        volume.volume.swept(sweep_started);
+                    }
                     sweep_started = now;
+                    sweep_failed = false;
                 }
                 let mut blocks = volume.dirty_in(window.blocks.start.0..window.blocks.end.0).await;
                 if blocks.len() > WINDOW_BLOCKS as usize {
@@ -104,6 +108,7 @@ pub(crate) async fn run(volume: Rc<LaneVolume>) {
                         volume.volume.set_writeback_error(None);
                     }
                     Err(error) => {
+                        sweep_failed = true;
                         volume.volume.set_writeback_error(Some(error));
                         volume.lane().sleep(retry).await;
                         retry = (retry * 2).min(LONGEST_RETRY);
