@@ -23,7 +23,7 @@ soak: deps ## simulator and end-to-end tests for an hour (FOREBAY_SOAK_MINUTES)
 	@scripts/soak
 
 fuzz: ## every fuzz target for a minute (FOREBAY_FUZZ_SECONDS)
-	@scripts/fuzz
+	@scripts/fuzz run
 
 bench: deps ## measure the engine and NBD
 	cargo build --release -p forebay-lab

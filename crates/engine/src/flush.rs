@@ -42,8 +42,8 @@ impl LaneVolume {
         }
         volume.origin_synced(writes.unwrap_or(0));
         // Invariant 9: only now do the marks say clean.
-        for (block, slot) in through {
-            if self.store.store().written_back(&volume.space, block, slot) {
+        for (block, kept) in through {
+            if self.store.store().written_back(&volume.space, block, kept.slot) {
                 volume.cleaned(block);
             }
         }

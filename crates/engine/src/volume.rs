@@ -6,13 +6,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 use forebay_core::{
-    BlockSize, Durability, IoError, Mode, Nanos, OriginBlock, SECTOR_SIZE, SectorMask, Slot,
-    VolumeId,
+    BlockSize, Durability, IoError, Mode, Nanos, OriginBlock, SECTOR_SIZE, SectorMask, VolumeId,
 };
 use forebay_device::Device;
 use forebay_lane::Notify;
 use forebay_policy::sweep::DirtyMap;
-use forebay_store::{Entry, VolumeSpace};
+use forebay_store::{Entry, Kept, VolumeSpace};
 use parking_lot::Mutex;
 
 use crate::ranges::Ranges;
@@ -81,7 +80,7 @@ pub struct Volume {
     /// Everything is to be written back.
     pub(crate) draining: AtomicU64,
     /// Blocks that writes through the cache have put on the origin, which has not been synced.
-    pub(crate) through: Mutex<BTreeMap<OriginBlock, Slot>>,
+    pub(crate) through: Mutex<BTreeMap<OriginBlock, Kept>>,
     origin_writes: AtomicU64,
     origin_synced: AtomicU64,
     /// Blocks that were changed on the origin since its last sync, and by which write.

@@ -266,8 +266,13 @@ impl LaneVolume {
         let (result, data) = self.write_origin(offset, data).await;
         if result.is_ok() {
             // What was dirty before is not wholly on the origin: writeback sees to it.
+            let store = self.store.store();
             let complete = written.into_iter().filter(|written| written.complete);
-            volume.through.lock().extend(complete.map(|written| (written.block, written.slot)));
+            let kept = complete.filter_map(|written| {
+                let kept = store.keep(&volume.space, written.block, written.slot)?;
+                Some((written.block, kept))
+            });
+            volume.through.lock().extend(kept);
         }
         volume.writeback_wanted.notify_all();
         (self.sync_if(fua, result).await, data)

@@ -12,7 +12,7 @@ use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::geometry::{Geometry, blocks_per_segment};
-use crate::{PAGE, crc32c, crc32c_append};
+use crate::{MAX_GENERATION, PAGE, crc32c, crc32c_append};
 
 mod items;
 mod reader;
@@ -55,7 +55,8 @@ struct OnDiskHeader {
     segment_count: U32,
     chunk_bytes: U32,
     len: U64,
-    reserved_b: [u8; 4008],
+    next_generation: U32,
+    reserved_b: [u8; 4004],
 }
 
 /// The start of a chunk as it lies on the device.
@@ -80,6 +81,7 @@ const _: () = {
     assert!(offset_of!(OnDiskHeader, segment_count) == 72);
     assert!(offset_of!(OnDiskHeader, chunk_bytes) == 76);
     assert!(offset_of!(OnDiskHeader, len) == 80);
+    assert!(offset_of!(OnDiskHeader, next_generation) == 88);
     assert!(size_of::<OnDiskChunk>() == 16);
     assert!(offset_of!(OnDiskChunk, len) == 4);
     assert!(offset_of!(OnDiskChunk, number) == 8);
@@ -135,7 +137,7 @@ pub struct CheckpointHeader {
     pub base: RecordNumber,
     /// The highest sequence that had been given out.
     pub highest_sequence: u64,
-    /// How many of the lowest bits of payload checks the entries keep: 0 to 28.
+    /// How many of the highest bits of payload checks the entries keep: 0 to 28.
     pub check_bits: u8,
     /// Number of index entries.
     pub entry_count: u64,
@@ -145,6 +147,9 @@ pub struct CheckpointHeader {
     pub segment_count: u32,
     /// Bytes of the area that are in use, header included.
     pub len: u64,
+    /// The next segment to be opened gets this generation. Kept apart from the segment table, so that
+    /// a generation is not given out again when nothing of its first use reached the device.
+    pub next_generation: Generation,
 }
 
 /// What a segment is in use for.
@@ -162,7 +167,7 @@ pub enum SegmentUse {
 /// One line of the segment table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct SegmentState {
-    /// How often it was opened.
+    /// The opening that it is in, or was in last.
     pub generation: Generation,
     /// What it is in use for.
     pub usage: SegmentUse,
@@ -177,7 +182,7 @@ pub struct IndexEntry {
     pub block: OriginBlock,
     /// Where its payload lies.
     pub slot: Slot,
-    /// The lowest `check_bits` bits of its payload check.
+    /// The highest `check_bits` bits of its payload check, as a number.
     pub check: u32,
     /// The volume that it belongs to.
     pub volume: VolumeId,
@@ -251,7 +256,8 @@ impl CheckpointHeader {
             segment_count: self.segment_count.into(),
             chunk_bytes: (CHUNK_BYTES as u32).into(),
             len: self.len.into(),
-            reserved_b: [0; 4008],
+            next_generation: self.next_generation.0.into(),
+            reserved_b: [0; 4004],
         };
         let mut bytes = [0; PAGE];
         bytes.copy_from_slice(raw.as_bytes());
@@ -292,6 +298,7 @@ impl CheckpointHeader {
         let check = |good, field| if good { Ok(()) } else { Err(CheckpointError::Absurd(field)) };
         check(raw.check_bits <= MAX_CHECK_BITS, "check_bits")?;
         check(raw.segment_count.get() == geometry.segment_count, "segment_count")?;
+        check(raw.next_generation.get() < MAX_GENERATION, "next_generation")?;
         let blocks = u64::from(geometry.segment_count) * geometry.blocks_per_segment();
         check(raw.entry_count.get() <= blocks, "entry_count")?;
         check(raw.mask_count.get() <= raw.entry_count.get(), "mask_count")?;
@@ -308,6 +315,7 @@ impl CheckpointHeader {
             mask_count: raw.mask_count.get(),
             segment_count: raw.segment_count.get(),
             len,
+            next_generation: Generation(raw.next_generation.get()),
         })
     }
 }

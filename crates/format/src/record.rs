@@ -115,7 +115,7 @@ pub struct Head {
     pub cache: Uuid,
     /// The segment that holds the record.
     pub segment: SegmentId,
-    /// How often that segment had been opened.
+    /// The opening of that segment that the record belongs to.
     pub generation: Generation,
     /// Where the record starts, in granules from the start of the segment.
     pub position: u32,
@@ -139,7 +139,7 @@ pub enum Body {
 pub struct RecordHeader {
     /// The segment that holds the record.
     pub segment: SegmentId,
-    /// How often that segment had been opened.
+    /// The opening of that segment that the record belongs to.
     pub generation: Generation,
     /// Where the record starts, in granules from the start of the segment.
     pub position: u32,

@@ -145,7 +145,7 @@ impl StoreLane {
             }
         }
         while self.write_chunk(&mut writer, offset).await? {}
-        let finished = writer.finish(base, sequence).map_err(fault)?;
+        let finished = writer.finish(base, sequence, store.segments.next_generation()).map_err(fault)?;
         self.write_checkpoint_page(offset, &finished.header).await?;
         // Barrier for invariant 8: the records that the copy refers to, before the copy counts.
         self.commit().await?;

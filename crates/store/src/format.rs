@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use forebay_core::{BlockSize, RecordNumber};
+use forebay_core::{BlockSize, Generation, RecordNumber};
 use forebay_device::{Device, Queue};
 use forebay_format::superblock::{COPY_A, COPY_B};
 use forebay_format::{CheckpointWriter, Geometry, SegmentState, Superblock, Uuid, volume};
@@ -61,7 +61,7 @@ pub async fn format(
             queue.write(offset + chunk.offset, page_buffer(chunk.bytes)).await?;
         }
     }
-    let finished = writer.finish(RecordNumber(0), 0).map_err(failed)?;
+    let finished = writer.finish(RecordNumber(0), 0, Generation(1)).map_err(failed)?;
     queue.write(offset, page_buffer(&finished.header)).await?;
     // Barrier for invariant 13: the superblock comes last.
     queue.sync().await?;

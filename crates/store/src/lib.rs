@@ -34,5 +34,5 @@ pub use format::{FormatOptions, format};
 pub use index::{Address, Condition, FillTicket, Found};
 pub use options::{PlantedBug, StoreOptions};
 pub use recover::{RecoveryReport, read_roots};
-pub use store::{Appended, Class, Pinned, ReadFailure, Store, StoreLane, Version, VolumeSpace};
+pub use store::{Appended, Class, Kept, Pinned, ReadFailure, Store, StoreLane, Version, VolumeSpace};
 pub use table::{Check, Entry};

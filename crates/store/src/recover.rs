@@ -202,10 +202,12 @@ impl Store {
             Rc::new(RefCell::new(Replay::new(geometry.clone(), superblock.cache, &spaces, &options)));
         let mut lines = vec![SegmentLine::default(); geometry.segment_count as usize];
         let mut checkpoint_base = RecordNumber(0);
+        let mut known_generation = Generation(0);
         let mut reopened: Vec<bool> = vec![false; lines.len()];
         let mut firsts: Option<Vec<Option<Generation>>> = None;
         if let Some((mut reader, offset)) = reader {
             checkpoint_base = reader.header().base;
+            known_generation = reader.header().next_generation;
             replay.borrow_mut().begin(checkpoint_base, reader.header().highest_sequence);
             let mut next_line = 0;
             let mut masks = std::collections::HashMap::new();
@@ -321,7 +323,7 @@ impl Store {
         let highest = highest.max(lives.iter().map(|life| life.1.0).max().unwrap_or(0));
         // Segments may have been opened of which no header reached the device: at most each once.
         let unseen = if report.clean { 0 } else { geometry.segment_count };
-        let next_generation = Generation(highest + unseen + 1);
+        let next_generation = Generation((highest + 1).max(known_generation.0) + unseen);
         if next_generation.0 >= forebay_format::MAX_GENERATION - geometry.segment_count {
             return Err(refused(&device, "its segments have been opened so often that their numbers are used up: drain it, delete its volumes and format it anew"));
         }

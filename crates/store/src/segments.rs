@@ -262,9 +262,9 @@ impl Segments {
         self.state.lock().lives[segment.0 as usize].position
     }
 
-    /// The highest generation given out so far.
-    pub fn highest_generation(&self) -> Generation {
-        Generation(self.state.lock().next_generation.saturating_sub(1))
+    /// The generation that the next segment to be opened gets.
+    pub fn next_generation(&self) -> Generation {
+        Generation(self.state.lock().next_generation)
     }
 
     /// Closed segments, as candidates for reclaim.

@@ -363,6 +363,30 @@ impl Drop for Pinned<'_> {
     }
 }
 
+/// A version of a block that somebody is going to say something about later, by its slot: until then
+/// the slot cannot come to mean anything else.
+pub struct Kept {
+    store: Arc<Store>,
+    /// Where the version is.
+    pub slot: Slot,
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        self.store.segments.unpin(self.store.segment_of(self.slot));
+    }
+}
+
+impl Store {
+    /// Keeps the newest version of a block, if it is the one at `slot`.
+    pub fn keep(self: &Arc<Self>, space: &VolumeSpace, block: OriginBlock, slot: Slot) -> Option<Kept> {
+        let pinned = self.look_up(space, block, |_| None).filter(|pinned| pinned.found.entry.slot == slot)?;
+        self.segments.pin(self.segment_of(slot));
+        drop(pinned);
+        Some(Kept { store: self.clone(), slot })
+    }
+}
+
 /// One lane's way to a store.
 pub struct StoreLane {
     store: Arc<Store>,

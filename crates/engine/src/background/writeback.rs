@@ -5,11 +5,11 @@ use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use forebay_core::{Nanos, OriginBlock, SectorMask, Slot};
+use forebay_core::{Nanos, OriginBlock, SectorMask};
 use forebay_device::{DeviceOp, IoBuf, IoData};
 use forebay_lane::{concurrently, join_all};
 use forebay_policy::{Decision, DirtyState, Pacer, SweepPlanner, merge_runs};
-use forebay_store::{Pinned, PlantedBug};
+use forebay_store::{Kept, Pinned, PlantedBug};
 
 use crate::cache::BackgroundEnding;
 use crate::lane::LaneVolume;
@@ -37,7 +37,7 @@ const THROUGH_SYNC: Duration = Duration::from_millis(500);
 /// What a window's writes found out.
 #[derive(Default)]
 struct Outcome {
-    written: Vec<(OriginBlock, Slot)>,
+    written: Vec<(OriginBlock, Kept)>,
     error: Option<String>,
 }
 
@@ -211,9 +211,9 @@ impl LaneVolume {
         }
     }
 
-    fn mark_written(&self, written: &[(OriginBlock, Slot)]) {
-        for (block, slot) in written {
-            if self.cache.store.written_back(&self.volume.space, *block, *slot) {
+    fn mark_written(&self, written: &[(OriginBlock, Kept)]) {
+        for (block, kept) in written {
+            if self.cache.store.written_back(&self.volume.space, *block, kept.slot) {
                 self.volume.cleaned(*block);
                 bump(&self.stats().counters.written_back_blocks, 1);
             }
@@ -280,7 +280,12 @@ impl LaneVolume {
                     _ => writes.push((offset, bytes.to_vec())),
                 }
             }
-            written.push((pinned.block, pinned.found.entry.slot));
+            // Until it is marked, the slot must not come to hold a later version of the same block.
+            written.extend(
+                store
+                    .keep(&volume.space, pinned.block, pinned.found.entry.slot)
+                    .map(|kept| (pinned.block, kept)),
+            );
         }
         drop(pinned);
         for (offset, bytes) in writes {

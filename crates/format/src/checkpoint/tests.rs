@@ -104,7 +104,7 @@ fn write(geometry: &Geometry, content: &Content) -> Result<Area, CheckpointWrite
         }
     }
     while flush(&mut writer, &mut bytes)? {}
-    let finished = writer.finish(RecordNumber(1234), 5678)?;
+    let finished = writer.finish(RecordNumber(1234), 5678, Generation(91))?;
     bytes[..PAGE].copy_from_slice(&finished.header);
     Ok(Area { bytes, reference: finished.reference })
 }
@@ -144,6 +144,7 @@ fn the_header_says_what_was_written() {
     let area = write(&geometry, &content(&geometry, 20, 5)).expect("it fits");
     let reader = CheckpointReader::open(&area.bytes, &area.reference, &geometry, cache());
     let expected = CheckpointHeader {
+        next_generation: Generation(91),
         number: 77,
         base: RecordNumber(1234),
         highest_sequence: 5678,
@@ -331,7 +332,7 @@ fn what_cannot_be_read_back_is_not_written() {
     let mut writer = new();
     assert_eq!(writer.push_entries(&[entry]), Ok(1));
     assert_eq!(writer.push_segments(&good.segments), Err(Order));
-    assert!(matches!(writer.finish(RecordNumber(0), 0), Err(Incomplete(_))));
+    assert!(matches!(writer.finish(RecordNumber(0), 0, Generation(1)), Err(Incomplete(_))));
 
     let without = |change: fn(&mut Content)| {
         let mut content = good.clone();

@@ -1,6 +1,6 @@
 //! Making a checkpoint, one chunk at a time.
 
-use forebay_core::{BlockSize, RecordNumber};
+use forebay_core::{Generation, BlockSize, RecordNumber};
 use uuid::Uuid;
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -85,7 +85,7 @@ pub struct CheckpointWriter {
 }
 
 impl CheckpointWriter {
-    /// Starts checkpoint `number` in `area` (0 or 1) of `cache`. Entries keep the lowest
+    /// Starts checkpoint `number` in `area` (0 or 1) of `cache`. Entries keep the highest
     /// `check_bits` bits of payload checks.
     ///
     /// # Errors
@@ -226,7 +226,8 @@ impl CheckpointWriter {
     }
 
     /// The header, once every chunk was taken. `base` says up to which record everything is
-    /// contained, `highest_sequence` which sequence was the last that had been given out.
+    /// contained, `highest_sequence` which sequence was the last that had been given out,
+    /// `next_generation` which generation is the next.
     ///
     /// # Errors
     /// Something is missing.
@@ -234,6 +235,7 @@ impl CheckpointWriter {
         self,
         base: RecordNumber,
         highest_sequence: u64,
+        next_generation: Generation,
     ) -> Result<FinishedCheckpoint, CheckpointWriteError> {
         let check = |good, what| {
             if good { Ok(()) } else { Err(CheckpointWriteError::Incomplete(what)) }
@@ -250,6 +252,7 @@ impl CheckpointWriter {
             mask_count: self.masks,
             segment_count: self.segments,
             len: self.len,
+            next_generation,
         };
         let (bytes, header_crc) = header.encode(&self.cache);
         let reference =
