@@ -143,7 +143,8 @@ mod tests {
                     assert_eq!(mask.is_all(), end - start == sectors);
                     assert_eq!(mask.is_none(), start == end);
                     let runs: Vec<_> = mask.runs().collect();
-                    let expected: Vec<_> = (start < end).then_some(start..end).into_iter().collect();
+                    let expected: Vec<_> =
+                        (start < end).then_some(start..end).into_iter().collect();
                     assert_eq!(runs, expected);
                     assert_eq!(SectorMask::from_words(sectors, mask.words()), mask);
                 }

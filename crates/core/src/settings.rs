@@ -114,7 +114,13 @@ mod tests {
         for mode in Mode::ALL {
             assert_eq!(mode.name().parse(), Ok(*mode));
         }
-        for (alias, mode) in [("wb", Mode::Writeback), ("ro", Mode::Writearound), ("readonly", Mode::Writearound), ("wo", Mode::Writeonly), ("pt", Mode::Passthrough)] {
+        for (alias, mode) in [
+            ("wb", Mode::Writeback),
+            ("ro", Mode::Writearound),
+            ("readonly", Mode::Writearound),
+            ("wo", Mode::Writeonly),
+            ("pt", Mode::Passthrough),
+        ] {
             assert_eq!(alias.parse(), Ok(mode));
         }
         assert!("WB".parse::<Mode>().is_err());

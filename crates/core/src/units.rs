@@ -110,7 +110,9 @@ impl fmt::Display for VolumeId {
 
 /// Why a size could not be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("'{text}' is not a size; write a whole number with an optional unit, like 4096, 4K, 512M or 1T (powers of 1024)")]
+#[error(
+    "'{text}' is not a size; write a whole number with an optional unit, like 4096, 4K, 512M or 1T (powers of 1024)"
+)]
 pub struct SizeError {
     /// What was given.
     pub text: String,
@@ -163,7 +165,20 @@ mod tests {
         assert_eq!(parse_size("4K"), Ok(4096));
         assert_eq!(parse_size("4kib"), Ok(4096));
         assert_eq!(parse_size("1T"), Ok(1 << 40));
-        for bad in ["", "-1", "+1", "1e30", "10 GB", " 1", "1.5G", "18446744073709551616", "16777216T", "K", "4KB", "0x10"] {
+        for bad in [
+            "",
+            "-1",
+            "+1",
+            "1e30",
+            "10 GB",
+            " 1",
+            "1.5G",
+            "18446744073709551616",
+            "16777216T",
+            "K",
+            "4KB",
+            "0x10",
+        ] {
             assert!(parse_size(bad).is_err(), "{bad:?} was read");
         }
     }

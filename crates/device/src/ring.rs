@@ -124,6 +124,12 @@ impl Ring {
     /// Hands over what was started and waits until something completes, the ring is roused or
     /// `timeout` has passed. May return early.
     pub fn wait(&self, timeout: Option<Duration>) {
+        self.wait_then(timeout, || ());
+    }
+
+    /// As [`Ring::wait`]; calls `awake` after the wait and before anybody is woken, so that those who
+    /// are need not be told that this thread sleeps.
+    pub fn wait_then(&self, timeout: Option<Duration>, awake: impl FnOnce()) {
         let mut inner = self.inner.borrow_mut();
         // Waiting with requests left over could wait for one of these.
         inner.fill();
@@ -137,6 +143,7 @@ impl Ring {
             inner.enter(true, timeout);
             inner.reap();
         }
+        awake();
         self.wake(inner);
     }
 

@@ -89,7 +89,8 @@ impl Cache {
     /// What a hit does to a block's age.
     #[inline]
     pub(crate) fn touch(&self, age: u8, now: Age) -> Option<u8> {
-        let rule = if self.refreshes.load(Ordering::Relaxed) { HitRule::REFRESH } else { HitRule::LEAVE };
+        let rule =
+            if self.refreshes.load(Ordering::Relaxed) { HitRule::REFRESH } else { HitRule::LEAVE };
         let new = rule.on_hit(Age::from_bits(age), now).bits();
         (new != age).then_some(new)
     }

@@ -69,18 +69,28 @@ impl EngineLane {
     ///
     /// # Errors
     /// The name is taken or not possible, or there is no room.
-    pub async fn create(self: &Rc<Self>, spec: VolumeSpec, origin: Arc<dyn Device>) -> Result<Arc<Volume>, EngineError> {
+    pub async fn create(
+        self: &Rc<Self>,
+        spec: VolumeSpec,
+        origin: Arc<dyn Device>,
+    ) -> Result<Arc<Volume>, EngineError> {
         let block = self.cache.store.block_size();
         let size = usable(&*origin);
         if size == 0 {
-            return Err(EngineError::new(EngineErrorKind::Usage, format!("the origin {} is empty", spec.origin)));
+            return Err(EngineError::new(
+                EngineErrorKind::Usage,
+                format!("the origin {} is empty", spec.origin),
+            ));
         }
         let name = spec.name.clone();
         let id = self
             .store
             .change_volumes(|volumes, next| {
                 if volumes.iter().any(|volume| volume.name == spec.name) {
-                    return Err(StoreError::Refused(format!("there is a volume '{}' already", spec.name)));
+                    return Err(StoreError::Refused(format!(
+                        "there is a volume '{}' already",
+                        spec.name
+                    )));
                 }
                 let id = forebay_core::VolumeId(*next);
                 *next = next.checked_add(1).ok_or_else(|| {
@@ -123,17 +133,33 @@ impl EngineLane {
     /// # Errors
     /// The origin is not the one that the volume had: with dirty data only `force` goes on, and
     /// keeps it; clean data is dropped.
-    pub async fn attach(self: &Rc<Self>, name: &str, origin: Arc<dyn Device>, force: bool) -> Result<Arc<Volume>, EngineError> {
+    pub async fn attach(
+        self: &Rc<Self>,
+        name: &str,
+        origin: Arc<dyn Device>,
+        force: bool,
+    ) -> Result<Arc<Volume>, EngineError> {
         if self.cache.volume(name).is_some() {
-            return Err(EngineError::new(EngineErrorKind::Refused, format!("the volume '{name}' is started already")));
+            return Err(EngineError::new(
+                EngineErrorKind::Refused,
+                format!("the volume '{name}' is started already"),
+            ));
         }
         let records = self.cache.store.volumes();
-        let record = records.iter().find(|record| record.name == name).ok_or_else(|| no_volume(name))?.clone();
+        let record = records
+            .iter()
+            .find(|record| record.name == name)
+            .ok_or_else(|| no_volume(name))?
+            .clone();
         let size = usable(&*origin);
         if size < record.origin_bytes {
             return Err(EngineError::new(
                 EngineErrorKind::Refused,
-                format!("the origin {} has {size} bytes, the volume '{name}' was made for {}: this is another device, or it was cut", origin.name(), record.origin_bytes),
+                format!(
+                    "the origin {} has {size} bytes, the volume '{name}' was made for {}: this is another device, or it was cut",
+                    origin.name(),
+                    record.origin_bytes
+                ),
             ));
         }
         if let Some(expected) = record.fingerprint {
@@ -171,10 +197,18 @@ impl EngineLane {
         if dirty > 0 && !force {
             return Err(EngineError::new(
                 EngineErrorKind::DataAtRisk,
-                format!("the origin of '{}' was changed behind the cache, which holds {dirty} blocks that are newer: use --force to keep them and write them over it, or delete the volume with --discard-dirty", record.name),
+                format!(
+                    "the origin of '{}' was changed behind the cache, which holds {dirty} blocks that are newer: use --force to keep them and write them over it, or delete the volume with --discard-dirty",
+                    record.name
+                ),
             ));
         }
-        tracing::warn!(volume = record.name, dropped = clean.len(), dirty, "the origin was changed behind the cache: clean blocks are dropped");
+        tracing::warn!(
+            volume = record.name,
+            dropped = clean.len(),
+            dirty,
+            "the origin was changed behind the cache: clean blocks are dropped"
+        );
         for block in clean {
             store.forget(&space, block, |entry| !entry.dirty);
         }
@@ -201,26 +235,11 @@ impl EngineLane {
     ) -> Result<Arc<Volume>, EngineError> {
         let store = &self.cache.store;
         let records = store.volumes();
-        let record = records.iter().find(|record| record.name == name).ok_or_else(|| no_volume(name))?;
+        let record =
+            records.iter().find(|record| record.name == name).ok_or_else(|| no_volume(name))?;
         let space = store.space_of(record.id).ok_or_else(|| no_volume(name))?;
-        let mut settings = VolumeSettings {
-            mode: record.mode,
-            durability: record.durability,
-            policy: record.policy,
-            ..VolumeSettings::default()
-        };
-        settings.apply_tags(&record.settings);
-        let volume = Arc::new(Volume::new(
-            record.name.clone(),
-            record.origin.clone(),
-            origin,
-            space,
-            store.block_size(),
-            u64::from(record.alignment),
-            record.origin_bytes,
-            settings,
-            store.options().lanes,
-        ));
+        let volume =
+            Arc::new(Volume::new(record, origin, space, store.block_size(), store.options().lanes));
         if settled {
             volume.origin_is_settled();
         }
@@ -237,7 +256,10 @@ impl EngineLane {
         }
         self.cache.add_volume(volume.clone());
         let view = self.lane_volume(volume.id).ok_or_else(|| {
-            EngineError::new(EngineErrorKind::Failed, format!("the origin of '{name}' cannot be opened"))
+            EngineError::new(
+                EngineErrorKind::Failed,
+                format!("the origin of '{name}' cannot be opened"),
+            )
         })?;
         self.cache.background_started();
         self.lane.spawn(background::writeback::run(view));
@@ -249,7 +271,11 @@ impl EngineLane {
     ///
     /// # Errors
     /// The cache device fails.
-    pub async fn set(self: &Rc<Self>, name: &str, settings: VolumeSettings) -> Result<(), EngineError> {
+    pub async fn set(
+        self: &Rc<Self>,
+        name: &str,
+        settings: VolumeSettings,
+    ) -> Result<(), EngineError> {
         let volume = self.cache.volume(name).ok_or_else(|| no_volume(name))?;
         let policy = settings.policy;
         volume.set_settings(settings);
@@ -281,7 +307,11 @@ impl EngineLane {
     ///
     /// # Errors
     /// The origin cannot be written, or blocks cannot be read back; both are tried for a while.
-    pub async fn drain(self: &Rc<Self>, name: &str, progress: impl Fn(u64)) -> Result<(), EngineError> {
+    pub async fn drain(
+        self: &Rc<Self>,
+        name: &str,
+        progress: impl Fn(u64),
+    ) -> Result<(), EngineError> {
         let volume = self.cache.volume(name).ok_or_else(|| no_volume(name))?;
         // The sweep that is under way may have passed a block that is dirty now; the next one has
         // not.
@@ -310,13 +340,22 @@ impl EngineLane {
             if volume.bad_count() >= left {
                 break Err(EngineError::new(
                     EngineErrorKind::Failed,
-                    format!("{left} dirty blocks of '{}' cannot be read back; see 'forebay show {}'", volume.name, volume.name),
+                    format!(
+                        "{left} dirty blocks of '{}' cannot be read back; see 'forebay show {}'",
+                        volume.name, volume.name
+                    ),
                 ));
             }
             if let Some(error) = volume.writeback_error() {
                 failures += 1;
                 if failures >= PATIENCE {
-                    break Err(EngineError::new(EngineErrorKind::Failed, format!("the dirty data of '{}' cannot be written back: {error}", volume.name)));
+                    break Err(EngineError::new(
+                        EngineErrorKind::Failed,
+                        format!(
+                            "the dirty data of '{}' cannot be written back: {error}",
+                            volume.name
+                        ),
+                    ));
                 }
             } else {
                 failures = 0;
@@ -328,7 +367,10 @@ impl EngineLane {
         result?;
         if let Some(view) = self.lane_volume(volume.id) {
             view.sync_origin().await.map_err(|_| {
-                EngineError::new(EngineErrorKind::Failed, format!("the origin of '{}' cannot be synced", volume.name))
+                EngineError::new(
+                    EngineErrorKind::Failed,
+                    format!("the origin of '{}' cannot be synced", volume.name),
+                )
             })?;
         }
         Ok(())
@@ -340,14 +382,21 @@ impl EngineLane {
     ///
     /// # Errors
     /// The cache device or the origin fails; the volume is stopped all the same.
-    pub async fn stop_volume(self: &Rc<Self>, name: &str, keep_stopped: bool) -> Result<(), EngineError> {
+    pub async fn stop_volume(
+        self: &Rc<Self>,
+        name: &str,
+        keep_stopped: bool,
+    ) -> Result<(), EngineError> {
         let volume = self.cache.volume(name).ok_or_else(|| no_volume(name))?;
         self.quiesce(&volume).await;
         let mut result = self.store.commit().await.map(|_| ()).map_err(EngineError::from);
         let mut print = None;
         if let Some(view) = self.lane_volume(volume.id) {
             if view.sync_origin().await.is_err() {
-                result = Err(EngineError::new(EngineErrorKind::Failed, format!("the origin of '{name}' cannot be synced")));
+                result = Err(EngineError::new(
+                    EngineErrorKind::Failed,
+                    format!("the origin of '{name}' cannot be synced"),
+                ));
             }
             volume.set_state(VolumeState::Removed);
             self.wait_for_writeback(&volume).await;
@@ -380,7 +429,8 @@ impl EngineLane {
             if volume.stats.in_flight() == 0 {
                 return;
             }
-            background::writeback::either(changed, self.lane.sleep(Duration::from_millis(20))).await;
+            background::writeback::either(changed, self.lane.sleep(Duration::from_millis(20)))
+                .await;
         }
     }
 
@@ -395,7 +445,12 @@ impl EngineLane {
     ///
     /// # Errors
     /// The dirty data cannot be written back; the volume is then as it was.
-    pub async fn delete(self: &Rc<Self>, name: &str, discard_dirty: bool, progress: impl Fn(u64)) -> Result<(), EngineError> {
+    pub async fn delete(
+        self: &Rc<Self>,
+        name: &str,
+        discard_dirty: bool,
+        progress: impl Fn(u64),
+    ) -> Result<(), EngineError> {
         let volume = self.cache.volume(name).ok_or_else(|| no_volume(name))?;
         if !discard_dirty {
             self.drain_volume(&volume, u64::MAX, &progress).await?;
@@ -418,9 +473,14 @@ impl EngineLane {
     ///
     /// # Errors
     /// There is dirty data and it is not to be discarded.
-    pub async fn delete_stopped(self: &Rc<Self>, name: &str, discard_dirty: bool) -> Result<(), EngineError> {
+    pub async fn delete_stopped(
+        self: &Rc<Self>,
+        name: &str,
+        discard_dirty: bool,
+    ) -> Result<(), EngineError> {
         let records = self.cache.store.volumes();
-        let record = records.iter().find(|record| record.name == name).ok_or_else(|| no_volume(name))?;
+        let record =
+            records.iter().find(|record| record.name == name).ok_or_else(|| no_volume(name))?;
         let space = self.cache.store.space_of(record.id).ok_or_else(|| no_volume(name))?;
         let mut dirty = 0u64;
         self.cache.store.index.scan(|address, entry| {
@@ -429,7 +489,9 @@ impl EngineLane {
         if dirty > 0 && !discard_dirty {
             return Err(EngineError::new(
                 EngineErrorKind::DataAtRisk,
-                format!("the volume '{name}' is stopped and has {dirty} blocks that are not on its origin: start it to have them written back, or use --discard-dirty"),
+                format!(
+                    "the volume '{name}' is stopped and has {dirty} blocks that are not on its origin: start it to have them written back, or use --discard-dirty"
+                ),
             ));
         }
         self.forget_volume(record.id).await
@@ -467,7 +529,8 @@ impl EngineLane {
             if self.cache.background.load(Ordering::SeqCst) == 0 {
                 break;
             }
-            background::writeback::either(changed, self.lane.sleep(Duration::from_millis(20))).await;
+            background::writeback::either(changed, self.lane.sleep(Duration::from_millis(20)))
+                .await;
         }
         result?;
         // Marks that are still pending go first, so that the checkpoint is behind everything.
@@ -481,4 +544,3 @@ impl EngineLane {
 fn usable(device: &dyn Device) -> u64 {
     device.size() / forebay_core::SECTOR_SIZE * forebay_core::SECTOR_SIZE
 }
-

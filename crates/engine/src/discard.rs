@@ -37,7 +37,13 @@ impl LaneVolume {
     }
 
     /// Makes a checked range read as zeroes. `fast`: refuse rather than write them.
-    pub(crate) async fn write_zeroes(&self, offset: u64, len: u64, fua: bool, fast: bool) -> Result<(), IoError> {
+    pub(crate) async fn write_zeroes(
+        &self,
+        offset: u64,
+        len: u64,
+        fua: bool,
+        fast: bool,
+    ) -> Result<(), IoError> {
         if !fast && len <= WRITTEN_ZEROES {
             return self.write_zero_data(offset, len, fua).await;
         }
@@ -47,12 +53,14 @@ impl LaneVolume {
             }
             return self.write_zero_data(offset, len, fua).await;
         };
-        let zeroed = self.zero_blocks(first, end, &|offset, len| DeviceOp::Discard { offset, len }).await?;
+        let zeroed =
+            self.zero_blocks(first, end, &|offset, len| DeviceOp::Discard { offset, len }).await?;
         if let Zeroed::NotSupported = zeroed {
             if fast {
                 return Err(IoError::NotSupported);
             }
-            self.zero_blocks(first, end, &|offset, len| DeviceOp::WriteZeroes { offset, len }).await?;
+            self.zero_blocks(first, end, &|offset, len| DeviceOp::WriteZeroes { offset, len })
+                .await?;
         }
         let start = self.volume.block_range(first).start;
         let behind = self.volume.block_range(OriginBlock(end.0 - 1)).end;
@@ -189,7 +197,9 @@ impl LaneVolume {
         volume.origin_changed(range);
         match done.result {
             Ok(()) => (),
-            Err(error) if error.kind == DeviceErrorKind::NotSupported => return Ok(Zeroed::NotSupported),
+            Err(error) if error.kind == DeviceErrorKind::NotSupported => {
+                return Ok(Zeroed::NotSupported);
+            }
             Err(error) => {
                 tracing::warn!(%error, volume = volume.name, "the origin cannot be zeroed");
                 return Err(IoError::Io);

@@ -68,7 +68,8 @@ impl EngineLane {
     ) -> Result<(Rc<Self>, RecoveryReport), EngineError> {
         let queue = context.open(&device)?;
         let (store, report) = Store::open(&context.lane, device, queue, options).await?;
-        let policy = store.store().volumes().first().map(|volume| volume.policy).unwrap_or_default();
+        let policy =
+            store.store().volumes().first().map(|volume| volume.policy).unwrap_or_default();
         let cache = Cache::new(store.store().clone(), policy);
         let engine = Self::with_store(cache, context, store);
         engine.cache.background_started();

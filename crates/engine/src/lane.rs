@@ -21,7 +21,13 @@ const USED_BATCH: u64 = 32;
 
 /// A future that carries out one request, in memory that is used again.
 pub(crate) trait Start {
-    fn start(&self, lane: &Lane, volume: Rc<LaneVolume>, request: Request, sink: Rc<dyn CompletionSink>);
+    fn start(
+        &self,
+        lane: &Lane,
+        volume: Rc<LaneVolume>,
+        request: Request,
+        sink: Rc<dyn CompletionSink>,
+    );
 }
 
 struct Requests<F, M> {
@@ -34,7 +40,13 @@ where
     F: Future<Output = ()> + 'static,
     M: Fn(Rc<LaneVolume>, Request, Rc<dyn CompletionSink>) -> F,
 {
-    fn start(&self, lane: &Lane, volume: Rc<LaneVolume>, request: Request, sink: Rc<dyn CompletionSink>) {
+    fn start(
+        &self,
+        lane: &Lane,
+        volume: Rc<LaneVolume>,
+        request: Request,
+        sink: Rc<dyn CompletionSink>,
+    ) {
         lane.spawn_in(&self.pool, (self.make)(volume, request, sink));
     }
 }
@@ -154,7 +166,10 @@ impl LaneVolume {
     ///
     /// # Errors
     /// The cache device has failed: there will be none.
-    pub(crate) async fn wait_for_space(&self, listening: forebay_lane::Notified<'_>) -> Result<(), IoError> {
+    pub(crate) async fn wait_for_space(
+        &self,
+        listening: forebay_lane::Notified<'_>,
+    ) -> Result<(), IoError> {
         let store = self.store.store();
         if store.health.failed() {
             return Err(IoError::Io);
@@ -176,7 +191,8 @@ impl LaneVolume {
         let started = self.now();
         let Request { tag, op, offset, len, fua, fast, data } = request;
         let write = matches!(op, Op::Write | Op::WriteZeroes | Op::Discard);
-        let range = if op == Op::Flush { Ok(()) } else { self.volume.check_range(offset, len, write) };
+        let range =
+            if op == Op::Flush { Ok(()) } else { self.volume.check_range(offset, len, write) };
         let (result, data) = match range {
             Err(error) => (Err(error), data),
             Ok(()) if len == 0 && op != Op::Flush => (Ok(()), data),
@@ -251,7 +267,7 @@ impl LaneVolume {
     fn sample(&self) -> Option<Nanos> {
         let quick = &self.stats().quick;
         bump(quick, 1);
-        (quick.load(Ordering::Relaxed) % QUICK_SAMPLE == 0).then(|| self.now())
+        quick.load(Ordering::Relaxed).is_multiple_of(QUICK_SAMPLE).then(|| self.now())
     }
 
     fn sampled(&self, kind: Kind, started: Option<Nanos>) {
@@ -305,4 +321,3 @@ impl Target for LaneVolume {
         vec![Extent { len, hole: false, zero: false }]
     }
 }
-

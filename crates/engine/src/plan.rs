@@ -81,7 +81,9 @@ mod tests {
 
     fn matrix() -> impl Iterator<Item = (Mode, BlockState, bool)> {
         Mode::ALL.iter().flat_map(|mode| {
-            STATES.iter().flat_map(|state| [false, true].map(|sequential| (*mode, *state, sequential)))
+            STATES
+                .iter()
+                .flat_map(|state| [false, true].map(|sequential| (*mode, *state, sequential)))
         })
     }
 

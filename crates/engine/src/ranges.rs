@@ -72,7 +72,8 @@ impl Ranges {
         };
         let own = &queue.held[place];
         queue.held.range(..place).all(|earlier| {
-            let apart = earlier.range.end <= own.range.start || own.range.end <= earlier.range.start;
+            let apart =
+                earlier.range.end <= own.range.start || own.range.end <= earlier.range.start;
             apart || (earlier.access == Access::Shared && own.access == Access::Shared)
         })
     }

@@ -73,7 +73,8 @@ impl LaneVolume {
         let now = self.cache.age();
         let mut blocks = 0;
         for piece in volume.pieces(offset, len) {
-            let pinned = store.look_up(&volume.space, piece.block, |age| self.cache.touch(age, now))?;
+            let pinned =
+                store.look_up(&volume.space, piece.block, |age| self.cache.touch(age, now))?;
             let cached = matches!(
                 read_step(mode, state_of(Some(&pinned.found)), false),
                 ReadStep::Cached { .. }
@@ -104,7 +105,12 @@ impl LaneVolume {
     }
 
     /// Reads a checked range into `buf`, which is as long, and gives it back.
-    pub(crate) async fn read(&self, offset: u64, len: u64, buf: IoBuf) -> (Result<(), IoError>, IoBuf) {
+    pub(crate) async fn read(
+        &self,
+        offset: u64,
+        len: u64,
+        buf: IoBuf,
+    ) -> (Result<(), IoError>, IoBuf) {
         let sequential = self.is_sequential(false, offset, len);
         let counters = &self.stats().counters;
         bump(&counters.user_read_bytes, len);
@@ -125,15 +131,25 @@ impl LaneVolume {
                 bump(counter, 1);
                 if missing > 0 && !self.fills(sequential) {
                     bump(&counters.bypassed, 1);
-                    bump(if sequential { &counters.bypassed_sequential } else { &counters.bypassed_mode }, 1);
+                    bump(
+                        if sequential {
+                            &counters.bypassed_sequential
+                        } else {
+                            &counters.bypassed_mode
+                        },
+                        1,
+                    );
                 }
             }
-            let ends = join_all(parts.into_iter().map(|part| self.read_part(part, sequential))).await;
+            let ends =
+                join_all(parts.into_iter().map(|part| self.read_part(part, sequential))).await;
             let mut result = Ok(());
             let mut joined: Option<IoBuf> = None;
             for end in ends {
                 result = match (result, end.result) {
-                    (Err(Retry::Fail(error)), _) | (_, Err(Retry::Fail(error))) => Err(Retry::Fail(error)),
+                    (Err(Retry::Fail(error)), _) | (_, Err(Retry::Fail(error))) => {
+                        Err(Retry::Fail(error))
+                    }
                     (Err(Retry::Again), _) | (_, Err(Retry::Again)) => Err(Retry::Again),
                     (Ok(()), Ok(())) => Ok(()),
                 };
@@ -182,7 +198,8 @@ impl LaneVolume {
     }
 
     fn fills(&self, sequential: bool) -> bool {
-        read_step(self.volume.mode(), BlockState::Absent, sequential) == ReadStep::Origin { fill: true }
+        read_step(self.volume.mode(), BlockState::Absent, sequential)
+            == ReadStep::Origin { fill: true }
     }
 
     /// Cuts a read into parts by what the cache has at the moment.
@@ -195,10 +212,12 @@ impl LaneVolume {
         let mut rest = buf;
         let mut used = 0;
         for Piece { block, sectors, bytes, .. } in volume.pieces(offset, len) {
-            let pinned = store.look_up(&volume.space, block, |age| self.cache.touch(age, now)).filter(|pinned| {
-                let step = read_step(volume.mode(), state_of(Some(&pinned.found)), sequential);
-                matches!(step, ReadStep::Cached { .. }) && covers(&pinned.found, &sectors)
-            });
+            let pinned = store
+                .look_up(&volume.space, block, |age| self.cache.touch(age, now))
+                .filter(|pinned| {
+                    let step = read_step(volume.mode(), state_of(Some(&pinned.found)), sequential);
+                    matches!(step, ReadStep::Cached { .. }) && covers(&pinned.found, &sectors)
+                });
             let back = rest.split_off(bytes.len());
             let own = std::mem::replace(&mut rest, back);
             let whole = own.len() as u64 == volume.block.bytes();
@@ -207,10 +226,13 @@ impl LaneVolume {
                     used += 1;
                     let slot = pinned.found.entry.slot;
                     match parts.last_mut() {
-                        Some(Part::Run(run, buf)) if run.last().is_some_and(|last| {
-                            let last = last.found.entry.slot;
-                            last.0 + granules == slot.0 && store.segment_of(last) == store.segment_of(slot)
-                        }) => {
+                        Some(Part::Run(run, buf))
+                            if run.last().is_some_and(|last| {
+                                let last = last.found.entry.slot;
+                                last.0 + granules == slot.0
+                                    && store.segment_of(last) == store.segment_of(slot)
+                            }) =>
+                        {
                             run.push(pinned);
                             extend(buf, own);
                         }
@@ -258,7 +280,9 @@ impl LaneVolume {
                 let (block, results) = self.store.read_run(space, &run, block).await;
                 bump(&self.stats().counters.cache_read_bytes, block.len() as u64);
                 match results.into_iter().next() {
-                    Some(Err(failure)) => PartEnd { buf, result: Err(self.handle_bad(&run[0], &failure)) },
+                    Some(Err(failure)) => {
+                        PartEnd { buf, result: Err(self.handle_bad(&run[0], &failure)) }
+                    }
                     _ => {
                         buf.copy_from_slice(&block[bytes_of(&sectors)]);
                         PartEnd { buf, result: Ok(()) }
@@ -277,7 +301,13 @@ impl LaneVolume {
     /// is lost until it is overwritten (invariant 11).
     fn handle_bad(&self, pinned: &Pinned<'_>, failure: &ReadFailure) -> Retry {
         let slot = pinned.found.entry.slot;
-        tracing::warn!(volume = self.volume.name, block = pinned.block.0, ?failure, dirty = pinned.found.entry.dirty, "a cached block cannot be read back");
+        tracing::warn!(
+            volume = self.volume.name,
+            block = pinned.block.0,
+            ?failure,
+            dirty = pinned.found.entry.dirty,
+            "a cached block cannot be read back"
+        );
         let forgotten = self
             .store
             .store()
@@ -295,7 +325,12 @@ impl LaneVolume {
     }
 
     /// Reads a range that is not wholly cached: from the origin, under what the cache has of it.
-    async fn read_origin(&self, range: Range<u64>, into: &mut IoBuf, fill: bool) -> Result<(), Retry> {
+    async fn read_origin(
+        &self,
+        range: Range<u64>,
+        into: &mut IoBuf,
+        fill: bool,
+    ) -> Result<(), Retry> {
         let volume = &self.volume;
         let store = self.store.store();
         let span = self.origin_span(&range, fill);
@@ -316,7 +351,9 @@ impl LaneVolume {
                 bump(&self.stats().counters.origin_read_bytes, data.len() as u64);
                 let mut result = Ok(());
                 for (block, ticket, pinned) in &blocks {
-                    if let Err(retry) = self.merge(*block, &span, &mut data, ticket.as_ref(), pinned.as_ref()).await {
+                    if let Err(retry) =
+                        self.merge(*block, &span, &mut data, ticket.as_ref(), pinned.as_ref()).await
+                    {
                         result = Err(retry);
                     }
                 }
@@ -366,7 +403,12 @@ impl LaneVolume {
         let byte = |sector: u32| volume.origin_offset(block, sector);
         // The sectors of this block that were read.
         let first = inside.clone().find(|sector| byte(*sector) >= span.start).unwrap_or(inside.end);
-        let read = first..inside.clone().rev().find(|sector| byte(*sector) < span.end).map_or(first, |last| last + 1);
+        let read = first
+            ..inside
+                .clone()
+                .rev()
+                .find(|sector| byte(*sector) < span.end)
+                .map_or(first, |last| last + 1);
         let mut valid = SectorMask::of(volume.block.sectors(), read.clone());
         let mut condition = ticket.map(Condition::Fill);
         let mut dirty = false;
@@ -378,7 +420,11 @@ impl LaneVolume {
             if let Some(Err(failure)) = results.into_iter().next() {
                 return Err(self.handle_bad(pinned, &failure));
             }
-            let mask = pinned.found.mask.clone().unwrap_or_else(|| SectorMask::all(volume.block.sectors()));
+            let mask = pinned
+                .found
+                .mask
+                .clone()
+                .unwrap_or_else(|| SectorMask::all(volume.block.sectors()));
             for run in mask.runs() {
                 let run = run.start.max(read.start)..run.end.min(read.end);
                 if run.start < run.end {

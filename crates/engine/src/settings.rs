@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use forebay_core::{Durability, Mode, ReplacementKind};
+use forebay_format::VolumeRecord;
 use forebay_policy::writeback::WritebackSettings;
 
 /// Settings of one volume.
@@ -51,6 +52,18 @@ fn millis(duration: Duration) -> u64 {
 }
 
 impl VolumeSettings {
+    /// The settings that a volume's record says.
+    pub fn of(record: &VolumeRecord) -> Self {
+        let mut settings = VolumeSettings {
+            mode: record.mode,
+            durability: record.durability,
+            policy: record.policy,
+            ..VolumeSettings::default()
+        };
+        settings.apply_tags(&record.settings);
+        settings
+    }
+
     /// The settings that have no field of their own in the volume table.
     pub fn to_tags(&self) -> Vec<(u16, u64)> {
         let writeback = &self.writeback;

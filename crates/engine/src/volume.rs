@@ -9,6 +9,7 @@ use forebay_core::{
     BlockSize, Durability, IoError, Mode, Nanos, OriginBlock, SECTOR_SIZE, SectorMask, VolumeId,
 };
 use forebay_device::Device;
+use forebay_format::VolumeRecord;
 use forebay_lane::Notify;
 use forebay_policy::sweep::DirtyMap;
 use forebay_store::{Entry, Kept, VolumeSpace};
@@ -99,25 +100,21 @@ pub struct Volume {
 
 impl Volume {
     pub(crate) fn new(
-        name: String,
-        origin_name: String,
+        record: &VolumeRecord,
         origin: Arc<dyn Device>,
         space: VolumeSpace,
         block: BlockSize,
-        alignment: u64,
-        size: u64,
-        settings: VolumeSettings,
         lanes: usize,
     ) -> Self {
         let volume = Volume {
             id: space.id,
-            name,
-            origin_name,
+            name: record.name.clone(),
+            origin_name: record.origin.clone(),
             origin,
             space,
             block,
-            size,
-            alignment,
+            size: record.origin_bytes,
+            alignment: u64::from(record.alignment),
             mode: AtomicU8::new(0),
             durability: AtomicU8::new(0),
             cutoff: AtomicU64::new(0),
@@ -145,7 +142,7 @@ impl Volume {
             writeback_error: Mutex::default(),
             stats: Stats::new(lanes),
         };
-        volume.set_settings(settings);
+        volume.set_settings(VolumeSettings::of(record));
         volume
     }
 
@@ -290,7 +287,13 @@ impl Volume {
     }
 
     /// Notes that a version was appended in place of `old`.
-    pub(crate) fn appended(&self, block: OriginBlock, old: Option<&Entry>, dirty: bool, now: Nanos) {
+    pub(crate) fn appended(
+        &self,
+        block: OriginBlock,
+        old: Option<&Entry>,
+        dirty: bool,
+        now: Nanos,
+    ) {
         match (old.is_some_and(|entry| entry.dirty), dirty) {
             (false, true) => {
                 self.dirty.add(block);
@@ -410,7 +413,11 @@ impl Volume {
         let mut bad = self.bad.lock();
         self.any_bad.store(true, Ordering::Relaxed);
         if bad.insert(block) {
-            tracing::error!(volume = self.name, block = block.0, "a dirty block cannot be read back: its addresses give I/O errors until they are overwritten or discarded");
+            tracing::error!(
+                volume = self.name,
+                block = block.0,
+                "a dirty block cannot be read back: its addresses give I/O errors until they are overwritten or discarded"
+            );
         }
     }
 
@@ -439,7 +446,11 @@ impl Volume {
     pub(crate) fn set_writeback_error(&self, error: Option<String>) {
         let mut slot = self.writeback_error.lock();
         if let (Some(error), None) = (&error, slot.as_ref()) {
-            tracing::error!(volume = self.name, error, "writing back to the origin fails; the data stays dirty and is tried again");
+            tracing::error!(
+                volume = self.name,
+                error,
+                "writing back to the origin fails; the data stays dirty and is tried again"
+            );
         }
         *slot = error;
         drop(slot);

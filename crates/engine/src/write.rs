@@ -92,7 +92,12 @@ impl LaneVolume {
     }
 
     /// Writes a checked range and gives the buffer back.
-    pub(crate) async fn write(&self, offset: u64, mut data: IoBuf, fua: bool) -> (Result<(), IoError>, IoBuf) {
+    pub(crate) async fn write(
+        &self,
+        offset: u64,
+        mut data: IoBuf,
+        fua: bool,
+    ) -> (Result<(), IoError>, IoBuf) {
         let len = data.len() as u64;
         loop {
             let way = self.way(offset, len);
@@ -143,7 +148,12 @@ impl LaneVolume {
 
     /// Appends what is left of a write; waits for room as often as needed. Not to be called by
     /// whoever holds a range: room may depend on writing back what lies in it.
-    async fn append_patiently(&self, offset: u64, data: &[u8], progress: &mut Progress) -> Result<(), IoError> {
+    async fn append_patiently(
+        &self,
+        offset: u64,
+        data: &[u8],
+        progress: &mut Progress,
+    ) -> Result<(), IoError> {
         loop {
             let space = self.store.store().space.listen();
             if self.append_rest(offset, data, progress).await? {
@@ -155,7 +165,12 @@ impl LaneVolume {
 
     /// Appends what is left of a write, block by block, each exactly once. `false`: there is no
     /// room for the next one.
-    async fn append_rest(&self, offset: u64, data: &[u8], progress: &mut Progress) -> Result<bool, IoError> {
+    async fn append_rest(
+        &self,
+        offset: u64,
+        data: &[u8],
+        progress: &mut Progress,
+    ) -> Result<bool, IoError> {
         let len = data.len() as u64;
         let done = progress.written.len();
         for piece in self.volume.pieces(offset, len).skip(done) {
@@ -172,7 +187,11 @@ impl LaneVolume {
 
     /// Appends one block's part of a write, merged with what is cached of the block. `None`: there
     /// is no room.
-    async fn append_piece(&self, piece: &Piece, source: &[u8]) -> Result<Option<(bool, Written)>, IoError> {
+    async fn append_piece(
+        &self,
+        piece: &Piece,
+        source: &[u8],
+    ) -> Result<Option<(bool, Written)>, IoError> {
         let volume = &self.volume;
         let store = self.store.store();
         loop {
@@ -192,8 +211,15 @@ impl LaneVolume {
                 match self.store.read_block(&volume.space, pinned).await {
                     Ok(cached) => base = Some(cached),
                     Err(failure) => {
-                        tracing::warn!(volume = volume.name, block = piece.block.0, ?failure, "a cached block cannot be read back");
-                        let gone = store.forget(&volume.space, piece.block, |entry| entry.slot == slot && !entry.dirty);
+                        tracing::warn!(
+                            volume = volume.name,
+                            block = piece.block.0,
+                            ?failure,
+                            "a cached block cannot be read back"
+                        );
+                        let gone = store.forget(&volume.space, piece.block, |entry| {
+                            entry.slot == slot && !entry.dirty
+                        });
                         let replaced = store
                             .peek(&volume.space, piece.block)
                             .is_none_or(|found| found.entry.slot != slot);
@@ -231,7 +257,10 @@ impl LaneVolume {
             match appended {
                 Appended::Done { old } => {
                     self.note_appended(piece.block, old.as_ref());
-                    return Ok(Some((old.is_some(), Written { block: piece.block, slot, complete })));
+                    return Ok(Some((
+                        old.is_some(),
+                        Written { block: piece.block, slot, complete },
+                    )));
                 }
                 Appended::Refused => (),
                 Appended::NoSpace => return Ok(None),
@@ -240,7 +269,12 @@ impl LaneVolume {
     }
 
     /// Writes to the log and to the origin. The blocks stay dirty until the origin has been synced.
-    async fn write_through(&self, offset: u64, data: IoBuf, fua: bool) -> (Result<(), IoError>, IoBuf) {
+    async fn write_through(
+        &self,
+        offset: u64,
+        data: IoBuf,
+        fua: bool,
+    ) -> (Result<(), IoError>, IoBuf) {
         let volume = &self.volume;
         let len = data.len() as u64;
         let range = volume.ranges.exclusive(volume.widen(offset..offset + len)).await;
@@ -280,7 +314,12 @@ impl LaneVolume {
 
     /// Writes to the log as far as it has not been done, and waits until writeback has brought it
     /// to the origin: the way for when the log is full, as it keeps nobody from making room.
-    async fn write_through_log(&self, offset: u64, data: &[u8], progress: &mut Progress) -> Result<(), IoError> {
+    async fn write_through_log(
+        &self,
+        offset: u64,
+        data: &[u8],
+        progress: &mut Progress,
+    ) -> Result<(), IoError> {
         let volume = &self.volume;
         self.append_patiently(offset, data, progress).await?;
         volume.draining.fetch_add(1, Ordering::SeqCst);
@@ -316,7 +355,14 @@ impl LaneVolume {
             return (WriteEnd::Again, data);
         };
         bump(&self.stats().counters.user_written_bytes, len);
-        bump(if cached { &self.stats().counters.write_hits } else { &self.stats().counters.write_misses }, 1);
+        bump(
+            if cached {
+                &self.stats().counters.write_hits
+            } else {
+                &self.stats().counters.write_misses
+            },
+            1,
+        );
         // Barrier for invariants 5 and 6: what was forgotten stays forgotten, before the origin has
         // anything newer.
         if let Err(error) = self.store.settle_marks().await {

@@ -30,7 +30,10 @@ struct Sink(RefCell<HashMap<u64, Completion>>);
 
 impl CompletionSink for Sink {
     fn complete(&self, completion: Completion) {
-        assert!(self.0.borrow_mut().insert(completion.tag, completion).is_none(), "completed twice");
+        assert!(
+            self.0.borrow_mut().insert(completion.tag, completion).is_none(),
+            "completed twice"
+        );
     }
 }
 
@@ -90,13 +93,27 @@ impl World {
 
     fn open(&self, device: &Arc<dyn Device>) -> (Rc<EngineLane>, RecoveryReport) {
         let (context, device) = (self.context.clone(), device.clone());
-        self.block_on(async move { EngineLane::open(context, device, StoreOptions::default()).await })
-            .expect("opened")
+        self.block_on(
+            async move { EngineLane::open(context, device, StoreOptions::default()).await },
+        )
+        .expect("opened")
     }
 
-    fn create(&self, engine: &Rc<EngineLane>, origin: &Arc<dyn Device>, settings: VolumeSettings, alignment: u64) -> Rc<LaneVolume> {
+    fn create(
+        &self,
+        engine: &Rc<EngineLane>,
+        origin: &Arc<dyn Device>,
+        settings: VolumeSettings,
+        alignment: u64,
+    ) -> Rc<LaneVolume> {
         let (engine, origin) = (engine.clone(), origin.clone());
-        let spec = VolumeSpec { name: "data".into(), origin: "ram".into(), uuid: Uuid::from_u128(9), alignment, settings };
+        let spec = VolumeSpec {
+            name: "data".into(),
+            origin: "ram".into(),
+            uuid: Uuid::from_u128(9),
+            alignment,
+            settings,
+        };
         let inner = engine.clone();
         self.block_on(async move { inner.create(spec, origin).await }).expect("created");
         engine.target("data").expect("a target")
@@ -108,7 +125,14 @@ impl World {
         engine.target("data").expect("a target")
     }
 
-    fn submit(&self, target: &Rc<LaneVolume>, op: Op, offset: u64, len: u64, data: Option<&[u8]>) -> u64 {
+    fn submit(
+        &self,
+        target: &Rc<LaneVolume>,
+        op: Op,
+        offset: u64,
+        len: u64,
+        data: Option<&[u8]>,
+    ) -> u64 {
         let tag = self.tag.get();
         self.tag.set(tag + 1);
         let data = data.map(IoBuf::copy_from);
@@ -146,7 +170,10 @@ fn ram(mib: u64) -> Arc<dyn Device> {
 
 fn raw(world: &World, device: &Arc<dyn Device>, offset: u64, len: usize) -> Vec<u8> {
     let queue = world.context.open(device).expect("a queue");
-    world.block_on(async move { queue.read(offset, IoBuf::zeroed(len)).await }).expect("read").to_vec()
+    world
+        .block_on(async move { queue.read(offset, IoBuf::zeroed(len)).await })
+        .expect("read")
+        .to_vec()
 }
 
 fn settings(mode: Mode) -> VolumeSettings {
@@ -154,7 +181,13 @@ fn settings(mode: Mode) -> VolumeSettings {
 }
 
 /// A model volume beside the real one.
-fn exercise(world: &World, target: &Rc<LaneVolume>, model: &mut [u8], rng: &mut fastrand::Rng, steps: usize) {
+fn exercise(
+    world: &World,
+    target: &Rc<LaneVolume>,
+    model: &mut [u8],
+    rng: &mut fastrand::Rng,
+    steps: usize,
+) {
     let sectors = (model.len() / 512) as u64;
     for step in 0..steps {
         let first = rng.u64(0..sectors);
@@ -187,7 +220,13 @@ fn verify(world: &World, target: &Rc<LaneVolume>, model: &[u8]) {
     for (number, chunk) in model.chunks(128 << 10).enumerate() {
         let data = world.read(target, (number * (128 << 10)) as u64, chunk.len());
         for (sector, (got, expected)) in data.chunks(512).zip(chunk.chunks(512)).enumerate() {
-            assert!(got == expected, "sector {} differs: {} instead of {}", number * 256 + sector, got[0], expected[0]);
+            assert!(
+                got == expected,
+                "sector {} differs: {} instead of {}",
+                number * 256 + sector,
+                got[0],
+                expected[0]
+            );
         }
     }
 }
@@ -195,7 +234,9 @@ fn verify(world: &World, target: &Rc<LaneVolume>, model: &[u8]) {
 #[test]
 fn every_mode_and_block_size_returns_what_was_written() {
     for mode in Mode::ALL {
-        for (block, cache_mib, alignment) in [(2048, 8, 512), (4096, 8, 0), (4096, 8, 512), (65536, 24, 1024), (1 << 20, 160, 0)] {
+        for (block, cache_mib, alignment) in
+            [(2048, 8, 512), (4096, 8, 0), (4096, 8, 512), (65536, 24, 1024), (1 << 20, 160, 0)]
+        {
             for durability in Durability::ALL {
                 let world = World::new();
                 let (cache, origin) = (ram(cache_mib), ram(12));
@@ -209,7 +250,10 @@ fn every_mode_and_block_size_returns_what_was_written() {
                 verify(&world, &target, &model);
                 let inner = engine.clone();
                 world.block_on(async move { inner.drain("data", |_| ()).await }).expect("drained");
-                assert!(raw(&world, &origin, 0, model.len()) == model, "{mode} {block}: the origin differs");
+                assert!(
+                    raw(&world, &origin, 0, model.len()) == model,
+                    "{mode} {block}: the origin differs"
+                );
                 world.block_on(async move { engine.close().await }).expect("closed");
             }
         }

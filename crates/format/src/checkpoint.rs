@@ -12,7 +12,7 @@ use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::geometry::{Geometry, blocks_per_segment};
-use crate::{MAX_GENERATION, PAGE, crc32c, crc32c_append};
+use crate::{MAX_COUNT, MAX_GENERATION, PAGE, crc32c, crc32c_append};
 
 mod items;
 mod reader;
@@ -297,6 +297,9 @@ impl CheckpointHeader {
         }
         let check = |good, field| if good { Ok(()) } else { Err(CheckpointError::Absurd(field)) };
         check(raw.check_bits <= MAX_CHECK_BITS, "check_bits")?;
+        check(raw.number.get() < MAX_COUNT, "number")?;
+        check(raw.base.get() < MAX_COUNT, "base")?;
+        check(raw.highest_sequence.get() < MAX_COUNT, "highest_sequence")?;
         check(raw.segment_count.get() == geometry.segment_count, "segment_count")?;
         check(raw.next_generation.get() < MAX_GENERATION, "next_generation")?;
         let blocks = u64::from(geometry.segment_count) * geometry.blocks_per_segment();

@@ -44,3 +44,7 @@ pub const MAX_BLOCKS: u64 = 1 << 44;
 
 /// Segment generations are below this: 31 bits.
 pub const MAX_GENERATION: u32 = 1 << 31;
+
+/// Everything that counts up for the life of a cache is below this: numbers of records and
+/// checkpoints, sequences, generations of superblocks. So the next one can always be computed.
+pub const MAX_COUNT: u64 = 1 << 62;

@@ -8,7 +8,7 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::geometry::Geometry;
-use crate::{MAX_GENERATION, PAGE, crc32c};
+use crate::{MAX_COUNT, MAX_GENERATION, PAGE, crc32c};
 
 mod entry;
 mod mark;
@@ -221,6 +221,9 @@ fn begin<'a>(
     if head.generation.0 >= MAX_GENERATION {
         return Err(EncodeError::Range("generation"));
     }
+    if head.number.0 >= MAX_COUNT {
+        return Err(EncodeError::Range("number"));
+    }
     if head.durable_through.0 >= head.number.0.max(1) {
         return Err(EncodeError::Range("durable_through"));
     }
@@ -279,6 +282,7 @@ pub fn decode(
     check(head.segment.get() < geometry.segment_count, "segment")?;
     check(head.generation.get() < MAX_GENERATION, "generation")?;
     check(head.header_length.get() as usize == HEADER_BYTES, "header_length")?;
+    check(head.number.get() < MAX_COUNT, "number")?;
     // A record cannot be durable before it exists.
     check(head.durable_through.get() < head.number.get().max(1), "durable_through")?;
     let count = usize::from(head.count.get());

@@ -9,7 +9,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::checkpoint::CheckpointRef;
 use crate::geometry::Geometry;
-use crate::{PAGE, crc32c};
+use crate::{MAX_COUNT, PAGE, crc32c};
 
 /// First bytes of a superblock.
 pub const MAGIC: [u8; 8] = *b"FOREBAY1";
@@ -277,6 +277,8 @@ impl OnDiskSuperblock {
         let check = |good: bool, field| if good { Ok(()) } else { Err(field) };
         check(self.flags.get() & !CLEAN_SHUTDOWN == 0, "flags")?;
         check(self.cache != [0; 16], "cache")?;
+        check(self.generation.get() < MAX_COUNT, "generation")?;
+        check(self.last_record.get() < MAX_COUNT, "last_record")?;
         let block = BlockSize::new(u64::from(self.block_size.get())).ok_or("block_size")?;
         check(u64::from(self.granule.get()) == block.granule(), "granule")?;
         let geometry = Geometry {
@@ -304,6 +306,7 @@ impl OnDiskSuperblock {
             let len = self.checkpoint_len.get();
             let lengths = PAGE as u64..=geometry.checkpoint_area_bytes;
             check(lengths.contains(&len), "checkpoint_len")?;
+            check(self.checkpoint_number.get() < MAX_COUNT, "checkpoint_number")?;
             Some(CheckpointRef {
                 area: area(self.checkpoint_area, "checkpoint_area")?,
                 len,

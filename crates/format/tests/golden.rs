@@ -214,7 +214,8 @@ fn checkpoint() {
     assert_eq!(writer.push_entries(&entries), Ok(entries.len()));
     assert_eq!(writer.push_masks(&masks), Ok(masks.len()));
     let chunk = writer.take_chunk().expect("it fits").expect("a chunk").bytes.to_vec();
-    let finished = writer.finish(RecordNumber(0x1111), 0x2222, Generation(0x3333)).expect("complete");
+    let finished =
+        writer.finish(RecordNumber(0x1111), 0x2222, Generation(0x3333)).expect("complete");
     compare("checkpoint.bin", &[&finished.header[..], &chunk].concat());
 
     let mut reader =

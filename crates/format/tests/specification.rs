@@ -9,7 +9,7 @@ use forebay_format::geometry::{
 use forebay_format::record::{self, HEADER_BYTES, MAX_MARKS, entry_bytes};
 use forebay_format::superblock::{self, COPY_B, VERSION};
 use forebay_format::volume::{self, MAX_NAME, MAX_ORIGIN, MAX_SETTINGS, MAX_VOLUMES};
-use forebay_format::{MAX_BLOCKS, MAX_GENERATION, max_entries};
+use forebay_format::{MAX_BLOCKS, MAX_COUNT, MAX_GENERATION, max_entries};
 
 fn specification() -> String {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/format.md");
@@ -36,6 +36,7 @@ fn every_constant_is_in_the_specification() {
         format!("| magic | {} |", ascii(&record::MAGIC.to_le_bytes())),
         format!("| magic | {} |", ascii(&checkpoint::MAGIC)),
         format!("| version | {VERSION} |"),
+        format!("sequences) is below {MAX_COUNT} "),
         format!("{COPY_B} superblock, copy B {HEADER_BYTES}"),
         format!("{VOLUME_AREAS_OFFSET} volume-table area 0 {VOLUME_AREA_BYTES}"),
         format!("a multiple of {SEGMENTS_ALIGNMENT}"),

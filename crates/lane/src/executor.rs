@@ -75,9 +75,12 @@ impl Body for Boxed {
     }
 }
 
+/// Places for futures of one type that are not in use.
+type FreeList<F> = Rc<RefCell<Vec<Pin<Box<Option<F>>>>>>;
+
 struct Pooled<F> {
     future: Option<Pin<Box<Option<F>>>>,
-    home: Rc<RefCell<Vec<Pin<Box<Option<F>>>>>>,
+    home: FreeList<F>,
 }
 
 impl<F: Future<Output = ()>> Body for Pooled<F> {
@@ -98,7 +101,7 @@ impl<F: Future<Output = ()>> Body for Pooled<F> {
 /// Memory for futures of one type, so that starting one allocates nothing but a small handle in
 /// the steady state.
 pub struct Pool<F> {
-    free: Rc<RefCell<Vec<Pin<Box<Option<F>>>>>>,
+    free: FreeList<F>,
 }
 
 impl<F> Default for Pool<F> {
@@ -129,7 +132,11 @@ pub struct Lane {
 impl Lane {
     /// A lane on `clock`. `rouse` is called from any thread when something arrives while the lane
     /// is asleep (see [`Lane::may_sleep`]).
-    pub fn new(id: LaneId, clock: Arc<dyn Clock>, rouse: impl Fn() + Send + Sync + 'static) -> Rc<Self> {
+    pub fn new(
+        id: LaneId,
+        clock: Arc<dyn Clock>,
+        rouse: impl Fn() + Send + Sync + 'static,
+    ) -> Rc<Self> {
         Rc::new(Lane {
             id,
             clock,
@@ -428,6 +435,7 @@ mod tests {
     }
 
     #[test]
+    #[expect(clippy::disallowed_methods, reason = "what is tested comes from another thread")]
     fn jobs_come_from_other_threads() {
         let (lane, _) = lane();
         let remote = lane.remote();

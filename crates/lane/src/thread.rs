@@ -165,7 +165,7 @@ impl LaneLoop {
             let timeout = earlier(event, self.lane.next_deadline()).map(|next| next.since(now));
             // `stop` rouses the ring after it has set the flag, so looking here is enough.
             if timeout != Some(Duration::ZERO) && !self.stop.load(Ordering::SeqCst) {
-                self.ring.wait(timeout);
+                self.ring.wait_then(timeout, || self.lane.woke());
                 spin.slept(self.lane.now().since(now));
             }
             self.lane.woke();

@@ -54,6 +54,8 @@ pub struct Asked {
 struct Underway {
     asked: Asked,
     submitted: Moment,
+    /// Damage excused a failure when it was submitted: what was written since may come too late.
+    excused: bool,
 }
 
 struct Volume {
@@ -163,7 +165,8 @@ impl Oracle {
                 }
             }
         }
-        self.underway.insert(tag, Underway { asked, submitted: now });
+        let excused = self.may_fail(asked);
+        self.underway.insert(tag, Underway { asked, submitted: now, excused });
     }
 
     /// A request ended.
@@ -178,7 +181,7 @@ impl Oracle {
         excuses: Excuses,
     ) -> Result<(), Violation> {
         let now = self.tick();
-        let Some(Underway { asked, submitted }) = self.underway.remove(&tag) else {
+        let Some(Underway { asked, submitted, excused }) = self.underway.remove(&tag) else {
             return Err(plain(25, format!("request {tag} ended twice or was never submitted")));
         };
         let oldest_read = self.oldest_read(asked.volume);
@@ -237,7 +240,7 @@ impl Oracle {
             {
                 Ok(())
             }
-            Err(IoError::Io) if excuses.disk_errors || self.may_fail(asked) => Ok(()),
+            Err(IoError::Io) if excuses.disk_errors || excused || self.may_fail(asked) => Ok(()),
             Err(error) => Err(Violation {
                 invariant: if asked.op == Op::Read { 11 } else { 25 },
                 place: None,

@@ -111,7 +111,7 @@ impl SimDisk {
         let (effect, offset, len, what) = self.prepare(state, op);
         let mut numbers = [self.number, id, offset, len, 0];
         // Some disks cannot promise zeroes at no great cost, and do nothing.
-        let refuses = !state.plan.discards_zero && mix(self.shared.seed, u64::from(self.number)) & 1 == 0;
+        let refuses = !state.plan.discards_zero && mix(self.shared.seed, self.number) & 1 == 0;
         if what == "discard" && refuses {
             let result = Err(self.error(what, offset, DeviceErrorKind::NotSupported));
             state.done.insert(id, DeviceDone { result, buf: None });

@@ -138,7 +138,8 @@ impl Appender {
                 continue;
             };
             let Some(current) = &mut open.record else {
-                let room = cut.segment_bytes.saturating_sub(open.byte + cut.header_bytes) / cut.block;
+                let room =
+                    cut.segment_bytes.saturating_sub(open.byte + cut.header_bytes) / cut.block;
                 if room == 0 {
                     self.leave_segment(segments, closed);
                     continue;
@@ -192,8 +193,13 @@ impl Appender {
                 continue;
             }
             let position = (open.byte / cut.granule) as u32;
-            let record =
-                Record::marks(open.id, open.generation, position, open.buffer.clone(), marks.to_vec());
+            let record = Record::marks(
+                open.id,
+                open.generation,
+                position,
+                open.buffer.clone(),
+                marks.to_vec(),
+            );
             log.holders(open.id).add();
             open.byte += cut.header_bytes;
             let end = (open.byte / cut.granule) as u32;

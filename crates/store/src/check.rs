@@ -22,9 +22,10 @@ use forebay_format::{
 use forebay_lane::{Lane, concurrently};
 
 use crate::error::StoreError;
+use crate::lane::StoreLane;
 use crate::options::StoreOptions;
 use crate::recover::{read_roots, refused};
-use crate::store::{Store, StoreLane, VolumeSpace};
+use crate::store::{Store, VolumeSpace};
 
 pub use report::{BadBlock, CheckReport, MAX_LISTED};
 use swallow::Swallowing;
@@ -32,10 +33,13 @@ use swallow::Swallowing;
 /// Segments that are read at the same time.
 const SEGMENTS: usize = 8;
 
+/// Opens a device for the lane that checks.
+pub type OpenQueue<'a> = &'a dyn Fn(&Arc<dyn Device>) -> Result<Queue, DeviceError>;
+
 /// What a check reads, and whom it tells.
 pub struct CheckOptions<'a> {
     /// Opens a device on the lane, and has the queue driven.
-    pub open: &'a dyn Fn(&Arc<dyn Device>) -> Result<Queue, DeviceError>,
+    pub open: OpenQueue<'a>,
     /// Leave the content of the blocks unread.
     pub quick: bool,
     /// Told how many segments have been read, and how many there are to read.

@@ -21,9 +21,10 @@ use forebay_format::{CheckpointWriteError, IndexEntry, SegmentState as SegmentLi
 
 use crate::error::StoreError;
 use crate::index::Address;
+use crate::lane::StoreLane;
 use crate::meta::{CLEAN_DISTRUSTED, page_buffer};
 use crate::segments::SegmentState;
-use crate::store::{Store, StoreLane, VolumeSpace};
+use crate::store::{Store, VolumeSpace};
 
 /// Entries that are encoded between two chances for others to run.
 const BATCH: usize = 4096;
@@ -48,7 +49,10 @@ impl Store {
 
     /// Bits of a payload check that a checkpoint keeps.
     pub(crate) fn kept_check_bits(&self) -> u32 {
-        self.index.geometry().check_bits().min(u32::from(forebay_format::checkpoint::MAX_CHECK_BITS))
+        self.index
+            .geometry()
+            .check_bits()
+            .min(u32::from(forebay_format::checkpoint::MAX_CHECK_BITS))
     }
 }
 
@@ -76,8 +80,9 @@ impl StoreLane {
             meta.checkpoint.map_or((0, 1), |last| (1 - last.area, last.number + 1))
         };
         let bits = store.kept_check_bits();
-        let mut writer = CheckpointWriter::new(&store.geometry, store.uuid, area, number, bits as u8)
-            .map_err(fault)?;
+        let mut writer =
+            CheckpointWriter::new(&store.geometry, store.uuid, area, number, bits as u8)
+                .map_err(fault)?;
         let offset = store.geometry.checkpoint_areas[usize::from(area)];
         let lines: Vec<_> = store
             .segments
@@ -145,7 +150,8 @@ impl StoreLane {
             }
         }
         while self.write_chunk(&mut writer, offset).await? {}
-        let finished = writer.finish(base, sequence, store.segments.next_generation()).map_err(fault)?;
+        let finished =
+            writer.finish(base, sequence, store.segments.next_generation()).map_err(fault)?;
         self.write_checkpoint_page(offset, &finished.header).await?;
         // Barrier for invariant 8: the records that the copy refers to, before the copy counts.
         self.commit().await?;
@@ -166,7 +172,11 @@ impl StoreLane {
         Ok(())
     }
 
-    async fn write_chunk(&self, writer: &mut CheckpointWriter, area: u64) -> Result<bool, StoreError> {
+    async fn write_chunk(
+        &self,
+        writer: &mut CheckpointWriter,
+        area: u64,
+    ) -> Result<bool, StoreError> {
         let Some(chunk) = writer.take_chunk().map_err(fault)? else { return Ok(false) };
         let offset = area + chunk.offset;
         let bytes = chunk.bytes.len() as u64;

@@ -21,7 +21,9 @@ pub enum StoreError {
     #[error("the cache device has failed: {0}")]
     Failed(String),
     /// The log lost records that had been made durable.
-    #[error("{device}: {lost} log records that had been made durable cannot be read, the first is number {first}; data may be lost: attach with --force to go on without them")]
+    #[error(
+        "{device}: {lost} log records that had been made durable cannot be read, the first is number {first}; data may be lost: attach with --force to go on without them"
+    )]
     Damaged {
         /// The device as the operator named it.
         device: String,

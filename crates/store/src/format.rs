@@ -32,13 +32,9 @@ pub async fn format(
     queue: &Queue,
     options: &FormatOptions,
 ) -> Result<(), StoreError> {
-    let geometry = Geometry::plan(
-        device.size(),
-        options.block,
-        device.logical_block(),
-        options.segment_bytes,
-    )
-    .map_err(|cause| StoreError::Format { device: device.name().into(), cause })?;
+    let geometry =
+        Geometry::plan(device.size(), options.block, device.logical_block(), options.segment_bytes)
+            .map_err(|cause| StoreError::Format { device: device.name().into(), cause })?;
     let impossible = |what: String| StoreError::Refused(format!("{}: {what}", device.name()));
     for at in [COPY_A, COPY_B] {
         queue.write(at, page_buffer(&[0])).await?;
@@ -49,8 +45,7 @@ pub async fn format(
         .map_err(|error| impossible(error.to_string()))?;
     queue.write(geometry.volume_areas[0], page_buffer(&table.bytes)).await?;
     let failed = |error: forebay_format::CheckpointWriteError| impossible(error.to_string());
-    let mut writer =
-        CheckpointWriter::new(&geometry, options.uuid, 0, 1, 28).map_err(failed)?;
+    let mut writer = CheckpointWriter::new(&geometry, options.uuid, 0, 1, 28).map_err(failed)?;
     let lines = vec![SegmentState::default(); geometry.segment_count as usize];
     let offset = geometry.checkpoint_areas[0];
     let mut rest = &lines[..];

@@ -148,7 +148,11 @@ impl Index {
     /// Looks a block up. `seen` runs under the shard's lock with what was found: it may pin the
     /// segment, and returns the entry's new age, if that is to change.
     #[inline]
-    pub fn look_up(&self, address: Address, seen: impl FnOnce(&Entry) -> Option<u8>) -> Option<Found> {
+    pub fn look_up(
+        &self,
+        address: Address,
+        seen: impl FnOnce(&Entry) -> Option<u8>,
+    ) -> Option<Found> {
         let (mut shard, key) = self.locate(address);
         let (place, entry) = shard.table.get(key)?;
         if let Some(age) = seen(&entry) {
@@ -210,7 +214,11 @@ impl Index {
 
     /// Changes the entry in place if `change` returns a new one; fills are not overtaken. Returns
     /// the entry as it was, if the block is there.
-    pub fn update(&self, address: Address, change: impl FnOnce(&Entry) -> Option<Entry>) -> Option<Entry> {
+    pub fn update(
+        &self,
+        address: Address,
+        change: impl FnOnce(&Entry) -> Option<Entry>,
+    ) -> Option<Entry> {
         let (mut shard, key) = self.locate(address);
         let (place, entry) = shard.table.get(key)?;
         if let Some(new) = change(&entry) {
@@ -288,7 +296,11 @@ impl Index {
 
     /// Gives the entries in a part of every shard a new age class: `share` picks buckets out of
     /// their number.
-    pub fn refresh_ages(&self, share: impl Fn(usize) -> std::ops::Range<usize>, refreshed: impl Fn(u8) -> u8) {
+    pub fn refresh_ages(
+        &self,
+        share: impl Fn(usize) -> std::ops::Range<usize>,
+        refreshed: impl Fn(u8) -> u8,
+    ) {
         let mut stale = Vec::new();
         for number in 0..self.shard_count() {
             let mut shard = self.shards[number as usize].0.lock();
@@ -307,7 +319,11 @@ impl Index {
     }
 
     /// Copies one shard at one moment: entries with their masks.
-    pub fn snapshot_shard(&self, number: u32, into: &mut Vec<(Address, Entry, Option<SectorMask>)>) {
+    pub fn snapshot_shard(
+        &self,
+        number: u32,
+        into: &mut Vec<(Address, Entry, Option<SectorMask>)>,
+    ) {
         let shard = self.shards[number as usize].0.lock();
         shard.table.for_each_in(0..shard.table.buckets(), |key, entry| {
             let address = Address(self.geometry.address(number, key));
@@ -340,4 +356,3 @@ impl Index {
         shards + (self.shards.len() * size_of::<Padded>()) as u64
     }
 }
-

@@ -2,7 +2,8 @@
 //!
 //! - [`format`]: making a cache device
 //! - [`recover`]: opening it, whatever the last user was doing when it stopped
-//! - [`store`]: appending versions of blocks, forgetting them, making them durable
+//! - [`store`]: what all lanes share: looking blocks up, forgetting them
+//! - [`lane`]: one lane's way to it: appending versions of blocks, making them durable
 //! - [`read`]: reading them back, verified
 //! - [`index`] over [`table`]: where the newest version of each block is
 //! - [`segments`]: which part of the device is in use
@@ -18,6 +19,7 @@ pub mod error;
 pub mod format;
 pub mod health;
 pub mod index;
+pub mod lane;
 mod log;
 pub mod meta;
 pub mod options;
@@ -32,7 +34,8 @@ pub mod table;
 pub use error::StoreError;
 pub use format::{FormatOptions, format};
 pub use index::{Address, Condition, FillTicket, Found};
+pub use lane::StoreLane;
 pub use options::{PlantedBug, StoreOptions};
 pub use recover::{RecoveryReport, read_roots};
-pub use store::{Appended, Class, Kept, Pinned, ReadFailure, Store, StoreLane, Version, VolumeSpace};
+pub use store::{Appended, Class, Kept, Pinned, ReadFailure, Store, Version, VolumeSpace};
 pub use table::{Check, Entry};

@@ -12,7 +12,8 @@ use forebay_format::superblock::{COPY_A, COPY_B};
 use forebay_format::{CheckSeed, Superblock, VolumeRecord, volume};
 
 use crate::error::StoreError;
-use crate::store::{Store, StoreLane, VolumeSpace};
+use crate::lane::StoreLane;
+use crate::store::{Store, VolumeSpace};
 
 /// Feature bit: the device failed while it was in use, and versions that it never took may have been
 /// written to the origins since. Clean copies are dropped when it is opened again.
@@ -89,7 +90,8 @@ impl StoreLane {
         if self.store().distrust.load(Ordering::SeqCst) {
             return true;
         }
-        let written = self.write_superblock(|superblock| superblock.compat |= CLEAN_DISTRUSTED).await;
+        let written =
+            self.write_superblock(|superblock| superblock.compat |= CLEAN_DISTRUSTED).await;
         if written.is_ok() {
             self.store().distrust.store(true, Ordering::SeqCst);
         }

@@ -5,7 +5,8 @@ use std::sync::atomic::Ordering;
 use forebay_core::{OriginBlock, Slot};
 use forebay_device::{DeviceOp, IoBuf};
 
-use crate::store::{Pinned, ReadFailure, Store, StoreLane, VolumeSpace};
+use crate::lane::StoreLane;
+use crate::store::{Pinned, ReadFailure, Store, VolumeSpace};
 use crate::table::Entry;
 
 impl Store {
@@ -19,7 +20,13 @@ impl Store {
         true
     }
 
-    fn verify(&self, space: &VolumeSpace, block: OriginBlock, entry: &Entry, payload: &[u8]) -> bool {
+    fn verify(
+        &self,
+        space: &VolumeSpace,
+        block: OriginBlock,
+        entry: &Entry,
+        payload: &[u8],
+    ) -> bool {
         let good = entry.check_matches(self.index.geometry(), self.check(space, block, payload));
         if !good {
             self.counters.corrupt_blocks.fetch_add(1, Ordering::Relaxed);

@@ -32,12 +32,13 @@ use forebay_lane::{Lane, concurrently};
 use crate::appender::Cut;
 use crate::error::StoreError;
 use crate::index::{Address, Index, NewVersion};
+use crate::lane::StoreLane;
 use crate::log::Log;
 use crate::meta::CLEAN_DISTRUSTED;
 use crate::options::StoreOptions;
-use crate::replay::Replay;
+use crate::replay::{Replay, newest_generation};
 use crate::segments::{SegmentSnapshot, SegmentState, Segments};
-use crate::store::{Store, StoreLane, VolumeSpace};
+use crate::store::{Store, VolumeSpace};
 use crate::table::{Check, Entry, Geometry as TableGeometry};
 
 /// Reads of headers that are in flight together.
@@ -119,11 +120,19 @@ async fn first_headers(
             let offset = replay.borrow().geometry.segment_offset(segment);
             // An unreadable header counts as none: if it mattered, a record number is missing.
             let Ok(page) = queue.read(offset, IoBuf::for_overwrite(PAGE)).await else { return };
-            let mut replay = replay.borrow_mut();
-            replay.bytes_read += PAGE as u64;
-            if let Some(header) = replay.header_at(&page, segment, 0) {
-                found.borrow_mut()[number as usize] = Some(header.generation);
-            }
+            let first = {
+                let mut replay = replay.borrow_mut();
+                replay.bytes_read += PAGE as u64;
+                replay.header_at(&page, segment, 0).map(|header| header.generation)
+            };
+            let first = match first {
+                None if page.iter().any(|byte| *byte != 0) => {
+                    // Torn or damaged: what follows tells whose life it was.
+                    newest_generation(&queue, &replay, segment).await
+                }
+                other => other,
+            };
+            found.borrow_mut()[number as usize] = first;
         }
     });
     concurrently(lane, READS, work).await;
@@ -176,13 +185,15 @@ impl Store {
         let mut spaces = Vec::new();
         let mut base = 0;
         for volume in &volumes {
-            let blocks = (volume.origin_bytes + u64::from(volume.alignment)).div_ceil(block.bytes());
+            let blocks =
+                (volume.origin_bytes + u64::from(volume.alignment)).div_ceil(block.bytes());
             let seed = CheckSeed::new(&superblock.cache, volume.id);
             spaces.push(VolumeSpace { id: volume.id, base, blocks, seed });
             base += blocks;
         }
         let (table, shards) =
-            table_geometry(&geometry, base.saturating_add(options.room_for_blocks)).map_err(|error| refused(&device, error))?;
+            table_geometry(&geometry, base.saturating_add(options.room_for_blocks))
+                .map_err(|error| refused(&device, error))?;
         let mut report = RecoveryReport { clean: superblock.clean_shutdown, ..Default::default() };
         let mut kept_bits = 28;
         let mut reader = None;
@@ -198,8 +209,12 @@ impl Store {
             .with_check_bits(table.check_bits().min(kept_bits))
             .map_err(|error| refused(&device, error))?;
         let index = Index::new(table, shards);
-        let replay =
-            Rc::new(RefCell::new(Replay::new(geometry.clone(), superblock.cache, &spaces, &options)));
+        let replay = Rc::new(RefCell::new(Replay::new(
+            geometry.clone(),
+            superblock.cache,
+            &spaces,
+            &options,
+        )));
         let mut lines = vec![SegmentLine::default(); geometry.segment_count as usize];
         let mut checkpoint_base = RecordNumber(0);
         let mut known_generation = Generation(0);
@@ -325,7 +340,10 @@ impl Store {
         let unseen = if report.clean { 0 } else { geometry.segment_count };
         let next_generation = Generation((highest + 1).max(known_generation.0) + unseen);
         if next_generation.0 >= forebay_format::MAX_GENERATION - geometry.segment_count {
-            return Err(refused(&device, "its segments have been opened so often that their numbers are used up: drain it, delete its volumes and format it anew"));
+            return Err(refused(
+                &device,
+                "its segments have been opened so often that their numbers are used up: drain it, delete its volumes and format it anew",
+            ));
         }
         let segments = Segments::new(geometry.segment_count, next_generation);
         lives.sort_by_key(|life| life.1);
@@ -373,10 +391,7 @@ impl Store {
             damage: parking_lot::Mutex::new(damage),
             distrust: AtomicBool::new(false),
         });
-        store
-            .counters
-            .dirty_blocks
-            .store(report.dirty, std::sync::atomic::Ordering::Relaxed);
+        store.counters.dirty_blocks.store(report.dirty, std::sync::atomic::Ordering::Relaxed);
         let this = StoreLane::new(store, lane.clone(), queue);
         if report.clean {
             // Barrier for invariant 9: from the first write on, the device is not clean any more.

@@ -279,6 +279,9 @@ fn apply_marks(index: &Index, marks: &HashMap<Slot, MarkKind>) {
     }
 }
 
+/// Bytes that are read at once where a header is searched.
+const LOOK_AHEAD: u64 = 256 << 10;
+
 /// Collects the records of one segment's life. Behind a place without a header it goes on looking,
 /// page by page: a record may be damaged or torn and the next one intact.
 async fn walk(
@@ -287,7 +290,6 @@ async fn walk(
     segment: SegmentId,
     generation: Generation,
 ) -> Result<(), StoreError> {
-    const LOOK_AHEAD: u64 = 256 << 10;
     let (start, bytes, granule) = {
         let replay = replay.borrow();
         let geometry = &replay.geometry;
@@ -304,7 +306,8 @@ async fn walk(
             if header.generation != generation {
                 return None;
             }
-            let end = (at + PAGE as u64 + u64::from(header.payload_bytes)).next_multiple_of(page_u64());
+            let end =
+                (at + PAGE as u64 + u64::from(header.payload_bytes)).next_multiple_of(page_u64());
             replay.add(header);
             Some(end)
         };
@@ -317,9 +320,10 @@ async fn walk(
             let len = LOOK_AHEAD.min(bytes - at);
             let ahead = queue.read(start + at, IoBuf::for_overwrite(len as usize)).await?;
             replay.borrow_mut().bytes_read += len;
-            let next = ahead.chunks_exact(PAGE).enumerate().find_map(|(number, buf)| {
-                take(at + number as u64 * page, buf)
-            });
+            let next = ahead
+                .chunks_exact(PAGE)
+                .enumerate()
+                .find_map(|(number, buf)| take(at + number as u64 * page, buf));
             match next {
                 Some(end) => {
                     at = end;
@@ -330,6 +334,36 @@ async fn walk(
         }
     }
     Ok(())
+}
+
+/// The highest generation in any header of a segment, wherever it lies.
+pub(crate) async fn newest_generation(
+    queue: &Queue,
+    replay: &Rc<RefCell<Replay>>,
+    segment: SegmentId,
+) -> Option<Generation> {
+    let (start, bytes, granule) = {
+        let replay = replay.borrow();
+        let geometry = &replay.geometry;
+        (geometry.segment_offset(segment), geometry.segment_bytes, geometry.granule())
+    };
+    let mut newest = None;
+    let mut at = 0;
+    while at < bytes {
+        let len = LOOK_AHEAD.min(bytes - at);
+        // What cannot be read tells nothing; if it mattered, a record number is missing.
+        if let Ok(pages) = queue.read(start + at, IoBuf::for_overwrite(len as usize)).await {
+            let mut replay = replay.borrow_mut();
+            replay.bytes_read += len;
+            for (number, page) in pages.chunks_exact(PAGE).enumerate() {
+                let position = ((at + (number * PAGE) as u64) / granule) as u32;
+                let header = replay.header_at(page, segment, position);
+                newest = newest.max(header.map(|header| header.generation));
+            }
+        }
+        at += len;
+    }
+    newest
 }
 
 fn page_u64() -> u64 {
@@ -360,5 +394,8 @@ async fn verify(
         entry.void || check == entry.check
     };
     let cells = entries.iter().zip(payload.chunks_exact(block)).enumerate();
-    Ok(cells.filter(|(_, (entry, payload))| !good(entry, payload)).map(|(number, _)| number).collect())
+    Ok(cells
+        .filter(|(_, (entry, payload))| !good(entry, payload))
+        .map(|(number, _)| number)
+        .collect())
 }

@@ -157,7 +157,10 @@ impl Segments {
 
     /// Restores many lives at once: `lives` gives each segment's state or `None` for free ones,
     /// in the order in which they were opened.
-    pub fn restore_all(&self, lives: impl IntoIterator<Item = (SegmentId, SegmentSnapshot, RecordNumber)>) {
+    pub fn restore_all(
+        &self,
+        lives: impl IntoIterator<Item = (SegmentId, SegmentSnapshot, RecordNumber)>,
+    ) {
         let mut state = self.state.lock();
         for (segment, snapshot, last_record) in lives {
             state.opened += 1;
@@ -424,7 +427,8 @@ impl Segments {
 
     /// Bytes of memory for the segment tables.
     pub fn bytes(&self) -> u64 {
-        let each = size_of::<Counters>() + size_of::<Mutex<Option<Arc<LogBuffer>>>>() + size_of::<Life>();
+        let each =
+            size_of::<Counters>() + size_of::<Mutex<Option<Arc<LogBuffer>>>>() + size_of::<Life>();
         (self.counters.len() * each) as u64
     }
 }

@@ -1,28 +1,22 @@
 //! The store: everything that is on the cache device, and the index of it.
 //!
-//! [`Store`] is shared by all lanes; a [`StoreLane`] is one lane's way to it.
+//! [`Store`] is shared by all lanes; a [`StoreLane`](crate::StoreLane) is one lane's way to it.
 
-use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use forebay_core::{
-    BlockSize, OriginBlock, RecordNumber, SectorMask, SegmentId, Slot, VolumeId,
-};
-use forebay_device::{Device, DeviceOp, IoData, Queue};
-use forebay_format::{CheckSeed, DataEntry, Geometry, Head, Mark, MarkKind, Uuid, VolumeRecord};
-use forebay_lane::{Gate, Lane, Notify};
+use forebay_core::{BlockSize, OriginBlock, SectorMask, SegmentId, Slot, VolumeId};
+use forebay_device::Device;
+use forebay_format::{CheckSeed, Geometry, Mark, MarkKind, Uuid, VolumeRecord};
+use forebay_lane::{Gate, Notify};
 use parking_lot::Mutex;
 
-use crate::appender::{Closed, Cut};
-use crate::error::StoreError;
 use crate::health::Health;
-use crate::index::{Address, Condition, Found, Index, NewVersion, Put};
-use crate::log::{Log, Round};
+use crate::index::{Address, Condition, Found, Index};
+use crate::log::Log;
 use crate::options::{PlantedBug, StoreOptions};
-use crate::record::{Content, Ready};
 use crate::segments::Segments;
-use crate::table::{Check, Entry};
+use crate::table::Entry;
 
 /// One volume's part of the index, and what its checksums begin with.
 #[derive(Clone, Copy, Debug)]
@@ -229,7 +223,7 @@ impl Store {
         space.seed.check(block, payload)
     }
 
-    fn count_dirty(&self, old: Option<&Entry>, new_dirty: bool) {
+    pub(crate) fn count_dirty(&self, old: Option<&Entry>, new_dirty: bool) {
         match (old.is_some_and(|entry| entry.dirty), new_dirty) {
             (false, true) => self.counters.dirty_blocks.fetch_add(1, Ordering::Relaxed),
             (true, false) => self.counters.dirty_blocks.fetch_sub(1, Ordering::Relaxed),
@@ -259,8 +253,13 @@ impl Store {
 
     /// Forgets a block if `when` agrees: evicts or invalidates it. Fills of it are overtaken in
     /// any case. The mark is logged with the next commit; until then the block could come back
-    /// after a crash, so no other copy may change before [`StoreLane::settle_marks`].
-    pub fn forget(&self, space: &VolumeSpace, block: OriginBlock, when: impl FnOnce(&Entry) -> bool) -> Option<Entry> {
+    /// after a crash, so no other copy may change before [`settle_marks`](crate::StoreLane::settle_marks).
+    pub fn forget(
+        &self,
+        space: &VolumeSpace,
+        block: OriginBlock,
+        when: impl FnOnce(&Entry) -> bool,
+    ) -> Option<Entry> {
         // The mark is pushed before anybody can see that the block is gone: who finds it absent
         // also finds the mark unsettled.
         let entry = self.index.remove(space.address(block), |entry| {
@@ -379,379 +378,17 @@ impl Drop for Kept {
 
 impl Store {
     /// Keeps the newest version of a block, if it is the one at `slot`.
-    pub fn keep(self: &Arc<Self>, space: &VolumeSpace, block: OriginBlock, slot: Slot) -> Option<Kept> {
-        let pinned = self.look_up(space, block, |_| None).filter(|pinned| pinned.found.entry.slot == slot)?;
+    pub fn keep(
+        self: &Arc<Self>,
+        space: &VolumeSpace,
+        block: OriginBlock,
+        slot: Slot,
+    ) -> Option<Kept> {
+        let pinned = self
+            .look_up(space, block, |_| None)
+            .filter(|pinned| pinned.found.entry.slot == slot)?;
         self.segments.pin(self.segment_of(slot));
         drop(pinned);
         Some(Kept { store: self.clone(), slot })
-    }
-}
-
-/// One lane's way to a store.
-pub struct StoreLane {
-    store: Arc<Store>,
-    lane: Rc<Lane>,
-    queue: Queue,
-}
-
-impl StoreLane {
-    /// Opens the store's device for a lane.
-    pub fn new(store: Arc<Store>, lane: Rc<Lane>, queue: Queue) -> Rc<Self> {
-        Rc::new(StoreLane { store, lane, queue })
-    }
-
-    /// The store.
-    pub fn store(&self) -> &Arc<Store> {
-        &self.store
-    }
-
-    /// The lane.
-    pub fn lane(&self) -> &Rc<Lane> {
-        &self.lane
-    }
-
-    /// The lane's queue to the cache device.
-    pub fn queue(&self) -> &Queue {
-        &self.queue
-    }
-
-    fn appender(&self, class: Class) -> (usize, u32) {
-        match class {
-            Class::Foreground => {
-                let own = usize::from(self.lane.id().0) % self.store.log.background();
-                (own, self.store.reserved_segments())
-            }
-            Class::Background => (self.store.log.background(), 0),
-        }
-    }
-
-    /// Appends a version: `copy` puts the payload into its place in the log's buffer. The version
-    /// is the newest one when this returns, and durable after the next commit.
-    #[inline]
-    pub fn append(
-        self: &Rc<Self>,
-        version: Version<'_>,
-        class: Class,
-        copy: impl FnOnce(&mut [u8]),
-    ) -> Appended {
-        self.append_at(version, class, &mut Slot(0), copy)
-    }
-
-    /// As [`StoreLane::append`], and says where the version is.
-    pub fn append_at(
-        self: &Rc<Self>,
-        version: Version<'_>,
-        class: Class,
-        slot_out: &mut Slot,
-        copy: impl FnOnce(&mut [u8]),
-    ) -> Appended {
-        let store = &self.store;
-        if store.health.failed() {
-            return Appended::NoSpace;
-        }
-        let (appender, reserve) = self.appender(class);
-        let mut closed = Closed::default();
-        let reserved = {
-            let mut appender = store.log.appenders[appender].0.lock();
-            appender.reserve(&store.log, &store.segments, reserve, &mut closed)
-        };
-        self.carry_on(closed);
-        let Some(mut reservation) = reserved else { return Appended::NoSpace };
-        copy(&mut reservation.cell);
-        let check = store.check(version.space, version.block, &reservation.cell);
-        reservation.cell.publish();
-        let slot = reservation.slot;
-        *slot_out = slot;
-        let segment = store.segment_of(slot);
-        let partial = version.mask.is_some();
-        let mask = version
-            .mask
-            .clone()
-            .unwrap_or_else(|| SectorMask::all(store.block_size().sectors()));
-        let entry =
-            Entry { slot, dirty: version.dirty, partial, age: version.age, check: Check::new(check) };
-        // Before the entry is visible: whoever replaces it at once must find it counted.
-        store.segments.add_live(segment, version.dirty);
-        let address = version.space.address(version.block);
-        let new = NewVersion { entry, mask: version.mask };
-        let put = match version.condition {
-            Condition::Fill(_) if store.options.has(PlantedBug::FillWins) => {
-                store.index.put(address, new, Condition::Always)
-            }
-            condition => store.index.put(address, new, condition),
-        };
-        let (logged, appended) = match put {
-            Put::Done { sequence, old } => {
-                store.count_dirty(old.as_ref(), version.dirty);
-                if let Some(old) = &old {
-                    store.segments.remove_live(store.segment_of(old.slot), old.dirty);
-                }
-                let entry = DataEntry {
-                    volume: version.space.id,
-                    block: version.block,
-                    sequence,
-                    dirty: version.dirty,
-                    void: false,
-                    mask,
-                    check,
-                };
-                (entry, Appended::Done { old })
-            }
-            Put::Refused => {
-                store.segments.remove_live(segment, version.dirty);
-                (DataEntry::void(store.block_size()), Appended::Refused)
-            }
-            Put::Full => {
-                store.segments.remove_live(segment, version.dirty);
-                (DataEntry::void(store.block_size()), Appended::NoSpace)
-            }
-        };
-        if let Some(ready) = reservation.duty.record.fill(reservation.duty.index, logged) {
-            self.start_write(ready);
-        }
-        appended
-    }
-
-    /// Writes what was closed, and lets go of a segment that was left.
-    fn carry_on(self: &Rc<Self>, closed: Closed) {
-        for ready in closed.ready {
-            self.start_write(ready);
-        }
-        if let Some(segment) = closed.left {
-            self.let_go(segment);
-        }
-    }
-
-    fn let_go(&self, segment: SegmentId) {
-        let store = &self.store;
-        if store.log.holders(segment).remove()
-            && let Some(buffer) = store.segments.detach_buffer(segment)
-        {
-            store.log.return_buffer(buffer);
-            store.space.notify_all();
-        }
-    }
-
-    fn start_write(self: &Rc<Self>, ready: Ready) {
-        let this = self.clone();
-        self.lane.spawn(async move { this.write_record(ready).await });
-    }
-
-    async fn write_record(self: Rc<Self>, ready: Ready) {
-        let store = &self.store;
-        let Ready { record, number, content } = ready;
-        let cut: &Cut = store.log.cut();
-        let start = u64::from(record.position) * cut.granule;
-        let head = Head {
-            cache: store.uuid,
-            segment: record.segment,
-            generation: record.generation,
-            position: record.position,
-            number,
-            durable_through: store.log.durable_through(),
-        };
-        let header = start as usize..(start + cut.header_bytes) as usize;
-        let Some(mut place) = record.buffer.claim(header) else {
-            store.fail(&format_args!("the place of the header of record {} was taken", number.0));
-            return;
-        };
-        let block = store.block_size();
-        let (encoded, payload) = match content {
-            Content::Data(entries) => {
-                let entries: Vec<_> =
-                    entries.into_iter().map(|e| e.unwrap_or_else(|| DataEntry::void(block))).collect();
-                let payload = entries.len() as u64 * cut.block;
-                (forebay_format::record::encode_data(&mut place, &head, block, &entries), payload)
-            }
-            Content::Marks(marks) => {
-                (forebay_format::record::encode_marks(&mut place, &head, &marks), 0)
-            }
-        };
-        if let Err(error) = encoded {
-            store.fail(&format_args!("the header of record {} could not be made: {error}", number.0));
-            return;
-        }
-        place.publish();
-        let end = start + cut.header_bytes + payload;
-        store.counters.written_bytes.fetch_add(end - start, Ordering::Relaxed);
-        store.counters.payload_bytes.fetch_add(payload, Ordering::Relaxed);
-        let offset = store.geometry.segment_offset(record.segment) + start;
-        let data = IoData::Log(record.buffer.clone(), start as usize..end as usize);
-        let done = self.queue.run(DeviceOp::Write { offset, data }).await;
-        match done.result {
-            Ok(()) => {
-                let segment = record.segment;
-                drop(record);
-                self.let_go(segment);
-                store.log.wrote(number);
-            }
-            Err(error) => {
-                // The image stays attached: readers and writeback are served from it.
-                store.fail(&error);
-            }
-        }
-    }
-
-    /// Makes everything that was appended or marked before this call durable.
-    ///
-    /// # Errors
-    /// The cache device failed, now or earlier.
-    pub async fn commit(self: &Rc<Self>) -> Result<u64, StoreError> {
-        let log = &self.store.log;
-        let mut wanted = 0;
-        loop {
-            let ended = log.round_ended.listen();
-            match log.begin_round(&mut wanted) {
-                Round::Covered(round) => return Ok(round),
-                Round::Failed => return Err(self.failed()),
-                Round::Wait => ended.await,
-                Round::Run(round) => {
-                    let ending = RoundEnding { log, round, well: false };
-                    let result = self.commit_round().await;
-                    ending.end(result.is_ok());
-                    result?;
-                    self.free_drained();
-                    if round >= wanted {
-                        return Ok(round);
-                    }
-                }
-            }
-        }
-    }
-
-    fn failed(&self) -> StoreError {
-        let cause = self.store.health.cause();
-        StoreError::Failed(cause.map_or_else(|| "unknown cause".into(), |cause| cause.to_string()))
-    }
-
-    async fn commit_round(self: &Rc<Self>) -> Result<(), StoreError> {
-        let store = &self.store;
-        let log = &store.log;
-        if store.health.failed() {
-            return Err(self.failed());
-        }
-        self.append_pending_marks();
-        let marks = log.marks_taken();
-        self.close_records();
-        let through = log.last_closed();
-        if through > log.durable_through() {
-            let undurable = store.segments.take_undurable(through);
-            self.wait_written(through).await?;
-            // Barrier for invariants 1 and 8: data and records before the acknowledgement, and
-            // before anything that relies on them.
-            if !store.options.has(PlantedBug::SkippedSync) {
-                self.sync().await?;
-            }
-            log.set_durable(through);
-            store.segments.set_durable(&undurable);
-        }
-        log.set_marks_durable(marks);
-        Ok(())
-    }
-
-    /// Closes the open records of all lanes, and writes those that are complete.
-    pub(crate) fn close_records(self: &Rc<Self>) {
-        let store = &self.store;
-        for (number, appender) in store.log.appenders.iter().enumerate() {
-            let own = number == self.appender(Class::Foreground).0;
-            if store.options.has(PlantedBug::FlushForgetsLane) && !own {
-                continue;
-            }
-            let mut closed = Closed::default();
-            appender.0.lock().close_record(&store.log, &store.segments, &mut closed);
-            self.carry_on(closed);
-        }
-    }
-
-    /// Waits until every record up to `number` is written, though not yet durable.
-    pub(crate) async fn wait_written(&self, number: RecordNumber) -> Result<(), StoreError> {
-        loop {
-            let written = self.store.log.written.listen();
-            if self.store.health.failed() {
-                return Err(self.failed());
-            }
-            if self.store.log.written_through(number) {
-                return Ok(());
-            }
-            written.await;
-        }
-    }
-
-    /// Syncs the cache device; a failure is latched.
-    pub(crate) async fn sync(&self) -> Result<(), StoreError> {
-        self.store.counters.syncs.fetch_add(1, Ordering::Relaxed);
-        self.queue.sync().await.map_err(|error| {
-            self.store.fail(&error);
-            error.into()
-        })
-    }
-
-    /// Moves pending marks into closed records, as far as there is room.
-    fn append_pending_marks(self: &Rc<Self>) {
-        let store = &self.store;
-        loop {
-            let marks = store.log.take_marks(store.log.cut().max_marks);
-            if marks.is_empty() {
-                return;
-            }
-            let mut closed = Closed::default();
-            let appended = {
-                let mut appender = store.log.appenders[store.log.background()].0.lock();
-                appender.append_marks(&store.log, &store.segments, 0, &marks, &mut closed)
-            };
-            self.carry_on(closed);
-            if !appended {
-                // A checkpoint needs no room in the log and makes them superfluous.
-                store.log.return_marks(marks);
-                store.space_wanted.notify_all();
-                return;
-            }
-        }
-    }
-
-    /// Waits until no mark that was pushed before this call can be lost in a crash: what was
-    /// forgotten stays forgotten (invariants 5 and 6).
-    ///
-    /// # Errors
-    /// The cache device failed, now or earlier.
-    pub async fn settle_marks(self: &Rc<Self>) -> Result<(), StoreError> {
-        let wanted = self.store.log.marks_pushed();
-        if self.store.log.marks_durable() >= wanted {
-            return Ok(());
-        }
-        self.commit().await?;
-        if self.store.log.marks_durable() < wanted {
-            self.checkpoint(false).await?;
-        }
-        Ok(())
-    }
-
-    /// Frees every segment whose conditions hold. `true` if some wait for a checkpoint only.
-    pub fn free_drained(&self) -> bool {
-        let store = &self.store;
-        let (freed, need_checkpoint) = store.segments.free_drained(store.log.last_round(), store.log.marks_durable());
-        if freed > 0 {
-            store.space.notify_all();
-        }
-        need_checkpoint
-    }
-}
-
-/// A round ends in any case: one that is abandoned has failed.
-struct RoundEnding<'a> {
-    log: &'a Log,
-    round: u64,
-    well: bool,
-}
-
-impl RoundEnding<'_> {
-    fn end(mut self, well: bool) {
-        self.well = well;
-    }
-}
-
-impl Drop for RoundEnding<'_> {
-    fn drop(&mut self) {
-        self.log.end_round(self.round, self.well);
     }
 }

@@ -83,7 +83,8 @@ impl EngineLane {
         if self.store.commit().await.is_err() {
             return;
         }
-        if self.store.free_drained() && self.cache.store.segments.free_count() < self.free_target() {
+        if self.store.free_drained() && self.cache.store.segments.free_count() < self.free_target()
+        {
             if let Err(error) = self.store.checkpoint(false).await {
                 tracing::warn!(%error, "a checkpoint failed");
             }
@@ -134,7 +135,12 @@ impl EngineLane {
         true
     }
 
-    async fn empty(self: &Rc<Self>, segment: SegmentId, capacity: u32, budget: &mut ReinsertBudget) {
+    async fn empty(
+        self: &Rc<Self>,
+        segment: SegmentId,
+        capacity: u32,
+        budget: &mut ReinsertBudget,
+    ) {
         let store = self.cache.store.clone();
         let live = self.live_blocks(segment).await;
         let count: usize = live.values().map(Vec::len).sum();
@@ -147,14 +153,15 @@ impl EngineLane {
             // then is worth a second write.
             let distance = |live: &Live| Age::from_bits(live.age).distance(now);
             let untouched = blocks.iter().map(distance).max().unwrap_or(0);
-            let (kept, mut leaving): (Vec<Live>, Vec<Live>) = blocks.into_iter().partition(|live| {
-                let mut policy = self.cache.replacement.lock();
-                if live.dirty {
-                    return carry_on;
-                }
-                let used = distance(live) < untouched;
-                room && used && policy.keep(Age::from_bits(live.age), now, budget)
-            });
+            let (kept, mut leaving): (Vec<Live>, Vec<Live>) =
+                blocks.into_iter().partition(|live| {
+                    let mut policy = self.cache.replacement.lock();
+                    if live.dirty {
+                        return carry_on;
+                    }
+                    let used = distance(live) < untouched;
+                    room && used && policy.keep(Age::from_bits(live.age), now, budget)
+                });
             let mut kept = kept.into_iter();
             loop {
                 let some: Vec<Live> = kept.by_ref().take(CARRIED_TOGETHER).collect();
@@ -162,7 +169,9 @@ impl EngineLane {
                     break;
                 }
                 let moved = join_all(some.iter().map(|live| self.carry_on(&volume, live))).await;
-                leaving.extend(some.into_iter().zip(moved).filter(|(_, moved)| !moved).map(|(live, _)| live));
+                leaving.extend(
+                    some.into_iter().zip(moved).filter(|(_, moved)| !moved).map(|(live, _)| live),
+                );
             }
             let mut dirty = Vec::new();
             for live in leaving {
@@ -211,7 +220,8 @@ impl EngineLane {
             age: entry.age,
             condition: Condition::Slot(entry.slot),
         };
-        let appended = self.store.append(version, Class::Background, |cell| cell.copy_from_slice(&payload));
+        let appended =
+            self.store.append(version, Class::Background, |cell| cell.copy_from_slice(&payload));
         match appended {
             Appended::Done { old } => {
                 volume.volume.appended(live.block, old.as_ref(), entry.dirty, self.lane.now());
@@ -234,7 +244,9 @@ impl EngineLane {
         let mut at = 0;
         while at < end {
             let offset = geometry.segment_offset(segment) + at;
-            let Ok(page) = self.store.queue().read(offset, IoBuf::for_overwrite(PAGE)).await else { break };
+            let Ok(page) = self.store.queue().read(offset, IoBuf::for_overwrite(PAGE)).await else {
+                break;
+            };
             let position = (at / geometry.granule()) as u32;
             let Ok(header) = record::decode(&page, geometry, &store.uuid()) else { break };
             if header.segment != segment || header.position != position {
@@ -270,7 +282,8 @@ impl EngineLane {
             if store.segment_of(entry.slot) == segment {
                 for volume in self.cache.volumes() {
                     if let Some(block) = volume.space.block(address) {
-                        let found = Live { block, slot: entry.slot, dirty: entry.dirty, age: entry.age };
+                        let found =
+                            Live { block, slot: entry.slot, dirty: entry.dirty, age: entry.age };
                         live.entry(volume.id).or_default().push(found);
                     }
                 }

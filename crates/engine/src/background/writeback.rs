@@ -310,7 +310,8 @@ impl LaneVolume {
         let at = (offset - start) as usize;
         buf[at..at + bytes.len()].copy_from_slice(bytes);
         let len = buf.len() as u64;
-        let done = self.origin.run(DeviceOp::Write { offset: start, data: IoData::Owned(buf) }).await;
+        let done =
+            self.origin.run(DeviceOp::Write { offset: start, data: IoData::Owned(buf) }).await;
         bump(&self.stats().counters.origin_written_bytes, len);
         done.result.map_err(|error| error.to_string())
     }

@@ -254,6 +254,10 @@ fn impossible_values_with_a_valid_checksum_are_refused_by_name() {
     let header: &[Forgery] = &[
         ("check_bits", 12, &[29]),
         ("check_bits", 12, &[255]),
+        ("base", 40, &[0xff; 8]),
+        ("base", 40, &[0, 0, 0, 0, 0, 0, 0, 0x40]),
+        ("highest_sequence", 48, &[0xff; 8]),
+        ("highest_sequence", 48, &[0, 0, 0, 0, 0, 0, 0, 0x40]),
         ("entry_count", 56, &[0xff; 8]),
         ("mask_count", 64, &[0xff; 8]),
         ("segment_count", 72, &[0; 4]),

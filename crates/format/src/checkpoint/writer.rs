@@ -1,6 +1,6 @@
 //! Making a checkpoint, one chunk at a time.
 
-use forebay_core::{Generation, BlockSize, RecordNumber};
+use forebay_core::{BlockSize, Generation, RecordNumber};
 use uuid::Uuid;
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -11,7 +11,7 @@ use super::{
     chunk_checksum, chunk_offset, mask_bytes,
 };
 use crate::geometry::Geometry;
-use crate::{MAX_GENERATION, PAGE};
+use crate::{MAX_COUNT, MAX_GENERATION, PAGE};
 
 /// Why a checkpoint cannot be made: a fault in the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
@@ -89,7 +89,7 @@ impl CheckpointWriter {
     /// `check_bits` bits of payload checks.
     ///
     /// # Errors
-    /// `area` is above 1, or `check_bits` above 28.
+    /// `area` is above 1, `check_bits` above 28, or `number` not below 2^62.
     pub fn new(
         geometry: &Geometry,
         cache: Uuid,
@@ -99,6 +99,9 @@ impl CheckpointWriter {
     ) -> Result<Self, CheckpointWriteError> {
         if area > 1 {
             return Err(CheckpointWriteError::Range("area"));
+        }
+        if number >= MAX_COUNT {
+            return Err(CheckpointWriteError::Range("number"));
         }
         if check_bits > MAX_CHECK_BITS {
             return Err(CheckpointWriteError::Range("check_bits"));
@@ -230,7 +233,7 @@ impl CheckpointWriter {
     /// `next_generation` which generation is the next.
     ///
     /// # Errors
-    /// Something is missing.
+    /// Something is missing, or a number is not below 2^62.
     pub fn finish(
         self,
         base: RecordNumber,
@@ -243,6 +246,9 @@ impl CheckpointWriter {
         check(self.used == CHUNK_HEADER_BYTES, "the last chunk was not taken")?;
         check(self.segments == self.expected_segments, "segments are missing or too many")?;
         check(self.masks == self.partial, "there must be one mask for each partial entry")?;
+        if base.0 >= MAX_COUNT || highest_sequence >= MAX_COUNT {
+            return Err(CheckpointWriteError::Range("base or highest_sequence"));
+        }
         let header = CheckpointHeader {
             number: self.number,
             base,

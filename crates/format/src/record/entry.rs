@@ -7,7 +7,7 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::RecordError;
-use crate::MAX_BLOCKS;
+use crate::{MAX_BLOCKS, MAX_COUNT};
 
 /// Bytes in a data entry without its sector mask.
 pub const ENTRY_BYTES: usize = size_of::<OnDiskEntry>();
@@ -84,6 +84,9 @@ impl DataEntry {
         if self.block.0 >= MAX_BLOCKS {
             return Err("block");
         }
+        if self.sequence >= MAX_COUNT {
+            return Err("sequence");
+        }
         if self.mask.sectors() != block.sectors() {
             return Err("mask");
         }
@@ -124,6 +127,9 @@ pub(super) fn decode_all(
         }
         if raw.block.get() >= MAX_BLOCKS {
             return Err(RecordError::Absurd("entry.block"));
+        }
+        if raw.sequence.get() >= MAX_COUNT {
+            return Err(RecordError::Absurd("entry.sequence"));
         }
         let words = <[U64]>::ref_from_bytes(mask).map_err(|_| RecordError::Truncated)?;
         if words.iter().any(|word| word.get() & unused != 0) {

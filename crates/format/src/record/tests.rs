@@ -45,7 +45,7 @@ fn entries(block: BlockSize, count: usize) -> Vec<DataEntry> {
         .map(|index| DataEntry {
             volume: VolumeId(index as u16 * 500),
             block: OriginBlock(MAX_BLOCKS - 1 - u64::from(index)),
-            sequence: u64::MAX - u64::from(index),
+            sequence: MAX_COUNT - 1 - u64::from(index),
             dirty: index % 2 == 0,
             void: false,
             mask: SectorMask::of(block.sectors(), index % block.sectors()..block.sectors()),
@@ -163,10 +163,14 @@ fn impossible_values_with_a_valid_checksum_are_refused_by_name() {
         ("payload_length", 44, &[0; 4]),
         ("payload_length", 44, &[0xff; 4]),
         ("payload_length", 38, &[1, 0]),
+        ("number", 48, &[0xff; 8]),
+        ("number", 48, &[0, 0, 0, 0, 0, 0, 0, 0x40]),
         ("durable_through", 48, &[0; 8]),
         ("durable_through", 56, &[0xff; 8]),
         ("entry.block", 64, &[0xff; 8]),
         ("entry.block", 64, &[0, 0, 0, 0, 0, 0x10, 0, 0]),
+        ("entry.sequence", 64 + 8, &[0xff; 8]),
+        ("entry.sequence", 64 + 8, &[0, 0, 0, 0, 0, 0, 0, 0x40]),
         ("entry.flags", 64 + 22, &[4]),
         ("entry.flags", 64 + 22, &[0x83]),
         ("entry.mask", 64 + 24, &[0, 1]),
@@ -216,6 +220,10 @@ fn what_cannot_be_read_back_is_not_written() {
     assert_eq!(encode(&head(), &[wide]), EncodeError::Range("mask"));
     let old = Head { generation: Generation(MAX_GENERATION), ..head() };
     assert_eq!(encode(&old, &good), EncodeError::Range("generation"));
+    let late = Head { number: RecordNumber(MAX_COUNT), ..head() };
+    assert_eq!(encode(&late, &good), EncodeError::Range("number"));
+    let last = DataEntry { sequence: MAX_COUNT, ..good[0].clone() };
+    assert_eq!(encode(&head(), &[last]), EncodeError::Range("sequence"));
     let early = Head { durable_through: head().number, ..head() };
     assert_eq!(encode(&early, &good), EncodeError::Range("durable_through"));
     let short = encode_data(&mut [0; 4095], &head(), block, &good);

@@ -89,6 +89,10 @@ fn absurd_values_with_a_valid_checksum_are_refused_by_name() {
         ("flags", |raw| raw.flags = 2.into()),
         ("flags", |raw| raw.flags = u32::MAX.into()),
         ("cache", |raw| raw.cache = [0; 16]),
+        ("generation", |raw| raw.generation = u64::MAX.into()),
+        ("generation", |raw| raw.generation = MAX_COUNT.into()),
+        ("last_record", |raw| raw.last_record = MAX_COUNT.into()),
+        ("checkpoint_number", |raw| raw.checkpoint_number = MAX_COUNT.into()),
         ("block_size", |raw| raw.block_size = 0.into()),
         ("block_size", |raw| raw.block_size = 3.into()),
         ("block_size", |raw| raw.block_size = 512.into()),
@@ -179,7 +183,7 @@ fn the_valid_copy_with_the_higher_generation_counts() {
     assert_eq!(chosen(&at(1, COPY_A), &at(2, COPY_B)), Ok(2));
     assert_eq!(chosen(&at(2, COPY_A), &at(1, COPY_B)), Ok(2));
     assert_eq!(chosen(&at(2, COPY_A), &at(2, COPY_B)), Ok(2));
-    assert_eq!(chosen(&at(u64::MAX, COPY_A), &at(0, COPY_B)), Ok(u64::MAX));
+    assert_eq!(chosen(&at(MAX_COUNT - 1, COPY_A), &at(0, COPY_B)), Ok(MAX_COUNT - 1));
     assert_eq!(chosen(&torn_a, &at(1, COPY_B)), Ok(1));
     assert_eq!(chosen(&at(1, COPY_A), &torn_b), Ok(1));
     assert_eq!(chosen(&at(1, COPY_A), &zero), Ok(1));
