@@ -112,7 +112,7 @@ impl SimDisk {
         let mut numbers = [self.number, id, offset, len, 0];
         // Some disks cannot promise zeroes at no great cost, and do nothing.
         let refuses = !state.plan.discards_zero && mix(self.shared.seed, self.number) & 1 == 0;
-        if what == "discard" && refuses {
+        if what == "discard" && refuses && effect.is_ok() {
             let result = Err(self.error(what, offset, DeviceErrorKind::NotSupported));
             state.done.insert(id, DeviceDone { result, buf: None });
             return OpId(id);

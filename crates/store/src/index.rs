@@ -206,12 +206,6 @@ impl Index {
         Put::Done { sequence: shard.sequence, old }
     }
 
-    /// As [`Index::put`] with [`Condition::Fill`], without the protection: the planted bug.
-    #[cfg(feature = "planted-bugs")]
-    pub(crate) fn put_over_anything(&self, address: Address, version: NewVersion) -> Put {
-        self.put(address, version, Condition::Always)
-    }
-
     /// Changes the entry in place if `change` returns a new one; fills are not overtaken. Returns
     /// the entry as it was, if the block is there.
     pub fn update(

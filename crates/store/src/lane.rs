@@ -90,6 +90,10 @@ impl StoreLane {
         let Some(mut reservation) = reserved else { return Appended::NoSpace };
         copy(&mut reservation.cell);
         let check = store.check(version.space, version.block, &reservation.cell);
+        #[cfg(feature = "planted-bugs")]
+        if store.options.has(PlantedBug::UnboundChecksum) {
+            store.known_checks.lock().insert(forebay_format::crc32c(&reservation.cell));
+        }
         reservation.cell.publish();
         let slot = reservation.slot;
         *slot_out = slot;

@@ -11,7 +11,7 @@ pub enum PlantedBug {
     CleanBeforeOriginSync,
     /// A fill replaces whatever was written meanwhile.
     FillWins,
-    /// Checksums do not cover the address.
+    /// Checksums vouch for data, but not for its place.
     UnboundChecksum,
     /// A commit closes the record of its own lane only.
     FlushForgetsLane,

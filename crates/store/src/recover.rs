@@ -209,12 +209,8 @@ impl Store {
             .with_check_bits(table.check_bits().min(kept_bits))
             .map_err(|error| refused(&device, error))?;
         let index = Index::new(table, shards);
-        let replay = Rc::new(RefCell::new(Replay::new(
-            geometry.clone(),
-            superblock.cache,
-            &spaces,
-            &options,
-        )));
+        let replay =
+            Rc::new(RefCell::new(Replay::new(geometry.clone(), superblock.cache, &spaces)));
         let mut lines = vec![SegmentLine::default(); geometry.segment_count as usize];
         let mut checkpoint_base = RecordNumber(0);
         let mut known_generation = Generation(0);
@@ -390,6 +386,8 @@ impl Store {
             appended_at_checkpoint: AtomicU64::new(0),
             damage: parking_lot::Mutex::new(damage),
             distrust: AtomicBool::new(false),
+            #[cfg(feature = "planted-bugs")]
+            known_checks: Default::default(),
         });
         store.counters.dirty_blocks.store(report.dirty, std::sync::atomic::Ordering::Relaxed);
         let this = StoreLane::new(store, lane.clone(), queue);

@@ -11,7 +11,6 @@ use forebay_lane::{Lane, concurrently};
 
 use crate::error::StoreError;
 use crate::index::{Index, NewVersion};
-use crate::options::{PlantedBug, StoreOptions};
 use crate::recover::{address_in, granule_in_segment};
 use crate::store::VolumeSpace;
 use crate::table::{Check, Entry};
@@ -21,7 +20,6 @@ pub(crate) struct Replay {
     pub(crate) geometry: Geometry,
     cache: Uuid,
     spaces: Vec<VolumeSpace>,
-    unbound: bool,
     base: RecordNumber,
     /// What the checkpoint contains of later records: versions up to this sequence.
     sequence: u64,
@@ -41,18 +39,12 @@ pub(crate) struct Replay {
 }
 
 impl Replay {
-    pub(crate) fn new(
-        geometry: Geometry,
-        cache: Uuid,
-        spaces: &[VolumeSpace],
-        options: &StoreOptions,
-    ) -> Self {
+    pub(crate) fn new(geometry: Geometry, cache: Uuid, spaces: &[VolumeSpace]) -> Self {
         let count = geometry.segment_count as usize;
         Replay {
             geometry,
             cache,
             spaces: spaces.to_vec(),
-            unbound: options.has(PlantedBug::UnboundChecksum),
             base: RecordNumber(0),
             sequence: 0,
             walks: Vec::new(),
@@ -386,11 +378,8 @@ async fn verify(
     let mut replay = replay.borrow_mut();
     replay.bytes_read += payload.len() as u64;
     let good = |entry: &DataEntry, payload: &[u8]| {
-        let check = if replay.unbound {
-            forebay_format::crc32c(payload)
-        } else {
-            forebay_format::payload_check(&replay.cache, entry.volume, entry.block, payload)
-        };
+        let check =
+            forebay_format::payload_check(&replay.cache, entry.volume, entry.block, payload);
         entry.void || check == entry.check
     };
     let cells = entries.iter().zip(payload.chunks_exact(block)).enumerate();

@@ -136,6 +136,9 @@ pub struct Store {
     pub(crate) appended_at_checkpoint: AtomicU64,
     pub(crate) damage: Mutex<Vec<String>>,
     pub(crate) distrust: AtomicBool,
+    /// Checksums of everything that was appended, for [`PlantedBug::UnboundChecksum`].
+    #[cfg(feature = "planted-bugs")]
+    pub(crate) known_checks: Mutex<std::collections::HashSet<u32>>,
 }
 
 impl Store {
@@ -217,10 +220,17 @@ impl Store {
     }
 
     pub(crate) fn check(&self, space: &VolumeSpace, block: OriginBlock, payload: &[u8]) -> u32 {
-        if self.options.has(PlantedBug::UnboundChecksum) {
-            return forebay_format::crc32c(payload);
-        }
         space.seed.check(block, payload)
+    }
+
+    /// With [`PlantedBug::UnboundChecksum`]: whether the payload is intact, wherever it belongs. That is
+    /// all that a checksum tells which does not cover the address.
+    pub(crate) fn is_intact_somewhere(&self, _payload: &[u8]) -> bool {
+        #[cfg(feature = "planted-bugs")]
+        if self.options.has(PlantedBug::UnboundChecksum) {
+            return self.known_checks.lock().contains(&forebay_format::crc32c(_payload));
+        }
+        false
     }
 
     pub(crate) fn count_dirty(&self, old: Option<&Entry>, new_dirty: bool) {
