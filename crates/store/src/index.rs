@@ -244,6 +244,25 @@ impl Index {
         true
     }
 
+    /// As [`Index::restore`], unless `newer` says of what is there that it is newer. `false`: the
+    /// table has no room.
+    pub fn restore_unless(
+        &self,
+        address: Address,
+        version: NewVersion,
+        newer: impl FnOnce(&Entry) -> bool,
+    ) -> bool {
+        let (mut shard, key) = self.locate(address);
+        if shard.table.get(key).is_some_and(|(_, entry)| newer(&entry)) {
+            return true;
+        }
+        if shard.table.insert(key, version.entry).is_err() {
+            return false;
+        }
+        shard.set_mask(address, version.mask);
+        true
+    }
+
     /// Makes every sequence given out from now on higher than `sequence`.
     pub fn raise_sequence(&self, sequence: u64) {
         for shard in &self.shards {

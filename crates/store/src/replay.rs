@@ -184,13 +184,15 @@ impl Replay {
     pub(crate) fn apply_to(&mut self, index: &Index) -> Result<(), String> {
         let granules = self.geometry.granules_per_segment() as usize;
         // Sequences of the replayed versions, by slot; 0 where nothing was replayed.
-        let mut sequences: HashMap<SegmentId, Vec<u64>> = HashMap::new();
+        let count = self.geometry.segment_count as usize;
+        let mut sequences: Vec<Option<Box<[u64]>>> = vec![None; count];
         let mut marks: HashMap<Slot, MarkKind> = HashMap::new();
         let found = std::mem::take(&mut self.found);
         for header in found.values() {
             self.records += 1;
             let Body::Data(entries) = &header.body else { continue };
-            let slots = sequences.entry(header.segment).or_insert_with(|| vec![0; granules]);
+            let slots = sequences[header.segment.0 as usize]
+                .get_or_insert_with(|| vec![0; granules].into_boxed_slice());
             for (number, entry) in entries.iter().enumerate() {
                 if !entry.void {
                     let slot = header.cell(&self.geometry, number);
@@ -226,11 +228,9 @@ impl Replay {
                 let newer = |other: &Entry| {
                     let segment = self.geometry.place_of(other.slot).0;
                     let place = granule_in_segment(&self.geometry, other.slot);
-                    sequences.get(&segment).is_some_and(|slots| slots[place] > entry.sequence)
+                    let slots = sequences[segment.0 as usize].as_ref();
+                    slots.is_some_and(|slots| slots[place] > entry.sequence)
                 };
-                if index.look_up(address, |_| None).is_some_and(|found| newer(&found.entry)) {
-                    continue;
-                }
                 let partial = !entry.mask.is_all();
                 let version = Entry {
                     slot,
@@ -240,22 +240,30 @@ impl Replay {
                     check: Check::new(entry.check),
                 };
                 let mask = partial.then(|| entry.mask.clone());
-                if !index.restore(address, NewVersion { entry: version, mask }) {
+                if !index.restore_unless(address, NewVersion { entry: version, mask }, newer) {
                     return Err("the log has more blocks than fit into the index".into());
                 }
             }
         }
         if !marks.is_empty() {
-            apply_marks(index, &marks);
+            let mut marked = vec![false; count];
+            for slot in marks.keys() {
+                marked[self.geometry.place_of(*slot).0.0 as usize] = true;
+            }
+            let geometry = self.geometry.clone();
+            apply_marks(index, &marks, |slot| marked[geometry.place_of(slot).0.0 as usize]);
         }
         Ok(())
     }
 }
 
-fn apply_marks(index: &Index, marks: &HashMap<Slot, MarkKind>) {
+/// `perhaps` rules most slots out at little cost.
+fn apply_marks(index: &Index, marks: &HashMap<Slot, MarkKind>, perhaps: impl Fn(Slot) -> bool) {
     let mut marked = Vec::new();
     index.scan(|address, entry| {
-        if let Some(kind) = marks.get(&entry.slot) {
+        if perhaps(entry.slot)
+            && let Some(kind) = marks.get(&entry.slot)
+        {
             marked.push((address, *kind));
         }
     });

@@ -14,7 +14,9 @@ use parking_lot::Mutex;
 use crate::health::Health;
 use crate::index::{Address, Condition, Found, Index};
 use crate::log::Log;
-use crate::options::{PlantedBug, StoreOptions};
+#[cfg(feature = "planted-bugs")]
+use crate::options::PlantedBug;
+use crate::options::StoreOptions;
 use crate::segments::Segments;
 use crate::table::Entry;
 
