@@ -87,7 +87,7 @@ fn write(geometry: &Geometry, header: &forebay_format::CheckpointHeader, content
     if let Some(chunk) = writer.take_chunk().expect("there is room") {
         chunks.push((chunk.offset, chunk.bytes.to_vec()));
     }
-    let finished = writer.finish(header.base, header.highest_sequence).expect("complete");
+    let finished = writer.finish(header.base, header.highest_sequence, header.next_generation).expect("complete");
     let (again, same) =
         read(&finished.header, &finished.reference, geometry, |index, offset, _| {
             let (at, bytes) = chunks[index as usize].clone();
