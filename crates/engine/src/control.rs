@@ -284,7 +284,7 @@ impl EngineLane {
             .change_volumes(|volumes, _| {
                 for record in volumes.iter_mut() {
                     record.policy = policy;
-                    if record.id == volume.id {
+                    if record.name == volume.name {
                         *record = record_of(&volume, record);
                     }
                 }
@@ -373,7 +373,36 @@ impl EngineLane {
                 )
             })?;
         }
+        if self.cache.store.health.failed() && volume.dirty_blocks() == 0 {
+            self.retire(volume).await?;
+        }
         Ok(())
+    }
+
+    /// After the cache device has failed and everything is on the origin: gives the volume another
+    /// number, so that nothing in the log counts as its any more. The log still has older dirty
+    /// versions, and marks can no longer be written.
+    async fn retire(self: &Rc<Self>, volume: &Arc<Volume>) -> Result<(), EngineError> {
+        let retired = self
+            .store
+            .change_volumes(|volumes, next| {
+                for record in volumes.iter_mut().filter(|record| record.name == volume.name) {
+                    record.id = forebay_core::VolumeId(*next);
+                    *next = next.checked_add(1).ok_or_else(|| {
+                        StoreError::Refused(
+                            "all volume numbers of this cache have been used".into(),
+                        )
+                    })?;
+                }
+                Ok(())
+            })
+            .await;
+        retired.map_err(|error| {
+            EngineError::new(
+                EngineErrorKind::DataAtRisk,
+                format!("everything of '{}' is on its origin, but the cache device has failed and cannot be told so ({error}): do not start the volume again from it", volume.name),
+            )
+        })
     }
 
     /// Stops a volume: requests are refused from now on, those in flight end, everything that was
@@ -400,14 +429,16 @@ impl EngineLane {
             }
             volume.set_state(VolumeState::Removed);
             self.wait_for_writeback(&volume).await;
-            if result.is_ok() {
+            // Barrier for invariant 12: what the fingerprint is taken of cannot change its mind. The
+            // last writes of writeback may have come after the sync above.
+            if result.is_ok() && view.origin.sync().await.is_ok() {
                 print = fingerprint(&view.origin, volume.size()).await.ok();
             }
         }
         let changed = self
             .store
             .change_volumes(|volumes, _| {
-                for record in volumes.iter_mut().filter(|record| record.id == volume.id) {
+                for record in volumes.iter_mut().filter(|record| record.name == name) {
                     record.fingerprint = print;
                     record.started = !keep_stopped;
                 }
@@ -462,7 +493,7 @@ impl EngineLane {
         }
         volume.set_state(VolumeState::Removed);
         self.wait_for_writeback(&volume).await;
-        self.forget_volume(volume.id).await?;
+        self.forget_volume(name, volume.id).await?;
         self.cache.remove_volume(name);
         self.drop_view(volume.id);
         Ok(())
@@ -494,13 +525,17 @@ impl EngineLane {
                 ),
             ));
         }
-        self.forget_volume(record.id).await
+        self.forget_volume(name, record.id).await
     }
 
-    async fn forget_volume(self: &Rc<Self>, id: forebay_core::VolumeId) -> Result<(), EngineError> {
+    async fn forget_volume(
+        self: &Rc<Self>,
+        name: &str,
+        id: forebay_core::VolumeId,
+    ) -> Result<(), EngineError> {
         self.store
             .change_volumes(|volumes, _| {
-                volumes.retain(|volume| volume.id != id);
+                volumes.retain(|volume| volume.name != name);
                 Ok(())
             })
             .await?;
