@@ -203,6 +203,16 @@ impl IoBuf {
         rest
     }
 
+    /// Puts `next` behind this buffer: as it is where the two are neighbours, as a copy otherwise.
+    pub fn join(self, next: IoBuf) -> IoBuf {
+        self.unsplit(next).unwrap_or_else(|(front, back)| {
+            let mut whole = IoBuf::zeroed(front.len() + back.len());
+            whole[..front.len()].copy_from_slice(&front);
+            whole[front.len()..].copy_from_slice(&back);
+            whole
+        })
+    }
+
     /// Joins two parts of one buffer again, without a copy.
     ///
     /// # Errors

@@ -155,12 +155,7 @@ impl LaneVolume {
                 };
                 joined = match joined {
                     None => Some(end.buf),
-                    Some(front) => Some(front.unsplit(end.buf).unwrap_or_else(|(front, back)| {
-                        let mut whole = IoBuf::zeroed(front.len() + back.len());
-                        whole[..front.len()].copy_from_slice(&front);
-                        whole[front.len()..].copy_from_slice(&back);
-                        whole
-                    })),
+                    Some(front) => Some(front.join(end.buf)),
                 };
             }
             let joined = joined.unwrap_or_else(|| IoBuf::zeroed(0));
@@ -482,10 +477,5 @@ impl LaneVolume {
 /// Puts a buffer's next part back behind it.
 fn extend(buf: &mut IoBuf, next: IoBuf) {
     let front = std::mem::replace(buf, IoBuf::zeroed(0));
-    *buf = front.unsplit(next).unwrap_or_else(|(front, back)| {
-        let mut whole = IoBuf::zeroed(front.len() + back.len());
-        whole[..front.len()].copy_from_slice(&front);
-        whole[front.len()..].copy_from_slice(&back);
-        whole
-    });
+    *buf = front.join(next);
 }

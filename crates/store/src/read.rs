@@ -100,16 +100,7 @@ impl StoreLane {
                 }
             }
         }
-        let buf = match buf.unsplit(rest) {
-            Ok(whole) => whole,
-            Err((front, back)) => {
-                let mut whole = IoBuf::zeroed(front.len() + back.len());
-                whole[..front.len()].copy_from_slice(&front);
-                whole[front.len()..].copy_from_slice(&back);
-                whole
-            }
-        };
-        (buf, results)
+        (buf.join(rest), results)
     }
 
     /// Reads one whole block.
