@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use forebay_core::{IoError, OriginBlock};
+use forebay_core::{IoError, OriginBlock, SECTOR_SIZE};
 use forebay_device::{DeviceErrorKind, DeviceOp, IoBuf};
 use forebay_store::{Appended, Class, Condition, Version};
 
@@ -97,15 +97,22 @@ impl LaneVolume {
         if !blocks.is_empty() && !inside(blocks.end - 1) {
             blocks.end -= 1;
         }
-        // Blocks may be smaller than the origin's logical blocks, or shifted against them.
-        let aligned = |byte: u64| byte.is_multiple_of(volume.origin.logical_block());
-        while !blocks.is_empty() && !aligned(volume.block_range(OriginBlock(blocks.start)).start) {
-            blocks.start += 1;
-        }
-        while !blocks.is_empty() && !aligned(volume.block_range(OriginBlock(blocks.end - 1)).end) {
-            blocks.end -= 1;
-        }
-        (!blocks.is_empty()).then_some((OriginBlock(blocks.start), OriginBlock(blocks.end)))
+        // Blocks may be smaller than the origin's logical blocks, or shifted against them. Boundaries
+        // repeat after as many blocks as a logical block has sectors, at most: if none of those
+        // meets, none does.
+        let logical = volume.origin.logical_block();
+        let starts = |number: u64| volume.block_range(OriginBlock(number)).start;
+        let ends = |number: u64| volume.block_range(OriginBlock(number)).end;
+        let most = logical / SECTOR_SIZE + 1;
+        let first = blocks
+            .clone()
+            .take(most as usize)
+            .find(|number| starts(*number).is_multiple_of(logical))?;
+        let last = blocks
+            .rev()
+            .take(most as usize)
+            .find(|number| ends(*number).is_multiple_of(logical))?;
+        (first <= last).then_some((OriginBlock(first), OriginBlock(last + 1)))
     }
 
     /// Zeroes whole blocks, a piece at a time, so that nothing grows with the request.
