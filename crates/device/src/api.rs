@@ -152,6 +152,9 @@ pub trait DeviceQueue {
         None
     }
 
+    /// A hint: what lies at `offset` will be read at once soon, see [`DeviceQueue::read_now`].
+    fn expect_read(&self, _offset: u64) {}
+
     /// Notices completions and wakes those who wait. Called by the lane between rounds of tasks.
     /// Queues on a ring have nothing to do here: the lane drives the ring.
     fn drive(&self) {}
@@ -211,6 +214,12 @@ impl Queue {
     /// See [`DeviceQueue::read_now`].
     pub fn read_now(&self, offset: u64, into: &mut [u8]) -> Option<Result<(), DeviceError>> {
         self.0.read_now(offset, into)
+    }
+
+    /// See [`DeviceQueue::expect_read`].
+    #[inline]
+    pub fn expect_read(&self, offset: u64) {
+        self.0.expect_read(offset);
     }
 }
 

@@ -16,6 +16,7 @@ use crate::api::{
     Device, DeviceDone, DeviceError, DeviceErrorKind, DeviceOp, DeviceQueue, IoData, OpId,
     QueueContext,
 };
+use crate::hint::{Spot, copy_past_caches, fetch};
 use crate::memory::{PAGE, Pages};
 use crate::table::{OpTable, Shape};
 
@@ -27,6 +28,8 @@ const LOCKS: usize = 1024;
 /// From this size on, memory that is zeroed goes back to the system.
 const GIVE_BACK: u64 = 2 << 20;
 const LOGICAL_BLOCK: u64 = 512;
+/// From this many bytes on, what is written is more than somebody will soon read back.
+const MUCH: usize = 32 << 10;
 
 /// A lock on a cache line of its own, so that lanes on neighbouring stripes do not meet.
 #[repr(align(64))]
@@ -95,7 +98,12 @@ impl Shared {
             // SAFETY: the piece is inside the mapping and nobody else touches it while the lock of
             // its stripe is held for writing.
             let bytes = unsafe { std::slice::from_raw_parts_mut(self.place(&piece), piece.len) };
-            bytes.copy_from_slice(&data[piece.at..piece.at + piece.len]);
+            let data = &data[piece.at..piece.at + piece.len];
+            if piece.len >= MUCH {
+                copy_past_caches(bytes, data);
+            } else {
+                bytes.copy_from_slice(data);
+            }
         }
         Ok(())
     }
@@ -220,6 +228,14 @@ impl DeviceQueue for RamQueue {
 
     fn read_now(&self, offset: u64, into: &mut [u8]) -> Option<Result<(), DeviceError>> {
         Some(self.shared.read(offset, into))
+    }
+
+    fn expect_read(&self, offset: u64) {
+        // The first lines only: with them on their way, the CPU sees by itself how it goes on.
+        const BYTES: usize = 512;
+        if let Ok(offset) = usize::try_from(offset) {
+            fetch(Spot::at(self.shared.pages.start()).plus(offset), BYTES);
+        }
     }
 }
 

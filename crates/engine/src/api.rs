@@ -58,6 +58,15 @@ pub struct Extent {
     pub zero: bool,
 }
 
+/// A request that a front end has received and not begun with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Coming {
+    /// It is next.
+    Next,
+    /// Another one is before it.
+    Later,
+}
+
 /// One volume, as one lane sees it.
 pub trait Target {
     /// Size in bytes.
@@ -74,6 +83,11 @@ pub trait Target {
 
     /// Writes `data` if that needs no waiting; `None` means: nothing has happened, submit it.
     fn write_now(&self, offset: u64, data: &[u8]) -> Option<Result<(), IoError>>;
+
+    /// A hint: a read or write at `offset` is coming, so that what it needs of memory can be on its way
+    /// while other requests are served. Worth it for who has several requests at hand; to be
+    /// called for each of them as [`Coming::Later`] first, then as [`Coming::Next`].
+    fn expect(&self, _op: Op, _offset: u64, _coming: Coming) {}
 
     /// Starts a request. It completes exactly once through `sink`.
     fn submit(&self, request: Request, sink: &Rc<dyn CompletionSink>);

@@ -11,7 +11,7 @@ use forebay_lane::{Lane, Pool};
 use forebay_policy::SequentialCutoff;
 use forebay_store::{StoreError, StoreLane};
 
-use crate::api::{Completion, CompletionSink, Extent, Request, Target};
+use crate::api::{Coming, Completion, CompletionSink, Extent, Request, Target};
 use crate::cache::{Cache, STREAMS};
 use crate::stats::{Kind, LaneStats, QUICK_SAMPLE, bump};
 use crate::volume::{Volume, VolumeState};
@@ -298,6 +298,21 @@ impl Target for LaneVolume {
 
     fn write_now(&self, offset: u64, data: &[u8]) -> Option<Result<(), IoError>> {
         self.quickly(Kind::Write, || self.write_quickly(offset, data))
+    }
+
+    fn expect(&self, op: Op, offset: u64, coming: Coming) {
+        let volume = &self.volume;
+        if offset >= volume.size() {
+            return;
+        }
+        let block = volume.block.block_of(offset + volume.alignment());
+        match (coming, op) {
+            (Coming::Later, Op::Read | Op::Write) => {
+                self.store.store().expect(&volume.space, block);
+            }
+            (Coming::Next, Op::Read) => self.store.expect_read(&volume.space, block),
+            _ => (),
+        }
     }
 
     fn submit(&self, request: Request, sink: &Rc<dyn CompletionSink>) {

@@ -30,7 +30,7 @@ pub mod stats;
 pub mod volume;
 mod write;
 
-pub use api::{Completion, CompletionSink, Exports, Extent, Request, Target};
+pub use api::{Coming, Completion, CompletionSink, Exports, Extent, Request, Target};
 pub use cache::Cache;
 pub use control::VolumeSpec;
 pub use engine::{EngineLane, LaneContext};

@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 use forebay_core::{IoError, Op};
 use forebay_device::IoBuf;
-use forebay_engine::{Completion, CompletionSink, LaneVolume, Request, Target};
+use forebay_engine::{Coming, Completion, CompletionSink, LaneVolume, Request, Target};
 
 use crate::error::LabResult;
 use crate::pattern::Step;
@@ -143,12 +143,25 @@ impl Driver {
     /// One failed.
     pub(crate) fn steps(&mut self, steps: &[Step]) -> LabResult<()> {
         for batch in steps.chunks(BATCH) {
-            for step in batch {
+            self.expect(batch.first(), Coming::Later);
+            self.expect(batch.first(), Coming::Next);
+            self.expect(batch.get(1), Coming::Later);
+            for (number, step) in batch.iter().enumerate() {
+                self.expect(batch.get(number + 1), Coming::Next);
+                self.expect(batch.get(number + 2), Coming::Later);
                 self.step(*step)?;
             }
             self.local.turn();
         }
         Ok(())
+    }
+
+    /// What a front end says of the requests that it has received.
+    fn expect(&self, step: Option<&Step>, coming: Coming) {
+        if let Some(step) = step {
+            let op = if step.write() { Op::Write } else { Op::Read };
+            self.target.expect(op, step.block() * BLOCK, coming);
+        }
     }
 }
 

@@ -9,6 +9,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_core::{SectorMask, Slot};
+use forebay_device::hint::{Spot, fetch};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::table::{Entry, Geometry, LocalKey, Table};
@@ -109,7 +110,11 @@ impl Shard {
 
 /// Keeps the locks of neighbouring shards on different cache lines.
 #[repr(align(128))]
-struct Padded(Mutex<Shard>);
+struct Padded {
+    shard: Mutex<Shard>,
+    /// Where the shard's buckets are, for hints that take no lock. They never move.
+    buckets: Spot,
+}
 
 /// The index of one cache.
 pub struct Index {
@@ -123,12 +128,10 @@ impl Index {
     pub fn new(geometry: Geometry, shards: u32) -> Self {
         let shards = (0..shards)
             .map(|_| {
-                Padded(Mutex::new(Shard {
-                    table: Table::new(&geometry),
-                    sequence: 0,
-                    fills: Vec::new(),
-                    masks: HashMap::new(),
-                }))
+                let table = Table::new(&geometry);
+                let buckets = table.spot();
+                let (fills, masks) = (Vec::new(), HashMap::new());
+                Padded { shard: Mutex::new(Shard { table, sequence: 0, fills, masks }), buckets }
             })
             .collect();
         Index { geometry, shards, fill_numbers: AtomicU64::new(0) }
@@ -142,7 +145,16 @@ impl Index {
     #[inline]
     fn locate(&self, address: Address) -> (MutexGuard<'_, Shard>, LocalKey) {
         let placed = self.geometry.place(address.0);
-        (self.shards[placed.shard as usize].0.lock(), placed.key)
+        (self.shards[placed.shard as usize].shard.lock(), placed.key)
+    }
+
+    /// A hint: the block will be looked up soon.
+    #[inline]
+    pub fn expect(&self, address: Address) {
+        let placed = self.geometry.place(address.0);
+        let Some(shard) = self.shards.get(placed.shard as usize) else { return };
+        fetch(Spot::of(shard), 1);
+        fetch(shard.buckets.plus(self.geometry.first_bucket_offset(placed.key)), 1);
     }
 
     /// Looks a block up. `seen` runs under the shard's lock with what was found: it may pin the
@@ -266,14 +278,14 @@ impl Index {
     /// Makes every sequence given out from now on higher than `sequence`.
     pub fn raise_sequence(&self, sequence: u64) {
         for shard in &self.shards {
-            let mut shard = shard.0.lock();
+            let mut shard = shard.shard.lock();
             shard.sequence = shard.sequence.max(sequence);
         }
     }
 
     /// The highest sequence given out so far.
     pub fn highest_sequence(&self) -> u64 {
-        self.shards.iter().map(|shard| shard.0.lock().sequence).max().unwrap_or(0)
+        self.shards.iter().map(|shard| shard.shard.lock().sequence).max().unwrap_or(0)
     }
 
     /// Number of shards.
@@ -295,7 +307,7 @@ impl Index {
         const BUCKETS: usize = 1024;
         let mut from = 0;
         loop {
-            let shard = self.shards[number as usize].0.lock();
+            let shard = self.shards[number as usize].shard.lock();
             let to = (from + BUCKETS).min(shard.table.buckets());
             shard.table.for_each_in(from..to, |key, entry| {
                 visit(Address(self.geometry.address(number, key)), &entry);
@@ -316,7 +328,7 @@ impl Index {
     ) {
         let mut stale = Vec::new();
         for number in 0..self.shard_count() {
-            let mut shard = self.shards[number as usize].0.lock();
+            let mut shard = self.shards[number as usize].shard.lock();
             let buckets = share(shard.table.buckets());
             shard.table.for_each_in(buckets, |key, entry| {
                 if refreshed(entry.age) != entry.age {
@@ -337,7 +349,7 @@ impl Index {
         number: u32,
         into: &mut Vec<(Address, Entry, Option<SectorMask>)>,
     ) {
-        let shard = self.shards[number as usize].0.lock();
+        let shard = self.shards[number as usize].shard.lock();
         shard.table.for_each_in(0..shard.table.buckets(), |key, entry| {
             let address = Address(self.geometry.address(number, key));
             let mask = if entry.partial { shard.masks.get(&address.0).cloned() } else { None };
@@ -347,7 +359,7 @@ impl Index {
 
     /// Cached blocks.
     pub fn len(&self) -> u64 {
-        self.shards.iter().map(|shard| shard.0.lock().table.len() as u64).sum()
+        self.shards.iter().map(|shard| shard.shard.lock().table.len() as u64).sum()
     }
 
     /// Whether nothing is cached.
@@ -361,7 +373,7 @@ impl Index {
             .shards
             .iter()
             .map(|shard| {
-                let shard = shard.0.lock();
+                let shard = shard.shard.lock();
                 let mask_bytes = shard.masks.capacity() * size_of::<(u64, SectorMask)>();
                 shard.table.bytes() + mask_bytes as u64
             })

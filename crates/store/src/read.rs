@@ -38,6 +38,13 @@ impl Store {
 }
 
 impl StoreLane {
+    /// A hint: the block will be read at once very soon.
+    pub fn expect_read(&self, space: &VolumeSpace, block: OriginBlock) {
+        if let Some(found) = self.store().peek(space, block) {
+            self.queue().expect_read(self.store().geometry.slot_offset(found.entry.slot));
+        }
+    }
+
     /// Reads one whole block if that needs no waiting, `into` being of the block size.
     pub fn read_now(
         &self,

@@ -216,7 +216,14 @@ impl Store {
         Some(Pinned { store: self, block, found })
     }
 
+    /// A hint: the block will be looked up soon.
+    #[inline]
+    pub fn expect(&self, space: &VolumeSpace, block: OriginBlock) {
+        self.index.expect(space.address(block));
+    }
+
     /// Looks a block up without pinning anything: for decisions that tolerate change.
+    #[inline]
     pub fn peek(&self, space: &VolumeSpace, block: OriginBlock) -> Option<Found> {
         self.index.look_up(space.address(block), |_| None)
     }

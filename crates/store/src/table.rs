@@ -27,6 +27,8 @@ use std::mem::size_of;
 pub use entry::{AGE_MAX, Check, Entry};
 pub use geometry::{CHECK_BITS_MAX, CHECK_BITS_MIN, Geometry, GeometryError, LocalKey, Placed};
 
+use forebay_device::hint::Spot;
+
 use entry::Layout;
 use permutation::{Divisor, mix};
 
@@ -110,6 +112,11 @@ impl Table {
             len: 0,
             scan: scan::Progress::default(),
         }
+    }
+
+    /// Where the first bucket is; [`Geometry::first_bucket_offset`] counts from there.
+    pub(crate) fn spot(&self) -> Spot {
+        Spot::of(&*self.buckets)
     }
 
     /// Number of entries.

@@ -198,6 +198,13 @@ impl Geometry {
         self.permutation.backward(key.0 * self.shards.get() + u64::from(shard))
     }
 
+    /// Where the first of a key's two buckets begins within its table, in bytes.
+    #[inline]
+    pub(crate) fn first_bucket_offset(&self, key: LocalKey) -> usize {
+        let (_, bucket) = self.buckets.divide(key.0);
+        bucket as usize * BUCKET_BYTES as usize
+    }
+
     /// Divides keys into remainder and first bucket.
     pub(super) fn buckets(&self) -> Divisor {
         self.buckets
