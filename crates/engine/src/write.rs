@@ -63,7 +63,7 @@ impl LaneVolume {
             age: self.cache.age().bits(),
             condition: Condition::Always,
         };
-        match self.store.append(version, Class::Foreground, |cell| cell.copy_from_slice(data)) {
+        match self.store.append_whole(version, Class::Foreground, data) {
             Appended::Done { old } => {
                 self.note_appended(piece.block, old.as_ref());
                 self.count_write(old.is_some(), len, 1);

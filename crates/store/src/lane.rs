@@ -14,6 +14,7 @@ use crate::error::StoreError;
 use crate::index::{Condition, NewVersion, Put};
 use crate::log::{Log, Round};
 use crate::options::PlantedBug;
+use crate::read::PayloadCheck;
 use crate::record::{Content, Ready};
 use crate::store::{Appended, Class, Store, Version};
 use crate::table::{Check, Entry};
@@ -58,7 +59,6 @@ impl StoreLane {
 
     /// Appends a version: `copy` puts the payload into its place in the log's buffer. The version
     /// is the newest one when this returns, and durable after the next commit.
-    #[inline]
     pub fn append(
         self: &Rc<Self>,
         version: Version<'_>,
@@ -76,6 +76,52 @@ impl StoreLane {
         slot_out: &mut Slot,
         copy: impl FnOnce(&mut [u8]),
     ) -> Appended {
+        let (space, block) = (version.space, version.block);
+        self.append_with(version, class, slot_out, |cell| {
+            copy(cell);
+            self.store.check(space, block, cell)
+        })
+    }
+
+    /// As [`StoreLane::append`] with a payload that is there as a whole.
+    pub fn append_whole(
+        self: &Rc<Self>,
+        version: Version<'_>,
+        class: Class,
+        payload: &[u8],
+    ) -> Appended {
+        let (space, block) = (version.space, version.block);
+        self.append_with(version, class, &mut Slot(0), |cell| {
+            // Of the source, which is at hand: what was just copied is still on its way to memory.
+            let check = self.store.check(space, block, payload);
+            cell.copy_from_slice(payload);
+            check
+        })
+    }
+
+    /// As [`StoreLane::append_whole`] with a payload that was read back and has this check.
+    pub fn append_checked(
+        self: &Rc<Self>,
+        version: Version<'_>,
+        class: Class,
+        payload: &[u8],
+        check: PayloadCheck,
+    ) -> Appended {
+        self.append_with(version, class, &mut Slot(0), |cell| {
+            cell.copy_from_slice(payload);
+            check.0
+        })
+    }
+
+    /// Appends a version: `fill` puts the payload into its place and returns its check.
+    #[inline]
+    fn append_with(
+        self: &Rc<Self>,
+        version: Version<'_>,
+        class: Class,
+        slot_out: &mut Slot,
+        fill: impl FnOnce(&mut [u8]) -> u32,
+    ) -> Appended {
         let store = &self.store;
         if store.health.failed() {
             return Appended::NoSpace;
@@ -88,8 +134,7 @@ impl StoreLane {
         };
         self.carry_on(closed);
         let Some(mut reservation) = reserved else { return Appended::NoSpace };
-        copy(&mut reservation.cell);
-        let check = store.check(version.space, version.block, &reservation.cell);
+        let check = fill(&mut reservation.cell);
         #[cfg(feature = "planted-bugs")]
         if store.options.has(PlantedBug::UnboundChecksum) {
             store.known_checks.lock().insert(forebay_format::crc32c(&reservation.cell));

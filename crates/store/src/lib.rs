@@ -36,6 +36,7 @@ pub use format::{FormatOptions, format};
 pub use index::{Address, Condition, FillTicket, Found};
 pub use lane::StoreLane;
 pub use options::{PlantedBug, StoreOptions};
+pub use read::PayloadCheck;
 pub use recover::{RecoveryReport, read_roots};
 pub use store::{Appended, Class, Kept, Pinned, ReadFailure, Store, Version, VolumeSpace};
 pub use table::{Check, Entry};

@@ -9,6 +9,10 @@ use crate::lane::StoreLane;
 use crate::store::{Pinned, ReadFailure, Store, VolumeSpace};
 use crate::table::Entry;
 
+/// The check of a payload that was read back and is good.
+#[derive(Clone, Copy, Debug)]
+pub struct PayloadCheck(pub(crate) u32);
+
 impl Store {
     /// Copies a block out of the log's buffer, if it is still there.
     pub(crate) fn copy_buffered(&self, slot: Slot, into: &mut [u8]) -> bool {
@@ -20,20 +24,26 @@ impl Store {
         true
     }
 
+    /// Whether the RAM image of a slot's segment exists.
+    fn is_buffered(&self, slot: Slot) -> bool {
+        self.segments.is_buffered(self.segment_of(slot))
+    }
+
+    /// The check of what was read back; `None`: it is not what was written.
     fn verify(
         &self,
         space: &VolumeSpace,
         block: OriginBlock,
         entry: &Entry,
         payload: &[u8],
-    ) -> bool {
+    ) -> Option<PayloadCheck> {
         let check = self.check(space, block, payload);
         let good =
             entry.check_matches(self.index.geometry(), check) || self.is_intact_somewhere(payload);
         if !good {
             self.counters.corrupt_blocks.fetch_add(1, Ordering::Relaxed);
         }
-        good
+        good.then_some(PayloadCheck(check))
     }
 }
 
@@ -45,6 +55,11 @@ impl StoreLane {
         }
     }
 
+    /// A hint: what is in a slot will be read at once very soon.
+    pub fn expect_slot(&self, slot: Slot) {
+        self.queue().expect_read(self.store().geometry.slot_offset(slot));
+    }
+
     /// Reads one whole block if that needs no waiting, `into` being of the block size.
     pub fn read_now(
         &self,
@@ -53,9 +68,24 @@ impl StoreLane {
         into: &mut [u8],
     ) -> Option<Result<(), ReadFailure>> {
         let store = self.store();
-        let entry = &pinned.found.entry;
-        if store.copy_buffered(entry.slot, into) {
+        if store.copy_buffered(pinned.found.entry.slot, into) {
             return Some(Ok(()));
+        }
+        Some(self.read_device_now(space, pinned, into)?.map(|_| ()))
+    }
+
+    /// Reads one whole block as it lies on the device, if that needs no waiting and it is no longer
+    /// in the log's buffers. `into` is of the block size.
+    pub fn read_device_now(
+        &self,
+        space: &VolumeSpace,
+        pinned: &Pinned<'_>,
+        into: &mut [u8],
+    ) -> Option<Result<PayloadCheck, ReadFailure>> {
+        let store = self.store();
+        let entry = &pinned.found.entry;
+        if store.is_buffered(entry.slot) {
+            return None;
         }
         match self.queue().read_now(store.geometry.slot_offset(entry.slot), into)? {
             Err(error) => return Some(Err(ReadFailure::Device(error))),
@@ -63,8 +93,7 @@ impl StoreLane {
                 store.counters.read_bytes.fetch_add(into.len() as u64, Ordering::Relaxed);
             }
         }
-        let good = store.verify(space, pinned.block, entry, into);
-        Some(if good { Ok(()) } else { Err(ReadFailure::Corrupt) })
+        Some(store.verify(space, pinned.block, entry, into).ok_or(ReadFailure::Corrupt))
     }
 
     /// Reads whole blocks that lie next to each other on the cache device in this order: with one
@@ -103,7 +132,7 @@ impl StoreLane {
                 store.counters.read_bytes.fetch_add(len as u64, Ordering::Relaxed);
                 for (pinned, payload) in run[buffered..].iter().zip(rest.chunks_exact(block)) {
                     let good = store.verify(space, pinned.block, &pinned.found.entry, payload);
-                    results.push(if good { Ok(()) } else { Err(ReadFailure::Corrupt) });
+                    results.push(good.map(|_| ()).ok_or(ReadFailure::Corrupt));
                 }
             }
         }

@@ -411,9 +411,14 @@ impl Segments {
         self.counters[segment.0 as usize].buffered.store(1, Ordering::Release);
     }
 
+    /// Whether the RAM image exists.
+    pub fn is_buffered(&self, segment: SegmentId) -> bool {
+        self.counters[segment.0 as usize].buffered.load(Ordering::Acquire) != 0
+    }
+
     /// The RAM image, while there is one.
     pub fn buffer(&self, segment: SegmentId) -> Option<Arc<LogBuffer>> {
-        if self.counters[segment.0 as usize].buffered.load(Ordering::Acquire) == 0 {
+        if !self.is_buffered(segment) {
             return None;
         }
         self.buffers[segment.0 as usize].lock().clone()

@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
-use forebay_core::{Nanos, OriginBlock, SegmentId, Slot, VolumeId};
+use forebay_core::{Nanos, OriginBlock, SectorMask, SegmentId, Slot, VolumeId};
 use forebay_device::IoBuf;
 use forebay_format::{Body, PAGE, record};
 use forebay_lane::join_all;
 use forebay_policy::replacement::{Age, ReinsertBudget, SegmentInfo};
-use forebay_store::{Appended, Class, Condition, Version};
+use forebay_store::{Appended, Class, Condition, Entry, Version, VolumeSpace};
 
 use crate::background::writeback::either;
 use crate::cache::BackgroundEnding;
@@ -23,6 +23,9 @@ const CARRY_ON_LIVE: u32 = 50;
 
 /// Blocks that are carried on side by side.
 const CARRIED_TOGETHER: usize = 32;
+
+/// Blocks by which hints are ahead of look-ups.
+const LOOKED_UP_AHEAD: usize = 4;
 
 /// A segment that could not be emptied is left alone for so long.
 const STUCK_FOR: Duration = Duration::from_secs(1);
@@ -67,6 +70,23 @@ pub(crate) async fn run(engine: Rc<EngineLane>) {
         } else {
             either(wanted, engine.lane.sleep(Duration::from_millis(10))).await;
         }
+    }
+}
+
+/// The version that a live block is carried on as: the same, somewhere else.
+fn carried<'a>(
+    space: &'a VolumeSpace,
+    live: &Live,
+    entry: &Entry,
+    mask: Option<SectorMask>,
+) -> Version<'a> {
+    Version {
+        space,
+        block: live.block,
+        dirty: entry.dirty,
+        mask,
+        age: entry.age,
+        condition: Condition::Slot(entry.slot),
     }
 }
 
@@ -155,14 +175,13 @@ impl EngineLane {
             let untouched = blocks.iter().map(distance).max().unwrap_or(0);
             let (kept, mut leaving): (Vec<Live>, Vec<Live>) =
                 blocks.into_iter().partition(|live| {
-                    let mut policy = self.cache.replacement.lock();
                     if live.dirty {
                         return carry_on;
                     }
-                    let used = distance(live) < untouched;
-                    room && used && policy.keep(Age::from_bits(live.age), now, budget)
+                    let mut keep = |age| self.cache.replacement.lock().keep(age, now, budget);
+                    room && distance(live) < untouched && keep(Age::from_bits(live.age))
                 });
-            let mut kept = kept.into_iter();
+            let mut kept = self.carry_on_now(&volume, kept).into_iter();
             loop {
                 let some: Vec<Live> = kept.by_ref().take(CARRIED_TOGETHER).collect();
                 if some.is_empty() {
@@ -200,6 +219,42 @@ impl EngineLane {
         }
     }
 
+    /// Carries on what can be read at once, and gives back the rest.
+    fn carry_on_now(&self, volume: &LaneVolume, kept: Vec<Live>) -> Vec<Live> {
+        /// Blocks by which the hint is ahead.
+        const AHEAD: usize = 2;
+        let space = &volume.volume.space;
+        let mut payload = IoBuf::for_overwrite(volume.volume.block.as_usize());
+        let mut rest = Vec::new();
+        let slots: Vec<Slot> = kept.iter().map(|live| live.slot).collect();
+        for (number, live) in kept.into_iter().enumerate() {
+            if let Some(next) = slots.get(number + AHEAD) {
+                self.store.expect_slot(*next);
+            }
+            if !self.carry_one_now(volume, &live, &mut payload).unwrap_or(false)
+                && self.cache.store.peek(space, live.block).is_some_and(|found| found.entry.slot == live.slot)
+            {
+                rest.push(live);
+            }
+        }
+        rest
+    }
+
+    /// Appends a live block again, if it can be read at once. `Some(false)` and `None`: not done.
+    fn carry_one_now(&self, volume: &LaneVolume, live: &Live, payload: &mut [u8]) -> Option<bool> {
+        let space = &volume.volume.space;
+        let pinned = self.cache.store.look_up(space, live.block, |_| None)?;
+        let entry = pinned.found.entry;
+        if entry.slot != live.slot {
+            return None;
+        }
+        let check = self.store.read_device_now(space, &pinned, payload)?.ok()?;
+        let mask = pinned.found.mask.clone();
+        let version = carried(space, live, &entry, mask);
+        let appended = self.store.append_checked(version, Class::Background, payload, check);
+        Some(self.carried(volume, live, entry.dirty, appended))
+    }
+
     /// Appends a live block again, as it is. `false`: it stays where it was.
     async fn carry_on(self: &Rc<Self>, volume: &Rc<LaneVolume>, live: &Live) -> bool {
         let store = &self.cache.store;
@@ -212,19 +267,22 @@ impl EngineLane {
         let mask = pinned.found.mask.clone();
         // What cannot be read stays where it is: bad dirty blocks are kept, clean ones evicted.
         let Ok(payload) = self.store.read_block(space, pinned).await else { return false };
-        let version = Version {
-            space,
-            block: live.block,
-            dirty: entry.dirty,
-            mask,
-            age: entry.age,
-            condition: Condition::Slot(entry.slot),
-        };
-        let appended =
-            self.store.append(version, Class::Background, |cell| cell.copy_from_slice(&payload));
+        let version = carried(space, live, &entry, mask);
+        let appended = self.store.append_whole(version, Class::Background, &payload);
+        self.carried(volume, live, entry.dirty, appended)
+    }
+
+    /// Counts a block that was carried on. `false`: it stays where it was.
+    fn carried(
+        &self,
+        volume: &LaneVolume,
+        live: &Live,
+        dirty: bool,
+        appended: Appended,
+    ) -> bool {
         match appended {
             Appended::Done { old } => {
-                volume.volume.appended(live.block, old.as_ref(), entry.dirty, self.lane.now());
+                volume.volume.appended(live.block, old.as_ref(), dirty, self.lane.now());
                 true
             }
             // It was replaced meanwhile.
@@ -253,12 +311,21 @@ impl EngineLane {
                 break;
             }
             if let Body::Data(entries) = &header.body {
+                let mut space = None::<VolumeSpace>;
                 for (number, entry) in entries.iter().enumerate() {
                     let slot = header.cell(geometry, number);
+                    if let Some(next) = entries.get(number + LOOKED_UP_AHEAD)
+                        && let Some(space) = space.filter(|space| space.id == next.volume)
+                    {
+                        store.expect(&space, next.block);
+                    }
                     if entry.void {
                         continue;
                     }
-                    let Some(space) = store.space_of(entry.volume) else { continue };
+                    if space.is_none_or(|space| space.id != entry.volume) {
+                        space = store.space_of(entry.volume);
+                    }
+                    let Some(space) = space else { continue };
                     if let Some(found) = store.peek(&space, entry.block)
                         && found.entry.slot == slot
                     {
