@@ -243,14 +243,13 @@ impl EngineLane {
         if settled {
             volume.origin_is_settled();
         }
-        let now = self.lane.now();
         let mut copy = Vec::new();
         for shard in 0..store.index.shard_count() {
             copy.clear();
             store.index.snapshot_shard(shard, &mut copy);
             for (address, entry, _) in &copy {
                 if let Some(block) = space.block(*address).filter(|_| entry.dirty) {
-                    volume.appended(block, None, true, now);
+                    volume.appended(&self.lane, block, None, true);
                 }
             }
         }

@@ -179,7 +179,7 @@ impl LaneVolume {
                 match self.store.append(version, Class::Foreground, |cell| cell.fill(0)) {
                     Appended::Done { old } => {
                         volume.remove_bad(block);
-                        volume.appended(block, old.as_ref(), true, self.now());
+                        volume.appended(self.lane(), block, old.as_ref(), true);
                     }
                     Appended::NoSpace | Appended::Refused => return false,
                 }

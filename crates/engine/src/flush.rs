@@ -44,7 +44,7 @@ impl LaneVolume {
         // Invariant 9: only now do the marks say clean.
         for (block, kept) in through {
             if self.store.store().written_back(&volume.space, block, kept.slot) {
-                volume.cleaned(block);
+                volume.cleaned(self.lane(), block);
             }
         }
         Ok(())

@@ -16,6 +16,7 @@ pub mod api;
 mod background;
 pub mod cache;
 pub mod control;
+mod dirty;
 mod discard;
 pub mod engine;
 pub mod error;

@@ -460,7 +460,7 @@ impl LaneVolume {
         });
         match appended {
             Appended::Done { old } => {
-                volume.appended(block, old.as_ref(), dirty, self.now());
+                volume.appended(self.lane(), block, old.as_ref(), dirty);
                 let counters = &self.stats().counters;
                 bump(&counters.filled_blocks, 1);
                 bump(&counters.cache_written_bytes, volume.block.bytes());

@@ -10,11 +10,12 @@ use forebay_core::{
 };
 use forebay_device::Device;
 use forebay_format::VolumeRecord;
-use forebay_lane::Notify;
+use forebay_lane::{Lane, Notify};
 use forebay_policy::sweep::DirtyMap;
 use forebay_store::{Entry, Kept, VolumeSpace};
 use parking_lot::Mutex;
 
+use crate::dirty::DirtyCount;
 use crate::ranges::Ranges;
 use crate::settings::VolumeSettings;
 use crate::stats::Stats;
@@ -69,9 +70,7 @@ pub struct Volume {
     state: AtomicU8,
     pub(crate) ranges: Ranges,
     pub(crate) dirty: DirtyMap,
-    dirty_blocks: AtomicU64,
-    /// When the first of the present dirty blocks became dirty, at the latest; 0: none is.
-    dirty_since: AtomicU64,
+    dirty_count: DirtyCount,
     pub(crate) last_foreground: AtomicU64,
     sweeps: AtomicU64,
     /// Something that matters to writeback has changed.
@@ -122,8 +121,7 @@ impl Volume {
             state: AtomicU8::new(VolumeState::Running as u8),
             ranges: Ranges::default(),
             dirty: DirtyMap::new(space.blocks, DIRTY_REGIONS),
-            dirty_blocks: AtomicU64::new(0),
-            dirty_since: AtomicU64::new(0),
+            dirty_count: DirtyCount::new(lanes),
             last_foreground: AtomicU64::new(0),
             sweeps: AtomicU64::new(0),
             writeback_wanted: Notify::default(),
@@ -289,30 +287,27 @@ impl Volume {
     /// Notes that a version was appended in place of `old`.
     pub(crate) fn appended(
         &self,
+        lane: &Lane,
         block: OriginBlock,
         old: Option<&Entry>,
         dirty: bool,
-        now: Nanos,
     ) {
         match (old.is_some_and(|entry| entry.dirty), dirty) {
             (false, true) => {
                 self.dirty.add(block);
-                if self.dirty_blocks.fetch_add(1, Ordering::SeqCst) == 0 {
-                    self.dirty_since.store(now.0.max(1), Ordering::Relaxed);
+                if self.dirty_count.add(lane.id(), || lane.now()) {
                     self.writeback_wanted.notify_all();
                 }
             }
-            (true, false) => self.cleaned(block),
+            (true, false) => self.cleaned(lane, block),
             _ => (),
         }
     }
 
     /// Notes that a block is no longer dirty.
-    pub(crate) fn cleaned(&self, block: OriginBlock) {
+    pub(crate) fn cleaned(&self, lane: &Lane, block: OriginBlock) {
         self.dirty.sub(block);
-        if self.dirty_blocks.fetch_sub(1, Ordering::SeqCst) == 1 {
-            self.dirty_since.store(0, Ordering::Relaxed);
-        }
+        self.dirty_count.sub(lane.id());
         self.remove_bad(block);
         self.progress.notify_all();
     }
@@ -321,9 +316,7 @@ impl Volume {
     /// been written back.
     pub(crate) fn swept(&self, since: Nanos) {
         self.sweeps.fetch_add(1, Ordering::SeqCst);
-        if self.dirty_blocks() > 0 {
-            self.dirty_since.store(since.0.max(1), Ordering::Relaxed);
-        }
+        self.dirty_count.swept(since);
     }
 
     /// Sweeps over the whole origin in which every write succeeded.
@@ -333,12 +326,11 @@ impl Volume {
 
     /// Dirty blocks.
     pub fn dirty_blocks(&self) -> u64 {
-        self.dirty_blocks.load(Ordering::SeqCst)
+        self.dirty_count.total()
     }
 
     pub(crate) fn oldest_dirty(&self) -> Option<Nanos> {
-        let since = self.dirty_since.load(Ordering::Relaxed);
-        (since != 0).then_some(Nanos(since))
+        self.dirty_count.since()
     }
 
     /// Notes that an operation which goes to the origin alone has changed it.

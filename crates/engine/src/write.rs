@@ -75,12 +75,7 @@ impl LaneVolume {
 
     fn note_appended(&self, block: OriginBlock, old: Option<&Entry>) {
         self.volume.remove_bad(block);
-        self.volume.appended(block, old, true, self.now_if_first());
-    }
-
-    /// The time, if somebody will look at it: reading the clock costs as much as a look-up.
-    fn now_if_first(&self) -> forebay_core::Nanos {
-        if self.volume.dirty_blocks() == 0 { self.now() } else { forebay_core::Nanos(0) }
+        self.volume.appended(self.lane(), block, old, true);
     }
 
     fn count_write(&self, hits: bool, len: u64, blocks: u64) {

@@ -116,12 +116,19 @@ pub(crate) struct Closed {
 }
 
 /// See the module.
-#[derive(Default)]
 pub(crate) struct Appender {
+    /// Which one of how many.
+    number: usize,
+    of: usize,
     open: Option<OpenSegment>,
 }
 
 impl Appender {
+    /// Number `number` of `of`, with nothing open.
+    pub(crate) fn new(number: usize, of: usize) -> Self {
+        Appender { number, of, open: None }
+    }
+
     /// Reserves a cell in the open record, opening a record or a segment as needed. What was
     /// closed on the way is added to `closed`. `None`: no segment may be opened now.
     pub(crate) fn reserve(
@@ -134,7 +141,7 @@ impl Appender {
         let cut = log.cut();
         loop {
             let Some(open) = &mut self.open else {
-                self.open = Some(Self::open_segment(log, segments, reserve)?);
+                self.open = Some(self.open_segment(log, segments, reserve)?);
                 continue;
             };
             let Some(current) = &mut open.record else {
@@ -182,7 +189,7 @@ impl Appender {
         let cut = log.cut();
         loop {
             let Some(open) = &mut self.open else {
-                match Self::open_segment(log, segments, reserve) {
+                match self.open_segment(log, segments, reserve) {
                     Some(open) => self.open = Some(open),
                     None => return false,
                 }
@@ -229,9 +236,9 @@ impl Appender {
         record.is_some_and(|record| record.reserved > 0)
     }
 
-    fn open_segment(log: &Log, segments: &Segments, reserve: u32) -> Option<OpenSegment> {
+    fn open_segment(&self, log: &Log, segments: &Segments, reserve: u32) -> Option<OpenSegment> {
         let buffer = log.take_buffer()?;
-        let Some((id, generation)) = segments.open(reserve) else {
+        let Some((id, generation)) = segments.open(reserve, self.number, self.of) else {
             log.return_buffer(buffer);
             return None;
         };

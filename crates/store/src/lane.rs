@@ -165,7 +165,6 @@ impl StoreLane {
         };
         let (logged, appended) = match put {
             Put::Done { sequence, old } => {
-                store.count_dirty(old.as_ref(), version.dirty);
                 if let Some(old) = &old {
                     store.segments.remove_live(store.segment_of(old.slot), old.dirty);
                 }

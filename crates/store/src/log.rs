@@ -73,7 +73,9 @@ pub(crate) enum Round {
 
 impl Log {
     pub(crate) fn new(cut: Cut, lanes: usize, segments: u32, next: RecordNumber) -> Self {
-        let appenders = (0..=lanes).map(|_| Padded(Mutex::default())).collect();
+        let count = lanes + 1;
+        let appenders =
+            (0..count).map(|number| Padded(Mutex::new(Appender::new(number, count)))).collect();
         Log {
             cut,
             appenders,

@@ -389,7 +389,6 @@ impl Store {
             #[cfg(feature = "planted-bugs")]
             known_checks: Default::default(),
         });
-        store.counters.dirty_blocks.store(report.dirty, std::sync::atomic::Ordering::Relaxed);
         let this = StoreLane::new(store, lane.clone(), queue);
         if report.clean {
             // Barrier for invariant 9: from the first write on, the device is not clean any more.

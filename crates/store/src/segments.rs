@@ -33,16 +33,23 @@ pub enum SegmentState {
 /// What is known about one segment without a lock.
 #[derive(Default)]
 struct Counters {
-    /// Index entries that point into the segment.
-    live: AtomicU32,
-    /// Those of them that are dirty.
-    dirty: AtomicU32,
+    /// Index entries that point into the segment, and, counted in [`DIRTY`], those of them that are
+    /// dirty: one step for both.
+    live: AtomicU64,
     /// Readers that found an entry and have not finished reading.
     pins: AtomicU32,
     /// 1 while the segment's RAM image exists.
     buffered: AtomicU32,
     /// Granules from the start of which everything is durable.
     durable: AtomicU32,
+}
+
+/// One dirty entry in [`Counters::live`].
+const DIRTY: u64 = 1 << 32;
+
+/// Live and dirty entries in [`Counters::live`].
+fn live_and_dirty(count: u64) -> (u32, u32) {
+    (count as u32, (count / DIRTY) as u32)
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -187,18 +194,26 @@ impl Segments {
     pub fn set_live(&self, counts: &[(u32, u32)]) {
         for (counters, (live, dirty)) in self.counters.iter().zip(counts) {
             counters.durable.store(u32::MAX, Ordering::Relaxed);
-            counters.live.store(*live, Ordering::Relaxed);
-            counters.dirty.store(*dirty, Ordering::Relaxed);
+            counters.live.store(u64::from(*live) + u64::from(*dirty) * DIRTY, Ordering::Relaxed);
         }
     }
 
     /// Takes a free segment, leaving at least `reserve` others free. The caller fills it.
-    pub fn open(&self, reserve: u32) -> Option<(SegmentId, Generation)> {
+    ///
+    /// `appender` of `appenders` takes it from its own part of the free ones: what is counted of
+    /// neighbouring segments lies together, and lanes that fill neighbours would wait for each other.
+    pub fn open(
+        &self,
+        reserve: u32,
+        appender: usize,
+        appenders: usize,
+    ) -> Option<(SegmentId, Generation)> {
         let mut state = self.state.lock();
         if state.free.len() <= reserve as usize {
             return None;
         }
-        let segment = state.free.pop_front()?;
+        let at = state.free.len() * appender / appenders.max(1);
+        let segment = state.free.swap_remove_front(at)?;
         let generation = Generation(state.next_generation);
         state.next_generation += 1;
         state.opened += 1;
@@ -278,11 +293,12 @@ impl Segments {
             let counters = &self.counters[index];
             let buffered = counters.buffered.load(Ordering::Relaxed) != 0;
             if life.state == SegmentState::Closed && !buffered {
+                let (live, dirty) = live_and_dirty(counters.live.load(Ordering::Relaxed));
                 into.push(SegmentUse {
                     id: SegmentId(index as u32),
                     opened: life.opened,
-                    live: counters.live.load(Ordering::Relaxed),
-                    dirty: counters.dirty.load(Ordering::Relaxed),
+                    live,
+                    dirty,
                 });
             }
         }
@@ -303,7 +319,7 @@ impl Segments {
     /// has ended well and the marks are durable that `wait_for` tells, which is asked after the
     /// segment was seen empty, and the other conditions hold. Otherwise it stays closed.
     pub fn end_reclaim(&self, segment: SegmentId, wait_for: impl FnOnce() -> (u64, u64)) -> bool {
-        let empty = self.counters[segment.0 as usize].live.load(Ordering::SeqCst) == 0;
+        let empty = self.live(segment) == 0;
         let (round, marks) = wait_for();
         let mut state = self.state.lock();
         let life = &mut state.lives[segment.0 as usize];
@@ -368,30 +384,24 @@ impl Segments {
 
     /// An index entry points into the segment from now on.
     pub fn add_live(&self, segment: SegmentId, dirty: bool) {
-        let counters = &self.counters[segment.0 as usize];
-        counters.live.fetch_add(1, Ordering::Relaxed);
-        if dirty {
-            counters.dirty.fetch_add(1, Ordering::Relaxed);
-        }
+        let one = 1 + u64::from(dirty) * DIRTY;
+        self.counters[segment.0 as usize].live.fetch_add(one, Ordering::Relaxed);
     }
 
     /// An index entry no longer points into the segment.
     pub fn remove_live(&self, segment: SegmentId, dirty: bool) {
-        let counters = &self.counters[segment.0 as usize];
-        if dirty {
-            counters.dirty.fetch_sub(1, Ordering::Relaxed);
-        }
-        counters.live.fetch_sub(1, Ordering::SeqCst);
+        let one = 1 + u64::from(dirty) * DIRTY;
+        self.counters[segment.0 as usize].live.fetch_sub(one, Ordering::SeqCst);
     }
 
     /// A live entry of the segment turned clean.
     pub fn turned_clean(&self, segment: SegmentId) {
-        self.counters[segment.0 as usize].dirty.fetch_sub(1, Ordering::Relaxed);
+        self.counters[segment.0 as usize].live.fetch_sub(DIRTY, Ordering::Relaxed);
     }
 
     /// Index entries that point into the segment.
     pub fn live(&self, segment: SegmentId) -> u32 {
-        self.counters[segment.0 as usize].live.load(Ordering::SeqCst)
+        live_and_dirty(self.counters[segment.0 as usize].live.load(Ordering::SeqCst)).0
     }
 
     /// Keeps the segment from being opened again while an entry that was found is read. Called

@@ -107,8 +107,6 @@ pub struct Counters {
     pub syncs: AtomicU64,
     /// Cached blocks that failed their check.
     pub corrupt_blocks: AtomicU64,
-    /// Dirty blocks, all volumes.
-    pub dirty_blocks: AtomicU64,
 }
 
 /// The store of one cache device. See the module.
@@ -242,14 +240,6 @@ impl Store {
         false
     }
 
-    pub(crate) fn count_dirty(&self, old: Option<&Entry>, new_dirty: bool) {
-        match (old.is_some_and(|entry| entry.dirty), new_dirty) {
-            (false, true) => self.counters.dirty_blocks.fetch_add(1, Ordering::Relaxed),
-            (true, false) => self.counters.dirty_blocks.fetch_sub(1, Ordering::Relaxed),
-            _ => 0,
-        };
-    }
-
     /// Notes that the version at `slot` is durable on the origin. `true` if it was still the
     /// newest and dirty. The mark is logged with the next commit.
     pub fn written_back(&self, space: &VolumeSpace, block: OriginBlock, slot: Slot) -> bool {
@@ -262,10 +252,9 @@ impl Store {
             self.log.push_marks([Mark { slot, generation, kind: MarkKind::Clean }]);
             Some(Entry { dirty: false, ..*entry })
         });
-        let Some(before) = before.filter(|entry| entry.slot == slot && entry.dirty) else {
+        if before.is_none_or(|entry| entry.slot != slot || !entry.dirty) {
             return false;
-        };
-        self.count_dirty(Some(&before), false);
+        }
         self.segments.turned_clean(segment);
         true
     }
@@ -290,7 +279,6 @@ impl Store {
             true
         })?;
         let segment = self.segment_of(entry.slot);
-        self.count_dirty(Some(&entry), false);
         self.segments.remove_live(segment, entry.dirty);
         Some(entry)
     }
@@ -305,7 +293,6 @@ impl Store {
                 if space.block(*address).is_some()
                     && let Some(entry) = self.index.remove(*address, |_| true)
                 {
-                    self.count_dirty(Some(&entry), false);
                     self.segments.remove_live(self.segment_of(entry.slot), entry.dirty);
                 }
             }

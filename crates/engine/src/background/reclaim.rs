@@ -232,7 +232,11 @@ impl EngineLane {
                 self.store.expect_slot(*next);
             }
             if !self.carry_one_now(volume, &live, &mut payload).unwrap_or(false)
-                && self.cache.store.peek(space, live.block).is_some_and(|found| found.entry.slot == live.slot)
+                && self
+                    .cache
+                    .store
+                    .peek(space, live.block)
+                    .is_some_and(|found| found.entry.slot == live.slot)
             {
                 rest.push(live);
             }
@@ -273,16 +277,10 @@ impl EngineLane {
     }
 
     /// Counts a block that was carried on. `false`: it stays where it was.
-    fn carried(
-        &self,
-        volume: &LaneVolume,
-        live: &Live,
-        dirty: bool,
-        appended: Appended,
-    ) -> bool {
+    fn carried(&self, volume: &LaneVolume, live: &Live, dirty: bool, appended: Appended) -> bool {
         match appended {
             Appended::Done { old } => {
-                volume.volume.appended(live.block, old.as_ref(), dirty, self.lane.now());
+                volume.volume.appended(&self.lane, live.block, old.as_ref(), dirty);
                 true
             }
             // It was replaced meanwhile.

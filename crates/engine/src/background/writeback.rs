@@ -214,7 +214,7 @@ impl LaneVolume {
     fn mark_written(&self, written: &[(OriginBlock, Kept)]) {
         for (block, kept) in written {
             if self.cache.store.written_back(&self.volume.space, *block, kept.slot) {
-                self.volume.cleaned(*block);
+                self.volume.cleaned(self.lane(), *block);
                 bump(&self.stats().counters.written_back_blocks, 1);
             }
         }

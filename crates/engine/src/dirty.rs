@@ -1,0 +1,128 @@
+//! How many blocks of a volume are dirty, and since when any is.
+//!
+//! Every write may change the number, so each lane counts for itself, on a cache line of its own:
+//! lanes that shared one counter would wait for each other at every write. The sum is what counts;
+//! a single lane's number may well be negative.
+
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+
+use forebay_core::Nanos;
+use forebay_lane::LaneId;
+
+#[repr(align(64))]
+#[derive(Default)]
+struct Padded(AtomicI64);
+
+/// See the module.
+pub(crate) struct DirtyCount {
+    lanes: Box<[Padded]>,
+    /// When the first of the present dirty blocks became dirty, at the latest; 0: none is.
+    since: AtomicU64,
+}
+
+impl DirtyCount {
+    /// None is dirty.
+    pub(crate) fn new(lanes: usize) -> Self {
+        let lanes = (0..lanes.max(1)).map(|_| Padded::default()).collect();
+        DirtyCount { lanes, since: AtomicU64::new(0) }
+    }
+
+    fn of(&self, lane: LaneId) -> &AtomicI64 {
+        &self.lanes[usize::from(lane.0) % self.lanes.len()].0
+    }
+
+    /// A block became dirty. `true`: none was before.
+    #[inline]
+    pub(crate) fn add(&self, lane: LaneId, now: impl FnOnce() -> Nanos) -> bool {
+        self.of(lane).fetch_add(1, Ordering::SeqCst);
+        // After the addition: either this sees the zero of whoever found nothing dirty, or that one
+        // sees the addition when it looks again.
+        self.since.load(Ordering::SeqCst) == 0 && self.begin(now().0.max(1))
+    }
+
+    fn begin(&self, at: u64) -> bool {
+        self.since.compare_exchange(0, at, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+    }
+
+    /// A block is no longer dirty.
+    pub(crate) fn sub(&self, lane: LaneId) {
+        self.of(lane).fetch_sub(1, Ordering::SeqCst);
+        if self.total() == 0 {
+            self.since.store(0, Ordering::SeqCst);
+            if self.total() > 0 {
+                // One became dirty at this moment. Too long a time does no harm.
+                self.begin(1);
+            }
+        }
+    }
+
+    /// Dirty blocks.
+    pub(crate) fn total(&self) -> u64 {
+        let sum: i64 = self.lanes.iter().map(|lane| lane.0.load(Ordering::SeqCst)).sum();
+        // Below zero for a moment when one lane's subtraction is seen before another's addition.
+        u64::try_from(sum).unwrap_or(0)
+    }
+
+    /// Since when a block is dirty, at the latest.
+    pub(crate) fn since(&self) -> Option<Nanos> {
+        let since = self.since.load(Ordering::SeqCst);
+        (since != 0).then_some(Nanos(since))
+    }
+
+    /// Everything that was dirty at `since` has been written back.
+    pub(crate) fn swept(&self, since: Nanos) {
+        if self.total() > 0 {
+            self.since.store(since.0.max(1), Ordering::SeqCst);
+        }
+    }
+}
+
+#[cfg(test)]
+#[expect(clippy::disallowed_methods, reason = "what threads share is tried with threads")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_starts_the_clock_and_the_last_stops_it() {
+        let count = DirtyCount::new(2);
+        assert_eq!((count.total(), count.since()), (0, None));
+        assert!(count.add(LaneId(0), || Nanos(7)));
+        assert!(!count.add(LaneId(1), || panic!("nobody looks at it")));
+        assert_eq!((count.total(), count.since()), (2, Some(Nanos(7))));
+        // Not the lane that added it.
+        count.sub(LaneId(1));
+        count.sub(LaneId(1));
+        assert_eq!((count.total(), count.since()), (0, None));
+        count.swept(Nanos(9));
+        assert_eq!(count.since(), None);
+        assert!(count.add(LaneId(1), || Nanos(0)));
+        assert_eq!(count.since(), Some(Nanos(1)));
+        count.swept(Nanos(9));
+        assert_eq!(count.since(), Some(Nanos(9)));
+    }
+
+    #[test]
+    fn whatever_lanes_do_at_once_a_dirty_block_has_a_time() {
+        let count = DirtyCount::new(2);
+        for _ in 0..if cfg!(miri) { 3 } else { 300 } {
+            std::thread::scope(|scope| {
+                for lane in 0..2 {
+                    let count = &count;
+                    scope.spawn(move || {
+                        for _ in 0..20 {
+                            count.add(LaneId(lane), || Nanos(5));
+                            assert!(count.since().is_some());
+                            count.sub(LaneId(lane));
+                        }
+                        count.add(LaneId(lane), || Nanos(5));
+                    });
+                }
+            });
+            assert_eq!(count.total(), 2);
+            assert!(count.since().is_some());
+            count.sub(LaneId(0));
+            count.sub(LaneId(0));
+            assert_eq!((count.total(), count.since()), (0, None));
+        }
+    }
+}
