@@ -243,16 +243,14 @@ impl EngineLane {
         if settled {
             volume.origin_is_settled();
         }
-        let mut copy = Vec::new();
-        for shard in 0..store.index.shard_count() {
-            copy.clear();
-            store.index.snapshot_shard(shard, &mut copy);
-            for (address, entry, _) in &copy {
-                if let Some(block) = space.block(*address).filter(|_| entry.dirty) {
+        store.index.visit(
+            |entry| entry.dirty,
+            |address, _| {
+                if let Some(block) = space.block(address) {
                     volume.appended(&self.lane, block, None, true);
                 }
-            }
-        }
+            },
+        );
         self.cache.add_volume(volume.clone());
         let view = self.lane_volume(volume.id).ok_or_else(|| {
             EngineError::new(

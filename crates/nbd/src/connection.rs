@@ -10,13 +10,13 @@ use std::rc::Rc;
 
 use forebay_core::{IoError, Op};
 use forebay_device::IoBuf;
-use forebay_engine::{Completion, CompletionSink, Request, Target};
+use forebay_engine::{Coming, Completion, CompletionSink, Request, Target};
 
 use crate::outbox::{Batch, Finished, INLINE_READ_MAX, STATUS_MAX};
 use crate::server::{Limits, Place};
 use crate::signal::Signal;
 use crate::socket::Socket;
-use crate::transmission::{Command, Kind, Refusal, Session};
+use crate::transmission::{Command, Kind, Refusal, Session, waiting};
 use crate::wire::SMALL_REPLY_MAX;
 
 /// How far a connection is.
@@ -190,6 +190,15 @@ impl Connection {
         }
         self.batch.borrow_mut().put_error(refusal.cookie, refusal.error, refusal.message);
         true
+    }
+
+    /// Tells the volume what `received` begins with, see [`Target::expect`].
+    pub(crate) fn expect(&self, received: &[u8]) {
+        let Some(next) = waiting(received) else { return };
+        self.target.expect(next.op, next.offset, Coming::Next);
+        if let Some(later) = received.get(next.bytes..).and_then(waiting) {
+            self.target.expect(later.op, later.offset, Coming::Later);
+        }
     }
 
     /// Executes an admitted command whose data, if any, are still in the caller's buffer.

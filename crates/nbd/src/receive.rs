@@ -86,6 +86,7 @@ pub(crate) async fn receive_requests(
                     if !connection.admit_command(&command).await {
                         return Ok(());
                     }
+                    connection.expect(inbox.unused().get(consumed..).unwrap_or_default());
                     connection.execute(&command, payload, &sink);
                 }
                 Event::LargeWrite { command, start } => {

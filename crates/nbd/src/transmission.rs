@@ -189,6 +189,34 @@ impl Parser {
     }
 }
 
+/// A read or write that waits in what has been received.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Waiting {
+    /// Which of the two.
+    pub op: Op,
+    /// First byte, as the client says it.
+    pub offset: u64,
+    /// Bytes up to the next request.
+    pub bytes: usize,
+}
+
+/// The request at the start of `input`, if it is a read or a write: for hints, so nothing is checked
+/// but that it looks like one.
+pub fn waiting(input: &[u8]) -> Option<Waiting> {
+    let (header, _) = RequestHeader::read_from_prefix(input).ok()?;
+    let (op, payload) = match header.command.get() {
+        command::READ => (Op::Read, 0),
+        command::WRITE => (Op::Write, header.len.get() as usize),
+        _ => return None,
+    };
+    let bytes = RequestHeader::SIZE.saturating_add(payload);
+    (header.magic.get() == REQUEST_MAGIC).then_some(Waiting {
+        op,
+        offset: header.offset.get(),
+        bytes,
+    })
+}
+
 /// Decides about one request from its header alone.
 pub fn judge(header: &RequestHeader, session: &Session) -> Verdict {
     use command_flag::{DF, FAST_ZERO, FUA, NO_HOLE, REQ_ONE};

@@ -109,14 +109,19 @@ impl StoreLane {
         }
         let spaces = store.sorted_spaces();
         let mut masks = Vec::new();
-        let mut copy = Vec::new();
+        let (mut copy, mut partial) = (Vec::new(), Vec::new());
         let mut entries = Vec::with_capacity(BATCH);
         for shard in 0..store.index.shard_count() {
             copy.clear();
-            store.index.snapshot_shard(shard, &mut copy);
-            for batch in copy.chunks_mut(BATCH) {
+            store.index.snapshot_shard(shard, &mut copy, &mut partial);
+            for (address, mask) in partial.drain(..) {
+                if let Some((space, block)) = spaces.find(address) {
+                    masks.push(PartialMask { volume: space.id, block, mask });
+                }
+            }
+            for batch in copy.chunks(BATCH) {
                 entries.clear();
-                for (address, entry, mask) in batch {
+                for (address, entry) in batch {
                     let Some((space, block)) = spaces.find(*address) else { continue };
                     entries.push(IndexEntry {
                         block,
@@ -125,11 +130,8 @@ impl StoreLane {
                         volume: space.id,
                         age: entry.age,
                         dirty: entry.dirty,
-                        partial: mask.is_some(),
+                        partial: entry.partial,
                     });
-                    if let Some(mask) = mask.take() {
-                        masks.push(PartialMask { volume: space.id, block, mask });
-                    }
                 }
                 let mut rest = &entries[..];
                 while !rest.is_empty() {

@@ -148,13 +148,25 @@ impl Index {
         (self.shards[placed.shard as usize].shard.lock(), placed.key)
     }
 
-    /// A hint: the block will be looked up soon.
+    /// A hint: the block will be looked up soon, and is probably there.
     #[inline]
     pub fn expect(&self, address: Address) {
         let placed = self.geometry.place(address.0);
         let Some(shard) = self.shards.get(placed.shard as usize) else { return };
+        let [first, _] = self.geometry.bucket_offsets(placed.key);
         fetch(Spot::of(shard), 1);
-        fetch(shard.buckets.plus(self.geometry.first_bucket_offset(placed.key)), 1);
+        fetch(shard.buckets.plus(first), 1);
+    }
+
+    /// A hint: the block will be looked up or inserted soon, and is probably not there.
+    #[inline]
+    pub fn expect_absent(&self, address: Address) {
+        let placed = self.geometry.place(address.0);
+        let Some(shard) = self.shards.get(placed.shard as usize) else { return };
+        fetch(Spot::of(shard), 1);
+        for offset in self.geometry.bucket_offsets(placed.key) {
+            fetch(shard.buckets.plus(offset), 1);
+        }
     }
 
     /// Looks a block up. `seen` runs under the shard's lock with what was found: it may pin the
@@ -265,14 +277,15 @@ impl Index {
         newer: impl FnOnce(&Entry) -> bool,
     ) -> bool {
         let (mut shard, key) = self.locate(address);
-        if shard.table.get(key).is_some_and(|(_, entry)| newer(&entry)) {
-            return true;
+        let mut stays = false;
+        let inserted = shard.table.insert_unless(key, version.entry, |entry| {
+            stays = newer(entry);
+            stays
+        });
+        if inserted.is_ok() && !stays {
+            shard.set_mask(address, version.mask);
         }
-        if shard.table.insert(key, version.entry).is_err() {
-            return false;
-        }
-        shard.set_mask(address, version.mask);
-        true
+        inserted.is_ok()
     }
 
     /// Makes every sequence given out from now on higher than `sequence`.
@@ -319,6 +332,23 @@ impl Index {
         }
     }
 
+    /// Visits every entry that is `wanted`, each shard at one moment: for who has nobody to keep
+    /// waiting, and wants each entry once.
+    #[inline]
+    pub fn visit(
+        &self,
+        mut wanted: impl FnMut(&Entry) -> bool,
+        mut visit: impl FnMut(Address, &Entry),
+    ) {
+        for number in 0..self.shard_count() {
+            let shard = self.shards[number as usize].shard.lock();
+            let all = 0..shard.table.buckets();
+            shard.table.for_each_where(all, &mut wanted, |key, entry| {
+                visit(Address(self.geometry.address(number, key)), &entry);
+            });
+        }
+    }
+
     /// Gives the entries in a part of every shard a new age class: `share` picks buckets out of
     /// their number.
     pub fn refresh_ages(
@@ -343,17 +373,21 @@ impl Index {
         }
     }
 
-    /// Copies one shard at one moment: entries with their masks.
+    /// Copies one shard at one moment: its entries, and the masks of those that are partial.
     pub fn snapshot_shard(
         &self,
         number: u32,
-        into: &mut Vec<(Address, Entry, Option<SectorMask>)>,
+        entries: &mut Vec<(Address, Entry)>,
+        masks: &mut Vec<(Address, SectorMask)>,
     ) {
         let shard = self.shards[number as usize].shard.lock();
+        entries.reserve(shard.table.len());
         shard.table.for_each_in(0..shard.table.buckets(), |key, entry| {
             let address = Address(self.geometry.address(number, key));
-            let mask = if entry.partial { shard.masks.get(&address.0).cloned() } else { None };
-            into.push((address, entry, mask));
+            // An entry whose mask is not there is not partial in the copy either.
+            let mask = if entry.partial { shard.masks.get(&address.0) } else { None };
+            entries.push((address, Entry { partial: mask.is_some(), ..entry }));
+            masks.extend(mask.map(|mask| (address, mask.clone())));
         });
     }
 

@@ -344,13 +344,15 @@ impl Store {
         let segments = Segments::new(geometry.segment_count, next_generation);
         lives.sort_by_key(|life| life.1);
         let mut live = vec![(0u32, 0u32); geometry.segment_count as usize];
-        index.scan(|_, entry| {
+        let count = |entry: &Entry| {
             let segment = geometry.place_of(entry.slot).0;
             if let Some(counts) = live.get_mut(segment.0 as usize) {
                 counts.0 += 1;
                 counts.1 += u32::from(entry.dirty);
             }
-        });
+            false
+        };
+        index.visit(count, |_, _| ());
         segments.restore_all(lives.into_iter().map(|(segment, generation, position)| {
             let state = if live[segment.0 as usize].0 == 0 {
                 SegmentState::Free

@@ -15,6 +15,9 @@ use crate::recover::{address_in, granule_in_segment};
 use crate::store::VolumeSpace;
 use crate::table::{Check, Entry};
 
+/// Blocks by which hints are ahead of look-ups: most of the time goes into waiting for memory.
+const LOOKED_UP_AHEAD: usize = 12;
+
 /// What has been found so far.
 pub(crate) struct Replay {
     pub(crate) geometry: Geometry,
@@ -218,6 +221,11 @@ impl Replay {
                 }
             };
             for (number, entry) in entries.iter().enumerate() {
+                if let Some(next) = entries.get(number + LOOKED_UP_AHEAD)
+                    && let Some((_, address)) = address_in(&self.spaces, next.volume, next.block)
+                {
+                    index.expect_absent(address);
+                }
                 if entry.void || entry.sequence <= self.sequence {
                     continue;
                 }

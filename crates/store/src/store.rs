@@ -285,11 +285,12 @@ impl Store {
 
     /// Drops everything of a volume that has left the volume table.
     pub fn purge(&self, space: &VolumeSpace) {
-        let mut copy = Vec::new();
+        let (mut copy, mut masks) = (Vec::new(), Vec::new());
         for shard in 0..self.index.shard_count() {
             copy.clear();
-            self.index.snapshot_shard(shard, &mut copy);
-            for (address, _, _) in &copy {
+            masks.clear();
+            self.index.snapshot_shard(shard, &mut copy, &mut masks);
+            for (address, _) in &copy {
                 if space.block(*address).is_some()
                     && let Some(entry) = self.index.remove(*address, |_| true)
                 {

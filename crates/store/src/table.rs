@@ -30,7 +30,7 @@ pub use geometry::{CHECK_BITS_MAX, CHECK_BITS_MIN, Geometry, GeometryError, Loca
 use forebay_device::hint::Spot;
 
 use entry::Layout;
-use permutation::{Divisor, mix};
+use permutation::Divisor;
 
 /// Words in a bucket.
 const LANES: usize = 8;
@@ -161,10 +161,29 @@ impl Table {
     /// # Panics
     /// If the slot is wider than the geometry says.
     pub fn insert(&mut self, key: LocalKey, entry: Entry) -> Result<Option<Entry>, Full> {
+        self.insert_unless(key, entry, |_| false)
+    }
+
+    /// As [`Table::insert`], but leaves what is there if `stays` says so of it.
+    ///
+    /// # Errors
+    /// As for [`Table::insert`].
+    ///
+    /// # Panics
+    /// As for [`Table::insert`].
+    #[inline]
+    pub fn insert_unless(
+        &mut self,
+        key: LocalKey,
+        entry: Entry,
+        stays: impl FnOnce(&Entry) -> bool,
+    ) -> Result<Option<Entry>, Full> {
         let (remainder, first) = self.divide(key);
         if let Some(place) = self.find(key, remainder, first) {
             let old = self.word(place).map(|word| self.layout.entry(word));
-            self.set(place, entry);
+            if !old.as_ref().is_some_and(stays) {
+                self.set(place, entry);
+            }
             return Ok(old);
         }
         let word = self.layout.with_entry(self.layout.tag(remainder), &entry);
@@ -247,10 +266,7 @@ impl Table {
     /// second one it is.
     #[inline]
     fn other_bucket(&self, remainder: u64, bucket: usize) -> usize {
-        let count = self.buckets.len();
-        // Below `count`, which has less than 32 bits.
-        let sum = (((mix(remainder) >> 32) * count as u64) >> 32) as usize;
-        if sum >= bucket { sum - bucket } else { sum + count - bucket }
+        geometry::other_bucket(remainder, bucket, self.buckets.len())
     }
 
     #[inline]

@@ -200,3 +200,22 @@ fn a_write_of_four_gigabytes_is_stepped_over() {
         assert_eq!(matches!(event, Event::Refused(_)), left == 0);
     }
 }
+
+#[test]
+fn what_waits_is_recognised_only_by_a_whole_header() {
+    let read = header(command::READ, 0, 8192, 4096);
+    let write = header(command::WRITE, 0, 512, u32::MAX);
+    for (request, op, offset, payload) in
+        [(&read, Op::Read, 8192, 0), (&write, Op::Write, 512, u32::MAX as usize)]
+    {
+        let bytes = request.as_bytes();
+        let expected = Waiting { op, offset, bytes: RequestHeader::SIZE + payload };
+        assert_eq!(waiting(bytes), Some(expected));
+        for len in 0..bytes.len() {
+            assert_eq!(waiting(&bytes[..len]), None);
+        }
+    }
+    assert_eq!(waiting(header(command::FLUSH, 0, 0, 0).as_bytes()), None);
+    let bad = RequestHeader { magic: U32::new(7), ..read };
+    assert_eq!(waiting(bad.as_bytes()), None);
+}

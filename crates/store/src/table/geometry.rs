@@ -1,7 +1,7 @@
 //! How large the tables are, how wide their fields, and which address belongs where.
 
 use super::entry::{FIXED_BITS, Layout};
-use super::permutation::{Divisor, KEY_BITS_MAX, Permutation};
+use super::permutation::{Divisor, KEY_BITS_MAX, Permutation, mix};
 use super::{BUCKET_BYTES, LANES};
 
 /// Fewest bits of a check that are worth having.
@@ -198,11 +198,13 @@ impl Geometry {
         self.permutation.backward(key.0 * self.shards.get() + u64::from(shard))
     }
 
-    /// Where the first of a key's two buckets begins within its table, in bytes.
+    /// Where a key's two buckets begin within its table, in bytes.
     #[inline]
-    pub(crate) fn first_bucket_offset(&self, key: LocalKey) -> usize {
-        let (_, bucket) = self.buckets.divide(key.0);
-        bucket as usize * BUCKET_BYTES as usize
+    pub(crate) fn bucket_offsets(&self, key: LocalKey) -> [usize; 2] {
+        let (remainder, first) = self.buckets.divide(key.0);
+        let first = first as usize;
+        let second = other_bucket(remainder, first, self.buckets.get() as usize);
+        [first, second].map(|bucket| bucket * BUCKET_BYTES as usize)
     }
 
     /// Divides keys into remainder and first bucket.
@@ -213,6 +215,15 @@ impl Geometry {
     pub(super) fn layout(&self) -> Layout {
         self.layout
     }
+}
+
+/// The second of `count` buckets for a key whose first one is `bucket`, and the first one for a key
+/// whose second one it is.
+#[inline]
+pub(super) fn other_bucket(remainder: u64, bucket: usize, count: usize) -> usize {
+    // Below `count`, which has less than 32 bits.
+    let sum = (((mix(remainder) >> 32) * count as u64) >> 32) as usize;
+    if sum >= bucket { sum - bucket } else { sum + count - bucket }
 }
 
 fn in_range(field: &'static str, bits: u32, least: u32, most: u32) -> Result<(), GeometryError> {

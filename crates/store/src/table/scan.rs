@@ -42,11 +42,24 @@ impl Table {
     ///
     /// Ranges that cover the table visit each entry exactly once if nothing is inserted or removed
     /// meanwhile; if that may happen, use [`Table::scan_next`].
-    pub fn for_each_in(&self, range: Range<usize>, mut visit: impl FnMut(LocalKey, Entry)) {
-        self.visit_buckets(range.clone(), &mut visit);
+    pub fn for_each_in(&self, range: Range<usize>, visit: impl FnMut(LocalKey, Entry)) {
+        self.for_each_where(range, |_| true, visit);
+    }
+
+    /// As [`Table::for_each_in`], only entries that are `wanted`: what a key is costs more to find
+    /// out than what its entry says.
+    #[inline]
+    pub fn for_each_where(
+        &self,
+        range: Range<usize>,
+        mut wanted: impl FnMut(&Entry) -> bool,
+        mut visit: impl FnMut(LocalKey, Entry),
+    ) {
+        self.visit_buckets(range.clone(), &mut wanted, &mut visit);
         for overflow in &self.overflow {
-            if range.contains(&self.divide(overflow.key).1) {
-                visit(overflow.key, self.layout.entry(overflow.word));
+            let entry = self.layout.entry(overflow.word);
+            if range.contains(&self.divide(overflow.key).1) && wanted(&entry) {
+                visit(overflow.key, entry);
             }
         }
     }
@@ -66,7 +79,7 @@ impl Table {
     pub fn scan_next(&mut self, buckets: usize, mut visit: impl FnMut(LocalKey, Entry)) -> bool {
         let start = self.scan.next;
         let end = start.saturating_add(buckets.max(1)).min(self.buckets.len());
-        self.visit_buckets(start..end, &mut visit);
+        self.visit_buckets(start..end, &mut |_| true, &mut visit);
         if end < self.buckets.len() {
             self.scan.next = end;
             return true;
@@ -84,12 +97,20 @@ impl Table {
     }
 
     #[inline]
-    fn visit_buckets(&self, range: Range<usize>, visit: &mut impl FnMut(LocalKey, Entry)) {
+    fn visit_buckets(
+        &self,
+        range: Range<usize>,
+        wanted: &mut impl FnMut(&Entry) -> bool,
+        visit: &mut impl FnMut(LocalKey, Entry),
+    ) {
         let end = range.end.min(self.buckets.len());
         let start = range.start.min(end);
         for (bucket, words) in self.buckets[start..end].iter().enumerate() {
             for &word in words.0.iter().filter(|&&word| word != 0) {
-                visit(self.key_of(word, start + bucket), self.layout.entry(word));
+                let entry = self.layout.entry(word);
+                if wanted(&entry) {
+                    visit(self.key_of(word, start + bucket), entry);
+                }
             }
         }
     }
