@@ -5,9 +5,10 @@
 //! large as the cache, in huge pages like the devices: from random blocks into one small buffer
 //! for reads, the other way for writes.
 
-mod cases;
+pub(crate) mod cases;
+pub(crate) mod closed_loop;
 mod jobs;
-mod worker;
+pub(crate) mod worker;
 
 use std::time::Duration;
 
@@ -30,12 +31,12 @@ pub(crate) struct Args {
     /// Pairs of samples; fewer than 15 say little on a machine that is not quiet
     #[arg(long, default_value_t = 15)]
     pub(crate) pairs: usize,
-    /// Size of the cache device, in RAM
-    #[arg(long, default_value = "1G", value_name = "SIZE")]
-    pub(crate) cache: String,
-    /// Size of the origin, in RAM
-    #[arg(long, default_value = "4G", value_name = "SIZE")]
-    pub(crate) origin: String,
+    /// Size of the cache device, in RAM [default: 1G, with --jobs 2G]
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) cache: Option<String>,
+    /// Size of the origin, in RAM [default: 4G, with --jobs 2G]
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) origin: Option<String>,
     /// Percent of the cache that the cases other than zipf work on
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..=80))]
     pub(crate) working_set: u64,
@@ -45,22 +46,20 @@ pub(crate) struct Args {
     /// Numbers of lanes
     #[arg(long, default_value = "1,2", value_delimiter = ',')]
     pub(crate) lanes: Vec<usize>,
-    /// What to measure
-    #[arg(
-        long,
-        value_delimiter = ',',
-        default_value = "read-hit,overwrite-dirty,write-clean,zipf"
-    )]
+    /// What to measure [default: read-hit,overwrite-dirty,write-clean,zipf; with --jobs
+    /// overwrite-dirty,write-default,writethrough,read-hit]
+    #[arg(long, value_delimiter = ',')]
     pub(crate) cases: Vec<Case>,
     /// Do not tie lanes to CPUs
     #[arg(long)]
     pub(crate) no_pin: bool,
-    /// Submit every request and keep so many in flight for each job (one lane)
-    #[arg(long, requires = "jobs")]
-    pub(crate) depth: Option<usize>,
-    /// Jobs of the closed loop (with --depth)
-    #[arg(long, requires = "depth")]
-    pub(crate) jobs: Option<usize>,
+    /// Requests that each job of the closed loop keeps in flight, on one lane; several, and the
+    /// rows multiply
+    #[arg(long, requires = "jobs", value_delimiter = ',')]
+    pub(crate) depth: Vec<usize>,
+    /// Jobs of the closed loop
+    #[arg(long, requires = "depth", value_delimiter = ',')]
+    pub(crate) jobs: Vec<usize>,
 }
 
 /// Sizes, checked.
@@ -73,8 +72,13 @@ pub(crate) struct Sizes {
 
 impl Args {
     fn sizes(&self) -> LabResult<Sizes> {
-        let size = |text: &str| parse_size(text).map_err(|error| other(error.to_string()));
-        let (cache, origin) = (size(&self.cache)?, size(&self.origin)?);
+        let size = |given: &Option<String>, default| match given {
+            Some(text) => parse_size(text).map_err(|error| other(error.to_string())),
+            None => Ok(default),
+        };
+        // The closed loop has the sizes that the kernel's caches were measured with.
+        let (cache, origin) = if self.jobs.is_empty() { (1, 4) } else { (2, 2) };
+        let (cache, origin) = (size(&self.cache, cache << 30)?, size(&self.origin, origin << 30)?);
         let whole = |bytes: u64| bytes > 0 && bytes.is_multiple_of(BLOCK);
         let working_set = cache / BLOCK * self.working_set / 100;
         if !whole(cache) || !whole(origin) || origin / BLOCK >= MOST_BLOCKS {
@@ -88,6 +92,11 @@ impl Args {
             return Err(other("there can be 1 to 64 lanes"));
         }
         Ok(Sizes { cache_bytes: cache, origin_bytes: origin, working_set_blocks: working_set })
+    }
+
+    /// The cases that were asked for, or else these.
+    pub(crate) fn cases(&self, default: &[Case]) -> Vec<Case> {
+        if self.cases.is_empty() { default.to_vec() } else { self.cases.clone() }
     }
 
     fn sample_time(&self) -> LabResult<Duration> {
@@ -151,9 +160,10 @@ struct Report {
 pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
     let sizes = args.sizes()?;
     let time = args.sample_time()?;
-    if let (Some(jobs), Some(depth)) = (args.jobs, args.depth) {
-        return jobs::run(args, sizes, time, jobs, depth, json);
+    if !args.jobs.is_empty() {
+        return jobs::run(args, sizes, time, &args.jobs, &args.depth, json);
     }
+    let cases = args.cases(&[Case::ReadHit, Case::OverwriteDirty, Case::WriteClean, Case::Zipf]);
     let mut report = Report {
         pairs: args.pairs,
         seconds_per_sample: args.seconds_per_sample,
@@ -162,10 +172,10 @@ pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
         scaling: Vec::new(),
     };
     let runs: usize = args.lanes.iter().map(|lanes| 1 + usize::from(*lanes > 1)).sum();
-    let progress = Progress::new((runs * args.cases.len() * args.pairs) as u64, "preparing");
+    let progress = Progress::new((runs * cases.len() * args.pairs) as u64, "preparing");
     for &lanes in &args.lanes {
         let crew = Crew::start(sizes, lanes, !args.no_pin)?;
-        for &case in &args.cases {
+        for &case in &cases {
             progress.label(format!("{} on {lanes} lane(s)", case.name()));
             crew.prepare(case)?;
             report.rows.push(shares(&crew, case, args.pairs, time, &progress)?);

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use clap::ValueEnum;
+use forebay_core::Mode;
 use forebay_engine::VolumeSettings;
 
 use crate::engine::Sizes;
@@ -15,6 +16,15 @@ const STEPS: usize = 1 << 20;
 /// Skew of the zipf case.
 const SKEW: f64 = 1.2;
 
+/// What is wanted of a case beside the caches of the kernel.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct KernelGoals {
+    /// More than this share of the bare device.
+    pub(crate) share: f64,
+    /// At most this much CPU time for a request, in microseconds.
+    pub(crate) cpu_us: f64,
+}
+
 /// One kind of load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Case {
@@ -22,6 +32,10 @@ pub(crate) enum Case {
     ReadHit,
     /// Random writes to blocks that are dirty
     OverwriteDirty,
+    /// Random writes with the settings that a new volume has
+    WriteDefault,
+    /// Random writes with mode writethrough
+    WriteThrough,
     /// Writes to blocks that are clean, each once, in random order
     WriteClean,
     /// 90 % reads, 10 % writes over the whole origin, zipf with an exponent of 1.2
@@ -34,6 +48,8 @@ impl Case {
         match self {
             Case::ReadHit => "read-hit",
             Case::OverwriteDirty => "overwrite-dirty",
+            Case::WriteDefault => "write-default",
+            Case::WriteThrough => "writethrough",
             Case::WriteClean => "write-clean",
             Case::Zipf => "zipf",
         }
@@ -44,7 +60,7 @@ impl Case {
         match self {
             Case::ReadHit => Some(0.6),
             Case::OverwriteDirty | Case::WriteClean => Some(0.5),
-            Case::Zipf => None,
+            Case::WriteDefault | Case::WriteThrough | Case::Zipf => None,
         }
     }
 
@@ -53,7 +69,19 @@ impl Case {
         match self {
             Case::ReadHit => Some(0.6),
             Case::OverwriteDirty | Case::WriteClean => Some(0.8),
-            Case::Zipf => None,
+            Case::WriteDefault | Case::WriteThrough | Case::Zipf => None,
+        }
+    }
+
+    /// What is wanted beside the caches of the kernel: shares of the bare device above those of
+    /// the best of them, and a quarter of its CPU time.
+    pub(crate) fn beside_the_kernel(self) -> Option<KernelGoals> {
+        match self {
+            Case::ReadHit => Some(KernelGoals { share: 0.67, cpu_us: 2.2 / 4.0 }),
+            Case::OverwriteDirty | Case::WriteDefault => {
+                Some(KernelGoals { share: 0.37, cpu_us: 3.2 / 4.0 })
+            }
+            Case::WriteThrough | Case::WriteClean | Case::Zipf => None,
         }
     }
 
@@ -62,11 +90,14 @@ impl Case {
         self == Case::WriteClean
     }
 
-    /// The settings of the volume. But for zipf, nothing is written back while the clock runs
-    /// unless reclaim finds no other way.
+    /// The settings of the volume. But for zipf and the default settings, nothing is written back
+    /// while the clock runs unless reclaim finds no other way.
     pub(crate) fn settings(self) -> VolumeSettings {
         match self {
-            Case::Zipf => VolumeSettings::default(),
+            Case::Zipf | Case::WriteDefault => VolumeSettings::default(),
+            Case::WriteThrough => {
+                VolumeSettings { mode: Mode::Writethrough, ..VolumeSettings::default() }
+            }
             _ => no_writeback(),
         }
     }
@@ -77,7 +108,9 @@ impl Case {
         let seed = 0x5eed + stream as u64;
         match self {
             Case::ReadHit => uniform(seed, blocks, false, STEPS).into(),
-            Case::OverwriteDirty => uniform(seed, blocks, true, STEPS).into(),
+            Case::OverwriteDirty | Case::WriteDefault | Case::WriteThrough => {
+                uniform(seed, blocks, true, STEPS).into()
+            }
             Case::WriteClean => {
                 let all = permutation(7, blocks, true);
                 all.into_iter().skip(stream).step_by(streams).collect()

@@ -234,6 +234,10 @@ impl Crew {
         self.members.len()
     }
 
+    pub(crate) fn sizes(&self) -> Sizes {
+        self.sizes
+    }
+
     pub(crate) fn segment_bytes(&self) -> u64 {
         self.cache.store.geometry().segment_bytes
     }
@@ -269,12 +273,12 @@ impl Crew {
             let rig = worker.rig.as_ref().ok_or_else(gone)?;
             rig.set(case.settings())?;
             match case {
-                Case::ReadHit | Case::WriteClean => {
+                Case::ReadHit | Case::WriteClean | Case::WriteThrough => {
                     rig.drain()?;
                     let quiet = Progress::new(blocks, "filling");
                     fill::clean(&worker.driver, 0..blocks, &quiet)
                 }
-                Case::OverwriteDirty => {
+                Case::OverwriteDirty | Case::WriteDefault => {
                     // Several times over, so that reclaim has found its pace.
                     for round in 0..4 {
                         worker.driver.steps(&fill::order(round, blocks))?;
