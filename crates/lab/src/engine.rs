@@ -47,7 +47,7 @@ pub(crate) struct Args {
     #[arg(long, default_value = "1,2", value_delimiter = ',')]
     pub(crate) lanes: Vec<usize>,
     /// What to measure [default: read-hit,overwrite-dirty,write-clean,zipf; with --jobs
-    /// overwrite-dirty,write-default,writethrough,read-hit]
+    /// overwrite-dirty,write-default,write-through,read-hit]
     #[arg(long, value_delimiter = ',')]
     pub(crate) cases: Vec<Case>,
     /// Do not tie lanes to CPUs

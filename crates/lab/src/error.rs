@@ -28,9 +28,33 @@ pub(crate) enum LabError {
     /// Nothing more happens.
     #[error("{0} has not ended after {1} s; nothing seems to move any more")]
     Stuck(&'static str, u64),
+    /// Somebody wants this to end.
+    #[error("interrupted; nothing is left behind")]
+    Interrupted,
+    /// The command line means nothing.
+    #[error("{0}")]
+    Usage(String),
+    /// Somebody else uses the device.
+    #[error("{0}")]
+    InUse(String),
+    /// Data would be lost.
+    #[error("{0}")]
+    AtRisk(String),
     /// Anything else, in words.
     #[error("{0}")]
     Other(String),
+}
+
+impl LabError {
+    /// What the process ends with: 2 wrong usage, 3 in use, 4 data at risk, 1 anything else.
+    pub(crate) fn exit_code(&self) -> u8 {
+        match self {
+            LabError::Usage(_) => 2,
+            LabError::InUse(_) => 3,
+            LabError::AtRisk(_) => 4,
+            _ => 1,
+        }
+    }
 }
 
 impl From<IoError> for LabError {

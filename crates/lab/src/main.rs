@@ -9,6 +9,7 @@
 //! - `fill`: caches with many blocks
 //! - `pattern`: which blocks are asked for
 //! - `measure`, `pairs`: time, and what can be said about it on a machine that is not quiet
+//! - `fio`, `interrupt`: fio as a child, and how it ends when somebody wants that
 //! - `output`, `progress`: tables, JSON, bars
 #![forbid(unsafe_code)]
 #![allow(
@@ -22,6 +23,8 @@ mod driver;
 mod engine;
 mod error;
 mod fill;
+mod fio;
+mod interrupt;
 mod measure;
 mod memory;
 mod nbd;
@@ -31,6 +34,7 @@ mod pattern;
 mod progress;
 mod recovery;
 mod rig;
+mod run;
 
 use std::process::ExitCode;
 
@@ -59,6 +63,8 @@ enum Command {
     Amplification(amplification::Args),
     /// Memory per cached block
     Memory(memory::Args),
+    /// The reports' fio jobs on a device of yours
+    Run(run::Args),
     /// Time to open a cache after a crash
     Recovery(recovery::Args),
 }
@@ -72,13 +78,14 @@ fn main() -> ExitCode {
         Command::NbdServer(args) => nbd::server::run(&args),
         Command::Amplification(args) => amplification::run(&args, json),
         Command::Memory(args) => memory::run(&args, json),
+        Command::Run(args) => run::run(&args, json),
         Command::Recovery(args) => recovery::run(&args, json),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("forebay-lab: {error}");
-            ExitCode::FAILURE
+            ExitCode::from(error.exit_code())
         }
     }
 }

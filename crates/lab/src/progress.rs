@@ -22,6 +22,11 @@ impl Progress {
         self.0.set_message(label.into());
     }
 
+    /// Steps that are done altogether; never fewer than before.
+    pub(crate) fn reach(&self, steps: u64) {
+        self.0.set_position(steps.max(self.0.position()));
+    }
+
     /// Steps that are done.
     pub(crate) fn advance(&self, steps: u64) {
         self.0.inc(steps);

@@ -49,7 +49,7 @@ impl Case {
             Case::ReadHit => "read-hit",
             Case::OverwriteDirty => "overwrite-dirty",
             Case::WriteDefault => "write-default",
-            Case::WriteThrough => "writethrough",
+            Case::WriteThrough => "write-through",
             Case::WriteClean => "write-clean",
             Case::Zipf => "zipf",
         }

@@ -1,0 +1,287 @@
+//! Who uses a file or block device, and what is on it: what has to be known before it is written
+//! to. Nothing here changes anything.
+
+use std::fs::{self, File, Metadata};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, Mode, OFlags, flock};
+
+use crate::error::{LabError, LabResult, other};
+
+// The daemon's own list, so that both refuse the same.
+#[path = "../../../forebay/src/signature.rs"]
+mod signature;
+
+/// Bytes from the start in which [`recognise`] looks.
+pub(crate) const HEAD: usize = signature::HEAD_LEN;
+
+/// What the first bytes of a device show, if anything that is known.
+pub(crate) fn recognise(head: &[u8]) -> Option<&'static str> {
+    signature::identify(head)
+}
+
+/// A file or block device.
+#[derive(Debug)]
+pub(crate) struct Local {
+    path: PathBuf,
+    /// Number of the block device; `None` for a file.
+    device: Option<u64>,
+    metadata: Metadata,
+    /// Bytes.
+    pub(crate) size: u64,
+}
+
+/// A claim on a device: as long as it is held, nobody can mount the device, and other programs that
+/// ask are refused.
+#[derive(Debug)]
+pub(crate) struct Claim(#[expect(dead_code, reason = "held, not read")] OwnedFd);
+
+impl Local {
+    /// Looks what is there.
+    ///
+    /// # Errors
+    /// `Usage`: nothing, or something that cannot be a device.
+    pub(crate) fn find(path: &Path) -> LabResult<Self> {
+        let usage = |what: String| LabError::Usage(format!("--device: {}: {what}", path.display()));
+        let metadata = fs::metadata(path).map_err(|error| usage(error.to_string()))?;
+        let kind = metadata.file_type();
+        let device = kind.is_block_device().then(|| metadata.rdev());
+        if device.is_none() && !kind.is_file() {
+            return Err(usage("neither a file nor a block device".to_owned()));
+        }
+        let size = match device {
+            None => metadata.len(),
+            Some(_) => {
+                let file = File::open(path).map_err(|error| usage(error.to_string()))?;
+                rustix::fs::seek(&file, rustix::fs::SeekFrom::End(0))
+                    .map_err(|error| usage(error.to_string()))?
+            }
+        };
+        let path = fs::canonicalize(path).map_err(|error| usage(error.to_string()))?;
+        Ok(Local { path, device, metadata, size })
+    }
+
+    /// The path, links followed.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Who uses it, in words that say the way out.
+    ///
+    /// # Errors
+    /// The system does not tell.
+    pub(crate) fn user(&self) -> LabResult<Option<String>> {
+        let name = self.path.display();
+        let mounts = fs::read_to_string("/proc/self/mountinfo")?;
+        let swaps = fs::read_to_string("/proc/swaps").unwrap_or_default();
+        for number in self.numbers() {
+            if let Some(place) = mounted(&mounts, number, &device_number) {
+                return Ok(Some(format!("{name} is mounted on {place}; unmount it first")));
+            }
+        }
+        let same = |path: &Path| {
+            fs::metadata(path).is_ok_and(|found| match self.device {
+                Some(_) => {
+                    found.file_type().is_block_device() && self.numbers().contains(&found.rdev())
+                }
+                None => (found.dev(), found.ino()) == (self.metadata.dev(), self.metadata.ino()),
+            })
+        };
+        if swap_areas(&swaps).any(|path| same(&path)) {
+            return Ok(Some(format!("{name} is swap space in use; run 'swapoff {name}' first")));
+        }
+        for number in self.numbers() {
+            if let Some(holder) = holder(number) {
+                return Ok(Some(format!(
+                    "{name} is part of {holder} (see 'lsblk'); take that apart first"
+                )));
+            }
+        }
+        if self.device.is_none()
+            && let Some(device) = loop_device(&same)
+        {
+            return Ok(Some(format!(
+                "{name} is attached to /dev/{device}; run 'losetup -d /dev/{device}' first"
+            )));
+        }
+        Ok(None)
+    }
+
+    /// The block device and its partitions.
+    fn numbers(&self) -> Vec<u64> {
+        let Some(number) = self.device else { return Vec::new() };
+        let parts =
+            fs::read_dir(about(number)).into_iter().flatten().flatten().filter_map(|entry| {
+                let folder = entry.path();
+                folder.join("partition").exists().then_some(())?;
+                parse_number(fs::read_to_string(folder.join("dev")).ok()?.trim())
+            });
+        std::iter::once(number).chain(parts).collect()
+    }
+
+    /// Claims it.
+    ///
+    /// # Errors
+    /// `InUse`, or the system says no.
+    pub(crate) fn claim(&self) -> LabResult<Claim> {
+        let name = self.path.display();
+        // For a block device EXCL is a claim that mounting respects; for a file it means nothing.
+        let exclusive = if self.device.is_some() { OFlags::EXCL } else { OFlags::empty() };
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | exclusive;
+        let busy = || {
+            LabError::InUse(format!(
+                "{name} is in use by another program; stop that first ('fuser {name}')"
+            ))
+        };
+        let fd = match rustix::fs::open(&self.path, flags, Mode::empty()) {
+            Err(rustix::io::Errno::BUSY) => return Err(busy()),
+            opened => opened.map_err(|error| other(format!("{name}: {error}")))?,
+        };
+        match flock(&fd, FlockOperation::NonBlockingLockExclusive) {
+            Err(rustix::io::Errno::WOULDBLOCK) => Err(busy()),
+            locked => locked.map(|()| Claim(fd)).map_err(|error| other(format!("{name}: {error}"))),
+        }
+    }
+
+    /// What is on it, if anything.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub(crate) fn content(&self) -> LabResult<Option<&'static str>> {
+        let head = File::open(&self.path).and_then(signature::read_head);
+        let head = head.map_err(|error| other(format!("{}: {error}", self.path.display())))?;
+        let known = recognise(&head);
+        // A file that holds anything at all may be somebody's work.
+        let filled = self.device.is_none() && head.iter().any(|byte| *byte != 0);
+        Ok(known.or(filled.then_some("data")))
+    }
+}
+
+/// Where a block device is described.
+fn about(number: u64) -> PathBuf {
+    let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
+    format!("/sys/dev/block/{major}:{minor}").into()
+}
+
+/// Reads `8:16`.
+fn parse_number(text: &str) -> Option<u64> {
+    let (major, minor) = text.split_once(':')?;
+    Some(rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?))
+}
+
+/// The number of the block device at a path.
+fn device_number(path: &Path) -> Option<u64> {
+    let metadata = fs::metadata(path).ok()?;
+    metadata.file_type().is_block_device().then(|| metadata.rdev())
+}
+
+/// Where a device is mounted, by its number or, for filesystems with numbers of their own, by the
+/// name of what is mounted.
+fn mounted(mounts: &str, number: u64, number_of: &dyn Fn(&Path) -> Option<u64>) -> Option<String> {
+    mounts.lines().find_map(|line| {
+        let (left, right) = line.split_once(" - ")?;
+        let mut left = left.split(' ');
+        let own = parse_number(left.nth(2)?);
+        let place = unescape(left.nth(1)?);
+        let source = unescape(right.split(' ').nth(1)?);
+        let by_name = || source.starts_with('/') && number_of(Path::new(&source)) == Some(number);
+        (own == Some(number) || by_name()).then_some(place)
+    })
+}
+
+/// The areas that are listed in `/proc/swaps`.
+fn swap_areas(swaps: &str) -> impl Iterator<Item = PathBuf> {
+    swaps.lines().skip(1).filter_map(|line| Some(unescape(line.split_whitespace().next()?).into()))
+}
+
+/// `\040` and the like, as the kernel writes blanks in paths.
+fn unescape(text: &str) -> String {
+    let mut parts = text.split('\\');
+    let mut whole = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let code = part.get(..3).and_then(|digits| u8::from_str_radix(digits, 8).ok());
+        match (code, part.get(3..)) {
+            (Some(code), Some(rest)) => {
+                whole.push(char::from(code));
+                whole.push_str(rest);
+            }
+            _ => {
+                whole.push('\\');
+                whole.push_str(part);
+            }
+        }
+    }
+    whole
+}
+
+/// What stands on a block device: md, device-mapper, bcache.
+fn holder(number: u64) -> Option<String> {
+    let entry = fs::read_dir(about(number).join("holders")).ok()?.flatten().next()?;
+    Some(entry.file_name().to_string_lossy().into_owned())
+}
+
+/// The loop device that a file is behind.
+fn loop_device(same: &dyn Fn(&Path) -> bool) -> Option<String> {
+    fs::read_dir("/sys/block").ok()?.flatten().find_map(|entry| {
+        let backing = fs::read_to_string(entry.path().join("loop/backing_file")).ok()?;
+        same(Path::new(backing.trim_end_matches('\n')))
+            .then(|| entry.file_name().to_string_lossy().into_owned())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MOUNTS: &str = "\
+22 27 0:21 / /proc rw,relatime - proc proc rw
+27 1 254:0 / / rw,relatime - ext4 /dev/vda rw,discard
+40 27 0:35 /@ /my\\040data rw shared:1 - btrfs /dev/sdb1 rw
+";
+
+    #[test]
+    fn mounted_devices_are_found_by_number_and_by_name() {
+        let number = |major, minor| rustix::fs::makedev(major, minor);
+        let of = |path: &Path| (path == Path::new("/dev/sdb1")).then(|| number(8, 17));
+        assert_eq!(mounted(MOUNTS, number(254, 0), &of).as_deref(), Some("/"));
+        assert_eq!(mounted(MOUNTS, number(8, 17), &of).as_deref(), Some("/my data"));
+        assert_eq!(mounted(MOUNTS, number(8, 18), &of), None);
+        assert_eq!(mounted("nonsense\n\n - \n", number(8, 18), &of), None);
+    }
+
+    #[test]
+    fn swap_is_listed() {
+        let swaps = "Filename\tType\tSize\tUsed\tPriority\n/dev/zram0 partition 100 0 -2\n/my\\040swap file 1 0 -3\n";
+        let areas: Vec<PathBuf> = swap_areas(swaps).collect();
+        assert_eq!(areas, [Path::new("/dev/zram0"), Path::new("/my swap")]);
+        assert_eq!(swap_areas("").count(), 0);
+        assert_eq!(unescape("a\\b\\0401"), "a\\b 1");
+    }
+
+    #[test]
+    fn files_are_claimed_once_and_their_content_is_seen() {
+        let folder = tempfile::tempdir().expect("folder");
+        let path = folder.path().join("disk");
+        fs::write(&path, vec![0; 1 << 20]).expect("written");
+        let local = Local::find(&path).expect("a file");
+        assert_eq!((local.size, local.user().expect("asked")), (1 << 20, None));
+        assert_eq!(local.content().expect("readable"), None);
+        let claim = local.claim().expect("free");
+        assert_eq!(local.claim().expect_err("taken").exit_code(), 3);
+        drop(claim);
+        local.claim().expect("free again");
+        for (bytes, what) in [(b"LUKS\xba\xbe".as_slice(), "a LUKS volume"), (b"a letter", "data")]
+        {
+            fs::write(&path, bytes).expect("written");
+            assert_eq!(
+                Local::find(&path).expect("a file").content().expect("readable"),
+                Some(what)
+            );
+        }
+        for bad in [folder.path(), Path::new("/dev/null"), Path::new("/nonexistent")] {
+            assert_eq!(Local::find(bad).expect_err("no device").exit_code(), 2);
+        }
+    }
+}

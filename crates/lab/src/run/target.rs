@@ -1,0 +1,99 @@
+//! What the jobs run on, and whether that may be written to.
+
+use std::path::Path;
+
+use super::guard::{self, Claim, Local};
+use super::remote::{self, Export, Looks};
+use crate::error::{LabError, LabResult};
+
+/// A device as the command line names it.
+pub(crate) struct Target {
+    name: String,
+    engine: String,
+    place: Place,
+}
+
+enum Place {
+    /// A file or a block device, claimed as long as the target is there.
+    Local(Local, Option<Claim>),
+    /// An NBD export.
+    Remote(Looks),
+}
+
+impl Target {
+    /// Looks what is there. Nothing is changed.
+    ///
+    /// # Errors
+    /// `Usage`: nothing that could be a device; or a server cannot be reached.
+    pub(crate) fn find(device: &str, engine: &str) -> LabResult<Self> {
+        let (engine, place) = if remote::is_uri(device) {
+            ("nbd", Place::Remote(Export::parse(device)?.look(guard::HEAD)?))
+        } else {
+            let local = Local::find(Path::new(device))?;
+            // One that is in use cannot be claimed, which need not hinder a reader.
+            let claim = local.claim().ok();
+            (engine, Place::Local(local, claim))
+        };
+        Ok(Target { name: device.to_owned(), engine: engine.to_owned(), place })
+    }
+
+    /// Size in bytes.
+    pub(crate) fn size(&self) -> u64 {
+        match &self.place {
+            Place::Local(local, _) => local.size,
+            Place::Remote(looks) => looks.size,
+        }
+    }
+
+    /// fio's engine for it.
+    pub(crate) fn engine(&self) -> &str {
+        &self.engine
+    }
+
+    /// The variables by which a job file finds it.
+    pub(crate) fn variables(&self) -> Vec<(&'static str, String)> {
+        let (device, target) = match &self.place {
+            Place::Local(local, _) => {
+                // To fio a colon separates names.
+                let path = local.path().to_string_lossy().replace(':', "\\:");
+                (path.clone(), format!("filename={path}"))
+            }
+            Place::Remote(_) => (self.name.clone(), format!("uri={}", self.name)),
+        };
+        vec![("ENGINE", self.engine.clone()), ("DEVICE", device), ("TARGET", target)]
+    }
+
+    /// Whether it may be written to. Nothing has been touched when this fails.
+    ///
+    /// # Errors
+    /// `AtRisk`: it is in use or holds something, and `destroy` was not asked for; `InUse`: it is
+    /// in use, and then `destroy` does not help; `Usage`: it cannot be written to.
+    pub(crate) fn check(&self, destroy: bool) -> LabResult<()> {
+        let content = match &self.place {
+            Place::Local(local, claim) => {
+                if let Some(why) = local.user()? {
+                    // Overwriting a device under a mounted filesystem is nobody's wish.
+                    return Err(if destroy { LabError::InUse(why) } else { LabError::AtRisk(why) });
+                }
+                if claim.is_none() {
+                    local.claim()?;
+                }
+                local.content()?
+            }
+            Place::Remote(looks) if looks.read_only => {
+                return Err(LabError::Usage(format!(
+                    "--device: {} is read-only, and these jobs write",
+                    self.name
+                )));
+            }
+            Place::Remote(looks) => guard::recognise(&looks.head),
+        };
+        match content {
+            Some(what) if !destroy => Err(LabError::AtRisk(format!(
+                "{} holds {what}, which these jobs would overwrite; with --destroy they do",
+                self.name
+            ))),
+            _ => Ok(()),
+        }
+    }
+}
