@@ -7,7 +7,7 @@
 
 pub(crate) mod cases;
 pub(crate) mod closed_loop;
-mod jobs;
+pub(crate) mod jobs;
 pub(crate) mod worker;
 
 use std::time::Duration;

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
@@ -36,18 +36,5 @@ impl Interrupt {
     /// `Interrupted`.
     pub(crate) fn check(&self) -> LabResult<()> {
         if self.0.load(Ordering::Relaxed) { Err(LabError::Interrupted) } else { Ok(()) }
-    }
-
-    /// Sleeps, unless this is to end.
-    ///
-    /// # Errors
-    /// `Interrupted`.
-    pub(crate) fn sleep(&self, time: Duration) -> LabResult<()> {
-        let end = Instant::now() + time;
-        while Instant::now() < end {
-            self.check()?;
-            std::thread::sleep(STEP.min(time));
-        }
-        Ok(())
     }
 }

@@ -32,6 +32,7 @@ mod output;
 mod pairs;
 mod pattern;
 mod progress;
+mod real;
 mod recovery;
 mod rig;
 mod run;
@@ -65,6 +66,9 @@ enum Command {
     Memory(memory::Args),
     /// The reports' fio jobs on a device of yours
     Run(run::Args),
+    /// Scaled-down experiments of the reports in real time
+    #[command(hide = true)]
+    SeedsReal(real::Args),
     /// Time to open a cache after a crash
     Recovery(recovery::Args),
 }
@@ -79,6 +83,7 @@ fn main() -> ExitCode {
         Command::Amplification(args) => amplification::run(&args, json),
         Command::Memory(args) => memory::run(&args, json),
         Command::Run(args) => run::run(&args, json),
+        Command::SeedsReal(args) => real::run(&args, json),
         Command::Recovery(args) => recovery::run(&args, json),
     };
     match result {

@@ -9,7 +9,7 @@
 mod book;
 mod guard;
 mod remote;
-mod table;
+pub(crate) mod table;
 mod target;
 
 use std::path::Path;

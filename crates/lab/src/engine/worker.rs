@@ -318,18 +318,32 @@ impl Crew {
         time: Duration,
         count: usize,
     ) -> LabResult<Vec<Sample>> {
+        self.together(count, move |worker, _| worker.sample(work, time, case.once()))?
+            .into_iter()
+            .collect()
+    }
+
+    /// The same on each of the first `count` lanes, all at the same time; it is told which lane
+    /// it is on.
+    ///
+    /// # Errors
+    /// A lane is gone.
+    pub(crate) fn together<T: Send + 'static>(
+        &self,
+        count: usize,
+        job: impl Fn(&mut Worker, usize) -> T + Clone + Send + 'static,
+    ) -> LabResult<Vec<T>> {
         let barrier = Arc::new(Barrier::new(count));
-        let answers: Vec<_> = self.members[..count]
-            .iter()
-            .map(|member| {
-                let barrier = barrier.clone();
+        let answers: Vec<_> = (self.members.iter().take(count).enumerate())
+            .map(|(lane, member)| {
+                let (barrier, job) = (barrier.clone(), job.clone());
                 member.ask(move |worker| {
                     barrier.wait();
-                    worker.sample(work, time, case.once())
+                    job(worker, lane)
                 })
             })
             .collect::<LabResult<_>>()?;
-        answers.into_iter().map(|answer| answer.recv().map_err(|_| gone())?).collect()
+        answers.into_iter().map(|answer| answer.recv().map_err(|_| gone())).collect()
     }
 
     /// What has been counted so far.
