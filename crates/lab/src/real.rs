@@ -48,6 +48,8 @@ pub(crate) struct Row {
     pub(crate) hit_ratio: Option<f64>,
     /// CPU time of the lane that serves, for each request.
     pub(crate) server_cpu_us: f64,
+    /// CPU time of fio, its start included, for each request.
+    pub(crate) client_cpu_us: f64,
     /// Share of the time in which that lane had a CPU.
     pub(crate) server_busy: f64,
     /// Share of the CPU time of the whole machine that was used by anything. Near 1, it is not the
@@ -149,6 +151,7 @@ fn print(report: &Report) -> LabResult<()> {
             "WRITE P99",
             "HITS",
             "SERVER CPU us",
+            "CLIENT CPU us",
             "SERVER BUSY",
             "MACHINE BUSY",
         ]);
@@ -168,6 +171,7 @@ fn print(report: &Report) -> LabResult<()> {
                 cell("write", |one| one.p99_us),
                 row.hit_ratio.map_or_else(|| "-".into(), percent),
                 format!("{:.2}", row.server_cpu_us),
+                format!("{:.2}", row.client_cpu_us),
                 percent(row.server_busy),
                 percent(row.machine_busy),
             ]);

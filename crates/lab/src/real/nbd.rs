@@ -80,10 +80,11 @@ pub(crate) fn measure(
     if experiment.ramp_seconds > 0 {
         run(job(experiment, &server.uri(), experiment.ramp_seconds, 1))?;
     }
-    let before = (server.counted()?, machine_time(), Instant::now());
+    let before = (server.counted()?, machine_time(), Instant::now(), children_time());
     let measured = run(job(experiment, &server.uri(), experiment.seconds, 2))?;
-    let after = (server.counted()?, machine_time(), before.2.elapsed());
+    let after = (server.counted()?, machine_time(), before.2.elapsed(), children_time());
     let cpu = after.0.cpu.saturating_sub(before.0.cpu).as_secs_f64();
+    let client_cpu = after.3 - before.3;
     let ios: u64 = measured.iter().map(|one| one.total_ios).sum();
     let (totals, first) = (after.0.totals, before.0.totals);
     let hits = totals.read_hits - first.read_hits;
@@ -99,6 +100,7 @@ pub(crate) fn measure(
         measured,
         hit_ratio: (configuration.cached() && reads > 0).then(|| hits as f64 / reads as f64),
         server_cpu_us: cpu * 1e6 / ios.max(1) as f64,
+        client_cpu_us: client_cpu * 1e6 / ios.max(1) as f64,
         server_busy: cpu / after.2.as_secs_f64().max(1e-9),
         machine_busy: busy_share(before.1, after.1),
     })
@@ -152,6 +154,20 @@ fn job(experiment: &Experiment, uri: &str, seconds: u64, seed: u32) -> String {
     )
 }
 
+/// CPU seconds of the children that have ended, in ticks of 10 ms.
+fn children_time() -> f64 {
+    parse_children_time(&std::fs::read_to_string("/proc/self/stat").unwrap_or_default())
+}
+
+fn parse_children_time(stat: &str) -> f64 {
+    // The name of the program comes first and may hold anything, also blanks and brackets.
+    let rest = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
+    let mut fields = rest.split_whitespace().skip(13).map(|word| word.parse().unwrap_or(0));
+    let ticks: u64 = fields.next().unwrap_or(0) + fields.next().unwrap_or(0);
+    let per_second = rustix::param::clock_ticks_per_second().max(1);
+    ticks as f64 / per_second as f64
+}
+
 /// Busy and idle time of all CPUs together, in ticks.
 fn machine_time() -> (u64, u64) {
     parse_machine_time(&std::fs::read_to_string("/proc/stat").unwrap_or_default())
@@ -202,6 +218,14 @@ mod tests {
         assert!(job(&find("4x32"), "x", 1, 1).contains("rw=randwrite\n"));
         let text = preparation(&find("mail"), "x");
         assert!(text.contains("rw=read\n") && text.contains("size=377487360\n"), "{text}");
+    }
+
+    #[test]
+    fn the_childrens_time_is_read() {
+        let stat = "1 (a ) b) S 2 3 4 5 6 7 8 9 10 11 12 13 200 100 14";
+        let ticks = rustix::param::clock_ticks_per_second() as f64;
+        assert_eq!(parse_children_time(stat), 300.0 / ticks);
+        assert_eq!(parse_children_time(""), 0.0);
     }
 
     #[test]
