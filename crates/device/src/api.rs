@@ -33,6 +33,16 @@ pub enum DeviceOp {
         /// What is written.
         data: IoData,
     },
+    /// Writes published bytes of a log buffer, which are durable when this ends, whatever else is
+    /// not.
+    DurableWrite {
+        /// First byte on the device.
+        offset: u64,
+        /// What is written, and which part of it.
+        log: Arc<LogBuffer>,
+        /// Bytes of the buffer.
+        range: Range<usize>,
+    },
     /// Makes every write that completed before this was started durable.
     Sync,
     /// The range is no longer needed: it reads as zeroes afterwards, at no great cost. Devices that
@@ -124,6 +134,12 @@ pub trait Device: Send + Sync {
 
     /// Smallest unit of a read or write in bytes: 512 or 4096.
     fn logical_block(&self) -> u64;
+
+    /// Whether a [`DeviceOp::DurableWrite`] costs little more than a write and holds nobody up
+    /// (forced unit access), so that it is better than a write and a sync.
+    fn writes_durably(&self) -> bool {
+        false
+    }
 
     /// Opens this device for one lane.
     ///

@@ -30,6 +30,25 @@ struct Shared {
     memory_align: usize,
     direct: bool,
     writable: bool,
+    writes_durably: bool,
+}
+
+/// Whether the block device behind `fd`, if it is one, makes single writes durable by itself: it has
+/// forced unit access, or no volatile cache.
+fn writes_durably(fd: &OwnedFd) -> bool {
+    let Ok(stat) = rustix::fs::fstat(fd) else { return false };
+    if rustix::fs::FileType::from_raw_mode(stat.st_mode) != rustix::fs::FileType::BlockDevice {
+        return false;
+    }
+    let (major, minor) = (rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev));
+    // A partition has no queue of its own: its disk has.
+    let of_device = format!("/sys/dev/block/{major}:{minor}/queue");
+    let of_disk = format!("/sys/dev/block/{major}:{minor}/../queue");
+    let read = |name: &str| {
+        let text = std::fs::read_to_string(format!("{of_device}/{name}"));
+        text.or_else(|_| std::fs::read_to_string(format!("{of_disk}/{name}"))).unwrap_or_default()
+    };
+    read("fua").trim() == "1" || read("write_cache").trim() == "write through"
 }
 
 /// A regular file or a block device. Bytes go round the page cache of the kernel where the
@@ -53,6 +72,7 @@ impl FileDevice {
             logical_block: opened.logical_block,
         };
         let shared = Shared {
+            writes_durably: writes_durably(&opened.fd),
             shape,
             fd: Arc::new(opened.fd),
             memory_align: opened.memory_align,
@@ -79,6 +99,10 @@ impl Device for FileDevice {
 
     fn logical_block(&self) -> u64 {
         self.shared.shape.logical_block
+    }
+
+    fn writes_durably(&self) -> bool {
+        self.shared.writes_durably
     }
 
     fn open_queue(&self, context: &QueueContext) -> Result<Rc<dyn DeviceQueue>, DeviceError> {
@@ -160,7 +184,14 @@ impl FileQueue {
                     (RingOp::Read { fd, offset, buf: copy }, offset, Next::CopyBack(buf))
                 }
             }
-            DeviceOp::Write { offset, data } => {
+            DeviceOp::Write { .. } | DeviceOp::DurableWrite { .. } => {
+                let (offset, data, durable) = match op {
+                    DeviceOp::Write { offset, data } => (offset, data, false),
+                    DeviceOp::DurableWrite { offset, log, range } => {
+                        (offset, IoData::Log(log, range), true)
+                    }
+                    _ => (0, IoData::Owned(IoBuf::zeroed(0)), false),
+                };
                 let len = data.len() as u64;
                 let (copy, original) = match data {
                     IoData::Owned(buf) if !self.is_aligned(&buf) => {
@@ -174,17 +205,17 @@ impl FileQueue {
                         Some(bytes) if !self.is_aligned(bytes) => (IoBuf::copy_from(bytes), None),
                         Some(_) => {
                             let data = IoData::Log(log, range);
-                            let op = RingOp::Write { fd, offset, data };
+                            let op = RingOp::Write { fd, offset, data, durable };
                             return self.entry(op, what, offset, Next::End { len });
                         }
                     },
                     owned @ IoData::Owned(_) => {
-                        let op = RingOp::Write { fd, offset, data: owned };
+                        let op = RingOp::Write { fd, offset, data: owned, durable };
                         return self.entry(op, what, offset, Next::End { len });
                     }
                 };
                 let data = IoData::Owned(copy);
-                (RingOp::Write { fd, offset, data }, offset, Next::GiveBack(original))
+                (RingOp::Write { fd, offset, data, durable }, offset, Next::GiveBack(original))
             }
             DeviceOp::Sync => (RingOp::Fdatasync { fd }, 0, Next::End { len: 0 }),
             DeviceOp::Discard { len: 0, .. } | DeviceOp::WriteZeroes { len: 0, .. } => {
@@ -235,7 +266,8 @@ impl FileQueue {
         };
         let len = ZEROES.min(end - from);
         let data = IoData::Owned(IoBuf::zeroed(len as usize));
-        Some((RingOp::Write { fd, offset: from, data }, Zeroing::Writing(from + len)))
+        let op = RingOp::Write { fd, offset: from, data, durable: false };
+        Some((op, Zeroing::Writing(from + len)))
     }
 
     fn failed(&self, what: &'static str, offset: u64, error: &io::Error) -> DeviceError {

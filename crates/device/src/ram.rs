@@ -160,6 +160,10 @@ impl Device for RamDevice {
         LOGICAL_BLOCK
     }
 
+    fn writes_durably(&self) -> bool {
+        true
+    }
+
     fn open_queue(&self, _context: &QueueContext) -> Result<Rc<dyn DeviceQueue>, DeviceError> {
         Ok(Rc::new(RamQueue { shared: self.shared.clone(), done: RefCell::default() }))
     }
@@ -181,7 +185,8 @@ impl RamQueue {
             DeviceOp::Write { offset, data: IoData::Owned(buf) } => {
                 DeviceDone { result: shared.write(offset, &buf), buf: Some(buf) }
             }
-            DeviceOp::Write { offset, data: IoData::Log(log, range) } => {
+            DeviceOp::Write { offset, data: IoData::Log(log, range) }
+            | DeviceOp::DurableWrite { offset, log, range } => {
                 let result = match log.get(range) {
                     Some(bytes) => shared.write(offset, bytes),
                     None => Err(unpublished(&shared.shape, offset)),

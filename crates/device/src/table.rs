@@ -109,6 +109,7 @@ impl Shape {
         let (offset, len) = match op {
             DeviceOp::Read { offset, buf } => (*offset, buf.len() as u64),
             DeviceOp::Write { offset, data } => (*offset, data.len() as u64),
+            DeviceOp::DurableWrite { offset, range, .. } => (*offset, range.len() as u64),
             DeviceOp::Sync => return Ok(()),
             DeviceOp::Discard { offset, len } | DeviceOp::WriteZeroes { offset, len } => {
                 (*offset, *len)
@@ -123,7 +124,7 @@ impl DeviceOp {
     pub(crate) fn what(&self) -> &'static str {
         match self {
             DeviceOp::Read { .. } => "read",
-            DeviceOp::Write { .. } => "write",
+            DeviceOp::Write { .. } | DeviceOp::DurableWrite { .. } => "write",
             DeviceOp::Sync => "sync",
             DeviceOp::Discard { .. } => "discard",
             DeviceOp::WriteZeroes { .. } => "write zeroes",

@@ -50,6 +50,10 @@ impl Device for CountingDevice {
         self.inner.logical_block()
     }
 
+    fn writes_durably(&self) -> bool {
+        self.inner.writes_durably()
+    }
+
     fn open_queue(&self, context: &QueueContext) -> Result<Rc<dyn DeviceQueue>, DeviceError> {
         let inner = self.inner.open_queue(context)?;
         Ok(Rc::new(CountingQueue { inner, written: self.written.clone() }))
@@ -65,7 +69,8 @@ impl DeviceQueue for CountingQueue {
     fn start(&self, op: DeviceOp) -> OpId {
         let written = match &op {
             DeviceOp::Write { data: IoData::Owned(buf), .. } => Some(buf.len()),
-            DeviceOp::Write { data: IoData::Log(_, range), .. } => Some(range.len()),
+            DeviceOp::Write { data: IoData::Log(_, range), .. }
+            | DeviceOp::DurableWrite { range, .. } => Some(range.len()),
             DeviceOp::Sync => {
                 self.written.syncs.fetch_add(1, Ordering::Relaxed);
                 None
@@ -89,6 +94,10 @@ impl DeviceQueue for CountingQueue {
 
     fn read_now(&self, offset: u64, into: &mut [u8]) -> Option<Result<(), DeviceError>> {
         self.inner.read_now(offset, into)
+    }
+
+    fn expect_read(&self, offset: u64) {
+        self.inner.expect_read(offset);
     }
 
     fn drive(&self) {
@@ -338,7 +347,8 @@ impl DeviceQueue for SparseQueue {
             DeviceOp::Write { offset, data: IoData::Owned(buf) } => {
                 DeviceDone { result: self.write(offset, &buf), buf: Some(buf) }
             }
-            DeviceOp::Write { offset, data: IoData::Log(log, range) } => {
+            DeviceOp::Write { offset, data: IoData::Log(log, range) }
+            | DeviceOp::DurableWrite { offset, log, range } => {
                 let result = match log.get(range) {
                     Some(bytes) => self.write(offset, bytes),
                     None => Err(self.error("write", offset, "these bytes are not published")),

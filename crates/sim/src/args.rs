@@ -140,6 +140,12 @@ impl Choice {
         }
     }
 
+    /// The weather in which a bug shows, if it does in one only: a checksum matters where payloads come
+    /// back damaged.
+    pub fn weather(&self) -> Option<Weather> {
+        matches!(self, Choice::Engine(Some(PlantedBug::UnboundChecksum))).then_some(Weather::Damage)
+    }
+
     /// What a replay needs besides the seed.
     pub fn arguments(&self) -> String {
         match self {

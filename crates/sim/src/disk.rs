@@ -28,6 +28,8 @@ pub(crate) enum Effect {
         early: BTreeSet<u64>,
         buf: Option<IoBuf>,
         what: &'static str,
+        /// What it changes is durable when it completes.
+        durable: bool,
     },
     Sync {
         before: u64,

@@ -37,8 +37,11 @@ impl SimDisk {
                 let hash = if result.is_ok() { hash_bytes(&buf) } else { 0 };
                 ("read", result, Some(buf), hash)
             }
-            Effect::Change { patch, early, buf, what } => {
+            Effect::Change { patch, early, buf, what, durable } => {
                 let result = self.complete_change(state, &patch, &early, what, outage);
+                if durable && result.is_ok() {
+                    state.image.settle(patch.first..patch.first + patch.sectors());
+                }
                 self.shared.tick();
                 (what, result, buf, 0)
             }

@@ -203,6 +203,19 @@ impl Image {
         });
     }
 
+    /// What completed in these sectors becomes durable.
+    pub fn settle(&mut self, sectors: std::ops::Range<u64>) {
+        let (versions, durable) = (&mut self.versions, &mut self.durable);
+        for sector in sectors.clone() {
+            let all = &mut versions[sector as usize];
+            if let Some(last) = all.last() {
+                put(durable, sector, &last.patch);
+                all.clear();
+            }
+        }
+        self.touched.retain(|sector| !sectors.contains(sector));
+    }
+
     /// A sync failed and the disk forgets some of what it had not stored; reads show it. Returns
     /// the sectors that may have been forgotten.
     pub fn forget_some(&mut self, rng: &mut fastrand::Rng) -> Vec<u64> {
@@ -296,6 +309,17 @@ mod tests {
         assert_eq!(durable(&image), [1, 1, 2, 2, 2, 2, 0, 0]);
         assert_eq!(image.visible(3)[0], 2);
         assert!(image.is_settled(3));
+    }
+
+    #[test]
+    fn a_durable_write_settles_its_own_sectors_only() {
+        let mut image = Image::new(8 * SECTOR as u64);
+        image.apply(&patch(0, 4, 1), 1);
+        image.apply(&patch(2, 1, 2), 2);
+        image.settle(2..3);
+        image.power_cut(PowerCut::DropAll, &[], &mut fastrand::Rng::with_seed(1));
+        let durable = (0..4).map(|sector| image.durable(sector)[0]).collect::<Vec<_>>();
+        assert_eq!(durable, [0, 0, 2, 0]);
     }
 
     #[test]

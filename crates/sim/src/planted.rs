@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use forebay_sim::runner::{self, Plan};
+use forebay_sim::world::RunOptions;
 
 use crate::args::{Args, Choice};
 
@@ -14,7 +15,7 @@ const PATIENCE: u64 = 20_000;
 /// Runs each planted bug until it is found.
 pub(crate) fn hunt(args: &Args) -> ExitCode {
     println!("{:<32} {:>10} {:>10}  found as", "planted bug", "seeds", "seconds");
-    let mut missed = 0;
+    let (mut missed, options) = (0, args.run_options());
     for choice in Choice::planted() {
         let plan = Plan {
             start: args.start,
@@ -22,7 +23,7 @@ pub(crate) fn hunt(args: &Args) -> ExitCode {
             time: Some(args.time().unwrap_or(Duration::from_secs(600))),
             jobs: args.jobs,
             max_failures: 1,
-            options: args.run_options(),
+            options: RunOptions { weather: options.weather.or(choice.weather()), ..options },
             progress: false,
         };
         let summary = runner::run_many(plan, || choice);

@@ -31,7 +31,7 @@ impl SimDisk {
         };
         let change = |offset: u64, content, buf, what| {
             let patch = Arc::new(Patch { first: offset / SECTOR as u64, content });
-            Effect::Change { patch, early: BTreeSet::new(), buf, what }
+            Effect::Change { patch, early: BTreeSet::new(), buf, what, durable: false }
         };
         match op {
             DeviceOp::Read { offset, buf } => {
@@ -60,6 +60,20 @@ impl SimDisk {
                     .map(|bytes| change(offset, PatchContent::Data(bytes.into()), None, "write"))
                     .ok_or(None);
                 (effect, offset, len, "write")
+            }
+            DeviceOp::DurableWrite { offset, log, range } => {
+                let len = range.len() as u64;
+                let effect =
+                    log.get(range).filter(|_| fits(offset, len)).ok_or(None).map(|bytes| {
+                        let content = PatchContent::Data(bytes.into());
+                        match change(offset, content, None, "durable write") {
+                            Effect::Change { patch, early, buf, what, .. } => {
+                                Effect::Change { patch, early, buf, what, durable: true }
+                            }
+                            other => other,
+                        }
+                    });
+                (effect, offset, len, "durable write")
             }
             DeviceOp::Sync => (Ok(Effect::Sync { before: state.order }), 0, 0, "sync"),
             DeviceOp::Discard { offset, len } => {
@@ -217,6 +231,11 @@ impl Device for DiskHandle {
 
     fn logical_block(&self) -> u64 {
         self.0.logical_block
+    }
+
+    /// Some disks do.
+    fn writes_durably(&self) -> bool {
+        mix(self.0.shared.seed, self.0.number) & 2 == 0
     }
 
     fn open_queue(&self, _context: &QueueContext) -> Result<Rc<dyn DeviceQueue>, DeviceError> {

@@ -160,7 +160,7 @@ impl Appender {
                 continue;
             };
             if current.reserved == current.capacity {
-                self.close_record(log, segments, closed);
+                self.close_record(log, segments, false, closed);
                 continue;
             }
             let index = current.reserved;
@@ -170,26 +170,27 @@ impl Appender {
             let duty = Duty { record: current.record.clone(), index };
             let reservation = Reservation { slot: cut.slot(open.id, byte), cell, duty };
             if current.reserved == current.capacity {
-                self.close_record(log, segments, closed);
+                self.close_record(log, segments, false, closed);
             }
             return Some(reservation);
         }
     }
 
-    /// Appends a record of marks. `false`: no segment may be opened now.
+    /// Appends a record of marks. `durably`: the writes of what is closed are to make it durable.
+    /// `false`: no segment may be opened now.
     pub(crate) fn append_marks(
         &mut self,
         log: &Log,
         segments: &Segments,
-        reserve: u32,
+        durably: bool,
         marks: &[Mark],
         closed: &mut Closed,
     ) -> bool {
-        self.close_record(log, segments, closed);
+        self.close_record(log, segments, durably, closed);
         let cut = log.cut();
         loop {
             let Some(open) = &mut self.open else {
-                match self.open_segment(log, segments, reserve) {
+                match self.open_segment(log, segments, 0) {
                     Some(open) => self.open = Some(open),
                     None => return false,
                 }
@@ -210,13 +211,19 @@ impl Appender {
             log.holders(open.id).add();
             open.byte += cut.header_bytes;
             let end = (open.byte / cut.granule) as u32;
-            closed.ready.extend(log.close(segments, &Arc::new(record), 0, end));
+            closed.ready.extend(log.close(segments, &Arc::new(record), 0, end, durably));
             return true;
         }
     }
 
-    /// Closes the open record, if it has any cells.
-    pub(crate) fn close_record(&mut self, log: &Log, segments: &Segments, closed: &mut Closed) {
+    /// Closes the open record, if it has any cells. `durably`: its write is to make it durable.
+    pub(crate) fn close_record(
+        &mut self,
+        log: &Log,
+        segments: &Segments,
+        durably: bool,
+        closed: &mut Closed,
+    ) {
         let Some(open) = &mut self.open else { return };
         let Some(current) = open.record.take() else { return };
         if current.reserved == 0 {
@@ -227,7 +234,8 @@ impl Appender {
         let end = open.byte + cut.header_bytes + current.reserved as u64 * cut.block;
         open.byte = cut.align(end);
         let end = (open.byte / cut.granule) as u32;
-        closed.ready.extend(log.close(segments, &current.record, current.reserved, end));
+        let ready = log.close(segments, &current.record, current.reserved, end, durably);
+        closed.ready.extend(ready);
     }
 
     /// Whether something is reserved that no closed record holds.

@@ -70,7 +70,7 @@ impl StoreLane {
         let _turn = store.checkpoint_gate.enter().await;
         let appended = store.counters.written_bytes.load(Ordering::Relaxed);
         let marks = store.log.marks_pushed();
-        self.close_records();
+        self.close_records(false);
         let base = store.log.last_closed();
         self.wait_written(base).await?;
         let sequence = store.index.highest_sequence();

@@ -221,7 +221,7 @@ impl StoreLane {
 
     async fn write_record(self: Rc<Self>, ready: Ready) {
         let store = &self.store;
-        let Ready { record, number, content } = ready;
+        let Ready { record, number, durably, content } = ready;
         let cut: &Cut = store.log.cut();
         let start = u64::from(record.position) * cut.granule;
         let head = Head {
@@ -263,8 +263,15 @@ impl StoreLane {
         store.counters.written_bytes.fetch_add(end - start, Ordering::Relaxed);
         store.counters.payload_bytes.fetch_add(payload, Ordering::Relaxed);
         let offset = store.geometry.segment_offset(record.segment) + start;
-        let data = IoData::Log(record.buffer.clone(), start as usize..end as usize);
-        let done = self.queue.run(DeviceOp::Write { offset, data }).await;
+        let (log, range) = (record.buffer.clone(), start as usize..end as usize);
+        let durably = durably && !store.options.has(PlantedBug::SkippedSync);
+        let done = self
+            .queue
+            .run(match durably {
+                true => DeviceOp::DurableWrite { offset, log, range },
+                false => DeviceOp::Write { offset, data: IoData::Log(log, range) },
+            })
+            .await;
         match done.result {
             Ok(()) => {
                 let segment = record.segment;
@@ -285,16 +292,17 @@ impl StoreLane {
     /// The cache device failed, now or earlier.
     pub async fn commit(self: &Rc<Self>) -> Result<u64, StoreError> {
         let log = &self.store.log;
+        let durably = self.store.device.writes_durably();
         let mut wanted = 0;
         loop {
             let ended = log.round_ended.listen();
-            match log.begin_round(&mut wanted) {
+            match log.begin_round(&mut wanted, durably) {
                 Round::Covered(round) => return Ok(round),
                 Round::Failed => return Err(self.failed()),
                 Round::Wait => ended.await,
-                Round::Run(round) => {
+                Round::Run(round, durably) => {
                     let ending = RoundEnding { log, round, well: false };
-                    let result = self.commit_round().await;
+                    let result = self.commit_round(durably).await;
                     ending.end(result.is_ok());
                     result?;
                     self.free_drained();
@@ -311,22 +319,27 @@ impl StoreLane {
         StoreError::Failed(cause.map_or_else(|| "unknown cause".into(), |cause| cause.to_string()))
     }
 
-    async fn commit_round(self: &Rc<Self>) -> Result<(), StoreError> {
+    /// `durably`: everything closed so far is durable or will be when it is written.
+    async fn commit_round(self: &Rc<Self>, durably: bool) -> Result<(), StoreError> {
         let store = &self.store;
         let log = &store.log;
         if store.health.failed() {
             return Err(self.failed());
         }
-        self.append_pending_marks();
-        let marks = log.marks_taken();
-        self.close_records();
-        let through = log.last_closed();
+        let (marks, through, needs_sync) = {
+            let _closing = log.closing.lock();
+            self.append_pending_marks(durably);
+            let marks = log.marks_taken();
+            self.close_records(durably);
+            // Asked after the number is known: a record that fills up at this moment counts.
+            (marks, log.last_closed(), log.needs_sync())
+        };
         if through > log.durable_through() {
             let undurable = store.segments.take_undurable(through);
-            self.wait_written(through).await?;
             // Barrier for invariants 1 and 8: data and records before the acknowledgement, and
-            // before anything that relies on them.
-            if !store.options.has(PlantedBug::SkippedSync) {
+            // before anything that relies on them. What was written durably needs no sync.
+            self.wait_written(through).await?;
+            if needs_sync && !store.options.has(PlantedBug::SkippedSync) {
                 self.sync().await?;
             }
             log.set_durable(through);
@@ -336,8 +349,8 @@ impl StoreLane {
         Ok(())
     }
 
-    /// Closes the open records of all lanes, and writes those that are complete.
-    pub(crate) fn close_records(self: &Rc<Self>) {
+    /// Closes the open records of all lanes, and writes those that are complete, durably or not.
+    pub(crate) fn close_records(self: &Rc<Self>, durably: bool) {
         let store = &self.store;
         for (number, appender) in store.log.appenders.iter().enumerate() {
             let own = number == self.appender(Class::Foreground).0;
@@ -345,7 +358,7 @@ impl StoreLane {
                 continue;
             }
             let mut closed = Closed::default();
-            appender.0.lock().close_record(&store.log, &store.segments, &mut closed);
+            appender.0.lock().close_record(&store.log, &store.segments, durably, &mut closed);
             self.carry_on(closed);
         }
     }
@@ -374,7 +387,7 @@ impl StoreLane {
     }
 
     /// Moves pending marks into closed records, as far as there is room.
-    fn append_pending_marks(self: &Rc<Self>) {
+    fn append_pending_marks(self: &Rc<Self>, durably: bool) {
         let store = &self.store;
         loop {
             let marks = store.log.take_marks(store.log.cut().max_marks);
@@ -384,7 +397,7 @@ impl StoreLane {
             let mut closed = Closed::default();
             let appended = {
                 let mut appender = store.log.appenders[store.log.background()].0.lock();
-                appender.append_marks(&store.log, &store.segments, 0, &marks, &mut closed)
+                appender.append_marks(&store.log, &store.segments, durably, &marks, &mut closed)
             };
             self.carry_on(closed);
             if !appended {

@@ -11,11 +11,16 @@ use forebay_lane::Notify;
 use parking_lot::Mutex;
 
 use crate::appender::{Appender, Cut, Holders};
-use crate::record::{Ready, Record};
+use crate::record::{Closing, Ready, Record};
 use crate::segments::Segments;
+
+/// Commit rounds that are on their way at most where none needs a sync.
+const ROUNDS_WITHOUT_SYNC: usize = 2;
 
 struct Numbers {
     next: u64,
+    /// The last record whose write does not make it durable.
+    last_plain: u64,
     /// Closed and not yet written.
     in_flight: BTreeSet<u64>,
 }
@@ -27,7 +32,10 @@ struct Marks {
 
 struct Rounds {
     started: u64,
-    running: bool,
+    /// Rounds that have begun and not ended.
+    running: usize,
+    /// What they write needs no sync, as far as they knew when they began.
+    without_sync: bool,
     ended_well: u64,
     failed: bool,
 }
@@ -53,6 +61,9 @@ pub(crate) struct Log {
     marks_pushed: AtomicU64,
     marks_durable: AtomicU64,
     rounds: Mutex<Rounds>,
+    /// Held by a round while it takes marks and closes records: the marks that it finds taken are in
+    /// records that it finds closed.
+    pub(crate) closing: Mutex<()>,
     /// A commit round ended.
     pub(crate) round_ended: Notify,
     buffers: Mutex<Buffers>,
@@ -61,8 +72,8 @@ pub(crate) struct Log {
 
 /// What a commit round has to do, see [`Log::begin_round`].
 pub(crate) enum Round {
-    /// This caller runs round number so-and-so.
-    Run(u64),
+    /// This caller runs round number so-and-so, and writes durably what it closes, or not.
+    Run(u64, bool),
     /// A round that covers the caller ended well.
     Covered(u64),
     /// Another caller runs a round: wait for [`Log::round_ended`].
@@ -80,13 +91,24 @@ impl Log {
             cut,
             appenders,
             holders: (0..segments).map(|_| Holders::none()).collect(),
-            numbers: Mutex::new(Numbers { next: next.0, in_flight: BTreeSet::new() }),
+            numbers: Mutex::new(Numbers {
+                next: next.0,
+                last_plain: 0,
+                in_flight: BTreeSet::new(),
+            }),
             written: Notify::default(),
             durable_through: AtomicU64::new(next.0 - 1),
             marks: Mutex::new(Marks { pending: Vec::new(), pushed: 0 }),
             marks_pushed: AtomicU64::new(0),
             marks_durable: AtomicU64::new(0),
-            rounds: Mutex::new(Rounds { started: 0, running: false, ended_well: 0, failed: false }),
+            rounds: Mutex::new(Rounds {
+                started: 0,
+                running: 0,
+                without_sync: false,
+                ended_well: 0,
+                failed: false,
+            }),
+            closing: Mutex::new(()),
             round_ended: Notify::default(),
             buffers: Mutex::new(Buffers { free: Vec::new(), existing: 0 }),
             buffer_limit: (lanes + 1) * 3,
@@ -114,17 +136,26 @@ impl Log {
         record: &Arc<Record>,
         reserved: usize,
         end: u32,
+        durably: bool,
     ) -> Option<Ready> {
         let number = {
             let mut numbers = self.numbers.lock();
             let number = numbers.next;
             numbers.next += 1;
+            if !durably {
+                numbers.last_plain = number;
+            }
             numbers.in_flight.insert(number);
             // Under the same lock: a checkpoint that takes its base must see the segment's record.
             segments.record_closed(record.segment, RecordNumber(number), end);
             RecordNumber(number)
         };
-        record.close(number, reserved)
+        record.close(Closing { number, reserved, durably })
+    }
+
+    /// Whether a record that has been closed becomes durable by a sync only.
+    pub(crate) fn needs_sync(&self) -> bool {
+        self.numbers.lock().last_plain > self.durable_through().0
     }
 
     /// A record is on the device (though not yet durable).
@@ -205,7 +236,12 @@ impl Log {
 
     /// Joins or starts a commit round. `wanted` is 0 at first; pass what it was set to when
     /// calling again after [`Round::Wait`]. A round covers a caller if it started afterwards.
-    pub(crate) fn begin_round(&self, wanted: &mut u64) -> Round {
+    ///
+    /// `durably`: single writes are made durable by the device itself. Then, as long as nothing
+    /// needs a sync, two rounds may be on their way, the second closing and writing while the first
+    /// waits. Each covers everything that was closed before its own end of closing, so it does not
+    /// matter which one ends first.
+    pub(crate) fn begin_round(&self, wanted: &mut u64, durably: bool) -> Round {
         let mut rounds = self.rounds.lock();
         if *wanted == 0 {
             *wanted = rounds.started + 1;
@@ -216,18 +252,22 @@ impl Log {
         if rounds.failed {
             return Round::Failed;
         }
-        if rounds.running {
+        let without_sync = durably && !self.needs_sync();
+        let most = if without_sync && rounds.without_sync { ROUNDS_WITHOUT_SYNC } else { 1 };
+        if rounds.running >= most {
             return Round::Wait;
         }
-        rounds.running = true;
+        rounds.running += 1;
+        rounds.without_sync = without_sync;
         rounds.started += 1;
-        Round::Run(rounds.started)
+        Round::Run(rounds.started, without_sync)
     }
 
     pub(crate) fn end_round(&self, round: u64, well: bool) {
         {
             let mut rounds = self.rounds.lock();
-            rounds.running = false;
+            rounds.running -= 1;
+            rounds.without_sync |= rounds.running == 0;
             if well {
                 rounds.ended_well = rounds.ended_well.max(round);
             } else {

@@ -22,7 +22,17 @@ pub(crate) enum Content {
 struct State {
     content: Content,
     filled: usize,
-    closed: Option<(RecordNumber, usize)>,
+    closed: Option<Closing>,
+}
+
+/// How a record was closed.
+#[derive(Clone, Copy)]
+pub(crate) struct Closing {
+    pub(crate) number: RecordNumber,
+    /// Cells that have been reserved.
+    pub(crate) reserved: usize,
+    /// Its write is to make it durable.
+    pub(crate) durably: bool,
 }
 
 /// A record in the RAM image of its segment.
@@ -39,6 +49,7 @@ pub(crate) struct Record {
 pub(crate) struct Ready {
     pub(crate) record: Arc<Record>,
     pub(crate) number: RecordNumber,
+    pub(crate) durably: bool,
     pub(crate) content: Content,
 }
 
@@ -67,12 +78,12 @@ impl Record {
     }
 
     fn ready(self: &Arc<Self>, state: &mut State) -> Option<Ready> {
-        let (number, reserved) = state.closed?;
+        let Closing { number, reserved, durably } = state.closed?;
         if state.filled < reserved {
             return None;
         }
         let content = std::mem::replace(&mut state.content, Content::Marks(Vec::new()));
-        Some(Ready { record: self.clone(), number, content })
+        Some(Ready { record: self.clone(), number, durably, content })
     }
 
     /// Puts the entry of cell `index`; returns the record if that was all it waited for.
@@ -88,10 +99,10 @@ impl Record {
         self.ready(&mut state)
     }
 
-    /// Closes the record with `reserved` cells; returns it if all of them are filled.
-    pub(crate) fn close(self: &Arc<Self>, number: RecordNumber, reserved: usize) -> Option<Ready> {
+    /// Closes the record; returns it if all of its reserved cells are filled.
+    pub(crate) fn close(self: &Arc<Self>, closing: Closing) -> Option<Ready> {
         let mut state = self.state.lock();
-        state.closed = Some((number, reserved));
+        state.closed = Some(closing);
         self.ready(&mut state)
     }
 }

@@ -72,7 +72,7 @@ pub(super) struct Hdd {
 }
 
 fn is_write(kind: ModelOpKind) -> bool {
-    matches!(kind, ModelOpKind::Write | ModelOpKind::WriteZeroes)
+    matches!(kind, ModelOpKind::Write | ModelOpKind::DurableWrite | ModelOpKind::WriteZeroes)
 }
 
 impl Hdd {

@@ -75,6 +75,8 @@ pub enum ModelOpKind {
     Read,
     /// Writes `len` bytes.
     Write,
+    /// Writes `len` bytes, which are durable when it completes (forced unit access).
+    DurableWrite,
     /// Zeroes `len` bytes. Takes as long as writing them on a disk and on SATA, which have no
     /// quicker way; a PCIe SSD only forgets the range, as for a discard.
     WriteZeroes,
@@ -157,7 +159,7 @@ impl ModelCounters {
                 self.reads += 1;
                 self.read_bytes += op.len;
             }
-            ModelOpKind::Write | ModelOpKind::WriteZeroes => {
+            ModelOpKind::Write | ModelOpKind::DurableWrite | ModelOpKind::WriteZeroes => {
                 self.writes += 1;
                 self.written_bytes += op.len;
             }

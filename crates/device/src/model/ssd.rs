@@ -7,10 +7,11 @@
 //! than 32 commands need not be modelled: 32 of the shortest keep the link busy for 177 us, longer
 //! than any latency, so the link never waits for a command that may not come in yet.
 //!
-//! Two figures are conventions, as no measurement is behind them. A sync takes 200 us on SATA,
+//! Three figures are conventions, as no measurement is behind them. A sync takes 200 us on SATA,
 //! which first waits for all commands before it and holds up all after it (the flush of SATA is
 //! not a queued command), and ends 50 us after all commands before it on PCIe. A discard takes as
-//! long as a write of no bytes.
+//! long as a write of no bytes. A durable write ends as much later than a plain one as a sync takes,
+//! and holds nobody up: with forced unit access it is a queued command as any other.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -100,6 +101,9 @@ impl Ssd {
             ModelOpKind::Read => self.transfer(now, &op, &self.spec.read, op.len),
             ModelOpKind::Write | ModelOpKind::WriteZeroes => {
                 self.transfer(now, &op, &self.spec.write, op.len)
+            }
+            ModelOpKind::DurableWrite => {
+                self.transfer(now, &op, &self.spec.write, op.len) + self.spec.sync
             }
             ModelOpKind::Discard => self.transfer(now, &op, &self.spec.write, 0),
         };

@@ -99,6 +99,10 @@ impl Device for ModelledDevice {
         self.inner.logical_block()
     }
 
+    fn writes_durably(&self) -> bool {
+        self.shared.lock().model.kind() != ModelKind::Hdd7200
+    }
+
     fn open_queue(&self, context: &QueueContext) -> Result<Rc<dyn DeviceQueue>, DeviceError> {
         let inner = self.inner.open_queue(context)?;
         let mut shared = self.shared.lock();
@@ -190,6 +194,9 @@ fn shape(op: &DeviceOp) -> ModelOp {
                 IoData::Log(_, range) => range.len(),
             };
             (ModelOpKind::Write, *offset, len as u64)
+        }
+        DeviceOp::DurableWrite { offset, range, .. } => {
+            (ModelOpKind::DurableWrite, *offset, range.len() as u64)
         }
         DeviceOp::Sync => (ModelOpKind::Sync, 0, 0),
         DeviceOp::Discard { offset, len } => (ModelOpKind::Discard, *offset, *len),

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use io_uring::{opcode, squeue, types};
 use rustix::fs::FallocateFlags;
+use rustix::io::ReadWriteFlags;
 use rustix::net::{RecvFlags, SendFlags};
 
 use crate::api::IoData;
@@ -58,6 +59,8 @@ pub enum RingOp {
         offset: u64,
         /// What is written.
         data: IoData,
+        /// It is durable when it ends.
+        durable: bool,
     },
     /// Makes completed writes durable.
     Fdatasync {
@@ -152,14 +155,18 @@ impl RingOp {
                 let place = buf.as_io_ptr().wrapping_add(done.min(buf.len()));
                 opcode::Read::new(target(fd), place, len).offset(*offset + done as u64).build()
             }
-            RingOp::Write { fd, offset, data } => {
+            RingOp::Write { fd, offset, data, durable } => {
                 let len = step(data.len())?;
                 let place = match data {
                     IoData::Owned(buf) => buf.as_io_ptr().cast_const(),
                     IoData::Log(log, range) => log.get(range.clone()).ok_or_else(invalid)?.as_ptr(),
                 };
                 let place = place.wrapping_add(done.min(data.len()));
-                opcode::Write::new(target(fd), place, len).offset(*offset + done as u64).build()
+                let flags = if *durable { ReadWriteFlags::DSYNC } else { ReadWriteFlags::empty() };
+                opcode::Write::new(target(fd), place, len)
+                    .offset(*offset + done as u64)
+                    .rw_flags(flags.bits().cast_signed())
+                    .build()
             }
             RingOp::Fdatasync { fd } => {
                 opcode::Fsync::new(target(fd)).flags(types::FsyncFlags::DATASYNC).build()

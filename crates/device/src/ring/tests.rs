@@ -40,7 +40,8 @@ fn files_are_written_synced_and_read() {
     let (_folder, fd) = file();
     block_on(&ring, async {
         let data = IoData::Owned(filled(4096, 7));
-        let done = ring.run(RingOp::Write { fd: fd.clone(), offset: 4096, data }).await;
+        let done =
+            ring.run(RingOp::Write { fd: fd.clone(), offset: 4096, data, durable: false }).await;
         assert_eq!(done.result.expect("written"), 4096);
         assert_eq!(done.buf.expect("given back").len(), 4096);
 
@@ -50,7 +51,7 @@ fn files_are_written_synced_and_read() {
         claim.publish();
         let write = |range| {
             let data = IoData::Log(log.clone(), range);
-            ring.run(RingOp::Write { fd: fd.clone(), offset: 0, data })
+            ring.run(RingOp::Write { fd: fd.clone(), offset: 0, data, durable: false })
         };
         assert_eq!(write(512..1024).await.result.expect("written"), 512);
         assert!(is_invalid(&write(0..1024).await.result.expect_err("not published")));
@@ -82,7 +83,12 @@ fn more_operations_than_the_ring_holds_all_end() {
     let tokens: Vec<_> = (0..COUNT)
         .map(|index| {
             let data = IoData::Owned(filled(512, index as u8));
-            ring.start(RingOp::Write { fd: fd.clone(), offset: index as u64 * 512, data })
+            ring.start(RingOp::Write {
+                fd: fd.clone(),
+                offset: index as u64 * 512,
+                data,
+                durable: false,
+            })
         })
         .collect();
     assert_eq!(ring.in_flight(), COUNT);
@@ -173,7 +179,7 @@ fn a_forgotten_write_is_done() {
     let ring = Ring::new().expect("ring");
     let (_folder, fd) = file();
     let data = IoData::Owned(filled(4096, 5));
-    ring.forget(ring.start(RingOp::Write { fd: fd.clone(), offset: 0, data }));
+    ring.forget(ring.start(RingOp::Write { fd: fd.clone(), offset: 0, data, durable: false }));
     drop(ring);
     let ring = Ring::new().expect("ring");
     let buf = IoBuf::zeroed(4096);

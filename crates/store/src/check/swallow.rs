@@ -59,6 +59,7 @@ impl DeviceQueue for SwallowingQueue {
                 self.swallowed.borrow_mut().insert(id, Some(buf));
             }
             DeviceOp::Write { .. }
+            | DeviceOp::DurableWrite { .. }
             | DeviceOp::Sync
             | DeviceOp::Discard { .. }
             | DeviceOp::WriteZeroes { .. } => {
