@@ -81,6 +81,8 @@ pub struct Volume {
     pub(crate) draining: AtomicU64,
     /// Blocks that writes through the cache have put on the origin, which has not been synced.
     pub(crate) through: Mutex<BTreeMap<OriginBlock, Kept>>,
+    /// They are so many that they should be synced now.
+    pub(crate) through_many: Notify,
     origin_writes: AtomicU64,
     origin_synced: AtomicU64,
     /// Blocks that were changed on the origin since its last sync, and by which write.
@@ -128,6 +130,7 @@ impl Volume {
             progress: Notify::default(),
             draining: AtomicU64::new(0),
             through: Mutex::default(),
+            through_many: Notify::default(),
             unsynced: Mutex::default(),
             all_unsynced: AtomicU64::new(1),
             // What an earlier run has written may not be durable: the first flush syncs.

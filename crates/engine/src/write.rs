@@ -301,7 +301,11 @@ impl LaneVolume {
                 let kept = store.keep(&volume.space, written.block, written.slot)?;
                 Some((written.block, kept))
             });
-            volume.through.lock().extend(kept);
+            let mut through = volume.through.lock();
+            through.extend(kept);
+            if through.len() >= self.most_through() {
+                volume.through_many.notify_all();
+            }
         }
         volume.writeback_wanted.notify_all();
         (self.sync_if(fua, result).await, data)

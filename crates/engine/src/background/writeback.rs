@@ -57,8 +57,9 @@ pub(crate) async fn run(volume: Rc<LaneVolume>) {
         let draining = asked || !keeps_dirty(settings.mode);
         if draining && !volume.volume.through.lock().is_empty() {
             // Invariant 9: blocks written through become clean when the origin has been synced.
-            if !asked {
-                volume.lane().sleep(THROUGH_SYNC).await;
+            let many = volume.volume.through_many.listen();
+            if !asked && volume.volume.through.lock().len() < volume.most_through() {
+                either(many, volume.lane().sleep(THROUGH_SYNC)).await;
             }
             // A failure empties the list: its blocks are written back like others.
             let _ = volume.sync_origin().await;
@@ -132,6 +133,13 @@ pub(crate) async fn either(one: impl Future<Output = ()>, other: impl Future<Out
 }
 
 impl LaneVolume {
+    /// So many blocks that were written through are synced at once: until then they take room in the
+    /// log as dirty ones do.
+    pub(crate) fn most_through(&self) -> usize {
+        const MOST: u64 = 16384;
+        (self.cache.store.capacity_blocks() / 16).min(MOST) as usize
+    }
+
     /// Dirty blocks in a range of block numbers, sorted; bad ones are left out.
     async fn dirty_in(&self, range: std::ops::Range<u64>) -> Vec<OriginBlock> {
         let volume = &self.volume;
