@@ -1,18 +1,21 @@
 //! The words of Forebay as types. No I/O, no clocks of its own, no unsafe code.
 //!
 //! - [`units`]: block numbers, slots, segments and sizes
+//! - [`identity`]: what tells a device from all others, apart from its content
 //! - [`mask`]: which sectors of a block are valid
 //! - [`settings`]: mode, durability, replacement policy
 //! - [`op`]: what a client asks for and how it ends
 //! - [`time`]: the clock that everything else is given
 #![forbid(unsafe_code)]
 
+pub mod identity;
 pub mod mask;
 pub mod op;
 pub mod settings;
 pub mod time;
 pub mod units;
 
+pub use identity::{Identity, IdentityPart};
 pub use mask::SectorMask;
 pub use op::{IoError, Op};
 pub use settings::{Durability, Mode, ReplacementKind};

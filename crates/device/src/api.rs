@@ -11,7 +11,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use forebay_core::{Clock, Nanos};
+use forebay_core::{Clock, Identity, Nanos};
 
 use crate::buffer::IoBuf;
 use crate::log_buffer::LogBuffer;
@@ -139,6 +139,12 @@ pub trait Device: Send + Sync {
     /// (forced unit access), so that it is better than a write and a sync.
     fn writes_durably(&self) -> bool {
         false
+    }
+
+    /// What tells this device from all others, also after a restart of the machine, whatever its
+    /// content is. `None`: nothing is known, as of RAM.
+    fn identity(&self) -> Option<Identity> {
+        None
     }
 
     /// Opens this device for one lane.

@@ -15,6 +15,7 @@ use crate::api::{
     QueueContext,
 };
 use crate::buffer::IoBuf;
+use crate::identity::identity;
 use crate::open::{Access, OpenError, open};
 use crate::ram::{unknown, unpublished};
 use crate::ring::{FallocateMode, Ring, RingDone, RingOp, RingToken};
@@ -103,6 +104,10 @@ impl Device for FileDevice {
 
     fn writes_durably(&self) -> bool {
         self.shared.writes_durably
+    }
+
+    fn identity(&self) -> Option<forebay_core::Identity> {
+        identity(&*self.shared.fd)
     }
 
     fn open_queue(&self, context: &QueueContext) -> Result<Rc<dyn DeviceQueue>, DeviceError> {

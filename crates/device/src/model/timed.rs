@@ -103,6 +103,10 @@ impl Device for ModelledDevice {
         self.shared.lock().model.kind() != ModelKind::Hdd7200
     }
 
+    fn identity(&self) -> Option<forebay_core::Identity> {
+        self.inner.identity()
+    }
+
     fn open_queue(&self, context: &QueueContext) -> Result<Rc<dyn DeviceQueue>, DeviceError> {
         let inner = self.inner.open_queue(context)?;
         let mut shared = self.shared.lock();

@@ -1,0 +1,210 @@
+//! What tells a device from all others, apart from its content: serial numbers and UUIDs, and of a
+//! file the filesystem that holds it, its number there and the time of its birth.
+//!
+//! A part can be missing at one time and known at another. Only what is known both times tells two
+//! devices apart.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// Longest text of a part, in bytes.
+pub const MAX_IDENTITY_TEXT: usize = 255;
+/// The most parts.
+pub const MAX_IDENTITY_PARTS: usize = 16;
+
+/// One kind of part. Each has one source, so that the same device always says the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u8)]
+pub enum IdentityPart {
+    /// World-wide identifier of a disk, as the kernel gives it.
+    Wwid = 1,
+    /// Serial number of a disk, as the kernel gives it.
+    Serial = 2,
+    /// Serial number of a disk, as the system's device manager puts it together.
+    LongSerial = 3,
+    /// UUID of a device of the device mapper.
+    DmUuid = 4,
+    /// UUID of a RAID.
+    RaidUuid = 5,
+    /// UUID of a partition.
+    PartitionUuid = 6,
+    /// First sector of a partition, or first byte of a part of a file.
+    Start = 7,
+    /// UUID of the filesystem that holds a file.
+    Filesystem = 8,
+    /// Number of a file on its filesystem.
+    Inode = 9,
+    /// When a file came into being, in seconds since 1970 with nine decimals.
+    Birth = 10,
+}
+
+impl IdentityPart {
+    /// All of them.
+    pub const ALL: [IdentityPart; 10] = [
+        IdentityPart::Wwid,
+        IdentityPart::Serial,
+        IdentityPart::LongSerial,
+        IdentityPart::DmUuid,
+        IdentityPart::RaidUuid,
+        IdentityPart::PartitionUuid,
+        IdentityPart::Start,
+        IdentityPart::Filesystem,
+        IdentityPart::Inode,
+        IdentityPart::Birth,
+    ];
+
+    fn name(self) -> &'static str {
+        match self {
+            IdentityPart::Wwid => "WWID",
+            IdentityPart::Serial => "serial number",
+            IdentityPart::LongSerial => "long serial number",
+            IdentityPart::DmUuid => "device mapper UUID",
+            IdentityPart::RaidUuid => "RAID UUID",
+            IdentityPart::PartitionUuid => "partition UUID",
+            IdentityPart::Start => "start",
+            IdentityPart::Filesystem => "filesystem UUID",
+            IdentityPart::Inode => "inode",
+            IdentityPart::Birth => "time of birth",
+        }
+    }
+}
+
+/// The name of the part with this code, also of one that only a later program knows.
+pub fn identity_part_name(code: u8) -> &'static str {
+    let known = IdentityPart::ALL.into_iter().find(|part| *part as u8 == code);
+    known.map_or("unknown part", IdentityPart::name)
+}
+
+/// See the module. There is at least one part.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity(BTreeMap<u8, String>);
+
+/// A part in which two identities differ.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Difference {
+    /// What it is.
+    pub part: &'static str,
+    /// What it was.
+    pub was: String,
+    /// What it is now.
+    pub is: String,
+}
+
+impl fmt::Display for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {} instead of {}", self.part, self.is, self.was)
+    }
+}
+
+impl Identity {
+    /// What a system says of a device. Blanks and control characters at the ends do not count, nor
+    /// does what is empty then; what is too long is cut. `None`: nothing is known.
+    pub fn new(parts: impl IntoIterator<Item = (IdentityPart, String)>) -> Option<Self> {
+        let tidy = |text: String| {
+            let clean: String = text.chars().filter(|char| !char.is_control()).collect();
+            let mut text = clean.trim().to_owned();
+            text.truncate(text.floor_char_boundary(MAX_IDENTITY_TEXT));
+            text
+        };
+        let parts = parts.into_iter().map(|(part, text)| (part as u8, tidy(text)));
+        let parts: BTreeMap<u8, String> = parts.filter(|(_, text)| !text.is_empty()).collect();
+        (!parts.is_empty()).then_some(Identity(parts))
+    }
+
+    /// What was stored: codes and texts. `None` unless it could have been.
+    pub fn from_parts(parts: Vec<(u8, String)>) -> Option<Self> {
+        let count = parts.len();
+        let good = |text: &String| {
+            (1..=MAX_IDENTITY_TEXT).contains(&text.len()) && !text.chars().any(char::is_control)
+        };
+        let all: BTreeMap<u8, String> = parts.into_iter().filter(|part| good(&part.1)).collect();
+        (all.len() == count && (1..=MAX_IDENTITY_PARTS).contains(&count)).then_some(Identity(all))
+    }
+
+    /// Codes and texts, in the order of the codes.
+    pub fn parts(&self) -> impl ExactSizeIterator<Item = (u8, &str)> {
+        self.0.iter().map(|(code, text)| (*code, text.as_str()))
+    }
+
+    /// The first part that both know and in which `now` differs.
+    pub fn difference(&self, now: &Identity) -> Option<Difference> {
+        self.0.iter().find_map(|(code, was)| {
+            let is = now.0.get(code).filter(|is| *is != was)?;
+            let part = identity_part_name(*code);
+            Some(Difference { part, was: was.clone(), is: is.clone() })
+        })
+    }
+
+    /// What is known now, and what was known before of parts that are not.
+    #[must_use]
+    pub fn completed_by(mut self, before: &Identity) -> Self {
+        for (code, text) in &before.0 {
+            if self.0.len() < MAX_IDENTITY_PARTS {
+                self.0.entry(*code).or_insert_with(|| text.clone());
+            }
+        }
+        self
+    }
+}
+
+impl fmt::Display for Identity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (number, (code, text)) in self.0.iter().enumerate() {
+            let comma = if number == 0 { "" } else { ", " };
+            write!(f, "{comma}{} {text}", identity_part_name(*code))?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn identity(parts: &[(IdentityPart, &str)]) -> Identity {
+        let parts = parts.iter().map(|(part, text)| (*part, (*text).to_owned()));
+        Identity::new(parts).expect("something is known")
+    }
+
+    #[test]
+    fn only_what_both_know_tells_them_apart() {
+        use IdentityPart::{Birth, Inode, Serial, Wwid};
+        let disk = identity(&[(Wwid, "naa.5"), (Serial, "A1")]);
+        assert_eq!(disk.difference(&disk), None);
+        assert_eq!(disk.difference(&identity(&[(Serial, "A1")])), None);
+        assert_eq!(disk.difference(&identity(&[(Inode, "7"), (Birth, "1.0")])), None);
+        let other = identity(&[(Wwid, "naa.5"), (Serial, "B2"), (Inode, "7")]);
+        let difference = disk.difference(&other).expect("another serial number");
+        assert_eq!(difference.to_string(), "serial number B2 instead of A1");
+    }
+
+    #[test]
+    fn what_was_known_before_is_kept_until_it_is_known_anew() {
+        use IdentityPart::{Serial, Wwid};
+        let before = identity(&[(Wwid, "naa.5"), (Serial, "A1")]);
+        let now = identity(&[(Serial, "B2")]).completed_by(&before);
+        assert_eq!(now, identity(&[(Wwid, "naa.5"), (Serial, "B2")]));
+        assert_eq!(now.to_string(), "WWID naa.5, serial number B2");
+    }
+
+    #[test]
+    fn texts_of_the_system_are_tidied_and_stored_ones_are_checked() {
+        let tidy = identity(&[(IdentityPart::Serial, "  a\0b \n"), (IdentityPart::Wwid, " \n")]);
+        assert_eq!(tidy, identity(&[(IdentityPart::Serial, "ab")]));
+        assert_eq!(Identity::new([(IdentityPart::Serial, " ".into())]), None);
+        let long = identity(&[(IdentityPart::Serial, &"\u{e4}".repeat(200))]);
+        assert!(long.parts().all(|(_, text)| text.len() == 254));
+        let stored = |parts: &[(u8, &str)]| {
+            Identity::from_parts(parts.iter().map(|(code, text)| (*code, (*text).into())).collect())
+        };
+        assert!(stored(&[(1, "x"), (200, "of a later program")]).is_some());
+        for bad in [&[][..], &[(1, "")], &[(1, "a\n")], &[(1, "a"), (1, "b")]] {
+            assert_eq!(stored(bad), None, "{bad:?}");
+        }
+        let many: Vec<(u8, String)> = (0..17).map(|code| (code, "x".into())).collect();
+        assert_eq!(Identity::from_parts(many), None);
+        let codes: std::collections::BTreeSet<u8> =
+            IdentityPart::ALL.into_iter().map(|part| part as u8).collect();
+        assert_eq!(codes.len(), IdentityPart::ALL.len());
+    }
+}

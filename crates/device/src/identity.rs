@@ -1,0 +1,207 @@
+//! The identity of a file or block device, as the kernel and the system's device manager tell it.
+//!
+//! Everything here stays the same over restarts of the machine; numbers of devices and names in
+//! `/dev` do not. What cannot be found out is left out.
+
+use std::fs;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::{Path, PathBuf};
+
+use forebay_core::{Identity, IdentityPart};
+use rustix::fs::{AtFlags, FileType, OFlags, StatxFlags};
+
+/// Type of filesystems in user space, which may number their files anew at any time.
+const FUSE: u64 = 0x6573_5546;
+
+/// The longest text that is read, in bytes.
+const MAX_TEXT: u64 = 64 << 10;
+
+/// Where the system describes its devices.
+struct Places<'a> {
+    /// Directories of block devices by their numbers.
+    devices: &'a Path,
+    /// What the device manager has found out.
+    manager: &'a Path,
+}
+
+/// The identity of what `fd` has open.
+pub(crate) fn identity(fd: impl AsFd) -> Option<Identity> {
+    let fd = fd.as_fd();
+    let stat = rustix::fs::fstat(fd).ok()?;
+    if FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice {
+        let number =
+            format!("{}:{}", rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev));
+        let places =
+            Places { devices: Path::new("/sys/dev/block"), manager: Path::new("/run/udev/data") };
+        return Identity::new(block_parts(&places, &number));
+    }
+    Identity::new(file_parts(fd))
+}
+
+fn file_parts(fd: BorrowedFd<'_>) -> Vec<(IdentityPart, String)> {
+    let mut parts = Vec::new();
+    if let Some(uuid) = filesystem_uuid(fd) {
+        parts.push((IdentityPart::Filesystem, uuid));
+    }
+    let fuse = rustix::fs::fstatfs(fd).is_ok_and(|stat| stat.f_type.cast_unsigned() == FUSE);
+    let wanted = StatxFlags::INO | StatxFlags::BTIME;
+    if let (false, Ok(stat)) = (fuse, rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, wanted)) {
+        if stat.stx_mask & StatxFlags::INO.bits() != 0 {
+            parts.push((IdentityPart::Inode, stat.stx_ino.to_string()));
+        }
+        if stat.stx_mask & StatxFlags::BTIME.bits() != 0 {
+            let birth = stat.stx_btime;
+            parts.push((IdentityPart::Birth, format!("{}.{:09}", birth.tv_sec, birth.tv_nsec)));
+        }
+    }
+    parts
+}
+
+/// The kernel's answer to the question for the UUID of a filesystem.
+#[repr(C)]
+struct FilesystemUuid {
+    len: u8,
+    uuid: [u8; 16],
+}
+
+/// The UUID of the filesystem that holds a file; kernels before 6.9 and some filesystems do not
+/// tell.
+fn filesystem_uuid(fd: BorrowedFd<'_>) -> Option<String> {
+    const GET: rustix::ioctl::Opcode = rustix::ioctl::opcode::read::<FilesystemUuid>(0x15, 0);
+    // SAFETY: the opcode is FS_IOC_GETFSUUID, which writes one `struct fsuuid2`: a byte and 16
+    // bytes, as `FilesystemUuid` has them.
+    let getter = unsafe { rustix::ioctl::Getter::<GET, FilesystemUuid>::new() };
+    // SAFETY: as above; the kernel writes no more than the opcode says.
+    let told = unsafe { rustix::ioctl::ioctl(fd, getter) }.ok()?;
+    let uuid = told.uuid.get(..usize::from(told.len))?;
+    let known = uuid.iter().any(|byte| *byte != 0);
+    known.then(|| uuid.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// The parts of the block device with this number, `MAJOR:MINOR`.
+fn block_parts(places: &Places<'_>, number: &str) -> Vec<(IdentityPart, String)> {
+    let mut parts = Vec::new();
+    // A link to the device's own directory; a partition's lies in that of its disk.
+    let Ok(own) = fs::canonicalize(places.devices.join(number)) else { return parts };
+    let is_partition = own.join("partition").exists();
+    let disk = if is_partition { own.parent().unwrap_or(&own).to_owned() } else { own.clone() };
+    let mut add = |part, found: Option<String>| parts.extend(found.map(|text| (part, text)));
+    let of_disk = |names: [&str; 2]| names.iter().find_map(|name| text(&disk.join(name)));
+    add(IdentityPart::Wwid, of_disk(["wwid", "device/wwid"]));
+    add(IdentityPart::Serial, of_disk(["serial", "device/serial"]));
+    add(IdentityPart::DmUuid, text(&own.join("dm/uuid")));
+    add(IdentityPart::RaidUuid, text(&disk.join("md/uuid")));
+    let managed = text(&places.manager.join(format!("b{number}"))).unwrap_or_default();
+    let uevent = text(&own.join("uevent")).unwrap_or_default();
+    add(IdentityPart::LongSerial, value(&managed, "E:ID_SERIAL="));
+    if is_partition {
+        let uuid = value(&uevent, "PARTUUID=").or_else(|| value(&managed, "E:ID_PART_ENTRY_UUID="));
+        add(IdentityPart::PartitionUuid, uuid.map(|uuid| uuid.to_lowercase()));
+        add(IdentityPart::Start, text(&own.join("start")));
+    }
+    // A loop device is the file behind it.
+    if let Some(file) = text(&disk.join("loop/backing_file")) {
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        if let Ok(fd) = rustix::fs::open(PathBuf::from(file), flags, rustix::fs::Mode::empty()) {
+            parts.extend(file_parts(fd.as_fd()));
+        }
+        let offset = text(&disk.join("loop/offset")).filter(|offset| offset != "0");
+        if let (false, Some(offset)) = (is_partition, offset) {
+            parts.push((IdentityPart::Start, offset));
+        }
+    }
+    parts
+}
+
+/// The value behind `key` at the start of a line.
+fn value(lines: &str, key: &str) -> Option<String> {
+    lines.lines().find_map(|line| line.strip_prefix(key)).map(str::to_owned)
+}
+
+/// The text of a file without what surrounds it, unless that is nothing.
+fn text(path: &Path) -> Option<String> {
+    use std::io::Read;
+    let mut bytes = Vec::new();
+    fs::File::open(path).ok()?.take(MAX_TEXT).read_to_end(&mut bytes).ok()?;
+    let text = String::from_utf8_lossy(&bytes);
+    let text = text.trim_matches(|char: char| char.is_whitespace() || char == '\0');
+    (!text.is_empty()).then(|| text.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(path: &Path, content: &str) {
+        fs::create_dir_all(path.parent().expect("inside")).expect("folder");
+        fs::write(path, content).expect("file");
+    }
+
+    /// A system with these files below its directories of devices, where 8:1 is `sda/sda1`.
+    fn parts(number: &str, files: &[(&str, &str)]) -> Option<Identity> {
+        let folder = tempfile::tempdir().expect("folder");
+        let (devices, manager) = (folder.path().join("devices"), folder.path().join("manager"));
+        let links = folder.path().join("links");
+        fs::create_dir_all(&links).expect("folder");
+        for (number, directory) in [("8:0", "sda"), ("8:1", "sda/sda1"), ("7:0", "loop0")] {
+            fs::create_dir_all(devices.join(directory)).expect("folder");
+            std::os::unix::fs::symlink(devices.join(directory), links.join(number)).expect("link");
+        }
+        for (name, content) in files {
+            write(&folder.path().join(name), content);
+        }
+        Identity::new(block_parts(&Places { devices: &links, manager: &manager }, number))
+    }
+
+    #[test]
+    fn a_disk_and_its_partition_are_told_apart() {
+        let files = [
+            ("devices/sda/device/wwid", "naa.5000c500a1b2c3d4\n"),
+            ("devices/sda/sda1/partition", "1\n"),
+            ("devices/sda/sda1/start", "2048\n"),
+            ("manager/b8:0", "S:disk\nE:ID_SERIAL=WDC_1\n"),
+            ("manager/b8:1", "E:ID_SERIAL=WDC_1\nE:ID_PART_ENTRY_UUID=ABCD-01\n"),
+        ];
+        let disk = parts("8:0", &files).expect("known").to_string();
+        assert_eq!(disk, "WWID naa.5000c500a1b2c3d4, long serial number WDC_1");
+        let partition = parts("8:1", &files).expect("known").to_string();
+        assert_eq!(
+            partition,
+            "WWID naa.5000c500a1b2c3d4, long serial number WDC_1, partition UUID abcd-01, start 2048"
+        );
+        assert_eq!(parts("8:2", &files), None);
+        assert_eq!(parts("8:0", &[]), None);
+    }
+
+    #[test]
+    fn devices_of_other_kinds_say_what_they_have() {
+        let mapped = parts("8:0", &[("devices/sda/dm/uuid", "LVM-abc\n")]).expect("known");
+        assert_eq!(mapped.to_string(), "device mapper UUID LVM-abc");
+        let virt =
+            parts("8:0", &[("devices/sda/serial", "disk-1\n"), ("manager/b8:0", "\u{fffd}")]);
+        assert_eq!(virt.expect("known").to_string(), "serial number disk-1");
+        let raid = parts("8:0", &[("devices/sda/md/uuid", "12:34\n")]).expect("known");
+        assert_eq!(raid.to_string(), "RAID UUID 12:34");
+    }
+
+    #[test]
+    fn a_file_keeps_its_identity_and_shares_it_with_no_other() {
+        let folder = tempfile::tempdir().expect("folder");
+        let at = |name: &str| folder.path().join(name);
+        let of = |name: &str| identity(fs::File::open(at(name)).expect("there"));
+        write(&at("a"), "one");
+        let first = of("a").expect("a file has an inode");
+        fs::rename(at("a"), at("b")).expect("moved");
+        fs::write(at("b"), "changed").expect("written");
+        assert_eq!(of("b").expect("known"), first);
+        write(&at("a"), "one");
+        assert!(first.difference(&of("a").expect("known")).is_some());
+        // A loop device over it is the same; the file behind it is found by its path.
+        let backing = at("b").display().to_string();
+        let files = [("devices/loop0/loop/backing_file", backing.as_str())];
+        assert_eq!(parts("7:0", &files).expect("known"), first);
+        let files = [files[0], ("devices/loop0/loop/offset", "512\n")];
+        let shifted = parts("7:0", &files).expect("known").to_string();
+        assert_eq!(shifted.split(", ").filter(|part| *part == "start 512").count(), 1);
+    }
+}
