@@ -9,12 +9,13 @@ use std::time::Duration;
 
 use forebay_device::Device;
 use forebay_format::{Uuid, VolumeRecord};
-use forebay_store::{Address, StoreError};
+use forebay_store::StoreError;
 
+use crate::attach::usable;
 use crate::background;
 use crate::engine::EngineLane;
 use crate::error::{EngineError, EngineErrorKind};
-use crate::fingerprint::fingerprint;
+use crate::samples::Look;
 use crate::settings::VolumeSettings;
 use crate::volume::{Volume, VolumeState};
 
@@ -49,7 +50,7 @@ impl Drop for Draining<'_> {
     }
 }
 
-fn no_volume(name: &str) -> EngineError {
+pub(crate) fn no_volume(name: &str) -> EngineError {
     EngineError::new(EngineErrorKind::Usage, format!("there is no volume '{name}'"))
 }
 
@@ -83,6 +84,7 @@ impl EngineLane {
             ));
         }
         let name = spec.name.clone();
+        let (samples, settled) = self.sample(&origin, size).await?;
         let id = self
             .store
             .change_volumes(|volumes, next| {
@@ -108,6 +110,8 @@ impl EngineLane {
                     policy: spec.settings.policy,
                     started: true,
                     fingerprint: None,
+                    identity: origin.identity(),
+                    samples,
                     settings: spec.settings.to_tags(),
                 });
                 Ok(id)
@@ -124,143 +128,7 @@ impl EngineLane {
             return Err(error.into());
         }
         self.cache.set_policy(spec.settings.policy);
-        let settled = self.settle_origin(&origin).await?;
         self.bring_up(&name, origin, settled)
-    }
-
-    /// Starts a volume that the cache knows, with its origin.
-    ///
-    /// # Errors
-    /// The origin is not the one that the volume had: with dirty data only `force` goes on, and
-    /// keeps it; clean data is dropped.
-    pub async fn attach(
-        self: &Rc<Self>,
-        name: &str,
-        origin: Arc<dyn Device>,
-        force: bool,
-    ) -> Result<Arc<Volume>, EngineError> {
-        if self.cache.volume(name).is_some() {
-            return Err(EngineError::new(
-                EngineErrorKind::Refused,
-                format!("the volume '{name}' is started already"),
-            ));
-        }
-        let records = self.cache.store.volumes();
-        let record = records
-            .iter()
-            .find(|record| record.name == name)
-            .ok_or_else(|| no_volume(name))?
-            .clone();
-        let size = usable(&*origin);
-        if size < record.origin_bytes {
-            return Err(EngineError::new(
-                EngineErrorKind::Refused,
-                format!(
-                    "the origin {} has {size} bytes, the volume '{name}' was made for {}: this is another device, or it was cut",
-                    origin.name(),
-                    record.origin_bytes
-                ),
-            ));
-        }
-        if let Some(expected) = record.fingerprint {
-            let queue = self.context.open(&origin)?;
-            if fingerprint(&queue, record.origin_bytes).await? != expected {
-                self.origin_changed(&record, force)?;
-                // Barrier for invariant 12: what was dropped stays dropped once the fingerprint is
-                // gone that told why.
-                self.store.settle_marks().await?;
-            }
-        }
-        let settled = self.settle_origin(&origin).await?;
-        // From now on the origin changes under our own hands.
-        self.store
-            .change_volumes(|volumes, _| {
-                for volume in volumes.iter_mut().filter(|volume| volume.name == name) {
-                    volume.fingerprint = None;
-                    volume.started = true;
-                }
-                Ok(())
-            })
-            .await?;
-        self.bring_up(name, origin, settled)
-    }
-
-    fn origin_changed(&self, record: &VolumeRecord, force: bool) -> Result<(), EngineError> {
-        let store = &self.cache.store;
-        let Some(space) = store.space_of(record.id) else { return Ok(()) };
-        let (mut clean, mut dirty) = (Vec::new(), 0u64);
-        store.index.scan(|address: Address, entry| {
-            if let Some(block) = space.block(address) {
-                if entry.dirty { dirty += 1 } else { clean.push(block) }
-            }
-        });
-        if dirty > 0 && !force {
-            return Err(EngineError::new(
-                EngineErrorKind::DataAtRisk,
-                format!(
-                    "the origin of '{}' was changed behind the cache, which holds {dirty} blocks that are newer: use --force to keep them and write them over it, or delete the volume with --discard-dirty",
-                    record.name
-                ),
-            ));
-        }
-        tracing::warn!(
-            volume = record.name,
-            dropped = clean.len(),
-            dirty,
-            "the origin was changed behind the cache: clean blocks are dropped"
-        );
-        for block in clean {
-            store.forget(&space, block, |entry| !entry.dirty);
-        }
-        Ok(())
-    }
-
-    /// Makes durable what an earlier run may have left in the origin's write cache: whoever reads it
-    /// from now on may rely on it (invariant 6).
-    async fn settle_origin(&self, origin: &Arc<dyn Device>) -> Result<bool, EngineError> {
-        let queue = self.context.open(origin)?;
-        let synced = queue.sync().await;
-        if let Err(error) = &synced {
-            // Cached data is served all the same (invariant 16); the first flush tries again.
-            tracing::warn!(%error, "the origin cannot be synced");
-        }
-        Ok(synced.is_ok())
-    }
-
-    fn bring_up(
-        self: &Rc<Self>,
-        name: &str,
-        origin: Arc<dyn Device>,
-        settled: bool,
-    ) -> Result<Arc<Volume>, EngineError> {
-        let store = &self.cache.store;
-        let records = store.volumes();
-        let record =
-            records.iter().find(|record| record.name == name).ok_or_else(|| no_volume(name))?;
-        let space = store.space_of(record.id).ok_or_else(|| no_volume(name))?;
-        let volume =
-            Arc::new(Volume::new(record, origin, space, store.block_size(), store.options().lanes));
-        if settled {
-            volume.origin_is_settled();
-        }
-        store.index.visit(
-            |entry| entry.dirty,
-            |address, _| {
-                if let Some(block) = space.block(address) {
-                    volume.appended(&self.lane, block, None, true);
-                }
-            },
-        );
-        self.cache.add_volume(volume.clone());
-        let view = self.lane_volume(volume.id).ok_or_else(|| {
-            EngineError::new(
-                EngineErrorKind::Failed,
-                format!("the origin of '{name}' cannot be opened"),
-            )
-        })?;
-        self.cache.background_started();
-        self.lane.spawn(background::writeback::run(view));
-        Ok(volume)
     }
 
     /// Changes a volume's settings; online. Leaving a mode that keeps dirty data drains it, in the
@@ -416,7 +284,7 @@ impl EngineLane {
         let volume = self.cache.volume(name).ok_or_else(|| no_volume(name))?;
         self.quiesce(&volume).await;
         let mut result = self.store.commit().await.map(|_| ()).map_err(EngineError::from);
-        let mut print = None;
+        let (mut print, mut samples) = (None, None);
         if let Some(view) = self.lane_volume(volume.id) {
             if view.sync_origin().await.is_err() {
                 result = Err(EngineError::new(
@@ -429,7 +297,8 @@ impl EngineLane {
             // Barrier for invariant 12: what the fingerprint is taken of cannot change its mind. The
             // last writes of writeback may have come after the sync above.
             if result.is_ok() && view.origin.sync().await.is_ok() {
-                print = fingerprint(&view.origin, volume.size()).await.ok();
+                let look = Look::take(&view.origin, volume.size()).await;
+                (print, samples) = (look.fingerprint().ok(), Some(look.samples()));
             }
         }
         let changed = self
@@ -437,6 +306,8 @@ impl EngineLane {
             .change_volumes(|volumes, _| {
                 for record in volumes.iter_mut().filter(|record| record.name == name) {
                     record.fingerprint = print;
+                    // If they could not be taken anew, those that are untouched are still good.
+                    record.samples = samples.take().or(record.samples.take());
                     record.started = !keep_stopped;
                 }
                 Ok(())
@@ -570,9 +441,4 @@ impl EngineLane {
         self.store.checkpoint(true).await?;
         Ok(())
     }
-}
-
-/// Whole sectors of a device.
-fn usable(device: &dyn Device) -> u64 {
-    device.size() / forebay_core::SECTOR_SIZE * forebay_core::SECTOR_SIZE
 }

@@ -200,6 +200,7 @@ impl LaneVolume {
         // the zeroes.
         self.store.commit().await.map_err(|error| self.store_failed(&error))?;
         self.store.settle_marks().await.map_err(|error| self.store_failed(&error))?;
+        self.before_origin_write(range.clone()).await;
         let done = self.origin.run(op(range.start, range.end - range.start)).await;
         volume.origin_changed(range);
         match done.result {

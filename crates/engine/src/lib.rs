@@ -5,14 +5,16 @@
 //! - [`lane`]: one volume as one lane sees it; where requests enter and leave
 //! - `plan`: what to do with a block, pure; the only branches on the mode
 //! - `read`, `write`, `flush`, `discard`: one file for each kind of request
+//! - `untouched`: what has to be durable before the origin is written to for the first time
 //! - `ranges`: order among operations that reach the origin
 //! - `background`: writeback, reclaim, upkeep
 //!
 //! Beside the path: [`cache`], [`volume`], [`settings`], [`stats`], and [`control`] for what an
-//! operator does.
+//! operator does; `attach` and [`recognise`] for a volume that comes back to its origin.
 #![forbid(unsafe_code)]
 
 pub mod api;
+mod attach;
 mod background;
 pub mod cache;
 pub mod control;
@@ -20,14 +22,16 @@ mod dirty;
 mod discard;
 pub mod engine;
 pub mod error;
-mod fingerprint;
 mod flush;
 pub mod lane;
 mod plan;
 mod ranges;
 mod read;
+pub mod recognise;
+mod samples;
 pub mod settings;
 pub mod stats;
+mod untouched;
 pub mod volume;
 mod write;
 
@@ -36,7 +40,8 @@ pub use cache::Cache;
 pub use control::VolumeSpec;
 pub use engine::{EngineLane, LaneContext};
 pub use error::{EngineError, EngineErrorKind};
-pub use fingerprint::fingerprint;
 pub use lane::LaneVolume;
+pub use recognise::{Verdict, recognise};
+pub use samples::Look;
 pub use settings::VolumeSettings;
 pub use volume::{Volume, VolumeState};

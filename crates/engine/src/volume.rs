@@ -19,6 +19,7 @@ use crate::dirty::DirtyCount;
 use crate::ranges::Ranges;
 use crate::settings::VolumeSettings;
 use crate::stats::Stats;
+use crate::untouched::Untouched;
 
 /// Regions of the origin for which dirty blocks are counted.
 const DIRTY_REGIONS: usize = 4096;
@@ -69,6 +70,7 @@ pub struct Volume {
     cutoff: AtomicU64,
     state: AtomicU8,
     pub(crate) ranges: Ranges,
+    pub(crate) untouched: Untouched,
     pub(crate) dirty: DirtyMap,
     dirty_count: DirtyCount,
     pub(crate) last_foreground: AtomicU64,
@@ -122,6 +124,7 @@ impl Volume {
             settings: Mutex::new(VolumeSettings::default()),
             state: AtomicU8::new(VolumeState::Running as u8),
             ranges: Ranges::default(),
+            untouched: Untouched::new(record.samples.as_ref(), record.origin_bytes),
             dirty: DirtyMap::new(space.blocks, DIRTY_REGIONS),
             dirty_count: DirtyCount::new(lanes),
             last_foreground: AtomicU64::new(0),

@@ -402,6 +402,7 @@ impl LaneVolume {
         if !aligned {
             return (self.write_origin_unaligned(offset, &data).await, data);
         }
+        self.before_origin_write(offset..offset + len as u64).await;
         let done = self.origin.run(DeviceOp::Write { offset, data: IoData::Owned(data) }).await;
         // Even a failed write may have changed something.
         volume.origin_changed(offset..offset + len as u64);
@@ -428,6 +429,7 @@ impl LaneVolume {
         let mut whole = self.origin.read(start, buf).await.map_err(|_| IoError::Io)?;
         let at = (offset - start) as usize;
         whole[at..at + data.len()].copy_from_slice(data);
+        self.before_origin_write(start..end).await;
         let written = self.origin.write(start, whole).await;
         volume.origin_changed(start..end);
         bump(&self.stats().counters.origin_written_bytes, end - start);

@@ -19,8 +19,10 @@ pub const VERSION: u32 = 1;
 pub const COPY_A: u64 = 0;
 /// Offset of copy B on the device, in bytes.
 pub const COPY_B: u64 = 64 << 10;
-/// Feature bits without which a device must not be used. None is defined yet.
-pub const KNOWN_INCOMPAT: u64 = 0;
+/// Feature bit in `incompat`: the volume table has identities or samples of origins.
+pub const ORIGINS_KNOWN: u64 = 1;
+/// Feature bits without which a device must not be used.
+pub const KNOWN_INCOMPAT: u64 = ORIGINS_KNOWN;
 /// Feature bits without which a device must not be written to. None is defined yet.
 pub const KNOWN_RO_COMPAT: u64 = 0;
 

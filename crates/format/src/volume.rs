@@ -3,15 +3,17 @@
 use std::collections::HashSet;
 use std::mem::{offset_of, size_of};
 
-use forebay_core::{BlockSize, Durability, Mode, ReplacementKind, SECTOR_SIZE, VolumeId};
+use forebay_core::{BlockSize, Durability, Identity, Mode, ReplacementKind, SECTOR_SIZE, VolumeId};
 use uuid::Uuid;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::MAX_BLOCKS;
 
+pub mod samples;
 mod table;
 
+pub use samples::Samples;
 pub use table::{EncodedTable, MAGIC, MAX_VOLUMES, VolumeTableError, decode, encode};
 
 /// The longest name of a volume, in bytes.
@@ -23,6 +25,8 @@ pub const MAX_SETTINGS: usize = 64;
 
 const STARTED: u8 = 1;
 const FINGERPRINT: u8 = 2;
+const IDENTITY: u8 = 4;
+const SAMPLES: u8 = 8;
 const SETTING_BYTES: usize = size_of::<OnDiskSetting>();
 
 /// The fixed part of a volume; the name, the origin and the settings follow.
@@ -87,8 +91,12 @@ pub struct VolumeRecord {
     pub policy: ReplacementKind,
     /// Whether it comes up by itself.
     pub started: bool,
-    /// What the origin looked like when it was last in use.
+    /// What the origin looked like when it was last in use; only after an orderly stop.
     pub fingerprint: Option<[u8; 32]>,
+    /// What tells the origin from others, apart from its content; 1 to 16 parts.
+    pub identity: Option<Identity>,
+    /// Samples of the origin, as many as its size makes.
+    pub samples: Option<Samples>,
     /// Further settings, each tag once. Tags that are not known are kept.
     pub settings: Vec<(u16, u64)>,
 }
@@ -116,6 +124,8 @@ impl VolumeRecord {
         check(end.div_ceil(block.bytes()) <= MAX_BLOCKS, "origin_bytes")?;
         check(!self.uuid.is_nil(), "uuid")?;
         check(self.settings.len() <= MAX_SETTINGS, "settings")?;
+        let samples = self.samples.as_ref();
+        check(samples.is_none_or(|samples| samples.check(self.origin_bytes)), "samples")?;
         let tags: HashSet<u16> = self.settings.iter().map(|(tag, _)| *tag).collect();
         check(tags.len() == self.settings.len(), "settings")
     }
@@ -127,7 +137,9 @@ impl VolumeRecord {
             durability: durability_code(self.durability),
             policy: policy_code(self.policy),
             flags: if self.started { STARTED } else { 0 }
-                | if self.fingerprint.is_some() { FINGERPRINT } else { 0 },
+                | if self.fingerprint.is_some() { FINGERPRINT } else { 0 }
+                | if self.identity.is_some() { IDENTITY } else { 0 }
+                | if self.samples.is_some() { SAMPLES } else { 0 },
             name_len: (self.name.len() as u16).into(),
             origin_len: (self.origin.len() as u16).into(),
             settings: (self.settings.len() as u16).into(),
@@ -142,6 +154,16 @@ impl VolumeRecord {
         for (tag, value) in &self.settings {
             let raw = OnDiskSetting { tag: (*tag).into(), value: (*value).into() };
             bytes.extend_from_slice(raw.as_bytes());
+        }
+        if let Some(identity) = &self.identity {
+            bytes.push(identity.parts().len() as u8);
+            for (code, text) in identity.parts() {
+                bytes.extend_from_slice(&[code, text.len() as u8]);
+                bytes.extend_from_slice(text.as_bytes());
+            }
+        }
+        if let Some(samples) = &self.samples {
+            samples.encode_into(bytes);
         }
     }
 
@@ -158,8 +180,17 @@ impl VolumeRecord {
         let text = |bytes: &[u8], field| {
             std::str::from_utf8(bytes).map(str::to_owned).map_err(|_| Bad::Field(field))
         };
-        if raw.flags & !(STARTED | FINGERPRINT) != 0 {
+        if raw.flags & !(STARTED | FINGERPRINT | IDENTITY | SAMPLES) != 0 {
             return Err(Bad::Field("flags"));
+        }
+        let (mut identity, mut samples, mut rest) = (None, None, rest);
+        if raw.flags & IDENTITY != 0 {
+            let (found, after) = decode_identity(rest)?;
+            (identity, rest) = (Some(found), after);
+        }
+        if raw.flags & SAMPLES != 0 {
+            let (found, after) = Samples::decode(rest)?;
+            (samples, rest) = (Some(found), after);
         }
         let record = VolumeRecord {
             id: VolumeId(raw.id.get()),
@@ -175,10 +206,26 @@ impl VolumeRecord {
                 .ok_or(Bad::Field("policy"))?,
             started: raw.flags & STARTED != 0,
             fingerprint: (raw.flags & FINGERPRINT != 0).then_some(raw.fingerprint),
+            identity,
+            samples,
             settings: settings.iter().map(|raw| (raw.tag.get(), raw.value.get())).collect(),
         };
         Ok((record, rest))
     }
+}
+
+/// Reads an identity: the number of its parts, then of each its code, its length and its text.
+fn decode_identity(bytes: &[u8]) -> Result<(Identity, &[u8]), Bad> {
+    let (count, mut rest) = bytes.split_first().ok_or(Bad::Cut)?;
+    let mut parts = Vec::new();
+    for _ in 0..*count {
+        let ([code, len], after) = rest.split_first_chunk::<2>().ok_or(Bad::Cut)?;
+        let (text, after) = after.split_at_checked(usize::from(*len)).ok_or(Bad::Cut)?;
+        let text = std::str::from_utf8(text).map_err(|_| Bad::Field("identity"))?;
+        parts.push((*code, text.to_owned()));
+        rest = after;
+    }
+    Identity::from_parts(parts).map(|identity| (identity, rest)).ok_or(Bad::Field("identity"))
 }
 
 /// Why one volume could not be read.

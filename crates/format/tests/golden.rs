@@ -1,4 +1,4 @@
-//! The bytes of format version 1, frozen. An image that differs means that caches that exist can
+//! The bytes of format version 1, with and without its features, frozen. An image that differs means that caches that exist can
 //! no longer be read: that needs a new version, not a new image.
 //!
 //! Images of new structures are made with `FOREBAY_WRITE_GOLDEN=1 cargo test -p forebay-format`;
@@ -7,11 +7,12 @@
 use std::path::PathBuf;
 
 use forebay_core::{
-    BlockSize, Durability, Generation, Mode, OriginBlock, RecordNumber, ReplacementKind,
-    SectorMask, SegmentId, VolumeId,
+    BlockSize, Durability, Generation, Identity, IdentityPart, Mode, OriginBlock, RecordNumber,
+    ReplacementKind, SectorMask, SegmentId, VolumeId,
 };
 use forebay_format::record::{self, HEADER_BYTES};
-use forebay_format::superblock::{COPY_A, COPY_B};
+use forebay_format::superblock::{COPY_A, COPY_B, ORIGINS_KNOWN};
+use forebay_format::volume::Samples;
 use forebay_format::{
     Body, CheckpointReader, CheckpointRef, CheckpointWriter, DataEntry, Geometry, Head, IndexEntry,
     Mark, MarkKind, PartialMask, SegmentState, SegmentUse, Superblock, Uuid, VolumeRecord,
@@ -71,18 +72,21 @@ fn superblock() -> Superblock {
 fn superblocks() {
     let first =
         Superblock { generation: 1, checkpoint: None, clean_shutdown: false, ..superblock() };
-    for (name, superblock, at) in
-        [("superblock-a.bin", superblock(), COPY_A), ("superblock-b-first.bin", first, COPY_B)]
-    {
+    let origins = Superblock { generation: 2, incompat: ORIGINS_KNOWN, ..first.clone() };
+    for (name, superblock, at) in [
+        ("superblock-a.bin", superblock(), COPY_A),
+        ("superblock-b-first.bin", first, COPY_B),
+        ("superblock-a-origins.bin", origins, COPY_A),
+    ] {
         let bytes = superblock.encode(at);
         compare(name, &bytes);
         assert_eq!(Superblock::decode(&bytes, at), Ok(superblock));
     }
 }
 
-#[test]
-fn volume_table() {
-    let volumes = [
+/// Volumes as the first programs wrote them.
+fn volumes() -> [VolumeRecord; 2] {
+    [
         VolumeRecord {
             id: VolumeId(1),
             uuid: Uuid::from_u128(1),
@@ -95,6 +99,8 @@ fn volume_table() {
             policy: ReplacementKind::Lru,
             started: true,
             fingerprint: Some([0xab; 32]),
+            identity: None,
+            samples: None,
             settings: vec![(1, 60), (0xffff, u64::MAX)],
         },
         VolumeRecord {
@@ -109,13 +115,40 @@ fn volume_table() {
             policy: ReplacementKind::Random,
             started: false,
             fingerprint: None,
+            identity: None,
+            samples: None,
             settings: vec![],
         },
-    ];
-    let table = volume::encode(&volumes, &cache(), BlockSize::DEFAULT).expect("possible");
-    compare("volume-table.bin", &table.bytes);
+    ]
+}
+
+fn compare_table(name: &str, volumes: &[VolumeRecord]) {
+    let table = volume::encode(volumes, &cache(), BlockSize::DEFAULT).expect("possible");
+    compare(name, &table.bytes);
     let read = volume::decode(&table.bytes, &table.reference(0), &cache(), BlockSize::DEFAULT);
-    assert_eq!(read.as_deref(), Ok(&volumes[..]));
+    assert_eq!(read.as_deref(), Ok(volumes));
+}
+
+#[test]
+fn volume_table() {
+    compare_table("volume-table.bin", &volumes());
+}
+
+#[test]
+fn volume_table_with_origins() {
+    let mut volumes = volumes();
+    let identity = Identity::new([
+        (IdentityPart::Wwid, "naa.5000c500a1b2c3d4".into()),
+        (IdentityPart::PartitionUuid, "0fc63daf-8483-4772-8e79-3d69d8477de4".into()),
+        (IdentityPart::Start, "2048".into()),
+    ]);
+    volumes[0].identity = identity;
+    volumes[0].samples = Some(Samples {
+        checks: (0..128).map(|number| 0x0102_0304 * number).collect(),
+        untouched: 0xfedc_ba98_7654_3210_0123_4567_89ab_cdef,
+    });
+    volumes[1].samples = Some(Samples { checks: vec![0xcafe_f00d], untouched: 1 });
+    compare_table("volume-table-origins.bin", &volumes);
 }
 
 fn head() -> Head {

@@ -12,7 +12,7 @@ use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use forebay_core::{OriginBlock, SegmentId, Slot};
+use forebay_core::{OriginBlock, SegmentId, Slot, VolumeId};
 use forebay_device::{Device, DeviceError, IoBuf, Queue};
 use forebay_format::superblock::{COPY_A, COPY_B};
 use forebay_format::{
@@ -70,6 +70,29 @@ pub async fn read_checkpoint(
         }
     }
     reader.finish().map(Some).map_err(damaged)
+}
+
+/// Counts the dirty blocks of a volume as recovery would find them, whatever the last user was doing
+/// when it stopped; writes nothing. `open` opens a device on `lane`.
+///
+/// # Errors
+/// The device is not a cache device, has lost records that had been durable, or fails.
+pub async fn count_dirty(
+    lane: &Rc<Lane>,
+    device: &Arc<dyn Device>,
+    open: OpenQueue<'_>,
+    volume: VolumeId,
+) -> Result<u64, StoreError> {
+    let swallowing: Arc<dyn Device> = Arc::new(Swallowing(device.clone()));
+    let queue = open(&swallowing)?;
+    let (store, _) = Store::open(lane, swallowing, queue, StoreOptions::default()).await?;
+    let mut dirty = 0;
+    if let Some(space) = store.store().space_of(volume) {
+        store.store().index.scan(|address, entry| {
+            dirty += u64::from(entry.dirty && space.block(address).is_some());
+        });
+    }
+    Ok(dirty)
 }
 
 /// Verifies a cache device. `lane` is the lane on which `options.open` opens queues.

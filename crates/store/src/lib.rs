@@ -35,6 +35,7 @@ pub use error::StoreError;
 pub use format::{FormatOptions, format};
 pub use index::{Address, Condition, FillTicket, Found};
 pub use lane::StoreLane;
+pub use meta::CLEAN_DISTRUSTED;
 pub use options::{PlantedBug, StoreOptions};
 pub use read::PayloadCheck;
 pub use recover::{RecoveryReport, read_roots};

@@ -8,16 +8,40 @@ use std::sync::atomic::Ordering;
 
 use forebay_core::VolumeId;
 use forebay_device::IoBuf;
-use forebay_format::superblock::{COPY_A, COPY_B};
-use forebay_format::{CheckSeed, Superblock, VolumeRecord, volume};
+use forebay_format::superblock::{COPY_A, COPY_B, ORIGINS_KNOWN};
+use forebay_format::volume::EncodedTable;
+use forebay_format::{CheckSeed, Superblock, VolumeRecord, VolumeTableError, volume};
 
 use crate::error::StoreError;
 use crate::lane::StoreLane;
 use crate::store::{Store, VolumeSpace};
 
-/// Feature bit: the device failed while it was in use, and versions that it never took may have been
-/// written to the origins since. Clean copies are dropped when it is opened again.
-pub(crate) const CLEAN_DISTRUSTED: u64 = 1;
+/// Feature bit in `compat`: the device failed while it was in use, and versions that it never took
+/// may have been written to the origins since. Clean copies and samples of origins are dropped when
+/// it is opened again.
+pub const CLEAN_DISTRUSTED: u64 = 1;
+
+/// The table of these volumes. If it is too large, samples of origins are left out, the newest
+/// volume's first: volumes come before what recognises their origins.
+fn encode_what_fits(
+    volumes: &mut [VolumeRecord],
+    encode: impl Fn(&[VolumeRecord]) -> Result<EncodedTable, VolumeTableError>,
+) -> Result<EncodedTable, VolumeTableError> {
+    loop {
+        match encode(volumes) {
+            Err(VolumeTableError::TooLarge(bytes)) => {
+                let sampled = volumes.iter_mut().rfind(|volume| volume.samples.is_some());
+                let Some(volume) = sampled else { return Err(VolumeTableError::TooLarge(bytes)) };
+                tracing::warn!(
+                    volume = volume.name,
+                    "the volume table has no room for samples of its origin: after a crash it is recognised by its identity alone"
+                );
+                volume.samples = None;
+            }
+            result => return result,
+        }
+    }
+}
 
 /// A buffer with these bytes, padded with zeroes to whole pages.
 pub(crate) fn page_buffer(bytes: &[u8]) -> IoBuf {
@@ -83,9 +107,9 @@ impl StoreLane {
         Ok(())
     }
 
-    /// After the device has failed: sees to it that no clean copy is trusted when it is opened again,
-    /// so that versions which it never took may go to the origin (invariants 6 and 15). `false`: not
-    /// even that could be written.
+    /// After the device has failed: sees to it that no clean copy and no sample of an origin is trusted
+    /// when it is opened again, so that versions which it never took may go to the origin (invariants
+    /// 6 and 15). `false`: not even that could be written.
     pub async fn distrust_clean(&self) -> bool {
         if self.store().distrust.load(Ordering::SeqCst) {
             return true;
@@ -116,8 +140,12 @@ impl StoreLane {
             (meta.next_volume_id, 1 - meta.volume_table.area)
         };
         let output = change(&mut volumes, &mut next)?;
-        let encoded = volume::encode(&volumes, &store.uuid, store.block_size())
-            .map_err(|error| StoreError::Refused(error.to_string()))?;
+        let encoded = encode_what_fits(&mut volumes, |volumes| {
+            volume::encode(volumes, &store.uuid, store.block_size())
+        })
+        .map_err(|error| StoreError::Refused(error.to_string()))?;
+        let origins =
+            volumes.iter().any(|volume| volume.identity.is_some() || volume.samples.is_some());
         let offset = store.geometry.volume_areas[usize::from(area)];
         let buf = page_buffer(&encoded.bytes);
         if let Err(error) = self.queue().write(offset, buf).await {
@@ -129,6 +157,9 @@ impl StoreLane {
         let reference = encoded.reference(area);
         self.write_superblock_inside(|superblock| {
             superblock.volume_table = reference;
+            // The bit stands for what this very table has.
+            superblock.incompat &= !ORIGINS_KNOWN;
+            superblock.incompat |= if origins { ORIGINS_KNOWN } else { 0 };
             superblock.next_volume_id = next;
         })
         .await?;

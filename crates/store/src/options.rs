@@ -15,16 +15,19 @@ pub enum PlantedBug {
     UnboundChecksum,
     /// A commit closes the record of its own lane only.
     FlushForgetsLane,
+    /// A sample of the origin that the cache writes to stays untouched on the cache device.
+    SampleStaysUntouched,
 }
 
 impl PlantedBug {
     /// Every planted bug.
-    pub const ALL: [PlantedBug; 5] = [
+    pub const ALL: [PlantedBug; 6] = [
         PlantedBug::SkippedSync,
         PlantedBug::CleanBeforeOriginSync,
         PlantedBug::FillWins,
         PlantedBug::UnboundChecksum,
         PlantedBug::FlushForgetsLane,
+        PlantedBug::SampleStaysUntouched,
     ];
 
     /// Its name on a command line.
@@ -35,6 +38,7 @@ impl PlantedBug {
             PlantedBug::FillWins => "fill-wins",
             PlantedBug::UnboundChecksum => "unbound-checksum",
             PlantedBug::FlushForgetsLane => "flush-forgets-lane",
+            PlantedBug::SampleStaysUntouched => "sample-stays-untouched",
         }
     }
 }

@@ -392,6 +392,15 @@ impl Store {
             known_checks: Default::default(),
         });
         let this = StoreLane::new(store, lane.clone(), queue);
+        if distrusted {
+            // Barrier for invariant 12: the bit that says what samples of origins are worth goes with
+            // the next checkpoint, so they go before it.
+            this.change_volumes(|volumes, _| {
+                volumes.iter_mut().for_each(|volume| volume.samples = None);
+                Ok(())
+            })
+            .await?;
+        }
         if report.clean {
             // Barrier for invariant 9: from the first write on, the device is not clean any more.
             this.write_superblock(|superblock| superblock.clean_shutdown = false).await?;

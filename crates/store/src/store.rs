@@ -192,6 +192,12 @@ impl Store {
         self.damage.lock().clone()
     }
 
+    /// Whether the device has been told, since it was opened, that neither clean copies nor samples
+    /// of origins are to be trusted.
+    pub fn is_distrusted(&self) -> bool {
+        self.distrust.load(Ordering::SeqCst)
+    }
+
     /// The segment that holds a slot.
     #[inline]
     pub fn segment_of(&self, slot: Slot) -> SegmentId {

@@ -318,6 +318,7 @@ impl LaneVolume {
         let at = (offset - start) as usize;
         buf[at..at + bytes.len()].copy_from_slice(bytes);
         let len = buf.len() as u64;
+        self.before_origin_write(start..limit).await;
         let done =
             self.origin.run(DeviceOp::Write { offset: start, data: IoData::Owned(buf) }).await;
         bump(&self.stats().counters.origin_written_bytes, len);

@@ -23,8 +23,20 @@ fn volume(id: u16) -> VolumeRecord {
         policy: ReplacementKind::ALL[usize::from(id) % ReplacementKind::ALL.len()],
         started: id.is_multiple_of(2),
         fingerprint: id.is_multiple_of(3).then_some([id as u8; 32]),
+        identity: id.is_multiple_of(2).then(|| identity(id)),
+        samples: id.is_multiple_of(128).then(|| samples(id)),
         settings: (0..id % 5).map(|tag| (tag, u64::MAX - u64::from(tag))).collect(),
     }
+}
+
+fn identity(id: u16) -> Identity {
+    Identity::from_parts(vec![(2, format!("serial {id}")), (250, "x".repeat(20))]).expect("good")
+}
+
+/// Samples of an origin of 1 TiB.
+fn samples(id: u16) -> Samples {
+    let checks = (0..128).map(|number| number * u32::from(id)).collect();
+    Samples { checks, untouched: u128::MAX << (id % 100) }
 }
 
 fn read(table: &EncodedTable) -> Result<Vec<VolumeRecord>, VolumeTableError> {
@@ -97,6 +109,11 @@ fn impossible_volumes_are_refused_by_field() {
         ("origin_bytes", |volume| volume.origin_bytes = u64::MAX),
         ("origin_bytes", |volume| volume.origin_bytes = 1 << 56),
         ("uuid", |volume| volume.uuid = Uuid::nil()),
+        ("samples", |volume| volume.samples = Some(Samples { checks: vec![0; 3], untouched: 0 })),
+        ("samples", |volume| {
+            volume.origin_bytes = 8192;
+            volume.samples = Some(Samples { checks: vec![0; 2], untouched: 4 });
+        }),
         ("settings", |volume| volume.settings = vec![(1, 1), (1, 2)]),
         ("settings", |volume| volume.settings = (0..65).map(|tag| (tag, 0)).collect()),
     ];
@@ -158,10 +175,41 @@ fn forged_lengths_and_codes_are_refused() {
         assert_eq!(field(3, &[code]), "durability");
         assert_eq!(field(4, &[code]), "policy");
     }
-    assert_eq!(field(5, &[4]), "flags");
+    assert_eq!(field(5, &[16]), "flags");
     assert_eq!(field(72, &[0xff]), "name");
     assert_eq!(field(12, &[0xff; 4]), "alignment");
     assert_eq!(read(&forged(46, &[0xff; 6])), Err(Absurd("len")));
+}
+
+#[test]
+fn forged_identities_and_samples_are_refused() {
+    let whole = VolumeRecord { samples: Some(samples(2)), settings: vec![], ..volume(2) };
+    let table = encode(std::slice::from_ref(&whole), &cache(), BLOCK).expect("possible");
+    let identity_at = 40 + 72 + whole.name.len() + whole.origin.len();
+    let samples_at = identity_at + 1 + 2 + "serial 2".len() + 2 + 20;
+    let forged = |at: usize, value: &[u8]| {
+        let mut table = table.clone();
+        table.bytes[at..at + value.len()].copy_from_slice(value);
+        table.crc = crc32c(&table.bytes[12..table.len as usize]);
+        table.bytes[8..12].copy_from_slice(&table.crc.to_le_bytes());
+        match read(&table) {
+            Err(VolumeTableError::Volume { field, .. } | VolumeTableError::Absurd(field)) => field,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(forged(identity_at, &[0]), "identity");
+    assert_eq!(forged(identity_at + 1, &[250]), "identity");
+    assert_eq!(forged(identity_at + 2, &[0]), "identity");
+    assert_eq!(forged(identity_at + 3, b"\n"), "identity");
+    assert_eq!(forged(identity_at + 3, &[0xff]), "identity");
+    assert_eq!(forged(samples_at, &[129]), "samples");
+    assert_eq!(forged(samples_at, &[127]), "len");
+    assert_eq!(forged(samples_at, &[0xff, 0xff]), "samples");
+    let mut short = whole;
+    short.origin_bytes = 8192;
+    short.samples = Some(Samples { checks: vec![1, 2], untouched: 3 });
+    let good = encode(&[short], &cache(), BLOCK).expect("possible");
+    assert!(read(&good).is_ok());
 }
 
 proptest! {

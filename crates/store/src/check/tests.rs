@@ -65,6 +65,8 @@ impl World {
                 policy: ReplacementKind::Lru,
                 started: true,
                 fingerprint: None,
+                identity: None,
+                samples: None,
                 settings: Vec::new(),
             };
             let added = store.change_volumes(|volumes, next| {

@@ -4,11 +4,14 @@
 use std::sync::Arc;
 
 use forebay_admin::{ApiError, ErrorKind, VolumeName};
-use forebay_device::{Device, IoBuf};
-use forebay_engine::{LaneContext, fingerprint};
+use forebay_core::VolumeId;
+use forebay_device::{Device, IoBuf, Queue};
+use forebay_engine::{LaneContext, Look, Verdict, recognise};
 use forebay_format::superblock::{COPY_A, COPY_B};
 use forebay_format::{PAGE, Superblock, SuperblockError};
-use forebay_store::check::read_checkpoint;
+use forebay_store::CLEAN_DISTRUSTED;
+use forebay_store::StoreError;
+use forebay_store::check::{count_dirty, read_checkpoint};
 use forebay_store::recover::{Roots, read_roots};
 
 use super::faults;
@@ -53,9 +56,9 @@ pub(super) async fn content(
 /// answer, nothing has been written.
 ///
 /// # Errors
-/// [`ErrorKind::Refused`] when the cache does not know the volume or the origin is too small;
-/// [`ErrorKind::DataAtRisk`] when the origin was changed while the cache had newer blocks, unless
-/// `force` is given.
+/// [`ErrorKind::Refused`] when the cache does not know the volume, or the origin is too small or
+/// another device; [`ErrorKind::DataAtRisk`] when it is another device or was changed while the
+/// cache had newer blocks. With `force` only what it cannot help is refused.
 pub(super) async fn check_pair(
     context: &LaneContext,
     device: &Arc<dyn Device>,
@@ -79,30 +82,43 @@ pub(super) async fn check_pair(
             record.origin_bytes
         ));
     }
-    // Only a device that was closed in order says in its checkpoint what is dirty; after a crash
-    // the origin may differ because of what the cache itself was writing.
-    let (Some(expected), true, false) =
-        (record.fingerprint, roots.superblock.clean_shutdown, force)
-    else {
+    if force {
         return Ok(());
-    };
+    }
     let queue = context.open(origin).map_err(faults::engine)?;
-    if fingerprint(&queue, record.origin_bytes).await.map_err(faults::engine)? == expected {
+    let look = Look::take(&queue, record.origin_bytes).await;
+    let trusted = roots.superblock.compat & CLEAN_DISTRUSTED == 0;
+    let verdict =
+        recognise(record, &look, origin.identity().as_ref(), trusted).map_err(faults::engine)?;
+    if verdict == Verdict::Same {
         return Ok(());
+    }
+    let dirty = dirty_blocks(context, device, roots, record.id).await.map_err(faults::store)?;
+    verdict.allow(name.as_str(), origin.name(), dirty).map_err(faults::engine)
+}
+
+/// Dirty blocks of a volume on a cache device that is not open.
+async fn dirty_blocks(
+    context: &LaneContext,
+    device: &Arc<dyn Device>,
+    roots: &Roots,
+    volume: VolumeId,
+) -> Result<u64, StoreError> {
+    if !roots.superblock.clean_shutdown {
+        // What is dirty is in the log: it is recovered in memory, and nothing is written.
+        let open = |device: &Arc<dyn Device>| {
+            let queue = Queue::new(device.open_queue(&context.queues)?);
+            (context.register)(&queue);
+            Ok(queue)
+        };
+        return count_dirty(&context.lane, device, &open, volume).await;
     }
     let mut dirty = 0u64;
-    let queue = context.open(device).map_err(faults::engine)?;
+    let queue = Queue::new(device.open_queue(&context.queues)?);
+    (context.register)(&queue);
     read_checkpoint(&queue, &roots.superblock, |entry| {
-        dirty += u64::from(entry.dirty && entry.volume == record.id);
+        dirty += u64::from(entry.dirty && entry.volume == volume);
     })
-    .await
-    .map_err(faults::store)?;
-    if dirty == 0 {
-        return Ok(());
-    }
-    let message = format!(
-        "the origin {} was changed while the cache had {dirty} newer blocks of '{name}'; 'forebay start --force {name}' writes them over it, 'forebay delete --discard-dirty {name}' loses them",
-        origin.name()
-    );
-    Err(ApiError::new(ErrorKind::DataAtRisk, message))
+    .await?;
+    Ok(dirty)
 }

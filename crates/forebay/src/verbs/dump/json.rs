@@ -1,5 +1,6 @@
 //! A dump for programs: one JSON value per line, each with its `type`.
 
+use forebay_core::identity::identity_part_name;
 use forebay_format::checkpoint::SegmentUse;
 use forebay_format::{
     Body, CheckpointHeader, Geometry, MarkKind, RecordHeader, SegmentState, Superblock,
@@ -56,6 +57,12 @@ impl Writer for Lines {
                 .iter()
                 .map(|(tag, value)| json!({"tag": tag, "value": value}))
                 .collect();
+            let identity: serde_json::Map<String, Value> = volume
+                .identity
+                .iter()
+                .flat_map(|identity| identity.parts())
+                .map(|(code, text)| (identity_part_name(code).to_owned(), text.into()))
+                .collect();
             self.line(&json!({
                 "type": "volume",
                 "id": volume.id.0,
@@ -69,6 +76,11 @@ impl Writer for Lines {
                 "policy": volume.policy.name(),
                 "started": volume.started,
                 "fingerprint": volume.fingerprint.is_some(),
+                "identity": identity,
+                "samples": volume.samples.as_ref().map(|samples| json!({
+                    "count": samples.checks.len(),
+                    "untouched": samples.untouched.count_ones(),
+                })),
                 "settings": settings,
             }));
         }

@@ -102,6 +102,21 @@ impl Writer for Text {
                     "none: the origin is in use, or was when the daemon ended"
                 },
             );
+            match &volume.identity {
+                Some(identity) => self.line("identity", identity),
+                None => self.line("identity", "unknown"),
+            }
+            match &volume.samples {
+                Some(samples) => self.line(
+                    "samples",
+                    format_args!(
+                        "{}, {} untouched",
+                        samples.checks.len(),
+                        samples.untouched.count_ones()
+                    ),
+                ),
+                None => self.line("samples", "none"),
+            }
             let settings: Vec<String> =
                 volume.settings.iter().map(|(tag, value)| format!("{tag}={value}")).collect();
             self.line("settings", settings.join(" "));

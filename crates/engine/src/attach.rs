@@ -1,0 +1,191 @@
+//! A volume comes back to its origin: it is recognised, what is no longer true is dropped, and only
+//! then do requests and writeback begin.
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use forebay_device::Device;
+use forebay_format::VolumeRecord;
+use forebay_format::volume::Samples;
+use forebay_store::Address;
+
+use crate::background;
+use crate::control::no_volume;
+use crate::engine::EngineLane;
+use crate::error::{EngineError, EngineErrorKind};
+use crate::recognise::{Verdict, recognise};
+use crate::samples::Look;
+use crate::volume::Volume;
+
+impl EngineLane {
+    /// Starts a volume that the cache knows, with its origin.
+    ///
+    /// # Errors
+    /// The origin is not the one that the volume had, or not as the volume left it. `force` goes on:
+    /// it keeps dirty data, and drops clean data. Without dirty data an origin that was written
+    /// elsewhere needs no force. Nothing has been written in case of an error of these kinds.
+    pub async fn attach(
+        self: &Rc<Self>,
+        name: &str,
+        origin: Arc<dyn Device>,
+        force: bool,
+    ) -> Result<Arc<Volume>, EngineError> {
+        let store = &self.cache.store;
+        if self.cache.volume(name).is_some() {
+            return Err(EngineError::new(
+                EngineErrorKind::Refused,
+                format!("the volume '{name}' is started already"),
+            ));
+        }
+        let records = store.volumes();
+        let record = records
+            .iter()
+            .find(|record| record.name == name)
+            .ok_or_else(|| no_volume(name))?
+            .clone();
+        let size = usable(&*origin);
+        if size < record.origin_bytes {
+            return Err(EngineError::new(
+                EngineErrorKind::Refused,
+                format!(
+                    "the origin {} has {size} bytes, the volume '{name}' was made for {}: this is another device, or it was cut",
+                    origin.name(),
+                    record.origin_bytes
+                ),
+            ));
+        }
+        let queue = self.context.open(&origin)?;
+        let look = Look::take(&queue, record.origin_bytes).await;
+        let identity = origin.identity();
+        let verdict = recognise(&record, &look, identity.as_ref(), !store.is_distrusted())?;
+        if verdict != Verdict::Same {
+            self.drop_clean(&record, &origin, &verdict, force)?;
+            // Barrier for invariant 12: what was dropped stays dropped once that is gone which told
+            // why.
+            self.store.settle_marks().await?;
+        }
+        let settled = self.settle_origin(&origin).await?;
+        // Nobody has written since they were read, so what was read is what the sync has settled.
+        let samples = settled.then(|| look.samples());
+        // Known by its content, it may be somewhere else now; known by its identity, it is where it
+        // was.
+        let anew = record.fingerprint.is_some() || verdict != Verdict::Same;
+        let identity = match (identity, record.identity) {
+            (Some(now), Some(before)) if !anew => Some(now.completed_by(&before)),
+            (None, before) if !anew => before,
+            (now, _) => now,
+        };
+        // From now on the origin changes under our own hands. Barrier for invariant 12: the samples
+        // are durable before the first write to the origin, which takes its own out of them.
+        self.store
+            .change_volumes(|volumes, _| {
+                for volume in volumes.iter_mut().filter(|volume| volume.name == name) {
+                    volume.fingerprint = None;
+                    volume.started = true;
+                    volume.identity.clone_from(&identity);
+                    volume.samples.clone_from(&samples);
+                }
+                Ok(())
+            })
+            .await?;
+        self.bring_up(name, origin, settled)
+    }
+
+    /// Drops the clean blocks of a volume whose origin is not as it was left, if that is allowed.
+    fn drop_clean(
+        &self,
+        record: &VolumeRecord,
+        origin: &Arc<dyn Device>,
+        verdict: &Verdict,
+        force: bool,
+    ) -> Result<(), EngineError> {
+        let store = &self.cache.store;
+        let Some(space) = store.space_of(record.id) else { return Ok(()) };
+        let (mut clean, mut dirty) = (Vec::new(), 0u64);
+        store.index.scan(|address: Address, entry| {
+            if let Some(block) = space.block(address) {
+                if entry.dirty { dirty += 1 } else { clean.push(block) }
+            }
+        });
+        if !force {
+            verdict.allow(&record.name, origin.name(), dirty)?;
+        }
+        tracing::warn!(
+            volume = record.name,
+            dropped = clean.len(),
+            dirty,
+            ?verdict,
+            "the origin is not as it was left: clean blocks are dropped"
+        );
+        for block in clean {
+            store.forget(&space, block, |entry| !entry.dirty);
+        }
+        Ok(())
+    }
+
+    /// Makes durable what an earlier run may have left in the origin's write cache: whoever reads it
+    /// from now on may rely on it (invariant 6).
+    async fn settle_origin(&self, origin: &Arc<dyn Device>) -> Result<bool, EngineError> {
+        let queue = self.context.open(origin)?;
+        let synced = queue.sync().await;
+        if let Err(error) = &synced {
+            // Cached data is served all the same (invariant 16); the first flush tries again.
+            tracing::warn!(%error, "the origin cannot be synced");
+        }
+        Ok(synced.is_ok())
+    }
+
+    /// Settles a new origin, and takes its samples if that worked.
+    pub(crate) async fn sample(
+        &self,
+        origin: &Arc<dyn Device>,
+        size: u64,
+    ) -> Result<(Option<Samples>, bool), EngineError> {
+        if !self.settle_origin(origin).await? {
+            return Ok((None, false));
+        }
+        let queue = self.context.open(origin)?;
+        Ok((Some(Look::take(&queue, size).await.samples()), true))
+    }
+
+    pub(crate) fn bring_up(
+        self: &Rc<Self>,
+        name: &str,
+        origin: Arc<dyn Device>,
+        settled: bool,
+    ) -> Result<Arc<Volume>, EngineError> {
+        let store = &self.cache.store;
+        let records = store.volumes();
+        let record =
+            records.iter().find(|record| record.name == name).ok_or_else(|| no_volume(name))?;
+        let space = store.space_of(record.id).ok_or_else(|| no_volume(name))?;
+        let volume =
+            Arc::new(Volume::new(record, origin, space, store.block_size(), store.options().lanes));
+        if settled {
+            volume.origin_is_settled();
+        }
+        store.index.visit(
+            |entry| entry.dirty,
+            |address, _| {
+                if let Some(block) = space.block(address) {
+                    volume.appended(&self.lane, block, None, true);
+                }
+            },
+        );
+        self.cache.add_volume(volume.clone());
+        let view = self.lane_volume(volume.id).ok_or_else(|| {
+            EngineError::new(
+                EngineErrorKind::Failed,
+                format!("the origin of '{name}' cannot be opened"),
+            )
+        })?;
+        self.cache.background_started();
+        self.lane.spawn(background::writeback::run(view));
+        Ok(volume)
+    }
+}
+
+/// Whole sectors of a device.
+pub(crate) fn usable(device: &dyn Device) -> u64 {
+    device.size() / forebay_core::SECTOR_SIZE * forebay_core::SECTOR_SIZE
+}

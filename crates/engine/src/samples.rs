@@ -1,0 +1,83 @@
+//! Reading samples of an origin: what it looks like now, to be compared with what it looked like.
+//!
+//! Samples alone are kept while the cache writes to the origin; of all of them together there is a
+//! fingerprint, which holds from one orderly stop to the next start (invariant 12).
+
+use std::collections::BTreeMap;
+
+use forebay_device::{DeviceError, IoBuf, Queue};
+use forebay_format::volume::Samples;
+use forebay_format::volume::samples::{SAMPLE_BYTES, fingerprint_places, sample_places};
+use forebay_format::{crc32c, crc32c_append};
+use forebay_lane::join_all;
+
+use crate::error::EngineError;
+
+/// What an origin looks like.
+pub struct Look {
+    size: u64,
+    pages: BTreeMap<u64, Result<IoBuf, DeviceError>>,
+}
+
+impl Look {
+    /// Reads the samples of the first `size` bytes of an origin. A page that cannot be read is no
+    /// failure yet.
+    pub async fn take(origin: &Queue, size: u64) -> Self {
+        let reads = sample_places(size).into_iter().map(|place| async move {
+            let len = SAMPLE_BYTES.min(size - place) as usize;
+            (place, origin.read(place, IoBuf::for_overwrite(len)).await)
+        });
+        Look { size, pages: join_all(reads).await.into_iter().collect() }
+    }
+
+    fn checks(&self) -> impl Iterator<Item = Option<u32>> + '_ {
+        self.pages.values().map(|page| page.as_ref().ok().map(|page| crc32c(page)))
+    }
+
+    /// The samples, all untouched but for those that cannot be read.
+    pub fn samples(&self) -> Samples {
+        let mut untouched = 0;
+        let mut checks = Vec::new();
+        for (number, check) in self.checks().enumerate() {
+            untouched |= u128::from(check.is_some()) << number;
+            checks.push(check.unwrap_or(0));
+        }
+        Samples { checks, untouched }
+    }
+
+    /// Whether an untouched sample is different now. What cannot be read tells nothing.
+    pub fn contradicts(&self, samples: &Samples) -> bool {
+        let now: Vec<Option<u32>> = self.checks().collect();
+        samples.valid().any(|(number, check)| {
+            now.get(number).copied().flatten().is_some_and(|now| now != check)
+        })
+    }
+
+    /// The digest of the size and of all samples.
+    ///
+    /// # Errors
+    /// A sample could not be read.
+    pub fn fingerprint(&self) -> Result<[u8; 32], EngineError> {
+        // Four independent running checksums: 128 bits, and the size in the clear.
+        let mut sums = [crc32c(b"0"), crc32c(b"1"), crc32c(b"2"), crc32c(b"3")];
+        for (number, place) in fingerprint_places(self.size).into_iter().enumerate() {
+            let data: &[u8] = match self.pages.get(&place) {
+                Some(Ok(page)) => page,
+                Some(Err(error)) => return Err(error.clone().into()),
+                None => &[],
+            };
+            let own = &mut sums[number % 4];
+            *own = crc32c_append(*own, data);
+            let sum = *own;
+            for other in &mut sums {
+                *other = crc32c_append(*other, &sum.to_le_bytes());
+            }
+        }
+        let mut digest = [0; 32];
+        digest[..8].copy_from_slice(&self.size.to_le_bytes());
+        for (sum, place) in sums.iter().zip(digest[8..].chunks_exact_mut(4)) {
+            place.copy_from_slice(&sum.to_le_bytes());
+        }
+        Ok(digest)
+    }
+}

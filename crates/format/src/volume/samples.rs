@@ -1,0 +1,140 @@
+//! Samples of an origin: checksums of some of its pages, and which of them the cache has not
+//! written to since they were taken.
+//!
+//! The places follow from the size of the origin alone: the first 256 KiB, where filesystems change
+//! something at every mount, and 64 places over the whole of it, the end included.
+
+use std::mem::size_of;
+
+use zerocopy::little_endian::{U16, U32, U128};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use super::Bad;
+
+/// Bytes of a sample; less at the end of an origin that is smaller.
+pub const SAMPLE_BYTES: u64 = 4096;
+/// The most samples of one origin.
+pub const MAX_SAMPLES: usize = (START / SAMPLE_BYTES + SPREAD) as usize;
+
+const START: u64 = 256 << 10;
+const SPREAD: u64 = 64;
+
+/// Where the samples of an origin of `origin_bytes` are, in the order in which the fingerprint goes
+/// through them; a place may come more than once.
+pub fn fingerprint_places(origin_bytes: u64) -> Vec<u64> {
+    let mut places: Vec<u64> =
+        (0..START.min(origin_bytes)).step_by(SAMPLE_BYTES as usize).collect();
+    let last = origin_bytes.saturating_sub(SAMPLE_BYTES) / SAMPLE_BYTES * SAMPLE_BYTES;
+    places.extend((1..=SPREAD).map(|number| {
+        let place = u128::from(origin_bytes) * u128::from(number) / u128::from(SPREAD);
+        (place as u64 / SAMPLE_BYTES * SAMPLE_BYTES).min(last)
+    }));
+    places
+}
+
+/// The same places in ascending order, each once.
+pub fn sample_places(origin_bytes: u64) -> Vec<u64> {
+    let mut places = fingerprint_places(origin_bytes);
+    places.sort_unstable();
+    places.dedup();
+    places
+}
+
+/// See the module. The sample with number `i` is the one at the `i`-th of [`sample_places`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Samples {
+    /// CRC32C of each sample, at most [`MAX_SAMPLES`].
+    pub checks: Vec<u32>,
+    /// Bit `i`: sample `i` is still as its checksum says, unless somebody else wrote there. Bits
+    /// beyond the samples are 0.
+    pub untouched: u128,
+}
+
+/// The fixed part; the checksums follow, 4 bytes each.
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone, Copy)]
+#[repr(C)]
+struct OnDiskSamples {
+    count: U16,
+    untouched: U128,
+}
+
+const _: () = {
+    assert!(size_of::<OnDiskSamples>() == 18);
+    assert!(MAX_SAMPLES <= 128);
+};
+
+impl Samples {
+    /// The bits of as many samples as there are.
+    fn all_bits(count: usize) -> u128 {
+        u32::try_from(128 - count.min(128))
+            .ok()
+            .and_then(|cut| u128::MAX.checked_shr(cut))
+            .unwrap_or(0)
+    }
+
+    /// Whether these can be samples of an origin of `origin_bytes`.
+    pub(super) fn check(&self, origin_bytes: u64) -> bool {
+        self.checks.len() == sample_places(origin_bytes).len()
+            && self.untouched & !Self::all_bits(self.checks.len()) == 0
+    }
+
+    /// The numbers and checksums of the samples that are untouched.
+    pub fn valid(&self) -> impl Iterator<Item = (usize, u32)> + '_ {
+        let checks = self.checks.iter().copied().enumerate();
+        checks.filter(|(number, _)| self.untouched >> number & 1 == 1)
+    }
+
+    pub(super) fn encode_into(&self, bytes: &mut Vec<u8>) {
+        let count = (self.checks.len() as u16).into();
+        let raw = OnDiskSamples { count, untouched: self.untouched.into() };
+        bytes.extend_from_slice(raw.as_bytes());
+        for check in &self.checks {
+            bytes.extend_from_slice(U32::new(*check).as_bytes());
+        }
+    }
+
+    pub(super) fn decode(bytes: &[u8]) -> Result<(Samples, &[u8]), Bad> {
+        let (raw, rest) = OnDiskSamples::ref_from_prefix(bytes).map_err(|_| Bad::Cut)?;
+        let count = usize::from(raw.count.get());
+        if count > MAX_SAMPLES {
+            return Err(Bad::Field("samples"));
+        }
+        let (checks, rest) =
+            <[U32]>::ref_from_prefix_with_elems(rest, count).map_err(|_| Bad::Cut)?;
+        let checks = checks.iter().map(|check| check.get()).collect();
+        Ok((Samples { checks, untouched: raw.untouched.get() }, rest))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_lie_within_the_origin_and_reach_its_end() {
+        for size in
+            [512, 4096, 4608, 256 << 10, (256 << 10) + 512, 12 << 20, 4 << 40, u64::MAX >> 8]
+        {
+            let places = sample_places(size);
+            assert!(places.len() <= MAX_SAMPLES && places.is_sorted(), "{size}");
+            assert!(places.iter().all(|place| *place < size && place % SAMPLE_BYTES == 0));
+            assert!(places.last().is_some_and(|place| size - place < 2 * SAMPLE_BYTES), "{size}");
+            assert_eq!(places.first(), Some(&0));
+        }
+        assert_eq!(sample_places(1 << 40).len(), MAX_SAMPLES);
+        assert_eq!(sample_places(8192), [0, 4096]);
+        // The fingerprints that exist were taken in this order.
+        assert_eq!(fingerprint_places(4096 * 3)[..5], [0, 4096, 8192, 0, 0]);
+    }
+
+    #[test]
+    fn bits_beyond_the_samples_and_other_counts_are_refused() {
+        let samples = |count: usize, untouched| Samples { checks: vec![7; count], untouched };
+        assert!(samples(2, 3).check(8192));
+        assert!(samples(2, 0).check(8192));
+        assert!(!samples(2, 4).check(8192));
+        assert!(!samples(3, 3).check(8192));
+        assert!(samples(MAX_SAMPLES, u128::MAX).check(1 << 40));
+        assert_eq!(samples(3, 5).valid().collect::<Vec<_>>(), [(0, 7), (2, 7)]);
+    }
+}
