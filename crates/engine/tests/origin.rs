@@ -1,0 +1,344 @@
+//! An origin that was exchanged or written elsewhere, after an orderly stop and after a crash.
+
+mod world;
+
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use forebay_core::{BlockSize, Identity, IdentityPart, Mode, Op};
+use forebay_device::{
+    Device, DeviceDone, DeviceError, DeviceOp, DeviceQueue, IoBuf, OpId, QueueContext,
+};
+use forebay_engine::{EngineErrorKind, EngineLane, LaneVolume, VolumeSettings};
+use forebay_format::superblock::{COPY_A, COPY_B};
+use forebay_format::volume::samples::{SAMPLE_BYTES, sample_places};
+use forebay_format::{PAGE, Superblock, VolumeRecord, volume};
+use world::{World, ram, raw, settings};
+
+const SIZE: u64 = 12 << 20;
+
+/// A device with an identity, whose cache device is looked at whenever something is written to it.
+struct Origin {
+    inner: Arc<dyn Device>,
+    serial: Option<&'static str>,
+    cache: Option<Arc<dyn Device>>,
+}
+
+struct OriginQueue {
+    inner: Rc<dyn DeviceQueue>,
+    cache: Option<Rc<dyn DeviceQueue>>,
+}
+
+fn origin(inner: &Arc<dyn Device>, serial: Option<&'static str>) -> Arc<dyn Device> {
+    Arc::new(Origin { inner: inner.clone(), serial, cache: None })
+}
+
+impl Device for Origin {
+    fn name(&self) -> &str {
+        "origin"
+    }
+
+    fn size(&self) -> u64 {
+        self.inner.size()
+    }
+
+    fn logical_block(&self) -> u64 {
+        self.inner.logical_block()
+    }
+
+    fn identity(&self) -> Option<Identity> {
+        Identity::new(self.serial.map(|serial| (IdentityPart::Serial, serial.to_owned())))
+    }
+
+    fn open_queue(&self, context: &QueueContext) -> Result<Rc<dyn DeviceQueue>, DeviceError> {
+        let cache = self.cache.as_ref().map(|cache| cache.open_queue(context)).transpose()?;
+        Ok(Rc::new(OriginQueue { inner: self.inner.open_queue(context)?, cache }))
+    }
+}
+
+impl DeviceQueue for OriginQueue {
+    fn start(&self, op: DeviceOp) -> OpId {
+        let range = match &op {
+            DeviceOp::Write { offset, data } => match data {
+                forebay_device::IoData::Owned(buf) => Some((*offset, buf.len() as u64)),
+                forebay_device::IoData::Log(_, range) => Some((*offset, range.len() as u64)),
+            },
+            DeviceOp::Discard { offset, len } | DeviceOp::WriteZeroes { offset, len } => {
+                Some((*offset, *len))
+            }
+            DeviceOp::Read { .. } | DeviceOp::Sync => None,
+        };
+        if let (Some((offset, len)), Some(cache)) = (range, &self.cache) {
+            let samples = record_on(&**cache).samples.expect("they were taken");
+            for (number, place) in sample_places(SIZE).into_iter().enumerate() {
+                let overlaps = place < offset + len && offset < place + SAMPLE_BYTES;
+                assert!(
+                    !overlaps || samples.untouched >> number & 1 == 0,
+                    "{len} bytes at {offset} are written while sample {number} counts as untouched"
+                );
+            }
+        }
+        self.inner.start(op)
+    }
+
+    fn poll_op(&self, id: OpId, context: &mut Context<'_>) -> Poll<DeviceDone> {
+        self.inner.poll_op(id, context)
+    }
+
+    fn forget(&self, id: OpId) {
+        self.inner.forget(id);
+    }
+}
+
+/// The record of the volume as the cache device has it, which is in RAM.
+fn record_on(cache: &dyn DeviceQueue) -> VolumeRecord {
+    let read = |at: u64, len: usize| {
+        let mut bytes = vec![0; len];
+        cache.read_now(at, &mut bytes).expect("RAM").expect("readable");
+        bytes
+    };
+    let chosen = Superblock::choose(&read(COPY_A, PAGE), &read(COPY_B, PAGE)).expect("a cache");
+    let table = chosen.volume_table;
+    let bytes = read(chosen.geometry.volume_areas[usize::from(table.area)], 2 * PAGE);
+    let volumes = volume::decode(&bytes, &table, &chosen.cache, chosen.geometry.block);
+    volumes.expect("a table").into_iter().next().expect("a volume")
+}
+
+fn record(world: &World, cache: &Arc<dyn Device>) -> VolumeRecord {
+    record_on(&*cache.open_queue(&world.context.queues).expect("RAM"))
+}
+
+fn poke(world: &World, device: &Arc<dyn Device>, offset: u64, byte: u8) {
+    let queue = world.context.open(device).expect("a queue");
+    let mut data = IoBuf::zeroed(SAMPLE_BYTES as usize);
+    data.fill(byte);
+    world.block_on(async move { queue.write(offset, data).await }).expect("written");
+}
+
+fn all(world: &World, device: &Arc<dyn Device>) -> Vec<u8> {
+    raw(world, device, 0, device.size() as usize)
+}
+
+/// A pair of devices.
+struct Pair {
+    cache: Arc<dyn Device>,
+    disk: Arc<dyn Device>,
+}
+
+/// A place that is not in the first 256 KiB and is a sample.
+fn sampled() -> u64 {
+    sample_places(SIZE)[70]
+}
+
+impl Pair {
+    /// A volume that has read everything around [`sampled`], with a dirty block elsewhere if asked
+    /// for, in a process that has ended in order or not.
+    fn used(dirty: bool, orderly: bool) -> Pair {
+        let world = World::new();
+        let pair = Pair { cache: ram(8), disk: ram(SIZE >> 20) };
+        world.format(&pair.cache, BlockSize::DEFAULT);
+        let (engine, _) = world.open(&pair.cache);
+        let mut settings = settings(Mode::Writeback);
+        settings.writeback.running = false;
+        let target = world.create(&engine, &origin(&pair.disk, Some("A")), settings, 0);
+        world.read(&target, sampled() - (256 << 10), 512 << 10);
+        if dirty {
+            world.write(&target, 1 << 20, &[7; 4096]);
+        }
+        world.op(&target, Op::Flush, 0, 0);
+        if orderly {
+            world.block_on(async move { engine.close().await }).expect("closed");
+        } else {
+            world.lane.abandon();
+        }
+        pair
+    }
+
+    /// Opens the cache anew and starts the volume on `origin`; a refusal has written nothing.
+    fn start(
+        &self,
+        origin: &Arc<dyn Device>,
+        force: bool,
+    ) -> Result<(World, Rc<EngineLane>, Rc<LaneVolume>), EngineErrorKind> {
+        let world = World::new();
+        let (engine, _) = world.open(&self.cache);
+        let before = (all(&world, &self.cache), all(&world, origin));
+        match world.try_attach(&engine, origin, force) {
+            Ok(target) => Ok((world, engine, target)),
+            Err(error) => {
+                assert!(before == (all(&world, &self.cache), all(&world, origin)), "written");
+                assert!(error.message.contains("origin"), "{error}");
+                Err(error.kind)
+            }
+        }
+    }
+}
+
+#[test]
+fn an_origin_that_was_written_elsewhere_is_noticed_after_a_crash_too() {
+    for orderly in [true, false] {
+        let pair = Pair::used(false, orderly);
+        poke(&World::new(), &pair.disk, sampled(), 0x55);
+        poke(&World::new(), &pair.disk, sampled() + SAMPLE_BYTES, 0x66);
+        let (world, _, target) = pair.start(&origin(&pair.disk, Some("A")), false).expect("clean");
+        assert_eq!(world.read(&target, sampled(), 4096), [0x55; 4096]);
+        assert_eq!(world.read(&target, sampled() + SAMPLE_BYTES, 4096), [0x66; 4096]);
+
+        let pair = Pair::used(true, orderly);
+        poke(&World::new(), &pair.disk, sampled(), 0x55);
+        let disk = origin(&pair.disk, Some("A"));
+        for _ in 0..2 {
+            assert_eq!(pair.start(&disk, false).err(), Some(EngineErrorKind::DataAtRisk));
+        }
+        let (world, engine, target) = pair.start(&disk, true).expect("forced");
+        assert_eq!(world.read(&target, sampled(), 4096), [0x55; 4096]);
+        assert_eq!(world.read(&target, 1 << 20, 4096), [7; 4096]);
+        // What was forced once is the truth from then on.
+        world.block_on(async move { engine.close().await }).expect("closed");
+        assert!(pair.start(&disk, false).is_ok());
+    }
+}
+
+#[test]
+fn another_device_is_refused_whatever_it_holds() {
+    for (dirty, kind) in [(false, EngineErrorKind::Refused), (true, EngineErrorKind::DataAtRisk)] {
+        // After a crash the content says too little: a clone is another device.
+        let pair = Pair::used(dirty, false);
+        let clone = origin(&pair.disk, Some("B"));
+        for _ in 0..2 {
+            assert_eq!(pair.start(&clone, false).err(), Some(kind));
+        }
+        assert!(pair.start(&origin(&pair.disk, Some("A")), false).is_ok());
+        // Nothing is known of it: then it is not known to be another one.
+        let pair = Pair::used(dirty, false);
+        assert!(pair.start(&origin(&pair.disk, None), false).is_ok());
+        assert_eq!(pair.start(&clone, false).err(), Some(kind), "the identity was forgotten");
+        // Forced, it is the origin from then on.
+        let (world, _, target) = pair.start(&clone, true).expect("forced");
+        assert_eq!(world.read(&target, 1 << 20, 4096)[0], if dirty { 7 } else { 0 });
+        assert_eq!(pair.start(&origin(&pair.disk, Some("A")), false).err(), Some(kind));
+
+        // After an orderly stop another device with another content is refused as well.
+        let pair = Pair::used(dirty, true);
+        let other = ram(SIZE >> 20);
+        poke(&World::new(), &other, sampled(), 0x77);
+        assert_eq!(pair.start(&origin(&other, Some("B")), false).err(), Some(kind));
+        assert!(pair.start(&origin(&pair.disk, Some("A")), false).is_ok());
+    }
+}
+
+#[test]
+fn an_origin_that_was_moved_in_order_is_known_by_its_content() {
+    let pair = Pair::used(true, true);
+    let (world, engine, _) = pair.start(&origin(&pair.disk, Some("B")), false).expect("moved");
+    assert_eq!(record(&world, &pair.cache).identity.expect("known").to_string(), "serial number B");
+    world.lane.abandon();
+    drop(engine);
+    let old = origin(&pair.disk, Some("A"));
+    assert_eq!(pair.start(&old, false).err(), Some(EngineErrorKind::DataAtRisk));
+    assert!(pair.start(&origin(&pair.disk, Some("B")), false).is_ok());
+}
+
+/// What every way of writing does with an origin that watches.
+fn write_all_ways(world: &World, engine: &Rc<EngineLane>, target: &Rc<LaneVolume>) {
+    for mode in Mode::ALL {
+        let (inner, next) = (engine.clone(), settings(*mode));
+        world.block_on(async move { inner.set("data", next).await }).expect("set");
+        let last = sample_places(SIZE).len() - 1;
+        for (number, place) in sample_places(SIZE).into_iter().enumerate() {
+            // Half of them are left for the other ways.
+            if number % 16 == *mode as usize || number == last && *mode == Mode::Passthrough {
+                world.write(target, place + 512, &[*mode as u8 + 1; 1024]);
+            }
+        }
+        let inner = engine.clone();
+        world.block_on(async move { inner.drain("data", |_| ()).await }).expect("drained");
+    }
+    world.op(target, Op::Discard, 0, 24 << 10);
+    world.op(target, Op::WriteZeroes, sample_places(SIZE)[40], 64 << 10);
+    world.op(target, Op::WriteZeroes, sample_places(SIZE)[80], 1 << 20);
+    world.advance(Duration::from_secs(2));
+}
+
+#[test]
+fn a_sample_is_given_up_before_the_cache_writes_to_it() {
+    for block in [2048, 4096, 65536] {
+        let (cache, disk) = (ram(24), ram(SIZE >> 20));
+        let watching: Arc<dyn Device> =
+            Arc::new(Origin { inner: disk.clone(), serial: None, cache: Some(cache.clone()) });
+        let world = World::new();
+        world.format(&cache, BlockSize::new(block).expect("valid"));
+        let (engine, _) = world.open(&cache);
+        let target = world.create(&engine, &watching, settings(Mode::Writeback), 0);
+        let full = record(&world, &cache).samples.expect("taken").untouched;
+        assert_eq!(full.count_ones() as usize, sample_places(SIZE).len());
+        write_all_ways(&world, &engine, &target);
+        let left = record(&world, &cache).samples.expect("taken").untouched;
+        assert!(left != full && left != 0, "{left:x}");
+        // The cache's own writes are not taken for somebody else's, and those left still tell.
+        world.lane.abandon();
+        drop((engine, target, world));
+        let pair = Pair { cache, disk };
+        let (world, engine, _) = pair.start(&watching, false).expect("unchanged");
+        assert_eq!(record(&world, &pair.cache).samples.expect("taken").untouched, full);
+        world.block_on(async move { engine.close().await }).expect("closed");
+    }
+}
+
+#[test]
+fn a_cache_of_an_earlier_program_starts_with_its_dirty_data_and_learns() {
+    let pair = Pair::used(true, false);
+    // As the first programs left it: no identity, no samples, no feature bit.
+    let world = World::new();
+    let queue = world.context.open(&pair.cache).expect("RAM");
+    let (lane, device) = (world.lane.clone(), pair.cache.clone());
+    world.block_on(async move {
+        let options = forebay_store::StoreOptions::default();
+        let opened = forebay_store::Store::open(&lane, device, queue, options).await;
+        let (store, _) = opened.expect("a cache");
+        let changed = store.change_volumes(|volumes, _| {
+            for volume in volumes.iter_mut() {
+                (volume.identity, volume.samples) = (None, None);
+            }
+            Ok(())
+        });
+        changed.await.expect("RAM");
+    });
+    let page = |at| raw(&world, &pair.cache, at, PAGE);
+    let chosen = Superblock::choose(&page(COPY_A), &page(COPY_B)).expect("a cache");
+    assert_eq!(chosen.incompat, 0);
+    let (world, _, target) = pair.start(&origin(&pair.disk, Some("Z")), false).expect("unknown");
+    assert_eq!(world.read(&target, 1 << 20, 4096), [7; 4096]);
+    let learnt = record(&world, &pair.cache);
+    assert!(learnt.identity.is_some() && learnt.samples.is_some());
+    assert_eq!(
+        pair.start(&origin(&pair.disk, Some("Y")), false).err(),
+        Some(EngineErrorKind::DataAtRisk)
+    );
+}
+
+#[test]
+fn a_cache_of_many_volumes_rather_has_no_samples_than_no_volume() {
+    let world = World::new();
+    let cache = ram(8);
+    world.format(&cache, BlockSize::DEFAULT);
+    let (engine, _) = world.open(&cache);
+    for number in 0..256u32 {
+        let (inner, disk) = (engine.clone(), ram(4));
+        let spec = forebay_engine::VolumeSpec {
+            name: format!("volume-{number}"),
+            origin: "ram".into(),
+            uuid: forebay_format::Uuid::from_u128(u128::from(number) + 1),
+            alignment: 0,
+            settings: VolumeSettings::default(),
+        };
+        world.block_on(async move { inner.create(spec, disk).await.map(drop) }).expect("room");
+    }
+    let volumes = engine.cache.store.volumes();
+    let sampled = volumes.iter().filter(|volume| volume.samples.is_some()).count();
+    assert!((100..256).contains(&sampled), "{sampled} volumes have samples");
+    let inner = engine.clone();
+    world.block_on(async move { inner.close().await }).expect("closed");
+}

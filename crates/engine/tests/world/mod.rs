@@ -1,0 +1,194 @@
+//! One cache and one volume on a lane that is driven by hand, on a clock of its own.
+#![allow(dead_code, unreachable_pub, reason = "each test program uses a part of it")]
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_core::{BlockSize, Clock, Mode, Nanos, Op};
+use forebay_device::{Device, IoBuf, Queue, QueueContext, RamDevice};
+use forebay_engine::{
+    Completion, CompletionSink, EngineError, EngineLane, LaneContext, LaneVolume, Request, Target,
+    VolumeSettings, VolumeSpec,
+};
+use forebay_format::Uuid;
+use forebay_lane::{Lane, LaneId};
+use forebay_store::{FormatOptions, RecoveryReport, StoreOptions};
+use parking_lot::Mutex;
+
+pub struct Manual(Mutex<u64>);
+
+impl Clock for Manual {
+    fn now(&self) -> Nanos {
+        Nanos(*self.0.lock())
+    }
+}
+
+#[derive(Default)]
+pub struct Sink(RefCell<HashMap<u64, Completion>>);
+
+impl CompletionSink for Sink {
+    fn complete(&self, completion: Completion) {
+        assert!(
+            self.0.borrow_mut().insert(completion.tag, completion).is_none(),
+            "completed twice"
+        );
+    }
+}
+
+pub struct World {
+    pub clock: Arc<Manual>,
+    pub lane: Rc<Lane>,
+    pub context: LaneContext,
+    pub sink: Rc<Sink>,
+    pub tag: std::cell::Cell<u64>,
+}
+
+impl World {
+    pub fn new() -> Self {
+        let clock = Arc::new(Manual(Mutex::new(1)));
+        let lane = Lane::new(LaneId(0), clock.clone(), || ());
+        let queues = Rc::new(QueueContext { clock: clock.clone(), ring: None });
+        let context = LaneContext { lane: lane.clone(), queues, register: Rc::new(|_: &Queue| ()) };
+        World { clock, lane, context, sink: Rc::default(), tag: 0.into() }
+    }
+
+    /// Runs until `done` gives something; time advances when nothing else is to be done.
+    pub fn run<T>(&self, mut done: impl FnMut() -> Option<T>) -> T {
+        for _ in 0..1_000_000 {
+            if let Some(result) = done() {
+                return result;
+            }
+            if !self.lane.run_ready() {
+                let mut now = self.clock.0.lock();
+                *now = self.lane.next_deadline().map_or(*now + 1_000_000, |at| at.0.max(*now));
+            }
+        }
+        panic!("nothing happens any more");
+    }
+
+    pub fn block_on<T: 'static>(&self, future: impl Future<Output = T> + 'static) -> T {
+        let result = Rc::new(RefCell::new(None));
+        let inner = result.clone();
+        self.lane.spawn(async move {
+            let output = future.await;
+            *inner.borrow_mut() = Some(output);
+        });
+        self.run(|| result.borrow_mut().take())
+    }
+
+    pub fn advance(&self, time: Duration) {
+        let end = self.lane.now() + time;
+        self.run(|| (self.lane.now() >= end).then_some(()));
+    }
+
+    pub fn format(&self, device: &Arc<dyn Device>, block: BlockSize) {
+        let queue = self.context.open(device).expect("a queue");
+        let device = device.clone();
+        let options = FormatOptions { block, segment_bytes: None, uuid: Uuid::from_u128(7) };
+        self.block_on(async move { forebay_store::format(&device, &queue, &options).await })
+            .expect("formatted");
+    }
+
+    pub fn open(&self, device: &Arc<dyn Device>) -> (Rc<EngineLane>, RecoveryReport) {
+        let (context, device) = (self.context.clone(), device.clone());
+        self.block_on(
+            async move { EngineLane::open(context, device, StoreOptions::default()).await },
+        )
+        .expect("opened")
+    }
+
+    pub fn create(
+        &self,
+        engine: &Rc<EngineLane>,
+        origin: &Arc<dyn Device>,
+        settings: VolumeSettings,
+        alignment: u64,
+    ) -> Rc<LaneVolume> {
+        let (engine, origin) = (engine.clone(), origin.clone());
+        let spec = VolumeSpec {
+            name: "data".into(),
+            origin: "ram".into(),
+            uuid: Uuid::from_u128(9),
+            alignment,
+            settings,
+        };
+        let inner = engine.clone();
+        self.block_on(async move { inner.create(spec, origin).await }).expect("created");
+        engine.target("data").expect("a target")
+    }
+
+    pub fn attach(&self, engine: &Rc<EngineLane>, origin: &Arc<dyn Device>) -> Rc<LaneVolume> {
+        let (inner, origin) = (engine.clone(), origin.clone());
+        self.block_on(async move { inner.attach("data", origin, false).await }).expect("attached");
+        engine.target("data").expect("a target")
+    }
+
+    /// Starts the volume, if it may be started.
+    pub fn try_attach(
+        &self,
+        engine: &Rc<EngineLane>,
+        origin: &Arc<dyn Device>,
+        force: bool,
+    ) -> Result<Rc<LaneVolume>, EngineError> {
+        let (inner, origin) = (engine.clone(), origin.clone());
+        self.block_on(async move { inner.attach("data", origin, force).await.map(drop) })?;
+        Ok(engine.target("data").expect("a target"))
+    }
+
+    pub fn submit(
+        &self,
+        target: &Rc<LaneVolume>,
+        op: Op,
+        offset: u64,
+        len: u64,
+        data: Option<&[u8]>,
+    ) -> u64 {
+        let tag = self.tag.get();
+        self.tag.set(tag + 1);
+        let data = data.map(IoBuf::copy_from);
+        let request = Request { tag, op, offset, len, fua: false, fast: false, data };
+        let sink: Rc<dyn CompletionSink> = self.sink.clone();
+        target.submit(request, &sink);
+        tag
+    }
+
+    pub fn wait(&self, tag: u64) -> Completion {
+        self.run(|| self.sink.0.borrow_mut().remove(&tag))
+    }
+
+    pub fn write(&self, target: &Rc<LaneVolume>, offset: u64, data: &[u8]) {
+        let tag = self.submit(target, Op::Write, offset, data.len() as u64, Some(data));
+        self.wait(tag).result.expect("written");
+    }
+
+    pub fn read(&self, target: &Rc<LaneVolume>, offset: u64, len: usize) -> Vec<u8> {
+        let tag = self.submit(target, Op::Read, offset, len as u64, None);
+        let completion = self.wait(tag);
+        completion.result.expect("read");
+        completion.data.expect("data").to_vec()
+    }
+
+    pub fn op(&self, target: &Rc<LaneVolume>, op: Op, offset: u64, len: u64) {
+        let tag = self.submit(target, op, offset, len, None);
+        self.wait(tag).result.expect("done");
+    }
+}
+
+pub fn ram(mib: u64) -> Arc<dyn Device> {
+    RamDevice::new(&format!("ram:{mib}M"), mib << 20).expect("memory")
+}
+
+pub fn raw(world: &World, device: &Arc<dyn Device>, offset: u64, len: usize) -> Vec<u8> {
+    let queue = world.context.open(device).expect("a queue");
+    world
+        .block_on(async move { queue.read(offset, IoBuf::zeroed(len)).await })
+        .expect("read")
+        .to_vec()
+}
+
+pub fn settings(mode: Mode) -> VolumeSettings {
+    VolumeSettings { mode, sequential_cutoff: 0, ..VolumeSettings::default() }
+}
