@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_device::{Device, Queue, QueueContext};
-use forebay_engine::{EngineLane, LaneContext, Target, VolumeSettings, VolumeSpec};
+use forebay_engine::{
+    EngineErrorKind, EngineLane, LaneContext, Target, VolumeSettings, VolumeSpec,
+};
 use forebay_format::Uuid;
 use forebay_store::{FormatOptions, PlantedBug, StoreOptions, format};
 
@@ -27,12 +29,16 @@ fn context(machine: &Machine, lane: usize) -> Result<LaneContext, String> {
 }
 
 fn cache_device(machine: &Machine) -> Arc<dyn Device> {
-    Arc::new(DiskHandle(machine.cache.clone()))
+    Arc::new(DiskHandle::new(machine.cache.clone()))
 }
 
 fn origin(machine: &Machine, volume: u16) -> Result<Arc<dyn Device>, String> {
     let disk = machine.origins.get(usize::from(volume)).ok_or("there is no such origin")?;
-    Ok(Arc::new(DiskHandle(disk.clone())))
+    let mut handle = DiskHandle::new(disk.clone());
+    if machine.exchanged == Some(volume) {
+        handle.serial.push_str("-clone");
+    }
+    Ok(Arc::new(handle))
 }
 
 /// Settings that make background work frequent in some worlds and rare in others.
@@ -100,7 +106,15 @@ impl Subject for Engine {
             for volume in 0..machine.origins.len() as u16 {
                 let (name, origin) = (name(volume), origin(&machine, volume)?);
                 let result = if known.iter().any(|record| record.name == name) {
-                    first.attach(&name, origin, false).await
+                    match first.attach(&name, origin.clone(), false).await {
+                        Err(error)
+                            if machine.setup.insists
+                                && error.kind == EngineErrorKind::DataAtRisk =>
+                        {
+                            first.attach(&name, origin, true).await
+                        }
+                        result => result,
+                    }
                 } else {
                     let spec = VolumeSpec {
                         name,

@@ -11,6 +11,7 @@
 //! - [`oracle`] over [`history`], with [`stamp`]: what may be read where
 //! - [`clients`]: who asks; [`subject`]: who is asked, which is [`engine`] or [`toy`], the simplest
 //!   system that is right
+//! - `stranger`: who touches the origins while the system is down
 //! - [`trace`], [`shared`], [`clock`]: what all of these share
 //! - [`runner`], [`report`]: many seeds, and what came out
 #![forbid(unsafe_code)]
@@ -32,6 +33,7 @@ pub mod runner;
 mod schedule;
 pub mod shared;
 pub mod stamp;
+mod stranger;
 pub mod subject;
 pub mod toy;
 pub mod trace;

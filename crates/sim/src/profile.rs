@@ -100,6 +100,7 @@ impl Profile {
                 replacement: pick(rng, ReplacementKind::ALL).unwrap_or_default(),
                 volumes: (0..volumes).map(|_| modes(rng)).collect(),
                 seed: rng.u64(..),
+                insists: weather == Weather::CacheErrors,
             },
             mix: Mix::choose(rng, zeroes),
             clients: rng.u32(1..=2),

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use forebay_core::Clock;
+use forebay_core::{Clock, Identity, IdentityPart};
 use forebay_device::{
     Device, DeviceDone, DeviceError, DeviceErrorKind, DeviceOp, DeviceQueue, IoBuf, IoData, OpId,
     QueueContext,
@@ -131,6 +131,11 @@ impl SimDisk {
             state.done.insert(id, DeviceDone { result, buf: None });
             return OpId(id);
         }
+        if what == "discard" && len == 0 {
+            // It was only asked whether it can.
+            state.done.insert(id, DeviceDone { result: Ok(()), buf: None });
+            return OpId(id);
+        }
         let effect = match effect {
             Ok(effect) => effect,
             Err(buf) => {
@@ -218,19 +223,36 @@ impl DeviceQueue for SimQueue {
 }
 
 /// The device that is handed to the engine.
-pub struct DiskHandle(pub Arc<SimDisk>);
+pub struct DiskHandle {
+    /// The disk.
+    pub disk: Arc<SimDisk>,
+    /// What is written on it, so to speak.
+    pub serial: String,
+}
+
+impl DiskHandle {
+    /// A disk under its own name.
+    pub fn new(disk: Arc<SimDisk>) -> Self {
+        let serial = disk.name.to_string();
+        DiskHandle { disk, serial }
+    }
+}
 
 impl Device for DiskHandle {
     fn name(&self) -> &str {
-        &self.0.name
+        &self.disk.name
     }
 
     fn size(&self) -> u64 {
-        self.0.size
+        self.disk.size
     }
 
     fn logical_block(&self) -> u64 {
-        self.0.logical_block
+        self.disk.logical_block
+    }
+
+    fn identity(&self) -> Option<Identity> {
+        Identity::new([(IdentityPart::Serial, self.serial.clone())])
     }
 
     /// Some disks do.
@@ -239,6 +261,6 @@ impl Device for DiskHandle {
     }
 
     fn open_queue(&self, _context: &QueueContext) -> Result<Rc<dyn DeviceQueue>, DeviceError> {
-        Ok(Rc::new(SimQueue(self.0.clone())))
+        Ok(Rc::new(SimQueue(self.disk.clone())))
     }
 }

@@ -27,6 +27,8 @@ pub struct Counts {
     pub recoveries: u64,
     /// Crashes during a recovery.
     pub nested_crashes: u64,
+    /// Origins that were written to or exchanged while the system was down.
+    pub strangers: u64,
     /// Stops in good order.
     pub clean_stops: u64,
     /// Actions of operators.
@@ -56,6 +58,7 @@ impl Counts {
         self.crashes += other.crashes;
         self.recoveries += other.recoveries;
         self.nested_crashes += other.nested_crashes;
+        self.strangers += other.strangers;
         self.clean_stops += other.clean_stops;
         self.admin_actions += other.admin_actions;
         self.sectors_verified += other.sectors_verified;
@@ -80,6 +83,7 @@ impl Counts {
             ("crash points checked", self.crashes),
             ("  nested, during a recovery", self.nested_crashes),
             ("recoveries", self.recoveries),
+            ("strangers at the origins", self.strangers),
             ("clean stops", self.clean_stops),
             ("operator actions", self.admin_actions),
             ("sectors verified", self.sectors_verified),

@@ -103,6 +103,9 @@ impl World<'_> {
 
     /// Opens the system, after a crash with up to two more crashes on the way, and reads.
     fn open_after(&mut self, crashed: bool) -> Result<(), Violation> {
+        if crashed && self.profile.weather == Weather::Crashes {
+            self.perhaps_a_stranger()?;
+        }
         let mut nested = if crashed { self.rng.u32(0..=NESTED) } else { 0 };
         let mut recovering = crashed;
         loop {
@@ -265,7 +268,7 @@ impl World<'_> {
     }
 
     /// The process dies, and perhaps the power fails for all disks together.
-    fn crash(&mut self) {
+    pub(crate) fn crash(&mut self) {
         self.counts.crashes += 1;
         self.drop_process();
         let power = (self.rng.u32(0..4) > 0).then(|| PowerCut::choose(&mut self.rng));

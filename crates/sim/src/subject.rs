@@ -28,6 +28,8 @@ pub struct Machine {
     pub origins: Vec<Arc<SimDisk>>,
     /// How the cache is set up.
     pub setup: Setup,
+    /// The volume whose origin is another device than it was, with the same content.
+    pub exchanged: Option<u16>,
 }
 
 /// How the cache is set up.
@@ -43,6 +45,9 @@ pub struct Setup {
     pub volumes: Vec<(Mode, Durability)>,
     /// Seed for what the system decides by chance.
     pub seed: u64,
+    /// The operator insists where data is at risk: a cache device that fails may not have been told
+    /// what was written to an origin.
+    pub insists: bool,
 }
 
 /// What an operator does in the middle of it.

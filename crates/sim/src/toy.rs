@@ -59,7 +59,7 @@ impl Subject for Toy {
             for (index, lane) in machine.lanes.iter().enumerate() {
                 let context = QueueContext { clock: lane.clock().clone(), ring: None };
                 for (volume, origin) in machine.origins.iter().enumerate() {
-                    let disk = DiskHandle(origin.clone());
+                    let disk = DiskHandle::new(origin.clone());
                     let queue = disk.open_queue(&context).map_err(|error| error.to_string())?;
                     let (lane, queue) = (lane.clone(), Queue::new(queue));
                     // What the last owner of the disk left volatile could otherwise still be lost

@@ -157,6 +157,7 @@ impl<'a> World<'a> {
             cache: self.cache.clone(),
             origins: self.origins.clone(),
             setup: self.profile.setup.clone(),
+            exchanged: None,
         }
     }
 

@@ -17,17 +17,20 @@ pub enum PlantedBug {
     FlushForgetsLane,
     /// A sample of the origin that the cache writes to stays untouched on the cache device.
     SampleStaysUntouched,
+    /// Whatever is there counts as the volume's origin, unchanged.
+    AnyOriginWillDo,
 }
 
 impl PlantedBug {
     /// Every planted bug.
-    pub const ALL: [PlantedBug; 6] = [
+    pub const ALL: [PlantedBug; 7] = [
         PlantedBug::SkippedSync,
         PlantedBug::CleanBeforeOriginSync,
         PlantedBug::FillWins,
         PlantedBug::UnboundChecksum,
         PlantedBug::FlushForgetsLane,
         PlantedBug::SampleStaysUntouched,
+        PlantedBug::AnyOriginWillDo,
     ];
 
     /// Its name on a command line.
@@ -39,6 +42,7 @@ impl PlantedBug {
             PlantedBug::UnboundChecksum => "unbound-checksum",
             PlantedBug::FlushForgetsLane => "flush-forgets-lane",
             PlantedBug::SampleStaysUntouched => "sample-stays-untouched",
+            PlantedBug::AnyOriginWillDo => "any-origin-will-do",
         }
     }
 }

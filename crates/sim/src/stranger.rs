@@ -1,0 +1,224 @@
+//! Somebody else at the origins: after a crash, one of them is written to, or exchanged for another
+//! device, before the system is opened again.
+//!
+//! It must notice by a sample that it had not written to itself, or by the identity. Then it may
+//! refuse, and nothing has happened to the origin; or, when it has nothing newer of that volume, serve
+//! what the stranger wrote. In the end the world is as it was, for the oracle to go on.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use forebay_core::Op;
+use forebay_engine::{Completion, CompletionSink, Request, Target};
+use forebay_format::superblock::{COPY_A, COPY_B};
+use forebay_format::volume::samples::{SAMPLE_BYTES, sample_places};
+use forebay_format::{PAGE, Superblock, VolumeRecord, volume};
+use forebay_store::CLEAN_DISTRUSTED;
+
+use crate::oracle::{Violation, plain};
+use crate::schedule::End;
+use crate::stamp::{self, Place, SECTOR};
+use crate::world::World;
+
+/// Sectors that are written to elsewhere besides the sample.
+const OTHERS: usize = 8;
+
+/// What a stranger did to an origin, and what was there before.
+struct Visit {
+    volume: u16,
+    /// Sectors with what they held and what they hold now.
+    sectors: Vec<(u64, Vec<u8>, Vec<u8>)>,
+}
+
+#[derive(Default)]
+struct Answers(RefCell<Vec<Completion>>);
+
+impl CompletionSink for Answers {
+    fn complete(&self, completion: Completion) {
+        self.0.borrow_mut().push(completion);
+    }
+}
+
+impl World<'_> {
+    /// Sometimes, after a crash, a stranger comes; the system is opened once and dies again.
+    pub(crate) fn perhaps_a_stranger(&mut self) -> Result<(), Violation> {
+        if self.rng.u32(0..4) > 0 {
+            return Ok(());
+        }
+        let volume = self.rng.u16(0..self.origins.len() as u16);
+        let Some(record) = self.record_of(volume) else { return Ok(()) };
+        if self.rng.u32(0..3) == 0 && record.fingerprint.is_none() && record.identity.is_some() {
+            return self.exchanged(volume);
+        }
+        let Some(visit) = self.visit(volume, &record) else { return Ok(()) };
+        self.counts.strangers += 1;
+        self.shared.event(
+            "stranger",
+            &[u64::from(volume)],
+            format_args!("writes to {} sectors of volume {volume}", visit.sectors.len()),
+        );
+        let result = self.open_to(&visit);
+        self.end_visit();
+        for (sector, before, _) in &visit.sectors {
+            self.origins[usize::from(volume)].with_image(|image| image.preset(*sector, before));
+        }
+        result
+    }
+
+    /// What the cache device says of a volume; `None` if it knows nothing that could help.
+    fn record_of(&self, number: u16) -> Option<VolumeRecord> {
+        let read = |at: u64, len: usize| {
+            let mut bytes = vec![0; len];
+            self.cache.with_image(|image| image.read(at, &mut bytes));
+            bytes
+        };
+        let found = Superblock::choose(&read(COPY_A, PAGE), &read(COPY_B, PAGE)).ok()?;
+        let table = found.volume_table;
+        let area = *found.geometry.volume_areas.get(usize::from(table.area))?;
+        let bytes = read(area, table.len as usize);
+        let volumes = volume::decode(&bytes, &table, &found.cache, found.geometry.block).ok()?;
+        let trusted = found.compat & CLEAN_DISTRUSTED == 0;
+        let name = format!("volume-{number}");
+        volumes.into_iter().find(|volume| trusted && volume.name == name)
+    }
+
+    /// Writes to an untouched sample and to other sectors. `None` if there is none that has settled.
+    fn visit(&mut self, volume: u16, record: &VolumeRecord) -> Option<Visit> {
+        let samples: Vec<usize> =
+            record.samples.as_ref()?.valid().map(|(number, _)| number).collect();
+        let number = *samples.get(self.rng.usize(0..samples.len().max(1)))?;
+        let place = *sample_places(record.origin_bytes).get(number)?;
+        let len = SAMPLE_BYTES.min(record.origin_bytes - place) / SECTOR as u64;
+        let mut wanted = vec![place / SECTOR as u64 + self.rng.u64(0..len)];
+        let all = record.origin_bytes / SECTOR as u64;
+        wanted.extend((0..OTHERS).map(|_| self.rng.u64(0..all)));
+        wanted.sort_unstable();
+        wanted.dedup();
+        let seed = self.shared.seed;
+        let origin = &self.origins[usize::from(volume)];
+        let sectors: Vec<_> = origin.with_image(|image| {
+            let mut sectors: Vec<(u64, Vec<u8>, Vec<u8>)> = Vec::new();
+            wanted.retain(|sector| image.is_settled(*sector));
+            for sector in wanted {
+                // A stamp of another world: whoever finds it later finds bytes that nobody wrote.
+                let mut foreign = vec![0; SECTOR];
+                stamp::fill(&mut foreign, !seed, Place { volume, sector }, 1);
+                sectors.push((sector, image.visible(sector).to_vec(), foreign.clone()));
+                image.preset(sector, &foreign);
+            }
+            sectors
+        });
+        let sampled = sectors.iter().any(|(sector, ..)| {
+            (place..place + len * SECTOR as u64).contains(&(sector * SECTOR as u64))
+        });
+        if !sampled {
+            for (sector, before, _) in &sectors {
+                self.origins[usize::from(volume)].with_image(|image| image.preset(*sector, before));
+            }
+            return None;
+        }
+        Some(Visit { volume, sectors })
+    }
+
+    /// Opens the system; what it says, unless it opens. The world does not stop by itself.
+    fn open_expecting(&mut self, exchanged: Option<u16>) -> Result<Option<String>, Violation> {
+        self.shared.arm(None);
+        self.boot();
+        let mut machine = self.machine();
+        machine.exchanged = exchanged;
+        let slot = self.call(self.subject.open(&machine));
+        let end = self.pump(false, |_| Ok(slot.borrow().is_some()))?;
+        if end == End::Crashed {
+            return Err(plain(25, "open met a crash that nobody ordered".into()));
+        }
+        let opened = slot.borrow_mut().take();
+        match opened {
+            Some(Ok(instance)) => {
+                self.instance = Some(instance);
+                Ok(None)
+            }
+            Some(Err(error)) => Ok(Some(error)),
+            None => Ok(Some("it has no answer".into())),
+        }
+    }
+
+    fn open_to(&mut self, visit: &Visit) -> Result<(), Violation> {
+        match self.open_expecting(None)? {
+            Some(error) if error.contains("was written elsewhere") => return self.unchanged(visit),
+            Some(error) => {
+                return Err(plain(12, format!("a changed origin is no cause for: {error}")));
+            }
+            None => {}
+        }
+        let target = self.instance.as_ref().and_then(|instance| instance.target(0, visit.volume));
+        let Some(target) = target else {
+            return Err(plain(12, format!("volume {} is open and not there", visit.volume)));
+        };
+        for (sector, _, foreign) in &visit.sectors {
+            let read = self.read_sector(&target, *sector)?;
+            if read.as_deref() != Some(&foreign[..]) {
+                let place = Place { volume: visit.volume, sector: *sector };
+                return Err(plain(
+                    12,
+                    format!(
+                        "{place} was written elsewhere, and the cache serves what was there before"
+                    ),
+                ));
+            }
+        }
+        self.unchanged(visit)
+    }
+
+    /// Reads one sector past the oracle, which knows of no strangers.
+    fn read_sector(
+        &mut self,
+        target: &Rc<dyn Target>,
+        sector: u64,
+    ) -> Result<Option<Vec<u8>>, Violation> {
+        let answers = Rc::new(Answers::default());
+        let sink: Rc<dyn CompletionSink> = answers.clone();
+        let (offset, len) = (sector * SECTOR as u64, SECTOR as u64);
+        let request =
+            Request { tag: 0, op: Op::Read, offset, len, fua: false, fast: false, data: None };
+        target.submit(request, &sink);
+        self.last_progress = self.now();
+        self.pump(false, |_| Ok(!answers.0.borrow().is_empty()))?;
+        let answer = answers.0.borrow_mut().pop();
+        Ok(answer
+            .filter(|answer| answer.result.is_ok())
+            .and_then(|answer| Some(answer.data?.to_vec())))
+    }
+
+    /// Nothing has been written over what the stranger wrote.
+    fn unchanged(&self, visit: &Visit) -> Result<(), Violation> {
+        let origin = &self.origins[usize::from(visit.volume)];
+        let kept = origin.with_image(|image| {
+            let mut sectors = visit.sectors.iter();
+            sectors.all(|(sector, _, foreign)| image.visible(*sector) == &foreign[..])
+        });
+        if kept { Ok(()) } else { Err(plain(13, "what a stranger wrote was written over".into())) }
+    }
+
+    /// The volume meets another device with the same content, as a clone has.
+    fn exchanged(&mut self, volume: u16) -> Result<(), Violation> {
+        self.counts.strangers += 1;
+        self.shared.event(
+            "stranger",
+            &[u64::from(volume)],
+            format_args!("exchanges volume {volume}"),
+        );
+        let said = self.open_expecting(Some(volume));
+        self.end_visit();
+        match said? {
+            Some(error) if error.contains("is not the one that") => Ok(()),
+            Some(error) => Err(plain(13, format!("another origin is no cause for: {error}"))),
+            None => Err(plain(13, format!("volume {volume} was opened on another origin"))),
+        }
+    }
+
+    /// The process dies, and the power may fail.
+    fn end_visit(&mut self) {
+        self.shared.stop();
+        self.crash();
+    }
+}
