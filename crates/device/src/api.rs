@@ -46,7 +46,8 @@ pub enum DeviceOp {
     /// Makes every write that completed before this was started durable.
     Sync,
     /// The range is no longer needed: it reads as zeroes afterwards, at no great cost. Devices that
-    /// cannot promise both answer [`DeviceErrorKind::NotSupported`] and leave the data alone.
+    /// cannot promise both answer [`DeviceErrorKind::NotSupported`] and leave the data alone. With a
+    /// length of 0 this asks whether they can, and changes nothing.
     Discard {
         /// First byte on the device.
         offset: u64,

@@ -15,6 +15,7 @@ use crate::api::{
     QueueContext,
 };
 use crate::buffer::IoBuf;
+use crate::holes::makes_holes;
 use crate::identity::identity;
 use crate::open::{Access, OpenError, open};
 use crate::ram::{unknown, unpublished};
@@ -223,6 +224,11 @@ impl FileQueue {
                 (RingOp::Write { fd, offset, data, durable }, offset, Next::GiveBack(original))
             }
             DeviceOp::Sync => (RingOp::Fdatasync { fd }, 0, Next::End { len: 0 }),
+            DeviceOp::Discard { len: 0, .. } if !makes_holes(&*self.shared.fd) => {
+                let (kind, cause) = (DeviceErrorKind::NotSupported, "it cannot make holes");
+                let result = Err(shape.error(kind, what, 0, cause));
+                return Entry::Refused(DeviceDone { result, buf: None });
+            }
             DeviceOp::Discard { len: 0, .. } | DeviceOp::WriteZeroes { len: 0, .. } => {
                 return Entry::Refused(DeviceDone { result: Ok(()), buf: None });
             }

@@ -3,6 +3,7 @@
 //! - [`api`]: what a device is, what can be asked of it, how an operation ends
 //! - [`buffer`]: aligned buffers that own their bytes
 //! - [`hint`]: what the CPU is told about how memory will be used
+//! - `holes`: whether a file or block device can forget a range
 //! - `identity`: what tells a file or block device from all others, also after a restart
 //! - [`log_buffer`]: the RAM image of a segment that is being filled
 //! - [`mod@file`]: regular files and block devices
@@ -15,6 +16,7 @@ pub mod api;
 pub mod buffer;
 pub mod file;
 pub mod hint;
+mod holes;
 mod identity;
 pub mod log_buffer;
 mod memory;

@@ -23,7 +23,8 @@ impl EngineLane {
     /// # Errors
     /// The origin is not the one that the volume had, or not as the volume left it. `force` goes on:
     /// it keeps dirty data, and drops clean data. Without dirty data an origin that was written
-    /// elsewhere needs no force. Nothing has been written in case of an error of these kinds.
+    /// elsewhere needs no force. Nothing has been written in case of an error of these kinds. An
+    /// origin that has grown is taken over if the store was opened with room for it.
     pub async fn attach(
         self: &Rc<Self>,
         name: &str,
@@ -68,8 +69,14 @@ impl EngineLane {
             self.store.settle_marks().await?;
         }
         let settled = self.settle_origin(&origin).await?;
+        let grown = size > record.origin_bytes && self.ready_to_grow(&record, size).await?;
+        let size = if grown { size } else { record.origin_bytes };
         // Nobody has written since they were read, so what was read is what the sync has settled.
-        let samples = settled.then(|| look.samples());
+        let samples = match (settled, grown) {
+            (false, _) => None,
+            (true, false) => Some(look.samples()),
+            (true, true) => Some(Look::take(&queue, size).await.samples()),
+        };
         // Known by its content, it may be somewhere else now; known by its identity, it is where it
         // was.
         let anew = record.fingerprint.is_some() || verdict != Verdict::Same;
@@ -85,6 +92,7 @@ impl EngineLane {
                 for volume in volumes.iter_mut().filter(|volume| volume.name == name) {
                     volume.fingerprint = None;
                     volume.started = true;
+                    volume.origin_bytes = size;
                     volume.identity.clone_from(&identity);
                     volume.samples.clone_from(&samples);
                 }

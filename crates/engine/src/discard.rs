@@ -30,7 +30,9 @@ impl LaneVolume {
     /// no great cost. Otherwise the data stays, which a discard may do.
     pub(crate) async fn discard(&self, offset: u64, len: u64, fua: bool) -> Result<(), IoError> {
         bump(&self.stats().counters.discards, 1);
-        if let Some((first, end)) = self.whole_blocks(offset, len) {
+        if let Some((first, end)) = self.whole_blocks(offset, len)
+            && self.origin_discards().await
+        {
             self.zero_blocks(first, end, &|offset, len| DeviceOp::Discard { offset, len }).await?;
         }
         if fua { self.flush().await } else { Ok(()) }
@@ -53,8 +55,11 @@ impl LaneVolume {
             }
             return self.write_zero_data(offset, len, fua).await;
         };
-        let zeroed =
-            self.zero_blocks(first, end, &|offset, len| DeviceOp::Discard { offset, len }).await?;
+        let zeroed = if self.origin_discards().await {
+            self.zero_blocks(first, end, &|offset, len| DeviceOp::Discard { offset, len }).await?
+        } else {
+            Zeroed::NotSupported
+        };
         if let Zeroed::NotSupported = zeroed {
             if fast {
                 return Err(IoError::NotSupported);
@@ -71,6 +76,24 @@ impl LaneVolume {
             self.write_zero_data(behind, offset + len - behind, fua).await?;
         }
         if fua { self.flush().await } else { Ok(()) }
+    }
+
+    /// Whether the origin can discard. It is asked once, before any copy is forgotten for its sake.
+    async fn origin_discards(&self) -> bool {
+        if let Some(known) = self.volume.discards() {
+            return known;
+        }
+        let asked = self.origin.run(DeviceOp::Discard { offset: 0, len: 0 }).await;
+        match asked.result {
+            Ok(()) => self.volume.set_discards(true),
+            Err(error) if error.kind == DeviceErrorKind::NotSupported => {
+                self.volume.set_discards(false);
+                return false;
+            }
+            // It has other troubles; the discard itself will tell.
+            Err(_) => {}
+        }
+        true
     }
 
     async fn write_zero_data(&self, offset: u64, len: u64, fua: bool) -> Result<(), IoError> {

@@ -10,7 +10,8 @@
 //! - `background`: writeback, reclaim, upkeep
 //!
 //! Beside the path: [`cache`], [`volume`], [`settings`], [`stats`], and [`control`] for what an
-//! operator does; `attach` and [`recognise`] for a volume that comes back to its origin.
+//! operator does; `attach`, [`recognise`]
+//! and `grow` for a volume that comes back to its origin.
 #![forbid(unsafe_code)]
 
 pub mod api;
@@ -23,6 +24,7 @@ mod discard;
 pub mod engine;
 pub mod error;
 mod flush;
+mod grow;
 pub mod lane;
 mod plan;
 mod ranges;

@@ -296,6 +296,7 @@ impl LaneVolume {
     /// is lost until it is overwritten (invariant 11).
     fn handle_bad(&self, pinned: &Pinned<'_>, failure: &ReadFailure) -> Retry {
         let slot = pinned.found.entry.slot;
+        self.count_failure(failure);
         tracing::warn!(
             volume = self.volume.name,
             block = pinned.block.0,
@@ -357,6 +358,7 @@ impl LaneVolume {
                 result
             }
             (Err(error), _) => {
+                bump(&self.stats().counters.origin_read_errors, 1);
                 tracing::warn!(%error, volume = volume.name, "the origin cannot be read");
                 Err(Retry::Fail(IoError::Io))
             }

@@ -68,6 +68,10 @@ counters! {
     written_back_blocks,
     /// Requests that failed.
     errors,
+    /// Reads of the origin that failed.
+    origin_read_errors,
+    /// Reads of the cache device that failed; what was read and is wrong is counted elsewhere.
+    cache_read_errors,
 }
 
 /// Adds to a counter that only this lane writes.

@@ -94,6 +94,8 @@ pub struct Volume {
     all_unsynced: AtomicU64,
     origin_sync_failed: AtomicBool,
     sync_failures: AtomicU64,
+    /// Whether the origin can discard: 0 not asked yet, 1 it can, 2 it cannot.
+    discards: AtomicU8,
     bad: Mutex<BTreeSet<OriginBlock>>,
     any_bad: AtomicBool,
     writeback_error: Mutex<Option<String>>,
@@ -141,6 +143,7 @@ impl Volume {
             origin_synced: AtomicU64::new(0),
             origin_sync_failed: AtomicBool::new(false),
             sync_failures: AtomicU64::new(0),
+            discards: AtomicU8::new(0),
             bad: Mutex::default(),
             any_bad: AtomicBool::new(false),
             writeback_error: Mutex::default(),
@@ -406,6 +409,18 @@ impl Volume {
         self.origin_sync_failed.load(Ordering::SeqCst)
     }
 
+    /// Whether the origin can discard; `None`: it has not been asked.
+    pub(crate) fn discards(&self) -> Option<bool> {
+        match self.discards.load(Ordering::Relaxed) {
+            0 => None,
+            answer => Some(answer == 1),
+        }
+    }
+
+    pub(crate) fn set_discards(&self, can: bool) {
+        self.discards.store(if can { 1 } else { 2 }, Ordering::Relaxed);
+    }
+
     /// Notes that a dirty block cannot be read back.
     pub(crate) fn add_bad(&self, block: OriginBlock) {
         let mut bad = self.bad.lock();
@@ -441,7 +456,10 @@ impl Volume {
         self.bad.lock().len() as u64
     }
 
+    /// Notes how the last writeback ended. That a volume which is leaving is not written back any
+    /// more is no failure: its dirty blocks stay in the cache.
     pub(crate) fn set_writeback_error(&self, error: Option<String>) {
+        let error = error.filter(|_| self.state() != VolumeState::Removed);
         let mut slot = self.writeback_error.lock();
         if let (Some(error), None) = (&error, slot.as_ref()) {
             tracing::error!(

@@ -206,6 +206,7 @@ impl LaneVolume {
                 match self.store.read_block(&volume.space, pinned).await {
                     Ok(cached) => base = Some(cached),
                     Err(failure) => {
+                        self.count_failure(&failure);
                         tracing::warn!(
                             volume = volume.name,
                             block = piece.block.0,
@@ -426,7 +427,11 @@ impl LaneVolume {
         let start = offset / logical * logical;
         let end = (offset + data.len() as u64).next_multiple_of(logical).min(volume.origin.size());
         let buf = IoBuf::for_overwrite((end - start) as usize);
-        let mut whole = self.origin.read(start, buf).await.map_err(|_| IoError::Io)?;
+        let mut whole = self.origin.read(start, buf).await.map_err(|error| {
+            bump(&self.stats().counters.origin_read_errors, 1);
+            tracing::warn!(%error, volume = volume.name, "the origin cannot be read");
+            IoError::Io
+        })?;
         let at = (offset - start) as usize;
         whole[at..at + data.len()].copy_from_slice(data);
         self.before_origin_write(start..end).await;

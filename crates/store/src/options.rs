@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use forebay_core::VolumeId;
+
 /// Known bugs that a simulator must find; compiled in for tests only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PlantedBug {
@@ -61,6 +63,9 @@ pub struct StoreOptions {
     pub checkpoint_bytes: Option<u64>,
     /// Blocks of volumes that are about to be created: the index gets room for them as well.
     pub room_for_blocks: u64,
+    /// Volumes whose origins have more blocks by now than the volume table says: the index gets
+    /// room for that many.
+    pub grown: Vec<(VolumeId, u64)>,
     /// Seed of everything random.
     pub seed: u64,
     /// A bug to have, in builds with the feature `planted-bugs` only.
@@ -75,6 +80,7 @@ impl Default for StoreOptions {
             commit_interval: Duration::from_secs(1),
             checkpoint_bytes: None,
             room_for_blocks: 0,
+            grown: Vec::new(),
             seed: 0,
             bug: None,
         }

@@ -24,8 +24,8 @@ use forebay_device::{Device, IoBuf, Queue};
 use forebay_format::checkpoint::SegmentUse;
 use forebay_format::superblock::{COPY_A, COPY_B};
 use forebay_format::{
-    CheckSeed, CheckpointReader, IndexEntry, PAGE, SegmentState as SegmentLine, Superblock,
-    VolumeRecord, volume,
+    CheckSeed, CheckpointReader, IndexEntry, MAX_BLOCKS, PAGE, SegmentState as SegmentLine,
+    Superblock, VolumeRecord, volume,
 };
 use forebay_lane::{Lane, concurrently};
 
@@ -187,6 +187,8 @@ impl Store {
         for volume in &volumes {
             let blocks =
                 (volume.origin_bytes + u64::from(volume.alignment)).div_ceil(block.bytes());
+            let grown = options.grown.iter().find(|(id, _)| *id == volume.id);
+            let blocks = blocks.max(grown.map_or(0, |(_, blocks)| (*blocks).min(MAX_BLOCKS)));
             let seed = CheckSeed::new(&superblock.cache, volume.id);
             spaces.push(VolumeSpace { id: volume.id, base, blocks, seed });
             base += blocks;

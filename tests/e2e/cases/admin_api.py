@@ -81,6 +81,10 @@ def strangers(box):
         body = '{"settings": {"mode": "wt"}}'
         status, _ = ask(daemon, "POST", "/v1/volumes/v/set", body, {"Host": host})
         check_equal(status, 403, f"the answer to a request for {host}")
+    for origin in ("https://evil.example", "null", "http://localhost:8080"):
+        for verb in ("set", "stop"):
+            status, _ = ask(daemon, "POST", f"/v1/volumes/v/{verb}", body, {"Origin": origin})
+            check_equal(status, 403, f"the answer to a request of a page of {origin}")
     unchanged(daemon, client, before)
 
 

@@ -1,4 +1,4 @@
-"""Addresses beyond 2 TiB and 8 TiB, and an origin that grows."""
+"""Addresses beyond 2 TiB and 8 TiB, and origins that grow."""
 
 import os
 
@@ -38,27 +38,42 @@ def writes_far_out(box):
 
 
 @test
-def an_origin_that_has_grown_keeps_its_data(box):
-    content = random_bytes("grown", 16 * MIB)
-    origin = box.file("origin", 16 * MIB, content)
-    daemon = box.daemon()
-    client = connect(daemon.create("v", box.file("cache", 64 * MIB), origin))
-    client.pwrite(b"\x07" * 4096, 16 * MIB - 4096)
-    client.flush()
-    client.shutdown()
-    daemon.terminate()
-    os.truncate(origin, 24 * MIB)
-    daemon.start()
-    client = connect(daemon.uri("v"))
-    check_equal(bytes(client.pread(4096, 16 * MIB - 4096)), b"\x07" * 4096, "the old end")
-    check_equal(bytes(client.pread(4096, 0)), content[:4096], "the start")
-    size = client.get_size()
-    check(size in (16 * MIB, 24 * MIB), f"a size of {size}")
-    if size == 16 * MIB:
-        return
-    client.pwrite(b"\x08" * 4096, 24 * MIB - 4096)
-    check_equal(bytes(client.pread(4096, 16 * MIB)), bytes(4096), "behind the old end")
-    check_equal(bytes(client.pread(4096, 24 * MIB - 4096)), b"\x08" * 4096, "the new end")
+def origins_that_have_grown_are_seen_whole(box):
+    """Two volumes of one cache, the old ends in the middle of a block, after a stop and a kill."""
+    old, new = 16 * MIB + 512, 24 * MIB
+    contents = [bytearray(random_bytes(number, new)) for number in range(2)]
+    for ending in "terminate", "kill":
+        daemon, cache = box.daemon(name=ending), box.file(f"{ending}-cache", 64 * MIB)
+        origins = [box.file(f"{ending}-{number}", old, bytes(contents[number][:old])) for number in range(2)]
+        for number, origin in enumerate(origins):
+            client = connect(daemon.create(f"v{number}", cache, origin))
+            daemon.cli("set", f"v{number}", "writeback_running=off")
+            client.pread(MIB, 0)
+            client.pwrite(bytes([7 + number]) * 4608, old - 4608)
+            contents[number][old - 4608 : old] = bytes([7 + number]) * 4608
+            client.flush()
+            client.shutdown()
+        getattr(daemon, ending)()
+        for number, origin in enumerate(origins):
+            # Somebody appends what the cache has never seen.
+            with open(origin, "r+b") as file:
+                file.seek(old)
+                file.write(contents[number][old:])
+        daemon.start()
+        for number, origin in enumerate(origins):
+            client = connect(daemon.uri(f"v{number}"))
+            check_equal(client.get_size(), new, f"the size after {ending}")
+            check_equal(daemon.show(f"v{number}")["origin"]["size"], new, "the size in the report")
+            client.pwrite(b"\x08" * 4096, new - 4096)
+            contents[number][new - 4096 :] = b"\x08" * 4096
+            found = b"".join(bytes(client.pread(MIB, at)) for at in range(0, new, MIB))
+            check_equal(first_difference(found, bytes(contents[number])), None, f"the first difference after {ending}")
+            client.shutdown()
+            daemon.cli("flush", f"v{number}")
+        daemon.terminate()
+        for number, origin in enumerate(origins):
+            with open(origin, "rb") as file:
+                check_equal(first_difference(file.read(), bytes(contents[number])), None, "on the origin")
 
 
 main()

@@ -44,9 +44,29 @@ def a_volume_that_was_stopped_stays_stopped(box):
     daemon.cli("set", "stopped", "mode=wt")
     daemon.restart()
     check_equal(daemon.show("stopped")["state"], "stopped", "the state of the first")
+    check_equal(daemon.show("stopped")["origin"]["size"], 16 * MIB, "the size that is known of it")
     check_equal(daemon.show("running")["state"], "running", "the state of the second")
     daemon.cli("start", "stopped")
     check_equal(daemon.show("stopped")["mode"], "writethrough", "the mode that was set")
+
+
+@test
+def an_ordinary_stop_is_no_error(box):
+    for mode in "wb", "wt":
+        daemon = box.daemon(name=mode)
+        origin = f"hdd7200:{box.file(f'{mode}-origin', 64 * MIB)}"
+        client = connect(daemon.create("v", box.file(f"{mode}-cache", 64 * MIB), origin))
+        # In the middle of it the mode may change, and writeback is under way when the stop comes.
+        for place in range(0, 32 * MIB, MIB):
+            client.pwrite(bytes(65536), place)
+        daemon.cli("set", "v", f"mode={mode}", expect=None)
+        for place in range(0, 32 * MIB, 8 * MIB):
+            client.pwrite(bytes(65536), place)
+        client.shutdown()
+        daemon.cli("stop", "v")
+        code, _ = daemon.terminate()
+        check_equal(code, 0, "the exit code")
+        check("ERROR" not in daemon.log(), f"an ordinary stop in mode {mode} is called an error")
 
 
 @test

@@ -265,7 +265,9 @@ impl LaneVolume {
         let mut writes: Vec<(u64, Vec<u8>)> = Vec::new();
         let mut written = Vec::new();
         for (pinned, (payload, results)) in pinned.iter().zip(reads) {
-            if results.into_iter().any(|result| result.is_err()) {
+            let failure = results.into_iter().find_map(Result::err);
+            if let Some(failure) = failure {
+                self.count_failure(&failure);
                 let slot = pinned.found.entry.slot;
                 let current = store.peek(&volume.space, pinned.block);
                 if current.is_some_and(|found| found.entry.slot == slot) {
@@ -313,7 +315,10 @@ impl LaneVolume {
         let (start, limit) = (offset / logical * logical, end.next_multiple_of(logical));
         let mut buf = IoBuf::for_overwrite((limit - start) as usize);
         if (start, limit) != (offset, end) {
-            buf = self.origin.read(start, buf).await.map_err(|error| error.to_string())?;
+            buf = self.origin.read(start, buf).await.map_err(|error| {
+                bump(&self.stats().counters.origin_read_errors, 1);
+                error.to_string()
+            })?;
         }
         let at = (offset - start) as usize;
         buf[at..at + bytes.len()].copy_from_slice(bytes);

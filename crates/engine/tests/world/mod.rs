@@ -93,11 +93,17 @@ impl World {
     }
 
     pub fn open(&self, device: &Arc<dyn Device>) -> (Rc<EngineLane>, RecoveryReport) {
+        self.open_with(device, StoreOptions::default())
+    }
+
+    pub fn open_with(
+        &self,
+        device: &Arc<dyn Device>,
+        options: StoreOptions,
+    ) -> (Rc<EngineLane>, RecoveryReport) {
         let (context, device) = (self.context.clone(), device.clone());
-        self.block_on(
-            async move { EngineLane::open(context, device, StoreOptions::default()).await },
-        )
-        .expect("opened")
+        self.block_on(async move { EngineLane::open(context, device, options).await })
+            .expect("opened")
     }
 
     pub fn create(

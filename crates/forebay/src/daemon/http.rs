@@ -188,7 +188,9 @@ fn parse_head(bytes: &[u8]) -> Result<Option<Head>, ApiError> {
             .transpose()
             .map_err(|_| bad(format!("the header {name} is not text")))
     };
-    check_host(value("Host")?)?;
+    let host = value("Host")?;
+    check_host(host)?;
+    check_origin(value("Origin")?, host)?;
     if value("Transfer-Encoding")?.is_some() {
         return Err(bad("Transfer-Encoding is not supported; send a Content-Length"));
     }
@@ -223,6 +225,18 @@ fn check_host(host: Option<&str>) -> Result<(), ApiError> {
         let message = "the Host header is foreign; send 'localhost' or 'forebay'";
         Err(ApiError::new(ErrorKind::Forbidden, message))
     }
+}
+
+/// A browser names the site of the page that sends a request: only what this very host serves may,
+/// and it serves no pages. Other clients send no such header.
+fn check_origin(origin: Option<&str>, host: Option<&str>) -> Result<(), ApiError> {
+    let Some(origin) = origin else { return Ok(()) };
+    let site = origin.trim().split_once("://").map(|(_, site)| site);
+    if site.is_some_and(|site| !site.is_empty() && Some(site) == host.map(str::trim)) {
+        return Ok(());
+    }
+    let message = "the Origin header is foreign: pages of other sites may not use the admin API";
+    Err(ApiError::new(ErrorKind::Forbidden, message))
 }
 
 #[cfg(test)]
@@ -318,6 +332,31 @@ mod tests {
         for host in ["", "localhost", "forebay", "localhost:8080"] {
             assert!(read(&format!("GET / HTTP/1.1\r\nHost: {host}\r\n\r\n")).is_ok());
         }
+    }
+
+    #[test]
+    fn pages_of_other_sites_are_refused() {
+        let ask = |host: &str, origin: &str| {
+            read(&format!("POST / HTTP/1.1\r\nHost: {host}\r\nOrigin: {origin}\r\n\r\n"))
+        };
+        for origin in [
+            "",
+            "null",
+            "://",
+            "https://evil.example",
+            "http://localhost.evil",
+            "http://localhost:3000",
+            "localhost",
+            "http://forebay",
+            "http://localhost/x",
+        ] {
+            let error = ask("localhost", origin).expect_err(origin);
+            assert_eq!(error.kind, ErrorKind::Forbidden, "{origin}");
+        }
+        assert!(read("POST / HTTP/1.1\r\nOrigin: http://localhost\r\n\r\n").is_err());
+        assert!(ask("", "http://").is_err());
+        assert!(ask("localhost", "http://localhost").is_ok());
+        assert!(ask("localhost:80", "http://localhost:80").is_ok());
     }
 
     #[test]

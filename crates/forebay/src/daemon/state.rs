@@ -29,6 +29,9 @@ pub(crate) struct Remembered {
     pub(crate) volume: Definition,
     /// Whether it is served when the daemon starts.
     pub(crate) started: bool,
+    /// Size of the origin in bytes when it was last served; 0: not known.
+    #[serde(default)]
+    pub(crate) origin_bytes: u64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -195,7 +198,7 @@ mod tests {
             alignment: 512,
             settings: Settings::default(),
         };
-        Remembered { volume, started }
+        Remembered { volume, started, origin_bytes: 4096 }
     }
 
     #[test]

@@ -36,6 +36,9 @@ impl Drop for TempDir {
     }
 }
 
+/// Size of the origins of a [`FakeHost`], in bytes.
+pub(crate) const FAKE_SIZE: u64 = 123 << 20;
+
 /// A host that remembers what it was asked, and fails where it is told to.
 #[derive(Default)]
 pub(crate) struct FakeHost {
@@ -116,7 +119,9 @@ impl Host for FakeHost {
 
     fn report(&self, name: &VolumeName) -> Option<VolumeReport> {
         let settings = self.running.lock().expect("not poisoned").get(name)?.clone();
-        Some(VolumeReport::empty(name.clone(), VolumeState::Running, settings))
+        let mut report = VolumeReport::empty(name.clone(), VolumeState::Running, settings);
+        report.origin.size = FAKE_SIZE;
+        Some(report)
     }
 
     fn shut_down(&self, work: &Work) -> Result<(), ApiError> {

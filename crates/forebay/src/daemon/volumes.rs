@@ -84,6 +84,9 @@ impl Volumes {
             }
             report
         });
+        if report.origin.size == 0 {
+            report.origin.size = entry.origin_bytes;
+        }
         report.block_size = volume.block_size;
         report.alignment = volume.alignment;
         report.origin.path.clone_from(&volume.origin);
@@ -136,12 +139,18 @@ impl Volumes {
         };
         self.host.create(&volume, existing, work)?;
         self.share_policy(&volume)?;
-        self.state.put(Remembered { volume, started: true }).inspect_err(|_| {
+        let origin_bytes = self.size_of(&name);
+        self.state.put(Remembered { volume, started: true, origin_bytes }).inspect_err(|_| {
             // What would not come back after a restart must not look as if it would.
             if let Err(error) = self.host.stop(&name, &Work::default()) {
                 tracing::error!(volume = %name, "stopping what could not be remembered: {error}");
             }
         })
+    }
+
+    /// Size of the origin of a volume that is served, in bytes.
+    fn size_of(&self, name: &VolumeName) -> u64 {
+        self.host.report(name).map_or(0, |report| report.origin.size)
     }
 
     /// Starts one of the operations on a volume that is there.
@@ -252,6 +261,7 @@ impl Volumes {
             }
             started?;
             entry.started = true;
+            entry.origin_bytes = this.size_of(&entry.volume.name);
             this.state.put(entry)
         })
     }

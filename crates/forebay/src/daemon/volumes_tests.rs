@@ -94,7 +94,9 @@ fn what_was_served_comes_back_with_its_settings() {
     let report = daemon.volumes.show(&name("a")).expect("there");
     assert_eq!(report.settings.dirty_high, 70);
     assert_eq!(report.export.nbd.as_deref(), Some("nbd+unix:///a?socket=/run/nbd.sock"));
-    assert_eq!(daemon.volumes.show(&name("b")).expect("there").export.nbd, None);
+    let stopped = daemon.volumes.show(&name("b")).expect("there");
+    assert_eq!(stopped.export.nbd, None);
+    assert_eq!(stopped.origin.size, crate::daemon::testing::FAKE_SIZE);
 }
 
 #[test]

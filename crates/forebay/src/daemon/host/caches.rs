@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use forebay_admin::{ApiError, VolumeName};
+use forebay_core::VolumeId;
 use forebay_device::{Device, DeviceIdentity, DeviceSpec};
 use forebay_engine::{Cache, EngineLane};
 use forebay_format::Uuid;
@@ -101,7 +102,8 @@ fn locked_within<T>(mutex: &Mutex<T>, patience: Duration) -> Option<MutexGuard<'
 }
 
 /// Opens a cache on all lanes: recovers it, and begins its background work on the first one.
-/// `room` is the number of blocks of a volume that is about to be created.
+/// `room` is the number of blocks of a volume that is about to be created, and `grown` those of
+/// volumes whose origins are larger now.
 ///
 /// # Errors
 /// What the engine says; the cache is then not open on any lane.
@@ -110,6 +112,7 @@ pub(super) fn open(
     place: &Place,
     device: Arc<dyn Device>,
     room: u64,
+    grown: Vec<(VolumeId, u64)>,
     accept_damage: bool,
 ) -> Result<Arc<Cache>, ApiError> {
     let (number, name) = (place.number, device.name().to_owned());
@@ -117,6 +120,7 @@ pub(super) fn open(
         lanes: lanes.count() as usize,
         accept_damage,
         room_for_blocks: room,
+        grown,
         seed: Uuid::new_v4().as_u64_pair().0,
         ..StoreOptions::default()
     };

@@ -90,7 +90,7 @@ impl EngineHost {
                 let device = claim("cache", cache_spec)?;
                 self.prepare(volume, existing, &device)?;
                 let room = blocks_of(volume, &origin);
-                let opened = caches::open(&self.lanes, place, device, room, false)?;
+                let opened = caches::open(&self.lanes, place, device, room, Vec::new(), false)?;
                 cache.insert(opened).clone()
             }
         };

@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use forebay_admin::{ApiError, ErrorKind, VolumeName};
 use forebay_core::VolumeId;
-use forebay_device::{Device, IoBuf, Queue};
+use forebay_device::{Access, Device, DeviceSpec, IoBuf, Queue};
 use forebay_engine::{LaneContext, Look, Verdict, recognise};
 use forebay_format::superblock::{COPY_A, COPY_B};
-use forebay_format::{PAGE, Superblock, SuperblockError};
+use forebay_format::{PAGE, Superblock, SuperblockError, VolumeRecord};
 use forebay_store::CLEAN_DISTRUSTED;
 use forebay_store::StoreError;
 use forebay_store::check::{count_dirty, read_checkpoint};
@@ -95,6 +95,28 @@ pub(super) async fn check_pair(
     }
     let dirty = dirty_blocks(context, device, roots, record.id).await.map_err(faults::store)?;
     verdict.allow(name.as_str(), origin.name(), dirty).map_err(faults::engine)
+}
+
+/// Volumes of a cache whose origins are larger than it knows, with their blocks: the volume `name`,
+/// whose origin has `size` bytes, and those of others as far as they can be looked at.
+pub(super) fn grown(roots: &Roots, name: &VolumeName, size: u64) -> Vec<(VolumeId, u64)> {
+    let block = roots.superblock.geometry.block.bytes();
+    let size_of = |record: &VolumeRecord| {
+        if record.name == name.as_str() {
+            return Some(size);
+        }
+        let spec: DeviceSpec = record.origin.parse().ok()?;
+        // RAM would be made anew.
+        let there = !spec.is_volatile();
+        there.then(|| spec.open(Access::Unlocked).ok().map(|device| device.size())).flatten()
+    };
+    let volumes = roots.volumes.iter();
+    let sizes = volumes.filter_map(|record| Some((record, size_of(record)?)));
+    let larger = sizes.filter(|(record, size)| *size > record.origin_bytes);
+    let blocks = |record: &VolumeRecord, size: u64| {
+        size.saturating_add(u64::from(record.alignment)).div_ceil(block)
+    };
+    larger.map(|(record, size)| (record.id, blocks(record, size))).collect()
 }
 
 /// Dirty blocks of a volume on a cache device that is not open.

@@ -224,12 +224,13 @@ fn errors(running: &Running) -> ErrorReport {
         .into_iter()
         .map(|range| LostRange { offset: range.start, len: range.end - range.start })
         .collect();
+    let totals = volume.stats.totals();
     let sync_failed = volume.origin_sync_failed().then(|| "a sync of the origin failed".to_owned());
     ErrorReport {
-        origin_read: 0,
+        origin_read: totals.origin_read_errors,
         origin_write: u64::from(volume.writeback_error().is_some())
             + u64::from(sync_failed.is_some()),
-        cache_read: 0,
+        cache_read: totals.cache_read_errors,
         cache_write: u64::from(store.health.failed()),
         checksum: store.counters.corrupt_blocks.load(Ordering::Relaxed),
         lost,

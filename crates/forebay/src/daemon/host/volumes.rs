@@ -5,6 +5,7 @@ use std::sync::Arc;
 use forebay_admin::{ApiError, ErrorKind, Settings, VolumeName, VolumeState};
 use forebay_device::{Device, DeviceSpec};
 use forebay_engine::{Cache, Volume};
+use forebay_store::recover::Roots;
 
 use super::caches::{self, Place};
 use super::inspect::{self, Content};
@@ -67,7 +68,7 @@ impl EngineHost {
             let device = claim("cache", cache_spec)?;
             self.format(volume, &device)?;
             let room = blocks_of(volume, &origin);
-            let opened = caches::open(&self.lanes, place, device, room, false)?;
+            let opened = caches::open(&self.lanes, place, device, room, Vec::new(), false)?;
             let opened = cache.insert(opened).clone();
             return self.create_in(volume, origin, place, &opened);
         }
@@ -75,8 +76,9 @@ impl EngineHost {
             Some(open) => open.clone(),
             None => {
                 let device = claim("cache", cache_spec)?;
-                self.check_pair(volume, &device, &origin, force)?;
-                let opened = caches::open(&self.lanes, place, device, 0, force)?;
+                let roots = self.check_pair(volume, &device, &origin, force)?;
+                let grown = inspect::grown(&roots, &volume.name, origin.size());
+                let opened = caches::open(&self.lanes, place, device, 0, grown, force)?;
                 cache.insert(opened).clone()
             }
         };
@@ -98,7 +100,7 @@ impl EngineHost {
         device: &Arc<dyn Device>,
         origin: &Arc<dyn Device>,
         force: bool,
-    ) -> Result<(), ApiError> {
+    ) -> Result<Roots, ApiError> {
         let (device, origin, name) = (device.clone(), origin.clone(), volume.name.clone());
         self.lanes.run(0, move |state| async move {
             let context = &state.context;
@@ -110,7 +112,8 @@ impl EngineHost {
                 Content::Nothing => refused("is no Forebay cache; name the device that is"),
                 Content::Unusable(why) => refused(&format!("cannot be used: {why}")),
                 Content::Cache(roots) => {
-                    inspect::check_pair(context, &device, &roots, &name, &origin, force).await
+                    inspect::check_pair(context, &device, &roots, &name, &origin, force).await?;
+                    Ok(*roots)
                 }
             }
         })?
@@ -276,7 +279,7 @@ impl EngineHost {
             if !roots.volumes.iter().any(|record| record.name == volume.name.as_str()) {
                 return Ok(());
             }
-            *cache = Some(caches::open(&self.lanes, &place, device, 0, true)?);
+            *cache = Some(caches::open(&self.lanes, &place, device, 0, Vec::new(), true)?);
         }
         let (number, name) = (place.number, volume.name.to_string());
         let forgotten = self.lanes.run(0, move |state| async move {

@@ -1,0 +1,81 @@
+//! Whether a file or block device can forget a range, so that it reads as zeroes at no great cost.
+//! Asking changes nothing.
+
+use std::fs;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FallocateFlags, FileType};
+use rustix::io::Errno;
+
+/// How far behind its end a file is asked, in bytes.
+const BEYOND: u64 = 1 << 20;
+
+/// Whether what `fd` has open for writing can make holes. In doubt the answer is yes: the attempt
+/// will tell.
+pub(crate) fn makes_holes(fd: impl AsFd) -> bool {
+    let Ok(stat) = rustix::fs::fstat(&fd) else { return true };
+    if FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice {
+        let number =
+            format!("{}:{}", rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev));
+        return disk_makes_holes(Path::new("/sys/dev/block"), &number);
+    }
+    // Where nothing is there is nothing to forget, but the filesystem says whether it could.
+    let end = u64::try_from(stat.st_size).unwrap_or(0).saturating_add(BEYOND);
+    let place = end.next_multiple_of(BEYOND);
+    let what = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    let asked = rustix::fs::fallocate(fd, what, place, 4096);
+    !matches!(asked, Err(Errno::OPNOTSUPP | Errno::NOSYS))
+}
+
+/// The kernel makes a hole in a block device only if the device zeroes ranges by itself.
+fn disk_makes_holes(devices: &Path, number: &str) -> bool {
+    let Ok(own) = fs::canonicalize(devices.join(number)) else { return true };
+    // A partition has no queue of its own.
+    let limits = |directory: PathBuf| {
+        let file = directory.join("queue/write_zeroes_max_bytes");
+        fs::read_to_string(file).ok().and_then(|text| text.trim().parse::<u64>().ok())
+    };
+    let limit = limits(own.clone()).or_else(|| limits(own.parent()?.to_owned()));
+    limit != Some(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn asking_a_file_changes_nothing() {
+        let folder = tempfile::tempdir().expect("folder");
+        let path = folder.path().join("file");
+        let content = vec![0x5a; (3 << 20) + 100];
+        fs::write(&path, &content).expect("file");
+        let file = fs::File::options().write(true).open(&path).expect("there");
+        let answer = makes_holes(&file);
+        assert!(fs::read(&path).expect("there") == content);
+        // What it says is what happens.
+        let what = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        assert_eq!(rustix::fs::fallocate(&file, what, 0, 4096).is_ok(), answer);
+        // A pipe has nothing to forget, and the attempt says so.
+        let (_read, write) = std::io::pipe().expect("a pipe");
+        assert!(makes_holes(write));
+    }
+
+    #[test]
+    fn disks_and_partitions_are_asked_for_their_limit() {
+        let folder = tempfile::tempdir().expect("folder");
+        let (disk, links) = (folder.path().join("sda"), folder.path().join("links"));
+        fs::create_dir_all(disk.join("queue")).expect("folder");
+        fs::create_dir_all(disk.join("sda1")).expect("folder");
+        fs::create_dir_all(&links).expect("folder");
+        std::os::unix::fs::symlink(&disk, links.join("8:0")).expect("link");
+        std::os::unix::fs::symlink(disk.join("sda1"), links.join("8:1")).expect("link");
+        for (limit, can) in [("0\n", false), ("4294966784\n", true), ("?", true)] {
+            fs::write(disk.join("queue/write_zeroes_max_bytes"), limit).expect("file");
+            for number in ["8:0", "8:1"] {
+                assert_eq!(disk_makes_holes(&links, number), can, "{number} {limit}");
+            }
+            assert!(disk_makes_holes(&links, "8:2"));
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! An origin that grows while its volume is down, with every state of the last block.
+
+mod world;
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use forebay_core::{BlockSize, Mode, Op, VolumeId};
+use forebay_device::{Device, DeviceError, DeviceQueue, IoBuf, QueueContext};
+use forebay_engine::{EngineErrorKind, Target};
+use forebay_store::StoreOptions;
+use world::{World, ram, raw, settings};
+
+/// The first bytes of a larger device.
+struct Cut(Arc<dyn Device>, u64);
+
+impl Device for Cut {
+    fn name(&self) -> &str {
+        self.0.name()
+    }
+
+    fn size(&self) -> u64 {
+        self.1
+    }
+
+    fn logical_block(&self) -> u64 {
+        self.0.logical_block()
+    }
+
+    fn open_queue(&self, context: &QueueContext) -> Result<Rc<dyn DeviceQueue>, DeviceError> {
+        self.0.open_queue(context)
+    }
+}
+
+const OLD: u64 = (3 << 20) + 1536;
+const NEW: u64 = 8 << 20;
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Last {
+    Absent,
+    Clean,
+    Dirty,
+    PartlyDirty,
+}
+
+/// A volume on the first [`OLD`] bytes of a disk, behind which there is something as well.
+fn used(last: Last, alignment: u64, orderly: bool) -> (Arc<dyn Device>, Arc<dyn Device>, Vec<u8>) {
+    let world = World::new();
+    let (cache, disk) = (ram(8), ram(NEW >> 20));
+    let queue = world.context.open(&disk).expect("RAM");
+    let mut content = IoBuf::zeroed(NEW as usize);
+    for (number, sector) in content.chunks_mut(512).enumerate() {
+        sector.fill((number % 251) as u8 + 1);
+    }
+    let mut model = content.to_vec();
+    world.block_on(async move { queue.write(0, content).await }).expect("RAM");
+    world.format(&cache, BlockSize::DEFAULT);
+    let (engine, _) = world.open(&cache);
+    let cut: Arc<dyn Device> = Arc::new(Cut(disk.clone(), OLD));
+    let mut settings = settings(Mode::Writeback);
+    settings.writeback.running = false;
+    let target = world.create(&engine, &cut, settings, alignment);
+    assert_eq!(target.size(), OLD);
+    let start = match last {
+        Last::Absent => OLD,
+        Last::Clean => {
+            world.read(&target, OLD - 4096, 4096);
+            OLD
+        }
+        Last::Dirty => OLD - 16384,
+        Last::PartlyDirty => OLD - 512,
+    };
+    if start < OLD {
+        let data = vec![0xee; (OLD - start) as usize];
+        world.write(&target, start, &data);
+        model[start as usize..OLD as usize].copy_from_slice(&data);
+    }
+    world.op(&target, Op::Flush, 0, 0);
+    if orderly {
+        world.block_on(async move { engine.close().await }).expect("closed");
+    } else {
+        world.lane.abandon();
+    }
+    (cache, disk, model)
+}
+
+fn room_for(bytes: u64) -> StoreOptions {
+    StoreOptions { grown: vec![(VolumeId(1), bytes / 4096 + 1)], ..StoreOptions::default() }
+}
+
+#[test]
+fn a_grown_origin_is_taken_over_with_what_is_behind_the_old_end() {
+    for last in [Last::Absent, Last::Clean, Last::Dirty, Last::PartlyDirty] {
+        for (alignment, orderly) in [(0, true), (0, false), (512, false), (2560, false)] {
+            let what = format!("{last:?}, alignment {alignment}, orderly {orderly}");
+            let (cache, disk, mut model) = used(last, alignment, orderly);
+            for round in 0..2 {
+                let world = World::new();
+                let (engine, _) = world.open_with(&cache, room_for(NEW));
+                let target = world.try_attach(&engine, &disk, false).expect(&what);
+                assert_eq!(target.size(), NEW, "{what}");
+                let found = world.read(&target, OLD - 32768, 65536);
+                assert!(found == model[OLD as usize - 32768..][..65536], "{what}, round {round}");
+                if round == 1 {
+                    world.write(&target, NEW - 4096, &[0x77; 4096]);
+                    model[NEW as usize - 4096..].fill(0x77);
+                    let inner = engine.clone();
+                    let drained = world.block_on(async move { inner.drain("data", |_| ()).await });
+                    drained.expect("drained");
+                    assert!(raw(&world, &disk, 0, NEW as usize) == model, "{what}: the origin");
+                }
+                world.lane.abandon();
+            }
+        }
+    }
+}
+
+#[test]
+fn without_room_the_old_size_stays_and_a_smaller_origin_is_refused() {
+    let (cache, disk, model) = used(Last::Dirty, 0, false);
+    let world = World::new();
+    let (engine, _) = world.open(&cache);
+    let target = world.try_attach(&engine, &disk, false).expect("started");
+    assert_eq!(target.size(), OLD);
+    assert!(world.read(&target, 0, OLD as usize) == model[..OLD as usize]);
+    world.lane.abandon();
+    let world = World::new();
+    let (engine, _) = world.open(&cache);
+    let smaller: Arc<dyn Device> = Arc::new(Cut(disk, OLD - 512));
+    let refused = world.try_attach(&engine, &smaller, true).map(drop).expect_err("cut");
+    assert_eq!(refused.kind, EngineErrorKind::Refused);
+}

@@ -1,0 +1,209 @@
+//! Devices that fail or cannot do everything: what is counted, what is kept, what is no error.
+
+mod world;
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use forebay_core::{BlockSize, IoError, Mode, Op};
+use forebay_device::{
+    Device, DeviceDone, DeviceError, DeviceErrorKind, DeviceOp, DeviceQueue, IoBuf, OpId,
+    QueueContext,
+};
+use forebay_engine::LaneVolume;
+use world::{World, ram, raw, settings};
+
+/// What goes wrong with a device.
+#[derive(Default)]
+struct Trouble {
+    reads_fail: AtomicBool,
+    no_discards: AtomicBool,
+    discards: AtomicU64,
+}
+
+struct Troubled(Arc<dyn Device>, Arc<Trouble>);
+
+struct TroubledQueue {
+    inner: Rc<dyn DeviceQueue>,
+    trouble: Arc<Trouble>,
+    /// How operations ended that failed, by their numbers.
+    failed: RefCell<HashMap<u64, DeviceDone>>,
+}
+
+fn troubled(inner: Arc<dyn Device>) -> (Arc<dyn Device>, Arc<Trouble>) {
+    let trouble: Arc<Trouble> = Arc::default();
+    (Arc::new(Troubled(inner, trouble.clone())), trouble)
+}
+
+impl Device for Troubled {
+    fn name(&self) -> &str {
+        self.0.name()
+    }
+
+    fn size(&self) -> u64 {
+        self.0.size()
+    }
+
+    fn logical_block(&self) -> u64 {
+        self.0.logical_block()
+    }
+
+    fn open_queue(&self, context: &QueueContext) -> Result<Rc<dyn DeviceQueue>, DeviceError> {
+        let (inner, trouble) = (self.0.open_queue(context)?, self.1.clone());
+        Ok(Rc::new(TroubledQueue { inner, trouble, failed: RefCell::default() }))
+    }
+}
+
+/// Operations that fail have numbers from here on.
+const FAILED: u64 = 1 << 62;
+
+impl TroubledQueue {
+    fn fail(&self, kind: DeviceErrorKind, buf: Option<IoBuf>) -> OpId {
+        let (device, cause) = ("troubled".into(), "told to fail".into());
+        let error = DeviceError { kind, device, what: "it", offset: 0, cause };
+        let mut failed = self.failed.borrow_mut();
+        let id = FAILED + failed.len() as u64;
+        failed.insert(id, DeviceDone { result: Err(error), buf });
+        OpId(id)
+    }
+}
+
+impl DeviceQueue for TroubledQueue {
+    fn start(&self, op: DeviceOp) -> OpId {
+        if let DeviceOp::Discard { len, .. } = &op {
+            self.trouble.discards.fetch_add(u64::from(*len > 0), Ordering::SeqCst);
+        }
+        match op {
+            DeviceOp::Read { buf, .. } if self.trouble.reads_fail.load(Ordering::SeqCst) => {
+                self.fail(DeviceErrorKind::Io, Some(buf))
+            }
+            DeviceOp::Discard { .. } if self.trouble.no_discards.load(Ordering::SeqCst) => {
+                self.fail(DeviceErrorKind::NotSupported, None)
+            }
+            op => self.inner.start(op),
+        }
+    }
+
+    fn poll_op(&self, id: OpId, context: &mut Context<'_>) -> Poll<DeviceDone> {
+        match self.failed.borrow_mut().get_mut(&id.0) {
+            // It stays in the table, so that no number comes twice.
+            Some(done) => {
+                Poll::Ready(DeviceDone { result: done.result.clone(), buf: done.buf.take() })
+            }
+            None => self.inner.poll_op(id, context),
+        }
+    }
+
+    fn forget(&self, id: OpId) {
+        if id.0 < FAILED {
+            self.inner.forget(id);
+        }
+    }
+}
+
+fn outcome(
+    world: &World,
+    target: &Rc<LaneVolume>,
+    op: Op,
+    offset: u64,
+    len: u64,
+) -> Result<(), IoError> {
+    let tag = world.submit(target, op, offset, len, None);
+    world.wait(tag).result
+}
+
+#[test]
+fn failed_reads_are_counted_by_device() {
+    let world = World::new();
+    let ((cache, cache_trouble), (origin, origin_trouble)) = (troubled(ram(8)), troubled(ram(12)));
+    world.format(&cache, BlockSize::DEFAULT);
+    let (engine, _) = world.open(&cache);
+    let target = world.create(&engine, &origin, settings(Mode::Writeback), 0);
+    let counted = || {
+        let totals = target.volume().stats.totals();
+        (totals.origin_read_errors, totals.cache_read_errors)
+    };
+    assert_eq!(counted(), (0, 0));
+    origin_trouble.reads_fail.store(true, Ordering::SeqCst);
+    for _ in 0..3 {
+        assert_eq!(outcome(&world, &target, Op::Read, 0, 4096), Err(IoError::Io));
+    }
+    assert_eq!(counted(), (3, 0));
+    // Clean blocks on a cache device that cannot read come from the origin; each is counted once.
+    origin_trouble.reads_fail.store(false, Ordering::SeqCst);
+    world.read(&target, 0, 64 << 10);
+    world.op(&target, Op::Flush, 0, 0);
+    world.advance(Duration::from_secs(3));
+    for number in 0..64u64 {
+        // The log moves on, so that nothing of the above is left in a buffer.
+        world.write(&target, (1 << 20) + number * 65536, &[1; 65536]);
+    }
+    world.op(&target, Op::Flush, 0, 0);
+    cache_trouble.reads_fail.store(true, Ordering::SeqCst);
+    let before = counted();
+    world.read(&target, 0, 4096);
+    let (origin_errors, cache_errors) = counted();
+    assert_eq!(origin_errors, before.0);
+    assert!(cache_errors > before.1, "a failed read of the cache device is not counted");
+}
+
+#[test]
+fn a_discard_keeps_what_is_cached_where_the_origin_cannot_discard() {
+    for can in [false, true] {
+        let world = World::new();
+        let (cache, (origin, trouble)) = (ram(8), troubled(ram(12)));
+        trouble.no_discards.store(!can, Ordering::SeqCst);
+        world.format(&cache, BlockSize::DEFAULT);
+        let (engine, _) = world.open(&cache);
+        let target = world.create(&engine, &origin, settings(Mode::Writeback), 0);
+        world.write(&target, 0, &[9; 256 << 10]);
+        let inner = engine.clone();
+        world.block_on(async move { inner.drain("data", |_| ()).await }).expect("drained");
+        world.write(&target, 1 << 20, &[8; 4096]);
+        let cached = engine.cache.store.index.len();
+        for _ in 0..3 {
+            assert_eq!(outcome(&world, &target, Op::Discard, 0, 2 << 20), Ok(()));
+        }
+        let expected = if can { 0 } else { 9 };
+        assert_eq!(world.read(&target, 0, 4096), [expected; 4096]);
+        assert_eq!(trouble.discards.load(Ordering::SeqCst) > 0, can, "it is asked, and then known");
+        if !can {
+            assert_eq!(engine.cache.store.index.len(), cached, "clean copies were forgotten");
+            assert_eq!(world.read(&target, 1 << 20, 4096), [8; 4096]);
+        }
+        // Zeroes are another matter: they come, with or without discards.
+        world.op(&target, Op::WriteZeroes, 0, 2 << 20);
+        assert_eq!(world.read(&target, 0, 2 << 20), vec![0; 2 << 20]);
+        let inner = engine.clone();
+        world.block_on(async move { inner.drain("data", |_| ()).await }).expect("drained");
+        assert!(raw(&world, &origin, 0, 2 << 20) == vec![0; 2 << 20]);
+    }
+}
+
+#[test]
+fn a_stop_in_the_middle_of_writeback_is_no_failure() {
+    let world = World::new();
+    let (cache, origin) = (ram(8), ram(12));
+    world.format(&cache, BlockSize::DEFAULT);
+    let (engine, _) = world.open(&cache);
+    let mut first = settings(Mode::Writeback);
+    first.writeback.running = false;
+    let target = world.create(&engine, &origin, first, 0);
+    for number in 0..1000 {
+        world.write(&target, number * 8192, &[3; 4096]);
+    }
+    let (inner, volume) = (engine.clone(), target.volume().clone());
+    world.block_on(async move {
+        // From now on its dirty blocks are written back, and the stop comes soon after.
+        inner.set("data", settings(Mode::Writethrough)).await.expect("set");
+        inner.stop_volume("data", true).await.expect("stopped");
+        assert!(volume.dirty_blocks() > 0, "everything was written back before the stop");
+    });
+    world.advance(Duration::from_secs(5));
+    assert_eq!(target.volume().writeback_error(), None);
+}
