@@ -377,13 +377,25 @@ impl StoreLane {
         }
     }
 
-    /// Syncs the cache device; a failure is latched.
+    /// Syncs the cache device for writes that began when it had not failed; a failure is latched.
+    ///
+    /// A sync that fails may take everybody's writes with it, and the next one succeeds and proves
+    /// nothing (invariant 19). So there is one at a time, and it counts only if none has failed since
+    /// the writes began.
     pub(crate) async fn sync(&self) -> Result<(), StoreError> {
+        self.sync_since(false).await
+    }
+
+    /// As [`StoreLane::sync`]; `failed`: the device had failed before the writes began. Roots are
+    /// written even then, so that it can be told.
+    pub(crate) async fn sync_since(&self, failed: bool) -> Result<(), StoreError> {
+        let _turn = self.store.sync_gate.enter().await;
         self.store.counters.syncs.fetch_add(1, Ordering::Relaxed);
         self.queue.sync().await.map_err(|error| {
             self.store.fail(&error);
-            error.into()
-        })
+            StoreError::from(error)
+        })?;
+        if self.store.health.failed() && !failed { Err(self.failed()) } else { Ok(()) }
     }
 
     /// Moves pending marks into closed records, as far as there is room.

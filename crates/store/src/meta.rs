@@ -91,6 +91,7 @@ impl StoreLane {
         change: impl FnOnce(&mut Superblock),
     ) -> Result<(), StoreError> {
         let store = self.store();
+        let failed = store.health.failed();
         let mut superblock = store.meta.lock().clone();
         superblock.generation += 1;
         superblock.last_record = store.log.last_closed();
@@ -102,7 +103,7 @@ impl StoreLane {
             return Err(error.into());
         }
         // Barrier for invariants 7 and 8: nothing may rely on the new roots before they are durable.
-        self.sync().await?;
+        self.sync_since(failed).await?;
         *store.meta.lock() = superblock;
         Ok(())
     }
@@ -134,6 +135,7 @@ impl StoreLane {
     ) -> Result<T, StoreError> {
         let store = self.store();
         let _turn = store.meta_gate.enter().await;
+        let failed = store.health.failed();
         let mut volumes = store.volumes();
         let (mut next, area) = {
             let meta = store.meta.lock();
@@ -153,7 +155,7 @@ impl StoreLane {
             return Err(error.into());
         }
         // Barrier for invariant 7: the table before the superblock that refers to it.
-        self.sync().await?;
+        self.sync_since(failed).await?;
         let reference = encoded.reference(area);
         self.write_superblock_inside(|superblock| {
             superblock.volume_table = reference;

@@ -386,6 +386,7 @@ impl Store {
             meta: parking_lot::Mutex::new(superblock),
             volumes: parking_lot::Mutex::new(volumes),
             meta_gate: Default::default(),
+            sync_gate: Default::default(),
             checkpoint_gate: Default::default(),
             appended_at_checkpoint: AtomicU64::new(0),
             damage: parking_lot::Mutex::new(damage),

@@ -132,6 +132,7 @@ pub struct Store {
     pub(crate) meta: Mutex<forebay_format::Superblock>,
     pub(crate) volumes: Mutex<Vec<VolumeRecord>>,
     pub(crate) meta_gate: Gate,
+    pub(crate) sync_gate: Gate,
     pub(crate) checkpoint_gate: Gate,
     pub(crate) appended_at_checkpoint: AtomicU64,
     pub(crate) damage: Mutex<Vec<String>>,
