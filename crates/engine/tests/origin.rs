@@ -65,6 +65,7 @@ impl DeviceQueue for OriginQueue {
                 forebay_device::IoData::Owned(buf) => Some((*offset, buf.len() as u64)),
                 forebay_device::IoData::Log(_, range) => Some((*offset, range.len() as u64)),
             },
+            DeviceOp::DurableWrite { offset, range, .. } => Some((*offset, range.len() as u64)),
             DeviceOp::Discard { offset, len } | DeviceOp::WriteZeroes { offset, len } => {
                 Some((*offset, *len))
             }

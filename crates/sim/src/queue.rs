@@ -257,7 +257,7 @@ impl Device for DiskHandle {
 
     /// Some disks do.
     fn writes_durably(&self) -> bool {
-        mix(self.0.shared.seed, self.0.number) & 2 == 0
+        mix(self.disk.shared.seed, self.disk.number) & 2 == 0
     }
 
     fn open_queue(&self, _context: &QueueContext) -> Result<Rc<dyn DeviceQueue>, DeviceError> {
