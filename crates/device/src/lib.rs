@@ -11,6 +11,7 @@
 //! - [`open`]: what a path is, who else uses it
 //! - [`ram`]: a device in RAM
 //! - [`ring`]: one lane's io_uring
+//! - [`signature`]: what is on a device already
 //! - [`spec`]: the one way to write down a device
 pub mod api;
 pub mod buffer;
@@ -24,6 +25,7 @@ pub mod model;
 pub mod open;
 pub mod ram;
 pub mod ring;
+pub mod signature;
 pub mod spec;
 mod table;
 #[cfg(test)]

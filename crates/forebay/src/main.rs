@@ -6,7 +6,6 @@
 //! - `client`: the way to the daemon
 //! - `daemon`: the daemon
 //! - `devices`: devices as the operator names them, and whether two names mean the same one
-//! - `signature`: what is on a device already
 //! - `output`: tables, progress, text for people
 //! - `exit`: errors become one line and an exit code
 #![forbid(unsafe_code)]
@@ -22,7 +21,6 @@ mod devices;
 mod exit;
 mod output;
 mod paths;
-mod signature;
 mod verbs;
 
 use std::process::ExitCode;

@@ -31,6 +31,7 @@ mod nbd;
 mod output;
 mod pairs;
 mod pattern;
+mod peers;
 mod progress;
 mod real;
 mod recovery;
@@ -60,6 +61,8 @@ enum Command {
     Nbd(nbd::Args),
     /// Serve one cached volume in RAM over NBD until killed
     NbdServer(nbd::server::Args),
+    /// Other caches on real devices, side by side with this one
+    Peers(peers::Args),
     /// Bytes written to the cache device per byte of user data
     Amplification(amplification::Args),
     /// Memory per cached block
@@ -80,6 +83,7 @@ fn main() -> ExitCode {
         Command::Engine(args) => engine::run(&args, json),
         Command::Nbd(args) => nbd::run(&args, json),
         Command::NbdServer(args) => nbd::server::run(&args),
+        Command::Peers(args) => peers::run(&args, json),
         Command::Amplification(args) => amplification::run(&args, json),
         Command::Memory(args) => memory::run(&args, json),
         Command::Run(args) => run::run(&args, json),

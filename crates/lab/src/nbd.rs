@@ -1,7 +1,7 @@
 //! `forebay-lab nbd`: the NBD front end with a cache behind it against other servers that keep
 //! nothing, or everything, in RAM. One client for all of them, one connection, a unix socket.
 
-mod client;
+pub(crate) mod client;
 mod peers;
 pub(crate) mod server;
 

@@ -5,10 +5,10 @@ use std::path::Path;
 
 use forebay_admin::{ApiError, CreateRequest, ErrorKind, Settings};
 use forebay_core::{BlockSize, SECTOR_SIZE};
+use forebay_device::signature;
 
 use super::host_api::Definition;
 use crate::devices::{DeviceName, Place};
-use crate::signature;
 
 /// Makes a definition of a request, if it can be one by itself.
 ///

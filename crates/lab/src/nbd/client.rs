@@ -23,10 +23,16 @@ const FIXED_NEW_STYLE: u32 = 1;
 const NO_ZEROES: u32 = 2;
 const READ: u16 = 0;
 const WRITE: u16 = 1;
+const FLUSH: u16 = 3;
 
 const REQUEST_BYTES: usize = 28;
 const REPLY_BYTES: usize = 16;
 const INBOX: usize = 512 << 10;
+
+/// How long a server may think about a request.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// And about a flush, which may have all of a cache to write to a disk.
+const FLUSH_PATIENCE: Duration = Duration::from_secs(3600);
 
 /// What to do, and for how long.
 pub(crate) struct Load<'a> {
@@ -63,8 +69,8 @@ impl Client {
     pub(crate) fn connect(path: &Path, export: &str) -> LabResult<Self> {
         let mut stream = UnixStream::connect(path)?;
         // A server that stalls is an error and no reason to wait for ever.
-        stream.set_read_timeout(Some(Duration::from_secs(60)))?;
-        stream.set_write_timeout(Some(Duration::from_secs(60)))?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_write_timeout(Some(PATIENCE))?;
         if read_u64(&mut stream)? != GREETING || read_u64(&mut stream)? != OPTION {
             return Err(other(format!("{}: this is no NBD server", path.display())));
         }
@@ -115,6 +121,45 @@ impl Client {
             check_reply(&reply)?;
         }
         Ok(())
+    }
+
+    /// Reads once.
+    ///
+    /// # Errors
+    /// The server fails.
+    pub(crate) fn read_one(&mut self, offset: u64, bytes: &mut [u8]) -> LabResult<()> {
+        self.request(READ, offset, bytes.len(), &[])?;
+        Ok(self.stream.read_exact(bytes)?)
+    }
+
+    /// Writes once.
+    ///
+    /// # Errors
+    /// The server fails.
+    pub(crate) fn write_one(&mut self, offset: u64, bytes: &[u8]) -> LabResult<()> {
+        self.request(WRITE, offset, bytes.len(), bytes)
+    }
+
+    /// Makes what was written durable.
+    ///
+    /// # Errors
+    /// The server fails.
+    pub(crate) fn flush_all(&mut self) -> LabResult<()> {
+        self.stream.set_read_timeout(Some(FLUSH_PATIENCE))?;
+        let flushed = self.request(FLUSH, 0, 0, &[]);
+        self.stream.set_read_timeout(Some(PATIENCE))?;
+        flushed
+    }
+
+    /// Sends one request and waits for the head of its reply.
+    fn request(&mut self, kind: u16, offset: u64, len: usize, payload: &[u8]) -> LabResult<()> {
+        let mut request = [0; REQUEST_BYTES];
+        header(&mut request, kind, offset, len as u32);
+        self.stream.write_all(&request)?;
+        self.stream.write_all(payload)?;
+        let mut reply = [0; REPLY_BYTES];
+        self.stream.read_exact(&mut reply)?;
+        check_reply(&reply)
     }
 
     /// Keeps the server busy until the time is over, and waits for the last replies.

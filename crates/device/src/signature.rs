@@ -3,7 +3,7 @@
 use std::io::Read;
 
 /// Bytes from the start of a device in which marks are looked for.
-pub(crate) const HEAD_LEN: usize = 68 << 10;
+pub const HEAD_LEN: usize = 68 << 10;
 
 /// A mark: what it is of, where, and the bytes.
 type Mark = (&'static str, usize, &'static [u8]);
@@ -57,7 +57,7 @@ const MARKS: &[Mark] = &[
 ];
 
 /// What the first bytes of a device show; `None` if nothing that is known.
-pub(crate) fn identify(head: &[u8]) -> Option<&'static str> {
+pub fn identify(head: &[u8]) -> Option<&'static str> {
     MARKS
         .iter()
         .find(|(_, offset, mark)| head.get(*offset..).is_some_and(|rest| rest.starts_with(mark)))
@@ -68,7 +68,7 @@ pub(crate) fn identify(head: &[u8]) -> Option<&'static str> {
 ///
 /// # Errors
 /// What the device reports.
-pub(crate) fn read_head(device: impl Read) -> std::io::Result<Vec<u8>> {
+pub fn read_head(device: impl Read) -> std::io::Result<Vec<u8>> {
     let mut head = Vec::with_capacity(HEAD_LEN);
     device.take(HEAD_LEN as u64).read_to_end(&mut head)?;
     Ok(head)

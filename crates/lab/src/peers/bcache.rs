@@ -1,0 +1,113 @@
+//! bcache, by its files in sysfs. Its bypass of sequential and of slow requests is switched off,
+//! as in the published comparison: what is compared is the cache.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::disk::Disk;
+use super::dm;
+use super::host::{STEP_LIMIT, Stop, find_program, get, load_module, put, step};
+use super::system::{Front, Ground, Mode, System, WhyNot};
+use super::undo::Undo;
+use crate::error::{LabResult, other};
+
+const REGISTER: &str = "/sys/fs/bcache/register";
+/// Bytes before the data on the origin.
+const HEADER: u64 = 8192;
+
+/// See the module.
+#[derive(Default)]
+pub(crate) struct Bcache {
+    /// The directory of the origin, while it is set up.
+    backing: Option<PathBuf>,
+}
+
+/// The directory of bcache about a device; it is there while the device is registered.
+fn folder(disk: &Disk) -> LabResult<PathBuf> {
+    let about = disk.about().ok_or_else(|| other("bcache needs block devices"))?;
+    Ok(about.join("bcache"))
+}
+
+/// Registers a device, unless somebody was faster: udev does it too.
+fn register(disk: &Disk, undo: &mut Undo) -> LabResult<PathBuf> {
+    let folder = folder(disk)?;
+    let (about, disk_again) = (folder.clone(), disk.clone());
+    undo.push(format!("stopping bcache on {}", disk.name()), move || {
+        stop(&about)?;
+        // Otherwise udev might start it again.
+        disk_again.wipe_first(HEADER)
+    });
+    if !folder.exists()
+        && let Err(error) = put(REGISTER, &disk.name())
+        && !folder.exists()
+    {
+        return Err(error);
+    }
+    Ok(folder)
+}
+
+/// Stops the cache of a cache device, or the device of an origin, and waits until it is gone.
+fn stop(folder: &Path) -> LabResult<()> {
+    for handle in ["set/stop", "stop"] {
+        let handle = folder.join(handle);
+        if handle.exists() {
+            put(handle, "1")?;
+        }
+    }
+    // Nobody may interrupt this.
+    Stop::default().wait("stopping bcache", STEP_LIMIT, || Ok(!folder.exists()))
+}
+
+impl System for Bcache {
+    fn modes(&self) -> &'static [Mode] {
+        &[Mode::Writethrough, Mode::Writeback]
+    }
+
+    fn available(&self, ground: &Ground) -> Result<(), WhyNot> {
+        dm::block_devices(ground)?;
+        if find_program("make-bcache").is_none() {
+            return WhyNot::because("make-bcache is missing; install bcache-tools");
+        }
+        load_module("bcache");
+        if !Path::new(REGISTER).exists() {
+            return WhyNot::because("this kernel has no bcache");
+        }
+        Ok(())
+    }
+
+    fn set_up(&mut self, mode: Mode, ground: &Ground, undo: &mut Undo) -> LabResult<Front> {
+        let (ssd, hdd) = (&ground.ssd, &ground.hdd);
+        // Both at once: the origin belongs to the cache from the start.
+        step(
+            "make-bcache",
+            ["--bucket", "512k", "--block", "4k", "-C", &ssd.name(), "-B", &hdd.name()],
+        )?;
+        let cache = register(ssd, undo)?;
+        let backing = register(hdd, undo)?;
+        ground.stop.wait("bcache to attach", STEP_LIMIT, || {
+            Ok(backing.join("dev").exists() && get(backing.join("state"))? != "no cache")
+        })?;
+        put(backing.join("cache_mode"), mode.name())?;
+        put(backing.join("sequential_cutoff"), "0")?;
+        put(cache.join("set/congested_read_threshold_us"), "0")?;
+        put(cache.join("set/congested_write_threshold_us"), "0")?;
+        let device = fs::canonicalize(backing.join("dev"))?;
+        let name = device.file_name().ok_or_else(|| other("bcache has a device without a name"))?;
+        self.backing = Some(backing);
+        Ok(Front::Block(Path::new("/dev").join(name)))
+    }
+
+    fn drain(&mut self, ground: &Ground) -> LabResult<()> {
+        let Some(backing) = &self.backing else { return Ok(()) };
+        // As fast as the disk can: without a target there is no rate to keep to.
+        put(backing.join("writeback_percent"), "0")?;
+        put(backing.join("detach"), "1")?;
+        ground.stop.wait("bcache's writeback", STEP_LIMIT * 10, || {
+            Ok(get(backing.join("state"))? == "no cache")
+        })
+    }
+
+    fn origin_offset(&self) -> Option<u64> {
+        Some(HEADER)
+    }
+}

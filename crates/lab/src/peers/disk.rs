@@ -1,0 +1,240 @@
+//! One of the two devices: what it is, what is checked before anything is written to it, and what
+//! the kernel counts on it.
+
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use forebay_device::signature;
+use rustix::fs::{OFlags, SeekFrom, major, minor, seek};
+
+use crate::error::{LabResult, other};
+
+/// The smallest device that a comparison makes sense on.
+pub(crate) const SMALLEST: u64 = 64 << 20;
+
+/// What is zeroed of a device before and after a system had it: more than any superblock needs.
+const HEAD: u64 = 1 << 20;
+
+/// A device that may be used, or an ordinary file in its place.
+#[derive(Clone, Debug)]
+pub(crate) struct Disk {
+    path: PathBuf,
+    size: u64,
+    /// The kernel's directory about it; `None` for a file.
+    about: Option<PathBuf>,
+    signature: Option<&'static str>,
+}
+
+impl Disk {
+    /// Looks at a device; writes nothing. `option` is what it was named with.
+    ///
+    /// # Errors
+    /// It is none, is in use, or cannot be read and written.
+    pub(crate) fn look(option: &str, path: &Path) -> LabResult<Self> {
+        let bad = |why: String| other(format!("{option}: {}: {why}", path.display()));
+        let metadata = fs::metadata(path).map_err(|error| bad(error.to_string()))?;
+        let block = metadata.file_type().is_block_device();
+        if !block && !metadata.is_file() {
+            return Err(bad("this is neither a block device nor a file".into()));
+        }
+        // The whole way through, so that every system and every message means the same device.
+        let path = path.canonicalize()?;
+        let about = block.then(|| {
+            let number = metadata.rdev();
+            PathBuf::from(format!("/sys/dev/block/{}:{}", major(number), minor(number)))
+        });
+        let about = about.map(fs::canonicalize).transpose()?;
+        let mut disk = Disk { path, size: 0, about, signature: None };
+        let file = disk.claim().map_err(|error| match error.raw_os_error() {
+            Some(16) => bad(format!(
+                "it is in use: mounted, swapped to, or held by {}; free it first",
+                disk.holders()
+            )),
+            _ => bad(error.to_string()),
+        })?;
+        if !block && let Some(user) = loop_user(&metadata) {
+            return Err(bad(format!("{user} uses this file; detach it first")));
+        }
+        disk.size = seek(&file, SeekFrom::End(0)).map_err(std::io::Error::from)?;
+        if disk.size < SMALLEST {
+            return Err(bad(format!("{} bytes are too few; {SMALLEST} at least", disk.size)));
+        }
+        seek(&file, SeekFrom::Start(0)).map_err(std::io::Error::from)?;
+        disk.signature = signature::identify(&signature::read_head(&file)?);
+        Ok(disk)
+    }
+
+    /// Opens it for reading and writing; a block device only if nobody else has it.
+    ///
+    /// # Errors
+    /// `EBUSY` if somebody has.
+    pub(crate) fn claim(&self) -> std::io::Result<File> {
+        let flags = if self.is_block() { OFlags::EXCL } else { OFlags::empty() };
+        OpenOptions::new()
+            .read(true)
+            .write(true)
+            .custom_flags(flags.bits().cast_signed())
+            .open(&self.path)
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Its path as text.
+    pub(crate) fn name(&self) -> String {
+        self.path.display().to_string()
+    }
+
+    /// Bytes.
+    pub(crate) fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Sectors of 512 bytes, rounded down to whole blocks of 4 KiB.
+    pub(crate) fn sectors(&self) -> u64 {
+        self.size / 4096 * 8
+    }
+
+    pub(crate) fn is_block(&self) -> bool {
+        self.about.is_some()
+    }
+
+    /// What is on it already, as far as that is known.
+    pub(crate) fn signature(&self) -> Option<&'static str> {
+        self.signature
+    }
+
+    /// The kernel's directory about it, if it is a block device.
+    pub(crate) fn about(&self) -> Option<&Path> {
+        self.about.as_deref()
+    }
+
+    /// What holds it, by name.
+    pub(crate) fn holders(&self) -> String {
+        let names = self.about.iter().filter_map(|about| fs::read_dir(about.join("holders")).ok());
+        let names: Vec<String> = names
+            .flatten()
+            .filter_map(|entry| Some(entry.ok()?.file_name().to_string_lossy().into_owned()))
+            .collect();
+        if names.is_empty() { "somebody".to_owned() } else { names.join(", ") }
+    }
+
+    /// Bytes that were written to it since the machine started; `None` for a file.
+    pub(crate) fn bytes_written(&self) -> Option<u64> {
+        let text = fs::read_to_string(self.about()?.join("stat")).ok()?;
+        sectors_written(&text)?.checked_mul(512)
+    }
+
+    /// Takes every mark of a system off its first bytes.
+    ///
+    /// # Errors
+    /// What the device reports, or that somebody has it.
+    pub(crate) fn wipe(&self) -> LabResult<()> {
+        self.wipe_first(HEAD)
+    }
+
+    /// The same for so many bytes from the start.
+    ///
+    /// # Errors
+    /// As [`Disk::wipe`].
+    pub(crate) fn wipe_first(&self, bytes: u64) -> LabResult<()> {
+        let zeroes = vec![0; bytes.min(self.size) as usize];
+        let wiped = self.claim().and_then(|file| {
+            file.write_all_at(&zeroes, 0)?;
+            file.sync_all()
+        });
+        wiped.map_err(|error| other(format!("{} cannot be wiped: {error}", self.name())))
+    }
+}
+
+/// Refuses two names for the same bytes: claiming both at once is what the kernel allows only for
+/// devices that have nothing in common.
+///
+/// # Errors
+/// They are the same, or one is part of the other.
+pub(crate) fn check_separate(ssd: &Disk, hdd: &Disk) -> LabResult<()> {
+    let same = || other(format!("{} and {} are not two devices", ssd.name(), hdd.name()));
+    if ssd.path == hdd.path {
+        return Err(same());
+    }
+    let (one, two) = (ssd.claim()?, hdd.claim().map_err(|_| same())?);
+    let (one, two) = (one.metadata()?, two.metadata()?);
+    let same_file = one.is_file() && (one.dev(), one.ino()) == (two.dev(), two.ino());
+    if same_file || (ssd.is_block() && one.rdev() == two.rdev()) {
+        return Err(same());
+    }
+    Ok(())
+}
+
+/// The loop device that is made of a file, if there is one.
+fn loop_user(file: &fs::Metadata) -> Option<String> {
+    fs::read_dir("/sys/block").ok()?.flatten().find_map(|entry| {
+        let path = fs::read_to_string(entry.path().join("loop/backing_file")).ok()?;
+        let backing = fs::metadata(path.trim_end()).ok()?;
+        let same = (backing.dev(), backing.ino()) == (file.dev(), file.ino());
+        same.then(|| format!("/dev/{}", entry.file_name().to_string_lossy()))
+    })
+}
+
+/// The seventh number of a device's `stat`.
+fn sectors_written(stat: &str) -> Option<u64> {
+    stat.split_whitespace().nth(6)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(folder: &Path, name: &str, size: u64) -> PathBuf {
+        let path = folder.join(name);
+        File::create(&path).and_then(|file| file.set_len(size)).expect("writable");
+        path
+    }
+
+    #[test]
+    fn what_cannot_be_a_device_is_refused_by_the_name_of_the_option() {
+        let folder = tempfile::tempdir().expect("a directory");
+        let small = file(folder.path(), "small", SMALLEST - 1);
+        let cases = [Path::new("/dev/null"), Path::new("/nonexistent"), folder.path(), &small];
+        for path in cases {
+            let error = Disk::look("--ssd", path).expect_err("no device").to_string();
+            assert!(error.contains("--ssd"), "{error}");
+        }
+    }
+
+    #[test]
+    fn two_names_of_one_file_are_one_device() {
+        let folder = tempfile::tempdir().expect("a directory");
+        let path = file(folder.path(), "one", SMALLEST);
+        let (link, hard) = (folder.path().join("link"), folder.path().join("hard"));
+        std::os::unix::fs::symlink(&path, &link).expect("writable");
+        fs::hard_link(&path, &hard).expect("writable");
+        let two = file(folder.path(), "two", SMALLEST);
+        let look = |path: &Path| Disk::look("--hdd", path).expect("good");
+        for other in [&path, &link, &hard] {
+            assert!(check_separate(&look(&path), &look(other)).is_err(), "{}", other.display());
+        }
+        assert!(check_separate(&look(&path), &look(&two)).is_ok());
+    }
+
+    #[test]
+    fn signatures_are_seen_and_wiped() {
+        let folder = tempfile::tempdir().expect("a directory");
+        let path = file(folder.path(), "one", SMALLEST);
+        let marked = OpenOptions::new().write(true).open(&path).expect("writable");
+        marked.write_all_at(b"XFSB", 0).expect("writable");
+        let disk = Disk::look("--ssd", &path).expect("good");
+        assert_eq!(disk.signature(), Some("an XFS filesystem"));
+        disk.wipe().expect("writable");
+        assert_eq!(Disk::look("--ssd", &path).expect("good").signature(), None);
+    }
+
+    #[test]
+    fn the_kernels_numbers_are_read() {
+        let stat = "  8131 4 561272 4000  1 2 4096 17 0 1 2\n";
+        assert_eq!(sectors_written(stat), Some(4096));
+        assert_eq!(sectors_written("1 2 3"), None);
+    }
+}

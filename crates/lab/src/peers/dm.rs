@@ -1,0 +1,106 @@
+//! Device-mapper devices: made of a table, asked for their status, removed. They carry a prefix, so
+//! that what is ours can be told from what is not.
+
+use std::path::PathBuf;
+
+use super::host::{find_program, load_module, step};
+use super::system::{Ground, WhyNot};
+use super::undo::Undo;
+use crate::error::{LabResult, other};
+
+/// The first part of the name of every device that is made here.
+pub(crate) const PREFIX: &str = "forebay-peer-";
+
+/// Whether `dmsetup` and a target are there; loads the module.
+pub(crate) fn available(ground: &Ground, module: &str, target: &str) -> Result<(), WhyNot> {
+    block_devices(ground)?;
+    if find_program("dmsetup").is_none() {
+        return WhyNot::because("dmsetup is missing; install dmsetup");
+    }
+    load_module(module);
+    let targets = step("dmsetup", ["targets"]).map_err(|error| WhyNot(error.to_string()))?;
+    if targets.split_whitespace().step_by(2).any(|name| name == target) {
+        return Ok(());
+    }
+    WhyNot::because(format!("this kernel has no target '{target}' (module {module})"))
+}
+
+/// Whether both devices are block devices and we are root: what every cache of the kernel needs.
+pub(crate) fn block_devices(ground: &Ground) -> Result<(), WhyNot> {
+    if !rustix::process::geteuid().is_root() {
+        return WhyNot::because("it needs root");
+    }
+    if !ground.ssd.is_block() || !ground.hdd.is_block() {
+        return WhyNot::because("it needs block devices, and a file was given");
+    }
+    Ok(())
+}
+
+/// Makes a device of one line of a table, which starts with the length in sectors.
+///
+/// # Errors
+/// The kernel refuses the table.
+pub(crate) fn create(name: &str, table: &str, undo: &mut Undo) -> LabResult<PathBuf> {
+    let name = format!("{PREFIX}{name}");
+    step("dmsetup", ["create", &name, "--table", &format!("0 {table}")])?;
+    let path = PathBuf::from("/dev/mapper").join(&name);
+    undo.push(format!("removing {name}"), move || {
+        // Whoever looks at new devices may still have it open for a moment.
+        step("dmsetup", ["remove", "--retry", &name]).map(drop)
+    });
+    if !path.exists() {
+        return Err(other(format!("{} has not appeared", path.display())));
+    }
+    Ok(path)
+}
+
+/// The words of a device's status after its target's name.
+///
+/// # Errors
+/// It is not there.
+pub(crate) fn status(name: &str) -> LabResult<Vec<String>> {
+    let text = step("dmsetup", ["status", &format!("{PREFIX}{name}")])?;
+    Ok(text.split_whitespace().skip(3).map(str::to_owned).collect())
+}
+
+/// One number of a status.
+///
+/// # Errors
+/// The word is not there, or is no number.
+pub(crate) fn number(status: &[String], index: usize) -> LabResult<u64> {
+    let number = status.get(index).and_then(|word| word.parse().ok());
+    number.ok_or_else(|| other(format!("an unexpected status: {}", status.join(" "))))
+}
+
+/// Sends a message to the target.
+///
+/// # Errors
+/// The target refuses it.
+pub(crate) fn message(name: &str, text: &str) -> LabResult<()> {
+    step("dmsetup", ["message", &format!("{PREFIX}{name}"), "0", text]).map(drop)
+}
+
+/// Gives a device another table.
+///
+/// # Errors
+/// The kernel refuses it; the device then goes on with the old one.
+pub(crate) fn reload(name: &str, table: &str) -> LabResult<()> {
+    let name = format!("{PREFIX}{name}");
+    step("dmsetup", ["suspend", &name])?;
+    let loaded = step("dmsetup", ["reload", &name, "--table", &format!("0 {table}")]);
+    step("dmsetup", ["resume", &name])?;
+    loaded.map(drop)
+}
+
+/// Devices of ours that are there.
+///
+/// # Errors
+/// `dmsetup` fails.
+pub(crate) fn left_over() -> LabResult<Vec<String>> {
+    if find_program("dmsetup").is_none() || !std::path::Path::new("/dev/mapper/control").exists() {
+        return Ok(Vec::new());
+    }
+    let list = step("dmsetup", ["ls"])?;
+    let names = list.lines().filter_map(|line| line.split_whitespace().next());
+    Ok(names.filter(|name| name.starts_with(PREFIX)).map(str::to_owned).collect())
+}

@@ -1,0 +1,203 @@
+//! Load, by fio: one job on a front, and what fio says about it.
+
+use std::process::Command;
+use std::time::Duration;
+
+use serde::Serialize;
+use serde_json::Value;
+
+use super::host::Stop;
+use super::system::Front;
+use crate::error::{LabResult, other};
+
+/// How much longer than its time a job may take before it counts as hung: what is in flight on a
+/// slow disk has to end.
+const PATIENCE: Duration = Duration::from_secs(1800);
+
+/// What is asked for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Pattern {
+    /// Sequential reads of 4 KiB, once.
+    ReadOnce,
+    /// Random reads and writes of 4 KiB on blocks that are not equally popular: this many reads in
+    /// a hundred, and the exponent of the distribution.
+    Mixed {
+        /// Percent.
+        reads: u8,
+        /// The exponent.
+        zipf: f64,
+    },
+    /// Random writes of 4 KiB.
+    Write,
+}
+
+/// A job: a pattern on the first `size` bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Job {
+    pub(crate) pattern: Pattern,
+    pub(crate) jobs: u32,
+    /// Requests in flight of each job.
+    pub(crate) depth: u32,
+    pub(crate) size: u64,
+    /// How long; what is read once ends by itself.
+    pub(crate) seconds: u64,
+}
+
+/// One direction of what a job did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub(crate) struct Side {
+    pub(crate) operations: u64,
+    pub(crate) bytes: u64,
+    pub(crate) mb_per_second: f64,
+    pub(crate) iops: f64,
+    /// Latency as the client sees it, in microseconds.
+    pub(crate) mean_us: f64,
+    pub(crate) p99_us: f64,
+}
+
+/// What a job did.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Measured {
+    pub(crate) read: Side,
+    pub(crate) write: Side,
+}
+
+impl Job {
+    /// The whole command line.
+    fn command(&self, front: &Front) -> Command {
+        let mut fio = Command::new("fio");
+        fio.args(["--name=job", "--output-format=json", "--bs=4k", "--group_reporting"]);
+        fio.args(["--randrepeat=1", "--norandommap", "--direct=1", "--allow_file_create=0"]);
+        fio.arg(format!("--size={}", self.size));
+        fio.arg(format!("--numjobs={}", self.jobs)).arg(format!("--iodepth={}", self.depth));
+        match front {
+            Front::Block(path) => {
+                fio.arg("--ioengine=libaio").arg(format!("--filename={}", path.display()));
+            }
+            Front::Nbd { socket, export } => {
+                let uri = format!("nbd+unix:///{export}?socket={}", socket.display());
+                fio.arg("--ioengine=nbd").arg(format!("--uri={uri}"));
+            }
+        }
+        match self.pattern {
+            Pattern::ReadOnce => {
+                fio.arg("--rw=read");
+            }
+            Pattern::Mixed { reads, zipf } => {
+                fio.arg("--rw=randrw").arg(format!("--rwmixread={reads}"));
+                fio.arg(format!("--random_distribution=zipf:{zipf}"));
+            }
+            Pattern::Write => {
+                fio.arg("--rw=randwrite");
+            }
+        }
+        if self.pattern != Pattern::ReadOnce {
+            fio.arg("--time_based").arg(format!("--runtime={}", self.seconds));
+        }
+        fio
+    }
+
+    /// Runs it.
+    ///
+    /// # Errors
+    /// A request failed, fio cannot be run, or somebody asked to stop.
+    pub(crate) fn run(&self, front: &Front, stop: &Stop) -> LabResult<Measured> {
+        let limit = match self.pattern {
+            // A disk that reads a megabyte a second would be a museum's.
+            Pattern::ReadOnce => Duration::from_secs(self.size >> 20),
+            _ => Duration::from_secs(self.seconds),
+        };
+        let text = stop.run(&mut self.command(front), limit + PATIENCE)?;
+        parse(&text)
+    }
+}
+
+/// Reads fio's report. Notes for people may stand before it.
+fn parse(text: &str) -> LabResult<Measured> {
+    let start = text.find('{').ok_or_else(|| other(format!("fio said no result: {text}")))?;
+    let report = text.get(start..).unwrap_or_default();
+    let report: Value =
+        serde_json::from_str(report).map_err(|error| other(format!("fio's result: {error}")))?;
+    let [job] = report.get("jobs").and_then(Value::as_array).map_or(&[][..], Vec::as_slice) else {
+        return Err(other("fio's result has not one group of jobs"));
+    };
+    match job.get("error").and_then(Value::as_i64) {
+        Some(0) => (),
+        Some(error) => return Err(other(format!("fio ended with error {error}"))),
+        None => return Err(other("fio's result does not say whether it failed")),
+    }
+    let side = |name: &str| job.get(name).and_then(side);
+    match (side("read"), side("write")) {
+        (Some(read), Some(write)) => Ok(Measured { read, write }),
+        _ => Err(other("fio's result has not the numbers that are expected")),
+    }
+}
+
+fn side(value: &Value) -> Option<Side> {
+    let number = |path: &str| value.pointer(path).and_then(Value::as_f64);
+    let bytes = value.get("io_bytes")?.as_u64()?;
+    Some(Side {
+        operations: value.get("total_ios")?.as_u64()?,
+        bytes,
+        mb_per_second: number("/bw_bytes")? / 1e6,
+        iops: number("/iops")?,
+        mean_us: number("/clat_ns/mean")? / 1e3,
+        // Absent where nothing was done.
+        p99_us: number("/clat_ns/percentile/99.000000").unwrap_or(0.0) / 1e3,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(error: i64) -> String {
+        let side = |ios: u64| {
+            serde_json::json!({
+                "io_bytes": ios * 4096, "total_ios": ios, "bw_bytes": 2_000_000, "iops": 488.3,
+                "clat_ns": { "mean": 1500.0, "percentile": { "99.000000": 9000 } },
+            })
+        };
+        let job = serde_json::json!({ "error": error, "read": side(9), "write": side(1) });
+        format!("fio: a note\n{}", serde_json::json!({ "jobs": [job] }))
+    }
+
+    #[test]
+    fn a_report_is_read() {
+        let measured = parse(&report(0)).expect("well formed");
+        assert_eq!((measured.read.operations, measured.write.bytes), (9, 4096));
+        assert_eq!((measured.read.mb_per_second, measured.read.p99_us), (2.0, 9.0));
+        assert_eq!(measured.write.mean_us, 1.5);
+    }
+
+    #[test]
+    fn what_failed_or_says_nothing_is_no_result() {
+        for bad in [report(5), String::new(), "{}".into(), r#"{"jobs":[{"error":0}]}"#.into()] {
+            assert!(parse(&bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn the_jobs_are_those_of_the_reports() {
+        let job = |pattern| Job { pattern, jobs: 4, depth: 8, size: 1 << 20, seconds: 9 };
+        let line = |job: Job, front: &Front| {
+            let command = job.command(front);
+            let words = command.get_args().map(|word| word.to_string_lossy().into_owned());
+            words.collect::<Vec<_>>().join(" ")
+        };
+        let block = Front::Block("/dev/x".into());
+        let mixed = line(job(Pattern::Mixed { reads: 90, zipf: 1.2 }), &block);
+        for part in [
+            "--ioengine=libaio --filename=/dev/x",
+            "--rw=randrw --rwmixread=90 --random_distribution=zipf:1.2",
+            "--time_based --runtime=9",
+            "--numjobs=4 --iodepth=8",
+        ] {
+            assert!(mixed.contains(part), "{part}: {mixed}");
+        }
+        assert!(!line(job(Pattern::ReadOnce), &block).contains("time_based"));
+        let nbd = Front::Nbd { socket: "/s".into(), export: "v".into() };
+        let write = line(job(Pattern::Write), &nbd);
+        assert!(write.contains("--ioengine=nbd --uri=nbd+unix:///v?socket=/s"), "{write}");
+    }
+}

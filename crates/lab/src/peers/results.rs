@@ -1,0 +1,244 @@
+//! What came out: for programs as JSON, for people as one table.
+
+use serde::Serialize;
+
+use super::fio::{Measured, Side};
+use super::system::Mode;
+use crate::output::Table;
+
+/// What one experiment showed on one system.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Row {
+    pub(crate) report: &'static str,
+    pub(crate) experiment: &'static str,
+    pub(crate) jobs: u32,
+    pub(crate) depth: u32,
+    pub(crate) read: Option<Side>,
+    pub(crate) write: Option<Side>,
+    /// Microseconds of all processors of the machine, idle time left out, divided by the requests
+    /// that were answered: the load generator's and everybody else's work are in it.
+    pub(crate) machine_cpu_us_per_io: f64,
+    /// `None` where the kernel does not count them.
+    pub(crate) ssd_bytes_written: Option<u64>,
+    /// Of the bytes that the client wrote.
+    pub(crate) ssd_bytes_per_user_byte: Option<f64>,
+    /// Requests per second against those of the raw fast device.
+    pub(crate) share_of_ssd: Option<f64>,
+}
+
+impl Row {
+    /// Requests per second in both directions.
+    pub(crate) fn iops(&self) -> f64 {
+        self.read.iter().chain(&self.write).map(|side| side.iops).sum()
+    }
+}
+
+/// What was compared with what should be there.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub(crate) struct Verified {
+    /// Bytes that the load did not touch, after the load.
+    pub(crate) beside_the_load: u64,
+    /// Bytes that were overwritten after the load, through the cache.
+    pub(crate) through_the_front: u64,
+    /// The same on the origin, with the cache gone; absent if the front was no origin's.
+    pub(crate) on_the_origin: Option<u64>,
+}
+
+/// How a trial ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Outcome {
+    /// Run, verified, torn down.
+    Done,
+    /// This host cannot run it.
+    Skipped,
+    Failed,
+}
+
+/// One system in one mode.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Trial {
+    pub(crate) system: &'static str,
+    /// Absent where the system as a whole is skipped.
+    pub(crate) mode: Option<Mode>,
+    pub(crate) outcome: Outcome,
+    /// Why it was skipped or has failed.
+    pub(crate) reason: Option<String>,
+    /// Where the load was put: `block` or `nbd`.
+    pub(crate) front: Option<&'static str>,
+    pub(crate) verified: Option<Verified>,
+    /// Whether nothing of it is left on the host.
+    pub(crate) torn_down: bool,
+    pub(crate) rows: Vec<Row>,
+}
+
+impl Trial {
+    pub(crate) fn new(system: &'static str, mode: Option<Mode>) -> Self {
+        Trial {
+            system,
+            mode,
+            outcome: Outcome::Failed,
+            reason: None,
+            front: None,
+            verified: None,
+            torn_down: false,
+            rows: Vec::new(),
+        }
+    }
+
+    /// `bcache writeback`.
+    pub(crate) fn name(&self) -> String {
+        match self.mode {
+            Some(mode) => format!("{} {}", self.system, mode.name()),
+            None => self.system.to_owned(),
+        }
+    }
+}
+
+/// Everything.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Report {
+    pub(crate) ssd: String,
+    pub(crate) hdd: String,
+    pub(crate) ssd_bytes: u64,
+    pub(crate) hdd_bytes: u64,
+    /// Bytes that carry stamps; the load is on the first 15 sixteenths.
+    pub(crate) range_bytes: u64,
+    pub(crate) seconds: u64,
+    pub(crate) trials: Vec<Trial>,
+}
+
+/// A direction of a job, unless nothing happened in it.
+pub(crate) fn sides(measured: &Measured) -> (Option<Side>, Option<Side>) {
+    let some = |side: Side| (side.operations > 0).then_some(side);
+    (some(measured.read), some(measured.write))
+}
+
+impl Report {
+    /// Puts every row beside that of the raw fast device.
+    pub(crate) fn compare(&mut self) {
+        let raw: Vec<(&str, &str, f64)> = self
+            .trials
+            .iter()
+            .filter(|trial| trial.system == "raw-ssd")
+            .flat_map(|trial| &trial.rows)
+            .map(|row| (row.report, row.experiment, row.iops()))
+            .collect();
+        for row in self.trials.iter_mut().flat_map(|trial| &mut trial.rows) {
+            let same = raw.iter().find(|raw| (raw.0, raw.1) == (row.report, row.experiment));
+            row.share_of_ssd = same.filter(|raw| raw.2 > 0.0).map(|raw| row.iops() / raw.2);
+        }
+    }
+
+    /// The table, grouped by experiment, and what was not run.
+    pub(crate) fn render(&self) -> String {
+        let mut table = Table::new(&[
+            "EXPERIMENT",
+            "SYSTEM",
+            "FRONT",
+            "READ MB/s",
+            "IO/s",
+            "MEAN us",
+            "P99 us",
+            "WRITE MB/s",
+            "IO/s",
+            "MEAN us",
+            "P99 us",
+            "OF SSD",
+            "CPU us/IO",
+            "SSD/USER",
+        ]);
+        let mut seen: Vec<(&str, &str)> = Vec::new();
+        let rows =
+            || self.trials.iter().flat_map(|trial| trial.rows.iter().map(move |r| (trial, r)));
+        for (_, row) in rows() {
+            if !seen.contains(&(row.report, row.experiment)) {
+                seen.push((row.report, row.experiment));
+            }
+        }
+        for experiment in seen {
+            for (trial, row) in rows().filter(|(_, row)| (row.report, row.experiment) == experiment)
+            {
+                table.row(cells(trial, row));
+            }
+        }
+        let mut text = table.render();
+        for trial in &self.trials {
+            let name = trial.name();
+            let reason = trial.reason.as_deref().unwrap_or_default();
+            match trial.outcome {
+                Outcome::Done => (),
+                Outcome::Skipped => text.push_str(&format!("skipped: {name}: {reason}\n")),
+                Outcome::Failed => text.push_str(&format!("FAILED: {name}: {reason}\n")),
+            }
+        }
+        text
+    }
+}
+
+fn cells(trial: &Trial, row: &Row) -> Vec<String> {
+    let optional = |value: Option<f64>, digits: usize| {
+        value.map_or_else(|| "-".to_owned(), |value| format!("{value:.digits$}"))
+    };
+    let mut cells = vec![
+        format!("{} {}", row.report, row.experiment),
+        trial.name(),
+        trial.front.unwrap_or("-").to_owned(),
+    ];
+    for side in [&row.read, &row.write] {
+        let side = side.as_ref();
+        cells.push(optional(side.map(|side| side.mb_per_second), 1));
+        cells.push(optional(side.map(|side| side.iops), 0));
+        cells.push(optional(side.map(|side| side.mean_us), 0));
+        cells.push(optional(side.map(|side| side.p99_us), 0));
+    }
+    cells.push(optional(row.share_of_ssd, 3));
+    cells.push(optional(Some(row.machine_cpu_us_per_io), 1));
+    cells.push(optional(row.ssd_bytes_per_user_byte, 2));
+    cells
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn trial(system: &'static str, iops: f64) -> Trial {
+        let write = Some(Side { operations: 9, iops, ..Side::default() });
+        let mut trial = Trial::new(system, Some(Mode::Writeback));
+        trial.outcome = Outcome::Done;
+        trial.rows.push(Row {
+            report: "003",
+            experiment: "1x4",
+            jobs: 1,
+            depth: 4,
+            read: None,
+            write,
+            machine_cpu_us_per_io: 1.0,
+            ssd_bytes_written: None,
+            ssd_bytes_per_user_byte: None,
+            share_of_ssd: None,
+        });
+        trial
+    }
+
+    #[test]
+    fn rows_are_compared_with_the_raw_device_and_the_rest_is_named() {
+        let mut missing = Trial::new("opencas", None);
+        missing.outcome = Outcome::Skipped;
+        missing.reason = Some("casadm is missing".into());
+        let mut report = Report {
+            ssd: String::new(),
+            hdd: String::new(),
+            ssd_bytes: 0,
+            hdd_bytes: 0,
+            range_bytes: 0,
+            seconds: 1,
+            trials: vec![trial("raw-ssd", 200.0), trial("bcache", 50.0), missing],
+        };
+        report.compare();
+        assert_eq!(report.trials[1].rows[0].share_of_ssd, Some(0.25));
+        let text = report.render();
+        assert!(text.contains("bcache writeback") && text.contains("0.250"), "{text}");
+        assert!(text.ends_with("skipped: opencas: casadm is missing\n"), "{text}");
+    }
+}

@@ -1,0 +1,185 @@
+//! One system in one mode: set up, stamped, warmed, driven, verified, drained, torn down, and its
+//! origin compared when it is gone.
+
+use super::counters::Counters;
+use super::dm;
+use super::experiments::{Experiment, warm_up};
+use super::fio::Measured;
+use super::results::{Outcome, Row, Trial, Verified, sides};
+use super::system::{Front, Ground, Mode, System};
+use super::undo::Undo;
+use super::verify::{Stamps, device};
+use crate::error::{LabResult, other};
+use crate::progress::Progress;
+
+/// What every trial does.
+pub(crate) struct Plan {
+    pub(crate) experiments: Vec<Experiment>,
+    /// Bytes from the start of the front that carry stamps.
+    pub(crate) range: u64,
+    pub(crate) seconds: u64,
+    pub(crate) seed: u64,
+}
+
+/// Steps of a trial beside its experiments, for the bar: set-up with stamps, warm-up, check, origin.
+pub(crate) const OTHER_STEPS: usize = 4;
+
+const MIB: u64 = 1 << 20;
+
+impl Plan {
+    /// Bytes that the load is on; what follows is left alone by it.
+    fn file(&self) -> u64 {
+        let beside = (self.range / 16 / MIB * MIB).max(MIB);
+        self.range.saturating_sub(beside)
+    }
+
+    pub(crate) fn steps(&self) -> usize {
+        self.experiments.len() + OTHER_STEPS
+    }
+
+    /// Goes through a whole trial. What fails is in the trial; the devices are free and without
+    /// marks afterwards, or the trial says why not.
+    pub(crate) fn run(
+        &self,
+        system: &mut dyn System,
+        mut trial: Trial,
+        mode: Mode,
+        ground: &Ground,
+        progress: &Progress,
+    ) -> Trial {
+        let mut undo = Undo::default();
+        let mut stamps = Stamps::new(self.seed, self.range);
+        let mut result =
+            self.drive(system, mode, ground, &mut stamps, &mut undo, &mut trial, progress);
+        progress.label(format!("{}: tearing down", trial.name()));
+        let mut left = undo.run();
+        if let (Ok(verified), Some(shift)) = (&mut result, system.origin_offset()) {
+            let compared = if left.is_empty() {
+                let origin = device(ground.hdd.path());
+                stamps.compare_from(0, &origin, shift, &ground.stop)
+            } else {
+                Err(other("it could not be torn down, so that the origin was not compared"))
+            };
+            match compared {
+                Ok(bytes) => verified.on_the_origin = Some(bytes),
+                Err(error) => result = Err(other(format!("on the origin: {error}"))),
+            }
+        }
+        progress.advance(1);
+        left.extend(wipe(ground).err().map(|error| error.to_string()));
+        left.extend(leftovers());
+        trial.torn_down = left.is_empty();
+        match result {
+            Ok(verified) => {
+                trial.verified = Some(verified);
+                trial.outcome = Outcome::Done;
+            }
+            Err(error) => trial.reason = Some(error.to_string()),
+        }
+        if !trial.torn_down {
+            trial.outcome = Outcome::Failed;
+            let before =
+                trial.reason.take().map_or_else(String::new, |reason| format!("{reason}; "));
+            trial.reason = Some(format!("{before}not torn down: {}", left.join("; ")));
+        }
+        trial
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "the parts of a trial, each borrowed alone")]
+    fn drive(
+        &self,
+        system: &mut dyn System,
+        mode: Mode,
+        ground: &Ground,
+        stamps: &mut Stamps,
+        undo: &mut Undo,
+        trial: &mut Trial,
+        progress: &Progress,
+    ) -> LabResult<Verified> {
+        let stop = &ground.stop;
+        let name = trial.name();
+        progress.label(format!("{name}: setting up"));
+        wipe(ground)?;
+        let front = system.set_up(mode, ground, undo)?;
+        trial.front = Some(front.kind());
+        stop.check()?;
+        stamps.write_all(&front, stop)?;
+        progress.advance(1);
+
+        progress.label(format!("{name}: warming"));
+        if mode != Mode::Raw {
+            warm_up(self.file()).run(&front, stop)?;
+        }
+        progress.advance(1);
+        for experiment in &self.experiments {
+            progress.label(format!("{name}: {} {}", experiment.report, experiment.name));
+            trial.rows.push(self.measure(experiment, &front, ground)?);
+            progress.advance(1);
+        }
+
+        progress.label(format!("{name}: verifying"));
+        let beside_the_load = stamps.compare_from(self.file(), &front, 0, stop)?;
+        stamps.write_all(&front, stop)?;
+        stamps.overwrite(&front, stop)?;
+        let through_the_front = stamps.compare_from(0, &front, 0, stop)?;
+        progress.label(format!("{name}: draining"));
+        system.drain(ground)?;
+        progress.advance(1);
+        Ok(Verified { beside_the_load, through_the_front, on_the_origin: None })
+    }
+
+    fn measure(&self, experiment: &Experiment, front: &Front, ground: &Ground) -> LabResult<Row> {
+        let before = Counters::now(&ground.ssd)?;
+        let measured: Measured =
+            experiment.job(self.file(), self.seconds).run(front, &ground.stop)?;
+        let spent = Counters::now(&ground.ssd)?.since(before);
+        let operations = measured.read.operations + measured.write.operations;
+        if operations == 0 {
+            return Err(other("no request was answered in the time given"));
+        }
+        let written = measured.write.bytes;
+        let (read, write) = sides(&measured);
+        Ok(Row {
+            report: experiment.report,
+            experiment: experiment.name,
+            jobs: experiment.jobs,
+            depth: experiment.depth,
+            read,
+            write,
+            machine_cpu_us_per_io: spent.cpu_seconds * 1e6 / operations as f64,
+            ssd_bytes_written: spent.ssd_bytes,
+            ssd_bytes_per_user_byte: spent
+                .ssd_bytes
+                .filter(|_| written > 0)
+                .map(|bytes| bytes as f64 / written as f64),
+            share_of_ssd: None,
+        })
+    }
+}
+
+/// Takes all marks off both devices. That they can be claimed for it shows that nobody has them.
+fn wipe(ground: &Ground) -> LabResult<()> {
+    ground.ssd.wipe()?;
+    ground.hdd.wipe()
+}
+
+/// Devices of ours that should be gone.
+fn leftovers() -> Vec<String> {
+    match dm::left_over() {
+        Ok(names) => names.into_iter().map(|name| format!("{name} is still there")).collect(),
+        Err(error) => vec![error.to_string()],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_load_leaves_a_sixteenth_alone_and_at_least_a_megabyte() {
+        let plan = |range| Plan { experiments: Vec::new(), range, seconds: 1, seed: 1 };
+        assert_eq!(plan(64 * MIB).file(), 60 * MIB);
+        assert_eq!(plan(8 * MIB).file(), 7 * MIB);
+        assert_eq!(plan(100 * MIB).file(), 94 * MIB);
+    }
+}
