@@ -1,6 +1,6 @@
 # The usual ways into this project. 'make' alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help deps build test demo soak fuzz bench clean
+.PHONY: help deps build test vm-test demo soak fuzz bench clean
 
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 
@@ -15,6 +15,9 @@ build: ## build the daemon and its command line, optimised
 
 test: deps ## everything that has to pass: format, lints, unit tests, simulator, end to end
 	@scripts/test
+
+vm-test: ## every cache of Debian's kernel, set up, verified and torn down in a guest
+	@scripts/vm-test
 
 demo: deps build ## show what a cache does, on modelled disks
 	@$(TARGET)/release/forebay demo

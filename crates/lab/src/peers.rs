@@ -31,7 +31,7 @@ mod trial;
 mod undo;
 mod verify;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::ValueEnum;
 use forebay_core::parse_size;
@@ -197,7 +197,9 @@ fn compare(args: &Args, plan: &Plan, ground: &Ground, report: &mut Report) {
             break;
         }
         let trial = Trial::new(name, Some(mode));
-        report.trials.push(plan.run(&mut *system, trial, mode, ground, &progress));
+        let trial = plan.run(&mut *system, trial, mode, ground, &progress);
+        progress.line(&trial.summary());
+        report.trials.push(trial);
     }
 }
 
@@ -277,7 +279,7 @@ mod tests {
         args: Args,
     }
 
-    fn args(folder: &Path, more: &[&str]) -> Args {
+    fn args(folder: &std::path::Path, more: &[&str]) -> Args {
         for name in ["ssd", "hdd"] {
             let file = std::fs::File::create(folder.join(name)).expect("writable");
             file.set_len(disk::SMALLEST).expect("writable");

@@ -27,6 +27,15 @@ impl Progress {
         self.0.set_position(steps.max(self.0.position()));
     }
 
+    /// Prints a line that stays: above the bar, or on standard error where there is none.
+    pub(crate) fn line(&self, text: &str) {
+        if self.0.is_hidden() {
+            eprintln!("{text}");
+        } else {
+            self.0.println(text);
+        }
+    }
+
     /// Steps that are done.
     pub(crate) fn advance(&self, steps: u64) {
         self.0.inc(steps);

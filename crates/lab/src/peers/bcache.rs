@@ -15,6 +15,13 @@ const REGISTER: &str = "/sys/fs/bcache/register";
 /// Bytes before the data on the origin.
 const HEADER: u64 = 8192;
 
+/// Bytes of a bucket on a cache device of so many: 512 KiB, or less where that would leave fewer
+/// than the thousand buckets that the kernel wants.
+fn bucket(size: u64) -> u64 {
+    let most = (size / 1024).max(1);
+    (1 << most.ilog2()).clamp(16 << 10, 512 << 10)
+}
+
 /// See the module.
 #[derive(Default)]
 pub(crate) struct Bcache {
@@ -33,7 +40,7 @@ fn register(disk: &Disk, undo: &mut Undo) -> LabResult<PathBuf> {
     let folder = folder(disk)?;
     let (about, disk_again) = (folder.clone(), disk.clone());
     undo.push(format!("stopping bcache on {}", disk.name()), move || {
-        stop(&about)?;
+        stop(&about, &disk_again)?;
         // Otherwise udev might start it again.
         disk_again.wipe_first(HEADER)
     });
@@ -47,15 +54,16 @@ fn register(disk: &Disk, undo: &mut Undo) -> LabResult<PathBuf> {
 }
 
 /// Stops the cache of a cache device, or the device of an origin, and waits until it is gone.
-fn stop(folder: &Path) -> LabResult<()> {
+fn stop(folder: &Path, disk: &Disk) -> LabResult<()> {
     for handle in ["set/stop", "stop"] {
         let handle = folder.join(handle);
         if handle.exists() {
             put(handle, "1")?;
         }
     }
-    // Nobody may interrupt this.
-    Stop::default().wait("stopping bcache", STEP_LIMIT, || Ok(!folder.exists()))
+    // Nobody may interrupt this. The directory goes before the device is let go.
+    Stop::default()
+        .wait("stopping bcache", STEP_LIMIT, || Ok(!folder.exists() && disk.claim().is_ok()))
 }
 
 impl System for Bcache {
@@ -80,7 +88,16 @@ impl System for Bcache {
         // Both at once: the origin belongs to the cache from the start.
         step(
             "make-bcache",
-            ["--bucket", "512k", "--block", "4k", "-C", &ssd.name(), "-B", &hdd.name()],
+            [
+                "--bucket",
+                &bucket(ssd.size()).to_string(),
+                "--block",
+                "4k",
+                "-C",
+                &ssd.name(),
+                "-B",
+                &hdd.name(),
+            ],
         )?;
         let cache = register(ssd, undo)?;
         let backing = register(hdd, undo)?;
@@ -109,5 +126,17 @@ impl System for Bcache {
 
     fn origin_offset(&self) -> Option<u64> {
         Some(HEADER)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_are_a_thousand_buckets_or_they_are_as_large_as_usual() {
+        for (size, kib) in [(64 << 20, 64), (100 << 20, 64), (128 << 20, 128), (1 << 40, 512)] {
+            assert_eq!(bucket(size), kib << 10, "{size}");
+        }
     }
 }

@@ -1,9 +1,11 @@
 //! Device-mapper devices: made of a table, asked for their status, removed. They carry a prefix, so
 //! that what is ours can be told from what is not.
 
-use std::path::PathBuf;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
-use super::host::{find_program, load_module, step};
+use super::host::{find_program, get, load_module, step_command};
 use super::system::{Ground, WhyNot};
 use super::undo::Undo;
 use crate::error::{LabResult, other};
@@ -18,7 +20,7 @@ pub(crate) fn available(ground: &Ground, module: &str, target: &str) -> Result<(
         return WhyNot::because("dmsetup is missing; install dmsetup");
     }
     load_module(module);
-    let targets = step("dmsetup", ["targets"]).map_err(|error| WhyNot(error.to_string()))?;
+    let targets = dmsetup(["targets"]).map_err(|error| WhyNot(error.to_string()))?;
     if targets.split_whitespace().step_by(2).any(|name| name == target) {
         return Ok(());
     }
@@ -36,17 +38,28 @@ pub(crate) fn block_devices(ground: &Ground) -> Result<(), WhyNot> {
     Ok(())
 }
 
+/// Runs `dmsetup`; returns what it prints.
+fn dmsetup<const N: usize>(words: [&str; N]) -> LabResult<String> {
+    let mut command = Command::new("dmsetup");
+    command.args(words);
+    if !Path::new("/run/udev/control").exists() {
+        // Nobody else makes the nodes then.
+        command.env("DM_DISABLE_UDEV", "1");
+    }
+    step_command(&mut command)
+}
+
 /// Makes a device of one line of a table, which starts with the length in sectors.
 ///
 /// # Errors
 /// The kernel refuses the table.
 pub(crate) fn create(name: &str, table: &str, undo: &mut Undo) -> LabResult<PathBuf> {
     let name = format!("{PREFIX}{name}");
-    step("dmsetup", ["create", &name, "--table", &format!("0 {table}")])?;
+    dmsetup(["create", &name, "--table", &format!("0 {table}")])?;
     let path = PathBuf::from("/dev/mapper").join(&name);
     undo.push(format!("removing {name}"), move || {
         // Whoever looks at new devices may still have it open for a moment.
-        step("dmsetup", ["remove", "--retry", &name]).map(drop)
+        dmsetup(["remove", "--retry", &name]).map(drop)
     });
     if !path.exists() {
         return Err(other(format!("{} has not appeared", path.display())));
@@ -59,7 +72,7 @@ pub(crate) fn create(name: &str, table: &str, undo: &mut Undo) -> LabResult<Path
 /// # Errors
 /// It is not there.
 pub(crate) fn status(name: &str) -> LabResult<Vec<String>> {
-    let text = step("dmsetup", ["status", &format!("{PREFIX}{name}")])?;
+    let text = dmsetup(["status", &format!("{PREFIX}{name}")])?;
     Ok(text.split_whitespace().skip(3).map(str::to_owned).collect())
 }
 
@@ -77,7 +90,7 @@ pub(crate) fn number(status: &[String], index: usize) -> LabResult<u64> {
 /// # Errors
 /// The target refuses it.
 pub(crate) fn message(name: &str, text: &str) -> LabResult<()> {
-    step("dmsetup", ["message", &format!("{PREFIX}{name}"), "0", text]).map(drop)
+    dmsetup(["message", &format!("{PREFIX}{name}"), "0", text]).map(drop)
 }
 
 /// Gives a device another table.
@@ -86,21 +99,15 @@ pub(crate) fn message(name: &str, text: &str) -> LabResult<()> {
 /// The kernel refuses it; the device then goes on with the old one.
 pub(crate) fn reload(name: &str, table: &str) -> LabResult<()> {
     let name = format!("{PREFIX}{name}");
-    step("dmsetup", ["suspend", &name])?;
-    let loaded = step("dmsetup", ["reload", &name, "--table", &format!("0 {table}")]);
-    step("dmsetup", ["resume", &name])?;
+    dmsetup(["suspend", &name])?;
+    let loaded = dmsetup(["reload", &name, "--table", &format!("0 {table}")]);
+    dmsetup(["resume", &name])?;
     loaded.map(drop)
 }
 
-/// Devices of ours that are there.
-///
-/// # Errors
-/// `dmsetup` fails.
-pub(crate) fn left_over() -> LabResult<Vec<String>> {
-    if find_program("dmsetup").is_none() || !std::path::Path::new("/dev/mapper/control").exists() {
-        return Ok(Vec::new());
-    }
-    let list = step("dmsetup", ["ls"])?;
-    let names = list.lines().filter_map(|line| line.split_whitespace().next());
-    Ok(names.filter(|name| name.starts_with(PREFIX)).map(str::to_owned).collect())
+/// Devices of ours that are there, as the kernel lists them.
+pub(crate) fn left_over() -> Vec<String> {
+    let Ok(devices) = fs::read_dir("/sys/block") else { return Vec::new() };
+    let names = devices.flatten().filter_map(|device| get(device.path().join("dm/name")).ok());
+    names.filter(|name| name.starts_with(PREFIX)).collect()
 }

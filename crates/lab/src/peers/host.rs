@@ -92,7 +92,15 @@ pub(crate) fn step<S: AsRef<OsStr>>(
     program: &str,
     arguments: impl IntoIterator<Item = S>,
 ) -> LabResult<String> {
-    run(Command::new(program).args(arguments), STEP_LIMIT, None)
+    step_command(Command::new(program).args(arguments))
+}
+
+/// The same for a command that was put together already.
+///
+/// # Errors
+/// As [`step`].
+pub(crate) fn step_command(command: &mut Command) -> LabResult<String> {
+    run(command, STEP_LIMIT, None)
 }
 
 fn run(command: &mut Command, limit: Duration, stop: Option<&Stop>) -> LabResult<String> {

@@ -44,6 +44,13 @@ pub(crate) struct Verified {
     pub(crate) on_the_origin: Option<u64>,
 }
 
+impl Verified {
+    /// Bytes that were compared, all comparisons together.
+    fn bytes(&self) -> u64 {
+        self.beside_the_load + self.through_the_front + self.on_the_origin.unwrap_or(0)
+    }
+}
+
 /// How a trial ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -83,6 +90,21 @@ impl Trial {
             verified: None,
             torn_down: false,
             rows: Vec::new(),
+        }
+    }
+
+    /// One line about how it ended.
+    pub(crate) fn summary(&self) -> String {
+        let name = self.name();
+        let reason = self.reason.as_deref().unwrap_or_default();
+        match (self.outcome, &self.verified) {
+            (Outcome::Skipped, _) => format!("{name}: skipped: {reason}"),
+            (Outcome::Done, Some(verified)) => format!(
+                "{name}: {} experiments, {} MiB verified, torn down",
+                self.rows.len(),
+                verified.bytes() >> 20
+            ),
+            _ => format!("{name}: FAILED: {reason}"),
         }
     }
 
@@ -163,14 +185,9 @@ impl Report {
             }
         }
         let mut text = table.render();
-        for trial in &self.trials {
-            let name = trial.name();
-            let reason = trial.reason.as_deref().unwrap_or_default();
-            match trial.outcome {
-                Outcome::Done => (),
-                Outcome::Skipped => text.push_str(&format!("skipped: {name}: {reason}\n")),
-                Outcome::Failed => text.push_str(&format!("FAILED: {name}: {reason}\n")),
-            }
+        for trial in self.trials.iter().filter(|trial| trial.outcome != Outcome::Done) {
+            text.push_str(&trial.summary());
+            text.push('\n');
         }
         text
     }
@@ -239,6 +256,6 @@ mod tests {
         assert_eq!(report.trials[1].rows[0].share_of_ssd, Some(0.25));
         let text = report.render();
         assert!(text.contains("bcache writeback") && text.contains("0.250"), "{text}");
-        assert!(text.ends_with("skipped: opencas: casadm is missing\n"), "{text}");
+        assert!(text.ends_with("opencas: skipped: casadm is missing\n"), "{text}");
     }
 }

@@ -67,7 +67,7 @@ impl Plan {
         }
         progress.advance(1);
         left.extend(wipe(ground).err().map(|error| error.to_string()));
-        left.extend(leftovers());
+        left.extend(dm::left_over().into_iter().map(|name| format!("{name} is still there")));
         trial.torn_down = left.is_empty();
         match result {
             Ok(verified) => {
@@ -161,14 +161,6 @@ impl Plan {
 fn wipe(ground: &Ground) -> LabResult<()> {
     ground.ssd.wipe()?;
     ground.hdd.wipe()
-}
-
-/// Devices of ours that should be gone.
-fn leftovers() -> Vec<String> {
-    match dm::left_over() {
-        Ok(names) => names.into_iter().map(|name| format!("{name} is still there")).collect(),
-        Err(error) => vec![error.to_string()],
-    }
 }
 
 #[cfg(test)]

@@ -24,9 +24,11 @@ const PIECE: u64 = 1 << 20;
 /// The most blocks of one random overwrite.
 const LARGEST: u64 = 16;
 
-/// Random overwrites of one check: enough to leave dirty blocks everywhere, and few enough that a
-/// disk without a cache is done in a minute.
+/// The most random overwrites of one check: enough to leave dirty blocks everywhere, and few enough
+/// that a disk without a cache is done in a minute.
 const OVERWRITES: u64 = 4096;
+/// One of so many blocks is where an overwrite begins.
+const SPARSE: u64 = 8;
 
 /// What a range should hold.
 pub(crate) struct Stamps {
@@ -68,7 +70,7 @@ impl Stamps {
         let mut blocks = open(front)?;
         let mut rng = Rng::with_seed(self.seed);
         let count = self.generations.len() as u64;
-        for _ in 0..OVERWRITES.min(count) {
+        for _ in 0..OVERWRITES.min(count / SPARSE) {
             stop.check()?;
             let first = rng.u64(0..count);
             let len = rng.u64(1..=LARGEST).min(count - first);
