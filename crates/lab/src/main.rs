@@ -10,6 +10,7 @@
 //! - `pattern`: which blocks are asked for
 //! - `measure`, `pairs`: time, and what can be said about it on a machine that is not quiet
 //! - `fio`, `interrupt`: fio as a child, and how it ends when somebody wants that
+//! - `peers`: other caches on real devices, in files of their own
 //! - `output`, `progress`: tables, JSON, bars
 #![forbid(unsafe_code)]
 #![allow(

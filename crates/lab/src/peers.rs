@@ -114,13 +114,16 @@ pub(crate) struct Args {
     /// Overwrite both devices
     #[arg(long)]
     destroy: bool,
-    /// The systems; the raw devices are always measured
+    /// The systems
     #[arg(
         long,
         value_delimiter = ',',
         default_value = "bcache,dm-cache,dm-writecache,dm-writeboost,opencas,forebay,forebay-nbd,nbdkit-cache"
     )]
     systems: Vec<Kind>,
+    /// Leave the raw devices out: nothing is put beside them then
+    #[arg(long)]
+    without_raw: bool,
     /// The experiments of one report
     #[arg(long)]
     only: Option<experiments::Of>,
@@ -176,7 +179,9 @@ pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
 
 /// Every system in every mode, the raw devices first.
 fn compare(args: &Args, plan: &Plan, ground: &Ground, report: &mut Report) {
-    let kinds = [Kind::RawSsd, Kind::RawHdd].iter().chain(&args.systems);
+    let raw = [Kind::RawSsd, Kind::RawHdd];
+    let raw = if args.without_raw { &[][..] } else { &raw };
+    let kinds = raw.iter().chain(&args.systems);
     let mut runs = Vec::new();
     for kind in kinds {
         let (name, system) = (kind.name(), kind.make());
