@@ -68,7 +68,8 @@ impl Job {
         let mut fio = Command::new("fio");
         fio.args(["--name=job", "--output-format=json", "--bs=4k", "--group_reporting"]);
         fio.args(["--randrepeat=1", "--norandommap", "--direct=1", "--allow_file_create=0"]);
-        fio.arg(format!("--size={}", self.size));
+        // Jobs that are processes go into sessions of their own, and outlive an fio that is killed.
+        fio.arg("--thread").arg(format!("--size={}", self.size));
         fio.arg(format!("--numjobs={}", self.jobs)).arg(format!("--iodepth={}", self.depth));
         match front {
             Front::Block(path) => {
