@@ -6,13 +6,10 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use forebay_device::signature;
 use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 
 use crate::error::{LabError, LabResult, other};
-
-// The daemon's own list, so that both refuse the same.
-#[path = "../../../forebay/src/signature.rs"]
-mod signature;
 
 /// Bytes from the start in which [`recognise`] looks.
 pub(crate) const HEAD: usize = signature::HEAD_LEN;
