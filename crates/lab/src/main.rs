@@ -11,6 +11,7 @@
 //! - `measure`, `pairs`: time, and what can be said about it on a machine that is not quiet
 //! - `fio`, `interrupt`: fio as a child, and how it ends when somebody wants that
 //! - `peers`: other caches on real devices, in files of their own
+//! - `seeds`: published experiments in virtual time
 //! - `output`, `progress`: tables, JSON, bars
 #![forbid(unsafe_code)]
 #![allow(
@@ -38,6 +39,7 @@ mod real;
 mod recovery;
 mod rig;
 mod run;
+mod seeds;
 
 use std::process::ExitCode;
 
@@ -75,6 +77,8 @@ enum Command {
     SeedsReal(real::Args),
     /// Time to open a cache after a crash
     Recovery(recovery::Args),
+    /// The experiments of five published reports, in virtual time
+    Seeds(seeds::Args),
 }
 
 fn main() -> ExitCode {
@@ -90,6 +94,7 @@ fn main() -> ExitCode {
         Command::Run(args) => run::run(&args, json),
         Command::SeedsReal(args) => real::run(&args, json),
         Command::Recovery(args) => recovery::run(&args, json),
+        Command::Seeds(args) => seeds::run(&args, json),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

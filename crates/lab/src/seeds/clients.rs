@@ -1,0 +1,248 @@
+//! Closed-loop clients on a virtual clock: each asks for the next thing when it has its answer.
+//!
+//! [`run`] is the event loop of a run. Between two events no time passes: what is ready is done,
+//! then the clock jumps to the next client, device or timer, whichever comes first. So the same
+//! seed gives the same run on every machine.
+
+use std::collections::VecDeque;
+
+use forebay_core::Nanos;
+
+use crate::error::LabResult;
+
+use super::access::{Access, Generator, Workload};
+use super::cpu::Cpu;
+use super::tally::{Found, Gauges, Sample};
+
+/// Who answers the clients: a raw device, or a volume.
+pub(crate) trait Server {
+    fn now(&self) -> Nanos;
+
+    /// Starts a request of a client. `true`: it has ended already.
+    ///
+    /// # Errors
+    /// It failed.
+    fn start(&mut self, client: u32, access: &Access) -> LabResult<bool>;
+
+    /// Does all that can be done at this moment, and appends the clients whose requests have ended.
+    ///
+    /// # Errors
+    /// A request failed.
+    fn settle(&mut self, ended: &mut Vec<u32>) -> LabResult<()>;
+
+    /// When something will happen by itself.
+    fn next_event(&self) -> Option<Nanos>;
+
+    /// Moves the clock, and lets devices notice.
+    fn advance(&mut self, to: Nanos);
+
+    fn gauges(&self) -> Gauges;
+}
+
+/// How long a run takes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Span {
+    /// Not measured, before the rest.
+    pub(crate) warm_up: f64,
+    /// Seconds at most.
+    pub(crate) seconds: f64,
+    /// Measured requests at most.
+    pub(crate) requests: Option<u64>,
+    /// Seconds between samples; 0: none.
+    pub(crate) sample: f64,
+}
+
+impl Span {
+    /// So many seconds, a sample each.
+    pub(crate) fn seconds(seconds: f64) -> Self {
+        Span { warm_up: 0.0, seconds, requests: None, sample: (seconds / 150.0).max(0.05) }
+    }
+
+    /// So many requests, however long they take.
+    pub(crate) fn requests(requests: u64) -> Self {
+        Span { warm_up: 0.0, seconds: 1e6, requests: Some(requests), sample: 0.0 }
+    }
+}
+
+fn nanos(seconds: f64) -> u64 {
+    (seconds * 1e9).round() as u64
+}
+
+struct Client {
+    access: Access,
+    issued: Nanos,
+}
+
+/// Requests on their way to the server, in the order in which its CPU takes them.
+struct Loop<'a, S> {
+    server: &'a mut S,
+    cpu: Cpu,
+    generator: Generator,
+    clients: Vec<Client>,
+    entering: VecDeque<(Nanos, u32)>,
+    under_way: usize,
+    found: Found,
+    measuring: Option<Gauges>,
+    issued: u64,
+    /// Requests that may be issued while measuring.
+    limit: u64,
+    measured: u64,
+}
+
+impl<S: Server> Loop<'_, S> {
+    #[inline]
+    fn issue(&mut self, client: u32, now: Nanos) {
+        if self.issued >= self.limit {
+            return;
+        }
+        self.issued += 1;
+        let access = self.generator.next();
+        self.clients[client as usize] = Client { access, issued: now };
+        self.entering.push_back((self.cpu.take(now, &access), client));
+        self.under_way += 1;
+    }
+
+    #[inline]
+    fn ended(&mut self, client: u32, now: Nanos) {
+        self.under_way -= 1;
+        let Client { access, issued } = self.clients[client as usize];
+        if self.measuring.is_some() {
+            let tally = if access.write { &mut self.found.writes } else { &mut self.found.reads };
+            tally.record(access.len, now.0 - issued.0);
+            self.measured += 1;
+        }
+    }
+}
+
+/// Lets the clients of `workload` ask `server` for so long.
+///
+/// # Errors
+/// A request failed, or nothing more happens.
+pub(crate) fn run<S: Server>(
+    server: &mut S,
+    cpu: Cpu,
+    workload: Workload,
+    seed: u64,
+    span: Span,
+    mut tick: impl FnMut(f64),
+) -> LabResult<Found> {
+    let depth = workload.depth;
+    let start = server.now();
+    let idle = Access { offset: 0, len: 0, write: false };
+    let mut this = Loop {
+        cpu: cpu.starting(start),
+        generator: Generator::new(workload, seed),
+        clients: (0..depth).map(|_| Client { access: idle, issued: start }).collect(),
+        entering: VecDeque::with_capacity(depth),
+        under_way: 0,
+        found: Found::default(),
+        measuring: None,
+        issued: 0,
+        limit: u64::MAX,
+        measured: 0,
+        server,
+    };
+    let measure_from = Nanos(start.0 + nanos(span.warm_up));
+    let end = Nanos(measure_from.0 + nanos(span.seconds));
+    let sample_every = nanos(span.sample);
+    let mut next_sample = if sample_every > 0 { start.0 + sample_every } else { u64::MAX };
+    let mut before = (this.server.gauges(), 0, start);
+    let mut answered = 0u64;
+    if span.warm_up <= 0.0 {
+        this.measuring = Some(before.0);
+        this.limit = span.requests.unwrap_or(u64::MAX);
+    }
+    for client in 0..depth as u32 {
+        this.issue(client, start);
+    }
+    let mut ended = Vec::new();
+    let mut now = start;
+    let mut last = start;
+    while this.under_way > 0 {
+        this.server.settle(&mut ended)?;
+        for client in ended.drain(..) {
+            answered += 1;
+            this.ended(client, now);
+            last = now;
+            this.issue(client, now);
+        }
+        let entering = this.entering.front().map(|(at, _)| *at);
+        let event = this.server.next_event();
+        let next = match (entering, event) {
+            (Some(one), Some(other)) => one.min(other),
+            (Some(one), None) | (None, Some(one)) => one,
+            (None, None) => return Err(crate::error::other("nothing is under way any more")),
+        };
+        let next = next.max(now);
+        if next >= measure_from && this.measuring.is_none() {
+            this.measuring = Some(this.server.gauges());
+            this.issued = this.under_way as u64;
+            this.limit = span.requests.unwrap_or(u64::MAX);
+        }
+        while next.0 >= next_sample {
+            let gauges = this.server.gauges();
+            let since = (next_sample - before.2.0) as f64;
+            let passed = gauges.since(&before.0);
+            this.found.series.push(Sample {
+                second: (next_sample - start.0) as f64 / 1e9,
+                requests_per_second: (answered - before.1) as f64 * 1e9 / since,
+                hit_ratio: passed.hit_ratio().unwrap_or(0.0),
+                dirty_bytes: gauges.dirty_bytes,
+                disk_busy: passed.disk_busy.0 as f64 / since,
+                ssd_busy: passed.ssd_busy.0 as f64 / since,
+            });
+            before = (gauges, answered, Nanos(next_sample));
+            next_sample += sample_every;
+            tick((next.0 - start.0) as f64 / (end.0 - start.0) as f64);
+        }
+        if next > end {
+            now = end;
+            last = end;
+            break;
+        }
+        if next > now {
+            now = next;
+            this.server.advance(now);
+        }
+        if entering.is_some_and(|at| at <= now)
+            && let Some((_, client)) = this.entering.pop_front()
+        {
+            let access = this.clients[client as usize].access;
+            if this.server.start(client, &access)? {
+                answered += 1;
+                this.ended(client, now);
+                last = now;
+                this.issue(client, now);
+            }
+        }
+    }
+    let from = measure_from.max(start);
+    let until = if span.requests.is_some() { last } else { now };
+    this.found.seconds = until.0.saturating_sub(from.0) as f64 / 1e9;
+    let gauges = this.server.gauges();
+    this.found.gauges = gauges.since(&this.measuring.unwrap_or(gauges));
+    let Loop { server, found, entering, under_way, .. } = this;
+    settle_rest(server, under_way - entering.len(), end)?;
+    Ok(found)
+}
+
+/// Waits for requests that were still under way, so that the next run begins with none.
+fn settle_rest<S: Server>(server: &mut S, mut under_way: usize, end: Nanos) -> LabResult<()> {
+    let mut ended = Vec::new();
+    while under_way > 0 {
+        server.settle(&mut ended)?;
+        under_way -= ended.drain(..).count().min(under_way);
+        if under_way == 0 {
+            break;
+        }
+        let Some(next) = server.next_event() else {
+            return Err(crate::error::other("a request never ends"));
+        };
+        if next.0 > end.0 + 3_600_000_000_000 {
+            return Err(crate::error::other("a request has not ended for an hour"));
+        }
+        let next = next.max(server.now());
+        server.advance(next);
+    }
+    Ok(())
+}

@@ -1,0 +1,202 @@
+//! Jobs, and what they measure.
+
+use std::sync::Arc;
+
+use forebay_core::Durability;
+use forebay_engine::VolumeSettings;
+
+use crate::error::LabResult;
+
+use super::access::Workload;
+use super::clients::{self, Span};
+use super::cpu::{Cpu, CpuCosts};
+use super::raw::Raw;
+use super::row::Detail;
+use super::tally::Found;
+use super::timing::Timing;
+use super::world::World;
+
+/// Who was measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Server {
+    Hdd,
+    Ssd,
+    Forebay,
+}
+
+/// One experiment on one server in one configuration.
+#[derive(Clone, Debug)]
+pub(crate) struct Measurement {
+    pub(crate) experiment: String,
+    pub(crate) config: String,
+    pub(crate) server: Server,
+    /// The published system that the configuration corresponds to.
+    pub(crate) system: Option<&'static str>,
+    pub(crate) durability: Option<&'static str>,
+    /// One for each repetition.
+    pub(crate) found: Vec<Found>,
+    pub(crate) note: Option<String>,
+    pub(crate) detail: Option<Arc<Detail>>,
+}
+
+/// How a volume is set up, and what that is called.
+#[derive(Clone, Debug)]
+pub(crate) struct Config {
+    pub(crate) name: &'static str,
+    pub(crate) system: Option<&'static str>,
+    pub(crate) settings: VolumeSettings,
+    pub(crate) note: Option<&'static str>,
+}
+
+impl Config {
+    pub(crate) fn durability(&self) -> &'static str {
+        match self.settings.durability {
+            Durability::Strict => "strict",
+            Durability::Flush => "flush",
+        }
+    }
+}
+
+/// What jobs are given.
+pub(crate) struct Context<'a> {
+    pub(crate) costs: CpuCosts,
+    pub(crate) seed: u64,
+    /// Measured times are multiplied by this.
+    pub(crate) scale: f64,
+    /// Told about progress: so much of this job is done.
+    pub(crate) tick: &'a dyn Fn(f64),
+}
+
+impl Context<'_> {
+    /// A seed for one run: the same for every configuration of an experiment.
+    pub(crate) fn seed(&self, experiment: &str, repetition: u64) -> u64 {
+        // FNV-1a.
+        let mut hash = 0xcbf2_9ce4_8422_2325 ^ self.seed;
+        for byte in experiment.bytes().chain(repetition.to_le_bytes()) {
+            hash = (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
+        }
+        hash
+    }
+
+    fn span(&self, span: Span) -> Span {
+        let requests = span.requests.map(|most| ((most as f64 * self.scale) as u64).max(1));
+        Span {
+            warm_up: span.warm_up * self.scale,
+            seconds: span.seconds * self.scale,
+            sample: span.sample * self.scale,
+            requests,
+        }
+    }
+
+    /// Clients on a bare device.
+    ///
+    /// # Errors
+    /// Nothing more happens.
+    pub(crate) fn raw(
+        &self,
+        timing: Timing,
+        experiment: &str,
+        workload: Workload,
+        span: Span,
+    ) -> LabResult<Found> {
+        let seed = self.seed(experiment, 0);
+        let mut raw = Raw::new(timing);
+        clients::run(&mut raw, Cpu::none(), workload, seed, self.span(span), |_| ())
+    }
+
+    /// Clients on a volume.
+    ///
+    /// # Errors
+    /// A request failed.
+    pub(crate) fn volume(
+        &self,
+        world: &mut World,
+        experiment: &str,
+        repetition: u64,
+        workload: Workload,
+        span: Span,
+    ) -> LabResult<Found> {
+        let seed = self.seed(experiment, repetition);
+        let cpu = Cpu::new(self.costs);
+        clients::run(world, cpu, workload, seed, self.span(span), |_| ())
+    }
+}
+
+/// Work that one thread does from start to end.
+pub(crate) struct Job {
+    pub(crate) report: &'static str,
+    pub(crate) name: String,
+    /// About how long it takes, in seconds of a machine's time; long ones begin first.
+    pub(crate) weight: f64,
+    pub(crate) run: Work,
+}
+
+type Work = Box<dyn Fn(&Context<'_>) -> LabResult<Vec<Measurement>> + Send + Sync>;
+
+impl Job {
+    pub(crate) fn new(
+        report: &'static str,
+        name: impl Into<String>,
+        weight: f64,
+        run: impl Fn(&Context<'_>) -> LabResult<Vec<Measurement>> + Send + Sync + 'static,
+    ) -> Self {
+        Job { report, name: name.into(), weight, run: Box::new(run) }
+    }
+}
+
+fn detail(found: &[Found]) -> Option<Arc<Detail>> {
+    let mut all = Found::default();
+    for some in found {
+        all.add(some);
+    }
+    let series = found.first().map(|found| found.series.clone()).unwrap_or_default();
+    Some(Arc::new(Detail {
+        series,
+        read_latencies: all.reads.latencies.buckets(),
+        write_latencies: all.writes.latencies.buckets(),
+    }))
+}
+
+impl Measurement {
+    /// Of a bare model.
+    pub(crate) fn of_model(
+        server: Server,
+        experiment: impl Into<String>,
+        found: Vec<Found>,
+    ) -> Self {
+        let config = if server == Server::Hdd { "model/hdd" } else { "model/ssd" };
+        Measurement {
+            experiment: experiment.into(),
+            config: config.into(),
+            server,
+            system: None,
+            durability: None,
+            detail: detail(&found),
+            found,
+            note: None,
+        }
+    }
+
+    /// Of a volume.
+    pub(crate) fn of_volume(
+        config: &Config,
+        experiment: impl Into<String>,
+        found: Vec<Found>,
+    ) -> Self {
+        Measurement {
+            experiment: experiment.into(),
+            config: config.name.into(),
+            server: Server::Forebay,
+            system: config.system,
+            durability: Some(config.durability()),
+            detail: detail(&found),
+            found,
+            note: config.note.map(str::to_owned),
+        }
+    }
+
+    /// The same run under another name: its settings are those of a published system too.
+    pub(crate) fn also_as(&self, name: &str, system: &'static str) -> Self {
+        Measurement { config: name.into(), system: Some(system), ..self.clone() }
+    }
+}

@@ -1,0 +1,148 @@
+//! `forebay-lab seeds`: the experiments of five published reports, in virtual time, at their full
+//! sizes, on modelled devices, with the real engine.
+//!
+//! - `report_000` to `report_004`: what was published, and how it is done again
+//! - `timing`, `device`: how long devices take, and what they hold
+//! - `access`, `clients`, `cpu`: what clients ask for, when, and what software costs
+//! - `world`, `raw`: a cache, and a bare device, that clients can ask
+//! - `measure`, `tally`, `published`, `row`, `table`: from runs to rows
+
+mod access;
+mod clients;
+mod cpu;
+mod device;
+mod measure;
+mod published;
+mod raw;
+mod report_001;
+mod row;
+mod table;
+mod tally;
+mod timing;
+mod world;
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use parking_lot::Mutex;
+use serde::Serialize;
+
+use crate::error::{LabResult, other};
+use crate::output::print_json;
+use crate::progress::Progress;
+
+use cpu::CpuCosts;
+use measure::{Context, Job, Measurement};
+use published::Report;
+use row::Row;
+
+/// The reports' experiments in virtual time.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Only these reports: 000, 001, 002, 003, 004
+    #[arg(long, value_delimiter = ',', value_name = "REPORT")]
+    only: Vec<String>,
+    /// Only jobs whose name contains this; rows then lack what other jobs measure
+    #[arg(long, value_name = "TEXT", hide = true)]
+    jobs_named: Option<String>,
+    /// Same seed, same table
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Threads; as many as there are CPUs unless said otherwise
+    #[arg(long, value_name = "THREADS")]
+    threads: Option<usize>,
+    /// Measure this share of the reports' times, to get an impression quickly
+    #[arg(long, default_value_t = 1.0, value_name = "SHARE")]
+    scale: f64,
+    #[command(flatten)]
+    costs: CpuCosts,
+}
+
+#[derive(Serialize)]
+struct Output {
+    seed: u64,
+    scale: f64,
+    rows: Vec<Row>,
+}
+
+fn reports() -> Vec<(Report, Vec<Job>)> {
+    vec![(report_001::report(), report_001::jobs())]
+}
+
+pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
+    let all = reports();
+    let known: Vec<&str> = all.iter().map(|(report, _)| report.number).collect();
+    if let Some(wrong) = args.only.iter().find(|only| !known.contains(&only.as_str())) {
+        return Err(other(format!("'{wrong}' is not a report; choose from {}", known.join(", "))));
+    }
+    if !(args.scale > 0.0 && args.scale <= 1.0) {
+        return Err(other("the share must be above 0 and at most 1"));
+    }
+    let wanted = |report: &str| args.only.is_empty() || args.only.iter().any(|o| o == report);
+    let named = |name: &str| args.jobs_named.as_ref().is_none_or(|part| name.contains(part));
+    let (mut reports, mut jobs) = (Vec::new(), Vec::new());
+    for (report, own) in all {
+        if wanted(report.number) {
+            reports.push(report);
+            jobs.extend(own.into_iter().filter(|job| named(&job.name)));
+        }
+    }
+    let measured = run_jobs(args, &jobs)?;
+    let mut rows = Vec::new();
+    for report in &reports {
+        let own = jobs.iter().zip(&measured).filter(|(job, _)| job.report == report.number);
+        let own: Vec<Measurement> = own.flat_map(|(_, found)| found.iter().cloned()).collect();
+        let own = row::rows(report, &own);
+        if !json {
+            table::print(report, &own);
+        }
+        rows.extend(own);
+    }
+    if json {
+        return print_json(&Output { seed: args.seed, scale: args.scale, rows });
+    }
+    let goals = rows.iter().filter_map(|row| row.goal);
+    let (met, all) = (goals.clone().filter(|goal| goal.met).count(), goals.count());
+    println!("\n{met} of {all} goals are met.");
+    Ok(())
+}
+
+/// Runs the jobs on some threads, long ones first; results in the order of the jobs.
+fn run_jobs(args: &Args, jobs: &[Job]) -> LabResult<Vec<Vec<Measurement>>> {
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = args.threads.unwrap_or(cpus).clamp(1, jobs.len().max(1));
+    let mut order: Vec<usize> = (0..jobs.len()).collect();
+    order.sort_by(|one, other| jobs[*other].weight.total_cmp(&jobs[*one].weight));
+    let total: f64 = jobs.iter().map(|job| job.weight).sum();
+    let progress = Progress::new((total * 10.0) as u64, "in virtual time");
+    let next = AtomicUsize::new(0);
+    let results: Vec<Mutex<Option<LabResult<Vec<Measurement>>>>> =
+        jobs.iter().map(|_| Mutex::new(None)).collect();
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                while let Some(index) = order.get(next.fetch_add(1, Ordering::SeqCst)) {
+                    let job = &jobs[*index];
+                    progress.label(format!("{} {}", job.report, job.name));
+                    let context = Context {
+                        costs: args.costs,
+                        seed: args.seed,
+                        scale: args.scale,
+                        tick: &|_| (),
+                    };
+                    let started = std::time::Instant::now();
+                    *results[*index].lock() = Some((job.run)(&context));
+                    if std::env::var_os("FOREBAY_LAB_TIMES").is_some() {
+                        let took = started.elapsed().as_secs_f64();
+                        eprintln!("{} {}: {took:.1} s of {}", job.report, job.name, job.weight);
+                    }
+                    progress.advance((job.weight * 10.0) as u64);
+                }
+            });
+        }
+    });
+    let finished = results.into_iter().zip(jobs).map(|(result, job)| {
+        let failed = |error| other(format!("{} {}: {error}", job.report, job.name));
+        result.into_inner().ok_or_else(|| other("a job was lost"))?.map_err(failed)
+    });
+    finished.collect()
+}

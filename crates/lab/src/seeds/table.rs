@@ -1,0 +1,127 @@
+//! Rows as aligned tables.
+
+use std::collections::BTreeMap;
+
+use crate::output::Table;
+
+use super::published::{DISK, Report, SSD};
+use super::row::{Number, Row};
+
+fn number(value: f64) -> String {
+    match value.abs() {
+        1000.0.. => format!("{value:.0}"),
+        100.0.. => format!("{value:.1}"),
+        1.0.. => format!("{value:.2}"),
+        _ => format!("{value:.3}"),
+    }
+}
+
+fn cell(value: Option<Number>) -> String {
+    value.map_or_else(|| "-".into(), |value| number(value.0))
+}
+
+fn published(values: &BTreeMap<&'static str, Number>) -> String {
+    let order = |name: &str| match name {
+        DISK => 0,
+        SSD => 1,
+        _ => 2,
+    };
+    let mut values: Vec<_> = values.iter().collect();
+    values.sort_by_key(|(name, _)| order(name));
+    let parts = values.iter().map(|(name, value)| format!("{name} {}", number(value.0)));
+    parts.collect::<Vec<_>>().join(", ")
+}
+
+/// A report's rows: what was published over each group, then ours.
+pub(crate) fn print(report: &Report, rows: &[Row]) {
+    println!("\n{} {}", report.number, report.title);
+    for caution in report.cautions {
+        println!("  - {caution}");
+    }
+    let mut notes: Vec<String> = Vec::new();
+    let mut bad = Vec::new();
+    let heading = [
+        "EXPERIMENT",
+        "METRIC",
+        "CONFIG",
+        "VALUE",
+        "sd",
+        "x SSD",
+        "PUBLISHED",
+        "GOAL",
+        "HITS",
+        "SSD B/B",
+        "DISK",
+        "p50 us",
+        "p99 us",
+        "s",
+        "NOTE",
+    ];
+    let mut table = Table::new(&heading);
+    let mut last = (String::new(), "");
+    for row in rows {
+        let group = (row.experiment.clone(), row.metric);
+        if group != last {
+            let values = format!("published: {}", published(&row.published));
+            table.row([row.experiment.clone(), row.metric.to_owned(), values]);
+            last = group;
+        }
+        if row.config == "published only" && row.note.is_none() {
+            continue;
+        }
+        let note = row.note.as_ref().map_or_else(String::new, |note| {
+            let known = notes.iter().position(|known| known == note);
+            let index = known.unwrap_or_else(|| {
+                notes.push(note.clone());
+                notes.len() - 1
+            });
+            format!("[{}]", index + 1)
+        });
+        let goal = match (&row.goal, &row.baseline) {
+            (Some(goal), _) => {
+                let met = if goal.met { "met" } else { "MISSED" };
+                format!("{} {met}", number(goal.at_least.0))
+            }
+            (None, Some(baseline)) => {
+                let percent = baseline.error.0 * 100.0;
+                if !baseline.good {
+                    let name = format!("{} {} {}", row.experiment, row.config, row.metric);
+                    bad.push(format!("{name}: {percent:+.1} %"));
+                }
+                format!("{percent:+.1} %{}", if baseline.good { "" } else { " OFF" })
+            }
+            (None, None) => String::new(),
+        };
+        let system = row.published_system.unwrap_or("");
+        let theirs = row.published_share.map_or_else(String::new, |share| {
+            format!("{} {system}", number(share.0))
+        });
+        table.row([
+            String::new(),
+            String::new(),
+            row.config.clone(),
+            cell(row.value),
+            cell(row.sd),
+            cell(row.share_of_ssd),
+            theirs,
+            goal,
+            cell(row.hit_ratio),
+            cell(row.ssd_bytes_per_user_byte),
+            cell(row.disk_busy),
+            cell(row.p50_us),
+            cell(row.p99_us),
+            cell(row.seconds),
+            note,
+        ]);
+    }
+    print!("{}", table.render());
+    for (index, note) in notes.iter().enumerate() {
+        println!("[{}] {note}", index + 1);
+    }
+    if !bad.is_empty() {
+        println!("Baselines of the models that are off by more than 3 %:");
+        for line in bad {
+            println!("  {line}");
+        }
+    }
+}

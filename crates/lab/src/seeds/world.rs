@@ -1,0 +1,363 @@
+//! A cache in virtual time: the engine on one lane, two virtual devices, and a clock that jumps.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use forebay_core::{BlockSize, Clock, IoError, Nanos, Op};
+use forebay_device::{Device, IoBuf, QueueContext};
+use forebay_engine::{
+    Completion, CompletionSink, EngineLane, LaneContext, LaneVolume, Request, Target,
+    VolumeSettings, VolumeSpec,
+};
+use forebay_format::Uuid;
+use forebay_lane::{Lane, LaneId};
+use forebay_store::{FormatOptions, StoreOptions};
+
+use crate::error::{LabResult, other};
+use crate::rig::VOLUME;
+
+use super::access::Access;
+use super::clients::Server;
+use super::device::{VirtualDevice, fill_payload};
+use super::tally::Gauges;
+
+/// Rounds of tasks at one moment after which the engine runs in circles.
+const CIRCLES: u32 = 10_000_000;
+
+/// Virtual time in which something that is waited for must have ended.
+const PATIENCE: u64 = 24 * 3600 * 1_000_000_000;
+
+/// Time that only the event loop moves.
+#[derive(Default)]
+struct VirtualClock(AtomicU64);
+
+impl Clock for VirtualClock {
+    fn now(&self) -> Nanos {
+        Nanos(self.0.load(Ordering::Relaxed))
+    }
+}
+
+/// Completions, and buffers for the next requests; the last one that came back is used first, as
+/// it is still in the CPU's cache.
+#[derive(Default)]
+struct Sink {
+    ended: RefCell<Vec<u32>>,
+    failed: Cell<Option<IoError>>,
+    buffers: RefCell<Vec<IoBuf>>,
+}
+
+impl CompletionSink for Sink {
+    fn complete(&self, completion: Completion) {
+        if let Err(error) = completion.result {
+            self.failed.set(Some(error));
+        }
+        self.ended.borrow_mut().push(completion.tag as u32);
+        self.buffers.borrow_mut().extend(completion.data);
+    }
+}
+
+/// What a world is made of.
+pub(crate) struct Plan {
+    pub(crate) ssd: Arc<VirtualDevice>,
+    pub(crate) disk: Arc<VirtualDevice>,
+    pub(crate) settings: VolumeSettings,
+    pub(crate) block: BlockSize,
+    pub(crate) seed: u64,
+    /// Headers need not be kept: the log is never reclaimed.
+    pub(crate) never_full: bool,
+}
+
+/// See the module.
+pub(crate) struct World {
+    clock: Arc<VirtualClock>,
+    lane: Rc<Lane>,
+    engine: Rc<EngineLane>,
+    target: Rc<LaneVolume>,
+    ssd: Arc<VirtualDevice>,
+    disk: Arc<VirtualDevice>,
+    sink: Rc<Sink>,
+    as_sink: Rc<dyn CompletionSink>,
+    scratch: Vec<u8>,
+    block: u64,
+}
+
+/// The parts that wait for futures, before there is an engine and after.
+struct Machine {
+    clock: Arc<VirtualClock>,
+    lane: Rc<Lane>,
+    ssd: Arc<VirtualDevice>,
+    disk: Arc<VirtualDevice>,
+}
+
+impl Machine {
+    fn next_event(&self) -> Option<Nanos> {
+        let devices = [self.ssd.next_event(), self.disk.next_event(), self.lane.next_deadline()];
+        devices.into_iter().flatten().min()
+    }
+
+    fn advance(&self, to: Nanos) {
+        self.clock.0.fetch_max(to.0, Ordering::Relaxed);
+        let now = self.clock.now();
+        self.ssd.drive(now);
+        self.disk.drive(now);
+    }
+
+    fn block_on<T: 'static>(
+        &self,
+        what: &str,
+        future: impl Future<Output = T> + 'static,
+    ) -> LabResult<T> {
+        let result = Rc::new(RefCell::new(None));
+        let inner = result.clone();
+        self.lane.spawn(async move {
+            let output = future.await;
+            *inner.borrow_mut() = Some(output);
+        });
+        let started = self.clock.now();
+        loop {
+            while self.lane.run_ready() {}
+            if let Some(output) = result.borrow_mut().take() {
+                return Ok(output);
+            }
+            let next = self.next_event().filter(|next| next.0 - started.0 < PATIENCE);
+            let Some(next) = next else {
+                return Err(other(format!("{what}: nothing more happens")));
+            };
+            self.advance(next.max(self.clock.now()));
+        }
+    }
+}
+
+async fn build(
+    context: LaneContext,
+    ssd: Arc<dyn Device>,
+    disk: Arc<dyn Device>,
+    settings: VolumeSettings,
+    block: BlockSize,
+    seed: u64,
+) -> LabResult<Rc<EngineLane>> {
+    let uuid = Uuid::from_u128(0xcac4e);
+    let format = FormatOptions { block, segment_bytes: None, uuid };
+    let queue = context.open(&ssd)?;
+    forebay_store::format(&ssd, &queue, &format).await?;
+    let options = StoreOptions {
+        room_for_blocks: disk.size().div_ceil(block.bytes()),
+        seed,
+        ..StoreOptions::default()
+    };
+    let (engine, _) = EngineLane::open(context, ssd, options).await?;
+    let spec = VolumeSpec {
+        name: VOLUME.into(),
+        origin: "disk".into(),
+        uuid: Uuid::from_u128(0xda7a),
+        alignment: 0,
+        settings,
+    };
+    engine.create(spec, disk).await?;
+    Ok(engine)
+}
+
+impl World {
+    /// Formats the cache device, opens it, creates the volume.
+    ///
+    /// # Errors
+    /// What the engine says.
+    pub(crate) fn new(plan: Plan) -> LabResult<Self> {
+        let Plan { ssd, disk, settings, block, seed, never_full } = plan;
+        let clock = Arc::<VirtualClock>::default();
+        // Time 0 is before everything.
+        clock.0.store(1_000_000_000, Ordering::Relaxed);
+        let as_clock: Arc<dyn Clock> = clock.clone();
+        let lane = Lane::new(LaneId(0), as_clock.clone(), || ());
+        let queues = Rc::new(QueueContext { clock: as_clock, ring: None });
+        let context = LaneContext { lane: lane.clone(), queues, register: Rc::new(|_| ()) };
+        let machine = Machine { clock, lane, ssd, disk };
+        let making =
+            build(context, machine.ssd.clone(), machine.disk.clone(), settings, block, seed);
+        let engine = machine.block_on("making a cache", making)??;
+        let target =
+            engine.target(VOLUME).ok_or_else(|| other("the volume is not running"))?;
+        if never_full {
+            machine.ssd.stop_keeping();
+        }
+        let Machine { clock, lane, ssd, disk } = machine;
+        let sink = Rc::<Sink>::default();
+        let mut scratch = vec![0; block.as_usize()];
+        fill_payload(&mut scratch);
+        let (as_sink, block) = (sink.clone() as Rc<dyn CompletionSink>, block.bytes());
+        Ok(World { clock, lane, engine, target, ssd, disk, sink, as_sink, scratch, block })
+    }
+
+    fn machine(&self) -> Machine {
+        Machine {
+            clock: self.clock.clone(),
+            lane: self.lane.clone(),
+            ssd: self.ssd.clone(),
+            disk: self.disk.clone(),
+        }
+    }
+
+    /// Brings a range into the cache, as it is on the disk.
+    ///
+    /// # Errors
+    /// A request failed.
+    pub(crate) fn prefetch(&mut self, range: std::ops::Range<u64>) -> LabResult<()> {
+        const STEP: u64 = 1 << 20;
+        let mut at = range.start;
+        while at < range.end {
+            let len = STEP.min(range.end - at);
+            self.plain(Op::Prefetch, at, len)?;
+            at += len;
+        }
+        Ok(())
+    }
+
+    /// A request without data, to its end.
+    ///
+    /// # Errors
+    /// It failed.
+    pub(crate) fn plain(&mut self, op: Op, offset: u64, len: u64) -> LabResult<()> {
+        let request = Request { tag: 0, op, offset, len, fua: false, fast: false, data: None };
+        self.target.submit(request, &self.as_sink);
+        let mut ended = Vec::new();
+        loop {
+            self.settle(&mut ended)?;
+            if !ended.is_empty() {
+                return Ok(());
+            }
+            let next = self.next_event().ok_or_else(|| other("a request never ends"))?;
+            self.advance(next.max(self.now()));
+        }
+    }
+
+    /// Writes everything dirty back.
+    ///
+    /// # Errors
+    /// What the engine says.
+    pub(crate) fn drain(&mut self) -> LabResult<()> {
+        let engine = self.engine.clone();
+        let draining = async move { engine.drain(VOLUME, |_| ()).await };
+        Ok(self.machine().block_on("draining", draining)??)
+    }
+
+    /// Changes settings.
+    ///
+    /// # Errors
+    /// What the engine says.
+    pub(crate) fn set(&mut self, settings: VolumeSettings) -> LabResult<()> {
+        let engine = self.engine.clone();
+        let changing = async move { engine.set(VOLUME, settings).await };
+        Ok(self.machine().block_on("changing settings", changing)??)
+    }
+
+    /// Lets time pass without requests.
+    pub(crate) fn pass(&mut self, seconds: f64) -> LabResult<()> {
+        let lane = self.lane.clone();
+        let duration = std::time::Duration::from_secs_f64(seconds);
+        self.machine().block_on("time passes", async move { lane.sleep(duration).await })
+    }
+
+    fn check(&self) -> LabResult<()> {
+        match self.sink.failed.take() {
+            Some(error) => Err(error.into()),
+            None => Ok(()),
+        }
+    }
+
+    #[cold]
+    fn submit(&mut self, client: u32, access: &Access) {
+        let mut buffers = self.sink.buffers.borrow_mut();
+        let buffer = buffers.pop().filter(|buffer| buffer.len() as u64 == access.len);
+        drop(buffers);
+        let data = buffer.unwrap_or_else(|| {
+            let mut new = IoBuf::zeroed(access.len as usize);
+            fill_payload(&mut new);
+            new
+        });
+        let request = Request {
+            tag: client.into(),
+            op: if access.write { Op::Write } else { Op::Read },
+            offset: access.offset,
+            len: access.len,
+            fua: false,
+            fast: false,
+            data: Some(data),
+        };
+        self.target.submit(request, &self.as_sink);
+    }
+}
+
+impl Server for World {
+    fn now(&self) -> Nanos {
+        self.clock.now()
+    }
+
+    #[inline]
+    fn start(&mut self, client: u32, access: &Access) -> LabResult<bool> {
+        if access.len <= self.block {
+            let own = &mut self.scratch[..access.len as usize];
+            let done = if access.write {
+                self.target.write_now(access.offset, own)
+            } else {
+                self.target.read_now(access.offset, own)
+            };
+            if let Some(result) = done {
+                result?;
+                return Ok(true);
+            }
+        }
+        self.submit(client, access);
+        Ok(false)
+    }
+
+    #[inline]
+    fn settle(&mut self, ended: &mut Vec<u32>) -> LabResult<()> {
+        let mut rounds = 0;
+        while self.lane.run_ready() {
+            rounds += 1;
+            if rounds > CIRCLES {
+                return Err(other("the engine runs in circles and time does not pass"));
+            }
+        }
+        ended.append(&mut self.sink.ended.borrow_mut());
+        self.check()
+    }
+
+    #[inline]
+    fn next_event(&self) -> Option<Nanos> {
+        let devices = [self.ssd.next_event(), self.disk.next_event(), self.lane.next_deadline()];
+        devices.into_iter().flatten().min()
+    }
+
+    #[inline]
+    fn advance(&mut self, to: Nanos) {
+        self.clock.0.store(to.0, Ordering::Relaxed);
+        self.ssd.drive(to);
+        self.disk.drive(to);
+    }
+
+    fn gauges(&self) -> Gauges {
+        let totals = self.target.volume().stats.totals();
+        let (ssd, disk) = (self.ssd.counters(), self.disk.counters());
+        Gauges {
+            hits: totals.read_hits + totals.write_hits,
+            misses: totals.read_partial + totals.read_misses + totals.write_misses,
+            ssd_read: ssd.read_bytes,
+            ssd_written: ssd.written_bytes,
+            disk_read: disk.read_bytes,
+            disk_written: disk.written_bytes,
+            disk_busy: Nanos(disk.busy.as_nanos() as u64),
+            ssd_busy: Nanos(ssd.busy.as_nanos() as u64),
+            dirty_bytes: self.target.volume().dirty_blocks() * self.block,
+        }
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        // Tasks refer to their lane, so they would keep each other alive.
+        self.lane.abandon();
+    }
+}
