@@ -50,13 +50,13 @@ enum Kept {
 enum Content {
     /// Payload everywhere, whatever is written.
     Payload,
-    /// Payload, but for the pages with a bit in `other`.
-    Cache { other: Vec<u64>, kept: HashMap<u64, Kept>, keep: bool },
+    /// Payload in pages that were written, but for those with a bit in `other`; zeroes elsewhere.
+    Cache { written: Vec<u64>, other: Vec<u64>, kept: HashMap<u64, Kept>, keep: bool },
 }
 
 impl Content {
     fn read(&self, offset: u64, into: &mut [u8]) -> bool {
-        let Content::Cache { other, kept, .. } = self else {
+        let Content::Cache { written, other, kept, .. } = self else {
             fill_payload(into);
             return true;
         };
@@ -66,7 +66,11 @@ impl Content {
             let within = (at % PAGE as u64) as usize;
             at += part.len() as u64;
             if !bit(other, page) {
-                fill_payload(part);
+                if bit(written, page) {
+                    fill_payload(part);
+                } else {
+                    part.fill(0);
+                }
                 continue;
             }
             match kept.get(&page) {
@@ -93,7 +97,7 @@ impl Content {
     }
 
     fn write(&mut self, offset: u64, data: &[u8]) {
-        let Content::Cache { other, kept, keep } = self else { return };
+        let Content::Cache { written, other, kept, keep } = self else { return };
         let mut at = offset;
         let mut rest = data;
         while !rest.is_empty() {
@@ -102,6 +106,10 @@ impl Content {
             let (part, next) = rest.split_at((PAGE - within).min(rest.len()));
             rest = next;
             at += part.len() as u64;
+            let blank = !bit(written, page);
+            if blank {
+                set_bit(written, page, true);
+            }
             if part.len() == PAGE && is(part, PAYLOAD) {
                 if bit(other, page) {
                     set_bit(other, page, false);
@@ -113,7 +121,7 @@ impl Content {
             let bytes = if part.len() == PAGE {
                 part
             } else {
-                read_page(bit(other, page), kept.get(&page), &mut whole);
+                read_page(blank || bit(other, page), kept.get(&page), &mut whole);
                 whole[within..within + part.len()].copy_from_slice(part);
                 &whole
             };
@@ -127,15 +135,16 @@ impl Content {
     }
 
     fn zero(&mut self, offset: u64, len: u64) {
-        let Content::Cache { other, kept, .. } = self else { return };
+        let Content::Cache { written, other, kept, .. } = self else { return };
         for page in offset / PAGE as u64..(offset + len).div_ceil(PAGE as u64) {
-            set_bit(other, page, true);
-            kept.insert(page, Kept::Sectors(0));
+            set_bit(written, page, false);
+            set_bit(other, page, false);
+            kept.remove(&page);
         }
     }
 }
 
-fn read_page(other: bool, kept: Option<&Kept>, whole: &mut [u8; PAGE]) {
+fn read_page(zeroes: bool, kept: Option<&Kept>, whole: &mut [u8; PAGE]) {
     match kept {
         Some(Kept::Bytes(bytes)) => whole[..bytes.len()].copy_from_slice(bytes),
         Some(Kept::Sectors(mask)) => {
@@ -145,7 +154,7 @@ fn read_page(other: bool, kept: Option<&Kept>, whole: &mut [u8; PAGE]) {
                 }
             }
         }
-        None if other => (),
+        None if zeroes => (),
         None => fill_payload(whole),
     }
 }
@@ -222,8 +231,9 @@ impl VirtualDevice {
 
     /// A device that can be a cache device.
     pub(crate) fn cache(size: u64, timing: Timing) -> Arc<Self> {
-        let other = vec![0; (size / PAGE as u64).div_ceil(64) as usize];
-        let content = Content::Cache { other, kept: HashMap::new(), keep: true };
+        let words = (size / PAGE as u64).div_ceil(64) as usize;
+        let (written, other) = (vec![0; words], vec![0; words]);
+        let content = Content::Cache { written, other, kept: HashMap::new(), keep: true };
         Self::new("ssd", size, timing, content)
     }
 
@@ -414,7 +424,7 @@ mod tests {
     use super::*;
 
     fn content() -> Content {
-        Content::Cache { other: vec![0; 4], kept: HashMap::new(), keep: true }
+        Content::Cache { written: vec![0; 4], other: vec![0; 4], kept: HashMap::new(), keep: true }
     }
 
     fn kept(content: &Content) -> usize {
@@ -456,6 +466,8 @@ mod tests {
         }
         content.write(0, &[7; PAGE]);
         assert!(!content.read(0, &mut [0; PAGE]));
-        assert!(content.read(PAGE as u64, &mut [0; PAGE]));
+        let mut back = [9; PAGE];
+        assert!(content.read(PAGE as u64, &mut back));
+        assert_eq!(back, [0; PAGE]);
     }
 }
