@@ -245,6 +245,17 @@ impl VirtualDevice {
         }
     }
 
+    /// Takes as long as `timing` says from now on. Nothing must be under way; counters begin anew.
+    /// `false`: something is.
+    pub(crate) fn replace_timing(&self, timing: Timing) -> bool {
+        let mut inner = self.inner.lock();
+        let idle = inner.timing.next_event().is_none();
+        if idle {
+            inner.timing = timing;
+        }
+        idle
+    }
+
     pub(crate) fn counters(&self) -> ModelCounters {
         self.inner.lock().timing.counters()
     }

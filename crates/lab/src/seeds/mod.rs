@@ -14,7 +14,9 @@ mod device;
 mod measure;
 mod published;
 mod raw;
+mod report_000;
 mod report_001;
+mod report_003;
 mod row;
 mod table;
 mod tally;
@@ -65,7 +67,11 @@ struct Output {
 }
 
 fn reports() -> Vec<(Report, Vec<Job>)> {
-    vec![(report_001::report(), report_001::jobs())]
+    vec![
+        (report_000::report(), report_000::jobs()),
+        (report_001::report(), report_001::jobs()),
+        (report_003::report(), report_003::jobs()),
+    ]
 }
 
 pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {

@@ -15,7 +15,7 @@ use super::clients::Span;
 use super::device::VirtualDevice;
 use super::measure::{Config, Context, Job, Measurement, Server};
 use super::published::{DISK, Metric, Published, Report, SSD};
-use super::timing::Timing;
+use super::timing::{Affine, Link, Timing};
 use super::world::{Plan, World};
 
 const GB: u64 = 1_000_000_000;
@@ -69,7 +69,8 @@ pub(super) fn report() -> Report {
             "100 GB of 800 GB: nothing is ever evicted, and writeback does not begin within a run.",
             "The report's hit ratios of 70 to 99 % follow runs for which the cache was emptied; \
              here reads begin with all of the range cached, writes with an empty cache.",
-            "The mixed baselines of the SSDs are not fitted: the models know reads and writes.",
+            "Mixed reads and writes are on one link whose overheads are fitted to the mixed row: \
+             commands of one direction overlap with transfers of the other.",
             "PCIe runs are measured for 60 of the 300 s.",
         ],
     }
@@ -128,6 +129,30 @@ fn defaults() -> Config {
     }
 }
 
+/// The SSD under a mix of reads and writes, from the figures of the models and of the mixed row.
+///
+/// The models know reads and writes alone. Added up on one link, they give 46,200 requests on
+/// SATA where 49,870 were published, and 160,300 on PCIe where 156,077 were; on two links PCIe
+/// would do 219,000. So there is one link, on which the overheads of both directions are as many
+/// times as large as fits the row.
+fn mixed(kind: ModelKind) -> Timing {
+    let (read, write, mixed, latencies) = match kind {
+        ModelKind::PcieSsd => ((4.11, 2077.5), (4.49, 1832.7), 156_077.0, (80.0, 20.0)),
+        _ => ((5.53, 280.65), (11.14, 271.09), 49_870.0, (90.0, 40.0)),
+    };
+    let transfer = |rate: f64| 4096.0 / rate;
+    let overheads = 0.75 * read.0 + 0.25 * write.0;
+    let factor = (1e6 / mixed - 0.75 * transfer(read.1) - 0.25 * transfer(write.1)) / overheads;
+    let link = |(overhead, rate): (f64, f64), latency: f64| Link {
+        overhead: overhead * factor * 1000.0,
+        per_byte: 1000.0 / rate,
+        latency: latency * 1000.0,
+    };
+    let (read, write) = (link(read, latencies.0), link(write, latencies.1));
+    let sync = if kind == ModelKind::PcieSsd { 50_000 } else { 200_000 };
+    Timing::affine(Affine { read, write, shared: true, sync })
+}
+
 fn world(kind: ModelKind, config: &Config, seed: u64) -> LabResult<World> {
     World::new(Plan {
         ssd: VirtualDevice::cache(SSD_BYTES, Timing::model(kind, SSD_BYTES)),
@@ -164,8 +189,11 @@ fn run_chain(
         if chain.warm && context.scale < 1.0 {
             workload.span = (DISK_BYTES as f64 * context.scale) as u64 / SEQUENTIAL * SEQUENTIAL;
         }
-        let found =
-            context.volume(&mut world, &experiment, 0, workload, Span::seconds(seconds))?;
+        if *test == "rand-mix" {
+            world.replace_ssd(mixed(kind))?;
+        }
+        let span = Span::seconds(seconds);
+        let found = context.volume(&mut world, &experiment, 0, workload, span)?;
         let measured = Measurement::of_volume(config, experiment, vec![found]);
         if config.name == "forebay/writeback" {
             measurements.push(measured.also_as("forebay as maxio", MAXIO));
@@ -180,15 +208,15 @@ fn raw(context: &Context<'_>) -> LabResult<Vec<Measurement>> {
     for (ssd, kind, seconds) in SSDS {
         for test in ["seq-write", "seq-read", "rand-write", "rand-read", "rand-mix"] {
             let experiment = format!("{ssd}/{test}");
-            let mut run = |server, kind, capacity| {
-                let timing = Timing::model(kind, capacity);
+            let mut run = |server, timing| {
                 let span = Span::seconds(seconds);
                 let found = context.raw(timing, &experiment, workload(test), span)?;
                 measurements.push(Measurement::of_model(server, experiment.clone(), vec![found]));
                 LabResult::Ok(())
             };
-            run(Server::Hdd, ModelKind::Hdd7200, DISK_BYTES)?;
-            run(Server::Ssd, kind, SSD_BYTES)?;
+            run(Server::Hdd, Timing::model(ModelKind::Hdd7200, DISK_BYTES))?;
+            let alone = || Timing::model(kind, SSD_BYTES);
+            run(Server::Ssd, if test == "rand-mix" { mixed(kind) } else { alone() })?;
         }
     }
     Ok(measurements)
@@ -198,7 +226,7 @@ pub(super) fn jobs() -> Vec<Job> {
     const WRITES: Chain = Chain { warm: false, tests: &["rand-write"] };
     const STREAM: Chain = Chain { warm: false, tests: &["seq-write"] };
     const READS: Chain = Chain { warm: true, tests: &["seq-read", "rand-read", "rand-mix"] };
-    const STRICT: Chain = Chain { warm: true, tests: &["rand-write", "rand-mix", "seq-write"] };
+    const STRICT: Chain = Chain { warm: true, tests: &["rand-write", "seq-write", "rand-mix"] };
     const DEFAULTS: Chain = Chain { warm: false, tests: &["seq-write", "seq-read"] };
     let mut jobs = vec![Job::new("001", "bare models", 10.0, raw)];
     for ssd in SSDS {

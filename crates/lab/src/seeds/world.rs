@@ -22,6 +22,7 @@ use super::access::Access;
 use super::clients::Server;
 use super::device::{VirtualDevice, fill_payload};
 use super::tally::Gauges;
+use super::timing::Timing;
 
 /// Rounds of tasks at one moment after which the engine runs in circles.
 const CIRCLES: u32 = 10_000_000;
@@ -250,6 +251,18 @@ impl World {
         let engine = self.engine.clone();
         let changing = async move { engine.set(VOLUME, settings).await };
         Ok(self.machine().block_on("changing settings", changing)??)
+    }
+
+    /// From now on the cache device takes as long as `timing` says.
+    ///
+    /// # Errors
+    /// It does not come to rest.
+    pub(crate) fn replace_ssd(&mut self, timing: Timing) -> LabResult<()> {
+        self.plain(Op::Flush, 0, 0)?;
+        if self.ssd.replace_timing(timing) {
+            return Ok(());
+        }
+        Err(other("the cache device is busy although nobody asks for anything"))
     }
 
     /// Lets time pass without requests.
