@@ -13,10 +13,13 @@ mod cpu;
 mod device;
 mod measure;
 mod published;
+mod published_002;
 mod raw;
 mod report_000;
 mod report_001;
+mod report_002;
 mod report_003;
+mod report_004;
 mod row;
 mod table;
 mod tally;
@@ -70,7 +73,9 @@ fn reports() -> Vec<(Report, Vec<Job>)> {
     vec![
         (report_000::report(), report_000::jobs()),
         (report_001::report(), report_001::jobs()),
+        (report_002::report(), report_002::jobs()),
         (report_003::report(), report_003::jobs()),
+        (report_004::report(), report_004::jobs()),
     ]
 }
 

@@ -30,6 +30,9 @@ const CIRCLES: u32 = 10_000_000;
 /// Virtual time in which something that is waited for must have ended.
 const PATIENCE: u64 = 24 * 3600 * 1_000_000_000;
 
+/// Virtual time in which devices come to rest when nobody asks for anything: writeback of all.
+const REST: u64 = 3600 * 1_000_000_000;
+
 /// Time that only the event loop moves.
 #[derive(Default)]
 struct VirtualClock(AtomicU64);
@@ -273,11 +276,38 @@ impl World {
     /// # Errors
     /// It does not come to rest.
     pub(crate) fn replace_ssd(&mut self, timing: Timing) -> LabResult<()> {
-        self.plain(Op::Flush, 0, 0)?;
+        self.rest()?;
         if self.ssd.replace_timing(timing) {
             return Ok(());
         }
         Err(other("the cache device is busy although nobody asks for anything"))
+    }
+
+    /// From now on both devices take as long as these say.
+    ///
+    /// # Errors
+    /// They do not come to rest.
+    pub(crate) fn replace_devices(&mut self, ssd: Timing, disk: Timing) -> LabResult<()> {
+        self.replace_ssd(ssd)?;
+        if self.disk.replace_timing(disk) {
+            return Ok(());
+        }
+        Err(other("the disk is busy although nobody asks for anything"))
+    }
+
+    /// Makes all durable, and waits until both devices have nothing to do.
+    fn rest(&mut self) -> LabResult<()> {
+        self.plain(Op::Flush, 0, 0)?;
+        let busy = |world: &World| [world.ssd.next_event(), world.disk.next_event()];
+        let started = self.now();
+        while let Some(next) = busy(self).into_iter().flatten().min() {
+            if next.0 - started.0 > REST {
+                return Err(other("the devices do not come to rest"));
+            }
+            self.advance(next.max(self.now()));
+            self.settle(&mut Vec::new())?;
+        }
+        Ok(())
     }
 
     /// Lets time pass without requests.
