@@ -23,8 +23,6 @@ pub(crate) enum Shape {
     Backwards,
     /// Every so many-th request's length; when the end is reached, from the next one on.
     Stride(u64),
-    /// Each place once, in an order that is a permutation of all.
-    Shuffled,
 }
 
 /// What the clients of one run ask for.
@@ -48,34 +46,12 @@ pub(crate) struct Generator {
     rng: fastrand::Rng,
     at: u64,
     lap: u64,
-    /// Of a permutation: step and offset, in requests.
-    step: u64,
-    offset: u64,
-}
-
-fn coprime(wanted: u64, to: u64) -> u64 {
-    let gcd = |mut a: u64, mut b: u64| {
-        while b != 0 {
-            (a, b) = (b, a % b);
-        }
-        a
-    };
-    let mut step = wanted.max(1) % to.max(1);
-    while gcd(step.max(1), to) != 1 {
-        step += 1;
-    }
-    step.max(1)
 }
 
 impl Generator {
     pub(crate) fn new(workload: Workload, seed: u64) -> Self {
-        let mut rng = fastrand::Rng::with_seed(seed);
-        let places = (workload.span / workload.len).max(1);
-        // The golden ratio spreads neighbours evenly; the seed moves it a little.
-        let near = (places as f64 * 0.618_033_988_749_895) as u64 + rng.u64(0..=places / 64);
-        let step = coprime(near, places);
-        let offset = rng.u64(0..places);
-        Generator { workload, rng, at: 0, lap: 0, step, offset }
+        let rng = fastrand::Rng::with_seed(seed);
+        Generator { workload, rng, at: 0, lap: 0 }
     }
 
     /// Requests that the range has room for.
@@ -98,11 +74,6 @@ impl Generator {
             Shape::Zipf(zipf) => zipf.place(&mut self.rng, places),
             Shape::Sequential => self.forward(places),
             Shape::Backwards => places - 1 - self.forward(places),
-            Shape::Shuffled => {
-                let number = self.forward(places);
-                ((u128::from(number) * u128::from(self.step) + u128::from(self.offset))
-                    % u128::from(places)) as u64
-            }
             &Shape::Stride(stride) => {
                 let place = self.at;
                 self.at += stride;
@@ -178,7 +149,7 @@ impl Zipf {
     #[inline]
     pub(crate) fn rank(&self, rng: &mut fastrand::Rng) -> u64 {
         let drawn = rng.u64(..);
-        let slot = ((drawn >> 32) * self.slots.len() as u64 >> 32) as usize;
+        let slot = (((drawn >> 32) * self.slots.len() as u64) >> 32) as usize;
         let (stays, other) = self.slots[slot];
         if (drawn as u32) < stays { slot as u64 } else { u64::from(other) }
     }
@@ -237,8 +208,7 @@ mod tests {
     }
 
     fn take(shape: Shape, count: usize) -> Vec<u64> {
-        let workload =
-            Workload { shape, start: 1000, span: 100, len: 10, writes: 0, depth: 1 };
+        let workload = Workload { shape, start: 1000, span: 100, len: 10, writes: 0, depth: 1 };
         let mut generator = Generator::new(workload, 3);
         (0..count).map(|_| (generator.next().offset - 1000) / 10).collect()
     }
@@ -248,10 +218,6 @@ mod tests {
         assert_eq!(take(Shape::Sequential, 12), [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1]);
         assert_eq!(take(Shape::Backwards, 11), [9, 8, 7, 6, 5, 4, 3, 2, 1, 0, 9]);
         assert_eq!(take(Shape::Stride(4), 10), [0, 4, 8, 1, 5, 9, 2, 6, 3, 7]);
-        let mut all = take(Shape::Shuffled, 10);
-        assert_ne!(all, (0..10).collect::<Vec<u64>>());
-        all.sort_unstable();
-        assert_eq!(all, (0..10).collect::<Vec<u64>>());
         assert!(take(Shape::Random, 1000).iter().all(|place| *place < 10));
     }
 

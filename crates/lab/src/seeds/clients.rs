@@ -124,7 +124,6 @@ pub(crate) fn run<S: Server>(
     workload: Workload,
     seed: u64,
     span: Span,
-    mut tick: impl FnMut(f64),
 ) -> LabResult<Found> {
     let depth = workload.depth;
     let start = server.now();
@@ -193,14 +192,14 @@ pub(crate) fn run<S: Server>(
             });
             before = (gauges, answered, Nanos(next_sample));
             next_sample += sample_every;
-            tick((next.0 - start.0) as f64 / (end.0 - start.0) as f64);
         }
         if next > end {
             now = end;
             last = end;
             break;
         }
-        if next > now {
+        // Also what ends at the very moment at which it began has to be noticed.
+        if next > now || event.is_some_and(|at| at <= now) {
             now = next;
             this.server.advance(now);
         }

@@ -32,10 +32,14 @@ pub(crate) fn fill_payload(into: &mut [u8]) {
     }
 }
 
-/// Whether these bytes are payload, by their ends: nothing else that is written has it there.
-fn is(bytes: &[u8], word: u64) -> bool {
-    bytes.first_chunk::<8>() == Some(&word.to_le_bytes())
-        && bytes.last_chunk::<8>() == Some(&word.to_le_bytes())
+/// Whether this sector is payload, by its ends: nothing else that is written has it there.
+fn sector_is_payload(sector: &[u8]) -> bool {
+    let word = PAYLOAD.to_le_bytes();
+    sector.first_chunk::<8>() == Some(&word) && sector.last_chunk::<8>() == Some(&word)
+}
+
+fn page_is_payload(page: &[u8]) -> bool {
+    page.chunks_exact(SECTOR).all(sector_is_payload)
 }
 
 /// A page that is not wholly payload.
@@ -110,7 +114,7 @@ impl Content {
             if blank {
                 set_bit(written, page, true);
             }
-            if part.len() == PAGE && is(part, PAYLOAD) {
+            if part.len() == PAGE && page_is_payload(part) {
                 if bit(other, page) {
                     set_bit(other, page, false);
                     kept.remove(&page);
@@ -162,7 +166,7 @@ fn read_page(zeroes: bool, kept: Option<&Kept>, whole: &mut [u8; PAGE]) {
 fn compact(bytes: &[u8]) -> Kept {
     let mut mask = 0u8;
     for (index, sector) in bytes.chunks(SECTOR).enumerate() {
-        if is(sector, PAYLOAD) {
+        if sector_is_payload(sector) {
             mask |= 1 << index;
         } else if sector.iter().any(|byte| *byte != 0) {
             let end = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
@@ -214,13 +218,8 @@ pub(crate) struct VirtualDevice {
 
 impl VirtualDevice {
     fn new(name: &str, size: u64, timing: Timing, content: Content) -> Arc<Self> {
-        let inner = Inner {
-            timing,
-            content,
-            places: Vec::new(),
-            free: Vec::new(),
-            completed: Vec::new(),
-        };
+        let inner =
+            Inner { timing, content, places: Vec::new(), free: Vec::new(), completed: Vec::new() };
         Arc::new(VirtualDevice { name: name.into(), size, inner: Arc::new(Mutex::new(inner)) })
     }
 
@@ -379,8 +378,7 @@ impl DeviceQueue for VirtualQueue {
         let inner = &mut *self.inner.lock();
         let done = self.transfer(&mut inner.content, op, &shape);
         let place = inner.free.pop().unwrap_or_else(|| {
-            let empty =
-                InFlight { uses: 0, done: None, due: false, forgotten: false, waker: None };
+            let empty = InFlight { uses: 0, done: None, due: false, forgotten: false, waker: None };
             inner.places.push(empty);
             (inner.places.len() - 1) as u32
         });
@@ -453,7 +451,8 @@ mod tests {
         let mut header = vec![0; PAGE];
         header[..100].fill(7);
         let mut half = vec![0; PAGE];
-        fill_payload(&mut half[512..1024]);
+        fill_payload(&mut half[..512]);
+        fill_payload(&mut half[PAGE - 512..]);
         for (page, bytes) in [(0, &payload), (1, &header), (2, &half), (3, &payload)] {
             content.write(page * PAGE as u64, bytes);
         }

@@ -58,16 +58,14 @@ impl Config {
 }
 
 /// What jobs are given.
-pub(crate) struct Context<'a> {
+pub(crate) struct Context {
     pub(crate) costs: CpuCosts,
     pub(crate) seed: u64,
     /// Measured times are multiplied by this.
     pub(crate) scale: f64,
-    /// Told about progress: so much of this job is done.
-    pub(crate) tick: &'a dyn Fn(f64),
 }
 
-impl Context<'_> {
+impl Context {
     /// A seed for one run: the same for every configuration of an experiment.
     pub(crate) fn seed(&self, experiment: &str, repetition: u64) -> u64 {
         // FNV-1a.
@@ -101,7 +99,7 @@ impl Context<'_> {
     ) -> LabResult<Found> {
         let seed = self.seed(experiment, 0);
         let mut raw = Raw::new(timing);
-        clients::run(&mut raw, Cpu::none(), workload, seed, self.span(span), |_| ())
+        clients::run(&mut raw, Cpu::none(), workload, seed, self.span(span))
     }
 
     /// Clients on a volume.
@@ -118,7 +116,7 @@ impl Context<'_> {
     ) -> LabResult<Found> {
         let seed = self.seed(experiment, repetition);
         let cpu = Cpu::new(self.costs);
-        clients::run(world, cpu, workload, seed, self.span(span), |_| ())
+        clients::run(world, cpu, workload, seed, self.span(span))
     }
 }
 
@@ -131,14 +129,14 @@ pub(crate) struct Job {
     pub(crate) run: Work,
 }
 
-type Work = Box<dyn Fn(&Context<'_>) -> LabResult<Vec<Measurement>> + Send + Sync>;
+type Work = Box<dyn Fn(&Context) -> LabResult<Vec<Measurement>> + Send + Sync>;
 
 impl Job {
     pub(crate) fn new(
         report: &'static str,
         name: impl Into<String>,
         weight: f64,
-        run: impl Fn(&Context<'_>) -> LabResult<Vec<Measurement>> + Send + Sync + 'static,
+        run: impl Fn(&Context) -> LabResult<Vec<Measurement>> + Send + Sync + 'static,
     ) -> Self {
         Job { report, name: name.into(), weight, run: Box::new(run) }
     }

@@ -58,6 +58,12 @@ pub(crate) struct Args {
     /// Measure this share of the reports' times, to get an impression quickly
     #[arg(long, default_value_t = 1.0, value_name = "SHARE")]
     scale: f64,
+    /// With --json: add to each row how the run went over time, and its latencies
+    #[arg(long)]
+    details: bool,
+    /// Say on standard error how long each job took
+    #[arg(long)]
+    times: bool,
     #[command(flatten)]
     costs: CpuCosts,
 }
@@ -102,7 +108,7 @@ pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
     for report in &reports {
         let own = jobs.iter().zip(&measured).filter(|(job, _)| job.report == report.number);
         let own: Vec<Measurement> = own.flat_map(|(_, found)| found.iter().cloned()).collect();
-        let own = row::rows(report, &own);
+        let own = row::rows(report, &own, args.details);
         if !json {
             table::print(report, &own);
         }
@@ -134,15 +140,10 @@ fn run_jobs(args: &Args, jobs: &[Job]) -> LabResult<Vec<Vec<Measurement>>> {
                 while let Some(index) = order.get(next.fetch_add(1, Ordering::SeqCst)) {
                     let job = &jobs[*index];
                     progress.label(format!("{} {}", job.report, job.name));
-                    let context = Context {
-                        costs: args.costs,
-                        seed: args.seed,
-                        scale: args.scale,
-                        tick: &|_| (),
-                    };
+                    let context = Context { costs: args.costs, seed: args.seed, scale: args.scale };
                     let started = std::time::Instant::now();
                     *results[*index].lock() = Some((job.run)(&context));
-                    if std::env::var_os("FOREBAY_LAB_TIMES").is_some() {
+                    if args.times {
                         let took = started.elapsed().as_secs_f64();
                         eprintln!("{} {}: {took:.1} s of {}", job.report, job.name, job.weight);
                     }

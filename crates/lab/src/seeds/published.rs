@@ -112,9 +112,8 @@ impl Published {
 
     /// The cache with the best share.
     pub(crate) fn best_share(&self) -> Option<(&'static str, f64)> {
-        let caches = self.values.iter().filter(|(name, _)| {
-            ![DISK, SSD, "ssd maximum"].contains(name)
-        });
+        let caches =
+            self.values.iter().filter(|(name, _)| ![DISK, SSD, "ssd maximum"].contains(name));
         let shares = caches.filter_map(|(name, _)| Some((*name, self.share_of(name)?)));
         let less = self.metric.less_is_better();
         shares.reduce(|best, other| if (other.1 < best.1) == less { other } else { best })

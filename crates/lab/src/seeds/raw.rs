@@ -80,7 +80,7 @@ mod tests {
             depth,
         };
         let mut raw = Raw::new(Timing::affine(spec));
-        let found = run(&mut raw, cpu, workload, 1, Span::seconds(1.0), |_| ()).expect("runs");
+        let found = run(&mut raw, cpu, workload, 1, Span::seconds(1.0)).expect("runs");
         assert_eq!(found.seconds, 1.0);
         let all = found.reads.mean() * found.reads.requests as f64
             + found.writes.mean() * found.writes.requests as f64;

@@ -58,12 +58,7 @@ const STRIDE: u64 = 17;
 pub(super) fn report() -> Report {
     let mut published = Vec::new();
     for (record, test, disk, ssd, cfq, noop) in &ROWS {
-        let values = [
-            (DISK, disk.0),
-            (SSD, ssd.0),
-            ("bcache cfq", cfq.0),
-            ("bcache noop", noop.0),
-        ];
+        let values = [(DISK, disk.0), (SSD, ssd.0), ("bcache cfq", cfq.0), ("bcache noop", noop.0)];
         let name = format!("{record}M/{test}");
         let mut row = Published::new(name, Metric::KibPerSecond, &values);
         row.note = match *test {
@@ -160,7 +155,7 @@ fn workload(test: &str, write: bool, record: u64, repetition: u64) -> Workload {
     Workload { shape, start, span: span / len * len, len, writes, depth: 1 }
 }
 
-fn raw(context: &Context<'_>) -> LabResult<Vec<Measurement>> {
+fn raw(context: &Context) -> LabResult<Vec<Measurement>> {
     let mut measurements = Vec::new();
     for record in RECORDS {
         for (test, write) in TESTS {
@@ -211,7 +206,7 @@ fn configs() -> Vec<Config> {
     ]
 }
 
-fn cached(context: &Context<'_>, config: &Config, record: u64) -> LabResult<Vec<Measurement>> {
+fn cached(context: &Context, config: &Config, record: u64) -> LabResult<Vec<Measurement>> {
     let mut world = World::new(Plan {
         ssd: VirtualDevice::cache(SSD_BYTES, timing(Server::Ssd, "write", true)),
         disk: VirtualDevice::origin(DISK_BYTES, timing(Server::Hdd, "read", false)),
@@ -224,7 +219,8 @@ fn cached(context: &Context<'_>, config: &Config, record: u64) -> LabResult<Vec<
     let mut measurements = Vec::new();
     for (test, write) in TESTS {
         let name = format!("{record}M/{test}");
-        world.replace_devices(timing(Server::Ssd, test, write), timing(Server::Hdd, test, write))?;
+        world
+            .replace_devices(timing(Server::Ssd, test, write), timing(Server::Hdd, test, write))?;
         let mut found: Vec<Found> = Vec::new();
         for repetition in 0..REPETITIONS {
             let work = workload(test, write, record, repetition);
@@ -242,9 +238,7 @@ pub(super) fn jobs() -> Vec<Job> {
         for record in RECORDS {
             let config = config.clone();
             let name = format!("{} {record}M", config.name);
-            jobs.push(Job::new("002", name, 20.0, move |context| {
-                cached(context, &config, record)
-            }));
+            jobs.push(Job::new("002", name, 20.0, move |context| cached(context, &config, record)));
         }
     }
     jobs

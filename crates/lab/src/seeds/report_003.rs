@@ -53,8 +53,7 @@ pub(super) fn report() -> Report {
         Published::new(MAXIMUM, Metric::MibPerSecond, &[(SSD, LARGE)]),
     ];
     for (jobs, depth, writeboost, bcache) in ROWS {
-        let values =
-            [("ssd maximum", LARGE), ("dm-writeboost", writeboost), ("bcache", bcache)];
+        let values = [("ssd maximum", LARGE), ("dm-writeboost", writeboost), ("bcache", bcache)];
         let name = format!("file/{jobs}x{depth}");
         let mut row = Published::new(name, Metric::MibPerSecond, &values);
         row.ssd_reference = Some(MAXIMUM);
@@ -124,7 +123,7 @@ fn workload(shape: Shape, len: u64, depth: usize) -> Workload {
     Workload { shape, start: 0, span: DISK_BYTES / len * len, len, writes: 100, depth }
 }
 
-fn raw(context: &Context<'_>) -> LabResult<Vec<Measurement>> {
+fn raw(context: &Context) -> LabResult<Vec<Measurement>> {
     let mut measurements = Vec::new();
     let mut run = |server, timing: Timing, experiment: &str, len, depth| {
         let work = workload(Shape::Random, len, depth);
@@ -144,15 +143,12 @@ fn raw(context: &Context<'_>) -> LabResult<Vec<Measurement>> {
     Ok(measurements)
 }
 
-fn cached(context: &Context<'_>, config: &Config) -> LabResult<Vec<Measurement>> {
+fn cached(context: &Context, config: &Config) -> LabResult<Vec<Measurement>> {
     let mut measurements = Vec::new();
     for (jobs, depth, ..) in ROWS {
         let mut world = World::new(Plan {
             ssd: VirtualDevice::cache(SSD_BYTES, Timing::affine(ssd())),
-            disk: VirtualDevice::origin(
-                DISK_BYTES,
-                Timing::model(ModelKind::Hdd7200, DISK_BYTES),
-            ),
+            disk: VirtualDevice::origin(DISK_BYTES, Timing::model(ModelKind::Hdd7200, DISK_BYTES)),
             settings: config.settings.clone(),
             block: BlockSize::DEFAULT,
             seed: context.seed,

@@ -140,7 +140,7 @@ fn span() -> Span {
     Span { warm_up: WARM_UP, ..Span::seconds(SECONDS) }
 }
 
-fn raw(context: &Context<'_>) -> LabResult<Vec<Measurement>> {
+fn raw(context: &Context) -> LabResult<Vec<Measurement>> {
     let run = |cell: &Cell| {
         let timing = Timing::model(ModelKind::SataSsd, SSD_BYTES);
         let found = context.raw(timing, &cell.name(), cell.workload(), span())?;
@@ -149,7 +149,7 @@ fn raw(context: &Context<'_>) -> LabResult<Vec<Measurement>> {
     Cell::all().iter().map(run).collect()
 }
 
-fn cached(context: &Context<'_>, block: u64, cell: &Cell) -> LabResult<Measurement> {
+fn cached(context: &Context, block: u64, cell: &Cell) -> LabResult<Measurement> {
     let config = config(block);
     let mut world = World::new(Plan {
         ssd: VirtualDevice::cache(RAM_BYTES, ram()),

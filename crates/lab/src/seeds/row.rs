@@ -70,14 +70,13 @@ pub(crate) struct Row {
     pub(crate) baseline: Option<Baseline>,
     pub(crate) goal: Option<Goal>,
     pub(crate) note: Option<String>,
-    /// What is too large for the table; for pages of results.
-    #[serde(skip)]
-    pub(crate) detail: Option<std::sync::Arc<Detail>>,
+    /// If asked for: what is too large for the table.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) detail: Option<Detail>,
 }
 
 /// Beside a row: how a run went over time, and its latencies.
-#[derive(Clone, Debug, Default)]
-#[expect(dead_code, reason = "read by pages of results, not by the table")]
+#[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Detail {
     pub(crate) series: Vec<Sample>,
     /// Lower ends in microseconds, and requests.
@@ -96,7 +95,9 @@ fn deviation(values: &[f64]) -> Option<f64> {
 }
 
 /// The rows of a report, in the order of its experiments.
-pub(crate) fn rows(report: &Report, measurements: &[Measurement]) -> Vec<Row> {
+///
+/// `details`: with what is too large for a table.
+pub(crate) fn rows(report: &Report, measurements: &[Measurement], details: bool) -> Vec<Row> {
     let mut rows = Vec::new();
     for published in &report.published {
         let here = measurements.iter().filter(|m| m.experiment == published.experiment);
@@ -109,7 +110,7 @@ pub(crate) fn rows(report: &Report, measurements: &[Measurement]) -> Vec<Row> {
             Some(mean(&values(measured, published.metric)))
         };
         let bases = (baseline(Server::Hdd), baseline(Server::Ssd));
-        rows.extend(here.iter().map(|m| row(report, published, m, bases)));
+        rows.extend(here.iter().map(|m| row(report, published, m, bases, details)));
         if here.is_empty() || published.only_published {
             rows.push(bare(report, published));
         }
@@ -159,6 +160,7 @@ fn row(
     published: &Published,
     measurement: &Measurement,
     (hdd, ssd): (Option<f64>, Option<f64>),
+    details: bool,
 ) -> Row {
     let metric = published.metric;
     let values = values(measurement, metric);
@@ -221,7 +223,7 @@ fn row(
         baseline,
         goal,
         note: (!note.is_empty()).then(|| note.join(" ")),
-        detail: measurement.detail.clone(),
+        detail: measurement.detail.as_deref().cloned().filter(|_| details),
     }
 }
 

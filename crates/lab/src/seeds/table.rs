@@ -93,9 +93,9 @@ pub(crate) fn print(report: &Report, rows: &[Row]) {
             (None, None) => String::new(),
         };
         let system = row.published_system.unwrap_or("");
-        let theirs = row.published_share.map_or_else(String::new, |share| {
-            format!("{} {system}", number(share.0))
-        });
+        let theirs = row
+            .published_share
+            .map_or_else(String::new, |share| format!("{} {system}", number(share.0)));
         table.row([
             String::new(),
             String::new(),

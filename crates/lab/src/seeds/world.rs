@@ -77,7 +77,6 @@ pub(crate) struct Plan {
 pub(crate) struct World {
     clock: Arc<VirtualClock>,
     lane: Rc<Lane>,
-    engine: Rc<EngineLane>,
     target: Rc<LaneVolume>,
     ssd: Arc<VirtualDevice>,
     disk: Arc<VirtualDevice>,
@@ -181,8 +180,7 @@ impl World {
         let making =
             build(context, machine.ssd.clone(), machine.disk.clone(), settings, block, seed);
         let engine = machine.block_on("making a cache", making)??;
-        let target =
-            engine.target(VOLUME).ok_or_else(|| other("the volume is not running"))?;
+        let target = engine.target(VOLUME).ok_or_else(|| other("the volume is not running"))?;
         if never_full {
             machine.ssd.stop_keeping();
         }
@@ -191,16 +189,7 @@ impl World {
         let mut scratch = vec![0; block.as_usize()];
         fill_payload(&mut scratch);
         let (as_sink, block) = (sink.clone() as Rc<dyn CompletionSink>, block.bytes());
-        Ok(World { clock, lane, engine, target, ssd, disk, sink, as_sink, scratch, block })
-    }
-
-    fn machine(&self) -> Machine {
-        Machine {
-            clock: self.clock.clone(),
-            lane: self.lane.clone(),
-            ssd: self.ssd.clone(),
-            disk: self.disk.clone(),
-        }
+        Ok(World { clock, lane, target, ssd, disk, sink, as_sink, scratch, block })
     }
 
     /// Brings a range into the cache, as it is on the disk.
@@ -251,26 +240,6 @@ impl World {
         }
     }
 
-    /// Writes everything dirty back.
-    ///
-    /// # Errors
-    /// What the engine says.
-    pub(crate) fn drain(&mut self) -> LabResult<()> {
-        let engine = self.engine.clone();
-        let draining = async move { engine.drain(VOLUME, |_| ()).await };
-        Ok(self.machine().block_on("draining", draining)??)
-    }
-
-    /// Changes settings.
-    ///
-    /// # Errors
-    /// What the engine says.
-    pub(crate) fn set(&mut self, settings: VolumeSettings) -> LabResult<()> {
-        let engine = self.engine.clone();
-        let changing = async move { engine.set(VOLUME, settings).await };
-        Ok(self.machine().block_on("changing settings", changing)??)
-    }
-
     /// From now on the cache device takes as long as `timing` says.
     ///
     /// # Errors
@@ -308,13 +277,6 @@ impl World {
             self.settle(&mut Vec::new())?;
         }
         Ok(())
-    }
-
-    /// Lets time pass without requests.
-    pub(crate) fn pass(&mut self, seconds: f64) -> LabResult<()> {
-        let lane = self.lane.clone();
-        let duration = std::time::Duration::from_secs_f64(seconds);
-        self.machine().block_on("time passes", async move { lane.sleep(duration).await })
     }
 
     fn check(&self) -> LabResult<()> {
@@ -417,5 +379,81 @@ impl Drop for World {
     fn drop(&mut self) {
         // Tasks refer to their lane, so they would keep each other alive.
         self.lane.abandon();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_core::Durability;
+    use forebay_device::model::ModelKind;
+
+    use super::super::access::{Shape, Workload};
+    use super::super::clients::{Span, run};
+    use super::super::cpu::{Cpu, CpuCosts};
+    use super::super::tally::Found;
+    use super::*;
+
+    const SSD: u64 = 512 << 20;
+    const COSTS: CpuCosts =
+        CpuCosts { cpu_read: 770, cpu_write: 1330, cpu_front: 1250, cpu_more: 400 };
+
+    fn world(settings: VolumeSettings) -> World {
+        let plan = Plan {
+            ssd: VirtualDevice::cache(SSD, Timing::model(ModelKind::SataSsd, SSD)),
+            disk: VirtualDevice::origin(1 << 30, Timing::model(ModelKind::Hdd7200, 1 << 30)),
+            settings,
+            block: BlockSize::DEFAULT,
+            seed: 1,
+            never_full: false,
+        };
+        World::new(plan).expect("a cache")
+    }
+
+    fn mix(world: &mut World, len: u64, writes: u32, seed: u64) -> Found {
+        let span = (256 << 20) / len * len;
+        let workload = Workload { shape: Shape::Random, start: 0, span, len, writes, depth: 32 };
+        run(world, Cpu::new(COSTS), workload, seed, Span::seconds(2.0)).expect("runs")
+    }
+
+    #[test]
+    fn the_same_seed_gives_the_same_run_and_another_one_does_not() {
+        for len in [4096, 512, 20_480] {
+            let found = |seed| {
+                let found = mix(&mut world(VolumeSettings::default()), len, 30, seed);
+                let latencies = found.latencies().buckets();
+                (found.requests(), found.gauges.disk_busy, found.series.len(), latencies)
+            };
+            assert_eq!(found(1), found(1), "{len}");
+            assert_ne!(found(1), found(2), "{len}");
+        }
+    }
+
+    #[test]
+    fn writes_are_as_fast_as_the_log_can_be_written() {
+        let found = mix(&mut world(VolumeSettings::default()), 4096, 100, 1);
+        let record = 11.14e-6 + 127.0 * 4096.0 / 271.09e6;
+        let expected = 2.0 * 126.0 / record;
+        // The first ones fill the log's buffers in RAM, 24 MiB of them.
+        let found = found.writes.requests as f64;
+        assert!(found > expected && found < expected + 7000.0, "{found}, not {expected}");
+    }
+
+    #[test]
+    fn what_is_prefetched_is_read_at_the_speed_of_the_ssd() {
+        let mut world = world(VolumeSettings::default());
+        world.prefetch(0..256 << 20).expect("prefetched");
+        let found = mix(&mut world, 4096, 0, 1);
+        assert_eq!(found.gauges.hit_ratio(), Some(1.0));
+        let rate = found.reads.requests as f64 / found.seconds;
+        assert!((rate / 49_687.0 - 1.0).abs() < 0.01, "{rate}");
+    }
+
+    #[test]
+    fn strict_writes_wait_for_the_ssd() {
+        let settings =
+            VolumeSettings { durability: Durability::Strict, ..VolumeSettings::default() };
+        let found = mix(&mut world(settings), 4096, 100, 1);
+        // Record and sync follow each other.
+        assert!(found.writes.mean() > 250_000.0, "{} ns", found.writes.mean());
     }
 }
