@@ -15,7 +15,7 @@ use crate::record::{Closing, Ready, Record};
 use crate::segments::Segments;
 
 /// Commit rounds that are on their way at most where none needs a sync.
-const ROUNDS_WITHOUT_SYNC: usize = 2;
+const ROUNDS_WITHOUT_SYNC: usize = 3;
 
 struct Numbers {
     next: u64,
@@ -238,7 +238,7 @@ impl Log {
     /// calling again after [`Round::Wait`]. A round covers a caller if it started afterwards.
     ///
     /// `durably`: single writes are made durable by the device itself. Then, as long as nothing
-    /// needs a sync, two rounds may be on their way, the second closing and writing while the first
+    /// needs a sync, several rounds may be on their way, one closing and writing while another
     /// waits. Each covers everything that was closed before its own end of closing, so it does not
     /// matter which one ends first.
     pub(crate) fn begin_round(&self, wanted: &mut u64, durably: bool) -> Round {
@@ -251,6 +251,10 @@ impl Log {
         }
         if rounds.failed {
             return Round::Failed;
+        }
+        if rounds.started >= *wanted {
+            // One that covers the caller is on its way.
+            return Round::Wait;
         }
         let without_sync = durably && !self.needs_sync();
         let most = if without_sync && rounds.without_sync { ROUNDS_WITHOUT_SYNC } else { 1 };

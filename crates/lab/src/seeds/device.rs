@@ -296,6 +296,10 @@ impl Device for VirtualDevice {
         512
     }
 
+    fn writes_durably(&self) -> bool {
+        self.inner.lock().timing.writes_durably()
+    }
+
     fn open_queue(&self, context: &QueueContext) -> Result<Rc<dyn DeviceQueue>, DeviceError> {
         Ok(Rc::new(VirtualQueue {
             name: self.name.clone(),
@@ -335,7 +339,8 @@ impl VirtualQueue {
                 content.write(offset, &buf);
                 DeviceDone { result: Ok(()), buf: Some(buf) }
             }
-            DeviceOp::Write { offset, data: IoData::Log(log, range) } => {
+            DeviceOp::Write { offset, data: IoData::Log(log, range) }
+            | DeviceOp::DurableWrite { offset, log, range } => {
                 let result = match log.get(range) {
                     Some(bytes) => {
                         content.write(offset, bytes);
@@ -363,6 +368,9 @@ fn shape(op: &DeviceOp) -> ModelOp {
                 IoData::Log(_, range) => range.len(),
             };
             (ModelOpKind::Write, *offset, len as u64)
+        }
+        DeviceOp::DurableWrite { offset, range, .. } => {
+            (ModelOpKind::DurableWrite, *offset, range.len() as u64)
         }
         DeviceOp::Sync => (ModelOpKind::Sync, 0, 0),
         DeviceOp::Discard { offset, len } => (ModelOpKind::Discard, *offset, *len),

@@ -127,6 +127,11 @@ impl Timing {
         }
     }
 
+    /// Whether single writes can be durable by themselves: SSDs can.
+    pub(crate) fn writes_durably(&self) -> bool {
+        matches!(self.core, Core::Ssd(_) | Core::Affine { .. })
+    }
+
     /// When the next operation completes, unless another arrives before.
     pub(crate) fn next_event(&self) -> Option<Nanos> {
         let known = self.known.peek().map(|Reverse((at, ..))| *at);
@@ -198,7 +203,9 @@ impl Affine {
                 return end;
             }
             ModelOpKind::Read => (&self.read, op.len, false),
-            ModelOpKind::Write | ModelOpKind::WriteZeroes => (&self.write, op.len, !self.shared),
+            ModelOpKind::Write | ModelOpKind::DurableWrite | ModelOpKind::WriteZeroes => {
+                (&self.write, op.len, !self.shared)
+            }
             ModelOpKind::Discard => (&self.write, 0, !self.shared),
         };
         let service = (link.overhead + len as f64 * link.per_byte).round() as u64;
@@ -216,7 +223,10 @@ impl Affine {
                 counters.written_bytes += len;
             }
         }
-        *free + link.latency.round() as u64
+        // As in the models of the device crate: a durable write ends as much later as a sync takes, and
+        // holds nobody up.
+        let durable = if op.kind == ModelOpKind::DurableWrite { self.sync } else { 0 };
+        *free + link.latency.round() as u64 + durable
     }
 }
 
@@ -236,7 +246,9 @@ impl Lru {
 
     /// Uses the blocks of an operation; whether all were there.
     fn access(&mut self, op: &ModelOp) -> bool {
-        if !matches!(op.kind, ModelOpKind::Read | ModelOpKind::Write) || op.len == 0 {
+        let moves =
+            matches!(op.kind, ModelOpKind::Read | ModelOpKind::Write | ModelOpKind::DurableWrite);
+        if !moves || op.len == 0 {
             return false;
         }
         let mut all = true;
