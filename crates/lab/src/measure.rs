@@ -6,7 +6,7 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 use rustix::time::{ClockId, Timespec, clock_gettime};
 
 /// CPU time that the calling thread has used.
-fn thread_cpu() -> Duration {
+pub(crate) fn thread_cpu() -> Duration {
     let Timespec { tv_sec, tv_nsec } = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(u64::try_from(tv_sec).unwrap_or(0), u32::try_from(tv_nsec).unwrap_or(0))
 }

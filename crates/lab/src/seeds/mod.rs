@@ -32,6 +32,7 @@ use parking_lot::Mutex;
 use serde::Serialize;
 
 use crate::error::{LabResult, other};
+use crate::measure::thread_cpu;
 use crate::output::print_json;
 use crate::progress::Progress;
 
@@ -61,7 +62,7 @@ pub(crate) struct Args {
     /// With --json: add to each row how the run went over time, and its latencies
     #[arg(long)]
     details: bool,
-    /// Say on standard error how long each job took
+    /// Say on standard error how much CPU time each job took
     #[arg(long)]
     times: bool,
     #[command(flatten)]
@@ -141,10 +142,10 @@ fn run_jobs(args: &Args, jobs: &[Job]) -> LabResult<Vec<Vec<Measurement>>> {
                     let job = &jobs[*index];
                     progress.label(format!("{} {}", job.report, job.name));
                     let context = Context { costs: args.costs, seed: args.seed, scale: args.scale };
-                    let started = std::time::Instant::now();
+                    let started = thread_cpu();
                     *results[*index].lock() = Some((job.run)(&context));
                     if args.times {
-                        let took = started.elapsed().as_secs_f64();
+                        let took = (thread_cpu() - started).as_secs_f64();
                         eprintln!("{} {}: {took:.1} s of {}", job.report, job.name, job.weight);
                     }
                     progress.advance((job.weight * 10.0) as u64);

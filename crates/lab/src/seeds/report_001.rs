@@ -26,7 +26,7 @@ const SEQUENTIAL: u64 = 256 << 10;
 /// The two SSDs, and for how long runs on them are measured: 48 million requests take longer to
 /// simulate than the report's 300 s are worth.
 const SSDS: [(&str, ModelKind, f64); 2] =
-    [("sata", ModelKind::SataSsd, 300.0), ("pcie", ModelKind::PcieSsd, 60.0)];
+    [("sata", ModelKind::SataSsd, 300.0), ("pcie", ModelKind::PcieSsd, 30.0)];
 
 const MAXIO: &str = "maxio";
 
@@ -71,7 +71,7 @@ pub(super) fn report() -> Report {
              here reads begin with all of the range cached, writes with an empty cache.",
             "Mixed reads and writes are on one link whose overheads are fitted to the mixed row: \
              commands of one direction overlap with transfers of the other.",
-            "PCIe runs are measured for 60 of the 300 s.",
+            "PCIe runs are measured for 30 of the 300 s.",
         ],
     }
 }

@@ -412,7 +412,7 @@ mod tests {
     fn mix(world: &mut World, len: u64, writes: u32, seed: u64) -> Found {
         let span = (256 << 20) / len * len;
         let workload = Workload { shape: Shape::Random, start: 0, span, len, writes, depth: 32 };
-        run(world, Cpu::new(COSTS), workload, seed, Span::seconds(2.0)).expect("runs")
+        run(world, Cpu::new(COSTS), workload, seed, Span::seconds(1.0)).expect("runs")
     }
 
     #[test]
@@ -432,7 +432,7 @@ mod tests {
     fn writes_are_as_fast_as_the_log_can_be_written() {
         let found = mix(&mut world(VolumeSettings::default()), 4096, 100, 1);
         let record = 11.14e-6 + 127.0 * 4096.0 / 271.09e6;
-        let expected = 2.0 * 126.0 / record;
+        let expected = 126.0 / record;
         // The first ones fill the log's buffers in RAM, 24 MiB of them.
         let found = found.writes.requests as f64;
         assert!(found > expected && found < expected + 7000.0, "{found}, not {expected}");
