@@ -12,6 +12,7 @@
 //! - `fio`, `interrupt`: fio as a child, and how it ends when somebody wants that
 //! - `peers`: other caches on real devices, in files of their own
 //! - `seeds`: published experiments in virtual time
+//! - `report`: pages of results
 //! - `output`, `progress`: tables, JSON, bars
 #![forbid(unsafe_code)]
 #![allow(
@@ -37,6 +38,7 @@ mod peers;
 mod progress;
 mod real;
 mod recovery;
+mod report;
 mod rig;
 mod run;
 mod seeds;
@@ -79,6 +81,8 @@ enum Command {
     Recovery(recovery::Args),
     /// The experiments of five published reports, in virtual time
     Seeds(seeds::Args),
+    /// Pages of results from what `seeds --save` or `seeds --json` wrote
+    Report(report::Args),
 }
 
 fn main() -> ExitCode {
@@ -95,6 +99,7 @@ fn main() -> ExitCode {
         Command::SeedsReal(args) => real::run(&args, json),
         Command::Recovery(args) => recovery::run(&args, json),
         Command::Seeds(args) => seeds::run(&args, json),
+        Command::Report(args) => report::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

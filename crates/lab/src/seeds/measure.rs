@@ -12,7 +12,7 @@ use super::clients::{self, Span};
 use super::cpu::{Cpu, CpuCosts};
 use super::raw::Raw;
 use super::row::Detail;
-use super::tally::Found;
+use super::tally::{Found, Sample};
 use super::timing::Timing;
 use super::world::World;
 
@@ -147,12 +147,33 @@ fn detail(found: &[Found]) -> Option<Arc<Detail>> {
     for some in found {
         all.add(some);
     }
-    let series = found.first().map(|found| found.series.clone()).unwrap_or_default();
+    let series = match found {
+        [one] => one.series.clone(),
+        repetitions => each_repetition(repetitions),
+    };
     Some(Arc::new(Detail {
         series,
         read_latencies: all.reads.latencies.buckets(),
         write_latencies: all.writes.latencies.buckets(),
     }))
+}
+
+/// A sample for each repetition, one after the other.
+fn each_repetition(repetitions: &[Found]) -> Vec<Sample> {
+    let mut second = 0.0;
+    let sample = |found: &Found| {
+        second += found.seconds;
+        let seconds = found.seconds.max(1e-9);
+        Sample {
+            second,
+            requests_per_second: found.requests() as f64 / seconds,
+            hit_ratio: found.gauges.hit_ratio().unwrap_or(0.0),
+            dirty_bytes: found.gauges.dirty_bytes,
+            disk_busy: found.gauges.disk_busy.0 as f64 / 1e9 / seconds,
+            ssd_busy: found.gauges.ssd_busy.0 as f64 / 1e9 / seconds,
+        }
+    };
+    repetitions.iter().map(sample).collect()
 }
 
 impl Measurement {

@@ -5,6 +5,7 @@
 //! - `timing`, `device`: how long devices take, and what they hold
 //! - `access`, `clients`, `cpu`: what clients ask for, when, and what software costs
 //! - `world`, `raw`: a cache, and a bare device, that clients can ask
+//! - `pages`: rows, and what is beside them, for pages of results
 //! - `measure`, `tally`, `published`, `row`, `table`: from runs to rows
 
 mod access;
@@ -12,6 +13,7 @@ mod clients;
 mod cpu;
 mod device;
 mod measure;
+mod pages;
 mod published;
 mod published_002;
 mod raw;
@@ -35,6 +37,7 @@ use crate::error::{LabResult, other};
 use crate::measure::thread_cpu;
 use crate::output::print_json;
 use crate::progress::Progress;
+use crate::report::input::{About, Detail};
 
 use cpu::CpuCosts;
 use measure::{Context, Job, Measurement};
@@ -67,6 +70,8 @@ pub(crate) struct Args {
     times: bool,
     #[command(flatten)]
     costs: CpuCosts,
+    #[command(flatten)]
+    pages: pages::Options,
 }
 
 #[derive(Serialize)]
@@ -74,6 +79,11 @@ struct Output {
     seed: u64,
     scale: f64,
     rows: Vec<Row>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    about: Option<About>,
+    /// What is too large for the rows.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    details: Vec<Detail>,
 }
 
 fn reports() -> Vec<(Report, Vec<Job>)> {
@@ -115,9 +125,22 @@ pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
         }
         rows.extend(own);
     }
+    let mut output =
+        Output { seed: args.seed, scale: args.scale, rows, about: None, details: Vec::new() };
     if json {
-        return print_json(&Output { seed: args.seed, scale: args.scale, rows });
+        print_json(&output)?;
     }
+    if args.pages.wanted() {
+        output.about = Some(pages::about(args, &reports));
+        output.details = pages::details(&output.rows);
+        let text = serde_json::to_string(&output)
+            .map_err(|error| other(format!("the result cannot be written: {error}")))?;
+        args.pages.write(&text)?;
+    }
+    if json {
+        return Ok(());
+    }
+    let rows = &output.rows;
     let goals = rows.iter().filter_map(|row| row.goal);
     let (met, all) = (goals.clone().filter(|goal| goal.met).count(), goals.count());
     println!("\n{met} of {all} goals are met.");

@@ -61,6 +61,8 @@ pub(crate) struct Published {
     pub(crate) experiment: String,
     pub(crate) metric: Metric,
     pub(crate) values: Vec<(&'static str, f64)>,
+    /// Standard deviations of the values that have one.
+    pub(crate) deviations: Vec<(&'static str, f64)>,
     /// The experiment of which the SSD model's value is what shares refer to, if not this one.
     pub(crate) ssd_reference: Option<&'static str>,
     /// The row of the report stands by itself, also where there are measurements.
@@ -78,6 +80,7 @@ impl Published {
             experiment: experiment.into(),
             metric,
             values: values.to_vec(),
+            deviations: Vec::new(),
             ssd_reference: None,
             only_published: false,
             note: None,

@@ -33,6 +33,7 @@ const FILE: u64 = 20 * GIB;
 
 /// Four jobs of 20 GB each, at the speed of the bare SSD.
 const SECONDS: f64 = 300.0;
+const COLD_SECONDS: f64 = 120.0;
 const REQUESTS: u64 = 4 * FILE / 4096;
 
 const DISK_SPEED: f64 = 5.05;
@@ -191,7 +192,17 @@ fn raw(context: &Context) -> LabResult<Vec<Measurement>> {
     Ok(measurements)
 }
 
-fn cached(context: &Context, config: &Config) -> LabResult<Vec<Measurement>> {
+/// The same load on an empty cache: how long until it is warm.
+fn cold() -> Config {
+    Config {
+        name: "forebay/writeback cold",
+        system: None,
+        settings: settings(Mode::Writeback, Durability::Flush, None),
+        note: Some("Begins with an empty cache, to show how it warms up; 120 s."),
+    }
+}
+
+fn cached(context: &Context, config: &Config, cold: bool) -> LabResult<Vec<Measurement>> {
     let mut world = World::new(Plan {
         ssd: VirtualDevice::cache(SSD_BYTES, Timing::affine(ssd())),
         disk: VirtualDevice::origin(DISK_BYTES, Timing::cached_disk(disk(), DISK_BYTES)),
@@ -200,8 +211,13 @@ fn cached(context: &Context, config: &Config) -> LabResult<Vec<Measurement>> {
         seed: context.seed,
         never_full: false,
     })?;
-    world.prefetch(0..FILE / 10 * 9)?;
-    let found = context.volume(&mut world, "mix", 0, workload(zipf()), span())?;
+    let span = if cold {
+        Span::seconds(COLD_SECONDS)
+    } else {
+        world.prefetch(0..FILE / 10 * 9)?;
+        span()
+    };
+    let found = context.volume(&mut world, "mix", 0, workload(zipf()), span)?;
     let writes_through = config.settings.mode == Mode::Writethrough;
     let experiment = if writes_through { "writethrough" } else { "writeback" };
     Ok(vec![Measurement::of_volume(config, experiment, vec![found])])
@@ -213,7 +229,8 @@ pub(super) fn jobs() -> Vec<Job> {
         let through = config.settings.mode == Mode::Writethrough;
         let weight = if through { 15.0 } else { 40.0 };
         let name = config.name;
-        jobs.push(Job::new("000", name, weight, move |context| cached(context, &config)));
+        jobs.push(Job::new("000", name, weight, move |context| cached(context, &config, false)));
     }
+    jobs.push(Job::new("000", "cold", 20.0, |context| cached(context, &cold(), true)));
     jobs
 }

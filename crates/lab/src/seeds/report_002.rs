@@ -61,6 +61,8 @@ pub(super) fn report() -> Report {
         let values = [(DISK, disk.0), (SSD, ssd.0), ("bcache cfq", cfq.0), ("bcache noop", noop.0)];
         let name = format!("{record}M/{test}");
         let mut row = Published::new(name, Metric::KibPerSecond, &values);
+        let systems = values.iter().map(|(system, _)| *system);
+        row.deviations = systems.zip([disk.1, ssd.1, cfq.1, noop.1]).collect();
         row.note = match *test {
             "record_rewrite" => Some("Page cache, not a device: not run.".into()),
             _ => noise(*disk, *ssd, (*record, test)),

@@ -49,6 +49,9 @@ pub(crate) struct Row {
     pub(crate) metric: &'static str,
     /// By system: `disk`, `ssd`, and the caches.
     pub(crate) published: BTreeMap<&'static str, Number>,
+    /// Standard deviations of these, where the report has them.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) published_sd: BTreeMap<&'static str, Number>,
     pub(crate) model_hdd: Option<Number>,
     pub(crate) model_ssd: Option<Number>,
     pub(crate) value: Option<Number>,
@@ -78,6 +81,7 @@ pub(crate) struct Row {
 /// Beside a row: how a run went over time, and its latencies.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Detail {
+    /// Of the first run, or a sample for each repetition where there are some.
     pub(crate) series: Vec<Sample>,
     /// Lower ends in microseconds, and requests.
     pub(crate) read_latencies: Vec<(f64, u64)>,
@@ -122,8 +126,8 @@ fn values(measurement: &Measurement, metric: Metric) -> Vec<f64> {
     measurement.found.iter().map(|found| metric.of(found)).collect()
 }
 
-fn published_numbers(published: &Published) -> BTreeMap<&'static str, Number> {
-    published.values.iter().map(|(system, value)| (*system, Number(*value))).collect()
+fn numbers(values: &[(&'static str, f64)]) -> BTreeMap<&'static str, Number> {
+    values.iter().map(|(system, value)| (*system, Number(*value))).collect()
 }
 
 fn bare(report: &Report, published: &Published) -> Row {
@@ -132,7 +136,8 @@ fn bare(report: &Report, published: &Published) -> Row {
         experiment: published.experiment.clone(),
         config: "published only".into(),
         metric: published.metric.name(),
-        published: published_numbers(published),
+        published: numbers(&published.values),
+        published_sd: numbers(&published.deviations),
         model_hdd: None,
         model_ssd: None,
         value: None,
@@ -201,7 +206,8 @@ fn row(
         experiment: published.experiment.clone(),
         config: measurement.config.clone(),
         metric: metric.name(),
-        published: published_numbers(published),
+        published: numbers(&published.values),
+        published_sd: numbers(&published.deviations),
         model_hdd: hdd.map(Number),
         model_ssd: ssd.map(Number),
         value: Some(Number(value)),

@@ -1,7 +1,6 @@
 //! What a run counts: requests, bytes, latencies, and samples over time.
 
 use forebay_core::Nanos;
-use serde::Serialize;
 
 /// Buckets for each doubling.
 const STEPS: u32 = 32;
@@ -114,7 +113,7 @@ pub(crate) struct Gauges {
 }
 
 /// One sample of a run, over the time since the one before.
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Sample {
     /// Seconds since the run began, warm-up included.
     pub(crate) second: f64,

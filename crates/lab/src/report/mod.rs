@@ -1,0 +1,162 @@
+//! Pages of results: `forebay-lab seeds --report DIR`, and the same from a file.
+//!
+//! A page of HTML that needs no other file, and Markdown with its figures beside it. Equal input
+//! gives equal bytes.
+//!
+//! - `input`: what the pages are made of; `verdict`: which published rows are beaten
+//! - `sections`: what is said, as blocks of `doc`, which knows HTML and Markdown
+//! - `figures`: which figures there are; `bars`, `lines`: how they are drawn, on `canvas`
+//! - `style`, `words`: colours and sizes; numbers and escapes
+
+mod bars;
+mod canvas;
+mod doc;
+#[cfg(test)]
+mod example;
+mod figures;
+pub(crate) mod input;
+mod lines;
+mod sections;
+mod style;
+mod verdict;
+mod words;
+
+use std::path::{Path, PathBuf};
+
+use crate::error::{LabResult, other};
+
+use doc::Block;
+use input::Input;
+
+/// Pages of results from a file.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Args {
+    /// What `seeds --save` or `seeds --json` wrote
+    #[arg(value_name = "FILE")]
+    rows: PathBuf,
+    /// Write the pages to this directory
+    #[arg(long, value_name = "DIR")]
+    report: PathBuf,
+    /// The revision that made the rows, if the file does not say it
+    #[arg(long, value_name = "REVISION")]
+    revision: Option<String>,
+}
+
+/// # Errors
+/// The file cannot be read, or the pages not written.
+pub(crate) fn run(args: &Args) -> LabResult<()> {
+    let text = std::fs::read_to_string(&args.rows)
+        .map_err(|error| other(format!("{} cannot be read: {error}", args.rows.display())))?;
+    write(&text, args.revision.as_deref(), &args.report)
+}
+
+/// Files by name.
+type Files = Vec<(String, String)>;
+
+/// The pages of a result.
+///
+/// # Errors
+/// It is not one, or a figure cannot be drawn.
+fn render(text: &str, revision: Option<&str>) -> LabResult<Files> {
+    let mut input: Input = serde_json::from_str(text).map_err(|error| {
+        other(format!("these are no rows as `seeds --json` or `seeds --save` writes them: {error}"))
+    })?;
+    if let Some(revision) = revision {
+        input.about.revision = Some(revision.to_owned());
+    }
+    let blocks = sections::document(&input)?;
+    let mut files = vec![
+        ("index.html".to_owned(), doc::as_html(sections::TITLE, &blocks)),
+        ("README.md".to_owned(), doc::as_markdown(&blocks)),
+    ];
+    for block in blocks {
+        if let Block::Figure(name, svg, _) = block {
+            files.push((name, svg));
+        }
+    }
+    Ok(files)
+}
+
+/// Makes the pages and writes them to a directory, which is created.
+///
+/// # Errors
+/// The text is no result, or a file cannot be written.
+pub(crate) fn write(text: &str, revision: Option<&str>, directory: &Path) -> LabResult<()> {
+    let files = render(text, revision)?;
+    let failed = |path: &Path, error: std::io::Error| {
+        other(format!("{} cannot be written: {error}", path.display()))
+    };
+    std::fs::create_dir_all(directory).map_err(|error| failed(directory, error))?;
+    for (name, text) in files {
+        let path = directory.join(name);
+        std::fs::write(&path, text).map_err(|error| failed(&path, error))?;
+    }
+    eprintln!("The pages are in {}.", directory.display());
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equal_input_gives_equal_pages() {
+        let text = example::text();
+        let (one, other) = (render(&text, None), render(&text, None));
+        assert_eq!(one.expect("renders"), other.expect("renders"));
+    }
+
+    #[test]
+    fn every_row_is_on_both_pages_and_no_number_is_broken() {
+        let files = render(&example::text(), Some("f00")).expect("renders");
+        let page = |name: &str| {
+            let file = files.iter().find(|(known, _)| known == name);
+            file.map(|(_, text)| text.clone()).expect("is there")
+        };
+        let (html, markdown) = (page("index.html"), page("README.md"));
+        for row in &example::input().rows {
+            let value = words::maybe(row.value);
+            let beside = |text: &str, config: String, start: &str, end: &str| {
+                let line = |line: &&str| line.contains(&format!("{start}{config}{end}"));
+                text.lines().filter(line).any(|line| line.contains(&format!("{value}")))
+            };
+            assert!(beside(&html, words::html(&row.config), "<td class=l>", "<"), "{row:?}");
+            assert!(beside(&markdown, words::markdown(&row.config), "|", ""), "{row:?}");
+        }
+        for (name, text) in &files {
+            for broken in ["NaN", "inf,", "null", "{}"] {
+                assert!(!text.contains(broken), "{name}: {broken}");
+            }
+        }
+        assert!(html.contains("f00") && markdown.contains("f00"));
+        assert_eq!(html.matches("<svg").count(), files.len() - 2);
+        for (name, _) in &files[2..] {
+            assert!(markdown.contains(&format!("]({name})")), "{name}");
+        }
+    }
+
+    #[test]
+    fn text_is_escaped_everywhere() {
+        for (name, text) in render(&example::text(), None).expect("renders") {
+            assert!(!text.contains("<b>"), "{name}");
+            if name.ends_with(".html") {
+                assert!(text.contains("a &lt;b&gt;|"), "{name}");
+                assert!(!text.contains("<script") && !text.contains("http-equiv"), "{name}");
+            }
+            if name == "README.md" {
+                assert!(text.contains("a &lt;b>\\|"), "{name}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_no_result_is_refused() {
+        assert!(render("{}", None).is_err());
+        assert!(render("[1, 2", None).is_err());
+    }
+
+    #[test]
+    fn no_rows_make_a_page_too() {
+        assert!(render(r#"{"seed": 1, "scale": 1.0, "rows": []}"#, None).is_ok());
+    }
+}

@@ -1,0 +1,233 @@
+//! Which published rows are beaten, and which are not.
+
+use super::input::{Goal, Input, Row};
+
+/// Names among published values that are no caches.
+const BARE: [&str; 4] = ["disk", "ssd", "ssd maximum", "ram"];
+
+/// Whether this name among published values is a cache.
+pub(super) fn is_cache(name: &str) -> bool {
+    !BARE.contains(&name)
+}
+
+/// How a published row compares.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Outcome {
+    Beaten,
+    NotBeaten,
+    /// Nothing was measured here.
+    NotRun,
+    /// The report gives no number.
+    NoFigure,
+}
+
+/// The best published cache of a row.
+#[derive(Clone, Debug)]
+pub(super) struct Best {
+    pub(super) system: String,
+    pub(super) value: f64,
+    /// Of the published SSD.
+    pub(super) share: Option<f64>,
+}
+
+/// One published row: an experiment and a metric.
+#[derive(Clone, Debug)]
+pub(super) struct Verdict<'a> {
+    pub(super) report: &'a str,
+    pub(super) experiment: &'a str,
+    pub(super) metric: &'a str,
+    pub(super) best: Option<Best>,
+    /// Our own settings.
+    pub(super) ours: Option<&'a Row>,
+    /// The same with durability `strict`.
+    pub(super) strict: Option<&'a Row>,
+    /// How many times as good as the best published share; above 1 is better, for latencies too.
+    pub(super) ratio: Option<f64>,
+    pub(super) outcome: Outcome,
+    pub(super) notes: Vec<&'a str>,
+}
+
+/// Rows of one experiment and metric, in order.
+#[derive(Clone, Debug)]
+pub(super) struct Group<'a> {
+    pub(super) experiment: &'a str,
+    pub(super) metric: &'a str,
+    pub(super) rows: Vec<&'a Row>,
+}
+
+impl Group<'_> {
+    pub(super) fn less_is_better(&self) -> bool {
+        self.rows.first().is_some_and(|row| row.less_is_better())
+    }
+}
+
+/// The rows of a report by experiment and metric.
+pub(super) fn groups<'a>(input: &'a Input, report: &str) -> Vec<Group<'a>> {
+    let mut groups: Vec<Group<'a>> = Vec::new();
+    for row in input.rows.iter().filter(|row| row.report == report) {
+        let known = groups
+            .iter_mut()
+            .find(|group| group.experiment == row.experiment && group.metric == row.metric);
+        match known {
+            Some(group) => group.rows.push(row),
+            None => groups.push(Group {
+                experiment: &row.experiment,
+                metric: &row.metric,
+                rows: vec![row],
+            }),
+        }
+    }
+    groups
+}
+
+/// The reports that there are rows of, in order.
+pub(super) fn reports(input: &Input) -> Vec<&str> {
+    let mut reports: Vec<&str> = Vec::new();
+    for row in &input.rows {
+        if !reports.contains(&row.report.as_str()) {
+            reports.push(&row.report);
+        }
+    }
+    reports
+}
+
+fn best(group: &Group<'_>) -> Option<Best> {
+    let published = &group.rows.first()?.published;
+    let ssd = published.get("ssd maximum").or_else(|| published.get("ssd"));
+    let less = group.less_is_better();
+    let caches = published.iter().filter(|(name, _)| is_cache(name));
+    let best =
+        caches.reduce(|best, other| if (other.1 < best.1) == less { other } else { best })?;
+    let (system, value) = (best.0.clone(), *best.1);
+    Some(Best { system, value, share: ssd.map(|ssd| value / ssd) })
+}
+
+fn ratio(best: &Best, ours: &Row) -> Option<f64> {
+    let (theirs, mine) = (best.share?, ours.share_of_ssd?);
+    let ratio = if ours.less_is_better() { theirs / mine } else { mine / theirs };
+    ratio.is_finite().then_some(ratio)
+}
+
+/// How many times as good a row is as the best published cache.
+pub(super) fn compared(verdict: &Verdict<'_>, row: &Row) -> Option<f64> {
+    ratio(verdict.best.as_ref()?, row)
+}
+
+fn verdict<'a>(report: &'a str, group: &Group<'a>) -> Option<Verdict<'a>> {
+    let own = |row: &&&Row| row.config.starts_with("forebay/") && row.value.is_some();
+    let ours = group.rows.iter().find(own).copied();
+    let strict = ours.and_then(|ours| {
+        let name = format!("{} strict", ours.config);
+        group.rows.iter().find(|row| row.config == name).copied()
+    });
+    let best = best(group);
+    if best.is_none() && ours.is_none() {
+        // A bare device.
+        return None;
+    }
+    let ratio = best.as_ref().zip(ours).and_then(|(best, ours)| ratio(best, ours));
+    let outcome = match (&best, ours, ratio) {
+        (None, ..) => Outcome::NoFigure,
+        (_, None, _) | (_, _, None) => Outcome::NotRun,
+        (_, _, Some(ratio)) if ratio > 1.0 => Outcome::Beaten,
+        _ => Outcome::NotBeaten,
+    };
+    let noted = ours.into_iter().chain(strict);
+    let noted = noted.chain(group.rows.iter().copied().filter(|_| ours.is_none()));
+    let mut notes: Vec<&str> = Vec::new();
+    for note in noted.filter_map(|row| row.note.as_deref()) {
+        if !notes.contains(&note) {
+            notes.push(note);
+        }
+    }
+    let (experiment, metric) = (group.experiment, group.metric);
+    Some(Verdict { report, experiment, metric, best, ours, strict, ratio, outcome, notes })
+}
+
+/// A verdict on each published row of a report.
+pub(super) fn verdicts<'a>(input: &'a Input, report: &'a str) -> Vec<Verdict<'a>> {
+    groups(input, report).iter().filter_map(|group| verdict(report, group)).collect()
+}
+
+/// What there is to count about some rows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Counts {
+    pub(super) beaten: usize,
+    pub(super) not_beaten: usize,
+    pub(super) not_run: usize,
+    pub(super) no_figure: usize,
+    /// Of those without a figure: above the modelled SSD.
+    pub(super) above_ssd: usize,
+    pub(super) goals_met: usize,
+    pub(super) goals: usize,
+    pub(super) baselines_good: usize,
+    pub(super) baselines: usize,
+}
+
+impl Counts {
+    /// Of a report.
+    pub(super) fn of(input: &Input, report: &str) -> Self {
+        let mut counts = Counts::default();
+        for verdict in verdicts(input, report) {
+            match verdict.outcome {
+                Outcome::Beaten => counts.beaten += 1,
+                Outcome::NotBeaten => counts.not_beaten += 1,
+                Outcome::NotRun => counts.not_run += 1,
+                Outcome::NoFigure => {
+                    counts.no_figure += 1;
+                    let share = verdict.ours.and_then(|row| row.share_of_ssd);
+                    counts.above_ssd += usize::from(share.is_some_and(|share| share > 1.0));
+                }
+            }
+        }
+        let rows = || input.rows.iter().filter(|row| row.report == report);
+        let goals: Vec<Goal> = rows().filter_map(|row| row.goal).collect();
+        counts.goals = goals.len();
+        counts.goals_met = goals.iter().filter(|goal| goal.met).count();
+        let baselines: Vec<bool> = rows().filter_map(|row| row.baseline.map(|b| b.good)).collect();
+        counts.baselines = baselines.len();
+        counts.baselines_good = baselines.iter().filter(|good| **good).count();
+        counts
+    }
+
+    pub(super) fn add(&mut self, other: &Counts) {
+        self.beaten += other.beaten;
+        self.not_beaten += other.not_beaten;
+        self.not_run += other.not_run;
+        self.no_figure += other.no_figure;
+        self.above_ssd += other.above_ssd;
+        self.goals_met += other.goals_met;
+        self.goals += other.goals;
+        self.baselines_good += other.baselines_good;
+        self.baselines += other.baselines;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::example;
+    use super::*;
+
+    #[test]
+    fn better_is_beaten_for_rates_and_for_latencies() {
+        let input = example::input();
+        let found: Vec<_> = verdicts(&input, "900")
+            .iter()
+            .map(|verdict| {
+                (verdict.experiment.to_owned(), verdict.metric.to_owned(), verdict.outcome)
+            })
+            .collect();
+        let expected = [
+            ("fast", "iops", Outcome::Beaten),
+            ("fast", "write_mean_ms", Outcome::NotBeaten),
+            ("a <b>|`c`", "iops", Outcome::NotBeaten),
+            ("only", "iops", Outcome::NotRun),
+        ]
+        .map(|(experiment, metric, outcome)| (experiment.to_owned(), metric.to_owned(), outcome));
+        assert_eq!(found, expected);
+        let counts = Counts::of(&input, "900");
+        assert_eq!((counts.beaten, counts.not_beaten, counts.not_run), (1, 2, 1));
+        assert_eq!((counts.goals_met, counts.goals), (1, 2));
+        assert_eq!((counts.baselines_good, counts.baselines), (1, 2));
+    }
+}
