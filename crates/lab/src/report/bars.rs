@@ -9,7 +9,7 @@ use crate::error::LabResult;
 use super::canvas::{
     Area, Axis, Chart, Drawn, Key, grid, legend, legend_height, mark, panel, svg, text, width_of,
 };
-use super::style::{INK, SMALL};
+use super::style::{HIGHEST, INK, SMALL};
 use super::words::number;
 
 /// A bar with a name of its own.
@@ -61,6 +61,22 @@ fn panel_height(panel: &BarPanel) -> i32 {
     26 + BAR * panel.bars.len() as i32 + 52
 }
 
+/// The same panels in parts that fit on a page each.
+pub(super) fn parts(panels: &[BarPanel]) -> Vec<&[BarPanel]> {
+    let mut parts = Vec::new();
+    let (mut start, mut height) = (0, 0);
+    for (row, members) in panels.chunks(COLUMNS).enumerate() {
+        let here = members.iter().map(panel_height).max().unwrap_or(0);
+        if height > 0 && height + here > HIGHEST {
+            parts.extend(panels.get(start..row * COLUMNS));
+            (start, height) = (row * COLUMNS, 0);
+        }
+        height += here;
+    }
+    parts.extend(panels.get(start..).filter(|rest| !rest.is_empty()));
+    parts
+}
+
 /// Small multiples of bars with names, two in a row.
 ///
 /// # Errors
@@ -73,18 +89,18 @@ pub(super) fn named_bars(alt: &str, panels: &[BarPanel]) -> LabResult<String> {
         for (panel, area) in panels.iter().zip(grid(root, 0, COLUMNS, &heights)) {
             let (width, _) = area.dim_in_pixel();
             let area = area.shrink((0, 0), (width as i32, panel_height(panel)));
-            draw_named(&area, panel)?;
+            draw_named(root, &area, panel)?;
         }
         Ok(())
     })
 }
 
-fn draw_named(area: &Area<'_>, bars: &BarPanel) -> LabResult<()> {
+fn draw_named(root: &Area<'_>, area: &Area<'_>, bars: &BarPanel) -> LabResult<()> {
     let tops = bars.bars.iter().map(|bar| bar.value + bar.sd.unwrap_or(0.0));
     let x = value_axis(&bars.unit, tops, 0.22);
     let names: Vec<String> = bars.bars.iter().rev().map(|bar| bar.name.clone()).collect();
     let y = Axis::names(&names);
-    let left = names.iter().map(|name| width_of(name, SMALL)).max().unwrap_or(0) + 8;
+    let left = names.iter().map(|name| width_of(name, SMALL)).max().unwrap_or(0).max(60) + 8;
     let mut chart = panel(area, &bars.title, (&x, &y), left)?;
     let count = bars.bars.len() as f64;
     for (place, bar) in bars.bars.iter().enumerate() {
@@ -101,9 +117,10 @@ fn draw_named(area: &Area<'_>, bars: &BarPanel) -> LabResult<()> {
                 (0.0, 0.2),
             )?;
         }
-        let label = format!(" {}", number(bar.value));
+        let label = number(bar.value);
         let style = text(SMALL, HPos::Left, VPos::Center);
-        chart.draw_series([Text::new(label, (reach, middle), style)]).drawn()?;
+        let (x, y) = chart.backend_coord(&(reach, middle));
+        root.draw(&Text::new(label, (x + 4, y), style)).drawn()?;
     }
     Ok(())
 }
@@ -145,6 +162,8 @@ impl Mark {
 pub(super) struct Series {
     pub(super) name: String,
     pub(super) colour: RGBColor,
+    /// Of lines: which mark.
+    pub(super) which: Option<usize>,
     /// One for each place of the panel.
     pub(super) marks: Vec<Option<Mark>>,
 }
@@ -168,7 +187,11 @@ pub(super) fn grouped(alt: &str, panels: &[GroupPanel], columns: usize) -> LabRe
     let mut entries: Vec<(String, Key)> = Vec::new();
     for series in panels.iter().flat_map(|panel| &panel.series) {
         if !entries.iter().any(|(name, _)| *name == series.name) {
-            entries.push((series.name.clone(), Key::Bar(series.colour)));
+            let key = match series.which {
+                Some(which) => Key::Line(series.colour, which),
+                None => Key::Bar(series.colour),
+            };
+            entries.push((series.name.clone(), key));
         }
     }
     let all = panels.iter().flat_map(|panel| &panel.series).flat_map(|series| &series.marks);
@@ -192,28 +215,37 @@ fn draw_group(root: &Area<'_>, area: &Area<'_>, group: &GroupPanel, y: &Axis) ->
     let mut chart = panel(area, &group.title, (&x, y), 62)?;
     let width = 0.84 / group.series.len().max(1) as f64;
     for (index, series) in group.series.iter().enumerate() {
-        for (place, found) in series.marks.iter().enumerate() {
-            let start = place as f64 + 0.08 + width * index as f64;
-            let middle = start + width / 2.0;
-            match found {
-                None => (),
-                Some(Mark::Bar(value, sd)) => {
-                    let corners = [(start, y.floor()), (start + width, y.place(*value))];
-                    chart.draw_series([Rectangle::new(corners, series.colour.filled())]).drawn()?;
-                    if let Some(sd) = sd.filter(|sd| *sd > 0.0) {
-                        let ends = [y.place(value - sd), y.place(value + sd)];
-                        let line = ends.map(|end| (middle, end)).to_vec();
-                        let line = PathElement::new(line, INK.stroke_width(1));
-                        chart.draw_series([line]).drawn()?;
-                    }
+        let start = |place: usize| place as f64 + 0.08 + width * index as f64;
+        let middle = |place: usize| start(place) + width / 2.0;
+        let found: Vec<(usize, Mark)> = series
+            .marks
+            .iter()
+            .enumerate()
+            .filter_map(|(place, mark)| mark.map(|mark| (place, mark)))
+            .collect();
+        // One kind after the other, so that each is one path.
+        for (place, found) in &found {
+            if let Mark::Bar(value, _) = found {
+                let from = (start(*place), y.floor());
+                let corners = [from, (start(*place) + width, y.place(*value))];
+                chart.draw_series([Rectangle::new(corners, series.colour.filled())]).drawn()?;
+            }
+        }
+        for (place, found) in &found {
+            let (ends, style) = match found {
+                Mark::Bar(value, Some(sd)) if *sd > 0.0 => {
+                    ([value - sd, value + sd], INK.stroke_width(1))
                 }
-                Some(Mark::Span(median, high)) => {
-                    let (low, high) = (y.place(*median), y.place(*high));
-                    let line = vec![(middle, low), (middle, high)];
-                    let style = series.colour.stroke_width(3);
-                    chart.draw_series([PathElement::new(line, style)]).drawn()?;
-                    mark(root, chart.backend_coord(&(middle, low)), index, series.colour)?;
-                }
+                Mark::Bar(..) => continue,
+                Mark::Span(median, high) => ([*median, *high], series.colour.stroke_width(3)),
+            };
+            let line = ends.map(|end| (middle(*place), y.place(end))).to_vec();
+            chart.draw_series([PathElement::new(line, style)]).drawn()?;
+        }
+        for (place, found) in &found {
+            if let Mark::Span(median, _) = found {
+                let pixel = chart.backend_coord(&(middle(*place), y.place(*median)));
+                mark(root, pixel, series.which.unwrap_or(index), series.colour)?;
             }
         }
     }

@@ -14,6 +14,7 @@ use plotters::style::{Color, FontStyle, RGBColor, TextStyle};
 
 use crate::error::{LabError, LabResult, other};
 
+use super::compact::compact;
 use super::style::{GRID, INK, NORMAL, SMALL, TITLE, WIDTH};
 
 pub(super) type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
@@ -50,7 +51,13 @@ fn bold(size: i32) -> TextStyle<'static> {
 
 /// About as wide as text is, in pixels.
 pub(super) fn width_of(text: &str, size: i32) -> i32 {
-    (text.chars().count() as f64 * f64::from(size) * 0.56).ceil() as i32
+    let width = |letter: char| match letter {
+        'i' | 'j' | 'l' | 't' | 'f' | 'r' | ' ' | '.' | ',' | '/' | '-' => 0.34,
+        'm' | 'w' | 'M' | 'W' | '%' => 0.85,
+        letter if letter.is_ascii_digit() || letter.is_ascii_uppercase() => 0.62,
+        _ => 0.55,
+    };
+    (text.chars().map(width).sum::<f64>() * f64::from(size)).ceil() as i32
 }
 
 /// Draws a figure of a height; returns it as SVG.
@@ -70,25 +77,7 @@ pub(super) fn svg(
         draw(&area)?;
         area.present().drawn()?;
     }
-    // Defaults that the library spells out are half of a figure's size.
-    let shorter = [
-        (" opacity=\"1\"", ""),
-        (" stroke=\"none\"/>", "/>"),
-        (" font-family=\"sans-serif\"", ""),
-        (" fill=\"#222222\"", ""),
-        (" text-anchor=\"start\"", ""),
-        (" \"/>", "\"/>"),
-        (">\n", ">"),
-        ("\n</text>", "</text>"),
-    ];
-    for (long, short) in shorter {
-        text = text.replace(long, short);
-    }
-    let head = format!(
-        "<svg role=\"img\" aria-label=\"{}\" font-family=\"sans-serif\" ",
-        super::words::html(alt)
-    );
-    Ok(text.replacen("<svg ", &head, 1).replace("><", ">\n<"))
+    Ok(compact(&text, alt))
 }
 
 /// One axis: values, how they are placed, and which are named.
@@ -175,6 +164,17 @@ impl Axis {
         }
     }
 
+    /// With every second name, if all of them do not fit into so many pixels.
+    fn thinned(&self, width: i32) -> Self {
+        let names = self.ticks.len().max(1) as i32;
+        let widest = self.ticks.iter().map(|(_, name)| width_of(name, SMALL)).max().unwrap_or(0);
+        let mut thinned = self.clone();
+        if !self.lines && (widest + 3) * names > width {
+            thinned.ticks = self.ticks.iter().step_by(2).cloned().collect();
+        }
+        thinned
+    }
+
     /// Where a value is placed; never outside.
     pub(super) fn place(&self, value: f64) -> f64 {
         let place = if self.log { value.max(1e-300).log10() } else { value };
@@ -226,6 +226,7 @@ pub(super) fn panel<'a, 'b>(
     left: i32,
 ) -> LabResult<Chart<'a, 'b>> {
     let below = if x.title.is_empty() { 24 } else { 40 };
+    let x = &x.thinned(area.dim_in_pixel().0 as i32 - left - 16);
     area.draw(&Text::new(title.to_owned(), (8, 4), bold(TITLE))).drawn()?;
     let mut chart = ChartBuilder::on(area)
         .margin_top(26)

@@ -82,7 +82,7 @@ svg{width:100%;height:auto;display:block}
 th,td{padding:2px 7px;text-align:right;vertical-align:top;border-bottom:1px solid #ddd}
 th{border-bottom:2px solid #555;vertical-align:bottom}.l{text-align:left}
 tr.o td{text-align:left;font-weight:bold;background:#f2f2f2;padding-top:5px}tr.o small{font-weight:normal;font-size:12px}
-.g{color:#0b5394;font-weight:bold}.b{color:#a33c00;font-weight:bold}
+.g{color:#0b5394;font-weight:bold;white-space:nowrap}.b{color:#a33c00;font-weight:bold;white-space:nowrap}
 .n{font-size:12.5px;padding:0;list-style:none}sup a{color:inherit}a{color:#0b5394}
 thead{display:table-header-group}tr{break-inside:avoid}h2,h3{break-after:avoid}
 @media print{@page{size:A4;margin:14mm}body{font-size:10pt;max-width:none;padding:0}table{font-size:7.5pt}th,td{padding:1.5px 4px}.t{overflow:visible}}
@@ -237,7 +237,8 @@ pub(super) fn as_markdown(blocks: &[Block]) -> String {
             Block::Table(table) => markdown_table(table, &mut out),
             Block::Figure(file, _, caption) => {
                 let caption = markdown(caption);
-                out.push_str(&format!("![{caption}]({file})\n\n*{caption}*\n\n"));
+                let short = caption.split(": ").next().unwrap_or_default();
+                out.push_str(&format!("![{short}]({file})\n\n*{caption}*\n\n"));
             }
             Block::Notes(notes) => {
                 for (number, text) in notes {

@@ -6,12 +6,12 @@
 
 use crate::error::LabResult;
 
-use super::bars::{Bar, BarPanel, GroupPanel, Mark, Series, grouped, named_bars};
+use super::bars::{self, Bar, BarPanel, GroupPanel, Mark, Series, grouped, named_bars};
 use super::canvas::Axis;
 use super::doc::Block;
 use super::input::{Detail, Input, Row};
-use super::lines::{Line, LinePanel, lines, nines, percentiles};
-use super::style::{Family, bar};
+use super::lines::{Line, LinePanel, lines, nines, percentiles, thinned};
+use super::style::{Family, HIGHEST, bar, line};
 use super::verdict::{Group, groups, is_cache};
 use super::words::metric;
 
@@ -94,34 +94,57 @@ fn shown(group: &Group<'_>, caches: &[String], configs: &[String]) -> Vec<Shown>
         };
         ours.push(Shown { name, family, value, sd: row.sd });
     }
-    let order = |shown: &Shown| match shown.family {
+    all.extend(ours);
+    all.sort_by_key(|shown| rank(shown.family));
+    all
+}
+
+/// The order of bars.
+fn rank(family: Family) -> (u8, usize) {
+    match family {
         Family::Disk => (0, 0),
         Family::ModelDisk => (1, 0),
         Family::Ssd => (2, 0),
         Family::ModelSsd => (3, 0),
         Family::Published(index) => (4, index),
         Family::Forebay(index) => (5, index),
-    };
-    all.extend(ours);
-    all.sort_by_key(order);
-    all
+    }
+}
+
+/// The colour of a bar that has its name beside it: own settings, `strict`, others.
+fn kind(shown: &Shown) -> Family {
+    match (shown.family, shown.name.as_str()) {
+        (Family::Forebay(_), name) if name.starts_with("forebay as") => Family::Forebay(3),
+        (Family::Forebay(_), name) if name.ends_with("strict") => Family::Forebay(1),
+        (Family::Forebay(_), name) if name.contains(' ') => Family::Forebay(2),
+        (Family::Forebay(_), _) => Family::Forebay(0),
+        (family, _) => family,
+    }
 }
 
 fn named(groups: &[Group<'_>], caches: &[String], configs: &[String]) -> Vec<BarPanel> {
+    let metrics = |group: &Group<'_>| {
+        groups.iter().filter(|other| other.experiment == group.experiment).count()
+    };
+    let title = |group: &Group<'_>| match metrics(group) {
+        1 => group.experiment.to_owned(),
+        _ => format!("{}, {}", group.experiment, metric(group.metric)),
+    };
     let panel = |group: &Group<'_>| BarPanel {
-        title: group.experiment.to_owned(),
+        title: title(group),
         unit: metric(group.metric).to_owned(),
         bars: shown(group, caches, configs)
             .into_iter()
             .map(|shown| Bar {
+                colour: bar(kind(&shown)),
                 name: shown.name,
-                colour: bar(shown.family),
                 value: shown.value,
                 sd: shown.sd,
             })
             .collect(),
     };
-    groups.iter().map(panel).filter(|panel| !panel.bars.is_empty()).collect()
+    let run = |group: &&Group<'_>| group.rows.iter().any(|row| row.value.is_some());
+    groups.iter().filter(run).map(panel).collect()
 }
 
 /// Groups by panel; `wanted` says which have something to show.
@@ -140,6 +163,9 @@ fn panels<'a, 'b>(
     panels
 }
 
+/// The line of bare devices: grey.
+const BARE_LINE: usize = 7;
+
 /// Many groups as panels; what each group shows is up to `marks`.
 fn group_panels(
     groups: &[Group<'_>],
@@ -155,7 +181,13 @@ fn group_panels(
                 let known = series.iter().position(|(_, known)| known.name == name);
                 let index = known.unwrap_or_else(|| {
                     let marks = vec![None; members.len()];
-                    series.push((family, Series { name, colour: bar(family), marks }));
+                    let which = match (mark, family) {
+                        (Mark::Bar(..), _) => None,
+                        (Mark::Span(..), Family::Forebay(index)) => Some(index),
+                        (Mark::Span(..), _) => Some(BARE_LINE),
+                    };
+                    let colour = which.map_or_else(|| bar(family), line);
+                    series.push((family, Series { name, colour, which, marks }));
                     series.len() - 1
                 });
                 if let Some(slot) = series.get_mut(index).and_then(|(_, s)| s.marks.get_mut(at)) {
@@ -163,6 +195,7 @@ fn group_panels(
                 }
             }
         }
+        series.sort_by_key(|(family, _)| rank(*family));
         all.push(GroupPanel {
             title,
             unit: unit.to_owned(),
@@ -238,7 +271,7 @@ fn latency_panels(groups: &[Group<'_>], details: &[&Detail], configs: &[String])
             all.push(LinePanel {
                 title: format!("{experiment}, {direction}"),
                 x: nines(),
-                y: Axis::logarithmic("latency, ms (log.)", least / 1.2, most * 1.2),
+                y: Axis::logarithmic("latency, ms (log.)", least / 1.5, most * 2.0),
                 lines,
             });
         }
@@ -270,7 +303,8 @@ fn over_time(experiments: &[String], details: &[&Detail], configs: &[String]) ->
             let line = |detail: &&&Detail| {
                 let which = configs.iter().position(|config| *config == detail.config)?;
                 let values = of(detail).iter().map(|value| value * factor);
-                Some(Line { which, points: detail.second.iter().copied().zip(values).collect() })
+                let points: Vec<_> = detail.second.iter().copied().zip(values).collect();
+                Some(Line { which, points: thinned(&points) })
             };
             let lines: Vec<Line> = here.iter().filter_map(line).collect();
             let most = lines.iter().flat_map(|line| &line.points).map(|(_, value)| *value);
@@ -324,6 +358,51 @@ fn in_order(panel: &str, details: &[&Detail], configs: &[String]) -> Vec<LinePan
     if tests.is_empty() { Vec::new() } else { WATCHED.map(panel_of).into() }
 }
 
+/// Figures of a report, numbered where one would not fit on a page.
+struct Figures<'a> {
+    report: &'a str,
+    blocks: Vec<Block>,
+}
+
+impl Figures<'_> {
+    /// A figure for each part.
+    fn add<T>(
+        &mut self,
+        name: &str,
+        caption: &str,
+        parts: Vec<&[T]>,
+        draw: impl Fn(&str, &[T]) -> LabResult<String>,
+    ) -> LabResult<()> {
+        let count = parts.len();
+        for (part, panels) in parts.into_iter().enumerate() {
+            let (file, of) = match count {
+                1 => (String::new(), String::new()),
+                _ => (format!("-{}", part + 1), format!(" ({} of {count})", part + 1)),
+            };
+            let report = self.report;
+            let caption = format!("{report}{of}: {caption}");
+            let svg = draw(&caption, panels)?;
+            self.blocks.push(Block::Figure(format!("{report}-{name}{file}.svg"), svg, caption));
+        }
+        Ok(())
+    }
+
+    /// Panels of lines: so many in a row, so high each.
+    fn lines(
+        &mut self,
+        name: &str,
+        caption: &str,
+        configs: &[String],
+        panels: &[LinePanel],
+        (columns, height): (usize, i32),
+    ) -> LabResult<()> {
+        let rows = ((HIGHEST - 40) / height.max(1)).max(1) as usize;
+        let parts = panels.chunks(rows * columns.max(1)).collect();
+        let draw = |alt: &str, panels: &[LinePanel]| lines(alt, configs, panels, (columns, height));
+        self.add(name, caption, parts, draw)
+    }
+}
+
 /// The figures of one report.
 ///
 /// # Errors
@@ -332,55 +411,35 @@ pub(super) fn figures(input: &Input, report: &str) -> LabResult<Vec<Block>> {
     let groups = groups(input, report);
     let (caches, configs) = (caches(&groups), configs(&groups));
     let details = own_details(input, report);
-    let mut figures = Vec::new();
-    let mut add = |name: &str, caption: String, svg: String| {
-        figures.push(Block::Figure(format!("{report}-{name}.svg"), svg, caption));
-    };
+    let mut figures = Figures { report, blocks: Vec::new() };
     if groups.len() <= FEW {
         let panels = named(&groups, &caches, &configs);
-        if !panels.is_empty() {
-            let caption = format!(
-                "{report}: grey the bare devices as published and as modelled, orange the caches \
-                 as published, blue Forebay."
-            );
-            add("bars", caption.clone(), named_bars(&caption, &panels)?);
-        }
+        let caption = "grey the bare devices as published and as modelled, orange the caches as \
+                       published, blue Forebay.";
+        figures.add("bars", caption, bars::parts(&panels), named_bars)?;
         let panels = latency_panels(&groups, &details, &configs);
-        if !panels.is_empty() {
-            let caption = format!(
-                "{report}: latencies of Forebay's configurations. Each further nine takes as much \
-                 room, so that the slowest requests can be seen."
-            );
-            add("latency", caption.clone(), lines(&caption, &configs, &panels, (2, 250))?);
-        }
+        let caption = "latencies of Forebay's configurations. Each further nine takes as much \
+                       room, so that the slowest requests can be seen.";
+        figures.lines("latency", caption, &configs, &panels, (2, 250))?;
         let experiments = once(groups.iter().map(|group| group.experiment.to_owned()));
         let panels = over_time(&experiments, &details, &configs);
-        if !panels.is_empty() {
-            let caption = format!(
-                "{report}: hit ratio, dirty data and the disk's busy time while the experiment runs."
-            );
-            add("time", caption.clone(), lines(&caption, &configs, &panels, (3, 200))?);
-        }
-        return Ok(figures);
+        let caption = "hit ratio, dirty data and the disk's busy time while the experiment runs.";
+        figures.lines("time", caption, &configs, &panels, (3, 200))?;
+        return Ok(figures.blocks);
     }
     let wide = panels(&groups, |_| true).iter().map(|(_, members)| members.len()).max();
     let wide = wide.unwrap_or(0) * (caches.len() + configs.len() + 4);
     let columns = if wide > 100 { 1 } else { 2 };
-    let bars = values(&groups, &caches, &configs);
-    if !bars.is_empty() {
-        let caption = format!(
-            "{report}: grey the bare devices as published and as modelled, orange the caches as \
-             published, blue Forebay; thin lines are standard deviations."
-        );
-        add("bars", caption.clone(), grouped(&caption, &bars, columns)?);
-    }
+    let values = values(&groups, &caches, &configs);
+    let four_rows = 4 * columns;
+    let caption = "grey the bare devices as published and as modelled, orange the caches as \
+                   published, blue Forebay; thin lines are standard deviations.";
+    let draw = |alt: &str, panels: &[GroupPanel]| grouped(alt, panels, columns);
+    figures.add("bars", caption, values.chunks(four_rows).collect(), draw)?;
     let latencies = spans(&groups, &configs);
-    if !latencies.is_empty() {
-        let caption =
-            format!("{report}: latencies; marks are medians, lines end at the 99th percentile.");
-        add("latency", caption.clone(), grouped(&caption, &latencies, columns)?);
-    }
-    let names: Vec<String> = bars.iter().map(|panel| panel.title.clone()).collect();
+    let caption = "latencies; marks are medians, lines end at the 99th percentile.";
+    figures.add("latency", caption, latencies.chunks(four_rows).collect(), draw)?;
+    let names: Vec<String> = values.iter().map(|panel| panel.title.clone()).collect();
     if details.iter().any(|detail| detail.repetitions) {
         let ends = [names.first(), names.last().filter(|_| names.len() > 1)];
         let panels: Vec<LinePanel> = ends
@@ -388,25 +447,19 @@ pub(super) fn figures(input: &Input, report: &str) -> LabResult<Vec<Block>> {
             .flatten()
             .flat_map(|name| in_order(name, &details, &configs))
             .collect();
-        let caption = format!(
-            "{report}: the tests in the order in which they run on one cache, a point for each \
-             repetition; the smallest and the largest record size."
-        );
-        add("time", caption.clone(), lines(&caption, &configs, &panels, (1, 190))?);
-    } else if !details.is_empty() {
-        // One place of each panel, in the middle: all of them would be a hundred figures.
-        let middle = |(_, members): &(String, Vec<&Group<'_>>)| {
-            members.get(members.len() / 3).map(|group| group.experiment.to_owned())
-        };
-        let chosen: Vec<String> = panels(&groups, |_| true).iter().filter_map(middle).collect();
-        let time = over_time(&chosen, &details, &configs);
-        if !time.is_empty() {
-            let caption = format!(
-                "{report}: hit ratio, dirty data and the disk's busy time over warm-up and run, \
-                 for one request size of each kind."
-            );
-            add("time", caption.clone(), lines(&caption, &configs, &time, (3, 200))?);
-        }
+        let caption = "the tests in the order in which they run on one cache, a point for each \
+                       repetition; the smallest and the largest record size.";
+        figures.lines("time", caption, &configs, &panels, (1, 185))?;
+        return Ok(figures.blocks);
     }
-    Ok(figures)
+    // One place of each panel: all of them would be a hundred figures.
+    let one = |(_, members): &(String, Vec<&Group<'_>>)| {
+        members.get(members.len() / 3).map(|group| group.experiment.to_owned())
+    };
+    let chosen: Vec<String> = panels(&groups, |_| true).iter().filter_map(one).collect();
+    let panels = over_time(&chosen, &details, &configs);
+    let caption = "hit ratio, dirty data and the disk's busy time over warm-up and run, for one \
+                   request size of each kind.";
+    figures.lines("time", caption, &configs, &panels, (3, 200))?;
+    Ok(figures.blocks)
 }

@@ -65,19 +65,35 @@ fn draw(root: &Area<'_>, area: &Area<'_>, lines: &LinePanel) -> LabResult<()> {
             kept.iter().filter_map(|at| placed.get(*at).copied()).collect();
         let colour = line(one.which);
         chart.draw_series([PathElement::new(points, colour.stroke_width(2))]).drawn()?;
-        for at in marked(pixels.len(), one.which) {
-            if let Some(pixel) = pixels.get(at) {
-                mark(root, *pixel, one.which, colour)?;
-            }
+        for pixel in marked(&pixels, one.which) {
+            mark(root, pixel, one.which, colour)?;
         }
     }
     Ok(())
 }
 
-/// Points that carry a mark: five, at other places for each line.
-fn marked(points: usize, which: usize) -> impl Iterator<Item = usize> {
-    let shift = (which % 5) as f64 * 0.16 + 0.1;
-    (0..5).map(move |place| ((f64::from(place) + shift) / 5.0 * points as f64) as usize)
+/// Where a line carries its marks: five evenly along the horizontal axis, at other places for
+/// each line.
+fn marked(points: &[(i32, i32)], which: usize) -> Vec<(i32, i32)> {
+    let (Some(first), Some(last)) = (points.first(), points.last()) else {
+        return Vec::new();
+    };
+    let shift = (which % 6) as f64 * 0.15 + 0.1;
+    let mut marks = Vec::new();
+    for place in 0..5 {
+        let share = (f64::from(place) + shift) / 5.0;
+        let x = f64::from(first.0) + share * f64::from(last.0 - first.0);
+        let over = points.windows(2).find_map(|pair| match pair {
+            [from, to] if f64::from(from.0) <= x && x < f64::from(to.0) => Some((from, to)),
+            _ => None,
+        });
+        if let Some((from, to)) = over {
+            let along = (x - f64::from(from.0)) / f64::from(to.0 - from.0);
+            let y = f64::from(from.1) + along * f64::from(to.1 - from.1);
+            marks.push((x.round() as i32, y.round() as i32));
+        }
+    }
+    marks
 }
 
 /// Which points of a line are needed so that none is further than a pixel from it
@@ -115,14 +131,32 @@ fn distance(point: (i32, i32), from: (i32, i32), to: (i32, i32)) -> f64 {
     (dx * (point.1 - from.1) - dy * (point.0 - from.0)).abs() / length
 }
 
+/// At most so many points, each the mean of its neighbours.
+pub(super) fn thinned(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
+    const MOST: usize = 64;
+    let mean = |some: &[(f64, f64)]| {
+        let count = some.len().max(1) as f64;
+        let sum = some.iter().fold((0.0, 0.0), |sum, at| (sum.0 + at.0, sum.1 + at.1));
+        (sum.0 / count, sum.1 / count)
+    };
+    points.chunks(points.len().div_ceil(MOST).max(1)).map(mean).collect()
+}
+
 /// An axis of shares of requests on which every further nine takes as much room.
 pub(super) fn nines() -> Axis {
-    let names = [("0", 0.0), ("90 %", 0.9), ("99 %", 0.99), ("99.9 %", 0.999), ("99.99 %", 0.9999)];
+    let names = [
+        ("0", 0.0),
+        ("50 %", 0.5),
+        ("90 %", 0.9),
+        ("99 %", 0.99),
+        ("99.9 %", 0.999),
+        ("99.99 %", 0.9999),
+    ];
     let ticks = names.iter().map(|(name, share)| (nine(*share), (*name).to_owned()));
     Axis {
         title: "requests that were not slower".into(),
         log: false,
-        range: 0.0..nine(0.99995),
+        range: 0.0..nine(SHOWN),
         ticks: ticks.collect(),
         lines: true,
     }
@@ -132,19 +166,31 @@ fn nine(share: f64) -> f64 {
     -(1.0 - share).max(1e-9).log10()
 }
 
+/// The last share that is shown.
+const SHOWN: f64 = 0.99995;
+
+/// Width of a bucket, as the histograms of the runs have it.
+const BUCKET: f64 = 1.0 + 1.0 / 32.0;
+
 /// Latency in milliseconds by share of requests, from buckets with their lower ends in
 /// microseconds.
 pub(super) fn percentiles(buckets: &[(f64, u64)]) -> Vec<(f64, f64)> {
     let all: u64 = buckets.iter().map(|(_, count)| count).sum();
+    // The slowest request stands for the last half of its share, so that there is an end.
+    let most = (all as f64 - 0.5).max(0.5);
+    let place = |sum: u64| nine((sum as f64).min(most) / all.max(1) as f64);
     let mut sum = 0;
     let mut points = Vec::new();
     for (microseconds, count) in buckets {
         let value = (microseconds / 1000.0).max(1e-4);
-        points.push((nine(sum as f64 / all.max(1) as f64), value));
+        if place(sum) > nine(SHOWN) {
+            break;
+        }
+        points.push((place(sum), value));
         sum += count;
-        points.push((nine(sum as f64 / all.max(1) as f64), value));
+        // Latencies are spread over the bucket.
+        points.push((place(sum).min(nine(SHOWN)), value * BUCKET));
     }
-    points.retain(|(place, _)| *place <= nine(0.99995));
     points
 }
 
@@ -165,8 +211,11 @@ mod tests {
     fn percentiles_climb() {
         let points = percentiles(&[(100.0, 90), (1000.0, 9), (5000.0, 1)]);
         assert_eq!(points[0], (0.0, 0.1));
-        assert!((points[1].0 - 1.0).abs() < 1e-9 && points[1].1 == 0.1);
-        assert!(points.contains(&(points[3].0, 1.0)) && (points[3].0 - 2.0).abs() < 1e-9);
+        assert!((points[1].0 - 1.0).abs() < 1e-9 && points[0].1 == 0.1 && points[1].1 < 0.11);
+        assert!((points[3].0 - 2.0).abs() < 1e-9 && points[2].1 == 1.0);
+        // The slowest of a hundred ends at 99.5 %, and is not lost.
+        assert!((points[5].0 - nine(0.995)).abs() < 1e-9 && points[4].1 == 5.0);
+        assert_eq!(percentiles(&[(80.0, 1_000_000)]).len(), 2);
         assert!(points.windows(2).all(|pair| pair[0].0 <= pair[1].0 && pair[0].1 <= pair[1].1));
     }
 }

@@ -211,12 +211,12 @@ fn without_figures(input: &Input, report: &str, notes: &mut Notes) -> Vec<Line> 
         let least = shares.iter().copied().fold(f64::INFINITY, f64::min);
         let most = shares.iter().copied().fold(0.0, f64::max);
         Line::Cells(vec![
-            Cell::new(format!("{kind}, {config}")).notes(marks),
+            Cell::new(format!("{kind}, {}", config.trim_start_matches("forebay/"))).notes(marks),
             Cell::new(metric(unit)),
             Cell::new("no figures"),
             Cell::new("-"),
             Cell::new("-"),
-            Cell::new(format!("above the SSD in {above} of {}", shares.len())),
+            Cell::new(format!("{above} of {} above the SSD", shares.len())),
             Cell::new(format!("{} to {}", number(least), number(most))),
             Cell::new("-"),
             judged(Outcome::NoFigure),

@@ -9,6 +9,9 @@ use plotters::style::RGBColor;
 /// Of figures, in pixels; on A4 a pixel is then 0.2 mm, and the smallest text 7 points.
 pub(super) const WIDTH: i32 = 860;
 
+/// Higher figures do not fit on a page of A4.
+pub(super) const HIGHEST: i32 = 1170;
+
 pub(super) const SMALL: i32 = 12;
 pub(super) const NORMAL: i32 = 13;
 pub(super) const TITLE: i32 = 14;
@@ -35,7 +38,8 @@ pub(super) enum Family {
 
 const CACHES: [u32; 3] = [0xb35900, 0xf0a030, 0xfbd7a3];
 const OURS: [u32; 6] = [0x08306b, 0x2171b5, 0x5fa8d9, 0xa6cdea, 0xd6e8f6, 0x3f5f8a];
-const LINES: [u32; 6] = [0x000000, 0xc0392b, 0x2a7fbf, 0xe69f00, 0x7fc4a0, 0x9a7fb5];
+const LINES: [u32; 8] =
+    [0x000000, 0xb03024, 0x2a7fbf, 0xe69f00, 0x4fae86, 0x8a6bb0, 0x7a5230, 0x8c8c8c];
 
 fn of(colours: &[u32], index: usize) -> RGBColor {
     colours.get(index % colours.len().max(1)).map_or(INK, |colour| rgb(*colour))

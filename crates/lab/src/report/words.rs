@@ -37,8 +37,8 @@ pub(super) fn metric(name: &str) -> &str {
         "kib_per_s" => "KiB/s",
         "read_mib_per_s" => "reads, MiB/s",
         "write_mib_per_s" => "writes, MiB/s",
-        "read_mean_ms" => "mean read latency, ms",
-        "write_mean_ms" => "mean write latency, ms",
+        "read_mean_ms" => "mean read, ms",
+        "write_mean_ms" => "mean write, ms",
         other => other,
     }
 }
