@@ -1,8 +1,8 @@
 //! SVG made smaller without looking different: the library writes an element for each line and
 //! bar, and spells out what is the default. The figures are committed, so their size matters.
 //!
-//! Neighbouring lines and bars of one style become one path. Text between them is no obstacle, as
-//! nothing is drawn over text.
+//! Neighbouring lines and bars of one style become one path. Text between lines is no obstacle, as no
+//! line is drawn over text; bars may lie under it.
 
 use std::fmt::Write as _;
 
@@ -71,7 +71,8 @@ pub(super) fn compact(svg: &str, alt: &str) -> String {
         }
     };
     for element in svg.lines() {
-        if element.starts_with("<text ") {
+        let lines = open.as_ref().is_none_or(|(style, _)| style.contains("fill=\"none\""));
+        if lines && element.starts_with("<text ") {
             let _ = writeln!(out, "{element}");
             continue;
         }
@@ -104,6 +105,8 @@ mod tests {
     #[test]
     fn neighbours_of_one_style_become_a_path() {
         let long = "<svg width=\"9\" height=\"9\" viewBox=\"0 0 9 9\">\n\
+                    <rect x=\"0\" y=\"0\" width=\"9\" height=\"9\" opacity=\"1\" fill=\"#FFFFFF\" stroke=\"none\"/>\n\
+                    <text x=\"3\" y=\"3\">\nover\n</text>\n\
                     <line opacity=\"1\" stroke=\"#111111\" stroke-width=\"1\" x1=\"1\" y1=\"2\" x2=\"3\" y2=\"4\"/>\n\
                     <text x=\"1\" y=\"2\" fill=\"#222222\">\na&lt;b\n</text>\n\
                     <polyline fill=\"none\" opacity=\"1\" stroke=\"#111111\" stroke-width=\"1\" points=\"5,6 7,8 9,9 \"/>\n\
@@ -111,6 +114,8 @@ mod tests {
                     <circle cx=\"1\" cy=\"1\" r=\"3\" opacity=\"1\" fill=\"#333333\" stroke=\"none\" stroke-width=\"1\"/>\n\
                     </svg>\n";
         let short = "<svg role=\"img\" aria-label=\"&lt;x&gt;\" font-family=\"sans-serif\" font-size=\"12\" width=\"9\" height=\"9\" viewBox=\"0 0 9 9\">\n\
+                     <path fill=\"#FFFFFF\" d=\"M0,0h9v9h-9z\"/>\n\
+                     <text x=\"3\" y=\"3\">over</text>\n\
                      <text x=\"1\" y=\"2\">a&lt;b</text>\n\
                      <path fill=\"none\" stroke=\"#111111\" d=\"M1,2L3,4M5,6L7,8 9,9\"/>\n\
                      <path fill=\"#333333\" d=\"M1,2h3v4h-3z\"/>\n\

@@ -5,12 +5,13 @@
 //!
 //! - `input`: what the pages are made of; `verdict`: which published rows are beaten
 //! - `sections`: what is said, as blocks of `doc`, which knows HTML and Markdown
-//! - `figures`: which figures there are; `bars`, `lines`: how they are drawn, on `canvas`; `compact`: smaller
+//! - `figures`: which figures there are; `compare`: whose bars they show; `bars`, `lines`: how they are drawn, on `canvas`; `compact`: smaller
 //! - `style`, `words`: colours and sizes; numbers and escapes
 
 mod bars;
 mod canvas;
 mod compact;
+mod compare;
 mod doc;
 #[cfg(test)]
 mod example;

@@ -2,8 +2,9 @@
 
 use crate::error::LabResult;
 
+use super::compare::place;
 use super::doc::{Block, Cell, Line, Table, Tone};
-use super::figures::{figures, place};
+use super::figures::figures;
 use super::input::{Input, ReportText, Row};
 use super::verdict::{Counts, Outcome, Verdict, compared, groups, is_cache, reports, verdicts};
 use super::words::{maybe, metric, number};
