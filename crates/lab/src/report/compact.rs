@@ -1,8 +1,8 @@
 //! SVG made smaller without looking different: the library writes an element for each line and
 //! bar, and spells out what is the default. The figures are committed, so their size matters.
 //!
-//! Neighbouring lines and bars of one style become one path. Text between lines is no obstacle, as no
-//! line is drawn over text; bars may lie under it.
+//! Neighbouring lines and bars of one style become one path. Neighbouring texts of one
+//! style become a group.
 
 use std::fmt::Write as _;
 
@@ -56,6 +56,98 @@ fn outline(element: &str) -> Option<(String, String)> {
     Some((style, outline))
 }
 
+/// Style, place and content of a text that is not turned; where it stands in pixels, as the
+/// library's offsets cannot be inherited.
+fn label(element: &str) -> Option<(String, String)> {
+    let (head, content) = element.strip_prefix("<text ")?.split_once('>')?;
+    let head = format!("<text {head}/>");
+    let attributes = attributes(&head);
+    let get = |name: &str| attributes.iter().find(|(known, _)| *known == name).map(|(_, v)| *v);
+    if get("transform").is_some() {
+        return None;
+    }
+    let size: f64 = get("font-size").unwrap_or("12").parse().ok()?;
+    let down = match get("dy") {
+        Some("0.76em") => 0.76,
+        Some("0.5ex") => 0.27,
+        Some("-0.5ex") => -0.27,
+        _ => 0.0,
+    };
+    let y = get("y")?.parse::<f64>().ok()? + down * size;
+    let mut style = String::new();
+    for name in ["text-anchor", "font-size", "font-weight"] {
+        if let Some(value) = get(name) {
+            let _ = write!(style, " {name}=\"{value}\"");
+        }
+    }
+    Some((style, format!("<text x=\"{}\" y=\"{:.0}\">{content}", get("x")?, y)))
+}
+
+/// Writes elements, those of one style together.
+#[derive(Default)]
+struct Writer {
+    out: String,
+    /// Lines or bars: style and outline.
+    path: Option<(String, String)>,
+    /// The style of the texts that were written last.
+    texts: Option<String>,
+}
+
+impl Writer {
+    fn end_texts(&mut self) {
+        if self.texts.take().is_some_and(|style| !style.is_empty()) {
+            self.out.push_str("</g>\n");
+        }
+    }
+
+    fn end_path(&mut self) {
+        if let Some((style, outline)) = self.path.take() {
+            self.end_texts();
+            let _ = writeln!(self.out, "<path{style} d=\"{outline}\"/>");
+        }
+    }
+
+    fn text(&mut self, element: &str) {
+        // No line is drawn over text; bars may lie under it.
+        if self.path.as_ref().is_some_and(|(style, _)| !style.contains("fill=\"none\"")) {
+            self.end_path();
+        }
+        let Some((style, text)) = label(element) else {
+            self.end_texts();
+            let _ = writeln!(self.out, "{element}");
+            return;
+        };
+        if self.texts.as_ref() != Some(&style) {
+            self.end_texts();
+            if !style.is_empty() {
+                let _ = writeln!(self.out, "<g{style}>");
+            }
+            self.texts = Some(style);
+        }
+        let _ = writeln!(self.out, "{text}");
+    }
+
+    fn element(&mut self, element: &str) {
+        if element.starts_with("<text ") {
+            return self.text(element);
+        }
+        match (outline(element), &mut self.path) {
+            (Some((style, more)), Some((known, outline))) if style == *known => {
+                outline.push_str(&more);
+            }
+            (Some(new), _) => {
+                self.end_path();
+                self.path = Some(new);
+            }
+            (None, _) => {
+                self.end_path();
+                self.end_texts();
+                let _ = writeln!(self.out, "{element}");
+            }
+        }
+    }
+}
+
 /// What the library wrote, shorter; `alt` says in words what it shows.
 pub(super) fn compact(svg: &str, alt: &str) -> String {
     let mut svg = svg.to_owned();
@@ -63,34 +155,11 @@ pub(super) fn compact(svg: &str, alt: &str) -> String {
         svg = svg.replace(long, short);
     }
     let svg = svg.replace("><", ">\n<");
-    let mut out = String::with_capacity(svg.len() / 2);
-    let mut open: Option<(String, String)> = None;
-    let close = |open: &mut Option<(String, String)>, out: &mut String| {
-        if let Some((style, outline)) = open.take() {
-            let _ = writeln!(out, "<path{style} d=\"{outline}\"/>");
-        }
-    };
-    for element in svg.lines() {
-        let lines = open.as_ref().is_none_or(|(style, _)| style.contains("fill=\"none\""));
-        if lines && element.starts_with("<text ") {
-            let _ = writeln!(out, "{element}");
-            continue;
-        }
-        match (outline(element), &mut open) {
-            (Some((style, more)), Some((known, outline))) if style == *known => {
-                outline.push_str(&more);
-            }
-            (Some(new), _) => {
-                close(&mut open, &mut out);
-                open = Some(new);
-            }
-            (None, _) => {
-                close(&mut open, &mut out);
-                let _ = writeln!(out, "{element}");
-            }
-        }
-    }
-    close(&mut open, &mut out);
+    let mut writer = Writer::default();
+    svg.lines().for_each(|element| writer.element(element));
+    writer.end_path();
+    writer.end_texts();
+    let out = writer.out;
     let head = format!(
         "<svg role=\"img\" aria-label=\"{}\" font-family=\"sans-serif\" font-size=\"12\" ",
         super::words::html(alt).replace("<code>", "").replace("</code>", "")
@@ -103,24 +172,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn neighbours_of_one_style_become_a_path() {
-        let long = "<svg width=\"9\" height=\"9\" viewBox=\"0 0 9 9\">\n\
-                    <rect x=\"0\" y=\"0\" width=\"9\" height=\"9\" opacity=\"1\" fill=\"#FFFFFF\" stroke=\"none\"/>\n\
-                    <text x=\"3\" y=\"3\">\nover\n</text>\n\
-                    <line opacity=\"1\" stroke=\"#111111\" stroke-width=\"1\" x1=\"1\" y1=\"2\" x2=\"3\" y2=\"4\"/>\n\
-                    <text x=\"1\" y=\"2\" fill=\"#222222\">\na&lt;b\n</text>\n\
-                    <polyline fill=\"none\" opacity=\"1\" stroke=\"#111111\" stroke-width=\"1\" points=\"5,6 7,8 9,9 \"/>\n\
-                    <rect x=\"1\" y=\"2\" width=\"3\" height=\"4\" opacity=\"1\" fill=\"#333333\" stroke=\"none\"/>\n\
-                    <circle cx=\"1\" cy=\"1\" r=\"3\" opacity=\"1\" fill=\"#333333\" stroke=\"none\" stroke-width=\"1\"/>\n\
-                    </svg>\n";
-        let short = "<svg role=\"img\" aria-label=\"&lt;x&gt;\" font-family=\"sans-serif\" font-size=\"12\" width=\"9\" height=\"9\" viewBox=\"0 0 9 9\">\n\
-                     <path fill=\"#FFFFFF\" d=\"M0,0h9v9h-9z\"/>\n\
-                     <text x=\"3\" y=\"3\">over</text>\n\
-                     <text x=\"1\" y=\"2\">a&lt;b</text>\n\
-                     <path fill=\"none\" stroke=\"#111111\" d=\"M1,2L3,4M5,6L7,8 9,9\"/>\n\
-                     <path fill=\"#333333\" d=\"M1,2h3v4h-3z\"/>\n\
-                     <circle cx=\"1\" cy=\"1\" r=\"3\" fill=\"#333333\"/>\n\
-                     </svg>\n";
+    fn neighbours_of_one_style_are_put_together() {
+        let long = "<svg width=\"9\" height=\"9\" viewBox=\"0 0 9 9\">
+<rect x=\"0\" y=\"0\" width=\"9\" height=\"9\" opacity=\"1\" fill=\"#FFFFFF\" stroke=\"none\"/>
+<text x=\"3\" y=\"3\" fill=\"#222222\">\nover\n</text>
+<line opacity=\"1\" stroke=\"#111111\" stroke-width=\"1\" x1=\"1\" y1=\"2\" x2=\"3\" y2=\"4\"/>
+<text x=\"1\" y=\"2\" dy=\"0.76em\" text-anchor=\"end\" fill=\"#222222\">\na&lt;b\n</text>
+<polyline fill=\"none\" opacity=\"1\" stroke=\"#111111\" stroke-width=\"1\" points=\"5,6 7,8 9,9 \"/>
+<text x=\"1\" y=\"9\" text-anchor=\"end\" fill=\"#222222\">\nc\n</text>
+<rect x=\"1\" y=\"2\" width=\"3\" height=\"4\" opacity=\"1\" fill=\"#333333\" stroke=\"none\"/>
+<circle cx=\"1\" cy=\"1\" r=\"3\" opacity=\"1\" fill=\"#333333\" stroke=\"none\" stroke-width=\"1\"/>
+</svg>\n";
+        let short = "<svg role=\"img\" aria-label=\"&lt;x&gt;\" font-family=\"sans-serif\" \
+font-size=\"12\" width=\"9\" height=\"9\" viewBox=\"0 0 9 9\">
+<path fill=\"#FFFFFF\" d=\"M0,0h9v9h-9z\"/>
+<text x=\"3\" y=\"3\">over</text>
+<g text-anchor=\"end\">
+<text x=\"1\" y=\"11\">a&lt;b</text>
+<text x=\"1\" y=\"9\">c</text>
+</g>
+<path fill=\"none\" stroke=\"#111111\" d=\"M1,2L3,4M5,6L7,8 9,9\"/>
+<path fill=\"#333333\" d=\"M1,2h3v4h-3z\"/>
+<circle cx=\"1\" cy=\"1\" r=\"3\" fill=\"#333333\"/>
+</svg>\n";
         assert_eq!(compact(long, "<x>"), short);
     }
 }

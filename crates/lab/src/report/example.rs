@@ -39,7 +39,7 @@ fn few() -> Vec<Value> {
             json!({
                 "value": 42_345.0, "sd": 100.0, "repetitions": 3, "share_of_ssd": 1.056,
                 "hit_ratio": 0.9, "p50_us": 80.0, "p99_us": 300.0, "disk_busy": 0.5,
-                "goal": {"at_least": 1.0, "met": true}, "note": "Bound: 1.1 of the SSD.",
+                "goal": {"at_least": 1.0, "met": true}, "note": "Bound: 1.1 of the SSD.", "detail": detail(),
             }),
         ),
         at(
@@ -58,7 +58,7 @@ fn few() -> Vec<Value> {
             "a <b>|`c`",
             "forebay/writeback",
             "iops",
-            json!({"value": 10_500.0, "share_of_ssd": 0.26, "note": "A <b>bold</b> & `odd` | note."}),
+            json!({"value": 10_500.0, "share_of_ssd": 0.26, "note": "A <b>bold</b> & `odd` | note.", "detail": detail()}),
         ),
         at("only", "published only", "iops", json!({"note": "Not run."})),
     ]
@@ -74,7 +74,7 @@ fn many() -> Vec<Value> {
                 let more = json!({
                     "value": value, "sd": value / 20.0, "repetitions": 10, "p50_us": value,
                     "p99_us": value * 3.0, "share_of_ssd": 0.95,
-                    "published_sd": {"ssd": 300.0, "quick": 200.0},
+                    "published_sd": {"ssd": 300.0, "quick": 200.0}, "detail": detail(),
                 });
                 rows.push(row("901", &name, config, "kib_per_s", more));
             }
@@ -83,25 +83,25 @@ fn many() -> Vec<Value> {
     rows
 }
 
-fn details() -> Vec<Value> {
-    let run = |report: &str, experiment: &str, repetitions: bool| {
+fn detail() -> Value {
+    let sample = |(second, hit_ratio, dirty, busy): (f64, f64, f64, f64)| {
         json!({
-            "report": report, "experiment": experiment, "config": "forebay/writeback",
-            "repetitions": repetitions,
-            "second": [1.0, 2.0, 3.0, 4.0], "hit_ratio": [0.0, 0.5, 0.8, 0.9],
-            "dirty_bytes": [0.0, 1e6, 5e6, 2e6], "disk_busy": [1.0, 0.9, 0.2, 0.0],
-            "read_latencies": [[80.0, 900], [120.0, 90], [9000.0, 10]],
-            "write_latencies": [],
+            "second": second, "requests_per_second": 1.0, "hit_ratio": hit_ratio,
+            "dirty_bytes": dirty, "disk_busy": busy, "ssd_busy": 0.5,
         })
     };
-    vec![run("900", "fast", false), run("900", "a <b>|`c`", false), run("901", "1M/test0", true)]
+    let series = [(1.0, 0.0, 0.0, 1.0), (2.0, 0.5, 1e6, 0.9), (3.0, 0.9, 5e6, 0.0)].map(sample);
+    json!({
+        "series": series, "write_latencies": [],
+        "read_latencies": [[80.0, 900], [120.0, 90], [9000.0, 10]],
+    })
 }
 
 /// As `seeds --save` would write it.
 pub(super) fn text() -> String {
     let rows: Vec<Value> = few().into_iter().chain(many()).collect();
     json!({
-        "seed": 1, "scale": 1.0, "rows": rows, "details": details(),
+        "seed": 1, "scale": 1.0, "rows": rows,
         "about": {
             "command": "forebay-lab seeds --seed 1", "revision": "abc",
             "reports": [{"number": "900", "title": "Made up", "cautions": ["Nothing <b>real</b>."]}],

@@ -10,7 +10,7 @@ use super::bars::{self, GroupPanel, grouped, named_bars};
 use super::canvas::Axis;
 use super::compare::{caches, configs, named, once, panels, place, spans, values};
 use super::doc::Block;
-use super::input::{Detail, Input};
+use super::input::{Detail, Input, Row, Sample};
 use super::lines::{Line, LinePanel, lines, nines, percentiles, thinned};
 use super::style::HIGHEST;
 use super::verdict::{Group, groups};
@@ -18,38 +18,52 @@ use super::verdict::{Group, groups};
 /// More experiments than this are put into panels together.
 const FEW: usize = 20;
 
-/// Details of ours, without those that are another's under a second name.
-fn own_details<'a>(input: &'a Input, report: &str) -> Vec<&'a Detail> {
-    let mut all: Vec<&Detail> = Vec::new();
-    let ours = |detail: &&Detail| detail.report == report && detail.config.starts_with("forebay");
-    let mut sorted: Vec<&Detail> = input.details.iter().filter(ours).collect();
-    sorted.sort_by_key(|detail| !detail.config.starts_with("forebay/"));
-    for detail in sorted {
-        let same = |known: &&Detail| {
-            known.experiment == detail.experiment
-                && known.dirty_bytes == detail.dirty_bytes
-                && known.read_latencies == detail.read_latencies
-                && known.write_latencies == detail.write_latencies
-        };
-        if !all.iter().any(same) {
-            all.push(detail);
-        }
-    }
-    all
+/// A run of ours.
+struct Run<'a> {
+    experiment: &'a str,
+    config: &'a str,
+    /// Each sample is of one repetition.
+    repetitions: bool,
+    detail: &'a Detail,
 }
 
-fn latency_panels(groups: &[Group<'_>], details: &[&Detail], configs: &[String]) -> Vec<LinePanel> {
+/// Runs of ours, each once, without those that are another's under a second name.
+fn runs<'a>(input: &'a Input, report: &str) -> Vec<Run<'a>> {
+    let mut rows: Vec<&Row> =
+        input.rows.iter().filter(|row| row.report == report && row.is_forebay()).collect();
+    rows.sort_by_key(|row| !row.config.starts_with("forebay/"));
+    let mut runs: Vec<Run<'_>> = Vec::new();
+    for row in rows {
+        let Some(detail) = &row.detail else { continue };
+        let known = runs.iter().any(|known| {
+            known.experiment == row.experiment
+                && (known.config == row.config || known.detail == detail)
+        });
+        if !known {
+            runs.push(Run {
+                experiment: &row.experiment,
+                config: &row.config,
+                repetitions: row.repetitions > 1,
+                detail,
+            });
+        }
+    }
+    runs
+}
+
+fn latency_panels(groups: &[Group<'_>], runs: &[Run<'_>], configs: &[String]) -> Vec<LinePanel> {
     type Of = fn(&Detail) -> &Vec<(f64, u64)>;
     let directions: [(&str, Of); 2] =
         [("reads", |d| &d.read_latencies), ("writes", |d| &d.write_latencies)];
     let mut all = Vec::new();
     for experiment in once(groups.iter().map(|group| group.experiment.to_owned())) {
         for (direction, of) in directions {
-            let here = details.iter().filter(|d| d.experiment == experiment && !of(d).is_empty());
+            let here =
+                runs.iter().filter(|r| r.experiment == experiment && !of(r.detail).is_empty());
             let lines: Vec<Line> = here
-                .filter_map(|detail| {
-                    let which = configs.iter().position(|config| *config == detail.config)?;
-                    Some(Line { which, points: percentiles(of(detail)) })
+                .filter_map(|run| {
+                    let which = configs.iter().position(|config| config == run.config)?;
+                    Some(Line { which, points: percentiles(of(run.detail)) })
                 })
                 .collect();
             let values = lines.iter().flat_map(|line| &line.points).map(|(_, value)| *value);
@@ -69,80 +83,74 @@ fn latency_panels(groups: &[Group<'_>], details: &[&Detail], configs: &[String])
 }
 
 /// What is shown over time: name, unit, values, and what they are multiplied by.
-type Watched = (&'static str, &'static str, fn(&Detail) -> &Vec<f64>, f64);
+type Watched = (&'static str, &'static str, fn(&Sample) -> f64, f64);
 
 const WATCHED: [Watched; 3] = [
-    ("hit ratio", "hits / requests", |detail| &detail.hit_ratio, 1.0),
-    ("dirty data", "dirty, MiB", |detail| &detail.dirty_bytes, 1.0 / 1_048_576.0),
-    ("disk busy", "share of time", |detail| &detail.disk_busy, 1.0),
+    ("hit ratio", "hits / requests", |sample| sample.hit_ratio, 1.0),
+    ("dirty data", "dirty, MiB", |sample| sample.dirty_bytes, 1.0 / 1_048_576.0),
+    ("disk busy", "share of time", |sample| sample.disk_busy, 1.0),
 ];
 
-fn over_time(experiments: &[String], details: &[&Detail], configs: &[String]) -> Vec<LinePanel> {
+/// A panel of something that is watched; shares end at 1.
+fn watched(title: String, x: Axis, (_, unit, _, factor): Watched, lines: Vec<Line>) -> LinePanel {
+    let values = lines.iter().flat_map(|line| &line.points).map(|(_, value)| *value);
+    let most = if factor == 1.0 { 1.0 } else { values.fold(0.0, f64::max) * 1.05 };
+    LinePanel { title, x, y: Axis::linear(unit, most), lines }
+}
+
+fn over_time(experiments: &[String], runs: &[Run<'_>], configs: &[String]) -> Vec<LinePanel> {
     let mut all = Vec::new();
     for experiment in experiments {
-        let here: Vec<&&Detail> = details
+        let here: Vec<&Run<'_>> = runs
             .iter()
-            .filter(|detail| detail.experiment == *experiment && detail.second.len() > 1)
+            .filter(|run| run.experiment == experiment && run.detail.series.len() > 1)
             .collect();
         if here.is_empty() {
             continue;
         }
-        let end = here.iter().filter_map(|d| d.second.last()).fold(0.0f64, |end, s| end.max(*s));
-        for (name, unit, of, factor) in WATCHED {
-            let line = |detail: &&&Detail| {
-                let which = configs.iter().position(|config| *config == detail.config)?;
-                let values = of(detail).iter().map(|value| value * factor);
-                let points: Vec<_> = detail.second.iter().copied().zip(values).collect();
+        let ends = here.iter().filter_map(|run| run.detail.series.last());
+        let end = ends.fold(0.0f64, |end, sample| end.max(sample.second));
+        for what in WATCHED {
+            let (name, _, of, factor) = what;
+            let line = |run: &&Run<'_>| {
+                let which = configs.iter().position(|config| config == run.config)?;
+                let point = |sample: &Sample| (sample.second, of(sample) * factor);
+                let points: Vec<_> = run.detail.series.iter().map(point).collect();
                 Some(Line { which, points: thinned(&points) })
             };
             let lines: Vec<Line> = here.iter().filter_map(line).collect();
-            let most = lines.iter().flat_map(|line| &line.points).map(|(_, value)| *value);
-            let most = if factor == 1.0 { 1.0 } else { most.fold(0.0, f64::max) * 1.05 };
-            all.push(LinePanel {
-                title: format!("{experiment}: {name}"),
-                x: Axis::linear("s", end),
-                y: Axis::linear(unit, most),
-                lines,
-            });
+            let x = Axis::linear("s", end);
+            all.push(watched(format!("{experiment}: {name}"), x, what, lines));
         }
     }
     all
 }
 
 /// Tests that ran one after the other on one cache, a point for each repetition.
-fn in_order(panel: &str, details: &[&Detail], configs: &[String]) -> Vec<LinePanel> {
-    let here: Vec<&&Detail> =
-        details.iter().filter(|d| d.repetitions && place(&d.experiment).0 == panel).collect();
-    let order = here.first().map(|first| first.config.clone()).unwrap_or_default();
-    let tests: Vec<String> = here
-        .iter()
-        .filter(|detail| detail.config == order)
-        .map(|detail| place(&detail.experiment).1)
-        .collect();
-    let panel_of = |(name, unit, of, factor): Watched| {
+fn in_order(panel: &str, runs: &[Run<'_>], configs: &[String]) -> Vec<LinePanel> {
+    let here: Vec<&Run<'_>> =
+        runs.iter().filter(|run| run.repetitions && place(run.experiment).0 == panel).collect();
+    let first = here.first().map_or("", |first| first.config);
+    let of_first = here.iter().filter(|run| run.config == first);
+    let tests: Vec<String> = of_first.map(|run| place(run.experiment).1).collect();
+    let panel_of = |what: Watched| {
+        let (name, _, of, factor) = what;
         let line = |(which, config): (usize, &String)| {
-            let mut points = Vec::new();
-            for detail in here.iter().filter(|detail| detail.config == *config) {
-                let test = place(&detail.experiment).1;
+            let mut points: Vec<(f64, f64)> = Vec::new();
+            for run in here.iter().filter(|run| run.config == config) {
+                let test = place(run.experiment).1;
                 let Some(start) = tests.iter().position(|known| *known == test) else { continue };
-                let count = of(detail).len().max(1) as f64;
-                for (at, value) in of(detail).iter().enumerate() {
+                let count = run.detail.series.len().max(1) as f64;
+                for (at, sample) in run.detail.series.iter().enumerate() {
                     let x = start as f64 + 0.05 + 0.9 * (at as f64 + 0.5) / count;
-                    points.push((x, value * factor));
+                    points.push((x, of(sample) * factor));
                 }
             }
-            points.sort_by(|one: &(f64, f64), other| one.0.total_cmp(&other.0));
+            points.sort_by(|one, other| one.0.total_cmp(&other.0));
             (!points.is_empty()).then_some(Line { which, points })
         };
         let lines: Vec<Line> = configs.iter().enumerate().filter_map(line).collect();
-        let most = lines.iter().flat_map(|line| &line.points).map(|(_, value)| *value);
-        let most = if factor == 1.0 { 1.0 } else { most.fold(0.0, f64::max) * 1.05 };
-        LinePanel {
-            title: format!("{panel}: {name}"),
-            x: Axis::names(&tests),
-            y: Axis::linear(unit, most),
-            lines,
-        }
+        watched(format!("{panel}: {name}"), Axis::names(&tests), what, lines)
     };
     if tests.is_empty() { Vec::new() } else { WATCHED.map(panel_of).into() }
 }
@@ -199,19 +207,19 @@ impl Figures<'_> {
 pub(super) fn figures(input: &Input, report: &str) -> LabResult<Vec<Block>> {
     let groups = groups(input, report);
     let (caches, configs) = (caches(&groups), configs(&groups));
-    let details = own_details(input, report);
+    let runs = runs(input, report);
     let mut figures = Figures { report, blocks: Vec::new() };
     if groups.len() <= FEW {
         let panels = named(&groups, &caches, &configs);
         let caption = "grey the bare devices as published and as modelled, orange the caches as \
                        published, blue Forebay.";
         figures.add("bars", caption, bars::parts(&panels), named_bars)?;
-        let panels = latency_panels(&groups, &details, &configs);
+        let panels = latency_panels(&groups, &runs, &configs);
         let caption = "latencies of Forebay's configurations. Each further nine takes as much \
                        room, so that the slowest requests can be seen.";
         figures.lines("latency", caption, &configs, &panels, (2, 250))?;
         let experiments = once(groups.iter().map(|group| group.experiment.to_owned()));
-        let panels = over_time(&experiments, &details, &configs);
+        let panels = over_time(&experiments, &runs, &configs);
         let caption = "hit ratio, dirty data and the disk's busy time while the experiment runs.";
         figures.lines("time", caption, &configs, &panels, (3, 200))?;
         return Ok(figures.blocks);
@@ -229,13 +237,10 @@ pub(super) fn figures(input: &Input, report: &str) -> LabResult<Vec<Block>> {
     let caption = "latencies; marks are medians, lines end at the 99th percentile.";
     figures.add("latency", caption, latencies.chunks(four_rows).collect(), draw)?;
     let names: Vec<String> = values.iter().map(|panel| panel.title.clone()).collect();
-    if details.iter().any(|detail| detail.repetitions) {
+    if runs.iter().any(|run| run.repetitions) {
         let ends = [names.first(), names.last().filter(|_| names.len() > 1)];
-        let panels: Vec<LinePanel> = ends
-            .into_iter()
-            .flatten()
-            .flat_map(|name| in_order(name, &details, &configs))
-            .collect();
+        let panels: Vec<LinePanel> =
+            ends.into_iter().flatten().flat_map(|name| in_order(name, &runs, &configs)).collect();
         let caption = "the tests in the order in which they run on one cache, a point for each \
                        repetition; the smallest and the largest record size.";
         figures.lines("time", caption, &configs, &panels, (1, 185))?;
@@ -246,7 +251,7 @@ pub(super) fn figures(input: &Input, report: &str) -> LabResult<Vec<Block>> {
         members.get(members.len() / 3).map(|group| group.experiment.to_owned())
     };
     let chosen: Vec<String> = panels(&groups, |_| true).iter().filter_map(one).collect();
-    let panels = over_time(&chosen, &details, &configs);
+    let panels = over_time(&chosen, &runs, &configs);
     let caption = "hit ratio, dirty data and the disk's busy time over warm-up and run, for one \
                    request size of each kind.";
     figures.lines("time", caption, &configs, &panels, (3, 200))?;

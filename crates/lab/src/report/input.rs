@@ -1,6 +1,6 @@
 //! What pages of results are made of: rows, and beside them series and latencies.
 //!
-//! This is what `forebay-lab seeds --json` prints, and what `--save` keeps with more beside it. The
+//! This is what `forebay-lab seeds --json --details` prints, and what `--save` keeps. The
 //! pages are always made from such a text, also right after a run, so that they are the same
 //! whichever way they came about.
 
@@ -17,8 +17,6 @@ pub(crate) struct Input {
     #[serde(default)]
     pub(crate) about: About,
     pub(crate) rows: Vec<Row>,
-    #[serde(default)]
-    pub(crate) details: Vec<Detail>,
 }
 
 /// How the rows came about.
@@ -67,6 +65,7 @@ pub(crate) struct Row {
     pub(crate) baseline: Option<Baseline>,
     pub(crate) goal: Option<Goal>,
     pub(crate) note: Option<String>,
+    pub(crate) detail: Option<Detail>,
 }
 
 /// See the rows of `seeds`.
@@ -84,23 +83,25 @@ pub(crate) struct Goal {
     pub(crate) met: bool,
 }
 
-/// How a run went over time, and its latencies. Columns, not rows, as they are shorter.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+/// How a run went over time, and its latencies.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
 pub(crate) struct Detail {
-    pub(crate) report: String,
-    pub(crate) experiment: String,
-    pub(crate) config: String,
-    /// Each sample is of one repetition.
-    pub(crate) repetitions: bool,
-    /// Since the run began, warm-up included.
-    pub(crate) second: Vec<f64>,
-    pub(crate) hit_ratio: Vec<f64>,
-    pub(crate) dirty_bytes: Vec<f64>,
-    /// A share of the time.
-    pub(crate) disk_busy: Vec<f64>,
+    /// Over time, or one for each repetition.
+    pub(crate) series: Vec<Sample>,
     /// Lower ends of buckets in microseconds, and requests.
     pub(crate) read_latencies: Vec<(f64, u64)>,
     pub(crate) write_latencies: Vec<(f64, u64)>,
+}
+
+/// See the rows of `seeds`.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+pub(crate) struct Sample {
+    /// Since the run began, warm-up included.
+    pub(crate) second: f64,
+    pub(crate) hit_ratio: f64,
+    pub(crate) dirty_bytes: f64,
+    /// A share of the time.
+    pub(crate) disk_busy: f64,
 }
 
 impl Row {

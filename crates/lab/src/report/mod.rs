@@ -1,11 +1,12 @@
 //! Pages of results: `forebay-lab seeds --report DIR`, and the same from a file.
 //!
 //! A page of HTML that needs no other file, and Markdown with its figures beside it. Equal input
-//! gives equal bytes.
+//! gives equal bytes, as long as logarithms round in the same way.
 //!
 //! - `input`: what the pages are made of; `verdict`: which published rows are beaten
 //! - `sections`: what is said, as blocks of `doc`, which knows HTML and Markdown
-//! - `figures`: which figures there are; `compare`: whose bars they show; `bars`, `lines`: how they are drawn, on `canvas`; `compact`: smaller
+//! - `figures`: which figures there are; `compare`: whose bars they show
+//! - `bars`, `lines`: how they are drawn, on `canvas`; `compact`: the same in fewer bytes
 //! - `style`, `words`: colours and sizes; numbers and escapes
 
 mod bars;
@@ -120,7 +121,7 @@ mod tests {
             let value = words::maybe(row.value);
             let beside = |text: &str, config: String, start: &str, end: &str| {
                 let line = |line: &&str| line.contains(&format!("{start}{config}{end}"));
-                text.lines().filter(line).any(|line| line.contains(&format!("{value}")))
+                text.lines().filter(line).any(|line| line.contains(&value))
             };
             assert!(beside(&html, words::html(&row.config), "<td class=l>", "<"), "{row:?}");
             assert!(beside(&markdown, words::markdown(&row.config), "|", ""), "{row:?}");

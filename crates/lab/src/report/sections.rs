@@ -186,34 +186,48 @@ fn verdict_line(verdict: &Verdict<'_>, notes: &mut Notes) -> Line {
     ])
 }
 
+/// Experiments of one kind of which the report gives no figures.
+struct Kind<'a> {
+    name: String,
+    config: &'a str,
+    metric: &'a str,
+    shares: Vec<f64>,
+    notes: Vec<usize>,
+}
+
 /// Rows of which the report gives no figures, those of one kind together: against the bare SSD.
 fn without_figures(input: &Input, report: &str, notes: &mut Notes) -> Vec<Line> {
-    let mut kinds: Vec<(String, &str, &str, Vec<f64>, Vec<usize>)> = Vec::new();
+    let mut kinds: Vec<Kind<'_>> = Vec::new();
     for group in groups(input, report) {
         if group.rows.first().is_none_or(|row| row.published.keys().any(|name| is_cache(name))) {
             continue;
         }
         for row in group.rows.iter().filter(|row| row.is_forebay()) {
             let Some(share) = row.share_of_ssd else { continue };
-            let (kind, _) = place(group.experiment);
-            let known = kinds.iter().position(|k| k.0 == kind && k.1 == row.config);
+            let (name, _) = place(group.experiment);
+            let mark = row.note.as_ref().map(|note| notes.number(report, note));
+            let known = kinds.iter().position(|k| k.name == name && k.config == row.config);
             let index = known.unwrap_or_else(|| {
-                kinds.push((kind, &row.config, group.metric, Vec::new(), Vec::new()));
+                let (config, metric) = (row.config.as_str(), group.metric);
+                let (shares, notes) = (Vec::new(), Vec::new());
+                kinds.push(Kind { name, config, metric, shares, notes });
                 kinds.len() - 1
             });
-            let Some(entry) = kinds.get_mut(index) else { continue };
-            entry.3.push(share);
-            let mark = row.note.as_ref().map(|note| notes.number(report, note));
-            entry.4.extend(mark.filter(|mark| !entry.4.contains(mark)));
+            if let Some(kind) = kinds.get_mut(index) {
+                kind.shares.push(share);
+                kind.notes.extend(mark.filter(|mark| !kind.notes.contains(mark)));
+            }
         }
     }
-    let line = |(kind, config, unit, shares, marks): (String, &str, &str, Vec<f64>, _)| {
+    let line = |kind: Kind<'_>| {
+        let shares = &kind.shares;
         let above = shares.iter().filter(|share| **share > 1.0).count();
         let least = shares.iter().copied().fold(f64::INFINITY, f64::min);
         let most = shares.iter().copied().fold(0.0, f64::max);
+        let config = kind.config.trim_start_matches("forebay/");
         Line::Cells(vec![
-            Cell::new(format!("{kind}, {}", config.trim_start_matches("forebay/"))).notes(marks),
-            Cell::new(metric(unit)),
+            Cell::new(format!("{}, {config}", kind.name)).notes(kind.notes.clone()),
+            Cell::new(metric(kind.metric)),
             Cell::new("no figures"),
             Cell::new("-"),
             Cell::new("-"),

@@ -37,7 +37,7 @@ use crate::error::{LabResult, other};
 use crate::measure::thread_cpu;
 use crate::output::print_json;
 use crate::progress::Progress;
-use crate::report::input::{About, Detail};
+use crate::report::input::About;
 
 use cpu::CpuCosts;
 use measure::{Context, Job, Measurement};
@@ -81,9 +81,6 @@ struct Output {
     rows: Vec<Row>,
     #[serde(skip_serializing_if = "Option::is_none")]
     about: Option<About>,
-    /// What is too large for the rows.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    details: Vec<Detail>,
 }
 
 fn reports() -> Vec<(Report, Vec<Job>)> {
@@ -119,26 +116,25 @@ pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
     for report in &reports {
         let own = jobs.iter().zip(&measured).filter(|(job, _)| job.report == report.number);
         let own: Vec<Measurement> = own.flat_map(|(_, found)| found.iter().cloned()).collect();
-        let own = row::rows(report, &own, args.details);
+        let own = row::rows(report, &own, args.details || args.pages.wanted());
         if !json {
             table::print(report, &own);
         }
         rows.extend(own);
     }
-    let mut output =
-        Output { seed: args.seed, scale: args.scale, rows, about: None, details: Vec::new() };
-    if json {
-        print_json(&output)?;
-    }
+    let mut output = Output { seed: args.seed, scale: args.scale, rows, about: None };
     if args.pages.wanted() {
         output.about = Some(pages::about(args, &reports));
-        output.details = pages::details(&output.rows);
         let text = serde_json::to_string(&output)
             .map_err(|error| other(format!("the result cannot be written: {error}")))?;
         args.pages.write(&text)?;
+        output.about = None;
     }
     if json {
-        return Ok(());
+        if !args.details {
+            output.rows.iter_mut().for_each(|row| row.detail = None);
+        }
+        return print_json(&output);
     }
     let rows = &output.rows;
     let goals = rows.iter().filter_map(|row| row.goal);

@@ -1,15 +1,13 @@
-//! Rows, and what is beside them, handed on to pages of results.
+//! Rows handed on to pages of results, and what is to be said about them.
 
 use std::path::PathBuf;
 
 use crate::error::{LabResult, other};
 use crate::report;
-use crate::report::input::{About, Detail, ReportText};
+use crate::report::input::{About, ReportText};
 
 use super::Args;
 use super::published::Report;
-use super::row::Row;
-use super::tally::Sample;
 
 /// What is wanted beside the table.
 #[derive(Clone, Debug, clap::Args)]
@@ -83,38 +81,4 @@ pub(super) fn about(args: &Args, reports: &[Report]) -> About {
         revision: args.pages.revision.clone().or_else(revision),
         reports: reports.iter().map(text).collect(),
     }
-}
-
-/// Four digits, as more than that cannot be seen.
-fn short(value: f64) -> f64 {
-    format!("{value:.3e}").parse().unwrap_or(value)
-}
-
-/// One for each run, however many rows it has.
-pub(super) fn details(rows: &[Row]) -> Vec<Detail> {
-    let mut details: Vec<Detail> = Vec::new();
-    for row in rows {
-        let Some(detail) = &row.detail else { continue };
-        let known = details.iter().any(|known| {
-            (known.report.as_str(), &known.experiment, &known.config)
-                == (row.report, &row.experiment, &row.config)
-        });
-        if known {
-            continue;
-        }
-        let column = |of: fn(&Sample) -> f64| detail.series.iter().map(of).map(short).collect();
-        details.push(Detail {
-            report: row.report.into(),
-            experiment: row.experiment.clone(),
-            config: row.config.clone(),
-            repetitions: row.repetitions > 1,
-            second: column(|sample| sample.second),
-            hit_ratio: column(|sample| sample.hit_ratio),
-            dirty_bytes: column(|sample| sample.dirty_bytes as f64),
-            disk_busy: column(|sample| sample.disk_busy),
-            read_latencies: detail.read_latencies.clone(),
-            write_latencies: detail.write_latencies.clone(),
-        });
-    }
-    details
 }

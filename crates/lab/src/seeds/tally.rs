@@ -1,6 +1,7 @@
 //! What a run counts: requests, bytes, latencies, and samples over time.
 
 use forebay_core::Nanos;
+use serde::Serialize;
 
 /// Buckets for each doubling.
 const STEPS: u32 = 32;
@@ -113,7 +114,7 @@ pub(crate) struct Gauges {
 }
 
 /// One sample of a run, over the time since the one before.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize)]
 pub(crate) struct Sample {
     /// Seconds since the run began, warm-up included.
     pub(crate) second: f64,
