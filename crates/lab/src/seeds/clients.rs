@@ -165,6 +165,10 @@ pub(crate) fn run<S: Server>(
             last = now;
             this.issue(client, now);
         }
+        // The last request that was allowed has ended: nothing will happen any more.
+        if this.under_way == 0 {
+            break;
+        }
         let entering = this.entering.front().map(|(at, _)| *at);
         let event = this.server.next_event();
         let next = match (entering, event) {
