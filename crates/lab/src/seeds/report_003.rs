@@ -96,9 +96,9 @@ fn goal(published: &Published, measurement: &Measurement) -> Option<f64> {
     }
 }
 
-/// What one sync for each batch of `depth` writes leaves of the SSD's maximum: header, payload,
-/// latency and sync follow each other, as SATA does nothing else during a sync.
-fn strict_bound(depth: usize) -> f64 {
+/// What of the SSD's maximum is left if `depth` writes at a time wait for one commit: header, payload,
+/// latency and the time until it is durable follow each other.
+fn one_commit_share(depth: usize) -> f64 {
     let ssd = ssd();
     let blocks = depth as f64;
     let records = (blocks / 126.0).ceil();
@@ -160,9 +160,10 @@ fn cached(context: &Context, config: &Config) -> LabResult<Vec<Measurement>> {
         let mut measured = Measurement::of_volume(config, name, vec![found]);
         if config.settings.durability == Durability::Strict {
             measured.note = Some(format!(
-                "One sync for each {} writes under way bounds the share at {:.3}.",
+                "If all {} writes under way waited for one commit, the share would be {:.3}; three commits \
+                 may be on their way, but clients that were answered together ask together.",
                 jobs * depth,
-                strict_bound(jobs * depth)
+                one_commit_share(jobs * depth)
             ));
         } else {
             measurements.push(measured.also_as("forebay as dm-writeboost", "dm-writeboost"));
