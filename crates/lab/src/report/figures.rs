@@ -126,30 +126,25 @@ fn over_time(experiments: &[String], runs: &[Run<'_>], configs: &[String]) -> Ve
     all
 }
 
-/// Tests that ran one after the other on one cache, a point for each repetition.
-fn in_order(panel: &str, runs: &[Run<'_>], configs: &[String]) -> Vec<LinePanel> {
+/// A point for each repetition of each test; the rows do not say in which order the tests ran, so
+/// lines end with the test.
+fn each_test(panel: &str, runs: &[Run<'_>], configs: &[String]) -> Vec<LinePanel> {
     let here: Vec<&Run<'_>> =
         runs.iter().filter(|run| run.repetitions && place(run.experiment).0 == panel).collect();
-    let first = here.first().map_or("", |first| first.config);
-    let of_first = here.iter().filter(|run| run.config == first);
-    let tests: Vec<String> = of_first.map(|run| place(run.experiment).1).collect();
+    let tests = once(here.iter().map(|run| place(run.experiment).1));
     let panel_of = |what: Watched| {
         let (name, _, of, factor) = what;
-        let line = |(which, config): (usize, &String)| {
-            let mut points: Vec<(f64, f64)> = Vec::new();
-            for run in here.iter().filter(|run| run.config == config) {
-                let test = place(run.experiment).1;
-                let Some(start) = tests.iter().position(|known| *known == test) else { continue };
-                let count = run.detail.series.len().max(1) as f64;
-                for (at, sample) in run.detail.series.iter().enumerate() {
-                    let x = start as f64 + 0.05 + 0.9 * (at as f64 + 0.5) / count;
-                    points.push((x, of(sample) * factor));
-                }
-            }
-            points.sort_by(|one, other| one.0.total_cmp(&other.0));
-            (!points.is_empty()).then_some(Line { which, points })
+        let line = |run: &&Run<'_>| {
+            let which = configs.iter().position(|config| config == run.config)?;
+            let test = place(run.experiment).1;
+            let start = tests.iter().position(|known| *known == test)? as f64;
+            let count = run.detail.series.len().max(1) as f64;
+            let point = |(at, sample): (usize, &Sample)| {
+                (start + 0.1 + 0.8 * (at as f64 + 0.5) / count, of(sample) * factor)
+            };
+            Some(Line { which, points: run.detail.series.iter().enumerate().map(point).collect() })
         };
-        let lines: Vec<Line> = configs.iter().enumerate().filter_map(line).collect();
+        let lines: Vec<Line> = here.iter().filter_map(line).collect();
         watched(format!("{panel}: {name}"), Axis::names(&tests), what, lines)
     };
     if tests.is_empty() { Vec::new() } else { WATCHED.map(panel_of).into() }
@@ -240,9 +235,9 @@ pub(super) fn figures(input: &Input, report: &str) -> LabResult<Vec<Block>> {
     if runs.iter().any(|run| run.repetitions) {
         let ends = [names.first(), names.last().filter(|_| names.len() > 1)];
         let panels: Vec<LinePanel> =
-            ends.into_iter().flatten().flat_map(|name| in_order(name, &runs, &configs)).collect();
-        let caption = "the tests in the order in which they run on one cache, a point for each \
-                       repetition; the smallest and the largest record size.";
+            ends.into_iter().flatten().flat_map(|name| each_test(name, &runs, &configs)).collect();
+        let caption = "for each test its repetitions from left to right; the smallest and the \
+                       largest record size. All tests of a record size share one cache.";
         figures.lines("time", caption, &configs, &panels, (1, 185))?;
         return Ok(figures.blocks);
     }

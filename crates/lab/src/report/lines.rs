@@ -72,7 +72,7 @@ fn draw(root: &Area<'_>, area: &Area<'_>, lines: &LinePanel) -> LabResult<()> {
     Ok(())
 }
 
-/// Where a line carries its marks: five evenly along the horizontal axis, at other places for
+/// Where a line carries its marks: five, or one if it is short, evenly along the horizontal axis, at other places for
 /// each line.
 fn marked(points: &[(i32, i32)], which: usize) -> Vec<(i32, i32)> {
     let (Some(first), Some(last)) = (points.first(), points.last()) else {
@@ -80,8 +80,9 @@ fn marked(points: &[(i32, i32)], which: usize) -> Vec<(i32, i32)> {
     };
     let shift = (which % 6) as f64 * 0.15 + 0.1;
     let mut marks = Vec::new();
-    for place in 0..5 {
-        let share = (f64::from(place) + shift) / 5.0;
+    let count = if last.0 - first.0 > 100 { 5 } else { 1 };
+    for place in 0..count {
+        let share = (f64::from(place) + shift) / f64::from(count);
         let x = f64::from(first.0) + share * f64::from(last.0 - first.0);
         let over = points.windows(2).find_map(|pair| match pair {
             [from, to] if f64::from(from.0) <= x && x < f64::from(to.0) => Some((from, to)),
