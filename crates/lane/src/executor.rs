@@ -300,20 +300,6 @@ impl Lane {
         &self.timers
     }
 
-    /// Lets every other ready task run first.
-    pub async fn yield_now(&self) {
-        let mut yielded = false;
-        std::future::poll_fn(|context| {
-            if yielded {
-                return Poll::Ready(());
-            }
-            yielded = true;
-            context.waker().wake_by_ref();
-            Poll::Pending
-        })
-        .await;
-    }
-
     /// Drops every task, ended or not. What they held is released; operations in flight are
     /// abandoned to their queues.
     pub fn abandon(&self) {
@@ -347,6 +333,20 @@ impl LaneRemote {
     }
 }
 
+/// Lets every other ready task of the lane run first.
+pub async fn yield_now() {
+    let mut yielded = false;
+    std::future::poll_fn(|context| {
+        if yielded {
+            return Poll::Ready(());
+        }
+        yielded = true;
+        context.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
@@ -372,9 +372,9 @@ mod tests {
         let count = Rc::new(Cell::new(0));
         for _ in 0..3 {
             for _ in 0..10 {
-                let (count, inner) = (count.clone(), lane.clone());
+                let count = count.clone();
                 lane.spawn(async move {
-                    inner.yield_now().await;
+                    yield_now().await;
                     count.set(count.get() + 1);
                 });
             }
@@ -407,13 +407,13 @@ mod tests {
 
     #[test]
     fn pooled_futures_keep_their_memory() {
-        async fn body(lane: Rc<Lane>) {
-            lane.yield_now().await;
+        async fn body() {
+            yield_now().await;
         }
         let (lane, _) = lane();
         let pool = Pool::default();
         for _ in 0..5 {
-            lane.spawn_in(&pool, body(lane.clone()));
+            lane.spawn_in(&pool, body());
             while lane.run_ready() {}
         }
         assert_eq!(pool.free.borrow().len(), 1);

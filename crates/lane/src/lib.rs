@@ -18,7 +18,7 @@ pub mod notify;
 pub mod thread;
 pub mod timer;
 
-pub use executor::{Lane, LaneId, LaneRemote, Pool};
+pub use executor::{Lane, LaneId, LaneRemote, Pool, yield_now};
 pub use gate::{Gate, GateGuard, concurrently, join_all};
 pub use notify::{Notified, Notify};
 #[cfg(target_os = "linux")]

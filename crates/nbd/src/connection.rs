@@ -11,6 +11,7 @@ use std::rc::Rc;
 use forebay_core::{IoError, Op};
 use forebay_device::IoBuf;
 use forebay_engine::{Coming, Completion, CompletionSink, Request, Target};
+use forebay_lane::yield_now;
 
 use crate::outbox::{Batch, Finished, INLINE_READ_MAX, STATUS_MAX};
 use crate::server::{Limits, Place};
@@ -275,6 +276,17 @@ impl Connection {
         if !self.batch.borrow().is_empty() {
             self.to_send.raise();
         }
+    }
+
+    /// Sends what is in the batch before anything else is done, unless the sending task waits for
+    /// the client already.
+    pub(crate) async fn send_now(&self) {
+        if self.batch.borrow().is_empty() {
+            return;
+        }
+        self.to_send.raise();
+        yield_now().await;
+        self.socket.start_now();
     }
 
     /// Exchanges the batch for `spare` and adds to both what is finished. A reply with much data

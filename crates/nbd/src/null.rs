@@ -298,9 +298,9 @@ impl Target for LaterTarget {
             self.held.requests.borrow_mut().push_back((request, sink));
             return;
         }
-        let (lane, inner) = (self.lane.clone(), self.inner.clone());
+        let inner = self.inner.clone();
         self.lane.spawn(async move {
-            lane.yield_now().await;
+            forebay_lane::yield_now().await;
             inner.submit(request, &sink);
         });
     }

@@ -7,7 +7,7 @@ use forebay_device::IoBuf;
 use forebay_engine::CompletionSink;
 
 use crate::connection::Connection;
-use crate::transmission::{BadMagic, Event, Parser};
+use crate::transmission::{BadMagic, Event, Parser, waiting};
 
 /// Bytes of a receive buffer.
 const CAPACITY: usize = 256 << 10;
@@ -15,6 +15,11 @@ const CAPACITY: usize = 256 << 10;
 const WINDOW: usize = 64 << 10;
 /// With less free space at its end than this, what is left over moves to the front of the buffer.
 const LOW_SPACE: usize = 64 << 10;
+
+/// Requests after which their replies are sent although more requests have been received. A client
+/// that gets its replies a few at a time asks for more while the rest is being worked on; if all it
+/// had asked for was answered at once, either of them would wait while the other one works.
+const ANSWERED_TOGETHER: u32 = 8;
 
 /// Why nothing more is received.
 #[derive(Debug, thiserror::Error)]
@@ -74,6 +79,7 @@ pub(crate) async fn receive_requests(
 ) -> Result<(), ReceiveError> {
     let sink: Rc<dyn CompletionSink> = connection.clone();
     let mut parser = Parser::new(connection.session, WINDOW);
+    let mut taken = 0u32;
     loop {
         loop {
             let (consumed, event) = parser.next(inbox.unused())?;
@@ -88,6 +94,11 @@ pub(crate) async fn receive_requests(
                     }
                     connection.expect(inbox.unused().get(consumed..).unwrap_or_default());
                     connection.execute(&command, payload, &sink);
+                    taken += 1;
+                    let more = inbox.unused().get(consumed..).unwrap_or_default();
+                    if taken.is_multiple_of(ANSWERED_TOGETHER) && waiting(more).is_some() {
+                        connection.send_now().await;
+                    }
                 }
                 Event::LargeWrite { command, start } => {
                     if !connection.admit_command(&command).await {

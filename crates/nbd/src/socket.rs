@@ -49,6 +49,11 @@ impl Socket {
         (buf, Ok(()))
     }
 
+    /// Has the kernel start what was asked of it.
+    pub(crate) fn start_now(&self) {
+        self.ring.drive();
+    }
+
     /// Ends the stream of received bytes, so that whoever receives comes to its end.
     pub(crate) fn stop_receiving(&self) {
         // It fails only if the connection has ended, which has the same effect.

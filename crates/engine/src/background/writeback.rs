@@ -155,7 +155,7 @@ impl LaneVolume {
                 }
             });
             if shard % SHARDS_AT_ONCE == SHARDS_AT_ONCE - 1 {
-                self.lane().yield_now().await;
+                forebay_lane::yield_now().await;
             }
         }
         blocks.sort_unstable();

@@ -11,8 +11,9 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use forebay_core::Op;
 use forebay_device::{Device, DeviceOp, IoBuf, IoData, Queue};
-use forebay_engine::{Completion, CompletionSink, LaneVolume, Target};
+use forebay_engine::{Coming, Completion, CompletionSink, LaneVolume, Target};
 use serde::Serialize;
 
 use crate::driver::{Sink, stamp};
@@ -64,6 +65,13 @@ struct Stream {
 impl Stream {
     fn new(steps: Arc<[Step]>) -> Self {
         Stream { over: steps.is_empty(), steps, at: 0 }
+    }
+
+    /// The step after `skipped` others.
+    #[inline]
+    fn peek(&self, skipped: usize) -> Option<Step> {
+        let at = self.at + skipped;
+        self.steps.get(if at < self.steps.len() { at } else { at - self.steps.len() }).copied()
     }
 
     #[inline]
@@ -149,6 +157,13 @@ impl Job {
         for slot in 0..free {
             if load.once && self.stream.over {
                 break;
+            }
+            // What a front end says of the requests that it has received and not yet handed over.
+            for (ahead, coming) in [(1, Coming::Next), (2, Coming::Later)] {
+                if let Some(step) = self.stream.peek(ahead).filter(|_| slot + ahead < free) {
+                    let op = if step.write() { Op::Write } else { Op::Read };
+                    target.expect(op, step.block() * BLOCK, coming);
+                }
             }
             let Some(step) = self.stream.next() else { break };
             let offset = step.block() * BLOCK;
