@@ -74,12 +74,9 @@ enum Command {
     Memory(memory::Args),
     /// The reports' fio jobs on a device of yours
     Run(run::Args),
-    /// Scaled-down experiments of the reports in real time
-    #[command(hide = true)]
-    SeedsReal(real::Args),
     /// Time to open a cache after a crash
     Recovery(recovery::Args),
-    /// The experiments of five published reports, in virtual time
+    /// The experiments of five published reports, in virtual time, or scaled down in real time
     Seeds(seeds::Args),
     /// Pages of results from what `seeds --save` or `seeds --json` wrote
     Report(report::Args),
@@ -96,7 +93,6 @@ fn main() -> ExitCode {
         Command::Amplification(args) => amplification::run(&args, json),
         Command::Memory(args) => memory::run(&args, json),
         Command::Run(args) => run::run(&args, json),
-        Command::SeedsReal(args) => real::run(&args, json),
         Command::Recovery(args) => recovery::run(&args, json),
         Command::Seeds(args) => seeds::run(&args, json),
         Command::Report(args) => report::run(&args),

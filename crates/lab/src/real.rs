@@ -1,12 +1,14 @@
-//! `forebay-lab seeds-real`: scaled-down experiments of the reports in real time, with fio over NBD
+//! `forebay-lab seeds --real`: scaled-down experiments of the reports in real time, with fio over NBD
 //! against modelled devices; and the rows of the report on dm-writeboost that stand on RAM, in
 //! process and over NBD.
 //!
 //! - `experiment`: what is run, as data; the same data can be run in virtual time
+//! - `agreement`: the same in virtual time, and how far the two are apart
 //! - `server`: an engine and NBD in this process, on a lane of its own
 //! - `nbd`: fio on such a server
 //! - `in_process`: the rows on RAM without NBD
 
+mod agreement;
 pub(crate) mod experiment;
 mod in_process;
 mod nbd;
@@ -20,18 +22,12 @@ use crate::interrupt::Interrupt;
 use crate::output::{Goal, Table, print_json};
 use crate::progress::Progress;
 use crate::run::table::latency;
+use crate::seeds::CpuCosts;
+use agreement::Agreement;
 use experiment::{Configuration, Experiment};
 
-/// What is run.
-#[derive(Clone, Debug, clap::Args)]
-pub(crate) struct Args {
-    /// Only these reports: 000, 001, 003, and ram for the rows of 003 on RAM
-    #[arg(long, value_delimiter = ',', value_parser = ["000", "001", "003", "ram"])]
-    only: Vec<String>,
-    /// Percent of the time that each measurement should take; less is less exact
-    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(10..=1000))]
-    time: u64,
-}
+/// What `only` may name: reports, and the rows of 003 on RAM.
+const KNOWN: [&str; 4] = ["000", "001", "003", "ram"];
 
 /// One experiment with one configuration.
 #[derive(Clone, Debug, Serialize)]
@@ -60,6 +56,8 @@ pub(crate) struct Row {
 #[derive(Serialize)]
 struct Report {
     rows: Vec<Row>,
+    /// The rows whose devices are modelled, in virtual time too.
+    agreement: Vec<Agreement>,
     in_process: Vec<in_process::Row>,
     /// Four jobs against one, by depth, over NBD on RAM.
     four_jobs_over_nbd: Vec<FourJobs>,
@@ -74,19 +72,30 @@ struct FourJobs {
     goal: Goal,
 }
 
-/// Runs the experiments and prints what they gave.
+/// Runs the experiments of the reports in `only`, or all, with `time` percent of the time for each,
+/// and prints what they gave; `costs` and `seed` are for virtual time.
 ///
 /// # Errors
 /// fio is missing or fails, there is not enough memory, or somebody interrupts it: then nothing is
 /// left behind.
-pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
+pub(crate) fn run(
+    only: &[String],
+    time: u64,
+    costs: CpuCosts,
+    seed: u64,
+    json: bool,
+) -> LabResult<()> {
+    if let Some(wrong) = only.iter().find(|name| !KNOWN.contains(&name.as_str())) {
+        let known = KNOWN.join(", ");
+        return Err(LabError::Usage(format!("--only {wrong}: with --real, choose from {known}")));
+    }
     let interrupt = Interrupt::listen()?;
-    let wanted = |name: &str| args.only.is_empty() || args.only.iter().any(|only| only == name);
+    let wanted = |name: &str| only.is_empty() || only.iter().any(|only| only == name);
     let mut all: Vec<(Experiment, &'static [Configuration])> = Vec::new();
     for (experiment, configurations) in experiment::scaled_down() {
         let name = if experiment.on_ram() { "ram" } else { experiment.report };
         if wanted(name) {
-            all.push((experiment.with_time(args.time), configurations));
+            all.push((experiment.with_time(time), configurations));
         }
     }
     if all.is_empty() {
@@ -96,20 +105,29 @@ pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
         all.iter().map(|(one, configurations)| one.about_seconds() * configurations.len() as u64);
     let in_process_steps = if wanted("ram") { in_process::STEPS } else { 0 };
     let progress = Progress::new(seconds.sum::<u64>() + in_process_steps, "starting");
-    let mut report =
-        Report { rows: Vec::new(), in_process: Vec::new(), four_jobs_over_nbd: Vec::new() };
+    let mut report = Report {
+        rows: Vec::new(),
+        agreement: Vec::new(),
+        in_process: Vec::new(),
+        four_jobs_over_nbd: Vec::new(),
+    };
     for (experiment, configurations) in &all {
         for configuration in *configurations {
             interrupt.check()?;
             let name =
                 format!("{}/{} {}", experiment.report, experiment.name, configuration.name());
             progress.label(name);
-            report.rows.push(nbd::measure(experiment, *configuration, &interrupt)?);
+            let row = nbd::measure(experiment, *configuration, &interrupt)?;
+            if !experiment.on_ram() {
+                let found = agreement::of(&row, experiment, *configuration, costs, seed)?;
+                report.agreement.push(found);
+            }
+            report.rows.push(row);
             progress.advance(experiment.about_seconds());
         }
     }
     if wanted("ram") {
-        report.in_process = in_process::measure(args.time, &interrupt, &progress)?;
+        report.in_process = in_process::measure(time, &interrupt, &progress)?;
         report.four_jobs_over_nbd = four_jobs(&report.rows);
     }
     drop(progress);
@@ -182,6 +200,7 @@ fn print(report: &Report) -> LabResult<()> {
              the row and not the devices.\n"
         );
     }
+    agreement::print(&report.agreement);
     in_process::print(&report.in_process);
     if !report.four_jobs_over_nbd.is_empty() {
         let mut table = Table::new(&["RAM, OVER NBD", "ONE JOB/s", "FOUR JOBS/s", "RATIO", "GOAL"]);

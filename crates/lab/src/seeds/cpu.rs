@@ -10,19 +10,19 @@ use super::access::Access;
 /// CPU time of a request, in nanoseconds.
 ///
 /// The defaults are what `forebay-lab engine` measured for a read hit and for a write over dirty
-/// blocks, reclaim included (770 and 1330 ns; over clean blocks it is 720), and what a front end
-/// adds: the server's 2.0 and 2.6 us for each request of `forebay-lab nbd` at depth 32, less the
-/// engine's. Each further block of a request has no front end and its neighbour's cache lines.
+/// blocks, reclaim included (540 to 560 and 680 to 720 ns; over clean blocks it is 430), and what a
+/// front end adds: the server's 1.5 and 1.7 us for each request of `forebay-lab nbd` at depth 32,
+/// less the engine's. Each further block of a request has no front end and its neighbour's cache lines.
 #[derive(Clone, Copy, Debug, PartialEq, clap::Args)]
 pub(crate) struct CpuCosts {
     /// CPU time of a block that is read, in ns
-    #[arg(long, default_value_t = 770, value_name = "NS")]
+    #[arg(long, default_value_t = 560, value_name = "NS")]
     pub(crate) cpu_read: u64,
     /// CPU time of a block that is written, background work included, in ns
-    #[arg(long, default_value_t = 1330, value_name = "NS")]
+    #[arg(long, default_value_t = 720, value_name = "NS")]
     pub(crate) cpu_write: u64,
     /// CPU time of the front end for each request, in ns
-    #[arg(long, default_value_t = 1250, value_name = "NS")]
+    #[arg(long, default_value_t = 1000, value_name = "NS")]
     pub(crate) cpu_front: u64,
     /// CPU time of each block of a request after its first, in ns
     #[arg(long, default_value_t = 400, value_name = "NS")]

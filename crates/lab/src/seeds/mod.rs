@@ -5,6 +5,7 @@
 //! - `timing`, `device`: how long devices take, and what they hold
 //! - `access`, `clients`, `cpu`: what clients ask for, when, and what software costs
 //! - `world`, `raw`: a cache, and a bare device, that clients can ask
+//! - `twin`: an experiment of real time in virtual time
 //! - `pages`: rows, and what is beside them, for pages of results
 //! - `measure`, `tally`, `published`, `row`, `table`: from runs to rows
 
@@ -26,6 +27,7 @@ mod row;
 mod table;
 mod tally;
 mod timing;
+pub(crate) mod twin;
 mod world;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -39,15 +41,16 @@ use crate::output::print_json;
 use crate::progress::Progress;
 use crate::report::input::About;
 
-use cpu::CpuCosts;
+pub(crate) use cpu::CpuCosts;
 use measure::{Context, Job, Measurement};
 use published::Report;
 use row::Row;
 
-/// The reports' experiments in virtual time.
+/// The reports' experiments in virtual time, or some of them, scaled down, in real time.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Only these reports: 000, 001, 002, 003, 004
+    /// Only these reports: 000, 001, 002, 003, 004; with --real 000, 001, 003, and ram for the rows
+    /// of 003 on RAM
     #[arg(long, value_delimiter = ',', value_name = "REPORT")]
     only: Vec<String>,
     /// Only jobs whose name contains this; rows then lack what other jobs measure
@@ -59,6 +62,13 @@ pub(crate) struct Args {
     /// Threads; as many as there are CPUs unless said otherwise
     #[arg(long, value_name = "THREADS")]
     threads: Option<usize>,
+    /// In real time, scaled down, with fio over NBD; and the same in virtual time beside it
+    #[arg(long, conflicts_with_all = ["scale", "threads", "details", "save", "report", "jobs_named"])]
+    real: bool,
+    /// With --real: percent of the time that each measurement should take; less is less exact
+    #[arg(long, default_value_t = 100, value_name = "PERCENT", requires = "real",
+          value_parser = clap::value_parser!(u64).range(10..=1000))]
+    time: u64,
     /// Measure this share of the reports' times, to get an impression quickly
     #[arg(long, default_value_t = 1.0, value_name = "SHARE")]
     scale: f64,
@@ -94,6 +104,9 @@ fn reports() -> Vec<(Report, Vec<Job>)> {
 }
 
 pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
+    if args.real {
+        return crate::real::run(&args.only, args.time, args.costs, args.seed, json);
+    }
     let all = reports();
     let known: Vec<&str> = all.iter().map(|(report, _)| report.number).collect();
     if let Some(wrong) = args.only.iter().find(|only| !known.contains(&only.as_str())) {

@@ -1,0 +1,106 @@
+//! An experiment of real time in virtual time: the same sizes, settings and models of devices, so
+//! that one can be held against the other.
+
+use forebay_core::BlockSize;
+use forebay_engine::VolumeSettings;
+
+use crate::error::{LabResult, other};
+use crate::real::experiment::{Addresses, Configuration, DeviceKind, Experiment, Preparation};
+
+use super::access::{Shape, Workload, Zipf};
+use super::clients::{Span, run};
+use super::cpu::{Cpu, CpuCosts};
+use super::device::VirtualDevice;
+use super::timing::Timing;
+use super::world::{Plan, World};
+
+/// Cache device of a volume that only passes through, in bytes.
+const UNUSED_CACHE: u64 = 64 << 20;
+
+fn timing(kind: DeviceKind, bytes: u64) -> LabResult<Timing> {
+    let model = kind.model().ok_or_else(|| other("there is no RAM in virtual time"))?;
+    Ok(Timing::model(model, bytes))
+}
+
+/// Bytes per second, both directions together, of an experiment whose devices are all modelled.
+///
+/// # Errors
+/// A request fails, or a device is RAM.
+pub(crate) fn bytes_per_second(
+    experiment: &Experiment,
+    configuration: Configuration,
+    costs: CpuCosts,
+    seed: u64,
+) -> LabResult<f64> {
+    let (mode, durability) = configuration.settings();
+    let (origin, origin_bytes) = match configuration {
+        Configuration::CacheDevice => (experiment.cache, experiment.cache_bytes),
+        _ => (experiment.origin, experiment.origin_bytes),
+    };
+    let cache_bytes = if configuration.cached() { experiment.cache_bytes } else { UNUSED_CACHE };
+    let mut world = World::new(Plan {
+        ssd: VirtualDevice::cache(cache_bytes, timing(experiment.cache, cache_bytes)?),
+        disk: VirtualDevice::origin(origin_bytes, timing(origin, origin_bytes)?),
+        settings: VolumeSettings {
+            mode,
+            durability,
+            sequential_cutoff: 0,
+            ..VolumeSettings::default()
+        },
+        block: BlockSize::DEFAULT,
+        seed,
+        never_full: false,
+    })?;
+    let Preparation { write, bytes, block, depth } = experiment.preparation;
+    let preparation = Workload {
+        shape: Shape::Sequential,
+        start: 0,
+        span: bytes,
+        len: block,
+        writes: if write { 100 } else { 0 },
+        depth: depth as usize,
+    };
+    let cpu = Cpu::new(costs);
+    run(&mut world, cpu, preparation, seed, Span::requests(bytes / block))?;
+    let shape = match experiment.addresses {
+        Addresses::Sequential => Shape::Sequential,
+        Addresses::Uniform => Shape::Random,
+        // The one exponent of the reports.
+        Addresses::Zipf(_) => Shape::Zipf(Zipf::new((experiment.span / experiment.block) as u32)),
+    };
+    let load = Workload {
+        shape,
+        start: 0,
+        span: experiment.span,
+        len: experiment.block,
+        writes: experiment.write_percent,
+        depth: (experiment.jobs * experiment.depth) as usize,
+    };
+    let ramp = experiment.ramp_seconds as f64;
+    let span = Span { warm_up: ramp, ..Span::seconds(experiment.seconds as f64) };
+    let found = run(&mut world, cpu, load, seed, span)?;
+    Ok(found.bytes() as f64 / found.seconds.max(1e-9))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::real::experiment::scaled_down;
+
+    #[test]
+    fn bare_devices_do_what_their_models_say() {
+        let costs = CpuCosts { cpu_read: 0, cpu_write: 0, cpu_front: 0, cpu_more: 0 };
+        let all = scaled_down();
+        let named = |name| all.iter().map(|(one, _)| one).find(|one| one.name == name);
+        let of = |name, configuration| {
+            let experiment = named(name).expect("is there").with_time(20);
+            bytes_per_second(&experiment, configuration, costs, 1).expect("runs") / 1e6
+        };
+        let random = of("sata/rand-read", Configuration::CacheDevice);
+        assert!((random / 203.5 - 1.0).abs() < 0.03, "{random}");
+        let sequential = of("sata/seq-write", Configuration::CacheDevice);
+        assert!((sequential / 268.0 - 1.0).abs() < 0.03, "{sequential}");
+        let ram = named("ram/1x4").expect("is there");
+        assert!(bytes_per_second(ram, Configuration::Writeback, costs, 1).is_err());
+    }
+}
