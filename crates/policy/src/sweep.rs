@@ -70,6 +70,20 @@ impl DirtyMap {
         (0..self.regions()).map(|region| u64::from(self.dirty_in(region))).sum()
     }
 
+    /// The parts of `range` that lie in regions with dirty blocks, in ascending order.
+    pub fn parts(&self, range: Range<u64>) -> impl Iterator<Item = Range<u64>> + '_ {
+        let regions = match range.is_empty() {
+            true => 0..0,
+            false => {
+                self.region_of(OriginBlock(range.start))
+                    ..self.region_of(OriginBlock(range.end - 1)) + 1
+            }
+        };
+        regions.filter(|&region| self.dirty_in(region) > 0).map(move |region| {
+            self.start_of(region).max(range.start)..self.end_of(region).min(range.end)
+        })
+    }
+
     #[inline]
     fn region_of(&self, block: OriginBlock) -> usize {
         let region = block.0 >> self.shift;
@@ -190,6 +204,25 @@ pub fn merge_runs(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn parts_are_what_lies_in_dirty_regions() {
+        let map = DirtyMap::new(40, 4);
+        let parts = |range| map.parts(range).collect::<Vec<_>>();
+        assert_eq!(parts(0..40), []);
+        for block in [3, 17, 18, 39] {
+            map.add(OriginBlock(block));
+        }
+        assert_eq!(map.regions(), 3);
+        assert_eq!(parts(0..40), [0..16, 16..32, 32..40]);
+        assert_eq!(parts(0..u64::MAX), [0..16, 16..32, 32..u64::MAX]);
+        assert_eq!(parts(5..33), [5..16, 16..32, 32..33]);
+        assert_eq!(parts(17..17), []);
+        map.sub(OriginBlock(17));
+        map.sub(OriginBlock(18));
+        assert_eq!(parts(5..35), [5..16, 32..35]);
+        assert_eq!(parts(100..200).first(), Some(&(100..200)));
+    }
 
     #[test]
     fn regions_cover_the_origin_and_what_lies_beyond() {

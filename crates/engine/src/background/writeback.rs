@@ -1,6 +1,7 @@
 //! Writeback: dirty blocks to the origin, in the order of their addresses, neighbours merged.
 
 use std::cell::RefCell;
+use std::ops::Range;
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -23,6 +24,15 @@ const WINDOW_BLOCKS: u32 = 16384;
 
 /// Shards of the index that are looked through before others have their turn.
 const SHARDS_AT_ONCE: u32 = 8;
+
+/// Entries of the index that are passed in the time that a look-up takes.
+const PASSED_PER_LOOK_UP: u64 = 8;
+
+/// Blocks by which hints are ahead of look-ups.
+const LOOKED_UP_AHEAD: u64 = 8;
+
+/// Look-ups before other tasks have their turn.
+const LOOK_UPS_AT_ONCE: usize = 1024;
 
 /// Blocks between two syncs of the origin.
 const BATCH_BLOCKS: usize = 4096;
@@ -141,7 +151,44 @@ impl LaneVolume {
     }
 
     /// Dirty blocks in a range of block numbers, sorted; bad ones are left out.
-    async fn dirty_in(&self, range: std::ops::Range<u64>) -> Vec<OriginBlock> {
+    async fn dirty_in(&self, range: Range<u64>) -> Vec<OriginBlock> {
+        let volume = &self.volume;
+        let range = range.start..range.end.min(volume.space.blocks);
+        let parts: Vec<Range<u64>> = volume.dirty.parts(range.clone()).collect();
+        let numbers: u64 = parts.iter().map(|part| part.end.saturating_sub(part.start)).sum();
+        let mut blocks =
+            if numbers.saturating_mul(PASSED_PER_LOOK_UP) < self.cache.store.index.len() {
+                self.dirty_by_look_up(parts).await
+            } else {
+                self.dirty_by_passing(range).await
+            };
+        blocks.sort_unstable();
+        blocks.dedup();
+        if volume.bad_count() > 0 {
+            blocks.retain(|block| !volume.is_bad(*block));
+        }
+        blocks
+    }
+
+    /// Looks every block of these ranges up.
+    async fn dirty_by_look_up(&self, parts: Vec<Range<u64>>) -> Vec<OriginBlock> {
+        let (space, store) = (&self.volume.space, &self.cache.store);
+        let mut blocks = Vec::new();
+        for (count, number) in parts.into_iter().flatten().enumerate() {
+            store.expect(space, OriginBlock(number + LOOKED_UP_AHEAD));
+            let block = OriginBlock(number);
+            if store.peek(space, block).is_some_and(|found| found.entry.dirty) {
+                blocks.push(block);
+            }
+            if count % LOOK_UPS_AT_ONCE == LOOK_UPS_AT_ONCE - 1 {
+                forebay_lane::yield_now().await;
+            }
+        }
+        blocks
+    }
+
+    /// Passes the whole index.
+    async fn dirty_by_passing(&self, range: Range<u64>) -> Vec<OriginBlock> {
         let volume = &self.volume;
         let index = &self.cache.store.index;
         let mut blocks = Vec::new();
@@ -157,11 +204,6 @@ impl LaneVolume {
             if shard % SHARDS_AT_ONCE == SHARDS_AT_ONCE - 1 {
                 forebay_lane::yield_now().await;
             }
-        }
-        blocks.sort_unstable();
-        blocks.dedup();
-        if volume.bad_count() > 0 {
-            blocks.retain(|block| !volume.is_bad(*block));
         }
         blocks
     }
