@@ -42,6 +42,8 @@ pub(crate) struct Row {
     pub(crate) iops: f64,
     /// Of reads; `None` where there is no cache or there were no reads.
     pub(crate) hit_ratio: Option<f64>,
+    /// The same of reads and writes.
+    pub(crate) hit_ratio_of_all: Option<f64>,
     /// CPU time of the lane that serves, for each request.
     pub(crate) server_cpu_us: f64,
     /// CPU time of fio, its start included, for each request.

@@ -238,10 +238,10 @@ impl Appender {
         closed.ready.extend(ready);
     }
 
-    /// Whether something is reserved that no closed record holds.
-    pub(crate) fn has_open_cells(&self) -> bool {
+    /// Cells that are reserved and that no closed record holds.
+    pub(crate) fn open_cells(&self) -> usize {
         let record = self.open.as_ref().and_then(|open| open.record.as_ref());
-        record.is_some_and(|record| record.reserved > 0)
+        record.map_or(0, |record| record.reserved)
     }
 
     fn open_segment(&self, log: &Log, segments: &Segments, reserve: u32) -> Option<OpenSegment> {

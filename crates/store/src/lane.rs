@@ -12,7 +12,7 @@ use forebay_lane::Lane;
 use crate::appender::{Closed, Cut};
 use crate::error::StoreError;
 use crate::index::{Condition, NewVersion, Put};
-use crate::log::{Log, Round};
+use crate::log::{AMPLE, Log, Round, RoundTicket};
 use crate::options::PlantedBug;
 use crate::read::PayloadCheck;
 use crate::record::{Content, Ready};
@@ -296,22 +296,29 @@ impl StoreLane {
         let mut wanted = 0;
         loop {
             let ended = log.round_ended.listen();
-            match log.begin_round(&mut wanted, durably) {
+            let ample = durably && self.open_cells() >= AMPLE;
+            match log.begin_round(&mut wanted, durably, ample) {
                 Round::Covered(round) => return Ok(round),
                 Round::Failed => return Err(self.failed()),
                 Round::Wait => ended.await,
-                Round::Run(round, durably) => {
+                Round::Run(round) => {
                     let ending = RoundEnding { log, round, well: false };
-                    let result = self.commit_round(durably).await;
+                    let result = self.commit_round(round.durably).await;
                     ending.end(result.is_ok());
                     result?;
                     self.free_drained();
-                    if round >= wanted {
-                        return Ok(round);
+                    if round.number >= wanted {
+                        return Ok(round.number);
                     }
                 }
             }
         }
+    }
+
+    /// Blocks in this lane's open record.
+    fn open_cells(&self) -> usize {
+        let (number, _) = self.appender(Class::Foreground);
+        self.store.log.appenders[number].0.lock().open_cells()
     }
 
     fn failed(&self) -> StoreError {
@@ -453,7 +460,7 @@ impl StoreLane {
 /// A round ends in any case: one that is abandoned has failed.
 struct RoundEnding<'a> {
     log: &'a Log,
-    round: u64,
+    round: RoundTicket,
     well: bool,
 }
 

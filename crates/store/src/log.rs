@@ -16,6 +16,10 @@ use crate::segments::Segments;
 
 /// Commit rounds that are on their way at most where none needs a sync.
 const ROUNDS_WITHOUT_SYNC: usize = 3;
+/// And so many if each has something worth a header of its own to write.
+const AMPLE_ROUNDS: usize = 16;
+/// So many blocks in a lane's open record are worth it.
+pub(crate) const AMPLE: usize = 16;
 
 struct Numbers {
     next: u64,
@@ -34,6 +38,8 @@ struct Rounds {
     started: u64,
     /// Rounds that have begun and not ended.
     running: usize,
+    /// Those of them that were ample.
+    ample: usize,
     /// What they write needs no sync, as far as they knew when they began.
     without_sync: bool,
     ended_well: u64,
@@ -70,10 +76,19 @@ pub(crate) struct Log {
     buffer_limit: usize,
 }
 
+/// A round that has begun.
+#[derive(Clone, Copy)]
+pub(crate) struct RoundTicket {
+    pub(crate) number: u64,
+    /// It writes durably what it closes.
+    pub(crate) durably: bool,
+    ample: bool,
+}
+
 /// What a commit round has to do, see [`Log::begin_round`].
 pub(crate) enum Round {
-    /// This caller runs round number so-and-so, and writes durably what it closes, or not.
-    Run(u64, bool),
+    /// This caller runs a round.
+    Run(RoundTicket),
     /// A round that covers the caller ended well.
     Covered(u64),
     /// Another caller runs a round: wait for [`Log::round_ended`].
@@ -104,6 +119,7 @@ impl Log {
             rounds: Mutex::new(Rounds {
                 started: 0,
                 running: 0,
+                ample: 0,
                 without_sync: false,
                 ended_well: 0,
                 failed: false,
@@ -241,7 +257,11 @@ impl Log {
     /// needs a sync, several rounds may be on their way, one closing and writing while another
     /// waits. Each covers everything that was closed before its own end of closing, so it does not
     /// matter which one ends first.
-    pub(crate) fn begin_round(&self, wanted: &mut u64, durably: bool) -> Round {
+    ///
+    /// `ample`: the caller's open record has [`AMPLE`] blocks or more. Then it need not wait for one of
+    /// the few rounds that any number of blocks may have: callers that were answered together ask
+    /// together, and if all of them waited for one round, the device would wait for them in turn.
+    pub(crate) fn begin_round(&self, wanted: &mut u64, durably: bool, ample: bool) -> Round {
         let mut rounds = self.rounds.lock();
         if *wanted == 0 {
             *wanted = rounds.started + 1;
@@ -257,23 +277,31 @@ impl Log {
             return Round::Wait;
         }
         let without_sync = durably && !self.needs_sync();
-        let most = if without_sync && rounds.without_sync { ROUNDS_WITHOUT_SYNC } else { 1 };
+        let most = match (without_sync && rounds.without_sync, ample) {
+            (false, _) => 1,
+            (true, true) => AMPLE_ROUNDS,
+            // There is enough to do: what is too little now will be ample soon.
+            (true, false) if rounds.ample > 0 => 1,
+            (true, false) => ROUNDS_WITHOUT_SYNC,
+        };
         if rounds.running >= most {
             return Round::Wait;
         }
         rounds.running += 1;
+        rounds.ample += usize::from(ample);
         rounds.without_sync = without_sync;
         rounds.started += 1;
-        Round::Run(rounds.started, without_sync)
+        Round::Run(RoundTicket { number: rounds.started, durably: without_sync, ample })
     }
 
-    pub(crate) fn end_round(&self, round: u64, well: bool) {
+    pub(crate) fn end_round(&self, round: RoundTicket, well: bool) {
         {
             let mut rounds = self.rounds.lock();
             rounds.running -= 1;
+            rounds.ample -= usize::from(round.ample);
             rounds.without_sync |= rounds.running == 0;
             if well {
-                rounds.ended_well = rounds.ended_well.max(round);
+                rounds.ended_well = rounds.ended_well.max(round.number);
             } else {
                 rounds.failed = true;
             }

@@ -343,7 +343,7 @@ impl Store {
 
     /// Whether everything that was appended or marked is durable.
     pub fn all_durable(&self) -> bool {
-        let open = self.log.appenders.iter().any(|appender| appender.0.lock().has_open_cells());
+        let open = self.log.appenders.iter().any(|appender| appender.0.lock().open_cells() > 0);
         !open
             && self.log.last_closed() <= self.log.durable_through()
             && self.log.marks_pushed() <= self.log.marks_durable()

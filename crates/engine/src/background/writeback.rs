@@ -41,8 +41,9 @@ const BATCH_BLOCKS: usize = 4096;
 const FIRST_RETRY: Duration = Duration::from_millis(100);
 const LONGEST_RETRY: Duration = Duration::from_secs(10);
 
-/// How long writes through the cache may wait for their origin sync.
-const THROUGH_SYNC: Duration = Duration::from_millis(500);
+/// How long writes through the cache may wait for their origin sync. A sync empties the disk's queue,
+/// so it should come rarely; until it does they are written again after a crash.
+const THROUGH_SYNC: Duration = Duration::from_secs(1);
 
 /// What a window's writes found out.
 #[derive(Default)]

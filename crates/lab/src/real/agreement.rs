@@ -22,6 +22,9 @@ pub(crate) struct Agreement {
     real_bytes_per_second: f64,
     virtual_bytes_per_second: f64,
     real_to_virtual: f64,
+    /// Of reads and writes; `None` if there is no cache.
+    real_hit_ratio: Option<f64>,
+    virtual_hit_ratio: Option<f64>,
     machine_busy: f64,
     /// The larger of the two by the smaller, which is to be below 1.15; `None` where the machine is so
     /// busy that devices are not the limit.
@@ -39,14 +42,16 @@ pub(crate) fn of(
     costs: CpuCosts,
     seed: u64,
 ) -> LabResult<Agreement> {
-    let in_virtual = twin::bytes_per_second(experiment, configuration, costs, seed)?;
-    let ratio = row.bytes_per_second / in_virtual.max(1e-9);
+    let in_virtual = twin::measure(experiment, configuration, costs, seed)?;
+    let ratio = row.bytes_per_second / in_virtual.bytes_per_second.max(1e-9);
     Ok(Agreement {
         report: row.report,
         experiment: row.experiment,
         config: row.config,
         real_bytes_per_second: row.bytes_per_second,
-        virtual_bytes_per_second: in_virtual,
+        virtual_bytes_per_second: in_virtual.bytes_per_second,
+        real_hit_ratio: row.hit_ratio_of_all,
+        virtual_hit_ratio: in_virtual.hit_ratio,
         real_to_virtual: ratio,
         machine_busy: row.machine_busy,
         goal: (row.machine_busy < BUSY)
@@ -59,12 +64,17 @@ pub(crate) fn print(rows: &[Agreement]) {
     if rows.is_empty() {
         return;
     }
+    let hits = |ratio: Option<f64>| {
+        ratio.map_or_else(|| "-".into(), |ratio| format!("{:.2} %", ratio * 100.0))
+    };
     let mut table = Table::new(&[
         "EXPERIMENT",
         "CONFIG",
         "REAL MB/s",
         "VIRTUAL MB/s",
         "REAL/VIRTUAL",
+        "HITS REAL",
+        "VIRTUAL",
         "MACHINE BUSY",
         "WITHIN 15 %",
     ]);
@@ -80,6 +90,8 @@ pub(crate) fn print(rows: &[Agreement]) {
             format!("{:.1}", row.real_bytes_per_second / 1e6),
             format!("{:.1}", row.virtual_bytes_per_second / 1e6),
             format!("{:.3}", row.real_to_virtual),
+            hits(row.real_hit_ratio),
+            hits(row.virtual_hit_ratio),
             format!("{:.0} %", row.machine_busy * 100.0),
             within.to_owned(),
         ]);

@@ -90,6 +90,9 @@ pub(crate) fn measure(
     let hits = totals.read_hits - first.read_hits;
     let reads =
         hits + totals.read_partial + totals.read_misses - first.read_partial - first.read_misses;
+    let all_hits = hits + totals.write_hits - first.write_hits;
+    let all =
+        reads + totals.write_hits + totals.write_misses - first.write_hits - first.write_misses;
     Ok(Row {
         report: experiment.report,
         experiment: experiment.name,
@@ -99,6 +102,7 @@ pub(crate) fn measure(
         iops: measured.iter().map(|one| one.iops).sum(),
         measured,
         hit_ratio: (configuration.cached() && reads > 0).then(|| hits as f64 / reads as f64),
+        hit_ratio_of_all: (configuration.cached() && all > 0).then(|| all_hits as f64 / all as f64),
         server_cpu_us: cpu * 1e6 / ios.max(1) as f64,
         client_cpu_us: client_cpu * 1e6 / ios.max(1) as f64,
         server_busy: cpu / after.2.as_secs_f64().max(1e-9),

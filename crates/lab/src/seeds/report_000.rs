@@ -125,7 +125,15 @@ fn configs() -> Vec<Config> {
     use Mode::{Writeback, Writethrough};
     let config = |name, system, settings, note| Config { name, system, settings, note };
     vec![
-        config("forebay/writeback", None, settings(Writeback, Flush, None), None),
+        config(
+            "forebay/writeback",
+            None,
+            settings(Writeback, Flush, None),
+            Some(
+                "Above the bare SSD because what is written often is also read often here, and is read \
+                 from the log's buffers in RAM.",
+            ),
+        ),
         config("forebay/writeback strict", None, settings(Writeback, Strict, None), None),
         config(
             "forebay as enhanceio",

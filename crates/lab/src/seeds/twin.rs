@@ -22,16 +22,24 @@ fn timing(kind: DeviceKind, bytes: u64) -> LabResult<Timing> {
     Ok(Timing::model(model, bytes))
 }
 
-/// Bytes per second, both directions together, of an experiment whose devices are all modelled.
+/// What an experiment gave in virtual time.
+pub(crate) struct Twin {
+    /// Both directions together.
+    pub(crate) bytes_per_second: f64,
+    /// Of reads and writes; `None` if there is no cache.
+    pub(crate) hit_ratio: Option<f64>,
+}
+
+/// Runs an experiment whose devices are all modelled.
 ///
 /// # Errors
 /// A request fails, or a device is RAM.
-pub(crate) fn bytes_per_second(
+pub(crate) fn measure(
     experiment: &Experiment,
     configuration: Configuration,
     costs: CpuCosts,
     seed: u64,
-) -> LabResult<f64> {
+) -> LabResult<Twin> {
     let (mode, durability) = configuration.settings();
     let (origin, origin_bytes) = match configuration {
         Configuration::CacheDevice => (experiment.cache, experiment.cache_bytes),
@@ -79,7 +87,10 @@ pub(crate) fn bytes_per_second(
     let ramp = experiment.ramp_seconds as f64;
     let span = Span { warm_up: ramp, ..Span::seconds(experiment.seconds as f64) };
     let found = run(&mut world, cpu, load, seed, span)?;
-    Ok(found.bytes() as f64 / found.seconds.max(1e-9))
+    Ok(Twin {
+        bytes_per_second: found.bytes() as f64 / found.seconds.max(1e-9),
+        hit_ratio: found.gauges.hit_ratio().filter(|_| configuration.cached()),
+    })
 }
 
 #[cfg(test)]
@@ -94,13 +105,14 @@ mod tests {
         let named = |name| all.iter().map(|(one, _)| one).find(|one| one.name == name);
         let of = |name, configuration| {
             let experiment = named(name).expect("is there").with_time(20);
-            bytes_per_second(&experiment, configuration, costs, 1).expect("runs") / 1e6
+            let twin = measure(&experiment, configuration, costs, 1).expect("runs");
+            twin.bytes_per_second / 1e6
         };
         let random = of("sata/rand-read", Configuration::CacheDevice);
         assert!((random / 203.5 - 1.0).abs() < 0.03, "{random}");
         let sequential = of("sata/seq-write", Configuration::CacheDevice);
         assert!((sequential / 268.0 - 1.0).abs() < 0.03, "{sequential}");
         let ram = named("ram/1x4").expect("is there");
-        assert!(bytes_per_second(ram, Configuration::Writeback, costs, 1).is_err());
+        assert!(measure(ram, Configuration::Writeback, costs, 1).is_err());
     }
 }
