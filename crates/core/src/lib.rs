@@ -18,7 +18,7 @@ pub mod units;
 pub use identity::{Identity, IdentityPart};
 pub use mask::SectorMask;
 pub use op::{IoError, Op};
-pub use settings::{Durability, Mode, ReplacementKind};
+pub use settings::{ChoiceError, Durability, Mode, ReplacementKind};
 pub use time::{Clock, Nanos};
 pub use units::{
     BlockSize, Generation, OriginBlock, RecordNumber, SECTOR_SIZE, SegmentId, Slot, VolumeId,

@@ -14,6 +14,13 @@ pub struct ChoiceError {
     choices: &'static str,
 }
 
+impl ChoiceError {
+    /// `given` is no `what`; `choices` are the words that are.
+    pub fn new(given: &str, what: &'static str, choices: &'static str) -> Self {
+        ChoiceError { given: given.chars().take(40).collect(), what, choices }
+    }
+}
+
 macro_rules! choice {
     ($type:ident, $what:literal, $choices:literal, { $($variant:ident => $name:literal $(| $alias:literal)*),* $(,)? }) => {
         impl $type {
@@ -38,7 +45,7 @@ macro_rules! choice {
             fn from_str(text: &str) -> Result<Self, ChoiceError> {
                 match text {
                     $($name $(| $alias)* => Ok($type::$variant),)*
-                    _ => Err(ChoiceError { given: text.chars().take(40).collect(), what: $what, choices: $choices }),
+                    _ => Err(ChoiceError::new(text, $what, $choices)),
                 }
             }
         }

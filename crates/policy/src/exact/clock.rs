@@ -1,0 +1,78 @@
+//! Second chance: blocks leave in the order in which they came, but one that was used goes round once
+//! more.
+//!
+//! Corbato, "A paging experiment with the Multics system", MIT Project MAC, 1968. The ring that the
+//! hand goes round is a list: what the hand leaves behind goes to its end. One bit says that the
+//! block was used; a new block was not. 8.13 bytes for a block.
+
+use super::fields::Fields;
+use super::list::Lists;
+use super::{BlockPolicy, Key, Node, PolicyKind, StateBytes};
+
+/// See the module.
+#[derive(Debug)]
+pub struct Clock {
+    capacity: u32,
+    lists: Lists,
+    used: Fields,
+}
+
+/// The only list: the hand is before the oldest.
+const RING: usize = 0;
+
+impl Clock {
+    pub(super) fn new(capacity: u32, nodes: u32) -> Self {
+        Clock { capacity, lists: Lists::new(nodes, 1), used: Fields::new(nodes, 1) }
+    }
+
+    /// Each step costs one hit that was seen earlier, so a step is paid for.
+    fn evict(&mut self) -> Option<u32> {
+        loop {
+            let node = self.lists.oldest(RING)?;
+            if !self.used.is_set(node) {
+                self.lists.remove(RING, node);
+                return Some(node);
+            }
+            self.used.set(node, 0);
+            self.lists.renew(RING, node);
+        }
+    }
+}
+
+impl BlockPolicy for Clock {
+    fn kind(&self) -> PolicyKind {
+        PolicyKind::Clock
+    }
+
+    fn resident(&self) -> u32 {
+        self.lists.len(RING)
+    }
+
+    fn hit(&mut self, Node(node): Node) {
+        if self.lists.holds(node) {
+            self.used.set(node, 1);
+        }
+    }
+
+    fn insert(&mut self, Node(node): Node, _key: Key) -> Option<Node> {
+        let leaves = if self.resident() >= self.capacity { self.evict() } else { None };
+        self.used.set(node, 0);
+        self.lists.push(RING, node);
+        leaves.map(Node)
+    }
+
+    fn remove(&mut self, Node(node): Node) {
+        if self.lists.holds(node) {
+            self.lists.remove(RING, node);
+        }
+    }
+
+    fn moved(&mut self, Node(from): Node, Node(to): Node) {
+        self.lists.replace(from, to);
+        self.used.replace(from, to);
+    }
+
+    fn state_bytes(&self) -> StateBytes {
+        StateBytes { resident: self.lists.bytes() + self.used.bytes(), ghosts: 0 }
+    }
+}

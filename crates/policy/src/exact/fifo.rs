@@ -1,0 +1,56 @@
+//! First in, first out: blocks leave in the order in which they came, used or not.
+//!
+//! Belady, "A study of replacement algorithms for a virtual-storage computer", IBM Systems Journal
+//! 5(2), 1966. One list in the order of arrival; 8 bytes for a block.
+
+use super::list::Lists;
+use super::{BlockPolicy, Key, Node, PolicyKind, StateBytes};
+
+/// See the module.
+#[derive(Debug)]
+pub struct Fifo {
+    capacity: u32,
+    lists: Lists,
+}
+
+/// The only list: the oldest came first.
+const CAME: usize = 0;
+
+impl Fifo {
+    pub(super) fn new(capacity: u32, nodes: u32) -> Self {
+        Fifo { capacity, lists: Lists::new(nodes, 1) }
+    }
+}
+
+impl BlockPolicy for Fifo {
+    fn kind(&self) -> PolicyKind {
+        PolicyKind::Fifo
+    }
+
+    fn resident(&self) -> u32 {
+        self.lists.len(CAME)
+    }
+
+    fn hit(&mut self, _node: Node) {}
+
+    fn insert(&mut self, Node(node): Node, _key: Key) -> Option<Node> {
+        let full = self.resident() >= self.capacity;
+        let leaves = if full { self.lists.pop(CAME) } else { None };
+        self.lists.push(CAME, node);
+        leaves.map(Node)
+    }
+
+    fn remove(&mut self, Node(node): Node) {
+        if self.lists.holds(node) {
+            self.lists.remove(CAME, node);
+        }
+    }
+
+    fn moved(&mut self, Node(from): Node, Node(to): Node) {
+        self.lists.replace(from, to);
+    }
+
+    fn state_bytes(&self) -> StateBytes {
+        StateBytes { resident: self.lists.bytes(), ghosts: 0 }
+    }
+}

@@ -1,0 +1,190 @@
+//! Least frequently used: `lfu`, and `lfu-r`, which forgets with time.
+//!
+//! Each frequency has a list; the oldest block of the lowest list that has any leaves (Shah, Mitra and Matani,
+//! "An O(1) algorithm for implementing the LFU cache eviction scheme", 2010). A new block has frequency 1.
+//!
+//! `lfu` counts to 4,095 and never forgets: a block that was used often long ago stays for ever. `lfu-r` counts
+//! to 255 and halves all frequencies after every [`ACCESSES_PER_EPOCH`] accesses for each block of capacity, as
+//! Robinson and Devarakonda do ("Data cache management using frequency-based replacement", SIGMETRICS 1990).
+//! To halve is to put each two lists together, so it takes the same time for any number of blocks: a block has
+//! the frequency that was last written and the epoch when that was, and reads as halved once for each epoch
+//! since. Its makers have not published what exactly `LFU-R` is in FancyCache; this is frequency with ageing.
+//!
+//! 10 bytes for a block, and 80 KiB (`lfu-r`: 5 KiB) for the lists.
+
+use super::list::Lists;
+use super::{BlockPolicy, Key, Node, PolicyKind, StateBytes};
+
+/// Accesses for each block of capacity after which `lfu-r` halves all frequencies.
+pub const ACCESSES_PER_EPOCH: u64 = 4;
+
+/// Epochs that can be told apart.
+const EPOCHS: u16 = 16;
+
+/// A frequency, and in which epoch it was written.
+#[derive(Clone, Copy, Debug, Default)]
+struct Stamp(u16);
+
+impl Stamp {
+    fn new(frequency: usize, epoch: u16) -> Self {
+        Stamp(((frequency as u16) << 4) | (epoch % EPOCHS))
+    }
+
+    /// What is left of the frequency.
+    fn frequency(self, epoch: u16) -> usize {
+        let since = (epoch % EPOCHS + EPOCHS - self.0 % EPOCHS) % EPOCHS;
+        usize::from(self.0 >> 4) >> since
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Lfu {
+    kind: PolicyKind,
+    capacity: u32,
+    resident: u32,
+    lists: Lists,
+    stamps: Vec<Stamp>,
+    /// Which lists are not empty, a bit each.
+    occupied: Vec<u64>,
+    highest: usize,
+    epoch: u16,
+    /// Accesses until the next epoch.
+    left: u64,
+    per_epoch: u64,
+    /// The node whose stamp is refreshed next, so that none gets older than its epoch can say.
+    refresh: u32,
+    refreshed_per_access: u32,
+}
+
+impl Lfu {
+    pub(super) fn plain(capacity: u32, nodes: u32) -> Self {
+        Self::new(PolicyKind::Lfu, capacity, nodes, 4096, u64::MAX)
+    }
+
+    pub(super) fn ageing(capacity: u32, nodes: u32) -> Self {
+        let per_epoch = u64::from(capacity) * ACCESSES_PER_EPOCH;
+        Self::new(PolicyKind::LfuR, capacity, nodes, 256, per_epoch)
+    }
+
+    fn new(kind: PolicyKind, capacity: u32, nodes: u32, levels: u32, per_epoch: u64) -> Self {
+        Lfu {
+            kind,
+            capacity,
+            resident: 0,
+            lists: Lists::new(nodes, levels),
+            stamps: vec![Stamp::default(); nodes as usize],
+            occupied: vec![0; levels as usize / 64],
+            highest: levels as usize - 1,
+            epoch: 0,
+            left: per_epoch,
+            per_epoch,
+            refresh: 0,
+            // All nodes within half of the epochs that can be told apart.
+            refreshed_per_access: (u64::from(nodes) * 2 / u64::from(EPOCHS)).div_ceil(per_epoch)
+                as u32,
+        }
+    }
+
+    fn frequency(&self, node: u32) -> usize {
+        self.stamps[node as usize].frequency(self.epoch)
+    }
+
+    fn push(&mut self, node: u32, frequency: usize) {
+        self.stamps[node as usize] = Stamp::new(frequency, self.epoch);
+        self.lists.push(frequency, node);
+        self.occupied[frequency / 64] |= 1 << (frequency % 64);
+        self.resident += 1;
+    }
+
+    fn take(&mut self, node: u32) -> usize {
+        let frequency = self.frequency(node);
+        self.lists.remove(frequency, node);
+        if self.lists.len(frequency) == 0 {
+            self.occupied[frequency / 64] &= !(1 << (frequency % 64));
+        }
+        self.resident -= 1;
+        frequency
+    }
+
+    fn evict(&mut self) -> Option<u32> {
+        let (word, bits) = self.occupied.iter().enumerate().find(|(_, bits)| **bits != 0)?;
+        let node = self.lists.oldest(word * 64 + bits.trailing_zeros() as usize)?;
+        self.take(node);
+        Some(node)
+    }
+
+    fn count_access(&mut self) {
+        if self.per_epoch == u64::MAX {
+            return;
+        }
+        for _ in 0..self.refreshed_per_access {
+            let node = self.refresh;
+            self.stamps[node as usize] = Stamp::new(self.frequency(node), self.epoch);
+            self.refresh = if node as usize + 1 < self.stamps.len() { node + 1 } else { 0 };
+        }
+        self.left -= 1;
+        if self.left == 0 {
+            self.left = self.per_epoch;
+            self.halve();
+        }
+    }
+
+    fn halve(&mut self) {
+        self.epoch = (self.epoch + 1) % EPOCHS;
+        self.lists.append(1, 0);
+        for half in 1..=self.highest / 2 {
+            self.lists.append(2 * half, half);
+            self.lists.append(2 * half + 1, half);
+        }
+        self.occupied.fill(0);
+        for level in 0..=self.highest {
+            if self.lists.len(level) > 0 {
+                self.occupied[level / 64] |= 1 << (level % 64);
+            }
+        }
+    }
+}
+
+impl BlockPolicy for Lfu {
+    fn kind(&self) -> PolicyKind {
+        self.kind
+    }
+
+    fn resident(&self) -> u32 {
+        self.resident
+    }
+
+    fn hit(&mut self, Node(node): Node) {
+        if self.lists.holds(node) {
+            let frequency = self.take(node);
+            self.push(node, (frequency + 1).min(self.highest));
+            self.count_access();
+        }
+    }
+
+    fn insert(&mut self, Node(node): Node, _key: Key) -> Option<Node> {
+        let leaves = if self.resident() >= self.capacity { self.evict() } else { None };
+        self.push(node, 1);
+        self.count_access();
+        leaves.map(Node)
+    }
+
+    fn remove(&mut self, Node(node): Node) {
+        if self.lists.holds(node) {
+            self.take(node);
+        }
+    }
+
+    fn moved(&mut self, Node(from): Node, Node(to): Node) {
+        self.lists.replace(from, to);
+        self.stamps[to as usize] = self.stamps[from as usize];
+    }
+
+    fn state_bytes(&self) -> StateBytes {
+        let resident = self.lists.bytes()
+            + self.stamps.capacity() * size_of::<Stamp>()
+            + self.occupied.capacity() * size_of::<u64>();
+        StateBytes { resident, ghosts: 0 }
+    }
+}

@@ -1,0 +1,197 @@
+//! Doubly linked lists of nodes in one array: the order in which blocks leave.
+//!
+//! A node is in one list at most. Each list has an anchor behind the nodes, and list and anchor are a
+//! ring, so that no operation has a special case for an end. A node that is linked to itself is in no
+//! list. 8 bytes for each node; nothing is allocated after construction.
+
+/// The neighbours of a node.
+#[derive(Clone, Copy, Debug)]
+struct Link {
+    older: u32,
+    newer: u32,
+}
+
+/// Lists over nodes `0..nodes`.
+#[derive(Debug)]
+pub(super) struct Lists {
+    links: Vec<Link>,
+    nodes: u32,
+    lens: Vec<u32>,
+}
+
+impl Lists {
+    /// So many empty lists over so many nodes; together less than 2^32.
+    pub(super) fn new(nodes: u32, lists: u32) -> Self {
+        let all = nodes.saturating_add(lists);
+        Lists {
+            links: (0..all).map(|place| Link { older: place, newer: place }).collect(),
+            nodes,
+            lens: vec![0; lists as usize],
+        }
+    }
+
+    fn anchor(&self, list: usize) -> u32 {
+        self.nodes + list as u32
+    }
+
+    /// A place as a node; an anchor is none.
+    fn node(&self, place: u32) -> Option<u32> {
+        (place < self.nodes).then_some(place)
+    }
+
+    /// How many nodes a list has.
+    pub(super) fn len(&self, list: usize) -> u32 {
+        self.lens[list]
+    }
+
+    /// Whether the node is in any list.
+    pub(super) fn holds(&self, node: u32) -> bool {
+        self.links[node as usize].newer != node
+    }
+
+    /// The node that has been in the list for longest.
+    pub(super) fn oldest(&self, list: usize) -> Option<u32> {
+        self.node(self.links[self.anchor(list) as usize].newer)
+    }
+
+    /// The node that came last.
+    #[cfg(test)]
+    pub(super) fn newest(&self, list: usize) -> Option<u32> {
+        self.node(self.links[self.anchor(list) as usize].older)
+    }
+
+    /// The one that came after this one, in the same list.
+    pub(super) fn newer(&self, node: u32) -> Option<u32> {
+        self.node(self.links[node as usize].newer)
+    }
+
+    /// Puts a node that is in no list behind the newest.
+    pub(super) fn push(&mut self, list: usize, node: u32) {
+        debug_assert!(!self.holds(node), "node {node} is in a list");
+        let anchor = self.anchor(list);
+        let last = self.links[anchor as usize].older;
+        self.links[node as usize] = Link { older: last, newer: anchor };
+        self.links[last as usize].newer = node;
+        self.links[anchor as usize].older = node;
+        self.lens[list] += 1;
+    }
+
+    /// Takes a node out of the list that it is in.
+    pub(super) fn remove(&mut self, list: usize, node: u32) {
+        debug_assert!(self.holds(node), "node {node} is in no list");
+        let Link { older, newer } = self.links[node as usize];
+        self.links[older as usize].newer = newer;
+        self.links[newer as usize].older = older;
+        self.links[node as usize] = Link { older: node, newer: node };
+        self.lens[list] -= 1;
+    }
+
+    /// Takes the oldest node out.
+    pub(super) fn pop(&mut self, list: usize) -> Option<u32> {
+        let node = self.oldest(list)?;
+        self.remove(list, node);
+        Some(node)
+    }
+
+    /// Makes a node the newest of its list.
+    pub(super) fn renew(&mut self, list: usize, node: u32) {
+        self.remove(list, node);
+        self.push(list, node);
+    }
+
+    /// Puts `to`, which is in no list, where `from` is.
+    pub(super) fn replace(&mut self, from: u32, to: u32) {
+        debug_assert!(self.holds(from) && !self.holds(to), "{from} is not there, or {to} is");
+        let link = self.links[from as usize];
+        self.links[to as usize] = link;
+        self.links[link.older as usize].newer = to;
+        self.links[link.newer as usize].older = to;
+        self.links[from as usize] = Link { older: from, newer: from };
+    }
+
+    /// Puts all nodes of one list behind the newest of another; the first is empty then.
+    pub(super) fn append(&mut self, from: usize, to: usize) {
+        let (source, target) = (self.anchor(from), self.anchor(to));
+        let Link { older: newest, newer: oldest } = self.links[source as usize];
+        if newest == source {
+            return;
+        }
+        let before = self.links[target as usize].older;
+        self.links[before as usize].newer = oldest;
+        self.links[oldest as usize].older = before;
+        self.links[newest as usize].newer = target;
+        self.links[target as usize].older = newest;
+        self.links[source as usize] = Link { older: source, newer: source };
+        self.lens[to] += self.lens[from];
+        self.lens[from] = 0;
+    }
+
+    /// Bytes allocated.
+    pub(super) fn bytes(&self) -> usize {
+        self.links.capacity() * size_of::<Link>() + self.lens.capacity() * size_of::<u32>()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn nodes(lists: &Lists, list: usize) -> Vec<u32> {
+        let found: Vec<u32> =
+            std::iter::successors(lists.oldest(list), |node| lists.newer(*node)).collect();
+        assert_eq!(found.len(), lists.len(list) as usize);
+        assert_eq!(found.last().copied(), lists.newest(list));
+        found
+    }
+
+    /// Every operation beside the same on vectors.
+    #[test]
+    fn lists_do_what_vectors_do() {
+        let mut random = fastrand::Rng::with_seed(1);
+        let mut lists = Lists::new(20, 3);
+        let mut model: [Vec<u32>; 3] = Default::default();
+        for _ in 0..20_000 {
+            let list = random.usize(0..3);
+            let node = random.u32(0..20);
+            let at = model.iter().position(|list| list.contains(&node));
+            match (random.u32(0..6), at) {
+                (0 | 1, None) => {
+                    lists.push(list, node);
+                    model[list].push(node);
+                }
+                (0, Some(list)) => {
+                    lists.remove(list, node);
+                    model[list].retain(|other| *other != node);
+                }
+                (1, Some(list)) => {
+                    lists.renew(list, node);
+                    model[list].retain(|other| *other != node);
+                    model[list].push(node);
+                }
+                (2, Some(list)) => {
+                    let absent = (0..20).find(|other| !model.iter().any(|l| l.contains(other)));
+                    if let Some(to) = absent {
+                        lists.replace(node, to);
+                        let place = model[list].iter().position(|other| *other == node);
+                        model[list][place.expect("is there")] = to;
+                    }
+                }
+                (3, _) => {
+                    let popped = (!model[list].is_empty()).then(|| model[list].remove(0));
+                    assert_eq!(lists.pop(list), popped);
+                }
+                (4, _) if random.u32(0..20) == 0 => {
+                    let to = (list + 1) % 3;
+                    lists.append(list, to);
+                    let moved = std::mem::take(&mut model[list]);
+                    model[to].extend(moved);
+                }
+                _ => {}
+            }
+            for (list, expected) in model.iter().enumerate() {
+                assert_eq!(&nodes(&lists, list), expected);
+            }
+            assert_eq!(lists.holds(node), model.iter().any(|list| list.contains(&node)));
+        }
+    }
+}

@@ -1,0 +1,60 @@
+//! Least recently used: the block that was not used for longest leaves.
+//!
+//! Mattson, Gecsei, Slutz and Traiger, "Evaluation techniques for storage hierarchies", IBM Systems
+//! Journal 9(2), 1970. One list in the order of use; 8 bytes for a block.
+
+use super::list::Lists;
+use super::{BlockPolicy, Key, Node, PolicyKind, StateBytes};
+
+/// See the module.
+#[derive(Debug)]
+pub struct Lru {
+    capacity: u32,
+    lists: Lists,
+}
+
+/// The only list: the oldest was used first.
+const USED: usize = 0;
+
+impl Lru {
+    pub(super) fn new(capacity: u32, nodes: u32) -> Self {
+        Lru { capacity, lists: Lists::new(nodes, 1) }
+    }
+}
+
+impl BlockPolicy for Lru {
+    fn kind(&self) -> PolicyKind {
+        PolicyKind::Lru
+    }
+
+    fn resident(&self) -> u32 {
+        self.lists.len(USED)
+    }
+
+    fn hit(&mut self, Node(node): Node) {
+        if self.lists.holds(node) {
+            self.lists.renew(USED, node);
+        }
+    }
+
+    fn insert(&mut self, Node(node): Node, _key: Key) -> Option<Node> {
+        let full = self.resident() >= self.capacity;
+        let leaves = if full { self.lists.pop(USED) } else { None };
+        self.lists.push(USED, node);
+        leaves.map(Node)
+    }
+
+    fn remove(&mut self, Node(node): Node) {
+        if self.lists.holds(node) {
+            self.lists.remove(USED, node);
+        }
+    }
+
+    fn moved(&mut self, Node(from): Node, Node(to): Node) {
+        self.lists.replace(from, to);
+    }
+
+    fn state_bytes(&self) -> StateBytes {
+        StateBytes { resident: self.lists.bytes(), ghosts: 0 }
+    }
+}

@@ -1,0 +1,163 @@
+//! S3-FIFO: a small queue in which most blocks that come once also leave, a main queue in which used blocks
+//! go round again, and ghosts of what left the small one, which enter the main one if they come back.
+//!
+//! Yang, Zhang, Qiu, Yue and Rashmi, "FIFO queues are all you need for cache eviction", SOSP 2023. The small
+//! queue is a tenth of the cache, there are ghosts for nine tenths of it, a block needs two hits on
+//! its way through the small queue to get into the main one, and hits are counted to three.
+//!
+//! Until the first block has to leave, the small queue is not longer than that either: what
+//! finds it full goes to the main queue, as in libCacheSim of the same authors.
+//!
+//! 12.5 bytes for a block, and 4.8 for ghosts.
+
+use super::fields::Fields;
+use super::ghost::Ghosts;
+use super::list::Lists;
+use super::{BlockPolicy, Key, Node, PolicyKind, StateBytes};
+
+const SMALL: usize = 0;
+const MAIN: usize = 1;
+/// The only queue of ghosts: what left the small queue.
+const OUT: usize = 0;
+
+/// Hits in the small queue that lead to the main one.
+const PROMOTING_HITS: u8 = 2;
+/// Further hits are not counted.
+const MOST_HITS: u8 = 3;
+/// The bit of a mark that says that the block is in the main queue; the others are hits.
+const IN_MAIN: u8 = 8;
+
+/// See the module.
+#[derive(Debug)]
+pub struct S3Fifo {
+    capacity: u32,
+    most_small: u32,
+    most_ghosts: u32,
+    has_evicted: bool,
+    lists: Lists,
+    marks: Fields,
+    hashes: Vec<u32>,
+    ghosts: Ghosts,
+}
+
+impl S3Fifo {
+    pub(super) fn new(capacity: u32, nodes: u32) -> Self {
+        let most_ghosts = ((u64::from(capacity) * 9 / 10) as u32).max(1);
+        S3Fifo {
+            capacity,
+            most_small: (capacity / 10).max(1),
+            most_ghosts,
+            has_evicted: false,
+            lists: Lists::new(nodes, 2),
+            marks: Fields::new(nodes, 4),
+            hashes: vec![0; nodes as usize],
+            ghosts: Ghosts::new(most_ghosts, 1),
+        }
+    }
+
+    fn hits(&self, node: u32) -> u8 {
+        self.marks.get(node) & !IN_MAIN
+    }
+
+    fn list(&self, node: u32) -> usize {
+        if self.marks.get(node) & IN_MAIN == 0 { SMALL } else { MAIN }
+    }
+
+    fn push_main(&mut self, node: u32, hits: u8) {
+        self.marks.set(node, hits | IN_MAIN);
+        self.lists.push(MAIN, node);
+    }
+
+    fn evict(&mut self) -> Option<u32> {
+        self.has_evicted = true;
+        loop {
+            let main_is_full = self.lists.len(MAIN) > self.capacity - self.most_small;
+            let found = if main_is_full || self.lists.len(SMALL) == 0 {
+                self.evict_main()
+            } else {
+                self.evict_small()
+            };
+            if found.is_some() || self.resident() == 0 {
+                return found;
+            }
+        }
+    }
+
+    /// None if everything went to the main queue.
+    fn evict_small(&mut self) -> Option<u32> {
+        loop {
+            let node = self.lists.pop(SMALL)?;
+            if self.hits(node) < PROMOTING_HITS {
+                self.ghosts.insert(OUT, self.hashes[node as usize], 0);
+                if self.ghosts.len(OUT) > self.most_ghosts {
+                    self.ghosts.pop(OUT);
+                }
+                return Some(node);
+            }
+            self.push_main(node, 0);
+        }
+    }
+
+    /// Each round costs a hit that was counted earlier.
+    fn evict_main(&mut self) -> Option<u32> {
+        loop {
+            let node = self.lists.pop(MAIN)?;
+            match self.hits(node) {
+                0 => return Some(node),
+                hits => self.push_main(node, hits - 1),
+            }
+        }
+    }
+}
+
+impl BlockPolicy for S3Fifo {
+    fn kind(&self) -> PolicyKind {
+        PolicyKind::S3Fifo
+    }
+
+    fn resident(&self) -> u32 {
+        self.lists.len(SMALL) + self.lists.len(MAIN)
+    }
+
+    fn hit(&mut self, Node(node): Node) {
+        let mark = self.marks.get(node);
+        if mark & !IN_MAIN < MOST_HITS {
+            self.marks.set(node, mark + 1);
+        }
+    }
+
+    fn insert(&mut self, Node(node): Node, key: Key) -> Option<Node> {
+        let hash = key.hash();
+        let came_back = self.ghosts.take(hash).is_some();
+        let leaves = if self.resident() >= self.capacity { self.evict() } else { None };
+        self.hashes[node as usize] = hash;
+        let small_is_full = self.lists.len(SMALL) >= self.most_small;
+        if came_back || (!self.has_evicted && small_is_full) {
+            self.push_main(node, 0);
+        } else {
+            self.marks.set(node, 0);
+            self.lists.push(SMALL, node);
+        }
+        leaves.map(Node)
+    }
+
+    fn remove(&mut self, Node(node): Node) {
+        if self.lists.holds(node) {
+            self.lists.remove(self.list(node), node);
+        }
+    }
+
+    fn moved(&mut self, Node(from): Node, Node(to): Node) {
+        self.lists.replace(from, to);
+        self.marks.replace(from, to);
+        self.hashes[to as usize] = self.hashes[from as usize];
+    }
+
+    fn state_bytes(&self) -> StateBytes {
+        let hashes = self.hashes.capacity() * size_of::<u32>();
+        StateBytes {
+            resident: self.lists.bytes() + self.marks.bytes() + hashes,
+            ghosts: self.ghosts.bytes(),
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! What holds for every policy, and the comparison with the naive ones.
+
+use super::harness::{Cache, Outcome, workload};
+use super::naive::{self, Naive};
+use super::{Key, PolicyKind, build};
+
+const CAPACITIES: [u32; 6] = [1, 2, 3, 10, 37, 128];
+
+#[test]
+fn never_more_than_the_capacity_and_only_residents_leave() {
+    for &kind in PolicyKind::ALL {
+        for capacity in CAPACITIES {
+            let mut random = fastrand::Rng::with_seed(u64::from(capacity));
+            let keys = u64::from(capacity) * 4;
+            let mut cache = Cache::new(kind, capacity, 1);
+            // The harness checks after each call.
+            for key in workload(&mut random, keys, 20_000) {
+                match random.u32(0..20) {
+                    0 => cache.remove(random.u64(0..keys)),
+                    1 => cache.moved(random.u64(0..keys)),
+                    _ => drop(cache.access(key)),
+                }
+            }
+            for key in 0..keys {
+                cache.remove(key);
+            }
+            assert_eq!(cache.policy.resident(), 0, "{kind}");
+        }
+    }
+}
+
+#[test]
+fn equal_calls_have_equal_answers() {
+    for &kind in PolicyKind::ALL {
+        let run = |seed| {
+            let mut cache = Cache::new(kind, 50, seed);
+            let keys = workload(&mut fastrand::Rng::with_seed(3), 200, 10_000);
+            keys.into_iter().map(|key| cache.access(key)).collect::<Vec<_>>()
+        };
+        assert_eq!(run(1), run(1), "{kind}");
+        assert_eq!(run(1) == run(2), kind != PolicyKind::Random, "{kind}");
+    }
+}
+
+/// Which node a block has means nothing, so moving blocks changes nothing; but lots are drawn among
+/// nodes.
+#[test]
+fn a_moved_block_keeps_its_place() {
+    for &kind in PolicyKind::ALL.iter().filter(|kind| **kind != PolicyKind::Random) {
+        for capacity in CAPACITIES {
+            let keys = u64::from(capacity) * 4;
+            let mut random = fastrand::Rng::with_seed(5);
+            let mut still = Cache::new(kind, capacity, 1);
+            let mut moving = Cache::new(kind, capacity, 1);
+            for key in workload(&mut random, keys, 20_000) {
+                let other = random.u64(0..keys);
+                match random.u32(0..10) {
+                    0 => {
+                        still.remove(other);
+                        moving.remove(other);
+                    }
+                    1..5 => moving.moved(other),
+                    _ => assert_eq!(still.access(key), moving.access(key), "{kind} {capacity}"),
+                }
+            }
+        }
+    }
+}
+
+fn naive(kind: PolicyKind, capacity: usize) -> Option<Box<dyn Naive>> {
+    let line = |hits_count| Box::new(naive::Line { capacity, hits_count, line: Vec::new() });
+    let per_epoch =
+        (kind == PolicyKind::LfuR).then_some(capacity as u64 * super::lfu::ACCESSES_PER_EPOCH);
+    Some(match kind {
+        PolicyKind::Lru => line(true),
+        PolicyKind::Fifo => line(false),
+        PolicyKind::Random => return None,
+        PolicyKind::Lfu | PolicyKind::LfuR => {
+            Box::new(naive::Lfu { capacity, per_epoch, accesses: 0, line: Vec::new() })
+        }
+        PolicyKind::Clock => Box::new(naive::Clock { capacity, line: Vec::new() }),
+        PolicyKind::Sieve => Box::new(naive::Sieve { capacity, line: Vec::new(), hand: None }),
+        PolicyKind::TwoQ => Box::new(naive::TwoQ { capacity, ..Default::default() }),
+        PolicyKind::Arc => Box::new(naive::Arc { c: capacity, ..Default::default() }),
+        PolicyKind::Lirs => Box::new(naive::Lirs { capacity, ..Default::default() }),
+        PolicyKind::S3Fifo => Box::new(naive::S3Fifo { capacity, ..Default::default() }),
+    })
+}
+
+/// The blocks that leave are the same, one for one. With so few keys no two look alike to a ghost.
+#[test]
+fn policies_do_what_their_papers_say() {
+    for &kind in PolicyKind::ALL {
+        for capacity in CAPACITIES {
+            for (seed, removals) in [(1, false), (2, true), (3, true)] {
+                let Some(mut model) = naive(kind, capacity as usize) else { continue };
+                let mut cache = Cache::new(kind, capacity, 1);
+                let keys = u64::from(capacity) * 3 + 2;
+                let mut random = fastrand::Rng::with_seed(seed);
+                for (step, key) in workload(&mut random, keys, 20_000).into_iter().enumerate() {
+                    if removals && random.u32(0..30) == 0 {
+                        let gone = random.u64(0..keys);
+                        model.remove(gone);
+                        cache.remove(gone);
+                    }
+                    let expected = if model.holds(key) {
+                        model.hit(key);
+                        Outcome::Hit
+                    } else {
+                        Outcome::Miss(model.insert(key))
+                    };
+                    assert_eq!(cache.access(key), expected, "{kind} {capacity} step {step}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn keys_of_the_tests_do_not_look_alike() {
+    let mut hashes: Vec<u32> = (0..1000).map(|key| Key(key).hash() & (u32::MAX >> 14)).collect();
+    hashes.sort_unstable();
+    hashes.dedup();
+    assert!(hashes.len() > 990, "{}", hashes.len());
+}
+
+/// Bytes for a block as the table in the module says, resident and ghosts.
+fn stated(kind: PolicyKind) -> (f64, f64) {
+    let source = include_str!("mod.rs");
+    let name = match kind {
+        PolicyKind::LfuR => "lfu".to_owned(),
+        PolicyKind::TwoQ => "two_q".to_owned(),
+        kind => kind.name().replace('-', "_"),
+    };
+    let start = format!("//! | [`{name}`]");
+    let line = source.lines().find(|line| line.starts_with(&start)).expect("a line of the table");
+    let cell = line.trim_end_matches('|').trim().rsplit('|').next().expect("a cell");
+    let mut numbers = cell.split('+').map(|number| number.trim().parse().expect("a number"));
+    (numbers.next().expect("resident"), numbers.next().unwrap_or(0.0))
+}
+
+/// Measured where the parts that do not grow with the capacity do not matter; and nothing is allocated
+/// later on.
+#[test]
+fn bytes_for_a_block_are_as_stated() {
+    let capacity = 4_000_000;
+    for &kind in PolicyKind::ALL {
+        let policy = build(kind, capacity, capacity + 1, 1);
+        let bytes = policy.state_bytes();
+        let (resident, ghosts) = stated(kind);
+        for (what, bytes, stated) in
+            [("resident", bytes.resident, resident), ("ghosts", bytes.ghosts, ghosts)]
+        {
+            let measured = bytes as f64 / f64::from(capacity);
+            let off = (measured - stated).abs();
+            assert!(off <= 0.06, "{kind}, {what}: {measured:.3} measured, {stated} stated");
+        }
+
+        let mut cache = Cache::new(kind, 1000, 1);
+        let before = cache.policy.state_bytes();
+        for key in workload(&mut fastrand::Rng::with_seed(9), 5000, 50_000) {
+            cache.access(key);
+        }
+        assert_eq!(cache.policy.state_bytes(), before, "{kind}");
+    }
+}
