@@ -37,7 +37,7 @@ impl Arc {
             lists: Lists::new(nodes, 2),
             often: Fields::new(nodes, 1),
             hashes: vec![0; nodes as usize],
-            ghosts: Ghosts::new(capacity, 2),
+            ghosts: Ghosts::new(capacity),
         }
     }
 

@@ -19,8 +19,11 @@
 /// Ghosts in a bucket; 32 bytes.
 const SLOTS: usize = 8;
 
-/// Times that can be told apart; 0 is an empty slot.
-const TIMES: u64 = (1 << 13) - 1;
+/// Bits of a time.
+const TIME_BITS: u32 = 13;
+
+/// Times that can be told apart.
+const TIMES: u32 = 1 << TIME_BITS;
 
 /// Quanta of a full queue from which nothing was taken.
 const QUANTA: u64 = 2048;
@@ -28,34 +31,46 @@ const QUANTA: u64 = 2048;
 /// Quanta that a queue may cover; what is left of [`TIMES`] is the time to sweep.
 const MOST_QUANTA: u64 = 3 * QUANTA;
 
-/// One slot: tag, queue and time. 0 is empty.
+/// One slot: 18 bits of tag, queue, time. A slot without a tag is empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Ghost(u32);
 
 impl Ghost {
     const EMPTY: Ghost = Ghost(0);
+    const QUEUE: u32 = 1 << TIME_BITS;
+    const TAG_SHIFT: u32 = TIME_BITS + 1;
 
-    fn new(hash: u32, queue: usize, quantum: u64) -> Self {
-        Ghost(hash << 14 | (queue as u32) << 13 | (quantum % TIMES + 1) as u32)
+    /// What a slot with this key has in common with all others of it; not 0.
+    fn tag(hash: u32) -> u32 {
+        (hash << Self::TAG_SHIFT >> Self::TAG_SHIFT).max(1)
     }
 
-    fn is_of(self, hash: u32) -> bool {
-        self.0 >> 14 == hash & (u32::MAX >> 14) && self != Ghost::EMPTY
+    fn new(tag: u32, queue: usize, quantum: u64) -> Self {
+        let queue = if queue == 0 { 0 } else { Self::QUEUE };
+        Ghost((tag << Self::TAG_SHIFT) | queue | (quantum as u32 % TIMES))
+    }
+
+    fn has(self, tag: u32) -> bool {
+        self.0 >> Self::TAG_SHIFT == tag
     }
 
     fn queue(self) -> usize {
-        (self.0 >> 13 & 1) as usize
+        usize::from(self.0 & Self::QUEUE != 0)
     }
 
-    /// Quanta that began after its own, if the newest is this one.
+    /// Quanta that began after its own, if this is the newest.
     fn age(self, newest: u64) -> u64 {
-        let time = u64::from(self.0 & TIMES as u32) - 1;
-        (newest % TIMES + TIMES - time) % TIMES
+        u64::from((newest as u32).wrapping_sub(self.0) % TIMES)
     }
 }
 
+/// In one line of the processor's cache.
+#[derive(Clone, Copy, Debug)]
+#[repr(align(32))]
+struct Bucket([Ghost; SLOTS]);
+
 /// What is known of one queue without looking at its ghosts.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Queue {
     /// The quantum that new ghosts belong to; counted from 0.
     newest: u64,
@@ -68,32 +83,30 @@ struct Queue {
     len: u32,
     /// Ghosts in the table for each quantum, by time.
     counts: Vec<u32>,
-    /// The largest time that was given for a ghost of the quantum; see [`Ghosts::insert`].
+    /// The time that was given for the last ghost of a quantum; only in queues that are asked for it.
     given: Vec<u64>,
 }
 
 impl Queue {
-    fn new() -> Self {
+    fn new(timed: bool) -> Self {
         let times = TIMES as usize;
         Queue {
-            newest: 0,
-            filled: 0,
-            oldest: 0,
-            forgotten: 0,
-            len: 0,
             counts: vec![0; times],
-            given: vec![0; times],
+            given: vec![0; if timed { times } else { 0 }],
+            ..Queue::default()
         }
     }
 
     fn place(quantum: u64) -> usize {
-        (quantum % TIMES) as usize
+        (quantum % u64::from(TIMES)) as usize
     }
 
     /// The quantum of one of its ghosts, if that is not forgotten.
     fn quantum(&self, ghost: Ghost) -> Option<u64> {
-        let quantum = self.newest.checked_sub(ghost.age(self.newest))?;
-        (quantum >= self.oldest).then_some(quantum)
+        // The newest may be forgotten too.
+        let quanta = self.newest + 1 - self.oldest;
+        let age = ghost.age(self.newest);
+        (age < quanta).then(|| self.newest - age)
     }
 
     /// Forgets all ghosts of the oldest quantum.
@@ -134,8 +147,8 @@ impl Queue {
 /// Up to two queues of ghosts.
 #[derive(Debug)]
 pub(super) struct Ghosts {
-    buckets: Vec<[Ghost; SLOTS]>,
-    queues: Vec<Queue>,
+    buckets: Vec<Bucket>,
+    queues: [Queue; 2],
     per_quantum: u32,
     /// The bucket that is swept next.
     sweep: usize,
@@ -145,15 +158,25 @@ pub(super) struct Ghosts {
 }
 
 impl Ghosts {
-    /// One queue or two, for so many ghosts together, at least 1. The caller sees to it that there are
-    /// not more; if there are, older ones are lost.
-    pub(super) fn new(limit: u32, queues: usize) -> Self {
+    /// Two queues for so many ghosts together, at least 1. The caller sees to it that there are not
+    /// more; if there are, older ones are lost.
+    pub(super) fn new(limit: u32) -> Self {
+        Self::with(limit, [Queue::new(false), Queue::new(false)])
+    }
+
+    /// One queue, the first, of which those can be forgotten that are older than some time.
+    pub(super) fn timed(limit: u32) -> Self {
+        Self::with(limit, [Queue::new(true), Queue::default()])
+    }
+
+    fn with(limit: u32, queues: [Queue; 2]) -> Self {
         let limit = u64::from(limit.max(1));
         // In small tables buckets differ more, and memory does not matter.
         let slots = if limit <= 4096 { limit * 4 + 64 } else { (limit * 4).div_ceil(3) };
+        let buckets = slots.div_ceil(SLOTS as u64) as usize;
         Ghosts {
-            buckets: vec![[Ghost::EMPTY; SLOTS]; slots.div_ceil(SLOTS as u64) as usize],
-            queues: (0..queues.clamp(1, 2)).map(|_| Queue::new()).collect(),
+            buckets: vec![Bucket([Ghost::EMPTY; SLOTS]); buckets],
+            queues,
             per_quantum: limit.div_ceil(QUANTA) as u32,
             sweep: 0,
             #[cfg(test)]
@@ -174,16 +197,16 @@ impl Ghosts {
 
     /// Its queue and quantum, if it is not forgotten.
     fn alive(&self, ghost: Ghost) -> Option<(usize, u64)> {
-        if ghost == Ghost::EMPTY {
+        if ghost.has(0) {
             return None;
         }
         let queue = ghost.queue();
-        let quantum = self.queues.get(queue)?.quantum(ghost)?;
+        let quantum = self.queues[queue].quantum(ghost)?;
         Some((queue, quantum))
     }
 
     /// Puts a key at the end of a queue. `time` is for [`forget_before`](Ghosts::forget_before), and
-    /// does not decrease within a queue.
+    /// does not decrease.
     pub(super) fn insert(&mut self, queue: usize, hash: u32, time: u64) {
         self.sweep_one();
         let per_quantum = self.per_quantum;
@@ -199,11 +222,13 @@ impl Ghosts {
         at.filled += 1;
         let place = Queue::place(at.newest);
         at.counts[place] += 1;
-        at.given[place] = time;
+        if let Some(given) = at.given.get_mut(place) {
+            *given = time;
+        }
         at.len += 1;
-        let ghost = Ghost::new(hash, queue, at.newest);
+        let ghost = Ghost::new(Ghost::tag(hash), queue, at.newest);
         let (bucket, slot) = self.room(hash);
-        let before = std::mem::replace(&mut self.buckets[bucket][slot], ghost);
+        let before = std::mem::replace(&mut self.buckets[bucket].0[slot], ghost);
         if let Some((queue, quantum)) = self.alive(before) {
             let queue = &mut self.queues[queue];
             #[cfg(test)]
@@ -218,50 +243,52 @@ impl Ghosts {
     /// Where a new ghost goes: into the emptier one of its buckets, or else to the place of the
     /// oldest.
     fn room(&self, hash: u32) -> (usize, usize) {
-        let mut emptiest = (0, (0, 0));
-        let mut oldest = (0, (0, 0));
-        for bucket in self.homes(hash) {
-            let mut free = 0;
-            let mut at = 0;
-            for (slot, ghost) in self.buckets[bucket].iter().enumerate() {
-                match self.alive(*ghost) {
-                    None => {
-                        free += 1;
-                        at = slot;
-                    }
-                    Some((queue, quantum)) => {
-                        let age = self.queues[queue].newest - quantum;
-                        if age >= oldest.0 {
-                            oldest = (age, (bucket, slot));
-                        }
-                    }
+        let homes = self.homes(hash);
+        let dead = homes.map(|home| {
+            let Bucket(ghosts) = &self.buckets[home];
+            let mut dead = 0u32;
+            for (slot, ghost) in ghosts.iter().enumerate() {
+                dead |= u32::from(self.alive(*ghost).is_none()) << slot;
+            }
+            dead
+        });
+        let [first, second] = dead.map(u32::count_ones);
+        let choice = usize::from(second > first);
+        if dead[choice] != 0 {
+            return (homes[choice], dead[choice].trailing_zeros() as usize);
+        }
+        let mut oldest = (0, (homes[0], 0));
+        for home in homes {
+            for (slot, ghost) in self.buckets[home].0.iter().enumerate() {
+                let age = ghost.age(self.queues[ghost.queue()].newest);
+                if age >= oldest.0 {
+                    oldest = (age, (home, slot));
                 }
             }
-            if free > emptiest.0 {
-                emptiest = (free, (bucket, at));
-            }
         }
-        if emptiest.0 > 0 { emptiest.1 } else { oldest.1 }
+        oldest.1
     }
 
     /// Clears one bucket of what is forgotten, before its times come round again.
     fn sweep_one(&mut self) {
         self.sweep = if self.sweep + 1 < self.buckets.len() { self.sweep + 1 } else { 0 };
-        let bucket = self.buckets[self.sweep];
-        let kept = bucket.map(|ghost| self.alive(ghost).map_or(Ghost::EMPTY, |_| ghost));
-        self.buckets[self.sweep] = kept;
+        for slot in 0..SLOTS {
+            if self.alive(self.buckets[self.sweep].0[slot]).is_none() {
+                self.buckets[self.sweep].0[slot] = Ghost::EMPTY;
+            }
+        }
     }
 
     /// Takes a key out, wherever it is in its queue; says which queue that was.
     pub(super) fn take(&mut self, hash: u32) -> Option<usize> {
-        for bucket in self.homes(hash) {
-            for slot in 0..SLOTS {
-                let ghost = self.buckets[bucket][slot];
-                if !ghost.is_of(hash) {
-                    continue;
-                }
-                if let Some((queue, quantum)) = self.alive(ghost) {
-                    self.buckets[bucket][slot] = Ghost::EMPTY;
+        let tag = Ghost::tag(hash);
+        for home in self.homes(hash) {
+            let Bucket(ghosts) = &self.buckets[home];
+            for (slot, ghost) in ghosts.iter().enumerate() {
+                if ghost.has(tag)
+                    && let Some((queue, quantum)) = self.alive(*ghost)
+                {
+                    self.buckets[home].0[slot] = Ghost::EMPTY;
                     self.queues[queue].removed(quantum);
                     return Some(queue);
                 }
@@ -275,10 +302,12 @@ impl Ghosts {
         self.queues[queue].forget_one();
     }
 
-    /// Forgets all ghosts of a queue whose time is less than this one.
-    pub(super) fn forget_before(&mut self, queue: usize, time: u64) {
-        let queue = &mut self.queues[queue];
-        while queue.len > 0 && queue.given[Queue::place(queue.oldest)] < time {
+    /// Forgets all ghosts of the timed queue whose time is less than this one.
+    pub(super) fn forget_before(&mut self, time: u64) {
+        let queue = &mut self.queues[0];
+        while queue.len > 0
+            && queue.given.get(Queue::place(queue.oldest)).is_some_and(|given| *given < time)
+        {
             queue.advance();
         }
     }
@@ -288,8 +317,8 @@ impl Ghosts {
         let queue = |queue: &Queue| {
             queue.counts.capacity() * size_of::<u32>() + queue.given.capacity() * size_of::<u64>()
         };
-        self.buckets.capacity() * size_of::<[Ghost; SLOTS]>()
-            + self.queues.iter().map(queue).sum::<usize>()
+        let queues = self.queues.iter().map(queue).sum::<usize>();
+        self.buckets.capacity() * size_of::<Bucket>() + queues
     }
 }
 
@@ -307,7 +336,7 @@ mod tests {
     fn small_queues_are_exact() {
         for limit in [1, 7, 100, 2000] {
             let mut random = fastrand::Rng::with_seed(1);
-            let mut ghosts = Ghosts::new(limit, 2);
+            let mut ghosts = Ghosts::new(limit);
             let mut model: [Vec<u64>; 2] = Default::default();
             for step in 0..60_000u64 {
                 let key = random.u64(0..u64::from(limit) * 2 + 1);
@@ -346,15 +375,15 @@ mod tests {
 
     #[test]
     fn what_is_older_is_forgotten() {
-        let mut ghosts = Ghosts::new(100, 1);
+        let mut ghosts = Ghosts::timed(100);
         for key in 0..100 {
             ghosts.insert(0, hash(key), key);
         }
-        ghosts.forget_before(0, 60);
+        ghosts.forget_before(60);
         assert_eq!(ghosts.len(0), 40);
         assert_eq!(ghosts.take(hash(59)), None);
         assert_eq!(ghosts.take(hash(60)), Some(0));
-        ghosts.forget_before(0, 1000);
+        ghosts.forget_before(1000);
         assert_eq!(ghosts.len(0), 0);
         assert_eq!(ghosts.take(hash(99)), None);
         ghosts.insert(0, hash(1), 1000);
@@ -365,7 +394,7 @@ mod tests {
     #[test]
     fn large_queues_are_nearly_exact() {
         let limit = 200_000;
-        let mut ghosts = Ghosts::new(limit, 1);
+        let mut ghosts = Ghosts::new(limit);
         let mut random = fastrand::Rng::with_seed(1);
         let mut false_ones = 0;
         for key in 0..3_000_000u64 {
@@ -385,7 +414,7 @@ mod tests {
         assert!(false_ones < 600, "{false_ones} of 3,000,000 were never there");
         assert!(ghosts.len(0) > limit - 1000, "{} are left", ghosts.len(0));
 
-        let mut plain = Ghosts::new(limit, 1);
+        let mut plain = Ghosts::new(limit);
         for key in 0..1_000_000u64 {
             plain.insert(0, hash(key), 0);
             if plain.len(0) > limit {

@@ -19,6 +19,8 @@ pub enum PolicyKind {
     Lfu,
     /// Least frequently used; frequencies fade.
     LfuR,
+    /// Stochastic multi-queue with a hotspot queue.
+    Smq,
     /// Second chance.
     Clock,
     /// Two queues.
@@ -31,11 +33,12 @@ pub enum PolicyKind {
     Sieve,
     /// Three FIFO queues.
     S3Fifo,
+    /// Tiny LFU behind a window.
+    WTinyLfu,
 }
 
 /// As help prints them, in the order of [`PolicyKind::ALL`].
-const CHOICES: &str =
-    "lru, fifo, random (rand), lfu, lfu-r, clock, 2q, arc, lirs, sieve, s3-fifo (s3fifo)";
+const CHOICES: &str = "lru, fifo, random (rand), lfu, lfu-r, smq, clock, 2q, arc, lirs, sieve, s3-fifo (s3fifo), w-tinylfu (wtinylfu)";
 
 impl PolicyKind {
     /// Every policy, in the order in which help prints them.
@@ -45,12 +48,14 @@ impl PolicyKind {
         PolicyKind::Random,
         PolicyKind::Lfu,
         PolicyKind::LfuR,
+        PolicyKind::Smq,
         PolicyKind::Clock,
         PolicyKind::TwoQ,
         PolicyKind::Arc,
         PolicyKind::Lirs,
         PolicyKind::Sieve,
         PolicyKind::S3Fifo,
+        PolicyKind::WTinyLfu,
     ];
 
     /// The word for it.
@@ -61,12 +66,14 @@ impl PolicyKind {
             PolicyKind::Random => "random",
             PolicyKind::Lfu => "lfu",
             PolicyKind::LfuR => "lfu-r",
+            PolicyKind::Smq => "smq",
             PolicyKind::Clock => "clock",
             PolicyKind::TwoQ => "2q",
             PolicyKind::Arc => "arc",
             PolicyKind::Lirs => "lirs",
             PolicyKind::Sieve => "sieve",
             PolicyKind::S3Fifo => "s3-fifo",
+            PolicyKind::WTinyLfu => "w-tinylfu",
         }
     }
 
@@ -75,6 +82,7 @@ impl PolicyKind {
         match self {
             PolicyKind::Random => Some("rand"),
             PolicyKind::S3Fifo => Some("s3fifo"),
+            PolicyKind::WTinyLfu => Some("wtinylfu"),
             _ => None,
         }
     }

@@ -16,7 +16,7 @@ use super::list::Lists;
 use super::{BlockPolicy, Key, Node, PolicyKind, StateBytes};
 
 /// Accesses for each block of capacity after which `lfu-r` halves all frequencies.
-pub const ACCESSES_PER_EPOCH: u64 = 4;
+pub const ACCESSES_PER_EPOCH: u64 = 10;
 
 /// Epochs that can be told apart.
 const EPOCHS: u16 = 16;
@@ -186,5 +186,33 @@ impl BlockPolicy for Lfu {
             + self.stamps.capacity() * size_of::<Stamp>()
             + self.occupied.capacity() * size_of::<u64>();
         StateBytes { resident, ghosts: 0 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::harness::{Cache, Outcome};
+    use super::*;
+
+    /// A block that was frequent and then sleeps for more epochs than can be told apart is the first to leave.
+    #[test]
+    fn frequency_fades_and_stays_faded() {
+        for epochs in [10, 17, 20, 40] {
+            let mut cache = Cache::new(PolicyKind::LfuR, 10, 1);
+            for _ in 0..30 {
+                cache.access(0);
+            }
+            for step in 0..epochs * 10 * ACCESSES_PER_EPOCH {
+                cache.access(1 + step % 9);
+            }
+            assert_eq!(cache.access(100), Outcome::Miss(Some(0)), "after {epochs} epochs");
+        }
+        let mut cache = Cache::new(PolicyKind::Lfu, 10, 1);
+        cache.access(0);
+        for step in 0..10_000 {
+            cache.access(step % 10);
+        }
+        cache.access(0);
+        assert_eq!(cache.access(100), Outcome::Miss(Some(1)));
     }
 }

@@ -59,11 +59,11 @@ impl Lirs {
             marks: Fields::new(nodes, 2),
             hashes: vec![0; nodes as usize],
             used: vec![0; nodes as usize],
-            // So that nothing is from before the beginning.
-            now: u64::from(LONG_AGO),
+            // The low bits begin again soon, so that every test sees it.
+            now: u64::from(u32::MAX - 5000),
             bottom: 0,
             refresh: 0,
-            ghosts: Ghosts::new(capacity, 1),
+            ghosts: Ghosts::timed(capacity),
         }
     }
 
@@ -114,7 +114,7 @@ impl Lirs {
         if let Some(node) = self.lists.oldest(LIR) {
             self.bottom = self.time(node);
         }
-        self.ghosts.forget_before(OUT, self.bottom);
+        self.ghosts.forget_before(self.bottom);
     }
 
     /// A block leaves Q; S remembers it if it was there.

@@ -55,7 +55,6 @@ impl Lists {
     }
 
     /// The node that came last.
-    #[cfg(test)]
     pub(super) fn newest(&self, list: usize) -> Option<u32> {
         self.node(self.links[self.anchor(list) as usize].older)
     }
@@ -73,6 +72,17 @@ impl Lists {
         self.links[node as usize] = Link { older: last, newer: anchor };
         self.links[last as usize].newer = node;
         self.links[anchor as usize].older = node;
+        self.lens[list] += 1;
+    }
+
+    /// Puts a node that is in no list before the oldest.
+    pub(super) fn push_oldest(&mut self, list: usize, node: u32) {
+        debug_assert!(!self.holds(node), "node {node} is in a list");
+        let anchor = self.anchor(list);
+        let first = self.links[anchor as usize].newer;
+        self.links[node as usize] = Link { older: anchor, newer: first };
+        self.links[first as usize].older = node;
+        self.links[anchor as usize].newer = node;
         self.lens[list] += 1;
     }
 
@@ -154,7 +164,11 @@ mod tests {
             let list = random.usize(0..3);
             let node = random.u32(0..20);
             let at = model.iter().position(|list| list.contains(&node));
-            match (random.u32(0..6), at) {
+            match (random.u32(0..7), at) {
+                (6, None) => {
+                    lists.push_oldest(list, node);
+                    model[list].insert(0, node);
+                }
                 (0 | 1, None) => {
                     lists.push(list, node);
                     model[list].push(node);

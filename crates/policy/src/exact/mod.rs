@@ -10,6 +10,7 @@
 //! | [`lru`] | what was not used for longest | 8 |
 //! | [`fifo`] | what came first | 8 |
 //! | [`random`] | anything | 0.13 |
+//! | [`smq`] | what rose least; only what is asked for a lot enters | 10 + 5.5 |
 //! | [`clock`] | what came first and was not used since the hand passed | 8.13 |
 //! | [`lfu`] | what was used least often; `lfu-r` forgets with time | 10 |
 //! | [`two_q`] | what was seen once; again in time, and it counts as hot | 12.13 + 2.7 |
@@ -17,8 +18,9 @@
 //! | [`lirs`] | what was used again late, or not at all | 16.25 + 5.4 |
 //! | [`sieve`] | what was not used since a hand passed that does not begin again | 8.13 |
 //! | [`s3_fifo`] | what was not used twice on its way through a small queue | 12.5 + 4.8 |
+//! | [`w_tinylfu`] | what was seen less often than what wants to enter | 12.25 + 8 |
 //!
-//! Shared by them: `list`, `fields`, `ghost`. To add a policy: a file, a [`PolicyKind`] and
+//! Shared by them: `list`, `fields`, `ghost`; `levels` and `hotspot` are smq's, `sketch` is W-TinyLFU's. To add a policy: a file, a [`PolicyKind`] and
 //! its line in [`build`]; the tests in `tests.rs` then apply to it.
 
 pub mod arc;
@@ -26,7 +28,9 @@ pub mod clock;
 mod fields;
 pub mod fifo;
 mod ghost;
+mod hotspot;
 mod kind;
+mod levels;
 pub mod lfu;
 pub mod lirs;
 mod list;
@@ -34,7 +38,10 @@ pub mod lru;
 pub mod random;
 pub mod s3_fifo;
 pub mod sieve;
+mod sketch;
+pub mod smq;
 pub mod two_q;
+pub mod w_tinylfu;
 
 #[cfg(test)]
 mod harness;
@@ -138,11 +145,13 @@ pub fn build(kind: PolicyKind, capacity: u32, nodes: u32, seed: u64) -> Box<dyn 
         PolicyKind::Random => Box::new(random::Random::new(capacity, nodes, seed)),
         PolicyKind::Lfu => Box::new(lfu::Lfu::plain(capacity, nodes)),
         PolicyKind::LfuR => Box::new(lfu::Lfu::ageing(capacity, nodes)),
+        PolicyKind::Smq => Box::new(smq::Smq::new(capacity, nodes)),
         PolicyKind::Clock => Box::new(clock::Clock::new(capacity, nodes)),
         PolicyKind::TwoQ => Box::new(two_q::TwoQ::new(capacity, nodes)),
         PolicyKind::Arc => Box::new(arc::Arc::new(capacity, nodes)),
         PolicyKind::Lirs => Box::new(lirs::Lirs::new(capacity, nodes)),
         PolicyKind::Sieve => Box::new(sieve::Sieve::new(capacity, nodes)),
         PolicyKind::S3Fifo => Box::new(s3_fifo::S3Fifo::new(capacity, nodes)),
+        PolicyKind::WTinyLfu => Box::new(w_tinylfu::WTinyLfu::new(capacity, nodes)),
     }
 }

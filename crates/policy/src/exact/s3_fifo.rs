@@ -5,9 +5,6 @@
 //! queue is a tenth of the cache, there are ghosts for nine tenths of it, a block needs two hits on
 //! its way through the small queue to get into the main one, and hits are counted to three.
 //!
-//! Until the first block has to leave, the small queue is not longer than that either: what
-//! finds it full goes to the main queue, as in libCacheSim of the same authors.
-//!
 //! 12.5 bytes for a block, and 4.8 for ghosts.
 
 use super::fields::Fields;
@@ -33,7 +30,6 @@ pub struct S3Fifo {
     capacity: u32,
     most_small: u32,
     most_ghosts: u32,
-    has_evicted: bool,
     lists: Lists,
     marks: Fields,
     hashes: Vec<u32>,
@@ -47,11 +43,10 @@ impl S3Fifo {
             capacity,
             most_small: (capacity / 10).max(1),
             most_ghosts,
-            has_evicted: false,
             lists: Lists::new(nodes, 2),
             marks: Fields::new(nodes, 4),
             hashes: vec![0; nodes as usize],
-            ghosts: Ghosts::new(most_ghosts, 1),
+            ghosts: Ghosts::new(most_ghosts),
         }
     }
 
@@ -69,7 +64,6 @@ impl S3Fifo {
     }
 
     fn evict(&mut self) -> Option<u32> {
-        self.has_evicted = true;
         loop {
             let main_is_full = self.lists.len(MAIN) > self.capacity - self.most_small;
             let found = if main_is_full || self.lists.len(SMALL) == 0 {
@@ -131,8 +125,7 @@ impl BlockPolicy for S3Fifo {
         let came_back = self.ghosts.take(hash).is_some();
         let leaves = if self.resident() >= self.capacity { self.evict() } else { None };
         self.hashes[node as usize] = hash;
-        let small_is_full = self.lists.len(SMALL) >= self.most_small;
-        if came_back || (!self.has_evicted && small_is_full) {
+        if came_back {
             self.push_main(node, 0);
         } else {
             self.marks.set(node, 0);

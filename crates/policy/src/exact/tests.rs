@@ -2,7 +2,7 @@
 
 use super::harness::{Cache, Outcome, workload};
 use super::naive::{self, Naive};
-use super::{Key, PolicyKind, build};
+use super::{Key, PolicyKind, build, w_tinylfu};
 
 const CAPACITIES: [u32; 6] = [1, 2, 3, 10, 37, 128];
 
@@ -74,7 +74,7 @@ fn naive(kind: PolicyKind, capacity: usize) -> Option<Box<dyn Naive>> {
     Some(match kind {
         PolicyKind::Lru => line(true),
         PolicyKind::Fifo => line(false),
-        PolicyKind::Random => return None,
+        PolicyKind::Random | PolicyKind::Smq => return None,
         PolicyKind::Lfu | PolicyKind::LfuR => {
             Box::new(naive::Lfu { capacity, per_epoch, accesses: 0, line: Vec::new() })
         }
@@ -84,6 +84,13 @@ fn naive(kind: PolicyKind, capacity: usize) -> Option<Box<dyn Naive>> {
         PolicyKind::Arc => Box::new(naive::Arc { c: capacity, ..Default::default() }),
         PolicyKind::Lirs => Box::new(naive::Lirs { capacity, ..Default::default() }),
         PolicyKind::S3Fifo => Box::new(naive::S3Fifo { capacity, ..Default::default() }),
+        PolicyKind::WTinyLfu => Box::new(naive::WTinyLfu {
+            sizes: w_tinylfu::sizes(capacity as u32),
+            window: Vec::new(),
+            probation: Vec::new(),
+            protected: Vec::new(),
+            sketch: w_tinylfu::sketch(capacity as u32),
+        }),
     })
 }
 

@@ -41,7 +41,7 @@ impl TwoQ {
             lists: Lists::new(nodes, 2),
             hot: Fields::new(nodes, 1),
             hashes: vec![0; nodes as usize],
-            ghosts: Ghosts::new(most_ghosts, 1),
+            ghosts: Ghosts::new(most_ghosts),
         }
     }
 

@@ -1,198 +1,18 @@
-//! The policies once more, slow and short, from the words of their papers. Keys instead of nodes, vectors
-//! instead of lists; the first of a vector is the oldest.
+//! Those that remember blocks that are not resident.
 
 use std::collections::HashMap;
 
-/// A cache that says who leaves for a key.
-pub(super) trait Naive {
-    fn holds(&self, key: u64) -> bool;
-    fn hit(&mut self, key: u64);
-    /// The key is not resident.
-    fn insert(&mut self, key: u64) -> Option<u64>;
-    fn remove(&mut self, key: u64);
-}
-
-fn take(from: &mut Vec<u64>, key: u64) -> bool {
-    let place = from.iter().position(|other| *other == key);
-    place.map(|place| from.remove(place)).is_some()
-}
-
-/// LRU, or FIFO if hits do not count.
-pub(super) struct Line {
-    pub(super) capacity: usize,
-    pub(super) hits_count: bool,
-    pub(super) line: Vec<u64>,
-}
-
-impl Naive for Line {
-    fn holds(&self, key: u64) -> bool {
-        self.line.contains(&key)
-    }
-
-    fn hit(&mut self, key: u64) {
-        if self.hits_count {
-            take(&mut self.line, key);
-            self.line.push(key);
-        }
-    }
-
-    fn insert(&mut self, key: u64) -> Option<u64> {
-        self.line.push(key);
-        (self.line.len() > self.capacity).then(|| self.line.remove(0))
-    }
-
-    fn remove(&mut self, key: u64) {
-        take(&mut self.line, key);
-    }
-}
-
-/// Second chance.
-pub(super) struct Clock {
-    pub(super) capacity: usize,
-    pub(super) line: Vec<(u64, bool)>,
-}
-
-impl Naive for Clock {
-    fn holds(&self, key: u64) -> bool {
-        self.line.iter().any(|(other, _)| *other == key)
-    }
-
-    fn hit(&mut self, key: u64) {
-        for entry in self.line.iter_mut().filter(|(other, _)| *other == key) {
-            entry.1 = true;
-        }
-    }
-
-    fn insert(&mut self, key: u64) -> Option<u64> {
-        let mut left = None;
-        while self.line.len() == self.capacity {
-            let (first, used) = self.line.remove(0);
-            if used {
-                self.line.push((first, false));
-            } else {
-                left = Some(first);
-            }
-        }
-        self.line.push((key, false));
-        left
-    }
-
-    fn remove(&mut self, key: u64) {
-        self.line.retain(|(other, _)| *other != key);
-    }
-}
-
-/// SIEVE. The hand is the key that it points to.
-pub(super) struct Sieve {
-    pub(super) capacity: usize,
-    pub(super) line: Vec<(u64, bool)>,
-    pub(super) hand: Option<u64>,
-}
-
-impl Sieve {
-    fn place(&self, key: u64) -> Option<usize> {
-        self.line.iter().position(|(other, _)| *other == key)
-    }
-
-    fn take(&mut self, place: usize) -> u64 {
-        let (key, _) = self.line.remove(place);
-        if self.hand == Some(key) {
-            self.hand = self.line.get(place).map(|(next, _)| *next);
-        }
-        key
-    }
-}
-
-impl Naive for Sieve {
-    fn holds(&self, key: u64) -> bool {
-        self.place(key).is_some()
-    }
-
-    fn hit(&mut self, key: u64) {
-        if let Some(place) = self.place(key) {
-            self.line[place].1 = true;
-        }
-    }
-
-    fn insert(&mut self, key: u64) -> Option<u64> {
-        let mut left = None;
-        if self.line.len() == self.capacity {
-            let mut place = self.hand.and_then(|hand| self.place(hand)).unwrap_or(0);
-            while self.line[place].1 {
-                self.line[place].1 = false;
-                place = (place + 1) % self.line.len();
-            }
-            self.hand = Some(self.line[place].0);
-            left = Some(self.take(place));
-        }
-        self.line.push((key, false));
-        left
-    }
-
-    fn remove(&mut self, key: u64) {
-        if let Some(place) = self.place(key) {
-            self.take(place);
-        }
-    }
-}
-
-/// Least frequently used; with `per_epoch` all frequencies are halved after so many accesses. Blocks
-/// of one frequency keep their order.
-pub(super) struct Lfu {
-    pub(super) capacity: usize,
-    pub(super) per_epoch: Option<u64>,
-    pub(super) accesses: u64,
-    pub(super) line: Vec<(u64, u32)>,
-}
-
-impl Lfu {
-    fn count(&mut self) {
-        self.accesses += 1;
-        if self.per_epoch.is_some_and(|epoch| self.accesses.is_multiple_of(epoch)) {
-            // What was more frequent is younger among those that become equal.
-            self.line.sort_by_key(|(_, frequency)| *frequency);
-            for entry in &mut self.line {
-                entry.1 /= 2;
-            }
-        }
-    }
-}
-
-impl Naive for Lfu {
-    fn holds(&self, key: u64) -> bool {
-        self.line.iter().any(|(other, _)| *other == key)
-    }
-
-    fn hit(&mut self, key: u64) {
-        let place = self.line.iter().position(|(other, _)| *other == key).expect("is there");
-        let (_, frequency) = self.line.remove(place);
-        self.line.push((key, frequency + 1));
-        self.count();
-    }
-
-    fn insert(&mut self, key: u64) -> Option<u64> {
-        let mut left = None;
-        if self.line.len() == self.capacity {
-            let place = (0..self.line.len()).min_by_key(|place| self.line[*place].1);
-            left = Some(self.line.remove(place.expect("is full")).0);
-        }
-        self.line.push((key, 1));
-        self.count();
-        left
-    }
-
-    fn remove(&mut self, key: u64) {
-        self.line.retain(|(other, _)| *other != key);
-    }
-}
+use super::super::Key;
+use super::super::sketch::Sketch;
+use super::{Naive, take};
 
 /// 2Q, full version.
 #[derive(Default)]
-pub(super) struct TwoQ {
-    pub(super) capacity: usize,
-    pub(super) once: Vec<u64>,
-    pub(super) hot: Vec<u64>,
-    pub(super) out: Vec<u64>,
+pub(in crate::exact) struct TwoQ {
+    pub(in crate::exact) capacity: usize,
+    pub(in crate::exact) once: Vec<u64>,
+    pub(in crate::exact) hot: Vec<u64>,
+    pub(in crate::exact) out: Vec<u64>,
 }
 
 impl Naive for TwoQ {
@@ -233,13 +53,13 @@ impl Naive for TwoQ {
 
 /// ARC, with the names of the paper.
 #[derive(Default)]
-pub(super) struct Arc {
-    pub(super) c: usize,
-    pub(super) p: f64,
-    pub(super) t1: Vec<u64>,
-    pub(super) t2: Vec<u64>,
-    pub(super) b1: Vec<u64>,
-    pub(super) b2: Vec<u64>,
+pub(in crate::exact) struct Arc {
+    pub(in crate::exact) c: usize,
+    pub(in crate::exact) p: f64,
+    pub(in crate::exact) t1: Vec<u64>,
+    pub(in crate::exact) t2: Vec<u64>,
+    pub(in crate::exact) b1: Vec<u64>,
+    pub(in crate::exact) b2: Vec<u64>,
 }
 
 impl Arc {
@@ -320,13 +140,12 @@ impl Naive for Arc {
 
 /// S3-FIFO.
 #[derive(Default)]
-pub(super) struct S3Fifo {
-    pub(super) capacity: usize,
-    pub(super) has_evicted: bool,
-    pub(super) small: Vec<u64>,
-    pub(super) main: Vec<u64>,
-    pub(super) ghosts: Vec<u64>,
-    pub(super) hits: HashMap<u64, u32>,
+pub(in crate::exact) struct S3Fifo {
+    pub(in crate::exact) capacity: usize,
+    pub(in crate::exact) small: Vec<u64>,
+    pub(in crate::exact) main: Vec<u64>,
+    pub(in crate::exact) ghosts: Vec<u64>,
+    pub(in crate::exact) hits: HashMap<u64, u32>,
 }
 
 impl S3Fifo {
@@ -378,10 +197,8 @@ impl Naive for S3Fifo {
         let known = take(&mut self.ghosts, key);
         let full = self.small.len() + self.main.len() == self.capacity;
         let left = full.then(|| self.evict());
-        self.has_evicted |= full;
         self.hits.insert(key, 0);
-        let crowded = !self.has_evicted && self.small.len() >= (self.capacity / 10).max(1);
-        if known || crowded { &mut self.main } else { &mut self.small }.push(key);
+        if known { &mut self.main } else { &mut self.small }.push(key);
         left
     }
 
@@ -393,11 +210,11 @@ impl Naive for S3Fifo {
 
 /// LIRS, with the stack and the queue of the paper. Keys in the stack are LIR, resident HIR or neither.
 #[derive(Default)]
-pub(super) struct Lirs {
-    pub(super) capacity: usize,
-    pub(super) stack: Vec<u64>,
-    pub(super) queue: Vec<u64>,
-    pub(super) lir: Vec<u64>,
+pub(in crate::exact) struct Lirs {
+    pub(in crate::exact) capacity: usize,
+    pub(in crate::exact) stack: Vec<u64>,
+    pub(in crate::exact) queue: Vec<u64>,
+    pub(in crate::exact) lir: Vec<u64>,
 }
 
 impl Lirs {
@@ -475,6 +292,69 @@ impl Naive for Lirs {
         if take(&mut self.lir, key) | take(&mut self.queue, key) {
             take(&mut self.stack, key);
             self.prune();
+        }
+    }
+}
+
+/// W-TinyLFU; the sketch is the same, it has tests of its own.
+pub(in crate::exact) struct WTinyLfu {
+    pub(in crate::exact) sizes: (u32, u32, u32),
+    pub(in crate::exact) window: Vec<u64>,
+    pub(in crate::exact) probation: Vec<u64>,
+    pub(in crate::exact) protected: Vec<u64>,
+    pub(in crate::exact) sketch: Sketch,
+}
+
+impl WTinyLfu {
+    fn count(&self, key: u64) -> u8 {
+        self.sketch.estimate(Key(key).hash())
+    }
+}
+
+impl Naive for WTinyLfu {
+    fn holds(&self, key: u64) -> bool {
+        [&self.window, &self.probation, &self.protected].iter().any(|line| line.contains(&key))
+    }
+
+    fn hit(&mut self, key: u64) {
+        if take(&mut self.window, key) {
+            self.window.push(key);
+            return;
+        }
+        self.sketch.add(Key(key).hash());
+        take(&mut self.probation, key);
+        take(&mut self.protected, key);
+        self.protected.push(key);
+        if self.protected.len() > self.sizes.1 as usize {
+            self.probation.push(self.protected.remove(0));
+        }
+    }
+
+    fn insert(&mut self, key: u64) -> Option<u64> {
+        self.sketch.add(Key(key).hash());
+        self.window.push(key);
+        if self.window.len() <= self.sizes.0 as usize {
+            return None;
+        }
+        let candidate = self.window.remove(0);
+        if self.probation.len() + self.protected.len() < self.sizes.2 as usize {
+            self.probation.push(candidate);
+            return None;
+        }
+        let victim = self.probation.first().or(self.protected.first()).copied();
+        match victim.filter(|victim| self.count(candidate) > self.count(*victim)) {
+            Some(victim) => {
+                self.remove(victim);
+                self.probation.push(candidate);
+                Some(victim)
+            }
+            None => Some(candidate),
+        }
+    }
+
+    fn remove(&mut self, key: u64) {
+        for line in [&mut self.window, &mut self.probation, &mut self.protected] {
+            take(line, key);
         }
     }
 }

@@ -1,0 +1,163 @@
+//! smq: the stochastic multi-queue of dm-cache, for blocks of 4 KiB. Few blocks enter: only those of regions
+//! that are asked for a lot.
+//!
+//! The Linux kernel's documentation, `admin-guide/device-mapper/cache-policies.rst`, says what it is made of,
+//! and that is here: a multi-queue without hit counts, in which a block that is hit changes places with
+//! the least recently used one of the level above ([`levels`](super::levels)); levels of equal length; a
+//! hotspot queue of larger regions, a quarter as many as the cache has blocks, which decides what enters,
+//! and in which entries move faster when it performs badly ([`hotspot`](super::hotspot)).
+//!
+//! What the documentation leaves open, or what a cache of small blocks needs otherwise:
+//! - Periods, of which each lets a block rise once, are counted in accesses, not in seconds: one for each block
+//!   of capacity, and one for each region.
+//! - While there is room every block enters. Then a block enters if its region is among the top levels of the hotspot
+//!   queue: up to half of them when the cache answers half of what is asked, fewer the better or the worse
+//!   it does, and half or a quarter of that when the hotspot queue is fair or poor.
+//! - A new block is at the top level. Clean and dirty blocks are in the same queue; who writes back, when
+//!   and in which order, is decided elsewhere.
+//!
+//! In exchange for a higher miss ratio it writes little to the cache device: on the traces of the tests a tenth
+//! of what the other policies do. 10 bytes for a block, and 5.5 for regions.
+
+use super::hotspot::{Hotspot, Quality};
+use super::levels::{LEVELS, Levels};
+use super::{BlockPolicy, Key, Node, PolicyKind, StateBytes};
+
+/// The level at which blocks enter.
+const TOP: usize = LEVELS - 1;
+
+/// See the module.
+#[derive(Debug)]
+pub struct Smq {
+    capacity: u32,
+    blocks: Levels,
+    hotspot: Hotspot,
+    /// Of this period.
+    hits: u64,
+    misses: u64,
+    /// Blocks of regions at this level and above may enter.
+    entrance: usize,
+}
+
+impl Smq {
+    pub(super) fn new(capacity: u32, nodes: u32) -> Self {
+        Smq {
+            capacity,
+            blocks: Levels::new(nodes),
+            hotspot: Hotspot::new(capacity),
+            hits: 0,
+            misses: 0,
+            entrance: TOP,
+        }
+    }
+
+    /// A block was asked for.
+    fn count(&mut self, hit: bool) {
+        self.blocks.balance();
+        self.hits += u64::from(hit);
+        self.misses += u64::from(!hit);
+        if self.hits + self.misses >= u64::from(self.capacity) {
+            self.blocks.new_period();
+            self.entrance = entrance(self.hits, self.misses, self.hotspot.quality());
+            (self.hits, self.misses) = (0, 0);
+        }
+    }
+}
+
+/// The lowest level of the hotspot queue of which blocks may enter, after a period with so many hits
+/// and misses.
+fn entrance(hits: u64, misses: u64, quality: Quality) -> usize {
+    let rarer = hits.min(misses).saturating_mul(2);
+    let levels = (rarer * (LEVELS as u64 / 2) / (hits + misses).max(1)) as usize;
+    let levels = match quality {
+        Quality::Good => levels,
+        Quality::Fair => levels / 2,
+        Quality::Poor => levels / 4,
+    };
+    LEVELS - levels.max(1)
+}
+
+impl BlockPolicy for Smq {
+    fn kind(&self) -> PolicyKind {
+        PolicyKind::Smq
+    }
+
+    fn resident(&self) -> u32 {
+        self.blocks.len()
+    }
+
+    fn hit(&mut self, Node(node): Node) {
+        if self.blocks.holds(node) {
+            self.count(true);
+            self.blocks.hit(node, 1);
+        }
+    }
+
+    fn admits(&mut self, key: Key) -> bool {
+        self.count(false);
+        let level = self.hotspot.miss(key);
+        level >= self.entrance || self.blocks.len() < self.capacity
+    }
+
+    fn insert(&mut self, Node(node): Node, _key: Key) -> Option<Node> {
+        let leaves = if self.blocks.len() >= self.capacity { self.blocks.pop() } else { None };
+        self.blocks.push(TOP, node);
+        leaves.map(Node)
+    }
+
+    fn remove(&mut self, Node(node): Node) {
+        if self.blocks.holds(node) {
+            self.blocks.remove(node);
+        }
+    }
+
+    fn moved(&mut self, Node(from): Node, Node(to): Node) {
+        self.blocks.replace(from, to);
+    }
+
+    fn state_bytes(&self) -> StateBytes {
+        StateBytes { resident: self.blocks.bytes(), ghosts: self.hotspot.bytes() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::harness::{Cache, Outcome};
+    use super::*;
+
+    #[test]
+    fn a_cache_that_does_middling_takes_most() {
+        assert_eq!(entrance(0, 100, Quality::Good), TOP);
+        assert_eq!(entrance(100, 0, Quality::Good), TOP);
+        assert_eq!(entrance(50, 50, Quality::Good), LEVELS / 2);
+        assert_eq!(entrance(25, 75, Quality::Good), LEVELS * 3 / 4);
+        assert_eq!(entrance(50, 50, Quality::Fair), LEVELS * 3 / 4);
+        assert_eq!(entrance(50, 50, Quality::Poor), LEVELS * 7 / 8);
+        assert_eq!(entrance(0, 0, Quality::Poor), TOP);
+    }
+
+    /// A full cache of blocks that are hit; a scan does not get in, a region that is asked for again
+    /// and again does.
+    #[test]
+    fn scans_stay_outside_and_hot_regions_come_in() {
+        let mut cache = Cache::new(PolicyKind::Smq, 1000, 1);
+        for _ in 0..10 {
+            for key in 0..1000 {
+                cache.access(key);
+            }
+        }
+        let mut entered = 0;
+        for key in 100_000..200_000 {
+            entered += u32::from(cache.access(key) != Outcome::Refused);
+            cache.access(key % 1000);
+        }
+        assert!(entered < 5000, "{entered} of 100,000 entered");
+        let mut entered = 0;
+        for round in 0..20_000 {
+            let key = 1_000_000 + round % 160;
+            entered += u32::from(matches!(cache.access(key), Outcome::Miss(_)));
+            cache.access(round % 1000);
+        }
+        assert!(entered >= 160, "{entered} blocks of ten hot regions entered");
+    }
+}
