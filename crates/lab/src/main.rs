@@ -12,7 +12,9 @@
 //! - `fio`, `interrupt`: fio as a child, and how it ends when somebody wants that
 //! - `peers`: other caches on real devices, in files of their own
 //! - `seeds`: published experiments in virtual time
+//! - `policies`: replacement policies on traces
 //! - `report`: pages of results
+//! - `trace`: requests from files
 //! - `output`, `progress`: tables, JSON, bars
 #![forbid(unsafe_code)]
 #![allow(
@@ -35,6 +37,7 @@ mod output;
 mod pairs;
 mod pattern;
 mod peers;
+mod policies;
 mod progress;
 mod real;
 mod recovery;
@@ -42,6 +45,7 @@ mod report;
 mod rig;
 mod run;
 mod seeds;
+mod trace;
 
 use std::process::ExitCode;
 
@@ -78,6 +82,8 @@ enum Command {
     Recovery(recovery::Args),
     /// The experiments of five published reports, in virtual time, or scaled down in real time
     Seeds(seeds::Args),
+    /// Miss ratios of replacement policies on a trace
+    Policies(policies::Args),
     /// Pages of results from what `seeds --save` or `seeds --json` wrote
     Report(report::Args),
 }
@@ -95,6 +101,7 @@ fn main() -> ExitCode {
         Command::Run(args) => run::run(&args, json),
         Command::Recovery(args) => recovery::run(&args, json),
         Command::Seeds(args) => seeds::run(&args, json),
+        Command::Policies(args) => policies::run(&args, json),
         Command::Report(args) => report::run(&args),
     };
     match result {

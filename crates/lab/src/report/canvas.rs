@@ -325,7 +325,8 @@ pub(super) fn mark(
     colour: RGBColor,
 ) -> LabResult<()> {
     let square = [(x - 3, y - 3), (x + 3, y + 3)];
-    match which % 4 {
+    // Colours begin again after eight; the marks are others then.
+    match (which + which / 8) % 4 {
         0 => area.draw(&Circle::new((x, y), 3, colour.filled())).drawn(),
         1 => area.draw(&Rectangle::new(square, colour.filled())).drawn(),
         2 => {

@@ -7,6 +7,7 @@
 //! - `sections`: what is said, as blocks of `doc`, which knows HTML and Markdown
 //! - `figures`: which figures there are; `compare`: whose bars they show
 //! - `bars`, `lines`: how they are drawn, on `canvas`; `compact`: the same in fewer bytes
+//! - `misses`: the figure of another subcommand
 //! - `style`, `words`: colours and sizes; numbers and escapes
 
 mod bars;
@@ -19,6 +20,7 @@ mod example;
 mod figures;
 pub(crate) mod input;
 mod lines;
+mod misses;
 mod sections;
 mod style;
 mod verdict;
@@ -30,6 +32,8 @@ use crate::error::{LabResult, other};
 
 use doc::Block;
 use input::Input;
+
+pub(crate) use misses::miss_ratios;
 
 /// Pages of results from a file.
 #[derive(Clone, Debug, clap::Args)]

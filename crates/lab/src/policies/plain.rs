@@ -1,0 +1,144 @@
+//! A cache without devices around a policy: what is hit and what is missed.
+
+use std::time::Instant;
+
+use forebay_core::Op;
+use forebay_policy::exact::{Node, PolicyKind, build};
+
+use super::accesses::Accesses;
+use super::work::Steps;
+
+/// What was counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Counts {
+    /// Blocks read or written.
+    pub(super) accesses: u64,
+    pub(super) misses: u64,
+    /// Blocks that entered the cache.
+    pub(super) insertions: u64,
+    /// Blocks that were written while they were resident.
+    pub(super) write_hits: u64,
+    /// Reads and writes.
+    pub(super) requests: u64,
+    /// Those of which at least one block was missed.
+    pub(super) missed_requests: u64,
+    pub(super) read_requests: u64,
+    pub(super) missed_read_requests: u64,
+    /// RAM that the policy takes.
+    pub(super) state_bytes: Option<usize>,
+    pub(super) nanos: u128,
+}
+
+impl Counts {
+    /// A request has ended, which missed so many blocks so far.
+    pub(super) fn request(&mut self, op: Op, missed: bool) {
+        self.requests += 1;
+        self.missed_requests += u64::from(missed);
+        if op == Op::Read {
+            self.read_requests += 1;
+            self.missed_read_requests += u64::from(missed);
+        }
+    }
+
+    /// A block was read or written.
+    pub(super) fn access(&mut self, op: Op, hit: bool) {
+        self.accesses += 1;
+        self.misses += u64::from(!hit);
+        self.write_hits += u64::from(hit && op == Op::Write);
+    }
+}
+
+const NONE: u32 = u32::MAX;
+
+/// Runs a trace through a cache of a policy.
+pub(super) fn run(
+    kind: PolicyKind,
+    capacity: u32,
+    accesses: &Accesses,
+    seed: u64,
+    steps: &mut Steps<'_>,
+) -> Counts {
+    let nodes = capacity + 1;
+    let mut policy = build(kind, capacity, nodes, seed);
+    let mut node_of = vec![NONE; accesses.blocks() as usize];
+    let mut block_of = vec![NONE; nodes as usize];
+    let mut free: Vec<u32> = (0..nodes).rev().collect();
+    let mut counts = Counts::default();
+    let begin = Instant::now();
+    for span in accesses.iter() {
+        steps.advance(span.blocks.len());
+        if span.op == Op::Discard {
+            for block in span.blocks {
+                let node = std::mem::replace(&mut node_of[*block as usize], NONE);
+                if node != NONE {
+                    policy.remove(Node(node));
+                    free.push(node);
+                }
+            }
+            continue;
+        }
+        let mut missed = false;
+        for block in span.blocks {
+            let node = node_of[*block as usize];
+            counts.access(span.op, node != NONE);
+            if node != NONE {
+                policy.hit(Node(node));
+                continue;
+            }
+            missed = true;
+            let key = accesses.key(*block);
+            if !policy.admits(key) {
+                continue;
+            }
+            // There is one node more than blocks can be resident.
+            let Some(node) = free.pop() else { continue };
+            if let Some(Node(left)) = policy.insert(Node(node), key) {
+                node_of[block_of[left as usize] as usize] = NONE;
+                free.push(left);
+            }
+            node_of[*block as usize] = node;
+            block_of[node as usize] = *block;
+            counts.insertions += 1;
+        }
+        counts.request(span.op, missed);
+    }
+    counts.nanos = begin.elapsed().as_nanos();
+    counts.state_bytes = Some(policy.state_bytes().total());
+    counts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::accesses::tests::accesses;
+    use super::*;
+
+    /// FIFO with room for two blocks, by hand.
+    #[test]
+    fn blocks_and_requests_are_counted() {
+        let trace = accesses(&[
+            (Op::Write, 0, 4096),      // 0 enters
+            (Op::Read, 0, 8192),       // 0 hit, 1 enters
+            (Op::Read, 0, 8192),       // both hit
+            (Op::Write, 4096, 4096),   // 1 hit
+            (Op::Read, 8192, 4096),    // 2 enters, 0 leaves
+            (Op::Discard, 4096, 4096), // 1 leaves
+            (Op::Read, 0, 1),          // 0 enters, nobody leaves
+            (Op::Read, 8192, 1),       // 2 hit
+        ]);
+        let mut counts = run(PolicyKind::Fifo, 2, &trace, 1, &mut Steps::default());
+        counts.nanos = 0;
+        let expected = Counts {
+            accesses: 9,
+            misses: 4,
+            insertions: 4,
+            write_hits: 1,
+            requests: 7,
+            missed_requests: 4,
+            read_requests: 5,
+            missed_read_requests: 3,
+            state_bytes: counts.state_bytes,
+            nanos: 0,
+        };
+        assert_eq!(counts, expected);
+    }
+}

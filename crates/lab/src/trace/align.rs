@@ -1,0 +1,72 @@
+//! Whether requests start where blocks do.
+//!
+//! A partition that begins at an odd sector shifts everything on it: requests of 4 KiB then touch two blocks
+//! of 4 KiB each. Where most requests start at the same place within a block, that place is taken for the
+//! beginning of the clients' blocks.
+
+use super::{Request, SECTOR};
+
+/// Bytes of a block.
+const BLOCK: u64 = 4096;
+
+/// Requests of which at least so many in a hundred start at one place.
+const MOST: u64 = 50;
+
+/// Counts where in a block requests start.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Alignment {
+    starts: [u64; (BLOCK / SECTOR) as usize],
+}
+
+/// What would align most requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Suggestion {
+    /// Bytes to add to every offset.
+    pub(crate) shift: u64,
+    /// Of a hundred requests, how many start at a block then.
+    pub(crate) percent: u64,
+}
+
+impl Alignment {
+    /// Counts a request.
+    pub(crate) fn add(&mut self, request: &Request) {
+        let place = request.offset % BLOCK / SECTOR;
+        if let Some(count) = self.starts.get_mut(place as usize) {
+            *count += 1;
+        }
+    }
+
+    /// What to do, if most requests start at one place and that is not the beginning of a block.
+    pub(crate) fn suggestion(&self) -> Option<Suggestion> {
+        let all: u64 = self.starts.iter().sum();
+        let most = (0..).zip(self.starts).max_by_key(|(_, count)| *count);
+        let (place, count): (u64, u64) = most.filter(|(place, _)| *place > 0)?;
+        let percent = count * 100 / all.max(1);
+        (percent >= MOST).then_some(Suggestion { shift: BLOCK - place * SECTOR, percent })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_core::Op;
+
+    use super::*;
+
+    fn suggestion(offsets: &[u64]) -> Option<Suggestion> {
+        let mut alignment = Alignment::default();
+        for offset in offsets {
+            let request = Request { time: None, op: Op::Read, offset: *offset, len: 1, device: 0 };
+            alignment.add(&request);
+        }
+        alignment.suggestion()
+    }
+
+    #[test]
+    fn what_most_requests_do_decides() {
+        assert_eq!(suggestion(&[]), None);
+        assert_eq!(suggestion(&[0, 4096, 512]), None);
+        assert_eq!(suggestion(&[512, 1024, 1536, 2048, 0, 4096]), None);
+        let found = suggestion(&[63 * 512, 71 * 512, 79 * 512, 87 * 512, 0]);
+        assert_eq!(found, Some(Suggestion { shift: 512, percent: 80 }));
+    }
+}

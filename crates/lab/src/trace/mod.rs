@@ -1,0 +1,304 @@
+//! Traces: requests that some machine made once, read from files in the formats in which such traces are
+//! published or written by tools.
+//!
+//! A trace is read as a stream, request by request; a line or record that cannot be read is an error that
+//! names the file and the place. What is no request (comments, flushes, other commands) is passed over.
+//!
+//! - `format`: which formats there are, and which one a file has
+//! - `blkparse`, `csv`, `iolog`, `lis`, `msr`, `vscsi`: one format each
+//! - `text`: lines and their fields; `zst`: compressed files
+//! - `align`: whether requests start where blocks do
+
+mod align;
+mod blkparse;
+mod csv;
+mod format;
+mod iolog;
+mod lis;
+mod msr;
+mod text;
+mod vscsi;
+mod zst;
+
+use std::fs::File;
+use std::io::{BufReader, Cursor, Read};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use forebay_core::{Nanos, Op};
+
+use crate::error::{LabError, LabResult, other};
+
+pub(crate) use align::Alignment;
+pub(crate) use format::Format;
+
+/// Bytes of a sector, the unit of most formats.
+const SECTOR: u64 = 512;
+
+/// What is looked at to tell formats.
+const HEAD: u64 = 16 << 10;
+
+/// One request of a trace: a read, a write or a discard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Request {
+    /// Since the first request, if the trace has times.
+    pub(crate) time: Option<Nanos>,
+    pub(crate) op: Op,
+    /// First byte on its device.
+    pub(crate) offset: u64,
+    /// Bytes, at least 1; the end is not beyond 2^64.
+    pub(crate) len: u64,
+    /// Number of the device in the trace.
+    pub(crate) device: u32,
+}
+
+/// What a format makes of a line or of a record: a request, something else, or why it is wrong.
+type Parsed = Result<Option<Request>, String>;
+
+/// A request, if it has any length and an end; times are from the trace's own clock.
+fn request(time: Option<u64>, op: Op, offset: u64, len: u64, device: u32) -> Parsed {
+    if len == 0 {
+        return Ok(None);
+    }
+    match offset.checked_add(len) {
+        Some(_) => Ok(Some(Request { time: time.map(Nanos), op, offset, len, device })),
+        None => Err(format!("the request at {offset} of {len} bytes ends beyond 2^64")),
+    }
+}
+
+/// Sectors as bytes.
+fn sectors(count: u64) -> Result<u64, String> {
+    count.checked_mul(SECTOR).ok_or_else(|| format!("sector {count} is beyond 2^64 bytes"))
+}
+
+/// The requests of a trace, one after the other; after an error nothing more comes.
+pub(crate) struct Requests {
+    format: Format,
+    requests: Box<dyn Iterator<Item = LabResult<Request>> + Send>,
+    /// The time of the first one.
+    first: Option<Nanos>,
+    shift: u64,
+    failed: bool,
+    file_bytes: u64,
+    bytes_read: Arc<AtomicU64>,
+}
+
+/// A file that counts what is read.
+struct Counted {
+    file: File,
+    bytes: Arc<AtomicU64>,
+}
+
+impl Read for Counted {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        let count = self.file.read(buffer)?;
+        self.bytes.fetch_add(count as u64, Ordering::Relaxed);
+        Ok(count)
+    }
+}
+
+impl std::fmt::Debug for Requests {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Requests").field("format", &self.format).finish_non_exhaustive()
+    }
+}
+
+impl Requests {
+    /// Which format it turned out to be.
+    pub(crate) fn format(&self) -> Format {
+        self.format
+    }
+
+    /// How large the file is, as it lies there.
+    pub(crate) fn file_bytes(&self) -> u64 {
+        self.file_bytes
+    }
+
+    /// How much of that was read so far.
+    pub(crate) fn bytes_read(&self) -> u64 {
+        self.bytes_read.load(Ordering::Relaxed)
+    }
+}
+
+/// Opens a trace, compressed with zstd or not; `shift` bytes are added to every offset. Without a format
+/// the file's content and name tell which it is.
+///
+/// # Errors
+/// The file cannot be read, or nobody knows its format.
+pub(crate) fn open(path: &Path, format: Option<Format>, shift: u64) -> LabResult<Requests> {
+    let name = path.display().to_string();
+    let unreadable = |error: std::io::Error| other(format!("{name} cannot be read: {error}"));
+    let file = File::open(path).map_err(unreadable)?;
+    let metadata = file.metadata().map_err(unreadable)?;
+    if metadata.is_dir() {
+        return Err(LabError::Usage(format!("{name} is a directory; a file with a trace, please")));
+    }
+    let bytes_read = Arc::new(AtomicU64::new(0));
+    let raw: Box<dyn Read + Send> = Box::new(Counted { file, bytes: bytes_read.clone() });
+    let (magic, raw) = begin(raw, 4).map_err(unreadable)?;
+    let plain = if zst::is_compressed(&magic) { Box::new(zst::Frames::new(raw)) } else { raw };
+    let (head, plain) = begin(plain, HEAD).map_err(unreadable)?;
+    let format = match format.or_else(|| format::tell(&head, path)) {
+        Some(format) => format,
+        None => {
+            let words = format::WORDS;
+            let what = format!("the format of {name} is not known; say it with --format: {words}");
+            return Err(LabError::Usage(what));
+        }
+    };
+    let source = BufReader::with_capacity(1 << 17, plain);
+    let requests: Box<dyn Iterator<Item = LabResult<Request>> + Send> = match format {
+        Format::Csv => text::lines(name, source, csv::Csv::default()),
+        Format::Lis => text::lines(name, source, lis::Lis),
+        Format::Msr => text::lines(name, source, msr::Msr::default()),
+        Format::Blkparse => text::lines(name, source, blkparse::Blkparse::default()),
+        Format::Iolog => text::lines(name, source, iolog::Iolog::default()),
+        Format::Vscsi => Box::new(vscsi::Records::new(name, source)),
+    };
+    let file_bytes = metadata.len();
+    Ok(Requests { format, requests, first: None, shift, failed: false, file_bytes, bytes_read })
+}
+
+/// Some bytes of a stream from its beginning, and the whole stream again.
+fn begin(
+    mut source: Box<dyn Read + Send>,
+    most: u64,
+) -> std::io::Result<(Vec<u8>, Box<dyn Read + Send>)> {
+    let mut head = Vec::new();
+    source.by_ref().take(most).read_to_end(&mut head)?;
+    let whole = Cursor::new(head.clone()).chain(source);
+    Ok((head, Box::new(whole)))
+}
+
+impl Iterator for Requests {
+    type Item = LabResult<Request>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.failed {
+            return None;
+        }
+        let mut request = match self.requests.next()? {
+            Ok(request) => request,
+            Err(error) => {
+                self.failed = true;
+                return Some(Err(error));
+            }
+        };
+        if let Some(time) = request.time {
+            let first = *self.first.get_or_insert(time);
+            request.time = Some(Nanos(time.0.saturating_sub(first.0)));
+        }
+        let moved = request.offset.checked_add(self.shift);
+        match moved.filter(|offset| offset.checked_add(request.len).is_some()) {
+            Some(offset) => {
+                request.offset = offset;
+                Some(Ok(request))
+            }
+            None => {
+                self.failed = true;
+                let what = format!("with --align a request at {} ends beyond 2^64", request.offset);
+                Some(Err(LabError::Usage(what)))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(name: &str, content: &[u8], format: Option<Format>) -> LabResult<Vec<Request>> {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join(name);
+        std::fs::write(&path, content).expect("written");
+        open(&path, format, 0)?.collect()
+    }
+
+    const CSV: &str = "ts_us,op,offset,size\n5,R,4096,512\n7,W,0,8192\n";
+
+    #[test]
+    fn a_compressed_trace_reads_as_the_plain_one() {
+        let plain = read("a.csv", CSV.as_bytes(), None).expect("reads");
+        let expected =
+            Request { time: Some(Nanos(2000)), op: Op::Write, offset: 0, len: 8192, device: 0 };
+        assert_eq!((plain.len(), plain[1], plain[0].time), (2, expected, Some(Nanos(0))));
+        let compress = |text: &str| {
+            let level = ruzstd::encoding::CompressionLevel::Fastest;
+            ruzstd::encoding::compress_to_vec(text.as_bytes(), level)
+        };
+        assert_eq!(read("a.csv.zst", &compress(CSV), None).expect("reads"), plain);
+        // Several frames, as when files were put together.
+        let (one, other) = CSV.split_at(30);
+        let frames = [compress(one), compress(other)].concat();
+        assert_eq!(read("b", &frames, None).expect("reads"), plain);
+        let error = read("c.zst", &frames[..frames.len() - 5], None).unwrap_err().to_string();
+        assert!(error.contains("c.zst"), "{error}");
+    }
+
+    #[test]
+    fn an_error_names_file_and_line_and_ends_the_trace() {
+        let text = format!("{CSV}9,R,x,1\n10,R,0,1\n");
+        let error = read("bad.csv", text.as_bytes(), None).unwrap_err().to_string();
+        assert!(error.contains("bad.csv") && error.contains("line 4"), "{error}");
+        assert!(!error.contains('\n'));
+
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("bad.csv");
+        std::fs::write(&path, text).expect("written");
+        let all: Vec<_> = open(&path, None, 0).expect("opens").collect();
+        assert_eq!(all.len(), 3);
+        assert!(all[2].is_err());
+    }
+
+    #[test]
+    fn an_unknown_format_is_asked_for() {
+        let error = read("a.txt", b"hello\n", None).unwrap_err();
+        assert_eq!(error.exit_code(), 2);
+        assert!(error.to_string().contains("--format"));
+        assert!(read("empty", b"", None).is_err());
+        assert_eq!(read("empty", b"", Some(Format::Lis)).expect("nothing is fine").len(), 0);
+    }
+
+    #[test]
+    fn offsets_are_shifted_but_never_round() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("a.csv");
+        std::fs::write(&path, CSV).expect("written");
+        let shifted: Vec<_> =
+            open(&path, None, 512).expect("opens").collect::<LabResult<_>>().expect("reads");
+        assert_eq!(shifted[0].offset, 4608);
+        assert!(open(&path, None, u64::MAX).expect("opens").next().is_some_and(|r| r.is_err()));
+    }
+
+    /// Whatever is in a file, reading it ends without a panic.
+    #[test]
+    fn rubbish_does_no_harm() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("x");
+        let mut random = fastrand::Rng::with_seed(1);
+        for round in 0..400 {
+            let len = random.usize(0..300);
+            let content: Vec<u8> = match round % 3 {
+                0 => (0..len).map(|_| random.u8(..)).collect(),
+                1 => {
+                    let letters = b"0123456789,,  \n\nRWDQ+-8:.fio version";
+                    (0..len).map(|_| letters[random.usize(0..letters.len())]).collect()
+                }
+                _ => {
+                    let mut content = CSV.as_bytes().to_vec();
+                    let at = random.usize(0..content.len());
+                    content[at] = random.u8(..);
+                    content
+                }
+            };
+            std::fs::write(&path, content).expect("written");
+            let formats = Format::ALL.iter().copied().map(Some);
+            for format in formats.chain([None]) {
+                if let Ok(requests) = open(&path, format, 0) {
+                    assert!(requests.count() <= 300);
+                }
+            }
+        }
+    }
+}

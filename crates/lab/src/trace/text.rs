@@ -1,0 +1,155 @@
+//! Traces of lines: reading them, and fields in them.
+
+use std::io::{BufRead, Read};
+
+use crate::error::{LabResult, other};
+
+use super::{Parsed, Request};
+
+/// Longer lines are not read.
+const LONGEST: u64 = 1 << 16;
+
+/// A format of which each line stands for itself.
+pub(super) trait LineFormat {
+    /// One line that is not empty, without blanks at its ends.
+    fn line(&mut self, line: &str) -> Parsed;
+}
+
+/// The requests in the lines of a file.
+pub(super) fn lines<F: LineFormat + Send + 'static>(
+    name: String,
+    source: impl BufRead + Send + 'static,
+    format: F,
+) -> Box<dyn Iterator<Item = LabResult<Request>> + Send> {
+    Box::new(Lines { name, source, format, number: 0, buffer: Vec::new() })
+}
+
+struct Lines<S, F> {
+    name: String,
+    source: S,
+    format: F,
+    /// Of the line that was read last, from 1.
+    number: u64,
+    buffer: Vec<u8>,
+}
+
+impl<S: BufRead, F: LineFormat> Iterator for Lines<S, F> {
+    type Item = LabResult<Request>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            self.buffer.clear();
+            self.number += 1;
+            let failed = |what: &str| {
+                Some(Err(other(format!("{}, line {}: {what}", self.name, self.number))))
+            };
+            match self.source.by_ref().take(LONGEST).read_until(b'\n', &mut self.buffer) {
+                Ok(0) => return None,
+                Ok(_) => {}
+                Err(error) => return failed(&error.to_string()),
+            }
+            if self.buffer.len() as u64 == LONGEST {
+                return failed("the line is too long; this is no trace in that format");
+            }
+            let Ok(line) = std::str::from_utf8(&self.buffer) else {
+                return failed("this is no text");
+            };
+            let line = line.trim();
+            if line.is_empty() {
+                continue;
+            }
+            match self.format.line(line) {
+                Ok(Some(request)) => return Some(Ok(request)),
+                Ok(None) => {}
+                Err(what) => return failed(&what),
+            }
+        }
+    }
+}
+
+/// A field that has to be there.
+pub(super) fn field<'a>(
+    fields: &mut impl Iterator<Item = &'a str>,
+    what: &str,
+) -> Result<&'a str, String> {
+    fields.next().map(str::trim).ok_or_else(|| format!("the field '{what}' is missing"))
+}
+
+/// A whole number.
+pub(super) fn number(text: &str, what: &str) -> Result<u64, String> {
+    text.parse().map_err(|_| format!("'{}' is no {what}: a whole number, please", shown(text)))
+}
+
+/// Text from a file, short enough for a message, and harmless to a terminal.
+pub(super) fn shown(text: &str) -> String {
+    text.chars().take(40).flat_map(char::escape_debug).collect()
+}
+
+/// Numbers devices in the order in which they come.
+#[derive(Debug, Default)]
+pub(super) struct Names(Vec<String>);
+
+impl Names {
+    /// The number of a name.
+    pub(super) fn number(&mut self, name: &str) -> Result<u32, String> {
+        // There are few, and mostly it is the last one again.
+        let known = self.0.iter().rposition(|other| other == name);
+        let place = known.unwrap_or_else(|| {
+            self.0.push(name.to_owned());
+            self.0.len() - 1
+        });
+        if place > usize::from(u16::MAX) {
+            return Err("there are more than 65,536 devices".to_owned());
+        }
+        Ok(place as u32)
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// What a format makes of some text.
+    pub(in crate::trace) fn parse<F: LineFormat + Send + 'static>(
+        format: F,
+        text: &'static str,
+    ) -> LabResult<Vec<Request>> {
+        lines("trace".to_owned(), text.as_bytes(), format).collect()
+    }
+
+    /// Why it cannot be read.
+    pub(in crate::trace) fn refused<F: LineFormat + Send + 'static>(
+        format: F,
+        text: &'static str,
+    ) -> String {
+        let found: LabResult<Vec<Request>> =
+            lines("trace".to_owned(), text.as_bytes(), format).collect();
+        found.expect_err("is wrong").to_string()
+    }
+
+    struct Nothing;
+
+    impl LineFormat for Nothing {
+        fn line(&mut self, _line: &str) -> Parsed {
+            Ok(None)
+        }
+    }
+
+    #[test]
+    fn what_is_no_text_is_refused() {
+        let long = vec![b'x'; 1 << 17];
+        for content in [&b"a\n\xff\xfe\n"[..], &long] {
+            let content = content.to_vec();
+            let mut all = lines("trace".to_owned(), std::io::Cursor::new(content), Nothing);
+            assert!(all.next().is_some_and(|found| found.is_err()));
+        }
+    }
+
+    #[test]
+    fn names_have_numbers() {
+        let mut names = Names::default();
+        let numbers = ["a", "b", "a", "c", "b"].map(|name| names.number(name).expect("few"));
+        assert_eq!(numbers, [0, 1, 0, 2, 1]);
+        assert_eq!(shown("a\u{1b}[31m\n"), "a\\u{1b}[31m\\n");
+    }
+}
