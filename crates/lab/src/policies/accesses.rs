@@ -19,6 +19,9 @@ const MOST_BLOCKS_OF_REQUEST: u64 = 1 << 20;
 /// Blocks of one device; a key has no room for more.
 const MOST_BLOCKS_OF_DEVICE: u64 = 1 << 48;
 
+/// Longer traces do not fit into memory; and places in them are 32 bits.
+const MOST_TOUCHED: usize = u32::MAX as usize;
+
 /// When a bar appears.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -103,6 +106,9 @@ impl Accesses {
                 }
                 self.touched.push(number);
             }
+        }
+        if self.touched.len() >= MOST_TOUCHED {
+            return Err(other("the trace touches blocks more than 2^32 times"));
         }
         self.requests.push((request.op, self.touched.len()));
         Ok(())

@@ -1,5 +1,5 @@
-//! The bound: whoever is used again last, or never, leaves (Belady 1966; with blocks of one size nobody can
-//! miss less if every block enters).
+//! The bound: whoever is used again last, or never, leaves (Belady 1966; with blocks of one size
+//! nobody can miss less if every block enters).
 
 use std::collections::BinaryHeap;
 use std::time::Instant;
@@ -13,8 +13,8 @@ use super::work::Steps;
 /// There is no further use.
 const NEVER: u32 = u32::MAX;
 
-/// For each touch of a block in the trace, when it is touched next; a discard is no use, and what is
-/// discarded before it is used again need not be kept.
+/// For each touch of a block in the trace, when it is touched next; a discard is no use, and what
+/// is discarded before it is used again need not be kept.
 fn next_uses(accesses: &Accesses) -> Vec<u32> {
     let spans: Vec<_> = accesses.iter().collect();
     let mut coming = vec![NEVER; accesses.blocks() as usize];
@@ -36,7 +36,8 @@ fn next_uses(accesses: &Accesses) -> Vec<u32> {
 pub(super) fn run(capacity: u32, accesses: &Accesses, steps: &mut Steps<'_>) -> Counts {
     let begin = Instant::now();
     let next = next_uses(accesses);
-    // The next use of each resident block; blocks by it, with entries that are out of date among them.
+    // The next use of each resident block; blocks by it, with entries that are out of date among
+    // them.
     let mut resident: Vec<Option<u32>> = vec![None; accesses.blocks() as usize];
     let mut count = 0;
     let mut queue: BinaryHeap<(u32, u32)> = BinaryHeap::new();

@@ -1,9 +1,9 @@
 //! `forebay-lab policies`: miss ratios of replacement policies on a trace.
 //!
-//! Each policy drives a plain cache that is empty at first: it has room for a share of the blocks that the
-//! trace ever touches, every block of a request is one access, reads and writes alike, and what was missed
-//! enters unless the policy refuses it. Blocks that are discarded leave. `belady` knows the future and is
-//! the bound for all others.
+//! Each policy drives a plain cache that is empty at first: it has room for a share of the blocks
+//! that the trace ever touches, every block of a request is one access, reads and writes alike, and
+//! what was missed enters unless the policy refuses it. Blocks that are discarded leave. `belady`
+//! knows the future and is the bound for all others.
 //!
 //! - `accesses`: a trace in memory, as blocks
 //! - `plain`: the cache around a policy; `belady`: the bound

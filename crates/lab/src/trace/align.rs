@@ -1,8 +1,8 @@
 //! Whether requests start where blocks do.
 //!
-//! A partition that begins at an odd sector shifts everything on it: requests of 4 KiB then touch two blocks
-//! of 4 KiB each. Where most requests start at the same place within a block, that place is taken for the
-//! beginning of the clients' blocks.
+//! A partition that begins at an odd sector shifts everything on it: requests of 4 KiB then touch
+//! two blocks of 4 KiB each. Where most requests start at the same place within a block, that place
+//! is taken for the beginning of the clients' blocks.
 
 use super::{Request, SECTOR};
 

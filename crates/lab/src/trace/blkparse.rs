@@ -1,9 +1,8 @@
-//! The text that blkparse prints by default:
-//! `8,0 3 1 0.000000000 697 Q W 223490 + 8 [kjournald]`: device, processor, number, seconds, process, action,
-//! kind, first sector, sectors.
+//! The text that blkparse prints by default: `8,0 3 1 0.000000000 697 Q W 223490 + 8 [kjournald]`:
+//! device, processor, number, seconds, process, action, kind, first sector, sectors.
 //!
-//! A request passes several actions. One is taken as the request: queued (`Q`), or in a trace
-//! from which those were filtered, whichever of issued (`D`) and completed (`C`) comes first. Lines that
+//! A request passes several actions. One is taken as the request: queued (`Q`), or in a trace from
+//! which those were filtered, whichever of issued (`D`) and completed (`C`) comes first. Lines that
 //! do not begin with a device (the summary at the end) are passed over.
 
 use forebay_core::Op;

@@ -1,9 +1,9 @@
-//! Comma separated values with a heading: `ts_us,op,offset,size`, as in traces that are converted for
-//! libCacheSim.
+//! Comma separated values with a heading: `ts_us,op,offset,size`, as in traces that are converted
+//! for libCacheSim.
 //!
-//! The heading names the columns; their order is free, others are passed over. `offset` and `size` are
-//! needed, in bytes. `ts_us` is microseconds, with or without a fraction; `op` is `R`, `W` or `D`, or
-//! the word; a trace without it is of reads. `device` is any name.
+//! The heading names the columns; their order is free, others are passed over. `offset` and `size`
+//! are needed, in bytes. `ts_us` is microseconds, with or without a fraction; `op` is `R`, `W` or
+//! `D`, or the word; a trace without it is of reads. `device` is any name.
 
 use forebay_core::Op;
 

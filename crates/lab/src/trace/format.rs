@@ -46,7 +46,8 @@ impl FromStr for Format {
     }
 }
 
-/// The format of a file that begins like this. The content decides; only numbers alone need the name too.
+/// The format of a file that begins like this. The content decides; only numbers alone need the
+/// name too.
 pub(super) fn tell(head: &[u8], path: &Path) -> Option<Format> {
     if head.contains(&0) {
         return Version::tell(head).map(|_| Format::Vscsi);

@@ -1,7 +1,8 @@
 //! What fio writes with `write_iolog`, version 2 and version 3 (fio(1), "Trace file format").
 //!
 //! Version 2: `filename action offset length`, times only from `wait`, in microseconds; version 3
-//! has microseconds since the start before each line. Offsets and lengths are bytes; a file is a device.
+//! has microseconds since the start before each line. Offsets and lengths are bytes; a file is a
+//! device.
 
 use forebay_core::Op;
 

@@ -1,8 +1,9 @@
-//! Traces: requests that some machine made once, read from files in the formats in which such traces are
-//! published or written by tools.
+//! Traces: requests that some machine made once, read from files in the formats in which such
+//! traces are published or written by tools.
 //!
-//! A trace is read as a stream, request by request; a line or record that cannot be read is an error that
-//! names the file and the place. What is no request (comments, flushes, other commands) is passed over.
+//! A trace is read as a stream, request by request; a line or record that cannot be read is an
+//! error that names the file and the place. What is no request (comments, flushes, other commands)
+//! is passed over.
 //!
 //! - `format`: which formats there are, and which one a file has
 //! - `blkparse`, `csv`, `iolog`, `lis`, `msr`, `vscsi`: one format each
@@ -121,8 +122,8 @@ impl Requests {
     }
 }
 
-/// Opens a trace, compressed with zstd or not; `shift` bytes are added to every offset. Without a format
-/// the file's content and name tell which it is.
+/// Opens a trace, compressed with zstd or not; `shift` bytes are added to every offset. Without a
+/// format the file's content and name tell which it is.
 ///
 /// # Errors
 /// The file cannot be read, or nobody knows its format.

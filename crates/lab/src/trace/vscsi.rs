@@ -1,4 +1,5 @@
-//! The binary traces of CloudPhysics (vscsiStats of VMware), version 1 and version 2, little endian.
+//! The binary traces of CloudPhysics (vscsiStats of VMware), version 1 and version 2, little
+//! endian.
 //!
 //! | | version 1, 32 bytes | version 2, 40 bytes |
 //! |---|---|---|
@@ -10,8 +11,8 @@
 //! | 24 | microseconds, 8 | microseconds, 8 |
 //! | 32 | | response time, 8 |
 //!
-//! The version is the upper byte of its field; the command is that of SCSI. Commands that neither read
-//! nor write nor discard are passed over.
+//! The version is the upper byte of its field; the command is that of SCSI. Commands that neither
+//! read nor write nor discard are passed over.
 
 use std::io::Read;
 

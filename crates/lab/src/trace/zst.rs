@@ -1,4 +1,5 @@
-//! Files that were compressed with zstd: one frame after the other, each with its checksum if it has one.
+//! Files that were compressed with zstd: one frame after the other, each with its checksum if it
+//! has one.
 
 use std::io::{self, BufRead, BufReader, Read};
 

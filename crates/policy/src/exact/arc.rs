@@ -1,9 +1,9 @@
-//! ARC: one LRU list of blocks that were seen once and one of those that were seen more often, each with
-//! ghosts; a hit on a ghost says which of the two should have been longer, and makes it so.
+//! ARC: one LRU list of blocks that were seen once and one of those that were seen more often, each
+//! with ghosts; a hit on a ghost says which of the two should have been longer, and makes it so.
 //!
-//! Megiddo and Modha, "ARC: a self-tuning, low overhead replacement cache", FAST 2003, figure 4. The
-//! target for the first list is a real number, as there. Ghosts and blocks together are at most twice
-//! the capacity.
+//! Megiddo and Modha, "ARC: a self-tuning, low overhead replacement cache", FAST 2003, figure 4.
+//! The target for the first list is a real number, as there. Ghosts and blocks together are at most
+//! twice the capacity.
 //!
 //! 12.13 bytes for a block, and 5.4 for ghosts.
 

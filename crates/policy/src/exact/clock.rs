@@ -1,5 +1,5 @@
-//! Second chance: blocks leave in the order in which they came, but one that was used goes round once
-//! more.
+//! Second chance: blocks leave in the order in which they came, but one that was used goes round
+//! once more.
 //!
 //! Corbato, "A paging experiment with the Multics system", MIT Project MAC, 1968. The ring that the
 //! hand goes round is a list: what the hand leaves behind goes to its end. One bit says that the

@@ -1,5 +1,5 @@
-//! Ghosts: what is remembered of blocks that are no longer resident, in the order in which they were put
-//! here, in 5.4 bytes each.
+//! Ghosts: what is remembered of blocks that are no longer resident, in the order in which they
+//! were put here, in 5.4 bytes each.
 //!
 //! A ghost is 32 bits in a hash table: a tag of the key, which queue it belongs to, and when it
 //! came. There are no links. Time is counted in **quanta** of a few insertions (one, below 2,048
@@ -79,12 +79,14 @@ struct Queue {
     filled: u32,
     /// The quantum whose ghosts are forgotten next; at most one more than the newest.
     oldest: u64,
-    /// How many of its ghosts are forgotten already, although still in the table; less than there are.
+    /// How many of its ghosts are forgotten already, although still in the table; less than there
+    /// are.
     forgotten: u32,
     len: u32,
     /// Ghosts in the table for each quantum, by time.
     counts: Vec<u32>,
-    /// The time that was given for the last ghost of a quantum; only in queues that are asked for it.
+    /// The time that was given for the last ghost of a quantum; only in queues that are asked for
+    /// it.
     given: Vec<u64>,
 }
 
@@ -153,7 +155,8 @@ pub(super) struct Ghosts {
     per_quantum: u32,
     /// The bucket that is swept next.
     sweep: usize,
-    /// The ages of ghosts that were forgotten early, as shares of the time that they should have had.
+    /// The ages of ghosts that were forgotten early, as shares of the time that they should have
+    /// had.
     #[cfg(test)]
     crowded_out: Vec<f64>,
 }
@@ -206,8 +209,8 @@ impl Ghosts {
         Some((queue, quantum))
     }
 
-    /// Puts a key at the end of a queue. `time` is for [`forget_before`](Ghosts::forget_before), and
-    /// does not decrease.
+    /// Puts a key at the end of a queue. `time` is for [`forget_before`](Ghosts::forget_before),
+    /// and does not decrease.
     pub(super) fn insert(&mut self, queue: usize, hash: u32, time: u64) {
         self.sweep_one();
         let per_quantum = self.per_quantum;
@@ -343,7 +346,8 @@ mod tests {
         Key(key).hash()
     }
 
-    /// Beside queues of keys, with as many as there are quanta and fewer, so that nothing is approximate.
+    /// Beside queues of keys, with as many as there are quanta and fewer, so that nothing is
+    /// approximate.
     #[test]
     fn small_queues_are_exact() {
         for limit in [1, 7, 100, 2000] {

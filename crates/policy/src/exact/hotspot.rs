@@ -1,9 +1,10 @@
 //! Which regions of the volumes are asked for most among what is not resident: the hotspot queue of
-//! [`smq`](super::smq).
+//! `smq`.
 //!
-//! A region is 16 blocks. There is room for a quarter as many regions as the cache has blocks, in levels of
-//! equal length: a region that is asked for rises, and the oldest one of the level above sinks for it. How
-//! many levels it rises depends on how well the queue does. 5.5 bytes for each block of the cache.
+//! A region is 16 blocks. There is room for a quarter as many regions as the cache has blocks, in
+//! levels of equal length: a region that is asked for rises, and the oldest one of the level above
+//! sinks for it. How many levels it rises depends on how well the queue does. 5.5 bytes for each
+//! block of the cache.
 
 use super::Key;
 use super::levels::{LEVELS, Levels};

@@ -1,9 +1,9 @@
 //! A stochastic multi-queue: levels of equal length in which what is hit rises.
 //!
-//! A node that is hit takes a place some levels higher, and the oldest node of that level sinks to where it
-//! was. No counts are kept, order comes from many such exchanges. A node rises once in a period at most.
-//! Levels are brought back to equal lengths a little with each access, by moving the oldest of a level down
-//! or the newest of a level up. 10 bytes for a node.
+//! A node that is hit takes a place some levels higher, and the oldest node of that level sinks to
+//! where it was. No counts are kept, order comes from many such exchanges. A node rises once in a
+//! period at most. Levels are brought back to equal lengths a little with each access, by moving
+//! the oldest of a level down or the newest of a level up. 10 bytes for a node.
 
 use super::list::Lists;
 

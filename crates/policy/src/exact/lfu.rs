@@ -1,14 +1,16 @@
 //! Least frequently used: `lfu`, and `lfu-r`, which forgets with time.
 //!
-//! Each frequency has a list; the oldest block of the lowest list that has any leaves (Shah, Mitra and Matani,
-//! "An O(1) algorithm for implementing the LFU cache eviction scheme", 2010). A new block has frequency 1.
+//! Each frequency has a list; the oldest block of the lowest list that has any leaves (Shah, Mitra
+//! and Matani, "An O(1) algorithm for implementing the LFU cache eviction scheme", 2010). A new
+//! block has frequency 1.
 //!
-//! `lfu` counts to 4,095 and never forgets: a block that was used often long ago stays for ever. `lfu-r` counts
-//! to 255 and halves all frequencies after every [`ACCESSES_PER_EPOCH`] accesses for each block of capacity, as
-//! Robinson and Devarakonda do ("Data cache management using frequency-based replacement", SIGMETRICS 1990).
-//! To halve is to put each two lists together, so it takes the same time for any number of blocks: a block has
-//! the frequency that was last written and the epoch when that was, and reads as halved once for each epoch
-//! since. Its makers have not published what exactly `LFU-R` is in FancyCache; this is frequency with ageing.
+//! `lfu` counts to 4,095 and never forgets: a block that was used often long ago stays for ever.
+//! `lfu-r` counts to 255 and halves all frequencies after every [`ACCESSES_PER_EPOCH`] accesses for
+//! each block of capacity, as Robinson and Devarakonda do ("Data cache management using
+//! frequency-based replacement", SIGMETRICS 1990). To halve is to put each two lists together, so
+//! it takes the same time for any number of blocks: a block has the frequency that was last written
+//! and the epoch when that was, and reads as halved once for each epoch since. Its makers have not
+//! published what exactly `LFU-R` is in FancyCache; this is frequency with ageing.
 //!
 //! 10 bytes for a block, and 80 KiB (`lfu-r`: 5 KiB) for the lists.
 
@@ -194,7 +196,8 @@ mod tests {
     use super::super::harness::{Cache, Outcome};
     use super::*;
 
-    /// A block that was frequent and then sleeps for more epochs than can be told apart is the first to leave.
+    /// A block that was frequent and then sleeps for more epochs than can be told apart is the
+    /// first to leave.
     #[test]
     fn frequency_fades_and_stays_faded() {
         for epochs in [10, 17, 20, 40] {

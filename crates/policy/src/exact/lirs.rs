@@ -1,15 +1,16 @@
-//! LIRS: blocks whose last two uses were close together stay; the others share a hundredth of the cache. What
-//! counts is not when a block was used last but how much else was used between its last two uses.
+//! LIRS: blocks whose last two uses were close together stay; the others share a hundredth of the
+//! cache. What counts is not when a block was used last but how much else was used between its last
+//! two uses.
 //!
-//! Jiang and Zhang, "LIRS: an efficient low inter-reference recency set replacement policy to improve buffer
-//! cache performance", SIGMETRICS 2002, with its 1 % for resident HIR blocks. The stack S is at most
-//! twice the capacity, as in libCacheSim; the paper has no limit.
+//! Jiang and Zhang, "LIRS: an efficient low inter-reference recency set replacement policy to
+//! improve buffer cache performance", SIGMETRICS 2002, with its 1 % for resident HIR blocks. The
+//! stack S is at most twice the capacity, as in libCacheSim; the paper has no limit.
 //!
-//! S is not kept as one stack. A block that is not LIR is in S as long as it was used after the LIR block at
-//! the bottom was, so all that S takes is a list of the LIR blocks in the order of use and, for every block,
-//! the time of its last use; ghosts are the HIR blocks of S that are not resident. Pruning S is then to forget
-//! ghosts from before the time of its bottom. Times are 32 bits of a count of accesses; a block that was
-//! not used for 2^30 of them counts as used then.
+//! S is not kept as one stack. A block that is not LIR is in S as long as it was used after the LIR
+//! block at the bottom was, so all that S takes is a list of the LIR blocks in the order of use
+//! and, for every block, the time of its last use; ghosts are the HIR blocks of S that are not
+//! resident. Pruning S is then to forget ghosts from before the time of its bottom. Times are 32
+//! bits of a count of accesses; a block that was not used for 2^30 of them counts as used then.
 //!
 //! 16.25 bytes for a block, and 5.4 for ghosts.
 

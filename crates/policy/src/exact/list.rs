@@ -1,8 +1,8 @@
 //! Doubly linked lists of nodes in one array: the order in which blocks leave.
 //!
-//! A node is in one list at most. Each list has an anchor behind the nodes, and list and anchor are a
-//! ring, so that no operation has a special case for an end. A node that is linked to itself is in no
-//! list. 8 bytes for each node; nothing is allocated after construction.
+//! A node is in one list at most. Each list has an anchor behind the nodes, and list and anchor are
+//! a ring, so that no operation has a special case for an end. A node that is linked to itself is
+//! in no list. 8 bytes for each node; nothing is allocated after construction.
 
 /// The neighbours of a node.
 #[derive(Clone, Copy, Debug)]

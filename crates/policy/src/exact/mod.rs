@@ -2,8 +2,8 @@
 //!
 //! A policy knows blocks by **node**, a dense number that the caller gives to each resident block
 //! (a slot of the log, say), and by **key** while they are not resident. All arrays are made at
-//! construction from the capacity; hit, insertion and removal take constant time (amortised where
-//! a hand goes round) and allocate nothing. Equal calls and an equal seed give equal answers.
+//! construction from the capacity; hit, insertion and removal take constant time (amortised where a
+//! hand goes round) and allocate nothing. Equal calls and an equal seed give equal answers.
 //!
 //! | policy | leaves first | bytes for a block: resident + ghosts |
 //! |---|---|---|
@@ -20,8 +20,9 @@
 //! | [`s3_fifo`] | what was not used twice on its way through a small queue | 12.5 + 4.8 |
 //! | [`w_tinylfu`] | what was seen less often than what wants to enter | 12.25 + 8 |
 //!
-//! Shared by them: `list`, `fields`, `ghost`; `levels` and `hotspot` are smq's, `sketch` is W-TinyLFU's. To add a policy: a file, a [`PolicyKind`] and
-//! its line in [`build`]; the tests in `tests.rs` then apply to it.
+//! Shared by them: `list`, `fields`, `ghost`; `levels` and `hotspot` are smq's, `sketch` is
+//! W-TinyLFU's. To add a policy: a file, a [`PolicyKind`] and its line in [`build`]; the tests in
+//! `tests.rs` then apply to it.
 
 pub mod arc;
 pub mod clock;
@@ -120,8 +121,8 @@ pub trait BlockPolicy: Send {
     /// never the new one, and none while fewer than the capacity are resident.
     fn insert(&mut self, node: Node, key: Key) -> Option<Node>;
 
-    /// A resident block is gone for another reason: it was invalidated. The policy does not remember
-    /// it. A node that is not resident is no error.
+    /// A resident block is gone for another reason: it was invalidated. The policy does not
+    /// remember it. A node that is not resident is no error.
     fn remove(&mut self, node: Node);
 
     /// A resident block has another node now, which was free; in all queues it stays where it was.

@@ -1,9 +1,11 @@
-//! S3-FIFO: a small queue in which most blocks that come once also leave, a main queue in which used blocks
-//! go round again, and ghosts of what left the small one, which enter the main one if they come back.
+//! S3-FIFO: a small queue in which most blocks that come once also leave, a main queue in which
+//! used blocks go round again, and ghosts of what left the small one, which enter the main one if
+//! they come back.
 //!
-//! Yang, Zhang, Qiu, Yue and Rashmi, "FIFO queues are all you need for cache eviction", SOSP 2023. The small
-//! queue is a tenth of the cache, there are ghosts for nine tenths of it, a block needs two hits on
-//! its way through the small queue to get into the main one, and hits are counted to three.
+//! Yang, Zhang, Qiu, Yue and Rashmi, "FIFO queues are all you need for cache eviction", SOSP 2023.
+//! The small queue is a tenth of the cache, there are ghosts for nine tenths of it, a block needs
+//! two hits on its way through the small queue to get into the main one, and hits are counted to
+//! three.
 //!
 //! 12.5 bytes for a block, and 4.8 for ghosts.
 

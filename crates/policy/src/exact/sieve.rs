@@ -1,8 +1,9 @@
-//! SIEVE: a queue in the order of arrival and a hand that goes from old to new. Unlike second chance, what
-//! the hand spares stays where it is, so new blocks are judged soon and proven ones late.
+//! SIEVE: a queue in the order of arrival and a hand that goes from old to new. Unlike second
+//! chance, what the hand spares stays where it is, so new blocks are judged soon and proven ones
+//! late.
 //!
-//! Zhang, Yang, Yue, Vigfusson and Rashmi, "SIEVE is simpler than LRU: an efficient turn-key eviction
-//! algorithm for web caches", NSDI 2024. 8.13 bytes for a block.
+//! Zhang, Yang, Yue, Vigfusson and Rashmi, "SIEVE is simpler than LRU: an efficient turn-key
+//! eviction algorithm for web caches", NSDI 2024. 8.13 bytes for a block.
 
 use super::fields::Fields;
 use super::list::Lists;

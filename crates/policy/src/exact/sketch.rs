@@ -1,9 +1,10 @@
 //! How often keys were seen lately, about: a count-min sketch of 4-bit counters.
 //!
-//! Cormode and Muthukrishnan, "An improved data stream summary: the count-min sketch and its applications", Journal of
-//! Algorithms 55(1), 2005. A key has four counters, all in one line of the processor's cache; only the
-//! smallest of them are increased (conservative update), and the smallest is the estimate. After every
-//! so many keys all counters are halved, a few with each key that comes, so that nobody waits.
+//! Cormode and Muthukrishnan, "An improved data stream summary: the count-min sketch and its
+//! applications", Journal of Algorithms 55(1), 2005. A key has four counters, all in one line of
+//! the processor's cache; only the smallest of them are increased (conservative update), and the
+//! smallest is the estimate. After every so many keys all counters are halved, a few with each key
+//! that comes, so that nobody waits.
 
 /// Counters of 4 bits: four rows of two words each.
 #[derive(Clone, Copy, Debug)]
@@ -34,7 +35,8 @@ pub(super) struct Sketch {
 }
 
 impl Sketch {
-    /// With room for so many keys, at least 1, halved after every so many additions, at least as many.
+    /// With room for so many keys, at least 1, halved after every so many additions, at least as
+    /// many.
     pub(super) fn new(keys: u32, period: u64) -> Self {
         let lines = (u64::from(keys) * u64::from(COUNTERS_PER_KEY))
             .div_ceil(u64::from(COUNTERS_PER_LINE))

@@ -1,23 +1,25 @@
-//! smq: the stochastic multi-queue of dm-cache, for blocks of 4 KiB. Few blocks enter: only those of regions
-//! that are asked for a lot.
+//! smq: the stochastic multi-queue of dm-cache, for blocks of 4 KiB. Few blocks enter: only those
+//! of regions that are asked for a lot.
 //!
-//! The Linux kernel's documentation, `admin-guide/device-mapper/cache-policies.rst`, says what it is made of,
-//! and that is here: a multi-queue without hit counts, in which a block that is hit changes places with
-//! the least recently used one of the level above ([`levels`](super::levels)); levels of equal length; a
-//! hotspot queue of larger regions, a quarter as many as the cache has blocks, which decides what enters,
-//! and in which entries move faster when it performs badly ([`hotspot`](super::hotspot)).
+//! The Linux kernel's documentation, `admin-guide/device-mapper/cache-policies.rst`, says what it
+//! is made of, and that is here: a multi-queue without hit counts, in which a block that is hit
+//! changes places with the least recently used one of the level above (`levels`); levels of equal
+//! length; a hotspot queue of larger regions, a quarter as many as the cache has blocks, which
+//! decides what enters, and in which entries move faster when it performs badly (`hotspot`).
 //!
 //! What the documentation leaves open, or what a cache of small blocks needs otherwise:
-//! - Periods, of which each lets a block rise once, are counted in accesses, not in seconds: one for each block
-//!   of capacity, and one for each region.
-//! - While there is room every block enters. Then a block enters if its region is among the top levels of the hotspot
-//!   queue: up to half of them when the cache answers half of what is asked, fewer the better or the worse
-//!   it does, and half or a quarter of that when the hotspot queue is fair or poor.
-//! - A new block is at the top level. Clean and dirty blocks are in the same queue; who writes back, when
-//!   and in which order, is decided elsewhere.
+//! - Periods, of which each lets a block rise once, are counted in accesses, not in seconds: one
+//!   for each block of capacity, and one for each region.
+//! - While there is room every block enters. Then a block enters if its region is among the top
+//!   levels of the hotspot queue: up to half of them when the cache answers half of what is asked,
+//!   fewer the better or the worse it does, and half or a quarter of that when the hotspot queue is
+//!   fair or poor.
+//! - A new block is at the top level. Clean and dirty blocks are in the same queue; who writes
+//!   back, when and in which order, is decided elsewhere.
 //!
-//! In exchange for a higher miss ratio it writes little to the cache device: on the traces of the tests a tenth
-//! of what the other policies do. 10 bytes for a block, and 5.5 for regions.
+//! In exchange for a higher miss ratio it writes little to the cache device: on the traces of
+//! `docs/policies.md` less than a fifth of what the other policies do. 10 bytes for a block, and
+//! 5.5 for regions.
 
 use super::hotspot::{Hotspot, Quality};
 use super::levels::{LEVELS, Levels};
@@ -64,8 +66,8 @@ impl Smq {
     }
 }
 
-/// The lowest level of the hotspot queue of which blocks may enter, after a period with so many hits
-/// and misses.
+/// The lowest level of the hotspot queue of which blocks may enter, after a period with so many
+/// hits and misses.
 fn entrance(hits: u64, misses: u64, quality: Quality) -> usize {
     let rarer = hits.min(misses).saturating_mul(2);
     let levels = (rarer * (LEVELS as u64 / 2) / (hits + misses).max(1)) as usize;
@@ -136,8 +138,8 @@ mod tests {
         assert_eq!(entrance(0, 0, Quality::Poor), TOP);
     }
 
-    /// A full cache of blocks that are hit; a scan does not get in, a region that is asked for again
-    /// and again does.
+    /// A full cache of blocks that are hit; a scan does not get in, a region that is asked for
+    /// again and again does.
     #[test]
     fn scans_stay_outside_and_hot_regions_come_in() {
         let mut cache = Cache::new(PolicyKind::Smq, 1000, 1);

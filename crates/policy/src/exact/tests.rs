@@ -146,8 +146,8 @@ fn stated(kind: PolicyKind) -> (f64, f64) {
     (numbers.next().expect("resident"), numbers.next().unwrap_or(0.0))
 }
 
-/// Measured where the parts that do not grow with the capacity do not matter; and nothing is allocated
-/// later on.
+/// Measured where the parts that do not grow with the capacity do not matter; and nothing is
+/// allocated later on.
 #[test]
 fn bytes_for_a_block_are_as_stated() {
     let capacity = 4_000_000;

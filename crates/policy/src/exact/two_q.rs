@@ -1,9 +1,10 @@
-//! 2Q: a block that is seen for the first time goes through a short FIFO queue and is then remembered by
-//! name only; if it is asked for again in that time, it counts as hot and goes to an LRU list.
+//! 2Q: a block that is seen for the first time goes through a short FIFO queue and is then
+//! remembered by name only; if it is asked for again in that time, it counts as hot and goes to an
+//! LRU list.
 //!
-//! Johnson and Shasha, "2Q: a low overhead high performance buffer management replacement algorithm",
-//! VLDB 1994, the full version, with the sizes that it recommends: `Kin` a quarter of the cache, `Kout`
-//! names for half of it. A hit in the FIFO queue changes nothing.
+//! Johnson and Shasha, "2Q: a low overhead high performance buffer management replacement
+//! algorithm", VLDB 1994, the full version, with the sizes that it recommends: `Kin` a quarter of
+//! the cache, `Kout` names for half of it. A hit in the FIFO queue changes nothing.
 //!
 //! 12.13 bytes for a block, and 2.7 for ghosts.
 

@@ -1,5 +1,5 @@
-//! The policies once more, slow and short, from the words of their papers. Keys instead of nodes, vectors
-//! instead of lists; the first of a vector is the oldest.
+//! The policies once more, slow and short, from the words of their papers. Keys instead of nodes,
+//! vectors instead of lists; the first of a vector is the oldest.
 
 mod remembering;
 
@@ -138,8 +138,8 @@ impl Naive for Sieve {
     }
 }
 
-/// Least frequently used; with `per_epoch` all frequencies are halved after so many accesses. Blocks
-/// of one frequency keep their order.
+/// Least frequently used; with `per_epoch` all frequencies are halved after so many accesses.
+/// Blocks of one frequency keep their order.
 pub(super) struct Lfu {
     pub(super) capacity: usize,
     pub(super) per_epoch: Option<u64>,

@@ -76,8 +76,8 @@ impl Arc {
         };
         let key = from.remove(0);
         to.push(key);
-        // Our rule for the time after removals: never more ghosts than the capacity, the one that is
-        // just being hit not counted.
+        // Our rule for the time after removals: never more ghosts than the capacity, the one that
+        // is just being hit not counted.
         if self.b1.len() + self.b2.len() > self.c {
             let longer = if self.b1.len() > self.b2.len() { &mut self.b1 } else { &mut self.b2 };
             longer.remove(0);
@@ -208,7 +208,8 @@ impl Naive for S3Fifo {
     }
 }
 
-/// LIRS, with the stack and the queue of the paper. Keys in the stack are LIR, resident HIR or neither.
+/// LIRS, with the stack and the queue of the paper. Keys in the stack are LIR, resident HIR or
+/// neither.
 #[derive(Default)]
 pub(in crate::exact) struct Lirs {
     pub(in crate::exact) capacity: usize,
