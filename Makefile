@@ -5,7 +5,7 @@
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 deps: ## install what is missing, from Debian
 	@scripts/deps
