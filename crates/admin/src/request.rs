@@ -24,6 +24,10 @@ pub struct CreateRequest {
     /// Overwrite what is on the cache device.
     #[serde(default)]
     pub force: bool,
+    /// Take over the volume of this name that the cache device holds, as it is: nothing is
+    /// formatted, and block size, alignment and settings are those on the device.
+    #[serde(default)]
+    pub adopt: bool,
     /// Settings other than the defaults.
     #[serde(default, skip_serializing_if = "Assignments::is_empty")]
     pub settings: Assignments,

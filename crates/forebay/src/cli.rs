@@ -145,9 +145,15 @@ pub(crate) struct CreateArgs {
     #[arg(long, value_name = "BYTES", value_parser = size, default_value = "0", allow_hyphen_values = true)]
     pub(crate) alignment: u64,
 
-    /// Overwrite what is on the cache device
+    /// Overwrite what is on the cache device; with --adopt see start --force
     #[arg(short = 'f', long)]
     pub(crate) force: bool,
+
+    /// Take over the volume of this name that the cache device holds, with its dirty blocks and
+    /// settings: after the daemon's state was lost, on another machine, or when a device has another
+    /// path now
+    #[arg(long, conflicts_with_all = ["mode", "policy", "block_size", "durability", "alignment"])]
+    pub(crate) adopt: bool,
 
     /// Print the volume as JSON instead of its URI
     #[arg(long)]

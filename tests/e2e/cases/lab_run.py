@@ -42,12 +42,16 @@ def a_device_with_something_on_it_is_left_alone(box):
     daemon.terminate()
     cache = box.path("cache")
     text = box.file("text", 64 * MIB, b"the only copy of something\n")
-    before = digest(image, cache, text)
-    for device, word in ((image, "ext2"), (cache, "Forebay"), (text, "--destroy")):
+    late = box.file("late", 64 * MIB)
+    with open(late, "r+b") as file:
+        file.seek(50_000_000)
+        file.write(b"far behind the beginning")
+    before = digest(image, cache, text, late)
+    for device, word in ((image, "ext2"), (cache, "Forebay"), (text, "--destroy"), (late, "--destroy")):
         done = lab(box, "--jobs", "mail", "--device", device, *SHORT, expect=4)
         check_equal(len(done.stderr.strip().splitlines()), 1, f"lines on stderr: {done.stderr!r}")
         check(word.lower() in done.stderr.lower(), f"'{word}' is not in: {done.stderr}")
-    check_equal(digest(image, cache, text), before, "the devices")
+    check_equal(digest(image, cache, text, late), before, "the devices")
     done = lab(box, "--jobs", "mail", "--device", image, "--destroy", "--json", *SHORT)
     rows = json.loads(done.stdout)["rows"]
     check(any(row["direction"] == "write" for row in rows), f"no row of writes: {rows}")

@@ -51,6 +51,10 @@ pub(crate) trait Host: Send + Sync {
     /// serves the volume.
     fn create(&self, volume: &Definition, existing: Existing, work: &Work) -> Result<(), ApiError>;
 
+    /// Serves the volume of this name that the cache device holds, and puts its block size, alignment
+    /// and settings into the definition. For `force` see [`Host::start`].
+    fn adopt(&self, volume: &mut Definition, force: bool, work: &Work) -> Result<(), ApiError>;
+
     /// Recovers the cache device and serves the volume with the settings in its definition. With
     /// `force` it goes on although the log has lost records, or the origin was changed while the
     /// cache had newer blocks: those win.

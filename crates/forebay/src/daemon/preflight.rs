@@ -139,6 +139,7 @@ mod tests {
             block_size: None,
             alignment: 0,
             force: false,
+            adopt: false,
             settings: forebay_admin::Assignments::default(),
         }
     }

@@ -82,6 +82,14 @@ impl Host for FakeHost {
         Ok(())
     }
 
+    fn adopt(&self, volume: &mut Definition, _force: bool, work: &Work) -> Result<(), ApiError> {
+        self.ask(format!("adopt {}", volume.name), work)?;
+        volume.block_size = 8192;
+        let mut running = self.running.lock().expect("not poisoned");
+        running.insert(volume.name.clone(), volume.settings.clone());
+        Ok(())
+    }
+
     fn start(&self, volume: &Definition, force: bool, work: &Work) -> Result<(), ApiError> {
         let how = if force { " force" } else { "" };
         self.ask(format!("start {}{how}", volume.name), work)?;

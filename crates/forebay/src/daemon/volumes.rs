@@ -113,6 +113,11 @@ impl Volumes {
     ) -> Result<OperationId, ApiError> {
         let volume = preflight::definition(request)?;
         let (this, force, name) = (self.clone(), request.force, request.name.clone());
+        if request.adopt {
+            return self
+                .operations
+                .start("create", &name, move |work| this.adopt_now(volume, force, work));
+        }
         self.operations.start("create", &name, move |work| this.create_now(volume, force, work))
     }
 
@@ -142,6 +147,33 @@ impl Volumes {
         let origin_bytes = self.size_of(&name);
         self.state.put(Remembered { volume, started: true, origin_bytes }).inspect_err(|_| {
             // What would not come back after a restart must not look as if it would.
+            if let Err(error) = self.host.stop(&name, &Work::default()) {
+                tracing::error!(volume = %name, "stopping what could not be remembered: {error}");
+            }
+        })
+    }
+
+    /// Takes over what is on a cache device already. A volume that is remembered and not served may be
+    /// taken over too: its devices have other names now.
+    fn adopt_now(&self, mut volume: Definition, force: bool, work: &Work) -> Result<(), ApiError> {
+        let name = volume.name.clone();
+        if self.host.report(&name).is_some() {
+            let message = format!("name: volume '{name}' is served; stop it first");
+            return Err(ApiError::new(ErrorKind::Refused, message).about("name"));
+        }
+        let others: Vec<Definition> = self
+            .state
+            .volumes()
+            .into_iter()
+            .map(|entry| entry.volume)
+            .filter(|other| other.name != name)
+            .collect();
+        // The cache device is to hold something: that is what is adopted.
+        preflight::check_devices(&volume, &others, true)?;
+        self.host.adopt(&mut volume, force, work)?;
+        self.note_failure(&name, None);
+        let origin_bytes = self.size_of(&name);
+        self.state.put(Remembered { volume, started: true, origin_bytes }).inspect_err(|_| {
             if let Err(error) = self.host.stop(&name, &Work::default()) {
                 tracing::error!(volume = %name, "stopping what could not be remembered: {error}");
             }

@@ -43,6 +43,7 @@ impl Daemon {
             block_size: None,
             alignment: 0,
             force: false,
+            adopt: false,
             settings: Assignments::default(),
         }
     }

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use forebay_admin::report::Latency;
-use forebay_admin::{KNOBS, VolumeReport};
+use forebay_admin::{KNOBS, VolumeReport, VolumeState};
 use forebay_core::units::format_size;
 
 use super::table::{Column, Table};
@@ -39,15 +39,19 @@ pub(crate) fn render(report: &VolumeReport) -> String {
         bytes => format!(", shifted by {bytes} bytes"),
     };
     line("block size", format!("{}{shift}", format_size(report.block_size)));
-    line(
-        "blocks",
-        format!(
+    let blocks = match report.state {
+        // Of a cache that is not open nobody knows what it holds; it is not nothing.
+        VolumeState::Stopped | VolumeState::Failed => {
+            "not known while it is not served; dirty ones may be on the cache device".to_owned()
+        }
+        _ => format!(
             "{} cached, {} dirty ({})",
             grouped(report.blocks.cached),
             grouped(report.blocks.dirty),
             format_size(report.blocks.dirty.saturating_mul(report.block_size))
         ),
-    );
+    };
+    line("blocks", blocks);
     line(
         "memory",
         format!(

@@ -42,6 +42,7 @@ fn request(args: CreateArgs) -> Result<CreateRequest, ApiError> {
         block_size: args.block_size.map(|size| size.bytes()),
         alignment: args.alignment,
         force: args.force,
+        adopt: args.adopt,
         settings,
     })
 }

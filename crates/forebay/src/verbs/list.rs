@@ -1,6 +1,6 @@
 //! `forebay list`: the volumes, one line each.
 
-use forebay_admin::VolumeList;
+use forebay_admin::{VolumeList, VolumeState};
 use forebay_core::units::format_size;
 
 use crate::cli::JsonArgs;
@@ -31,13 +31,16 @@ fn render(list: &VolumeList) -> String {
         Column::left("NBD"),
     ]);
     for volume in &list.volumes {
+        // Of a cache that is not open nobody knows what it holds; it is not nothing.
+        let known = !matches!(volume.state, VolumeState::Stopped | VolumeState::Failed);
+        let held = |bytes| if known { format_size(bytes) } else { "?".to_owned() };
         table.row([
             volume.name.to_string(),
             volume.state.name().to_owned(),
             volume.mode.to_string(),
             format_size(volume.size),
-            format_size(volume.used),
-            format_size(volume.dirty),
+            held(volume.used),
+            held(volume.dirty),
             volume.origin.clone(),
             volume.cache.clone(),
             volume.nbd.clone().unwrap_or_else(|| "-".to_owned()),

@@ -150,9 +150,35 @@ impl Local {
         let head = File::open(&self.path).and_then(signature::read_head);
         let head = head.map_err(|error| other(format!("{}: {error}", self.path.display())))?;
         let known = recognise(&head);
+        if known.is_some() || self.device.is_some() {
+            return Ok(known);
+        }
         // A file that holds anything at all may be somebody's work.
-        let filled = self.device.is_none() && head.iter().any(|byte| *byte != 0);
-        Ok(known.or(filled.then_some("data")))
+        let filled = File::open(&self.path).and_then(|file| holds_anything(&file));
+        let filled = filled.map_err(|error| other(format!("{}: {error}", self.path.display())))?;
+        Ok(filled.then_some("data"))
+    }
+}
+
+/// Whether there is a byte in a file that is not zero. Holes are passed over.
+fn holds_anything(file: &File) -> std::io::Result<bool> {
+    let mut part = vec![0; 1 << 20];
+    let mut at = 0;
+    loop {
+        match rustix::fs::seek(file, rustix::fs::SeekFrom::Data(at)) {
+            Ok(data) => at = data,
+            Err(rustix::io::Errno::NXIO) => return Ok(false),
+            // A filesystem that does not tell: all of it may be data.
+            Err(_) => {}
+        }
+        let count = std::os::unix::fs::FileExt::read_at(file, &mut part, at)?;
+        if count == 0 {
+            return Ok(false);
+        }
+        if part.iter().take(count).any(|byte| *byte != 0) {
+            return Ok(true);
+        }
+        at += count as u64;
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use forebay_admin::{ApiError, ErrorKind};
 use forebay_core::BlockSize;
 use forebay_device::{Device, DeviceSpec};
-use forebay_engine::{Cache, VolumeSpec};
+use forebay_engine::{Cache, VolumeSettings, VolumeSpec};
 use forebay_format::Uuid;
 use forebay_store::{FormatOptions, format};
 
@@ -97,6 +97,55 @@ impl EngineHost {
         self.create_in(volume, origin, place, &open)
     }
 
+    /// See [`super::super::host_api::Host::adopt`].
+    pub(super) fn adopt_volume(
+        &self,
+        volume: &mut Definition,
+        force: bool,
+        work: &Work,
+    ) -> Result<(), ApiError> {
+        let cache_spec = spec("cache", &volume.cache)?;
+        if cache_spec.is_volatile() {
+            return Err(ApiError::invalid("cache", "RAM holds no volume that could be adopted"));
+        }
+        // What is missing must not be made anew, empty.
+        cache_spec.identity().map_err(|error| faults::open("cache", &error))?;
+        let place = self.caches.place(&cache_spec, &volume.name)?;
+        let (block, records) = match &*place.lock() {
+            Some(open) => (open.store.block_size(), open.store.volumes()),
+            None => {
+                let device = claim("cache", &cache_spec)?;
+                let content = self.lanes.run(0, move |state| async move {
+                    inspect::content(&state.context, &device).await
+                })??;
+                match content {
+                    Content::Cache(roots) => (roots.superblock.geometry.block, roots.volumes),
+                    Content::Nothing => {
+                        return Err(ApiError::invalid("cache", "it is no Forebay cache"));
+                    }
+                    Content::Unusable(why) => {
+                        let message = format!("cache: {} cannot be used: {why}", volume.cache);
+                        return Err(ApiError::new(ErrorKind::Refused, message).about("cache"));
+                    }
+                }
+            }
+        };
+        let Some(record) = records.iter().find(|record| record.name == volume.name.as_str()) else {
+            let names: Vec<&str> = records.iter().map(|record| record.name.as_str()).collect();
+            let message = format!(
+                "name: {} holds no volume '{}', but {}",
+                volume.cache,
+                volume.name,
+                if names.is_empty() { "none at all".to_owned() } else { names.join(", ") }
+            );
+            return Err(ApiError::new(ErrorKind::Refused, message).about("name"));
+        };
+        volume.block_size = block.bytes();
+        volume.alignment = record.alignment.into();
+        volume.settings = settings::for_operator(&VolumeSettings::of(record));
+        self.start_volume(volume, force, work)
+    }
+
     /// Creates the volume in a cache that is open.
     pub(super) fn create_in(
         &self,
@@ -180,7 +229,11 @@ impl EngineHost {
                 let names: Vec<&str> =
                     roots.volumes.iter().map(|record| record.name.as_str()).collect();
                 let names = names.join(", ");
-                return at_risk(format!("holds a Forebay cache with the volumes {names}"));
+                let message = format!(
+                    "cache: {} holds a Forebay cache with the volumes {names}; --adopt takes over the one of this name with its dirty blocks, --force overwrites it and loses them",
+                    device.name()
+                );
+                return Err(ApiError::new(ErrorKind::DataAtRisk, message).about("cache"));
             }
             (Existing::Spare | Existing::Overwrite, _) => {}
         }

@@ -119,6 +119,10 @@ impl Host for EngineHost {
         self.create_volume(volume, existing, work)
     }
 
+    fn adopt(&self, volume: &mut Definition, force: bool, work: &Work) -> Result<(), ApiError> {
+        self.adopt_volume(volume, force, work)
+    }
+
     fn start(&self, volume: &Definition, force: bool, work: &Work) -> Result<(), ApiError> {
         self.start_volume(volume, force, work)
     }
