@@ -6,6 +6,7 @@ use forebay_core::IoError;
 use forebay_device::DeviceError;
 use forebay_engine::EngineError;
 use forebay_store::StoreError;
+use forebay_trace::TraceError;
 
 /// See the module.
 #[derive(Debug, thiserror::Error)]
@@ -53,6 +54,15 @@ impl LabError {
             LabError::InUse(_) => 3,
             LabError::AtRisk(_) => 4,
             _ => 1,
+        }
+    }
+}
+
+impl From<TraceError> for LabError {
+    fn from(error: TraceError) -> Self {
+        match error {
+            TraceError::Usage(what) => LabError::Usage(what),
+            TraceError::Unreadable(what) => LabError::Other(what),
         }
     }
 }

@@ -14,7 +14,6 @@
 //! - `seeds`: published experiments in virtual time
 //! - `policies`: replacement policies on traces
 //! - `report`: pages of results
-//! - `trace`: requests from files
 //! - `output`, `progress`: tables, JSON, bars
 #![forbid(unsafe_code)]
 #![allow(
@@ -45,11 +44,11 @@ mod report;
 mod rig;
 mod run;
 mod seeds;
-mod trace;
 
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use forebay_trace as trace;
 
 /// Measures Forebay.
 #[derive(Debug, Parser)]

@@ -13,16 +13,23 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("format", &["core"]),
     ("device", &["core"]),
     ("policy", &["core"]),
+    ("trace", &["core"]),
     ("lane", &["core", "device"]),
     ("store", &["core", "format", "device", "lane", "policy"]),
     ("engine", &["core", "format", "device", "lane", "policy", "store"]),
     ("nbd", &["core", "device", "lane", "engine"]),
     ("admin", &["core"]),
-    ("forebay", &["core", "format", "device", "lane", "policy", "store", "engine", "nbd", "admin"]),
+    (
+        "forebay",
+        &["core", "format", "device", "lane", "policy", "store", "engine", "nbd", "admin", "trace"],
+    ),
     ("sim", &["core", "format", "device", "lane", "policy", "store", "engine"]),
     (
         "lab",
-        &["core", "format", "device", "lane", "policy", "store", "engine", "nbd", "admin", "sim"],
+        &[
+            "core", "format", "device", "lane", "policy", "store", "engine", "nbd", "admin",
+            "trace", "sim",
+        ],
     ),
     ("xtask", &[]),
 ];

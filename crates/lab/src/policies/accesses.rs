@@ -10,15 +10,6 @@ use crate::error::{LabResult, other};
 use crate::progress::Progress;
 use crate::trace::{Alignment, Request, Requests};
 
-/// Bytes of a block.
-const BLOCK: u64 = 4096;
-
-/// Larger requests are taken for mistakes.
-const MOST_BLOCKS_OF_REQUEST: u64 = 1 << 20;
-
-/// Blocks of one device; a key has no room for more.
-const MOST_BLOCKS_OF_DEVICE: u64 = 1 << 48;
-
 /// Longer traces do not fit into memory; and places in them are 32 bits.
 const MOST_TOUCHED: usize = u32::MAX as usize;
 
@@ -73,31 +64,22 @@ impl Accesses {
 
     fn add(&mut self, request: &Request) -> LabResult<()> {
         self.alignment.add(request);
-        let (mut first, mut last) =
-            (request.offset / BLOCK, (request.offset + request.len - 1) / BLOCK);
-        if last >= MOST_BLOCKS_OF_DEVICE {
-            return Err(other(format!("a request at {} is beyond all devices", request.offset)));
-        }
+        let blocks = request.blocks()?;
         let volume = VolumeId(request.device as u16);
         let key = |block| Key::new(volume, OriginBlock(block));
         if request.op == Op::Discard {
             // Only whole blocks, and only those that were ever touched.
-            first = request.offset.div_ceil(BLOCK);
-            last = (request.offset + request.len) / BLOCK;
             let known = |block| self.numbers.get(&key(block)).copied();
-            if last.saturating_sub(first) <= self.keys.len() as u64 {
-                self.touched.extend((first..last).filter_map(known));
+            if blocks.end - blocks.start <= self.keys.len() as u64 {
+                self.touched.extend(blocks.filter_map(known));
             } else {
-                let range = key(first)..key(last.max(first));
+                let range = key(blocks.start)..key(blocks.end);
                 let inside = self.keys.iter().zip(0..).filter(|(key, _)| range.contains(key));
                 self.touched.extend(inside.map(|(_, number)| number));
             }
             self.discarded += (self.touched.len() - self.end()) as u64;
         } else {
-            if last - first >= MOST_BLOCKS_OF_REQUEST {
-                return Err(other(format!("a request of {} bytes is a mistake", request.len)));
-            }
-            for block in first..=last {
+            for block in blocks {
                 let next = u32::try_from(self.keys.len()).ok().filter(|next| *next < 1 << 30);
                 let next = next.ok_or_else(|| other("the trace touches more than 2^30 blocks"))?;
                 let number = *self.numbers.entry(key(block)).or_insert(next);

@@ -43,7 +43,7 @@ mod tests {
     use forebay_core::Nanos;
 
     use super::*;
-    use crate::trace::text::tests::{parse, refused};
+    use crate::text::tests::{parse, refused};
 
     #[test]
     fn hosts_and_disks_are_devices() {

@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, Read};
 
-use crate::error::{LabResult, other};
+use crate::error::{TraceResult, unreadable};
 
 use super::{Parsed, Request};
 
@@ -20,7 +20,7 @@ pub(super) fn lines<F: LineFormat + Send + 'static>(
     name: String,
     source: impl BufRead + Send + 'static,
     format: F,
-) -> Box<dyn Iterator<Item = LabResult<Request>> + Send> {
+) -> Box<dyn Iterator<Item = TraceResult<Request>> + Send> {
     Box::new(Lines { name, source, format, number: 0, buffer: Vec::new() })
 }
 
@@ -34,14 +34,14 @@ struct Lines<S, F> {
 }
 
 impl<S: BufRead, F: LineFormat> Iterator for Lines<S, F> {
-    type Item = LabResult<Request>;
+    type Item = TraceResult<Request>;
 
     fn next(&mut self) -> Option<Self::Item> {
         loop {
             self.buffer.clear();
             self.number += 1;
             let failed = |what: &str| {
-                Some(Err(other(format!("{}, line {}: {what}", self.name, self.number))))
+                Some(Err(unreadable(format!("{}, line {}: {what}", self.name, self.number))))
             };
             match self.source.by_ref().take(LONGEST).read_until(b'\n', &mut self.buffer) {
                 Ok(0) => return None,
@@ -110,19 +110,16 @@ pub(super) mod tests {
     use super::*;
 
     /// What a format makes of some text.
-    pub(in crate::trace) fn parse<F: LineFormat + Send + 'static>(
+    pub(crate) fn parse<F: LineFormat + Send + 'static>(
         format: F,
         text: &'static str,
-    ) -> LabResult<Vec<Request>> {
+    ) -> TraceResult<Vec<Request>> {
         lines("trace".to_owned(), text.as_bytes(), format).collect()
     }
 
     /// Why it cannot be read.
-    pub(in crate::trace) fn refused<F: LineFormat + Send + 'static>(
-        format: F,
-        text: &'static str,
-    ) -> String {
-        let found: LabResult<Vec<Request>> =
+    pub(crate) fn refused<F: LineFormat + Send + 'static>(format: F, text: &'static str) -> String {
+        let found: TraceResult<Vec<Request>> =
             lines("trace".to_owned(), text.as_bytes(), format).collect();
         found.expect_err("is wrong").to_string()
     }

@@ -91,7 +91,7 @@ mod tests {
     use forebay_core::Nanos;
 
     use super::*;
-    use crate::trace::text::tests::{parse, refused};
+    use crate::text::tests::{parse, refused};
 
     const TEXT: &str = "\
   8,0    3        1     0.000000000   697  Q   W 223490 + 8 [kjournald]

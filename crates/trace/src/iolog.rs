@@ -94,7 +94,7 @@ mod tests {
     use forebay_core::Nanos;
 
     use super::*;
-    use crate::trace::text::tests::{parse, refused};
+    use crate::text::tests::{parse, refused};
 
     #[test]
     fn version_3_has_times() {

@@ -22,7 +22,7 @@ impl LineFormat for Lis {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::trace::text::tests::{parse, refused};
+    use crate::text::tests::{parse, refused};
 
     #[test]
     fn blocks_are_sectors() {

@@ -9,10 +9,16 @@
 //! - `blkparse`, `csv`, `iolog`, `lis`, `msr`, `vscsi`: one format each
 //! - `text`: lines and their fields; `zst`: compressed files
 //! - `align`: whether requests start where blocks do
+//! - `blocks`: which blocks a request touches
+//! - `error`: why a trace cannot be read
+
+#![forbid(unsafe_code)]
 
 mod align;
 mod blkparse;
+mod blocks;
 mod csv;
+mod error;
 mod format;
 mod iolog;
 mod lis;
@@ -29,10 +35,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_core::{Nanos, Op};
 
-use crate::error::{LabError, LabResult, other};
+use error::unreadable;
 
-pub(crate) use align::Alignment;
-pub(crate) use format::Format;
+pub use align::{Alignment, Suggestion};
+pub use blocks::BLOCK;
+pub use error::{TraceError, TraceResult};
+pub use format::Format;
 
 /// Bytes of a sector, the unit of most formats.
 const SECTOR: u64 = 512;
@@ -42,16 +50,17 @@ const HEAD: u64 = 16 << 10;
 
 /// One request of a trace: a read, a write or a discard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Request {
+pub struct Request {
     /// Since the first request, if the trace has times.
-    pub(crate) time: Option<Nanos>,
-    pub(crate) op: Op,
+    pub time: Option<Nanos>,
+    /// What it does.
+    pub op: Op,
     /// First byte on its device.
-    pub(crate) offset: u64,
+    pub offset: u64,
     /// Bytes, at least 1; the end is not beyond 2^64.
-    pub(crate) len: u64,
+    pub len: u64,
     /// Number of the device in the trace.
-    pub(crate) device: u32,
+    pub device: u32,
 }
 
 /// What a format makes of a line or of a record: a request, something else, or why it is wrong.
@@ -74,9 +83,9 @@ fn sectors(count: u64) -> Result<u64, String> {
 }
 
 /// The requests of a trace, one after the other; after an error nothing more comes.
-pub(crate) struct Requests {
+pub struct Requests {
     format: Format,
-    requests: Box<dyn Iterator<Item = LabResult<Request>> + Send>,
+    requests: Box<dyn Iterator<Item = TraceResult<Request>> + Send>,
     /// The time of the first one.
     first: Option<Nanos>,
     shift: u64,
@@ -107,17 +116,17 @@ impl std::fmt::Debug for Requests {
 
 impl Requests {
     /// Which format it turned out to be.
-    pub(crate) fn format(&self) -> Format {
+    pub fn format(&self) -> Format {
         self.format
     }
 
     /// How large the file is, as it lies there.
-    pub(crate) fn file_bytes(&self) -> u64 {
+    pub fn file_bytes(&self) -> u64 {
         self.file_bytes
     }
 
     /// How much of that was read so far.
-    pub(crate) fn bytes_read(&self) -> u64 {
+    pub fn bytes_read(&self) -> u64 {
         self.bytes_read.load(Ordering::Relaxed)
     }
 }
@@ -127,29 +136,31 @@ impl Requests {
 ///
 /// # Errors
 /// The file cannot be read, or nobody knows its format.
-pub(crate) fn open(path: &Path, format: Option<Format>, shift: u64) -> LabResult<Requests> {
+pub fn open(path: &Path, format: Option<Format>, shift: u64) -> TraceResult<Requests> {
     let name = path.display().to_string();
-    let unreadable = |error: std::io::Error| other(format!("{name} cannot be read: {error}"));
-    let file = File::open(path).map_err(unreadable)?;
-    let metadata = file.metadata().map_err(unreadable)?;
+    let failed = |error: std::io::Error| unreadable(format!("{name} cannot be read: {error}"));
+    let file = File::open(path).map_err(failed)?;
+    let metadata = file.metadata().map_err(failed)?;
     if metadata.is_dir() {
-        return Err(LabError::Usage(format!("{name} is a directory; a file with a trace, please")));
+        return Err(TraceError::Usage(format!(
+            "{name} is a directory; a file with a trace, please"
+        )));
     }
     let bytes_read = Arc::new(AtomicU64::new(0));
     let raw: Box<dyn Read + Send> = Box::new(Counted { file, bytes: bytes_read.clone() });
-    let (magic, raw) = begin(raw, 4).map_err(unreadable)?;
+    let (magic, raw) = begin(raw, 4).map_err(failed)?;
     let plain = if zst::is_compressed(&magic) { Box::new(zst::Frames::new(raw)) } else { raw };
-    let (head, plain) = begin(plain, HEAD).map_err(unreadable)?;
+    let (head, plain) = begin(plain, HEAD).map_err(failed)?;
     let format = match format.or_else(|| format::tell(&head, path)) {
         Some(format) => format,
         None => {
             let words = format::WORDS;
             let what = format!("the format of {name} is not known; say it with --format: {words}");
-            return Err(LabError::Usage(what));
+            return Err(TraceError::Usage(what));
         }
     };
     let source = BufReader::with_capacity(1 << 17, plain);
-    let requests: Box<dyn Iterator<Item = LabResult<Request>> + Send> = match format {
+    let requests: Box<dyn Iterator<Item = TraceResult<Request>> + Send> = match format {
         Format::Csv => text::lines(name, source, csv::Csv::default()),
         Format::Lis => text::lines(name, source, lis::Lis),
         Format::Msr => text::lines(name, source, msr::Msr::default()),
@@ -173,7 +184,7 @@ fn begin(
 }
 
 impl Iterator for Requests {
-    type Item = LabResult<Request>;
+    type Item = TraceResult<Request>;
 
     fn next(&mut self) -> Option<Self::Item> {
         if self.failed {
@@ -199,7 +210,7 @@ impl Iterator for Requests {
             None => {
                 self.failed = true;
                 let what = format!("with --align a request at {} ends beyond 2^64", request.offset);
-                Some(Err(LabError::Usage(what)))
+                Some(Err(TraceError::Usage(what)))
             }
         }
     }
@@ -209,7 +220,7 @@ impl Iterator for Requests {
 mod tests {
     use super::*;
 
-    fn read(name: &str, content: &[u8], format: Option<Format>) -> LabResult<Vec<Request>> {
+    fn read(name: &str, content: &[u8], format: Option<Format>) -> TraceResult<Vec<Request>> {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join(name);
         std::fs::write(&path, content).expect("written");
@@ -255,7 +266,7 @@ mod tests {
     #[test]
     fn an_unknown_format_is_asked_for() {
         let error = read("a.txt", b"hello\n", None).unwrap_err();
-        assert_eq!(error.exit_code(), 2);
+        assert!(matches!(error, TraceError::Usage(_)));
         assert!(error.to_string().contains("--format"));
         assert!(read("empty", b"", None).is_err());
         assert_eq!(read("empty", b"", Some(Format::Lis)).expect("nothing is fine").len(), 0);
@@ -267,7 +278,7 @@ mod tests {
         let path = directory.path().join("a.csv");
         std::fs::write(&path, CSV).expect("written");
         let shifted: Vec<_> =
-            open(&path, None, 512).expect("opens").collect::<LabResult<_>>().expect("reads");
+            open(&path, None, 512).expect("opens").collect::<TraceResult<_>>().expect("reads");
         assert_eq!(shifted[0].offset, 4608);
         assert!(open(&path, None, u64::MAX).expect("opens").next().is_some_and(|r| r.is_err()));
     }

@@ -85,8 +85,8 @@ mod tests {
     use forebay_core::Nanos;
 
     use super::*;
-    use crate::trace::Request;
-    use crate::trace::text::tests::{parse, refused};
+    use crate::Request;
+    use crate::text::tests::{parse, refused};
 
     #[test]
     fn columns_are_found_by_name() {

@@ -18,7 +18,7 @@ use std::io::Read;
 
 use forebay_core::Op;
 
-use crate::error::{LabResult, other};
+use crate::error::{TraceResult, unreadable};
 
 use super::{Parsed, Request, request, sectors};
 
@@ -145,7 +145,7 @@ impl<S: Read> Records<S> {
 }
 
 impl<S: Read> Iterator for Records<S> {
-    type Item = LabResult<Request>;
+    type Item = TraceResult<Request>;
 
     fn next(&mut self) -> Option<Self::Item> {
         loop {
@@ -159,7 +159,7 @@ impl<S: Read> Iterator for Records<S> {
                 Ok(None) => {}
                 Err(what) => {
                     let place = format!("{}, record {}", self.name, self.number);
-                    return Some(Err(other(format!("{place}: {what}"))));
+                    return Some(Err(unreadable(format!("{place}: {what}"))));
                 }
             }
         }
@@ -186,7 +186,7 @@ mod tests {
         record
     }
 
-    fn read(bytes: &[u8]) -> LabResult<Vec<Request>> {
+    fn read(bytes: &[u8]) -> TraceResult<Vec<Request>> {
         Records::new("trace".to_owned(), bytes).collect()
     }
 

@@ -8,12 +8,18 @@ use super::{blkparse, csv, iolog, msr};
 
 /// The formats that are read. The modules of these names say what they are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Format {
+pub enum Format {
+    /// Columns with a heading.
     Csv,
+    /// The traces of the ARC paper.
     Lis,
+    /// MSR Cambridge.
     Msr,
+    /// What blkparse prints.
     Blkparse,
+    /// What fio writes.
     Iolog,
+    /// CloudPhysics, binary.
     Vscsi,
 }
 
@@ -21,11 +27,12 @@ pub(crate) enum Format {
 pub(super) const WORDS: &str = "csv, lis, msr, blkparse, iolog, vscsi";
 
 impl Format {
-    pub(crate) const ALL: &'static [Format] =
+    /// All of them.
+    pub const ALL: &'static [Format] =
         &[Format::Csv, Format::Lis, Format::Msr, Format::Blkparse, Format::Iolog, Format::Vscsi];
 
     /// The word for it.
-    pub(crate) fn name(self) -> &'static str {
+    pub fn name(self) -> &'static str {
         match self {
             Format::Csv => "csv",
             Format::Lis => "lis",

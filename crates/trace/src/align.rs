@@ -4,32 +4,29 @@
 //! two blocks of 4 KiB each. Where most requests start at the same place within a block, that place
 //! is taken for the beginning of the clients' blocks.
 
-use super::{Request, SECTOR};
-
-/// Bytes of a block.
-const BLOCK: u64 = 4096;
+use super::{BLOCK, Request, SECTOR};
 
 /// Requests of which at least so many in a hundred start at one place.
 const MOST: u64 = 50;
 
 /// Counts where in a block requests start.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Alignment {
+pub struct Alignment {
     starts: [u64; (BLOCK / SECTOR) as usize],
 }
 
 /// What would align most requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Suggestion {
+pub struct Suggestion {
     /// Bytes to add to every offset.
-    pub(crate) shift: u64,
+    pub shift: u64,
     /// Of a hundred requests, how many start at a block then.
-    pub(crate) percent: u64,
+    pub percent: u64,
 }
 
 impl Alignment {
     /// Counts a request.
-    pub(crate) fn add(&mut self, request: &Request) {
+    pub fn add(&mut self, request: &Request) {
         let place = request.offset % BLOCK / SECTOR;
         if let Some(count) = self.starts.get_mut(place as usize) {
             *count += 1;
@@ -37,7 +34,7 @@ impl Alignment {
     }
 
     /// What to do, if most requests start at one place and that is not the beginning of a block.
-    pub(crate) fn suggestion(&self) -> Option<Suggestion> {
+    pub fn suggestion(&self) -> Option<Suggestion> {
         let all: u64 = self.starts.iter().sum();
         let most = (0..).zip(self.starts).max_by_key(|(_, count)| *count);
         let (place, count): (u64, u64) = most.filter(|(place, _)| *place > 0)?;
