@@ -12,6 +12,7 @@
 //! - `fio`, `interrupt`: fio as a child, and how it ends when somebody wants that
 //! - `peers`: other caches on real devices, in files of their own
 //! - `seeds`: published experiments in virtual time
+//! - `curve`: estimates of miss-ratio curves beside the exact ones
 //! - `policies`: replacement policies on traces
 //! - `report`: pages of results
 //! - `output`, `progress`: tables, JSON, bars
@@ -22,6 +23,7 @@
 )]
 
 mod amplification;
+mod curve;
 mod device;
 mod driver;
 mod engine;
@@ -83,6 +85,8 @@ enum Command {
     Seeds(seeds::Args),
     /// Miss ratios of replacement policies on a trace
     Policies(policies::Args),
+    /// The miss-ratio curve of a trace beside its estimate from a sample
+    Curve(curve::Args),
     /// Pages of results from what `seeds --save` or `seeds --json` wrote
     Report(report::Args),
 }
@@ -101,6 +105,7 @@ fn main() -> ExitCode {
         Command::Recovery(args) => recovery::run(&args, json),
         Command::Seeds(args) => seeds::run(&args, json),
         Command::Policies(args) => policies::run(&args, json),
+        Command::Curve(args) => curve::run(&args, json),
         Command::Report(args) => report::run(&args),
     };
     match result {

@@ -7,12 +7,14 @@
 //! - [`sequential`]: how far a stream has run, for the sequential cut-off
 //! - [`admission`]: whether a block may enter, and the reasons why a request goes round the cache
 //! - [`replacement`]: which segment is reclaimed and which of its blocks are carried on
+//! - [`curve`]: what caches of all sizes would hit, from a sample of the blocks
 //! - [`exact`]: which block leaves, for lists of blocks
 //! - [`writeback`]: when dirty blocks are written back, and how urgently
 //! - [`sweep`]: in which order they are written back
 #![forbid(unsafe_code)]
 
 pub mod admission;
+pub mod curve;
 pub mod exact;
 pub mod replacement;
 pub mod sequential;

@@ -1,0 +1,256 @@
+//! `forebay-lab curve`: the exact curve of an LRU cache on a trace beside the estimate from a sample.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use forebay_core::{VolumeId, parse_size};
+use forebay_policy::curve::{Estimator, Which};
+use serde::Serialize;
+
+use crate::error::{LabError, LabResult};
+use crate::output::{Goal, Table, print_json};
+use crate::progress::Progress;
+use crate::trace::{self, Format, Request};
+
+/// What the estimate shall be within.
+const GOAL: f64 = 0.02;
+
+/// What is compared.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Args {
+    /// The trace; may be compressed with zstd
+    #[arg(value_name = "TRACE")]
+    trace: PathBuf,
+    /// Its format, if it cannot be told from the content: csv, lis, msr, blkparse, iolog, vscsi
+    #[arg(long, value_name = "FORMAT")]
+    format: Option<Format>,
+    /// Share of the blocks that are sampled
+    #[arg(long, default_value_t = 0.01, value_name = "SHARE")]
+    rate: f64,
+    /// Samples that are drawn, each with a seed of its own
+    #[arg(long, default_value_t = 20, value_name = "NUMBER")]
+    samples: u32,
+    /// Sizes of the cache, as shares of the blocks in the trace
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "0.01,0.05,0.1,0.2,0.4,0.8",
+        value_name = "SHARES"
+    )]
+    sizes: Vec<f64>,
+    /// Bytes to add to every offset, so that requests start where blocks do
+    #[arg(long, default_value = "0", value_name = "BYTES")]
+    align: String,
+}
+
+/// One size.
+#[derive(Debug, Serialize)]
+struct Row {
+    which: &'static str,
+    /// Share of the trace's blocks.
+    size: f64,
+    capacity_blocks: u64,
+    /// Block miss ratio of an LRU cache.
+    exact: f64,
+    /// That of the first sample.
+    estimate: f64,
+    /// First sample: estimate less exact.
+    difference: f64,
+    /// First sample: what it says about its own error.
+    error: f64,
+    /// The largest difference of all samples, without its sign.
+    worst: f64,
+    /// Root of the mean square of the differences.
+    rms: f64,
+    /// Share of the samples of which the difference is within the error that they say.
+    within: f64,
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    trace: String,
+    accesses: u64,
+    blocks: u64,
+    align: u64,
+    /// What is sampled: one block of so many.
+    one_of: u32,
+    samples: u32,
+    sampled_blocks: usize,
+    state_bytes: usize,
+    /// Time for one block of a request, of the first sample; reading the trace is not in it.
+    ns_per_access: f64,
+    /// The largest difference of the first sample.
+    difference: f64,
+    goal: Goal,
+    rows: Vec<Row>,
+}
+
+fn run_through(requests: &[Request], group: u32, seed: u64) -> LabResult<(Estimator, Duration)> {
+    let mut estimator = Estimator::new(group, usize::MAX, seed);
+    let begin = Instant::now();
+    for request in requests {
+        estimator.request(request.op, VolumeId(request.device as u16), request.blocks()?);
+    }
+    Ok((estimator, begin.elapsed()))
+}
+
+fn row(
+    which: Which,
+    size: f64,
+    exact: &Estimator,
+    samples: &[(Estimator, Duration)],
+) -> Option<Row> {
+    let blocks = (exact.footprint() as f64 * size) as u64;
+    let truth = 1.0 - exact.hits(which, blocks).share;
+    let shares: Vec<_> = samples.iter().map(|(sample, _)| sample.hits(which, blocks)).collect();
+    let differences: Vec<f64> = shares.iter().map(|share| 1.0 - share.share - truth).collect();
+    let first = shares.first()?;
+    let number = shares.len() as f64;
+    let pairs = differences.iter().zip(&shares);
+    let within = pairs.filter(|(difference, share)| difference.abs() <= share.error).count();
+    Some(Row {
+        which: if which == Which::All { "all" } else { "reads" },
+        size,
+        capacity_blocks: blocks,
+        exact: truth,
+        estimate: 1.0 - first.share,
+        difference: *differences.first()?,
+        error: first.error,
+        worst: differences.iter().fold(0.0, |worst, one| worst.max(one.abs())),
+        rms: (differences.iter().map(|one| one * one).sum::<f64>() / number).sqrt(),
+        within: within as f64 / number,
+    })
+}
+
+/// # Errors
+/// The trace cannot be read, or something on the command line is wrong.
+pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
+    let align = parse_size(&args.align).map_err(|error| LabError::Usage(error.to_string()))?;
+    if !(args.rate >= 1e-6 && args.rate <= 1.0) {
+        let what = format!("--rate is a share of the blocks, 0.000001 to 1; not {}", args.rate);
+        return Err(LabError::Usage(what));
+    }
+    if args.samples == 0 || args.sizes.iter().any(|size| !(*size > 0.0 && *size <= 1.0)) {
+        let what = "--samples is at least 1, and --sizes are shares, above 0, up to 1";
+        return Err(LabError::Usage(what.to_owned()));
+    }
+    let one_of = (1.0 / args.rate).round() as u32;
+    let requests: Vec<Request> =
+        trace::open(&args.trace, args.format, align)?.collect::<Result<_, _>>()?;
+    let progress = Progress::new(u64::from(args.samples) + 1, "curves");
+    let (exact, _) = run_through(&requests, 1, 0)?;
+    let mut samples = Vec::new();
+    for seed in 0..args.samples {
+        progress.advance(1);
+        samples.push(run_through(&requests, one_of, u64::from(seed))?);
+    }
+    drop(progress);
+    let rows: Vec<Row> = [Which::All, Which::Reads]
+        .into_iter()
+        .filter(|which| exact.accesses(*which) > 0)
+        .flat_map(|which| args.sizes.iter().map(move |size| (which, *size)))
+        .filter_map(|(which, size)| row(which, size, &exact, &samples))
+        .collect();
+    let difference = rows
+        .iter()
+        .filter(|row| row.which == "all")
+        .fold(0.0f64, |most, row| most.max(row.difference.abs()));
+    let accesses = exact.accesses(Which::All);
+    let first = samples.first();
+    let report = Report {
+        trace: args.trace.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+        accesses,
+        blocks: exact.footprint(),
+        align,
+        one_of,
+        samples: args.samples,
+        sampled_blocks: first.map_or(0, |(sample, _)| sample.sampled_blocks()),
+        state_bytes: first.map_or(0, |(sample, _)| sample.bytes()),
+        ns_per_access: first
+            .map_or(0.0, |(_, time)| time.as_nanos() as f64 / accesses.max(1) as f64),
+        difference,
+        goal: Goal::at_most(GOAL, difference),
+        rows,
+    };
+    if json {
+        return print_json(&report);
+    }
+    print(&report);
+    Ok(())
+}
+
+fn print(report: &Report) {
+    println!(
+        "{}: {} accesses to {} blocks of 4K; one of {} is sampled, {} of them, {} bytes, {:.1} ns per access",
+        report.trace,
+        report.accesses,
+        report.blocks,
+        report.one_of,
+        report.sampled_blocks,
+        report.state_bytes,
+        report.ns_per_access,
+    );
+    for which in ["all", "reads"] {
+        let rows: Vec<&Row> = report.rows.iter().filter(|row| row.which == which).collect();
+        if rows.is_empty() {
+            continue;
+        }
+        println!();
+        let title = if which == "all" { "BLOCKS MISSED" } else { "READ BLOCKS MISSED" };
+        let mut table = Table::new(&[
+            title,
+            "EXACT",
+            "ESTIMATE",
+            "DIFFERENCE",
+            "SAYS ±",
+            "WORST SEED",
+            "RMS",
+            "WITHIN ±",
+        ]);
+        for row in rows {
+            table.row([
+                format!("{} %", row.size * 100.0),
+                format!("{:.4}", row.exact),
+                format!("{:.4}", row.estimate),
+                format!("{:+.4}", row.difference),
+                format!("{:.4}", row.error),
+                format!("{:.4}", row.worst),
+                format!("{:.4}", row.rms),
+                format!("{:.0} %", row.within * 100.0),
+            ]);
+        }
+        print!("{}", table.render());
+    }
+    println!();
+    println!("largest difference {:.4}, {}", report.difference, report.goal.show("<=", 2));
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_core::Op;
+
+    use super::*;
+
+    #[test]
+    fn differences_are_those_of_misses() {
+        let request = |block: u64| Request {
+            time: None,
+            op: Op::Read,
+            offset: block * 4096,
+            len: 4096,
+            device: 0,
+        };
+        // Twice around: only a cache for all of it hits.
+        let requests: Vec<Request> = (0..2000).map(|at| request(at % 1000)).collect();
+        let (exact, _) = run_through(&requests, 1, 0).expect("reads");
+        let samples = [run_through(&requests, 10, 0).expect("reads")];
+        let ratios = |size| {
+            let row = row(Which::Reads, size, &exact, &samples).expect("a sample");
+            (row.exact, row.estimate, row.difference, row.within)
+        };
+        assert_eq!(ratios(0.5), (1.0, 1.0, 0.0, 1.0));
+        let (exact, estimate, difference, _) = ratios(1.0);
+        assert_eq!(exact, 0.5);
+        assert!((estimate - 0.5).abs() < 0.01 && (estimate - exact - difference).abs() < 1e-9);
+    }
+}

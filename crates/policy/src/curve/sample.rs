@@ -1,0 +1,153 @@
+//! Which blocks stand for all of them.
+//!
+//! Keys are cut into groups of as many neighbours as one block stands for, and of each group one is
+//! drawn by a hash. So each block is sampled with the same probability, a block is either sampled
+//! for good or never, and a run over many blocks has always the same number of sampled ones, give
+//! or take one at its ends; drawing each block by itself would leave the number of those to chance.
+//!
+//! To sample half as many, of each pair of groups one is drawn, and then of each pair of pairs. What
+//! is sampled then was sampled before.
+
+use std::ops::Range;
+
+use crate::exact::Key;
+
+/// See the module.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sample {
+    /// Blocks of a group.
+    group: u64,
+    /// How often the number of groups was halved.
+    level: u32,
+    seed: u64,
+}
+
+/// Groups are not joined more often than this.
+const MOST_LEVELS: u32 = 40;
+
+fn mix(number: u64) -> u64 {
+    // The finalizer of splitmix64.
+    let one = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let two = (one ^ (one >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    two ^ (two >> 31)
+}
+
+impl Sample {
+    /// One block of each `group` blocks, which is at least 1: then all are sampled.
+    pub fn new(group: u32, seed: u64) -> Self {
+        Sample { group: u64::from(group.max(1)), level: 0, seed: mix(seed) }
+    }
+
+    /// For how many blocks a sampled one stands.
+    pub fn stands_for(&self) -> u64 {
+        self.group << self.level
+    }
+
+    /// Samples half as many from now on. Says no if nothing is left to halve.
+    pub(super) fn halve(&mut self) -> bool {
+        let more = self.level < MOST_LEVELS;
+        self.level += u32::from(more);
+        more
+    }
+
+    /// Equal numbers and equal kinds, equal hashes.
+    fn hash(&self, number: u64, kind: u32) -> u64 {
+        mix(number.wrapping_add(self.seed).wrapping_add(u64::from(kind) << 57))
+    }
+
+    /// The one block of a group that may be sampled.
+    fn drawn(&self, group: u64) -> Option<u64> {
+        let place = (u128::from(self.hash(group, 0)) * u128::from(self.group)) >> 64;
+        (group * self.group).checked_add(place as u64)
+    }
+
+    /// Whether a group is left after all halvings.
+    fn left(&self, group: u64) -> bool {
+        (1..=self.level)
+            .all(|level| self.hash(group >> level, level) & 1 == group >> (level - 1) & 1)
+    }
+
+    /// Whether a block is sampled.
+    pub fn has(&self, Key(key): Key) -> bool {
+        let group = key / self.group;
+        self.drawn(group) == Some(key) && self.left(group)
+    }
+
+    /// The sampled ones in a range, in their order. Takes time for each group in the range, not for
+    /// each block.
+    #[inline]
+    pub fn of(&self, keys: Range<Key>) -> impl Iterator<Item = Key> + use<> {
+        let sample = *self;
+        let range = keys.start.0..keys.end.0;
+        let end = if range.is_empty() { 0 } else { (range.end - 1) / self.group + 1 };
+        let groups = range.start / self.group..end;
+        groups.filter_map(move |group| {
+            let key = sample.drawn(group).filter(|key| range.contains(key))?;
+            sample.left(group).then_some(Key(key))
+        })
+    }
+
+    /// In which of `parts` equal parts a sampled block is: neighbours are in different ones.
+    pub(super) fn part(&self, Key(key): Key, parts: u64) -> usize {
+        let group = key / self.group;
+        let turn = self.hash(group / parts, MOST_LEVELS + 1) % parts;
+        ((group % parts + turn) % parts) as usize
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn keys(range: Range<u64>) -> Range<Key> {
+        Key(range.start)..Key(range.end)
+    }
+
+    #[test]
+    fn each_group_has_one_and_ranges_agree_with_single_blocks() {
+        for group in [1u32, 2, 7, 100, 128] {
+            let mut sample = Sample::new(group, 3);
+            for _ in 0..4 {
+                let stands_for = sample.stands_for();
+                let sampled: Vec<Key> = sample.of(keys(0..stands_for * 64)).collect();
+                assert_eq!(sampled.len(), 64, "one of each {stands_for}");
+                let all = (0..stands_for * 64).map(Key);
+                assert_eq!(sampled, all.filter(|key| sample.has(*key)).collect::<Vec<_>>());
+                for (begin, end) in [(0, 1), (5, 5), (13, 500), (501, 502)] {
+                    let inside = sampled.iter().filter(|key| (begin..end).contains(&key.0));
+                    assert_eq!(
+                        sample
+                            .of(keys(begin..end))
+                            .filter(|key| key.0 < stands_for * 64)
+                            .collect::<Vec<_>>(),
+                        inside.copied().collect::<Vec<_>>()
+                    );
+                }
+                let before = sample;
+                assert!(sample.halve());
+                assert!(sample.of(keys(0..10_000)).all(|key| before.has(key)));
+            }
+        }
+    }
+
+    #[test]
+    fn all_places_of_a_group_are_drawn_equally_often() {
+        let sample = Sample::new(10, 1);
+        let mut counts = [0u32; 10];
+        sample.of(keys(0..1_000_000)).for_each(|key| counts[(key.0 % 10) as usize] += 1);
+        assert!(counts.iter().all(|count| (9_500..10_500).contains(count)), "{counts:?}");
+    }
+
+    #[test]
+    fn parts_are_equal_and_the_ends_of_all_keys_do_no_harm() {
+        let sample = Sample::new(10, 1);
+        let mut counts = [0u32; 8];
+        sample.of(keys(0..8_000)).for_each(|key| counts[sample.part(key, 8)] += 1);
+        assert_eq!(counts, [100; 8]);
+        assert!(sample.of(keys(u64::MAX - 100..u64::MAX)).count() >= 9);
+        assert!(!sample.has(Key(u64::MAX)) || sample.drawn(u64::MAX / 10) == Some(u64::MAX));
+        let mut sample = Sample::new(1, 1);
+        while sample.halve() {}
+        assert_eq!(sample.stands_for(), 1 << 40);
+    }
+}
