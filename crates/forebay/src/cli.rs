@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueHint};
 use forebay_admin::VolumeName;
 use forebay_core::{BlockSize, Durability, Mode, ReplacementKind, parse_size};
+use forebay_trace::{BLOCK, Format};
 
 use crate::daemon::host::RawExport;
 use crate::daemon::nbd_address::NbdAddress;
@@ -62,6 +63,8 @@ pub(crate) enum Verb {
     Dump(DumpArgs),
     /// Show on modelled disks what a cache does, and that a crash loses nothing
     Demo(DemoArgs),
+    /// Say from a trace of requests which size of the cache buys what
+    Advise(AdviseArgs),
     /// Print a completion script for a shell
     Completions {
         /// The shell
@@ -266,6 +269,49 @@ pub(crate) struct DemoArgs {
     /// A third of the time, with less exact numbers
     #[arg(long)]
     pub(crate) quick: bool,
+}
+
+/// Arguments of `advise`.
+#[derive(Debug, Args)]
+pub(crate) struct AdviseArgs {
+    /// The trace, a file that may be compressed with zstd
+    #[arg(value_hint = ValueHint::FilePath)]
+    pub(crate) trace: PathBuf,
+
+    /// Its format, if it cannot be told from the content: csv, lis, msr, blkparse, iolog, vscsi
+    #[arg(long, value_name = "FORMAT")]
+    pub(crate) format: Option<Format>,
+
+    /// Share of the blocks that are looked at, 0.000001 to 1 [default: as many as fit into a few MB,
+    /// all of them in a short trace]
+    #[arg(long, value_name = "SHARE", value_parser = rate, allow_hyphen_values = true)]
+    pub(crate) rate: Option<f64>,
+
+    /// Sizes to look at, like 64G,128G [default: powers of two, up to what the trace touches]
+    #[arg(long, value_name = "BYTES", value_delimiter = ',', value_parser = cache_size, allow_hyphen_values = true)]
+    pub(crate) sizes: Vec<u64>,
+
+    /// Bytes to add to every offset, so that requests start where blocks do
+    #[arg(long, value_name = "BYTES", value_parser = size, default_value = "0", allow_hyphen_values = true)]
+    pub(crate) align: u64,
+
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    /// Draw the curve to this file
+    #[arg(long, value_name = "FILE.svg", value_hint = ValueHint::FilePath)]
+    pub(crate) plot: Option<PathBuf>,
+}
+
+fn rate(text: &str) -> Result<f64, String> {
+    let rate = text.parse().ok().filter(|rate| (1e-6..=1.0).contains(rate));
+    rate.ok_or_else(|| "a share of the blocks is 0.000001 to 1; 0.01 suits most".to_owned())
+}
+
+fn cache_size(text: &str) -> Result<u64, String> {
+    let bytes = size(text)?;
+    if bytes < BLOCK { Err("a cache has at least one block, 4K".to_owned()) } else { Ok(bytes) }
 }
 
 fn size(text: &str) -> Result<u64, String> {

@@ -30,6 +30,13 @@ fn bad_command_lines_end_with_2_and_one_line_that_names_the_field() {
         ("show ''".to_owned(), "<NAME>"),
         ("set v".to_owned(), "KEY=VALUE"),
         ("check".to_owned(), "<DEVICE>"),
+        ("advise".to_owned(), "<TRACE>"),
+        ("advise t --rate 0".to_owned(), "--rate"),
+        ("advise t --rate -1".to_owned(), "--rate"),
+        ("advise t --rate NaN".to_owned(), "--rate"),
+        ("advise t --sizes 64G,1".to_owned(), "--sizes"),
+        ("advise t --align 0.5".to_owned(), "--align"),
+        ("advise t --format tar".to_owned(), "--format"),
         ("completions tcsh9".to_owned(), "tcsh9"),
         ("daemon --lanes 0".to_owned(), "--lanes"),
         ("daemon --lanes -1".to_owned(), "--lanes"),
@@ -83,6 +90,34 @@ fn bad_command_lines_end_with_2_and_one_line_that_names_the_field() {
 }
 
 #[test]
+fn advice_comes_from_a_trace() {
+    let dir = common::TempDir::new("advise");
+    let (trace, plot) = (dir.at("t.csv"), dir.at("t.svg"));
+    // Twice around 4 MiB, and then 64 MiB once.
+    let offsets = (0..2048u64).map(|at| at % 1024).chain(4096..20480);
+    let lines: String = offsets.map(|block| format!("R,{},4096\n", block * 4096)).collect();
+    std::fs::write(&trace, format!("op,offset,size\n{lines}")).expect("writable");
+    let mut words = vec![OsStr::new("advise"), trace.as_os_str()];
+    let (code, _) = outcome(&run(&words));
+    assert_eq!(code, Some(0));
+    words.extend(["--sizes", "8M,2M,64M", "--json", "--plot"].map(OsStr::new));
+    words.push(plot.as_os_str());
+    let output = run(&words);
+    let found: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let hits: Vec<f64> =
+        (0..3).map(|row| found["rows"][row]["reads"]["share"].as_f64().expect("a share")).collect();
+    let expected = 1024.0 / (2048.0 + 16384.0);
+    assert_eq!(hits, [0.0, expected, expected]);
+    assert_eq!((&found["take"], &found["one_of"]), (&(8 << 20).into(), &1.into()));
+    assert!(std::fs::read_to_string(&plot).expect("drawn").contains("</svg>"));
+    let (code, said) = outcome(&run(["advise", "/nonexistent/t"]));
+    assert_eq!((code, said.lines().count()), (Some(1), 1), "{said}");
+    std::fs::write(&trace, "op,offset,size\nR,x,1\n").expect("writable");
+    let (code, said) = outcome(&run(&words));
+    assert!(code == Some(1) && said.contains("line 2"), "{said}");
+}
+
+#[test]
 fn wrong_utf8_is_refused() {
     let wrong = OsStr::from_bytes(b"\xff\xfe");
     for line in [
@@ -130,6 +165,7 @@ fn help_is_as_published() {
         "check",
         "dump",
         "demo",
+        "advise",
         "completions",
         "man",
     ];

@@ -1,5 +1,6 @@
 //! One file per verb.
 
+mod advise;
 mod check;
 mod completions;
 mod create;
@@ -42,6 +43,7 @@ pub(crate) fn run(cli: Cli) -> Outcome {
         Verb::Check(args) => check::run(&args),
         Verb::Dump(args) => dump::run(&args),
         Verb::Demo(args) => demo::run(&args),
+        Verb::Advise(args) => advise::run(&args),
         Verb::Completions { shell } => completions::run(shell),
         Verb::Man { dir } => man::run(dir.as_deref()),
     }
