@@ -38,6 +38,7 @@ pub mod volume;
 mod write;
 
 pub use api::{Coming, Completion, CompletionSink, Exports, Extent, Request, Target};
+pub use background::reclaim::segments_kept_free;
 pub use cache::Cache;
 pub use control::VolumeSpec;
 pub use engine::{EngineLane, LaneContext};

@@ -14,6 +14,7 @@
 //! - `seeds`: published experiments in virtual time
 //! - `curve`: estimates of miss-ratio curves beside the exact ones
 //! - `policies`: replacement policies on traces
+//! - `replay`: the engine under traces, in virtual time
 //! - `report`: pages of results
 //! - `output`, `progress`: tables, JSON, bars
 #![forbid(unsafe_code)]
@@ -42,6 +43,7 @@ mod policies;
 mod progress;
 mod real;
 mod recovery;
+mod replay;
 mod report;
 mod rig;
 mod run;
@@ -87,6 +89,8 @@ enum Command {
     Policies(policies::Args),
     /// The miss-ratio curve of a trace beside its estimate from a sample
     Curve(curve::Args),
+    /// The engine under the requests of a trace, in virtual time
+    Replay(replay::Args),
     /// Pages of results from what `seeds --save` or `seeds --json` wrote
     Report(report::Args),
 }
@@ -106,6 +110,7 @@ fn main() -> ExitCode {
         Command::Seeds(args) => seeds::run(&args, json),
         Command::Policies(args) => policies::run(&args, json),
         Command::Curve(args) => curve::run(&args, json),
+        Command::Replay(args) => replay::run(&args, json),
         Command::Report(args) => report::run(&args),
     };
     match result {

@@ -11,6 +11,7 @@ use forebay_format::{CheckSeed, Geometry, Mark, MarkKind, Uuid, VolumeRecord};
 use forebay_lane::{Gate, Notify};
 use parking_lot::Mutex;
 
+use crate::appender::Cut;
 use crate::health::Health;
 use crate::index::{Address, Condition, Found, Index};
 use crate::log::Log;
@@ -174,8 +175,16 @@ impl Store {
     }
 
     /// Segments that foreground work leaves free for background work.
+    pub const RESERVED_SEGMENTS: u32 = 2;
+
+    /// See [`Store::RESERVED_SEGMENTS`].
     pub fn reserved_segments(&self) -> u32 {
-        2
+        Self::RESERVED_SEGMENTS
+    }
+
+    /// Blocks that fit into a segment of a cache laid out like this, if every record is full.
+    pub fn cells_per_segment_of(geometry: &Geometry) -> u64 {
+        Cut::new(geometry).cells_per_segment()
     }
 
     /// Bytes of memory of the index, all in.

@@ -10,7 +10,7 @@ use forebay_device::IoBuf;
 use forebay_format::{Body, PAGE, record};
 use forebay_lane::join_all;
 use forebay_policy::replacement::{Age, ReinsertBudget, SegmentInfo};
-use forebay_store::{Appended, Class, Condition, Entry, Version, VolumeSpace};
+use forebay_store::{Appended, Class, Condition, Entry, Store, Version, VolumeSpace};
 
 use crate::background::writeback::either;
 use crate::cache::BackgroundEnding;
@@ -29,6 +29,12 @@ const LOOKED_UP_AHEAD: usize = 4;
 
 /// A segment that could not be emptied is left alone for so long.
 const STUCK_FOR: Duration = Duration::from_secs(1);
+
+/// Of so many segments, how many reclaim keeps free for what comes next, with so many lanes. In the
+/// others blocks can live.
+pub fn segments_kept_free(segments: u32, lanes: u32) -> u32 {
+    (segments / 50).max(Store::RESERVED_SEGMENTS + lanes + 2)
+}
 
 /// A live block of a segment that is reclaimed.
 struct Live {
@@ -94,8 +100,7 @@ impl EngineLane {
     /// Free segments that reclaim aims for.
     fn free_target(&self) -> u32 {
         let store = &self.cache.store;
-        let lanes = store.options().lanes as u32;
-        (store.segments.count() / 50).max(store.reserved_segments() + lanes + 2)
+        segments_kept_free(store.segments.count(), store.options().lanes as u32)
     }
 
     /// Makes drained segments usable again: a commit, and a checkpoint if some wait for one.

@@ -3,7 +3,8 @@
 //! Each policy drives a plain cache that is empty at first: it has room for a share of the blocks
 //! that the trace ever touches, every block of a request is one access, reads and writes alike, and
 //! what was missed enters unless the policy refuses it. Blocks that are discarded leave. `belady`
-//! knows the future and is the bound for all others.
+//! knows the future and is the bound for all others. The policies that the engine has can be run
+//! through the engine itself as well, where blocks lie in a log and leave with their segments.
 //!
 //! - `accesses`: a trace in memory, as blocks
 //! - `plain`: the cache around a policy; `belady`: the bound
@@ -16,17 +17,20 @@ mod work;
 
 use std::path::PathBuf;
 
-use forebay_core::parse_size;
+use clap::ValueEnum;
+use forebay_core::{ReplacementKind, parse_size};
 use forebay_policy::exact::PolicyKind;
 use serde::Serialize;
 
 use crate::error::{LabError, LabResult, other};
 use crate::output::{Table, print_json};
+use crate::replay::{Grid, Loaded, Misses};
 use crate::report;
 use crate::trace::{self, Format};
 
 use accesses::Accesses;
 use plain::Counts;
+use work::Found;
 
 /// What is measured.
 #[derive(Clone, Debug, clap::Args)]
@@ -43,6 +47,9 @@ pub(crate) struct Args {
     /// Policies; belady is the bound
     #[arg(long, value_delimiter = ',', value_name = "POLICIES")]
     policies: Vec<Policy>,
+    /// plain: blocks have no places; log: in the engine's log, for the policies that it has
+    #[arg(long, value_delimiter = ',', default_value = "plain", value_name = "LAYOUTS")]
+    layout: Vec<Layout>,
     /// Bytes to add to every offset, so that requests start where blocks do
     #[arg(long, default_value = "0", value_name = "BYTES")]
     align: String,
@@ -57,6 +64,24 @@ pub(crate) struct Args {
     plot: Option<PathBuf>,
 }
 
+/// Where blocks lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Layout {
+    Plain,
+    Log,
+}
+
+/// One policy at one size.
+#[derive(Clone, Copy, Debug)]
+struct Job {
+    policy: Policy,
+    /// Share of the trace's blocks, and the same in blocks.
+    size: f64,
+    capacity: u32,
+    /// In the engine's log, under its policy of that name.
+    on_log: Option<ReplacementKind>,
+}
+
 /// Something that decides who leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Policy {
@@ -66,6 +91,11 @@ pub(crate) enum Policy {
 }
 
 impl Policy {
+    /// The engine's policy of this name.
+    fn on_log(self) -> Option<ReplacementKind> {
+        self.name().parse().ok()
+    }
+
     fn name(self) -> &'static str {
         match self {
             Policy::Online(kind) => kind.name(),
@@ -99,8 +129,8 @@ struct Row {
     policy: &'static str,
     /// Share of the trace's blocks.
     size: f64,
-    /// The same in blocks.
-    capacity_blocks: u32,
+    /// The same in blocks; in a log, how many may live there.
+    capacity_blocks: u64,
     /// Of accesses to blocks, reads and writes.
     block_miss_ratio: f64,
     /// Of requests of which at least one block was missed.
@@ -112,9 +142,21 @@ struct Row {
     /// State of the policy, in bytes for each block of capacity; none for the bound.
     state_bytes_per_block: Option<f64>,
     /// Time of the machine for one access to a block, the cache around the policy included.
-    ns_per_access: f64,
-    /// Blocks have no places.
+    ns_per_access: Option<f64>,
+    /// `plain`: blocks have no places; `log`: they are in the engine's log.
     layout: &'static str,
+    /// Of a log: the most blocks that were in it, and the size of its segments.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    most_live_blocks: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    segment_bytes: Option<u64>,
+}
+
+impl Row {
+    fn label(&self) -> String {
+        let plain = self.layout == "plain";
+        if plain { self.policy.to_owned() } else { format!("{} ({})", self.policy, self.layout) }
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -137,14 +179,33 @@ fn row(policy: Policy, size: f64, capacity: u32, counts: &Counts) -> Row {
     Row {
         policy: policy.name(),
         size,
-        capacity_blocks: capacity,
+        capacity_blocks: capacity.into(),
         block_miss_ratio: ratio(counts.misses, counts.accesses),
         request_miss_ratio: ratio(counts.missed_requests, counts.requests),
         read_request_miss_ratio: (reads > 0).then(|| ratio(counts.missed_read_requests, reads)),
         ssd_bytes_per_byte: ratio(counts.insertions + counts.write_hits, counts.accesses),
         state_bytes_per_block: counts.state_bytes.map(|bytes| bytes as f64 / f64::from(capacity)),
-        ns_per_access: counts.nanos as f64 / counts.accesses.max(1) as f64,
+        ns_per_access: Some(counts.nanos as f64 / counts.accesses.max(1) as f64),
         layout: "plain",
+        most_live_blocks: None,
+        segment_bytes: None,
+    }
+}
+
+fn log_row(size: f64, misses: &Misses) -> Row {
+    Row {
+        policy: misses.policy,
+        size,
+        capacity_blocks: misses.capacity_blocks,
+        block_miss_ratio: misses.block_miss_ratio,
+        request_miss_ratio: misses.request_miss_ratio,
+        read_request_miss_ratio: misses.read_request_miss_ratio,
+        ssd_bytes_per_byte: misses.ssd_bytes_per_byte,
+        state_bytes_per_block: None,
+        ns_per_access: None,
+        layout: misses.layout,
+        most_live_blocks: Some(misses.most_live_blocks),
+        segment_bytes: Some(misses.segment_bytes),
     }
 }
 
@@ -162,7 +223,12 @@ pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
     let accesses = Accesses::read(requests)?;
     let policies = if args.policies.is_empty() { Policy::all() } else { args.policies.clone() };
     let mut jobs = Vec::new();
-    for policy in &policies {
+    let layouts = policies.iter().flat_map(|policy| {
+        let plain = args.layout.contains(&Layout::Plain).then_some((*policy, None));
+        let on_log = policy.on_log().filter(|_| args.layout.contains(&Layout::Log));
+        plain.into_iter().chain(on_log.map(|on_log| (*policy, Some(on_log))))
+    });
+    for (policy, on_log) in layouts {
         for size in &args.sizes {
             // As libCacheSim rounds.
             let capacity = (f64::from(accesses.blocks()) * size) as u32;
@@ -171,13 +237,23 @@ pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
                 let what = format!("a share of {size} of the {blocks} blocks in {name} is none");
                 return Err(LabError::Usage(what));
             }
-            jobs.push((*policy, *size, capacity));
+            jobs.push(Job { policy, size: *size, capacity, on_log });
         }
     }
+    if jobs.is_empty() {
+        return Err(LabError::Usage("the engine has lru, fifo and random on its log".into()));
+    }
+    let log = if jobs.iter().any(|job| job.on_log.is_some()) {
+        // As in the plain cache: whole blocks.
+        let requests = trace::open(&args.trace, args.format, align)?;
+        Some(Loaded::read(requests, Grid::Blocks)?)
+    } else {
+        None
+    };
     let threads =
         args.threads.or_else(|| std::thread::available_parallelism().ok().map(Into::into));
-    let counts = work::run(&jobs, &accesses, args.seed, threads.unwrap_or(1))?;
-    let pairs = jobs.iter().zip(&counts);
+    let found = work::run(&jobs, &accesses, log.as_ref(), args.seed, threads.unwrap_or(1))?;
+    let pairs = jobs.iter().zip(&found);
     let result = Report {
         trace: args.trace.file_name().unwrap_or_default().to_string_lossy().into_owned(),
         format,
@@ -186,7 +262,10 @@ pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
         blocks: accesses.blocks(),
         align,
         rows: pairs
-            .map(|((policy, size, blocks), counts)| row(*policy, *size, *blocks, counts))
+            .map(|(job, found)| match found {
+                Found::Plain(counts) => row(job.policy, job.size, job.capacity, counts),
+                Found::Log(misses) => log_row(job.size, misses),
+            })
             .collect(),
     };
     if let Some(path) = &args.plot {
@@ -228,7 +307,7 @@ fn print(result: &Report, sizes: &[f64]) {
         let heading = [title].into_iter().chain(names.iter().map(String::as_str));
         let mut table = Table::new(&heading.collect::<Vec<_>>());
         for rows in result.rows.chunks(sizes.len().max(1)) {
-            let name = rows.first().map(|row| row.policy.to_owned());
+            let name = rows.first().map(Row::label);
             table.row(name.into_iter().chain(rows.iter().map(|row| share(value(row)))));
         }
         print!("{}", table.render());
@@ -239,9 +318,9 @@ fn plot(result: &Report, path: &std::path::Path) -> LabResult<()> {
     let mut lines: Vec<(String, Vec<(f64, f64)>)> = Vec::new();
     for row in &result.rows {
         let point = (row.size * 100.0, row.block_miss_ratio);
-        match lines.last_mut().filter(|(name, _)| name == row.policy) {
+        match lines.last_mut().filter(|(name, _)| *name == row.label()) {
             Some((_, points)) => points.push(point),
-            None => lines.push((row.policy.to_owned(), vec![point])),
+            None => lines.push((row.label(), vec![point])),
         }
     }
     for (_, points) in &mut lines {

@@ -6,10 +6,11 @@ use std::time::Instant;
 
 use crate::error::{LabResult, other};
 use crate::progress::Progress;
+use crate::replay::{self, Loaded, Misses};
 
 use super::accesses::{Accesses, PATIENCE};
 use super::plain::Counts;
-use super::{Policy, belady, plain};
+use super::{Job, Policy, belady, plain};
 
 /// What one thread reports of its way through the trace.
 #[derive(Debug, Default)]
@@ -36,34 +37,38 @@ impl Steps<'_> {
     }
 }
 
-/// Runs each policy at its size, so many at a time; the counts are in the order of the jobs.
+/// What one job found.
+#[derive(Clone, Debug)]
+pub(super) enum Found {
+    Plain(Counts),
+    Log(Misses),
+}
+
+/// Runs each policy at its size, so many at a time; what they found is in the order of the jobs.
+/// `log` is the trace for those on a log.
 ///
 /// # Errors
-/// A thread has died.
+/// The engine fails, or a thread has died.
 pub(super) fn run(
-    jobs: &[(Policy, f64, u32)],
+    jobs: &[Job],
     accesses: &Accesses,
+    log: Option<&Loaded>,
     seed: u64,
     threads: usize,
-) -> LabResult<Vec<Counts>> {
+) -> LabResult<Vec<Found>> {
     let done = AtomicU64::new(0);
     let next = AtomicUsize::new(0);
-    let mut counts: Vec<Option<Counts>> = vec![None; jobs.len()];
+    let mut all: Vec<Option<LabResult<Found>>> = jobs.iter().map(|_| None).collect();
     std::thread::scope(|scope| {
         let (sender, receiver) = mpsc::channel();
         for _ in 0..threads.clamp(1, jobs.len().max(1)) {
             let sender = sender.clone();
             let (done, next) = (&done, &next);
             scope.spawn(move || {
-                while let Some((place, (policy, _, capacity))) = take(jobs, next) {
+                while let Some((place, job)) = take(jobs, next) {
                     let mut steps = Steps { all: Some(done), own: 0 };
-                    let counts = match policy {
-                        Policy::Online(kind) => {
-                            plain::run(*kind, *capacity, accesses, seed, &mut steps)
-                        }
-                        Policy::Belady => belady::run(*capacity, accesses, &mut steps),
-                    };
-                    if sender.send((place, counts)).is_err() {
+                    let found = run_one(job, accesses, log, seed, &mut steps);
+                    if sender.send((place, found)).is_err() {
                         return;
                     }
                 }
@@ -75,7 +80,7 @@ pub(super) fn run(
         loop {
             match receiver.recv_timeout(std::time::Duration::from_millis(200)) {
                 Ok((place, found)) => {
-                    if let Some(slot) = counts.get_mut(place) {
+                    if let Some(slot) = all.get_mut(place) {
                         *slot = Some(found);
                     }
                 }
@@ -83,16 +88,37 @@ pub(super) fn run(
                 Err(mpsc::RecvTimeoutError::Timeout) => {}
             }
             if progress.is_none() && begin.elapsed() > PATIENCE {
-                let all = accesses.accesses() * jobs.len() as u64;
-                progress = Some(Progress::new(all, "running policies"));
+                let steps = accesses.accesses() * jobs.len() as u64;
+                progress = Some(Progress::new(steps, "running policies"));
             }
             if let Some(progress) = &progress {
                 progress.reach(done.load(Ordering::Relaxed));
             }
         }
     });
-    let all: Option<Vec<Counts>> = counts.into_iter().collect();
-    all.ok_or_else(|| other("a policy did not get through the trace"))
+    let lost = || other("a policy did not get through the trace");
+    all.into_iter().map(|found| found.ok_or_else(lost)?).collect()
+}
+
+fn run_one(
+    job: &Job,
+    accesses: &Accesses,
+    log: Option<&Loaded>,
+    seed: u64,
+    steps: &mut Steps<'_>,
+) -> LabResult<Found> {
+    let capacity = job.capacity;
+    match (job.policy, job.on_log.zip(log)) {
+        (_, Some((policy, trace))) => {
+            let misses = replay::misses(trace, policy, capacity, seed)?;
+            steps.advance(accesses.accesses() as usize);
+            Ok(Found::Log(misses))
+        }
+        (Policy::Online(kind), None) => {
+            Ok(Found::Plain(plain::run(kind, capacity, accesses, seed, steps)))
+        }
+        (Policy::Belady, None) => Ok(Found::Plain(belady::run(capacity, accesses, steps))),
+    }
 }
 
 /// The next job that nobody has begun.

@@ -9,15 +9,15 @@
 //! - `pages`: rows, and what is beside them, for pages of results
 //! - `measure`, `tally`, `published`, `row`, `table`: from runs to rows
 
-mod access;
-mod clients;
-mod cpu;
-mod device;
+pub(crate) mod access;
+pub(crate) mod clients;
+pub(crate) mod cpu;
+pub(crate) mod device;
 mod measure;
 mod pages;
 mod published;
 mod published_002;
-mod raw;
+pub(crate) mod raw;
 mod report_000;
 mod report_001;
 mod report_002;
@@ -25,10 +25,10 @@ mod report_003;
 mod report_004;
 mod row;
 mod table;
-mod tally;
-mod timing;
+pub(crate) mod tally;
+pub(crate) mod timing;
 pub(crate) mod twin;
-mod world;
+pub(crate) mod world;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 

@@ -216,6 +216,7 @@ fn cached(context: &Context, config: &Config, cold: bool) -> LabResult<Vec<Measu
         disk: VirtualDevice::origin(DISK_BYTES, Timing::cached_disk(disk(), DISK_BYTES)),
         settings: config.settings.clone(),
         block: BlockSize::DEFAULT,
+        segment_bytes: None,
         seed: context.seed,
         never_full: false,
     })?;

@@ -165,6 +165,7 @@ fn world(kind: ModelKind, config: &Config, seed: u64) -> LabResult<World> {
         disk: VirtualDevice::origin(DISK_BYTES, Timing::model(ModelKind::Hdd7200, DISK_BYTES)),
         settings: config.settings.clone(),
         block: BlockSize::DEFAULT,
+        segment_bytes: None,
         seed,
         never_full: true,
     })

@@ -214,6 +214,7 @@ fn cached(context: &Context, config: &Config, record: u64) -> LabResult<Vec<Meas
         disk: VirtualDevice::origin(DISK_BYTES, timing(Server::Hdd, "read", false)),
         settings: config.settings.clone(),
         block: BlockSize::DEFAULT,
+        segment_bytes: None,
         seed: context.seed,
         never_full: false,
     })?;

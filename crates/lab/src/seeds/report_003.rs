@@ -158,6 +158,7 @@ fn cached(context: &Context, config: &Config) -> LabResult<Vec<Measurement>> {
             disk: VirtualDevice::origin(DISK_BYTES, Timing::model(ModelKind::Hdd7200, DISK_BYTES)),
             settings: config.settings.clone(),
             block: BlockSize::DEFAULT,
+            segment_bytes: None,
             seed: context.seed,
             never_full: true,
         })?;

@@ -156,6 +156,7 @@ fn cached(context: &Context, block: u64, cell: &Cell) -> LabResult<Measurement> 
         disk: VirtualDevice::origin(SSD_BYTES, Timing::model(ModelKind::SataSsd, SSD_BYTES)),
         settings: config.settings.clone(),
         block: BlockSize::new(block).unwrap_or(BlockSize::DEFAULT),
+        segment_bytes: None,
         seed: context.seed,
         never_full: false,
     })?;

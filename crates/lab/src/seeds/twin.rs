@@ -56,6 +56,7 @@ pub(crate) fn measure(
             ..VolumeSettings::default()
         },
         block: BlockSize::DEFAULT,
+        segment_bytes: None,
         seed,
         never_full: false,
     })?;

@@ -1,4 +1,8 @@
 //! A cache in virtual time: the engine on one lane, two virtual devices, and a clock that jumps.
+//!
+//! - `replayed`: what the requests of a trace need, and what is asked about them
+
+mod replayed;
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -23,6 +27,8 @@ use super::clients::Server;
 use super::device::{VirtualDevice, fill_payload};
 use super::tally::Gauges;
 use super::timing::Timing;
+
+pub(crate) use replayed::{Looked, UNIT};
 
 /// Rounds of tasks at one moment after which the engine runs in circles.
 const CIRCLES: u32 = 10_000_000;
@@ -68,6 +74,8 @@ pub(crate) struct Plan {
     pub(crate) disk: Arc<VirtualDevice>,
     pub(crate) settings: VolumeSettings,
     pub(crate) block: BlockSize,
+    /// What the store chooses, if none.
+    pub(crate) segment_bytes: Option<u64>,
     pub(crate) seed: u64,
     /// Headers need not be kept: the log is never reclaimed.
     pub(crate) never_full: bool,
@@ -77,6 +85,7 @@ pub(crate) struct Plan {
 pub(crate) struct World {
     clock: Arc<VirtualClock>,
     lane: Rc<Lane>,
+    engine: Rc<EngineLane>,
     target: Rc<LaneVolume>,
     ssd: Arc<VirtualDevice>,
     disk: Arc<VirtualDevice>,
@@ -138,15 +147,13 @@ async fn build(
     ssd: Arc<dyn Device>,
     disk: Arc<dyn Device>,
     settings: VolumeSettings,
-    block: BlockSize,
+    format: FormatOptions,
     seed: u64,
 ) -> LabResult<Rc<EngineLane>> {
-    let uuid = Uuid::from_u128(0xcac4e);
-    let format = FormatOptions { block, segment_bytes: None, uuid };
     let queue = context.open(&ssd)?;
     forebay_store::format(&ssd, &queue, &format).await?;
     let options = StoreOptions {
-        room_for_blocks: disk.size().div_ceil(block.bytes()),
+        room_for_blocks: disk.size().div_ceil(format.block.bytes()),
         seed,
         ..StoreOptions::default()
     };
@@ -168,7 +175,7 @@ impl World {
     /// # Errors
     /// What the engine says.
     pub(crate) fn new(plan: Plan) -> LabResult<Self> {
-        let Plan { ssd, disk, settings, block, seed, never_full } = plan;
+        let Plan { ssd, disk, settings, block, segment_bytes, seed, never_full } = plan;
         let clock = Arc::<VirtualClock>::default();
         // Time 0 is before everything.
         clock.0.store(1_000_000_000, Ordering::Relaxed);
@@ -177,8 +184,9 @@ impl World {
         let queues = Rc::new(QueueContext { clock: as_clock, ring: None });
         let context = LaneContext { lane: lane.clone(), queues, register: Rc::new(|_| ()) };
         let machine = Machine { clock, lane, ssd, disk };
+        let format = FormatOptions { block, segment_bytes, uuid: Uuid::from_u128(0xcac4e) };
         let making =
-            build(context, machine.ssd.clone(), machine.disk.clone(), settings, block, seed);
+            build(context, machine.ssd.clone(), machine.disk.clone(), settings, format, seed);
         let engine = machine.block_on("making a cache", making)??;
         let target = engine.target(VOLUME).ok_or_else(|| other("the volume is not running"))?;
         if never_full {
@@ -189,7 +197,7 @@ impl World {
         let mut scratch = vec![0; block.as_usize()];
         fill_payload(&mut scratch);
         let (as_sink, block) = (sink.clone() as Rc<dyn CompletionSink>, block.bytes());
-        Ok(World { clock, lane, target, ssd, disk, sink, as_sink, scratch, block })
+        Ok(World { clock, lane, engine, target, ssd, disk, sink, as_sink, scratch, block })
     }
 
     /// Brings a range into the cache, as it is on the disk.
@@ -403,6 +411,7 @@ mod tests {
             disk: VirtualDevice::origin(1 << 30, Timing::model(ModelKind::Hdd7200, 1 << 30)),
             settings,
             block: BlockSize::DEFAULT,
+            segment_bytes: None,
             seed: 1,
             never_full: false,
         };

@@ -1,0 +1,125 @@
+//! A world under the requests of a trace: discards too, what the cache knew before a request, and
+//! what the log holds.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::atomic::Ordering;
+
+use forebay_core::{Op, OriginBlock, SECTOR_SIZE};
+use forebay_engine::{Request, Target};
+
+use crate::error::{LabResult, other};
+use crate::rig::VOLUME;
+
+use super::super::access::Access;
+use super::super::clients::Server;
+use super::{PATIENCE, World};
+
+/// What is counted as a block, whatever the cache's own blocks are.
+pub(crate) const UNIT: u64 = 4096;
+
+/// Blocks of a request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Looked {
+    pub(crate) blocks: u64,
+    /// Not in the cache, or not with all sectors that are to be read.
+    pub(crate) missed: u64,
+    /// Of those: in the cache, but with other sectors.
+    pub(crate) uncovered: u64,
+}
+
+/// What was written to the log, in bytes of payload.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct LogCounts {
+    /// For clients' writes and for fills.
+    pub(crate) appended: u64,
+    /// All of it; what is more was carried on by reclaim.
+    pub(crate) payload: u64,
+}
+
+impl World {
+    /// Starts a request of any kind. `true`: it has ended already.
+    ///
+    /// # Errors
+    /// It failed.
+    pub(crate) fn ask(&mut self, client: u32, op: Op, offset: u64, len: u64) -> LabResult<bool> {
+        if matches!(op, Op::Read | Op::Write) {
+            return self.start(client, &Access { offset, len, write: op == Op::Write });
+        }
+        let tag = client.into();
+        let request = Request { tag, op, offset, len, fua: false, fast: false, data: None };
+        self.target.submit(request, &self.as_sink);
+        Ok(false)
+    }
+
+    /// What the cache has of a read or a write that is about to begin. Nothing becomes younger by
+    /// it.
+    pub(crate) fn look(&self, op: Op, offset: u64, len: u64) -> Looked {
+        let mut looked = Looked::default();
+        let store = &self.engine.cache.store;
+        let Some(space) = store.space_of(self.target.volume().id) else { return looked };
+        let end = offset + len;
+        for unit in offset / UNIT..end.div_ceil(UNIT) {
+            let (start, end) = ((unit * UNIT).max(offset), ((unit + 1) * UNIT).min(end));
+            let (mut absent, mut uncovered) = (false, false);
+            for block in start / self.block..end.div_ceil(self.block) {
+                let first = block * self.block;
+                let from = (start.max(first) - first) / SECTOR_SIZE;
+                let to = (end.min(first + self.block) - first).div_ceil(SECTOR_SIZE);
+                match store.peek(&space, OriginBlock(block)) {
+                    None => absent = true,
+                    Some(found) if op == Op::Read => {
+                        let range = from as u32..to as u32;
+                        uncovered |= found.mask.is_some_and(|mask| !mask.contains_range(range));
+                    }
+                    Some(_) => (),
+                }
+            }
+            looked.blocks += 1;
+            looked.missed += u64::from(absent || uncovered);
+            looked.uncovered += u64::from(uncovered && !absent);
+        }
+        looked
+    }
+
+    /// Brings everything to the origin, durably, and writes what the log still has in RAM.
+    ///
+    /// # Errors
+    /// It cannot be written, or that never ends.
+    pub(crate) fn drain(&mut self) -> LabResult<()> {
+        self.plain(Op::Flush, 0, 0)?;
+        let result = Rc::new(RefCell::new(None));
+        let (engine, inner) = (self.engine.clone(), result.clone());
+        self.lane.spawn(async move {
+            let ended = engine.drain(VOLUME, |_| ()).await;
+            *inner.borrow_mut() = Some(ended);
+        });
+        let started = self.now();
+        loop {
+            self.settle(&mut Vec::new())?;
+            if let Some(ended) = result.borrow_mut().take() {
+                ended?;
+                break;
+            }
+            let next = self.next_event().filter(|next| next.0 < started.0 + PATIENCE);
+            let next = next.ok_or_else(|| other("what is dirty is never written back"))?;
+            self.advance(next.max(self.now()));
+        }
+        self.plain(Op::Flush, 0, 0)
+    }
+
+    /// What is in the log. What was appended is complete after a [`World::drain`].
+    pub(crate) fn log_counts(&self) -> LogCounts {
+        let totals = self.target.volume().stats.totals();
+        let store = &self.engine.cache.store;
+        LogCounts {
+            appended: totals.cache_written_bytes,
+            payload: store.counters.payload_bytes.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Blocks in the cache.
+    pub(crate) fn live_blocks(&self) -> u64 {
+        self.engine.cache.store.index.len()
+    }
+}
