@@ -19,6 +19,13 @@
 //! A run is what the stream had covered *before* the request, so a single request is never a
 //! stream, however large it is.
 //!
+//! A backup, or a scan by many threads, is many streams of small requests at once, and other clients'
+//! random requests come in between, each of which could be the first of a stream. So streams that
+//! have gone on twice are established: they have three quarters of the table, and keep their places
+//! until they have not been heard of for long. Of what leaves the table a hash of its end stays
+//! behind for a while, and the next request of such a stream brings it back. bcache looks at the mean
+//! of what each task reads instead; behind a network there are no tasks.
+//!
 //! One table per volume and lane, without locks. A stream that a client spreads over connections
 //! on several lanes is a stream on each of them only where each sees neighbouring requests.
 
@@ -33,6 +40,15 @@ const MAX_HOLES: u64 = 4;
 
 /// How far from the end of a stream a request may start, in lengths of the request.
 const MAX_DISTANCE: u64 = 3;
+
+/// Requests after which a stream is established.
+const ESTABLISHED: u8 = 3;
+
+/// An established stream may lose its place when so many requests have come since its last one.
+const PATIENCE: u32 = 8192;
+
+/// Ends of streams that are remembered although the streams had to leave the table.
+const ENDS: usize = 2048;
 
 const NONE: u16 = u16::MAX;
 
@@ -59,22 +75,46 @@ struct Stream {
     /// Bytes before `end` that were jumped over and have not come since.
     holes: u64,
     is_write: bool,
+    /// Requests so far, up to [`ESTABLISHED`]; 0: another stream has come through it.
+    requests: u8,
+    /// The list that it is in.
+    list: Which,
+    /// The number of its last request.
+    heard: u32,
     /// Next in the chain of the same hash bucket.
     chain: u16,
-    /// Neighbours in the order of last use.
+    /// Neighbours in its list.
     newer: u16,
     older: u16,
 }
 
-/// A table of the streams that continued last. Memory is fixed: about 64 bytes per stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Which {
+    New,
+    Established,
+}
+
+/// Streams in the order of last use.
+#[derive(Clone, Copy, Debug)]
+struct List {
+    newest: u16,
+    oldest: u16,
+    len: usize,
+}
+
+/// A table of the streams that continued last. Memory is fixed: about 64 bytes per stream, and 8 KiB.
 #[derive(Debug)]
 pub struct SequentialCutoff {
     streams: Vec<Stream>,
     capacity: usize,
     buckets: Vec<u16>,
     shift: u32,
-    newest: u16,
-    oldest: u16,
+    /// By [`Which`].
+    lists: [List; 2],
+    /// Requests so far, as a number that wraps.
+    requests: u32,
+    /// Of streams that had to leave: 30 bits of a hash of their end, and how many requests they had.
+    ends: Box<[u32]>,
 }
 
 impl SequentialCutoff {
@@ -88,8 +128,9 @@ impl SequentialCutoff {
             capacity,
             buckets: vec![NONE; buckets],
             shift: 64 - buckets.trailing_zeros(),
-            newest: NONE,
-            oldest: NONE,
+            lists: [List { newest: NONE, oldest: NONE, len: 0 }; 2],
+            requests: 0,
+            ends: vec![0; ENDS].into(),
         }
     }
 
@@ -99,6 +140,7 @@ impl SequentialCutoff {
         let Some(end) = offset.checked_add(len).filter(|_| len > 0) else {
             return Verdict { run: 0 };
         };
+        self.requests = self.requests.wrapping_add(1);
         if let Some(found) = self.find(op_is_write, offset) {
             return self.go_on(found, end, len, 0);
         }
@@ -115,7 +157,8 @@ impl SequentialCutoff {
                 return self.fill_hole(found, len);
             }
         }
-        self.start(op_is_write, end, len);
+        let requests = self.come_back(op_is_write, offset) + 1;
+        self.start(op_is_write, end, len, requests.min(ESTABLISHED));
         Verdict { run: 0 }
     }
 
@@ -140,7 +183,7 @@ impl SequentialCutoff {
             stream.holes = 0;
         }
         self.chain(slot);
-        self.promote(slot);
+        self.promote(slot, real);
         Verdict { run: if real { before } else { 0 } }
     }
 
@@ -156,33 +199,81 @@ impl SequentialCutoff {
             stream.holes = 0;
             stream.run = len;
         }
-        self.promote(slot);
+        self.promote(slot, late);
         Verdict { run: if late { before } else { 0 } }
     }
 
-    fn start(&mut self, is_write: bool, end: u64, len: u64) {
-        let stream =
-            Stream { end, run: len, holes: 0, is_write, chain: NONE, newer: NONE, older: NONE };
+    fn start(&mut self, is_write: bool, end: u64, len: u64, requests: u8) {
+        let stream = Stream {
+            end,
+            run: len,
+            holes: 0,
+            is_write,
+            requests,
+            list: Which::New,
+            heard: self.requests,
+            chain: NONE,
+            newer: NONE,
+            older: NONE,
+        };
         let slot = if self.streams.len() < self.capacity {
             self.streams.push(stream);
-            let slot = (self.streams.len() - 1) as u16;
-            self.link_newest(slot);
-            slot
+            (self.streams.len() - 1) as u16
         } else {
-            let slot = self.oldest;
-            self.unchain(slot);
-            self.promote(slot);
-            let place = &mut self.streams[slot as usize];
-            *place = Stream { newer: place.newer, older: place.older, ..stream };
+            let slot = self.lists[Which::New as usize].oldest;
+            self.leave(slot);
+            self.streams[slot as usize] = stream;
             slot
         };
+        let which = self.list_for(slot);
+        self.link_newest(slot, which);
         self.chain(slot);
     }
 
+    /// The list that a stream belongs to, which is in none at the moment.
+    fn list_for(&mut self, slot: u16) -> Which {
+        let established = self.lists[Which::Established as usize];
+        if self.streams[slot as usize].requests < ESTABLISHED {
+            return Which::New;
+        }
+        // At least one place is for new ones: somebody must be able to leave.
+        if established.len < self.capacity - (self.capacity / 4).max(1) {
+            return Which::Established;
+        }
+        if established.len == 0
+            || self.requests.wrapping_sub(self.streams[established.oldest as usize].heard)
+                < PATIENCE
+        {
+            return Which::New;
+        }
+        self.unlink(established.oldest);
+        self.link_oldest(established.oldest);
+        Which::Established
+    }
+
+    fn leave(&mut self, slot: u16) {
+        self.unchain(slot);
+        self.unlink(slot);
+        let Stream { is_write, end, requests, .. } = self.streams[slot as usize];
+        if requests > 0 {
+            let (place, tag) = remembered(is_write, end);
+            self.ends[place] = tag | u32::from(requests);
+        }
+    }
+
+    /// How many requests the stream had that went on at `offset` and had to leave.
+    fn come_back(&mut self, is_write: bool, offset: u64) -> u8 {
+        let (place, tag) = remembered(is_write, offset);
+        let known = self.ends[place];
+        if known & !3 != tag {
+            return 0;
+        }
+        self.ends[place] = 0;
+        (known & 3) as u8
+    }
+
     fn bucket(&self, is_write: bool, end: u64) -> usize {
-        // Fibonacci hashing; the direction only has to change the bucket.
-        let key = end.wrapping_add(u64::from(is_write));
-        (key.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> self.shift) as usize
+        (hash(is_write, end) >> self.shift) as usize
     }
 
     fn find(&self, is_write: bool, end: u64) -> Option<u16> {
@@ -224,45 +315,77 @@ impl SequentialCutoff {
     }
 
     fn unlink(&mut self, slot: u16) {
-        let Stream { newer, older, .. } = self.streams[slot as usize];
-        match newer {
-            NONE => self.newest = older,
-            _ => self.streams[newer as usize].older = older,
+        let stream = self.streams[slot as usize];
+        let list = &mut self.lists[stream.list as usize];
+        list.len -= 1;
+        match stream.newer {
+            NONE => list.newest = stream.older,
+            newer => self.streams[newer as usize].older = stream.older,
         }
-        match older {
-            NONE => self.oldest = newer,
-            _ => self.streams[older as usize].newer = newer,
+        match stream.older {
+            NONE => list.oldest = stream.newer,
+            older => self.streams[older as usize].newer = stream.newer,
         }
     }
 
-    fn link_newest(&mut self, slot: u16) {
-        let stream = &mut self.streams[slot as usize];
-        (stream.newer, stream.older) = (NONE, self.newest);
-        match self.newest {
-            NONE => self.oldest = slot,
+    fn link_newest(&mut self, slot: u16, which: Which) {
+        let list = &mut self.lists[which as usize];
+        let before = std::mem::replace(&mut list.newest, slot);
+        list.len += 1;
+        match before {
+            NONE => list.oldest = slot,
             newest => self.streams[newest as usize].newer = slot,
         }
-        self.newest = slot;
+        let stream = &mut self.streams[slot as usize];
+        (stream.newer, stream.older, stream.list) = (NONE, before, which);
     }
 
-    fn promote(&mut self, slot: u16) {
-        if self.newest != slot {
-            self.unlink(slot);
-            self.link_newest(slot);
+    /// Makes a stream the next to leave.
+    fn link_oldest(&mut self, slot: u16) {
+        let list = &mut self.lists[Which::New as usize];
+        let before = std::mem::replace(&mut list.oldest, slot);
+        list.len += 1;
+        match before {
+            NONE => list.newest = slot,
+            oldest => self.streams[oldest as usize].older = slot,
         }
+        let stream = &mut self.streams[slot as usize];
+        (stream.newer, stream.older, stream.list) = (before, NONE, Which::New);
     }
 
-    /// Makes a stream the next to be replaced.
+    /// A stream has gone on, or (`real` is false) has turned out to be none and starts again.
+    fn promote(&mut self, slot: u16, real: bool) {
+        let now = self.requests;
+        let stream = &mut self.streams[slot as usize];
+        stream.heard = now;
+        stream.requests = if real { (stream.requests + 1).min(ESTABLISHED) } else { 1 };
+        let newest = self.lists[stream.list as usize].newest == slot;
+        if newest && (stream.list == Which::Established) == (stream.requests == ESTABLISHED) {
+            return;
+        }
+        self.unlink(slot);
+        let which = self.list_for(slot);
+        self.link_newest(slot, which);
+    }
+
+    /// Another stream has come through this one.
     fn demote(&mut self, slot: u16) {
-        if self.oldest != slot {
-            self.unlink(slot);
-            let stream = &mut self.streams[slot as usize];
-            (stream.newer, stream.older) = (self.oldest, NONE);
-            let oldest = self.oldest;
-            self.streams[oldest as usize].older = slot;
-            self.oldest = slot;
-        }
+        self.unlink(slot);
+        self.streams[slot as usize].requests = 0;
+        self.link_oldest(slot);
     }
+}
+
+fn hash(is_write: bool, end: u64) -> u64 {
+    // Fibonacci hashing; the direction only has to change the bucket.
+    end.wrapping_add(u64::from(is_write)).wrapping_mul(0x9E37_79B9_7F4A_7C15)
+}
+
+/// Where the end of a stream is remembered, and as what: 30 bits, and two for the number of requests.
+fn remembered(is_write: bool, end: u64) -> (usize, u32) {
+    let hash = hash(is_write, end);
+    // The tag has bits that the place has not.
+    ((hash >> 32) as usize % ENDS, ((hash >> 34) as u32 ^ hash as u32) & !3)
 }
 
 #[cfg(test)]

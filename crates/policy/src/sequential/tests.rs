@@ -7,16 +7,20 @@ const MIB: u64 = 1 << 20;
 
 /// Lists and chains hold every stream exactly once (a demoted one is in no chain).
 fn check(table: &SequentialCutoff) {
-    let mut seen = 0;
-    let mut slot = table.newest;
-    let mut last = NONE;
-    while slot != NONE {
-        assert_eq!(table.streams[slot as usize].newer, last);
-        last = slot;
-        slot = table.streams[slot as usize].older;
-        seen += 1;
+    let mut all = 0;
+    for (number, list) in table.lists.iter().enumerate() {
+        let (mut seen, mut slot, mut last) = (0, list.newest, NONE);
+        while slot != NONE {
+            let stream = &table.streams[slot as usize];
+            assert_eq!((stream.newer, stream.list as usize), (last, number));
+            last = slot;
+            slot = stream.older;
+            seen += 1;
+        }
+        assert_eq!((seen, last), (list.len, list.oldest));
+        all += seen;
     }
-    assert_eq!((seen, last), (table.streams.len(), table.oldest));
+    assert_eq!(all, table.streams.len());
     let mut chained = 0;
     for &bucket in &table.buckets {
         let mut slot = bucket;
@@ -39,21 +43,72 @@ fn threshold_zero_is_never() {
 }
 
 #[test]
-fn interleaved_streams_up_to_the_capacity_are_followed_and_one_more_is_not() {
-    for (streams, capacity, followed) in
-        [(1, 1, true), (128, 128, true), (256, 256, true), (257, 256, false)]
-    {
-        for is_write in [false, true] {
-            let mut table = SequentialCutoff::new(capacity);
-            for step in 0..20u64 {
+fn interleaved_streams_up_to_the_capacity_are_followed() {
+    for streams in [1, 2, 5, 128, 256] {
+        for (is_write, len) in [(false, 64 * KIB), (true, 64 * KIB), (false, 512), (true, 4 * KIB)]
+        {
+            let mut table = SequentialCutoff::new(streams as usize);
+            for step in 0..20 {
                 for stream in 0..streams {
-                    let verdict =
-                        table.observe(is_write, stream * (1 << 30) + step * 64 * KIB, 64 * KIB);
-                    let run = if followed { step * 64 * KIB } else { 0 };
-                    assert_eq!(verdict.run, run, "{streams} streams in {capacity}, step {step}");
+                    let verdict = table.observe(is_write, stream * (1 << 30) + step * len, len);
+                    assert_eq!(verdict.run, step * len, "{streams} streams of {len}, step {step}");
                 }
             }
             check(&table);
+        }
+    }
+}
+
+/// Bytes that went round the cache, and all bytes, when so many streams take turns, each with so
+/// many random requests in between.
+fn bypassed(is_write: bool, streams: u64, noise: u64, len: u64, each: u64) -> (u64, u64) {
+    let mut table = SequentialCutoff::new(DEFAULT_STREAMS);
+    let mut rng = fastrand::Rng::with_seed(streams ^ noise);
+    let (mut round, mut all) = (0, 0);
+    for step in 0..each / len {
+        for stream in 0..streams {
+            let verdict = table.observe(is_write, stream * (1 << 30) + step * len, len);
+            round += u64::from(verdict.bypass(DEFAULT_THRESHOLD)) * len;
+            all += len;
+            for _ in 0..noise {
+                // Over 1 TiB, elsewhere.
+                let at = (1 << 41) + rng.u64(0..1 << 28) * 4 * KIB;
+                let verdict = table.observe(rng.bool(), at, 4 * KIB);
+                assert!(
+                    !verdict.bypass(DEFAULT_THRESHOLD),
+                    "a random request is taken for a stream"
+                );
+            }
+        }
+    }
+    check(&table);
+    (round, all)
+}
+
+/// Backups: small pieces, many streams, other clients at work. Each stream is found when it has run
+/// for the threshold, give or take what it takes to be established.
+#[test]
+fn backups_in_small_pieces_are_found_among_random_requests() {
+    for is_write in [false, true] {
+        for (streams, noise, len) in [
+            (1, 0, 4 * KIB),
+            (200, 0, 4 * KIB),
+            (200, 0, 512),
+            (300, 0, 16 * KIB),
+            (1, 1000, 4 * KIB),
+            (16, 99, 16 * KIB),
+            (64, 9, 4 * KIB),
+            (128, 9, 16 * KIB),
+            (180, 1, 4 * KIB),
+        ] {
+            let (round, all) = bypassed(is_write, streams, noise, len, 5 * MIB);
+            // All but the first 4 MiB of each 5 MiB, of as many streams as have room.
+            let followed = streams.min(192);
+            let expected = followed * MIB / 10 * 8;
+            assert!(
+                round >= expected && round <= followed.max(streams) * MIB,
+                "{streams} streams of {len}, {noise} random ones: {round} of {all}"
+            );
         }
     }
 }
