@@ -112,9 +112,101 @@ choice!(ReplacementKind, "replacement policy", "lru, fifo, random (rand)", {
     Random => "random" | "rand",
 });
 
+/// Whether blocks that are missed may enter the cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum Admission {
+    /// All of them.
+    #[default]
+    Always,
+    /// Those that were missed before, not too long ago: as many blocks are remembered as the cache
+    /// has slots, times this number, 1 to [`Admission::MOST`].
+    Ghost(u8),
+}
+
+impl Admission {
+    /// The longest memory, in times the slots of the cache.
+    pub const MOST: u8 = 16;
+
+    const CHOICES: &'static str = "always, second-hit, ghost:1 to ghost:16";
+
+    /// How many blocks are remembered, in times the slots of the cache; 0: none for this.
+    pub fn times(self) -> u8 {
+        match self {
+            Admission::Always => 0,
+            Admission::Ghost(times) => times,
+        }
+    }
+
+    /// The rule that remembers so many; `None`: there is none.
+    pub fn from_times(times: u64) -> Option<Self> {
+        let times = u8::try_from(times).ok().filter(|times| *times <= Admission::MOST)?;
+        Some(if times == 0 { Admission::Always } else { Admission::Ghost(times) })
+    }
+}
+
+impl fmt::Display for Admission {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Admission::Always => f.pad("always"),
+            Admission::Ghost(1) => f.pad("second-hit"),
+            Admission::Ghost(times) => write!(f, "ghost:{times}"),
+        }
+    }
+}
+
+impl FromStr for Admission {
+    type Err = ChoiceError;
+
+    fn from_str(text: &str) -> Result<Self, ChoiceError> {
+        let counted = |times: &str| {
+            // Digits only: `parse` would take a sign.
+            let digits = times.bytes().all(|byte| byte.is_ascii_digit());
+            let times = times.parse().ok().filter(|times| digits && *times > 0)?;
+            Admission::from_times(times)
+        };
+        let found = match text {
+            "always" => Some(Admission::Always),
+            "second-hit" => Some(Admission::Ghost(1)),
+            _ => text.strip_prefix("ghost:").and_then(counted),
+        };
+        found.ok_or_else(|| ChoiceError {
+            given: text.chars().take(40).collect(),
+            what: "rule of admission",
+            choices: Admission::CHOICES,
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn rules_of_admission_are_read_and_written() {
+        for times in 0..=u64::from(Admission::MOST) {
+            let rule = Admission::from_times(times).expect("in range");
+            assert_eq!((rule.to_string().parse(), u64::from(rule.times())), (Ok(rule), times));
+        }
+        assert_eq!("ghost:1".parse(), Ok(Admission::Ghost(1)));
+        assert_eq!(Admission::Ghost(1).to_string(), "second-hit");
+        for bad in [
+            "",
+            "Always",
+            "ghost",
+            "ghost:",
+            "ghost:0",
+            "ghost:17",
+            "ghost:+2",
+            "ghost:-1",
+            "ghost:1.5",
+            "ghost: 2",
+            "second hit",
+            "ghost:99999999999999999999",
+        ] {
+            assert!(bad.parse::<Admission>().is_err(), "{bad} was read");
+        }
+        assert_eq!(Admission::from_times(17), None);
+    }
 
     #[test]
     fn names_and_aliases_are_read() {

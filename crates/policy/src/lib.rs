@@ -5,7 +5,7 @@
 //! order give the same answers, which is what lets the simulator replay a run.
 //!
 //! - [`sequential`]: how far a stream has run, for the sequential cut-off
-//! - [`admission`]: whether a block may enter, and the reasons why a request goes round the cache
+//! - [`admission`]: whether a block may enter, one file for each rule
 //! - [`replacement`]: which segment is reclaimed and which of its blocks are carried on
 //! - [`curve`]: what caches of all sizes would hit, from a sample of the blocks
 //! - [`exact`]: which block leaves, for lists of blocks
@@ -21,7 +21,7 @@ pub mod sequential;
 pub mod sweep;
 pub mod writeback;
 
-pub use admission::{Admission, AdmissionVerdict, Always, BypassReason};
+pub use admission::{Ghost, LatencyMean, Past, WriteBudget, admits};
 pub use replacement::{Age, EpochClock, HitRule, ReinsertBudget, Replacement, SegmentInfo, build};
 pub use sequential::SequentialCutoff;
 pub use sweep::{DirtyMap, SweepPlanner, Window, merge_runs};

@@ -1,0 +1,147 @@
+//! A limit on what is written to the cache device in a day: flash wears out by being written to.
+//!
+//! A token bucket. It fills over time, everything that is written to the cache device for the volume
+//! empties it, and while it is empty fills are refused. Dirty data is never refused, so it can run a
+//! debt, which is worked off before the next fill.
+//!
+//! The bucket holds a 24th of the limit and the rest comes evenly over the day, so that in no 24
+//! hours more than the limit goes to fills, beside what was under way when the bucket ran empty.
+
+use std::time::Duration;
+
+use forebay_core::Nanos;
+
+/// What the limit is for.
+pub const PERIOD: Duration = Duration::from_secs(86_400);
+
+/// The bucket holds this part of the limit.
+const BURST: i128 = 24;
+
+/// One byte, in the unit of the bucket: bytes times nanoseconds of the period.
+const BYTE: i128 = PERIOD.as_nanos() as i128;
+
+/// What is known since the limit was set.
+#[derive(Clone, Copy, Debug)]
+struct Bucket {
+    limit: u64,
+    /// In units of [`BYTE`]; below zero it is a debt.
+    level: i128,
+    at: Nanos,
+    /// Bytes that had been written by then.
+    written: u64,
+}
+
+/// The budget of one volume. It has no clock and no counter of its own: both are handed in.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct WriteBudget(Option<Bucket>);
+
+impl WriteBudget {
+    /// Whether a fill may be written now. `limit`: bytes in a day, 0 for no limit; `written`: bytes
+    /// written to the cache device for the volume so far, for whatever reason.
+    ///
+    /// The bucket is full when a limit is set, and what was written before that does not count.
+    pub fn allows(&mut self, limit: u64, now: Nanos, written: u64) -> bool {
+        if limit == 0 {
+            self.0 = None;
+            return true;
+        }
+        let most = i128::from(limit) * BYTE;
+        let burst = most / BURST;
+        let bucket = self.0.get_or_insert(Bucket { limit, level: burst, at: now, written });
+        let passed = i128::try_from(now.since(bucket.at).as_nanos()).unwrap_or(i128::MAX);
+        // Of the limit as it was: a new one counts from now on.
+        let rate = i128::from(bucket.limit) - i128::from(bucket.limit) / BURST;
+        let filled = rate.saturating_mul(passed);
+        let emptied = i128::from(written.saturating_sub(bucket.written)) * BYTE;
+        // A debt of more than a day is forgiven: it was not made in this one.
+        let level = bucket.level.saturating_add(filled).saturating_sub(emptied).clamp(-most, burst);
+        *bucket = Bucket { limit, level, at: now, written };
+        level > 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DAY: u64 = PERIOD.as_secs();
+
+    fn at(seconds: u64) -> Nanos {
+        Nanos(1) + Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn no_limit_never_refuses_and_nothing_written_before_a_limit_counts() {
+        let mut budget = WriteBudget::default();
+        for second in 0..10 {
+            assert!(budget.allows(0, at(second), second << 50));
+        }
+        assert!(budget.allows(1 << 30, at(10), 9 << 50));
+        // Another limit is the same bucket; none, and a limit again, is a new one.
+        assert!(!budget.allows(1 << 30, at(11), 10 << 50));
+        assert!(!budget.allows(2 << 30, at(12), 10 << 50));
+        assert!(budget.allows(0, at(13), 10 << 50));
+        assert!(budget.allows(2 << 30, at(14), 10 << 50));
+    }
+
+    /// Fills as often as it is allowed to, in steps of different lengths and amounts.
+    #[test]
+    fn no_day_has_more_fills_than_the_limit_and_the_usual_day_has_nearly_as_many() {
+        for (limit, fill, step) in [
+            (1 << 30, 4096, 1),
+            (100 << 30, 1 << 20, 1),
+            (1 << 40, 4096 * 256, 1),
+            (1 << 20, 4096, 60),
+        ] {
+            let mut budget = WriteBudget::default();
+            let mut written = 0;
+            // Bytes that had been written at the end of each step, for five days.
+            let mut history = vec![0];
+            for second in (0..5 * DAY).step_by(step) {
+                // As many fills as a fast client would ask for in that time.
+                for _ in 0..100 {
+                    if !budget.allows(limit, at(second), written) {
+                        break;
+                    }
+                    written += fill;
+                }
+                history.push(written);
+            }
+            let day = DAY as usize / step;
+            let worst = history.windows(day + 1).map(|day| day[day.len() - 1] - day[0]).max();
+            let worst = worst.expect("five days");
+            assert!(worst <= limit + fill, "{limit}: {worst} in a day");
+            let last = written - history[history.len() - 1 - day];
+            let reachable = limit.min(100 * fill * day as u64);
+            assert!(last >= reachable / 100 * 95, "{limit}: {last} in the last day");
+        }
+    }
+
+    #[test]
+    fn dirty_writes_run_a_debt_that_is_worked_off_and_no_longer_than_a_day() {
+        let limit = 24 << 30;
+        for (dirty, hours) in [(1u64 << 30, 1), (3 << 30, 3), (25 << 30, 25), (1 << 50, 25)] {
+            let mut budget = WriteBudget::default();
+            assert!(budget.allows(limit, at(0), 0));
+            let first = (0..100 * 3600)
+                .step_by(60)
+                .find(|second| budget.allows(limit, at(1 + second), dirty))
+                .expect("some time");
+            // The first GiB was in the bucket; it fills a little more slowly than the limit says.
+            let expected = (hours - 1) * 3600 * 24 / 23;
+            assert!((expected..=expected + 3700).contains(&first), "{dirty}: {first} s");
+        }
+    }
+
+    #[test]
+    fn absurd_numbers_do_no_harm() {
+        let mut budget = WriteBudget::default();
+        for limit in [1, 4096, u64::MAX] {
+            for now in [0, 1, u64::MAX, 5] {
+                for written in [0, u64::MAX, 7] {
+                    budget.allows(limit, Nanos(now), written);
+                }
+            }
+        }
+    }
+}

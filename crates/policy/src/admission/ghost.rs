@@ -1,0 +1,395 @@
+//! A memory of blocks that are not cached: what became of them, as long as it is not too long ago.
+//!
+//! It answers two questions about a block that is missed. Why is it not there? And: was it missed
+//! before, so that it is worth its place now?
+//!
+//! An entry has 16 bits: 13 of a hash of the address, and 3 that say what became of the block. 31
+//! entries and a cursor fill one line of a CPU's cache; a block belongs to one line, where the oldest
+//! entry is replaced. So two bytes for an entry are all, a look-up costs one access to memory, and
+//! about one block in 260 is taken for another one (31 of 8192).
+//!
+//! Lanes share it without locks. Whole words of four entries are read and written; when two lanes
+//! write the same word at the same moment one of the notes may be lost, which is nothing but one more
+//! way of forgetting.
+//!
+//! A memory that only serves statistics can be smaller than what it is to reach back over: it keeps
+//! one address in [`Ghost::kept_of`], chosen by the hash, as the sampled caches of "Efficient MRC
+//! Construction with SHARDS" (FAST 2015) do, and says of all others that it keeps none of them.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What became of a block that is not cached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Past {
+    /// It was evicted.
+    Evicted = 1,
+    /// It was forgotten because the origin was written to, or because it was discarded.
+    Invalidated = 2,
+    /// It was missed, and admission kept it out.
+    NotAdmitted = 3,
+    /// It was missed, and the write budget was used up.
+    OverBudget = 4,
+    /// It was missed, and something kept it from being filled.
+    NotFilled = 5,
+}
+
+impl Past {
+    /// Everything that can be remembered.
+    pub const ALL: [Past; 5] =
+        [Past::Evicted, Past::Invalidated, Past::NotAdmitted, Past::OverBudget, Past::NotFilled];
+
+    fn from_bits(bits: u64) -> Option<Past> {
+        Past::ALL.into_iter().find(|past| *past as u64 == bits & PAST)
+    }
+}
+
+/// What is remembered of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Recall {
+    /// This became of it.
+    Past(Past),
+    /// Nothing: it was never here, or too long ago.
+    Nothing,
+    /// It is none of those of which anything is kept.
+    NotKept,
+}
+
+/// The bits of an entry that say what became of the block.
+const PAST: u64 = 7;
+/// Entries in a word, and words in a line.
+const LANES: usize = 4;
+const WORDS: usize = 8;
+/// Entries in a line; the place of the last one holds the cursor.
+const ENTRIES: u64 = (WORDS * LANES - 1) as u64;
+/// Bytes for an entry, the cursors included.
+const ENTRY_BYTES: u64 = 2;
+/// Memories for statistics have at least this many entries, which are 128 KiB.
+const LEAST_ENTRIES: u64 = 1 << 16;
+/// And otherwise keep one of this many addresses at most.
+const SPARSEST: u64 = 32;
+
+/// The same 16 bits four times.
+const ONES: u64 = 0x0001_0001_0001_0001;
+/// Where the cursor is in its word.
+const CURSOR_SHIFT: u32 = 48;
+
+#[repr(align(64))]
+#[derive(Default)]
+struct Line([AtomicU64; WORDS]);
+
+/// Marks the highest bit of every 16 bits of `word` that are zero.
+fn zeroes(word: u64) -> u64 {
+    const LOW: u64 = 0x7fff * ONES;
+    !(((word & LOW) + LOW) | word | LOW)
+}
+
+/// Where the marked entry of a word begins.
+fn shift_of(marks: u64) -> u32 {
+    marks.trailing_zeros() & !15
+}
+
+impl Line {
+    /// The words, and of each the highest bits of those places that hold entries.
+    fn words(&self) -> impl Iterator<Item = (&AtomicU64, u64)> {
+        let places = |number: usize| match number + 1 {
+            WORDS => (0x8000 * ONES) & ((1 << CURSOR_SHIFT) - 1),
+            _ => 0x8000 * ONES,
+        };
+        self.0.iter().enumerate().map(move |(number, word)| (word, places(number)))
+    }
+
+    /// The entry with this fingerprint: its word, and where it begins there.
+    fn find(&self, print: u64) -> Option<(&AtomicU64, u32)> {
+        self.words().find_map(|(cell, places)| {
+            let word = cell.load(Ordering::Relaxed);
+            // What is left of an entry of this fingerprint is what became of the block, which is
+            // not zero.
+            let different = word ^ ((print << 3) * ONES);
+            let candidates = zeroes(different & !(PAST * ONES)) & !zeroes(word & (PAST * ONES));
+            let found = candidates & places;
+            (found != 0).then(|| (cell, shift_of(found)))
+        })
+    }
+
+    /// A place for a new entry: an empty one, or that of the oldest.
+    fn room(&self) -> (&AtomicU64, u32) {
+        let empty = self.words().find_map(|(cell, places)| {
+            let found = zeroes(cell.load(Ordering::Relaxed)) & places;
+            (found != 0).then(|| (cell, shift_of(found)))
+        });
+        empty.unwrap_or_else(|| {
+            let last = &self.0[WORDS - 1];
+            let cursor = (last.load(Ordering::Relaxed) >> CURSOR_SHIFT) % ENTRIES;
+            put(last, CURSOR_SHIFT, (cursor + 1) % ENTRIES);
+            (&self.0[cursor as usize / LANES], (cursor as u32 % LANES as u32) * 16)
+        })
+    }
+}
+
+/// Replaces the 16 bits that begin at `shift`.
+fn put(cell: &AtomicU64, shift: u32, entry: u64) {
+    let word = cell.load(Ordering::Relaxed);
+    cell.store((word & !(0xffff << shift)) | (entry << shift), Ordering::Relaxed);
+}
+
+/// See the module.
+pub struct Ghost {
+    lines: Box<[Line]>,
+    /// Addresses of whose hash these bits are zero are kept.
+    sparse: u64,
+}
+
+/// Where an address belongs.
+struct Place<'a> {
+    line: &'a Line,
+    /// 13 bits.
+    print: u64,
+}
+
+impl Ghost {
+    /// A memory of `entries` entries, in two bytes each, for any address.
+    pub fn new(entries: u64) -> Self {
+        Ghost::sparse(entries, 1)
+    }
+
+    /// A memory that reaches back over as many blocks as a cache of `slots` blocks has, for
+    /// statistics: 128 KiB, or a sixteenth of a byte for each slot if that is more.
+    pub fn for_statistics(slots: u64) -> Self {
+        let kept_of = (slots / LEAST_ENTRIES).clamp(1, SPARSEST).next_power_of_two();
+        Ghost::sparse((slots / kept_of).max(LEAST_ENTRIES.min(slots)), kept_of)
+    }
+
+    fn sparse(entries: u64, kept_of: u64) -> Self {
+        let lines = entries.div_ceil(ENTRIES + 1).clamp(1, u64::from(u32::MAX));
+        Ghost { lines: (0..lines).map(|_| Line::default()).collect(), sparse: (kept_of - 1) << 13 }
+    }
+
+    /// Entries that there is room for.
+    pub fn entries(&self) -> u64 {
+        self.lines.len() as u64 * (ENTRIES + 1)
+    }
+
+    /// One address in so many is kept; 1: all are.
+    pub fn kept_of(&self) -> u64 {
+        (self.sparse >> 13) + 1
+    }
+
+    /// Bytes of memory.
+    pub fn bytes(&self) -> u64 {
+        self.entries() * ENTRY_BYTES
+    }
+
+    fn place(&self, address: u64) -> Option<Place<'_>> {
+        let hash = mix(address);
+        if hash & self.sparse != 0 {
+            return None;
+        }
+        // Below the number of lines, which has at most 32 bits.
+        let number = ((hash >> 32) * self.lines.len() as u64) >> 32;
+        Some(Place { line: self.lines.get(number as usize)?, print: hash & 0x1fff })
+    }
+
+    /// What is remembered of a block.
+    pub fn recall(&self, address: u64) -> Recall {
+        let Some(place) = self.place(address) else { return Recall::NotKept };
+        let past = place
+            .line
+            .find(place.print)
+            .and_then(|(cell, shift)| Past::from_bits(cell.load(Ordering::Relaxed) >> shift));
+        past.map_or(Recall::Nothing, Recall::Past)
+    }
+
+    /// Remembers what became of a block, instead of what was remembered before.
+    pub fn note(&self, address: u64, past: Past) {
+        let Some(place) = self.place(address) else { return };
+        let (cell, shift) = place.line.find(place.print).unwrap_or_else(|| place.line.room());
+        put(cell, shift, (place.print << 3) | past as u64);
+    }
+
+    /// Forgets a block: it is cached now.
+    pub fn forget(&self, address: u64) {
+        let Some(place) = self.place(address) else { return };
+        if let Some((cell, shift)) = place.line.find(place.print) {
+            put(cell, shift, 0);
+        }
+    }
+}
+
+/// Spreads addresses over all 64 bits (the finalizer of SplitMix64).
+fn mix(address: u64) -> u64 {
+    let mut z = address.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ (z >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn past(number: u64) -> Past {
+        Past::ALL[number as usize % Past::ALL.len()]
+    }
+
+    #[test]
+    fn zero_entries_are_marked_and_no_others() {
+        let values = [0, 1, 7, 8, 0x7fff, 0x8000, 0xffff];
+        for a in values {
+            for b in values {
+                for c in values {
+                    for d in values {
+                        let word = a | b << 16 | c << 32 | d << 48;
+                        let expected = [a, b, c, d]
+                            .iter()
+                            .enumerate()
+                            .map(|(lane, value)| u64::from(*value == 0) << (lane * 16 + 15))
+                            .sum::<u64>();
+                        assert_eq!(zeroes(word), expected, "{word:x}");
+                    }
+                }
+            }
+        }
+    }
+
+    /// One line against a list: the same answers, whatever is noted and forgotten in whatever order.
+    #[test]
+    fn a_line_is_a_list_of_the_latest_31_with_holes_filled_first() {
+        let mut random = fastrand::Rng::with_seed(1);
+        for prints in [3, 31, 32, 40, 200] {
+            let line = Line::default();
+            let mut places: Vec<Option<(u64, u64)>> = vec![None; ENTRIES as usize];
+            let mut cursor = 0;
+            for _ in 0..5_000 {
+                let (print, bits) = (random.u64(0..prints) * 41 % 0x2000, random.u64(1..=5));
+                let known = places.iter().position(|e| e.is_some_and(|(p, _)| p == print));
+                let found = line.find(print);
+                assert_eq!(found.is_some(), known.is_some());
+                if let (Some((cell, shift)), Some(place)) = (found, known) {
+                    let entry = (cell.load(Ordering::Relaxed) >> shift) & 0xffff;
+                    assert_eq!(Some((entry >> 3, entry & PAST)), places[place]);
+                }
+                if random.u8(..) < 30 {
+                    if let (Some((cell, shift)), Some(place)) = (found, known) {
+                        put(cell, shift, 0);
+                        places[place] = None;
+                    }
+                    continue;
+                }
+                let (cell, shift) = found.unwrap_or_else(|| line.room());
+                put(cell, shift, (print << 3) | bits);
+                let place = known.or_else(|| places.iter().position(Option::is_none));
+                let place = place.unwrap_or_else(|| {
+                    cursor += 1;
+                    (cursor - 1) % ENTRIES as usize
+                });
+                places[place] = Some((print, bits));
+            }
+        }
+    }
+
+    #[test]
+    fn what_was_noted_last_is_recalled_and_what_was_forgotten_is_not() {
+        for entries in [0, 1, 31, 32, 33, 1000, 100_000] {
+            let ghost = Ghost::new(entries);
+            for address in (0..5_000u64).chain([u64::MAX]) {
+                ghost.note(address, Past::Evicted);
+                ghost.note(address, past(address));
+                assert_eq!(ghost.recall(address), Recall::Past(past(address)), "{address}");
+                if address % 3 == 0 {
+                    ghost.forget(address);
+                    assert_eq!(ghost.recall(address), Recall::Nothing);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn it_reaches_back_over_most_of_its_entries_and_not_over_twice_as_many() {
+        for entries in [1 << 10, 1 << 16] {
+            let ghost = Ghost::new(entries);
+            let last = 10 * entries;
+            (0..last).for_each(|address| ghost.note(address, past(address)));
+            let recalled = |back: u64, of: u64| {
+                let from = last - back;
+                let right = (from..from + of)
+                    .filter(|address| ghost.recall(*address) == Recall::Past(past(*address)));
+                right.count() as f64 / of as f64
+            };
+            let tenth = entries / 10;
+            assert!(recalled(tenth, tenth) > 0.98, "{}", recalled(tenth, tenth));
+            let back = entries * 6 / 10;
+            assert!(recalled(back, tenth) > 0.9, "{}", recalled(back, tenth));
+            assert!(recalled(2 * entries, tenth) < 0.1, "{}", recalled(2 * entries, tenth));
+        }
+    }
+
+    #[test]
+    fn few_blocks_are_taken_for_others() {
+        let ghost = Ghost::new(1 << 15);
+        (0..1 << 16).for_each(|address| ghost.note(address, Past::NotAdmitted));
+        let others = 1 << 20..(1 << 20) + (1 << 18);
+        let wrong = others.clone().filter(|other| ghost.recall(*other) != Recall::Nothing).count();
+        let share = wrong as f64 / others.count() as f64;
+        assert!((0.003..0.0045).contains(&share), "{share}");
+    }
+
+    #[test]
+    fn statistics_take_a_sixteenth_of_a_byte_for_each_slot_and_small_caches_are_remembered_whole() {
+        for (slots, kept_of) in
+            [(0, 1), (100, 1), (1 << 16, 1), (1 << 17, 2), (1 << 21, 32), (1 << 28, 32)]
+        {
+            let ghost = Ghost::for_statistics(slots);
+            assert_eq!(ghost.kept_of(), kept_of, "{slots}");
+            let most = (slots / 16 + 64).max(128 << 10);
+            assert!(ghost.bytes() <= most, "{slots}: {}", ghost.bytes());
+            assert!(ghost.entries() * kept_of >= slots);
+        }
+    }
+
+    #[test]
+    fn a_sparse_memory_knows_its_share_of_the_addresses_and_says_so() {
+        let ghost = Ghost::for_statistics(1 << 21);
+        let addresses = 0..1u64 << 20;
+        addresses.clone().for_each(|address| ghost.note(address, past(address)));
+        let mut kept = 0;
+        for address in addresses.clone() {
+            match ghost.recall(address) {
+                Recall::NotKept => (),
+                Recall::Past(found) => kept += u64::from(found == past(address)),
+                Recall::Nothing => (),
+            }
+        }
+        let share = kept as f64 / addresses.count() as f64;
+        assert!((share * 32.0 - 1.0).abs() < 0.03, "{share}");
+    }
+
+    #[test]
+    #[expect(clippy::disallowed_methods, reason = "what lanes share is tried with threads")]
+    fn lanes_together_lose_notes_and_make_none_up() {
+        let ghost = Ghost::new(64);
+        let rounds = if cfg!(miri) { 20 } else { 20_000 };
+        std::thread::scope(|scope| {
+            for lane in 0..2 {
+                let ghost = &ghost;
+                scope.spawn(move || {
+                    let mut random = fastrand::Rng::with_seed(lane);
+                    for _ in 0..rounds {
+                        let address = random.u64(0..100);
+                        match random.u8(0..4) {
+                            0 => ghost.forget(address),
+                            1 => ghost.note(address, Past::Evicted),
+                            2 => ghost.note(address, Past::NotFilled),
+                            _ => {
+                                let past = ghost.recall(address);
+                                let known = [Past::Evicted, Past::NotFilled].map(Recall::Past);
+                                assert!(past == Recall::Nothing || known.contains(&past));
+                            }
+                        }
+                    }
+                });
+            }
+        });
+        ghost.note(1, Past::Invalidated);
+        assert_eq!(ghost.recall(1), Recall::Past(Past::Invalidated));
+    }
+}

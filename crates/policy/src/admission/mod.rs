@@ -1,0 +1,48 @@
+//! Whether blocks that are not cached may enter the cache: one file for each rule.
+//!
+//! - [`ghost`]: a memory of blocks that are not cached, for admission on the second miss, and for
+//!   telling why a read was a miss
+//! - [`budget`]: a limit on the bytes that are written to the cache device in a day
+//! - [`congestion`]: a cache device that is slower than it should be is left alone
+//!
+//! Sequential streams are looked after in [`crate::sequential`].
+//!
+//! Every rule is O(1) and allocates nothing once it is set up. None is asked about blocks that are
+//! cached, and none keeps dirty data out: that has to land somewhere.
+
+pub mod budget;
+pub mod congestion;
+pub mod ghost;
+
+use forebay_core::settings::Admission;
+
+pub use budget::WriteBudget;
+pub use congestion::LatencyMean;
+pub use ghost::{Ghost, Past};
+
+/// Whether a block that is not cached may enter under `rule`, given what is remembered of it.
+///
+/// Second-hit admission is what LARC does ("Improving Flash-based Disk Cache with Lazy Adaptive
+/// Replacement", MSST 2013) with a memory of a fixed size; a block that was evicted lately counts
+/// as missed before, because it has been worth its place once.
+pub fn admits(rule: Admission, past: Option<Past>) -> bool {
+    match rule {
+        Admission::Always => true,
+        Admission::Ghost(_) => past.is_some(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn always_admits_what_nobody_remembers_and_the_others_what_somebody_does() {
+        for past in [None].into_iter().chain(Past::ALL.into_iter().map(Some)) {
+            assert!(admits(Admission::Always, past));
+            for times in [1, Admission::MOST] {
+                assert_eq!(admits(Admission::Ghost(times), past), past.is_some(), "{past:?}");
+            }
+        }
+    }
+}
