@@ -208,7 +208,7 @@ impl<'de> Deserialize<'de> for Settings {
 }
 
 /// The text in lines of at most `width` characters, where its words allow that.
-fn wrapped(text: &str, width: usize) -> Vec<String> {
+pub(crate) fn wrapped(text: &str, width: usize) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for word in text.split(' ') {
         match lines.last_mut() {

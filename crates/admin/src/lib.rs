@@ -18,6 +18,7 @@ pub mod kind;
 pub mod knobs;
 pub mod name;
 pub mod operation;
+pub mod reasons;
 pub mod report;
 pub mod request;
 

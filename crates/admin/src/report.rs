@@ -1,6 +1,7 @@
 //! What a volume looks like from outside. The JSON names are stable: fields are added, never
 //! renamed or removed. Sizes and amounts are in bytes, latencies in microseconds.
 
+use forebay_core::why::Why;
 use forebay_core::{Durability, Mode, ReplacementKind};
 use serde::{Deserialize, Serialize};
 
@@ -113,7 +114,7 @@ pub struct RequestReport {
     pub write_hits: u64,
     /// Writes to blocks that were not in the cache.
     pub write_misses: u64,
-    /// Requests that went round the cache.
+    /// Requests that went round the cache; [`VolumeReport::why`] has all reasons.
     pub bypassed: u64,
     /// Of those: because they were part of a sequential stream.
     #[serde(default)]
@@ -264,6 +265,9 @@ pub struct VolumeReport {
     pub blocks: BlockReport,
     /// Requests since the start.
     pub requests: RequestReport,
+    /// Why they missed or went round the cache, and why blocks came and went.
+    #[serde(default)]
+    pub why: Why,
     /// Bytes moved since the start.
     pub bytes: ByteReport,
     /// Latencies since the start.
@@ -294,6 +298,7 @@ impl VolumeReport {
             export: ExportReport::default(),
             blocks: BlockReport::default(),
             requests: RequestReport::default(),
+            why: Why::default(),
             bytes: ByteReport::default(),
             latency: LatencyReport::default(),
             memory: MemoryReport::default(),
@@ -385,6 +390,25 @@ mod tests {
             assert!(json.pointer(&format!("/{pointer}")).is_some(), "{pointer} is missing");
         }
         assert_eq!(serde_json::from_value::<VolumeReport>(json).expect("own output"), report);
+    }
+
+    #[test]
+    fn every_reason_has_its_name_in_json_and_a_report_without_reasons_is_read() {
+        let name = "v".parse().expect("valid");
+        let mut report = VolumeReport::empty(name, VolumeState::Running, Settings::default());
+        report.why.miss.not_admitted = 3;
+        let mut json = serde_json::to_value(&report).expect("plain data");
+        report.why.each(|group, name, count| {
+            let pointer = format!("/why/{group}/{name}");
+            assert_eq!(json.pointer(&pointer).and_then(|v| v.as_u64()), Some(count), "{pointer}");
+        });
+        assert_eq!(json["why"]["miss"]["not_admitted"], 3);
+        // Of an earlier program, or a later one.
+        json["why"] = serde_json::json!({ "miss": { "cold": 7, "bored": 1 }, "feared": {} });
+        let report: VolumeReport = serde_json::from_value(json.clone()).expect("lenient");
+        assert_eq!((report.why.miss.cold, report.why.miss.total()), (7, 7));
+        json.as_object_mut().expect("an object").remove("why");
+        assert!(serde_json::from_value::<VolumeReport>(json).is_ok());
     }
 
     #[test]

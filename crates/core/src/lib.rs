@@ -3,9 +3,10 @@
 //! - [`units`]: block numbers, slots, segments and sizes
 //! - [`identity`]: what tells a device from all others, apart from its content
 //! - [`mask`]: which sectors of a block are valid
-//! - [`settings`]: mode, durability, replacement policy
+//! - [`settings`]: mode, durability, replacement policy, admission
 //! - [`op`]: what a client asks for and how it ends
 //! - [`time`]: the clock that everything else is given
+//! - [`why`]: every reason that is counted
 #![forbid(unsafe_code)]
 
 pub mod identity;
@@ -14,11 +15,12 @@ pub mod op;
 pub mod settings;
 pub mod time;
 pub mod units;
+pub mod why;
 
 pub use identity::{Identity, IdentityPart};
 pub use mask::SectorMask;
 pub use op::{IoError, Op};
-pub use settings::{ChoiceError, Durability, Mode, ReplacementKind};
+pub use settings::{Admission, ChoiceError, Durability, Mode, ReplacementKind};
 pub use time::{Clock, Nanos};
 pub use units::{
     BlockSize, Generation, OriginBlock, RecordNumber, SECTOR_SIZE, SegmentId, Slot, VolumeId,

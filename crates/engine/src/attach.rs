@@ -7,6 +7,7 @@ use std::sync::Arc;
 use forebay_device::Device;
 use forebay_format::VolumeRecord;
 use forebay_format::volume::Samples;
+use forebay_policy::Past;
 use forebay_store::{Address, PlantedBug};
 
 use crate::background;
@@ -128,8 +129,10 @@ impl EngineLane {
             ?verdict,
             "the origin is not as it was left: clean blocks are dropped"
         );
+        let memory = self.cache.memory().ghost;
         for block in clean {
             store.forget(&space, block, |entry| !entry.dirty);
+            memory.note(space.address(block).0, Past::Invalidated);
         }
         Ok(())
     }

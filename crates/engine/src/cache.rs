@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use forebay_core::ReplacementKind;
 use forebay_lane::Notify;
-use forebay_policy::{Age, EpochClock, HitRule, Replacement, build};
+use forebay_policy::{Age, EpochClock, Ghost, HitRule, Replacement, build};
 use forebay_store::Store;
 use parking_lot::{Mutex, RwLock};
 
@@ -13,6 +13,14 @@ use crate::volume::Volume;
 
 /// Streams that are followed for each volume and lane.
 pub(crate) const STREAMS: usize = 256;
+
+/// The memory of absent blocks, as a lane holds it.
+#[derive(Clone)]
+pub(crate) struct Memory {
+    /// Tells it from those that were there before.
+    pub(crate) number: u64,
+    pub(crate) ghost: Arc<Ghost>,
+}
 
 /// See the module.
 pub struct Cache {
@@ -24,6 +32,9 @@ pub struct Cache {
     /// Whether hits make blocks young again under the present policy.
     refreshes: AtomicBool,
     pub(crate) epochs: EpochClock,
+    /// What became of blocks that are not cached.
+    memory: RwLock<Memory>,
+    memory_number: AtomicU64,
     /// The epoch whose share of the index is to be refreshed, plus one; 0: none.
     pub(crate) refresh_due: AtomicU64,
     /// Background work ends.
@@ -42,6 +53,11 @@ impl Cache {
             policy: Mutex::new(policy),
             refreshes: AtomicBool::new(HitRule::of(policy) == HitRule::REFRESH),
             epochs: EpochClock::new(capacity),
+            memory: RwLock::new(Memory {
+                number: 0,
+                ghost: Arc::new(Ghost::for_statistics(capacity)),
+            }),
+            memory_number: AtomicU64::new(0),
             store,
             volumes: RwLock::default(),
             refresh_due: AtomicU64::new(0),
@@ -84,6 +100,21 @@ impl Cache {
             *self.replacement.lock() =
                 build(kind, self.store.capacity_blocks(), self.store.options().seed);
         }
+    }
+
+    /// The memory of absent blocks.
+    pub(crate) fn memory(&self) -> Memory {
+        self.memory.read().clone()
+    }
+
+    /// The number of the memory in force.
+    pub(crate) fn memory_number(&self) -> u64 {
+        self.memory_number.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of memory for what is known of blocks that are not cached.
+    pub fn memory_bytes(&self) -> u64 {
+        self.memory.read().ghost.bytes()
     }
 
     /// What a hit does to a block's age.

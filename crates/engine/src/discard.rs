@@ -6,6 +6,7 @@
 
 use std::ops::Range;
 
+use forebay_core::why::InvalidationReason;
 use forebay_core::{IoError, OriginBlock, SECTOR_SIZE};
 use forebay_device::{DeviceErrorKind, DeviceOp, IoBuf};
 use forebay_store::{Appended, Class, Condition, Version};
@@ -186,7 +187,9 @@ impl LaneVolume {
         let volume = &self.volume;
         let store = self.store.store();
         for block in (first.0..end.0).map(OriginBlock) {
-            store.forget(&volume.space, block, |entry| !entry.dirty);
+            if store.forget(&volume.space, block, |entry| !entry.dirty).is_some() {
+                self.invalidated(block, InvalidationReason::Discard);
+            }
             if block < *replaced {
                 continue;
             }

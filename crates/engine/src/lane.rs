@@ -5,6 +5,7 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use forebay_core::why::MissReason;
 use forebay_core::{IoError, Nanos, Op};
 use forebay_device::{IoBuf, Queue};
 use forebay_lane::{Lane, Pool};
@@ -12,7 +13,7 @@ use forebay_policy::SequentialCutoff;
 use forebay_store::{ReadFailure, StoreError, StoreLane};
 
 use crate::api::{Coming, Completion, CompletionSink, Extent, Request, Target};
-use crate::cache::{Cache, STREAMS};
+use crate::cache::{Cache, Memory, STREAMS};
 use crate::stats::{Kind, LaneStats, QUICK_SAMPLE, bump};
 use crate::volume::{Volume, VolumeState};
 
@@ -61,6 +62,10 @@ pub struct LaneVolume {
     /// The last request that was asked about, and the answer.
     last_verdict: Cell<((bool, u64, u64), bool)>,
     used: Cell<u64>,
+    /// The cache's memory of absent blocks, unless there is another one by now.
+    pub(crate) memory: RefCell<Memory>,
+    /// Why the last block was missed of those that are remembered.
+    pub(crate) last_miss: Cell<MissReason>,
     requests: Rc<dyn Start>,
     /// Requests on their way keep the view alive.
     own: Weak<LaneVolume>,
@@ -104,6 +109,7 @@ impl LaneVolume {
         origin: Queue,
         requests: Rc<dyn Start>,
     ) -> Rc<Self> {
+        let memory = RefCell::new(cache.memory());
         Rc::new_cyclic(|own| LaneVolume {
             cache,
             volume,
@@ -112,6 +118,8 @@ impl LaneVolume {
             cutoff: RefCell::new(SequentialCutoff::new(STREAMS)),
             last_verdict: Cell::new(((false, u64::MAX, 0), false)),
             used: Cell::new(0),
+            memory,
+            last_miss: Cell::new(MissReason::Cold),
             requests,
             own: own.clone(),
         })

@@ -4,6 +4,7 @@
 //! - [`api`]: what front ends and engine say to each other
 //! - [`lane`]: one volume as one lane sees it; where requests enter and leave
 //! - `plan`: what to do with a block, pure; the only branches on the mode
+//! - `admission`: what may enter, and why what is missed is not there
 //! - `read`, `write`, `flush`, `discard`: one file for each kind of request
 //! - `untouched`: what has to be durable before the origin is written to for the first time
 //! - `ranges`: order among operations that reach the origin
@@ -14,6 +15,7 @@
 //! and `grow` for a volume that comes back to its origin.
 #![forbid(unsafe_code)]
 
+mod admission;
 pub mod api;
 mod attach;
 mod background;

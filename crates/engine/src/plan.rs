@@ -1,8 +1,9 @@
 //! What to do with a block: the only place with branches on the mode.
 //!
-//! Pure. Tested over the whole matrix of modes, states and verdicts.
+//! Pure. Tested over the whole matrix of modes, states, and reasons to go round the cache.
 
 use forebay_core::Mode;
+use forebay_core::why::{BypassReason, MissReason};
 
 /// What the index says about a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,29 +33,73 @@ pub(crate) enum WriteStep {
     Around,
 }
 
-/// How one block is read. `sequential`: the request is part of a long stream.
-pub(crate) fn read_step(mode: Mode, state: BlockState, sequential: bool) -> ReadStep {
-    let fills = matches!(mode, Mode::Writeback | Mode::Writethrough | Mode::Writearound);
-    let fill = fills && !sequential;
-    match (state, mode) {
+/// Whether reads in this mode bring blocks into the cache.
+fn fills(mode: Mode) -> bool {
+    matches!(mode, Mode::Writeback | Mode::Writethrough | Mode::Writearound)
+}
+
+/// How one block is read. `round`: what speaks for going round the cache, apart from the mode.
+pub(crate) fn read_step(mode: Mode, state: BlockState, round: Option<BypassReason>) -> ReadStep {
+    let fill = fills(mode) && round.is_none();
+    match (state, mode, round) {
         // Dirty data is nowhere else.
-        (BlockState::Dirty, _) => ReadStep::Cached { fill },
-        (BlockState::Clean, Mode::Passthrough) => ReadStep::Origin { fill: false },
-        (BlockState::Clean, _) => ReadStep::Cached { fill },
-        (BlockState::Absent, _) => ReadStep::Origin { fill },
+        (BlockState::Dirty, _, _) => ReadStep::Cached { fill },
+        (BlockState::Clean, Mode::Passthrough, _) => ReadStep::Origin { fill: false },
+        // The cache device is to be left alone.
+        (BlockState::Clean, _, Some(BypassReason::Congested)) => ReadStep::Origin { fill: false },
+        (BlockState::Clean, _, _) => ReadStep::Cached { fill },
+        (BlockState::Absent, _, _) => ReadStep::Origin { fill },
     }
 }
 
-/// How one block is written. `sequential`: the request is part of a long stream.
-pub(crate) fn write_step(mode: Mode, state: BlockState, sequential: bool) -> WriteStep {
+/// How one block is written. `round`: what speaks for going round the cache, apart from the mode.
+pub(crate) fn write_step(mode: Mode, state: BlockState, round: Option<BypassReason>) -> WriteStep {
     // A dirty copy must not be overtaken on its way to the origin: it is replaced in the log.
-    match (mode, state, sequential) {
+    match (mode, state, round) {
         (Mode::Writethrough, BlockState::Dirty, _) => WriteStep::Through,
         (_, BlockState::Dirty, _) => WriteStep::Cache,
-        (Mode::Writeback | Mode::Writeonly | Mode::Writethrough, _, true) => WriteStep::Around,
-        (Mode::Writeback | Mode::Writeonly, _, false) => WriteStep::Cache,
-        (Mode::Writethrough, _, false) => WriteStep::Through,
         (Mode::Writearound | Mode::Passthrough, _, _) => WriteStep::Around,
+        (_, _, Some(BypassReason::Sequential)) => WriteStep::Around,
+        // It has to land somewhere, whatever speaks against it.
+        (Mode::Writeback | Mode::Writeonly, _, _) => WriteStep::Cache,
+        // What is cached is kept up to date; what is not need not be.
+        (Mode::Writethrough, BlockState::Absent, Some(_)) => WriteStep::Around,
+        (Mode::Writethrough, _, _) => WriteStep::Through,
+    }
+}
+
+/// Why a block of this state has to be read from the origin, if the mode or the request say so;
+/// `None`: because of what became of it earlier.
+pub(crate) fn miss_reason(
+    mode: Mode,
+    state: BlockState,
+    round: Option<BypassReason>,
+) -> Option<MissReason> {
+    match (state, read_step(mode, state, round), round) {
+        // Some sectors of it are cached, others were asked for.
+        (BlockState::Clean | BlockState::Dirty, ReadStep::Cached { .. }, _) => {
+            Some(MissReason::Partial)
+        }
+        (BlockState::Clean, _, _) if mode == Mode::Passthrough => Some(MissReason::Mode),
+        (BlockState::Absent, _, _) if !fills(mode) => Some(MissReason::Mode),
+        (_, _, Some(BypassReason::Sequential)) => Some(MissReason::Sequential),
+        (_, _, Some(BypassReason::Congested)) => Some(MissReason::Congested),
+        _ => None,
+    }
+}
+
+/// Why a read that finds something missing goes round the cache, if it does.
+pub(crate) fn read_bypass(mode: Mode, round: Option<BypassReason>) -> Option<BypassReason> {
+    if fills(mode) { round } else { Some(BypassReason::Mode) }
+}
+
+/// Why a write went round the cache.
+pub(crate) fn write_bypass(mode: Mode, round: Option<BypassReason>) -> BypassReason {
+    match mode {
+        Mode::Writearound | Mode::Passthrough => BypassReason::Mode,
+        Mode::Writeback | Mode::Writeonly | Mode::Writethrough => {
+            round.unwrap_or(BypassReason::Mode)
+        }
     }
 }
 
@@ -79,58 +124,109 @@ mod tests {
 
     const STATES: [BlockState; 3] = [BlockState::Absent, BlockState::Clean, BlockState::Dirty];
 
-    fn matrix() -> impl Iterator<Item = (Mode, BlockState, bool)> {
+    const ROUND: [Option<BypassReason>; 5] = [
+        None,
+        Some(BypassReason::Sequential),
+        Some(BypassReason::Congested),
+        Some(BypassReason::NotAdmitted),
+        Some(BypassReason::WriteBudget),
+    ];
+
+    fn matrix() -> impl Iterator<Item = (Mode, BlockState, Option<BypassReason>)> {
         Mode::ALL.iter().flat_map(|mode| {
-            STATES
-                .iter()
-                .flat_map(|state| [false, true].map(|sequential| (*mode, *state, sequential)))
+            STATES.iter().flat_map(|state| ROUND.map(|round| (*mode, *state, round)))
         })
     }
 
     #[test]
     fn dirty_data_is_always_read_from_the_cache() {
-        for (mode, state, sequential) in matrix() {
+        for (mode, state, round) in matrix() {
             if state == BlockState::Dirty {
-                let step = read_step(mode, state, sequential);
-                assert!(matches!(step, ReadStep::Cached { .. }), "{mode} {sequential}");
+                let step = read_step(mode, state, round);
+                assert!(matches!(step, ReadStep::Cached { .. }), "{mode} {round:?}");
             }
         }
     }
 
     #[test]
     fn absent_blocks_come_from_the_origin_and_fill_as_the_mode_says() {
-        for (mode, state, sequential) in matrix() {
+        for (mode, state, round) in matrix() {
             let expected = match mode {
-                Mode::Writeback | Mode::Writethrough | Mode::Writearound => !sequential,
+                Mode::Writeback | Mode::Writethrough | Mode::Writearound => round.is_none(),
                 Mode::Writeonly | Mode::Passthrough => false,
             };
             if state == BlockState::Absent {
-                assert_eq!(read_step(mode, state, sequential), ReadStep::Origin { fill: expected });
+                assert_eq!(read_step(mode, state, round), ReadStep::Origin { fill: expected });
+            }
+        }
+    }
+
+    #[test]
+    fn clean_blocks_are_left_alone_by_passthrough_and_congestion_only() {
+        for (mode, state, round) in matrix() {
+            if state == BlockState::Clean {
+                let alone = mode == Mode::Passthrough || round == Some(BypassReason::Congested);
+                let step = read_step(mode, state, round);
+                assert_eq!(step == ReadStep::Origin { fill: false }, alone, "{mode} {round:?}");
             }
         }
     }
 
     #[test]
     fn no_write_goes_round_a_dirty_copy() {
-        for (mode, state, sequential) in matrix() {
-            let step = write_step(mode, state, sequential);
+        for (mode, state, round) in matrix() {
+            let step = write_step(mode, state, round);
             if state == BlockState::Dirty {
-                assert_ne!(step, WriteStep::Around, "{mode} {sequential}");
+                assert_ne!(step, WriteStep::Around, "{mode} {round:?}");
             }
         }
     }
 
     #[test]
     fn writes_of_blocks_that_are_not_dirty() {
-        for state in [BlockState::Absent, BlockState::Clean] {
-            for mode in Mode::ALL {
-                let expected = match mode {
-                    Mode::Writeback | Mode::Writeonly => WriteStep::Cache,
-                    Mode::Writethrough => WriteStep::Through,
-                    Mode::Writearound | Mode::Passthrough => WriteStep::Around,
-                };
-                assert_eq!(write_step(*mode, state, false), expected);
-                assert_eq!(write_step(*mode, state, true), WriteStep::Around);
+        for (mode, state, round) in matrix() {
+            let sequential = round == Some(BypassReason::Sequential);
+            let expected = match mode {
+                Mode::Writearound | Mode::Passthrough => WriteStep::Around,
+                _ if sequential => WriteStep::Around,
+                Mode::Writeback | Mode::Writeonly => WriteStep::Cache,
+                Mode::Writethrough if state == BlockState::Absent && round.is_some() => {
+                    WriteStep::Around
+                }
+                Mode::Writethrough => WriteStep::Through,
+            };
+            if state != BlockState::Dirty {
+                assert_eq!(write_step(mode, state, round), expected, "{mode} {state:?} {round:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_miss_has_the_reason_of_whoever_would_have_to_change_for_a_hit() {
+        use MissReason::{Congested, Mode as ByMode, Partial, Sequential};
+        for (mode, state, round) in matrix() {
+            let expected = match (state, mode, round) {
+                (BlockState::Clean, Mode::Passthrough, _) => Some(ByMode),
+                (BlockState::Clean, _, Some(BypassReason::Congested)) => Some(Congested),
+                (BlockState::Clean | BlockState::Dirty, _, _) => Some(Partial),
+                (BlockState::Absent, Mode::Writeonly | Mode::Passthrough, _) => Some(ByMode),
+                (BlockState::Absent, _, Some(BypassReason::Sequential)) => Some(Sequential),
+                (BlockState::Absent, _, Some(BypassReason::Congested)) => Some(Congested),
+                (BlockState::Absent, _, _) => None,
+            };
+            assert_eq!(miss_reason(mode, state, round), expected, "{mode} {state:?} {round:?}");
+        }
+    }
+
+    #[test]
+    fn a_bypass_has_the_mode_as_its_reason_before_any_other() {
+        for (mode, state, round) in matrix() {
+            let read = read_step(mode, BlockState::Absent, round);
+            assert_eq!(read_bypass(mode, round).is_none(), read == ReadStep::Origin { fill: true });
+            if matches!(mode, Mode::Writearound | Mode::Passthrough) {
+                assert_eq!(write_bypass(mode, round), BypassReason::Mode);
+            } else if write_step(mode, state, round) == WriteStep::Around {
+                assert_eq!(Some(write_bypass(mode, round)), round);
             }
         }
     }
@@ -150,9 +246,9 @@ mod tests {
 
     #[test]
     fn a_write_that_must_be_on_the_origin_is_acknowledged_by_the_origin() {
-        for (mode, state, sequential) in matrix() {
+        for (mode, state, round) in matrix() {
             if mode == Mode::Writethrough {
-                assert_ne!(write_step(mode, state, sequential), WriteStep::Cache);
+                assert_ne!(write_step(mode, state, round), WriteStep::Cache);
             }
         }
     }

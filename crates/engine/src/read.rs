@@ -2,13 +2,16 @@
 
 use std::ops::Range;
 
+use forebay_core::why::{BypassReason, EvictionReason, RefusalReason};
 use forebay_core::{IoError, OriginBlock, SECTOR_SIZE, SectorMask};
 use forebay_device::{DeviceOp, IoBuf};
 use forebay_lane::join_all;
+use forebay_policy::Past;
 use forebay_store::{Appended, Class, Condition, FillTicket, Found, Pinned, ReadFailure, Version};
 
+use crate::admission::Missed;
 use crate::lane::LaneVolume;
-use crate::plan::{BlockState, ReadStep, read_step};
+use crate::plan::{BlockState, ReadStep, read_bypass, read_step};
 use crate::stats::bump;
 use crate::volume::Piece;
 
@@ -47,6 +50,14 @@ enum Part<'a> {
     Origin(Range<u64>, IoBuf),
 }
 
+/// A read, cut into parts by what the cache has.
+struct Parts<'a> {
+    parts: Vec<Part<'a>>,
+    /// The first block that the origin has to give, and how many parts are like it.
+    missed: Option<Missed>,
+    missing: usize,
+}
+
 /// How a part ended; the buffer comes back in any case.
 struct PartEnd {
     buf: IoBuf,
@@ -76,7 +87,7 @@ impl LaneVolume {
             let pinned =
                 store.look_up(&volume.space, piece.block, |age| self.cache.touch(age, now))?;
             let cached = matches!(
-                read_step(mode, state_of(Some(&pinned.found)), false),
+                read_step(mode, state_of(Some(&pinned.found)), None),
                 ReadStep::Cached { .. }
             );
             if !cached || !covers(&pinned.found, &piece.sectors) {
@@ -111,38 +122,20 @@ impl LaneVolume {
         len: u64,
         buf: IoBuf,
     ) -> (Result<(), IoError>, IoBuf) {
-        let sequential = self.is_sequential(false, offset, len);
-        let counters = &self.stats().counters;
-        bump(&counters.user_read_bytes, len);
+        let round = self.round(false, offset, len);
+        bump(&self.stats().counters.user_read_bytes, len);
         let mut buf = Some(buf);
         for attempt in 0..ATTEMPTS {
             let Some(whole) = buf.take() else { break };
             if whole.len() as u64 != len {
                 return (Err(IoError::Invalid), whole);
             }
-            let parts = self.cut(offset, len, whole, sequential);
+            let parts = self.cut(offset, len, whole, round);
             if attempt == 0 {
-                let missing = parts.iter().filter(|part| matches!(part, Part::Origin(..))).count();
-                let counter = match missing {
-                    0 => &counters.read_hits,
-                    some if some == parts.len() => &counters.read_misses,
-                    _ => &counters.read_partial,
-                };
-                bump(counter, 1);
-                if missing > 0 && !self.fills(sequential) {
-                    bump(&counters.bypassed, 1);
-                    bump(
-                        if sequential {
-                            &counters.bypassed_sequential
-                        } else {
-                            &counters.bypassed_mode
-                        },
-                        1,
-                    );
-                }
+                self.count_read(&parts, round);
             }
-            let ends =
-                join_all(parts.into_iter().map(|part| self.read_part(part, sequential))).await;
+            let parts = parts.parts;
+            let ends = join_all(parts.into_iter().map(|part| self.read_part(part, round))).await;
             let mut result = Ok(());
             let mut joined: Option<IoBuf> = None;
             for end in ends {
@@ -168,6 +161,21 @@ impl LaneVolume {
         (Err(IoError::Io), buf.unwrap_or_else(|| IoBuf::zeroed(0)))
     }
 
+    fn count_read(&self, parts: &Parts<'_>, round: Option<BypassReason>) {
+        let stats = self.stats();
+        let Some(missed) = parts.missed else {
+            bump(&stats.counters.read_hits, 1);
+            return;
+        };
+        let alone = parts.missing == parts.parts.len();
+        let counters = &stats.counters;
+        bump(if alone { &counters.read_misses } else { &counters.read_partial }, 1);
+        self.count_miss(missed, round);
+        if let Some(reason) = read_bypass(self.volume.mode(), round) {
+            stats.why.bypass.count(reason, 1);
+        }
+    }
+
     /// Brings a range into the cache.
     pub(crate) async fn prefetch(&self, offset: u64, len: u64) -> Result<(), IoError> {
         const STEP: u64 = 1 << 20;
@@ -180,7 +188,7 @@ impl LaneVolume {
                 .any(|piece| self.store.store().peek(&self.volume.space, piece.block).is_none());
             if missing {
                 let buf = IoBuf::for_overwrite(step as usize);
-                self.read_part(Part::Origin(at..at + step, buf), false).await.result.map_err(
+                self.read_part(Part::Origin(at..at + step, buf), None).await.result.map_err(
                     |retry| match retry {
                         Retry::Again => IoError::Io,
                         Retry::Fail(error) => error,
@@ -192,27 +200,27 @@ impl LaneVolume {
         Ok(())
     }
 
-    fn fills(&self, sequential: bool) -> bool {
-        read_step(self.volume.mode(), BlockState::Absent, sequential)
-            == ReadStep::Origin { fill: true }
+    fn fills(&self, round: Option<BypassReason>) -> bool {
+        read_step(self.volume.mode(), BlockState::Absent, round) == ReadStep::Origin { fill: true }
     }
 
     /// Cuts a read into parts by what the cache has at the moment.
-    fn cut(&self, offset: u64, len: u64, buf: IoBuf, sequential: bool) -> Vec<Part<'_>> {
+    fn cut(&self, offset: u64, len: u64, buf: IoBuf, round: Option<BypassReason>) -> Parts<'_> {
         let volume = &self.volume;
         let store = self.store.store();
         let now = self.cache.age();
         let granules = store.geometry().granules_per_block() as u32;
         let mut parts: Vec<Part<'_>> = Vec::new();
+        let (mut missed, mut missing) = (None, 0);
         let mut rest = buf;
         let mut used = 0;
         for Piece { block, sectors, bytes, .. } in volume.pieces(offset, len) {
-            let pinned = store
-                .look_up(&volume.space, block, |age| self.cache.touch(age, now))
-                .filter(|pinned| {
-                    let step = read_step(volume.mode(), state_of(Some(&pinned.found)), sequential);
-                    matches!(step, ReadStep::Cached { .. }) && covers(&pinned.found, &sectors)
-                });
+            let found = store.look_up(&volume.space, block, |age| self.cache.touch(age, now));
+            let state = state_of(found.as_ref().map(|pinned| &pinned.found));
+            let step = read_step(volume.mode(), state, round);
+            let pinned = found.filter(|pinned| {
+                matches!(step, ReadStep::Cached { .. }) && covers(&pinned.found, &sectors)
+            });
             let back = rest.split_off(bytes.len());
             let own = std::mem::replace(&mut rest, back);
             let whole = own.len() as u64 == volume.block.bytes();
@@ -239,22 +247,26 @@ impl LaneVolume {
                     parts.push(Part::Edge(pinned, sectors, own));
                 }
                 None => {
+                    missed.get_or_insert(Missed { block, state });
                     let range = offset + bytes.start as u64..offset + bytes.end as u64;
                     match parts.last_mut() {
                         Some(Part::Origin(before, buf)) => {
                             before.end = range.end;
                             extend(buf, own);
                         }
-                        _ => parts.push(Part::Origin(range, own)),
+                        _ => {
+                            missing += 1;
+                            parts.push(Part::Origin(range, own));
+                        }
                     }
                 }
             }
         }
         self.count_used(used);
-        parts
+        Parts { parts, missed, missing }
     }
 
-    async fn read_part(&self, part: Part<'_>, sequential: bool) -> PartEnd {
+    async fn read_part(&self, part: Part<'_>, round: Option<BypassReason>) -> PartEnd {
         let space = &self.volume.space;
         match part {
             Part::Run(run, buf) => {
@@ -285,7 +297,7 @@ impl LaneVolume {
                 }
             }
             Part::Origin(range, mut buf) => {
-                let fill = self.fills(sequential);
+                let fill = self.fills(round);
                 let result = self.read_origin(range, &mut buf, fill).await;
                 PartEnd { buf, result }
             }
@@ -309,6 +321,7 @@ impl LaneVolume {
             .store()
             .forget(&self.volume.space, pinned.block, |entry| entry.slot == slot && !entry.dirty);
         if forgotten.is_some() {
+            self.evicted(pinned.block, EvictionReason::Damaged);
             return Retry::Again;
         }
         let now = self.store.store().peek(&self.volume.space, pinned.block);
@@ -438,9 +451,10 @@ impl LaneVolume {
             valid.union_with(&mask);
             base = Some(cached);
         }
-        let Some(condition) = condition else { return Ok(()) };
+        let Some(condition) = condition.filter(|_| !read.is_empty()) else { return Ok(()) };
         // A clean copy of what the origin could still lose would outlive it after a power cut.
-        if read.is_empty() || (!dirty && volume.is_unsynced(block)) {
+        if !dirty && volume.is_unsynced(block) {
+            self.refused(block, base.is_some(), RefusalReason::Unsynced);
             return Ok(());
         }
         let at = (byte(read.start) - span.start) as usize;
@@ -469,10 +483,21 @@ impl LaneVolume {
                 self.count_used(1);
             }
             // A fill never waits, and never insists.
-            Appended::NoSpace => self.store.store().space_wanted.notify_all(),
-            Appended::Refused => (),
+            Appended::NoSpace => {
+                self.refused(block, base.is_some(), RefusalReason::NoRoom);
+                self.store.store().space_wanted.notify_all();
+            }
+            Appended::Refused => self.stats().why.refused.count(RefusalReason::Overtaken, 1),
         }
         Ok(())
+    }
+
+    /// Counts a fill that was not done. `cached`: a part of the block is there.
+    fn refused(&self, block: OriginBlock, cached: bool, reason: RefusalReason) {
+        self.stats().why.refused.count(reason, 1);
+        if !cached {
+            self.note(block, Past::NotFilled);
+        }
     }
 }
 

@@ -1,8 +1,14 @@
 //! Everything that is counted, per volume and lane.
 
+use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use forebay_core::why::{
+    BypassCounts, BypassReason, EvictionCounts, EvictionReason, InvalidationCounts,
+    InvalidationReason, MissCounts, MissReason, Reason, RefusalCounts, RefusalReason, Why,
+    WritebackCounts, WritebackReason,
+};
 use hdrhistogram::Histogram;
 use parking_lot::Mutex;
 
@@ -40,12 +46,6 @@ counters! {
     write_hits,
     /// Writes of which a block was not cached.
     write_misses,
-    /// Requests that went round the cache.
-    bypassed,
-    /// Of those: because they were part of a sequential stream.
-    bypassed_sequential,
-    /// Of those: because of the mode.
-    bypassed_mode,
     /// Flushes.
     flushes,
     /// Discards.
@@ -80,6 +80,40 @@ pub(crate) fn bump(counter: &AtomicU64, by: u64) {
     counter.store(counter.load(Ordering::Relaxed).wrapping_add(by), Ordering::Relaxed);
 }
 
+/// Reasons of one kind, counted on one lane.
+#[derive(Debug)]
+pub(crate) struct Tally<R, const N: usize>([AtomicU64; N], PhantomData<R>);
+
+impl<R, const N: usize> Default for Tally<R, N> {
+    fn default() -> Self {
+        Tally(std::array::from_fn(|_| AtomicU64::new(0)), PhantomData)
+    }
+}
+
+impl<R: Reason, const N: usize> Tally<R, N> {
+    /// Counts a reason `by` times.
+    pub(crate) fn count(&self, reason: R, by: u64) {
+        if let Some(counter) = self.0.get(reason.index()) {
+            bump(counter, by);
+        }
+    }
+
+    fn of(&self, reason: R) -> u64 {
+        self.0.get(reason.index()).map_or(0, |counter| counter.load(Ordering::Relaxed))
+    }
+}
+
+/// Why things happened to one volume on one lane: see [`forebay_core::why`].
+#[derive(Default, Debug)]
+pub(crate) struct LaneWhy {
+    pub(crate) miss: Tally<MissReason, { MissReason::COUNT }>,
+    pub(crate) bypass: Tally<BypassReason, { BypassReason::COUNT }>,
+    pub(crate) refused: Tally<RefusalReason, { RefusalReason::COUNT }>,
+    pub(crate) evicted: Tally<EvictionReason, { EvictionReason::COUNT }>,
+    pub(crate) invalidated: Tally<InvalidationReason, { InvalidationReason::COUNT }>,
+    pub(crate) written_back: Tally<WritebackReason, { WritebackReason::COUNT }>,
+}
+
 /// What latencies are kept for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -95,6 +129,7 @@ pub enum Kind {
 #[repr(align(128))]
 pub(crate) struct LaneStats {
     pub(crate) counters: LaneCounters,
+    pub(crate) why: LaneWhy,
     latencies: [Mutex<Histogram<u64>>; 3],
     /// Requests between their start and their end.
     pub(crate) in_flight: AtomicU64,
@@ -117,6 +152,7 @@ impl LaneStats {
     fn new() -> Self {
         LaneStats {
             counters: LaneCounters::default(),
+            why: LaneWhy::default(),
             latencies: [(); 3].map(|()| Mutex::new(histogram())),
             in_flight: AtomicU64::new(0),
             quick: AtomicU64::new(0),
@@ -165,6 +201,23 @@ impl Stats {
             totals.add(&lane.counters);
         }
         totals
+    }
+
+    /// The reasons of all lanes together.
+    pub fn why(&self) -> Why {
+        let lanes = || self.lanes.iter().map(|lane| &lane.why);
+        Why {
+            miss: MissCounts::collect(|why| lanes().map(|lane| lane.miss.of(why)).sum()),
+            bypass: BypassCounts::collect(|why| lanes().map(|lane| lane.bypass.of(why)).sum()),
+            refused: RefusalCounts::collect(|why| lanes().map(|lane| lane.refused.of(why)).sum()),
+            evicted: EvictionCounts::collect(|why| lanes().map(|lane| lane.evicted.of(why)).sum()),
+            invalidated: InvalidationCounts::collect(|why| {
+                lanes().map(|lane| lane.invalidated.of(why)).sum()
+            }),
+            written_back: WritebackCounts::collect(|why| {
+                lanes().map(|lane| lane.written_back.of(why)).sum()
+            }),
+        }
     }
 
     /// Requests between their start and their end.

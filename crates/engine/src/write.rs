@@ -4,13 +4,14 @@ use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use forebay_core::why::{BypassReason, EvictionReason, InvalidationReason};
 use forebay_core::{Durability, IoError, OriginBlock, SectorMask, Slot};
 use forebay_device::{DeviceOp, IoBuf, IoData};
 use forebay_store::{Appended, Class, Condition, Entry, Version};
 
 use crate::background::writeback::either;
 use crate::lane::LaneVolume;
-use crate::plan::{BlockState, WriteStep, write_step, write_steps};
+use crate::plan::{BlockState, WriteStep, write_bypass, write_step, write_steps};
 use crate::read::{bytes_of, state_of};
 use crate::stats::bump;
 use crate::volume::Piece;
@@ -43,7 +44,7 @@ impl LaneVolume {
     pub(crate) fn write_quickly(&self, offset: u64, data: &[u8]) -> Option<Result<(), IoError>> {
         let volume = &self.volume;
         let len = data.len() as u64;
-        let direct = write_step(volume.mode(), BlockState::Absent, false) == WriteStep::Cache;
+        let direct = write_step(volume.mode(), BlockState::Absent, None) == WriteStep::Cache;
         let checked = volume.check_range(offset, len, true).is_ok() && len > 0;
         if !direct || !checked || volume.durability() != Durability::Flush {
             return None;
@@ -95,7 +96,7 @@ impl LaneVolume {
     ) -> (Result<(), IoError>, IoBuf) {
         let len = data.len() as u64;
         loop {
-            let way = self.way(offset, len);
+            let (way, round) = self.way(offset, len);
             let end = match way {
                 WriteStep::Cache => WriteEnd::Done(self.write_cache(offset, &data, fua).await),
                 WriteStep::Through => return self.write_through(offset, data, fua).await,
@@ -107,28 +108,23 @@ impl LaneVolume {
             };
             if let WriteEnd::Done(result) = end {
                 if way == WriteStep::Around {
-                    self.count_bypass(offset, len);
+                    let reason = write_bypass(self.volume.mode(), round);
+                    self.stats().why.bypass.count(reason, 1);
                 }
                 return (result, data);
             }
         }
     }
 
-    fn count_bypass(&self, offset: u64, len: u64) {
-        let counters = &self.stats().counters;
-        let sequential = self.is_sequential(true, offset, len);
-        bump(&counters.bypassed, 1);
-        bump(if sequential { &counters.bypassed_sequential } else { &counters.bypassed_mode }, 1);
-    }
-
-    /// Which way a write goes, as a whole.
-    fn way(&self, offset: u64, len: u64) -> WriteStep {
-        let sequential = self.is_sequential(true, offset, len);
+    /// Which way a write goes, as a whole, and what spoke for going round the cache.
+    fn way(&self, offset: u64, len: u64) -> (WriteStep, Option<BypassReason>) {
+        let round = self.round(true, offset, len);
         let volume = &self.volume;
-        write_steps(volume.pieces(offset, len).map(|piece| {
+        let way = write_steps(volume.pieces(offset, len).map(|piece| {
             let found = self.store.store().peek(&volume.space, piece.block);
-            write_step(volume.mode(), state_of(found.as_ref()), sequential)
-        }))
+            write_step(volume.mode(), state_of(found.as_ref()), round)
+        }));
+        (way, round)
     }
 
     /// Writes to the log.
@@ -219,7 +215,9 @@ impl LaneVolume {
                         let replaced = store
                             .peek(&volume.space, piece.block)
                             .is_none_or(|found| found.entry.slot != slot);
-                        if gone.is_none() && dirty && !replaced {
+                        if gone.is_some() {
+                            self.evicted(piece.block, EvictionReason::Damaged);
+                        } else if dirty && !replaced {
                             volume.add_bad(piece.block);
                             return Err(IoError::Io);
                         }
@@ -386,7 +384,10 @@ impl LaneVolume {
         let mut any = false;
         for number in volume.blocks(range.clone()) {
             let block = OriginBlock(number);
-            any |= store.forget(&volume.space, block, |entry| !entry.dirty).is_some();
+            if store.forget(&volume.space, block, |entry| !entry.dirty).is_some() {
+                self.invalidated(block, InvalidationReason::WriteAround);
+                any = true;
+            }
             if store.peek(&volume.space, block).is_some() {
                 return None;
             }

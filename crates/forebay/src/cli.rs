@@ -45,6 +45,7 @@ pub(crate) enum Verb {
     /// List the volumes
     List(JsonArgs),
     /// Show everything about one volume
+    #[command(after_help = forebay_admin::reasons::help_text())]
     Show(ShowArgs),
     /// Change settings of a volume
     #[command(after_help = forebay_admin::knobs::help_text())]
@@ -359,6 +360,14 @@ mod tests {
         for knob in forebay_admin::KNOBS {
             assert!(help.contains(knob.name) && help.contains(knob.help), "{}", knob.name);
         }
+    }
+
+    #[test]
+    fn the_help_of_show_has_every_reason() {
+        let mut command = command();
+        let show = command.find_subcommand_mut("show").expect("a verb");
+        let help = show.render_long_help().to_string();
+        assert!(help.contains(&forebay_admin::reasons::help_text()), "{help}");
     }
 
     #[test]

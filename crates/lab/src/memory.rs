@@ -1,7 +1,7 @@
 //! `forebay-lab memory`: RAM for each cached block, all in.
 //!
-//! Two numbers: what the store says that its index and its segment table take, and what the
-//! process has in fact grown by, as the kernel counts it. The devices have their memory before the
+//! Two numbers: what the cache says that its index, its segment table and its memory of absent
+//! blocks take, and what the process has in fact grown by, as the kernel counts it. The devices have their memory before the
 //! first look, so that only the engine grows.
 
 use std::process::{Command, Stdio};
@@ -53,7 +53,7 @@ enum State {
 struct Row {
     state: String,
     blocks: u64,
-    /// What the store says: index and segment table.
+    /// What the cache says: index, segment table, memory of blocks that are not cached.
     index_bytes: u64,
     index_bytes_per_block: f64,
     /// What the store says that the log's buffers take, however many blocks there are.
@@ -154,7 +154,7 @@ fn measure(args: &Args, cache_bytes: u64, dirty: bool, progress: &Progress) -> L
     let buffer_bytes = store.buffer_bytes();
     let grown_bytes = resident()?.saturating_sub(before).saturating_sub(buffer_bytes);
     let per_block = |bytes: u64| bytes as f64 / blocks as f64;
-    let index_bytes = store.index_bytes();
+    let index_bytes = store.index_bytes() + rig.engine.cache.memory_bytes();
     Ok(Row {
         state: if dirty { "dirty" } else { "clean" }.to_owned(),
         blocks,

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
+use forebay_core::why::{EvictionReason, WritebackReason};
 use forebay_core::{Nanos, OriginBlock, SectorMask, SegmentId, Slot, VolumeId};
 use forebay_device::IoBuf;
 use forebay_format::{Body, PAGE, record};
@@ -96,6 +97,16 @@ fn carried<'a>(
     }
 }
 
+/// Takes a block out of the cache, unless it is dirty or has been replaced.
+fn evict(volume: &LaneVolume, live: &Live, reason: EvictionReason) {
+    let store = volume.store.store();
+    let gone = store
+        .forget(&volume.volume.space, live.block, |entry| entry.slot == live.slot && !entry.dirty);
+    if gone.is_some() {
+        volume.evicted(live.block, reason);
+    }
+}
+
 impl EngineLane {
     /// Free segments that reclaim aims for.
     fn free_target(&self) -> u32 {
@@ -178,14 +189,15 @@ impl EngineLane {
             // then is worth a second write.
             let distance = |live: &Live| Age::from_bits(live.age).distance(now);
             let untouched = blocks.iter().map(distance).max().unwrap_or(0);
-            let (kept, mut leaving): (Vec<Live>, Vec<Live>) =
-                blocks.into_iter().partition(|live| {
-                    if live.dirty {
-                        return carry_on;
-                    }
-                    let mut keep = |age| self.cache.replacement.lock().keep(age, now, budget);
-                    room && distance(live) < untouched && keep(Age::from_bits(live.age))
-                });
+            let (kept, leaving): (Vec<Live>, Vec<Live>) = blocks.into_iter().partition(|live| {
+                if live.dirty {
+                    return carry_on;
+                }
+                let mut keep = |age| self.cache.replacement.lock().keep(age, now, budget);
+                room && distance(live) < untouched && keep(Age::from_bits(live.age))
+            });
+            let unkept = if room { EvictionReason::Reclaim } else { EvictionReason::NoRoom };
+            let mut leaving: Vec<_> = leaving.into_iter().map(|live| (live, unkept)).collect();
             let mut kept = self.carry_on_now(&volume, kept).into_iter();
             loop {
                 let some: Vec<Live> = kept.by_ref().take(CARRIED_TOGETHER).collect();
@@ -194,17 +206,17 @@ impl EngineLane {
                 }
                 let moved = join_all(some.iter().map(|live| self.carry_on(&volume, live))).await;
                 leaving.extend(
-                    some.into_iter().zip(moved).filter(|(_, moved)| !moved).map(|(live, _)| live),
+                    some.into_iter()
+                        .zip(moved)
+                        .filter_map(|(live, moved)| Some((live, moved.err()?))),
                 );
             }
             let mut dirty = Vec::new();
-            for live in leaving {
+            for (live, reason) in leaving {
                 if live.dirty {
                     dirty.push(live);
                 } else {
-                    store.forget(&volume.volume.space, live.block, |entry| {
-                        entry.slot == live.slot && !entry.dirty
-                    });
+                    evict(&volume, &live, reason);
                 }
             }
             dirty.sort_unstable_by_key(|live| live.block);
@@ -212,14 +224,12 @@ impl EngineLane {
             if blocks.is_empty() {
                 continue;
             }
-            match volume.write_back(&blocks).await {
+            match volume.write_back(&blocks, WritebackReason::Reclaim).await {
                 Ok(()) => volume.volume.set_writeback_error(None),
                 Err(error) => volume.volume.set_writeback_error(Some(error)),
             }
             for live in dirty {
-                store.forget(&volume.volume.space, live.block, |entry| {
-                    entry.slot == live.slot && !entry.dirty
-                });
+                evict(&volume, &live, EvictionReason::Reclaim);
             }
         }
     }
@@ -264,21 +274,29 @@ impl EngineLane {
         Some(self.carried(volume, live, entry.dirty, appended))
     }
 
-    /// Appends a live block again, as it is. `false`: it stays where it was.
-    async fn carry_on(self: &Rc<Self>, volume: &Rc<LaneVolume>, live: &Live) -> bool {
+    /// Appends a live block again, as it is. If it stays where it was, says why.
+    async fn carry_on(
+        self: &Rc<Self>,
+        volume: &Rc<LaneVolume>,
+        live: &Live,
+    ) -> Result<(), EvictionReason> {
         let store = &self.cache.store;
         let space = &volume.volume.space;
-        let Some(pinned) = store.look_up(space, live.block, |_| None) else { return true };
+        let Some(pinned) = store.look_up(space, live.block, |_| None) else { return Ok(()) };
         let entry = pinned.found.entry;
         if entry.slot != live.slot {
-            return true;
+            return Ok(());
         }
         let mask = pinned.found.mask.clone();
         // What cannot be read stays where it is: bad dirty blocks are kept, clean ones evicted.
-        let Ok(payload) = self.store.read_block(space, pinned).await else { return false };
+        let read = self.store.read_block(space, pinned).await;
+        let payload = read.map_err(|_| EvictionReason::Damaged)?;
         let version = carried(space, live, &entry, mask);
         let appended = self.store.append_whole(version, Class::Background, &payload);
-        self.carried(volume, live, entry.dirty, appended)
+        match self.carried(volume, live, entry.dirty, appended) {
+            true => Ok(()),
+            false => Err(EvictionReason::NoRoom),
+        }
     }
 
     /// Counts a block that was carried on. `false`: it stays where it was.

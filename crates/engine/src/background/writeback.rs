@@ -6,10 +6,11 @@ use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use forebay_core::why::WritebackReason;
 use forebay_core::{Nanos, OriginBlock, SectorMask};
 use forebay_device::{DeviceOp, IoBuf, IoData};
 use forebay_lane::{concurrently, join_all};
-use forebay_policy::{Decision, DirtyState, Pacer, SweepPlanner, merge_runs};
+use forebay_policy::{Decision, DirtyState, Pacer, SweepPlanner, Trigger, merge_runs};
 use forebay_store::{Kept, Pinned, PlantedBug};
 
 use crate::cache::BackgroundEnding;
@@ -114,7 +115,7 @@ pub(crate) async fn run(volume: Rc<LaneVolume>) {
                     volume.lane().sleep(Duration::from_millis(1)).await;
                     continue;
                 }
-                match volume.write_back(&blocks).await {
+                match volume.write_back(&blocks, reason(pacer.trigger(), asked)).await {
                     Ok(()) => {
                         retry = FIRST_RETRY;
                         volume.volume.set_writeback_error(None);
@@ -128,6 +129,18 @@ pub(crate) async fn run(volume: Rc<LaneVolume>) {
                 }
             }
         }
+    }
+}
+
+/// What writes are counted as. `asked`: somebody waits for everything to be clean.
+fn reason(trigger: Option<Trigger>, asked: bool) -> WritebackReason {
+    match trigger {
+        Some(Trigger::Draining) if asked => WritebackReason::Drain,
+        Some(Trigger::Draining) | None => WritebackReason::Mode,
+        Some(Trigger::Space) => WritebackReason::Reclaim,
+        Some(Trigger::Watermark) => WritebackReason::DirtyHigh,
+        Some(Trigger::Age) => WritebackReason::DirtyAge,
+        Some(Trigger::Idle) => WritebackReason::Idle,
     }
 }
 
@@ -209,19 +222,27 @@ impl LaneVolume {
         blocks
     }
 
-    /// Writes sorted blocks back, syncs the origin and marks them clean. Blocks that are not dirty
-    /// are passed over.
+    /// Writes sorted blocks back, syncs the origin and marks them clean; counts them under `why`.
+    /// Blocks that are not dirty are passed over.
     ///
     /// # Errors
     /// What failed first, in words; what could not be written stays dirty.
-    pub(crate) async fn write_back(self: &Rc<Self>, blocks: &[OriginBlock]) -> Result<(), String> {
+    pub(crate) async fn write_back(
+        self: &Rc<Self>,
+        blocks: &[OriginBlock],
+        why: WritebackReason,
+    ) -> Result<(), String> {
         for batch in blocks.chunks(BATCH_BLOCKS) {
-            self.write_back_batch(batch).await?;
+            self.write_back_batch(batch, why).await?;
         }
         Ok(())
     }
 
-    async fn write_back_batch(self: &Rc<Self>, blocks: &[OriginBlock]) -> Result<(), String> {
+    async fn write_back_batch(
+        self: &Rc<Self>,
+        blocks: &[OriginBlock],
+        why: WritebackReason,
+    ) -> Result<(), String> {
         let settings = self.volume.settings().writeback;
         let runs: Vec<Vec<OriginBlock>> =
             merge_runs(blocks, self.volume.block, settings.merge_bytes)
@@ -240,7 +261,7 @@ impl LaneVolume {
         let outcome = outcome.take();
         let early = self.cache.store.options().has(PlantedBug::CleanBeforeOriginSync);
         if early {
-            self.mark_written(&outcome.written);
+            self.mark_written(&outcome.written, why);
         }
         if !outcome.written.is_empty() {
             // Barrier for invariants 8 and 9: the origin is durable before anything is called clean.
@@ -254,7 +275,7 @@ impl LaneVolume {
             }
         }
         if !early {
-            self.mark_written(&outcome.written);
+            self.mark_written(&outcome.written, why);
         }
         match outcome.error {
             Some(error) => Err(error),
@@ -262,11 +283,12 @@ impl LaneVolume {
         }
     }
 
-    fn mark_written(&self, written: &[(OriginBlock, Kept)]) {
+    fn mark_written(&self, written: &[(OriginBlock, Kept)], why: WritebackReason) {
         for (block, kept) in written {
             if self.cache.store.written_back(&self.volume.space, *block, kept.slot) {
                 self.volume.cleaned(self.lane(), *block);
                 bump(&self.stats().counters.written_back_blocks, 1);
+                self.stats().why.written_back.count(why, 1);
             }
         }
     }

@@ -1,5 +1,6 @@
 //! A volume for people: aligned, with units, the unusual only when there is some.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use forebay_admin::report::Latency;
@@ -67,6 +68,7 @@ pub(crate) fn render(report: &VolumeReport) -> String {
 
     text.push('\n');
     text.push_str(&requests(report));
+    text.push_str(&why(report));
     text.push('\n');
     text.push_str(&bytes(report));
     text.push('\n');
@@ -147,6 +149,34 @@ fn requests(report: &VolumeReport) -> String {
         let _ = writeln!(text, "{}", rest.join(", "));
     }
     text
+}
+
+/// The reasons that were counted, each with its share of its group; nothing if there are none.
+fn why(report: &VolumeReport) -> String {
+    let mut totals = BTreeMap::new();
+    report.why.each(|group, _, count| *totals.entry(group).or_insert(0) += count);
+    let mut table = Table::new(&[
+        Column::left("WHY"),
+        Column::left("REASON"),
+        Column::right("COUNT"),
+        Column::right("SHARE"),
+    ]);
+    let (mut rows, mut last) = (0, "");
+    report.why.each(|group, name, count| {
+        let total = totals.get(group).copied().unwrap_or(0);
+        if count == 0 || total == 0 {
+            return;
+        }
+        let shown = if group == last { "" } else { group };
+        table.row([
+            shown.to_owned(),
+            name.to_owned(),
+            grouped(count),
+            percent(count as f64 / total as f64),
+        ]);
+        (rows, last) = (rows + 1, group);
+    });
+    if rows == 0 { String::new() } else { format!("\n{}", table.render()) }
 }
 
 fn bytes(report: &VolumeReport) -> String {
@@ -240,10 +270,31 @@ mod tests {
         let text = render(&report);
         assert!(text.contains("75.0 %") && text.contains("3,000"), "{text}");
         assert!(!text.contains("error") && !text.contains("lost"), "{text}");
+        assert!(!text.contains("WHY") && !text.contains("cold"), "{text}");
         assert!(text.lines().all(|line| line == line.trim_end()), "{text}");
         report.errors.checksum = 2;
         report.errors.last = Some("bad block".to_owned());
         let text = render(&report);
         assert!(text.contains("2 checksum") && text.contains("bad block"), "{text}");
+    }
+
+    #[test]
+    fn reasons_have_a_line_each_if_they_were_counted_and_add_up_to_their_group() {
+        let name = "v".parse().expect("valid");
+        let mut report = VolumeReport::empty(name, VolumeState::Running, Settings::default());
+        report.why.miss.cold = 3000;
+        report.why.miss.evicted = 1000;
+        report.why.written_back.idle = 7;
+        let text = render(&report);
+        let words: Vec<Vec<&str>> =
+            text.lines().map(|line| line.split_whitespace().collect()).collect();
+        for line in [
+            ["miss", "cold", "3,000", "75.0", "%"].as_slice(),
+            &["evicted", "1,000", "25.0", "%"],
+            &["written_back", "idle", "7", "100.0", "%"],
+        ] {
+            assert!(words.iter().any(|words| words == line), "{line:?} is not in\n{text}");
+        }
+        assert!(!text.contains("sequential  ") && !text.contains("bypass "), "{text}");
     }
 }

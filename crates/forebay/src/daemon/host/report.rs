@@ -168,15 +168,17 @@ fn fill(report: &mut VolumeReport, running: &Running, cached: u64) {
         filled: totals.filled_blocks,
         written_back: totals.written_back_blocks,
     };
+    let why = volume.stats.why();
+    report.why = why;
     report.requests = RequestReport {
         read_hits: totals.read_hits,
         read_partial: totals.read_partial,
         read_misses: totals.read_misses,
         write_hits: totals.write_hits,
         write_misses: totals.write_misses,
-        bypassed: totals.bypassed,
-        bypassed_sequential: totals.bypassed_sequential,
-        bypassed_mode: totals.bypassed_mode,
+        bypassed: why.bypass.total(),
+        bypassed_sequential: why.bypass.sequential,
+        bypassed_mode: why.bypass.mode,
         flushes: totals.flushes,
         discards: totals.discards,
         failed: totals.errors,
@@ -200,8 +202,10 @@ fn fill(report: &mut VolumeReport, running: &Running, cached: u64) {
         write: latency(volume, Kind::Write),
         flush: latency(volume, Kind::Flush),
     };
-    report.memory =
-        MemoryReport { index_bytes: store.index_bytes(), buffer_bytes: store.buffer_bytes() };
+    report.memory = MemoryReport {
+        index_bytes: store.index_bytes().saturating_add(running.cache.memory_bytes()),
+        buffer_bytes: store.buffer_bytes(),
+    };
     report.errors = errors(running);
     if report.state == VolumeState::Running && is_degraded(running, &report.errors) {
         report.state = VolumeState::Degraded;

@@ -1,0 +1,224 @@
+//! Why things happened: every reason that is counted, in one place.
+//!
+//! To add a reason: a line in the table below, the place in the engine that counts it, and a line in
+//! `docs/operations.md`, which a test looks for. Counters, JSON, `forebay show` and its help are made
+//! from the table.
+//!
+//! Reads that miss and requests that go round the cache are counted as requests, everything else as
+//! blocks.
+
+use serde::{Deserialize, Serialize};
+
+/// A set of reasons of one kind.
+pub trait Reason: Copy + Eq + 'static {
+    /// Every reason, in the order in which statistics print them.
+    const ALL: &'static [Self];
+    /// What they are reasons of, as in JSON.
+    const GROUP: &'static str;
+
+    /// The word for it, as in JSON. Stable.
+    fn name(self) -> &'static str;
+
+    /// What it means, in half a sentence.
+    fn help(self) -> &'static str;
+
+    /// Its place in [`Reason::ALL`], for arrays of counters.
+    fn index(self) -> usize;
+}
+
+macro_rules! reasons {
+    ($($(#[$doc:meta])* $type:ident, $counts:ident, $group:ident: {
+        $($variant:ident $name:ident $help:literal,)*
+    })*) => {
+        $(
+            $(#[$doc])*
+            #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+            pub enum $type {
+                $(#[doc = $help] $variant,)*
+            }
+
+            impl $type {
+                /// How many reasons there are.
+                pub const COUNT: usize = <$type as Reason>::ALL.len();
+            }
+
+            impl Reason for $type {
+                const ALL: &'static [Self] = &[$($type::$variant,)*];
+                const GROUP: &'static str = stringify!($group);
+
+                fn name(self) -> &'static str {
+                    match self { $($type::$variant => stringify!($name),)* }
+                }
+
+                fn help(self) -> &'static str {
+                    match self { $($type::$variant => $help,)* }
+                }
+
+                fn index(self) -> usize {
+                    self as usize
+                }
+            }
+
+            impl std::fmt::Display for $type {
+                fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                    f.pad(self.name())
+                }
+            }
+
+            #[doc = concat!("How often each [`", stringify!($type), "`] was counted.")]
+            #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+            #[serde(default)]
+            pub struct $counts {
+                $(#[doc = $help] pub $name: u64,)*
+            }
+
+            impl $counts {
+                /// Asks for the count of each reason.
+                pub fn collect(mut count: impl FnMut($type) -> u64) -> Self {
+                    $counts { $($name: count($type::$variant),)* }
+                }
+
+                /// The count of one reason.
+                pub fn of(&self, reason: $type) -> u64 {
+                    match reason { $($type::$variant => self.$name,)* }
+                }
+
+                /// All reasons together.
+                pub fn total(&self) -> u64 {
+                    $type::ALL.iter().map(|reason| self.of(*reason)).sum()
+                }
+            }
+        )*
+
+        /// Every reason with its count.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+        #[serde(default)]
+        pub struct Why {
+            $($(#[$doc])* pub $group: $counts,)*
+        }
+
+        impl Why {
+            /// Visits group, name and count of every reason, in the order of the table.
+            pub fn each(&self, mut visit: impl FnMut(&'static str, &'static str, u64)) {
+                $(for reason in $type::ALL {
+                    visit($type::GROUP, reason.name(), self.$group.of(*reason));
+                })*
+            }
+
+            /// Group, name and meaning of every reason, in the order of the table.
+            pub fn meanings() -> Vec<(&'static str, &'static str, &'static str)> {
+                let mut all = Vec::new();
+                $(all.extend($type::ALL.iter().map(|reason| ($type::GROUP, reason.name(), reason.help())));)*
+                all
+            }
+        }
+    };
+}
+
+reasons! {
+    /// Why a read needed the origin: of the first of its blocks that did.
+    MissReason, MissCounts, miss: {
+        Cold cold "not seen lately",
+        Evicted evicted "it was cached, and left not long ago to make room",
+        Invalidated invalidated "it was cached, and was discarded or overwritten on the origin not long ago",
+        NotAdmitted not_admitted "it was missed not long ago, and admission did not let it in",
+        WriteBudget write_budget "it was missed not long ago, and the write budget was used up",
+        NotFilled not_filled "it was missed not long ago, and could not be brought in",
+        Partial partial "the block is cached, but not all of the sectors that were asked for",
+        Sequential sequential "it is part of a long sequential stream",
+        Congested congested "the cache device is slower than the congestion thresholds",
+        Mode mode "the mode does not cache this",
+    }
+
+    /// Why a request went round the cache.
+    BypassReason, BypassCounts, bypass: {
+        Sequential sequential "it is part of a long sequential stream",
+        Congested congested "the cache device is slower than the congestion thresholds",
+        NotAdmitted not_admitted "a write through the cache of blocks that admission does not let in",
+        WriteBudget write_budget "a write through the cache of new blocks, with the write budget used up",
+        Mode mode "the mode sends it to the origin",
+    }
+
+    /// Why a block that was read from the origin was not filled.
+    RefusalReason, RefusalCounts, refused: {
+        NotAdmitted not_admitted "admission waits for it to be missed again",
+        WriteBudget write_budget "the write budget is used up",
+        NoRoom no_room "the log had no room at once, and a fill does not wait",
+        Overtaken overtaken "the block was written, discarded or filled by somebody else meanwhile",
+        Unsynced unsynced "the origin has it from a write that is not durable there yet",
+    }
+
+    /// Why a block left the cache to make room, or because it was of no use.
+    EvictionReason, EvictionCounts, evicted: {
+        Reclaim reclaim "its segment was emptied, and the policy did not keep it",
+        NoRoom no_room "its segment was emptied with too little room to keep anything clean",
+        Damaged damaged "its copy could not be read back, or failed its checksum",
+    }
+
+    /// Why a clean block was forgotten although there was room.
+    InvalidationReason, InvalidationCounts, invalidated: {
+        WriteAround write_around "a write went round the cache",
+        Discard discard "it was discarded, or zeroed on the origin",
+    }
+
+    /// Why a dirty block was written to the origin.
+    WritebackReason, WritebackCounts, written_back: {
+        DirtyHigh dirty_high "too large a share of the cache was dirty",
+        DirtyAge dirty_age "something had been dirty for too long",
+        Idle idle "nobody had used the volume for a while",
+        Drain drain "somebody waits for it: flush, delete, stop or a change of the mode",
+        Mode mode "the mode keeps nothing dirty",
+        Reclaim reclaim "its segment was emptied to make room",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn numbered<R: Reason>() {
+        for (place, reason) in R::ALL.iter().enumerate() {
+            assert_eq!(reason.index(), place);
+            assert!(!reason.help().is_empty());
+        }
+    }
+
+    #[test]
+    fn reasons_are_numbered_as_they_are_listed() {
+        numbered::<MissReason>();
+        numbered::<BypassReason>();
+        numbered::<RefusalReason>();
+        numbered::<EvictionReason>();
+        numbered::<InvalidationReason>();
+        numbered::<WritebackReason>();
+    }
+
+    #[test]
+    fn every_reason_is_counted_apart_and_visited_once() {
+        let why = Why {
+            miss: MissCounts::collect(|reason| 1 + reason.index() as u64),
+            written_back: WritebackCounts::collect(|reason| 100 + reason.index() as u64),
+            ..Why::default()
+        };
+        assert_eq!((why.miss.cold, why.miss.of(MissReason::Mode)), (1, MissReason::COUNT as u64));
+        assert_eq!(why.miss.total(), (1..=MissReason::COUNT as u64).sum());
+        let mut seen = Vec::new();
+        why.each(|group, name, count| seen.push((group, name, count)));
+        assert!(seen.contains(&("written_back", "idle", 102)));
+        let names: Vec<_> = seen.iter().map(|(group, name, _)| (*group, *name)).collect();
+        let meanings: Vec<_> =
+            Why::meanings().iter().map(|(group, name, _)| (*group, *name)).collect();
+        assert_eq!(names, meanings);
+    }
+
+    #[test]
+    fn the_manual_explains_every_reason() {
+        let manual = include_str!("../../../docs/operations.md");
+        for (group, name, _) in Why::meanings() {
+            let explained = manual.lines().any(|line| {
+                line.starts_with(&format!("| {group} ")) && line.contains(&format!("`{name}`"))
+            });
+            assert!(explained, "docs/operations.md does not explain {group}.{name}");
+        }
+    }
+}
