@@ -1,11 +1,77 @@
-//! What a lane knows of blocks that are not cached: why they are not there.
+//! What may enter the cache, and what a lane knows of blocks that are not in it.
 
-use forebay_core::OriginBlock;
-use forebay_core::why::{BypassReason, EvictionReason, InvalidationReason, MissReason};
-use forebay_policy::admission::ghost::{Ghost, Past, Recall};
+use std::ops::Range;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::time::Duration;
+
+use forebay_core::why::{
+    BypassReason, EvictionReason, InvalidationReason, MissReason, RefusalReason,
+};
+use forebay_core::{Admission, OriginBlock};
+use forebay_policy::{Ghost, Past, Recall, WriteBudget, admits};
+use parking_lot::Mutex;
 
 use crate::lane::LaneVolume;
 use crate::plan::{BlockState, miss_reason};
+use crate::settings::VolumeSettings;
+
+/// A volume's settings about what may enter, for all lanes.
+#[derive(Default)]
+pub(crate) struct EntryRules {
+    /// See [`Admission::times`].
+    admission: AtomicU8,
+    budget_bytes: AtomicU64,
+    congested_read: AtomicU64,
+    congested_write: AtomicU64,
+    promote: AtomicU64,
+    /// Asked about misses only, and only if there is a budget.
+    budget: Mutex<WriteBudget>,
+}
+
+impl EntryRules {
+    pub(crate) fn set(&self, settings: &VolumeSettings) {
+        let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        self.admission.store(settings.admission.times(), Ordering::Relaxed);
+        self.budget_bytes.store(settings.write_budget, Ordering::Relaxed);
+        self.congested_read.store(nanos(settings.congested_read), Ordering::Relaxed);
+        self.congested_write.store(nanos(settings.congested_write), Ordering::Relaxed);
+        self.promote.store(settings.promote, Ordering::Relaxed);
+        if settings.write_budget == 0 {
+            *self.budget.lock() = WriteBudget::default();
+        }
+    }
+
+    /// The rule of admission in force.
+    pub(crate) fn rule(&self) -> Admission {
+        Admission::from_times(self.admission.load(Ordering::Relaxed).into()).unwrap_or_default()
+    }
+
+    /// What an admitted miss fills, in bytes; 0: what was asked for.
+    pub(crate) fn promote(&self) -> u64 {
+        self.promote.load(Ordering::Relaxed)
+    }
+
+    fn thresholds(&self) -> [Duration; 2] {
+        [&self.congested_read, &self.congested_write]
+            .map(|nanos| Duration::from_nanos(nanos.load(Ordering::Relaxed)))
+    }
+
+    /// Whether the latency of the cache device counts.
+    pub(crate) fn measures(&self) -> bool {
+        self.thresholds().iter().any(|threshold| !threshold.is_zero())
+    }
+}
+
+/// What decides about the fills of one request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Gate {
+    /// Every block may enter.
+    Open,
+    /// Those may that were missed before.
+    Remembered(Admission),
+    /// None may: the write budget is used up.
+    Spent,
+}
 
 /// The first block of a read that has to come from the origin.
 #[derive(Clone, Copy, Debug)]
@@ -25,26 +91,108 @@ fn missed_since(past: Past) -> MissReason {
     }
 }
 
+/// What is remembered of a block that was refused for this reason.
+fn past_of(reason: RefusalReason) -> Past {
+    match reason {
+        RefusalReason::NotAdmitted => Past::NotAdmitted,
+        RefusalReason::WriteBudget => Past::OverBudget,
+        RefusalReason::NoRoom | RefusalReason::Overtaken | RefusalReason::Unsynced => {
+            Past::NotFilled
+        }
+    }
+}
+
 impl LaneVolume {
     /// What speaks for a request's going round the cache, apart from the mode.
     pub(crate) fn round(&self, write: bool, offset: u64, len: u64) -> Option<BypassReason> {
-        self.is_sequential(write, offset, len).then_some(BypassReason::Sequential)
+        if self.is_sequential(write, offset, len) {
+            return Some(BypassReason::Sequential);
+        }
+        self.is_congested().then_some(BypassReason::Congested)
     }
 
-    /// Asks the cache's memory of absent blocks, or tells it something.
-    fn with_memory<T>(&self, ask: impl FnOnce(&Ghost) -> T) -> T {
+    /// Whether the cache device is slower than this volume puts up with.
+    fn is_congested(&self) -> bool {
+        let [read, write] = self.volume.entry.thresholds();
+        if read.is_zero() && write.is_zero() {
+            return false;
+        }
+        let (latency, now) = (&self.store.store().latency, self.now());
+        latency.reads.exceeds(read, now) || latency.writes.exceeds(write, now)
+    }
+
+    /// What decides about fills at this moment. `asked`: a client wants the data to be cached.
+    pub(crate) fn gate(&self, asked: bool) -> Gate {
+        let rules = &self.volume.entry;
+        let limit = rules.budget_bytes.load(Ordering::Relaxed);
+        if limit > 0 {
+            let written = self.volume.stats.cache_written();
+            if !rules.budget.lock().allows(limit, self.now(), written) {
+                return Gate::Spent;
+            }
+        }
+        match rules.rule() {
+            Admission::Always => Gate::Open,
+            _ if asked => Gate::Open,
+            rule => Gate::Remembered(rule),
+        }
+    }
+
+    /// Whether a block may enter.
+    ///
+    /// # Errors
+    /// Why not. Nothing is counted or remembered yet.
+    pub(crate) fn admit(&self, gate: Gate, block: OriginBlock) -> Result<(), RefusalReason> {
+        match gate {
+            Gate::Open => Ok(()),
+            Gate::Spent => Err(RefusalReason::WriteBudget),
+            Gate::Remembered(rule) => {
+                let admitted =
+                    admits(rule, self.with_memory(|memory, at| memory.recall(at), block));
+                if admitted { Ok(()) } else { Err(RefusalReason::NotAdmitted) }
+            }
+        }
+    }
+
+    /// Why a write of blocks that are all absent should not bring them in, if it should not.
+    pub(crate) fn keeps_out(&self, blocks: Range<u64>) -> Option<BypassReason> {
+        let gate = self.gate(false);
+        let refused = |block| self.admit(gate, OriginBlock(block)).err();
+        let first = refused(blocks.start)?;
+        if blocks.skip(1).any(|block| refused(block).is_none()) {
+            return None;
+        }
+        Some(match first {
+            RefusalReason::WriteBudget => BypassReason::WriteBudget,
+            _ => BypassReason::NotAdmitted,
+        })
+    }
+
+    /// Asks the cache's memory of absent blocks about one of them, or tells it something.
+    fn with_memory<T>(&self, ask: impl FnOnce(&Ghost, u64) -> T, block: OriginBlock) -> T {
         let number = self.cache.memory_number();
         let mut own = self.memory.borrow_mut();
         if own.number != number {
             *own = self.cache.memory();
         }
-        ask(&own.ghost)
+        ask(&own.ghost, self.volume.space.address(block).0)
     }
 
-    /// Remembers what became of a block that is not cached any more, or still not.
-    pub(crate) fn note(&self, block: OriginBlock, past: Past) {
-        let address = self.volume.space.address(block);
-        self.with_memory(|memory| memory.note(address.0, past));
+    /// Notes that a block has been filled: its past is of no interest any more.
+    pub(crate) fn entered(&self, gate: Gate, block: OriginBlock) {
+        // Otherwise what is remembered of it serves statistics only, and will be replaced.
+        if matches!(gate, Gate::Remembered(_)) {
+            self.with_memory(|memory, at| memory.forget(at), block);
+        }
+    }
+
+    /// Counts a block that may not enter, or could not, and remembers that unless a part of it is
+    /// there.
+    pub(crate) fn refused(&self, block: OriginBlock, cached: bool, reason: RefusalReason) {
+        self.stats().why.refused.count(reason, 1);
+        if !cached {
+            self.with_memory(|memory, at| memory.note(at, past_of(reason)), block);
+        }
     }
 
     /// Counts why a read needed the origin.
@@ -55,8 +203,7 @@ impl LaneVolume {
     }
 
     fn recall(&self, block: OriginBlock) -> MissReason {
-        let address = self.volume.space.address(block);
-        let reason = match self.with_memory(|memory| memory.recall(address.0)) {
+        let reason = match self.with_memory(|memory, at| memory.recall(at), block) {
             Recall::Past(past) => missed_since(past),
             Recall::Nothing => MissReason::Cold,
             // Of a large cache a part of the blocks is remembered, chosen by a hash; the others are
@@ -70,12 +217,12 @@ impl LaneVolume {
     /// Notes that a clean copy has left the cache to make room, or was of no use.
     pub(crate) fn evicted(&self, block: OriginBlock, reason: EvictionReason) {
         self.stats().why.evicted.count(reason, 1);
-        self.note(block, Past::Evicted);
+        self.with_memory(|memory, at| memory.note(at, Past::Evicted), block);
     }
 
     /// Notes that a clean copy was forgotten because the origin is about to change.
     pub(crate) fn invalidated(&self, block: OriginBlock, reason: InvalidationReason) {
         self.stats().why.invalidated.count(reason, 1);
-        self.note(block, Past::Invalidated);
+        self.with_memory(|memory, at| memory.note(at, Past::Invalidated), block);
     }
 }

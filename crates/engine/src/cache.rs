@@ -19,7 +19,19 @@ pub(crate) const STREAMS: usize = 256;
 pub(crate) struct Memory {
     /// Tells it from those that were there before.
     pub(crate) number: u64,
+    /// How far it reaches back, in times the blocks of the cache; 0: it is for statistics only.
+    times: u8,
     pub(crate) ghost: Arc<Ghost>,
+}
+
+impl Memory {
+    fn new(number: u64, times: u8, capacity: u64) -> Self {
+        let ghost = match times {
+            0 => Ghost::for_statistics(capacity),
+            times => Ghost::new(capacity.saturating_mul(times.into())),
+        };
+        Memory { number, times, ghost: Arc::new(ghost) }
+    }
 }
 
 /// See the module.
@@ -53,10 +65,7 @@ impl Cache {
             policy: Mutex::new(policy),
             refreshes: AtomicBool::new(HitRule::of(policy) == HitRule::REFRESH),
             epochs: EpochClock::new(capacity),
-            memory: RwLock::new(Memory {
-                number: 0,
-                ghost: Arc::new(Ghost::for_statistics(capacity)),
-            }),
+            memory: RwLock::new(Memory::new(0, 0, capacity)),
             memory_number: AtomicU64::new(0),
             store,
             volumes: RwLock::default(),
@@ -81,10 +90,27 @@ impl Cache {
         let mut volumes = self.volumes.write();
         volumes.push(volume);
         volumes.sort_by_key(|volume| volume.id);
+        drop(volumes);
+        self.settings_changed();
     }
 
     pub(crate) fn remove_volume(&self, name: &str) {
         self.volumes.write().retain(|volume| volume.name != name);
+        self.settings_changed();
+    }
+
+    /// Sees to it that the cache has what the settings of its volumes need: a memory of absent
+    /// blocks that is long enough, and latencies of the device if they count.
+    pub(crate) fn settings_changed(&self) {
+        let volumes = self.volumes.read();
+        let times = volumes.iter().map(|volume| volume.entry.rule().times()).max().unwrap_or(0);
+        self.store.latency.want(volumes.iter().any(|volume| volume.entry.measures()));
+        drop(volumes);
+        let mut memory = self.memory.write();
+        if memory.times != times {
+            *memory = Memory::new(memory.number + 1, times, self.store.capacity_blocks());
+            self.memory_number.store(memory.number, Ordering::Relaxed);
+        }
     }
 
     /// How room is made.

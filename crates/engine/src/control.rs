@@ -60,7 +60,7 @@ fn record_of(volume: &Volume, old: &VolumeRecord) -> VolumeRecord {
         mode: settings.mode,
         durability: settings.durability,
         policy: settings.policy,
-        settings: settings.to_tags(),
+        settings: settings.to_tags_beside(&old.settings),
         ..old.clone()
     }
 }
@@ -145,6 +145,7 @@ impl EngineLane {
         let policy = settings.policy;
         volume.set_settings(settings);
         self.cache.set_policy(policy);
+        self.cache.settings_changed();
         self.store
             .change_volumes(|volumes, _| {
                 for record in volumes.iter_mut() {

@@ -204,6 +204,7 @@ impl LaneVolume {
                 };
                 match self.store.append(version, Class::Foreground, |cell| cell.fill(0)) {
                     Appended::Done { old } => {
+                        bump(&self.stats().counters.cache_written_bytes, volume.block.bytes());
                         volume.remove_bad(block);
                         volume.appended(self.lane(), block, old.as_ref(), true);
                     }

@@ -62,6 +62,8 @@ pub struct LaneVolume {
     /// The last request that was asked about, and the answer.
     last_verdict: Cell<((bool, u64, u64), bool)>,
     used: Cell<u64>,
+    /// Bytes on their way from the origin that nobody has asked for.
+    pub(crate) promoting: Cell<u64>,
     /// The cache's memory of absent blocks, unless there is another one by now.
     pub(crate) memory: RefCell<Memory>,
     /// Why the last block was missed of those that are remembered.
@@ -118,6 +120,7 @@ impl LaneVolume {
             cutoff: RefCell::new(SequentialCutoff::new(STREAMS)),
             last_verdict: Cell::new(((false, u64::MAX, 0), false)),
             used: Cell::new(0),
+            promoting: Cell::new(0),
             memory,
             last_miss: Cell::new(MissReason::Cold),
             requests,

@@ -5,7 +5,8 @@
 //! - [`lane`]: one volume as one lane sees it; where requests enter and leave
 //! - `plan`: what to do with a block, pure; the only branches on the mode
 //! - `admission`: what may enter, and why what is missed is not there
-//! - `read`, `write`, `flush`, `discard`: one file for each kind of request
+//! - `read` and `fill`, `write`, `flush`, `discard`: one file for each kind of request, and one for
+//!   what comes from the origin
 //! - `untouched`: what has to be durable before the origin is written to for the first time
 //! - `ranges`: order among operations that reach the origin
 //! - `background`: writeback, reclaim, upkeep
@@ -25,6 +26,7 @@ mod dirty;
 mod discard;
 pub mod engine;
 pub mod error;
+mod fill;
 mod flush;
 mod grow;
 pub mod lane;

@@ -68,6 +68,12 @@ pub(crate) fn write_step(mode: Mode, state: BlockState, round: Option<BypassReas
     }
 }
 
+/// Whether writes of absent blocks in this mode enter only if admission lets them: they reach the
+/// origin at once, and need no place in the cache.
+pub(crate) fn asks_admission(mode: Mode) -> bool {
+    mode == Mode::Writethrough
+}
+
 /// Why a block of this state has to be read from the origin, if the mode or the request say so;
 /// `None`: because of what became of it earlier.
 pub(crate) fn miss_reason(
@@ -198,6 +204,15 @@ mod tests {
             if state != BlockState::Dirty {
                 assert_eq!(write_step(mode, state, round), expected, "{mode} {state:?} {round:?}");
             }
+        }
+    }
+
+    #[test]
+    fn admission_is_asked_about_writes_that_it_can_keep_out_and_no_others() {
+        for mode in Mode::ALL {
+            let refused = write_step(*mode, BlockState::Absent, Some(BypassReason::NotAdmitted));
+            let admitted = write_step(*mode, BlockState::Absent, None);
+            assert_eq!(asks_admission(*mode), refused != admitted, "{mode}");
         }
     }
 

@@ -2,22 +2,17 @@
 
 use std::ops::Range;
 
-use forebay_core::why::{BypassReason, EvictionReason, RefusalReason};
-use forebay_core::{IoError, OriginBlock, SECTOR_SIZE, SectorMask};
-use forebay_device::{DeviceOp, IoBuf};
+use forebay_core::why::{BypassReason, EvictionReason};
+use forebay_core::{IoError, SECTOR_SIZE};
+use forebay_device::IoBuf;
 use forebay_lane::join_all;
-use forebay_policy::Past;
-use forebay_store::{Appended, Class, Condition, FillTicket, Found, Pinned, ReadFailure, Version};
+use forebay_store::{Found, Pinned, ReadFailure};
 
 use crate::admission::Missed;
 use crate::lane::LaneVolume;
 use crate::plan::{BlockState, ReadStep, read_bypass, read_step};
 use crate::stats::bump;
 use crate::volume::Piece;
-
-/// Blocks up to this size are read from the origin whole; of larger ones a part of this size, in
-/// bytes.
-const FILL_BYTES: u64 = 64 << 10;
 
 /// How often a read starts again because a cached copy turned out to be bad.
 const ATTEMPTS: usize = 16;
@@ -64,7 +59,7 @@ struct PartEnd {
     result: Result<(), Retry>,
 }
 
-enum Retry {
+pub(crate) enum Retry {
     /// A clean copy was bad and has been forgotten: look again.
     Again,
     Fail(IoError),
@@ -187,13 +182,13 @@ impl LaneVolume {
                 .pieces(at, step)
                 .any(|piece| self.store.store().peek(&self.volume.space, piece.block).is_none());
             if missing {
-                let buf = IoBuf::for_overwrite(step as usize);
-                self.read_part(Part::Origin(at..at + step, buf), None).await.result.map_err(
-                    |retry| match retry {
-                        Retry::Again => IoError::Io,
-                        Retry::Fail(error) => error,
-                    },
-                )?;
+                let mut buf = IoBuf::for_overwrite(step as usize);
+                let gate = self.fills(None).then(|| self.gate(true));
+                let read = self.read_origin(at..at + step, &mut buf, gate).await;
+                read.map_err(|retry| match retry {
+                    Retry::Again => IoError::Io,
+                    Retry::Fail(error) => error,
+                })?;
             }
             at += step;
         }
@@ -297,8 +292,8 @@ impl LaneVolume {
                 }
             }
             Part::Origin(range, mut buf) => {
-                let fill = self.fills(round);
-                let result = self.read_origin(range, &mut buf, fill).await;
+                let gate = self.fills(round).then(|| self.gate(false));
+                let result = self.read_origin(range, &mut buf, gate).await;
                 PartEnd { buf, result }
             }
         }
@@ -306,7 +301,7 @@ impl LaneVolume {
 
     /// A cached copy cannot be read. A clean one is forgotten, the origin has the data; a dirty one
     /// is lost until it is overwritten (invariant 11).
-    fn handle_bad(&self, pinned: &Pinned<'_>, failure: &ReadFailure) -> Retry {
+    pub(crate) fn handle_bad(&self, pinned: &Pinned<'_>, failure: &ReadFailure) -> Retry {
         let slot = pinned.found.entry.slot;
         self.count_failure(failure);
         tracing::warn!(
@@ -331,173 +326,6 @@ impl LaneVolume {
         }
         // It was replaced meanwhile.
         Retry::Again
-    }
-
-    /// Reads a range that is not wholly cached: from the origin, under what the cache has of it.
-    async fn read_origin(
-        &self,
-        range: Range<u64>,
-        into: &mut IoBuf,
-        fill: bool,
-    ) -> Result<(), Retry> {
-        let volume = &self.volume;
-        let store = self.store.store();
-        let span = self.origin_span(&range, fill);
-        let _range = volume.ranges.shared(volume.widen(span.clone())).await;
-        // A fill begins before the index is looked at: a write that the look-up does not see
-        // overtakes it (invariant 5).
-        let mut blocks = Vec::new();
-        for number in volume.blocks(span.clone()) {
-            let block = OriginBlock(number);
-            let ticket = fill.then(|| store.index.begin_fill(volume.space.address(block)));
-            let pinned = store.look_up(&volume.space, block, |_| None);
-            blocks.push((block, ticket, pinned));
-        }
-        let buf = IoBuf::for_overwrite((span.end - span.start) as usize);
-        let done = self.origin.run(DeviceOp::Read { offset: span.start, buf }).await;
-        let result = match (done.result, done.buf) {
-            (Ok(()), Some(mut data)) => {
-                bump(&self.stats().counters.origin_read_bytes, data.len() as u64);
-                let mut result = Ok(());
-                for (block, ticket, pinned) in &blocks {
-                    if let Err(retry) =
-                        self.merge(*block, &span, &mut data, ticket.as_ref(), pinned.as_ref()).await
-                    {
-                        result = Err(retry);
-                    }
-                }
-                let start = (range.start - span.start) as usize;
-                into.copy_from_slice(&data[start..start + (range.end - range.start) as usize]);
-                result
-            }
-            (Err(error), _) => {
-                bump(&self.stats().counters.origin_read_errors, 1);
-                tracing::warn!(%error, volume = volume.name, "the origin cannot be read");
-                Err(Retry::Fail(IoError::Io))
-            }
-            (Ok(()), None) => Err(Retry::Fail(IoError::Io)),
-        };
-        for (_, ticket, _) in blocks {
-            if let Some(ticket) = ticket {
-                store.index.end_fill(ticket);
-            }
-        }
-        result
-    }
-
-    /// What is read from the origin for a range: whole blocks if they are filled, and whole logical
-    /// blocks of the origin in any case.
-    fn origin_span(&self, range: &Range<u64>, fill: bool) -> Range<u64> {
-        let volume = &self.volume;
-        let grid = if fill { volume.block.bytes().min(FILL_BYTES) } else { SECTOR_SIZE };
-        let grid = grid.max(volume.origin.logical_block());
-        let shift = if fill { volume.alignment() % grid } else { 0 };
-        let start = ((range.start + shift) / grid * grid).saturating_sub(shift);
-        let end = (range.end + shift).next_multiple_of(grid) - shift;
-        let logical = volume.origin.logical_block();
-        let start = start / logical * logical;
-        start..end.next_multiple_of(logical).min(volume.origin.size())
-    }
-
-    /// Puts the cached sectors of a block over what came from the origin, and appends the block.
-    async fn merge(
-        &self,
-        block: OriginBlock,
-        span: &Range<u64>,
-        data: &mut IoBuf,
-        ticket: Option<&FillTicket>,
-        pinned: Option<&Pinned<'_>>,
-    ) -> Result<(), Retry> {
-        let volume = &self.volume;
-        let inside = volume.sectors_inside(block);
-        let byte = |sector: u32| volume.origin_offset(block, sector);
-        // The sectors of this block that were read.
-        let first = inside.clone().find(|sector| byte(*sector) >= span.start).unwrap_or(inside.end);
-        let read = first
-            ..inside
-                .clone()
-                .rev()
-                .find(|sector| byte(*sector) < span.end)
-                .map_or(first, |last| last + 1);
-        let mut valid = SectorMask::of(volume.block.sectors(), read.clone());
-        let mut condition = ticket.map(Condition::Fill);
-        let mut dirty = false;
-        let mut base = None;
-        if let Some(pinned) = pinned {
-            let cached = IoBuf::for_overwrite(volume.block.as_usize());
-            let (cached, results) =
-                self.store.read_run(&volume.space, std::slice::from_ref(pinned), cached).await;
-            if let Some(Err(failure)) = results.into_iter().next() {
-                return Err(self.handle_bad(pinned, &failure));
-            }
-            let mask = pinned
-                .found
-                .mask
-                .clone()
-                .unwrap_or_else(|| SectorMask::all(volume.block.sectors()));
-            for run in mask.runs() {
-                let run = run.start.max(read.start)..run.end.min(read.end);
-                if run.start < run.end {
-                    let at = (byte(run.start) - span.start) as usize;
-                    let bytes = bytes_of(&run);
-                    data[at..at + bytes.len()].copy_from_slice(&cached[bytes]);
-                }
-            }
-            // A block that is valid throughout has nothing to gain.
-            condition = condition
-                .filter(|_| pinned.found.mask.is_some())
-                .map(|_| Condition::Slot(pinned.found.entry.slot));
-            dirty = pinned.found.entry.dirty;
-            valid.union_with(&mask);
-            base = Some(cached);
-        }
-        let Some(condition) = condition.filter(|_| !read.is_empty()) else { return Ok(()) };
-        // A clean copy of what the origin could still lose would outlive it after a power cut.
-        if !dirty && volume.is_unsynced(block) {
-            self.refused(block, base.is_some(), RefusalReason::Unsynced);
-            return Ok(());
-        }
-        let at = (byte(read.start) - span.start) as usize;
-        let bytes = bytes_of(&read);
-        let version = Version {
-            space: &volume.space,
-            block,
-            dirty,
-            mask: volume.mask(block, valid),
-            age: self.cache.age().bits(),
-            condition,
-        };
-        let appended = self.store.append(version, Class::Foreground, |cell| {
-            match &base {
-                Some(cached) => cell.copy_from_slice(cached),
-                None => cell.fill(0),
-            }
-            cell[bytes.clone()].copy_from_slice(&data[at..at + bytes.len()]);
-        });
-        match appended {
-            Appended::Done { old } => {
-                volume.appended(self.lane(), block, old.as_ref(), dirty);
-                let counters = &self.stats().counters;
-                bump(&counters.filled_blocks, 1);
-                bump(&counters.cache_written_bytes, volume.block.bytes());
-                self.count_used(1);
-            }
-            // A fill never waits, and never insists.
-            Appended::NoSpace => {
-                self.refused(block, base.is_some(), RefusalReason::NoRoom);
-                self.store.store().space_wanted.notify_all();
-            }
-            Appended::Refused => self.stats().why.refused.count(RefusalReason::Overtaken, 1),
-        }
-        Ok(())
-    }
-
-    /// Counts a fill that was not done. `cached`: a part of the block is there.
-    fn refused(&self, block: OriginBlock, cached: bool, reason: RefusalReason) {
-        self.stats().why.refused.count(reason, 1);
-        if !cached {
-            self.note(block, Past::NotFilled);
-        }
     }
 }
 

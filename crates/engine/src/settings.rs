@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use forebay_core::{Durability, Mode, ReplacementKind};
+use forebay_core::{Admission, BlockSize, Durability, Mode, ReplacementKind};
 use forebay_format::VolumeRecord;
 use forebay_policy::writeback::WritebackSettings;
 
@@ -17,6 +17,19 @@ pub struct VolumeSettings {
     pub policy: ReplacementKind,
     /// Streams longer than this many bytes go round the cache; 0: none does.
     pub sequential_cutoff: u64,
+    /// Which of the blocks that are missed may enter.
+    pub admission: Admission,
+    /// Bytes that may be written to the cache device in a day before fills are refused; 0: any
+    /// number.
+    pub write_budget: u64,
+    /// When reads of the cache device take longer than this on average, clean data is read from the
+    /// origin and nothing is filled; zero: never.
+    pub congested_read: Duration,
+    /// The same for writes to the cache device.
+    pub congested_write: Duration,
+    /// A miss that is admitted fills the aligned neighbourhood of this many bytes, a power of two
+    /// and at most [`VolumeSettings::MOST_PROMOTED`]; 0: the blocks that were asked for.
+    pub promote: u64,
     /// When and how much is written back.
     pub writeback: WritebackSettings,
     /// At the latest after this time, acknowledged writes are made durable.
@@ -30,13 +43,18 @@ impl Default for VolumeSettings {
             durability: Durability::default(),
             policy: ReplacementKind::default(),
             sequential_cutoff: 4 << 20,
+            admission: Admission::default(),
+            write_budget: 0,
+            congested_read: Duration::ZERO,
+            congested_write: Duration::ZERO,
+            promote: 0,
             writeback: WritebackSettings::default(),
             commit_interval: Duration::from_secs(1),
         }
     }
 }
 
-// Numbers of settings in the volume table; never used again for anything else.
+// Numbers of settings in the volume table, as in docs/format.md; never used again for anything else.
 const SEQUENTIAL_CUTOFF: u16 = 1;
 const WRITEBACK_RUNNING: u16 = 2;
 const DIRTY_HIGH: u16 = 3;
@@ -46,12 +64,20 @@ const IDLE_MILLIS: u16 = 6;
 const WRITEBACK_DEPTH: u16 = 7;
 const MERGE_BYTES: u16 = 8;
 const COMMIT_INTERVAL_MILLIS: u16 = 9;
+const ADMISSION: u16 = 16;
+const WRITE_BUDGET: u16 = 17;
+const CONGESTED_READ_MILLIS: u16 = 18;
+const CONGESTED_WRITE_MILLIS: u16 = 19;
+const PROMOTE: u16 = 20;
 
 fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 impl VolumeSettings {
+    /// Largest neighbourhood that a miss fills, in bytes.
+    pub const MOST_PROMOTED: u64 = 4 << 20;
+
     /// The settings that a volume's record says.
     pub fn of(record: &VolumeRecord) -> Self {
         let mut settings = VolumeSettings {
@@ -77,7 +103,20 @@ impl VolumeSettings {
             (WRITEBACK_DEPTH, u64::from(writeback.depth)),
             (MERGE_BYTES, u64::from(writeback.merge_bytes)),
             (COMMIT_INTERVAL_MILLIS, millis(self.commit_interval)),
+            (ADMISSION, u64::from(self.admission.times())),
+            (WRITE_BUDGET, self.write_budget),
+            (CONGESTED_READ_MILLIS, millis(self.congested_read)),
+            (CONGESTED_WRITE_MILLIS, millis(self.congested_write)),
+            (PROMOTE, self.promote),
         ]
+    }
+
+    /// As [`VolumeSettings::to_tags`], beside those of `old` that only a later program knows.
+    pub fn to_tags_beside(&self, old: &[(u16, u64)]) -> Vec<(u16, u64)> {
+        let mut tags = self.to_tags();
+        let known: Vec<u16> = tags.iter().map(|(tag, _)| *tag).collect();
+        tags.extend(old.iter().filter(|(tag, _)| !known.contains(tag)));
+        tags
     }
 
     /// Takes what [`VolumeSettings::to_tags`] wrote; unknown numbers and values out of range are
@@ -99,10 +138,24 @@ impl VolumeSettings {
                 COMMIT_INTERVAL_MILLIS if value > 0 => {
                     self.commit_interval = Duration::from_millis(value);
                 }
+                ADMISSION => {
+                    self.admission = Admission::from_times(value).unwrap_or(self.admission);
+                }
+                WRITE_BUDGET => self.write_budget = value,
+                CONGESTED_READ_MILLIS => self.congested_read = Duration::from_millis(value),
+                CONGESTED_WRITE_MILLIS => self.congested_write = Duration::from_millis(value),
+                PROMOTE if can_promote(value) => self.promote = value,
                 _ => (),
             }
         }
     }
+}
+
+/// Whether a miss can fill so many bytes.
+fn can_promote(bytes: u64) -> bool {
+    let least = u64::from(BlockSize::MIN);
+    let range = least..=VolumeSettings::MOST_PROMOTED;
+    bytes == 0 || (bytes.is_power_of_two() && range.contains(&bytes))
 }
 
 #[cfg(test)]
@@ -115,10 +168,30 @@ mod tests {
         settings.writeback.dirty_high = 77;
         settings.writeback.running = false;
         settings.commit_interval = Duration::from_millis(250);
+        settings.admission = Admission::Ghost(4);
+        settings.write_budget = 5 << 40;
+        settings.congested_read = Duration::from_millis(2);
+        settings.congested_write = Duration::from_millis(20);
+        settings.promote = 256 << 10;
         let mut read = VolumeSettings::default();
         read.apply_tags(&settings.to_tags());
         assert_eq!(read, settings);
         read.apply_tags(&[(DIRTY_HIGH, 101), (9999, 1), (COMMIT_INTERVAL_MILLIS, 0)]);
+        read.apply_tags(&[(ADMISSION, 17), (ADMISSION, u64::MAX)]);
+        for promote in [1, 512, 4095, 12 << 10, 8 << 20, u64::MAX] {
+            read.apply_tags(&[(PROMOTE, promote)]);
+        }
         assert_eq!(read, settings);
+    }
+
+    #[test]
+    fn settings_of_a_later_program_are_kept_when_others_are_changed() {
+        let settings = VolumeSettings { write_budget: 7, ..VolumeSettings::default() };
+        let old = [(WRITE_BUDGET, 5), (60_000, 1), (SEQUENTIAL_CUTOFF, 3), (60_001, 2)];
+        let tags = settings.to_tags_beside(&old);
+        assert_eq!(tags.len(), settings.to_tags().len() + 2);
+        for tag in [(WRITE_BUDGET, 7), (60_000, 1), (60_001, 2), (SEQUENTIAL_CUTOFF, 4 << 20)] {
+            assert!(tags.contains(&tag), "{tag:?}");
+        }
     }
 }

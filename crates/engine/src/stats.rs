@@ -203,6 +203,12 @@ impl Stats {
         totals
     }
 
+    /// Bytes of payload that were appended to the log, on all lanes together.
+    pub(crate) fn cache_written(&self) -> u64 {
+        let of = |lane: &LaneStats| lane.counters.cache_written_bytes.load(Ordering::Relaxed);
+        self.lanes.iter().map(of).sum()
+    }
+
     /// The reasons of all lanes together.
     pub fn why(&self) -> Why {
         let lanes = || self.lanes.iter().map(|lane| &lane.why);

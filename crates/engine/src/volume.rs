@@ -15,6 +15,7 @@ use forebay_policy::sweep::DirtyMap;
 use forebay_store::{Entry, Kept, VolumeSpace};
 use parking_lot::Mutex;
 
+use crate::admission::EntryRules;
 use crate::dirty::DirtyCount;
 use crate::ranges::Ranges;
 use crate::settings::VolumeSettings;
@@ -68,6 +69,7 @@ pub struct Volume {
     mode: AtomicU8,
     durability: AtomicU8,
     cutoff: AtomicU64,
+    pub(crate) entry: EntryRules,
     state: AtomicU8,
     pub(crate) ranges: Ranges,
     pub(crate) untouched: Untouched,
@@ -123,6 +125,7 @@ impl Volume {
             mode: AtomicU8::new(0),
             durability: AtomicU8::new(0),
             cutoff: AtomicU64::new(0),
+            entry: EntryRules::default(),
             settings: Mutex::new(VolumeSettings::default()),
             state: AtomicU8::new(VolumeState::Running as u8),
             ranges: Ranges::default(),
@@ -172,6 +175,7 @@ impl Volume {
         self.mode.store(settings.mode as u8, Ordering::SeqCst);
         self.durability.store(settings.durability as u8, Ordering::SeqCst);
         self.cutoff.store(settings.sequential_cutoff, Ordering::SeqCst);
+        self.entry.set(&settings);
         *self.settings.lock() = settings;
         self.writeback_wanted.notify_all();
     }

@@ -4,14 +4,14 @@ use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use forebay_core::why::{BypassReason, EvictionReason, InvalidationReason};
+use forebay_core::why::{BypassReason, EvictionReason, InvalidationReason, RefusalReason};
 use forebay_core::{Durability, IoError, OriginBlock, SectorMask, Slot};
 use forebay_device::{DeviceOp, IoBuf, IoData};
 use forebay_store::{Appended, Class, Condition, Entry, Version};
 
 use crate::background::writeback::either;
 use crate::lane::LaneVolume;
-use crate::plan::{BlockState, WriteStep, write_bypass, write_step, write_steps};
+use crate::plan::{BlockState, WriteStep, asks_admission, write_bypass, write_step, write_steps};
 use crate::read::{bytes_of, state_of};
 use crate::stats::bump;
 use crate::volume::Piece;
@@ -108,21 +108,40 @@ impl LaneVolume {
             };
             if let WriteEnd::Done(result) = end {
                 if way == WriteStep::Around {
-                    let reason = write_bypass(self.volume.mode(), round);
-                    self.stats().why.bypass.count(reason, 1);
+                    self.count_bypass(offset, len, round);
                 }
                 return (result, data);
             }
         }
     }
 
+    fn count_bypass(&self, offset: u64, len: u64, round: Option<BypassReason>) {
+        let reason = write_bypass(self.volume.mode(), round);
+        self.stats().why.bypass.count(reason, 1);
+        let refusal = match reason {
+            BypassReason::NotAdmitted => RefusalReason::NotAdmitted,
+            BypassReason::WriteBudget => RefusalReason::WriteBudget,
+            BypassReason::Sequential | BypassReason::Congested | BypassReason::Mode => return,
+        };
+        for block in self.volume.blocks(offset..offset + len) {
+            self.refused(OriginBlock(block), false, refusal);
+        }
+    }
+
     /// Which way a write goes, as a whole, and what spoke for going round the cache.
     fn way(&self, offset: u64, len: u64) -> (WriteStep, Option<BypassReason>) {
-        let round = self.round(true, offset, len);
         let volume = &self.volume;
+        let mode = volume.mode();
+        let store = self.store.store();
+        let mut round = self.round(true, offset, len);
+        let absent = |block| store.peek(&volume.space, OriginBlock(block)).is_none();
+        if round.is_none() && asks_admission(mode) {
+            let mut blocks = volume.blocks(offset..offset + len);
+            round = self.keeps_out(blocks.clone()).filter(|_| blocks.all(absent));
+        }
         let way = write_steps(volume.pieces(offset, len).map(|piece| {
-            let found = self.store.store().peek(&volume.space, piece.block);
-            write_step(volume.mode(), state_of(found.as_ref()), round)
+            let found = store.peek(&volume.space, piece.block);
+            write_step(mode, state_of(found.as_ref()), round)
         }));
         (way, round)
     }

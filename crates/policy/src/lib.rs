@@ -21,7 +21,7 @@ pub mod sequential;
 pub mod sweep;
 pub mod writeback;
 
-pub use admission::{Ghost, LatencyMean, Past, WriteBudget, admits};
+pub use admission::{Ghost, LatencyMean, Past, Recall, WriteBudget, admits};
 pub use replacement::{Age, EpochClock, HitRule, ReinsertBudget, Replacement, SegmentInfo, build};
 pub use sequential::SequentialCutoff;
 pub use sweep::{DirtyMap, SweepPlanner, Window, merge_runs};

@@ -13,6 +13,7 @@ use crate::appender::{Closed, Cut};
 use crate::error::StoreError;
 use crate::index::{Condition, NewVersion, Put};
 use crate::log::{AMPLE, Log, Round, RoundTicket};
+use crate::latency;
 use crate::options::PlantedBug;
 use crate::read::PayloadCheck;
 use crate::record::{Content, Ready};
@@ -265,6 +266,7 @@ impl StoreLane {
         let offset = store.geometry.segment_offset(record.segment) + start;
         let (log, range) = (record.buffer.clone(), start as usize..end as usize);
         let durably = durably && !store.options.has(PlantedBug::SkippedSync);
+        let started = store.latency.start(&self.lane);
         let done = self
             .queue
             .run(match durably {
@@ -272,6 +274,7 @@ impl StoreLane {
                 false => DeviceOp::Write { offset, data: IoData::Log(log, range) },
             })
             .await;
+        latency::note(&store.latency.writes, &self.lane, started);
         match done.result {
             Ok(()) => {
                 let segment = record.segment;

@@ -5,6 +5,7 @@
 //! - [`store`]: what all lanes share: looking blocks up, forgetting them
 //! - [`lane`]: one lane's way to it: appending versions of blocks, making them durable
 //! - [`read`]: reading them back, verified
+//! - [`latency`]: how long the device takes
 //! - [`index`] over [`table`]: where the newest version of each block is
 //! - [`segments`]: which part of the device is in use
 //! - [`checkpoint`]: the image of the index from which recovery starts
@@ -20,6 +21,7 @@ pub mod format;
 pub mod health;
 pub mod index;
 pub mod lane;
+pub mod latency;
 mod log;
 pub mod meta;
 pub mod options;

@@ -6,6 +6,7 @@ use forebay_core::{OriginBlock, Slot};
 use forebay_device::{DeviceOp, IoBuf};
 
 use crate::lane::StoreLane;
+use crate::latency;
 use crate::store::{Pinned, ReadFailure, Store, VolumeSpace};
 use crate::table::Entry;
 
@@ -120,7 +121,9 @@ impl StoreLane {
         let rest = buf.split_off(buffered * block);
         let len = rest.len();
         let offset = store.geometry.slot_offset(first.found.entry.slot);
+        let started = store.latency.start(self.lane());
         let done = self.queue().run(DeviceOp::Read { offset, buf: rest }).await;
+        latency::note(&store.latency.reads, self.lane(), started);
         let rest = done.buf.unwrap_or_else(|| IoBuf::zeroed(len));
         let mut results: Vec<_> = run[..buffered].iter().map(|_| Ok(())).collect();
         match done.result {

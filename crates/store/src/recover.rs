@@ -33,6 +33,7 @@ use crate::appender::Cut;
 use crate::error::StoreError;
 use crate::index::{Address, Index, NewVersion};
 use crate::lane::StoreLane;
+use crate::latency::DeviceLatency;
 use crate::log::Log;
 use crate::meta::CLEAN_DISTRUSTED;
 use crate::options::StoreOptions;
@@ -379,6 +380,7 @@ impl Store {
             segments,
             health: Default::default(),
             counters: Default::default(),
+            latency: DeviceLatency::default(),
             space: Default::default(),
             space_wanted: Default::default(),
             log,

@@ -14,6 +14,7 @@ use parking_lot::Mutex;
 use crate::appender::Cut;
 use crate::health::Health;
 use crate::index::{Address, Condition, Found, Index};
+use crate::latency::DeviceLatency;
 use crate::log::Log;
 #[cfg(feature = "planted-bugs")]
 use crate::options::PlantedBug;
@@ -124,6 +125,8 @@ pub struct Store {
     pub health: Health,
     /// What is counted.
     pub counters: Counters,
+    /// How long the device takes.
+    pub latency: DeviceLatency,
     /// Room has been made.
     pub space: Notify,
     /// Somebody waits for room.

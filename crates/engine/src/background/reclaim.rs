@@ -17,6 +17,7 @@ use crate::background::writeback::either;
 use crate::cache::BackgroundEnding;
 use crate::engine::EngineLane;
 use crate::lane::LaneVolume;
+use crate::stats::bump;
 
 /// Of a segment that is live to at most this share (in percent), dirty blocks are carried on: that
 /// is cheaper than seeks. Fuller ones are written back, so that room is gained in any case.
@@ -304,6 +305,8 @@ impl EngineLane {
         match appended {
             Appended::Done { old } => {
                 volume.volume.appended(&self.lane, live.block, old.as_ref(), dirty);
+                let bytes = volume.volume.block.bytes();
+                bump(&volume.stats().counters.cache_written_bytes, bytes);
                 true
             }
             // It was replaced meanwhile.

@@ -20,6 +20,13 @@ use parking_lot::Mutex;
 
 pub struct Manual(Mutex<u64>);
 
+impl Manual {
+    /// Lets time pass, without anything happening meanwhile.
+    pub fn pass(&self, time: Duration) {
+        *self.0.lock() += time.as_nanos() as u64;
+    }
+}
+
 impl Clock for Manual {
     fn now(&self) -> Nanos {
         Nanos(*self.0.lock())

@@ -16,6 +16,7 @@
 //! one address in [`Ghost::kept_of`], chosen by the hash, as the sampled caches of "Efficient MRC
 //! Construction with SHARDS" (FAST 2015) do, and says of all others that it keeps none of them.
 
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What became of a block that is not cached.
@@ -70,6 +71,9 @@ const SPARSEST: u64 = 32;
 
 /// The same 16 bits four times.
 const ONES: u64 = 0x0001_0001_0001_0001;
+/// Lines that are allocated together, when the first of them is needed: a memory may be large, and
+/// nobody should wait until all of it has been zeroed.
+const CHUNK: u64 = 4096;
 /// Where the cursor is in its word.
 const CURSOR_SHIFT: u32 = 48;
 
@@ -134,14 +138,17 @@ fn put(cell: &AtomicU64, shift: u32, entry: u64) {
 
 /// See the module.
 pub struct Ghost {
-    lines: Box<[Line]>,
+    chunks: Box<[OnceLock<Box<[Line]>>]>,
+    lines: u64,
     /// Addresses of whose hash these bits are zero are kept.
     sparse: u64,
 }
 
 /// Where an address belongs.
-struct Place<'a> {
-    line: &'a Line,
+#[derive(Clone, Copy)]
+struct Place {
+    /// Number of the line.
+    line: u64,
     /// 13 bits.
     print: u64,
 }
@@ -161,12 +168,13 @@ impl Ghost {
 
     fn sparse(entries: u64, kept_of: u64) -> Self {
         let lines = entries.div_ceil(ENTRIES + 1).clamp(1, u64::from(u32::MAX));
-        Ghost { lines: (0..lines).map(|_| Line::default()).collect(), sparse: (kept_of - 1) << 13 }
+        let chunks = (0..lines.div_ceil(CHUNK)).map(|_| OnceLock::new()).collect();
+        Ghost { chunks, lines, sparse: (kept_of - 1) << 13 }
     }
 
     /// Entries that there is room for.
     pub fn entries(&self) -> u64 {
-        self.lines.len() as u64 * (ENTRIES + 1)
+        self.lines * (ENTRIES + 1)
     }
 
     /// One address in so many is kept; 1: all are.
@@ -174,42 +182,53 @@ impl Ghost {
         (self.sparse >> 13) + 1
     }
 
-    /// Bytes of memory.
+    /// Bytes of memory once all of it has been used.
     pub fn bytes(&self) -> u64 {
         self.entries() * ENTRY_BYTES
     }
 
-    fn place(&self, address: u64) -> Option<Place<'_>> {
+    fn place(&self, address: u64) -> Option<Place> {
         let hash = mix(address);
-        if hash & self.sparse != 0 {
-            return None;
-        }
-        // Below the number of lines, which has at most 32 bits.
-        let number = ((hash >> 32) * self.lines.len() as u64) >> 32;
-        Some(Place { line: self.lines.get(number as usize)?, print: hash & 0x1fff })
+        // The number is below that of the lines, which has at most 32 bits.
+        let place = Place { line: ((hash >> 32) * self.lines) >> 32, print: hash & 0x1fff };
+        (hash & self.sparse == 0).then_some(place)
+    }
+
+    /// The line, if anything was noted near it.
+    fn line(&self, place: Place) -> Option<&Line> {
+        let chunk = self.chunks.get((place.line / CHUNK) as usize)?.get()?;
+        chunk.get((place.line % CHUNK) as usize)
+    }
+
+    fn line_to_write(&self, place: Place) -> Option<&Line> {
+        let number = place.line / CHUNK;
+        let lines = (self.lines - number * CHUNK).min(CHUNK);
+        let chunk = self.chunks.get(number as usize)?;
+        let chunk = chunk.get_or_init(|| (0..lines).map(|_| Line::default()).collect());
+        chunk.get((place.line % CHUNK) as usize)
     }
 
     /// What is remembered of a block.
     pub fn recall(&self, address: u64) -> Recall {
         let Some(place) = self.place(address) else { return Recall::NotKept };
-        let past = place
-            .line
-            .find(place.print)
-            .and_then(|(cell, shift)| Past::from_bits(cell.load(Ordering::Relaxed) >> shift));
+        let found = self.line(place).and_then(|line| line.find(place.print));
+        let past =
+            found.and_then(|(cell, shift)| Past::from_bits(cell.load(Ordering::Relaxed) >> shift));
         past.map_or(Recall::Nothing, Recall::Past)
     }
 
     /// Remembers what became of a block, instead of what was remembered before.
     pub fn note(&self, address: u64, past: Past) {
         let Some(place) = self.place(address) else { return };
-        let (cell, shift) = place.line.find(place.print).unwrap_or_else(|| place.line.room());
+        let Some(line) = self.line_to_write(place) else { return };
+        let (cell, shift) = line.find(place.print).unwrap_or_else(|| line.room());
         put(cell, shift, (place.print << 3) | past as u64);
     }
 
     /// Forgets a block: it is cached now.
     pub fn forget(&self, address: u64) {
         let Some(place) = self.place(address) else { return };
-        if let Some((cell, shift)) = place.line.find(place.print) {
+        if let Some((cell, shift)) = self.line(place).and_then(|line| line.find(place.print)) {
             put(cell, shift, 0);
         }
     }

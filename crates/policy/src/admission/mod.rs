@@ -18,17 +18,18 @@ use forebay_core::settings::Admission;
 
 pub use budget::WriteBudget;
 pub use congestion::LatencyMean;
-pub use ghost::{Ghost, Past};
+pub use ghost::{Ghost, Past, Recall};
 
-/// Whether a block that is not cached may enter under `rule`, given what is remembered of it.
+/// Whether a block that is not cached may enter under `rule`, given what is remembered of it. Where
+/// nothing of it could be remembered it may.
 ///
 /// Second-hit admission is what LARC does ("Improving Flash-based Disk Cache with Lazy Adaptive
 /// Replacement", MSST 2013) with a memory of a fixed size; a block that was evicted lately counts
 /// as missed before, because it has been worth its place once.
-pub fn admits(rule: Admission, past: Option<Past>) -> bool {
+pub fn admits(rule: Admission, recall: Recall) -> bool {
     match rule {
         Admission::Always => true,
-        Admission::Ghost(_) => past.is_some(),
+        Admission::Ghost(_) => recall != Recall::Nothing,
     }
 }
 
@@ -38,10 +39,12 @@ mod tests {
 
     #[test]
     fn always_admits_what_nobody_remembers_and_the_others_what_somebody_does() {
-        for past in [None].into_iter().chain(Past::ALL.into_iter().map(Some)) {
-            assert!(admits(Admission::Always, past));
+        let known = Past::ALL.map(Recall::Past);
+        for recall in [Recall::Nothing, Recall::NotKept].into_iter().chain(known) {
+            assert!(admits(Admission::Always, recall));
             for times in [1, Admission::MOST] {
-                assert_eq!(admits(Admission::Ghost(times), past), past.is_some(), "{past:?}");
+                let admitted = admits(Admission::Ghost(times), recall);
+                assert_eq!(admitted, recall != Recall::Nothing, "{recall:?}");
             }
         }
     }
