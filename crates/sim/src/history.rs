@@ -241,10 +241,14 @@ impl History {
 
     /// The origin failed a sync and forgot some versions, as the client of a plain disk would have
     /// to expect: what had ended and was not durable is open again. What is durable, on the cache
-    /// device perhaps, stays so.
-    pub fn reopen(&mut self, now: Moment) {
-        self.versions.retain(|version| !version.lost);
-        for version in self.versions.iter_mut().filter(|version| version.settled < now) {
+    /// device perhaps, stays so; and reads that are under way may still return what they found.
+    pub fn reopen(&mut self, now: Moment, oldest_read: Moment) {
+        for version in self.versions.iter_mut().filter(|version| version.lost) {
+            version.hidden = version.hidden.min(now);
+        }
+        self.prune(oldest_read);
+        let open = |version: &&mut Version| !version.lost && version.settled < now;
+        for version in self.versions.iter_mut().filter(open) {
             version.submitted = 0;
             version.acknowledged = now;
             version.settled = now;
@@ -424,6 +428,22 @@ mod tests {
         assert!(kept.observe(own(1), 50, 51, NEVER).is_ok());
         assert!(kept.clone().observe(zero, 60, 61, NEVER).is_err());
         assert_eq!(kept.expected(), [Value::Write(1)]);
+    }
+
+    #[test]
+    fn a_read_under_way_may_return_what_was_lost_since_then_though_an_origin_forgot_something() {
+        // The read began at 15; a write was made durable, and then the origin failed a sync.
+        let mut history = history(&[(1, 20, 30)]);
+        history.flushed(40, 15);
+        history.reopen(50, 15);
+        assert!(history.clone().observe(own(0), 15, 60, NEVER).is_ok());
+        for (value, possible) in [(0, false), (1, true)] {
+            assert_eq!(history.clone().observe(own(value), 55, 60, NEVER).is_ok(), possible);
+        }
+        assert_eq!(after_crash(&history), [1]);
+        // Without such a read it is gone.
+        history.reopen(60, NEVER);
+        assert!(history.observe(own(0), 15, 70, NEVER).is_err());
     }
 
     #[test]

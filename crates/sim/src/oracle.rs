@@ -351,11 +351,11 @@ impl Oracle {
 
     /// The origin of a volume failed a sync and may have forgotten versions of these sectors.
     pub fn reopen(&mut self, volume: u16, sectors: &[u64]) {
-        let now = self.tick();
+        let (now, oldest_read) = (self.tick(), self.oldest_read(volume));
         let Some(volume) = self.volumes.get_mut(usize::from(volume)) else { return };
         for &sector in sectors {
             if let Some(history) = volume.histories.get_mut(sector as usize) {
-                history.reopen(now);
+                history.reopen(now, oldest_read);
                 if !std::mem::replace(&mut volume.is_active[sector as usize], true) {
                     volume.active.push(sector);
                 }
