@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use forebay_core::units::format_size;
-use forebay_core::{Durability, Mode, ReplacementKind, parse_size};
+use forebay_core::{Admission, Durability, Mode, ReplacementKind, parse_size};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -18,9 +18,27 @@ pub enum KnobKind {
         /// The words, with their short forms.
         words: &'static [&'static str],
     },
+    /// One of some words, or another one with a number behind a colon.
+    CountedChoice {
+        /// The words.
+        words: &'static [&'static str],
+        /// The word with a number.
+        counted: &'static str,
+        /// The smallest number.
+        min: u64,
+        /// The largest number.
+        max: u64,
+    },
     /// A number of bytes.
     Bytes {
         /// The smallest.
+        min: u64,
+        /// The largest.
+        max: u64,
+    },
+    /// A number of bytes that is a power of two; 0 switches the knob off.
+    PowerOfTwo {
+        /// The smallest other than 0.
         min: u64,
         /// The largest.
         max: u64,
@@ -57,7 +75,14 @@ impl KnobKind {
     pub fn range(&self) -> String {
         match *self {
             KnobKind::Choice { words } => words.join(", "),
+            KnobKind::CountedChoice { words, counted, min, max } => {
+                format!("{}, {counted}:{min} to {counted}:{max}", words.join(", "))
+            }
             KnobKind::Bytes { min, max } => format!("{} to {}", format_size(min), format_size(max)),
+            KnobKind::PowerOfTwo { min, max } => {
+                let (min, max) = (format_size(min), format_size(max));
+                format!("0 (off), or a power of two from {min} to {max}")
+            }
             KnobKind::Percent { min, max } | KnobKind::Count { min, max } => {
                 format!("{min} to {max}")
             }
@@ -73,8 +98,8 @@ impl KnobKind {
     /// What kind of value this is, in one word.
     pub fn word(&self) -> &'static str {
         match self {
-            KnobKind::Choice { .. } => "choice",
-            KnobKind::Bytes { .. } => "bytes",
+            KnobKind::Choice { .. } | KnobKind::CountedChoice { .. } => "choice",
+            KnobKind::Bytes { .. } | KnobKind::PowerOfTwo { .. } => "bytes",
             KnobKind::Percent { .. } => "percent",
             KnobKind::Duration { .. } => "duration",
             KnobKind::Switch => "switch",
@@ -89,7 +114,13 @@ impl KnobKind {
             | KnobKind::Count { min, max } => (min, max),
             KnobKind::Duration { zero_is_off: true, .. } if number == 0 => return Ok(0),
             KnobKind::Duration { min_ms, max_ms, .. } => (min_ms, max_ms),
-            KnobKind::Choice { .. } | KnobKind::Switch => (0, u64::MAX),
+            KnobKind::PowerOfTwo { .. } if number == 0 => return Ok(0),
+            // A range that nothing is in.
+            KnobKind::PowerOfTwo { .. } if !number.is_power_of_two() => (1, 0),
+            KnobKind::PowerOfTwo { min, max } => (min, max),
+            KnobKind::Choice { .. } | KnobKind::CountedChoice { .. } | KnobKind::Switch => {
+                (0, u64::MAX)
+            }
         };
         if (min..=max).contains(&number) {
             Ok(number)
@@ -127,10 +158,22 @@ macro_rules! word_knobs {
 
 word_knobs!(Mode, ReplacementKind, Durability);
 
+impl KnobType for Admission {
+    fn read(text: &str, _: &KnobKind) -> Result<Self, String> {
+        text.parse().map_err(|error: forebay_core::settings::ChoiceError| error.to_string())
+    }
+
+    fn text(&self, _: &KnobKind) -> String {
+        self.to_string()
+    }
+}
+
 impl KnobType for u64 {
     fn read(text: &str, kind: &KnobKind) -> Result<Self, String> {
         let number = match kind {
-            KnobKind::Bytes { .. } => parse_size(text).map_err(|error| error.to_string())?,
+            KnobKind::Bytes { .. } | KnobKind::PowerOfTwo { .. } => {
+                parse_size(text).map_err(|error| error.to_string())?
+            }
             _ => whole_number(text, kind)?,
         };
         kind.number(number).map_err(|reason| format!("'{text}' is {reason}"))
@@ -139,7 +182,7 @@ impl KnobType for u64 {
     fn text(&self, kind: &KnobKind) -> String {
         match kind {
             // A size that is no whole number of a unit would be rounded by `format_size`.
-            KnobKind::Bytes { .. } => {
+            KnobKind::Bytes { .. } | KnobKind::PowerOfTwo { .. } => {
                 let pretty = format_size(*self);
                 if parse_size(&pretty) == Ok(*self) { pretty } else { self.to_string() }
             }

@@ -4,7 +4,7 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use forebay_core::{Durability, Mode, ReplacementKind};
+use forebay_core::{Admission, Durability, Mode, ReplacementKind};
 use serde::de::{Deserialize, Deserializer, Error as _};
 use serde::ser::{Serialize, SerializeMap, Serializer};
 use serde_json::Value;
@@ -68,6 +68,21 @@ knobs! {
     sequential_cutoff: u64 = 4 << 20,
         KnobKind::Bytes { min: 0, max: 1 << 40 },
         "A sequential stream goes round the cache once it is this long; 0 is off.";
+    admission: Admission = Admission::Always,
+        KnobKind::CountedChoice { words: &["always", "second-hit"], counted: "ghost", min: 1, max: Admission::MOST as u64 },
+        "Which blocks enter the cache when they are missed: always all; second-hit those that were missed before, as long as that is remembered, which is for as many blocks as the cache has; ghost:N for N times as many, at 2 bytes of RAM each.";
+    write_budget: u64 = 0,
+        KnobKind::Bytes { min: 0, max: 1 << 50 },
+        "Bytes that may be written to the cache device in a day before clean data is kept out; dirty data never is; 0 is no limit.";
+    promote: u64 = 0,
+        KnobKind::PowerOfTwo { min: 2 << 10, max: 4 << 20 },
+        "A miss whose block enters brings in its neighbours in the aligned range of this many bytes.";
+    congested_read_threshold: Duration = Duration::ZERO,
+        KnobKind::Duration { min_ms: 1, max_ms: 60_000, zero_is_off: true },
+        "When reads of the cache device take longer than this on average, clean data is read from the origin for a while.";
+    congested_write_threshold: Duration = Duration::ZERO,
+        KnobKind::Duration { min_ms: 1, max_ms: 60_000, zero_is_off: true },
+        "The same when writes to the cache device take longer than this on average.";
     dirty_high: u8 = 50,
         KnobKind::Percent { min: 0, max: 100 },
         "Writeback starts when this share of the cache is dirty, whatever the load.";
@@ -287,8 +302,7 @@ mod tests {
         for knob in KNOBS {
             let KnobKind::Choice { words } = knob.kind else { continue };
             let range = words.join(" ");
-            for word in range.split(|c: char| !c.is_ascii_alphanumeric()).filter(|w| !w.is_empty())
-            {
+            for word in range.split([' ', ',', '(', ')']).filter(|w| !w.is_empty()) {
                 assert_eq!(knob.read(&mut Settings::default(), word), Ok(()), "{word}");
             }
         }
@@ -305,7 +319,23 @@ mod tests {
         assert_eq!(json["idle"], "0");
         assert_eq!(json["dirty_age"], "90s");
         assert_eq!(json["writeback_running"], false);
+        assert_eq!((&json["admission"], &json["promote"]), (&"always".into(), &0.into()));
         assert_eq!(serde_json::from_value::<Settings>(json).expect("own output"), settings);
+    }
+
+    #[test]
+    fn every_rule_of_admission_and_every_size_of_a_neighbourhood_reads_back() {
+        for rule in ["always", "second-hit", "ghost:2", "ghost:16"] {
+            let settings = set(&format!("admission={rule}")).expect(rule);
+            assert_eq!(Knob::find("admission").expect("it is there").text(&settings), rule);
+            let json = serde_json::to_value(&settings).expect("plain data");
+            assert_eq!(serde_json::from_value::<Settings>(json).expect("own output"), settings);
+        }
+        for shift in 11..=22 {
+            let bytes = 1 << shift;
+            assert_eq!(set(&format!("promote={bytes}")).expect("a power of two").promote, bytes);
+        }
+        assert_eq!(set("promote=256K").expect("a power of two").promote, 256 << 10);
     }
 
     #[test]
@@ -337,6 +367,24 @@ mod tests {
             ("writeback_depth=0", "writeback_depth"),
             ("writeback_depth=+4", "writeback_depth"),
             ("writeback_running=yes", "writeback_running"),
+            ("admission=", "admission"),
+            ("admission=never", "admission"),
+            ("admission=Second-Hit", "admission"),
+            ("admission=ghost", "admission"),
+            ("admission=ghost:0", "admission"),
+            ("admission=ghost:17", "ghost:16"),
+            ("admission=ghost:-1", "admission"),
+            ("write_budget=-1", "write_budget"),
+            ("write_budget=100GB/day", "write_budget"),
+            ("write_budget=2P", "write_budget"),
+            ("promote=12K", "promote"),
+            ("promote=1K", "promote"),
+            ("promote=8M", "promote"),
+            ("promote=3", "power of two"),
+            ("congested_read_threshold=2", "congested_read_threshold"),
+            ("congested_read_threshold=500us", "congested_read_threshold"),
+            ("congested_write_threshold=61s", "congested_write_threshold"),
+            ("congested_write_threshold=-1ms", "congested_write_threshold"),
         ];
         for (text, expected) in matrix {
             let error = set(text).expect_err(text).to_string();

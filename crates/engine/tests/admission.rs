@@ -73,19 +73,20 @@ struct Test {
 
 impl Test {
     fn new(settings: VolumeSettings) -> Self {
-        Test::with(settings, BlockSize::DEFAULT, 0)
+        Test::with(settings, BlockSize::DEFAULT, 0, 64)
     }
 
-    fn with(settings: VolumeSettings, block: BlockSize, alignment: u64) -> Self {
+    /// Cache and origin of so many MiB.
+    fn with(settings: VolumeSettings, block: BlockSize, alignment: u64, mib: u64) -> Self {
         let world = World::new();
         let micros = Arc::new(AtomicU64::new(0));
         let cache: Arc<dyn Device> =
-            Arc::new(Slow { inner: ram(64), clock: world.clock.clone(), micros: micros.clone() });
+            Arc::new(Slow { inner: ram(mib), clock: world.clock.clone(), micros: micros.clone() });
         world.format(&cache, block);
         let (engine, _) = world.open(&cache);
-        let origin = ram(64);
+        let origin = ram(mib);
         let queue = world.context.open(&origin).expect("a queue");
-        let content = forebay_device::IoBuf::copy_from(&content(0, 64 * MIB));
+        let content = forebay_device::IoBuf::copy_from(&content(0, mib * MIB));
         world.block_on(async move { queue.write(0, content).await }).expect("written");
         let target = world.create(&engine, &origin, settings, alignment);
         // Until then the origin could still lose what an earlier run has written.
@@ -369,7 +370,7 @@ fn a_miss_fills_its_whole_neighbourhood() {
         for promote in [32 << 10, MIB] {
             let settings = VolumeSettings { promote, ..settings(Mode::Writeback) };
             let size = BlockSize::new(block).expect("a block size");
-            let test = Test::with(settings, size, alignment);
+            let test = Test::with(settings, size, alignment, 16);
             // Somewhere in the third neighbourhood.
             let start = 2 * promote - alignment;
             test.read(start + promote / 2 + 512, 512);
@@ -379,9 +380,9 @@ fn a_miss_fills_its_whole_neighbourhood() {
             test.read(start - 512, promote + 1024);
             // The first one and the last one are cut by the ends of the volume.
             test.read(512, 512);
-            test.read(64 * MIB - 512, 512);
+            test.read(16 * MIB - 512, 512);
             test.read(0, 2 * promote);
-            test.read(64 * MIB - promote, promote);
+            test.read(16 * MIB - promote, promote);
         }
     }
 }

@@ -144,6 +144,10 @@ pub(crate) struct CreateArgs {
     #[arg(long)]
     pub(crate) durability: Option<Durability>,
 
+    /// A setting other than its default, as for 'forebay set'; may be repeated
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub(crate) set: Vec<String>,
+
     /// Bytes by which blocks are shifted on the origin, for partitions that start at odd sectors:
     /// a multiple of 512 below the block size
     #[arg(long, value_name = "BYTES", value_parser = size, default_value = "0", allow_hyphen_values = true)]

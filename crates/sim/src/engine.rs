@@ -4,6 +4,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use forebay_core::Admission;
+use forebay_core::why::Why;
 use forebay_device::{Device, Queue, QueueContext};
 use forebay_engine::{
     EngineErrorKind, EngineLane, LaneContext, Target, VolumeSettings, VolumeSpec,
@@ -41,6 +43,35 @@ fn origin(machine: &Machine, volume: u16) -> Result<Arc<dyn Device>, String> {
     Ok(Arc::new(handle))
 }
 
+/// What may enter the cache: everything in half of the cases, and in the others whatever there is, in
+/// all combinations.
+fn choose_entry(settings: &mut VolumeSettings, rng: &mut fastrand::Rng) {
+    settings.admission = Admission::Always;
+    settings.write_budget = 0;
+    settings.promote = 0;
+    (settings.congested_read, settings.congested_write) = (Duration::ZERO, Duration::ZERO);
+    if rng.bool() {
+        return;
+    }
+    if rng.bool() {
+        settings.admission = Admission::Ghost(rng.u8(1..=4));
+    }
+    if rng.u32(0..3) == 0 {
+        // From nothing at all to what lasts for a world.
+        settings.write_budget = 1 << rng.u32(0..40);
+    }
+    if rng.bool() {
+        settings.promote = 2048 << rng.u32(0..=9);
+    }
+    // Operations on the simulated cache device take 20 us and more.
+    let threshold = |rng: &mut fastrand::Rng| match rng.u32(0..3) {
+        0 => Duration::from_micros(8 << rng.u32(0..12)),
+        _ => Duration::ZERO,
+    };
+    settings.congested_read = threshold(rng);
+    settings.congested_write = threshold(rng);
+}
+
 /// Settings that make background work frequent in some worlds and rare in others.
 fn settings(machine: &Machine, volume: u16) -> VolumeSettings {
     let setup = &machine.setup;
@@ -54,6 +85,7 @@ fn settings(machine: &Machine, volume: u16) -> VolumeSettings {
         commit_interval: Duration::from_millis(rng.u64(5..1_000)),
         ..VolumeSettings::default()
     };
+    choose_entry(&mut settings, &mut rng);
     let writeback = &mut settings.writeback;
     writeback.running = rng.u32(0..8) > 0;
     writeback.dirty_high = rng.u8(2..=90);
@@ -162,6 +194,11 @@ async fn administrate(lane: Rc<EngineLane>, machine: Machine, action: Admin) -> 
             let settings = VolumeSettings { policy, ..present(0)? };
             lane.set(&name(0), settings).await
         }
+        Admin::Entry(volume, seed) => {
+            let mut settings = present(volume)?;
+            choose_entry(&mut settings, &mut fastrand::Rng::with_seed(seed));
+            lane.set(&name(volume), settings).await
+        }
         Admin::Drain(volume) => lane.drain(&name(volume), |_| ()).await,
         Admin::Restart(volume) => {
             lane.stop_volume(&name(volume), false).await.map_err(|error| error.to_string())?;
@@ -176,6 +213,11 @@ impl Instance for Running {
     fn target(&self, lane: usize, volume: u16) -> Option<Rc<dyn Target>> {
         let target: Rc<dyn Target> = self.lanes.get(lane)?.target(&name(volume))?;
         Some(target)
+    }
+
+    fn why(&self) -> Vec<Why> {
+        let volumes = self.lanes.first().map(|lane| lane.cache.volumes()).unwrap_or_default();
+        volumes.iter().map(|volume| volume.stats.why()).collect()
     }
 
     fn admin(&self, action: Admin) -> LocalFuture<Result<(), String>> {

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
+use forebay_core::why::Why;
 use serde::Serialize;
 
 use crate::oracle::Violation;
@@ -37,6 +38,8 @@ pub struct Counts {
     pub sectors_verified: u64,
     /// Injected faults by kind.
     pub faults: BTreeMap<&'static str, u64>,
+    /// Why reads missed, blocks were refused and so on, as far as volumes were still there to tell.
+    pub reasons: BTreeMap<String, u64>,
     /// Steps of the scheduler.
     pub steps: u64,
     /// Virtual time that passed, in nanoseconds.
@@ -70,6 +73,18 @@ impl Counts {
         for (kind, count) in &other.faults {
             *self.faults.entry(kind).or_default() += count;
         }
+        for (reason, count) in &other.reasons {
+            *self.reasons.entry(reason.clone()).or_default() += count;
+        }
+    }
+
+    /// Adds what volumes counted.
+    pub(crate) fn add_reasons(&mut self, volumes: &[Why]) {
+        for why in volumes {
+            why.each(|group, name, count| {
+                *self.reasons.entry(format!("{group}.{name}")).or_default() += count;
+            });
+        }
     }
 
     /// A table for people.
@@ -97,6 +112,9 @@ impl Counts {
         }
         for (kind, count) in &self.faults {
             let _ = writeln!(text, "injected: {kind:<18} {count:>14}");
+        }
+        for (reason, count) in &self.reasons {
+            let _ = writeln!(text, "{reason:<28} {count:>14}");
         }
         text
     }

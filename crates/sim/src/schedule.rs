@@ -205,7 +205,8 @@ impl World<'_> {
     fn choose_action(&mut self) -> Admin {
         use forebay_core::{Durability, Mode, ReplacementKind};
         let volume = self.rng.u16(0..self.origins.len() as u16);
-        match self.rng.u32(0..8) {
+        match self.rng.u32(0..10) {
+            8 | 9 => Admin::Entry(volume, self.rng.u64(..)),
             0..3 => Admin::Mode(volume, Mode::ALL[self.rng.usize(0..Mode::ALL.len())]),
             3 => {
                 Admin::Durability(volume, Durability::ALL[self.rng.usize(0..Durability::ALL.len())])

@@ -5,6 +5,7 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use forebay_core::why::Why;
 use forebay_core::{BlockSize, Durability, Mode, ReplacementKind};
 use forebay_engine::Target;
 use forebay_lane::Lane;
@@ -59,6 +60,8 @@ pub enum Admin {
     Durability(u16, Durability),
     /// Changes the replacement policy.
     Replacement(ReplacementKind),
+    /// Changes what may enter the cache from a volume, as this number says.
+    Entry(u16, u64),
     /// Writes everything dirty of a volume back.
     Drain(u16),
     /// Stops a volume and starts it again.
@@ -78,6 +81,11 @@ pub trait Subject {
 pub trait Instance {
     /// A volume as one lane sees it.
     fn target(&self, lane: usize, volume: u16) -> Option<Rc<dyn Target>>;
+
+    /// Why what happened to its volumes did, since they were started.
+    fn why(&self) -> Vec<Why> {
+        Vec::new()
+    }
 
     /// Does what the operator asks for. The volume has no requests under way if it is restarted.
     fn admin(&self, action: Admin) -> LocalFuture<Result<(), String>>;

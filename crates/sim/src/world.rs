@@ -181,7 +181,9 @@ impl<'a> World<'a> {
         for lane in &self.lanes {
             lane.abandon();
         }
-        self.instance = None;
+        if let Some(instance) = self.instance.take() {
+            self.counts.add_reasons(&instance.why());
+        }
         self.lanes.clear();
         self.inbox.queue.borrow_mut().clear();
         self.owners.clear();

@@ -38,6 +38,12 @@ def command_lines(box):
         )),
         *(([*create, "--alignment", size], "align") for size in ("1", "4096", "-512", "1e3", "")),
         ([*create, "--cache", cache], "--cache"),
+        ([*create, "--set", "admission=never"], "admission"),
+        ([*create, "--set", "promote"], "promote"),
+        ([*create, "--set", "nothing=1"], "nothing"),
+        ([*create, "--set", "promote=64K", "--set", "promote=32K"], "promote"),
+        ([*create, "--mode", "wt", "--set", "mode=wb"], "mode"),
+        ([*create, "--set", "dirty_low=60"], "dirty_low"),
         (["set", "v", "dirty_high"], "dirty_high"),
         (["list", "--yaml"], "--yaml"),
         (["show"], "NAME"),
@@ -106,6 +112,10 @@ def settings(box):
         "dirty_low=60", "sequential_cutoff=10 GB", "sequential_cutoff=-1", "mode=WB", "mode=",
         "commit_interval=0", "commit_interval=-1s", "commit_interval=1 s", "writeback_depth=0",
         "writeback_running=maybe", "durability=hope", "policy=belady",
+        "admission=", "admission=never", "admission=ghost", "admission=ghost:0", "admission=ghost:17",
+        "admission=ghost:1e1", "write_budget=-1", "write_budget=10 GB", "write_budget=18446744073709551616",
+        "write_budget=2P", "promote=12K", "promote=1K", "promote=8M", "promote=-4096",
+        "congested_read_threshold=2", "congested_read_threshold=-2ms", "congested_write_threshold=2m",
     ):  # fmt: skip
         one_line(daemon.cli("set", "v", bad, expect=2), bad.split("=")[0])
     one_line(daemon.cli("set", "v", "dirty_high=60", "dirty_high=70", expect=2), "twice")

@@ -47,6 +47,8 @@ def other_settings_change_under_verified_load(box):
         "policy=fifo", "policy=random", "policy=lru", "durability=strict", "durability=flush",
         "dirty_low=1 dirty_high=5", "dirty_high=60", "sequential_cutoff=0", "sequential_cutoff=64K",
         "writeback_running=off", "writeback_running=on", "idle=10ms", "writeback_depth=1",
+        "admission=second-hit", "admission=ghost:16", "promote=64K", "admission=always", "promote=0",
+        "write_budget=1M", "congested_read_threshold=1ms", "write_budget=0 congested_read_threshold=0",
     ))  # fmt: skip
     while load.poll() is None:
         daemon.cli("set", "v", *next(settings).split())

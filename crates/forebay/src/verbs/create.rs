@@ -24,7 +24,7 @@ pub(super) fn run(client: &Client, args: CreateArgs) -> Outcome {
 }
 
 fn request(args: CreateArgs) -> Result<CreateRequest, ApiError> {
-    let mut settings = Assignments::default();
+    let mut settings = Assignments::parse(&args.set)?;
     for (knob, value) in [
         ("mode", args.mode.map(|mode| mode.name())),
         ("policy", args.policy.map(|policy| policy.name())),

@@ -11,6 +11,11 @@ pub(super) fn for_engine(settings: &Settings) -> VolumeSettings {
         durability: settings.durability,
         policy: settings.policy,
         sequential_cutoff: settings.sequential_cutoff,
+        admission: settings.admission,
+        write_budget: settings.write_budget,
+        promote: settings.promote,
+        congested_read: settings.congested_read_threshold,
+        congested_write: settings.congested_write_threshold,
         commit_interval: settings.commit_interval,
         ..VolumeSettings::default()
     };
@@ -31,6 +36,11 @@ pub(super) fn for_operator(settings: &VolumeSettings) -> Settings {
         policy: settings.policy,
         durability: settings.durability,
         sequential_cutoff: settings.sequential_cutoff,
+        admission: settings.admission,
+        write_budget: settings.write_budget,
+        promote: settings.promote,
+        congested_read_threshold: settings.congested_read,
+        congested_write_threshold: settings.congested_write,
         dirty_high: settings.writeback.dirty_high,
         dirty_low: settings.writeback.dirty_low,
         dirty_age: settings.writeback.max_age,
@@ -54,7 +64,9 @@ mod tests {
 
     #[test]
     fn every_knob_reaches_the_engine_and_comes_back() {
-        let all = "mode=wt policy=fifo durability=strict sequential_cutoff=1M dirty_high=60 \
+        let all = "mode=wt policy=fifo durability=strict sequential_cutoff=1M admission=ghost:4 \
+             write_budget=1T promote=64K congested_read_threshold=2ms \
+             congested_write_threshold=20ms dirty_high=60 \
              dirty_low=30 dirty_age=1m idle=5s writeback_running=off writeback_depth=7 \
              commit_interval=250ms";
         assert_eq!(all.split_whitespace().count(), KNOBS.len());
