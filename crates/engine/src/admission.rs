@@ -24,8 +24,9 @@ pub(crate) struct EntryRules {
     congested_read: AtomicU64,
     congested_write: AtomicU64,
     promote: AtomicU64,
-    /// Asked about misses only, and only if there is a budget.
-    budget: Mutex<WriteBudget>,
+    /// Asked about misses only, and only if there is a budget. On the heap, so that what every request
+    /// looks at stays in the caches of all CPUs.
+    budget: Box<Mutex<WriteBudget>>,
 }
 
 impl EntryRules {

@@ -160,7 +160,7 @@ pub(crate) struct CreateArgs {
     /// Take over the volume of this name that the cache device holds, with its dirty blocks and
     /// settings: after the daemon's state was lost, on another machine, or when a device has another
     /// path now
-    #[arg(long, conflicts_with_all = ["mode", "policy", "block_size", "durability", "alignment"])]
+    #[arg(long, conflicts_with_all = ["mode", "policy", "block_size", "durability", "alignment", "set"])]
     pub(crate) adopt: bool,
 
     /// Print the volume as JSON instead of its URI
