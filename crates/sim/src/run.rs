@@ -239,7 +239,10 @@ impl World<'_> {
         let slot = self.call(instance.stop(drain));
         drop(instance);
         self.last_progress = self.now();
-        self.pump(false, |_| Ok(slot.borrow().is_some()))?;
+        if self.pump(false, |_| Ok(slot.borrow().is_some()))? == End::Crashed {
+            self.crash();
+            return Ok(false);
+        }
         let result = slot.borrow_mut().take().unwrap_or(Ok(()));
         self.shared.event(
             "stopped",

@@ -39,11 +39,13 @@ impl World<'_> {
             if self.shared.stopped() {
                 return Ok(End::Crashed);
             }
-            if goal(self)? {
-                return Ok(End::Reached);
-            }
+            let reached = goal(self)?;
+            // Looking at the goal may have ended an action after which nothing can go on.
             if self.shared.stopped() {
-                continue;
+                return Ok(End::Crashed);
+            }
+            if reached {
+                return Ok(End::Reached);
             }
             if self.act(clients)? {
                 if still.0 != self.now() {

@@ -53,6 +53,15 @@ fn the_same_seed_takes_the_same_steps() {
     }
 }
 
+/// A restart failed just as everything under way had ended, and the world, which had stopped, took
+/// the orderly stop that could not run any more for one that went well.
+#[test]
+fn a_stop_that_the_world_did_not_live_to_see_is_a_crash() {
+    catch_panics();
+    let outcome = run_seed(1387, &Engine(None), RunOptions::default());
+    assert!(outcome.violation.is_none(), "{:?}", outcome.violation);
+}
+
 #[cfg(feature = "planted-bugs")]
 #[test]
 fn every_planted_bug_is_found() {
