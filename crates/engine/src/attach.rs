@@ -178,6 +178,10 @@ impl EngineLane {
         if settled {
             volume.origin_is_settled();
         }
+        if store.has_order(volume.id) {
+            // Also one that is being given up: that is durable first.
+            volume.set_ordered(true);
+        }
         store.index.visit(
             |entry| entry.dirty,
             |address, _| {

@@ -49,6 +49,8 @@ pub struct Cache {
     memory_number: AtomicU64,
     /// The epoch whose share of the index is to be refreshed, plus one; 0: none.
     pub(crate) refresh_due: AtomicU64,
+    /// There is no room but what ordered writeback can make.
+    pressed: AtomicBool,
     /// Background work ends.
     pub(crate) stopping: AtomicU64,
     pub(crate) stop_changed: Notify,
@@ -70,6 +72,7 @@ impl Cache {
             store,
             volumes: RwLock::default(),
             refresh_due: AtomicU64::new(0),
+            pressed: AtomicBool::new(false),
             stopping: AtomicU64::new(0),
             stop_changed: Notify::default(),
             background: AtomicU64::new(0),
@@ -173,6 +176,17 @@ impl Cache {
     fn background_ended(&self) {
         self.background.fetch_sub(1, Ordering::SeqCst);
         self.stop_changed.notify_all();
+    }
+
+    /// Notes whether there is no room but what ordered writeback can make.
+    pub(crate) fn press(&self, pressed: bool) {
+        if self.pressed.swap(pressed, Ordering::SeqCst) != pressed && pressed {
+            self.volumes().iter().for_each(|volume| volume.writeback_wanted.notify_all());
+        }
+    }
+
+    pub(crate) fn is_pressed(&self) -> bool {
+        self.pressed.load(Ordering::SeqCst)
     }
 
     pub(crate) fn is_stopping(&self) -> bool {

@@ -15,6 +15,7 @@ use crate::attach::usable;
 use crate::background;
 use crate::engine::EngineLane;
 use crate::error::{EngineError, EngineErrorKind};
+use crate::plan::keeps_dirty;
 use crate::samples::Look;
 use crate::settings::VolumeSettings;
 use crate::volume::{Volume, VolumeState};
@@ -54,6 +55,20 @@ pub(crate) fn no_volume(name: &str) -> EngineError {
     EngineError::new(EngineErrorKind::Usage, format!("there is no volume '{name}'"))
 }
 
+/// Settings that do not fit together are a mistake of whoever made them.
+fn fitting(settings: &VolumeSettings) -> Result<(), EngineError> {
+    if settings.ordered && !keeps_dirty(settings.mode) {
+        return Err(EngineError::new(
+            EngineErrorKind::Usage,
+            format!(
+                "ordered: with mode={} every write goes to the origin at once; choose mode=writeback or mode=writeonly, or set ordered=off",
+                settings.mode
+            ),
+        ));
+    }
+    Ok(())
+}
+
 fn record_of(volume: &Volume, old: &VolumeRecord) -> VolumeRecord {
     let settings = volume.settings();
     VolumeRecord {
@@ -75,6 +90,7 @@ impl EngineLane {
         spec: VolumeSpec,
         origin: Arc<dyn Device>,
     ) -> Result<Arc<Volume>, EngineError> {
+        fitting(&spec.settings)?;
         let block = self.cache.store.block_size();
         let size = usable(&*origin);
         if size == 0 {
@@ -142,6 +158,7 @@ impl EngineLane {
         settings: VolumeSettings,
     ) -> Result<(), EngineError> {
         let volume = self.cache.volume(name).ok_or_else(|| no_volume(name))?;
+        fitting(&settings)?;
         let policy = settings.policy;
         volume.set_settings(settings);
         self.cache.set_policy(policy);

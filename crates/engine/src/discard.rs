@@ -31,7 +31,9 @@ impl LaneVolume {
     /// no great cost. Otherwise the data stays, which a discard may do.
     pub(crate) async fn discard(&self, offset: u64, len: u64, fua: bool) -> Result<(), IoError> {
         bump(&self.stats().counters.discards, 1);
-        if let Some((first, end)) = self.whole_blocks(offset, len)
+        if self.volume.is_ordered() {
+            self.discard_in_order(offset, len).await?;
+        } else if let Some((first, end)) = self.whole_blocks(offset, len)
             && self.origin_discards().await
         {
             self.zero_blocks(first, end, &|offset, len| DeviceOp::Discard { offset, len }).await?;
@@ -47,7 +49,10 @@ impl LaneVolume {
         fua: bool,
         fast: bool,
     ) -> Result<(), IoError> {
-        if !fast && len <= WRITTEN_ZEROES {
+        if self.volume.is_ordered() && fast {
+            return Err(IoError::NotSupported);
+        }
+        if self.volume.is_ordered() || (!fast && len <= WRITTEN_ZEROES) {
             return self.write_zero_data(offset, len, fua).await;
         }
         let Some((first, end)) = self.whole_blocks(offset, len) else {
@@ -65,8 +70,12 @@ impl LaneVolume {
             if fast {
                 return Err(IoError::NotSupported);
             }
-            self.zero_blocks(first, end, &|offset, len| DeviceOp::WriteZeroes { offset, len })
+            let zeroed = self
+                .zero_blocks(first, end, &|offset, len| DeviceOp::WriteZeroes { offset, len })
                 .await?;
+            if let Zeroed::NotSupported = zeroed {
+                return self.write_zero_data(offset, len, fua).await;
+            }
         }
         let start = self.volume.block_range(first).start;
         let behind = self.volume.block_range(OriginBlock(end.0 - 1)).end;
@@ -95,6 +104,17 @@ impl LaneVolume {
             Err(_) => {}
         }
         true
+    }
+
+    /// The origin of an ordered volume must not have zeroes before their turn. What is there may stay,
+    /// but for blocks that cannot be read: those become zeroes.
+    async fn discard_in_order(&self, offset: u64, len: u64) -> Result<(), IoError> {
+        let Some((first, end)) = self.whole_blocks(offset, len) else { return Ok(()) };
+        for block in self.volume.bad_within(first, end) {
+            let range = self.volume.block_range(block);
+            self.write_zero_data(range.start, range.end - range.start, false).await?;
+        }
+        Ok(())
     }
 
     async fn write_zero_data(&self, offset: u64, len: u64, fua: bool) -> Result<(), IoError> {
@@ -172,6 +192,11 @@ impl LaneVolume {
         loop {
             let space = store.space.listen();
             let lock = volume.ranges.exclusive(volume.widen(range.clone())).await;
+            if volume.is_ordered() {
+                // It has been switched on meanwhile.
+                drop(lock);
+                return Ok(Zeroed::NotSupported);
+            }
             if self.take_out(first, end, &mut replaced) {
                 return self.zero_origin(range, op, lock).await;
             }

@@ -10,7 +10,7 @@ impl LaneVolume {
     pub(crate) async fn flush(&self) -> Result<(), IoError> {
         bump(&self.stats().counters.flushes, 1);
         // Barrier for invariant 1: records of all lanes.
-        self.store.commit().await.map_err(|error| self.store_failed(&error))?;
+        self.commit().await.map_err(|error| self.store_failed(&error))?;
         // Barrier for invariant 1: what went round or through the cache.
         self.sync_origin().await
     }

@@ -124,6 +124,12 @@ pub(crate) fn keeps_dirty(mode: Mode) -> bool {
     matches!(mode, Mode::Writeback | Mode::Writeonly)
 }
 
+/// The mode in which an ordered volume is written to: one that keeps dirty blocks, also while the
+/// order is still being given up for another mode.
+pub(crate) fn mode_in_order(mode: Mode) -> Mode {
+    if keeps_dirty(mode) { mode } else { Mode::Writeback }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -243,6 +249,14 @@ mod tests {
             } else if write_step(mode, state, round) == WriteStep::Around {
                 assert_eq!(Some(write_bypass(mode, round)), round);
             }
+        }
+    }
+
+    #[test]
+    fn every_write_in_order_ends_in_the_log() {
+        for (mode, state, _) in matrix() {
+            let step = write_step(mode_in_order(mode), state, None);
+            assert_eq!(step, WriteStep::Cache, "{mode}");
         }
     }
 

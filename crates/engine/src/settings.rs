@@ -32,6 +32,8 @@ pub struct VolumeSettings {
     pub promote: u64,
     /// When and how much is written back.
     pub writeback: WritebackSettings,
+    /// The origin gets what was written in the order of flushes. For modes that keep dirty blocks only.
+    pub ordered: bool,
     /// At the latest after this time, acknowledged writes are made durable.
     pub commit_interval: Duration,
 }
@@ -49,6 +51,7 @@ impl Default for VolumeSettings {
             congested_write: Duration::ZERO,
             promote: 0,
             writeback: WritebackSettings::default(),
+            ordered: false,
             commit_interval: Duration::from_secs(1),
         }
     }
@@ -69,6 +72,7 @@ const WRITE_BUDGET: u16 = 17;
 const CONGESTED_READ_MILLIS: u16 = 18;
 const CONGESTED_WRITE_MILLIS: u16 = 19;
 const PROMOTE: u16 = 20;
+const ORDERED: u16 = 32;
 
 fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
@@ -108,6 +112,7 @@ impl VolumeSettings {
             (CONGESTED_READ_MILLIS, millis(self.congested_read)),
             (CONGESTED_WRITE_MILLIS, millis(self.congested_write)),
             (PROMOTE, self.promote),
+            (ORDERED, u64::from(self.ordered)),
         ]
     }
 
@@ -145,6 +150,7 @@ impl VolumeSettings {
                 CONGESTED_READ_MILLIS => self.congested_read = Duration::from_millis(value),
                 CONGESTED_WRITE_MILLIS => self.congested_write = Duration::from_millis(value),
                 PROMOTE if can_promote(value) => self.promote = value,
+                ORDERED => self.ordered = value != 0,
                 _ => (),
             }
         }
@@ -173,6 +179,7 @@ mod tests {
         settings.congested_read = Duration::from_millis(2);
         settings.congested_write = Duration::from_millis(20);
         settings.promote = 256 << 10;
+        settings.ordered = true;
         let mut read = VolumeSettings::default();
         read.apply_tags(&settings.to_tags());
         assert_eq!(read, settings);

@@ -83,6 +83,8 @@ pub struct Volume {
     pub(crate) progress: Notify,
     /// Everything is to be written back.
     pub(crate) draining: AtomicU64,
+    /// Nothing but ordered writeback may write to the origin.
+    ordered: AtomicBool,
     /// Blocks that writes through the cache have put on the origin, which has not been synced.
     pub(crate) through: Mutex<BTreeMap<OriginBlock, Kept>>,
     /// They are so many that they should be synced now.
@@ -137,6 +139,7 @@ impl Volume {
             writeback_wanted: Notify::default(),
             progress: Notify::default(),
             draining: AtomicU64::new(0),
+            ordered: AtomicBool::new(false),
             through: Mutex::default(),
             through_many: Notify::default(),
             unsynced: Mutex::default(),
@@ -176,6 +179,9 @@ impl Volume {
         self.durability.store(settings.durability as u8, Ordering::SeqCst);
         self.cutoff.store(settings.sequential_cutoff, Ordering::SeqCst);
         self.entry.set(&settings);
+        if settings.ordered {
+            self.ordered.store(true, Ordering::SeqCst);
+        }
         *self.settings.lock() = settings;
         self.writeback_wanted.notify_all();
     }
@@ -192,6 +198,18 @@ impl Volume {
     pub fn durability(&self) -> Durability {
         let number = self.durability.load(Ordering::Relaxed) as usize;
         Durability::ALL.get(number).copied().unwrap_or_default()
+    }
+
+    /// Whether nothing but ordered writeback may write to the origin. So it is from the moment at which
+    /// the setting is switched on to some time after it is switched off.
+    #[inline]
+    pub(crate) fn is_ordered(&self) -> bool {
+        self.ordered.load(Ordering::SeqCst)
+    }
+
+    /// See [`Volume::is_ordered`].
+    pub(crate) fn set_ordered(&self, ordered: bool) {
+        self.ordered.store(ordered, Ordering::SeqCst);
     }
 
     pub(crate) fn sequential_cutoff(&self) -> u64 {
@@ -332,6 +350,11 @@ impl Volume {
         self.dirty_count.swept(since);
     }
 
+    /// Everything that was dirty at `since` has been written back; not a sweep of its own.
+    pub(crate) fn clean_since(&self, since: Nanos) {
+        self.dirty_count.swept(since);
+    }
+
     /// Sweeps over the whole origin in which every write succeeded.
     pub(crate) fn sweeps(&self) -> u64 {
         self.sweeps.load(Ordering::SeqCst)
@@ -454,6 +477,11 @@ impl Volume {
     /// Dirty blocks that cannot be read back, as byte ranges of the origin.
     pub fn bad_ranges(&self) -> Vec<Range<u64>> {
         self.bad.lock().iter().map(|block| self.block_range(*block)).collect()
+    }
+
+    /// Those of them from one block on to another.
+    pub(crate) fn bad_within(&self, first: OriginBlock, end: OriginBlock) -> Vec<OriginBlock> {
+        self.bad.lock().range(first..end).copied().collect()
     }
 
     pub(crate) fn bad_count(&self) -> u64 {

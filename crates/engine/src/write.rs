@@ -11,7 +11,9 @@ use forebay_store::{Appended, Class, Condition, Entry, Version};
 
 use crate::background::writeback::either;
 use crate::lane::LaneVolume;
-use crate::plan::{BlockState, WriteStep, asks_admission, write_bypass, write_step, write_steps};
+use crate::plan::{
+    BlockState, WriteStep, asks_admission, mode_in_order, write_bypass, write_step, write_steps,
+};
 use crate::read::{bytes_of, state_of};
 use crate::stats::bump;
 use crate::volume::Piece;
@@ -99,7 +101,11 @@ impl LaneVolume {
             let (way, round) = self.way(offset, len);
             let end = match way {
                 WriteStep::Cache => WriteEnd::Done(self.write_cache(offset, &data, fua).await),
-                WriteStep::Through => return self.write_through(offset, data, fua).await,
+                WriteStep::Through => {
+                    let (end, buf) = self.write_through(offset, data, fua).await;
+                    data = buf;
+                    end
+                }
                 WriteStep::Around => {
                     let (end, buf) = self.write_around(offset, data, fua).await;
                     data = buf;
@@ -131,9 +137,11 @@ impl LaneVolume {
     /// Which way a write goes, as a whole, and what spoke for going round the cache.
     fn way(&self, offset: u64, len: u64) -> (WriteStep, Option<BypassReason>) {
         let volume = &self.volume;
-        let mode = volume.mode();
         let store = self.store.store();
-        let mut round = self.round(true, offset, len);
+        // Nothing goes round the log where the origin is in order (invariant 28).
+        let ordered = volume.is_ordered();
+        let mode = if ordered { mode_in_order(volume.mode()) } else { volume.mode() };
+        let mut round = self.round(true, offset, len).filter(|_| !ordered);
         let absent = |block| store.peek(&volume.space, OriginBlock(block)).is_none();
         if round.is_none() && asks_admission(mode) {
             let mut blocks = volume.blocks(offset..offset + len);
@@ -151,7 +159,7 @@ impl LaneVolume {
         self.append_patiently(offset, data, &mut Progress::default()).await?;
         if fua || self.volume.durability() == Durability::Strict {
             // Barrier for invariant 2: the write's own record is durable before it is acknowledged.
-            self.store.commit().await.map_err(|error| self.store_failed(&error))?;
+            self.commit().await.map_err(|error| self.store_failed(&error))?;
         }
         Ok(())
     }
@@ -282,24 +290,22 @@ impl LaneVolume {
     }
 
     /// Writes to the log and to the origin. The blocks stay dirty until the origin has been synced.
-    async fn write_through(
-        &self,
-        offset: u64,
-        data: IoBuf,
-        fua: bool,
-    ) -> (Result<(), IoError>, IoBuf) {
+    async fn write_through(&self, offset: u64, data: IoBuf, fua: bool) -> (WriteEnd, IoBuf) {
         let volume = &self.volume;
         let len = data.len() as u64;
         let range = volume.ranges.exclusive(volume.widen(offset..offset + len)).await;
+        if volume.is_ordered() {
+            return (WriteEnd::Again, data);
+        }
         let mut progress = Progress::default();
         match self.append_rest(offset, &data, &mut progress).await {
             Ok(true) => (),
             Ok(false) => {
                 drop(range);
                 let result = self.write_through_log(offset, &data, &mut progress).await;
-                return (result, data);
+                return (WriteEnd::Done(result), data);
             }
-            Err(error) => return (Err(error), data),
+            Err(error) => return (WriteEnd::Done(Err(error)), data),
         }
         let Progress { written, cached } = progress;
         let replaced = cached > 0;
@@ -308,7 +314,7 @@ impl LaneVolume {
         if (replaced || !self.store.store().marks_settled())
             && let Err(error) = self.store.commit().await
         {
-            return (Err(self.store_failed(&error)), data);
+            return (WriteEnd::Done(Err(self.store_failed(&error))), data);
         }
         let (result, data) = self.write_origin(offset, data).await;
         if result.is_ok() {
@@ -326,7 +332,7 @@ impl LaneVolume {
             }
         }
         volume.writeback_wanted.notify_all();
-        (self.sync_if(fua, result).await, data)
+        (WriteEnd::Done(self.sync_if(fua, result).await), data)
     }
 
     /// Writes to the log as far as it has not been done, and waits until writeback has brought it
@@ -367,6 +373,9 @@ impl LaneVolume {
         let len = data.len() as u64;
         let range = offset..offset + len;
         let _range = volume.ranges.exclusive(volume.widen(range.clone())).await;
+        if volume.is_ordered() {
+            return (WriteEnd::Again, data);
+        }
         let Some(cached) = self.forget_clean(&range) else {
             // A block turned dirty while this waited; its copy would hide what goes round it.
             return (WriteEnd::Again, data);

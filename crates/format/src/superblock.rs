@@ -21,8 +21,10 @@ pub const COPY_A: u64 = 0;
 pub const COPY_B: u64 = 64 << 10;
 /// Feature bit in `incompat`: the volume table has identities or samples of origins.
 pub const ORIGINS_KNOWN: u64 = 1;
+/// Feature bit in `incompat`: the origin of a volume gets its versions in the order of flushes.
+pub const ORDERED: u64 = 2;
 /// Feature bits without which a device must not be used.
-pub const KNOWN_INCOMPAT: u64 = ORIGINS_KNOWN;
+pub const KNOWN_INCOMPAT: u64 = ORIGINS_KNOWN | ORDERED;
 /// Feature bits without which a device must not be written to. None is defined yet.
 pub const KNOWN_RO_COMPAT: u64 = 0;
 

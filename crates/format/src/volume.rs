@@ -23,6 +23,12 @@ pub const MAX_ORIGIN: usize = 1024;
 /// The most settings of one volume.
 pub const MAX_SETTINGS: usize = 64;
 
+/// Tag of the setting that says that the origin has all versions with a sequence up to its value. A
+/// volume that has it is in order.
+pub const ORDERED_SEQUENCE: u16 = 33;
+/// Tag of the setting that says that the origin has all versions in records up to its value.
+pub const ORDERED_RECORD: u16 = 34;
+
 const STARTED: u8 = 1;
 const FINGERPRINT: u8 = 2;
 const IDENTITY: u8 = 4;

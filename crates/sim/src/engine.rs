@@ -4,8 +4,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_core::Admission;
 use forebay_core::why::Why;
+use forebay_core::{Admission, Mode};
 use forebay_device::{Device, Queue, QueueContext};
 use forebay_engine::{
     EngineErrorKind, EngineLane, LaneContext, Target, VolumeSettings, VolumeSpec,
@@ -85,6 +85,7 @@ fn settings(machine: &Machine, volume: u16) -> VolumeSettings {
         commit_interval: Duration::from_millis(rng.u64(5..1_000)),
         ..VolumeSettings::default()
     };
+    settings.ordered = setup.ordered.get(usize::from(volume)).copied().unwrap_or_default();
     choose_entry(&mut settings, &mut rng);
     let writeback = &mut settings.writeback;
     writeback.running = rng.u32(0..8) > 0;
@@ -171,6 +172,11 @@ impl Subject for Engine {
     }
 }
 
+/// Whether a volume in this mode can be ordered.
+pub fn may_be_ordered(mode: Mode) -> bool {
+    matches!(mode, Mode::Writeback | Mode::Writeonly)
+}
+
 struct Running {
     lanes: Vec<Rc<EngineLane>>,
     machine: Machine,
@@ -183,7 +189,8 @@ async fn administrate(lane: Rc<EngineLane>, machine: Machine, action: Admin) -> 
     };
     let result = match action {
         Admin::Mode(volume, mode) => {
-            let settings = VolumeSettings { mode, ..present(volume)? };
+            let mut settings = VolumeSettings { mode, ..present(volume)? };
+            settings.ordered &= may_be_ordered(mode);
             lane.set(&name(volume), settings).await
         }
         Admin::Durability(volume, durability) => {
@@ -197,6 +204,11 @@ async fn administrate(lane: Rc<EngineLane>, machine: Machine, action: Admin) -> 
         Admin::Entry(volume, seed) => {
             let mut settings = present(volume)?;
             choose_entry(&mut settings, &mut fastrand::Rng::with_seed(seed));
+            lane.set(&name(volume), settings).await
+        }
+        Admin::Ordered(volume, ordered) => {
+            let mut settings = present(volume)?;
+            settings.ordered = ordered && may_be_ordered(settings.mode);
             lane.set(&name(volume), settings).await
         }
         Admin::Drain(volume) => lane.drain(&name(volume), |_| ()).await,
@@ -213,6 +225,15 @@ impl Instance for Running {
     fn target(&self, lane: usize, volume: u16) -> Option<Rc<dyn Target>> {
         let target: Rc<dyn Target> = self.lanes.get(lane)?.target(&name(volume))?;
         Some(target)
+    }
+
+    fn in_order(&self, volume: u16) -> bool {
+        let cache = self.lanes.first().map(|lane| &lane.cache);
+        let volume = cache.and_then(|cache| cache.volume(&name(volume)));
+        volume.is_some_and(|volume| {
+            let store = cache.map(|cache| &cache.store);
+            volume.settings().ordered && store.is_some_and(|store| store.is_in_order(volume.id))
+        })
     }
 
     fn why(&self) -> Vec<Why> {

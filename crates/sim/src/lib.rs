@@ -25,6 +25,7 @@ pub mod faults;
 pub mod history;
 pub mod image;
 pub mod oracle;
+pub mod order;
 pub mod profile;
 pub mod queue;
 pub mod report;

@@ -6,6 +6,7 @@ use std::fmt;
 use forebay_core::{IoError, Op};
 
 use crate::history::{History, Moment, VersionId, Wrong};
+use crate::order::OrderOracle;
 use crate::stamp::{self, Content, Place, SECTOR, Value};
 
 /// A promise that was broken.
@@ -83,6 +84,8 @@ pub struct Oracle {
     underway: BTreeMap<u64, Underway>,
     now: Moment,
     crashed_once: bool,
+    /// What ordered volumes' origins are judged by.
+    pub order: OrderOracle,
     /// Sectors whose content was judged.
     pub verified: u64,
 }
@@ -90,6 +93,7 @@ pub struct Oracle {
 impl Oracle {
     /// Volumes with the given durable contents; blocks have `block_sectors` sectors.
     pub fn new(seed: u64, block_sectors: u64, volumes: Vec<Vec<Value>>) -> Self {
+        let order = OrderOracle::new(seed, &volumes);
         let volumes = volumes.into_iter().map(|initial| Volume {
             is_active: vec![false; initial.len()],
             histories: initial.into_iter().map(History::new).collect(),
@@ -103,6 +107,7 @@ impl Oracle {
             underway: BTreeMap::new(),
             now: 1,
             crashed_once: false,
+            order,
             verified: 0,
         }
     }
@@ -165,6 +170,7 @@ impl Oracle {
                 }
             }
         }
+        self.order.submit(asked, now);
         let excused = self.may_fail(asked);
         self.underway.insert(tag, Underway { asked, submitted: now, excused });
     }
@@ -184,6 +190,7 @@ impl Oracle {
         let Some(Underway { asked, submitted, excused }) = self.underway.remove(&tag) else {
             return Err(plain(25, format!("request {tag} ended twice or was never submitted")));
         };
+        self.order.end(asked, result.is_ok(), submitted, now);
         let oldest_read = self.oldest_read(asked.volume);
         let range = asked.first..asked.first + asked.sectors;
         let volume = &mut self.volumes[usize::from(asked.volume)];
@@ -326,6 +333,7 @@ impl Oracle {
     /// A clean stop has ended: everything that was acknowledged is durable.
     pub fn stopped_cleanly(&mut self) {
         let now = self.tick();
+        self.order.stopped_cleanly(now);
         for volume in &mut self.volumes {
             let (histories, is_active) = (&mut volume.histories, &mut volume.is_active);
             volume.active.retain(|&sector| {
@@ -341,6 +349,7 @@ impl Oracle {
     pub fn crash(&mut self) {
         let now = self.tick();
         self.crashed_once = true;
+        self.order.crash(now);
         self.underway.clear();
         for volume in &mut self.volumes {
             for &sector in &volume.active {

@@ -3,6 +3,7 @@
 use forebay_core::{BlockSize, Durability, Mode, ReplacementKind};
 
 use crate::clients::Mix;
+use crate::engine::may_be_ordered;
 use crate::faults::FaultPlan;
 use crate::subject::Setup;
 
@@ -89,7 +90,7 @@ impl Profile {
             (mode.unwrap_or_default(), durability)
         };
         let zeroes = weather != Weather::Damage;
-        Profile {
+        let mut profile = Profile {
             weather,
             lanes,
             cache_size: rng.u64(20..=40) * (256 << 10),
@@ -99,6 +100,7 @@ impl Profile {
                 segment_size,
                 replacement: pick(rng, ReplacementKind::ALL).unwrap_or_default(),
                 volumes: (0..volumes).map(|_| modes(rng)).collect(),
+                ordered: Vec::new(),
                 seed: rng.u64(..),
                 insists: weather == Weather::CacheErrors,
             },
@@ -112,7 +114,17 @@ impl Profile {
             },
             admin: rng.u32(0..3) > 0,
             zeroes,
-        }
+        };
+        let setup = &mut profile.setup;
+        let mut own = fastrand::Rng::with_seed(setup.seed ^ 0x0d3e);
+        let ordered = |(mode, _): &(Mode, Durability)| own.u32(0..3) == 0 && may_be_ordered(*mode);
+        setup.ordered = setup.volumes.iter().map(ordered).collect();
+        profile
+    }
+
+    /// Whether data that the cache device has can be relied on.
+    pub fn keeps_cached_data(&self) -> bool {
+        matches!(self.weather, Weather::Crashes | Weather::OriginErrors)
     }
 
     /// Mostly small, so that the same blocks are hit again and again.

@@ -36,6 +36,8 @@ pub struct Counts {
     pub admin_actions: u64,
     /// Sectors that were compared with the oracle.
     pub sectors_verified: u64,
+    /// Origins of ordered volumes that were judged in the middle of it.
+    pub origins_judged: u64,
     /// Injected faults by kind.
     pub faults: BTreeMap<&'static str, u64>,
     /// Why reads missed, blocks were refused and so on, as far as volumes were still there to tell.
@@ -65,6 +67,7 @@ impl Counts {
         self.clean_stops += other.clean_stops;
         self.admin_actions += other.admin_actions;
         self.sectors_verified += other.sectors_verified;
+        self.origins_judged += other.origins_judged;
         self.steps += other.steps;
         self.virtual_nanos += other.virtual_nanos;
         for (kind, count) in &other.weather {
@@ -102,6 +105,7 @@ impl Counts {
             ("clean stops", self.clean_stops),
             ("operator actions", self.admin_actions),
             ("sectors verified", self.sectors_verified),
+            ("origins judged in order", self.origins_judged),
             ("virtual seconds", self.virtual_nanos / 1_000_000_000),
         ];
         for (name, value) in rows {

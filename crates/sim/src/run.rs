@@ -13,6 +13,9 @@ use crate::stamp::Place;
 use crate::subject::Subject;
 use crate::world::{RunOptions, World};
 
+/// Steps between two looks at the origins of ordered volumes.
+const JUDGED_EVERY: u64 = 211;
+
 /// Crashes during the recovery from one crash.
 const NESTED: u32 = 2;
 
@@ -103,6 +106,7 @@ impl World<'_> {
 
     /// Opens the system, after a crash with up to two more crashes on the way, and reads.
     fn open_after(&mut self, crashed: bool) -> Result<(), Violation> {
+        self.judge_order()?;
         if crashed && self.profile.weather == Weather::Crashes {
             self.perhaps_a_stranger()?;
         }
@@ -121,6 +125,7 @@ impl World<'_> {
             }
             self.counts.nested_crashes += 1;
             self.crash();
+            self.judge_order()?;
             recovering = true;
             nested = nested.saturating_sub(1);
         }
@@ -162,6 +167,7 @@ impl World<'_> {
         self.rng.shuffle(&mut chunks);
         self.last_progress = self.now();
         let end = self.pump(false, |world| {
+            world.perhaps_judge_order()?;
             while world.oracle.underway() < 8 && !world.shared.stopped() {
                 let Some((volume, first, sectors)) = chunks.pop() else { break };
                 let lane = world.rng.usize(0..world.lanes.len());
@@ -197,6 +203,7 @@ impl World<'_> {
         let administers = self.profile.admin;
         let rots = self.profile.weather == Weather::Damage;
         let end = self.pump(true, |world| {
+            world.perhaps_judge_order()?;
             if administers {
                 world.administrate()?;
             }
@@ -215,6 +222,12 @@ impl World<'_> {
             Ending::Stop { drain } => Ok(!self.stop(drain, false)?),
             Ending::CrashAt(_) | Ending::CrashAtEnd => Ok(false),
         }
+    }
+
+    /// Judges the origins of ordered volumes now and then.
+    fn perhaps_judge_order(&mut self) -> Result<(), Violation> {
+        // Without a choice of the world's own: what happens stays as it is without ordered volumes.
+        if self.counts.steps.is_multiple_of(JUDGED_EVERY) { self.judge_order() } else { Ok(()) }
     }
 
     /// Lets everything under way end.
@@ -239,7 +252,11 @@ impl World<'_> {
         let slot = self.call(instance.stop(drain));
         drop(instance);
         self.last_progress = self.now();
-        if self.pump(false, |_| Ok(slot.borrow().is_some()))? == End::Crashed {
+        let stopped = |world: &mut Self| {
+            world.perhaps_judge_order()?;
+            Ok(slot.borrow().is_some())
+        };
+        if self.pump(false, stopped)? == End::Crashed {
             self.crash();
             return Ok(false);
         }

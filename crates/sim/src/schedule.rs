@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use forebay_core::Nanos;
 
+use crate::engine::may_be_ordered;
 use crate::oracle::{Violation, plain};
 use crate::subject::Admin;
 use crate::world::{AdminState, World};
@@ -208,7 +209,10 @@ impl World<'_> {
         use forebay_core::{Durability, Mode, ReplacementKind};
         let volume = self.rng.u16(0..self.origins.len() as u16);
         match self.rng.u32(0..10) {
-            8 | 9 => Admin::Entry(volume, self.rng.u64(..)),
+            8 | 9 => match self.rng.u64(..) {
+                choice if choice % 4 == 0 => Admin::Ordered(volume, choice % 8 == 0),
+                choice => Admin::Entry(volume, choice),
+            },
             0..3 => Admin::Mode(volume, Mode::ALL[self.rng.usize(0..Mode::ALL.len())]),
             3 => {
                 Admin::Durability(volume, Durability::ALL[self.rng.usize(0..Durability::ALL.len())])
@@ -222,6 +226,14 @@ impl World<'_> {
     }
 
     fn begin(&mut self, action: Admin) {
+        let gives_up = match action {
+            Admin::Ordered(volume, false) => Some(volume),
+            Admin::Mode(volume, mode) if !may_be_ordered(mode) => Some(volume),
+            _ => None,
+        };
+        if let Some(volume) = gives_up {
+            self.oracle.order.watch(volume, false);
+        }
         match action {
             Admin::Restart(volume) => {
                 self.closed = Some(volume);

@@ -96,6 +96,13 @@ pub fn fill_value(sector: &mut [u8], seed: u64, place: Place, value: Value) {
     }
 }
 
+/// The number of the write that a sector says it comes from; `None`: it has no stamp.
+pub fn number(sector: &[u8], seed: u64) -> Option<u32> {
+    let words = sector.as_chunks::<8>().0;
+    let head = |index: usize| words.get(index).map(|bytes| u64::from_le_bytes(*bytes));
+    (head(0)? == MAGIC ^ seed).then(|| head(2)).flatten().and_then(|it| u32::try_from(it).ok())
+}
+
 /// The place and write that an intact stamp names; `None` for anything else.
 pub fn read(sector: &[u8], seed: u64) -> Option<(Place, u32)> {
     let words = sector.as_chunks::<8>().0;

@@ -44,6 +44,8 @@ pub struct Setup {
     pub replacement: ReplacementKind,
     /// Mode and durability of each volume at first.
     pub volumes: Vec<(Mode, Durability)>,
+    /// Which volumes are ordered at first.
+    pub ordered: Vec<bool>,
     /// Seed for what the system decides by chance.
     pub seed: u64,
     /// The operator insists where data is at risk: a cache device that fails may not have been told
@@ -62,6 +64,8 @@ pub enum Admin {
     Replacement(ReplacementKind),
     /// Changes what may enter the cache from a volume, as this number says.
     Entry(u16, u64),
+    /// Makes a volume ordered, or not.
+    Ordered(u16, bool),
     /// Writes everything dirty of a volume back.
     Drain(u16),
     /// Stops a volume and starts it again.
@@ -85,6 +89,11 @@ pub trait Instance {
     /// Why what happened to its volumes did, since they were started.
     fn why(&self) -> Vec<Why> {
         Vec::new()
+    }
+
+    /// Whether the origin of a volume is meant to be at a flush at every moment.
+    fn in_order(&self, _volume: u16) -> bool {
+        false
     }
 
     /// Does what the operator asks for. The volume has no requests under way if it is restarted.

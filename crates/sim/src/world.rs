@@ -359,6 +359,30 @@ impl<'a> World<'a> {
         buf
     }
 
+    /// Judges the origins of ordered volumes as they are.
+    pub(crate) fn judge_order(&mut self) -> Result<(), Violation> {
+        if !self.profile.keeps_cached_data() {
+            return Ok(());
+        }
+        for (volume, origin) in self.origins.iter().enumerate() {
+            let volume = volume as u16;
+            let order = &mut self.oracle.order;
+            if !order.is_watched(volume) {
+                let in_order = self.instance.as_ref().is_some_and(|it| it.in_order(volume));
+                order.watch(volume, in_order);
+            }
+            if !order.is_watched(volume) {
+                continue;
+            }
+            self.counts.origins_judged += 1;
+            origin.with_image(|image| {
+                order.judge(volume, |sector| image.visible(sector), "the origin")?;
+                order.judge(volume, |sector| image.durable(sector), "what is durable of the origin")
+            })?;
+        }
+        Ok(())
+    }
+
     /// Switches the faults of all disks on or off; off also mends what is broken.
     pub(crate) fn set_faults(&self, on: bool) {
         let calm = || FaultPlan { overlap_is_fault: false, ..FaultPlan::default() };

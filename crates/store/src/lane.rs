@@ -216,6 +216,9 @@ impl StoreLane {
     }
 
     fn start_write(self: &Rc<Self>, ready: Ready) {
+        if self.store.ordered.any() {
+            self.store.put_in_order(&ready);
+        }
         let this = self.clone();
         self.lane.spawn(async move { this.write_record(ready).await });
     }

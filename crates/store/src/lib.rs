@@ -9,6 +9,7 @@
 //! - [`index`] over [`table`]: where the newest version of each block is
 //! - [`segments`]: which part of the device is in use
 //! - [`checkpoint`]: the image of the index from which recovery starts
+//! - [`ordered`]: what the origins of ordered volumes still have to get, and in which order
 //! - [`meta`]: superblock and volume table
 //! - [`check`]: verifying a cache device without writing to it
 #![forbid(unsafe_code)]
@@ -25,6 +26,7 @@ pub mod latency;
 mod log;
 pub mod meta;
 pub mod options;
+pub mod ordered;
 pub mod read;
 mod record;
 pub mod recover;
@@ -39,6 +41,7 @@ pub use index::{Address, Condition, FillTicket, Found};
 pub use lane::StoreLane;
 pub use meta::CLEAN_DISTRUSTED;
 pub use options::{PlantedBug, StoreOptions};
+pub use ordered::{Front, Horizon, OrderedVersion};
 pub use read::PayloadCheck;
 pub use recover::{RecoveryReport, read_roots};
 pub use store::{Appended, Class, Kept, Pinned, ReadFailure, Store, Version, VolumeSpace};

@@ -8,12 +8,13 @@ use std::sync::atomic::Ordering;
 
 use forebay_core::VolumeId;
 use forebay_device::IoBuf;
-use forebay_format::superblock::{COPY_A, COPY_B, ORIGINS_KNOWN};
+use forebay_format::superblock::{COPY_A, COPY_B, ORDERED, ORIGINS_KNOWN};
 use forebay_format::volume::EncodedTable;
 use forebay_format::{CheckSeed, Superblock, VolumeRecord, VolumeTableError, volume};
 
 use crate::error::StoreError;
 use crate::lane::StoreLane;
+use crate::ordered::Horizon;
 use crate::store::{Store, VolumeSpace};
 
 /// Feature bit in `compat`: the device failed while it was in use, and versions that it never took
@@ -148,6 +149,7 @@ impl StoreLane {
         .map_err(|error| StoreError::Refused(error.to_string()))?;
         let origins =
             volumes.iter().any(|volume| volume.identity.is_some() || volume.samples.is_some());
+        let ordered = volumes.iter().any(|volume| Horizon::of(volume).is_some());
         let offset = store.geometry.volume_areas[usize::from(area)];
         let buf = page_buffer(&encoded.bytes);
         if let Err(error) = self.queue().write(offset, buf).await {
@@ -159,9 +161,10 @@ impl StoreLane {
         let reference = encoded.reference(area);
         self.write_superblock_inside(|superblock| {
             superblock.volume_table = reference;
-            // The bit stands for what this very table has.
-            superblock.incompat &= !ORIGINS_KNOWN;
+            // The bits stand for what this very table has.
+            superblock.incompat &= !(ORIGINS_KNOWN | ORDERED);
             superblock.incompat |= if origins { ORIGINS_KNOWN } else { 0 };
+            superblock.incompat |= if ordered { ORDERED } else { 0 };
             superblock.next_volume_id = next;
         })
         .await?;
@@ -180,6 +183,7 @@ impl StoreLane {
     /// Takes a deleted volume's blocks out of the index. Its number is never used again, so its
     /// records in the log mean nothing from now on.
     pub fn remove_space(&self, space: &VolumeSpace) {
+        self.store().end_ordered(space.id);
         self.store().purge(space);
         self.store().spaces.lock().retain(|other| other.id != space.id);
     }

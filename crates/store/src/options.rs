@@ -21,11 +21,15 @@ pub enum PlantedBug {
     SampleStaysUntouched,
     /// Whatever is there counts as the volume's origin, unchanged.
     AnyOriginWillDo,
+    /// On an ordered volume a flush does not end a group.
+    FlushIsNoBoundary,
+    /// How far the origin of an ordered volume is does not become durable.
+    HorizonForgotten,
 }
 
 impl PlantedBug {
     /// Every planted bug.
-    pub const ALL: [PlantedBug; 7] = [
+    pub const ALL: [PlantedBug; 9] = [
         PlantedBug::SkippedSync,
         PlantedBug::CleanBeforeOriginSync,
         PlantedBug::FillWins,
@@ -33,6 +37,8 @@ impl PlantedBug {
         PlantedBug::FlushForgetsLane,
         PlantedBug::SampleStaysUntouched,
         PlantedBug::AnyOriginWillDo,
+        PlantedBug::FlushIsNoBoundary,
+        PlantedBug::HorizonForgotten,
     ];
 
     /// Its name on a command line.
@@ -45,6 +51,8 @@ impl PlantedBug {
             PlantedBug::FlushForgetsLane => "flush-forgets-lane",
             PlantedBug::SampleStaysUntouched => "sample-stays-untouched",
             PlantedBug::AnyOriginWillDo => "any-origin-will-do",
+            PlantedBug::FlushIsNoBoundary => "flush-is-no-boundary",
+            PlantedBug::HorizonForgotten => "horizon-forgotten",
         }
     }
 }

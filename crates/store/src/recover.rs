@@ -37,6 +37,7 @@ use crate::latency::DeviceLatency;
 use crate::log::Log;
 use crate::meta::CLEAN_DISTRUSTED;
 use crate::options::StoreOptions;
+use crate::ordered::{Horizon, Ordered, recover as order};
 use crate::replay::{Replay, newest_generation};
 use crate::segments::{SegmentSnapshot, SegmentState, Segments};
 use crate::store::{Store, VolumeSpace};
@@ -281,6 +282,7 @@ impl Store {
             }
         }
         let mut lives = Vec::new();
+        let mut in_use = vec![false; lines.len()];
         for (number, line) in lines.iter().enumerate() {
             let first = firsts.as_ref().and_then(|firsts| firsts[number]);
             let segment = SegmentId(number as u32);
@@ -297,6 +299,7 @@ impl Store {
                 replay.borrow_mut().walk_later(segment, generation);
             }
             let used = walk.is_some() || line.usage != SegmentUse::NeverUsed;
+            in_use[number] = used;
             let generation = walk.unwrap_or(line.generation);
             replay.borrow_mut().set_generation(segment, used.then_some(generation));
             lives.push((segment, generation, line.write_position));
@@ -331,7 +334,10 @@ impl Store {
         report.records = replay.records;
         report.torn = replay.torn;
         report.bytes_read += replay.bytes_read;
-        index.raise_sequence(replay.highest_sequence);
+        let horizons = volumes.iter().filter_map(Horizon::of);
+        let highest_sequence =
+            horizons.map(|horizon| horizon.sequence).fold(replay.highest_sequence, u64::max);
+        index.raise_sequence(highest_sequence);
 
         let highest = lines.iter().map(|line| line.generation.0).max().unwrap_or(0);
         let highest = highest.max(lives.iter().map(|life| life.1.0).max().unwrap_or(0));
@@ -343,6 +349,36 @@ impl Store {
                 &device,
                 "its segments have been opened so often that their numbers are used up: drain it, delete its volumes and format it anew",
             ));
+        }
+        let (queues, bytes_read) = order::recover(
+            lane,
+            order::Source {
+                queue: &queue,
+                geometry: &geometry,
+                cache: superblock.cache,
+                volumes: &volumes,
+                spaces: &spaces,
+                index: &index,
+                segments: lives
+                    .iter()
+                    .filter(|life| in_use[life.0.0 as usize])
+                    .map(|life| (life.0, life.1))
+                    .collect(),
+                torn: &replay.torn_slots,
+                sequence: highest_sequence,
+                reads: READS,
+            },
+        )
+        .await?;
+        report.bytes_read += bytes_read;
+        let mut held = vec![0u32; geometry.segment_count as usize];
+        for queue in queues.values() {
+            queue.each(|version| {
+                let segment = geometry.place_of(version.slot).0;
+                if let Some(held) = held.get_mut(segment.0 as usize) {
+                    *held += 1;
+                }
+            });
         }
         let segments = Segments::new(geometry.segment_count, next_generation);
         lives.sort_by_key(|life| life.1);
@@ -357,7 +393,8 @@ impl Store {
         };
         index.visit(count, |_, _| ());
         segments.restore_all(lives.into_iter().map(|(segment, generation, position)| {
-            let state = if live[segment.0 as usize].0 == 0 {
+            let held = held.get(segment.0 as usize).is_some_and(|held| *held > 0);
+            let state = if live[segment.0 as usize].0 == 0 && !held {
                 SegmentState::Free
             } else {
                 SegmentState::Closed
@@ -366,6 +403,7 @@ impl Store {
             (segment, SegmentSnapshot { generation, state, position }, RecordNumber(0))
         }));
         segments.set_live(&live);
+        segments.set_held(&held);
         report.blocks = live.iter().map(|counts| u64::from(counts.0)).sum();
         report.dirty = live.iter().map(|counts| u64::from(counts.1)).sum();
 
@@ -384,6 +422,7 @@ impl Store {
             space: Default::default(),
             space_wanted: Default::default(),
             log,
+            ordered: Ordered::new(queues),
             spaces: parking_lot::Mutex::new(spaces),
             meta: parking_lot::Mutex::new(superblock),
             volumes: parking_lot::Mutex::new(volumes),

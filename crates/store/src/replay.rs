@@ -1,7 +1,7 @@
 //! Replaying the records after a checkpoint.
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::rc::Rc;
 
 use forebay_core::{Generation, RecordNumber, SegmentId, Slot};
@@ -34,6 +34,8 @@ pub(crate) struct Replay {
     /// Every record after the base, by number.
     found: BTreeMap<u64, RecordHeader>,
     durable: u64,
+    /// Cells whose payload did not reach the device.
+    pub(crate) torn_slots: HashSet<Slot>,
     pub(crate) highest_number: RecordNumber,
     pub(crate) highest_sequence: u64,
     pub(crate) records: u64,
@@ -55,6 +57,7 @@ impl Replay {
             positions: HashMap::new(),
             found: BTreeMap::new(),
             durable: 0,
+            torn_slots: HashSet::new(),
             highest_number: RecordNumber(0),
             highest_sequence: 0,
             records: 0,
@@ -90,8 +93,7 @@ impl Replay {
         segment: SegmentId,
         position: u32,
     ) -> Option<RecordHeader> {
-        let header = record::decode(page, &self.geometry, &self.cache).ok()?;
-        (header.segment == segment && header.position == position).then_some(header)
+        header_in(page, &self.geometry, &self.cache, segment, position)
     }
 
     /// Walks through all segments, and verifies the records that were not yet durable.
@@ -145,6 +147,8 @@ impl Replay {
     fn drop_cells(&mut self, header: &RecordHeader, bad: &[usize]) {
         self.torn += 1;
         let block = self.geometry.block;
+        let slots = bad.iter().map(|number| header.cell(&self.geometry, *number));
+        self.torn_slots.extend(slots);
         if let Some(found) = self.found.get_mut(&header.number.0)
             && let Body::Data(entries) = &mut found.body
         {
@@ -290,35 +294,50 @@ fn apply_marks(index: &Index, marks: &HashMap<Slot, MarkKind>, perhaps: impl Fn(
 /// Bytes that are read at once where a header is searched.
 const LOOK_AHEAD: u64 = 256 << 10;
 
-/// Collects the records of one segment's life. Behind a place without a header it goes on looking,
-/// page by page: a record may be damaged or torn and the next one intact.
+/// Collects the records of one segment's life.
 async fn walk(
     queue: &Queue,
     replay: &Rc<RefCell<Replay>>,
     segment: SegmentId,
     generation: Generation,
 ) -> Result<(), StoreError> {
-    let (start, bytes, granule) = {
+    let (geometry, cache) = {
         let replay = replay.borrow();
-        let geometry = &replay.geometry;
-        (geometry.segment_offset(segment), geometry.segment_bytes, geometry.granule())
+        (replay.geometry.clone(), replay.cache)
     };
+    let read = walk_headers(queue, &geometry, &cache, (segment, generation), |header| {
+        replay.borrow_mut().add(header);
+    });
+    let read = read.await?;
+    replay.borrow_mut().bytes_read += read;
+    Ok(())
+}
+
+/// Visits the headers of one segment's life. Behind a place without one it goes on looking, page by
+/// page: a record may be damaged or torn and the next one intact. Returns how much was read.
+pub(crate) async fn walk_headers(
+    queue: &Queue,
+    geometry: &Geometry,
+    cache: &Uuid,
+    (segment, generation): (SegmentId, Generation),
+    mut visit: impl FnMut(RecordHeader),
+) -> Result<u64, StoreError> {
+    let (start, bytes, granule) =
+        (geometry.segment_offset(segment), geometry.segment_bytes, geometry.granule());
     let page = PAGE as u64;
-    let mut at = 0;
+    let mut take = |at: u64, page: &[u8]| {
+        let header = header_in(page, geometry, cache, segment, (at / granule) as u32)?;
+        if header.generation != generation {
+            return None;
+        }
+        let end = (at + PAGE as u64 + u64::from(header.payload_bytes)).next_multiple_of(page_u64());
+        visit(header);
+        Some(end)
+    };
+    let (mut at, mut read) = (0, 0);
     while at + page <= bytes {
         let buf = queue.read(start + at, IoBuf::for_overwrite(PAGE)).await?;
-        replay.borrow_mut().bytes_read += page;
-        let take = |at: u64, page: &[u8]| {
-            let mut replay = replay.borrow_mut();
-            let header = replay.header_at(page, segment, (at / granule) as u32)?;
-            if header.generation != generation {
-                return None;
-            }
-            let end =
-                (at + PAGE as u64 + u64::from(header.payload_bytes)).next_multiple_of(page_u64());
-            replay.add(header);
-            Some(end)
-        };
+        read += page;
         if let Some(end) = take(at, &buf) {
             at = end;
             continue;
@@ -327,7 +346,7 @@ async fn walk(
         while at + page <= bytes {
             let len = LOOK_AHEAD.min(bytes - at);
             let ahead = queue.read(start + at, IoBuf::for_overwrite(len as usize)).await?;
-            replay.borrow_mut().bytes_read += len;
+            read += len;
             let next = ahead
                 .chunks_exact(PAGE)
                 .enumerate()
@@ -341,7 +360,19 @@ async fn walk(
             }
         }
     }
-    Ok(())
+    Ok(read)
+}
+
+/// The header in `page`, if it is one that belongs to this place.
+fn header_in(
+    page: &[u8],
+    geometry: &Geometry,
+    cache: &Uuid,
+    segment: SegmentId,
+    position: u32,
+) -> Option<RecordHeader> {
+    let header = record::decode(page, geometry, cache).ok()?;
+    (header.segment == segment && header.position == position).then_some(header)
 }
 
 /// The highest generation in any header of a segment, wherever it lies.

@@ -1,7 +1,8 @@
 //! The segments of a cache device: which are free, open, closed or on their way to being free.
 //!
 //! A segment may be opened again only when all of this holds (invariant 8):
-//! - no index entry points into it, and no reader that found one earlier is still reading;
+//! - no index entry points into it, no reader that found one earlier is still reading, and no
+//!   version in it is held for an ordered volume;
 //! - everything that superseded its content is durable: a commit that began after its last entry
 //!   went has ended well;
 //! - the durable checkpoint is not older than its newest record, because recovery replays every
@@ -42,6 +43,8 @@ struct Counters {
     buffered: AtomicU32,
     /// Granules from the start of which everything is durable.
     durable: AtomicU32,
+    /// Versions that an ordered volume's origin still has to get, whether or not they are the newest.
+    held: AtomicU32,
 }
 
 /// One dirty entry in [`Counters::live`].
@@ -198,6 +201,13 @@ impl Segments {
         }
     }
 
+    /// Sets how many versions are held in each segment, after recovery.
+    pub(crate) fn set_held(&self, counts: &[u32]) {
+        for (counters, held) in self.counters.iter().zip(counts) {
+            counters.held.store(*held, Ordering::Relaxed);
+        }
+    }
+
     /// Takes a free segment, leaving at least `reserve` others free. The caller fills it.
     ///
     /// `appender` of `appenders` takes it from its own part of the free ones: what is counted of
@@ -285,14 +295,15 @@ impl Segments {
         Generation(self.state.lock().next_generation)
     }
 
-    /// Closed segments, as candidates for reclaim.
+    /// Closed segments of which nothing is held, as candidates for reclaim.
     pub fn closed(&self, into: &mut Vec<SegmentUse>) {
         into.clear();
         let state = self.state.lock();
         for (index, life) in state.lives.iter().enumerate() {
             let counters = &self.counters[index];
             let buffered = counters.buffered.load(Ordering::Relaxed) != 0;
-            if life.state == SegmentState::Closed && !buffered {
+            let held = counters.held.load(Ordering::SeqCst) != 0;
+            if life.state == SegmentState::Closed && !buffered && !held {
                 let (live, dirty) = live_and_dirty(counters.live.load(Ordering::Relaxed));
                 into.push(SegmentUse {
                     id: SegmentId(index as u32),
@@ -340,7 +351,9 @@ impl Segments {
         let (mut freed, mut need_checkpoint) = (0, false);
         state.draining.retain(|draining| {
             let index = draining.segment.0 as usize;
-            if draining.round > round || self.counters[index].pins.load(Ordering::SeqCst) != 0 {
+            let counters = &self.counters[index];
+            let used = counters.pins.load(Ordering::SeqCst) != 0;
+            if draining.round > round || used || counters.held.load(Ordering::SeqCst) != 0 {
                 return true;
             }
             // A checkpoint also does what marks do that found no room in the log.
@@ -413,6 +426,17 @@ impl Segments {
     /// Ends a [`Segments::pin`].
     pub fn unpin(&self, segment: SegmentId) {
         self.counters[segment.0 as usize].pins.fetch_sub(1, Ordering::Release);
+    }
+
+    /// A version in the segment is held: the segment is neither reclaimed nor opened again. To be
+    /// called before the version's record is written.
+    pub(crate) fn hold(&self, segment: SegmentId) {
+        self.counters[segment.0 as usize].held.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Ends a [`Segments::hold`].
+    pub(crate) fn release(&self, segment: SegmentId) {
+        self.counters[segment.0 as usize].held.fetch_sub(1, Ordering::SeqCst);
     }
 
     /// Attaches the RAM image of an open segment.

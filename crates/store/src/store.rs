@@ -19,6 +19,7 @@ use crate::log::Log;
 #[cfg(feature = "planted-bugs")]
 use crate::options::PlantedBug;
 use crate::options::StoreOptions;
+use crate::ordered::Ordered;
 use crate::segments::Segments;
 use crate::table::Entry;
 
@@ -132,6 +133,7 @@ pub struct Store {
     /// Somebody waits for room.
     pub space_wanted: Notify,
     pub(crate) log: Log,
+    pub(crate) ordered: Ordered,
     pub(crate) spaces: Mutex<Vec<VolumeSpace>>,
     pub(crate) meta: Mutex<forebay_format::Superblock>,
     pub(crate) volumes: Mutex<Vec<VolumeRecord>>,
@@ -380,6 +382,13 @@ pub struct Pinned<'a> {
     pub block: OriginBlock,
     /// What was found.
     pub found: Found,
+}
+
+impl<'a> Pinned<'a> {
+    /// Something in a segment that the caller has pinned.
+    pub(crate) fn new(store: &'a Store, block: OriginBlock, found: Found) -> Self {
+        Pinned { store, block, found }
+    }
 }
 
 impl Drop for Pinned<'_> {

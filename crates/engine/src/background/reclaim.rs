@@ -62,11 +62,15 @@ pub(crate) async fn run(engine: Rc<EngineLane>) {
         engine.store.free_drained();
         let free = store.segments.free_count();
         if free >= engine.free_target() || store.health.failed() {
+            engine.cache.press(false);
             either(wanted, engine.lane.sleep(Duration::from_millis(100))).await;
             continue;
         }
         let on_their_way = store.segments.draining_count();
         let enough = free + on_their_way >= engine.free_target();
+        if enough {
+            engine.cache.press(false);
+        }
         if !enough && engine.reclaim_one(&mut budget, &mut stuck).await {
             if store.segments.free_count() <= store.reserved_segments() {
                 engine.make_usable().await;
@@ -154,6 +158,8 @@ impl EngineLane {
             })
             .collect();
         let Some(victim) = self.cache.replacement.lock().choose_victim(&candidates) else {
+            // What is left is held for origins that get things in order.
+            self.cache.press(true);
             return false;
         };
         if !store.segments.begin_reclaim(victim) {
@@ -186,13 +192,14 @@ impl EngineLane {
         for (id, blocks) in live {
             let Some(volume) = self.lane_volume(id) else { continue };
             let now = self.cache.age();
+            let in_order = volume.volume.is_ordered();
             // The blocks of a segment came at about the same time: only what has been used since
             // then is worth a second write.
             let distance = |live: &Live| Age::from_bits(live.age).distance(now);
             let untouched = blocks.iter().map(distance).max().unwrap_or(0);
             let (kept, leaving): (Vec<Live>, Vec<Live>) = blocks.into_iter().partition(|live| {
                 if live.dirty {
-                    return carry_on;
+                    return carry_on && !in_order;
                 }
                 let mut keep = |age| self.cache.replacement.lock().keep(age, now, budget);
                 room && distance(live) < untouched && keep(Age::from_bits(live.age))
@@ -214,7 +221,9 @@ impl EngineLane {
             }
             let mut dirty = Vec::new();
             for (live, reason) in leaving {
-                if live.dirty {
+                if live.dirty && in_order {
+                    // It has its turn in ordered writeback, or cannot be read.
+                } else if live.dirty {
                     dirty.push(live);
                 } else {
                     evict(&volume, &live, reason);

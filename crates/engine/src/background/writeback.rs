@@ -7,16 +7,16 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use forebay_core::why::WritebackReason;
-use forebay_core::{Nanos, OriginBlock, SectorMask};
+use forebay_core::{Nanos, OriginBlock};
 use forebay_device::{DeviceOp, IoBuf, IoData};
 use forebay_lane::{concurrently, join_all};
 use forebay_policy::{Decision, DirtyState, Pacer, SweepPlanner, Trigger, merge_runs};
 use forebay_store::{Kept, Pinned, PlantedBug};
 
+use crate::background::ordered;
 use crate::cache::BackgroundEnding;
 use crate::lane::LaneVolume;
 use crate::plan::keeps_dirty;
-use crate::read::bytes_of;
 use crate::stats::bump;
 use crate::volume::VolumeState;
 
@@ -36,11 +36,11 @@ const LOOKED_UP_AHEAD: u64 = 8;
 const LOOK_UPS_AT_ONCE: usize = 1024;
 
 /// Blocks between two syncs of the origin.
-const BATCH_BLOCKS: usize = 4096;
+pub(crate) const BATCH_BLOCKS: usize = 4096;
 
 /// Waits this long after a failure, doubled each time up to [`LONGEST_RETRY`].
-const FIRST_RETRY: Duration = Duration::from_millis(100);
-const LONGEST_RETRY: Duration = Duration::from_secs(10);
+pub(crate) const FIRST_RETRY: Duration = Duration::from_millis(100);
+pub(crate) const LONGEST_RETRY: Duration = Duration::from_secs(10);
 
 /// How long writes through the cache may wait for their origin sync. A sync empties the disk's queue,
 /// so it should come rarely; until it does they are written again after a crash.
@@ -62,6 +62,10 @@ pub(crate) async fn run(volume: Rc<LaneVolume>) {
     let mut sweep_started = volume.now();
     let mut sweep_failed = true;
     while !volume.cache.is_stopping() && volume.volume.state() != VolumeState::Removed {
+        if volume.volume.is_ordered() {
+            ordered::run(&volume).await;
+            continue;
+        }
         let wanted = volume.volume.writeback_wanted.listen();
         let settings = volume.volume.settings();
         pacer.set_settings(settings.writeback.clone());
@@ -133,7 +137,7 @@ pub(crate) async fn run(volume: Rc<LaneVolume>) {
 }
 
 /// What writes are counted as. `asked`: somebody waits for everything to be clean.
-fn reason(trigger: Option<Trigger>, asked: bool) -> WritebackReason {
+pub(crate) fn reason(trigger: Option<Trigger>, asked: bool) -> WritebackReason {
     match trigger {
         Some(Trigger::Draining) if asked => WritebackReason::Drain,
         Some(Trigger::Draining) | None => WritebackReason::Mode,
@@ -306,6 +310,10 @@ impl LaneVolume {
             outcome.borrow_mut().error.get_or_insert_with(|| "the volume is stopped".into());
             return;
         }
+        if volume.is_ordered() {
+            // From now on the origin gets things in order only; these will have their turn.
+            return;
+        }
         let pinned: Vec<Pinned<'_>> = run
             .iter()
             .filter_map(|block| store.look_up(&volume.space, *block, |_| None))
@@ -340,21 +348,7 @@ impl LaneVolume {
                 }
                 continue;
             }
-            let sectors = volume.block.sectors();
-            let mut mask = pinned.found.mask.clone().unwrap_or_else(|| SectorMask::all(sectors));
-            let inside = volume.sectors_inside(pinned.block);
-            mask.remove(0..inside.start);
-            mask.remove(inside.end..sectors);
-            for valid in mask.runs() {
-                let offset = volume.origin_offset(pinned.block, valid.start);
-                let bytes = &payload[bytes_of(&valid)];
-                match writes.last_mut() {
-                    Some((start, data)) if *start + data.len() as u64 == offset => {
-                        data.extend_from_slice(bytes);
-                    }
-                    _ => writes.push((offset, bytes.to_vec())),
-                }
-            }
+            volume.gather(pinned.block, pinned.found.mask.as_ref(), &payload, &mut writes);
             // Until it is marked, the slot must not come to hold a later version of the same block.
             written.extend(
                 store
@@ -374,7 +368,7 @@ impl LaneVolume {
 
     /// Writes whole sectors to the origin; where its logical blocks are larger, around what is
     /// there. The caller has the range for itself.
-    async fn write_sectors(&self, offset: u64, bytes: &[u8]) -> Result<(), String> {
+    pub(crate) async fn write_sectors(&self, offset: u64, bytes: &[u8]) -> Result<(), String> {
         let logical = self.volume.origin.logical_block();
         let end = offset + bytes.len() as u64;
         let (start, limit) = (offset / logical * logical, end.next_multiple_of(logical));

@@ -1,0 +1,446 @@
+//! Ordered writeback: the origin gets what was written between two flushes as a whole, before it gets
+//! anything of what came after (invariant 28). Which versions these are the store knows; see
+//! `store::ordered`.
+//!
+//! All blocks of a group are written in the order of their addresses, many at a time, then the origin
+//! is synced, and then it may be the next group's turn. The horizon has to be durable in between if
+//! the log has a version that must not go over what is there now; otherwise it is brought up to date
+//! for several groups together.
+//!
+//! When a volume becomes ordered, what is dirty then comes first, in any order; with that the origin is
+//! at a flush, and from then on it stays at one.
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::rc::Rc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use forebay_core::why::WritebackReason;
+use forebay_core::{Nanos, OriginBlock, SectorMask};
+use forebay_device::IoBuf;
+use forebay_lane::{concurrently, join_all};
+use forebay_policy::{Decision, DirtyState, Pacer, merge_runs};
+use forebay_store::{Front, OrderedVersion, Pinned, PlantedBug, StoreError};
+
+use crate::background::writeback::{BATCH_BLOCKS, FIRST_RETRY, LONGEST_RETRY, either, reason};
+use crate::lane::LaneVolume;
+use crate::plan::keeps_dirty;
+use crate::read::bytes_of;
+use crate::stats::bump;
+use crate::volume::{Volume, VolumeState};
+
+/// Versions that the origin has before the horizon says so, at most.
+const MOST_UNSETTLED: u64 = 4096;
+
+/// For so long at most the horizon does not say what the origin has.
+const SETTLE_AFTER: Duration = Duration::from_secs(1);
+
+/// A version that cannot be read is given up after so many attempts.
+const ATTEMPTS: u32 = 3;
+
+/// How long to wait when there is something dirty and nothing of it can be written.
+const NOTHING_TO_WRITE: Duration = Duration::from_millis(20);
+
+/// What the writes of a group found out.
+#[derive(Default)]
+struct Outcome {
+    /// Whether anything was written.
+    any: bool,
+    unreadable: BTreeSet<OriginBlock>,
+    error: Option<String>,
+}
+
+/// A drain under way: everything up to this cut, which was taken then.
+struct Sweep {
+    cut: u64,
+    started: Nanos,
+}
+
+/// What is known from one step to the next.
+struct Progress {
+    pacer: Pacer,
+    retry: Duration,
+    /// Attempts at the group in front in which something could not be read.
+    attempts: u32,
+    sweep: Option<Sweep>,
+    /// When the first of the groups was written that are not settled.
+    unsettled_since: Option<Nanos>,
+    /// When the last of them was closed.
+    closed_at: Nanos,
+    why: WritebackReason,
+}
+
+/// Runs until the volume is no longer ordered, or leaves, or the cache stops.
+pub(crate) async fn run(volume: &Rc<LaneVolume>) {
+    let store = volume.cache.store.clone();
+    let id = volume.volume.id;
+    // Nobody has watched the origin since they were written, and to write them again does no harm.
+    store.unwrite_groups(id);
+    let mut progress = Progress {
+        pacer: Pacer::new(volume.volume.settings().writeback),
+        retry: FIRST_RETRY,
+        attempts: 0,
+        sweep: None,
+        unsettled_since: None,
+        closed_at: Nanos(0),
+        why: WritebackReason::Drain,
+    };
+    while !volume.cache.is_stopping() && volume.volume.state() != VolumeState::Removed {
+        let settings = volume.volume.settings();
+        let result = if !settings.ordered || !keeps_dirty(settings.mode) {
+            volume.leave_order().await
+        } else if !store.has_order(id) {
+            volume.enter_order().await
+        } else {
+            volume.step(&mut progress).await
+        };
+        if !volume.volume.is_ordered() {
+            return;
+        }
+        match result {
+            Ok(()) => {
+                progress.retry = FIRST_RETRY;
+                if volume.volume.writeback_error().is_some() {
+                    volume.volume.set_writeback_error(None);
+                }
+            }
+            Err(error) => {
+                volume.volume.set_writeback_error(Some(error));
+                volume.lane().sleep(progress.retry).await;
+                progress.retry = (progress.retry * 2).min(LONGEST_RETRY);
+            }
+        }
+    }
+}
+
+fn words(error: &StoreError) -> String {
+    format!("what the origin has cannot be noted on the cache device: {error}")
+}
+
+impl Volume {
+    /// Adds the valid sectors of a block to writes to the origin, one for each run of neighbours.
+    pub(crate) fn gather(
+        &self,
+        block: OriginBlock,
+        mask: Option<&SectorMask>,
+        payload: &[u8],
+        writes: &mut Vec<(u64, Vec<u8>)>,
+    ) {
+        let sectors = self.block.sectors();
+        let mut mask = mask.cloned().unwrap_or_else(|| SectorMask::all(sectors));
+        let inside = self.sectors_inside(block);
+        mask.remove(0..inside.start);
+        mask.remove(inside.end..sectors);
+        for valid in mask.runs() {
+            let offset = self.origin_offset(block, valid.start);
+            let bytes = &payload[bytes_of(&valid)];
+            match writes.last_mut() {
+                Some((start, data)) if *start + data.len() as u64 == offset => {
+                    data.extend_from_slice(bytes);
+                }
+                _ => writes.push((offset, bytes.to_vec())),
+            }
+        }
+    }
+}
+
+impl LaneVolume {
+    /// Makes everything that was appended before durable. On an ordered volume a group ends here.
+    ///
+    /// # Errors
+    /// The cache device failed.
+    pub(crate) async fn commit(&self) -> Result<(), StoreError> {
+        let store = self.store.store();
+        let boundary =
+            self.volume.is_ordered() && !store.options().has(PlantedBug::FlushIsNoBoundary);
+        let cut = if boundary { store.cut(self.volume.id, self.now()) } else { None };
+        self.store.commit().await?;
+        if let Some(cut) = cut {
+            store.confirm_cut(self.volume.id, cut);
+        }
+        Ok(())
+    }
+
+    /// Closes the group that is open, whether or not a client has flushed: any commit is a point at
+    /// which the power could have failed. Returns the cut.
+    async fn close_group(&self) -> Result<u64, String> {
+        let store = self.store.store();
+        let cut = store.cut(self.volume.id, self.now()).unwrap_or(0);
+        self.store.commit().await.map_err(|error| words(&error))?;
+        store.confirm_cut(self.volume.id, cut);
+        Ok(cut)
+    }
+
+    /// Puts the volume in order: from now on what is written is known, and what is dirty comes first.
+    async fn enter_order(&self) -> Result<(), String> {
+        let store = self.store.store();
+        let volume = &self.volume;
+        store.begin_ordered(volume.id);
+        {
+            // Whoever gets a range after this sees that the volume is ordered.
+            let _all = volume.ranges.exclusive(0..u64::MAX).await;
+        }
+        let result = self.enter_with_everything().await;
+        if result.is_err() {
+            store.end_ordered(volume.id);
+        }
+        result
+    }
+
+    async fn enter_with_everything(&self) -> Result<(), String> {
+        let store = self.store.store();
+        let volume = &self.volume;
+        // What has gone round or through the cache belongs to what was there before.
+        self.sync_origin().await.map_err(|_| "the origin cannot be synced".to_owned())?;
+        let before = store.cut(volume.id, self.now()).unwrap_or(0);
+        self.store.commit().await.map_err(|error| words(&error))?;
+        // Records up to here may have been on their way already; what they have, the index knows.
+        store.drop_before(volume.id, before);
+        let mut dirty = Vec::new();
+        store
+            .index
+            .visit(|entry| entry.dirty, |address, _| dirty.extend(volume.space.block(address)));
+        for (count, block) in dirty.into_iter().enumerate() {
+            store.add_base(&volume.space, block);
+            if count % BATCH_BLOCKS == BATCH_BLOCKS - 1 {
+                forebay_lane::yield_now().await;
+            }
+        }
+        let first = store.first_cut(volume.id, self.now()).unwrap_or(0);
+        self.store.commit().await.map_err(|error| words(&error))?;
+        store.confirm_cut(volume.id, first);
+        Ok(())
+    }
+
+    /// Hands the volume over to plain writeback.
+    async fn leave_order(&self) -> Result<(), String> {
+        self.store.leave_order(self.volume.id).await.map_err(|error| words(&error))?;
+        self.volume.set_ordered(false);
+        if self.volume.settings().ordered {
+            // It was switched on again meanwhile.
+            self.volume.set_ordered(true);
+        }
+        Ok(())
+    }
+
+    /// Writes the next group, or waits until there is a reason to.
+    async fn step(self: &Rc<Self>, progress: &mut Progress) -> Result<(), String> {
+        let volume = &self.volume;
+        let store = self.store.store();
+        let wanted = volume.writeback_wanted.listen();
+        let settings = volume.settings();
+        progress.pacer.set_settings(settings.writeback.clone());
+        let asked = volume.draining.load(Ordering::SeqCst) > 0;
+        let entering = !store.is_in_order(volume.id) && settings.writeback.running;
+        let unsettled = store.unsettled(volume.id);
+        let held = store.held_versions(volume.id).saturating_sub(unsettled.unwrap_or(0));
+        let dirty = volume.dirty_blocks().saturating_sub(volume.bad_count());
+        let dirty = dirty.saturating_sub(unsettled.unwrap_or(0)).max(held);
+        let state = DirtyState {
+            // A group without blocks has to be noted all the same.
+            dirty_blocks: dirty.max(u64::from(entering)),
+            capacity_blocks: self.cache.store.capacity_blocks(),
+            oldest_dirty: volume.oldest_dirty(),
+            last_foreground: Nanos(volume.last_foreground.load(Ordering::Relaxed)),
+            draining: asked || entering,
+            space_wanted: self.cache.is_pressed(),
+        };
+        if asked && progress.sweep.is_none() && dirty + unsettled.unwrap_or(0) > 0 {
+            let started = self.now();
+            progress.sweep = Some(Sweep { cut: self.close_group().await?, started });
+        }
+        let now = self.now();
+        let late = progress.unsettled_since.is_some_and(|since| now.since(since) >= SETTLE_AFTER);
+        let hurry = asked || entering || self.cache.is_pressed() || late;
+        match progress.pacer.decide(now, &state) {
+            Decision::Write { .. } if unsettled.unwrap_or(0) < MOST_UNSETTLED => {
+                progress.why = reason(progress.pacer.trigger(), asked);
+                if let Some(front) = store.front_group(volume.id) {
+                    return self.write_front(front, progress).await;
+                }
+                if unsettled.is_some() && hurry {
+                    return self.settle(progress).await;
+                }
+                if dirty > 0 {
+                    self.close_group().await?;
+                }
+                if store.front_group(volume.id).is_none() {
+                    either(wanted, self.lane().sleep(NOTHING_TO_WRITE)).await;
+                }
+            }
+            _ if unsettled.is_some() && (hurry || unsettled >= Some(MOST_UNSETTLED)) => {
+                return self.settle(progress).await;
+            }
+            Decision::Idle { look_again } => {
+                let settle_at = progress.unsettled_since.map(|since| since + SETTLE_AFTER);
+                let until = settle_at.map_or(look_again, |at| at.min(look_again));
+                either(wanted, self.lane().sleep_until(until)).await;
+            }
+            Decision::Write { .. } => return self.settle(progress).await,
+        }
+        self.end_sweep(progress);
+        Ok(())
+    }
+
+    /// Writes the group in front, syncs the origin, and notes that it is there.
+    async fn write_front(
+        self: &Rc<Self>,
+        front: Front,
+        progress: &mut Progress,
+    ) -> Result<(), String> {
+        let volume = &self.volume;
+        let store = self.store.store();
+        if front.settle_first {
+            self.settle(progress).await?;
+        }
+        let Outcome { unreadable, error, .. } = self.write_group(&front.versions).await;
+        if let Some(error) = error {
+            return Err(error);
+        }
+        if !unreadable.is_empty() && progress.attempts + 1 < ATTEMPTS {
+            progress.attempts += 1;
+            return Err(format!("{} dirty blocks cannot be read back", unreadable.len()));
+        }
+        progress.attempts = 0;
+        for (block, version) in &front.versions {
+            if unreadable.contains(block) {
+                let newest = store.peek(&volume.space, *block);
+                if newest.is_some_and(|found| found.entry.slot == version.slot) {
+                    volume.add_bad(*block);
+                } else {
+                    tracing::error!(
+                        volume = volume.name,
+                        block = block.0,
+                        "a version of a block cannot be read back: until the origin gets the next one it is not as it was at a flush"
+                    );
+                }
+            }
+        }
+        store.group_written(volume.id, front.through, &unreadable);
+        progress.closed_at = front.closed_at;
+        progress.unsettled_since.get_or_insert(self.now());
+        if !store.is_in_order(volume.id) {
+            // With this the origin is at a flush.
+            return self.settle(progress).await;
+        }
+        Ok(())
+    }
+
+    /// Makes it durable that the origin has what was written, and marks it clean.
+    async fn settle(&self, progress: &mut Progress) -> Result<(), String> {
+        let volume = &self.volume;
+        let noted = self.store.note_written(volume.id).await;
+        let Some(horizon) = noted.map_err(|error| words(&error))? else { return Ok(()) };
+        if volume.state() == VolumeState::Removed {
+            // Its dirty blocks are counted by whoever has it next.
+            return Err("the volume is stopped".into());
+        }
+        for block in self.store.store().settle_groups(&volume.space, horizon) {
+            volume.cleaned(self.lane(), block);
+            bump(&self.stats().counters.written_back_blocks, 1);
+            self.stats().why.written_back.count(progress.why, 1);
+        }
+        progress.unsettled_since = None;
+        if progress.closed_at > Nanos(0) {
+            volume.clean_since(progress.closed_at);
+        }
+        self.end_sweep(progress);
+        Ok(())
+    }
+
+    fn end_sweep(&self, progress: &mut Progress) {
+        let store = self.store.store();
+        if let Some(Sweep { cut, started }) = progress.sweep
+            && store.has_settled(self.volume.id, cut)
+        {
+            progress.sweep = None;
+            self.volume.swept(started);
+            self.volume.progress.notify_all();
+        }
+    }
+
+    /// Writes versions to the origin, in the order of blocks, and syncs it.
+    async fn write_group(self: &Rc<Self>, versions: &[(OriginBlock, OrderedVersion)]) -> Outcome {
+        let settings = self.volume.settings().writeback;
+        let failures = self.volume.sync_failures();
+        let outcome = Rc::new(RefCell::new(Outcome::default()));
+        for batch in versions.chunks(BATCH_BLOCKS) {
+            let blocks: Vec<OriginBlock> = batch.iter().map(|(block, _)| *block).collect();
+            let runs: Vec<_> = merge_runs(&blocks, self.volume.block, settings.merge_bytes)
+                .map(|run| batch[run].to_vec())
+                .collect();
+            let work = {
+                let (this, outcome) = (self.clone(), outcome.clone());
+                runs.into_iter().map(move |run| {
+                    let (this, outcome) = (this.clone(), outcome.clone());
+                    async move { this.write_held_run(&run, &outcome).await }
+                })
+            };
+            concurrently(self.lane(), settings.depth.max(1) as usize, work).await;
+            if outcome.borrow().error.is_some() {
+                break;
+            }
+        }
+        let mut outcome = outcome.take();
+        if outcome.any && outcome.error.is_none() {
+            // Barrier for invariants 9 and 28: the group before the next, and before anything is
+            // called clean.
+            if let Err(error) = self.origin.sync().await {
+                self.volume.origin_sync_fails();
+                outcome.error = Some(error.to_string());
+            } else if self.volume.sync_failures() != failures {
+                // Somebody else's sync failed, and may have taken these writes with it.
+                outcome.error = Some("a sync of the origin failed".into());
+            }
+        }
+        outcome
+    }
+
+    /// Writes versions of neighbouring blocks, with as few writes as their valid sectors allow.
+    async fn write_held_run(
+        &self,
+        run: &[(OriginBlock, OrderedVersion)],
+        outcome: &RefCell<Outcome>,
+    ) {
+        let volume = &self.volume;
+        let store = self.store.store();
+        let (Some((first, _)), Some((last, _))) = (run.first(), run.last()) else { return };
+        let range = volume.widen(volume.block_range(*first).start..volume.block_range(*last).end);
+        // Nobody may read a part of an older state meanwhile.
+        let _range = volume.ranges.exclusive(range).await;
+        if volume.state() == VolumeState::Removed {
+            // Its origin belongs to somebody else from now on.
+            outcome.borrow_mut().error.get_or_insert_with(|| "the volume is stopped".into());
+            return;
+        }
+        let pinned: Vec<Pinned<'_>> =
+            run.iter().map(|(block, version)| store.pin_held(*block, version)).collect();
+        let reads = pinned.iter().map(|pinned| async move {
+            let buf = IoBuf::for_overwrite(volume.block.as_usize());
+            self.store.read_run(&volume.space, std::slice::from_ref(pinned), buf).await
+        });
+        let reads = join_all(reads).await;
+        let mut writes: Vec<(u64, Vec<u8>)> = Vec::new();
+        for (pinned, (payload, results)) in pinned.iter().zip(reads) {
+            match results.into_iter().find_map(Result::err) {
+                Some(failure) => {
+                    self.count_failure(&failure);
+                    outcome.borrow_mut().unreadable.insert(pinned.block);
+                }
+                None => {
+                    let mask = pinned.found.mask.as_ref();
+                    volume.gather(pinned.block, mask, &payload, &mut writes);
+                }
+            }
+        }
+        drop(pinned);
+        for (offset, bytes) in writes {
+            outcome.borrow_mut().any = true;
+            if let Err(error) = self.write_sectors(offset, &bytes).await {
+                outcome.borrow_mut().error.get_or_insert(error);
+                return;
+            }
+        }
+    }
+}

@@ -1,0 +1,356 @@
+//! The groups of one ordered volume, oldest first.
+
+use std::collections::btree_map::Entry as Place;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use forebay_core::{Nanos, OriginBlock, RecordNumber, SectorMask, Slot};
+use forebay_format::DataEntry;
+use parking_lot::Mutex;
+
+use super::Horizon;
+use crate::index::Index;
+use crate::table::{Check, Entry};
+
+/// A version that the origin has to get.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OrderedVersion {
+    /// Where it is.
+    pub slot: Slot,
+    /// Its checksum, as far as it is known.
+    pub(crate) check: Check,
+    /// Its valid sectors, if not all of them.
+    pub(crate) mask: Option<SectorMask>,
+    /// Its place in the order of versions; 0: before all others.
+    pub(crate) sequence: u64,
+}
+
+impl OrderedVersion {
+    /// What a record says of it.
+    pub(crate) fn of(slot: Slot, entry: &DataEntry) -> Self {
+        let mask = (!entry.mask.is_all()).then(|| entry.mask.clone());
+        OrderedVersion { slot, check: Check::new(entry.check), mask, sequence: entry.sequence }
+    }
+
+    pub(crate) fn entry(&self) -> Entry {
+        let partial = self.mask.is_some();
+        Entry { slot: self.slot, dirty: true, partial, age: 0, check: self.check }
+    }
+}
+
+/// What was written between two flushes.
+#[derive(Debug)]
+pub(crate) struct Group {
+    /// How far the origin is when it has the group; the sequence of the open group has no end.
+    pub(crate) through: Horizon,
+    /// Everything in it is known, and durable on the cache device.
+    pub(crate) confirmed: bool,
+    /// The origin durably has it.
+    written: bool,
+    /// A version in it was replaced by another one in it: the log has both.
+    pub(crate) collapsed: bool,
+    closed_at: Nanos,
+    pub(crate) versions: BTreeMap<OriginBlock, OrderedVersion>,
+}
+
+impl Group {
+    pub(crate) fn through(through: Horizon) -> Self {
+        Group {
+            through,
+            confirmed: false,
+            written: false,
+            collapsed: false,
+            closed_at: Nanos(0),
+            versions: BTreeMap::new(),
+        }
+    }
+
+    fn open() -> Self {
+        Group::through(Horizon { sequence: u64::MAX, record: RecordNumber(0) })
+    }
+
+    /// Adds a version unless there is a newer one; returns what is not in the group after that.
+    pub(crate) fn add(
+        &mut self,
+        block: OriginBlock,
+        version: OrderedVersion,
+    ) -> Option<OrderedVersion> {
+        match self.versions.entry(block) {
+            Place::Vacant(place) => {
+                place.insert(version);
+                None
+            }
+            Place::Occupied(mut place) => {
+                self.collapsed = true;
+                if place.get().sequence <= version.sequence {
+                    Some(place.insert(version))
+                } else {
+                    Some(version)
+                }
+            }
+        }
+    }
+}
+
+/// The group that is next.
+#[derive(Debug)]
+pub struct Front {
+    /// What it has, in the order of blocks.
+    pub versions: Vec<(OriginBlock, OrderedVersion)>,
+    /// The horizon must say that the groups before it are on the origin, before any of it goes there.
+    pub settle_first: bool,
+    /// How far the origin is when it has it.
+    pub through: Horizon,
+    /// When it was closed; what is dirty later has been written after that.
+    pub closed_at: Nanos,
+}
+
+/// What has been settled.
+pub(crate) struct Settled {
+    pub(crate) versions: Vec<(OriginBlock, OrderedVersion)>,
+    pub(crate) kept: Vec<OrderedVersion>,
+}
+
+struct State {
+    /// The last one is open.
+    groups: VecDeque<Group>,
+    /// The volume table says this; `None`: it does not say that the volume is in order.
+    horizon: Option<Horizon>,
+    /// Cuts separate groups. Before that, all that is added belongs to the first one.
+    separates: bool,
+    /// The last cut.
+    cut: u64,
+    /// Versions that the origin has, and that tell recovery what else it has; until the horizon has
+    /// this sequence.
+    kept: (u64, Vec<OrderedVersion>),
+}
+
+impl State {
+    fn written(&self) -> usize {
+        self.groups.iter().take_while(|group| group.written).count()
+    }
+
+    fn close(&mut self, sequence: u64, now: Nanos) {
+        self.cut = sequence;
+        if let Some(open) = self.groups.back_mut() {
+            open.through = Horizon { sequence, record: RecordNumber(0) };
+            open.closed_at = now;
+        }
+        self.groups.push_back(Group::open());
+    }
+}
+
+/// See the module.
+pub(crate) struct Queue(Mutex<State>);
+
+impl Queue {
+    /// An empty queue of a volume whose origin is as far as this.
+    pub(crate) fn new(horizon: Option<Horizon>) -> Self {
+        Self::recovered(horizon, Vec::new(), 0, Vec::new())
+    }
+
+    /// A queue with groups that recovery has found, `cut` being the highest sequence that is known.
+    pub(crate) fn recovered(
+        horizon: Option<Horizon>,
+        groups: Vec<Group>,
+        cut: u64,
+        kept: Vec<OrderedVersion>,
+    ) -> Self {
+        let mut groups: VecDeque<_> = groups.into();
+        for group in &mut groups {
+            group.confirmed = true;
+        }
+        groups.push_back(Group::open());
+        let separates = horizon.is_some();
+        Queue(Mutex::new(State { groups, horizon, separates, cut, kept: (cut, kept) }))
+    }
+
+    /// Everything that is held.
+    pub(crate) fn each(&self, mut visit: impl FnMut(&OrderedVersion)) {
+        let state = self.0.lock();
+        for group in &state.groups {
+            group.versions.values().for_each(&mut visit);
+        }
+        state.kept.1.iter().for_each(visit);
+    }
+
+    pub(crate) fn in_effect(&self) -> bool {
+        self.0.lock().horizon.is_some()
+    }
+
+    pub(crate) fn len(&self) -> u64 {
+        self.0.lock().groups.iter().map(|group| group.versions.len() as u64).sum()
+    }
+
+    /// Adds a version to its group; returns what is not held after that.
+    pub(crate) fn add(
+        &self,
+        block: OriginBlock,
+        version: OrderedVersion,
+    ) -> Option<OrderedVersion> {
+        let state = &mut *self.0.lock();
+        let mut at = state.groups.len().saturating_sub(1);
+        while at > 0 && state.groups[at - 1].through.sequence >= version.sequence {
+            at -= 1;
+        }
+        // A group that is confirmed has everything. What comes later all the same, by a fault, is
+        // brought to the origin all the same.
+        while state.groups.get(at).is_some_and(|group| group.confirmed) {
+            at += 1;
+        }
+        match state.groups.get_mut(at) {
+            Some(group) => group.add(block, version),
+            None => Some(version),
+        }
+    }
+
+    /// See [`Store::cut`](crate::Store::cut). Under the queue's lock: no version beyond the cut can have
+    /// been added before it is known.
+    pub(crate) fn cut(&self, index: &Index, now: Nanos) -> u64 {
+        let state = &mut *self.0.lock();
+        let sequence = index.highest_sequence();
+        index.raise_sequence(sequence);
+        if state.separates && sequence > state.cut {
+            state.close(sequence, now);
+        }
+        sequence
+    }
+
+    /// The cut after everything that was there before the volume was ordered.
+    pub(crate) fn first_cut(&self, index: &Index, now: Nanos) -> u64 {
+        let state = &mut *self.0.lock();
+        let sequence = index.highest_sequence();
+        index.raise_sequence(sequence);
+        state.separates = true;
+        state.close(sequence, now);
+        sequence
+    }
+
+    /// See [`Store::confirm_cut`](crate::Store::confirm_cut). Cuts before this one that are not confirmed
+    /// are nobody's boundary yet: no flush has been answered between them and this one, so what they
+    /// separate is one group. Returns what is not held after that.
+    pub(crate) fn confirm(&self, cut: u64) -> Vec<OrderedVersion> {
+        let state = &mut *self.0.lock();
+        let mut released = Vec::new();
+        let closed = state.groups.len().saturating_sub(1);
+        let closed = state.groups.iter().take(closed);
+        let ends = closed.take_while(|group| group.through.sequence <= cut).count();
+        let start = state.groups.iter().take(ends).take_while(|group| group.confirmed).count();
+        for _ in start + 1..ends {
+            let Some(older) = state.groups.remove(start) else { break };
+            let Some(group) = state.groups.get_mut(start) else { break };
+            group.collapsed |= older.collapsed;
+            for (block, version) in older.versions {
+                released.extend(group.add(block, version));
+            }
+        }
+        if start < ends
+            && let Some(group) = state.groups.get_mut(start)
+        {
+            group.confirmed = true;
+            if group.versions.is_empty() && state.horizon.is_some() {
+                state.groups.remove(start);
+            }
+        }
+        released
+    }
+
+    /// See [`Store::drop_before`](crate::Store::drop_before).
+    pub(crate) fn drop_through(&self, cut: u64) -> Vec<OrderedVersion> {
+        let mut dropped = Vec::new();
+        for group in &mut self.0.lock().groups {
+            let old = group.versions.extract_if(.., |_, version| version.sequence <= cut);
+            dropped.extend(old.map(|(_, version)| version));
+        }
+        dropped
+    }
+
+    pub(crate) fn front(&self) -> Option<Front> {
+        let state = self.0.lock();
+        let written = state.written();
+        let next = state.groups.get(written).filter(|group| group.confirmed)?;
+        let settle_first = state.groups.iter().take(written).any(|before| {
+            // The log has versions that must not go over what the next group brings; or over what
+            // this one did, once the next one has begun.
+            let (few, many) = if before.versions.len() < next.versions.len() {
+                (&before.versions, &next.versions)
+            } else {
+                (&next.versions, &before.versions)
+            };
+            before.collapsed || few.keys().any(|block| many.contains_key(block))
+        });
+        let settle_first = settle_first || (written > 0 && state.horizon.is_none());
+        let versions = next.versions.iter().map(|(block, version)| (*block, version.clone()));
+        let (versions, through) = (versions.collect(), next.through);
+        Some(Front { versions, settle_first, through, closed_at: next.closed_at })
+    }
+
+    /// The group in front is on the origin, without these blocks. Returns their versions.
+    pub(crate) fn written(
+        &self,
+        through: Horizon,
+        unreadable: &BTreeSet<OriginBlock>,
+    ) -> Vec<OrderedVersion> {
+        let state = &mut *self.0.lock();
+        let written = state.written();
+        let front = state.groups.get_mut(written).filter(|group| group.through == through);
+        let Some(group) = front else { return Vec::new() };
+        group.written = true;
+        unreadable.iter().filter_map(|block| group.versions.remove(block)).collect()
+    }
+
+    pub(crate) fn unwrite(&self) {
+        self.0.lock().groups.iter_mut().for_each(|group| group.written = false);
+    }
+
+    /// Versions that the origin has and that are not settled.
+    pub(crate) fn unsettled(&self) -> Option<u64> {
+        let state = self.0.lock();
+        let written = state.written();
+        let versions = state.groups.iter().take(written).map(|group| group.versions.len() as u64);
+        (written > 0).then(|| versions.sum())
+    }
+
+    pub(crate) fn has_settled(&self, cut: u64) -> bool {
+        let state = self.0.lock();
+        state.horizon.is_some() && state.groups.iter().all(|group| group.through.sequence > cut)
+    }
+
+    /// The horizon after everything that has been written; `None`: nothing has.
+    pub(crate) fn written_through(&self) -> Option<Horizon> {
+        let state = self.0.lock();
+        let written = state.groups.iter().take_while(|group| group.written);
+        let through = written.map(|group| group.through).reduce(Horizon::max)?;
+        Some(state.horizon.unwrap_or_default().max(through))
+    }
+
+    /// The horizon is durable: takes out what it covers.
+    pub(crate) fn settle(&self, horizon: Horizon) -> Settled {
+        let state = &mut *self.0.lock();
+        state.horizon = Some(horizon);
+        let mut versions = Vec::new();
+        let covered = |group: &&Group| {
+            let Horizon { sequence, record } = group.through;
+            group.written && sequence <= horizon.sequence && record <= horizon.record
+        };
+        for _ in 0..state.groups.iter().take_while(covered).count() {
+            versions.extend(state.groups.pop_front().into_iter().flat_map(|group| group.versions));
+        }
+        let over = horizon.sequence >= state.kept.0;
+        let kept = if over { std::mem::take(&mut state.kept.1) } else { Vec::new() };
+        Settled { versions, kept }
+    }
+
+    /// The order is no longer in effect, though it is still kept.
+    pub(crate) fn give_up(&self) {
+        self.0.lock().horizon = None;
+    }
+
+    /// Takes everything out.
+    pub(crate) fn clear(&self) -> Vec<OrderedVersion> {
+        let state = &mut *self.0.lock();
+        let groups = std::mem::take(&mut state.groups).into_iter();
+        let mut all: Vec<_> = groups.flat_map(|group| group.versions.into_values()).collect();
+        all.append(&mut state.kept.1);
+        all
+    }
+}
