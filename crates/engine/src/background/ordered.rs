@@ -21,7 +21,7 @@ use forebay_core::{Nanos, OriginBlock, SectorMask};
 use forebay_device::IoBuf;
 use forebay_lane::{concurrently, join_all};
 use forebay_policy::{Decision, DirtyState, Pacer, merge_runs};
-use forebay_store::{Front, OrderedVersion, Pinned, PlantedBug, StoreError};
+use forebay_store::{Front, OrderedVersion, Pinned, PlantedBug, ReadFailure, StoreError};
 
 use crate::background::writeback::{BATCH_BLOCKS, FIRST_RETRY, LONGEST_RETRY, either, reason};
 use crate::lane::LaneVolume;
@@ -48,6 +48,8 @@ struct Outcome {
     /// Whether anything was written.
     any: bool,
     unreadable: BTreeSet<OriginBlock>,
+    /// The device failed to read some of them, and may not the next time.
+    failed: bool,
     error: Option<String>,
 }
 
@@ -294,11 +296,11 @@ impl LaneVolume {
         if front.settle_first {
             self.settle(progress).await?;
         }
-        let Outcome { unreadable, error, .. } = self.write_group(&front.versions).await;
+        let Outcome { unreadable, failed, error, .. } = self.write_group(&front.versions).await;
         if let Some(error) = error {
             return Err(error);
         }
-        if !unreadable.is_empty() && progress.attempts + 1 < ATTEMPTS {
+        if failed && progress.attempts + 1 < ATTEMPTS {
             progress.attempts += 1;
             return Err(format!("{} dirty blocks cannot be read back", unreadable.len()));
         }
@@ -426,7 +428,9 @@ impl LaneVolume {
             match results.into_iter().find_map(Result::err) {
                 Some(failure) => {
                     self.count_failure(&failure);
-                    outcome.borrow_mut().unreadable.insert(pinned.block);
+                    let mut outcome = outcome.borrow_mut();
+                    outcome.unreadable.insert(pinned.block);
+                    outcome.failed |= matches!(failure, ReadFailure::Device(_));
                 }
                 None => {
                     let mask = pinned.found.mask.as_ref();

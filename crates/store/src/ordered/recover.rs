@@ -156,16 +156,19 @@ fn note(
 impl Search {
     fn into_queue(self, proofs: &BTreeMap<RecordNumber, RecordNumber>, sequence: u64) -> Queue {
         let Search { horizon, mut dirty, mut found, .. } = self;
-        // Only where the newest version is beyond the horizon can older ones be.
-        let newest: HashMap<OriginBlock, RecordNumber> = found
+        // Only where the newest version is beyond the horizon can older ones be. What would be newer
+        // still did not reach the device whole before an earlier crash, and never counted.
+        let newest: HashMap<OriginBlock, (RecordNumber, u64)> = found
             .iter()
-            .filter(|found| {
-                dirty.get(&found.block).is_some_and(|it| it.0.slot == found.version.slot)
+            .filter(|it| {
+                dirty.get(&it.block).is_some_and(|(entry, _)| entry.slot == it.version.slot)
             })
-            .map(|found| (found.block, found.record))
+            .map(|it| (it.block, (it.record, it.version.sequence)))
             .collect();
-        found.retain(|found| newest.contains_key(&found.block));
-        dirty.retain(|block, _| newest.get(block).is_none_or(|record| *record <= horizon.record));
+        found.retain(|it| {
+            newest.get(&it.block).is_some_and(|(_, sequence)| it.version.sequence <= *sequence)
+        });
+        dirty.retain(|block, _| newest.get(block).is_none_or(|it| it.0 <= horizon.record));
         found.sort_by_key(|found| (found.record, found.version.sequence));
         let mut groups = Vec::new();
         if !dirty.is_empty() {
