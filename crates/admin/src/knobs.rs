@@ -101,6 +101,9 @@ knobs! {
     writeback_depth: u32 = 64,
         KnobKind::Count { min: 1, max: 1024 },
         "Writes to the origin that background writeback keeps in flight.";
+    ordered: bool = false,
+        KnobKind::Switch,
+        "Whether the origin gets what was written in the order of flushes, so that it is at every moment what a power cut leaves on a disk; for mode=writeback and mode=writeonly.";
     commit_interval: Duration = Duration::from_secs(1),
         KnobKind::Duration { min_ms: 1, max_ms: 3_600_000, zero_is_off: false },
         "With durability=flush, the longest time that an unflushed write stays in RAM only.";
@@ -198,6 +201,13 @@ impl Settings {
                 self.dirty_low, self.dirty_high
             );
             return Err(KnobError::Value { name: "dirty_low", reason });
+        }
+        if self.ordered && !matches!(self.mode, Mode::Writeback | Mode::Writeonly) {
+            let reason = format!(
+                "with mode={} every write goes to the origin at once; choose mode=writeback or mode=writeonly, or set ordered=off",
+                self.mode
+            );
+            return Err(KnobError::Value { name: "ordered", reason });
         }
         Ok(())
     }
@@ -367,6 +377,9 @@ mod tests {
             ("writeback_depth=0", "writeback_depth"),
             ("writeback_depth=+4", "writeback_depth"),
             ("writeback_running=yes", "writeback_running"),
+            ("ordered=1", "ordered"),
+            ("ordered=on mode=wt", "ordered=off"),
+            ("mode=pt ordered=on", "mode=writeback"),
             ("admission=", "admission"),
             ("admission=never", "admission"),
             ("admission=Second-Hit", "admission"),

@@ -263,6 +263,9 @@ pub struct VolumeReport {
     pub export: ExportReport,
     /// Blocks in the cache.
     pub blocks: BlockReport,
+    /// How far the origin is; `null` unless the volume is ordered.
+    #[serde(default)]
+    pub ordered: Option<OrderReport>,
     /// Requests since the start.
     pub requests: RequestReport,
     /// Why they missed or went round the cache, and why blocks came and went.
@@ -297,6 +300,7 @@ impl VolumeReport {
             cache: CacheReport::default(),
             export: ExportReport::default(),
             blocks: BlockReport::default(),
+            ordered: None,
             requests: RequestReport::default(),
             why: Why::default(),
             bytes: ByteReport::default(),
@@ -345,6 +349,16 @@ pub struct VolumeSummary {
     pub dirty: u64,
     /// The first NBD URI; `null` while the volume is not served.
     pub nbd: Option<String>,
+}
+
+/// How far an ordered volume's origin is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct OrderReport {
+    /// The origin is at every moment at a flush. If not, what was dirty when the setting was switched on
+    /// is still on its way.
+    pub in_effect: bool,
+    /// Versions of blocks that the origin is still to get, each once for every flush that needs it.
+    pub waiting: u64,
 }
 
 /// The answer to a request for all volumes.

@@ -144,6 +144,11 @@ pub(crate) struct CreateArgs {
     #[arg(long)]
     pub(crate) durability: Option<Durability>,
 
+    /// The origin gets what was written in the order of flushes, so that it is at every moment what a
+    /// power cut leaves on a disk: if the cache device is lost, the origin is a little old and whole
+    #[arg(long)]
+    pub(crate) ordered: bool,
+
     /// A setting other than its default, as for 'forebay set'; may be repeated
     #[arg(long, value_name = "KEY=VALUE")]
     pub(crate) set: Vec<String>,
@@ -160,7 +165,7 @@ pub(crate) struct CreateArgs {
     /// Take over the volume of this name that the cache device holds, with its dirty blocks and
     /// settings: after the daemon's state was lost, on another machine, or when a device has another
     /// path now
-    #[arg(long, conflicts_with_all = ["mode", "policy", "block_size", "durability", "alignment", "set"])]
+    #[arg(long, conflicts_with_all = ["mode", "policy", "block_size", "durability", "ordered", "alignment", "set"])]
     pub(crate) adopt: bool,
 
     /// Print the volume as JSON instead of its URI

@@ -53,6 +53,15 @@ pub(crate) fn render(report: &VolumeReport) -> String {
         ),
     };
     line("blocks", blocks);
+    if let Some(order) = report.ordered {
+        let how = match order.in_effect {
+            true => "the origin is at a flush",
+            false => "not in effect before all that was dirty is on the origin",
+        };
+        line("ordered", format!("{how}, {} versions waiting", grouped(order.waiting)));
+    } else if report.settings.ordered && report.state == VolumeState::Running {
+        line("ordered", "not in effect yet".to_owned());
+    }
     line(
         "memory",
         format!(

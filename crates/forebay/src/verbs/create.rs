@@ -29,6 +29,7 @@ fn request(args: CreateArgs) -> Result<CreateRequest, ApiError> {
         ("mode", args.mode.map(|mode| mode.name())),
         ("policy", args.policy.map(|policy| policy.name())),
         ("durability", args.durability.map(|durability| durability.name())),
+        ("ordered", args.ordered.then_some("on")),
     ] {
         if let Some(value) = value {
             settings.push(knob, value)?;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use forebay_admin::report::{
     BlockReport, ByteReport, ErrorReport, Latency, LatencyReport, LostRange, MemoryReport,
-    RequestReport,
+    OrderReport, RequestReport,
 };
 use forebay_admin::{ApiError, ErrorKind, VolumeName, VolumeReport, VolumeState};
 use forebay_engine::stats::Kind;
@@ -168,6 +168,10 @@ fn fill(report: &mut VolumeReport, running: &Running, cached: u64) {
         filled: totals.filled_blocks,
         written_back: totals.written_back_blocks,
     };
+    report.ordered = store.has_order(volume.id).then(|| OrderReport {
+        in_effect: store.is_in_order(volume.id),
+        waiting: store.held_versions(volume.id),
+    });
     let why = volume.stats.why();
     report.why = why;
     report.requests = RequestReport {

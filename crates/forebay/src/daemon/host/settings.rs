@@ -16,6 +16,7 @@ pub(super) fn for_engine(settings: &Settings) -> VolumeSettings {
         promote: settings.promote,
         congested_read: settings.congested_read_threshold,
         congested_write: settings.congested_write_threshold,
+        ordered: settings.ordered,
         commit_interval: settings.commit_interval,
         ..VolumeSettings::default()
     };
@@ -47,6 +48,7 @@ pub(super) fn for_operator(settings: &VolumeSettings) -> Settings {
         idle: settings.writeback.idle,
         writeback_running: settings.writeback.running,
         writeback_depth: settings.writeback.depth,
+        ordered: settings.ordered,
         commit_interval: settings.commit_interval,
     }
 }
@@ -64,10 +66,10 @@ mod tests {
 
     #[test]
     fn every_knob_reaches_the_engine_and_comes_back() {
-        let all = "mode=wt policy=fifo durability=strict sequential_cutoff=1M admission=ghost:4 \
+        let all = "mode=wo policy=fifo durability=strict sequential_cutoff=1M admission=ghost:4 \
              write_budget=1T promote=64K congested_read_threshold=2ms \
              congested_write_threshold=20ms dirty_high=60 \
-             dirty_low=30 dirty_age=1m idle=5s writeback_running=off writeback_depth=7 \
+             dirty_low=30 dirty_age=1m idle=5s writeback_running=off writeback_depth=7 ordered=on \
              commit_interval=250ms";
         assert_eq!(all.split_whitespace().count(), KNOBS.len());
         let mut settings = Settings::default();
