@@ -217,7 +217,14 @@ impl LaneVolume {
 
     /// Hands the volume over to plain writeback.
     async fn leave_order(&self) -> Result<(), String> {
-        self.store.leave_order(self.volume.id).await.map_err(|error| words(&error))?;
+        if let Err(error) = self.store.leave_order(self.volume.id).await {
+            let store = self.store.store();
+            if !store.health.failed() {
+                return Err(words(&error));
+            }
+            // The operator has given up the order, and what can still be read is to be had.
+            store.end_ordered(self.volume.id);
+        }
         self.volume.set_ordered(false);
         if self.volume.settings().ordered {
             // It was switched on again meanwhile.

@@ -119,6 +119,8 @@ struct State {
     separates: bool,
     /// The last cut.
     cut: u64,
+    /// Versions in all groups.
+    held: u64,
     /// Versions that the origin has, and that tell recovery what else it has; until the horizon has
     /// this sequence.
     kept: (u64, Vec<OrderedVersion>),
@@ -161,7 +163,8 @@ impl Queue {
         }
         groups.push_back(Group::open());
         let separates = horizon.is_some();
-        Queue(Mutex::new(State { groups, horizon, separates, cut, kept: (cut, kept) }))
+        let held = groups.iter().map(|group| group.versions.len() as u64).sum();
+        Queue(Mutex::new(State { groups, horizon, separates, cut, held, kept: (cut, kept) }))
     }
 
     /// Everything that is held.
@@ -178,7 +181,7 @@ impl Queue {
     }
 
     pub(crate) fn len(&self) -> u64 {
-        self.0.lock().groups.iter().map(|group| group.versions.len() as u64).sum()
+        self.0.lock().held
     }
 
     /// Adds a version to its group; returns what is not held after that.
@@ -197,10 +200,10 @@ impl Queue {
         while state.groups.get(at).is_some_and(|group| group.confirmed) {
             at += 1;
         }
-        match state.groups.get_mut(at) {
-            Some(group) => group.add(block, version),
-            None => Some(version),
-        }
+        let Some(group) = state.groups.get_mut(at) else { return Some(version) };
+        let left = group.add(block, version);
+        state.held += u64::from(left.is_none());
+        left
     }
 
     /// See [`Store::cut`](crate::Store::cut). Under the queue's lock: no version beyond the cut can have
@@ -231,10 +234,10 @@ impl Queue {
     pub(crate) fn confirm(&self, cut: u64) -> Vec<OrderedVersion> {
         let state = &mut *self.0.lock();
         let mut released = Vec::new();
-        let closed = state.groups.len().saturating_sub(1);
-        let closed = state.groups.iter().take(closed);
-        let ends = closed.take_while(|group| group.through.sequence <= cut).count();
-        let start = state.groups.iter().take(ends).take_while(|group| group.confirmed).count();
+        let beyond = |group: &&Group| group.through.sequence > cut;
+        let ends = state.groups.len() - state.groups.iter().rev().take_while(beyond).count();
+        let open = |group: &&Group| !group.confirmed;
+        let start = ends - state.groups.range(..ends).rev().take_while(open).count();
         for _ in start + 1..ends {
             let Some(older) = state.groups.remove(start) else { break };
             let Some(group) = state.groups.get_mut(start) else { break };
@@ -251,16 +254,19 @@ impl Queue {
                 state.groups.remove(start);
             }
         }
+        state.held -= released.len() as u64;
         released
     }
 
     /// See [`Store::drop_before`](crate::Store::drop_before).
     pub(crate) fn drop_through(&self, cut: u64) -> Vec<OrderedVersion> {
+        let state = &mut *self.0.lock();
         let mut dropped = Vec::new();
-        for group in &mut self.0.lock().groups {
+        for group in &mut state.groups {
             let old = group.versions.extract_if(.., |_, version| version.sequence <= cut);
             dropped.extend(old.map(|(_, version)| version));
         }
+        state.held -= dropped.len() as u64;
         dropped
     }
 
@@ -295,7 +301,10 @@ impl Queue {
         let front = state.groups.get_mut(written).filter(|group| group.through == through);
         let Some(group) = front else { return Vec::new() };
         group.written = true;
-        unreadable.iter().filter_map(|block| group.versions.remove(block)).collect()
+        let left: Vec<_> =
+            unreadable.iter().filter_map(|block| group.versions.remove(block)).collect();
+        state.held -= left.len() as u64;
+        left
     }
 
     pub(crate) fn unwrite(&self) {
@@ -312,7 +321,8 @@ impl Queue {
 
     pub(crate) fn has_settled(&self, cut: u64) -> bool {
         let state = self.0.lock();
-        state.horizon.is_some() && state.groups.iter().all(|group| group.through.sequence > cut)
+        let front = state.groups.front();
+        state.horizon.is_some() && front.is_none_or(|group| group.through.sequence > cut)
     }
 
     /// The horizon after everything that has been written; `None`: nothing has.
@@ -335,6 +345,7 @@ impl Queue {
         for _ in 0..state.groups.iter().take_while(covered).count() {
             versions.extend(state.groups.pop_front().into_iter().flat_map(|group| group.versions));
         }
+        state.held -= versions.len() as u64;
         let over = horizon.sequence >= state.kept.0;
         let kept = if over { std::mem::take(&mut state.kept.1) } else { Vec::new() };
         Settled { versions, kept }
@@ -351,6 +362,10 @@ impl Queue {
         let groups = std::mem::take(&mut state.groups).into_iter();
         let mut all: Vec<_> = groups.flat_map(|group| group.versions.into_values()).collect();
         all.append(&mut state.kept.1);
+        state.held = 0;
         all
     }
 }
+
+#[cfg(test)]
+mod tests;

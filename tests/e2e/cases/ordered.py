@@ -1,0 +1,152 @@
+"""Ordered writeback: at every sync of the origin, and between two of them, the origin alone is a
+filesystem as a power cut leaves it. A recorder below the daemon has every write."""
+
+import os
+import random
+import subprocess
+import time
+
+from harness import *
+from harness.recorder import open_file
+
+SIZE = 48 * MIB
+SECONDS = 12
+
+
+def churn(directory, seconds):
+    """Makes, fills, renames and removes files, and syncs now and then."""
+    rng = random.Random(1)
+    end = time.monotonic() + seconds
+    number, alive = 0, []
+    while time.monotonic() < end:
+        number += 1
+        where = f"{directory}/d{rng.randrange(8)}"
+        os.makedirs(where, exist_ok=True)
+        path = f"{where}/f{number}"
+        with open(path, "wb") as file:
+            file.write(os.urandom(rng.randrange(1, 40_000)))
+            if rng.random() < 0.3:
+                os.fsync(file.fileno())
+        alive.append(path)
+        if len(alive) > 60:
+            os.unlink(alive.pop(rng.randrange(len(alive))))
+        if rng.random() < 0.2:
+            there = rng.randrange(len(alive))
+            os.rename(alive[there], alive[there] + "r")
+            alive[there] += "r"
+        if rng.random() < 0.05:
+            os.sync()
+
+
+class Mounted:
+    """A volume as a filesystem: nbdfuse, a loop device, ext4."""
+
+    def __init__(self, box, uri):
+        self.box, self.loop = box, None
+        self.fuse, self.mount = box.path("fuse"), box.path("mnt")
+        os.makedirs(self.fuse)
+        os.makedirs(self.mount)
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        self.process = box.spawn("nbdfuse", f"{self.fuse}/disk", uri, **quiet)
+        box.at_end(self.detach)
+        end = time.monotonic() + 10
+        while not os.path.exists(f"{self.fuse}/disk"):
+            if self.process.poll() is not None or time.monotonic() > end:
+                skip("nbdfuse does not work here (no /dev/fuse?)")
+            time.sleep(0.05)
+        made = box.run("losetup", "--find", "--show", "--direct-io=on", f"{self.fuse}/disk", expect=None)
+        if made.returncode != 0:
+            skip(f"no loop device: {made.stderr.strip()}")
+        self.loop = made.stdout.strip()
+
+    def mount_it(self):
+        done = self.box.run("mount", "-t", "ext4", self.loop, self.mount, expect=None)
+        if "unknown filesystem" in done.stderr or "permission denied" in done.stderr:
+            skip(f"ext4 cannot be mounted here: {done.stderr.strip()}")
+        check_equal(done.returncode, 0, f"mount: {done.stderr.strip()}")
+
+    def detach(self):
+        run = self.box.run
+        run("umount", "-l", self.mount, expect=None)
+        if self.loop:
+            run("losetup", "--detach", self.loop, expect=None)
+            self.loop = None
+        run("fusermount3", "-u", "-z", self.fuse, expect=None)
+
+
+def states_that_are_no_filesystem(box, ordered):
+    """Runs a filesystem on a volume; how many states of the origin were looked at, and those in which
+    it was broken."""
+    need("nbdfuse", "fusermount3", "losetup", "mount", "mkfs.ext4", "e2fsck")
+    if os.geteuid() != 0:
+        skip("mounting takes root")
+    recorder, origin = open_file(box, "origin", SIZE)
+    daemon = box.daemon()
+    uri = daemon.create(
+        "v", box.file("cache", 64 * MIB), origin, *(["--ordered"] if ordered else []),
+        # Writeback has something to do all the time.
+        "--set", "dirty_low=0", "--set", "dirty_high=1", "--set", "idle=20ms", "--set", "dirty_age=200ms",
+    )  # fmt: skip
+    mounted = Mounted(box, uri)
+    # With the journal in its strictest use: what fsck finds after its replay must be whole.
+    box.run("mkfs.ext4", "-q", "-F", "-E", "lazy_itable_init=0,lazy_journal_init=0", mounted.loop)
+    daemon.cli("flush", "v")
+    made = recorder.count()
+    mounted.mount_it()
+    churn(mounted.mount, SECONDS)
+    end = recorder.count()
+    mounted.detach()
+    # After each sync, and at some places between two of them.
+    rng = random.Random(2)
+    syncs = [place for place in recorder.syncs(made) if place < end]
+    between = [rng.randrange(made, end) for _ in range(40)] if end > made else []
+    places = sorted(set(syncs[:: max(1, len(syncs) // 60)] + between))
+    broken = []
+    for place, image in recorder.replay(box.path("image"), 0, places):
+        copy = box.path("copy")
+        box.run("cp", "--sparse=always", image, copy)
+        # Replays the journal; after that nothing may be left to mend.
+        replayed = box.run("e2fsck", "-p", "-E", "journal_only", copy, expect=None)
+        found = box.run("e2fsck", "-f", "-n", copy, expect=None)
+        if replayed.returncode & ~1 or found.returncode != 0:
+            broken.append((place, found.stdout.strip().splitlines()[:4]))
+    return daemon, len(syncs), len(places), broken
+
+
+@test
+def the_origin_of_an_ordered_volume_is_a_whole_filesystem_at_every_moment(box):
+    daemon, syncs, places, broken = states_that_are_no_filesystem(box, ordered=True)
+    check(daemon.show("v")["ordered"]["in_effect"], "the order is not in effect")
+    check(syncs >= 20, f"the origin was synced {syncs} times only")
+    check(not broken, f"{len(broken)} of {places} states: {broken[:2]}")
+
+
+@test
+def without_the_order_it_is_not(box):
+    _, _, places, broken = states_that_are_no_filesystem(box, ordered=False)
+    check(broken, f"all of {places} states were whole: the other test proves nothing")
+
+
+@test
+def order_is_for_modes_that_keep_dirty_blocks(box):
+    daemon = box.daemon()
+    cache, origin = box.file("cache", 32 * MIB), box.file("origin", 16 * MIB)
+    daemon.create_run("v", cache, origin, "--ordered", "--mode", "wt", expect=2)
+    daemon.create("v", cache, origin, "--ordered")
+    said = daemon.cli("set", "v", "mode=passthrough", expect=2).stderr
+    check("ordered" in said, said)
+    check(daemon.show("v")["ordered"]["in_effect"], "it is not in effect")
+    daemon.cli("set", "v", "ordered=off")
+    daemon.cli("set", "v", "mode=passthrough")
+    daemon.cli("set", "v", "mode=wb")
+    end = time.monotonic() + 20
+    daemon.cli("set", "v", "ordered=on")
+    while not (daemon.show("v")["ordered"] or {}).get("in_effect"):
+        check(time.monotonic() < end, "it does not take effect")
+        time.sleep(0.05)
+    daemon.cli("stop", "v")
+    daemon.cli("start", "v")
+    check(daemon.show("v")["ordered"]["in_effect"], "it is forgotten by a stop")
+
+
+main()
