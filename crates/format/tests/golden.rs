@@ -11,8 +11,8 @@ use forebay_core::{
     ReplacementKind, SectorMask, SegmentId, VolumeId,
 };
 use forebay_format::record::{self, HEADER_BYTES};
-use forebay_format::superblock::{COPY_A, COPY_B, ORIGINS_KNOWN};
-use forebay_format::volume::Samples;
+use forebay_format::superblock::{COPY_A, COPY_B, ORDERED, ORIGINS_KNOWN};
+use forebay_format::volume::{ORDERED_RECORD, ORDERED_SEQUENCE, Samples};
 use forebay_format::{
     Body, CheckpointReader, CheckpointRef, CheckpointWriter, DataEntry, Geometry, Head, IndexEntry,
     Mark, MarkKind, PartialMask, SegmentState, SegmentUse, Superblock, Uuid, VolumeRecord,
@@ -73,10 +73,13 @@ fn superblocks() {
     let first =
         Superblock { generation: 1, checkpoint: None, clean_shutdown: false, ..superblock() };
     let origins = Superblock { generation: 2, incompat: ORIGINS_KNOWN, ..first.clone() };
+    let ordered =
+        Superblock { generation: 3, incompat: ORIGINS_KNOWN | ORDERED, ..first.clone() };
     for (name, superblock, at) in [
         ("superblock-a.bin", superblock(), COPY_A),
         ("superblock-b-first.bin", first, COPY_B),
         ("superblock-a-origins.bin", origins, COPY_A),
+        ("superblock-b-ordered.bin", ordered, COPY_B),
     ] {
         let bytes = superblock.encode(at);
         compare(name, &bytes);
@@ -149,6 +152,17 @@ fn volume_table_with_origins() {
     });
     volumes[1].samples = Some(Samples { checks: vec![0xcafe_f00d], untouched: 1 });
     compare_table("volume-table-origins.bin", &volumes);
+}
+
+#[test]
+fn volume_table_with_a_volume_in_order() {
+    let mut volumes = volumes();
+    volumes[0].settings.extend([
+        (32, 1),
+        (ORDERED_SEQUENCE, 0x0102_0304_0506_0708),
+        (ORDERED_RECORD, 0x0011_2233_4455_6677),
+    ]);
+    compare_table("volume-table-ordered.bin", &volumes);
 }
 
 fn head() -> Head {

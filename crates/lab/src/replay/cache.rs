@@ -36,6 +36,10 @@ pub(crate) struct Outcome {
     pub(super) played: Played,
     /// While requests came, and until everything was on the disk.
     pub(super) disk_busy: [Duration; 2],
+    /// Virtual time from the first request until then.
+    pub(super) drained: Duration,
+    /// Bytes written to the disk until then.
+    pub(super) disk_written: u64,
     /// Bytes written to the cache device, all in all.
     pub(crate) ssd_written: u64,
     /// Bytes of payload appended to the log for clients and fills, and by reclaim.
@@ -112,6 +116,7 @@ impl Setup {
 
 fn run(mut world: World, cpu: Cpu, trace: &Loaded, pace: Pace) -> LabResult<Outcome> {
     let (before, log_before) = (world.gauges(), world.log_counts());
+    let start = world.now();
     let played = play(&mut world, cpu, &trace.requests, pace, "in virtual time")?;
     let busy = world.gauges().since(&before).disk_busy;
     world.drain()?;
@@ -122,6 +127,8 @@ fn run(mut world: World, cpu: Cpu, trace: &Loaded, pace: Pace) -> LabResult<Outc
     Ok(Outcome {
         played,
         disk_busy: [busy, gauges.disk_busy].map(|busy| Duration::from_nanos(busy.0)),
+        drained: world.now().since(start),
+        disk_written: gauges.disk_written,
         ssd_written: gauges.ssd_written,
         appended,
         carried: payload.saturating_sub(appended),

@@ -60,6 +60,23 @@ impl Grid {
 }
 
 impl Loaded {
+    /// Puts a flush behind every so many writes.
+    pub(super) fn flush_every(&mut self, writes: u64) {
+        let mut left = writes;
+        let requests = std::mem::take(&mut self.requests);
+        for asked in requests {
+            self.requests.push(asked);
+            if asked.op != Op::Write {
+                continue;
+            }
+            left -= 1;
+            if left == 0 {
+                left = writes;
+                self.requests.push(Asked { op: Op::Flush, offset: 0, len: 0, ..asked });
+            }
+        }
+    }
+
     /// Reads all of a trace.
     ///
     /// # Errors

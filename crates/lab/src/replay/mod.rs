@@ -80,6 +80,12 @@ pub(crate) struct Args {
     /// Streams longer than this go round the cache; 0: none does, for miss ratios to be comparable
     #[arg(long, default_value = "0", value_name = "SIZE")]
     sequential_cutoff: String,
+    /// The origin gets what was written in the order of flushes
+    #[arg(long)]
+    ordered: bool,
+    /// A flush after so many writes; traces have none of their own
+    #[arg(long, value_name = "WRITES", value_parser = clap::value_parser!(u64).range(1..))]
+    flush_every: Option<u64>,
     /// What is random
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -157,7 +163,10 @@ fn replay(args: &Args) -> LabResult<row::Report> {
     let cutoff = size(&args.sequential_cutoff)?;
     let requests = trace::open(&args.trace, args.format, align)?;
     let format = requests.format().name();
-    let trace = Loaded::read(requests, Grid::Sectors)?;
+    let mut trace = Loaded::read(requests, Grid::Sectors)?;
+    if let Some(writes) = args.flush_every {
+        trace.flush_every(writes);
+    }
     suggest(&trace, align);
     let timing = match args.timing {
         Some(TimingChoice::Trace) if !trace.timed => {
@@ -181,6 +190,7 @@ fn replay(args: &Args) -> LabResult<row::Report> {
             durability: args.durability,
             policy: args.policy,
             sequential_cutoff: cutoff,
+            ordered: args.ordered,
             ..VolumeSettings::default()
         },
         seed: args.seed,

@@ -68,8 +68,8 @@ impl Replayed for World {
 
 impl Replayed for Raw {
     fn ask(&mut self, client: u32, asked: &Asked) -> LabResult<bool> {
-        // A discard moves no data: nothing for a disk to do.
-        if asked.op == Op::Discard {
+        // A discard moves no data, and what the model of a disk has written is durable.
+        if matches!(asked.op, Op::Discard | Op::Flush) {
             return Ok(true);
         }
         self.start(client, &access(asked))
@@ -134,6 +134,9 @@ struct UnderWay {
 
 impl Played {
     fn begins(&mut self, op: Op, looked: Looked) {
+        if op == Op::Flush {
+            return;
+        }
         if op == Op::Discard {
             self.discards += 1;
             return;

@@ -102,6 +102,10 @@ pub(super) struct Row {
     /// While requests came, and with the writeback of everything after them.
     disk_busy_seconds: f64,
     disk_busy_drained_seconds: f64,
+    /// Until everything is on the disk.
+    drained_seconds: f64,
+    disk_written_bytes: u64,
+    ordered: bool,
     /// The disk alone, in order of arrival, one request at a time.
     bare_disk_busy_seconds: f64,
     /// The last by the one before it; none if nothing reached the disk.
@@ -142,6 +146,9 @@ impl Row {
             carried_bytes_per_user_byte: ratio(outcome.carried, user),
             disk_busy_seconds: busy,
             disk_busy_drained_seconds: drained,
+            drained_seconds: outcome.drained.as_secs_f64(),
+            disk_written_bytes: outcome.disk_written,
+            ordered: settings.ordered,
             bare_disk_busy_seconds: alone,
             bare_by_drained: (drained > 0.0).then(|| alone / drained),
             reads: Latency::of(&played.reads),
@@ -166,6 +173,9 @@ impl Row {
             forebay_core::units::format_size(misses.segment_bytes),
             self.size * 100.0,
         );
+        if self.ordered {
+            println!("ordered writeback");
+        }
         if self.sequential_cutoff == 0 {
             println!("sequential cut-off: off");
         }
@@ -187,6 +197,11 @@ impl Row {
             ("virtual time", seconds(self.seconds)),
             ("disk busy", seconds(self.disk_busy_seconds)),
             ("with writeback of the rest", seconds(self.disk_busy_drained_seconds)),
+            ("virtual time until then", seconds(self.drained_seconds)),
+            (
+                "bytes written to the disk",
+                forebay_core::units::format_size(self.disk_written_bytes),
+            ),
             ("bare disk, in order of arrival", seconds(self.bare_disk_busy_seconds)),
             ("bare disk/with writeback", self.bare_by_drained.map_or("-".to_owned(), times)),
         ] {
