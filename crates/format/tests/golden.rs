@@ -73,8 +73,7 @@ fn superblocks() {
     let first =
         Superblock { generation: 1, checkpoint: None, clean_shutdown: false, ..superblock() };
     let origins = Superblock { generation: 2, incompat: ORIGINS_KNOWN, ..first.clone() };
-    let ordered =
-        Superblock { generation: 3, incompat: ORIGINS_KNOWN | ORDERED, ..first.clone() };
+    let ordered = Superblock { generation: 3, incompat: ORIGINS_KNOWN | ORDERED, ..first.clone() };
     for (name, superblock, at) in [
         ("superblock-a.bin", superblock(), COPY_A),
         ("superblock-b-first.bin", first, COPY_B),

@@ -170,7 +170,7 @@ impl Store {
         let Some(queue) = self.ordered.queue(space.id) else { return };
         let Some(pinned) = self.look_up(space, block, |_| None) else { return };
         if pinned.found.entry.dirty {
-            let (entry, mask) = (pinned.found.entry, pinned.found.mask.clone());
+            let (entry, mask) = (pinned.found.entry, pinned.found.mask.clone().map(Box::new));
             let version =
                 OrderedVersion { slot: entry.slot, check: entry.check, mask, sequence: 0 };
             self.hold_in(&queue, block, version);
@@ -231,7 +231,11 @@ impl Store {
     /// A version that is held, to be read.
     pub fn pin_held(&self, block: OriginBlock, version: &OrderedVersion) -> Pinned<'_> {
         self.segments.pin(self.segment_of(version.slot));
-        Pinned::new(self, block, Found { entry: version.entry(), mask: version.mask.clone() })
+        Pinned::new(
+            self,
+            block,
+            Found { entry: version.entry(), mask: version.mask.as_deref().cloned() },
+        )
     }
 
     /// Puts the dirty versions of a record in order that is about to be written.

@@ -153,6 +153,8 @@ impl Replay {
             && let Body::Data(entries) = &mut found.body
         {
             for number in bad {
+                // The header stays in the log: nothing may get this sequence again.
+                self.highest_sequence = self.highest_sequence.max(entries[*number].sequence);
                 entries[*number] = DataEntry::void(block);
             }
         }

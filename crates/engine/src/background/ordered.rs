@@ -261,9 +261,10 @@ impl LaneVolume {
         }
         let now = self.now();
         let late = progress.unsettled_since.is_some_and(|since| now.since(since) >= SETTLE_AFTER);
+        let most = MOST_UNSETTLED.min(self.cache.store.capacity_blocks() / 16).max(1);
         let hurry = asked || entering || self.cache.is_pressed() || late;
         match progress.pacer.decide(now, &state) {
-            Decision::Write { .. } if unsettled.unwrap_or(0) < MOST_UNSETTLED => {
+            Decision::Write { .. } if unsettled.unwrap_or(0) < most && !late => {
                 progress.why = reason(progress.pacer.trigger(), asked);
                 if let Some(front) = store.front_group(volume.id) {
                     return self.write_front(front, progress).await;
@@ -278,7 +279,7 @@ impl LaneVolume {
                     either(wanted, self.lane().sleep(NOTHING_TO_WRITE)).await;
                 }
             }
-            _ if unsettled.is_some() && (hurry || unsettled >= Some(MOST_UNSETTLED)) => {
+            _ if unsettled.is_some() && (hurry || unsettled >= Some(most)) => {
                 return self.settle(progress).await;
             }
             Decision::Idle { look_again } => {
@@ -340,7 +341,9 @@ impl LaneVolume {
     async fn settle(&self, progress: &mut Progress) -> Result<(), String> {
         let volume = &self.volume;
         let noted = self.store.note_written(volume.id).await;
-        let Some(horizon) = noted.map_err(|error| words(&error))? else { return Ok(()) };
+        let noted = noted.map_err(|error| words(&error))?;
+        progress.unsettled_since = None;
+        let Some(horizon) = noted else { return Ok(()) };
         if volume.state() == VolumeState::Removed {
             // Its dirty blocks are counted by whoever has it next.
             return Err("the volume is stopped".into());
@@ -350,7 +353,6 @@ impl LaneVolume {
             bump(&self.stats().counters.written_back_blocks, 1);
             self.stats().why.written_back.count(progress.why, 1);
         }
-        progress.unsettled_since = None;
         if progress.closed_at > Nanos(0) {
             volume.clean_since(progress.closed_at);
         }

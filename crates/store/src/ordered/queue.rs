@@ -18,8 +18,8 @@ pub struct OrderedVersion {
     pub slot: Slot,
     /// Its checksum, as far as it is known.
     pub(crate) check: Check,
-    /// Its valid sectors, if not all of them.
-    pub(crate) mask: Option<SectorMask>,
+    /// Its valid sectors, if not all of them. Few have a mask, and many wait.
+    pub(crate) mask: Option<Box<SectorMask>>,
     /// Its place in the order of versions; 0: before all others.
     pub(crate) sequence: u64,
 }
@@ -27,7 +27,7 @@ pub struct OrderedVersion {
 impl OrderedVersion {
     /// What a record says of it.
     pub(crate) fn of(slot: Slot, entry: &DataEntry) -> Self {
-        let mask = (!entry.mask.is_all()).then(|| entry.mask.clone());
+        let mask = (!entry.mask.is_all()).then(|| Box::new(entry.mask.clone()));
         OrderedVersion { slot, check: Check::new(entry.check), mask, sequence: entry.sequence }
     }
 

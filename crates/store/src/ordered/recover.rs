@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::rc::Rc;
 
 use forebay_core::{Generation, OriginBlock, RecordNumber, SectorMask, SegmentId, Slot, VolumeId};
-use forebay_device::Queue as DeviceQueue;
+use forebay_device::{IoBuf, Queue as DeviceQueue};
 use forebay_format::{Body, Geometry, RecordHeader, Uuid, VolumeRecord};
 use forebay_lane::{Lane, concurrently};
 
@@ -96,7 +96,7 @@ pub(crate) async fn recover(
         let (queue, geometry, cache) =
             (source.queue.clone(), Rc::new(source.geometry.clone()), source.cache);
         let (torn, into) = (Rc::new(source.torn.clone()), shared.clone());
-        let work = source.segments.into_iter().map(move |segment| {
+        let work = source.segments.clone().into_iter().map(move |segment| {
             let (queue, geometry) = (queue.clone(), geometry.clone());
             let (shared, torn) = (into.clone(), torn.clone());
             async move {
@@ -121,6 +121,9 @@ pub(crate) async fn recover(
         if let Some(failure) = failure {
             return Err(failure);
         }
+    }
+    for search in searches.values_mut() {
+        read += search.drop_torn(lane, &source, &proofs).await?;
     }
     let queues = searches.into_iter().map(|(id, search)| {
         let queue = search.into_queue(&proofs, source.sequence);
@@ -154,6 +157,62 @@ fn note(
 }
 
 impl Search {
+    /// Takes out versions that a crash before the last one had torn: what other versions of the block it
+    /// took for replaced is needed. Headers do not tell, so payloads are read where that matters: of
+    /// those that replace an older version in their group, or one in a later record.
+    async fn drop_torn(
+        &mut self,
+        lane: &Rc<Lane>,
+        source: &Source<'_>,
+        proofs: &BTreeMap<RecordNumber, RecordNumber>,
+    ) -> Result<u64, StoreError> {
+        self.found.sort_by_key(|found| (found.block, found.record, found.version.sequence));
+        let mut doubtful: Vec<&Found> = Vec::new();
+        let mut read = 0;
+        // Versions of the block so far that no later record has an older one than.
+        let mut rising: Vec<&Found> = Vec::new();
+        for after in &self.found {
+            if rising.last().is_some_and(|before| before.block != after.block) {
+                rising.clear();
+            }
+            let older = |before: &mut &Found| before.version.sequence > after.version.sequence;
+            while let Some(before) = rising.pop_if(older) {
+                doubtful.push(before);
+            }
+            if let Some(before) = rising.last() {
+                let proof = proofs.get(&after.record).copied().unwrap_or(after.record);
+                if before.record == after.record || proof < before.record {
+                    doubtful.push(after);
+                }
+            }
+            rising.push(after);
+        }
+        let torn: Rc<RefCell<HashSet<Slot>>> = Rc::default();
+        let work: Vec<_> = doubtful
+            .into_iter()
+            .map(|found| {
+                let (queue, torn) = (source.queue.clone(), torn.clone());
+                let (slot, check, block) = (found.version.slot, found.version.check, found.block);
+                let offset = source.geometry.slot_offset(slot);
+                let (seed, len) = (self.space.seed, source.geometry.block.as_usize());
+                read += len as u64;
+                async move {
+                    // What cannot be read at all is not torn by a crash; whoever needs it will see.
+                    let Ok(payload) = queue.read(offset, IoBuf::for_overwrite(len)).await else {
+                        return;
+                    };
+                    if !check.matches(seed.check(block, &payload), 32) {
+                        torn.borrow_mut().insert(slot);
+                    }
+                }
+            })
+            .collect();
+        concurrently(lane, source.reads, work.into_iter()).await;
+        let torn = torn.take();
+        self.found.retain(|found| !torn.contains(&found.version.slot));
+        Ok(read)
+    }
+
     fn into_queue(self, proofs: &BTreeMap<RecordNumber, RecordNumber>, sequence: u64) -> Queue {
         let Search { horizon, mut dirty, mut found, .. } = self;
         // Only where the newest version is beyond the horizon can older ones be. What would be newer
@@ -175,7 +234,7 @@ impl Search {
             // The origin has these already, or could not be given them: at any time they change nothing.
             let mut base = Group::through(horizon);
             for (block, (entry, mask)) in dirty {
-                let check = entry.check;
+                let (check, mask) = (entry.check, mask.map(Box::new));
                 base.add(block, OrderedVersion { slot: entry.slot, check, mask, sequence: 0 });
             }
             groups.push(base);
@@ -212,5 +271,111 @@ impl Search {
         kept.sort_by_key(|version| version.slot);
         kept.dedup_by_key(|version| version.slot);
         Queue::recovered(Some(horizon), groups, sequence.max(horizon.sequence), kept)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_format::CheckSeed;
+
+    use super::*;
+    use crate::table::Check;
+
+    /// Versions as (record, block, sequence), each in the slot of its sequence; and records with what
+    /// their headers prove. The newest of each block, the one that is named, is dirty.
+    fn queue(
+        horizon: (u64, u64),
+        found: &[(u64, u64, u64)],
+        newest: &[(u64, u64)],
+        proofs: &[(u64, u64)],
+    ) -> Queue {
+        let id = VolumeId(1);
+        let cache = Uuid::from_u128(1);
+        let space = VolumeSpace { id, base: 0, blocks: 100, seed: CheckSeed::new(&cache, id) };
+        let slot = |sequence: u64| Slot(sequence as u32);
+        let dirty = newest.iter().map(|(block, sequence)| {
+            let (slot, check) = (slot(*sequence), Check::default());
+            let entry = Entry { slot, dirty: true, partial: false, age: 0, check };
+            (OriginBlock(*block), (entry, None))
+        });
+        let found = found.iter().map(|(record, block, sequence)| Found {
+            record: RecordNumber(*record),
+            block: OriginBlock(*block),
+            version: OrderedVersion {
+                slot: slot(*sequence),
+                check: Check::default(),
+                mask: None,
+                sequence: *sequence,
+            },
+        });
+        let proofs = proofs.iter().map(|(a, b)| (RecordNumber(*a), RecordNumber(*b))).collect();
+        let horizon = Horizon { sequence: horizon.0, record: RecordNumber(horizon.1) };
+        let search =
+            Search { space, horizon, dirty: dirty.collect(), found: found.rev().collect() };
+        search.into_queue(&proofs, 99)
+    }
+
+    /// Writes and settles everything; the sequences of each group by block.
+    fn groups(queue: &Queue) -> Vec<Vec<(u64, u64)>> {
+        let mut groups = Vec::new();
+        while let Some(front) = queue.front() {
+            let versions = front.versions.iter();
+            groups.push(versions.map(|(block, it)| (block.0, it.sequence)).collect());
+            queue.written(front.through, &Default::default());
+        }
+        groups
+    }
+
+    fn held(queue: &Queue) -> Vec<u32> {
+        let mut held = Vec::new();
+        queue.each(|version| held.push(version.slot.0));
+        held.sort_unstable();
+        held
+    }
+
+    #[test]
+    fn records_are_groups_unless_no_commit_had_ended_in_between() {
+        let found = [(5, 1, 1), (6, 2, 2), (7, 1, 3), (8, 3, 4)];
+        let newest = [(1, 3), (2, 2), (3, 4)];
+        let proven = queue((0, 0), &found, &newest, &[(5, 4), (6, 5), (7, 6), (8, 7)]);
+        assert_eq!(groups(&proven), [vec![(1, 1)], vec![(2, 2)], vec![(1, 3)], vec![(3, 4)]]);
+        let joined = queue((0, 0), &found, &newest, &[(5, 4), (6, 4), (7, 4), (8, 6)]);
+        assert_eq!(held(&joined), [2, 3, 4], "the first of block 1 is not needed");
+        assert_eq!(groups(&joined), [vec![(1, 3), (2, 2)], vec![(3, 4)]]);
+        let end = joined.written_through().expect("all of it");
+        assert_eq!((end.sequence, end.record), (99, RecordNumber(8)));
+    }
+
+    #[test]
+    fn an_older_version_in_a_later_record_never_goes_over_a_newer_one() {
+        // Block 1: the version with sequence 6 is in record 3, the older one in record 7.
+        let found = [(3, 1, 6), (7, 1, 5), (7, 2, 7), (9, 1, 8)];
+        let newest = [(1, 8), (2, 7)];
+        let proofs = [(3, 2), (7, 6), (9, 8)];
+        let queue_now = queue((0, 0), &found, &newest, &proofs);
+        assert_eq!(held(&queue_now), [6, 6, 7, 8], "the newer one is kept on top of its turn");
+        let front = queue_now.front().expect("record 3").through;
+        queue_now.written(front, &Default::default());
+        let horizon = queue_now.written_through().expect("record 3");
+        queue_now.settle(horizon);
+        assert_eq!(horizon.record, RecordNumber(3));
+        assert_eq!(held(&queue_now), [6, 7, 8], "its segment is not opened again");
+        assert_eq!(groups(&queue_now), [vec![(2, 7)], vec![(1, 8)]]);
+        let end = queue_now.written_through().expect("all of it");
+        assert_eq!(queue_now.settle(end).kept.len(), 1);
+        // After a crash in between it is found again, and the same does not count.
+        let again = queue((0, 3), &found, &newest, &proofs);
+        assert_eq!(groups(&again), [vec![(2, 7)], vec![(1, 8)]]);
+    }
+
+    #[test]
+    fn what_the_origin_has_may_be_written_again_and_what_is_torn_is_not() {
+        // Block 1 is beyond neither, block 2 beyond the sequence only, block 4 was torn in an earlier
+        // crash and has an older version.
+        let found = [(3, 2, 6), (8, 3, 7), (8, 4, 8), (9, 4, 9)];
+        let newest = [(1, 2), (2, 6), (3, 7), (4, 8)];
+        let proofs = [(3, 2), (8, 7), (9, 8)];
+        let queue = queue((5, 4), &found, &newest, &proofs);
+        assert_eq!(groups(&queue), [vec![(1, 0), (2, 0)], vec![(3, 7), (4, 8)]]);
     }
 }
