@@ -117,7 +117,7 @@ impl Profile {
         };
         let setup = &mut profile.setup;
         let mut own = fastrand::Rng::with_seed(setup.seed ^ 0x0d3e);
-        let ordered = |(mode, _): &(Mode, Durability)| own.u32(0..3) == 0 && may_be_ordered(*mode);
+        let ordered = |(mode, _): &(Mode, Durability)| own.bool() && may_be_ordered(*mode);
         setup.ordered = setup.volumes.iter().map(ordered).collect();
         profile
     }

@@ -66,7 +66,7 @@ pub(crate) async fn recover(
     lane: &Rc<Lane>,
     source: Source<'_>,
 ) -> Result<(HashMap<VolumeId, Queue>, u64), StoreError> {
-    let mut searches: HashMap<VolumeId, Search> = HashMap::new();
+    let mut searches: BTreeMap<VolumeId, Search> = BTreeMap::new();
     for volume in source.volumes {
         let space = source.spaces.iter().find(|space| space.id == volume.id);
         if let (Some(horizon), Some(space)) = (Horizon::of(volume), space) {
@@ -134,7 +134,7 @@ pub(crate) async fn recover(
 
 /// Takes out of a record what an origin may not have yet.
 fn note(
-    searches: &mut HashMap<VolumeId, Search>,
+    searches: &mut BTreeMap<VolumeId, Search>,
     proofs: &mut BTreeMap<RecordNumber, RecordNumber>,
     geometry: &Geometry,
     torn: &HashSet<Slot>,
