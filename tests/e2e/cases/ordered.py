@@ -99,8 +99,8 @@ def states_that_are_no_filesystem(box, ordered):
     # After each sync, and at some places between two of them.
     rng = random.Random(2)
     syncs = [place for place in recorder.syncs(made) if place < end]
-    between = [rng.randrange(made, end) for _ in range(40)] if end > made else []
-    places = sorted(set(syncs[:: max(1, len(syncs) // 60)] + between))
+    between = [rng.randrange(made, end) for _ in range(80)] if end > made else []
+    places = sorted(set(syncs[:: max(1, len(syncs) // 120)] + between))
     broken = []
     for place, image in recorder.replay(box.path("image"), 0, places):
         copy = box.path("copy")
