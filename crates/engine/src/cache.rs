@@ -9,6 +9,8 @@ use forebay_policy::{Age, EpochClock, Ghost, HitRule, Replacement, build};
 use forebay_store::Store;
 use parking_lot::{Mutex, RwLock};
 
+use crate::background::reclaim::segments_kept_free;
+use crate::brake::Brake;
 use crate::volume::Volume;
 
 /// Streams that are followed for each volume and lane.
@@ -49,6 +51,8 @@ pub struct Cache {
     memory_number: AtomicU64,
     /// The epoch whose share of the index is to be refreshed, plus one; 0: none.
     pub(crate) refresh_due: AtomicU64,
+    /// Turns of writes when nearly all of the cache is dirty.
+    pub(crate) brake: Brake,
     /// Background work ends.
     pub(crate) stopping: AtomicU64,
     pub(crate) stop_changed: Notify,
@@ -70,6 +74,7 @@ impl Cache {
             store,
             volumes: RwLock::default(),
             refresh_due: AtomicU64::new(0),
+            brake: Brake::default(),
             stopping: AtomicU64::new(0),
             stop_changed: Notify::default(),
             background: AtomicU64::new(0),
@@ -84,6 +89,21 @@ impl Cache {
     /// The volume of this name.
     pub fn volume(&self, name: &str) -> Option<Arc<Volume>> {
         self.volumes.read().iter().find(|volume| volume.name == name).cloned()
+    }
+
+    /// The sum of something over the volumes.
+    pub(crate) fn sum_volumes(&self, of: impl Fn(&Volume) -> u64) -> u64 {
+        self.volumes.read().iter().map(|volume| of(volume)).sum()
+    }
+
+    /// The maximum of something over the volumes; 0 without any.
+    pub(crate) fn volumes_max(&self, of: impl Fn(&Volume) -> u64) -> u64 {
+        self.volumes.read().iter().map(|volume| of(volume)).max().unwrap_or(0)
+    }
+
+    /// Free segments that reclaim aims for.
+    pub(crate) fn free_target(&self) -> u32 {
+        segments_kept_free(self.store.segments.count(), self.store.options().lanes as u32)
     }
 
     pub(crate) fn add_volume(&self, volume: Arc<Volume>) {

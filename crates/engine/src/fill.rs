@@ -135,6 +135,7 @@ impl LaneVolume {
     ) -> Result<(), Retry> {
         let volume = &self.volume;
         let store = self.store.store();
+        let _strain = volume.strain.begin(&**self.lane().clock());
         let _range = volume.ranges.shared(volume.widen(span.clone())).await;
         let asked = volume.blocks(range.clone());
         let blocks: Vec<Filling<'_>> = volume

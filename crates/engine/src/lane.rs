@@ -68,6 +68,10 @@ pub struct LaneVolume {
     pub(crate) memory: RefCell<Memory>,
     /// Why the last block was missed of those that are remembered.
     pub(crate) last_miss: Cell<MissReason>,
+    /// Blocks that have become dirty since the lane looked how many are.
+    pub(crate) dirtied: Cell<u64>,
+    /// After so many it looks.
+    pub(crate) look_after: u64,
     requests: Rc<dyn Start>,
     /// Requests on their way keep the view alive.
     own: Weak<LaneVolume>,
@@ -112,6 +116,7 @@ impl LaneVolume {
         requests: Rc<dyn Start>,
     ) -> Rc<Self> {
         let memory = RefCell::new(cache.memory());
+        let look_after = cache.look_after();
         Rc::new_cyclic(|own| LaneVolume {
             cache,
             volume,
@@ -123,6 +128,8 @@ impl LaneVolume {
             promoting: Cell::new(0),
             memory,
             last_miss: Cell::new(MissReason::Cold),
+            dirtied: Cell::new(0),
+            look_after,
             requests,
             own: own.clone(),
         })

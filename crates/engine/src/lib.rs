@@ -9,6 +9,8 @@
 //!   what comes from the origin
 //! - `untouched`: what has to be durable before the origin is written to for the first time
 //! - `ranges`: order among operations that reach the origin
+//! - `brake`: turns of writes when nearly all of the cache is dirty
+//! - `strain`: how long requests and writeback take on the origin
 //! - `background`: writeback, reclaim, upkeep
 //!
 //! Beside the path: [`cache`], [`volume`], [`settings`], [`stats`], and [`control`] for what an
@@ -20,6 +22,7 @@ mod admission;
 pub mod api;
 mod attach;
 mod background;
+mod brake;
 pub mod cache;
 pub mod control;
 mod dirty;
@@ -37,6 +40,7 @@ pub mod recognise;
 mod samples;
 pub mod settings;
 pub mod stats;
+mod strain;
 mod untouched;
 pub mod volume;
 mod write;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use forebay_core::{Admission, BlockSize, Durability, Mode, ReplacementKind};
+use forebay_core::{Admission, BlockSize, Durability, Mode, QuietHours, ReplacementKind};
 use forebay_format::VolumeRecord;
 use forebay_policy::writeback::WritebackSettings;
 
@@ -13,7 +13,8 @@ pub struct VolumeSettings {
     pub mode: Mode,
     /// When writes are acknowledged.
     pub durability: Durability,
-    /// How room is made. Belongs to the cache: the volumes of one cache device share it.
+    /// How room is made. Belongs to the cache: the volumes of one cache device share it, as they do
+    /// the watermarks of the cache in `writeback`.
     pub policy: ReplacementKind,
     /// Streams longer than this many bytes go round the cache; 0: none does.
     pub sequential_cutoff: u64,
@@ -69,14 +70,42 @@ const WRITE_BUDGET: u16 = 17;
 const CONGESTED_READ_MILLIS: u16 = 18;
 const CONGESTED_WRITE_MILLIS: u16 = 19;
 const PROMOTE: u16 = 20;
+const CACHE_DIRTY_HIGH: u16 = 21;
+const CACHE_DIRTY_LOW: u16 = 22;
+const WRITEBACK_RATE_MIN: u16 = 23;
+const WRITEBACK_RATE_MAX: u16 = 24;
+const WRITEBACK_LATENCY_MILLIS: u16 = 25;
+const WRITEBACK_GAP: u16 = 26;
+const QUIET_HOURS: u16 = 27;
 
 fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
+/// What the volumes of one cache have in common: setting it on one sets it on all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shared {
+    pub(crate) policy: ReplacementKind,
+    pub(crate) cache_dirty_high: u8,
+    pub(crate) cache_dirty_low: u8,
+}
+
 impl VolumeSettings {
     /// Largest neighbourhood that a miss fills, in bytes.
     pub const MOST_PROMOTED: u64 = 4 << 20;
+    pub(crate) fn shared(&self) -> Shared {
+        let WritebackSettings { cache_dirty_high, cache_dirty_low, .. } = self.writeback;
+        Shared { policy: self.policy, cache_dirty_high, cache_dirty_low }
+    }
+
+    /// Takes over what is common; whether anything has changed.
+    pub(crate) fn share(&mut self, shared: Shared) -> bool {
+        let changed = self.shared() != shared;
+        self.policy = shared.policy;
+        self.writeback.cache_dirty_high = shared.cache_dirty_high;
+        self.writeback.cache_dirty_low = shared.cache_dirty_low;
+        changed
+    }
 
     /// The settings that a volume's record says.
     pub fn of(record: &VolumeRecord) -> Self {
@@ -108,6 +137,13 @@ impl VolumeSettings {
             (CONGESTED_READ_MILLIS, millis(self.congested_read)),
             (CONGESTED_WRITE_MILLIS, millis(self.congested_write)),
             (PROMOTE, self.promote),
+            (CACHE_DIRTY_HIGH, u64::from(writeback.cache_dirty_high)),
+            (CACHE_DIRTY_LOW, u64::from(writeback.cache_dirty_low)),
+            (WRITEBACK_RATE_MIN, writeback.rate_min),
+            (WRITEBACK_RATE_MAX, writeback.rate_max),
+            (WRITEBACK_LATENCY_MILLIS, millis(writeback.latency)),
+            (WRITEBACK_GAP, u64::from(writeback.gap_bytes)),
+            (QUIET_HOURS, writeback.quiet_hours.map_or(0, QuietHours::to_number)),
         ]
     }
 
@@ -145,6 +181,17 @@ impl VolumeSettings {
                 CONGESTED_READ_MILLIS => self.congested_read = Duration::from_millis(value),
                 CONGESTED_WRITE_MILLIS => self.congested_write = Duration::from_millis(value),
                 PROMOTE if can_promote(value) => self.promote = value,
+                CACHE_DIRTY_HIGH => {
+                    writeback.cache_dirty_high = percent.unwrap_or(writeback.cache_dirty_high);
+                }
+                CACHE_DIRTY_LOW => {
+                    writeback.cache_dirty_low = percent.unwrap_or(writeback.cache_dirty_low);
+                }
+                WRITEBACK_RATE_MIN => writeback.rate_min = value,
+                WRITEBACK_RATE_MAX => writeback.rate_max = value,
+                WRITEBACK_LATENCY_MILLIS => writeback.latency = Duration::from_millis(value),
+                WRITEBACK_GAP => writeback.gap_bytes = small.unwrap_or(writeback.gap_bytes),
+                QUIET_HOURS => writeback.quiet_hours = QuietHours::from_number(value),
                 _ => (),
             }
         }
@@ -167,6 +214,13 @@ mod tests {
         let mut settings = VolumeSettings { sequential_cutoff: 7, ..VolumeSettings::default() };
         settings.writeback.dirty_high = 77;
         settings.writeback.running = false;
+        settings.writeback.cache_dirty_high = 78;
+        settings.writeback.cache_dirty_low = 7;
+        settings.writeback.rate_min = 1;
+        settings.writeback.rate_max = 1 << 40;
+        settings.writeback.latency = Duration::ZERO;
+        settings.writeback.gap_bytes = 12_345;
+        settings.writeback.quiet_hours = QuietHours::new(60, 59);
         settings.commit_interval = Duration::from_millis(250);
         settings.admission = Admission::Ghost(4);
         settings.write_budget = 5 << 40;
@@ -181,7 +235,37 @@ mod tests {
         for promote in [1, 512, 4095, 12 << 10, 8 << 20, u64::MAX] {
             read.apply_tags(&[(PROMOTE, promote)]);
         }
+        read.apply_tags(&[
+            (DIRTY_HIGH, 101),
+            (CACHE_DIRTY_LOW, 101),
+            (WRITEBACK_GAP, 1 << 32),
+            (9999, 1),
+            (COMMIT_INTERVAL_MILLIS, 0),
+        ]);
         assert_eq!(read, settings);
+        read.apply_tags(&[(QUIET_HOURS, 0)]);
+        assert_eq!(read.writeback.quiet_hours, None);
+    }
+
+    #[test]
+    fn every_setting_has_a_number_of_its_own() {
+        let mut tags: Vec<u16> =
+            VolumeSettings::default().to_tags().iter().map(|(tag, _)| *tag).collect();
+        let count = tags.len();
+        tags.sort_unstable();
+        tags.dedup();
+        assert_eq!(tags.len(), count);
+    }
+
+    #[test]
+    fn what_is_shared_is_taken_over_and_nothing_else() {
+        let mut one = VolumeSettings { policy: ReplacementKind::Fifo, ..VolumeSettings::default() };
+        one.writeback.cache_dirty_high = 90;
+        one.writeback.dirty_high = 20;
+        let mut other = VolumeSettings { sequential_cutoff: 5, ..VolumeSettings::default() };
+        assert!(other.share(one.shared()) && !other.share(one.shared()));
+        assert_eq!((other.policy, other.writeback.cache_dirty_high), (ReplacementKind::Fifo, 90));
+        assert_eq!((other.sequential_cutoff, other.writeback.dirty_high), (5, 50));
     }
 
     #[test]

@@ -20,6 +20,7 @@ use crate::dirty::DirtyCount;
 use crate::ranges::Ranges;
 use crate::settings::VolumeSettings;
 use crate::stats::Stats;
+use crate::strain::{Strain, WriteCost};
 use crate::untouched::Untouched;
 
 /// Regions of the origin for which dirty blocks are counted.
@@ -70,12 +71,17 @@ pub struct Volume {
     durability: AtomicU8,
     cutoff: AtomicU64,
     pub(crate) entry: EntryRules,
+    dirty_limit: AtomicU8,
     state: AtomicU8,
     pub(crate) ranges: Ranges,
     pub(crate) untouched: Untouched,
     pub(crate) dirty: DirtyMap,
     dirty_count: DirtyCount,
     pub(crate) last_foreground: AtomicU64,
+    /// Foreground requests on the origin.
+    pub(crate) strain: Strain,
+    /// Writes of writeback to the origin.
+    pub(crate) write_cost: WriteCost,
     sweeps: AtomicU64,
     /// Something that matters to writeback has changed.
     pub(crate) writeback_wanted: Notify,
@@ -126,6 +132,7 @@ impl Volume {
             durability: AtomicU8::new(0),
             cutoff: AtomicU64::new(0),
             entry: EntryRules::default(),
+            dirty_limit: AtomicU8::new(0),
             settings: Mutex::new(VolumeSettings::default()),
             state: AtomicU8::new(VolumeState::Running as u8),
             ranges: Ranges::default(),
@@ -133,6 +140,8 @@ impl Volume {
             dirty: DirtyMap::new(space.blocks, DIRTY_REGIONS),
             dirty_count: DirtyCount::new(lanes),
             last_foreground: AtomicU64::new(0),
+            strain: Strain::default(),
+            write_cost: WriteCost::default(),
             sweeps: AtomicU64::new(0),
             writeback_wanted: Notify::default(),
             progress: Notify::default(),
@@ -176,6 +185,8 @@ impl Volume {
         self.durability.store(settings.durability as u8, Ordering::SeqCst);
         self.cutoff.store(settings.sequential_cutoff, Ordering::SeqCst);
         self.entry.set(&settings);
+        let limit = settings.writeback.cache_watermarks().1;
+        self.dirty_limit.store(limit, Ordering::SeqCst);
         *self.settings.lock() = settings;
         self.writeback_wanted.notify_all();
     }
@@ -192,6 +203,11 @@ impl Volume {
     pub fn durability(&self) -> Durability {
         let number = self.durability.load(Ordering::Relaxed) as usize;
         Durability::ALL.get(number).copied().unwrap_or_default()
+    }
+
+    /// The highest share of the cache, in percent, that may be dirty before this volume writes back.
+    pub(crate) fn dirty_limit(&self) -> u8 {
+        self.dirty_limit.load(Ordering::Relaxed)
     }
 
     pub(crate) fn sequential_cutoff(&self) -> u64 {

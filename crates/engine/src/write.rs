@@ -46,7 +46,8 @@ impl LaneVolume {
         let len = data.len() as u64;
         let direct = write_step(volume.mode(), BlockState::Absent, None) == WriteStep::Cache;
         let checked = volume.check_range(offset, len, true).is_ok() && len > 0;
-        if !direct || !checked || volume.durability() != Durability::Flush {
+        let waits = self.cache.brake.is_engaged();
+        if !direct || !checked || waits || volume.durability() != Durability::Flush {
             return None;
         }
         // One block only: a write of several could find room for some of them, and no part of a
@@ -77,6 +78,9 @@ impl LaneVolume {
     fn note_appended(&self, block: OriginBlock, old: Option<&Entry>) {
         self.volume.remove_bad(block);
         self.volume.appended(self.lane(), block, old, true);
+        if old.is_none_or(|old| !old.dirty) {
+            self.count_dirtied();
+        }
     }
 
     fn count_write(&self, hits: bool, len: u64, blocks: u64) {
@@ -148,6 +152,7 @@ impl LaneVolume {
 
     /// Writes to the log.
     async fn write_cache(&self, offset: u64, data: &[u8], fua: bool) -> Result<(), IoError> {
+        self.wait_for_turn(offset, data.len() as u64).await;
         self.append_patiently(offset, data, &mut Progress::default()).await?;
         if fua || self.volume.durability() == Durability::Strict {
             // Barrier for invariant 2: the write's own record is durable before it is acknowledged.
@@ -418,6 +423,7 @@ impl LaneVolume {
     async fn write_origin(&self, offset: u64, data: IoBuf) -> (Result<(), IoError>, IoBuf) {
         let volume = &self.volume;
         let len = data.len();
+        let _strain = volume.strain.begin(&**self.lane().clock());
         let logical = volume.origin.logical_block();
         let aligned = offset.is_multiple_of(logical) && (len as u64).is_multiple_of(logical);
         if !aligned {

@@ -21,11 +21,13 @@ pub enum PlantedBug {
     SampleStaysUntouched,
     /// Whatever is there counts as the volume's origin, unchanged.
     AnyOriginWillDo,
+    /// What is written to the origin between dirty blocks is looked up before the range is locked.
+    GapUnlocked,
 }
 
 impl PlantedBug {
     /// Every planted bug.
-    pub const ALL: [PlantedBug; 7] = [
+    pub const ALL: [PlantedBug; 8] = [
         PlantedBug::SkippedSync,
         PlantedBug::CleanBeforeOriginSync,
         PlantedBug::FillWins,
@@ -33,6 +35,7 @@ impl PlantedBug {
         PlantedBug::FlushForgetsLane,
         PlantedBug::SampleStaysUntouched,
         PlantedBug::AnyOriginWillDo,
+        PlantedBug::GapUnlocked,
     ];
 
     /// Its name on a command line.
@@ -45,6 +48,7 @@ impl PlantedBug {
             PlantedBug::FlushForgetsLane => "flush-forgets-lane",
             PlantedBug::SampleStaysUntouched => "sample-stays-untouched",
             PlantedBug::AnyOriginWillDo => "any-origin-will-do",
+            PlantedBug::GapUnlocked => "gap-unlocked",
         }
     }
 }

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use forebay_core::{BlockSize, OriginBlock, SectorMask, SegmentId, Slot, VolumeId};
+use forebay_core::{BlockSize, Generation, OriginBlock, SectorMask, SegmentId, Slot, VolumeId};
 use forebay_device::Device;
 use forebay_format::{CheckSeed, Geometry, Mark, MarkKind, Uuid, VolumeRecord};
 use forebay_lane::{Gate, Notify};
@@ -259,23 +259,27 @@ impl Store {
         false
     }
 
-    /// Notes that the version at `slot` is durable on the origin. `true` if it was still the
-    /// newest and dirty. The mark is logged with the next commit.
-    pub fn written_back(&self, space: &VolumeSpace, block: OriginBlock, slot: Slot) -> bool {
-        let segment = self.segment_of(slot);
-        let before = self.index.update(space.address(block), |entry| {
-            if entry.slot != slot || !entry.dirty {
+    /// Notes that a version is durable on the origin. `true` if it was still the newest and dirty. The
+    /// mark is logged with the next commit.
+    pub fn written_back(&self, space: &VolumeSpace, block: OriginBlock, version: &Kept) -> bool {
+        let segment = self.segment_of(version.slot);
+        let mut marked = false;
+        self.index.update(space.address(block), |entry| {
+            if entry.slot != version.slot || !entry.dirty {
                 return None;
             }
             let generation = self.segments.generation(segment);
-            self.log.push_marks([Mark { slot, generation, kind: MarkKind::Clean }]);
+            if generation != version.generation {
+                return None;
+            }
+            self.log.push_marks([Mark { slot: entry.slot, generation, kind: MarkKind::Clean }]);
+            marked = true;
             Some(Entry { dirty: false, ..*entry })
         });
-        if before.is_none_or(|entry| entry.slot != slot || !entry.dirty) {
-            return false;
+        if marked {
+            self.segments.turned_clean(segment);
         }
-        self.segments.turned_clean(segment);
-        true
+        marked
     }
 
     /// Forgets a block if `when` agrees: evicts or invalidates it. Fills of it are overtaken in
@@ -388,33 +392,27 @@ impl Drop for Pinned<'_> {
     }
 }
 
-/// A version of a block that somebody is going to say something about later, by its slot: until then
-/// the slot cannot come to mean anything else.
+/// A version of a block that somebody is going to say something about later, by its place. It keeps
+/// nothing: the segment may be emptied and used again meanwhile. A slot holds one version in one life of
+/// its segment, so both together cannot come to mean another one.
+#[derive(Clone, Copy, Debug)]
 pub struct Kept {
-    store: Arc<Store>,
-    /// Where the version is.
-    pub slot: Slot,
-}
-
-impl Drop for Kept {
-    fn drop(&mut self) {
-        self.store.segments.unpin(self.store.segment_of(self.slot));
-    }
+    slot: Slot,
+    generation: Generation,
 }
 
 impl Store {
-    /// Keeps the newest version of a block, if it is the one at `slot`.
-    pub fn keep(
-        self: &Arc<Self>,
-        space: &VolumeSpace,
-        block: OriginBlock,
-        slot: Slot,
-    ) -> Option<Kept> {
-        let pinned = self
-            .look_up(space, block, |_| None)
-            .filter(|pinned| pinned.found.entry.slot == slot)?;
-        self.segments.pin(self.segment_of(slot));
-        drop(pinned);
-        Some(Kept { store: self.clone(), slot })
+    /// Remembers the newest version of a block, if it is the one at `slot`.
+    pub fn keep(&self, space: &VolumeSpace, block: OriginBlock, slot: Slot) -> Option<Kept> {
+        let mut kept = None;
+        self.index.look_up(space.address(block), |entry| {
+            // The entry is live, so its segment's life lasts.
+            if entry.slot == slot {
+                let generation = self.segments.generation(self.segment_of(slot));
+                kept = Some(Kept { slot, generation });
+            }
+            None
+        });
+        kept
     }
 }

@@ -19,9 +19,17 @@ use crate::engine::EngineLane;
 use crate::lane::LaneVolume;
 use crate::stats::bump;
 
-/// Of a segment that is live to at most this share (in percent), dirty blocks are carried on: that
-/// is cheaper than seeks. Fuller ones are written back, so that room is gained in any case.
+/// Of a segment that is live to at most this share (in percent), dirty blocks are carried on. Fuller
+/// ones are written back, so that room is gained in any case.
 const CARRY_ON_LIVE: u32 = 50;
+
+/// The same for the dirty share of a segment before an origin that is slow enough, and while clients
+/// wait for it.
+const CARRY_ON_DIRTY: u32 = 80;
+const CARRY_ON_WAITING: u32 = 95;
+
+/// What it costs to carry a block on: a read of a SATA SSD, and a part of a large write.
+const CARRIED_ON_IN: Duration = Duration::from_micros(35);
 
 /// Blocks that are carried on side by side.
 const CARRIED_TOGETHER: usize = 32;
@@ -61,12 +69,12 @@ pub(crate) async fn run(engine: Rc<EngineLane>) {
         appended = now;
         engine.store.free_drained();
         let free = store.segments.free_count();
-        if free >= engine.free_target() || store.health.failed() {
+        if free >= engine.cache.free_target() || store.health.failed() {
             either(wanted, engine.lane.sleep(Duration::from_millis(100))).await;
             continue;
         }
         let on_their_way = store.segments.draining_count();
-        let enough = free + on_their_way >= engine.free_target();
+        let enough = free + on_their_way >= engine.cache.free_target();
         if !enough && engine.reclaim_one(&mut budget, &mut stuck).await {
             if store.segments.free_count() <= store.reserved_segments() {
                 engine.make_usable().await;
@@ -79,6 +87,15 @@ pub(crate) async fn run(engine: Rc<EngineLane>) {
             either(wanted, engine.lane.sleep(Duration::from_millis(10))).await;
         }
     }
+}
+
+/// Up to which share of dirty blocks, in percent, those of a segment are carried on, if a write of the
+/// sweep takes the origin so long: as long as what is gained by that costs less time. The sweep brings
+/// the blocks home later, in an order in which a disk takes them many times as fast as now.
+fn most_carried_on(write: Duration, clients_wait: bool) -> u32 {
+    let share = 1.0 - CARRIED_ON_IN.as_secs_f64() / write.as_secs_f64().max(1e-9);
+    let most = if clients_wait { CARRY_ON_WAITING } else { CARRY_ON_DIRTY };
+    ((share * 100.0).max(0.0) as u32).min(most)
 }
 
 /// The version that a live block is carried on as: the same, somewhere else.
@@ -109,18 +126,13 @@ fn evict(volume: &LaneVolume, live: &Live, reason: EvictionReason) {
 }
 
 impl EngineLane {
-    /// Free segments that reclaim aims for.
-    fn free_target(&self) -> u32 {
-        let store = &self.cache.store;
-        segments_kept_free(store.segments.count(), store.options().lanes as u32)
-    }
-
     /// Makes drained segments usable again: a commit, and a checkpoint if some wait for one.
     async fn make_usable(self: &Rc<Self>) {
         if self.store.commit().await.is_err() {
             return;
         }
-        if self.store.free_drained() && self.cache.store.segments.free_count() < self.free_target()
+        if self.store.free_drained()
+            && self.cache.store.segments.free_count() < self.cache.free_target()
         {
             if let Err(error) = self.store.checkpoint(false).await {
                 tracing::warn!(%error, "a checkpoint failed");
@@ -153,6 +165,16 @@ impl EngineLane {
                 sequence_opened: segment.opened,
             })
             .collect();
+        // Rather one that gives up little than one for which clients wait for the origin's seeks.
+        let slowest = self.cache.volumes().iter().map(|volume| volume.write_cost.mean()).max();
+        let waits = self.cache.brake.is_engaged();
+        let most = most_carried_on(slowest.unwrap_or_default(), waits).max(CARRY_ON_LIVE);
+        let carried: Vec<SegmentInfo> = candidates
+            .iter()
+            .filter(|segment| segment.dirty_blocks * 100 <= capacity * most)
+            .copied()
+            .collect();
+        let candidates = if carried.is_empty() { candidates } else { carried };
         let Some(victim) = self.cache.replacement.lock().choose_victim(&candidates) else {
             return false;
         };
@@ -181,10 +203,20 @@ impl EngineLane {
         let store = self.cache.store.clone();
         let live = self.live_blocks(segment).await;
         let count: usize = live.values().map(Vec::len).sum();
-        let room = store.segments.free_count() > store.reserved_segments();
-        let carry_on = room && count as u32 * 100 <= capacity * CARRY_ON_LIVE;
+        // What is reserved is for this: less than a segment is filled here for one that is gained.
+        let has_room = || store.segments.free_count() >= store.reserved_segments();
+        if !has_room() {
+            self.make_usable().await;
+        }
+        let room = has_room();
+        let dirty = live.values().flatten().filter(|live| live.dirty).count() as u32;
         for (id, blocks) in live {
             let Some(volume) = self.lane_volume(id) else { continue };
+            let waits = self.cache.brake.is_engaged();
+            let most_dirty = most_carried_on(volume.volume.write_cost.mean(), waits);
+            let carry_on = room
+                && (count as u32 * 100 <= capacity * CARRY_ON_LIVE
+                    || dirty * 100 <= capacity * most_dirty);
             let now = self.cache.age();
             // The blocks of a segment came at about the same time: only what has been used since
             // then is worth a second write.

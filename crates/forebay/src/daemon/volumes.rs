@@ -134,8 +134,10 @@ impl Volumes {
             // Whatever force is meant for, it is not the data of other volumes.
             Some(other) => {
                 // They share it. Who comes later does not change it unless that is asked for.
-                if volume.settings.policy == Settings::default().policy {
-                    volume.settings.policy = other.settings.policy;
+                let policy = volume.settings.policy;
+                volume.settings.share(&other.settings);
+                if policy != Settings::default().policy {
+                    volume.settings.policy = policy;
                 }
                 Existing::Join
             }
@@ -143,7 +145,7 @@ impl Volumes {
             None => Existing::Spare,
         };
         self.host.create(&volume, existing, work)?;
-        self.share_policy(&volume)?;
+        self.share_settings(&volume)?;
         let origin_bytes = self.size_of(&name);
         self.state.put(Remembered { volume, started: true, origin_bytes }).inspect_err(|_| {
             // What would not come back after a restart must not look as if it would.
@@ -217,20 +219,18 @@ impl Volumes {
             if this.host.report(&entry.volume.name).is_some() {
                 this.host.set(&entry.volume.name, &entry.volume.settings, work)?;
             }
-            this.share_policy(&entry.volume)?;
+            this.share_settings(&entry.volume)?;
             this.state.put(entry)
         })
     }
 
-    /// Remembers the replacement policy of a volume for all that have the same cache.
-    fn share_policy(&self, volume: &Definition) -> Result<(), ApiError> {
+    /// Remembers what volumes share for all that have the same cache.
+    fn share_settings(&self, volume: &Definition) -> Result<(), ApiError> {
         for mut other in self.state.volumes() {
-            let settings = &mut other.volume.settings;
-            if settings.policy != volume.settings.policy
-                && other.volume.name != volume.name
+            if other.volume.name != volume.name
                 && preflight::same_cache(volume, &other.volume)
+                && other.volume.settings.share(&volume.settings)
             {
-                other.volume.settings.policy = volume.settings.policy;
                 self.state.put(other)?;
             }
         }
