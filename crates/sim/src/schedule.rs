@@ -207,7 +207,7 @@ impl World<'_> {
     fn choose_action(&mut self) -> Admin {
         use forebay_core::{Durability, Mode, ReplacementKind};
         let volume = self.rng.u16(0..self.origins.len() as u16);
-        match self.rng.u32(0..10) {
+        match self.rng.u32(0..11) {
             8 | 9 => Admin::Entry(volume, self.rng.u64(..)),
             0..3 => Admin::Mode(volume, Mode::ALL[self.rng.usize(0..Mode::ALL.len())]),
             3 => {
@@ -217,6 +217,7 @@ impl World<'_> {
                 ReplacementKind::ALL[self.rng.usize(0..ReplacementKind::ALL.len())],
             ),
             5 | 6 => Admin::Drain(volume),
+            7 => Admin::Writeback(volume, self.rng.u64(..)),
             _ => Admin::Restart(volume),
         }
     }

@@ -62,6 +62,8 @@ pub enum Admin {
     Replacement(ReplacementKind),
     /// Changes what may enter the cache from a volume, as this number says.
     Entry(u16, u64),
+    /// Changes when and how a volume writes back, to what this number makes.
+    Writeback(u16, u64),
     /// Writes everything dirty of a volume back.
     Drain(u16),
     /// Stops a volume and starts it again.
