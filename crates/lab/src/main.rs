@@ -15,6 +15,7 @@
 //! - `curve`: estimates of miss-ratio curves beside the exact ones
 //! - `policies`: replacement policies on traces
 //! - `replay`: the engine under traces, in virtual time
+//! - `writeback`: dirty blocks on their way to a disk, in virtual time
 //! - `report`: pages of results
 //! - `output`, `progress`: tables, JSON, bars
 #![forbid(unsafe_code)]
@@ -48,6 +49,7 @@ mod report;
 mod rig;
 mod run;
 mod seeds;
+mod writeback;
 
 use std::process::ExitCode;
 
@@ -91,6 +93,9 @@ enum Command {
     Curve(curve::Args),
     /// The engine under the requests of a trace, in virtual time
     Replay(replay::Args),
+    /// Writeback to a disk by the density of dirty blocks, and latencies at a full, dirty cache, in
+    /// virtual time
+    Writeback(writeback::Args),
     /// Pages of results from what `seeds --save` or `seeds --json` wrote
     Report(report::Args),
 }
@@ -111,6 +116,7 @@ fn main() -> ExitCode {
         Command::Policies(args) => policies::run(&args, json),
         Command::Curve(args) => curve::run(&args, json),
         Command::Replay(args) => replay::run(&args, json),
+        Command::Writeback(args) => writeback::run(&args, json),
         Command::Report(args) => report::run(&args),
     };
     match result {

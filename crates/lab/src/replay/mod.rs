@@ -3,6 +3,7 @@
 //!
 //! - `load`: a trace in memory; `size`: a log for so many blocks
 //! - `player`: requests at their times; `cache`: one cache under them
+//! - `tuning`: settings of the cache that matter most
 //! - `row`: what is printed
 
 mod cache;
@@ -10,6 +11,7 @@ mod load;
 mod player;
 mod row;
 mod size;
+mod tuning;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -28,6 +30,7 @@ use crate::trace::{self, Format};
 use cache::Setup;
 use player::Pace;
 use size::{LogSize, Wanted};
+use tuning::Tuning;
 
 pub(crate) use load::{Grid, Loaded};
 pub(crate) use row::Misses;
@@ -85,6 +88,8 @@ pub(crate) struct Args {
     seed: u64,
     #[command(flatten)]
     costs: CpuCosts,
+    #[command(flatten)]
+    tuning: Tuning,
 }
 
 /// Models of origins.
@@ -173,7 +178,7 @@ fn replay(args: &Args) -> LabResult<row::Report> {
         TimingChoice::Closed => Pace::Closed { depth: depth.unwrap_or(1), pause: Duration::ZERO },
     };
     let bytes = args.cache_size.bytes(trace.blocks, UNIT);
-    let setup = Setup {
+    let mut setup = Setup {
         size: LogSize::new(bytes, block, segment)?,
         block,
         settings: VolumeSettings {
@@ -185,6 +190,7 @@ fn replay(args: &Args) -> LabResult<row::Report> {
         },
         seed: args.seed,
     };
+    args.tuning.apply(&mut setup.settings)?;
     setup.say_if_larger(bytes);
     let origin = match args.origin {
         Origin::Hdd7200 => ModelKind::Hdd7200,
