@@ -49,6 +49,8 @@ def other_settings_change_under_verified_load(box):
         "writeback_running=off", "writeback_running=on", "idle=10ms", "writeback_depth=1",
         "admission=second-hit", "admission=ghost:16", "promote=64K", "admission=always", "promote=0",
         "write_budget=1M", "congested_read_threshold=1ms", "write_budget=0 congested_read_threshold=0",
+        "writeback_gap=0", "writeback_gap=1M", "writeback_rate_max=1M", "writeback_rate_max=0",
+        "writeback_latency=1ms", "quiet_hours=00:00-23:59", "quiet_hours=off",
     ))  # fmt: skip
     while load.poll() is None:
         daemon.cli("set", "v", *next(settings).split())
