@@ -60,7 +60,7 @@ knobs! {
     mode: Mode = Mode::Writeback,
         KnobKind::Choice { words: &["writeback (wb)", "writethrough (wt)", "writearound (wa, readonly, ro)", "writeonly (wo)", "passthrough (pt)"] },
         "What the cache does with reads and writes; leaving writeback copies dirty blocks first.";
-    policy: ReplacementKind = ReplacementKind::Lru,
+    policy: ReplacementKind = ReplacementKind::S3Fifo,
         KnobKind::Choice { words: &["lru", "fifo", "random (rand)"] },
         "How blocks are chosen to make room; the volumes of one cache device share it.";
     durability: Durability = Durability::Flush,

@@ -99,6 +99,10 @@ pub struct BlockReport {
     /// Blocks that were copied to the origin since the volume was started.
     #[serde(default)]
     pub written_back: u64,
+    /// Blocks that were written to the cache device once more, for them to stay, since the volume was
+    /// started.
+    #[serde(default)]
+    pub carried_on: u64,
 }
 
 /// Requests since the volume was started.

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use forebay_core::ReplacementKind;
 use forebay_device::Device;
 use forebay_format::{Uuid, VolumeRecord};
 use forebay_store::StoreError;
@@ -135,8 +136,19 @@ impl EngineLane {
                 .await?;
             return Err(error.into());
         }
-        self.cache.set_policy(spec.settings.policy);
+        self.switch_policy(spec.settings.policy).await;
         self.bring_up(&name, origin, settled)
+    }
+
+    /// Makes room by another policy from now on. What is cached is shown to it in no particular order:
+    /// it knows what was used lately no sooner than it is used again.
+    async fn switch_policy(&self, policy: ReplacementKind) {
+        if self.cache.set_policy(policy) {
+            for shard in 0..self.cache.store.index.shard_count() {
+                self.cache.show_cached(shard);
+                forebay_lane::yield_now().await;
+            }
+        }
     }
 
     /// Changes a volume's settings; online. Leaving a mode that keeps dirty data drains it, in the
@@ -164,7 +176,7 @@ impl EngineLane {
             if settings.share(shared) {
                 volume.set_settings(settings);
             }
-            self.cache.set_policy(volume.settings().policy);
+            self.switch_policy(volume.settings().policy).await;
         }
         self.cache.settings_changed();
         self.store

@@ -187,7 +187,8 @@ impl LaneVolume {
         let volume = &self.volume;
         let store = self.store.store();
         for block in (first.0..end.0).map(OriginBlock) {
-            if store.forget(&volume.space, block, |entry| !entry.dirty).is_some() {
+            if let Some(entry) = store.forget(&volume.space, block, |entry| !entry.dirty) {
+                self.gone(&entry);
                 self.invalidated(block, InvalidationReason::Discard);
             }
             if block < *replaced {
@@ -199,12 +200,13 @@ impl LaneVolume {
                     block,
                     dirty: true,
                     mask: None,
-                    age: self.cache.age().bits(),
+                    rank: self.rank_of_write(block).bits(),
                     condition: Condition::Always,
                 };
                 match self.store.append(version, Class::Foreground, |cell| cell.fill(0)) {
                     Appended::Done { old } => {
                         bump(&self.stats().counters.cache_written_bytes, volume.block.bytes());
+                        self.placed(block, old.as_ref());
                         volume.remove_bad(block);
                         volume.appended(self.lane(), block, old.as_ref(), true);
                     }

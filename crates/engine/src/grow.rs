@@ -61,7 +61,7 @@ impl EngineLane {
                 block: last,
                 dirty: true,
                 mask: Some(valid),
-                age: entry.age,
+                rank: entry.rank,
                 condition: Condition::Slot(entry.slot),
             };
             let appended = self

@@ -14,11 +14,9 @@ use forebay_store::{ReadFailure, StoreError, StoreLane};
 
 use crate::api::{Coming, Completion, CompletionSink, Extent, Request, Target};
 use crate::cache::{Cache, Memory, STREAMS};
+use crate::replacement::Replacement;
 use crate::stats::{Kind, LaneStats, QUICK_SAMPLE, bump};
 use crate::volume::{Volume, VolumeState};
-
-/// Blocks whose use is counted together, so that lanes seldom meet at the shared counter.
-const USED_BATCH: u64 = 32;
 
 /// A future that carries out one request, in memory that is used again.
 pub(crate) trait Start {
@@ -61,7 +59,8 @@ pub struct LaneVolume {
     cutoff: RefCell<SequentialCutoff>,
     /// The last request that was asked about, and the answer.
     last_verdict: Cell<((bool, u64, u64), bool)>,
-    used: Cell<u64>,
+    /// The replacement policy, unless there is another one by now.
+    pub(crate) replacement: RefCell<(u64, Arc<Replacement>)>,
     /// Bytes on their way from the origin that nobody has asked for.
     pub(crate) promoting: Cell<u64>,
     /// The cache's memory of absent blocks, unless there is another one by now.
@@ -117,6 +116,7 @@ impl LaneVolume {
     ) -> Rc<Self> {
         let memory = RefCell::new(cache.memory());
         let look_after = cache.look_after();
+        let replacement = RefCell::new(cache.replacement());
         Rc::new_cyclic(|own| LaneVolume {
             cache,
             volume,
@@ -124,7 +124,7 @@ impl LaneVolume {
             origin,
             cutoff: RefCell::new(SequentialCutoff::new(STREAMS)),
             last_verdict: Cell::new(((false, u64::MAX, 0), false)),
-            used: Cell::new(0),
+            replacement,
             promoting: Cell::new(0),
             memory,
             last_miss: Cell::new(MissReason::Cold),
@@ -167,17 +167,6 @@ impl LaneVolume {
         let verdict = self.cutoff.borrow_mut().observe(write, offset, len).bypass(threshold);
         self.last_verdict.set((request, verdict));
         verdict
-    }
-
-    /// Counts blocks that were used, for the replacement policy.
-    pub(crate) fn count_used(&self, blocks: u64) {
-        let used = self.used.get() + blocks;
-        if used >= USED_BATCH {
-            self.used.set(0);
-            self.cache.used(used);
-        } else {
-            self.used.set(used);
-        }
     }
 
     /// Waits until there may be room in the log.

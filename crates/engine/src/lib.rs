@@ -37,6 +37,7 @@ mod plan;
 mod ranges;
 mod read;
 pub mod recognise;
+mod replacement;
 mod samples;
 pub mod settings;
 pub mod stats;

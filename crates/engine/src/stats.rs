@@ -66,6 +66,8 @@ counters! {
     filled_blocks,
     /// Blocks written back.
     written_back_blocks,
+    /// Blocks that reclaim appended once more, for them to stay in the cache.
+    carried_blocks,
     /// Requests that failed.
     errors,
     /// Reads of the origin that failed.

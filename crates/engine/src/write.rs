@@ -62,7 +62,7 @@ impl LaneVolume {
             block: piece.block,
             dirty: true,
             mask: None,
-            age: self.cache.age().bits(),
+            rank: self.rank_of_write(piece.block).bits(),
             condition: Condition::Always,
         };
         match self.store.append_whole(version, Class::Foreground, data) {
@@ -76,6 +76,7 @@ impl LaneVolume {
     }
 
     fn note_appended(&self, block: OriginBlock, old: Option<&Entry>) {
+        self.placed(block, old);
         self.volume.remove_bad(block);
         self.volume.appended(self.lane(), block, old, true);
         if old.is_none_or(|old| !old.dirty) {
@@ -88,7 +89,6 @@ impl LaneVolume {
         bump(if hits { &counters.write_hits } else { &counters.write_misses }, 1);
         bump(&counters.user_written_bytes, len);
         bump(&counters.cache_written_bytes, blocks * self.volume.block.bytes());
-        self.count_used(blocks);
     }
 
     /// Writes a checked range and gives the buffer back.
@@ -141,7 +141,11 @@ impl LaneVolume {
         let absent = |block| store.peek(&volume.space, OriginBlock(block)).is_none();
         if round.is_none() && asks_admission(mode) {
             let mut blocks = volume.blocks(offset..offset + len);
-            round = self.keeps_out(blocks.clone()).filter(|_| blocks.all(absent));
+            round = self.keeps_out(blocks.clone()).filter(|_| blocks.clone().all(absent));
+            if round.is_none() && !self.cache.ranks() && blocks.clone().all(absent) {
+                let refused = !blocks.any(|block| self.lets_in(OriginBlock(block)));
+                round = refused.then_some(BypassReason::NotAdmitted);
+            }
         }
         let way = write_steps(volume.pieces(offset, len).map(|piece| {
             let found = store.peek(&volume.space, piece.block);
@@ -239,7 +243,8 @@ impl LaneVolume {
                         let replaced = store
                             .peek(&volume.space, piece.block)
                             .is_none_or(|found| found.entry.slot != slot);
-                        if gone.is_some() {
+                        if let Some(entry) = gone {
+                            self.gone(&entry);
                             self.evicted(piece.block, EvictionReason::Damaged);
                         } else if dirty && !replaced {
                             volume.add_bad(piece.block);
@@ -260,7 +265,7 @@ impl LaneVolume {
                 block: piece.block,
                 dirty: true,
                 mask: volume.mask(piece.block, valid),
-                age: self.cache.age().bits(),
+                rank: self.rank_of_write(piece.block).bits(),
                 condition,
             };
             let mut slot = Slot(0);
@@ -408,7 +413,8 @@ impl LaneVolume {
         let mut any = false;
         for number in volume.blocks(range.clone()) {
             let block = OriginBlock(number);
-            if store.forget(&volume.space, block, |entry| !entry.dirty).is_some() {
+            if let Some(entry) = store.forget(&volume.space, block, |entry| !entry.dirty) {
+                self.gone(&entry);
                 self.invalidated(block, InvalidationReason::WriteAround);
                 any = true;
             }

@@ -42,4 +42,4 @@ pub use options::{PlantedBug, StoreOptions};
 pub use read::PayloadCheck;
 pub use recover::{RecoveryReport, read_roots};
 pub use store::{Appended, Class, Kept, Pinned, ReadFailure, Store, Version, VolumeSpace};
-pub use table::{Check, Entry};
+pub use table::{Check, Entry, RANK_UNKNOWN};

@@ -19,7 +19,7 @@ use crate::log::Log;
 #[cfg(feature = "planted-bugs")]
 use crate::options::PlantedBug;
 use crate::options::StoreOptions;
-use crate::segments::Segments;
+use crate::segments::{Live, Segments};
 use crate::table::Entry;
 
 /// One volume's part of the index, and what its checksums begin with.
@@ -53,6 +53,9 @@ impl VolumeSpace {
 pub enum Class {
     /// A client's write, or a fill.
     Foreground,
+    /// A fill of what is expected to stay: beside what is carried on, so that segments hold what
+    /// leaves together.
+    Settled,
     /// Reclaim carrying blocks on.
     Background,
 }
@@ -68,7 +71,7 @@ pub struct Version<'a> {
     /// Its valid sectors, if not all of them.
     pub mask: Option<SectorMask>,
     /// Age class for the replacement policy.
-    pub age: u8,
+    pub rank: u8,
     /// When it may replace what is there.
     pub condition: Condition<'a>,
 }
@@ -131,6 +134,8 @@ pub struct Store {
     pub space: Notify,
     /// Somebody waits for room.
     pub space_wanted: Notify,
+    /// A block found no room in the index: there are free segments, and yet blocks have to leave.
+    pub(crate) index_full: AtomicBool,
     pub(crate) log: Log,
     pub(crate) spaces: Mutex<Vec<VolumeSpace>>,
     pub(crate) meta: Mutex<forebay_format::Superblock>,
@@ -218,7 +223,7 @@ impl Store {
     }
 
     /// Looks a block up and keeps its segment from being reused until the result is dropped.
-    /// `touch` may give the entry a new age, given the present one.
+    /// `touch` may give the entry a new rank, given the present one.
     #[inline]
     pub fn look_up(
         &self,
@@ -227,10 +232,50 @@ impl Store {
         touch: impl FnOnce(u8) -> Option<u8>,
     ) -> Option<Pinned<'_>> {
         let found = self.index.look_up(space.address(block), |entry| {
-            self.segments.pin(self.segment_of(entry.slot));
-            touch(entry.age)
+            let segment = self.segment_of(entry.slot);
+            self.segments.pin(segment);
+            let rank = touch(entry.rank)?;
+            self.segments.ranked(segment, entry.rank, rank);
+            Some(rank)
         })?;
         Some(Pinned { store: self, block, found })
+    }
+
+    /// Changes the rank of a block, if it is still the version at `slot`. Returns it as it was, and
+    /// as it is now.
+    pub fn rerank(
+        &self,
+        space: &VolumeSpace,
+        block: OriginBlock,
+        slot: Slot,
+        change: impl FnOnce(u8) -> u8,
+    ) -> Option<(u8, u8)> {
+        let mut after = None;
+        let before = self.index.update(space.address(block), |entry| {
+            if entry.slot != slot {
+                return None;
+            }
+            let rank = change(entry.rank);
+            after = Some(rank);
+            self.segments.ranked(self.segment_of(slot), entry.rank, rank);
+            Some(Entry { rank, ..*entry })
+        })?;
+        Some((before.rank, after?))
+    }
+
+    /// Gives the entries in some buckets of a shard of the index a new rank. Returns the buckets of
+    /// the shard: those beyond are passed over.
+    pub fn pass(
+        &self,
+        shard: u32,
+        buckets: std::ops::Range<usize>,
+        mut passed: impl FnMut(u8) -> u8,
+    ) -> usize {
+        self.index.pass(shard, buckets, |entry| {
+            let rank = passed(entry.rank);
+            self.segments.ranked(self.segment_of(entry.slot), entry.rank, rank);
+            rank
+        })
     }
 
     /// A hint: the block will be looked up soon.
@@ -302,7 +347,7 @@ impl Store {
             true
         })?;
         let segment = self.segment_of(entry.slot);
-        self.segments.remove_live(segment, entry.dirty);
+        self.segments.remove_live(segment, Live::one(entry.dirty, entry.rank));
         Some(entry)
     }
 
@@ -317,7 +362,8 @@ impl Store {
                 if space.block(*address).is_some()
                     && let Some(entry) = self.index.remove(*address, |_| true)
                 {
-                    self.segments.remove_live(self.segment_of(entry.slot), entry.dirty);
+                    let gone = Live::one(entry.dirty, entry.rank);
+                    self.segments.remove_live(self.segment_of(entry.slot), gone);
                 }
             }
         }
@@ -336,6 +382,11 @@ impl Store {
         self.log.round_ended.notify_all();
         self.space.notify_all();
         self.space_wanted.notify_all();
+    }
+
+    /// Whether a block found no room in the index since this was asked last.
+    pub fn index_was_full(&self) -> bool {
+        self.index_full.swap(false, Ordering::Relaxed)
     }
 
     /// Whether a version is durable where it is.

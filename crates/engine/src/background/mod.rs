@@ -4,6 +4,7 @@
 //! - [`reclaim`]: room in the log
 //! - [`upkeep`]: commits and checkpoints by the clock, ages for the replacement policy
 
+pub(crate) mod give_up;
 pub(crate) mod reclaim;
 pub(crate) mod upkeep;
 pub(crate) mod writeback;

@@ -19,7 +19,6 @@ use std::path::PathBuf;
 
 use clap::ValueEnum;
 use forebay_core::{ReplacementKind, parse_size};
-use forebay_policy::exact::PolicyKind;
 use serde::Serialize;
 
 use crate::error::{LabError, LabResult, other};
@@ -85,7 +84,7 @@ struct Job {
 /// Something that decides who leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Policy {
-    Online(PolicyKind),
+    Online(ReplacementKind),
     /// Who is used again last; it knows.
     Belady,
 }
@@ -104,7 +103,7 @@ impl Policy {
     }
 
     fn all() -> Vec<Policy> {
-        let online = PolicyKind::ALL.iter().map(|kind| Policy::Online(*kind));
+        let online = ReplacementKind::ALL.iter().map(|kind| Policy::Online(*kind));
         online.chain([Policy::Belady]).collect()
     }
 }

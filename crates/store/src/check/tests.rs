@@ -82,7 +82,7 @@ impl World {
                     block: OriginBlock(block),
                     dirty: block % 3 == 0,
                     mask: None,
-                    age: 0,
+                    rank: 0,
                     condition: Condition::Always,
                 };
                 let done =

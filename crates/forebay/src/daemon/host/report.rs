@@ -167,6 +167,7 @@ fn fill(report: &mut VolumeReport, running: &Running, cached: u64) {
         dirty: volume.dirty_blocks(),
         filled: totals.filled_blocks,
         written_back: totals.written_back_blocks,
+        carried_on: totals.carried_blocks,
     };
     let why = volume.stats.why();
     report.why = why;

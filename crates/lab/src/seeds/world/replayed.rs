@@ -94,7 +94,8 @@ impl World {
         let totals = self.target.volume().stats.totals();
         let store = &self.engine.cache.store;
         LogCounts {
-            appended: totals.cache_written_bytes,
+            appended: totals.cache_written_bytes
+                - totals.carried_blocks * store.block_size().bytes(),
             payload: store.counters.payload_bytes.load(Ordering::Relaxed),
         }
     }
