@@ -78,6 +78,28 @@ const WRITEBACK_LATENCY_MILLIS: u16 = 25;
 const WRITEBACK_GAP: u16 = 26;
 const QUIET_HOURS: u16 = 27;
 
+/// What the number of a setting in the volume table stands for: its name, as an operator knows it, with
+/// the unit where that is not bytes or a plain number. `None`: only a later program knows it.
+pub fn tag_name(tag: u16) -> Option<&'static str> {
+    Some(match tag {
+        SEQUENTIAL_CUTOFF => "sequential_cutoff",
+        WRITEBACK_RUNNING => "writeback_running",
+        DIRTY_HIGH => "dirty_high",
+        DIRTY_LOW => "dirty_low",
+        DIRTY_AGE_MILLIS => "dirty_age_ms",
+        IDLE_MILLIS => "idle_ms",
+        WRITEBACK_DEPTH => "writeback_depth",
+        MERGE_BYTES => "merge_bytes",
+        COMMIT_INTERVAL_MILLIS => "commit_interval_ms",
+        ADMISSION => "admission",
+        WRITE_BUDGET => "write_budget",
+        CONGESTED_READ_MILLIS => "congested_read_threshold_ms",
+        CONGESTED_WRITE_MILLIS => "congested_write_threshold_ms",
+        PROMOTE => "promote",
+        _ => return None,
+    })
+}
+
 fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
@@ -266,6 +288,15 @@ mod tests {
         assert!(other.share(one.shared()) && !other.share(one.shared()));
         assert_eq!((other.policy, other.writeback.cache_dirty_high), (ReplacementKind::Fifo, 90));
         assert_eq!((other.sequential_cutoff, other.writeback.dirty_high), (5, 50));
+    }
+
+    #[test]
+    fn every_number_has_a_name_of_its_own() {
+        let tags = VolumeSettings::default().to_tags();
+        let names: std::collections::HashSet<_> =
+            tags.iter().map(|(tag, _)| tag_name(*tag).unwrap_or_else(|| panic!("{tag}"))).collect();
+        assert_eq!(names.len(), tags.len());
+        assert_eq!(tag_name(60_000), None);
     }
 
     #[test]

@@ -30,7 +30,8 @@ def a_cache_device_is_sound_after_a_kill(box):
     for arguments in ([], ["--quick"], ["--json"]):
         daemon.cli("check", cache, *arguments)
     json.loads(daemon.cli("check", cache, "--json").stdout)
-    daemon.cli("dump", cache, "--records", "--entries")
+    dumped = daemon.cli("dump", cache, "--records", "--entries").stdout
+    check("dirty_high=50" in dumped, "settings have no names")
     for line in daemon.cli("dump", cache, "--json").stdout.splitlines():
         json.loads(line)
     check_equal(digest(cache), before, "the device")
