@@ -70,6 +70,8 @@ def devices_that_cannot_be(box):
     ):  # fmt: skip
         one_line(daemon.create_run("v", bad, origin, expect=2))
         one_line(daemon.create_run("v", cache, bad, expect=2))
+    for ram in ("ram:64M", "sata-ssd:ram:64M"):
+        one_line(daemon.create_run("v", cache, ram, expect=2), "origin", "RAM")
     for same in (cache, box.path("link"), box.path(f"../{box.dir.name}/cache")):
         one_line(daemon.create_run("v", cache, same, expect=2), "origin")
     one_line(daemon.create_run("v", box.file("tiny", 64 * KIB), origin, expect=2), "cache")

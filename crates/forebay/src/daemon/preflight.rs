@@ -36,7 +36,7 @@ pub(crate) fn definition(request: &CreateRequest) -> Result<Definition, ApiError
     Ok(Definition {
         name: request.name.clone(),
         cache: DeviceName::parse("cache", &request.cache)?.text,
-        origin: DeviceName::parse("origin", &request.origin)?.text,
+        origin: DeviceName::parse_origin("origin", &request.origin)?.text,
         block_size: block_size.bytes(),
         alignment,
         settings,
@@ -151,7 +151,7 @@ mod tests {
         good.alignment = 7680;
         assert_eq!(definition(&good).expect("good").block_size, 8192);
         type Change = fn(&mut CreateRequest);
-        let changes: [(&str, Change); 8] = [
+        let changes: [(&str, Change); 10] = [
             ("block_size", |r| r.block_size = Some(0)),
             ("block_size", |r| r.block_size = Some(3)),
             ("block_size", |r| r.block_size = Some(1 << 31)),
@@ -160,6 +160,8 @@ mod tests {
             ("alignment", |r| r.alignment = u64::MAX),
             ("cache", |r| r.cache.clear()),
             ("origin", |r| r.origin = "ram:".to_owned()),
+            ("origin", |r| r.origin = "ram:1G".to_owned()),
+            ("origin", |r| r.origin = "hdd7200:ram:1G".to_owned()),
         ];
         for (field, change) in changes {
             let mut bad = good.clone();
