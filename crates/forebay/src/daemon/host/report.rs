@@ -32,6 +32,13 @@ pub(super) struct Running {
     pub(super) volume: Arc<Volume>,
 }
 
+impl Running {
+    /// Unit of caching, in bytes.
+    pub(super) fn block_bytes(&self) -> u64 {
+        self.cache.store.block_size().bytes()
+    }
+}
+
 struct Entry {
     definition: Definition,
     phase: VolumeState,
