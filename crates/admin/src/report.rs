@@ -173,7 +173,7 @@ pub struct ByteReport {
 /// A latency distribution, in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Default, Serialize, Deserialize)]
 pub struct Latency {
-    /// Requests that were measured.
+    /// Requests that were measured; of those that are answered at once one in 16 is, and counts for 16.
     #[serde(default)]
     pub count: u64,
     /// Mean.
@@ -187,7 +187,8 @@ pub struct Latency {
     pub max_us: f64,
 }
 
-/// Latencies as the front end sees them, since the volume was started.
+/// Latencies since the volume was started, from the front end's call to the answer: without what the
+/// front end itself and the way to the client take.
 #[derive(Clone, Copy, Debug, PartialEq, Default, Serialize, Deserialize)]
 pub struct LatencyReport {
     /// Of reads.

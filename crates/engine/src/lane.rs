@@ -236,7 +236,7 @@ impl LaneVolume {
             Op::Write | Op::WriteZeroes | Op::Discard => Kind::Write,
         };
         let now = self.now();
-        stats.latency(kind, now.since(started));
+        stats.latency(kind, now.since(started), 1);
         if result.is_err() {
             bump(&stats.counters.errors, 1);
         }
@@ -288,7 +288,7 @@ impl LaneVolume {
         if let Some(started) = started {
             let now = self.now();
             self.volume.last_foreground.store(now.0, Ordering::Relaxed);
-            self.stats().latency(kind, now.since(started));
+            self.stats().latency(kind, now.since(started), QUICK_SAMPLE);
         }
     }
 }

@@ -139,7 +139,8 @@ pub(crate) struct LaneStats {
     pub(crate) quick: AtomicU64,
 }
 
-/// One in this many requests that are answered at once has its latency measured.
+/// One in this many requests that are answered at once has its latency measured, and stands for all of
+/// them: otherwise those that had to wait would be most of what is known.
 pub(crate) const QUICK_SAMPLE: u64 = 16;
 
 fn histogram() -> Histogram<u64> {
@@ -161,16 +162,17 @@ impl LaneStats {
         }
     }
 
-    pub(crate) fn latency(&self, kind: Kind, took: Duration) {
+    /// Notes how long `requests` requests took each: one, or as many as a measured one stands for.
+    pub(crate) fn latency(&self, kind: Kind, took: Duration, requests: u64) {
         let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
-        self.latencies[kind as usize].lock().saturating_record(nanos);
+        self.latencies[kind as usize].lock().saturating_record_n(nanos, requests);
     }
 }
 
 /// Latencies in microseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Latency {
-    /// Requests that were measured.
+    /// Requests that were measured, or that one that was measured stands for.
     pub count: u64,
     /// Mean.
     pub mean_us: f64,
@@ -248,5 +250,23 @@ impl Stats {
             p99_us: micros(all.value_at_quantile(0.99)),
             max_us: micros(all.max()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_that_stands_for_others_counts_as_many_times() {
+        let stats = Stats::new(2);
+        for lane in 0..2 {
+            stats.lane(lane).latency(Kind::Read, Duration::from_micros(2), QUICK_SAMPLE);
+            stats.lane(lane).latency(Kind::Read, Duration::from_millis(5), 1);
+        }
+        let read = stats.latency(Kind::Read);
+        assert_eq!(read.count, 2 * (QUICK_SAMPLE + 1));
+        assert!(read.p50_us < 3.0 && read.max_us > 4_900.0, "{read:?}");
+        assert_eq!(stats.latency(Kind::Write).count, 0);
     }
 }

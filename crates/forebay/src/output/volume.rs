@@ -211,7 +211,14 @@ fn latencies(report: &VolumeReport) -> String {
             std::iter::once(what.to_owned()).chain([mean_us, p50_us, p99_us, max_us].map(micros)),
         );
     }
-    table.render()
+    let mut text = table.render();
+    if [report.latency.read, report.latency.write].iter().any(|latency| latency.count > 0) {
+        text.push_str(
+            "Inside the daemon, without NBD and the way to the client; of requests that are answered at\n\
+             once, one in 16 is measured and counts for 16.\n",
+        );
+    }
+    text
 }
 
 /// A share as `42.0 %`.
@@ -259,6 +266,16 @@ mod tests {
         {
             assert_eq!(micros(time), text);
         }
+    }
+
+    #[test]
+    fn what_latencies_are_of_is_said_where_there_are_some() {
+        let name = "v".parse().expect("valid");
+        let mut report = VolumeReport::empty(name, VolumeState::Running, Settings::default());
+        assert!(!render(&report).contains("without NBD"));
+        report.latency.read = Latency { count: 16, p50_us: 3.0, ..Latency::default() };
+        let text = render(&report);
+        assert!(text.contains("without NBD") && text.contains("one in 16"), "{text}");
     }
 
     #[test]
