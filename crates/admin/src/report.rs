@@ -16,6 +16,8 @@ pub enum VolumeState {
     /// Not served.
     #[default]
     Stopped,
+    /// Will be served: the daemon has just begun, and starts other volumes first.
+    Waiting,
     /// The cache device is being read.
     Recovering,
     /// Served.
@@ -32,8 +34,9 @@ pub enum VolumeState {
 
 impl VolumeState {
     /// Every state.
-    pub const ALL: [VolumeState; 7] = [
+    pub const ALL: [VolumeState; 8] = [
         VolumeState::Stopped,
+        VolumeState::Waiting,
         VolumeState::Recovering,
         VolumeState::Running,
         VolumeState::Draining,
@@ -46,12 +49,28 @@ impl VolumeState {
     pub fn name(self) -> &'static str {
         match self {
             VolumeState::Stopped => "stopped",
+            VolumeState::Waiting => "waiting",
             VolumeState::Recovering => "recovering",
             VolumeState::Running => "running",
             VolumeState::Draining => "draining",
             VolumeState::Degraded => "degraded",
             VolumeState::Stopping => "stopping",
             VolumeState::Failed => "failed",
+        }
+    }
+
+    /// Whether it is known what the cache holds of a volume in this state: of a cache that is not
+    /// open nobody knows, and 0 would not be the truth.
+    pub fn knows_content(self) -> bool {
+        match self {
+            VolumeState::Stopped
+            | VolumeState::Waiting
+            | VolumeState::Recovering
+            | VolumeState::Failed => false,
+            VolumeState::Running
+            | VolumeState::Draining
+            | VolumeState::Degraded
+            | VolumeState::Stopping => true,
         }
     }
 }

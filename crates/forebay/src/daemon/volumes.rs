@@ -1,7 +1,7 @@
 //! The volumes of a daemon: what the host serves and what the state remembers, kept in step.
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use forebay_admin::report::DaemonReport;
@@ -31,13 +31,17 @@ pub(crate) struct Volumes {
     operations: Arc<Operations>,
     /// Why volumes that should be served are not.
     failures: Mutex<BTreeMap<VolumeName, String>>,
+    /// Volumes that were served when the daemon ended, and whose turn to be served again has not come.
+    waiting: Mutex<BTreeSet<VolumeName>>,
 }
 
 impl Volumes {
     /// The volumes that `state` remembers, none of them served yet.
     pub(crate) fn new(host: Arc<dyn Host>, state: State, nbd: Vec<NbdAddress>) -> Arc<Self> {
         let operations = Arc::new(Operations::default());
-        Arc::new(Volumes { host, state, nbd, operations, failures: Mutex::default() })
+        let started = state.volumes().into_iter().filter(|entry| entry.started);
+        let waiting = Mutex::new(started.map(|entry| entry.volume.name).collect());
+        Arc::new(Volumes { host, state, nbd, operations, failures: Mutex::default(), waiting })
     }
 
     /// Work that is under way or has ended.
@@ -81,6 +85,8 @@ impl Volumes {
             if let Some(failure) = failures.get(&volume.name) {
                 report.state = VolumeState::Failed;
                 report.errors.last = Some(failure.clone());
+            } else if self.waiting().contains(&volume.name) {
+                report.state = VolumeState::Waiting;
             }
             report
         });
@@ -266,6 +272,7 @@ impl Volumes {
         }
         self.operate("stop", name, |this, mut entry, work| {
             let name = entry.volume.name.clone();
+            this.waiting().remove(&name);
             // Remembered first: a daemon that dies in between must not serve it again by itself.
             entry.started = false;
             this.state.put(entry)?;
@@ -288,6 +295,7 @@ impl Volumes {
                 return Ok(());
             }
             let started = this.host.start(&entry.volume, force, work);
+            this.waiting().remove(&entry.volume.name);
             if entry.started {
                 this.note_failure(&entry.volume.name, started.as_ref().err());
             }
@@ -308,11 +316,16 @@ impl Volumes {
         discard_dirty: bool,
     ) -> Result<OperationId, ApiError> {
         self.operate("delete", name, move |this, entry, work| {
+            this.waiting().remove(&entry.volume.name);
             this.host.delete(&entry.volume, discard_dirty, work)?;
             this.state.remove(&entry.volume.name)?;
             this.note_failure(&entry.volume.name, None);
             Ok(())
         })
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, BTreeSet<VolumeName>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn note_failure(&self, name: &VolumeName, failure: Option<&ApiError>) {
@@ -326,19 +339,22 @@ impl Volumes {
     /// Serves again what was served when the daemon ended; one that fails does not keep the others
     /// from it. Returns how many are served and how many should be.
     pub(crate) fn restore(self: &Arc<Self>, stop: &StopRequest) -> (usize, usize) {
-        let wanted: Vec<VolumeName> = self
-            .state
-            .volumes()
-            .into_iter()
-            .filter(|entry| entry.started)
-            .map(|entry| entry.volume.name)
-            .collect();
+        let waiting = |entry: &Remembered| self.waiting().contains(&entry.volume.name);
+        let volumes = self.state.volumes().into_iter();
+        let wanted: Vec<VolumeName> =
+            volumes.filter(waiting).map(|entry| entry.volume.name).collect();
         let mut served = 0;
         for name in &wanted {
             if stop.is_asked() {
                 break;
             }
+            // An operator may have stopped, deleted or started it while it waited.
+            if !self.waiting().contains(name) {
+                served += usize::from(self.host.report(name).is_some());
+                continue;
+            }
             let ended = self.start(name, false).map(|id| self.operations.wait(id, None));
+            self.waiting().remove(name);
             match ended {
                 Ok(Some(operation)) if operation.state == OperationState::Done => served += 1,
                 Ok(_) => {}

@@ -118,6 +118,33 @@ fn a_volume_that_cannot_come_back_is_shown_as_failed_and_spares_the_others() {
 }
 
 #[test]
+fn volumes_whose_turn_has_not_come_wait_and_can_be_stopped_meanwhile() {
+    let daemon = Daemon::new();
+    for (name, origin) in [("a", "origin"), ("b", "other"), ("c", "third")] {
+        std::fs::write(daemon.dir.path().join(origin), [0; 512]).expect("writable");
+        daemon.create(name, origin).expect("good");
+    }
+    let daemon = daemon.restart();
+    let states = || ["a", "b", "c"].map(|name| daemon.state(name));
+    assert_eq!(states(), [VolumeState::Waiting; 3]);
+    daemon.fail("hang start a");
+    std::thread::scope(|scope| {
+        let restored = scope.spawn(|| daemon.volumes.restore(&StopRequest::default()));
+        while daemon.volumes.operations().of_volume(&name("a")).is_none() {
+            std::thread::yield_now();
+        }
+        let report = daemon.volumes.show(&name("b")).expect("there");
+        assert_eq!((report.state, report.export.nbd), (VolumeState::Waiting, None));
+        daemon.end(daemon.volumes.stop(&name("b"))).expect("it is not busy");
+        assert_eq!(daemon.state("b"), VolumeState::Stopped);
+        daemon.host.failing.lock().expect("not poisoned").clear();
+        assert_eq!(restored.join().expect("no panic"), (2, 3));
+    });
+    assert_eq!(states(), [VolumeState::Running, VolumeState::Stopped, VolumeState::Running]);
+    assert_eq!(daemon.asked(), ["start a", "start c"]);
+}
+
+#[test]
 fn a_stop_request_ends_the_restore() {
     let daemon = Daemon::new();
     daemon.create("a", "origin").expect("good");

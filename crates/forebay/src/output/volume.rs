@@ -19,7 +19,11 @@ pub(crate) fn render(report: &VolumeReport) -> String {
         let _ = writeln!(text, "{}", format!("{label:LABEL$}{value}").trim_end());
     };
     line("volume", report.name.to_string());
-    line("state", report.state.name().to_owned());
+    let because = match report.state {
+        VolumeState::Waiting => ": the daemon has begun, and starts other volumes first",
+        _ => "",
+    };
+    line("state", format!("{}{because}", report.state.name()));
     if let Some(share) = report.progress.and_then(|progress| progress.share()) {
         line("progress", percent(share));
     }
@@ -40,17 +44,15 @@ pub(crate) fn render(report: &VolumeReport) -> String {
         bytes => format!(", shifted by {bytes} bytes"),
     };
     line("block size", format!("{}{shift}", format_size(report.block_size)));
-    let blocks = match report.state {
-        // Of a cache that is not open nobody knows what it holds; it is not nothing.
-        VolumeState::Stopped | VolumeState::Failed => {
-            "not known while it is not served; dirty ones may be on the cache device".to_owned()
-        }
-        _ => format!(
+    let blocks = if report.state.knows_content() {
+        format!(
             "{} cached, {} dirty ({})",
             grouped(report.blocks.cached),
             grouped(report.blocks.dirty),
             format_size(report.blocks.dirty.saturating_mul(report.block_size))
-        ),
+        )
+    } else {
+        "not known while it is not served; dirty ones may be on the cache device".to_owned()
     };
     line("blocks", blocks);
     line(

@@ -1,9 +1,9 @@
 //! `forebay list`: the volumes, one line each.
 
-use forebay_admin::{VolumeList, VolumeState};
+use forebay_admin::VolumeList;
 use forebay_core::units::format_size;
 
-use crate::cli::JsonArgs;
+use crate::cli::ListArgs;
 use crate::client::Client;
 use crate::exit::Outcome;
 use crate::output::table::{Column, Table};
@@ -31,8 +31,7 @@ fn render(list: &VolumeList) -> String {
         Column::left("NBD"),
     ]);
     for volume in &list.volumes {
-        // Of a cache that is not open nobody knows what it holds; it is not nothing.
-        let known = !matches!(volume.state, VolumeState::Stopped | VolumeState::Failed);
+        let known = volume.state.knows_content();
         let held = |bytes| if known { format_size(bytes) } else { "?".to_owned() };
         table.row([
             volume.name.to_string(),
