@@ -91,7 +91,7 @@ pub struct CacheReport {
     pub path: String,
     /// Bytes for blocks on the device, its own structures not counted.
     pub size: u64,
-    /// Bytes of blocks in the cache.
+    /// Bytes of blocks in the cache, of all of its volumes; [`BlockReport::cached`] has the volume's own.
     pub used: u64,
 }
 
@@ -108,7 +108,7 @@ pub struct ExportReport {
 /// How many blocks are in the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct BlockReport {
-    /// Blocks in the cache, clean and dirty.
+    /// Blocks of the volume in the cache, clean and dirty.
     pub cached: u64,
     /// Blocks that are newer than the origin.
     pub dirty: u64,
@@ -341,7 +341,7 @@ impl VolumeReport {
             size: self.origin.size,
             origin: self.origin.path.clone(),
             cache: self.cache.path.clone(),
-            used: self.cache.used,
+            used: self.blocks.cached.saturating_mul(self.block_size),
             dirty: self.blocks.dirty.saturating_mul(self.block_size),
             nbd: self.export.nbd.clone(),
         }
@@ -363,7 +363,7 @@ pub struct VolumeSummary {
     pub origin: String,
     /// The cache device as the operator named it.
     pub cache: String,
-    /// Bytes in the cache.
+    /// Bytes of the volume in the cache, clean and dirty.
     pub used: u64,
     /// Bytes that are newer than the origin.
     pub dirty: u64,
@@ -441,6 +441,16 @@ mod tests {
             let json = serde_json::to_value(state).expect("plain data");
             assert_eq!(json.as_str(), Some(state.name()));
         }
+    }
+
+    #[test]
+    fn a_line_of_a_list_is_about_the_volume_and_not_about_its_cache() {
+        let name = "v".parse().expect("valid");
+        let mut report = VolumeReport::empty(name, VolumeState::Running, Settings::default());
+        (report.block_size, report.blocks.cached, report.blocks.dirty) = (8192, 10, 3);
+        report.cache.used = 1 << 20;
+        let summary = report.summary();
+        assert_eq!((summary.used, summary.dirty), (81_920, 24_576));
     }
 
     #[test]

@@ -32,7 +32,7 @@ pub(crate) fn render(report: &VolumeReport) -> String {
     let used = match report.cache.size {
         0 => String::new(),
         size => format!(
-            "  {} of {} used ({})",
+            "  {} of {} used ({}), by all of its volumes",
             format_size(report.cache.used),
             format_size(size),
             percent(report.cache.used as f64 / size as f64)

@@ -24,7 +24,7 @@ fn render(list: &VolumeList) -> String {
         Column::left("STATE"),
         Column::left("MODE"),
         Column::right("SIZE"),
-        Column::right("USED"),
+        Column::right("CACHED"),
         Column::right("DIRTY"),
         Column::left("ORIGIN"),
         Column::left("CACHE"),
