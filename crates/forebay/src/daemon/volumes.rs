@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use forebay_admin::report::DaemonReport;
 use forebay_admin::{
-    ApiError, CreateRequest, ErrorKind, OperationId, OperationState, SetRequest, Settings,
-    VolumeName, VolumeReport, VolumeState,
+    ApiError, CreateRequest, ErrorKind, OperationId, OperationState, SetRequest, VolumeName,
+    VolumeReport, VolumeState,
 };
 
 use super::host_api::{Definition, Existing, Host};
@@ -119,15 +119,24 @@ impl Volumes {
     ) -> Result<OperationId, ApiError> {
         let volume = preflight::definition(request)?;
         let (this, force, name) = (self.clone(), request.force, request.name.clone());
+        let chose_policy = request.settings.iter().any(|(knob, _)| knob == "policy");
         if request.adopt {
             return self
                 .operations
                 .start("create", &name, move |work| this.adopt_now(volume, force, work));
         }
-        self.operations.start("create", &name, move |work| this.create_now(volume, force, work))
+        self.operations
+            .start("create", &name, move |work| this.create_now(volume, chose_policy, force, work))
     }
 
-    fn create_now(&self, mut volume: Definition, force: bool, work: &Work) -> Result<(), ApiError> {
+    /// `chose_policy`: the replacement policy was asked for, and is not just the default.
+    fn create_now(
+        &self,
+        mut volume: Definition,
+        chose_policy: bool,
+        force: bool,
+        work: &Work,
+    ) -> Result<(), ApiError> {
         let name = volume.name.clone();
         let others: Vec<Definition> =
             self.state.volumes().into_iter().map(|entry| entry.volume).collect();
@@ -139,12 +148,18 @@ impl Volumes {
         let existing = match others.iter().find(|other| preflight::same_cache(&volume, other)) {
             // Whatever force is meant for, it is not the data of other volumes.
             Some(other) => {
-                // They share it. Who comes later does not change it unless that is asked for.
-                let policy = volume.settings.policy;
-                volume.settings.share(&other.settings);
-                if policy != Settings::default().policy {
-                    volume.settings.policy = policy;
+                // They share one policy, and a new volume does not change that of the others.
+                let there = other.settings.policy;
+                if chose_policy && volume.settings.policy != there {
+                    let reason = format!(
+                        "the volumes of {} share the policy '{there}'; leave it out, and change it for \
+                         all of them with 'forebay set {name} policy={}' afterwards",
+                        volume.cache, volume.settings.policy
+                    );
+                    return Err(ApiError::invalid("policy", reason));
                 }
+                volume.settings.share(&other.settings);
+                volume.settings.policy = there;
                 Existing::Join
             }
             None if force => Existing::Overwrite,

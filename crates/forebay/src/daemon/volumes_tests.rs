@@ -199,6 +199,35 @@ fn settings_are_changed_whole_and_also_while_stopped() {
 }
 
 #[test]
+fn a_new_volume_takes_the_policy_of_its_cache_and_does_not_change_it() {
+    let daemon = Daemon::new();
+    let create = |name: &str, origin: &str, settings: &[&str]| {
+        std::fs::write(daemon.dir.path().join(origin), [0; 512]).expect("writable");
+        let mut request = daemon.request(name, origin);
+        request.settings = Assignments::parse(settings).expect("good");
+        daemon.end(daemon.volumes.create(&request))
+    };
+    let policies = || -> Vec<String> {
+        let list = daemon.volumes.list();
+        list.iter().map(|report| report.settings.policy.to_string()).collect()
+    };
+    create("a", "origin", &["policy=fifo"]).expect("good");
+    create("b", "other", &[]).expect("good");
+    create("c", "third", &["policy=fifo"]).expect("the same");
+    for other in ["lru", "random"] {
+        let refused = create("d", "fourth", &[&format!("policy={other}")]).expect_err("another");
+        assert_eq!((refused.kind, refused.field.as_deref()), (ErrorKind::Invalid, Some("policy")));
+        assert!(refused.message.contains("fifo") && refused.message.contains("set d policy="));
+    }
+    assert_eq!(policies(), ["fifo"; 3]);
+    let settings = Assignments::parse(["policy=random"]).expect("good");
+    daemon.end(daemon.volumes.set(&name("b"), SetRequest { settings })).expect("good");
+    assert_eq!(policies()[1], "random");
+    let remembered = daemon.volumes.state.volumes();
+    assert!(remembered.iter().all(|entry| entry.volume.settings.policy.name() == "random"));
+}
+
+#[test]
 fn deleting_forgets_only_what_is_gone() {
     let daemon = Daemon::new();
     daemon.create("a", "origin").expect("good");
