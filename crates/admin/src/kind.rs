@@ -98,6 +98,21 @@ impl KnobKind {
         }
     }
 
+    /// The values that can be listed one by one, without short forms; empty for numbers.
+    pub fn listed(&self) -> Vec<&'static str> {
+        match *self {
+            KnobKind::Choice { words } | KnobKind::CountedChoice { words, .. } => {
+                words.iter().filter_map(|word| word.split(' ').next()).collect()
+            }
+            KnobKind::Switch => vec!["on", "off"],
+            KnobKind::Bytes { .. }
+            | KnobKind::PowerOfTwo { .. }
+            | KnobKind::Percent { .. }
+            | KnobKind::Duration { .. }
+            | KnobKind::Count { .. } => Vec::new(),
+        }
+    }
+
     /// What kind of value this is, in one word.
     pub fn word(&self) -> &'static str {
         match self {

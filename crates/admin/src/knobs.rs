@@ -355,6 +355,17 @@ mod tests {
     }
 
     #[test]
+    fn every_value_that_is_listed_is_read() {
+        for knob in KNOBS {
+            for value in knob.kind.listed() {
+                assert_eq!(knob.read(&mut Settings::default(), value), Ok(()), "{value}");
+            }
+        }
+        let count = |name| Knob::find(name).expect("it is there").kind.listed().len();
+        assert_eq!((count("mode"), count("writeback_running"), count("idle")), (5, 2, 0));
+    }
+
+    #[test]
     fn json_reads_back_and_keeps_types() {
         let settings =
             set("mode=wt sequential_cutoff=1000001 idle=off dirty_age=90s writeback_running=off \

@@ -10,8 +10,12 @@ use crate::output::table::{Column, Table};
 use crate::output::{json, print_text};
 
 /// Lists the volumes.
-pub(super) fn run(client: &Client, args: &JsonArgs) -> Outcome {
+pub(super) fn run(client: &Client, args: &ListArgs) -> Outcome {
     let list: VolumeList = client.get("/volumes")?;
+    if args.names {
+        let lines = list.volumes.iter().map(|volume| format!("{}\n", volume.name));
+        return print_text(&lines.collect::<String>());
+    }
     if args.json { json::print(&list) } else { print_text(&render(&list)) }
 }
 
