@@ -6,6 +6,7 @@
 //! - [`settings`]: mode, durability, replacement policy, admission
 //! - [`quiet`]: hours of the day
 //! - [`op`]: what a client asks for and how it ends
+//! - [`text`]: what is said to operators, in one line
 //! - [`time`]: the clock that everything else is given
 //! - [`why`]: every reason that is counted
 #![forbid(unsafe_code)]
@@ -15,6 +16,7 @@ pub mod mask;
 pub mod op;
 pub mod quiet;
 pub mod settings;
+pub mod text;
 pub mod time;
 pub mod units;
 pub mod why;

@@ -53,12 +53,17 @@ mod writeback;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
+use forebay_core::text::{one_line, usage_line};
 use forebay_trace as trace;
 
 /// Measures Forebay.
 #[derive(Debug, Parser)]
 #[command(name = "forebay-lab", version)]
+#[command(
+    after_help = "Exit codes: 0 done, 1 failed, 2 wrong usage, 3 refused (in use, or not the right \
+    device), 4 data at risk (needs --destroy)."
+)]
 struct Args {
     #[command(subcommand)]
     command: Command,
@@ -101,7 +106,10 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let args = Args::parse();
+    let args = match Args::try_parse() {
+        Ok(args) => args,
+        Err(error) => return unparsed(&error),
+    };
     let json = args.json;
     let result = match args.command {
         Command::Engine(args) => engine::run(&args, json),
@@ -122,8 +130,24 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("forebay-lab: {error}");
+            eprintln!("forebay-lab: {}", one_line(&error.to_string()));
             ExitCode::from(error.exit_code())
         }
     }
+}
+
+/// What the parser has to say: help and version as they are, errors in one line.
+fn unparsed(error: &clap::Error) -> ExitCode {
+    if !error.use_stderr() {
+        // Nothing can be done about a closed pipe here.
+        let _ = error.print();
+        return ExitCode::SUCCESS;
+    }
+    let lab = Args::command();
+    let words = std::env::args_os().skip(1).filter_map(|word| word.into_string().ok());
+    let verb = words.into_iter().find(|word| lab.find_subcommand(word).is_some());
+    let command =
+        verb.map_or_else(|| "forebay-lab".to_owned(), |verb| format!("forebay-lab {verb}"));
+    eprintln!("forebay-lab: {}", usage_line(&error.render().to_string(), &command));
+    ExitCode::from(2)
 }

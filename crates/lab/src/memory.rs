@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::device::SparseDevice;
 use crate::driver::Driver;
-use crate::error::{LabResult, other};
+use crate::error::{LabResult, other, usage};
 use crate::fill;
 use crate::output::{Goal, Table, print_json};
 use crate::pattern::MOST_BLOCKS;
@@ -87,7 +87,7 @@ fn resident() -> LabResult<u64> {
 
 pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
     if !(1 << 14..MOST_BLOCKS).contains(&args.blocks) {
-        return Err(other("choose 16384 blocks or more, below 2^31"));
+        return Err(usage("choose 16384 blocks or more, below 2^31"));
     }
     let cache_bytes = cache_size(args.blocks, args.full);
     let rows = match args.states[..] {

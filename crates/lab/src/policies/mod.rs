@@ -23,7 +23,7 @@ use forebay_core::{ReplacementKind, parse_size};
 use serde::Serialize;
 
 use crate::error::{LabError, LabResult, other};
-use crate::output::{Table, print_json};
+use crate::output::{Table, print_json, try_file};
 use crate::replay::{Grid, Loaded, Misses};
 use crate::report;
 use crate::trace::{self, Format};
@@ -218,6 +218,7 @@ pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
             format!("--sizes are shares of the trace's blocks, above 0, up to 1; not {size}");
         return Err(LabError::Usage(what));
     }
+    args.plot.as_deref().map_or(Ok(()), try_file)?;
     let requests = trace::open(&args.trace, args.format, align)?;
     let format = requests.format().name();
     let accesses = Accesses::read(requests)?;

@@ -28,7 +28,7 @@ mod words;
 
 use std::path::{Path, PathBuf};
 
-use crate::error::{LabResult, other};
+use crate::error::{LabResult, other, usage};
 
 use doc::Block;
 use input::Input;
@@ -66,7 +66,7 @@ type Files = Vec<(String, String)>;
 /// It is not one, or a figure cannot be drawn.
 fn render(text: &str, revision: Option<&str>) -> LabResult<Files> {
     let mut input: Input = serde_json::from_str(text).map_err(|error| {
-        other(format!("these are no rows as `seeds --json` or `seeds --save` writes them: {error}"))
+        usage(format!("these are no rows as `seeds --json` or `seeds --save` writes them: {error}"))
     })?;
     if let Some(revision) = revision {
         input.about.revision = Some(revision.to_owned());
