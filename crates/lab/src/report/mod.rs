@@ -157,6 +157,21 @@ mod tests {
     }
 
     #[test]
+    fn pages_say_when_beaten_rows_had_no_sequential_cutoff_and_only_then() {
+        let page = |text: &str| {
+            let files = render(text, None).expect("renders");
+            files.into_iter().find(|(name, _)| name == "README.md").map(|(_, text)| text)
+        };
+        let text = example::text();
+        let said = page(&text).expect("a page");
+        assert!(said.contains("1 of the 27 figures that are beaten were measured with"), "{said}");
+        for other in ["\"sequential_cutoff\":4194304", "\"other\":0"] {
+            let text = text.replace("\"sequential_cutoff\":0", other);
+            assert!(!page(&text).expect("a page").contains("were measured with"), "{other}");
+        }
+    }
+
+    #[test]
     fn what_is_no_result_is_refused() {
         assert!(render("{}", None).is_err());
         assert!(render("[1, 2", None).is_err());
