@@ -92,7 +92,7 @@ impl World {
                 let version = Version {
                     space: &space,
                     block: OriginBlock(block),
-                    dirty: block % 3 == 0,
+                    dirty: block.is_multiple_of(3),
                     mask: None,
                     rank: 0,
                     condition: Condition::Always,
