@@ -105,6 +105,7 @@ impl KnobKind {
                 words.iter().filter_map(|word| word.split(' ').next()).collect()
             }
             KnobKind::Switch => vec!["on", "off"],
+            KnobKind::Hours => vec!["off"],
             KnobKind::Bytes { .. }
             | KnobKind::PowerOfTwo { .. }
             | KnobKind::Percent { .. }

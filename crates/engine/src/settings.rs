@@ -96,6 +96,13 @@ pub fn tag_name(tag: u16) -> Option<&'static str> {
         CONGESTED_READ_MILLIS => "congested_read_threshold_ms",
         CONGESTED_WRITE_MILLIS => "congested_write_threshold_ms",
         PROMOTE => "promote",
+        CACHE_DIRTY_HIGH => "cache_dirty_high",
+        CACHE_DIRTY_LOW => "cache_dirty_low",
+        WRITEBACK_RATE_MIN => "writeback_rate_min",
+        WRITEBACK_RATE_MAX => "writeback_rate_max",
+        WRITEBACK_LATENCY_MILLIS => "writeback_latency_ms",
+        WRITEBACK_GAP => "writeback_gap",
+        QUIET_HOURS => "quiet_hours",
         _ => return None,
     })
 }

@@ -71,7 +71,7 @@ impl Live {
     fn unpacked(packed: u64) -> Self {
         Live {
             blocks: (packed & Live::MASK) as u32,
-            dirty: (packed / Live::DIRTY & Live::MASK) as u32,
+            dirty: ((packed / Live::DIRTY) & Live::MASK) as u32,
             kept: (packed / Live::KEPT) as u32,
         }
     }
