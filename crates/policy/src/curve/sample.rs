@@ -17,6 +17,8 @@ use crate::exact::Key;
 pub struct Sample {
     /// Blocks of a group.
     group: u64,
+    /// If that is a power of two, which one; 64: it is none.
+    shift: u32,
     /// How often the number of groups was halved.
     level: u32,
     seed: u64,
@@ -35,7 +37,16 @@ fn mix(number: u64) -> u64 {
 impl Sample {
     /// One block of each `group` blocks, which is at least 1: then all are sampled.
     pub fn new(group: u32, seed: u64) -> Self {
-        Sample { group: u64::from(group.max(1)), level: 0, seed: mix(seed) }
+        let group = u64::from(group.max(1));
+        let shift = if group.is_power_of_two() { group.trailing_zeros() } else { u64::BITS };
+        Sample { group, shift, level: 0, seed: mix(seed) }
+    }
+
+    /// The group of a block. Asked for each request of a volume, and a division takes as long as all
+    /// the rest.
+    #[inline]
+    fn group_of(&self, key: u64) -> u64 {
+        key.checked_shr(self.shift).unwrap_or_else(|| key / self.group)
     }
 
     /// For how many blocks a sampled one stands.
@@ -69,7 +80,7 @@ impl Sample {
 
     /// Whether a block is sampled.
     pub fn has(&self, Key(key): Key) -> bool {
-        let group = key / self.group;
+        let group = self.group_of(key);
         self.drawn(group) == Some(key) && self.left(group)
     }
 
@@ -79,17 +90,23 @@ impl Sample {
     pub fn of(&self, keys: Range<Key>) -> impl Iterator<Item = Key> + use<> {
         let sample = *self;
         let range = keys.start.0..keys.end.0;
-        let end = if range.is_empty() { 0 } else { (range.end - 1) / self.group + 1 };
-        let groups = range.start / self.group..end;
+        let end = if range.is_empty() { 0 } else { self.group_of(range.end - 1) + 1 };
+        let groups = self.group_of(range.start)..end;
         groups.filter_map(move |group| {
             let key = sample.drawn(group).filter(|key| range.contains(key))?;
             sample.left(group).then_some(Key(key))
         })
     }
 
+    /// Whether any block in a range is sampled.
+    #[inline]
+    pub fn touches(&self, keys: Range<Key>) -> bool {
+        self.of(keys).next().is_some()
+    }
+
     /// In which of `parts` equal parts a sampled block is: neighbours are in different ones.
     pub(super) fn part(&self, Key(key): Key, parts: u64) -> usize {
-        let group = key / self.group;
+        let group = self.group_of(key);
         let turn = self.hash(group / parts, MOST_LEVELS + 1) % parts;
         ((group % parts + turn) % parts) as usize
     }
@@ -115,6 +132,8 @@ mod tests {
                 assert_eq!(sampled, all.filter(|key| sample.has(*key)).collect::<Vec<_>>());
                 for (begin, end) in [(0, 1), (5, 5), (13, 500), (501, 502)] {
                     let inside = sampled.iter().filter(|key| (begin..end).contains(&key.0));
+                    let any = inside.clone().next().is_some();
+                    assert!(end > stands_for * 64 || sample.touches(keys(begin..end)) == any);
                     assert_eq!(
                         sample
                             .of(keys(begin..end))

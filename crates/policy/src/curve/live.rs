@@ -1,0 +1,125 @@
+//! The curve of a volume that is in use: nothing may take long.
+//!
+//! Whoever serves requests asks [`Sample::touches`] for each of them, which is a hash for each group
+//! of blocks, and counts blocks. Only the few requests that touch the sample come here. So it is not
+//! known how soon all other blocks are used again, as it is to [`super::Estimator`]. What is known
+//! instead is the number of all accesses: misses are those of the sample, times what a sampled
+//! block stands for, and all other accesses are hits. A block that is used all the time is missed
+//! once whether the sample has it or not, and so it does little harm if it has not, or has.
+//!
+//! Two things bound the effort: the sample is halved when it has more than [`Live::MOST`] blocks, and
+//! when more than [`Live::MOST_PER_SECOND`] accesses to it come within a second.
+
+use std::ops::Range;
+use std::time::Duration;
+
+use forebay_core::Nanos;
+
+use crate::exact::Key;
+
+use super::histogram::Histogram;
+use super::sample::Sample;
+use super::sampled::Sampled;
+use super::{Access, Share, Which};
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub struct Live {
+    sampled: Sampled,
+    reads: u64,
+    writes: u64,
+    /// When the present second began, and how many accesses came since.
+    second: (Nanos, u32),
+}
+
+impl Live {
+    /// Blocks of a group at first.
+    const GROUP: u32 = 16;
+
+    /// Blocks in the sample, at most. With all that is known of them they take 1.2 MB.
+    pub const MOST: usize = 8 << 10;
+
+    /// Accesses to the sample in a second, at most, but for the second in which they become more.
+    pub const MOST_PER_SECOND: u32 = 8 << 10;
+
+    /// One that has seen nothing; `seed` says which blocks it will sample.
+    pub fn new(seed: u64) -> Self {
+        Live {
+            sampled: Sampled::new(Self::GROUP, Self::MOST, seed),
+            reads: 0,
+            writes: 0,
+            second: (Nanos(0), 0),
+        }
+    }
+
+    /// Which blocks are sampled now.
+    pub fn sample(&self) -> Sample {
+        self.sampled.sample()
+    }
+
+    /// Blocks were read and written, sampled or not.
+    pub fn count(&mut self, reads: u64, writes: u64) {
+        self.reads += reads;
+        self.writes += writes;
+    }
+
+    /// A request reads or writes these blocks, those of the sample among them. It is counted
+    /// beside this.
+    pub fn access(&mut self, now: Nanos, access: Access, keys: Range<Key>) {
+        for key in self.sampled.sample().of(keys) {
+            // All in one class of age: how soon blocks are used again is not known of all.
+            self.sampled.access(access, 0, key);
+            self.second.1 += 1;
+        }
+        if now.since(self.second.0) >= Duration::from_secs(1) {
+            self.second = (now, 0);
+        } else if self.second.1 > Self::MOST_PER_SECOND {
+            self.second = (now, 0);
+            self.sampled.halve();
+        }
+    }
+
+    /// Blocks are gone.
+    pub fn discard(&mut self, keys: Range<Key>) {
+        self.sampled.discard(keys);
+    }
+
+    /// Accesses so far, all of them, sampled or not.
+    pub fn accesses(&self, which: Which) -> u64 {
+        match which {
+            Which::All => self.reads + self.writes,
+            Which::Reads => self.reads,
+        }
+    }
+
+    /// About how many different blocks were used.
+    pub fn footprint(&self) -> u64 {
+        self.sampled.footprint()
+    }
+
+    /// How many blocks are in the sample.
+    pub fn sampled_blocks(&self) -> usize {
+        self.sampled.blocks()
+    }
+
+    /// About what it takes in RAM.
+    pub fn bytes(&self) -> usize {
+        self.sampled.bytes()
+    }
+
+    /// Which share of the accesses a cache of so many blocks would have hit.
+    pub fn hits(&self, which: Which, blocks: u64) -> Share {
+        let all = self.accesses(which);
+        if all == 0 || blocks == 0 {
+            return Share { share: 0.0, error: 0.0 };
+        }
+        self.sampled.estimate(|part, unit| {
+            let missed = |of: &[Histogram]| -> f64 {
+                of.iter().map(|ages| ages.accesses() - ages.hits(blocks, unit)).sum()
+            };
+            let writes = if which == Which::All { missed(&part.writes) } else { 0.0 };
+            let missed = (missed(&part.reads) + writes) * unit as f64;
+            (1.0 - missed / all as f64).clamp(0.0, 1.0)
+        })
+    }
+}
