@@ -16,7 +16,7 @@ use crate::ranges::RangeGuard;
 use crate::stats::bump;
 
 /// Zeroes up to this many bytes are written like data, and longer runs in pieces of it.
-const WRITTEN_ZEROES: u64 = 256 << 10;
+pub(crate) const WRITTEN_ZEROES: u64 = 256 << 10;
 
 /// Bytes that are zeroed under one lock.
 const PIECE: u64 = 64 << 20;
@@ -108,7 +108,7 @@ impl LaneVolume {
     }
 
     /// The blocks that lie wholly within a range: first and end.
-    fn whole_blocks(&self, offset: u64, len: u64) -> Option<(OriginBlock, OriginBlock)> {
+    pub(crate) fn whole_blocks(&self, offset: u64, len: u64) -> Option<(OriginBlock, OriginBlock)> {
         let volume = &self.volume;
         let mut blocks = volume.blocks(offset..offset + len);
         let inside = |number: u64| {

@@ -10,10 +10,12 @@ use forebay_core::{IoError, Nanos, Op};
 use forebay_device::{IoBuf, Queue};
 use forebay_lane::{Lane, Pool};
 use forebay_policy::SequentialCutoff;
+use forebay_policy::curve::Access;
 use forebay_store::{ReadFailure, StoreError, StoreLane};
 
 use crate::api::{Coming, Completion, CompletionSink, Extent, Request, Target};
 use crate::cache::{Cache, Memory, STREAMS};
+use crate::curve::Watch;
 use crate::replacement::Replacement;
 use crate::stats::{Kind, LaneStats, QUICK_SAMPLE, bump};
 use crate::volume::{Volume, VolumeState};
@@ -61,6 +63,7 @@ pub struct LaneVolume {
     last_verdict: Cell<((bool, u64, u64), bool)>,
     /// The replacement policy, unless there is another one by now.
     pub(crate) replacement: RefCell<(u64, Arc<Replacement>)>,
+    pub(crate) watch: Watch,
     /// Bytes on their way from the origin that nobody has asked for.
     pub(crate) promoting: Cell<u64>,
     /// The cache's memory of absent blocks, unless there is another one by now.
@@ -117,6 +120,7 @@ impl LaneVolume {
         let memory = RefCell::new(cache.memory());
         let look_after = cache.look_after();
         let replacement = RefCell::new(cache.replacement());
+        let watch = volume.watched.watch();
         Rc::new_cyclic(|own| LaneVolume {
             cache,
             volume,
@@ -125,6 +129,7 @@ impl LaneVolume {
             cutoff: RefCell::new(SequentialCutoff::new(STREAMS)),
             last_verdict: Cell::new(((false, u64::MAX, 0), false)),
             replacement,
+            watch,
             promoting: Cell::new(0),
             memory,
             last_miss: Cell::new(MissReason::Cold),
@@ -207,6 +212,14 @@ impl LaneVolume {
         let write = matches!(op, Op::Write | Op::WriteZeroes | Op::Discard);
         let range =
             if op == Op::Flush { Ok(()) } else { self.volume.check_range(offset, len, write) };
+        if range.is_ok() && len > 0 {
+            match op {
+                Op::Read => self.watch(Access::Read, offset, len),
+                Op::Write => self.watch(Access::Write, offset, len),
+                Op::WriteZeroes | Op::Discard => self.watch_zeroed(op, offset, len),
+                Op::Flush | Op::Prefetch => (),
+            }
+        }
         let (result, data) = match range {
             Err(error) => (Err(error), data),
             Ok(()) if len == 0 && op != Op::Flush => (Ok(()), data),
@@ -307,11 +320,16 @@ impl Target for LaneVolume {
     }
 
     fn read_now(&self, offset: u64, into: &mut [u8]) -> Option<Result<(), IoError>> {
-        self.quickly(Kind::Read, || self.read_quickly(offset, into))
+        let len = into.len() as u64;
+        let done = self.quickly(Kind::Read, || self.read_quickly(offset, into))?;
+        self.watch(Access::Read, offset, len);
+        Some(done)
     }
 
     fn write_now(&self, offset: u64, data: &[u8]) -> Option<Result<(), IoError>> {
-        self.quickly(Kind::Write, || self.write_quickly(offset, data))
+        let done = self.quickly(Kind::Write, || self.write_quickly(offset, data))?;
+        self.watch(Access::Write, offset, data.len() as u64);
+        Some(done)
     }
 
     fn expect(&self, op: Op, offset: u64, coming: Coming) {

@@ -11,6 +11,7 @@
 //! - `ranges`: order among operations that reach the origin
 //! - `brake`: turns of writes when nearly all of the cache is dirty
 //! - `strain`: how long requests and writeback take on the origin
+//! - `curve`: what caches of other sizes would hit, from a few of the requests
 //! - `background`: writeback, reclaim, upkeep
 //!
 //! Beside the path: [`cache`], [`volume`], [`settings`], [`stats`], and [`control`] for what an
@@ -25,6 +26,7 @@ mod background;
 mod brake;
 pub mod cache;
 pub mod control;
+mod curve;
 mod dirty;
 mod discard;
 pub mod engine;

@@ -11,11 +11,13 @@ use forebay_core::{
 use forebay_device::Device;
 use forebay_format::VolumeRecord;
 use forebay_lane::{Lane, Notify};
+use forebay_policy::curve::Live;
 use forebay_policy::sweep::DirtyMap;
 use forebay_store::{Entry, Kept, VolumeSpace};
 use parking_lot::Mutex;
 
 use crate::admission::EntryRules;
+use crate::curve::Watched;
 use crate::dirty::DirtyCount;
 use crate::ranges::Ranges;
 use crate::settings::VolumeSettings;
@@ -107,6 +109,8 @@ pub struct Volume {
     bad: Mutex<BTreeSet<OriginBlock>>,
     any_bad: AtomicBool,
     writeback_error: Mutex<Option<String>>,
+    /// What is known of caches of other sizes. On the heap: few requests come to it.
+    pub(crate) watched: Box<Watched>,
     /// What is counted.
     pub stats: Stats,
 }
@@ -159,6 +163,7 @@ impl Volume {
             bad: Mutex::default(),
             any_bad: AtomicBool::new(false),
             writeback_error: Mutex::default(),
+            watched: Box::new(Watched::new(space.id.0.into())),
             stats: Stats::new(lanes),
         };
         volume.set_settings(VolumeSettings::of(record));
@@ -208,6 +213,11 @@ impl Volume {
     /// The highest share of the cache, in percent, that may be dirty before this volume writes back.
     pub(crate) fn dirty_limit(&self) -> u8 {
         self.dirty_limit.load(Ordering::Relaxed)
+    }
+
+    /// What caches of other sizes would have hit of its requests since it was started.
+    pub fn curve(&self) -> Live {
+        self.watched.copy()
     }
 
     pub(crate) fn sequential_cutoff(&self) -> u64 {
