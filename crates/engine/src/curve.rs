@@ -3,10 +3,12 @@
 //! Each lane counts blocks and looks whether a request touches the sample; of those that do, all
 //! lanes tell the volume's [`Live`]. That is one request of some dozens or thousands, so that what
 //! they share is seldom locked.
+//!
+//! A request is not to be slowed down by this. So the sample that volumes begin with is a constant,
+//! which most requests need no memory for to see that they do not touch it, and what is counted is
+//! beside what is counted anyway.
 
 use std::cell::Cell;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_core::{Op, OriginBlock};
 use forebay_policy::curve::{Access, Live, Sample};
@@ -16,64 +18,58 @@ use parking_lot::Mutex;
 use crate::lane::LaneVolume;
 use crate::stats::bump;
 
-/// Blocks that one lane has read and written, on a cache line of its own.
-#[derive(Default)]
-#[repr(align(128))]
-struct Counted {
-    read: AtomicU64,
-    written: AtomicU64,
-}
+/// Which blocks are sampled, of all volumes.
+const SEED: u64 = 0;
+
+/// What is sampled at first, and all that ever will be.
+const FIRST: Sample = Live::first_sample(SEED);
 
 /// What a volume knows.
-pub(crate) struct Watched {
-    live: Mutex<Live>,
-    lanes: Mutex<Vec<Arc<Counted>>>,
-}
+pub(crate) struct Watched(Mutex<Live>);
 
 impl Watched {
-    /// `seed` says which blocks are sampled.
-    pub(crate) fn new(seed: u64) -> Self {
-        Watched { live: Mutex::new(Live::new(seed)), lanes: Mutex::default() }
+    pub(crate) fn new() -> Self {
+        Watched(Mutex::new(Live::new(SEED)))
     }
 
-    /// All of it, as a copy: a lane may wait while it is made, for some tenths of a millisecond.
+    /// What the sample has shown, as a copy: a lane may wait while it is made, for some tenths of a
+    /// millisecond.
     pub(crate) fn copy(&self) -> Live {
-        let mut live = self.live.lock().clone();
-        for lane in self.lanes.lock().iter() {
-            live.count(lane.read.load(Ordering::Relaxed), lane.written.load(Ordering::Relaxed));
-        }
-        live
-    }
-
-    /// A lane's part.
-    pub(crate) fn watch(&self) -> Watch {
-        let counted = Arc::new(Counted::default());
-        self.lanes.lock().push(counted.clone());
-        Watch { sample: Cell::new(self.live.lock().sample()), counted }
+        self.0.lock().clone()
     }
 }
 
-/// One lane's part.
-pub(crate) struct Watch {
-    /// The sample when this lane last looked; blocks only leave it.
-    sample: Cell<Sample>,
-    counted: Arc<Counted>,
+/// One lane's part: the sample when this lane last looked. Blocks only leave it.
+pub(crate) struct Watch(Cell<Sample>);
+
+impl Watch {
+    pub(crate) fn new() -> Self {
+        Watch(Cell::new(FIRST))
+    }
 }
 
 impl LaneVolume {
     /// Looks at a read or write that has been checked.
     #[inline]
     pub(crate) fn watch(&self, access: Access, offset: u64, len: u64) {
-        let watch = &self.watch;
         let blocks = self.volume.blocks(offset..offset + len);
+        let stats = self.stats();
         let counted = match access {
-            Access::Read => &watch.counted.read,
-            Access::Write => &watch.counted.written,
+            Access::Read => &stats.read_blocks,
+            Access::Write => &stats.written_blocks,
         };
         bump(counted, blocks.end - blocks.start);
         let keys = Key(blocks.start)..Key(blocks.end);
-        if watch.sample.get().touches(keys.clone()) {
-            self.watch_sampled(|live| live.access(self.now(), access, keys));
+        if FIRST.touches(keys.clone()) {
+            self.watch_closely(access, keys);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn watch_closely(&self, access: Access, keys: std::ops::Range<Key>) {
+        if self.watch.0.get().touches(keys.clone()) {
+            self.tell(|live| live.access(self.now(), access, keys));
         }
     }
 
@@ -83,15 +79,13 @@ impl LaneVolume {
             self.watch(Access::Write, offset, len);
         } else if let Some((OriginBlock(first), OriginBlock(end))) = self.whole_blocks(offset, len)
         {
-            self.watch_sampled(|live| live.discard(Key(first)..Key(end)));
+            self.tell(|live| live.discard(Key(first)..Key(end)));
         }
     }
 
-    #[cold]
-    #[inline(never)]
-    fn watch_sampled(&self, tell: impl FnOnce(&mut Live)) {
-        let mut live = self.volume.watched.live.lock();
-        tell(&mut live);
-        self.watch.sample.set(live.sample());
+    fn tell(&self, what: impl FnOnce(&mut Live)) {
+        let mut live = self.volume.watched.0.lock();
+        what(&mut live);
+        self.watch.0.set(live.sample());
     }
 }

@@ -120,7 +120,6 @@ impl LaneVolume {
         let memory = RefCell::new(cache.memory());
         let look_after = cache.look_after();
         let replacement = RefCell::new(cache.replacement());
-        let watch = volume.watched.watch();
         Rc::new_cyclic(|own| LaneVolume {
             cache,
             volume,
@@ -129,7 +128,7 @@ impl LaneVolume {
             cutoff: RefCell::new(SequentialCutoff::new(STREAMS)),
             last_verdict: Cell::new(((false, u64::MAX, 0), false)),
             replacement,
-            watch,
+            watch: Watch::new(),
             promoting: Cell::new(0),
             memory,
             last_miss: Cell::new(MissReason::Cold),

@@ -137,6 +137,9 @@ pub(crate) struct LaneStats {
     pub(crate) in_flight: AtomicU64,
     /// Counts requests that were answered at once, for sampling.
     pub(crate) quick: AtomicU64,
+    /// Blocks that clients have read and written, each as often as it was.
+    pub(crate) read_blocks: AtomicU64,
+    pub(crate) written_blocks: AtomicU64,
 }
 
 /// One in this many requests that are answered at once has its latency measured, and stands for all of
@@ -159,6 +162,8 @@ impl LaneStats {
             latencies: [(); 3].map(|()| Mutex::new(histogram())),
             in_flight: AtomicU64::new(0),
             quick: AtomicU64::new(0),
+            read_blocks: AtomicU64::new(0),
+            written_blocks: AtomicU64::new(0),
         }
     }
 
@@ -195,7 +200,11 @@ impl Stats {
     }
 
     pub(crate) fn lane(&self, lane: usize) -> &LaneStats {
-        &self.lanes[lane % self.lanes.len()]
+        // Each request comes here several times, and a division takes longer than a look.
+        match self.lanes.get(lane) {
+            Some(stats) => stats,
+            None => &self.lanes[lane % self.lanes.len()],
+        }
     }
 
     /// The counters of all lanes together.
@@ -211,6 +220,14 @@ impl Stats {
     pub(crate) fn cache_written(&self) -> u64 {
         let of = |lane: &LaneStats| lane.counters.cache_written_bytes.load(Ordering::Relaxed);
         self.lanes.iter().map(of).sum()
+    }
+
+    /// Blocks that clients have read, and those that they have written.
+    pub(crate) fn blocks(&self) -> (u64, u64) {
+        let sum = |of: fn(&LaneStats) -> &AtomicU64| {
+            self.lanes.iter().map(|lane| of(lane).load(Ordering::Relaxed)).sum()
+        };
+        (sum(|lane| &lane.read_blocks), sum(|lane| &lane.written_blocks))
     }
 
     /// The reasons of all lanes together.

@@ -163,7 +163,7 @@ impl Volume {
             bad: Mutex::default(),
             any_bad: AtomicBool::new(false),
             writeback_error: Mutex::default(),
-            watched: Box::new(Watched::new(space.id.0.into())),
+            watched: Box::new(Watched::new()),
             stats: Stats::new(lanes),
         };
         volume.set_settings(VolumeSettings::of(record));
@@ -217,7 +217,10 @@ impl Volume {
 
     /// What caches of other sizes would have hit of its requests since it was started.
     pub fn curve(&self) -> Live {
-        self.watched.copy()
+        let mut live = self.watched.copy();
+        let (read, written) = self.stats.blocks();
+        live.count(read, written);
+        live
     }
 
     pub(crate) fn sequential_cutoff(&self) -> u64 {

@@ -42,6 +42,11 @@ impl Live {
     /// Accesses to the sample in a second, at most, but for the second in which they become more.
     pub const MOST_PER_SECOND: u32 = 8 << 10;
 
+    /// What one with this seed samples at first. Later it is some of that.
+    pub const fn first_sample(seed: u64) -> Sample {
+        Sample::new(Self::GROUP, seed)
+    }
+
     /// One that has seen nothing; `seed` says which blocks it will sample.
     pub fn new(seed: u64) -> Self {
         Live {

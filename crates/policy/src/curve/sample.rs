@@ -27,7 +27,7 @@ pub struct Sample {
 /// Groups are not joined more often than this.
 const MOST_LEVELS: u32 = 40;
 
-fn mix(number: u64) -> u64 {
+const fn mix(number: u64) -> u64 {
     // The finalizer of splitmix64.
     let one = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let two = (one ^ (one >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -36,8 +36,8 @@ fn mix(number: u64) -> u64 {
 
 impl Sample {
     /// One block of each `group` blocks, which is at least 1: then all are sampled.
-    pub fn new(group: u32, seed: u64) -> Self {
-        let group = u64::from(group.max(1));
+    pub const fn new(group: u32, seed: u64) -> Self {
+        let group = if group == 0 { 1 } else { group as u64 };
         let shift = if group.is_power_of_two() { group.trailing_zeros() } else { u64::BITS };
         Sample { group, shift, level: 0, seed: mix(seed) }
     }
