@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueHint};
-use forebay_admin::VolumeName;
+use forebay_admin::{ProfileName, VolumeName};
 use forebay_core::{BlockSize, Durability, Mode, ReplacementKind, parse_size};
 use forebay_trace::{BLOCK, Format};
 
@@ -56,6 +56,8 @@ pub(crate) enum Verb {
     Daemon(DaemonArgs),
     /// Make a volume, serve it, print its NBD URI
     Create(CreateArgs),
+    /// Show what --profile of create sets, and where that is written down
+    Profiles(ProfilesArgs),
     /// List the volumes
     List(ListArgs),
     /// Show everything about one volume
@@ -78,7 +80,7 @@ pub(crate) enum Verb {
     Dump(DumpArgs),
     /// Show on modelled disks what a cache does, and that a crash loses nothing
     Demo(DemoArgs),
-    /// Say from a trace of requests which size of the cache buys what
+    /// Say from a trace, or from a running volume, which size of the cache buys what
     Advise(AdviseArgs),
     /// Print a completion script for a shell
     Completions {
@@ -140,6 +142,11 @@ pub(crate) struct CreateArgs {
     #[arg(short = 'p', long, value_name = "DEVICE", value_hint = ValueHint::AnyPath)]
     pub(crate) origin: String,
 
+    /// Begin with the settings of another cache: enhanceio, bcache, dm-cache, maxio, dm-writeboost,
+    /// fancycache (see 'forebay profiles'); what is given beside it wins
+    #[arg(long, value_name = "PROFILE")]
+    pub(crate) profile: Option<ProfileName>,
+
     /// What the cache does with reads and writes: writeback (wb), writethrough (wt),
     /// writearound (wa, ro), writeonly (wo), passthrough (pt) [default: writeback]
     #[arg(short = 't', long, value_parser = Words(Mode::ALL), hide_possible_values = true)]
@@ -175,7 +182,7 @@ pub(crate) struct CreateArgs {
     /// Take over the volume of this name that the cache device holds, with its dirty blocks and
     /// settings: after the daemon's state was lost, on another machine, or when a device has another
     /// path now
-    #[arg(long, conflicts_with_all = ["mode", "policy", "block_size", "durability", "alignment", "set"])]
+    #[arg(long, conflicts_with_all = ["profile", "mode", "policy", "block_size", "durability", "alignment", "set"])]
     pub(crate) adopt: bool,
 
     /// Print the volume as JSON instead of its URI
@@ -193,6 +200,17 @@ pub(crate) struct ListArgs {
     /// Print names only, one in a line
     #[arg(long, conflicts_with = "json")]
     pub(crate) names: bool,
+}
+
+/// Arguments of `profiles`.
+#[derive(Debug, Args)]
+pub(crate) struct ProfilesArgs {
+    /// The profile [default: all]
+    pub(crate) name: Option<ProfileName>,
+
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// Arguments of `show`.
@@ -299,8 +317,12 @@ pub(crate) struct DemoArgs {
 #[derive(Debug, Args)]
 pub(crate) struct AdviseArgs {
     /// The trace, a file that may be compressed with zstd
-    #[arg(value_hint = ValueHint::FilePath)]
-    pub(crate) trace: PathBuf,
+    #[arg(value_hint = ValueHint::FilePath, required_unless_present = "live")]
+    pub(crate) trace: Option<PathBuf>,
+
+    /// A volume, instead of a trace: from its requests since it was started
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["trace", "format", "rate", "align"])]
+    pub(crate) live: Option<VolumeName>,
 
     /// Its format, if it cannot be told from the content: csv, lis, msr, blkparse, iolog, vscsi
     #[arg(long, value_name = "FORMAT", value_parser = Words(Format::ALL), hide_possible_values = true)]
@@ -311,7 +333,7 @@ pub(crate) struct AdviseArgs {
     #[arg(long, value_name = "SHARE", value_parser = rate, allow_hyphen_values = true)]
     pub(crate) rate: Option<f64>,
 
-    /// Sizes to look at, like 64G,128G [default: powers of two, up to what the trace touches]
+    /// Sizes to look at, like 64G,128G [default: powers of two, up to what is touched]
     #[arg(long, value_name = "BYTES", value_delimiter = ',', value_parser = cache_size, allow_hyphen_values = true)]
     pub(crate) sizes: Vec<u64>,
 
@@ -425,6 +447,15 @@ mod tests {
         for knob in forebay_admin::KNOBS {
             assert!(help.contains(knob.name) && help.contains(knob.help), "{}", knob.name);
         }
+    }
+
+    #[test]
+    fn the_help_of_create_names_every_profile() {
+        let mut command = command();
+        let create = command.find_subcommand_mut("create").expect("a verb");
+        let help = forebay_admin::error::one_line(&create.render_long_help().to_string());
+        let names: Vec<&str> = forebay_admin::PROFILES.iter().map(|profile| profile.name).collect();
+        assert!(help.contains(&format!("another cache: {}", names.join(", "))), "{help}");
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use forebay_admin::curve::CurveReport;
 use forebay_admin::report::DaemonReport;
 use forebay_admin::{
     ApiError, CreateRequest, ErrorKind, OperationId, OperationState, SetRequest, VolumeName,
@@ -71,6 +72,15 @@ impl Volumes {
     /// [`ErrorKind::NotFound`].
     pub(crate) fn show(&self, name: &VolumeName) -> Result<VolumeReport, ApiError> {
         self.state.volume(name).map(|entry| self.report(&entry))
+    }
+
+    /// What caches of these sizes, or of the usual ones, would have hit of a volume's requests.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`], or [`ErrorKind::Refused`] when it is not served.
+    pub(crate) fn curve(&self, name: &VolumeName, sizes: &[u64]) -> Result<CurveReport, ApiError> {
+        self.state.volume(name)?;
+        self.host.curve(name, sizes)
     }
 
     fn report(&self, entry: &Remembered) -> VolumeReport {

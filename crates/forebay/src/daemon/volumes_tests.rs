@@ -40,6 +40,7 @@ impl Daemon {
             name: name.parse().expect("valid"),
             cache: self.dir.path().join("cache").display().to_string(),
             origin: self.dir.path().join(origin).display().to_string(),
+            profile: None,
             block_size: None,
             alignment: 0,
             force: false,

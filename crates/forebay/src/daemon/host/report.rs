@@ -12,6 +12,7 @@ use forebay_admin::report::{
 use forebay_admin::{ApiError, ErrorKind, VolumeName, VolumeReport, VolumeState};
 use forebay_engine::stats::Kind;
 use forebay_engine::{Cache, Volume};
+use forebay_store::Store;
 
 use super::caches::Place;
 use super::settings;
@@ -36,6 +37,11 @@ impl Running {
     /// Unit of caching, in bytes.
     pub(super) fn block_bytes(&self) -> u64 {
         self.cache.store.block_size().bytes()
+    }
+
+    /// What is on the cache device.
+    pub(super) fn cache_store(&self) -> &Store {
+        &self.cache.store
     }
 }
 
