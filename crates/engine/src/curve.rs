@@ -69,7 +69,11 @@ impl LaneVolume {
     #[inline(never)]
     fn watch_closely(&self, access: Access, keys: std::ops::Range<Key>) {
         if self.watch.0.get().touches(keys.clone()) {
-            self.tell(|live| live.access(self.now(), access, keys));
+            self.tell(|live| {
+                if live.access(access, keys) {
+                    live.settle(self.now());
+                }
+            });
         }
     }
 

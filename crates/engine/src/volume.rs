@@ -11,7 +11,7 @@ use forebay_core::{
 use forebay_device::Device;
 use forebay_format::VolumeRecord;
 use forebay_lane::{Lane, Notify};
-use forebay_policy::curve::Live;
+use forebay_policy::curve::LiveCurve;
 use forebay_policy::sweep::DirtyMap;
 use forebay_store::{Entry, Kept, VolumeSpace};
 use parking_lot::Mutex;
@@ -216,11 +216,9 @@ impl Volume {
     }
 
     /// What caches of other sizes would have hit of its requests since it was started.
-    pub fn curve(&self) -> Live {
-        let mut live = self.watched.copy();
+    pub fn curve(&self) -> LiveCurve {
         let (read, written) = self.stats.blocks();
-        live.count(read, written);
-        live
+        self.watched.copy().into_curve(read, written)
     }
 
     pub(crate) fn sequential_cutoff(&self) -> u64 {

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use forebay_core::{Nanos, Op, OriginBlock, VolumeId, parse_size};
-use forebay_policy::curve::{Access, Estimator, Live, Share, Which};
+use forebay_policy::curve::{Access, Estimator, Live, LiveCurve, Share, Which};
 use forebay_policy::exact::Key;
 use serde::Serialize;
 
@@ -92,7 +92,7 @@ struct Report {
 /// One estimate.
 enum Estimate {
     OfTrace(Estimator),
-    OfVolume(Live),
+    OfVolume(LiveCurve),
 }
 
 impl Estimate {
@@ -107,7 +107,8 @@ impl Estimate {
 
     /// As the engine does it for each request.
     fn of_volume(requests: &[Request], seed: u64) -> LabResult<(Self, Duration)> {
-        let mut live = Live::new(seed);
+        let (mut live, mut reads, mut writes) = (Live::new(seed), 0, 0);
+        let first = Live::first_sample(seed);
         let begin = Instant::now();
         for (at, request) in requests.iter().enumerate() {
             let blocks = request.blocks()?;
@@ -124,14 +125,18 @@ impl Estimate {
                 _ => continue,
             };
             match access {
-                Access::Read => live.count(number, 0),
-                Access::Write => live.count(0, number),
+                Access::Read => reads += number,
+                Access::Write => writes += number,
             }
-            if live.sample().touches(keys.clone()) {
-                live.access(now, access, keys);
+            if first.touches(keys.clone())
+                && live.sample().touches(keys.clone())
+                && live.access(access, keys)
+            {
+                live.settle(now);
             }
         }
-        Ok((Estimate::OfVolume(live), begin.elapsed()))
+        let time = begin.elapsed();
+        Ok((Estimate::OfVolume(live.into_curve(reads, writes)), time))
     }
 
     fn hits(&self, which: Which, blocks: u64) -> Share {

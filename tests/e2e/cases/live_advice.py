@@ -44,7 +44,7 @@ def a_loop_has_its_cliff_where_it_fits(box):
     near(shares(found), [0, 0, 0.75, 0.75], "shares of a loop")
     check_equal((found["reads"], found["accesses"]), (4 * around >> 12, 4 * around >> 12), "blocks")
     near([found["footprint"] / around], [1], "footprint")
-    check(found["one_of"] >= 16 and found["sampled_blocks"] * found["one_of"] <= 2 * around >> 12, f"sample: {found}")
+    check(found["one_of"] >= 64 and found["sampled_blocks"] * found["one_of"] <= 2 * around >> 12, f"sample: {found}")
     check_equal((found["take"], found["block_size"]), (26 * MIB, 4096), "what to take, block size")
     # Without sizes: powers of two up to what is touched, and those are judged.
     usual = advice(daemon)

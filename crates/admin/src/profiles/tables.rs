@@ -27,7 +27,7 @@ const ENHANCEIO: Profile = Profile {
         block_size = "4K": "README.txt 1: the default block size is 4 KB; eio_cli(8) -b";
         mode = "writethrough": "eio_cli(8) -m: write-through is the default";
         policy = "fifo": "README.txt 2.5, eio_cli(8) -p: fifo is the default";
-        durability = "flush": "README.txt 1: a write goes to both devices; flushes are passed on. With mode=writeback take strict";
+        durability = "flush": "README.txt 1: a write goes to the disk as well. With mode=writeback take strict";
         sequential_cutoff = "0": "README.txt 2.9: the bypass of sequential I/O was removed";
         admission = "always": "README.txt 1: data read from the disk is stored on the SSD, with no exception";
         dirty_high = "30": "eio.h DIRTY_HIGH_THRESH_DEF; README.txt 3.3 a";
@@ -83,7 +83,7 @@ const DM_CACHE: Profile = Profile {
         admission = "second-hit": "cache-policies.rst: a block is promoted when the hotspot queue says so";
         promote = "256K": "cache.rst \"Fixed block size\": whole blocks, typically of 256 to 1024 KB";
         dirty_age = "0": "cache.rst has no limit of age";
-        idle = "1s": "dm-cache-target.c current_load(): idle is a second without requests; then all is cleaned";
+        idle = "1s": "dm-cache-target.c spare_migration_bandwidth(): idle is a second without requests; then all is cleaned";
         writeback_depth = "4": "cache.rst \"Migration throttling\": 1 MB at a time, which are four blocks of 256 KB";
     },
     lacks: "The policies smq and cleaner. A write to a block that is not cached enters at once, also where dm-cache would wait for its promotion.",

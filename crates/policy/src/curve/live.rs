@@ -7,6 +7,9 @@
 //! block stands for, and all other accesses are hits. A block that is used all the time is missed
 //! once whether the sample has it or not, and so it does little harm if it has not, or has.
 //!
+//! What is seen is put aside, and gone through some hundred at a time: in between, what is needed for
+//! it is in no CPU cache, and one by one each would take ten times as long.
+//!
 //! Two things bound the effort: the sample is halved when it has more than [`Live::MOST`] blocks, and
 //! when more than [`Live::MOST_PER_SECOND`] accesses to it come within a second.
 
@@ -26,21 +29,24 @@ use super::{Access, Share, Which};
 #[derive(Clone, Debug)]
 pub struct Live {
     sampled: Sampled,
-    reads: u64,
-    writes: u64,
+    /// Accesses to the sample, not gone through yet.
+    aside: Vec<(Access, Key)>,
     /// When the present second began, and how many accesses came since.
-    second: (Nanos, u32),
+    second: (Nanos, usize),
 }
 
 impl Live {
     /// Blocks of a group at first.
-    const GROUP: u32 = 16;
+    const GROUP: u32 = 64;
+
+    /// Accesses that are put aside before they are gone through.
+    const ASIDE: usize = 256;
 
     /// Blocks in the sample, at most. With all that is known of them they take 1.2 MB.
     pub const MOST: usize = 8 << 10;
 
     /// Accesses to the sample in a second, at most, but for the second in which they become more.
-    pub const MOST_PER_SECOND: u32 = 8 << 10;
+    pub const MOST_PER_SECOND: usize = 4 << 10;
 
     /// What one with this seed samples at first. Later it is some of that.
     pub const fn first_sample(seed: u64) -> Sample {
@@ -51,8 +57,7 @@ impl Live {
     pub fn new(seed: u64) -> Self {
         Live {
             sampled: Sampled::new(Self::GROUP, Self::MOST, seed),
-            reads: 0,
-            writes: 0,
+            aside: Vec::new(),
             second: (Nanos(0), 0),
         }
     }
@@ -62,20 +67,18 @@ impl Live {
         self.sampled.sample()
     }
 
-    /// Blocks were read and written, sampled or not.
-    pub fn count(&mut self, reads: u64, writes: u64) {
-        self.reads += reads;
-        self.writes += writes;
+    /// A request reads or writes these blocks, those of the sample among them. Says whether it is
+    /// time to [`Live::settle`].
+    #[must_use]
+    pub fn access(&mut self, access: Access, keys: Range<Key>) -> bool {
+        self.aside.extend(self.sampled.sample().of(keys).map(|key| (access, key)));
+        self.aside.len() >= Self::ASIDE
     }
 
-    /// A request reads or writes these blocks, those of the sample among them. It is counted
-    /// beside this.
-    pub fn access(&mut self, now: Nanos, access: Access, keys: Range<Key>) {
-        for key in self.sampled.sample().of(keys) {
-            // All in one class of age: how soon blocks are used again is not known of all.
-            self.sampled.access(access, 0, key);
-            self.second.1 += 1;
-        }
+    /// Goes through what was put aside, and sees to it that it does not become too much.
+    pub fn settle(&mut self, now: Nanos) {
+        self.second.1 += self.aside.len();
+        self.go_through();
         if now.since(self.second.0) >= Duration::from_secs(1) {
             self.second = (now, 0);
         } else if self.second.1 > Self::MOST_PER_SECOND {
@@ -84,9 +87,38 @@ impl Live {
         }
     }
 
+    fn go_through(&mut self) {
+        for (access, key) in self.aside.drain(..) {
+            // All in one class of age: how soon blocks are used again is not known of all.
+            self.sampled.access(access, 0, key);
+        }
+    }
+
     /// Blocks are gone.
     pub fn discard(&mut self, keys: Range<Key>) {
+        self.go_through();
         self.sampled.discard(keys);
+    }
+
+    /// The curve of so many blocks read and written, each as often as it was, sampled or not.
+    pub fn into_curve(mut self, reads: u64, writes: u64) -> LiveCurve {
+        self.go_through();
+        LiveCurve { sampled: self.sampled, reads, writes }
+    }
+}
+
+/// What a [`Live`] has found.
+#[derive(Clone, Debug)]
+pub struct LiveCurve {
+    sampled: Sampled,
+    reads: u64,
+    writes: u64,
+}
+
+impl LiveCurve {
+    /// Which blocks are sampled.
+    pub fn sample(&self) -> Sample {
+        self.sampled.sample()
     }
 
     /// Accesses so far, all of them, sampled or not.

@@ -39,7 +39,7 @@ use histogram::Histogram;
 use recent::{AGES, Recent};
 use sampled::Sampled;
 
-pub use live::Live;
+pub use live::{Live, LiveCurve};
 pub use sample::Sample;
 
 /// What is done to blocks.
