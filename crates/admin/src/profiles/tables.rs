@@ -75,8 +75,7 @@ const DM_CACHE: Profile = Profile {
     settings: choices! {
         block_size = "4K": "cache.rst \"Fixed block size\": 32 KB at least, because of the metadata; here that is not needed, see promote";
         mode = "writeback": "cache.rst \"Cache operating modes\": the default; lvmcache's own is writethrough";
-        // Wanted: smq.
-        policy = "lru": "cache-policies.rst: smq is the default; lru until Forebay has it";
+        policy = "smq": "cache-policies.rst: smq is the default";
         durability = "flush": "cache.rst \"Updating on-disk metadata\": as a disk with a volatile write cache";
         commit_interval = "1s": "cache.rst \"Updating on-disk metadata\": without flushes, a commit every second";
         sequential_cutoff = "0": "cache-policies.rst: sequential_threshold is accepted and has no effect";
@@ -133,8 +132,7 @@ const FANCYCACHE: Profile = Profile {
     settings: choices! {
         block_size = "4K": "Report: 4 KB; Guide Block Size: smaller is faster and takes more memory";
         mode = "writeback": "Guide Caching Strategy: Read/Write, with Defer-Write as in the report";
-        // Wanted: lfu-r.
-        policy = "lru": "Report: LFU-R; lru, which Guide Algorithm has too, until Forebay has it";
+        policy = "lfu-r": "Report: LFU-R";
         durability = "flush": "Guide Defer-Write: a power failure may lose what is deferred; here a flush is kept";
         sequential_cutoff = "0": "Guide has no exception for streams";
         admission = "always": "Guide Caching Strategy: both read data and write data are cached";
