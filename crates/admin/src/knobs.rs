@@ -61,7 +61,7 @@ knobs! {
         KnobKind::Choice { words: &["writeback (wb)", "writethrough (wt)", "writearound (wa, readonly, ro)", "writeonly (wo)", "passthrough (pt)"] },
         "What the cache does with reads and writes; leaving writeback copies dirty blocks first.";
     policy: ReplacementKind = ReplacementKind::S3Fifo,
-        KnobKind::Choice { words: &["lru", "fifo", "random (rand)"] },
+        KnobKind::Choice { words: &["lru", "fifo", "random (rand)", "lfu", "lfu-r", "smq", "clock", "2q", "arc", "lirs", "sieve", "s3-fifo (s3fifo)", "w-tinylfu (wtinylfu)"] },
         "How blocks are chosen to make room; the volumes of one cache device share it.";
     durability: Durability = Durability::Flush,
         KnobKind::Choice { words: &["strict", "flush"] },
@@ -424,7 +424,7 @@ mod tests {
             ("dirty_high=30", "dirty_low"),
             ("mode=WB", "mode"),
             ("mode=", "mode"),
-            ("policy=clock", "policy"),
+            ("policy=mru", "policy"),
             ("durability=none", "durability"),
             ("sequential_cutoff=10GB", "sequential_cutoff"),
             ("sequential_cutoff=-1", "sequential_cutoff"),

@@ -55,7 +55,7 @@ fn bad_command_lines_end_with_2_and_one_line_that_names_the_field() {
         ("--socket /nonexistent/s daemon --state-dir ''".to_owned(), "--state-dir"),
         (create("-t WB"), "--mode"),
         (create("-t ''"), "--mode"),
-        (create("-r clock"), "--policy"),
+        (create("-r mru"), "--policy"),
         (create("--profile flashcache"), "dm-writeboost"),
         (create("--profile ''"), "--profile"),
         ("profiles zfs".to_owned(), "enhanceio, bcache, dm-cache"),
