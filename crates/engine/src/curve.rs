@@ -16,7 +16,7 @@ use forebay_policy::exact::Key;
 use parking_lot::Mutex;
 
 use crate::lane::LaneVolume;
-use crate::stats::bump;
+use crate::stats::{LaneStats, bump};
 
 /// Which blocks are sampled, of all volumes.
 const SEED: u64 = 0;
@@ -50,10 +50,14 @@ impl Watch {
 
 impl LaneVolume {
     /// Looks at a read or write that has been checked.
-    #[inline]
     pub(crate) fn watch(&self, access: Access, offset: u64, len: u64) {
+        self.watch_on(self.stats(), access, offset, len);
+    }
+
+    /// As [`LaneVolume::watch`], for who has the numbers of this lane at hand.
+    #[inline]
+    pub(crate) fn watch_on(&self, stats: &LaneStats, access: Access, offset: u64, len: u64) {
         let blocks = self.volume.blocks(offset..offset + len);
-        let stats = self.stats();
         let counted = match access {
             Access::Read => &stats.read_blocks,
             Access::Write => &stats.written_blocks,

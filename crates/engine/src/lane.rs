@@ -268,17 +268,21 @@ impl LaneVolume {
     #[inline]
     fn quickly(
         &self,
-        kind: Kind,
+        access: Access,
+        (offset, len): (u64, usize),
         act: impl FnOnce() -> Option<Result<(), IoError>>,
     ) -> Option<Result<(), IoError>> {
         // Counted before the state is looked at, as in `submit`.
-        let in_flight = &self.stats().in_flight;
+        let stats = self.stats();
+        let in_flight = &stats.in_flight;
         let before = in_flight.load(Ordering::Relaxed);
         in_flight.swap(before + 1, Ordering::SeqCst);
         let done = if self.volume.state() == VolumeState::Running {
-            let started = self.sample();
+            let started = self.sample(stats);
             let done = act();
             if done.is_some() {
+                self.watch_on(stats, access, offset, len as u64);
+                let kind = if access == Access::Read { Kind::Read } else { Kind::Write };
                 self.sampled(kind, started);
             }
             done
@@ -290,8 +294,8 @@ impl LaneVolume {
     }
 
     /// Whether the latency of a request that is answered at once is to be measured.
-    fn sample(&self) -> Option<Nanos> {
-        let quick = &self.stats().quick;
+    fn sample(&self, stats: &LaneStats) -> Option<Nanos> {
+        let quick = &stats.quick;
         bump(quick, 1);
         quick.load(Ordering::Relaxed).is_multiple_of(QUICK_SAMPLE).then(|| self.now())
     }
@@ -319,16 +323,13 @@ impl Target for LaneVolume {
     }
 
     fn read_now(&self, offset: u64, into: &mut [u8]) -> Option<Result<(), IoError>> {
-        let len = into.len() as u64;
-        let done = self.quickly(Kind::Read, || self.read_quickly(offset, into))?;
-        self.watch(Access::Read, offset, len);
-        Some(done)
+        let range = (offset, into.len());
+        self.quickly(Access::Read, range, || self.read_quickly(offset, into))
     }
 
     fn write_now(&self, offset: u64, data: &[u8]) -> Option<Result<(), IoError>> {
-        let done = self.quickly(Kind::Write, || self.write_quickly(offset, data))?;
-        self.watch(Access::Write, offset, data.len() as u64);
-        Some(done)
+        let range = (offset, data.len());
+        self.quickly(Access::Write, range, || self.write_quickly(offset, data))
     }
 
     fn expect(&self, op: Op, offset: u64, coming: Coming) {

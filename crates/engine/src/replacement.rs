@@ -21,6 +21,8 @@ pub(crate) use keeper::Keeper;
 const KEPT_BY_RANK: u64 = 75;
 /// And how many the others keep, which are to be as good as in a cache without a log.
 const KEPT_BY_LISTS: u64 = 90;
+/// All segments are alike to a policy that gives up any block: little would be gained by any of them.
+const KEPT_AT_RANDOM: u64 = 60;
 
 /// How a policy knows what is worth keeping.
 pub(crate) enum How {
@@ -46,7 +48,8 @@ impl Replacement {
             let shares = Shares::of(room, KEPT_BY_RANK);
             return Replacement { kind, shares, how: How::Ranks(Ghost::new(shares.ghosts)) };
         }
-        let shares = Shares::of(room, KEPT_BY_LISTS);
+        let random = kind == ReplacementKind::Random;
+        let shares = Shares::of(room, if random { KEPT_AT_RANDOM } else { KEPT_BY_LISTS });
         let how = How::Lists(Keeper::new(kind, shares.kept, store, lanes));
         Replacement { kind, shares, how }
     }

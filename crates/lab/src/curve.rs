@@ -331,9 +331,12 @@ mod tests {
         let (exact, estimate, difference, _) = ratios(1.0);
         assert_eq!(exact, 0.5);
         assert!((estimate - 0.5).abs() < 0.01 && (estimate - exact - difference).abs() < 1e-9);
+        // A volume looks at one block of 64: of a thousand that would be too few.
+        let requests: Vec<Request> = (0..100_000).map(|at| request(at % 50_000)).collect();
+        let (exact_estimate, _) = Estimate::of_trace(&requests, 1, 0).expect("reads");
         let live = [Estimate::of_volume(&requests, 0).expect("reads")];
-        assert_eq!(live[0].0.accesses(Which::All), 2000);
+        assert_eq!(live[0].0.accesses(Which::All), 100_000);
         let row = row(Which::Reads, 1.0, &exact_estimate, &live).expect("a sample");
-        assert!((row.estimate - 0.5).abs() < 0.02, "{}", row.estimate);
+        assert!((row.estimate - 0.5).abs() < 0.05, "{}", row.estimate);
     }
 }

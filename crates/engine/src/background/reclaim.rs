@@ -35,9 +35,10 @@ const CARRY_ON_WAITING: u32 = 95;
 /// What it costs to carry a block on: a read of a SATA SSD, and a part of a large write.
 const CARRIED_ON_IN: Duration = Duration::from_micros(35);
 
-/// Of a segment of which more is kept (in sixteenths) nothing clean is carried on: there would be
-/// no room gained, and everything else is even fuller, or dirty.
-const CARRY_ON_KEPT: u32 = 15;
+/// Of a segment of which more (in percent) is kept or dirty, nothing clean is carried on: there would
+/// be little room gained, and everything else is even fuller. The same while clients wait for room.
+const CARRY_ON_KEPT: u32 = 85;
+const CARRY_ON_KEPT_WAITING: u32 = 50;
 
 /// Blocks that are carried on side by side.
 const CARRIED_TOGETHER: usize = 32;
@@ -73,8 +74,11 @@ struct State {
 
 /// What it costs to reclaim a segment, in eighths of a block: what is kept has to be written once more.
 /// What is dirty has to go to the origin some day, but seldom is as cheap as in a sweep.
-fn cost(segment: &SegmentUse, kept: u32) -> u32 {
-    kept * 8 + segment.live.dirty
+/// While clients wait for room (`waits`), clean blocks are given up, and only what is dirty is in the
+/// way.
+fn cost(segment: &SegmentUse, kept: u32, waits: bool) -> u32 {
+    let dirty = segment.live.dirty;
+    if waits { dirty * 8 + kept } else { kept * 8 + dirty }
 }
 
 /// Runs until the cache stops.
@@ -184,7 +188,7 @@ impl EngineLane {
             let candidates = state.closed.iter().filter(|one| {
                 !state.stuck.contains_key(&one.id) && one.live.dirty * 100 <= capacity * most
             });
-            candidates.min_by_key(|one| (cost(one, kept(one)), one.opened)).copied()
+            candidates.min_by_key(|one| (cost(one, kept(one), waits), one.opened)).copied()
         };
         let Some(victim) = least(most).or_else(|| least(100)) else { return false };
         if !store.segments.begin_reclaim(victim.id) {
@@ -198,7 +202,7 @@ impl EngineLane {
             if store.segments.live(victim.id) == 0 {
                 break;
             }
-            self.empty(victim.id, &replacement).await;
+            self.empty(victim.id, &replacement, waits).await;
         }
         if let How::Lists(keeper) = &replacement.how {
             keeper.emptied(victim.id);
@@ -210,7 +214,8 @@ impl EngineLane {
         true
     }
 
-    async fn empty(self: &Rc<Self>, segment: SegmentId, replacement: &Replacement) {
+    /// `waits`: clients wait for room.
+    async fn empty(self: &Rc<Self>, segment: SegmentId, replacement: &Replacement, waits: bool) {
         let store = self.cache.store.clone();
         let capacity = store.cells_per_segment() as u32;
         let live = self.live_blocks(segment).await;
@@ -227,10 +232,10 @@ impl EngineLane {
         let room = has_room();
         let dirty = live.values().flatten().filter(|live| live.dirty).count() as u32;
         let kept = live.values().flatten().filter(|live| is_kept(live) || live.dirty).count();
-        let keep = room && kept as u32 * 16 <= capacity * CARRY_ON_KEPT;
+        let most_kept = if waits { CARRY_ON_KEPT_WAITING } else { CARRY_ON_KEPT };
+        let keep = room && kept as u32 * 100 <= capacity * most_kept;
         for (id, blocks) in live {
             let Some(volume) = self.lane_volume(id) else { continue };
-            let waits = self.cache.brake.is_engaged();
             let most_dirty = most_carried_on(volume.volume.write_cost.mean(), waits);
             let carry_on = room
                 && (count as u32 * 100 <= capacity * CARRY_ON_LIVE

@@ -55,8 +55,9 @@ fn loops_hit_if_they_fit() {
     let found = misses(&reads(2000, 3), ReplacementKind::Fifo, 693, 1).expect("runs");
     assert_eq!(found.block_miss_ratio, 1.0);
     assert!(found.most_live_blocks <= 16 * 63 && found.most_live_blocks >= 693 - 63);
-    // Everything is written once, and a header for each segment.
-    assert!((1.0..1.1).contains(&found.ssd_bytes_per_byte), "{}", found.ssd_bytes_per_byte);
+    // Everything is written once, and a header for each segment; of so few segments the oldest is in
+    // part still to be kept when it goes.
+    assert!((1.0..1.5).contains(&found.ssd_bytes_per_byte), "{}", found.ssd_bytes_per_byte);
 }
 
 fn line(path: &std::path::Path, more: &[&str]) -> Args {
