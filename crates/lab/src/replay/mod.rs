@@ -20,6 +20,7 @@ use clap::ValueEnum;
 use forebay_core::{BlockSize, Durability, Mode, ReplacementKind, parse_size};
 use forebay_device::model::ModelKind;
 use forebay_engine::VolumeSettings;
+use forebay_policy::WritebackSettings;
 
 use crate::error::{LabError, LabResult};
 use crate::output::print_json;
@@ -226,10 +227,23 @@ pub(crate) fn misses(
 ) -> LabResult<Misses> {
     let block = BlockSize::DEFAULT;
     let bytes = u64::from(capacity) * UNIT;
+    // What is dirty is kept whatever the policy says; here it is to be the policy that counts.
+    let writeback = WritebackSettings {
+        dirty_high: 5,
+        dirty_low: 1,
+        cache_dirty_high: 5,
+        cache_dirty_low: 1,
+        ..WritebackSettings::default()
+    };
     let setup = Setup {
         size: LogSize::new(bytes, block, None)?,
         block,
-        settings: VolumeSettings { policy, sequential_cutoff: 0, ..VolumeSettings::default() },
+        settings: VolumeSettings {
+            policy,
+            sequential_cutoff: 0,
+            writeback,
+            ..VolumeSettings::default()
+        },
         seed,
     };
     setup.say_if_larger(bytes);
