@@ -76,9 +76,13 @@ struct State {
 /// What is dirty has to go to the origin some day, but seldom is as cheap as in a sweep.
 /// While clients wait for room (`waits`), clean blocks are given up, and only what is dirty is in the
 /// way.
-fn cost(segment: &SegmentUse, kept: u32, waits: bool) -> u32 {
+///
+/// Beyond `most` dirty blocks, these are not carried on but written to the origin: for that, half a segment
+/// of other blocks is worth carrying on.
+fn cost(segment: &SegmentUse, kept: u32, waits: bool, most: u32) -> u32 {
     let dirty = segment.live.dirty;
-    if waits { dirty * 8 + kept } else { kept * 8 + dirty }
+    let seeks = if dirty > most { segment.live.blocks * 4 } else { 0 };
+    seeks + if waits { dirty * 8 + kept } else { kept * 8 + dirty }
 }
 
 /// Runs until the cache stops.
@@ -179,18 +183,14 @@ impl EngineLane {
             How::Ranks(_) => segment.live.kept,
             How::Lists(keeper) => keeper.kept_in(segment.id),
         };
-        // Rather one of which more is kept than one for which clients wait for the origin's seeks.
         let slowest = self.cache.volumes().iter().map(|volume| volume.write_cost.mean()).max();
         let waits = self.cache.brake.is_engaged();
         let most = most_carried_on(slowest.unwrap_or_default(), waits).max(CARRY_ON_LIVE);
         let capacity = store.cells_per_segment() as u32;
-        let least = |most: u32| {
-            let candidates = state.closed.iter().filter(|one| {
-                !state.stuck.contains_key(&one.id) && one.live.dirty * 100 <= capacity * most
-            });
-            candidates.min_by_key(|one| (cost(one, kept(one), waits), one.opened)).copied()
-        };
-        let Some(victim) = least(most).or_else(|| least(100)) else { return false };
+        let most = capacity * most / 100;
+        let candidates = state.closed.iter().filter(|one| !state.stuck.contains_key(&one.id));
+        let least = candidates.min_by_key(|one| (cost(one, kept(one), waits, most), one.opened));
+        let Some(victim) = least.copied() else { return false };
         if !store.segments.begin_reclaim(victim.id) {
             return false;
         }
