@@ -12,6 +12,7 @@
 //! - `brake`: turns of writes when nearly all of the cache is dirty
 //! - `strain`: how long requests and writeback take on the origin
 //! - `curve`: what caches of other sizes would hit, from a few of the requests
+//! - `replacement`: what the replacement policy is told, and asked
 //! - `background`: writeback, reclaim, upkeep
 //!
 //! Beside the path: [`cache`], [`volume`], [`settings`], [`stats`], and [`control`] for what an
