@@ -166,12 +166,6 @@ impl Cache {
         self.ranks.load(Ordering::Relaxed)
     }
 
-    /// Bytes of memory that the policy takes beside the index: for cached blocks, and for what it
-    /// remembers of others.
-    pub fn policy_bytes(&self) -> (u64, u64) {
-        self.replacement().1.bytes()
-    }
-
     /// Makes a policy with lists known to what is cached: a shard of the index.
     pub(crate) fn show_cached(&self, shard: u32) {
         let (_, replacement) = self.replacement();
@@ -192,7 +186,13 @@ impl Cache {
         self.memory_number.load(Ordering::Relaxed)
     }
 
-    /// Bytes of memory for what is known of blocks that are not cached.
+    /// Bytes of memory that the replacement policy takes beside the index: for cached blocks, and for
+    /// what it remembers of others.
+    pub fn policy_bytes(&self) -> (u64, u64) {
+        self.replacement().1.bytes()
+    }
+
+    /// Bytes of memory for what is known of blocks that are not cached, by admission and statistics.
     pub fn memory_bytes(&self) -> u64 {
         self.memory.read().ghost.bytes()
     }

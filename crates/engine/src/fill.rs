@@ -189,7 +189,7 @@ impl LaneVolume {
         // A fill begins before the index is looked at: a write that the look-up does not see
         // overtakes it (invariant 5).
         let ticket = enters.then(|| store.index.begin_fill(space.address(block)));
-        let pinned = store.look_up(space, block, |_| None);
+        let pinned = store.look_up(space, block);
         if !asked && pinned.is_some() {
             if let Some(ticket) = ticket {
                 store.index.end_fill(ticket);

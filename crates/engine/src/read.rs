@@ -78,7 +78,7 @@ impl LaneVolume {
         let block_bytes = volume.block.as_usize();
         let mut blocks = 0;
         for piece in volume.pieces(offset, len) {
-            let pinned = store.look_up(&volume.space, piece.block, |_| None)?;
+            let pinned = store.look_up(&volume.space, piece.block)?;
             let cached = matches!(
                 read_step(mode, state_of(Some(&pinned.found)), None),
                 ReadStep::Cached { .. }
@@ -224,7 +224,7 @@ impl LaneVolume {
         let (mut missed, mut missing) = (None, 0);
         let mut rest = buf;
         for Piece { block, sectors, bytes, .. } in volume.pieces(offset, len) {
-            let found = store.look_up(&volume.space, block, |_| None);
+            let found = store.look_up(&volume.space, block);
             let state = state_of(found.as_ref().map(|pinned| &pinned.found));
             let step = read_step(volume.mode(), state, round);
             let pinned = found.filter(|pinned| {

@@ -214,11 +214,7 @@ impl LaneVolume {
         let volume = &self.volume;
         let store = self.store.store();
         loop {
-            let pinned = if piece.whole {
-                None
-            } else {
-                store.look_up(&volume.space, piece.block, |_| None)
-            };
+            let pinned = if piece.whole { None } else { store.look_up(&volume.space, piece.block) };
             let mut base = None;
             let mut complete = true;
             let mut valid = SectorMask::of(volume.block.sectors(), piece.sectors.clone());

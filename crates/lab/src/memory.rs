@@ -154,7 +154,9 @@ fn measure(args: &Args, cache_bytes: u64, dirty: bool, progress: &Progress) -> L
     let buffer_bytes = store.buffer_bytes();
     let grown_bytes = resident()?.saturating_sub(before).saturating_sub(buffer_bytes);
     let per_block = |bytes: u64| bytes as f64 / blocks as f64;
-    let index_bytes = store.index_bytes() + rig.engine.cache.memory_bytes();
+    // What the policy remembers of other blocks has a goal of its own.
+    let (policy_bytes, _) = rig.engine.cache.policy_bytes();
+    let index_bytes = store.index_bytes() + rig.engine.cache.memory_bytes() + policy_bytes;
     Ok(Row {
         state: if dirty { "dirty" } else { "clean" }.to_owned(),
         blocks,

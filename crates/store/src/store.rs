@@ -70,7 +70,7 @@ pub struct Version<'a> {
     pub dirty: bool,
     /// Its valid sectors, if not all of them.
     pub mask: Option<SectorMask>,
-    /// Age class for the replacement policy.
+    /// Rank in the measure of the replacement policy.
     pub rank: u8,
     /// When it may replace what is there.
     pub condition: Condition<'a>,
@@ -223,20 +223,11 @@ impl Store {
     }
 
     /// Looks a block up and keeps its segment from being reused until the result is dropped.
-    /// `touch` may give the entry a new rank, given the present one.
     #[inline]
-    pub fn look_up(
-        &self,
-        space: &VolumeSpace,
-        block: OriginBlock,
-        touch: impl FnOnce(u8) -> Option<u8>,
-    ) -> Option<Pinned<'_>> {
+    pub fn look_up(&self, space: &VolumeSpace, block: OriginBlock) -> Option<Pinned<'_>> {
         let found = self.index.look_up(space.address(block), |entry| {
-            let segment = self.segment_of(entry.slot);
-            self.segments.pin(segment);
-            let rank = touch(entry.rank)?;
-            self.segments.ranked(segment, entry.rank, rank);
-            Some(rank)
+            self.segments.pin(self.segment_of(entry.slot));
+            None
         })?;
         Some(Pinned { store: self, block, found })
     }

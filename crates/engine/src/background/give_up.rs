@@ -28,7 +28,7 @@ pub(crate) struct Hand {
 }
 
 impl Hand {
-    /// The next buckets; `all` are told when they have been passed.
+    /// The next buckets of its shard.
     fn buckets(self) -> Range<usize> {
         self.bucket..self.bucket + BUCKETS
     }

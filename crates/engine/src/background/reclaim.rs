@@ -309,7 +309,7 @@ impl EngineLane {
     /// Appends a live block again, if it can be read at once. `Some(false)` and `None`: not done.
     fn carry_one_now(&self, volume: &LaneVolume, live: &Live, payload: &mut [u8]) -> Option<bool> {
         let space = &volume.volume.space;
-        let pinned = self.cache.store.look_up(space, live.block, |_| None)?;
+        let pinned = self.cache.store.look_up(space, live.block)?;
         let entry = pinned.found.entry;
         if entry.slot != live.slot {
             return None;
@@ -329,7 +329,7 @@ impl EngineLane {
     ) -> Result<(), EvictionReason> {
         let store = &self.cache.store;
         let space = &volume.volume.space;
-        let Some(pinned) = store.look_up(space, live.block, |_| None) else { return Ok(()) };
+        let Some(pinned) = store.look_up(space, live.block) else { return Ok(()) };
         let entry = pinned.found.entry;
         if entry.slot != live.slot {
             return Ok(());

@@ -242,7 +242,10 @@ pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
         }
     }
     if jobs.is_empty() {
-        return Err(LabError::Usage("the engine has lru, fifo and random on its log".into()));
+        return Err(LabError::Usage(
+            "belady knows the future, which the engine does not; choose another policy for the log"
+                .into(),
+        ));
     }
     let log = if jobs.iter().any(|job| job.on_log.is_some()) {
         // As in the plain cache: whole blocks.

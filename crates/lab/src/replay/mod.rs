@@ -51,7 +51,7 @@ pub(crate) struct Args {
     /// Blocks that may live in the cache: bytes, like 512M, or a share of the trace's blocks, like 20%
     #[arg(long, value_name = "SIZE|PERCENT%")]
     cache_size: Wanted,
-    /// Replacement policy: lru, fifo, random
+    /// Replacement policy, as in `forebay create`
     #[arg(long, default_value = "lru", value_name = "POLICY")]
     policy: ReplacementKind,
     /// writeback, writethrough, writearound, writeonly, passthrough

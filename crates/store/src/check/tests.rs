@@ -215,7 +215,7 @@ fn blocks_with_a_damaged_header_that_the_checkpoint_knows_are_not_lost() {
         assert_eq!((recovered.blocks, recovered.dirty), (BLOCKS, 14));
         let space = store.store().space_of(VolumeId(1)).expect("there");
         for block in (0..BLOCKS).step_by(3) {
-            let pinned = store.store().look_up(&space, OriginBlock(block), |_| None);
+            let pinned = store.store().look_up(&space, OriginBlock(block));
             let read = store.read_block(&space, pinned.expect("cached")).await;
             let content = read.expect("it verifies");
             assert!(content.iter().all(|byte| *byte == block as u8 + 1));

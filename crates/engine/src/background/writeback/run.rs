@@ -91,7 +91,7 @@ impl LaneVolume {
             .filter_map(|number| {
                 let block = OriginBlock(number);
                 let in_span = wanted.next_if(|wanted| **wanted == block).is_some();
-                let pinned = self.cache.store.look_up(&self.volume.space, block, |_| None)?;
+                let pinned = self.cache.store.look_up(&self.volume.space, block)?;
                 let found = &pinned.found;
                 let usable = if found.entry.dirty { in_span } else { found.mask.is_none() };
                 usable.then_some(pinned)

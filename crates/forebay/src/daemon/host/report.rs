@@ -216,8 +216,9 @@ fn fill(report: &mut VolumeReport, running: &Running, cached: u64) {
         write: latency(volume, Kind::Write),
         flush: latency(volume, Kind::Flush),
     };
+    let (blocks, ghosts) = running.cache.policy_bytes();
     report.memory = MemoryReport {
-        index_bytes: store.index_bytes().saturating_add(running.cache.memory_bytes()),
+        index_bytes: store.index_bytes() + running.cache.memory_bytes() + blocks + ghosts,
         buffer_bytes: store.buffer_bytes(),
     };
     report.errors = errors(running);
