@@ -1,6 +1,6 @@
 # The usual ways into this project. 'make' alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help deps build test vm-test demo soak fuzz bench clean
+.PHONY: help deps build install test vm-test demo soak fuzz bench clean
 
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 
@@ -12,6 +12,9 @@ deps: ## install what is missing, from Debian
 
 build: ## build the daemon and its command line, optimised
 	cargo build --release -p forebay
+
+install: build ## install it with manual pages, completions and service (PREFIX, DESTDIR)
+	@scripts/install $(TARGET)/release/forebay
 
 test: deps ## everything that has to pass: format, lints, unit tests, simulator, end to end
 	@scripts/test

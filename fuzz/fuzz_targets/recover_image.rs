@@ -171,7 +171,7 @@ fn append(world: &World, lane: &Rc<StoreLane>) {
     let mut done = Vec::new();
     for block in (0..space.blocks.min(4)).map(OriginBlock) {
         let condition = Condition::Always;
-        let version = Version { space: &space, block, dirty: true, mask: None, age: 0, condition };
+        let version = Version { space: &space, block, dirty: true, mask: None, rank: 0, condition };
         let byte = 0xa0 + block.0 as u8;
         if let Appended::Done { .. } = lane.append(version, Class::Foreground, |to| to.fill(byte)) {
             done.push((block, byte));

@@ -1,5 +1,6 @@
 //! Why a request was turned down, in a form that a program and an operator can use.
 
+pub use forebay_core::text::one_line;
 use serde::{Deserialize, Serialize};
 
 use crate::knobs::KnobError;
@@ -110,14 +111,6 @@ impl From<KnobError> for ApiError {
     fn from(error: KnobError) -> Self {
         ApiError::new(ErrorKind::Invalid, error.to_string()).about(error.field())
     }
-}
-
-/// The text with every run of white space and control characters as one space.
-pub fn one_line(text: &str) -> String {
-    text.split(|c: char| c.is_whitespace() || c.is_control())
-        .filter(|word| !word.is_empty())
-        .collect::<Vec<_>>()
-        .join(" ")
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use forebay_core::units::format_size;
-use forebay_core::{Admission, Durability, Mode, ReplacementKind, parse_size};
+use forebay_core::{Admission, Durability, Mode, QuietHours, ReplacementKind, parse_size};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -61,6 +61,8 @@ pub enum KnobKind {
     },
     /// `on` or `off`.
     Switch,
+    /// A part of every day, as `HH:MM-HH:MM`, or `off`.
+    Hours,
     /// A plain number.
     Count {
         /// The smallest.
@@ -92,6 +94,23 @@ impl KnobKind {
                 format!("{off}{} to {}", text(min_ms), text(max_ms))
             }
             KnobKind::Switch => "on, off".to_owned(),
+            KnobKind::Hours => "off, or HH:MM-HH:MM".to_owned(),
+        }
+    }
+
+    /// The values that can be listed one by one, without short forms; empty for numbers.
+    pub fn listed(&self) -> Vec<&'static str> {
+        match *self {
+            KnobKind::Choice { words } | KnobKind::CountedChoice { words, .. } => {
+                words.iter().filter_map(|word| word.split(' ').next()).collect()
+            }
+            KnobKind::Switch => vec!["on", "off"],
+            KnobKind::Hours => vec!["off"],
+            KnobKind::Bytes { .. }
+            | KnobKind::PowerOfTwo { .. }
+            | KnobKind::Percent { .. }
+            | KnobKind::Duration { .. }
+            | KnobKind::Count { .. } => Vec::new(),
         }
     }
 
@@ -103,6 +122,7 @@ impl KnobKind {
             KnobKind::Percent { .. } => "percent",
             KnobKind::Duration { .. } => "duration",
             KnobKind::Switch => "switch",
+            KnobKind::Hours => "hours",
             KnobKind::Count { .. } => "count",
         }
     }
@@ -118,9 +138,10 @@ impl KnobKind {
             // A range that nothing is in.
             KnobKind::PowerOfTwo { .. } if !number.is_power_of_two() => (1, 0),
             KnobKind::PowerOfTwo { min, max } => (min, max),
-            KnobKind::Choice { .. } | KnobKind::CountedChoice { .. } | KnobKind::Switch => {
-                (0, u64::MAX)
-            }
+            KnobKind::Choice { .. }
+            | KnobKind::CountedChoice { .. }
+            | KnobKind::Switch
+            | KnobKind::Hours => (0, u64::MAX),
         };
         if (min..=max).contains(&number) {
             Ok(number)
@@ -260,5 +281,21 @@ impl KnobType for bool {
 
     fn json(&self, _: &KnobKind) -> Value {
         Value::Bool(*self)
+    }
+}
+
+impl KnobType for Option<QuietHours> {
+    fn read(text: &str, _: &KnobKind) -> Result<Self, String> {
+        match text {
+            "off" | "0" => Ok(None),
+            _ => text
+                .parse()
+                .map(Some)
+                .map_err(|error: forebay_core::quiet::QuietHoursError| error.to_string()),
+        }
+    }
+
+    fn text(&self, _: &KnobKind) -> String {
+        self.map_or_else(|| "off".to_owned(), |hours| hours.to_string())
     }
 }

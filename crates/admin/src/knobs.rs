@@ -4,7 +4,8 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use forebay_core::{Admission, Durability, Mode, ReplacementKind};
+use forebay_core::units::format_size;
+use forebay_core::{Admission, Durability, Mode, QuietHours, ReplacementKind};
 use serde::de::{Deserialize, Deserializer, Error as _};
 use serde::ser::{Serialize, SerializeMap, Serializer};
 use serde_json::Value;
@@ -59,8 +60,8 @@ knobs! {
     mode: Mode = Mode::Writeback,
         KnobKind::Choice { words: &["writeback (wb)", "writethrough (wt)", "writearound (wa, readonly, ro)", "writeonly (wo)", "passthrough (pt)"] },
         "What the cache does with reads and writes; leaving writeback copies dirty blocks first.";
-    policy: ReplacementKind = ReplacementKind::Lru,
-        KnobKind::Choice { words: &["lru", "fifo", "random (rand)"] },
+    policy: ReplacementKind = ReplacementKind::S3Fifo,
+        KnobKind::Choice { words: &["lru", "fifo", "random (rand)", "lfu", "lfu-r", "smq", "clock", "2q", "arc", "lirs", "sieve", "s3-fifo (s3fifo)", "w-tinylfu (wtinylfu)"] },
         "How blocks are chosen to make room; the volumes of one cache device share it.";
     durability: Durability = Durability::Flush,
         KnobKind::Choice { words: &["strict", "flush"] },
@@ -89,10 +90,16 @@ knobs! {
     dirty_low: u8 = 40,
         KnobKind::Percent { min: 0, max: 100 },
         "Writeback that dirty_high started goes on down to this share.";
+    cache_dirty_high: u8 = 60,
+        KnobKind::Percent { min: 0, max: 100 },
+        "As dirty_high, for all volumes of a cache device together, which share this.";
+    cache_dirty_low: u8 = 50,
+        KnobKind::Percent { min: 0, max: 100 },
+        "As dirty_low, for all volumes of a cache device together, which share this.";
     dirty_age: Duration = Duration::from_secs(600),
         KnobKind::Duration { min_ms: 100, max_ms: 30 * 86_400_000, zero_is_off: true },
         "A block that has been dirty for this long is written back.";
-    idle: Duration = Duration::from_secs(3),
+    idle: Duration = Duration::from_secs(10),
         KnobKind::Duration { min_ms: 10, max_ms: 86_400_000, zero_is_off: true },
         "After this long without a request all dirty blocks are written back.";
     writeback_running: bool = true,
@@ -104,6 +111,21 @@ knobs! {
     ordered: bool = false,
         KnobKind::Switch,
         "Whether the origin gets what was written in the order of flushes, so that it is at every moment what a power cut leaves on a disk; for mode=writeback and mode=writeonly.";
+    writeback_gap: u32 = 64 << 10,
+        KnobKind::Bytes { min: 0, max: 1 << 20 },
+        "Clean cached blocks between two dirty ones are written along if they are at most so many bytes; 0 is never.";
+    writeback_rate_min: u64 = 128 << 10,
+        KnobKind::Bytes { min: 0, max: 1 << 40 },
+        "Bytes per second to which writeback may be slowed down in favour of clients; 0 is no limit.";
+    writeback_rate_max: u64 = 0,
+        KnobKind::Bytes { min: 0, max: 1 << 40 },
+        "Bytes per second of writeback at most, unless somebody waits for it; 0 is no limit.";
+    writeback_latency: Duration = Duration::from_millis(50),
+        KnobKind::Duration { min_ms: 1, max_ms: 60_000, zero_is_off: true },
+        "Mean time of clients' requests on the origin beyond which writeback slows down; up to twice that at dirty_high.";
+    quiet_hours: Option<QuietHours> = None,
+        KnobKind::Hours,
+        "Local time of day in which clients are quiet: then all dirty blocks are written back at full rate; at other times dirty_age and idle keep to writeback_rate_min.";
     commit_interval: Duration = Duration::from_secs(1),
         KnobKind::Duration { min_ms: 1, max_ms: 3_600_000, zero_is_off: false },
         "With durability=flush, the longest time that an unflushed write stays in RAM only.";
@@ -190,6 +212,15 @@ impl Knob {
 }
 
 impl Settings {
+    /// Takes over what the volumes of one cache device share. `true` if anything has changed.
+    pub fn share(&mut self, other: &Settings) -> bool {
+        let before = self.clone();
+        self.policy = other.policy;
+        self.cache_dirty_high = other.cache_dirty_high;
+        self.cache_dirty_low = other.cache_dirty_low;
+        *self != before
+    }
+
     /// Whether the values fit together.
     ///
     /// # Errors
@@ -208,6 +239,21 @@ impl Settings {
                 self.mode
             );
             return Err(KnobError::Value { name: "ordered", reason });
+        }
+        if self.cache_dirty_low > self.cache_dirty_high {
+            let reason = format!(
+                "{} % is above cache_dirty_high, which is {} %; set both, the low one not above the high",
+                self.cache_dirty_low, self.cache_dirty_high
+            );
+            return Err(KnobError::Value { name: "cache_dirty_low", reason });
+        }
+        if self.writeback_rate_max > 0 && self.writeback_rate_min > self.writeback_rate_max {
+            let reason = format!(
+                "{} is above writeback_rate_max, which is {}; set both, the min not above the max",
+                format_size(self.writeback_rate_min),
+                format_size(self.writeback_rate_max)
+            );
+            return Err(KnobError::Value { name: "writeback_rate_min", reason });
         }
         Ok(())
     }
@@ -319,10 +365,22 @@ mod tests {
     }
 
     #[test]
+    fn every_value_that_is_listed_is_read() {
+        for knob in KNOBS {
+            for value in knob.kind.listed() {
+                assert_eq!(knob.read(&mut Settings::default(), value), Ok(()), "{value}");
+            }
+        }
+        let count = |name| Knob::find(name).expect("it is there").kind.listed().len();
+        assert_eq!((count("mode"), count("writeback_running"), count("idle")), (5, 2, 0));
+    }
+
+    #[test]
     fn json_reads_back_and_keeps_types() {
         let settings =
-            set("mode=wt sequential_cutoff=1000001 idle=off dirty_age=90s writeback_running=off")
-                .expect("good");
+            set("mode=wt sequential_cutoff=1000001 idle=off dirty_age=90s writeback_running=off \
+                 quiet_hours=22:00-06:30 writeback_rate_max=10M")
+            .expect("good");
         let json = serde_json::to_value(&settings).expect("plain data");
         assert_eq!(json["mode"], "writethrough");
         assert_eq!(json["sequential_cutoff"], 1_000_001);
@@ -330,6 +388,8 @@ mod tests {
         assert_eq!(json["dirty_age"], "90s");
         assert_eq!(json["writeback_running"], false);
         assert_eq!((&json["admission"], &json["promote"]), (&"always".into(), &0.into()));
+        assert_eq!(json["quiet_hours"], "22:00-06:30");
+        assert_eq!(json["writeback_rate_max"], 10 << 20);
         assert_eq!(serde_json::from_value::<Settings>(json).expect("own output"), settings);
     }
 
@@ -349,6 +409,16 @@ mod tests {
     }
 
     #[test]
+    fn what_is_shared_is_taken_over_and_nothing_else() {
+        let one =
+            set("policy=fifo cache_dirty_high=90 cache_dirty_low=80 dirty_high=70").expect("good");
+        let mut other = Settings::default();
+        assert!(other.share(&one) && !other.share(&one));
+        let expected = set("policy=fifo cache_dirty_high=90 cache_dirty_low=80").expect("good");
+        assert_eq!(other, expected);
+    }
+
+    #[test]
     fn bad_settings_are_refused_and_named() {
         let matrix = [
             ("dirty_high", "dirty_high"),
@@ -364,7 +434,7 @@ mod tests {
             ("dirty_high=30", "dirty_low"),
             ("mode=WB", "mode"),
             ("mode=", "mode"),
-            ("policy=clock", "policy"),
+            ("policy=mru", "policy"),
             ("durability=none", "durability"),
             ("sequential_cutoff=10GB", "sequential_cutoff"),
             ("sequential_cutoff=-1", "sequential_cutoff"),
@@ -398,6 +468,22 @@ mod tests {
             ("congested_read_threshold=500us", "congested_read_threshold"),
             ("congested_write_threshold=61s", "congested_write_threshold"),
             ("congested_write_threshold=-1ms", "congested_write_threshold"),
+            ("cache_dirty_high=40", "cache_dirty_low"),
+            ("cache_dirty_low=101", "cache_dirty_low"),
+            ("writeback_gap=2M", "writeback_gap"),
+            ("writeback_gap=-1", "writeback_gap"),
+            ("writeback_rate_min=1.5M", "writeback_rate_min"),
+            ("writeback_rate_min=2M writeback_rate_max=1M", "writeback_rate_min"),
+            ("writeback_rate_max=1K", "writeback_rate_min"),
+            ("writeback_rate_max=2T", "writeback_rate_max"),
+            ("writeback_rate_max=fast", "writeback_rate_max"),
+            ("writeback_latency=50", "writeback_latency"),
+            ("writeback_latency=2m", "writeback_latency"),
+            ("quiet_hours=", "quiet_hours"),
+            ("quiet_hours=on", "quiet_hours"),
+            ("quiet_hours=22-6", "quiet_hours"),
+            ("quiet_hours=22:00-24:00", "quiet_hours"),
+            ("quiet_hours=06:00-06:00", "quiet_hours"),
         ];
         for (text, expected) in matrix {
             let error = set(text).expect_err(text).to_string();

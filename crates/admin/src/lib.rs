@@ -4,20 +4,24 @@
 //! - [`kind`]: kinds of settings, how they are read, checked and explained
 //! - [`knobs`]: the one table of everything that can be set, and [`Settings`] made from it
 //! - [`assignments`]: changes of settings
+//! - [`profiles`]: settings under the names of other caches
 //! - [`duration`]: `30s`, `500ms`, `1h` as text
 //! - [`request`]: what a client asks for
 //! - [`report`]: what a volume looks like from outside
+//! - [`curve`]: what caches of other sizes would hit
 //! - [`operation`]: work that takes long, and how far it is
 //! - [`error`]: why a request was turned down
 #![forbid(unsafe_code)]
 
 pub mod assignments;
+pub mod curve;
 pub mod duration;
 pub mod error;
 pub mod kind;
 pub mod knobs;
 pub mod name;
 pub mod operation;
+pub mod profiles;
 pub mod reasons;
 pub mod report;
 pub mod request;
@@ -27,6 +31,7 @@ pub use error::{ApiError, ErrorKind};
 pub use knobs::{KNOBS, Knob, KnobKind, Settings};
 pub use name::VolumeName;
 pub use operation::{Operation, OperationId, OperationState, Progress, Unit};
+pub use profiles::{PROFILES, Profile, ProfileName};
 pub use report::{DaemonReport, VolumeList, VolumeReport, VolumeState, VolumeSummary};
 pub use request::{CreateRequest, DeleteRequest, SetRequest, StartRequest};
 

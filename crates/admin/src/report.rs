@@ -16,6 +16,8 @@ pub enum VolumeState {
     /// Not served.
     #[default]
     Stopped,
+    /// Will be served: the daemon has just begun, and starts other volumes first.
+    Waiting,
     /// The cache device is being read.
     Recovering,
     /// Served.
@@ -32,8 +34,9 @@ pub enum VolumeState {
 
 impl VolumeState {
     /// Every state.
-    pub const ALL: [VolumeState; 7] = [
+    pub const ALL: [VolumeState; 8] = [
         VolumeState::Stopped,
+        VolumeState::Waiting,
         VolumeState::Recovering,
         VolumeState::Running,
         VolumeState::Draining,
@@ -46,12 +49,28 @@ impl VolumeState {
     pub fn name(self) -> &'static str {
         match self {
             VolumeState::Stopped => "stopped",
+            VolumeState::Waiting => "waiting",
             VolumeState::Recovering => "recovering",
             VolumeState::Running => "running",
             VolumeState::Draining => "draining",
             VolumeState::Degraded => "degraded",
             VolumeState::Stopping => "stopping",
             VolumeState::Failed => "failed",
+        }
+    }
+
+    /// Whether it is known what the cache holds of a volume in this state: of a cache that is not
+    /// open nobody knows, and 0 would not be the truth.
+    pub fn knows_content(self) -> bool {
+        match self {
+            VolumeState::Stopped
+            | VolumeState::Waiting
+            | VolumeState::Recovering
+            | VolumeState::Failed => false,
+            VolumeState::Running
+            | VolumeState::Draining
+            | VolumeState::Degraded
+            | VolumeState::Stopping => true,
         }
     }
 }
@@ -72,7 +91,7 @@ pub struct CacheReport {
     pub path: String,
     /// Bytes for blocks on the device, its own structures not counted.
     pub size: u64,
-    /// Bytes of blocks in the cache.
+    /// Bytes of blocks in the cache, of all of its volumes; [`BlockReport::cached`] has the volume's own.
     pub used: u64,
 }
 
@@ -89,7 +108,7 @@ pub struct ExportReport {
 /// How many blocks are in the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct BlockReport {
-    /// Blocks in the cache, clean and dirty.
+    /// Blocks of the volume in the cache, clean and dirty.
     pub cached: u64,
     /// Blocks that are newer than the origin.
     pub dirty: u64,
@@ -99,6 +118,10 @@ pub struct BlockReport {
     /// Blocks that were copied to the origin since the volume was started.
     #[serde(default)]
     pub written_back: u64,
+    /// Blocks that were written to the cache device once more, for them to stay, since the volume was
+    /// started.
+    #[serde(default)]
+    pub carried_on: u64,
 }
 
 /// Requests since the volume was started.
@@ -169,7 +192,7 @@ pub struct ByteReport {
 /// A latency distribution, in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Default, Serialize, Deserialize)]
 pub struct Latency {
-    /// Requests that were measured.
+    /// Requests that were measured; of those that are answered at once one in 16 is, and counts for 16.
     #[serde(default)]
     pub count: u64,
     /// Mean.
@@ -183,7 +206,8 @@ pub struct Latency {
     pub max_us: f64,
 }
 
-/// Latencies as the front end sees them, since the volume was started.
+/// Latencies since the volume was started, from the front end's call to the answer: without what the
+/// front end itself and the way to the client take.
 #[derive(Clone, Copy, Debug, PartialEq, Default, Serialize, Deserialize)]
 pub struct LatencyReport {
     /// Of reads.
@@ -321,7 +345,7 @@ impl VolumeReport {
             size: self.origin.size,
             origin: self.origin.path.clone(),
             cache: self.cache.path.clone(),
-            used: self.cache.used,
+            used: self.blocks.cached.saturating_mul(self.block_size),
             dirty: self.blocks.dirty.saturating_mul(self.block_size),
             nbd: self.export.nbd.clone(),
         }
@@ -343,7 +367,7 @@ pub struct VolumeSummary {
     pub origin: String,
     /// The cache device as the operator named it.
     pub cache: String,
-    /// Bytes in the cache.
+    /// Bytes of the volume in the cache, clean and dirty.
     pub used: u64,
     /// Bytes that are newer than the origin.
     pub dirty: u64,
@@ -431,6 +455,16 @@ mod tests {
             let json = serde_json::to_value(state).expect("plain data");
             assert_eq!(json.as_str(), Some(state.name()));
         }
+    }
+
+    #[test]
+    fn a_line_of_a_list_is_about_the_volume_and_not_about_its_cache() {
+        let name = "v".parse().expect("valid");
+        let mut report = VolumeReport::empty(name, VolumeState::Running, Settings::default());
+        (report.block_size, report.blocks.cached, report.blocks.dirty) = (8192, 10, 3);
+        report.cache.used = 1 << 20;
+        let summary = report.summary();
+        assert_eq!((summary.used, summary.dirty), (81_920, 24_576));
     }
 
     #[test]

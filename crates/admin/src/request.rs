@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::assignments::Assignments;
 use crate::name::VolumeName;
+use crate::profiles::ProfileName;
 
 /// Make a volume and serve it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -15,7 +16,11 @@ pub struct CreateRequest {
     pub cache: String,
     /// The origin.
     pub origin: String,
-    /// Unit of caching in bytes, a power of two from 2 KiB to 1 MiB; 4 KiB if absent.
+    /// What block size and settings are if they are not given here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub profile: Option<ProfileName>,
+    /// Unit of caching in bytes, a power of two from 2 KiB to 1 MiB; if absent that of the profile, or
+    /// else 4 KiB.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub block_size: Option<u64>,
     /// Bytes by which blocks are shifted on the origin: a multiple of 512 below the block size.
@@ -28,7 +33,7 @@ pub struct CreateRequest {
     /// formatted, and block size, alignment and settings are those on the device.
     #[serde(default)]
     pub adopt: bool,
-    /// Settings other than the defaults.
+    /// Settings other than those of the profile, or else the defaults.
     #[serde(default, skip_serializing_if = "Assignments::is_empty")]
     pub settings: Assignments,
 }
@@ -66,7 +71,7 @@ mod tests {
 
     #[test]
     fn a_request_reads_back_and_unknown_or_doubled_fields_are_refused() {
-        let text = r#"{"name":"v","cache":"ram:1G","origin":"/o","settings":{"mode":"wt"}}"#;
+        let text = r#"{"name":"v","cache":"ram:1G","origin":"/o","profile":"bcache","settings":{"mode":"wt"}}"#;
         let request: CreateRequest = serde_json::from_str(text).expect("good");
         let json = serde_json::to_string(&request).expect("plain data");
         assert_eq!(serde_json::from_str::<CreateRequest>(&json).expect("own output"), request);
@@ -74,6 +79,7 @@ mod tests {
             r#"{"name":"v","cache":"c","origin":"o","forced":true}"#,
             r#"{"name":"v","name":"w","cache":"c","origin":"o"}"#,
             r#"{"name":"v","cache":"c"}"#,
+            r#"{"name":"v","cache":"c","origin":"o","profile":"Bcache"}"#,
             r#"{"name":"v","cache":"c","origin":"o","block_size":-4096}"#,
             r#"{"name":"v","cache":"c","origin":"o","alignment":18446744073709551616}"#,
         ] {

@@ -4,7 +4,9 @@
 //! - [`identity`]: what tells a device from all others, apart from its content
 //! - [`mask`]: which sectors of a block are valid
 //! - [`settings`]: mode, durability, replacement policy, admission
+//! - [`quiet`]: hours of the day
 //! - [`op`]: what a client asks for and how it ends
+//! - [`text`]: what is said to operators, in one line
 //! - [`time`]: the clock that everything else is given
 //! - [`why`]: every reason that is counted
 #![forbid(unsafe_code)]
@@ -12,7 +14,9 @@
 pub mod identity;
 pub mod mask;
 pub mod op;
+pub mod quiet;
 pub mod settings;
+pub mod text;
 pub mod time;
 pub mod units;
 pub mod why;
@@ -20,6 +24,7 @@ pub mod why;
 pub use identity::{Identity, IdentityPart};
 pub use mask::SectorMask;
 pub use op::{IoError, Op};
+pub use quiet::QuietHours;
 pub use settings::{Admission, ChoiceError, Durability, Mode, ReplacementKind};
 pub use time::{Clock, Nanos};
 pub use units::{

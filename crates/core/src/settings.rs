@@ -97,19 +97,53 @@ choice!(Durability, "durability", "strict, flush", {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ReplacementKind {
-    /// Blocks that were not used for longest leave first.
-    #[default]
+    /// Least recently used: what was not used for longest leaves first.
     Lru,
-    /// Blocks leave in the order in which they came.
+    /// First in, first out.
     Fifo,
-    /// Blocks leave in random order.
+    /// Any block.
     Random,
+    /// Least frequently used.
+    Lfu,
+    /// Least frequently used; frequencies fade.
+    #[serde(rename = "lfu-r")]
+    LfuR,
+    /// Stochastic multi-queue with a hotspot queue.
+    Smq,
+    /// Second chance.
+    Clock,
+    /// Two queues.
+    #[serde(rename = "2q")]
+    TwoQ,
+    /// Adaptive replacement cache.
+    Arc,
+    /// Low inter-reference recency set.
+    Lirs,
+    /// SIEVE.
+    Sieve,
+    /// A small queue for what is new, a main one for what was used again, and ghosts.
+    #[default]
+    #[serde(rename = "s3-fifo")]
+    S3Fifo,
+    /// Tiny LFU behind a window.
+    #[serde(rename = "w-tinylfu")]
+    WTinyLfu,
 }
 
-choice!(ReplacementKind, "replacement policy", "lru, fifo, random (rand)", {
+choice!(ReplacementKind, "replacement policy", "lru, fifo, random (rand), lfu, lfu-r, smq, clock, 2q, arc, lirs, sieve, s3-fifo (s3fifo), w-tinylfu (wtinylfu)", {
     Lru => "lru",
     Fifo => "fifo",
     Random => "random" | "rand",
+    Lfu => "lfu",
+    LfuR => "lfu-r",
+    Smq => "smq",
+    Clock => "clock",
+    TwoQ => "2q",
+    Arc => "arc",
+    Lirs => "lirs",
+    Sieve => "sieve",
+    S3Fifo => "s3-fifo" | "s3fifo",
+    WTinyLfu => "w-tinylfu" | "wtinylfu",
 });
 
 /// Whether blocks that are missed may enter the cache.
@@ -224,6 +258,6 @@ mod tests {
         }
         assert!("WB".parse::<Mode>().is_err());
         assert!("".parse::<Durability>().is_err());
-        assert!("lfu".parse::<ReplacementKind>().unwrap_err().to_string().contains("lru"));
+        assert!("mru".parse::<ReplacementKind>().unwrap_err().to_string().contains("lru"));
     }
 }

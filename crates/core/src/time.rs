@@ -41,4 +41,12 @@ impl fmt::Display for Nanos {
 pub trait Clock: Send + Sync {
     /// The time now. Never goes backwards.
     fn now(&self) -> Nanos;
+
+    /// The time since midnight, local time: for what depends on the hour of the day and on nothing
+    /// finer. It jumps when somebody sets the machine's clock. A clock that knows no calendar
+    /// started at midnight.
+    fn time_of_day(&self) -> Duration {
+        const DAY: u64 = 24 * 3600 * 1_000_000_000;
+        Duration::from_nanos(self.now().0 % DAY)
+    }
 }

@@ -163,9 +163,12 @@ reasons! {
 
     /// Why a dirty block was written to the origin.
     WritebackReason, WritebackCounts, written_back: {
-        DirtyHigh dirty_high "too large a share of the cache was dirty",
+        DirtyHigh dirty_high "too large a share of the cache was dirty with blocks of the volume",
+        CacheDirtyHigh cache_dirty_high "too large a share of it was dirty, all volumes together",
+        Full full "clients waited, because nearly all of the cache was dirty",
         DirtyAge dirty_age "something had been dirty for too long",
         Idle idle "nobody had used the volume for a while",
+        Quiet quiet_hours "it was in the quiet hours",
         Drain drain "somebody waits for it: flush, delete, stop or a change of the mode",
         Mode mode "the mode keeps nothing dirty",
         Reclaim reclaim "its segment was emptied to make room",
@@ -204,7 +207,8 @@ mod tests {
         assert_eq!(why.miss.total(), (1..=MissReason::COUNT as u64).sum());
         let mut seen = Vec::new();
         why.each(|group, name, count| seen.push((group, name, count)));
-        assert!(seen.contains(&("written_back", "idle", 102)));
+        let idle = 100 + WritebackReason::Idle.index() as u64;
+        assert!(seen.contains(&("written_back", "idle", idle)));
         let names: Vec<_> = seen.iter().map(|(group, name, _)| (*group, *name)).collect();
         let meanings: Vec<_> =
             Why::meanings().iter().map(|(group, name, _)| (*group, *name)).collect();

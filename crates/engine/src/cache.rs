@@ -5,10 +5,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use forebay_core::ReplacementKind;
 use forebay_lane::Notify;
-use forebay_policy::{Age, EpochClock, Ghost, HitRule, Replacement, build};
+use forebay_policy::Ghost;
 use forebay_store::Store;
-use parking_lot::{Mutex, RwLock};
+use parking_lot::RwLock;
 
+use crate::background::reclaim::segments_kept_free;
+use crate::brake::Brake;
+use crate::replacement::{How, Replacement};
 use crate::volume::Volume;
 
 /// Streams that are followed for each volume and lane.
@@ -39,18 +42,18 @@ pub struct Cache {
     /// What is on the cache device.
     pub store: Arc<Store>,
     volumes: RwLock<Vec<Arc<Volume>>>,
-    pub(crate) replacement: Mutex<Box<dyn Replacement>>,
-    policy: Mutex<ReplacementKind>,
-    /// Whether hits make blocks young again under the present policy.
-    refreshes: AtomicBool,
-    pub(crate) epochs: EpochClock,
+    /// The present policy, and its number, which tells it from those before.
+    replacement: RwLock<(u64, Arc<Replacement>)>,
+    replacement_number: AtomicU64,
+    /// Whether it goes by the ranks of the index.
+    ranks: AtomicBool,
     /// What became of blocks that are not cached.
     memory: RwLock<Memory>,
     memory_number: AtomicU64,
-    /// The epoch whose share of the index is to be refreshed, plus one; 0: none.
-    pub(crate) refresh_due: AtomicU64,
     /// There is no room but what ordered writeback can make.
     pressed: AtomicBool,
+    /// Turns of writes when nearly all of the cache is dirty.
+    pub(crate) brake: Brake,
     /// Background work ends.
     pub(crate) stopping: AtomicU64,
     pub(crate) stop_changed: Notify,
@@ -61,18 +64,17 @@ pub struct Cache {
 impl Cache {
     pub(crate) fn new(store: Arc<Store>, policy: ReplacementKind) -> Arc<Self> {
         let capacity = store.capacity_blocks();
-        let seed = store.options().seed;
+        let replacement = Arc::new(Replacement::new(policy, &store));
         Arc::new(Cache {
-            replacement: Mutex::new(build(policy, capacity, seed)),
-            policy: Mutex::new(policy),
-            refreshes: AtomicBool::new(HitRule::of(policy) == HitRule::REFRESH),
-            epochs: EpochClock::new(capacity),
+            ranks: AtomicBool::new(replacement.goes_by_ranks()),
+            replacement: RwLock::new((0, replacement)),
+            replacement_number: AtomicU64::new(0),
             memory: RwLock::new(Memory::new(0, 0, capacity)),
             memory_number: AtomicU64::new(0),
             store,
             volumes: RwLock::default(),
-            refresh_due: AtomicU64::new(0),
             pressed: AtomicBool::new(false),
+            brake: Brake::default(),
             stopping: AtomicU64::new(0),
             stop_changed: Notify::default(),
             background: AtomicU64::new(0),
@@ -87,6 +89,21 @@ impl Cache {
     /// The volume of this name.
     pub fn volume(&self, name: &str) -> Option<Arc<Volume>> {
         self.volumes.read().iter().find(|volume| volume.name == name).cloned()
+    }
+
+    /// The sum of something over the volumes.
+    pub(crate) fn sum_volumes(&self, of: impl Fn(&Volume) -> u64) -> u64 {
+        self.volumes.read().iter().map(|volume| of(volume)).sum()
+    }
+
+    /// The maximum of something over the volumes; 0 without any.
+    pub(crate) fn volumes_max(&self, of: impl Fn(&Volume) -> u64) -> u64 {
+        self.volumes.read().iter().map(|volume| of(volume)).max().unwrap_or(0)
+    }
+
+    /// Free segments that reclaim aims for.
+    pub(crate) fn free_target(&self) -> u32 {
+        segments_kept_free(self.store.segments.count(), self.store.options().lanes as u32)
     }
 
     pub(crate) fn add_volume(&self, volume: Arc<Volume>) {
@@ -118,16 +135,47 @@ impl Cache {
 
     /// How room is made.
     pub fn policy(&self) -> ReplacementKind {
-        *self.policy.lock()
+        self.replacement.read().1.kind
     }
 
-    pub(crate) fn set_policy(&self, kind: ReplacementKind) {
-        let mut policy = self.policy.lock();
-        if *policy != kind {
-            *policy = kind;
-            self.refreshes.store(HitRule::of(kind) == HitRule::REFRESH, Ordering::Relaxed);
-            *self.replacement.lock() =
-                build(kind, self.store.capacity_blocks(), self.store.options().seed);
+    /// Begins anew with a policy of this kind, unless it is in force. What is cached must be made
+    /// known to it then: see `EngineLane::switch_policy`.
+    pub(crate) fn set_policy(&self, kind: ReplacementKind) -> bool {
+        let mut present = self.replacement.write();
+        if present.1.kind == kind {
+            return false;
+        }
+        let next = Arc::new(Replacement::new(kind, &self.store));
+        self.ranks.store(next.goes_by_ranks(), Ordering::SeqCst);
+        *present = (present.0 + 1, next);
+        self.replacement_number.store(present.0, Ordering::SeqCst);
+        true
+    }
+
+    /// The present policy, and its number.
+    pub(crate) fn replacement(&self) -> (u64, Arc<Replacement>) {
+        self.replacement.read().clone()
+    }
+
+    /// The number of the policy in force.
+    #[inline]
+    pub(crate) fn replacement_number(&self) -> u64 {
+        self.replacement_number.load(Ordering::Relaxed)
+    }
+
+    /// Whether the present policy goes by the ranks of the index.
+    #[inline]
+    pub(crate) fn ranks(&self) -> bool {
+        self.ranks.load(Ordering::Relaxed)
+    }
+
+    /// Makes a policy with lists known to what is cached: a shard of the index.
+    pub(crate) fn show_cached(&self, shard: u32) {
+        let (_, replacement) = self.replacement();
+        if let How::Lists(keeper) = &replacement.how {
+            self.store.index.scan_shard(shard, &mut |address, entry: &forebay_store::Entry| {
+                keeper.begin(entry.slot, forebay_policy::exact::Key(address.0));
+            });
         }
     }
 
@@ -141,32 +189,15 @@ impl Cache {
         self.memory_number.load(Ordering::Relaxed)
     }
 
-    /// Bytes of memory for what is known of blocks that are not cached.
+    /// Bytes of memory that the replacement policy takes beside the index: for cached blocks, and for
+    /// what it remembers of others.
+    pub fn policy_bytes(&self) -> (u64, u64) {
+        self.replacement().1.bytes()
+    }
+
+    /// Bytes of memory for what is known of blocks that are not cached, by admission and statistics.
     pub fn memory_bytes(&self) -> u64 {
         self.memory.read().ghost.bytes()
-    }
-
-    /// What a hit does to a block's age.
-    #[inline]
-    pub(crate) fn touch(&self, age: u8, now: Age) -> Option<u8> {
-        let rule =
-            if self.refreshes.load(Ordering::Relaxed) { HitRule::REFRESH } else { HitRule::LEAVE };
-        let new = rule.on_hit(Age::from_bits(age), now).bits();
-        (new != age).then_some(new)
-    }
-
-    /// Age class of a block that is used now.
-    #[inline]
-    pub(crate) fn age(&self) -> Age {
-        self.epochs.now()
-    }
-
-    /// Counts blocks that were used, and notes when the index is to be refreshed.
-    pub(crate) fn used(&self, blocks: u64) {
-        let blocks = u32::try_from(blocks).unwrap_or(u32::MAX);
-        if let Some(epoch) = self.epochs.tick(blocks.into()) {
-            self.refresh_due.store(u64::from(epoch) + 1, Ordering::Relaxed);
-        }
     }
 
     pub(crate) fn background_started(&self) {

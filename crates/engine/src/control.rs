@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use forebay_core::ReplacementKind;
 use forebay_device::Device;
 use forebay_format::{Uuid, VolumeRecord};
 use forebay_store::StoreError;
@@ -17,7 +18,7 @@ use crate::engine::EngineLane;
 use crate::error::{EngineError, EngineErrorKind};
 use crate::plan::keeps_dirty;
 use crate::samples::Look;
-use crate::settings::VolumeSettings;
+use crate::settings::{Shared, VolumeSettings};
 use crate::volume::{Volume, VolumeState};
 
 /// A new volume.
@@ -70,7 +71,10 @@ fn fitting(settings: &VolumeSettings) -> Result<(), EngineError> {
 }
 
 fn record_of(volume: &Volume, old: &VolumeRecord) -> VolumeRecord {
-    let settings = volume.settings();
+    record_with(&volume.settings(), old)
+}
+
+fn record_with(settings: &VolumeSettings, old: &VolumeRecord) -> VolumeRecord {
     VolumeRecord {
         mode: settings.mode,
         durability: settings.durability,
@@ -81,13 +85,14 @@ fn record_of(volume: &Volume, old: &VolumeRecord) -> VolumeRecord {
 }
 
 impl EngineLane {
-    /// Creates a volume on a cache that is open, and starts it. The origin is taken as it is.
+    /// Creates a volume on a cache that is open, and starts it. The origin is taken as it is. The
+    /// watermarks of the cache stay what they are, if it has volumes.
     ///
     /// # Errors
     /// The name is taken or not possible, or there is no room.
     pub async fn create(
         self: &Rc<Self>,
-        spec: VolumeSpec,
+        mut spec: VolumeSpec,
         origin: Arc<dyn Device>,
     ) -> Result<Arc<Volume>, EngineError> {
         fitting(&spec.settings)?;
@@ -98,6 +103,10 @@ impl EngineLane {
                 EngineErrorKind::Usage,
                 format!("the origin {} is empty", spec.origin),
             ));
+        }
+        if let Some(other) = self.cache.store.volumes().first() {
+            let policy = spec.settings.policy;
+            spec.settings.share(Shared { policy, ..VolumeSettings::of(other).shared() });
         }
         let name = spec.name.clone();
         let (samples, settled) = self.sample(&origin, size).await?;
@@ -143,8 +152,19 @@ impl EngineLane {
                 .await?;
             return Err(error.into());
         }
-        self.cache.set_policy(spec.settings.policy);
+        self.switch_policy(spec.settings.policy).await;
         self.bring_up(&name, origin, settled)
+    }
+
+    /// Makes room by another policy from now on. What is cached is shown to it in no particular order:
+    /// it knows what was used lately no sooner than it is used again.
+    async fn switch_policy(&self, policy: ReplacementKind) {
+        if self.cache.set_policy(policy) {
+            for shard in 0..self.cache.store.index.shard_count() {
+                self.cache.show_cached(shard);
+                forebay_lane::yield_now().await;
+            }
+        }
     }
 
     /// Changes a volume's settings; online. Leaving a mode that keeps dirty data drains it, in the
@@ -159,28 +179,38 @@ impl EngineLane {
     ) -> Result<(), EngineError> {
         let volume = self.cache.volume(name).ok_or_else(|| no_volume(name))?;
         fitting(&settings)?;
-        let policy = settings.policy;
+        let shared = settings.shared();
         volume.set_settings(settings);
-        self.cache.set_policy(policy);
+        self.share(shared).await
+    }
+
+    /// Sets on all volumes of the cache what they have in common, and keeps the settings of those
+    /// that are started.
+    async fn share(self: &Rc<Self>, shared: Shared) -> Result<(), EngineError> {
+        let started = self.cache.volumes();
+        for volume in &started {
+            let mut settings = volume.settings();
+            if settings.share(shared) {
+                volume.set_settings(settings);
+            }
+            self.switch_policy(volume.settings().policy).await;
+        }
         self.cache.settings_changed();
         self.store
             .change_volumes(|volumes, _| {
                 for record in volumes.iter_mut() {
-                    record.policy = policy;
-                    if record.name == volume.name {
-                        *record = record_of(&volume, record);
-                    }
+                    *record = match started.iter().find(|volume| volume.name == record.name) {
+                        Some(volume) => record_of(volume, record),
+                        None => {
+                            let mut settings = VolumeSettings::of(record);
+                            settings.share(shared);
+                            record_with(&settings, record)
+                        }
+                    };
                 }
                 Ok(())
             })
             .await?;
-        for other in self.cache.volumes() {
-            let mut settings = other.settings();
-            if settings.policy != policy {
-                settings.policy = policy;
-                other.set_settings(settings);
-            }
-        }
         Ok(())
     }
 

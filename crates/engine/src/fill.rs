@@ -5,7 +5,7 @@ use std::ops::Range;
 use forebay_core::why::RefusalReason;
 use forebay_core::{IoError, OriginBlock, SECTOR_SIZE, SectorMask};
 use forebay_device::{DeviceOp, IoBuf};
-use forebay_store::{Appended, Class, Condition, FillTicket, Pinned, Version};
+use forebay_store::{Appended, Condition, FillTicket, Pinned, Version};
 
 use crate::admission::Gate;
 use crate::lane::LaneVolume;
@@ -135,6 +135,7 @@ impl LaneVolume {
     ) -> Result<(), Retry> {
         let volume = &self.volume;
         let store = self.store.store();
+        let _strain = volume.strain.begin(&**self.lane().clock());
         let _range = volume.ranges.shared(volume.widen(span.clone())).await;
         let asked = volume.blocks(range.clone());
         let blocks: Vec<Filling<'_>> = volume
@@ -177,7 +178,7 @@ impl LaneVolume {
             None => false,
             // It comes along with one that was admitted.
             Some(_) if !asked => true,
-            Some(gate) => match self.admit(gate, block) {
+            Some(gate) => match self.admit(gate, block).and_then(|()| self.let_in(block)) {
                 Ok(()) => true,
                 Err(reason) => {
                     self.refused(block, false, reason);
@@ -188,7 +189,7 @@ impl LaneVolume {
         // A fill begins before the index is looked at: a write that the look-up does not see
         // overtakes it (invariant 5).
         let ticket = enters.then(|| store.index.begin_fill(space.address(block)));
-        let pinned = store.look_up(space, block, |_| None);
+        let pinned = store.look_up(space, block);
         if !asked && pinned.is_some() {
             if let Some(ticket) = ticket {
                 store.index.end_fill(ticket);
@@ -260,15 +261,16 @@ impl LaneVolume {
         }
         let at = (byte(read.start) - span.start) as usize;
         let bytes = bytes_of(&read);
+        let rank = self.rank(block, filling.pinned.as_ref().map(|pinned| &pinned.found));
         let version = Version {
             space: &volume.space,
             block,
             dirty,
             mask: volume.mask(block, valid),
-            age: self.cache.age().bits(),
+            rank: rank.bits(),
             condition,
         };
-        let appended = self.store.append(version, Class::Foreground, |cell| {
+        let appended = self.store.append(version, self.class_of_fill(rank), |cell| {
             match &base {
                 Some(cached) => cell.copy_from_slice(cached),
                 None => cell.fill(0),
@@ -281,7 +283,7 @@ impl LaneVolume {
                 let counters = &self.stats().counters;
                 bump(&counters.filled_blocks, 1);
                 bump(&counters.cache_written_bytes, volume.block.bytes());
-                self.count_used(1);
+                self.placed(block, old.as_ref());
                 if let Some(gate) = gate {
                     self.entered(gate, block);
                 }

@@ -43,7 +43,7 @@ impl LaneVolume {
         volume.origin_synced(writes.unwrap_or(0));
         // Invariant 9: only now do the marks say clean.
         for (block, kept) in through {
-            if self.store.store().written_back(&volume.space, block, kept.slot) {
+            if self.store.store().written_back(&volume.space, block, &kept) {
                 volume.cleaned(self.lane(), block);
             }
         }

@@ -48,7 +48,7 @@ impl EngineLane {
         }
         let last = block.block_of(end - 1);
         store.forget(&space, last, |entry| !entry.dirty);
-        if let Some(pinned) = store.look_up(&space, last, |_| None) {
+        if let Some(pinned) = store.look_up(&space, last) {
             let entry = pinned.found.entry;
             let sectors = block.sectors();
             let mut valid = pinned.found.mask.clone().unwrap_or_else(|| SectorMask::all(sectors));
@@ -61,7 +61,7 @@ impl EngineLane {
                 block: last,
                 dirty: true,
                 mask: Some(valid),
-                age: entry.age,
+                rank: entry.rank,
                 condition: Condition::Slot(entry.slot),
             };
             let appended = self

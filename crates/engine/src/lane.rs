@@ -10,15 +10,15 @@ use forebay_core::{IoError, Nanos, Op};
 use forebay_device::{IoBuf, Queue};
 use forebay_lane::{Lane, Pool};
 use forebay_policy::SequentialCutoff;
+use forebay_policy::curve::Access;
 use forebay_store::{ReadFailure, StoreError, StoreLane};
 
 use crate::api::{Coming, Completion, CompletionSink, Extent, Request, Target};
 use crate::cache::{Cache, Memory, STREAMS};
+use crate::curve::Watch;
+use crate::replacement::Replacement;
 use crate::stats::{Kind, LaneStats, QUICK_SAMPLE, bump};
 use crate::volume::{Volume, VolumeState};
-
-/// Blocks whose use is counted together, so that lanes seldom meet at the shared counter.
-const USED_BATCH: u64 = 32;
 
 /// A future that carries out one request, in memory that is used again.
 pub(crate) trait Start {
@@ -61,13 +61,19 @@ pub struct LaneVolume {
     cutoff: RefCell<SequentialCutoff>,
     /// The last request that was asked about, and the answer.
     last_verdict: Cell<((bool, u64, u64), bool)>,
-    used: Cell<u64>,
+    /// The replacement policy, unless there is another one by now.
+    pub(crate) replacement: RefCell<(u64, Arc<Replacement>)>,
+    pub(crate) watch: Watch,
     /// Bytes on their way from the origin that nobody has asked for.
     pub(crate) promoting: Cell<u64>,
     /// The cache's memory of absent blocks, unless there is another one by now.
     pub(crate) memory: RefCell<Memory>,
     /// Why the last block was missed of those that are remembered.
     pub(crate) last_miss: Cell<MissReason>,
+    /// Blocks that have become dirty since the lane looked how many are.
+    pub(crate) dirtied: Cell<u64>,
+    /// After so many it looks.
+    pub(crate) look_after: u64,
     requests: Rc<dyn Start>,
     /// Requests on their way keep the view alive.
     own: Weak<LaneVolume>,
@@ -112,6 +118,8 @@ impl LaneVolume {
         requests: Rc<dyn Start>,
     ) -> Rc<Self> {
         let memory = RefCell::new(cache.memory());
+        let look_after = cache.look_after();
+        let replacement = RefCell::new(cache.replacement());
         Rc::new_cyclic(|own| LaneVolume {
             cache,
             volume,
@@ -119,10 +127,13 @@ impl LaneVolume {
             origin,
             cutoff: RefCell::new(SequentialCutoff::new(STREAMS)),
             last_verdict: Cell::new(((false, u64::MAX, 0), false)),
-            used: Cell::new(0),
+            replacement,
+            watch: Watch::new(),
             promoting: Cell::new(0),
             memory,
             last_miss: Cell::new(MissReason::Cold),
+            dirtied: Cell::new(0),
+            look_after,
             requests,
             own: own.clone(),
         })
@@ -160,17 +171,6 @@ impl LaneVolume {
         let verdict = self.cutoff.borrow_mut().observe(write, offset, len).bypass(threshold);
         self.last_verdict.set((request, verdict));
         verdict
-    }
-
-    /// Counts blocks that were used, for the replacement policy.
-    pub(crate) fn count_used(&self, blocks: u64) {
-        let used = self.used.get() + blocks;
-        if used >= USED_BATCH {
-            self.used.set(0);
-            self.cache.used(used);
-        } else {
-            self.used.set(used);
-        }
     }
 
     /// Waits until there may be room in the log.
@@ -211,6 +211,14 @@ impl LaneVolume {
         let write = matches!(op, Op::Write | Op::WriteZeroes | Op::Discard);
         let range =
             if op == Op::Flush { Ok(()) } else { self.volume.check_range(offset, len, write) };
+        if range.is_ok() && len > 0 {
+            match op {
+                Op::Read => self.watch(Access::Read, offset, len),
+                Op::Write => self.watch(Access::Write, offset, len),
+                Op::WriteZeroes | Op::Discard => self.watch_zeroed(op, offset, len),
+                Op::Flush | Op::Prefetch => (),
+            }
+        }
         let (result, data) = match range {
             Err(error) => (Err(error), data),
             Ok(()) if len == 0 && op != Op::Flush => (Ok(()), data),
@@ -240,7 +248,7 @@ impl LaneVolume {
             Op::Write | Op::WriteZeroes | Op::Discard => Kind::Write,
         };
         let now = self.now();
-        stats.latency(kind, now.since(started));
+        stats.latency(kind, now.since(started), 1);
         if result.is_err() {
             bump(&stats.counters.errors, 1);
         }
@@ -260,17 +268,21 @@ impl LaneVolume {
     #[inline]
     fn quickly(
         &self,
-        kind: Kind,
+        access: Access,
+        (offset, len): (u64, usize),
         act: impl FnOnce() -> Option<Result<(), IoError>>,
     ) -> Option<Result<(), IoError>> {
         // Counted before the state is looked at, as in `submit`.
-        let in_flight = &self.stats().in_flight;
+        let stats = self.stats();
+        let in_flight = &stats.in_flight;
         let before = in_flight.load(Ordering::Relaxed);
         in_flight.swap(before + 1, Ordering::SeqCst);
         let done = if self.volume.state() == VolumeState::Running {
-            let started = self.sample();
+            let started = self.sample(stats);
             let done = act();
             if done.is_some() {
+                self.watch_on(stats, access, offset, len as u64);
+                let kind = if access == Access::Read { Kind::Read } else { Kind::Write };
                 self.sampled(kind, started);
             }
             done
@@ -282,8 +294,8 @@ impl LaneVolume {
     }
 
     /// Whether the latency of a request that is answered at once is to be measured.
-    fn sample(&self) -> Option<Nanos> {
-        let quick = &self.stats().quick;
+    fn sample(&self, stats: &LaneStats) -> Option<Nanos> {
+        let quick = &stats.quick;
         bump(quick, 1);
         quick.load(Ordering::Relaxed).is_multiple_of(QUICK_SAMPLE).then(|| self.now())
     }
@@ -292,7 +304,7 @@ impl LaneVolume {
         if let Some(started) = started {
             let now = self.now();
             self.volume.last_foreground.store(now.0, Ordering::Relaxed);
-            self.stats().latency(kind, now.since(started));
+            self.stats().latency(kind, now.since(started), QUICK_SAMPLE);
         }
     }
 }
@@ -311,11 +323,13 @@ impl Target for LaneVolume {
     }
 
     fn read_now(&self, offset: u64, into: &mut [u8]) -> Option<Result<(), IoError>> {
-        self.quickly(Kind::Read, || self.read_quickly(offset, into))
+        let range = (offset, into.len());
+        self.quickly(Access::Read, range, || self.read_quickly(offset, into))
     }
 
     fn write_now(&self, offset: u64, data: &[u8]) -> Option<Result<(), IoError>> {
-        self.quickly(Kind::Write, || self.write_quickly(offset, data))
+        let range = (offset, data.len());
+        self.quickly(Access::Write, range, || self.write_quickly(offset, data))
     }
 
     fn expect(&self, op: Op, offset: u64, coming: Coming) {

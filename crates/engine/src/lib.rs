@@ -9,6 +9,10 @@
 //!   what comes from the origin
 //! - `untouched`: what has to be durable before the origin is written to for the first time
 //! - `ranges`: order among operations that reach the origin
+//! - `brake`: turns of writes when nearly all of the cache is dirty
+//! - `strain`: how long requests and writeback take on the origin
+//! - `curve`: what caches of other sizes would hit, from a few of the requests
+//! - `replacement`: what the replacement policy is told, and asked
 //! - `background`: writeback, reclaim, upkeep
 //!
 //! Beside the path: [`cache`], [`volume`], [`settings`], [`stats`], and [`control`] for what an
@@ -20,8 +24,10 @@ mod admission;
 pub mod api;
 mod attach;
 mod background;
+mod brake;
 pub mod cache;
 pub mod control;
+mod curve;
 mod dirty;
 mod discard;
 pub mod engine;
@@ -34,9 +40,11 @@ mod plan;
 mod ranges;
 mod read;
 pub mod recognise;
+mod replacement;
 mod samples;
 pub mod settings;
 pub mod stats;
+mod strain;
 mod untouched;
 pub mod volume;
 mod write;

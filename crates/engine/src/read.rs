@@ -69,18 +69,16 @@ impl LaneVolume {
     /// Answers a read at once if everything is cached and can be had without waiting.
     pub(crate) fn read_quickly(&self, offset: u64, into: &mut [u8]) -> Option<Result<(), IoError>> {
         let volume = &self.volume;
-        let len = into.len() as u64;
+        let (len, into_len) = (into.len() as u64, into.len());
         if volume.check_range(offset, len, false).is_err() || len == 0 {
             return None;
         }
         let store = self.store.store();
         let mode = volume.mode();
         let block_bytes = volume.block.as_usize();
-        let now = self.cache.age();
         let mut blocks = 0;
         for piece in volume.pieces(offset, len) {
-            let pinned =
-                store.look_up(&volume.space, piece.block, |age| self.cache.touch(age, now))?;
+            let pinned = store.look_up(&volume.space, piece.block)?;
             let cached = matches!(
                 read_step(mode, state_of(Some(&pinned.found)), None),
                 ReadStep::Cached { .. }
@@ -100,7 +98,15 @@ impl LaneVolume {
             };
             // What is bad is seen to where there is time.
             read.ok()?;
+            // What is bad or absent further on brings the others back here: of a single block it is
+            // known that it was used.
+            if piece.bytes.len() == into_len {
+                self.used(piece.block, &pinned.found.entry);
+            }
             blocks += 1;
+        }
+        if blocks > 1 {
+            self.used_all(offset, len);
         }
         self.is_sequential(false, offset, len);
         let counters = &self.stats().counters;
@@ -108,6 +114,16 @@ impl LaneVolume {
         bump(&counters.user_read_bytes, len);
         bump(&counters.cache_read_bytes, blocks * block_bytes as u64);
         Some(Ok(()))
+    }
+
+    /// All cached blocks of a range have been read.
+    fn used_all(&self, offset: u64, len: u64) {
+        let store = self.store.store();
+        for piece in self.volume.pieces(offset, len) {
+            if let Some(found) = store.peek(&self.volume.space, piece.block) {
+                self.used(piece.block, &found.entry);
+            }
+        }
     }
 
     /// Reads a checked range into `buf`, which is as long, and gives it back.
@@ -203,14 +219,12 @@ impl LaneVolume {
     fn cut(&self, offset: u64, len: u64, buf: IoBuf, round: Option<BypassReason>) -> Parts<'_> {
         let volume = &self.volume;
         let store = self.store.store();
-        let now = self.cache.age();
         let granules = store.geometry().granules_per_block() as u32;
         let mut parts: Vec<Part<'_>> = Vec::new();
         let (mut missed, mut missing) = (None, 0);
         let mut rest = buf;
-        let mut used = 0;
         for Piece { block, sectors, bytes, .. } in volume.pieces(offset, len) {
-            let found = store.look_up(&volume.space, block, |age| self.cache.touch(age, now));
+            let found = store.look_up(&volume.space, block);
             let state = state_of(found.as_ref().map(|pinned| &pinned.found));
             let step = read_step(volume.mode(), state, round);
             let pinned = found.filter(|pinned| {
@@ -221,7 +235,7 @@ impl LaneVolume {
             let whole = own.len() as u64 == volume.block.bytes();
             match pinned {
                 Some(pinned) if whole => {
-                    used += 1;
+                    self.used(block, &pinned.found.entry);
                     let slot = pinned.found.entry.slot;
                     match parts.last_mut() {
                         Some(Part::Run(run, buf))
@@ -238,7 +252,7 @@ impl LaneVolume {
                     }
                 }
                 Some(pinned) => {
-                    used += 1;
+                    self.used(block, &pinned.found.entry);
                     parts.push(Part::Edge(pinned, sectors, own));
                 }
                 None => {
@@ -257,7 +271,6 @@ impl LaneVolume {
                 }
             }
         }
-        self.count_used(used);
         Parts { parts, missed, missing }
     }
 
@@ -315,7 +328,8 @@ impl LaneVolume {
             .store
             .store()
             .forget(&self.volume.space, pinned.block, |entry| entry.slot == slot && !entry.dirty);
-        if forgotten.is_some() {
+        if let Some(entry) = forgotten {
+            self.gone(&entry);
             self.evicted(pinned.block, EvictionReason::Damaged);
             return Retry::Again;
         }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use forebay_core::{Admission, BlockSize, Durability, Mode, ReplacementKind};
+use forebay_core::{Admission, BlockSize, Durability, Mode, QuietHours, ReplacementKind};
 use forebay_format::VolumeRecord;
 use forebay_policy::writeback::WritebackSettings;
 
@@ -13,7 +13,8 @@ pub struct VolumeSettings {
     pub mode: Mode,
     /// When writes are acknowledged.
     pub durability: Durability,
-    /// How room is made. Belongs to the cache: the volumes of one cache device share it.
+    /// How room is made. Belongs to the cache: the volumes of one cache device share it, as they do
+    /// the watermarks of the cache in `writeback`.
     pub policy: ReplacementKind,
     /// Streams longer than this many bytes go round the cache; 0: none does.
     pub sequential_cutoff: u64,
@@ -72,15 +73,73 @@ const WRITE_BUDGET: u16 = 17;
 const CONGESTED_READ_MILLIS: u16 = 18;
 const CONGESTED_WRITE_MILLIS: u16 = 19;
 const PROMOTE: u16 = 20;
+const CACHE_DIRTY_HIGH: u16 = 21;
+const CACHE_DIRTY_LOW: u16 = 22;
+const WRITEBACK_RATE_MIN: u16 = 23;
+const WRITEBACK_RATE_MAX: u16 = 24;
+const WRITEBACK_LATENCY_MILLIS: u16 = 25;
+const WRITEBACK_GAP: u16 = 26;
+const QUIET_HOURS: u16 = 27;
 const ORDERED: u16 = 32;
+
+/// What the number of a setting in the volume table stands for: its name, as an operator knows it, with
+/// the unit where that is not bytes or a plain number. `None`: only a later program knows it.
+pub fn tag_name(tag: u16) -> Option<&'static str> {
+    Some(match tag {
+        SEQUENTIAL_CUTOFF => "sequential_cutoff",
+        WRITEBACK_RUNNING => "writeback_running",
+        DIRTY_HIGH => "dirty_high",
+        DIRTY_LOW => "dirty_low",
+        DIRTY_AGE_MILLIS => "dirty_age_ms",
+        IDLE_MILLIS => "idle_ms",
+        WRITEBACK_DEPTH => "writeback_depth",
+        MERGE_BYTES => "merge_bytes",
+        COMMIT_INTERVAL_MILLIS => "commit_interval_ms",
+        ADMISSION => "admission",
+        WRITE_BUDGET => "write_budget",
+        CONGESTED_READ_MILLIS => "congested_read_threshold_ms",
+        CONGESTED_WRITE_MILLIS => "congested_write_threshold_ms",
+        PROMOTE => "promote",
+        CACHE_DIRTY_HIGH => "cache_dirty_high",
+        CACHE_DIRTY_LOW => "cache_dirty_low",
+        WRITEBACK_RATE_MIN => "writeback_rate_min",
+        WRITEBACK_RATE_MAX => "writeback_rate_max",
+        WRITEBACK_LATENCY_MILLIS => "writeback_latency_ms",
+        WRITEBACK_GAP => "writeback_gap",
+        QUIET_HOURS => "quiet_hours",
+        ORDERED => "ordered",
+        _ => return None,
+    })
+}
 
 fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
+/// What the volumes of one cache have in common: setting it on one sets it on all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shared {
+    pub(crate) policy: ReplacementKind,
+    pub(crate) cache_dirty_high: u8,
+    pub(crate) cache_dirty_low: u8,
+}
+
 impl VolumeSettings {
     /// Largest neighbourhood that a miss fills, in bytes.
     pub const MOST_PROMOTED: u64 = 4 << 20;
+    pub(crate) fn shared(&self) -> Shared {
+        let WritebackSettings { cache_dirty_high, cache_dirty_low, .. } = self.writeback;
+        Shared { policy: self.policy, cache_dirty_high, cache_dirty_low }
+    }
+
+    /// Takes over what is common; whether anything has changed.
+    pub(crate) fn share(&mut self, shared: Shared) -> bool {
+        let changed = self.shared() != shared;
+        self.policy = shared.policy;
+        self.writeback.cache_dirty_high = shared.cache_dirty_high;
+        self.writeback.cache_dirty_low = shared.cache_dirty_low;
+        changed
+    }
 
     /// The settings that a volume's record says.
     pub fn of(record: &VolumeRecord) -> Self {
@@ -113,6 +172,13 @@ impl VolumeSettings {
             (CONGESTED_WRITE_MILLIS, millis(self.congested_write)),
             (PROMOTE, self.promote),
             (ORDERED, u64::from(self.ordered)),
+            (CACHE_DIRTY_HIGH, u64::from(writeback.cache_dirty_high)),
+            (CACHE_DIRTY_LOW, u64::from(writeback.cache_dirty_low)),
+            (WRITEBACK_RATE_MIN, writeback.rate_min),
+            (WRITEBACK_RATE_MAX, writeback.rate_max),
+            (WRITEBACK_LATENCY_MILLIS, millis(writeback.latency)),
+            (WRITEBACK_GAP, u64::from(writeback.gap_bytes)),
+            (QUIET_HOURS, writeback.quiet_hours.map_or(0, QuietHours::to_number)),
         ]
     }
 
@@ -151,6 +217,17 @@ impl VolumeSettings {
                 CONGESTED_WRITE_MILLIS => self.congested_write = Duration::from_millis(value),
                 PROMOTE if can_promote(value) => self.promote = value,
                 ORDERED => self.ordered = value != 0,
+                CACHE_DIRTY_HIGH => {
+                    writeback.cache_dirty_high = percent.unwrap_or(writeback.cache_dirty_high);
+                }
+                CACHE_DIRTY_LOW => {
+                    writeback.cache_dirty_low = percent.unwrap_or(writeback.cache_dirty_low);
+                }
+                WRITEBACK_RATE_MIN => writeback.rate_min = value,
+                WRITEBACK_RATE_MAX => writeback.rate_max = value,
+                WRITEBACK_LATENCY_MILLIS => writeback.latency = Duration::from_millis(value),
+                WRITEBACK_GAP => writeback.gap_bytes = small.unwrap_or(writeback.gap_bytes),
+                QUIET_HOURS => writeback.quiet_hours = QuietHours::from_number(value),
                 _ => (),
             }
         }
@@ -173,6 +250,13 @@ mod tests {
         let mut settings = VolumeSettings { sequential_cutoff: 7, ..VolumeSettings::default() };
         settings.writeback.dirty_high = 77;
         settings.writeback.running = false;
+        settings.writeback.cache_dirty_high = 78;
+        settings.writeback.cache_dirty_low = 7;
+        settings.writeback.rate_min = 1;
+        settings.writeback.rate_max = 1 << 40;
+        settings.writeback.latency = Duration::ZERO;
+        settings.writeback.gap_bytes = 12_345;
+        settings.writeback.quiet_hours = QuietHours::new(60, 59);
         settings.commit_interval = Duration::from_millis(250);
         settings.admission = Admission::Ghost(4);
         settings.write_budget = 5 << 40;
@@ -188,7 +272,46 @@ mod tests {
         for promote in [1, 512, 4095, 12 << 10, 8 << 20, u64::MAX] {
             read.apply_tags(&[(PROMOTE, promote)]);
         }
+        read.apply_tags(&[
+            (DIRTY_HIGH, 101),
+            (CACHE_DIRTY_LOW, 101),
+            (WRITEBACK_GAP, 1 << 32),
+            (9999, 1),
+            (COMMIT_INTERVAL_MILLIS, 0),
+        ]);
         assert_eq!(read, settings);
+        read.apply_tags(&[(QUIET_HOURS, 0)]);
+        assert_eq!(read.writeback.quiet_hours, None);
+    }
+
+    #[test]
+    fn every_setting_has_a_number_of_its_own() {
+        let mut tags: Vec<u16> =
+            VolumeSettings::default().to_tags().iter().map(|(tag, _)| *tag).collect();
+        let count = tags.len();
+        tags.sort_unstable();
+        tags.dedup();
+        assert_eq!(tags.len(), count);
+    }
+
+    #[test]
+    fn what_is_shared_is_taken_over_and_nothing_else() {
+        let mut one = VolumeSettings { policy: ReplacementKind::Fifo, ..VolumeSettings::default() };
+        one.writeback.cache_dirty_high = 90;
+        one.writeback.dirty_high = 20;
+        let mut other = VolumeSettings { sequential_cutoff: 5, ..VolumeSettings::default() };
+        assert!(other.share(one.shared()) && !other.share(one.shared()));
+        assert_eq!((other.policy, other.writeback.cache_dirty_high), (ReplacementKind::Fifo, 90));
+        assert_eq!((other.sequential_cutoff, other.writeback.dirty_high), (5, 50));
+    }
+
+    #[test]
+    fn every_number_has_a_name_of_its_own() {
+        let tags = VolumeSettings::default().to_tags();
+        let names: std::collections::HashSet<_> =
+            tags.iter().map(|(tag, _)| tag_name(*tag).unwrap_or_else(|| panic!("{tag}"))).collect();
+        assert_eq!(names.len(), tags.len());
+        assert_eq!(tag_name(60_000), None);
     }
 
     #[test]

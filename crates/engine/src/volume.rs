@@ -11,15 +11,18 @@ use forebay_core::{
 use forebay_device::Device;
 use forebay_format::VolumeRecord;
 use forebay_lane::{Lane, Notify};
+use forebay_policy::curve::LiveCurve;
 use forebay_policy::sweep::DirtyMap;
 use forebay_store::{Entry, Kept, VolumeSpace};
 use parking_lot::Mutex;
 
 use crate::admission::EntryRules;
+use crate::curve::Watched;
 use crate::dirty::DirtyCount;
 use crate::ranges::Ranges;
 use crate::settings::VolumeSettings;
 use crate::stats::Stats;
+use crate::strain::{Strain, WriteCost};
 use crate::untouched::Untouched;
 
 /// Regions of the origin for which dirty blocks are counted.
@@ -70,12 +73,17 @@ pub struct Volume {
     durability: AtomicU8,
     cutoff: AtomicU64,
     pub(crate) entry: EntryRules,
+    dirty_limit: AtomicU8,
     state: AtomicU8,
     pub(crate) ranges: Ranges,
     pub(crate) untouched: Untouched,
     pub(crate) dirty: DirtyMap,
     dirty_count: DirtyCount,
     pub(crate) last_foreground: AtomicU64,
+    /// Foreground requests on the origin.
+    pub(crate) strain: Strain,
+    /// Writes of writeback to the origin.
+    pub(crate) write_cost: WriteCost,
     sweeps: AtomicU64,
     /// Something that matters to writeback has changed.
     pub(crate) writeback_wanted: Notify,
@@ -103,6 +111,8 @@ pub struct Volume {
     bad: Mutex<BTreeSet<OriginBlock>>,
     any_bad: AtomicBool,
     writeback_error: Mutex<Option<String>>,
+    /// What is known of caches of other sizes. On the heap: few requests come to it.
+    pub(crate) watched: Box<Watched>,
     /// What is counted.
     pub stats: Stats,
 }
@@ -128,6 +138,7 @@ impl Volume {
             durability: AtomicU8::new(0),
             cutoff: AtomicU64::new(0),
             entry: EntryRules::default(),
+            dirty_limit: AtomicU8::new(0),
             settings: Mutex::new(VolumeSettings::default()),
             state: AtomicU8::new(VolumeState::Running as u8),
             ranges: Ranges::default(),
@@ -135,6 +146,8 @@ impl Volume {
             dirty: DirtyMap::new(space.blocks, DIRTY_REGIONS),
             dirty_count: DirtyCount::new(lanes),
             last_foreground: AtomicU64::new(0),
+            strain: Strain::default(),
+            write_cost: WriteCost::default(),
             sweeps: AtomicU64::new(0),
             writeback_wanted: Notify::default(),
             progress: Notify::default(),
@@ -153,6 +166,7 @@ impl Volume {
             bad: Mutex::default(),
             any_bad: AtomicBool::new(false),
             writeback_error: Mutex::default(),
+            watched: Box::new(Watched::new()),
             stats: Stats::new(lanes),
         };
         volume.set_settings(VolumeSettings::of(record));
@@ -182,6 +196,8 @@ impl Volume {
         if settings.ordered {
             self.ordered.store(true, Ordering::SeqCst);
         }
+        let limit = settings.writeback.cache_watermarks().1;
+        self.dirty_limit.store(limit, Ordering::SeqCst);
         *self.settings.lock() = settings;
         self.writeback_wanted.notify_all();
     }
@@ -210,6 +226,17 @@ impl Volume {
     /// See [`Volume::is_ordered`].
     pub(crate) fn set_ordered(&self, ordered: bool) {
         self.ordered.store(ordered, Ordering::SeqCst);
+    }
+
+    /// The highest share of the cache, in percent, that may be dirty before this volume writes back.
+    pub(crate) fn dirty_limit(&self) -> u8 {
+        self.dirty_limit.load(Ordering::Relaxed)
+    }
+
+    /// What caches of other sizes would have hit of its requests since it was started.
+    pub fn curve(&self) -> LiveCurve {
+        let (read, written) = self.stats.blocks();
+        self.watched.copy().into_curve(read, written)
     }
 
     pub(crate) fn sequential_cutoff(&self) -> u64 {
@@ -363,6 +390,20 @@ impl Volume {
     /// Dirty blocks.
     pub fn dirty_blocks(&self) -> u64 {
         self.dirty_count.total()
+    }
+
+    /// The sectors of a block that are valid by its mask (`None`: all) and inside the volume.
+    pub(crate) fn valid_sectors(
+        &self,
+        block: OriginBlock,
+        mask: Option<&SectorMask>,
+    ) -> SectorMask {
+        let sectors = self.block.sectors();
+        let mut mask = mask.cloned().unwrap_or_else(|| SectorMask::all(sectors));
+        let inside = self.sectors_inside(block);
+        mask.remove(0..inside.start);
+        mask.remove(inside.end..sectors);
+        mask
     }
 
     pub(crate) fn oldest_dirty(&self) -> Option<Nanos> {

@@ -48,7 +48,8 @@ impl LaneVolume {
         let len = data.len() as u64;
         let direct = write_step(volume.mode(), BlockState::Absent, None) == WriteStep::Cache;
         let checked = volume.check_range(offset, len, true).is_ok() && len > 0;
-        if !direct || !checked || volume.durability() != Durability::Flush {
+        let waits = self.cache.brake.is_engaged();
+        if !direct || !checked || waits || volume.durability() != Durability::Flush {
             return None;
         }
         // One block only: a write of several could find room for some of them, and no part of a
@@ -63,7 +64,7 @@ impl LaneVolume {
             block: piece.block,
             dirty: true,
             mask: None,
-            age: self.cache.age().bits(),
+            rank: self.rank_of_write(piece.block).bits(),
             condition: Condition::Always,
         };
         match self.store.append_whole(version, Class::Foreground, data) {
@@ -77,8 +78,12 @@ impl LaneVolume {
     }
 
     fn note_appended(&self, block: OriginBlock, old: Option<&Entry>) {
+        self.placed(block, old);
         self.volume.remove_bad(block);
         self.volume.appended(self.lane(), block, old, true);
+        if old.is_none_or(|old| !old.dirty) || self.volume.is_ordered() {
+            self.count_dirtied();
+        }
     }
 
     fn count_write(&self, hits: bool, len: u64, blocks: u64) {
@@ -86,7 +91,6 @@ impl LaneVolume {
         bump(if hits { &counters.write_hits } else { &counters.write_misses }, 1);
         bump(&counters.user_written_bytes, len);
         bump(&counters.cache_written_bytes, blocks * self.volume.block.bytes());
-        self.count_used(blocks);
     }
 
     /// Writes a checked range and gives the buffer back.
@@ -145,7 +149,11 @@ impl LaneVolume {
         let absent = |block| store.peek(&volume.space, OriginBlock(block)).is_none();
         if round.is_none() && asks_admission(mode) {
             let mut blocks = volume.blocks(offset..offset + len);
-            round = self.keeps_out(blocks.clone()).filter(|_| blocks.all(absent));
+            round = self.keeps_out(blocks.clone()).filter(|_| blocks.clone().all(absent));
+            if round.is_none() && !self.cache.ranks() && blocks.clone().all(absent) {
+                let refused = !blocks.any(|block| self.lets_in(OriginBlock(block)));
+                round = refused.then_some(BypassReason::NotAdmitted);
+            }
         }
         let way = write_steps(volume.pieces(offset, len).map(|piece| {
             let found = store.peek(&volume.space, piece.block);
@@ -156,6 +164,7 @@ impl LaneVolume {
 
     /// Writes to the log.
     async fn write_cache(&self, offset: u64, data: &[u8], fua: bool) -> Result<(), IoError> {
+        self.wait_for_turn(offset, data.len() as u64).await;
         self.append_patiently(offset, data, &mut Progress::default()).await?;
         if fua || self.volume.durability() == Durability::Strict {
             // Barrier for invariant 2: the write's own record is durable before it is acknowledged.
@@ -213,11 +222,7 @@ impl LaneVolume {
         let volume = &self.volume;
         let store = self.store.store();
         loop {
-            let pinned = if piece.whole {
-                None
-            } else {
-                store.look_up(&volume.space, piece.block, |_| None)
-            };
+            let pinned = if piece.whole { None } else { store.look_up(&volume.space, piece.block) };
             let mut base = None;
             let mut complete = true;
             let mut valid = SectorMask::of(volume.block.sectors(), piece.sectors.clone());
@@ -242,7 +247,8 @@ impl LaneVolume {
                         let replaced = store
                             .peek(&volume.space, piece.block)
                             .is_none_or(|found| found.entry.slot != slot);
-                        if gone.is_some() {
+                        if let Some(entry) = gone {
+                            self.gone(&entry);
                             self.evicted(piece.block, EvictionReason::Damaged);
                         } else if dirty && !replaced {
                             volume.add_bad(piece.block);
@@ -263,7 +269,7 @@ impl LaneVolume {
                 block: piece.block,
                 dirty: true,
                 mask: volume.mask(piece.block, valid),
-                age: self.cache.age().bits(),
+                rank: self.rank_of_write(piece.block).bits(),
                 condition,
             };
             let mut slot = Slot(0);
@@ -412,7 +418,8 @@ impl LaneVolume {
         let mut any = false;
         for number in volume.blocks(range.clone()) {
             let block = OriginBlock(number);
-            if store.forget(&volume.space, block, |entry| !entry.dirty).is_some() {
+            if let Some(entry) = store.forget(&volume.space, block, |entry| !entry.dirty) {
+                self.gone(&entry);
                 self.invalidated(block, InvalidationReason::WriteAround);
                 any = true;
             }
@@ -427,6 +434,7 @@ impl LaneVolume {
     async fn write_origin(&self, offset: u64, data: IoBuf) -> (Result<(), IoError>, IoBuf) {
         let volume = &self.volume;
         let len = data.len();
+        let _strain = volume.strain.begin(&**self.lane().clock());
         let logical = volume.origin.logical_block();
         let aligned = offset.is_multiple_of(logical) && (len as u64).is_multiple_of(logical);
         if !aligned {

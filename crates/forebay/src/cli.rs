@@ -3,8 +3,9 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueHint};
-use forebay_admin::VolumeName;
+use forebay_admin::{ProfileName, VolumeName};
 use forebay_core::{BlockSize, Durability, Mode, ReplacementKind, parse_size};
 use forebay_trace::{BLOCK, Format};
 
@@ -12,11 +13,24 @@ use crate::daemon::host::RawExport;
 use crate::daemon::nbd_address::NbdAddress;
 use crate::exit;
 
+/// What the process ends with, and what that means.
+pub(crate) const EXIT_CODES: [(u8, &str); 5] = [
+    (0, "done"),
+    (1, "failed"),
+    (2, "wrong usage or configuration"),
+    (3, "refused (in use, or not the right device)"),
+    (4, "data at risk (needs force)"),
+];
+
+fn exit_codes() -> String {
+    let codes = EXIT_CODES.map(|(code, meaning)| format!("{code} {meaning}"));
+    format!("Exit codes: {}.", codes.join(", "))
+}
+
 /// A block cache in user space: RAM and an SSD in front of a slow block device.
 #[derive(Debug, Parser)]
 #[command(name = "forebay", version, propagate_version = true)]
-#[command(after_help = "Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, \
-    3 refused (in use, or not the right device), 4 data at risk (needs force).")]
+#[command(after_help = exit_codes())]
 pub(crate) struct Cli {
     /// Admin socket of the daemon [default: /run/forebay/admin.sock for root,
     /// $XDG_RUNTIME_DIR/forebay/admin.sock otherwise]
@@ -42,8 +56,10 @@ pub(crate) enum Verb {
     Daemon(DaemonArgs),
     /// Make a volume, serve it, print its NBD URI
     Create(CreateArgs),
+    /// Show what --profile of create sets, and where that is written down
+    Profiles(ProfilesArgs),
     /// List the volumes
-    List(JsonArgs),
+    List(ListArgs),
     /// Show everything about one volume
     #[command(after_help = forebay_admin::reasons::help_text())]
     Show(ShowArgs),
@@ -64,7 +80,7 @@ pub(crate) enum Verb {
     Dump(DumpArgs),
     /// Show on modelled disks what a cache does, and that a crash loses nothing
     Demo(DemoArgs),
-    /// Say from a trace of requests which size of the cache buys what
+    /// Say from a trace, or from a running volume, which size of the cache buys what
     Advise(AdviseArgs),
     /// Print a completion script for a shell
     Completions {
@@ -126,13 +142,20 @@ pub(crate) struct CreateArgs {
     #[arg(short = 'p', long, value_name = "DEVICE", value_hint = ValueHint::AnyPath)]
     pub(crate) origin: String,
 
+    /// Begin with the settings of another cache: enhanceio, bcache, dm-cache, maxio, dm-writeboost,
+    /// fancycache (see 'forebay profiles'); what is given beside it wins
+    #[arg(long, value_name = "PROFILE")]
+    pub(crate) profile: Option<ProfileName>,
+
     /// What the cache does with reads and writes: writeback (wb), writethrough (wt),
     /// writearound (wa, ro), writeonly (wo), passthrough (pt) [default: writeback]
-    #[arg(short = 't', long)]
+    #[arg(short = 't', long, value_parser = Words(Mode::ALL), hide_possible_values = true)]
     pub(crate) mode: Option<Mode>,
 
-    /// How blocks are chosen to make room: lru, fifo, random (rand) [default: lru]
-    #[arg(short = 'r', long)]
+    /// How blocks are chosen to make room: lru, fifo, random (rand), lfu, lfu-r, smq, clock, 2q, arc,
+    /// lirs, sieve, s3-fifo, w-tinylfu [default: s3-fifo, or that of the other volumes of the cache,
+    /// which share it]
+    #[arg(short = 'r', long, value_parser = Words(ReplacementKind::ALL), hide_possible_values = true)]
     pub(crate) policy: Option<ReplacementKind>,
 
     /// Unit of caching, a power of two from 2K to 1M [default: 4K]
@@ -141,7 +164,7 @@ pub(crate) struct CreateArgs {
 
     /// When a write is acknowledged: strict (on stable media) or flush (in RAM until a flush)
     /// [default: flush]
-    #[arg(long)]
+    #[arg(long, value_parser = Words(Durability::ALL), hide_possible_values = true)]
     pub(crate) durability: Option<Durability>,
 
     /// The origin gets what was written in the order of flushes, so that it is at every moment what a
@@ -165,7 +188,7 @@ pub(crate) struct CreateArgs {
     /// Take over the volume of this name that the cache device holds, with its dirty blocks and
     /// settings: after the daemon's state was lost, on another machine, or when a device has another
     /// path now
-    #[arg(long, conflicts_with_all = ["mode", "policy", "block_size", "durability", "ordered", "alignment", "set"])]
+    #[arg(long, conflicts_with_all = ["profile", "mode", "policy", "block_size", "durability", "ordered", "alignment", "set"])]
     pub(crate) adopt: bool,
 
     /// Print the volume as JSON instead of its URI
@@ -173,9 +196,24 @@ pub(crate) struct CreateArgs {
     pub(crate) json: bool,
 }
 
-/// Arguments of verbs that only print.
+/// Arguments of `list`.
 #[derive(Debug, Args)]
-pub(crate) struct JsonArgs {
+pub(crate) struct ListArgs {
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    /// Print names only, one in a line
+    #[arg(long, conflicts_with = "json")]
+    pub(crate) names: bool,
+}
+
+/// Arguments of `profiles`.
+#[derive(Debug, Args)]
+pub(crate) struct ProfilesArgs {
+    /// The profile [default: all]
+    pub(crate) name: Option<ProfileName>,
+
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
@@ -285,11 +323,15 @@ pub(crate) struct DemoArgs {
 #[derive(Debug, Args)]
 pub(crate) struct AdviseArgs {
     /// The trace, a file that may be compressed with zstd
-    #[arg(value_hint = ValueHint::FilePath)]
-    pub(crate) trace: PathBuf,
+    #[arg(value_hint = ValueHint::FilePath, required_unless_present = "live")]
+    pub(crate) trace: Option<PathBuf>,
+
+    /// A volume, instead of a trace: from its requests since it was started
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["trace", "format", "rate", "align"])]
+    pub(crate) live: Option<VolumeName>,
 
     /// Its format, if it cannot be told from the content: csv, lis, msr, blkparse, iolog, vscsi
-    #[arg(long, value_name = "FORMAT")]
+    #[arg(long, value_name = "FORMAT", value_parser = Words(Format::ALL), hide_possible_values = true)]
     pub(crate) format: Option<Format>,
 
     /// Share of the blocks that are looked at, 0.000001 to 1 [default: as many as fit into a few MB,
@@ -297,7 +339,7 @@ pub(crate) struct AdviseArgs {
     #[arg(long, value_name = "SHARE", value_parser = rate, allow_hyphen_values = true)]
     pub(crate) rate: Option<f64>,
 
-    /// Sizes to look at, like 64G,128G [default: powers of two, up to what the trace touches]
+    /// Sizes to look at, like 64G,128G [default: powers of two, up to what is touched]
     #[arg(long, value_name = "BYTES", value_delimiter = ',', value_parser = cache_size, allow_hyphen_values = true)]
     pub(crate) sizes: Vec<u64>,
 
@@ -312,6 +354,48 @@ pub(crate) struct AdviseArgs {
     /// Draw the curve to this file
     #[arg(long, value_name = "FILE.svg", value_hint = ValueHint::FilePath)]
     pub(crate) plot: Option<PathBuf>,
+}
+
+/// Reads one of some words as the type does it, short forms and messages included; completions offer
+/// the words.
+#[derive(Clone, Copy)]
+struct Words<T: 'static>(&'static [T]);
+
+/// A type whose values are words.
+trait Word:
+    Copy + std::str::FromStr<Err: Into<Box<dyn std::error::Error + Send + Sync>>> + Send + Sync
+{
+    /// The word for this value.
+    fn word(self) -> &'static str;
+}
+
+macro_rules! words {
+    ($($type:ty),*) => {$(
+        impl Word for $type {
+            fn word(self) -> &'static str {
+                self.name()
+            }
+        }
+    )*};
+}
+
+words!(Mode, ReplacementKind, Durability, Format);
+
+impl<T: Word> TypedValueParser for Words<T> {
+    type Value = T;
+
+    fn parse_ref(
+        &self,
+        command: &clap::Command,
+        arg: Option<&clap::Arg>,
+        value: &std::ffi::OsStr,
+    ) -> Result<T, clap::Error> {
+        StringValueParser::new().try_map(|text| text.parse()).parse_ref(command, arg, value)
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        Some(Box::new(self.0.iter().map(|value| PossibleValue::new(value.word()))))
+    }
 }
 
 fn rate(text: &str) -> Result<f64, String> {
@@ -372,6 +456,15 @@ mod tests {
     }
 
     #[test]
+    fn the_help_of_create_names_every_profile() {
+        let mut command = command();
+        let create = command.find_subcommand_mut("create").expect("a verb");
+        let help = forebay_admin::error::one_line(&create.render_long_help().to_string());
+        let names: Vec<&str> = forebay_admin::PROFILES.iter().map(|profile| profile.name).collect();
+        assert!(help.contains(&format!("another cache: {}", names.join(", "))), "{help}");
+    }
+
+    #[test]
     fn the_help_of_show_has_every_reason() {
         let mut command = command();
         let show = command.find_subcommand_mut("show").expect("a verb");
@@ -384,6 +477,18 @@ mod tests {
         for line in [["forebay", "--socket", "/s", "list"], ["forebay", "list", "--socket", "/s"]] {
             let cli = Cli::try_parse_from(line).expect("good");
             assert_eq!(cli.socket, Some(PathBuf::from("/s")));
+        }
+    }
+
+    #[test]
+    fn completions_offer_the_words_of_every_choice() {
+        let command = command();
+        let create = command.find_subcommand("create").expect("a verb");
+        for (option, words) in
+            [("mode", 5), ("policy", ReplacementKind::ALL.len()), ("durability", 2)]
+        {
+            let arg = create.get_arguments().find(|arg| arg.get_id() == option).expect("an option");
+            assert_eq!(arg.get_possible_values().len(), words, "{option}");
         }
     }
 

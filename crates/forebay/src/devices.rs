@@ -31,6 +31,20 @@ impl DeviceName {
         Ok(DeviceName { text: spec.to_string(), path: spec.path().map(Path::to_owned) })
     }
 
+    /// Takes the name of an origin apart: the home of data that is to last.
+    ///
+    /// # Errors
+    /// As [`DeviceName::parse`], and when it is RAM.
+    pub(crate) fn parse_origin(field: &str, text: &str) -> Result<Self, ApiError> {
+        let name = DeviceName::parse(field, text)?;
+        if name.path.is_none() {
+            let reason = "RAM cannot be an origin: everything would be lost when the volume is \
+                stopped; name a file or a block device";
+            return Err(ApiError::invalid(field, reason));
+        }
+        Ok(name)
+    }
+
     /// Where the bytes are; `None` for RAM.
     ///
     /// # Errors

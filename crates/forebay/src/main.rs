@@ -4,6 +4,7 @@
 //! - `cli`: the command line, declared once for the parser, help, man pages and completions
 //! - `verbs`: one file per verb
 //! - `client`: the way to the daemon
+//! - `curve`: sizes of a cache, and what they would hit
 //! - `daemon`: the daemon
 //! - `devices`: devices as the operator names them, and whether two names mean the same one
 //! - `output`: tables, progress, text for people
@@ -16,6 +17,7 @@
 
 mod cli;
 mod client;
+mod curve;
 mod daemon;
 mod devices;
 mod exit;

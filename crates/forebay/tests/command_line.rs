@@ -3,7 +3,9 @@
 mod common;
 
 use std::ffi::OsStr;
+use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
+use std::process::{Command, Stdio};
 
 use common::{forebay, outcome, run};
 
@@ -37,6 +39,9 @@ fn bad_command_lines_end_with_2_and_one_line_that_names_the_field() {
         ("advise t --sizes 64G,1".to_owned(), "--sizes"),
         ("advise t --align 0.5".to_owned(), "--align"),
         ("advise t --format tar".to_owned(), "--format"),
+        ("advise t --live v".to_owned(), "--live"),
+        ("advise --live v --rate 0.1".to_owned(), "--rate"),
+        ("advise --live ../v".to_owned(), "--live"),
         ("completions tcsh9".to_owned(), "tcsh9"),
         ("daemon --lanes 0".to_owned(), "--lanes"),
         ("daemon --lanes -1".to_owned(), "--lanes"),
@@ -50,7 +55,10 @@ fn bad_command_lines_end_with_2_and_one_line_that_names_the_field() {
         ("--socket /nonexistent/s daemon --state-dir ''".to_owned(), "--state-dir"),
         (create("-t WB"), "--mode"),
         (create("-t ''"), "--mode"),
-        (create("-r clock"), "--policy"),
+        (create("-r mru"), "--policy"),
+        (create("--profile flashcache"), "dm-writeboost"),
+        (create("--profile ''"), "--profile"),
+        ("profiles zfs".to_owned(), "enhanceio, bcache, dm-cache"),
         (create("--durability none"), "--durability"),
         (create("-t wb -t wt"), "--mode"),
         (create("--speed 3"), "--speed"),
@@ -155,6 +163,7 @@ fn help_is_as_published() {
         "",
         "daemon",
         "create",
+        "profiles",
         "list",
         "show",
         "set",
@@ -190,6 +199,33 @@ fn completions_and_manual_pages_come_from_the_same_declarations() {
         let output = run(["completions", shell]);
         let script = String::from_utf8_lossy(&output.stdout).into_owned();
         assert!(output.status.success() && script.contains("discard-dirty"), "{shell}");
+    }
+    let offered = |words: &str| {
+        let line = format!(
+            "forebay() {{ echo one other; }}; . /dev/stdin; COMP_WORDS=(forebay {words}); \
+             COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); \
+             _forebay_values forebay \"${{COMP_WORDS[COMP_CWORD]}}\" \"${{COMP_WORDS[COMP_CWORD-1]}}\"; \
+             echo \"${{COMPREPLY[@]}}\""
+        );
+        let mut bash = Command::new("bash");
+        bash.args(["-c", &line]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut bash = bash.spawn().expect("bash is there");
+        let script = run(["completions", "bash"]).stdout;
+        bash.stdin.take().expect("piped").write_all(&script).expect("it reads");
+        let output = bash.wait_with_output().expect("it ends");
+        String::from_utf8_lossy(&output.stdout).trim().to_owned()
+    };
+    for (words, expected) in [
+        ("create v --policy f", "fifo"),
+        ("create v --durability ''", "strict flush"),
+        ("show o", "one other"),
+        ("--socket /s flush on", "one"),
+        ("set one dirty_a", "dirty_age="),
+        ("set one mode = writet", "writethrough"),
+        ("create v --set policy = f", "fifo"),
+        ("create v --set commit", "commit_interval="),
+    ] {
+        assert_eq!(offered(words), expected, "{words}");
     }
     let dir = common::TempDir::new("man");
     let output = run([OsStr::new("man"), dir.at("").as_os_str()]);

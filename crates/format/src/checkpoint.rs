@@ -34,7 +34,7 @@ pub const INDEX_ENTRY_BYTES: usize = 16;
 /// The most bits of a payload check that an index entry can keep.
 pub const MAX_CHECK_BITS: u8 = 28;
 /// Ages are below this.
-pub const MAX_AGE: u8 = 16;
+pub const MAX_RANK: u8 = 16;
 
 const CHECKSUM_FROM: usize = 12;
 
@@ -187,7 +187,7 @@ pub struct IndexEntry {
     /// The volume that it belongs to.
     pub volume: VolumeId,
     /// How long ago it was used, in the policy's own measure: 0 to 15.
-    pub age: u8,
+    pub rank: u8,
     /// Whether it is newer than the origin.
     pub dirty: bool,
     /// Whether only some of its sectors are valid; a [`PartialMask`] says which.

@@ -262,6 +262,16 @@ fn policy_code(policy: ReplacementKind) -> u8 {
         ReplacementKind::Lru => 1,
         ReplacementKind::Fifo => 2,
         ReplacementKind::Random => 3,
+        ReplacementKind::S3Fifo => 4,
+        ReplacementKind::Lfu => 5,
+        ReplacementKind::LfuR => 6,
+        ReplacementKind::Smq => 7,
+        ReplacementKind::Clock => 8,
+        ReplacementKind::TwoQ => 9,
+        ReplacementKind::Arc => 10,
+        ReplacementKind::Lirs => 11,
+        ReplacementKind::Sieve => 12,
+        ReplacementKind::WTinyLfu => 13,
     }
 }
 

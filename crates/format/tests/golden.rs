@@ -241,7 +241,7 @@ fn checkpoint() {
         slot: geometry.slot_at(SegmentId(1), position),
         check: 0x0abc_def0 + position,
         volume: VolumeId(0x1234),
-        age: position as u8,
+        rank: position as u8,
         dirty,
         partial,
     };

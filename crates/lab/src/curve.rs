@@ -3,8 +3,9 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use forebay_core::{VolumeId, parse_size};
-use forebay_policy::curve::{Estimator, Which};
+use forebay_core::{Nanos, Op, OriginBlock, VolumeId, parse_size};
+use forebay_policy::curve::{Access, Estimator, Live, LiveCurve, Share, Which};
+use forebay_policy::exact::Key;
 use serde::Serialize;
 
 use crate::error::{LabError, LabResult};
@@ -38,6 +39,9 @@ pub(crate) struct Args {
         value_name = "SHARES"
     )]
     sizes: Vec<f64>,
+    /// Estimate as a running volume does, which chooses the rate itself, a request each millisecond
+    #[arg(long, conflicts_with = "rate")]
+    live: bool,
     /// Bytes to add to every offset, so that requests start where blocks do
     #[arg(long, default_value = "0", value_name = "BYTES")]
     align: String,
@@ -73,7 +77,7 @@ struct Report {
     blocks: u64,
     align: u64,
     /// What is sampled: one block of so many.
-    one_of: u32,
+    one_of: u64,
     samples: u32,
     sampled_blocks: usize,
     state_bytes: usize,
@@ -85,21 +89,91 @@ struct Report {
     rows: Vec<Row>,
 }
 
-fn run_through(requests: &[Request], group: u32, seed: u64) -> LabResult<(Estimator, Duration)> {
-    let mut estimator = Estimator::new(group, usize::MAX, seed);
-    let begin = Instant::now();
-    for request in requests {
-        estimator.request(request.op, VolumeId(request.device as u16), request.blocks()?);
-    }
-    Ok((estimator, begin.elapsed()))
+/// One estimate.
+enum Estimate {
+    OfTrace(Estimator),
+    OfVolume(LiveCurve),
 }
 
-fn row(
-    which: Which,
-    size: f64,
-    exact: &Estimator,
-    samples: &[(Estimator, Duration)],
-) -> Option<Row> {
+impl Estimate {
+    fn of_trace(requests: &[Request], group: u32, seed: u64) -> LabResult<(Self, Duration)> {
+        let mut estimator = Estimator::new(group, usize::MAX, seed);
+        let begin = Instant::now();
+        for request in requests {
+            estimator.request(request.op, VolumeId(request.device as u16), request.blocks()?);
+        }
+        Ok((Estimate::OfTrace(estimator), begin.elapsed()))
+    }
+
+    /// As the engine does it for each request.
+    fn of_volume(requests: &[Request], seed: u64) -> LabResult<(Self, Duration)> {
+        let (mut live, mut reads, mut writes) = (Live::new(seed), 0, 0);
+        let first = Live::first_sample(seed);
+        let begin = Instant::now();
+        for (at, request) in requests.iter().enumerate() {
+            let blocks = request.blocks()?;
+            let now = Nanos(at as u64 * 1_000_000);
+            let key = |block| Key::new(VolumeId(request.device as u16), OriginBlock(block));
+            let (number, keys) = (blocks.end - blocks.start, key(blocks.start)..key(blocks.end));
+            let access = match request.op {
+                Op::Read => Access::Read,
+                Op::Write => Access::Write,
+                Op::Discard => {
+                    live.discard(keys);
+                    continue;
+                }
+                _ => continue,
+            };
+            match access {
+                Access::Read => reads += number,
+                Access::Write => writes += number,
+            }
+            if first.touches(keys.clone())
+                && live.sample().touches(keys.clone())
+                && live.access(access, keys)
+            {
+                live.settle(now);
+            }
+        }
+        let time = begin.elapsed();
+        Ok((Estimate::OfVolume(live.into_curve(reads, writes)), time))
+    }
+
+    fn hits(&self, which: Which, blocks: u64) -> Share {
+        match self {
+            Estimate::OfTrace(estimator) => estimator.hits(which, blocks),
+            Estimate::OfVolume(live) => live.hits(which, blocks),
+        }
+    }
+
+    fn accesses(&self, which: Which) -> u64 {
+        match self {
+            Estimate::OfTrace(estimator) => estimator.accesses(which),
+            Estimate::OfVolume(live) => live.accesses(which),
+        }
+    }
+
+    fn footprint(&self) -> u64 {
+        match self {
+            Estimate::OfTrace(estimator) => estimator.footprint(),
+            Estimate::OfVolume(live) => live.footprint(),
+        }
+    }
+
+    /// One block of how many, how many those are, and what it takes in RAM.
+    fn size(&self) -> (u64, usize, usize) {
+        match self {
+            Estimate::OfTrace(one) => {
+                (one.sample().stands_for(), one.sampled_blocks(), one.bytes())
+            }
+            Estimate::OfVolume(one) => {
+                (one.sample().stands_for(), one.sampled_blocks(), one.bytes())
+            }
+        }
+    }
+}
+
+fn row(which: Which, size: f64, exact: &Estimate, samples: &[(Estimate, Duration)]) -> Option<Row> {
     let blocks = (exact.footprint() as f64 * size) as u64;
     let truth = 1.0 - exact.hits(which, blocks).share;
     let shares: Vec<_> = samples.iter().map(|(sample, _)| sample.hits(which, blocks)).collect();
@@ -138,11 +212,14 @@ pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
     let requests: Vec<Request> =
         trace::open(&args.trace, args.format, align)?.collect::<Result<_, _>>()?;
     let progress = Progress::new(u64::from(args.samples) + 1, "curves");
-    let (exact, _) = run_through(&requests, 1, 0)?;
+    let (exact, _) = Estimate::of_trace(&requests, 1, 0)?;
     let mut samples = Vec::new();
     for seed in 0..args.samples {
         progress.advance(1);
-        samples.push(run_through(&requests, one_of, u64::from(seed))?);
+        samples.push(match args.live {
+            true => Estimate::of_volume(&requests, seed.into())?,
+            false => Estimate::of_trace(&requests, one_of, seed.into())?,
+        });
     }
     drop(progress);
     let rows: Vec<Row> = [Which::All, Which::Reads]
@@ -157,6 +234,8 @@ pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
         .fold(0.0f64, |most, row| most.max(row.difference.abs()));
     let accesses = exact.accesses(Which::All);
     let first = samples.first();
+    let (one_of, sampled_blocks, state_bytes) =
+        first.map_or((1, 0, 0), |(sample, _)| sample.size());
     let report = Report {
         trace: args.trace.file_name().unwrap_or_default().to_string_lossy().into_owned(),
         accesses,
@@ -164,8 +243,8 @@ pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
         align,
         one_of,
         samples: args.samples,
-        sampled_blocks: first.map_or(0, |(sample, _)| sample.sampled_blocks()),
-        state_bytes: first.map_or(0, |(sample, _)| sample.bytes()),
+        sampled_blocks,
+        state_bytes,
         ns_per_access: first
             .map_or(0.0, |(_, time)| time.as_nanos() as f64 / accesses.max(1) as f64),
         difference,
@@ -242,15 +321,22 @@ mod tests {
         };
         // Twice around: only a cache for all of it hits.
         let requests: Vec<Request> = (0..2000).map(|at| request(at % 1000)).collect();
-        let (exact, _) = run_through(&requests, 1, 0).expect("reads");
-        let samples = [run_through(&requests, 10, 0).expect("reads")];
+        let (exact_estimate, _) = Estimate::of_trace(&requests, 1, 0).expect("reads");
+        let samples = [Estimate::of_trace(&requests, 10, 0).expect("reads")];
         let ratios = |size| {
-            let row = row(Which::Reads, size, &exact, &samples).expect("a sample");
+            let row = row(Which::Reads, size, &exact_estimate, &samples).expect("a sample");
             (row.exact, row.estimate, row.difference, row.within)
         };
         assert_eq!(ratios(0.5), (1.0, 1.0, 0.0, 1.0));
         let (exact, estimate, difference, _) = ratios(1.0);
         assert_eq!(exact, 0.5);
         assert!((estimate - 0.5).abs() < 0.01 && (estimate - exact - difference).abs() < 1e-9);
+        // A volume looks at one block of 64: of a thousand that would be too few.
+        let requests: Vec<Request> = (0..100_000).map(|at| request(at % 50_000)).collect();
+        let (exact_estimate, _) = Estimate::of_trace(&requests, 1, 0).expect("reads");
+        let live = [Estimate::of_volume(&requests, 0).expect("reads")];
+        assert_eq!(live[0].0.accesses(Which::All), 100_000);
+        let row = row(Which::Reads, 1.0, &exact_estimate, &live).expect("a sample");
+        assert!((row.estimate - 0.5).abs() < 0.05, "{}", row.estimate);
     }
 }

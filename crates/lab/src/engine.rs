@@ -15,7 +15,7 @@ use std::time::Duration;
 use forebay_core::parse_size;
 use serde::Serialize;
 
-use crate::error::{LabResult, other};
+use crate::error::{LabResult, usage};
 use crate::measure::Rates;
 use crate::output::{Goal, Table, print_json, rate};
 use crate::pairs::{Estimate, median};
@@ -73,7 +73,7 @@ pub(crate) struct Sizes {
 impl Args {
     fn sizes(&self) -> LabResult<Sizes> {
         let size = |given: &Option<String>, default| match given {
-            Some(text) => parse_size(text).map_err(|error| other(error.to_string())),
+            Some(text) => parse_size(text).map_err(|error| usage(error.to_string())),
             None => Ok(default),
         };
         // The closed loop has the sizes that the kernel's caches were measured with.
@@ -82,14 +82,14 @@ impl Args {
         let whole = |bytes: u64| bytes > 0 && bytes.is_multiple_of(BLOCK);
         let working_set = cache / BLOCK * self.working_set / 100;
         if !whole(cache) || !whole(origin) || origin / BLOCK >= MOST_BLOCKS {
-            return Err(other("sizes must be multiples of 4K, below 8T"));
+            return Err(usage("sizes must be multiples of 4K, below 8T"));
         }
         if working_set * BLOCK > origin {
-            return Err(other("the origin is smaller than the working set; see --working-set"));
+            return Err(usage("the origin is smaller than the working set; see --working-set"));
         }
         let largest = self.lanes.iter().max().copied().unwrap_or(0);
         if !(1..=64).contains(&largest) || self.lanes.contains(&0) {
-            return Err(other("there can be 1 to 64 lanes"));
+            return Err(usage("there can be 1 to 64 lanes"));
         }
         Ok(Sizes { cache_bytes: cache, origin_bytes: origin, working_set_blocks: working_set })
     }
@@ -103,7 +103,7 @@ impl Args {
         Duration::try_from_secs_f64(self.seconds_per_sample)
             .ok()
             .filter(|time| !time.is_zero())
-            .ok_or_else(|| other("a sample must take more than no time"))
+            .ok_or_else(|| usage("a sample must take more than no time"))
     }
 }
 

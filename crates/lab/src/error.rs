@@ -47,11 +47,12 @@ pub(crate) enum LabError {
 }
 
 impl LabError {
-    /// What the process ends with: 2 wrong usage, 3 in use, 4 data at risk, 1 anything else.
+    /// What the process ends with, as of `forebay`: 2 wrong usage, 3 in use or not the right device,
+    /// 4 data at risk, 1 anything else.
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             LabError::Usage(_) => 2,
-            LabError::InUse(_) => 3,
+            LabError::InUse(_) | LabError::Store(StoreError::Refused(_)) => 3,
             LabError::AtRisk(_) => 4,
             _ => 1,
         }
@@ -76,7 +77,29 @@ impl From<IoError> for LabError {
 /// What a measurement returns.
 pub(crate) type LabResult<T> = Result<T, LabError>;
 
+/// An error of the command line, in words.
+pub(crate) fn usage(what: impl Into<String>) -> LabError {
+    LabError::Usage(what.into())
+}
+
 /// An error in words.
 pub(crate) fn other(what: impl Into<String>) -> LabError {
     LabError::Other(what.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exit_codes_are_those_of_the_daemon() {
+        let code = |error: LabError| error.exit_code();
+        assert_eq!(code(usage("no")), 2);
+        assert_eq!(code(TraceError::Usage("no".into()).into()), 2);
+        assert_eq!(code(LabError::InUse("no".into())), 3);
+        assert_eq!(code(StoreError::Refused("no".into()).into()), 3);
+        assert_eq!(code(LabError::AtRisk("no".into())), 4);
+        assert_eq!(code(other("no")), 1);
+        assert_eq!(code(LabError::Interrupted), 1);
+    }
 }

@@ -15,6 +15,7 @@
 //! - `curve`: estimates of miss-ratio curves beside the exact ones
 //! - `policies`: replacement policies on traces
 //! - `replay`: the engine under traces, in virtual time
+//! - `writeback`: dirty blocks on their way to a disk, in virtual time
 //! - `report`: pages of results
 //! - `output`, `progress`: tables, JSON, bars
 #![forbid(unsafe_code)]
@@ -48,15 +49,21 @@ mod report;
 mod rig;
 mod run;
 mod seeds;
+mod writeback;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
+use forebay_core::text::{one_line, usage_line};
 use forebay_trace as trace;
 
 /// Measures Forebay.
 #[derive(Debug, Parser)]
 #[command(name = "forebay-lab", version)]
+#[command(
+    after_help = "Exit codes: 0 done, 1 failed, 2 wrong usage, 3 refused (in use, or not the right \
+    device), 4 data at risk (needs --destroy)."
+)]
 struct Args {
     #[command(subcommand)]
     command: Command,
@@ -91,12 +98,18 @@ enum Command {
     Curve(curve::Args),
     /// The engine under the requests of a trace, in virtual time
     Replay(replay::Args),
+    /// Writeback to a disk by the density of dirty blocks, and latencies at a full, dirty cache, in
+    /// virtual time
+    Writeback(writeback::Args),
     /// Pages of results from what `seeds --save` or `seeds --json` wrote
     Report(report::Args),
 }
 
 fn main() -> ExitCode {
-    let args = Args::parse();
+    let args = match Args::try_parse() {
+        Ok(args) => args,
+        Err(error) => return unparsed(&error),
+    };
     let json = args.json;
     let result = match args.command {
         Command::Engine(args) => engine::run(&args, json),
@@ -111,13 +124,30 @@ fn main() -> ExitCode {
         Command::Policies(args) => policies::run(&args, json),
         Command::Curve(args) => curve::run(&args, json),
         Command::Replay(args) => replay::run(&args, json),
+        Command::Writeback(args) => writeback::run(&args, json),
         Command::Report(args) => report::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("forebay-lab: {error}");
+            eprintln!("forebay-lab: {}", one_line(&error.to_string()));
             ExitCode::from(error.exit_code())
         }
     }
+}
+
+/// What the parser has to say: help and version as they are, errors in one line.
+fn unparsed(error: &clap::Error) -> ExitCode {
+    if !error.use_stderr() {
+        // Nothing can be done about a closed pipe here.
+        let _ = error.print();
+        return ExitCode::SUCCESS;
+    }
+    let lab = Args::command();
+    let words = std::env::args_os().skip(1).filter_map(|word| word.into_string().ok());
+    let verb = words.into_iter().find(|word| lab.find_subcommand(word).is_some());
+    let command =
+        verb.map_or_else(|| "forebay-lab".to_owned(), |verb| format!("forebay-lab {verb}"));
+    eprintln!("forebay-lab: {}", usage_line(&error.render().to_string(), &command));
+    ExitCode::from(2)
 }

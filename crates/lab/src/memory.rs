@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::device::SparseDevice;
 use crate::driver::Driver;
-use crate::error::{LabResult, other};
+use crate::error::{LabResult, other, usage};
 use crate::fill;
 use crate::output::{Goal, Table, print_json};
 use crate::pattern::MOST_BLOCKS;
@@ -87,7 +87,7 @@ fn resident() -> LabResult<u64> {
 
 pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
     if !(1 << 14..MOST_BLOCKS).contains(&args.blocks) {
-        return Err(other("choose 16384 blocks or more, below 2^31"));
+        return Err(usage("choose 16384 blocks or more, below 2^31"));
     }
     let cache_bytes = cache_size(args.blocks, args.full);
     let rows = match args.states[..] {
@@ -154,7 +154,9 @@ fn measure(args: &Args, cache_bytes: u64, dirty: bool, progress: &Progress) -> L
     let buffer_bytes = store.buffer_bytes();
     let grown_bytes = resident()?.saturating_sub(before).saturating_sub(buffer_bytes);
     let per_block = |bytes: u64| bytes as f64 / blocks as f64;
-    let index_bytes = store.index_bytes() + rig.engine.cache.memory_bytes();
+    // What the policy remembers of other blocks has a goal of its own.
+    let (policy_bytes, _) = rig.engine.cache.policy_bytes();
+    let index_bytes = store.index_bytes() + rig.engine.cache.memory_bytes() + policy_bytes;
     Ok(Row {
         state: if dirty { "dirty" } else { "clean" }.to_owned(),
         blocks,

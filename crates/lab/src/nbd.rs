@@ -10,7 +10,7 @@ use std::time::Duration;
 use forebay_core::parse_size;
 use serde::Serialize;
 
-use crate::error::{LabResult, other};
+use crate::error::{LabResult, usage};
 use crate::output::{Goal, Table, print_json, rate};
 use crate::pairs::{Estimate, median};
 use crate::pattern::{Step, uniform};
@@ -63,11 +63,11 @@ struct Report {
 }
 
 pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
-    let span = parse_size(&args.span).map_err(|error| other(error.to_string()))?;
+    let span = parse_size(&args.span).map_err(|error| usage(error.to_string()))?;
     let time = Duration::try_from_secs_f64(args.seconds_per_sample)
-        .map_err(|_| other("a sample must take some time"))?;
+        .map_err(|_| usage("a sample must take some time"))?;
     if span < 1 << 20 || !span.is_multiple_of(1 << 20) || args.depths.contains(&0) {
-        return Err(other("a span of whole megabytes and depths of 1 or more, please"));
+        return Err(usage("a span of whole megabytes and depths of 1 or more, please"));
     }
     let folder = tempfile::tempdir()?;
     let steps = args.pairs * args.depths.len() * 2;

@@ -1,8 +1,10 @@
 //! Results for people and for programs.
 
+use std::path::Path;
+
 use serde::{Deserialize, Serialize};
 
-use crate::error::{LabResult, other};
+use crate::error::{LabError, LabResult, other, usage};
 
 /// Prints a result as JSON.
 pub(crate) fn print_json(result: &impl Serialize) -> LabResult<()> {
@@ -10,6 +12,37 @@ pub(crate) fn print_json(result: &impl Serialize) -> LabResult<()> {
         .map_err(|error| other(format!("the result cannot be written: {error}")))?;
     println!("{text}");
     Ok(())
+}
+
+/// Tries whether a result can be written there when it is ready, hours from now. Leaves things as they
+/// were, but for directories that it has made.
+///
+/// # Errors
+/// It cannot.
+pub(crate) fn try_directory(directory: &Path) -> LabResult<()> {
+    std::fs::create_dir_all(directory)
+        .and_then(|()| tempfile::tempfile_in(directory))
+        .map(drop)
+        .map_err(|error| unwritable(directory, &error))
+}
+
+/// The same for a file.
+///
+/// # Errors
+/// It cannot.
+pub(crate) fn try_file(file: &Path) -> LabResult<()> {
+    let there = file.exists();
+    let opened = std::fs::OpenOptions::new().append(true).create(true).open(file);
+    opened.map_err(|error| unwritable(file, &error))?;
+    if !there {
+        // It was made just now, and nobody wants it empty.
+        let _ = std::fs::remove_file(file);
+    }
+    Ok(())
+}
+
+fn unwritable(path: &Path, error: &std::io::Error) -> LabError {
+    usage(format!("{} cannot be written: {error}", path.display()))
 }
 
 /// Aligned columns under a heading; the first goes to the left, the others to the right.
@@ -97,6 +130,22 @@ mod tests {
         table.row(["overwrite".to_owned(), rate(400.0)]);
         table.row(["x".to_owned()]);
         assert_eq!(table.render(), "CASE         RATE\nread       2.50 M\noverwrite   0.4 k\nx\n");
+    }
+
+    #[test]
+    fn a_place_for_results_is_tried_and_left_as_it_was() {
+        let folder = tempfile::tempdir().expect("writable");
+        let (new, file) = (folder.path().join("a/b"), folder.path().join("file"));
+        try_directory(&new).expect("it can be made");
+        assert_eq!(std::fs::read_dir(&new).expect("it was made").count(), 0);
+        try_file(&file).expect("it can be made");
+        assert!(!file.exists());
+        std::fs::write(&file, "kept").expect("writable");
+        try_file(&file).expect("it can be written");
+        assert_eq!(std::fs::read(&file).expect("there"), b"kept");
+        for bad in [try_directory(&file), try_directory(&file.join("x")), try_file(folder.path())] {
+            assert_eq!(bad.expect_err("it cannot be").exit_code(), 2);
+        }
     }
 
     #[test]

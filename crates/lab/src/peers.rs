@@ -36,7 +36,7 @@ use std::path::PathBuf;
 use clap::ValueEnum;
 use forebay_core::parse_size;
 
-use crate::error::{LabResult, other};
+use crate::error::{LabError, LabResult, other, usage};
 use crate::output::print_json;
 use crate::progress::Progress;
 use disk::{Disk, check_separate};
@@ -219,7 +219,7 @@ fn look(args: &Args) -> LabResult<(Disk, Disk)> {
                 || "no mark of a system is on it, and there may be data".to_owned(),
                 |what| format!("it holds {what}"),
             );
-            return Err(other(format!(
+            return Err(LabError::AtRisk(format!(
                 "{option}: {} would be overwritten ({holds}); say --destroy if that is meant",
                 disk.name()
             )));
@@ -236,10 +236,10 @@ fn range(args: &Args, ssd: &Disk, hdd: &Disk) -> LabResult<u64> {
     let most = ssd.size().min(hdd.size().saturating_sub(MIB)) / MIB * MIB;
     let range = match &args.range {
         None => most.min(LARGEST_RANGE),
-        Some(text) => parse_size(text).map_err(|error| other(format!("--range: {error}")))?,
+        Some(text) => parse_size(text).map_err(|error| usage(format!("--range: {error}")))?,
     };
     if range < SMALLEST_RANGE || range > most || !range.is_multiple_of(MIB) {
-        return Err(other(format!(
+        return Err(usage(format!(
             "--range: {range} bytes; whole megabytes from {SMALLEST_RANGE} to {most} fit these devices"
         )));
     }

@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use crate::device::SparseDevice;
 use crate::driver::Driver;
-use crate::error::{LabResult, other};
+use crate::error::{LabResult, other, usage};
 use crate::fill;
 use crate::measure::Stopwatch;
 use crate::memory::cache_size;
@@ -76,7 +76,7 @@ struct Report {
 pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
     if !(1 << 14..MOST_BLOCKS).contains(&args.blocks) || args.rounds == 0 || args.commit_every == 0
     {
-        return Err(other(
+        return Err(usage(
             "choose 16384 blocks or more, below 2^31, with a round and a commit or more",
         ));
     }

@@ -5,14 +5,15 @@ use std::io;
 use std::num::NonZeroU64;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::{Rc, Weak};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use forebay_core::{Clock, Nanos};
 use forebay_device::{Device, DeviceError, DeviceQueue, Queue, QueueContext, Ring};
+use tz::TimeZone;
 
 use crate::executor::{Lane, LaneId, LaneRemote, panic_message};
 
@@ -38,6 +39,18 @@ impl MonotonicClock {
 impl Clock for MonotonicClock {
     fn now(&self) -> Nanos {
         Nanos(u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX))
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "this is where the time comes from")]
+    fn time_of_day(&self) -> Duration {
+        /// As `/etc/localtime` or `TZ` had it when somebody asked first; UTC where there is none.
+        static ZONE: OnceLock<TimeZone> = OnceLock::new();
+        let zone = ZONE.get_or_init(|| TimeZone::local().unwrap_or_else(|_| TimeZone::utc()));
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let seconds = i64::try_from(since.as_secs()).unwrap_or(0);
+        let offset = zone.find_local_time_type(seconds).map_or(0, |kind| kind.ut_offset());
+        let local = (seconds + i64::from(offset)).rem_euclid(24 * 3600);
+        Duration::from_secs(local as u64)
     }
 }
 

@@ -5,7 +5,8 @@
 //! IBM Systems Journal 1966; bcache walks its index likewise). The index is a hash table and has no
 //! order; [`DirtyMap`] is a coarse histogram that tells where dirty blocks are, and
 //! [`SweepPlanner`] turns it into windows that are small enough to be collected and sorted. Within
-//! a window [`merge_runs`] makes one origin write of neighbours.
+//! a window [`next_run`] makes one origin write of neighbours, and of what lies between them where
+//! that is cached as the origin has it: a disk has to pass over it anyway.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -177,28 +178,57 @@ impl SweepPlanner {
     }
 }
 
-/// Cuts ascending `blocks` into runs of neighbours that make one origin write each.
+/// How far blocks are merged into one origin write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Merge {
+    /// The most blocks of a write, those between included; at least 1.
+    pub blocks: u64,
+    /// The most blocks between two dirty ones that may be written along.
+    pub gap: u64,
+}
+
+impl Merge {
+    /// Limits in bytes as blocks of this size.
+    pub fn of(block: BlockSize, merge_bytes: u32, gap_bytes: u32) -> Self {
+        let blocks = |bytes: u32| u64::from(bytes) >> block.shift();
+        Merge { blocks: blocks(merge_bytes).max(1), gap: blocks(gap_bytes) }
+    }
+}
+
+/// One write to the origin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// How many of the first blocks it has.
+    pub count: usize,
+    /// Blocks behind the last one that are written along as well, up to where the next run begins: a
+    /// disk goes on where it is, and would lose a revolution if it had to pass over one block.
+    pub tail: u64,
+}
+
+/// The first write of ascending `blocks`: neighbours, and what lies behind a gap that is short enough and
+/// of which `fills` says that it may be written along. `None` for no blocks.
 ///
-/// Yields ranges of positions in `blocks`, so that what belongs to a block can be found. A run has
-/// `max_bytes` bytes at most, but at least one block. Blocks that are out of order or listed twice
-/// begin a run of their own.
-pub fn merge_runs(
+/// Blocks that are out of order or listed twice end a run.
+pub fn next_run(
     blocks: &[OriginBlock],
-    block_size: BlockSize,
-    max_bytes: u32,
-) -> impl Iterator<Item = Range<usize>> {
-    let most = (u64::from(max_bytes) >> block_size.shift()).max(1) as usize;
-    let mut at = 0;
-    std::iter::from_fn(move || {
-        let rest = blocks.get(at..).filter(|rest| !rest.is_empty())?;
-        let neighbours = rest
-            .windows(2)
-            .take(most - 1)
-            .take_while(|pair| pair[0].0.checked_add(1) == Some(pair[1].0));
-        let run = at..at + 1 + neighbours.count();
-        at = run.end;
-        Some(run)
-    })
+    merge: Merge,
+    mut fills: impl FnMut(Range<OriginBlock>) -> bool,
+) -> Option<Run> {
+    let first = blocks.first()?;
+    let mut run = Run { count: 1, tail: 0 };
+    for pair in blocks.windows(2) {
+        let (Some(after), next) = (pair[0].0.checked_add(1), pair[1].0) else { break };
+        let Some(gap) = next.checked_sub(after) else { break };
+        if gap > 0 && (gap > merge.gap || !fills(OriginBlock(after)..OriginBlock(next))) {
+            break;
+        }
+        if next - first.0 >= merge.blocks.max(1) {
+            run.tail = gap;
+            break;
+        }
+        run.count += 1;
+    }
+    Some(run)
 }
 
 #[cfg(test)]
@@ -332,19 +362,58 @@ mod tests {
         assert_eq!(planner.next_window(&map, 10).expect("dirty").blocks.start, OriginBlock(10));
     }
 
+    /// The runs of some blocks, with gaps of up to two blocks if they lie below `cached`.
+    fn merged(blocks: &[u64], bytes: u32, cached: u64) -> Vec<Vec<u64>> {
+        let merge = Merge::of(BlockSize::DEFAULT, bytes, 2 * 4096);
+        let all: Vec<OriginBlock> = blocks.iter().copied().map(OriginBlock).collect();
+        let mut rest = &all[..];
+        let mut runs = Vec::new();
+        let fills = |gap: Range<OriginBlock>| {
+            assert!(gap.start < gap.end && gap.end.0 - gap.start.0 <= 2);
+            gap.end.0 <= cached
+        };
+        while let Some(run) = next_run(rest, merge, fills) {
+            let (blocks, behind) = rest.split_at(run.count);
+            runs.push(blocks.iter().map(|block| block.0).collect());
+            if run.tail > 0 {
+                assert_eq!(behind[0].0, blocks[run.count - 1].0 + 1 + run.tail);
+            }
+            rest = behind;
+        }
+        runs
+    }
+
     #[test]
     fn neighbours_are_merged_up_to_the_limit() {
-        let merged = |blocks: &[u64], max| -> Vec<Range<usize>> {
+        let merged = |blocks: &[u64], bytes| merged(blocks, bytes, 0);
+        assert!(merged(&[], 1 << 20).is_empty());
+        assert_eq!(merged(&[7, 8], 0), [[7], [8]]);
+        assert_eq!(merged(&[1, 2, 3, 5, 6, 9], 1 << 20), [vec![1, 2, 3], vec![5, 6], vec![9]]);
+        assert_eq!(merged(&[1, 2, 3, 4, 5], 8192), [vec![1, 2], vec![3, 4], vec![5]]);
+        assert_eq!(merged(&[1, 2, 3], 4096), [[1], [2], [3]]);
+        assert_eq!(merged(&[1, 2, 3], 12_287), [vec![1, 2], vec![3]]);
+        assert_eq!(merged(&[4, 4, 5, 2, 3], 1 << 20), [vec![4], vec![4, 5], vec![2, 3]]);
+        let last = u64::MAX;
+        assert_eq!(merged(&[last - 1, last, 0], u32::MAX), [vec![last - 1, last], vec![0]]);
+    }
+
+    #[test]
+    fn gaps_are_filled_where_they_are_short_and_cached() {
+        let merged = |blocks: &[u64], bytes| merged(blocks, bytes, 100);
+        assert_eq!(merged(&[1, 3, 6, 10], 1 << 20), [vec![1, 3, 6], vec![10]]);
+        // What is written along counts.
+        assert_eq!(merged(&[1, 3, 6], 5 * 4096), [vec![1, 3], vec![6]]);
+        assert_eq!(merged(&[1, 4, 7], 4 * 4096), [vec![1, 4], vec![7]]);
+        assert_eq!(merged(&[98, 100, 102], 1 << 20), [vec![98, 100], vec![102]]);
+        assert_eq!(merged(&[5, 3, 5, 5], 1 << 20), [vec![5], vec![3, 5], vec![5]]);
+        let tail = |blocks: &[u64], most| {
             let blocks: Vec<OriginBlock> = blocks.iter().copied().map(OriginBlock).collect();
-            merge_runs(&blocks, BlockSize::DEFAULT, max).collect()
+            next_run(&blocks, Merge { blocks: most, gap: 2 }, |_| true).map(|run| run.tail)
         };
-        assert_eq!(merged(&[], 1 << 20), []);
-        assert_eq!(merged(&[7, 8], 0), [0..1, 1..2]);
-        assert_eq!(merged(&[1, 2, 3, 5, 6, 9], 1 << 20), [0..3, 3..5, 5..6]);
-        assert_eq!(merged(&[1, 2, 3, 4, 5], 8192), [0..2, 2..4, 4..5]);
-        assert_eq!(merged(&[1, 2, 3], 4096), [0..1, 1..2, 2..3]);
-        assert_eq!(merged(&[1, 2, 3], 12_287), [0..2, 2..3]);
-        assert_eq!(merged(&[4, 4, 5, 2, 3], 1 << 20), [0..1, 1..3, 3..5]);
-        assert_eq!(merged(&[u64::MAX - 1, u64::MAX, 0], u32::MAX), [0..2, 2..3]);
+        // Up to where the next run begins, if that is not far.
+        assert_eq!(tail(&[1, 3, 6], 5), Some(2));
+        assert_eq!(tail(&[1, 3, 7], 5), Some(0));
+        assert_eq!(tail(&[1, 2, 3], 2), Some(0));
+        assert_eq!(tail(&[1, 3], 5), Some(0));
     }
 }

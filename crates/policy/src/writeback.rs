@@ -4,130 +4,40 @@
 //! the origin is bcache's and dm-cache's; an age limit is dm-writecache's `max_age` and EnhanceIO's
 //! `time_based_clean_interval`. The first of these that holds starts writeback, in this order:
 //!
-//! | trigger | holds when | urgency |
-//! |---|---|---|
-//! | draining | the operator wants nothing dirty to be left | urgent |
-//! | space | a request waits for room that only writeback can make | urgent |
-//! | watermark | `dirty_high` was reached, and `dirty_low` has not been since | background |
-//! | age | something has been dirty for `max_age` | background |
-//! | idle | there was no foreground request for `idle` | background |
+//! | trigger | holds when | urgency | outside of quiet hours |
+//! |---|---|---|---|
+//! | draining | the operator wants nothing dirty to be left | urgent | urgent |
+//! | space | clients are slowed down because so much is dirty | urgent | urgent |
+//! | watermark | `dirty_high` was reached, and `dirty_low` has not been since | polite | polite |
+//! | cache watermark | the same of all volumes of the cache together | polite | polite |
+//! | quiet | it is in `quiet_hours`, and something is dirty | free | never |
+//! | idle | there was no foreground request for `idle` | free | slow |
+//! | age | something has been dirty for `max_age` | polite | slow |
 //!
 //! The first two hold even when writeback is switched off: the operator has asked for one, and
-//! without the other the request would wait for ever.
+//! without the other clients would wait for ever. The last column is for volumes that have quiet
+//! hours, at other times of the day. Their operator wants the origin left alone by day as far as the
+//! cache has room, and everything brought home by night.
 
 use std::time::Duration;
 
 use forebay_core::Nanos;
 
+mod settings;
+
+pub use settings::{SettingsError, WritebackSettings};
+
 /// Longest time until the pacer wants to be asked again. The dirty share grows without anybody
 /// telling the pacer; a cache takes far longer than this to fill between the watermarks.
 pub const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
-/// When and how much is written back.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct WritebackSettings {
-    /// Whether to write back at all unless it must be.
-    pub running: bool,
-    /// Share of the cache in percent, 0 to 100, that may be dirty before writeback starts.
-    ///
-    /// Default 50, as in dm-writecache: dirty blocks cannot be evicted, and half of the cache stays
-    /// for reads. EnhanceIO starts at 30 and bcache keeps 10, which gives overwrites less time
-    /// to be absorbed and neighbours less time to arrive.
-    pub dirty_high: u8,
-    /// Share in percent, at most `dirty_high`, at which writeback stops again.
-    ///
-    /// Default 40: a wider gap than dm-writecache's 45, so that one sweep has a tenth of the cache
-    /// to sort and the origin gets long ascending passes with rests between them.
-    pub dirty_low: u8,
-    /// How long a block may be dirty; zero is for ever.
-    ///
-    /// Default 10 minutes: it bounds what is lost with the cache device, and is long enough for
-    /// blocks that are written again and again to be written back once. (dm-writecache: off;
-    /// bcache: from 30 s on.)
-    pub max_age: Duration,
-    /// How long no foreground request must have come for the origin to count as idle; zero is
-    /// never.
-    ///
-    /// Default 3 seconds, dm-writecache's pause; dm-cache waits for 1 second.
-    pub idle: Duration,
-    /// Writes to the origin that are in flight together, at least 1.
-    ///
-    /// Default 64, as in bcache: twice the 32 that a SATA disk sorts by itself, so that its queue
-    /// is never short.
-    pub depth: u32,
-    /// Largest write to the origin, in bytes; a block if that is more.
-    ///
-    /// Default 1 MiB: seek and rotation cost a 7,200 rpm disk about as much as moving 2 MiB, and
-    /// most kernels split requests at 1.25 MiB. (bcache: 2.4 MiB.)
-    pub merge_bytes: u32,
-}
-
-impl Default for WritebackSettings {
-    fn default() -> Self {
-        WritebackSettings {
-            running: true,
-            dirty_high: 50,
-            dirty_low: 40,
-            max_age: Duration::from_secs(600),
-            idle: Duration::from_secs(3),
-            depth: 64,
-            merge_bytes: 1 << 20,
-        }
-    }
-}
-
-/// Settings that make no sense.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum SettingsError {
-    /// A share above 100 %.
-    #[error("{field} is {given} %; choose 0 to 100")]
-    Percent {
-        /// The setting.
-        field: &'static str,
-        /// Its value.
-        given: u8,
-    },
-    /// The watermarks are the wrong way round.
-    #[error(
-        "dirty_low ({low} %) is above dirty_high ({high} %); choose a dirty_low of {high} or less"
-    )]
-    Crossed {
-        /// `dirty_low`.
-        low: u8,
-        /// `dirty_high`.
-        high: u8,
-    },
-    /// Nothing could be in flight.
-    #[error("depth is 0; choose 1 or more, or switch writeback off with running")]
-    NoDepth,
-}
-
-impl WritebackSettings {
-    /// Whether the settings make sense.
-    ///
-    /// # Errors
-    /// A share above 100, watermarks that are crossed, a depth of 0.
-    pub fn validate(&self) -> Result<(), SettingsError> {
-        for (field, given) in [("dirty_high", self.dirty_high), ("dirty_low", self.dirty_low)] {
-            if given > 100 {
-                return Err(SettingsError::Percent { field, given });
-            }
-        }
-        if self.dirty_low > self.dirty_high {
-            return Err(SettingsError::Crossed { low: self.dirty_low, high: self.dirty_high });
-        }
-        if self.depth == 0 {
-            return Err(SettingsError::NoDepth);
-        }
-        Ok(())
-    }
-}
-
 /// What the pacer decides upon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct DirtyState {
-    /// Blocks that are dirty.
+    /// Blocks of the volume that are dirty.
     pub dirty_blocks: u64,
+    /// Blocks that are dirty, of all volumes of the cache.
+    pub cache_dirty_blocks: u64,
     /// Blocks that the cache can hold.
     pub capacity_blocks: u64,
     /// Since when the block that has been dirty for longest is dirty, if that is known. An earlier
@@ -138,17 +48,23 @@ pub struct DirtyState {
     /// Everything is to be written back: the volume stops, leaves writeback mode, or a user asked
     /// for it.
     pub draining: bool,
-    /// A request waits for room and there is none to be had without writing back.
+    /// Clients are slowed down because so much is dirty.
     pub space_wanted: bool,
+    /// The time since midnight, local time.
+    pub time_of_day: Duration,
 }
 
 /// How much writeback may get in the way of foreground requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Urgency {
-    /// Foreground requests go first.
-    Background,
-    /// As fast as the origin can.
+    /// As fast as the origin can, `rate_max` or not: somebody waits for it.
     Urgent,
+    /// As fast as the origin can and `rate_max` allows: nobody is in the way.
+    Free,
+    /// Foreground requests go first: see [`RateControl`](crate::RateControl).
+    Polite,
+    /// At `rate_min`.
+    Slow,
 }
 
 /// What to do now.
@@ -159,7 +75,7 @@ pub enum Decision {
         /// Always later than the time that was handed in.
         look_again: Nanos,
     },
-    /// Write the next window, then ask again.
+    /// Write the next blocks, then ask again.
     Write {
         /// How urgently.
         urgency: Urgency,
@@ -171,30 +87,66 @@ pub enum Decision {
 pub enum Trigger {
     /// Nothing dirty is to be left.
     Draining,
-    /// A request waits for room.
+    /// Clients are slowed down.
     Space,
-    /// Too large a share of the cache is dirty.
+    /// Too large a share of the cache is dirty with blocks of this volume.
     Watermark,
-    /// Something has been dirty for too long.
-    Age,
+    /// Too large a share of the cache is dirty.
+    CacheWatermark,
+    /// It is in the quiet hours.
+    Quiet,
     /// Nobody else uses the origin.
     Idle,
+    /// Something has been dirty for too long.
+    Age,
 }
 
-/// Decides when a volume, or a cache, writes back.
+impl Trigger {
+    /// How urgent writeback is for this reason. `by_day`: there are quiet hours, and it is not in
+    /// them.
+    pub fn urgency(self, by_day: bool) -> Urgency {
+        match self {
+            Trigger::Draining | Trigger::Space => Urgency::Urgent,
+            Trigger::Watermark | Trigger::CacheWatermark => Urgency::Polite,
+            Trigger::Idle | Trigger::Age if by_day => Urgency::Slow,
+            Trigger::Quiet | Trigger::Idle => Urgency::Free,
+            Trigger::Age => Urgency::Polite,
+        }
+    }
+}
+
+/// Whether a share of dirty blocks reached the high watermark and has not come down to the low one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Watermarks {
+    above: bool,
+}
+
+impl Watermarks {
+    /// Shares above 100 count as 100, and a low watermark above the high one as equal to it.
+    fn update(&mut self, dirty: u64, capacity: u64, high: u8, low: u8) -> bool {
+        let high = high.min(100);
+        let low = low.min(high);
+        let dirty = u128::from(dirty) * 100;
+        let share = |percent: u8| u128::from(capacity) * u128::from(percent);
+        self.above = dirty >= share(high) || (self.above && dirty > share(low));
+        self.above
+    }
+}
+
+/// Decides when a volume writes back.
 #[derive(Clone, Debug)]
 pub struct Pacer {
     settings: WritebackSettings,
-    /// The dirty share reached the high watermark and has not come down to the low one.
-    above: bool,
+    volume: Watermarks,
+    cache: Watermarks,
     trigger: Option<Trigger>,
 }
 
 impl Pacer {
-    /// A pacer with these settings; shares above 100 count as 100, and a low watermark above the
-    /// high one as equal to it.
+    /// A pacer with these settings.
     pub fn new(settings: WritebackSettings) -> Self {
-        Pacer { settings, above: false, trigger: None }
+        let (volume, cache) = (Watermarks::default(), Watermarks::default());
+        Pacer { settings, volume, cache, trigger: None }
     }
 
     /// The settings in force.
@@ -214,25 +166,20 @@ impl Pacer {
 
     /// What to do at the time `now`.
     pub fn decide(&mut self, now: Nanos, state: &DirtyState) -> Decision {
-        self.update_watermark(state);
+        let WritebackSettings { dirty_high, dirty_low, .. } = self.settings;
+        let (cache_low, cache_high) = self.settings.cache_watermarks();
+        let capacity = state.capacity_blocks;
+        self.volume.update(state.dirty_blocks, capacity, dirty_high, dirty_low);
+        self.cache.update(state.cache_dirty_blocks, capacity, cache_high, cache_low);
         self.trigger = self.find_trigger(now, state);
         match self.trigger {
-            Some(Trigger::Draining | Trigger::Space) => {
-                Decision::Write { urgency: Urgency::Urgent }
-            }
-            Some(Trigger::Watermark | Trigger::Age | Trigger::Idle) => {
-                Decision::Write { urgency: Urgency::Background }
+            Some(trigger) => {
+                let quiet = self.settings.quiet_hours;
+                let by_day = quiet.is_some_and(|hours| !hours.contains(state.time_of_day));
+                Decision::Write { urgency: trigger.urgency(by_day) }
             }
             None => Decision::Idle { look_again: self.look_again(now, state) },
         }
-    }
-
-    fn update_watermark(&mut self, state: &DirtyState) {
-        let high = self.settings.dirty_high.min(100);
-        let low = self.settings.dirty_low.min(high);
-        let dirty = u128::from(state.dirty_blocks) * 100;
-        let share = |percent: u8| u128::from(state.capacity_blocks) * u128::from(percent);
-        self.above = dirty >= share(high) || (self.above && dirty > share(low));
     }
 
     fn find_trigger(&self, now: Nanos, state: &DirtyState) -> Option<Trigger> {
@@ -249,12 +196,17 @@ impl Pacer {
             return None;
         }
         let due = |deadline: Option<Nanos>| deadline.is_some_and(|deadline| deadline <= now);
-        if self.above {
+        let quiet = self.settings.quiet_hours;
+        if self.volume.above {
             Some(Trigger::Watermark)
-        } else if due(self.age_deadline(state)) {
-            Some(Trigger::Age)
+        } else if self.cache.above {
+            Some(Trigger::CacheWatermark)
+        } else if quiet.is_some_and(|hours| hours.contains(state.time_of_day)) {
+            Some(Trigger::Quiet)
         } else if due(self.idle_deadline(state)) {
             Some(Trigger::Idle)
+        } else if due(self.age_deadline(state)) {
+            Some(Trigger::Age)
         } else {
             None
         }

@@ -1,6 +1,7 @@
-//! The clock that only the simulator moves.
+//! The clock that only the simulator moves. Its days are short, so that a run has several.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use forebay_core::{Clock, Nanos};
 
@@ -18,5 +19,10 @@ impl VirtualClock {
 impl Clock for VirtualClock {
     fn now(&self) -> Nanos {
         Nanos(self.0.load(Ordering::SeqCst))
+    }
+
+    /// A second is an hour.
+    fn time_of_day(&self) -> Duration {
+        Duration::from_nanos(self.now().0 % (24 * 1_000_000_000)) * 3600
     }
 }

@@ -4,6 +4,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use forebay_core::QuietHours;
 use forebay_core::why::Why;
 use forebay_core::{Admission, Mode};
 use forebay_device::{Device, Queue, QueueContext};
@@ -11,6 +12,7 @@ use forebay_engine::{
     EngineErrorKind, EngineLane, LaneContext, Target, VolumeSettings, VolumeSpec,
 };
 use forebay_format::Uuid;
+use forebay_policy::WritebackSettings;
 use forebay_store::{FormatOptions, PlantedBug, StoreOptions, format};
 
 use crate::queue::DiskHandle;
@@ -87,15 +89,32 @@ fn settings(machine: &Machine, volume: u16) -> VolumeSettings {
     };
     settings.ordered = setup.ordered.get(usize::from(volume)).copied().unwrap_or_default();
     choose_entry(&mut settings, &mut rng);
-    let writeback = &mut settings.writeback;
-    writeback.running = rng.u32(0..8) > 0;
-    writeback.dirty_high = rng.u8(2..=90);
-    writeback.dirty_low = rng.u8(0..=writeback.dirty_high);
-    writeback.max_age = Duration::from_millis(rng.u64(0..5_000));
-    writeback.idle = Duration::from_millis(rng.u64(0..500));
-    writeback.depth = rng.u32(1..=64);
-    writeback.merge_bytes = 4096 << rng.u32(0..=8);
+    settings.writeback = writeback(&mut rng);
     settings
+}
+
+/// When and how dirty blocks are written back: everything that an operator can choose.
+fn writeback(rng: &mut fastrand::Rng) -> WritebackSettings {
+    let dirty_high = rng.u8(2..=90);
+    let cache_dirty_high = rng.u8(2..=95);
+    let rate_max = if rng.u32(0..3) > 0 { 0 } else { rng.u64(1..=64) * (64 << 10) };
+    WritebackSettings {
+        running: rng.u32(0..8) > 0,
+        dirty_high,
+        dirty_low: rng.u8(0..=dirty_high),
+        cache_dirty_high,
+        cache_dirty_low: rng.u8(0..=cache_dirty_high),
+        max_age: Duration::from_millis(rng.u64(0..5_000)),
+        idle: Duration::from_millis(rng.u64(0..500)),
+        depth: rng.u32(1..=64),
+        merge_bytes: 4096 << rng.u32(0..=8),
+        gap_bytes: [0, 4096, 16 << 10, 64 << 10, 256 << 10][rng.usize(0..5)],
+        rate_min: if rng.bool() { 0 } else { rng.u64(0..=64 << 10) },
+        rate_max,
+        latency: Duration::from_millis(if rng.u32(0..3) == 0 { 0 } else { rng.u64(1..100) }),
+        quiet_hours: QuietHours::new(rng.u16(0..24 * 60), rng.u16(0..24 * 60))
+            .filter(|_| rng.u32(0..3) == 0),
+    }
 }
 
 fn store_options(machine: &Machine, bug: Option<PlantedBug>) -> StoreOptions {
@@ -195,6 +214,11 @@ async fn administrate(lane: Rc<EngineLane>, machine: Machine, action: Admin) -> 
         }
         Admin::Durability(volume, durability) => {
             let settings = VolumeSettings { durability, ..present(volume)? };
+            lane.set(&name(volume), settings).await
+        }
+        Admin::Writeback(volume, number) => {
+            let writeback = writeback(&mut fastrand::Rng::with_seed(number));
+            let settings = VolumeSettings { writeback, ..present(volume)? };
             lane.set(&name(volume), settings).await
         }
         Admin::Replacement(policy) => {

@@ -208,7 +208,7 @@ impl World<'_> {
     fn choose_action(&mut self) -> Admin {
         use forebay_core::{Durability, Mode, ReplacementKind};
         let volume = self.rng.u16(0..self.origins.len() as u16);
-        match self.rng.u32(0..10) {
+        match self.rng.u32(0..11) {
             8 | 9 => match self.rng.u64(..) {
                 choice if choice % 4 == 0 => Admin::Ordered(volume, choice % 8 == 0),
                 choice => Admin::Entry(volume, choice),
@@ -221,6 +221,7 @@ impl World<'_> {
                 ReplacementKind::ALL[self.rng.usize(0..ReplacementKind::ALL.len())],
             ),
             5 | 6 => Admin::Drain(volume),
+            7 => Admin::Writeback(volume, self.rng.u64(..)),
             _ => Admin::Restart(volume),
         }
     }

@@ -66,6 +66,8 @@ pub enum Admin {
     Entry(u16, u64),
     /// Makes a volume ordered, or not.
     Ordered(u16, bool),
+    /// Changes when and how a volume writes back, to what this number makes.
+    Writeback(u16, u64),
     /// Writes everything dirty of a volume back.
     Drain(u16),
     /// Stops a volume and starts it again.

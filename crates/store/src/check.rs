@@ -26,6 +26,7 @@ use crate::lane::StoreLane;
 use crate::options::StoreOptions;
 use crate::recover::{read_roots, refused};
 use crate::store::{Store, VolumeSpace};
+use crate::table::Entry;
 
 pub use report::{BadBlock, CheckReport, MAX_LISTED};
 use swallow::Swallowing;
@@ -136,7 +137,7 @@ pub async fn check(
         incomplete: RefCell::default(),
     });
     walk.clone().segments(lane, options.progress).await;
-    walk.unrecorded();
+    walk.clone().unrecorded(lane).await;
     // The tasks have ended, so nobody else holds it.
     Ok(walk.report.take())
 }
@@ -194,9 +195,11 @@ async fn recover(
                     let torn = recovered.torn;
                     report.notes.push(format!("{torn} records were torn by a crash before they were durable; they do not count"));
                 }
+                report.recovered = true;
                 return Ok(Some(store));
             }
             Err(StoreError::Damaged { first, lost, .. }) if !accept_damage => {
+                report.lost_records = lost;
                 report.problems.push(format!(
                     "{lost} records that had been durable are lost, the first is number {first}"
                 ));
@@ -353,26 +356,59 @@ impl Walk {
         Some(found.dirty)
     }
 
-    /// Reports the blocks of the index of which no record says anything.
-    fn unrecorded(&self) {
+    /// Looks after the blocks of the index of which no record says anything. The index has them from
+    /// the checkpoint, and that is enough for the daemon to serve them and to write them back: what
+    /// counts is whether their content is what the index says. It is read for a quick check too,
+    /// since nothing else tells.
+    async fn unrecorded(self: Rc<Self>, lane: &Rc<Lane>) {
         let incomplete = self.incomplete.take();
         if incomplete.is_empty() {
             return;
         }
         let store = self.store.store();
+        let mut missing: Vec<(VolumeSpace, OriginBlock, Entry)> = Vec::new();
         store.index.scan(|address, entry| {
-            let missing = incomplete
-                .get(&store.segment_of(entry.slot))
-                .is_some_and(|seen| !seen.contains(&entry.slot));
-            if !missing {
+            let seen = incomplete.get(&store.segment_of(entry.slot));
+            if seen.is_none_or(|seen| seen.contains(&entry.slot)) {
                 return;
             }
-            for (id, space) in &self.volumes {
-                if let Some(block) = space.and_then(|space| space.block(address)) {
-                    self.bad(*id, block, entry.dirty, "the header of its record is damaged");
+            for space in self.volumes.values().flatten() {
+                if let Some(block) = space.block(address) {
+                    missing.push((*space, block, *entry));
                 }
             }
         });
+        missing.sort_unstable_by_key(|(_, _, entry)| entry.slot.0);
+        let walk = self.clone();
+        let work = missing.into_iter().map(move |(space, block, entry)| {
+            let walk = walk.clone();
+            async move { walk.without_header(&space, block, &entry).await }
+        });
+        concurrently(lane, SEGMENTS, work).await;
+        self.report.borrow_mut().tell_without_header();
+    }
+
+    /// Verifies a block whose record header is damaged as the daemon would when it reads it.
+    async fn without_header(&self, space: &VolumeSpace, block: OriginBlock, entry: &Entry) {
+        let store = self.store.store();
+        let offset = store.geometry().slot_offset(entry.slot);
+        let buf = IoBuf::for_overwrite(store.block_size().as_usize());
+        let what = match self.store.queue().read(offset, buf).await {
+            Err(error) => error.to_string(),
+            Ok(payload) => {
+                let check = store.check(space, block, &payload);
+                if entry.check_matches(store.index.geometry(), check) {
+                    let mut report = self.report.borrow_mut();
+                    report.verified += 1;
+                    report.bytes += payload.len() as u64;
+                    report.without_header += 1;
+                    report.without_header_dirty += u64::from(entry.dirty);
+                    return;
+                }
+                "the header of its record is damaged, and so is its content".to_owned()
+            }
+        };
+        self.bad(space.id, block, entry.dirty, &what);
     }
 
     fn bad(&self, id: forebay_core::VolumeId, block: OriginBlock, dirty: bool, what: &str) {

@@ -128,7 +128,7 @@ impl StoreLane {
                         slot: entry.slot,
                         check: entry.check.to_28() >> (28 - bits),
                         volume: space.id,
-                        age: entry.age,
+                        rank: entry.rank,
                         dirty: entry.dirty,
                         partial: entry.partial,
                     });

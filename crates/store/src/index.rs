@@ -170,7 +170,7 @@ impl Index {
     }
 
     /// Looks a block up. `seen` runs under the shard's lock with what was found: it may pin the
-    /// segment, and returns the entry's new age, if that is to change.
+    /// segment, and returns the entry's new rank, if that is to change.
     #[inline]
     pub fn look_up(
         &self,
@@ -179,8 +179,8 @@ impl Index {
     ) -> Option<Found> {
         let (mut shard, key) = self.locate(address);
         let (place, entry) = shard.table.get(key)?;
-        if let Some(age) = seen(&entry) {
-            shard.table.set_age(place, age);
+        if let Some(rank) = seen(&entry) {
+            shard.table.set_rank(place, rank);
         }
         let mask = if entry.partial { shard.masks.get(&address.0).cloned() } else { None };
         Some(Found { entry, mask })
@@ -349,28 +349,30 @@ impl Index {
         }
     }
 
-    /// Gives the entries in a part of every shard a new age class: `share` picks buckets out of
-    /// their number.
-    pub fn refresh_ages(
+    /// Gives the entries in some buckets of a shard a new rank; `passed` is asked once for each.
+    /// Returns how many buckets the shard has.
+    pub fn pass(
         &self,
-        share: impl Fn(usize) -> std::ops::Range<usize>,
-        refreshed: impl Fn(u8) -> u8,
-    ) {
-        let mut stale = Vec::new();
-        for number in 0..self.shard_count() {
-            let mut shard = self.shards[number as usize].shard.lock();
-            let buckets = share(shard.table.buckets());
-            shard.table.for_each_in(buckets, |key, entry| {
-                if refreshed(entry.age) != entry.age {
-                    stale.push(key);
-                }
-            });
-            for key in stale.drain(..) {
-                if let Some((place, entry)) = shard.table.get(key) {
-                    shard.table.set_age(place, refreshed(entry.age));
-                }
+        number: u32,
+        buckets: std::ops::Range<usize>,
+        mut passed: impl FnMut(&Entry) -> u8,
+    ) -> usize {
+        let mut shard = self.shards[number as usize].shard.lock();
+        let all = shard.table.buckets();
+        let buckets = buckets.start.min(all)..buckets.end.min(all);
+        let mut changed = Vec::new();
+        shard.table.for_each_in(buckets, |key, entry| {
+            let rank = passed(&entry);
+            if rank != entry.rank {
+                changed.push((key, rank));
+            }
+        });
+        for (key, rank) in changed {
+            if let Some((place, _)) = shard.table.get(key) {
+                shard.table.set_rank(place, rank);
             }
         }
+        all
     }
 
     /// Copies one shard at one moment: its entries, and the masks of those that are partial.

@@ -17,6 +17,7 @@ use crate::log::{AMPLE, Log, Round, RoundTicket};
 use crate::options::PlantedBug;
 use crate::read::PayloadCheck;
 use crate::record::{Content, Ready};
+use crate::segments::Live;
 use crate::store::{Appended, Class, Store, Version};
 use crate::table::{Check, Entry};
 
@@ -54,6 +55,7 @@ impl StoreLane {
                 let own = usize::from(self.lane.id().0) % self.store.log.background();
                 (own, self.store.reserved_segments())
             }
+            Class::Settled => (self.store.log.background(), self.store.reserved_segments()),
             Class::Background => (self.store.log.background(), 0),
         }
     }
@@ -151,11 +153,12 @@ impl StoreLane {
             slot,
             dirty: version.dirty,
             partial,
-            age: version.age,
+            rank: version.rank,
             check: Check::new(check),
         };
         // Before the entry is visible: whoever replaces it at once must find it counted.
-        store.segments.add_live(segment, version.dirty);
+        let live = Live::one(version.dirty, version.rank);
+        store.segments.add_live(segment, live);
         let address = version.space.address(version.block);
         let new = NewVersion { entry, mask: version.mask };
         let put = match version.condition {
@@ -167,7 +170,8 @@ impl StoreLane {
         let (logged, appended) = match put {
             Put::Done { sequence, old } => {
                 if let Some(old) = &old {
-                    store.segments.remove_live(store.segment_of(old.slot), old.dirty);
+                    let gone = Live::one(old.dirty, old.rank);
+                    store.segments.remove_live(store.segment_of(old.slot), gone);
                 }
                 let entry = DataEntry {
                     volume: version.space.id,
@@ -181,11 +185,13 @@ impl StoreLane {
                 (entry, Appended::Done { old })
             }
             Put::Refused => {
-                store.segments.remove_live(segment, version.dirty);
+                store.segments.remove_live(segment, live);
                 (DataEntry::void(store.block_size()), Appended::Refused)
             }
             Put::Full => {
-                store.segments.remove_live(segment, version.dirty);
+                store.segments.remove_live(segment, live);
+                store.index_full.store(true, Ordering::Relaxed);
+                store.space_wanted.notify_all();
                 (DataEntry::void(store.block_size()), Appended::NoSpace)
             }
         };

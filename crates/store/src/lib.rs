@@ -45,4 +45,4 @@ pub use ordered::{Front, Horizon, OrderedVersion};
 pub use read::PayloadCheck;
 pub use recover::{RecoveryReport, read_roots};
 pub use store::{Appended, Class, Kept, Pinned, ReadFailure, Store, Version, VolumeSpace};
-pub use table::{Check, Entry};
+pub use table::{Check, Entry, RANK_UNKNOWN};

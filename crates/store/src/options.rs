@@ -25,11 +25,13 @@ pub enum PlantedBug {
     FlushIsNoBoundary,
     /// How far the origin of an ordered volume is does not become durable.
     HorizonForgotten,
+    /// What is written to the origin between dirty blocks is looked up before the range is locked.
+    GapUnlocked,
 }
 
 impl PlantedBug {
     /// Every planted bug.
-    pub const ALL: [PlantedBug; 9] = [
+    pub const ALL: [PlantedBug; 10] = [
         PlantedBug::SkippedSync,
         PlantedBug::CleanBeforeOriginSync,
         PlantedBug::FillWins,
@@ -39,6 +41,7 @@ impl PlantedBug {
         PlantedBug::AnyOriginWillDo,
         PlantedBug::FlushIsNoBoundary,
         PlantedBug::HorizonForgotten,
+        PlantedBug::GapUnlocked,
     ];
 
     /// Its name on a command line.
@@ -53,6 +56,7 @@ impl PlantedBug {
             PlantedBug::AnyOriginWillDo => "any-origin-will-do",
             PlantedBug::FlushIsNoBoundary => "flush-is-no-boundary",
             PlantedBug::HorizonForgotten => "horizon-forgotten",
+            PlantedBug::GapUnlocked => "gap-unlocked",
         }
     }
 }

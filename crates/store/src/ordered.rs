@@ -168,7 +168,7 @@ impl Store {
     /// Adds the newest version of a block, if it is dirty, to what the origin gets first.
     pub fn add_base(&self, space: &VolumeSpace, block: OriginBlock) {
         let Some(queue) = self.ordered.queue(space.id) else { return };
-        let Some(pinned) = self.look_up(space, block, |_| None) else { return };
+        let Some(pinned) = self.look_up(space, block) else { return };
         if pinned.found.entry.dirty {
             let (entry, mask) = (pinned.found.entry, pinned.found.mask.clone().map(Box::new));
             let version =
@@ -202,7 +202,8 @@ impl Store {
         let settled = queue.settle(horizon);
         let mut clean = Vec::new();
         for (block, version) in &settled.versions {
-            if self.written_back(space, *block, version.slot) {
+            // It is held, so its segment's life lasts.
+            if self.written_back(space, *block, &self.kept_at(version.slot)) {
                 clean.push(*block);
             }
         }

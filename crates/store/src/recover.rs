@@ -39,7 +39,7 @@ use crate::meta::CLEAN_DISTRUSTED;
 use crate::options::StoreOptions;
 use crate::ordered::{Horizon, Ordered, recover as order};
 use crate::replay::{Replay, newest_generation};
-use crate::segments::{SegmentSnapshot, SegmentState, Segments};
+use crate::segments::{Live, SegmentSnapshot, SegmentState, Segments};
 use crate::store::{Store, VolumeSpace};
 use crate::table::{Check, Entry, Geometry as TableGeometry};
 
@@ -257,7 +257,7 @@ impl Store {
                         slot: entry.slot,
                         dirty: entry.dirty,
                         partial: entry.partial,
-                        age: entry.age,
+                        rank: entry.rank,
                         check: check_of(&entry, kept_bits),
                     };
                     let address = space.address(entry.block);
@@ -382,19 +382,20 @@ impl Store {
         }
         let segments = Segments::new(geometry.segment_count, next_generation);
         lives.sort_by_key(|life| life.1);
-        let mut live = vec![(0u32, 0u32); geometry.segment_count as usize];
+        let mut live = vec![Live::default(); geometry.segment_count as usize];
         let count = |entry: &Entry| {
             let segment = geometry.place_of(entry.slot).0;
             if let Some(counts) = live.get_mut(segment.0 as usize) {
-                counts.0 += 1;
-                counts.1 += u32::from(entry.dirty);
+                counts.blocks += 1;
+                counts.dirty += u32::from(entry.dirty);
+                counts.kept += u32::from(entry.rank > 0);
             }
             false
         };
         index.visit(count, |_, _| ());
         segments.restore_all(lives.into_iter().map(|(segment, generation, position)| {
             let held = held.get(segment.0 as usize).is_some_and(|held| *held > 0);
-            let state = if live[segment.0 as usize].0 == 0 && !held {
+            let state = if live[segment.0 as usize].blocks == 0 && !held {
                 SegmentState::Free
             } else {
                 SegmentState::Closed
@@ -404,8 +405,8 @@ impl Store {
         }));
         segments.set_live(&live);
         segments.set_held(&held);
-        report.blocks = live.iter().map(|counts| u64::from(counts.0)).sum();
-        report.dirty = live.iter().map(|counts| u64::from(counts.1)).sum();
+        report.blocks = live.iter().map(|counts| u64::from(counts.blocks)).sum();
+        report.dirty = live.iter().map(|counts| u64::from(counts.dirty)).sum();
 
         let next = RecordNumber(replay.highest_number.0.max(checkpoint_base.0) + 1);
         let log = Log::new(Cut::new(&geometry), options.lanes, geometry.segment_count, next);
@@ -421,6 +422,7 @@ impl Store {
             latency: DeviceLatency::default(),
             space: Default::default(),
             space_wanted: Default::default(),
+            index_full: Default::default(),
             log,
             ordered: Ordered::new(queues),
             spaces: parking_lot::Mutex::new(spaces),

@@ -13,7 +13,7 @@ use crate::error::StoreError;
 use crate::index::{Index, NewVersion};
 use crate::recover::{address_in, granule_in_segment};
 use crate::store::VolumeSpace;
-use crate::table::{Check, Entry};
+use crate::table::{Check, Entry, RANK_UNKNOWN};
 
 /// Blocks by which hints are ahead of look-ups: most of the time goes into waiting for memory.
 const LOOKED_UP_AHEAD: usize = 12;
@@ -250,7 +250,7 @@ impl Replay {
                     slot,
                     dirty: entry.dirty,
                     partial,
-                    age: 0,
+                    rank: RANK_UNKNOWN,
                     check: Check::new(entry.check),
                 };
                 let mask = partial.then(|| entry.mask.clone());

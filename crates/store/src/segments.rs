@@ -34,8 +34,8 @@ pub enum SegmentState {
 /// What is known about one segment without a lock.
 #[derive(Default)]
 struct Counters {
-    /// Index entries that point into the segment, and, counted in [`DIRTY`], those of them that are
-    /// dirty: one step for both.
+    /// Index entries that point into the segment, and those of them that are dirty or kept, as
+    /// [`Live`] packs them: one step for all.
     live: AtomicU64,
     /// Readers that found an entry and have not finished reading.
     pins: AtomicU32,
@@ -47,12 +47,43 @@ struct Counters {
     held: AtomicU32,
 }
 
-/// One dirty entry in [`Counters::live`].
-const DIRTY: u64 = 1 << 32;
+/// Index entries that point into a segment. A segment has at most 2^19 cells.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Live {
+    /// All of them.
+    pub blocks: u32,
+    /// Those that are dirty.
+    pub dirty: u32,
+    /// Those with a rank above 0: the replacement policy has not given them up.
+    pub kept: u32,
+}
 
-/// Live and dirty entries in [`Counters::live`].
-fn live_and_dirty(count: u64) -> (u32, u32) {
-    (count as u32, (count / DIRTY) as u32)
+impl Live {
+    const BITS: u32 = 21;
+    const MASK: u64 = (1 << Live::BITS) - 1;
+    const DIRTY: u64 = 1 << Live::BITS;
+    const KEPT: u64 = 1 << (2 * Live::BITS);
+
+    #[inline]
+    fn packed(self) -> u64 {
+        u64::from(self.blocks)
+            + u64::from(self.dirty) * Live::DIRTY
+            + u64::from(self.kept) * Live::KEPT
+    }
+
+    fn unpacked(packed: u64) -> Self {
+        Live {
+            blocks: (packed & Live::MASK) as u32,
+            dirty: ((packed / Live::DIRTY) & Live::MASK) as u32,
+            kept: (packed / Live::KEPT) as u32,
+        }
+    }
+
+    /// One entry.
+    #[inline]
+    pub fn one(dirty: bool, rank: u8) -> Self {
+        Live { blocks: 1, dirty: dirty.into(), kept: (rank > 0).into() }
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -61,6 +92,8 @@ struct Life {
     generation: Generation,
     /// Order in which segments were opened; for replacement in order of age.
     opened: u64,
+    /// See [`SegmentUse::young`].
+    young: bool,
     /// The highest number of a record in this life.
     last_record: RecordNumber,
     /// Granules used, for the checkpoint.
@@ -100,10 +133,12 @@ pub struct SegmentUse {
     pub id: SegmentId,
     /// Order in which it was opened.
     pub opened: u64,
-    /// Index entries that point into it.
-    pub live: u32,
-    /// Those of them that are dirty.
-    pub dirty: u32,
+    /// What points into it.
+    pub live: Live,
+    /// New blocks were appended to it, and the replacement policy has not passed it since.
+    pub young: bool,
+    /// A version in it is held for an ordered volume: it cannot be reclaimed.
+    pub held: bool,
 }
 
 /// The life of a segment as a checkpoint keeps it.
@@ -132,6 +167,7 @@ impl Segments {
             state: SegmentState::Free,
             generation: Generation(0),
             opened: 0,
+            young: false,
             last_record: RecordNumber(0),
             position: 0,
         };
@@ -179,6 +215,7 @@ impl Segments {
                 state: snapshot.state,
                 generation: snapshot.generation,
                 opened,
+                young: true,
                 last_record,
                 position: snapshot.position,
             };
@@ -193,11 +230,11 @@ impl Segments {
         state.free = free;
     }
 
-    /// Sets how many live and dirty entries point into each segment, after recovery.
-    pub fn set_live(&self, counts: &[(u32, u32)]) {
-        for (counters, (live, dirty)) in self.counters.iter().zip(counts) {
+    /// Sets what points into each segment, after recovery.
+    pub fn set_live(&self, counts: &[Live]) {
+        for (counters, live) in self.counters.iter().zip(counts) {
             counters.durable.store(u32::MAX, Ordering::Relaxed);
-            counters.live.store(u64::from(*live) + u64::from(*dirty) * DIRTY, Ordering::Relaxed);
+            counters.live.store(live.packed(), Ordering::Relaxed);
         }
     }
 
@@ -233,6 +270,8 @@ impl Segments {
             state: SegmentState::Open,
             generation,
             opened,
+            // The last one is for what is not new.
+            young: appender + 1 < appenders,
             last_record: RecordNumber(0),
             position: 0,
         };
@@ -295,7 +334,7 @@ impl Segments {
         Generation(self.state.lock().next_generation)
     }
 
-    /// Closed segments of which nothing is held, as candidates for reclaim.
+    /// Closed segments.
     pub fn closed(&self, into: &mut Vec<SegmentUse>) {
         into.clear();
         let state = self.state.lock();
@@ -303,16 +342,29 @@ impl Segments {
             let counters = &self.counters[index];
             let buffered = counters.buffered.load(Ordering::Relaxed) != 0;
             let held = counters.held.load(Ordering::SeqCst) != 0;
-            if life.state == SegmentState::Closed && !buffered && !held {
-                let (live, dirty) = live_and_dirty(counters.live.load(Ordering::Relaxed));
+            if life.state == SegmentState::Closed && !buffered {
                 into.push(SegmentUse {
                     id: SegmentId(index as u32),
                     opened: life.opened,
-                    live,
-                    dirty,
+                    live: Live::unpacked(counters.live.load(Ordering::Relaxed)),
+                    young: life.young,
+                    held,
                 });
             }
         }
+    }
+
+    /// The replacement policy has passed a young segment.
+    pub fn grown_up(&self, segment: SegmentId) {
+        self.state.lock().lives[segment.0 as usize].young = false;
+    }
+
+    /// What points into all segments together.
+    pub fn all_live(&self) -> (u64, u64) {
+        let live = self.counters.iter().map(|one| Live::unpacked(one.live.load(Ordering::Relaxed)));
+        live.fold((0, 0), |(blocks, kept), one| {
+            (blocks + u64::from(one.blocks), kept + u64::from(one.kept))
+        })
     }
 
     /// Reserves a closed segment for reclaim; `false` if it is not closed.
@@ -396,25 +448,34 @@ impl Segments {
     }
 
     /// An index entry points into the segment from now on.
-    pub fn add_live(&self, segment: SegmentId, dirty: bool) {
-        let one = 1 + u64::from(dirty) * DIRTY;
-        self.counters[segment.0 as usize].live.fetch_add(one, Ordering::Relaxed);
+    pub fn add_live(&self, segment: SegmentId, one: Live) {
+        self.counters[segment.0 as usize].live.fetch_add(one.packed(), Ordering::Relaxed);
     }
 
     /// An index entry no longer points into the segment.
-    pub fn remove_live(&self, segment: SegmentId, dirty: bool) {
-        let one = 1 + u64::from(dirty) * DIRTY;
-        self.counters[segment.0 as usize].live.fetch_sub(one, Ordering::SeqCst);
+    pub fn remove_live(&self, segment: SegmentId, one: Live) {
+        self.counters[segment.0 as usize].live.fetch_sub(one.packed(), Ordering::SeqCst);
+    }
+
+    /// The rank of a live entry of the segment has changed.
+    #[inline]
+    pub fn ranked(&self, segment: SegmentId, before: u8, after: u8) {
+        let live = &self.counters[segment.0 as usize].live;
+        match (before > 0, after > 0) {
+            (false, true) => drop(live.fetch_add(Live::KEPT, Ordering::Relaxed)),
+            (true, false) => drop(live.fetch_sub(Live::KEPT, Ordering::Relaxed)),
+            _ => (),
+        }
     }
 
     /// A live entry of the segment turned clean.
     pub fn turned_clean(&self, segment: SegmentId) {
-        self.counters[segment.0 as usize].live.fetch_sub(DIRTY, Ordering::Relaxed);
+        self.counters[segment.0 as usize].live.fetch_sub(Live::DIRTY, Ordering::Relaxed);
     }
 
     /// Index entries that point into the segment.
     pub fn live(&self, segment: SegmentId) -> u32 {
-        live_and_dirty(self.counters[segment.0 as usize].live.load(Ordering::SeqCst)).0
+        Live::unpacked(self.counters[segment.0 as usize].live.load(Ordering::SeqCst)).blocks
     }
 
     /// Keeps the segment from being opened again while an entry that was found is read. Called

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use forebay_core::{BlockSize, OriginBlock, SectorMask, SegmentId, Slot, VolumeId};
+use forebay_core::{BlockSize, Generation, OriginBlock, SectorMask, SegmentId, Slot, VolumeId};
 use forebay_device::Device;
 use forebay_format::{CheckSeed, Geometry, Mark, MarkKind, Uuid, VolumeRecord};
 use forebay_lane::{Gate, Notify};
@@ -20,7 +20,7 @@ use crate::log::Log;
 use crate::options::PlantedBug;
 use crate::options::StoreOptions;
 use crate::ordered::Ordered;
-use crate::segments::Segments;
+use crate::segments::{Live, Segments};
 use crate::table::Entry;
 
 /// One volume's part of the index, and what its checksums begin with.
@@ -54,6 +54,9 @@ impl VolumeSpace {
 pub enum Class {
     /// A client's write, or a fill.
     Foreground,
+    /// A fill of what is expected to stay: beside what is carried on, so that segments hold what
+    /// leaves together.
+    Settled,
     /// Reclaim carrying blocks on.
     Background,
 }
@@ -68,8 +71,8 @@ pub struct Version<'a> {
     pub dirty: bool,
     /// Its valid sectors, if not all of them.
     pub mask: Option<SectorMask>,
-    /// Age class for the replacement policy.
-    pub age: u8,
+    /// Rank in the measure of the replacement policy.
+    pub rank: u8,
     /// When it may replace what is there.
     pub condition: Condition<'a>,
 }
@@ -132,6 +135,8 @@ pub struct Store {
     pub space: Notify,
     /// Somebody waits for room.
     pub space_wanted: Notify,
+    /// A block found no room in the index: there are free segments, and yet blocks have to leave.
+    pub(crate) index_full: AtomicBool,
     pub(crate) log: Log,
     pub(crate) ordered: Ordered,
     pub(crate) spaces: Mutex<Vec<VolumeSpace>>,
@@ -220,19 +225,50 @@ impl Store {
     }
 
     /// Looks a block up and keeps its segment from being reused until the result is dropped.
-    /// `touch` may give the entry a new age, given the present one.
     #[inline]
-    pub fn look_up(
+    pub fn look_up(&self, space: &VolumeSpace, block: OriginBlock) -> Option<Pinned<'_>> {
+        let found = self.index.look_up(space.address(block), |entry| {
+            self.segments.pin(self.segment_of(entry.slot));
+            None
+        })?;
+        Some(Pinned { store: self, block, found })
+    }
+
+    /// Changes the rank of a block, if it is still the version at `slot`. Returns it as it was, and
+    /// as it is now.
+    pub fn rerank(
         &self,
         space: &VolumeSpace,
         block: OriginBlock,
-        touch: impl FnOnce(u8) -> Option<u8>,
-    ) -> Option<Pinned<'_>> {
-        let found = self.index.look_up(space.address(block), |entry| {
-            self.segments.pin(self.segment_of(entry.slot));
-            touch(entry.age)
+        slot: Slot,
+        change: impl FnOnce(u8) -> u8,
+    ) -> Option<(u8, u8)> {
+        let mut after = None;
+        let before = self.index.update(space.address(block), |entry| {
+            if entry.slot != slot {
+                return None;
+            }
+            let rank = change(entry.rank);
+            after = Some(rank);
+            self.segments.ranked(self.segment_of(slot), entry.rank, rank);
+            Some(Entry { rank, ..*entry })
         })?;
-        Some(Pinned { store: self, block, found })
+        Some((before.rank, after?))
+    }
+
+    /// Gives the entries in some buckets of a shard of the index a new rank. Returns the buckets of
+    /// the shard: those beyond are passed over.
+    pub fn pass(
+        &self,
+        shard: u32,
+        buckets: std::ops::Range<usize>,
+        mut passed: impl FnMut(u8) -> u8,
+    ) -> usize {
+        self.index.pass(shard, buckets, |entry| {
+            let rank = passed(entry.rank);
+            self.segments.ranked(self.segment_of(entry.slot), entry.rank, rank);
+            rank
+        })
     }
 
     /// A hint: the block will be looked up soon.
@@ -261,23 +297,27 @@ impl Store {
         false
     }
 
-    /// Notes that the version at `slot` is durable on the origin. `true` if it was still the
-    /// newest and dirty. The mark is logged with the next commit.
-    pub fn written_back(&self, space: &VolumeSpace, block: OriginBlock, slot: Slot) -> bool {
-        let segment = self.segment_of(slot);
-        let before = self.index.update(space.address(block), |entry| {
-            if entry.slot != slot || !entry.dirty {
+    /// Notes that a version is durable on the origin. `true` if it was still the newest and dirty. The
+    /// mark is logged with the next commit.
+    pub fn written_back(&self, space: &VolumeSpace, block: OriginBlock, version: &Kept) -> bool {
+        let segment = self.segment_of(version.slot);
+        let mut marked = false;
+        self.index.update(space.address(block), |entry| {
+            if entry.slot != version.slot || !entry.dirty {
                 return None;
             }
             let generation = self.segments.generation(segment);
-            self.log.push_marks([Mark { slot, generation, kind: MarkKind::Clean }]);
+            if generation != version.generation {
+                return None;
+            }
+            self.log.push_marks([Mark { slot: entry.slot, generation, kind: MarkKind::Clean }]);
+            marked = true;
             Some(Entry { dirty: false, ..*entry })
         });
-        if before.is_none_or(|entry| entry.slot != slot || !entry.dirty) {
-            return false;
+        if marked {
+            self.segments.turned_clean(segment);
         }
-        self.segments.turned_clean(segment);
-        true
+        marked
     }
 
     /// Forgets a block if `when` agrees: evicts or invalidates it. Fills of it are overtaken in
@@ -300,7 +340,7 @@ impl Store {
             true
         })?;
         let segment = self.segment_of(entry.slot);
-        self.segments.remove_live(segment, entry.dirty);
+        self.segments.remove_live(segment, Live::one(entry.dirty, entry.rank));
         Some(entry)
     }
 
@@ -315,7 +355,8 @@ impl Store {
                 if space.block(*address).is_some()
                     && let Some(entry) = self.index.remove(*address, |_| true)
                 {
-                    self.segments.remove_live(self.segment_of(entry.slot), entry.dirty);
+                    let gone = Live::one(entry.dirty, entry.rank);
+                    self.segments.remove_live(self.segment_of(entry.slot), gone);
                 }
             }
         }
@@ -334,6 +375,11 @@ impl Store {
         self.log.round_ended.notify_all();
         self.space.notify_all();
         self.space_wanted.notify_all();
+    }
+
+    /// Whether a block found no room in the index since this was asked last.
+    pub fn index_was_full(&self) -> bool {
+        self.index_full.swap(false, Ordering::Relaxed)
     }
 
     /// Whether a version is durable where it is.
@@ -397,33 +443,32 @@ impl Drop for Pinned<'_> {
     }
 }
 
-/// A version of a block that somebody is going to say something about later, by its slot: until then
-/// the slot cannot come to mean anything else.
+/// A version of a block that somebody is going to say something about later, by its place. It keeps
+/// nothing: the segment may be emptied and used again meanwhile. A slot holds one version in one life of
+/// its segment, so both together cannot come to mean another one.
+#[derive(Clone, Copy, Debug)]
 pub struct Kept {
-    store: Arc<Store>,
-    /// Where the version is.
-    pub slot: Slot,
-}
-
-impl Drop for Kept {
-    fn drop(&mut self) {
-        self.store.segments.unpin(self.store.segment_of(self.slot));
-    }
+    slot: Slot,
+    generation: Generation,
 }
 
 impl Store {
-    /// Keeps the newest version of a block, if it is the one at `slot`.
-    pub fn keep(
-        self: &Arc<Self>,
-        space: &VolumeSpace,
-        block: OriginBlock,
-        slot: Slot,
-    ) -> Option<Kept> {
-        let pinned = self
-            .look_up(space, block, |_| None)
-            .filter(|pinned| pinned.found.entry.slot == slot)?;
-        self.segments.pin(self.segment_of(slot));
-        drop(pinned);
-        Some(Kept { store: self.clone(), slot })
+    /// The version at `slot` in the present life of its segment.
+    pub(crate) fn kept_at(&self, slot: Slot) -> Kept {
+        Kept { slot, generation: self.segments.generation(self.segment_of(slot)) }
+    }
+
+    /// Remembers the newest version of a block, if it is the one at `slot`.
+    pub fn keep(&self, space: &VolumeSpace, block: OriginBlock, slot: Slot) -> Option<Kept> {
+        let mut kept = None;
+        self.index.look_up(space.address(block), |entry| {
+            // The entry is live, so its segment's life lasts.
+            if entry.slot == slot {
+                let generation = self.segments.generation(self.segment_of(slot));
+                kept = Some(Kept { slot, generation });
+            }
+            None
+        });
+        kept
     }
 }

@@ -24,7 +24,7 @@ mod tests;
 
 use std::mem::size_of;
 
-pub use entry::{AGE_MAX, Check, Entry};
+pub use entry::{Check, Entry, RANK_MAX, RANK_UNKNOWN};
 pub use geometry::{CHECK_BITS_MAX, CHECK_BITS_MIN, Geometry, GeometryError, LocalKey, Placed};
 
 use forebay_device::hint::Spot;
@@ -248,10 +248,10 @@ impl Table {
 
     /// Sets the age of the entry at `place`; without effect if there is none.
     #[inline]
-    pub fn set_age(&mut self, place: Place, age: u8) {
+    pub fn set_rank(&mut self, place: Place, rank: u8) {
         let layout = self.layout;
         if let Some(word) = self.word_mut(place) {
-            *word = layout.with_age(*word, age);
+            *word = layout.with_rank(*word, rank);
         }
     }
 

@@ -70,6 +70,8 @@ def devices_that_cannot_be(box):
     ):  # fmt: skip
         one_line(daemon.create_run("v", bad, origin, expect=2))
         one_line(daemon.create_run("v", cache, bad, expect=2))
+    for ram in ("ram:64M", "sata-ssd:ram:64M"):
+        one_line(daemon.create_run("v", cache, ram, expect=2), "origin", "RAM")
     for same in (cache, box.path("link"), box.path(f"../{box.dir.name}/cache")):
         one_line(daemon.create_run("v", cache, same, expect=2), "origin")
     one_line(daemon.create_run("v", box.file("tiny", 64 * KIB), origin, expect=2), "cache")
@@ -116,10 +118,17 @@ def settings(box):
         "admission=ghost:1e1", "write_budget=-1", "write_budget=10 GB", "write_budget=18446744073709551616",
         "write_budget=2P", "promote=12K", "promote=1K", "promote=8M", "promote=-4096",
         "congested_read_threshold=2", "congested_read_threshold=-2ms", "congested_write_threshold=2m",
+        "cache_dirty_high=101", "cache_dirty_low=61", "writeback_gap=2M", "writeback_gap=64 K",
+        "writeback_rate_min=-1", "writeback_rate_min=1e6", "writeback_rate_max=2T",
+        "writeback_rate_max=18446744073709551616", "writeback_latency=50", "writeback_latency=1h",
+        "quiet_hours=", "quiet_hours=night", "quiet_hours=22-06", "quiet_hours=22:00-24:00",
+        "quiet_hours=06:00-06:00", "quiet_hours=22:00", "quiet_hours=22:00-6:00",
     ):  # fmt: skip
         one_line(daemon.cli("set", "v", bad, expect=2), bad.split("=")[0])
     one_line(daemon.cli("set", "v", "dirty_high=60", "dirty_high=70", expect=2), "twice")
     one_line(daemon.cli("set", "v", "mode=wt", "dirty_high=200", expect=2), "dirty_high")
+    crossed = ("writeback_rate_min=2M", "writeback_rate_max=1M")
+    one_line(daemon.cli("set", "v", *crossed, expect=2), "writeback_rate_min", "writeback_rate_max")
     raw = [daemon.binary.encode(), b"--socket", daemon.socket.encode(), b"set", b"v", b"mode=\xff\xfe"]
     one_line(box.run(*raw, expect=2))
     check_equal(daemon.show("v")["settings"], before, "the settings")

@@ -30,7 +30,8 @@ def a_cache_device_is_sound_after_a_kill(box):
     for arguments in ([], ["--quick"], ["--json"]):
         daemon.cli("check", cache, *arguments)
     json.loads(daemon.cli("check", cache, "--json").stdout)
-    daemon.cli("dump", cache, "--records", "--entries")
+    dumped = daemon.cli("dump", cache, "--records", "--entries").stdout
+    check("dirty_high=50" in dumped, "settings have no names")
     for line in daemon.cli("dump", cache, "--json").stdout.splitlines():
         json.loads(line)
     check_equal(digest(cache), before, "the device")
@@ -53,6 +54,35 @@ def damage_is_found_and_nothing_is_mended(box):
     done = daemon.cli("check", cache, expect=1)
     check("problems" in done.stderr, f"no summary: {done.stderr}")
     check_equal(digest(cache), before, "the device")
+
+
+@test
+def what_check_says_can_be_written_back_is_written_back(box):
+    daemon = box.daemon()
+    cache, origin = box.file("cache", 64 * MIB), box.file("origin", 32 * MIB)
+    uri = daemon.create("v", cache, origin)
+    daemon.cli("set", "v", "idle=off", "dirty_high=100", "dirty_low=0")
+    recorder = Recorder(uri, blocks=1000)
+    recorder.write(1000)
+    recorder.settle()
+    recorder.flush()
+    recorder.settle()
+    check_equal(daemon.terminate()[0], 0, "the exit code")
+    # The header of a record lies before its first block. The checkpoint of the orderly end knows
+    # the blocks, so the header is not needed any more.
+    data = bytearray(pathlib.Path(cache).read_bytes())
+    data[data.find(b"stamped!") // 4096 * 4096 - 4096 + 100] ^= 1
+    pathlib.Path(cache).write_bytes(data)
+    for arguments in ([], ["--quick"]):
+        found = json.loads(daemon.cli("check", cache, "--json", *arguments, expect=1).stdout)
+        check(found["without_header"]["dirty"] > 0, f"no header is damaged: {found}")
+        check_equal(found["bad"]["count"], 0, "blocks that are called lost")
+    done = daemon.cli("check", cache, expect=1)
+    check("none of the" in done.stdout, f"no word of what can be had: {done.stdout}")
+    daemon.start()
+    daemon.cli("flush", "v")
+    check_equal(daemon.show("v")["errors"]["lost"], [], "what is lost")
+    recorder.verify(daemon.uri("v"))
 
 
 @test

@@ -149,6 +149,8 @@ pub struct ModelCounters {
     /// Time spent serving: the arm's and the platter's on a disk, the sum over the serial links
     /// on an SSD (so at most twice the elapsed time on PCIe).
     pub busy: Duration,
+    /// The part of that for reads.
+    pub read_busy: Duration,
 }
 
 impl ModelCounters {
@@ -157,6 +159,7 @@ impl ModelCounters {
         match op.kind {
             ModelOpKind::Read => {
                 self.reads += 1;
+                self.read_busy += busy;
                 self.read_bytes += op.len;
             }
             ModelOpKind::Write | ModelOpKind::DurableWrite | ModelOpKind::WriteZeroes => {

@@ -3,8 +3,10 @@
 //! - [`writeback`]: dirty blocks to the origin, in the order of their addresses
 //! - [`ordered`]: the same in the order of flushes, for volumes that want it
 //! - [`reclaim`]: room in the log
-//! - [`upkeep`]: commits and checkpoints by the clock, ages for the replacement policy
+//! - [`give_up`]: what is not worth keeping any more when there is no room for all of it
+//! - [`upkeep`]: commits and checkpoints by the clock
 
+pub(crate) mod give_up;
 pub(crate) mod ordered;
 pub(crate) mod reclaim;
 pub(crate) mod upkeep;

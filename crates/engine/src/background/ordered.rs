@@ -20,15 +20,19 @@ use forebay_core::why::WritebackReason;
 use forebay_core::{Nanos, OriginBlock, SectorMask};
 use forebay_device::IoBuf;
 use forebay_lane::{concurrently, join_all};
-use forebay_policy::{Decision, DirtyState, Pacer, merge_runs};
+use forebay_policy::sweep::Merge;
+use forebay_policy::{Bucket, Decision, Pacer, RateControl, next_run};
 use forebay_store::{Front, OrderedVersion, Pinned, PlantedBug, ReadFailure, StoreError};
 
-use crate::background::writeback::{BATCH_BLOCKS, FIRST_RETRY, LONGEST_RETRY, either, reason};
+use crate::background::writeback::{FIRST_RETRY, LONGEST_RETRY, LONGEST_WAIT, either, reason};
 use crate::lane::LaneVolume;
 use crate::plan::keeps_dirty;
 use crate::read::bytes_of;
 use crate::stats::bump;
 use crate::volume::{Volume, VolumeState};
+
+/// Blocks whose writes are planned together.
+const BATCH_BLOCKS: usize = 4096;
 
 /// Versions that the origin has before the horizon says so, at most.
 const MOST_UNSETTLED: u64 = 4096;
@@ -62,6 +66,10 @@ struct Sweep {
 /// What is known from one step to the next.
 struct Progress {
     pacer: Pacer,
+    control: RateControl,
+    bucket: Bucket,
+    /// Bytes written since the rate was looked at.
+    written: u64,
     retry: Duration,
     /// Attempts at the group in front in which something could not be read.
     attempts: u32,
@@ -81,6 +89,9 @@ pub(crate) async fn run(volume: &Rc<LaneVolume>) {
     store.unwrite_groups(id);
     let mut progress = Progress {
         pacer: Pacer::new(volume.volume.settings().writeback),
+        control: RateControl::default(),
+        bucket: Bucket::default(),
+        written: 0,
         retry: FIRST_RETRY,
         attempts: 0,
         sweep: None,
@@ -129,12 +140,7 @@ impl Volume {
         payload: &[u8],
         writes: &mut Vec<(u64, Vec<u8>)>,
     ) {
-        let sectors = self.block.sectors();
-        let mut mask = mask.cloned().unwrap_or_else(|| SectorMask::all(sectors));
-        let inside = self.sectors_inside(block);
-        mask.remove(0..inside.start);
-        mask.remove(inside.end..sectors);
-        for valid in mask.runs() {
+        for valid in self.valid_sectors(block, mask).runs() {
             let offset = self.origin_offset(block, valid.start);
             let bytes = &payload[bytes_of(&valid)];
             match writes.last_mut() {
@@ -246,25 +252,32 @@ impl LaneVolume {
         let held = store.held_versions(volume.id).saturating_sub(unsettled.unwrap_or(0));
         let dirty = volume.dirty_blocks().saturating_sub(volume.bad_count());
         let dirty = dirty.saturating_sub(unsettled.unwrap_or(0)).max(held);
-        let state = DirtyState {
-            // A group without blocks has to be noted all the same.
-            dirty_blocks: dirty.max(u64::from(entering)),
-            capacity_blocks: self.cache.store.capacity_blocks(),
-            oldest_dirty: volume.oldest_dirty(),
-            last_foreground: Nanos(volume.last_foreground.load(Ordering::Relaxed)),
-            draining: asked || entering,
-            space_wanted: self.cache.is_pressed(),
-        };
         if asked && progress.sweep.is_none() && dirty + unsettled.unwrap_or(0) > 0 {
             let started = self.now();
             progress.sweep = Some(Sweep { cut: self.close_group().await?, started });
         }
         let now = self.now();
+        // A group without blocks has to be noted all the same.
+        let to_write = dirty.max(u64::from(entering));
+        let pending = unsettled.unwrap_or(0);
+        let mut state = self.dirty_state(now, &settings.writeback, to_write, pending);
+        state.draining = asked || entering;
+        state.space_wanted |= self.cache.is_pressed();
         let late = progress.unsettled_since.is_some_and(|since| now.since(since) >= SETTLE_AFTER);
+        if progress.control.is_due(now) {
+            let load = self.load(now, &state, std::mem::take(&mut progress.written));
+            progress.control.look(now, &settings.writeback, &load);
+        }
         let most = MOST_UNSETTLED.min(self.cache.store.capacity_blocks() / 16).max(1);
         let hurry = asked || entering || self.cache.is_pressed() || late;
         match progress.pacer.decide(now, &state) {
-            Decision::Write { .. } if unsettled.unwrap_or(0) < most && !late => {
+            Decision::Write { urgency } if unsettled.unwrap_or(0) < most && !late => {
+                let rate = progress.control.rate(urgency, &settings.writeback);
+                if let Some(at) = progress.bucket.wait(now, rate) {
+                    let at = at.min(now + LONGEST_WAIT);
+                    either(wanted, self.lane().sleep_until(at)).await;
+                    return Ok(());
+                }
                 progress.why = reason(progress.pacer.trigger(), asked);
                 if let Some(front) = store.front_group(volume.id) {
                     return self.write_front(front, progress).await;
@@ -304,6 +317,9 @@ impl LaneVolume {
         if front.settle_first {
             self.settle(progress).await?;
         }
+        let bytes = (front.versions.len() as u64) << volume.block.shift();
+        progress.bucket.take(bytes);
+        progress.written += bytes;
         let Outcome { unreadable, failed, error, .. } = self.write_group(&front.versions).await;
         if let Some(error) = error {
             return Err(error);
@@ -376,11 +392,16 @@ impl LaneVolume {
         let settings = self.volume.settings().writeback;
         let failures = self.volume.sync_failures();
         let outcome = Rc::new(RefCell::new(Outcome::default()));
-        for batch in versions.chunks(BATCH_BLOCKS) {
+        let merge = Merge::of(self.volume.block, settings.merge_bytes, 0);
+        for mut batch in versions.chunks(BATCH_BLOCKS) {
             let blocks: Vec<OriginBlock> = batch.iter().map(|(block, _)| *block).collect();
-            let runs: Vec<_> = merge_runs(&blocks, self.volume.block, settings.merge_bytes)
-                .map(|run| batch[run].to_vec())
-                .collect();
+            let mut runs = Vec::new();
+            let mut rest = &blocks[..];
+            while let Some(run) = next_run(rest, merge, |_| false) {
+                let (first, others) = batch.split_at(run.count);
+                runs.push(first.to_vec());
+                (rest, batch) = (&rest[run.count..], others);
+            }
             let work = {
                 let (this, outcome) = (self.clone(), outcome.clone());
                 runs.into_iter().map(move |run| {
@@ -450,7 +471,7 @@ impl LaneVolume {
         drop(pinned);
         for (offset, bytes) in writes {
             outcome.borrow_mut().any = true;
-            if let Err(error) = self.write_sectors(offset, &bytes).await {
+            if let Err(error) = self.write_sectors(offset, IoBuf::copy_from(&bytes)).await {
                 outcome.borrow_mut().error.get_or_insert(error);
                 return;
             }

@@ -1,5 +1,6 @@
-//! Reclaim: room in the log. The policy names a segment; its clean blocks are evicted or carried
-//! on, its dirty ones written back or carried on, and then it drains (see `store::segments`).
+//! Reclaim: room in the log. Of the closed segments the one is taken of which least is to be kept; its
+//! clean blocks are evicted or carried on, its dirty ones written back or carried on, and then it
+//! drains (see `store::segments`).
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -10,18 +11,34 @@ use forebay_core::{Nanos, OriginBlock, SectorMask, SegmentId, Slot, VolumeId};
 use forebay_device::IoBuf;
 use forebay_format::{Body, PAGE, record};
 use forebay_lane::join_all;
-use forebay_policy::replacement::{Age, ReinsertBudget, SegmentInfo};
+use forebay_policy::Rank;
+use forebay_store::segments::SegmentUse;
 use forebay_store::{Appended, Class, Condition, Entry, Store, Version, VolumeSpace};
 
+use crate::background::give_up::Hand;
 use crate::background::writeback::either;
 use crate::cache::BackgroundEnding;
 use crate::engine::EngineLane;
 use crate::lane::LaneVolume;
+use crate::replacement::{How, Replacement};
 use crate::stats::bump;
 
-/// Of a segment that is live to at most this share (in percent), dirty blocks are carried on: that
-/// is cheaper than seeks. Fuller ones are written back, so that room is gained in any case.
+/// Of a segment that is live to at most this share (in percent), dirty blocks are carried on. Fuller
+/// ones are written back, so that room is gained in any case.
 const CARRY_ON_LIVE: u32 = 50;
+
+/// The same for the dirty share of a segment before an origin that is slow enough, and while clients
+/// wait for it.
+const CARRY_ON_DIRTY: u32 = 80;
+const CARRY_ON_WAITING: u32 = 95;
+
+/// What it costs to carry a block on: a read of a SATA SSD, and a part of a large write.
+const CARRIED_ON_IN: Duration = Duration::from_micros(35);
+
+/// Of a segment of which more (in percent) is kept or dirty, nothing clean is carried on: there would
+/// be little room gained, and everything else is even fuller. The same while clients wait for room.
+const CARRY_ON_KEPT: u32 = 85;
+const CARRY_ON_KEPT_WAITING: u32 = 50;
 
 /// Blocks that are carried on side by side.
 const CARRIED_TOGETHER: usize = 32;
@@ -39,41 +56,61 @@ pub fn segments_kept_free(segments: u32, lanes: u32) -> u32 {
 }
 
 /// A live block of a segment that is reclaimed.
-struct Live {
-    block: OriginBlock,
-    slot: Slot,
+pub(crate) struct Live {
+    pub(crate) block: OriginBlock,
+    pub(crate) slot: Slot,
     dirty: bool,
-    age: u8,
+    rank: u8,
+}
+
+/// What reclaim remembers from one segment to the next.
+#[derive(Default)]
+struct State {
+    hand: Hand,
+    closed: Vec<SegmentUse>,
+    /// Segments that could not be emptied, and when that was.
+    stuck: BTreeMap<SegmentId, Nanos>,
+}
+
+/// What it costs to reclaim a segment, in eighths of a block: what is kept has to be written once more.
+/// What is dirty has to go to the origin some day, but seldom is as cheap as in a sweep.
+/// While clients wait for room (`waits`), clean blocks are given up, and only what is dirty is in the
+/// way.
+///
+/// Beyond `most` dirty blocks, these are not carried on but written to the origin: for that, half a segment
+/// of other blocks is worth carrying on.
+fn cost(segment: &SegmentUse, kept: u32, waits: bool, most: u32) -> u32 {
+    let dirty = segment.live.dirty;
+    let seeks = if dirty > most { segment.live.blocks * 4 } else { 0 };
+    seeks + if waits { dirty * 8 + kept } else { kept * 8 + dirty }
 }
 
 /// Runs until the cache stops.
 pub(crate) async fn run(engine: Rc<EngineLane>) {
     let _ending = BackgroundEnding(engine.cache.clone());
     let store = engine.cache.store.clone();
-    let mut budget = ReinsertBudget::new(store.capacity_blocks());
-    let mut appended = 0;
-    let mut stuck = BTreeMap::new();
+    let mut state = State::default();
     while !engine.cache.is_stopping() {
         let wanted = store.space_wanted.listen();
-        let now = store.counters.payload_bytes.load(std::sync::atomic::Ordering::Relaxed)
-            / store.block_size().bytes();
-        budget.appended(now - appended);
-        appended = now;
         engine.store.free_drained();
         let free = store.segments.free_count();
-        if free >= engine.free_target() || store.health.failed() {
+        let crowded = store.index_was_full();
+        if (free >= engine.cache.free_target() && !crowded) || store.health.failed() {
             engine.cache.press(false);
             either(wanted, engine.lane.sleep(Duration::from_millis(100))).await;
             continue;
         }
         let on_their_way = store.segments.draining_count();
-        let enough = free + on_their_way >= engine.free_target();
+        let enough = free + on_their_way >= engine.cache.free_target() && !crowded;
         if enough {
             engine.cache.press(false);
         }
-        if !enough && engine.reclaim_one(&mut budget, &mut stuck).await {
+        if !enough && engine.reclaim_one(&mut state).await {
             if store.segments.free_count() <= store.reserved_segments() {
                 engine.make_usable().await;
+            }
+            if crowded {
+                store.space.notify_all();
             }
         } else if on_their_way > 0 {
             // Enough is on its way, or there is nothing else: make it usable before taking more.
@@ -83,6 +120,15 @@ pub(crate) async fn run(engine: Rc<EngineLane>) {
             either(wanted, engine.lane.sleep(Duration::from_millis(10))).await;
         }
     }
+}
+
+/// Up to which share of dirty blocks, in percent, those of a segment are carried on, if a write of the
+/// sweep takes the origin so long: as long as what is gained by that costs less time. The sweep brings
+/// the blocks home later, in an order in which a disk takes them many times as fast as now.
+fn most_carried_on(write: Duration, clients_wait: bool) -> u32 {
+    let share = 1.0 - CARRIED_ON_IN.as_secs_f64() / write.as_secs_f64().max(1e-9);
+    let most = if clients_wait { CARRY_ON_WAITING } else { CARRY_ON_DIRTY };
+    ((share * 100.0).max(0.0) as u32).min(most)
 }
 
 /// The version that a live block is carried on as: the same, somewhere else.
@@ -97,7 +143,7 @@ fn carried<'a>(
         block: live.block,
         dirty: entry.dirty,
         mask,
-        age: entry.age,
+        rank: Rank::from_bits(entry.rank).carried_on().bits(),
         condition: Condition::Slot(entry.slot),
     }
 }
@@ -107,24 +153,20 @@ fn evict(volume: &LaneVolume, live: &Live, reason: EvictionReason) {
     let store = volume.store.store();
     let gone = store
         .forget(&volume.volume.space, live.block, |entry| entry.slot == live.slot && !entry.dirty);
-    if gone.is_some() {
+    if let Some(entry) = gone {
+        volume.gone(&entry);
         volume.evicted(live.block, reason);
     }
 }
 
 impl EngineLane {
-    /// Free segments that reclaim aims for.
-    fn free_target(&self) -> u32 {
-        let store = &self.cache.store;
-        segments_kept_free(store.segments.count(), store.options().lanes as u32)
-    }
-
     /// Makes drained segments usable again: a commit, and a checkpoint if some wait for one.
     async fn make_usable(self: &Rc<Self>) {
         if self.store.commit().await.is_err() {
             return;
         }
-        if self.store.free_drained() && self.cache.store.segments.free_count() < self.free_target()
+        if self.store.free_drained()
+            && self.cache.store.segments.free_count() < self.cache.free_target()
         {
             if let Err(error) = self.store.checkpoint(false).await {
                 tracing::warn!(%error, "a checkpoint failed");
@@ -134,77 +176,86 @@ impl EngineLane {
     }
 
     /// Empties one segment. `false`: there is none to take.
-    async fn reclaim_one(
-        self: &Rc<Self>,
-        budget: &mut ReinsertBudget,
-        stuck: &mut BTreeMap<SegmentId, Nanos>,
-    ) -> bool {
+    async fn reclaim_one(self: &Rc<Self>, state: &mut State) -> bool {
         let store = &self.cache.store;
+        let (_, replacement) = self.cache.replacement();
+        self.give_up(&replacement, &mut state.hand, &mut state.closed).await;
         let now = self.lane.now();
-        stuck.retain(|_, since| now.since(*since) < STUCK_FOR);
-        let mut closed = Vec::new();
-        store.segments.closed(&mut closed);
+        state.stuck.retain(|_, since| now.since(*since) < STUCK_FOR);
+        store.segments.closed(&mut state.closed);
+        let kept = |segment: &SegmentUse| match &replacement.how {
+            How::Ranks(_) => segment.live.kept,
+            How::Lists(keeper) => keeper.kept_in(segment.id),
+        };
+        let slowest = self.cache.volumes().iter().map(|volume| volume.write_cost.mean()).max();
+        let waits = self.cache.brake.is_engaged();
+        let most = most_carried_on(slowest.unwrap_or_default(), waits).max(CARRY_ON_LIVE);
         let capacity = store.cells_per_segment() as u32;
-        let candidates: Vec<SegmentInfo> = closed
-            .iter()
-            .filter(|segment| !stuck.contains_key(&segment.id))
-            .map(|segment| SegmentInfo {
-                id: segment.id,
-                capacity_blocks: capacity,
-                live_blocks: segment.live,
-                dirty_blocks: segment.dirty,
-                touched_blocks: 0,
-                sequence_opened: segment.opened,
-            })
-            .collect();
-        let Some(victim) = self.cache.replacement.lock().choose_victim(&candidates) else {
+        let most = capacity * most / 100;
+        let candidates =
+            state.closed.iter().filter(|one| !one.held && !state.stuck.contains_key(&one.id));
+        let least = candidates.min_by_key(|one| (cost(one, kept(one), waits, most), one.opened));
+        let Some(victim) = least.copied() else {
             // What is left is held for origins that get things in order.
-            self.cache.press(true);
+            self.cache.press(state.closed.iter().any(|one| one.held));
             return false;
         };
-        if !store.segments.begin_reclaim(victim) {
+        if !store.segments.begin_reclaim(victim.id) {
             return false;
         }
+        if victim.young && replacement.goes_by_ranks() {
+            // Its blocks leave the order of the log now.
+            self.pass_young(victim.id).await;
+        }
         for _ in 0..4 {
-            if store.segments.live(victim) == 0 {
+            if store.segments.live(victim.id) == 0 {
                 break;
             }
-            self.empty(victim, capacity, budget).await;
+            self.empty(victim.id, &replacement, waits).await;
         }
-        if !store.end_reclaim(victim) {
+        if let How::Lists(keeper) = &replacement.how {
+            keeper.emptied(victim.id);
+        }
+        if !store.end_reclaim(victim.id) {
             // Its dirty blocks could not be written back, or not be read: others may do better.
-            stuck.insert(victim, now);
+            state.stuck.insert(victim.id, now);
         }
         true
     }
 
-    async fn empty(
-        self: &Rc<Self>,
-        segment: SegmentId,
-        capacity: u32,
-        budget: &mut ReinsertBudget,
-    ) {
+    /// `waits`: clients wait for room.
+    async fn empty(self: &Rc<Self>, segment: SegmentId, replacement: &Replacement, waits: bool) {
         let store = self.cache.store.clone();
+        let capacity = store.cells_per_segment() as u32;
         let live = self.live_blocks(segment).await;
+        let is_kept = |live: &Live| match &replacement.how {
+            How::Ranks(_) => live.rank > 0,
+            How::Lists(keeper) => keeper.keeps(live.slot),
+        };
         let count: usize = live.values().map(Vec::len).sum();
-        let room = store.segments.free_count() > store.reserved_segments();
-        let carry_on = room && count as u32 * 100 <= capacity * CARRY_ON_LIVE;
+        // What is reserved is for this: less than a segment is filled here for one that is gained.
+        let has_room = || store.segments.free_count() >= store.reserved_segments();
+        if !has_room() {
+            self.make_usable().await;
+        }
+        let room = has_room();
+        let dirty = live.values().flatten().filter(|live| live.dirty).count() as u32;
+        let kept = live.values().flatten().filter(|live| is_kept(live) || live.dirty).count();
+        let most_kept = if waits { CARRY_ON_KEPT_WAITING } else { CARRY_ON_KEPT };
+        let keep = room && kept as u32 * 100 <= capacity * most_kept;
         for (id, blocks) in live {
             let Some(volume) = self.lane_volume(id) else { continue };
-            let now = self.cache.age();
+            let most_dirty = most_carried_on(volume.volume.write_cost.mean(), waits);
+            let carry_on = room
+                && (count as u32 * 100 <= capacity * CARRY_ON_LIVE
+                    || dirty * 100 <= capacity * most_dirty);
             let in_order = volume.volume.is_ordered();
-            // The blocks of a segment came at about the same time: only what has been used since
-            // then is worth a second write.
-            let distance = |live: &Live| Age::from_bits(live.age).distance(now);
-            let untouched = blocks.iter().map(distance).max().unwrap_or(0);
-            let (kept, leaving): (Vec<Live>, Vec<Live>) = blocks.into_iter().partition(|live| {
-                if live.dirty {
-                    return carry_on && !in_order;
-                }
-                let mut keep = |age| self.cache.replacement.lock().keep(age, now, budget);
-                room && distance(live) < untouched && keep(Age::from_bits(live.age))
-            });
-            let unkept = if room { EvictionReason::Reclaim } else { EvictionReason::NoRoom };
+            let (kept, leaving): (Vec<Live>, Vec<Live>) =
+                blocks.into_iter().partition(|live| match live.dirty {
+                    true => carry_on && !in_order,
+                    false => keep && is_kept(live),
+                });
+            let unkept = if keep { EvictionReason::Reclaim } else { EvictionReason::NoRoom };
             let mut leaving: Vec<_> = leaving.into_iter().map(|live| (live, unkept)).collect();
             let mut kept = self.carry_on_now(&volume, kept).into_iter();
             loop {
@@ -272,7 +323,7 @@ impl EngineLane {
     /// Appends a live block again, if it can be read at once. `Some(false)` and `None`: not done.
     fn carry_one_now(&self, volume: &LaneVolume, live: &Live, payload: &mut [u8]) -> Option<bool> {
         let space = &volume.volume.space;
-        let pinned = self.cache.store.look_up(space, live.block, |_| None)?;
+        let pinned = self.cache.store.look_up(space, live.block)?;
         let entry = pinned.found.entry;
         if entry.slot != live.slot {
             return None;
@@ -292,7 +343,7 @@ impl EngineLane {
     ) -> Result<(), EvictionReason> {
         let store = &self.cache.store;
         let space = &volume.volume.space;
-        let Some(pinned) = store.look_up(space, live.block, |_| None) else { return Ok(()) };
+        let Some(pinned) = store.look_up(space, live.block) else { return Ok(()) };
         let entry = pinned.found.entry;
         if entry.slot != live.slot {
             return Ok(());
@@ -313,9 +364,11 @@ impl EngineLane {
     fn carried(&self, volume: &LaneVolume, live: &Live, dirty: bool, appended: Appended) -> bool {
         match appended {
             Appended::Done { old } => {
+                volume.carried_on(live.block, live.slot);
                 volume.volume.appended(&self.lane, live.block, old.as_ref(), dirty);
                 let bytes = volume.volume.block.bytes();
                 bump(&volume.stats().counters.cache_written_bytes, bytes);
+                bump(&volume.stats().counters.carried_blocks, 1);
                 true
             }
             // It was replaced meanwhile.
@@ -326,7 +379,7 @@ impl EngineLane {
 
     /// The live blocks of a segment, by volume, from its record headers; where one cannot be
     /// read, from the index.
-    async fn live_blocks(&self, segment: SegmentId) -> BTreeMap<VolumeId, Vec<Live>> {
+    pub(crate) async fn live_blocks(&self, segment: SegmentId) -> BTreeMap<VolumeId, Vec<Live>> {
         let store = &self.cache.store;
         let mut live: BTreeMap<VolumeId, Vec<Live>> = BTreeMap::new();
         let mut count = 0;
@@ -367,7 +420,7 @@ impl EngineLane {
                             block: entry.block,
                             slot,
                             dirty: found.entry.dirty,
-                            age: found.entry.age,
+                            rank: found.entry.rank,
                         });
                     }
                 }
@@ -383,7 +436,7 @@ impl EngineLane {
                 for volume in self.cache.volumes() {
                     if let Some(block) = volume.space.block(address) {
                         let found =
-                            Live { block, slot: entry.slot, dirty: entry.dirty, age: entry.age };
+                            Live { block, slot: entry.slot, dirty: entry.dirty, rank: entry.rank };
                         live.entry(volume.id).or_default().push(found);
                     }
                 }

@@ -1,10 +1,7 @@
-//! Upkeep: commits and checkpoints by the clock, ages for the replacement policy.
+//! Upkeep: commits and checkpoints by the clock.
 
 use std::rc::Rc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
-
-use forebay_policy::replacement::{Age, EpochClock};
 
 use crate::background::writeback::either;
 use crate::cache::BackgroundEnding;
@@ -25,7 +22,6 @@ pub(crate) async fn run(engine: Rc<EngineLane>) {
             }
             continue;
         }
-        refresh_ages(&engine);
         for volume in cache.volumes() {
             // What went round the cache may be cached again once the origin cannot lose it.
             if volume.origin_unsynced().is_some()
@@ -46,19 +42,6 @@ pub(crate) async fn run(engine: Rc<EngineLane>) {
             tracing::warn!(%error, "a checkpoint failed");
         }
     }
-}
-
-/// Passes the share of the index that the present epoch asks for.
-fn refresh_ages(engine: &EngineLane) {
-    let cache = &engine.cache;
-    let due = cache.refresh_due.swap(0, Ordering::Relaxed);
-    let Some(epoch) = due.checked_sub(1) else { return };
-    let (epoch, now) = (epoch as u32, cache.age());
-    cache.store.index.refresh_ages(
-        |buckets| EpochClock::share(epoch, buckets),
-        |age| Age::from_bits(age).refreshed(now).bits(),
-    );
-    cache.epochs.share_done(epoch);
 }
 
 impl EngineLane {

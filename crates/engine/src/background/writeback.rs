@@ -1,136 +1,196 @@
 //! Writeback: dirty blocks to the origin, in the order of their addresses, neighbours merged.
+//!
+//! - [`sweep`]: which blocks come next
+//! - [`flow`]: writes under way, and the syncs that make them durable
+//! - [`run`]: one write
 
-use std::cell::RefCell;
-use std::ops::Range;
+mod flow;
+mod run;
+mod sweep;
+
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use forebay_core::why::WritebackReason;
 use forebay_core::{Nanos, OriginBlock};
-use forebay_device::{DeviceOp, IoBuf, IoData};
-use forebay_lane::{concurrently, join_all};
-use forebay_policy::{Decision, DirtyState, Pacer, SweepPlanner, Trigger, merge_runs};
-use forebay_store::{Kept, Pinned, PlantedBug};
+use forebay_policy::sweep::Merge;
+use forebay_policy::{
+    Bucket, Decision, DirtyState, Load, Pacer, RateControl, Trigger, WritebackSettings,
+};
 
 use crate::background::ordered;
 use crate::cache::BackgroundEnding;
 use crate::lane::LaneVolume;
 use crate::plan::keeps_dirty;
-use crate::stats::bump;
 use crate::volume::VolumeState;
-
-/// The most blocks that are collected and sorted together.
-const WINDOW_BLOCKS: u32 = 16384;
-
-/// Shards of the index that are looked through before others have their turn.
-const SHARDS_AT_ONCE: u32 = 8;
-
-/// Entries of the index that are passed in the time that a look-up takes.
-const PASSED_PER_LOOK_UP: u64 = 8;
-
-/// Blocks by which hints are ahead of look-ups.
-const LOOKED_UP_AHEAD: u64 = 8;
-
-/// Look-ups before other tasks have their turn.
-const LOOK_UPS_AT_ONCE: usize = 1024;
-
-/// Blocks between two syncs of the origin.
-pub(crate) const BATCH_BLOCKS: usize = 4096;
+use flow::Flow;
+use sweep::{Next, Sweep};
 
 /// Waits this long after a failure, doubled each time up to [`LONGEST_RETRY`].
 pub(crate) const FIRST_RETRY: Duration = Duration::from_millis(100);
 pub(crate) const LONGEST_RETRY: Duration = Duration::from_secs(10);
 
+/// Writes that are still started after one has failed, and the time in which they are: a bad place keeps
+/// others waiting less, and a dead origin is not asked for long.
+const GO_ON_FOR: u32 = 256;
+const GO_ON_UNTIL: Duration = Duration::from_secs(1);
+
 /// How long writes through the cache may wait for their origin sync. A sync empties the disk's queue,
 /// so it should come rarely; until it does they are written again after a crash.
 const THROUGH_SYNC: Duration = Duration::from_secs(1);
 
-/// What a window's writes found out.
-#[derive(Default)]
-struct Outcome {
-    written: Vec<(OriginBlock, Kept)>,
-    error: Option<String>,
+/// Waits for nothing that takes longer, so that a change of settings is noticed.
+pub(crate) const LONGEST_WAIT: Duration = Duration::from_millis(500);
+
+/// One volume's writeback.
+struct Writeback {
+    view: Rc<LaneVolume>,
+    pacer: Pacer,
+    control: RateControl,
+    bucket: Bucket,
+    sweep: Sweep,
+    flow: Rc<Flow>,
+    sweep_started: Nanos,
+    sweep_failed: bool,
+    retry: Duration,
+    /// Writes that have been started since one was seen to have failed, and when that was.
+    since_failure: u32,
+    failed: Nanos,
 }
 
 /// Runs until the cache stops.
-pub(crate) async fn run(volume: Rc<LaneVolume>) {
-    let _ending = BackgroundEnding(volume.cache.clone());
-    let mut pacer = Pacer::new(volume.volume.settings().writeback);
-    let mut planner = SweepPlanner::new();
-    let mut retry = FIRST_RETRY;
-    let mut sweep_started = volume.now();
-    let mut sweep_failed = true;
-    while !volume.cache.is_stopping() && volume.volume.state() != VolumeState::Removed {
-        if volume.volume.is_ordered() {
-            ordered::run(&volume).await;
-            continue;
+pub(crate) async fn run(view: Rc<LaneVolume>) {
+    let _ending = BackgroundEnding(view.cache.clone());
+    let settings = view.volume.settings().writeback;
+    let mut this = Writeback {
+        pacer: Pacer::new(settings),
+        control: RateControl::default(),
+        bucket: Bucket::default(),
+        sweep: Sweep::new(),
+        flow: Flow::new(view.clone()),
+        sweep_started: view.now(),
+        sweep_failed: true,
+        retry: FIRST_RETRY,
+        since_failure: 0,
+        failed: Nanos(0),
+        view,
+    };
+    while !this.view.cache.is_stopping() && this.view.volume.state() != VolumeState::Removed {
+        this.step().await;
+    }
+}
+
+impl Writeback {
+    /// Decides once, and does what was decided.
+    async fn step(&mut self) {
+        let view = self.view.clone();
+        let volume = &view.volume;
+        if volume.is_ordered() {
+            self.settle().await;
+            self.sweep_failed = true;
+            ordered::run(&view).await;
+            return;
         }
-        let wanted = volume.volume.writeback_wanted.listen();
-        let settings = volume.volume.settings();
-        pacer.set_settings(settings.writeback.clone());
-        let asked = volume.volume.draining.load(Ordering::SeqCst) > 0;
+        let wanted = volume.writeback_wanted.listen();
+        let settings = volume.settings();
+        let asked = volume.draining.load(Ordering::SeqCst) > 0;
         let draining = asked || !keeps_dirty(settings.mode);
-        if draining && !volume.volume.through.lock().is_empty() {
+        if draining && !volume.through.lock().is_empty() {
             // Invariant 9: blocks written through become clean when the origin has been synced.
-            let many = volume.volume.through_many.listen();
-            if !asked && volume.volume.through.lock().len() < volume.most_through() {
-                either(many, volume.lane().sleep(THROUGH_SYNC)).await;
+            let many = volume.through_many.listen();
+            if !asked && volume.through.lock().len() < view.most_through() {
+                either(many, view.lane().sleep(THROUGH_SYNC)).await;
             }
             // A failure empties the list: its blocks are written back like others.
-            let _ = volume.sync_origin().await;
+            let _ = view.sync_origin().await;
         }
-        let bad = volume.volume.bad_count();
-        let pending = volume.volume.through.lock().len() as u64;
-        let now = volume.now();
-        let state = DirtyState {
-            dirty_blocks: volume.volume.dirty_blocks().saturating_sub(bad + pending),
-            capacity_blocks: volume.cache.store.capacity_blocks(),
-            oldest_dirty: volume.volume.oldest_dirty(),
-            last_foreground: Nanos(volume.volume.last_foreground.load(Ordering::Relaxed)),
-            draining,
-            space_wanted: false,
-        };
-        match pacer.decide(now, &state) {
+        let settings = settings.writeback;
+        let now = view.now();
+        let state = self.state(now, draining, &settings);
+        self.pacer.set_settings(settings.clone());
+        let decision = self.pacer.decide(now, &state);
+        if self.control.is_due(now) {
+            let load = self.view.load(now, &state, self.flow.progress.replace(0));
+            self.control.look(now, &settings, &load);
+        }
+        match decision {
+            Decision::Idle { .. } if self.flow.is_busy() => self.settle().await,
             Decision::Idle { look_again } => {
-                let timer = volume.lane().sleep_until(look_again);
-                either(wanted, timer).await;
+                either(wanted, view.lane().sleep_until(look_again)).await;
             }
-            Decision::Write { .. } => {
-                let Some(window) = planner.next_window(&volume.volume.dirty, WINDOW_BLOCKS) else {
-                    let timer = volume.lane().sleep(FIRST_RETRY);
-                    either(wanted, timer).await;
-                    continue;
-                };
-                if window.wrapped {
-                    if !sweep_failed {
-                        volume.volume.swept(sweep_started);
+            Decision::Write { urgency } => {
+                let rate = self.control.rate(urgency, &settings);
+                if let Some(at) = self.bucket.wait(now, rate) {
+                    self.flow.sync_if_due();
+                    let at = at.min(now + LONGEST_WAIT);
+                    either(wanted, view.lane().sleep_until(at)).await;
+                    return;
+                }
+                let why = reason(self.pacer.trigger(), asked);
+                self.write(&settings, why).await;
+            }
+        }
+    }
+
+    fn state(&self, now: Nanos, draining: bool, settings: &WritebackSettings) -> DirtyState {
+        let volume = &self.view.volume;
+        let pending = volume.through.lock().len() as u64 + self.flow.unmarked();
+        let dirty = volume.dirty_blocks().saturating_sub(volume.bad_count() + pending);
+        DirtyState { draining, ..self.view.dirty_state(now, settings, dirty, pending) }
+    }
+
+    /// Starts the next write, once there is room for it.
+    async fn write(&mut self, settings: &WritebackSettings, why: WritebackReason) {
+        let view = self.view.clone();
+        self.flow.room(settings.depth).await;
+        match self.sweep.next(&view, view.merging()).await {
+            Next::Run(span) => {
+                self.bucket.take((span.dirty.len() as u64) << view.volume.block.shift());
+                self.flow.start(span, why);
+                if self.flow.has_failed() {
+                    if self.since_failure == 0 {
+                        self.failed = view.now();
                     }
-                    sweep_started = now;
-                    sweep_failed = false;
-                }
-                let mut blocks = volume.dirty_in(window.blocks.start.0..window.blocks.end.0).await;
-                if blocks.len() > WINDOW_BLOCKS as usize {
-                    planner.resume_at(blocks[WINDOW_BLOCKS as usize]);
-                    blocks.truncate(WINDOW_BLOCKS as usize);
-                }
-                if blocks.is_empty() {
-                    // All that the map counts here is bad or already on its way.
-                    volume.lane().sleep(Duration::from_millis(1)).await;
-                    continue;
-                }
-                match volume.write_back(&blocks, reason(pacer.trigger(), asked)).await {
-                    Ok(()) => {
-                        retry = FIRST_RETRY;
-                        volume.volume.set_writeback_error(None);
-                    }
-                    Err(error) => {
-                        sweep_failed = true;
-                        volume.volume.set_writeback_error(Some(error));
-                        volume.lane().sleep(retry).await;
-                        retry = (retry * 2).min(LONGEST_RETRY);
+                    self.since_failure += 1;
+                    let long = view.now().since(self.failed) > GO_ON_UNTIL;
+                    if long || self.since_failure > GO_ON_FOR {
+                        self.settle().await;
                     }
                 }
+            }
+            Next::Wrapped => {
+                self.settle().await;
+                if !self.sweep_failed {
+                    view.volume.swept(self.sweep_started);
+                }
+                self.sweep_started = view.now();
+                self.sweep_failed = false;
+            }
+            // All that the map counts here is bad or already on its way.
+            Next::Nothing => view.lane().sleep(Duration::from_millis(1)).await,
+            Next::Clean => {
+                let timer = view.lane().sleep(FIRST_RETRY);
+                either(view.volume.writeback_wanted.listen(), timer).await;
+            }
+        }
+    }
+
+    /// Waits until what is under way is on the origin and marked; after a failure also for a while
+    /// before anything else is tried.
+    async fn settle(&mut self) {
+        self.since_failure = 0;
+        let volume = self.view.volume.clone();
+        match self.flow.settle().await {
+            Ok(()) => {
+                self.retry = FIRST_RETRY;
+                volume.set_writeback_error(None);
+            }
+            Err(error) => {
+                self.sweep_failed = true;
+                volume.set_writeback_error(Some(error));
+                self.view.lane().sleep(self.retry).await;
+                self.retry = (self.retry * 2).min(LONGEST_RETRY);
             }
         }
     }
@@ -141,8 +201,10 @@ pub(crate) fn reason(trigger: Option<Trigger>, asked: bool) -> WritebackReason {
     match trigger {
         Some(Trigger::Draining) if asked => WritebackReason::Drain,
         Some(Trigger::Draining) | None => WritebackReason::Mode,
-        Some(Trigger::Space) => WritebackReason::Reclaim,
+        Some(Trigger::Space) => WritebackReason::Full,
         Some(Trigger::Watermark) => WritebackReason::DirtyHigh,
+        Some(Trigger::CacheWatermark) => WritebackReason::CacheDirtyHigh,
+        Some(Trigger::Quiet) => WritebackReason::Quiet,
         Some(Trigger::Age) => WritebackReason::DirtyAge,
         Some(Trigger::Idle) => WritebackReason::Idle,
     }
@@ -161,6 +223,42 @@ pub(crate) async fn either(one: impl Future<Output = ()>, other: impl Future<Out
 }
 
 impl LaneVolume {
+    /// What writeback decides by: so many blocks of the volume are to be written, and in the whole cache
+    /// `pending` are on their origin already and only not marked.
+    pub(crate) fn dirty_state(
+        &self,
+        now: Nanos,
+        settings: &WritebackSettings,
+        dirty_blocks: u64,
+        pending: u64,
+    ) -> DirtyState {
+        let (volume, cache) = (&self.volume, &self.cache);
+        DirtyState {
+            dirty_blocks,
+            cache_dirty_blocks: cache.unwritten_blocks().saturating_sub(pending),
+            capacity_blocks: cache.store.capacity_blocks(),
+            oldest_dirty: volume.oldest_dirty(),
+            last_foreground: Nanos(volume.last_foreground.load(Ordering::Relaxed).min(now.0)),
+            draining: false,
+            space_wanted: cache.pause().is_some(),
+            time_of_day: if settings.quiet_hours.is_some() {
+                self.lane().clock().time_of_day()
+            } else {
+                Duration::ZERO
+            },
+        }
+    }
+
+    /// What the rate control decides by, `written` bytes having been written since the last look.
+    pub(crate) fn load(&self, now: Nanos, state: &DirtyState, written: u64) -> Load {
+        let capacity = state.capacity_blocks.max(1) as f64;
+        Load {
+            dirty_percent: state.dirty_blocks as f64 / capacity * 100.0,
+            latency: self.volume.strain.take(now),
+            written,
+        }
+    }
+
     /// So many blocks that were written through are synced at once: until then they take room in the
     /// log as dirty ones do.
     pub(crate) fn most_through(&self) -> usize {
@@ -168,62 +266,11 @@ impl LaneVolume {
         (self.cache.store.capacity_blocks() / 16).min(MOST) as usize
     }
 
-    /// Dirty blocks in a range of block numbers, sorted; bad ones are left out.
-    async fn dirty_in(&self, range: Range<u64>) -> Vec<OriginBlock> {
-        let volume = &self.volume;
-        let range = range.start..range.end.min(volume.space.blocks);
-        let parts: Vec<Range<u64>> = volume.dirty.parts(range.clone()).collect();
-        let numbers: u64 = parts.iter().map(|part| part.end.saturating_sub(part.start)).sum();
-        let mut blocks =
-            if numbers.saturating_mul(PASSED_PER_LOOK_UP) < self.cache.store.index.len() {
-                self.dirty_by_look_up(parts).await
-            } else {
-                self.dirty_by_passing(range).await
-            };
-        blocks.sort_unstable();
-        blocks.dedup();
-        if volume.bad_count() > 0 {
-            blocks.retain(|block| !volume.is_bad(*block));
-        }
-        blocks
-    }
-
-    /// Looks every block of these ranges up.
-    async fn dirty_by_look_up(&self, parts: Vec<Range<u64>>) -> Vec<OriginBlock> {
-        let (space, store) = (&self.volume.space, &self.cache.store);
-        let mut blocks = Vec::new();
-        for (count, number) in parts.into_iter().flatten().enumerate() {
-            store.expect(space, OriginBlock(number + LOOKED_UP_AHEAD));
-            let block = OriginBlock(number);
-            if store.peek(space, block).is_some_and(|found| found.entry.dirty) {
-                blocks.push(block);
-            }
-            if count % LOOK_UPS_AT_ONCE == LOOK_UPS_AT_ONCE - 1 {
-                forebay_lane::yield_now().await;
-            }
-        }
-        blocks
-    }
-
-    /// Passes the whole index.
-    async fn dirty_by_passing(&self, range: Range<u64>) -> Vec<OriginBlock> {
-        let volume = &self.volume;
-        let index = &self.cache.store.index;
-        let mut blocks = Vec::new();
-        for shard in 0..index.shard_count() {
-            index.scan_shard(shard, &mut |address, entry: &forebay_store::Entry| {
-                if entry.dirty
-                    && let Some(block) = volume.space.block(address)
-                    && range.contains(&block.0)
-                {
-                    blocks.push(block);
-                }
-            });
-            if shard % SHARDS_AT_ONCE == SHARDS_AT_ONCE - 1 {
-                forebay_lane::yield_now().await;
-            }
-        }
-        blocks
+    /// How far blocks are merged. A cache device that has failed is read no more than it must be.
+    fn merging(&self) -> Merge {
+        let settings = self.volume.settings().writeback;
+        let gap = if self.cache.store.health.failed() { 0 } else { settings.gap_bytes };
+        Merge::of(self.volume.block, settings.merge_bytes, gap)
     }
 
     /// Writes sorted blocks back, syncs the origin and marks them clean; counts them under `why`.
@@ -236,156 +283,14 @@ impl LaneVolume {
         blocks: &[OriginBlock],
         why: WritebackReason,
     ) -> Result<(), String> {
-        for batch in blocks.chunks(BATCH_BLOCKS) {
-            self.write_back_batch(batch, why).await?;
+        let flow = Flow::new(self.clone());
+        let mut rest = blocks;
+        while !flow.has_failed() {
+            let Some(span) = self.next_span(rest, self.merging()) else { break };
+            rest = rest.get(span.dirty.len()..).unwrap_or(&[]);
+            flow.room(self.volume.settings().writeback.depth).await;
+            flow.start(span, why);
         }
-        Ok(())
-    }
-
-    async fn write_back_batch(
-        self: &Rc<Self>,
-        blocks: &[OriginBlock],
-        why: WritebackReason,
-    ) -> Result<(), String> {
-        let settings = self.volume.settings().writeback;
-        let runs: Vec<Vec<OriginBlock>> =
-            merge_runs(blocks, self.volume.block, settings.merge_bytes)
-                .map(|run| blocks[run].to_vec())
-                .collect();
-        let failures = self.volume.sync_failures();
-        let outcome = Rc::new(RefCell::new(Outcome::default()));
-        let work = {
-            let (this, outcome) = (self.clone(), outcome.clone());
-            runs.into_iter().map(move |run| {
-                let (this, outcome) = (this.clone(), outcome.clone());
-                async move { this.write_back_run(&run, &outcome).await }
-            })
-        };
-        concurrently(self.lane(), settings.depth.max(1) as usize, work).await;
-        let outcome = outcome.take();
-        let early = self.cache.store.options().has(PlantedBug::CleanBeforeOriginSync);
-        if early {
-            self.mark_written(&outcome.written, why);
-        }
-        if !outcome.written.is_empty() {
-            // Barrier for invariants 8 and 9: the origin is durable before anything is called clean.
-            if let Err(error) = self.origin.sync().await {
-                self.volume.origin_sync_fails();
-                return Err(error.to_string());
-            }
-            if self.volume.sync_failures() != failures {
-                // Somebody else's sync failed, and may have taken these writes with it.
-                return Err("a sync of the origin failed".into());
-            }
-        }
-        if !early {
-            self.mark_written(&outcome.written, why);
-        }
-        match outcome.error {
-            Some(error) => Err(error),
-            None => Ok(()),
-        }
-    }
-
-    fn mark_written(&self, written: &[(OriginBlock, Kept)], why: WritebackReason) {
-        for (block, kept) in written {
-            if self.cache.store.written_back(&self.volume.space, *block, kept.slot) {
-                self.volume.cleaned(self.lane(), *block);
-                bump(&self.stats().counters.written_back_blocks, 1);
-                self.stats().why.written_back.count(why, 1);
-            }
-        }
-    }
-
-    /// Writes neighbouring blocks back, with as few writes as their valid sectors allow.
-    async fn write_back_run(&self, run: &[OriginBlock], outcome: &RefCell<Outcome>) {
-        let volume = &self.volume;
-        let store = self.cache.store.clone();
-        let (Some(first), Some(last)) = (run.first(), run.last()) else { return };
-        let range = volume.widen(volume.block_range(*first).start..volume.block_range(*last).end);
-        // Nobody else may write here, and nobody may read an older state meanwhile.
-        let _range = volume.ranges.exclusive(range).await;
-        if volume.state() == VolumeState::Removed {
-            // Its origin belongs to somebody else from now on.
-            outcome.borrow_mut().error.get_or_insert_with(|| "the volume is stopped".into());
-            return;
-        }
-        if volume.is_ordered() {
-            // From now on the origin gets things in order only; these will have their turn.
-            return;
-        }
-        let pinned: Vec<Pinned<'_>> = run
-            .iter()
-            .filter_map(|block| store.look_up(&volume.space, *block, |_| None))
-            .filter(|pinned| pinned.found.entry.dirty)
-            .collect();
-        // Barrier for invariant 6: the origin must not have a version that a power cut could take out
-        // of the log, where an older one would come back as clean.
-        let mut pinned = pinned;
-        if pinned.iter().any(|pinned| !store.is_durable(pinned.found.entry.slot))
-            && self.store.commit().await.is_err()
-            && !self.store.distrust_clean().await
-        {
-            pinned.retain(|pinned| store.is_durable(pinned.found.entry.slot));
-            let failed = "the cache device has failed and cannot be told so";
-            outcome.borrow_mut().error.get_or_insert_with(|| failed.into());
-        }
-        let reads = pinned.iter().map(|pinned| async move {
-            let buf = IoBuf::for_overwrite(volume.block.as_usize());
-            self.store.read_run(&volume.space, std::slice::from_ref(pinned), buf).await
-        });
-        let reads = join_all(reads).await;
-        let mut writes: Vec<(u64, Vec<u8>)> = Vec::new();
-        let mut written = Vec::new();
-        for (pinned, (payload, results)) in pinned.iter().zip(reads) {
-            let failure = results.into_iter().find_map(Result::err);
-            if let Some(failure) = failure {
-                self.count_failure(&failure);
-                let slot = pinned.found.entry.slot;
-                let current = store.peek(&volume.space, pinned.block);
-                if current.is_some_and(|found| found.entry.slot == slot) {
-                    volume.add_bad(pinned.block);
-                }
-                continue;
-            }
-            volume.gather(pinned.block, pinned.found.mask.as_ref(), &payload, &mut writes);
-            // Until it is marked, the slot must not come to hold a later version of the same block.
-            written.extend(
-                store
-                    .keep(&volume.space, pinned.block, pinned.found.entry.slot)
-                    .map(|kept| (pinned.block, kept)),
-            );
-        }
-        drop(pinned);
-        for (offset, bytes) in writes {
-            if let Err(error) = self.write_sectors(offset, &bytes).await {
-                outcome.borrow_mut().error.get_or_insert(error);
-                return;
-            }
-        }
-        outcome.borrow_mut().written.extend(written);
-    }
-
-    /// Writes whole sectors to the origin; where its logical blocks are larger, around what is
-    /// there. The caller has the range for itself.
-    pub(crate) async fn write_sectors(&self, offset: u64, bytes: &[u8]) -> Result<(), String> {
-        let logical = self.volume.origin.logical_block();
-        let end = offset + bytes.len() as u64;
-        let (start, limit) = (offset / logical * logical, end.next_multiple_of(logical));
-        let mut buf = IoBuf::for_overwrite((limit - start) as usize);
-        if (start, limit) != (offset, end) {
-            buf = self.origin.read(start, buf).await.map_err(|error| {
-                bump(&self.stats().counters.origin_read_errors, 1);
-                error.to_string()
-            })?;
-        }
-        let at = (offset - start) as usize;
-        buf[at..at + bytes.len()].copy_from_slice(bytes);
-        let len = buf.len() as u64;
-        self.before_origin_write(start..limit).await;
-        let done =
-            self.origin.run(DeviceOp::Write { offset: start, data: IoData::Owned(buf) }).await;
-        bump(&self.stats().counters.origin_written_bytes, len);
-        done.result.map_err(|error| error.to_string())
+        flow.settle().await
     }
 }

@@ -4,9 +4,11 @@
 //! |---|---|
 //! | `GET /v1/daemon` | the daemon about itself |
 //! | `GET /v1/knobs` | everything that can be set |
+//! | `GET /v1/profiles` | what the profiles set |
 //! | `GET /v1/volumes` | all volumes in short |
 //! | `POST /v1/volumes` | operation: create |
 //! | `GET /v1/volumes/NAME` | one volume in full |
+//! | `GET /v1/volumes/NAME/curve`, with `?sizes=64G,128G` or without | what caches of other sizes would hit |
 //! | `POST /v1/volumes/NAME/set`, `flush`, `stop`, `start`, `delete` | operation |
 //! | `GET /v1/operations` | all operations that are known |
 //! | `GET /v1/operations/ID` | one operation |
@@ -18,9 +20,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_admin::{
-    API_VERSION, ApiError, DeleteRequest, ErrorKind, OperationId, OperationState, SetRequest,
-    StartRequest, VolumeList, VolumeName, VolumeReport, knobs,
+    API_VERSION, ApiError, DeleteRequest, ErrorKind, OperationId, OperationState, PROFILES,
+    SetRequest, StartRequest, VolumeList, VolumeName, VolumeReport, knobs,
 };
+use forebay_core::parse_size;
 use serde::de::DeserializeOwned;
 
 use super::http::{HttpAnswer, HttpRequest};
@@ -47,12 +50,19 @@ fn route(volumes: &Arc<Volumes>, request: &HttpRequest) -> Result<HttpAnswer, Ap
     match (request.method.as_str(), path) {
         ("GET", ["daemon"]) => Ok(HttpAnswer::json(200, &volumes.daemon_report())),
         ("GET", ["knobs"]) => Ok(HttpAnswer::json(200, &knobs::json())),
+        ("GET", ["profiles"]) => {
+            Ok(HttpAnswer::json(200, &serde_json::json!({ "profiles": PROFILES })))
+        }
         ("GET", ["volumes"]) => {
             let all = volumes.list().iter().map(VolumeReport::summary).collect();
             Ok(HttpAnswer::json(200, &VolumeList { volumes: all }))
         }
         ("POST", ["volumes"]) => begun(volumes, volumes.create(&body(request)?)),
         ("GET", ["volumes", name]) => Ok(HttpAnswer::json(200, &volumes.show(&named(name)?)?)),
+        ("GET", ["volumes", name, curve]) => {
+            let sizes = sizes_in(curve.strip_prefix("curve").ok_or_else(unknown)?)?;
+            Ok(HttpAnswer::json(200, &volumes.curve(&named(name)?, &sizes)?))
+        }
         ("POST", ["volumes", name, verb]) => {
             let name = named(name)?;
             match *verb {
@@ -87,6 +97,18 @@ fn route(volumes: &Arc<Volumes>, request: &HttpRequest) -> Result<HttpAnswer, Ap
 
 fn named(text: &str) -> Result<VolumeName, ApiError> {
     Ok(text.parse::<VolumeName>()?)
+}
+
+/// The sizes in `?sizes=64G,128G`, in bytes; without a query there are none.
+fn sizes_in(query: &str) -> Result<Vec<u64>, ApiError> {
+    if query.is_empty() {
+        return Ok(Vec::new());
+    }
+    let Some(sizes) = query.strip_prefix("?sizes=") else {
+        return Err(ApiError::invalid("query", "write it like curve?sizes=64G,128G"));
+    };
+    let size = |text| parse_size(text).map_err(|error| ApiError::invalid("sizes", error));
+    sizes.split(',').map(size).collect()
 }
 
 fn numbered(text: &str) -> Result<OperationId, ApiError> {
@@ -230,6 +252,13 @@ mod tests {
             ("POST", "/v1/volumes/v/set", r#"{"settings":{"nope":1}}"#, 400),
             ("POST", "/v1/volumes/v/delete", r#"{"discard_dirty":1}"#, 400),
             ("POST", "/v1/volumes/v/delete", "", 400),
+            ("GET", "/v1/volumes/w/curve", "", 404),
+            ("GET", "/v1/volumes/v/curves", "", 400),
+            ("GET", "/v1/volumes/v/curve?", "", 400),
+            ("GET", "/v1/volumes/v/curve?size=1G", "", 400),
+            ("GET", "/v1/volumes/v/curve?sizes=", "", 400),
+            ("GET", "/v1/volumes/v/curve?sizes=1G,-1", "", 400),
+            ("GET", "/v1/volumes/v/bend", "", 404),
             ("GET", "/v1/operations/0", "", 404),
             ("GET", "/v1/operations/x", "", 400),
             ("GET", "/v1/operations/18446744073709551616", "", 400),
@@ -240,6 +269,21 @@ mod tests {
             assert!(!message.is_empty() && !message.contains('\n'));
         }
         assert_eq!(*api.host.asked.lock().expect("not poisoned"), before);
+    }
+
+    #[test]
+    fn the_curve_of_a_volume_is_there_while_it_is_served() {
+        let api = Api::new();
+        api.end(api.ask("POST", "/v1/volumes", &api.create_body()));
+        let (status, curve) = api.ask("GET", "/v1/volumes/v/curve?sizes=64M,1G", "");
+        assert_eq!((status, &curve["volume"]), (200, &json!("v")));
+        assert_eq!(
+            curve["rows"][1],
+            json!({"bytes": 1 << 30, "reads": null, "all": {"share": 0.25, "error": 0.125}})
+        );
+        assert_eq!(api.ask("GET", "/v1/volumes/v/curve", "").1["rows"], json!([]));
+        api.end(api.ask("POST", "/v1/volumes/v/stop", ""));
+        assert_eq!(api.ask("GET", "/v1/volumes/v/curve", "").0, 409);
     }
 
     #[test]
@@ -256,6 +300,8 @@ mod tests {
         let api = Api::new();
         let (_, knobs) = api.ask("GET", "/v1/knobs", "");
         assert_eq!(knobs["knobs"][0]["name"], "mode");
+        let (_, profiles) = api.ask("GET", "/v1/profiles", "");
+        assert_eq!(profiles["profiles"][1]["name"], "bcache");
         let (_, daemon) = api.ask("GET", "/v1/daemon", "");
         assert_eq!(daemon["pid"], std::process::id());
     }

@@ -1,6 +1,7 @@
 //! What the daemon asks of the data path. One implementation serves real volumes (`host`), one is
 //! a fake for tests of the daemon itself.
 
+use forebay_admin::curve::CurveReport;
 use forebay_admin::{ApiError, Settings, VolumeName, VolumeReport};
 use serde::{Deserialize, Serialize};
 
@@ -81,6 +82,13 @@ pub(crate) trait Host: Send + Sync {
     /// The report of a volume that is served or is being started; `None` if it is neither. Quick:
     /// no I/O and no waiting for it.
     fn report(&self, name: &VolumeName) -> Option<VolumeReport>;
+
+    /// What caches of these sizes, in bytes, or of the usual ones, would have hit of the requests of a
+    /// volume that is served. As quick as [`Host::report`].
+    ///
+    /// # Errors
+    /// [`forebay_admin::ErrorKind::Refused`] when it is not served.
+    fn curve(&self, name: &VolumeName, sizes: &[u64]) -> Result<CurveReport, ApiError>;
 
     /// Stops serving at all: front ends first, then what [`Host::stop`] does for every volume.
     /// Bounded in time. An error means that something did not end clean.

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::path::Path;
 
-use forebay_admin::{ApiError, CreateRequest, ErrorKind, Settings};
+use forebay_admin::{ApiError, CreateRequest, ErrorKind, Profile, ProfileName};
 use forebay_core::{BlockSize, SECTOR_SIZE};
 use forebay_device::signature;
 
@@ -15,7 +15,9 @@ use crate::devices::{DeviceName, Place};
 /// # Errors
 /// [`ErrorKind::Invalid`] with the field at fault.
 pub(crate) fn definition(request: &CreateRequest) -> Result<Definition, ApiError> {
-    let block_size = match request.block_size {
+    let profile = request.profile.map(ProfileName::profile);
+    let block_size = request.block_size.or_else(|| profile.and_then(Profile::block_size));
+    let block_size = match block_size {
         None => BlockSize::DEFAULT,
         Some(bytes) => BlockSize::new(bytes).ok_or_else(|| {
             let reason =
@@ -31,12 +33,12 @@ pub(crate) fn definition(request: &CreateRequest) -> Result<Definition, ApiError
         );
         return Err(ApiError::invalid("alignment", reason));
     }
-    let mut settings = Settings::default();
+    let mut settings = profile.map(Profile::settings).transpose()?.unwrap_or_default();
     request.settings.apply(&mut settings)?;
     Ok(Definition {
         name: request.name.clone(),
         cache: DeviceName::parse("cache", &request.cache)?.text,
-        origin: DeviceName::parse("origin", &request.origin)?.text,
+        origin: DeviceName::parse_origin("origin", &request.origin)?.text,
         block_size: block_size.bytes(),
         alignment,
         settings,
@@ -136,6 +138,7 @@ mod tests {
             name: "v".parse().expect("valid"),
             cache: cache.to_owned(),
             origin: origin.to_owned(),
+            profile: None,
             block_size: None,
             alignment: 0,
             force: false,
@@ -151,7 +154,7 @@ mod tests {
         good.alignment = 7680;
         assert_eq!(definition(&good).expect("good").block_size, 8192);
         type Change = fn(&mut CreateRequest);
-        let changes: [(&str, Change); 8] = [
+        let changes: [(&str, Change); 10] = [
             ("block_size", |r| r.block_size = Some(0)),
             ("block_size", |r| r.block_size = Some(3)),
             ("block_size", |r| r.block_size = Some(1 << 31)),
@@ -160,6 +163,8 @@ mod tests {
             ("alignment", |r| r.alignment = u64::MAX),
             ("cache", |r| r.cache.clear()),
             ("origin", |r| r.origin = "ram:".to_owned()),
+            ("origin", |r| r.origin = "ram:1G".to_owned()),
+            ("origin", |r| r.origin = "hdd7200:ram:1G".to_owned()),
         ];
         for (field, change) in changes {
             let mut bad = good.clone();
@@ -167,6 +172,31 @@ mod tests {
             let error = definition(&bad).expect_err(field);
             assert_eq!((error.kind, error.field.as_deref()), (ErrorKind::Invalid, Some(field)));
         }
+    }
+
+    #[test]
+    fn what_is_said_beside_a_profile_wins() {
+        let with = |profile: &str, settings: &[&str]| {
+            let mut request = request("ram:1M", "/o");
+            request.profile = Some(profile.parse().expect("a profile"));
+            request.settings = forebay_admin::Assignments::parse(settings).expect("good");
+            request
+        };
+        for profile in forebay_admin::PROFILES {
+            let made = definition(&with(profile.name, &[])).expect(profile.name);
+            assert_eq!(Ok(made.settings), profile.settings(), "{}", profile.name);
+            assert_eq!(Some(made.block_size), profile.block_size(), "{}", profile.name);
+            let mut own = with(profile.name, &["mode=wa", "policy=random", "idle=7s"]);
+            own.block_size = Some(16 << 10);
+            let made = definition(&own).expect(profile.name);
+            let mut wanted = profile.settings().expect(profile.name);
+            own.settings.apply(&mut wanted).expect("they fit together");
+            assert_eq!((made.block_size, made.settings), (16 << 10, wanted), "{}", profile.name);
+        }
+        // What does not fit to the profile's other settings is told.
+        let error = definition(&with("bcache", &["dirty_low=20"])).expect_err("crossed");
+        assert_eq!((error.kind, error.field.as_deref()), (ErrorKind::Invalid, Some("dirty_low")));
+        assert!(definition(&with("bcache", &["dirty_low=20", "dirty_high=30"])).is_ok());
     }
 
     #[test]

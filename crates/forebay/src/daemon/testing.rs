@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use forebay_admin::curve::{CurveReport, CurveRow, Hits};
 use forebay_admin::{ApiError, ErrorKind, Settings, Unit, VolumeName, VolumeReport, VolumeState};
 
 use super::host_api::{Definition, Existing, Host};
@@ -130,6 +131,26 @@ impl Host for FakeHost {
         let mut report = VolumeReport::empty(name.clone(), VolumeState::Running, settings);
         report.origin.size = FAKE_SIZE;
         Some(report)
+    }
+
+    fn curve(&self, name: &VolumeName, sizes: &[u64]) -> Result<CurveReport, ApiError> {
+        if !self.running.lock().expect("not poisoned").contains_key(name) {
+            return Err(ApiError::new(ErrorKind::Refused, "not served"));
+        }
+        let row = |bytes| CurveRow { bytes, reads: None, all: Hits { share: 0.25, error: 0.125 } };
+        Ok(CurveReport {
+            volume: name.clone(),
+            block_size: 4096,
+            accesses: 1000,
+            reads: 0,
+            footprint: FAKE_SIZE,
+            one_of: 16,
+            sampled_blocks: 10,
+            state_bytes: 1 << 20,
+            present: row(1 << 30),
+            rows: sizes.iter().copied().map(row).collect(),
+            curve: vec![row(4096), row(FAKE_SIZE)],
+        })
     }
 
     fn shut_down(&self, work: &Work) -> Result<(), ApiError> {

@@ -1,13 +1,14 @@
 //! The volumes of a daemon: what the host serves and what the state remembers, kept in step.
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use forebay_admin::curve::CurveReport;
 use forebay_admin::report::DaemonReport;
 use forebay_admin::{
-    ApiError, CreateRequest, ErrorKind, OperationId, OperationState, SetRequest, Settings,
-    VolumeName, VolumeReport, VolumeState,
+    ApiError, CreateRequest, ErrorKind, OperationId, OperationState, SetRequest, VolumeName,
+    VolumeReport, VolumeState,
 };
 
 use super::host_api::{Definition, Existing, Host};
@@ -31,13 +32,17 @@ pub(crate) struct Volumes {
     operations: Arc<Operations>,
     /// Why volumes that should be served are not.
     failures: Mutex<BTreeMap<VolumeName, String>>,
+    /// Volumes that were served when the daemon ended, and whose turn to be served again has not come.
+    waiting: Mutex<BTreeSet<VolumeName>>,
 }
 
 impl Volumes {
     /// The volumes that `state` remembers, none of them served yet.
     pub(crate) fn new(host: Arc<dyn Host>, state: State, nbd: Vec<NbdAddress>) -> Arc<Self> {
         let operations = Arc::new(Operations::default());
-        Arc::new(Volumes { host, state, nbd, operations, failures: Mutex::default() })
+        let started = state.volumes().into_iter().filter(|entry| entry.started);
+        let waiting = Mutex::new(started.map(|entry| entry.volume.name).collect());
+        Arc::new(Volumes { host, state, nbd, operations, failures: Mutex::default(), waiting })
     }
 
     /// Work that is under way or has ended.
@@ -69,6 +74,15 @@ impl Volumes {
         self.state.volume(name).map(|entry| self.report(&entry))
     }
 
+    /// What caches of these sizes, or of the usual ones, would have hit of a volume's requests.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`], or [`ErrorKind::Refused`] when it is not served.
+    pub(crate) fn curve(&self, name: &VolumeName, sizes: &[u64]) -> Result<CurveReport, ApiError> {
+        self.state.volume(name)?;
+        self.host.curve(name, sizes)
+    }
+
     fn report(&self, entry: &Remembered) -> VolumeReport {
         let volume = &entry.volume;
         let mut report = self.host.report(&volume.name).unwrap_or_else(|| {
@@ -81,6 +95,8 @@ impl Volumes {
             if let Some(failure) = failures.get(&volume.name) {
                 report.state = VolumeState::Failed;
                 report.errors.last = Some(failure.clone());
+            } else if self.waiting().contains(&volume.name) {
+                report.state = VolumeState::Waiting;
             }
             report
         });
@@ -113,15 +129,24 @@ impl Volumes {
     ) -> Result<OperationId, ApiError> {
         let volume = preflight::definition(request)?;
         let (this, force, name) = (self.clone(), request.force, request.name.clone());
+        let chose_policy = request.settings.iter().any(|(knob, _)| knob == "policy");
         if request.adopt {
             return self
                 .operations
                 .start("create", &name, move |work| this.adopt_now(volume, force, work));
         }
-        self.operations.start("create", &name, move |work| this.create_now(volume, force, work))
+        self.operations
+            .start("create", &name, move |work| this.create_now(volume, chose_policy, force, work))
     }
 
-    fn create_now(&self, mut volume: Definition, force: bool, work: &Work) -> Result<(), ApiError> {
+    /// `chose_policy`: the replacement policy was asked for, and is not just the default.
+    fn create_now(
+        &self,
+        mut volume: Definition,
+        chose_policy: bool,
+        force: bool,
+        work: &Work,
+    ) -> Result<(), ApiError> {
         let name = volume.name.clone();
         let others: Vec<Definition> =
             self.state.volumes().into_iter().map(|entry| entry.volume).collect();
@@ -133,17 +158,25 @@ impl Volumes {
         let existing = match others.iter().find(|other| preflight::same_cache(&volume, other)) {
             // Whatever force is meant for, it is not the data of other volumes.
             Some(other) => {
-                // They share it. Who comes later does not change it unless that is asked for.
-                if volume.settings.policy == Settings::default().policy {
-                    volume.settings.policy = other.settings.policy;
+                // They share one policy, and a new volume does not change that of the others.
+                let there = other.settings.policy;
+                if chose_policy && volume.settings.policy != there {
+                    let reason = format!(
+                        "the volumes of {} share the policy '{there}'; leave it out, and change it for \
+                         all of them with 'forebay set {name} policy={}' afterwards",
+                        volume.cache, volume.settings.policy
+                    );
+                    return Err(ApiError::invalid("policy", reason));
                 }
+                volume.settings.share(&other.settings);
+                volume.settings.policy = there;
                 Existing::Join
             }
             None if force => Existing::Overwrite,
             None => Existing::Spare,
         };
         self.host.create(&volume, existing, work)?;
-        self.share_policy(&volume)?;
+        self.share_settings(&volume)?;
         let origin_bytes = self.size_of(&name);
         self.state.put(Remembered { volume, started: true, origin_bytes }).inspect_err(|_| {
             // What would not come back after a restart must not look as if it would.
@@ -217,20 +250,18 @@ impl Volumes {
             if this.host.report(&entry.volume.name).is_some() {
                 this.host.set(&entry.volume.name, &entry.volume.settings, work)?;
             }
-            this.share_policy(&entry.volume)?;
+            this.share_settings(&entry.volume)?;
             this.state.put(entry)
         })
     }
 
-    /// Remembers the replacement policy of a volume for all that have the same cache.
-    fn share_policy(&self, volume: &Definition) -> Result<(), ApiError> {
+    /// Remembers what volumes share for all that have the same cache.
+    fn share_settings(&self, volume: &Definition) -> Result<(), ApiError> {
         for mut other in self.state.volumes() {
-            let settings = &mut other.volume.settings;
-            if settings.policy != volume.settings.policy
-                && other.volume.name != volume.name
+            if other.volume.name != volume.name
                 && preflight::same_cache(volume, &other.volume)
+                && other.volume.settings.share(&volume.settings)
             {
-                other.volume.settings.policy = volume.settings.policy;
                 self.state.put(other)?;
             }
         }
@@ -266,6 +297,7 @@ impl Volumes {
         }
         self.operate("stop", name, |this, mut entry, work| {
             let name = entry.volume.name.clone();
+            this.waiting().remove(&name);
             // Remembered first: a daemon that dies in between must not serve it again by itself.
             entry.started = false;
             this.state.put(entry)?;
@@ -288,6 +320,7 @@ impl Volumes {
                 return Ok(());
             }
             let started = this.host.start(&entry.volume, force, work);
+            this.waiting().remove(&entry.volume.name);
             if entry.started {
                 this.note_failure(&entry.volume.name, started.as_ref().err());
             }
@@ -308,11 +341,16 @@ impl Volumes {
         discard_dirty: bool,
     ) -> Result<OperationId, ApiError> {
         self.operate("delete", name, move |this, entry, work| {
+            this.waiting().remove(&entry.volume.name);
             this.host.delete(&entry.volume, discard_dirty, work)?;
             this.state.remove(&entry.volume.name)?;
             this.note_failure(&entry.volume.name, None);
             Ok(())
         })
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, BTreeSet<VolumeName>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn note_failure(&self, name: &VolumeName, failure: Option<&ApiError>) {
@@ -326,19 +364,22 @@ impl Volumes {
     /// Serves again what was served when the daemon ended; one that fails does not keep the others
     /// from it. Returns how many are served and how many should be.
     pub(crate) fn restore(self: &Arc<Self>, stop: &StopRequest) -> (usize, usize) {
-        let wanted: Vec<VolumeName> = self
-            .state
-            .volumes()
-            .into_iter()
-            .filter(|entry| entry.started)
-            .map(|entry| entry.volume.name)
-            .collect();
+        let waiting = |entry: &Remembered| self.waiting().contains(&entry.volume.name);
+        let volumes = self.state.volumes().into_iter();
+        let wanted: Vec<VolumeName> =
+            volumes.filter(waiting).map(|entry| entry.volume.name).collect();
         let mut served = 0;
         for name in &wanted {
             if stop.is_asked() {
                 break;
             }
+            // An operator may have stopped, deleted or started it while it waited.
+            if !self.waiting().contains(name) {
+                served += usize::from(self.host.report(name).is_some());
+                continue;
+            }
             let ended = self.start(name, false).map(|id| self.operations.wait(id, None));
+            self.waiting().remove(name);
             match ended {
                 Ok(Some(operation)) if operation.state == OperationState::Done => served += 1,
                 Ok(_) => {}

@@ -40,6 +40,7 @@ impl Daemon {
             name: name.parse().expect("valid"),
             cache: self.dir.path().join("cache").display().to_string(),
             origin: self.dir.path().join(origin).display().to_string(),
+            profile: None,
             block_size: None,
             alignment: 0,
             force: false,
@@ -118,6 +119,33 @@ fn a_volume_that_cannot_come_back_is_shown_as_failed_and_spares_the_others() {
 }
 
 #[test]
+fn volumes_whose_turn_has_not_come_wait_and_can_be_stopped_meanwhile() {
+    let daemon = Daemon::new();
+    for (name, origin) in [("a", "origin"), ("b", "other"), ("c", "third")] {
+        std::fs::write(daemon.dir.path().join(origin), [0; 512]).expect("writable");
+        daemon.create(name, origin).expect("good");
+    }
+    let daemon = daemon.restart();
+    let states = || ["a", "b", "c"].map(|name| daemon.state(name));
+    assert_eq!(states(), [VolumeState::Waiting; 3]);
+    daemon.fail("hang start a");
+    std::thread::scope(|scope| {
+        let restored = scope.spawn(|| daemon.volumes.restore(&StopRequest::default()));
+        while daemon.volumes.operations().of_volume(&name("a")).is_none() {
+            std::thread::yield_now();
+        }
+        let report = daemon.volumes.show(&name("b")).expect("there");
+        assert_eq!((report.state, report.export.nbd), (VolumeState::Waiting, None));
+        daemon.end(daemon.volumes.stop(&name("b"))).expect("it is not busy");
+        assert_eq!(daemon.state("b"), VolumeState::Stopped);
+        daemon.host.failing.lock().expect("not poisoned").clear();
+        assert_eq!(restored.join().expect("no panic"), (2, 3));
+    });
+    assert_eq!(states(), [VolumeState::Running, VolumeState::Stopped, VolumeState::Running]);
+    assert_eq!(daemon.asked(), ["start a", "start c"]);
+}
+
+#[test]
 fn a_stop_request_ends_the_restore() {
     let daemon = Daemon::new();
     daemon.create("a", "origin").expect("good");
@@ -169,6 +197,35 @@ fn settings_are_changed_whole_and_also_while_stopped() {
     daemon.end(daemon.volumes.stop(&name("a"))).expect("good");
     set("dirty_high=80").expect("the host is not asked");
     assert_eq!(high(), 80);
+}
+
+#[test]
+fn a_new_volume_takes_the_policy_of_its_cache_and_does_not_change_it() {
+    let daemon = Daemon::new();
+    let create = |name: &str, origin: &str, settings: &[&str]| {
+        std::fs::write(daemon.dir.path().join(origin), [0; 512]).expect("writable");
+        let mut request = daemon.request(name, origin);
+        request.settings = Assignments::parse(settings).expect("good");
+        daemon.end(daemon.volumes.create(&request))
+    };
+    let policies = || -> Vec<String> {
+        let list = daemon.volumes.list();
+        list.iter().map(|report| report.settings.policy.to_string()).collect()
+    };
+    create("a", "origin", &["policy=fifo"]).expect("good");
+    create("b", "other", &[]).expect("good");
+    create("c", "third", &["policy=fifo"]).expect("the same");
+    for other in ["lru", "random"] {
+        let refused = create("d", "fourth", &[&format!("policy={other}")]).expect_err("another");
+        assert_eq!((refused.kind, refused.field.as_deref()), (ErrorKind::Invalid, Some("policy")));
+        assert!(refused.message.contains("fifo") && refused.message.contains("set d policy="));
+    }
+    assert_eq!(policies(), ["fifo"; 3]);
+    let settings = Assignments::parse(["policy=random"]).expect("good");
+    daemon.end(daemon.volumes.set(&name("b"), SetRequest { settings })).expect("good");
+    assert_eq!(policies()[1], "random");
+    let remembered = daemon.volumes.state.volumes();
+    assert!(remembered.iter().all(|entry| entry.volume.settings.policy.name() == "random"));
 }
 
 #[test]

@@ -79,7 +79,8 @@ impl Display {
         if !std::io::stderr().is_terminal() {
             return Display::Lines { next: Instant::now() + LINE };
         }
-        let bar = ProgressBar::new(0);
+        // Without a length: while nobody knows how much there is to do there is no bar.
+        let bar = ProgressBar::no_length().with_style(style(false));
         bar.set_message(label.to_owned());
         bar.enable_steady_tick(POLL);
         Display::Bar(bar)
@@ -90,9 +91,10 @@ impl Display {
         match self {
             Display::Bar(bar) => {
                 if progress.total > 0 && bar.length() != Some(progress.total) {
+                    bar.set_style(style(true));
                     bar.set_length(progress.total);
-                    bar.set_style(style(progress.unit));
                 }
+                bar.set_prefix(describe(progress, elapsed));
                 bar.set_position(progress.done);
             }
             Display::Lines { next } => {
@@ -112,11 +114,9 @@ impl Display {
     }
 }
 
-fn style(unit: Unit) -> ProgressStyle {
-    let template = match unit {
-        Unit::Bytes => "{msg} [{bar:30}] {percent} % of {total_bytes}, {bytes_per_sec}, {eta} left",
-        _ => "{msg} [{bar:30}] {percent} % of {len}, {per_sec}, {eta} left",
-    };
+/// With a bar, or with words alone.
+fn style(bar: bool) -> ProgressStyle {
+    let template = if bar { "{msg} [{bar:30}] {prefix}" } else { "{msg}: {prefix}" };
     ProgressStyle::with_template(template)
         .unwrap_or_else(|_| ProgressStyle::default_bar())
         .progress_chars("=> ")
@@ -135,12 +135,28 @@ fn describe(progress: Progress, elapsed: Duration) -> String {
         }
         Unit::Steps => format!("step {} of {}", progress.done, progress.total),
     };
+    let seconds = elapsed.as_secs_f64();
+    let rate = match progress.unit {
+        Unit::Bytes if progress.done > 0 && seconds > 0.0 => {
+            format!(", {}/s", format_size((progress.done as f64 / seconds) as u64))
+        }
+        _ => String::new(),
+    };
     let left = if share > 0.01 {
-        format!(", about {:.0} s left", elapsed.as_secs_f64() * (1.0 - share) / share)
+        format!(", about {} left", time(seconds * (1.0 - share) / share))
     } else {
         String::new()
     };
-    format!("{:.0} %, {amount}{left}", share * 100.0)
+    format!("{:.0} %, {amount}{rate}{left}", share * 100.0)
+}
+
+/// An estimate of a time, no more exact than it is.
+fn time(seconds: f64) -> String {
+    match seconds {
+        ..120.0 => format!("{seconds:.0} s"),
+        ..7200.0 => format!("{:.0} min", seconds / 60.0),
+        _ => format!("{:.1} h", seconds / 3600.0),
+    }
 }
 
 #[cfg(test)]
@@ -153,16 +169,35 @@ mod tests {
         let ten = Duration::from_secs(10);
         assert_eq!(describe(progress(5, 0, Unit::Bytes), ten), "at work for 10 s");
         assert_eq!(
-            describe(progress(1 << 20, 4 << 20, Unit::Bytes), ten),
-            "25 %, 1M of 4M, about 30 s left"
+            describe(progress(10 << 20, 40 << 20, Unit::Bytes), ten),
+            "25 %, 10M of 40M, 1M/s, about 30 s left"
         );
+        assert_eq!(describe(progress(0, 4 << 20, Unit::Bytes), ten), "0 %, 0 of 4M");
         assert_eq!(describe(progress(0, 2000, Unit::Blocks), ten), "0 %, 0 of 2,000 blocks");
     }
 
     #[test]
-    fn the_styles_of_the_bar_are_sound() {
-        for unit in [Unit::Bytes, Unit::Blocks] {
-            let _ = style(unit);
+    fn times_are_in_units_that_suit_them() {
+        for (seconds, text) in
+            [(0.4, "0 s"), (119.0, "119 s"), (600.0, "10 min"), (9000.0, "2.5 h")]
+        {
+            assert_eq!(time(seconds), text);
         }
+    }
+
+    #[test]
+    fn nothing_is_shown_as_done_before_anything_is_known() {
+        let bar = ProgressBar::hidden();
+        bar.unset_length();
+        let mut display = Display::Bar(bar.clone());
+        let second = Duration::from_secs(1);
+        display.show("", Progress::default(), second);
+        assert_eq!((bar.length(), bar.prefix().as_str()), (None, "at work for 1 s"));
+        let progress = |done| Progress { done, total: 4 << 20, unit: Unit::Bytes };
+        display.show("", progress(0), second);
+        assert_eq!((bar.length(), bar.position()), (Some(4 << 20), 0));
+        assert_eq!(bar.prefix(), "0 %, 0 of 4M");
+        display.show("", progress(2 << 20), second);
+        assert_eq!(bar.prefix(), "50 %, 2M of 4M, 2M/s, about 1 s left");
     }
 }

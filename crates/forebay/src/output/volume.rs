@@ -19,7 +19,11 @@ pub(crate) fn render(report: &VolumeReport) -> String {
         let _ = writeln!(text, "{}", format!("{label:LABEL$}{value}").trim_end());
     };
     line("volume", report.name.to_string());
-    line("state", report.state.name().to_owned());
+    let because = match report.state {
+        VolumeState::Waiting => ": the daemon has begun, and starts other volumes first",
+        _ => "",
+    };
+    line("state", format!("{}{because}", report.state.name()));
     if let Some(share) = report.progress.and_then(|progress| progress.share()) {
         line("progress", percent(share));
     }
@@ -28,7 +32,7 @@ pub(crate) fn render(report: &VolumeReport) -> String {
     let used = match report.cache.size {
         0 => String::new(),
         size => format!(
-            "  {} of {} used ({})",
+            "  {} of {} used ({}), by all of its volumes",
             format_size(report.cache.used),
             format_size(size),
             percent(report.cache.used as f64 / size as f64)
@@ -40,17 +44,15 @@ pub(crate) fn render(report: &VolumeReport) -> String {
         bytes => format!(", shifted by {bytes} bytes"),
     };
     line("block size", format!("{}{shift}", format_size(report.block_size)));
-    let blocks = match report.state {
-        // Of a cache that is not open nobody knows what it holds; it is not nothing.
-        VolumeState::Stopped | VolumeState::Failed => {
-            "not known while it is not served; dirty ones may be on the cache device".to_owned()
-        }
-        _ => format!(
+    let blocks = if report.state.knows_content() {
+        format!(
             "{} cached, {} dirty ({})",
             grouped(report.blocks.cached),
             grouped(report.blocks.dirty),
             format_size(report.blocks.dirty.saturating_mul(report.block_size))
-        ),
+        )
+    } else {
+        "not known while it is not served; dirty ones may be on the cache device".to_owned()
     };
     line("blocks", blocks);
     if let Some(order) = report.ordered {
@@ -220,7 +222,14 @@ fn latencies(report: &VolumeReport) -> String {
             std::iter::once(what.to_owned()).chain([mean_us, p50_us, p99_us, max_us].map(micros)),
         );
     }
-    table.render()
+    let mut text = table.render();
+    if [report.latency.read, report.latency.write].iter().any(|latency| latency.count > 0) {
+        text.push_str(
+            "Inside the daemon, without NBD and the way to the client; of requests that are answered at\n\
+             once, one in 16 is measured and counts for 16.\n",
+        );
+    }
+    text
 }
 
 /// A share as `42.0 %`.
@@ -268,6 +277,16 @@ mod tests {
         {
             assert_eq!(micros(time), text);
         }
+    }
+
+    #[test]
+    fn what_latencies_are_of_is_said_where_there_are_some() {
+        let name = "v".parse().expect("valid");
+        let mut report = VolumeReport::empty(name, VolumeState::Running, Settings::default());
+        assert!(!render(&report).contains("without NBD"));
+        report.latency.read = Latency { count: 16, p50_us: 3.0, ..Latency::default() };
+        let text = render(&report);
+        assert!(text.contains("without NBD") && text.contains("one in 16"), "{text}");
     }
 
     #[test]

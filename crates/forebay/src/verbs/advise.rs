@@ -1,4 +1,5 @@
-//! `forebay advise`: which size of the cache device buys what, from a trace. Talks to no daemon.
+//! `forebay advise`: which size of the cache device buys what, from a trace, for which it talks to
+//! no daemon, or from what a daemon knows of a volume.
 //!
 //! - `words`: the table, and what to make of it
 //! - `plot`: the curve as SVG
@@ -6,16 +7,19 @@
 mod plot;
 mod words;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use forebay_admin::{ApiError, ErrorKind, Progress, Unit};
+use forebay_admin::curve::{CurveReport, CurveRow};
+use forebay_admin::{ApiError, ErrorKind, Progress, Unit, VolumeName};
 use forebay_core::{Op, VolumeId};
-use forebay_policy::curve::{Estimator, Share, Which};
+use forebay_policy::curve::{Estimator, Which};
 use forebay_trace::{Alignment, BLOCK, Requests, Suggestion, TraceError};
 use serde::Serialize;
 
 use crate::cli::AdviseArgs;
+use crate::client::Client;
+use crate::curve::{hits, points, rows};
 use crate::exit::Outcome;
 use crate::output::progress::Display;
 use crate::output::{json, print_text};
@@ -26,39 +30,6 @@ const SAMPLED: usize = 32 << 10;
 
 /// A bar appears after this.
 const PATIENCE: Duration = Duration::from_secs(2);
-
-/// Rows of the table if no sizes are asked for.
-const ROWS: u32 = 8;
-
-/// A share of accesses with its error, both 0 to 1.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-struct Hits {
-    share: f64,
-    error: f64,
-}
-
-impl From<Share> for Hits {
-    fn from(Share { share, error }: Share) -> Self {
-        Hits { share, error }
-    }
-}
-
-/// What one size would do.
-#[derive(Clone, Copy, Debug, Serialize)]
-struct Row {
-    bytes: u64,
-    /// Of the blocks read; none if nothing is read.
-    reads: Option<Hits>,
-    /// Of the blocks read and written.
-    all: Hits,
-}
-
-impl Row {
-    /// What is judged by: reads, if there are any.
-    fn hits(&self) -> Hits {
-        self.reads.unwrap_or(self.all)
-    }
-}
 
 /// The answer.
 #[derive(Debug, Serialize)]
@@ -77,18 +48,48 @@ struct Advice {
     sampled_blocks: usize,
     /// RAM that the estimate took, in bytes.
     state_bytes: usize,
-    rows: Vec<Row>,
+    rows: Vec<CurveRow>,
     /// The size beyond which little is gained, in bytes; none if no size does much.
+    take: Option<u64>,
+}
+
+/// The answer for a running volume: its curve, and what to take.
+#[derive(Debug, Serialize)]
+struct LiveAdvice<'a> {
+    #[serde(flatten)]
+    report: &'a CurveReport,
     take: Option<u64>,
 }
 
 /// Does it.
 ///
 /// # Errors
-/// The trace cannot be read, or the plot not written.
-pub(crate) fn run(args: &AdviseArgs) -> Outcome {
-    let requests =
-        forebay_trace::open(&args.trace, args.format, args.align).map_err(|e| failed(&e))?;
+/// The trace cannot be read, the daemon does not know, or the plot cannot be written.
+pub(crate) fn run(socket: Option<PathBuf>, args: &AdviseArgs) -> Outcome {
+    match (&args.live, &args.trace) {
+        (Some(name), _) => from_daemon(&Client::new(socket)?, name, args),
+        (None, Some(trace)) => from_trace(trace, args),
+        (None, None) => Err(ApiError::invalid("TRACE", "name a trace, or a volume with --live")),
+    }
+}
+
+fn from_daemon(client: &Client, name: &VolumeName, args: &AdviseArgs) -> Outcome {
+    let sizes: Vec<String> = args.sizes.iter().map(u64::to_string).collect();
+    let query =
+        if sizes.is_empty() { String::new() } else { format!("?sizes={}", sizes.join(",")) };
+    let report: CurveReport = client.get(&format!("/volumes/{name}/curve{query}"))?;
+    if let Some(path) = &args.plot {
+        draw(name.as_str(), report.reads > 0, &report.curve, path)?;
+    }
+    let take = words::take(&report.rows);
+    if args.json {
+        return json::print(&LiveAdvice { report: &report, take });
+    }
+    print_text(&words::of_volume(&report))
+}
+
+fn from_trace(trace: &Path, args: &AdviseArgs) -> Outcome {
+    let requests = forebay_trace::open(trace, args.format, args.align).map_err(|e| failed(&e))?;
     let format = requests.format().name();
     let mut estimator = match args.rate {
         Some(rate) => Estimator::new((1.0 / rate).round() as u32, usize::MAX, 0),
@@ -97,17 +98,14 @@ pub(crate) fn run(args: &AdviseArgs) -> Outcome {
     let (number, suggestion) = read(requests, &mut estimator)?;
     let footprint = estimator.footprint().saturating_mul(BLOCK);
     let reads = estimator.accesses(Which::Reads);
-    let row = |bytes: u64| Row {
+    let row = |bytes: u64| CurveRow {
         bytes,
-        reads: (reads > 0).then(|| estimator.hits(Which::Reads, bytes / BLOCK).into()),
-        all: estimator.hits(Which::All, bytes / BLOCK).into(),
+        reads: (reads > 0).then(|| hits(estimator.hits(Which::Reads, bytes / BLOCK))),
+        all: hits(estimator.hits(Which::All, bytes / BLOCK)),
     };
-    let mut sizes = if args.sizes.is_empty() { usual_sizes(footprint) } else { args.sizes.clone() };
-    sizes.sort_unstable();
-    sizes.dedup();
-    let rows: Vec<Row> = sizes.into_iter().map(row).collect();
+    let rows = rows(&args.sizes, footprint, BLOCK, &row);
     let advice = Advice {
-        trace: args.trace.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+        trace: trace.file_name().unwrap_or_default().to_string_lossy().into_owned(),
         format,
         requests: number,
         accesses: estimator.accesses(Which::All),
@@ -121,7 +119,8 @@ pub(crate) fn run(args: &AdviseArgs) -> Outcome {
         rows,
     };
     if let Some(path) = &args.plot {
-        draw(&advice, footprint, path, row)?;
+        let curve = points(&advice.rows, footprint, BLOCK, &row);
+        draw(&advice.trace, advice.reads > 0, &curve, path)?;
     }
     if let Some(better) = suggestion {
         eprintln!(
@@ -132,7 +131,7 @@ pub(crate) fn run(args: &AdviseArgs) -> Outcome {
             (args.align + better.shift) % BLOCK,
         );
     }
-    if args.json { json::print(&advice) } else { print_text(&words::text(&advice)) }
+    if args.json { json::print(&advice) } else { print_text(&words::of_trace(&advice)) }
 }
 
 fn failed(error: &TraceError) -> ApiError {
@@ -173,37 +172,9 @@ fn read(
     Ok((number, alignment.suggestion()))
 }
 
-/// Powers of two up to the first that has room for all that is touched.
-fn usual_sizes(footprint: u64) -> Vec<u64> {
-    let last = footprint.max(BLOCK).checked_next_power_of_two().unwrap_or(1 << 63);
-    (0..ROWS).rev().map(|row| last >> row).filter(|bytes| *bytes >= BLOCK).collect()
-}
-
-fn draw(advice: &Advice, footprint: u64, path: &Path, row: impl Fn(u64) -> Row) -> Outcome {
-    let rows = &advice.rows;
-    let ends = [rows.first(), rows.last()].map(|row| row.map_or(BLOCK, |row| row.bytes));
-    let [first, last] = [ends[0].max(BLOCK), ends[1].max(footprint).max(2 * BLOCK)];
-    // As many points as there are pixels in a few.
-    let steps = 120;
-    let ratio = (last as f64 / first as f64).powf(1.0 / f64::from(steps));
-    let curve: Vec<Row> =
-        (0..=steps).map(|step| row((first as f64 * ratio.powi(step)) as u64)).collect();
-    let svg = plot::svg(&advice.trace, advice.reads > 0, &curve);
+fn draw(title: &str, reads: bool, curve: &[CurveRow], path: &Path) -> Outcome {
+    let svg = plot::svg(title, reads, curve);
     std::fs::write(path, svg).map_err(|error| {
         ApiError::failed(format!("--plot: {} cannot be written: {error}", path.display()))
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sizes_end_with_one_for_everything() {
-        let sizes = usual_sizes(5 << 30);
-        assert_eq!((sizes.len(), sizes[0], sizes[7]), (8, 64 << 20, 8 << 30));
-        assert_eq!(usual_sizes(0), [BLOCK]);
-        assert_eq!(usual_sizes(3 * BLOCK), [BLOCK, 2 * BLOCK, 4 * BLOCK]);
-        assert!(usual_sizes(u64::MAX).iter().all(|bytes| *bytes >= BLOCK));
-    }
 }

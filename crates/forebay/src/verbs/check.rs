@@ -59,7 +59,11 @@ pub(super) fn run(args: &CheckArgs) -> Outcome {
         return Ok(());
     }
     let problems = report.problems.len() as u64 + report.bad_count;
-    Err(ApiError::failed(format!("{}: {} problems were found", args.device, grouped(problems))))
+    let found = match problems {
+        1 => "1 problem was found".to_owned(),
+        many => format!("{} problems were found", grouped(many)),
+    };
+    Err(ApiError::failed(format!("{}: {found}", args.device)))
 }
 
 fn as_text(device: &str, report: &CheckReport) -> String {
@@ -126,15 +130,47 @@ fn as_text(device: &str, report: &CheckReport) -> String {
     if more > 0 {
         line("", format!("and {} more; --json lists them", grouped(more)));
     }
-    let verdict = match (report.is_sound(), report.bad_dirty) {
-        (true, _) => "everything is in order".to_owned(),
-        (false, 0) if report.problems.is_empty() => {
-            "bad clean blocks only: they are read from the origin instead".to_owned()
-        }
-        (false, dirty) => format!("damaged; {} dirty blocks are lost", grouped(dirty)),
-    };
-    line("result", verdict);
+    line("result", verdict(report));
     text
+}
+
+/// What it comes to: what of the data the daemon would still have, and how to get at it.
+fn verdict(report: &CheckReport) -> String {
+    if report.is_sound() {
+        return "everything is in order".to_owned();
+    }
+    if !report.recovered {
+        return "damaged; the daemon cannot use it, and what is dirty on it cannot be told"
+            .to_owned();
+    }
+    let lost = match (report.bad_dirty, report.dirty.saturating_sub(report.bad_dirty)) {
+        (0, 0) => "nothing dirty is in it".to_owned(),
+        (0, kept) => format!(
+            "none of the {} dirty blocks is lost, 'forebay flush' still writes them back",
+            grouped(kept)
+        ),
+        (lost, kept) => format!(
+            "{} dirty blocks are lost, {} are there and 'forebay flush' still writes them back",
+            grouped(lost),
+            grouped(kept)
+        ),
+    };
+    if report.lost_records > 0 {
+        let records = grouped(report.lost_records);
+        return format!(
+            "damaged; what {records} lost records held is gone; of the rest {lost}; \
+             'forebay start --force' goes on with that"
+        );
+    }
+    match report.bad_count.saturating_sub(report.bad_dirty) {
+        0 => format!("damaged; {lost}"),
+        clean => {
+            format!(
+                "damaged; {lost}; {} clean ones are read from the origin instead",
+                grouped(clean)
+            )
+        }
+    }
 }
 
 fn as_json(device: &str, report: &CheckReport) -> Value {
@@ -163,6 +199,9 @@ fn as_json(device: &str, report: &CheckReport) -> Value {
         "volumes": volumes,
         "blocks": {"cached": report.blocks, "dirty": report.dirty, "verified": report.verified},
         "records": {"replayed": report.replayed, "torn": report.torn, "found": report.records},
+        "recovered": report.recovered,
+        "lost_records": report.lost_records,
+        "without_header": {"count": report.without_header, "dirty": report.without_header_dirty},
         "bytes_verified": report.bytes,
         "notes": report.notes,
         "problems": report.problems,

@@ -1,12 +1,177 @@
 //! `forebay completions`: a completion script for a shell.
+//!
+//! The library makes it from the declarations of the command line. It cannot know what volumes there
+//! are, nor what stands on both sides of `KEY=VALUE`; for bash, zsh and fish that is added here.
+
+use std::fmt::Write as _;
+
+use clap_complete::Shell;
+use forebay_admin::{ApiError, KNOBS};
 
 use crate::cli;
 use crate::exit::Outcome;
-use crate::output::print_bytes;
+use crate::output::print_text;
+
+/// Verbs whose first argument is a volume that is there.
+const ABOUT_A_VOLUME: [&str; 6] = ["show", "set", "flush", "stop", "start", "delete"];
 
 /// Prints the script.
-pub(super) fn run(shell: clap_complete::Shell) -> Outcome {
+pub(super) fn run(shell: Shell) -> Outcome {
+    print_text(&script(shell)?)
+}
+
+fn script(shell: Shell) -> Result<String, ApiError> {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut cli::command(), "forebay", &mut script);
-    print_bytes(&script)
+    let script = String::from_utf8(script).map_err(|error| ApiError::failed(error.to_string()))?;
+    Ok(match shell {
+        Shell::Bash => script + &bash(),
+        Shell::Zsh => zsh(&script),
+        Shell::Fish => script + &fish(),
+        _ => script,
+    })
+}
+
+/// A function around the one that is there. bash takes `KEY=VALUE` for three words.
+fn bash() -> String {
+    let mut values = String::new();
+    let mut keys = String::new();
+    for knob in KNOBS {
+        let _ = write!(keys, " {}=", knob.name);
+        let words = knob.kind.listed();
+        if !words.is_empty() {
+            let _ = writeln!(values, "            {}) words='{}' ;;", knob.name, words.join(" "));
+        }
+    }
+    format!(
+        r#"
+_forebay_values() {{
+    _forebay "$@"
+    local cur=${{COMP_WORDS[COMP_CWORD]}} prev=${{COMP_WORDS[COMP_CWORD-1]}}
+    local verb= place=0 settings= key= words= i
+    for ((i = 1; i < COMP_CWORD; i++)); do
+        case ${{COMP_WORDS[i]}} in
+            --socket) ((i++)) ;;
+            -*) ;;
+            *) if [[ $verb ]]; then ((place++)); else verb=${{COMP_WORDS[i]}}; fi ;;
+        esac
+    done
+    if [[ $cur == -* ]]; then
+        return
+    fi
+    case $verb in
+        {volumes})
+            if ((place == 0)); then
+                COMPREPLY=($(compgen -W "$(forebay list --names 2>/dev/null)" -- "$cur"))
+                return
+            fi
+            ;;
+    esac
+    [[ $verb == set ]] && settings=1
+    [[ $verb == create && " ${{COMP_WORDS[*]:COMP_CWORD-3:3}} " == *" --set "* ]] && settings=1
+    if [[ ! $settings ]]; then
+        return
+    fi
+    if [[ $cur == "=" ]]; then
+        key=$prev cur=
+    elif [[ $prev == "=" ]]; then
+        key=${{COMP_WORDS[COMP_CWORD-2]}}
+    fi
+    if [[ $key ]]; then
+        case $key in
+{values}        esac
+        COMPREPLY=($(compgen -W "$words" -- "$cur"))
+    elif [[ $verb == set || $prev == --set ]]; then
+        COMPREPLY=($(compgen -W '{keys}' -- "$cur"))
+        compopt -o nospace 2>/dev/null
+    fi
+}}
+complete -F _forebay_values -o bashdefault -o default forebay
+"#,
+        volumes = ABOUT_A_VOLUME.join(" | "),
+        keys = keys.trim_start(),
+    )
+}
+
+/// Two functions, named where the library has put the usual one.
+fn zsh(script: &str) -> String {
+    let mut values = String::new();
+    for knob in KNOBS {
+        let words = knob.kind.listed();
+        let action =
+            if words.is_empty() { " ".to_owned() } else { format!("({})", words.join(" ")) };
+        let _ = write!(values, " \\\n        '{}:{}:{action}'", knob.name, knob.kind.word());
+    }
+    let functions = format!(
+        r#"
+(( $+functions[_forebay_volumes] )) || _forebay_volumes() {{
+    local -a names
+    names=(${{(f)"$(forebay list --names 2>/dev/null)"}})
+    compadd -a names
+}}
+
+(( $+functions[_forebay_settings] )) || _forebay_settings() {{
+    _values setting{values}
+}}
+"#
+    );
+    let script = script
+        .replace(":name -- The volume:_default", ":name -- The volume:_forebay_volumes")
+        .replace("new values:_default", "new values:_forebay_settings")
+        .replace(":KEY=VALUE:_default", ":KEY=VALUE:_forebay_settings");
+    match script.split_once("autoload -U is-at-least\n") {
+        Some((head, rest)) => format!("{head}autoload -U is-at-least\n{functions}{rest}"),
+        None => script + &functions,
+    }
+}
+
+fn fish() -> String {
+    let mut settings = Vec::new();
+    for knob in KNOBS {
+        let words = knob.kind.listed();
+        if words.is_empty() {
+            settings.push(format!("{}=", knob.name));
+        }
+        settings.extend(words.iter().map(|word| format!("{}={word}", knob.name)));
+    }
+    let settings = settings.join(" ");
+    let mut lines = String::new();
+    for verb in ABOUT_A_VOLUME {
+        let _ = writeln!(
+            lines,
+            "complete -c forebay -n \"__fish_forebay_using_subcommand {verb}\" -f -a \"(forebay list --names 2>/dev/null)\""
+        );
+    }
+    let _ = writeln!(
+        lines,
+        "complete -c forebay -n \"__fish_forebay_using_subcommand set\" -f -a \"{settings}\"\n\
+         complete -c forebay -n \"__fish_forebay_using_subcommand create\" -l set -x -a \"{settings}\""
+    );
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_places_of_volumes_and_settings_are_found_in_the_script_for_zsh() {
+        let script = script(Shell::Zsh).expect("text");
+        let count = |text: &str| script.matches(text).count();
+        assert_eq!(count(":name -- The volume:_forebay_volumes"), ABOUT_A_VOLUME.len());
+        assert_eq!(count("new values:_forebay_settings"), 1);
+        assert_eq!(count(":KEY=VALUE:_forebay_settings"), 1);
+        assert_eq!(count("_forebay_volumes() {"), 1);
+    }
+
+    #[test]
+    fn every_setting_is_in_the_scripts_that_can_offer_it() {
+        for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
+            let script = script(shell).expect("text");
+            for knob in KNOBS {
+                assert!(script.contains(knob.name), "{shell}: {}", knob.name);
+            }
+            assert!(script.contains("list --names"), "{shell}");
+        }
+    }
 }

@@ -39,7 +39,8 @@ fn request(args: CreateArgs) -> Result<CreateRequest, ApiError> {
         name: args.name,
         // The daemon may run in another directory.
         cache: DeviceName::parse("--cache", &args.cache)?.text,
-        origin: DeviceName::parse("--origin", &args.origin)?.text,
+        origin: DeviceName::parse_origin("--origin", &args.origin)?.text,
+        profile: args.profile,
         block_size: args.block_size.map(|size| size.bytes()),
         alignment: args.alignment,
         force: args.force,

@@ -47,8 +47,7 @@ pub(super) fn run(args: &DemoArgs) -> Outcome {
     let image = Image::make(&workspace, files, FILESYSTEM, DISK)?;
     let rows = measure(&workspace, seconds)?;
     let checks = crash(&workspace, &image, seconds(4))?;
-    print_text(&bench::table(&rows))?;
-    print_text("\n")?;
+    print_text(&format!("\n{}\n{}\n", bench::explanation(DISK, SSD), bench::table(&rows)))?;
     let mut failed = Vec::new();
     for (what, result) in &checks {
         match result {

@@ -1,17 +1,21 @@
 //! `forebay list`: the volumes, one line each.
 
-use forebay_admin::{VolumeList, VolumeState};
+use forebay_admin::VolumeList;
 use forebay_core::units::format_size;
 
-use crate::cli::JsonArgs;
+use crate::cli::ListArgs;
 use crate::client::Client;
 use crate::exit::Outcome;
 use crate::output::table::{Column, Table};
 use crate::output::{json, print_text};
 
 /// Lists the volumes.
-pub(super) fn run(client: &Client, args: &JsonArgs) -> Outcome {
+pub(super) fn run(client: &Client, args: &ListArgs) -> Outcome {
     let list: VolumeList = client.get("/volumes")?;
+    if args.names {
+        let lines = list.volumes.iter().map(|volume| format!("{}\n", volume.name));
+        return print_text(&lines.collect::<String>());
+    }
     if args.json { json::print(&list) } else { print_text(&render(&list)) }
 }
 
@@ -24,15 +28,14 @@ fn render(list: &VolumeList) -> String {
         Column::left("STATE"),
         Column::left("MODE"),
         Column::right("SIZE"),
-        Column::right("USED"),
+        Column::right("CACHED"),
         Column::right("DIRTY"),
         Column::left("ORIGIN"),
         Column::left("CACHE"),
         Column::left("NBD"),
     ]);
     for volume in &list.volumes {
-        // Of a cache that is not open nobody knows what it holds; it is not nothing.
-        let known = !matches!(volume.state, VolumeState::Stopped | VolumeState::Failed);
+        let known = volume.state.knows_content();
         let held = |bytes| if known { format_size(bytes) } else { "?".to_owned() };
         table.row([
             volume.name.to_string(),

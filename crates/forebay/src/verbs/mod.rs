@@ -12,6 +12,7 @@ mod flush;
 mod list;
 mod man;
 mod offline;
+mod profiles;
 mod set;
 mod show;
 mod start;
@@ -43,7 +44,8 @@ pub(crate) fn run(cli: Cli) -> Outcome {
         Verb::Check(args) => check::run(&args),
         Verb::Dump(args) => dump::run(&args),
         Verb::Demo(args) => demo::run(&args),
-        Verb::Advise(args) => advise::run(&args),
+        Verb::Profiles(args) => profiles::run(&args),
+        Verb::Advise(args) => advise::run(socket, &args),
         Verb::Completions { shell } => completions::run(shell),
         Verb::Man { dir } => man::run(dir.as_deref()),
     }

@@ -5,7 +5,7 @@ use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::{
-    INDEX_ENTRY_BYTES, IndexEntry, MAX_AGE, PartialMask, SEGMENT_BYTES, SegmentState, SegmentUse,
+    INDEX_ENTRY_BYTES, IndexEntry, MAX_RANK, PartialMask, SEGMENT_BYTES, SegmentState, SegmentUse,
 };
 use crate::geometry::Cells;
 use crate::{MAX_BLOCKS, MAX_GENERATION};
@@ -15,7 +15,7 @@ const PARTIAL: u64 = 2;
 const FLAGS: u64 = 15;
 const FLAG_BITS: u32 = 4;
 const VOLUME_SHIFT: u32 = 48;
-const AGE_BITS: u32 = 4;
+const RANK_BITS: u32 = 4;
 
 /// One line of the segment table as it lies on the device.
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone, Copy, Debug)]
@@ -33,7 +33,7 @@ pub(super) struct OnDiskSegment {
 pub(super) struct OnDiskEntry {
     address: U64,
     slot: U32,
-    check_and_age: U32,
+    check_and_rank: U32,
 }
 
 const _: () = {
@@ -96,7 +96,7 @@ impl OnDiskEntry {
     /// Whether the entry's values fit their fields.
     #[inline]
     pub(super) fn fits(entry: &IndexEntry, check_bits: u8) -> bool {
-        (entry.block.0 < MAX_BLOCKS) & (entry.age < MAX_AGE) & (entry.check >> check_bits == 0)
+        (entry.block.0 < MAX_BLOCKS) & (entry.rank < MAX_RANK) & (entry.check >> check_bits == 0)
     }
 
     #[inline]
@@ -106,7 +106,7 @@ impl OnDiskEntry {
         OnDiskEntry {
             address: (address(entry.volume, entry.block) | dirty | partial).into(),
             slot: entry.slot.0.into(),
-            check_and_age: (entry.check << AGE_BITS | u32::from(entry.age)).into(),
+            check_and_rank: (entry.check << RANK_BITS | u32::from(entry.rank)).into(),
         }
     }
 
@@ -119,19 +119,19 @@ impl OnDiskEntry {
     pub(super) fn is_possible(&self, cells: &Cells, check_bits: u8) -> bool {
         (self.address.get() & FLAGS & !(DIRTY | PARTIAL) == 0)
             & cells.contains(Slot(self.slot.get()))
-            & (self.check_and_age.get() >> AGE_BITS >> check_bits == 0)
+            & (self.check_and_rank.get() >> RANK_BITS >> check_bits == 0)
     }
 
     #[inline]
     pub(super) fn get(&self) -> IndexEntry {
         let (volume, block) = volume_and_block(self.address.get());
-        let check_and_age = self.check_and_age.get();
+        let check_and_rank = self.check_and_rank.get();
         IndexEntry {
             block,
             slot: Slot(self.slot.get()),
-            check: check_and_age >> AGE_BITS,
+            check: check_and_rank >> RANK_BITS,
             volume,
-            age: check_and_age as u8 & (MAX_AGE - 1),
+            rank: check_and_rank as u8 & (MAX_RANK - 1),
             dirty: self.address.get() & DIRTY != 0,
             partial: self.is_partial(),
         }

@@ -50,7 +50,7 @@ fn content(geometry: &Geometry, entries: u64, every: u64) -> Content {
             slot: geometry.slot_at(segment, position as u32),
             check: (index as u32).wrapping_mul(0x9e37_79b9) >> 4,
             volume,
-            age: index as u8 % 16,
+            rank: index as u8 % 16,
             dirty: index % 3 == 0,
             partial,
         });
@@ -324,7 +324,7 @@ fn what_cannot_be_read_back_is_not_written() {
     assert_eq!(new().push_entries(&[entry]), Ok(1));
     for bad in [
         IndexEntry { check: 256, ..entry },
-        IndexEntry { age: 16, ..entry },
+        IndexEntry { rank: 16, ..entry },
         IndexEntry { block: OriginBlock(MAX_BLOCKS), ..entry },
     ] {
         assert_eq!(new().push_entries(&[bad]), Err(Range("entry")));

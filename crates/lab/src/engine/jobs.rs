@@ -14,7 +14,7 @@ use serde::Serialize;
 use crate::engine::closed_loop::{self, Load, Way};
 use crate::engine::worker::{Counters, Crew, Worker};
 use crate::engine::{Args, Background, Case, Sizes};
-use crate::error::{LabResult, other};
+use crate::error::{LabResult, usage};
 use crate::measure::{Rates, Sample};
 use crate::output::{Goal, Table, print_json, rate};
 use crate::pairs::{Estimate, median};
@@ -66,7 +66,7 @@ pub(crate) fn run(
     json: bool,
 ) -> LabResult<()> {
     if jobs.iter().chain(depths).any(|count| !(1..=1024).contains(count)) {
-        return Err(other("--jobs and --depth take 1 to 1024"));
+        return Err(usage("--jobs and --depth take 1 to 1024"));
     }
     let cases =
         args.cases(&[Case::OverwriteDirty, Case::WriteDefault, Case::WriteThrough, Case::ReadHit]);

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use forebay_device::signature;
 use rustix::fs::{OFlags, SeekFrom, major, minor, seek};
 
-use crate::error::{LabResult, other};
+use crate::error::{LabError, LabResult, other, usage};
 
 /// The smallest device that a comparison makes sense on.
 pub(crate) const SMALLEST: u64 = 64 << 20;
@@ -32,7 +32,9 @@ impl Disk {
     /// # Errors
     /// It is none, is in use, or cannot be read and written.
     pub(crate) fn look(option: &str, path: &Path) -> LabResult<Self> {
-        let bad = |why: String| other(format!("{option}: {}: {why}", path.display()));
+        let what = |why: String| format!("{option}: {}: {why}", path.display());
+        let bad = |why: String| usage(what(why));
+        let in_use = |why: String| LabError::InUse(what(why));
         let metadata = fs::metadata(path).map_err(|error| bad(error.to_string()))?;
         let block = metadata.file_type().is_block_device();
         if !block && !metadata.is_file() {
@@ -47,14 +49,14 @@ impl Disk {
         let about = about.map(fs::canonicalize).transpose()?;
         let mut disk = Disk { path, size: 0, about, signature: None };
         let file = disk.claim().map_err(|error| match error.raw_os_error() {
-            Some(16) => bad(format!(
+            Some(16) => in_use(format!(
                 "it is in use: mounted, swapped to, or held by {}; free it first",
                 disk.holders()
             )),
             _ => bad(error.to_string()),
         })?;
         if !block && let Some(user) = loop_user(&metadata) {
-            return Err(bad(format!("{user} uses this file; detach it first")));
+            return Err(in_use(format!("{user} uses this file; detach it first")));
         }
         disk.size = seek(&file, SeekFrom::End(0)).map_err(std::io::Error::from)?;
         if disk.size < SMALLEST {
@@ -155,7 +157,7 @@ impl Disk {
 /// # Errors
 /// They are the same, or one is part of the other.
 pub(crate) fn check_separate(ssd: &Disk, hdd: &Disk) -> LabResult<()> {
-    let same = || other(format!("{} and {} are not two devices", ssd.name(), hdd.name()));
+    let same = || usage(format!("{} and {} are not two devices", ssd.name(), hdd.name()));
     if ssd.path == hdd.path {
         return Err(same());
     }

@@ -80,7 +80,10 @@ pub(super) fn run(capacity: u32, accesses: &Accesses, steps: &mut Steps<'_>) -> 
 
 #[cfg(test)]
 mod tests {
+    use forebay_core::ReplacementKind;
+
     use super::super::accesses::tests::accesses;
+    use super::super::plain;
     use super::*;
 
     /// The fewest misses, by trying everything.
@@ -102,8 +105,19 @@ mod tests {
         1 + best.expect("there is a block that can leave")
     }
 
+    /// Two blocks in turn, and room for one: whoever lets every block in never hits.
     #[test]
-    fn nobody_misses_less() {
+    fn a_policy_that_refuses_blocks_can_miss_less() {
+        let requests: Vec<_> = (0..200).map(|i| (Op::Read, i % 2 * 4096, 1)).collect();
+        let trace = accesses(&requests);
+        let bound = run(1, &trace, &mut Steps::default());
+        let smq = plain::run(ReplacementKind::Smq, 1, &trace, 1, &mut Steps::default());
+        assert_eq!(bound.misses, 200);
+        assert!(smq.misses < 150, "{}", smq.misses);
+    }
+
+    #[test]
+    fn nobody_who_lets_every_block_in_misses_less() {
         let mut random = fastrand::Rng::with_seed(1);
         for _ in 0..300 {
             let blocks: Vec<u64> = (0..11).map(|_| random.u64(0..5)).collect();

@@ -3,11 +3,12 @@
 //! Each policy drives a plain cache that is empty at first: it has room for a share of the blocks
 //! that the trace ever touches, every block of a request is one access, reads and writes alike, and
 //! what was missed enters unless the policy refuses it. Blocks that are discarded leave. `belady`
-//! knows the future and is the bound for all others. The policies that the engine has can be run
+//! knows the future and is the bound for those that admit all: one that may refuse a block can be
+//! better, as it need not make room for what is used once. The policies that the engine has can be run
 //! through the engine itself as well, where blocks lie in a log and leave with their segments.
 //!
 //! - `accesses`: a trace in memory, as blocks
-//! - `plain`: the cache around a policy; `belady`: the bound
+//! - `plain`: the cache around a policy; `belady`: the bound for those that admit all
 //! - `work`: all policies and sizes on all processors
 
 mod accesses;
@@ -19,11 +20,10 @@ use std::path::PathBuf;
 
 use clap::ValueEnum;
 use forebay_core::{ReplacementKind, parse_size};
-use forebay_policy::exact::PolicyKind;
 use serde::Serialize;
 
 use crate::error::{LabError, LabResult, other};
-use crate::output::{Table, print_json};
+use crate::output::{Table, print_json, try_file};
 use crate::replay::{Grid, Loaded, Misses};
 use crate::report;
 use crate::trace::{self, Format};
@@ -44,7 +44,7 @@ pub(crate) struct Args {
     /// Sizes of the cache, as shares of the blocks in the trace
     #[arg(long, value_delimiter = ',', default_value = "0.01,0.05,0.1,0.2", value_name = "SHARES")]
     sizes: Vec<f64>,
-    /// Policies; belady is the bound
+    /// Policies; belady is the bound for those that admit all
     #[arg(long, value_delimiter = ',', value_name = "POLICIES")]
     policies: Vec<Policy>,
     /// plain: blocks have no places; log: in the engine's log, for the policies that it has
@@ -85,7 +85,7 @@ struct Job {
 /// Something that decides who leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Policy {
-    Online(PolicyKind),
+    Online(ReplacementKind),
     /// Who is used again last; it knows.
     Belady,
 }
@@ -104,7 +104,7 @@ impl Policy {
     }
 
     fn all() -> Vec<Policy> {
-        let online = PolicyKind::ALL.iter().map(|kind| Policy::Online(*kind));
+        let online = ReplacementKind::ALL.iter().map(|kind| Policy::Online(*kind));
         online.chain([Policy::Belady]).collect()
     }
 }
@@ -218,6 +218,7 @@ pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
             format!("--sizes are shares of the trace's blocks, above 0, up to 1; not {size}");
         return Err(LabError::Usage(what));
     }
+    args.plot.as_deref().map_or(Ok(()), try_file)?;
     let requests = trace::open(&args.trace, args.format, align)?;
     let format = requests.format().name();
     let accesses = Accesses::read(requests)?;
@@ -241,7 +242,10 @@ pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
         }
     }
     if jobs.is_empty() {
-        return Err(LabError::Usage("the engine has lru, fifo and random on its log".into()));
+        return Err(LabError::Usage(
+            "belady knows the future, which the engine does not; choose another policy for the log"
+                .into(),
+        ));
     }
     let log = if jobs.iter().any(|job| job.on_log.is_some()) {
         // As in the plain cache: whole blocks.
@@ -286,6 +290,10 @@ pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
     Ok(())
 }
 
+/// What the rows of `belady` say, and what they do not.
+const BOUND: &str = "belady evicts what is used again last: the bound for policies that admit all. One that may\n\
+    refuse a block can be below it.";
+
 /// A number of a row.
 type Column = fn(&Row) -> Option<f64>;
 
@@ -311,6 +319,9 @@ fn print(result: &Report, sizes: &[f64]) {
             table.row(name.into_iter().chain(rows.iter().map(|row| share(value(row)))));
         }
         print!("{}", table.render());
+    }
+    if result.rows.iter().any(|row| row.policy == Policy::Belady.name()) {
+        println!("\n{BOUND}");
     }
 }
 

@@ -2,8 +2,8 @@
 
 use std::time::Instant;
 
-use forebay_core::Op;
-use forebay_policy::exact::{Node, PolicyKind, build};
+use forebay_core::{Op, ReplacementKind};
+use forebay_policy::exact::{Node, build};
 
 use super::accesses::Accesses;
 use super::work::Steps;
@@ -52,7 +52,7 @@ const NONE: u32 = u32::MAX;
 
 /// Runs a trace through a cache of a policy.
 pub(super) fn run(
-    kind: PolicyKind,
+    kind: ReplacementKind,
     capacity: u32,
     accesses: &Accesses,
     seed: u64,
@@ -125,7 +125,7 @@ mod tests {
             (Op::Read, 0, 1),          // 0 enters, nobody leaves
             (Op::Read, 8192, 1),       // 2 hit
         ]);
-        let mut counts = run(PolicyKind::Fifo, 2, &trace, 1, &mut Steps::default());
+        let mut counts = run(ReplacementKind::Fifo, 2, &trace, 1, &mut Steps::default());
         counts.nanos = 0;
         let expected = Counts {
             accesses: 9,

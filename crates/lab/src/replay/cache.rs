@@ -40,6 +40,8 @@ pub(crate) struct Outcome {
     pub(super) drained: Duration,
     /// Bytes written to the disk until then.
     pub(super) disk_written: u64,
+    /// The part of the second for reads.
+    pub(super) disk_reading: Duration,
     /// Bytes written to the cache device, all in all.
     pub(crate) ssd_written: u64,
     /// Bytes of payload appended to the log for clients and fills, and by reclaim.
@@ -119,7 +121,7 @@ fn run(mut world: World, cpu: Cpu, trace: &Loaded, pace: Pace) -> LabResult<Outc
     let start = world.now();
     let played = play(&mut world, cpu, &trace.requests, pace, "in virtual time")?;
     let busy = world.gauges().since(&before).disk_busy;
-    world.drain()?;
+    world.bring_home()?;
     let gauges = world.gauges().since(&before);
     let log = world.log_counts();
     let appended = log.appended - log_before.appended;
@@ -129,6 +131,7 @@ fn run(mut world: World, cpu: Cpu, trace: &Loaded, pace: Pace) -> LabResult<Outc
         disk_busy: [busy, gauges.disk_busy].map(|busy| Duration::from_nanos(busy.0)),
         drained: world.now().since(start),
         disk_written: gauges.disk_written,
+        disk_reading: Duration::from_nanos(gauges.disk_read_busy.0),
         ssd_written: gauges.ssd_written,
         appended,
         carried: payload.saturating_sub(appended),
@@ -140,6 +143,8 @@ fn run(mut world: World, cpu: Cpu, trace: &Loaded, pace: Pace) -> LabResult<Outc
 pub(super) struct Bare {
     /// How long it is busy with one request after the other as they came.
     pub(super) in_order: Duration,
+    /// The part of that for reads.
+    pub(super) reading: Duration,
     /// With the pace of the replay, and its own queue.
     pub(super) played: Played,
 }
@@ -152,9 +157,11 @@ pub(super) fn bare(trace: &Loaded, kind: ModelKind, pace: Pace) -> LabResult<Bar
     let alone = |pace| {
         let mut raw = Raw::new(Timing::model(kind, trace.bytes));
         let played = play(&mut raw, Cpu::none(), &trace.requests, pace, "the bare disk")?;
-        Ok::<_, LabError>((Duration::from_nanos(raw.gauges().disk_busy.0), played))
+        let gauges = raw.gauges();
+        let busy = [gauges.disk_busy, gauges.disk_read_busy];
+        Ok::<_, LabError>((busy.map(|busy| Duration::from_nanos(busy.0)), played))
     };
-    let (in_order, _) = alone(Pace::Closed { depth: 1, pause: Duration::ZERO })?;
+    let ([in_order, reading], _) = alone(Pace::Closed { depth: 1, pause: Duration::ZERO })?;
     let (_, played) = alone(pace)?;
-    Ok(Bare { in_order, played })
+    Ok(Bare { in_order, reading, played })
 }

@@ -3,6 +3,7 @@
 //!
 //! - `load`: a trace in memory; `size`: a log for so many blocks
 //! - `player`: requests at their times; `cache`: one cache under them
+//! - `tuning`: settings of the cache that matter most
 //! - `row`: what is printed
 
 mod cache;
@@ -10,6 +11,7 @@ mod load;
 mod player;
 mod row;
 mod size;
+mod tuning;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -18,6 +20,7 @@ use clap::ValueEnum;
 use forebay_core::{BlockSize, Durability, Mode, ReplacementKind, parse_size};
 use forebay_device::model::ModelKind;
 use forebay_engine::VolumeSettings;
+use forebay_policy::WritebackSettings;
 
 use crate::error::{LabError, LabResult};
 use crate::output::print_json;
@@ -28,6 +31,7 @@ use crate::trace::{self, Format};
 use cache::Setup;
 use player::Pace;
 use size::{LogSize, Wanted};
+use tuning::Tuning;
 
 pub(crate) use load::{Grid, Loaded};
 pub(crate) use row::Misses;
@@ -47,7 +51,7 @@ pub(crate) struct Args {
     /// Blocks that may live in the cache: bytes, like 512M, or a share of the trace's blocks, like 20%
     #[arg(long, value_name = "SIZE|PERCENT%")]
     cache_size: Wanted,
-    /// Replacement policy: lru, fifo, random
+    /// Replacement policy, as in `forebay create`
     #[arg(long, default_value = "lru", value_name = "POLICY")]
     policy: ReplacementKind,
     /// writeback, writethrough, writearound, writeonly, passthrough
@@ -91,6 +95,8 @@ pub(crate) struct Args {
     seed: u64,
     #[command(flatten)]
     costs: CpuCosts,
+    #[command(flatten)]
+    tuning: Tuning,
 }
 
 /// Models of origins.
@@ -182,7 +188,7 @@ fn replay(args: &Args) -> LabResult<row::Report> {
         TimingChoice::Closed => Pace::Closed { depth: depth.unwrap_or(1), pause: Duration::ZERO },
     };
     let bytes = args.cache_size.bytes(trace.blocks, UNIT);
-    let setup = Setup {
+    let mut setup = Setup {
         size: LogSize::new(bytes, block, segment)?,
         block,
         settings: VolumeSettings {
@@ -195,6 +201,7 @@ fn replay(args: &Args) -> LabResult<row::Report> {
         },
         seed: args.seed,
     };
+    args.tuning.apply(&mut setup.settings)?;
     setup.say_if_larger(bytes);
     let origin = match args.origin {
         Origin::Hdd7200 => ModelKind::Hdd7200,
@@ -230,10 +237,23 @@ pub(crate) fn misses(
 ) -> LabResult<Misses> {
     let block = BlockSize::DEFAULT;
     let bytes = u64::from(capacity) * UNIT;
+    // What is dirty is kept whatever the policy says; here it is to be the policy that counts.
+    let writeback = WritebackSettings {
+        dirty_high: 5,
+        dirty_low: 1,
+        cache_dirty_high: 5,
+        cache_dirty_low: 1,
+        ..WritebackSettings::default()
+    };
     let setup = Setup {
         size: LogSize::new(bytes, block, None)?,
         block,
-        settings: VolumeSettings { policy, sequential_cutoff: 0, ..VolumeSettings::default() },
+        settings: VolumeSettings {
+            policy,
+            sequential_cutoff: 0,
+            writeback,
+            ..VolumeSettings::default()
+        },
         seed,
     };
     setup.say_if_larger(bytes);

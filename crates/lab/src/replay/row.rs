@@ -8,6 +8,7 @@ use crate::seeds::world::UNIT;
 use super::cache::{Bare, Outcome, Setup};
 use super::load::Loaded;
 use super::player::{Direction, Pace};
+use super::tuning::Tuned;
 
 /// Miss ratios and wear of a log; the fields that `forebay-lab policies` has are the same.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -91,6 +92,7 @@ pub(super) struct Row {
     durability: &'static str,
     block_bytes: u64,
     sequential_cutoff: u64,
+    settings: Tuned,
     timing: &'static str,
     depth: usize,
     /// Virtual time.
@@ -106,9 +108,12 @@ pub(super) struct Row {
     drained_seconds: f64,
     disk_written_bytes: u64,
     ordered: bool,
+    /// The part of that for reads; the rest is for writes.
+    disk_reading_seconds: f64,
     /// The disk alone, in order of arrival, one request at a time.
     bare_disk_busy_seconds: f64,
-    /// The last by the one before it; none if nothing reached the disk.
+    bare_disk_reading_seconds: f64,
+    /// The disk alone by the cache with all its writeback; none if nothing reached the disk.
     bare_by_drained: Option<f64>,
     reads: Option<Latency>,
     writes: Option<Latency>,
@@ -139,6 +144,7 @@ impl Row {
             durability: settings.durability.name(),
             block_bytes: setup.block.bytes(),
             sequential_cutoff: settings.sequential_cutoff,
+            settings: Tuned::of(settings),
             timing,
             depth: pace.depth(),
             seconds: played.seconds,
@@ -149,7 +155,9 @@ impl Row {
             drained_seconds: outcome.drained.as_secs_f64(),
             disk_written_bytes: outcome.disk_written,
             ordered: settings.ordered,
+            disk_reading_seconds: outcome.disk_reading.as_secs_f64(),
             bare_disk_busy_seconds: alone,
+            bare_disk_reading_seconds: bare.reading.as_secs_f64(),
             bare_by_drained: (drained > 0.0).then(|| alone / drained),
             reads: Latency::of(&played.reads),
             writes: Latency::of(&played.writes),
@@ -202,7 +210,9 @@ impl Row {
                 "bytes written to the disk",
                 forebay_core::units::format_size(self.disk_written_bytes),
             ),
+            ("of that, for reads", seconds(self.disk_reading_seconds)),
             ("bare disk, in order of arrival", seconds(self.bare_disk_busy_seconds)),
+            ("of that, for reads", seconds(self.bare_disk_reading_seconds)),
             ("bare disk/with writeback", self.bare_by_drained.map_or("-".to_owned(), times)),
         ] {
             table.row([name.to_owned(), value]);

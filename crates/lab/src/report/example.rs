@@ -37,7 +37,7 @@ fn few() -> Vec<Value> {
             "forebay/writeback",
             "iops",
             json!({
-                "value": 42_345.0, "sd": 100.0, "repetitions": 3, "share_of_ssd": 1.056,
+                "value": 42_345.0, "sequential_cutoff": 0, "sd": 100.0, "repetitions": 3, "share_of_ssd": 1.056,
                 "hit_ratio": 0.9, "p50_us": 80.0, "p99_us": 300.0, "disk_busy": 0.5,
                 "goal": {"at_least": 1.0, "met": true}, "note": "Bound: 1.1 of the SSD.", "detail": detail(),
             }),

@@ -61,6 +61,7 @@ pub(crate) struct Row {
     pub(crate) p50_us: Option<f64>,
     pub(crate) p99_us: Option<f64>,
     pub(crate) durability: Option<String>,
+    pub(crate) sequential_cutoff: Option<u64>,
     pub(crate) seconds: Option<f64>,
     pub(crate) baseline: Option<Baseline>,
     pub(crate) goal: Option<Goal>,

@@ -28,7 +28,7 @@ mod words;
 
 use std::path::{Path, PathBuf};
 
-use crate::error::{LabResult, other};
+use crate::error::{LabResult, other, usage};
 
 use doc::Block;
 use input::Input;
@@ -66,7 +66,7 @@ type Files = Vec<(String, String)>;
 /// It is not one, or a figure cannot be drawn.
 fn render(text: &str, revision: Option<&str>) -> LabResult<Files> {
     let mut input: Input = serde_json::from_str(text).map_err(|error| {
-        other(format!("these are no rows as `seeds --json` or `seeds --save` writes them: {error}"))
+        usage(format!("these are no rows as `seeds --json` or `seeds --save` writes them: {error}"))
     })?;
     if let Some(revision) = revision {
         input.about.revision = Some(revision.to_owned());
@@ -153,6 +153,21 @@ mod tests {
             if name == "README.md" {
                 assert!(text.contains("a &lt;b>\\|"), "{name}");
             }
+        }
+    }
+
+    #[test]
+    fn pages_say_when_beaten_rows_had_no_sequential_cutoff_and_only_then() {
+        let page = |text: &str| {
+            let files = render(text, None).expect("renders");
+            files.into_iter().find(|(name, _)| name == "README.md").map(|(_, text)| text)
+        };
+        let text = example::text();
+        let said = page(&text).expect("a page");
+        assert!(said.contains("1 of the 27 figures that are beaten were measured with"), "{said}");
+        for other in ["\"sequential_cutoff\":4194304", "\"other\":0"] {
+            let text = text.replace("\"sequential_cutoff\":0", other);
+            assert!(!page(&text).expect("a page").contains("were measured with"), "{other}");
         }
     }
 

@@ -329,6 +329,36 @@ fn summary(all: &Counts) -> String {
     text
 }
 
+/// With which `sequential_cutoff` the beaten rows were run, if they say it.
+fn cutoffs(input: &Input, all: &Counts) -> Option<Block> {
+    if all.without_cutoff == 0 {
+        return None;
+    }
+    let of = |report: &&str| Counts::of(input, report).without_cutoff > 0;
+    let of: Vec<&str> = reports(input).into_iter().filter(of).collect();
+    let mut text = format!(
+        "{} of the {} figures that are beaten were measured with `sequential_cutoff` off ({}), which \
+         is not the default: by default a stream goes round the cache once it is 4 MiB long. That \
+         spares the SSD, and leaves long streams as fast as the disk is. `forebay set NAME \
+         sequential_cutoff=0` is what these rows have.",
+        all.without_cutoff,
+        all.beaten,
+        of.join(", ")
+    );
+    let mut limited: Vec<String> = Vec::new();
+    for row in &input.rows {
+        let name = format!("`{}` of {}", row.config, row.report);
+        let has_limit = row.sequential_cutoff.is_some_and(|bytes| bytes > 0);
+        if has_limit && of.contains(&row.report.as_str()) && !limited.contains(&name) {
+            limited.push(name);
+        }
+    }
+    if !limited.is_empty() {
+        text.push_str(&format!(" With the limit: {}.", limited.join(", ")));
+    }
+    Some(Block::Text(text))
+}
+
 fn how_it_was_made(input: &Input) -> Vec<Block> {
     let unknown = || "unknown".to_owned();
     let command = input.about.command.clone().unwrap_or_else(unknown);
@@ -384,6 +414,7 @@ pub(super) fn document(input: &Input) -> LabResult<Vec<Block>> {
     blocks.extend(how_it_was_made(input));
     blocks.push(Block::Contents(contents));
     blocks.push(heading(2, "beaten", "What is beaten, and what is not"));
+    blocks.extend(cutoffs(input, &all));
     blocks.push(Block::Table(verdict_table(input, &mut notes)));
     blocks.push(heading(2, "reading", "How to read this"));
     blocks.push(list(&HOW_TO_READ));

@@ -153,6 +153,9 @@ pub(super) fn verdicts<'a>(input: &'a Input, report: &'a str) -> Vec<Verdict<'a>
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Counts {
     pub(super) beaten: usize,
+    /// Of those: with `sequential_cutoff` off, and with it on.
+    pub(super) without_cutoff: usize,
+    pub(super) with_cutoff: usize,
     pub(super) not_beaten: usize,
     pub(super) not_run: usize,
     pub(super) no_figure: usize,
@@ -170,7 +173,12 @@ impl Counts {
         let mut counts = Counts::default();
         for verdict in verdicts(input, report) {
             match verdict.outcome {
-                Outcome::Beaten => counts.beaten += 1,
+                Outcome::Beaten => {
+                    counts.beaten += 1;
+                    let cutoff = verdict.ours.and_then(|row| row.sequential_cutoff);
+                    counts.without_cutoff += usize::from(cutoff == Some(0));
+                    counts.with_cutoff += usize::from(cutoff.is_some_and(|bytes| bytes > 0));
+                }
                 Outcome::NotBeaten => counts.not_beaten += 1,
                 Outcome::NotRun => counts.not_run += 1,
                 Outcome::NoFigure => {
@@ -192,6 +200,8 @@ impl Counts {
 
     pub(super) fn add(&mut self, other: &Counts) {
         self.beaten += other.beaten;
+        self.without_cutoff += other.without_cutoff;
+        self.with_cutoff += other.with_cutoff;
         self.not_beaten += other.not_beaten;
         self.not_run += other.not_run;
         self.no_figure += other.no_figure;
@@ -227,6 +237,7 @@ mod tests {
         assert_eq!(found, expected);
         let counts = Counts::of(&input, "900");
         assert_eq!((counts.beaten, counts.not_beaten, counts.not_run), (1, 2, 1));
+        assert_eq!((counts.without_cutoff, counts.with_cutoff), (1, 0));
         assert_eq!((counts.goals_met, counts.goals), (1, 2));
         assert_eq!((counts.baselines_good, counts.baselines), (1, 2));
     }

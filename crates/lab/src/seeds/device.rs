@@ -207,6 +207,8 @@ struct Inner {
     places: Vec<InFlight>,
     free: Vec<u32>,
     completed: Vec<u32>,
+    in_flight: usize,
+    most_in_flight: usize,
 }
 
 /// See the module.
@@ -218,8 +220,15 @@ pub(crate) struct VirtualDevice {
 
 impl VirtualDevice {
     fn new(name: &str, size: u64, timing: Timing, content: Content) -> Arc<Self> {
-        let inner =
-            Inner { timing, content, places: Vec::new(), free: Vec::new(), completed: Vec::new() };
+        let inner = Inner {
+            timing,
+            content,
+            places: Vec::new(),
+            free: Vec::new(),
+            completed: Vec::new(),
+            in_flight: 0,
+            most_in_flight: 0,
+        };
         Arc::new(VirtualDevice { name: name.into(), size, inner: Arc::new(Mutex::new(inner)) })
     }
 
@@ -259,6 +268,13 @@ impl VirtualDevice {
         self.inner.lock().timing.counters()
     }
 
+    /// The most operations that were under way together since this was last asked.
+    pub(crate) fn most_in_flight(&self) -> usize {
+        let mut inner = self.inner.lock();
+        let now = inner.in_flight;
+        std::mem::replace(&mut inner.most_in_flight, now)
+    }
+
     /// When [`VirtualDevice::drive`] will have something to do.
     pub(crate) fn next_event(&self) -> Option<Nanos> {
         self.inner.lock().timing.next_event()
@@ -269,6 +285,7 @@ impl VirtualDevice {
         let mut inner = self.inner.lock();
         let mut completed = std::mem::take(&mut inner.completed);
         inner.timing.advance(now, &mut completed);
+        inner.in_flight -= completed.len();
         for place in completed.drain(..) {
             let op = &mut inner.places[place as usize];
             op.due = true;
@@ -395,6 +412,8 @@ impl DeviceQueue for VirtualQueue {
         (op.done, op.due, op.forgotten) = (Some(done), false, false);
         let id = OpId(u64::from(op.uses) << 32 | u64::from(place));
         inner.timing.submit(now, shape, place);
+        inner.in_flight += 1;
+        inner.most_in_flight = inner.most_in_flight.max(inner.in_flight);
         id
     }
 

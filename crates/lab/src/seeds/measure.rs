@@ -33,6 +33,8 @@ pub(crate) struct Measurement {
     /// The published system that the configuration corresponds to.
     pub(crate) system: Option<&'static str>,
     pub(crate) durability: Option<&'static str>,
+    /// Streams longer than this many bytes went round the cache; 0: none did.
+    pub(crate) sequential_cutoff: Option<u64>,
     /// One for each repetition.
     pub(crate) found: Vec<Found>,
     pub(crate) note: Option<String>,
@@ -190,6 +192,7 @@ impl Measurement {
             server,
             system: None,
             durability: None,
+            sequential_cutoff: None,
             detail: detail(&found),
             found,
             note: None,
@@ -208,6 +211,7 @@ impl Measurement {
             server: Server::Forebay,
             system: config.system,
             durability: Some(config.durability()),
+            sequential_cutoff: Some(config.settings.sequential_cutoff),
             detail: detail(&found),
             found,
             note: config.note.map(str::to_owned),

@@ -35,7 +35,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use parking_lot::Mutex;
 use serde::Serialize;
 
-use crate::error::{LabResult, other};
+use crate::error::{LabResult, other, usage};
 use crate::measure::thread_cpu;
 use crate::output::print_json;
 use crate::progress::Progress;
@@ -110,11 +110,12 @@ pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
     let all = reports();
     let known: Vec<&str> = all.iter().map(|(report, _)| report.number).collect();
     if let Some(wrong) = args.only.iter().find(|only| !known.contains(&only.as_str())) {
-        return Err(other(format!("'{wrong}' is not a report; choose from {}", known.join(", "))));
+        return Err(usage(format!("'{wrong}' is not a report; choose from {}", known.join(", "))));
     }
     if !(args.scale > 0.0 && args.scale <= 1.0) {
-        return Err(other("the share must be above 0 and at most 1"));
+        return Err(usage("the share must be above 0 and at most 1"));
     }
+    args.pages.try_out()?;
     let wanted = |report: &str| args.only.is_empty() || args.only.iter().any(|o| o == report);
     let named = |name: &str| args.jobs_named.as_ref().is_none_or(|part| name.contains(part));
     let (mut reports, mut jobs) = (Vec::new(), Vec::new());

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use crate::error::{LabResult, other};
+use crate::output::{try_directory, try_file};
 use crate::report;
 use crate::report::input::{About, ReportText};
 
@@ -26,6 +27,15 @@ pub(super) struct Options {
 impl Options {
     pub(super) fn wanted(&self) -> bool {
         self.report.is_some() || self.save.is_some()
+    }
+
+    /// Tries both places, before the hours that go into what is written there.
+    ///
+    /// # Errors
+    /// One of them cannot be written.
+    pub(super) fn try_out(&self) -> LabResult<()> {
+        self.report.as_deref().map_or(Ok(()), try_directory)?;
+        self.save.as_deref().map_or(Ok(()), try_file)
     }
 
     /// # Errors

@@ -54,6 +54,7 @@ impl Server for Raw {
             disk_read: counters.read_bytes,
             disk_written: counters.written_bytes,
             disk_busy: Nanos(counters.busy.as_nanos() as u64),
+            disk_read_busy: Nanos(counters.read_busy.as_nanos() as u64),
             ..Gauges::default()
         }
     }

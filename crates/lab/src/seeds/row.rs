@@ -68,6 +68,8 @@ pub(crate) struct Row {
     pub(crate) p50_us: Option<Number>,
     pub(crate) p99_us: Option<Number>,
     pub(crate) durability: Option<&'static str>,
+    /// Streams longer than this many bytes went round the cache; 0: none did.
+    pub(crate) sequential_cutoff: Option<u64>,
     /// Virtual seconds that were measured, all repetitions together.
     pub(crate) seconds: Option<Number>,
     pub(crate) baseline: Option<Baseline>,
@@ -152,6 +154,7 @@ fn bare(report: &Report, published: &Published) -> Row {
         p50_us: None,
         p99_us: None,
         durability: None,
+        sequential_cutoff: None,
         seconds: None,
         baseline: None,
         goal: None,
@@ -225,6 +228,7 @@ fn row(
         p50_us: Some(Number(latencies.quantile(0.50) / 1000.0)),
         p99_us: Some(Number(latencies.quantile(0.99) / 1000.0)),
         durability: measurement.durability,
+        sequential_cutoff: measurement.sequential_cutoff,
         seconds: Some(Number(all.seconds)),
         baseline,
         goal,

@@ -108,6 +108,8 @@ pub(crate) struct Gauges {
     pub(crate) disk_read: u64,
     pub(crate) disk_written: u64,
     pub(crate) disk_busy: Nanos,
+    /// The part of that for reads.
+    pub(crate) disk_read_busy: Nanos,
     pub(crate) ssd_busy: Nanos,
     /// At present.
     pub(crate) dirty_bytes: u64,
@@ -172,6 +174,7 @@ impl Gauges {
             disk_read: with(self.disk_read, other.disk_read),
             disk_written: with(self.disk_written, other.disk_written),
             disk_busy: Nanos(with(self.disk_busy.0, other.disk_busy.0)),
+            disk_read_busy: Nanos(with(self.disk_read_busy.0, other.disk_read_busy.0)),
             ssd_busy: Nanos(with(self.ssd_busy.0, other.ssd_busy.0)),
             dirty_bytes: self.dirty_bytes,
         }

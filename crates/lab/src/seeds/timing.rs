@@ -178,6 +178,7 @@ impl Timing {
             Core::Cached { model, spec, .. } => {
                 let mut counters = model.counters();
                 counters.busy = counters.busy.div_f64(spec.speed);
+                counters.read_busy = counters.read_busy.div_f64(spec.speed);
                 counters
             }
         }

@@ -8,6 +8,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use forebay_core::{BlockSize, Clock, IoError, Nanos, Op};
 use forebay_device::{Device, IoBuf, QueueContext};
@@ -230,6 +231,56 @@ impl World {
         Ok(())
     }
 
+    /// Writes everything back, as fast as the disk can; how long that took.
+    ///
+    /// # Errors
+    /// What the engine says, or it never ends.
+    pub(crate) fn drain(&mut self) -> LabResult<Duration> {
+        let started = self.now();
+        let engine = self.engine.clone();
+        self.block_on("a drain", async move { engine.drain(VOLUME, |_| ()).await })??;
+        Ok(self.now().since(started))
+    }
+
+    fn block_on<T: 'static>(
+        &mut self,
+        what: &str,
+        future: impl Future<Output = T> + 'static,
+    ) -> LabResult<T> {
+        let result = Rc::new(RefCell::new(None));
+        let inner = result.clone();
+        self.lane.spawn(async move {
+            let output = future.await;
+            *inner.borrow_mut() = Some(output);
+        });
+        let started = self.now();
+        loop {
+            self.settle(&mut Vec::new())?;
+            if let Some(output) = result.borrow_mut().take() {
+                return Ok(output);
+            }
+            let next = self.next_event().filter(|next| next.0 - started.0 < PATIENCE);
+            let next = next.ok_or_else(|| other(format!("{what}: nothing more happens")))?;
+            self.advance(next.max(self.now()));
+        }
+    }
+
+    /// The most operations that were under way together on the disk since this was last asked.
+    pub(crate) fn most_on_disk(&self) -> usize {
+        self.disk.most_in_flight()
+    }
+
+    /// Writes and syncs that the disk has served.
+    pub(crate) fn disk_operations(&self) -> (u64, u64) {
+        let counters = self.disk.counters();
+        (counters.writes, counters.syncs)
+    }
+
+    /// Bytes that the cache can hold if every record is full.
+    pub(crate) fn capacity_bytes(&self) -> u64 {
+        self.engine.cache.store.capacity_blocks() * self.block
+    }
+
     /// A request without data, to its end.
     ///
     /// # Errors
@@ -377,6 +428,7 @@ impl Server for World {
             disk_read: disk.read_bytes,
             disk_written: disk.written_bytes,
             disk_busy: Nanos(disk.busy.as_nanos() as u64),
+            disk_read_busy: Nanos(disk.read_busy.as_nanos() as u64),
             ssd_busy: Nanos(ssd.busy.as_nanos() as u64),
             dirty_bytes: self.target.volume().dirty_blocks() * self.block,
         }

@@ -13,13 +13,18 @@
 //! access, reads and writes alike, everything that was missed enters, and what was not used for
 //! longest leaves. With a sample of all blocks it is exact.
 //!
+//! [`Estimator`] looks at every access; [`Live`] only at those of the sample, for who has no time.
+//!
 //! - `sample`: which blocks stand for all
-//! - `stack`: distances; `histogram`: how often which came
+//! - `sampled`: what is known of those; `stack`: distances; `histogram`: how often which came
 //! - `recent`: what is known of all accesses
+//! - `live`: what is known of a running volume
 
 mod histogram;
+mod live;
 mod recent;
 mod sample;
+mod sampled;
 mod stack;
 #[cfg(test)]
 mod tests;
@@ -32,15 +37,10 @@ use crate::exact::Key;
 
 use histogram::Histogram;
 use recent::{AGES, Recent};
-use stack::Stack;
+use sampled::Sampled;
 
+pub use live::{Live, LiveCurve};
 pub use sample::Sample;
-
-/// Parts of the sample that are looked at by themselves, to see how much they differ.
-const PARTS: usize = 8;
-
-/// Standard errors on each side: nineteen of twenty, if errors were normal and the parts many.
-const WIDTH: f64 = 2.36;
 
 /// What is done to blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,54 +71,10 @@ pub struct Share {
     pub error: f64,
 }
 
-/// One sample with its curve.
-#[derive(Debug)]
-struct Part {
-    stack: Stack,
-    /// By how long ago the block was used.
-    reads: [Histogram; AGES],
-    writes: [Histogram; AGES],
-}
-
-impl Part {
-    fn new() -> Self {
-        Part { stack: Stack::new(), reads: Default::default(), writes: Default::default() }
-    }
-
-    fn histograms(&self) -> impl Iterator<Item = &Histogram> {
-        self.reads.iter().chain(&self.writes)
-    }
-
-    fn access(&mut self, access: Access, age: usize, key: Key) {
-        let distance = self.stack.access(key);
-        let histograms = match access {
-            Access::Read => &mut self.reads,
-            Access::Write => &mut self.writes,
-        };
-        if let Some(histogram) = histograms.get_mut(age) {
-            histogram.add(distance);
-        }
-    }
-
-    fn halve(&mut self, sample: &Sample) {
-        self.stack.retain(|key| sample.has(key));
-        self.reads.iter_mut().chain(&mut self.writes).for_each(Histogram::halve);
-    }
-
-    fn bytes(&self) -> usize {
-        self.stack.bytes() + self.histograms().map(Histogram::bytes).sum::<usize>()
-    }
-}
-
 /// See the module.
 #[derive(Debug)]
 pub struct Estimator {
-    sample: Sample,
-    /// Blocks in the sample, at most.
-    most: usize,
-    whole: Part,
-    /// Empty if all blocks are sampled for good.
-    parts: Vec<Part>,
+    sampled: Sampled,
     recent: Recent,
     /// All accesses by the age of the block.
     reads: [u64; AGES],
@@ -129,12 +85,8 @@ impl Estimator {
     /// Of each `group` blocks one is sampled, which one says `seed`; half as many whenever the
     /// sample has more than `most` blocks. Groups of 1 and no limit (`usize::MAX`) are exact.
     pub fn new(group: u32, most: usize, seed: u64) -> Self {
-        let parts = if group > 1 || most < usize::MAX { PARTS } else { 0 };
         Estimator {
-            sample: Sample::new(group, seed),
-            most: most.max(1),
-            whole: Part::new(),
-            parts: (0..parts).map(|_| Part::new()).collect(),
+            sampled: Sampled::new(group, most, seed),
             recent: Recent::new(),
             reads: [0; AGES],
             writes: [0; AGES],
@@ -143,7 +95,7 @@ impl Estimator {
 
     /// Which blocks are sampled now.
     pub fn sample(&self) -> Sample {
-        self.sample
+        self.sampled.sample()
     }
 
     /// A request for blocks of a volume; one that neither reads nor writes nor discards counts for
@@ -161,7 +113,7 @@ impl Estimator {
 
     /// Blocks are read or written, those of one request in their order.
     pub fn access(&mut self, access: Access, keys: Range<Key>) {
-        let mut sampled = self.sample.of(keys.clone());
+        let mut sampled = self.sample().of(keys.clone());
         let mut next = sampled.next();
         for key in (keys.start.0..keys.end.0).map(Key) {
             let age = self.recent.touch(key);
@@ -173,48 +125,15 @@ impl Estimator {
                 *count += 1;
             }
             if next == Some(key) {
-                self.sampled(access, age, key);
+                self.sampled.access(access, age, key);
                 next = sampled.next();
-            }
-        }
-    }
-
-    /// A block of the sample is read or written.
-    fn sampled(&mut self, access: Access, age: usize, key: Key) {
-        // It may have been given up since the request began.
-        if !self.sample.has(key) {
-            return;
-        }
-        self.whole.access(access, age, key);
-        let part = self.sample.part(key, PARTS as u64);
-        if let Some(part) = self.parts.get_mut(part) {
-            part.access(access, age, key);
-        }
-        while self.whole.stack.depth() > self.most && self.sample.halve() {
-            for part in [&mut self.whole].into_iter().chain(&mut self.parts) {
-                part.halve(&self.sample);
             }
         }
     }
 
     /// Blocks are gone.
     pub fn discard(&mut self, keys: Range<Key>) {
-        let groups = keys.end.0.saturating_sub(keys.start.0) / self.sample.stands_for();
-        let gone: Vec<Key> = if groups <= self.whole.stack.blocks() as u64 {
-            self.sample.of(keys).collect()
-        } else {
-            let mut gone: Vec<Key> =
-                self.whole.stack.keys().filter(|key| keys.contains(key)).collect();
-            gone.sort_unstable();
-            gone
-        };
-        for key in gone {
-            self.whole.stack.discard(key);
-            let part = self.sample.part(key, PARTS as u64);
-            if let Some(part) = self.parts.get_mut(part) {
-                part.stack.discard(key);
-            }
-        }
+        self.sampled.discard(keys);
     }
 
     /// Accesses so far, all of them, sampled or not.
@@ -227,39 +146,28 @@ impl Estimator {
 
     /// About how many different blocks were used.
     pub fn footprint(&self) -> u64 {
-        let first: f64 = self.whole.histograms().map(Histogram::first).sum();
-        (first * self.sample.stands_for() as f64) as u64
+        self.sampled.footprint()
     }
 
     /// How many blocks are in the sample.
     pub fn sampled_blocks(&self) -> usize {
-        self.whole.stack.blocks()
+        self.sampled.blocks()
     }
 
     /// About what it takes in RAM.
     pub fn bytes(&self) -> usize {
-        let parts = self.parts.iter().map(Part::bytes).sum::<usize>();
-        self.whole.bytes() + parts + self.recent.bytes()
+        self.sampled.bytes() + self.recent.bytes()
     }
 
     /// Which share of the accesses a cache of so many blocks would have hit.
     pub fn hits(&self, which: Which, blocks: u64) -> Share {
-        let unit = self.sample.stands_for();
-        let share = |part: &Part, unit: u64| {
+        self.sampled.estimate(|part, unit| {
             let mut hits = self.hits_of(&part.reads, &self.reads, blocks, unit);
             if which == Which::All {
                 hits += self.hits_of(&part.writes, &self.writes, blocks, unit);
             }
             (hits / self.accesses(which).max(1) as f64).clamp(0.0, 1.0)
-        };
-        let number = self.parts.len() as f64;
-        let shares = self.parts.iter().map(|part| share(part, unit * PARTS as u64));
-        let shares: Vec<f64> = shares.collect();
-        let mean = shares.iter().sum::<f64>() / number;
-        let squares: f64 = shares.iter().map(|share| (share - mean).powi(2)).sum();
-        let error =
-            if unit == 1 { 0.0 } else { WIDTH * (squares / (number - 1.0) / number).sqrt() };
-        Share { share: share(&self.whole, unit), error }
+        })
     }
 
     /// How many of all accesses would have been hits. Of each age, those to new blocks are as many

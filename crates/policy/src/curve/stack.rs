@@ -19,7 +19,7 @@ use crate::exact::Key;
 const PLACES: usize = 1024;
 
 /// Numbers of marks in front of places.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Marks {
     /// Each node counts the marks of as many places, up to its own, as its lowest bit says; from 1.
     nodes: Vec<u32>,
@@ -62,7 +62,7 @@ impl Marks {
 }
 
 /// See the module.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Stack {
     places: HashMap<Key, u32>,
     holes: BTreeSet<u32>,

@@ -1,5 +1,7 @@
 //! The estimator against caches that are lists.
 
+use forebay_core::Nanos;
+
 use super::*;
 
 /// A cache that evicts what was not used for longest.
@@ -151,4 +153,90 @@ fn nothing_and_odd_ranges_do_no_harm() {
     estimator.access(Access::Write, keys(u64::MAX - 500..u64::MAX));
     assert!(estimator.sampled_blocks() <= 1);
     assert!(estimator.hits(Which::All, u64::MAX).share <= 1.0);
+}
+
+/// What a volume would do: all blocks are counted, and those requests are shown that touch the
+/// sample. Each takes `nanos`.
+fn live(requests: &[Range<u64>], nanos: u64, seed: u64) -> LiveCurve {
+    let (mut live, mut reads) = (Live::new(seed), 0);
+    let first = Live::first_sample(seed);
+    for (number, request) in requests.iter().enumerate() {
+        let keys = keys(request.clone());
+        reads += request.end - request.start;
+        if live.sample().touches(keys.clone()) {
+            assert!(first.touches(keys.clone()), "nothing is sampled later that was not at first");
+            if live.access(Access::Read, keys) {
+                live.settle(Nanos(number as u64 * nanos));
+            }
+        }
+    }
+    live.into_curve(reads, 0)
+}
+
+#[test]
+fn what_is_seen_of_a_running_volume_is_near_and_knows_how_near() {
+    let requests = requests(7);
+    let exact = estimate(&requests, 1, usize::MAX, 0);
+    let (mut inside, mut all) = (0, 0);
+    for seed in 0..6 {
+        let live = live(&requests, 100_000, seed);
+        assert_eq!(live.accesses(Which::Reads), exact.accesses(Which::Reads));
+        assert!(live.footprint().abs_diff(exact.footprint()) < exact.footprint() / 50);
+        for percent in [1, 5, 10, 20, 40, 80] {
+            let blocks = exact.footprint() * percent / 100;
+            let found = live.hits(Which::All, blocks);
+            let off = (found.share - exact.hits(Which::All, blocks).share).abs();
+            assert!(off < 0.02, "seed {seed}, {percent} %: {off} ({found:?})");
+            inside += u32::from(off <= found.error + 0.002);
+            all += 1;
+        }
+    }
+    assert!(inside * 10 >= all * 8, "{inside} of {all} are within what is said");
+}
+
+#[test]
+fn a_loop_has_a_cliff_where_it_fits() {
+    for blocks in [5_000u64, 100_000] {
+        // Around four times, in requests of a few blocks: once new, three times again.
+        let requests: Vec<Range<u64>> =
+            (0..4 * blocks / 4).map(|at| (at * 4 % blocks)..(at * 4 % blocks) + 4).collect();
+        let live = live(&requests, 1_000_000, 3);
+        let hits = |percent: u64| live.hits(Which::Reads, blocks * percent / 100);
+        assert!(hits(95).share < 0.02, "{blocks}: {:?}", hits(95));
+        assert!((hits(105).share - 0.75).abs() < 0.02, "{blocks}: {:?}", hits(105));
+    }
+}
+
+#[test]
+fn neither_blocks_nor_requests_make_it_costly() {
+    let mut random = fastrand::Rng::with_seed(9);
+    let block = |_| random.u64(0..4 << 20);
+    let requests: Vec<Range<u64>> = (0..1 << 20).map(block).map(|block| block..block + 1).collect();
+    // Far apart: the number of blocks is what bounds it.
+    let wide = live(&requests, 1_000_000, 1);
+    assert!((Live::MOST / 3..=Live::MOST).contains(&wide.sampled_blocks()));
+    assert!(wide.bytes() < 1_200_000, "{}", wide.bytes());
+    assert!(wide.accesses(Which::All) / wide.sample().stands_for() < 1 << 16);
+    // A million within a second, on a thousand blocks: the number of requests is.
+    let hot: Vec<Range<u64>> =
+        requests.iter().map(|range| range.start % 1000..range.start % 1000 + 1).collect();
+    let hot = live(&hot, 900, 1);
+    assert!(hot.sample().stands_for() >= 256, "one of {}", hot.sample().stands_for());
+}
+
+#[test]
+fn a_running_volume_that_did_nothing_has_an_empty_curve() {
+    let mut live = Live::new(0);
+    let curve = live.clone().into_curve(0, 0);
+    for which in [Which::All, Which::Reads] {
+        assert_eq!(curve.hits(which, 10), Share { share: 0.0, error: 0.0 });
+    }
+    live.discard(keys(0..u64::MAX));
+    assert!(!live.access(Access::Write, keys(0..64)));
+    let curve = live.clone().into_curve(0, 64);
+    assert_eq!((curve.footprint(), curve.sampled_blocks()), (64, 1));
+    assert_eq!(curve.hits(Which::Reads, 1 << 40).share, 0.0);
+    live.discard(keys(0..u64::MAX));
+    assert_eq!(live.into_curve(0, 64).sampled_blocks(), 0);
+    assert!(Live::new(0).access(Access::Write, keys(0..64 * 4096)), "many at once");
 }

@@ -10,7 +10,9 @@
 use super::fields::Fields;
 use super::ghost::Ghosts;
 use super::list::Lists;
-use super::{BlockPolicy, Key, Node, PolicyKind, StateBytes};
+use forebay_core::ReplacementKind;
+
+use super::{BlockPolicy, Key, Node, StateBytes};
 
 /// Seen once: `T1`, and `B1` for its ghosts.
 const ONCE: usize = 0;
@@ -75,8 +77,8 @@ impl Arc {
 }
 
 impl BlockPolicy for Arc {
-    fn kind(&self) -> PolicyKind {
-        PolicyKind::Arc
+    fn kind(&self) -> ReplacementKind {
+        ReplacementKind::Arc
     }
 
     fn resident(&self) -> u32 {

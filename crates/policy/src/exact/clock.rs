@@ -7,7 +7,9 @@
 
 use super::fields::Fields;
 use super::list::Lists;
-use super::{BlockPolicy, Key, Node, PolicyKind, StateBytes};
+use forebay_core::ReplacementKind;
+
+use super::{BlockPolicy, Key, Node, StateBytes};
 
 /// See the module.
 #[derive(Debug)]
@@ -40,8 +42,8 @@ impl Clock {
 }
 
 impl BlockPolicy for Clock {
-    fn kind(&self) -> PolicyKind {
-        PolicyKind::Clock
+    fn kind(&self) -> ReplacementKind {
+        ReplacementKind::Clock
     }
 
     fn resident(&self) -> u32 {

@@ -4,7 +4,9 @@
 //! 5(2), 1966. One list in the order of arrival; 8 bytes for a block.
 
 use super::list::Lists;
-use super::{BlockPolicy, Key, Node, PolicyKind, StateBytes};
+use forebay_core::ReplacementKind;
+
+use super::{BlockPolicy, Key, Node, StateBytes};
 
 /// See the module.
 #[derive(Debug)]
@@ -23,8 +25,8 @@ impl Fifo {
 }
 
 impl BlockPolicy for Fifo {
-    fn kind(&self) -> PolicyKind {
-        PolicyKind::Fifo
+    fn kind(&self) -> ReplacementKind {
+        ReplacementKind::Fifo
     }
 
     fn resident(&self) -> u32 {

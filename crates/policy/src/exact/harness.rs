@@ -2,7 +2,9 @@
 
 use std::collections::HashMap;
 
-use super::{BlockPolicy, Key, Node, PolicyKind, build};
+use forebay_core::ReplacementKind;
+
+use super::{BlockPolicy, Key, Node, build};
 
 /// What an access led to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,7 +26,7 @@ pub(super) struct Cache {
 
 impl Cache {
     /// With a few more nodes than it needs.
-    pub(super) fn new(kind: PolicyKind, capacity: u32, seed: u64) -> Self {
+    pub(super) fn new(kind: ReplacementKind, capacity: u32, seed: u64) -> Self {
         let nodes = capacity + 5;
         Cache {
             policy: build(kind, capacity, nodes, seed),

@@ -15,7 +15,9 @@
 //! 10 bytes for a block, and 80 KiB (`lfu-r`: 5 KiB) for the lists.
 
 use super::list::Lists;
-use super::{BlockPolicy, Key, Node, PolicyKind, StateBytes};
+use forebay_core::ReplacementKind;
+
+use super::{BlockPolicy, Key, Node, StateBytes};
 
 /// Accesses for each block of capacity after which `lfu-r` halves all frequencies.
 pub const ACCESSES_PER_EPOCH: u64 = 10;
@@ -42,7 +44,7 @@ impl Stamp {
 /// See the module.
 #[derive(Debug)]
 pub struct Lfu {
-    kind: PolicyKind,
+    kind: ReplacementKind,
     capacity: u32,
     resident: u32,
     lists: Lists,
@@ -61,15 +63,15 @@ pub struct Lfu {
 
 impl Lfu {
     pub(super) fn plain(capacity: u32, nodes: u32) -> Self {
-        Self::new(PolicyKind::Lfu, capacity, nodes, 4096, u64::MAX)
+        Self::new(ReplacementKind::Lfu, capacity, nodes, 4096, u64::MAX)
     }
 
     pub(super) fn ageing(capacity: u32, nodes: u32) -> Self {
         let per_epoch = u64::from(capacity) * ACCESSES_PER_EPOCH;
-        Self::new(PolicyKind::LfuR, capacity, nodes, 256, per_epoch)
+        Self::new(ReplacementKind::LfuR, capacity, nodes, 256, per_epoch)
     }
 
-    fn new(kind: PolicyKind, capacity: u32, nodes: u32, levels: u32, per_epoch: u64) -> Self {
+    fn new(kind: ReplacementKind, capacity: u32, nodes: u32, levels: u32, per_epoch: u64) -> Self {
         Lfu {
             kind,
             capacity,
@@ -149,7 +151,7 @@ impl Lfu {
 }
 
 impl BlockPolicy for Lfu {
-    fn kind(&self) -> PolicyKind {
+    fn kind(&self) -> ReplacementKind {
         self.kind
     }
 
@@ -201,7 +203,7 @@ mod tests {
     #[test]
     fn frequency_fades_and_stays_faded() {
         for epochs in [10, 17, 20, 40] {
-            let mut cache = Cache::new(PolicyKind::LfuR, 10, 1);
+            let mut cache = Cache::new(ReplacementKind::LfuR, 10, 1);
             for _ in 0..30 {
                 cache.access(0);
             }
@@ -210,7 +212,7 @@ mod tests {
             }
             assert_eq!(cache.access(100), Outcome::Miss(Some(0)), "after {epochs} epochs");
         }
-        let mut cache = Cache::new(PolicyKind::Lfu, 10, 1);
+        let mut cache = Cache::new(ReplacementKind::Lfu, 10, 1);
         cache.access(0);
         for step in 0..10_000 {
             cache.access(step % 10);

@@ -17,7 +17,9 @@
 use super::fields::Fields;
 use super::ghost::Ghosts;
 use super::list::Lists;
-use super::{BlockPolicy, Key, Node, PolicyKind, StateBytes};
+use forebay_core::ReplacementKind;
+
+use super::{BlockPolicy, Key, Node, StateBytes};
 
 /// Used again soon, in the order of use: the oldest is the bottom of S.
 const LIR: usize = 0;
@@ -134,8 +136,8 @@ impl Lirs {
 }
 
 impl BlockPolicy for Lirs {
-    fn kind(&self) -> PolicyKind {
-        PolicyKind::Lirs
+    fn kind(&self) -> ReplacementKind {
+        ReplacementKind::Lirs
     }
 
     fn resident(&self) -> u32 {

@@ -4,7 +4,9 @@
 //! Journal 9(2), 1970. One list in the order of use; 8 bytes for a block.
 
 use super::list::Lists;
-use super::{BlockPolicy, Key, Node, PolicyKind, StateBytes};
+use forebay_core::ReplacementKind;
+
+use super::{BlockPolicy, Key, Node, StateBytes};
 
 /// See the module.
 #[derive(Debug)]
@@ -23,8 +25,8 @@ impl Lru {
 }
 
 impl BlockPolicy for Lru {
-    fn kind(&self) -> PolicyKind {
-        PolicyKind::Lru
+    fn kind(&self) -> ReplacementKind {
+        ReplacementKind::Lru
     }
 
     fn resident(&self) -> u32 {

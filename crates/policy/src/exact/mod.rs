@@ -21,7 +21,7 @@
 //! | [`w_tinylfu`] | what was seen less often than what wants to enter | 12.25 + 8 |
 //!
 //! Shared by them: `list`, `fields`, `ghost`; `levels` and `hotspot` are smq's, `sketch` is
-//! W-TinyLFU's. To add a policy: a file, a [`PolicyKind`] and its line in [`build`]; the tests in
+//! W-TinyLFU's. To add a policy: a file, a [`ReplacementKind`] and its line in [`build`]; the tests in
 //! `tests.rs` then apply to it.
 
 pub mod arc;
@@ -30,7 +30,6 @@ mod fields;
 pub mod fifo;
 mod ghost;
 mod hotspot;
-mod kind;
 mod levels;
 pub mod lfu;
 pub mod lirs;
@@ -51,9 +50,7 @@ mod naive;
 #[cfg(test)]
 mod tests;
 
-use forebay_core::{OriginBlock, VolumeId};
-
-pub use kind::PolicyKind;
+use forebay_core::{OriginBlock, ReplacementKind, VolumeId};
 
 /// The number of a resident block, below the `nodes` of [`build`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -102,7 +99,7 @@ impl StateBytes {
 /// Methods panic if a node is not below the `nodes` of [`build`].
 pub trait BlockPolicy: Send {
     /// Which policy this is.
-    fn kind(&self) -> PolicyKind;
+    fn kind(&self) -> ReplacementKind;
 
     /// How many blocks are resident; never more than the capacity.
     fn resident(&self) -> u32;
@@ -137,22 +134,22 @@ pub trait BlockPolicy: Send {
 ///
 /// A block enters before the one that leaves gives up its node, so there is at least one node more
 /// than the capacity; less is taken as that. The capacity is at least 1 and at most 2^30.
-pub fn build(kind: PolicyKind, capacity: u32, nodes: u32, seed: u64) -> Box<dyn BlockPolicy> {
+pub fn build(kind: ReplacementKind, capacity: u32, nodes: u32, seed: u64) -> Box<dyn BlockPolicy> {
     let capacity = capacity.clamp(1, 1 << 30);
     let nodes = nodes.clamp(capacity + 1, 1 << 31);
     match kind {
-        PolicyKind::Lru => Box::new(lru::Lru::new(capacity, nodes)),
-        PolicyKind::Fifo => Box::new(fifo::Fifo::new(capacity, nodes)),
-        PolicyKind::Random => Box::new(random::Random::new(capacity, nodes, seed)),
-        PolicyKind::Lfu => Box::new(lfu::Lfu::plain(capacity, nodes)),
-        PolicyKind::LfuR => Box::new(lfu::Lfu::ageing(capacity, nodes)),
-        PolicyKind::Smq => Box::new(smq::Smq::new(capacity, nodes)),
-        PolicyKind::Clock => Box::new(clock::Clock::new(capacity, nodes)),
-        PolicyKind::TwoQ => Box::new(two_q::TwoQ::new(capacity, nodes)),
-        PolicyKind::Arc => Box::new(arc::Arc::new(capacity, nodes)),
-        PolicyKind::Lirs => Box::new(lirs::Lirs::new(capacity, nodes)),
-        PolicyKind::Sieve => Box::new(sieve::Sieve::new(capacity, nodes)),
-        PolicyKind::S3Fifo => Box::new(s3_fifo::S3Fifo::new(capacity, nodes)),
-        PolicyKind::WTinyLfu => Box::new(w_tinylfu::WTinyLfu::new(capacity, nodes)),
+        ReplacementKind::Lru => Box::new(lru::Lru::new(capacity, nodes)),
+        ReplacementKind::Fifo => Box::new(fifo::Fifo::new(capacity, nodes)),
+        ReplacementKind::Random => Box::new(random::Random::new(capacity, nodes, seed)),
+        ReplacementKind::Lfu => Box::new(lfu::Lfu::plain(capacity, nodes)),
+        ReplacementKind::LfuR => Box::new(lfu::Lfu::ageing(capacity, nodes)),
+        ReplacementKind::Smq => Box::new(smq::Smq::new(capacity, nodes)),
+        ReplacementKind::Clock => Box::new(clock::Clock::new(capacity, nodes)),
+        ReplacementKind::TwoQ => Box::new(two_q::TwoQ::new(capacity, nodes)),
+        ReplacementKind::Arc => Box::new(arc::Arc::new(capacity, nodes)),
+        ReplacementKind::Lirs => Box::new(lirs::Lirs::new(capacity, nodes)),
+        ReplacementKind::Sieve => Box::new(sieve::Sieve::new(capacity, nodes)),
+        ReplacementKind::S3Fifo => Box::new(s3_fifo::S3Fifo::new(capacity, nodes)),
+        ReplacementKind::WTinyLfu => Box::new(w_tinylfu::WTinyLfu::new(capacity, nodes)),
     }
 }

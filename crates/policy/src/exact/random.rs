@@ -5,7 +5,9 @@
 //! takes `nodes / capacity` draws on average, as a block only leaves when the cache is full.
 
 use super::fields::Fields;
-use super::{BlockPolicy, Key, Node, PolicyKind, StateBytes};
+use forebay_core::ReplacementKind;
+
+use super::{BlockPolicy, Key, Node, StateBytes};
 
 /// See the module.
 #[derive(Debug)]
@@ -25,8 +27,8 @@ impl Random {
 }
 
 impl BlockPolicy for Random {
-    fn kind(&self) -> PolicyKind {
-        PolicyKind::Random
+    fn kind(&self) -> ReplacementKind {
+        ReplacementKind::Random
     }
 
     fn resident(&self) -> u32 {

@@ -12,7 +12,9 @@
 use super::fields::Fields;
 use super::ghost::Ghosts;
 use super::list::Lists;
-use super::{BlockPolicy, Key, Node, PolicyKind, StateBytes};
+use forebay_core::ReplacementKind;
+
+use super::{BlockPolicy, Key, Node, StateBytes};
 
 const SMALL: usize = 0;
 const MAIN: usize = 1;
@@ -107,8 +109,8 @@ impl S3Fifo {
 }
 
 impl BlockPolicy for S3Fifo {
-    fn kind(&self) -> PolicyKind {
-        PolicyKind::S3Fifo
+    fn kind(&self) -> ReplacementKind {
+        ReplacementKind::S3Fifo
     }
 
     fn resident(&self) -> u32 {

@@ -7,7 +7,9 @@
 
 use super::fields::Fields;
 use super::list::Lists;
-use super::{BlockPolicy, Key, Node, PolicyKind, StateBytes};
+use forebay_core::ReplacementKind;
+
+use super::{BlockPolicy, Key, Node, StateBytes};
 
 /// See the module.
 #[derive(Debug)]
@@ -41,8 +43,8 @@ impl Sieve {
 }
 
 impl BlockPolicy for Sieve {
-    fn kind(&self) -> PolicyKind {
-        PolicyKind::Sieve
+    fn kind(&self) -> ReplacementKind {
+        ReplacementKind::Sieve
     }
 
     fn resident(&self) -> u32 {

@@ -23,7 +23,9 @@
 
 use super::hotspot::{Hotspot, Quality};
 use super::levels::{LEVELS, Levels};
-use super::{BlockPolicy, Key, Node, PolicyKind, StateBytes};
+use forebay_core::ReplacementKind;
+
+use super::{BlockPolicy, Key, Node, StateBytes};
 
 /// The level at which blocks enter.
 const TOP: usize = LEVELS - 1;
@@ -80,8 +82,8 @@ fn entrance(hits: u64, misses: u64, quality: Quality) -> usize {
 }
 
 impl BlockPolicy for Smq {
-    fn kind(&self) -> PolicyKind {
-        PolicyKind::Smq
+    fn kind(&self) -> ReplacementKind {
+        ReplacementKind::Smq
     }
 
     fn resident(&self) -> u32 {
@@ -142,7 +144,7 @@ mod tests {
     /// again and again does.
     #[test]
     fn scans_stay_outside_and_hot_regions_come_in() {
-        let mut cache = Cache::new(PolicyKind::Smq, 1000, 1);
+        let mut cache = Cache::new(ReplacementKind::Smq, 1000, 1);
         for _ in 0..10 {
             for key in 0..1000 {
                 cache.access(key);

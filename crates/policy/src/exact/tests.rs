@@ -2,13 +2,15 @@
 
 use super::harness::{Cache, Outcome, workload};
 use super::naive::{self, Naive};
-use super::{Key, PolicyKind, build, w_tinylfu};
+use forebay_core::ReplacementKind;
+
+use super::{Key, build, w_tinylfu};
 
 const CAPACITIES: [u32; 6] = [1, 2, 3, 10, 37, 128];
 
 #[test]
 fn never_more_than_the_capacity_and_only_residents_leave() {
-    for &kind in PolicyKind::ALL {
+    for &kind in ReplacementKind::ALL {
         for capacity in CAPACITIES {
             let mut random = fastrand::Rng::with_seed(u64::from(capacity));
             let keys = u64::from(capacity) * 4;
@@ -31,14 +33,14 @@ fn never_more_than_the_capacity_and_only_residents_leave() {
 
 #[test]
 fn equal_calls_have_equal_answers() {
-    for &kind in PolicyKind::ALL {
+    for &kind in ReplacementKind::ALL {
         let run = |seed| {
             let mut cache = Cache::new(kind, 50, seed);
             let keys = workload(&mut fastrand::Rng::with_seed(3), 200, 10_000);
             keys.into_iter().map(|key| cache.access(key)).collect::<Vec<_>>()
         };
         assert_eq!(run(1), run(1), "{kind}");
-        assert_eq!(run(1) == run(2), kind != PolicyKind::Random, "{kind}");
+        assert_eq!(run(1) == run(2), kind != ReplacementKind::Random, "{kind}");
     }
 }
 
@@ -46,7 +48,7 @@ fn equal_calls_have_equal_answers() {
 /// nodes.
 #[test]
 fn a_moved_block_keeps_its_place() {
-    for &kind in PolicyKind::ALL.iter().filter(|kind| **kind != PolicyKind::Random) {
+    for &kind in ReplacementKind::ALL.iter().filter(|kind| **kind != ReplacementKind::Random) {
         for capacity in CAPACITIES {
             let keys = u64::from(capacity) * 4;
             let mut random = fastrand::Rng::with_seed(5);
@@ -67,24 +69,24 @@ fn a_moved_block_keeps_its_place() {
     }
 }
 
-fn naive(kind: PolicyKind, capacity: usize) -> Option<Box<dyn Naive>> {
+fn naive(kind: ReplacementKind, capacity: usize) -> Option<Box<dyn Naive>> {
     let line = |hits_count| Box::new(naive::Line { capacity, hits_count, line: Vec::new() });
     let per_epoch =
-        (kind == PolicyKind::LfuR).then_some(capacity as u64 * super::lfu::ACCESSES_PER_EPOCH);
+        (kind == ReplacementKind::LfuR).then_some(capacity as u64 * super::lfu::ACCESSES_PER_EPOCH);
     Some(match kind {
-        PolicyKind::Lru => line(true),
-        PolicyKind::Fifo => line(false),
-        PolicyKind::Random | PolicyKind::Smq => return None,
-        PolicyKind::Lfu | PolicyKind::LfuR => {
+        ReplacementKind::Lru => line(true),
+        ReplacementKind::Fifo => line(false),
+        ReplacementKind::Random | ReplacementKind::Smq => return None,
+        ReplacementKind::Lfu | ReplacementKind::LfuR => {
             Box::new(naive::Lfu { capacity, per_epoch, accesses: 0, line: Vec::new() })
         }
-        PolicyKind::Clock => Box::new(naive::Clock { capacity, line: Vec::new() }),
-        PolicyKind::Sieve => Box::new(naive::Sieve { capacity, line: Vec::new(), hand: None }),
-        PolicyKind::TwoQ => Box::new(naive::TwoQ { capacity, ..Default::default() }),
-        PolicyKind::Arc => Box::new(naive::Arc { c: capacity, ..Default::default() }),
-        PolicyKind::Lirs => Box::new(naive::Lirs { capacity, ..Default::default() }),
-        PolicyKind::S3Fifo => Box::new(naive::S3Fifo { capacity, ..Default::default() }),
-        PolicyKind::WTinyLfu => Box::new(naive::WTinyLfu {
+        ReplacementKind::Clock => Box::new(naive::Clock { capacity, line: Vec::new() }),
+        ReplacementKind::Sieve => Box::new(naive::Sieve { capacity, line: Vec::new(), hand: None }),
+        ReplacementKind::TwoQ => Box::new(naive::TwoQ { capacity, ..Default::default() }),
+        ReplacementKind::Arc => Box::new(naive::Arc { c: capacity, ..Default::default() }),
+        ReplacementKind::Lirs => Box::new(naive::Lirs { capacity, ..Default::default() }),
+        ReplacementKind::S3Fifo => Box::new(naive::S3Fifo { capacity, ..Default::default() }),
+        ReplacementKind::WTinyLfu => Box::new(naive::WTinyLfu {
             sizes: w_tinylfu::sizes(capacity as u32),
             window: Vec::new(),
             probation: Vec::new(),
@@ -97,7 +99,7 @@ fn naive(kind: PolicyKind, capacity: usize) -> Option<Box<dyn Naive>> {
 /// The blocks that leave are the same, one for one. With so few keys no two look alike to a ghost.
 #[test]
 fn policies_do_what_their_papers_say() {
-    for &kind in PolicyKind::ALL {
+    for &kind in ReplacementKind::ALL {
         for capacity in CAPACITIES {
             for (seed, removals) in [(1, false), (2, true), (3, true)] {
                 let Some(mut model) = naive(kind, capacity as usize) else { continue };
@@ -132,11 +134,11 @@ fn keys_of_the_tests_do_not_look_alike() {
 }
 
 /// Bytes for a block as the table in the module says, resident and ghosts.
-fn stated(kind: PolicyKind) -> (f64, f64) {
+fn stated(kind: ReplacementKind) -> (f64, f64) {
     let source = include_str!("mod.rs");
     let name = match kind {
-        PolicyKind::LfuR => "lfu".to_owned(),
-        PolicyKind::TwoQ => "two_q".to_owned(),
+        ReplacementKind::LfuR => "lfu".to_owned(),
+        ReplacementKind::TwoQ => "two_q".to_owned(),
         kind => kind.name().replace('-', "_"),
     };
     let start = format!("//! | [`{name}`]");
@@ -151,7 +153,7 @@ fn stated(kind: PolicyKind) -> (f64, f64) {
 #[test]
 fn bytes_for_a_block_are_as_stated() {
     let capacity = 4_000_000;
-    for &kind in PolicyKind::ALL {
+    for &kind in ReplacementKind::ALL {
         let policy = build(kind, capacity, capacity + 1, 1);
         let bytes = policy.state_bytes();
         let (resident, ghosts) = stated(kind);

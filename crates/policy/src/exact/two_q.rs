@@ -11,7 +11,9 @@
 use super::fields::Fields;
 use super::ghost::Ghosts;
 use super::list::Lists;
-use super::{BlockPolicy, Key, Node, PolicyKind, StateBytes};
+use forebay_core::ReplacementKind;
+
+use super::{BlockPolicy, Key, Node, StateBytes};
 
 /// Seen once: `A1in` of the paper, in the order of arrival.
 const ONCE: usize = 0;
@@ -64,8 +66,8 @@ impl TwoQ {
 }
 
 impl BlockPolicy for TwoQ {
-    fn kind(&self) -> PolicyKind {
-        PolicyKind::TwoQ
+    fn kind(&self) -> ReplacementKind {
+        ReplacementKind::TwoQ
     }
 
     fn resident(&self) -> u32 {

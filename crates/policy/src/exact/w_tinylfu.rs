@@ -18,7 +18,9 @@
 use super::fields::Fields;
 use super::list::Lists;
 use super::sketch::Sketch;
-use super::{BlockPolicy, Key, Node, PolicyKind, StateBytes};
+use forebay_core::ReplacementKind;
+
+use super::{BlockPolicy, Key, Node, StateBytes};
 
 /// New.
 const WINDOW: usize = 0;
@@ -101,8 +103,8 @@ impl WTinyLfu {
 }
 
 impl BlockPolicy for WTinyLfu {
-    fn kind(&self) -> PolicyKind {
-        PolicyKind::WTinyLfu
+    fn kind(&self) -> ReplacementKind {
+        ReplacementKind::WTinyLfu
     }
 
     fn resident(&self) -> u32 {

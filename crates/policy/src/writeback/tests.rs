@@ -1,12 +1,20 @@
 //! The pacer over its whole matrix, against a model that is written as the table in the docs.
 
+use forebay_core::QuietHours;
+
 use super::*;
 
 const SECOND: u64 = 1_000_000_000;
 const NOW: Nanos = Nanos(10_000 * SECOND);
+const NOON: Duration = Duration::from_secs(12 * 3600);
 
 fn seconds_ago(seconds: u64) -> Nanos {
     Nanos(NOW.0 - seconds * SECOND)
+}
+
+/// Quiet hours at noon: none, some that it is in, some that it is not in.
+fn quiet() -> [Option<QuietHours>; 3] {
+    [None, QuietHours::new(11 * 60, 13 * 60), QuietHours::new(22 * 60, 6 * 60)]
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -17,106 +25,151 @@ enum Level {
     AboveHigh,
 }
 
+/// One case and what the table says of it.
+struct Case {
+    settings: WritebackSettings,
+    state: DirtyState,
+    was_above: (bool, bool),
+    level: Level,
+    cache_above: bool,
+}
+
+impl Case {
+    fn above(&self) -> bool {
+        self.level == Level::AboveHigh || self.level == Level::Between && self.was_above.0
+    }
+
+    fn trigger(&self) -> Option<Trigger> {
+        let (settings, state) = (&self.settings, &self.state);
+        let running = settings.running;
+        let age = settings.max_age;
+        let aged =
+            !age.is_zero() && state.oldest_dirty.is_some_and(|oldest| NOW.since(oldest) >= age);
+        let rests = !settings.idle.is_zero() && NOW.since(state.last_foreground) >= settings.idle;
+        [
+            (state.draining, Trigger::Draining),
+            (state.space_wanted, Trigger::Space),
+            (running && self.above(), Trigger::Watermark),
+            (running && self.cache_above, Trigger::CacheWatermark),
+            (running && settings.quiet_hours == quiet()[1], Trigger::Quiet),
+            (running && rests, Trigger::Idle),
+            (running && aged, Trigger::Age),
+        ]
+        .into_iter()
+        .find_map(|(holds, trigger)| (holds && self.level != Level::Nothing).then_some(trigger))
+    }
+
+    fn urgency(&self, trigger: Trigger) -> Urgency {
+        let outside = self.settings.quiet_hours == quiet()[2];
+        match (trigger, outside) {
+            (Trigger::Draining | Trigger::Space, _) => Urgency::Urgent,
+            (Trigger::Watermark | Trigger::CacheWatermark, _) => Urgency::Polite,
+            (Trigger::Quiet, _) | (Trigger::Idle, false) => Urgency::Free,
+            (Trigger::Age, false) => Urgency::Polite,
+            (Trigger::Idle | Trigger::Age, true) => Urgency::Slow,
+        }
+    }
+
+    fn check(&self) {
+        let mut pacer = Pacer::new(self.settings.clone());
+        (pacer.volume.above, pacer.cache.above) = self.was_above;
+        let decision = pacer.decide(NOW, &self.state);
+        let trigger = self.trigger();
+        let case = (&self.state, &self.settings, self.was_above);
+        assert_eq!(pacer.trigger(), trigger, "{case:?}");
+        match (decision, trigger) {
+            (Decision::Write { urgency }, Some(trigger)) => {
+                assert_eq!(urgency, self.urgency(trigger), "{case:?}");
+            }
+            (Decision::Idle { look_again }, None) => {
+                assert!(look_again > NOW && look_again <= NOW + LOOK_AGAIN, "{case:?}");
+            }
+            _ => panic!("{decision:?} for {trigger:?} at {case:?}"),
+        }
+        assert_eq!(pacer.volume.above, self.above(), "{case:?}");
+        assert_eq!(pacer.cache.above, self.cache_above, "{case:?}");
+    }
+}
+
+const BOTH: [bool; 2] = [false, true];
+
 /// Every combination of what the decision depends on.
 #[test]
 fn the_whole_matrix() {
-    use Level::*;
+    use Level::{AboveHigh, BelowLow, Between, Nothing};
     let mut cases = 0;
-    for level in [Nothing, BelowLow, Between, AboveHigh] {
-        for was_above in [false, true] {
-            for running in [false, true] {
-                for draining in [false, true] {
-                    for space_wanted in [false, true] {
-                        for (max_age, oldest) in [
-                            (0, None),
-                            (0, Some(5000)),
-                            (600, None),
-                            (600, Some(599)),
-                            (600, Some(600)),
-                            (600, Some(5000)),
-                        ] {
-                            for (idle, last) in [(0, 5000), (3, 0), (3, 2), (3, 3), (3, 5000)] {
-                                let settings = WritebackSettings {
-                                    running,
-                                    max_age: Duration::from_secs(max_age),
-                                    idle: Duration::from_secs(idle),
-                                    ..WritebackSettings::default()
-                                };
-                                let mut pacer = Pacer::new(settings);
-                                pacer.above = was_above;
-                                let dirty_blocks = match level {
-                                    Nothing => 0,
-                                    BelowLow => 399,
-                                    Between => 450,
-                                    AboveHigh => 500,
-                                };
-                                let state = DirtyState {
-                                    dirty_blocks,
-                                    capacity_blocks: 1000,
-                                    oldest_dirty: oldest.map(seconds_ago),
-                                    last_foreground: seconds_ago(last),
-                                    draining,
-                                    space_wanted,
-                                };
-                                let above = level == AboveHigh || level == Between && was_above;
-                                let aged = max_age > 0 && oldest.is_some_and(|age| age >= max_age);
-                                let rests = idle > 0 && last >= idle;
-                                let trigger = [
-                                    (draining, Trigger::Draining),
-                                    (space_wanted, Trigger::Space),
-                                    (running && above, Trigger::Watermark),
-                                    (running && aged, Trigger::Age),
-                                    (running && rests, Trigger::Idle),
-                                ]
-                                .into_iter()
-                                .find_map(|(holds, trigger)| {
-                                    (holds && level != Nothing).then_some(trigger)
-                                });
-
-                                let decision = pacer.decide(NOW, &state);
-                                let case = (&state, pacer.settings());
-                                assert_eq!(pacer.trigger(), trigger, "{case:?}");
-                                match (decision, trigger) {
-                                    (
-                                        Decision::Write { urgency: Urgency::Urgent },
-                                        Some(Trigger::Draining | Trigger::Space),
-                                    ) => {}
-                                    (
-                                        Decision::Write { urgency: Urgency::Background },
-                                        Some(Trigger::Watermark | Trigger::Age | Trigger::Idle),
-                                    ) => {}
-                                    (Decision::Idle { look_again }, None) => {
-                                        assert!(
-                                            look_again > NOW && look_again <= NOW + LOOK_AGAIN,
-                                            "{case:?}"
-                                        );
-                                    }
-                                    _ => panic!("{decision:?} for {trigger:?} at {case:?}"),
-                                }
-                                assert_eq!(pacer.above, above, "{case:?}");
-                                cases += 1;
-                            }
+    let levels = [Nothing, BelowLow, Between, AboveHigh]
+        .into_iter()
+        .flat_map(|level| BOTH.map(|was_above| (level, was_above)));
+    let caches = [(0u64, false, false), (550, false, false), (550, true, true), (600, false, true)];
+    let switches = BOTH
+        .into_iter()
+        .flat_map(|running| BOTH.map(|draining| (running, draining)))
+        .flat_map(|(running, draining)| BOTH.map(|space| (running, draining, space)));
+    let ages = [(0, None), (0, Some(5000)), (600, None), (600, Some(599)), (600, Some(600))];
+    let idles = [(0, 5000), (3, 0), (3, 2), (3, 3), (3, 5000)];
+    for (level, was_above) in levels {
+        for (running, draining, space_wanted) in switches.clone() {
+            for (cache_dirty_blocks, cache_was_above, cache_above) in caches {
+                for (max_age, oldest) in ages {
+                    for (idle, last) in idles {
+                        for quiet_hours in quiet() {
+                            let settings = WritebackSettings {
+                                running,
+                                max_age: Duration::from_secs(max_age),
+                                idle: Duration::from_secs(idle),
+                                quiet_hours,
+                                ..WritebackSettings::default()
+                            };
+                            let dirty_blocks = match level {
+                                Nothing => 0,
+                                BelowLow => 399,
+                                Between => 450,
+                                AboveHigh => 500,
+                            };
+                            let state = DirtyState {
+                                dirty_blocks,
+                                cache_dirty_blocks,
+                                capacity_blocks: 1000,
+                                oldest_dirty: oldest.map(seconds_ago),
+                                last_foreground: seconds_ago(last),
+                                draining,
+                                space_wanted,
+                                time_of_day: NOON,
+                            };
+                            let was_above = (was_above, cache_was_above);
+                            Case { settings, state, was_above, level, cache_above }.check();
+                            cases += 1;
                         }
                     }
                 }
             }
         }
     }
-    assert_eq!(cases, 4 * 2 * 2 * 2 * 2 * 6 * 5);
+    assert_eq!(cases, 4 * 2 * 8 * 4 * 5 * 5 * 3);
 }
 
 fn pure_watermarks(dirty_high: u8, dirty_low: u8) -> Pacer {
     Pacer::new(WritebackSettings {
         dirty_high,
         dirty_low,
+        cache_dirty_high: dirty_high,
+        cache_dirty_low: dirty_low,
         max_age: Duration::ZERO,
         idle: Duration::ZERO,
         ..WritebackSettings::default()
     })
 }
 
-fn writes(pacer: &mut Pacer, dirty_blocks: u64) -> bool {
-    let state = DirtyState { dirty_blocks, capacity_blocks: 100, ..DirtyState::default() };
+/// Whether the volume's own blocks, or those of another volume, make it write.
+fn writes(pacer: &mut Pacer, dirty_blocks: u64, of_others: bool) -> bool {
+    let (own, all) = if of_others { (1, dirty_blocks) } else { (dirty_blocks, 0) };
+    let state = DirtyState {
+        dirty_blocks: own,
+        cache_dirty_blocks: all,
+        capacity_blocks: 100,
+        ..DirtyState::default()
+    };
     matches!(pacer.decide(NOW, &state), Decision::Write { .. })
 }
 
@@ -128,12 +181,20 @@ fn hysteresis_for_every_pair_of_watermarks() {
             let mut pacer = pure_watermarks(high, low);
             for dirty in 0..=100u64 {
                 let expected = dirty > 0 && dirty >= u64::from(high);
-                assert_eq!(writes(&mut pacer, dirty), expected, "{low}..{high}, up to {dirty}");
+                let found = writes(&mut pacer, dirty, false);
+                assert_eq!(found, expected, "{low}..{high}, up to {dirty}");
             }
             for dirty in (0..=100u64).rev() {
                 let expected = dirty > u64::from(low) || (dirty > 0 && dirty >= u64::from(high));
-                assert_eq!(writes(&mut pacer, dirty), expected, "{low}..{high}, down to {dirty}");
+                let found = writes(&mut pacer, dirty, false);
+                assert_eq!(found, expected, "{low}..{high}, down to {dirty}");
             }
+            // One block of its own is enough to help where all are too many.
+            let mut pacer = pure_watermarks(high.max(2), low.max(1));
+            let (high, low) = (u64::from(high.max(2)), u64::from(low.max(1)));
+            assert!(!writes(&mut pacer, high - 1, true) && writes(&mut pacer, high, true));
+            assert!(writes(&mut pacer, low + 1, true) || low + 1 > high);
+            assert!(!writes(&mut pacer, low.min(high - 1), true), "{low}..{high}");
         }
     }
 }
@@ -146,7 +207,7 @@ fn the_next_look_is_at_the_nearest_deadline() {
             dirty_blocks: 1,
             capacity_blocks: 100,
             oldest_dirty: Some(Nanos(NOW.0 - 600 * SECOND + age_left)),
-            last_foreground: Nanos(NOW.0 - 3 * SECOND + idle_left),
+            last_foreground: Nanos(NOW.0 - 10 * SECOND + idle_left),
             ..DirtyState::default()
         };
         match pacer.decide(NOW, &state) {
@@ -168,10 +229,12 @@ fn extreme_numbers_do_not_overflow() {
         idle: Duration::MAX,
         dirty_high: 255,
         dirty_low: 255,
+        cache_dirty_high: 255,
         ..WritebackSettings::default()
     });
     let state = DirtyState {
         dirty_blocks: u64::MAX - 1,
+        cache_dirty_blocks: u64::MAX - 1,
         capacity_blocks: u64::MAX,
         oldest_dirty: Some(Nanos(0)),
         ..DirtyState::default()
@@ -184,6 +247,19 @@ fn extreme_numbers_do_not_overflow() {
 }
 
 #[test]
+fn a_volume_that_may_have_more_may_have_it_in_the_cache_too() {
+    let settings = |dirty_high, dirty_low| WritebackSettings {
+        dirty_high,
+        dirty_low,
+        ..WritebackSettings::default()
+    };
+    assert_eq!(settings(50, 40).cache_watermarks(), (50, 60));
+    assert_eq!(settings(60, 10).cache_watermarks(), (50, 60));
+    assert_eq!(settings(80, 10).cache_watermarks(), (50, 80));
+    assert_eq!(settings(80, 70).cache_watermarks(), (70, 80));
+}
+
+#[test]
 fn settings_are_checked() {
     let defaults = WritebackSettings::default;
     assert_eq!(defaults().validate(), Ok(()));
@@ -193,6 +269,10 @@ fn settings_are_checked() {
         (WritebackSettings { dirty_high: 101, ..defaults() }, false),
         (WritebackSettings { dirty_low: 101, ..defaults() }, false),
         (WritebackSettings { dirty_low: 51, ..defaults() }, false),
+        (WritebackSettings { cache_dirty_low: 61, ..defaults() }, false),
+        (WritebackSettings { cache_dirty_high: 101, ..defaults() }, false),
+        (WritebackSettings { rate_min: 2, rate_max: 1, ..defaults() }, false),
+        (WritebackSettings { rate_min: 2, rate_max: 2, ..defaults() }, true),
         (WritebackSettings { depth: 0, ..defaults() }, false),
     ] {
         assert_eq!(settings.validate().is_ok(), valid, "{settings:?}");

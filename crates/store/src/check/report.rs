@@ -40,6 +40,11 @@ pub struct CheckReport {
     pub blocks: u64,
     /// Those of them that are dirty.
     pub dirty: u64,
+    /// The device could be recovered, so all that follows is known.
+    pub recovered: bool,
+    /// Records that had been durable and are lost, with all that was in them. The daemon refuses the
+    /// device until it is told to go on without them.
+    pub lost_records: u64,
     /// Records after the checkpoint.
     pub replayed: u64,
     /// Records that a crash had torn.
@@ -52,6 +57,11 @@ pub struct CheckReport {
     pub verified: u64,
     /// Bytes of content that were verified.
     pub bytes: u64,
+    /// Blocks whose record header is damaged although the checkpoint knows them and their content is
+    /// good: the daemon serves them and writes them back.
+    pub without_header: u64,
+    /// Those of them that are dirty.
+    pub without_header_dirty: u64,
     /// What is unusual and harmless.
     pub notes: Vec<String>,
     /// What is wrong with the structures of the device.
@@ -68,6 +78,17 @@ impl CheckReport {
     /// Whether nothing is wrong.
     pub fn is_sound(&self) -> bool {
         self.problems.is_empty() && self.bad_count == 0 && self.superblock.is_some()
+    }
+
+    /// Makes a problem of damaged headers if there are any; no block is lost by them.
+    pub(super) fn tell_without_header(&mut self) {
+        let (blocks, dirty) = (self.without_header, self.without_header_dirty);
+        if blocks > 0 {
+            self.problems.push(format!(
+                "record headers are damaged; the checkpoint knows their {blocks} blocks, {dirty} of \
+                 them dirty, and the content of these is good"
+            ));
+        }
     }
 
     pub(super) fn add_bad(&mut self, block: BadBlock) {

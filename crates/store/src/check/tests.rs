@@ -25,6 +25,14 @@ struct World {
 
 const BLOCKS: u64 = 40;
 
+/// How the last user of the device ended.
+enum End {
+    Crash,
+    /// With a second record, which says that the first one was durable.
+    CrashAfterMore,
+    Checkpoint,
+}
+
 fn opener(device: &Arc<dyn Device>) -> Result<Queue, DeviceError> {
     device.open_queue(&QueueContext { clock: Arc::new(Still), ring: None }).map(Queue::new)
 }
@@ -43,6 +51,10 @@ impl World {
 
     /// A cache with a volume of [`BLOCKS`] cached blocks, every third of them dirty, block 5 twice.
     fn new(checkpoint: bool) -> Self {
+        Self::ending(if checkpoint { End::Checkpoint } else { End::Crash })
+    }
+
+    fn ending(end: End) -> Self {
         let device: Arc<dyn Device> = RamDevice::new("ram", 16 << 20).expect("memory");
         let world = World { lane: Lane::new(LaneId(0), Arc::new(Still), || ()), device };
         let (lane, device) = (world.lane.clone(), world.device.clone());
@@ -76,22 +88,30 @@ impl World {
             });
             added.await.expect("room");
             let space = store.add_space(VolumeId(1), BLOCKS + 1).expect("room");
-            for block in (0..BLOCKS).chain([5]) {
+            let append = |block: u64| {
                 let version = Version {
                     space: &space,
                     block: OriginBlock(block),
-                    dirty: block % 3 == 0,
+                    dirty: block.is_multiple_of(3),
                     mask: None,
-                    age: 0,
+                    rank: 0,
                     condition: Condition::Always,
                 };
                 let done =
                     store.append(version, Class::Foreground, |bytes| bytes.fill(block as u8 + 1));
                 assert!(matches!(done, Appended::Done { .. }));
-            }
+            };
+            (0..BLOCKS).chain([5]).for_each(append);
             store.commit().await.expect("memory");
-            if checkpoint {
-                store.checkpoint(true).await.expect("memory");
+            match end {
+                End::Crash => (),
+                End::CrashAfterMore => {
+                    append(3);
+                    store.commit().await.expect("memory");
+                }
+                End::Checkpoint => {
+                    store.checkpoint(true).await.expect("memory");
+                }
             }
         });
         world
@@ -172,15 +192,65 @@ fn a_flipped_bit_is_found_by_volume_and_range_and_an_old_version_does_not_matter
 }
 
 #[test]
-fn a_damaged_header_leaves_its_blocks_unproven() {
+fn blocks_with_a_damaged_header_that_the_checkpoint_knows_are_not_lost() {
     let world = World::new(true);
+    let intact = world.content();
+    let mut damaged = intact.clone();
+    let header = payload(&damaged, 1) - 4096;
+    damaged[header + 100] ^= 1;
+    world.overwrite(&damaged);
+    for quick in [false, true] {
+        let report = world.check(quick);
+        assert!(!report.is_sound() && report.recovered, "{report:?}");
+        assert_eq!((report.bad_count, report.problems.len()), (0, 1), "{report:?}");
+        assert_eq!((report.without_header, report.without_header_dirty), (BLOCKS, 14));
+        assert_eq!(report.verified, BLOCKS);
+    }
+    // What check says, the store does: every dirty block can be read back.
+    let (lane, device) = (world.lane.clone(), world.device.clone());
+    world.block_on(async move {
+        let queue = opener(&device).expect("memory");
+        let opened = Store::open(&lane, device, queue, StoreOptions::default()).await;
+        let (store, recovered) = opened.expect("the checkpoint is whole");
+        assert_eq!((recovered.blocks, recovered.dirty), (BLOCKS, 14));
+        let space = store.store().space_of(VolumeId(1)).expect("there");
+        for block in (0..BLOCKS).step_by(3) {
+            let pinned = store.store().look_up(&space, OriginBlock(block));
+            let read = store.read_block(&space, pinned.expect("cached")).await;
+            let content = read.expect("it verifies");
+            assert!(content.iter().all(|byte| *byte == block as u8 + 1));
+        }
+    });
+}
+
+#[test]
+fn a_damaged_header_does_not_hide_damaged_content() {
+    let world = World::new(true);
+    let mut damaged = world.content();
+    let (first, ninth) = (payload(&damaged, 1), payload(&damaged, 10));
+    damaged[first - 4096 + 100] ^= 1;
+    damaged[ninth] ^= 1;
+    world.overwrite(&damaged);
+    for quick in [false, true] {
+        let report = world.check(quick);
+        let [bad] = &report.bad[..] else { panic!("{report:?}") };
+        assert_eq!((bad.block, bad.dirty, report.bad_dirty), (OriginBlock(9), true, 1));
+        assert!(bad.what.contains("header"), "{report:?}");
+        assert_eq!((report.without_header, report.without_header_dirty), (BLOCKS - 1, 13));
+    }
+}
+
+#[test]
+fn a_record_after_the_checkpoint_is_lost_with_its_header() {
+    let world = World::ending(End::CrashAfterMore);
     let mut damaged = world.content();
     let header = payload(&damaged, 1) - 4096;
     damaged[header + 100] ^= 1;
     world.overwrite(&damaged);
-    let report = world.check(false);
-    assert!(!report.is_sound() && report.bad_count > 0, "{report:?}");
-    assert!(report.bad.iter().all(|bad| bad.what.contains("header")), "{report:?}");
+    let report = world.check(true);
+    assert!(report.recovered && !report.is_sound(), "{report:?}");
+    assert_eq!((report.lost_records, report.without_header), (1, 0), "{report:?}");
+    assert_eq!(report.dirty, 1, "what came later is there");
 }
 
 #[test]

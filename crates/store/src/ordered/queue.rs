@@ -33,7 +33,7 @@ impl OrderedVersion {
 
     pub(crate) fn entry(&self) -> Entry {
         let partial = self.mask.is_some();
-        Entry { slot: self.slot, dirty: true, partial, age: 0, check: self.check }
+        Entry { slot: self.slot, dirty: true, partial, rank: 0, check: self.check }
     }
 }
 

@@ -295,7 +295,7 @@ mod tests {
         let slot = |sequence: u64| Slot(sequence as u32);
         let dirty = newest.iter().map(|(block, sequence)| {
             let (slot, check) = (slot(*sequence), Check::default());
-            let entry = Entry { slot, dirty: true, partial: false, age: 0, check };
+            let entry = Entry { slot, dirty: true, partial: false, rank: 0, check };
             (OriginBlock(*block), (entry, None))
         });
         let found = found.iter().map(|(record, block, sequence)| Found {

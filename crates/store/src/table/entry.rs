@@ -2,13 +2,17 @@
 
 use forebay_core::Slot;
 
-/// The largest age: ages are 0 to 15, and mean what the policy says.
-pub const AGE_MAX: u8 = 15;
+/// The largest rank. Ranks are 0 to 15 and mean what the replacement policy says; at 0 nothing
+/// speaks for keeping the block any more.
+pub const RANK_MAX: u8 = 15;
 
-const AGE_BITS: u32 = 4;
+/// What recovery gives to blocks of whose rank nothing is known: the least that keeps them.
+pub const RANK_UNKNOWN: u8 = 1;
 
-/// Bits of a word that are neither slot, check nor remainder: age, dirty, partial and choice.
-pub(super) const FIXED_BITS: u32 = AGE_BITS + 3;
+const RANK_BITS: u32 = 4;
+
+/// Bits of a word that are neither slot, check nor remainder: rank, dirty, partial and choice.
+pub(super) const FIXED_BITS: u32 = RANK_BITS + 3;
 
 /// The high bits of a 32-bit checksum of a block's payload, as many as there is room for.
 ///
@@ -53,8 +57,8 @@ pub struct Entry {
     pub dirty: bool,
     /// Not all sectors of the block are valid; the record says which.
     pub partial: bool,
-    /// For the policy, 0 to [`AGE_MAX`]; larger values are stored as [`AGE_MAX`].
-    pub age: u8,
+    /// For the policy, 0 to [`RANK_MAX`]; larger values are stored as [`RANK_MAX`].
+    pub rank: u8,
     /// What the payload's checksum begins with.
     pub check: Check,
 }
@@ -72,7 +76,7 @@ impl Entry {
     }
 }
 
-/// Widths of the fields of a word, from the low end: check, slot, age, dirty, partial, choice,
+/// Widths of the fields of a word, from the low end: check, slot, rank, dirty, partial, choice,
 /// and the remainder plus one. A used word is therefore never 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Layout {
@@ -95,13 +99,13 @@ impl Layout {
     }
 
     #[inline]
-    fn age_shift(self) -> u32 {
+    fn rank_shift(self) -> u32 {
         self.check_bits + self.slot_bits
     }
 
     #[inline]
     fn dirty_bit(self) -> u64 {
-        1 << (self.age_shift() + AGE_BITS)
+        1 << (self.rank_shift() + RANK_BITS)
     }
 
     #[inline]
@@ -118,13 +122,13 @@ impl Layout {
     /// The part of a word in its first bucket that tells its key.
     #[inline]
     pub(super) fn tag(self, remainder: u64) -> u64 {
-        (remainder + 1) << (self.age_shift() + FIXED_BITS)
+        (remainder + 1) << (self.rank_shift() + FIXED_BITS)
     }
 
     /// The remainder in a used word.
     #[inline]
     pub(super) fn remainder(self, word: u64) -> u64 {
-        (word >> (self.age_shift() + FIXED_BITS)).wrapping_sub(1)
+        (word >> (self.rank_shift() + FIXED_BITS)).wrapping_sub(1)
     }
 
     /// `word` with everything but the key replaced by `entry`.
@@ -137,17 +141,17 @@ impl Layout {
         assert!(slot >> self.slot_bits == 0, "slot {slot} is wider than {} bits", self.slot_bits);
         let payload = (u64::from(entry.check.0) >> (32 - self.check_bits))
             | (slot << self.check_bits)
-            | (u64::from(entry.age.min(AGE_MAX)) << self.age_shift())
+            | (u64::from(entry.rank.min(RANK_MAX)) << self.rank_shift())
             | if entry.dirty { self.dirty_bit() } else { 0 }
             | if entry.partial { self.partial_bit() } else { 0 };
         (word & !(self.choice_bit() - 1)) | payload
     }
 
-    /// `word` with another age.
+    /// `word` with another rank.
     #[inline]
-    pub(super) fn with_age(self, word: u64, age: u8) -> u64 {
-        let field = u64::from(AGE_MAX) << self.age_shift();
-        (word & !field) | (u64::from(age.min(AGE_MAX)) << self.age_shift())
+    pub(super) fn with_rank(self, word: u64, rank: u8) -> u64 {
+        let field = u64::from(RANK_MAX) << self.rank_shift();
+        (word & !field) | (u64::from(rank.min(RANK_MAX)) << self.rank_shift())
     }
 
     /// The entry in a used word.
@@ -159,7 +163,7 @@ impl Layout {
             slot: Slot(slot as u32),
             dirty: word & self.dirty_bit() != 0,
             partial: word & self.partial_bit() != 0,
-            age: (word >> self.age_shift()) as u8 & AGE_MAX,
+            rank: (word >> self.rank_shift()) as u8 & RANK_MAX,
             check: Check((check << (32 - self.check_bits)) as u32),
         }
     }
@@ -192,7 +196,7 @@ mod tests {
                         slot: Slot(if bit(2) { slot_last } else { 0 }),
                         dirty: bit(3),
                         partial: bit(4),
-                        age: if bit(5) { AGE_MAX } else { 0 },
+                        rank: if bit(5) { RANK_MAX } else { 0 },
                         check: Check(if bit(6) { check_last } else { 0 }),
                     };
                     let word = layout.with_entry(layout.tag(remainder) | choice, &entry);
@@ -200,12 +204,12 @@ mod tests {
                     assert_eq!(layout.remainder(word), remainder);
                     assert_eq!(word & layout.choice_bit(), choice);
                     assert_eq!(layout.entry(word), entry);
-                    for age in 0..=AGE_MAX {
-                        let aged = layout.with_age(word, age);
-                        assert_eq!(layout.entry(aged), Entry { age, ..entry });
+                    for rank in 0..=RANK_MAX {
+                        let ranked = layout.with_rank(word, rank);
+                        assert_eq!(layout.entry(ranked), Entry { rank, ..entry });
                         assert_eq!(
-                            aged >> layout.age_shift() >> 4,
-                            word >> layout.age_shift() >> 4
+                            ranked >> layout.rank_shift() >> 4,
+                            word >> layout.rank_shift() >> 4
                         );
                     }
                 }
@@ -230,13 +234,13 @@ mod tests {
     }
 
     #[test]
-    fn ages_saturate() {
+    fn ranks_saturate() {
         let layout = Layout::new(16, 8);
         let entry =
-            Entry { slot: Slot(3), dirty: false, partial: false, age: 200, check: Check(0) };
+            Entry { slot: Slot(3), dirty: false, partial: false, rank: 200, check: Check(0) };
         let word = layout.with_entry(layout.tag(5), &entry);
-        assert_eq!(layout.entry(word).age, AGE_MAX);
-        assert_eq!(layout.entry(layout.with_age(word, 16)).age, AGE_MAX);
+        assert_eq!(layout.entry(word).rank, RANK_MAX);
+        assert_eq!(layout.entry(layout.with_rank(word, 16)).rank, RANK_MAX);
     }
 
     #[test]
@@ -244,7 +248,7 @@ mod tests {
     fn slots_are_never_cut_short() {
         let layout = Layout::new(16, 8);
         let slot = Slot(256);
-        let entry = Entry { slot, dirty: false, partial: false, age: 0, check: Check(0) };
+        let entry = Entry { slot, dirty: false, partial: false, rank: 0, check: Check(0) };
         layout.with_entry(layout.tag(5), &entry);
     }
 }

@@ -75,14 +75,14 @@ fn some_entry(random: &mut fastrand::Rng, geometry: &Geometry) -> Entry {
         slot: Slot(random.u32(..) >> (32 - geometry.slot_bits())),
         dirty: random.bool(),
         partial: random.bool(),
-        age: random.u8(..=AGE_MAX),
+        rank: random.u8(..=RANK_MAX),
         check: Check::new(random.u32(..) & keep),
     }
 }
 
 fn plain(slot: u64) -> Entry {
     let slot = Slot(slot as u32 & 0xf_ffff);
-    Entry { slot, dirty: false, partial: false, age: 0, check: Check::new(0) }
+    Entry { slot, dirty: false, partial: false, rank: 0, check: Check::new(0) }
 }
 
 /// Different addresses, at random.
@@ -142,8 +142,8 @@ fn behaves_as_a_map_under_random_operations() {
                             *kept = entry;
                         }
                         1 => {
-                            table.set_age(place, entry.age);
-                            kept.age = entry.age;
+                            table.set_rank(place, entry.rank);
+                            kept.rank = entry.rank;
                         }
                         2 => {
                             table.update(place, |found| found.dirty ^= true);
@@ -264,16 +264,16 @@ fn fills_beyond_its_load_and_recovers_from_being_full() {
     index.assert_holds(&model);
     assert_eq!(index.get(refused), None);
 
-    // Entries in the overflow list can be replaced, aged and removed like any other.
+    // Entries in the overflow list can be replaced, ranked and removed like any other.
     let listed: Vec<LocalKey> = index.tables[0].overflow.iter().map(|o| o.key).collect();
     for (n, key) in listed.into_iter().enumerate() {
         let address = geometry.address(0, key);
         let (place, _) = index.tables[0].get(key).expect("listed");
-        let aged = Entry { age: 9, ..plain(n as u64) };
+        let ranked = Entry { rank: 9, ..plain(n as u64) };
         if n % 2 == 0 {
-            assert_eq!(index.insert(address, aged), Ok(model.insert(address, aged)));
-            index.tables[0].set_age(place, 3);
-            model.insert(address, Entry { age: 3, ..aged });
+            assert_eq!(index.insert(address, ranked), Ok(model.insert(address, ranked)));
+            index.tables[0].set_rank(place, 3);
+            model.insert(address, Entry { rank: 3, ..ranked });
         } else {
             assert_eq!(index.remove(address), model.remove(&address));
         }
@@ -377,7 +377,7 @@ fn stale_places_do_no_harm() {
     assert_eq!(table.remove(key), Some(plain(1)));
     for place in [place, Place(u32::MAX)] {
         table.set(place, plain(2));
-        table.set_age(place, 3);
+        table.set_rank(place, 3);
         table.update(place, |_| unreachable!("there is nothing"));
         assert_eq!(table.remove_at(place), None);
     }

@@ -7,11 +7,13 @@
 //! - [`inspect`]: what is on a cache device, read before anything is written
 //! - [`creation`]: making volumes, and the caches that they need
 //! - [`volumes`]: their further life, step by step
+//! - [`curve`]: what caches of other sizes would hit
 //! - [`faults`], [`settings`], [`report`]: from the words of the engine to those of the admin API
 //! - [`waiting`]: work on a lane that is watched, and can be given up
 
 mod caches;
 mod creation;
+mod curve;
 mod exports;
 mod faults;
 mod inspect;
@@ -25,6 +27,7 @@ mod waiting;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use forebay_admin::curve::CurveReport;
 use forebay_admin::{ApiError, Settings, VolumeName, VolumeReport};
 use forebay_device::{Access, Device, DeviceSpec, OpenErrorKind};
 use forebay_nbd::{ListenAddress, ListenError, Listener};
@@ -150,6 +153,10 @@ impl Host for EngineHost {
 
     fn report(&self, name: &VolumeName) -> Option<VolumeReport> {
         self.served.report(name)
+    }
+
+    fn curve(&self, name: &VolumeName, sizes: &[u64]) -> Result<CurveReport, ApiError> {
+        self.curve_of(name, sizes)
     }
 
     fn shut_down(&self, work: &Work) -> Result<(), ApiError> {

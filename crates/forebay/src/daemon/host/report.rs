@@ -12,6 +12,7 @@ use forebay_admin::report::{
 use forebay_admin::{ApiError, ErrorKind, VolumeName, VolumeReport, VolumeState};
 use forebay_engine::stats::Kind;
 use forebay_engine::{Cache, Volume};
+use forebay_store::Store;
 
 use super::caches::Place;
 use super::settings;
@@ -30,6 +31,18 @@ pub(super) struct Running {
     cache: Arc<Cache>,
     /// The volume.
     pub(super) volume: Arc<Volume>,
+}
+
+impl Running {
+    /// Unit of caching, in bytes.
+    pub(super) fn block_bytes(&self) -> u64 {
+        self.cache.store.block_size().bytes()
+    }
+
+    /// What is on the cache device.
+    pub(super) fn cache_store(&self) -> &Store {
+        &self.cache.store
+    }
 }
 
 struct Entry {
@@ -167,6 +180,7 @@ fn fill(report: &mut VolumeReport, running: &Running, cached: u64) {
         dirty: volume.dirty_blocks(),
         filled: totals.filled_blocks,
         written_back: totals.written_back_blocks,
+        carried_on: totals.carried_blocks,
     };
     report.ordered = store.has_order(volume.id).then(|| OrderReport {
         in_effect: store.is_in_order(volume.id),
@@ -206,8 +220,9 @@ fn fill(report: &mut VolumeReport, running: &Running, cached: u64) {
         write: latency(volume, Kind::Write),
         flush: latency(volume, Kind::Flush),
     };
+    let (blocks, ghosts) = running.cache.policy_bytes();
     report.memory = MemoryReport {
-        index_bytes: store.index_bytes().saturating_add(running.cache.memory_bytes()),
+        index_bytes: store.index_bytes() + running.cache.memory_bytes() + blocks + ghosts,
         buffer_bytes: store.buffer_bytes(),
     };
     report.errors = errors(running);

@@ -27,6 +27,13 @@ pub(super) fn for_engine(settings: &Settings) -> VolumeSettings {
     writeback.max_age = settings.dirty_age;
     writeback.idle = settings.idle;
     writeback.depth = settings.writeback_depth;
+    writeback.cache_dirty_high = settings.cache_dirty_high;
+    writeback.cache_dirty_low = settings.cache_dirty_low;
+    writeback.gap_bytes = settings.writeback_gap;
+    writeback.rate_min = settings.writeback_rate_min;
+    writeback.rate_max = settings.writeback_rate_max;
+    writeback.latency = settings.writeback_latency;
+    writeback.quiet_hours = settings.quiet_hours;
     out
 }
 
@@ -49,6 +56,13 @@ pub(super) fn for_operator(settings: &VolumeSettings) -> Settings {
         writeback_running: settings.writeback.running,
         writeback_depth: settings.writeback.depth,
         ordered: settings.ordered,
+        cache_dirty_high: settings.writeback.cache_dirty_high,
+        cache_dirty_low: settings.writeback.cache_dirty_low,
+        writeback_gap: settings.writeback.gap_bytes,
+        writeback_rate_min: settings.writeback.rate_min,
+        writeback_rate_max: settings.writeback.rate_max,
+        writeback_latency: settings.writeback.latency,
+        quiet_hours: settings.writeback.quiet_hours,
         commit_interval: settings.commit_interval,
     }
 }
@@ -70,7 +84,9 @@ mod tests {
              write_budget=1T promote=64K congested_read_threshold=2ms \
              congested_write_threshold=20ms dirty_high=60 \
              dirty_low=30 dirty_age=1m idle=5s writeback_running=off writeback_depth=7 ordered=on \
-             commit_interval=250ms";
+             commit_interval=250ms cache_dirty_high=80 cache_dirty_low=20 writeback_gap=16K \
+             writeback_rate_min=1M writeback_rate_max=9M writeback_latency=7ms \
+             quiet_hours=22:00-06:00";
         assert_eq!(all.split_whitespace().count(), KNOBS.len());
         let mut settings = Settings::default();
         let changes = Assignments::parse(all.split_whitespace()).expect("good");

@@ -214,7 +214,8 @@ impl EngineHost {
         let running = self.served.get(name)?;
         self.served.phase(name, VolumeState::Draining);
         let (number, own) = (running.place.number, name.to_string());
-        let drained = self.lanes.watch(work, move |state, left| async move {
+        let block = running.block_bytes();
+        let drained = self.lanes.watch(work, block, move |state, left| async move {
             let engine = state.engine(number)?;
             engine.drain(&own, |blocks| left.set(blocks)).await.map_err(faults::engine)
         });

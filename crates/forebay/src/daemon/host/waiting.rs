@@ -36,14 +36,15 @@ impl Left {
 }
 
 impl Lanes {
-    /// Has `job` done on the first lane, and waits for its end. The job tells how many blocks are
-    /// left, and is dropped where it waits when the work is cancelled.
+    /// Has `job` done on the first lane, and waits for its end. The job tells how many blocks of
+    /// `block_bytes` are left, and is dropped where it waits when the work is cancelled.
     ///
     /// # Errors
     /// The job's own, or [`ErrorKind::Cancelled`].
     pub(super) fn watch<F>(
         &self,
         work: &Work,
+        block_bytes: u64,
         job: impl FnOnce(Rc<LaneState>, Left) -> F + Send + 'static,
     ) -> Result<(), ApiError>
     where
@@ -60,7 +61,8 @@ impl Lanes {
             let result = ended.recv_timeout(STEP);
             if let Some(left) = left.get() {
                 total = total.max(left);
-                work.report(total - left, total, Unit::Blocks);
+                let bytes = |blocks: u64| blocks.saturating_mul(block_bytes);
+                work.report(bytes(total - left), bytes(total), Unit::Bytes);
             }
             match result {
                 Ok(result) => return result,

@@ -2,9 +2,8 @@
 
 use std::fmt::Write;
 
+use forebay_admin::curve::CurveRow;
 use forebay_core::units::format_size;
-
-use super::Row;
 
 const WIDTH: f64 = 720.0;
 const HEIGHT: f64 = 400.0;
@@ -29,7 +28,7 @@ fn escaped(text: &str) -> String {
 
 /// Draws hits by size, which is on a logarithmic axis; of all accesses, and of reads if there are
 /// any, with a band for the error of the first of them.
-pub(super) fn svg(trace: &str, reads: bool, curve: &[Row]) -> String {
+pub(super) fn svg(title: &str, reads: bool, curve: &[CurveRow]) -> String {
     let log = |bytes: u64| (bytes.max(1) as f64).log2();
     let first = curve.first().map_or(0.0, |row| log(row.bytes));
     let span = (curve.last().map_or(0.0, |row| log(row.bytes)) - first).max(0.01);
@@ -45,7 +44,7 @@ pub(super) fn svg(trace: &str, reads: bool, curve: &[Row]) -> String {
          font-family=\"sans-serif\" font-size=\"12\">\n\
          <rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n\
          <text x=\"{LEFT}\" y=\"22\" font-size=\"15\" font-weight=\"bold\">Hits by size of the cache, {}</text>\n",
-        escaped(trace)
+        escaped(title)
     );
     for tenths in (0..=10).step_by(2) {
         let (share, right) = (f64::from(tenths) / 10.0, WIDTH - RIGHT);
@@ -96,14 +95,15 @@ pub(super) fn svg(trace: &str, reads: bool, curve: &[Row]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Hits;
+    use forebay_admin::curve::Hits;
+
     use super::*;
 
     #[test]
     fn lines_are_inside_and_names_are_escaped() {
         let hits = |share| Hits { share, error: 0.3 };
-        let curve: Vec<Row> = (0..=10)
-            .map(|step| Row {
+        let curve: Vec<CurveRow> = (0..=10)
+            .map(|step| CurveRow {
                 bytes: 1 << (20 + step),
                 reads: Some(hits(step as f64 / 10.0)),
                 all: hits(0.5),

@@ -1,8 +1,9 @@
 //! What a curve means, in words.
 
+use forebay_admin::curve::{CurveReport, CurveRow, Hits};
 use forebay_core::units::format_size;
 
-use super::{Advice, Hits, Row};
+use super::Advice;
 use crate::output::table::{Column, Table};
 use crate::output::volume::grouped;
 
@@ -13,14 +14,14 @@ const WORTH: f64 = 0.03;
 const LITTLE: f64 = 0.05;
 
 /// What `to` hits more than `from`, for each doubling of the size.
-fn gain(from: &Row, to: &Row) -> f64 {
+fn gain(from: &CurveRow, to: &CurveRow) -> f64 {
     let doublings = (to.bytes as f64 / from.bytes.max(1) as f64).log2();
     if doublings > 0.0 { (to.hits().share - from.hits().share) / doublings } else { 0.0 }
 }
 
 /// The smallest size that does something and of which no larger one is worth it, in bytes.
-pub(super) fn take(rows: &[Row]) -> Option<u64> {
-    let enough = |(at, row): &(usize, &Row)| {
+pub(super) fn take(rows: &[CurveRow]) -> Option<u64> {
+    let enough = |(at, row): &(usize, &CurveRow)| {
         let mut larger = rows.iter().skip(at + 1);
         row.hits().share >= LITTLE && larger.all(|more| gain(row, more) < WORTH)
     };
@@ -32,7 +33,7 @@ fn percent(hits: Hits) -> String {
 }
 
 /// Sizes one after the other, each with what it adds to the one before.
-fn sentence(rows: &[Row], of: &str) -> String {
+fn sentence(rows: &[CurveRow], of: &str) -> String {
     let mut parts = Vec::new();
     for (at, row) in rows.iter().enumerate() {
         let before = at.checked_sub(1).and_then(|at| rows.get(at));
@@ -46,17 +47,72 @@ fn sentence(rows: &[Row], of: &str) -> String {
     parts.join("; ")
 }
 
-/// The whole answer.
-pub(super) fn text(advice: &Advice) -> String {
-    let of = if advice.reads > 0 { "reads" } else { "accesses" };
-    let mut text = format!(
-        "{}: {} requests, {} blocks read and {} written; they touch about {}\n\n",
+/// What there is to say about a trace and about a volume.
+struct Curve<'a> {
+    rows: &'a [CurveRow],
+    reads: u64,
+    accesses: u64,
+    one_of: u64,
+    sampled_blocks: u64,
+    /// What is said if nothing was read or written.
+    nothing: &'a str,
+}
+
+/// The whole answer for a trace.
+pub(super) fn of_trace(advice: &Advice) -> String {
+    let head = format!(
+        "{}: {} requests, {} blocks read and {} written; they touch about {}",
         advice.trace,
         grouped(advice.requests),
         grouped(advice.reads),
         grouped(advice.accesses.saturating_sub(advice.reads)),
         format_size(advice.footprint),
     );
+    let curve = Curve {
+        rows: &advice.rows,
+        reads: advice.reads,
+        accesses: advice.accesses,
+        one_of: advice.one_of,
+        sampled_blocks: advice.sampled_blocks as u64,
+        nothing: "The trace reads and writes nothing.",
+    };
+    format!("{head}\n\n{}", text(&curve))
+}
+
+/// The whole answer for a volume.
+pub(super) fn of_volume(report: &CurveReport) -> String {
+    let head = format!(
+        "{}: {} blocks of {} read and {} written since it was started; they are about {}",
+        report.volume,
+        grouped(report.reads),
+        format_size(report.block_size),
+        grouped(report.accesses.saturating_sub(report.reads)),
+        format_size(report.footprint),
+    );
+    let curve = Curve {
+        rows: &report.rows,
+        reads: report.reads,
+        accesses: report.accesses,
+        one_of: report.one_of,
+        sampled_blocks: report.sampled_blocks,
+        nothing: "Nothing was read or written yet.",
+    };
+    let present = format!(
+        "A cache as large as the present one, {}, for this volume alone: {} of {}.",
+        format_size(report.present.bytes),
+        percent(report.present.hits()),
+        of(&curve),
+    );
+    format!("{head}\n\n{}{present}\n", text(&curve))
+}
+
+fn of(curve: &Curve<'_>) -> &'static str {
+    if curve.reads > 0 { "reads" } else { "accesses" }
+}
+
+fn text(curve: &Curve<'_>) -> String {
+    let of = of(curve);
+    let mut text = String::new();
     let mut table = Table::new(&[
         Column::right("SIZE"),
         Column::right("READS HIT"),
@@ -70,13 +126,13 @@ pub(super) fn text(advice: &Advice) -> String {
         }
         None => ["-".to_owned(), "-".to_owned()],
     };
-    for row in &advice.rows {
+    for row in curve.rows {
         let size = [format_size(row.bytes)].into_iter();
         table.row(size.chain(cells(row.reads)).chain(cells(Some(row.all))));
     }
     text += &table.render();
-    text += &format!("\n{}.\n", sentence(&advice.rows, of));
-    let taken = advice.take.and_then(|bytes| advice.rows.iter().find(|row| row.bytes == bytes));
+    text += &format!("\n{}.\n", sentence(curve.rows, of));
+    let taken = take(curve.rows).and_then(|bytes| curve.rows.iter().find(|row| row.bytes == bytes));
     text += &match taken {
         Some(row) => format!(
             "Take {}: it has {} of {of}; of more, each doubling adds less than {:.0} %.\n",
@@ -84,14 +140,14 @@ pub(super) fn text(advice: &Advice) -> String {
             percent(row.hits()),
             WORTH * 100.0
         ),
-        None if advice.accesses == 0 => "The trace reads and writes nothing.\n".to_owned(),
+        None if curve.accesses == 0 => format!("{}\n", curve.nothing),
         None => "A cache does little for this: hardly anything is used twice.\n".to_owned(),
     };
-    text += &match advice.one_of {
+    text += &match curve.one_of {
         1 => "Exact: all blocks were looked at.\n".to_owned(),
         one_of => format!(
             "From {} blocks, one of {one_of}; ± is what eight parts of them differ by.\n",
-            grouped(advice.sampled_blocks as u64)
+            grouped(curve.sampled_blocks)
         ),
     };
     text
@@ -101,10 +157,10 @@ pub(super) fn text(advice: &Advice) -> String {
 mod tests {
     use super::*;
 
-    fn rows(shares: &[(u64, f64)]) -> Vec<Row> {
+    fn rows(shares: &[(u64, f64)]) -> Vec<CurveRow> {
         let row = |(gigabytes, share): &(u64, f64)| {
             let hits = Hits { share: *share, error: 0.01 };
-            Row { bytes: gigabytes << 30, reads: Some(hits), all: hits }
+            CurveRow { bytes: gigabytes << 30, reads: Some(hits), all: hits }
         };
         shares.iter().map(row).collect()
     }
@@ -129,13 +185,43 @@ mod tests {
 
     #[test]
     fn what_is_hardly_worth_it_is_said() {
-        let text = text(&advice(&[(32, 0.4), (64, 0.71), (128, 0.73)]));
+        let text = of_trace(&advice(&[(32, 0.4), (64, 0.71), (128, 0.73)]));
         assert!(text.contains("32G: 40 % of reads; 64G: 71 %; 128G: 73 %, hardly worth it."));
         assert!(text.contains("Take 64G: it has 71 % of reads"), "{text}");
         assert!(text.contains("From 1,234 blocks, one of 100"), "{text}");
         assert!(text.lines().any(|line| {
             line.split_whitespace().eq(["64G", "71.0", "%", "1.0", "71.0", "%", "1.0"])
         }));
+    }
+
+    #[test]
+    fn a_volume_is_told_what_its_present_size_does() {
+        let rows = rows(&[(32, 0.4), (64, 0.71)]);
+        let mut report = CurveReport {
+            volume: "data".parse().expect("a name"),
+            block_size: 4096,
+            accesses: 4000,
+            reads: 3000,
+            footprint: 1 << 40,
+            one_of: 1024,
+            sampled_blocks: 77,
+            state_bytes: 0,
+            present: rows[0],
+            curve: Vec::new(),
+            rows,
+        };
+        let text = of_volume(&report);
+        assert!(
+            text.starts_with("data: 3,000 blocks of 4K read and 1,000 written since"),
+            "{text}"
+        );
+        assert!(
+            text.contains("Take 64G") && text.contains("From 77 blocks, one of 1024"),
+            "{text}"
+        );
+        assert!(text.ends_with("the present one, 32G, for this volume alone: 40 % of reads.\n"));
+        (report.accesses, report.reads, report.rows) = (0, 0, Vec::new());
+        assert!(of_volume(&report).contains("Nothing was read or written yet."));
     }
 
     #[test]
@@ -147,6 +233,6 @@ mod tests {
         assert_eq!(take(&[(1, 0.0), (4, 0.055), (8, 0.06)]), Some(4), "none is nothing");
         assert_eq!(take(&[(1, 0.01), (2, 0.02)]), None);
         assert_eq!(take(&[]), None);
-        assert!(text(&advice(&[(1, 0.01)])).contains("does little"));
+        assert!(of_trace(&advice(&[(1, 0.01)])).contains("does little"));
     }
 }

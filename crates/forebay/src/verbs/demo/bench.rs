@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use forebay_admin::ApiError;
+use forebay_core::units::format_size;
 use serde_json::Value;
 
 use super::daemon::Daemon;
@@ -93,6 +94,18 @@ pub(super) fn warm_up(
     command.args(["--size=512m", "--output-format=json"]);
     command.arg(format!("--uri={}", uri(daemon, export)));
     workspace.run_well("fio", &mut command).map(drop)
+}
+
+/// What the table shows.
+pub(super) fn explanation(disk: u64, ssd: u64) -> String {
+    let (disk, ssd) = (format_size(disk), format_size(ssd));
+    format!(
+        "fio over NBD on {disk}: requests of 4 KiB, 90 % reads, zipf 1.2 (some blocks are asked for far more\n\
+         often than others), 32 at a time. The disk (7,200 rpm) and the SSD (SATA) are modelled: files\n\
+         that are as slow as those. The cache has {ssd} of SSD. MEAN and P99 are latencies of reads and\n\
+         writes as fio sees them, HITS reads that the cache answered, x DISK requests per second by those\n\
+         of the bare disk.\n"
+    )
 }
 
 /// All rows, compared with the first.

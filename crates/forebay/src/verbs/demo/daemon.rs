@@ -59,7 +59,7 @@ impl<'a> Daemon<'a> {
             let report = self.show(name)?;
             match report.state {
                 VolumeState::Running => return Ok(()),
-                VolumeState::Stopped | VolumeState::Recovering if Instant::now() < end => {
+                VolumeState::Waiting | VolumeState::Recovering if Instant::now() < end => {
                     std::thread::sleep(STEP);
                 }
                 state => {

@@ -64,6 +64,7 @@ impl Image {
         ]);
         command.arg("-d").arg(&tree).arg(&path).arg(format!("{}k", size >> 10));
         workspace.run_well("mke2fs", &mut command)?;
+        workspace.say("removing the copies beside the image");
         fs::remove_dir_all(&tree).map_err(|error| io_error("cannot remove", &tree, &error))?;
         workspace.say(&format!(
             "{} files of {} are in the image",

@@ -151,6 +151,8 @@ pub(super) fn this_program() -> Result<PathBuf, ApiError> {
 
 impl Drop for Workspace {
     fn drop(&mut self) {
+        // It can take a while, and whoever looks on has what they waited for.
+        self.say(&format!("removing {}", self.dir.display()));
         if let Err(error) = std::fs::remove_dir_all(&self.dir) {
             eprintln!("forebay: cannot remove {}: {error}", self.dir.display());
         }

@@ -1,6 +1,7 @@
 //! A dump for programs: one JSON value per line, each with its `type`.
 
 use forebay_core::identity::identity_part_name;
+use forebay_engine::settings::tag_name;
 use forebay_format::checkpoint::SegmentUse;
 use forebay_format::{
     Body, CheckpointHeader, Geometry, MarkKind, RecordHeader, SegmentState, Superblock,
@@ -55,7 +56,7 @@ impl Writer for Lines {
             let settings: Vec<Value> = volume
                 .settings
                 .iter()
-                .map(|(tag, value)| json!({"tag": tag, "value": value}))
+                .map(|(tag, value)| json!({"tag": tag, "name": tag_name(*tag), "value": value}))
                 .collect();
             let identity: serde_json::Map<String, Value> = volume
                 .identity

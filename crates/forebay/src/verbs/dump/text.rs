@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use forebay_core::units::format_size;
+use forebay_engine::settings::tag_name;
 use forebay_format::checkpoint::SegmentUse;
 use forebay_format::{
     Body, CheckpointHeader, Geometry, MarkKind, RecordHeader, SegmentState, Superblock,
@@ -117,9 +118,13 @@ impl Writer for Text {
                 ),
                 None => self.line("samples", "none"),
             }
-            let settings: Vec<String> =
-                volume.settings.iter().map(|(tag, value)| format!("{tag}={value}")).collect();
-            self.line("settings", settings.join(" "));
+            for (index, (tag, value)) in volume.settings.iter().enumerate() {
+                let label = if index == 0 { "settings" } else { "" };
+                match tag_name(*tag) {
+                    Some(name) => self.line(label, format_args!("{name}={value}")),
+                    None => self.line(label, format_args!("number {tag}, not known here: {value}")),
+                }
+            }
         }
     }
 

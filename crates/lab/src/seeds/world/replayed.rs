@@ -1,19 +1,16 @@
 //! A world under the requests of a trace: discards too, what the cache knew before a request, and
 //! what the log holds.
 
-use std::cell::RefCell;
-use std::rc::Rc;
 use std::sync::atomic::Ordering;
 
 use forebay_core::{Op, OriginBlock, SECTOR_SIZE};
 use forebay_engine::{Request, Target};
 
-use crate::error::{LabResult, other};
-use crate::rig::VOLUME;
+use crate::error::LabResult;
 
 use super::super::access::Access;
 use super::super::clients::Server;
-use super::{PATIENCE, World};
+use super::World;
 
 /// What is counted as a block, whatever the cache's own blocks are.
 pub(crate) const UNIT: u64 = 4096;
@@ -86,34 +83,19 @@ impl World {
     ///
     /// # Errors
     /// It cannot be written, or that never ends.
-    pub(crate) fn drain(&mut self) -> LabResult<()> {
+    pub(crate) fn bring_home(&mut self) -> LabResult<()> {
         self.plain(Op::Flush, 0, 0)?;
-        let result = Rc::new(RefCell::new(None));
-        let (engine, inner) = (self.engine.clone(), result.clone());
-        self.lane.spawn(async move {
-            let ended = engine.drain(VOLUME, |_| ()).await;
-            *inner.borrow_mut() = Some(ended);
-        });
-        let started = self.now();
-        loop {
-            self.settle(&mut Vec::new())?;
-            if let Some(ended) = result.borrow_mut().take() {
-                ended?;
-                break;
-            }
-            let next = self.next_event().filter(|next| next.0 < started.0 + PATIENCE);
-            let next = next.ok_or_else(|| other("what is dirty is never written back"))?;
-            self.advance(next.max(self.now()));
-        }
+        self.drain()?;
         self.plain(Op::Flush, 0, 0)
     }
 
-    /// What is in the log. What was appended is complete after a [`World::drain`].
+    /// What is in the log. What was appended is complete after a [`World::bring_home`].
     pub(crate) fn log_counts(&self) -> LogCounts {
         let totals = self.target.volume().stats.totals();
         let store = &self.engine.cache.store;
         LogCounts {
-            appended: totals.cache_written_bytes,
+            appended: totals.cache_written_bytes
+                - totals.carried_blocks * store.block_size().bytes(),
             payload: store.counters.payload_bytes.load(Ordering::Relaxed),
         }
     }

@@ -1,0 +1,143 @@
+//! The tables of the profiles: one line for each setting, with where it is written down.
+//!
+//! What a system has and Forebay cannot do is not here but in `lacks`, and knob by knob in
+//! docs/profiles.md.
+
+use super::{Choice, Profile};
+
+/// `setting = value: source` for each line.
+macro_rules! choices {
+    ($($setting:ident = $value:literal: $source:literal;)*) => {
+        &[$(Choice { setting: stringify!($setting), value: $value, source: $source },)*]
+    };
+}
+
+/// Every profile, in the order in which they are listed.
+pub const PROFILES: &[Profile] = &[ENHANCEIO, BCACHE, DM_CACHE, MAXIO, DM_WRITEBOOST, FANCYCACHE];
+
+const ENHANCEIO: Profile = Profile {
+    name: "enhanceio",
+    system: "EnhanceIO (STEC, 2012)",
+    documents: &[
+        "README.txt, \"STEC EnhanceIO SSD Caching Software\", 25 December 2012, github.com/stec-inc/EnhanceIO",
+        "eio_cli(8), manual page, 25 May 2012, in the same place",
+        "eio.h, Driver/enhanceio/eio.h, in the same place",
+    ],
+    settings: choices! {
+        block_size = "4K": "README.txt 1: the default block size is 4 KB; eio_cli(8) -b";
+        mode = "writethrough": "eio_cli(8) -m: write-through is the default";
+        policy = "fifo": "README.txt 2.5, eio_cli(8) -p: fifo is the default";
+        durability = "flush": "README.txt 1: a write goes to the disk as well. With mode=writeback take strict";
+        sequential_cutoff = "0": "README.txt 2.9: the bypass of sequential I/O was removed";
+        admission = "always": "README.txt 1: data read from the disk is stored on the SSD, with no exception";
+        dirty_high = "30": "eio.h DIRTY_HIGH_THRESH_DEF; README.txt 3.3 a";
+        dirty_low = "10": "eio.h DIRTY_LOW_THRESH_DEF; README.txt 3.3 b";
+        dirty_age = "10m": "README.txt 3.3 f; eio.h CLEAN_FACTOR: a minute for each 16 GB of cache, here for 160 GB";
+        idle = "0": "README.txt 3.3: only thresholds and the interval begin a clean-up";
+    },
+    lacks: "A cache over a device that is mounted already. Thresholds for sets, as there are no sets.",
+};
+
+const BCACHE: Profile = Profile {
+    name: "bcache",
+    system: "bcache (Linux)",
+    documents: &[
+        "bcache.rst, Documentation/admin-guide/bcache.rst of Linux",
+        "writeback.c, drivers/md/bcache/writeback.c of Linux",
+        "make.c, make.c of bcache-tools",
+    ],
+    settings: choices! {
+        block_size = "4K": "bcache.rst block_size: the hardware sector size; 4 KiB on an SSD";
+        mode = "writethrough": "bcache.rst \"Bad write performance\": writeback is not the default";
+        policy = "lru": "make.c: lru unless told otherwise; bcache.rst cache_replacement_policy";
+        durability = "flush": "bcache.rst journal_delay_ms: the journal is delayed unless a cache flush happens sooner";
+        commit_interval = "100ms": "bcache.rst journal_delay_ms: defaults to 100";
+        sequential_cutoff = "4M": "bcache.rst \"traffic not going to the SSD\": the default is 4 MB";
+        admission = "always": "bcache.rst \"traffic not going to the SSD\": only sequential I/O and congestion keep data out";
+        congested_read_threshold = "2ms": "bcache.rst \"Traffic's still going to the spindle\": 2000 us for reads";
+        congested_write_threshold = "20ms": "bcache.rst \"Traffic's still going to the spindle\": 20000 us for writes";
+        dirty_high = "10": "bcache.rst writeback_percent: about this share is kept dirty; writeback.c: 10";
+        dirty_low = "10": "bcache.rst writeback_percent: the same share, as it is kept and not gone below";
+        dirty_age = "0": "bcache.rst has no limit of age";
+        idle = "30s": "writeback.c idle_max_writeback_rate: full rate after six periods of 5 s without requests";
+    },
+    lacks: "A writeback rate that is controlled: Forebay writes back at the speed of the disk, and leaves it to requests when there are some. Thin volumes on the cache device alone.",
+};
+
+const DM_CACHE: Profile = Profile {
+    name: "dm-cache",
+    system: "dm-cache, lvmcache (Linux, lvm2)",
+    documents: &[
+        "cache.rst, Documentation/admin-guide/device-mapper/cache.rst of Linux",
+        "cache-policies.rst, Documentation/admin-guide/device-mapper/cache-policies.rst of Linux",
+        "dm-cache-target.c, drivers/md/dm-cache-target.c of Linux",
+    ],
+    settings: choices! {
+        block_size = "4K": "cache.rst \"Fixed block size\": 32 KB at least, because of the metadata; here that is not needed, see promote";
+        mode = "writeback": "cache.rst \"Cache operating modes\": the default; lvmcache's own is writethrough";
+        policy = "smq": "cache-policies.rst: smq is the default";
+        durability = "flush": "cache.rst \"Updating on-disk metadata\": as a disk with a volatile write cache";
+        commit_interval = "1s": "cache.rst \"Updating on-disk metadata\": without flushes, a commit every second";
+        sequential_cutoff = "0": "cache-policies.rst: sequential_threshold is accepted and has no effect";
+        admission = "second-hit": "cache-policies.rst: a block is promoted when the hotspot queue says so";
+        promote = "256K": "cache.rst \"Fixed block size\": whole blocks, typically of 256 to 1024 KB";
+        dirty_age = "0": "cache.rst has no limit of age";
+        idle = "1s": "dm-cache-target.c spare_migration_bandwidth(): idle is a second without requests; then all is cleaned";
+        writeback_depth = "4": "cache.rst \"Migration throttling\": 1 MB at a time, which are four blocks of 256 KB";
+    },
+    lacks: "The policies smq and cleaner. A write to a block that is not cached enters at once, also where dm-cache would wait for its promotion.",
+};
+
+const MAXIO: Profile = Profile {
+    name: "maxio",
+    system: "MaxIO (TaoCloud, 1.1.1)",
+    documents: &[
+        "Report, TaoCloud, test report of MaxIO 1.1.1, October 2015, the only document that is public",
+    ],
+    settings: choices! {
+        block_size = "4K": "Report: maxio create -b, 4096 by default";
+        mode = "writethrough": "Report: maxio create -t, wt by default";
+        policy = "lru": "Report: maxio create -r, lru by default";
+        durability = "flush": "Report: not said; what a disk promises is kept";
+        sequential_cutoff = "4M": "Report: sequential I/O is found and goes to the disk; not said from where on, so Forebay's default";
+    },
+    lacks: "",
+};
+
+const DM_WRITEBOOST: Profile = Profile {
+    name: "dm-writeboost",
+    system: "dm-writeboost (2.2)",
+    documents: &[
+        "Readme, doc/dm-writeboost-readme.txt of 2.2.17, github.com/akiradeveloper/dm-writeboost",
+    ],
+    settings: choices! {
+        block_size = "4K": "Readme: requests are split into chunks of 4 KB";
+        mode = "writeonly": "Readme read_cache_threshold: 0 by default, read caching disabled";
+        policy = "fifo": "Readme \"Mechanism\": a log, which is written back from its oldest segment on";
+        durability = "flush": "Readme \"Mechanism\": all data are first stored in the RAM buffer";
+        sequential_cutoff = "0": "Readme \"Mechanism\": all writes go through the log";
+        dirty_age = "0": "Readme has no limit of age";
+        idle = "1s": "Readme writeback_threshold: as with the 70 of its example, when the disk is not busy. Its default, never, would be dirty_high=100 dirty_low=100 idle=0";
+    },
+    lacks: "",
+};
+
+const FANCYCACHE: Profile = Profile {
+    name: "fancycache",
+    system: "FancyCache, PrimoCache (Romex Software)",
+    documents: &[
+        "Guide, FancyCache User Guide, romexsoftware.com/en-us/fancy-cache/help.html",
+        "Report, \"defer-write\" of FancyCache 0.5.0 Disk Edition, measured with Iometer",
+    ],
+    settings: choices! {
+        block_size = "4K": "Report: 4 KB; Guide Block Size: smaller is faster and takes more memory";
+        mode = "writeback": "Guide Caching Strategy: Read/Write, with Defer-Write as in the report";
+        policy = "lfu-r": "Report: LFU-R";
+        durability = "flush": "Guide Defer-Write: a power failure may lose what is deferred; here a flush is kept";
+        sequential_cutoff = "0": "Guide has no exception for streams";
+        admission = "always": "Guide Caching Strategy: both read data and write data are cached";
+        dirty_age = "10s": "Report: a latency of 10 s, after which deferred data is written";
+        idle = "0": "Guide Defer-Write: after the latency, not when idle";
+    },
+    lacks: "The first tier in RAM: Forebay has a log buffer there and no cache yet. durability=deferred, with which a flush would not wait either.",
+};

@@ -1,0 +1,295 @@
+//! One write to the origin: dirty neighbours, and the clean blocks between them.
+//!
+//! A clean block that is valid throughout is on the origin as it is in the cache, so writing it along
+//! changes nothing there, as long as nobody else writes to the origin in between. Whoever does that, round
+//! or through the cache or by a discard, holds the range alone and takes the clean copy out of the index
+//! first. So does this: it holds the range of the whole write, and only then looks at what is cached.
+
+use std::time::Duration;
+
+use forebay_core::OriginBlock;
+use forebay_core::why::WritebackReason;
+use forebay_device::{DeviceOp, IoBuf, IoData};
+use forebay_lane::join_all;
+use forebay_store::{Kept, Pinned, PlantedBug};
+
+use super::flow::{Flow, Written};
+use super::sweep::Span;
+use crate::lane::LaneVolume;
+use crate::read::bytes_of;
+use crate::stats::bump;
+use crate::volume::VolumeState;
+
+/// Reads of the cache device that one write has under way together.
+const READ_TOGETHER: usize = 32;
+
+impl LaneVolume {
+    /// Writes blocks back, as far as they are dirty, with as few writes as what is valid of them allows;
+    /// up to `gap` clean ones in a row are written along. Returns what is on the origin now, though not
+    /// yet durable, and what has failed.
+    pub(super) async fn write_back_span(
+        &self,
+        span: &Span,
+        why: WritebackReason,
+        gap: u64,
+        flow: &Flow,
+    ) -> (Vec<Written>, Option<String>) {
+        let volume = &self.volume;
+        let mut written = Vec::new();
+        let failures = volume.sync_failures();
+        let blocks = span.blocks();
+        if blocks.is_empty() {
+            return (written, None);
+        }
+        let unlocked = self.cache.store.options().has(PlantedBug::GapUnlocked);
+        let early = if unlocked { self.look_up_span(span) } else { Vec::new() };
+        if unlocked {
+            // Time for what must not happen.
+            self.lane().sleep(Duration::from_millis(1)).await;
+        }
+        let is_dirty = |pinned: &Pinned<'_>| pinned.found.entry.dirty;
+        let edge = |number| volume.block_range(OriginBlock(number));
+        let range = volume.widen(edge(blocks.start).start..edge(blocks.end - 1).end);
+        // Nobody else may write here, and nobody may read an older state meanwhile.
+        let _range = volume.ranges.exclusive(range).await;
+        if volume.state() == VolumeState::Removed {
+            // Its origin belongs to somebody else from now on.
+            return (written, Some("the volume is stopped".into()));
+        }
+        if volume.is_ordered() {
+            // From now on the origin gets things in order only; these will have their turn.
+            return (written, None);
+        }
+        let mut pinned = self.look_up_span(span);
+        if unlocked {
+            pinned.retain(is_dirty);
+            pinned.extend(early.into_iter().filter(|pinned| !is_dirty(pinned)));
+            pinned.sort_by_key(|pinned| pinned.block);
+            pinned.dedup_by_key(|pinned| pinned.block);
+        }
+        let mut error = self.make_durable(&mut pinned).await;
+        for stretch in stretches(pinned, gap, blocks.end) {
+            let reading = flow.reading().await;
+            let read = self.read_stretch(&stretch).await;
+            drop(reading);
+            match self.write_stretch(stretch, read).await {
+                Ok(kept) => written.extend(kept.into_iter().map(|(block, kept)| Written {
+                    block,
+                    kept,
+                    failures,
+                    why,
+                })),
+                Err(failed) => {
+                    error.get_or_insert(failed);
+                    break;
+                }
+            }
+        }
+        (written, error)
+    }
+
+    /// What is cached: dirty blocks that were dirty before, and clean ones that are valid throughout.
+    fn look_up_span(&self, span: &Span) -> Vec<Pinned<'_>> {
+        let mut wanted = span.dirty.iter().peekable();
+        span.blocks()
+            .filter_map(|number| {
+                let block = OriginBlock(number);
+                let in_span = wanted.next_if(|wanted| **wanted == block).is_some();
+                let pinned = self.cache.store.look_up(&self.volume.space, block)?;
+                let found = &pinned.found;
+                let usable = if found.entry.dirty { in_span } else { found.mask.is_none() };
+                usable.then_some(pinned)
+            })
+            .collect()
+    }
+
+    /// Makes the records of dirty blocks durable. What is not, and can no longer become so, is taken
+    /// out; then there is an error.
+    async fn make_durable(&self, pinned: &mut Vec<Pinned<'_>>) -> Option<String> {
+        let store = &self.cache.store;
+        let undurable = |pinned: &Pinned<'_>| {
+            pinned.found.entry.dirty && !store.is_durable(pinned.found.entry.slot)
+        };
+        // Barrier for invariant 6: the origin must not have a version that a power cut could take out
+        // of the log, where an older one would come back as clean.
+        if pinned.iter().any(undurable)
+            && self.store.commit().await.is_err()
+            && !self.store.distrust_clean().await
+        {
+            pinned.retain(|pinned| !undurable(pinned));
+            return Some("the cache device has failed and cannot be told so".into());
+        }
+        None
+    }
+
+    /// Writes blocks that follow each other on the origin, given what was read of them. Returns what was
+    /// dirty, kept where it is.
+    async fn write_stretch(
+        &self,
+        stretch: Vec<Pinned<'_>>,
+        (payload, good): (IoBuf, Vec<bool>),
+    ) -> Result<Vec<(OriginBlock, Kept)>, String> {
+        let (volume, store) = (&self.volume, &self.cache.store);
+        let mut on_origin = Vec::new();
+        let mut pieces: Vec<(u64, std::ops::Range<usize>)> = Vec::new();
+        for (number, (pinned, good)) in stretch.iter().zip(good).enumerate() {
+            if !good {
+                continue;
+            }
+            let valid = volume.valid_sectors(pinned.block, pinned.found.mask.as_ref());
+            let start = number * volume.block.as_usize();
+            for valid in valid.runs() {
+                let offset = volume.origin_offset(pinned.block, valid.start);
+                let bytes = bytes_of(&valid);
+                let bytes = start + bytes.start..start + bytes.end;
+                match pieces.last_mut() {
+                    Some((at, before))
+                        if before.end == bytes.start && *at + before.len() as u64 == offset =>
+                    {
+                        before.end = bytes.end;
+                    }
+                    _ => pieces.push((offset, bytes)),
+                }
+            }
+            if pinned.found.entry.dirty {
+                on_origin.extend(
+                    store
+                        .keep(&volume.space, pinned.block, pinned.found.entry.slot)
+                        .map(|kept| (pinned.block, kept)),
+                );
+            }
+        }
+        drop(stretch);
+        match &pieces[..] {
+            [(offset, bytes)] if *bytes == (0..payload.len()) => {
+                self.write_sectors(*offset, payload).await?;
+            }
+            _ => {
+                for (offset, bytes) in pieces {
+                    self.write_sectors(offset, IoBuf::copy_from(&payload[bytes])).await?;
+                }
+            }
+        }
+        Ok(on_origin)
+    }
+
+    /// Reads blocks of the cache, one after the other in one buffer, and which of them are good.
+    async fn read_stretch(&self, stretch: &[Pinned<'_>]) -> (IoBuf, Vec<bool>) {
+        let space = &self.volume.space;
+        let block = self.volume.block.as_usize();
+        let mut rest = IoBuf::for_overwrite(stretch.len() * block);
+        let mut chains = Vec::new();
+        let mut from = 0;
+        while let Some(chain) = stretch.get(from..).filter(|chain| !chain.is_empty()) {
+            let count = self.chain(chain);
+            let back = rest.split_off(count * block);
+            chains.push((&chain[..count], std::mem::replace(&mut rest, back)));
+            from += count;
+        }
+        let mut chains = chains.into_iter();
+        let mut payload = IoBuf::empty();
+        let mut good = Vec::with_capacity(stretch.len());
+        loop {
+            let some: Vec<_> = chains.by_ref().take(READ_TOGETHER).collect();
+            if some.is_empty() {
+                return (payload, good);
+            }
+            let read = some.iter().map(|(chain, _)| *chain).collect::<Vec<_>>();
+            let reads = some.into_iter().map(|(chain, buf)| self.store.read_run(space, chain, buf));
+            for (chain, (buf, results)) in read.into_iter().zip(join_all(reads).await) {
+                payload = payload.join(buf);
+                good.extend(chain.iter().zip(results).map(|(pinned, result)| match result {
+                    Ok(()) => true,
+                    Err(failure) => {
+                        self.count_failure(&failure);
+                        self.give_up(pinned);
+                        false
+                    }
+                }));
+            }
+        }
+    }
+
+    /// How many of the first blocks lie one behind the other on the cache device as well.
+    fn chain(&self, blocks: &[Pinned<'_>]) -> usize {
+        let store = &self.cache.store;
+        let granules = store.geometry().granules_per_block() as u32;
+        let follows = |pair: &&[Pinned<'_>]| {
+            let (one, next) = (pair[0].found.entry.slot, pair[1].found.entry.slot);
+            one.0.checked_add(granules) == Some(next.0)
+                && store.segment_of(one) == store.segment_of(next)
+        };
+        blocks.len().min(1) + blocks.windows(2).take_while(follows).count()
+    }
+
+    /// A block cannot be read back. A clean one is forgotten, the origin has it; a dirty one is bad, if it
+    /// has not been replaced.
+    fn give_up(&self, pinned: &Pinned<'_>) {
+        let (volume, store) = (&self.volume, &self.cache.store);
+        let slot = pinned.found.entry.slot;
+        store.forget(&volume.space, pinned.block, |entry| entry.slot == slot && !entry.dirty);
+        let current = store.peek(&volume.space, pinned.block);
+        if current.is_some_and(|found| found.entry.slot == slot && found.entry.dirty) {
+            volume.add_bad(pinned.block);
+        }
+    }
+
+    /// Writes whole sectors to the origin; where its logical blocks are larger, around what is
+    /// there. The caller has the range for itself.
+    pub(crate) async fn write_sectors(&self, offset: u64, bytes: IoBuf) -> Result<(), String> {
+        let logical = self.volume.origin.logical_block();
+        let end = offset + bytes.len() as u64;
+        let (start, limit) = (offset / logical * logical, end.next_multiple_of(logical));
+        let data = if (start, limit) == (offset, end) {
+            bytes
+        } else {
+            let buf = IoBuf::for_overwrite((limit - start) as usize);
+            let mut around = self.origin.read(start, buf).await.map_err(|error| {
+                bump(&self.stats().counters.origin_read_errors, 1);
+                error.to_string()
+            })?;
+            let at = (offset - start) as usize;
+            around[at..at + bytes.len()].copy_from_slice(&bytes);
+            around
+        };
+        self.before_origin_write(start..limit).await;
+        let write = self.origin.run(DeviceOp::Write { offset: start, data: IoData::Owned(data) });
+        let done = self.volume.write_cost.of(&**self.lane().clock(), write).await;
+        bump(&self.stats().counters.origin_written_bytes, limit - start);
+        done.result.map_err(|error| error.to_string())
+    }
+}
+
+/// Cuts ascending blocks where one is missing, and where more than `gap` clean ones follow each other.
+/// Clean ones at the ends of what is left are left out, but for those up to `end`, where another write
+/// goes on.
+fn stretches(pinned: Vec<Pinned<'_>>, gap: u64, end: u64) -> Vec<Vec<Pinned<'_>>> {
+    let mut all: Vec<Vec<Pinned<'_>>> = Vec::new();
+    // Clean blocks behind the last dirty one, without a hole.
+    let mut between: Vec<Pinned<'_>> = Vec::new();
+    for next in pinned {
+        let before = between.last().or_else(|| all.last().and_then(|stretch| stretch.last()));
+        let joins = before.is_some_and(|before| before.block.0 + 1 == next.block.0);
+        if !next.found.entry.dirty {
+            if joins {
+                between.push(next);
+            } else {
+                between.clear();
+            }
+            continue;
+        }
+        match all.last_mut().filter(|_| joins && between.len() as u64 <= gap) {
+            Some(stretch) => {
+                stretch.append(&mut between);
+                stretch.push(next);
+            }
+            None => all.push(vec![next]),
+        }
+        between.clear();
+    }
+    let reaches = between.last().is_some_and(|last| last.block.0 + 1 == end);
+    if let Some(stretch) = all.last_mut().filter(|_| reaches && between.len() as u64 <= gap) {
+        stretch.append(&mut between);
+    }
+    all
+}

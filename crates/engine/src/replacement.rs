@@ -1,0 +1,209 @@
+//! What the data path tells the replacement policy of a cache, and asks it.
+//!
+//! There are two kinds of policies. [`ReplacementKind::S3Fifo`] keeps all it knows in the ranks of
+//! the index ([`forebay_policy::replacement`]) and in a memory of absent blocks. The others have
+//! lists ([`forebay_policy::exact`]), kept by a [`Keeper`]. Both only say which blocks are worth
+//! keeping; room is made by `background::reclaim`.
+
+mod keeper;
+
+use forebay_core::why::RefusalReason;
+use forebay_core::{OriginBlock, ReplacementKind, Slot};
+use forebay_policy::{Ghost, Past, Rank, Recall, Shares};
+use forebay_store::{Class, Entry, Found, Store};
+
+use crate::background::reclaim::segments_kept_free;
+use crate::lane::LaneVolume;
+pub(crate) use keeper::Keeper;
+
+/// Of the blocks that can live in the log, in percent, how many S3-FIFO keeps. With more the
+/// segments that are reclaimed are fuller: what is carried on doubles from 75 to 85.
+const KEPT_BY_RANK: u64 = 75;
+/// And how many the others keep, which are to be as good as in a cache without a log.
+const KEPT_BY_LISTS: u64 = 90;
+/// All segments are alike to a policy that gives up any block: little would be gained by any of them.
+const KEPT_AT_RANDOM: u64 = 60;
+
+/// How a policy knows what is worth keeping.
+pub(crate) enum How {
+    /// By ranks, and by what it remembers of blocks that are not there.
+    Ranks(Ghost),
+    /// By lists.
+    Lists(Keeper),
+}
+
+/// The replacement policy of a cache.
+pub(crate) struct Replacement {
+    pub(crate) kind: ReplacementKind,
+    pub(crate) shares: Shares,
+    pub(crate) how: How,
+}
+
+impl Replacement {
+    pub(crate) fn new(kind: ReplacementKind, store: &Store) -> Self {
+        let (segments, lanes) = (store.segments.count(), store.options().lanes);
+        let used = segments.saturating_sub(segments_kept_free(segments, lanes as u32));
+        let room = u64::from(used) * store.cells_per_segment();
+        if kind == ReplacementKind::S3Fifo {
+            let shares = Shares::of(room, KEPT_BY_RANK);
+            return Replacement { kind, shares, how: How::Ranks(Ghost::new(shares.ghosts)) };
+        }
+        let random = kind == ReplacementKind::Random;
+        let shares = Shares::of(room, if random { KEPT_AT_RANDOM } else { KEPT_BY_LISTS });
+        let how = How::Lists(Keeper::new(kind, shares.kept, store, lanes));
+        Replacement { kind, shares, how }
+    }
+
+    /// Whether all it knows of cached blocks is their ranks.
+    pub(crate) fn goes_by_ranks(&self) -> bool {
+        matches!(self.how, How::Ranks(_))
+    }
+
+    /// Bytes of memory beside the index: for cached blocks, and for what is remembered of others.
+    pub(crate) fn bytes(&self) -> (u64, u64) {
+        match &self.how {
+            How::Ranks(ghosts) => (0, ghosts.bytes()),
+            How::Lists(keeper) => keeper.bytes(),
+        }
+    }
+}
+
+impl LaneVolume {
+    /// Asks the present policy, or tells it something.
+    fn with_replacement<T>(&self, ask: impl FnOnce(&Replacement) -> T) -> T {
+        let number = self.cache.replacement_number();
+        let mut own = self.replacement.borrow_mut();
+        if own.0 != number {
+            *own = self.cache.replacement();
+        }
+        ask(&own.1)
+    }
+
+    fn with_keeper(&self, tell: impl FnOnce(&Keeper, usize)) {
+        self.with_replacement(|replacement| {
+            if let How::Lists(keeper) = &replacement.how {
+                tell(keeper, usize::from(self.lane().id().0));
+            }
+        });
+    }
+
+    fn key(&self, block: OriginBlock) -> forebay_policy::exact::Key {
+        forebay_policy::exact::Key(self.volume.space.address(block).0)
+    }
+
+    /// A cached block has been read.
+    #[inline]
+    pub(crate) fn used(&self, block: OriginBlock, entry: &Entry) {
+        if self.cache.ranks() {
+            let rank = Rank::from_bits(entry.rank);
+            // What is used a lot has the highest rank already.
+            if rank.used() != rank {
+                let space = &self.volume.space;
+                self.store
+                    .store()
+                    .rerank(space, block, entry.slot, |bits| Rank::from_bits(bits).used().bits());
+            }
+        } else {
+            self.with_keeper(|keeper, lane| keeper.hit(lane, entry.slot, self.key(block)));
+        }
+    }
+
+    /// The rank of a new version of a block, of which this is there.
+    #[inline]
+    pub(crate) fn rank(&self, block: OriginBlock, found: Option<&Found>) -> Rank {
+        if !self.cache.ranks() {
+            return Rank::SMALL;
+        }
+        if let Some(found) = found {
+            return Rank::from_bits(found.entry.rank).used();
+        }
+        self.with_replacement(|replacement| match &replacement.how {
+            How::Ranks(ghosts) => {
+                let address = self.volume.space.address(block).0;
+                if ghosts.recall(address) == Recall::Nothing {
+                    return Rank::SMALL;
+                }
+                ghosts.forget(address);
+                Rank::MAIN
+            }
+            How::Lists(_) => Rank::SMALL,
+        })
+    }
+
+    /// The rank of a block that is written as a whole or in part.
+    #[inline]
+    pub(crate) fn rank_of_write(&self, block: OriginBlock) -> Rank {
+        if !self.cache.ranks() {
+            return Rank::SMALL;
+        }
+        let found = self.store.store().peek(&self.volume.space, block);
+        self.rank(block, found.as_ref())
+    }
+
+    /// Where a fill of a block with this rank goes.
+    pub(crate) fn class_of_fill(&self, rank: Rank) -> Class {
+        if rank.is_main() { Class::Settled } else { Class::Foreground }
+    }
+
+    /// A new version of a block has been appended.
+    #[inline]
+    pub(crate) fn placed(&self, block: OriginBlock, old: Option<&Entry>) {
+        if !self.cache.ranks() {
+            self.placed_in_lists(block, old);
+        }
+    }
+
+    #[cold]
+    fn placed_in_lists(&self, block: OriginBlock, old: Option<&Entry>) {
+        let Some(found) = self.store.store().peek(&self.volume.space, block) else { return };
+        let (slot, old) = (found.entry.slot, old.map(|entry| entry.slot));
+        self.with_keeper(|keeper, lane| keeper.placed(lane, slot, old, self.key(block)));
+    }
+
+    /// A block has been carried on from `old`.
+    pub(crate) fn carried_on(&self, block: OriginBlock, old: Slot) {
+        if !self.cache.ranks()
+            && let Some(found) = self.store.store().peek(&self.volume.space, block)
+        {
+            self.with_keeper(|keeper, lane| keeper.moved(lane, found.entry.slot, old));
+        }
+    }
+
+    /// A block is no longer cached.
+    pub(crate) fn gone(&self, entry: &Entry) {
+        if !self.cache.ranks() {
+            self.with_keeper(|keeper, lane| keeper.gone(lane, entry.slot));
+        }
+    }
+
+    /// Whether the policy lets an absent block in; asked once for each miss. Most let all in.
+    pub(crate) fn lets_in(&self, block: OriginBlock) -> bool {
+        if self.cache.ranks() {
+            return true;
+        }
+        self.with_replacement(|replacement| match &replacement.how {
+            How::Ranks(_) => true,
+            How::Lists(keeper) => keeper.lets_in(self.key(block)),
+        })
+    }
+
+    /// As [`LaneVolume::lets_in`], for a fill. Blocks that are there in part are.
+    pub(crate) fn let_in(&self, block: OriginBlock) -> Result<(), RefusalReason> {
+        let ranks = self.cache.ranks();
+        let present = || self.store.store().peek(&self.volume.space, block).is_some();
+        if ranks || present() || self.lets_in(block) {
+            Ok(())
+        } else {
+            Err(RefusalReason::NotAdmitted)
+        }
+    }
+
+    /// The policy has given up a block that is still there.
+    pub(crate) fn remember_given_up(&self, block: OriginBlock) {
+        self.with_replacement(|replacement| {
+            if let How::Ranks(ghosts) = &replacement.how {
+                ghosts.note(self.volume.space.address(block).0, Past::Evicted);
+            }
+        });
+    }
+}

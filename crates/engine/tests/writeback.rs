@@ -1,0 +1,228 @@
+//! When dirty blocks are written back, how fast, and what is written along.
+
+mod world;
+
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_core::{BlockSize, Mode, Op, QuietHours, ReplacementKind};
+use forebay_device::Device;
+use forebay_engine::{EngineLane, LaneVolume, VolumeSettings, VolumeSpec};
+use forebay_format::Uuid;
+use world::{World, ram, raw, settings};
+
+const BLOCK: u64 = 4096;
+
+/// A volume that writes nothing back by itself.
+fn at_rest() -> VolumeSettings {
+    let mut settings = settings(Mode::Writeback);
+    let writeback = &mut settings.writeback;
+    (writeback.max_age, writeback.idle) = (Duration::ZERO, Duration::ZERO);
+    (writeback.dirty_high, writeback.dirty_low) = (100, 100);
+    settings
+}
+
+struct Bench {
+    world: World,
+    engine: Rc<EngineLane>,
+    origin: Arc<dyn Device>,
+    target: Rc<LaneVolume>,
+}
+
+fn bench(settings: VolumeSettings) -> Bench {
+    let world = World::new();
+    let (cache, origin) = (ram(64), ram(16));
+    world.format(&cache, BlockSize::DEFAULT);
+    let (engine, _) = world.open(&cache);
+    let target = world.create(&engine, &origin, settings, 0);
+    Bench { world, engine, origin, target }
+}
+
+impl Bench {
+    fn cache(&self, block: u64) {
+        self.world.op(&self.target, Op::Prefetch, block * BLOCK, BLOCK);
+    }
+
+    fn dirty(&self, block: u64) {
+        self.world.write(&self.target, block * BLOCK, &[block as u8 + 1; BLOCK as usize]);
+    }
+
+    fn drain(&self) {
+        let engine = self.engine.clone();
+        self.world.block_on(async move { engine.drain("data", |_| ()).await }).expect("drained");
+    }
+
+    fn set(&self, change: impl FnOnce(&mut VolumeSettings)) {
+        let mut settings = self.target.volume().settings();
+        change(&mut settings);
+        let engine = self.engine.clone();
+        self.world.block_on(async move { engine.set("data", settings).await }).expect("set");
+    }
+
+    /// Blocks that have been marked clean, and blocks that have been written to the origin.
+    fn written(&self) -> (u64, u64) {
+        let totals = self.target.volume().stats.totals();
+        (totals.written_back_blocks, totals.origin_written_bytes / BLOCK)
+    }
+
+    fn left(&self) -> u64 {
+        self.target.volume().dirty_blocks()
+    }
+}
+
+#[test]
+fn gaps_are_written_along_where_they_are_short_and_wholly_cached() {
+    // Blocks that are cached clean, blocks that are dirty, the longest gap, and blocks written.
+    for (clean, dirty, gap, written) in [
+        (0..10, vec![2, 6], 64 << 10, 5),
+        (0..10, vec![2, 6], 3 * 4096, 5),
+        (0..10, vec![2, 6], 3 * 4096 - 1, 2),
+        (0..10, vec![2, 6], 0, 2),
+        (0..5, vec![2, 6], 64 << 10, 2),
+        (0..10, vec![1, 3, 8, 9], 64 << 10, 9),
+        (0..10, vec![1, 3, 8, 9], 4096, 5),
+        (0..0, vec![1, 2, 3], 64 << 10, 3),
+        (0..40, vec![1, 30], 64 << 10, 2),
+    ] {
+        let bench = bench(at_rest());
+        bench.set(|settings| settings.writeback.gap_bytes = gap);
+        // Nothing is cached of an origin that has not been synced.
+        bench.world.op(&bench.target, Op::Flush, 0, 0);
+        clean.clone().for_each(|block| bench.cache(block));
+        dirty.iter().for_each(|block| bench.dirty(*block));
+        bench.drain();
+        let case = format!("{clean:?} {dirty:?} {gap}");
+        assert_eq!(bench.written(), (dirty.len() as u64, written), "{case}");
+        for block in 0..40u64 {
+            let byte = if dirty.contains(&block) { block as u8 + 1 } else { 0 };
+            let found = raw(&bench.world, &bench.origin, block * BLOCK, BLOCK as usize);
+            assert!(found.iter().all(|found| *found == byte), "block {block} of {case}");
+        }
+    }
+}
+
+/// A part of a block is no reason to leave out what lies around it, and is not written as if it were
+/// all.
+#[test]
+fn partly_valid_blocks_are_written_as_far_as_they_are_valid() {
+    let bench = bench(at_rest());
+    bench.world.op(&bench.target, Op::Flush, 0, 0);
+    for block in [0, 1, 3, 4] {
+        bench.cache(block);
+    }
+    bench.dirty(0);
+    bench.world.write(&bench.target, 2 * BLOCK + 512, &[9; 1024]);
+    bench.dirty(4);
+    bench.drain();
+    assert_eq!(bench.left(), 0);
+    let found = raw(&bench.world, &bench.origin, 0, 5 * BLOCK as usize);
+    let mut expected = vec![0; 5 * BLOCK as usize];
+    expected[..BLOCK as usize].fill(1);
+    expected[2 * BLOCK as usize + 512..2 * BLOCK as usize + 1536].fill(9);
+    expected[4 * BLOCK as usize..].fill(5);
+    assert!(found == expected);
+}
+
+#[test]
+fn the_ceiling_holds_unless_somebody_waits() {
+    let bench = bench(at_rest());
+    bench.set(|settings| {
+        settings.writeback.rate_max = 64 << 10;
+        settings.writeback.rate_min = 0;
+        settings.writeback.gap_bytes = 0;
+    });
+    (0..512).step_by(2).for_each(|block| bench.dirty(block));
+    bench.set(|settings| {
+        (settings.writeback.dirty_high, settings.writeback.dirty_low) = (0, 0);
+        settings.writeback.latency = Duration::ZERO;
+    });
+    // 16 blocks per second.
+    bench.world.advance(Duration::from_secs(8));
+    let (_, written) = bench.written();
+    assert!((100..=140).contains(&written), "{written}");
+    let before = bench.world.lane.now();
+    bench.drain();
+    assert!(bench.world.lane.now().since(before) < Duration::from_secs(1));
+    assert_eq!(bench.left(), 0);
+}
+
+#[test]
+fn quiet_hours_write_everything_back() {
+    let bench = bench(at_rest());
+    bench.set(|settings| settings.writeback.quiet_hours = QuietHours::new(60, 120));
+    (0..64).for_each(|block| bench.dirty(block));
+    // It begins at midnight.
+    bench.world.advance(Duration::from_secs(59 * 60));
+    assert_eq!(bench.left(), 64);
+    bench.world.advance(Duration::from_secs(2 * 60));
+    assert_eq!(bench.left(), 0);
+}
+
+#[test]
+fn outside_of_quiet_hours_what_is_not_pressing_keeps_to_the_floor() {
+    let bench = bench(at_rest());
+    bench.set(|settings| {
+        settings.writeback.quiet_hours = QuietHours::new(60, 120);
+        settings.writeback.idle = Duration::from_millis(100);
+        settings.writeback.rate_min = 64 << 10;
+        settings.writeback.gap_bytes = 0;
+    });
+    (0..512).step_by(2).for_each(|block| bench.dirty(block));
+    bench.world.advance(Duration::from_secs(8));
+    let (_, written) = bench.written();
+    assert!((90..=150).contains(&written), "{written}");
+    // Without quiet hours the same is done at once.
+    bench.set(|settings| settings.writeback.quiet_hours = None);
+    bench.world.advance(Duration::from_secs(6));
+    assert_eq!(bench.left(), 0);
+}
+
+#[test]
+fn switched_off_nothing_is_written_until_it_must_be() {
+    let bench = bench(settings(Mode::Writeback));
+    bench.set(|settings| {
+        settings.writeback.running = false;
+        settings.writeback.max_age = Duration::from_secs(1);
+        settings.writeback.quiet_hours = QuietHours::new(0, 600);
+        (settings.writeback.dirty_high, settings.writeback.dirty_low) = (0, 0);
+    });
+    (0..64).for_each(|block| bench.dirty(block));
+    bench.world.advance(Duration::from_secs(60));
+    assert_eq!(bench.left(), 64);
+    bench.drain();
+    assert_eq!(bench.left(), 0);
+}
+
+#[test]
+fn volumes_share_the_watermarks_of_their_cache() {
+    let bench = bench(at_rest());
+    bench.set(|settings| {
+        settings.writeback.cache_dirty_high = 77;
+        settings.writeback.cache_dirty_low = 33;
+        settings.policy = ReplacementKind::Fifo;
+    });
+    let spec = VolumeSpec {
+        name: "other".into(),
+        origin: "ram".into(),
+        uuid: Uuid::from_u128(10),
+        alignment: 0,
+        settings: at_rest(),
+    };
+    let (engine, origin) = (bench.engine.clone(), ram(16));
+    bench.world.block_on(async move { engine.create(spec, origin).await }).expect("created");
+    let both = |watermarks: (u8, u8)| {
+        for name in ["data", "other"] {
+            let volume = bench.engine.cache.volume(name).expect("there");
+            let now = volume.settings().writeback;
+            assert_eq!((now.cache_dirty_high, now.cache_dirty_low), watermarks, "{name}");
+        }
+        for record in bench.engine.cache.store.volumes() {
+            let kept = VolumeSettings::of(&record).writeback;
+            assert_eq!((kept.cache_dirty_high, kept.cache_dirty_low), watermarks);
+        }
+    };
+    both((77, 33));
+    bench.set(|settings| settings.writeback.cache_dirty_high = 44);
+    both((44, 33));
+}

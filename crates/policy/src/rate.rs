@@ -1,0 +1,330 @@
+//! How fast dirty blocks are written back while clients use the same origin.
+//!
+//! [`RateControl`] is a proportional-integral controller, as bcache has one for its dirty target. What
+//! it makes zero is
+//!
+//! ```text
+//! error = pressure - strain
+//! pressure = (dirty share - dirty_low) / (dirty_high - dirty_low), from 0 to 4
+//! strain = log2(latency of foreground requests on the origin / latency setting), from -1 to 3
+//! ```
+//!
+//! So clients may wait as long as the setting says while little is dirty, twice as long at the high
+//! watermark, and well beyond that writeback has its way. Where nobody uses the origin the strain is -1 and
+//! the rate grows until the origin takes no more.
+//!
+//! The controller works on the logarithm of the rate: origins take from 1 MB/s to some GB/s, and it
+//! needs no other gains for that. It has the velocity form, which holds no sum that could run away: a
+//! limit is a limit of the rate itself. The rate never grows to more than twice what was achieved, so
+//! that it need not come down from nowhere when clients come back.
+//!
+//! [`Bucket`] holds writeback to a rate, in bursts: some writes in order of address that a disk has in
+//! its queue together cost it less than the same ones apart.
+
+use std::time::Duration;
+
+use forebay_core::Nanos;
+
+use crate::writeback::{Urgency, WritebackSettings};
+
+/// Share of a step in the error by which the rate changes at once, as a logarithm.
+const PROPORTIONAL: f64 = 0.05;
+
+/// The same for each second that the error lasts.
+const INTEGRAL: f64 = 0.3;
+
+/// The rate is not changed more often than this.
+const INTERVAL: Duration = Duration::from_millis(100);
+
+/// What comes after a longer pause counts as this.
+const LONGEST_STEP: Duration = Duration::from_secs(1);
+
+/// Bytes per second that are always allowed, so that there is something to go by: bcache's minimum.
+const LEAST: f64 = 4096.0;
+
+/// Bytes per second that no origin takes.
+const MOST: f64 = 1e11;
+
+/// A burst of a limited rate is so much of it.
+const BURST: Duration = Duration::from_millis(200);
+
+/// What has been seen since the last look.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Load {
+    /// Share of the cache that is dirty with the volume's blocks, in percent.
+    pub dirty_percent: f64,
+    /// Mean time that foreground requests took on the origin; `None` if there were none.
+    pub latency: Option<Duration>,
+    /// Bytes that were written back.
+    pub written: u64,
+}
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub struct RateControl {
+    /// Bytes per second.
+    rate: f64,
+    /// What is achieved, over some seconds.
+    achieved: f64,
+    error: f64,
+    looked: Option<Nanos>,
+}
+
+impl Default for RateControl {
+    fn default() -> Self {
+        RateControl { rate: LEAST, achieved: 0.0, error: 0.0, looked: None }
+    }
+}
+
+impl RateControl {
+    /// Whether it is time for [`RateControl::look`].
+    pub fn is_due(&self, now: Nanos) -> bool {
+        self.looked.is_none_or(|looked| now.since(looked) >= INTERVAL)
+    }
+
+    /// Takes note of what has been seen, and chooses the rate of polite writeback anew.
+    pub fn look(&mut self, now: Nanos, settings: &WritebackSettings, load: &Load) {
+        let step = self.looked.map_or(INTERVAL, |looked| now.since(looked));
+        self.looked = Some(now);
+        let error = pressure(settings, load.dirty_percent) - strain(settings, load.latency);
+        if step > LONGEST_STEP {
+            // Writeback was at rest. It begins slowly, as clients may be there by now.
+            (self.rate, self.error, self.achieved) = (LEAST, error, 0.0);
+        }
+        let seconds = step.min(LONGEST_STEP).as_secs_f64().max(1e-3);
+        self.achieved += (load.written as f64 / seconds - self.achieved) * (seconds / 2.0).min(1.0);
+        let change = PROPORTIONAL * (error - self.error) + INTEGRAL * error * seconds;
+        self.error = error;
+        let wanted = self.rate * change.exp();
+        let reachable = self.rate.max(2.0 * self.achieved);
+        let (least, most) = limits(settings);
+        self.rate = wanted.min(reachable.max(4.0 * least)).clamp(least, most);
+    }
+
+    /// Bytes per second at which to write; `None`: as fast as the origin can.
+    pub fn rate(&self, urgency: Urgency, settings: &WritebackSettings) -> Option<u64> {
+        let (least, most) = limits(settings);
+        let ceiling = (settings.rate_max > 0).then_some(settings.rate_max);
+        match urgency {
+            Urgency::Urgent => None,
+            Urgency::Free => ceiling,
+            Urgency::Polite if settings.latency.is_zero() => ceiling,
+            Urgency::Polite => Some(self.rate.clamp(least, most) as u64),
+            Urgency::Slow => Some(least as u64),
+        }
+    }
+}
+
+/// The floor and the ceiling.
+fn limits(settings: &WritebackSettings) -> (f64, f64) {
+    let most = if settings.rate_max > 0 { (settings.rate_max as f64).max(LEAST) } else { MOST };
+    ((settings.rate_min as f64).clamp(LEAST, most), most)
+}
+
+fn pressure(settings: &WritebackSettings, dirty_percent: f64) -> f64 {
+    let (low, high) = (f64::from(settings.dirty_low), f64::from(settings.dirty_high));
+    ((dirty_percent - low) / (high - low).max(1.0)).clamp(0.0, 4.0)
+}
+
+fn strain(settings: &WritebackSettings, latency: Option<Duration>) -> f64 {
+    let wanted = settings.latency.as_secs_f64();
+    match latency {
+        Some(latency) if wanted > 0.0 => {
+            (latency.as_secs_f64() / wanted).max(1e-9).log2().clamp(-1.0, 3.0)
+        }
+        _ => -1.0,
+    }
+}
+
+/// Holds writes to a rate.
+#[derive(Clone, Debug, Default)]
+pub struct Bucket {
+    /// Bytes that may be written; below 0 where more was.
+    credit: f64,
+    filled: Nanos,
+}
+
+impl Bucket {
+    /// When the next bytes may be written at a rate of so many per second; `None`: now.
+    pub fn wait(&mut self, now: Nanos, rate: Option<u64>) -> Option<Nanos> {
+        let Some(rate) = rate else {
+            (self.credit, self.filled) = (0.0, now);
+            return None;
+        };
+        let rate = (rate as f64).max(1.0);
+        let burst = rate * BURST.as_secs_f64();
+        let passed = now.since(self.filled).as_secs_f64();
+        self.filled = now;
+        self.credit = (self.credit + passed * rate).min(burst);
+        // A debt of more than a second comes from a rate that was higher.
+        self.credit = self.credit.max(-rate);
+        if self.credit > 0.0 {
+            return None;
+        }
+        Some(now + Duration::from_secs_f64((burst - self.credit) / rate))
+    }
+
+    /// Bytes are written.
+    pub fn take(&mut self, bytes: u64) {
+        self.credit -= bytes as f64;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STEP: u64 = 100_000_000;
+
+    fn settings() -> WritebackSettings {
+        WritebackSettings { latency: Duration::from_millis(50), ..WritebackSettings::default() }
+    }
+
+    /// An origin that takes `capacity` bytes per second, and clients whose requests take `alone`
+    /// seconds when nothing is written, and longer the more of its time is taken.
+    struct Plant {
+        capacity: f64,
+        alone: f64,
+        clients: bool,
+    }
+
+    /// The mean rate that is achieved in the last ten of so many seconds.
+    fn run(control: &mut RateControl, plant: &Plant, dirty: f64, seconds: u64) -> f64 {
+        let settings = settings();
+        let (mut sum, mut count) = (0.0, 0.0);
+        let start = control.looked.map_or(STEP, |at| at.0);
+        for step in 1..=seconds * 10 {
+            let rate = control.rate(Urgency::Polite, &settings).unwrap_or(u64::MAX) as f64;
+            let achieved = rate.min(plant.capacity);
+            let used = (achieved / plant.capacity).min(0.95);
+            let latency = plant.alone / (1.0 - used);
+            let load = Load {
+                dirty_percent: dirty,
+                latency: plant.clients.then(|| Duration::from_secs_f64(latency)),
+                written: (achieved / 10.0) as u64,
+            };
+            control.look(Nanos(start + step * STEP), &settings, &load);
+            if step > (seconds - 10) * 10 {
+                sum += achieved;
+                count += 1.0;
+            }
+        }
+        sum / count
+    }
+
+    #[test]
+    fn clients_get_the_latency_that_they_were_promised_and_writeback_gets_the_rest() {
+        // At the low watermark the latency is the setting, at the high one twice that.
+        for capacity in [1e6, 1e7, 1e9] {
+            for (dirty, latency) in [(40.0, 0.050), (45.0, 0.075), (50.0, 0.100)] {
+                let plant = Plant { capacity, alone: 0.010, clients: true };
+                let rate = run(&mut RateControl::default(), &plant, dirty, 120);
+                let expected = capacity * (1.0 - plant.alone / latency);
+                let off = (rate / expected - 1.0).abs();
+                assert!(off < 0.05, "{capacity} at {dirty} %: {rate}, not {expected}");
+            }
+        }
+    }
+
+    #[test]
+    fn where_nobody_is_in_the_way_it_is_as_fast_as_the_origin() {
+        for capacity in [1e6, 1e8] {
+            let plant = Plant { capacity, alone: 0.0, clients: false };
+            let rate = run(&mut RateControl::default(), &plant, 45.0, 30);
+            assert!(rate > 0.99 * capacity, "{rate}");
+        }
+    }
+
+    #[test]
+    fn clients_that_come_back_are_noticed_within_seconds() {
+        let mut control = RateControl::default();
+        run(&mut control, &Plant { capacity: 1e7, alone: 0.02, clients: false }, 42.0, 30);
+        let busy = Plant { capacity: 1e7, alone: 0.02, clients: true };
+        let rate = run(&mut control, &busy, 42.0, 15);
+        assert!(rate < 0.75 * 1e7, "{rate}");
+    }
+
+    #[test]
+    fn the_floor_and_the_ceiling_hold() {
+        let slow = Plant { capacity: 1e7, alone: 1.0, clients: true };
+        let mut control = RateControl::default();
+        assert_eq!(run(&mut control, &slow, 40.0, 60), f64::from(128 << 10));
+        // A dirty cache gets its way even so.
+        assert!(run(&mut control, &slow, 90.0, 60) > 0.9e7);
+        let limited = WritebackSettings { rate_max: 1 << 20, ..settings() };
+        let idle = Load { dirty_percent: 90.0, latency: None, written: 1 << 20 };
+        for step in 0..1000 {
+            control.look(Nanos(step * STEP), &limited, &idle);
+            assert!(control.rate(Urgency::Polite, &limited) <= Some(1 << 20));
+        }
+        for (urgency, expected) in [
+            (Urgency::Urgent, None),
+            (Urgency::Free, Some(1 << 20)),
+            (Urgency::Polite, Some(1 << 20)),
+            (Urgency::Slow, Some(128 << 10)),
+        ] {
+            assert_eq!(control.rate(urgency, &limited), expected, "{urgency:?}");
+        }
+        let off = WritebackSettings { latency: Duration::ZERO, rate_min: 0, ..settings() };
+        assert_eq!(control.rate(Urgency::Polite, &off), None);
+        assert_eq!(control.rate(Urgency::Free, &off), None);
+        assert_eq!(control.rate(Urgency::Slow, &off), Some(4096));
+    }
+
+    #[test]
+    fn after_a_rest_it_begins_slowly() {
+        let mut control = RateControl::default();
+        run(&mut control, &Plant { capacity: 1e8, alone: 0.0, clients: false }, 45.0, 30);
+        let before = control.rate;
+        control.look(Nanos(u64::MAX / 2), &settings(), &Load::default());
+        assert!(before > 9e7 && control.rate <= 1e6, "{before} {}", control.rate);
+    }
+
+    #[test]
+    fn extreme_numbers_stay_numbers() {
+        let mut control = RateControl::default();
+        let odd = WritebackSettings {
+            rate_min: u64::MAX,
+            rate_max: 1,
+            dirty_low: 255,
+            dirty_high: 0,
+            latency: Duration::from_nanos(1),
+            ..settings()
+        };
+        for (now, latency) in [(0, Duration::MAX), (1, Duration::ZERO), (u64::MAX, Duration::MAX)] {
+            let load = Load { dirty_percent: 1e9, latency: Some(latency), written: u64::MAX };
+            control.look(Nanos(now), &odd, &load);
+            assert!(control.rate.is_finite() && control.rate >= LEAST, "{}", control.rate);
+        }
+    }
+
+    #[test]
+    fn a_bucket_gives_what_the_rate_says_however_large_the_pieces() {
+        for piece in [4096u64, 1 << 20] {
+            for rate in [128u64 << 10, 10 << 20] {
+                let mut bucket = Bucket::default();
+                let (mut now, mut written) = (Nanos(0), 0);
+                while now < Nanos(100_000_000_000) {
+                    match bucket.wait(now, Some(rate)) {
+                        Some(at) => {
+                            assert!(at > now);
+                            now = at;
+                        }
+                        None => {
+                            bucket.take(piece);
+                            written += piece;
+                        }
+                    }
+                }
+                let most = (rate * 100 + rate).max(8 * piece);
+                // A debt is forgiven beyond a second, so pieces of more than that go faster.
+                let least = if piece > rate { rate } else { rate * 99 };
+                assert!(written >= least && (piece > rate || written <= most), "{written}");
+            }
+        }
+        let mut bucket = Bucket::default();
+        bucket.take(u64::MAX);
+        assert_eq!(bucket.wait(Nanos(5), None), None);
+        assert_eq!(bucket.wait(Nanos(6), Some(u64::MAX)), None);
+    }
+}

@@ -1,0 +1,112 @@
+"""The curve of a running volume: a known pattern has a known curve, whoever asks and however."""
+
+import json
+import pathlib
+
+from harness import *
+
+SIZE = 64 * MIB
+REQUEST = 16 * KIB
+
+
+def volume(box, *arguments):
+    """A daemon with a volume that is read and written, and a connection to it."""
+    daemon = box.daemon()
+    uri = daemon.create("v", box.file("cache", 64 * MIB), box.file("origin", SIZE), *arguments)
+    return daemon, connect(uri)
+
+
+def advice(daemon, *arguments):
+    """What the command says, for programs."""
+    return json.loads(daemon.cli("advise", "--live", "v", "--json", *arguments).stdout)
+
+
+def shares(found, which="reads"):
+    """The shares of the rows, in their order."""
+    return [row[which]["share"] for row in found["rows"]]
+
+
+def near(found, expected, what, within=0.03):
+    """Fails unless each is within some hundredths."""
+    close = all(abs(one - other) <= within for one, other in zip(found, expected, strict=True))
+    check(close, f"{what}: found {found}, expected {expected}")
+
+
+@test
+def a_loop_has_its_cliff_where_it_fits(box):
+    daemon, client = volume(box)
+    around = 24 * MIB
+    for _ in range(4):
+        for at in range(0, around, REQUEST):
+            client.pread(REQUEST, at)
+    found = advice(daemon, "--sizes", "8M,22M,26M,64M")
+    # Once new, three times again; and an LRU cache that is a little too small has nothing of a loop.
+    near(shares(found), [0, 0, 0.75, 0.75], "shares of a loop")
+    check_equal((found["reads"], found["accesses"]), (4 * around >> 12, 4 * around >> 12), "blocks")
+    near([found["footprint"] / around], [1], "footprint")
+    check(found["one_of"] >= 64 and found["sampled_blocks"] * found["one_of"] <= 2 * around >> 12, f"sample: {found}")
+    check_equal((found["take"], found["block_size"]), (26 * MIB, 4096), "what to take, block size")
+    # Without sizes: powers of two up to what is touched, and those are judged.
+    usual = advice(daemon)
+    check_equal([row["bytes"] >> 20 for row in usual["rows"][-3:]], [8, 16, 32], "usual sizes")
+    check_equal(usual["take"], 32 * MIB, "what to take")
+    present = usual["present"]
+    check(40 * MIB < present["bytes"] < 64 * MIB and abs(present["reads"]["share"] - 0.75) < 0.03, f"now: {present}")
+    text = daemon.cli("advise", "--live", "v", "--plot", box.path("v.svg")).stdout
+    for word in ("Take 32M: it has 75 % of reads", "32M: 75 %", "since it was started", "the present one"):
+        check(word in text, f"'{word}' is not in:\n{text}")
+    check("</svg>" in pathlib.Path(box.path("v.svg")).read_text(), "no plot")
+
+
+@test
+def writes_are_told_from_reads_and_discards_take_away(box):
+    daemon, client = volume(box)
+    half = SIZE // 2
+    for at in range(0, half, REQUEST):
+        client.pwrite(b"w" * REQUEST, at)
+    for at in range(0, half, REQUEST):
+        client.pread(REQUEST, at)
+    found = advice(daemon, "--sizes", "16M,40M")
+    near(shares(found), [0, 1], "reads of what was written")
+    near(shares(found, "all"), [0, 0.5], "reads and writes")
+    client.trim(half, 0)
+    for at in range(0, half, REQUEST):
+        client.pread(REQUEST, at)
+    near(shares(advice(daemon, "--sizes", "16M,40M")), [0, 0.5], "reads of what was discarded")
+
+
+@test
+def several_connections_and_a_hot_spot(box):
+    daemon, first = volume(box, "--set", "sequential_cutoff=0")
+    second = connect(daemon.uri("v"))
+    # Half of all reads go to 2 MiB, the others around 32 MiB.
+    for step in range(3 * (32 * MIB // REQUEST)):
+        at = step * REQUEST % (32 * MIB)
+        (first if step % 2 else second).pread(REQUEST, at)
+        first.pread(REQUEST, 48 * MIB + at % (2 * MIB))
+    found = advice(daemon, "--sizes", "1M,6M,20M,40M")
+    near(shares(found), [0, 0.5, 0.5, 0.83], "a hot spot and a loop", 0.05)
+    check_equal(found["take"], 40 * MIB, "what to take")
+
+
+@test
+def it_begins_anew_with_the_volume_and_says_what_is_wrong(box):
+    daemon, client = volume(box)
+    client.pread(REQUEST, 0)
+    check_equal(advice(daemon)["accesses"] > 0, True, "accesses")
+    check("Nothing was read" not in daemon.cli("advise", "--live", "v").stdout, "there was a read")
+    daemon.restart()
+    check_equal(advice(daemon)["accesses"], 0, "accesses after a restart")
+    check("Nothing was read or written yet" in daemon.cli("advise", "--live", "v").stdout, "an empty curve")
+    daemon.cli("stop", "v")
+    for arguments, code, word in (
+        (("--live", "v"), 3, "start it first"),
+        (("--live", "w"), 2, "w"),
+        (("--live", "v", "--sizes", "0"), 2, "--sizes"),
+        (("--live", "v", "trace.csv"), 2, "--live"),
+    ):
+        said = daemon.cli("advise", *arguments, expect=code).stderr
+        check(word in said and len(said.strip().splitlines()) == 1, f"'{word}' is not in: {said}")
+
+
+main()
