@@ -62,6 +62,15 @@ fn a_stop_that_the_world_did_not_live_to_see_is_a_crash() {
     assert!(outcome.violation.is_none(), "{:?}", outcome.violation);
 }
 
+/// All room was held for an origin in order, in segments that reclaim had emptied: the marks that
+/// found no room asked for it, reclaim was woken by that, and tried to log the marks.
+#[test]
+fn reclaim_does_not_wake_itself() {
+    catch_panics();
+    let outcome = run_seed(558, &Engine(None), RunOptions::default());
+    assert!(outcome.violation.is_none(), "{:?}", outcome.violation);
+}
+
 #[cfg(feature = "planted-bugs")]
 #[test]
 fn every_planted_bug_is_found() {

@@ -354,6 +354,11 @@ impl Segments {
         }
     }
 
+    /// Whether anything in any segment is held.
+    pub fn any_held(&self) -> bool {
+        self.counters.iter().any(|one| one.held.load(Ordering::SeqCst) != 0)
+    }
+
     /// The replacement policy has passed a young segment.
     pub fn grown_up(&self, segment: SegmentId) {
         self.state.lock().lives[segment.0 as usize].young = false;

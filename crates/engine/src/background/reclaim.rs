@@ -115,6 +115,9 @@ pub(crate) async fn run(engine: Rc<EngineLane>) {
         } else if on_their_way > 0 {
             // Enough is on its way, or there is nothing else: make it usable before taking more.
             engine.make_usable().await;
+            // Whoever asked for room before that was answered with this; marks ask as well, and would
+            // for ever where segments on their way wait for an origin.
+            let wanted = store.space_wanted.listen();
             either(wanted, engine.lane.sleep(Duration::from_millis(1))).await;
         } else {
             either(wanted, engine.lane.sleep(Duration::from_millis(10))).await;
@@ -197,7 +200,7 @@ impl EngineLane {
         let least = candidates.min_by_key(|one| (cost(one, kept(one), waits, most), one.opened));
         let Some(victim) = least.copied() else {
             // What is left is held for origins that get things in order.
-            self.cache.press(state.closed.iter().any(|one| one.held));
+            self.cache.press(store.segments.any_held());
             return false;
         };
         if !store.segments.begin_reclaim(victim.id) {
