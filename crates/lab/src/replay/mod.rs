@@ -52,7 +52,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SIZE|PERCENT%")]
     cache_size: Wanted,
     /// Replacement policy, as in `forebay create`
-    #[arg(long, default_value = "lru", value_name = "POLICY")]
+    #[arg(long, default_value = "s3-fifo", value_name = "POLICY")]
     policy: ReplacementKind,
     /// writeback, writethrough, writearound, writeonly, passthrough
     #[arg(long, default_value = "writeback", value_name = "MODE")]
