@@ -16,7 +16,7 @@ use crate::api::{
     Device, DeviceDone, DeviceError, DeviceErrorKind, DeviceOp, DeviceQueue, IoData, OpId,
     QueueContext,
 };
-use crate::hint::{Spot, copy_past_caches, fetch};
+use crate::hint::{Spot, copy_past_caches, fetch, fetch_to_write};
 use crate::memory::{PAGE, Pages};
 use crate::table::{OpTable, Shape};
 
@@ -67,8 +67,8 @@ fn pieces(start: usize, len: usize) -> impl Iterator<Item = Piece> {
 }
 
 impl Shared {
-    fn lock(&self, piece: &Piece) -> &RwLock<()> {
-        &self.locks[(piece.start >> STRIPE_SHIFT) % LOCKS].0
+    fn lock(&self, start: usize) -> &RwLock<()> {
+        &self.locks[(start >> STRIPE_SHIFT) % LOCKS].0
     }
 
     /// First byte of a piece. The piece must be inside the device.
@@ -82,7 +82,7 @@ impl Shared {
     fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), DeviceError> {
         self.shape.check("read", offset, into.len() as u64)?;
         for piece in pieces(offset as usize, into.len()) {
-            let _shared = self.lock(&piece).read();
+            let _shared = self.lock(piece.start).read();
             // SAFETY: the piece is inside the mapping, is initialised, and nobody writes it while
             // the lock of its stripe is held for reading.
             let bytes = unsafe { std::slice::from_raw_parts(self.place(&piece), piece.len) };
@@ -94,7 +94,7 @@ impl Shared {
     fn write(&self, offset: u64, data: &[u8]) -> Result<(), DeviceError> {
         self.shape.check("write", offset, data.len() as u64)?;
         for piece in pieces(offset as usize, data.len()) {
-            let _exclusive = self.lock(&piece).write();
+            let _exclusive = self.lock(piece.start).write();
             // SAFETY: the piece is inside the mapping and nobody else touches it while the lock of
             // its stripe is held for writing.
             let bytes = unsafe { std::slice::from_raw_parts_mut(self.place(&piece), piece.len) };
@@ -111,7 +111,7 @@ impl Shared {
     fn zero(&self, what: &'static str, offset: u64, len: u64) -> Result<(), DeviceError> {
         self.shape.check(what, offset, len)?;
         for piece in pieces(offset as usize, len as usize) {
-            let _exclusive = self.lock(&piece).write();
+            let _exclusive = self.lock(piece.start).write();
             if len >= GIVE_BACK && piece.len == STRIPE {
                 // SAFETY: as in `write`.
                 if unsafe { self.pages.give_back(piece.start, STRIPE) } {
@@ -235,10 +235,15 @@ impl DeviceQueue for RamQueue {
         Some(self.shared.read(offset, into))
     }
 
+    fn reads_now(&self) -> bool {
+        true
+    }
+
     fn expect_read(&self, offset: u64) {
         // The first lines only: with them on their way, the CPU sees by itself how it goes on.
         const BYTES: usize = 512;
         if let Ok(offset) = usize::try_from(offset) {
+            fetch_to_write(Spot::of(self.shared.lock(offset)));
             fetch(Spot::at(self.shared.pages.start()).plus(offset), BYTES);
         }
     }

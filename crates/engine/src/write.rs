@@ -7,6 +7,7 @@ use std::time::Duration;
 use forebay_core::why::{BypassReason, EvictionReason, InvalidationReason, RefusalReason};
 use forebay_core::{Durability, IoError, OriginBlock, SectorMask, Slot};
 use forebay_device::{DeviceOp, IoBuf, IoData};
+use forebay_policy::Rank;
 use forebay_store::{Appended, Class, Condition, Entry, Version};
 
 use crate::background::writeback::either;
@@ -62,10 +63,11 @@ impl LaneVolume {
             block: piece.block,
             dirty: true,
             mask: None,
-            rank: self.rank_of_write(piece.block).bits(),
+            rank: Rank::SMALL.bits(),
             condition: Condition::Always,
         };
-        match self.store.append_whole(version, Class::Foreground, data) {
+        let rank = |old: Option<&Entry>| self.rank(piece.block, old).bits();
+        match self.store.append_ranked(version, Class::Foreground, rank, data) {
             Appended::Done { old } => {
                 self.note_appended(piece.block, old.as_ref());
                 self.count_write(old.is_some(), len, 1);
@@ -149,7 +151,7 @@ impl LaneVolume {
         }
         let way = write_steps(volume.pieces(offset, len).map(|piece| {
             let found = store.peek(&volume.space, piece.block);
-            write_step(mode, state_of(found.as_ref()), round)
+            write_step(mode, state_of(found.as_ref().map(|found| &found.entry)), round)
         }));
         (way, round)
     }

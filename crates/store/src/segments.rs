@@ -381,15 +381,24 @@ impl Segments {
 
     /// Frees every draining segment whose conditions hold, given the last commit round that ended
     /// well and how many marks are durable. Returns how many became free, and whether some wait
-    /// for nothing but a checkpoint.
-    pub fn free_drained(&self, round: u64, marks: u64) -> (u32, bool) {
+    /// for nothing but a checkpoint. `glanced`: whether a lane is reading from a segment without a
+    /// pin.
+    pub fn free_drained(
+        &self,
+        round: u64,
+        marks: u64,
+        glanced: impl Fn(SegmentId) -> bool,
+    ) -> (u32, bool) {
         let base = self.checkpoint_base.load(Ordering::SeqCst);
         let mut guard = self.state.lock();
         let state = &mut *guard;
         let (mut freed, mut need_checkpoint) = (0, false);
         state.draining.retain(|draining| {
             let index = draining.segment.0 as usize;
-            if draining.round > round || self.counters[index].pins.load(Ordering::SeqCst) != 0 {
+            let read = || {
+                self.counters[index].pins.load(Ordering::SeqCst) != 0 || glanced(draining.segment)
+            };
+            if draining.round > round || read() {
                 return true;
             }
             // A checkpoint also does what marks do that found no room in the log.
