@@ -101,8 +101,9 @@ impl LaneVolume {
         fua: bool,
     ) -> (Result<(), IoError>, IoBuf) {
         let len = data.len() as u64;
+        let mut refused = None;
         loop {
-            let (way, round) = self.way(offset, len);
+            let (way, round) = self.way(offset, len, &mut refused);
             let end = match way {
                 WriteStep::Cache => WriteEnd::Done(self.write_cache(offset, &data, fua).await),
                 WriteStep::Through => return self.write_through(offset, data, fua).await,
@@ -134,8 +135,14 @@ impl LaneVolume {
         }
     }
 
-    /// Which way a write goes, as a whole, and what spoke for going round the cache.
-    fn way(&self, offset: u64, len: u64) -> (WriteStep, Option<BypassReason>) {
+    /// Which way a write goes, as a whole, and what spoke for going round the cache. `refused` is what
+    /// the replacement policy has said of it, if it was asked: to it, each time is a miss.
+    fn way(
+        &self,
+        offset: u64,
+        len: u64,
+        refused: &mut Option<bool>,
+    ) -> (WriteStep, Option<BypassReason>) {
         let volume = &self.volume;
         let mode = volume.mode();
         let store = self.store.store();
@@ -145,7 +152,8 @@ impl LaneVolume {
             let mut blocks = volume.blocks(offset..offset + len);
             round = self.keeps_out(blocks.clone()).filter(|_| blocks.clone().all(absent));
             if round.is_none() && !self.cache.ranks() && blocks.clone().all(absent) {
-                let refused = !blocks.any(|block| self.lets_in(OriginBlock(block)));
+                let refused = refused
+                    .get_or_insert_with(|| !blocks.any(|block| self.lets_in(OriginBlock(block))));
                 round = refused.then_some(BypassReason::NotAdmitted);
             }
         }
