@@ -175,6 +175,11 @@ pub trait DeviceQueue {
         None
     }
 
+    /// Whether [`DeviceQueue::read_now`] reads.
+    fn reads_now(&self) -> bool {
+        false
+    }
+
     /// A hint: what lies at `offset` will be read at once soon, see [`DeviceQueue::read_now`].
     fn expect_read(&self, _offset: u64) {}
 
@@ -237,6 +242,12 @@ impl Queue {
     /// See [`DeviceQueue::read_now`].
     pub fn read_now(&self, offset: u64, into: &mut [u8]) -> Option<Result<(), DeviceError>> {
         self.0.read_now(offset, into)
+    }
+
+    /// See [`DeviceQueue::reads_now`].
+    #[inline]
+    pub fn reads_now(&self) -> bool {
+        self.0.reads_now()
     }
 
     /// See [`DeviceQueue::expect_read`].

@@ -10,6 +10,7 @@ use std::ops::{Deref, DerefMut, Range};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::hint::{Spot, fetch_to_write};
 use crate::memory::{PAGE, Pages};
 
 /// Bytes whose state changes together.
@@ -83,7 +84,18 @@ impl LogBuffer {
                 return None;
             }
         }
+        self.expect(range.end..range.end + range.len());
         Some(Claim { buffer: self.clone(), range })
+    }
+
+    /// Who writes here goes on behind it: those lines may be on their way meanwhile. Otherwise
+    /// publishing a cell would wait for all lines of it.
+    fn expect(&self, range: Range<usize>) {
+        const MOST: usize = 4096;
+        let end = range.end.min(self.len()).min(range.start + MOST);
+        for line in (range.start..end).step_by(64) {
+            fetch_to_write(Spot::at(self.pages.start()).plus(line));
+        }
     }
 
     /// The bytes in `range` (of any alignment) if all of them are published and inside the buffer.

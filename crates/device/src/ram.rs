@@ -4,7 +4,7 @@
 //! divided into stripes, and a copy holds the lock of the stripe it touches. A lock belongs to
 //! many stripes, so the locks take little memory however large the device is.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::api::{
     Device, DeviceDone, DeviceError, DeviceErrorKind, DeviceOp, DeviceQueue, IoData, OpId,
     QueueContext,
 };
-use crate::hint::{Spot, copy_past_caches, fetch};
+use crate::hint::{Spot, copy_past_caches, fetch, fetch_to_write};
 use crate::memory::{PAGE, Pages};
 use crate::table::{OpTable, Shape};
 
@@ -30,6 +30,10 @@ const GIVE_BACK: u64 = 2 << 20;
 const LOGICAL_BLOCK: u64 = 512;
 /// From this many bytes on, what is written is more than somebody will soon read back.
 const MUCH: usize = 32 << 10;
+
+/// Bytes of what will be read next that are fetched: with the first lines on their way, the CPU sees
+/// by itself how it goes on.
+const AHEAD: usize = 512;
 
 /// A lock on a cache line of its own, so that lanes on neighbouring stripes do not meet.
 #[repr(align(64))]
@@ -67,8 +71,8 @@ fn pieces(start: usize, len: usize) -> impl Iterator<Item = Piece> {
 }
 
 impl Shared {
-    fn lock(&self, piece: &Piece) -> &RwLock<()> {
-        &self.locks[(piece.start >> STRIPE_SHIFT) % LOCKS].0
+    fn lock(&self, start: usize) -> &RwLock<()> {
+        &self.locks[(start >> STRIPE_SHIFT) % LOCKS].0
     }
 
     /// First byte of a piece. The piece must be inside the device.
@@ -79,10 +83,21 @@ impl Shared {
         unsafe { self.pages.start().as_ptr().add(piece.start) }
     }
 
-    fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), DeviceError> {
+    /// `next` is what will be read next, if that is known.
+    fn read(
+        &self,
+        offset: u64,
+        into: &mut [u8],
+        mut next: Option<Spot>,
+    ) -> Result<(), DeviceError> {
         self.shape.check("read", offset, into.len() as u64)?;
         for piece in pieces(offset as usize, into.len()) {
-            let _shared = self.lock(&piece).read();
+            let _shared = self.lock(piece.start).read();
+            // Whoever takes or gives back a lock waits until the CPU has found the page of what it
+            // is to fetch. Here it copies meanwhile.
+            if let Some(next) = next.take() {
+                fetch(next, AHEAD);
+            }
             // SAFETY: the piece is inside the mapping, is initialised, and nobody writes it while
             // the lock of its stripe is held for reading.
             let bytes = unsafe { std::slice::from_raw_parts(self.place(&piece), piece.len) };
@@ -94,7 +109,7 @@ impl Shared {
     fn write(&self, offset: u64, data: &[u8]) -> Result<(), DeviceError> {
         self.shape.check("write", offset, data.len() as u64)?;
         for piece in pieces(offset as usize, data.len()) {
-            let _exclusive = self.lock(&piece).write();
+            let _exclusive = self.lock(piece.start).write();
             // SAFETY: the piece is inside the mapping and nobody else touches it while the lock of
             // its stripe is held for writing.
             let bytes = unsafe { std::slice::from_raw_parts_mut(self.place(&piece), piece.len) };
@@ -111,7 +126,7 @@ impl Shared {
     fn zero(&self, what: &'static str, offset: u64, len: u64) -> Result<(), DeviceError> {
         self.shape.check(what, offset, len)?;
         for piece in pieces(offset as usize, len as usize) {
-            let _exclusive = self.lock(&piece).write();
+            let _exclusive = self.lock(piece.start).write();
             if len >= GIVE_BACK && piece.len == STRIPE {
                 // SAFETY: as in `write`.
                 if unsafe { self.pages.give_back(piece.start, STRIPE) } {
@@ -165,7 +180,11 @@ impl Device for RamDevice {
     }
 
     fn open_queue(&self, _context: &QueueContext) -> Result<Rc<dyn DeviceQueue>, DeviceError> {
-        Ok(Rc::new(RamQueue { shared: self.shared.clone(), done: RefCell::default() }))
+        Ok(Rc::new(RamQueue {
+            shared: self.shared.clone(),
+            done: RefCell::default(),
+            expected: Cell::default(),
+        }))
     }
 }
 
@@ -173,6 +192,8 @@ impl Device for RamDevice {
 struct RamQueue {
     shared: Arc<Shared>,
     done: RefCell<OpTable<DeviceDone>>,
+    /// What will be read at once soon.
+    expected: Cell<Option<Spot>>,
 }
 
 impl RamQueue {
@@ -180,7 +201,7 @@ impl RamQueue {
         let shared = &self.shared;
         match op {
             DeviceOp::Read { offset, mut buf } => {
-                DeviceDone { result: shared.read(offset, &mut buf), buf: Some(buf) }
+                DeviceDone { result: shared.read(offset, &mut buf, None), buf: Some(buf) }
             }
             DeviceOp::Write { offset, data: IoData::Owned(buf) } => {
                 DeviceDone { result: shared.write(offset, &buf), buf: Some(buf) }
@@ -232,14 +253,17 @@ impl DeviceQueue for RamQueue {
     }
 
     fn read_now(&self, offset: u64, into: &mut [u8]) -> Option<Result<(), DeviceError>> {
-        Some(self.shared.read(offset, into))
+        Some(self.shared.read(offset, into, self.expected.take()))
+    }
+
+    fn reads_now(&self) -> bool {
+        true
     }
 
     fn expect_read(&self, offset: u64) {
-        // The first lines only: with them on their way, the CPU sees by itself how it goes on.
-        const BYTES: usize = 512;
         if let Ok(offset) = usize::try_from(offset) {
-            fetch(Spot::at(self.shared.pages.start()).plus(offset), BYTES);
+            fetch_to_write(Spot::of(self.shared.lock(offset)));
+            self.expected.set(Some(Spot::at(self.shared.pages.start()).plus(offset)));
         }
     }
 }

@@ -261,7 +261,7 @@ impl LaneVolume {
         }
         let at = (byte(read.start) - span.start) as usize;
         let bytes = bytes_of(&read);
-        let rank = self.rank(block, filling.pinned.as_ref().map(|pinned| &pinned.found));
+        let rank = self.rank(block, filling.pinned.as_ref().map(|pinned| &pinned.found.entry));
         let version = Version {
             space: &volume.space,
             block,

@@ -252,7 +252,7 @@ impl LaneVolume {
         if result.is_err() {
             bump(&stats.counters.errors, 1);
         }
-        self.volume.last_foreground.store(now.0, Ordering::Relaxed);
+        stats.foreground(now);
         Completion { tag, result, data }
     }
 
@@ -283,7 +283,7 @@ impl LaneVolume {
             if done.is_some() {
                 self.watch_on(stats, access, offset, len as u64);
                 let kind = if access == Access::Read { Kind::Read } else { Kind::Write };
-                self.sampled(kind, started);
+                self.sampled(stats, kind, started);
             }
             done
         } else {
@@ -300,11 +300,11 @@ impl LaneVolume {
         quick.load(Ordering::Relaxed).is_multiple_of(QUICK_SAMPLE).then(|| self.now())
     }
 
-    fn sampled(&self, kind: Kind, started: Option<Nanos>) {
+    fn sampled(&self, stats: &LaneStats, kind: Kind, started: Option<Nanos>) {
         if let Some(started) = started {
             let now = self.now();
-            self.volume.last_foreground.store(now.0, Ordering::Relaxed);
-            self.stats().latency(kind, now.since(started), QUICK_SAMPLE);
+            stats.foreground(now);
+            stats.latency(kind, now.since(started), QUICK_SAMPLE);
         }
     }
 }

@@ -6,7 +6,8 @@ use forebay_core::why::{BypassReason, EvictionReason};
 use forebay_core::{IoError, SECTOR_SIZE};
 use forebay_device::IoBuf;
 use forebay_lane::join_all;
-use forebay_store::{Found, Pinned, ReadFailure};
+use forebay_policy::Rank;
+use forebay_store::{Entry, Found, Pinned, ReadFailure};
 
 use crate::admission::Missed;
 use crate::lane::LaneVolume;
@@ -17,10 +18,10 @@ use crate::volume::Piece;
 /// How often a read starts again because a cached copy turned out to be bad.
 const ATTEMPTS: usize = 16;
 
-pub(crate) fn state_of(found: Option<&Found>) -> BlockState {
-    match found {
+pub(crate) fn state_of(entry: Option<&Entry>) -> BlockState {
+    match entry {
         None => BlockState::Absent,
-        Some(found) if found.entry.dirty => BlockState::Dirty,
+        Some(entry) if entry.dirty => BlockState::Dirty,
         Some(_) => BlockState::Clean,
     }
 }
@@ -73,17 +74,28 @@ impl LaneVolume {
         if volume.check_range(offset, len, false).is_err() || len == 0 {
             return None;
         }
-        let store = self.store.store();
         let mode = volume.mode();
+        let ranks = self.cache.ranks();
         let block_bytes = volume.block.as_usize();
         let mut blocks = 0;
         for piece in volume.pieces(offset, len) {
-            let pinned = store.look_up(&volume.space, piece.block)?;
-            let cached = matches!(
-                read_step(mode, state_of(Some(&pinned.found)), None),
-                ReadStep::Cached { .. }
-            );
-            if !cached || !covers(&pinned.found, &piece.sectors) {
+            // What is bad or absent further on brings the others back here: of a single block it is
+            // known that it is used.
+            let single = piece.bytes.len() == into_len;
+            let cached = |state| matches!(read_step(mode, state, None), ReadStep::Cached { .. });
+            let mut told = !single;
+            let pinned = self.store.look_up_now(&volume.space, piece.block, |entry| {
+                let answered = !entry.partial
+                    && cached(state_of(Some(entry)))
+                    && self.store.reads_now(entry.slot);
+                if told || !ranks || !answered {
+                    return entry.rank;
+                }
+                told = true;
+                Rank::from_bits(entry.rank).used().bits()
+            })?;
+            let entry = &pinned.found.entry;
+            if !cached(state_of(Some(entry))) || !covers(&pinned.found, &piece.sectors) {
                 return None;
             }
             let target = &mut into[piece.bytes.clone()];
@@ -98,10 +110,8 @@ impl LaneVolume {
             };
             // What is bad is seen to where there is time.
             read.ok()?;
-            // What is bad or absent further on brings the others back here: of a single block it is
-            // known that it was used.
-            if piece.bytes.len() == into_len {
-                self.used(piece.block, &pinned.found.entry);
+            if !told {
+                self.used(piece.block, entry);
             }
             blocks += 1;
         }
@@ -225,7 +235,7 @@ impl LaneVolume {
         let mut rest = buf;
         for Piece { block, sectors, bytes, .. } in volume.pieces(offset, len) {
             let found = store.look_up(&volume.space, block);
-            let state = state_of(found.as_ref().map(|pinned| &pinned.found));
+            let state = state_of(found.as_ref().map(|pinned| &pinned.found.entry));
             let step = read_step(volume.mode(), state, round);
             let pinned = found.filter(|pinned| {
                 matches!(step, ReadStep::Cached { .. }) && covers(&pinned.found, &sectors)

@@ -10,7 +10,7 @@ mod keeper;
 use forebay_core::why::RefusalReason;
 use forebay_core::{OriginBlock, ReplacementKind, Slot};
 use forebay_policy::{Ghost, Past, Rank, Recall, Shares};
-use forebay_store::{Class, Entry, Found, Store};
+use forebay_store::{Class, Entry, Store};
 
 use crate::background::reclaim::segments_kept_free;
 use crate::lane::LaneVolume;
@@ -110,12 +110,12 @@ impl LaneVolume {
 
     /// The rank of a new version of a block, of which this is there.
     #[inline]
-    pub(crate) fn rank(&self, block: OriginBlock, found: Option<&Found>) -> Rank {
+    pub(crate) fn rank(&self, block: OriginBlock, entry: Option<&Entry>) -> Rank {
         if !self.cache.ranks() {
             return Rank::SMALL;
         }
-        if let Some(found) = found {
-            return Rank::from_bits(found.entry.rank).used();
+        if let Some(entry) = entry {
+            return Rank::from_bits(entry.rank).used();
         }
         self.with_replacement(|replacement| match &replacement.how {
             How::Ranks(ghosts) => {
@@ -130,14 +130,14 @@ impl LaneVolume {
         })
     }
 
-    /// The rank of a block that is written as a whole or in part.
+    /// The rank of a block that is written in part.
     #[inline]
     pub(crate) fn rank_of_write(&self, block: OriginBlock) -> Rank {
         if !self.cache.ranks() {
             return Rank::SMALL;
         }
         let found = self.store.store().peek(&self.volume.space, block);
-        self.rank(block, found.as_ref())
+        self.rank(block, found.as_ref().map(|found| &found.entry))
     }
 
     /// Where a fill of a block with this rank goes.

@@ -4,6 +4,7 @@ use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use forebay_core::Nanos;
 use forebay_core::why::{
     BypassCounts, BypassReason, EvictionCounts, EvictionReason, InvalidationCounts,
     InvalidationReason, MissCounts, MissReason, Reason, RefusalCounts, RefusalReason, Why,
@@ -137,6 +138,8 @@ pub(crate) struct LaneStats {
     pub(crate) in_flight: AtomicU64,
     /// Counts requests that were answered at once, for sampling.
     pub(crate) quick: AtomicU64,
+    /// When a request ended last, as far as times are taken.
+    last_foreground: AtomicU64,
     /// Blocks that clients have read and written, each as often as it was.
     pub(crate) read_blocks: AtomicU64,
     pub(crate) written_blocks: AtomicU64,
@@ -162,9 +165,15 @@ impl LaneStats {
             latencies: [(); 3].map(|()| Mutex::new(histogram())),
             in_flight: AtomicU64::new(0),
             quick: AtomicU64::new(0),
+            last_foreground: AtomicU64::new(0),
             read_blocks: AtomicU64::new(0),
             written_blocks: AtomicU64::new(0),
         }
+    }
+
+    /// A request has ended.
+    pub(crate) fn foreground(&self, now: Nanos) {
+        self.last_foreground.store(now.0, Ordering::Relaxed);
     }
 
     /// Notes how long `requests` requests took each: one, or as many as a measured one stands for.
@@ -228,6 +237,12 @@ impl Stats {
             self.lanes.iter().map(|lane| of(lane).load(Ordering::Relaxed)).sum()
         };
         (sum(|lane| &lane.read_blocks), sum(|lane| &lane.written_blocks))
+    }
+
+    /// When a request ended last, on any lane, as far as times are taken.
+    pub(crate) fn last_foreground(&self) -> Nanos {
+        let last = self.lanes.iter().map(|lane| lane.last_foreground.load(Ordering::Relaxed)).max();
+        Nanos(last.unwrap_or(0))
     }
 
     /// The reasons of all lanes together.

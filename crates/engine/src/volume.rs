@@ -79,7 +79,6 @@ pub struct Volume {
     pub(crate) untouched: Untouched,
     pub(crate) dirty: DirtyMap,
     dirty_count: DirtyCount,
-    pub(crate) last_foreground: AtomicU64,
     /// Foreground requests on the origin.
     pub(crate) strain: Strain,
     /// Writes of writeback to the origin.
@@ -145,7 +144,6 @@ impl Volume {
             untouched: Untouched::new(record.samples.as_ref(), record.origin_bytes),
             dirty: DirtyMap::new(space.blocks, DIRTY_REGIONS),
             dirty_count: DirtyCount::new(lanes),
-            last_foreground: AtomicU64::new(0),
             strain: Strain::default(),
             write_cost: WriteCost::default(),
             sweeps: AtomicU64::new(0),

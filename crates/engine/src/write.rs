@@ -7,6 +7,7 @@ use std::time::Duration;
 use forebay_core::why::{BypassReason, EvictionReason, InvalidationReason, RefusalReason};
 use forebay_core::{Durability, IoError, OriginBlock, SectorMask, Slot};
 use forebay_device::{DeviceOp, IoBuf, IoData};
+use forebay_policy::Rank;
 use forebay_store::{Appended, Class, Condition, Entry, Version};
 
 use crate::background::writeback::either;
@@ -64,10 +65,11 @@ impl LaneVolume {
             block: piece.block,
             dirty: true,
             mask: None,
-            rank: self.rank_of_write(piece.block).bits(),
+            rank: Rank::SMALL.bits(),
             condition: Condition::Always,
         };
-        match self.store.append_whole(version, Class::Foreground, data) {
+        let rank = |old: Option<&Entry>| self.rank(piece.block, old).bits();
+        match self.store.append_ranked(version, Class::Foreground, rank, data) {
             Appended::Done { old } => {
                 self.note_appended(piece.block, old.as_ref());
                 self.count_write(old.is_some(), len, 1);
@@ -101,8 +103,9 @@ impl LaneVolume {
         fua: bool,
     ) -> (Result<(), IoError>, IoBuf) {
         let len = data.len() as u64;
+        let mut refused = None;
         loop {
-            let (way, round) = self.way(offset, len);
+            let (way, round) = self.way(offset, len, &mut refused);
             let end = match way {
                 WriteStep::Cache => WriteEnd::Done(self.write_cache(offset, &data, fua).await),
                 WriteStep::Through => {
@@ -138,8 +141,14 @@ impl LaneVolume {
         }
     }
 
-    /// Which way a write goes, as a whole, and what spoke for going round the cache.
-    fn way(&self, offset: u64, len: u64) -> (WriteStep, Option<BypassReason>) {
+    /// Which way a write goes, as a whole, and what spoke for going round the cache. `refused` is what
+    /// the replacement policy has said of it, if it was asked: to it, each time is a miss.
+    fn way(
+        &self,
+        offset: u64,
+        len: u64,
+        refused: &mut Option<bool>,
+    ) -> (WriteStep, Option<BypassReason>) {
         let volume = &self.volume;
         let store = self.store.store();
         // Nothing goes round the log where the origin is in order (invariant 28).
@@ -151,13 +160,14 @@ impl LaneVolume {
             let mut blocks = volume.blocks(offset..offset + len);
             round = self.keeps_out(blocks.clone()).filter(|_| blocks.clone().all(absent));
             if round.is_none() && !self.cache.ranks() && blocks.clone().all(absent) {
-                let refused = !blocks.any(|block| self.lets_in(OriginBlock(block)));
+                let refused = refused
+                    .get_or_insert_with(|| !blocks.any(|block| self.lets_in(OriginBlock(block))));
                 round = refused.then_some(BypassReason::NotAdmitted);
             }
         }
         let way = write_steps(volume.pieces(offset, len).map(|piece| {
             let found = store.peek(&volume.space, piece.block);
-            write_step(mode, state_of(found.as_ref()), round)
+            write_step(mode, state_of(found.as_ref().map(|found| &found.entry)), round)
         }));
         (way, round)
     }

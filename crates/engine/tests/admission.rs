@@ -321,19 +321,19 @@ fn a_slow_cache_device_is_left_alone_but_for_dirty_data() {
             }
         }
         let before = test.why();
-        let device = test.engine.cache.store.counters.read_bytes.load(Ordering::Relaxed);
+        let device = test.engine.cache.store.read_bytes();
         (0..4).for_each(|block| step(2 * MIB + block * BLOCK));
         step(48 * MIB);
         let now = test.why();
         assert_eq!(now.miss.congested - before.miss.congested, 5, "{read} {write}");
         assert_eq!(now.bypass.congested - before.bypass.congested, 5);
         assert_eq!(now.refused.total(), before.refused.total());
-        let then = test.engine.cache.store.counters.read_bytes.load(Ordering::Relaxed);
+        let then = test.engine.cache.store.read_bytes();
         assert_eq!(then, device, "{read} {write}: the cache device was read");
         // What is dirty is nowhere else.
         step(17 * MIB);
         assert_eq!(test.why().miss.congested, now.miss.congested);
-        assert!(test.engine.cache.store.counters.read_bytes.load(Ordering::Relaxed) > device);
+        assert!(test.engine.cache.store.read_bytes() > device);
         // Others are served while it is slow, and after a while it is tried again.
         test.micros.store(0, Ordering::SeqCst);
         test.world.advance(Duration::from_secs(2));

@@ -92,6 +92,10 @@ impl DeviceQueue for CountingQueue {
         self.inner.forget(id);
     }
 
+    fn reads_now(&self) -> bool {
+        self.inner.reads_now()
+    }
+
     fn read_now(&self, offset: u64, into: &mut [u8]) -> Option<Result<(), DeviceError>> {
         self.inner.read_now(offset, into)
     }
@@ -376,6 +380,10 @@ impl DeviceQueue for SparseQueue {
 
     fn forget(&self, id: OpId) {
         self.done.borrow_mut().remove(&id.0);
+    }
+
+    fn reads_now(&self) -> bool {
+        true
     }
 
     fn read_now(&self, offset: u64, into: &mut [u8]) -> Option<Result<(), DeviceError>> {

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_core::{SectorMask, Slot};
-use forebay_device::hint::{Spot, fetch};
+use forebay_device::hint::{Spot, fetch, fetch_to_write};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::table::{Entry, Geometry, LocalKey, Table};
@@ -109,8 +109,9 @@ impl Shard {
 }
 
 /// Keeps the locks of neighbouring shards on different cache lines.
-#[repr(align(128))]
+#[repr(C, align(128))]
 struct Padded {
+    /// First, and with it the lock: see [`Index::expect`].
     shard: Mutex<Shard>,
     /// Where the shard's buckets are, for hints that take no lock. They never move.
     buckets: Spot,
@@ -154,7 +155,7 @@ impl Index {
         let placed = self.geometry.place(address.0);
         let Some(shard) = self.shards.get(placed.shard as usize) else { return };
         let [first, _] = self.geometry.bucket_offsets(placed.key);
-        fetch(Spot::of(shard), 1);
+        fetch_to_write(Spot::of(shard));
         fetch(shard.buckets.plus(first), 1);
     }
 
@@ -163,7 +164,7 @@ impl Index {
     pub fn expect_absent(&self, address: Address) {
         let placed = self.geometry.place(address.0);
         let Some(shard) = self.shards.get(placed.shard as usize) else { return };
-        fetch(Spot::of(shard), 1);
+        fetch_to_write(Spot::of(shard));
         for offset in self.geometry.bucket_offsets(placed.key) {
             fetch(shard.buckets.plus(offset), 1);
         }
@@ -203,6 +204,19 @@ impl Index {
     /// Makes `version` the newest version of the block if `condition` holds.
     #[inline]
     pub fn put(&self, address: Address, version: NewVersion, condition: Condition<'_>) -> Put {
+        let rank = version.entry.rank;
+        self.put_ranked(address, version, condition, |_| rank)
+    }
+
+    /// As [`Index::put`], with the rank that `rank` makes, under the lock, of what is there.
+    #[inline]
+    pub fn put_ranked(
+        &self,
+        address: Address,
+        version: NewVersion,
+        condition: Condition<'_>,
+        rank: impl FnOnce(Option<&Entry>) -> u8,
+    ) -> Put {
         let (mut shard, key) = self.locate(address);
         match condition {
             Condition::Always => (),
@@ -223,7 +237,9 @@ impl Index {
                 }
             }
         }
-        let Ok(old) = shard.table.insert(key, version.entry) else { return Put::Full };
+        let entry = version.entry;
+        let make = |old: Option<&Entry>| Some(Entry { rank: rank(old), ..entry });
+        let Ok(old) = shard.table.insert_with(key, make) else { return Put::Full };
         shard.overtake_fills(key);
         shard.set_mask(address, version.mask);
         shard.sequence += 1;

@@ -11,6 +11,7 @@ use forebay_lane::Lane;
 
 use crate::appender::{Closed, Cut};
 use crate::error::StoreError;
+use crate::glance::NoteId;
 use crate::index::{Condition, NewVersion, Put};
 use crate::latency;
 use crate::log::{AMPLE, Log, Round, RoundTicket};
@@ -26,12 +27,21 @@ pub struct StoreLane {
     store: Arc<Store>,
     lane: Rc<Lane>,
     queue: Queue,
+    /// What it notes for itself.
+    pub(crate) note: Option<NoteId>,
+}
+
+impl Drop for StoreLane {
+    fn drop(&mut self) {
+        self.store.notes.give_back(self.note);
+    }
 }
 
 impl StoreLane {
     /// Opens the store's device for a lane.
     pub fn new(store: Arc<Store>, lane: Rc<Lane>, queue: Queue) -> Rc<Self> {
-        Rc::new(StoreLane { store, lane, queue })
+        let note = store.notes.claim();
+        Rc::new(StoreLane { store, lane, queue, note })
     }
 
     /// The store.
@@ -80,10 +90,17 @@ impl StoreLane {
         copy: impl FnOnce(&mut [u8]),
     ) -> Appended {
         let (space, block) = (version.space, version.block);
-        self.append_with(version, class, slot_out, |cell| {
-            copy(cell);
-            self.store.check(space, block, cell)
-        })
+        let rank = version.rank;
+        self.append_with(
+            version,
+            class,
+            slot_out,
+            |_| rank,
+            |cell| {
+                copy(cell);
+                self.store.check(space, block, cell)
+            },
+        )
     }
 
     /// As [`StoreLane::append`] with a payload that is there as a whole.
@@ -93,8 +110,21 @@ impl StoreLane {
         class: Class,
         payload: &[u8],
     ) -> Appended {
+        let rank = version.rank;
+        self.append_ranked(version, class, |_| rank, payload)
+    }
+
+    /// As [`StoreLane::append_whole`], with the rank that `rank` makes of what is replaced.
+    #[inline]
+    pub fn append_ranked(
+        self: &Rc<Self>,
+        version: Version<'_>,
+        class: Class,
+        rank: impl FnOnce(Option<&Entry>) -> u8,
+        payload: &[u8],
+    ) -> Appended {
         let (space, block) = (version.space, version.block);
-        self.append_with(version, class, &mut Slot(0), |cell| {
+        self.append_with(version, class, &mut Slot(0), rank, |cell| {
             // Of the source, which is at hand: what was just copied is still on its way to memory.
             let check = self.store.check(space, block, payload);
             cell.copy_from_slice(payload);
@@ -110,19 +140,28 @@ impl StoreLane {
         payload: &[u8],
         check: PayloadCheck,
     ) -> Appended {
-        self.append_with(version, class, &mut Slot(0), |cell| {
-            cell.copy_from_slice(payload);
-            check.0
-        })
+        let rank = version.rank;
+        self.append_with(
+            version,
+            class,
+            &mut Slot(0),
+            |_| rank,
+            |cell| {
+                cell.copy_from_slice(payload);
+                check.0
+            },
+        )
     }
 
-    /// Appends a version: `fill` puts the payload into its place and returns its check.
+    /// Appends a version: `fill` puts the payload into its place and returns its check, `rank` makes
+    /// its rank of what it replaces.
     #[inline]
     fn append_with(
         self: &Rc<Self>,
         version: Version<'_>,
         class: Class,
         slot_out: &mut Slot,
+        rank: impl FnOnce(Option<&Entry>) -> u8,
         fill: impl FnOnce(&mut [u8]) -> u32,
     ) -> Appended {
         let store = &self.store;
@@ -157,7 +196,7 @@ impl StoreLane {
             check: Check::new(check),
         };
         // Before the entry is visible: whoever replaces it at once must find it counted.
-        let live = Live::one(version.dirty, version.rank);
+        let mut live = Live::one(version.dirty, version.rank);
         store.segments.add_live(segment, live);
         let address = version.space.address(version.block);
         let new = NewVersion { entry, mask: version.mask };
@@ -165,7 +204,12 @@ impl StoreLane {
             Condition::Fill(_) if store.options.has(PlantedBug::FillWins) => {
                 store.index.put(address, new, Condition::Always)
             }
-            condition => store.index.put(address, new, condition),
+            condition => store.index.put_ranked(address, new, condition, |old| {
+                let rank = rank(old);
+                store.segments.ranked(segment, version.rank, rank);
+                live = Live::one(version.dirty, rank);
+                rank
+            }),
         };
         let (logged, appended) = match put {
             Put::Done { sequence, old } => {
@@ -460,8 +504,9 @@ impl StoreLane {
     /// Frees every segment whose conditions hold. `true` if some wait for a checkpoint only.
     pub fn free_drained(&self) -> bool {
         let store = &self.store;
+        let glanced = |segment| store.notes.look_at(segment);
         let (freed, need_checkpoint) =
-            store.segments.free_drained(store.log.last_round(), store.log.marks_durable());
+            store.segments.free_drained(store.log.last_round(), store.log.marks_durable(), glanced);
         if freed > 0 {
             store.space.notify_all();
         }

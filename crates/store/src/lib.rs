@@ -4,7 +4,7 @@
 //! - [`recover`]: opening it, whatever the last user was doing when it stopped
 //! - [`store`]: what all lanes share: looking blocks up, forgetting them
 //! - [`lane`]: one lane's way to it: appending versions of blocks, making them durable
-//! - [`read`]: reading them back, verified
+//! - [`read`]: reading them back, verified; `glance`: without a pin, what is read at once
 //! - [`latency`]: how long the device takes
 //! - [`index`] over [`table`]: where the newest version of each block is
 //! - [`segments`]: which part of the device is in use
@@ -19,6 +19,7 @@ pub mod check;
 pub mod checkpoint;
 pub mod error;
 pub mod format;
+mod glance;
 pub mod health;
 pub mod index;
 pub mod lane;

@@ -31,6 +31,7 @@ use forebay_lane::{Lane, concurrently};
 
 use crate::appender::Cut;
 use crate::error::StoreError;
+use crate::glance::Notes;
 use crate::index::{Address, Index, NewVersion};
 use crate::lane::StoreLane;
 use crate::latency::DeviceLatency;
@@ -411,6 +412,7 @@ impl Store {
         let next = RecordNumber(replay.highest_number.0.max(checkpoint_base.0) + 1);
         let log = Log::new(Cut::new(&geometry), options.lanes, geometry.segment_count, next);
         let store = Arc::new(Store {
+            notes: Notes::new(options.lanes),
             device,
             uuid: superblock.cache,
             geometry,

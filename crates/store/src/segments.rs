@@ -400,8 +400,14 @@ impl Segments {
 
     /// Frees every draining segment whose conditions hold, given the last commit round that ended
     /// well and how many marks are durable. Returns how many became free, and whether some wait
-    /// for nothing but a checkpoint.
-    pub fn free_drained(&self, round: u64, marks: u64) -> (u32, bool) {
+    /// for nothing but a checkpoint. `glanced`: whether a lane is reading from a segment without a
+    /// pin.
+    pub fn free_drained(
+        &self,
+        round: u64,
+        marks: u64,
+        glanced: impl Fn(SegmentId) -> bool,
+    ) -> (u32, bool) {
         let base = self.checkpoint_base.load(Ordering::SeqCst);
         let mut guard = self.state.lock();
         let state = &mut *guard;
@@ -409,8 +415,12 @@ impl Segments {
         state.draining.retain(|draining| {
             let index = draining.segment.0 as usize;
             let counters = &self.counters[index];
-            let used = counters.pins.load(Ordering::SeqCst) != 0;
-            if draining.round > round || used || counters.held.load(Ordering::SeqCst) != 0 {
+            let used = || {
+                counters.pins.load(Ordering::SeqCst) != 0
+                    || counters.held.load(Ordering::SeqCst) != 0
+                    || glanced(draining.segment)
+            };
+            if draining.round > round || used() {
                 return true;
             }
             // A checkpoint also does what marks do that found no room in the log.

@@ -12,6 +12,7 @@ use forebay_lane::{Gate, Notify};
 use parking_lot::Mutex;
 
 use crate::appender::Cut;
+use crate::glance::{NoteId, Notes};
 use crate::health::Health;
 use crate::index::{Address, Condition, Found, Index};
 use crate::latency::DeviceLatency;
@@ -100,11 +101,12 @@ pub enum ReadFailure {
     Device(forebay_device::DeviceError),
 }
 
-/// What is counted.
+/// What is counted, apart from what every look-up reads.
 #[derive(Default, Debug)]
+#[repr(align(128))]
 pub struct Counters {
-    /// Bytes read from the cache device.
-    pub read_bytes: AtomicU64,
+    /// Bytes read from the cache device by who counts them nowhere else: see [`Store::read_bytes`].
+    pub(crate) read_bytes: AtomicU64,
     /// Bytes written to the cache device.
     pub written_bytes: AtomicU64,
     /// Bytes of payload in them.
@@ -129,6 +131,7 @@ pub struct Store {
     pub health: Health,
     /// What is counted.
     pub counters: Counters,
+    pub(crate) notes: Notes,
     /// How long the device takes.
     pub latency: DeviceLatency,
     /// Room has been made.
@@ -231,7 +234,38 @@ impl Store {
             self.segments.pin(self.segment_of(entry.slot));
             None
         })?;
-        Some(Pinned { store: self, block, found })
+        Some(Pinned { store: self, block, found, glance: None })
+    }
+
+    /// As [`Store::look_up`], for a lane that reads the block before it does anything else. `rank`
+    /// gives the entry's new rank.
+    #[inline]
+    pub(crate) fn look_up_now(
+        &self,
+        note: Option<NoteId>,
+        space: &VolumeSpace,
+        block: OriginBlock,
+        rank: impl FnOnce(&Entry) -> u8,
+    ) -> Option<Pinned<'_>> {
+        let mut glance = note;
+        let found = self.index.look_up(space.address(block), |entry| {
+            let segment = self.segment_of(entry.slot);
+            if !self.notes.begin(note, segment) {
+                glance = None;
+                self.segments.pin(segment);
+            }
+            let rank = rank(entry);
+            (rank != entry.rank).then(|| {
+                self.segments.ranked(segment, entry.rank, rank);
+                rank
+            })
+        })?;
+        Some(Pinned { store: self, block, found, glance })
+    }
+
+    /// Bytes read from the cache device.
+    pub fn read_bytes(&self) -> u64 {
+        self.counters.read_bytes.load(Ordering::Relaxed) + self.notes.read_bytes()
     }
 
     /// Changes the rank of a block, if it is still the version at `slot`. Returns it as it was, and
@@ -428,18 +462,24 @@ pub struct Pinned<'a> {
     pub block: OriginBlock,
     /// What was found.
     pub found: Found,
+    /// Whose glance does what a pin would do.
+    glance: Option<NoteId>,
 }
 
 impl<'a> Pinned<'a> {
     /// Something in a segment that the caller has pinned.
     pub(crate) fn new(store: &'a Store, block: OriginBlock, found: Found) -> Self {
-        Pinned { store, block, found }
+        Pinned { store, block, found, glance: None }
     }
 }
 
 impl Drop for Pinned<'_> {
+    #[inline]
     fn drop(&mut self) {
-        self.store.segments.unpin(self.store.segment_of(self.found.entry.slot));
+        match self.glance {
+            Some(note) => self.store.notes.end(note),
+            None => self.store.segments.unpin(self.store.segment_of(self.found.entry.slot)),
+        }
     }
 }
 

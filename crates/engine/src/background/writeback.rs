@@ -238,7 +238,7 @@ impl LaneVolume {
             cache_dirty_blocks: cache.unwritten_blocks().saturating_sub(pending),
             capacity_blocks: cache.store.capacity_blocks(),
             oldest_dirty: volume.oldest_dirty(),
-            last_foreground: Nanos(volume.last_foreground.load(Ordering::Relaxed).min(now.0)),
+            last_foreground: volume.stats.last_foreground().min(now),
             draining: false,
             space_wanted: cache.pause().is_some(),
             time_of_day: if settings.quiet_hours.is_some() {

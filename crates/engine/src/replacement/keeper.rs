@@ -34,9 +34,16 @@ enum Event {
 #[derive(Default)]
 struct Padded(Mutex<Vec<Event>>);
 
+/// The policy, and what it is about to hear.
+struct Listener {
+    policy: Box<dyn BlockPolicy>,
+    /// Empty but while it hears; its memory is used again.
+    events: Vec<Event>,
+}
+
 /// See the module.
 pub(crate) struct Keeper {
-    policy: Mutex<Box<dyn BlockPolicy>>,
+    listener: Mutex<Listener>,
     lanes: Box<[Padded]>,
     /// A bit for each cell: the policy keeps it.
     kept: Box<[AtomicU64]>,
@@ -57,7 +64,10 @@ impl Keeper {
         let nodes = nodes_per_segment.saturating_mul(segments);
         let capacity = u32::try_from(capacity).unwrap_or(u32::MAX);
         Keeper {
-            policy: Mutex::new(build(kind, capacity, nodes, store.options().seed)),
+            listener: Mutex::new(Listener {
+                policy: build(kind, capacity, nodes, store.options().seed),
+                events: Vec::new(),
+            }),
             lanes: (0..lanes.max(1)).map(|_| Padded::default()).collect(),
             kept: (0..nodes.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
             kept_in: (0..segments).map(|_| AtomicU32::new(0)).collect(),
@@ -99,22 +109,22 @@ impl Keeper {
             noted.len() >= NOTED
         };
         // Somebody who holds the policy will come to what was noted here, or the next note does.
-        if full && let Some(mut policy) = self.policy.try_lock() {
-            self.hear(&mut **policy);
+        if full && let Some(mut listener) = self.listener.try_lock() {
+            self.hear(&mut listener);
         }
     }
 
     /// Lets the policy hear of everything that was noted.
     pub(crate) fn catch_up(&self) {
-        self.hear(&mut **self.policy.lock());
+        self.hear(&mut self.listener.lock());
     }
 
-    fn hear(&self, policy: &mut dyn BlockPolicy) {
-        let mut events = Vec::new();
+    fn hear(&self, listener: &mut Listener) {
         for lane in &self.lanes {
-            events.append(&mut lane.0.lock());
+            listener.events.append(&mut lane.0.lock());
         }
-        for event in events {
+        let policy = &mut *listener.policy;
+        for event in listener.events.drain(..) {
             match event {
                 Event::Hit(node, key) => self.used(policy, node, key),
                 Event::Gone(node) => self.remove(policy, node),
@@ -192,14 +202,14 @@ impl Keeper {
 
     /// A segment is about to be free: whatever the policy believes to be in it is not.
     pub(crate) fn emptied(&self, segment: SegmentId) {
-        let mut policy = self.policy.lock();
-        self.hear(&mut **policy);
+        let mut listener = self.listener.lock();
+        self.hear(&mut listener);
         if self.kept_in(segment) == 0 {
             return;
         }
         let first = segment.0 * self.nodes_per_segment;
         for node in first..first + self.nodes_per_segment {
-            self.remove(&mut **policy, Node(node));
+            self.remove(&mut *listener.policy, Node(node));
         }
     }
 
@@ -208,23 +218,23 @@ impl Keeper {
         if self.lets_all_in {
             return true;
         }
-        let mut policy = self.policy.lock();
-        self.hear(&mut **policy);
-        policy.admits(key)
+        let mut listener = self.listener.lock();
+        self.hear(&mut listener);
+        listener.policy.admits(key)
     }
 
     /// A block that was cached before the policy began.
     pub(crate) fn begin(&self, slot: Slot, key: Key) {
-        let mut policy = self.policy.lock();
+        let mut listener = self.listener.lock();
         let node = self.node(slot);
         if !self.is_kept(node) {
-            self.used(&mut **policy, node, key);
+            self.used(&mut *listener.policy, node, key);
         }
     }
 
     /// Bytes of memory: for cached blocks, and for what is remembered of others.
     pub(super) fn bytes(&self) -> (u64, u64) {
-        let state = self.policy.lock().state_bytes();
+        let state = self.listener.lock().policy.state_bytes();
         let own = self.kept.len() * size_of::<AtomicU64>() + self.kept_in.len() * size_of::<u32>();
         ((state.resident + own) as u64, state.ghosts as u64)
     }

@@ -144,22 +144,13 @@ fn requests(report: &VolumeReport) -> String {
         grouped(requests.write_misses),
         ratio(requests.write_hit_ratio()),
     ]);
-    let mut rest = Vec::new();
-    for (what, count) in [
-        ("bypassed", requests.bypassed),
-        ("flushes", requests.flushes),
-        ("discards", requests.discards),
-        ("failed", requests.failed),
-    ] {
-        if count > 0 {
-            rest.push(format!("{} {what}", grouped(count)));
-        }
-    }
-    let mut text = table.render();
-    if !rest.is_empty() {
-        let _ = writeln!(text, "{}", rest.join(", "));
-    }
-    text
+    table.render()
+        + &counts([
+            ("bypassed", requests.bypassed),
+            ("flushes", requests.flushes),
+            ("discards", requests.discards),
+            ("failed", requests.failed),
+        ])
 }
 
 /// The reasons that were counted, each with its share of its group; nothing if there are none.
@@ -202,6 +193,19 @@ fn bytes(report: &VolumeReport) -> String {
         table.row([who.to_owned(), format_size(read), format_size(written)]);
     }
     table.render()
+        + &counts([
+            ("blocks filled", report.blocks.filled),
+            ("written back", report.blocks.written_back),
+            ("carried on", report.blocks.carried_on),
+        ])
+}
+
+/// A line of what there is some of.
+fn counts<const N: usize>(of: [(&str, u64); N]) -> String {
+    let some = of.iter().filter(|(_, count)| *count > 0);
+    let texts: Vec<String> =
+        some.map(|(what, count)| format!("{} {what}", grouped(*count))).collect();
+    if texts.is_empty() { String::new() } else { format!("{}\n", texts.join(", ")) }
 }
 
 fn latencies(report: &VolumeReport) -> String {
@@ -299,11 +303,15 @@ mod tests {
         assert!(text.contains("75.0 %") && text.contains("3,000"), "{text}");
         assert!(!text.contains("error") && !text.contains("lost"), "{text}");
         assert!(!text.contains("WHY") && !text.contains("cold"), "{text}");
+        assert!(!text.contains("filled") && !text.contains("carried on"), "{text}");
         assert!(text.lines().all(|line| line == line.trim_end()), "{text}");
+        report.blocks.filled = 4000;
+        report.blocks.carried_on = 1;
         report.errors.checksum = 2;
         report.errors.last = Some("bad block".to_owned());
         let text = render(&report);
         assert!(text.contains("2 checksum") && text.contains("bad block"), "{text}");
+        assert!(text.contains("\n4,000 blocks filled, 1 carried on\n"), "{text}");
     }
 
     #[test]

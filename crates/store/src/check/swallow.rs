@@ -93,6 +93,10 @@ impl DeviceQueue for SwallowingQueue {
         self.swallowed.borrow_mut().remove(&id.0);
     }
 
+    fn reads_now(&self) -> bool {
+        self.inner.reads_now()
+    }
+
     fn read_now(&self, offset: u64, into: &mut [u8]) -> Option<Result<(), DeviceError>> {
         self.inner.read_now(offset, into)
     }

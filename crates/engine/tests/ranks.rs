@@ -1,0 +1,156 @@
+//! What is cached is used: each use counts once, however it is answered, and what is read stays.
+
+mod world;
+
+use std::rc::Rc;
+
+use forebay_core::{BlockSize, Mode, OriginBlock};
+use forebay_engine::{EngineLane, LaneVolume, Target};
+use forebay_store::{StoreLane, StoreOptions};
+use world::{World, ram, settings};
+
+const BLOCK: u64 = 4096;
+
+struct Test {
+    world: World,
+    engine: Rc<EngineLane>,
+    target: Rc<LaneVolume>,
+}
+
+fn test() -> Test {
+    let world = World::new();
+    let (cache, origin) = (ram(32), ram(64));
+    world.format(&cache, BlockSize::DEFAULT);
+    let (engine, _) = world.open_with(&cache, StoreOptions { lanes: 1, ..StoreOptions::default() });
+    let target = world.create(&engine, &origin, settings(Mode::Writeback), 0);
+    Test { world, engine, target }
+}
+
+impl Test {
+    fn ranks(&self, blocks: std::ops::Range<u64>) -> Vec<u8> {
+        let store = &self.engine.cache.store;
+        let space = store.space_of(self.target.volume().id).expect("there");
+        let rank = |block| store.peek(&space, OriginBlock(block)).map(|found| found.entry.rank);
+        blocks.map(|block| rank(block).expect("cached")).collect()
+    }
+
+    /// What the segments count is what the index has.
+    fn check(&self) {
+        let store = &self.engine.cache.store;
+        let (mut blocks, mut kept) = (0, 0);
+        store.index.scan(|_, entry| {
+            blocks += 1;
+            kept += u64::from(entry.rank > 0);
+        });
+        assert_eq!(store.segments.all_live(), (blocks, kept));
+    }
+
+    fn read_now(&self, offset: u64, len: usize) -> Vec<u8> {
+        let mut data = vec![0; len];
+        self.target.read_now(offset, &mut data).expect("cached, in RAM").expect("read");
+        data
+    }
+
+    fn write_now(&self, block: u64, byte: u8) {
+        let data = vec![byte; BLOCK as usize];
+        self.target.write_now(block * BLOCK, &data).expect("room").expect("written");
+    }
+}
+
+#[test]
+fn each_use_counts_once_and_three_uses_are_most() {
+    let test = test();
+    // New, in the small queue.
+    (0..4).for_each(|block| test.write_now(block, 1));
+    assert_eq!(test.ranks(0..4), [1, 1, 1, 1]);
+    // Whole, in part, submitted, and over.
+    test.read_now(0, BLOCK as usize);
+    test.read_now(BLOCK + 512, 1024);
+    test.world.read(&test.target, 2 * BLOCK, BLOCK as usize);
+    test.write_now(3, 2);
+    assert_eq!(test.ranks(0..4), [2, 2, 2, 2]);
+    // All at once.
+    assert_eq!(test.read_now(0, 4 * BLOCK as usize)[3 * BLOCK as usize], 2);
+    assert_eq!(test.ranks(0..4), [3, 3, 3, 3]);
+    for _ in 0..3 {
+        test.read_now(0, 4 * BLOCK as usize);
+        test.read_now(0, BLOCK as usize);
+        test.write_now(1, 3);
+    }
+    assert_eq!(test.ranks(0..4), [4, 4, 4, 4]);
+    test.check();
+}
+
+#[test]
+fn a_block_in_part_counts_once() {
+    let test = test();
+    test.world.write(&test.target, 512, &[7; 1024]);
+    assert_eq!(test.ranks(0..1), [1]);
+    assert_eq!(test.read_now(512, 1024), [7; 1024]);
+    assert_eq!(test.ranks(0..1), [2]);
+    // The rest of it is not there.
+    let mut data = [0; 512];
+    assert!(test.target.read_now(0, &mut data).is_none());
+    assert_eq!(test.ranks(0..1), [2]);
+    test.check();
+}
+
+#[test]
+fn a_block_that_was_given_up_and_is_used_is_kept_again() {
+    let test = test();
+    for (uses, ways) in [(0, 0), (1, 0), (0, 1)] {
+        test.write_now(5, 1);
+        let store = &test.engine.cache.store;
+        for shard in 0..store.index.shard_count() {
+            store.pass(shard, 0..usize::MAX, |_| 0);
+        }
+        assert_eq!(test.ranks(5..6), [0]);
+        test.check();
+        (0..uses).for_each(|_| drop(test.read_now(5 * BLOCK, BLOCK as usize)));
+        (0..ways).for_each(|_| test.write_now(5, 9));
+        assert_eq!(test.ranks(5..6)[0] > 0, uses + ways > 0);
+        test.check();
+    }
+}
+
+/// How somebody looks at a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Look {
+    /// With a note of its own.
+    Glance,
+    /// With a note that is in use for another look, which is over before this one.
+    Second,
+    /// When there are no notes left.
+    WithoutNote,
+}
+
+#[test]
+fn what_somebody_looks_at_is_not_overwritten() {
+    for look in [Look::Glance, Look::Second, Look::WithoutNote] {
+        let test = test();
+        let (engine, world) = (&test.engine, &test.world);
+        let store = &engine.cache.store;
+        let space = store.space_of(test.target.volume().id).expect("there");
+        (0..32).for_each(|block| test.write_now(block, 0x11));
+        // There are two notes for one lane, and one of them is the engine's.
+        let ways = [(); 2].map(|()| {
+            let queue = world.context.open(store.device()).expect("a queue");
+            StoreLane::new(store.clone(), world.lane.clone(), queue)
+        });
+        let way = &ways[usize::from(look == Look::WithoutNote)];
+        let see = |block| way.look_up_now(&space, OriginBlock(block), |entry| entry.rank);
+        let other = (look == Look::Second).then(|| see(7));
+        let pinned = see(0).expect("cached");
+        drop(other);
+        let slots = u64::from(store.segments.count()) * store.cells_per_segment();
+        for turn in 0..4 * slots {
+            world.write(&test.target, turn % 64 * BLOCK, &[0x22; BLOCK as usize]);
+        }
+        let mut data = vec![0; BLOCK as usize];
+        way.read_now(&space, &pinned, &mut data).expect("RAM").expect("as it was");
+        assert!(data.iter().all(|byte| *byte == 0x11), "{look:?}");
+        drop(pinned);
+        assert_eq!(test.read_now(0, BLOCK as usize), [0x22; BLOCK as usize]);
+        test.check();
+    }
+}
