@@ -349,32 +349,6 @@ impl Index {
         }
     }
 
-    /// Gives the entries in some buckets of a shard a new rank; `passed` is asked once for each.
-    /// Returns how many buckets the shard has.
-    pub fn pass(
-        &self,
-        number: u32,
-        buckets: std::ops::Range<usize>,
-        mut passed: impl FnMut(&Entry) -> u8,
-    ) -> usize {
-        let mut shard = self.shards[number as usize].shard.lock();
-        let all = shard.table.buckets();
-        let buckets = buckets.start.min(all)..buckets.end.min(all);
-        let mut changed = Vec::new();
-        shard.table.for_each_in(buckets, |key, entry| {
-            let rank = passed(&entry);
-            if rank != entry.rank {
-                changed.push((key, rank));
-            }
-        });
-        for (key, rank) in changed {
-            if let Some((place, _)) = shard.table.get(key) {
-                shard.table.set_rank(place, rank);
-            }
-        }
-        all
-    }
-
     /// Copies one shard at one moment: its entries, and the masks of those that are partial.
     pub fn snapshot_shard(
         &self,

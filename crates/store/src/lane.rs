@@ -50,13 +50,13 @@ impl StoreLane {
     }
 
     fn appender(&self, class: Class) -> (usize, u32) {
+        let log = &self.store.log;
+        let (new, rewritten) = log.of_lane(self.lane.id().0);
         match class {
-            Class::Foreground => {
-                let own = usize::from(self.lane.id().0) % self.store.log.background();
-                (own, self.store.reserved_segments())
-            }
-            Class::Settled => (self.store.log.background(), self.store.reserved_segments()),
-            Class::Background => (self.store.log.background(), 0),
+            Class::Foreground => (new, self.store.reserved_segments()),
+            Class::Rewritten => (rewritten.unwrap_or(new), self.store.reserved_segments()),
+            Class::Settled => (log.background(), self.store.reserved_segments()),
+            Class::Background => (log.background(), 0),
         }
     }
 
@@ -129,12 +129,17 @@ impl StoreLane {
         if store.health.failed() {
             return Appended::NoSpace;
         }
-        let (appender, reserve) = self.appender(class);
         let mut closed = Closed::default();
-        let reserved = {
+        let mut reserve = |class| {
+            let (appender, reserve) = self.appender(class);
             let mut appender = store.log.appenders[appender].0.lock();
             appender.reserve(&store.log, &store.segments, reserve, &mut closed)
         };
+        let mut reserved = reserve(class);
+        if reserved.is_none() && class == Class::Rewritten {
+            // The other open segment may have room.
+            reserved = reserve(Class::Foreground);
+        }
         self.carry_on(closed);
         let Some(mut reservation) = reserved else { return Appended::NoSpace };
         let check = fill(&mut reservation.cell);
@@ -324,10 +329,12 @@ impl StoreLane {
         }
     }
 
-    /// Blocks in this lane's open record.
+    /// Blocks in this lane's open records.
     fn open_cells(&self) -> usize {
-        let (number, _) = self.appender(Class::Foreground);
-        self.store.log.appenders[number].0.lock().open_cells()
+        let log = &self.store.log;
+        let (new, rewritten) = log.of_lane(self.lane.id().0);
+        let own = [Some(new), rewritten].into_iter().flatten();
+        own.map(|number| log.appenders[number].0.lock().open_cells()).sum()
     }
 
     fn failed(&self) -> StoreError {
@@ -368,8 +375,9 @@ impl StoreLane {
     /// Closes the open records of all lanes, and writes those that are complete, durably or not.
     pub(crate) fn close_records(self: &Rc<Self>, durably: bool) {
         let store = &self.store;
+        let (new, rewritten) = store.log.of_lane(self.lane.id().0);
         for (number, appender) in store.log.appenders.iter().enumerate() {
-            let own = number == self.appender(Class::Foreground).0;
+            let own = number == new || Some(number) == rewritten;
             if store.options.has(PlantedBug::FlushForgetsLane) && !own {
                 continue;
             }
@@ -423,10 +431,12 @@ impl StoreLane {
                 return;
             }
             let mut closed = Closed::default();
-            let appended = {
-                let mut appender = store.log.appenders[store.log.background()].0.lock();
-                appender.append_marks(&store.log, &store.segments, durably, &marks, &mut closed)
-            };
+            let appended = [Class::Foreground, Class::Background].into_iter().any(|class| {
+                let (appender, reserve) = self.appender(class);
+                let mut appender = store.log.appenders[appender].0.lock();
+                let (log, segments) = (&store.log, &store.segments);
+                appender.append_marks(log, segments, reserve, durably, &marks, &mut closed)
+            });
             self.carry_on(closed);
             if !appended {
                 // A checkpoint needs no room in the log and makes them superfluous.

@@ -150,6 +150,12 @@ struct Row {
     most_live_blocks: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     segment_bytes: Option<u64>,
+    /// Of all bytes written to it: blocks that reclaim wrote once more, as they are worth keeping, and
+    /// others that were newer than the origin.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    carried_kept_share: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    carried_dirty_share: Option<f64>,
 }
 
 impl Row {
@@ -189,6 +195,8 @@ fn row(policy: Policy, size: f64, capacity: u32, counts: &Counts) -> Row {
         layout: "plain",
         most_live_blocks: None,
         segment_bytes: None,
+        carried_kept_share: None,
+        carried_dirty_share: None,
     }
 }
 
@@ -206,6 +214,8 @@ fn log_row(size: f64, misses: &Misses) -> Row {
         layout: misses.layout,
         most_live_blocks: Some(misses.most_live_blocks),
         segment_bytes: Some(misses.segment_bytes),
+        carried_kept_share: Some(misses.carried_kept_share),
+        carried_dirty_share: Some(misses.carried_dirty_share),
     }
 }
 
