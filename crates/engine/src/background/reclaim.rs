@@ -28,8 +28,8 @@ use crate::stats::bump;
 const CARRY_ON_LIVE: u32 = 50;
 
 /// The same for the dirty share of a segment before an origin that is slow enough, and while clients
-/// wait for it.
-const CARRY_ON_DIRTY: u32 = 80;
+/// wait for it. With more of it more is carried on, and a disk is busy for no less.
+const CARRY_ON_DIRTY: u32 = 60;
 const CARRY_ON_WAITING: u32 = 95;
 
 /// What it costs to carry a block on: a read of a SATA SSD, and a part of a large write.
