@@ -155,12 +155,14 @@ impl LaneVolume {
         }
     }
 
-    /// Why a write of blocks that are all absent should not bring them in, if it should not.
+    /// Why a write of blocks that are all absent should not bring them in, if it should not. It goes one
+    /// way as a whole: the way of most of its blocks.
     pub(crate) fn keeps_out(&self, blocks: Range<u64>) -> Option<BypassReason> {
         let gate = self.gate(false);
         let refused = |block| self.admit(gate, OriginBlock(block)).err();
-        let first = refused(blocks.start)?;
-        if blocks.skip(1).any(|block| refused(block).is_none()) {
+        let first = blocks.clone().find_map(refused)?;
+        let count = blocks.clone().filter(|block| refused(*block).is_some()).count();
+        if (count as u64) * 2 <= blocks.end - blocks.start {
             return None;
         }
         Some(match first {

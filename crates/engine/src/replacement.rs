@@ -17,8 +17,8 @@ use crate::lane::LaneVolume;
 pub(crate) use keeper::Keeper;
 
 /// Of the blocks that can live in the log, in percent, how many S3-FIFO keeps. With more the
-/// segments that are reclaimed are fuller: what is carried on doubles from 75 to 85.
-const KEPT_BY_RANK: u64 = 75;
+/// segments that are reclaimed are fuller, and more is carried on.
+const KEPT_BY_RANK: u64 = 88;
 /// And how many the others keep, which are to be as good as in a cache without a log.
 const KEPT_BY_LISTS: u64 = 90;
 /// All segments are alike to a policy that gives up any block: little would be gained by any of them.
@@ -138,6 +138,11 @@ impl LaneVolume {
         }
         let found = self.store.store().peek(&self.volume.space, block);
         self.rank(block, found.as_ref().map(|found| &found.entry))
+    }
+
+    /// Where a write of a block with this rank goes.
+    pub(crate) fn class_of_write(&self, rank: Rank) -> Class {
+        if rank.is_main() { Class::Rewritten } else { Class::Foreground }
     }
 
     /// Where a fill of a block with this rank goes.

@@ -69,6 +69,8 @@ counters! {
     written_back_blocks,
     /// Blocks that reclaim appended once more, for them to stay in the cache.
     carried_blocks,
+    /// Those of them that are not worth keeping, but newer than the origin.
+    carried_dirty_blocks,
     /// Requests that failed.
     errors,
     /// Reads of the origin that failed.

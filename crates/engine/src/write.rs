@@ -7,8 +7,7 @@ use std::time::Duration;
 use forebay_core::why::{BypassReason, EvictionReason, InvalidationReason, RefusalReason};
 use forebay_core::{Durability, IoError, OriginBlock, SectorMask, Slot};
 use forebay_device::{DeviceOp, IoBuf, IoData};
-use forebay_policy::Rank;
-use forebay_store::{Appended, Class, Condition, Entry, Version};
+use forebay_store::{Appended, Condition, Entry, Version};
 
 use crate::background::writeback::either;
 use crate::lane::LaneVolume;
@@ -60,16 +59,16 @@ impl LaneVolume {
         if pieces.next().is_some() || self.is_sequential(true, offset, len) {
             return None;
         }
+        let rank = self.rank_of_write(piece.block);
         let version = Version {
             space: &volume.space,
             block: piece.block,
             dirty: true,
             mask: None,
-            rank: Rank::SMALL.bits(),
+            rank: rank.bits(),
             condition: Condition::Always,
         };
-        let rank = |old: Option<&Entry>| self.rank(piece.block, old).bits();
-        match self.store.append_ranked(version, Class::Foreground, rank, data) {
+        match self.store.append_whole(version, self.class_of_write(rank), data) {
             Appended::Done { old } => {
                 self.note_appended(piece.block, old.as_ref());
                 self.count_write(old.is_some(), len, 1);
@@ -274,16 +273,18 @@ impl LaneVolume {
                 }
                 condition = Condition::Slot(slot);
             }
+            let rank = self.rank_of_write(piece.block);
+            let class = self.class_of_write(rank);
             let version = Version {
                 space: &volume.space,
                 block: piece.block,
                 dirty: true,
                 mask: volume.mask(piece.block, valid),
-                rank: self.rank_of_write(piece.block).bits(),
+                rank: rank.bits(),
                 condition,
             };
             let mut slot = Slot(0);
-            let appended = self.store.append_at(version, Class::Foreground, &mut slot, |cell| {
+            let appended = self.store.append_at(version, class, &mut slot, |cell| {
                 match &base {
                     Some(base) => cell.copy_from_slice(base),
                     None if piece.bytes.len() < cell.len() => cell.fill(0),

@@ -101,9 +101,9 @@ fn a_block_that_was_given_up_and_is_used_is_kept_again() {
     for (uses, ways) in [(0, 0), (1, 0), (0, 1)] {
         test.write_now(5, 1);
         let store = &test.engine.cache.store;
-        for shard in 0..store.index.shard_count() {
-            store.pass(shard, 0..usize::MAX, |_| 0);
-        }
+        let space = store.space_of(test.target.volume().id).expect("there");
+        let slot = store.peek(&space, OriginBlock(5)).expect("cached").entry.slot;
+        store.rerank(&space, OriginBlock(5), slot, |_| 0).expect("there");
         assert_eq!(test.ranks(5..6), [0]);
         test.check();
         (0..uses).for_each(|_| drop(test.read_now(5 * BLOCK, BLOCK as usize)));

@@ -9,14 +9,15 @@
 //! SOSP 2023) has a small queue for new blocks, a main queue for those that were used in it, and
 //! ghosts of those that were not. Here the small queue is the log itself: new blocks lie in the
 //! segments in the order in which they came, and when enough of them have come, the oldest such
-//! segment is passed ([`Rank::leaves_small`]). The main queue is a clock that goes round the index
-//! ([`Rank::passed`]); in which order does not matter to a clock. All that a block needs is a rank:
-//! which of the two it is in, and how often it was used there.
+//! segment is passed ([`Rank::leaves_small`]). The main queue is a clock that goes round the other
+//! segments ([`Rank::passed`]), by their numbers: what it gives up lies together, so that less is carried
+//! on. The order of their ages would do that too, but miss more on loops. All that a block needs is a
+//! rank: which of the two it is in, and how often it was used there.
 //!
 //! It differs from the policy of the paper (`exact::s3_fifo`) in three ways. A block that was given
 //! up and is asked for before its segment is reclaimed enters the main queue, and costs no write. A
 //! block of the small queue that is overwritten goes to the end of it, as its place in the log does.
-//! The small queue is a twentieth, not a tenth, because what was given up stays for a while anyway.
+//! The small queue is a thirty-second, not a tenth, because what was given up stays for a while anyway.
 
 /// What speaks for keeping a block: 4 bits in the index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -125,7 +126,7 @@ impl Shares {
     /// More would keep more, and carry more on: see `docs/policies.md`.
     pub fn of(room: u64, percent: u64) -> Self {
         let kept = (room * percent / 100).max(1);
-        Shares { kept, small: (kept / 20).max(1), ghosts: (kept * 9 / 10).max(1) }
+        Shares { kept, small: (kept / 32).max(1), ghosts: room.max(1) }
     }
 }
 
@@ -174,6 +175,6 @@ mod tests {
     #[test]
     fn even_the_smallest_cache_keeps_something() {
         assert_eq!(Shares::of(0, 75), Shares { kept: 1, small: 1, ghosts: 1 });
-        assert_eq!(Shares::of(1000, 80), Shares { kept: 800, small: 40, ghosts: 720 });
+        assert_eq!(Shares::of(1000, 80), Shares { kept: 800, small: 25, ghosts: 1000 });
     }
 }

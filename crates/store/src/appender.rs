@@ -1,8 +1,9 @@
 //! Appending to the log: one open segment and one open record for each appender.
 //!
-//! Every lane has an appender of its own, so lanes do not meet here; any lane may close another
-//! lane's record, because a flush covers what all lanes have acknowledged (invariant 1). One more
-//! appender belongs to background work and may use the reserved segments.
+//! Every lane has two appenders of its own, so lanes do not meet here: one for what is new, and one for
+//! blocks that are overwritten while they are worth keeping, which leave one segment after the other. Any
+//! lane may close another lane's records, because a flush covers what all lanes have acknowledged
+//! (invariant 1). One more appender belongs to background work and may use the reserved segments.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -120,13 +121,15 @@ pub(crate) struct Appender {
     /// Which one of how many.
     number: usize,
     of: usize,
+    /// What it appends is new to the cache.
+    young: bool,
     open: Option<OpenSegment>,
 }
 
 impl Appender {
-    /// Number `number` of `of`, with nothing open.
-    pub(crate) fn new(number: usize, of: usize) -> Self {
-        Appender { number, of, open: None }
+    /// Number `number` of `of`, with nothing open. `young`: for what is new to the cache.
+    pub(crate) fn new(number: usize, of: usize, young: bool) -> Self {
+        Appender { number, of, young, open: None }
     }
 
     /// Reserves a cell in the open record, opening a record or a segment as needed. What was
@@ -182,6 +185,7 @@ impl Appender {
         &mut self,
         log: &Log,
         segments: &Segments,
+        reserve: u32,
         durably: bool,
         marks: &[Mark],
         closed: &mut Closed,
@@ -190,7 +194,7 @@ impl Appender {
         let cut = log.cut();
         loop {
             let Some(open) = &mut self.open else {
-                match self.open_segment(log, segments, 0) {
+                match self.open_segment(log, segments, reserve) {
                     Some(open) => self.open = Some(open),
                     None => return false,
                 }
@@ -246,7 +250,8 @@ impl Appender {
 
     fn open_segment(&self, log: &Log, segments: &Segments, reserve: u32) -> Option<OpenSegment> {
         let buffer = log.take_buffer()?;
-        let Some((id, generation)) = segments.open(reserve, self.number, self.of) else {
+        let Some((id, generation)) = segments.open(reserve, (self.number, self.of), self.young)
+        else {
             log.return_buffer(buffer);
             return None;
         };

@@ -204,19 +204,6 @@ impl Index {
     /// Makes `version` the newest version of the block if `condition` holds.
     #[inline]
     pub fn put(&self, address: Address, version: NewVersion, condition: Condition<'_>) -> Put {
-        let rank = version.entry.rank;
-        self.put_ranked(address, version, condition, |_| rank)
-    }
-
-    /// As [`Index::put`], with the rank that `rank` makes, under the lock, of what is there.
-    #[inline]
-    pub fn put_ranked(
-        &self,
-        address: Address,
-        version: NewVersion,
-        condition: Condition<'_>,
-        rank: impl FnOnce(Option<&Entry>) -> u8,
-    ) -> Put {
         let (mut shard, key) = self.locate(address);
         match condition {
             Condition::Always => (),
@@ -237,9 +224,7 @@ impl Index {
                 }
             }
         }
-        let entry = version.entry;
-        let make = |old: Option<&Entry>| Some(Entry { rank: rank(old), ..entry });
-        let Ok(old) = shard.table.insert_with(key, make) else { return Put::Full };
+        let Ok(old) = shard.table.insert(key, version.entry) else { return Put::Full };
         shard.overtake_fills(key);
         shard.set_mask(address, version.mask);
         shard.sequence += 1;
@@ -363,32 +348,6 @@ impl Index {
                 visit(Address(self.geometry.address(number, key)), &entry);
             });
         }
-    }
-
-    /// Gives the entries in some buckets of a shard a new rank; `passed` is asked once for each.
-    /// Returns how many buckets the shard has.
-    pub fn pass(
-        &self,
-        number: u32,
-        buckets: std::ops::Range<usize>,
-        mut passed: impl FnMut(&Entry) -> u8,
-    ) -> usize {
-        let mut shard = self.shards[number as usize].shard.lock();
-        let all = shard.table.buckets();
-        let buckets = buckets.start.min(all)..buckets.end.min(all);
-        let mut changed = Vec::new();
-        shard.table.for_each_in(buckets, |key, entry| {
-            let rank = passed(&entry);
-            if rank != entry.rank {
-                changed.push((key, rank));
-            }
-        });
-        for (key, rank) in changed {
-            if let Some((place, _)) = shard.table.get(key) {
-                shard.table.set_rank(place, rank);
-            }
-        }
-        all
     }
 
     /// Copies one shard at one moment: its entries, and the masks of those that are partial.

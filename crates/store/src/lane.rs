@@ -60,13 +60,13 @@ impl StoreLane {
     }
 
     fn appender(&self, class: Class) -> (usize, u32) {
+        let log = &self.store.log;
+        let (new, rewritten) = log.of_lane(self.lane.id().0);
         match class {
-            Class::Foreground => {
-                let own = usize::from(self.lane.id().0) % self.store.log.background();
-                (own, self.store.reserved_segments())
-            }
-            Class::Settled => (self.store.log.background(), self.store.reserved_segments()),
-            Class::Background => (self.store.log.background(), 0),
+            Class::Foreground => (new, self.store.reserved_segments()),
+            Class::Rewritten => (rewritten.unwrap_or(new), self.store.reserved_segments()),
+            Class::Settled => (log.background(), self.store.reserved_segments()),
+            Class::Background => (log.background(), 0),
         }
     }
 
@@ -90,17 +90,10 @@ impl StoreLane {
         copy: impl FnOnce(&mut [u8]),
     ) -> Appended {
         let (space, block) = (version.space, version.block);
-        let rank = version.rank;
-        self.append_with(
-            version,
-            class,
-            slot_out,
-            |_| rank,
-            |cell| {
-                copy(cell);
-                self.store.check(space, block, cell)
-            },
-        )
+        self.append_with(version, class, slot_out, |cell| {
+            copy(cell);
+            self.store.check(space, block, cell)
+        })
     }
 
     /// As [`StoreLane::append`] with a payload that is there as a whole.
@@ -110,21 +103,8 @@ impl StoreLane {
         class: Class,
         payload: &[u8],
     ) -> Appended {
-        let rank = version.rank;
-        self.append_ranked(version, class, |_| rank, payload)
-    }
-
-    /// As [`StoreLane::append_whole`], with the rank that `rank` makes of what is replaced.
-    #[inline]
-    pub fn append_ranked(
-        self: &Rc<Self>,
-        version: Version<'_>,
-        class: Class,
-        rank: impl FnOnce(Option<&Entry>) -> u8,
-        payload: &[u8],
-    ) -> Appended {
         let (space, block) = (version.space, version.block);
-        self.append_with(version, class, &mut Slot(0), rank, |cell| {
+        self.append_with(version, class, &mut Slot(0), |cell| {
             // Of the source, which is at hand: what was just copied is still on its way to memory.
             let check = self.store.check(space, block, payload);
             cell.copy_from_slice(payload);
@@ -140,40 +120,36 @@ impl StoreLane {
         payload: &[u8],
         check: PayloadCheck,
     ) -> Appended {
-        let rank = version.rank;
-        self.append_with(
-            version,
-            class,
-            &mut Slot(0),
-            |_| rank,
-            |cell| {
-                cell.copy_from_slice(payload);
-                check.0
-            },
-        )
+        self.append_with(version, class, &mut Slot(0), |cell| {
+            cell.copy_from_slice(payload);
+            check.0
+        })
     }
 
-    /// Appends a version: `fill` puts the payload into its place and returns its check, `rank` makes
-    /// its rank of what it replaces.
+    /// Appends a version: `fill` puts the payload into its place and returns its check.
     #[inline]
     fn append_with(
         self: &Rc<Self>,
         version: Version<'_>,
         class: Class,
         slot_out: &mut Slot,
-        rank: impl FnOnce(Option<&Entry>) -> u8,
         fill: impl FnOnce(&mut [u8]) -> u32,
     ) -> Appended {
         let store = &self.store;
         if store.health.failed() {
             return Appended::NoSpace;
         }
-        let (appender, reserve) = self.appender(class);
         let mut closed = Closed::default();
-        let reserved = {
+        let mut reserve = |class| {
+            let (appender, reserve) = self.appender(class);
             let mut appender = store.log.appenders[appender].0.lock();
             appender.reserve(&store.log, &store.segments, reserve, &mut closed)
         };
+        let mut reserved = reserve(class);
+        if reserved.is_none() && class == Class::Rewritten {
+            // The other open segment may have room.
+            reserved = reserve(Class::Foreground);
+        }
         self.carry_on(closed);
         let Some(mut reservation) = reserved else { return Appended::NoSpace };
         let check = fill(&mut reservation.cell);
@@ -196,7 +172,7 @@ impl StoreLane {
             check: Check::new(check),
         };
         // Before the entry is visible: whoever replaces it at once must find it counted.
-        let mut live = Live::one(version.dirty, version.rank);
+        let live = Live::one(version.dirty, version.rank);
         store.segments.add_live(segment, live);
         let address = version.space.address(version.block);
         let new = NewVersion { entry, mask: version.mask };
@@ -204,12 +180,7 @@ impl StoreLane {
             Condition::Fill(_) if store.options.has(PlantedBug::FillWins) => {
                 store.index.put(address, new, Condition::Always)
             }
-            condition => store.index.put_ranked(address, new, condition, |old| {
-                let rank = rank(old);
-                store.segments.ranked(segment, version.rank, rank);
-                live = Live::one(version.dirty, rank);
-                rank
-            }),
+            condition => store.index.put(address, new, condition),
         };
         let (logged, appended) = match put {
             Put::Done { sequence, old } => {
@@ -371,10 +342,12 @@ impl StoreLane {
         }
     }
 
-    /// Blocks in this lane's open record.
+    /// Blocks in this lane's open records.
     fn open_cells(&self) -> usize {
-        let (number, _) = self.appender(Class::Foreground);
-        self.store.log.appenders[number].0.lock().open_cells()
+        let log = &self.store.log;
+        let (new, rewritten) = log.of_lane(self.lane.id().0);
+        let own = [Some(new), rewritten].into_iter().flatten();
+        own.map(|number| log.appenders[number].0.lock().open_cells()).sum()
     }
 
     fn failed(&self) -> StoreError {
@@ -415,8 +388,9 @@ impl StoreLane {
     /// Closes the open records of all lanes, and writes those that are complete, durably or not.
     pub(crate) fn close_records(self: &Rc<Self>, durably: bool) {
         let store = &self.store;
+        let (new, rewritten) = store.log.of_lane(self.lane.id().0);
         for (number, appender) in store.log.appenders.iter().enumerate() {
-            let own = number == self.appender(Class::Foreground).0;
+            let own = number == new || Some(number) == rewritten;
             if store.options.has(PlantedBug::FlushForgetsLane) && !own {
                 continue;
             }
@@ -470,10 +444,12 @@ impl StoreLane {
                 return;
             }
             let mut closed = Closed::default();
-            let appended = {
-                let mut appender = store.log.appenders[store.log.background()].0.lock();
-                appender.append_marks(&store.log, &store.segments, durably, &marks, &mut closed)
-            };
+            let appended = [Class::Foreground, Class::Background].into_iter().any(|class| {
+                let (appender, reserve) = self.appender(class);
+                let mut appender = store.log.appenders[appender].0.lock();
+                let (log, segments) = (&store.log, &store.segments);
+                appender.append_marks(log, segments, reserve, durably, &marks, &mut closed)
+            });
             self.carry_on(closed);
             if !appended {
                 // A checkpoint needs no room in the log and makes them superfluous.

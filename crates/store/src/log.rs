@@ -20,6 +20,8 @@ const ROUNDS_WITHOUT_SYNC: usize = 3;
 const AMPLE_ROUNDS: usize = 16;
 /// So many blocks in a lane's open record are worth it.
 pub(crate) const AMPLE: usize = 16;
+/// Lanes have a second appender if there are so many segments for each: open segments are not reclaimed.
+const SEGMENTS_FOR_EACH: usize = 5;
 
 struct Numbers {
     next: u64,
@@ -57,6 +59,7 @@ pub(crate) struct Padded<T>(pub(crate) Mutex<T>);
 /// See the module.
 pub(crate) struct Log {
     cut: Cut,
+    lanes: usize,
     pub(crate) appenders: Box<[Padded<Appender>]>,
     holders: Box<[Holders]>,
     numbers: Mutex<Numbers>,
@@ -99,11 +102,13 @@ pub(crate) enum Round {
 
 impl Log {
     pub(crate) fn new(cut: Cut, lanes: usize, segments: u32, next: RecordNumber) -> Self {
-        let count = lanes + 1;
-        let appenders =
-            (0..count).map(|number| Padded(Mutex::new(Appender::new(number, count)))).collect();
+        let parted = segments as usize >= SEGMENTS_FOR_EACH * (2 * lanes + 1);
+        let count = lanes * (1 + usize::from(parted)) + 1;
+        let appender = |number| Appender::new(number, count, number < lanes);
+        let appenders = (0..count).map(|number| Padded(Mutex::new(appender(number)))).collect();
         Log {
             cut,
+            lanes: lanes.max(1),
             appenders,
             holders: (0..segments).map(|_| Holders::none()).collect(),
             numbers: Mutex::new(Numbers {
@@ -127,7 +132,7 @@ impl Log {
             closing: Mutex::new(()),
             round_ended: Notify::default(),
             buffers: Mutex::new(Buffers { free: Vec::new(), existing: 0 }),
-            buffer_limit: (lanes + 1) * 3,
+            buffer_limit: count * 3,
         }
     }
 
@@ -138,6 +143,12 @@ impl Log {
     /// Index of the appender for background work.
     pub(crate) fn background(&self) -> usize {
         self.appenders.len() - 1
+    }
+
+    /// Indexes of a lane's appenders: for what is new, and for what is rewritten, if that is another.
+    pub(crate) fn of_lane(&self, lane: u16) -> (usize, Option<usize>) {
+        let own = usize::from(lane) % self.lanes;
+        (own, Some(self.lanes + own).filter(|rewritten| *rewritten < self.background()))
     }
 
     pub(crate) fn holders(&self, segment: SegmentId) -> &Holders {

@@ -249,11 +249,12 @@ impl Segments {
     ///
     /// `appender` of `appenders` takes it from its own part of the free ones: what is counted of
     /// neighbouring segments lies together, and lanes that fill neighbours would wait for each other.
+    /// `young`: see [`SegmentUse::young`].
     pub fn open(
         &self,
         reserve: u32,
-        appender: usize,
-        appenders: usize,
+        (appender, appenders): (usize, usize),
+        young: bool,
     ) -> Option<(SegmentId, Generation)> {
         let mut state = self.state.lock();
         if state.free.len() <= reserve as usize {
@@ -270,8 +271,7 @@ impl Segments {
             state: SegmentState::Open,
             generation,
             opened,
-            // The last one is for what is not new.
-            young: appender + 1 < appenders,
+            young,
             last_record: RecordNumber(0),
             position: 0,
         };

@@ -55,6 +55,9 @@ impl VolumeSpace {
 pub enum Class {
     /// A client's write, or a fill.
     Foreground,
+    /// A client's write of a block that is worth keeping. Most are written again before long, so these
+    /// segments empty themselves.
+    Rewritten,
     /// A fill of what is expected to stay: beside what is carried on, so that segments hold what
     /// leaves together.
     Settled,
@@ -288,21 +291,6 @@ impl Store {
             Some(Entry { rank, ..*entry })
         })?;
         Some((before.rank, after?))
-    }
-
-    /// Gives the entries in some buckets of a shard of the index a new rank. Returns the buckets of
-    /// the shard: those beyond are passed over.
-    pub fn pass(
-        &self,
-        shard: u32,
-        buckets: std::ops::Range<usize>,
-        mut passed: impl FnMut(u8) -> u8,
-    ) -> usize {
-        self.index.pass(shard, buckets, |entry| {
-            let rank = passed(entry.rank);
-            self.segments.ranked(self.segment_of(entry.slot), entry.rank, rank);
-            rank
-        })
     }
 
     /// A hint: the block will be looked up soon.

@@ -178,31 +178,14 @@ impl Table {
         entry: Entry,
         stays: impl FnOnce(&Entry) -> bool,
     ) -> Result<Option<Entry>, Full> {
-        self.insert_with(key, |old| if old.is_some_and(stays) { None } else { Some(entry) })
-    }
-
-    /// As [`Table::insert`] of what `make` makes of what is there. That stays if it makes nothing.
-    ///
-    /// # Errors
-    /// As for [`Table::insert`].
-    ///
-    /// # Panics
-    /// As for [`Table::insert`].
-    #[inline]
-    pub fn insert_with(
-        &mut self,
-        key: LocalKey,
-        make: impl FnOnce(Option<&Entry>) -> Option<Entry>,
-    ) -> Result<Option<Entry>, Full> {
         let (remainder, first) = self.divide(key);
         if let Some(place) = self.find(key, remainder, first) {
             let old = self.word(place).map(|word| self.layout.entry(word));
-            if let Some(entry) = make(old.as_ref()) {
+            if !old.as_ref().is_some_and(stays) {
                 self.set(place, entry);
             }
             return Ok(old);
         }
-        let Some(entry) = make(None) else { return Ok(None) };
         let word = self.layout.with_entry(self.layout.tag(remainder), &entry);
         let second = self.other_bucket(remainder, first);
         match self.unused_in(first, second).or_else(|| self.make_room(first, second)) {

@@ -28,8 +28,8 @@ use crate::stats::bump;
 const CARRY_ON_LIVE: u32 = 50;
 
 /// The same for the dirty share of a segment before an origin that is slow enough, and while clients
-/// wait for it.
-const CARRY_ON_DIRTY: u32 = 80;
+/// wait for it. With more of it more is carried on, and a disk is busy for no less.
+const CARRY_ON_DIRTY: u32 = 60;
 const CARRY_ON_WAITING: u32 = 95;
 
 /// What it costs to carry a block on: a read of a SATA SSD, and a part of a large write.
@@ -46,6 +46,9 @@ const CARRIED_TOGETHER: usize = 32;
 /// Blocks by which hints are ahead of look-ups.
 const LOOKED_UP_AHEAD: usize = 4;
 
+/// Bytes that are read together of a segment with records of a quarter of that at most.
+const SHORT_RECORDS: u64 = 64 << 10;
+
 /// A segment that could not be emptied is left alone for so long.
 const STUCK_FOR: Duration = Duration::from_secs(1);
 
@@ -60,7 +63,8 @@ pub(crate) struct Live {
     pub(crate) block: OriginBlock,
     pub(crate) slot: Slot,
     dirty: bool,
-    rank: u8,
+    /// The replacement policy has not given it up.
+    kept: bool,
 }
 
 /// What reclaim remembers from one segment to the next.
@@ -230,11 +234,10 @@ impl EngineLane {
     async fn empty(self: &Rc<Self>, segment: SegmentId, replacement: &Replacement, waits: bool) {
         let store = self.cache.store.clone();
         let capacity = store.cells_per_segment() as u32;
-        let live = self.live_blocks(segment).await;
-        let is_kept = |live: &Live| match &replacement.how {
-            How::Ranks(_) => live.rank > 0,
-            How::Lists(keeper) => keeper.keeps(live.slot),
-        };
+        let mut live = self.live_blocks(segment).await;
+        if let How::Lists(keeper) = &replacement.how {
+            live.values_mut().flatten().for_each(|live| live.kept = keeper.keeps(live.slot));
+        }
         let count: usize = live.values().map(Vec::len).sum();
         // What is reserved is for this: less than a segment is filled here for one that is gained.
         let has_room = || store.segments.free_count() >= store.reserved_segments();
@@ -243,7 +246,7 @@ impl EngineLane {
         }
         let room = has_room();
         let dirty = live.values().flatten().filter(|live| live.dirty).count() as u32;
-        let kept = live.values().flatten().filter(|live| is_kept(live) || live.dirty).count();
+        let kept = live.values().flatten().filter(|live| live.kept || live.dirty).count();
         let most_kept = if waits { CARRY_ON_KEPT_WAITING } else { CARRY_ON_KEPT };
         let keep = room && kept as u32 * 100 <= capacity * most_kept;
         for (id, blocks) in live {
@@ -256,7 +259,7 @@ impl EngineLane {
             let (kept, leaving): (Vec<Live>, Vec<Live>) =
                 blocks.into_iter().partition(|live| match live.dirty {
                     true => carry_on && !in_order,
-                    false => keep && is_kept(live),
+                    false => keep && live.kept,
                 });
             let unkept = if keep { EvictionReason::Reclaim } else { EvictionReason::NoRoom };
             let mut leaving: Vec<_> = leaving.into_iter().map(|live| (live, unkept)).collect();
@@ -372,6 +375,9 @@ impl EngineLane {
                 let bytes = volume.volume.block.bytes();
                 bump(&volume.stats().counters.cache_written_bytes, bytes);
                 bump(&volume.stats().counters.carried_blocks, 1);
+                if !live.kept {
+                    bump(&volume.stats().counters.carried_dirty_blocks, 1);
+                }
                 true
             }
             // It was replaced meanwhile.
@@ -389,13 +395,22 @@ impl EngineLane {
         let geometry = store.geometry();
         let end = u64::from(store.segments.position(segment)) * geometry.granule();
         let mut at = 0;
+        let mut image = IoBuf::zeroed(0);
+        let mut image_at = 0;
+        let mut short = false;
         while at < end {
-            let offset = geometry.segment_offset(segment) + at;
-            let Ok(page) = self.store.queue().read(offset, IoBuf::for_overwrite(PAGE)).await else {
-                break;
-            };
+            if at + PAGE as u64 > image_at + image.len() as u64 {
+                // Where records are short, the next headers are near.
+                let bytes = (if short { SHORT_RECORDS } else { PAGE as u64 }).min(end - at);
+                let buf = IoBuf::for_overwrite(bytes as usize);
+                let offset = geometry.segment_offset(segment) + at;
+                let Ok(read) = self.store.queue().read(offset, buf).await else { break };
+                (image, image_at) = (read, at);
+            }
+            let from = (at - image_at) as usize;
+            let Some(page) = image.get(from..from + PAGE) else { break };
             let position = (at / geometry.granule()) as u32;
-            let Ok(header) = record::decode(&page, geometry, &store.uuid()) else { break };
+            let Ok(header) = record::decode(page, geometry, &store.uuid()) else { break };
             if header.segment != segment || header.position != position {
                 break;
             }
@@ -423,12 +438,14 @@ impl EngineLane {
                             block: entry.block,
                             slot,
                             dirty: found.entry.dirty,
-                            rank: found.entry.rank,
+                            kept: found.entry.rank > 0,
                         });
                     }
                 }
             }
-            at = (at + PAGE as u64 + u64::from(header.payload_bytes)).next_multiple_of(PAGE as u64);
+            let bytes = PAGE as u64 + u64::from(header.payload_bytes);
+            short = bytes <= SHORT_RECORDS / 4;
+            at = (at + bytes).next_multiple_of(PAGE as u64);
         }
         if count >= store.segments.live(segment) as usize {
             return live;
@@ -438,8 +455,8 @@ impl EngineLane {
             if store.segment_of(entry.slot) == segment {
                 for volume in self.cache.volumes() {
                     if let Some(block) = volume.space.block(address) {
-                        let found =
-                            Live { block, slot: entry.slot, dirty: entry.dirty, rank: entry.rank };
+                        let (slot, dirty, kept) = (entry.slot, entry.dirty, entry.rank > 0);
+                        let found = Live { block, slot, dirty, kept };
                         live.entry(volume.id).or_default().push(found);
                     }
                 }

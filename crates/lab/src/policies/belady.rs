@@ -80,7 +80,7 @@ pub(super) fn run(capacity: u32, accesses: &Accesses, steps: &mut Steps<'_>) -> 
 
 #[cfg(test)]
 mod tests {
-    use forebay_core::ReplacementKind;
+    use forebay_core::{Admission, ReplacementKind};
 
     use super::super::accesses::tests::accesses;
     use super::super::plain;
@@ -111,7 +111,14 @@ mod tests {
         let requests: Vec<_> = (0..200).map(|i| (Op::Read, i % 2 * 4096, 1)).collect();
         let trace = accesses(&requests);
         let bound = run(1, &trace, &mut Steps::default());
-        let smq = plain::run(ReplacementKind::Smq, 1, &trace, 1, &mut Steps::default());
+        let smq = plain::run(
+            ReplacementKind::Smq,
+            1,
+            Admission::Always,
+            &trace,
+            1,
+            &mut Steps::default(),
+        );
         assert_eq!(bound.misses, 200);
         assert!(smq.misses < 150, "{}", smq.misses);
     }

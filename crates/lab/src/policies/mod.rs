@@ -19,12 +19,12 @@ mod work;
 use std::path::PathBuf;
 
 use clap::ValueEnum;
-use forebay_core::{ReplacementKind, parse_size};
+use forebay_core::{Admission, Mode, ReplacementKind, parse_size};
 use serde::Serialize;
 
 use crate::error::{LabError, LabResult, other};
 use crate::output::{Table, print_json, try_file};
-use crate::replay::{Grid, Loaded, Misses};
+use crate::replay::{Grid, Loaded, Misses, Rules};
 use crate::report;
 use crate::trace::{self, Format};
 
@@ -50,6 +50,13 @@ pub(crate) struct Args {
     /// plain: blocks have no places; log: in the engine's log, for the policies that it has
     #[arg(long, value_delimiter = ',', default_value = "plain", value_name = "LAYOUTS")]
     layout: Vec<Layout>,
+    /// Which blocks enter when they are missed: always, second-hit, ghost:1 to ghost:16. In the log it is
+    /// asked about writes only with --mode writethrough: otherwise they have to land somewhere
+    #[arg(long, default_value_t, value_name = "RULE")]
+    admission: Admission,
+    /// Mode of the log: writeback, writethrough, writearound, writeonly
+    #[arg(long, default_value = "writeback", value_name = "MODE")]
+    mode: Mode,
     /// Bytes to add to every offset, so that requests start where blocks do
     #[arg(long, default_value = "0", value_name = "BYTES")]
     align: String,
@@ -80,6 +87,7 @@ struct Job {
     capacity: u32,
     /// In the engine's log, under its policy of that name.
     on_log: Option<ReplacementKind>,
+    rules: Rules,
 }
 
 /// Something that decides who leaves.
@@ -150,6 +158,12 @@ struct Row {
     most_live_blocks: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     segment_bytes: Option<u64>,
+    /// Of all bytes written to it: blocks that reclaim wrote once more, as they are worth keeping, and
+    /// others that were newer than the origin.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    carried_kept_share: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    carried_dirty_share: Option<f64>,
 }
 
 impl Row {
@@ -167,6 +181,8 @@ struct Report {
     accesses: u64,
     blocks: u32,
     align: u64,
+    admission: String,
+    mode: &'static str,
     rows: Vec<Row>,
 }
 
@@ -189,6 +205,8 @@ fn row(policy: Policy, size: f64, capacity: u32, counts: &Counts) -> Row {
         layout: "plain",
         most_live_blocks: None,
         segment_bytes: None,
+        carried_kept_share: None,
+        carried_dirty_share: None,
     }
 }
 
@@ -206,6 +224,8 @@ fn log_row(size: f64, misses: &Misses) -> Row {
         layout: misses.layout,
         most_live_blocks: Some(misses.most_live_blocks),
         segment_bytes: Some(misses.segment_bytes),
+        carried_kept_share: Some(misses.carried_kept_share),
+        carried_dirty_share: Some(misses.carried_dirty_share),
     }
 }
 
@@ -223,6 +243,7 @@ pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
     let format = requests.format().name();
     let accesses = Accesses::read(requests)?;
     let policies = if args.policies.is_empty() { Policy::all() } else { args.policies.clone() };
+    let rules = Rules { admission: args.admission, mode: args.mode };
     let mut jobs = Vec::new();
     let layouts = policies.iter().flat_map(|policy| {
         let plain = args.layout.contains(&Layout::Plain).then_some((*policy, None));
@@ -238,7 +259,7 @@ pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
                 let what = format!("a share of {size} of the {blocks} blocks in {name} is none");
                 return Err(LabError::Usage(what));
             }
-            jobs.push(Job { policy, size: *size, capacity, on_log });
+            jobs.push(Job { policy, size: *size, capacity, on_log, rules });
         }
     }
     if jobs.is_empty() {
@@ -265,6 +286,8 @@ pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
         accesses: accesses.accesses(),
         blocks: accesses.blocks(),
         align,
+        admission: args.admission.to_string(),
+        mode: args.mode.name(),
         rows: pairs
             .map(|(job, found)| match found {
                 Found::Plain(counts) => row(job.policy, job.size, job.capacity, counts),

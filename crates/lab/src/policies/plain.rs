@@ -2,8 +2,9 @@
 
 use std::time::Instant;
 
-use forebay_core::{Op, ReplacementKind};
+use forebay_core::{Admission, Op, ReplacementKind};
 use forebay_policy::exact::{Node, build};
+use forebay_policy::{Ghost, Past, admits};
 
 use super::accesses::Accesses;
 use super::work::Steps;
@@ -50,14 +51,19 @@ impl Counts {
 
 const NONE: u32 = u32::MAX;
 
-/// Runs a trace through a cache of a policy.
+/// Runs a trace through a cache of a policy. `admission` is asked about reads and writes alike.
 pub(super) fn run(
     kind: ReplacementKind,
     capacity: u32,
+    admission: Admission,
     accesses: &Accesses,
     seed: u64,
     steps: &mut Steps<'_>,
 ) -> Counts {
+    // As large as the engine's.
+    let times = u64::from(admission.times());
+    let memory = (times > 0).then(|| Ghost::new(u64::from(capacity) * times));
+    let address = |block: u32| accesses.key(block).0;
     let nodes = capacity + 1;
     let mut policy = build(kind, capacity, nodes, seed);
     let mut node_of = vec![NONE; accesses.blocks() as usize];
@@ -87,14 +93,26 @@ pub(super) fn run(
             }
             missed = true;
             let key = accesses.key(*block);
+            let refused = |memory: &&Ghost| !admits(admission, memory.recall(address(*block)));
+            if let Some(memory) = memory.as_ref().filter(refused) {
+                memory.note(address(*block), Past::NotAdmitted);
+                continue;
+            }
             if !policy.admits(key) {
                 continue;
+            }
+            if let Some(memory) = &memory {
+                memory.forget(address(*block));
             }
             // There is one node more than blocks can be resident.
             let Some(node) = free.pop() else { continue };
             if let Some(Node(left)) = policy.insert(Node(node), key) {
-                node_of[block_of[left as usize] as usize] = NONE;
+                let gone = block_of[left as usize];
+                node_of[gone as usize] = NONE;
                 free.push(left);
+                if let Some(memory) = &memory {
+                    memory.note(address(gone), Past::Evicted);
+                }
             }
             node_of[*block as usize] = node;
             block_of[node as usize] = *block;
@@ -125,7 +143,8 @@ mod tests {
             (Op::Read, 0, 1),          // 0 enters, nobody leaves
             (Op::Read, 8192, 1),       // 2 hit
         ]);
-        let mut counts = run(ReplacementKind::Fifo, 2, &trace, 1, &mut Steps::default());
+        let mut counts =
+            run(ReplacementKind::Fifo, 2, Admission::Always, &trace, 1, &mut Steps::default());
         counts.nanos = 0;
         let expected = Counts {
             accesses: 9,
@@ -140,5 +159,18 @@ mod tests {
             nanos: 0,
         };
         assert_eq!(counts, expected);
+    }
+    /// What is missed once does not come in, what is missed twice does, and what was evicted has to
+    /// be missed twice again.
+    #[test]
+    fn admission_keeps_out_what_was_not_missed_before() {
+        let blocks = [0, 1, 2, 0, 0, 1, 0, 0, 1, 0];
+        let requests: Vec<_> = blocks.iter().map(|block| (Op::Read, block * 4096, 1)).collect();
+        let trace = accesses(&requests);
+        let second = Admission::from_times(1).expect("a rule");
+        let counts = run(ReplacementKind::Lru, 1, second, &trace, 1, &mut Steps::default());
+        // 0 enters at its second use; 1 takes its place at its second; 0 is refused, and enters again;
+        // 1 is refused, and 0 is hit.
+        assert_eq!((counts.insertions, counts.misses), (3, 8));
     }
 }

@@ -110,12 +110,12 @@ fn run_one(
     let capacity = job.capacity;
     match (job.policy, job.on_log.zip(log)) {
         (_, Some((policy, trace))) => {
-            let misses = replay::misses(trace, policy, capacity, seed)?;
+            let misses = replay::misses(trace, policy, job.rules, capacity, seed)?;
             steps.advance(accesses.accesses() as usize);
             Ok(Found::Log(misses))
         }
         (Policy::Online(kind), None) => {
-            Ok(Found::Plain(plain::run(kind, capacity, accesses, seed, steps)))
+            Ok(Found::Plain(plain::run(kind, capacity, job.rules.admission, accesses, seed, steps)))
         }
         (Policy::Belady, None) => Ok(Found::Plain(belady::run(capacity, accesses, steps))),
     }

@@ -47,6 +47,8 @@ pub(crate) struct Outcome {
     /// Bytes of payload appended to the log for clients and fills, and by reclaim.
     pub(super) appended: u64,
     pub(super) carried: u64,
+    /// The part of that which only was newer than the origin.
+    pub(super) carried_dirty: u64,
 }
 
 impl Outcome {
@@ -135,6 +137,7 @@ fn run(mut world: World, cpu: Cpu, trace: &Loaded, pace: Pace) -> LabResult<Outc
         ssd_written: gauges.ssd_written,
         appended,
         carried: payload.saturating_sub(appended),
+        carried_dirty: log.carried_dirty - log_before.carried_dirty,
     })
 }
 

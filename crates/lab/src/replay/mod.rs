@@ -17,7 +17,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::ValueEnum;
-use forebay_core::{BlockSize, Durability, Mode, ReplacementKind, parse_size};
+use forebay_core::{Admission, BlockSize, Durability, Mode, ReplacementKind, parse_size};
 use forebay_device::model::ModelKind;
 use forebay_engine::VolumeSettings;
 use forebay_policy::WritebackSettings;
@@ -224,6 +224,13 @@ fn replay(args: &Args) -> LabResult<row::Report> {
     })
 }
 
+/// What enters a log, and what it is for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rules {
+    pub(crate) admission: Admission,
+    pub(crate) mode: Mode,
+}
+
 /// The policy in a log of about so many blocks, one request after the other, on devices that take
 /// no time.
 ///
@@ -232,6 +239,7 @@ fn replay(args: &Args) -> LabResult<row::Report> {
 pub(crate) fn misses(
     trace: &Loaded,
     policy: ReplacementKind,
+    rules: Rules,
     capacity: u32,
     seed: u64,
 ) -> LabResult<Misses> {
@@ -250,6 +258,8 @@ pub(crate) fn misses(
         block,
         settings: VolumeSettings {
             policy,
+            mode: rules.mode,
+            admission: rules.admission,
             sequential_cutoff: 0,
             writeback,
             ..VolumeSettings::default()

@@ -29,6 +29,10 @@ pub(crate) struct Misses {
     /// Bytes written to the cache device, headers and checkpoints included, for each byte of blocks
     /// accessed.
     pub(crate) ssd_bytes_per_byte: f64,
+    /// The part of them that reclaim wrote once more: blocks that are worth keeping, and others that
+    /// were newer than the origin.
+    pub(crate) carried_kept_share: f64,
+    pub(crate) carried_dirty_share: f64,
     pub(crate) layout: &'static str,
 }
 
@@ -53,6 +57,11 @@ impl Misses {
             request_miss_ratio: ratio(played.missed_requests, requests),
             read_request_miss_ratio: (reads > 0).then(|| ratio(played.missed_reads, reads)),
             ssd_bytes_per_byte: ratio(outcome.ssd_written, blocks * UNIT),
+            carried_kept_share: ratio(
+                outcome.carried.saturating_sub(outcome.carried_dirty),
+                outcome.ssd_written,
+            ),
+            carried_dirty_share: ratio(outcome.carried_dirty, outcome.ssd_written),
             layout: "log",
         }
     }
@@ -201,6 +210,8 @@ impl Row {
             ("SSD bytes/byte accessed", share(misses.ssd_bytes_per_byte)),
             ("log bytes/user byte", share(self.log_bytes_per_user_byte)),
             ("carried on/user byte", share(self.carried_bytes_per_user_byte)),
+            ("of what was written, carried on as worth keeping", share(misses.carried_kept_share)),
+            ("of what was written, carried on as dirty", share(misses.carried_dirty_share)),
             ("most blocks in the cache", misses.most_live_blocks.to_string()),
             ("virtual time", seconds(self.seconds)),
             ("disk busy", seconds(self.disk_busy_seconds)),

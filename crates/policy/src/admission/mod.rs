@@ -24,12 +24,12 @@ pub use ghost::{Ghost, Past, Recall};
 /// nothing of it could be remembered it may.
 ///
 /// Second-hit admission is what LARC does ("Improving Flash-based Disk Cache with Lazy Adaptive
-/// Replacement", MSST 2013) with a memory of a fixed size; a block that was evicted lately counts
-/// as missed before, because it has been worth its place once.
+/// Replacement", MSST 2013) with a memory of a fixed size. As there, a block that was evicted has to be
+/// missed twice again: what is used in a loop too large for the cache would come in each time round.
 pub fn admits(rule: Admission, recall: Recall) -> bool {
     match rule {
         Admission::Always => true,
-        Admission::Ghost(_) => recall != Recall::Nothing,
+        Admission::Ghost(_) => !matches!(recall, Recall::Nothing | Recall::Past(Past::Evicted)),
     }
 }
 
@@ -38,13 +38,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn always_admits_what_nobody_remembers_and_the_others_what_somebody_does() {
+    fn always_admits_what_nobody_remembers_and_the_others_what_was_missed_before() {
         let known = Past::ALL.map(Recall::Past);
         for recall in [Recall::Nothing, Recall::NotKept].into_iter().chain(known) {
             assert!(admits(Admission::Always, recall));
             for times in [1, Admission::MOST] {
                 let admitted = admits(Admission::Ghost(times), recall);
-                assert_eq!(admitted, recall != Recall::Nothing, "{recall:?}");
+                let missed = ![Recall::Nothing, Recall::Past(Past::Evicted)].contains(&recall);
+                assert_eq!(admitted, missed, "{recall:?}");
             }
         }
     }

@@ -32,6 +32,8 @@ pub(crate) struct LogCounts {
     pub(crate) appended: u64,
     /// All of it; what is more was carried on by reclaim.
     pub(crate) payload: u64,
+    /// The part of that which was carried on for nothing but being newer than the origin.
+    pub(crate) carried_dirty: u64,
 }
 
 impl World {
@@ -93,9 +95,10 @@ impl World {
     pub(crate) fn log_counts(&self) -> LogCounts {
         let totals = self.target.volume().stats.totals();
         let store = &self.engine.cache.store;
+        let block = store.block_size().bytes();
         LogCounts {
-            appended: totals.cache_written_bytes
-                - totals.carried_blocks * store.block_size().bytes(),
+            appended: totals.cache_written_bytes - totals.carried_blocks * block,
+            carried_dirty: totals.carried_dirty_blocks * block,
             payload: store.counters.payload_bytes.load(Ordering::Relaxed),
         }
     }
