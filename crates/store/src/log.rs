@@ -132,7 +132,7 @@ impl Log {
             closing: Mutex::new(()),
             round_ended: Notify::default(),
             buffers: Mutex::new(Buffers { free: Vec::new(), existing: 0 }),
-            buffer_limit: count * 3,
+            buffer_limit: ((lanes + 1) * 3).max(count * 2),
         }
     }
 
