@@ -341,14 +341,13 @@ impl Segments {
         for (index, life) in state.lives.iter().enumerate() {
             let counters = &self.counters[index];
             let buffered = counters.buffered.load(Ordering::Relaxed) != 0;
-            let held = counters.held.load(Ordering::SeqCst) != 0;
             if life.state == SegmentState::Closed && !buffered {
                 into.push(SegmentUse {
                     id: SegmentId(index as u32),
                     opened: life.opened,
                     live: Live::unpacked(counters.live.load(Ordering::Relaxed)),
                     young: life.young,
-                    held,
+                    held: counters.held.load(Ordering::SeqCst) != 0,
                 });
             }
         }

@@ -384,7 +384,7 @@ impl Store {
         }
     }
 
-    /// The segment's position within the log, for messages.
+    /// Blocks that fit into a segment, if every record is full.
     pub fn cells_per_segment(&self) -> u64 {
         self.log.cut().cells_per_segment()
     }

@@ -3,10 +3,10 @@ filesystem as a power cut leaves it. A recorder below the daemon has every write
 
 import os
 import random
-import subprocess
 import time
 
 from harness import *
+from harness.mounted import Mounted
 from harness.recorder import open_file
 
 SIZE = 48 * MIB
@@ -41,42 +41,6 @@ def churn(directory, seconds):
             os.sync()
 
 
-class Mounted:
-    """A volume as a filesystem: nbdfuse, a loop device, ext4."""
-
-    def __init__(self, box, uri):
-        self.box, self.loop = box, None
-        self.fuse, self.mount = box.path("fuse"), box.path("mnt")
-        os.makedirs(self.fuse)
-        os.makedirs(self.mount)
-        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        self.process = box.spawn("nbdfuse", f"{self.fuse}/disk", uri, **quiet)
-        box.at_end(self.detach)
-        end = time.monotonic() + 10
-        while not os.path.exists(f"{self.fuse}/disk"):
-            if self.process.poll() is not None or time.monotonic() > end:
-                skip("nbdfuse does not work here (no /dev/fuse?)")
-            time.sleep(0.05)
-        made = box.run("losetup", "--find", "--show", "--direct-io=on", f"{self.fuse}/disk", expect=None)
-        if made.returncode != 0:
-            skip(f"no loop device: {made.stderr.strip()}")
-        self.loop = made.stdout.strip()
-
-    def mount_it(self):
-        done = self.box.run("mount", "-t", "ext4", self.loop, self.mount, expect=None)
-        if "unknown filesystem" in done.stderr or "permission denied" in done.stderr:
-            skip(f"ext4 cannot be mounted here: {done.stderr.strip()}")
-        check_equal(done.returncode, 0, f"mount: {done.stderr.strip()}")
-
-    def detach(self):
-        run = self.box.run
-        run("umount", "-l", self.mount, expect=None)
-        if self.loop:
-            run("losetup", "--detach", self.loop, expect=None)
-            self.loop = None
-        run("fusermount3", "-u", "-z", self.fuse, expect=None)
-
-
 def states_that_are_no_filesystem(box, ordered):
     """Runs a filesystem on a volume; how many states of the origin were looked at, and those in which
     it was broken."""
@@ -91,6 +55,7 @@ def states_that_are_no_filesystem(box, ordered):
         "--set", "dirty_low=0", "--set", "dirty_high=1", "--set", "idle=20ms", "--set", "dirty_age=200ms",
     )  # fmt: skip
     mounted = Mounted(box, uri)
+    mounted.attach()
     # With the journal in its strictest use: what fsck finds after its replay must be whole.
     box.run("mkfs.ext4", "-q", "-F", "-E", "lazy_itable_init=0,lazy_journal_init=0", mounted.loop)
     daemon.cli("flush", "v")

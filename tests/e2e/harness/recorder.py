@@ -18,7 +18,7 @@ FLAGS = 1 | 4 | 8 | 256
 READ, WRITE, CLOSE, FLUSH = 0, 1, 2, 3
 
 
-class Recorder:
+class OriginRecorder:
     """Serves `size` bytes of zeroes at a socket."""
 
     def __init__(self, path, size):
@@ -133,7 +133,7 @@ def open_file(box, name, size):
     """A recorder and the path of its file; both end with the test."""
     from .cases import skip
 
-    recorder = Recorder(box.path(f"{name}.sock"), size)
+    recorder = OriginRecorder(box.path(f"{name}.sock"), size)
     box.at_end(recorder.close)
     directory = box.path(name)
     os.makedirs(directory)
