@@ -15,13 +15,14 @@ use forebay_device::{
     Device, DeviceDone, DeviceError, DeviceErrorKind, DeviceOp, DeviceQueue, IoBuf, OpId,
     QueueContext,
 };
-use forebay_engine::LaneVolume;
+use forebay_engine::{LaneVolume, VolumeSettings};
 use world::{World, ram, raw, settings};
 
 /// What goes wrong with a device.
 #[derive(Default)]
 struct Trouble {
     reads_fail: AtomicBool,
+    syncs_fail: AtomicBool,
     no_discards: AtomicBool,
     discards: AtomicU64,
 }
@@ -81,6 +82,9 @@ impl DeviceQueue for TroubledQueue {
         match op {
             DeviceOp::Read { buf, .. } if self.trouble.reads_fail.load(Ordering::SeqCst) => {
                 self.fail(DeviceErrorKind::Io, Some(buf))
+            }
+            DeviceOp::Sync if self.trouble.syncs_fail.load(Ordering::SeqCst) => {
+                self.fail(DeviceErrorKind::Io, None)
             }
             DeviceOp::Discard { .. } if self.trouble.no_discards.load(Ordering::SeqCst) => {
                 self.fail(DeviceErrorKind::NotSupported, None)
@@ -206,4 +210,45 @@ fn a_stop_in_the_middle_of_writeback_is_no_failure() {
     });
     world.advance(Duration::from_secs(5));
     assert_eq!(target.volume().writeback_error(), None);
+}
+
+/// A sync of the origin had failed while writes that went round the cache were on their way: nothing
+/// proves any more that the origin is at a flush, so the volume cannot be put in order. Its dirty
+/// blocks waited for that, and filled the cache.
+#[test]
+fn a_volume_that_cannot_be_put_in_order_is_written_back_all_the_same() {
+    let world = World::new();
+    let (cache, (origin, trouble)) = (ram(8), troubled(ram(12)));
+    world.format(&cache, BlockSize::DEFAULT);
+    let (engine, _) = world.open(&cache);
+    let target = world.create(&engine, &origin, settings(Mode::Passthrough), 0);
+    world.write(&target, 0, &[1; 4096]);
+    trouble.syncs_fail.store(true, Ordering::SeqCst);
+    assert_eq!(outcome(&world, &target, Op::Flush, 0, 0), Err(IoError::Io));
+    trouble.syncs_fail.store(false, Ordering::SeqCst);
+
+    let ordered = VolumeSettings { ordered: true, ..settings(Mode::Writeback) };
+    let inner = engine.clone();
+    world.block_on(async move { inner.set("data", ordered).await }).expect("set");
+    // Three times what the cache holds.
+    for round in 0..3u8 {
+        for number in 0..128u64 {
+            world.write(&target, number * 65536, &[2 + round; 65536]);
+        }
+    }
+    let store = engine.cache.store.clone();
+    assert!(!store.is_in_order(target.volume().id), "nobody knows what the origin has");
+    let inner = engine.clone();
+    let _ = world.block_on(async move { inner.drain("data", |_| ()).await });
+    assert_eq!(target.volume().dirty_blocks(), 0);
+    assert!(raw(&world, &origin, 0, 8 << 20) == vec![4; 8 << 20]);
+
+    // Started anew, it is put in order.
+    let inner = engine.clone();
+    let _ = world.block_on(async move { inner.stop_volume("data", false).await });
+    let target = world.attach(&engine, &origin);
+    world.write(&target, 0, &[9; 4096]);
+    world.op(&target, Op::Flush, 0, 0);
+    world.advance(Duration::from_secs(30));
+    assert!(store.is_in_order(target.volume().id));
 }

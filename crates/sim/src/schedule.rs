@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use forebay_core::Nanos;
 
-use crate::engine::may_be_ordered;
 use crate::oracle::{Violation, plain};
 use crate::subject::Admin;
 use crate::world::{AdminState, World};
@@ -227,12 +226,7 @@ impl World<'_> {
     }
 
     fn begin(&mut self, action: Admin) {
-        let gives_up = match action {
-            Admin::Ordered(volume, false) => Some(volume),
-            Admin::Mode(volume, mode) if !may_be_ordered(mode) => Some(volume),
-            _ => None,
-        };
-        if let Some(volume) = gives_up {
+        if let Some(volume) = action.gives_up_order() {
             self.oracle.order.watch(volume, false);
         }
         match action {

@@ -11,6 +11,7 @@ use forebay_engine::Target;
 use forebay_lane::Lane;
 
 use crate::disk::SimDisk;
+use crate::engine::may_be_ordered;
 use crate::shared::Shared;
 
 /// A future that stays on the thread of the world.
@@ -72,6 +73,18 @@ pub enum Admin {
     Drain(u16),
     /// Stops a volume and starts it again.
     Restart(u16),
+}
+
+impl Admin {
+    /// The volume whose origin need not be at a flush from the start of this action on, though the
+    /// system may not have heard of it yet.
+    pub fn gives_up_order(self) -> Option<u16> {
+        match self {
+            Admin::Ordered(volume, false) => Some(volume),
+            Admin::Mode(volume, mode) if !may_be_ordered(mode) => Some(volume),
+            _ => None,
+        }
+    }
 }
 
 /// A system that can be formatted and opened.

@@ -58,6 +58,14 @@ pub(crate) enum AdminState {
     Running(Admin, Slot<Result<(), String>>),
 }
 
+impl AdminState {
+    /// The volume whose order is given up.
+    fn gives_up_order(&self) -> Option<u16> {
+        let (AdminState::Quiescing(action, _) | AdminState::Running(action, _)) = self;
+        action.gives_up_order()
+    }
+}
+
 /// See the module.
 pub struct World<'a> {
     pub(crate) shared: Shared,
@@ -367,7 +375,8 @@ impl<'a> World<'a> {
         for (volume, origin) in self.origins.iter().enumerate() {
             let volume = volume as u16;
             let order = &mut self.oracle.order;
-            if !order.is_watched(volume) {
+            let gives_up = self.admin.as_ref().and_then(AdminState::gives_up_order);
+            if !order.is_watched(volume) && gives_up != Some(volume) {
                 let in_order = self.instance.as_ref().is_some_and(|it| it.in_order(volume));
                 order.watch(volume, in_order);
             }

@@ -53,22 +53,38 @@ fn the_same_seed_takes_the_same_steps() {
     }
 }
 
+fn keeps_every_promise_of(seed: u64) {
+    catch_panics();
+    let outcome = run_seed(seed, &Engine(None), RunOptions::default());
+    assert!(outcome.violation.is_none(), "{:?}", outcome.violation);
+}
+
 /// A restart failed just as everything under way had ended, and the world, which had stopped, took
 /// the orderly stop that could not run any more for one that went well.
 #[test]
 fn a_stop_that_the_world_did_not_live_to_see_is_a_crash() {
-    catch_panics();
-    let outcome = run_seed(1387, &Engine(None), RunOptions::default());
-    assert!(outcome.violation.is_none(), "{:?}", outcome.violation);
+    keeps_every_promise_of(1387);
 }
 
 /// All room was held for an origin in order, in segments that reclaim had emptied: the marks that
 /// found no room asked for it, reclaim was woken by that, and tried to log the marks.
 #[test]
 fn reclaim_does_not_wake_itself() {
-    catch_panics();
-    let outcome = run_seed(558, &Engine(None), RunOptions::default());
-    assert!(outcome.violation.is_none(), "{:?}", outcome.violation);
+    keeps_every_promise_of(558);
+}
+
+/// A sync of the origin had failed for good when its volume was to be ordered. Its dirty blocks waited
+/// for an order that could not begin, until the log had no room for any volume.
+#[test]
+fn an_order_that_cannot_begin_keeps_no_room() {
+    keeps_every_promise_of(734_515_030);
+}
+
+/// The origin of a volume that was leaving its order was judged once more, because the engine had not
+/// heard of that yet.
+#[test]
+fn an_order_that_is_given_up_is_not_judged_again() {
+    keeps_every_promise_of(98_765_436_312);
 }
 
 #[cfg(feature = "planted-bugs")]

@@ -81,8 +81,19 @@ struct Progress {
     why: WritebackReason,
 }
 
-/// Runs until the volume is no longer ordered, or leaves, or the cache stops.
-pub(crate) async fn run(volume: &Rc<LaneVolume>) {
+/// How ordered writeback ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ending {
+    /// The volume is no longer ordered, or leaves, or the cache stops.
+    Over,
+    /// The volume could not be put in order. Nothing of it is held, and plain writeback goes on
+    /// until the next attempt: an origin whose sync has failed may never be known to be at a flush
+    /// again, and dirty blocks that nobody writes back fill the cache for all volumes.
+    NotEntered,
+}
+
+/// Runs until the volume is no longer ordered, cannot be put in order, or leaves, or the cache stops.
+pub(crate) async fn run(volume: &Rc<LaneVolume>) -> Ending {
     let store = volume.cache.store.clone();
     let id = volume.volume.id;
     // Nobody has watched the origin since they were written, and to write them again does no harm.
@@ -104,12 +115,18 @@ pub(crate) async fn run(volume: &Rc<LaneVolume>) {
         let result = if !settings.ordered || !keeps_dirty(settings.mode) {
             volume.leave_order().await
         } else if !store.has_order(id) {
-            volume.enter_order().await
+            let entered = volume.enter_order().await;
+            if let Err(error) = entered {
+                volume.volume.set_writeback_error(Some(error));
+                volume.volume.set_ordered(false);
+                return Ending::NotEntered;
+            }
+            Ok(())
         } else {
             volume.step(&mut progress).await
         };
         if !volume.volume.is_ordered() {
-            return;
+            return Ending::Over;
         }
         match result {
             Ok(()) => {
@@ -125,6 +142,7 @@ pub(crate) async fn run(volume: &Rc<LaneVolume>) {
             }
         }
     }
+    Ending::Over
 }
 
 fn words(error: &StoreError) -> String {

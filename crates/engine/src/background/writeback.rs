@@ -54,6 +54,9 @@ struct Writeback {
     sweep_started: Nanos,
     sweep_failed: bool,
     retry: Duration,
+    /// When a volume that could not be put in order tries again, and how long it waits after that.
+    order_at: Nanos,
+    order_retry: Duration,
     /// Writes that have been started since one was seen to have failed, and when that was.
     since_failure: u32,
     failed: Nanos,
@@ -72,6 +75,8 @@ pub(crate) async fn run(view: Rc<LaneVolume>) {
         sweep_started: view.now(),
         sweep_failed: true,
         retry: FIRST_RETRY,
+        order_at: Nanos(0),
+        order_retry: FIRST_RETRY,
         since_failure: 0,
         failed: Nanos(0),
         view,
@@ -89,11 +94,22 @@ impl Writeback {
         if volume.is_ordered() {
             self.settle().await;
             self.sweep_failed = true;
-            ordered::run(&view).await;
+            match ordered::run(&view).await {
+                ordered::Ending::Over => self.order_retry = FIRST_RETRY,
+                ordered::Ending::NotEntered => {
+                    self.order_at = view.now() + self.order_retry;
+                    self.order_retry = (self.order_retry * 2).min(LONGEST_RETRY);
+                }
+            }
             return;
         }
         let wanted = volume.writeback_wanted.listen();
         let settings = volume.settings();
+        let wants_order = settings.ordered && keeps_dirty(settings.mode);
+        if wants_order && view.now() >= self.order_at {
+            volume.set_ordered(true);
+            return;
+        }
         let asked = volume.draining.load(Ordering::SeqCst) > 0;
         let draining = asked || !keeps_dirty(settings.mode);
         if draining && !volume.through.lock().is_empty() {
@@ -117,7 +133,8 @@ impl Writeback {
         match decision {
             Decision::Idle { .. } if self.flow.is_busy() => self.settle().await,
             Decision::Idle { look_again } => {
-                either(wanted, view.lane().sleep_until(look_again)).await;
+                let until = if wants_order { look_again.min(self.order_at) } else { look_again };
+                either(wanted, view.lane().sleep_until(until)).await;
             }
             Decision::Write { urgency } => {
                 let rate = self.control.rate(urgency, &settings);
