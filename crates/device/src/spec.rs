@@ -3,7 +3,7 @@
 //! | written | device |
 //! |---|---|
 //! | `PATH` | a regular file or a block device, links followed |
-//! | `PATH,size=10G` | likewise; a missing file is created, sparse, and what is there must have exactly that size |
+//! | `PATH,size=10G` | likewise; a missing file is created, sparse, and what is there must have exactly that size, until it is in use: see [`DeviceSpec::made`] |
 //! | `ram:1G` | RAM, a new device each time, lost at the end |
 //! | `hdd7200:DEVICE`, `sata-ssd:DEVICE`, `pcie-ssd:DEVICE` | one of the above, as slow as that disk |
 //!
@@ -152,6 +152,16 @@ impl DeviceSpec {
     /// The file or block device at `path`, whatever its name looks like.
     pub fn from_path(path: impl Into<PathBuf>) -> Self {
         DeviceSpec { model: None, place: Place::Path { path: path.into(), size: None } }
+    }
+
+    /// The same device once it has been made: it is opened with the size that it has by now, and not
+    /// made again if it is missing.
+    pub fn made(&self) -> Self {
+        let mut spec = self.clone();
+        if let Place::Path { size, .. } = &mut spec.place {
+            *size = None;
+        }
+        spec
     }
 
     /// Opens the device, and claims it as `access` says until the device and its queues are
@@ -336,6 +346,21 @@ mod tests {
         assert_eq!(refused.kind, OpenErrorKind::NotFound);
         let huge = spec("ram:4P").open(Access::Exclusive).err().expect("too large");
         assert_eq!(huge.kind, OpenErrorKind::BadSize);
+    }
+
+    #[test]
+    fn what_was_made_has_the_size_that_it_has_and_is_not_made_again() {
+        let folder = tempfile::tempdir().expect("folder");
+        let path = folder.path().join("a");
+        let given = spec(&format!("hdd7200:{},size=1M", path.display()));
+        drop(given.open(Access::Exclusive).expect("made"));
+        let file = std::fs::File::options().write(true).open(&path).expect("there");
+        file.set_len(2 << 20).expect("grown");
+        assert_eq!(given.made().open(Access::Exclusive).expect("there").size(), 2 << 20);
+        std::fs::remove_file(&path).expect("there");
+        let refused = given.made().open(Access::Exclusive).err().expect("missing");
+        assert_eq!(refused.kind, OpenErrorKind::NotFound);
+        assert_eq!(spec("ram:4K").made(), spec("ram:4K"));
     }
 
     #[test]

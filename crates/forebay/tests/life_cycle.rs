@@ -237,3 +237,39 @@ fn check_and_dump_show_what_is_there_and_what_is_wrong() {
     std::fs::write(&devices.cache, vec![0; before.len()]).expect("writable");
     assert_eq!(check(&devices.cache).0, Some(3), "no cache device at all");
 }
+
+#[test]
+fn a_volume_made_with_a_size_starts_on_an_origin_that_has_grown_and_makes_nothing_anew() {
+    let devices = Devices::new("grown");
+    let made = text(&devices.dir.at("made"));
+    let daemon = Daemon::start(&devices.dir);
+    let sized = [format!("{}cache,size=64M", text(&devices.dir.at(""))), format!("{made},size=8M")];
+    let output = daemon.run(["create", "v", "-s", &sized[0], "-p", &sized[1]]);
+    assert!(output.status.success(), "{}", outcome(&output).1);
+    well(&daemon, &["stop", "v"]);
+    for file in [&made, &devices.cache] {
+        let file = std::fs::File::options().write(true).open(file).expect("there");
+        file.set_len(96 << 20).expect("writable");
+    }
+    well(&daemon, &["start", "v"]);
+    assert_eq!(show(&daemon)["origin"]["size"].as_u64(), Some(96 << 20));
+    well(&daemon, &["stop", "v"]);
+    std::fs::remove_file(&made).expect("there");
+    let (code, said) = outcome(&daemon.run(["start", "v"]));
+    assert_eq!((code, said.lines().count()), (Some(2), 1), "{said}");
+    assert!(!Path::new(&made).exists());
+}
+
+#[test]
+fn what_is_dirty_counts_as_cached_at_once() {
+    let devices = Devices::new("counts");
+    let daemon = Daemon::start(&devices.dir);
+    let uri = devices.create(&daemon, &["--set", "writeback_running=off"]);
+    let other = text(&devices.dir.at("other"));
+    sparse(Path::new(&other), SIZE);
+    well(&daemon, &["create", "w", "-s", &devices.cache, "-p", &other]);
+    assert_eq!(show(&daemon)["blocks"]["cached"], 0);
+    io(&uri, &["write 0 1M"]);
+    let blocks = &show(&daemon)["blocks"];
+    assert_eq!((&blocks["dirty"], &blocks["cached"]), (&Value::from(256), &Value::from(256)));
+}

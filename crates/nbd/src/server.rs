@@ -81,19 +81,37 @@ impl Drop for Place {
 /// One client, from its acceptance to its end.
 struct Client {
     socket: Rc<Socket>,
-    /// From the transmission phase on: the export and the connection.
-    session: RefCell<Option<(String, Rc<Connection>)>>,
+    phase: RefCell<Phase>,
+}
+
+/// How far a client has come.
+enum Phase {
+    /// It has not chosen an export.
+    Handshake,
+    /// It holds this export; the last words of the handshake are on their way.
+    Agreed(String),
+    /// It uses this export.
+    Session(String, Rc<Connection>),
+    /// It is on its way out.
+    Over,
 }
 
 impl Client {
     /// Sends the client away, after the answers to what it has in flight.
     fn dismiss(&self) {
-        match &*self.session.borrow() {
-            Some((_, connection)) => {
+        match &*self.phase.borrow() {
+            Phase::Session(_, connection) => {
                 connection.drain();
                 self.socket.stop_receiving();
             }
-            None => self.socket.close(),
+            Phase::Handshake | Phase::Agreed(_) | Phase::Over => self.socket.close(),
+        }
+    }
+
+    fn holds(&self, export: &str) -> bool {
+        match &*self.phase.borrow() {
+            Phase::Agreed(name) | Phase::Session(name, _) => name == export,
+            Phase::Handshake | Phase::Over => false,
         }
     }
 }
@@ -163,8 +181,7 @@ impl Server {
     /// Sends away the clients of one export, after the answers to what they have in flight.
     pub fn dismiss(&self, export: &str) {
         for client in self.shared.clients.borrow().iter().filter_map(Weak::upgrade) {
-            let uses = matches!(&*client.session.borrow(), Some((name, _)) if name == export);
-            if uses {
+            if client.holds(export) {
                 client.dismiss();
             }
         }
@@ -219,7 +236,7 @@ async fn accept_clients(shared: Rc<Shared>, listener: Arc<Listener>) {
         };
         listener.adopt(&fd);
         let socket = Rc::new(Socket::new(fd, shared.ring.clone()));
-        let client = Rc::new(Client { socket, session: RefCell::new(None) });
+        let client = Rc::new(Client { socket, phase: RefCell::new(Phase::Handshake) });
         {
             let mut clients = shared.clients.borrow_mut();
             clients.retain(|client| client.strong_count() > 0);
@@ -233,7 +250,7 @@ async fn accept_clients(shared: Rc<Shared>, listener: Arc<Listener>) {
 async fn serve_client(shared: Rc<Shared>, client: Rc<Client>, place: Place) {
     let _end = AtEnd(|| {
         client.socket.close();
-        if let Some((_, connection)) = client.session.take() {
+        if let Phase::Session(_, connection) = client.phase.replace(Phase::Over) {
             connection.kill();
         }
         shared.live.set(shared.live.get() - 1);
@@ -241,7 +258,7 @@ async fn serve_client(shared: Rc<Shared>, client: Rc<Client>, place: Place) {
     });
     let mut inbox = Inbox::new();
     let agreed = {
-        let agree = agree(&client.socket, &*shared.exports, &mut inbox);
+        let agree = agree(&client, &*shared.exports, &mut inbox);
         let late = || {
             tracing::debug!("a client is dropped: its handshake takes too long");
             client.socket.close();
@@ -256,12 +273,17 @@ async fn serve_client(shared: Rc<Shared>, client: Rc<Client>, place: Place) {
 }
 
 /// The handshake; `None` if there is no session.
-async fn agree(socket: &Socket, exports: &dyn Exports, inbox: &mut Inbox) -> Option<Start> {
+async fn agree(client: &Client, exports: &dyn Exports, inbox: &mut Inbox) -> Option<Start> {
+    let socket = &*client.socket;
     let mut replies = Vec::new();
     let mut handshake = Handshake::new(&mut replies);
     loop {
         let (consumed, progress) = handshake.advance(inbox.unused(), exports, &mut replies);
         inbox.consume(consumed);
+        if let Progress::Start(start) = &progress {
+            // It holds the target from now on: whoever dismisses the export must find it.
+            client.phase.replace(Phase::Agreed(start.export.clone()));
+        }
         if !replies.is_empty() {
             let buf = IoBuf::copy_from(&replies);
             let (_, result) = socket.send(buf, replies.len()).await;
@@ -294,7 +316,7 @@ async fn transmit(
     let Start { export, target, session } = start;
     tracing::debug!(export, ?session, "a client starts");
     let connection = Connection::new(client.socket.clone(), session, target, shared.limits, place);
-    client.session.replace(Some((export, connection.clone())));
+    client.phase.replace(Phase::Session(export, connection.clone()));
     let sent = Rc::new(Signal::default());
     {
         let (connection, sent) = (connection.clone(), sent.clone());
@@ -318,7 +340,7 @@ async fn transmit(
         connection.kill();
     };
     with_deadline(&shared.lane, shared.limits.drain, sent.wait(), late).await;
-    client.session.replace(None);
+    client.phase.replace(Phase::Over);
 }
 
 /// Runs `future` to its end. If that takes longer than `limit`, calls `late`, which must see to it

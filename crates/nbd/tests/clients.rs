@@ -177,6 +177,16 @@ fn only_the_clients_of_one_export_are_dismissed() {
 }
 
 #[test]
+fn a_client_is_dismissed_between_the_last_word_of_its_handshake_and_its_session() {
+    let server = TestServer::start();
+    let mut client = server.connect();
+    let name = [&9u32.to_be_bytes(), &b"vanishing"[..], &[0, 0]].concat();
+    client.send_option(option::GO, &name);
+    assert!(client.is_closed());
+    server.wait_until_empty();
+}
+
+#[test]
 fn tcp_works_too() {
     let any = ListenAddress::Tcp { host: "127.0.0.1".into(), port: 0 };
     let listener = Listener::bind(&any).expect("listener");

@@ -11,8 +11,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Once, mpsc};
 
-use forebay_engine::Target;
-use forebay_lane::{LaneId, LaneLoop, LaneOptions, LaneThread, MonotonicClock};
+use forebay_engine::{Exports, Target};
+use forebay_lane::{Lane, LaneId, LaneLoop, LaneOptions, LaneThread, MonotonicClock};
 use forebay_nbd::null::{ExportList, LaterTarget, MemoryDisk, MemoryTarget, NullTarget};
 use forebay_nbd::wire::*;
 use forebay_nbd::{ConnectionCount, Limits, ListenAddress, Listener, Server};
@@ -59,8 +59,30 @@ thread_local! {
     static STATE: RefCell<Option<Rc<State>>> = const { RefCell::new(None) };
 }
 
+/// Exports of which `vanishing` is dismissed as soon as a client has chosen it.
+struct Vanishing(ExportList, Rc<Lane>);
+
+impl Exports for Vanishing {
+    fn names(&self) -> Vec<String> {
+        self.0.names()
+    }
+
+    fn open(&self, name: &str) -> Option<Rc<dyn Target>> {
+        if name == "vanishing" {
+            // Before the ring has sent the answer to the client.
+            self.1.spawn(async {
+                let state = STATE.with_borrow(|state| state.clone()).expect("state");
+                if let Some(server) = &*state.server.borrow() {
+                    server.dismiss("vanishing");
+                }
+            });
+        }
+        self.0.open(name)
+    }
+}
+
 /// A lane with a server. Exports: `memory` answers at once, `later` does not, both on one disk;
-/// `null` and `read-only` are empty.
+/// `null` and `read-only` are empty; `vanishing` is null, and goes when it is opened.
 pub(crate) struct TestServer {
     pub(crate) address: ListenAddress,
     pub(crate) count: ConnectionCount,
@@ -98,9 +120,10 @@ impl TestServer {
                 ("later".into(), later.clone()),
                 ("null".into(), Rc::new(NullTarget::new(1 << 40, false))),
                 ("read-only".into(), Rc::new(NullTarget::new(DISK, true))),
+                ("vanishing".into(), Rc::new(NullTarget::new(DISK, false))),
             ]);
-            let server =
-                Server::serve(lane, ring, &[listener], Rc::new(exports), limits, lane_count);
+            let exports = Rc::new(Vanishing(exports, lane.clone()));
+            let server = Server::serve(lane, ring, &[listener], exports, limits, lane_count);
             let server = RefCell::new(Some(server));
             STATE.set(Some(Rc::new(State { lane: lane_loop.clone(), later, server })));
             Cleaner

@@ -12,7 +12,7 @@ use forebay_store::{FormatOptions, format};
 
 use super::caches::{self, Place};
 use super::inspect::{self, Content};
-use super::volumes::{blocks_of, spec};
+use super::volumes::{blocks_of, made, spec};
 use super::{EngineHost, claim, faults, settings};
 use crate::daemon::host_api::{Definition, Existing};
 use crate::daemon::operations::Work;
@@ -87,7 +87,10 @@ impl EngineHost {
                 open.clone()
             }
             None => {
-                let device = claim("cache", cache_spec)?;
+                let device = match existing {
+                    Existing::Join => claim("cache", &cache_spec.made())?,
+                    Existing::Spare | Existing::Overwrite => claim("cache", cache_spec)?,
+                };
                 self.prepare(volume, existing, &device)?;
                 let room = blocks_of(volume, &origin);
                 let opened = caches::open(&self.lanes, place, device, room, Vec::new(), false)?;
@@ -104,7 +107,7 @@ impl EngineHost {
         force: bool,
         work: &Work,
     ) -> Result<(), ApiError> {
-        let cache_spec = spec("cache", &volume.cache)?;
+        let cache_spec = made("cache", &volume.cache)?;
         if cache_spec.is_volatile() {
             return Err(ApiError::invalid("cache", "RAM holds no volume that could be adopted"));
         }

@@ -108,7 +108,8 @@ pub(super) fn grown(roots: &Roots, name: &VolumeName, size: u64) -> Vec<(VolumeI
         let spec: DeviceSpec = record.origin.parse().ok()?;
         // RAM would be made anew.
         let there = !spec.is_volatile();
-        there.then(|| spec.open(Access::Unlocked).ok().map(|device| device.size())).flatten()
+        let size = || spec.made().open(Access::Unlocked).ok().map(|device| device.size());
+        there.then(size).flatten()
     };
     let volumes = roots.volumes.iter();
     let sizes = volumes.filter_map(|record| Some((record, size_of(record)?)));

@@ -175,9 +175,11 @@ fn fill(report: &mut VolumeReport, running: &Running, cached: u64) {
     report.cache.size = store.capacity_blocks().saturating_mul(block);
     report.cache.used = store.index.len().saturating_mul(block);
     let totals = volume.stats.totals();
+    let dirty = volume.dirty_blocks();
     report.blocks = BlockReport {
-        cached,
-        dirty: volume.dirty_blocks(),
+        // The count may be as old as COUNT_AGE; what is dirty now is cached now.
+        cached: cached.max(dirty),
+        dirty,
         filled: totals.filled_blocks,
         written_back: totals.written_back_blocks,
         carried_on: totals.carried_blocks,

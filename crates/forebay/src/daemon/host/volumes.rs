@@ -18,6 +18,11 @@ pub(super) fn spec(field: &str, text: &str) -> Result<DeviceSpec, ApiError> {
     text.parse().map_err(|error| ApiError::invalid(field, error))
 }
 
+/// As [`spec`], of a device that is there already.
+pub(super) fn made(field: &str, text: &str) -> Result<DeviceSpec, ApiError> {
+    spec(field, text).map(|spec| spec.made())
+}
+
 /// Blocks that the volume will have.
 pub(super) fn blocks_of(volume: &Definition, origin: &Arc<dyn Device>) -> u64 {
     origin.size().saturating_add(volume.alignment).div_ceil(volume.block_size.max(1))
@@ -32,7 +37,7 @@ impl EngineHost {
         _work: &Work,
     ) -> Result<(), ApiError> {
         let (cache_spec, origin_spec) =
-            (spec("cache", &volume.cache)?, spec("origin", &volume.origin)?);
+            (made("cache", &volume.cache)?, made("origin", &volume.origin)?);
         // What was there yesterday and is missing today must not be made anew, empty.
         for (field, spec) in [("cache", &cache_spec), ("origin", &origin_spec)] {
             spec.identity().map_err(|error| faults::open(field, &error))?;
@@ -267,7 +272,7 @@ impl EngineHost {
     /// Takes a stopped volume out of its cache with all of its blocks; a cache that is gone has
     /// none.
     fn forget_stopped(&self, volume: &Definition) -> Result<(), ApiError> {
-        let cache_spec = spec("cache", &volume.cache)?;
+        let cache_spec = made("cache", &volume.cache)?;
         let Ok(place) = self.caches.place(&cache_spec, &volume.name) else { return Ok(()) };
         let mut cache = place.lock();
         if cache.is_none() {
