@@ -1,0 +1,167 @@
+//! A cache on a faulty disk, and what it should hold.
+#![allow(dead_code, unreachable_pub)]
+
+pub mod disk;
+pub mod image;
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use forebay_core::{
+    BlockSize, Clock, Durability, Mode, Nanos, OriginBlock, ReplacementKind, SectorMask, VolumeId,
+};
+use forebay_device::{Device, DeviceError, IoBuf, Queue, QueueContext};
+use forebay_format::{Uuid, VolumeRecord};
+use forebay_lane::{Lane, LaneId};
+use forebay_store::{
+    Appended, Class, Condition, FormatOptions, ReadFailure, RecoveryReport, Store, StoreError,
+    StoreLane, StoreOptions, Version, VolumeSpace, format,
+};
+
+use disk::Disk;
+
+pub struct Still;
+
+impl Clock for Still {
+    fn now(&self) -> Nanos {
+        Nanos(1)
+    }
+}
+
+pub fn open_queue(device: &Arc<dyn Device>) -> Result<Queue, DeviceError> {
+    device.open_queue(&QueueContext { clock: Arc::new(Still), ring: None }).map(Queue::new)
+}
+
+/// A block as the cache has it.
+pub struct Cached {
+    pub content: IoBuf,
+    pub dirty: bool,
+    pub mask: Option<SectorMask>,
+}
+
+pub struct World {
+    pub lane: Rc<Lane>,
+    pub disk: Arc<Disk>,
+}
+
+pub type Opened = (Rc<StoreLane>, RecoveryReport);
+
+impl World {
+    pub fn on(content: Vec<u8>) -> World {
+        World { lane: Lane::new(LaneId(0), Arc::new(Still), || ()), disk: Disk::of(content) }
+    }
+
+    /// A formatted cache without volumes.
+    pub fn new(bytes: usize) -> World {
+        let world = World::on(vec![0; bytes]);
+        let device: Arc<dyn Device> = world.disk.clone();
+        world
+            .block_on(async move {
+                let queue = open_queue(&device)?;
+                let uuid = Uuid::from_u128(7);
+                let options =
+                    FormatOptions { block: BlockSize::DEFAULT, segment_bytes: None, uuid };
+                format(&device, &queue, &options).await
+            })
+            .expect("large enough");
+        world
+    }
+
+    pub fn block_on<T: 'static>(&self, future: impl Future<Output = T> + 'static) -> T {
+        let result = Rc::new(RefCell::new(None));
+        let inner = result.clone();
+        self.lane.spawn(async move {
+            let output = future.await;
+            *inner.borrow_mut() = Some(output);
+        });
+        while self.lane.run_ready() {}
+        result.take().expect("it ends")
+    }
+
+    pub fn open(&self, options: StoreOptions) -> Result<Opened, StoreError> {
+        let (lane, device): (_, Arc<dyn Device>) = (self.lane.clone(), self.disk.clone());
+        let queue = open_queue(&device).expect("a disk in memory");
+        self.block_on(async move { Store::open(&lane, device, queue, options).await })
+    }
+
+    pub fn commit(&self, store: &Rc<StoreLane>) {
+        let store = store.clone();
+        self.block_on(async move { store.commit().await.map(drop) }).expect("the disk works");
+    }
+
+    pub fn checkpoint(&self, store: &Rc<StoreLane>, clean: bool) {
+        let store = store.clone();
+        self.block_on(async move { store.checkpoint(clean).await }).expect("the disk works");
+    }
+
+    /// Adds a volume of `blocks` blocks, and gives its part of the index.
+    pub fn add_volume(
+        &self,
+        store: &Rc<StoreLane>,
+        name: &str,
+        mode: Mode,
+        blocks: u64,
+        settings: &[(u16, u64)],
+    ) -> VolumeSpace {
+        let (store, name, settings) = (store.clone(), name.to_owned(), settings.to_vec());
+        self.block_on(async move {
+            let id = store
+                .change_volumes(|volumes, next| {
+                    let id = VolumeId(*next);
+                    *next += 1;
+                    volumes.push(VolumeRecord {
+                        id,
+                        uuid: Uuid::from_u128(100 + u128::from(id.0)),
+                        origin: format!("/{name}"),
+                        name,
+                        origin_bytes: blocks * 4096,
+                        alignment: 0,
+                        mode,
+                        durability: Durability::Flush,
+                        policy: ReplacementKind::Lru,
+                        started: true,
+                        fingerprint: None,
+                        identity: None,
+                        samples: None,
+                        settings,
+                    });
+                    Ok(id)
+                })
+                .await
+                .expect("there is room");
+            store.add_space(id, blocks).expect("there is room")
+        })
+    }
+
+    /// The content of a block, if the cache has it; `Err`: it has it and cannot read it.
+    pub fn read(
+        &self,
+        store: &Rc<StoreLane>,
+        space: &VolumeSpace,
+        block: u64,
+    ) -> Option<Result<Cached, ReadFailure>> {
+        let (store, space) = (store.clone(), *space);
+        self.block_on(async move {
+            let pinned = store.store().look_up(&space, OriginBlock(block))?;
+            let (dirty, mask) = (pinned.found.entry.dirty, pinned.found.mask.clone());
+            let read = store.read_block(&space, pinned).await;
+            Some(read.map(|content| Cached { content, dirty, mask }))
+        })
+    }
+}
+
+/// Appends a version of a block that consists of `fill`.
+pub fn append(
+    store: &Rc<StoreLane>,
+    space: &VolumeSpace,
+    block: u64,
+    fill: u8,
+    dirty: bool,
+    mask: Option<SectorMask>,
+) {
+    let condition = Condition::Always;
+    let version = Version { space, block: OriginBlock(block), dirty, mask, rank: 1, condition };
+    let done = store.append(version, Class::Foreground, |bytes| bytes.fill(fill));
+    assert!(matches!(done, Appended::Done { .. }), "{done:?}");
+}
