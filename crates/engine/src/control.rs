@@ -11,6 +11,7 @@ use forebay_core::ReplacementKind;
 use forebay_device::Device;
 use forebay_format::{Uuid, VolumeRecord};
 use forebay_store::StoreError;
+use forebay_store::planted::{self, PlantedBug};
 
 use crate::attach::usable;
 use crate::background;
@@ -467,6 +468,9 @@ impl EngineLane {
     /// Something could not be made durable; it is still closed.
     pub async fn close(self: &Rc<Self>) -> Result<(), EngineError> {
         let mut result = Ok(());
+        if planted::has(PlantedBug::CleanTooEarly) {
+            self.store.checkpoint(true).await?;
+        }
         for volume in self.cache.volumes() {
             if let Err(error) = self.stop_volume(&volume.name, false).await {
                 result = Err(error);
@@ -486,6 +490,9 @@ impl EngineLane {
         result?;
         // Marks that are still pending go first, so that the checkpoint is behind everything.
         self.store.commit().await?;
+        if planted::has(PlantedBug::CleanTooEarly) {
+            return Ok(());
+        }
         self.store.checkpoint(true).await?;
         Ok(())
     }

@@ -10,6 +10,7 @@ use forebay_core::why::InvalidationReason;
 use forebay_core::{IoError, OriginBlock, SECTOR_SIZE};
 use forebay_device::{DeviceErrorKind, DeviceOp, IoBuf};
 use forebay_policy::Rank;
+use forebay_store::planted::{self, PlantedBug};
 use forebay_store::{Appended, Class, Condition, Version};
 
 use crate::lane::LaneVolume;
@@ -228,7 +229,9 @@ impl LaneVolume {
         let volume = &self.volume;
         let store = self.store.store();
         for block in (first.0..end.0).map(OriginBlock) {
-            if let Some(entry) = store.forget(&volume.space, block, |entry| !entry.dirty) {
+            if let Some(entry) = store.forget(&volume.space, block, |entry| {
+                !entry.dirty || planted::has(PlantedBug::DiscardForgetsDirty)
+            }) {
                 self.gone(&entry);
                 self.invalidated(block, InvalidationReason::Discard);
             }

@@ -7,6 +7,7 @@ use forebay_core::{IoError, SECTOR_SIZE};
 use forebay_device::IoBuf;
 use forebay_lane::join_all;
 use forebay_policy::Rank;
+use forebay_store::planted::{self, PlantedBug};
 use forebay_store::{Entry, Found, Pinned, ReadFailure};
 
 use crate::admission::Missed;
@@ -27,7 +28,8 @@ pub(crate) fn state_of(entry: Option<&Entry>) -> BlockState {
 }
 
 fn covers(found: &Found, sectors: &Range<u32>) -> bool {
-    found.mask.as_ref().is_none_or(|mask| mask.contains_range(sectors.clone()))
+    planted::has(PlantedBug::MaskIgnored)
+        || found.mask.as_ref().is_none_or(|mask| mask.contains_range(sectors.clone()))
 }
 
 /// Bytes of a block, given sectors of it.
@@ -334,10 +336,9 @@ impl LaneVolume {
             dirty = pinned.found.entry.dirty,
             "a cached block cannot be read back"
         );
-        let forgotten = self
-            .store
-            .store()
-            .forget(&self.volume.space, pinned.block, |entry| entry.slot == slot && !entry.dirty);
+        let forgotten = self.store.store().forget(&self.volume.space, pinned.block, |entry| {
+            entry.slot == slot && (!entry.dirty || planted::has(PlantedBug::BadBlockFromOrigin))
+        });
         if let Some(entry) = forgotten {
             self.gone(&entry);
             self.evicted(pinned.block, EvictionReason::Damaged);

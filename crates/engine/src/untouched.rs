@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use forebay_format::volume::Samples;
 use forebay_format::volume::samples::{SAMPLE_BYTES, sample_places};
 use forebay_lane::Gate;
-use forebay_store::PlantedBug;
+use forebay_store::planted::{self, PlantedBug};
 
 use crate::lane::LaneVolume;
 
@@ -89,7 +89,7 @@ impl LaneVolume {
             return;
         }
         let wanted = samples.wanted.get();
-        if self.store.store().options().has(PlantedBug::SampleStaysUntouched) {
+        if planted::has(PlantedBug::SampleStaysUntouched) {
             samples.untouched.remove(wanted);
             return;
         }

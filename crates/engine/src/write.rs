@@ -7,6 +7,7 @@ use std::time::Duration;
 use forebay_core::why::{BypassReason, EvictionReason, InvalidationReason, RefusalReason};
 use forebay_core::{Durability, IoError, OriginBlock, SectorMask, Slot};
 use forebay_device::{DeviceOp, IoBuf, IoData};
+use forebay_store::planted::{self, PlantedBug};
 use forebay_store::{Appended, Condition, Entry, Version};
 
 use crate::background::writeback::either;
@@ -175,6 +176,7 @@ impl LaneVolume {
     async fn write_cache(&self, offset: u64, data: &[u8], fua: bool) -> Result<(), IoError> {
         self.wait_for_turn(offset, data.len() as u64).await;
         self.append_patiently(offset, data, &mut Progress::default()).await?;
+        let fua = fua && !planted::has(PlantedBug::FuaIgnored);
         if fua || self.volume.durability() == Durability::Strict {
             // Barrier for invariant 2: the write's own record is durable before it is acknowledged.
             self.commit().await.map_err(|error| self.store_failed(&error))?;
@@ -279,7 +281,10 @@ impl LaneVolume {
                 space: &volume.space,
                 block: piece.block,
                 dirty: true,
-                mask: volume.mask(piece.block, valid),
+                mask: match planted::has(PlantedBug::WholeMask) {
+                    true => None,
+                    false => volume.mask(piece.block, valid),
+                },
                 rank: rank.bits(),
                 condition,
             };
@@ -389,7 +394,8 @@ impl LaneVolume {
         let volume = &self.volume;
         let len = data.len() as u64;
         let range = offset..offset + len;
-        let _range = volume.ranges.exclusive(volume.widen(range.clone())).await;
+        let lock = volume.ranges.exclusive(volume.widen(range.clone())).await;
+        let _range = Some(lock).filter(|_| !planted::has(PlantedBug::AroundUnlocked));
         if volume.is_ordered() {
             return (WriteEnd::Again, data);
         }

@@ -126,7 +126,7 @@ pub enum Choice {
 impl Choice {
     /// Every planted bug that was compiled in.
     pub fn planted() -> Vec<Choice> {
-        let engine = PlantedBug::ALL.into_iter().filter(|_| cfg!(feature = "planted-bugs"));
+        let engine = PlantedBug::ALL.iter().copied().filter(|_| cfg!(feature = "planted-bugs"));
         let engine = engine.map(|bug| Choice::Engine(Some(bug)));
         engine.chain(ToyBug::ALL.map(|bug| Choice::Toy(Some(bug)))).collect()
     }

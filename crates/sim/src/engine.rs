@@ -13,7 +13,8 @@ use forebay_engine::{
 };
 use forebay_format::Uuid;
 use forebay_policy::WritebackSettings;
-use forebay_store::{FormatOptions, PlantedBug, StoreOptions, format};
+use forebay_store::planted::{self, PlantedBug};
+use forebay_store::{FormatOptions, StoreOptions, format};
 
 use crate::queue::DiskHandle;
 use crate::subject::{Admin, Instance, LocalFuture, Machine, Subject};
@@ -117,14 +118,13 @@ fn writeback(rng: &mut fastrand::Rng) -> WritebackSettings {
     }
 }
 
-fn store_options(machine: &Machine, bug: Option<PlantedBug>) -> StoreOptions {
+fn store_options(machine: &Machine) -> StoreOptions {
     let mut rng = fastrand::Rng::with_seed(machine.setup.seed ^ 0x5704e);
     StoreOptions {
         lanes: machine.lanes.len(),
         checkpoint_bytes: rng.bool().then(|| rng.u64(1..=16) * (256 << 10)),
         commit_interval: Duration::from_millis(rng.u64(5..1_000)),
         seed: machine.setup.seed,
-        bug,
         ..StoreOptions::default()
     }
 }
@@ -146,9 +146,11 @@ impl Subject for Engine {
     }
 
     fn open(&self, machine: &Machine) -> LocalFuture<Result<Rc<dyn Instance>, String>> {
-        let (machine, bug) = (machine.clone(), self.0);
+        let machine = machine.clone();
+        // Recovery has it as well.
+        planted::plant(self.0);
         Box::pin(async move {
-            let options = store_options(&machine, bug);
+            let options = store_options(&machine);
             let (first, report) =
                 EngineLane::open(context(&machine, 0)?, cache_device(&machine), options)
                     .await

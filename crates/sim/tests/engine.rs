@@ -91,7 +91,7 @@ fn an_order_that_is_given_up_is_not_judged_again() {
 #[test]
 fn every_planted_bug_is_found() {
     catch_panics();
-    for bug in forebay_store::PlantedBug::ALL {
+    for bug in forebay_store::PlantedBug::ALL.iter().copied() {
         let plan = Plan { max_failures: 1, ..plan(2_000, None) };
         let summary = run_many(plan, || Engine(Some(bug)));
         assert!(!summary.failures.is_empty(), "{} was not found", bug.name());

@@ -23,6 +23,7 @@ use crate::error::StoreError;
 use crate::index::Address;
 use crate::lane::StoreLane;
 use crate::meta::{CLEAN_DISTRUSTED, page_buffer};
+use crate::planted::{self, PlantedBug};
 use crate::segments::SegmentState;
 use crate::store::{Store, VolumeSpace};
 
@@ -72,7 +73,9 @@ impl StoreLane {
         let marks = store.log.marks_pushed();
         self.close_records(false);
         let base = store.log.last_closed();
-        self.wait_written(base).await?;
+        if !planted::has(PlantedBug::CheckpointBaseEarly) {
+            self.wait_written(base).await?;
+        }
         let sequence = store.index.highest_sequence();
         store.index.raise_sequence(sequence);
         let (area, number) = {
@@ -115,7 +118,9 @@ impl StoreLane {
             copy.clear();
             store.index.snapshot_shard(shard, &mut copy, &mut partial);
             for (address, mask) in partial.drain(..) {
-                if let Some((space, block)) = spaces.find(address) {
+                if let Some((space, block)) = spaces.find(address)
+                    && !planted::has(PlantedBug::CheckpointWithoutMasks)
+                {
                     masks.push(PartialMask { volume: space.id, block, mask });
                 }
             }
@@ -130,7 +135,7 @@ impl StoreLane {
                         volume: space.id,
                         rank: entry.rank,
                         dirty: entry.dirty,
-                        partial: entry.partial,
+                        partial: entry.partial && !planted::has(PlantedBug::CheckpointWithoutMasks),
                     });
                 }
                 let mut rest = &entries[..];
@@ -156,9 +161,13 @@ impl StoreLane {
             writer.finish(base, sequence, store.segments.next_generation()).map_err(fault)?;
         self.write_checkpoint_page(offset, &finished.header).await?;
         // Barrier for invariant 8: the records that the copy refers to, before the copy counts.
-        self.commit().await?;
+        if !planted::has(PlantedBug::CheckpointBeforeRecords) {
+            self.commit().await?;
+        }
         // Barrier for invariant 7: the copy, before the superblock that refers to it.
-        self.sync().await?;
+        if !planted::has(PlantedBug::CheckpointBeforeCopy) {
+            self.sync().await?;
+        }
         let reference = finished.reference;
         let clean = clean && store.log.last_closed() == base;
         self.write_superblock(|superblock| {

@@ -32,7 +32,7 @@ use parking_lot::RwLock;
 use crate::error::StoreError;
 use crate::index::Found;
 use crate::lane::StoreLane;
-use crate::options::PlantedBug;
+use crate::planted::{self, PlantedBug};
 use crate::record::{Content, Ready};
 use crate::store::{Pinned, Store, VolumeSpace};
 
@@ -256,7 +256,9 @@ impl Store {
     }
 
     fn hold_in(&self, queue: &Queue, block: OriginBlock, version: OrderedVersion) {
-        self.segments.hold(self.segment_of(version.slot));
+        if !planted::has(PlantedBug::HeldNotKept) {
+            self.segments.hold(self.segment_of(version.slot));
+        }
         // Either the version itself, or what it takes the place of.
         self.release(queue.add(block, version));
     }
@@ -264,7 +266,9 @@ impl Store {
     fn release(&self, versions: impl IntoIterator<Item = OrderedVersion>) {
         let mut any = false;
         for version in versions {
-            self.segments.release(self.segment_of(version.slot));
+            if !planted::has(PlantedBug::HeldNotKept) {
+                self.segments.release(self.segment_of(version.slot));
+            }
             any = true;
         }
         if any {
@@ -287,7 +291,7 @@ impl StoreLane {
         let Some(queue) = store.ordered.queue(id) else { return Ok(None) };
         let Some(horizon) = queue.written_through() else { return Ok(None) };
         // Barrier for invariant 28: after a crash nothing older goes over what the origin has.
-        if !store.options().has(PlantedBug::HorizonForgotten) || !queue.in_effect() {
+        if !planted::has(PlantedBug::HorizonForgotten) || !queue.in_effect() {
             self.note_horizon(id, Some(horizon)).await?;
         }
         Ok(Some(horizon))

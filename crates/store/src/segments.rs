@@ -16,6 +16,8 @@ use forebay_core::{Generation, RecordNumber, SegmentId};
 use forebay_device::LogBuffer;
 use parking_lot::Mutex;
 
+use crate::planted::{self, PlantedBug};
+
 /// What a segment is used for at the moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SegmentState {
@@ -263,7 +265,9 @@ impl Segments {
         let at = state.free.len() * appender / appenders.max(1);
         let segment = state.free.swap_remove_front(at)?;
         let generation = Generation(state.next_generation);
-        state.next_generation += 1;
+        if !planted::has(PlantedBug::GenerationStays) {
+            state.next_generation += 1;
+        }
         state.opened += 1;
         let opened = state.opened;
         let life = &mut state.lives[segment.0 as usize];
@@ -415,15 +419,18 @@ impl Segments {
             let index = draining.segment.0 as usize;
             let counters = &self.counters[index];
             let used = || {
-                counters.pins.load(Ordering::SeqCst) != 0
+                let read = counters.pins.load(Ordering::SeqCst) != 0;
+                read && !planted::has(PlantedBug::FreedWhileRead)
                     || counters.held.load(Ordering::SeqCst) != 0
                     || glanced(draining.segment)
             };
-            if draining.round > round || used() {
+            let committed = draining.round <= round || planted::has(PlantedBug::FreedBeforeCommit);
+            if !committed || used() {
                 return true;
             }
             // A checkpoint also does what marks do that found no room in the log.
-            if state.lives[index].last_record.0 > base || draining.marks > marks {
+            let ahead = state.lives[index].last_record.0 > base || draining.marks > marks;
+            if ahead && !planted::has(PlantedBug::FreedBeforeCheckpoint) {
                 need_checkpoint = true;
                 return true;
             }

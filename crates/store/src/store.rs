@@ -17,10 +17,9 @@ use crate::health::Health;
 use crate::index::{Address, Condition, Found, Index};
 use crate::latency::DeviceLatency;
 use crate::log::Log;
-#[cfg(feature = "planted-bugs")]
-use crate::options::PlantedBug;
 use crate::options::StoreOptions;
 use crate::ordered::Ordered;
+use crate::planted::{self, PlantedBug};
 use crate::segments::{Live, Segments};
 use crate::table::Entry;
 
@@ -313,7 +312,7 @@ impl Store {
     /// all that a checksum tells which does not cover the address.
     pub(crate) fn is_intact_somewhere(&self, _payload: &[u8]) -> bool {
         #[cfg(feature = "planted-bugs")]
-        if self.options.has(PlantedBug::UnboundChecksum) {
+        if planted::has(PlantedBug::UnboundChecksum) {
             return self.known_checks.lock().contains(&forebay_format::crc32c(_payload));
         }
         false
@@ -325,7 +324,8 @@ impl Store {
         let segment = self.segment_of(version.slot);
         let mut marked = false;
         self.index.update(space.address(block), |entry| {
-            if entry.slot != version.slot || !entry.dirty {
+            let replaced = entry.slot != version.slot && !planted::has(PlantedBug::MarksAnyVersion);
+            if replaced || !entry.dirty {
                 return None;
             }
             let generation = self.segments.generation(segment);
@@ -358,7 +358,9 @@ impl Store {
                 return false;
             }
             let generation = self.segments.generation(self.segment_of(entry.slot));
-            self.log.push_marks([Mark { slot: entry.slot, generation, kind: MarkKind::Gone }]);
+            if !planted::has(PlantedBug::GoneWithoutMark) {
+                self.log.push_marks([Mark { slot: entry.slot, generation, kind: MarkKind::Gone }]);
+            }
             true
         })?;
         let segment = self.segment_of(entry.slot);

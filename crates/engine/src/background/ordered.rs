@@ -22,7 +22,8 @@ use forebay_device::IoBuf;
 use forebay_lane::{concurrently, join_all};
 use forebay_policy::sweep::Merge;
 use forebay_policy::{Bucket, Decision, Pacer, RateControl, next_run};
-use forebay_store::{Front, OrderedVersion, Pinned, PlantedBug, ReadFailure, StoreError};
+use forebay_store::planted::{self, PlantedBug};
+use forebay_store::{Front, OrderedVersion, Pinned, ReadFailure, StoreError};
 
 use crate::background::writeback::{FIRST_RETRY, LONGEST_RETRY, LONGEST_WAIT, either, reason};
 use crate::lane::LaneVolume;
@@ -178,8 +179,7 @@ impl LaneVolume {
     /// The cache device failed.
     pub(crate) async fn commit(&self) -> Result<(), StoreError> {
         let store = self.store.store();
-        let boundary =
-            self.volume.is_ordered() && !store.options().has(PlantedBug::FlushIsNoBoundary);
+        let boundary = self.volume.is_ordered() && !planted::has(PlantedBug::FlushIsNoBoundary);
         let cut = if boundary { store.cut(self.volume.id, self.now()) } else { None };
         self.store.commit().await?;
         if let Some(cut) = cut {
@@ -433,7 +433,8 @@ impl LaneVolume {
             }
         }
         let mut outcome = outcome.take();
-        if outcome.any && outcome.error.is_none() {
+        let unsynced = planted::has(PlantedBug::GroupUnsynced);
+        if outcome.any && outcome.error.is_none() && !unsynced {
             // Barrier for invariants 9 and 28: the group before the next, and before anything is
             // called clean.
             if let Err(error) = self.origin.sync().await {

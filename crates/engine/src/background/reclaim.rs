@@ -12,6 +12,7 @@ use forebay_device::IoBuf;
 use forebay_format::{Body, PAGE, record};
 use forebay_lane::join_all;
 use forebay_policy::Rank;
+use forebay_store::planted::{self, PlantedBug};
 use forebay_store::segments::SegmentUse;
 use forebay_store::{Appended, Class, Condition, Entry, Store, Version, VolumeSpace};
 
@@ -158,8 +159,9 @@ fn carried<'a>(
 /// Takes a block out of the cache, unless it is dirty or has been replaced.
 fn evict(volume: &LaneVolume, live: &Live, reason: EvictionReason) {
     let store = volume.store.store();
-    let gone = store
-        .forget(&volume.volume.space, live.block, |entry| entry.slot == live.slot && !entry.dirty);
+    let gone = store.forget(&volume.volume.space, live.block, |entry| {
+        entry.slot == live.slot && (!entry.dirty || planted::has(PlantedBug::EvictsDirty))
+    });
     if let Some(entry) = gone {
         volume.gone(&entry);
         volume.evicted(live.block, reason);

@@ -10,7 +10,8 @@ use std::time::Duration;
 use forebay_core::why::WritebackReason;
 use forebay_core::{Nanos, OriginBlock};
 use forebay_lane::Notify;
-use forebay_store::{Kept, PlantedBug};
+use forebay_store::Kept;
+use forebay_store::planted::{self, PlantedBug};
 
 use super::sweep::Span;
 use crate::lane::LaneVolume;
@@ -209,7 +210,7 @@ impl Flow {
 
     async fn sync_and_mark(&self, written: &[Written]) -> Result<(), String> {
         let volume = &self.view.volume;
-        let early = self.view.cache.store.options().has(PlantedBug::CleanBeforeOriginSync);
+        let early = planted::has(PlantedBug::CleanBeforeOriginSync);
         if early {
             self.mark(written);
         }

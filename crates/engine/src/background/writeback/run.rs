@@ -11,7 +11,8 @@ use forebay_core::OriginBlock;
 use forebay_core::why::WritebackReason;
 use forebay_device::{DeviceOp, IoBuf, IoData};
 use forebay_lane::join_all;
-use forebay_store::{Kept, Pinned, PlantedBug};
+use forebay_store::planted::{self, PlantedBug};
+use forebay_store::{Kept, Pinned};
 
 use super::flow::{Flow, Written};
 use super::sweep::Span;
@@ -41,7 +42,7 @@ impl LaneVolume {
         if blocks.is_empty() {
             return (written, None);
         }
-        let unlocked = self.cache.store.options().has(PlantedBug::GapUnlocked);
+        let unlocked = planted::has(PlantedBug::GapUnlocked);
         let early = if unlocked { self.look_up_span(span) } else { Vec::new() };
         if unlocked {
             // Time for what must not happen.
@@ -256,6 +257,9 @@ impl LaneVolume {
         let write = self.origin.run(DeviceOp::Write { offset: start, data: IoData::Owned(data) });
         let done = self.volume.write_cost.of(&**self.lane().clock(), write).await;
         bump(&self.stats().counters.origin_written_bytes, limit - start);
+        if planted::has(PlantedBug::FailedWritebackCleans) {
+            return Ok(());
+        }
         done.result.map_err(|error| error.to_string())
     }
 }

@@ -1,0 +1,131 @@
+//! Known bugs that the simulator must find: they show that its model can fail.
+//!
+//! They are compiled in with the feature `planted-bugs` only. A world of the simulator runs in one
+//! thread, so the bug that it has is a property of the thread.
+
+use std::cell::Cell;
+
+macro_rules! planted_bugs {
+    ($($(#[$doc:meta])* $bug:ident = $name:literal,)*) => {
+        /// A known bug.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum PlantedBug {
+            $($(#[$doc])* $bug,)*
+        }
+
+        impl PlantedBug {
+            /// Every planted bug.
+            pub const ALL: &[PlantedBug] = &[$(PlantedBug::$bug),*];
+
+            /// Its name on a command line.
+            pub fn name(self) -> &'static str {
+                match self {
+                    $(PlantedBug::$bug => $name,)*
+                }
+            }
+        }
+    };
+}
+
+planted_bugs! {
+    // Commits and the log.
+    /// A commit does not sync the cache device.
+    SkippedSync = "skipped-sync",
+    /// A commit closes the record of its own lane only.
+    FlushForgetsLane = "flush-forgets-lane",
+    /// A commit does not wait until its records are written.
+    CommitDoesNotWait = "commit-does-not-wait",
+    /// Checksums vouch for data, but not for its place.
+    UnboundChecksum = "unbound-checksum",
+
+    // Marks.
+    /// An invalidated block gets no mark.
+    GoneWithoutMark = "gone-without-mark",
+    /// A write to the origin does not wait for the marks of the copies that it invalidated.
+    MarksNotSettled = "marks-not-settled",
+    /// A version counts as written back although a newer one has replaced it.
+    MarksAnyVersion = "marks-any-version",
+
+    // Checkpoints.
+    /// A checkpoint counts before the records that it refers to are durable.
+    CheckpointBeforeRecords = "checkpoint-before-records",
+    /// A checkpoint counts before all of it is durable.
+    CheckpointBeforeCopy = "checkpoint-before-copy",
+    /// A checkpoint claims records that are not in the index yet.
+    CheckpointBaseEarly = "checkpoint-base-early",
+    /// A checkpoint has no masks: partial blocks come back whole.
+    CheckpointWithoutMasks = "checkpoint-without-masks",
+    /// The cache is marked as cleanly closed before its volumes have stopped.
+    CleanTooEarly = "clean-too-early",
+
+    // Reuse of segments.
+    /// A segment is used again before what superseded its blocks is durable.
+    FreedBeforeCommit = "freed-before-commit",
+    /// A segment is used again before a checkpoint contains its records.
+    FreedBeforeCheckpoint = "freed-before-checkpoint",
+    /// A segment is used again while blocks are read from it.
+    FreedWhileRead = "freed-while-read",
+    /// A segment that is opened again gets the generation of its last life.
+    GenerationStays = "generation-stays",
+    /// Reclaim evicts dirty blocks.
+    EvictsDirty = "evicts-dirty",
+
+    // The data path.
+    /// A fill replaces whatever was written meanwhile.
+    FillWins = "fill-wins",
+    /// A write with FUA is acknowledged like any other.
+    FuaIgnored = "fua-ignored",
+    /// A flush does not sync the origin.
+    FlushWithoutOrigin = "flush-without-origin",
+    /// A write around the cache does not lock its range.
+    AroundUnlocked = "around-unlocked",
+    /// A partial write of a block makes all of its sectors valid.
+    WholeMask = "whole-mask",
+    /// A read does not look whether the sectors of a cached block are valid.
+    MaskIgnored = "mask-ignored",
+    /// A discard forgets dirty blocks instead of replacing them by zeroes.
+    DiscardForgetsDirty = "discard-forgets-dirty",
+    /// A dirty block that cannot be read is read from the origin.
+    BadBlockFromOrigin = "bad-block-from-origin",
+
+    // Writeback.
+    /// Blocks are marked clean before the origin has been synced.
+    CleanBeforeOriginSync = "clean-before-origin-sync",
+    /// What is written to the origin between dirty blocks is looked up before the range is locked.
+    GapUnlocked = "gap-unlocked",
+    /// A failed write to the origin counts as written back.
+    FailedWritebackCleans = "failed-writeback-cleans",
+    /// A sync of the origin that failed is repeated and believed.
+    FailedSyncRetried = "failed-sync-retried",
+
+    // Ordered writeback.
+    /// On an ordered volume a flush does not end a group.
+    FlushIsNoBoundary = "flush-is-no-boundary",
+    /// How far the origin of an ordered volume is does not become durable.
+    HorizonForgotten = "horizon-forgotten",
+    /// The next group is written before the origin has been synced.
+    GroupUnsynced = "group-unsynced",
+    /// Segments with versions that an ordered origin still has to get are used again.
+    HeldNotKept = "held-not-kept",
+
+    // Origins.
+    /// A sample of the origin that the cache writes to stays untouched on the cache device.
+    SampleStaysUntouched = "sample-stays-untouched",
+    /// Whatever is there counts as the volume's origin, unchanged.
+    AnyOriginWillDo = "any-origin-will-do",
+}
+
+thread_local! {
+    static PLANTED: Cell<Option<PlantedBug>> = const { Cell::new(None) };
+}
+
+/// Plants a bug in everything that this thread runs from now on, or none.
+pub fn plant(bug: Option<PlantedBug>) {
+    PLANTED.set(bug);
+}
+
+/// Whether this thread has the bug. Constant `false` without the feature.
+#[inline]
+pub fn has(bug: PlantedBug) -> bool {
+    cfg!(feature = "planted-bugs") && PLANTED.get() == Some(bug)
+}
