@@ -28,8 +28,8 @@ demo: deps build ## show what a cache does, on modelled disks
 soak: deps ## simulator and end-to-end tests for an hour (FOREBAY_SOAK_MINUTES)
 	@scripts/soak
 
-fuzz: ## every fuzz target for a minute (FOREBAY_FUZZ_SECONDS)
-	@scripts/fuzz run
+fuzz: deps ## every fuzz target for a minute (FOREBAY_FUZZ_SECONDS)
+	@scripts/fuzz
 
 bench: deps ## measure the engine and NBD
 	cargo build --release -p forebay-lab

@@ -20,14 +20,14 @@ type Pages = Mutex<HashMap<usize, Box<[u8; PAGE]>>>;
 
 /// A device over an image.
 #[derive(Clone)]
-pub struct ImageDevice {
+pub(crate) struct ImageDevice {
     image: &'static [u8],
     pages: Arc<Pages>,
 }
 
 impl ImageDevice {
     /// A device with the content of `image`, a whole number of pages.
-    pub fn new(image: &'static [u8]) -> Self {
+    pub(crate) fn new(image: &'static [u8]) -> Self {
         ImageDevice { image, pages: Arc::default() }
     }
 
@@ -66,7 +66,7 @@ impl ImageDevice {
     }
 
     /// Copies from `offset` on, which must be inside.
-    pub fn read(&self, offset: usize, into: &mut [u8]) {
+    pub(crate) fn read(&self, offset: usize, into: &mut [u8]) {
         let pages = self.pages.lock();
         let mut at = 0;
         while at < into.len() {
@@ -82,7 +82,7 @@ impl ImageDevice {
     }
 
     /// Overwrites from `offset` on, which must be inside.
-    pub fn write(&self, offset: usize, data: &[u8]) {
+    pub(crate) fn write(&self, offset: usize, data: &[u8]) {
         self.change(offset, data.len(), |part, at| {
             part.copy_from_slice(&data[at..at + part.len()])
         });
@@ -98,7 +98,8 @@ impl ImageDevice {
                 let checked = self.check("write", offset, buf.len() as u64);
                 (checked.map(|()| self.write(offset as usize, &buf)), Some(buf))
             }
-            DeviceOp::Write { offset, data: IoData::Log(log, range) } => {
+            DeviceOp::Write { offset, data: IoData::Log(log, range) }
+            | DeviceOp::DurableWrite { offset, log, range } => {
                 let bytes = log.get(range).expect("only published bytes are written");
                 let checked = self.check("write", offset, bytes.len() as u64);
                 (checked.map(|()| self.write(offset as usize, bytes)), None::<IoBuf>)

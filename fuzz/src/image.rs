@@ -19,7 +19,7 @@ use crate::world::World;
 
 /// What lies at a place that is worth mutating.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub(crate) enum Kind {
     /// A superblock copy.
     Superblock,
     /// The volume table that counts.
@@ -36,15 +36,15 @@ pub enum Kind {
 
 /// A place that is worth mutating.
 #[derive(Clone, Debug)]
-pub struct Spot {
+pub(crate) struct Spot {
     /// What lies there.
-    pub kind: Kind,
+    pub(crate) kind: Kind,
     /// Where, in bytes.
-    pub offset: usize,
+    pub(crate) offset: usize,
     /// How much, in bytes.
-    pub len: usize,
+    pub(crate) len: usize,
     /// The record, if it is one.
-    pub record: Option<RecordHeader>,
+    pub(crate) record: Option<RecordHeader>,
 }
 
 impl fmt::Display for Spot {
@@ -68,19 +68,17 @@ impl fmt::Display for Spot {
 }
 
 /// A cache device.
-pub struct Image {
+pub(crate) struct Image {
     /// All of its bytes.
-    pub bytes: Vec<u8>,
+    pub(crate) bytes: Vec<u8>,
     /// Its cache.
-    pub cache: Uuid,
+    pub(crate) cache: Uuid,
     /// What is worth mutating, structures first.
-    pub spots: Vec<Spot>,
-    /// Whether it was stopped in order.
-    pub clean: bool,
+    pub(crate) spots: Vec<Spot>,
 }
 
 /// The images. Made once, in a few milliseconds each.
-pub static IMAGES: LazyLock<Vec<Image>> = LazyLock::new(|| {
+pub(crate) static IMAGES: LazyLock<Vec<Image>> = LazyLock::new(|| {
     [(4096, 6, false), (4096, 6, true), (2048, 6, false), (64 << 10, 12, false)]
         .map(|(block, mib, clean)| Image::make(block, mib << 20, clean))
         .into()
@@ -155,10 +153,10 @@ impl Image {
                 world.block_on(ROUNDS, async move { engine.close().await }).expect("closed");
             }
         }
-        Self::of(&cache, clean)
+        Self::of(&cache)
     }
 
-    fn of(cache: &Arc<dyn Device>, clean: bool) -> Image {
+    fn of(cache: &Arc<dyn Device>) -> Image {
         let world = World::new();
         let queue = world.queue(cache);
         let mut bytes = vec![0; cache.size() as usize];
@@ -189,7 +187,7 @@ impl Image {
         assert!(plain.len() >= 6, "there is nothing to replay");
         spots.append(&mut plain);
         let cache = superblock.cache;
-        Image { bytes, cache, spots, clean }
+        Image { bytes, cache, spots }
     }
 }
 

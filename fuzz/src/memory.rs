@@ -59,7 +59,7 @@ unsafe impl GlobalAlloc for Bounded {
 }
 
 /// Runs `work`, which may hold `bytes` bytes more at a time than there are in use now.
-pub fn within<T>(bytes: usize, work: impl FnOnce() -> T) -> T {
+pub(crate) fn within<T>(bytes: usize, work: impl FnOnce() -> T) -> T {
     LIMIT.store(LIVE.load(Ordering::Relaxed).saturating_add(bytes), Ordering::Relaxed);
     let result = work();
     LIMIT.store(usize::MAX, Ordering::Relaxed);

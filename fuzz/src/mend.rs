@@ -10,19 +10,19 @@ use crate::CACHE;
 const ZEROES: [u8; PAGE] = [0; PAGE];
 
 /// Copies `value` to `at`; what does not fit is left out.
-pub fn put(bytes: &mut [u8], at: usize, value: &[u8]) {
+pub(crate) fn put(bytes: &mut [u8], at: usize, value: &[u8]) {
     for (place, byte) in bytes.iter_mut().skip(at).zip(value) {
         *place = *byte;
     }
 }
 
 /// The `u32` at `at`, with zeroes behind the end.
-pub fn u32_at(bytes: &[u8], at: usize) -> u32 {
+pub(crate) fn u32_at(bytes: &[u8], at: usize) -> u32 {
     u64_at(bytes, at) as u32
 }
 
 /// The `u64` at `at`, with zeroes behind the end.
-pub fn u64_at(bytes: &[u8], at: usize) -> u64 {
+pub(crate) fn u64_at(bytes: &[u8], at: usize) -> u64 {
     let mut value = [0; 8];
     for (place, byte) in value.iter_mut().zip(bytes.iter().skip(at)) {
         *place = *byte;
@@ -33,7 +33,7 @@ pub fn u64_at(bytes: &[u8], at: usize) -> u64 {
 /// Mutates an input whose first `pages` pages begin with what matters: half of the time as
 /// libFuzzer likes, otherwise only within the fields of one page, so that nothing else moves. Then
 /// mends it, except once in 16 times.
-pub fn mutate(
+pub(crate) fn mutate(
     data: &mut [u8],
     size: usize,
     max_size: usize,
@@ -67,7 +67,7 @@ fn page_checksum(bytes: &[u8], from: usize) -> u32 {
 }
 
 /// A superblock copy that lies at `at` on the device.
-pub fn superblock(page: &mut [u8], at: u64) {
+pub(crate) fn superblock(page: &mut [u8], at: u64) {
     put(page, 0, &superblock::MAGIC);
     put(page, 8, &superblock::VERSION.to_le_bytes());
     put(page, 56 + 8, &at.to_le_bytes());
@@ -75,7 +75,7 @@ pub fn superblock(page: &mut [u8], at: u64) {
 }
 
 /// Only the checksum of a superblock.
-pub fn seal_superblock(page: &mut [u8]) {
+pub(crate) fn seal_superblock(page: &mut [u8]) {
     if let Some(checked) = page.get(..PAGE - 4) {
         let checksum = crc32c(checked);
         put(page, PAGE - 4, &checksum.to_le_bytes());
@@ -83,20 +83,20 @@ pub fn seal_superblock(page: &mut [u8]) {
 }
 
 /// A record header.
-pub fn record(page: &mut [u8]) {
+pub(crate) fn record(page: &mut [u8]) {
     put(page, 0, &record::MAGIC.to_le_bytes());
     put(page, 8, CACHE.as_bytes());
     seal_record(page);
 }
 
 /// Only the checksum of a record header.
-pub fn seal_record(page: &mut [u8]) {
+pub(crate) fn seal_record(page: &mut [u8]) {
     let checksum = page_checksum(page, 8);
     put(page, 4, &checksum.to_le_bytes());
 }
 
 /// A volume table that reaches to the end of `bytes`.
-pub fn volume_table(bytes: &mut [u8]) {
+pub(crate) fn volume_table(bytes: &mut [u8]) {
     put(bytes, 0, &volume::MAGIC);
     put(bytes, 12, &(bytes.len() as u32).to_le_bytes());
     put(bytes, 16, CACHE.as_bytes());
@@ -104,7 +104,7 @@ pub fn volume_table(bytes: &mut [u8]) {
 }
 
 /// Only the checksum of a volume table, which is as long as it says.
-pub fn seal_volume_table(bytes: &mut [u8]) {
+pub(crate) fn seal_volume_table(bytes: &mut [u8]) {
     let len = u32_at(bytes, 12) as usize;
     if let Some(checked) = bytes.get(12..len) {
         let checksum = crc32c(checked);
@@ -113,13 +113,13 @@ pub fn seal_volume_table(bytes: &mut [u8]) {
 }
 
 /// Only the checksum of a checkpoint header.
-pub fn seal_checkpoint_header(page: &mut [u8]) {
+pub(crate) fn seal_checkpoint_header(page: &mut [u8]) {
     let checksum = page_checksum(page, 12);
     put(page, 8, &checksum.to_le_bytes());
 }
 
 /// Only the checksum of chunk `index` of a checkpoint of `cache`, if it is as long as it says.
-pub fn seal_chunk(chunk: &mut [u8], cache: &[u8; 16], index: u32) {
+pub(crate) fn seal_chunk(chunk: &mut [u8], cache: &[u8; 16], index: u32) {
     let end = (u32_at(chunk, 4) as usize).saturating_add(16);
     if let Some(checked) = chunk.get(4..end) {
         let mut checksum = crc32c(checked);
@@ -131,7 +131,7 @@ pub fn seal_chunk(chunk: &mut [u8], cache: &[u8; 16], index: u32) {
 
 /// Chunk `index` of a checkpoint in its short form: the first page of the header and of each chunk,
 /// one behind the other; all else is zeroes. `len` is that of the whole chunk.
-pub fn chunk_of(short: &[u8], index: u32, len: usize) -> Vec<u8> {
+pub(crate) fn chunk_of(short: &[u8], index: u32, len: usize) -> Vec<u8> {
     let start = (index as usize + 1) * PAGE;
     let page = short.get(start..short.len().min(start + PAGE)).unwrap_or_default();
     let mut chunk = page.to_vec();
@@ -140,7 +140,7 @@ pub fn chunk_of(short: &[u8], index: u32, len: usize) -> Vec<u8> {
 }
 
 /// A checkpoint in its short form.
-pub fn checkpoint(short: &mut [u8]) {
+pub(crate) fn checkpoint(short: &mut [u8]) {
     put(short, 0, &checkpoint::MAGIC);
     put(short, 16, CACHE.as_bytes());
     put(short, 76, &(CHUNK_BYTES as u32).to_le_bytes());

@@ -19,17 +19,17 @@ impl Clock for Manual {
 }
 
 /// A lane and its clock.
-pub struct World {
+pub(crate) struct World {
     clock: Arc<Manual>,
     /// The lane.
-    pub lane: Rc<Lane>,
+    pub(crate) lane: Rc<Lane>,
     /// What opens devices on it.
-    pub context: LaneContext,
+    pub(crate) context: LaneContext,
 }
 
 impl World {
     /// A lane on which nothing runs.
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let clock = Arc::new(Manual(Mutex::new(1)));
         let lane = Lane::new(LaneId(0), clock.clone(), || ());
         let queues = Rc::new(QueueContext { clock: clock.clone(), ring: None });
@@ -38,7 +38,7 @@ impl World {
     }
 
     /// A queue to `device`.
-    pub fn queue(&self, device: &Arc<dyn Device>) -> Queue {
+    pub(crate) fn queue(&self, device: &Arc<dyn Device>) -> Queue {
         self.context.open(device).expect("memory has no limits of queues")
     }
 
@@ -46,7 +46,7 @@ impl World {
     ///
     /// # Panics
     /// After `rounds` rounds.
-    pub fn run<T>(&self, rounds: usize, mut done: impl FnMut() -> Option<T>) -> T {
+    pub(crate) fn run<T>(&self, rounds: usize, mut done: impl FnMut() -> Option<T>) -> T {
         for _ in 0..rounds {
             if let Some(result) = done() {
                 return result;
@@ -63,7 +63,7 @@ impl World {
     ///
     /// # Panics
     /// After `rounds` rounds.
-    pub fn block_on<T: 'static>(
+    pub(crate) fn block_on<T: 'static>(
         &self,
         rounds: usize,
         future: impl Future<Output = T> + 'static,

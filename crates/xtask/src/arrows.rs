@@ -31,6 +31,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "trace", "sim",
         ],
     ),
+    ("fuzz", &["core", "format", "device", "lane", "store", "engine", "nbd", "admin"]),
     ("xtask", &[]),
 ];
 

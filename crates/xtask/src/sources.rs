@@ -128,6 +128,5 @@ mod tests {
         assert_eq!(found("crates/core/src/a.rs", &lines(MAX_LINES + 1)), [0]);
         assert_eq!(found("tests/e2e/a.py", &lines(MAX_LINES + 1)), [0]);
         assert_eq!(found("Cargo.lock", &lines(MAX_LINES + 1)), NONE);
-        assert_eq!(found("fuzz/Cargo.lock", &lines(MAX_LINES + 1)), NONE);
     }
 }

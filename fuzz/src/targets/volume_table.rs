@@ -1,19 +1,19 @@
 //! A volume table, and the superblock means exactly this one. A reserved byte chooses the block
 //! size.
-#![no_main]
 
+use crate::{CACHE, block_size, memory, mend};
 use forebay_format::VolumeTableRef;
 use forebay_format::volume::{self, MAX_VOLUMES, VolumeTableError};
-use forebay_fuzz::{CACHE, block_size, memory, mend};
-use libfuzzer_sys::{fuzz_mutator, fuzz_target};
 
 const RESERVED: usize = 36;
 
-fuzz_mutator!(|data: &mut [u8], size: usize, max_size: usize, seed: u32| {
+/// See [`super::Mutate`].
+pub(crate) fn mutate(data: &mut [u8], size: usize, max_size: usize, seed: u32) -> usize {
     mend::mutate(data, size, max_size, seed, 1, mend::volume_table)
-});
+}
 
-fuzz_target!(|data: &[u8]| {
+/// One input.
+pub(crate) fn run(data: &[u8]) {
     let block = block_size(data.get(RESERVED).copied().unwrap_or(0));
     let reference =
         VolumeTableRef { area: 0, len: mend::u32_at(data, 12), crc: mend::u32_at(data, 8) };
@@ -29,4 +29,4 @@ fuzz_target!(|data: &[u8]| {
             Err(error) => panic!("what was read cannot be written: {error}"),
         }
     });
-});
+}

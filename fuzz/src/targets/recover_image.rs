@@ -5,21 +5,20 @@
 //! a place (1 byte), an offset in it (2 bytes), what to do (1 byte), and the bytes for that.
 //!
 //! FOREBAY_FUZZ_VERBOSE=1 prints what an input does.
-#![no_main]
 
 use std::rc::Rc;
 use std::sync::{Arc, LazyLock};
 
+use crate::device::ImageDevice;
+use crate::image::{IMAGES, Image, Kind, Spot};
+use crate::world::World;
+use crate::{memory, mend};
 use forebay_core::OriginBlock;
 use forebay_device::Device;
-use forebay_fuzz::device::ImageDevice;
-use forebay_fuzz::image::{IMAGES, Image, Kind, Spot};
-use forebay_fuzz::world::World;
-use forebay_fuzz::{memory, mend};
 use forebay_store::{
     Appended, Class, Condition, RecoveryReport, Store, StoreError, StoreLane, StoreOptions, Version,
 };
-use libfuzzer_sys::{fuzz_mutator, fuzz_target, fuzzer_mutate};
+use libfuzzer_sys::fuzzer_mutate;
 
 /// Bits of the first byte.
 const IMAGE: u8 = 3;
@@ -46,7 +45,8 @@ macro_rules! say {
     };
 }
 
-fuzz_mutator!(|data: &mut [u8], size: usize, max_size: usize, seed: u32| {
+/// See [`super::Mutate`].
+pub(crate) fn mutate(data: &mut [u8], size: usize, max_size: usize, seed: u32) -> usize {
     let mut rng = fastrand::Rng::with_seed(u64::from(seed));
     if rng.bool() || size == 0 || size + 12 > max_size {
         return fuzzer_mutate(data, size, max_size);
@@ -66,7 +66,7 @@ fuzz_mutator!(|data: &mut [u8], size: usize, max_size: usize, seed: u32| {
     data[size + 3] = len;
     mend::put(data, size + 4, &number.to_le_bytes()[..usize::from(len)]);
     size + 4 + usize::from(len)
-});
+}
 
 /// Takes `count` bytes from the front.
 fn take<'a>(rest: &mut &'a [u8], count: usize) -> Option<&'a [u8]> {
@@ -154,12 +154,22 @@ fn read_all(world: &World, lane: &Rc<StoreLane>) -> u64 {
         for address in addresses {
             let found = spaces.iter().find_map(|space| Some((space, space.block(address)?)));
             let (space, block) = found.expect("every block belongs to a volume");
-            let pinned = store.look_up(space, block, |_| None).expect("it was in the index");
+            let pinned = store.look_up(space, block).expect("it was in the index");
             // A bad block is reported, which is good.
             let _ = lane.read_block(space, pinned).await;
         }
     });
     count
+}
+
+/// Blocks in the index, and how many of them are dirty.
+fn content(lane: &StoreLane) -> (u64, u64) {
+    let (mut blocks, mut dirty) = (0, 0);
+    lane.store().index.scan(|_, entry| {
+        blocks += 1;
+        dirty += u64::from(entry.dirty);
+    });
+    (blocks, dirty)
 }
 
 /// Appends a few blocks and reads them back.
@@ -184,14 +194,14 @@ fn append(world: &World, lane: &Rc<StoreLane>) {
     let lane = lane.clone();
     world.block_on(ROUNDS, async move {
         for (block, byte) in done {
-            let pinned = store.look_up(&space, block, |_| None).expect("it was appended");
+            let pinned = store.look_up(&space, block).expect("it was appended");
             let data = lane.read_block(&space, pinned).await.expect("it was durable");
             assert!(data.iter().all(|found| *found == byte), "{block:?} is not what was appended");
         }
     });
 }
 
-fn run(data: &[u8]) {
+fn open_and_use(data: &[u8]) {
     let Some((&choice, mut rest)) = data.split_first() else { return };
     let image = &IMAGES[usize::from(choice & IMAGE)];
     let overlay = ImageDevice::new(&image.bytes);
@@ -223,9 +233,7 @@ fn run(data: &[u8]) {
         if choice & APPEND != 0 {
             append(&world, &lane);
         }
-        let (index, counters) = (&lane.store().index, &lane.store().counters);
-        let dirty = counters.dirty_blocks.load(std::sync::atomic::Ordering::Relaxed);
-        let content = (index.len(), dirty);
+        let content = content(&lane);
         if choice & CLOSE != 0 {
             let inner = lane.clone();
             if world.block_on(ROUNDS, async move { inner.checkpoint(true).await }).is_err() {
@@ -253,8 +261,9 @@ fn run(data: &[u8]) {
     }
 }
 
-fuzz_target!(|data: &[u8]| {
+/// One input.
+pub(crate) fn run(data: &[u8]) {
     // Made before memory is bounded.
     let _ = IMAGES.len();
-    memory::within(MEMORY, || run(data));
-});
+    memory::within(MEMORY, || open_and_use(data));
+}

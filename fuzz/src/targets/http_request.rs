@@ -1,22 +1,24 @@
 //! HTTP as the daemon reads it, in one piece and in many. The daemon is a binary, so its parser is
 //! taken in as a file.
-#![no_main]
 
 use std::collections::VecDeque;
 use std::io::{Read, Write};
 use std::time::Duration;
 
+use crate::{memory, pieces};
 use forebay_admin::{ApiError, MAX_REQUEST_BODY};
-use forebay_fuzz::{memory, pieces};
-use libfuzzer_sys::fuzz_target;
 
 #[allow(dead_code, reason = "only the reading half is used")]
-#[path = "../../crates/forebay/src/daemon/http.rs"]
+#[allow(
+    clippy::disallowed_methods,
+    reason = "the daemon is at the edge, where time is the machine's"
+)]
+#[path = "../../../crates/forebay/src/daemon/http.rs"]
 mod http;
 
 /// What the parser's file needs of the client.
-mod client {
-    use super::ApiError;
+pub(crate) mod client {
+    use forebay_admin::ApiError;
 
     /// The body of an answer that turns a request down.
     #[derive(serde::Serialize)]
@@ -56,7 +58,7 @@ impl http::Timed for Peer<'_> {
     }
 }
 
-fn run(pieces: &[&[u8]]) -> Result<Option<http::HttpRequest>, ApiError> {
+fn feed(pieces: &[&[u8]]) -> Result<Option<http::HttpRequest>, ApiError> {
     let mut peer = Peer { pieces: pieces.iter().copied().collect() };
     let request = http::read_request(&mut peer);
     if let Ok(Some(request)) = &request {
@@ -66,9 +68,10 @@ fn run(pieces: &[&[u8]]) -> Result<Option<http::HttpRequest>, ApiError> {
     request
 }
 
-fuzz_target!(|data: &[u8]| {
+/// One input.
+pub(crate) fn run(data: &[u8]) {
     memory::within((1 << 20) + 4 * data.len(), || {
-        let whole = run(&[data]);
-        assert_eq!(whole, run(&pieces(data, 64)));
+        let whole = feed(&[data]);
+        assert_eq!(whole, feed(&pieces(data, 64)));
     });
-});
+}

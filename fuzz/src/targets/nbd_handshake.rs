@@ -1,26 +1,26 @@
 //! The NBD handshake: what a client sends, in one piece and in many.
-#![no_main]
 
 use std::rc::Rc;
 
+use crate::{memory, mend, pieces};
 use forebay_engine::Target;
-use forebay_fuzz::{memory, mend, pieces};
 use forebay_nbd::handshake::{Handshake, OPTION_DATA_MAX, Progress};
 use forebay_nbd::null::{ExportList, NullTarget};
 use forebay_nbd::transmission::Session;
 use forebay_nbd::wire::OPTION_MAGIC;
-use libfuzzer_sys::{fuzz_mutator, fuzz_target, fuzzer_mutate};
+use libfuzzer_sys::fuzzer_mutate;
 
 /// Replies are held back no longer than this; one option's replies come on top.
 const REPLIES_MOST: usize = 80 << 10;
 
-fuzz_mutator!(|data: &mut [u8], size: usize, max_size: usize, seed: u32| {
+/// See [`super::Mutate`].
+pub(crate) fn mutate(data: &mut [u8], size: usize, max_size: usize, seed: u32) -> usize {
     let size = fuzzer_mutate(data, size, max_size);
     if !seed.is_multiple_of(8) {
         mend_options(&mut data[..size]);
     }
     size
-});
+}
 
 /// Flags that are known, options where options should be, lengths that fit most of the time.
 fn mend_options(data: &mut [u8]) {
@@ -55,7 +55,7 @@ enum End {
 }
 
 /// Everything that is sent, and how it ends.
-fn run(whole: usize, pieces: &[&[u8]], exports: &ExportList) -> (Vec<u8>, End) {
+fn feed(whole: usize, pieces: &[&[u8]], exports: &ExportList) -> (Vec<u8>, End) {
     let (mut sent, mut replies, mut input) = (Vec::new(), Vec::new(), Vec::new());
     let mut used = 0;
     let mut handshake = Handshake::new(&mut replies);
@@ -87,16 +87,17 @@ fn run(whole: usize, pieces: &[&[u8]], exports: &ExportList) -> (Vec<u8>, End) {
     (sent, End::Waiting)
 }
 
-fuzz_target!(|data: &[u8]| {
+/// One input.
+pub(crate) fn run(data: &[u8]) {
     let exports = exports();
     memory::within((8 << 20) + 64 * data.len(), || {
-        let whole = run(data.len(), &[data], &exports);
-        assert!(whole == run(data.len(), &pieces(data, usize::MAX), &exports), "a split matters");
+        let whole = feed(data.len(), &[data], &exports);
+        assert!(whole == feed(data.len(), &pieces(data, usize::MAX), &exports), "a split matters");
         if data.len() <= 512 {
             let bytes: Vec<&[u8]> = data.chunks(1).collect();
             assert!(whole.0.len() >= 18);
             // Without any input there is no call to `advance`.
-            assert!(data.is_empty() || whole == run(data.len(), &bytes, &exports));
+            assert!(data.is_empty() || whole == feed(data.len(), &bytes, &exports));
         }
     });
-});
+}

@@ -1,14 +1,12 @@
 //! One record header, of data or of marks. Zeroes at its end may be left out; the reserved byte
 //! chooses the block size.
-#![no_main]
 
 use std::sync::LazyLock;
 
+use crate::{CACHE, block_size, memory, mend};
 use forebay_core::SegmentId;
 use forebay_format::record::{self, HEADER_BYTES};
 use forebay_format::{Body, Geometry, Head, RecordHeader, max_entries};
-use forebay_fuzz::{CACHE, block_size, memory, mend};
-use libfuzzer_sys::{fuzz_mutator, fuzz_target};
 
 const RESERVED: usize = 37;
 
@@ -17,9 +15,10 @@ static GEOMETRIES: LazyLock<Vec<Geometry>> = LazyLock::new(|| {
     (0..10).map(|choice| plan(choice).expect("a gigabyte is enough")).collect()
 });
 
-fuzz_mutator!(|data: &mut [u8], size: usize, max_size: usize, seed: u32| {
+/// See [`super::Mutate`].
+pub(crate) fn mutate(data: &mut [u8], size: usize, max_size: usize, seed: u32) -> usize {
     mend::mutate(data, size, max_size, seed, 1, mend::record)
-});
+}
 
 fn check(header: &RecordHeader, geometry: &Geometry) {
     assert!(header.segment.0 < geometry.segment_count);
@@ -58,7 +57,8 @@ fn check(header: &RecordHeader, geometry: &Geometry) {
     assert_eq!(record::decode(&page, geometry, &CACHE).as_ref(), Ok(header));
 }
 
-fuzz_target!(|data: &[u8]| {
+/// One input.
+pub(crate) fn run(data: &[u8]) {
     let choice = data.get(RESERVED).copied().unwrap_or(0);
     let geometry = &GEOMETRIES[usize::from(choice) % GEOMETRIES.len()];
     let mut page = data.to_vec();
@@ -69,4 +69,4 @@ fuzz_target!(|data: &[u8]| {
             check(&header, geometry);
         }
     });
-});
+}

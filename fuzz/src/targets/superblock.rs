@@ -1,19 +1,18 @@
 //! The two superblock copies, one behind the other.
-#![no_main]
 
+use crate::{memory, mend};
 use forebay_core::{SegmentId, Slot};
 use forebay_format::superblock::{COPY_A, COPY_B};
 use forebay_format::{Geometry, PAGE, Superblock};
-use forebay_fuzz::{memory, mend};
-use libfuzzer_sys::{fuzz_mutator, fuzz_target};
 
-fuzz_mutator!(|data: &mut [u8], size: usize, max_size: usize, seed: u32| {
+/// See [`super::Mutate`].
+pub(crate) fn mutate(data: &mut [u8], size: usize, max_size: usize, seed: u32) -> usize {
     mend::mutate(data, size, max_size, seed, 2, |data| {
         let (a, b) = data.split_at_mut(data.len().min(PAGE));
         mend::superblock(a, COPY_A);
         mend::superblock(b, COPY_B);
     })
-});
+}
 
 /// Everything that follows from an accepted geometry must be inside the device.
 fn check_geometry(geometry: &Geometry) {
@@ -32,7 +31,8 @@ fn check_geometry(geometry: &Geometry) {
     assert!(geometry.holds_block(first_cell) && !geometry.holds_block(Slot(0)));
 }
 
-fuzz_target!(|data: &[u8]| {
+/// One input.
+pub(crate) fn run(data: &[u8]) {
     let (a, b) = data.split_at(data.len().min(PAGE));
     memory::within(64 << 10, || {
         let copies = [Superblock::decode(a, COPY_A), Superblock::decode(b, COPY_B)];
@@ -53,4 +53,4 @@ fuzz_target!(|data: &[u8]| {
             (Err(_), _) => {}
         }
     });
-});
+}

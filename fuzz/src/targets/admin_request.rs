@@ -1,13 +1,11 @@
 //! Bodies of requests to the admin API, and settings from the command line. The first byte chooses.
-#![no_main]
 
 use std::fmt::Debug;
 
+use crate::memory;
 use forebay_admin::{
     Assignments, CreateRequest, DeleteRequest, MAX_REQUEST_BODY, SetRequest, Settings,
 };
-use forebay_fuzz::memory;
-use libfuzzer_sys::fuzz_target;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -37,7 +35,8 @@ fn apply(assignments: &Assignments) {
     assert_eq!(Assignments::parse(&texts).as_ref(), Ok(assignments));
 }
 
-fuzz_target!(|data: &[u8]| {
+/// One input.
+pub(crate) fn run(data: &[u8]) {
     let Some((choice, body)) = data.split_first() else { return };
     if body.len() > MAX_REQUEST_BODY {
         return;
@@ -65,4 +64,4 @@ fuzz_target!(|data: &[u8]| {
             }
         }
     });
-});
+}

@@ -1,16 +1,14 @@
 //! A checkpoint, and the superblock means exactly this one. In the input only the first page of
 //! the header and of each chunk is present, the rest is zeroes; a reserved byte chooses the cache.
-#![no_main]
 
 use std::sync::LazyLock;
 
+use crate::{CACHE, memory, mend};
 use forebay_core::BlockSize;
 use forebay_format::{
     CheckpointReader, CheckpointRef, CheckpointWriter, Geometry, IndexEntry, PAGE, PartialMask,
     SegmentState,
 };
-use forebay_fuzz::{CACHE, memory, mend};
-use libfuzzer_sys::{fuzz_mutator, fuzz_target};
 
 const RESERVED: usize = 13;
 
@@ -30,9 +28,10 @@ static GEOMETRIES: LazyLock<Vec<Geometry>> = LazyLock::new(|| {
     caches.map(plan).to_vec()
 });
 
-fuzz_mutator!(|data: &mut [u8], size: usize, max_size: usize, seed: u32| {
+/// See [`super::Mutate`].
+pub(crate) fn mutate(data: &mut [u8], size: usize, max_size: usize, seed: u32) -> usize {
     mend::mutate(data, size, max_size, seed, 3, mend::checkpoint)
-});
+}
 
 #[derive(Default, Debug, PartialEq)]
 struct Content {
@@ -87,7 +86,9 @@ fn write(geometry: &Geometry, header: &forebay_format::CheckpointHeader, content
     if let Some(chunk) = writer.take_chunk().expect("there is room") {
         chunks.push((chunk.offset, chunk.bytes.to_vec()));
     }
-    let finished = writer.finish(header.base, header.highest_sequence, header.next_generation).expect("complete");
+    let finished = writer
+        .finish(header.base, header.highest_sequence, header.next_generation)
+        .expect("complete");
     let (again, same) =
         read(&finished.header, &finished.reference, geometry, |index, offset, _| {
             let (at, bytes) = chunks[index as usize].clone();
@@ -99,7 +100,8 @@ fn write(geometry: &Geometry, header: &forebay_format::CheckpointHeader, content
     assert_eq!((again.base, again.highest_sequence), (header.base, header.highest_sequence));
 }
 
-fuzz_target!(|data: &[u8]| {
+/// One input.
+pub(crate) fn run(data: &[u8]) {
     let choice = data.get(RESERVED).copied().unwrap_or(0);
     let geometry = &GEOMETRIES[usize::from(choice) % GEOMETRIES.len()];
     let mut header = data[..data.len().min(PAGE)].to_vec();
@@ -119,4 +121,4 @@ fuzz_target!(|data: &[u8]| {
         assert!(content.entries.iter().all(|entry| geometry.holds_block(entry.slot)));
         write(geometry, &header, &content);
     });
-});
+}

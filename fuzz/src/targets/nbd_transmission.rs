@@ -1,24 +1,24 @@
 //! NBD requests: a byte for what was agreed on, then what a client sends, in one piece and in many.
-#![no_main]
 
+use crate::{memory, mend, pieces};
 use forebay_core::Op;
-use forebay_fuzz::{memory, mend, pieces};
 use forebay_nbd::transmission::{
     BadMagic, Command, Event, Kind, MAX_PAYLOAD, Parser, Refusal, Session,
 };
 use forebay_nbd::wire::{REQUEST_MAGIC, RequestHeader};
-use libfuzzer_sys::{fuzz_mutator, fuzz_target, fuzzer_mutate};
+use libfuzzer_sys::fuzzer_mutate;
 
 const WINDOWS: [usize; 4] = [0, 512, 4096, 64 << 10];
 const SIZES: [u64; 4] = [1 << 20, 1 << 40, 512, (1 << 63) - 512];
 
-fuzz_mutator!(|data: &mut [u8], size: usize, max_size: usize, seed: u32| {
+/// See [`super::Mutate`].
+pub(crate) fn mutate(data: &mut [u8], size: usize, max_size: usize, seed: u32) -> usize {
     let size = fuzzer_mutate(data, size, max_size);
     if !seed.is_multiple_of(8) {
         mend_requests(&mut data[..size]);
     }
     size
-});
+}
 
 /// Requests where requests should be, most with known commands and offsets that are aligned.
 fn mend_requests(data: &mut [u8]) {
@@ -52,7 +52,7 @@ enum Seen {
 
 fn check(session: &Session, command: &Command, payload: &[u8]) {
     let is = |wanted: Op| matches!(command.kind, Kind::Volume { op, .. } if op == wanted);
-    assert!(command.offset % 512 == 0 && command.len % 512 == 0);
+    assert!(command.offset.is_multiple_of(512) && command.len.is_multiple_of(512));
     assert!(command.offset + u64::from(command.len) <= session.size);
     assert!(!(is(Op::Read) || is(Op::Write)) || command.len <= MAX_PAYLOAD);
     assert_eq!(payload.len(), if is(Op::Write) { command.len as usize } else { 0 });
@@ -61,7 +61,7 @@ fn check(session: &Session, command: &Command, payload: &[u8]) {
     assert!(session.allocation || !matches!(command.kind, Kind::BlockStatus { .. }));
 }
 
-fn run(session: Session, window: usize, pieces: &[&[u8]]) -> Vec<Seen> {
+fn feed(session: Session, window: usize, pieces: &[&[u8]]) -> Vec<Seen> {
     let mut parser = Parser::new(session, window);
     let (mut seen, mut input) = (Vec::new(), Vec::new());
     // The rest of a large write is received without the parser.
@@ -117,7 +117,8 @@ fn run(session: Session, window: usize, pieces: &[&[u8]]) -> Vec<Seen> {
     seen
 }
 
-fuzz_target!(|data: &[u8]| {
+/// One input.
+pub(crate) fn run(data: &[u8]) {
     let Some((choice, stream)) = data.split_first() else { return };
     let session = Session {
         size: SIZES[usize::from(choice >> 5 & 3)],
@@ -127,11 +128,11 @@ fuzz_target!(|data: &[u8]| {
     };
     let window = WINDOWS[usize::from(choice >> 3 & 3)];
     memory::within((1 << 20) + 32 * data.len(), || {
-        let whole = run(session, window, &[stream]);
-        assert!(whole == run(session, window, &pieces(stream, usize::MAX)), "a split matters");
+        let whole = feed(session, window, &[stream]);
+        assert!(whole == feed(session, window, &pieces(stream, usize::MAX)), "a split matters");
         if stream.len() <= 512 {
             let bytes: Vec<&[u8]> = stream.chunks(1).collect();
-            assert!(whole == run(session, window, &bytes), "single bytes matter");
+            assert!(whole == feed(session, window, &bytes), "single bytes matter");
         }
     });
-});
+}

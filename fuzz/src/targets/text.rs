@@ -1,19 +1,17 @@
 //! What an operator writes: sizes, durations, names, modes, devices, addresses. What is read is
 //! written and read again, and is the same then.
-#![no_main]
 
 use std::fmt::{Debug, Display};
 use std::str::FromStr;
 
+use crate::memory;
 use forebay_admin::VolumeName;
 use forebay_admin::duration::{format_duration, parse_duration};
 use forebay_core::units::format_size;
 use forebay_core::{Durability, Mode, ReplacementKind, parse_size};
 use forebay_device::DeviceSpec;
 use forebay_format::VolumeRecord;
-use forebay_fuzz::memory;
 use forebay_nbd::ListenAddress;
-use libfuzzer_sys::fuzz_target;
 
 /// Longest message that a bad text may cause, in bytes, beyond the text itself.
 const MESSAGE_MOST: usize = 400;
@@ -35,7 +33,8 @@ where
     }
 }
 
-fuzz_target!(|data: &[u8]| {
+/// One input.
+pub(crate) fn run(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     memory::within((256 << 10) + 16 * data.len(), || {
         if let Ok(bytes) = parse_size(text) {
@@ -59,4 +58,4 @@ fuzz_target!(|data: &[u8]| {
             assert_eq!(absolute.to_string().parse().as_ref(), Ok(&absolute), "{text:?}");
         }
     });
-});
+}

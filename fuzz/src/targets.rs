@@ -1,0 +1,51 @@
+//! The targets. `scripts/fuzz` reads their names from the files.
+
+pub(crate) mod admin_request;
+pub(crate) mod checkpoint;
+pub(crate) mod http_request;
+pub(crate) mod nbd_handshake;
+pub(crate) mod nbd_transmission;
+pub(crate) mod record;
+pub(crate) mod recover_image;
+pub(crate) mod superblock;
+pub(crate) mod text;
+pub(crate) mod volume_table;
+
+use libfuzzer_sys::fuzzer_mutate;
+
+/// Changes the first `size` bytes of `data`, which has room for `max_size`, as `seed` decides;
+/// returns the new size.
+pub(crate) type Mutate = fn(data: &mut [u8], size: usize, max_size: usize, seed: u32) -> usize;
+
+/// A target.
+pub(crate) struct Target {
+    /// Its name.
+    pub(crate) name: &'static str,
+    /// Takes one input and panics if something is wrong.
+    pub(crate) run: fn(&[u8]),
+    /// Makes the next input.
+    pub(crate) mutate: Mutate,
+}
+
+/// All of them.
+pub(crate) const TARGETS: [Target; 10] = [
+    Target { name: "admin_request", run: admin_request::run, mutate: plain },
+    Target { name: "checkpoint", run: checkpoint::run, mutate: checkpoint::mutate },
+    Target { name: "http_request", run: http_request::run, mutate: plain },
+    Target { name: "nbd_handshake", run: nbd_handshake::run, mutate: nbd_handshake::mutate },
+    Target {
+        name: "nbd_transmission",
+        run: nbd_transmission::run,
+        mutate: nbd_transmission::mutate,
+    },
+    Target { name: "record", run: record::run, mutate: record::mutate },
+    Target { name: "recover_image", run: recover_image::run, mutate: recover_image::mutate },
+    Target { name: "superblock", run: superblock::run, mutate: superblock::mutate },
+    Target { name: "text", run: text::run, mutate: plain },
+    Target { name: "volume_table", run: volume_table::run, mutate: volume_table::mutate },
+];
+
+/// As libFuzzer likes.
+fn plain(data: &mut [u8], size: usize, max_size: usize, _: u32) -> usize {
+    fuzzer_mutate(data, size, max_size)
+}
