@@ -377,7 +377,7 @@ impl Drop for FileQueue {
 }
 
 /// What the caller does next depends on this.
-fn kind_of(error: &io::Error) -> DeviceErrorKind {
+pub(crate) fn kind_of(error: &io::Error) -> DeviceErrorKind {
     match Errno::from_io_error(error) {
         Some(Errno::NOSPC | Errno::DQUOT) => DeviceErrorKind::NoSpace,
         Some(Errno::INVAL) => DeviceErrorKind::Invalid,

@@ -2,6 +2,7 @@
 //!
 //! - [`api`]: what a device is, what can be asked of it, how an operation ends
 //! - [`buffer`]: aligned buffers that own their bytes
+//! - `faulty`: a device that fails, delays, hangs, tears and forgets on command, for tests
 //! - [`hint`]: what the CPU is told about how memory will be used
 //! - `holes`: whether a file or block device can forget a range
 //! - `identity`: what tells a file or block device from all others, also after a restart
@@ -15,6 +16,7 @@
 //! - [`spec`]: the one way to write down a device
 pub mod api;
 pub mod buffer;
+mod faulty;
 pub mod file;
 pub mod hint;
 mod holes;

@@ -6,9 +6,11 @@
 //! | `PATH,size=10G` | likewise; a missing file is created, sparse, and what is there must have exactly that size, until it is in use: see [`DeviceSpec::made`] |
 //! | `ram:1G` | RAM, a new device each time, lost at the end |
 //! | `hdd7200:DEVICE`, `sata-ssd:DEVICE`, `pcie-ssd:DEVICE` | one of the above, as slow as that disk |
+//! | `faulty:DEVICE`, `faulty:DEVICE,control=FILE` | for tests: one of the above with the faults that `FILE` asks for, by default the path with `.faults` added |
 //!
 //! A path whose first part contains a colon is written with `./` in front. Everything else in a
-//! path is taken as it is, commas included, unless it ends in `,size=`*something*.
+//! path is taken as it is, commas included, unless it ends in `,size=`*something*, or in
+//! `,control=`*something* after `faulty:`.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -18,11 +20,14 @@ use std::sync::Arc;
 use forebay_core::parse_size;
 
 use crate::api::Device;
+use crate::faulty::FaultyDevice;
 use crate::file::FileDevice;
 use crate::model::{ModelKind, ModelledDevice};
 use crate::open::{Access, DeviceIdentity, OpenError, OpenErrorKind, identity};
 use crate::ram::RamDevice;
 
+const FAULTY: &str = "faulty";
+const CONTROL_OPTION: &str = ",control=";
 const SIZE_OPTION: &str = ",size=";
 /// Sizes are multiples of this, in bytes.
 const SIZE_UNIT: u64 = 4096;
@@ -37,6 +42,8 @@ enum Place {
 /// A device as an operator writes it, see the [module](self).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct DeviceSpec {
+    /// The file that asks for faults.
+    control: Option<PathBuf>,
     model: Option<ModelKind>,
     place: Place,
 }
@@ -53,9 +60,12 @@ pub enum SpecError {
          file of that name as './{0}:...'"
     )]
     UnknownKind(String),
-    /// A model of a model.
-    #[error("a modelled disk cannot stand on another one")]
+    /// A model of a model, or of a faulty device.
+    #[error("a modelled disk can stand on a path or on RAM only")]
     Nested,
+    /// Faults of a device in RAM, which has no path.
+    #[error("a faulty device without a path needs a file that controls it: add ',control=FILE'")]
+    NoControl,
     /// A size that cannot be read, or that no device can have.
     #[error("'{0}' is not the size of a device; write a positive multiple of 4K, like 512M or 10G")]
     BadSize(String),
@@ -92,6 +102,9 @@ impl FromStr for DeviceSpec {
     type Err = SpecError;
 
     fn from_str(text: &str) -> Result<Self, SpecError> {
+        if let Some((FAULTY, text)) = split_kind(text) {
+            return read_faulty(text);
+        }
         let (model, rest) = match split_kind(text) {
             Some((kind, rest)) => match model_of(kind) {
                 Some(model) => (Some(model), rest),
@@ -101,7 +114,7 @@ impl FromStr for DeviceSpec {
         };
         let place = match split_kind(rest) {
             Some(("ram", size)) => Place::Ram { size: read_size(size)? },
-            Some((kind, _)) if model.is_some() && model_of(kind).is_some() => {
+            Some((kind, _)) if model.is_some() && (model_of(kind).is_some() || kind == FAULTY) => {
                 return Err(SpecError::Nested);
             }
             Some((kind, _)) => {
@@ -121,8 +134,31 @@ impl FromStr for DeviceSpec {
                 Place::Path { path: path.into(), size }
             }
         };
-        Ok(DeviceSpec { model, place })
+        Ok(DeviceSpec { control: None, model, place })
     }
+}
+
+/// Reads what follows `faulty:`.
+fn read_faulty(text: &str) -> Result<DeviceSpec, SpecError> {
+    let (device, control) = match text.rsplit_once(CONTROL_OPTION) {
+        Some((_, "")) => return Err(SpecError::NoControl),
+        Some((device, control)) => (device, Some(PathBuf::from(control))),
+        None => (text, None),
+    };
+    if let Some((FAULTY, _)) = split_kind(device) {
+        return Err(SpecError::UnknownKind(FAULTY.to_owned()));
+    }
+    let spec: DeviceSpec = device.parse()?;
+    let beside = || spec.path().map(default_control);
+    let control = control.or_else(beside).ok_or(SpecError::NoControl)?;
+    Ok(DeviceSpec { control: Some(control), ..spec })
+}
+
+/// The file that controls the faulty device at `path`, unless another one is named.
+fn default_control(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".faults");
+    name.into()
 }
 
 /// A size in the largest unit that expresses it exactly.
@@ -135,6 +171,9 @@ fn exact_size(bytes: u64) -> String {
 
 impl fmt::Display for DeviceSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.control.is_some() {
+            write!(f, "{FAULTY}:")?;
+        }
         if let Some(model) = self.model {
             write!(f, "{}:", model_name(model))?;
         }
@@ -144,6 +183,12 @@ impl fmt::Display for DeviceSpec {
             Place::Path { path, size: Some(size) } => {
                 write!(f, "{}{SIZE_OPTION}{}", path.display(), exact_size(*size))
             }
+        }?;
+        match &self.control {
+            Some(control) if self.path().map(default_control).as_ref() != Some(control) => {
+                write!(f, "{CONTROL_OPTION}{}", control.display())
+            }
+            _ => Ok(()),
         }
     }
 }
@@ -151,7 +196,11 @@ impl fmt::Display for DeviceSpec {
 impl DeviceSpec {
     /// The file or block device at `path`, whatever its name looks like.
     pub fn from_path(path: impl Into<PathBuf>) -> Self {
-        DeviceSpec { model: None, place: Place::Path { path: path.into(), size: None } }
+        DeviceSpec {
+            control: None,
+            model: None,
+            place: Place::Path { path: path.into(), size: None },
+        }
     }
 
     /// The same device once it has been made: it is opened with the size that it has by now, and not
@@ -170,6 +219,7 @@ impl DeviceSpec {
     /// # Errors
     /// See [`OpenErrorKind`].
     pub fn open(&self, access: Access) -> Result<Arc<dyn Device>, OpenError> {
+        self.check_there()?;
         let device: Arc<dyn Device> = match &self.place {
             Place::Path { path, size } => FileDevice::open(path, access, *size)?,
             Place::Ram { size } => {
@@ -178,10 +228,22 @@ impl DeviceSpec {
                     .map_err(|error| OpenError::new(OpenErrorKind::BadSize, self, error))?
             }
         };
-        Ok(match self.model {
+        let device = match self.model {
             Some(kind) => ModelledDevice::new(device, kind),
             None => device,
+        };
+        Ok(match &self.control {
+            Some(control) => FaultyDevice::wrap(device, control),
+            None => device,
         })
+    }
+
+    /// Whether a faulty device is there at present.
+    fn check_there(&self) -> Result<(), OpenError> {
+        match &self.control {
+            Some(control) => FaultyDevice::is_there(&self.to_string(), control),
+            None => Ok(()),
+        }
     }
 
     /// Which file or block device this is, however it is written, to tell whether two
@@ -190,6 +252,7 @@ impl DeviceSpec {
     /// # Errors
     /// As when opening; a file that would be created is `NotFound` until it has been opened.
     pub fn identity(&self) -> Result<Option<DeviceIdentity>, OpenError> {
+        self.check_there()?;
         self.path().map(identity).transpose()
     }
 
@@ -199,6 +262,11 @@ impl DeviceSpec {
             Place::Path { path, .. } => Some(path),
             Place::Ram { .. } => None,
         }
+    }
+
+    /// Whether the size is given: a file that is missing is created.
+    pub fn has_size(&self) -> bool {
+        matches!(self.place, Place::Ram { .. } | Place::Path { size: Some(_), .. })
     }
 
     /// The disk that is modelled, if any.
@@ -218,7 +286,11 @@ impl DeviceSpec {
     /// `Io` if there is no working directory.
     pub fn absolute(&self) -> Result<Self, OpenError> {
         let mut spec = self.clone();
-        if let Place::Path { path, .. } = &mut spec.place {
+        let path = match &mut spec.place {
+            Place::Path { path, .. } => Some(path),
+            Place::Ram { .. } => None,
+        };
+        for path in path.into_iter().chain(&mut spec.control) {
             *path = std::path::absolute(&*path)
                 .map_err(|error| OpenError::new(OpenErrorKind::Io, self, error))?;
         }
@@ -326,6 +398,36 @@ mod tests {
         }
         assert_eq!("hdd7200:pcie-ssd:/a".parse::<DeviceSpec>(), Err(SpecError::Nested));
         assert_eq!("/a\0b".parse::<DeviceSpec>(), Err(SpecError::BadPath));
+    }
+
+    #[test]
+    fn a_faulty_device_names_its_control_file() {
+        for (text, control, printed) in [
+            ("faulty:/a", "/a.faults", None),
+            ("faulty:/a,size=4K", "/a.faults", None),
+            ("faulty:hdd7200:/a,size=4K,control=/b,c", "/b,c", None),
+            ("faulty:/a,control=/a.faults", "/a.faults", Some("faulty:/a")),
+            ("faulty:ram:4K,control=/c", "/c", None),
+            ("faulty:sata-ssd:ram:4K,control=/c", "/c", None),
+        ] {
+            let spec = spec(text);
+            assert_eq!(spec.control.as_deref(), Some(Path::new(control)), "{text}");
+            assert_eq!(spec.to_string(), printed.unwrap_or(text));
+        }
+        assert_eq!(spec("/a,control=/b").path(), Some(Path::new("/a,control=/b")));
+        for (text, error) in [
+            ("faulty:", SpecError::Empty),
+            ("faulty:,control=/a", SpecError::Empty),
+            ("faulty:ram:4K", SpecError::NoControl),
+            ("faulty:/a,control=", SpecError::NoControl),
+            ("faulty:faulty:/a", SpecError::UnknownKind("faulty".to_owned())),
+            ("hdd7200:faulty:/a", SpecError::Nested),
+        ] {
+            assert_eq!(text.parse::<DeviceSpec>(), Err(error), "{text}");
+        }
+        let stored = spec("faulty:a,control=c").absolute().expect("a working directory");
+        assert!(stored.control.as_deref().is_some_and(Path::is_absolute));
+        assert_eq!(spec(&stored.to_string()), stored);
     }
 
     #[test]

@@ -14,6 +14,8 @@ pub(crate) struct DeviceName {
     pub(crate) text: String,
     /// The file or block device; `None` for RAM.
     pub(crate) path: Option<PathBuf>,
+    /// Whether a file that is missing is created.
+    sized: bool,
 }
 
 impl DeviceName {
@@ -28,7 +30,8 @@ impl DeviceName {
         }
         let spec: DeviceSpec = text.parse().map_err(|error| ApiError::invalid(field, error))?;
         let spec = spec.absolute().map_err(|error| ApiError::invalid(field, error))?;
-        Ok(DeviceName { text: spec.to_string(), path: spec.path().map(Path::to_owned) })
+        let (text, path) = (spec.to_string(), spec.path().map(Path::to_owned));
+        Ok(DeviceName { text, path, sized: spec.has_size() })
     }
 
     /// Takes the name of an origin apart: the home of data that is to last.
@@ -51,9 +54,8 @@ impl DeviceName {
     /// As [`Place::of`], except that a file whose size is given need not be there yet.
     pub(crate) fn place(&self, field: &str) -> Result<Option<Place>, ApiError> {
         let Some(path) = &self.path else { return Ok(None) };
-        let sized = !self.text.ends_with(&*path.to_string_lossy());
         let absent = || matches!(path.try_exists(), Ok(false));
-        if sized && absent() {
+        if self.sized && absent() {
             return Ok(Some(Place::Planned(path.clone())));
         }
         Place::of(field, path).map(Some)
@@ -168,6 +170,7 @@ mod tests {
             ("/a/b", Some("/a/b")),
             ("hdd7200:/a", Some("/a")),
             ("pcie-ssd:/a,size=1G", Some("/a")),
+            ("faulty:/a,control=/b", Some("/a")),
             ("ram:1G", None),
             ("hdd7200:ram:1G", None),
         ] {
@@ -180,6 +183,8 @@ mod tests {
         assert!(
             DeviceName::parse("origin", "/nonexistent").expect("good").place("origin").is_err()
         );
+        let missing = DeviceName::parse("origin", "faulty:/nonexistent,control=/a").expect("good");
+        assert!(missing.place("origin").is_err(), "no size, so nothing is planned");
         let here = std::env::current_dir().expect("there is one");
         let device = DeviceName::parse("origin", "sata-ssd:x").expect("good");
         assert_eq!(device.text, format!("sata-ssd:{}", here.join("x").display()));

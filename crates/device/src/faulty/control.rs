@@ -1,0 +1,105 @@
+//! The file that says which faults a device has.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use forebay_core::Nanos;
+use parking_lot::Mutex;
+
+use super::rules::{Rules, Shape, Verdict};
+
+/// How long a change of the file may go unnoticed.
+const LOOK: Duration = Duration::from_millis(2);
+
+/// What tells one content of the file from the next: inode, size, and the times of the last change
+/// of the content and of the inode.
+type Stamp = (u64, i64, (i64, u64), (i64, u64));
+
+struct State {
+    stamp: Option<Stamp>,
+    /// Counts the contents.
+    edition: u64,
+    rules: Result<Rules, String>,
+    looked: Option<Nanos>,
+}
+
+/// The control file of an open device.
+pub(crate) struct Control {
+    path: PathBuf,
+    state: Mutex<State>,
+}
+
+/// What was decided about an operation.
+#[derive(Debug)]
+pub(super) struct Judged {
+    /// The content of the file that it was decided by.
+    pub(super) edition: u64,
+    /// How long it waits first.
+    pub(super) delay: Duration,
+    /// What becomes of it then; or why the file does not say so.
+    pub(super) verdict: Result<Verdict, String>,
+}
+
+impl Control {
+    pub(super) fn new(path: PathBuf) -> Self {
+        let state = State { stamp: None, edition: 0, rules: Ok(Rules::default()), looked: None };
+        Control { path, state: Mutex::new(state) }
+    }
+
+    /// The rules in the file; none if there is no file.
+    ///
+    /// # Errors
+    /// A sentence that names the file.
+    pub(super) fn read(path: &Path) -> Result<Rules, String> {
+        let text = match std::fs::read_to_string(path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
+            Err(error) => return Err(format!("{}: {error}", path.display())),
+        };
+        Rules::parse(&text).map_err(|error| format!("{}: {error}", path.display()))
+    }
+
+    /// Looks whether the file has changed, unless that was done just now, and reads it. Gives the
+    /// number of the content, and whether what is held unsynced is to be dropped.
+    pub(super) fn look(&self, now: Nanos) -> (u64, bool) {
+        let state = &mut *self.state.lock();
+        if state.looked.is_some_and(|looked| now.since(looked) < LOOK) {
+            return (state.edition, false);
+        }
+        state.looked = Some(now);
+        let stamp = rustix::fs::stat(&self.path).ok().map(|stat| {
+            let changed = (stat.st_mtime, stat.st_mtime_nsec);
+            (stat.st_ino, stat.st_size, changed, (stat.st_ctime, stat.st_ctime_nsec))
+        });
+        if stamp == state.stamp {
+            return (state.edition, false);
+        }
+        state.stamp = stamp;
+        state.edition += 1;
+        state.rules = Control::read(&self.path);
+        if let Err(error) = &state.rules {
+            tracing::error!(%error, "every operation fails");
+        }
+        (state.edition, state.rules.as_ref().is_ok_and(|rules| rules.forget))
+    }
+
+    /// Decides about an operation.
+    pub(super) fn judge(&self, device: &str, shape: &Shape) -> Judged {
+        let state = &mut *self.state.lock();
+        let (delay, verdict) = match &mut state.rules {
+            Ok(rules) => {
+                let told = |rule: &str| tracing::info!(device, rule, "an injected fault strikes");
+                let (delay, verdict) = rules.judge(shape, told);
+                (delay, Ok(verdict))
+            }
+            Err(error) => (Duration::ZERO, Err(error.clone())),
+        };
+        Judged { edition: state.edition, delay, verdict }
+    }
+
+    /// Whether writes are held until they are synced.
+    pub(super) fn is_volatile(&self) -> bool {
+        self.state.lock().rules.as_ref().is_ok_and(|rules| rules.volatile)
+    }
+}

@@ -1,0 +1,98 @@
+//! A device that fails, delays, hangs, tears and forgets as a control file says. For tests only.
+//!
+//! The file and its rules are described in `docs/testing.md`, "Faulty devices".
+//!
+//! - [`rules`]: the content of the file, and which rule applies
+//! - [`control`]: the file of an open device
+//! - [`held`]: the content of a volatile write cache
+//! - [`queue`]: the operations of one lane
+
+use std::path::Path;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use forebay_core::Identity;
+
+use crate::api::{Device, DeviceError, DeviceQueue, QueueContext};
+use crate::open::{OpenError, OpenErrorKind};
+use crate::table::Shape;
+
+mod control;
+mod held;
+mod queue;
+mod rules;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use control::Control;
+use held::Held;
+use queue::FaultyQueue;
+
+/// A device before another one, see the [module](self).
+pub(crate) struct FaultyDevice {
+    inner: Arc<dyn Device>,
+    shared: Arc<Shared>,
+}
+
+/// What the lanes share.
+struct Shared {
+    shape: Shape,
+    control: Control,
+    held: Arc<Held>,
+}
+
+impl FaultyDevice {
+    /// `inner` with the faults of the file `control`. Its name is that of `inner` after `faulty:`.
+    pub(crate) fn wrap(inner: Arc<dyn Device>, control: &Path) -> Arc<dyn Device> {
+        let name = format!("faulty:{}", inner.name()).into();
+        let (size, logical_block) = (inner.size(), inner.logical_block());
+        let shared = Shared {
+            shape: Shape { name, size, logical_block },
+            control: Control::new(control.to_owned()),
+            held: Arc::new(Held::new(logical_block)),
+        };
+        Arc::new(FaultyDevice { inner, shared: Arc::new(shared) })
+    }
+
+    /// Whether there is a device for those who look for one.
+    ///
+    /// # Errors
+    /// `NotFound` when it is gone, `Io` when the control file is not understood.
+    pub(crate) fn is_there(name: &str, control: &Path) -> Result<(), OpenError> {
+        match Control::read(control) {
+            Ok(rules) if rules.gone => {
+                let cause = "No such device (injected)";
+                Err(OpenError::new(OpenErrorKind::NotFound, name, cause))
+            }
+            Ok(_) => Ok(()),
+            Err(cause) => Err(OpenError::new(OpenErrorKind::Io, name, cause)),
+        }
+    }
+}
+
+impl Device for FaultyDevice {
+    fn name(&self) -> &str {
+        &self.shared.shape.name
+    }
+
+    fn size(&self) -> u64 {
+        self.shared.shape.size
+    }
+
+    fn logical_block(&self) -> u64 {
+        self.shared.shape.logical_block
+    }
+
+    fn writes_durably(&self) -> bool {
+        self.inner.writes_durably()
+    }
+
+    fn identity(&self) -> Option<Identity> {
+        self.inner.identity()
+    }
+
+    fn open_queue(&self, context: &QueueContext) -> Result<Rc<dyn DeviceQueue>, DeviceError> {
+        let inner = self.inner.open_queue(context)?;
+        Ok(Rc::new(FaultyQueue::new(inner, self.shared.clone(), context.clock.clone())))
+    }
+}

@@ -1,0 +1,404 @@
+//! One lane's way to a faulty device.
+
+use std::cell::RefCell;
+use std::io;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use forebay_core::{Clock, Nanos};
+use rustix::io::Errno;
+
+use super::Shared;
+use super::control::Judged;
+use super::held::{Drain, Patch};
+use super::rules::{self, Verdict};
+use crate::api::{DeviceDone, DeviceError, DeviceErrorKind, DeviceOp, DeviceQueue, IoData, OpId};
+use crate::buffer::IoBuf;
+use crate::file::kind_of;
+use crate::ram::{unknown, unpublished};
+use crate::table::OpTable;
+
+/// How often the file is looked at while operations wait.
+const TICK: Duration = Duration::from_millis(2);
+
+enum Phase {
+    /// Not with the device inside yet.
+    Waiting(Waiting),
+    /// With the device inside.
+    Running(OpId, Then),
+    /// What was held is written to the device inside; a sync follows.
+    Draining {
+        writes: Vec<OpId>,
+        drain: Drain,
+        error: Option<DeviceError>,
+    },
+    Ended(DeviceDone),
+}
+
+struct Waiting {
+    op: DeviceOp,
+    since: Nanos,
+    judged: Judged,
+    waker: Option<Waker>,
+}
+
+/// What follows when the device inside has done its part.
+enum Then {
+    /// Give its result.
+    Give,
+    /// Fail all the same, and give back the buffer.
+    Fail(DeviceError, Option<IoBuf>),
+    /// Lay what was held when it started over what was read.
+    Patch(Vec<Patch>),
+    /// What was held is on the device now.
+    Settle(Drain),
+}
+
+/// One lane's way to a faulty device.
+pub(super) struct FaultyQueue {
+    inner: Rc<dyn DeviceQueue>,
+    shared: Arc<Shared>,
+    clock: Arc<dyn Clock>,
+    ops: RefCell<OpTable<Phase>>,
+    /// Those in [`Phase::Waiting`].
+    waiting: RefCell<Vec<OpId>>,
+    /// Those whose result nobody wants.
+    orphans: RefCell<Vec<OpId>>,
+}
+
+impl FaultyQueue {
+    pub(super) fn new(
+        inner: Rc<dyn DeviceQueue>,
+        shared: Arc<Shared>,
+        clock: Arc<dyn Clock>,
+    ) -> Self {
+        let (waiting, orphans) = (RefCell::default(), RefCell::default());
+        FaultyQueue { inner, shared, clock, ops: RefCell::default(), waiting, orphans }
+    }
+
+    /// Looks at the control file; gives the number of its content.
+    fn look(&self, now: Nanos) -> u64 {
+        let (edition, forget) = self.shared.control.look(now);
+        if forget {
+            self.shared.held.forget();
+        }
+        edition
+    }
+
+    fn judge(&self, op: &DeviceOp) -> Judged {
+        self.shared.control.judge(&self.shared.shape.name, &rules::Shape::of(op))
+    }
+
+    /// The end of an operation that fails.
+    fn failed(&self, op: DeviceOp, kind: DeviceErrorKind, cause: String) -> DeviceDone {
+        let error = self.shared.shape.error(kind, op.what(), place(&op), cause);
+        DeviceDone { result: Err(error), buf: buffer(op) }
+    }
+
+    /// Carries out what was decided.
+    ///
+    /// # Errors
+    /// The operation, if what is held is being moved by another one: it is tried again.
+    fn begin(&self, op: DeviceOp, verdict: &Result<Verdict, String>) -> Result<Phase, DeviceOp> {
+        let injected = |errno| {
+            let error = io::Error::from(errno);
+            (kind_of(&error), format!("{error} (injected)"))
+        };
+        if let Err(error) = self.shared.shape.check_op(&op) {
+            return Ok(Phase::Ended(DeviceDone { result: Err(error), buf: buffer(op) }));
+        }
+        match verdict {
+            Ok(Verdict::Pass | Verdict::Hang) => self.pass(op),
+            Ok(Verdict::Fail(errno)) => {
+                let (kind, cause) = injected(*errno);
+                Ok(Phase::Ended(self.failed(op, kind, cause)))
+            }
+            Ok(Verdict::Tear(bytes)) => {
+                let (kind, cause) = injected(Errno::IO);
+                Ok(self.tear(op, *bytes, kind, cause))
+            }
+            Err(cause) => Ok(Phase::Ended(self.failed(op, DeviceErrorKind::Io, cause.clone()))),
+        }
+    }
+
+    /// Whether writes are held. They still are when the file no longer says so, until a sync has
+    /// moved them: later ones must not be overtaken.
+    fn holds(&self) -> bool {
+        self.shared.control.is_volatile() || !self.shared.held.is_empty()
+    }
+
+    fn pass(&self, op: DeviceOp) -> Result<Phase, DeviceOp> {
+        let held = &self.shared.held;
+        if !self.holds() {
+            return Ok(Phase::Running(self.inner.start(op), Then::Give));
+        }
+        let done = |result, buf| Phase::Ended(DeviceDone { result, buf });
+        Ok(match op {
+            DeviceOp::Read { offset, ref buf } => {
+                let patches = held.patches(offset, buf.len() as u64);
+                Phase::Running(self.inner.start(op), Then::Patch(patches))
+            }
+            DeviceOp::Write { offset, data: IoData::Owned(buf) } => {
+                held.put(offset, &buf);
+                done(Ok(()), Some(buf))
+            }
+            DeviceOp::Write { offset, data: IoData::Log(log, range) } => {
+                let result = match log.get(range) {
+                    Some(bytes) => {
+                        held.put(offset, bytes);
+                        Ok(())
+                    }
+                    None => Err(unpublished(&self.shared.shape, offset)),
+                };
+                done(result, None)
+            }
+            DeviceOp::Sync => match held.drain(0..u64::MAX) {
+                Some(drain) => self.drain(drain),
+                None => return Err(op),
+            },
+            DeviceOp::DurableWrite { offset, ref log, ref range } => {
+                let Some(bytes) = log.get(range.clone()) else {
+                    return Ok(done(Err(unpublished(&self.shared.shape, offset)), None));
+                };
+                // Before anything is taken: what is taken then has it.
+                held.put(offset, bytes);
+                match held.drain(offset..offset + bytes.len() as u64) {
+                    Some(drain) => self.drain(drain),
+                    None => return Err(op),
+                }
+            }
+            // The device inside does these at once, which a write cache may do.
+            DeviceOp::Discard { offset, len } | DeviceOp::WriteZeroes { offset, len } => {
+                match held.drain(offset..offset + len) {
+                    Some(drain) => Phase::Running(self.inner.start(op), Then::Settle(drain)),
+                    None => return Err(op),
+                }
+            }
+        })
+    }
+
+    fn drain(&self, drain: Drain) -> Phase {
+        let start =
+            |(offset, buf)| self.inner.start(DeviceOp::Write { offset, data: IoData::Owned(buf) });
+        let writes = drain.writes().into_iter().map(start).collect();
+        Phase::Draining { writes, drain, error: None }
+    }
+
+    /// Writes the first bytes and fails.
+    fn tear(&self, op: DeviceOp, bytes: u64, kind: DeviceErrorKind, cause: String) -> Phase {
+        let offset = place(&op);
+        let whole = |len: usize| {
+            let bytes = bytes.min(len as u64);
+            (bytes - bytes % self.shared.shape.logical_block) as usize
+        };
+        let part = match &op {
+            DeviceOp::Write { data: IoData::Owned(buf), .. } => {
+                Some(IoBuf::copy_from(&buf[..whole(buf.len())]))
+            }
+            DeviceOp::Write { data: IoData::Log(log, range), .. }
+            | DeviceOp::DurableWrite { log, range, .. } => {
+                log.get(range.clone()).map(|bytes| IoBuf::copy_from(&bytes[..whole(bytes.len())]))
+            }
+            _ => None,
+        };
+        let done = self.failed(op, kind, cause);
+        match (part, done.result) {
+            (Some(part), Err(error)) if !part.is_empty() => {
+                if self.holds() {
+                    self.shared.held.put(offset, &part);
+                    return Phase::Ended(DeviceDone { result: Err(error), buf: done.buf });
+                }
+                let write = DeviceOp::Write { offset, data: IoData::Owned(part) };
+                Phase::Running(self.inner.start(write), Then::Fail(error, done.buf))
+            }
+            (_, result) => Phase::Ended(DeviceDone { result, buf: done.buf }),
+        }
+    }
+
+    /// Takes a phase as far as it goes; gives it back if that is not its end.
+    fn step(&self, phase: Phase, context: &mut Context<'_>) -> Result<DeviceDone, Phase> {
+        match phase {
+            Phase::Waiting(mut waiting) => {
+                waiting.waker = Some(context.waker().clone());
+                Err(Phase::Waiting(waiting))
+            }
+            Phase::Running(id, then) => match self.inner.poll_op(id, context) {
+                Poll::Ready(done) => Ok(then.finish(done)),
+                Poll::Pending => Err(Phase::Running(id, then)),
+            },
+            Phase::Draining { mut writes, drain, mut error } => {
+                writes.retain(|id| match self.inner.poll_op(*id, context) {
+                    Poll::Ready(done) => {
+                        error = error.take().or(done.result.err());
+                        false
+                    }
+                    Poll::Pending => true,
+                });
+                match error {
+                    _ if !writes.is_empty() => Err(Phase::Draining { writes, drain, error }),
+                    Some(error) => Ok(DeviceDone { result: Err(error), buf: None }),
+                    None => {
+                        let sync = self.inner.start(DeviceOp::Sync);
+                        self.step(Phase::Running(sync, Then::Settle(drain)), context)
+                    }
+                }
+            }
+            Phase::Ended(done) => Ok(done),
+        }
+    }
+
+    /// Whether an operation that waits may begin; judges it anew if the file has changed.
+    fn is_due(&self, waiting: &mut Waiting, edition: u64, now: Nanos) -> bool {
+        if waiting.judged.edition != edition {
+            waiting.judged = self.judge(&waiting.op);
+        }
+        !matches!(waiting.judged.verdict, Ok(Verdict::Hang))
+            && now >= waiting.since + waiting.judged.delay
+    }
+
+    /// Begins `id` if it may; gives the waker to be called. `false`: it still waits.
+    fn advance(&self, id: OpId, edition: u64, now: Nanos) -> (bool, Option<Waker>) {
+        let mut ops = self.ops.borrow_mut();
+        let Some(Phase::Waiting(waiting)) = ops.get_mut(id) else { return (true, None) };
+        if !self.is_due(waiting, edition, now) {
+            return (false, None);
+        }
+        let op = std::mem::replace(&mut waiting.op, DeviceOp::Sync);
+        let phase = match self.begin(op, &waiting.judged.verdict) {
+            Ok(phase) => phase,
+            Err(op) => {
+                waiting.op = op;
+                return (false, None);
+            }
+        };
+        let waker = waiting.waker.take();
+        if let Some(entry) = ops.get_mut(id) {
+            *entry = phase;
+        }
+        (true, waker)
+    }
+}
+
+/// First byte of an operation.
+fn place(op: &DeviceOp) -> u64 {
+    match op {
+        DeviceOp::Read { offset, .. }
+        | DeviceOp::Write { offset, .. }
+        | DeviceOp::DurableWrite { offset, .. }
+        | DeviceOp::Discard { offset, .. }
+        | DeviceOp::WriteZeroes { offset, .. } => *offset,
+        DeviceOp::Sync => 0,
+    }
+}
+
+/// The buffer that belongs to the caller.
+fn buffer(op: DeviceOp) -> Option<IoBuf> {
+    match op {
+        DeviceOp::Read { buf, .. } | DeviceOp::Write { data: IoData::Owned(buf), .. } => Some(buf),
+        _ => None,
+    }
+}
+
+impl Then {
+    fn finish(self, mut done: DeviceDone) -> DeviceDone {
+        match self {
+            Then::Give => {}
+            Then::Fail(error, buf) => return DeviceDone { result: Err(error), buf },
+            Then::Patch(patches) => {
+                for (at, bytes) in patches {
+                    let place = done.buf.as_mut().and_then(|buf| buf.get_mut(at..at + bytes.len()));
+                    if let Some(place) = place {
+                        place.copy_from_slice(&bytes);
+                    }
+                }
+            }
+            Then::Settle(drain) => {
+                if done.result.is_ok() {
+                    drain.settle();
+                }
+            }
+        }
+        done
+    }
+}
+
+impl DeviceQueue for FaultyQueue {
+    fn start(&self, op: DeviceOp) -> OpId {
+        let now = self.clock.now();
+        let edition = self.look(now);
+        let judged = self.judge(&op);
+        let mut waiting = Waiting { op, since: now, judged, waker: None };
+        if self.is_due(&mut waiting, edition, now) {
+            match self.begin(waiting.op, &waiting.judged.verdict) {
+                Ok(phase) => return self.ops.borrow_mut().add(phase),
+                Err(op) => waiting.op = op,
+            }
+        }
+        let id = self.ops.borrow_mut().add(Phase::Waiting(waiting));
+        self.waiting.borrow_mut().push(id);
+        id
+    }
+
+    fn poll_op(&self, id: OpId, context: &mut Context<'_>) -> Poll<DeviceDone> {
+        let mut ops = self.ops.borrow_mut();
+        let Some(phase) = ops.get_mut(id) else {
+            return Poll::Ready(unknown(&self.shared.shape));
+        };
+        let nothing = Phase::Ended(DeviceDone { result: Ok(()), buf: None });
+        match self.step(std::mem::replace(phase, nothing), context) {
+            Ok(done) => {
+                ops.take(id);
+                Poll::Ready(done)
+            }
+            Err(left) => {
+                *phase = left;
+                Poll::Pending
+            }
+        }
+    }
+
+    fn forget(&self, id: OpId) {
+        self.orphans.borrow_mut().push(id);
+    }
+
+    fn drive(&self) {
+        self.inner.drive();
+        let mut nobody = Context::from_waker(Waker::noop());
+        self.orphans.borrow_mut().retain(|id| self.poll_op(*id, &mut nobody).is_pending());
+        if self.waiting.borrow().is_empty() {
+            return;
+        }
+        let now = self.clock.now();
+        let edition = self.look(now);
+        let mut wakers = Vec::new();
+        self.waiting.borrow_mut().retain(|id| {
+            let (begun, waker) = self.advance(*id, edition, now);
+            wakers.extend(waker);
+            !begun
+        });
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    fn next_event(&self) -> Option<Nanos> {
+        let idle = self.waiting.borrow().is_empty() && self.orphans.borrow().is_empty();
+        let tick = (!idle).then(|| self.clock.now() + TICK);
+        [self.inner.next_event(), tick].into_iter().flatten().min()
+    }
+}
+
+impl Drop for FaultyQueue {
+    /// The device inside may live longer; nobody can collect these results any more.
+    fn drop(&mut self) {
+        for phase in self.ops.get_mut().drain() {
+            match phase {
+                Phase::Running(id, _) => self.inner.forget(id),
+                Phase::Draining { writes, .. } => {
+                    writes.into_iter().for_each(|id| self.inner.forget(id));
+                }
+                Phase::Waiting(_) | Phase::Ended(_) => {}
+            }
+        }
+    }
+}

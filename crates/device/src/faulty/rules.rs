@@ -1,0 +1,340 @@
+//! The control file of a faulty device: its grammar, and which rule applies to an operation.
+//! The grammar is written down in `docs/testing.md`, "Faulty devices".
+
+use std::ops::Range;
+use std::time::Duration;
+
+use forebay_core::parse_size;
+use rustix::io::Errno;
+
+use crate::api::DeviceOp;
+
+/// Errors that can be asked for by name.
+const ERRORS: [(&str, Errno); 8] = [
+    ("EIO", Errno::IO),
+    ("ENOSPC", Errno::NOSPC),
+    ("ENXIO", Errno::NXIO),
+    ("ENODEV", Errno::NODEV),
+    ("EROFS", Errno::ROFS),
+    ("ETIMEDOUT", Errno::TIMEDOUT),
+    ("EINVAL", Errno::INVAL),
+    ("EOPNOTSUPP", Errno::OPNOTSUPP),
+];
+
+/// Operations as the file names them.
+const OPS: [&str; 5] = ["read", "write", "sync", "discard", "zero"];
+
+/// An operation as far as rules look at it.
+pub(super) struct Shape {
+    /// One of [`OPS`].
+    op: &'static str,
+    /// `None`: it has no place on the device.
+    range: Option<Range<u64>>,
+}
+
+impl Shape {
+    pub(super) fn of(op: &DeviceOp) -> Self {
+        let (op, place) = match op {
+            DeviceOp::Read { offset, buf } => ("read", Some((*offset, buf.len() as u64))),
+            DeviceOp::Write { offset, data } => ("write", Some((*offset, data.len() as u64))),
+            DeviceOp::DurableWrite { offset, range, .. } => {
+                ("write", Some((*offset, range.len() as u64)))
+            }
+            DeviceOp::Sync => ("sync", None),
+            DeviceOp::Discard { offset, len } => ("discard", Some((*offset, *len))),
+            DeviceOp::WriteZeroes { offset, len } => ("zero", Some((*offset, *len))),
+        };
+        Shape { op, range: place.map(|(from, len)| from..from.saturating_add(len)) }
+    }
+}
+
+/// What becomes of an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// It goes to the device.
+    Pass,
+    /// It fails.
+    Fail(Errno),
+    /// It waits until the file changes.
+    Hang,
+    /// So many bytes of it are written, and it fails.
+    Tear(u64),
+}
+
+#[derive(Debug)]
+enum Action {
+    Delay(Duration),
+    End(Verdict),
+}
+
+#[derive(Debug)]
+struct Rule {
+    /// As the operator wrote it.
+    line: String,
+    action: Action,
+    /// Empty: all.
+    ops: Vec<&'static str>,
+    /// `None`: everywhere.
+    range: Option<Range<u64>>,
+    /// Operations that it lets through before it acts.
+    after: u64,
+    /// How often it acts from then on.
+    left: u64,
+    /// Whether it has acted.
+    met: bool,
+}
+
+/// The content of a control file.
+#[derive(Debug, Default)]
+pub(super) struct Rules {
+    rules: Vec<Rule>,
+    /// Whether the device cannot be opened.
+    pub(super) gone: bool,
+    /// Whether writes are held until they are synced.
+    pub(super) volatile: bool,
+    /// Whether what is held is dropped.
+    pub(super) forget: bool,
+}
+
+impl Rules {
+    /// Reads the text of a control file.
+    ///
+    /// # Errors
+    /// A sentence with the number of the first line that is wrong.
+    pub(super) fn parse(text: &str) -> Result<Self, String> {
+        let mut rules = Rules::default();
+        for (number, line) in text.lines().enumerate() {
+            let line = line.split('#').next().unwrap_or_default().trim();
+            match line {
+                "" => {}
+                "volatile" => rules.volatile = true,
+                "forget" => rules.forget = true,
+                "gone" => {
+                    rules.gone = true;
+                    rules.rules.insert(0, Rule::new(line, Action::End(Verdict::Fail(Errno::NXIO))));
+                }
+                _ => {
+                    let rule = Rule::parse(line);
+                    rules.rules.push(rule.map_err(|why| format!("line {}: {why}", number + 1))?);
+                }
+            }
+        }
+        Ok(rules)
+    }
+
+    /// What becomes of an operation, and how long it waits first. `told` gets each rule that acts
+    /// for the first time.
+    pub(super) fn judge(
+        &mut self,
+        shape: &Shape,
+        mut told: impl FnMut(&str),
+    ) -> (Duration, Verdict) {
+        let mut delay = Duration::ZERO;
+        for rule in self.rules.iter_mut().filter(|rule| rule.covers(shape)) {
+            if rule.after > 0 {
+                rule.after -= 1;
+                continue;
+            }
+            if rule.left == 0 {
+                continue;
+            }
+            rule.left -= 1;
+            if !std::mem::replace(&mut rule.met, true) {
+                told(&rule.line);
+            }
+            match rule.action {
+                Action::Delay(time) => delay += time,
+                Action::End(verdict) => return (delay, verdict),
+            }
+        }
+        (delay, Verdict::Pass)
+    }
+}
+
+impl Rule {
+    fn new(line: &str, action: Action) -> Self {
+        let (line, ops) = (line.to_owned(), Vec::new());
+        Rule { line, action, ops, range: None, after: 0, left: u64::MAX, met: false }
+    }
+
+    fn parse(line: &str) -> Result<Self, String> {
+        let mut words = line.split_whitespace().flat_map(|word| word.split(','));
+        let verb = words.next().unwrap_or_default();
+        let action = match verb {
+            "fail" => Action::End(Verdict::Fail(Errno::IO)),
+            "hang" => Action::End(Verdict::Hang),
+            "delay" => Action::Delay(read_time(words.next().unwrap_or_default())?),
+            "tear" => {
+                // 'tear write 512' reads as well as 'tear 512'.
+                let bytes = words.find(|word| *word != "write").unwrap_or_default();
+                Action::End(Verdict::Tear(parse_size(bytes).map_err(|error| error.to_string())?))
+            }
+            _ => return Err(format!("'{verb}' is no fault; see docs/testing.md")),
+        };
+        let mut rule = Rule::new(line, action);
+        for word in words {
+            rule.refine(word)?;
+        }
+        if matches!(rule.action, Action::End(Verdict::Tear(_))) {
+            if rule.ops.iter().any(|op| *op != "write") {
+                return Err("only writes can be torn".to_owned());
+            }
+            rule.ops = vec!["write"];
+        }
+        Ok(rule)
+    }
+
+    fn refine(&mut self, word: &str) -> Result<(), String> {
+        let count = |text: &str| text.parse().map_err(|_| format!("'{word}' has no number"));
+        if let Some(op) = OPS.into_iter().find(|op| *op == word) {
+            self.ops.push(op);
+        } else if let Some((_, errno)) = ERRORS.into_iter().find(|(name, _)| *name == word) {
+            let Action::End(Verdict::Fail(error)) = &mut self.action else {
+                return Err(format!("'{word}' goes with 'fail' only"));
+            };
+            *error = errno;
+        } else if let Some((from, to)) = word.split_once("..") {
+            let size = |text| parse_size(text).map_err(|error| error.to_string());
+            self.range = Some(size(from)?..size(to)?);
+        } else if let Some(text) = word.strip_prefix("after=") {
+            self.after = count(text)?;
+        } else if let Some(text) = word.strip_prefix("times=") {
+            self.left = count(text)?;
+        } else if word == "once" {
+            self.left = 1;
+        } else if word != "*" {
+            return Err(format!("'{word}' is not understood; see docs/testing.md"));
+        }
+        Ok(())
+    }
+
+    fn covers(&self, shape: &Shape) -> bool {
+        let overlaps = |range: &Range<u64>| {
+            shape.range.as_ref().is_some_and(|own| own.start < range.end && range.start < own.end)
+        };
+        (self.ops.is_empty() || self.ops.contains(&shape.op))
+            && self.range.as_ref().is_none_or(overlaps)
+    }
+}
+
+fn read_time(text: &str) -> Result<Duration, String> {
+    let bad = || format!("'{text}' is no time; write it like 200ms or 3s");
+    let (number, scale) = match text.strip_suffix("ms") {
+        Some(number) => (number, 1),
+        None => (text.strip_suffix('s').ok_or_else(bad)?, 1000),
+    };
+    let number: u32 = number.parse().map_err(|_| bad())?;
+    Ok(Duration::from_millis(u64::from(number) * scale))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::IoData;
+    use crate::buffer::IoBuf;
+
+    const SYNC: Shape = Shape { op: "sync", range: None };
+
+    fn at(op: &'static str, range: Range<u64>) -> Shape {
+        Shape { op, range: Some(range) }
+    }
+
+    fn rules(text: &str) -> Rules {
+        Rules::parse(text).unwrap_or_else(|error| panic!("{text}: {error}"))
+    }
+
+    fn verdict(text: &str, shape: &Shape) -> Verdict {
+        rules(text).judge(shape, |_| ()).1
+    }
+
+    #[test]
+    fn rules_catch_what_they_name() {
+        let (read, write) = (at("read", 4096..8192), at("write", 4096..8192));
+        let fail = Verdict::Fail(Errno::IO);
+        for (text, on_read, on_write, on_sync) in [
+            ("", Verdict::Pass, Verdict::Pass, Verdict::Pass),
+            ("fail", fail, fail, fail),
+            ("fail *", fail, fail, fail),
+            ("fail read", fail, Verdict::Pass, Verdict::Pass),
+            ("fail read,sync # both", fail, Verdict::Pass, fail),
+            (
+                "fail write sync ENOSPC",
+                Verdict::Pass,
+                Verdict::Fail(Errno::NOSPC),
+                Verdict::Fail(Errno::NOSPC),
+            ),
+            ("fail 0..4K", Verdict::Pass, Verdict::Pass, Verdict::Pass),
+            ("fail 8K..1M", Verdict::Pass, Verdict::Pass, Verdict::Pass),
+            ("fail 0..4097", fail, fail, Verdict::Pass),
+            ("fail read 8191..8192", fail, Verdict::Pass, Verdict::Pass),
+            ("hang sync\n\n# nothing\n", Verdict::Pass, Verdict::Pass, Verdict::Hang),
+            ("tear write 512", Verdict::Pass, Verdict::Tear(512), Verdict::Pass),
+            ("tear 1K *", Verdict::Pass, Verdict::Tear(1024), Verdict::Pass),
+            (
+                "hang write\nfail\ngone",
+                Verdict::Fail(Errno::NXIO),
+                Verdict::Fail(Errno::NXIO),
+                Verdict::Fail(Errno::NXIO),
+            ),
+        ] {
+            assert_eq!(verdict(text, &read), on_read, "{text}");
+            assert_eq!(verdict(text, &write), on_write, "{text}");
+            assert_eq!(verdict(text, &SYNC), on_sync, "{text}");
+        }
+    }
+
+    #[test]
+    fn rules_count() {
+        let read = at("read", 0..512);
+        let mut told = Vec::new();
+        let mut rules = rules("fail read after=1 times=2 ENODEV\ndelay 5ms\ndelay 1s read once");
+        let found: Vec<_> =
+            (0..5).map(|_| rules.judge(&read, |line| told.push(line.to_owned()))).collect();
+        let (slow, gone) = (Duration::from_millis(1005), Verdict::Fail(Errno::NODEV));
+        let fast = Duration::from_millis(5);
+        let none = Duration::ZERO;
+        assert_eq!(
+            found,
+            [
+                (slow, Verdict::Pass),
+                (none, gone),
+                (none, gone),
+                (fast, Verdict::Pass),
+                (fast, Verdict::Pass)
+            ]
+        );
+        assert_eq!(told.len(), 3, "each rule is told of once: {told:?}");
+    }
+
+    #[test]
+    fn what_is_not_understood_names_its_line() {
+        for bad in [
+            "break",
+            "fail reed",
+            "delay",
+            "delay read",
+            "delay 5",
+            "delay -1s",
+            "tear",
+            "tear read",
+            "tear 512 read",
+            "hang EIO",
+            "fail 1..x",
+            "fail times=",
+            "fail after=-1",
+            "gone now",
+        ] {
+            let error = Rules::parse(&format!("\n{bad}\n")).expect_err(bad);
+            assert!(error.starts_with("line 2: "), "{bad}: {error}");
+        }
+    }
+
+    #[test]
+    fn every_operation_has_a_shape() {
+        let write = DeviceOp::Write { offset: 512, data: IoData::Owned(IoBuf::zeroed(1024)) };
+        assert_eq!(verdict("fail write 1535..1536", &Shape::of(&write)), Verdict::Fail(Errno::IO));
+        assert_eq!(verdict("fail write 0..1M", &Shape::of(&DeviceOp::Sync)), Verdict::Pass);
+        let zero = DeviceOp::WriteZeroes { offset: 0, len: 512 };
+        assert_eq!(verdict("hang zero", &Shape::of(&zero)), Verdict::Hang);
+    }
+}
