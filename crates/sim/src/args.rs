@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use forebay_sim::engine::Engine;
+use forebay_sim::features::{Feature, Features};
 use forebay_sim::profile::Weather;
 use forebay_sim::subject::{Instance, LocalFuture, Machine, Subject};
 use forebay_sim::toy::{Toy, ToyBug};
@@ -66,6 +67,14 @@ pub struct Args {
     #[arg(long, value_name = "KIND", value_parser = weather)]
     pub weather: Option<Weather>,
 
+    /// Have this in every world, and not by chance; may be given several times
+    #[arg(long, value_name = "FEATURE", value_parser = feature)]
+    pub with: Vec<Feature>,
+
+    /// Have this in no world; may be given several times
+    #[arg(long, value_name = "FEATURE", value_parser = feature)]
+    pub without: Vec<Feature>,
+
     /// Origins read as zeroes where they were discarded, as files do; otherwise a discard may do
     /// nothing
     #[arg(long)]
@@ -88,14 +97,25 @@ impl Args {
 
     /// How each seed is run.
     pub fn run_options(&self) -> RunOptions {
-        RunOptions { print: self.trace, discards_zero: self.discards_zero, weather: self.weather }
+        let set = |of: &[Feature]| of.iter().fold(Features::default(), |set, it| set.and(*it));
+        RunOptions {
+            print: self.trace,
+            discards_zero: self.discards_zero,
+            weather: self.weather,
+            with: set(&self.with),
+            without: set(&self.without),
+        }
     }
 
     /// What a replay of a seed needs besides its number.
     pub fn replay_arguments(&self, choice: Choice) -> String {
         let weather = self.weather.map(|weather| format!(" --weather {}", weather.name()));
         let discards = if self.discards_zero { " --discards-zero" } else { "" };
-        choice.arguments() + &weather.unwrap_or_default() + discards
+        let each = |name: &str, of: &[Feature]| {
+            of.iter().map(|feature| format!(" --{name} {}", feature.name())).collect::<String>()
+        };
+        let features = each("with", &self.with) + &each("without", &self.without);
+        choice.arguments() + &weather.unwrap_or_default() + discards + &features
     }
 
     /// What is to be run.
@@ -176,6 +196,11 @@ impl Subject for Choice {
 fn weather(name: &str) -> Result<Weather, String> {
     let found = Weather::ALL.into_iter().find(|weather| weather.name() == name);
     found.ok_or_else(|| "choose one of crashes, origin-errors, cache-errors, damage".into())
+}
+
+fn feature(name: &str) -> Result<Feature, String> {
+    let found = Feature::ALL.into_iter().find(|feature| feature.name() == name);
+    found.ok_or_else(|| format!("choose one of {}", Feature::ALL.map(Feature::name).join(", ")))
 }
 
 /// `ForgottenSync` becomes `forgotten-sync`.

@@ -125,6 +125,7 @@ fn store_options(machine: &Machine) -> StoreOptions {
         checkpoint_bytes: rng.bool().then(|| rng.u64(1..=16) * (256 << 10)),
         commit_interval: Duration::from_millis(rng.u64(5..1_000)),
         seed: machine.setup.seed,
+        shards: machine.setup.shards,
         ..StoreOptions::default()
     }
 }
@@ -176,7 +177,7 @@ impl Subject for Engine {
                         uuid: Uuid::from_u128(
                             (u128::from(machine.setup.seed) << 64) | (2 + u128::from(volume)),
                         ),
-                        alignment: 0,
+                        alignment: machine.setup.alignments[usize::from(volume)],
                         settings: settings(&machine, volume),
                     };
                     first.create(spec, origin).await

@@ -5,8 +5,8 @@
 //! next, so the same seed takes the same steps. An oracle knows which values every sector may
 //! have and judges each answer, across crashes, restarts and faults.
 //!
-//! - [`run`]: the life of one world; [`world`]: what it consists of; [`profile`]: what a seed makes
-//!   of it; `schedule`: what happens next
+//! - [`run`]: the life of one world; [`world`]: what it consists of; [`profile`] with [`features`]:
+//!   what a seed makes of it; `schedule`: what happens next
 //! - [`disk`] over [`image`], with [`queue`], `effect` and [`faults`]: disks that reorder, forget, tear and fail
 //! - [`oracle`] over [`history`], with [`stamp`]: what may be read where
 //! - [`clients`]: who asks; [`subject`]: who is asked, which is [`engine`] or [`toy`], the simplest
@@ -22,6 +22,7 @@ pub mod disk;
 mod effect;
 pub mod engine;
 pub mod faults;
+pub mod features;
 pub mod history;
 pub mod image;
 pub mod oracle;

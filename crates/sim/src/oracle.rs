@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::ops::Range;
 
 use forebay_core::{IoError, Op};
 
@@ -80,6 +81,8 @@ pub struct Excuses {
 pub struct Oracle {
     seed: u64,
     block_sectors: u64,
+    /// Sectors by which the block grid of each volume is shifted.
+    shifts: Vec<u64>,
     volumes: Vec<Volume>,
     underway: BTreeMap<u64, Underway>,
     now: Moment,
@@ -91,8 +94,14 @@ pub struct Oracle {
 }
 
 impl Oracle {
-    /// Volumes with the given durable contents; blocks have `block_sectors` sectors.
-    pub fn new(seed: u64, block_sectors: u64, volumes: Vec<Vec<Value>>) -> Self {
+    /// Volumes with the given durable contents; blocks have `block_sectors` sectors, and the block grid
+    /// of each volume is shifted by so many bytes.
+    pub fn new(
+        seed: u64,
+        block_sectors: u64,
+        alignments: &[u64],
+        volumes: Vec<Vec<Value>>,
+    ) -> Self {
         let order = OrderOracle::new(seed, &volumes);
         let volumes = volumes.into_iter().map(|initial| Volume {
             is_active: vec![false; initial.len()],
@@ -103,6 +112,7 @@ impl Oracle {
         Oracle {
             seed,
             block_sectors,
+            shifts: alignments.iter().map(|bytes| bytes / SECTOR as u64).collect(),
             volumes: volumes.collect(),
             underway: BTreeMap::new(),
             now: 1,
@@ -261,12 +271,19 @@ impl Oracle {
         }
     }
 
+    /// The sectors of all blocks that these are in.
+    fn blocks_of(&self, volume: u16, sectors: Range<u64>) -> Range<u64> {
+        let shift = self.shifts.get(usize::from(volume)).copied().unwrap_or_default();
+        let start = (sectors.start + shift) / self.block_sectors * self.block_sectors;
+        let end = (sectors.end + shift).next_multiple_of(self.block_sectors);
+        start.saturating_sub(shift)..end - shift
+    }
+
     /// Whether damaged data excuses a failure.
     fn may_fail(&self, asked: Asked) -> bool {
         let histories = &self.volumes[usize::from(asked.volume)].histories;
-        let start = asked.first / self.block_sectors * self.block_sectors;
-        let end = (asked.first + asked.sectors).next_multiple_of(self.block_sectors);
-        let near = histories.iter().take(end as usize).skip(start as usize);
+        let near = self.blocks_of(asked.volume, asked.first..asked.first + asked.sectors);
+        let near = histories.iter().take(near.end as usize).skip(near.start as usize);
         match asked.op {
             Op::Read | Op::Write | Op::WriteZeroes | Op::Discard => {
                 near.into_iter().any(History::is_tainted)
@@ -375,13 +392,10 @@ impl Oracle {
     /// The stored data of a place was damaged; its whole block may become unreadable.
     pub fn taint(&mut self, place: Place) {
         let now = self.tick();
+        let block = self.blocks_of(place.volume, place.sector..place.sector + 1);
         let Some(volume) = self.volumes.get_mut(usize::from(place.volume)) else { return };
-        let start = place.sector / self.block_sectors * self.block_sectors;
-        for history in
-            volume.histories.iter_mut().skip(start as usize).take(self.block_sectors as usize)
-        {
-            history.taint(now);
-        }
+        let block = volume.histories.iter_mut().take(block.end as usize).skip(block.start as usize);
+        block.for_each(|history| history.taint(now));
     }
 }
 
@@ -411,7 +425,7 @@ mod tests {
 
     #[test]
     fn a_write_that_was_flushed_on_another_lane_must_survive() {
-        let mut oracle = Oracle::new(7, 8, vec![vec![Value::Zero; 8]]);
+        let mut oracle = Oracle::new(7, 8, &[0], vec![vec![Value::Zero; 8]]);
         let id = oracle.next_id(0);
         oracle.submit(1, asked(Op::Write, id));
         oracle.complete(1, Ok(()), None, Excuses::default()).expect("fine");
@@ -425,7 +439,7 @@ mod tests {
 
     #[test]
     fn errors_need_a_cause() {
-        let mut oracle = Oracle::new(7, 8, vec![vec![Value::Zero; 16]]);
+        let mut oracle = Oracle::new(7, 8, &[0], vec![vec![Value::Zero; 16]]);
         let failed = |oracle: &mut Oracle, excuses| {
             oracle.submit(1, asked(Op::Read, 0));
             oracle.complete(1, Err(IoError::Io), None, excuses)
@@ -444,7 +458,7 @@ mod tests {
 
     #[test]
     fn a_request_ends_once() {
-        let mut oracle = Oracle::new(7, 8, vec![vec![Value::Zero; 8]]);
+        let mut oracle = Oracle::new(7, 8, &[0], vec![vec![Value::Zero; 8]]);
         oracle.submit(1, asked(Op::Flush, 0));
         assert!(oracle.complete(1, Ok(()), None, Excuses::default()).is_ok());
         let again = oracle.complete(1, Ok(()), None, Excuses::default());

@@ -1,11 +1,15 @@
 //! What a seed makes of a world: its size, its clients, its weather.
 
 use forebay_core::{BlockSize, Durability, Mode, ReplacementKind};
+use forebay_format::geometry::smallest_segment;
 
 use crate::clients::Mix;
 use crate::engine::may_be_ordered;
 use crate::faults::FaultPlan;
+use crate::features::{Feature, Features};
+use crate::stamp::SECTOR;
 use crate::subject::Setup;
+use crate::world::RunOptions;
 
 /// Which kinds of trouble a run has. They are kept apart because each excuses other errors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +46,8 @@ impl Weather {
 pub struct Profile {
     /// The kind of trouble.
     pub weather: Weather,
+    /// What it has that others have not.
+    pub features: Features,
     /// Lanes, 1 to 3.
     pub lanes: usize,
     /// Size of the cache device in bytes.
@@ -69,15 +75,15 @@ fn pick<T: Copy>(rng: &mut fastrand::Rng, from: &[T]) -> Option<T> {
 }
 
 impl Profile {
-    /// What the seed of `rng` makes; `weather` overrides its kind of trouble.
-    pub fn choose(rng: &mut fastrand::Rng, weather: Option<Weather>) -> Self {
+    /// What the seed of `rng` makes; `options` may override its kind of trouble and its features.
+    pub fn choose(rng: &mut fastrand::Rng, options: &RunOptions) -> Self {
         let chosen = match rng.u32(0..20) {
             0..13 => Weather::Crashes,
             13..16 => Weather::OriginErrors,
             16..18 => Weather::CacheErrors,
             _ => Weather::Damage,
         };
-        let weather = weather.unwrap_or(chosen);
+        let weather = options.weather.unwrap_or(chosen);
         let lanes = rng.usize(1..=3);
         let block =
             if rng.u32(0..3) > 0 { 4096 } else { pick(rng, &[2048, 8192, 16384]).unwrap_or(4096) };
@@ -92,12 +98,16 @@ impl Profile {
         let zeroes = weather != Weather::Damage;
         let mut profile = Profile {
             weather,
+            features: Features::default(),
             lanes,
             cache_size: rng.u64(20..=40) * (256 << 10),
             origin_sizes: (0..volumes).map(|_| Self::origin_size(rng)).collect(),
             setup: Setup {
                 block_size: BlockSize::new(block).unwrap_or_default(),
                 segment_size,
+                logical_blocks: vec![SECTOR as u64; volumes + 1],
+                alignments: vec![0; volumes],
+                shards: None,
                 replacement: pick(rng, ReplacementKind::ALL).unwrap_or_default(),
                 volumes: (0..volumes).map(|_| modes(rng)).collect(),
                 ordered: Vec::new(),
@@ -119,7 +129,46 @@ impl Profile {
         let mut own = fastrand::Rng::with_seed(setup.seed ^ 0x0d3e);
         let ordered = |(mode, _): &(Mode, Durability)| own.bool() && may_be_ordered(*mode);
         setup.ordered = setup.volumes.iter().map(ordered).collect();
+        let mut own = fastrand::Rng::with_seed(setup.seed ^ 0xfea7);
+        profile.features = Features::choose(&mut own, weather, options.with, options.without);
+        if profile.features.has(Feature::Shape) {
+            profile.take_shape(&mut own);
+        }
+        if profile.features.has(Feature::Shards) {
+            profile.setup.shards = Some(1 << own.u32(1..=4));
+        }
         profile
+    }
+
+    /// Sizes and alignments that are not those of most worlds.
+    fn take_shape(&mut self, rng: &mut fastrand::Rng) {
+        let bytes = match rng.u32(0..40) {
+            0 => 1 << 20,
+            1..3 => 256 << 10,
+            3..5 => 128 << 10,
+            _ => pick(rng, &[512, 1024, 4096, 8192, 32 << 10, 64 << 10]).unwrap_or(4096),
+        };
+        let block = BlockSize::new(bytes).unwrap_or_default();
+        let smallest = smallest_segment(block);
+        let segment = if smallest < 1 << 20 { smallest << rng.u32(0..=2) } else { smallest };
+        let setup = &mut self.setup;
+        (setup.block_size, setup.segment_size) = (block, segment);
+        self.cache_size = rng.u64(20..=40) * segment + (2 << 20);
+        let logical = |rng: &mut fastrand::Rng| if rng.bool() { 4096 } else { SECTOR as u64 };
+        for (number, logical_block) in setup.logical_blocks.iter_mut().enumerate() {
+            // The cache device must be able to read and write one block alone.
+            *logical_block = logical(rng).min(if number == 0 { block.granule() } else { 4096 });
+        }
+        for alignment in &mut setup.alignments {
+            if rng.u32(0..3) > 0 {
+                *alignment = rng.u64(0..block.bytes() / SECTOR as u64) * SECTOR as u64;
+            }
+        }
+        for (size, logical) in self.origin_sizes.iter_mut().zip(setup.logical_blocks.iter().skip(1))
+        {
+            *size = (*size).max(block.bytes() * rng.u64(2..12));
+            *size -= rng.u64(0..16) * logical;
+        }
     }
 
     /// Whether data that the cache device has can be relied on.

@@ -6,6 +6,7 @@ use std::fmt::Write as _;
 use forebay_core::why::Why;
 use serde::Serialize;
 
+use crate::features::Features;
 use crate::oracle::Violation;
 use crate::profile::Weather;
 
@@ -16,6 +17,8 @@ pub struct Counts {
     pub seeds: u64,
     /// Runs by their kind of trouble.
     pub weather: BTreeMap<&'static str, u64>,
+    /// Runs by what they had that not all have.
+    pub features: BTreeMap<&'static str, u64>,
     /// Requests of clients and of verifications.
     pub requests: u64,
     /// Requests that were answered without waiting.
@@ -50,8 +53,10 @@ pub struct Counts {
 
 impl Counts {
     /// For one run.
-    pub fn new(weather: Weather) -> Self {
-        Counts { seeds: 1, weather: BTreeMap::from([(weather.name(), 1)]), ..Counts::default() }
+    pub fn new(weather: Weather, features: Features) -> Self {
+        let weather = BTreeMap::from([(weather.name(), 1)]);
+        let features = features.each().map(|feature| (feature.name(), 1)).collect();
+        Counts { seeds: 1, weather, features, ..Counts::default() }
     }
 
     /// Adds another run.
@@ -72,6 +77,9 @@ impl Counts {
         self.virtual_nanos += other.virtual_nanos;
         for (kind, count) in &other.weather {
             *self.weather.entry(kind).or_default() += count;
+        }
+        for (feature, count) in &other.features {
+            *self.features.entry(feature).or_default() += count;
         }
         for (kind, count) in &other.faults {
             *self.faults.entry(kind).or_default() += count;
@@ -113,6 +121,9 @@ impl Counts {
         }
         for (kind, count) in &self.weather {
             let _ = writeln!(text, "runs with {kind:<18} {count:>14}");
+        }
+        for (feature, count) in &self.features {
+            let _ = writeln!(text, "worlds with {feature:<16} {count:>14}");
         }
         for (kind, count) in &self.faults {
             let _ = writeln!(text, "injected: {kind:<18} {count:>14}");

@@ -4,6 +4,7 @@
 use forebay_core::Op;
 
 use crate::clients::Wish;
+use crate::features::Feature;
 use crate::image::PowerCut;
 use crate::oracle::{Violation, plain};
 use crate::profile::Weather;
@@ -292,9 +293,10 @@ impl World<'_> {
         self.counts.crashes += 1;
         self.drop_process();
         let power = (self.rng.u32(0..4) > 0).then(|| PowerCut::choose(&mut self.rng));
-        self.cache.crash(power);
-        for origin in &self.origins {
-            origin.crash(power);
+        let alone = self.profile.features.has(Feature::OwnPower);
+        for disk in std::iter::once(&self.cache).chain(&self.origins) {
+            let own = alone.then(|| self.rng.bool().then(|| PowerCut::choose(&mut self.rng)));
+            disk.crash(own.unwrap_or(power));
         }
         self.oracle.crash();
         self.set_faults(false);

@@ -41,6 +41,12 @@ pub struct Setup {
     pub block_size: BlockSize,
     /// Bytes in a segment.
     pub segment_size: u64,
+    /// Logical blocks of the cache device and of the origins, in bytes.
+    pub logical_blocks: Vec<u64>,
+    /// By how many bytes the block grid of each volume is shifted.
+    pub alignments: Vec<u64>,
+    /// Index shards, if not as many as the capacity asks for.
+    pub shards: Option<u32>,
     /// Replacement policy.
     pub replacement: ReplacementKind,
     /// Mode and durability of each volume at first.

@@ -13,6 +13,7 @@ use forebay_lane::{Lane, LaneId};
 use crate::clients::{Client, Wish};
 use crate::disk::{DiskSpec, SimDisk};
 use crate::faults::{FaultPlan, Latency};
+use crate::features::Features;
 use crate::oracle::{Asked, Excuses, Oracle, Violation, plain};
 use crate::profile::{Profile, Weather};
 use crate::report::Counts;
@@ -30,6 +31,10 @@ pub struct RunOptions {
     pub discards_zero: bool,
     /// The kind of trouble, instead of what the seed chooses.
     pub weather: Option<Weather>,
+    /// What the world has in any case.
+    pub with: Features,
+    /// What the world does not have in any case.
+    pub without: Features,
 }
 
 /// Takes completions until the world stops.
@@ -97,11 +102,12 @@ impl<'a> World<'a> {
     /// The world of `seed`.
     pub fn new(seed: u64, subject: &'a dyn Subject, options: RunOptions) -> Self {
         let mut rng = fastrand::Rng::with_seed(seed);
-        let profile = Profile::choose(&mut rng, options.weather);
+        let profile = Profile::choose(&mut rng, &options);
         let shared = Shared::new(seed, options.print);
         let disk = |name: String, number, size, latency, rng: &mut fastrand::Rng| {
             let plan = FaultPlan::default();
-            let spec = DiskSpec { name, number, size, logical_block: 512, latency, plan };
+            let logical_block = profile.setup.logical_blocks[number as usize];
+            let spec = DiskSpec { name, number, size, logical_block, latency, plan };
             SimDisk::new(spec, &shared, rng.fork())
         };
         let cache = disk("cache".into(), 0, profile.cache_size, Latency::fast(), &mut rng);
@@ -114,10 +120,10 @@ impl<'a> World<'a> {
             origins.push(origin);
         }
         let block_sectors = u64::from(profile.setup.block_size.sectors());
-        let oracle = Oracle::new(seed, block_sectors, contents);
+        let oracle = Oracle::new(seed, block_sectors, &profile.setup.alignments, contents);
         let clients = make_clients(&profile, &mut rng);
         let inbox = Rc::new(Inbox { shared: shared.clone(), queue: RefCell::default() });
-        let counts = Counts::new(profile.weather);
+        let counts = Counts::new(profile.weather, profile.features);
         World {
             shared,
             rng,

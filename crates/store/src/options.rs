@@ -21,6 +21,8 @@ pub struct StoreOptions {
     /// Volumes whose origins have more blocks by now than the volume table says: the index gets
     /// room for that many.
     pub grown: Vec<(VolumeId, u64)>,
+    /// Shards of the index; `None`: by the capacity, one for a cache of less than 2^15 blocks.
+    pub shards: Option<u32>,
     /// Seed of everything random.
     pub seed: u64,
 }
@@ -34,6 +36,7 @@ impl Default for StoreOptions {
             checkpoint_bytes: None,
             room_for_blocks: 0,
             grown: Vec::new(),
+            shards: None,
             seed: 0,
         }
     }

@@ -146,12 +146,14 @@ async fn first_headers(
 fn table_geometry(
     geometry: &forebay_format::Geometry,
     blocks: u64,
+    shards: Option<u32>,
 ) -> Result<(TableGeometry, u32), String> {
     let cells = Cut::new(geometry).cells_per_segment();
     // Every cell holds one version at most, so this is never too small, not even while recovery
     // replays versions that a later record has taken out again.
     let capacity = cells * u64::from(geometry.segment_count);
-    let shards = (capacity >> 14).next_power_of_two().clamp(1, 1024) as u32;
+    let by_capacity = (capacity >> 14).next_power_of_two().clamp(1, 1024) as u32;
+    let shards = shards.unwrap_or(by_capacity);
     let addresses = (blocks * 2).max(capacity * 32).max(1 << 20).next_power_of_two();
     let key_bits = addresses.trailing_zeros();
     let slot_bits = geometry.slot_count().next_power_of_two().trailing_zeros().max(1);
@@ -197,7 +199,7 @@ impl Store {
             base += blocks;
         }
         let (table, shards) =
-            table_geometry(&geometry, base.saturating_add(options.room_for_blocks))
+            table_geometry(&geometry, base.saturating_add(options.room_for_blocks), options.shards)
                 .map_err(|error| refused(&device, error))?;
         let mut report = RecoveryReport { clean: superblock.clean_shutdown, ..Default::default() };
         let mut kept_bits = 28;

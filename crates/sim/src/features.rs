@@ -1,0 +1,89 @@
+//! What only some worlds have. Each feature comes by a chance of its own, which takes nothing from the
+//! choices that every world makes: a seed without features takes the steps it always took.
+
+use crate::profile::Weather;
+
+/// See the module.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Feature {
+    /// Block grids that are shifted, other block and segment sizes, logical blocks of 4 KiB, origins
+    /// that end within a block.
+    Shape,
+    /// Several index shards.
+    Shards,
+    /// In a crash each device loses power, or keeps it, for itself.
+    OwnPower,
+}
+
+impl Feature {
+    /// All of them.
+    pub const ALL: [Feature; 3] = [Feature::Shape, Feature::Shards, Feature::OwnPower];
+
+    /// A short name for the command line and for lists.
+    pub fn name(self) -> &'static str {
+        match self {
+            Feature::Shape => "shape",
+            Feature::Shards => "shards",
+            Feature::OwnPower => "own-power",
+        }
+    }
+
+    /// One of so many worlds has it; 0: only worlds that are told to.
+    fn one_of(self) -> u32 {
+        match self {
+            Feature::Shape | Feature::Shards | Feature::OwnPower => 4,
+        }
+    }
+
+    /// Whether it makes sense in this kind of trouble.
+    fn fits(self, weather: Weather) -> bool {
+        match self {
+            Feature::Shape | Feature::Shards => true,
+            Feature::OwnPower => weather != Weather::Damage,
+        }
+    }
+
+    fn bit(self) -> u32 {
+        1 << self as u32
+    }
+}
+
+/// A set of features.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Features(u32);
+
+impl Features {
+    /// With one more.
+    #[must_use]
+    pub fn and(self, feature: Feature) -> Self {
+        Features(self.0 | feature.bit())
+    }
+
+    /// Whether a feature is in it.
+    pub fn has(self, feature: Feature) -> bool {
+        self.0 & feature.bit() != 0
+    }
+
+    /// Those in it.
+    pub fn each(self) -> impl Iterator<Item = Feature> {
+        Feature::ALL.into_iter().filter(move |feature| self.has(*feature))
+    }
+
+    /// What chance gives to a world in this kind of trouble: all of `with`, none of `without`.
+    pub fn choose(
+        rng: &mut fastrand::Rng,
+        weather: Weather,
+        with: Features,
+        without: Features,
+    ) -> Self {
+        let mut chosen = Features::default();
+        for feature in Feature::ALL {
+            let drawn = feature.one_of() > 0 && rng.u32(0..feature.one_of()) == 0;
+            let wanted = (drawn || with.has(feature)) && !without.has(feature);
+            if wanted && feature.fits(weather) {
+                chosen = chosen.and(feature);
+            }
+        }
+        chosen
+    }
+}
