@@ -73,9 +73,7 @@ impl StoreLane {
         let marks = store.log.marks_pushed();
         self.close_records(false);
         let base = store.log.last_closed();
-        if !planted::has(PlantedBug::CheckpointBaseEarly) {
-            self.wait_written(base).await?;
-        }
+        self.wait_written(base).await?;
         let sequence = store.index.highest_sequence();
         store.index.raise_sequence(sequence);
         let (area, number) = {
@@ -157,8 +155,10 @@ impl StoreLane {
             }
         }
         while self.write_chunk(&mut writer, offset).await? {}
+        let late = planted::has(PlantedBug::CheckpointBaseLate);
+        let claimed = if late { store.log.last_closed() } else { base };
         let finished =
-            writer.finish(base, sequence, store.segments.next_generation()).map_err(fault)?;
+            writer.finish(claimed, sequence, store.segments.next_generation()).map_err(fault)?;
         self.write_checkpoint_page(offset, &finished.header).await?;
         // Barrier for invariant 8: the records that the copy refers to, before the copy counts.
         if !planted::has(PlantedBug::CheckpointBeforeRecords) {

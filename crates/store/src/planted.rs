@@ -51,16 +51,14 @@ planted_bugs! {
     CheckpointBeforeRecords = "checkpoint-before-records",
     /// A checkpoint counts before all of it is durable.
     CheckpointBeforeCopy = "checkpoint-before-copy",
-    /// A checkpoint claims records that are not in the index yet.
-    CheckpointBaseEarly = "checkpoint-base-early",
+    /// A checkpoint claims records that were closed after the index was copied.
+    CheckpointBaseLate = "checkpoint-base-late",
     /// A checkpoint has no masks: partial blocks come back whole.
     CheckpointWithoutMasks = "checkpoint-without-masks",
     /// The cache is marked as cleanly closed before its volumes have stopped.
     CleanTooEarly = "clean-too-early",
 
     // Reuse of segments.
-    /// A segment is used again before what superseded its blocks is durable.
-    FreedBeforeCommit = "freed-before-commit",
     /// A segment is used again before a checkpoint contains its records.
     FreedBeforeCheckpoint = "freed-before-checkpoint",
     /// A segment is used again while blocks are read from it.
