@@ -242,20 +242,23 @@ impl EngineLane {
     ) -> Result<(), EngineError> {
         const PATIENCE: u32 = 50;
         let draining = Draining::begin(volume);
+        volume.try_bad_again();
         volume.writeback_wanted.notify_all();
         let mut failures = 0;
         let result = loop {
             let changed = volume.progress.listen();
             let left = volume.dirty_blocks();
             progress(left);
-            if left == 0 || volume.sweeps() >= enough {
+            let swept = volume.sweeps() >= enough;
+            if left == 0 || (swept && !volume.has_bad()) {
                 break Ok(());
             }
-            if volume.bad_count() >= left {
+            let bad = volume.bad_count();
+            if bad >= if swept { 1 } else { left } {
                 break Err(EngineError::new(
                     EngineErrorKind::Failed,
                     format!(
-                        "{left} dirty blocks of '{}' cannot be read back; see 'forebay show {}'",
+                        "{bad} dirty blocks of '{}' cannot be read back; see 'forebay show {}'",
                         volume.name, volume.name
                     ),
                 ));

@@ -227,11 +227,8 @@ impl LaneVolume {
         let mut base = None;
         if let Some(pinned) = &filling.pinned {
             let cached = IoBuf::for_overwrite(volume.block.as_usize());
-            let (cached, results) =
-                self.store.read_run(&volume.space, std::slice::from_ref(pinned), cached).await;
-            if let Some(Err(failure)) = results.into_iter().next() {
-                return Err(self.handle_bad(pinned, &failure));
-            }
+            let (cached, unreadable) = self.read_copies(std::slice::from_ref(pinned), cached).await;
+            Retry::unless_all_read(&unreadable)?;
             let mask = pinned
                 .found
                 .mask

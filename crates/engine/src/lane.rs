@@ -11,7 +11,7 @@ use forebay_device::{IoBuf, Queue};
 use forebay_lane::{Lane, Pool};
 use forebay_policy::SequentialCutoff;
 use forebay_policy::curve::Access;
-use forebay_store::{ReadFailure, StoreError, StoreLane};
+use forebay_store::{StoreError, StoreLane};
 
 use crate::api::{Coming, Completion, CompletionSink, Extent, Request, Target};
 use crate::cache::{Cache, Memory, STREAMS};
@@ -191,13 +191,6 @@ impl LaneVolume {
         store.space_wanted.notify_all();
         listening.await;
         Ok(())
-    }
-
-    /// Counts why a cached block could not be read, if the device is to blame.
-    pub(crate) fn count_failure(&self, failure: &ReadFailure) {
-        if let ReadFailure::Device(_) = failure {
-            bump(&self.stats().counters.cache_read_errors, 1);
-        }
     }
 
     pub(crate) fn store_failed(&self, error: &StoreError) -> IoError {

@@ -7,6 +7,8 @@
 //! - `admission`: what may enter, and why what is missed is not there
 //! - `read` and `fill`, `write`, `flush`, `discard`: one file for each kind of request, and one for
 //!   what comes from the origin
+//! - `bad`: dirty blocks that cannot be read back
+//! - `copies`: cached copies read back, and what becomes of those that cannot be read
 //! - `untouched`: what has to be durable before the origin is written to for the first time
 //! - `ranges`: order among operations that reach the origin
 //! - `brake`: turns of writes when nearly all of the cache is dirty
@@ -24,9 +26,11 @@ mod admission;
 pub mod api;
 mod attach;
 mod background;
+mod bad;
 mod brake;
 pub mod cache;
 pub mod control;
+mod copies;
 mod curve;
 mod dirty;
 mod discard;

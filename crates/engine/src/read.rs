@@ -2,15 +2,16 @@
 
 use std::ops::Range;
 
-use forebay_core::why::{BypassReason, EvictionReason};
+use forebay_core::why::BypassReason;
 use forebay_core::{IoError, SECTOR_SIZE};
 use forebay_device::IoBuf;
 use forebay_lane::join_all;
 use forebay_policy::Rank;
 use forebay_store::planted::{self, PlantedBug};
-use forebay_store::{Entry, Found, Pinned, ReadFailure};
+use forebay_store::{Entry, Found, Pinned};
 
 use crate::admission::Missed;
+use crate::copies::Unreadable;
 use crate::lane::LaneVolume;
 use crate::plan::{BlockState, ReadStep, read_bypass, read_step};
 use crate::stats::bump;
@@ -66,6 +67,19 @@ pub(crate) enum Retry {
     /// A clean copy was bad and has been forgotten: look again.
     Again,
     Fail(IoError),
+}
+
+impl Retry {
+    /// What is to be done after copies were read of which some could not be.
+    pub(crate) fn unless_all_read(unreadable: &[(usize, Unreadable)]) -> Result<(), Retry> {
+        match unreadable {
+            [] => Ok(()),
+            some if some.iter().any(|(_, what)| *what == Unreadable::Lost) => {
+                Err(Retry::Fail(IoError::Io))
+            }
+            _ => Err(Retry::Again),
+        }
+    }
 }
 
 impl LaneVolume {
@@ -287,34 +301,22 @@ impl LaneVolume {
     }
 
     async fn read_part(&self, part: Part<'_>, round: Option<BypassReason>) -> PartEnd {
-        let space = &self.volume.space;
         match part {
             Part::Run(run, buf) => {
                 let len = buf.len() as u64;
-                let (buf, results) = self.store.read_run(space, &run, buf).await;
+                let (buf, unreadable) = self.read_copies(&run, buf).await;
                 bump(&self.stats().counters.cache_read_bytes, len);
-                let mut result = Ok(());
-                for (pinned, read) in run.iter().zip(results) {
-                    if let Err(failure) = read {
-                        result = Err(self.handle_bad(pinned, &failure));
-                    }
-                }
-                PartEnd { buf, result }
+                PartEnd { buf, result: Retry::unless_all_read(&unreadable) }
             }
             Part::Edge(pinned, sectors, mut buf) => {
                 let block = IoBuf::for_overwrite(self.volume.block.as_usize());
-                let run = [pinned];
-                let (block, results) = self.store.read_run(space, &run, block).await;
+                let (block, unreadable) = self.read_copies(&[pinned], block).await;
                 bump(&self.stats().counters.cache_read_bytes, block.len() as u64);
-                match results.into_iter().next() {
-                    Some(Err(failure)) => {
-                        PartEnd { buf, result: Err(self.handle_bad(&run[0], &failure)) }
-                    }
-                    _ => {
-                        buf.copy_from_slice(&block[bytes_of(&sectors)]);
-                        PartEnd { buf, result: Ok(()) }
-                    }
+                let result = Retry::unless_all_read(&unreadable);
+                if result.is_ok() {
+                    buf.copy_from_slice(&block[bytes_of(&sectors)]);
                 }
+                PartEnd { buf, result }
             }
             Part::Origin(range, mut buf) => {
                 let gate = self.fills(round).then(|| self.gate(false));
@@ -322,35 +324,6 @@ impl LaneVolume {
                 PartEnd { buf, result }
             }
         }
-    }
-
-    /// A cached copy cannot be read. A clean one is forgotten, the origin has the data; a dirty one
-    /// is lost until it is overwritten (invariant 11).
-    pub(crate) fn handle_bad(&self, pinned: &Pinned<'_>, failure: &ReadFailure) -> Retry {
-        let slot = pinned.found.entry.slot;
-        self.count_failure(failure);
-        tracing::warn!(
-            volume = self.volume.name,
-            block = pinned.block.0,
-            ?failure,
-            dirty = pinned.found.entry.dirty,
-            "a cached block cannot be read back"
-        );
-        let forgotten = self.store.store().forget(&self.volume.space, pinned.block, |entry| {
-            entry.slot == slot && (!entry.dirty || planted::has(PlantedBug::BadBlockFromOrigin))
-        });
-        if let Some(entry) = forgotten {
-            self.gone(&entry);
-            self.evicted(pinned.block, EvictionReason::Damaged);
-            return Retry::Again;
-        }
-        let now = self.store.store().peek(&self.volume.space, pinned.block);
-        if now.is_some_and(|found| found.entry.slot == slot && found.entry.dirty) {
-            self.volume.add_bad(pinned.block);
-            return Retry::Fail(IoError::Io);
-        }
-        // It was replaced meanwhile.
-        Retry::Again
     }
 }
 

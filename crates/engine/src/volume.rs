@@ -1,6 +1,6 @@
 //! A volume: one origin, its settings and its state, shared by all lanes.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
@@ -17,6 +17,7 @@ use forebay_store::{Entry, Kept, VolumeSpace};
 use parking_lot::Mutex;
 
 use crate::admission::EntryRules;
+use crate::bad::BadBlocks;
 use crate::curve::Watched;
 use crate::dirty::DirtyCount;
 use crate::ranges::Ranges;
@@ -107,8 +108,7 @@ pub struct Volume {
     sync_failures: AtomicU64,
     /// Whether the origin can discard: 0 not asked yet, 1 it can, 2 it cannot.
     discards: AtomicU8,
-    bad: Mutex<BTreeSet<OriginBlock>>,
-    any_bad: AtomicBool,
+    pub(crate) bad: BadBlocks,
     writeback_error: Mutex<Option<String>>,
     /// What is known of caches of other sizes. On the heap: few requests come to it.
     pub(crate) watched: Box<Watched>,
@@ -161,8 +161,7 @@ impl Volume {
             origin_sync_failed: AtomicBool::new(false),
             sync_failures: AtomicU64::new(0),
             discards: AtomicU8::new(0),
-            bad: Mutex::default(),
-            any_bad: AtomicBool::new(false),
+            bad: BadBlocks::default(),
             writeback_error: Mutex::default(),
             watched: Box::new(Watched::new()),
             stats: Stats::new(lanes),
@@ -485,46 +484,6 @@ impl Volume {
 
     pub(crate) fn set_discards(&self, can: bool) {
         self.discards.store(if can { 1 } else { 2 }, Ordering::Relaxed);
-    }
-
-    /// Notes that a dirty block cannot be read back.
-    pub(crate) fn add_bad(&self, block: OriginBlock) {
-        let mut bad = self.bad.lock();
-        self.any_bad.store(true, Ordering::Relaxed);
-        if bad.insert(block) {
-            tracing::error!(
-                volume = self.name,
-                block = block.0,
-                "a dirty block cannot be read back: its addresses give I/O errors until they are overwritten or discarded"
-            );
-        }
-    }
-
-    pub(crate) fn is_bad(&self, block: OriginBlock) -> bool {
-        self.bad.lock().contains(&block)
-    }
-
-    #[inline]
-    pub(crate) fn remove_bad(&self, block: OriginBlock) {
-        if self.any_bad.load(Ordering::Relaxed) {
-            let mut bad = self.bad.lock();
-            bad.remove(&block);
-            self.any_bad.store(!bad.is_empty(), Ordering::Relaxed);
-        }
-    }
-
-    /// Dirty blocks that cannot be read back, as byte ranges of the origin.
-    pub fn bad_ranges(&self) -> Vec<Range<u64>> {
-        self.bad.lock().iter().map(|block| self.block_range(*block)).collect()
-    }
-
-    /// Those of them from one block on to another.
-    pub(crate) fn bad_within(&self, first: OriginBlock, end: OriginBlock) -> Vec<OriginBlock> {
-        self.bad.lock().range(first..end).copied().collect()
-    }
-
-    pub(crate) fn bad_count(&self) -> u64 {
-        self.bad.lock().len() as u64
     }
 
     /// Notes how the last writeback ended. That a volume which is leaving is not written back any

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use forebay_core::why::{BypassReason, EvictionReason, InvalidationReason, RefusalReason};
+use forebay_core::why::{BypassReason, InvalidationReason, RefusalReason};
 use forebay_core::{Durability, IoError, OriginBlock, SectorMask, Slot};
 use forebay_device::{DeviceOp, IoBuf, IoData};
 use forebay_store::planted::{self, PlantedBug};
@@ -15,7 +15,7 @@ use crate::lane::LaneVolume;
 use crate::plan::{
     BlockState, WriteStep, asks_admission, mode_in_order, write_bypass, write_step, write_steps,
 };
-use crate::read::{bytes_of, state_of};
+use crate::read::{Retry, bytes_of, state_of};
 use crate::stats::bump;
 use crate::volume::Piece;
 
@@ -242,31 +242,12 @@ impl LaneVolume {
                 let slot = pinned.found.entry.slot;
                 let dirty = pinned.found.entry.dirty;
                 let mask = pinned.found.mask.clone();
-                match self.store.read_block(&volume.space, pinned).await {
-                    Ok(cached) => base = Some(cached),
-                    Err(failure) => {
-                        self.count_failure(&failure);
-                        tracing::warn!(
-                            volume = volume.name,
-                            block = piece.block.0,
-                            ?failure,
-                            "a cached block cannot be read back"
-                        );
-                        let gone = store.forget(&volume.space, piece.block, |entry| {
-                            entry.slot == slot && !entry.dirty
-                        });
-                        let replaced = store
-                            .peek(&volume.space, piece.block)
-                            .is_none_or(|found| found.entry.slot != slot);
-                        if let Some(entry) = gone {
-                            self.gone(&entry);
-                            self.evicted(piece.block, EvictionReason::Damaged);
-                        } else if dirty && !replaced {
-                            volume.add_bad(piece.block);
-                            return Err(IoError::Io);
-                        }
-                        continue;
-                    }
+                let buf = IoBuf::for_overwrite(volume.block.as_usize());
+                let (cached, unreadable) = self.read_copies(&[pinned], buf).await;
+                match Retry::unless_all_read(&unreadable) {
+                    Ok(()) => base = Some(cached),
+                    Err(Retry::Again) => continue,
+                    Err(Retry::Fail(error)) => return Err(error),
                 }
                 complete = !dirty;
                 match mask {

@@ -23,7 +23,7 @@ use forebay_lane::{concurrently, join_all};
 use forebay_policy::sweep::Merge;
 use forebay_policy::{Bucket, Decision, Pacer, RateControl, next_run};
 use forebay_store::planted::{self, PlantedBug};
-use forebay_store::{Front, OrderedVersion, Pinned, ReadFailure, StoreError};
+use forebay_store::{Front, OrderedVersion, Pinned, StoreError};
 
 use crate::background::writeback::{FIRST_RETRY, LONGEST_RETRY, LONGEST_WAIT, either, reason};
 use crate::lane::LaneVolume;
@@ -41,9 +41,6 @@ const MOST_UNSETTLED: u64 = 4096;
 /// For so long at most the horizon does not say what the origin has.
 const SETTLE_AFTER: Duration = Duration::from_secs(1);
 
-/// A version that cannot be read is given up after so many attempts.
-const ATTEMPTS: u32 = 3;
-
 /// How long to wait when there is something dirty and nothing of it can be written.
 const NOTHING_TO_WRITE: Duration = Duration::from_millis(20);
 
@@ -53,8 +50,6 @@ struct Outcome {
     /// Whether anything was written.
     any: bool,
     unreadable: BTreeSet<OriginBlock>,
-    /// The device failed to read some of them, and may not the next time.
-    failed: bool,
     error: Option<String>,
 }
 
@@ -72,8 +67,6 @@ struct Progress {
     /// Bytes written since the rate was looked at.
     written: u64,
     retry: Duration,
-    /// Attempts at the group in front in which something could not be read.
-    attempts: u32,
     sweep: Option<Sweep>,
     /// When the first of the groups was written that are not settled.
     unsettled_since: Option<Nanos>,
@@ -105,7 +98,6 @@ pub(crate) async fn run(volume: &Rc<LaneVolume>) -> Ending {
         bucket: Bucket::default(),
         written: 0,
         retry: FIRST_RETRY,
-        attempts: 0,
         sweep: None,
         unsettled_since: None,
         closed_at: Nanos(0),
@@ -266,6 +258,10 @@ impl LaneVolume {
         progress.pacer.set_settings(settings.writeback.clone());
         let asked = volume.draining.load(Ordering::SeqCst) > 0;
         let entering = !store.is_in_order(volume.id) && settings.writeback.running;
+        for block in volume.bad_to_try() {
+            // It is in no group any more; one that is still open takes it along.
+            store.add_base(&volume.space, block);
+        }
         let unsettled = store.unsettled(volume.id);
         let held = store.held_versions(volume.id).saturating_sub(unsettled.unwrap_or(0));
         let dirty = volume.dirty_blocks().saturating_sub(volume.bad_count());
@@ -338,15 +334,10 @@ impl LaneVolume {
         let bytes = (front.versions.len() as u64) << volume.block.shift();
         progress.bucket.take(bytes);
         progress.written += bytes;
-        let Outcome { unreadable, failed, error, .. } = self.write_group(&front.versions).await;
+        let Outcome { unreadable, error, .. } = self.write_group(&front.versions).await;
         if let Some(error) = error {
             return Err(error);
         }
-        if failed && progress.attempts + 1 < ATTEMPTS {
-            progress.attempts += 1;
-            return Err(format!("{} dirty blocks cannot be read back", unreadable.len()));
-        }
-        progress.attempts = 0;
         for (block, version) in &front.versions {
             if unreadable.contains(block) {
                 let newest = store.peek(&volume.space, *block);
@@ -469,22 +460,16 @@ impl LaneVolume {
             run.iter().map(|(block, version)| store.pin_held(*block, version)).collect();
         let reads = pinned.iter().map(|pinned| async move {
             let buf = IoBuf::for_overwrite(volume.block.as_usize());
-            self.store.read_run(&volume.space, std::slice::from_ref(pinned), buf).await
+            self.read_patiently(std::slice::from_ref(pinned), buf).await
         });
         let reads = join_all(reads).await;
         let mut writes: Vec<(u64, Vec<u8>)> = Vec::new();
-        for (pinned, (payload, results)) in pinned.iter().zip(reads) {
-            match results.into_iter().find_map(Result::err) {
-                Some(failure) => {
-                    self.count_failure(&failure);
-                    let mut outcome = outcome.borrow_mut();
-                    outcome.unreadable.insert(pinned.block);
-                    outcome.failed |= matches!(failure, ReadFailure::Device(_));
-                }
-                None => {
-                    let mask = pinned.found.mask.as_ref();
-                    volume.gather(pinned.block, mask, &payload, &mut writes);
-                }
+        for (pinned, (payload, failed)) in pinned.iter().zip(reads) {
+            if failed.is_empty() {
+                let mask = pinned.found.mask.as_ref();
+                volume.gather(pinned.block, mask, &payload, &mut writes);
+            } else {
+                outcome.borrow_mut().unreadable.insert(pinned.block);
             }
         }
         drop(pinned);

@@ -1,6 +1,8 @@
 //! One cache and one volume on a lane that is driven by hand, on a clock of its own.
 #![allow(dead_code, unreachable_pub, reason = "each test program uses a part of it")]
 
+pub mod faulty;
+
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;

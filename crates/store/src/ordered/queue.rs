@@ -212,7 +212,10 @@ impl Queue {
         let state = &mut *self.0.lock();
         let sequence = index.highest_sequence();
         index.raise_sequence(sequence);
-        if state.separates && sequence > state.cut {
+        // A version that could not be read when its group was written is in the open one again, and
+        // nothing need have been written since.
+        let again = state.groups.back().is_some_and(|open| !open.versions.is_empty());
+        if state.separates && (sequence > state.cut || again) {
             state.close(sequence, now);
         }
         sequence

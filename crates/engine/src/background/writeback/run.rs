@@ -176,7 +176,6 @@ impl LaneVolume {
 
     /// Reads blocks of the cache, one after the other in one buffer, and which of them are good.
     async fn read_stretch(&self, stretch: &[Pinned<'_>]) -> (IoBuf, Vec<bool>) {
-        let space = &self.volume.space;
         let block = self.volume.block.as_usize();
         let mut rest = IoBuf::for_overwrite(stretch.len() * block);
         let mut chains = Vec::new();
@@ -196,17 +195,12 @@ impl LaneVolume {
                 return (payload, good);
             }
             let read = some.iter().map(|(chain, _)| *chain).collect::<Vec<_>>();
-            let reads = some.into_iter().map(|(chain, buf)| self.store.read_run(space, chain, buf));
-            for (chain, (buf, results)) in read.into_iter().zip(join_all(reads).await) {
+            let reads = some.into_iter().map(|(chain, buf)| self.read_copies(chain, buf));
+            for (chain, (buf, unreadable)) in read.into_iter().zip(join_all(reads).await) {
                 payload = payload.join(buf);
-                good.extend(chain.iter().zip(results).map(|(pinned, result)| match result {
-                    Ok(()) => true,
-                    Err(failure) => {
-                        self.count_failure(&failure);
-                        self.give_up(pinned);
-                        false
-                    }
-                }));
+                let from = good.len();
+                good.resize(from + chain.len(), true);
+                unreadable.iter().for_each(|(at, _)| good[from + at] = false);
             }
         }
     }
@@ -221,18 +215,6 @@ impl LaneVolume {
                 && store.segment_of(one) == store.segment_of(next)
         };
         blocks.len().min(1) + blocks.windows(2).take_while(follows).count()
-    }
-
-    /// A block cannot be read back. A clean one is forgotten, the origin has it; a dirty one is bad, if it
-    /// has not been replaced.
-    fn give_up(&self, pinned: &Pinned<'_>) {
-        let (volume, store) = (&self.volume, &self.cache.store);
-        let slot = pinned.found.entry.slot;
-        store.forget(&volume.space, pinned.block, |entry| entry.slot == slot && !entry.dirty);
-        let current = store.peek(&volume.space, pinned.block);
-        if current.is_some_and(|found| found.entry.slot == slot && found.entry.dirty) {
-            volume.add_bad(pinned.block);
-        }
     }
 
     /// Writes whole sectors to the origin; where its logical blocks are larger, around what is

@@ -154,7 +154,7 @@ impl Sweep {
             part.sort_unstable();
             part.dedup();
             if volume.bad_count() > 0 {
-                part.retain(|block| !volume.is_bad(*block));
+                part.retain(|block| !volume.is_given_up(*block));
             }
             forebay_lane::yield_now().await;
         }

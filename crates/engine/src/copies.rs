@@ -1,0 +1,154 @@
+//! Cached copies, read back: what is retried, and what becomes of a copy that cannot be read.
+//!
+//! A clean copy that cannot be read is forgotten: the origin has the data. A dirty one is nowhere
+//! else, so it is read again, block by block and a few times, before its addresses give errors
+//! (invariant 11). Errors of a device pass as often as not: a reset, a path that comes back. So a
+//! copy that was called unreadable is tried once more whenever a client asks for it, an operator
+//! flushes, deletes or changes the mode, or some time has passed; if it can be read then, nothing
+//! was lost.
+
+use std::time::Duration;
+
+use forebay_core::why::EvictionReason;
+use forebay_device::IoBuf;
+use forebay_store::planted::{self, PlantedBug};
+use forebay_store::{Pinned, ReadFailure};
+
+use crate::lane::LaneVolume;
+use crate::stats::bump;
+
+/// Pauses before a dirty copy is read again: together a third of a second, which a reset link or
+/// a busy controller needs, and a client can wait for.
+const RETRY_AFTER: [Duration; 4] = [
+    Duration::ZERO,
+    Duration::from_millis(10),
+    Duration::from_millis(50),
+    Duration::from_millis(250),
+];
+
+/// What became of a copy that could not be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unreadable {
+    /// It is not the block's copy any more: look the block up again.
+    Gone,
+    /// It is dirty, and its block's addresses give errors from now on.
+    Lost,
+}
+
+impl LaneVolume {
+    /// Reads copies that lie next to each other on the cache device into `buf`, which is as long.
+    /// Gives it back, with those that could not be read, by their place in the run.
+    pub(crate) async fn read_copies(
+        &self,
+        run: &[Pinned<'_>],
+        buf: IoBuf,
+    ) -> (IoBuf, Vec<(usize, Unreadable)>) {
+        let (buf, failed) = self.read_patiently(run, buf).await;
+        let volume = &self.volume;
+        if volume.has_bad() {
+            let good = |at: &usize| failed.iter().all(|(failed, _)| failed != at);
+            (0..run.len()).filter(good).for_each(|at| volume.reads_again(run[at].block));
+        }
+        let unreadable = |(at, failure): (usize, _)| (at, self.unreadable(&run[at], &failure));
+        (buf, failed.into_iter().map(unreadable).collect())
+    }
+
+    /// As [`LaneVolume::read_copies`], and leaves it to the caller what becomes of copies that cannot
+    /// be read.
+    pub(crate) async fn read_patiently(
+        &self,
+        run: &[Pinned<'_>],
+        buf: IoBuf,
+    ) -> (IoBuf, Vec<(usize, ReadFailure)>) {
+        let (mut buf, results) = self.store.read_run(&self.volume.space, run, buf).await;
+        let mut failed: Vec<(usize, ReadFailure)> = Vec::new();
+        for (at, result) in results.into_iter().enumerate() {
+            if let Err(failure) = result {
+                self.count_failure(&failure);
+                failed.push((at, failure));
+            }
+        }
+        if failed.iter().any(|(at, _)| run[*at].found.entry.dirty) {
+            self.read_again(run, &mut buf, &mut failed).await;
+        }
+        (buf, failed)
+    }
+
+    /// Reads dirty copies again that could not be read, one by one: a single bad sector fails the
+    /// read of a whole run. A copy that is known to be bad has one attempt, so that those who ask
+    /// for it do not wait each time.
+    async fn read_again(
+        &self,
+        run: &[Pinned<'_>],
+        buf: &mut IoBuf,
+        failed: &mut Vec<(usize, ReadFailure)>,
+    ) {
+        let size = self.volume.block.as_usize();
+        for (round, pause) in RETRY_AFTER.into_iter().enumerate() {
+            let worth = |(at, failure): &(usize, ReadFailure)| {
+                let passes = matches!(failure, ReadFailure::Device(_));
+                let known = self.volume.is_bad(run[*at].block);
+                run[*at].found.entry.dirty && (round == 0 || (passes && !known))
+            };
+            if !failed.iter().any(worth) {
+                return;
+            }
+            self.lane().sleep(pause).await;
+            for index in (0..failed.len()).rev() {
+                if !worth(&failed[index]) {
+                    continue;
+                }
+                let at = failed[index].0;
+                let one = IoBuf::for_overwrite(size);
+                let pinned = std::slice::from_ref(&run[at]);
+                let (one, results) = self.store.read_run(&self.volume.space, pinned, one).await;
+                match results.into_iter().next() {
+                    Some(Err(failure)) => {
+                        self.count_failure(&failure);
+                        failed[index].1 = failure;
+                    }
+                    _ => {
+                        buf[at * size..(at + 1) * size].copy_from_slice(&one);
+                        failed.remove(index);
+                    }
+                }
+            }
+        }
+    }
+
+    /// A copy cannot be read. A clean one is forgotten; a dirty one is lost until it is overwritten,
+    /// discarded, or can be read after all (invariant 11).
+    fn unreadable(&self, pinned: &Pinned<'_>, failure: &ReadFailure) -> Unreadable {
+        let (volume, store) = (&self.volume, self.store.store());
+        let entry = &pinned.found.entry;
+        tracing::warn!(
+            volume = volume.name,
+            block = pinned.block.0,
+            ?failure,
+            dirty = entry.dirty,
+            "a cached block cannot be read back"
+        );
+        let slot = entry.slot;
+        let forgotten = store.forget(&volume.space, pinned.block, |now| {
+            now.slot == slot && (!now.dirty || planted::has(PlantedBug::BadBlockFromOrigin))
+        });
+        if let Some(entry) = forgotten {
+            self.gone(&entry);
+            self.evicted(pinned.block, EvictionReason::Damaged);
+            return Unreadable::Gone;
+        }
+        let now = store.peek(&volume.space, pinned.block);
+        if now.is_some_and(|found| found.entry.slot == slot && found.entry.dirty) {
+            volume.add_bad(pinned.block);
+            return Unreadable::Lost;
+        }
+        Unreadable::Gone
+    }
+
+    /// Counts why a cached block could not be read, if the device is to blame.
+    fn count_failure(&self, failure: &ReadFailure) {
+        if let ReadFailure::Device(_) = failure {
+            bump(&self.stats().counters.cache_read_errors, 1);
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! Cached copies that cannot be read back, for a moment or for good (invariants 11 and 16).
+
+mod world;
+
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_core::{BlockSize, IoError, Mode, Op};
+use forebay_device::Device;
+use forebay_engine::{EngineErrorKind, EngineLane, LaneVolume, VolumeSettings};
+use world::faulty::{Faults, What, faulty};
+use world::{World, ram, raw, settings};
+
+const BLOCK: usize = 4096;
+const BLOCKS: usize = 64;
+
+fn bytes_of(block: u64) -> std::ops::Range<u64> {
+    block * BLOCK as u64..(block + 1) * BLOCK as u64
+}
+
+/// A volume whose first blocks are dirty on a cache device, and nowhere else.
+struct Dirty {
+    world: World,
+    engine: Rc<EngineLane>,
+    target: Rc<LaneVolume>,
+    faults: Arc<Faults>,
+    origin: Arc<dyn Device>,
+}
+
+fn content() -> Vec<u8> {
+    (0..BLOCKS * BLOCK).map(|at| (at / BLOCK + 1) as u8).collect()
+}
+
+fn dirty(ordered: bool) -> Dirty {
+    let world = World::new();
+    let ((cache, faults), origin) = (faulty(ram(8)), ram(12));
+    world.format(&cache, BlockSize::DEFAULT);
+    let (engine, _) = world.open(&cache);
+    let mut quiet = VolumeSettings { ordered, ..settings(Mode::Writeback) };
+    quiet.writeback.running = false;
+    let target = world.create(&engine, &origin, quiet, 0);
+    world.write(&target, 0, &content());
+    world.op(&target, Op::Flush, 0, 0);
+    let inner = engine.clone();
+    world.block_on(async move { inner.close().await }).expect("closed");
+    // Opened anew: nothing is in buffers any more.
+    let (engine, _) = world.open(&cache);
+    let target = world.attach(&engine, &origin);
+    assert_eq!(target.volume().dirty_blocks(), BLOCKS as u64);
+    Dirty { world, engine, target, faults, origin }
+}
+
+impl Dirty {
+    fn drain(&self) -> Result<(), EngineErrorKind> {
+        let inner = self.engine.clone();
+        let drained = self.world.block_on(async move { inner.drain("data", |_| ()).await });
+        drained.map_err(|error| error.kind)
+    }
+
+    fn read(&self, block: usize) -> Result<Vec<u8>, IoError> {
+        let offset = (block * BLOCK) as u64;
+        let tag = self.world.submit(&self.target, Op::Read, offset, BLOCK as u64, None);
+        let done = self.world.wait(tag);
+        done.result.map(|()| done.data.expect("data").to_vec())
+    }
+
+    /// Where a block is on the cache device.
+    fn place(&self, block: usize) -> std::ops::Range<u64> {
+        let store = &self.engine.cache.store;
+        let space = store.space_of(self.target.volume().id).expect("a volume");
+        let found = store.peek(&space, forebay_core::OriginBlock(block as u64)).expect("cached");
+        let offset = store.geometry().slot_offset(found.entry.slot);
+        offset..offset + BLOCK as u64
+    }
+
+    fn on_origin(&self) -> Vec<u8> {
+        raw(&self.world, &self.origin, 0, BLOCKS * BLOCK)
+    }
+}
+
+#[test]
+fn an_error_that_passes_loses_nothing() {
+    for ordered in [false, true] {
+        let dirty = dirty(ordered);
+        dirty.faults.fail_next(What::Read, 2);
+        assert_eq!(dirty.read(3), Ok(vec![4; BLOCK]), "a client need not know");
+        dirty.faults.fail_next(What::Read, 2);
+        assert_eq!(dirty.drain(), Ok(()), "ordered: {ordered}");
+        assert_eq!(dirty.target.volume().bad_ranges(), []);
+        assert!(dirty.on_origin() == content());
+    }
+}
+
+#[test]
+fn errors_that_last_concern_exactly_what_cannot_be_read_until_it_can() {
+    for ordered in [false, true] {
+        let dirty = dirty(ordered);
+        let bad = dirty.place(7);
+        dirty.faults.fail_in(What::Read, bad);
+        assert_eq!(dirty.drain(), Err(EngineErrorKind::Failed));
+        let volume = dirty.target.volume();
+        assert_eq!(volume.bad_ranges(), vec![bytes_of(7)], "ordered: {ordered}");
+        for block in 0..BLOCKS {
+            let expected =
+                if block == 7 { Err(IoError::Io) } else { Ok(vec![block as u8 + 1; BLOCK]) };
+            assert_eq!(dirty.read(block), expected, "block {block}");
+        }
+        let mut rest = content();
+        rest[7 * BLOCK..8 * BLOCK].fill(0);
+        assert!(dirty.on_origin() == rest, "the others have to be there");
+        dirty.faults.heal();
+        assert_eq!(dirty.drain(), Ok(()), "ordered: {ordered}");
+        assert_eq!(volume.bad_ranges(), []);
+        assert!(dirty.on_origin() == content());
+    }
+}
+
+#[test]
+fn what_a_client_reads_again_is_not_lost() {
+    let dirty = dirty(false);
+    dirty.faults.fail_in(What::Read, dirty.place(7));
+    assert_eq!(dirty.read(7), Err(IoError::Io));
+    let before = dirty.world.lane.now();
+    assert_eq!(dirty.read(7), Err(IoError::Io));
+    let waited = dirty.world.lane.now().since(before);
+    assert!(waited < Duration::from_millis(100), "it waits each time: {waited:?}");
+    dirty.faults.heal();
+    assert_eq!(dirty.read(7), Ok(vec![8; BLOCK]));
+    assert_eq!(dirty.target.volume().bad_ranges(), []);
+}

@@ -1,0 +1,195 @@
+//! A device that fails or hangs on command.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::ops::Range;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use forebay_device::{
+    Device, DeviceDone, DeviceError, DeviceErrorKind, DeviceOp, DeviceQueue, IoData, OpId,
+    QueueContext,
+};
+use parking_lot::Mutex;
+
+/// Kinds of operations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum What {
+    Read,
+    Write,
+    Sync,
+}
+
+struct Rule {
+    what: What,
+    range: Range<u64>,
+    /// Operations that it still applies to.
+    left: u64,
+    hangs: bool,
+}
+
+/// What goes wrong with a device at present.
+#[derive(Default)]
+pub struct Faults {
+    rules: Mutex<Vec<Rule>>,
+    hung: Mutex<Vec<Waker>>,
+}
+
+impl Faults {
+    fn add(&self, what: What, range: Range<u64>, left: u64, hangs: bool) {
+        self.rules.lock().push(Rule { what, range, left, hangs });
+    }
+
+    /// Every operation of these kinds fails.
+    pub fn fail(&self, kinds: &[What]) {
+        kinds.iter().for_each(|what| self.add(*what, 0..u64::MAX, u64::MAX, false));
+    }
+
+    /// The next operations of this kind fail.
+    pub fn fail_next(&self, what: What, times: u64) {
+        self.add(what, 0..u64::MAX, times, false);
+    }
+
+    /// Every operation of this kind fails that has a part in this range.
+    pub fn fail_in(&self, what: What, range: Range<u64>) {
+        self.add(what, range, u64::MAX, false);
+    }
+
+    /// Every operation of these kinds hangs.
+    pub fn hang(&self, kinds: &[What]) {
+        kinds.iter().for_each(|what| self.add(*what, 0..u64::MAX, u64::MAX, true));
+    }
+
+    /// All is well again, and what hung goes on.
+    pub fn heal(&self) {
+        self.rules.lock().clear();
+        std::mem::take(&mut *self.hung.lock()).into_iter().for_each(Waker::wake);
+    }
+
+    /// Whether an operation is to hang; `None`: all is well.
+    fn meets(&self, op: &DeviceOp) -> Option<bool> {
+        let (what, range) = match op {
+            DeviceOp::Read { offset, buf } => (What::Read, *offset..*offset + buf.len() as u64),
+            DeviceOp::Write { offset, data } => {
+                let len = match data {
+                    IoData::Owned(buf) => buf.len(),
+                    IoData::Log(_, range) => range.len(),
+                };
+                (What::Write, *offset..*offset + len as u64)
+            }
+            DeviceOp::DurableWrite { offset, range, .. } => {
+                (What::Write, *offset..*offset + range.len() as u64)
+            }
+            DeviceOp::Discard { offset, len } | DeviceOp::WriteZeroes { offset, len } => {
+                (What::Write, *offset..*offset + *len)
+            }
+            DeviceOp::Sync => (What::Sync, 0..1),
+        };
+        let mut rules = self.rules.lock();
+        let meets = |rule: &&mut Rule| {
+            let overlaps = rule.range.start < range.end && range.start < rule.range.end;
+            rule.what == what && rule.left > 0 && overlaps
+        };
+        let rule = rules.iter_mut().find(meets)?;
+        rule.left -= 1;
+        Some(rule.hangs)
+    }
+}
+
+/// A device below which another one does the work.
+pub fn faulty(inner: Arc<dyn Device>) -> (Arc<dyn Device>, Arc<Faults>) {
+    let faults: Arc<Faults> = Arc::default();
+    (Arc::new(Faulty(inner, faults.clone())), faults)
+}
+
+struct Faulty(Arc<dyn Device>, Arc<Faults>);
+
+impl Device for Faulty {
+    fn name(&self) -> &str {
+        self.0.name()
+    }
+
+    fn size(&self) -> u64 {
+        self.0.size()
+    }
+
+    fn logical_block(&self) -> u64 {
+        self.0.logical_block()
+    }
+
+    fn open_queue(&self, context: &QueueContext) -> Result<Rc<dyn DeviceQueue>, DeviceError> {
+        let (inner, faults) = (self.0.open_queue(context)?, self.1.clone());
+        Ok(Rc::new(FaultyQueue { inner, faults, ops: RefCell::default() }))
+    }
+}
+
+enum State {
+    Passed(OpId),
+    Failed(DeviceDone),
+    Hung(DeviceOp),
+}
+
+struct FaultyQueue {
+    inner: Rc<dyn DeviceQueue>,
+    faults: Arc<Faults>,
+    /// Operations by their numbers, and the last number.
+    ops: RefCell<(HashMap<u64, State>, u64)>,
+}
+
+impl FaultyQueue {
+    fn begin(&self, op: DeviceOp) -> State {
+        match self.faults.meets(&op) {
+            None => State::Passed(self.inner.start(op)),
+            Some(true) => State::Hung(op),
+            Some(false) => {
+                let buf = match op {
+                    DeviceOp::Read { buf, .. } => Some(buf),
+                    DeviceOp::Write { data: IoData::Owned(buf), .. } => Some(buf),
+                    _ => None,
+                };
+                let (kind, device) = (DeviceErrorKind::Io, "faulty".into());
+                let cause = "told to fail".into();
+                let error = DeviceError { kind, device, what: "it", offset: 0, cause };
+                State::Failed(DeviceDone { result: Err(error), buf })
+            }
+        }
+    }
+}
+
+impl DeviceQueue for FaultyQueue {
+    fn start(&self, op: DeviceOp) -> OpId {
+        let state = self.begin(op);
+        let mut ops = self.ops.borrow_mut();
+        ops.1 += 1;
+        let id = ops.1;
+        ops.0.insert(id, state);
+        OpId(id)
+    }
+
+    fn poll_op(&self, id: OpId, context: &mut Context<'_>) -> Poll<DeviceDone> {
+        let mut ops = self.ops.borrow_mut();
+        let mut state = ops.0.remove(&id.0).expect("polled after its end");
+        if let State::Hung(op) = state {
+            state = self.begin(op);
+            if matches!(state, State::Hung(_)) {
+                self.faults.hung.lock().push(context.waker().clone());
+            }
+        }
+        let polled = match state {
+            State::Failed(done) => return Poll::Ready(done),
+            State::Passed(inner) => self.inner.poll_op(inner, context),
+            State::Hung(_) => Poll::Pending,
+        };
+        if polled.is_pending() {
+            ops.0.insert(id.0, state);
+        }
+        polled
+    }
+
+    fn forget(&self, id: OpId) {
+        if let Some(State::Passed(inner)) = self.ops.borrow_mut().0.remove(&id.0) {
+            self.inner.forget(inner);
+        }
+    }
+}
