@@ -54,7 +54,7 @@ pub enum DeviceOp {
         /// Length in bytes.
         len: u64,
     },
-    /// The range reads as zeroes afterwards.
+    /// The range reads as zeroes afterwards, and has its space: no hole is made.
     WriteZeroes {
         /// First byte on the device.
         offset: u64,

@@ -123,10 +123,8 @@ impl Device for FileDevice {
 /// How far the making of zeroes has got.
 #[derive(Clone, Copy)]
 enum Zeroing {
-    /// Asked to zero the range; if that is not available, a hole is next.
+    /// Asked to zero the range; if that is not available, zeroes are written.
     Range,
-    /// Asked for a hole; if that is not available, zeroes are written.
-    Hole,
     /// Writes zeroes; the first byte that has not been asked for yet.
     Writing(u64),
 }
@@ -267,11 +265,7 @@ impl FileQueue {
             matches!(kind_of(error), DeviceErrorKind::NotSupported | DeviceErrorKind::Invalid)
         });
         let from = match (step, result) {
-            (Zeroing::Range, Err(_)) if missing => {
-                let (mode, len) = (FallocateMode::PunchHole, end - offset);
-                return Some((RingOp::Fallocate { fd, mode, offset, len }, Zeroing::Hole));
-            }
-            (Zeroing::Hole, Err(_)) if missing => offset,
+            (Zeroing::Range, Err(_)) if missing => offset,
             (Zeroing::Writing(next), Ok(_)) if next < end => next,
             _ => return None,
         };

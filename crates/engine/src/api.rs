@@ -25,6 +25,8 @@ pub struct Request {
     pub fua: bool,
     /// Refuse with [`IoError::NotSupported`] rather than write zeroes slowly (`WriteZeroes` only).
     pub fast: bool,
+    /// The zeroes must have space on the device (`WriteZeroes` only): no hole is made for them.
+    pub no_hole: bool,
     /// The data of a write, `len` bytes; for a read, where the data goes (`len` bytes), or `None`
     /// to let the engine choose a buffer.
     pub data: Option<IoBuf>,

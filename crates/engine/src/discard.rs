@@ -23,6 +23,15 @@ pub(crate) const WRITTEN_ZEROES: u64 = 256 << 10;
 /// Bytes that are zeroed under one lock.
 const PIECE: u64 = 64 << 20;
 
+/// What a client asks of zeroes.
+#[derive(Clone, Copy)]
+pub(crate) struct Zeroes {
+    /// Refuse rather than write them.
+    pub(crate) fast: bool,
+    /// The origin keeps its space.
+    pub(crate) no_hole: bool,
+}
+
 enum Zeroed {
     Done,
     NotSupported,
@@ -43,13 +52,13 @@ impl LaneVolume {
         if fua { self.flush().await } else { Ok(()) }
     }
 
-    /// Makes a checked range read as zeroes. `fast`: refuse rather than write them.
+    /// Makes a checked range read as zeroes.
     pub(crate) async fn write_zeroes(
         &self,
         offset: u64,
         len: u64,
         fua: bool,
-        fast: bool,
+        Zeroes { fast, no_hole }: Zeroes,
     ) -> Result<(), IoError> {
         if self.volume.is_ordered() && fast {
             return Err(IoError::NotSupported);
@@ -63,7 +72,7 @@ impl LaneVolume {
             }
             return self.write_zero_data(offset, len, fua).await;
         };
-        let zeroed = if self.origin_discards().await {
+        let zeroed = if !no_hole && self.origin_discards().await {
             self.zero_blocks(first, end, &|offset, len| DeviceOp::Discard { offset, len }).await?
         } else {
             Zeroed::NotSupported

@@ -16,6 +16,7 @@ use forebay_store::{StoreError, StoreLane};
 use crate::api::{Coming, Completion, CompletionSink, Extent, Request, Target};
 use crate::cache::{Cache, Memory, STREAMS};
 use crate::curve::Watch;
+use crate::discard::Zeroes;
 use crate::replacement::Replacement;
 use crate::stats::{Kind, LaneStats, QUICK_SAMPLE, bump};
 use crate::volume::{Volume, VolumeState};
@@ -200,7 +201,7 @@ impl LaneVolume {
 
     async fn serve(&self, request: Request) -> Completion {
         let started = self.now();
-        let Request { tag, op, offset, len, fua, fast, data } = request;
+        let Request { tag, op, offset, len, fua, fast, no_hole, data } = request;
         let write = matches!(op, Op::Write | Op::WriteZeroes | Op::Discard);
         let range =
             if op == Op::Flush { Ok(()) } else { self.volume.check_range(offset, len, write) };
@@ -229,7 +230,10 @@ impl LaneVolume {
                     }
                     other => (Err(IoError::Invalid), other),
                 },
-                Op::WriteZeroes => (self.write_zeroes(offset, len, fua, fast).await, data),
+                Op::WriteZeroes => {
+                    let zeroes = Zeroes { fast, no_hole };
+                    (self.write_zeroes(offset, len, fua, zeroes).await, data)
+                }
                 Op::Discard => (self.discard(offset, len, fua).await, data),
                 Op::Flush => (self.flush().await, data),
             },

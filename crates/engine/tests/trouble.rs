@@ -15,7 +15,7 @@ use forebay_device::{
     Device, DeviceDone, DeviceError, DeviceErrorKind, DeviceOp, DeviceQueue, IoBuf, OpId,
     QueueContext,
 };
-use forebay_engine::{LaneVolume, VolumeSettings};
+use forebay_engine::{LaneVolume, Request, VolumeSettings};
 use world::{World, ram, raw, settings};
 
 /// What goes wrong with a device.
@@ -186,6 +186,28 @@ fn a_discard_keeps_what_is_cached_where_the_origin_cannot_discard() {
         let inner = engine.clone();
         world.block_on(async move { inner.drain("data", |_| ()).await }).expect("drained");
         assert!(raw(&world, &origin, 0, 2 << 20) == vec![0; 2 << 20]);
+    }
+}
+
+#[test]
+fn zeroes_that_must_have_space_make_no_hole() {
+    for (len, no_hole) in [(2 << 20, true), (64 << 10, true), (2 << 20, false)] {
+        let world = World::new();
+        let (cache, (origin, trouble)) = (ram(8), troubled(ram(12)));
+        world.format(&cache, BlockSize::DEFAULT);
+        let (engine, _) = world.open(&cache);
+        let target = world.create(&engine, &origin, settings(Mode::Writeback), 0);
+        world.write(&target, 0, &vec![9; 3 << 20]);
+        let (tag, op, offset, fast) = (0, Op::WriteZeroes, 512, false);
+        let request = Request { tag, op, offset, len, fua: false, fast, no_hole, data: None };
+        let tag = world.submit_as(&target, request);
+        world.wait(tag).result.expect("zeroed");
+        let inner = engine.clone();
+        world.block_on(async move { inner.drain("data", |_| ()).await }).expect("drained");
+        assert!(raw(&world, &origin, 512, len as usize).iter().all(|byte| *byte == 0));
+        assert_eq!(raw(&world, &origin, 0, 512), [9; 512]);
+        let punched = trouble.discards.load(Ordering::SeqCst) > 0;
+        assert_eq!(punched, !no_hole, "{len} bytes of zeroes, no_hole: {no_hole}");
     }
 }
 

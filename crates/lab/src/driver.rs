@@ -54,6 +54,7 @@ impl Sink {
             len: BLOCK,
             fua: false,
             fast: false,
+            no_hole: false,
             data: Some(data.unwrap_or_else(|| IoBuf::zeroed(BLOCK as usize))),
         }
     }
@@ -134,7 +135,16 @@ impl Driver {
     /// # Errors
     /// It failed.
     pub(crate) fn plain(&self, op: Op, offset: u64, len: u64) -> LabResult<()> {
-        self.submit(Request { tag: 0, op, offset, len, fua: false, fast: false, data: None })
+        self.submit(Request {
+            tag: 0,
+            op,
+            offset,
+            len,
+            fua: false,
+            fast: false,
+            no_hole: false,
+            data: None,
+        })
     }
 
     /// All of these, with the lane's other work in between.

@@ -259,7 +259,9 @@ impl Connection {
     }
 
     fn submit(&self, command: &Command, data: Option<IoBuf>, sink: &Rc<dyn CompletionSink>) {
-        let Command { cookie, kind: Kind::Volume { op, fua, fast }, offset, len } = *command else {
+        let Command { cookie, kind: Kind::Volume { op, fua, fast, no_hole }, offset, len } =
+            *command
+        else {
             return;
         };
         let read = op == Op::Read;
@@ -268,7 +270,7 @@ impl Connection {
         let request = InFlight { cookie, offset, len, read, held };
         let tag = self.in_flight.borrow_mut().add(request);
         let len = u64::from(len);
-        self.target.submit(Request { tag, op, offset, len, fua, fast, data }, sink);
+        self.target.submit(Request { tag, op, offset, len, fua, fast, no_hole, data }, sink);
     }
 
     /// Wakes the sending task if there is something in the batch.

@@ -21,7 +21,8 @@ trait Immediate {
     fn read_only(&self) -> bool;
     fn read(&self, offset: u64, into: &mut [u8]);
     fn write(&self, offset: u64, data: &[u8]);
-    fn zero(&self, offset: u64, len: u64);
+    /// With `no_hole` the zeroes have space.
+    fn zero(&self, offset: u64, len: u64, no_hole: bool);
     fn holes(&self, offset: u64, len: u64) -> Vec<Extent>;
 
     fn check(&self, op: Op, offset: u64, len: u64) -> Result<(), IoError> {
@@ -38,7 +39,7 @@ trait Immediate {
     }
 
     fn answer(&self, request: Request) -> Completion {
-        let Request { tag, op, offset, len, data, .. } = request;
+        let Request { tag, op, offset, len, no_hole, data, .. } = request;
         let mut completion = Completion { tag, result: self.check(op, offset, len), data };
         if completion.result.is_err() {
             return completion;
@@ -54,7 +55,7 @@ trait Immediate {
                 Some(data) => self.write(offset, data),
                 None => completion.result = Err(IoError::Invalid),
             },
-            Op::WriteZeroes | Op::Discard => self.zero(offset, len),
+            Op::WriteZeroes | Op::Discard => self.zero(offset, len, no_hole),
             Op::Flush | Op::Prefetch => {}
         }
         completion
@@ -126,7 +127,7 @@ impl Immediate for NullTarget {
 
     fn write(&self, _offset: u64, _data: &[u8]) {}
 
-    fn zero(&self, _offset: u64, _len: u64) {}
+    fn zero(&self, _offset: u64, _len: u64, _no_hole: bool) {}
 
     fn holes(&self, _offset: u64, len: u64) -> Vec<Extent> {
         vec![Extent { len, hole: true, zero: true }]
@@ -199,10 +200,12 @@ impl Immediate for MemoryTarget {
         });
     }
 
-    fn zero(&self, offset: u64, len: u64) {
+    fn zero(&self, offset: u64, len: u64, no_hole: bool) {
         self.0.pieces(offset, len, |chunk, range, _| {
             let mut chunk = chunk.write();
-            if range.len() as u64 == CHUNK {
+            if no_hole {
+                chunk.get_or_insert_with(|| vec![0; CHUNK as usize].into())[range].fill(0);
+            } else if range.len() as u64 == CHUNK {
                 *chunk = None;
             } else if let Some(bytes) = chunk.as_mut() {
                 bytes[range].fill(0);

@@ -36,6 +36,8 @@ pub enum Kind {
         fua: bool,
         /// Not slowly (`WriteZeroes` only).
         fast: bool,
+        /// The zeroes keep their space (`WriteZeroes` only).
+        no_hole: bool,
     },
     /// A question about allocation.
     BlockStatus {
@@ -229,7 +231,12 @@ pub fn judge(header: &RequestHeader, session: &Session) -> Verdict {
         // error is sent as a chunk too, because a chunk has room for the reason.
         Verdict::Refuse(Refusal { cookie, error, message, structured: session.structured })
     };
-    let volume = |op| Kind::Volume { op, fua: flags & FUA != 0, fast: flags & FAST_ZERO != 0 };
+    let volume = |op| Kind::Volume {
+        op,
+        fua: flags & FUA != 0,
+        fast: flags & FAST_ZERO != 0,
+        no_hole: flags & NO_HOLE != 0,
+    };
     let (kind, allowed) = match command {
         command::READ => (volume(Op::Read), if session.structured { DF } else { 0 }),
         command::WRITE => (volume(Op::Write), 0),

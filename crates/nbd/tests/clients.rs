@@ -71,6 +71,11 @@ fn allocation_is_told_to_those_who_asked_for_it() {
     assert_eq!(all, Ok(vec![(3 << 20, 3), (1 << 20, 0), (60 << 20, 3)]));
     let one = status(&mut client, command_flag::REQ_ONE, 512, 8 << 20);
     assert_eq!(one, Ok(vec![((3 << 20) - 512, 3)]));
+    // Zeroes may become a hole, unless the client says that they must not.
+    for (flags, expected) in [(command_flag::NO_HOLE, 0), (0, 3)] {
+        client.ask(command::WRITE_ZEROES, flags, 8 << 20, 2 << 20, &[]).expect("zeroed");
+        assert_eq!(status(&mut client, 0, 8 << 20, 2 << 20), Ok(vec![(2 << 20, expected)]));
+    }
     let mut old = server.open("memory", false);
     assert_eq!(status(&mut old, 0, 0, 4096), Err(22));
 }

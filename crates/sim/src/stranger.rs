@@ -178,8 +178,16 @@ impl World<'_> {
         let answers = Rc::new(Answers::default());
         let sink: Rc<dyn CompletionSink> = answers.clone();
         let (offset, len) = (sector * SECTOR as u64, SECTOR as u64);
-        let request =
-            Request { tag: 0, op: Op::Read, offset, len, fua: false, fast: false, data: None };
+        let request = Request {
+            tag: 0,
+            op: Op::Read,
+            offset,
+            len,
+            fua: false,
+            fast: false,
+            no_hole: false,
+            data: None,
+        };
         target.submit(request, &sink);
         self.last_progress = self.now();
         self.pump(false, |_| Ok(!answers.0.borrow().is_empty()))?;

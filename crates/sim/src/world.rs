@@ -359,7 +359,16 @@ impl<'a> World<'a> {
                 return self.judge(tag, result, data.as_deref());
             }
         }
-        let request = Request { tag, op: asked.op, offset, len, fua: asked.fua, fast: false, data };
+        let request = Request {
+            tag,
+            op: asked.op,
+            offset,
+            len,
+            fua: asked.fua,
+            fast: false,
+            no_hole: false,
+            data,
+        };
         target.submit(request, &self.sink);
         Ok(())
     }

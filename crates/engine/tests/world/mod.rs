@@ -161,12 +161,17 @@ impl World {
         len: u64,
         data: Option<&[u8]>,
     ) -> u64 {
+        let data = data.map(IoBuf::copy_from);
+        let (tag, fua, fast, no_hole) = (0, false, false, false);
+        self.submit_as(target, Request { tag, op, offset, len, fua, fast, no_hole, data })
+    }
+
+    /// Submits a request as it is, but for its tag.
+    pub fn submit_as(&self, target: &Rc<LaneVolume>, request: Request) -> u64 {
         let tag = self.tag.get();
         self.tag.set(tag + 1);
-        let data = data.map(IoBuf::copy_from);
-        let request = Request { tag, op, offset, len, fua: false, fast: false, data };
         let sink: Rc<dyn CompletionSink> = self.sink.clone();
-        target.submit(request, &sink);
+        target.submit(Request { tag, ..request }, &sink);
         tag
     }
 

@@ -286,7 +286,16 @@ impl World {
     /// # Errors
     /// It failed.
     pub(crate) fn plain(&mut self, op: Op, offset: u64, len: u64) -> LabResult<()> {
-        let request = Request { tag: 0, op, offset, len, fua: false, fast: false, data: None };
+        let request = Request {
+            tag: 0,
+            op,
+            offset,
+            len,
+            fua: false,
+            fast: false,
+            no_hole: false,
+            data: None,
+        };
         self.target.submit(request, &self.as_sink);
         let mut ended = Vec::new();
         loop {
@@ -362,6 +371,7 @@ impl World {
             len: access.len,
             fua: false,
             fast: false,
+            no_hole: false,
             data: Some(data),
         };
         self.target.submit(request, &self.as_sink);

@@ -6,7 +6,9 @@ use std::str::FromStr;
 
 use forebay_admin::VolumeName;
 use forebay_core::{IoError, Op, SECTOR_SIZE};
-use forebay_device::{DeviceErrorKind, DeviceOp, DeviceSpec, IoBuf, IoData, Queue};
+use forebay_device::{
+    DeviceDone, DeviceError, DeviceErrorKind, DeviceOp, DeviceSpec, IoBuf, IoData, Queue,
+};
 use forebay_engine::{Completion, CompletionSink, Extent, Request, Target};
 use forebay_lane::Lane;
 
@@ -56,9 +58,24 @@ impl RawTarget {
         }
     }
 
+    /// Zeroes become a hole where that may be and the device can make one.
+    async fn zero(&self, offset: u64, len: u64, fast: bool, no_hole: bool) -> DeviceDone {
+        if !no_hole {
+            let done = self.queue.run(DeviceOp::Discard { offset, len }).await;
+            let refused = |error: &DeviceError| error.kind == DeviceErrorKind::NotSupported;
+            if fast || !done.result.as_ref().is_err_and(refused) {
+                return done;
+            }
+        }
+        self.queue.run(DeviceOp::WriteZeroes { offset, len }).await
+    }
+
     async fn serve(&self, request: Request) -> Completion {
-        let Request { tag, op, offset, len, fua, data, .. } = request;
-        if let Err(error) = self.check(op, offset, len) {
+        let Request { tag, op, offset, len, fua, fast, no_hole, data } = request;
+        // Only a hole is known to be fast.
+        let slow = op == Op::WriteZeroes && fast && no_hole;
+        let checked = if slow { Err(IoError::NotSupported) } else { self.check(op, offset, len) };
+        if let Err(error) = checked {
             return Completion { tag, result: Err(error), data };
         }
         let op = match (op, data) {
@@ -76,7 +93,10 @@ impl RawTarget {
             (Op::Prefetch, data) => return Completion { tag, result: Ok(()), data },
         };
         let advice = matches!(op, DeviceOp::Discard { .. });
-        let done = self.queue.run(op).await;
+        let done = match op {
+            DeviceOp::WriteZeroes { offset, len } => self.zero(offset, len, fast, no_hole).await,
+            op => self.queue.run(op).await,
+        };
         let mut result = done.result.map_err(|error| (error.kind, error));
         if advice && matches!(result, Err((DeviceErrorKind::NotSupported, _))) {
             // A discard is advice: the data may stay.
@@ -85,9 +105,12 @@ impl RawTarget {
         if result.is_ok() && fua {
             result = self.queue.sync().await.map_err(|error| (error.kind, error));
         }
-        let result = result.map_err(|(_, error)| {
+        let result = result.map_err(|(kind, error)| {
             tracing::debug!(%error, "a request to a raw device fails");
-            IoError::Io
+            match kind {
+                DeviceErrorKind::NotSupported if fast => IoError::NotSupported,
+                _ => IoError::Io,
+            }
         });
         Completion { tag, result, data: done.buf }
     }

@@ -46,7 +46,8 @@ impl World {
             return self.start(client, &Access { offset, len, write: op == Op::Write });
         }
         let tag = client.into();
-        let request = Request { tag, op, offset, len, fua: false, fast: false, data: None };
+        let request =
+            Request { tag, op, offset, len, fua: false, fast: false, no_hole: false, data: None };
         self.target.submit(request, &self.as_sink);
         Ok(false)
     }
