@@ -99,7 +99,8 @@ impl CompletionSink for Sink {
 /// One request, to its end.
 fn request(world: &World, target: &Rc<LaneVolume>, op: Op, offset: u64, len: u64, byte: u8) {
     let data = (op == Op::Write).then(|| IoBuf::copy_from(&vec![byte; len as usize]));
-    let request = Request { tag: 1, op, offset, len, fua: false, fast: false, no_hole: false, data };
+    let request =
+        Request { tag: 1, op, offset, len, fua: false, fast: false, no_hole: false, data };
     let sink = Rc::new(Sink::default());
     let as_sink: Rc<dyn CompletionSink> = sink.clone();
     target.submit(request, &as_sink);

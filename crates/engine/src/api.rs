@@ -91,6 +91,13 @@ pub trait Target {
     /// called for each of them as [`Coming::Later`] first, then as [`Coming::Next`].
     fn expect(&self, _op: Op, _offset: u64, _coming: Coming) {}
 
+    /// Bytes of memory that a request takes at most from when it is submitted until its data are no
+    /// longer needed, those data included.
+    fn memory(&self, op: Op, _offset: u64, len: u64) -> u64 {
+        const TASK: u64 = 4 << 10;
+        TASK + if matches!(op, Op::Read | Op::Write) { len } else { 0 }
+    }
+
     /// Starts a request. It completes exactly once through `sink`.
     fn submit(&self, request: Request, sink: &Rc<dyn CompletionSink>);
 

@@ -7,12 +7,14 @@
 //! - [`executor`]: tasks and their wake-ups
 //! - [`gate`]: one at a time, and many at a time
 //! - [`timer`]: sleeping on the lane's clock
+//! - [`memory`]: how much memory there is, and who has it
 //! - [`notify`]: waiting for what another lane does
 //! - [`thread`]: a lane on a thread of its own
 #![forbid(unsafe_code)]
 
 pub mod executor;
 pub mod gate;
+pub mod memory;
 pub mod notify;
 #[cfg(target_os = "linux")]
 pub mod thread;
@@ -20,6 +22,7 @@ pub mod timer;
 
 pub use executor::{Lane, LaneId, LaneRemote, Pool, yield_now};
 pub use gate::{Gate, GateGuard, concurrently, join_all};
+pub use memory::{MemoryBudget, MemoryHold, MemoryUse, MemoryWait, OverLimit};
 pub use notify::{Notified, Notify};
 #[cfg(target_os = "linux")]
 pub use thread::{LaneLoop, LaneOptions, LaneThread, MonotonicClock};

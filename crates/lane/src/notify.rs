@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 
 /// An event that happens again and again. A waiter looks at the shared state, and if that is not
 /// what it needs, awaits a [`Notified`] that it took *before* looking; so no event is missed.
-#[derive(Default)]
+#[derive(Default, Debug)]
 pub struct Notify {
     epoch: AtomicU64,
     waiters: Mutex<Vec<Waker>>,

@@ -6,14 +6,19 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
+use std::future::Future;
+use std::pin::pin;
 use std::rc::Rc;
+use std::task::Poll;
 
-use forebay_core::{IoError, Op};
+use forebay_core::{IoError, Nanos, Op};
 use forebay_device::IoBuf;
 use forebay_engine::{Coming, Completion, CompletionSink, Request, Target};
-use forebay_lane::yield_now;
+use forebay_lane::{Lane, yield_now};
 
-use crate::outbox::{Batch, Finished, INLINE_READ_MAX, STATUS_MAX};
+use crate::memory::LaneMemory;
+use crate::outbox::{self, Batch, Finished, STATUS_MAX};
+use crate::receive;
 use crate::server::{Limits, Place};
 use crate::signal::Signal;
 use crate::socket::Socket;
@@ -37,7 +42,7 @@ struct InFlight {
     offset: u64,
     len: u32,
     read: bool,
-    held: usize,
+    held: u64,
 }
 
 /// Requests in flight by tag. A tag is the place and, above it, how often the place was used.
@@ -81,14 +86,23 @@ pub(crate) struct Connection {
     pub(crate) session: Session,
     target: Rc<dyn Target>,
     limits: Limits,
+    lane: Rc<Lane>,
+    memory: Rc<LaneMemory>,
     /// Taken until the last request in flight has ended, so that clients that come and go do not
     /// hold more memory than those that stay.
-    _place: Place,
+    place: Place,
     phase: Cell<Phase>,
     batch: RefCell<Batch>,
     finished: RefCell<VecDeque<Finished>>,
     in_flight: RefCell<InFlightTable>,
-    held: Cell<usize>,
+    /// Bytes of memory that its requests have.
+    held: Cell<u64>,
+    /// Those of them that are for the request that was admitted last and has not begun.
+    granted: Cell<u64>,
+    /// Its buffers are large ones.
+    grown: Cell<bool>,
+    /// Since when tasks wait for the client to take or send what it is to.
+    slow: RefCell<Vec<Nanos>>,
     /// For the sending task: there is something to send, or the phase has changed.
     pub(crate) to_send: Signal,
     /// For the receiving task: there is more room, or the phase has changed.
@@ -101,6 +115,7 @@ impl Connection {
         session: Session,
         target: Rc<dyn Target>,
         limits: Limits,
+        (lane, memory): (Rc<Lane>, Rc<LaneMemory>),
         place: Place,
     ) -> Rc<Self> {
         Rc::new(Connection {
@@ -108,12 +123,17 @@ impl Connection {
             session,
             target,
             limits,
-            _place: place,
+            lane,
+            memory,
+            place,
             phase: Cell::new(Phase::Open),
-            batch: RefCell::new(Batch::new(session.structured)),
+            batch: RefCell::new(Batch::new(session.structured, outbox::SMALL)),
             finished: RefCell::default(),
             in_flight: RefCell::default(),
             held: Cell::new(0),
+            granted: Cell::new(0),
+            grown: Cell::new(false),
+            slow: RefCell::default(),
             to_send: Signal::default(),
             room: Signal::default(),
         })
@@ -140,7 +160,9 @@ impl Connection {
     /// Drops everything at once. Requests in flight end unheard.
     pub(crate) fn kill(&self) {
         self.phase.set(Phase::Dead);
-        self.finished.borrow_mut().clear();
+        for finished in std::mem::take(&mut *self.finished.borrow_mut()) {
+            self.release(finished.held);
+        }
         self.socket.close();
         self.to_send.raise();
         self.room.raise();
@@ -153,35 +175,112 @@ impl Connection {
             && self.batch.borrow().is_empty()
     }
 
-    fn fits(&self, batch_room: usize, bytes: usize) -> bool {
+    /// Bytes of the batches of this connection.
+    pub(crate) fn batch_capacity(&self) -> usize {
+        if self.grown.get() { outbox::LARGE } else { outbox::SMALL }
+    }
+
+    /// Moves to large buffers if there is memory for them. `true`: they are large.
+    pub(crate) fn grow(&self) -> bool {
+        const MORE: usize = 2 * (outbox::LARGE - outbox::SMALL) + receive::LARGE - receive::SMALL;
+        if !self.grown.get() && self.place.memory.grow(MORE as u64) {
+            self.grown.set(true);
+            let mut batch = self.batch.borrow_mut();
+            if batch.is_empty() {
+                *batch = Batch::new(self.session.structured, outbox::LARGE);
+            }
+        }
+        self.grown.get()
+    }
+
+    /// Notes that it is the client's turn to take or send something, until the result is dropped.
+    pub(crate) fn client_begins(&self) -> ClientsTurn<'_> {
+        let since = self.lane.now();
+        self.slow.borrow_mut().push(since);
+        ClientsTurn { connection: self, since }
+    }
+
+    /// Whether requests of this connection have memory while it has been the client's turn since
+    /// `then`.
+    pub(crate) fn is_stalled_since(&self, then: Nanos) -> bool {
+        self.held.get() > 0 && self.slow.borrow().iter().any(|since| *since <= then)
+    }
+
+    fn fits(&self, batch_room: usize, bytes: u64) -> bool {
         let requests = self.in_flight.borrow().len() + self.finished.borrow().len();
-        let held = self.held.get();
+        let held = self.held.get() - self.granted.get();
         requests < self.limits.requests
             && (held == 0 || held.saturating_add(bytes) <= self.limits.bytes)
             && self.batch.borrow().room() >= batch_room
     }
 
-    /// Waits until the reply of a request has `batch_room` bytes of room and its data of `bytes`
-    /// are within the limits of this connection. `false`: the connection is no longer open.
-    async fn admit(&self, batch_room: usize, bytes: usize) -> bool {
-        while self.phase.get() == Phase::Open && !self.fits(batch_room, bytes) {
-            self.to_send.raise();
-            self.room.wait().await;
+    /// Waits until the reply of a request has `batch_room` bytes of room, and its `bytes` are within
+    /// the limits of this connection and taken from the daemon's memory. `false`: the connection is
+    /// no longer open.
+    async fn admit(&self, batch_room: usize, bytes: u64) -> bool {
+        while self.phase.get() == Phase::Open {
+            if !self.fits(batch_room, bytes) {
+                self.to_send.raise();
+                self.room.wait().await;
+            } else if bytes == self.granted.get() || self.memory.take(bytes, self.held.get()) {
+                self.grant(bytes - self.granted.get());
+                return true;
+            } else {
+                self.flush();
+                self.wait_for_memory(bytes).await;
+            }
         }
-        self.phase.get() == Phase::Open
+        false
+    }
+
+    /// Waits until there may be memory for a request. What the connection has itself it can wait for;
+    /// what others have is waited for in turn.
+    async fn wait_for_memory(&self, bytes: u64) {
+        if self.held.get() > 0 {
+            return self.room.wait().await;
+        }
+        let mut memory = pin!(self.memory.wait(bytes));
+        let mut room = pin!(self.room.wait());
+        std::future::poll_fn(|context| {
+            if memory.as_mut().poll(context).is_ready() {
+                self.grant(bytes);
+                return Poll::Ready(());
+            }
+            room.as_mut().poll(context)
+        })
+        .await;
+    }
+
+    /// `bytes` of memory have been taken for the request that begins next.
+    fn grant(&self, bytes: u64) {
+        self.granted.set(self.granted.get() + bytes);
+        self.held.set(self.held.get() + bytes);
+    }
+
+    /// Gives back what a request did not need that was answered at once.
+    pub(crate) fn end_grant(&self) {
+        let granted = self.granted.take();
+        if granted > 0 {
+            self.held.set(self.held.get() - granted);
+            self.memory.give(granted);
+        }
     }
 
     /// Waits until `command` may be executed. `false`: the connection is no longer open.
     pub(crate) async fn admit_command(&self, command: &Command) -> bool {
-        let len = command.len as usize;
-        match command.kind {
-            Kind::BlockStatus { .. } => self.admit(STATUS_MAX, 0).await,
-            Kind::Volume { op: Op::Read, .. } if len <= INLINE_READ_MAX => {
-                self.admit(Batch::read_room(len), len).await
-            }
-            Kind::Volume { op: Op::Read | Op::Write, .. } => self.admit(SMALL_REPLY_MAX, len).await,
-            Kind::Volume { .. } => self.admit(SMALL_REPLY_MAX, 0).await,
+        let Command { kind, offset, len, .. } = *command;
+        let Kind::Volume { op, .. } = kind else { return self.admit(STATUS_MAX, 0).await };
+        let memory = self.target.memory(op, offset, len.into());
+        let len = len as usize;
+        if op != Op::Read {
+            return self.admit(SMALL_REPLY_MAX, memory).await;
         }
+        let room = Batch::read_room(len);
+        if room > self.batch.borrow().room() && len <= Batch::inline_read_max(outbox::LARGE) {
+            self.grow();
+        }
+        let inline = len <= Batch::inline_read_max(self.batch_capacity());
+        self.admit(if inline { room } else { SMALL_REPLY_MAX }, memory).await
     }
 
     /// Answers a request that was refused. `false`: the connection is no longer open.
@@ -223,7 +322,7 @@ impl Connection {
                 self.batch.borrow_mut().put_result(cookie, Ok(()));
                 return;
             }
-            Op::Read if len as usize <= INLINE_READ_MAX => {
+            Op::Read if len as usize <= Batch::inline_read_max(self.batch_capacity()) => {
                 let mut batch = self.batch.borrow_mut();
                 let read = |into: &mut [u8]| self.target.read_now(offset, into);
                 if batch.put_read(cookie, offset, len as usize, read).is_some() {
@@ -265,8 +364,7 @@ impl Connection {
             return;
         };
         let read = op == Op::Read;
-        let held = if read || op == Op::Write { len as usize } else { 0 };
-        self.held.set(self.held.get() + held);
+        let held = self.granted.take();
         let request = InFlight { cookie, offset, len, read, held };
         let tag = self.in_flight.borrow_mut().add(request);
         let len = u64::from(len);
@@ -302,16 +400,40 @@ impl Connection {
         let mut outgoing = std::mem::replace(&mut *batch, spare);
         let mut released = outgoing.fold(&mut queue, usize::MAX);
         let large = outgoing.take_large(&mut queue);
-        released += batch.fold(&mut queue, Batch::HALF);
+        let half = batch.half();
+        released += batch.fold(&mut queue, half);
         drop((queue, batch));
         self.release(released);
         Ok((outgoing, large))
     }
 
-    /// `bytes` of data are no longer held by requests.
-    pub(crate) fn release(&self, bytes: usize) {
-        self.held.set(self.held.get().saturating_sub(bytes));
+    /// `bytes` of memory are no longer needed by requests.
+    pub(crate) fn release(&self, bytes: u64) {
+        self.held.set(self.held.get() - bytes);
+        self.memory.give(bytes);
         self.room.raise();
+    }
+}
+
+impl Drop for Connection {
+    /// Whatever its tasks still had ends with it.
+    fn drop(&mut self) {
+        self.memory.give(self.held.get());
+    }
+}
+
+/// See [`Connection::client_begins`].
+pub(crate) struct ClientsTurn<'a> {
+    connection: &'a Connection,
+    since: Nanos,
+}
+
+impl Drop for ClientsTurn<'_> {
+    fn drop(&mut self) {
+        let mut slow = self.connection.slow.borrow_mut();
+        if let Some(place) = slow.iter().position(|since| *since == self.since) {
+            slow.swap_remove(place);
+        }
     }
 }
 

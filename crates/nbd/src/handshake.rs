@@ -17,13 +17,13 @@ use crate::wire::{
 };
 
 /// Most bytes of data that an option may have; longer ones are stepped over and refused.
-pub const OPTION_DATA_MAX: usize = 64 << 10;
+pub const OPTION_DATA_MAX: usize = 16 << 10;
 /// Longest export name or query, in bytes, as in the protocol.
 pub const NAME_MAX: usize = 4096;
 /// A client that sends more options than this is dropped.
 pub const OPTIONS_MAX: u32 = 4096;
 /// Replies are sent before more options are read once they are this long, in bytes.
-const REPLIES_HIGH: usize = 64 << 10;
+const REPLIES_HIGH: usize = 16 << 10;
 /// What an old client expects after the answer to `EXPORT_NAME`.
 const PADDING: [u8; 124] = [0; 124];
 

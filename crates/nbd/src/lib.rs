@@ -13,6 +13,7 @@
 mod connection;
 pub mod handshake;
 pub mod listener;
+mod memory;
 pub mod null;
 mod outbox;
 mod receive;

@@ -16,6 +16,9 @@ use std::sync::Arc;
 
 use rustix::net::{Shutdown, shutdown, sockopt};
 
+/// Bytes of either buffer of a TCP socket, as far as the system allows it.
+const TCP_BUFFER: usize = 256 << 10;
+
 /// Longest path of a unix socket, in bytes.
 pub const UNIX_PATH_MAX: usize = 107;
 /// The port that IANA gave to the protocol.
@@ -151,13 +154,19 @@ impl Listener {
         &self.fd
     }
 
-    /// Prepares an accepted socket.
-    pub(crate) fn adopt(&self, socket: impl AsFd) {
+    /// Prepares an accepted socket. Gives the bytes that the kernel may keep for it.
+    pub(crate) fn adopt(&self, socket: impl AsFd) -> usize {
         if let ListenAddress::Tcp { .. } = self.address {
             // Without these the connection works too, slower or longer.
             let _ = sockopt::set_tcp_nodelay(&socket, true);
             let _ = sockopt::set_socket_keepalive(&socket, true);
+            // What is set does not grow: it could get to several MiB for each connection.
+            let _ = sockopt::set_socket_send_buffer_size(&socket, TCP_BUFFER);
+            let _ = sockopt::set_socket_recv_buffer_size(&socket, TCP_BUFFER);
+            return sockopt::socket_send_buffer_size(&socket).unwrap_or(TCP_BUFFER)
+                + sockopt::socket_recv_buffer_size(&socket).unwrap_or(TCP_BUFFER);
         }
+        sockopt::socket_send_buffer_size(&socket).unwrap_or(TCP_BUFFER)
     }
 
     /// Stops accepting, on every lane.

@@ -17,15 +17,15 @@ use crate::wire::{
     chunk, encode_error_chunk,
 };
 
-/// Bytes of a batch.
-const CAPACITY: usize = 256 << 10;
+/// Bytes of a batch of a client that asks for much.
+pub(crate) const LARGE: usize = 256 << 10;
+/// Bytes of a batch otherwise.
+pub(crate) const SMALL: usize = 16 << 10;
 /// Kept free for the header of a large reply that follows the batch.
 const RESERVE: usize = SMALL_REPLY_MAX;
-/// Data of a completion up to this length are copied into the batch; longer ones are sent from
+/// Data of a completion up to this length are copied into a large batch; longer ones are sent from
 /// their own buffer.
 const COPY_MAX: usize = 16 << 10;
-/// Longest read that is answered straight into a batch, in bytes.
-pub(crate) const INLINE_READ_MAX: usize = 128 << 10;
 /// Most extents in one answer.
 const EXTENTS_MAX: usize = 1024;
 /// Room that a block status needs at most, in bytes.
@@ -39,8 +39,8 @@ pub(crate) struct Finished {
     pub(crate) result: Result<(), IoError>,
     /// The data of a read that succeeded; `None` for every other request.
     pub(crate) data: Option<IoBuf>,
-    /// Bytes that this request counts for in the limit of its connection.
-    pub(crate) held: usize,
+    /// Bytes of memory that this request has.
+    pub(crate) held: u64,
 }
 
 /// Replies that are sent together.
@@ -51,8 +51,19 @@ pub(crate) struct Batch {
 }
 
 impl Batch {
-    pub(crate) fn new(structured: bool) -> Self {
-        Batch { buf: IoBuf::for_overwrite(CAPACITY), used: 0, structured }
+    /// An empty batch of [`SMALL`] or [`LARGE`] bytes.
+    pub(crate) fn new(structured: bool, capacity: usize) -> Self {
+        Batch { buf: IoBuf::for_overwrite(capacity), used: 0, structured }
+    }
+
+    /// Bytes of the batch, whether used or not.
+    pub(crate) fn capacity(&self) -> usize {
+        self.buf.len()
+    }
+
+    /// Longest read that is answered straight into a batch of `capacity` bytes.
+    pub(crate) fn inline_read_max(capacity: usize) -> usize {
+        capacity / 2
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -61,7 +72,7 @@ impl Batch {
 
     /// Bytes that may still be added.
     pub(crate) fn room(&self) -> usize {
-        (CAPACITY - RESERVE).saturating_sub(self.used)
+        (self.capacity() - RESERVE).saturating_sub(self.used)
     }
 
     /// The bytes to send, as a buffer and how much of it is used.
@@ -69,12 +80,13 @@ impl Batch {
         (self.buf, self.used)
     }
 
-    /// An empty batch in a buffer that was one before.
-    pub(crate) fn from_buffer(buf: IoBuf, structured: bool) -> Self {
-        if buf.len() == CAPACITY {
+    /// An empty batch of `capacity` bytes, in a buffer that was one before if it is as large.
+    pub(crate) fn from_buffer(buf: IoBuf, structured: bool, capacity: usize) -> Self {
+        if buf.len() == capacity {
             Batch { buf, used: 0, structured }
         } else {
-            Self::new(structured)
+            drop(buf);
+            Self::new(structured, capacity)
         }
     }
 
@@ -111,6 +123,11 @@ impl Batch {
             (true, _) => self.put(DataChunk::new(cookie, offset, len as u32).as_bytes()),
             (false, _) => self.put(SimpleReply::new(cookie, None).as_bytes()),
         }
+    }
+
+    /// Data of a completion up to this length are copied into the batch.
+    fn copy_max(&self) -> usize {
+        COPY_MAX.min(self.capacity() / 4)
     }
 
     /// Room that a read of `len` bytes needs, in bytes.
@@ -177,12 +194,12 @@ impl Batch {
     /// Moves replies from the queue into the batch, oldest first, as long as the batch holds at
     /// most `limit` bytes; stops at one that must be sent from its own buffer. Gives the bytes
     /// that are no longer held by requests.
-    pub(crate) fn fold(&mut self, queue: &mut VecDeque<Finished>, limit: usize) -> usize {
+    pub(crate) fn fold(&mut self, queue: &mut VecDeque<Finished>, limit: usize) -> u64 {
         let mut released = 0;
         while let Some(next) = queue.front() {
             let len = next.data.as_ref().map_or(0, |data| data.len());
             let need = Self::read_room(len);
-            if len > COPY_MAX || need > self.room() || self.used + need > limit {
+            if len > self.copy_max() || need > self.room() || self.used + need > limit {
                 break;
             }
             let Some(next) = queue.pop_front() else { break };
@@ -202,7 +219,7 @@ impl Batch {
     /// gives the reply. Nothing may be added to the batch afterwards.
     pub(crate) fn take_large(&mut self, queue: &mut VecDeque<Finished>) -> Option<Finished> {
         let len = queue.front()?.data.as_ref()?.len();
-        if len <= COPY_MAX {
+        if len <= self.copy_max() {
             return None;
         }
         let large = queue.pop_front()?;
@@ -211,7 +228,9 @@ impl Batch {
     }
 
     /// The limit for [`Batch::fold`] that leaves half of the batch to the receiving side.
-    pub(crate) const HALF: usize = CAPACITY / 2;
+    pub(crate) fn half(&self) -> usize {
+        self.capacity() / 2
+    }
 }
 
 #[cfg(test)]
@@ -220,7 +239,7 @@ mod tests {
 
     fn finished(cookie: u64, len: usize) -> Finished {
         let data = (len > 0).then(|| IoBuf::zeroed(len));
-        Finished { cookie, offset: 0, result: Ok(()), data, held: len }
+        Finished { cookie, offset: 0, result: Ok(()), data, held: len as u64 }
     }
 
     fn bytes(batch: Batch) -> Vec<u8> {
@@ -231,8 +250,8 @@ mod tests {
     #[test]
     fn reads_leave_no_trace_unless_they_are_answered() {
         for structured in [false, true] {
-            for len in [0, 512, 4096, INLINE_READ_MAX] {
-                let mut batch = Batch::new(structured);
+            for len in [0, 512, 4096, LARGE / 2] {
+                let mut batch = Batch::new(structured, LARGE);
                 assert_eq!(batch.put_read(1, 0, len, |_| None), None);
                 assert!(batch.is_empty());
                 let fill = |into: &mut [u8]| {
@@ -253,7 +272,7 @@ mod tests {
 
     #[test]
     fn a_full_batch_still_takes_the_header_of_a_large_reply() {
-        let mut batch = Batch::new(true);
+        let mut batch = Batch::new(true, LARGE);
         while batch.room() >= SMALL_REPLY_MAX {
             batch.put_error(1, ErrorCode::Io, &"x".repeat(200));
         }
@@ -267,11 +286,11 @@ mod tests {
 
     #[test]
     fn folding_keeps_the_order_and_the_limit() {
-        let mut batch = Batch::new(false);
+        let mut batch = Batch::new(false, LARGE);
         let mut queue: VecDeque<_> = (0..40).map(|cookie| finished(cookie, COPY_MAX)).collect();
-        assert_eq!(batch.fold(&mut queue, Batch::HALF), 7 * COPY_MAX);
+        assert_eq!(batch.fold(&mut queue, batch.half()), 7 * COPY_MAX as u64);
         assert_eq!(queue.front().map(|next| next.cookie), Some(7));
-        assert_eq!(batch.fold(&mut queue, usize::MAX), 8 * COPY_MAX);
+        assert_eq!(batch.fold(&mut queue, usize::MAX), 8 * COPY_MAX as u64);
         assert!(batch.take_large(&mut queue).is_none());
     }
 
@@ -289,7 +308,7 @@ mod tests {
             (&alternating, true, &[(512, 1)]),
         ];
         for (extents, one, expected) in cases {
-            let mut batch = Batch::new(true);
+            let mut batch = Batch::new(true, LARGE);
             batch.put_status(1, 1 << 20, extents, one);
             let content: Vec<u8> = expected
                 .iter()
@@ -297,10 +316,10 @@ mod tests {
                 .collect();
             assert_eq!(bytes(batch)[ChunkHeader::SIZE + 4..], content);
         }
-        let mut batch = Batch::new(true);
+        let mut batch = Batch::new(true, LARGE);
         batch.put_status(1, u32::MAX, &alternating, false);
         assert_eq!(bytes(batch).len(), STATUS_MAX);
-        let mut batch = Batch::new(true);
+        let mut batch = Batch::new(true, LARGE);
         batch.put_status(1, 512, &[], false);
         assert_eq!(bytes(batch)[6..8], chunk::ERROR.to_be_bytes());
     }

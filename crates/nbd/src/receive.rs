@@ -7,14 +7,20 @@ use forebay_device::IoBuf;
 use forebay_engine::CompletionSink;
 
 use crate::connection::Connection;
+use crate::socket::STEP;
 use crate::transmission::{BadMagic, Event, Parser, waiting};
 
-/// Bytes of a receive buffer.
-const CAPACITY: usize = 256 << 10;
-/// Writes of up to this many bytes are received into the buffer, larger ones into their own.
-const WINDOW: usize = 64 << 10;
-/// With less free space at its end than this, what is left over moves to the front of the buffer.
-const LOW_SPACE: usize = 64 << 10;
+/// Bytes of the receive buffer of a client that sends much.
+pub(crate) const LARGE: usize = 256 << 10;
+/// Bytes of a receive buffer otherwise: an option of the handshake fits.
+pub(crate) const SMALL: usize = 32 << 10;
+
+/// Writes of up to this many bytes are received into a buffer of `capacity` bytes, larger ones into
+/// their own. With less free space at its end than that and one write more, what is left over moves
+/// to the front of the buffer.
+const fn window(capacity: usize) -> usize {
+    capacity / 4
+}
 
 /// Requests after which their replies are sent although more requests have been received. A client
 /// that gets its replies a few at a time asks for more while the rest is being worked on; if all it
@@ -39,7 +45,22 @@ pub(crate) struct Inbox {
 
 impl Inbox {
     pub(crate) fn new() -> Self {
-        Inbox { buf: IoBuf::for_overwrite(CAPACITY), start: 0, end: 0 }
+        Inbox { buf: IoBuf::for_overwrite(SMALL), start: 0, end: 0 }
+    }
+
+    /// Moves to a buffer of [`LARGE`] bytes.
+    fn grow(&mut self) {
+        let mut buf = IoBuf::for_overwrite(LARGE);
+        let unused = self.unused();
+        let len = unused.len();
+        if let Some(place) = buf.get_mut(..len) {
+            place.copy_from_slice(unused);
+        }
+        (self.buf, self.start, self.end) = (buf, 0, len);
+    }
+
+    fn is_full(&self) -> bool {
+        self.end == self.buf.len()
     }
 
     /// What has not been used yet.
@@ -56,7 +77,7 @@ impl Inbox {
     pub(crate) async fn receive(&mut self, socket: &crate::socket::Socket) -> io::Result<usize> {
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
-        } else if self.start > 0 && CAPACITY - self.end < LOW_SPACE + WINDOW {
+        } else if self.start > 0 && self.buf.len() - self.end < 2 * window(self.buf.len()) {
             self.buf.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
         }
@@ -78,7 +99,7 @@ pub(crate) async fn receive_requests(
     mut inbox: Inbox,
 ) -> Result<(), ReceiveError> {
     let sink: Rc<dyn CompletionSink> = connection.clone();
-    let mut parser = Parser::new(connection.session, WINDOW);
+    let mut parser = Parser::new(connection.session, window(SMALL));
     let mut taken = 0u32;
     loop {
         loop {
@@ -94,6 +115,7 @@ pub(crate) async fn receive_requests(
                     }
                     connection.expect(inbox.unused().get(consumed..).unwrap_or_default());
                     connection.execute(&command, payload, &sink);
+                    connection.end_grant();
                     taken += 1;
                     let more = inbox.unused().get(consumed..).unwrap_or_default();
                     if taken.is_multiple_of(ANSWERED_TOGETHER) && waiting(more).is_some() {
@@ -110,13 +132,20 @@ pub(crate) async fn receive_requests(
                     if let Some(head) = data.get_mut(..have) {
                         head.copy_from_slice(start);
                     }
-                    let result;
-                    (data, result) = connection.socket.receive(data, have..len, true).await;
-                    if have + result? < len || data.len() != len {
-                        // The client left, or is sent away; what is in flight is answered.
-                        return Ok(());
+                    let mut received = have;
+                    while received < len {
+                        let step = received..len.min(received + STEP);
+                        let (_turn, end) = (connection.client_begins(), step.end);
+                        let result;
+                        (data, result) = connection.socket.receive(data, step, true).await;
+                        received += result?;
+                        if received < end || data.len() != len {
+                            // The client left, or is sent away; what is in flight is answered.
+                            return Ok(());
+                        }
                     }
                     connection.execute_write(&command, data, &sink);
+                    connection.end_grant();
                 }
                 Event::Refused(refusal) => {
                     if !connection.refuse(&refusal).await {
@@ -134,6 +163,10 @@ pub(crate) async fn receive_requests(
         if inbox.receive(&connection.socket).await? == 0 {
             // Bytes of an unfinished request are dropped with the client that did not finish it.
             return Ok(());
+        }
+        if inbox.is_full() && connection.grow() && inbox.buf.len() < LARGE {
+            inbox.grow();
+            parser.set_window(window(LARGE));
         }
     }
 }

@@ -6,7 +6,7 @@ use crate::outbox::Batch;
 /// Sends replies until the connection is dead, or drained and idle, or the client takes no more.
 pub(crate) async fn send_replies(connection: &Connection) {
     let structured = connection.session.structured;
-    let mut spare = Batch::new(structured);
+    let mut spare = Batch::new(structured, connection.batch_capacity());
     while connection.phase() != Phase::Dead {
         let (batch, large) = match connection.take_outgoing(spare) {
             Ok(outgoing) => outgoing,
@@ -20,12 +20,13 @@ pub(crate) async fn send_replies(connection: &Connection) {
             }
         };
         let (buf, used) = batch.into_parts();
-        let (buf, mut result) = connection.socket.send(buf, used).await;
-        spare = Batch::from_buffer(buf, structured);
+        let begins = || connection.client_begins();
+        let (buf, mut result) = connection.socket.send(buf, used, begins).await;
+        spare = Batch::from_buffer(buf, structured, connection.batch_capacity());
         if let Some(large) = large {
             if let (Ok(()), Some(data)) = (&result, large.data) {
                 let len = data.len();
-                (_, result) = connection.socket.send(data, len).await;
+                (_, result) = connection.socket.send(data, len, begins).await;
             }
             connection.release(large.held);
         }

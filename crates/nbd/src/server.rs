@@ -9,15 +9,18 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
+use forebay_core::Nanos;
 use forebay_device::IoBuf;
 use forebay_device::ring::{Ring, RingOp};
 use forebay_engine::Exports;
-use forebay_lane::Lane;
+use forebay_lane::{Lane, MemoryBudget};
 
 use crate::connection::Connection;
-use crate::handshake::{Handshake, Progress, Start};
+use crate::handshake::{Handshake, OPTION_DATA_MAX, Progress, Start};
 use crate::listener::Listener;
-use crate::receive::{Inbox, receive_requests};
+use crate::memory::{ConnectionMemory, LaneMemory};
+use crate::outbox;
+use crate::receive::{self, Inbox, receive_requests};
 use crate::send::send_replies;
 use crate::signal::Signal;
 use crate::socket::Socket;
@@ -32,12 +35,15 @@ pub struct Limits {
     pub connections: usize,
     /// Requests of one connection that are not answered yet, at least 1.
     pub requests: usize,
-    /// Bytes of data of these. One request is taken even if it is larger.
-    pub bytes: usize,
+    /// Bytes of memory for these. One request is taken even if it needs more.
+    pub bytes: u64,
     /// Time for a handshake.
     pub handshake: Duration,
     /// Time for a client that left, or is sent away, to take its last replies.
     pub drain: Duration,
+    /// Time for a client to take or send a MiB that it is to, while others wait for the
+    /// memory that its requests have.
+    pub stall: Duration,
 }
 
 impl Default for Limits {
@@ -48,34 +54,69 @@ impl Default for Limits {
             bytes: 64 << 20,
             handshake: Duration::from_secs(30),
             drain: Duration::from_secs(10),
+            stall: Duration::from_secs(5),
         }
     }
 }
 
-/// Connections of all lanes of a server.
+/// Connections of all lanes of a server, and the memory that they share with the rest of the daemon.
 #[derive(Clone, Debug, Default)]
-pub struct ConnectionCount(Arc<AtomicUsize>);
+pub struct ConnectionCount {
+    count: Arc<AtomicUsize>,
+    memory: Arc<MemoryBudget>,
+}
+
+/// Why a client is turned away.
+#[derive(Debug, thiserror::Error)]
+enum Full {
+    #[error("there are {0} connections, as many as there may be")]
+    Connections(usize),
+    #[error("connections have as much memory as they may; --memory-limit gives them more")]
+    Memory,
+}
 
 impl ConnectionCount {
-    /// Connections now.
-    pub fn get(&self) -> usize {
-        self.0.load(Ordering::Relaxed)
+    /// No connections yet, within `memory`.
+    pub fn within(memory: Arc<MemoryBudget>) -> Self {
+        ConnectionCount { count: Arc::default(), memory }
     }
 
-    fn take(&self, limit: usize) -> Option<Place> {
-        let taken = self.0.fetch_add(1, Ordering::Relaxed);
-        let place = Place(self.clone());
-        (taken < limit).then_some(place)
+    /// Connections now.
+    pub fn get(&self) -> usize {
+        self.count.load(Ordering::Relaxed)
+    }
+
+    fn take(&self, limit: usize, bytes: u64) -> Result<Place, Full> {
+        let taken = self.count.fetch_add(1, Ordering::Relaxed);
+        let counted = Counted(self.count.clone());
+        if taken >= limit {
+            return Err(Full::Connections(limit));
+        }
+        let memory = ConnectionMemory::take(&self.memory, bytes).ok_or(Full::Memory)?;
+        Ok(Place { memory, _counted: counted })
     }
 }
 
-/// A place among the connections.
-pub(crate) struct Place(ConnectionCount);
+struct Counted(Arc<AtomicUsize>);
 
-impl Drop for Place {
+impl Drop for Counted {
     fn drop(&mut self) {
-        self.0.0.fetch_sub(1, Ordering::Relaxed);
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
+}
+
+/// A place among the connections, with what it takes of the memory.
+pub(crate) struct Place {
+    pub(crate) memory: ConnectionMemory,
+    _counted: Counted,
+}
+
+/// Bytes of memory for a client at least: small buffers, two of them for replies, those of the
+/// handshake, what its tasks keep, and what the kernel keeps of replies that it has not taken.
+fn connection_bytes(socket_buffer: usize) -> u64 {
+    const TASKS: usize = 16 << 10;
+    let own = receive::SMALL + 2 * outbox::SMALL + OPTION_DATA_MAX + TASKS;
+    (own + socket_buffer) as u64
 }
 
 /// One client, from its acceptance to its end.
@@ -131,6 +172,7 @@ struct Shared {
     exports: Rc<dyn Exports>,
     limits: Limits,
     count: ConnectionCount,
+    memory: Rc<LaneMemory>,
     stopping: Cell<bool>,
     accepting: Cell<usize>,
     clients: RefCell<Vec<Weak<Client>>>,
@@ -160,6 +202,7 @@ impl Server {
             ring: ring.clone(),
             exports,
             limits: Limits { requests: limits.requests.max(1), ..limits },
+            memory: Rc::new(LaneMemory::new(count.memory.clone())),
             count,
             stopping: Cell::new(false),
             accepting: Cell::new(listeners.len()),
@@ -170,6 +213,7 @@ impl Server {
         for listener in listeners {
             lane.spawn(accept_clients(shared.clone(), listener.clone()));
         }
+        lane.spawn(drop_stalled(Rc::downgrade(&shared)));
         Server { shared, listeners: listeners.to_vec() }
     }
 
@@ -230,11 +274,14 @@ async fn accept_clients(shared: Rc<Shared>, listener: Arc<Listener>) {
                 continue;
             }
         };
-        let Some(place) = shared.count.take(shared.limits.connections) else {
-            tracing::warn!(address = %listener.address(), "a client is turned away: too many connections");
-            continue;
+        let bytes = connection_bytes(listener.adopt(&fd));
+        let place = match shared.count.take(shared.limits.connections, bytes) {
+            Ok(place) => place,
+            Err(full) => {
+                tracing::warn!(address = %listener.address(), "a client is turned away: {full}");
+                continue;
+            }
         };
-        listener.adopt(&fd);
         let socket = Rc::new(Socket::new(fd, shared.ring.clone()));
         let client = Rc::new(Client { socket, phase: RefCell::new(Phase::Handshake) });
         {
@@ -244,6 +291,39 @@ async fn accept_clients(shared: Rc<Shared>, listener: Arc<Listener>) {
         }
         shared.live.set(shared.live.get() + 1);
         shared.lane.spawn(serve_client(shared.clone(), client, place));
+    }
+}
+
+/// Drops clients whose requests have memory that others wait for, and who neither take their replies
+/// nor send what they have begun to send.
+async fn drop_stalled(shared: Weak<Shared>) {
+    loop {
+        let Some((lane, pause)) =
+            shared.upgrade().map(|shared| (shared.lane.clone(), shared.limits.stall / 5))
+        else {
+            return;
+        };
+        lane.sleep(pause).await;
+        let Some(shared) = shared.upgrade().filter(|shared| !shared.stopping.get()) else { return };
+        if !shared.memory.budget().has_waiters() {
+            continue;
+        }
+        shared.memory.return_spare(0);
+        let Some(then) = lane.now().0.checked_sub(shared.limits.stall.as_nanos() as u64) else {
+            continue;
+        };
+        let clients: Vec<_> = shared.clients.borrow().iter().filter_map(Weak::upgrade).collect();
+        for client in clients {
+            if let Phase::Session(export, connection) = &*client.phase.borrow()
+                && connection.is_stalled_since(Nanos(then))
+            {
+                tracing::warn!(
+                    export,
+                    "a client is dropped: others wait for memory, and it does not take its replies"
+                );
+                connection.kill();
+            }
+        }
     }
 }
 
@@ -286,7 +366,7 @@ async fn agree(client: &Client, exports: &dyn Exports, inbox: &mut Inbox) -> Opt
         }
         if !replies.is_empty() {
             let buf = IoBuf::copy_from(&replies);
-            let (_, result) = socket.send(buf, replies.len()).await;
+            let (_, result) = socket.send(buf, replies.len(), || ()).await;
             result.ok()?;
             replies.clear();
         }
@@ -315,7 +395,10 @@ async fn transmit(
 ) {
     let Start { export, target, session } = start;
     tracing::debug!(export, ?session, "a client starts");
-    let connection = Connection::new(client.socket.clone(), session, target, shared.limits, place);
+    let connection = {
+        let lane = (shared.lane.clone(), shared.memory.clone());
+        Connection::new(client.socket.clone(), session, target, shared.limits, lane, place)
+    };
     client.phase.replace(Phase::Session(export, connection.clone()));
     let sent = Rc::new(Signal::default());
     {

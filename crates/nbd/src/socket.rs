@@ -10,6 +10,9 @@ use forebay_device::IoBuf;
 use forebay_device::ring::{Ring, RingDone, RingOp};
 use rustix::net::{Shutdown, shutdown};
 
+/// Bytes that a client is given, or gives, before it counts as one that goes on.
+pub(crate) const STEP: usize = 1 << 20;
+
 /// A connected stream socket in blocking mode.
 pub(crate) struct Socket {
     fd: Arc<OwnedFd>,
@@ -33,11 +36,19 @@ impl Socket {
         into_parts(self.ring.run(op).await)
     }
 
-    /// Sends the first `len` bytes of `buf`.
-    pub(crate) async fn send(&self, mut buf: IoBuf, len: usize) -> (IoBuf, io::Result<()>) {
+    /// Sends the first `len` bytes of `buf`, and calls `begins` before each [`STEP`] of them; what it
+    /// gives is kept until the step is over.
+    pub(crate) async fn send<T>(
+        &self,
+        mut buf: IoBuf,
+        len: usize,
+        begins: impl Fn() -> T,
+    ) -> (IoBuf, io::Result<()>) {
         let mut sent = 0;
         while sent < len {
-            let op = RingOp::Send { fd: self.fd.clone(), buf, range: sent..len };
+            let _step = begins();
+            let range = sent..len.min(sent + STEP);
+            let op = RingOp::Send { fd: self.fd.clone(), buf, range };
             let result;
             (buf, result) = into_parts(self.ring.run(op).await);
             match result {

@@ -136,6 +136,11 @@ impl Parser {
         Parser { session, window, skip: 0, refusal: None }
     }
 
+    /// Changes the window, see [`Parser::new`].
+    pub fn set_window(&mut self, window: usize) {
+        self.window = window;
+    }
+
     /// The session.
     pub fn session(&self) -> &Session {
         &self.session

@@ -6,8 +6,10 @@ mod support;
 use std::io::{ErrorKind, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::time::Duration;
 
+use forebay_lane::{MemoryBudget, MemoryUse};
 use forebay_nbd::Limits;
 use forebay_nbd::wire::*;
 use support::*;
@@ -160,7 +162,7 @@ fn a_client_that_does_not_read_is_held_back() {
 
 #[test]
 fn limits_of_one_connection_hold_while_the_engine_waits() {
-    let limits = Limits { requests: 10, bytes: 4 << 20, ..Limits::default() };
+    let limits = Limits { requests: 10, bytes: 5 << 20, ..Limits::default() };
     let server = TestServer::start_with(limits);
     server.on_lane(|state| state.later.hold());
     let mut many = server.open("later", true);
@@ -233,4 +235,105 @@ fn options_without_reading_the_replies_do_not_go_on_for_ever() {
     check_neighbour(&mut neighbour);
     drop(neighbour);
     server.wait_until_empty();
+}
+
+const LIMIT: u64 = MemoryBudget::LEAST;
+
+/// A server with little memory that does not wait long for clients.
+fn small_server() -> (TestServer, Arc<MemoryBudget>) {
+    let memory = Arc::new(MemoryBudget::new(LIMIT));
+    let limits = Limits { stall: Duration::from_millis(500), ..Limits::default() };
+    (TestServer::start_within(limits, memory.clone()), memory)
+}
+
+/// A client that asks for much, and gets it although others have taken all they could.
+fn check_large(server: &TestServer, memory: &MemoryBudget) {
+    let mut client = server.open("later", true);
+    let data = pattern(5, 32 << 20);
+    assert_eq!(client.write(0, &data), Ok(vec![]));
+    assert!(client.read(0, 32 << 20) == Ok(data), "another's data");
+    assert!(memory.total() <= LIMIT, "{} bytes are in use", memory.total());
+}
+
+fn check_all_is_given_back(server: &TestServer, memory: &MemoryBudget) {
+    server.wait_until_empty();
+    assert_eq!(memory.used(MemoryUse::Connections), 0);
+    // A lane keeps a little for the next requests.
+    assert!(memory.used(MemoryUse::Requests) <= 2 << 20, "{}", memory.used(MemoryUse::Requests));
+}
+
+#[test]
+fn clients_that_never_read_leave_memory_to_others() {
+    for len in [64 << 10, 2 << 20, 32 << 20] {
+        let (server, memory) = small_server();
+        let mut neighbour = server.open("later", true);
+        let rude: Vec<_> = (0..40)
+            .map(|_| {
+                let mut client = server.open("later", false);
+                for _ in 0..8 {
+                    client.send(command::READ, 0, 0, len, &[]);
+                }
+                client
+            })
+            .collect();
+        for _ in 0..50 {
+            check_neighbour(&mut neighbour);
+            assert!(memory.total() <= LIMIT, "{} bytes are in use", memory.total());
+        }
+        check_large(&server, &memory);
+        check_neighbour(&mut neighbour);
+        drop((rude, neighbour));
+        check_all_is_given_back(&server, &memory);
+    }
+}
+
+#[test]
+fn clients_that_never_end_their_writes_leave_memory_to_others() {
+    let (server, memory) = small_server();
+    let slow: Vec<_> = (0..30)
+        .map(|_| {
+            let mut client = server.open("later", false);
+            client.send(command::WRITE, 0, 0, 32 << 20, &[7; 1024]);
+            client
+        })
+        .collect();
+    check_large(&server, &memory);
+    drop(slow);
+    check_all_is_given_back(&server, &memory);
+}
+
+#[test]
+fn requests_of_clients_that_left_have_their_memory_until_they_end() {
+    let (server, memory) = small_server();
+    server.on_lane(|state| state.later.hold());
+    let mut client = server.open("later", true);
+    for _ in 0..3 {
+        client.send(command::READ, 0, 0, 8 << 20, &[]);
+    }
+    server.wait_until(|state| state.later.waiting() == 3);
+    drop(client);
+    server.wait_until(|state| state.server.borrow().as_ref().is_some_and(|s| s.clients() == 0));
+    assert!(memory.used(MemoryUse::Requests) >= 24 << 20, "it is in use");
+    server.on_lane(|state| state.later.release());
+    check_all_is_given_back(&server, &memory);
+}
+
+#[test]
+fn clients_whose_connections_do_not_fit_are_turned_away() {
+    let (server, memory) = small_server();
+    let mut first = server.open("memory", true);
+    let mut clients = Vec::new();
+    let turned_away = loop {
+        let mut stream = UnixStream::connect(server.path()).expect("connect");
+        match std::io::Read::read(&mut stream, &mut [0; 18]) {
+            Ok(18) => clients.push(stream),
+            _ => break stream,
+        }
+    };
+    assert!(clients.len() > 100, "only {} clients fit", clients.len());
+    assert!(memory.total() <= LIMIT / 2 + (1 << 20), "{} bytes are in use", memory.total());
+    check_neighbour(&mut first);
+    drop((clients, turned_away));
+    server.wait_until(|state| state.server.borrow().as_ref().is_some_and(|s| s.clients() == 1));
+    server.open("memory", true);
 }

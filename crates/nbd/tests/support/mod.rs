@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Once, mpsc};
 
 use forebay_engine::{Exports, Target};
-use forebay_lane::{Lane, LaneId, LaneLoop, LaneOptions, LaneThread, MonotonicClock};
+use forebay_lane::{Lane, LaneId, LaneLoop, LaneOptions, LaneThread, MemoryBudget, MonotonicClock};
 use forebay_nbd::null::{ExportList, LaterTarget, MemoryDisk, MemoryTarget, NullTarget};
 use forebay_nbd::wire::*;
 use forebay_nbd::{ConnectionCount, Limits, ListenAddress, Listener, Server};
@@ -96,10 +96,14 @@ impl TestServer {
     }
 
     pub(crate) fn start_with(limits: Limits) -> Self {
+        Self::start_within(limits, Arc::default())
+    }
+
+    pub(crate) fn start_within(limits: Limits, memory: Arc<MemoryBudget>) -> Self {
         let folder = tempfile::tempdir().expect("folder");
         let address = ListenAddress::Unix(folder.path().join("nbd"));
         let listener = Listener::bind(&address).expect("listener");
-        Self::start_on(folder, listener, limits, ConnectionCount::default())
+        Self::start_on(folder, listener, limits, ConnectionCount::within(memory))
     }
 
     pub(crate) fn start_on(

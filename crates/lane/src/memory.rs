@@ -1,0 +1,339 @@
+//! How much memory a daemon may take, and who has it.
+//!
+//! Memory is counted before it is allocated. What a cache needs for as long as it is open is *held*:
+//! if it does not fit, the cache is not opened. What comes and goes with clients is *taken*: what does
+//! not fit waits. A part of the limit is kept from what is held, so that requests always get on.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use crate::notify::{Notified, Notify};
+
+const MIB: u64 = 1 << 20;
+
+/// What memory is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MemoryUse {
+    /// The program, its lanes and the buffers that they keep for the next request.
+    Process,
+    /// Indexes and segment tables.
+    Index,
+    /// Sector masks of blocks of which only a part is valid.
+    Masks,
+    /// What replacement and admission remember.
+    Policy,
+    /// Buffers of logs.
+    LogBuffers,
+    /// Buffers of writeback, reclaim and checkpoints.
+    Background,
+    /// Devices in RAM.
+    RamDevices,
+    /// What is read of a log while a cache is opened.
+    Recovery,
+    /// Clients: their buffers, those of the kernel included.
+    Connections,
+    /// Requests that have begun and not been answered.
+    Requests,
+}
+
+impl MemoryUse {
+    /// Every use.
+    pub const ALL: [MemoryUse; 10] = [
+        MemoryUse::Process,
+        MemoryUse::Index,
+        MemoryUse::Masks,
+        MemoryUse::Policy,
+        MemoryUse::LogBuffers,
+        MemoryUse::Background,
+        MemoryUse::RamDevices,
+        MemoryUse::Recovery,
+        MemoryUse::Connections,
+        MemoryUse::Requests,
+    ];
+}
+
+/// Memory that does not fit under the limit. All in bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OverLimit {
+    /// What the memory is for.
+    pub what: String,
+    /// How much it needs.
+    pub needed: u64,
+    /// How much is left.
+    pub left: u64,
+    /// The limit.
+    pub limit: u64,
+    /// The limit that would do.
+    pub enough: u64,
+}
+
+impl fmt::Display for OverLimit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mib = |bytes: u64| bytes.div_ceil(MIB);
+        write!(
+            f,
+            "{} needs {} MiB of memory, and the limit of {} MiB leaves {} MiB for it: start the daemon with --memory-limit {}M or more",
+            self.what,
+            mib(self.needed),
+            mib(self.limit),
+            self.left / MIB,
+            mib(self.enough),
+        )
+    }
+}
+
+impl std::error::Error for OverLimit {}
+
+/// The memory of a daemon, shared by all of its lanes.
+#[derive(Debug)]
+pub struct MemoryBudget {
+    limit: u64,
+    used: [AtomicU64; MemoryUse::ALL.len()],
+    held: AtomicU64,
+    taken: AtomicU64,
+    freed: Notify,
+    waiting: AtomicUsize,
+}
+
+impl Default for MemoryBudget {
+    /// Without a limit.
+    fn default() -> Self {
+        Self::new(u64::MAX >> 2)
+    }
+}
+
+impl MemoryBudget {
+    /// The smallest limit with which a daemon gets on, in bytes.
+    pub const LEAST: u64 = 256 * MIB;
+    /// What is kept for clients at least, in bytes: the largest request, some 44 MiB, fits beside
+    /// all connections that there may be.
+    const LEAST_TAKEN: u64 = 160 * MIB;
+    /// Requests up to this size, in bytes, have something left that larger ones do not get.
+    const SMALL: u64 = 256 << 10;
+
+    /// A budget of `limit` bytes.
+    pub fn new(limit: u64) -> Self {
+        MemoryBudget {
+            limit,
+            used: Default::default(),
+            held: AtomicU64::new(0),
+            taken: AtomicU64::new(0),
+            freed: Notify::default(),
+            waiting: AtomicUsize::new(0),
+        }
+    }
+
+    /// The limit, in bytes.
+    pub fn limit(&self) -> u64 {
+        self.limit
+    }
+
+    /// Bytes that are in use for something.
+    pub fn used(&self, by: MemoryUse) -> u64 {
+        self.used[by as usize].load(Ordering::Relaxed)
+    }
+
+    /// Bytes that are in use for anything.
+    pub fn total(&self) -> u64 {
+        self.held.load(Ordering::Relaxed) + self.taken.load(Ordering::Relaxed)
+    }
+
+    /// Bytes that can be held: the rest of the limit is for clients.
+    fn holdable(&self) -> u64 {
+        self.limit.saturating_sub((self.limit / 4).max(Self::LEAST_TAKEN))
+    }
+
+    /// Holds `bytes` until the result is dropped. Clients get along with what is left.
+    ///
+    /// # Errors
+    /// There is not so much left. `what` says in the sentence who needs it.
+    pub fn hold(
+        self: &Arc<Self>,
+        by: MemoryUse,
+        bytes: u64,
+        what: &str,
+    ) -> Result<MemoryHold, OverLimit> {
+        let mut hold = MemoryHold { budget: self.clone(), by, bytes: 0 };
+        hold.grow(bytes, what)?;
+        Ok(hold)
+    }
+
+    /// Bytes for all that clients have under way.
+    fn takable(&self) -> u64 {
+        self.limit.saturating_sub(self.held.load(Ordering::Relaxed))
+    }
+
+    /// Takes `bytes` if no more than `most` are taken then in all.
+    fn take(&self, by: MemoryUse, bytes: u64, most: u64) -> bool {
+        let more = |taken: u64| taken.checked_add(bytes).filter(|taken| *taken <= most);
+        let took = self.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok();
+        if took {
+            self.used[by as usize].fetch_add(bytes, Ordering::Relaxed);
+        }
+        took
+    }
+
+    /// Takes `bytes` for a request of a client that has `own` bytes already, if there are as many
+    /// more left: however many clients take and do not give back, something is left for the next one.
+    pub fn take_for_request(&self, bytes: u64, own: u64) -> bool {
+        // The rest is for clients that come.
+        let most = self.takable() / 16 * if bytes <= Self::SMALL { 14 } else { 13 };
+        self.take(MemoryUse::Requests, bytes, most.saturating_sub(own))
+    }
+
+    /// Takes `bytes` for a connection if all connections have no more than half of what there is for
+    /// clients; with `spare`, if that is a quarter.
+    pub fn take_for_connection(&self, bytes: u64, spare: bool) -> bool {
+        let all = self.takable();
+        let share = if spare { all / 4 } else { all / 2 };
+        self.used(MemoryUse::Connections) + bytes <= share
+            && self.take(MemoryUse::Connections, bytes, all)
+    }
+
+    /// Gives back what was taken.
+    pub fn give(&self, by: MemoryUse, bytes: u64) {
+        self.used[by as usize].fetch_sub(bytes, Ordering::Relaxed);
+        // Before the waiters are looked at: who has not been counted yet will see it.
+        self.taken.fetch_sub(bytes, Ordering::SeqCst);
+        if self.has_waiters() {
+            self.freed.notify_all();
+        }
+    }
+
+    /// Whether somebody waits for memory.
+    #[inline]
+    pub fn has_waiters(&self) -> bool {
+        self.waiting.load(Ordering::SeqCst) > 0
+    }
+
+    /// Waits for memory: take a place in time, try again, and await what this gave.
+    pub fn listen(&self) -> MemoryWait<'_> {
+        self.waiting.fetch_add(1, Ordering::SeqCst);
+        MemoryWait { budget: self, freed: self.freed.listen() }
+    }
+}
+
+/// A place in the time of a budget, see [`MemoryBudget::listen`].
+pub struct MemoryWait<'a> {
+    budget: &'a MemoryBudget,
+    freed: Notified<'a>,
+}
+
+impl MemoryWait<'_> {
+    /// Ends when memory has been given back since.
+    pub async fn freed(mut self) {
+        (&mut self.freed).await;
+    }
+}
+
+impl Drop for MemoryWait<'_> {
+    fn drop(&mut self) {
+        self.budget.waiting.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Memory that is held; given back when this is dropped.
+#[derive(Debug)]
+pub struct MemoryHold {
+    budget: Arc<MemoryBudget>,
+    by: MemoryUse,
+    bytes: u64,
+}
+
+impl MemoryHold {
+    /// Holds `bytes` more.
+    ///
+    /// # Errors
+    /// As [`MemoryBudget::hold`]; what was held before still is.
+    pub fn grow(&mut self, bytes: u64, what: &str) -> Result<(), OverLimit> {
+        let budget = &self.budget;
+        let most = budget.holdable();
+        let more = |held: u64| held.checked_add(bytes).filter(|held| *held <= most);
+        if let Err(held) = budget.held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more) {
+            let all = held.saturating_add(bytes);
+            let enough = all
+                .saturating_add(MemoryBudget::LEAST_TAKEN)
+                .max(all.div_ceil(3).saturating_mul(4));
+            return Err(OverLimit {
+                what: what.into(),
+                needed: bytes,
+                left: most.saturating_sub(held),
+                limit: budget.limit,
+                enough,
+            });
+        }
+        budget.used[self.by as usize].fetch_add(bytes, Ordering::Relaxed);
+        self.bytes += bytes;
+        Ok(())
+    }
+
+    /// Bytes that are held.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+impl Drop for MemoryHold {
+    fn drop(&mut self) {
+        self.budget.used[self.by as usize].fetch_sub(self.bytes, Ordering::Relaxed);
+        self.budget.held.fetch_sub(self.bytes, Ordering::SeqCst);
+        if self.budget.has_waiters() {
+            self.budget.freed.notify_all();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMIT: u64 = 512 * MIB;
+
+    #[test]
+    fn what_is_held_leaves_room_for_clients_and_says_what_would_do() {
+        let budget = Arc::new(MemoryBudget::new(LIMIT));
+        let mut held = budget.hold(MemoryUse::Index, 300 * MIB, "the index").expect("fits");
+        let error = budget.hold(MemoryUse::Policy, 100 * MIB, "cache x").expect_err("does not");
+        assert_eq!((error.needed, error.left), (100 * MIB, 52 * MIB));
+        assert!(error.to_string().contains("cache x needs 100 MiB"), "{error}");
+        assert!(error.to_string().contains("--memory-limit 560M"), "{error}");
+        let larger = Arc::new(MemoryBudget::new(560 * MIB));
+        let _held = larger.hold(MemoryUse::Index, 400 * MIB, "both").expect("what was said");
+        held.grow(52 * MIB, "the index").expect("exactly");
+        held.grow(1, "the index").expect_err("not a byte more");
+        assert_eq!((budget.used(MemoryUse::Index), budget.total()), (352 * MIB, 352 * MIB));
+        drop(held);
+        assert_eq!((budget.used(MemoryUse::Index), budget.total()), (0, 0));
+    }
+
+    #[test]
+    fn clients_that_give_nothing_back_leave_something_to_others() {
+        let budget = Arc::new(MemoryBudget::new(LIMIT));
+        let mut own = [0u64; 16];
+        for own in &mut own {
+            while budget.take_for_request(MIB, *own) {
+                *own += MIB;
+            }
+        }
+        assert!(own[0] > 200 * MIB && own[0] <= LIMIT / 2, "{own:?}");
+        assert!(budget.total() <= LIMIT / 8 * 7);
+        assert!(budget.take_for_request(64 << 10, 0), "nothing is left: {own:?}");
+        // Connections have their share, whatever requests take.
+        while budget.take_for_request(4096, 0) {}
+        assert!(budget.take_for_connection(LIMIT / 8, false));
+        assert!(!budget.take_for_connection(4096, false), "there is no more");
+        budget.give(MemoryUse::Requests, own[0]);
+        assert!(!budget.take_for_connection(LIMIT / 4, true));
+        assert!(budget.take_for_connection(LIMIT / 4, false));
+        assert!(!budget.take_for_connection(LIMIT / 4, false), "beyond their share");
+    }
+
+    #[test]
+    fn without_a_limit_everything_fits() {
+        let budget = Arc::new(MemoryBudget::default());
+        let _held = budget.hold(MemoryUse::Index, 1 << 50, "much").expect("fits");
+        assert!(budget.take_for_request(1 << 50, 1 << 50));
+        assert!(budget.take_for_connection(1 << 50, true));
+    }
+}
