@@ -1,11 +1,11 @@
 # The usual ways into this project. 'make' alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help deps build install test vm-test demo soak fuzz bench clean
+.PHONY: help deps build install test fault-test vm-test demo soak fuzz bench clean
 
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 deps: ## install what is missing, from Debian
 	@scripts/deps
@@ -18,6 +18,9 @@ install: build ## install it with manual pages, completions and service (PREFIX,
 
 test: deps ## everything that has to pass: format, lints, unit tests, simulator, end to end
 	@scripts/test
+
+fault-test: deps ## devices, filesystems, memory and clients that fail (VM=1: in a guest too)
+	@scripts/fault-test
 
 vm-test: ## every cache of Debian's kernel, set up, verified and torn down in a guest
 	@scripts/vm-test

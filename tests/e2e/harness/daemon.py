@@ -38,6 +38,10 @@ class Daemon:
 
     def start(self, *arguments):
         """Starts it and waits until it says that everything is served."""
+        self.wait_ready(self.launch(*arguments))
+
+    def launch(self, *arguments):
+        """Starts it without waiting; gives the socket that will say that it is ready."""
         notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         path = self.box.path("notify")
         pathlib.Path(path).unlink(missing_ok=True)
@@ -49,7 +53,7 @@ class Daemon:
                 *self.command(*arguments),
                 stdout=log, stderr=log, env=environment(NOTIFY_SOCKET=path),
             )  # fmt: skip
-            self.wait_ready(notify)
+        return notify
 
     def wait_ready(self, notify):
         """Waits for the message that a service manager waits for."""

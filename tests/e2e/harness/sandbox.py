@@ -89,7 +89,7 @@ class Sandbox:
             process.kill()
         process.wait()
 
-    def run(self, *command, expect=0, **options):
+    def run(self, *command, expect=0, patience=PATIENCE, **options):
         """Runs a tool to its end; fails unless it ends with the code that is expected."""
         from .cases import Failure
 
@@ -97,10 +97,10 @@ class Sandbox:
         command = [str(part) if not isinstance(part, bytes) else part for part in command]
         try:
             done = subprocess.run(
-                command, capture_output=True, text=True, errors="replace", timeout=PATIENCE, **options
+                command, capture_output=True, text=True, errors="replace", timeout=patience, **options
             )
         except subprocess.TimeoutExpired:
-            raise Failure(f"{command} was not done after {PATIENCE} s") from None
+            raise Failure(f"{command} was not done after {patience} s") from None
         if expect is not None and done.returncode != expect:
             said = (done.stderr or done.stdout).strip()[-600:]
             raise Failure(f"{command} ended with {done.returncode}, not {expect}: {said}")

@@ -1,0 +1,125 @@
+"""Greedy clients of a daemon in a memory cgroup: it is not killed, and serves others."""
+
+import os
+import pathlib
+import struct
+
+from harness import *
+from harness.wire import *
+
+LIMIT = 512 * MIB
+SIZE = 4 * GIB
+
+
+class Group:
+    """A memory cgroup, of version 1 or 2; skips where none can be made."""
+
+    def __init__(self, box, limit):
+        root = pathlib.Path("/sys/fs/cgroup")
+        old = (root / "memory").is_dir()
+        self.place = (root / "memory" if old else root) / f"forebay-test-{os.getpid()}"
+        names = ("memory.limit_in_bytes", "memory.oom_control") if old else ("memory.max", "memory.events")
+        self.events = self.place / names[1]
+        try:
+            self.place.mkdir()
+            (self.place / names[0]).write_text(str(limit))
+        except OSError as error:
+            skip(f"no memory cgroup: {error}")
+        box.at_end(self.place.rmdir)
+
+    def add(self, process):
+        (self.place / "cgroup.procs").write_text(str(process.pid))
+
+    def kills(self):
+        """How many processes in it the kernel has killed."""
+        for line in self.events.read_text().splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+        return 0
+
+
+def served(box):
+    group = Group(box, LIMIT)
+    daemon = box.daemon()
+    # Before it holds anything: what it holds then counts for the group.
+    group.add(daemon.process)
+    uri = daemon.create("v", box.file("cache", GIB), box.file("origin", SIZE))
+    return group, daemon, uri
+
+
+def check_served(group, daemon, uri, version):
+    daemon.check_alive()
+    client = Client(uri)
+    check_equal(client.write_blocks(0, 64, version), 64, "blocks acknowledged to a client that behaves")
+    client.flush()
+    client.check_block(63, version)
+    check_equal(group.kills(), 0, "processes that the kernel killed")
+    daemon.check_alive()
+
+
+def push(wire, *requests):
+    """Sends as many of the requests as are taken."""
+    wire.socket.settimeout(0.2)
+    try:
+        for command, offset, length, data in requests:
+            wire.request(command, offset, length, data)
+    except (TimeoutError, ConnectionError):
+        pass
+
+
+@test
+@pending("memory is not bounded over all connections")
+def prefetches(box):
+    group, daemon, uri = served(box)
+    wires = [opened(daemon.nbd, "v")[0] for _ in range(16)]
+    for number, wire in enumerate(wires):
+        places = [(number * 256 + index) * 2 * MIB % SIZE for index in range(256)]
+        push(wire, *((CACHE, place, 2 * MIB, b"") for place in places))
+    check_served(group, daemon, uri, 1)
+
+
+@test
+@pending("memory is not bounded over all connections")
+def reads_whose_replies_are_not_read(box):
+    group, daemon, uri = served(box)
+    wires = [opened(daemon.nbd, "v")[0] for _ in range(64)]
+    for number, wire in enumerate(wires):
+        push(wire, *((READ, (number * 8 + index) * 4 * MIB % SIZE, 16 * MIB, b"") for index in range(8)))
+    check_served(group, daemon, uri, 1)
+
+
+@test
+@pending("memory is not bounded over all connections")
+def writes_that_are_half_sent(box):
+    group, daemon, uri = served(box)
+    head = struct.pack(">IHHQQI", REQUEST_MAGIC, 0, WRITE, 1, GIB, 32 * MIB)
+    wires = [opened(daemon.nbd, "v")[0] for _ in range(64)]
+    for wire in wires:
+        wire.socket.settimeout(0.5)
+        try:
+            wire.send(head + bytes(31 * MIB))
+        except TimeoutError:
+            pass
+    check_served(group, daemon, uri, 1)
+
+
+@test
+@pending("memory is not bounded over all connections")
+def requests_that_wait_for_a_hung_origin(box):
+    group = Group(box, LIMIT)
+    daemon = box.daemon()
+    group.add(daemon.process)
+    origin = Disk(box, "origin", SIZE)
+    uri = daemon.create("v", box.file("cache", GIB), origin.name)
+    origin.faults("hang read")
+    wires = [opened(daemon.nbd, "v")[0] for _ in range(100)]
+    for number, wire in enumerate(wires):
+        push(wire, *((READ, (number * 16 + index) * MIB % SIZE, MIB, b"") for index in range(16)))
+    check_served(group, daemon, uri, 1)
+    origin.heal()
+    for wire in wires:
+        wire.close()
+    check_served(group, daemon, uri, 2)
+
+
+main()
