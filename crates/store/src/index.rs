@@ -307,34 +307,25 @@ impl Index {
         self.shards.len() as u32
     }
 
-    /// Visits the entries, a part of a shard at a time, so that nobody waits long for a lock.
-    /// While others insert, an entry that is moved may be seen twice or not at all: for work that
-    /// is repeated until nothing is left. [`Index::snapshot_shard`] is exact.
+    /// Visits every entry, each shard at one moment: see [`Index::scan_shard`].
     pub fn scan(&self, mut visit: impl FnMut(Address, &Entry)) {
         for shard in 0..self.shard_count() {
             self.scan_shard(shard, &mut visit);
         }
     }
 
-    /// As [`Index::scan`], one shard.
+    /// Visits every entry of a shard exactly once, as they are at one moment. The shard is locked
+    /// meanwhile: an insertion moves other entries, so a scan that let go of the lock could miss
+    /// entries that are there all the time. `visit` must be quick and must not use the index.
     pub fn scan_shard(&self, number: u32, visit: &mut impl FnMut(Address, &Entry)) {
-        const BUCKETS: usize = 1024;
-        let mut from = 0;
-        loop {
-            let shard = self.shards[number as usize].shard.lock();
-            let to = (from + BUCKETS).min(shard.table.buckets());
-            shard.table.for_each_in(from..to, |key, entry| {
-                visit(Address(self.geometry.address(number, key)), &entry);
-            });
-            if to == shard.table.buckets() {
-                return;
-            }
-            from = to;
-        }
+        let shard = self.shards[number as usize].shard.lock();
+        shard.table.for_each_in(0..shard.table.buckets(), |key, entry| {
+            visit(Address(self.geometry.address(number, key)), &entry);
+        });
     }
 
-    /// Visits every entry that is `wanted`, each shard at one moment: for who has nobody to keep
-    /// waiting, and wants each entry once.
+    /// As [`Index::scan`], only entries that are `wanted`: to tell that costs less than to tell an
+    /// entry's address.
     #[inline]
     pub fn visit(
         &self,
@@ -390,5 +381,65 @@ impl Index {
             })
             .sum();
         shards + (self.shards.len() * size_of::<Padded>()) as u64
+    }
+}
+
+#[cfg(test)]
+#[expect(clippy::disallowed_methods, reason = "scans meet insertions of other threads")]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+    use crate::table::Check;
+
+    #[test]
+    fn a_scan_sees_what_stays_once_while_other_threads_move_it() {
+        let entries = if cfg!(miri) { 200 } else { 40_000 };
+        let index = Index::new(Geometry::new(entries, 1, 24, 20).expect("fits"), 1);
+        let put = |address: u64| {
+            let entry = Entry {
+                slot: Slot(address as u32 & 0xfffff),
+                dirty: false,
+                partial: false,
+                rank: 1,
+                check: Check::new(0),
+            };
+            let version = NewVersion { entry, mask: None };
+            matches!(index.put(Address(address), version, Condition::Always), Put::Done { .. })
+        };
+        // A full table moves entries at nearly every insertion.
+        let mut full = 0;
+        while put(full) {
+            full += 1;
+        }
+        let stays = full / 2;
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut random = fastrand::Rng::with_seed(1);
+                let mut others: Vec<u64> = (stays..full).collect();
+                let mut next = full;
+                while !done.load(Ordering::Relaxed) {
+                    let victim = random.usize(..others.len());
+                    assert!(index.remove(Address(others[victim]), |_| true).is_some());
+                    while !put(next) {
+                        next += 1;
+                    }
+                    others[victim] = next;
+                    next = (next + 1) & 0xff_ffff;
+                    next = next.max(full);
+                }
+            });
+            for _ in 0..if cfg!(miri) { 2 } else { 100 } {
+                let mut seen = vec![0u32; stays as usize];
+                index.scan(|address, _| {
+                    if let Some(count) = seen.get_mut(address.0 as usize) {
+                        *count += 1;
+                    }
+                });
+                assert!(seen.iter().all(|count| *count == 1), "an entry was missed or seen twice");
+            }
+            done.store(true, Ordering::Relaxed);
+        });
     }
 }

@@ -97,7 +97,6 @@ pub struct Table {
     layout: Layout,
     overflow: Vec<Overflow>,
     len: usize,
-    scan: scan::Progress,
 }
 
 impl Table {
@@ -110,7 +109,6 @@ impl Table {
             layout: geometry.layout(),
             overflow: Vec::new(),
             len: 0,
-            scan: scan::Progress::default(),
         }
     }
 
@@ -142,7 +140,7 @@ impl Table {
     /// Bytes on the heap.
     pub fn bytes(&self) -> u64 {
         let overflow = self.overflow.capacity() * size_of::<Overflow>();
-        self.buckets.len() as u64 * BUCKET_BYTES + overflow as u64 + self.scan.bytes()
+        self.buckets.len() as u64 * BUCKET_BYTES + overflow as u64
     }
 
     /// Finds the entry of `key`.

@@ -74,10 +74,6 @@ impl Table {
             let word = self.buckets[bucket].0[lane];
             self.buckets[bucket].0[lane] = 0;
             self.buckets[hole.0].0[hole.1] = word ^ choice;
-            if self.scan.is_missed(bucket, hole.0) {
-                let key = self.key_of(word, bucket);
-                self.scan.note(key);
-            }
             hole = (bucket, lane);
             if usize::from(parent) == at {
                 return hole;
@@ -99,10 +95,6 @@ impl Table {
             };
             self.buckets[bucket].0[lane] = self.at_bucket(word, bucket, first);
             self.overflow.swap_remove(index);
-            // A scan reads the overflow list last.
-            if self.scan.is_missed(usize::MAX, bucket) {
-                self.scan.note(key);
-            }
         }
     }
 }
