@@ -8,7 +8,6 @@ use forebay_device::Device;
 use forebay_format::VolumeRecord;
 use forebay_format::volume::Samples;
 use forebay_policy::Past;
-use forebay_store::Address;
 use forebay_store::planted::{self, PlantedBug};
 
 use crate::background;
@@ -115,7 +114,7 @@ impl EngineLane {
         let store = &self.cache.store;
         let Some(space) = store.space_of(record.id) else { return Ok(()) };
         let (mut clean, mut dirty) = (Vec::new(), 0u64);
-        store.index.scan(|address: Address, entry| {
+        store.index.scan(|address, entry| {
             if let Some(block) = space.block(address) {
                 if entry.dirty { dirty += 1 } else { clean.push(block) }
             }
@@ -174,8 +173,7 @@ impl EngineLane {
         let record =
             records.iter().find(|record| record.name == name).ok_or_else(|| no_volume(name))?;
         let space = store.space_of(record.id).ok_or_else(|| no_volume(name))?;
-        let volume =
-            Arc::new(Volume::new(record, origin, space, store.block_size(), store.options().lanes));
+        let volume = Arc::new(Volume::new(record, origin, space, self.lane.clock(), store));
         if settled {
             volume.origin_is_settled();
         }
@@ -199,7 +197,8 @@ impl EngineLane {
             )
         })?;
         self.cache.background_started();
-        self.lane.spawn(background::writeback::run(view));
+        self.lane.spawn(background::writeback::run(view.clone()));
+        self.lane.spawn(background::upkeep::origin_syncs(view));
         Ok(volume)
     }
 }

@@ -11,7 +11,7 @@ use forebay_policy::brake;
 
 use crate::cache::Cache;
 use crate::lane::LaneVolume;
-use crate::volume::{Volume, VolumeState};
+use crate::volume::VolumeState;
 
 /// Waits that are shorter than this are not worth a timer.
 const SHORTEST_WAIT: Duration = Duration::from_micros(50);
@@ -24,6 +24,8 @@ const LONGEST_SLEEP: Duration = Duration::from_millis(100);
 pub(crate) struct Brake {
     /// Whether writes have to ask for a turn.
     engaged: AtomicBool,
+    /// Whether those have to wait that would leave others less room, and for who knows how long.
+    crowded: AtomicBool,
     /// When the next turn is.
     next: AtomicU64,
 }
@@ -51,28 +53,25 @@ impl Cache {
         self.volumes_max(|volume| u64::from(volume.dirty_limit())).min(100) as u8
     }
 
-    /// Versions of all volumes that their origins still have to get: dirty blocks, and on ordered volumes
-    /// older versions of blocks as well.
-    pub(crate) fn unwritten_blocks(&self) -> u64 {
-        let held = |volume: &Volume| match volume.is_ordered() {
-            true => self.store.held_versions(volume.id),
-            false => 0,
-        };
-        self.sum_volumes(|volume| volume.dirty_blocks().max(held(volume)))
-    }
-
     /// Blocks that may be dirty before reclaim has nothing left to work with.
-    fn usable_blocks(&self) -> u64 {
+    pub(crate) fn usable_blocks(&self) -> u64 {
         let segments = u64::from(self.store.segments.count());
         let free = u64::from(self.free_target());
         // In a cache of a few segments nearly all are kept free.
         segments.saturating_sub(free).max(segments / 4).max(1) * self.store.cells_per_segment()
     }
 
-    /// How far the turns of dirty blocks are apart at present; `None`: nobody has to wait.
+    /// How far the turns of dirty blocks are apart at present; `None`: nobody has to wait. Blocks that
+    /// nothing gets out of the cache leave the others so much less to use.
     pub(crate) fn pause(&self) -> Option<Duration> {
-        let pause = brake::pause(self.unwritten_blocks(), self.usable_blocks(), self.dirty_limit());
-        self.brake.engaged.store(pause.is_some(), Ordering::Relaxed);
+        let (unwritten, usable, limit) =
+            (self.unwritten_blocks(), self.usable_blocks(), self.dirty_limit());
+        let bound = self.bound_blocks();
+        let pause =
+            brake::pause(unwritten.saturating_sub(bound), usable.saturating_sub(bound), limit);
+        let crowded = bound > 0 && brake::pause(unwritten, usable, limit).is_some();
+        self.brake.crowded.store(crowded, Ordering::Relaxed);
+        self.brake.engaged.store(pause.is_some() || crowded, Ordering::Relaxed);
         pause
     }
 
@@ -114,7 +113,21 @@ impl LaneVolume {
                 || store.peek(space, piece.block).is_none_or(|found| !found.entry.dirty)
         });
         let blocks = blocks.count() as u64;
-        let Some(pause) = self.cache.pause().filter(|_| blocks > 0) else { return };
+        if blocks == 0 {
+            return;
+        }
+        let mut pause = self.cache.pause();
+        // Before an origin that does not take them, dirty blocks become more and never fewer: these
+        // writers wait for the origin while there is room for others.
+        while self.cache.brake.crowded.load(Ordering::Relaxed)
+            && volume.is_bound()
+            && volume.state() == VolumeState::Running
+            && self.cache.store.volumes().len() > 1
+        {
+            self.lane().sleep(LONGEST_SLEEP).await;
+            pause = self.cache.pause();
+        }
+        let Some(pause) = pause else { return };
         let turn = self.cache.brake.turn(self.now(), pause, blocks);
         // Whoever stops the volume need not wait for the disk: there is room.
         while volume.state() == VolumeState::Running {

@@ -11,6 +11,7 @@ use parking_lot::RwLock;
 
 use crate::background::reclaim::segments_kept_free;
 use crate::brake::Brake;
+use crate::occupancy::Detached;
 use crate::replacement::{How, Replacement};
 use crate::volume::Volume;
 
@@ -42,6 +43,8 @@ pub struct Cache {
     /// What is on the cache device.
     pub store: Arc<Store>,
     volumes: RwLock<Vec<Arc<Volume>>>,
+    /// What the volumes have in it that are not among these.
+    pub(crate) detached: Detached,
     /// The present policy, and its number, which tells it from those before.
     replacement: RwLock<(u64, Arc<Replacement>)>,
     replacement_number: AtomicU64,
@@ -56,7 +59,8 @@ pub struct Cache {
     pub(crate) brake: Brake,
     /// Background work ends.
     pub(crate) stopping: AtomicU64,
-    pub(crate) stop_changed: Notify,
+    /// Background tasks look again: settings have changed, or the cache stops.
+    pub(crate) background_changed: Notify,
     /// Background tasks that have not ended.
     pub(crate) background: AtomicU64,
 }
@@ -71,12 +75,13 @@ impl Cache {
             replacement_number: AtomicU64::new(0),
             memory: RwLock::new(Memory::new(0, 0, capacity)),
             memory_number: AtomicU64::new(0),
+            detached: Detached::of(&store),
             store,
             volumes: RwLock::default(),
             pressed: AtomicBool::new(false),
             brake: Brake::default(),
             stopping: AtomicU64::new(0),
-            stop_changed: Notify::default(),
+            background_changed: Notify::default(),
             background: AtomicU64::new(0),
         })
     }
@@ -108,6 +113,7 @@ impl Cache {
 
     pub(crate) fn add_volume(&self, volume: Arc<Volume>) {
         let mut volumes = self.volumes.write();
+        self.detached.remove(volume.id);
         volumes.push(volume);
         volumes.sort_by_key(|volume| volume.id);
         drop(volumes);
@@ -119,6 +125,15 @@ impl Cache {
         self.settings_changed();
     }
 
+    /// Removes a volume whose dirty blocks stay in the cache.
+    pub(crate) fn detach(&self, volume: &Volume) {
+        let mut volumes = self.volumes.write();
+        self.detached.add(volume.id, volume.dirty_blocks());
+        volumes.retain(|other| other.id != volume.id);
+        drop(volumes);
+        self.settings_changed();
+    }
+
     /// Sees to it that the cache has what the settings of its volumes need: a memory of absent
     /// blocks that is long enough, and latencies of the device if they count.
     pub(crate) fn settings_changed(&self) {
@@ -126,6 +141,7 @@ impl Cache {
         let times = volumes.iter().map(|volume| volume.entry.rule().times()).max().unwrap_or(0);
         self.store.latency.want(volumes.iter().any(|volume| volume.entry.measures()));
         drop(volumes);
+        self.background_changed.notify_all();
         let mut memory = self.memory.write();
         if memory.times != times {
             *memory = Memory::new(memory.number + 1, times, self.store.capacity_blocks());
@@ -206,7 +222,7 @@ impl Cache {
 
     fn background_ended(&self) {
         self.background.fetch_sub(1, Ordering::SeqCst);
-        self.stop_changed.notify_all();
+        self.background_changed.notify_all();
     }
 
     /// Notes whether there is no room but what ordered writeback can make.

@@ -10,6 +10,7 @@ use std::time::Duration;
 use forebay_core::ReplacementKind;
 use forebay_device::Device;
 use forebay_format::{Uuid, VolumeRecord};
+use forebay_lane::join_all;
 use forebay_store::StoreError;
 use forebay_store::planted::{self, PlantedBug};
 
@@ -263,6 +264,9 @@ impl EngineLane {
                     ),
                 ));
             }
+            if let Some(unanswered) = volume.unanswered() {
+                break Err(unanswered);
+            }
             if let Some(error) = volume.writeback_error() {
                 failures += 1;
                 if failures >= PATIENCE {
@@ -283,7 +287,7 @@ impl EngineLane {
         drop(draining);
         result?;
         if let Some(view) = self.lane_volume(volume.id) {
-            view.sync_origin().await.map_err(|_| {
+            self.patiently(volume, view.sync_origin()).await?.map_err(|_| {
                 EngineError::new(
                     EngineErrorKind::Failed,
                     format!("the origin of '{}' cannot be synced", volume.name),
@@ -327,30 +331,47 @@ impl EngineLane {
     /// come up by itself the next time.
     ///
     /// # Errors
-    /// The cache device or the origin fails; the volume is stopped all the same.
+    /// The cache device or the origin fails, or the origin does not answer; the volume is stopped all the
+    /// same. Requests that wait for the origin then end when it answers.
     pub async fn stop_volume(
         self: &Rc<Self>,
         name: &str,
         keep_stopped: bool,
     ) -> Result<(), EngineError> {
         let volume = self.cache.volume(name).ok_or_else(|| no_volume(name))?;
-        self.quiesce(&volume).await;
-        let mut result = self.store.commit().await.map(|_| ()).map_err(EngineError::from);
+        let ended = self.patiently(&volume, self.quiesce(&volume)).await;
+        let committed = self.store.commit().await.map(|_| ()).map_err(EngineError::from);
+        let mut result = ended.and(committed);
         let (mut print, mut samples) = (None, None);
         if let Some(view) = self.lane_volume(volume.id) {
-            if view.sync_origin().await.is_err() {
-                result = Err(EngineError::new(
-                    EngineErrorKind::Failed,
-                    format!("the origin of '{name}' cannot be synced"),
-                ));
+            match self.patiently(&volume, view.sync_origin()).await {
+                Ok(Ok(())) => (),
+                Ok(Err(_)) => {
+                    result = Err(EngineError::new(
+                        EngineErrorKind::Failed,
+                        format!("the origin of '{name}' cannot be synced"),
+                    ));
+                }
+                Err(unanswered) => result = result.and(Err(unanswered)),
             }
             volume.set_state(VolumeState::Removed);
-            self.wait_for_writeback(&volume).await;
+            let ended = self.patiently(&volume, self.wait_for_writeback(&volume)).await;
+            result = result.and(ended);
             // Barrier for invariant 12: what the fingerprint is taken of cannot change its mind. The
             // last writes of writeback may have come after the sync above.
-            if result.is_ok() && view.origin.sync().await.is_ok() {
-                let look = Look::take(&view.origin, volume.size()).await;
-                (print, samples) = (look.fingerprint().ok(), Some(look.samples()));
+            let look = async {
+                view.origin.sync().await.ok()?;
+                let read = async |place, buf| view.origin.read(place, buf).await;
+                Some(Look::read(volume.size(), read).await)
+            };
+            if result.is_ok() {
+                match self.patiently(&volume, look).await {
+                    Ok(Some(look)) => {
+                        (print, samples) = (look.fingerprint().ok(), Some(look.samples()));
+                    }
+                    Ok(None) => (),
+                    Err(unanswered) => result = Err(unanswered),
+                }
             }
         }
         let changed = self
@@ -365,7 +386,7 @@ impl EngineLane {
                 Ok(())
             })
             .await;
-        self.cache.remove_volume(name);
+        self.cache.detach(&volume);
         self.drop_view(volume.id);
         result.and(changed.map_err(EngineError::from))
     }
@@ -406,13 +427,20 @@ impl EngineLane {
         if !discard_dirty {
             self.drain_volume(&volume, u64::MAX, &progress).await?;
         }
-        self.quiesce(&volume).await;
+        if let Err(unanswered) = self.patiently(&volume, self.quiesce(&volume)).await
+            && !discard_dirty
+        {
+            volume.set_state(VolumeState::Running);
+            return Err(unanswered);
+        }
         if !discard_dirty && let Err(error) = self.drain_volume(&volume, u64::MAX, progress).await {
             volume.set_state(VolumeState::Running);
             return Err(error);
         }
         volume.set_state(VolumeState::Removed);
-        self.wait_for_writeback(&volume).await;
+        if let Err(unanswered) = self.patiently(&volume, self.wait_for_writeback(&volume)).await {
+            tracing::warn!(%unanswered, "writes to it may still be under way");
+        }
         self.forget_volume(name, volume.id).await?;
         self.cache.remove_volume(name);
         self.drop_view(volume.id);
@@ -432,11 +460,7 @@ impl EngineLane {
         let records = self.cache.store.volumes();
         let record =
             records.iter().find(|record| record.name == name).ok_or_else(|| no_volume(name))?;
-        let space = self.cache.store.space_of(record.id).ok_or_else(|| no_volume(name))?;
-        let mut dirty = 0u64;
-        self.cache.store.index.scan(|address, entry| {
-            dirty += u64::from(entry.dirty && space.block(address).is_some());
-        });
+        let dirty = self.cache.occupancy().get(&record.id).map_or(0, |own| own.dirty);
         if dirty > 0 && !discard_dirty {
             return Err(EngineError::new(
                 EngineErrorKind::DataAtRisk,
@@ -462,6 +486,7 @@ impl EngineLane {
         if let Some(space) = self.cache.store.space_of(id) {
             self.store.remove_space(&space);
         }
+        self.cache.detached.remove(id);
         Ok(())
     }
 
@@ -474,16 +499,17 @@ impl EngineLane {
         if planted::has(PlantedBug::CleanTooEarly) {
             self.store.checkpoint(true).await?;
         }
-        for volume in self.cache.volumes() {
-            if let Err(error) = self.stop_volume(&volume.name, false).await {
-                result = Err(error);
-            }
+        // All at once: an origin that does not answer keeps the others waiting no longer than itself.
+        let volumes = self.cache.volumes();
+        let stops = volumes.iter().map(|volume| self.stop_volume(&volume.name, false));
+        for stopped in join_all(stops).await {
+            result = result.and(stopped);
         }
         self.cache.stopping.store(1, Ordering::SeqCst);
         self.cache.store.space_wanted.notify_all();
         loop {
-            self.cache.stop_changed.notify_all();
-            let changed = self.cache.stop_changed.listen();
+            self.cache.background_changed.notify_all();
+            let changed = self.cache.background_changed.listen();
             if self.cache.background.load(Ordering::SeqCst) == 0 {
                 break;
             }

@@ -209,6 +209,7 @@ impl LaneVolume {
         while at < end.0 {
             let space = store.space.listen();
             let lock = volume.ranges.exclusive(volume.widen(bytes(at, end.0))).await;
+            volume.still_there()?;
             if volume.is_ordered() {
                 // It has been switched on meanwhile.
                 return Ok(Zeroed::NotSupported);

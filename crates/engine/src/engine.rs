@@ -76,7 +76,9 @@ impl EngineLane {
         engine.cache.background_started();
         engine.lane.spawn(background::reclaim::run(engine.clone()));
         engine.cache.background_started();
-        engine.lane.spawn(background::upkeep::run(engine.clone()));
+        engine.lane.spawn(background::upkeep::commits(engine.clone()));
+        engine.cache.background_started();
+        engine.lane.spawn(background::upkeep::checkpoints(engine.clone()));
         Ok((engine, report))
     }
 

@@ -5,7 +5,7 @@ use std::ops::Range;
 use forebay_core::why::RefusalReason;
 use forebay_core::{IoError, OriginBlock, SECTOR_SIZE, SectorMask};
 use forebay_device::{DeviceOp, IoBuf};
-use forebay_store::{Appended, Condition, FillTicket, Pinned, Version};
+use forebay_store::{Appended, Condition, FillTicket, Version};
 
 use crate::admission::Gate;
 use crate::lane::LaneVolume;
@@ -21,12 +21,10 @@ const FILL_BYTES: u64 = 64 << 10;
 const MOST_PROMOTED: u64 = 16 << 20;
 
 /// A block that is read from the origin.
-struct Filling<'a> {
+struct Filling {
     block: OriginBlock,
     /// It is to be filled.
     ticket: Option<FillTicket>,
-    /// What the cache has of it, if that counts.
-    pinned: Option<Pinned<'a>>,
 }
 
 /// Bytes that are read though nobody has asked for them, until this is dropped.
@@ -138,7 +136,7 @@ impl LaneVolume {
         let _strain = volume.strain.begin(&**self.lane().clock());
         let _range = volume.ranges.shared(volume.widen(span.clone())).await;
         let asked = volume.blocks(range.clone());
-        let blocks: Vec<Filling<'_>> = volume
+        let blocks: Vec<Filling> = volume
             .blocks(span.clone())
             .filter_map(|block| self.begin(OriginBlock(block), asked.contains(&block), gate))
             .collect();
@@ -171,7 +169,7 @@ impl LaneVolume {
     }
 
     /// Begins with a block that is read from the origin. `None`: there is nothing to do with it.
-    fn begin(&self, block: OriginBlock, asked: bool, gate: Option<Gate>) -> Option<Filling<'_>> {
+    fn begin(&self, block: OriginBlock, asked: bool, gate: Option<Gate>) -> Option<Filling> {
         let store = self.store.store();
         let space = &self.volume.space;
         let enters = match gate {
@@ -189,22 +187,19 @@ impl LaneVolume {
         // A fill begins before the index is looked at: a write that the look-up does not see
         // overtakes it (invariant 5).
         let ticket = enters.then(|| store.index.begin_fill(space.address(block)));
-        let pinned = store.look_up(space, block);
-        if !asked && pinned.is_some() {
+        if !asked && store.peek(space, block).is_some() {
             if let Some(ticket) = ticket {
                 store.index.end_fill(ticket);
             }
             return None;
         }
-        // A clean copy is what the origin has: there is nothing in it but for a fill to complete.
-        let pinned = pinned.filter(|pinned| pinned.found.entry.dirty || ticket.is_some());
-        (ticket.is_some() || pinned.is_some()).then_some(Filling { block, ticket, pinned })
+        Some(Filling { block, ticket })
     }
 
     /// Puts the cached sectors of a block over what came from the origin, and appends the block.
     async fn merge(
         &self,
-        filling: &Filling<'_>,
+        filling: &Filling,
         span: &Range<u64>,
         data: &mut IoBuf,
         gate: Option<Gate>,
@@ -225,7 +220,13 @@ impl LaneVolume {
         let mut condition = filling.ticket.as_ref().map(Condition::Fill);
         let mut dirty = false;
         let mut base = None;
-        if let Some(pinned) = &filling.pinned {
+        // Looked up only now: whoever waits for an origin keeps no segment from being used again. Writes
+        // to the origin, discards too, wait until this has the range no more, so what the cache has of
+        // the block at this moment goes over what was read, however old that is.
+        let pinned = self.store.store().look_up(&volume.space, block);
+        // A clean copy is what the origin has: there is nothing in it but for a fill to complete.
+        let pinned = pinned.filter(|pinned| pinned.found.entry.dirty || filling.ticket.is_some());
+        if let Some(pinned) = &pinned {
             let cached = IoBuf::for_overwrite(volume.block.as_usize());
             let (cached, unreadable) = self.read_copies(std::slice::from_ref(pinned), cached).await;
             Retry::unless_all_read(&unreadable)?;
@@ -250,7 +251,8 @@ impl LaneVolume {
             valid.union_with(&mask);
             base = Some(cached);
         }
-        let Some(condition) = condition.filter(|_| !read.is_empty()) else { return Ok(()) };
+        let fills = !read.is_empty() && volume.still_there().is_ok();
+        let Some(condition) = condition.filter(|_| fills) else { return Ok(()) };
         // A clean copy of what the origin could still lose would outlive it after a power cut.
         if !dirty && volume.is_unsynced(block) {
             self.refused(block, base.is_some(), RefusalReason::Unsynced);
@@ -258,7 +260,7 @@ impl LaneVolume {
         }
         let at = (byte(read.start) - span.start) as usize;
         let bytes = bytes_of(&read);
-        let rank = self.rank(block, filling.pinned.as_ref().map(|pinned| &pinned.found.entry));
+        let rank = self.rank(block, pinned.as_ref().map(|pinned| &pinned.found.entry));
         let version = Version {
             space: &volume.space,
             block,

@@ -49,6 +49,8 @@ impl LaneVolume {
             return Err(IoError::Io);
         }
         volume.origin_synced(writes.unwrap_or(0));
+        // What a volume leaves behind is counted by whoever has it next.
+        volume.still_there()?;
         // Invariant 9: only now do the marks say clean.
         for (block, kept) in through {
             if self.store.store().written_back(&volume.space, block, &kept) {

@@ -17,6 +17,7 @@ use crate::api::{Coming, Completion, CompletionSink, Extent, Request, Target};
 use crate::cache::{Cache, Memory, STREAMS};
 use crate::curve::Watch;
 use crate::discard::Zeroes;
+use crate::origin::Origin;
 use crate::replacement::Replacement;
 use crate::stats::{Kind, LaneStats, QUICK_SAMPLE, bump};
 use crate::volume::{Volume, VolumeState};
@@ -58,7 +59,7 @@ pub struct LaneVolume {
     pub(crate) cache: Arc<Cache>,
     pub(crate) volume: Arc<Volume>,
     pub(crate) store: Rc<StoreLane>,
-    pub(crate) origin: Queue,
+    pub(crate) origin: Origin,
     cutoff: RefCell<SequentialCutoff>,
     /// The last request that was asked about, and the answer.
     last_verdict: Cell<((bool, u64, u64), bool)>,
@@ -121,6 +122,7 @@ impl LaneVolume {
         let memory = RefCell::new(cache.memory());
         let look_after = cache.look_after();
         let replacement = RefCell::new(cache.replacement());
+        let origin = Origin::new(origin, volume.waits.clone(), store.lane().id());
         Rc::new_cyclic(|own| LaneVolume {
             cache,
             volume,
@@ -143,6 +145,11 @@ impl LaneVolume {
     /// The volume.
     pub fn volume(&self) -> &Arc<Volume> {
         &self.volume
+    }
+
+    /// This view, to be kept. `None`: it is on its way to be dropped.
+    pub(crate) fn shared(&self) -> Option<Rc<Self>> {
+        self.own.upgrade()
     }
 
     pub(crate) fn lane(&self) -> &Rc<Lane> {
@@ -355,7 +362,7 @@ impl Target for LaneVolume {
             return;
         }
         // A view is only reached through its Rc, so it is alive.
-        if let Some(this) = self.own.upgrade() {
+        if let Some(this) = self.shared() {
             self.requests.start(self.store.lane(), this, request, sink.clone());
         }
     }

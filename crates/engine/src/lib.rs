@@ -12,8 +12,11 @@
 //! - `untouched`: what has to be durable before the origin is written to for the first time
 //! - `ranges`: order among operations that reach the origin
 //! - `brake`: turns of writes when nearly all of the cache is dirty
+//! - `origin`: a lane's way to the origin, and how long it has not answered
+//! - `patience`: waiting for an origin on behalf of an operator
 //! - `strain`: how long requests and writeback take on the origin
 //! - `curve`: what caches of other sizes would hit, from a few of the requests
+//! - `occupancy`: who occupies what in a cache
 //! - `replacement`: what the replacement policy is told, and asked
 //! - `background`: writeback, reclaim, upkeep
 //!
@@ -40,6 +43,9 @@ mod fill;
 mod flush;
 mod grow;
 pub mod lane;
+mod occupancy;
+mod origin;
+mod patience;
 mod plan;
 mod ranges;
 mod read;
@@ -60,6 +66,7 @@ pub use control::VolumeSpec;
 pub use engine::{EngineLane, LaneContext};
 pub use error::{EngineError, EngineErrorKind};
 pub use lane::LaneVolume;
+pub use occupancy::Occupancy;
 pub use recognise::{Verdict, recognise};
 pub use samples::Look;
 pub use settings::VolumeSettings;

@@ -23,9 +23,18 @@ impl Look {
     /// Reads the samples of the first `size` bytes of an origin. A page that cannot be read is no
     /// failure yet.
     pub async fn take(origin: &Queue, size: u64) -> Self {
+        Self::read(size, async |place, buf| origin.read(place, buf).await).await
+    }
+
+    /// As [`Look::take`], given how the origin is read.
+    pub(crate) async fn read(
+        size: u64,
+        read: impl AsyncFn(u64, IoBuf) -> Result<IoBuf, DeviceError>,
+    ) -> Self {
+        let read = &read;
         let reads = sample_places(size).into_iter().map(|place| async move {
             let len = SAMPLE_BYTES.min(size - place) as usize;
-            (place, origin.read(place, IoBuf::for_overwrite(len)).await)
+            (place, read(place, IoBuf::for_overwrite(len)).await)
         });
         Look { size, pages: join_all(reads).await.into_iter().collect() }
     }

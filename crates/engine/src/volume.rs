@@ -4,22 +4,25 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::time::Duration;
 
 use forebay_core::{
-    BlockSize, Durability, IoError, Mode, Nanos, OriginBlock, SECTOR_SIZE, SectorMask, VolumeId,
+    BlockSize, Clock, Durability, IoError, Mode, Nanos, OriginBlock, SECTOR_SIZE, SectorMask,
+    VolumeId,
 };
 use forebay_device::Device;
 use forebay_format::VolumeRecord;
 use forebay_lane::{Lane, Notify};
 use forebay_policy::curve::LiveCurve;
 use forebay_policy::sweep::DirtyMap;
-use forebay_store::{Entry, Kept, VolumeSpace};
+use forebay_store::{Entry, Kept, Store, VolumeSpace};
 use parking_lot::Mutex;
 
 use crate::admission::EntryRules;
 use crate::bad::BadBlocks;
 use crate::curve::Watched;
 use crate::dirty::DirtyCount;
+use crate::origin::Waits;
 use crate::ranges::Ranges;
 use crate::settings::VolumeSettings;
 use crate::stats::Stats;
@@ -82,6 +85,11 @@ pub struct Volume {
     dirty_count: DirtyCount,
     /// Foreground requests on the origin.
     pub(crate) strain: Strain,
+    /// Operations on the origin that are under way.
+    pub(crate) waits: Arc<Waits>,
+    /// Reclaim has waited for the origin long enough, and goes on without it until what it asked for
+    /// is written.
+    overdue: AtomicBool,
     /// Writes of writeback to the origin.
     pub(crate) write_cost: WriteCost,
     sweeps: AtomicU64,
@@ -110,6 +118,7 @@ pub struct Volume {
     discards: AtomicU8,
     pub(crate) bad: BadBlocks,
     writeback_error: Mutex<Option<String>>,
+    writeback_fails: AtomicBool,
     /// What is known of caches of other sizes. On the heap: few requests come to it.
     pub(crate) watched: Box<Watched>,
     /// What is counted.
@@ -121,9 +130,10 @@ impl Volume {
         record: &VolumeRecord,
         origin: Arc<dyn Device>,
         space: VolumeSpace,
-        block: BlockSize,
-        lanes: usize,
+        clock: &Arc<dyn Clock>,
+        store: &Store,
     ) -> Self {
+        let (block, lanes) = (store.block_size(), store.options().lanes);
         let volume = Volume {
             id: space.id,
             name: record.name.clone(),
@@ -145,6 +155,8 @@ impl Volume {
             dirty: DirtyMap::new(space.blocks, DIRTY_REGIONS),
             dirty_count: DirtyCount::new(lanes),
             strain: Strain::default(),
+            waits: Arc::new(Waits::new(clock.clone(), lanes)),
+            overdue: AtomicBool::new(false),
             write_cost: WriteCost::default(),
             sweeps: AtomicU64::new(0),
             writeback_wanted: Notify::default(),
@@ -163,6 +175,7 @@ impl Volume {
             discards: AtomicU8::new(0),
             bad: BadBlocks::default(),
             writeback_error: Mutex::default(),
+            writeback_fails: AtomicBool::new(false),
             watched: Box::new(Watched::new()),
             stats: Stats::new(lanes),
         };
@@ -247,6 +260,18 @@ impl Volume {
             0 => VolumeState::Running,
             1 => VolumeState::Stopped,
             _ => VolumeState::Removed,
+        }
+    }
+
+    /// Whether it has left the cache, though this request has not ended: the origin had not answered for
+    /// too long. Neither the origin nor the cache gets anything more.
+    ///
+    /// # Errors
+    /// It has.
+    pub(crate) fn still_there(&self) -> Result<(), IoError> {
+        match self.state() {
+            VolumeState::Removed => Err(IoError::ShuttingDown),
+            VolumeState::Running | VolumeState::Stopped => Ok(()),
         }
     }
 
@@ -498,9 +523,30 @@ impl Volume {
                 "writing back to the origin fails; the data stays dirty and is tried again"
             );
         }
+        self.writeback_fails.store(error.is_some(), Ordering::SeqCst);
         *slot = error;
         drop(slot);
         self.progress.notify_all();
+    }
+
+    /// For how long the origin has not answered, if that is too long.
+    pub fn origin_waits(&self) -> Option<Duration> {
+        self.waits.too_long()
+    }
+
+    /// Whether nothing gets the volume's dirty blocks out of the cache at the moment: its origin does
+    /// not answer, or writeback fails.
+    pub(crate) fn is_bound(&self) -> bool {
+        self.writeback_fails.load(Ordering::SeqCst) || self.waits.is_hung()
+    }
+
+    /// Whether reclaim may wait for the origin to take dirty blocks.
+    pub(crate) fn can_be_emptied(&self) -> bool {
+        !self.is_bound() && !self.overdue.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn set_overdue(&self, overdue: bool) {
+        self.overdue.store(overdue, Ordering::SeqCst);
     }
 
     /// Why writeback fails at the moment.

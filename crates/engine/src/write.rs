@@ -1,8 +1,6 @@
 //! Writes: to the log, through it to the origin, or round it.
 
 use std::ops::Range;
-use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 use forebay_core::why::{BypassReason, InvalidationReason, RefusalReason};
 use forebay_core::{Durability, IoError, OriginBlock, SectorMask, Slot};
@@ -10,7 +8,6 @@ use forebay_device::{DeviceOp, IoBuf, IoData};
 use forebay_store::planted::{self, PlantedBug};
 use forebay_store::{Appended, Condition, Entry, Version};
 
-use crate::background::writeback::either;
 use crate::lane::LaneVolume;
 use crate::plan::{
     BlockState, WriteStep, asks_admission, mode_in_order, write_bypass, write_step, write_steps,
@@ -105,6 +102,9 @@ impl LaneVolume {
         let len = data.len() as u64;
         let mut refused = None;
         loop {
+            if let Err(error) = self.volume.still_there() {
+                return (Err(error), data);
+            }
             let (way, round) = self.way(offset, len, &mut refused);
             let end = match way {
                 WriteStep::Cache => WriteEnd::Done(self.write_cache(offset, &data, fua).await),
@@ -297,6 +297,9 @@ impl LaneVolume {
         let volume = &self.volume;
         let len = data.len() as u64;
         let range = volume.ranges.exclusive(volume.widen(offset..offset + len)).await;
+        if let Err(error) = volume.still_there() {
+            return (WriteEnd::Done(Err(error)), data);
+        }
         if volume.is_ordered() {
             return (WriteEnd::Again, data);
         }
@@ -305,7 +308,7 @@ impl LaneVolume {
             Ok(true) => (),
             Ok(false) => {
                 drop(range);
-                let result = self.write_through_log(offset, &data, &mut progress).await;
+                let result = self.write_through_log(offset, &data, fua, &mut progress).await;
                 return (WriteEnd::Done(result), data);
             }
             Err(error) => return (WriteEnd::Done(Err(error)), data),
@@ -328,46 +331,40 @@ impl LaneVolume {
                 let kept = store.keep(&volume.space, written.block, written.slot)?;
                 Some((written.block, kept))
             });
-            let mut through = volume.through.lock();
-            through.extend(kept);
-            if through.len() >= self.most_through() {
-                volume.through_many.notify_all();
-            }
+            self.note_through(kept);
         }
         volume.writeback_wanted.notify_all();
         (WriteEnd::Done(self.sync_if(fua, result).await), data)
     }
 
-    /// Writes to the log as far as it has not been done, and waits until writeback has brought it
-    /// to the origin: the way for when the log is full, as it keeps nobody from making room.
+    /// Writes to the log as far as it has not been done, and then what the log has to the origin: the
+    /// way for when the log is full, as it keeps nobody from making room.
     async fn write_through_log(
         &self,
         offset: u64,
         data: &[u8],
+        fua: bool,
         progress: &mut Progress,
     ) -> Result<(), IoError> {
-        let volume = &self.volume;
         self.append_patiently(offset, data, progress).await?;
-        volume.draining.fetch_add(1, Ordering::SeqCst);
-        volume.writeback_wanted.notify_all();
-        let result = loop {
-            let changed = volume.progress.listen();
-            progress.written.retain(|written| {
-                let found = self.store.store().peek(&volume.space, written.block);
-                found.is_some_and(|found| found.entry.slot == written.slot && found.entry.dirty)
-            });
-            let bad = progress.written.iter().any(|written| volume.is_bad(written.block));
-            if progress.written.is_empty() {
-                break Ok(());
+        let blocks = progress.written.iter().map(|written| written.block).collect();
+        // What was replaced meanwhile is written in the state that replaced it.
+        let put = self.put_on_origin(blocks).await;
+        // As every write through the cache: a sync that began before this does not cover it.
+        self.volume.origin_changed(offset..offset + data.len() as u64);
+        let result = put.map_err(|error| {
+            tracing::warn!(error, volume = self.volume.name, "the origin cannot be written");
+            IoError::Io
+        });
+        if self.volume.is_ordered() {
+            // It has been switched on meanwhile: the origin gets this in its turn.
+            result?;
+            if fua || self.volume.durability() == Durability::Strict {
+                self.commit().await.map_err(|error| self.store_failed(&error))?;
             }
-            if bad || volume.writeback_error().is_some() || self.store.store().health.failed() {
-                break Err(IoError::Io);
-            }
-            // A block that was replaced by another write is nobody's progress.
-            either(changed, self.lane().sleep(Duration::from_millis(20))).await;
-        };
-        volume.draining.fetch_sub(1, Ordering::SeqCst);
-        result
+            return Ok(());
+        }
+        self.sync_if(fua, result).await
     }
 
     /// Writes to the origin alone.
@@ -377,6 +374,9 @@ impl LaneVolume {
         let range = offset..offset + len;
         let lock = volume.ranges.exclusive(volume.widen(range.clone())).await;
         let _range = Some(lock).filter(|_| !planted::has(PlantedBug::AroundUnlocked));
+        if let Err(error) = volume.still_there() {
+            return (WriteEnd::Done(Err(error)), data);
+        }
         if volume.is_ordered() {
             return (WriteEnd::Again, data);
         }

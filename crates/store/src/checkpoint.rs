@@ -15,39 +15,20 @@
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 
-use forebay_core::OriginBlock;
 use forebay_format::checkpoint::{CheckpointWriter, PartialMask, SegmentUse};
 use forebay_format::{CheckpointWriteError, IndexEntry, SegmentState as SegmentLine};
 
 use crate::error::StoreError;
-use crate::index::Address;
 use crate::lane::StoreLane;
 use crate::meta::{CLEAN_DISTRUSTED, page_buffer};
 use crate::planted::{self, PlantedBug};
 use crate::segments::SegmentState;
-use crate::store::{Store, VolumeSpace};
+use crate::store::Store;
 
 /// Entries that are encoded between two chances for others to run.
 const BATCH: usize = 4096;
 
-/// Finds the volume of an address.
-struct Spaces(Vec<VolumeSpace>);
-
-impl Spaces {
-    fn find(&self, address: Address) -> Option<(&VolumeSpace, OriginBlock)> {
-        let after = self.0.partition_point(|space| space.base <= address.0);
-        let space = self.0.get(after.checked_sub(1)?)?;
-        space.block(address).map(|block| (space, block))
-    }
-}
-
 impl Store {
-    fn sorted_spaces(&self) -> Spaces {
-        let mut spaces = self.spaces.lock().clone();
-        spaces.sort_by_key(|space| space.base);
-        Spaces(spaces)
-    }
-
     /// Bits of a payload check that a checkpoint keeps.
     pub(crate) fn kept_check_bits(&self) -> u32 {
         self.index
@@ -108,7 +89,7 @@ impl StoreLane {
             }
             self.write_chunk(&mut writer, offset).await?;
         }
-        let spaces = store.sorted_spaces();
+        let spaces = store.spaces();
         let mut masks = Vec::new();
         let (mut copy, mut partial) = (Vec::new(), Vec::new());
         let mut entries = Vec::with_capacity(BATCH);

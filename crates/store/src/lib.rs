@@ -47,5 +47,5 @@ pub use ordered::{Front, Horizon, OrderedVersion};
 pub use planted::PlantedBug;
 pub use read::PayloadCheck;
 pub use recover::{RecoveryReport, read_roots};
-pub use store::{Appended, Class, Kept, Pinned, ReadFailure, Store, Version, VolumeSpace};
+pub use store::{Appended, Class, Kept, Pinned, ReadFailure, Spaces, Store, Version, VolumeSpace};
 pub use table::{Check, Entry, RANK_UNKNOWN};

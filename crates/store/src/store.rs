@@ -49,6 +49,18 @@ impl VolumeSpace {
     }
 }
 
+/// The volumes' parts of the index, to find the volume of an address.
+pub struct Spaces(Vec<VolumeSpace>);
+
+impl Spaces {
+    /// The volume of an address, and which of its blocks that is.
+    pub fn find(&self, address: Address) -> Option<(&VolumeSpace, OriginBlock)> {
+        let after = self.0.partition_point(|space| space.base <= address.0);
+        let space = self.0.get(after.checked_sub(1)?)?;
+        space.block(address).map(|block| (space, block))
+    }
+}
+
 /// Who appends: background work may use the reserved segments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
@@ -200,6 +212,13 @@ impl Store {
     /// Blocks that fit into a segment of a cache laid out like this, if every record is full.
     pub fn cells_per_segment_of(geometry: &Geometry) -> u64 {
         Cut::new(geometry).cells_per_segment()
+    }
+
+    /// The parts of the index that volumes have at the moment.
+    pub fn spaces(&self) -> Spaces {
+        let mut spaces = self.spaces.lock().clone();
+        spaces.sort_by_key(|space| space.base);
+        Spaces(spaces)
     }
 
     /// Bytes of memory of the index, all in.

@@ -31,11 +31,15 @@ impl EngineLane {
             return;
         }
         let segments = &self.cache.store.segments;
+        // Nobody keeps blocks where dirty ones lie that nobody asks for.
+        let usable = self.cache.usable_blocks();
+        let left = usable.saturating_sub(self.cache.detached.dirty());
+        let most = replacement.shares.kept * left / usable.max(1);
         // Each step gives something up, or takes a use away, or there is nothing to be given up; four
         // times round takes every use away.
         for _ in 0..segments.count() * 4 {
             let (_, kept) = segments.all_live();
-            if kept <= replacement.shares.kept {
+            if kept <= most {
                 return;
             }
             segments.closed(closed);

@@ -18,6 +18,7 @@ use forebay_policy::sweep::Merge;
 use forebay_policy::{
     Bucket, Decision, DirtyState, Load, Pacer, RateControl, Trigger, WritebackSettings,
 };
+use forebay_store::Kept;
 
 use crate::background::ordered;
 use crate::cache::BackgroundEnding;
@@ -250,10 +251,11 @@ impl LaneVolume {
         pending: u64,
     ) -> DirtyState {
         let (volume, cache) = (&self.volume, &self.cache);
+        let bound = cache.bound_blocks();
         DirtyState {
             dirty_blocks,
-            cache_dirty_blocks: cache.unwritten_blocks().saturating_sub(pending),
-            capacity_blocks: cache.store.capacity_blocks(),
+            cache_dirty_blocks: cache.unwritten_blocks().saturating_sub(pending + bound),
+            capacity_blocks: cache.store.capacity_blocks().saturating_sub(bound),
             oldest_dirty: volume.oldest_dirty(),
             last_foreground: volume.stats.last_foreground().min(now),
             draining: false,
@@ -288,6 +290,43 @@ impl LaneVolume {
         let settings = self.volume.settings().writeback;
         let gap = if self.cache.store.health.failed() { 0 } else { settings.gap_bytes };
         Merge::of(self.volume.block, settings.merge_bytes, gap)
+    }
+
+    /// Writes blocks that are dirty to the origin, as it is to have them now; what was written becomes
+    /// clean with the next sync.
+    ///
+    /// # Errors
+    /// What failed first, in words; it stays dirty.
+    pub(crate) async fn put_on_origin(&self, mut blocks: Vec<OriginBlock>) -> Result<(), String> {
+        let flow = Flow::new(self.shared().ok_or("the volume is stopped")?);
+        blocks.sort_unstable();
+        let mut rest = &blocks[..];
+        while let Some(span) = self.next_span(rest, self.merging()) {
+            rest = rest.get(span.dirty.len()..).unwrap_or(&[]);
+            let (written, error) =
+                self.write_back_span(&span, WritebackReason::Mode, 0, &flow).await;
+            let failures = self.volume.sync_failures();
+            // A sync that has failed since proves that nothing is known of these: they are written again.
+            let kept = written.into_iter().filter(|written| written.failures == failures);
+            self.note_through(kept.map(|written| (written.block, written.kept)));
+            if let Some(error) = error {
+                return Err(error);
+            }
+        }
+        match blocks.iter().find(|block| self.volume.is_bad(**block)) {
+            Some(block) => Err(format!("block {} cannot be read back", block.0)),
+            None => Ok(()),
+        }
+    }
+
+    /// Notes blocks that are on the origin since they were written, and will be durable there with the
+    /// next sync.
+    pub(crate) fn note_through(&self, blocks: impl Iterator<Item = (OriginBlock, Kept)>) {
+        let mut through = self.volume.through.lock();
+        through.extend(blocks);
+        if through.len() >= self.most_through() {
+            self.volume.through_many.notify_all();
+        }
     }
 
     /// Writes sorted blocks back, syncs the origin and marks them clean; counts them under `why`.

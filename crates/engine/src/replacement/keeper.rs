@@ -93,12 +93,12 @@ impl Keeper {
     }
 
     /// What was in `old` is in `slot` now.
-    pub(super) fn moved(&self, lane: usize, slot: Slot, old: Slot) {
+    pub(crate) fn moved(&self, lane: usize, slot: Slot, old: Slot) {
         self.note(lane, Event::Moved(self.node(slot), self.node(old)));
     }
 
     /// The block in `slot` is no longer cached.
-    pub(super) fn gone(&self, lane: usize, slot: Slot) {
+    pub(crate) fn gone(&self, lane: usize, slot: Slot) {
         self.note(lane, Event::Gone(self.node(slot)));
     }
 

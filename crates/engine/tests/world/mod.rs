@@ -2,6 +2,7 @@
 #![allow(dead_code, unreachable_pub, reason = "each test program uses a part of it")]
 
 pub mod faulty;
+pub mod hang;
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -122,17 +123,27 @@ impl World {
         settings: VolumeSettings,
         alignment: u64,
     ) -> Rc<LaneVolume> {
-        let (engine, origin) = (engine.clone(), origin.clone());
+        self.create_as(engine, "data", origin, settings, alignment)
+    }
+
+    pub fn create_as(
+        &self,
+        engine: &Rc<EngineLane>,
+        name: &str,
+        origin: &Arc<dyn Device>,
+        settings: VolumeSettings,
+        alignment: u64,
+    ) -> Rc<LaneVolume> {
+        let (inner, origin) = (engine.clone(), origin.clone());
         let spec = VolumeSpec {
-            name: "data".into(),
+            name: name.into(),
             origin: "ram".into(),
-            uuid: Uuid::from_u128(9),
+            uuid: Uuid::from_u128(9 + u128::from(name.as_bytes()[0])),
             alignment,
             settings,
         };
-        let inner = engine.clone();
         self.block_on(async move { inner.create(spec, origin).await }).expect("created");
-        engine.target("data").expect("a target")
+        engine.target(name).expect("a target")
     }
 
     pub fn attach(&self, engine: &Rc<EngineLane>, origin: &Arc<dyn Device>) -> Rc<LaneVolume> {
@@ -173,6 +184,11 @@ impl World {
         let sink: Rc<dyn CompletionSink> = self.sink.clone();
         target.submit(Request { tag, ..request }, &sink);
         tag
+    }
+
+    /// How a request ended, if it has.
+    pub fn done(&self, tag: u64) -> Option<Completion> {
+        self.sink.0.borrow_mut().remove(&tag)
     }
 
     pub fn wait(&self, tag: u64) -> Completion {

@@ -24,6 +24,15 @@ use crate::volume::VolumeState;
 /// Reads of the cache device that one write has under way together.
 const READ_TOGETHER: usize = 32;
 
+/// Blocks that follow each other on the origin, as they were read.
+struct Stretch {
+    payload: IoBuf,
+    /// Where on the origin each part of it goes.
+    pieces: Vec<(u64, std::ops::Range<usize>)>,
+    /// What is on the origin then.
+    on_origin: Vec<(OriginBlock, Kept)>,
+}
+
 impl LaneVolume {
     /// Writes blocks back, as far as they are dirty, with as few writes as what is valid of them allows;
     /// up to `gap` clean ones in a row are written along. Returns what is on the origin now, though not
@@ -69,11 +78,17 @@ impl LaneVolume {
             pinned.dedup_by_key(|pinned| pinned.block);
         }
         let mut error = self.make_durable(&mut pinned).await;
+        // All is read before anything is written: while an origin does not answer, no segment is kept
+        // from being used again.
+        let mut ready = Vec::new();
         for stretch in stretches(pinned, gap, blocks.end) {
             let reading = flow.reading().await;
             let read = self.read_stretch(&stretch).await;
             drop(reading);
-            match self.write_stretch(stretch, read).await {
+            ready.push(self.cut_stretch(&stretch, read));
+        }
+        for stretch in ready {
+            match self.write_stretch(stretch).await {
                 Ok(kept) => written.extend(kept.into_iter().map(|(block, kept)| Written {
                     block,
                     kept,
@@ -123,13 +138,8 @@ impl LaneVolume {
         None
     }
 
-    /// Writes blocks that follow each other on the origin, given what was read of them. Returns what was
-    /// dirty, kept where it is.
-    async fn write_stretch(
-        &self,
-        stretch: Vec<Pinned<'_>>,
-        (payload, good): (IoBuf, Vec<bool>),
-    ) -> Result<Vec<(OriginBlock, Kept)>, String> {
+    /// Cuts blocks that follow each other on the origin into writes, given what was read of them.
+    fn cut_stretch(&self, stretch: &[Pinned<'_>], (payload, good): (IoBuf, Vec<bool>)) -> Stretch {
         let (volume, store) = (&self.volume, &self.cache.store);
         let mut on_origin = Vec::new();
         let mut pieces: Vec<(u64, std::ops::Range<usize>)> = Vec::new();
@@ -160,7 +170,12 @@ impl LaneVolume {
                 );
             }
         }
-        drop(stretch);
+        Stretch { payload, pieces, on_origin }
+    }
+
+    /// Writes blocks that follow each other on the origin. Returns what was dirty, kept where it is.
+    async fn write_stretch(&self, stretch: Stretch) -> Result<Vec<(OriginBlock, Kept)>, String> {
+        let Stretch { payload, pieces, on_origin } = stretch;
         match &pieces[..] {
             [(offset, bytes)] if *bytes == (0..payload.len()) => {
                 self.write_sectors(*offset, payload).await?;

@@ -1,0 +1,233 @@
+//! Emptying one segment: what is evicted, carried on and written back.
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_core::why::{EvictionReason, WritebackReason};
+use forebay_core::{OriginBlock, SegmentId, Slot};
+use forebay_device::IoBuf;
+use forebay_lane::{Notify, join_all};
+use forebay_store::Class;
+
+use super::live::Live;
+use super::owner::Owner;
+use super::{CARRY_ON_LIVE, most_carried_on};
+use crate::background::writeback::either;
+use crate::engine::EngineLane;
+use crate::lane::LaneVolume;
+use crate::replacement::{How, Replacement};
+use crate::volume::Volume;
+
+/// Of a segment of which more (in percent) is kept or dirty, nothing clean is carried on: there would
+/// be little room gained, and everything else is even fuller. The same while clients wait for room.
+const CARRY_ON_KEPT: u32 = 85;
+const CARRY_ON_KEPT_WAITING: u32 = 50;
+
+/// Blocks that are carried on side by side.
+const CARRIED_TOGETHER: usize = 32;
+
+/// Reclaim waits so long at most for an origin to take what is in its way, if there are other volumes.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Of a segment of which more than this share (in parts of [`WHOLE`]) is dirty and has to be carried
+/// on, too little is gained to be worth it.
+const PACKED: u32 = 31;
+const WHOLE: u32 = 32;
+
+/// How emptying a segment went.
+#[derive(PartialEq, Eq)]
+pub(super) enum Emptied {
+    AsFarAsPossible,
+    /// Nothing was done: it is full of what has to stay.
+    Packed,
+}
+
+impl EngineLane {
+    /// `waits`: clients wait for room.
+    pub(super) async fn empty(
+        self: &Rc<Self>,
+        segment: SegmentId,
+        replacement: &Replacement,
+        waits: bool,
+    ) -> Emptied {
+        let store = self.cache.store.clone();
+        let capacity = store.cells_per_segment() as u32;
+        let mut live = self.live_blocks(segment).await;
+        if let How::Lists(keeper) = &replacement.how {
+            live.values_mut().flatten().for_each(|live| live.kept = keeper.keeps(live.slot));
+        }
+        let live: Vec<(Owner<'_>, Vec<Live>)> = live
+            .into_iter()
+            .filter_map(|(id, blocks)| Some((Owner::of(self, replacement, id)?, blocks)))
+            .collect();
+        let count = |of: fn(&Owner<'_>, &Live) -> bool| {
+            let each = live
+                .iter()
+                .map(|(owner, blocks)| blocks.iter().filter(|live| of(owner, live)).count() as u32);
+            each.sum::<u32>()
+        };
+        if count(|owner, live| owner.must_carry(live)) * WHOLE > capacity * PACKED {
+            return Emptied::Packed;
+        }
+        let all = count(|_, _| true);
+        let dirty = count(|_, live| live.dirty);
+        // What is clean and nobody asks for is not kept.
+        let kept = count(|owner, live| live.dirty || (live.kept && owner.view.is_some()));
+        // What is reserved is for this: less than a segment is filled here for one that is gained.
+        let has_room = || store.segments.free_count() >= store.reserved_segments();
+        if !has_room() {
+            self.make_usable().await;
+        }
+        let room = has_room();
+        let most_kept = if waits { CARRY_ON_KEPT_WAITING } else { CARRY_ON_KEPT };
+        let keep = room && kept * 100 <= capacity * most_kept;
+        for (owner, blocks) in live {
+            let write = owner.view.as_ref().map(|view| view.volume.write_cost.mean());
+            let most_dirty = most_carried_on(write.unwrap_or_default(), waits);
+            let carry_on = room
+                && (all * 100 <= capacity * CARRY_ON_LIVE || dirty * 100 <= capacity * most_dirty);
+            let (kept, leaving): (Vec<Live>, Vec<Live>) =
+                blocks.into_iter().partition(|live| match live.dirty {
+                    true => !owner.in_order && (carry_on || (room && owner.bound)),
+                    false => keep && live.kept && owner.view.is_some(),
+                });
+            let unkept = if keep { EvictionReason::Reclaim } else { EvictionReason::NoRoom };
+            let mut leaving: Vec<_> = leaving.into_iter().map(|live| (live, unkept)).collect();
+            let mut kept = self.carry_on_now(&owner, kept).into_iter();
+            loop {
+                let some: Vec<Live> = kept.by_ref().take(CARRIED_TOGETHER).collect();
+                if some.is_empty() {
+                    break;
+                }
+                let moved = join_all(some.iter().map(|live| self.carry_on(&owner, live))).await;
+                leaving.extend(
+                    some.into_iter()
+                        .zip(moved)
+                        .filter_map(|(live, moved)| Some((live, moved.err()?))),
+                );
+            }
+            let mut dirty = Vec::new();
+            for (live, reason) in leaving {
+                if live.dirty {
+                    dirty.push(live);
+                } else {
+                    owner.evict(&live, reason);
+                }
+            }
+            // What is in order has its turn in ordered writeback, or cannot be read.
+            let Some(view) = owner.view.as_ref().filter(|_| !owner.bound && !owner.in_order) else {
+                continue;
+            };
+            dirty.sort_unstable_by_key(|live| live.block);
+            let blocks: Vec<OriginBlock> = dirty.iter().map(|live| live.block).collect();
+            if !blocks.is_empty() && self.make_clean(view, blocks).await {
+                for live in dirty {
+                    owner.evict(&live, EvictionReason::Reclaim);
+                }
+            }
+        }
+        Emptied::AsFarAsPossible
+    }
+
+    /// Has blocks written back. `false`: the origin takes too long, and others do not wait for it; until
+    /// it has taken them, the volume's dirty blocks are carried on.
+    async fn make_clean(self: &Rc<Self>, view: &Rc<LaneVolume>, blocks: Vec<OriginBlock>) -> bool {
+        let ended = Rc::new((Cell::new(false), Notify::default()));
+        let (this, ending) = (view.clone(), Ending(view.volume.clone(), ended.clone()));
+        self.lane.spawn(async move {
+            let result = this.write_back(&blocks, WritebackReason::Reclaim).await;
+            this.volume.set_writeback_error(result.err());
+            drop(ending);
+        });
+        let patient = self.lane.now() + PATIENCE;
+        loop {
+            let changed = ended.1.listen();
+            if ended.0.get() {
+                return true;
+            }
+            let alone = self.cache.store.volumes().len() == 1;
+            if self.cache.is_stopping() || (!alone && self.lane.now() >= patient) {
+                view.volume.set_overdue(true);
+                return false;
+            }
+            either(changed, self.lane.sleep(PATIENCE)).await;
+        }
+    }
+
+    /// Carries on what can be read at once, and gives back the rest.
+    fn carry_on_now(&self, owner: &Owner<'_>, kept: Vec<Live>) -> Vec<Live> {
+        /// Blocks by which the hint is ahead.
+        const AHEAD: usize = 2;
+        let store = &self.cache.store;
+        let mut payload = IoBuf::for_overwrite(store.block_size().as_usize());
+        let mut rest = Vec::new();
+        let slots: Vec<Slot> = kept.iter().map(|live| live.slot).collect();
+        for (number, live) in kept.into_iter().enumerate() {
+            if let Some(next) = slots.get(number + AHEAD) {
+                self.store.expect_slot(*next);
+            }
+            if !self.carry_one_now(owner, &live, &mut payload).unwrap_or(false)
+                && store
+                    .peek(&owner.space, live.block)
+                    .is_some_and(|found| found.entry.slot == live.slot)
+            {
+                rest.push(live);
+            }
+        }
+        rest
+    }
+
+    /// Appends a live block again, if it can be read at once. `Some(false)` and `None`: not done.
+    fn carry_one_now(&self, owner: &Owner<'_>, live: &Live, payload: &mut [u8]) -> Option<bool> {
+        let space = &owner.space;
+        let pinned = self.cache.store.look_up(space, live.block)?;
+        let entry = pinned.found.entry;
+        if entry.slot != live.slot {
+            return None;
+        }
+        let check = self.store.read_device_now(space, &pinned, payload)?.ok()?;
+        let mask = pinned.found.mask.clone();
+        let version = owner.carry(live, &entry, mask);
+        let appended = self.store.append_checked(version, Class::Background, payload, check);
+        Some(owner.carried(live, entry.dirty, appended))
+    }
+
+    /// Appends a live block again, as it is. If it stays where it was, says why.
+    async fn carry_on(
+        self: &Rc<Self>,
+        owner: &Owner<'_>,
+        live: &Live,
+    ) -> Result<(), EvictionReason> {
+        let store = &self.cache.store;
+        let space = &owner.space;
+        let Some(pinned) = store.look_up(space, live.block) else { return Ok(()) };
+        let entry = pinned.found.entry;
+        if entry.slot != live.slot {
+            return Ok(());
+        }
+        let mask = pinned.found.mask.clone();
+        // What cannot be read stays where it is: bad dirty blocks are kept, clean ones evicted.
+        let read = self.store.read_block(space, pinned).await;
+        let payload = read.map_err(|_| EvictionReason::Damaged)?;
+        let version = owner.carry(live, &entry, mask);
+        let appended = self.store.append_whole(version, Class::Background, &payload);
+        match owner.carried(live, entry.dirty, appended) {
+            true => Ok(()),
+            false => Err(EvictionReason::NoRoom),
+        }
+    }
+}
+
+/// Ends what reclaim asked a volume's writeback for, also by a panic.
+struct Ending(Arc<Volume>, Rc<(Cell<bool>, Notify)>);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        let Ending(volume, ended) = self;
+        volume.set_overdue(false);
+        ended.0.set(true);
+        ended.1.notify_all();
+    }
+}

@@ -1,0 +1,106 @@
+//! The live blocks of a segment.
+
+use std::collections::BTreeMap;
+
+use forebay_core::{OriginBlock, SegmentId, Slot, VolumeId};
+use forebay_device::IoBuf;
+use forebay_format::{Body, PAGE, record};
+use forebay_store::VolumeSpace;
+
+use crate::engine::EngineLane;
+
+/// Blocks by which hints are ahead of look-ups.
+const LOOKED_UP_AHEAD: usize = 4;
+
+/// Bytes that are read together of a segment with records of a quarter of that at most.
+const SHORT_RECORDS: u64 = 64 << 10;
+
+/// A live block of a segment that is reclaimed.
+pub(crate) struct Live {
+    pub(crate) block: OriginBlock,
+    pub(crate) slot: Slot,
+    pub(super) dirty: bool,
+    /// The replacement policy has not given it up.
+    pub(super) kept: bool,
+}
+
+impl EngineLane {
+    /// The live blocks of a segment, by volume, from its record headers; where one cannot be
+    /// read, from the index.
+    pub(crate) async fn live_blocks(&self, segment: SegmentId) -> BTreeMap<VolumeId, Vec<Live>> {
+        let store = &self.cache.store;
+        let mut live: BTreeMap<VolumeId, Vec<Live>> = BTreeMap::new();
+        let mut count = 0;
+        let geometry = store.geometry();
+        let end = u64::from(store.segments.position(segment)) * geometry.granule();
+        let mut at = 0;
+        let mut image = IoBuf::zeroed(0);
+        let mut image_at = 0;
+        let mut short = false;
+        while at < end {
+            if at + PAGE as u64 > image_at + image.len() as u64 {
+                // Where records are short, the next headers are near.
+                let bytes = (if short { SHORT_RECORDS } else { PAGE as u64 }).min(end - at);
+                let buf = IoBuf::for_overwrite(bytes as usize);
+                let offset = geometry.segment_offset(segment) + at;
+                let Ok(read) = self.store.queue().read(offset, buf).await else { break };
+                (image, image_at) = (read, at);
+            }
+            let from = (at - image_at) as usize;
+            let Some(page) = image.get(from..from + PAGE) else { break };
+            let position = (at / geometry.granule()) as u32;
+            let Ok(header) = record::decode(page, geometry, &store.uuid()) else { break };
+            if header.segment != segment || header.position != position {
+                break;
+            }
+            if let Body::Data(entries) = &header.body {
+                // Of a volume that was deleted there is none.
+                let mut space: Option<(VolumeId, Option<VolumeSpace>)> = None;
+                for (number, entry) in entries.iter().enumerate() {
+                    let slot = header.cell(geometry, number);
+                    if let Some(next) = entries.get(number + LOOKED_UP_AHEAD)
+                        && let Some((id, Some(space))) = &space
+                        && *id == next.volume
+                    {
+                        store.expect(space, next.block);
+                    }
+                    if entry.void {
+                        continue;
+                    }
+                    if space.is_none_or(|(id, _)| id != entry.volume) {
+                        space = Some((entry.volume, store.space_of(entry.volume)));
+                    }
+                    let Some((_, Some(space))) = space else { continue };
+                    if let Some(found) = store.peek(&space, entry.block)
+                        && found.entry.slot == slot
+                    {
+                        count += 1;
+                        live.entry(entry.volume).or_default().push(Live {
+                            block: entry.block,
+                            slot,
+                            dirty: found.entry.dirty,
+                            kept: found.entry.rank > 0,
+                        });
+                    }
+                }
+            }
+            let bytes = PAGE as u64 + u64::from(header.payload_bytes);
+            short = bytes <= SHORT_RECORDS / 4;
+            at = (at + bytes).next_multiple_of(PAGE as u64);
+        }
+        if count >= store.segments.live(segment) as usize {
+            return live;
+        }
+        live.clear();
+        let spaces = store.spaces();
+        store.index.scan(|address, entry| {
+            if store.segment_of(entry.slot) == segment
+                && let Some((space, block)) = spaces.find(address)
+            {
+                let (slot, dirty, kept) = (entry.slot, entry.dirty, entry.rank > 0);
+                live.entry(space.id).or_default().push(Live { block, slot, dirty, kept });
+            }
+        });
+        live
+    }
+}

@@ -1,0 +1,120 @@
+//! Whose blocks reclaim moves.
+
+use std::rc::Rc;
+
+use forebay_core::why::EvictionReason;
+use forebay_core::{SectorMask, VolumeId};
+use forebay_policy::{Past, Rank};
+use forebay_store::planted::{self, PlantedBug};
+use forebay_store::{Appended, Condition, Entry, Version, VolumeSpace};
+
+use super::live::Live;
+use crate::engine::EngineLane;
+use crate::lane::LaneVolume;
+use crate::replacement::{How, Replacement};
+use crate::stats::bump;
+
+/// Whose blocks are moved: a volume of the cache, attached or not.
+pub(super) struct Owner<'a> {
+    engine: &'a EngineLane,
+    replacement: &'a Replacement,
+    pub(super) space: VolumeSpace,
+    pub(super) view: Option<Rc<LaneVolume>>,
+    /// Its dirty blocks stay dirty for now.
+    pub(super) bound: bool,
+    /// Its dirty blocks have their turn in ordered writeback.
+    pub(super) in_order: bool,
+}
+
+impl<'a> Owner<'a> {
+    /// `None`: the volume has been deleted.
+    pub(super) fn of(
+        engine: &'a EngineLane,
+        replacement: &'a Replacement,
+        id: VolumeId,
+    ) -> Option<Self> {
+        let store = &engine.cache.store;
+        let space = store.space_of(id)?;
+        let view = engine.lane_volume(id);
+        let (bound, in_order) = match &view {
+            Some(view) => (!view.volume.can_be_emptied(), view.volume.is_ordered()),
+            None => (true, store.has_order(id)),
+        };
+        Some(Owner { engine, replacement, space, view, bound, in_order })
+    }
+
+    /// Whether a block leaves the cache no other way than by being carried on.
+    pub(super) fn must_carry(&self, live: &Live) -> bool {
+        live.dirty && self.bound && !self.in_order
+    }
+
+    fn lane(&self) -> usize {
+        usize::from(self.engine.lane.id().0)
+    }
+
+    /// The version that a block is carried on as: the same, somewhere else. Of a volume that is not
+    /// attached only dirt keeps it.
+    pub(super) fn carry(
+        &self,
+        live: &Live,
+        entry: &Entry,
+        mask: Option<SectorMask>,
+    ) -> Version<'_> {
+        let rank = match self.view {
+            Some(_) => Rank::from_bits(entry.rank).carried_on(),
+            None => Rank::GIVEN_UP,
+        };
+        Version {
+            space: &self.space,
+            block: live.block,
+            dirty: entry.dirty,
+            mask,
+            rank: rank.bits(),
+            condition: Condition::Slot(entry.slot),
+        }
+    }
+
+    /// Takes a block out of the cache, unless it is dirty or has been replaced.
+    pub(super) fn evict(&self, live: &Live, reason: EvictionReason) {
+        let gone = self.engine.cache.store.forget(&self.space, live.block, |entry| {
+            entry.slot == live.slot && (!entry.dirty || planted::has(PlantedBug::EvictsDirty))
+        });
+        let Some(entry) = gone else { return };
+        if let Some(view) = &self.view {
+            view.gone(&entry);
+            view.evicted(live.block, reason);
+            return;
+        }
+        if let How::Lists(keeper) = &self.replacement.how {
+            keeper.gone(self.lane(), entry.slot);
+        }
+        self.engine.cache.memory().ghost.note(self.space.address(live.block).0, Past::Evicted);
+    }
+
+    /// Counts a block that was carried on. `false`: it stays where it was.
+    pub(super) fn carried(&self, live: &Live, dirty: bool, appended: Appended) -> bool {
+        let old = match appended {
+            Appended::Done { old } => old,
+            // It was replaced meanwhile.
+            Appended::Refused => return true,
+            Appended::NoSpace => return false,
+        };
+        let Some(volume) = &self.view else {
+            if let How::Lists(keeper) = &self.replacement.how
+                && let Some(found) = self.engine.cache.store.peek(&self.space, live.block)
+            {
+                keeper.moved(self.lane(), found.entry.slot, live.slot);
+            }
+            return true;
+        };
+        volume.carried_on(live.block, live.slot);
+        volume.volume.appended(&self.engine.lane, live.block, old.as_ref(), dirty);
+        let counters = &volume.stats().counters;
+        bump(&counters.cache_written_bytes, volume.volume.block.bytes());
+        bump(&counters.carried_blocks, 1);
+        if !live.kept {
+            bump(&counters.carried_dirty_blocks, 1);
+        }
+        true
+    }
+}

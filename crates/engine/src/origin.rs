@@ -1,0 +1,183 @@
+//! A lane's way to a volume's origin, and for how long operations on it have been under way.
+//!
+//! An origin that does not answer must hold up its own volume only. Who might wait for it on
+//! behalf of others asks [`Volume::is_bound`](crate::Volume) first.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use forebay_core::{Clock, Nanos};
+use forebay_device::{DeviceDone, DeviceError, DeviceOp, IoBuf, IoData, Queue};
+use forebay_lane::LaneId;
+
+/// An operation that takes longer is shown to the operator.
+const SHOWN_AFTER: Duration = Duration::from_secs(5);
+
+/// After so long a write or a sync counts as one that may never end. A disk that empties its cache
+/// or spins up takes less.
+const HUNG_AFTER: Duration = Duration::from_secs(10);
+
+/// When the oldest operation of one lane began, in nanoseconds; 0: none is under way.
+#[repr(align(64))]
+#[derive(Default)]
+struct Oldest {
+    any: AtomicU64,
+    /// Of those that change the origin or make changes durable.
+    change: AtomicU64,
+}
+
+/// Operations on one origin, of all lanes.
+pub(crate) struct Waits {
+    clock: Arc<dyn Clock>,
+    lanes: Box<[Oldest]>,
+}
+
+impl Waits {
+    pub(crate) fn new(clock: Arc<dyn Clock>, lanes: usize) -> Self {
+        Waits { clock, lanes: (0..lanes.max(1)).map(|_| Oldest::default()).collect() }
+    }
+
+    fn of(&self, lane: LaneId) -> &Oldest {
+        &self.lanes[usize::from(lane.0) % self.lanes.len()]
+    }
+
+    /// For how long the oldest of some operations has been under way.
+    fn longest(&self, of: impl Fn(&Oldest) -> &AtomicU64) -> Duration {
+        let begun = self.lanes.iter().map(|lane| of(lane).load(Ordering::Relaxed));
+        match begun.filter(|begun| *begun > 0).min() {
+            Some(begun) => self.clock.now().since(Nanos(begun)),
+            None => Duration::ZERO,
+        }
+    }
+
+    /// For how long the origin has not answered, if that is too long.
+    pub(crate) fn too_long(&self) -> Option<Duration> {
+        Some(self.longest(|oldest| &oldest.any)).filter(|waits| *waits >= SHOWN_AFTER)
+    }
+
+    /// Whether a write or a sync may never end.
+    pub(crate) fn is_hung(&self) -> bool {
+        self.longest(|oldest| &oldest.change) >= HUNG_AFTER
+    }
+}
+
+/// Operations of one kind on one lane, in the order in which they began.
+#[derive(Default)]
+struct Order {
+    /// The number of the first one.
+    first: u64,
+    /// When each began; `None`: it has ended.
+    begun: VecDeque<Option<Nanos>>,
+}
+
+impl Order {
+    fn begin(&mut self, now: Nanos, oldest: &AtomicU64) -> u64 {
+        if self.begun.is_empty() {
+            oldest.store(now.0.max(1), Ordering::Relaxed);
+        }
+        self.begun.push_back(Some(now));
+        self.first + self.begun.len() as u64 - 1
+    }
+
+    fn end(&mut self, number: u64, oldest: &AtomicU64) {
+        if let Some(begun) = self.begun.get_mut((number - self.first) as usize) {
+            *begun = None;
+        }
+        while let Some(None) = self.begun.front() {
+            self.begun.pop_front();
+            self.first += 1;
+        }
+        let next = self.begun.front().copied().flatten().map_or(0, |begun| begun.0.max(1));
+        oldest.store(next, Ordering::Relaxed);
+    }
+}
+
+/// See the module.
+pub(crate) struct Origin {
+    queue: Queue,
+    waits: Arc<Waits>,
+    lane: LaneId,
+    any: RefCell<Order>,
+    change: RefCell<Order>,
+}
+
+/// An operation that is under way until this is dropped.
+struct UnderWay<'a> {
+    origin: &'a Origin,
+    any: u64,
+    change: Option<u64>,
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        let oldest = self.origin.waits.of(self.origin.lane);
+        self.origin.any.borrow_mut().end(self.any, &oldest.any);
+        if let Some(change) = self.change {
+            self.origin.change.borrow_mut().end(change, &oldest.change);
+        }
+    }
+}
+
+impl Origin {
+    pub(crate) fn new(queue: Queue, waits: Arc<Waits>, lane: LaneId) -> Self {
+        Origin { queue, waits, lane, any: RefCell::default(), change: RefCell::default() }
+    }
+
+    fn begin(&self, changes: bool) -> UnderWay<'_> {
+        let (now, oldest) = (self.waits.clock.now(), self.waits.of(self.lane));
+        let any = self.any.borrow_mut().begin(now, &oldest.any);
+        let change = changes.then(|| self.change.borrow_mut().begin(now, &oldest.change));
+        UnderWay { origin: self, any, change }
+    }
+
+    /// See [`Queue::run`].
+    pub(crate) async fn run(&self, op: DeviceOp) -> DeviceDone {
+        let _under_way = self.begin(!matches!(op, DeviceOp::Read { .. }));
+        self.queue.run(op).await
+    }
+
+    /// See [`Queue::read`].
+    pub(crate) async fn read(&self, offset: u64, buf: IoBuf) -> Result<IoBuf, DeviceError> {
+        let done = self.run(DeviceOp::Read { offset, buf }).await;
+        done.result.map(|()| done.buf.unwrap_or_else(|| IoBuf::zeroed(0)))
+    }
+
+    /// See [`Queue::write`].
+    pub(crate) async fn write(&self, offset: u64, buf: IoBuf) -> Result<IoBuf, DeviceError> {
+        let done = self.run(DeviceOp::Write { offset, data: IoData::Owned(buf) }).await;
+        done.result.map(|()| done.buf.unwrap_or_else(|| IoBuf::zeroed(0)))
+    }
+
+    /// See [`Queue::sync`].
+    pub(crate) async fn sync(&self) -> Result<(), DeviceError> {
+        self.run(DeviceOp::Sync).await.result
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_oldest_is_known_whatever_ends_first() {
+        let (mut order, oldest) = (Order::default(), AtomicU64::new(0));
+        let known = |oldest: &AtomicU64| oldest.load(Ordering::Relaxed);
+        let one = order.begin(Nanos(5), &oldest);
+        let two = order.begin(Nanos(7), &oldest);
+        let three = order.begin(Nanos(9), &oldest);
+        assert_eq!(known(&oldest), 5);
+        order.end(two, &oldest);
+        assert_eq!(known(&oldest), 5);
+        order.end(one, &oldest);
+        assert_eq!(known(&oldest), 9);
+        order.end(three, &oldest);
+        assert_eq!(known(&oldest), 0);
+        let four = order.begin(Nanos(0), &oldest);
+        assert_eq!(known(&oldest), 1, "0 would mean that there is none");
+        order.end(four, &oldest);
+        assert_eq!(known(&oldest), 0);
+    }
+}

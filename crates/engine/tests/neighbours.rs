@@ -1,0 +1,462 @@
+//! Volumes that share a cache: one that is stopped, or whose origin hangs or fails, holds up nobody
+//! else.
+
+mod world;
+
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use forebay_core::{BlockSize, Mode, Op, OriginBlock};
+use forebay_device::{Device, IoBuf, RamDevice};
+use forebay_engine::{CompletionSink, Target};
+use forebay_engine::{EngineLane, LaneVolume, Request, VolumeSettings, VolumeState};
+use forebay_format::Uuid;
+use forebay_store::FormatOptions;
+use world::hang::{Faults, hanging};
+use world::{World, ram, raw, settings};
+
+const MIB: u64 = 1 << 20;
+
+/// What a test waits for at most, on the clock of the test.
+const LONG: Duration = Duration::from_secs(60);
+
+fn open_small(world: &World, bytes: u64) -> Rc<EngineLane> {
+    let device: Arc<dyn Device> = RamDevice::new("ram:small", bytes).expect("memory");
+    let queue = world.context.open(&device).expect("a queue");
+    let options = FormatOptions {
+        block: BlockSize::DEFAULT,
+        segment_bytes: Some(256 << 10),
+        uuid: Uuid::from_u128(7),
+    };
+    let inner = device.clone();
+    world
+        .block_on(async move { forebay_store::format(&inner, &queue, &options).await })
+        .expect("formatted");
+    world.open(&device).0
+}
+
+/// Two volumes on a cache of so many MiB: `a` before an origin that can be told to hang, and `b`.
+struct Two {
+    world: World,
+    engine: Rc<EngineLane>,
+    a: Rc<LaneVolume>,
+    b: Rc<LaneVolume>,
+    origin_of_a: Arc<dyn Device>,
+    faults: Arc<Faults>,
+}
+
+fn two(mib: u64, of_a: VolumeSettings, of_b: VolumeSettings) -> Two {
+    let world = World::new();
+    let engine = open_small(&world, mib * MIB);
+    let (origin_of_a, faults) = hanging(ram(mib * 2));
+    let a = world.create_as(&engine, "a", &origin_of_a, of_a, 0);
+    let b = world.create_as(&engine, "b", &ram(mib * 2), of_b, 0);
+    Two { world, engine, a, b, origin_of_a, faults }
+}
+
+fn kept_dirty() -> VolumeSettings {
+    let mut settings = settings(Mode::Writeback);
+    settings.writeback.running = false;
+    settings
+}
+
+fn stop(two: &Two, name: &'static str) -> Result<(), forebay_engine::EngineError> {
+    let engine = two.engine.clone();
+    two.world.block_on(async move { engine.stop_volume(name, true).await })
+}
+
+/// What is written to a block: not zeroes, and different for each number.
+fn pattern(number: u64) -> [u8; 4096] {
+    let mut data = [number as u8 | 1; 4096];
+    data[..8].copy_from_slice(&(number + 1).to_le_bytes());
+    data
+}
+
+/// Blocks of a volume that are in the cache.
+fn cached(engine: &EngineLane, volume: &LaneVolume) -> u64 {
+    let space = engine.cache.store.space_of(volume.volume().id).expect("it is there");
+    let mut count = 0;
+    engine.cache.store.index.scan(|address, _| count += u64::from(space.block(address).is_some()));
+    count
+}
+
+/// Writes and reads blocks at random within `blocks`; returns the share of reads that hit, of the
+/// second half.
+fn storm(world: &World, volume: &Rc<LaneVolume>, blocks: u64, requests: u64, seed: u64) -> f64 {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let mut before = volume.volume().stats.totals();
+    for request in 0..requests {
+        if request == requests / 2 {
+            before = volume.volume().stats.totals();
+        }
+        let block = random.u64(..blocks);
+        if random.bool() {
+            world.write(volume, block * 4096, &pattern(block));
+        } else {
+            world.read(volume, block * 4096, 4096);
+        }
+        if request % 64 == 0 {
+            world.advance(Duration::from_millis(5));
+        }
+    }
+    let after = volume.volume().stats.totals();
+    let hits = after.read_hits - before.read_hits;
+    let misses = after.read_misses - before.read_misses;
+    hits as f64 / (hits + misses) as f64
+}
+
+#[test]
+fn a_stopped_volume_leaves_the_rest_of_the_cache_to_others() {
+    const CACHE: u64 = 16;
+    let two = two(CACHE, kept_dirty(), settings(Mode::Writeback));
+    let blocks = CACHE * MIB / 4096;
+    let mut random = fastrand::Rng::with_seed(1);
+    // Both at once, so that they share segments.
+    for _ in 0..blocks / 3 {
+        let (block, other) = (random.u64(..blocks / 2), random.u64(..blocks));
+        two.world.write(&two.a, block * 4096, &pattern(block));
+        two.world.write(&two.b, other * 4096, &pattern(other));
+        if random.u8(..) == 0 {
+            two.world.advance(Duration::from_millis(20));
+        }
+    }
+    let dirty = two.a.volume().dirty_blocks();
+    assert!(dirty > blocks / 5, "{dirty} of {blocks} blocks are dirty");
+    let raw_before = raw(&two.world, &two.origin_of_a, 0, (blocks / 2 * 4096) as usize);
+    stop(&two, "a").expect("stopped");
+    let hits = storm(&two.world, &two.b, blocks, blocks * 16, 2);
+
+    // The same on a cache that is smaller by what is dirty.
+    let alone = World::new();
+    let engine = open_small(&alone, CACHE * MIB - dirty * 4096);
+    let only = alone.create_as(&engine, "b", &ram(CACHE * 2), settings(Mode::Writeback), 0);
+    let expected_hits = storm(&alone, &only, blocks, blocks * 16, 2);
+
+    let (cached_b, cached_alone) = (cached(&two.engine, &two.b), cached(&engine, &only));
+    println!(
+        "{dirty} of {blocks} blocks belong to the stopped volume: {cached_b} cached, {hits:.3} hits; \
+         alone in the rest: {cached_alone} cached, {expected_hits:.3} hits"
+    );
+    assert!(cached_b as f64 > 0.95 * cached_alone as f64, "{cached_b} and {cached_alone}");
+    assert!(hits > 0.95 * expected_hits, "{hits} and {expected_hits}");
+
+    // Nothing of the stopped volume has reached its origin, and nothing is lost.
+    let size = (blocks / 2 * 4096) as usize;
+    assert!(raw(&two.world, &two.origin_of_a, 0, size) == raw_before);
+    let (inner, origin) = (two.engine.clone(), two.origin_of_a.clone());
+    two.world.block_on(async move { inner.attach("a", origin, false).await }).expect("attached");
+    let a = two.engine.target("a").expect("a target");
+    assert_eq!(a.volume().dirty_blocks(), dirty);
+    let mut found = 0;
+    for block in 0..blocks / 2 {
+        let data = two.world.read(&a, block * 4096, 4096);
+        if data == pattern(block) {
+            found += 1;
+        } else {
+            assert_eq!(data, [0; 4096], "block {block}");
+        }
+    }
+    assert_eq!(found, dirty);
+}
+
+#[test]
+fn what_is_left_of_a_deleted_volume_is_nobodys_trouble() {
+    let two = two(16, kept_dirty(), settings(Mode::Writeback));
+    for block in 0..1500 {
+        two.world.write(&two.a, block * 4096, &pattern(block));
+        two.world.write(&two.b, block * 4096, &pattern(block));
+    }
+    stop(&two, "a").expect("stopped");
+    let engine = two.engine.clone();
+    two.world.block_on(async move { engine.delete_stopped("a", true).await }).expect("deleted");
+    storm(&two.world, &two.b, 4096, 30_000, 3);
+    let count = cached(&two.engine, &two.b);
+    assert!(count > 2000, "{count}");
+}
+
+/// Writes to a volume, without waiting for longer than is long; whether it was answered.
+fn write_soon(two: &Two, volume: &Rc<LaneVolume>, block: u64) -> bool {
+    let tag = two.world.submit(volume, Op::Write, block * 4096, 4096, Some(&pattern(block)));
+    answered(two, tag)
+}
+
+fn answered(two: &Two, tag: u64) -> bool {
+    let end = two.world.lane.now() + LONG;
+    two.world.run(|| match two.world.done(tag) {
+        Some(completion) => {
+            completion.result.expect("it succeeds");
+            Some(true)
+        }
+        None => (two.world.lane.now() > end).then_some(false),
+    })
+}
+
+#[test]
+fn a_hung_origin_holds_up_no_commit_of_others() {
+    let two = two(16, settings(Mode::Writethrough), settings(Mode::Writeback));
+    two.faults.syncs_hang.store(true, Ordering::SeqCst);
+    two.world.write(&two.a, 0, &pattern(0));
+    // Something that only the origin has, so that upkeep wants it synced.
+    two.world.op(&two.a, Op::WriteZeroes, MIB, MIB);
+    two.world.advance(Duration::from_secs(3));
+    two.world.write(&two.b, 0, &pattern(1));
+    two.world.advance(Duration::from_millis(1100));
+    assert!(two.engine.cache.store.all_durable(), "a write of b was not committed within 1.1 s");
+}
+
+#[test]
+fn checkpoints_go_on_while_an_origin_hangs() {
+    let two = two(16, settings(Mode::Writethrough), settings(Mode::Writeback));
+    two.faults.syncs_hang.store(true, Ordering::SeqCst);
+    two.world.op(&two.a, Op::WriteZeroes, MIB, MIB);
+    two.world.advance(Duration::from_secs(3));
+    let store = &two.engine.cache.store;
+    let mut block = 0;
+    while store.appended_since_checkpoint() < store.checkpoint_due() {
+        two.world.write(&two.b, block % 512 * 4096, &pattern(block));
+        block += 1;
+    }
+    two.world.advance(Duration::from_secs(3));
+    assert!(store.appended_since_checkpoint() < store.checkpoint_due());
+}
+
+#[test]
+fn a_lower_commit_interval_acts_at_once() {
+    let long =
+        VolumeSettings { commit_interval: Duration::from_secs(3600), ..settings(Mode::Writeback) };
+    let two = two(16, long.clone(), long);
+    two.world.advance(Duration::from_secs(5));
+    two.world.write(&two.a, 0, &pattern(0));
+    two.world.advance(Duration::from_secs(5));
+    assert!(!two.engine.cache.store.all_durable());
+    let short =
+        VolumeSettings { commit_interval: Duration::from_millis(200), ..settings(Mode::Writeback) };
+    let engine = two.engine.clone();
+    two.world.block_on(async move { engine.set("a", short).await }).expect("set");
+    two.world.advance(Duration::from_millis(250));
+    assert!(two.engine.cache.store.all_durable(), "the old interval is still in force");
+}
+
+#[test]
+fn a_hung_origin_leaves_the_rest_of_the_cache_to_others() {
+    let two = two(16, settings(Mode::Writeback), settings(Mode::Writeback));
+    two.faults.hang(true);
+    for block in 0..1300 {
+        two.world.write(&two.a, block * 4096, &pattern(block));
+    }
+    // Several times as much as the cache holds.
+    for block in 0..8000 {
+        assert!(write_soon(&two, &two.b, block), "b stops after {block} blocks");
+    }
+    assert_eq!(two.a.volume().dirty_blocks(), 1300);
+    two.world.advance(Duration::from_secs(6));
+    let shown = two.a.volume().origin_waits();
+    assert!(shown.is_some_and(|waits| waits > Duration::from_secs(5)), "{shown:?}");
+    two.faults.hang(false);
+    let engine = two.engine.clone();
+    two.world.block_on(async move { engine.drain("a", |_| ()).await }).expect("drained");
+    for block in 0..1300 {
+        assert!(raw(&two.world, &two.origin_of_a, block * 4096, 4096) == pattern(block));
+    }
+    assert_eq!(two.a.volume().origin_waits(), None);
+}
+
+#[test]
+fn writers_before_an_origin_that_does_not_answer_leave_room_to_others() {
+    for fails in [false, true] {
+        let two = two(16, settings(Mode::Writeback), settings(Mode::Writeback));
+        if fails {
+            two.faults.writes_fail.store(true, Ordering::SeqCst);
+        } else {
+            two.faults.hang(true);
+        }
+        let mut waits = None;
+        for block in 0..8000 {
+            let tag =
+                two.world.submit(&two.a, Op::Write, block * 4096, 4096, Some(&pattern(block)));
+            let end = two.world.lane.now() + LONG;
+            let ended = two.world.run(|| match two.world.done(tag) {
+                Some(_) => Some(true),
+                None => (two.world.lane.now() > end).then_some(false),
+            });
+            if !ended {
+                waits = Some(tag);
+                break;
+            }
+        }
+        let dirty = two.a.volume().dirty_blocks();
+        assert!(waits.is_some() && dirty < 3600, "{dirty} blocks are dirty");
+        for block in 0..6000 {
+            assert!(
+                write_soon(&two, &two.b, block),
+                "b stops after {block} blocks, fails: {fails}"
+            );
+        }
+        two.faults.writes_fail.store(false, Ordering::SeqCst);
+        two.faults.hang(false);
+        assert!(answered(&two, waits.expect("it waits")), "it goes on when the origin is back");
+    }
+}
+
+#[test]
+fn reads_that_wait_for_an_origin_keep_no_room_from_others() {
+    let two = two(16, kept_dirty(), settings(Mode::Writeback));
+    // Parts of blocks, one in each segment: reading the whole block needs the origin.
+    for number in 0..40 {
+        two.world.write(&two.a, number * 4096, &pattern(number)[..512]);
+        for other in 0..60 {
+            let block = number * 60 + other;
+            two.world.write(&two.b, block * 4096, &pattern(block));
+        }
+    }
+    two.faults.hang(true);
+    let tags: Vec<u64> = (0..40)
+        .map(|number| two.world.submit(&two.a, Op::Read, number * 4096, 4096, None))
+        .collect();
+    for block in 0..8000 {
+        assert!(write_soon(&two, &two.b, block), "b stops after {block} blocks");
+    }
+    two.faults.hang(false);
+    for (number, tag) in tags.into_iter().enumerate() {
+        let data = two.world.wait(tag).data.expect("data");
+        assert_eq!(data[..512], pattern(number as u64)[..512]);
+        assert!(data[512..].iter().all(|byte| *byte == 0));
+    }
+}
+
+#[test]
+fn another_volume_stops_and_starts_while_an_origin_hangs() {
+    let two = two(16, settings(Mode::Writeback), settings(Mode::Writeback));
+    two.faults.hang(true);
+    let tag = two.world.submit(&two.a, Op::Read, 0, 4096, None);
+    two.world.write(&two.b, 0, &pattern(1));
+    let before = two.world.lane.now();
+    stop(&two, "b").expect("stopped");
+    assert!(two.world.lane.now().since(before) < Duration::from_secs(1));
+    let _ = tag;
+}
+
+#[test]
+fn a_stop_and_a_drain_before_a_hung_origin_end() {
+    let two = two(16, settings(Mode::Writeback), settings(Mode::Writeback));
+    two.world.write(&two.a, 0, &pattern(1));
+    two.faults.hang(true);
+    let read = two.world.submit(&two.a, Op::Read, MIB, 4096, None);
+    let before = two.world.lane.now();
+    let engine = two.engine.clone();
+    let drained = two.world.block_on(async move { engine.drain("a", |_| ()).await });
+    let error = drained.expect_err("nothing can be drained");
+    assert!(error.to_string().contains("answered"), "{error}");
+    assert!(two.world.lane.now().since(before) < LONG);
+    assert_eq!(two.a.volume().state(), VolumeState::Running);
+    let error = stop(&two, "a").expect_err("it says that the origin does not answer");
+    assert!(error.to_string().contains("answered"), "{error}");
+    assert!(two.world.lane.now().since(before) < LONG);
+    assert!(two.engine.cache.volume("a").is_none(), "it is stopped all the same");
+    // What was acknowledged is there the next time.
+    two.faults.hang(false);
+    two.world.wait(read);
+    let (inner, origin) = (two.engine.clone(), two.origin_of_a.clone());
+    two.world.block_on(async move { inner.attach("a", origin, false).await }).expect("attached");
+    let a = two.engine.target("a").expect("a target");
+    assert_eq!(two.world.read(&a, 0, 4096), pattern(1));
+}
+
+#[test]
+fn a_cache_closes_while_an_origin_hangs() {
+    let two = two(16, settings(Mode::Writeback), settings(Mode::Writeback));
+    two.world.write(&two.a, 0, &pattern(1));
+    two.world.write(&two.b, 0, &pattern(2));
+    two.faults.hang(true);
+    two.world.submit(&two.a, Op::Read, MIB, 4096, None);
+    let before = two.world.lane.now();
+    let engine = two.engine.clone();
+    let closed = two.world.block_on(async move { engine.close().await });
+    closed.expect_err("one of them could not be stopped in order");
+    assert!(two.world.lane.now().since(before) < LONG);
+    assert!(two.engine.cache.store.all_durable());
+}
+
+#[test]
+fn a_volume_is_deleted_with_its_dirty_data_while_its_origin_hangs() {
+    let two = two(16, settings(Mode::Writeback), settings(Mode::Writeback));
+    for block in 0..500 {
+        two.world.write(&two.a, block * 4096, &pattern(block));
+    }
+    two.faults.hang(true);
+    two.world.advance(Duration::from_secs(30));
+    let before = two.world.lane.now();
+    let engine = two.engine.clone();
+    let deleted = two.world.block_on(async move { engine.delete("a", true, |_| ()).await });
+    deleted.expect("deleted");
+    assert!(two.world.lane.now().since(before) < LONG);
+    assert_eq!(two.engine.cache.store.volumes().len(), 1);
+    two.faults.hang(false);
+    two.world.advance(Duration::from_secs(5));
+    storm(&two.world, &two.b, 4096, 10_000, 5);
+}
+
+/// A write through the cache while nothing can be appended.
+#[test]
+fn a_write_through_a_full_log_is_on_the_origin_when_it_is_acknowledged() {
+    for fua in [false, true] {
+        let world = World::new();
+        let engine = open_small(&world, 8 * MIB);
+        let (origin, faults) = hanging(ram(32));
+        let a = world.create_as(&engine, "a", &origin, settings(Mode::Writeback), 0);
+        faults.hang(true);
+        // Until nothing more can be appended.
+        let mut number = 0;
+        loop {
+            let data = pattern(number);
+            let tag = world.submit(&a, Op::Write, number * 4096, 4096, Some(&data));
+            let end = world.lane.now() + LONG;
+            let full = world.run(|| match world.done(tag) {
+                Some(_) => Some(false),
+                None => (world.lane.now() > end).then_some(true),
+            });
+            if full {
+                break;
+            }
+            number += 1;
+        }
+        let inner = engine.clone();
+        world
+            .block_on(async move { inner.set("a", settings(Mode::Writethrough)).await })
+            .expect("set");
+        // Of the same block, so that one replaces the other in the log.
+        let (block, tags) = (8000, [1_000_000, 1_000_001]);
+        let sink: Rc<dyn CompletionSink> = world.sink.clone();
+        for tag in tags {
+            let data = Some(IoBuf::copy_from(&pattern(tag)));
+            let (op, offset) = (Op::Write, block * 4096);
+            let (len, fast, no_hole) = (4096, false, false);
+            a.submit(Request { tag, op, offset, len, fua, fast, no_hole, data }, &sink);
+        }
+        world.advance(Duration::from_secs(1));
+        let space = engine.cache.store.space_of(a.volume().id).expect("it is there");
+        faults.hang(false);
+        world.run(|| engine.cache.store.peek(&space, OriginBlock(block)).map(drop));
+        faults.hang(true);
+        world.advance(Duration::from_secs(30));
+        let on_origin = || {
+            let found = raw(&world, &origin, block * 4096, 4096);
+            tags.iter().any(|tag| found == pattern(*tag))
+        };
+        let early = tags.map(|tag| world.done(tag));
+        faults.hang(false);
+        if early.iter().any(Option::is_some) {
+            assert!(on_origin(), "acknowledged, and the origin has neither");
+        }
+        let syncs = faults.syncs.load(Ordering::SeqCst);
+        for (tag, early) in tags.into_iter().zip(early) {
+            if early.is_none() {
+                world.wait(tag).result.expect("written");
+                assert!(!fua || faults.syncs.load(Ordering::SeqCst) > syncs);
+            }
+        }
+        assert!(on_origin());
+    }
+}
