@@ -22,7 +22,7 @@ pub struct SegmentId(pub u32);
 
 /// Number of one opening of a segment, unique in its cache; tells records of this life from older ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-pub struct Generation(pub u32);
+pub struct Generation(pub u64);
 
 /// Number of a record in the log of one cache. Numbers are dense: every closed record has one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]

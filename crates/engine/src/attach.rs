@@ -8,6 +8,7 @@ use forebay_device::Device;
 use forebay_format::VolumeRecord;
 use forebay_format::volume::Samples;
 use forebay_policy::Past;
+use forebay_store::Damage;
 use forebay_store::planted::{self, PlantedBug};
 
 use crate::background;
@@ -24,7 +25,8 @@ impl EngineLane {
     /// # Errors
     /// The origin is not the one that the volume had, or not as the volume left it. `force` goes on:
     /// it keeps dirty data, and drops clean data. Without dirty data an origin that was written
-    /// elsewhere needs no force. Nothing has been written in case of an error of these kinds. An
+    /// elsewhere needs no force. A volume that may have lost data starts with `force` only, which
+    /// acknowledges that for this volume. Nothing has been written in case of an error of these kinds. An
     /// origin that has grown is taken over if the store was opened with room for it.
     pub async fn attach(
         self: &Rc<Self>,
@@ -45,6 +47,9 @@ impl EngineLane {
             .find(|record| record.name == name)
             .ok_or_else(|| no_volume(name))?
             .clone();
+        if let Some(damage) = Damage::of(&record) {
+            at_risk(name, damage, force)?;
+        }
         let size = usable(&*origin);
         if size < record.origin_bytes {
             return Err(EngineError::new(
@@ -91,6 +96,8 @@ impl EngineLane {
         self.store
             .change_volumes(|volumes, _| {
                 for volume in volumes.iter_mut().filter(|volume| volume.name == name) {
+                    // It was acknowledged for this volume, if there was any.
+                    Damage::acknowledge(volume);
                     volume.fingerprint = None;
                     volume.started = true;
                     volume.origin_bytes = size;
@@ -201,6 +208,20 @@ impl EngineLane {
         self.lane.spawn(background::upkeep::origin_syncs(view));
         Ok(volume)
     }
+}
+
+/// Refuses a volume that may have lost data, unless that is accepted.
+fn at_risk(name: &str, damage: Damage, force: bool) -> Result<(), EngineError> {
+    if force {
+        tracing::warn!(volume = name, %damage, "the operator goes on without what is lost");
+        return Ok(());
+    }
+    Err(EngineError::new(
+        EngineErrorKind::DataAtRisk,
+        format!(
+            "the cache device is damaged: {damage}, and '{name}' may have had data in them; 'forebay start --force {name}' goes on with what is left, 'forebay delete --discard-dirty {name}' gives up what is not on the origin"
+        ),
+    ))
 }
 
 /// Whole sectors of a device.

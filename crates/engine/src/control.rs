@@ -461,6 +461,14 @@ impl EngineLane {
         let record =
             records.iter().find(|record| record.name == name).ok_or_else(|| no_volume(name))?;
         let dirty = self.cache.occupancy().get(&record.id).map_or(0, |own| own.dirty);
+        if let Some(damage) = self.cache.store.damage_of(record.id).filter(|_| !discard_dirty) {
+            return Err(EngineError::new(
+                EngineErrorKind::DataAtRisk,
+                format!(
+                    "the volume '{name}' may have lost data: {damage}; 'forebay start --force {name}' goes on with what is left, --discard-dirty gives up what is not on the origin"
+                ),
+            ));
+        }
         if dirty > 0 && !discard_dirty {
             return Err(EngineError::new(
                 EngineErrorKind::DataAtRisk,

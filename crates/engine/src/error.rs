@@ -44,7 +44,6 @@ impl From<StoreError> for EngineError {
         let kind = match &error {
             StoreError::Device(_) | StoreError::Failed(_) => EngineErrorKind::Failed,
             StoreError::Format { .. } => EngineErrorKind::Usage,
-            StoreError::Damaged { .. } => EngineErrorKind::DataAtRisk,
             StoreError::Refused(_) => EngineErrorKind::Refused,
         };
         EngineError::new(kind, error.to_string())

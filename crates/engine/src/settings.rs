@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use forebay_core::{Admission, BlockSize, Durability, Mode, QuietHours, ReplacementKind};
 use forebay_format::VolumeRecord;
+use forebay_format::volume::{CREATED_RECORD, DAMAGE_COUNT, DAMAGE_FIRST};
 use forebay_policy::writeback::WritebackSettings;
 
 /// Settings of one volume.
@@ -108,6 +109,9 @@ pub fn tag_name(tag: u16) -> Option<&'static str> {
         WRITEBACK_GAP => "writeback_gap",
         QUIET_HOURS => "quiet_hours",
         ORDERED => "ordered",
+        DAMAGE_FIRST => "damage_first",
+        DAMAGE_COUNT => "damage_count",
+        CREATED_RECORD => "created_record",
         _ => return None,
     })
 }

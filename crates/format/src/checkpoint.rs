@@ -12,12 +12,14 @@ use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::geometry::{Geometry, blocks_per_segment};
-use crate::{MAX_COUNT, MAX_GENERATION, PAGE, crc32c, crc32c_append};
+use crate::{MAX_COUNT, PAGE, crc32c, crc32c_append, generation};
 
 mod items;
+mod parity;
 mod reader;
 mod writer;
 
+pub use parity::{ParityPlace, add_to_parity, parity_bytes};
 pub use reader::{CheckpointReader, ChunkItems};
 pub use writer::{CheckpointWriteError, CheckpointWriter, FinishedCheckpoint, SealedChunk};
 
@@ -37,6 +39,7 @@ pub const MAX_CHECK_BITS: u8 = 28;
 pub const MAX_RANK: u8 = 16;
 
 const CHECKSUM_FROM: usize = 12;
+const BOUNDED: u8 = 1;
 
 /// The header page as it lies on the device.
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone, Copy)]
@@ -45,7 +48,8 @@ struct OnDiskHeader {
     magic: [u8; 8],
     checksum: U32,
     check_bits: u8,
-    reserved_a: [u8; 3],
+    flags: u8,
+    reserved_a: [u8; 2],
     cache: [u8; 16],
     number: U64,
     base: U64,
@@ -56,7 +60,8 @@ struct OnDiskHeader {
     chunk_bytes: U32,
     len: U64,
     next_generation: U32,
-    reserved_b: [u8; 4004],
+    next_generation_high: U32,
+    reserved_b: [u8; 4000],
 }
 
 /// The start of a chunk as it lies on the device.
@@ -72,6 +77,7 @@ const _: () = {
     assert!(size_of::<OnDiskHeader>() == PAGE);
     assert!(offset_of!(OnDiskHeader, checksum) == 8);
     assert!(offset_of!(OnDiskHeader, check_bits) == CHECKSUM_FROM);
+    assert!(offset_of!(OnDiskHeader, flags) == 13);
     assert!(offset_of!(OnDiskHeader, cache) == 16);
     assert!(offset_of!(OnDiskHeader, number) == 32);
     assert!(offset_of!(OnDiskHeader, base) == 40);
@@ -82,6 +88,7 @@ const _: () = {
     assert!(offset_of!(OnDiskHeader, chunk_bytes) == 76);
     assert!(offset_of!(OnDiskHeader, len) == 80);
     assert!(offset_of!(OnDiskHeader, next_generation) == 88);
+    assert!(offset_of!(OnDiskHeader, next_generation_high) == 92);
     assert!(size_of::<OnDiskChunk>() == 16);
     assert!(offset_of!(OnDiskChunk, len) == 4);
     assert!(offset_of!(OnDiskChunk, number) == 8);
@@ -150,6 +157,9 @@ pub struct CheckpointHeader {
     /// The next segment to be opened gets this generation. Kept apart from the segment table, so that
     /// a generation is not given out again when nothing of its first use reached the device.
     pub next_generation: Generation,
+    /// Every segment that was opened after the segment table was taken has `next_generation` or a
+    /// higher one. The first programs took it later.
+    pub bounded: bool,
 }
 
 /// What a segment is in use for.
@@ -242,11 +252,13 @@ fn chunk_checksum(chunk: &[u8], cache: &Uuid, index: u32) -> u32 {
 impl CheckpointHeader {
     /// The header page, and its checksum for the superblock.
     fn encode(&self, cache: &Uuid) -> ([u8; PAGE], u32) {
+        let (low, high) = generation::split(self.next_generation).unwrap_or_default();
         let raw = OnDiskHeader {
             magic: MAGIC,
             checksum: 0.into(),
             check_bits: self.check_bits,
-            reserved_a: [0; 3],
+            flags: if self.bounded { BOUNDED } else { 0 },
+            reserved_a: [0; 2],
             cache: *cache.as_bytes(),
             number: self.number.into(),
             base: self.base.0.into(),
@@ -256,8 +268,9 @@ impl CheckpointHeader {
             segment_count: self.segment_count.into(),
             chunk_bytes: (CHUNK_BYTES as u32).into(),
             len: self.len.into(),
-            next_generation: self.next_generation.0.into(),
-            reserved_b: [0; 4004],
+            next_generation: low.into(),
+            next_generation_high: high.into(),
+            reserved_b: [0; 4000],
         };
         let mut bytes = [0; PAGE];
         bytes.copy_from_slice(raw.as_bytes());
@@ -301,7 +314,9 @@ impl CheckpointHeader {
         check(raw.base.get() < MAX_COUNT, "base")?;
         check(raw.highest_sequence.get() < MAX_COUNT, "highest_sequence")?;
         check(raw.segment_count.get() == geometry.segment_count, "segment_count")?;
-        check(raw.next_generation.get() < MAX_GENERATION, "next_generation")?;
+        let next_generation =
+            generation::join(raw.next_generation.get(), raw.next_generation_high.get())
+                .ok_or(CheckpointError::Absurd("next_generation"))?;
         let blocks = u64::from(geometry.segment_count) * geometry.blocks_per_segment();
         check(raw.entry_count.get() <= blocks, "entry_count")?;
         check(raw.mask_count.get() <= raw.entry_count.get(), "mask_count")?;
@@ -318,7 +333,8 @@ impl CheckpointHeader {
             mask_count: raw.mask_count.get(),
             segment_count: raw.segment_count.get(),
             len,
-            next_generation: Generation(raw.next_generation.get()),
+            next_generation,
+            bounded: raw.flags & BOUNDED != 0,
         })
     }
 }

@@ -11,7 +11,7 @@ use forebay_core::units::format_size;
 use forebay_core::{BlockSize, SegmentId, Slot};
 
 use crate::PAGE;
-use crate::checkpoint::area_bytes;
+use crate::checkpoint::{area_bytes, parity_bytes};
 use crate::superblock::{COPY_A, COPY_B};
 
 /// Offset of the first volume-table area, in bytes.
@@ -153,6 +153,7 @@ impl Geometry {
     fn lay_out(device_bytes: u64, block: BlockSize, segment_bytes: u64, count: u64) -> Geometry {
         let checkpoints = VOLUME_AREAS_OFFSET + 2 * VOLUME_AREA_BYTES;
         let area = area_bytes(block, segment_bytes, count);
+        let area = area + parity_bytes(area);
         Geometry {
             device_bytes,
             block,

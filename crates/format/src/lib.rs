@@ -16,6 +16,7 @@
 
 pub mod checkpoint;
 pub mod checksum;
+mod generation;
 pub mod geometry;
 pub mod record;
 pub mod superblock;
@@ -42,9 +43,9 @@ pub const PAGE: usize = 4096;
 /// Block numbers on an origin are below this: 44 bits, 32 PiB of blocks of 2 KiB.
 pub const MAX_BLOCKS: u64 = 1 << 44;
 
-/// Segment generations are below this: 31 bits.
-pub const MAX_GENERATION: u32 = 1 << 31;
+/// From this generation on, headers and segment tables need [`superblock::WIDE_GENERATIONS`].
+pub const MAX_NARROW_GENERATION: u64 = 1 << generation::LOW_BITS;
 
 /// Everything that counts up for the life of a cache is below this: numbers of records and
-/// checkpoints, sequences, generations of superblocks. So the next one can always be computed.
+/// checkpoints, sequences, generations of segments and superblocks. So the next one can always be computed.
 pub const MAX_COUNT: u64 = 1 << 62;

@@ -8,7 +8,7 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::geometry::Geometry;
-use crate::{MAX_COUNT, MAX_GENERATION, PAGE, crc32c};
+use crate::{MAX_COUNT, PAGE, crc32c, generation};
 
 mod entry;
 mod mark;
@@ -25,6 +25,10 @@ const FIXED: usize = size_of::<OnDiskHead>();
 const CHECKSUM_FROM: usize = 8;
 const KIND_DATA: u8 = 1;
 const KIND_MARKS: u8 = 2;
+const KIND_OPENING: u8 = 3;
+/// The upper half of the generation is written with these bits flipped: the first programs wrote the
+/// length of the header there.
+const NARROW: u32 = HEADER_BYTES as u32;
 
 /// The fixed part of a record header as it lies on the device.
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone, Copy)]
@@ -39,7 +43,7 @@ struct OnDiskHead {
     kind: u8,
     reserved: u8,
     count: U16,
-    header_length: U32,
+    generation_high: U32,
     payload_length: U32,
     number: U64,
     durable_through: U64,
@@ -53,7 +57,7 @@ const _: () = {
     assert!(offset_of!(OnDiskHead, position) == 32);
     assert!(offset_of!(OnDiskHead, kind) == 36);
     assert!(offset_of!(OnDiskHead, count) == 38);
-    assert!(offset_of!(OnDiskHead, header_length) == 40);
+    assert!(offset_of!(OnDiskHead, generation_high) == 40);
     assert!(offset_of!(OnDiskHead, payload_length) == 44);
     assert!(offset_of!(OnDiskHead, number) == 48);
     assert!(offset_of!(OnDiskHead, durable_through) == 56);
@@ -132,6 +136,9 @@ pub enum Body {
     Data(Vec<DataEntry>),
     /// Changes of state of blocks in earlier records.
     Marks(Vec<Mark>),
+    /// Nothing: it comes before the first record of a segment's life and has that one's number, so
+    /// that two pages tell which life it is.
+    Opening,
 }
 
 /// A decoded record header.
@@ -200,9 +207,19 @@ pub fn encode_marks(into: &mut [u8], head: &Head, marks: &[Mark]) -> Result<(), 
     }
     let body = begin(into, head, KIND_MARKS, marks.len(), 0)?;
     for (mark, place) in marks.iter().zip(body.chunks_exact_mut(8)) {
-        let bytes = mark.encode().ok_or(EncodeError::Range("mark.generation"))?;
-        place.copy_from_slice(&bytes);
+        place.copy_from_slice(&mark.encode());
     }
+    seal(into);
+    Ok(())
+}
+
+/// Writes the opening of a segment into `into`, all [`HEADER_BYTES`] of it; `head` is that of the first
+/// record but for the position.
+///
+/// # Errors
+/// The buffer's size or a value is not possible.
+pub fn encode_opening(into: &mut [u8], head: &Head) -> Result<(), EncodeError> {
+    begin(into, head, KIND_OPENING, 0, 0)?;
     seal(into);
     Ok(())
 }
@@ -218,9 +235,7 @@ fn begin<'a>(
     if into.len() != HEADER_BYTES {
         return Err(EncodeError::Buffer);
     }
-    if head.generation.0 >= MAX_GENERATION {
-        return Err(EncodeError::Range("generation"));
-    }
+    let (low, high) = generation::split(head.generation).ok_or(EncodeError::Range("generation"))?;
     if head.number.0 >= MAX_COUNT {
         return Err(EncodeError::Range("number"));
     }
@@ -234,12 +249,12 @@ fn begin<'a>(
         checksum: 0.into(),
         cache: *head.cache.as_bytes(),
         segment: head.segment.0.into(),
-        generation: head.generation.0.into(),
+        generation: low.into(),
         position: head.position.into(),
         kind,
         reserved: 0,
         count: (count as u16).into(),
-        header_length: (HEADER_BYTES as u32).into(),
+        generation_high: (high ^ NARROW).into(),
         payload_length: payload.into(),
         number: head.number.0.into(),
         durable_through: head.durable_through.0.into(),
@@ -280,31 +295,32 @@ pub fn decode(
     }
     let check = |good: bool, field| if good { Ok(()) } else { Err(RecordError::Absurd(field)) };
     check(head.segment.get() < geometry.segment_count, "segment")?;
-    check(head.generation.get() < MAX_GENERATION, "generation")?;
-    check(head.header_length.get() as usize == HEADER_BYTES, "header_length")?;
+    let generation = generation::join(head.generation.get(), head.generation_high.get() ^ NARROW)
+        .ok_or(RecordError::Absurd("generation"))?;
     check(head.number.get() < MAX_COUNT, "number")?;
     // A record cannot be durable before it exists.
     check(head.durable_through.get() < head.number.get().max(1), "durable_through")?;
     let count = usize::from(head.count.get());
-    let (most, cell) = match head.kind {
-        KIND_DATA => (max_entries(geometry.block), geometry.block.bytes()),
-        KIND_MARKS => (MAX_MARKS, 0),
+    let (counts, cell) = match head.kind {
+        KIND_DATA => (1..=max_entries(geometry.block), geometry.block.bytes()),
+        KIND_MARKS => (1..=MAX_MARKS, 0),
+        KIND_OPENING => (0..=0, 0),
         _ => return Err(RecordError::Absurd("kind")),
     };
-    check((1..=most).contains(&count), "count")?;
+    check(counts.contains(&count), "count")?;
     let payload = u64::from(head.payload_length.get());
     check(payload == count as u64 * cell, "payload_length")?;
     let start = u64::from(head.position.get()) * geometry.granule();
     let end = start + HEADER_BYTES as u64 + payload;
     check(end <= geometry.segment_bytes, "position")?;
-    let body = if head.kind == KIND_DATA {
-        Body::Data(entry::decode_all(body, geometry.block, count)?)
-    } else {
-        Body::Marks(mark::decode_all(body, geometry, count)?)
+    let body = match head.kind {
+        KIND_DATA => Body::Data(entry::decode_all(body, geometry.block, count)?),
+        KIND_MARKS => Body::Marks(mark::decode_all(body, geometry, count)?),
+        _ => Body::Opening,
     };
     Ok(RecordHeader {
         segment: SegmentId(head.segment.get()),
-        generation: Generation(head.generation.get()),
+        generation,
         position: head.position.get(),
         number: RecordNumber(head.number.get()),
         durable_through: RecordNumber(head.durable_through.get()),

@@ -19,12 +19,19 @@ pub const VERSION: u32 = 1;
 pub const COPY_A: u64 = 0;
 /// Offset of copy B on the device, in bytes.
 pub const COPY_B: u64 = 64 << 10;
+/// Feature bit in `compat`: segments begin with openings, and checkpoints are followed by what mends
+/// them. Nothing relies on it: both can be missing.
+pub const PROTECTED: u64 = 2;
 /// Feature bit in `incompat`: the volume table has identities or samples of origins.
 pub const ORIGINS_KNOWN: u64 = 1;
 /// Feature bit in `incompat`: the origin of a volume gets its versions in the order of flushes.
 pub const ORDERED: u64 = 2;
+/// Feature bit in `incompat`: generations of segments may be beyond 31 bits.
+pub const WIDE_GENERATIONS: u64 = 4;
+/// Feature bit in `incompat`: a volume may have lost data, and that has not been acknowledged.
+pub const DAMAGED: u64 = 8;
 /// Feature bits without which a device must not be used.
-pub const KNOWN_INCOMPAT: u64 = ORIGINS_KNOWN | ORDERED;
+pub const KNOWN_INCOMPAT: u64 = ORIGINS_KNOWN | ORDERED | WIDE_GENERATIONS | DAMAGED;
 /// Feature bits without which a device must not be written to. None is defined yet.
 pub const KNOWN_RO_COMPAT: u64 = 0;
 

@@ -29,6 +29,14 @@ pub const ORDERED_SEQUENCE: u16 = 33;
 /// Tag of the setting that says that the origin has all versions in records up to its value.
 pub const ORDERED_RECORD: u16 = 34;
 
+/// Tag of the number of the first record that the volume may have lost. A volume that has it does not
+/// start before that is acknowledged.
+pub const DAMAGE_FIRST: u16 = 35;
+/// Tag of the number of records that the volume may have lost, from the first to the last.
+pub const DAMAGE_COUNT: u16 = 36;
+/// Tag of the last record that was closed when the volume was made.
+pub const CREATED_RECORD: u16 = 37;
+
 const STARTED: u8 = 1;
 const FINGERPRINT: u8 = 2;
 const IDENTITY: u8 = 4;

@@ -43,8 +43,30 @@ fn geometry(block: BlockSize) -> Geometry {
     Geometry::plan(1 << 30, block, 512, Some(8 << 20)).expect("a plan")
 }
 
+/// A cache as the first programs laid it out, with no room for parity behind the largest checkpoint.
+fn first_geometry() -> Geometry {
+    let area = 0x0080_1000;
+    let checkpoints = 384 << 10;
+    Geometry {
+        segment_count: 125,
+        segments_offset: 17 << 20,
+        checkpoint_areas: [checkpoints, checkpoints + area],
+        checkpoint_area_bytes: area,
+        ..geometry(BlockSize::DEFAULT)
+    }
+}
+
 fn small_geometry() -> Geometry {
-    Geometry::plan(8 << 20, BlockSize::DEFAULT, 512, None).expect("a plan")
+    let area = 64 << 10;
+    Geometry {
+        device_bytes: 8 << 20,
+        segment_bytes: 256 << 10,
+        segment_count: 30,
+        segments_offset: 512 << 10,
+        checkpoint_areas: [384 << 10, (384 << 10) + area],
+        checkpoint_area_bytes: area,
+        ..geometry(BlockSize::DEFAULT)
+    }
 }
 
 fn superblock() -> Superblock {
@@ -54,7 +76,7 @@ fn superblock() -> Superblock {
         compat: 1 << 63,
         incompat: 0,
         ro_compat: 2,
-        geometry: geometry(BlockSize::DEFAULT),
+        geometry: first_geometry(),
         volume_table: VolumeTableRef { area: 1, len: 357, crc: 0x0102_0304 },
         checkpoint: Some(CheckpointRef {
             area: 1,
@@ -221,8 +243,35 @@ fn marks_record() {
     let mut page = [0; HEADER_BYTES];
     record::encode_marks(&mut page, &head(), &marks).expect("possible");
     compare("record-marks.bin", &page);
+    assert!(marks[0].means(Generation(0x7fff_ffff)) && !marks[0].means(Generation(0x7fff_fffe)));
+    assert!(marks[1].means(Generation(2 + (5 << 31))));
     let read = record::decode(&page, &geometry, &cache()).expect("a record");
     assert_eq!(read.body, Body::Marks(marks));
+}
+
+#[test]
+fn records_of_wide_generations() {
+    let head = Head { generation: Generation(0x0123_4567_89ab_cdef), ..head() };
+    let mut page = [0; HEADER_BYTES];
+    record::encode_opening(&mut page, &head).expect("possible");
+    compare("record-opening-wide.bin", &page);
+    let read = record::decode(&page, &geometry(BlockSize::DEFAULT), &cache()).expect("a record");
+    assert_eq!((read.generation, read.body), (head.generation, Body::Opening));
+    assert_eq!((read.number, read.payload_bytes), (head.number, 0));
+}
+
+/// The first programs took the next generation some time after the segment table.
+#[test]
+fn checkpoint_of_the_first_programs() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/golden/checkpoint.bin");
+    let bytes = std::fs::read(path).expect("it is in the tree");
+    let crc = u32::from_le_bytes(bytes[8..12].try_into().expect("4 bytes"));
+    let reference = CheckpointRef { area: 1, len: 8192, header_crc: crc, number: 9 };
+    let mut reader = CheckpointReader::open(&bytes, &reference, &small_geometry(), cache())
+        .expect("a checkpoint");
+    assert_eq!(reader.header().next_generation, Generation(0x3333));
+    assert!(!reader.header().bounded);
+    assert_eq!(reader.feed(&bytes[4096..]).expect("a chunk").entries().len(), 4);
 }
 
 #[test]
@@ -231,7 +280,7 @@ fn checkpoint() {
     let usages = [SegmentUse::Closed, SegmentUse::Open, SegmentUse::NeverUsed];
     let segments: Vec<SegmentState> = (0..geometry.segment_count)
         .map(|index| SegmentState {
-            generation: Generation(3 - index.min(3)),
+            generation: Generation(u64::from(3 - index.min(3)) << (8 * index.min(3))),
             usage: usages[index.min(2) as usize],
             write_position: 64 >> (index.min(3) * 2),
         })
@@ -260,9 +309,10 @@ fn checkpoint() {
     assert_eq!(writer.push_entries(&entries), Ok(entries.len()));
     assert_eq!(writer.push_masks(&masks), Ok(masks.len()));
     let chunk = writer.take_chunk().expect("it fits").expect("a chunk").bytes.to_vec();
-    let finished =
-        writer.finish(RecordNumber(0x1111), 0x2222, Generation(0x3333)).expect("complete");
-    compare("checkpoint.bin", &[&finished.header[..], &chunk].concat());
+    let next = Generation(0x0333_3333_3333_3333);
+    let finished = writer.finish(RecordNumber(0x1111), 0x2222, next).expect("complete");
+    compare("checkpoint-parity.bin", &[&finished.header[..], &chunk, &finished.parity].concat());
+    assert_eq!(finished.parity, [&chunk[..], &finished.header].concat(), "of one chunk");
 
     let mut reader =
         CheckpointReader::open(&finished.header, &finished.reference, &geometry, cache())

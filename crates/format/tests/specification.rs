@@ -9,7 +9,7 @@ use forebay_format::geometry::{
 use forebay_format::record::{self, HEADER_BYTES, MAX_MARKS, entry_bytes};
 use forebay_format::superblock::{self, COPY_B, VERSION};
 use forebay_format::volume::{self, MAX_NAME, MAX_ORIGIN, MAX_SETTINGS, MAX_VOLUMES};
-use forebay_format::{MAX_BLOCKS, MAX_COUNT, MAX_GENERATION, max_entries};
+use forebay_format::{MAX_BLOCKS, MAX_COUNT, MAX_NARROW_GENERATION, max_entries};
 
 fn specification() -> String {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/format.md");
@@ -67,7 +67,7 @@ fn every_constant_is_in_the_specification() {
         format!("| chunk_bytes | {CHUNK_BYTES} |"),
         format!("0 to {MAX_CHECK_BITS} |"),
         format!("below 2^{} |", MAX_BLOCKS.ilog2()),
-        format!("below 2^{} |", MAX_GENERATION.ilog2()),
+        format!("openings from 2^{} on need", MAX_NARROW_GENERATION.ilog2()),
         format!(
             "{} with blocks of 4 KiB, {} with blocks of 1 MiB",
             smallest_device(4 << 10),

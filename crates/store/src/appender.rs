@@ -68,7 +68,7 @@ impl Cut {
 
     /// Blocks of payload that fit into a segment if every record is full.
     pub(crate) fn cells_per_segment(&self) -> u64 {
-        let (mut byte, mut cells) = (0, 0);
+        let (mut byte, mut cells) = (self.header_bytes, 0);
         while byte + self.header_bytes + self.block <= self.segment_bytes {
             let room = (self.segment_bytes - byte - self.header_bytes) / self.block;
             let taken = room.min(self.max_cells as u64);
@@ -257,7 +257,9 @@ impl Appender {
         };
         log.holders(id).add();
         segments.attach_buffer(id, buffer.clone());
-        Some(OpenSegment { id, generation, buffer, byte: 0, record: None })
+        // The opening comes first.
+        let byte = log.cut().header_bytes;
+        Some(OpenSegment { id, generation, buffer, byte, record: None })
     }
 
     fn leave_segment(&mut self, segments: &Segments, closed: &mut Closed) {

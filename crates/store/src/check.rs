@@ -13,18 +13,19 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use forebay_core::{OriginBlock, SegmentId, Slot, VolumeId};
-use forebay_device::{Device, DeviceError, IoBuf, Queue};
-use forebay_format::superblock::{COPY_A, COPY_B};
+use forebay_device::{Device, DeviceError, Queue};
 use forebay_format::{
-    Body, CheckpointHeader, CheckpointReader, DataEntry, IndexEntry, PAGE, RecordHeader,
-    Superblock, SuperblockError, record,
+    Body, CheckpointHeader, DataEntry, IndexEntry, PAGE, RecordHeader, Superblock, SuperblockError,
+    record,
 };
 use forebay_lane::{Lane, concurrently};
 
+use crate::checkpoint::source::CheckpointSource;
 use crate::error::StoreError;
 use crate::lane::StoreLane;
 use crate::options::StoreOptions;
-use crate::recover::{read_roots, refused};
+use crate::retry;
+use crate::roots::{read_roots, read_superblock, refused};
 use crate::store::{Store, VolumeSpace};
 use crate::table::Entry;
 
@@ -57,27 +58,20 @@ pub async fn read_checkpoint(
     superblock: &Superblock,
     mut visit: impl FnMut(&IndexEntry),
 ) -> Result<Option<CheckpointHeader>, StoreError> {
-    let Some(reference) = &superblock.checkpoint else { return Ok(None) };
-    let damaged = |error: forebay_format::CheckpointError| StoreError::Refused(error.to_string());
-    let geometry = &superblock.geometry;
-    let offset = geometry.checkpoint_areas[usize::from(reference.area)];
-    let page = queue.read(offset, IoBuf::zeroed(PAGE)).await?;
-    let mut reader =
-        CheckpointReader::open(&page, reference, geometry, superblock.cache).map_err(damaged)?;
-    while let Some((at, len)) = reader.place() {
-        let bytes = queue.read(offset + at, IoBuf::for_overwrite(len)).await?;
-        for entry in reader.feed(&bytes).map_err(damaged)?.entries() {
-            visit(&entry);
-        }
+    let Some(mut source) = CheckpointSource::open(queue, superblock).await? else {
+        return Ok(None);
+    };
+    while let Some(chunk) = source.read().await? {
+        source.items(&chunk)?.entries().for_each(|entry| visit(&entry));
     }
-    reader.finish().map(Some).map_err(damaged)
+    source.finish().map(Some)
 }
 
 /// Counts the dirty blocks of a volume as recovery would find them, whatever the last user was doing
 /// when it stopped; writes nothing. `open` opens a device on `lane`.
 ///
 /// # Errors
-/// The device is not a cache device, has lost records that had been durable, or fails.
+/// The device is not a cache device, or fails.
 pub async fn count_dirty(
     lane: &Rc<Lane>,
     device: &Arc<dyn Device>,
@@ -107,8 +101,13 @@ pub async fn check(
 ) -> Result<CheckReport, StoreError> {
     let mut report = CheckReport { quick: options.quick, ..CheckReport::default() };
     let queue = (options.open)(&device)?;
-    if !check_superblocks(&device, &queue, &mut report).await? {
-        return Ok(report);
+    match read_superblock(&device, &queue, &mut Vec::new()).await? {
+        Ok(_) => (),
+        Err(error @ SuperblockError::NotForebay) => return Err(refused(&device, error)),
+        Err(error) => {
+            report.problems.push(error.to_string());
+            return Ok(report);
+        }
     }
     let roots = match read_roots(&device, &queue).await {
         Ok(roots) => roots,
@@ -122,9 +121,9 @@ pub async fn check(
     report.volumes = roots.volumes.clone();
     match read_checkpoint(&queue, &roots.superblock, |_| ()).await {
         Ok(header) => report.checkpoint = header,
-        Err(StoreError::Device(error)) => report.problems.push(error.to_string()),
         Err(error) => report.problems.push(error.to_string()),
     }
+    report.tell_damaged();
     report.superblock = Some(roots.superblock);
     let Some(store) = recover(lane, &device, &options, &mut report).await? else {
         return Ok(report);
@@ -146,36 +145,6 @@ fn space(store: &Rc<StoreLane>, id: forebay_core::VolumeId) -> Option<VolumeSpac
     store.store().space_of(id)
 }
 
-/// Whether there is a superblock that counts.
-async fn check_superblocks(
-    device: &Arc<dyn Device>,
-    queue: &Queue,
-    report: &mut CheckReport,
-) -> Result<bool, StoreError> {
-    if device.size() < COPY_B + PAGE as u64 {
-        return Err(refused(device, "too small to be a cache device"));
-    }
-    let copy_a = queue.read(COPY_A, IoBuf::zeroed(PAGE)).await?;
-    let copy_b = queue.read(COPY_B, IoBuf::zeroed(PAGE)).await?;
-    let chosen = Superblock::choose(&copy_a, &copy_b);
-    for (name, bytes, at) in [("first", &copy_a, COPY_A), ("second", &copy_b, COPY_B)] {
-        if let Err(error) = Superblock::decode(bytes, at)
-            && chosen.is_ok()
-        {
-            // A crash while one copy is written leaves it torn: that is what the other is for.
-            report.notes.push(format!("the {name} copy of the superblock is not usable: {error}"));
-        }
-    }
-    match chosen {
-        Ok(_) => Ok(true),
-        Err(error @ SuperblockError::NotForebay) => Err(refused(device, error)),
-        Err(error) => {
-            report.problems.push(error.to_string());
-            Ok(false)
-        }
-    }
-}
-
 /// Recovers the device without writing to it. `None`: that is not possible, and why is reported.
 async fn recover(
     lane: &Rc<Lane>,
@@ -183,38 +152,33 @@ async fn recover(
     options: &CheckOptions<'_>,
     report: &mut CheckReport,
 ) -> Result<Option<Rc<StoreLane>>, StoreError> {
-    for accept_damage in [false, true] {
-        let swallowing: Arc<dyn Device> = Arc::new(Swallowing(device.clone()));
-        let queue = (options.open)(&swallowing)?;
-        let how = StoreOptions { accept_damage, ..StoreOptions::default() };
-        match Store::open(lane, swallowing, queue, how).await {
-            Ok((store, recovered)) => {
-                (report.blocks, report.dirty) = (recovered.blocks, recovered.dirty);
-                (report.replayed, report.torn) = (recovered.records, recovered.torn);
-                if recovered.torn > 0 {
-                    let torn = recovered.torn;
-                    report.notes.push(format!("{torn} records were torn by a crash before they were durable; they do not count"));
-                }
-                report.recovered = true;
-                return Ok(Some(store));
+    let swallowing: Arc<dyn Device> = Arc::new(Swallowing(device.clone()));
+    let queue = (options.open)(&swallowing)?;
+    match Store::open(lane, swallowing, queue, StoreOptions::default()).await {
+        Ok((store, recovered)) => {
+            (report.blocks, report.dirty) = (recovered.blocks, recovered.dirty);
+            (report.replayed, report.torn) = (recovered.records, recovered.torn);
+            report.notes.extend(recovered.notes);
+            if recovered.torn > 0 {
+                let torn = recovered.torn;
+                report.notes.push(format!("{torn} records were torn by a crash before they were durable; they do not count"));
             }
-            Err(StoreError::Damaged { first, lost, .. }) if !accept_damage => {
-                report.lost_records = lost;
-                report.problems.push(format!(
-                    "{lost} records that had been durable are lost, the first is number {first}"
-                ));
+            if let Some(damage) = recovered.damage {
+                report.lost_records = damage.count;
+                report.problems.push(damage.to_string());
             }
-            Err(StoreError::Device(error)) => return Err(error.into()),
-            Err(error) => {
-                let error = error.to_string();
-                if !report.problems.iter().any(|known| error.ends_with(known.as_str())) {
-                    report.problems.push(error);
-                }
-                return Ok(None);
+            report.recovered = true;
+            Ok(Some(store))
+        }
+        Err(StoreError::Device(error)) => Err(error.into()),
+        Err(error) => {
+            let error = error.to_string();
+            if !report.problems.iter().any(|known| error.ends_with(known.as_str())) {
+                report.problems.push(error);
             }
+            Ok(None)
         }
     }
-    Ok(None)
 }
 
 /// The walk through all segments.
@@ -256,8 +220,7 @@ impl Walk {
         let page = PAGE as u64;
         let (mut at, mut seen) = (0, HashSet::new());
         while at + page <= geometry.segment_bytes {
-            let bytes = match self.store.queue().read(start + at, IoBuf::for_overwrite(PAGE)).await
-            {
+            let bytes = match retry::read(self.store.queue(), start + at, PAGE).await {
                 Ok(bytes) => bytes,
                 Err(error) => {
                     self.report.borrow_mut().problems.push(error.to_string());
@@ -282,7 +245,7 @@ impl Walk {
     }
 
     async fn record(&self, header: &RecordHeader, seen: &mut HashSet<Slot>) {
-        self.report.borrow_mut().records += 1;
+        self.report.borrow_mut().records += u64::from(header.body != Body::Opening);
         let Body::Data(entries) = &header.body else { return };
         let store = self.store.store();
         let geometry = store.geometry();
@@ -302,8 +265,7 @@ impl Walk {
         }
         let block = geometry.block.as_usize();
         let offset = geometry.slot_offset(header.cell(geometry, 0));
-        let buf = IoBuf::for_overwrite(entries.len() * block);
-        let payload = match self.store.queue().read(offset, buf).await {
+        let payload = match retry::read(self.store.queue(), offset, entries.len() * block).await {
             Ok(payload) => payload,
             Err(error) => {
                 for (_, entry, dirty) in live {
@@ -392,8 +354,8 @@ impl Walk {
     async fn without_header(&self, space: &VolumeSpace, block: OriginBlock, entry: &Entry) {
         let store = self.store.store();
         let offset = store.geometry().slot_offset(entry.slot);
-        let buf = IoBuf::for_overwrite(store.block_size().as_usize());
-        let what = match self.store.queue().read(offset, buf).await {
+        let len = store.block_size().as_usize();
+        let what = match retry::read(self.store.queue(), offset, len).await {
             Err(error) => error.to_string(),
             Ok(payload) => {
                 let check = store.check(space, block, &payload);

@@ -12,10 +12,12 @@
 //! 4. make the copy durable, then the superblock that refers to it;
 //! 5. only now may segments with records up to the base be used again.
 
+pub(crate) mod source;
+
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 
-use forebay_format::checkpoint::{CheckpointWriter, PartialMask, SegmentUse};
+use forebay_format::checkpoint::{CheckpointWriter, ParityPlace, PartialMask, SegmentUse};
 use forebay_format::{CheckpointWriteError, IndexEntry, SegmentState as SegmentLine};
 
 use crate::error::StoreError;
@@ -66,9 +68,8 @@ impl StoreLane {
             CheckpointWriter::new(&store.geometry, store.uuid, area, number, bits as u8)
                 .map_err(fault)?;
         let offset = store.geometry.checkpoint_areas[usize::from(area)];
-        let lines: Vec<_> = store
-            .segments
-            .snapshot(base)
+        let (lives, next_generation) = store.segments.snapshot(base);
+        let lines: Vec<_> = lives
             .into_iter()
             .map(|life| SegmentLine {
                 generation: life.generation,
@@ -138,9 +139,11 @@ impl StoreLane {
         while self.write_chunk(&mut writer, offset).await? {}
         let late = planted::has(PlantedBug::CheckpointBaseLate);
         let claimed = if late { store.log.last_closed() } else { base };
-        let finished =
-            writer.finish(claimed, sequence, store.segments.next_generation()).map_err(fault)?;
-        self.write_checkpoint_page(offset, &finished.header).await?;
+        let finished = writer.finish(claimed, sequence, next_generation).map_err(fault)?;
+        self.write_checkpoint_part(offset, &finished.header).await?;
+        if let Some(place) = ParityPlace::of(&finished.reference, &store.geometry) {
+            self.write_checkpoint_part(offset + place.offset, &finished.parity).await?;
+        }
         // Barrier for invariant 8: the records that the copy refers to, before the copy counts.
         if !planted::has(PlantedBug::CheckpointBeforeRecords) {
             self.commit().await?;
@@ -157,6 +160,8 @@ impl StoreLane {
             superblock.compat &= !CLEAN_DISTRUSTED;
         })
         .await?;
+        // From here on the checkpoint before cannot be recovered from: no copy may refer to it.
+        self.settle_roots().await?;
         store.appended_at_checkpoint.store(appended, Ordering::Relaxed);
         store.log.forget_marks(marks);
         store.segments.checkpoint_durable(base);
@@ -181,8 +186,8 @@ impl StoreLane {
         Ok(true)
     }
 
-    async fn write_checkpoint_page(&self, offset: u64, page: &[u8]) -> Result<(), StoreError> {
-        self.queue().write(offset, page_buffer(page)).await.map_err(|error| {
+    async fn write_checkpoint_part(&self, offset: u64, part: &[u8]) -> Result<(), StoreError> {
+        self.queue().write(offset, page_buffer(part)).await.map_err(|error| {
             self.store().fail(&error);
             StoreError::from(error)
         })?;

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use forebay_core::{BlockSize, Generation, RecordNumber};
 use forebay_device::{Device, Queue};
-use forebay_format::superblock::{COPY_A, COPY_B};
+use forebay_format::checkpoint::ParityPlace;
+use forebay_format::superblock::{COPY_A, COPY_B, PROTECTED};
 use forebay_format::{CheckpointWriter, Geometry, SegmentState, Superblock, Uuid, volume};
 
 use crate::error::StoreError;
@@ -43,7 +44,9 @@ pub async fn format(
     queue.sync().await?;
     let table = volume::encode(&[], &options.uuid, options.block)
         .map_err(|error| impossible(error.to_string()))?;
-    queue.write(geometry.volume_areas[0], page_buffer(&table.bytes)).await?;
+    for area in geometry.volume_areas {
+        queue.write(area, page_buffer(&table.bytes)).await?;
+    }
     let failed = |error: forebay_format::CheckpointWriteError| impossible(error.to_string());
     let mut writer = CheckpointWriter::new(&geometry, options.uuid, 0, 1, 28).map_err(failed)?;
     let lines = vec![SegmentState::default(); geometry.segment_count as usize];
@@ -58,12 +61,15 @@ pub async fn format(
     }
     let finished = writer.finish(RecordNumber(0), 0, Generation(1)).map_err(failed)?;
     queue.write(offset, page_buffer(&finished.header)).await?;
+    if let Some(place) = ParityPlace::of(&finished.reference, &geometry) {
+        queue.write(offset + place.offset, page_buffer(&finished.parity)).await?;
+    }
     // Barrier for invariant 13: the superblock comes last.
     queue.sync().await?;
     let superblock = Superblock {
         cache: options.uuid,
         generation: 1,
-        compat: 0,
+        compat: PROTECTED,
         incompat: 0,
         ro_compat: 0,
         geometry,

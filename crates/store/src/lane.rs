@@ -257,6 +257,25 @@ impl StoreLane {
             number,
             durable_through: store.log.durable_through(),
         };
+        // The first record of a segment's life brings the opening with it.
+        let opens = start == cut.header_bytes;
+        let from = if opens { 0 } else { start };
+        if opens {
+            let head = Head { position: 0, ..head };
+            let opening = record.buffer.claim(0..cut.header_bytes as usize);
+            let encoded = opening.map(|mut place| {
+                let encoded = forebay_format::record::encode_opening(&mut place, &head);
+                place.publish();
+                encoded
+            });
+            if !matches!(encoded, Some(Ok(()))) {
+                store.fail(&format_args!(
+                    "the opening of segment {} could not be made",
+                    head.segment.0
+                ));
+                return;
+            }
+        }
         let header = start as usize..(start + cut.header_bytes) as usize;
         let Some(mut place) = record.buffer.claim(header) else {
             store.fail(&format_args!("the place of the header of record {} was taken", number.0));
@@ -285,10 +304,10 @@ impl StoreLane {
         }
         place.publish();
         let end = start + cut.header_bytes + payload;
-        store.counters.written_bytes.fetch_add(end - start, Ordering::Relaxed);
+        store.counters.written_bytes.fetch_add(end - from, Ordering::Relaxed);
         store.counters.payload_bytes.fetch_add(payload, Ordering::Relaxed);
-        let offset = store.geometry.segment_offset(record.segment) + start;
-        let (log, range) = (record.buffer.clone(), start as usize..end as usize);
+        let offset = store.geometry.segment_offset(record.segment) + from;
+        let (log, range) = (record.buffer.clone(), from as usize..end as usize);
         let durably = durably && !planted::has(PlantedBug::SkippedSync);
         let started = store.latency.start(&self.lane);
         let done = self

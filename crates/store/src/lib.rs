@@ -9,14 +9,16 @@
 //! - [`index`] over [`table`]: where the newest version of each block is
 //! - [`segments`]: which part of the device is in use
 //! - [`checkpoint`]: the image of the index from which recovery starts
+//! - [`damage`]: what volumes may have lost with records of the log
 //! - [`ordered`]: what the origins of ordered volumes still have to get, and in which order
-//! - [`meta`]: superblock and volume table
+//! - [`roots`]: reading superblock and volume table; [`meta`]: writing them
 //! - [`check`]: verifying a cache device without writing to it
 #![forbid(unsafe_code)]
 
 mod appender;
 pub mod check;
 pub mod checkpoint;
+pub mod damage;
 pub mod error;
 pub mod format;
 mod glance;
@@ -33,10 +35,14 @@ pub mod read;
 mod record;
 pub mod recover;
 mod replay;
+mod retry;
+pub mod roots;
 pub mod segments;
 pub mod store;
 pub mod table;
 
+pub use checkpoint::source::CheckpointSource;
+pub use damage::Damage;
 pub use error::StoreError;
 pub use format::{FormatOptions, format};
 pub use index::{Address, Condition, FillTicket, Found};
@@ -46,6 +52,7 @@ pub use options::StoreOptions;
 pub use ordered::{Front, Horizon, OrderedVersion};
 pub use planted::PlantedBug;
 pub use read::PayloadCheck;
-pub use recover::{RecoveryReport, read_roots};
+pub use recover::RecoveryReport;
+pub use roots::{Roots, read_roots};
 pub use store::{Appended, Class, Kept, Pinned, ReadFailure, Spaces, Store, Version, VolumeSpace};
 pub use table::{Check, Entry, RANK_UNKNOWN};

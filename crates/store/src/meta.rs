@@ -1,17 +1,22 @@
 //! The roots: superblock and volume table.
 //!
 //! The superblock is the commit point of everything that is not in the log: what it refers to is
-//! durable before it is written, and the copy that is overwritten is always the older one.
+//! durable before it is written, and the copy that is overwritten is always the older one. Once it
+//! is durable, the other copy is brought up to date, and so is the other volume table: that is
+//! *settling*. So there are two copies of both, except for a moment after each change.
 
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 
 use forebay_core::VolumeId;
 use forebay_device::IoBuf;
-use forebay_format::superblock::{COPY_A, COPY_B, ORDERED, ORIGINS_KNOWN};
+use forebay_format::superblock::{
+    COPY_A, COPY_B, DAMAGED, ORDERED, ORIGINS_KNOWN, PROTECTED, WIDE_GENERATIONS,
+};
 use forebay_format::volume::EncodedTable;
 use forebay_format::{CheckSeed, Superblock, VolumeRecord, VolumeTableError, volume};
 
+use crate::damage::{Damage, note_created};
 use crate::error::StoreError;
 use crate::lane::StoreLane;
 use crate::ordered::Horizon;
@@ -21,6 +26,25 @@ use crate::store::{Store, VolumeSpace};
 /// may have been written to the origins since. Clean copies and samples of origins are dropped when
 /// it is opened again.
 pub const CLEAN_DISTRUSTED: u64 = 1;
+
+/// Superblocks say that generations may be wide from this one on: it is durable long before one is.
+const WIDE_FROM: u64 = forebay_format::MAX_NARROW_GENERATION / 2;
+
+/// What is there only once.
+#[derive(Default)]
+pub(crate) struct Unsettled {
+    superblock: bool,
+    /// The volume table that counts.
+    table: Option<Vec<u8>>,
+}
+
+/// Where a superblock goes first, and where it goes then.
+fn copies(superblock: &Superblock) -> (u64, u64) {
+    match superblock.generation.is_multiple_of(2) {
+        true => (COPY_A, COPY_B),
+        false => (COPY_B, COPY_A),
+    }
+}
 
 /// The table of these volumes. If it is too large, samples of origins are left out, the newest
 /// volume's first: volumes come before what recognises their origins.
@@ -96,17 +120,62 @@ impl StoreLane {
         let mut superblock = store.meta.lock().clone();
         superblock.generation += 1;
         superblock.last_record = store.log.last_closed();
-        change(&mut superblock);
-        let at = if superblock.generation.is_multiple_of(2) { COPY_A } else { COPY_B };
-        let buf = page_buffer(&superblock.encode(at));
-        if let Err(error) = self.queue().write(at, buf).await {
-            store.fail(&error);
-            return Err(error.into());
+        superblock.compat |= PROTECTED;
+        if store.segments.next_generation().0 >= WIDE_FROM {
+            superblock.incompat |= WIDE_GENERATIONS;
         }
+        change(&mut superblock);
+        let (at, _) = copies(&superblock);
+        self.write_root(at, page_buffer(&superblock.encode(at))).await?;
         // Barrier for invariants 7 and 8: nothing may rely on the new roots before they are durable.
         self.sync_since(failed).await?;
         *store.meta.lock() = superblock;
+        store.unsettled.lock().superblock = true;
         Ok(())
+    }
+
+    async fn write_root(&self, at: u64, buf: IoBuf) -> Result<(), StoreError> {
+        self.queue().write(at, buf).await.map_err(|error| {
+            self.store().fail(&error);
+            StoreError::from(error)
+        })?;
+        Ok(())
+    }
+
+    /// Brings the other copy of the superblock up to date, and then the other volume table.
+    ///
+    /// # Errors
+    /// The device failed; the copies that count are as they were.
+    pub(crate) async fn settle_roots(&self) -> Result<(), StoreError> {
+        let store = self.store();
+        let _turn = store.meta_gate.enter().await;
+        let unsettled = std::mem::take(&mut *store.unsettled.lock());
+        if unsettled.superblock {
+            let failed = store.health.failed();
+            let (at, buf) = {
+                let superblock = store.meta.lock();
+                let (_, other) = copies(&superblock);
+                (other, page_buffer(&superblock.encode(other)))
+            };
+            self.write_root(at, buf).await?;
+            // Barrier for invariant 7: while one copy refers to it, the older table stays.
+            self.sync_since(failed).await?;
+        }
+        if let Some(table) = unsettled.table {
+            let area = 1 - store.meta.lock().volume_table.area;
+            let offset = store.geometry.volume_areas[usize::from(area)];
+            self.write_root(offset, page_buffer(&table)).await?;
+        }
+        Ok(())
+    }
+
+    /// Settles the roots later: nobody waits for it.
+    fn settle_roots_soon(self: &Rc<Self>) {
+        let this = self.clone();
+        self.lane().spawn(async move {
+            // A failure of the device is latched, and who relies on it is told.
+            let _ = this.settle_roots().await;
+        });
     }
 
     /// After the device has failed: sees to it that no clean copy and no sample of an origin is trusted
@@ -119,6 +188,8 @@ impl StoreLane {
         let written =
             self.write_superblock(|superblock| superblock.compat |= CLEAN_DISTRUSTED).await;
         if written.is_ok() {
+            // It is durable in one copy, whatever becomes of the other.
+            let _ = self.settle_roots().await;
             self.store().distrust.store(true, Ordering::SeqCst);
         }
         written.is_ok()
@@ -143,6 +214,7 @@ impl StoreLane {
             (meta.next_volume_id, 1 - meta.volume_table.area)
         };
         let output = change(&mut volumes, &mut next)?;
+        note_created(&store.volumes(), &mut volumes, store.log.last_closed().0);
         let encoded = encode_what_fits(&mut volumes, |volumes| {
             volume::encode(volumes, &store.uuid, store.block_size())
         })
@@ -150,25 +222,25 @@ impl StoreLane {
         let origins =
             volumes.iter().any(|volume| volume.identity.is_some() || volume.samples.is_some());
         let ordered = volumes.iter().any(|volume| Horizon::of(volume).is_some());
+        let damaged = volumes.iter().any(|volume| Damage::of(volume).is_some());
         let offset = store.geometry.volume_areas[usize::from(area)];
-        let buf = page_buffer(&encoded.bytes);
-        if let Err(error) = self.queue().write(offset, buf).await {
-            store.fail(&error);
-            return Err(error.into());
-        }
+        self.write_root(offset, page_buffer(&encoded.bytes)).await?;
         // Barrier for invariant 7: the table before the superblock that refers to it.
         self.sync_since(failed).await?;
         let reference = encoded.reference(area);
         self.write_superblock_inside(|superblock| {
             superblock.volume_table = reference;
             // The bits stand for what this very table has.
-            superblock.incompat &= !(ORIGINS_KNOWN | ORDERED);
+            superblock.incompat &= !(ORIGINS_KNOWN | ORDERED | DAMAGED);
             superblock.incompat |= if origins { ORIGINS_KNOWN } else { 0 };
             superblock.incompat |= if ordered { ORDERED } else { 0 };
+            superblock.incompat |= if damaged { DAMAGED } else { 0 };
             superblock.next_volume_id = next;
         })
         .await?;
+        store.unsettled.lock().table = Some(encoded.bytes);
         *store.volumes.lock() = volumes;
+        self.settle_roots_soon();
         Ok(output)
     }
 

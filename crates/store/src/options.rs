@@ -9,8 +9,6 @@ use forebay_core::VolumeId;
 pub struct StoreOptions {
     /// Lanes that will use it, at least 1.
     pub lanes: usize,
-    /// Go on although records that had been durable are lost.
-    pub accept_damage: bool,
     /// At the latest after this time, what was written is made durable.
     pub commit_interval: Duration,
     /// A checkpoint is written when this many bytes have been appended since the last one;
@@ -31,7 +29,6 @@ impl Default for StoreOptions {
     fn default() -> Self {
         StoreOptions {
             lanes: 1,
-            accept_damage: false,
             commit_interval: Duration::from_secs(1),
             checkpoint_bytes: None,
             room_for_blocks: 0,

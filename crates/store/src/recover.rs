@@ -12,40 +12,52 @@
 //! Of the records that were not yet durable when the last header was written, payloads are
 //! verified: a block whose payload did not reach the device is dropped whole, and a record whose
 //! header did not is dropped with all of its blocks (invariant 4). Of those that were durable
-//! none may be missing: numbers are dense.
+//! none may be missing: numbers are dense. If one is, volumes are damaged, see
+//! [`damage`](crate::damage).
+//!
+//! Recovery does not see every record that reached the device: one may lie behind a page that did not.
+//! Such a record must not count after the next crash either. So the checkpoint bounds the
+//! generations of what can come after it, and no number, sequence or generation is given out twice.
 
 use std::cell::RefCell;
+use std::collections::HashSet;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
-use forebay_core::{Generation, RecordNumber, SegmentId, Slot};
-use forebay_device::{Device, IoBuf, Queue};
+use forebay_core::{Generation, RecordNumber, SegmentId, Slot, VolumeId};
+use forebay_device::{Device, Queue};
 use forebay_format::checkpoint::SegmentUse;
-use forebay_format::superblock::{COPY_A, COPY_B};
-use forebay_format::{
-    CheckSeed, CheckpointReader, IndexEntry, MAX_BLOCKS, PAGE, SegmentState as SegmentLine,
-    Superblock, VolumeRecord, volume,
-};
-use forebay_lane::{Lane, concurrently};
+use forebay_format::{CheckSeed, MAX_BLOCKS, Superblock, VolumeRecord};
+use forebay_lane::Lane;
 
 use crate::appender::Cut;
+use crate::checkpoint::source::CheckpointSource;
+use crate::damage::Damage;
 use crate::error::StoreError;
 use crate::glance::Notes;
-use crate::index::{Address, Index, NewVersion};
+use crate::index::{Address, Index};
 use crate::lane::StoreLane;
 use crate::latency::DeviceLatency;
 use crate::log::Log;
 use crate::meta::CLEAN_DISTRUSTED;
 use crate::options::StoreOptions;
 use crate::ordered::{Horizon, Ordered, recover as order};
-use crate::replay::{Replay, newest_generation};
+use crate::replay::Replay;
+use crate::roots::{Roots, read_roots, refused};
 use crate::segments::{Live, SegmentSnapshot, SegmentState, Segments};
 use crate::store::{Store, VolumeSpace};
-use crate::table::{Check, Entry, Geometry as TableGeometry};
+use crate::table::{Entry, Geometry as TableGeometry};
+
+mod firsts;
+mod image;
 
 /// Reads of headers that are in flight together.
 const READS: usize = 64;
+
+/// Numbers of records, and sequences, that are left out after a crash: those that had been given out
+/// and that recovery did not see are fewer, because their records were in memory.
+const LEFT_OUT: u64 = 1 << 28;
 
 /// What recovery did.
 #[derive(Clone, Debug, Default)]
@@ -62,84 +74,10 @@ pub struct RecoveryReport {
     pub torn: u64,
     /// Bytes that were read.
     pub bytes_read: u64,
-}
-
-/// What the roots of a device say.
-pub struct Roots {
-    /// The superblock that counts.
-    pub superblock: Superblock,
-    /// The volume table.
-    pub volumes: Vec<VolumeRecord>,
-}
-
-pub(crate) fn refused(device: &Arc<dyn Device>, what: impl std::fmt::Display) -> StoreError {
-    StoreError::Refused(format!("{}: {what}", device.name()))
-}
-
-/// Reads and checks superblock and volume table; writes nothing.
-///
-/// # Errors
-/// The device is not a cache device that this program can use.
-pub async fn read_roots(device: &Arc<dyn Device>, queue: &Queue) -> Result<Roots, StoreError> {
-    if device.size() < COPY_B + PAGE as u64 {
-        return Err(refused(device, "too small to be a cache device"));
-    }
-    let copy_a = queue.read(COPY_A, IoBuf::zeroed(PAGE)).await?;
-    let copy_b = queue.read(COPY_B, IoBuf::zeroed(PAGE)).await?;
-    let superblock =
-        Superblock::choose(&copy_a, &copy_b).map_err(|error| refused(device, error))?;
-    if superblock.geometry.device_bytes > device.size() {
-        return Err(refused(
-            device,
-            format!(
-                "the cache was made on a device of {} bytes, and this one has {}",
-                superblock.geometry.device_bytes,
-                device.size()
-            ),
-        ));
-    }
-    let table = &superblock.volume_table;
-    let offset = superblock.geometry.volume_areas[usize::from(table.area)];
-    let len = (table.len as usize).next_multiple_of(PAGE);
-    let bytes = queue.read(offset, IoBuf::zeroed(len)).await?;
-    let volumes = volume::decode(&bytes, table, &superblock.cache, superblock.geometry.block)
-        .map_err(|error| refused(device, error))?;
-    Ok(Roots { superblock, volumes })
-}
-
-/// The generations that a device's segments start with, by their first headers.
-async fn first_headers(
-    lane: &Rc<Lane>,
-    queue: &Queue,
-    replay: &Rc<RefCell<Replay>>,
-    count: u32,
-) -> Vec<Option<Generation>> {
-    let found = Rc::new(RefCell::new(vec![None; count as usize]));
-    let (queue, inner, replay) = (queue.clone(), found.clone(), replay.clone());
-    let work = (0..count).map(move |number| {
-        let (queue, found, replay) = (queue.clone(), inner.clone(), replay.clone());
-        async move {
-            let segment = SegmentId(number);
-            let offset = replay.borrow().geometry.segment_offset(segment);
-            // An unreadable header counts as none: if it mattered, a record number is missing.
-            let Ok(page) = queue.read(offset, IoBuf::for_overwrite(PAGE)).await else { return };
-            let first = {
-                let mut replay = replay.borrow_mut();
-                replay.bytes_read += PAGE as u64;
-                replay.header_at(&page, segment, 0).map(|header| header.generation)
-            };
-            let first = match first {
-                None if page.iter().any(|byte| *byte != 0) => {
-                    // Torn or damaged: what follows tells whose life it was.
-                    newest_generation(&queue, &replay, segment).await
-                }
-                other => other,
-            };
-            found.borrow_mut()[number as usize] = first;
-        }
-    });
-    concurrently(lane, READS, work).await;
-    found.take()
+    /// Log records that are lost, as far as this recovery has found out.
+    pub damage: Option<Damage>,
+    /// What was damaged and is there twice, so that nothing is lost.
+    pub notes: Vec<String>,
 }
 
 /// How the index of a cache is shaped.
@@ -162,16 +100,12 @@ fn table_geometry(
     Ok((table, shards))
 }
 
-/// The checkpoint's bits of a check, at the high end where the table has them.
-fn check_of(entry: &IndexEntry, bits: u32) -> Check {
-    Check::from_28(entry.check << (28 - bits.min(28)))
-}
-
 impl Store {
-    /// Opens a cache device for the lanes of one engine; `lane` does the reading.
+    /// Opens a cache device for the lanes of one engine; `lane` does the reading. If records are lost, the
+    /// volumes that they may have been about are damaged from now on: see [`Store::damage_of`].
     ///
     /// # Errors
-    /// The device is not a cache device, or has lost records that had been durable.
+    /// The device is not a cache device, or fails.
     pub async fn open(
         lane: &Rc<Lane>,
         device: Arc<dyn Device>,
@@ -181,122 +115,62 @@ impl Store {
         // Barrier for invariant 7: the roots that are read may still be in the device's write cache,
         // after a process that was killed; what they refer to is kept, what they do not is overwritten.
         queue.sync().await?;
-        let Roots { superblock, volumes } = read_roots(&device, &queue).await?;
+        let Roots { superblock, volumes, notes } = read_roots(&device, &queue).await?;
         if superblock.is_read_only() {
             return Err(refused(&device, "it has features that this program may not write to"));
         }
         let geometry = superblock.geometry.clone();
-        let block = geometry.block;
-        let mut spaces = Vec::new();
-        let mut base = 0;
-        for volume in &volumes {
-            let blocks =
-                (volume.origin_bytes + u64::from(volume.alignment)).div_ceil(block.bytes());
-            let grown = options.grown.iter().find(|(id, _)| *id == volume.id);
-            let blocks = blocks.max(grown.map_or(0, |(_, blocks)| (*blocks).min(MAX_BLOCKS)));
-            let seed = CheckSeed::new(&superblock.cache, volume.id);
-            spaces.push(VolumeSpace { id: volume.id, base, blocks, seed });
-            base += blocks;
-        }
-        let (table, shards) =
-            table_geometry(&geometry, base.saturating_add(options.room_for_blocks), options.shards)
-                .map_err(|error| refused(&device, error))?;
-        let mut report = RecoveryReport { clean: superblock.clean_shutdown, ..Default::default() };
-        let mut kept_bits = 28;
-        let mut reader = None;
-        if let Some(reference) = &superblock.checkpoint {
-            let offset = geometry.checkpoint_areas[usize::from(reference.area)];
-            let page = queue.read(offset, IoBuf::zeroed(PAGE)).await?;
-            let opened = CheckpointReader::open(&page, reference, &geometry, superblock.cache)
-                .map_err(|error| refused(&device, error))?;
-            kept_bits = u32::from(opened.header().check_bits);
-            reader = Some((opened, offset));
-        }
+        let (spaces, blocks) = spaces_of(&superblock, &volumes, &options);
+        let (table, shards) = table_geometry(
+            &geometry,
+            blocks.saturating_add(options.room_for_blocks),
+            options.shards,
+        )
+        .map_err(|error| refused(&device, error))?;
+        let mut report =
+            RecoveryReport { clean: superblock.clean_shutdown, notes, ..Default::default() };
+        let source = match CheckpointSource::open(&queue, &superblock).await {
+            Ok(Some(source)) => Ok(source),
+            Ok(None) => Err(refused(&device, "there is no checkpoint")),
+            Err(error) => Err(error),
+        };
+        let kept_bits = source.as_ref().map_or(28, |source| u32::from(source.header().check_bits));
         let table = table
             .with_check_bits(table.check_bits().min(kept_bits))
             .map_err(|error| refused(&device, error))?;
-        let index = Index::new(table, shards);
-        let replay =
-            Rc::new(RefCell::new(Replay::new(geometry.clone(), superblock.cache, &spaces)));
-        let mut lines = vec![SegmentLine::default(); geometry.segment_count as usize];
-        let mut checkpoint_base = RecordNumber(0);
-        let mut known_generation = Generation(0);
-        let mut reopened: Vec<bool> = vec![false; lines.len()];
-        let mut firsts: Option<Vec<Option<Generation>>> = None;
-        if let Some((mut reader, offset)) = reader {
-            checkpoint_base = reader.header().base;
-            known_generation = reader.header().next_generation;
-            replay.borrow_mut().begin(checkpoint_base, reader.header().highest_sequence);
-            let mut next_line = 0;
-            let mut masks = std::collections::HashMap::new();
-            let mut partial = Vec::new();
-            while let Some((at, len)) = reader.place() {
-                let bytes = queue.read(offset + at, IoBuf::for_overwrite(len)).await?;
-                report.bytes_read += len as u64;
-                let items = reader.feed(&bytes).map_err(|error| refused(&device, error))?;
-                for line in items.segments() {
-                    if let Some(place) = lines.get_mut(next_line) {
-                        *place = line;
-                    }
-                    next_line += 1;
-                }
-                if firsts.is_none() && next_line >= lines.len() && !report.clean {
-                    let found = first_headers(lane, &queue, &replay, geometry.segment_count).await;
-                    for ((first, line), reopened) in found.iter().zip(&lines).zip(&mut reopened) {
-                        *reopened = first.is_some_and(|first| first > line.generation);
-                    }
-                    firsts = Some(found);
-                }
-                for entry in items.entries() {
-                    let segment = geometry.place_of(entry.slot).0;
-                    let Some(space) = spaces.iter().find(|space| space.id == entry.volume) else {
-                        continue;
-                    };
-                    let valid = entry.block.0 < space.blocks;
-                    if !valid || reopened.get(segment.0 as usize).copied().unwrap_or(true) {
-                        continue;
-                    }
-                    let version = Entry {
-                        slot: entry.slot,
-                        dirty: entry.dirty,
-                        partial: entry.partial,
-                        rank: entry.rank,
-                        check: check_of(&entry, kept_bits),
-                    };
-                    let address = space.address(entry.block);
-                    if entry.partial {
-                        partial.push((address, version));
-                    } else if !index.restore(address, NewVersion { entry: version, mask: None }) {
-                        return Err(refused(&device, "the checkpoint has more blocks than fit"));
-                    }
-                }
-                for mask in items.masks() {
-                    if let Some(space) = spaces.iter().find(|space| space.id == mask.volume) {
-                        masks.insert(space.address(mask.block), mask.mask);
-                    }
-                }
+        let new_replay =
+            || Rc::new(RefCell::new(Replay::new(geometry.clone(), superblock.cache, &spaces)));
+        let mut index = Index::new(table, shards);
+        let mut replay = new_replay();
+        let from = image::Source { lane, queue: &queue, geometry: &geometry, spaces: &spaces };
+        let loaded = match source {
+            Ok(source) => image::load(&from, source, report.clean, &index, &replay).await,
+            Err(error) => Err(error),
+        };
+        let image = match loaded {
+            Ok(image) => image,
+            Err(error) => {
+                (index, replay) = (Index::new(table, shards), new_replay());
+                report.clean = false;
+                image::rebuild(&from, &replay, error).await?
             }
-            reader.finish().map_err(|error| refused(&device, error))?;
-            for (address, entry) in partial {
-                let mask = masks.remove(&address);
-                if !index.restore(address, NewVersion { entry, mask }) {
-                    return Err(refused(&device, "the checkpoint has more blocks than fit"));
-                }
-            }
+        };
+        report.bytes_read += image.bytes_read;
+        if image.mended {
+            report.notes.push("the checkpoint was damaged in one place, and mended".into());
         }
+        for note in &report.notes {
+            tracing::warn!(device = device.name(), "{note}");
+        }
+        let lines = image.lines;
         let mut lives = Vec::new();
         let mut in_use = vec![false; lines.len()];
         for (number, line) in lines.iter().enumerate() {
-            let first = firsts.as_ref().and_then(|firsts| firsts[number]);
             let segment = SegmentId(number as u32);
-            let walk = match first {
-                Some(first) if first > line.generation => Some(first),
-                Some(first) if first == line.generation && line.usage == SegmentUse::Open => {
-                    Some(first)
-                }
-                // The first header is damaged or older: later ones may be intact.
-                _ if line.usage == SegmentUse::Open && !report.clean => Some(line.generation),
-                _ => None,
+            let walk = match image.reopened.get(number).copied().flatten() {
+                // The first header may be damaged, and later ones intact.
+                None if line.usage == SegmentUse::Open && !report.clean => Some(line.generation),
+                reopened => reopened,
             };
             if let Some(generation) = walk {
                 replay.borrow_mut().walk_later(segment, generation);
@@ -311,48 +185,38 @@ impl Store {
         let mut replay = Rc::try_unwrap(replay)
             .map_err(|_| refused(&device, "recovery is still running"))?
             .into_inner();
-        let lost = replay.lost();
-        let mut damage = Vec::new();
-        if let Some((first, lost)) = lost {
-            if !options.accept_damage {
-                return Err(StoreError::Damaged { device: device.name().into(), first, lost });
-            }
-            damage.push(format!("{lost} log records from number {first} on were lost"));
-        }
+        report.damage = replay.lost();
         replay.apply_to(&index).map_err(|error| refused(&device, error))?;
         let distrusted = superblock.compat & CLEAN_DISTRUSTED != 0;
-        if lost.is_some() || distrusted {
-            // A lost record, or one that the failed device never took, may have superseded any
-            // copy: the origin knows better than a clean one.
-            let mut clean = Vec::new();
-            index.scan(|address, entry| {
-                if !entry.dirty {
-                    clean.push(address);
-                }
-            });
-            for address in clean {
-                index.remove(address, |_| true);
-            }
+        // A lost record, or one that the failed device never took, may have superseded any copy: the
+        // origin knows better than a clean one.
+        let doubtful = |volume: &VolumeRecord| {
+            distrusted || report.damage.is_some_and(|damage| !damage.precedes(volume))
+        };
+        let doubtful: Vec<VolumeId> =
+            volumes.iter().filter(|volume| doubtful(volume)).map(|volume| volume.id).collect();
+        if !doubtful.is_empty() {
+            drop_clean(&index, &spaces, &doubtful);
         }
+        let concerned = match report.damage {
+            Some(damage) => concerned(damage, &index, &spaces, &volumes),
+            None => Vec::new(),
+        };
         report.records = replay.records;
         report.torn = replay.torn;
         report.bytes_read += replay.bytes_read;
         let horizons = volumes.iter().filter_map(Horizon::of);
         let highest_sequence =
             horizons.map(|horizon| horizon.sequence).fold(replay.highest_sequence, u64::max);
-        index.raise_sequence(highest_sequence);
+        let left_out = if report.clean { 0 } else { LEFT_OUT };
+        index.raise_sequence(highest_sequence.saturating_add(left_out));
 
         let highest = lines.iter().map(|line| line.generation.0).max().unwrap_or(0);
         let highest = highest.max(lives.iter().map(|life| life.1.0).max().unwrap_or(0));
         // Segments may have been opened of which no header reached the device: at most each once.
         let unseen = if report.clean { 0 } else { geometry.segment_count };
-        let next_generation = Generation((highest + 1).max(known_generation.0) + unseen);
-        if next_generation.0 >= forebay_format::MAX_GENERATION - geometry.segment_count {
-            return Err(refused(
-                &device,
-                "its segments have been opened so often that their numbers are used up: drain it, delete its volumes and format it anew",
-            ));
-        }
+        let next_generation =
+            Generation((highest + 1).max(image.next_generation.0) + u64::from(unseen));
         let (queues, bytes_read) = order::recover(
             lane,
             order::Source {
@@ -411,7 +275,7 @@ impl Store {
         report.blocks = live.iter().map(|counts| u64::from(counts.blocks)).sum();
         report.dirty = live.iter().map(|counts| u64::from(counts.dirty)).sum();
 
-        let next = RecordNumber(replay.highest_number.0.max(checkpoint_base.0) + 1);
+        let next = RecordNumber(replay.highest_number.0.max(image.base.0) + 1 + left_out);
         let log = Log::new(Cut::new(&geometry), options.lanes, geometry.segment_count, next);
         let store = Arc::new(Store {
             notes: Notes::new(options.lanes),
@@ -436,7 +300,7 @@ impl Store {
             sync_gate: Default::default(),
             checkpoint_gate: Default::default(),
             appended_at_checkpoint: AtomicU64::new(0),
-            damage: parking_lot::Mutex::new(damage),
+            unsettled: Default::default(),
             distrust: AtomicBool::new(false),
             #[cfg(feature = "planted-bugs")]
             known_checks: Default::default(),
@@ -451,14 +315,73 @@ impl Store {
             })
             .await?;
         }
-        if report.clean {
-            // Barrier for invariant 9: from the first write on, the device is not clean any more.
+        if let Some(damage) = report.damage {
+            tracing::error!(volumes = ?concerned, "{damage}");
+            // Barrier for invariant 9: the checkpoint takes the gap out of the log.
+            this.note_damage(damage, &concerned).await?;
+        }
+        if report.clean && !image.mended {
+            // Barrier for invariant 9: from the first write on, neither copy says that the device is clean.
             this.write_superblock(|superblock| superblock.clean_shutdown = false).await?;
+            this.settle_roots().await?;
         } else {
             this.checkpoint(false).await?;
         }
         Ok((this, report))
     }
+}
+
+/// The volumes' parts of the index, and how many blocks they are together.
+fn spaces_of(
+    superblock: &Superblock,
+    volumes: &[VolumeRecord],
+    options: &StoreOptions,
+) -> (Vec<VolumeSpace>, u64) {
+    let mut spaces = Vec::new();
+    let mut base = 0;
+    for volume in volumes {
+        let blocks = (volume.origin_bytes + u64::from(volume.alignment))
+            .div_ceil(superblock.geometry.block.bytes());
+        let grown = options.grown.iter().find(|(id, _)| *id == volume.id);
+        let blocks = blocks.max(grown.map_or(0, |(_, blocks)| (*blocks).min(MAX_BLOCKS)));
+        let seed = CheckSeed::new(&superblock.cache, volume.id);
+        spaces.push(VolumeSpace { id: volume.id, base, blocks, seed });
+        base += blocks;
+    }
+    (spaces, base)
+}
+
+/// Takes the clean blocks of these volumes out of the index.
+fn drop_clean(index: &Index, spaces: &[VolumeSpace], volumes: &[VolumeId]) {
+    let mut clean = Vec::new();
+    index.scan(|address, entry| {
+        let of = |space: &&VolumeSpace| space.block(address).is_some();
+        if !entry.dirty && spaces.iter().find(of).is_none_or(|space| volumes.contains(&space.id)) {
+            clean.push(address);
+        }
+    });
+    for address in clean {
+        index.remove(address, |_| true);
+    }
+}
+
+/// The volumes that lost records may have been about.
+fn concerned(
+    damage: Damage,
+    index: &Index,
+    spaces: &[VolumeSpace],
+    volumes: &[VolumeRecord],
+) -> Vec<VolumeId> {
+    let mut dirty = HashSet::new();
+    index.scan(|address, entry| {
+        if entry.dirty
+            && let Some(space) = spaces.iter().find(|space| space.block(address).is_some())
+        {
+            dirty.insert(space.id);
+        }
+    });
+    let concerned = volumes.iter().filter(|it| damage.concerns(it, dirty.contains(&it.id)));
+    concerned.map(|volume| volume.id).collect()
 }
 
 /// The address of a block of a volume.

@@ -5,13 +5,15 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::rc::Rc;
 
 use forebay_core::{Generation, RecordNumber, SegmentId, Slot};
-use forebay_device::{IoBuf, Queue};
+use forebay_device::Queue;
 use forebay_format::{Body, DataEntry, Geometry, MarkKind, PAGE, RecordHeader, Uuid, record};
 use forebay_lane::{Lane, concurrently};
 
+use crate::damage::Damage;
 use crate::error::StoreError;
 use crate::index::{Index, NewVersion};
 use crate::recover::{address_in, granule_in_segment};
+use crate::retry;
 use crate::store::VolumeSpace;
 use crate::table::{Check, Entry, RANK_UNKNOWN};
 
@@ -34,6 +36,8 @@ pub(crate) struct Replay {
     /// Every record after the base, by number.
     found: BTreeMap<u64, RecordHeader>,
     durable: u64,
+    /// Places of headers that cannot be read.
+    unreadable: u64,
     /// Cells whose payload did not reach the device.
     pub(crate) torn_slots: HashSet<Slot>,
     pub(crate) highest_number: RecordNumber,
@@ -57,6 +61,7 @@ impl Replay {
             positions: HashMap::new(),
             found: BTreeMap::new(),
             durable: 0,
+            unreadable: 0,
             torn_slots: HashSet::new(),
             highest_number: RecordNumber(0),
             highest_sequence: 0,
@@ -166,27 +171,29 @@ impl Replay {
         let end = header.position + header.granules(&self.geometry);
         let position = self.positions.entry(header.segment).or_default();
         *position = (*position).max(end);
-        if header.number > self.base {
+        if header.number > self.base && header.body != Body::Opening {
             self.found.insert(header.number.0, header);
         }
     }
 
-    /// The first record that had been durable and is missing, and how many are.
-    pub(crate) fn lost(&self) -> Option<(u64, u64)> {
-        let (mut first, mut lost) = (None, 0);
+    /// The records that had been durable and are missing, and those of which nobody can tell.
+    pub(crate) fn lost(&self) -> Option<Damage> {
+        let (mut first, mut end) = (None, 0);
         let mut expected = self.base.0 + 1;
-        for &number in self.found.range(..=self.durable).map(|(number, _)| number) {
+        let found = self.found.range(..=self.durable).map(|(number, _)| *number);
+        for number in found.chain([self.durable + 1]) {
             if number > expected {
                 first = first.or(Some(expected));
-                lost += number - expected;
+                end = number;
             }
-            expected = number + 1;
+            expected = expected.max(number + 1);
         }
-        if expected <= self.durable {
-            first = first.or(Some(expected));
-            lost += self.durable + 1 - expected;
+        if self.unreadable > 0 {
+            // Perhaps the last records of all, which no later one proves.
+            first = first.or(Some(self.durable + 1));
+            end = self.highest_number.0.max(self.durable) + 1 + self.unreadable;
         }
-        first.map(|first| (first, lost))
+        first.map(|first| Damage { first, count: end - first })
     }
 
     /// Brings the index up to date.
@@ -213,10 +220,12 @@ impl Replay {
         for header in found.into_values() {
             let entries = match header.body {
                 Body::Data(ref entries) => entries,
+                Body::Opening => continue,
                 Body::Marks(ref all) => {
                     for mark in all {
                         let segment = self.geometry.place_of(mark.slot).0;
-                        if self.generations[segment.0 as usize] == Some(mark.generation) {
+                        let present = self.generations[segment.0 as usize];
+                        if present.is_some_and(|present| mark.means(present)) {
                             let known = marks.entry(mark.slot).or_insert(mark.kind);
                             if mark.kind == MarkKind::Gone {
                                 *known = MarkKind::Gone;
@@ -307,23 +316,32 @@ async fn walk(
         let replay = replay.borrow();
         (replay.geometry.clone(), replay.cache)
     };
-    let read = walk_headers(queue, &geometry, &cache, (segment, generation), |header| {
+    let walked = walk_headers(queue, &geometry, &cache, (segment, generation), |header| {
         replay.borrow_mut().add(header);
     });
-    let read = read.await?;
-    replay.borrow_mut().bytes_read += read;
+    let walked = walked.await?;
+    let mut replay = replay.borrow_mut();
+    replay.bytes_read += walked.bytes;
+    replay.unreadable += walked.unreadable;
     Ok(())
 }
 
+/// What a walk through a segment took.
+pub(crate) struct Walked {
+    pub(crate) bytes: u64,
+    /// Places where a header can be and that cannot be read.
+    pub(crate) unreadable: u64,
+}
+
 /// Visits the headers of one segment's life. Behind a place without one it goes on looking, page by
-/// page: a record may be damaged or torn and the next one intact. Returns how much was read.
+/// page: a record may be damaged or torn and the next one intact.
 pub(crate) async fn walk_headers(
     queue: &Queue,
     geometry: &Geometry,
     cache: &Uuid,
     (segment, generation): (SegmentId, Generation),
     mut visit: impl FnMut(RecordHeader),
-) -> Result<u64, StoreError> {
+) -> Result<Walked, StoreError> {
     let (start, bytes, granule) =
         (geometry.segment_offset(segment), geometry.segment_bytes, geometry.granule());
     let page = PAGE as u64;
@@ -336,20 +354,23 @@ pub(crate) async fn walk_headers(
         visit(header);
         Some(end)
     };
-    let (mut at, mut read) = (0, 0);
+    let (mut at, mut walked) = (0, Walked { bytes: 0, unreadable: 0 });
     while at + page <= bytes {
-        let buf = queue.read(start + at, IoBuf::for_overwrite(PAGE)).await?;
-        read += page;
-        if let Some(end) = take(at, &buf) {
+        let here = retry::read_pages(queue, start + at, PAGE).await?;
+        walked.bytes += page;
+        if let Some(end) = take(at, &here.bytes) {
             at = end;
             continue;
         }
+        // An opening says nothing that the header behind it does not say.
+        walked.unreadable += u64::from(!here.all_readable() && at > 0);
         at += page;
         while at + page <= bytes {
             let len = LOOK_AHEAD.min(bytes - at);
-            let ahead = queue.read(start + at, IoBuf::for_overwrite(len as usize)).await?;
-            read += len;
+            let ahead = retry::read_pages(queue, start + at, len as usize).await?;
+            walked.bytes += len;
             let next = ahead
+                .bytes
                 .chunks_exact(PAGE)
                 .enumerate()
                 .find_map(|(number, buf)| take(at + number as u64 * page, buf));
@@ -362,7 +383,7 @@ pub(crate) async fn walk_headers(
             }
         }
     }
-    Ok(read)
+    Ok(walked)
 }
 
 /// The header in `page`, if it is one that belongs to this place.
@@ -382,7 +403,7 @@ pub(crate) async fn newest_generation(
     queue: &Queue,
     replay: &Rc<RefCell<Replay>>,
     segment: SegmentId,
-) -> Option<Generation> {
+) -> Result<Option<Generation>, StoreError> {
     let (start, bytes, granule) = {
         let replay = replay.borrow();
         let geometry = &replay.geometry;
@@ -392,19 +413,17 @@ pub(crate) async fn newest_generation(
     let mut at = 0;
     while at < bytes {
         let len = LOOK_AHEAD.min(bytes - at);
-        // What cannot be read tells nothing; if it mattered, a record number is missing.
-        if let Ok(pages) = queue.read(start + at, IoBuf::for_overwrite(len as usize)).await {
-            let mut replay = replay.borrow_mut();
-            replay.bytes_read += len;
-            for (number, page) in pages.chunks_exact(PAGE).enumerate() {
-                let position = ((at + (number * PAGE) as u64) / granule) as u32;
-                let header = replay.header_at(page, segment, position);
-                newest = newest.max(header.map(|header| header.generation));
-            }
+        let pages = retry::read_pages(queue, start + at, len as usize).await?;
+        let mut replay = replay.borrow_mut();
+        replay.bytes_read += len;
+        for (number, page) in pages.bytes.chunks_exact(PAGE).enumerate() {
+            let position = ((at + (number * PAGE) as u64) / granule) as u32;
+            let header = replay.header_at(page, segment, position);
+            newest = newest.max(header.map(|header| header.generation));
         }
         at += len;
     }
-    newest
+    Ok(newest)
 }
 
 fn page_u64() -> u64 {
@@ -423,17 +442,24 @@ async fn verify(
         let first = header.cell(&replay.geometry, 0);
         (replay.geometry.slot_offset(first), replay.geometry.block.as_usize())
     };
-    let payload = queue.read(offset, IoBuf::for_overwrite(entries.len() * block)).await?;
+    // Whole pages, though blocks may be half of one.
+    let len = (entries.len() * block).next_multiple_of(PAGE);
+    let pages = retry::read_pages(queue, offset, len).await?;
     let mut replay = replay.borrow_mut();
-    replay.bytes_read += payload.len() as u64;
+    replay.bytes_read += pages.bytes.len() as u64;
+    // What cannot be read is not torn by a crash: whoever needs it will see an error.
+    let readable = |number: usize| {
+        let cell = number * block / PAGE..((number + 1) * block).div_ceil(PAGE);
+        pages.readable.get(cell).is_some_and(|pages| pages.iter().all(|readable| *readable))
+    };
     let good = |entry: &DataEntry, payload: &[u8]| {
         let check =
             forebay_format::payload_check(&replay.cache, entry.volume, entry.block, payload);
         entry.void || check == entry.check
     };
-    let cells = entries.iter().zip(payload.chunks_exact(block)).enumerate();
+    let cells = entries.iter().zip(pages.bytes.chunks_exact(block)).enumerate();
     Ok(cells
-        .filter(|(_, (entry, payload))| !good(entry, payload))
+        .filter(|(number, (entry, payload))| readable(*number) && !good(entry, payload))
         .map(|(number, _)| number)
         .collect())
 }

@@ -125,7 +125,7 @@ struct State {
     draining: Vec<Draining>,
     undurable: Vec<Undurable>,
     opened: u64,
-    next_generation: u32,
+    next_generation: u64,
 }
 
 /// A segment as replacement policies see it.
@@ -338,6 +338,11 @@ impl Segments {
         Generation(self.state.lock().next_generation)
     }
 
+    /// Leaves out some generations, for tests near limits.
+    pub fn skip_generations(&self, count: u64) {
+        self.state.lock().next_generation += count;
+    }
+
     /// Closed segments.
     pub fn closed(&self, into: &mut Vec<SegmentUse>) {
         into.clear();
@@ -447,11 +452,11 @@ impl Segments {
     }
 
     /// The lives of all segments at this moment, for a checkpoint that contains every record up to
-    /// `base`. A segment with a later record counts as open, so that recovery walks through it;
+    /// `base`, and the generation that the next segment to be opened gets. A segment with a later record counts as open, so that recovery walks through it;
     /// one on its way to being free counts as closed: recovery finds that nothing points into it.
-    pub fn snapshot(&self, base: RecordNumber) -> Vec<SegmentSnapshot> {
+    pub fn snapshot(&self, base: RecordNumber) -> (Vec<SegmentSnapshot>, Generation) {
         let state = self.state.lock();
-        state
+        let lives = state
             .lives
             .iter()
             .map(|life| SegmentSnapshot {
@@ -464,7 +469,8 @@ impl Segments {
                 },
                 position: life.position,
             })
-            .collect()
+            .collect();
+        (lives, Generation(state.next_generation))
     }
 
     /// An index entry points into the segment from now on.

@@ -159,11 +159,11 @@ pub struct Store {
     pub(crate) spaces: Mutex<Vec<VolumeSpace>>,
     pub(crate) meta: Mutex<forebay_format::Superblock>,
     pub(crate) volumes: Mutex<Vec<VolumeRecord>>,
+    pub(crate) unsettled: Mutex<crate::meta::Unsettled>,
     pub(crate) meta_gate: Gate,
     pub(crate) sync_gate: Gate,
     pub(crate) checkpoint_gate: Gate,
     pub(crate) appended_at_checkpoint: AtomicU64,
-    pub(crate) damage: Mutex<Vec<String>>,
     pub(crate) distrust: AtomicBool,
     /// Checksums of everything that was appended, for [`PlantedBug::UnboundChecksum`].
     #[cfg(feature = "planted-bugs")]
@@ -229,11 +229,6 @@ impl Store {
     /// Bytes of memory of the log's buffers.
     pub fn buffer_bytes(&self) -> u64 {
         self.log.buffer_bytes()
-    }
-
-    /// What recovery could not bring back, in words for the operator.
-    pub fn damage(&self) -> Vec<String> {
-        self.damage.lock().clone()
     }
 
     /// Whether the device has been told, since it was opened, that neither clean copies nor samples

@@ -22,7 +22,6 @@ use libfuzzer_sys::fuzzer_mutate;
 
 /// Bits of the first byte.
 const IMAGE: u8 = 3;
-const ACCEPT_DAMAGE: u8 = 1 << 2;
 const NO_MENDING: u8 = 1 << 3;
 const APPEND: u8 = 1 << 4;
 const CLOSE: u8 = 1 << 5;
@@ -136,9 +135,9 @@ fn mend_all(device: &ImageDevice, image: &Image, touched: &[usize]) {
 
 type Opened = Result<(Rc<StoreLane>, RecoveryReport), StoreError>;
 
-fn open(world: &World, device: &Arc<dyn Device>, accept_damage: bool) -> Opened {
+fn open(world: &World, device: &Arc<dyn Device>) -> Opened {
     let (lane, device, queue) = (world.lane.clone(), device.clone(), world.queue(device));
-    let options = StoreOptions { accept_damage, ..StoreOptions::default() };
+    let options = StoreOptions::default();
     world.block_on(ROUNDS, async move { Store::open(&lane, device, queue, options).await })
 }
 
@@ -220,7 +219,7 @@ fn open_and_use(data: &[u8]) {
     let device: Arc<dyn Device> = Arc::new(overlay);
     let before = {
         let world = World::new();
-        let (lane, report) = match open(&world, &device, choice & ACCEPT_DAMAGE != 0) {
+        let (lane, report) = match open(&world, &device) {
             Ok(opened) => opened,
             Err(error) => {
                 say!("refused: {error}");
@@ -228,7 +227,7 @@ fn open_and_use(data: &[u8]) {
                 return;
             }
         };
-        say!("opened: {report:?}, damage {:?}", lane.store().damage());
+        say!("opened: {report:?}");
         assert_eq!(read_all(&world, &lane), report.blocks);
         if choice & APPEND != 0 {
             append(&world, &lane);
@@ -251,7 +250,7 @@ fn open_and_use(data: &[u8]) {
     // forged checksums no more is asked than that this ends.
     let forged = choice & NO_MENDING == 0 && !touched.is_empty();
     let world = World::new();
-    match open(&world, &device, false) {
+    match open(&world, &device) {
         Ok((lane, report)) => {
             say!("opened again: {report:?}");
             assert!(forged || (report.blocks, report.dirty) == before, "another content");

@@ -9,11 +9,11 @@ use forebay_admin::ApiError;
 use forebay_core::{SegmentId, Slot};
 use forebay_device::{Device, IoBuf, Queue};
 use forebay_format::{
-    Body, CheckpointHeader, CheckpointReader, Geometry, PAGE, RecordHeader, SegmentState,
-    Superblock, VolumeRecord, record,
+    Body, CheckpointHeader, Geometry, PAGE, RecordHeader, SegmentState, Superblock, VolumeRecord,
+    record,
 };
 use forebay_lane::LaneLoop;
-use forebay_store::read_roots;
+use forebay_store::{CheckpointSource, read_roots};
 
 use super::offline::{self, store_error};
 use crate::cli::DumpArgs;
@@ -83,7 +83,9 @@ async fn dump(
             });
             at += PAGE as u64;
             if let Some(header) = header {
-                writer.record(&header, geometry, entries);
+                if header.body != Body::Opening {
+                    writer.record(&header, geometry, entries);
+                }
                 at = (at + u64::from(header.payload_bytes)).next_multiple_of(PAGE as u64);
             } else if at == PAGE as u64 {
                 // Nothing was ever written here, or its first record is damaged.
@@ -102,22 +104,17 @@ async fn checkpoint(
     queue: &Queue,
     superblock: &Superblock,
 ) -> Result<Option<(CheckpointHeader, Vec<SegmentState>)>, ApiError> {
-    let Some(reference) = &superblock.checkpoint else { return Ok(None) };
-    let geometry = &superblock.geometry;
-    let offset = geometry.checkpoint_areas[usize::from(reference.area & 1)];
-    let failed = |error: forebay_device::DeviceError| ApiError::failed(error.to_string());
-    let damaged = |error: forebay_format::CheckpointError| ApiError::failed(error.to_string());
-    let page = queue.read(offset, IoBuf::zeroed(PAGE)).await.map_err(failed)?;
-    let mut reader =
-        CheckpointReader::open(&page, reference, geometry, superblock.cache).map_err(damaged)?;
+    let Some(mut source) = CheckpointSource::open(queue, superblock).await.map_err(store_error)?
+    else {
+        return Ok(None);
+    };
     let mut lines = Vec::new();
-    while lines.len() < geometry.segment_count as usize
-        && let Some((at, len)) = reader.place()
+    while lines.len() < superblock.geometry.segment_count as usize
+        && let Some(chunk) = source.read().await.map_err(store_error)?
     {
-        let bytes = queue.read(offset + at, IoBuf::for_overwrite(len)).await.map_err(failed)?;
-        lines.extend(reader.feed(&bytes).map_err(damaged)?.segments());
+        lines.extend(source.items(&chunk).map_err(store_error)?.segments());
     }
-    Ok(Some((*reader.header(), lines)))
+    Ok(Some((*source.header(), lines)))
 }
 
 /// How many blocks or marks a record has, and what kind it is.
@@ -125,6 +122,7 @@ fn kind(header: &RecordHeader) -> (&'static str, usize) {
     match &header.body {
         Body::Data(entries) => ("data", entries.len()),
         Body::Marks(marks) => ("marks", marks.len()),
+        Body::Opening => ("opening", 0),
     }
 }
 

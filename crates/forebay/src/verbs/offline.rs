@@ -76,7 +76,7 @@ where
 pub(super) fn store_error(error: StoreError) -> ApiError {
     let kind = match error {
         StoreError::Device(_) | StoreError::Failed(_) => ErrorKind::Failed,
-        StoreError::Format { .. } | StoreError::Damaged { .. } => ErrorKind::Failed,
+        StoreError::Format { .. } => ErrorKind::Failed,
         StoreError::Refused(_) => ErrorKind::Refused,
     };
     ApiError::new(kind, error.to_string())

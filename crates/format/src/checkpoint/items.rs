@@ -8,7 +8,7 @@ use super::{
     INDEX_ENTRY_BYTES, IndexEntry, MAX_RANK, PartialMask, SEGMENT_BYTES, SegmentState, SegmentUse,
 };
 use crate::geometry::Cells;
-use crate::{MAX_BLOCKS, MAX_GENERATION};
+use crate::{MAX_BLOCKS, generation};
 
 const DIRTY: u64 = 1;
 const PARTIAL: u64 = 2;
@@ -24,7 +24,7 @@ pub(super) struct OnDiskSegment {
     generation: U32,
     usage: U32,
     write_position: U32,
-    reserved: U32,
+    generation_high: U32,
 }
 
 /// One index entry as it lies on the device.
@@ -43,18 +43,20 @@ const _: () = {
 };
 
 impl OnDiskSegment {
-    pub(super) fn new(state: &SegmentState) -> Self {
+    /// `None` if the generation does not fit.
+    pub(super) fn new(state: &SegmentState) -> Option<Self> {
+        let (low, high) = generation::split(state.generation)?;
         let usage = match state.usage {
             SegmentUse::NeverUsed => 0,
             SegmentUse::Open => 1,
             SegmentUse::Closed => 2,
         };
-        OnDiskSegment {
-            generation: state.generation.0.into(),
+        Some(OnDiskSegment {
+            generation: low.into(),
             usage: usage.into(),
             write_position: state.write_position.into(),
-            reserved: 0.into(),
-        }
+            generation_high: high.into(),
+        })
     }
 
     fn usage(&self) -> Option<SegmentUse> {
@@ -66,15 +68,19 @@ impl OnDiskSegment {
         }
     }
 
+    fn generation(&self) -> Option<Generation> {
+        generation::join(self.generation.get(), self.generation_high.get())
+    }
+
     pub(super) fn is_possible(&self, granules: u64) -> bool {
         self.usage().is_some()
-            && self.generation.get() < MAX_GENERATION
+            && self.generation().is_some()
             && u64::from(self.write_position.get()) <= granules
     }
 
     pub(super) fn get(&self) -> SegmentState {
         SegmentState {
-            generation: Generation(self.generation.get()),
+            generation: self.generation().unwrap_or_default(),
             usage: self.usage().unwrap_or_default(),
             write_position: self.write_position.get(),
         }

@@ -104,6 +104,22 @@ impl CheckpointReader {
     /// The chunk is damaged, not the one that belongs there, or has impossible items. The reader
     /// cannot be used after that.
     pub fn feed<'a>(&mut self, bytes: &'a [u8]) -> Result<ChunkItems<'a>, CheckpointError> {
+        let items = self.intact(bytes)?;
+        let items = self.split(items)?;
+        self.chunk += 1;
+        Ok(items)
+    }
+
+    /// Checks whether [`feed`](Self::feed) will find the chunk intact.
+    ///
+    /// # Errors
+    /// The chunk is damaged, or not the one that belongs there.
+    pub fn verify(&self, bytes: &[u8]) -> Result<(), CheckpointError> {
+        self.intact(bytes).map(drop)
+    }
+
+    /// The items of an intact chunk, as bytes.
+    fn intact<'a>(&self, bytes: &'a [u8]) -> Result<&'a [u8], CheckpointError> {
         use CheckpointError::{Absurd, Checksum, OtherNumber, Truncated};
         let (_, most) = self.place().ok_or(Absurd("chunk"))?;
         let bytes = bytes.get(..most).ok_or(Truncated)?;
@@ -119,8 +135,6 @@ impl CheckpointReader {
         if expected != found {
             return Err(OtherNumber { expected, found });
         }
-        let items = self.split(items)?;
-        self.chunk += 1;
         Ok(items)
     }
 

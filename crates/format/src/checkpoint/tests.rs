@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::geometry::SEGMENTS_ALIGNMENT;
-use crate::{MAX_BLOCKS, MAX_GENERATION};
+use crate::{MAX_BLOCKS, MAX_COUNT, MAX_NARROW_GENERATION};
 use forebay_core::SegmentId;
 
 fn cache() -> Uuid {
@@ -31,7 +31,7 @@ fn content(geometry: &Geometry, entries: u64, every: u64) -> Content {
     let mut content = Content {
         segments: (0..geometry.segment_count)
             .map(|index| SegmentState {
-                generation: Generation(MAX_GENERATION - 1 - index),
+                generation: Generation(MAX_NARROW_GENERATION + 7 - u64::from(index)),
                 usage: usages[index as usize % 3],
                 write_position: index % (geometry.granules_per_segment() as u32 + 1),
             })
@@ -66,6 +66,7 @@ fn content(geometry: &Geometry, entries: u64, every: u64) -> Content {
 struct Area {
     bytes: Vec<u8>,
     reference: CheckpointRef,
+    parity: Vec<u8>,
 }
 
 fn write(geometry: &Geometry, content: &Content) -> Result<Area, CheckpointWriteError> {
@@ -106,7 +107,7 @@ fn write(geometry: &Geometry, content: &Content) -> Result<Area, CheckpointWrite
     while flush(&mut writer, &mut bytes)? {}
     let finished = writer.finish(RecordNumber(1234), 5678, Generation(91))?;
     bytes[..PAGE].copy_from_slice(&finished.header);
-    Ok(Area { bytes, reference: finished.reference })
+    Ok(Area { bytes, reference: finished.reference, parity: finished.parity })
 }
 
 fn read(geometry: &Geometry, area: &Area) -> Result<Content, CheckpointError> {
@@ -145,6 +146,7 @@ fn the_header_says_what_was_written() {
     let reader = CheckpointReader::open(&area.bytes, &area.reference, &geometry, cache());
     let expected = CheckpointHeader {
         next_generation: Generation(91),
+        bounded: true,
         number: 77,
         base: RecordNumber(1234),
         highest_sequence: 5678,
@@ -204,7 +206,8 @@ fn chunks_of_another_place_time_or_cache_are_refused() {
     let geometry = geometry(4096, 1 << 30);
     let good = write(&geometry, &content(&geometry, 40_000, 3)).expect("it fits");
     let chunk = |index| chunk_offset(index) as usize..chunk_offset(index + 1) as usize;
-    let mut swapped = Area { bytes: good.bytes.clone(), reference: good.reference };
+    let mut swapped =
+        Area { bytes: good.bytes.clone(), reference: good.reference, parity: Vec::new() };
     swapped.bytes[chunk(0)].copy_from_slice(&good.bytes[chunk(1)]);
     assert_eq!(read(&geometry, &swapped), Err(CheckpointError::Checksum));
 
@@ -220,7 +223,8 @@ fn chunks_of_another_place_time_or_cache_are_refused() {
     assert_eq!(empty.err(), Some(CheckpointError::NotACheckpoint));
 
     // A chunk of an earlier checkpoint in the same place of the same cache.
-    let mut earlier = Area { bytes: good.bytes.clone(), reference: good.reference };
+    let mut earlier =
+        Area { bytes: good.bytes.clone(), reference: good.reference, parity: Vec::new() };
     earlier.bytes[chunk(0).start + 8] = 76;
     mend_chunk(&mut earlier.bytes, 0);
     let expected = CheckpointError::OtherNumber { expected: 77, found: 76 };
@@ -331,7 +335,7 @@ fn what_cannot_be_read_back_is_not_written() {
     }
     let mask = PartialMask { mask: SectorMask::all(16), ..good.masks[0].clone() };
     assert_eq!(new().push_masks(&[mask]), Err(Range("mask")));
-    let old = SegmentState { generation: Generation(MAX_GENERATION), ..good.segments[0] };
+    let old = SegmentState { generation: Generation(MAX_COUNT), ..good.segments[0] };
     assert_eq!(new().push_segments(&[old]), Err(Range("generation")));
     let mut writer = new();
     assert_eq!(writer.push_entries(&[entry]), Ok(1));
@@ -373,4 +377,27 @@ proptest! {
             prop_assert!(content.entries.iter().all(|entry| geometry.holds_block(entry.slot)));
         }
     }
+}
+
+#[test]
+fn parity_and_all_other_chunks_are_the_missing_chunk() {
+    let geometry = geometry(4096, 256 << 20);
+    let area = write(&geometry, &content(&geometry, 40_000, 3)).expect("it fits");
+    let place = ParityPlace::of(&area.reference, &geometry).expect("there is room");
+    assert_eq!((place.len, place.offset), (CHUNK_BYTES, area.reference.len));
+    let chunks: Vec<&[u8]> =
+        area.bytes[PAGE..area.reference.len as usize].chunks(CHUNK_BYTES).collect();
+    assert!(chunks.len() > 2);
+    let (parity, header) = area.parity.split_at(place.len);
+    assert_eq!(header, &area.bytes[..PAGE]);
+    for missing in 0..chunks.len() {
+        let mut found = parity.to_vec();
+        for (_, other) in chunks.iter().enumerate().filter(|(number, _)| *number != missing) {
+            add_to_parity(&mut found, other);
+        }
+        assert!(found[..chunks[missing].len()] == *chunks[missing], "chunk {missing}");
+    }
+    let full =
+        CheckpointRef { len: geometry.checkpoint_area_bytes - PAGE as u64, ..area.reference };
+    assert_eq!(ParityPlace::of(&full, &geometry), None);
 }

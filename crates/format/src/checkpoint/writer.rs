@@ -8,10 +8,10 @@ use super::items::{OnDiskEntry, OnDiskSegment, write_mask};
 use super::{
     CHUNK_BYTES, CHUNK_HEADER_BYTES, CheckpointHeader, CheckpointRef, INDEX_ENTRY_BYTES,
     IndexEntry, MAX_CHECK_BITS, OnDiskChunk, PartialMask, SEGMENT_BYTES, SegmentState,
-    chunk_checksum, chunk_offset, mask_bytes,
+    add_to_parity, chunk_checksum, chunk_offset, mask_bytes,
 };
 use crate::geometry::Geometry;
-use crate::{MAX_COUNT, MAX_GENERATION, PAGE};
+use crate::{MAX_COUNT, PAGE};
 
 /// Why a checkpoint cannot be made: a fault in the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
@@ -47,6 +47,9 @@ pub struct FinishedCheckpoint {
     pub header: [u8; PAGE],
     /// What the superblock must say once the header is durable.
     pub reference: CheckpointRef,
+    /// What goes to the places that [`ParityPlace::of`](super::ParityPlace::of) gives for the reference: the XOR of all
+    /// chunks, and the header once more. A multiple of 4096.
+    pub parity: Vec<u8>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -79,6 +82,7 @@ pub struct CheckpointWriter {
     partial: u64,
     masks: u64,
     chunk: Vec<u8>,
+    parity: Vec<u8>,
     used: usize,
     chunks: u32,
     len: u64,
@@ -120,6 +124,7 @@ impl CheckpointWriter {
             partial: 0,
             masks: 0,
             chunk: vec![0; CHUNK_BYTES],
+            parity: Vec::new(),
             used: CHUNK_HEADER_BYTES,
             chunks: 0,
             len: PAGE as u64,
@@ -129,22 +134,18 @@ impl CheckpointWriter {
     /// Adds lines of the segment table, in the order of the segments; says how many it took.
     ///
     /// # Errors
-    /// Wrong order, or a generation of 2^31 and more.
+    /// Wrong order, or a generation of 2^62 and more.
     pub fn push_segments(
         &mut self,
         segments: &[SegmentState],
     ) -> Result<usize, CheckpointWriteError> {
         self.enter(Part::Segments)?;
-        let mut fits = true;
         let room = &mut self.chunk[self.used..];
         let mut taken = 0;
         for (state, place) in segments.iter().zip(room.chunks_exact_mut(SEGMENT_BYTES)) {
-            fits &= state.generation.0 < MAX_GENERATION;
-            place.copy_from_slice(OnDiskSegment::new(state).as_bytes());
+            let raw = OnDiskSegment::new(state).ok_or(CheckpointWriteError::Range("generation"))?;
+            place.copy_from_slice(raw.as_bytes());
             taken += 1;
-        }
-        if !fits {
-            return Err(CheckpointWriteError::Range("generation"));
         }
         self.used += taken * SEGMENT_BYTES;
         self.segments = self.segments.saturating_add(taken as u32);
@@ -222,6 +223,10 @@ impl CheckpointWriter {
         self.chunk[self.used..padded].fill(0);
         let checksum = chunk_checksum(&self.chunk[4..self.used], &self.cache, self.chunks);
         self.chunk[..4].copy_from_slice(&checksum.to_le_bytes());
+        if self.parity.len() < padded {
+            self.parity.resize(padded, 0);
+        }
+        add_to_parity(&mut self.parity, &self.chunk[..padded]);
         self.chunks += 1;
         self.len = len;
         self.used = CHUNK_HEADER_BYTES;
@@ -230,7 +235,7 @@ impl CheckpointWriter {
 
     /// The header, once every chunk was taken. `base` says up to which record everything is
     /// contained, `highest_sequence` which sequence was the last that had been given out,
-    /// `next_generation` which generation is the next.
+    /// `next_generation` which generation was the next when the segment table was taken.
     ///
     /// # Errors
     /// Something is missing, or a number is not below 2^62.
@@ -249,6 +254,9 @@ impl CheckpointWriter {
         if base.0 >= MAX_COUNT || highest_sequence >= MAX_COUNT {
             return Err(CheckpointWriteError::Range("base or highest_sequence"));
         }
+        if next_generation.0 >= MAX_COUNT {
+            return Err(CheckpointWriteError::Range("next_generation"));
+        }
         let header = CheckpointHeader {
             number: self.number,
             base,
@@ -259,11 +267,14 @@ impl CheckpointWriter {
             segment_count: self.segments,
             len: self.len,
             next_generation,
+            bounded: true,
         };
         let (bytes, header_crc) = header.encode(&self.cache);
         let reference =
             CheckpointRef { area: self.area, len: self.len, header_crc, number: self.number };
-        Ok(FinishedCheckpoint { header: bytes, reference })
+        let mut parity = self.parity;
+        parity.extend_from_slice(&bytes);
+        Ok(FinishedCheckpoint { header: bytes, reference, parity })
     }
 
     fn enter(&mut self, part: Part) -> Result<(), CheckpointWriteError> {

@@ -5,7 +5,7 @@ use zerocopy::FromBytes;
 use zerocopy::little_endian::U32;
 
 use super::{FIXED, HEADER_BYTES, RecordError};
-use crate::MAX_GENERATION;
+use crate::generation;
 use crate::geometry::Geometry;
 
 /// Bytes in a mark: the slot, then the generation in the upper 31 bits and the kind in the lowest.
@@ -30,26 +30,29 @@ pub struct Mark {
     /// Where the block's payload lies.
     pub slot: Slot,
     /// The generation of the slot's segment that is meant, so that a late mark cannot hit a block
-    /// of the segment's next life.
+    /// of the segment's next life. Only the lower half is written: compare with [`Mark::means`].
     pub generation: Generation,
     /// What happened.
     pub kind: MarkKind,
 }
 
 impl Mark {
-    /// `None` if the generation does not fit 31 bits.
-    pub(super) fn encode(&self) -> Option<[u8; MARK_BYTES]> {
-        if self.generation.0 >= MAX_GENERATION {
-            return None;
-        }
+    /// Whether a block in a segment of this generation is meant. No segment is opened 2^31 times
+    /// between two checkpoints, so the lower halves tell.
+    pub fn means(&self, generation: Generation) -> bool {
+        generation::low(self.generation) == generation::low(generation)
+    }
+
+    pub(super) fn encode(&self) -> [u8; MARK_BYTES] {
         let kind = match self.kind {
             MarkKind::Clean => 0,
             MarkKind::Gone => GONE,
         };
         let mut bytes = [0; MARK_BYTES];
         bytes[..4].copy_from_slice(&self.slot.0.to_le_bytes());
-        bytes[4..].copy_from_slice(&(self.generation.0 << 1 | kind).to_le_bytes());
-        Some(bytes)
+        let word = generation::low(self.generation) << 1 | kind;
+        bytes[4..].copy_from_slice(&word.to_le_bytes());
+        bytes
     }
 }
 
@@ -69,7 +72,7 @@ pub(super) fn decode_all(
             return Err(RecordError::Absurd("mark.slot"));
         }
         let kind = if word.get() & GONE != 0 { MarkKind::Gone } else { MarkKind::Clean };
-        marks.push(Mark { slot, generation: Generation(word.get() >> 1), kind });
+        marks.push(Mark { slot, generation: Generation(u64::from(word.get() >> 1)), kind });
     }
     Ok(marks)
 }

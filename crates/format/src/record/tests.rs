@@ -2,7 +2,7 @@ use forebay_core::{OriginBlock, SectorMask, VolumeId};
 use proptest::prelude::*;
 
 use super::*;
-use crate::MAX_BLOCKS;
+use crate::{MAX_BLOCKS, MAX_NARROW_GENERATION};
 
 const SIZES: [u64; 10] = [
     2 << 10,
@@ -33,7 +33,7 @@ fn head() -> Head {
     Head {
         cache: cache(),
         segment: SegmentId(5),
-        generation: Generation(MAX_GENERATION - 1),
+        generation: Generation(0x1234_5678_9abc_def0),
         position: 0,
         number: RecordNumber(1000),
         durable_through: RecordNumber(990),
@@ -110,7 +110,7 @@ fn marks_survive_the_round_trip() {
         let marks: Vec<Mark> = (0..count)
             .map(|index| Mark {
                 slot: geometry.slot_at(SegmentId(index % 7), 1 + index % 60),
-                generation: Generation(MAX_GENERATION - 1 - index),
+                generation: Generation(MAX_NARROW_GENERATION - 1 - u64::from(index)),
                 kind: if index % 3 == 0 { MarkKind::Gone } else { MarkKind::Clean },
             })
             .collect();
@@ -154,12 +154,12 @@ fn impossible_values_with_a_valid_checksum_are_refused_by_name() {
         ("position", 32, &[0xff; 4]),
         ("position", 32, &[0, 4, 0, 0]),
         ("kind", 36, &[0]),
-        ("kind", 36, &[3]),
+        ("kind", 36, &[4]),
+        ("count", 36, &[3]),
         ("count", 38, &[0, 0]),
         ("count", 38, &[127, 0]),
         ("count", 38, &[0xff, 0xff]),
-        ("header_length", 40, &[0; 4]),
-        ("header_length", 40, &[0xff; 4]),
+        ("generation", 40, &[0xff; 4]),
         ("payload_length", 44, &[0; 4]),
         ("payload_length", 44, &[0xff; 4]),
         ("payload_length", 38, &[1, 0]),
@@ -218,7 +218,7 @@ fn what_cannot_be_read_back_is_not_written() {
     assert_eq!(encode(&head(), &[far]), EncodeError::Range("block"));
     let wide = DataEntry { mask: SectorMask::all(16), ..good[0].clone() };
     assert_eq!(encode(&head(), &[wide]), EncodeError::Range("mask"));
-    let old = Head { generation: Generation(MAX_GENERATION), ..head() };
+    let old = Head { generation: Generation(MAX_COUNT), ..head() };
     assert_eq!(encode(&old, &good), EncodeError::Range("generation"));
     let late = Head { number: RecordNumber(MAX_COUNT), ..head() };
     assert_eq!(encode(&late, &good), EncodeError::Range("number"));
@@ -250,6 +250,7 @@ proptest! {
             match header.body {
                 Body::Data(entries) => prop_assert_eq!(entries.len(), usize::from(count)),
                 Body::Marks(marks) => prop_assert_eq!(marks.len(), usize::from(count)),
+                Body::Opening => prop_assert_eq!(count, 0),
             }
         }
     }

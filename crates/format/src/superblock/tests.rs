@@ -200,8 +200,8 @@ fn the_valid_copy_with_the_higher_generation_counts() {
     assert_eq!(chosen(&zero, &[]), Err(SuperblockError::Truncated));
     let newer = forged(|raw| raw.version = 2.into());
     assert_eq!(chosen(&newer, &at(9, COPY_B)), Err(Version(2)));
-    let newer = forged(|raw| raw.incompat = 4.into());
-    assert_eq!(chosen(&newer, &at(9, COPY_B)), Err(Incompatible(4)));
+    let newer = forged(|raw| raw.incompat = 16.into());
+    assert_eq!(chosen(&newer, &at(9, COPY_B)), Err(Incompatible(16)));
     let other = Superblock { cache: Uuid::from_u128(1), ..sample() };
     let mixed = Mixed(sample().cache, other.cache);
     assert_eq!(chosen(&at(1, COPY_A), &other.encode(COPY_B)), Err(mixed));

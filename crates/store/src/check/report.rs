@@ -3,6 +3,8 @@
 use forebay_core::OriginBlock;
 use forebay_format::{CheckpointHeader, Superblock, VolumeRecord};
 
+use crate::damage::Damage;
+
 /// The most bad blocks that are listed one by one; the rest is counted.
 pub const MAX_LISTED: usize = 10_000;
 
@@ -43,7 +45,7 @@ pub struct CheckReport {
     /// The device could be recovered, so all that follows is known.
     pub recovered: bool,
     /// Records that had been durable and are lost, with all that was in them. The daemon refuses the
-    /// device until it is told to go on without them.
+    /// volumes that they may have been about until it is told to go on without them.
     pub lost_records: u64,
     /// Records after the checkpoint.
     pub replayed: u64,
@@ -78,6 +80,15 @@ impl CheckReport {
     /// Whether nothing is wrong.
     pub fn is_sound(&self) -> bool {
         self.problems.is_empty() && self.bad_count == 0 && self.superblock.is_some()
+    }
+
+    /// Makes a problem of what volumes have lost and nobody has acknowledged.
+    pub(super) fn tell_damaged(&mut self) {
+        let damaged = self.volumes.iter().filter_map(|it| Some((&it.name, Damage::of(it)?)));
+        let told = damaged.map(|(name, damage)| {
+            format!("the volume '{name}' does not start before its operator says so: {damage}")
+        });
+        self.problems.extend(told.collect::<Vec<_>>());
     }
 
     /// Makes a problem of damaged headers if there are any; no block is lost by them.

@@ -1,7 +1,8 @@
 use std::cell::RefCell;
 
 use forebay_core::{BlockSize, Clock, Durability, Mode, Nanos, ReplacementKind, VolumeId};
-use forebay_device::{QueueContext, RamDevice};
+use forebay_device::{IoBuf, QueueContext, RamDevice};
+use forebay_format::superblock::{COPY_A, COPY_B};
 use forebay_format::{Uuid, VolumeRecord};
 use forebay_lane::LaneId;
 

@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::rc::Rc;
 
 use forebay_core::{Generation, OriginBlock, RecordNumber, SectorMask, SegmentId, Slot, VolumeId};
-use forebay_device::{IoBuf, Queue as DeviceQueue};
+use forebay_device::Queue as DeviceQueue;
 use forebay_format::{Body, Geometry, RecordHeader, Uuid, VolumeRecord};
 use forebay_lane::{Lane, concurrently};
 
@@ -24,6 +24,7 @@ use super::queue::{Group, OrderedVersion, Queue};
 use crate::error::StoreError;
 use crate::index::Index;
 use crate::replay::walk_headers;
+use crate::retry;
 use crate::store::VolumeSpace;
 use crate::table::Entry;
 
@@ -105,7 +106,7 @@ pub(crate) async fn recover(
                     note(searches, proofs, &geometry, &torn, &header);
                 });
                 match walked.await {
-                    Ok(bytes) => shared.borrow_mut().2 += bytes,
+                    Ok(walked) => shared.borrow_mut().2 += walked.bytes,
                     Err(error) => {
                         shared.borrow_mut().3.get_or_insert(error);
                     }
@@ -198,9 +199,7 @@ impl Search {
                 read += len as u64;
                 async move {
                     // What cannot be read at all is not torn by a crash; whoever needs it will see.
-                    let Ok(payload) = queue.read(offset, IoBuf::for_overwrite(len)).await else {
-                        return;
-                    };
+                    let Ok(payload) = retry::read(&queue, offset, len).await else { return };
                     if !check.matches(seed.check(block, &payload), 32) {
                         torn.borrow_mut().insert(slot);
                     }

@@ -95,6 +95,24 @@ impl World {
         self.block_on(async move { store.checkpoint(clean).await }).expect("the disk works");
     }
 
+    /// Edits the volume table.
+    pub fn change_volumes(
+        &self,
+        store: &Rc<StoreLane>,
+        change: impl FnOnce(&mut Vec<VolumeRecord>) + 'static,
+    ) {
+        let store = store.clone();
+        let changed = self.block_on(async move {
+            store
+                .change_volumes(|volumes, _| {
+                    change(volumes);
+                    Ok(())
+                })
+                .await
+        });
+        changed.expect("there is room");
+    }
+
     /// Adds a volume of `blocks` blocks, and gives its part of the index.
     pub fn add_volume(
         &self,
@@ -160,8 +178,19 @@ pub fn append(
     dirty: bool,
     mask: Option<SectorMask>,
 ) {
+    append_as(Class::Foreground, store, space, block, (fill, dirty, mask));
+}
+
+/// As [`append`], to the segment of that class.
+pub fn append_as(
+    class: Class,
+    store: &Rc<StoreLane>,
+    space: &VolumeSpace,
+    block: u64,
+    (fill, dirty, mask): (u8, bool, Option<SectorMask>),
+) {
     let condition = Condition::Always;
     let version = Version { space, block: OriginBlock(block), dirty, mask, rank: 1, condition };
-    let done = store.append(version, Class::Foreground, |bytes| bytes.fill(fill));
+    let done = store.append(version, class, |bytes| bytes.fill(fill));
     assert!(matches!(done, Appended::Done { .. }), "{done:?}");
 }

@@ -113,12 +113,10 @@ pub(super) fn open(
     device: Arc<dyn Device>,
     room: u64,
     grown: Vec<(VolumeId, u64)>,
-    accept_damage: bool,
 ) -> Result<Arc<Cache>, ApiError> {
     let (number, name) = (place.number, device.name().to_owned());
     let options = StoreOptions {
         lanes: lanes.count() as usize,
-        accept_damage,
         room_for_blocks: room,
         grown,
         seed: Uuid::new_v4().as_u64_pair().0,

@@ -93,7 +93,7 @@ impl EngineHost {
                 };
                 self.prepare(volume, existing, &device)?;
                 let room = blocks_of(volume, &origin);
-                let opened = caches::open(&self.lanes, place, device, room, Vec::new(), false)?;
+                let opened = caches::open(&self.lanes, place, device, room, Vec::new())?;
                 cache.insert(opened).clone()
             }
         };

@@ -12,7 +12,7 @@ use forebay_format::{PAGE, Superblock, SuperblockError, VolumeRecord};
 use forebay_store::CLEAN_DISTRUSTED;
 use forebay_store::StoreError;
 use forebay_store::check::{count_dirty, read_checkpoint};
-use forebay_store::recover::{Roots, read_roots};
+use forebay_store::{Roots, read_roots};
 
 use super::faults;
 

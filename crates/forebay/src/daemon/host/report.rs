@@ -264,8 +264,7 @@ fn errors(running: &Running) -> ErrorReport {
             .cause()
             .map(|cause| cause.to_string())
             .or_else(|| volume.writeback_error())
-            .or(sync_failed)
-            .or_else(|| store.damage().pop()),
+            .or(sync_failed),
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use forebay_admin::{ApiError, ErrorKind, Settings, VolumeName, VolumeState};
 use forebay_device::{Device, DeviceSpec};
 use forebay_engine::{Cache, Volume};
-use forebay_store::recover::Roots;
+use forebay_store::Roots;
 
 use super::caches::{self, Place};
 use super::inspect::{self, Content};
@@ -73,7 +73,7 @@ impl EngineHost {
             let device = claim("cache", cache_spec)?;
             self.format(volume, &device)?;
             let room = blocks_of(volume, &origin);
-            let opened = caches::open(&self.lanes, place, device, room, Vec::new(), false)?;
+            let opened = caches::open(&self.lanes, place, device, room, Vec::new())?;
             let opened = cache.insert(opened).clone();
             return self.create_in(volume, origin, place, &opened);
         }
@@ -83,7 +83,7 @@ impl EngineHost {
                 let device = claim("cache", cache_spec)?;
                 let roots = self.check_pair(volume, &device, &origin, force)?;
                 let grown = inspect::grown(&roots, &volume.name, origin.size());
-                let opened = caches::open(&self.lanes, place, device, 0, grown, force)?;
+                let opened = caches::open(&self.lanes, place, device, 0, grown)?;
                 cache.insert(opened).clone()
             }
         };
@@ -285,7 +285,7 @@ impl EngineHost {
             if !roots.volumes.iter().any(|record| record.name == volume.name.as_str()) {
                 return Ok(());
             }
-            *cache = Some(caches::open(&self.lanes, &place, device, 0, Vec::new(), true)?);
+            *cache = Some(caches::open(&self.lanes, &place, device, 0, Vec::new())?);
         }
         let (number, name) = (place.number, volume.name.to_string());
         let forgotten = self.lanes.run(0, move |state| async move {

@@ -205,6 +205,7 @@ impl Writer for Text {
                     };
                 }
             }
+            Body::Opening => (),
             Body::Marks(marks) => {
                 for mark in marks {
                     let what = match mark.kind {

@@ -1,0 +1,157 @@
+//! The index as the checkpoint has it.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::rc::Rc;
+
+use forebay_core::{Generation, RecordNumber};
+use forebay_device::Queue;
+use forebay_format::{Geometry, IndexEntry, SegmentState as SegmentLine};
+use forebay_lane::Lane;
+
+use super::firsts::{Bounds, reopened};
+use crate::checkpoint::source::CheckpointSource;
+use crate::error::StoreError;
+use crate::index::{Index, NewVersion};
+use crate::replay::Replay;
+use crate::store::VolumeSpace;
+use crate::table::{Check, Entry};
+
+/// What the checkpoint says, apart from the blocks.
+pub(super) struct Image {
+    /// The segment table.
+    pub(super) lines: Vec<SegmentLine>,
+    /// The generations with which segments have been opened since.
+    pub(super) reopened: Vec<Option<Generation>>,
+    pub(super) base: RecordNumber,
+    pub(super) next_generation: Generation,
+    pub(super) bytes_read: u64,
+    /// It was damaged, and mended.
+    pub(super) mended: bool,
+}
+
+/// What is recovered, and on which lane.
+pub(super) struct Source<'a> {
+    pub(super) lane: &'a Rc<Lane>,
+    pub(super) queue: &'a Queue,
+    pub(super) geometry: &'a Geometry,
+    pub(super) spaces: &'a [VolumeSpace],
+}
+
+/// The checkpoint's bits of a check, at the high end where the table has them.
+fn check_of(entry: &IndexEntry, bits: u32) -> Check {
+    Check::from_28(entry.check << (28 - bits.min(28)))
+}
+
+/// Brings the checkpoint's blocks into the index, but for those in segments that have been opened
+/// again: whatever superseded them is in the log. `clean`: nothing came after the checkpoint.
+///
+/// # Errors
+/// It is damaged and cannot be mended; what is in the index means nothing then.
+pub(super) async fn load(
+    from: &Source<'_>,
+    mut source: CheckpointSource,
+    clean: bool,
+    index: &Index,
+    replay: &Rc<RefCell<Replay>>,
+) -> Result<Image, StoreError> {
+    let Source { lane, queue, geometry, spaces } = from;
+    let too_many = || StoreError::Refused("the checkpoint has more blocks than fit".into());
+    let header = *source.header();
+    let count = geometry.segment_count as usize;
+    let bits = u32::from(header.check_bits);
+    replay.borrow_mut().begin(header.base, header.highest_sequence);
+    let (mut lines, mut firsts) = (Vec::with_capacity(count), None);
+    let (mut masks, mut partial) = (HashMap::new(), Vec::new());
+    while let Some(chunk) = source.read().await? {
+        let items = source.items(&chunk)?;
+        lines.extend(items.segments());
+        if firsts.is_none() && lines.len() >= count {
+            let lowest = if header.bounded { header.next_generation } else { Generation(0) };
+            let bounds = Bounds { lowest, lines: lines.clone() };
+            firsts = Some(match clean {
+                true => vec![None; count],
+                false => reopened(lane, queue, replay, bounds, false).await?,
+            });
+        }
+        let gone = |segment: usize| {
+            firsts.as_ref().and_then(|firsts| firsts.get(segment)).is_none_or(Option::is_some)
+        };
+        for entry in items.entries() {
+            let segment = geometry.place_of(entry.slot).0;
+            let Some(space) = spaces.iter().find(|space| space.id == entry.volume) else {
+                continue;
+            };
+            if entry.block.0 >= space.blocks || gone(segment.0 as usize) {
+                continue;
+            }
+            let version = Entry {
+                slot: entry.slot,
+                dirty: entry.dirty,
+                partial: entry.partial,
+                rank: entry.rank,
+                check: check_of(&entry, bits),
+            };
+            let address = space.address(entry.block);
+            if entry.partial {
+                partial.push((address, version));
+            } else if !index.restore(address, NewVersion { entry: version, mask: None }) {
+                return Err(too_many());
+            }
+        }
+        for mask in items.masks() {
+            if let Some(space) = spaces.iter().find(|space| space.id == mask.volume) {
+                masks.insert(space.address(mask.block), mask.mask);
+            }
+        }
+    }
+    let (bytes_read, mended) = (source.bytes_read, source.mended);
+    source.finish()?;
+    for (address, entry) in partial {
+        let mask = masks.remove(&address);
+        if !index.restore(address, NewVersion { entry, mask }) {
+            return Err(too_many());
+        }
+    }
+    Ok(Image {
+        lines,
+        reopened: firsts.unwrap_or_default(),
+        base: header.base,
+        next_generation: header.next_generation,
+        bytes_read,
+        mended,
+    })
+}
+
+/// Blocks of a cache whose headers fit into memory when all of them are replayed.
+const MOST_REBUILT: u64 = 1 << 27;
+
+/// As [`load`] without a checkpoint: everything is in the log, and all of it is replayed. Versions that
+/// had been superseded come back where the record that did it is gone.
+///
+/// # Errors
+/// The cache is too large for that, or the device fails.
+pub(super) async fn rebuild(
+    from: &Source<'_>,
+    replay: &Rc<RefCell<Replay>>,
+    why: StoreError,
+) -> Result<Image, StoreError> {
+    let Source { lane, queue, geometry, .. } = from;
+    let count = geometry.segment_count as usize;
+    if u64::from(geometry.segment_count) * geometry.blocks_per_segment() > MOST_REBUILT {
+        return Err(why);
+    }
+    tracing::error!(%why, "the checkpoint cannot be used: the index is rebuilt from the log");
+    replay.borrow_mut().begin(RecordNumber(0), 0);
+    let lines = vec![SegmentLine::default(); count];
+    let bounds = Bounds { lowest: Generation(0), lines: lines.clone() };
+    let reopened = reopened(lane, queue, replay, bounds, true).await?;
+    Ok(Image {
+        lines,
+        reopened,
+        base: RecordNumber(0),
+        next_generation: Generation(1),
+        bytes_read: 0,
+        mended: true,
+    })
+}
