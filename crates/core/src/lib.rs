@@ -6,6 +6,7 @@
 //! - [`settings`]: mode, durability, replacement policy, admission
 //! - [`quiet`]: hours of the day
 //! - [`op`]: what a client asks for and how it ends
+//! - [`sync`]: atomics and locks that tests can take over
 //! - [`text`]: what is said to operators, in one line
 //! - [`time`]: the clock that everything else is given
 //! - [`why`]: every reason that is counted
@@ -16,6 +17,7 @@ pub mod mask;
 pub mod op;
 pub mod quiet;
 pub mod settings;
+pub mod sync;
 pub mod text;
 pub mod time;
 pub mod units;

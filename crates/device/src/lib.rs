@@ -22,6 +22,8 @@ pub mod hint;
 mod holes;
 mod identity;
 pub mod log_buffer;
+#[cfg(all(test, feature = "loom"))]
+mod loom_tests;
 mod memory;
 pub mod model;
 pub mod open;

@@ -8,7 +8,8 @@
 use std::fmt;
 use std::ops::{Deref, DerefMut, Range};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+
+use forebay_core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::hint::{Spot, fetch_to_write};
 use crate::memory::{PAGE, Pages};
@@ -124,7 +125,7 @@ impl LogBuffer {
     /// Makes everything free again; the bytes keep their content until they are claimed.
     pub fn reset(&mut self) {
         for word in self.claimed.iter_mut().chain(self.published.iter_mut()) {
-            *word.get_mut() = 0;
+            *word = AtomicU64::new(0);
         }
     }
 }

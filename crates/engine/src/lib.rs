@@ -43,6 +43,8 @@ mod fill;
 mod flush;
 mod grow;
 pub mod lane;
+#[cfg(all(test, feature = "loom"))]
+mod loom_tests;
 mod occupancy;
 mod origin;
 mod patience;

@@ -7,8 +7,8 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
+use forebay_core::sync::Mutex;
 use forebay_lane::Notify;
-use parking_lot::Mutex;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Access {

@@ -7,11 +7,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 
+use forebay_core::sync::Mutex;
+use forebay_core::sync::atomic::{AtomicBool, Ordering};
 use forebay_core::{Clock, Nanos};
-use parking_lot::Mutex;
 
 use crate::timer::Timers;
 
@@ -25,7 +25,8 @@ type Job = Box<dyn FnOnce(&Rc<Lane>) + Send>;
 struct Mailbox {
     ready: Mutex<Vec<u32>>,
     jobs: Mutex<Vec<Job>>,
-    /// Set when something arrives, cleared when the lane looks.
+    /// Set when something arrives, cleared when the lane looks. This flag and `asleep` are only
+    /// exchanged and never stored to, so whoever changes one sees all that came before the last change.
     pending: AtomicBool,
     /// Rouses a lane that sleeps in the kernel.
     rouse: Box<dyn Fn() + Send + Sync>,
@@ -35,7 +36,7 @@ struct Mailbox {
 
 impl Mailbox {
     fn announce(&self) {
-        self.pending.store(true, Ordering::SeqCst);
+        self.pending.swap(true, Ordering::SeqCst);
         if self.asleep.swap(false, Ordering::SeqCst) {
             (self.rouse)();
         }
@@ -255,8 +256,12 @@ impl Lane {
         let taken = {
             let mut tasks = self.tasks.borrow_mut();
             let task = &mut tasks[index as usize];
-            task.waker.queued.store(false, Ordering::Release);
-            task.body.take().map(|body| (body, task.std_waker.clone()))
+            // An exchange and not a store: whoever wakes the task from now on and finds it queued was
+            // earlier than this, and the body sees what came before that wake-up.
+            task.waker.queued.swap(false, Ordering::AcqRel);
+            let waker = &mut task.std_waker;
+            // Lent and not cloned, which would count.
+            task.body.take().map(|body| (body, std::mem::replace(waker, Waker::noop().clone())))
         };
         let Some((mut body, waker)) = taken else { return };
         // One request's panic must not take the others with it.
@@ -266,6 +271,9 @@ impl Lane {
             self.panics.set(self.panics.get() + 1);
             true
         });
+        if let Some(task) = self.tasks.borrow_mut().get_mut(index as usize) {
+            task.std_waker = waker;
+        }
         if ended {
             drop(body);
             self.live.set(self.live.get() - 1);
@@ -278,9 +286,9 @@ impl Lane {
     /// Declares that the lane is about to sleep in the kernel. `false`: something has arrived,
     /// look again. Follow every `true` by [`Lane::woke`].
     pub fn may_sleep(&self) -> bool {
-        self.mailbox.asleep.store(true, Ordering::SeqCst);
+        self.mailbox.asleep.swap(true, Ordering::SeqCst);
         if self.mailbox.pending.load(Ordering::SeqCst) {
-            self.mailbox.asleep.store(false, Ordering::SeqCst);
+            self.mailbox.asleep.swap(false, Ordering::SeqCst);
             return false;
         }
         true
@@ -288,7 +296,7 @@ impl Lane {
 
     /// Declares that the lane is awake again.
     pub fn woke(&self) {
-        self.mailbox.asleep.store(false, Ordering::SeqCst);
+        self.mailbox.asleep.swap(false, Ordering::SeqCst);
     }
 
     /// When the next sleeper is due.

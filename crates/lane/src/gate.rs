@@ -4,8 +4,9 @@ use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
+
+use forebay_core::sync::atomic::{AtomicBool, Ordering};
 
 use crate::executor::Lane;
 use crate::notify::Notify;
@@ -33,10 +34,9 @@ impl Gate {
     pub fn try_enter(&self) -> Option<GateGuard<'_>> {
         // The guard must not even exist for a moment if somebody else is inside: it opens the gate
         // when it is dropped.
-        if self.busy.swap(true, Ordering::AcqRel) {
-            return None;
-        }
-        Some(GateGuard { gate: self })
+        let entered =
+            self.busy.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok();
+        entered.then(|| GateGuard { gate: self })
     }
 }
 

@@ -14,6 +14,8 @@
 
 pub mod executor;
 pub mod gate;
+#[cfg(all(test, feature = "loom"))]
+mod loom_tests;
 pub mod memory;
 pub mod notify;
 #[cfg(target_os = "linux")]

@@ -2,10 +2,10 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
 
-use parking_lot::Mutex;
+use forebay_core::sync::Mutex;
+use forebay_core::sync::atomic::{AtomicU64, Ordering};
 
 /// An event that happens again and again. A waiter looks at the shared state, and if that is not
 /// what it needs, awaits a [`Notified`] that it took *before* looking; so no event is missed.

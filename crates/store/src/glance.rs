@@ -7,9 +7,8 @@
 //! time, so the lane notes which segment it is in, and whoever frees segments looks at what all
 //! lanes have noted.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-
 use forebay_core::SegmentId;
+use forebay_core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 /// On cache lines of its own: written by whoever has claimed it, and by nobody else.
 #[derive(Default)]

@@ -6,11 +6,11 @@
 //! is still on its way has lost against a write.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
 
+use forebay_core::sync::atomic::{AtomicU64, Ordering};
+use forebay_core::sync::{Mutex, MutexGuard};
 use forebay_core::{SectorMask, Slot};
 use forebay_device::hint::{Spot, fetch, fetch_to_write};
-use parking_lot::{Mutex, MutexGuard};
 
 use crate::table::{Entry, Geometry, LocalKey, Table};
 

@@ -27,6 +27,8 @@ pub mod index;
 pub mod lane;
 pub mod latency;
 mod log;
+#[cfg(all(test, feature = "loom"))]
+mod loom_tests;
 pub mod meta;
 pub mod options;
 pub mod ordered;

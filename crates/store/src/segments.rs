@@ -10,11 +10,11 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use forebay_core::sync::Mutex;
+use forebay_core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use forebay_core::{Generation, RecordNumber, SegmentId};
 use forebay_device::LogBuffer;
-use parking_lot::Mutex;
 
 use crate::planted::{self, PlantedBug};
 

@@ -1,0 +1,186 @@
+//! The index, the segments and the glances in every order that the memory model allows. A cell
+//! stands for the payload of a segment; loom stops where a reader and a writer meet in it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use forebay_core::sync::loom::{self, cell::UnsafeCell, thread};
+use forebay_core::{Generation, RecordNumber, SegmentId, Slot};
+
+use crate::glance::Notes;
+use crate::index::{Address, Condition, Index, NewVersion, Put};
+use crate::segments::{Live, Segments};
+use crate::table::{Check, Entry, Geometry};
+
+fn index() -> Index {
+    Index::new(Geometry::new(16, 1, 8, 8).expect("it is possible"), 1)
+}
+
+fn version(slot: u32) -> NewVersion {
+    let entry =
+        Entry { slot: Slot(slot), dirty: false, partial: false, rank: 0, check: Check::new(0) };
+    NewVersion { entry, mask: None }
+}
+
+/// A block in each of two segments.
+struct World {
+    index: Index,
+    segments: Segments,
+    notes: Notes,
+    payloads: [UnsafeCell<()>; 2],
+}
+
+impl World {
+    fn new() -> Arc<Self> {
+        let world = World {
+            index: index(),
+            segments: Segments::new(2, Generation(1)),
+            notes: Notes::new(1),
+            payloads: [UnsafeCell::new(()), UnsafeCell::new(())],
+        };
+        for number in 0..2 {
+            let (segment, _) = world.segments.open(0, (0, 1), false).expect("it is free");
+            assert_eq!(segment, SegmentId(number));
+            let put = world.index.put(Address(number.into()), version(number), Condition::Absent);
+            assert!(matches!(put, Put::Done { .. }));
+            world.segments.add_live(segment, Live::one(false, 0));
+            world.segments.close(segment);
+        }
+        Arc::new(world)
+    }
+
+    /// Reads block `number` if it is cached: by a glance if there is a note, else by a pin.
+    fn read(&self, note: Option<crate::glance::NoteId>, number: u32) {
+        let mut glance = note;
+        let found = self.index.look_up(Address(number.into()), |entry| {
+            let segment = SegmentId(entry.slot.0);
+            if !self.notes.begin(note, segment) {
+                glance = None;
+                self.segments.pin(segment);
+            }
+            None
+        });
+        let Some(found) = found else { return };
+        self.payloads[found.entry.slot.0 as usize].with(|_| ());
+        match glance {
+            Some(note) => self.notes.end(note),
+            None => self.segments.unpin(SegmentId(found.entry.slot.0)),
+        }
+    }
+
+    /// Takes segment 0 out of use, and overwrites it if nothing is in the way. Whether it was.
+    fn reuse(&self) -> bool {
+        let segment = SegmentId(0);
+        assert!(self.segments.begin_reclaim(segment));
+        let old = self.index.remove(Address(0), |_| true).expect("it is cached");
+        self.segments.remove_live(segment, Live::one(old.dirty, old.rank));
+        assert!(self.segments.end_reclaim(segment, || (0, 0)), "nothing is left in it");
+        let (freed, _) = self.segments.free_drained(0, 0, |other| self.notes.look_at(other));
+        if freed == 0 {
+            return false;
+        }
+        let opened = self.segments.open(0, (0, 1), false).map(|(segment, _)| segment);
+        assert_eq!(opened, Some(segment));
+        self.payloads[0].with_mut(|_| ());
+        true
+    }
+}
+
+/// A segment is reused beside a lane that reads from it and then from another one; how often that
+/// could and could not be done.
+fn reuse_beside_a_reader(with_note: bool) -> [u32; 2] {
+    let counts = Arc::new([AtomicU32::new(0), AtomicU32::new(0)]);
+    let inner = counts.clone();
+    loom::model(move || {
+        let world = World::new();
+        let reader = world.clone();
+        let thread = thread::spawn(move || {
+            let note = if with_note { reader.notes.claim() } else { None };
+            reader.read(note, 0);
+            reader.read(note, 1);
+            reader.notes.give_back(note);
+        });
+        inner[usize::from(world.reuse())].fetch_add(1, Ordering::Relaxed);
+        thread.join().expect("no panic");
+    });
+    [0, 1].map(|at| counts[at].load(Ordering::Relaxed))
+}
+
+#[test]
+fn a_segment_is_not_reused_while_somebody_looks_at_it() {
+    assert!(reuse_beside_a_reader(true).iter().all(|count| *count > 0));
+}
+
+#[test]
+fn a_segment_is_not_reused_while_it_is_pinned() {
+    assert!(reuse_beside_a_reader(false).iter().all(|count| *count > 0));
+}
+
+#[test]
+fn a_fill_never_replaces_what_was_written_meanwhile() {
+    loom::model(|| {
+        let index = Arc::new(index());
+        let filling = index.clone();
+        let thread = thread::spawn(move || {
+            let ticket = filling.begin_fill(Address(3));
+            thread::yield_now();
+            filling.put(Address(3), version(1), Condition::Fill(&ticket));
+            filling.end_fill(ticket);
+        });
+        index.put(Address(3), version(2), Condition::Always);
+        thread.join().expect("no panic");
+        let found = index.look_up(Address(3), |_| None).expect("it was written");
+        assert_eq!(found.entry.slot, Slot(2));
+    });
+}
+
+#[test]
+fn a_fill_brings_nothing_back_that_was_removed_meanwhile() {
+    loom::model(|| {
+        let shared = Arc::new((index(), UnsafeCell::new(())));
+        let filling = shared.clone();
+        let thread = thread::spawn(move || {
+            let ticket = filling.0.begin_fill(Address(3));
+            // What the origin has before it is discarded.
+            let put = filling.0.put(Address(3), version(1), Condition::Fill(&ticket));
+            filling.0.end_fill(ticket);
+            matches!(put, Put::Done { .. })
+        });
+        let removed = shared.0.remove(Address(3), |_| true).is_some();
+        let filled = thread.join().expect("no panic");
+        let there = shared.0.look_up(Address(3), |_| None).is_some();
+        assert_eq!(there, filled && !removed);
+    });
+}
+
+#[test]
+fn two_lanes_never_open_the_same_segment() {
+    loom::model(|| {
+        let segments = Arc::new(Segments::new(2, Generation(1)));
+        let other = segments.clone();
+        let thread = thread::spawn(move || other.open(0, (1, 2), false));
+        let own = segments.open(0, (0, 2), false);
+        let (own, other) = (own.expect("free"), thread.join().ok().flatten().expect("free"));
+        assert!(own.0 != other.0 && own.1 != other.1, "{own:?} {other:?}");
+        assert!(segments.open(0, (0, 2), false).is_none());
+    });
+}
+
+#[test]
+fn a_sync_of_an_earlier_life_makes_nothing_durable() {
+    loom::model(|| {
+        let segments = Arc::new(Segments::new(1, Generation(1)));
+        let (segment, _) = segments.open(0, (0, 1), false).expect("free");
+        segments.record_closed(segment, RecordNumber(1), 5);
+        segments.close(segment);
+        let records = segments.take_undurable(RecordNumber(1));
+        assert!(segments.begin_reclaim(segment) && segments.end_reclaim(segment, || (0, 0)));
+        segments.checkpoint_durable(RecordNumber(1));
+        let late = segments.clone();
+        let thread = thread::spawn(move || late.set_durable(&records));
+        assert_eq!(segments.free_drained(0, 0, |_| false).0, 1);
+        assert!(segments.open(0, (0, 1), false).is_some());
+        thread.join().expect("no panic");
+        assert!(!segments.is_durable(segment, 0));
+    });
+}
