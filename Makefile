@@ -1,6 +1,6 @@
 # The usual ways into this project. 'make' alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help deps build install test fault-test vm-test demo soak fuzz bench clean
+.PHONY: help deps build install test fault-test vm-test demo soak fuzz sanitize mutants bench clean
 
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 
@@ -33,6 +33,12 @@ soak: deps ## simulator and end-to-end tests for an hour (FOREBAY_SOAK_MINUTES)
 
 fuzz: deps ## every fuzz target for a minute (FOREBAY_FUZZ_SECONDS)
 	@scripts/fuzz
+
+sanitize: deps ## loom, Miri, ThreadSanitizer and AddressSanitizer
+	@scripts/sanitize
+
+mutants: deps ## mutants of the core that no test notices (SHARD=K/N)
+	@scripts/mutants $(or $(SHARD),0/100)
 
 bench: deps ## measure the engine and NBD
 	cargo build --release -p forebay-lab
