@@ -112,7 +112,6 @@ def an_origin_made_with_a_size_may_grow(box):
 
 
 @test
-@pending("the counts are of different moments")
 def there_are_never_fewer_cached_than_dirty_blocks(box):
     daemon = box.daemon()
     client = Client(daemon.create("v", box.file("cache", 64 * MIB), box.file("origin", 32 * MIB), *KEEP))

@@ -82,8 +82,9 @@ def every_command_completes_on_a_device_that_is_gone(box):
                 done = verb(daemon, *words)
                 if done.returncode:
                     check(done.stderr.strip(), f"{what}: {words} failed without a word")
-            done = verb(daemon, "delete", "--discard-dirty", "v")
-            check_equal(done.returncode, 0, f"{what}: delete --discard-dirty ({done.stderr.strip()})")
+            if "v" in daemon.cli("list", "--names").stdout.split():
+                done = verb(daemon, "delete", "--discard-dirty", "v")
+                check_equal(done.returncode, 0, f"{what}: delete --discard-dirty ({done.stderr.strip()})")
             check_equal(daemon.cli("list", "--names").stdout, "", f"{what}: what is left")
             # The origin can be used again at once.
             spare = box.file(f"{name}.spare", 64 * MIB)
@@ -108,7 +109,6 @@ def a_mode_that_could_not_be_left_is_not_changed(box):
 
 
 @test
-@pending("a failing cache device holds up what does not need it")
 def one_read_error_loses_nothing(box):
     daemon, cache, origin, client = volume(box, "wb", *KEEP)
     client.write_blocks(0, 500)
@@ -126,7 +126,6 @@ def one_read_error_loses_nothing(box):
 
 
 @test
-@pending("a failing cache device holds up what does not need it")
 def one_read_error_on_the_way_of_a_client_is_not_seen(box):
     daemon, cache, origin, client = volume(box, "wb", *KEEP)
     client.write_blocks(0, 100)
