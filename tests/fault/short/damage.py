@@ -122,7 +122,6 @@ def there_are_never_fewer_cached_than_dirty_blocks(box):
 
 
 @test
-@pending("reclaim keeps what a stopped volume has")
 def a_stopped_volume_leaves_the_room_to_its_neighbour(box):
     daemon = box.daemon()
     cache = box.file("cache", 128 * MIB)

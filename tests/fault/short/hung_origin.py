@@ -17,7 +17,6 @@ def neighbours(box, cache=64 * MIB, mode="wt", settings=()):
 
 
 @test
-@pending("a hung origin holds up its neighbours")
 def commits_of_a_neighbour_go_on(box):
     daemon, disk, a, b = neighbours(box)
     a.write(bytes(4096), 0)
@@ -36,7 +35,6 @@ def commits_of_a_neighbour_go_on(box):
 
 
 @test
-@pending("a hung origin holds up its neighbours")
 def a_neighbour_has_the_room_of_the_cache(box):
     daemon, disk, a, b = neighbours(box, 128 * MIB, "wb", QUIET)
     check_equal(a.write_blocks(0, 10240), 10240, "blocks that were acknowledged")

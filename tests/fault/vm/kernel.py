@@ -111,9 +111,10 @@ def dm_error_below_the_cache(box):
 @test
 def dm_flakey_drops_and_rejects_writes(box):
     daemon, cache, origin, uri = volume(box, settings=("--set", "idle=100ms"))
+    writer = recorder(uri)
     for disk in (origin, cache):
         for feature in ("error_writes", "error_reads"):
-            writer = recorder(daemon.uri("v"))
+            writer.reconnect(daemon.uri("v"))
             load(writer)
             disk.become(f"flakey 1 1 1 {feature}")
             for _ in range(4):

@@ -87,7 +87,8 @@ def every_prefix_recovers(box):
     run("dmsetup", "remove", "logged")
 
     log = list(entries("/dev/vdc"))
-    marks = [index for index, entry in enumerate(log) if entry[0] & MARK]
+    # The kernel adds one of its own when the device is removed.
+    marks = [index for index, entry in enumerate(log) if entry[0] & MARK and entry[3].rstrip(b"\0").isdigit()]
     check_equal(len(marks), ROUNDS + 1, "marks in the log")
     picked = random.Random(5)
     points = set(marks[1:])
