@@ -397,6 +397,11 @@ impl Connection {
         if batch.is_empty() && queue.is_empty() {
             return Err(spare);
         }
+        // It may be one from before the buffers grew.
+        let spare = match spare.capacity() == self.batch_capacity() {
+            true => spare,
+            false => Batch::new(self.session.structured, self.batch_capacity()),
+        };
         let mut outgoing = std::mem::replace(&mut *batch, spare);
         let mut released = outgoing.fold(&mut queue, usize::MAX);
         let large = outgoing.take_large(&mut queue);

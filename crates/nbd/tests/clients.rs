@@ -117,6 +117,24 @@ fn pipelined_requests_are_answered_once_in_whatever_order() {
 }
 
 #[test]
+fn a_client_that_begins_to_ask_for_much_is_answered() {
+    let server = TestServer::start();
+    for export in ["memory", "later"] {
+        let mut client = server.open(export, true);
+        let data = pattern(1, 128 << 10);
+        client.write(0, &data).expect("written");
+        // The read finds a reply in the small buffer that it does not fit into.
+        let (_, write) = client.encode(command::WRITE, 0, 0, 4096);
+        let (_, read) = client.encode(command::READ, 0, 0, 64 << 10);
+        let both = [&write[..], &data[..4096], &read].concat();
+        std::io::Write::write_all(&mut client.stream, &both).expect("requests");
+        let mut replies = [client.reply(), client.reply()];
+        replies.sort_by_key(|reply| reply.cookie);
+        assert!(replies[1].data == data[..64 << 10]);
+    }
+}
+
+#[test]
 fn hits_overtake_what_waits() {
     let server = TestServer::start();
     let mut client = server.open("later", true);
