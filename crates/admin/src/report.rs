@@ -16,7 +16,7 @@ pub enum VolumeState {
     /// Not served.
     #[default]
     Stopped,
-    /// Will be served: the daemon has just begun, and starts other volumes first.
+    /// Will be served: the daemon has just begun, or a device does not answer.
     Waiting,
     /// The cache device is being read.
     Recovering,
@@ -262,6 +262,15 @@ impl ErrorReport {
     }
 }
 
+/// A device that does not answer.
+#[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct WaitReport {
+    /// The device as the operator named it.
+    pub device: String,
+    /// For how long it has not answered, in seconds.
+    pub seconds: u64,
+}
+
 /// Everything about one volume.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct VolumeReport {
@@ -279,6 +288,9 @@ pub struct VolumeReport {
     pub durability: Durability,
     /// Where the volume is in its life.
     pub state: VolumeState,
+    /// The device that its start or stop waits for; `null` unless it lets that wait.
+    #[serde(default)]
+    pub waiting_for: Option<WaitReport>,
     /// The origin.
     pub origin: OriginReport,
     /// The cache device.
@@ -320,6 +332,7 @@ impl VolumeReport {
             alignment: 0,
             durability: settings.durability,
             state,
+            waiting_for: None,
             origin: OriginReport::default(),
             cache: CacheReport::default(),
             export: ExportReport::default(),
@@ -421,7 +434,7 @@ mod tests {
              requests/read_hits requests/read_partial requests/read_misses requests/write_hits \
              requests/write_misses requests/bypassed requests/flushes bytes/user_read \
              bytes/user_written bytes/cache_read bytes/cache_written bytes/origin_read \
-             bytes/origin_written latency/read/p50_us latency/write/p99_us latency/flush/max_us \
+             bytes/origin_written waiting_for latency/read/p50_us latency/write/p99_us latency/flush/max_us \
              memory/index_bytes memory/buffer_bytes errors/last progress settings/mode"
             .split_whitespace()
         {

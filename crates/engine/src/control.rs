@@ -326,6 +326,16 @@ impl EngineLane {
         })
     }
 
+    /// Makes durable what was acknowledged, of all volumes: nothing of it is lost when the cache is
+    /// left as it is.
+    ///
+    /// # Errors
+    /// The cache device fails.
+    pub async fn settle(self: &Rc<Self>) -> Result<(), EngineError> {
+        self.store.commit().await?;
+        Ok(())
+    }
+
     /// Stops a volume: requests are refused from now on, those in flight end, everything that was
     /// acknowledged becomes durable. Dirty data stays in the cache. `keep_stopped`: it does not
     /// come up by itself the next time.

@@ -38,6 +38,8 @@ pub struct VolumeSettings {
     pub ordered: bool,
     /// At the latest after this time, acknowledged writes are made durable.
     pub commit_interval: Duration,
+    /// How often an operator has changed the volume, as far as the cache device was told.
+    pub version: u64,
 }
 
 impl Default for VolumeSettings {
@@ -55,6 +57,7 @@ impl Default for VolumeSettings {
             writeback: WritebackSettings::default(),
             ordered: false,
             commit_interval: Duration::from_secs(1),
+            version: 0,
         }
     }
 }
@@ -82,6 +85,7 @@ const WRITEBACK_LATENCY_MILLIS: u16 = 25;
 const WRITEBACK_GAP: u16 = 26;
 const QUIET_HOURS: u16 = 27;
 const ORDERED: u16 = 32;
+const VERSION: u16 = 48;
 
 /// What the number of a setting in the volume table stands for: its name, as an operator knows it, with
 /// the unit where that is not bytes or a plain number. `None`: only a later program knows it.
@@ -112,6 +116,7 @@ pub fn tag_name(tag: u16) -> Option<&'static str> {
         DAMAGE_FIRST => "damage_first",
         DAMAGE_COUNT => "damage_count",
         CREATED_RECORD => "created_record",
+        VERSION => "version",
         _ => return None,
     })
 }
@@ -183,6 +188,7 @@ impl VolumeSettings {
             (WRITEBACK_LATENCY_MILLIS, millis(writeback.latency)),
             (WRITEBACK_GAP, u64::from(writeback.gap_bytes)),
             (QUIET_HOURS, writeback.quiet_hours.map_or(0, QuietHours::to_number)),
+            (VERSION, self.version),
         ]
     }
 
@@ -232,6 +238,7 @@ impl VolumeSettings {
                 WRITEBACK_LATENCY_MILLIS => writeback.latency = Duration::from_millis(value),
                 WRITEBACK_GAP => writeback.gap_bytes = small.unwrap_or(writeback.gap_bytes),
                 QUIET_HOURS => writeback.quiet_hours = QuietHours::from_number(value),
+                VERSION => self.version = value,
                 _ => (),
             }
         }

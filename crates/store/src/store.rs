@@ -5,7 +5,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use forebay_core::{BlockSize, Generation, OriginBlock, SectorMask, SegmentId, Slot, VolumeId};
+use forebay_core::{
+    BlockSize, Generation, OriginBlock, RecordNumber, SectorMask, SegmentId, Slot, VolumeId,
+};
 use forebay_device::Device;
 use forebay_format::{CheckSeed, Geometry, Mark, MarkKind, Uuid, VolumeRecord};
 use forebay_lane::{Gate, Notify};
@@ -413,6 +415,12 @@ impl Store {
         self.log.round_ended.notify_all();
         self.space.notify_all();
         self.space_wanted.notify_all();
+    }
+
+    /// How far what is durable reaches: the generation of the superblock, and the last record. Neither
+    /// is ever lower when the device is opened again, unless it lost what was durable.
+    pub fn position(&self) -> (u64, RecordNumber) {
+        (self.meta.lock().generation, self.log.durable_through())
     }
 
     /// Whether a block found no room in the index since this was asked last.

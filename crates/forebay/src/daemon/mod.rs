@@ -3,7 +3,7 @@
 //! - [`host_api`]: what it asks of the data path; `host`: the data path itself
 //! - [`volumes`]: the volumes, served and remembered in step; `preflight`: what a new one must pass
 //! - [`operations`]: work that takes long
-//! - [`state`]: what is remembered between starts
+//! - [`state`]: what is remembered between starts; [`known`]: of caches, whether they are open or not
 //! - [`api`], [`http`], [`server`]: the admin API, from meaning down to bytes
 //! - [`socket`], [`nbd_address`]: where it can be reached
 //! - [`signals`], [`notify`]: the world of processes outside
@@ -12,6 +12,7 @@ pub(crate) mod api;
 pub(crate) mod host;
 pub(crate) mod host_api;
 pub(crate) mod http;
+pub(crate) mod known;
 pub(crate) mod nbd_address;
 pub(crate) mod notify;
 pub(crate) mod operations;
@@ -27,6 +28,7 @@ pub(crate) mod volumes;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use forebay_admin::ApiError;
 
@@ -38,6 +40,10 @@ use signals::StopRequest;
 use socket::ClaimedSocket;
 use state::State;
 use volumes::Volumes;
+
+/// How often the state learns how far the caches are. So much can be missing from a cache device
+/// unnoticed, at most, when an older copy is put in its place after a crash.
+const NOTING: Duration = Duration::from_secs(10);
 
 /// Most lanes that are used unless the operator asks for more.
 const MAX_DEFAULT_LANES: usize = 2;
@@ -81,7 +87,7 @@ pub(crate) fn run(options: Options) -> Result<(), ApiError> {
     let state = State::open(&options.state_dir)?;
     let socket = ClaimedSocket::claim("--socket", &options.socket, 0o600)?;
     let lanes = options.lanes.unwrap_or_else(default_lanes);
-    let host = host::open(lanes, &nbd, &options.raw)?;
+    let host = host::open(lanes, &nbd, &options.raw, state.known().clone())?;
     for address in nbd.iter().filter(|address| !address.is_local()) {
         tracing::warn!(%address, "NBD has no authentication: whoever reaches this address has the data");
     }
@@ -93,12 +99,14 @@ pub(crate) fn run(options: Options) -> Result<(), ApiError> {
     tracing::info!(socket = %options.socket.display(), "the admin API answers");
 
     manager.status("Recovering");
-    let (served, wanted) = volumes.restore(&stop);
+    let restored = volumes.restore(&stop);
     if !stop.is_asked() {
-        tracing::info!("ready, {served} of {wanted} volumes served");
-        manager.ready(&format!("{served} of {wanted} volumes served"));
+        tracing::info!("ready, {restored}");
+        manager.ready(&restored.to_string());
     }
-    stop.wait();
+    while !stop.wait_for(NOTING) {
+        volumes.note_positions();
+    }
 
     manager.stopping();
     let ended = volumes.shut_down();

@@ -10,8 +10,9 @@ use forebay_admin::{
     ApiError, ErrorKind, Operation, OperationId, OperationState, Progress, Unit, VolumeName,
 };
 
-/// Most operations at work together.
-const MAX_RUNNING: usize = 64;
+/// Most operations at work together: one for each volume there can be. Those that wait for a device
+/// that does not answer are no reason to refuse others.
+const MAX_RUNNING: usize = 4096;
 
 /// Finished operations that are remembered, so that a client can still learn how they ended.
 const MAX_FINISHED: usize = 256;
@@ -22,9 +23,20 @@ const MAX_FINISHED: usize = 256;
 pub(crate) struct Work {
     progress: Mutex<Progress>,
     cancelled: AtomicBool,
+    patience: Mutex<Option<Duration>>,
 }
 
 impl Work {
+    /// Says how long a device may take to answer; without this the work waits until it does.
+    pub(crate) fn limit(&self, patience: Duration) {
+        *self.patience.lock().unwrap_or_else(PoisonError::into_inner) = Some(patience);
+    }
+
+    /// How long a device may take to answer before the work fails; `None`: however long that is.
+    pub(crate) fn patience(&self) -> Option<Duration> {
+        *self.patience.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Says how far the work is, in units of `unit`; `total` 0 while that is not known.
     pub(crate) fn report(&self, done: u64, total: u64, unit: Unit) {
         *self.progress.lock().unwrap_or_else(PoisonError::into_inner) =
@@ -121,7 +133,7 @@ impl Operations {
         self: &Arc<Self>,
         verb: &'static str,
         volume: &VolumeName,
-        run: impl FnOnce(&Work) -> Result<(), ApiError> + Send + 'static,
+        run: impl FnOnce(&Arc<Work>) -> Result<(), ApiError> + Send + 'static,
     ) -> Result<OperationId, ApiError> {
         let mut table = self.table();
         if table.closed {

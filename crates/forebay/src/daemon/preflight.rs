@@ -42,6 +42,9 @@ pub(crate) fn definition(request: &CreateRequest) -> Result<Definition, ApiError
         block_size: block_size.bytes(),
         alignment,
         settings,
+        version: 0,
+        uuid: None,
+        cache_uuid: None,
     })
 }
 

@@ -1,6 +1,7 @@
 //! The request to stop: SIGTERM or SIGINT, or a test.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
 
 use forebay_admin::ApiError;
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -27,12 +28,11 @@ impl StopRequest {
         *self.asked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until somebody asks.
-    pub(crate) fn wait(&self) {
-        let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
-        while !*asked {
-            asked = self.changed.wait(asked).unwrap_or_else(PoisonError::into_inner);
-        }
+    /// Waits until somebody asks, at most for `time`; whether somebody has.
+    pub(crate) fn wait_for(&self, time: Duration) -> bool {
+        let asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.changed.wait_timeout_while(asked, time, |asked| !*asked);
+        *waited.unwrap_or_else(PoisonError::into_inner).0
     }
 }
 

@@ -4,17 +4,22 @@ use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{ErrorKind as Io, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use forebay_admin::{ApiError, ErrorKind, VolumeName};
+use forebay_format::Uuid;
 use serde::{Deserialize, Serialize};
 
 use super::host_api::Definition;
+use super::known::{Facts, Known, Position};
 use super::socket::lock_file;
 use crate::paths::io_error;
 
-/// Version of the file that is written, and the only one that is read.
-const VERSION: u32 = 1;
+/// Version of the file that is written.
+const VERSION: u32 = 2;
+
+/// The oldest version that is read. It knew neither caches nor what is deleted.
+const OLDEST: u32 = 1;
 
 /// Largest file that is read, in bytes.
 const MAX_FILE: u64 = 16 << 20;
@@ -32,6 +37,12 @@ pub(crate) struct Remembered {
     /// Size of the origin in bytes when it was last served; 0: not known.
     #[serde(default)]
     pub(crate) origin_bytes: u64,
+    /// A delete has begun. If the cache does not know the volume any more, it has gone through.
+    #[serde(default)]
+    pub(crate) deleting: bool,
+    /// An older copy of the cache device was accepted for another volume, and not for this one.
+    #[serde(default)]
+    pub(crate) behind: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -39,12 +50,29 @@ pub(crate) struct Remembered {
 struct Contents {
     version: u32,
     volumes: Vec<Remembered>,
+    #[serde(default)]
+    caches: Vec<KnownCache>,
+    #[serde(default)]
+    deleted: Vec<Uuid>,
+}
+
+/// A cache in the file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct KnownCache {
+    uuid: Uuid,
+    #[serde(flatten)]
+    position: Position,
 }
 
 /// The state directory of a daemon, locked as long as this lives.
 pub(crate) struct State {
     dir: PathBuf,
-    contents: Mutex<Vec<Remembered>>,
+    /// Held while the file is written: whoever only looks does not wait for that.
+    writing: Mutex<()>,
+    volumes: Mutex<Vec<Remembered>>,
+    known: Arc<Known>,
+    /// What the file says beside the volumes.
+    written: Mutex<Facts>,
     _lock: File,
 }
 
@@ -65,8 +93,24 @@ impl State {
             dir.display()
         );
         let lock = lock_file(&dir.join("lock"), &in_use)?;
-        let volumes = read(&dir.join("state.json"))?;
-        Ok(State { dir: dir.to_owned(), contents: Mutex::new(volumes), _lock: lock })
+        let Contents { volumes, caches, deleted, .. } = read(&dir.join("state.json"))?;
+        let facts = Facts {
+            caches: caches.into_iter().map(|cache| (cache.uuid, cache.position)).collect(),
+            deleted: deleted.into_iter().collect(),
+        };
+        Ok(State {
+            dir: dir.to_owned(),
+            writing: Mutex::default(),
+            volumes: Mutex::new(volumes),
+            known: Arc::new(Known::new(facts.clone())),
+            written: Mutex::new(facts),
+            _lock: lock,
+        })
+    }
+
+    /// What is known of caches.
+    pub(crate) fn known(&self) -> &Arc<Known> {
+        &self.known
     }
 
     /// The directory.
@@ -76,7 +120,7 @@ impl State {
 
     /// Every volume, in the order of creation.
     pub(crate) fn volumes(&self) -> Vec<Remembered> {
-        self.contents.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.volumes.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// One volume.
@@ -91,36 +135,77 @@ impl State {
     /// Remembers a volume, in place of one of the same name.
     ///
     /// # Errors
-    /// When it cannot be made durable; what was remembered before still is.
+    /// As [`State::change`].
     pub(crate) fn put(&self, entry: Remembered) -> Result<(), ApiError> {
-        self.change(|volumes| {
-            match volumes.iter_mut().find(|old| old.volume.name == entry.volume.name) {
-                Some(old) => *old = entry,
-                None => volumes.push(entry),
-            }
-        })
+        self.change(|volumes, _| put(volumes, entry))
     }
 
-    /// Forgets a volume.
+    /// Forgets a volume. In this process it is forgotten even if that cannot be written.
     ///
     /// # Errors
-    /// As [`State::put`].
+    /// As [`State::change`].
     pub(crate) fn remove(&self, name: &VolumeName) -> Result<(), ApiError> {
-        self.change(|volumes| volumes.retain(|entry| entry.volume.name != *name))
+        let removed = self.change(|volumes, _| volumes.retain(|entry| entry.volume.name != *name));
+        if removed.is_err() {
+            let mut volumes = self.volumes.lock().unwrap_or_else(PoisonError::into_inner);
+            volumes.retain(|entry| entry.volume.name != *name);
+        }
+        removed
     }
 
-    fn change(&self, change: impl FnOnce(&mut Vec<Remembered>)) -> Result<(), ApiError> {
-        let mut contents = self.contents.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut changed = contents.clone();
-        change(&mut changed);
-        if changed.len() > MAX_VOLUMES {
+    /// Changes what is remembered, all of it or nothing, durably.
+    ///
+    /// # Errors
+    /// When it cannot be made durable; what was remembered before still is.
+    pub(crate) fn change(
+        &self,
+        change: impl FnOnce(&mut Vec<Remembered>, &mut Facts),
+    ) -> Result<(), ApiError> {
+        let _turn = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut volumes = self.volumes();
+        let mut facts = self.known.facts().clone();
+        let before = facts.clone();
+        change(&mut volumes, &mut facts);
+        if volumes.len() > MAX_VOLUMES {
             let message = format!("a daemon has at most {MAX_VOLUMES} volumes; delete one first");
             return Err(ApiError::new(ErrorKind::Refused, message));
         }
-        write(&self.dir, &changed)
+        // Of caches that no volume is on there is nothing to know.
+        let used =
+            |cache: &Uuid| volumes.iter().any(|entry| entry.volume.cache_uuid == Some(*cache));
+        facts.caches.retain(|cache, _| used(cache));
+        write(&self.dir, &volumes, &facts)
             .map_err(|error| io_error("cannot write the state in", &self.dir, &error))?;
-        *contents = changed;
+        *self.volumes.lock().unwrap_or_else(PoisonError::into_inner) = volumes;
+        *self.written.lock().unwrap_or_else(PoisonError::into_inner) = facts.clone();
+        let mut known = self.known.facts();
+        // The host may have gone on meanwhile: only what was changed here is taken over.
+        known
+            .deleted
+            .retain(|volume| !before.deleted.contains(volume) || facts.deleted.contains(volume));
+        known.deleted.extend(facts.deleted.difference(&before.deleted));
+        known.caches.retain(|cache, _| {
+            !before.caches.contains_key(cache) || facts.caches.contains_key(cache)
+        });
         Ok(())
+    }
+
+    /// Makes durable what the host has learnt, if that is anything.
+    ///
+    /// # Errors
+    /// As [`State::change`].
+    pub(crate) fn keep_known(&self) -> Result<(), ApiError> {
+        let written = self.written.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let news = *self.known.facts() != written;
+        if news { self.change(|_, _| ()) } else { Ok(()) }
+    }
+}
+
+/// Puts a volume in place of one of the same name, or at the end.
+pub(crate) fn put(volumes: &mut Vec<Remembered>, entry: Remembered) {
+    match volumes.iter_mut().find(|old| old.volume.name == entry.volume.name) {
+        Some(old) => *old = entry,
+        None => volumes.push(entry),
     }
 }
 
@@ -130,10 +215,10 @@ pub(crate) fn not_found(name: &VolumeName) -> ApiError {
     ApiError::new(ErrorKind::NotFound, message).about("name")
 }
 
-fn read(path: &Path) -> Result<Vec<Remembered>, ApiError> {
+fn read(path: &Path) -> Result<Contents, ApiError> {
     let file = match File::open(path) {
         Ok(file) => file,
-        Err(error) if error.kind() == Io::NotFound => return Ok(Vec::new()),
+        Err(error) if error.kind() == Io::NotFound => return Ok(Contents::default()),
         Err(error) => return Err(io_error("cannot open", path, &error)),
     };
     let mut text = String::new();
@@ -155,8 +240,9 @@ fn read(path: &Path) -> Result<Vec<Remembered>, ApiError> {
     }
     let damaged = |error: serde_json::Error| unusable(format!("is damaged: {error}"));
     let Version { version } = serde_json::from_str(&text).map_err(damaged)?;
-    if version != VERSION {
-        return Err(unusable(format!("has version {version}, this daemon reads {VERSION}")));
+    if !(OLDEST..=VERSION).contains(&version) {
+        let reason = format!("has version {version}, this daemon reads {OLDEST} to {VERSION}");
+        return Err(unusable(reason));
     }
     let contents: Contents = serde_json::from_str(&text).map_err(damaged)?;
     for (index, entry) in contents.volumes.iter().enumerate() {
@@ -165,21 +251,38 @@ fn read(path: &Path) -> Result<Vec<Remembered>, ApiError> {
             return Err(unusable(format!("has the volume '{name}' twice")));
         }
     }
-    Ok(contents.volumes)
+    Ok(contents)
 }
 
 /// Replaces the file so that a crash at any point leaves the old or the new one, whole.
-fn write(dir: &Path, volumes: &[Remembered]) -> std::io::Result<()> {
-    let contents = Contents { version: VERSION, volumes: volumes.to_vec() };
-    let text = serde_json::to_vec_pretty(&contents)?;
+fn write(dir: &Path, volumes: &[Remembered], facts: &Facts) -> std::io::Result<()> {
+    let caches = facts.caches.iter();
+    let contents = Contents {
+        version: VERSION,
+        volumes: volumes.to_vec(),
+        caches: caches
+            .map(|(uuid, position)| KnownCache { uuid: *uuid, position: *position })
+            .collect(),
+        deleted: facts.deleted.iter().copied().collect(),
+    };
+    let mut text = serde_json::to_vec_pretty(&contents)?;
+    text.push(b'\n');
     let fresh = dir.join("state.json.new");
-    let mut file =
-        OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(&fresh)?;
-    file.write_all(&text)?;
-    file.write_all(b"\n")?;
-    file.sync_all()?;
-    fs::rename(&fresh, dir.join("state.json"))?;
+    let written =
+        write_file(&fresh, &text).and_then(|()| fs::rename(&fresh, dir.join("state.json")));
+    if written.is_err() {
+        // On a full filesystem it would only be in the way.
+        let _ = fs::remove_file(&fresh);
+    }
+    written?;
     File::open(dir)?.sync_all()
+}
+
+fn write_file(path: &Path, text: &[u8]) -> std::io::Result<()> {
+    let mut file =
+        OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(path)?;
+    file.write_all(text)?;
+    file.sync_all()
 }
 
 #[cfg(test)]
@@ -197,8 +300,11 @@ mod tests {
             block_size: 4096,
             alignment: 512,
             settings: Settings::default(),
+            version: 1,
+            uuid: None,
+            cache_uuid: None,
         };
-        Remembered { volume, started, origin_bytes: 4096 }
+        Remembered { volume, started, origin_bytes: 4096, deleting: false, behind: false }
     }
 
     #[test]
@@ -241,7 +347,8 @@ mod tests {
             String::new(),
             "{}".to_owned(),
             "[]".to_owned(),
-            "{\"version\":2,\"volumes\":[]}".to_owned(),
+            "{\"version\":3,\"volumes\":[]}".to_owned(),
+            "{\"version\":0,\"volumes\":[]}".to_owned(),
             "{\"version\":1,\"volumes\":[],\"more\":1}".to_owned(),
             format!("{{\"version\":1,\"volumes\":[{good},{good}]}}"),
             format!("{{\"version\":1,\"volumes\":[{}]}}", good.replace("\"a\"", "\"a/b\"")),

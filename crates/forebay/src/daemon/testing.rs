@@ -2,13 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 
 use forebay_admin::curve::{CurveReport, CurveRow, Hits};
+use forebay_admin::report::WaitReport;
 use forebay_admin::{ApiError, ErrorKind, Settings, Unit, VolumeName, VolumeReport, VolumeState};
+use forebay_format::Uuid;
 
-use super::host_api::{Definition, Existing, Host};
+use super::host_api::{Definition, Existing, Host, Identity, Remains, StartError};
 use super::operations::Work;
 
 /// A directory that is removed with all it holds.
@@ -40,29 +42,58 @@ impl Drop for TempDir {
 /// Size of the origins of a [`FakeHost`], in bytes.
 pub(crate) const FAKE_SIZE: u64 = 123 << 20;
 
+/// The cache of every volume of a [`FakeHost`].
+pub(crate) const FAKE_CACHE: Uuid = Uuid::from_u128(7);
+
+/// Does something when the host is asked something.
+type Hook = Box<dyn Fn(&str) + Send>;
+
 /// A host that remembers what it was asked, and fails where it is told to.
 #[derive(Default)]
 pub(crate) struct FakeHost {
-    running: Mutex<BTreeMap<VolumeName, Settings>>,
+    running: Mutex<BTreeMap<VolumeName, Definition>>,
+    /// Volumes that wait for a device.
+    hung: Mutex<BTreeMap<VolumeName, Settings>>,
     /// Everything that was asked, like `create v`.
     pub(crate) asked: Mutex<Vec<String>>,
-    /// What fails, in the words of `asked`; with `hang` in front, what runs until it is cancelled.
+    /// What fails, in the words of `asked`; with `hang` in front, what runs until it is cancelled; with
+    /// `older` or `unknown`, a start that fails like that, and only once.
     pub(crate) failing: Mutex<Vec<String>>,
+    /// Called with what is asked.
+    pub(crate) hook: Mutex<Option<Hook>>,
 }
 
 impl FakeHost {
-    fn ask(&self, what: String, work: &Work) -> Result<(), ApiError> {
+    fn fails(&self, what: &str) -> bool {
+        self.failing.lock().expect("not poisoned").iter().any(|failing| failing == what)
+    }
+
+    fn answer(&self, what: String) -> Result<(), ApiError> {
+        let fails = self.fails(&what);
+        self.asked.lock().expect("not poisoned").push(what);
+        if fails { Err(ApiError::new(ErrorKind::Failed, "told to fail")) } else { Ok(()) }
+    }
+
+    fn ask(&self, verb: &str, volume: &VolumeName, how: &str, work: &Work) -> Result<(), ApiError> {
         work.report(1, 1, Unit::Steps);
-        let hangs = format!("hang {what}");
-        while self.failing.lock().expect("not poisoned").contains(&hangs) {
+        let what = format!("{verb} {volume}{how}");
+        if let Some(hook) = &*self.hook.lock().expect("not poisoned") {
+            hook(&what);
+        }
+        while self.fails(&format!("hang {what}")) {
+            self.hung.lock().expect("not poisoned").insert(volume.clone(), Settings::default());
             if work.is_cancelled() {
+                self.hung.lock().expect("not poisoned").remove(volume);
                 return Err(ApiError::new(ErrorKind::Cancelled, "given up"));
             }
             std::thread::yield_now();
         }
-        let fails = self.failing.lock().expect("not poisoned").contains(&what);
-        self.asked.lock().expect("not poisoned").push(what);
-        if fails { Err(ApiError::new(ErrorKind::Failed, "told to fail")) } else { Ok(()) }
+        self.hung.lock().expect("not poisoned").remove(volume);
+        self.answer(what)
+    }
+
+    fn serve(&self, volume: &Definition) {
+        self.running.lock().expect("not poisoned").insert(volume.name.clone(), volume.clone());
     }
 }
 
@@ -71,67 +102,100 @@ impl Host for FakeHost {
         1
     }
 
-    fn create(&self, volume: &Definition, existing: Existing, work: &Work) -> Result<(), ApiError> {
+    fn create(
+        &self,
+        volume: &Definition,
+        existing: Existing,
+        work: &Arc<Work>,
+    ) -> Result<(), ApiError> {
         let how = match existing {
             Existing::Spare => "",
             Existing::Join => " join",
             Existing::Overwrite => " force",
         };
-        self.ask(format!("create {}{how}", volume.name), work)?;
-        let mut running = self.running.lock().expect("not poisoned");
-        running.insert(volume.name.clone(), volume.settings.clone());
+        self.ask("create", &volume.name, how, work)?;
+        self.serve(volume);
         Ok(())
     }
 
-    fn adopt(&self, volume: &mut Definition, _force: bool, work: &Work) -> Result<(), ApiError> {
-        self.ask(format!("adopt {}", volume.name), work)?;
+    fn adopt(
+        &self,
+        volume: &mut Definition,
+        _force: bool,
+        work: &Arc<Work>,
+    ) -> Result<(), StartError> {
+        self.ask("adopt", &volume.name, "", work)?;
         volume.block_size = 8192;
-        let mut running = self.running.lock().expect("not poisoned");
-        running.insert(volume.name.clone(), volume.settings.clone());
+        volume.version = 5;
+        self.serve(volume);
         Ok(())
     }
 
-    fn start(&self, volume: &Definition, force: bool, work: &Work) -> Result<(), ApiError> {
+    fn start(&self, volume: &Definition, force: bool, work: &Arc<Work>) -> Result<(), StartError> {
         let how = if force { " force" } else { "" };
-        self.ask(format!("start {}{how}", volume.name), work)?;
-        let mut running = self.running.lock().expect("not poisoned");
-        running.insert(volume.name.clone(), volume.settings.clone());
+        self.ask("start", &volume.name, how, work)?;
+        for way in ["older", "unknown"] {
+            let what = format!("{way} start {}", volume.name);
+            let mut failing = self.failing.lock().expect("not poisoned");
+            if let Some(place) = failing.iter().position(|failing| *failing == what) {
+                failing.remove(place);
+                let error = ApiError::new(ErrorKind::DataAtRisk, way);
+                return Err(match way {
+                    "older" => StartError::Older { cache: FAKE_CACHE, error },
+                    _ => StartError::Unknown(error),
+                });
+            }
+        }
+        self.serve(volume);
         Ok(())
     }
 
-    fn stop(&self, name: &VolumeName, work: &Work) -> Result<(), ApiError> {
-        self.running.lock().expect("not poisoned").remove(name);
-        self.ask(format!("stop {name}"), work)
+    fn stop(&self, volume: &Definition, work: &Arc<Work>) -> Result<(), ApiError> {
+        self.running.lock().expect("not poisoned").remove(&volume.name);
+        self.ask("stop", &volume.name, "", work)
     }
 
-    fn set(&self, name: &VolumeName, settings: &Settings, work: &Work) -> Result<(), ApiError> {
-        self.ask(format!("set {name}"), work)?;
-        self.running.lock().expect("not poisoned").insert(name.clone(), settings.clone());
+    fn set(&self, volume: &Definition, work: &Arc<Work>) -> Result<(), ApiError> {
+        self.ask("set", &volume.name, "", work)?;
+        self.serve(volume);
         Ok(())
     }
 
-    fn flush(&self, name: &VolumeName, work: &Work) -> Result<(), ApiError> {
-        self.ask(format!("flush {name}"), work)
+    fn flush(&self, name: &VolumeName, work: &Arc<Work>) -> Result<(), ApiError> {
+        self.ask("flush", name, "", work)
     }
 
     fn delete(
         &self,
         volume: &Definition,
         discard_dirty: bool,
-        work: &Work,
-    ) -> Result<(), ApiError> {
+        work: &Arc<Work>,
+    ) -> Result<Remains, ApiError> {
         let how = if discard_dirty { " discard" } else { "" };
-        self.ask(format!("delete {}{how}", volume.name), work)?;
+        self.ask("delete", &volume.name, how, work)?;
         self.running.lock().expect("not poisoned").remove(&volume.name);
-        Ok(())
+        Ok(Remains::None)
     }
 
     fn report(&self, name: &VolumeName) -> Option<VolumeReport> {
-        let settings = self.running.lock().expect("not poisoned").get(name)?.clone();
-        let mut report = VolumeReport::empty(name.clone(), VolumeState::Running, settings);
+        if let Some(settings) = self.hung.lock().expect("not poisoned").get(name) {
+            let mut report =
+                VolumeReport::empty(name.clone(), VolumeState::Waiting, settings.clone());
+            report.waiting_for = Some(WaitReport { device: "/dev/hung".to_owned(), seconds: 60 });
+            return Some(report);
+        }
+        let volume = self.running.lock().expect("not poisoned").get(name)?.clone();
+        let mut report = VolumeReport::empty(name.clone(), VolumeState::Running, volume.settings);
         report.origin.size = FAKE_SIZE;
         Some(report)
     }
+
+    fn identity(&self, name: &VolumeName) -> Option<Identity> {
+        let volume = self.running.lock().expect("not poisoned").get(name)?.uuid?;
+        Some(Identity { volume, cache: FAKE_CACHE })
+    }
+
+    fn note_positions(&self) {}
 
     fn curve(&self, name: &VolumeName, sizes: &[u64]) -> Result<CurveReport, ApiError> {
         if !self.running.lock().expect("not poisoned").contains_key(name) {
@@ -153,7 +217,7 @@ impl Host for FakeHost {
         })
     }
 
-    fn shut_down(&self, work: &Work) -> Result<(), ApiError> {
-        self.ask("shut down".to_owned(), work)
+    fn shut_down(&self) -> Result<(), ApiError> {
+        self.answer("shut down".to_owned())
     }
 }

@@ -7,22 +7,36 @@ use std::time::Duration;
 use forebay_admin::curve::CurveReport;
 use forebay_admin::report::DaemonReport;
 use forebay_admin::{
-    ApiError, CreateRequest, ErrorKind, OperationId, OperationState, SetRequest, VolumeName,
-    VolumeReport, VolumeState,
+    ApiError, CreateRequest, ErrorKind, OperationId, SetRequest, VolumeName, VolumeReport,
+    VolumeState,
 };
+use forebay_format::Uuid;
 
-use super::host_api::{Definition, Existing, Host};
+use super::host_api::{Definition, Host, Remains};
 use super::nbd_address::NbdAddress;
 use super::operations::{Operations, Work};
 use super::preflight;
-use super::signals::StopRequest;
-use super::state::{Remembered, State};
+use super::state::{Remembered, State, put};
 
 /// How long a stop waits for operations that were asked to give up.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// How long a stop of one volume waits for what it supersedes, below the patience of clients.
 const YIELD_PATIENCE: Duration = Duration::from_secs(15);
+
+/// How long a command waits for a device that does not answer.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(30);
+
+/// How long the deletion of a volume whose dirty blocks are given up waits for its devices. It is
+/// deleted by then in any case.
+const PARTING_PATIENCE: Duration = Duration::from_secs(3);
+
+fn is_served(state: VolumeState) -> bool {
+    matches!(state, VolumeState::Running | VolumeState::Draining | VolumeState::Degraded)
+}
+
+mod creation;
+mod starting;
 
 /// The volumes of a daemon.
 pub(crate) struct Volumes {
@@ -107,11 +121,7 @@ impl Volumes {
         report.alignment = volume.alignment;
         report.origin.path.clone_from(&volume.origin);
         report.cache.path.clone_from(&volume.cache);
-        let served = matches!(
-            report.state,
-            VolumeState::Running | VolumeState::Draining | VolumeState::Degraded
-        );
-        if served {
+        if is_served(report.state) {
             report.export.all = self.nbd.iter().map(|address| address.uri(&volume.name)).collect();
             report.export.nbd = report.export.all.first().cloned();
         }
@@ -139,78 +149,13 @@ impl Volumes {
             .start("create", &name, move |work| this.create_now(volume, chose_policy, force, work))
     }
 
-    /// `chose_policy`: the replacement policy was asked for, and is not just the default.
-    fn create_now(
-        &self,
-        mut volume: Definition,
-        chose_policy: bool,
-        force: bool,
-        work: &Work,
-    ) -> Result<(), ApiError> {
-        let name = volume.name.clone();
-        let others: Vec<Definition> =
-            self.state.volumes().into_iter().map(|entry| entry.volume).collect();
-        if others.iter().any(|other| other.name == name) {
-            let message = format!("name: there is a volume '{name}' already; choose another name");
-            return Err(ApiError::new(ErrorKind::Refused, message).about("name"));
+    /// A volume that is served, as it is remembered.
+    fn remembered(&self, mut volume: Definition) -> Remembered {
+        if let Some(identity) = self.host.identity(&volume.name) {
+            (volume.uuid, volume.cache_uuid) = (Some(identity.volume), Some(identity.cache));
         }
-        preflight::check_devices(&volume, &others, force)?;
-        let existing = match others.iter().find(|other| preflight::same_cache(&volume, other)) {
-            // Whatever force is meant for, it is not the data of other volumes.
-            Some(other) => {
-                // They share one policy, and a new volume does not change that of the others.
-                let there = other.settings.policy;
-                if chose_policy && volume.settings.policy != there {
-                    let reason = format!(
-                        "the volumes of {} share the policy '{there}'; leave it out, and change it for \
-                         all of them with 'forebay set {name} policy={}' afterwards",
-                        volume.cache, volume.settings.policy
-                    );
-                    return Err(ApiError::invalid("policy", reason));
-                }
-                volume.settings.share(&other.settings);
-                volume.settings.policy = there;
-                Existing::Join
-            }
-            None if force => Existing::Overwrite,
-            None => Existing::Spare,
-        };
-        self.host.create(&volume, existing, work)?;
-        self.share_settings(&volume)?;
-        let origin_bytes = self.size_of(&name);
-        self.state.put(Remembered { volume, started: true, origin_bytes }).inspect_err(|_| {
-            // What would not come back after a restart must not look as if it would.
-            if let Err(error) = self.host.stop(&name, &Work::default()) {
-                tracing::error!(volume = %name, "stopping what could not be remembered: {error}");
-            }
-        })
-    }
-
-    /// Takes over what is on a cache device already. A volume that is remembered and not served may be
-    /// taken over too: its devices have other names now.
-    fn adopt_now(&self, mut volume: Definition, force: bool, work: &Work) -> Result<(), ApiError> {
-        let name = volume.name.clone();
-        if self.host.report(&name).is_some() {
-            let message = format!("name: volume '{name}' is served; stop it first");
-            return Err(ApiError::new(ErrorKind::Refused, message).about("name"));
-        }
-        let others: Vec<Definition> = self
-            .state
-            .volumes()
-            .into_iter()
-            .map(|entry| entry.volume)
-            .filter(|other| other.name != name)
-            .collect();
-        // The cache device is to hold something: that is what is adopted.
-        preflight::check_devices(&volume, &others, true)?;
-        self.host.adopt(&mut volume, force, work)?;
-        self.note_failure(&name, None);
-        let origin_bytes = self.size_of(&name);
-        self.state.put(Remembered { volume, started: true, origin_bytes }).inspect_err(|_| {
-            if let Err(error) = self.host.stop(&name, &Work::default()) {
-                tracing::error!(volume = %name, "stopping what could not be remembered: {error}");
-            }
-        })
+        let origin_bytes = self.size_of(&volume.name);
+        Remembered { volume, started: true, origin_bytes, deleting: false, behind: false }
     }
 
     /// Size of the origin of a volume that is served, in bytes.
@@ -223,7 +168,7 @@ impl Volumes {
         self: &Arc<Self>,
         verb: &'static str,
         name: &VolumeName,
-        run: impl FnOnce(&Self, Remembered, &Work) -> Result<(), ApiError> + Send + 'static,
+        run: impl FnOnce(&Self, Remembered, &Arc<Work>) -> Result<(), ApiError> + Send + 'static,
     ) -> Result<OperationId, ApiError> {
         self.state.volume(name)?;
         let (this, own_name) = (self.clone(), name.clone());
@@ -247,25 +192,50 @@ impl Volumes {
         request.settings.apply(&mut settings)?;
         self.operate("set", name, move |this, mut entry, work| {
             request.settings.apply(&mut entry.volume.settings)?;
-            if this.host.report(&entry.volume.name).is_some() {
-                this.host.set(&entry.volume.name, &entry.volume.settings, work)?;
+            entry.volume.version += 1;
+            let volume = entry.volume.clone();
+            let sharing = this.sharing(&volume);
+            let before = this.state.volumes();
+            // Remembered first: if the daemon dies in between, the next start sets it.
+            this.state.change(|volumes, _| {
+                share(volumes, &sharing, &volume);
+                put(volumes, entry);
+            })?;
+            if !this.is_served(&volume.name) {
+                return Ok(());
             }
-            this.share_settings(&entry.volume)?;
-            this.state.put(entry)
+            this.host.set(&volume, work).inspect_err(|_| {
+                this.undo(|volumes| {
+                    // The version has been used, even so.
+                    for old in before {
+                        let mut those = volumes.iter_mut().filter(|entry| {
+                            entry.volume.name == old.volume.name
+                                && (sharing.contains(&old.volume.name)
+                                    || old.volume.name == volume.name)
+                        });
+                        if let Some(entry) = those.next() {
+                            entry.volume.settings = old.volume.settings;
+                        }
+                    }
+                });
+            })
         })
     }
 
-    /// Remembers what volumes share for all that have the same cache.
-    fn share_settings(&self, volume: &Definition) -> Result<(), ApiError> {
-        for mut other in self.state.volumes() {
-            if other.volume.name != volume.name
-                && preflight::same_cache(volume, &other.volume)
-                && other.volume.settings.share(&volume.settings)
-            {
-                self.state.put(other)?;
-            }
+    /// The other volumes on the cache device of this one.
+    fn sharing(&self, volume: &Definition) -> Vec<VolumeName> {
+        let others = self.state.volumes().into_iter().map(|entry| entry.volume);
+        others
+            .filter(|other| other.name != volume.name && preflight::same_cache(volume, other))
+            .map(|other| other.name)
+            .collect()
+    }
+
+    /// Takes back what was remembered of a command that has failed.
+    fn undo(&self, change: impl FnOnce(&mut Vec<Remembered>)) {
+        if let Err(error) = self.state.change(|volumes, _| change(volumes)) {
+            tracing::error!("the state keeps what a failed command was to bring: {error}");
         }
-        Ok(())
     }
 
     /// Writes dirty blocks to the origin.
@@ -275,35 +245,58 @@ impl Volumes {
     pub(crate) fn flush(self: &Arc<Self>, name: &VolumeName) -> Result<OperationId, ApiError> {
         self.operate("flush", name, |this, entry, work| {
             let name = &entry.volume.name;
-            if this.host.report(name).is_none() {
-                let message = format!("volume '{name}' is stopped; start it to flush it");
+            if !this.is_served(name) {
+                let message = format!("volume '{name}' is not served; start it to flush it");
                 return Err(ApiError::new(ErrorKind::Refused, message));
             }
             this.host.flush(name, work)
         })
     }
 
-    /// Stops serving a volume; one that is stopped stays so. A flush or a change of settings that
-    /// is under way is given up: it could take for ever when the origin is lost.
-    ///
-    /// # Errors
-    /// When there is no such volume or it is busy.
-    pub(crate) fn stop(self: &Arc<Self>, name: &VolumeName) -> Result<OperationId, ApiError> {
+    /// Ends what an operator's command supersedes: it could wait for ever when a device is lost.
+    fn supersede(&self, name: &VolumeName) {
         if let Some(running) = self.operations.of_volume(name)
-            && matches!(running.verb.as_str(), "flush" | "set")
+            && matches!(running.verb.as_str(), "flush" | "set" | "start")
         {
             self.operations.cancel(running.id);
             self.operations.wait(running.id, Some(YIELD_PATIENCE));
         }
+    }
+
+    /// Stops serving a volume; one that is stopped stays so. A flush, a change of settings or a start
+    /// that is under way is given up.
+    ///
+    /// # Errors
+    /// When there is no such volume or it is busy.
+    pub(crate) fn stop(self: &Arc<Self>, name: &VolumeName) -> Result<OperationId, ApiError> {
+        self.supersede(name);
         self.operate("stop", name, |this, mut entry, work| {
+            work.limit(ANSWER_PATIENCE);
             let name = entry.volume.name.clone();
             this.waiting().remove(&name);
-            // Remembered first: a daemon that dies in between must not serve it again by itself.
-            entry.started = false;
-            this.state.put(entry)?;
+            if entry.started {
+                // Remembered first: a daemon that dies in between must not serve it again by itself.
+                entry.started = false;
+                entry.volume.version += 1;
+                this.state.put(entry.clone())?;
+            }
             this.note_failure(&name, None);
-            if this.host.report(&name).is_some() { this.host.stop(&name, work) } else { Ok(()) }
+            if !this.is_served(&name) {
+                return Ok(());
+            }
+            let stopped = this.host.stop(&entry.volume, work);
+            if stopped.is_err() && this.is_served(&name) {
+                this.undo(|volumes| {
+                    entry.started = true;
+                    put(volumes, entry);
+                });
+            }
+            stopped
         })
+    }
+
+    fn is_served(&self, name: &VolumeName) -> bool {
+        self.host.report(name).is_some_and(|report| is_served(report.state))
     }
 
     /// Serves a volume; one that is served stays so. For `force` see [`Host::start`].
@@ -315,19 +308,9 @@ impl Volumes {
         name: &VolumeName,
         force: bool,
     ) -> Result<OperationId, ApiError> {
-        self.operate("start", name, move |this, mut entry, work| {
-            if this.host.report(&entry.volume.name).is_some() {
-                return Ok(());
-            }
-            let started = this.host.start(&entry.volume, force, work);
-            this.waiting().remove(&entry.volume.name);
-            if entry.started {
-                this.note_failure(&entry.volume.name, started.as_ref().err());
-            }
-            started?;
-            entry.started = true;
-            entry.origin_bytes = this.size_of(&entry.volume.name);
-            this.state.put(entry)
+        self.operate("start", name, move |this, entry, work| {
+            work.limit(ANSWER_PATIENCE);
+            this.start_now(entry, force, work)
         })
     }
 
@@ -340,13 +323,85 @@ impl Volumes {
         name: &VolumeName,
         discard_dirty: bool,
     ) -> Result<OperationId, ApiError> {
-        self.operate("delete", name, move |this, entry, work| {
-            this.waiting().remove(&entry.volume.name);
-            this.host.delete(&entry.volume, discard_dirty, work)?;
-            this.state.remove(&entry.volume.name)?;
-            this.note_failure(&entry.volume.name, None);
+        if discard_dirty {
+            self.supersede(name);
+        }
+        self.operate("delete", name, move |this, mut entry, work| {
+            work.limit(ANSWER_PATIENCE);
+            let volume = entry.volume.clone();
+            if discard_dirty {
+                work.limit(PARTING_PATIENCE);
+                return this.delete_whatever_happens(&volume, work);
+            }
+            // A daemon that dies in between knows from this why the cache has lost the volume.
+            entry.deleting = true;
+            this.state.put(entry.clone())?;
+            let remains = this.host.delete(&volume, false, work).inspect_err(|_| {
+                this.undo(|volumes| {
+                    entry.deleting = false;
+                    put(volumes, entry);
+                });
+            })?;
+            this.waiting().remove(&volume.name);
+            if let (Remains::OnCacheDevice, Some(uuid)) = (remains, volume.uuid) {
+                this.state.known().facts().deleted.insert(uuid);
+            }
+            this.remove(&volume);
             Ok(())
         })
+    }
+
+    /// Deletes a volume whose dirty blocks are given up. First of all it is forgotten for good: what its
+    /// devices do after that changes nothing.
+    fn delete_whatever_happens(
+        &self,
+        volume: &Definition,
+        work: &Arc<Work>,
+    ) -> Result<(), ApiError> {
+        self.state.change(|volumes, known| {
+            volumes.retain(|entry| entry.volume.name != volume.name);
+            known.deleted.extend(volume.uuid);
+        })?;
+        self.waiting().remove(&volume.name);
+        self.note_failure(&volume.name, None);
+        let remains = self.host.delete(volume, true, work);
+        match (remains, volume.uuid) {
+            (Ok(Remains::None), Some(uuid)) => self.forget_deleted(uuid),
+            (Ok(Remains::None), None) => {}
+            (Ok(Remains::OnCacheDevice), _) => tracing::warn!(
+                volume = %volume.name,
+                "deleted, but its cache device could not be told: what it holds of the volume goes when it is opened again"
+            ),
+            (Err(error), _) => tracing::warn!(
+                volume = %volume.name,
+                "deleted; what it had in its cache goes later: {error}"
+            ),
+        }
+        Ok(())
+    }
+
+    /// Nothing is left of a volume that was deleted. If that cannot be written it is no loss: nobody
+    /// else has its UUID.
+    fn forget_deleted(&self, volume: Uuid) {
+        if let Err(error) = self.state.change(|_, known| known.deleted.retain(|it| *it != volume)) {
+            tracing::warn!("a deleted volume stays in the state for now: {error}");
+        }
+    }
+
+    /// Forgets a volume that is deleted. If that cannot be written, the next start finds it out again.
+    fn remove(&self, volume: &Definition) {
+        self.note_failure(&volume.name, None);
+        if let Err(error) = self.state.remove(&volume.name) {
+            tracing::error!(volume = %volume.name, "deleted, but the state still has it: {error}");
+        }
+    }
+
+    /// Makes durable in the state how far the open caches are.
+    pub(crate) fn note_positions(&self) {
+        self.host.note_positions();
+        if let Err(error) = self.state.keep_known() {
+            tracing::warn!("how far the caches are cannot be remembered: {error}");
+        }
     }
 
     fn waiting(&self) -> MutexGuard<'_, BTreeSet<VolumeName>> {
@@ -361,34 +416,6 @@ impl Volumes {
         };
     }
 
-    /// Serves again what was served when the daemon ended; one that fails does not keep the others
-    /// from it. Returns how many are served and how many should be.
-    pub(crate) fn restore(self: &Arc<Self>, stop: &StopRequest) -> (usize, usize) {
-        let waiting = |entry: &Remembered| self.waiting().contains(&entry.volume.name);
-        let volumes = self.state.volumes().into_iter();
-        let wanted: Vec<VolumeName> =
-            volumes.filter(waiting).map(|entry| entry.volume.name).collect();
-        let mut served = 0;
-        for name in &wanted {
-            if stop.is_asked() {
-                break;
-            }
-            // An operator may have stopped, deleted or started it while it waited.
-            if !self.waiting().contains(name) {
-                served += usize::from(self.host.report(name).is_some());
-                continue;
-            }
-            let ended = self.start(name, false).map(|id| self.operations.wait(id, None));
-            self.waiting().remove(name);
-            match ended {
-                Ok(Some(operation)) if operation.state == OperationState::Done => served += 1,
-                Ok(_) => {}
-                Err(error) => tracing::error!(volume = %name, "cannot be started: {error}"),
-            }
-        }
-        (served, wanted.len())
-    }
-
     /// Ends all operations, then stops serving in order.
     ///
     /// # Errors
@@ -396,11 +423,20 @@ impl Volumes {
     pub(crate) fn shut_down(&self) -> Result<(), ApiError> {
         self.operations.close();
         let quiet = self.operations.wait_all(PATIENCE);
-        self.host.shut_down(&Work::default())?;
+        let ended = self.host.shut_down();
+        self.note_positions();
+        ended?;
         if !quiet {
             return Err(ApiError::failed("an operation did not give up in time"));
         }
         Ok(())
+    }
+}
+
+/// Gives volumes of the same cache as `volume` the settings that they share with it.
+fn share(volumes: &mut [Remembered], sharing: &[VolumeName], volume: &Definition) {
+    for other in volumes.iter_mut().filter(|other| sharing.contains(&other.volume.name)) {
+        other.volume.settings.share(&volume.settings);
     }
 }
 

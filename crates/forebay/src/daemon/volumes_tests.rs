@@ -2,7 +2,9 @@
 
 use forebay_admin::{Assignments, Operation};
 
+use super::starting::Restored;
 use super::*;
+use crate::daemon::signals::StopRequest;
 use crate::daemon::testing::{FakeHost, TempDir};
 
 struct Daemon {
@@ -67,6 +69,17 @@ impl Daemon {
         self.host.asked.lock().expect("not poisoned").clone()
     }
 
+    /// Does something when the host is asked `what`.
+    fn on(&self, what: &str, run: impl Fn() + Send + 'static) {
+        let what = what.to_owned();
+        let hook = move |asked: &str| {
+            if asked == what {
+                run();
+            }
+        };
+        *self.host.hook.lock().expect("not poisoned") = Some(Box::new(hook));
+    }
+
     fn fail(&self, what: &str) {
         self.host.failing.lock().expect("not poisoned").push(what.to_owned());
     }
@@ -74,6 +87,10 @@ impl Daemon {
 
 fn name(text: &str) -> VolumeName {
     text.parse().expect("valid")
+}
+
+fn restored(served: usize, waiting: usize, wanted: usize) -> Restored {
+    Restored { served, waiting, wanted }
 }
 
 #[test]
@@ -87,7 +104,7 @@ fn what_was_served_comes_back_with_its_settings() {
     assert_eq!(daemon.asked(), ["create a", "create b join", "set a", "stop b"]);
 
     let daemon = daemon.restart();
-    assert_eq!(daemon.volumes.restore(&StopRequest::default()), (1, 1));
+    assert_eq!(daemon.volumes.restore(&StopRequest::default()), restored(1, 0, 1));
     assert_eq!(daemon.asked(), ["start a"]);
     assert_eq!(
         (daemon.state("a"), daemon.state("b")),
@@ -108,18 +125,18 @@ fn a_volume_that_cannot_come_back_is_shown_as_failed_and_spares_the_others() {
     daemon.create("b", "other").expect("good");
     let daemon = daemon.restart();
     daemon.fail("start a");
-    assert_eq!(daemon.volumes.restore(&StopRequest::default()), (1, 2));
+    assert_eq!(daemon.volumes.restore(&StopRequest::default()), restored(1, 0, 2));
     assert_eq!((daemon.state("a"), daemon.state("b")), (VolumeState::Failed, VolumeState::Running));
     let report = daemon.volumes.show(&name("a")).expect("there");
     assert_eq!(report.errors.last.as_deref(), Some("told to fail"));
     // It is still remembered, and can be stopped, so that the next start does not try again.
     daemon.end(daemon.volumes.stop(&name("a"))).expect("good");
     assert_eq!(daemon.state("a"), VolumeState::Stopped);
-    assert_eq!(daemon.restart().volumes.restore(&StopRequest::default()), (1, 1));
+    assert_eq!(daemon.restart().volumes.restore(&StopRequest::default()), restored(1, 0, 1));
 }
 
 #[test]
-fn volumes_whose_turn_has_not_come_wait_and_can_be_stopped_meanwhile() {
+fn a_volume_whose_device_hangs_holds_up_no_other_and_comes_up_when_it_answers() {
     let daemon = Daemon::new();
     for (name, origin) in [("a", "origin"), ("b", "other"), ("c", "third")] {
         std::fs::write(daemon.dir.path().join(origin), [0; 512]).expect("writable");
@@ -129,20 +146,44 @@ fn volumes_whose_turn_has_not_come_wait_and_can_be_stopped_meanwhile() {
     let states = || ["a", "b", "c"].map(|name| daemon.state(name));
     assert_eq!(states(), [VolumeState::Waiting; 3]);
     daemon.fail("hang start a");
-    std::thread::scope(|scope| {
-        let restored = scope.spawn(|| daemon.volumes.restore(&StopRequest::default()));
-        while daemon.volumes.operations().of_volume(&name("a")).is_none() {
-            std::thread::yield_now();
-        }
-        let report = daemon.volumes.show(&name("b")).expect("there");
-        assert_eq!((report.state, report.export.nbd), (VolumeState::Waiting, None));
-        daemon.end(daemon.volumes.stop(&name("b"))).expect("it is not busy");
-        assert_eq!(daemon.state("b"), VolumeState::Stopped);
-        daemon.host.failing.lock().expect("not poisoned").clear();
-        assert_eq!(restored.join().expect("no panic"), (2, 3));
-    });
+    let back = daemon.volumes.restore(&StopRequest::default());
+    assert_eq!(back, restored(2, 1, 3));
+    assert_eq!(back.to_string(), "2 of 3 volumes served, 1 waiting for devices that do not answer");
+    assert_eq!(states(), [VolumeState::Waiting, VolumeState::Running, VolumeState::Running]);
+    let report = daemon.volumes.show(&name("a")).expect("there");
+    let wait = report.waiting_for.expect("a device");
+    assert_eq!((wait.device.as_str(), wait.seconds, report.export.nbd), ("/dev/hung", 60, None));
+    daemon.end(daemon.volumes.stop(&name("b"))).expect("it is not busy");
+    let start = daemon.volumes.operations().of_volume(&name("a")).expect("still at work").id;
+    daemon.host.failing.lock().expect("not poisoned").clear();
+    daemon.volumes.operations().wait(start, None);
     assert_eq!(states(), [VolumeState::Running, VolumeState::Stopped, VolumeState::Running]);
-    assert_eq!(daemon.asked(), ["start a", "start c"]);
+}
+
+#[test]
+fn a_start_that_waits_for_a_device_is_superseded_by_a_stop_and_a_delete() {
+    for end in ["stop", "delete", "shut down"] {
+        let daemon = Daemon::new();
+        daemon.create("a", "origin").expect("good");
+        let daemon = daemon.restart();
+        daemon.fail("hang start a");
+        assert_eq!(daemon.volumes.restore(&StopRequest::default()), restored(0, 1, 1));
+        match end {
+            "stop" => {
+                daemon.end(daemon.volumes.stop(&name("a"))).expect("it gives way");
+                assert_eq!(daemon.state("a"), VolumeState::Stopped);
+            }
+            "delete" => {
+                daemon.end(daemon.volumes.delete(&name("a"), true)).expect("it gives way");
+                assert!(daemon.volumes.list().is_empty());
+            }
+            _ => daemon.volumes.shut_down().expect("it gives way"),
+        }
+        let started = usize::from(end == "shut down");
+        let daemon = daemon.restart();
+        let back = daemon.volumes.restore(&StopRequest::default());
+        assert_eq!(back, restored(started, 0, started), "{end}");
+    }
 }
 
 #[test]
@@ -152,7 +193,7 @@ fn a_stop_request_ends_the_restore() {
     let daemon = daemon.restart();
     let stop = StopRequest::default();
     assert!(stop.ask() && !stop.ask());
-    assert_eq!(daemon.volumes.restore(&stop), (0, 1));
+    assert_eq!(daemon.volumes.restore(&stop), restored(0, 0, 1));
     assert!(daemon.asked().is_empty());
 }
 
@@ -162,11 +203,144 @@ fn a_create_that_fails_leaves_nothing() {
     daemon.fail("create a");
     assert!(daemon.create("a", "origin").is_err());
     assert!(daemon.volumes.list().is_empty());
-    // A state that cannot be written: the volume must not go on being served.
-    std::fs::remove_dir_all(daemon.dir.path().join("state")).expect("writable");
+    // A state that can no longer be written when all is done: the volume must not go on being served.
+    let state = daemon.dir.path().join("state");
+    daemon.on("create b", move || std::fs::remove_dir_all(&state).expect("writable"));
     assert!(daemon.create("b", "origin").is_err());
-    assert_eq!(daemon.asked(), ["create a", "create b", "stop b"]);
+    assert_eq!(daemon.asked(), ["create a", "create b", "delete b discard"]);
     assert!(daemon.volumes.list().is_empty());
+}
+
+#[test]
+fn without_a_state_that_can_be_written_every_command_fails_and_changes_nothing() {
+    let daemon = Daemon::new();
+    daemon.create("a", "origin").expect("good");
+    daemon.create("b", "other").expect("good");
+    daemon.end(daemon.volumes.stop(&name("b"))).expect("good");
+    let before = (daemon.asked(), daemon.volumes.list());
+    std::fs::remove_dir_all(daemon.dir.path().join("state")).expect("writable");
+    let settings = Assignments::parse(["dirty_high=70"]).expect("good");
+    let mut adopted = daemon.request("b", "other");
+    adopted.adopt = true;
+    let third = daemon.dir.path().join("third");
+    std::fs::write(third, [0; 512]).expect("writable");
+    for (what, failed) in [
+        ("create", daemon.create("c", "third")),
+        ("adopt", daemon.end(daemon.volumes.create(&adopted))),
+        ("set", daemon.end(daemon.volumes.set(&name("a"), SetRequest { settings }))),
+        ("stop", daemon.end(daemon.volumes.stop(&name("a")))),
+        ("start", daemon.end(daemon.volumes.start(&name("b"), false))),
+        ("delete", daemon.end(daemon.volumes.delete(&name("a"), false))),
+        ("discard", daemon.end(daemon.volumes.delete(&name("a"), true))),
+    ] {
+        let error = failed.expect_err(what);
+        assert!(error.message.contains("cannot write the state"), "{what}: {error}");
+        assert_eq!((daemon.asked(), daemon.volumes.list()), before, "{what}");
+    }
+}
+
+#[test]
+fn a_daemon_that_dies_in_the_middle_of_a_command_leaves_what_the_same_command_completes() {
+    // What the state file says while the host is at it.
+    let killed = |prepare: &dyn Fn(&Daemon), at: &str, run: &dyn Fn(&Daemon)| -> Daemon {
+        let daemon = Daemon::new();
+        prepare(&daemon);
+        let file = daemon.dir.path().join("state/state.json");
+        let then = Arc::new(Mutex::new(String::new()));
+        let (own, read) = (then.clone(), file.clone());
+        daemon.on(at, move || {
+            *own.lock().expect("not poisoned") = std::fs::read_to_string(&read).expect("there");
+        });
+        run(&daemon);
+        std::fs::write(&file, &*then.lock().expect("not poisoned")).expect("writable");
+        daemon.restart()
+    };
+    let nothing = |_: &Daemon| ();
+    let made = |daemon: &Daemon| daemon.create("a", "origin").expect("good");
+    let restore = |daemon: &Daemon| daemon.volumes.restore(&StopRequest::default());
+
+    let daemon = killed(&nothing, "create a", &|daemon| made(daemon));
+    assert!(daemon.volumes.list().is_empty());
+    assert_eq!(daemon.volumes.state.known().facts().deleted.len(), 1, "what was half made goes");
+    made(&daemon);
+
+    let delete = |discard: bool| {
+        move |daemon: &Daemon| {
+            daemon.end(daemon.volumes.delete(&name("a"), discard)).expect("good");
+        }
+    };
+    // The cache device has forgotten it already, or not yet.
+    let daemon = killed(&made, "delete a", &delete(false));
+    daemon.fail("unknown start a");
+    assert_eq!(restore(&daemon), restored(0, 0, 1));
+    assert!(daemon.volumes.list().is_empty());
+    let daemon = killed(&made, "delete a", &delete(false));
+    assert_eq!(restore(&daemon), restored(1, 0, 1));
+    delete(false)(&daemon);
+    assert!(daemon.volumes.list().is_empty());
+
+    let daemon = killed(&made, "delete a discard", &delete(true));
+    assert!(daemon.volumes.list().is_empty());
+    assert_eq!(daemon.volumes.state.known().facts().deleted.len(), 1);
+
+    let daemon = killed(&made, "stop a", &|daemon| {
+        daemon.end(daemon.volumes.stop(&name("a"))).expect("good");
+    });
+    assert_eq!((restore(&daemon), daemon.state("a")), (restored(0, 0, 0), VolumeState::Stopped));
+    let daemon = killed(
+        &|daemon| {
+            made(daemon);
+            daemon.end(daemon.volumes.stop(&name("a"))).expect("good");
+        },
+        "start a",
+        &|daemon| daemon.end(daemon.volumes.start(&name("a"), false)).expect("good"),
+    );
+    assert_eq!((restore(&daemon), daemon.state("a")), (restored(1, 0, 1), VolumeState::Running));
+    let daemon = killed(&made, "set a", &|daemon| {
+        let settings = Assignments::parse(["dirty_high=70"]).expect("good");
+        daemon.end(daemon.volumes.set(&name("a"), SetRequest { settings })).expect("good");
+    });
+    assert_eq!(restore(&daemon), restored(1, 0, 1));
+    assert_eq!(daemon.volumes.show(&name("a")).expect("there").settings.dirty_high, 70);
+}
+
+#[test]
+fn giving_up_a_volume_succeeds_whatever_its_devices_do_and_is_remembered() {
+    let daemon = Daemon::new();
+    daemon.create("a", "origin").expect("good");
+    daemon.fail("delete a discard");
+    daemon.end(daemon.volumes.delete(&name("a"), true)).expect("it is forgotten");
+    assert!(daemon.volumes.list().is_empty());
+    let daemon = daemon.restart();
+    assert_eq!(daemon.volumes.state.known().facts().deleted.len(), 1);
+    // Without that, a failure is one, and the volume stays.
+    daemon.create("a", "origin").expect("the name is free");
+    daemon.fail("delete a");
+    assert!(daemon.end(daemon.volumes.delete(&name("a"), false)).is_err());
+    let entry = daemon.volumes.state.volume(&name("a")).expect("there");
+    assert!(entry.started && !entry.deleting);
+}
+
+#[test]
+fn an_older_copy_is_accepted_for_one_volume_at_a_time() {
+    let daemon = Daemon::new();
+    daemon.create("a", "origin").expect("good");
+    daemon.create("b", "other").expect("good");
+    let daemon = daemon.restart();
+    daemon.fail("older start a");
+    daemon.fail("older start b");
+    assert_eq!(daemon.volumes.restore(&StopRequest::default()), restored(0, 0, 2));
+    assert_eq!(daemon.state("a"), VolumeState::Failed);
+    let start = |name_: &str, force| daemon.end(daemon.volumes.start(&name(name_), force));
+    daemon.fail("older start a");
+    start("a", true).expect("forced");
+    assert_eq!(start("b", false).expect_err("not accepted").kind, ErrorKind::DataAtRisk);
+    let daemon = daemon.restart();
+    assert_eq!(daemon.volumes.restore(&StopRequest::default()), restored(1, 0, 2));
+    let start = |name_: &str, force| daemon.end(daemon.volumes.start(&name(name_), force));
+    start("b", true).expect("forced");
+    daemon.end(daemon.volumes.stop(&name("b"))).expect("good");
+    start("b", false).expect("accepted for good");
 }
 
 #[test]

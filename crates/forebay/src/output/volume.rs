@@ -19,9 +19,12 @@ pub(crate) fn render(report: &VolumeReport) -> String {
         let _ = writeln!(text, "{}", format!("{label:LABEL$}{value}").trim_end());
     };
     line("volume", report.name.to_string());
-    let because = match report.state {
-        VolumeState::Waiting => ": the daemon has begun, and starts other volumes first",
-        _ => "",
+    let because = match (&report.waiting_for, report.state) {
+        (Some(wait), _) => format!(": {} has not answered for {} s", wait.device, wait.seconds),
+        (None, VolumeState::Waiting) => {
+            ": the daemon has begun, and starts other volumes first".to_owned()
+        }
+        (None, _) => String::new(),
     };
     line("state", format!("{}{because}", report.state.name()));
     if let Some(share) = report.progress.and_then(|progress| progress.share()) {
@@ -267,6 +270,7 @@ pub(crate) fn grouped(number: u64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use forebay_admin::report::WaitReport;
     use forebay_admin::{Settings, VolumeState};
 
     use super::*;
@@ -291,6 +295,17 @@ mod tests {
         report.latency.read = Latency { count: 16, p50_us: 3.0, ..Latency::default() };
         let text = render(&report);
         assert!(text.contains("without NBD") && text.contains("one in 16"), "{text}");
+    }
+
+    #[test]
+    fn a_device_that_does_not_answer_is_named() {
+        let name = "v".parse().expect("valid");
+        let mut report = VolumeReport::empty(name, VolumeState::Waiting, Settings::default());
+        assert!(render(&report).contains("state       waiting: the daemon has begun"));
+        let wait = WaitReport { device: "/dev/sdx".to_owned(), seconds: 12 };
+        report.waiting_for = Some(wait);
+        let text = render(&report);
+        assert!(text.contains("waiting: /dev/sdx has not answered for 12 s"), "{text}");
     }
 
     #[test]

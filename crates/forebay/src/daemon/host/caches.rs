@@ -1,8 +1,8 @@
 //! The cache devices that are open, each at a place of its own.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use forebay_admin::{ApiError, VolumeName};
@@ -10,10 +10,11 @@ use forebay_core::VolumeId;
 use forebay_device::{Device, DeviceIdentity, DeviceSpec};
 use forebay_engine::{Cache, EngineLane};
 use forebay_format::Uuid;
-use forebay_store::StoreOptions;
+use forebay_store::{Store, StoreOptions};
 
 use super::faults;
-use super::lanes::{Lanes, unfinished};
+use super::lanes::Lanes;
+use crate::daemon::known::{Known, Position};
 
 /// What tells cache devices apart.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -23,14 +24,25 @@ enum Key {
     Ram(VolumeName),
 }
 
-/// A place for a cache: open or not. Its lock is held while it is opened or closed, and while
-/// volumes come and go.
+/// A place for a cache: open or not. Its lock is held while it is looked at, opened or closed: only as
+/// long as the cache device takes, and never while an origin is waited for.
 pub(super) struct Place {
     /// Its number, the same on all lanes.
     pub(super) number: u64,
     /// Whether its content is lost when it is closed.
     pub(super) volatile: bool,
     open: Mutex<Option<Arc<Cache>>>,
+    /// Operations that may bring a volume here.
+    users: AtomicUsize,
+}
+
+/// Keeps the cache at a place open, although no volume may be there yet.
+pub(super) struct Use(Arc<Place>);
+
+impl Drop for Use {
+    fn drop(&mut self) {
+        self.0.users.fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 impl Place {
@@ -38,16 +50,71 @@ impl Place {
     pub(super) fn lock(&self) -> MutexGuard<'_, Option<Arc<Cache>>> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// As [`Place::lock`], unless somebody has it locked.
+    pub(super) fn try_lock(&self) -> Option<MutexGuard<'_, Option<Arc<Cache>>>> {
+        match self.open.try_lock() {
+            Ok(guard) => Some(guard),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// As [`Place::lock`], unless somebody has it locked for longer than `patience`.
+    pub(super) fn lock_within(
+        &self,
+        patience: Duration,
+    ) -> Option<MutexGuard<'_, Option<Arc<Cache>>>> {
+        let end = Instant::now() + patience;
+        loop {
+            match self.try_lock() {
+                None if Instant::now() < end => std::thread::sleep(Duration::from_millis(5)),
+                locked => return locked,
+            }
+        }
+    }
+
+    /// Keeps the cache open from now on. Whoever drops the answer calls [`EngineHost::close_unused`].
+    ///
+    /// [`EngineHost::close_unused`]: super::EngineHost::close_unused
+    pub(super) fn use_it(self: &Arc<Self>) -> Use {
+        self.users.fetch_add(1, Ordering::SeqCst);
+        Use(self.clone())
+    }
+
+    /// Whether somebody keeps the cache open.
+    pub(super) fn is_used(&self) -> bool {
+        self.users.load(Ordering::SeqCst) > 0
+    }
 }
 
 /// All places.
-#[derive(Default)]
 pub(super) struct Caches {
     places: Mutex<HashMap<Key, Arc<Place>>>,
     last: AtomicU64,
+    /// What is known of caches, open or not.
+    pub(super) known: Arc<Known>,
 }
 
 impl Caches {
+    /// No place yet.
+    pub(super) fn new(known: Arc<Known>) -> Self {
+        Caches { places: Mutex::default(), last: AtomicU64::new(0), known }
+    }
+
+    /// All places.
+    pub(super) fn places(&self) -> Vec<Arc<Place>> {
+        self.places.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
+    }
+
+    /// Notes how far a cache is.
+    pub(super) fn note_position(&self, place: &Place, store: &Store) {
+        if !place.volatile {
+            let (generation, record) = store.position();
+            self.known.reached(store.uuid(), Position { generation, record: record.0 });
+        }
+    }
+
     /// The place of a cache device. RAM has one for each volume.
     ///
     /// # Errors
@@ -62,42 +129,14 @@ impl Caches {
         let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
         let place = places.entry(key).or_insert_with(|| {
             let number = self.last.fetch_add(1, Ordering::Relaxed);
-            Arc::new(Place { number, volatile: spec.is_volatile(), open: Mutex::default() })
+            Arc::new(Place {
+                number,
+                volatile: spec.is_volatile(),
+                open: Mutex::default(),
+                users: AtomicUsize::new(0),
+            })
         });
         Ok(place.clone())
-    }
-
-    /// Closes every cache that is open, each within `patience`.
-    ///
-    /// # Errors
-    /// The first that did not end clean; the others have been tried.
-    pub(super) fn close_all(&self, lanes: &Lanes, patience: Duration) -> Result<(), ApiError> {
-        let places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut result = Ok(());
-        for place in places.values() {
-            let closed = match locked_within(&place.open, patience) {
-                Some(mut open) => close(lanes, place.number, &mut open, patience),
-                None => Err(ApiError::failed("a cache is still at work on something else")),
-            };
-            if result.is_ok() {
-                result = closed;
-            }
-        }
-        result
-    }
-}
-
-fn locked_within<T>(mutex: &Mutex<T>, patience: Duration) -> Option<MutexGuard<'_, T>> {
-    let end = Instant::now() + patience;
-    loop {
-        match mutex.try_lock() {
-            Ok(guard) => return Some(guard),
-            Err(std::sync::TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
-            Err(std::sync::TryLockError::WouldBlock) if Instant::now() >= end => return None,
-            Err(std::sync::TryLockError::WouldBlock) => {
-                std::thread::sleep(Duration::from_millis(5));
-            }
-        }
     }
 }
 
@@ -148,7 +187,7 @@ pub(super) fn open(
             Ok(())
         });
         if let Err(error) = joined.and_then(|joined| joined) {
-            let closed = close(lanes, number, &mut Some(cache), super::CLOSE_PATIENCE);
+            let closed = close(lanes, number, &cache, super::CLOSE_PATIENCE);
             if let Err(error) = closed {
                 tracing::error!("closing a cache that not all lanes could open: {error}");
             }
@@ -158,7 +197,8 @@ pub(super) fn open(
     Ok(cache)
 }
 
-/// Closes the cache at a place, if it is open: everything is durable, the device clean and free.
+/// Closes the cache at a place: everything is durable, the device clean and, once `cache` is dropped,
+/// free.
 ///
 /// # Errors
 /// When something could not be made durable or took longer than `patience`; the cache is closed
@@ -166,16 +206,17 @@ pub(super) fn open(
 pub(super) fn close(
     lanes: &Lanes,
     number: u64,
-    open: &mut Option<Arc<Cache>>,
+    cache: &Arc<Cache>,
     patience: Duration,
 ) -> Result<(), ApiError> {
-    if open.take().is_none() {
-        return Ok(());
-    }
     let closed = lanes.begin(0, move |state| async move {
         state.engine(number)?.close().await.map_err(faults::engine)
     });
-    let result = closed.recv_timeout(patience).unwrap_or_else(|_| Err(unfinished()));
+    let result = closed.recv_timeout(patience).unwrap_or_else(|_| {
+        let device = cache.store.device().name().to_owned();
+        let seconds = patience.as_secs();
+        Err(ApiError::failed(format!("the cache on {device} was not closed within {seconds} s")))
+    });
     let gone: Vec<_> = lanes
         .all()
         .map(|lane| lanes.begin(lane, move |state| async move { state.remove(number).await }))

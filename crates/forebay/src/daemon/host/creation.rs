@@ -5,16 +5,17 @@ use std::sync::Arc;
 
 use forebay_admin::{ApiError, ErrorKind};
 use forebay_core::BlockSize;
-use forebay_device::{Device, DeviceSpec};
+use forebay_device::{Device, DeviceSpec, IoBuf};
 use forebay_engine::{Cache, VolumeSettings, VolumeSpec};
-use forebay_format::Uuid;
+use forebay_format::{PAGE, Superblock, Uuid};
+use forebay_store::Roots;
 use forebay_store::{FormatOptions, format};
 
 use super::caches::{self, Place};
 use super::inspect::{self, Content};
 use super::volumes::{blocks_of, made, spec};
 use super::{EngineHost, claim, faults, settings};
-use crate::daemon::host_api::{Definition, Existing};
+use crate::daemon::host_api::{Definition, Existing, StartError};
 use crate::daemon::operations::Work;
 
 /// A file that was not there before; goes again unless it is kept.
@@ -43,13 +44,34 @@ impl Drop for Made {
 }
 
 impl EngineHost {
-    /// See [`super::super::host_api::Host::create`].
+    /// See [`crate::daemon::host_api::Host::create`].
     pub(super) fn create_volume(
-        &self,
+        self: &Arc<Self>,
         volume: &Definition,
         existing: Existing,
-        _work: &Work,
+        work: &Arc<Work>,
     ) -> Result<(), ApiError> {
+        self.served.begin(volume)?;
+        let (own, unwanted) = (volume.clone(), volume.clone());
+        self.attended(
+            &volume.name,
+            work,
+            move |host, _| {
+                let result = host.create_now(&own, existing);
+                if result.is_err() {
+                    host.served.remove(&own.name);
+                }
+                result
+            },
+            move |host, ()| {
+                if let Err(error) = host.delete_now(&unwanted, true, &Arc::default()) {
+                    tracing::error!(volume = %unwanted.name, "taking back what was given up: {error}");
+                }
+            },
+        )
+    }
+
+    fn create_now(&self, volume: &Definition, existing: Existing) -> Result<(), ApiError> {
         let (cache_spec, origin_spec) =
             (spec("cache", &volume.cache)?, spec("origin", &volume.origin)?);
         let made = [Made::new("cache", &cache_spec)?, Made::new("origin", &origin_spec)?];
@@ -57,83 +79,125 @@ impl EngineHost {
         if same(&cache_spec, &origin_spec) {
             return Err(ApiError::invalid("origin", "it is the cache device itself; name two"));
         }
-        let origin = claim("origin", &origin_spec)?;
+        let origin = {
+            let _wait = self.served.wait_for(&volume.name, &volume.origin);
+            let origin = claim("origin", &origin_spec)?;
+            // Before anything is written for its sake.
+            self.await_answer(&origin)?;
+            origin
+        };
         let place = self.caches.place(&cache_spec, &volume.name)?;
-        let mut cache = place.lock();
-        let result = self.create_at(volume, existing, &cache_spec, origin, &place, &mut cache);
-        match result {
-            Ok(()) => made.into_iter().for_each(Made::keep),
-            Err(_) => {
-                self.served.remove(&volume.name);
-                self.close_unused(&place, &mut cache)?;
-            }
+        let created = self.using(&place, || {
+            let open = self.open_new(volume, existing, &cache_spec, &origin, &place)?;
+            let _wait = self.served.wait_for(&volume.name, &volume.origin);
+            self.create_in(volume, origin, &place, &open)
+        });
+        if created.is_ok() {
+            made.into_iter().for_each(Made::keep);
         }
-        result
+        created
     }
 
-    fn create_at(
+    /// Waits until an origin has answered, well or not.
+    fn await_answer(&self, origin: &Arc<dyn Device>) -> Result<(), ApiError> {
+        let origin = origin.clone();
+        self.lanes.run(0, move |state| async move {
+            let queue = state.context.open(&origin).map_err(faults::engine)?;
+            let len = origin.size().min(PAGE as u64) as usize;
+            let _ = queue.read(0, IoBuf::zeroed(len)).await;
+            let _ = queue.sync().await;
+            Ok(())
+        })?
+    }
+
+    /// The cache for a new volume, opened if it is not.
+    fn open_new(
         &self,
         volume: &Definition,
         existing: Existing,
         cache_spec: &DeviceSpec,
-        origin: Arc<dyn Device>,
+        origin: &Arc<dyn Device>,
         place: &Arc<Place>,
-        cache: &mut Option<Arc<Cache>>,
-    ) -> Result<(), ApiError> {
-        self.served.begin(volume);
-        let open = match cache {
-            Some(open) => {
-                check_block_size(volume, open.store.block_size())?;
-                open.clone()
-            }
-            None => {
-                let device = match existing {
-                    Existing::Join => claim("cache", &cache_spec.made())?,
-                    Existing::Spare | Existing::Overwrite => claim("cache", cache_spec)?,
-                };
-                self.prepare(volume, existing, &device)?;
-                let room = blocks_of(volume, &origin);
-                let opened = caches::open(&self.lanes, place, device, room, Vec::new())?;
-                cache.insert(opened).clone()
-            }
+    ) -> Result<Arc<Cache>, ApiError> {
+        let _wait = self.served.wait_for(&volume.name, &volume.cache);
+        let mut cache = place.lock();
+        if let Some(open) = &*cache {
+            check_block_size(volume, open.store.block_size())?;
+            return Ok(open.clone());
+        }
+        let device = match existing {
+            Existing::Join => claim("cache", &cache_spec.made())?,
+            Existing::Spare | Existing::Overwrite => claim("cache", cache_spec)?,
         };
-        self.create_in(volume, origin, place, &open)
+        self.prepare(volume, existing, &device)?;
+        let room = blocks_of(volume, origin);
+        let opened = caches::open(&self.lanes, place, device, room, Vec::new())?;
+        self.remove_deleted(place, &opened);
+        *cache = Some(opened.clone());
+        Ok(opened)
     }
 
-    /// See [`super::super::host_api::Host::adopt`].
+    /// See [`crate::daemon::host_api::Host::adopt`].
     pub(super) fn adopt_volume(
-        &self,
+        self: &Arc<Self>,
         volume: &mut Definition,
         force: bool,
-        work: &Work,
-    ) -> Result<(), ApiError> {
+        work: &Arc<Work>,
+    ) -> Result<(), StartError> {
+        self.served.begin(volume)?;
+        let own = volume.clone();
+        let unwanted = volume.name.clone();
+        *volume = self.attended(
+            &volume.name,
+            work,
+            move |host, _| {
+                let result = host.adopt_now(&own, force);
+                if result.is_err() {
+                    host.served.remove(&own.name);
+                }
+                result
+            },
+            move |host, _| host.stop_quietly(&unwanted),
+        )?;
+        Ok(())
+    }
+
+    fn adopt_now(&self, asked: &Definition, force: bool) -> Result<Definition, StartError> {
+        let mut volume = asked.clone();
         let cache_spec = made("cache", &volume.cache)?;
         if cache_spec.is_volatile() {
-            return Err(ApiError::invalid("cache", "RAM holds no volume that could be adopted"));
+            return Err(
+                ApiError::invalid("cache", "RAM holds no volume that could be adopted").into()
+            );
         }
         // What is missing must not be made anew, empty.
-        cache_spec.identity().map_err(|error| faults::open("cache", &error))?;
+        let _wait = self.served.wait_for(&asked.name, &asked.cache);
         let place = self.caches.place(&cache_spec, &volume.name)?;
-        let (block, records) = match &*place.lock() {
-            Some(open) => (open.store.block_size(), open.store.volumes()),
+        let (block, cache, records) = match &*place.lock() {
+            Some(open) => (open.store.block_size(), open.store.uuid(), open.store.volumes()),
             None => {
                 let device = claim("cache", &cache_spec)?;
                 let content = self.lanes.run(0, move |state| async move {
                     inspect::content(&state.context, &device).await
                 })??;
                 match content {
-                    Content::Cache(roots) => (roots.superblock.geometry.block, roots.volumes),
+                    Content::Cache(roots) => {
+                        let Superblock { geometry, cache, .. } = roots.superblock;
+                        (geometry.block, cache, roots.volumes)
+                    }
                     Content::Nothing => {
-                        return Err(ApiError::invalid("cache", "it is no Forebay cache"));
+                        return Err(ApiError::invalid("cache", "it is no Forebay cache").into());
                     }
                     Content::Unusable(why) => {
                         let message = format!("cache: {} cannot be used: {why}", volume.cache);
-                        return Err(ApiError::new(ErrorKind::Refused, message).about("cache"));
+                        return Err(ApiError::new(ErrorKind::Refused, message)
+                            .about("cache")
+                            .into());
                     }
                 }
             }
         };
-        let Some(record) = records.iter().find(|record| record.name == volume.name.as_str()) else {
+        let Some(record) = inspect::record_of(&records, &volume.name) else {
             let names: Vec<&str> = records.iter().map(|record| record.name.as_str()).collect();
             let message = format!(
                 "name: {} holds no volume '{}', but {}",
@@ -141,12 +205,26 @@ impl EngineHost {
                 volume.name,
                 if names.is_empty() { "none at all".to_owned() } else { names.join(", ") }
             );
-            return Err(ApiError::new(ErrorKind::Refused, message).about("name"));
+            return Err(ApiError::new(ErrorKind::Refused, message).about("name").into());
         };
+        if self.caches.known.is_deleted(record.uuid) {
+            if !force {
+                let message = format!(
+                    "name: '{}' was deleted here while {} could not be told; what it holds may be older than the origin: --force takes it over all the same",
+                    volume.name, volume.cache
+                );
+                return Err(ApiError::new(ErrorKind::DataAtRisk, message).about("name").into());
+            }
+            self.caches.known.facts().deleted.remove(&record.uuid);
+        }
         volume.block_size = block.bytes();
         volume.alignment = record.alignment.into();
-        volume.settings = settings::for_operator(&VolumeSettings::of(record));
-        self.start_volume(volume, force, work)
+        let settings = VolumeSettings::of(record);
+        volume.version = settings.version;
+        volume.settings = settings::for_operator(&settings);
+        (volume.uuid, volume.cache_uuid) = (Some(record.uuid), Some(cache));
+        self.bring_up(&volume, force)?;
+        Ok(volume)
     }
 
     /// Creates the volume in a cache that is open.
@@ -170,9 +248,9 @@ impl EngineHost {
         let wanted = VolumeSpec {
             name: volume.name.to_string(),
             origin: volume.origin.clone(),
-            uuid: Uuid::new_v4(),
+            uuid: volume.uuid.unwrap_or_else(Uuid::new_v4),
             alignment: volume.alignment,
-            settings: settings::for_engine(&volume.settings),
+            settings: settings::of(volume),
         };
         let number = place.number;
         let created = self.lanes.run(0, move |state| async move {
@@ -228,7 +306,7 @@ impl EngineHost {
             (Existing::Spare, Content::Unusable(why)) => {
                 return at_risk(format!("holds a Forebay cache that cannot be used ({why})"));
             }
-            (Existing::Spare, Content::Cache(roots)) if !roots.volumes.is_empty() => {
+            (Existing::Spare, Content::Cache(roots)) if self.has_volumes(&roots) => {
                 let names: Vec<&str> =
                     roots.volumes.iter().map(|record| record.name.as_str()).collect();
                 let names = names.join(", ");
@@ -241,6 +319,11 @@ impl EngineHost {
             (Existing::Spare | Existing::Overwrite, _) => {}
         }
         self.format(volume, device)
+    }
+
+    /// Whether there is a volume that has not been deleted.
+    fn has_volumes(&self, roots: &Roots) -> bool {
+        roots.volumes.iter().any(|record| !self.caches.known.is_deleted(record.uuid))
     }
 
     pub(super) fn format(

@@ -17,7 +17,7 @@ impl EngineHost {
         let running = self.served.get(name)?;
         // A copy: lanes are not to wait while it is gone through.
         let live = running.volume.curve();
-        let store = running.cache_store();
+        let store = running.store();
         let block = store.block_size().bytes();
         let (accesses, reads) = (live.accesses(Which::All), live.accesses(Which::Reads));
         let row = |bytes: u64| CurveRow {

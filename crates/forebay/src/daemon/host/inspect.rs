@@ -2,6 +2,7 @@
 //! not belong together is left as it is.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use forebay_admin::{ApiError, ErrorKind, VolumeName};
 use forebay_core::VolumeId;
@@ -14,7 +15,11 @@ use forebay_store::StoreError;
 use forebay_store::check::{count_dirty, read_checkpoint};
 use forebay_store::{Roots, read_roots};
 
+use super::attended::within;
 use super::faults;
+
+/// How long an origin of another volume may take to say how large it is.
+const GLANCE: Duration = Duration::from_secs(1);
 
 /// What a cache device holds.
 pub(super) enum Content {
@@ -52,67 +57,82 @@ pub(super) async fn content(
     })
 }
 
-/// Checks that `origin` is the one whose blocks the cache holds as volume `name`. Whatever the
-/// answer, nothing has been written.
+/// The record of the volume of this name, if the cache that holds it is on `device`.
+pub(super) fn record_of<'a>(
+    records: &'a [VolumeRecord],
+    name: &VolumeName,
+) -> Option<&'a VolumeRecord> {
+    records.iter().find(|record| record.name == name.as_str())
+}
+
+/// Looks at an origin, as far as a volume knows it.
 ///
 /// # Errors
-/// [`ErrorKind::Refused`] when the cache does not know the volume, or the origin is too small or
-/// another device; [`ErrorKind::DataAtRisk`] when it is another device or was changed while the
-/// cache had newer blocks. With `force` only what it cannot help is refused.
+/// When it cannot be opened.
+pub(super) async fn look(
+    context: &LaneContext,
+    origin: &Arc<dyn Device>,
+    size: u64,
+) -> Result<Look, ApiError> {
+    let queue = context.open(origin).map_err(faults::engine)?;
+    Ok(Look::take(&queue, size.min(origin.size())).await)
+}
+
+/// Checks that `origin`, which has this `look`, is the one whose blocks the cache holds as the volume
+/// in `record`. Whatever the answer, nothing has been written.
+///
+/// # Errors
+/// [`ErrorKind::Refused`] when the origin is too small or another device; [`ErrorKind::DataAtRisk`]
+/// when it is another device or was changed while the cache had newer blocks.
 pub(super) async fn check_pair(
     context: &LaneContext,
     device: &Arc<dyn Device>,
     roots: &Roots,
-    name: &VolumeName,
+    record: &VolumeRecord,
     origin: &Arc<dyn Device>,
-    force: bool,
+    look: Option<&Look>,
 ) -> Result<(), ApiError> {
-    let refused = |message: String| Err(ApiError::new(ErrorKind::Refused, message));
-    let Some(record) = roots.volumes.iter().find(|record| record.name == name.as_str()) else {
-        return refused(format!(
-            "{} is the cache device of other volumes and does not know '{name}'; name the device that does",
-            device.name()
-        ));
-    };
+    let name = &record.name;
     if origin.size() < record.origin_bytes {
-        return refused(format!(
+        let message = format!(
             "the origin {} has {} bytes and '{name}' was made for {}: it is another device, or was cut",
             origin.name(),
             origin.size(),
             record.origin_bytes
-        ));
+        );
+        return Err(ApiError::new(ErrorKind::Refused, message));
     }
-    if force {
-        return Ok(());
-    }
-    let queue = context.open(origin).map_err(faults::engine)?;
-    let look = Look::take(&queue, record.origin_bytes).await;
+    // With force only what that cannot help is refused.
+    let Some(look) = look else { return Ok(()) };
     let trusted = roots.superblock.compat & CLEAN_DISTRUSTED == 0;
     let verdict =
-        recognise(record, &look, origin.identity().as_ref(), trusted).map_err(faults::engine)?;
+        recognise(record, look, origin.identity().as_ref(), trusted).map_err(faults::engine)?;
     if verdict == Verdict::Same {
         return Ok(());
     }
     let dirty = dirty_blocks(context, device, roots, record.id).await.map_err(faults::store)?;
-    verdict.allow(name.as_str(), origin.name(), dirty).map_err(faults::engine)
+    verdict.allow(name, origin.name(), dirty).map_err(faults::engine)
 }
 
 /// Volumes of a cache whose origins are larger than it knows, with their blocks: the volume `name`,
-/// whose origin has `size` bytes, and those of others as far as they can be looked at.
+/// whose origin has `size` bytes, and those of others as far as they can be looked at soon.
 pub(super) fn grown(roots: &Roots, name: &VolumeName, size: u64) -> Vec<(VolumeId, u64)> {
     let block = roots.superblock.geometry.block.bytes();
     let size_of = |record: &VolumeRecord| {
-        if record.name == name.as_str() {
-            return Some(size);
-        }
-        let spec: DeviceSpec = record.origin.parse().ok()?;
+        let own = record.name == name.as_str();
+        let spec: Option<DeviceSpec> = record.origin.parse().ok();
         // RAM would be made anew.
-        let there = !spec.is_volatile();
-        let size = || spec.made().open(Access::Unlocked).ok().map(|device| device.size());
-        there.then(size).flatten()
+        let spec = spec.filter(|spec| !own && !spec.is_volatile());
+        let look = spec.map(|spec| {
+            within(GLANCE, move || {
+                spec.made().open(Access::Unlocked).ok().map(|device| device.size())
+            })
+        });
+        move || if own { Some(size) } else { look?()? }
     };
-    let volumes = roots.volumes.iter();
-    let sizes = volumes.filter_map(|record| Some((record, size_of(record)?)));
+    // All are asked together: one that does not answer does not take the time of the others.
+    let asked: Vec<_> = roots.volumes.iter().map(|record| (record, size_of(record))).collect();
+    let sizes = asked.into_iter().filter_map(|(record, size)| Some((record, size()?)));
     let larger = sizes.filter(|(record, size)| *size > record.origin_bytes);
     let blocks = |record: &VolumeRecord, size: u64| {
         size.saturating_add(u64::from(record.alignment)).div_ceil(block)

@@ -9,8 +9,12 @@
 //! - [`volumes`]: their further life, step by step
 //! - [`curve`]: what caches of other sizes would hit
 //! - [`faults`], [`settings`], [`report`]: from the words of the engine to those of the admin API
+//! - [`opening`]: a cache and an origin are brought together
+//! - [`attended`]: work that is left alone when a device does not answer
+//! - [`shutdown`]: the end
 //! - [`waiting`]: work on a lane that is watched, and can be given up
 
+mod attended;
 mod caches;
 mod creation;
 mod curve;
@@ -18,21 +22,24 @@ mod exports;
 mod faults;
 mod inspect;
 mod lanes;
+mod opening;
 mod raw;
 mod report;
 mod settings;
+mod shutdown;
 mod volumes;
 mod waiting;
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use forebay_admin::curve::CurveReport;
-use forebay_admin::{ApiError, Settings, VolumeName, VolumeReport};
+use forebay_admin::{ApiError, VolumeName, VolumeReport};
 use forebay_device::{Access, Device, DeviceSpec, OpenErrorKind};
 use forebay_nbd::{ListenAddress, ListenError, Listener};
 
-use super::host_api::{Definition, Existing, Host};
+use super::host_api::{Definition, Existing, Host, Identity, Remains, StartError};
+use super::known::Known;
 use super::nbd_address::NbdAddress;
 use super::operations::Work;
 use caches::Caches;
@@ -40,8 +47,8 @@ use lanes::Lanes;
 pub(crate) use raw::RawExport;
 use report::Served;
 
-/// How long a cache may take to close before the daemon ends without it.
-const CLOSE_PATIENCE: Duration = Duration::from_secs(30);
+/// How long volumes and caches may each take to close before the daemon ends without them.
+const CLOSE_PATIENCE: Duration = Duration::from_secs(20);
 
 /// How long something may look as if it were in use after its user has died: the kernel takes a
 /// ring with what it holds down in its own time.
@@ -69,7 +76,7 @@ fn claim(field: &str, spec: &DeviceSpec) -> Result<Arc<dyn Device>, ApiError> {
         .map_err(|error| faults::open(field, &error))
 }
 
-/// Sets up lanes and front ends. Besides volumes, the devices of `raw` are served as they are.
+/// Sets up lanes and front ends. What is `known` of caches is observed, and kept up to date. Besides volumes, the devices of `raw` are served as they are.
 ///
 /// # Errors
 /// When an address for NBD is in use, a raw device cannot be opened, or the system has no threads
@@ -78,6 +85,7 @@ pub(crate) fn open(
     lanes: u32,
     nbd: &[NbdAddress],
     raw: &[RawExport],
+    known: Arc<Known>,
 ) -> Result<Arc<dyn Host>, ApiError> {
     let mut devices: Vec<(String, Arc<dyn Device>)> = Vec::new();
     for export in raw {
@@ -87,12 +95,12 @@ pub(crate) fn open(
     let listeners = nbd.iter().map(listen).collect::<Result<Vec<_>, _>>()?;
     let lanes = Lanes::start(lanes, &listeners, &devices)
         .map_err(|error| ApiError::failed(format!("the lanes cannot be started: {error}")))?;
-    Ok(Arc::new(EngineHost {
+    Ok(Arc::new(Arc::new(EngineHost {
         lanes,
-        caches: Caches::default(),
-        served: Served::default(),
+        caches: Caches::new(known),
+        served: Arc::default(),
         listeners: Mutex::new(listeners),
-    }))
+    })))
 }
 
 fn listen(address: &NbdAddress) -> Result<Arc<Listener>, ApiError> {
@@ -108,46 +116,56 @@ fn listen(address: &NbdAddress) -> Result<Arc<Listener>, ApiError> {
 pub(crate) struct EngineHost {
     lanes: Lanes,
     caches: Caches,
-    served: Served,
+    served: Arc<Served>,
     /// Held so that the sockets go when the daemon has stopped serving, not earlier.
     listeners: Mutex<Vec<Arc<Listener>>>,
 }
 
-impl Host for EngineHost {
+impl Host for Arc<EngineHost> {
     fn lanes(&self) -> u32 {
         self.lanes.count()
     }
 
-    fn create(&self, volume: &Definition, existing: Existing, work: &Work) -> Result<(), ApiError> {
+    fn create(
+        &self,
+        volume: &Definition,
+        existing: Existing,
+        work: &Arc<Work>,
+    ) -> Result<(), ApiError> {
         self.create_volume(volume, existing, work)
     }
 
-    fn adopt(&self, volume: &mut Definition, force: bool, work: &Work) -> Result<(), ApiError> {
+    fn adopt(
+        &self,
+        volume: &mut Definition,
+        force: bool,
+        work: &Arc<Work>,
+    ) -> Result<(), StartError> {
         self.adopt_volume(volume, force, work)
     }
 
-    fn start(&self, volume: &Definition, force: bool, work: &Work) -> Result<(), ApiError> {
+    fn start(&self, volume: &Definition, force: bool, work: &Arc<Work>) -> Result<(), StartError> {
         self.start_volume(volume, force, work)
     }
 
-    fn stop(&self, name: &VolumeName, work: &Work) -> Result<(), ApiError> {
-        self.stop_volume(name, work)
+    fn stop(&self, volume: &Definition, work: &Arc<Work>) -> Result<(), ApiError> {
+        self.stop_volume(volume, work)
     }
 
-    fn set(&self, name: &VolumeName, settings: &Settings, work: &Work) -> Result<(), ApiError> {
-        self.set_volume(name, settings, work)
+    fn set(&self, volume: &Definition, work: &Arc<Work>) -> Result<(), ApiError> {
+        self.set_volume(volume, work)
     }
 
-    fn flush(&self, name: &VolumeName, work: &Work) -> Result<(), ApiError> {
-        self.drain_volume(name, work)
+    fn flush(&self, name: &VolumeName, work: &Arc<Work>) -> Result<(), ApiError> {
+        self.flush_volume(name, work)
     }
 
     fn delete(
         &self,
         volume: &Definition,
         discard_dirty: bool,
-        work: &Work,
-    ) -> Result<(), ApiError> {
+        work: &Arc<Work>,
+    ) -> Result<Remains, ApiError> {
         self.delete_volume(volume, discard_dirty, work)
     }
 
@@ -155,23 +173,21 @@ impl Host for EngineHost {
         self.served.report(name)
     }
 
+    fn identity(&self, name: &VolumeName) -> Option<Identity> {
+        self.served.get(name).ok()?.identity()
+    }
+
+    fn note_positions(&self) {
+        for (_, running) in self.served.all() {
+            self.caches.note_position(&running.place, running.store());
+        }
+    }
+
     fn curve(&self, name: &VolumeName, sizes: &[u64]) -> Result<CurveReport, ApiError> {
         self.curve_of(name, sizes)
     }
 
-    fn shut_down(&self, work: &Work) -> Result<(), ApiError> {
-        self.lanes.stop_serving();
-        let mut result = Ok(());
-        // RAM is gone with the process: what only a cache in RAM has must reach its origin.
-        for name in self.served.volatile() {
-            if let Err(error) = self.drain_volume(&name, work) {
-                tracing::error!(volume = %name, "dirty blocks in RAM are lost: {error}");
-                result = Err(error);
-            }
-        }
-        let closed = self.caches.close_all(&self.lanes, CLOSE_PATIENCE);
-        self.lanes.end(closed.is_ok());
-        self.listeners.lock().unwrap_or_else(PoisonError::into_inner).clear();
-        result.and(closed)
+    fn shut_down(&self) -> Result<(), ApiError> {
+        self.shut_down_all()
     }
 }

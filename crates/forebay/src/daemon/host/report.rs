@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use forebay_admin::report::{
     BlockReport, ByteReport, ErrorReport, Latency, LatencyReport, LostRange, MemoryReport,
-    OrderReport, RequestReport,
+    OrderReport, RequestReport, WaitReport,
 };
 use forebay_admin::{ApiError, ErrorKind, VolumeName, VolumeReport, VolumeState};
 use forebay_engine::stats::Kind;
@@ -16,11 +16,14 @@ use forebay_store::Store;
 
 use super::caches::Place;
 use super::settings;
-use crate::daemon::host_api::Definition;
+use crate::daemon::host_api::{Definition, Identity};
 
 /// How long a count of the blocks of one of several volumes is good enough: it takes a walk
 /// through the whole index.
 const COUNT_AGE: Duration = Duration::from_secs(2);
+
+/// How long a device may take before that is shown.
+const NOTICED: Duration = Duration::from_secs(3);
 
 /// A volume that is served.
 #[derive(Clone)]
@@ -40,8 +43,16 @@ impl Running {
     }
 
     /// What is on the cache device.
-    pub(super) fn cache_store(&self) -> &Store {
+    pub(super) fn store(&self) -> &Store {
         &self.cache.store
+    }
+
+    /// What tells it from others; `None` if its cache is in RAM.
+    pub(super) fn identity(&self) -> Option<Identity> {
+        let records = self.store().volumes();
+        let record = records.iter().find(|record| record.id == self.volume.id)?;
+        let cache = self.store().uuid();
+        (!self.place.volatile).then_some(Identity { volume: record.uuid, cache })
     }
 }
 
@@ -51,6 +62,25 @@ struct Entry {
     running: Option<Running>,
     /// Cached blocks, as counted at that moment.
     cached: Option<(Instant, u64)>,
+    /// The device that its start or stop waits for, and since when.
+    wait: Option<(Instant, String)>,
+}
+
+impl Entry {
+    fn new(definition: &Definition, phase: VolumeState, running: Option<Running>) -> Self {
+        Entry { definition: definition.clone(), phase, running, cached: None, wait: None }
+    }
+}
+
+/// A device is waited for as long as this lives.
+pub(super) struct Wait<'a>(&'a Served, &'a VolumeName);
+
+impl Drop for Wait<'_> {
+    fn drop(&mut self) {
+        if let Some(entry) = self.0.lock().get_mut(self.1) {
+            entry.wait = None;
+        }
+    }
 }
 
 /// All volumes that are served or on the way there.
@@ -63,14 +93,21 @@ impl Served {
     }
 
     /// A volume is on the way to being served.
-    pub(super) fn begin(&self, definition: &Definition) {
-        let entry = Entry {
-            definition: definition.clone(),
-            phase: VolumeState::Recovering,
-            running: None,
-            cached: None,
-        };
-        self.lock().insert(definition.name.clone(), entry);
+    ///
+    /// # Errors
+    /// [`ErrorKind::Busy`] when an operation that was given up still waits for a device.
+    pub(super) fn begin(&self, definition: &Definition) -> Result<(), ApiError> {
+        let name = &definition.name;
+        let mut all = self.lock();
+        if let Some(there) = all.get(name) {
+            let device = there.wait.as_ref().map_or("its devices", |(_, device)| device);
+            let message = format!(
+                "an operation on '{name}' that was given up still waits for {device}; try again when that answers"
+            );
+            return Err(ApiError::new(ErrorKind::Busy, message));
+        }
+        all.insert(name.clone(), Entry::new(definition, VolumeState::Recovering, None));
+        Ok(())
     }
 
     /// It is served.
@@ -83,13 +120,46 @@ impl Served {
     ) {
         let running =
             Running { place: place.clone(), cache: cache.clone(), volume: volume.clone() };
-        let entry = Entry {
-            definition: definition.clone(),
-            phase: VolumeState::Running,
-            running: Some(running),
-            cached: None,
-        };
+        let entry = Entry::new(definition, VolumeState::Running, Some(running));
         self.lock().insert(definition.name.clone(), entry);
+    }
+
+    /// It waits for a device now, until the answer is dropped.
+    pub(super) fn wait_for<'a>(&'a self, name: &'a VolumeName, device: &str) -> Wait<'a> {
+        if let Some(entry) = self.lock().get_mut(name) {
+            entry.wait = Some((Instant::now(), device.to_owned()));
+        }
+        Wait(self, name)
+    }
+
+    /// The device has answered: whoever still waits for it waits for something that takes long.
+    pub(super) fn answered(&self, device: &str) {
+        for (since, waited) in self.lock().values_mut().filter_map(|entry| entry.wait.as_mut()) {
+            if waited == device {
+                *since = Instant::now();
+            }
+        }
+    }
+
+    /// The device that a volume waits for, and for how long.
+    pub(super) fn waits_for(&self, name: &VolumeName) -> Option<(String, Duration)> {
+        let all = self.lock();
+        let (since, device) = all.get(name)?.wait.as_ref()?;
+        Some((device.clone(), since.elapsed()))
+    }
+
+    /// What a volume is made of.
+    pub(super) fn definition(&self, name: &VolumeName) -> Option<Definition> {
+        self.lock().get(name).map(|entry| entry.definition.clone())
+    }
+
+    /// All that are served.
+    pub(super) fn all(&self) -> Vec<(Definition, Running)> {
+        let all = self.lock();
+        let served = all
+            .values()
+            .filter_map(|entry| Some((entry.definition.clone(), entry.running.clone()?)));
+        served.collect()
     }
 
     /// It is in another phase of being served.
@@ -116,14 +186,6 @@ impl Served {
         })
     }
 
-    /// Volumes that are served by a cache in RAM.
-    pub(super) fn volatile(&self) -> Vec<VolumeName> {
-        let in_ram =
-            |entry: &Entry| entry.running.as_ref().is_some_and(|running| running.place.volatile);
-        let all = self.lock();
-        all.iter().filter(|(_, entry)| in_ram(entry)).map(|(name, _)| name.clone()).collect()
-    }
-
     /// Everything about a volume.
     pub(super) fn report(&self, name: &VolumeName) -> Option<VolumeReport> {
         let mut all = self.lock();
@@ -132,6 +194,14 @@ impl Served {
             VolumeReport::empty(name.clone(), entry.phase, entry.definition.settings.clone());
         report.block_size = entry.definition.block_size;
         report.alignment = entry.definition.alignment;
+        let wait = entry.wait.as_ref().filter(|(since, _)| since.elapsed() >= NOTICED);
+        report.waiting_for = wait.map(|(since, device)| WaitReport {
+            device: device.clone(),
+            seconds: since.elapsed().as_secs(),
+        });
+        if report.waiting_for.is_some() && report.state == VolumeState::Recovering {
+            report.state = VolumeState::Waiting;
+        }
         let Some(running) = entry.running.clone() else { return Some(report) };
         let known = entry.cached;
         drop(all);

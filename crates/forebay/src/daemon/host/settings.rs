@@ -4,8 +4,15 @@ use forebay_admin::Settings;
 use forebay_core::Mode;
 use forebay_engine::VolumeSettings;
 
+use crate::daemon::host_api::Definition;
+
+/// Settings of a volume for the engine.
+pub(super) fn of(volume: &Definition) -> VolumeSettings {
+    VolumeSettings { version: volume.version, ..for_engine(&volume.settings) }
+}
+
 /// Settings for the engine. What the operator cannot set has its default.
-pub(super) fn for_engine(settings: &Settings) -> VolumeSettings {
+fn for_engine(settings: &Settings) -> VolumeSettings {
     let mut out = VolumeSettings {
         mode: settings.mode,
         durability: settings.durability,

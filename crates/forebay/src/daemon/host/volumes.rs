@@ -2,15 +2,14 @@
 
 use std::sync::Arc;
 
-use forebay_admin::{ApiError, ErrorKind, Settings, VolumeName, VolumeState};
+use forebay_admin::{ApiError, VolumeName, VolumeState};
 use forebay_device::{Device, DeviceSpec};
-use forebay_engine::{Cache, Volume};
-use forebay_store::Roots;
+use forebay_engine::{Volume, VolumeSettings};
 
 use super::caches::{self, Place};
 use super::inspect::{self, Content};
-use super::{CLOSE_PATIENCE, EngineHost, claim, faults, settings};
-use crate::daemon::host_api::Definition;
+use super::{EngineHost, claim, faults, settings};
+use crate::daemon::host_api::{Definition, Remains, StartError};
 use crate::daemon::operations::Work;
 
 /// Reads a device that an operator named in `field`.
@@ -29,106 +28,41 @@ pub(super) fn blocks_of(volume: &Definition, origin: &Arc<dyn Device>) -> u64 {
 }
 
 impl EngineHost {
-    /// See [`super::super::host_api::Host::start`].
+    /// See [`crate::daemon::host_api::Host::start`].
     pub(super) fn start_volume(
-        &self,
+        self: &Arc<Self>,
         volume: &Definition,
         force: bool,
-        _work: &Work,
-    ) -> Result<(), ApiError> {
-        let (cache_spec, origin_spec) =
-            (made("cache", &volume.cache)?, made("origin", &volume.origin)?);
-        // What was there yesterday and is missing today must not be made anew, empty.
-        for (field, spec) in [("cache", &cache_spec), ("origin", &origin_spec)] {
-            spec.identity().map_err(|error| faults::open(field, &error))?;
-        }
-        self.served.begin(volume);
-        let result = (|| {
-            let origin = claim("origin", &origin_spec)?;
-            let place = self.caches.place(&cache_spec, &volume.name)?;
-            let mut cache = place.lock();
-            let result = self.start_at(volume, force, &cache_spec, origin, &place, &mut cache);
-            if result.is_err() {
-                self.close_unused(&place, &mut cache)?;
-            }
-            result
-        })();
-        if result.is_err() {
-            self.served.remove(&volume.name);
-        }
-        result
-    }
-
-    fn start_at(
-        &self,
-        volume: &Definition,
-        force: bool,
-        cache_spec: &DeviceSpec,
-        origin: Arc<dyn Device>,
-        place: &Arc<Place>,
-        cache: &mut Option<Arc<Cache>>,
-    ) -> Result<(), ApiError> {
-        if place.volatile {
-            // RAM comes back empty, and was drained before it went.
-            let device = claim("cache", cache_spec)?;
-            self.format(volume, &device)?;
-            let room = blocks_of(volume, &origin);
-            let opened = caches::open(&self.lanes, place, device, room, Vec::new())?;
-            let opened = cache.insert(opened).clone();
-            return self.create_in(volume, origin, place, &opened);
-        }
-        let open = match cache {
-            Some(open) => open.clone(),
-            None => {
-                let device = claim("cache", cache_spec)?;
-                let roots = self.check_pair(volume, &device, &origin, force)?;
-                let grown = inspect::grown(&roots, &volume.name, origin.size());
-                let opened = caches::open(&self.lanes, place, device, 0, grown)?;
-                cache.insert(opened).clone()
-            }
-        };
-        let (number, name) = (place.number, volume.name.to_string());
-        let attached = self.lanes.run(0, move |state| async move {
-            state.engine(number)?.attach(&name, origin, force).await.map_err(faults::engine)
-        })??;
-        let wanted = settings::for_engine(&volume.settings);
-        if attached.settings() != wanted {
-            self.apply(place, &volume.name, wanted)?;
-        }
-        self.served.running(volume, place, &open, &attached);
-        Ok(())
-    }
-
-    fn check_pair(
-        &self,
-        volume: &Definition,
-        device: &Arc<dyn Device>,
-        origin: &Arc<dyn Device>,
-        force: bool,
-    ) -> Result<Roots, ApiError> {
-        let (device, origin, name) = (device.clone(), origin.clone(), volume.name.clone());
-        self.lanes.run(0, move |state| async move {
-            let context = &state.context;
-            let refused = |what: &str| {
-                let message = format!("the cache device {} {what}", device.name());
-                Err(ApiError::new(ErrorKind::Refused, message))
-            };
-            match inspect::content(context, &device).await? {
-                Content::Nothing => refused("is no Forebay cache; name the device that is"),
-                Content::Unusable(why) => refused(&format!("cannot be used: {why}")),
-                Content::Cache(roots) => {
-                    inspect::check_pair(context, &device, &roots, &name, &origin, force).await?;
-                    Ok(*roots)
+        work: &Arc<Work>,
+    ) -> Result<(), StartError> {
+        self.served.begin(volume)?;
+        let (own, name) = (volume.clone(), volume.name.clone());
+        self.attended(
+            &volume.name,
+            work,
+            move |host, _| {
+                let result = host.bring_up(&own, force);
+                if result.is_err() {
+                    host.served.remove(&own.name);
                 }
-            }
-        })?
+                result
+            },
+            move |host, ()| host.stop_quietly(&name),
+        )
     }
 
-    fn apply(
+    /// Stops a volume that nobody wants any more.
+    pub(super) fn stop_quietly(&self, name: &VolumeName) {
+        if let Err(error) = self.stop_now(name, None, &Arc::default()) {
+            tracing::error!(volume = %name, "stopping what was given up: {error}");
+        }
+    }
+
+    pub(super) fn apply(
         &self,
         place: &Place,
         name: &VolumeName,
-        wanted: forebay_engine::VolumeSettings,
+        wanted: VolumeSettings,
     ) -> Result<(), ApiError> {
         let (number, name) = (place.number, name.to_string());
         self.lanes.run(0, move |state| async move {
@@ -136,44 +70,73 @@ impl EngineHost {
         })?
     }
 
-    /// Closes a cache that no volume uses.
-    pub(super) fn close_unused(
-        &self,
-        place: &Place,
-        cache: &mut Option<Arc<Cache>>,
+    /// See [`crate::daemon::host_api::Host::stop`]. A volume whose cache is in RAM is drained first,
+    /// and goes on if that fails.
+    pub(super) fn stop_volume(
+        self: &Arc<Self>,
+        volume: &Definition,
+        work: &Arc<Work>,
     ) -> Result<(), ApiError> {
-        match cache {
-            Some(open) if open.volumes().is_empty() => {
-                caches::close(&self.lanes, place.number, cache, CLOSE_PATIENCE)
-            }
-            _ => Ok(()),
-        }
+        let (name, version) = (volume.name.clone(), volume.version);
+        self.attended(
+            &volume.name,
+            work,
+            move |host, work| host.stop_now(&name, Some(version), work),
+            |_, ()| (),
+        )
     }
 
-    /// See [`super::super::host_api::Host::stop`]. A volume whose cache is in RAM is drained first,
-    /// and goes on if that fails.
-    pub(super) fn stop_volume(&self, name: &VolumeName, work: &Work) -> Result<(), ApiError> {
+    /// Stops a volume. `version`: how often it has been changed, if the cache device is to know.
+    fn stop_now(
+        &self,
+        name: &VolumeName,
+        version: Option<u64>,
+        work: &Arc<Work>,
+    ) -> Result<(), ApiError> {
         let running = self.served.get(name)?;
-        if running.place.volatile {
-            self.drain_volume(name, work)?;
+        let place = &running.place;
+        if place.volatile {
+            self.drain_now(name, work)?;
         }
         self.served.phase(name, VolumeState::Stopping);
-        let mut cache = running.place.lock();
-        let (number, own) = (running.place.number, name.to_string());
+        let definition = self.served.definition(name);
+        let (cache, origin) =
+            definition.map_or_else(Default::default, |volume| (volume.cache, volume.origin));
+        let settled = {
+            let _wait = self.served.wait_for(name, &cache);
+            if let Some(version) = version {
+                let wanted = VolumeSettings { version, ..running.volume.settings() };
+                if let Err(error) = self.apply(place, name, wanted) {
+                    tracing::debug!(volume = %name, "its version stays behind: {error}");
+                }
+            }
+            // Whatever the origin does, what was acknowledged is durable from here on.
+            let number = place.number;
+            self.lanes.run(0, move |state| async move {
+                state.engine(number)?.settle().await.map_err(faults::engine)
+            })
+        };
+        let _wait = self.served.wait_for(name, &origin);
+        let left = self.using(place, || {
+            let stopped = self.take_out(place, &running.volume);
+            self.served.remove(name);
+            stopped
+        });
+        settled.and_then(|settled| settled).and(left)
+    }
+
+    /// Stops a volume in its cache, and sends its clients away.
+    pub(super) fn take_out(&self, place: &Place, volume: &Arc<Volume>) -> Result<(), ApiError> {
+        let (number, own) = (place.number, volume.name.clone());
         let stopped = self.lanes.run(0, move |state| async move {
             state.engine(number)?.stop_volume(&own, true).await.map_err(faults::engine)
         });
-        self.leave(&running.place, &running.volume, &mut cache, stopped.and_then(|stopped| stopped))
+        self.dismiss(place, volume);
+        stopped.and_then(|stopped| stopped)
     }
 
-    /// The end of a volume that has left its cache.
-    fn leave(
-        &self,
-        place: &Place,
-        volume: &Arc<Volume>,
-        cache: &mut Option<Arc<Cache>>,
-        result: Result<(), ApiError>,
-    ) -> Result<(), ApiError> {
+    /// Sends the clients of a volume away that has left its cache.
+    fn dismiss(&self, place: &Place, volume: &Arc<Volume>) {
         let (number, id) = (place.number, volume.id);
         let dismissed: Vec<_> = self
             .lanes
@@ -188,34 +151,52 @@ impl EngineHost {
         for dismissed in dismissed {
             let _ = dismissed.recv();
         }
-        if let Ok(name) = volume.name.parse() {
-            self.served.remove(&name);
-        }
-        result.and(self.close_unused(place, cache))
     }
 
-    /// See [`super::super::host_api::Host::set`]. If draining fails or is given up, the volume is
+    /// See [`crate::daemon::host_api::Host::set`]. If draining fails or is given up, the volume is
     /// as it was.
     pub(super) fn set_volume(
-        &self,
-        name: &VolumeName,
-        settings: &Settings,
-        work: &Work,
+        self: &Arc<Self>,
+        volume: &Definition,
+        work: &Arc<Work>,
     ) -> Result<(), ApiError> {
-        let running = self.served.get(name)?;
-        let before = running.volume.settings();
-        let wanted = settings::for_engine(settings);
-        let drains = settings::keeps_dirty(before.mode) && !settings::keeps_dirty(wanted.mode);
-        self.apply(&running.place, name, wanted)?;
-        if drains && let Err(error) = self.drain_volume(name, work) {
-            self.apply(&running.place, name, before)?;
-            return Err(error);
-        }
-        Ok(())
+        let own = volume.clone();
+        self.attended(&volume.name, work, move |host, work| host.set_now(&own, work), |_, ()| ())
     }
 
-    /// See [`super::super::host_api::Host::flush`].
-    pub(super) fn drain_volume(&self, name: &VolumeName, work: &Work) -> Result<(), ApiError> {
+    fn set_now(&self, volume: &Definition, work: &Arc<Work>) -> Result<(), ApiError> {
+        let name = &volume.name;
+        let running = self.served.get(name)?;
+        let before = running.volume.settings();
+        let wanted = settings::of(volume);
+        let drains = settings::keeps_dirty(before.mode) && !settings::keeps_dirty(wanted.mode);
+        let mut set = {
+            let _wait = self.served.wait_for(name, &volume.cache);
+            self.apply(&running.place, name, wanted)
+        };
+        if set.is_ok() && drains {
+            set = self.drain_now(name, work);
+        }
+        if set.is_err() {
+            let _wait = self.served.wait_for(name, &volume.cache);
+            if let Err(error) = self.apply(&running.place, name, before) {
+                tracing::warn!(volume = %name, "the cache device is not told of its old settings: {error}");
+            }
+        }
+        set
+    }
+
+    /// See [`crate::daemon::host_api::Host::flush`].
+    pub(super) fn flush_volume(
+        self: &Arc<Self>,
+        name: &VolumeName,
+        work: &Arc<Work>,
+    ) -> Result<(), ApiError> {
+        let own = name.clone();
+        self.attended(name, work, move |host, work| host.drain_now(&own, work), |_, ()| ())
+    }
+
+    pub(super) fn drain_now(&self, name: &VolumeName, work: &Arc<Work>) -> Result<(), ApiError> {
         let running = self.served.get(name)?;
         self.served.phase(name, VolumeState::Draining);
         let (number, own) = (running.place.number, name.to_string());
@@ -228,69 +209,147 @@ impl EngineHost {
         drained
     }
 
-    /// See [`super::super::host_api::Host::delete`].
+    /// See [`crate::daemon::host_api::Host::delete`].
     pub(super) fn delete_volume(
+        self: &Arc<Self>,
+        volume: &Definition,
+        discard_dirty: bool,
+        work: &Arc<Work>,
+    ) -> Result<Remains, ApiError> {
+        let own = volume.clone();
+        self.attended(
+            &volume.name,
+            work,
+            move |host, work| host.delete_now(&own, discard_dirty, work),
+            |_, _| (),
+        )
+    }
+
+    pub(super) fn delete_now(
         &self,
         volume: &Definition,
         discard_dirty: bool,
-        work: &Work,
-    ) -> Result<(), ApiError> {
+        work: &Arc<Work>,
+    ) -> Result<Remains, ApiError> {
         let name = &volume.name;
         let was_served = self.served.get(name).is_ok();
         if !was_served {
             if spec("cache", &volume.cache)?.is_volatile() {
-                return Ok(());
+                return Ok(Remains::None);
             }
+            self.served.begin(volume)?;
             if discard_dirty {
-                return self.forget_stopped(volume);
+                let _wait = self.served.wait_for(name, &volume.cache);
+                let forgotten = self.forget_stopped(volume);
+                self.served.remove(name);
+                return Ok(forgotten.unwrap_or_else(|error| {
+                    tracing::warn!(volume = %name, "its cache device cannot be told that it is deleted: {error}");
+                    Remains::OnCacheDevice
+                }));
             }
-            self.start_volume(volume, false, work)?;
+            match self.bring_up(volume, false) {
+                Ok(()) => {}
+                Err(error) => {
+                    self.served.remove(name);
+                    return match error {
+                        // An earlier delete got so far.
+                        StartError::Unknown(_) => Ok(Remains::None),
+                        error => Err(ways_out(volume, error.into())),
+                    };
+                }
+            }
         }
-        if !discard_dirty && let Err(error) = self.drain_volume(name, work) {
-            if !was_served && let Err(error) = self.stop_volume(name, work) {
-                tracing::error!(volume = %name, "stopping it again: {error}");
+        if !discard_dirty && let Err(error) = self.drain_now(name, work) {
+            if !was_served {
+                self.stop_quietly(name);
             }
-            return Err(error);
+            return Err(ways_out(volume, error));
         }
         let running = self.served.get(name)?;
+        let place = &running.place;
         self.served.phase(name, VolumeState::Stopping);
-        let mut cache = running.place.lock();
-        let (number, own) = (running.place.number, name.to_string());
+        let _wait = self.served.wait_for(name, &volume.origin);
+        let (number, own) = (place.number, name.to_string());
         let deleted = self.lanes.run(0, move |state| async move {
             let engine = state.engine(number)?;
             engine.delete(&own, discard_dirty, |_| ()).await.map_err(faults::engine)
         });
-        match deleted.and_then(|deleted| deleted) {
-            Ok(()) => self.leave(&running.place, &running.volume, &mut cache, Ok(())),
-            Err(error) => {
-                self.served.phase(name, VolumeState::Running);
-                Err(error)
+        let left = match deleted.and_then(|deleted| deleted) {
+            Ok(()) => {
+                self.using(place, || {
+                    self.dismiss(place, &running.volume);
+                    self.served.remove(name);
+                    Ok::<_, ApiError>(())
+                })?;
+                return Ok(Remains::None);
             }
+            Err(error) => error,
+        };
+        let nothing_to_keep = running.store().health.failed() && running.volume.dirty_blocks() == 0;
+        if !discard_dirty && !nothing_to_keep {
+            self.served.phase(name, VolumeState::Running);
+            return Err(ways_out(volume, left));
         }
+        // The cache device cannot be told, and need not be.
+        tracing::warn!(volume = %name, "its cache device cannot be told that it is deleted: {left}");
+        let _ = self.using(place, || {
+            let stopped = self.take_out(place, &running.volume);
+            self.served.remove(name);
+            stopped
+        });
+        Ok(Remains::OnCacheDevice)
     }
 
     /// Takes a stopped volume out of its cache with all of its blocks; a cache that is gone has
     /// none.
-    fn forget_stopped(&self, volume: &Definition) -> Result<(), ApiError> {
+    fn forget_stopped(&self, volume: &Definition) -> Result<Remains, ApiError> {
         let cache_spec = made("cache", &volume.cache)?;
-        let Ok(place) = self.caches.place(&cache_spec, &volume.name) else { return Ok(()) };
-        let mut cache = place.lock();
-        if cache.is_none() {
-            let device = claim("cache", &cache_spec)?;
-            let own = device.clone();
-            let content = self.lanes.run(0, move |state| async move {
-                inspect::content(&state.context, &own).await
-            })??;
-            let Content::Cache(roots) = content else { return Ok(()) };
-            if !roots.volumes.iter().any(|record| record.name == volume.name.as_str()) {
-                return Ok(());
+        let Ok(place) = self.caches.place(&cache_spec, &volume.name) else {
+            return Ok(Remains::OnCacheDevice);
+        };
+        self.using(&place, || {
+            let open = {
+                let mut cache = place.lock();
+                if cache.is_none() {
+                    let device = claim("cache", &cache_spec)?;
+                    let own = device.clone();
+                    let content = self.lanes.run(0, move |state| async move {
+                        inspect::content(&state.context, &own).await
+                    })??;
+                    let Content::Cache(roots) = content else { return Ok(Remains::OnCacheDevice) };
+                    if !roots.volumes.iter().any(|record| is_it(volume, record)) {
+                        return Ok(Remains::OnCacheDevice);
+                    }
+                    let opened = caches::open(&self.lanes, &place, device, 0, Vec::new())?;
+                    *cache = Some(opened);
+                }
+                match &*cache {
+                    Some(open) => open.clone(),
+                    None => return Ok(Remains::OnCacheDevice),
+                }
+            };
+            if !open.store.volumes().iter().any(|record| is_it(volume, record)) {
+                return Ok(Remains::None);
             }
-            *cache = Some(caches::open(&self.lanes, &place, device, 0, Vec::new())?);
-        }
-        let (number, name) = (place.number, volume.name.to_string());
-        let forgotten = self.lanes.run(0, move |state| async move {
-            state.engine(number)?.delete_stopped(&name, true).await.map_err(faults::engine)
-        });
-        forgotten.and_then(|forgotten| forgotten).and(self.close_unused(&place, &mut cache))
+            let (number, name) = (place.number, volume.name.to_string());
+            let forgotten = self.lanes.run(0, move |state| async move {
+                state.engine(number)?.delete_stopped(&name, true).await.map_err(faults::engine)
+            })?;
+            forgotten.map(|()| Remains::None)
+        })
     }
+}
+
+/// Whether a record is that of a volume, and not of another one of its name.
+fn is_it(volume: &Definition, record: &forebay_format::VolumeRecord) -> bool {
+    record.name == volume.name.as_str() && volume.uuid.is_none_or(|uuid| uuid == record.uuid)
+}
+
+/// Why a volume was not deleted, and how it can be.
+fn ways_out(volume: &Definition, mut error: ApiError) -> ApiError {
+    let way_out = format!("'forebay delete --discard-dirty {}'", volume.name);
+    if !error.message.contains(&way_out) {
+        error.message.push_str(&format!("; {way_out} gives up its dirty blocks"));
+    }
+    error
 }

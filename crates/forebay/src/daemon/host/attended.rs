@@ -1,0 +1,140 @@
+//! Work that a device may never answer. A thread of its own does it to its end; the operation that
+//! wants it waits for as long as it likes.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::sync_channel;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use forebay_admin::{ApiError, ErrorKind, VolumeName};
+
+use super::EngineHost;
+use super::lanes::unfinished;
+use crate::daemon::operations::Work;
+
+/// How often an operation looks whether it is to give up.
+const STEP: Duration = Duration::from_millis(25);
+
+/// How long work that is given up may take to end by itself before it is left alone.
+const GIVING_UP: Duration = Duration::from_secs(1);
+
+/// Where work and the operation that wants it meet.
+enum Stage<T> {
+    AtWork,
+    Ended(T),
+    /// The operation has given up.
+    Left,
+}
+
+struct Meeting<T> {
+    stage: Mutex<Stage<T>>,
+    changed: Condvar,
+}
+
+impl<T> Meeting<T> {
+    fn stage(&self) -> MutexGuard<'_, Stage<T>> {
+        self.stage.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Hands the result over; gives it back if nobody wants it any more.
+    fn end(&self, result: T) -> Option<T> {
+        let mut stage = self.stage();
+        if matches!(*stage, Stage::Left) {
+            return Some(result);
+        }
+        *stage = Stage::Ended(result);
+        self.changed.notify_all();
+        None
+    }
+}
+
+impl EngineHost {
+    /// Has `job` done for a volume, and waits for its end. It gives up when the work is cancelled, or
+    /// when a device that the volume waits for has not answered for as long as the work allows; what
+    /// the job brings after that is taken back by `undo`.
+    ///
+    /// # Errors
+    /// The job's own, [`ErrorKind::Cancelled`], or one that names the device that does not answer.
+    pub(super) fn attended<T, E>(
+        self: &Arc<Self>,
+        name: &VolumeName,
+        work: &Arc<Work>,
+        job: impl FnOnce(&Self, &Arc<Work>) -> Result<T, E> + Send + 'static,
+        undo: impl FnOnce(&Self, T) + Send + 'static,
+    ) -> Result<T, E>
+    where
+        T: Send + 'static,
+        E: From<ApiError> + Into<ApiError> + Send + 'static,
+    {
+        let meeting =
+            Arc::new(Meeting { stage: Mutex::new(Stage::AtWork), changed: Condvar::new() });
+        let (host, own, own_work, own_name) =
+            (self.clone(), meeting.clone(), work.clone(), name.clone());
+        let thread = std::thread::Builder::new().name("attended".to_owned());
+        let spawned = thread.spawn(move || {
+            let result = catch_unwind(AssertUnwindSafe(|| job(&host, &own_work)))
+                .unwrap_or_else(|_| Err(unfinished().into()));
+            match own.end(result) {
+                None => {}
+                Some(Ok(result)) => {
+                    tracing::info!(volume = %own_name, "ended after it was given up");
+                    undo(&host, result);
+                }
+                Some(Err(error)) => {
+                    let error: ApiError = error.into();
+                    tracing::info!(volume = %own_name, "failed after it was given up: {error}");
+                }
+            }
+        });
+        spawned
+            .map_err(|error| ApiError::failed(format!("no thread for the operation: {error}")))?;
+        let mut cancelled: Option<Instant> = None;
+        let mut stage = meeting.stage();
+        loop {
+            match std::mem::replace(&mut *stage, Stage::AtWork) {
+                Stage::Ended(result) => return result,
+                Stage::AtWork | Stage::Left => {}
+            }
+            if work.is_cancelled()
+                && cancelled.get_or_insert_with(Instant::now).elapsed() >= GIVING_UP
+            {
+                *stage = Stage::Left;
+                let message = match self.served.waits_for(name) {
+                    Some((device, time)) => {
+                        format!("given up: {device} has not answered for {} s", time.as_secs())
+                    }
+                    None => "given up".to_owned(),
+                };
+                return Err(ApiError::new(ErrorKind::Cancelled, message).into());
+            }
+            if let Some(patience) = work.patience()
+                && let Some((device, time)) = self.served.waits_for(name)
+                && time >= patience
+            {
+                *stage = Stage::Left;
+                let message = format!(
+                    "{device} has not answered for {} s; 'forebay show {name}' says whether it still waits",
+                    time.as_secs()
+                );
+                return Err(ApiError::failed(message).into());
+            }
+            let waited = meeting.changed.wait_timeout(stage, STEP);
+            stage = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+/// What `job` brings if that takes at most `time`. After that it goes on alone.
+pub(super) fn within<T: Send + 'static>(
+    time: Duration,
+    job: impl FnOnce() -> T + Send + 'static,
+) -> impl FnOnce() -> Option<T> {
+    let end = Instant::now() + time;
+    let (tell, hear) = sync_channel(1);
+    let thread = std::thread::Builder::new().name("device".to_owned());
+    let spawned = thread.spawn(move || drop(tell.send(job())));
+    move || {
+        spawned.ok()?;
+        hear.recv_timeout(end.saturating_duration_since(Instant::now())).ok()
+    }
+}

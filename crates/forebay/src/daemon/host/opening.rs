@@ -1,0 +1,343 @@
+//! A cache and an origin are brought together. The order matters: nothing is written before the pair
+//! has been found to belong together, and the place of the cache is not locked while the origin is
+//! waited for, so that other volumes come and go meanwhile.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_admin::{ApiError, ErrorKind};
+use forebay_device::{Device, DeviceSpec, IoBuf};
+use forebay_engine::{Cache, VolumeSettings};
+use forebay_format::{PAGE, Superblock, Uuid, VolumeRecord};
+use forebay_store::Roots;
+
+use super::caches::{self, Place};
+use super::inspect::{self, Content};
+use super::lanes::Flag;
+use super::volumes::{blocks_of, made};
+use super::{CLOSE_PATIENCE, EngineHost, claim, faults, settings};
+use crate::daemon::host_api::{Definition, StartError};
+use crate::daemon::known::Position;
+
+/// How often a device is asked whether it answers.
+const ASKING: Duration = Duration::from_secs(1);
+
+impl EngineHost {
+    /// Serves a volume that its cache knows; see [`crate::daemon::host_api::Host::start`].
+    pub(super) fn bring_up(&self, volume: &Definition, force: bool) -> Result<(), StartError> {
+        let name = &volume.name;
+        let origin = {
+            let _wait = self.served.wait_for(name, &volume.origin);
+            let spec = made("origin", &volume.origin)?;
+            // What was there yesterday and is missing today must not be made anew, empty.
+            spec.identity().map_err(|error| faults::open("origin", &error))?;
+            claim("origin", &spec)?
+        };
+        let (spec, place) = {
+            let _wait = self.served.wait_for(name, &volume.cache);
+            let spec = made("cache", &volume.cache)?;
+            let place = self.caches.place(&spec, name)?;
+            (spec, place)
+        };
+        self.using(&place, || match place.volatile {
+            true => self.bring_up_in_ram(volume, &spec, origin, &place).map_err(StartError::from),
+            false => self.bring_up_at(volume, force, &spec, origin, &place),
+        })
+    }
+
+    /// Does something with the cache at a place, and closes it if no volume is there afterwards.
+    pub(super) fn using<T, E>(
+        &self,
+        place: &Arc<Place>,
+        run: impl FnOnce() -> Result<T, E>,
+    ) -> Result<T, E> {
+        let used = place.use_it();
+        let result = run();
+        drop(used);
+        if let Err(error) = self.close_unused(place) {
+            tracing::error!("closing a cache that no volume uses: {error}");
+        }
+        result
+    }
+
+    /// Closes a cache that no volume uses.
+    pub(super) fn close_unused(&self, place: &Place) -> Result<(), ApiError> {
+        let mut cache = place.lock();
+        match cache.take_if(|open| !place.is_used() && open.volumes().is_empty()) {
+            Some(open) => self.close(place, &open, CLOSE_PATIENCE),
+            None => Ok(()),
+        }
+    }
+
+    /// Closes a cache, and notes how far it was at the end.
+    pub(super) fn close(
+        &self,
+        place: &Place,
+        open: &Arc<Cache>,
+        patience: Duration,
+    ) -> Result<(), ApiError> {
+        let closed = caches::close(&self.lanes, place.number, open, patience);
+        self.caches.note_position(place, &open.store);
+        closed
+    }
+
+    /// RAM comes back empty, and was drained before it went.
+    fn bring_up_in_ram(
+        &self,
+        volume: &Definition,
+        spec: &DeviceSpec,
+        origin: Arc<dyn Device>,
+        place: &Arc<Place>,
+    ) -> Result<(), ApiError> {
+        let device = claim("cache", spec)?;
+        self.format(volume, &device)?;
+        let room = blocks_of(volume, &origin);
+        let opened = caches::open(&self.lanes, place, device, room, Vec::new())?;
+        *place.lock() = Some(opened.clone());
+        self.create_in(volume, origin, place, &opened)
+    }
+
+    fn bring_up_at(
+        &self,
+        volume: &Definition,
+        force: bool,
+        spec: &DeviceSpec,
+        origin: Arc<dyn Device>,
+        place: &Arc<Place>,
+    ) -> Result<(), StartError> {
+        let open = self.open_for(volume, force, spec, &origin, place)?;
+        let wanted = settings::of(volume);
+        let attached = {
+            let _wait = self.served.wait_for(&volume.name, &volume.origin);
+            let (number, name) = (place.number, volume.name.to_string());
+            self.lanes.run(0, move |state| async move {
+                state.engine(number)?.attach(&name, origin, force).await.map_err(faults::engine)
+            })??
+        };
+        if attached.settings() != wanted {
+            let _wait = self.served.wait_for(&volume.name, &volume.cache);
+            if let Err(error) = self.apply(place, &volume.name, wanted) {
+                // Half started is not started.
+                if let Err(error) = self.take_out(place, &attached) {
+                    tracing::error!(volume = %volume.name, "stopping it again: {error}");
+                }
+                return Err(error.into());
+            }
+        }
+        self.served.running(volume, place, &open, &attached);
+        Ok(())
+    }
+
+    /// The cache of a volume, opened if it is not. With the lock held only what the cache device does is
+    /// waited for: the origin is looked at in between.
+    fn open_for(
+        &self,
+        volume: &Definition,
+        force: bool,
+        spec: &DeviceSpec,
+        origin: &Arc<dyn Device>,
+        place: &Arc<Place>,
+    ) -> Result<Arc<Cache>, StartError> {
+        let mut look = None;
+        loop {
+            let wait = self.served.wait_for(&volume.name, &volume.cache);
+            let mut cache = place.lock();
+            if let Some(open) = &*cache {
+                let (generation, record) = open.store.position();
+                let position = Position { generation, record: record.0 };
+                let records = open.store.volumes();
+                self.check_record(volume, open.store.uuid(), &records, force)?;
+                self.check_position(volume, open.store.uuid(), position)?;
+                return Ok(open.clone());
+            }
+            let device = claim("cache", spec)?;
+            let roots = self.roots(&device)?;
+            let superblock = &roots.superblock;
+            let record =
+                self.check_record(volume, superblock.cache, &roots.volumes, force)?.clone();
+            self.check_position(volume, superblock.cache, position_of(superblock))?;
+            if origin.size() >= record.origin_bytes
+                && !force
+                && look.as_ref().is_none_or(|(known, _)| *known != record)
+            {
+                drop((device, cache, wait));
+                let _wait = self.served.wait_for(&volume.name, &volume.origin);
+                let (own, size) = (origin.clone(), record.origin_bytes);
+                let taken = self.lanes.run(0, move |state| async move {
+                    inspect::look(&state.context, &own, size).await
+                })??;
+                look = Some((record, taken));
+                continue;
+            }
+            let grown = inspect::grown(&roots, &volume.name, origin.size());
+            let (own_device, own_origin) = (device.clone(), origin.clone());
+            let own_look = look.take();
+            self.lanes.run(0, move |state| async move {
+                let look = own_look.as_ref().map(|(_, look)| look);
+                let context = &state.context;
+                inspect::check_pair(context, &own_device, &roots, &record, &own_origin, look).await
+            })??;
+            let asking = self.keep_asking(&device, &volume.cache);
+            let opened = caches::open(&self.lanes, place, device, 0, grown)?;
+            drop(asking);
+            let (generation, number) = opened.store.position();
+            let position = Position { generation, record: number.0 };
+            if let Err(error) = self.check_position(volume, opened.store.uuid(), position) {
+                // What is in its log is found out only by recovering it.
+                if let Err(error) =
+                    caches::close(&self.lanes, place.number, &opened, CLOSE_PATIENCE)
+                {
+                    tracing::error!("closing a cache device that is refused: {error}");
+                }
+                return Err(error);
+            }
+            self.remove_deleted(place, &opened);
+            *cache = Some(opened.clone());
+            return Ok(opened);
+        }
+    }
+
+    /// Asks a device every second for as long as the answer lives, to tell recovery, which takes long,
+    /// from a device that does not answer.
+    fn keep_asking(&self, device: &Arc<dyn Device>, name: &str) -> Asking {
+        let asking = Asking::default();
+        let flag = asking.0.clone();
+        let (device, served, name) = (device.clone(), self.served.clone(), name.to_owned());
+        drop(self.lanes.begin(0, move |state| async move {
+            let Ok(queue) = state.context.open(&device) else { return };
+            drop(device);
+            while !flag.is_raised() {
+                if queue.read(0, IoBuf::zeroed(PAGE)).await.is_ok() {
+                    served.answered(&name);
+                }
+                state.context.lane.sleep(ASKING).await;
+            }
+        }));
+        asking
+    }
+
+    /// The roots of a device that is to be a cache.
+    pub(super) fn roots(&self, device: &Arc<dyn Device>) -> Result<Roots, ApiError> {
+        let refused = |what: &str| {
+            let message = format!("the cache device {} {what}", device.name());
+            Err(ApiError::new(ErrorKind::Refused, message))
+        };
+        let own = device.clone();
+        let content = self
+            .lanes
+            .run(0, move |state| async move { inspect::content(&state.context, &own).await })??;
+        match content {
+            Content::Nothing => refused("is no Forebay cache; name the device that is"),
+            Content::Unusable(why) => refused(&format!("cannot be used: {why}")),
+            Content::Cache(roots) => Ok(*roots),
+        }
+    }
+
+    /// The record of a volume in the volume table of its cache, if cache, volume and state belong
+    /// together.
+    fn check_record<'a>(
+        &self,
+        volume: &Definition,
+        cache: Uuid,
+        records: &'a [VolumeRecord],
+        force: bool,
+    ) -> Result<&'a VolumeRecord, StartError> {
+        let Definition { name, cache: device, .. } = volume;
+        let refused = |message: String| ApiError::new(ErrorKind::Refused, message);
+        let take_it = format!("take it as it is with 'forebay start --force {name}'");
+        if volume.cache_uuid.is_some_and(|known| known != cache) && !force {
+            let message = format!(
+                "{device} is another cache device than the one that had '{name}'; name that one, or {take_it}"
+            );
+            return Err(refused(message).into());
+        }
+        let Some(record) = inspect::record_of(records, name) else {
+            let message = format!(
+                "{device} is the cache device of other volumes and does not know '{name}'; name the device that does, or forget the volume with 'forebay delete --discard-dirty {name}'"
+            );
+            return Err(match volume.cache_uuid {
+                Some(known) if known == cache => StartError::Unknown(refused(message)),
+                _ => refused(message).into(),
+            });
+        };
+        let changes = VolumeSettings::of(record).version.saturating_sub(volume.version);
+        let another = volume.uuid.is_some_and(|known| known != record.uuid);
+        if (another || changes > 0) && !force {
+            let why = match another {
+                true => format!("it has another volume '{name}', made since"),
+                false => format!("'{name}' was changed {changes} times since"),
+            };
+            let message = format!(
+                "the daemon's state is older than the cache device {device}: {why}; put the newer state back, take over what the cache device says with 'forebay create --adopt', or {take_it}"
+            );
+            return Err(refused(message).into());
+        }
+        Ok(record)
+    }
+
+    /// Refuses a cache device on which something is missing that had been durable there.
+    fn check_position(
+        &self,
+        volume: &Definition,
+        cache: Uuid,
+        found: Position,
+    ) -> Result<(), StartError> {
+        let Some(known) = self.caches.known.position(cache) else { return Ok(()) };
+        if !found.is_behind(known) {
+            return Ok(());
+        }
+        let Definition { name, cache: device, .. } = volume;
+        let message = format!(
+            "the cache device {device} is older than the daemon's state: it ends at record {} of generation {}, and was at record {} of generation {}; it is an older copy, or has lost what it had confirmed. Put the newer one in its place, or accept what is lost with 'forebay start --force {name}'",
+            found.record, found.generation, known.record, known.generation
+        );
+        Err(StartError::Older { cache, error: ApiError::new(ErrorKind::DataAtRisk, message) })
+    }
+
+    /// Removes volumes from a cache that were deleted while it could not be told.
+    pub(super) fn remove_deleted(&self, place: &Place, open: &Arc<Cache>) {
+        for record in open.store.volumes() {
+            if !self.caches.known.is_deleted(record.uuid) {
+                continue;
+            }
+            let (number, name) = (place.number, record.name.clone());
+            let removed = self.lanes.run(0, move |state| async move {
+                state.engine(number)?.delete_stopped(&name, true).await.map_err(faults::engine)
+            });
+            match removed.and_then(|removed| removed) {
+                Ok(()) => {
+                    tracing::info!(
+                        volume = record.name,
+                        "was deleted, and is now gone from its cache device too"
+                    );
+                    self.caches.known.facts().deleted.remove(&record.uuid);
+                }
+                Err(error) => {
+                    tracing::warn!(
+                        volume = record.name,
+                        "was deleted, and is still on its cache device: {error}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// A device is asked as long as this lives.
+#[derive(Default)]
+struct Asking(Flag);
+
+impl Drop for Asking {
+    fn drop(&mut self) {
+        self.0.raise();
+    }
+}
+
+fn position_of(superblock: &Superblock) -> Position {
+    // What the log has beyond this is known when it has been recovered.
+    let record = match superblock.clean_shutdown {
+        true => superblock.last_record.0,
+        false => u64::MAX,
+    };
+    Position { generation: superblock.generation, record }
+}

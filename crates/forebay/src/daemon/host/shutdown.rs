@@ -1,0 +1,183 @@
+//! The end of the data path. Every step has a bound: a device that does not answer is named and left
+//! behind, and everything else ends in order.
+
+use std::sync::Arc;
+use std::sync::PoisonError;
+use std::sync::mpsc::Receiver;
+use std::time::{Duration, Instant};
+
+use forebay_admin::ApiError;
+
+use super::caches::Place;
+use super::report::Running;
+use super::{CLOSE_PATIENCE, EngineHost, faults};
+use crate::daemon::host_api::Definition;
+use crate::daemon::operations::Work;
+
+/// How often the end of a drain is looked at.
+const STEP: Duration = Duration::from_millis(100);
+
+/// Waits for a result until `end`.
+fn until<T>(end: Instant, result: &Receiver<T>) -> Option<T> {
+    result.recv_timeout(end.saturating_duration_since(Instant::now())).ok()
+}
+
+impl EngineHost {
+    /// See [`crate::daemon::host_api::Host::shut_down`]: sends clients away, drains caches in RAM as
+    /// long as that goes on, then stops all volumes and closes all caches, each within
+    /// [`CLOSE_PATIENCE`].
+    pub(super) fn shut_down_all(self: &Arc<Self>) -> Result<(), ApiError> {
+        self.lanes.stop_serving();
+        let drained = self.drain_volatile();
+        let stopped = self.stop_all();
+        let closed = self.close_all();
+        self.lanes.end(stopped.is_ok() && closed.is_ok());
+        self.listeners.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        drained.and(stopped).and(closed)
+    }
+
+    /// RAM is gone with the process: what only a cache in RAM has must reach its origin. That takes as
+    /// long as it takes; an origin to which no block has gone for [`CLOSE_PATIENCE`] is given up.
+    fn drain_volatile(self: &Arc<Self>) -> Result<(), ApiError> {
+        let volatile = self.served.all().into_iter().filter(|(_, running)| running.place.volatile);
+        let drains: Vec<_> = volatile
+            .map(|(volume, running)| {
+                let (host, name, work) =
+                    (self.clone(), volume.name.clone(), Arc::new(Work::default()));
+                let own = work.clone();
+                let drain = std::thread::spawn(move || host.drain_now(&name, &own));
+                (volume, running, work, drain)
+            })
+            .collect();
+        let mut result = Ok(());
+        for (volume, running, work, drain) in drains {
+            let (mut least, mut since) = (u64::MAX, Instant::now());
+            while !drain.is_finished() {
+                let dirty = running.volume.dirty_blocks();
+                if dirty < least {
+                    (least, since) = (dirty, Instant::now());
+                }
+                if since.elapsed() >= CLOSE_PATIENCE {
+                    work.cancel();
+                    if since.elapsed() >= CLOSE_PATIENCE + STEP * 10 {
+                        break;
+                    }
+                }
+                std::thread::sleep(STEP);
+            }
+            let dirty = running.volume.dirty_blocks();
+            let drained = match drain.is_finished().then(|| drain.join()) {
+                Some(Ok(drained)) if !work.is_cancelled() => drained,
+                _ => Err(ApiError::failed(format!(
+                    "the origin {} of '{}' has taken nothing for {} s",
+                    volume.origin,
+                    volume.name,
+                    CLOSE_PATIENCE.as_secs()
+                ))),
+            };
+            if let Err(error) = drained {
+                tracing::error!(volume = %volume.name, blocks = dirty, "dirty blocks in RAM are lost: {error}");
+                result = Err(error);
+            }
+        }
+        result
+    }
+
+    /// Stops all volumes, each on its own.
+    fn stop_all(&self) -> Result<(), ApiError> {
+        let end = Instant::now() + CLOSE_PATIENCE;
+        // Whatever the origins do, what was acknowledged is durable after this.
+        let settled: Vec<_> = self.open_caches().iter().map(|place| self.settle(place)).collect();
+        let volumes = self.served.all();
+        let stops: Vec<_> = volumes.iter().map(|(_, running)| self.stop(running)).collect();
+        let mut result = Ok(());
+        for settled in settled {
+            match until(end, &settled) {
+                Some(settled) => result = result.and(settled),
+                None => tracing::error!("a cache device does not answer"),
+            }
+        }
+        for ((volume, _), stopped) in volumes.iter().zip(stops) {
+            let stopped = until(end, &stopped).unwrap_or_else(|| Err(left_behind(volume)));
+            if let Err(error) = &stopped {
+                tracing::error!(volume = %volume.name, "did not stop in order: {error}");
+            }
+            result = result.and(stopped);
+        }
+        result
+    }
+
+    fn settle(&self, place: &Place) -> Receiver<Result<(), ApiError>> {
+        let number = place.number;
+        self.lanes.begin(0, move |state| async move {
+            state.engine(number)?.settle().await.map_err(faults::engine)
+        })
+    }
+
+    /// It comes up by itself the next time.
+    fn stop(&self, running: &Running) -> Receiver<Result<(), ApiError>> {
+        let (number, name) = (running.place.number, running.volume.name.clone());
+        self.lanes.begin(0, move |state| async move {
+            let engine = state.engine(number)?;
+            // An operation may have been at it.
+            if engine.cache.volume(&name).is_none() {
+                return Ok(());
+            }
+            engine.stop_volume(&name, false).await.map_err(faults::engine)
+        })
+    }
+
+    fn open_caches(&self) -> Vec<Arc<Place>> {
+        let places = self.caches.places();
+        let open = |place: &Arc<Place>| place.try_lock().is_some_and(|cache| cache.is_some());
+        places.into_iter().filter(open).collect()
+    }
+
+    /// Closes all caches, each on its own. One with a volume that did not stop is left as it is: all
+    /// that was acknowledged is durable on it, and the next start recovers it.
+    fn close_all(self: &Arc<Self>) -> Result<(), ApiError> {
+        let end = Instant::now() + CLOSE_PATIENCE;
+        let closing: Vec<_> = self
+            .caches
+            .places()
+            .into_iter()
+            .map(|place| {
+                let host = self.clone();
+                std::thread::spawn(move || {
+                    let Some(mut cache) = place.lock_within(CLOSE_PATIENCE) else {
+                        return Err(ApiError::failed("a cache device does not answer"));
+                    };
+                    match cache.take_if(|open| open.volumes().is_empty()) {
+                        Some(open) => host.close(&place, &open, CLOSE_PATIENCE),
+                        None => Ok(()),
+                    }
+                })
+            })
+            .collect();
+        let mut result = Ok(());
+        for closing in closing {
+            while !closing.is_finished() && Instant::now() < end + STEP * 10 {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            let closed = match closing.is_finished().then(|| closing.join()) {
+                Some(Ok(closed)) => closed,
+                _ => Err(ApiError::failed("a cache was not closed in time")),
+            };
+            if let Err(error) = &closed {
+                tracing::error!("a cache did not close in order: {error}");
+            }
+            result = result.and(closed);
+        }
+        result
+    }
+}
+
+fn left_behind(volume: &Definition) -> ApiError {
+    ApiError::failed(format!(
+        "'{}' waits for its origin {} or its cache device {}, which have not answered for {} s; it is left behind, and what was acknowledged is on the cache device",
+        volume.name,
+        volume.origin,
+        volume.cache,
+        CLOSE_PATIENCE.as_secs()
+    ))
+}

@@ -1,0 +1,114 @@
+//! New volumes, and those that a cache device holds already.
+
+use std::sync::Arc;
+
+use forebay_admin::{ApiError, ErrorKind};
+use forebay_format::Uuid;
+
+use super::{ANSWER_PATIENCE, Volumes, share};
+use crate::daemon::host_api::{Definition, Existing};
+use crate::daemon::operations::Work;
+use crate::daemon::preflight;
+use crate::daemon::state::put;
+
+impl Volumes {
+    /// `chose_policy`: the replacement policy was asked for, and is not just the default.
+    pub(super) fn create_now(
+        &self,
+        mut volume: Definition,
+        chose_policy: bool,
+        force: bool,
+        work: &Arc<Work>,
+    ) -> Result<(), ApiError> {
+        work.limit(ANSWER_PATIENCE);
+        let name = volume.name.clone();
+        let others: Vec<Definition> =
+            self.state.volumes().into_iter().map(|entry| entry.volume).collect();
+        if others.iter().any(|other| other.name == name) {
+            let message = format!("name: there is a volume '{name}' already; choose another name");
+            return Err(ApiError::new(ErrorKind::Refused, message).about("name"));
+        }
+        preflight::check_devices(&volume, &others, force)?;
+        let existing = match others.iter().find(|other| preflight::same_cache(&volume, other)) {
+            // Whatever force is meant for, it is not the data of other volumes.
+            Some(other) => {
+                // They share one policy, and a new volume does not change that of the others.
+                let there = other.settings.policy;
+                if chose_policy && volume.settings.policy != there {
+                    let reason = format!(
+                        "the volumes of {} share the policy '{there}'; leave it out, and change it for \
+                         all of them with 'forebay set {name} policy={}' afterwards",
+                        volume.cache, volume.settings.policy
+                    );
+                    return Err(ApiError::invalid("policy", reason));
+                }
+                volume.settings.share(&other.settings);
+                volume.settings.policy = there;
+                Existing::Join
+            }
+            None if force => Existing::Overwrite,
+            None => Existing::Spare,
+        };
+        let uuid = Uuid::new_v4();
+        (volume.uuid, volume.version) = (Some(uuid), 1);
+        // Until it is remembered, whatever there is of it on the cache device is not to stay: a
+        // daemon that dies in between leaves nothing half made.
+        self.state.change(|_, known| known.deleted.extend([uuid]))?;
+        if let Err(error) = self.host.create(&volume, existing, work) {
+            if self.host.report(&name).is_none() {
+                self.forget_deleted(uuid);
+            }
+            return Err(error);
+        }
+        let sharing = self.sharing(&volume);
+        let entry = self.remembered(volume.clone());
+        let kept = self.state.change(|volumes, known| {
+            share(volumes, &sharing, &entry.volume);
+            put(volumes, entry);
+            known.deleted.remove(&uuid);
+        });
+        kept.inspect_err(|_| {
+            // What would not come back after a restart must not look as if it would.
+            if let Err(error) = self.host.delete(&volume, true, work) {
+                tracing::error!(volume = %name, "taking back what could not be remembered: {error}");
+            }
+        })
+    }
+
+    /// Takes over what is on a cache device already. A volume that is remembered and not served may be
+    /// taken over too: its devices have other names now.
+    pub(super) fn adopt_now(
+        &self,
+        mut volume: Definition,
+        force: bool,
+        work: &Arc<Work>,
+    ) -> Result<(), ApiError> {
+        work.limit(ANSWER_PATIENCE);
+        let name = volume.name.clone();
+        if self.host.report(&name).is_some() {
+            let message = format!("name: volume '{name}' is served; stop it first");
+            return Err(ApiError::new(ErrorKind::Refused, message).about("name"));
+        }
+        let others: Vec<Definition> = self
+            .state
+            .volumes()
+            .into_iter()
+            .map(|entry| entry.volume)
+            .filter(|other| other.name != name)
+            .collect();
+        // The cache device is to hold something: that is what is adopted.
+        preflight::check_devices(&volume, &others, true)?;
+        // A state that cannot be written is found out before anything is changed.
+        self.state.change(|_, _| ())?;
+        self.accepting_older(force, &name, &mut || self.host.adopt(&mut volume, force, work))?;
+        self.note_failure(&name, None);
+        volume.version += 1;
+        let entry = self.remembered(volume);
+        let volume = entry.volume.clone();
+        self.state.put(entry).inspect_err(|_| {
+            if let Err(error) = self.host.stop(&volume, work) {
+                tracing::error!(volume = %name, "stopping what could not be remembered: {error}");
+            }
+        })
+    }
+}

@@ -1,0 +1,181 @@
+//! Volumes that are served again.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_admin::{ApiError, ErrorKind, OperationId, OperationState, VolumeName};
+
+use super::Volumes;
+use crate::daemon::host_api::StartError;
+use crate::daemon::operations::Work;
+use crate::daemon::signals::StopRequest;
+use crate::daemon::state::{Remembered, not_found, put};
+
+/// After how long a device that does not answer holds up neither the start of other volumes nor the
+/// daemon's word that it is ready.
+const HUNG: Duration = Duration::from_secs(5);
+
+/// Volumes that are started together, not counting those whose devices do not answer.
+const STARTING: usize = 16;
+
+/// How often the start of volumes is looked at.
+const STEP: Duration = Duration::from_millis(20);
+
+/// How the volumes came back that were served when the daemon ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Restored {
+    /// They are served.
+    pub(crate) served: usize,
+    /// They wait for devices that do not answer.
+    pub(crate) waiting: usize,
+    /// All that should be served.
+    pub(crate) wanted: usize,
+}
+
+impl fmt::Display for Restored {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of {} volumes served", self.served, self.wanted)?;
+        match self.waiting {
+            0 => Ok(()),
+            waiting => write!(f, ", {waiting} waiting for devices that do not answer"),
+        }
+    }
+}
+
+impl Volumes {
+    /// Serves again what was served when the daemon ended, all volumes on their own: neither one that
+    /// fails nor one whose device does not answer keeps the others from it. Ends when all are served,
+    /// have failed, or wait for devices that do not answer: those come up when the device does.
+    pub(crate) fn restore(self: &Arc<Self>, stop: &StopRequest) -> Restored {
+        let waiting = |entry: &Remembered| self.waiting().contains(&entry.volume.name);
+        let volumes = self.state.volumes().into_iter();
+        let mut pending: Vec<VolumeName> =
+            volumes.filter(waiting).map(|entry| entry.volume.name).rev().collect();
+        let all = pending.clone();
+        let mut starting: Vec<(VolumeName, OperationId)> = Vec::new();
+        while !stop.is_asked() {
+            starting.retain(|(_, id)| {
+                let operation = self.operations.wait(*id, Some(Duration::ZERO));
+                operation.is_some_and(|operation| operation.state == OperationState::Running)
+            });
+            let hung = starting.iter().filter(|(name, _)| self.is_hung(name)).count();
+            if pending.is_empty() && hung == starting.len() {
+                break;
+            }
+            let room = STARTING.saturating_sub(starting.len() - hung);
+            for name in pending.split_off(pending.len() - room.min(pending.len())).into_iter().rev()
+            {
+                // An operator may have stopped, deleted or started it while it waited.
+                if !self.waiting().contains(&name) {
+                    continue;
+                }
+                let begun = self.operate("start", &name, |this, entry, work| {
+                    let name = entry.volume.name.clone();
+                    let started = this.start_now(entry, false, work);
+                    this.waiting().remove(&name);
+                    started
+                });
+                match begun {
+                    Ok(id) => starting.push((name, id)),
+                    Err(error) => {
+                        self.waiting().remove(&name);
+                        tracing::error!(volume = %name, "cannot be started: {error}");
+                    }
+                }
+            }
+            std::thread::sleep(STEP);
+        }
+        let served = all.iter().filter(|name| self.is_served(name)).count();
+        let waiting = starting.iter().filter(|(name, _)| self.is_hung(name)).count();
+        Restored { served, waiting, wanted: all.len() }
+    }
+
+    /// Whether a volume waits for a device that does not answer.
+    fn is_hung(&self, name: &VolumeName) -> bool {
+        let report = self.host.report(name);
+        let waits = report.and_then(|report| report.waiting_for);
+        waits.is_some_and(|waits| waits.seconds >= HUNG.as_secs())
+    }
+
+    pub(super) fn start_now(
+        &self,
+        mut entry: Remembered,
+        force: bool,
+        work: &Arc<Work>,
+    ) -> Result<(), ApiError> {
+        let name = entry.volume.name.clone();
+        if self.is_served(&name) {
+            return Ok(());
+        }
+        if entry.behind && !force {
+            let message = format!(
+                "the cache device {} is an older copy, which was accepted for another volume; take it as it is for '{name}' too with 'forebay start --force {name}'",
+                entry.volume.cache
+            );
+            return Err(ApiError::new(ErrorKind::DataAtRisk, message));
+        }
+        let by_hand = !entry.started;
+        if by_hand {
+            // Remembered first: what cannot be remembered is not begun.
+            entry.started = true;
+            entry.volume.version += 1;
+            self.state.put(entry.clone())?;
+        }
+        let started =
+            self.accepting_older(force, &name, &mut || self.host.start(&entry.volume, force, work));
+        self.waiting().remove(&name);
+        match started {
+            Ok(()) => {
+                self.note_failure(&name, None);
+                let entry = self.remembered(entry.volume.clone());
+                if self.state.volume(&name)? != entry
+                    && let Err(error) = self.state.put(entry)
+                {
+                    tracing::warn!(volume = %name, "it is served, but the state is behind: {error}");
+                }
+                Ok(())
+            }
+            Err(StartError::Unknown(_)) if entry.deleting => {
+                tracing::info!(volume = %name, "its deletion had gone through");
+                self.remove(&entry.volume);
+                Err(not_found(&name))
+            }
+            Err(error) => {
+                let error = ApiError::from(error);
+                if by_hand {
+                    entry.started = false;
+                    self.undo(|volumes| put(volumes, entry));
+                } else {
+                    self.note_failure(&name, Some(&error));
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Starts a volume, with `force` also from an older copy of its cache device: that is accepted for
+    /// this volume, and for the others of that cache only when an operator says so too.
+    pub(super) fn accepting_older(
+        &self,
+        force: bool,
+        name: &VolumeName,
+        start: &mut dyn FnMut() -> Result<(), StartError>,
+    ) -> Result<(), StartError> {
+        match start() {
+            Err(StartError::Older { cache, error }) if force => {
+                tracing::warn!(volume = %name, "accepted on request: {error}");
+                // Before it is opened: from then on it looks as new as any.
+                self.state.change(|volumes, known| {
+                    known.caches.remove(&cache);
+                    let others = volumes.iter_mut().filter(|entry| entry.volume.name != *name);
+                    others
+                        .filter(|entry| entry.volume.cache_uuid == Some(cache))
+                        .for_each(|entry| entry.behind = true);
+                })?;
+                start()
+            }
+            result => result,
+        }
+    }
+}
