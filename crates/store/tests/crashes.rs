@@ -8,6 +8,7 @@ use forebay_core::{BlockSize, Mode, OriginBlock};
 use forebay_format::{Body, Geometry, RecordHeader, Superblock, Uuid, record};
 use forebay_store::{Class, Damage, StoreLane, StoreOptions, VolumeSpace};
 use world::disk::PAGE;
+use world::image::{self, End, differences};
 use world::{World, append, append_as};
 
 const BYTES: usize = 8 << 20;
@@ -211,4 +212,20 @@ fn damage_is_durable_and_a_matter_of_each_volume() {
     let store = open(&world);
     world.change_volumes(&store, |volumes| volumes.retain(|volume| volume.name != "b"));
     assert_eq!(superblock(&world).incompat & 8, 0, "nobody is damaged any more");
+}
+
+/// Cables and controllers fail a read and do the next.
+#[test]
+fn a_read_that_fails_once_costs_nothing() {
+    for clean in [false, true] {
+        let (_, content, model) = image::make(if clean { End::Clean } else { End::Crash });
+        let world = World::on(content);
+        for page in 0..world.disk.content().len() / PAGE {
+            world.disk.fail_reads(page, 2);
+        }
+        let (store, report) = world.open(StoreOptions::default()).expect("it opens");
+        assert_eq!((report.damage, report.clean), (None, clean));
+        (0..world.disk.content().len() / PAGE).for_each(|page| world.disk.fail_reads(page, 0));
+        assert_eq!(differences(&world, &store, &model), []);
+    }
 }

@@ -36,7 +36,7 @@ fn a_cache_of_an_earlier_format_opens_with_all_it_holds() {
         // Twice: what the first opening has written is opened as well.
         for again in [false, true] {
             let (store, report) = world.open(StoreOptions::default()).expect("it opens");
-            assert_eq!(differences(&world, &store, &model), [""; 0], "{end:?} {report:?}");
+            assert_eq!(differences(&world, &store, &model), [], "{end:?} {report:?}");
             assert_eq!(report.clean, end == End::Clean && !again);
             let dirty = model.values().filter(|it| it.dirty).count();
             assert_eq!((report.blocks, report.dirty), (model.len() as u64, dirty as u64));

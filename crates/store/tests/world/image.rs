@@ -12,6 +12,7 @@ use super::{Cached, World, append};
 /// Size of the device: 16 segments of 256 KiB and little more.
 pub const BYTES: usize = 5 << 20;
 const BLOCKS: u64 = 1024;
+const VOLUMES: [&str; 3] = ["dirty", "ordered", "clean"];
 
 /// What the newest version of a block is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -132,40 +133,55 @@ pub fn make(end: End) -> (Vec<u8>, Vec<u8>, Model) {
     (before, world.disk.content(), it.model)
 }
 
-/// Compares a cache with what it should hold; `lost`: what need not be right.
-pub fn differences(world: &World, store: &Rc<StoreLane>, model: &Model) -> Vec<String> {
+/// A block that is not as it should be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Difference {
+    pub volume: String,
+    pub block: u64,
+    pub what: &'static str,
+}
+
+pub const UNREADABLE: &str = "cannot be read";
+pub const CLEAN_MISSING: &str = "is missing and was clean";
+
+/// Compares a cache with what it should hold.
+pub fn differences(world: &World, store: &Rc<StoreLane>, model: &Model) -> Vec<Difference> {
     let mut found = Vec::new();
     for volume in store.store().volumes() {
         let space = store.store().space_of(volume.id).expect("there");
+        let name = *VOLUMES.iter().find(|name| **name == volume.name).expect("known");
         for block in 0..BLOCKS {
-            let key = model.keys().find(|(name, it)| *name == volume.name && *it == block);
-            let wanted = key.and_then(|key| model.get(key));
+            let wanted = model.get(&(name, block));
             let what = match (world.read(store, &space, block), wanted) {
                 (None, None) => continue,
-                (None, Some(wanted)) if !wanted.dirty => "is missing and was clean",
+                (None, Some(wanted)) if !wanted.dirty => CLEAN_MISSING,
                 (None, Some(_)) => "is missing",
-                (Some(Err(_)), _) => "cannot be read",
+                (Some(Err(_)), _) => UNREADABLE,
                 (Some(Ok(_)), None) => "is there",
-                (Some(Ok(found)), Some(wanted)) => {
-                    let Cached { content, dirty, mask } = found;
-                    let valid = wanted.sectors as usize * 512;
-                    let sectors =
-                        mask.map_or(8, |mask| mask.runs().map(|run| run.end).max().unwrap_or(0));
-                    if content[..valid].iter().any(|byte| *byte != wanted.fill) {
-                        "has other content"
-                    } else if sectors != wanted.sectors {
-                        "has other sectors"
-                    } else if dirty && !wanted.dirty {
-                        "is dirty"
-                    } else if !dirty && wanted.dirty {
-                        "is clean"
-                    } else {
-                        continue;
-                    }
-                }
+                (Some(Ok(found)), Some(wanted)) => match other_than(&found, wanted) {
+                    Some(what) => what,
+                    None => continue,
+                },
             };
-            found.push(format!("{} {block} {what}", volume.name));
+            found.push(Difference { volume: volume.name.clone(), block, what });
         }
     }
     found
+}
+
+fn other_than(found: &Cached, wanted: &Expected) -> Option<&'static str> {
+    let Cached { content, dirty, mask } = found;
+    let valid = wanted.sectors as usize * 512;
+    let end = |mask: &SectorMask| mask.runs().map(|run| run.end).max().unwrap_or(0);
+    if content[..valid].iter().any(|byte| *byte != wanted.fill) {
+        Some("has other content")
+    } else if mask.as_ref().map_or(8, end) != wanted.sectors {
+        Some("has other sectors")
+    } else {
+        match (dirty, wanted.dirty) {
+            (true, false) => Some("is dirty"),
+            (false, true) => Some("is clean"),
+            _ => None,
+        }
+    }
 }
