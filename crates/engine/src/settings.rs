@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use forebay_core::{Admission, BlockSize, Durability, Mode, QuietHours, ReplacementKind};
 use forebay_format::VolumeRecord;
-use forebay_format::volume::{CREATED_RECORD, DAMAGE_COUNT, DAMAGE_FIRST};
+use forebay_format::volume::{CREATED_RECORD, DAMAGE_COUNT, DAMAGE_FIRST, QUIET_RECORD};
 use forebay_policy::writeback::WritebackSettings;
 
 /// Settings of one volume.
@@ -116,6 +116,7 @@ pub fn tag_name(tag: u16) -> Option<&'static str> {
         DAMAGE_FIRST => "damage_first",
         DAMAGE_COUNT => "damage_count",
         CREATED_RECORD => "created_record",
+        QUIET_RECORD => "quiet_record",
         VERSION => "version",
         _ => return None,
     })

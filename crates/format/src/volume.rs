@@ -36,6 +36,8 @@ pub const DAMAGE_FIRST: u16 = 35;
 pub const DAMAGE_COUNT: u16 = 36;
 /// Tag of the last record that was closed when the volume was made.
 pub const CREATED_RECORD: u16 = 37;
+/// Tag of the last record that was closed when the volume came into a mode that makes nothing dirty.
+pub const QUIET_RECORD: u16 = 38;
 
 const STARTED: u8 = 1;
 const FINGERPRINT: u8 = 2;

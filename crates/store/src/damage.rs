@@ -8,9 +8,9 @@
 use std::fmt;
 use std::rc::Rc;
 
-use forebay_core::{Mode, VolumeId};
+use forebay_core::{Mode, RecordNumber, VolumeId};
 use forebay_format::VolumeRecord;
-use forebay_format::volume::{CREATED_RECORD, DAMAGE_COUNT, DAMAGE_FIRST};
+use forebay_format::volume::{CREATED_RECORD, DAMAGE_COUNT, DAMAGE_FIRST, QUIET_RECORD};
 
 use crate::error::StoreError;
 use crate::lane::StoreLane;
@@ -71,19 +71,26 @@ impl Damage {
             .is_some_and(|created| created.saturating_add(1) >= self.end())
     }
 
-    /// Whether a volume can have lost anything; `dirty`: it has dirty blocks. Clean copies are dropped
-    /// anyway. A volume in a mode without dirty data that has none had all of it on its origin.
-    pub(crate) fn concerns(self, volume: &VolumeRecord, dirty: bool) -> bool {
-        let keeps_dirty = matches!(volume.mode, Mode::Writeback | Mode::Writeonly);
-        !self.precedes(volume) && (dirty || keeps_dirty)
+    /// Whether a volume can have lost anything; `dirty`: it has dirty blocks, or had some when everything
+    /// up to `base` was there. Clean copies are dropped anyway. So a volume that had nothing dirty
+    /// then, and made nothing dirty since, has all of it on its origin.
+    pub(crate) fn concerns(self, volume: &VolumeRecord, base: RecordNumber, dirty: bool) -> bool {
+        let quiet = setting(volume, QUIET_RECORD).is_some_and(|quiet| quiet <= base.0);
+        !self.precedes(volume) && (dirty || !quiet)
     }
 }
 
-/// Notes for volumes that are new in the table after which record they came.
-pub(crate) fn note_created(before: &[VolumeRecord], after: &mut [VolumeRecord], last: u64) {
+/// Notes after which record volumes came that are new in the table, and after which one volumes came
+/// into a mode that makes nothing dirty.
+pub(crate) fn note_records(before: &[VolumeRecord], after: &mut [VolumeRecord], last: u64) {
     for volume in after {
         if !before.iter().any(|old| old.uuid == volume.uuid) {
             set(volume, CREATED_RECORD, last);
+        }
+        if matches!(volume.mode, Mode::Writeback | Mode::Writeonly) {
+            volume.settings.retain(|(tag, _)| *tag != QUIET_RECORD);
+        } else if setting(volume, QUIET_RECORD).is_none() {
+            set(volume, QUIET_RECORD, last);
         }
     }
 }

@@ -16,7 +16,7 @@ use forebay_format::superblock::{
 use forebay_format::volume::EncodedTable;
 use forebay_format::{CheckSeed, Superblock, VolumeRecord, VolumeTableError, volume};
 
-use crate::damage::{Damage, note_created};
+use crate::damage::{Damage, note_records};
 use crate::error::StoreError;
 use crate::lane::StoreLane;
 use crate::ordered::Horizon;
@@ -214,7 +214,7 @@ impl StoreLane {
             (meta.next_volume_id, 1 - meta.volume_table.area)
         };
         let output = change(&mut volumes, &mut next)?;
-        note_created(&store.volumes(), &mut volumes, store.log.last_closed().0);
+        note_records(&store.volumes(), &mut volumes, store.log.last_closed().0);
         let encoded = encode_what_fits(&mut volumes, |volumes| {
             volume::encode(volumes, &store.uuid, store.block_size())
         })

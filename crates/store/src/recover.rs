@@ -20,7 +20,6 @@
 //! generations of what can come after it, and no number, sequence or generation is given out twice.
 
 use std::cell::RefCell;
-use std::collections::HashSet;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -199,7 +198,18 @@ impl Store {
             drop_clean(&index, &spaces, &doubtful);
         }
         let concerned = match report.damage {
-            Some(damage) => concerned(damage, &index, &spaces, &volumes),
+            Some(damage) => {
+                let dirty = |address| spaces.iter().find(|space| space.block(address).is_some());
+                let mut with_dirty = image.dirty;
+                index.scan(|address, entry| {
+                    with_dirty
+                        .extend(entry.dirty.then(|| dirty(address)).flatten().map(|it| it.id));
+                });
+                let concerned = volumes
+                    .iter()
+                    .filter(|it| damage.concerns(it, image.base, with_dirty.contains(&it.id)));
+                concerned.map(|volume| volume.id).collect()
+            }
             None => Vec::new(),
         };
         report.records = replay.records;
@@ -363,25 +373,6 @@ fn drop_clean(index: &Index, spaces: &[VolumeSpace], volumes: &[VolumeId]) {
     for address in clean {
         index.remove(address, |_| true);
     }
-}
-
-/// The volumes that lost records may have been about.
-fn concerned(
-    damage: Damage,
-    index: &Index,
-    spaces: &[VolumeSpace],
-    volumes: &[VolumeRecord],
-) -> Vec<VolumeId> {
-    let mut dirty = HashSet::new();
-    index.scan(|address, entry| {
-        if entry.dirty
-            && let Some(space) = spaces.iter().find(|space| space.block(address).is_some())
-        {
-            dirty.insert(space.id);
-        }
-    });
-    let concerned = volumes.iter().filter(|it| damage.concerns(it, dirty.contains(&it.id)));
-    concerned.map(|volume| volume.id).collect()
 }
 
 /// The address of a block of a volume.

@@ -175,6 +175,10 @@ fn damage_is_durable_and_a_matter_of_each_volume() {
     append(&store, &b, 0, 2, true, None);
     world.commit(&store);
     let lost = headers(&world.disk.content()).last().expect("a record").0;
+    // It made the block dirty before it came into its mode, and may not have been drained.
+    world.change_volumes(&store, |volumes| {
+        volumes.iter_mut().filter(|it| it.name == "b").for_each(|it| it.mode = Mode::Writethrough);
+    });
     let later = world.add_volume(&store, "later", Mode::Writeback, 4096, &[]);
     append(&store, &later, 0, 3, true, None);
     append(&store, &later, 1, 4, false, None);

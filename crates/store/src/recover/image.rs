@@ -1,10 +1,10 @@
 //! The index as the checkpoint has it.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 
-use forebay_core::{Generation, RecordNumber};
+use forebay_core::{Generation, RecordNumber, VolumeId};
 use forebay_device::Queue;
 use forebay_format::{Geometry, IndexEntry, SegmentState as SegmentLine};
 use forebay_lane::Lane;
@@ -28,6 +28,8 @@ pub(super) struct Image {
     pub(super) bytes_read: u64,
     /// It was damaged, and mended.
     pub(super) mended: bool,
+    /// Volumes that had dirty blocks.
+    pub(super) dirty: HashSet<VolumeId>,
 }
 
 /// What is recovered, and on which lane.
@@ -63,6 +65,7 @@ pub(super) async fn load(
     replay.borrow_mut().begin(header.base, header.highest_sequence);
     let (mut lines, mut firsts) = (Vec::with_capacity(count), None);
     let (mut masks, mut partial) = (HashMap::new(), Vec::new());
+    let (mut dirty, mut last_dirty) = (HashSet::new(), None);
     while let Some(chunk) = source.read().await? {
         let items = source.items(&chunk)?;
         lines.extend(items.segments());
@@ -78,6 +81,10 @@ pub(super) async fn load(
             firsts.as_ref().and_then(|firsts| firsts.get(segment)).is_none_or(Option::is_some)
         };
         for entry in items.entries() {
+            if entry.dirty && last_dirty != Some(entry.volume) {
+                last_dirty = Some(entry.volume);
+                dirty.insert(entry.volume);
+            }
             let segment = geometry.place_of(entry.slot).0;
             let Some(space) = spaces.iter().find(|space| space.id == entry.volume) else {
                 continue;
@@ -120,6 +127,7 @@ pub(super) async fn load(
         next_generation: header.next_generation,
         bytes_read,
         mended,
+        dirty,
     })
 }
 
@@ -153,5 +161,6 @@ pub(super) async fn rebuild(
         next_generation: Generation(1),
         bytes_read: 0,
         mended: true,
+        dirty: HashSet::new(),
     })
 }
