@@ -55,6 +55,6 @@ pub use ordered::{Front, Horizon, OrderedVersion};
 pub use planted::PlantedBug;
 pub use read::PayloadCheck;
 pub use recover::RecoveryReport;
-pub use roots::{Roots, read_roots};
+pub use roots::{Roots, read_roots, read_superblock};
 pub use store::{Appended, Class, Kept, Pinned, ReadFailure, Spaces, Store, Version, VolumeSpace};
 pub use table::{Check, Entry, RANK_UNKNOWN};

@@ -27,8 +27,9 @@ pub(crate) fn refused(device: &Arc<dyn Device>, what: impl std::fmt::Display) ->
 /// wrong with a copy.
 ///
 /// # Errors
-/// Neither copy can be used, or one says that a newer program was here.
-pub(crate) async fn read_superblock(
+/// The device cannot be read, or is too small. The inner error: there is no superblock that this
+/// program can use.
+pub async fn read_superblock(
     device: &Arc<dyn Device>,
     queue: &Queue,
     notes: &mut Vec<String>,

@@ -22,7 +22,6 @@ def answers(daemon, name):
 
 
 @test
-@pending("damage is accepted for all volumes at once")
 def giving_up_one_volume_gives_up_no_other(box):
     for pages in (range(0, 1), range(-8, 0), range(-80, 40)):
         daemon = box.daemon(name=f"d{pages.start}")

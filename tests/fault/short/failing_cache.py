@@ -63,7 +63,6 @@ def writeback_keeps_what_it_can(box):
 
 
 @test
-@pending("a failing cache device holds up what does not need it")
 def every_command_completes_on_a_device_that_is_gone(box):
     for rules in (["gone"], ["fail"]):
         for restarted in (False, True):
@@ -93,7 +92,6 @@ def every_command_completes_on_a_device_that_is_gone(box):
 
 
 @test
-@pending("a failing cache device holds up what does not need it")
 def a_mode_that_could_not_be_left_is_not_changed(box):
     daemon, cache, origin, client = volume(box, "wb", *KEEP)
     client.write_blocks(0, 100)
@@ -139,7 +137,6 @@ def one_read_error_on_the_way_of_a_client_is_not_seen(box):
 
 
 @test
-@pending("a failing cache device holds up what does not need it")
 def one_read_error_does_not_keep_a_cache_from_opening(box):
     daemon, cache, origin, client = volume(box, "wb", *KEEP)
     client.write_blocks(0, 500)

@@ -105,7 +105,6 @@ def below_the_cache(box):
 
 
 @test
-@pending("a command that fails has changed something")
 def below_the_state(box):
     daemon = box.daemon()
     daemon.terminate()

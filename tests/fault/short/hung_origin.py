@@ -62,7 +62,6 @@ def commands_complete(box):
 
 
 @test
-@pending("a hung origin holds up its neighbours")
 def the_others_start_and_the_daemon_ends(box):
     daemon, disk, a, b = neighbours(box)
     other = box.file("other", 64 * MIB)

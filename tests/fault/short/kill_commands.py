@@ -125,7 +125,6 @@ def stopped(world):
 
 
 @test
-@pending("a half-made volume is left")
 def create(box):
     loop(box, ROUNDS, gone, lambda world: world.create())
 
@@ -155,13 +154,11 @@ def flush(box):
 
 
 @test
-@pending("a half-deleted volume is left")
 def delete(box):
     loop(box, 2 * ROUNDS, World.serve, ("delete", "v"))
 
 
 @test
-@pending("a half-deleted volume is left")
 def delete_of_a_stopped_volume(box):
     loop(box, ROUNDS, stopped, ("delete", "v"))
 

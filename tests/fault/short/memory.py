@@ -27,9 +27,6 @@ class Group:
             skip(f"no memory cgroup: {error}")
         box.at_end(self.place.rmdir)
 
-    def add(self, process):
-        (self.place / "cgroup.procs").write_text(str(process.pid))
-
     def kills(self):
         """How many processes in it the kernel has killed."""
         for line in self.events.read_text().splitlines():
@@ -38,11 +35,22 @@ class Group:
         return 0
 
 
+class Confined(Daemon):
+    """A daemon that starts within a group, so that it can see its limit."""
+
+    def __init__(self, box):
+        self.group = Group(box, LIMIT)
+        super().__init__(box)
+
+    def command(self, *arguments):
+        procs = str(self.group.place / "cgroup.procs")
+        return ["sh", "-c", 'echo $$ >"$0" && exec "$@"', procs, *super().command(*arguments)]
+
+
 def served(box):
-    group = Group(box, LIMIT)
-    daemon = box.daemon()
-    # Before it holds anything: what it holds then counts for the group.
-    group.add(daemon.process)
+    daemon = Confined(box)
+    daemon.start()
+    group = daemon.group
     uri = daemon.create("v", box.file("cache", GIB), box.file("origin", SIZE))
     return group, daemon, uri
 
@@ -106,9 +114,9 @@ def writes_that_are_half_sent(box):
 @test
 @pending("memory is not bounded over all connections")
 def requests_that_wait_for_a_hung_origin(box):
-    group = Group(box, LIMIT)
-    daemon = box.daemon()
-    group.add(daemon.process)
+    daemon = Confined(box)
+    daemon.start()
+    group = daemon.group
     origin = Disk(box, "origin", SIZE)
     uri = daemon.create("v", box.file("cache", GIB), origin.name)
     origin.faults("hang read")

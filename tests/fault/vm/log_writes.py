@@ -3,6 +3,7 @@
 Both devices are halves of one disk, so the log has one order for both. Runs in a guest.
 """
 
+import os
 import random
 import shutil
 import struct
@@ -102,6 +103,8 @@ def every_prefix_recovers(box):
         with open("/dev/vda", "r+b", buffering=0) as file:
             for start in range(0, len(image), MIB):
                 file.write(image[start : start + MIB])
+            # What lies above reads the disk and not this page cache.
+            os.fsync(file.fileno())
         passed = sum(index <= point for index in marks) - 1
         shutil.rmtree(daemon.state)
         shutil.copytree(states[passed], daemon.state)

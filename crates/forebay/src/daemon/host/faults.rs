@@ -1,7 +1,7 @@
 //! Errors from below, in the words of the admin API.
 
 use forebay_admin::{ApiError, ErrorKind};
-use forebay_device::{DeviceError, OpenError, OpenErrorKind};
+use forebay_device::{OpenError, OpenErrorKind};
 use forebay_engine::{EngineError, EngineErrorKind};
 use forebay_nbd::ListenError;
 use forebay_store::StoreError;
@@ -20,11 +20,6 @@ pub(super) fn engine(error: EngineError) -> ApiError {
 /// Why the store turned something down.
 pub(super) fn store(error: StoreError) -> ApiError {
     engine(error.into())
-}
-
-/// A failed operation on a device.
-pub(super) fn device(error: &DeviceError) -> ApiError {
-    ApiError::failed(error.to_string())
 }
 
 /// Why a device that was named in `field` cannot be opened.

@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use forebay_admin::{ApiError, ErrorKind, VolumeName};
 use forebay_core::VolumeId;
-use forebay_device::{Access, Device, DeviceSpec, IoBuf, Queue};
+use forebay_device::{Access, Device, DeviceSpec, Queue};
 use forebay_engine::{LaneContext, Look, Verdict, recognise};
-use forebay_format::superblock::{COPY_A, COPY_B};
-use forebay_format::{PAGE, Superblock, SuperblockError, VolumeRecord};
+use forebay_format::superblock::COPY_B;
+use forebay_format::{PAGE, SuperblockError, VolumeRecord};
 use forebay_store::CLEAN_DISTRUSTED;
 use forebay_store::StoreError;
 use forebay_store::check::{count_dirty, read_checkpoint};
-use forebay_store::{Roots, read_roots};
+use forebay_store::{Roots, read_roots, read_superblock};
 
 use super::attended::within;
 use super::faults;
@@ -43,10 +43,8 @@ pub(super) async fn content(
         return Ok(Content::Nothing);
     }
     let queue = context.open(device).map_err(faults::engine)?;
-    let read = async |at| queue.read(at, IoBuf::zeroed(PAGE)).await;
-    let copy_a = read(COPY_A).await.map_err(|error| faults::device(&error))?;
-    let copy_b = read(COPY_B).await.map_err(|error| faults::device(&error))?;
-    match Superblock::choose(&copy_a, &copy_b) {
+    let found = read_superblock(device, &queue, &mut Vec::new()).await;
+    match found.map_err(faults::store)? {
         Err(SuperblockError::NotForebay) => return Ok(Content::Nothing),
         Err(error) => return Ok(Content::Unusable(error.to_string())),
         Ok(_) => {}
