@@ -58,6 +58,24 @@ planted_bugs! {
     /// The cache is marked as cleanly closed before its volumes have stopped.
     CleanTooEarly = "clean-too-early",
 
+    // Recovery.
+    /// Of two versions of a block in the log, the last one that is looked at wins.
+    ReplayAnyOrder = "replay-any-order",
+    /// Blocks that were invalidated come back.
+    GoneNotReplayed = "gone-not-replayed",
+    /// A mark counts for whatever lies in its slot now.
+    MarksAnyLife = "marks-any-life",
+    /// Records of an earlier life of a segment count.
+    AnyLifeReplayed = "any-life-replayed",
+    /// The payload of a record that was not yet durable is taken as it is.
+    TornPayloadTaken = "torn-payload-taken",
+    /// Segments that were opened since the checkpoint are not looked for.
+    ReopenedNotSeen = "reopened-not-seen",
+    /// Sequences start again below those that have been given out.
+    SequenceRestarts = "sequence-restarts",
+    /// The cache stays marked as cleanly closed while it is in use.
+    CleanFlagStays = "clean-flag-stays",
+
     // Reuse of segments.
     /// A segment is used again before a checkpoint contains its records.
     FreedBeforeCheckpoint = "freed-before-checkpoint",

@@ -42,6 +42,7 @@ use crate::log::Log;
 use crate::meta::CLEAN_DISTRUSTED;
 use crate::options::StoreOptions;
 use crate::ordered::{Horizon, Ordered, recover as order};
+use crate::planted::{self, PlantedBug};
 use crate::replay::Replay;
 use crate::roots::{Roots, read_roots, refused};
 use crate::segments::{Live, SegmentSnapshot, SegmentState, Segments};
@@ -219,7 +220,9 @@ impl Store {
         let highest_sequence =
             horizons.map(|horizon| horizon.sequence).fold(replay.highest_sequence, u64::max);
         let left_out = if report.clean { 0 } else { LEFT_OUT };
-        index.raise_sequence(highest_sequence.saturating_add(left_out));
+        if !planted::has(PlantedBug::SequenceRestarts) {
+            index.raise_sequence(highest_sequence.saturating_add(left_out));
+        }
 
         let highest = lines.iter().map(|line| line.generation.0).max().unwrap_or(0);
         let highest = highest.max(lives.iter().map(|life| life.1.0).max().unwrap_or(0));
@@ -332,7 +335,8 @@ impl Store {
         }
         if report.clean && !image.mended {
             // Barrier for invariant 9: from the first write on, neither copy says that the device is clean.
-            this.write_superblock(|superblock| superblock.clean_shutdown = false).await?;
+            let stays = planted::has(PlantedBug::CleanFlagStays);
+            this.write_superblock(|superblock| superblock.clean_shutdown = stays).await?;
             this.settle_roots().await?;
         } else {
             this.checkpoint(false).await?;

@@ -12,6 +12,7 @@ use forebay_lane::{Lane, concurrently};
 use crate::damage::Damage;
 use crate::error::StoreError;
 use crate::index::{Index, NewVersion};
+use crate::planted::{self, PlantedBug};
 use crate::recover::{address_in, granule_in_segment};
 use crate::retry;
 use crate::store::VolumeSpace;
@@ -225,7 +226,9 @@ impl Replay {
                     for mark in all {
                         let segment = self.geometry.place_of(mark.slot).0;
                         let present = self.generations[segment.0 as usize];
-                        if present.is_some_and(|present| mark.means(present)) {
+                        let means =
+                            |present| mark.means(present) || planted::has(PlantedBug::MarksAnyLife);
+                        if present.is_some_and(means) {
                             let known = marks.entry(mark.slot).or_insert(mark.kind);
                             if mark.kind == MarkKind::Gone {
                                 *known = MarkKind::Gone;
@@ -249,6 +252,9 @@ impl Replay {
                 };
                 let slot = header.cell(&self.geometry, number);
                 let newer = |other: &Entry| {
+                    if planted::has(PlantedBug::ReplayAnyOrder) {
+                        return false;
+                    }
                     let segment = self.geometry.place_of(other.slot).0;
                     let place = granule_in_segment(&self.geometry, other.slot);
                     let slots = sequences[segment.0 as usize].as_ref();
@@ -292,6 +298,7 @@ fn apply_marks(index: &Index, marks: &HashMap<Slot, MarkKind>, perhaps: impl Fn(
     });
     for (address, kind) in marked {
         match kind {
+            MarkKind::Gone if planted::has(PlantedBug::GoneNotReplayed) => (),
             MarkKind::Gone => {
                 index.remove(address, |_| true);
             }
@@ -347,7 +354,7 @@ pub(crate) async fn walk_headers(
     let page = PAGE as u64;
     let mut take = |at: u64, page: &[u8]| {
         let header = header_in(page, geometry, cache, segment, (at / granule) as u32)?;
-        if header.generation != generation {
+        if header.generation != generation && !planted::has(PlantedBug::AnyLifeReplayed) {
             return None;
         }
         let end = (at + PAGE as u64 + u64::from(header.payload_bytes)).next_multiple_of(page_u64());
@@ -455,7 +462,7 @@ async fn verify(
     let good = |entry: &DataEntry, payload: &[u8]| {
         let check =
             forebay_format::payload_check(&replay.cache, entry.volume, entry.block, payload);
-        entry.void || check == entry.check
+        entry.void || check == entry.check || planted::has(PlantedBug::TornPayloadTaken)
     };
     let cells = entries.iter().zip(pages.bytes.chunks_exact(block)).enumerate();
     Ok(cells

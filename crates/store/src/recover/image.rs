@@ -13,6 +13,7 @@ use super::firsts::{Bounds, reopened};
 use crate::checkpoint::source::CheckpointSource;
 use crate::error::StoreError;
 use crate::index::{Index, NewVersion};
+use crate::planted::{self, PlantedBug};
 use crate::replay::Replay;
 use crate::store::VolumeSpace;
 use crate::table::{Check, Entry};
@@ -72,7 +73,7 @@ pub(super) async fn load(
         if firsts.is_none() && lines.len() >= count {
             let lowest = if header.bounded { header.next_generation } else { Generation(0) };
             let bounds = Bounds { lowest, lines: lines.clone() };
-            firsts = Some(match clean {
+            firsts = Some(match clean || planted::has(PlantedBug::ReopenedNotSeen) {
                 true => vec![None; count],
                 false => reopened(lane, queue, replay, bounds, false).await?,
             });
