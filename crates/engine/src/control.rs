@@ -23,6 +23,9 @@ use crate::samples::Look;
 use crate::settings::{Shared, VolumeSettings};
 use crate::volume::{Volume, VolumeState};
 
+/// For so long a cache waits for its background work when a volume could not be stopped in order.
+const CLOSING_ANYWAY: Duration = Duration::from_secs(1);
+
 /// A new volume.
 #[derive(Clone, Debug)]
 pub struct VolumeSpec {
@@ -525,10 +528,13 @@ impl EngineLane {
         }
         self.cache.stopping.store(1, Ordering::SeqCst);
         self.cache.store.space_wanted.notify_all();
+        // Background work that waits for an origin that does not answer never ends.
+        let patient = result.is_err().then(|| self.lane.now() + CLOSING_ANYWAY);
         loop {
             self.cache.background_changed.notify_all();
             let changed = self.cache.background_changed.listen();
-            if self.cache.background.load(Ordering::SeqCst) == 0 {
+            let late = patient.is_some_and(|until| self.lane.now() >= until);
+            if late || self.cache.background.load(Ordering::SeqCst) == 0 {
                 break;
             }
             background::writeback::either(changed, self.lane.sleep(Duration::from_millis(20)))

@@ -20,6 +20,10 @@ const SHOWN_AFTER: Duration = Duration::from_secs(5);
 /// or spins up takes less.
 const HUNG_AFTER: Duration = Duration::from_secs(10);
 
+/// After so long an operator's command no longer waits. A disk that was asleep takes up to 15 s to spin up
+/// and answer.
+const GIVEN_UP_AFTER: Duration = Duration::from_secs(20);
+
 /// When the oldest operation of one lane began, in nanoseconds; 0: none is under way.
 #[repr(align(64))]
 #[derive(Default)]
@@ -56,6 +60,11 @@ impl Waits {
     /// For how long the origin has not answered, if that is too long.
     pub(crate) fn too_long(&self) -> Option<Duration> {
         Some(self.longest(|oldest| &oldest.any)).filter(|waits| *waits >= SHOWN_AFTER)
+    }
+
+    /// For how long the origin has not answered, if nobody should wait for it any more.
+    pub(crate) fn given_up(&self) -> Option<Duration> {
+        Some(self.longest(|oldest| &oldest.any)).filter(|waits| *waits >= GIVEN_UP_AFTER)
     }
 
     /// Whether a write or a sync may never end.

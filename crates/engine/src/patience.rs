@@ -15,9 +15,9 @@ const LAST_CHANCE: Duration = Duration::from_secs(1);
 const ASKED_EVERY: Duration = Duration::from_millis(100);
 
 impl Volume {
-    /// That the origin does not answer, if so.
+    /// That nobody should wait for the origin any more, if so.
     pub(crate) fn unanswered(&self) -> Option<EngineError> {
-        let waits = self.origin_waits()?;
+        let waits = self.waits.given_up()?;
         Some(EngineError::new(
             EngineErrorKind::Failed,
             format!(
