@@ -109,7 +109,7 @@ fn storm(world: &World, volume: &Rc<LaneVolume>, blocks: u64, requests: u64, see
 
 #[test]
 fn a_stopped_volume_leaves_the_rest_of_the_cache_to_others() {
-    const CACHE: u64 = 16;
+    const CACHE: u64 = 64;
     let two = two(CACHE, kept_dirty(), settings(Mode::Writeback));
     let blocks = CACHE * MIB / 4096;
     let mut random = fastrand::Rng::with_seed(1);
