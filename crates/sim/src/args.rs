@@ -184,6 +184,10 @@ impl Choice {
 }
 
 impl Subject for Choice {
+    fn lacks(&self) -> Features {
+        self.subject().lacks()
+    }
+
     fn format(&self, machine: &Machine) -> LocalFuture<Result<(), String>> {
         self.subject().format(machine)
     }

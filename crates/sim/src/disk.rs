@@ -120,6 +120,12 @@ impl SimDisk {
         self.state.lock().in_flight.len()
     }
 
+    /// Whether anything is on its way that changes the disk.
+    pub fn changes_in_flight(&self) -> bool {
+        let state = self.state.lock();
+        state.in_flight.values().any(|one| matches!(one.effect, Effect::Change { .. }))
+    }
+
     /// Looks at the content, or presets it.
     pub fn with_image<R>(&self, look: impl FnOnce(&mut Image) -> R) -> R {
         look(&mut self.state.lock().image)

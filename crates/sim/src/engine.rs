@@ -9,13 +9,14 @@ use forebay_core::why::Why;
 use forebay_core::{Admission, Mode};
 use forebay_device::{Device, Queue, QueueContext};
 use forebay_engine::{
-    EngineErrorKind, EngineLane, LaneContext, Target, VolumeSettings, VolumeSpec,
+    EngineError, EngineErrorKind, EngineLane, LaneContext, Target, VolumeSettings, VolumeSpec,
 };
 use forebay_format::Uuid;
 use forebay_policy::WritebackSettings;
 use forebay_store::planted::{self, PlantedBug};
 use forebay_store::{FormatOptions, StoreOptions, format};
 
+use crate::presence::Presence;
 use crate::queue::DiskHandle;
 use crate::subject::{Admin, Instance, LocalFuture, Machine, Subject};
 
@@ -94,6 +95,18 @@ fn settings(machine: &Machine, volume: u16) -> VolumeSettings {
     settings
 }
 
+/// A volume that is to be made.
+fn spec(machine: &Machine, volume: u16, identity: u64) -> VolumeSpec {
+    let uuid = (u128::from(identity) << 64) | (2 + u128::from(volume));
+    VolumeSpec {
+        name: name(volume),
+        origin: format!("origin-{volume}"),
+        uuid: Uuid::from_u128(uuid),
+        alignment: machine.setup.alignments[usize::from(volume)],
+        settings: settings(machine, volume),
+    }
+}
+
 /// When and how dirty blocks are written back: everything that an operator can choose.
 fn writeback(rng: &mut fastrand::Rng) -> WritebackSettings {
     let dirty_high = rng.u8(2..=90);
@@ -125,6 +138,7 @@ fn store_options(machine: &Machine) -> StoreOptions {
         checkpoint_bytes: rng.bool().then(|| rng.u64(1..=16) * (256 << 10)),
         commit_interval: Duration::from_millis(rng.u64(5..1_000)),
         seed: machine.setup.seed,
+        room_for_blocks: machine.setup.room_for_blocks,
         shards: machine.setup.shards,
         ..StoreOptions::default()
     }
@@ -160,27 +174,23 @@ impl Subject for Engine {
             let known = first.cache.store.volumes();
             for volume in 0..machine.origins.len() as u16 {
                 let (name, origin) = (name(volume), origin(&machine, volume)?);
-                let result = if known.iter().any(|record| record.name == name) {
-                    match first.attach(&name, origin.clone(), false).await {
-                        Err(error)
-                            if machine.setup.insists
-                                && error.kind == EngineErrorKind::DataAtRisk =>
-                        {
-                            first.attach(&name, origin, true).await
-                        }
-                        result => result,
+                let is_known = known.iter().any(|record| record.name == name);
+                match machine.presence[usize::from(volume)] {
+                    Presence::Gone if is_known => {
+                        return Err(format!("{name} was deleted, and is back"));
                     }
+                    Presence::Running | Presence::Stopped if !is_known => {
+                        return Err(format!("{name} is lost"));
+                    }
+                    Presence::Gone | Presence::Stopped => continue,
+                    Presence::Unsure(_) if !is_known => continue,
+                    Presence::New | Presence::Running | Presence::Unsure(_) => {}
+                }
+                let result = if is_known {
+                    attach(&first, &machine, volume, origin).await
                 } else {
-                    let spec = VolumeSpec {
-                        name,
-                        origin: origin.name().to_owned(),
-                        uuid: Uuid::from_u128(
-                            (u128::from(machine.setup.seed) << 64) | (2 + u128::from(volume)),
-                        ),
-                        alignment: machine.setup.alignments[usize::from(volume)],
-                        settings: settings(&machine, volume),
-                    };
-                    first.create(spec, origin).await
+                    let spec = spec(&machine, volume, machine.setup.seed);
+                    first.create(spec, origin).await.map(|_| ())
                 };
                 result.map_err(|error| error.to_string())?;
             }
@@ -204,6 +214,21 @@ struct Running {
     machine: Machine,
 }
 
+/// Starts a volume; where data is at risk the operator may insist.
+async fn attach(
+    lane: &Rc<EngineLane>,
+    machine: &Machine,
+    volume: u16,
+    origin: Arc<dyn Device>,
+) -> Result<(), EngineError> {
+    match lane.attach(&name(volume), origin.clone(), false).await {
+        Err(error) if machine.setup.insists && error.kind == EngineErrorKind::DataAtRisk => {
+            lane.attach(&name(volume), origin, true).await.map(|_| ())
+        }
+        result => result.map(|_| ()),
+    }
+}
+
 async fn administrate(lane: Rc<EngineLane>, machine: Machine, action: Admin) -> Result<(), String> {
     let present = |volume: u16| {
         let volume = lane.cache.volume(&name(volume));
@@ -225,8 +250,9 @@ async fn administrate(lane: Rc<EngineLane>, machine: Machine, action: Admin) -> 
             lane.set(&name(volume), settings).await
         }
         Admin::Replacement(policy) => {
-            let settings = VolumeSettings { policy, ..present(0)? };
-            lane.set(&name(0), settings).await
+            let volume = lane.cache.volumes().first().cloned().ok_or("no volume is started")?;
+            let settings = VolumeSettings { policy, ..volume.settings() };
+            lane.set(&volume.name, settings).await
         }
         Admin::Entry(volume, seed) => {
             let mut settings = present(volume)?;
@@ -243,6 +269,17 @@ async fn administrate(lane: Rc<EngineLane>, machine: Machine, action: Admin) -> 
             lane.stop_volume(&name(volume), false).await.map_err(|error| error.to_string())?;
             let origin = origin(&machine, volume)?;
             lane.attach(&name(volume), origin, false).await.map(|_| ())
+        }
+        Admin::Stop(volume) => lane.stop_volume(&name(volume), true).await,
+        Admin::Start(volume) => {
+            let origin = origin(&machine, volume)?;
+            attach(&lane, &machine, volume, origin).await
+        }
+        Admin::Delete(volume, discard) => lane.delete(&name(volume), discard, |_| ()).await,
+        Admin::DeleteStopped(volume, discard) => lane.delete_stopped(&name(volume), discard).await,
+        Admin::Create(volume, identity) => {
+            let origin = origin(&machine, volume)?;
+            lane.create(spec(&machine, volume, identity), origin).await.map(|_| ())
         }
     };
     result.map_err(|error| error.to_string())
@@ -278,7 +315,8 @@ impl Instance for Running {
         let volumes = self.machine.origins.len() as u16;
         Box::pin(async move {
             let mut result = Ok(());
-            for volume in (0..volumes).filter(|_| drain) {
+            let there = |volume: &u16| drain && lane.cache.volume(&name(*volume)).is_some();
+            for volume in (0..volumes).filter(there) {
                 result = result.and(lane.drain(&name(volume), |_| ()).await);
             }
             result.and(lane.close().await).map_err(|error| error.to_string())

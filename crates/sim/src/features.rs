@@ -13,11 +13,14 @@ pub enum Feature {
     Shards,
     /// In a crash each device loses power, or keeps it, for itself.
     OwnPower,
+    /// Volumes are stopped for a while, deleted, and made anew.
+    Absence,
 }
 
 impl Feature {
     /// All of them.
-    pub const ALL: [Feature; 3] = [Feature::Shape, Feature::Shards, Feature::OwnPower];
+    pub const ALL: [Feature; 4] =
+        [Feature::Shape, Feature::Shards, Feature::OwnPower, Feature::Absence];
 
     /// A short name for the command line and for lists.
     pub fn name(self) -> &'static str {
@@ -25,6 +28,7 @@ impl Feature {
             Feature::Shape => "shape",
             Feature::Shards => "shards",
             Feature::OwnPower => "own-power",
+            Feature::Absence => "absence",
         }
     }
 
@@ -32,6 +36,8 @@ impl Feature {
     fn one_of(self) -> u32 {
         match self {
             Feature::Shape | Feature::Shards | Feature::OwnPower => 4,
+            // Volumes that are stopped still take their neighbours' room.
+            Feature::Absence => 0,
         }
     }
 
@@ -39,7 +45,7 @@ impl Feature {
     fn fits(self, weather: Weather) -> bool {
         match self {
             Feature::Shape | Feature::Shards => true,
-            Feature::OwnPower => weather != Weather::Damage,
+            Feature::OwnPower | Feature::Absence => weather != Weather::Damage,
         }
     }
 
@@ -62,6 +68,12 @@ impl Features {
     /// Whether a feature is in it.
     pub fn has(self, feature: Feature) -> bool {
         self.0 & feature.bit() != 0
+    }
+
+    /// Those in one of the two.
+    #[must_use]
+    pub fn union(self, other: Features) -> Self {
+        Features(self.0 | other.0)
     }
 
     /// Those in it.

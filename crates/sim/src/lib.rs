@@ -11,6 +11,7 @@
 //! - [`oracle`] over [`history`], with [`stamp`]: what may be read where
 //! - [`clients`]: who asks; [`subject`]: who is asked, which is [`engine`] or [`toy`], the simplest
 //!   system that is right
+//! - [`presence`]: volumes that are not always there
 //! - `stranger`: who touches the origins while the system is down
 //! - [`trace`], [`shared`], [`clock`]: what all of these share
 //! - [`runner`], [`report`]: many seeds, and what came out
@@ -27,6 +28,7 @@ pub mod history;
 pub mod image;
 pub mod oracle;
 pub mod order;
+pub mod presence;
 pub mod profile;
 pub mod queue;
 pub mod report;

@@ -68,6 +68,19 @@ struct Volume {
     next_id: VersionId,
 }
 
+impl Volume {
+    /// What was acknowledged before `submitted` is durable.
+    fn flushed(&mut self, submitted: Moment, oldest_read: Moment) {
+        let (histories, is_active) = (&mut self.histories, &mut self.is_active);
+        self.active.retain(|&sector| {
+            let history = &mut histories[sector as usize];
+            history.flushed(submitted, oldest_read);
+            is_active[sector as usize] = !history.is_settled();
+            is_active[sector as usize]
+        });
+    }
+}
+
 /// What the world did to the disks, as far as it excuses errors.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Excuses {
@@ -217,15 +230,7 @@ impl Oracle {
                     );
                 }
             }
-            Op::Flush if result.is_ok() => {
-                let (histories, is_active) = (&mut volume.histories, &mut volume.is_active);
-                volume.active.retain(|&sector| {
-                    let history = &mut histories[sector as usize];
-                    history.flushed(submitted, oldest_read);
-                    is_active[sector as usize] = !history.is_settled();
-                    is_active[sector as usize]
-                });
-            }
+            Op::Flush if result.is_ok() => volume.flushed(submitted, oldest_read),
             Op::Read if result.is_ok() => {
                 let Some(data) =
                     data.filter(|data| data.len() as u64 == asked.sectors * SECTOR as u64)
@@ -347,19 +352,30 @@ impl Oracle {
         .map_err(|violation| Violation { invariant: 20, ..violation })
     }
 
+    /// Everything that was acknowledged on a volume is durable.
+    pub fn volume_is_durable(&mut self, volume: u16) {
+        let now = self.tick();
+        self.order.volume_is_durable(volume, now);
+        if let Some(volume) = self.volumes.get_mut(usize::from(volume)) {
+            volume.flushed(now, Moment::MAX);
+        }
+    }
+
+    /// A volume is gone, and its origin holds these values.
+    pub fn begin_anew(&mut self, volume: u16, values: Vec<Value>) {
+        self.order.begin_anew(volume, &values);
+        if let Some(volume) = self.volumes.get_mut(usize::from(volume)) {
+            volume.is_active = vec![false; values.len()];
+            volume.active.clear();
+            volume.histories = values.into_iter().map(History::new).collect();
+        }
+    }
+
     /// A clean stop has ended: everything that was acknowledged is durable.
     pub fn stopped_cleanly(&mut self) {
         let now = self.tick();
         self.order.stopped_cleanly(now);
-        for volume in &mut self.volumes {
-            let (histories, is_active) = (&mut volume.histories, &mut volume.is_active);
-            volume.active.retain(|&sector| {
-                let history = &mut histories[sector as usize];
-                history.flushed(now, Moment::MAX);
-                is_active[sector as usize] = !history.is_settled();
-                is_active[sector as usize]
-            });
-        }
+        self.volumes.iter_mut().for_each(|volume| volume.flushed(now, Moment::MAX));
     }
 
     /// Everything stops; whatever was under way is gone.

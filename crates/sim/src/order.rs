@@ -133,6 +133,23 @@ impl OrderOracle {
         self.volumes.iter_mut().for_each(|volume| volume.flushed(now, now));
     }
 
+    /// Everything that was acknowledged on a volume is durable.
+    pub fn volume_is_durable(&mut self, volume: u16, now: Moment) {
+        if let Some(volume) = self.volumes.get_mut(usize::from(volume)) {
+            volume.flushed(now, now);
+        }
+    }
+
+    /// A volume is gone, and its origin holds these values.
+    pub fn begin_anew(&mut self, volume: u16, values: &[Value]) {
+        let Some(volume) = self.volumes.get_mut(usize::from(volume)) else { return };
+        volume.initial = values.to_vec();
+        volume.sectors = vec![Vec::new(); values.len()];
+        volume.touched.clear();
+        volume.unflushed.clear();
+        volume.watched = false;
+    }
+
     /// Everything stops. What was not flushed may be there afterwards or not.
     pub fn crash(&mut self, now: Moment) {
         for volume in &mut self.volumes {

@@ -107,6 +107,7 @@ impl Profile {
                 segment_size,
                 logical_blocks: vec![SECTOR as u64; volumes + 1],
                 alignments: vec![0; volumes],
+                room_for_blocks: 0,
                 shards: None,
                 replacement: pick(rng, ReplacementKind::ALL).unwrap_or_default(),
                 volumes: (0..volumes).map(|_| modes(rng)).collect(),
@@ -133,6 +134,9 @@ impl Profile {
         profile.features = Features::choose(&mut own, weather, options.with, options.without);
         if profile.features.has(Feature::Shape) {
             profile.take_shape(&mut own);
+        }
+        if profile.features.has(Feature::Absence) {
+            profile.setup.room_for_blocks = 1 << 18;
         }
         if profile.features.has(Feature::Shards) {
             profile.setup.shards = Some(1 << own.u32(1..=4));

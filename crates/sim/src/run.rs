@@ -137,6 +137,9 @@ impl World<'_> {
         let instance = self.try_for(future, "open")?;
         let opened = instance.is_some();
         self.instance = instance;
+        if opened {
+            self.presence_seen()?;
+        }
         Ok(opened)
     }
 
@@ -154,7 +157,7 @@ impl World<'_> {
 
     fn read_all(&mut self, percent: u32) -> Result<bool, Violation> {
         let mut chunks = Vec::new();
-        for volume in 0..self.origins.len() as u16 {
+        for volume in self.running() {
             let sectors = self.oracle.sectors(volume);
             let mut first = 0;
             while first < sectors {
@@ -306,6 +309,7 @@ impl World<'_> {
     /// Everything is read once more and written back; then the origins alone are compared.
     fn last_judgement(&mut self) -> Result<(), Violation> {
         self.set_faults(false);
+        self.start_all()?;
         self.collect_unreadable = true;
         self.read_all(100)?;
         if matches!(self.profile.weather, Weather::CacheErrors | Weather::Damage) {

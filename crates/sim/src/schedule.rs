@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use forebay_core::Nanos;
 
+use crate::features::Feature;
 use crate::oracle::{Violation, plain};
 use crate::subject::Admin;
 use crate::world::{AdminState, World};
@@ -112,9 +113,10 @@ impl World<'_> {
     fn ask(&mut self) -> Result<bool, Violation> {
         let (count, now) = (self.clients.len(), self.now());
         let start = self.rng.usize(0..count.max(1));
+        let open = self.taking_requests();
         for index in (0..count).map(|index| (start + index) % count) {
             let client = &mut self.clients[index];
-            if self.closed == Some(client.volume) || client.due().is_none_or(|due| due > now) {
+            if !open.contains(&client.volume) || client.due().is_none_or(|due| due > now) {
                 continue;
             }
             let (lane, volume, wish) = (client.lane, client.volume, client.wish(now));
@@ -124,13 +126,20 @@ impl World<'_> {
         Ok(false)
     }
 
+    /// The volumes that clients may ask for something now.
+    fn taking_requests(&self) -> Vec<u16> {
+        let mut running = self.running();
+        running.retain(|volume| self.closed != Some(*volume));
+        running
+    }
+
     fn pass_time(&mut self, clients: bool) -> Result<(), Violation> {
         let now = self.now();
         let disks = std::iter::once(&self.cache).chain(&self.origins);
         let disks = disks.filter_map(|disk| disk.next_due());
         let lanes = self.lanes.iter().filter_map(|lane| lane.next_deadline());
-        let asking =
-            self.clients.iter().filter(|client| clients && self.closed != Some(client.volume));
+        let open = self.taking_requests();
+        let asking = self.clients.iter().filter(|client| clients && open.contains(&client.volume));
         let next = disks.chain(lanes).chain(asking.filter_map(|client| client.due())).min();
         let Some(next) = next else {
             return Err(plain(
@@ -182,11 +191,20 @@ impl World<'_> {
                             &[u64::from(result.is_ok())],
                             format_args!("{action:?}: {result:?}"),
                         );
-                        if result.is_err() && matches!(action, Admin::Restart(_)) {
-                            // Without the volume nothing can go on; the operator gives up.
+                        self.judge_admin(action, &result)?;
+                        self.presence_changed(action, &result)?;
+                        let half_done = matches!(
+                            action,
+                            Admin::Restart(_)
+                                | Admin::Delete(..)
+                                | Admin::DeleteStopped(_, true)
+                                | Admin::Create(..)
+                        );
+                        if result.is_err() && half_done {
+                            // Nobody knows what is there; the operator gives up.
+                            self.presence_unsure(action);
                             self.shared.stop();
                         }
-                        self.judge_admin(action, result)?;
                     }
                 }
             }
@@ -194,8 +212,10 @@ impl World<'_> {
         Ok(())
     }
 
-    fn judge_admin(&self, action: Admin, result: Result<(), String>) -> Result<(), Violation> {
-        let excused = self.profile.weather != crate::profile::Weather::Crashes;
+    fn judge_admin(&self, action: Admin, result: &Result<(), String>) -> Result<(), Violation> {
+        let at_risk = matches!(action, Admin::DeleteStopped(_, false))
+            && result.as_ref().is_err_and(|error| error.contains("is stopped and has"));
+        let excused = self.profile.weather != crate::profile::Weather::Crashes || at_risk;
         match result {
             Err(error) if !excused => {
                 Err(plain(20, format!("{action:?} failed without a cause: {error}")))
@@ -206,7 +226,14 @@ impl World<'_> {
 
     fn choose_action(&mut self) -> Admin {
         use forebay_core::{Durability, Mode, ReplacementKind};
-        let volume = self.rng.u16(0..self.origins.len() as u16);
+        if self.profile.features.has(Feature::Absence)
+            && self.rng.bool()
+            && let Some(action) = self.choose_presence()
+        {
+            return action;
+        }
+        let running = self.running();
+        let volume = running[usize::from(self.rng.u16(0..running.len() as u16))];
         match self.rng.u32(0..11) {
             8 | 9 => match self.rng.u64(..) {
                 choice if choice % 4 == 0 => Admin::Ordered(volume, choice % 8 == 0),
@@ -230,6 +257,11 @@ impl World<'_> {
             self.oracle.order.watch(volume, false);
         }
         match action {
+            Admin::Stop(volume) | Admin::Delete(volume, _) => {
+                // Those under way end, or are refused.
+                self.closed = Some(volume);
+                self.invoke(action);
+            }
             Admin::Restart(volume) => {
                 self.closed = Some(volume);
                 self.admin = Some(AdminState::Quiescing(action, volume));

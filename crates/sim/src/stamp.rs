@@ -132,6 +132,14 @@ pub fn classify(sector: &[u8], seed: u64, place: Place) -> Content {
     }
 }
 
+/// What `sector`, read from `place`, holds, if somebody wrote it there.
+pub fn own(sector: &[u8], seed: u64, place: Place) -> Option<Value> {
+    match classify(sector, seed, place) {
+        Content::Own(value) => Some(value),
+        Content::Foreign(..) | Content::Garbage => None,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

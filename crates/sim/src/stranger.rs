@@ -46,6 +46,9 @@ impl World<'_> {
             return Ok(());
         }
         let volume = self.rng.u16(0..self.origins.len() as u16);
+        if !self.is_running(volume) {
+            return Ok(());
+        }
         let Some(record) = self.record_of(volume) else { return Ok(()) };
         if self.rng.u32(0..3) == 0 && record.fingerprint.is_none() && record.identity.is_some() {
             return self.exchanged(volume);

@@ -12,6 +12,8 @@ use forebay_lane::Lane;
 
 use crate::disk::SimDisk;
 use crate::engine::may_be_ordered;
+use crate::features::Features;
+use crate::presence::Presence;
 use crate::shared::Shared;
 
 /// A future that stays on the thread of the world.
@@ -30,6 +32,8 @@ pub struct Machine {
     pub origins: Vec<Arc<SimDisk>>,
     /// How the cache is set up.
     pub setup: Setup,
+    /// What is to be found of each volume.
+    pub presence: Vec<Presence>,
     /// The volume whose origin is another device than it was, with the same content.
     pub exchanged: Option<u16>,
 }
@@ -45,6 +49,8 @@ pub struct Setup {
     pub logical_blocks: Vec<u64>,
     /// By how many bytes the block grid of each volume is shifted.
     pub alignments: Vec<u64>,
+    /// Blocks of volumes that are made later.
+    pub room_for_blocks: u64,
     /// Index shards, if not as many as the capacity asks for.
     pub shards: Option<u32>,
     /// Replacement policy.
@@ -79,14 +85,36 @@ pub enum Admin {
     Drain(u16),
     /// Stops a volume and starts it again.
     Restart(u16),
+    /// Stops a volume, which stays stopped.
+    Stop(u16),
+    /// Starts a volume that is stopped.
+    Start(u16),
+    /// Deletes a volume that is started; whether what is dirty is discarded.
+    Delete(u16, bool),
+    /// Deletes a volume that is stopped; whether what is dirty is discarded.
+    DeleteStopped(u16, bool),
+    /// Makes a volume anew on the same origin, with an identity that this number gives.
+    Create(u16, u64),
 }
 
 impl Admin {
+    /// The volume that is there afterwards and was not before, or the other way round.
+    pub fn changes_presence(self) -> Option<u16> {
+        match self {
+            Admin::Stop(volume)
+            | Admin::Start(volume)
+            | Admin::Delete(volume, _)
+            | Admin::DeleteStopped(volume, _)
+            | Admin::Create(volume, _) => Some(volume),
+            _ => None,
+        }
+    }
+
     /// The volume whose origin need not be at a flush from the start of this action on, though the
     /// system may not have heard of it yet.
     pub fn gives_up_order(self) -> Option<u16> {
         match self {
-            Admin::Ordered(volume, false) => Some(volume),
+            Admin::Ordered(volume, false) | Admin::Delete(volume, true) => Some(volume),
             Admin::Mode(volume, mode) if !may_be_ordered(mode) => Some(volume),
             _ => None,
         }
@@ -98,7 +126,12 @@ pub trait Subject {
     /// Prepares the cache device, once.
     fn format(&self, machine: &Machine) -> LocalFuture<Result<(), String>>;
 
-    /// Opens the cache, recovers, and starts all volumes on all lanes.
+    /// What it cannot be asked for.
+    fn lacks(&self) -> Features {
+        Features::default()
+    }
+
+    /// Opens the cache, recovers, and starts all volumes that are to be there on all lanes.
     fn open(&self, machine: &Machine) -> LocalFuture<Result<Rc<dyn Instance>, String>>;
 }
 

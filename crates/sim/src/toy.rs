@@ -12,6 +12,7 @@ use forebay_device::{Device, DeviceOp, IoBuf, Queue, QueueContext};
 use forebay_engine::{Completion, CompletionSink, Extent, Request, Target};
 use forebay_lane::Lane;
 
+use crate::features::{Feature, Features};
 use crate::queue::DiskHandle;
 use crate::subject::{Admin, Instance, LocalFuture, Machine, Subject};
 
@@ -48,6 +49,10 @@ impl ToyBug {
 pub struct Toy(pub Option<ToyBug>);
 
 impl Subject for Toy {
+    fn lacks(&self) -> Features {
+        Features::default().and(Feature::Absence)
+    }
+
     fn format(&self, _machine: &Machine) -> LocalFuture<Result<(), String>> {
         Box::pin(async { Ok(()) })
     }

@@ -15,6 +15,7 @@ use crate::disk::{DiskSpec, SimDisk};
 use crate::faults::{FaultPlan, Latency};
 use crate::features::Features;
 use crate::oracle::{Asked, Excuses, Oracle, Violation, plain};
+use crate::presence::Presence;
 use crate::profile::{Profile, Weather};
 use crate::report::Counts;
 use crate::shared::Shared;
@@ -87,6 +88,8 @@ pub struct World<'a> {
     sink: Rc<dyn CompletionSink>,
     owners: BTreeMap<u64, usize>,
     next_tag: u64,
+    /// What is known of each volume.
+    pub(crate) presence: Vec<Presence>,
     /// Index of the volume that takes no requests now.
     pub(crate) closed: Option<u16>,
     pub(crate) admin: Option<AdminState>,
@@ -102,6 +105,8 @@ impl<'a> World<'a> {
     /// The world of `seed`.
     pub fn new(seed: u64, subject: &'a dyn Subject, options: RunOptions) -> Self {
         let mut rng = fastrand::Rng::with_seed(seed);
+        let mut options = options;
+        options.without = options.without.union(subject.lacks());
         let profile = Profile::choose(&mut rng, &options);
         let shared = Shared::new(seed, options.print);
         let disk = |name: String, number, size, latency, rng: &mut fastrand::Rng| {
@@ -122,6 +127,7 @@ impl<'a> World<'a> {
         let block_sectors = u64::from(profile.setup.block_size.sectors());
         let oracle = Oracle::new(seed, block_sectors, &profile.setup.alignments, contents);
         let clients = make_clients(&profile, &mut rng);
+        let profile_volumes = profile.origin_sizes.len();
         let inbox = Rc::new(Inbox { shared: shared.clone(), queue: RefCell::default() });
         let counts = Counts::new(profile.weather, profile.features);
         World {
@@ -139,6 +145,7 @@ impl<'a> World<'a> {
             inbox,
             owners: BTreeMap::new(),
             next_tag: 1,
+            presence: vec![Presence::New; profile_volumes],
             closed: None,
             admin: None,
             unreadable: Vec::new(),
@@ -171,6 +178,7 @@ impl<'a> World<'a> {
             cache: self.cache.clone(),
             origins: self.origins.clone(),
             setup: self.profile.setup.clone(),
+            presence: self.presence.clone(),
             exchanged: None,
         }
     }
@@ -190,7 +198,9 @@ impl<'a> World<'a> {
 
     /// Drops the process: tasks, lanes, memory. The disks keep what they have.
     pub(crate) fn drop_process(&mut self) {
-        self.admin = None;
+        if let Some(AdminState::Running(action, _)) = self.admin.take() {
+            self.presence_unsure(action);
+        }
         self.closed = None;
         for lane in &self.lanes {
             lane.abandon();

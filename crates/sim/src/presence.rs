@@ -1,0 +1,220 @@
+//! Volumes that are not always there: stopped for a while, deleted, made anew by the same name on the
+//! same origin, while the others go on.
+//!
+//! An orderly deletion leaves an origin that has everything; one that discards what is dirty leaves
+//! whatever had arrived there, and nothing of the cache may ever come back over what the origin is
+//! given meanwhile by others.
+
+use forebay_core::Op;
+
+use crate::image::Image;
+use crate::oracle::{Asked, Excuses, Violation, plain};
+use crate::profile::Weather;
+use crate::schedule::End;
+use crate::stamp::{self, Place, SECTOR, Value};
+use crate::subject::Admin;
+use crate::world::World;
+
+/// What is to be found of a volume when the system is opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Presence {
+    /// Nothing is known of it: it may have to be created.
+    New,
+    /// It is there and started.
+    Running,
+    /// It is there and stays stopped.
+    Stopped,
+    /// It was deleted.
+    Gone,
+    /// The system died while this was done: it is there, or it is not.
+    Unsure(Admin),
+}
+
+/// Sectors of an origin that others write to while it has no volume.
+const OTHERS: u64 = 32;
+
+impl World<'_> {
+    /// Whether requests may be submitted to a volume.
+    pub(crate) fn is_running(&self, volume: u16) -> bool {
+        let presence = self.presence.get(usize::from(volume));
+        presence.is_some_and(|it| matches!(it, Presence::New | Presence::Running))
+    }
+
+    /// The volumes that are started.
+    pub(crate) fn running(&self) -> Vec<u16> {
+        (0..self.origins.len() as u16).filter(|volume| self.is_running(*volume)).collect()
+    }
+
+    /// What an operator may do to the presence of a volume; one that runs stays in any case.
+    pub(crate) fn choose_presence(&mut self) -> Option<Admin> {
+        let volume = self.rng.u16(0..self.origins.len() as u16);
+        let action = match self.presence[usize::from(volume)] {
+            Presence::New | Presence::Running => match self.rng.u32(0..6) {
+                0..3 => Admin::Stop(volume),
+                3..5 => Admin::Delete(volume, false),
+                _ => Admin::Delete(volume, true),
+            },
+            Presence::Stopped => match self.rng.u32(0..4) {
+                0..2 => Admin::Start(volume),
+                2 => Admin::DeleteStopped(volume, false),
+                _ => Admin::DeleteStopped(volume, true),
+            },
+            Presence::Gone => Admin::Create(volume, self.rng.u64(..)),
+            Presence::Unsure(_) => return None,
+        };
+        let leaves = matches!(action, Admin::Stop(_) | Admin::Delete(..));
+        (!leaves || self.running().len() > 1).then_some(action)
+    }
+
+    /// What an action has changed once it has ended.
+    pub(crate) fn presence_changed(
+        &mut self,
+        action: Admin,
+        result: &Result<(), String>,
+    ) -> Result<(), Violation> {
+        let Some(volume) = action.changes_presence() else { return Ok(()) };
+        self.take_answers()?;
+        let presence = match (action, result) {
+            // A stop that failed has stopped the volume all the same.
+            (Admin::Stop(_), _) => Presence::Stopped,
+            (Admin::Start(_), Ok(())) => Presence::Running,
+            (Admin::Create(..), Ok(())) => Presence::Running,
+            (Admin::Delete(..) | Admin::DeleteStopped(..), Ok(())) => Presence::Gone,
+            (_, Err(_)) => self.presence[usize::from(volume)],
+            _ => return Ok(()),
+        };
+        self.presence[usize::from(volume)] = presence;
+        match presence {
+            Presence::Stopped if result.is_ok() => self.oracle.volume_is_durable(volume),
+            Presence::Gone => self.deleted(action)?,
+            _ => {}
+        }
+        let waiting = self.oracle.underway_on(volume);
+        if waiting > 0 && !self.is_running(volume) {
+            return Err(plain(25, format!("{action:?} has ended and {waiting} requests have not")));
+        }
+        Ok(())
+    }
+
+    /// A volume is gone: judges its origin, or takes it as it is.
+    fn deleted(&mut self, action: Admin) -> Result<(), Violation> {
+        let (volume, discards) = match action {
+            Admin::Delete(volume, discards) | Admin::DeleteStopped(volume, discards) => {
+                (volume, discards)
+            }
+            _ => return Ok(()),
+        };
+        let origin = self.origins[usize::from(volume)].clone();
+        if origin.changes_in_flight() {
+            return Err(plain(
+                13,
+                format!("{action:?} has ended and its origin is still written to"),
+            ));
+        }
+        let seed = self.shared.seed;
+        if !discards {
+            self.oracle.volume_is_durable(volume);
+            origin.with_image(|image| {
+                (0..image.sectors()).try_for_each(|sector| {
+                    let place = Place { volume, sector };
+                    self.oracle.check_origin(place, image.durable(sector))
+                })
+            })?;
+        }
+        let values = origin.with_image(|image| {
+            image.sync(u64::MAX);
+            let value = |image: &Image, sector| {
+                stamp::own(image.durable(sector), seed, Place { volume, sector })
+            };
+            (0..image.sectors()).map(|sector| value(image, sector)).collect::<Option<Vec<_>>>()
+        });
+        let Some(values) = values else {
+            return Err(plain(3, format!("the origin of volume {volume} has bytes of nobody")));
+        };
+        self.oracle.begin_anew(volume, values);
+        self.others_write(volume)
+    }
+
+    /// Others write to an origin that has no volume.
+    fn others_write(&mut self, volume: u16) -> Result<(), Violation> {
+        let sectors = self.oracle.sectors(volume);
+        for _ in 0..self.rng.u64(0..OTHERS) {
+            let first = self.rng.u64(0..sectors);
+            let id = self.oracle.next_id(volume);
+            let asked = Asked { volume, op: Op::Write, first, sectors: 1, fua: true, id };
+            self.oracle.submit(0, asked);
+            let mut bytes = [0; SECTOR];
+            stamp::fill_value(
+                &mut bytes,
+                self.shared.seed,
+                Place { volume, sector: first },
+                Value::Write(id),
+            );
+            self.origins[usize::from(volume)].with_image(|image| image.preset(first, &bytes));
+            self.oracle.complete(0, Ok(()), None, Excuses::default())?;
+        }
+        Ok(())
+    }
+
+    /// The process dies while an operator's action is under way.
+    pub(crate) fn presence_unsure(&mut self, action: Admin) {
+        if let Some(volume) = action.changes_presence() {
+            let presence = &mut self.presence[usize::from(volume)];
+            *presence = match (action, *presence) {
+                // These change nothing but whether it comes up by itself, which is the operator's choice.
+                (Admin::Stop(_) | Admin::Start(_), Presence::New | Presence::Running) => {
+                    Presence::Running
+                }
+                (Admin::Stop(_) | Admin::Start(_), before) => before,
+                _ => Presence::Unsure(action),
+            };
+        }
+    }
+
+    /// The system is open: what was unsure is seen.
+    pub(crate) fn presence_seen(&mut self) -> Result<(), Violation> {
+        for volume in 0..self.origins.len() as u16 {
+            let target = self.instance.as_ref().and_then(|instance| instance.target(0, volume));
+            let place = usize::from(volume);
+            match self.presence[place] {
+                Presence::New => self.presence[place] = Presence::Running,
+                Presence::Unsure(_) if target.is_some() => {
+                    self.presence[place] = Presence::Running;
+                }
+                Presence::Unsure(action) => {
+                    self.presence[place] = Presence::Gone;
+                    self.deleted(action)?;
+                }
+                Presence::Running | Presence::Stopped | Presence::Gone => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Starts all volumes that are stopped; `false` if the world stopped.
+    pub(crate) fn start_all(&mut self) -> Result<bool, Violation> {
+        for volume in 0..self.origins.len() as u16 {
+            if self.presence[usize::from(volume)] != Presence::Stopped {
+                continue;
+            }
+            let Some(instance) = self.instance.clone() else { return Ok(false) };
+            let action = Admin::Start(volume);
+            let slot = self.call(instance.admin(action));
+            self.last_progress = self.now();
+            if self.pump(false, |_| Ok(slot.borrow().is_some()))? == End::Crashed {
+                return Ok(false);
+            }
+            let result = slot.borrow_mut().take().unwrap_or(Ok(()));
+            if let Err(error) = &result
+                && matches!(self.profile.weather, Weather::Crashes | Weather::OriginErrors)
+            {
+                return Err(plain(
+                    16,
+                    format!("{action:?} fails though nothing is broken: {error}"),
+                ));
+            }
+            self.presence_changed(action, &result)?;
+        }
+        Ok(true)
+    }
+}
