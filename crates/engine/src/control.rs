@@ -437,6 +437,7 @@ impl EngineLane {
         progress: impl Fn(u64),
     ) -> Result<(), EngineError> {
         let volume = self.cache.volume(name).ok_or_else(|| no_volume(name))?;
+        let discard_dirty = discard_dirty || planted::has(PlantedBug::DeletesUndrained);
         if !discard_dirty {
             self.drain_volume(&volume, u64::MAX, &progress).await?;
         }

@@ -166,6 +166,14 @@ impl Choice {
         matches!(self, Choice::Engine(Some(PlantedBug::UnboundChecksum))).then_some(Weather::Damage)
     }
 
+    /// What a world must have for a bug to show.
+    pub fn features(&self) -> Features {
+        match self {
+            Choice::Engine(Some(bug)) => Features::of(Feature::that_shows(*bug)),
+            Choice::Engine(None) | Choice::Toy(_) => Features::default(),
+        }
+    }
+
     /// What a replay needs besides the seed.
     pub fn arguments(&self) -> String {
         match self {

@@ -55,6 +55,7 @@ pub(crate) struct State {
     pub(crate) bad_sectors: Vec<u64>,
     pub(crate) slow_until: Nanos,
     pub(crate) outage_until: Nanos,
+    pub(crate) hung_until: Nanos,
 }
 
 /// A simulated disk, shared by all lanes of one world.
@@ -106,6 +107,7 @@ impl SimDisk {
                 bad_sectors: Vec::new(),
                 slow_until: Nanos(0),
                 outage_until: Nanos(0),
+                hung_until: Nanos(0),
             }),
         })
     }
@@ -139,7 +141,23 @@ impl SimDisk {
             state.bad_sectors.clear();
             state.slow_until = Nanos(0);
             state.outage_until = Nanos(0);
+            drop(state);
+            self.hang(Nanos(0));
         }
+    }
+
+    /// Nothing completes before `until`, also of what has started; a moment that has passed ends it.
+    pub fn hang(&self, until: Nanos) {
+        let state = &mut *self.state.lock();
+        let held = state.hung_until;
+        state.hung_until = until;
+        let in_flight = std::mem::take(&mut state.in_flight);
+        let now = self.shared.clock.now();
+        let moved = in_flight.into_iter().map(|((due, id), operation)| {
+            let due = if due >= held && held > now { now.max(until) } else { due.max(until) };
+            ((due, id), operation)
+        });
+        state.in_flight = moved.collect();
     }
 
     /// One bit of a durable sector with stamped data flips. `false` if none was found.

@@ -300,6 +300,11 @@ impl Instance for Running {
         })
     }
 
+    fn commit_interval(&self, volume: u16) -> Option<Duration> {
+        let volume = self.lanes.first()?.cache.volume(&name(volume))?;
+        Some(volume.settings().commit_interval)
+    }
+
     fn why(&self) -> Vec<Why> {
         let volumes = self.lanes.first().map(|lane| lane.cache.volumes()).unwrap_or_default();
         volumes.iter().map(|volume| volume.stats.why()).collect()

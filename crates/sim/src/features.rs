@@ -1,6 +1,8 @@
 //! What only some worlds have. Each feature comes by a chance of its own, which takes nothing from the
 //! choices that every world makes: a seed without features takes the steps it always took.
 
+use forebay_store::PlantedBug;
+
 use crate::profile::Weather;
 
 /// See the module.
@@ -15,12 +17,15 @@ pub enum Feature {
     OwnPower,
     /// Volumes are stopped for a while, deleted, and made anew.
     Absence,
+    /// Origins give no answer for a long time. Nothing else is slow, so that what is bounded in time
+    /// can be judged: what a crash may take, and how long others wait.
+    Hang,
 }
 
 impl Feature {
     /// All of them.
-    pub const ALL: [Feature; 4] =
-        [Feature::Shape, Feature::Shards, Feature::OwnPower, Feature::Absence];
+    pub const ALL: [Feature; 5] =
+        [Feature::Shape, Feature::Shards, Feature::OwnPower, Feature::Absence, Feature::Hang];
 
     /// A short name for the command line and for lists.
     pub fn name(self) -> &'static str {
@@ -29,6 +34,7 @@ impl Feature {
             Feature::Shards => "shards",
             Feature::OwnPower => "own-power",
             Feature::Absence => "absence",
+            Feature::Hang => "hang",
         }
     }
 
@@ -38,6 +44,19 @@ impl Feature {
             Feature::Shape | Feature::Shards | Feature::OwnPower => 4,
             // Volumes that are stopped still take their neighbours' room.
             Feature::Absence => 0,
+            // A hung origin still ends the commits of all volumes.
+            Feature::Hang => 0,
+        }
+    }
+
+    /// The feature without which the simulator cannot find a bug.
+    pub fn that_shows(bug: PlantedBug) -> Option<Feature> {
+        match bug {
+            PlantedBug::EdgeIgnored => Some(Feature::Shape),
+            PlantedBug::CheckpointForgetsShard => Some(Feature::Shards),
+            PlantedBug::NoTimedCommit => Some(Feature::Hang),
+            PlantedBug::DeletesUndrained => Some(Feature::Absence),
+            _ => None,
         }
     }
 
@@ -46,6 +65,7 @@ impl Feature {
         match self {
             Feature::Shape | Feature::Shards => true,
             Feature::OwnPower | Feature::Absence => weather != Weather::Damage,
+            Feature::Hang => weather == Weather::Crashes,
         }
     }
 
@@ -68,6 +88,16 @@ impl Features {
     /// Whether a feature is in it.
     pub fn has(self, feature: Feature) -> bool {
         self.0 & feature.bit() != 0
+    }
+
+    /// This one, or none.
+    pub fn of(feature: Option<Feature>) -> Self {
+        feature.map_or(Features::default(), |feature| Features::default().and(feature))
+    }
+
+    /// All of them.
+    pub fn all() -> Self {
+        Feature::ALL.into_iter().fold(Features::default(), Features::and)
     }
 
     /// Those in one of the two.

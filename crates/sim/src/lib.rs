@@ -13,6 +13,7 @@
 //!   system that is right
 //! - [`presence`]: volumes that are not always there
 //! - `stranger`: who touches the origins while the system is down
+//! - `timely`: origins that hang, and what must not take long all the same
 //! - [`trace`], [`shared`], [`clock`]: what all of these share
 //! - [`runner`], [`report`]: many seeds, and what came out
 #![forbid(unsafe_code)]
@@ -39,6 +40,7 @@ pub mod shared;
 pub mod stamp;
 mod stranger;
 pub mod subject;
+mod timely;
 pub mod toy;
 pub mod trace;
 pub mod world;

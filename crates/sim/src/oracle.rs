@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
 
-use forebay_core::{IoError, Op};
+use forebay_core::{IoError, Nanos, Op};
 
 use crate::history::{History, Moment, VersionId, Wrong};
 use crate::order::OrderOracle;
@@ -56,6 +56,7 @@ pub struct Asked {
 struct Underway {
     asked: Asked,
     submitted: Moment,
+    at: Nanos,
     /// Damage excused a failure when it was submitted: what was written since may come too late.
     excused: bool,
 }
@@ -99,6 +100,10 @@ pub struct Oracle {
     volumes: Vec<Volume>,
     underway: BTreeMap<u64, Underway>,
     now: Moment,
+    /// The virtual time; whoever tells of an event sets it before.
+    pub time: Nanos,
+    /// Events with a time that is later than that of the one before.
+    times: Vec<(Nanos, Moment)>,
     crashed_once: bool,
     /// What ordered volumes' origins are judged by.
     pub order: OrderOracle,
@@ -129,6 +134,8 @@ impl Oracle {
             volumes: volumes.collect(),
             underway: BTreeMap::new(),
             now: 1,
+            time: Nanos(0),
+            times: Vec::new(),
             crashed_once: false,
             order,
             verified: 0,
@@ -137,6 +144,9 @@ impl Oracle {
 
     fn tick(&mut self) -> Moment {
         self.now += 1;
+        if self.times.last().is_none_or(|last| last.0 < self.time) {
+            self.times.push((self.time, self.now));
+        }
         self.now
     }
 
@@ -160,6 +170,20 @@ impl Oracle {
     /// Requests of one volume that have not ended.
     pub fn underway_on(&self, volume: u16) -> usize {
         self.underway.values().filter(|request| request.asked.volume == volume).count()
+    }
+
+    /// The requests that have not ended: volume, number, and when they were submitted.
+    pub fn waiting(&self) -> impl Iterator<Item = (u16, u64, Nanos)> {
+        self.underway.iter().map(|(tag, request)| (request.asked.volume, *tag, request.at))
+    }
+
+    /// What was acknowledged on a volume at `time` or before is durable.
+    pub fn durable_since(&mut self, volume: u16, time: Nanos) {
+        let after = self.times.partition_point(|(at, _)| *at <= time);
+        let moment = self.times.get(after).map_or(self.now + 1, |later| later.1);
+        if let Some(volume) = self.volumes.get_mut(usize::from(volume)) {
+            volume.flushed(moment, Moment::MAX);
+        }
     }
 
     /// What `tag` asked for, if it has not ended.
@@ -195,7 +219,7 @@ impl Oracle {
         }
         self.order.submit(asked, now);
         let excused = self.may_fail(asked);
-        self.underway.insert(tag, Underway { asked, submitted: now, excused });
+        self.underway.insert(tag, Underway { asked, submitted: now, at: self.time, excused });
     }
 
     /// A request ended.
@@ -210,7 +234,7 @@ impl Oracle {
         excuses: Excuses,
     ) -> Result<(), Violation> {
         let now = self.tick();
-        let Some(Underway { asked, submitted, excused }) = self.underway.remove(&tag) else {
+        let Some(Underway { asked, submitted, excused, .. }) = self.underway.remove(&tag) else {
             return Err(plain(25, format!("request {tag} ended twice or was never submitted")));
         };
         self.order.end(asked, result.is_ok(), submitted, now);

@@ -23,7 +23,11 @@ pub(crate) fn hunt(args: &Args) -> ExitCode {
             time: Some(args.time().unwrap_or(Duration::from_secs(600))),
             jobs: args.jobs,
             max_failures: 1,
-            options: RunOptions { weather: options.weather.or(choice.weather()), ..options },
+            options: RunOptions {
+                weather: options.weather.or(choice.weather()),
+                with: options.with.union(choice.features()),
+                ..options
+            },
             progress: false,
         };
         let summary = runner::run_many(plan, || choice);

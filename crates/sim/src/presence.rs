@@ -85,7 +85,13 @@ impl World<'_> {
         };
         self.presence[usize::from(volume)] = presence;
         match presence {
-            Presence::Stopped if result.is_ok() => self.oracle.volume_is_durable(volume),
+            Presence::Stopped if result.is_ok() => {
+                self.oracle.volume_is_durable(volume);
+                if self.rng.u32(0..4) == 0 {
+                    // Before the others' flushes make it durable as well.
+                    self.shared.arm(Some(self.rng.u64(1..6)));
+                }
+            }
             Presence::Gone => self.deleted(action)?,
             _ => {}
         }

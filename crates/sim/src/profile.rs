@@ -191,7 +191,8 @@ impl Profile {
 
     /// Faults of the cache device while clients are at work.
     pub fn cache_faults(&self) -> FaultPlan {
-        let calm = FaultPlan { slow_episode: 200, overlap_is_fault: true, ..FaultPlan::default() };
+        let slow_episode = if self.features.has(Feature::Hang) { 0 } else { 200 };
+        let calm = FaultPlan { slow_episode, overlap_is_fault: true, ..FaultPlan::default() };
         match self.weather {
             Weather::Crashes | Weather::OriginErrors => calm,
             Weather::CacheErrors => FaultPlan {
@@ -207,7 +208,8 @@ impl Profile {
 
     /// Faults of the origins while clients are at work.
     pub fn origin_faults(&self) -> FaultPlan {
-        let calm = FaultPlan { slow_episode: 200, ..FaultPlan::default() };
+        let slow_episode = if self.features.has(Feature::Hang) { 0 } else { 200 };
+        let calm = FaultPlan { slow_episode, ..FaultPlan::default() };
         match self.weather {
             Weather::Crashes | Weather::CacheErrors | Weather::Damage => calm,
             Weather::OriginErrors => FaultPlan {

@@ -175,7 +175,7 @@ impl SimDisk {
             );
         }
         let factor = if now < state.slow_until { 40 } else { 1 };
-        let due = now + state.latency.sample(factor, &mut state.rng);
+        let due = now.max(state.hung_until) + state.latency.sample(factor, &mut state.rng);
         self.shared.event(
             "start",
             &numbers,

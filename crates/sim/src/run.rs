@@ -206,16 +206,21 @@ impl World<'_> {
         let target = self.counts.requests + self.profile.requests;
         let administers = self.profile.admin;
         let rots = self.profile.weather == Weather::Damage;
+        let hangs = self.profile.features.has(Feature::Hang);
         let end = self.pump(true, |world| {
             world.perhaps_judge_order()?;
             if administers {
                 world.administrate()?;
+            }
+            if hangs {
+                world.perhaps_hang();
             }
             if rots && world.rng.u32(0..3_000) == 0 {
                 world.cache.rot();
             }
             Ok(world.counts.requests >= target)
         })?;
+        let end = if hangs && end == End::Reached { self.idle()? } else { end };
         if end == End::Crashed || !matches!(ending, Ending::Stop { .. }) {
             self.shared.stop();
             self.crash();
@@ -294,6 +299,7 @@ impl World<'_> {
     /// The process dies, and perhaps the power fails for all disks together.
     pub(crate) fn crash(&mut self) {
         self.counts.crashes += 1;
+        self.judge_loss();
         self.drop_process();
         let power = (self.rng.u32(0..4) > 0).then(|| PowerCut::choose(&mut self.rng));
         let alone = self.profile.features.has(Feature::OwnPower);

@@ -158,16 +158,18 @@ impl World<'_> {
             ));
         }
         self.shared.clock.advance_to(Nanos(next.0.max(now.0 + 1)));
-        Ok(())
+        self.judge_patience()
     }
 
     /// Starts, continues or ends an operator's action.
     pub(crate) fn administrate(&mut self) -> Result<(), Violation> {
         match self.admin.take() {
             None => {
-                if self.rng.u32(0..2_000) == 0 {
+                let busy = self.profile.features.has(Feature::Absence);
+                if self.rng.u32(0..if busy { 600 } else { 2_000 }) == 0 {
                     let action = self.choose_action();
                     self.counts.admin_actions += 1;
+                    self.admin_since = self.now();
                     self.shared.event("admin", &[], format_args!("{action:?}"));
                     self.begin(action);
                 }

@@ -4,6 +4,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 use forebay_core::why::Why;
 use forebay_core::{BlockSize, Durability, Mode, ReplacementKind};
@@ -98,6 +99,25 @@ pub enum Admin {
 }
 
 impl Admin {
+    /// The volume that it is about; the first one if it is about all.
+    pub fn volume(self) -> u16 {
+        match self {
+            Admin::Mode(volume, _)
+            | Admin::Durability(volume, _)
+            | Admin::Entry(volume, _)
+            | Admin::Ordered(volume, _)
+            | Admin::Writeback(volume, _)
+            | Admin::Drain(volume)
+            | Admin::Restart(volume)
+            | Admin::Stop(volume)
+            | Admin::Start(volume)
+            | Admin::Delete(volume, _)
+            | Admin::DeleteStopped(volume, _)
+            | Admin::Create(volume, _) => volume,
+            Admin::Replacement(_) => 0,
+        }
+    }
+
     /// The volume that is there afterwards and was not before, or the other way round.
     pub fn changes_presence(self) -> Option<u16> {
         match self {
@@ -143,6 +163,11 @@ pub trait Instance {
     /// Why what happened to its volumes did, since they were started.
     fn why(&self) -> Vec<Why> {
         Vec::new()
+    }
+
+    /// How long an unflushed write of a volume may not be durable.
+    fn commit_interval(&self, _volume: u16) -> Option<Duration> {
+        None
     }
 
     /// Whether the origin of a volume is meant to be at a flush at every moment.

@@ -65,6 +65,12 @@ pub(crate) enum AdminState {
 }
 
 impl AdminState {
+    /// What it is, and the volume that it needs.
+    pub(crate) fn of(&self) -> (Admin, u16) {
+        let (AdminState::Quiescing(action, _) | AdminState::Running(action, _)) = self;
+        (*action, action.volume())
+    }
+
     /// The volume whose order is given up.
     fn gives_up_order(&self) -> Option<u16> {
         let (AdminState::Quiescing(action, _) | AdminState::Running(action, _)) = self;
@@ -98,6 +104,10 @@ pub struct World<'a> {
     pub(crate) collect_unreadable: bool,
     discards_zero: bool,
     pub(crate) last_progress: Nanos,
+    /// Until when each origin gives no answer.
+    pub(crate) hung_until: Vec<Nanos>,
+    /// When the operator's action was begun.
+    pub(crate) admin_since: Nanos,
     pub(crate) counts: Counts,
 }
 
@@ -152,6 +162,8 @@ impl<'a> World<'a> {
             collect_unreadable: false,
             discards_zero: options.discards_zero,
             last_progress: Nanos(0),
+            hung_until: vec![Nanos(0); profile_volumes],
+            admin_since: Nanos(0),
             counts,
         }
     }
@@ -228,6 +240,7 @@ impl<'a> World<'a> {
 
     /// Lets the oracle judge every answer that has come.
     pub(crate) fn take_answers(&mut self) -> Result<bool, Violation> {
+        self.oracle.time = self.now();
         for place in self.shared.take_tainted() {
             self.oracle.taint(place);
         }
@@ -332,6 +345,7 @@ impl<'a> World<'a> {
                 if id > 0 { format!(" (write {id})") } else { String::new() },
             ),
         );
+        self.oracle.time = self.now();
         self.oracle.submit(tag, asked);
         if let Some(client) = owner.and_then(|index| self.clients.get_mut(index)) {
             client.underway += 1;
@@ -418,7 +432,10 @@ impl<'a> World<'a> {
     }
 
     /// Switches the faults of all disks on or off; off also mends what is broken.
-    pub(crate) fn set_faults(&self, on: bool) {
+    pub(crate) fn set_faults(&mut self, on: bool) {
+        if !on {
+            self.hung_until.fill(Nanos(0));
+        }
         let calm = || FaultPlan { overlap_is_fault: false, ..FaultPlan::default() };
         let (cache, mut origin) = match on {
             true => (self.profile.cache_faults(), self.profile.origin_faults()),

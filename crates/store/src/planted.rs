@@ -35,6 +35,8 @@ planted_bugs! {
     FlushForgetsLane = "flush-forgets-lane",
     /// A commit does not wait until its records are written.
     CommitDoesNotWait = "commit-does-not-wait",
+    /// Nothing is committed by the clock.
+    NoTimedCommit = "no-timed-commit",
     /// Checksums vouch for data, but not for its place.
     UnboundChecksum = "unbound-checksum",
 
@@ -55,6 +57,8 @@ planted_bugs! {
     CheckpointBaseLate = "checkpoint-base-late",
     /// A checkpoint has no masks: partial blocks come back whole.
     CheckpointWithoutMasks = "checkpoint-without-masks",
+    /// A checkpoint has all shards of the index but the last of several.
+    CheckpointForgetsShard = "checkpoint-forgets-shard",
     /// The cache is marked as cleanly closed before its volumes have stopped.
     CleanTooEarly = "clean-too-early",
 
@@ -123,6 +127,12 @@ planted_bugs! {
     GroupUnsynced = "group-unsynced",
     /// Segments with versions that an ordered origin still has to get are used again.
     HeldNotKept = "held-not-kept",
+
+    // Volumes.
+    /// A volume is deleted before what is dirty is on its origin.
+    DeletesUndrained = "deletes-undrained",
+    /// All sectors of the first and the last block count as within the volume.
+    EdgeIgnored = "edge-ignored",
 
     // Origins.
     /// A sample of the origin that the cache writes to stays untouched on the cache device.

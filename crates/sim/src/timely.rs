@@ -1,0 +1,109 @@
+//! Origins that hang, and what must not take long all the same: requests and operator's actions that
+//! do not need them, and the commits that bound what a crash may take.
+
+use std::time::Duration;
+
+use forebay_core::Nanos;
+
+use crate::features::Feature;
+use crate::oracle::{Violation, plain};
+use crate::schedule::End;
+use crate::world::World;
+
+/// An origin is silent for at most so long, in seconds.
+const LONGEST_HANG: u64 = 300;
+
+/// In this time everything ends that needs no origin that hangs, where nothing else is slow.
+const PROMPT: Duration = Duration::from_secs(60);
+
+/// In this time everything ends in any world, once its origin answers.
+const PATIENCE: Duration = Duration::from_secs(900);
+
+/// A commit by the clock waits for a few operations, of which each takes a quarter of a second at most
+/// where nothing hangs.
+const COMMIT_TAKES: Duration = Duration::from_secs(2);
+
+impl World<'_> {
+    /// Now and then an origin gives no answers for a while.
+    pub(crate) fn perhaps_hang(&mut self) {
+        let now = self.now();
+        if self.hung_until.iter().any(|until| *until > now) || self.rng.u32(0..4_000) > 0 {
+            return;
+        }
+        let volume = self.rng.usize(0..self.origins.len());
+        let seconds = if self.rng.bool() { 10 } else { LONGEST_HANG };
+        let until = now + Duration::from_millis(self.rng.u64(0..=seconds * 1000));
+        self.hung_until[volume] = until;
+        self.origins[volume].hang(until);
+        self.shared.fault(
+            "hang",
+            &[volume as u64, until.0],
+            format_args!("origin-{volume} until {until}"),
+        );
+    }
+
+    /// Sometimes nobody asks for anything for a while before a round ends.
+    pub(crate) fn idle(&mut self) -> Result<End, Violation> {
+        let until = self.now() + Duration::from_millis(self.rng.u64(0..8_000));
+        if self.rng.bool() {
+            return Ok(End::Reached);
+        }
+        self.pump(false, |world| Ok(world.now() >= until))
+    }
+
+    fn is_hung(&self, volume: u16) -> bool {
+        self.hung_until.get(usize::from(volume)).is_some_and(|until| *until > self.now())
+    }
+
+    /// Whoever does not need an origin that hangs must not wait for it.
+    pub(crate) fn judge_patience(&self) -> Result<(), Violation> {
+        let now = self.now();
+        let patience = if self.profile.features.has(Feature::Hang) { PROMPT } else { PATIENCE };
+        let since = |volume: u16, at: Nanos| {
+            let free = self.hung_until.get(usize::from(volume)).copied().unwrap_or_default();
+            now.since(at.max(free))
+        };
+        for (volume, tag, at) in self.oracle.waiting() {
+            if since(volume, at) > patience && !self.is_hung(volume) {
+                return Err(plain(
+                    25,
+                    format!(
+                        "request {tag} of volume {volume} has waited for {} s, and its origin answers",
+                        patience.as_secs()
+                    ),
+                ));
+            }
+        }
+        if let Some((action, volume)) = self.admin.as_ref().map(|admin| admin.of())
+            && since(volume, self.admin_since) > patience.max(PROMPT * 3)
+            && !self.is_hung(volume)
+        {
+            return Err(plain(25, format!("{action:?} does not end, and the origin answers")));
+        }
+        Ok(())
+    }
+
+    /// A crash takes nothing that was acknowledged before the last interval of commits.
+    pub(crate) fn judge_loss(&mut self) {
+        if !self.profile.features.has(Feature::Hang) {
+            return;
+        }
+        let now = self.now();
+        for volume in 0..self.origins.len() as u16 {
+            let until = self.hung_until[usize::from(volume)];
+            let Some(interval) =
+                self.instance.as_ref().and_then(|instance| instance.commit_interval(volume))
+            else {
+                continue;
+            };
+            let taken = interval + COMMIT_TAKES;
+            // What went round the cache to an origin that hangs nobody can make durable.
+            if now.since(until) < taken && until > Nanos(0) {
+                continue;
+            }
+            if let Some(time) = now.0.checked_sub(taken.as_nanos() as u64) {
+                self.oracle.durable_since(volume, Nanos(time));
+            }
+        }
+    }
+}
