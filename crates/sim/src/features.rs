@@ -20,12 +20,20 @@ pub enum Feature {
     /// Origins give no answer for a long time. Nothing else is slow, so that what is bounded in time
     /// can be judged: what a crash may take, and how long others wait.
     Hang,
+    /// Superblocks, volume tables and checkpoints rot, one at a time, and reads fail during recovery.
+    Decay,
 }
 
 impl Feature {
     /// All of them.
-    pub const ALL: [Feature; 5] =
-        [Feature::Shape, Feature::Shards, Feature::OwnPower, Feature::Absence, Feature::Hang];
+    pub const ALL: [Feature; 6] = [
+        Feature::Shape,
+        Feature::Shards,
+        Feature::OwnPower,
+        Feature::Absence,
+        Feature::Hang,
+        Feature::Decay,
+    ];
 
     /// A short name for the command line and for lists.
     pub fn name(self) -> &'static str {
@@ -35,6 +43,7 @@ impl Feature {
             Feature::OwnPower => "own-power",
             Feature::Absence => "absence",
             Feature::Hang => "hang",
+            Feature::Decay => "decay",
         }
     }
 
@@ -42,10 +51,7 @@ impl Feature {
     fn one_of(self) -> u32 {
         match self {
             Feature::Shape | Feature::Shards | Feature::OwnPower => 4,
-            // Volumes that are stopped still take their neighbours' room.
-            Feature::Absence => 0,
-            // A hung origin still ends the commits of all volumes.
-            Feature::Hang => 0,
+            Feature::Absence | Feature::Hang | Feature::Decay => 6,
         }
     }
 
@@ -54,6 +60,7 @@ impl Feature {
         match bug {
             PlantedBug::EdgeIgnored => Some(Feature::Shape),
             PlantedBug::CheckpointForgetsShard => Some(Feature::Shards),
+            PlantedBug::OneRootOnly => Some(Feature::Decay),
             PlantedBug::NoTimedCommit => Some(Feature::Hang),
             PlantedBug::DeletesUndrained => Some(Feature::Absence),
             _ => None,
@@ -66,6 +73,7 @@ impl Feature {
             Feature::Shape | Feature::Shards => true,
             Feature::OwnPower | Feature::Absence => weather != Weather::Damage,
             Feature::Hang => weather == Weather::Crashes,
+            Feature::Decay => matches!(weather, Weather::Crashes | Weather::OriginErrors),
         }
     }
 

@@ -12,6 +12,7 @@
 //! - [`clients`]: who asks; [`subject`]: who is asked, which is [`engine`] or [`toy`], the simplest
 //!   system that is right
 //! - [`presence`]: volumes that are not always there
+//! - `decay`: what rots on the cache device, and recoveries that meet read errors
 //! - `stranger`: who touches the origins while the system is down
 //! - `timely`: origins that hang, and what must not take long all the same
 //! - [`trace`], [`shared`], [`clock`]: what all of these share
@@ -20,6 +21,7 @@
 
 pub mod clients;
 pub mod clock;
+mod decay;
 pub mod disk;
 mod effect;
 pub mod engine;

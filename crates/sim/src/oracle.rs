@@ -172,9 +172,9 @@ impl Oracle {
         self.underway.values().filter(|request| request.asked.volume == volume).count()
     }
 
-    /// The requests that have not ended: volume, number, and when they were submitted.
-    pub fn waiting(&self) -> impl Iterator<Item = (u16, u64, Nanos)> {
-        self.underway.iter().map(|(tag, request)| (request.asked.volume, *tag, request.at))
+    /// The requests that have not ended: number, what was asked for, and when.
+    pub fn waiting(&self) -> impl Iterator<Item = (u64, Asked, Nanos)> {
+        self.underway.iter().map(|(tag, request)| (*tag, request.asked, request.at))
     }
 
     /// What was acknowledged on a volume at `time` or before is durable.
@@ -379,7 +379,7 @@ impl Oracle {
     /// Everything that was acknowledged on a volume is durable.
     pub fn volume_is_durable(&mut self, volume: u16) {
         let now = self.tick();
-        self.order.volume_is_durable(volume, now);
+        // No client has flushed, so this need not be a moment at which an ordered origin may be.
         if let Some(volume) = self.volumes.get_mut(usize::from(volume)) {
             volume.flushed(now, Moment::MAX);
         }

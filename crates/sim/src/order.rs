@@ -133,13 +133,6 @@ impl OrderOracle {
         self.volumes.iter_mut().for_each(|volume| volume.flushed(now, now));
     }
 
-    /// Everything that was acknowledged on a volume is durable.
-    pub fn volume_is_durable(&mut self, volume: u16, now: Moment) {
-        if let Some(volume) = self.volumes.get_mut(usize::from(volume)) {
-            volume.flushed(now, now);
-        }
-    }
-
     /// A volume is gone, and its origin holds these values.
     pub fn begin_anew(&mut self, volume: u16, values: &[Value]) {
         let Some(volume) = self.volumes.get_mut(usize::from(volume)) else { return };

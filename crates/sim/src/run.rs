@@ -111,6 +111,9 @@ impl World<'_> {
         if crashed && self.profile.weather == Weather::Crashes {
             self.perhaps_a_stranger()?;
         }
+        if crashed && self.profile.features.has(Feature::Decay) {
+            self.perhaps_decay()?;
+        }
         let mut nested = if crashed { self.rng.u32(0..=NESTED) } else { 0 };
         let mut recovering = crashed;
         loop {
@@ -275,8 +278,11 @@ impl World<'_> {
             &[u64::from(drain), u64::from(result.is_ok())],
             format_args!("drain {drain}: {result:?}"),
         );
+        // An origin that gave no answer until now is not waited for.
+        let unanswered = self.profile.features.has(Feature::Hang)
+            && result.as_ref().is_err_and(|error| error.contains("has not answered"));
         let excused = match self.profile.weather {
-            Weather::Crashes => false,
+            Weather::Crashes => unanswered && !last,
             Weather::OriginErrors => !last,
             Weather::CacheErrors | Weather::Damage => true,
         };

@@ -217,7 +217,11 @@ impl World<'_> {
     fn judge_admin(&self, action: Admin, result: &Result<(), String>) -> Result<(), Violation> {
         let at_risk = matches!(action, Admin::DeleteStopped(_, false))
             && result.as_ref().is_err_and(|error| error.contains("is stopped and has"));
-        let excused = self.profile.weather != crate::profile::Weather::Crashes || at_risk;
+        // An operator is not kept waiting by an origin that hangs.
+        let unanswered = self.hung_until[usize::from(action.volume())] > self.admin_since
+            && result.as_ref().is_err_and(|error| error.contains("has not answered"));
+        let excused =
+            self.profile.weather != crate::profile::Weather::Crashes || at_risk || unanswered;
         match result {
             Err(error) if !excused => {
                 Err(plain(20, format!("{action:?} failed without a cause: {error}")))

@@ -124,7 +124,10 @@ impl World<'_> {
     }
 
     /// Opens the system; what it says, unless it opens. The world does not stop by itself.
-    fn open_expecting(&mut self, exchanged: Option<u16>) -> Result<Option<String>, Violation> {
+    pub(crate) fn open_expecting(
+        &mut self,
+        exchanged: Option<u16>,
+    ) -> Result<Option<String>, Violation> {
         self.shared.arm(None);
         self.boot();
         let mut machine = self.machine();
@@ -228,7 +231,7 @@ impl World<'_> {
     }
 
     /// The process dies, and the power may fail.
-    fn end_visit(&mut self) {
+    pub(crate) fn end_visit(&mut self) {
         self.shared.stop();
         self.crash();
     }

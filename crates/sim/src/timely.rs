@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use forebay_core::Nanos;
+use forebay_core::{Nanos, Op};
 
 use crate::features::Feature;
 use crate::oracle::{Violation, plain};
@@ -58,12 +58,17 @@ impl World<'_> {
     /// Whoever does not need an origin that hangs must not wait for it.
     pub(crate) fn judge_patience(&self) -> Result<(), Violation> {
         let now = self.now();
-        let patience = if self.profile.features.has(Feature::Hang) { PROMPT } else { PATIENCE };
+        let hangs = self.profile.features.has(Feature::Hang);
         let since = |volume: u16, at: Nanos| {
             let free = self.hung_until.get(usize::from(volume)).copied().unwrap_or_default();
             now.since(at.max(free))
         };
-        for (volume, tag, at) in self.oracle.waiting() {
+        for (tag, asked, at) in self.oracle.waiting() {
+            let volume = asked.volume;
+            // In a cache of a few segments a write may have to wait for room until an origin that hangs
+            // takes what is dirty.
+            let needs_room = matches!(asked.op, Op::Write | Op::WriteZeroes | Op::Discard);
+            let patience = if hangs && !needs_room { PROMPT } else { PATIENCE };
             if since(volume, at) > patience && !self.is_hung(volume) {
                 return Err(plain(
                     25,
@@ -75,7 +80,7 @@ impl World<'_> {
             }
         }
         if let Some((action, volume)) = self.admin.as_ref().map(|admin| admin.of())
-            && since(volume, self.admin_since) > patience.max(PROMPT * 3)
+            && since(volume, self.admin_since) > PATIENCE
             && !self.is_hung(volume)
         {
             return Err(plain(25, format!("{action:?} does not end, and the origin answers")));

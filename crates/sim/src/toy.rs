@@ -50,7 +50,7 @@ pub struct Toy(pub Option<ToyBug>);
 
 impl Subject for Toy {
     fn lacks(&self) -> Features {
-        Features::default().and(Feature::Absence).and(Feature::Hang)
+        Features::default().and(Feature::Absence).and(Feature::Hang).and(Feature::Decay)
     }
 
     fn format(&self, _machine: &Machine) -> LocalFuture<Result<(), String>> {

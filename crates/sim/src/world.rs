@@ -434,7 +434,8 @@ impl<'a> World<'a> {
     /// Switches the faults of all disks on or off; off also mends what is broken.
     pub(crate) fn set_faults(&mut self, on: bool) {
         if !on {
-            self.hung_until.fill(Nanos(0));
+            let now = self.now();
+            self.hung_until.iter_mut().for_each(|until| *until = now.min(*until));
         }
         let calm = || FaultPlan { overlap_is_fault: false, ..FaultPlan::default() };
         let (cache, mut origin) = match on {

@@ -44,6 +44,24 @@ fn damage_is_found_and_costs_what_was_damaged() {
     keeps_every_promise(Weather::Damage);
 }
 
+/// What only some worlds have, in crashes.
+#[test]
+fn every_feature_keeps_every_promise() {
+    catch_panics();
+    for feature in Feature::ALL {
+        let mut plan = plan(8, Some(Weather::Crashes));
+        plan.options.with = Features::of(Some(feature));
+        let summary = run_many(plan, || Engine(None));
+        assert_eq!(summary.counts.features.get(feature.name()), Some(&8));
+        let failures: Vec<_> = summary
+            .failures
+            .iter()
+            .filter_map(|outcome| Some((outcome.seed, outcome.violation.as_ref()?.to_string())))
+            .collect();
+        assert!(failures.is_empty(), "forebay-sim --with {}: {failures:#?}", feature.name());
+    }
+}
+
 #[test]
 fn the_same_seed_takes_the_same_steps() {
     for seed in 1..=10 {

@@ -129,6 +129,8 @@ planted_bugs! {
     HeldNotKept = "held-not-kept",
 
     // Volumes.
+    /// Of the two copies of the volume table only the first is read.
+    OneRootOnly = "one-root-only",
     /// A volume is deleted before what is dirty is on its origin.
     DeletesUndrained = "deletes-undrained",
     /// All sectors of the first and the last block count as within the volume.

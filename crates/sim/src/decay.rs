@@ -1,0 +1,76 @@
+//! The cache device while the system is down, and while it comes up: one of the things rots that are
+//! there twice or have a parity, and reads fail once. Nothing may be lost by either.
+
+use forebay_format::superblock::{COPY_A, COPY_B};
+use forebay_format::{PAGE, Superblock, volume};
+
+use crate::faults::FaultPlan;
+use crate::oracle::Violation;
+use crate::stamp::SECTOR;
+use crate::world::World;
+
+impl World<'_> {
+    /// Sometimes, before a recovery, something rots; and sometimes a first attempt meets read errors.
+    pub(crate) fn perhaps_decay(&mut self) -> Result<(), Violation> {
+        if self.rng.bool() {
+            self.rot_roots();
+        }
+        if self.rng.bool() {
+            return Ok(());
+        }
+        let read_error = self.rng.u32(500..5_000);
+        self.cache.set_plan(FaultPlan { read_error, ..FaultPlan::default() }, false);
+        let said = self.open_expecting(None);
+        let words = said.as_ref().map(|said| said.clone().unwrap_or_default());
+        self.shared.event("decay", &[], format_args!("an attempt with read errors: {words:?}"));
+        self.end_visit();
+        // It may say that it cannot open the cache, and must be able to the next time.
+        said.map(|_| ())
+    }
+
+    /// Damages a sector of a superblock, a volume table or the checkpoint.
+    fn rot_roots(&mut self) {
+        let read = |at: u64, len: usize| {
+            let mut bytes = vec![0; len];
+            self.cache.with_image(|image| image.read(at, &mut bytes));
+            bytes
+        };
+        let copies = [COPY_A, COPY_B].map(|at| read(at, PAGE));
+        let Ok(found) = Superblock::choose(&copies[0], &copies[1]) else { return };
+        let both = [COPY_A, COPY_B].iter().zip(&copies);
+        let both = both.filter(|(at, bytes)| Superblock::decode(bytes, **at).is_ok()).count() == 2;
+        let geometry = &found.geometry;
+        let table = found.volume_table;
+        let tables = geometry.volume_areas.iter().filter(|at| {
+            let bytes = read(**at, (table.len as usize).next_multiple_of(PAGE));
+            volume::decode(&bytes, &table, &found.cache, geometry.block).is_ok()
+        });
+        let tables = tables.count() == 2;
+        let (start, len) = match self.rng.u32(0..3) {
+            0 if both => ([COPY_A, COPY_B][self.rng.usize(0..2)], PAGE as u64),
+            1 if tables => (geometry.volume_areas[self.rng.usize(0..2)], u64::from(table.len)),
+            _ => match found.checkpoint {
+                Some(checkpoint) => {
+                    (geometry.checkpoint_areas[usize::from(checkpoint.area)], checkpoint.len)
+                }
+                None => return,
+            },
+        };
+        let sector = start / SECTOR as u64 + self.rng.u64(0..len.div_ceil(SECTOR as u64).max(1));
+        let bit = self.rng.usize(0..SECTOR * 8);
+        let done = self.cache.with_image(|image| {
+            let settled = image.is_settled(sector);
+            if settled {
+                image.flip(sector, bit);
+            }
+            settled
+        });
+        if done {
+            self.shared.fault(
+                "root rot",
+                &[sector, bit as u64],
+                format_args!("{} sector {sector}", self.cache.name),
+            );
+        }
+    }
+}
