@@ -108,6 +108,18 @@ fn an_order_that_is_given_up_is_not_judged_again() {
     keeps_every_promise_of(98_765_436_312);
 }
 
+/// One copy of the superblock was rotten, and the next one was written over the other: a crash tore it,
+/// and there was none.
+#[test]
+fn a_rotten_root_is_mended_before_the_other_one_is_written() {
+    catch_panics();
+    let with = Features::default().and(Feature::Hang).and(Feature::Decay);
+    let weather = Some(Weather::Crashes);
+    let options = RunOptions { with, weather, ..RunOptions::default() };
+    let outcome = run_seed(61_004, &Engine(None), options);
+    assert!(outcome.violation.is_none(), "{:?}", outcome.violation);
+}
+
 #[cfg(feature = "planted-bugs")]
 #[test]
 fn every_planted_bug_is_found() {

@@ -142,6 +142,26 @@ impl StoreLane {
         Ok(())
     }
 
+    /// Writes what copies of the roots are to hold that cannot be used. A device that does not take it
+    /// is left as it is.
+    ///
+    /// # Errors
+    /// The device failed a sync.
+    pub(crate) async fn mend_roots(&self, mend: &[(u64, Vec<u8>)]) -> Result<(), StoreError> {
+        if mend.is_empty() {
+            return Ok(());
+        }
+        let failed = self.store().health.failed();
+        for (at, bytes) in mend {
+            if let Err(error) = self.queue().write(*at, page_buffer(bytes)).await {
+                tracing::warn!(%error, "a damaged copy of a root cannot be written");
+            }
+        }
+        // Barrier for invariant 7: the next root may be written over the copy that counts now, and a
+        // crash may tear it.
+        self.sync_since(failed).await
+    }
+
     /// Brings the other copy of the superblock up to date, and then the other volume table.
     ///
     /// # Errors

@@ -115,7 +115,7 @@ impl Store {
         // Barrier for invariant 7: the roots that are read may still be in the device's write cache,
         // after a process that was killed; what they refer to is kept, what they do not is overwritten.
         queue.sync().await?;
-        let Roots { superblock, volumes, notes } = read_roots(&device, &queue).await?;
+        let Roots { superblock, volumes, notes, mend } = read_roots(&device, &queue).await?;
         if superblock.is_read_only() {
             return Err(refused(&device, "it has features that this program may not write to"));
         }
@@ -319,6 +319,7 @@ impl Store {
             known_checks: Default::default(),
         });
         let this = StoreLane::new(store, lane.clone(), queue);
+        this.mend_roots(&mend).await?;
         if distrusted {
             // Barrier for invariant 12: the bit that says what samples of origins are worth goes with
             // the next checkpoint, so they go before it.

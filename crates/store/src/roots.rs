@@ -18,6 +18,8 @@ pub struct Roots {
     pub volumes: Vec<VolumeRecord>,
     /// Copies that could not be used, in words; nothing is lost by them.
     pub notes: Vec<String>,
+    /// What those copies are to hold, and where they are.
+    pub(crate) mend: Vec<(u64, Vec<u8>)>,
 }
 
 pub(crate) fn refused(device: &Arc<dyn Device>, what: impl std::fmt::Display) -> StoreError {
@@ -82,8 +84,17 @@ pub async fn read_roots(device: &Arc<dyn Device>, queue: &Queue) -> Result<Roots
             ),
         ));
     }
-    let volumes = read_volumes(device, queue, &superblock, &mut notes).await?;
-    Ok(Roots { superblock, volumes, notes })
+    let mut mend = Vec::new();
+    if !notes.is_empty() {
+        for at in [COPY_A, COPY_B] {
+            let copy = retry::read(queue, at, PAGE).await;
+            if !copy.is_ok_and(|bytes| Superblock::decode(&bytes, at).is_ok()) {
+                mend.push((at, superblock.encode(at).to_vec()));
+            }
+        }
+    }
+    let volumes = read_volumes(device, queue, &superblock, &mut notes, &mut mend).await?;
+    Ok(Roots { superblock, volumes, notes, mend })
 }
 
 /// Reads the volume table that the superblock means, in its own area or in the other one.
@@ -92,6 +103,7 @@ async fn read_volumes(
     queue: &Queue,
     superblock: &Superblock,
     notes: &mut Vec<String>,
+    mend: &mut Vec<(u64, Vec<u8>)>,
 ) -> Result<Vec<VolumeRecord>, StoreError> {
     let (table, geometry) = (&superblock.volume_table, &superblock.geometry);
     let len = (table.len as usize).next_multiple_of(PAGE);
@@ -101,14 +113,19 @@ async fn read_volumes(
         let offset = geometry.volume_areas[usize::from(area)];
         let found = match retry::read(queue, offset, len).await {
             Ok(bytes) => volume::decode(&bytes, table, &superblock.cache, geometry.block)
+                .map(|volumes| (volumes, bytes))
                 .map_err(|error| refused(device, error)),
             Err(error) => Err(error.into()),
         };
         match found {
-            Ok(volumes) => {
-                notes.extend(failure.map(|error: StoreError| {
-                    format!("the first copy of the volume table is not usable: {error}")
-                }));
+            Ok((volumes, bytes)) => {
+                if let Some(error) = failure {
+                    let error: StoreError = error;
+                    notes
+                        .push(format!("the first copy of the volume table is not usable: {error}"));
+                    let first = geometry.volume_areas[usize::from(table.area)];
+                    mend.push((first, bytes.to_vec()));
+                }
                 return Ok(volumes);
             }
             Err(error) => failure = Some(failure.unwrap_or(error)),
