@@ -192,6 +192,10 @@ impl World<'_> {
         if self.profile.weather == Weather::Damage {
             return Ending::Stop { drain: self.rng.bool() };
         }
+        if self.profile.features.has(Feature::Hang) && self.rng.bool() {
+            // After a while in which nobody asks for anything: what a crash may take then is bounded.
+            return Ending::CrashAtEnd;
+        }
         match self.rng.u32(0..10) {
             0..7 => Ending::CrashAt(self.rng.u64(1..=requests * 2)),
             7 => Ending::CrashAtEnd,

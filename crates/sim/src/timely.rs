@@ -42,12 +42,9 @@ impl World<'_> {
         );
     }
 
-    /// Sometimes nobody asks for anything for a while before a round ends.
+    /// Nobody asks for anything for a while before a round ends.
     pub(crate) fn idle(&mut self) -> Result<End, Violation> {
         let until = self.now() + Duration::from_millis(self.rng.u64(0..8_000));
-        if self.rng.bool() {
-            return Ok(End::Reached);
-        }
         self.pump(false, |world| Ok(world.now() >= until))
     }
 
