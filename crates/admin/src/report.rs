@@ -58,21 +58,6 @@ impl VolumeState {
             VolumeState::Failed => "failed",
         }
     }
-
-    /// Whether it is known what the cache holds of a volume in this state: of a cache that is not
-    /// open nobody knows, and 0 would not be the truth.
-    pub fn knows_content(self) -> bool {
-        match self {
-            VolumeState::Stopped
-            | VolumeState::Waiting
-            | VolumeState::Recovering
-            | VolumeState::Failed => false,
-            VolumeState::Running
-            | VolumeState::Draining
-            | VolumeState::Degraded
-            | VolumeState::Stopping => true,
-        }
-    }
 }
 
 /// The origin of a volume.
@@ -108,10 +93,17 @@ pub struct ExportReport {
 /// How many blocks are in the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct BlockReport {
+    /// Whether the next three are known: they are as long as the cache is open, whether or not the
+    /// volume is served.
+    #[serde(default)]
+    pub known: bool,
     /// Blocks of the volume in the cache, clean and dirty.
     pub cached: u64,
     /// Blocks that are newer than the origin.
     pub dirty: u64,
+    /// Versions of blocks that an ordered volume's origin is still to get, replaced ones included.
+    #[serde(default)]
+    pub held: u64,
     /// Blocks that were copied from the origin since the volume was started.
     #[serde(default)]
     pub filled: u64,
@@ -360,6 +352,8 @@ impl VolumeReport {
             cache: self.cache.path.clone(),
             used: self.blocks.cached.saturating_mul(self.block_size),
             dirty: self.blocks.dirty.saturating_mul(self.block_size),
+            held: self.blocks.held.saturating_mul(self.block_size),
+            known: self.blocks.known,
             nbd: self.export.nbd.clone(),
         }
     }
@@ -384,6 +378,12 @@ pub struct VolumeSummary {
     pub used: u64,
     /// Bytes that are newer than the origin.
     pub dirty: u64,
+    /// Bytes that are held for ordered writeback, replaced versions included.
+    #[serde(default)]
+    pub held: u64,
+    /// Whether these three are known: they are as long as the cache is open.
+    #[serde(default)]
+    pub known: bool,
     /// The first NBD URI; `null` while the volume is not served.
     pub nbd: Option<String>,
 }
@@ -430,7 +430,7 @@ mod tests {
         let report = VolumeReport::empty(name, VolumeState::Running, Settings::default());
         let json = serde_json::to_value(&report).expect("plain data");
         for pointer in "name mode policy block_size durability state origin/path origin/size \
-             cache/path cache/size cache/used export/nbd blocks/cached blocks/dirty \
+             cache/path cache/size cache/used export/nbd blocks/known blocks/cached blocks/dirty blocks/held \
              requests/read_hits requests/read_partial requests/read_misses requests/write_hits \
              requests/write_misses requests/bypassed requests/flushes bytes/user_read \
              bytes/user_written bytes/cache_read bytes/cache_written bytes/origin_read \

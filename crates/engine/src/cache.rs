@@ -1,17 +1,18 @@
 //! A cache: one cache device with all of its volumes, shared by all lanes.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use forebay_core::ReplacementKind;
+use forebay_core::{Clock, Nanos, ReplacementKind, VolumeId};
 use forebay_lane::Notify;
 use forebay_policy::Ghost;
 use forebay_store::Store;
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 
 use crate::background::reclaim::segments_kept_free;
 use crate::brake::Brake;
-use crate::occupancy::Detached;
+use crate::occupancy::{Detached, Occupancy};
 use crate::replacement::{How, Replacement};
 use crate::volume::Volume;
 
@@ -45,6 +46,9 @@ pub struct Cache {
     volumes: RwLock<Vec<Arc<Volume>>>,
     /// What the volumes have in it that are not among these.
     pub(crate) detached: Detached,
+    /// Who occupied what at that moment.
+    pub(crate) counted: Mutex<Option<(Nanos, BTreeMap<VolumeId, Occupancy>)>>,
+    pub(crate) clock: Arc<dyn Clock>,
     /// The present policy, and its number, which tells it from those before.
     replacement: RwLock<(u64, Arc<Replacement>)>,
     replacement_number: AtomicU64,
@@ -66,7 +70,11 @@ pub struct Cache {
 }
 
 impl Cache {
-    pub(crate) fn new(store: Arc<Store>, policy: ReplacementKind) -> Arc<Self> {
+    pub(crate) fn new(
+        store: Arc<Store>,
+        policy: ReplacementKind,
+        clock: Arc<dyn Clock>,
+    ) -> Arc<Self> {
         let capacity = store.capacity_blocks();
         let replacement = Arc::new(Replacement::new(policy, &store));
         Arc::new(Cache {
@@ -76,6 +84,8 @@ impl Cache {
             memory: RwLock::new(Memory::new(0, 0, capacity)),
             memory_number: AtomicU64::new(0),
             detached: Detached::of(&store),
+            counted: Mutex::default(),
+            clock,
             store,
             volumes: RwLock::default(),
             pressed: AtomicBool::new(false),

@@ -70,7 +70,7 @@ impl EngineLane {
         let (store, report) = Store::open(&context.lane, device, queue, options).await?;
         let policy =
             store.store().volumes().first().map(|volume| volume.policy).unwrap_or_default();
-        let cache = Cache::new(store.store().clone(), policy);
+        let cache = Cache::new(store.store().clone(), policy, context.lane.clock().clone());
         (0..cache.store.index.shard_count()).for_each(|shard| cache.show_cached(shard));
         let engine = Self::with_store(cache, context, store);
         engine.cache.background_started();

@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use forebay_core::VolumeId;
 use forebay_store::Store;
@@ -73,7 +74,22 @@ impl Detached {
 }
 
 impl Cache {
-    /// What each volume of the cache has in it, attached or not. This reads the whole index.
+    /// What each volume of the cache has in it, attached or not, as it was at most `age` ago. To count
+    /// takes a look at every entry of the index.
+    pub fn occupancy_lately(&self, age: Duration) -> BTreeMap<VolumeId, Occupancy> {
+        let mut counted = self.counted.lock();
+        let now = self.clock.now();
+        match &*counted {
+            Some((at, known)) if now.since(*at) < age => known.clone(),
+            _ => {
+                let all = self.occupancy();
+                *counted = Some((now, all.clone()));
+                all
+            }
+        }
+    }
+
+    /// What each volume of the cache has in it, attached or not.
     pub fn occupancy(&self) -> BTreeMap<VolumeId, Occupancy> {
         let mut all: BTreeMap<VolumeId, Occupancy> =
             self.store.volumes().iter().map(|volume| (volume.id, Occupancy::default())).collect();

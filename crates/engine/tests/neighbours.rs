@@ -161,6 +161,40 @@ fn a_stopped_volume_leaves_the_rest_of_the_cache_to_others() {
     assert_eq!(found, dirty);
 }
 
+/// Fills the cache with dirty blocks of a volume before an origin that takes none, as far as that goes.
+fn fill(two: &Two) -> u64 {
+    two.faults.hang(true);
+    for block in 0..8000 {
+        let data = pattern(block);
+        let tag = two.world.submit(&two.a, Op::Write, block * 4096, 4096, Some(&data));
+        let end = two.world.lane.now() + Duration::from_secs(5);
+        let ended = two.world.run(|| match two.world.done(tag) {
+            Some(_) => Some(true),
+            None => (two.world.lane.now() > end).then_some(false),
+        });
+        if !ended {
+            break;
+        }
+    }
+    two.a.volume().dirty_blocks()
+}
+
+#[test]
+fn a_neighbour_that_is_all_dirty_leaves_a_way() {
+    for mode in [Mode::Writeback, Mode::Writethrough, Mode::Writearound] {
+        let two = two(16, settings(Mode::Writeback), settings(mode));
+        let dirty = fill(&two);
+        let _ = stop(&two, "a");
+        for block in 0..2000 {
+            assert!(write_soon(&two, &two.b, block), "{mode}: b stops after {block} blocks");
+        }
+        for block in 0..2000 {
+            assert_eq!(two.world.read(&two.b, block * 4096, 4096), pattern(block));
+        }
+        println!("{mode}: {dirty} blocks are dirty");
+    }
+}
+
 #[test]
 fn what_is_left_of_a_deleted_volume_is_nobodys_trouble() {
     let two = two(16, kept_dirty(), settings(Mode::Writeback));

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use forebay_admin::curve::CurveReport;
+use forebay_admin::report::BlockReport;
 use forebay_admin::{ApiError, Settings, VolumeName, VolumeReport};
 use forebay_format::Uuid;
 use serde::{Deserialize, Serialize};
@@ -171,6 +172,12 @@ pub(crate) trait Host: Send + Sync {
 
     /// Notes how far the open caches are.
     fn note_positions(&self);
+
+    /// What the cache holds of a volume that is not served, if the cache is open for others. As quick as
+    /// [`Host::report`].
+    fn blocks(&self, _name: &VolumeName) -> Option<BlockReport> {
+        None
+    }
 
     /// What caches of these sizes, in bytes, or of the usual ones, would have hit of the requests of a
     /// volume that is served. As quick as [`Host::report`].

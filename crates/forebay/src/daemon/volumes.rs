@@ -114,6 +114,9 @@ impl Volumes {
             }
             report
         });
+        if !report.blocks.known {
+            report.blocks = self.host.blocks(&volume.name).unwrap_or_default();
+        }
         if report.origin.size == 0 {
             report.origin.size = entry.origin_bytes;
         }

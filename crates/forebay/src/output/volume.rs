@@ -47,15 +47,22 @@ pub(crate) fn render(report: &VolumeReport) -> String {
         bytes => format!(", shifted by {bytes} bytes"),
     };
     line("block size", format!("{}{shift}", format_size(report.block_size)));
-    let blocks = if report.state.knows_content() {
+    let blocks = if report.blocks.known {
+        // While it is served, the line about its order says how many versions wait.
+        let held = match report.blocks.held {
+            1.. if report.ordered.is_none() => {
+                format!(", {} held for ordered writeback", grouped(report.blocks.held))
+            }
+            _ => String::new(),
+        };
         format!(
-            "{} cached, {} dirty ({})",
+            "{} cached, {} dirty ({}){held}",
             grouped(report.blocks.cached),
             grouped(report.blocks.dirty),
             format_size(report.blocks.dirty.saturating_mul(report.block_size))
         )
     } else {
-        "not known while it is not served; dirty ones may be on the cache device".to_owned()
+        "not known while its cache is not open; dirty ones may be on the cache device".to_owned()
     };
     line("blocks", blocks);
     if let Some(order) = report.ordered {

@@ -35,7 +35,7 @@ fn render(list: &VolumeList) -> String {
         Column::left("NBD"),
     ]);
     for volume in &list.volumes {
-        let known = volume.state.knows_content();
+        let known = volume.known;
         let held = |bytes| if known { format_size(bytes) } else { "?".to_owned() };
         table.row([
             volume.name.to_string(),

@@ -34,6 +34,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use forebay_admin::curve::CurveReport;
+use forebay_admin::report::BlockReport;
 use forebay_admin::{ApiError, VolumeName, VolumeReport};
 use forebay_device::{Access, Device, DeviceSpec, OpenErrorKind};
 use forebay_nbd::{ListenAddress, ListenError, Listener};
@@ -181,6 +182,10 @@ impl Host for Arc<EngineHost> {
         for (_, running) in self.served.all() {
             self.caches.note_position(&running.place, running.store());
         }
+    }
+
+    fn blocks(&self, name: &VolumeName) -> Option<BlockReport> {
+        self.served.blocks(name)
     }
 
     fn curve(&self, name: &VolumeName, sizes: &[u64]) -> Result<CurveReport, ApiError> {

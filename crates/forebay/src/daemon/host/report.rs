@@ -186,6 +186,28 @@ impl Served {
         })
     }
 
+    /// What an open cache holds of a volume that it does not serve.
+    pub(super) fn blocks(&self, name: &VolumeName) -> Option<BlockReport> {
+        let open: Vec<Arc<Cache>> = self
+            .lock()
+            .values()
+            .filter_map(|entry| Some(entry.running.as_ref()?.cache.clone()))
+            .collect();
+        let (cache, id) = open.into_iter().find_map(|cache| {
+            let records = cache.store.volumes();
+            let record = records.iter().find(|record| record.name == name.as_str())?;
+            Some((cache, record.id))
+        })?;
+        let own = *cache.occupancy_lately(COUNT_AGE).get(&id)?;
+        Some(BlockReport {
+            known: true,
+            cached: own.cached,
+            dirty: own.dirty,
+            held: own.held,
+            ..BlockReport::default()
+        })
+    }
+
     /// Everything about a volume.
     pub(super) fn report(&self, name: &VolumeName) -> Option<VolumeReport> {
         let mut all = self.lock();
@@ -247,9 +269,11 @@ fn fill(report: &mut VolumeReport, running: &Running, cached: u64) {
     let totals = volume.stats.totals();
     let dirty = volume.dirty_blocks();
     report.blocks = BlockReport {
+        known: true,
         // The count may be as old as COUNT_AGE; what is dirty now is cached now.
         cached: cached.max(dirty),
         dirty,
+        held: store.held_versions(volume.id),
         filled: totals.filled_blocks,
         written_back: totals.written_back_blocks,
         carried_on: totals.carried_blocks,
@@ -321,6 +345,10 @@ fn errors(running: &Running) -> ErrorReport {
         .collect();
     let totals = volume.stats.totals();
     let sync_failed = volume.origin_sync_failed().then(|| "a sync of the origin failed".to_owned());
+    let waits = volume.origin_waits().map(|waits| {
+        let seconds = waits.as_secs();
+        format!("the origin {} has not answered for {seconds} s", volume.origin_name)
+    });
     ErrorReport {
         origin_read: totals.origin_read_errors,
         origin_write: u64::from(volume.writeback_error().is_some())
@@ -334,7 +362,8 @@ fn errors(running: &Running) -> ErrorReport {
             .cause()
             .map(|cause| cause.to_string())
             .or_else(|| volume.writeback_error())
-            .or(sync_failed),
+            .or(sync_failed)
+            .or(waits),
     }
 }
 
@@ -343,5 +372,6 @@ fn is_degraded(running: &Running, errors: &ErrorReport) -> bool {
     store.health.failed()
         || volume.origin_sync_failed()
         || volume.writeback_error().is_some()
+        || volume.origin_waits().is_some()
         || !errors.lost.is_empty()
 }
