@@ -28,7 +28,7 @@ pub struct Generation(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct RecordNumber(pub u64);
 
-/// Number of a volume within one cache. Never used again after the volume is deleted.
+/// Number of a volume within one cache. Not used again before a checkpoint after the volume is deleted.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize,
 )]

@@ -124,10 +124,7 @@ impl EngineLane {
                         spec.name
                     )));
                 }
-                let id = forebay_core::VolumeId(*next);
-                *next = next.checked_add(1).ok_or_else(|| {
-                    StoreError::Refused("all volume numbers of this cache have been used".into())
-                })?;
+                let id = self.cache.store.new_volume_id(volumes, next)?;
                 volumes.push(VolumeRecord {
                     id,
                     uuid: spec.uuid,
@@ -310,13 +307,9 @@ impl EngineLane {
         let retired = self
             .store
             .change_volumes(|volumes, next| {
+                let id = self.cache.store.new_volume_id(volumes, next)?;
                 for record in volumes.iter_mut().filter(|record| record.name == volume.name) {
-                    record.id = forebay_core::VolumeId(*next);
-                    *next = next.checked_add(1).ok_or_else(|| {
-                        StoreError::Refused(
-                            "all volume numbers of this cache have been used".into(),
-                        )
-                    })?;
+                    record.id = id;
                 }
                 Ok(())
             })

@@ -176,7 +176,7 @@ pub struct Superblock {
     pub checkpoint: Option<CheckpointRef>,
     /// Whether the last user stopped in order. Only a hint that there is nothing to recover.
     pub clean_shutdown: bool,
-    /// The number that the next volume gets. All numbers in use are below it.
+    /// The number that the next volume gets, if it is free.
     pub next_volume_id: u16,
     /// The highest record number when this was written. Informational: recovery does not use it.
     pub last_record: RecordNumber,

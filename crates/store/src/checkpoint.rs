@@ -54,6 +54,7 @@ impl StoreLane {
         let _turn = store.checkpoint_gate.enter().await;
         let appended = store.counters.written_bytes.load(Ordering::Relaxed);
         let marks = store.log.marks_pushed();
+        let rested = store.resting.lock().clone();
         self.close_records(false);
         let base = store.log.last_closed();
         self.wait_written(base).await?;
@@ -166,6 +167,7 @@ impl StoreLane {
         .await?;
         // From here on the checkpoint before cannot be recovered from: no copy may refer to it.
         self.settle_roots().await?;
+        store.resting.lock().retain(|id| !rested.contains(id));
         store.appended_at_checkpoint.store(appended, Ordering::Relaxed);
         store.log.forget_marks(marks);
         store.segments.checkpoint_durable(base);

@@ -86,6 +86,30 @@ impl Store {
         self.spaces.lock().iter().find(|space| space.id == id).copied()
     }
 
+    /// The number of a new volume; `next` is the counter that [`StoreLane::change_volumes`] gives. Numbers
+    /// come again when all have been used. One that was in use rests until a checkpoint has taken the
+    /// records of its volume out of the log.
+    ///
+    /// # Errors
+    /// All numbers are in use or rest.
+    pub fn new_volume_id(
+        &self,
+        volumes: &[VolumeRecord],
+        next: &mut u16,
+    ) -> Result<VolumeId, StoreError> {
+        let resting = self.resting.lock();
+        for _ in 0..=u16::MAX {
+            let id = VolumeId(*next);
+            *next = next.checked_add(1).unwrap_or(1);
+            if !resting.contains(&id) && volumes.iter().all(|volume| volume.id != id) {
+                return Ok(id);
+            }
+        }
+        Err(StoreError::Refused(
+            "so many volumes were deleted lately that their numbers cannot be used again yet: stop all volumes of this cache and start them again".into(),
+        ))
+    }
+
     pub(crate) fn add_space(&self, id: VolumeId, blocks: u64) -> Result<VolumeSpace, StoreError> {
         let mut spaces = self.spaces.lock();
         let base = spaces.iter().map(|space| space.base + space.blocks).max().unwrap_or(0);
@@ -228,13 +252,14 @@ impl StoreLane {
         let store = self.store();
         let _turn = store.meta_gate.enter().await;
         let failed = store.health.failed();
-        let mut volumes = store.volumes();
+        let before = store.volumes();
+        let mut volumes = before.clone();
         let (mut next, area) = {
             let meta = store.meta.lock();
             (meta.next_volume_id, 1 - meta.volume_table.area)
         };
         let output = change(&mut volumes, &mut next)?;
-        note_records(&store.volumes(), &mut volumes, store.log.last_closed().0);
+        note_records(&before, &mut volumes, store.log.last_closed().0);
         let encoded = encode_what_fits(&mut volumes, |volumes| {
             volume::encode(volumes, &store.uuid, store.block_size())
         })
@@ -258,6 +283,9 @@ impl StoreLane {
             superblock.next_volume_id = next;
         })
         .await?;
+        let gone = before.iter().map(|old| old.id);
+        let gone = gone.filter(|id| volumes.iter().all(|volume| volume.id != *id));
+        store.resting.lock().extend(gone);
         store.unsettled.lock().table = Some(encoded.bytes);
         *store.volumes.lock() = volumes;
         self.settle_roots_soon();
@@ -272,8 +300,8 @@ impl StoreLane {
         self.store().add_space(id, blocks)
     }
 
-    /// Takes a deleted volume's blocks out of the index. Its number is never used again, so its
-    /// records in the log mean nothing from now on.
+    /// Takes a deleted volume's blocks out of the index. Its number is not used again before a checkpoint,
+    /// so its records in the log mean nothing from now on.
     pub fn remove_space(&self, space: &VolumeSpace) {
         self.store().end_ordered(space.id);
         self.store().purge(space);

@@ -314,6 +314,7 @@ impl Store {
             checkpoint_gate: Default::default(),
             appended_at_checkpoint: AtomicU64::new(0),
             unsettled: Default::default(),
+            resting: Default::default(),
             distrust: AtomicBool::new(false),
             #[cfg(feature = "planted-bugs")]
             known_checks: Default::default(),

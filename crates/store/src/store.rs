@@ -2,6 +2,7 @@
 //!
 //! [`Store`] is shared by all lanes; a [`StoreLane`](crate::StoreLane) is one lane's way to it.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -162,6 +163,8 @@ pub struct Store {
     pub(crate) meta: Mutex<forebay_format::Superblock>,
     pub(crate) volumes: Mutex<Vec<VolumeRecord>>,
     pub(crate) unsettled: Mutex<crate::meta::Unsettled>,
+    /// Numbers of volumes that have left the table since the last checkpoint began.
+    pub(crate) resting: Mutex<HashSet<VolumeId>>,
     pub(crate) meta_gate: Gate,
     pub(crate) sync_gate: Gate,
     pub(crate) checkpoint_gate: Gate,

@@ -233,3 +233,92 @@ fn a_read_that_fails_once_costs_nothing() {
         assert_eq!(differences(&world, &store, &model), []);
     }
 }
+
+/// Where the checkpoint that counts lies, with its parity.
+fn checkpoint_pages(world: &World) -> std::ops::Range<usize> {
+    let superblock = superblock(world);
+    let reference = superblock.checkpoint.expect("there is one");
+    let start = superblock.geometry.checkpoint_areas[usize::from(reference.area)] as usize / PAGE;
+    start..start + superblock.geometry.checkpoint_area_bytes as usize / PAGE
+}
+
+/// More than one place of the checkpoint is damaged: what can be is found in the log again.
+#[test]
+fn a_checkpoint_beyond_repair_is_rebuilt_from_the_log() {
+    let world = World::new(BYTES);
+    let store = open(&world);
+    let (a, b) = (volume(&world, &store), world.add_volume(&store, "b", Mode::Writeback, 64, &[]));
+    for block in 0..40 {
+        append(&store, &a, block, 1, true, None);
+        append(&store, &b, block, 2, true, None);
+    }
+    world.commit(&store);
+    append(&store, &a, 7, 3, true, None);
+    store.store().forget(&b, OriginBlock(9), |_| true).expect("cached");
+    world.commit(&store);
+    world.checkpoint(&store, false);
+    append(&store, &a, 8, 4, true, None);
+    world.commit(&store);
+    drop(store);
+    for page in checkpoint_pages(&world) {
+        world.disk.edit(page, |content| content.fill(0x5a));
+    }
+    let (store, report) = world.open(StoreOptions::default()).expect("it opens");
+    assert!(!report.clean && !report.notes.is_empty(), "{report:?}");
+    let [a, b] = [a.id, b.id].map(|id| store.store().space_of(id).expect("there"));
+    for block in 0..40 {
+        let wanted = if block == 7 {
+            3
+        } else if block == 8 {
+            4
+        } else {
+            1
+        };
+        assert_eq!(first_byte(&world, &store, &a, block), Some(wanted));
+        let wanted = if block == 9 { None } else { Some(2) };
+        assert_eq!(first_byte(&world, &store, &b, block), wanted);
+    }
+    // Every record since the volumes were made is there, so they cannot miss anything.
+    assert!([a.id, b.id].iter().all(|id| store.store().damage_of(*id).is_none()));
+    append(&store, &a, 0, 9, true, None);
+    world.commit(&store);
+    drop(store);
+    // After a crash numbers are left out: nobody can say whether they were records.
+    drop(open(&world));
+    for page in checkpoint_pages(&world) {
+        world.disk.edit(page, |content| content.fill(0x5a));
+    }
+    let (store, report) = world.open(StoreOptions::default()).expect("it opens");
+    assert_eq!(first_byte(&world, &store, &a, 0), Some(9));
+    assert!(report.damage.is_some());
+    assert!([a.id, b.id].iter().all(|id| store.store().damage_of(*id).is_some()));
+}
+
+/// A volume number may be used again once nothing in the log can be taken for the new volume's.
+#[test]
+fn volume_numbers_are_used_again() {
+    let world = World::new(BYTES);
+    let store = open(&world);
+    let kept = volume(&world, &store);
+    world.change_counter(&store, u16::MAX - 1);
+    let mut seen = Vec::new();
+    for round in 0..6 {
+        let space = world.add_volume(&store, &format!("v{round}"), Mode::Writeback, 64, &[]);
+        append(&store, &space, 0, 1 + round, true, None);
+        world.commit(&store);
+        let inner = store.clone();
+        world.change_volumes(&store, move |volumes| volumes.retain(|it| it.id != space.id));
+        inner.remove_space(&space);
+        assert!(space.id != kept.id && !seen.contains(&space.id), "{:?} rests", space.id);
+        seen.push(space.id);
+    }
+    assert!(seen.iter().any(|id| id.0 < 10) && seen.iter().any(|id| id.0 > 60_000), "{seen:?}");
+    world.change_counter(&store, seen[0].0);
+    world.checkpoint(&store, false);
+    let again = world.add_volume(&store, "again", Mode::Writeback, 64, &[]);
+    assert_eq!(again.id, seen[0], "nothing of the old one is in the log any more");
+    drop(store);
+    let store = open(&world);
+    let space = store.store().space_of(again.id).expect("there");
+    assert_eq!(first_byte(&world, &store, &space, 0), None);
+}

@@ -9,7 +9,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use forebay_core::{
-    BlockSize, Clock, Durability, Mode, Nanos, OriginBlock, ReplacementKind, SectorMask, VolumeId,
+    BlockSize, Clock, Durability, Mode, Nanos, OriginBlock, ReplacementKind, SectorMask,
 };
 use forebay_device::{Device, DeviceError, IoBuf, Queue, QueueContext};
 use forebay_format::{Uuid, VolumeRecord};
@@ -113,6 +113,20 @@ impl World {
         changed.expect("there is room");
     }
 
+    /// Sets the number that the next volume gets.
+    pub fn change_counter(&self, store: &Rc<StoreLane>, number: u16) {
+        let store = store.clone();
+        let changed = self.block_on(async move {
+            store
+                .change_volumes(|_, next| {
+                    *next = number;
+                    Ok(())
+                })
+                .await
+        });
+        changed.expect("there is room");
+    }
+
     /// Adds a volume of `blocks` blocks, and gives its part of the index.
     pub fn add_volume(
         &self,
@@ -126,8 +140,7 @@ impl World {
         self.block_on(async move {
             let id = store
                 .change_volumes(|volumes, next| {
-                    let id = VolumeId(*next);
-                    *next += 1;
+                    let id = store.store().new_volume_id(volumes, next)?;
                     volumes.push(VolumeRecord {
                         id,
                         uuid: Uuid::from_u128(100 + u128::from(id.0)),
