@@ -80,7 +80,28 @@ def the_others_start_and_the_daemon_ends(box):
 
 
 @test
-@pending("a hung origin holds up its neighbours")
+def one_that_is_missing_at_start_leaves_the_room_to_its_neighbours(box):
+    daemon, disk, a, b = neighbours(box, 128 * MIB, "wb", QUIET)
+    a.write_blocks(0, 5000)
+    a.flush()
+    daemon.kill()
+    disk.faults("gone")
+    daemon.start()
+    check_equal(daemon.show("a")["state"], "failed", "the state of a volume whose origin is missing")
+    b = Client(daemon.uri("b"))
+    for version in (1, 2):
+        check_equal(b.write_blocks(0, 20000, version), 20000, "blocks acknowledged to the neighbour")
+    b.flush()
+    disk.heal()
+    done = verb(daemon, "start", "a")
+    check_equal(done.returncode, 0, f"the exit code of start ({done.stderr.strip()})")
+    again = Client(daemon.uri("a"))
+    for block in range(0, 5000, 50):
+        again.check_block(block, 1)
+
+
+@test
+@pending("a hung origin is not a state")
 def it_is_reported(box):
     daemon, disk, a, b = neighbours(box)
     disk.faults("hang read")
