@@ -127,6 +127,7 @@ reasons! {
         Partial partial "the block is cached, but not all of the sectors that were asked for",
         Sequential sequential "it is part of a long sequential stream",
         Congested congested "the cache device is slower than the congestion thresholds",
+        Unavailable unavailable "the cache device does not answer",
         Mode mode "the mode does not cache this",
     }
 
@@ -134,6 +135,7 @@ reasons! {
     BypassReason, BypassCounts, bypass: {
         Sequential sequential "it is part of a long sequential stream",
         Congested congested "the cache device is slower than the congestion thresholds",
+        Unavailable unavailable "the cache device has failed, or does not answer",
         NotAdmitted not_admitted "a write through the cache of blocks that admission does not let in",
         WriteBudget write_budget "a write through the cache of new blocks, with the write budget used up",
         Mode mode "the mode sends it to the origin",

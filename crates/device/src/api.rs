@@ -15,6 +15,7 @@ use forebay_core::{Clock, Identity, Nanos};
 
 use crate::buffer::IoBuf;
 use crate::log_buffer::LogBuffer;
+use crate::watch::UnderWay;
 
 /// One operation. Offsets and lengths are in bytes and multiples of the logical block size.
 #[derive(Debug)]
@@ -195,22 +196,30 @@ pub trait DeviceQueue {
 
 /// One lane's way to one device, with operations as futures.
 #[derive(Clone)]
-pub struct Queue(Rc<dyn DeviceQueue>);
+pub struct Queue {
+    inner: Rc<dyn DeviceQueue>,
+    under_way: Rc<UnderWay>,
+}
 
 impl Queue {
     /// Wraps an opened queue.
     pub fn new(queue: Rc<dyn DeviceQueue>) -> Self {
-        Queue(queue)
+        Queue { inner: queue, under_way: Rc::default() }
     }
 
     /// The queue itself.
     pub fn inner(&self) -> &Rc<dyn DeviceQueue> {
-        &self.0
+        &self.inner
+    }
+
+    /// What is under way on it.
+    pub fn under_way(&self) -> &UnderWay {
+        &self.under_way
     }
 
     /// Starts `op` and waits for its end. The operation is started at the first poll.
     pub fn run(&self, op: DeviceOp) -> Running {
-        Running { queue: self.0.clone(), op: Some(op), id: None }
+        Running { queue: self.clone(), op: Some(op), id: None }
     }
 
     /// Fills `buf` from `offset`.
@@ -241,28 +250,29 @@ impl Queue {
 
     /// See [`DeviceQueue::read_now`].
     pub fn read_now(&self, offset: u64, into: &mut [u8]) -> Option<Result<(), DeviceError>> {
-        self.0.read_now(offset, into)
+        self.inner.read_now(offset, into)
     }
 
     /// See [`DeviceQueue::reads_now`].
     #[inline]
     pub fn reads_now(&self) -> bool {
-        self.0.reads_now()
+        self.inner.reads_now()
     }
 
     /// See [`DeviceQueue::expect_read`].
     #[inline]
     pub fn expect_read(&self, offset: u64) {
-        self.0.expect_read(offset);
+        self.inner.expect_read(offset);
     }
 }
 
 /// An operation on its way, see [`Queue::run`].
 #[must_use = "nothing happens until this is awaited"]
 pub struct Running {
-    queue: Rc<dyn DeviceQueue>,
+    queue: Queue,
     op: Option<DeviceOp>,
-    id: Option<OpId>,
+    /// Its ticket, and its place among those that are under way.
+    id: Option<(OpId, u32)>,
 }
 
 impl Future for Running {
@@ -270,12 +280,14 @@ impl Future for Running {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<DeviceDone> {
         if let Some(op) = self.op.take() {
-            self.id = Some(self.queue.start(op));
+            let place = self.queue.under_way.begin();
+            self.id = Some((self.queue.inner.start(op), place));
         }
-        let Some(id) = self.id else { return Poll::Pending };
-        let polled = self.queue.poll_op(id, context);
+        let Some((id, place)) = self.id else { return Poll::Pending };
+        let polled = self.queue.inner.poll_op(id, context);
         if polled.is_ready() {
             self.id = None;
+            self.queue.under_way.end(place);
         }
         polled
     }
@@ -283,8 +295,9 @@ impl Future for Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        if let Some(id) = self.id.take() {
-            self.queue.forget(id);
+        if let Some((id, place)) = self.id.take() {
+            self.queue.inner.forget(id);
+            self.queue.under_way.end(place);
         }
     }
 }

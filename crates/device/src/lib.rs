@@ -34,6 +34,7 @@ pub mod spec;
 mod table;
 #[cfg(test)]
 mod testing;
+pub mod watch;
 
 pub use api::{
     Device, DeviceDone, DeviceError, DeviceErrorKind, DeviceOp, DeviceQueue, IoData, OpId, Queue,
@@ -46,3 +47,4 @@ pub use open::{Access, DeviceIdentity, OpenError, OpenErrorKind};
 pub use ram::RamDevice;
 pub use ring::Ring;
 pub use spec::{DeviceSpec, SpecError};
+pub use watch::UnderWay;

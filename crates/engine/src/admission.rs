@@ -106,6 +106,9 @@ fn past_of(reason: RefusalReason) -> Past {
 impl LaneVolume {
     /// What speaks for a request's going round the cache, apart from the mode.
     pub(crate) fn round(&self, write: bool, offset: u64, len: u64) -> Option<BypassReason> {
+        if self.is_unavailable_to(write) {
+            return Some(BypassReason::Unavailable);
+        }
         if self.is_sequential(write, offset, len) {
             return Some(BypassReason::Sequential);
         }

@@ -1,6 +1,7 @@
 //! A volume comes back to its origin: it is recognised, what is no longer true is dropped, and only
 //! then do requests and writeback begin.
 
+use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -15,6 +16,7 @@ use crate::background;
 use crate::control::no_volume;
 use crate::engine::EngineLane;
 use crate::error::{EngineError, EngineErrorKind};
+use crate::ledger::{self, Note};
 use crate::recognise::{Verdict, recognise};
 use crate::samples::Look;
 use crate::volume::Volume;
@@ -64,7 +66,9 @@ impl EngineLane {
         let queue = self.context.open(&origin)?;
         let look = Look::take(&queue, record.origin_bytes).await;
         let identity = origin.identity();
-        let mut verdict = recognise(&record, &look, identity.as_ref(), !store.is_distrusted())?;
+        let note = self.note_of(name);
+        let distrusted = store.is_distrusted() || note.is_some();
+        let mut verdict = recognise(&record, &look, identity.as_ref(), !distrusted)?;
         if planted::has(PlantedBug::AnyOriginWillDo) {
             verdict = Verdict::Same;
         }
@@ -73,6 +77,11 @@ impl EngineLane {
             // Barrier for invariant 12: what was dropped stays dropped once that is gone which told
             // why.
             self.store.settle_marks().await?;
+        }
+        if let Some(note) = note {
+            self.drop_what_is_outlived(&record, &note, force)?;
+            self.store.settle_marks().await?;
+            self.take_note_back(name).await?;
         }
         let settled = self.settle_origin(&origin).await?;
         let grown = size > record.origin_bytes && self.ready_to_grow(&record, size).await?;
@@ -142,6 +151,75 @@ impl EngineLane {
             memory.note(space.address(block).0, Past::Invalidated);
         }
         Ok(())
+    }
+
+    /// The note that says that not everything on the cache device counts, if there is one.
+    fn note_of(&self, name: &str) -> Option<Note> {
+        let note = self.cache.ledger()?.note_of(name)?;
+        (note.distrusted && note.cache == self.cache.store.uuid()).then_some(note)
+    }
+
+    /// The device failed while the volume was in use: drops all of it but what was dirty to the end.
+    /// What was, and is not there, is lost, and needs `force`.
+    fn drop_what_is_outlived(
+        &self,
+        record: &VolumeRecord,
+        note: &Note,
+        force: bool,
+    ) -> Result<(), EngineError> {
+        let store = &self.cache.store;
+        let Some(space) = store.space_of(record.id) else { return Ok(()) };
+        let (block, alignment) = (store.block_size(), u64::from(record.alignment));
+        let was_dirty: BTreeSet<u64> = note
+            .dirty
+            .iter()
+            .flat_map(|range| {
+                block.block_of(range.start + alignment).0
+                    ..block.block_of(range.end.max(range.start + 1) - 1 + alignment).0 + 1
+            })
+            .collect();
+        let (mut kept, mut outlived) = (0, Vec::new());
+        store.index.visit(
+            |_| true,
+            |address, entry| {
+                let Some(block) = space.block(address) else { return };
+                if entry.dirty && was_dirty.contains(&block.0) {
+                    kept += 1;
+                } else {
+                    outlived.push(block);
+                }
+            },
+        );
+        let lost = was_dirty.len() as u64 - kept;
+        if lost > 0 && !force {
+            let name = &record.name;
+            return Err(EngineError::new(
+                EngineErrorKind::DataAtRisk,
+                format!(
+                    "{lost} blocks of '{name}' were dirty when its cache device failed, and are not on it any more: 'forebay show --lost {name}' lists what was dirty; 'forebay start --force {name}' goes on with what the origin has of them"
+                ),
+            ));
+        }
+        tracing::warn!(
+            volume = record.name,
+            dropped = outlived.len(),
+            dirty = kept,
+            lost,
+            "the cache device failed when it was last in use: what it was not told is dropped"
+        );
+        for block in outlived {
+            store.forget(&space, block, |_| true);
+        }
+        Ok(())
+    }
+
+    /// What was dropped is durably gone, so the rest counts again.
+    async fn take_note_back(&self, name: &str) -> Result<(), EngineError> {
+        let Some(ledger) = self.cache.ledger() else { return Ok(()) };
+        let cache = self.cache.store.uuid();
+        let note = Note { cache, distrusted: false, exact: false, dirty: Vec::new() };
+        let written = ledger::write(&*ledger, name, note).await;
+        written.map_err(|error| EngineError::new(EngineErrorKind::Failed, error))
     }
 
     /// Makes durable what an earlier run may have left in the origin's write cache: whoever reads it

@@ -12,6 +12,8 @@ use parking_lot::{Mutex, RwLock};
 
 use crate::background::reclaim::segments_kept_free;
 use crate::brake::Brake;
+use crate::health::DeviceHealth;
+use crate::ledger::Ledger;
 use crate::occupancy::{Detached, Occupancy};
 use crate::replacement::{How, Replacement};
 use crate::volume::Volume;
@@ -57,6 +59,10 @@ pub struct Cache {
     /// What became of blocks that are not cached.
     memory: RwLock<Memory>,
     memory_number: AtomicU64,
+    /// Whether the cache device answers.
+    pub(crate) health: DeviceHealth,
+    /// Where it is written down what the cache device cannot be told.
+    ledger: RwLock<Option<Arc<dyn Ledger>>>,
     /// There is no room but what ordered writeback can make.
     pressed: AtomicBool,
     /// Turns of writes when nearly all of the cache is dirty.
@@ -86,6 +92,8 @@ impl Cache {
             detached: Detached::of(&store),
             counted: Mutex::default(),
             clock,
+            health: DeviceHealth::new(store.options().lanes),
+            ledger: RwLock::new(None),
             store,
             volumes: RwLock::default(),
             pressed: AtomicBool::new(false),
@@ -94,6 +102,16 @@ impl Cache {
             background_changed: Notify::default(),
             background: AtomicU64::new(0),
         })
+    }
+
+    /// Sets where it is written down what the cache device cannot be told; before the first volume is
+    /// attached.
+    pub fn set_ledger(&self, ledger: Arc<dyn Ledger>) {
+        *self.ledger.write() = Some(ledger);
+    }
+
+    pub(crate) fn ledger(&self) -> Option<Arc<dyn Ledger>> {
+        self.ledger.read().clone()
     }
 
     /// The volumes, in the order of their creation.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use forebay_core::ReplacementKind;
+use forebay_core::{IoError, ReplacementKind};
 use forebay_device::Device;
 use forebay_format::{Uuid, VolumeRecord};
 use forebay_lane::join_all;
@@ -21,6 +21,7 @@ use crate::error::{EngineError, EngineErrorKind};
 use crate::plan::keeps_dirty;
 use crate::samples::Look;
 use crate::settings::{Shared, VolumeSettings};
+use crate::unavailable::Work;
 use crate::volume::{Volume, VolumeState};
 
 /// For so long a cache waits for its background work when a volume could not be stopped in order.
@@ -73,10 +74,6 @@ fn fitting(settings: &VolumeSettings) -> Result<(), EngineError> {
         ));
     }
     Ok(())
-}
-
-fn record_of(volume: &Volume, old: &VolumeRecord) -> VolumeRecord {
-    record_with(&volume.settings(), old)
 }
 
 fn record_with(settings: &VolumeSettings, old: &VolumeRecord) -> VolumeRecord {
@@ -182,38 +179,81 @@ impl EngineLane {
         let volume = self.cache.volume(name).ok_or_else(|| no_volume(name))?;
         fitting(&settings)?;
         let shared = settings.shared();
-        volume.set_settings(settings);
-        self.share(shared).await
-    }
-
-    /// Sets on all volumes of the cache what they have in common, and keeps the settings of those
-    /// that are started.
-    async fn share(self: &Rc<Self>, shared: Shared) -> Result<(), EngineError> {
-        let started = self.cache.volumes();
-        for volume in &started {
-            let mut settings = volume.settings();
-            if settings.share(shared) {
+        // What all volumes will have; nothing changes before that is durable.
+        let mut wanted: Vec<(Arc<Volume>, VolumeSettings)> = Vec::new();
+        for started in self.cache.volumes() {
+            let own = Arc::ptr_eq(&started, &volume);
+            let mut settings = if own { settings.clone() } else { started.settings() };
+            settings.share(shared);
+            wanted.push((started, settings));
+        }
+        self.keep_settings(&wanted, shared).await?;
+        for (volume, settings) in wanted {
+            if volume.settings() != settings {
                 volume.set_settings(settings);
             }
-            self.switch_policy(volume.settings().policy).await;
         }
+        self.switch_policy(shared.policy).await;
         self.cache.settings_changed();
-        self.store
-            .change_volumes(|volumes, _| {
-                for record in volumes.iter_mut() {
-                    *record = match started.iter().find(|volume| volume.name == record.name) {
-                        Some(volume) => record_of(volume, record),
-                        None => {
-                            let mut settings = VolumeSettings::of(record);
-                            settings.share(shared);
-                            record_with(&settings, record)
-                        }
-                    };
-                }
-                Ok(())
-            })
-            .await?;
         Ok(())
+    }
+
+    /// Keeps the settings of volumes that are started, and what all volumes have in common.
+    async fn keep_settings(
+        self: &Rc<Self>,
+        wanted: &[(Arc<Volume>, VolumeSettings)],
+        shared: Shared,
+    ) -> Result<(), EngineError> {
+        let started: Vec<(String, VolumeSettings)> = wanted
+            .iter()
+            .map(|(volume, settings)| (volume.name.clone(), settings.clone()))
+            .collect();
+        self.change_volumes(move |volumes, _| {
+            for record in volumes.iter_mut() {
+                let own = started.iter().find(|(name, _)| *name == record.name);
+                let settings = match own {
+                    Some((_, settings)) => settings.clone(),
+                    None => {
+                        let mut settings = VolumeSettings::of(record);
+                        settings.share(shared);
+                        settings
+                    }
+                };
+                *record = record_with(&settings, record);
+            }
+            Ok(())
+        })
+        .await
+    }
+
+    /// Changes the volume table. If the cache device has failed or hangs, and there is a ledger, it is
+    /// enough that the daemon remembers: it is asked first at the next start, and commands are to
+    /// work without the device.
+    async fn change_volumes(
+        self: &Rc<Self>,
+        change: impl FnOnce(&mut Vec<VolumeRecord>, &mut u16) -> Result<(), StoreError> + 'static,
+    ) -> Result<(), EngineError> {
+        let store = self.store.clone();
+        let mut work: Work<Result<(), StoreError>> =
+            Box::pin(async move { store.change_volumes(change).await });
+        let changed = self.cache.unless_hung(&mut work).await;
+        if changed.is_none() {
+            self.lane.spawn(async move { drop(work.await) });
+        }
+        let failed = self.cache.store.health.failed() || changed.is_none();
+        match changed {
+            Some(Ok(())) => Ok(()),
+            Some(Err(error)) if !failed || self.cache.ledger().is_none() => Err(error.into()),
+            _ if self.cache.ledger().is_none() => Err(EngineError::new(
+                EngineErrorKind::Failed,
+                format!("the cache device {} does not answer", self.cache.store.device().name()),
+            )),
+            _ => {
+                let device = self.cache.store.device().name();
+                tracing::warn!(device, "the volume table cannot be changed; the daemon remembers");
+                Ok(())
+            }
+        }
     }
 
     /// Writes all dirty data of a volume to its origin, durably; requests are served meanwhile, and
@@ -267,6 +307,9 @@ impl EngineLane {
             if let Some(unanswered) = volume.unanswered() {
                 break Err(unanswered);
             }
+            if let Some(hung) = self.cache.hung() {
+                break Err(hung);
+            }
             if let Some(error) = volume.writeback_error() {
                 failures += 1;
                 if failures >= PATIENCE {
@@ -295,7 +338,14 @@ impl EngineLane {
             })?;
         }
         if self.cache.store.health.failed() && volume.dirty_blocks() == 0 {
-            self.retire(volume).await?;
+            let view = self.lane_volume(volume.id);
+            let settled = match &view {
+                Some(view) => view.settle_forgotten(&(0..volume.size()), false).await,
+                None => Err(IoError::Io),
+            };
+            if settled.is_err() {
+                self.retire(volume).await?;
+            }
         }
         Ok(())
     }
@@ -345,9 +395,7 @@ impl EngineLane {
         keep_stopped: bool,
     ) -> Result<(), EngineError> {
         let volume = self.cache.volume(name).ok_or_else(|| no_volume(name))?;
-        let ended = self.patiently(&volume, self.quiesce(&volume)).await;
-        let committed = self.store.commit().await.map(|_| ()).map_err(EngineError::from);
-        let mut result = ended.and(committed);
+        let mut result = self.patiently(&volume, self.quiesce(&volume)).await;
         let (mut print, mut samples) = (None, None);
         if let Some(view) = self.lane_volume(volume.id) {
             match self.patiently(&volume, view.sync_origin()).await {
@@ -359,6 +407,9 @@ impl EngineLane {
                     ));
                 }
                 Err(unanswered) => result = result.and(Err(unanswered)),
+            }
+            if view.commit_or_outlive().await.is_err() {
+                result = Err(self.left_behind(&volume));
             }
             volume.set_state(VolumeState::Removed);
             let ended = self.patiently(&volume, self.wait_for_writeback(&volume)).await;
@@ -380,21 +431,36 @@ impl EngineLane {
                 }
             }
         }
-        let changed = self
-            .store
-            .change_volumes(|volumes, _| {
-                for record in volumes.iter_mut().filter(|record| record.name == name) {
-                    record.fingerprint = print;
-                    // If they could not be taken anew, those that are untouched are still good.
-                    record.samples = samples.take().or(record.samples.take());
-                    record.started = !keep_stopped;
-                }
-                Ok(())
-            })
-            .await;
+        let own = name.to_owned();
+        let changed = self.change_volumes(move |volumes, _| {
+            for record in volumes.iter_mut().filter(|record| record.name == own) {
+                record.fingerprint = print;
+                // If they could not be taken anew, those that are untouched are still good.
+                record.samples = samples.take().or(record.samples.take());
+                record.started = !keep_stopped;
+            }
+            Ok(())
+        });
+        let changed = changed.await;
         self.cache.detach(&volume);
         self.drop_view(volume.id);
-        result.and(changed.map_err(EngineError::from))
+        result.and(changed)
+    }
+
+    /// The error about dirty blocks that only a failed cache device has.
+    fn left_behind(&self, volume: &Volume) -> EngineError {
+        let cause = self.cache.store.health.cause();
+        EngineError::new(
+            EngineErrorKind::DataAtRisk,
+            format!(
+                "{} blocks of '{}' are dirty on a cache device that fails ({}): 'forebay show --lost {}' lists them; start it again to try and write them back, or give them up with 'forebay delete --discard-dirty {}'",
+                volume.dirty_blocks(),
+                volume.name,
+                cause.as_deref().unwrap_or("it does not answer"),
+                volume.name,
+                volume.name,
+            ),
+        )
     }
 
     /// Refuses new requests and waits for those in flight.
@@ -444,11 +510,17 @@ impl EngineLane {
             volume.set_state(VolumeState::Running);
             return Err(error);
         }
+        // First the table, while everything can still go on as it was.
+        if let Err(error) = self.strike(name).await {
+            volume.set_state(VolumeState::Running);
+            return Err(error);
+        }
         volume.set_state(VolumeState::Removed);
         if let Err(unanswered) = self.patiently(&volume, self.wait_for_writeback(&volume)).await {
             tracing::warn!(%unanswered, "writes to it may still be under way");
         }
-        self.forget_volume(name, volume.id).await?;
+        self.store.remove_space(&volume.space);
+        self.cache.detached.remove(volume.id);
         self.cache.remove_volume(name);
         self.drop_view(volume.id);
         Ok(())
@@ -484,25 +556,20 @@ impl EngineLane {
                 ),
             ));
         }
-        self.forget_volume(name, record.id).await
+        self.strike(name).await?;
+        self.store.remove_space(&space);
+        self.cache.detached.remove(record.id);
+        Ok(())
     }
 
-    async fn forget_volume(
-        self: &Rc<Self>,
-        name: &str,
-        id: forebay_core::VolumeId,
-    ) -> Result<(), EngineError> {
-        self.store
-            .change_volumes(|volumes, _| {
-                volumes.retain(|volume| volume.name != name);
-                Ok(())
-            })
-            .await?;
-        if let Some(space) = self.cache.store.space_of(id) {
-            self.store.remove_space(&space);
-        }
-        self.cache.detached.remove(id);
-        Ok(())
+    /// Takes a volume out of the volume table.
+    async fn strike(self: &Rc<Self>, name: &str) -> Result<(), EngineError> {
+        let name = name.to_owned();
+        let change = self.change_volumes(move |volumes, _| {
+            volumes.retain(|volume| volume.name != name);
+            Ok(())
+        });
+        change.await
     }
 
     /// Closes the cache: all volumes stop, everything is durable, the device is clean.

@@ -29,7 +29,8 @@ const RETRY_AFTER: [Duration; 4] = [
 /// What became of a copy that could not be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unreadable {
-    /// It is not the block's copy any more: look the block up again.
+    /// It is not the block's copy any more, or does without the cache device: look the block up
+    /// again.
     Gone,
     /// It is dirty, and its block's addresses give errors from now on.
     Lost,
@@ -43,7 +44,19 @@ impl LaneVolume {
         run: &[Pinned<'_>],
         buf: IoBuf,
     ) -> (IoBuf, Vec<(usize, Unreadable)>) {
-        let (buf, failed) = self.read_patiently(run, buf).await;
+        let len = buf.len();
+        let mut read = std::pin::pin!(self.read_patiently(run, buf));
+        let read = if run.iter().all(|pinned| pinned.found.entry.dirty) {
+            read.await
+        } else {
+            // What is clean need not wait for a device that hangs.
+            let Some(read) = self.cache.unless_hung(&mut read).await else {
+                let gone = (0..run.len()).map(|at| (at, Unreadable::Gone)).collect();
+                return (IoBuf::for_overwrite(len), gone);
+            };
+            read
+        };
+        let (buf, failed) = read;
         let volume = &self.volume;
         if volume.has_bad() {
             let good = |at: &usize| failed.iter().all(|(failed, _)| failed != at);

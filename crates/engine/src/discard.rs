@@ -283,8 +283,7 @@ impl LaneVolume {
         let volume = &self.volume;
         // Barrier for invariants 6 and 21: neither clean copies nor older dirty ones come back over
         // the zeroes.
-        self.store.commit().await.map_err(|error| self.store_failed(&error))?;
-        self.store.settle_marks().await.map_err(|error| self.store_failed(&error))?;
+        self.settle_forgotten(&range, true).await?;
         self.before_origin_write(range.clone()).await;
         let done = self.origin.run(op(range.start, range.end - range.start)).await;
         volume.origin_changed(range);

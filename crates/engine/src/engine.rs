@@ -73,6 +73,7 @@ impl EngineLane {
         let cache = Cache::new(store.store().clone(), policy, context.lane.clock().clone());
         (0..cache.store.index.shard_count()).for_each(|shard| cache.show_cached(shard));
         let engine = Self::with_store(cache, context, store);
+        engine.lane.spawn(background::watch::run(Rc::downgrade(&engine), true));
         engine.cache.background_started();
         engine.lane.spawn(background::reclaim::run(engine.clone()));
         engine.cache.background_started();
@@ -89,7 +90,9 @@ impl EngineLane {
     pub fn join(cache: &Arc<Cache>, context: LaneContext) -> Result<Rc<Self>, EngineError> {
         let queue = context.open(cache.store.device())?;
         let store = StoreLane::new(cache.store.clone(), context.lane.clone(), queue);
-        Ok(Self::with_store(cache.clone(), context, store))
+        let engine = Self::with_store(cache.clone(), context, store);
+        engine.lane.spawn(background::watch::run(Rc::downgrade(&engine), false));
+        Ok(engine)
     }
 
     fn with_store(cache: Arc<Cache>, context: LaneContext, store: Rc<StoreLane>) -> Rc<Self> {
@@ -132,6 +135,11 @@ impl EngineLane {
         );
         self.volumes.borrow_mut().insert(id, view.clone());
         Some(view)
+    }
+
+    /// This lane's views of volumes, as far as they have been asked for.
+    pub(crate) fn views(&self) -> Vec<Rc<LaneVolume>> {
+        self.volumes.borrow().values().cloned().collect()
     }
 
     /// Gives up this lane's view of a volume that has left the cache. It is gone, and the origin

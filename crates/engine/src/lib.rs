@@ -9,6 +9,7 @@
 //!   what comes from the origin
 //! - `bad`: dirty blocks that cannot be read back
 //! - `copies`: cached copies read back, and what becomes of those that cannot be read
+//! - `unavailable`: going on without the cache device
 //! - `untouched`: what has to be durable before the origin is written to for the first time
 //! - `ranges`: order among operations that reach the origin
 //! - `brake`: turns of writes when nearly all of the cache is dirty
@@ -20,7 +21,7 @@
 //! - `replacement`: what the replacement policy is told, and asked
 //! - `background`: writeback, reclaim, upkeep
 //!
-//! Beside the path: [`cache`], [`volume`], [`settings`], [`stats`], and [`control`] for what an
+//! Beside the path: [`health`] and [`ledger`] for devices that fail or hang; [`cache`], [`volume`], [`settings`], [`stats`], and [`control`] for what an
 //! operator does; `attach`, [`recognise`]
 //! and `grow` for a volume that comes back to its origin.
 #![forbid(unsafe_code)]
@@ -42,7 +43,9 @@ pub mod error;
 mod fill;
 mod flush;
 mod grow;
+pub mod health;
 pub mod lane;
+pub mod ledger;
 #[cfg(all(test, feature = "loom"))]
 mod loom_tests;
 mod occupancy;
@@ -57,6 +60,7 @@ mod samples;
 pub mod settings;
 pub mod stats;
 mod strain;
+mod unavailable;
 mod untouched;
 pub mod volume;
 mod write;
@@ -67,7 +71,9 @@ pub use cache::Cache;
 pub use control::VolumeSpec;
 pub use engine::{EngineLane, LaneContext};
 pub use error::{EngineError, EngineErrorKind};
+pub use health::{DeviceHealth, HUNG_AFTER};
 pub use lane::LaneVolume;
+pub use ledger::{Ledger, Note, Noted};
 pub use occupancy::Occupancy;
 pub use recognise::{Verdict, recognise};
 pub use samples::Look;

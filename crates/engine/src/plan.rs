@@ -46,7 +46,9 @@ pub(crate) fn read_step(mode: Mode, state: BlockState, round: Option<BypassReaso
         (BlockState::Dirty, _, _) => ReadStep::Cached { fill },
         (BlockState::Clean, Mode::Passthrough, _) => ReadStep::Origin { fill: false },
         // The cache device is to be left alone.
-        (BlockState::Clean, _, Some(BypassReason::Congested)) => ReadStep::Origin { fill: false },
+        (BlockState::Clean, _, Some(BypassReason::Congested | BypassReason::Unavailable)) => {
+            ReadStep::Origin { fill: false }
+        }
         (BlockState::Clean, _, _) => ReadStep::Cached { fill },
         (BlockState::Absent, _, _) => ReadStep::Origin { fill },
     }
@@ -59,7 +61,7 @@ pub(crate) fn write_step(mode: Mode, state: BlockState, round: Option<BypassReas
         (Mode::Writethrough, BlockState::Dirty, _) => WriteStep::Through,
         (_, BlockState::Dirty, _) => WriteStep::Cache,
         (Mode::Writearound | Mode::Passthrough, _, _) => WriteStep::Around,
-        (_, _, Some(BypassReason::Sequential)) => WriteStep::Around,
+        (_, _, Some(BypassReason::Sequential | BypassReason::Unavailable)) => WriteStep::Around,
         // It has to land somewhere, whatever speaks against it.
         (Mode::Writeback | Mode::Writeonly, _, _) => WriteStep::Cache,
         // What is cached is kept up to date; what is not need not be.
@@ -90,6 +92,7 @@ pub(crate) fn miss_reason(
         (BlockState::Absent, _, _) if !fills(mode) => Some(MissReason::Mode),
         (_, _, Some(BypassReason::Sequential)) => Some(MissReason::Sequential),
         (_, _, Some(BypassReason::Congested)) => Some(MissReason::Congested),
+        (_, _, Some(BypassReason::Unavailable)) => Some(MissReason::Unavailable),
         _ => None,
     }
 }
@@ -136,8 +139,9 @@ mod tests {
 
     const STATES: [BlockState; 3] = [BlockState::Absent, BlockState::Clean, BlockState::Dirty];
 
-    const ROUND: [Option<BypassReason>; 5] = [
+    const ROUND: [Option<BypassReason>; 6] = [
         None,
+        Some(BypassReason::Unavailable),
         Some(BypassReason::Sequential),
         Some(BypassReason::Congested),
         Some(BypassReason::NotAdmitted),
@@ -174,10 +178,12 @@ mod tests {
     }
 
     #[test]
-    fn clean_blocks_are_left_alone_by_passthrough_and_congestion_only() {
+    fn clean_blocks_are_left_alone_by_passthrough_and_a_device_that_is_no_help_only() {
         for (mode, state, round) in matrix() {
             if state == BlockState::Clean {
-                let alone = mode == Mode::Passthrough || round == Some(BypassReason::Congested);
+                let no_help = [BypassReason::Congested, BypassReason::Unavailable];
+                let alone =
+                    mode == Mode::Passthrough || round.is_some_and(|why| no_help.contains(&why));
                 let step = read_step(mode, state, round);
                 assert_eq!(step == ReadStep::Origin { fill: false }, alone, "{mode} {round:?}");
             }
@@ -197,10 +203,11 @@ mod tests {
     #[test]
     fn writes_of_blocks_that_are_not_dirty() {
         for (mode, state, round) in matrix() {
-            let sequential = round == Some(BypassReason::Sequential);
+            let around = [BypassReason::Sequential, BypassReason::Unavailable];
+            let around = round.is_some_and(|why| around.contains(&why));
             let expected = match mode {
                 Mode::Writearound | Mode::Passthrough => WriteStep::Around,
-                _ if sequential => WriteStep::Around,
+                _ if around => WriteStep::Around,
                 Mode::Writeback | Mode::Writeonly => WriteStep::Cache,
                 Mode::Writethrough if state == BlockState::Absent && round.is_some() => {
                     WriteStep::Around
@@ -224,15 +231,17 @@ mod tests {
 
     #[test]
     fn a_miss_has_the_reason_of_whoever_would_have_to_change_for_a_hit() {
-        use MissReason::{Congested, Mode as ByMode, Partial, Sequential};
+        use MissReason::{Congested, Mode as ByMode, Partial, Sequential, Unavailable};
         for (mode, state, round) in matrix() {
             let expected = match (state, mode, round) {
                 (BlockState::Clean, Mode::Passthrough, _) => Some(ByMode),
                 (BlockState::Clean, _, Some(BypassReason::Congested)) => Some(Congested),
+                (BlockState::Clean, _, Some(BypassReason::Unavailable)) => Some(Unavailable),
                 (BlockState::Clean | BlockState::Dirty, _, _) => Some(Partial),
                 (BlockState::Absent, Mode::Writeonly | Mode::Passthrough, _) => Some(ByMode),
                 (BlockState::Absent, _, Some(BypassReason::Sequential)) => Some(Sequential),
                 (BlockState::Absent, _, Some(BypassReason::Congested)) => Some(Congested),
+                (BlockState::Absent, _, Some(BypassReason::Unavailable)) => Some(Unavailable),
                 (BlockState::Absent, _, _) => None,
             };
             assert_eq!(miss_reason(mode, state, round), expected, "{mode} {state:?} {round:?}");

@@ -167,6 +167,8 @@ impl LaneVolume {
             if whole.len() as u64 != len {
                 return (Err(IoError::Invalid), whole);
             }
+            let hangs = attempt > 0 && self.is_unavailable_to(false);
+            let round = if hangs { Some(BypassReason::Unavailable) } else { round };
             let parts = self.cut(offset, len, whole, round);
             if attempt == 0 {
                 self.count_read(&parts, round);

@@ -95,25 +95,34 @@ impl LaneVolume {
         }
         // Barrier for invariants 12 and 17: no sample is called untouched, on a device that survives
         // whatever comes, once our own write to it may have begun.
-        let marked = self
-            .store
-            .change_volumes(|volumes, _| {
-                for record in volumes.iter_mut().filter(|record| record.name == self.volume.name) {
+        let (store, name) = (self.store.clone(), self.volume.name.clone());
+        let marked = self.unless_hung(async move {
+            let changed = store.change_volumes(|volumes, _| {
+                for record in volumes.iter_mut().filter(|record| record.name == name) {
                     if let Some(samples) = &mut record.samples {
                         samples.untouched &= !wanted;
                     }
                 }
                 Ok(())
-            })
-            .await;
+            });
+            changed.await
+        });
+        let marked = match self.is_unavailable_to(true) {
+            true => None,
+            false => marked.await,
+        };
         match marked {
-            Ok(()) => samples.untouched.remove(wanted),
-            Err(error) => {
-                // The device has failed. If it can still be told that its samples are worth nothing,
-                // all is well; if not, the next start takes our own write for somebody else's, which
+            Some(Ok(())) => samples.untouched.remove(wanted),
+            Some(Err(_)) | None => {
+                // The device has failed or hangs. If its samples can still be called worthless, all is
+                // well; if not, the next start takes our own write for somebody else's, which
                 // needs the operator's word and loses nothing.
-                let told = self.store.distrust_clean().await;
-                tracing::warn!(%error, told, volume = self.volume.name, "samples of the origin can no longer be kept");
+                let told = self.distrust().await;
+                tracing::warn!(
+                    told,
+                    volume = self.volume.name,
+                    "samples of the origin can no longer be kept"
+                );
                 samples.untouched.remove(u128::MAX);
             }
         }

@@ -1,6 +1,6 @@
 //! A volume: one origin, its settings and its state, shared by all lanes.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
@@ -12,7 +12,7 @@ use forebay_core::{
 };
 use forebay_device::Device;
 use forebay_format::VolumeRecord;
-use forebay_lane::{Lane, Notify};
+use forebay_lane::{Gate, Lane, Notify};
 use forebay_policy::curve::LiveCurve;
 use forebay_policy::sweep::DirtyMap;
 use forebay_store::planted::{self, PlantedBug};
@@ -118,6 +118,12 @@ pub struct Volume {
     /// Whether the origin can discard: 0 not asked yet, 1 it can, 2 it cannot.
     discards: AtomicU8,
     pub(crate) bad: BadBlocks,
+    /// The dirty blocks of the note that says that nothing else on the cache device counts.
+    pub(crate) noted: Mutex<Option<Arc<BTreeSet<OriginBlock>>>>,
+    /// Whether there is such a note.
+    pub(crate) is_noted: AtomicBool,
+    /// Held by whoever writes a note.
+    pub(crate) note_gate: Gate,
     writeback_error: Mutex<Option<String>>,
     writeback_fails: AtomicBool,
     /// What is known of caches of other sizes. On the heap: few requests come to it.
@@ -175,6 +181,9 @@ impl Volume {
             sync_failures: AtomicU64::new(0),
             discards: AtomicU8::new(0),
             bad: BadBlocks::default(),
+            noted: Mutex::default(),
+            is_noted: AtomicBool::new(false),
+            note_gate: Gate::default(),
             writeback_error: Mutex::default(),
             writeback_fails: AtomicBool::new(false),
             watched: Box::new(Watched::new()),

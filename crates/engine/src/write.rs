@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use forebay_core::why::{BypassReason, InvalidationReason, RefusalReason};
+use forebay_core::why::{BypassReason, EvictionReason, InvalidationReason, RefusalReason};
 use forebay_core::{Durability, IoError, OriginBlock, SectorMask, Slot};
 use forebay_device::{DeviceOp, IoBuf, IoData};
 use forebay_store::planted::{self, PlantedBug};
@@ -14,7 +14,7 @@ use crate::plan::{
 };
 use crate::read::{Retry, bytes_of, state_of};
 use crate::stats::bump;
-use crate::volume::Piece;
+use crate::volume::{Piece, VolumeState};
 
 /// How a way of writing ended.
 enum WriteEnd {
@@ -106,8 +106,19 @@ impl LaneVolume {
                 return (Err(error), data);
             }
             let (way, round) = self.way(offset, len, &mut refused);
+            let failed = || self.store.store().health.failed();
+            if way != WriteStep::Around && failed() {
+                // What is dirty there is brought to the origin first; then the write goes round.
+                if let Err(error) = self.until_written_back(offset..offset + len).await {
+                    return (Err(error), data);
+                }
+                continue;
+            }
             let end = match way {
-                WriteStep::Cache => WriteEnd::Done(self.write_cache(offset, &data, fua).await),
+                WriteStep::Cache => match self.write_cache(offset, &data, fua).await {
+                    Err(_) if failed() => WriteEnd::Again,
+                    result => WriteEnd::Done(result),
+                },
                 WriteStep::Through => {
                     let (end, buf) = self.write_through(offset, data, fua).await;
                     data = buf;
@@ -134,7 +145,10 @@ impl LaneVolume {
         let refusal = match reason {
             BypassReason::NotAdmitted => RefusalReason::NotAdmitted,
             BypassReason::WriteBudget => RefusalReason::WriteBudget,
-            BypassReason::Sequential | BypassReason::Congested | BypassReason::Mode => return,
+            BypassReason::Sequential
+            | BypassReason::Congested
+            | BypassReason::Unavailable
+            | BypassReason::Mode => return,
         };
         for block in self.volume.blocks(offset..offset + len) {
             self.refused(OriginBlock(block), false, refusal);
@@ -170,6 +184,27 @@ impl LaneVolume {
             write_step(mode, state_of(found.as_ref().map(|found| &found.entry)), round)
         }));
         (way, round)
+    }
+
+    /// Waits until nothing in a range is dirty on a cache device that takes nothing new.
+    async fn until_written_back(&self, range: Range<u64>) -> Result<(), IoError> {
+        let volume = &self.volume;
+        let store = self.store.store();
+        loop {
+            let changed = volume.progress.listen();
+            let is_dirty = |block: &OriginBlock| {
+                store.peek(&volume.space, *block).is_some_and(|found| found.entry.dirty)
+            };
+            let mut dirty = volume.blocks(range.clone()).map(OriginBlock).filter(is_dirty);
+            let Some(first) = dirty.next() else { return Ok(()) };
+            let bad = volume.is_bad(first) || dirty.any(|block| volume.is_bad(block));
+            let stopping = volume.state() != VolumeState::Running;
+            if bad || stopping || volume.is_ordered() || volume.writeback_error().is_some() {
+                return Err(IoError::Io);
+            }
+            volume.writeback_wanted.notify_all();
+            either(changed, self.lane().sleep(Duration::from_millis(20))).await;
+        }
     }
 
     /// Writes to the log.
@@ -246,7 +281,15 @@ impl LaneVolume {
                 let (cached, unreadable) = self.read_copies(&[pinned], buf).await;
                 match Retry::unless_all_read(&unreadable) {
                     Ok(()) => base = Some(cached),
-                    Err(Retry::Again) => continue,
+                    Err(Retry::Again) => {
+                        // What it has may be had from a device that hangs, or not: the origin has it.
+                        let same = |entry: &Entry| entry.slot == slot && !entry.dirty;
+                        if let Some(entry) = store.forget(&volume.space, piece.block, same) {
+                            self.gone(&entry);
+                            self.evicted(piece.block, EvictionReason::Damaged);
+                        }
+                        continue;
+                    }
                     Err(Retry::Fail(error)) => return Err(error),
                 }
                 complete = !dirty;
@@ -309,7 +352,11 @@ impl LaneVolume {
             Ok(false) => {
                 drop(range);
                 let result = self.write_through_log(offset, &data, fua, &mut progress).await;
-                return (WriteEnd::Done(result), data);
+                let end = match result {
+                    Err(_) if self.store.store().health.failed() => WriteEnd::Again,
+                    result => WriteEnd::Done(result),
+                };
+                return (end, data);
             }
             Err(error) => return (WriteEnd::Done(Err(error)), data),
         }
@@ -318,9 +365,9 @@ impl LaneVolume {
         // Barrier for invariant 6: no older copy may come back after a crash once the origin has
         // begun to change.
         if (replaced || !self.store.store().marks_settled())
-            && let Err(error) = self.store.commit().await
+            && let Err(error) = self.settle_forgotten(&(offset..offset + len), true).await
         {
-            return (WriteEnd::Done(Err(self.store_failed(&error))), data);
+            return (WriteEnd::Done(Err(error)), data);
         }
         let (result, data) = self.write_origin(offset, data).await;
         if result.is_ok() {
@@ -334,7 +381,8 @@ impl LaneVolume {
             self.note_through(kept);
         }
         volume.writeback_wanted.notify_all();
-        (WriteEnd::Done(self.sync_if(fua, result).await), data)
+        let range = offset..offset + len;
+        (WriteEnd::Done(self.sync_if(fua, &range, result).await), data)
     }
 
     /// Writes to the log as far as it has not been done, and then what the log has to the origin: the
@@ -395,17 +443,38 @@ impl LaneVolume {
         );
         // Barrier for invariants 5 and 6: what was forgotten stays forgotten, before the origin has
         // anything newer.
-        if let Err(error) = self.store.settle_marks().await {
-            return (WriteEnd::Done(Err(self.store_failed(&error))), data);
+        if let Err(error) = self.settle_forgotten(&range, false).await {
+            return (WriteEnd::Done(Err(error)), data);
         }
         let (result, data) = self.write_origin(offset, data).await;
-        (WriteEnd::Done(self.sync_if(fua, result).await), data)
+        (WriteEnd::Done(self.sync_if(fua, &range, result).await), data)
     }
 
-    async fn sync_if(&self, fua: bool, result: Result<(), IoError>) -> Result<(), IoError> {
+    async fn sync_if(
+        &self,
+        fua: bool,
+        range: &Range<u64>,
+        result: Result<(), IoError>,
+    ) -> Result<(), IoError> {
         result?;
-        let strict = self.volume.durability() == Durability::Strict;
-        if fua || strict { self.sync_origin().await } else { Ok(()) }
+        if !fua && self.volume.durability() != Durability::Strict {
+            return Ok(());
+        }
+        self.sync_origin().await?;
+        if !self.is_unavailable_to(true) {
+            return Ok(());
+        }
+        // Barrier for invariant 2: the log was not told before the origin changed, so what it has
+        // must not come back now.
+        let store = self.store.store();
+        let dirty = |block| {
+            let found = store.peek(&self.volume.space, OriginBlock(block));
+            found.is_some_and(|found| found.entry.dirty)
+        };
+        match self.volume.blocks(range.clone()).any(dirty) {
+            true => self.commit_or_outlive().await,
+            false => self.settle_forgotten(range, false).await,
+        }
     }
 
     /// Forgets the clean copies in a range; whether there were any. Fills are overtaken. `None`: a

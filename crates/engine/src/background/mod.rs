@@ -10,4 +10,5 @@ pub(crate) mod give_up;
 pub(crate) mod ordered;
 pub(crate) mod reclaim;
 pub(crate) mod upkeep;
+pub(crate) mod watch;
 pub(crate) mod writeback;

@@ -177,7 +177,7 @@ impl LaneVolume {
         if let Some(cut) = cut {
             store.confirm_cut(self.volume.id, cut);
         }
-        Ok(())
+        self.trust_again().await
     }
 
     /// Closes the group that is open, whether or not a client has flushed: any commit is a point at

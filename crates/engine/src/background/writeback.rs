@@ -112,7 +112,9 @@ impl Writeback {
             return;
         }
         let asked = volume.draining.load(Ordering::SeqCst) > 0;
-        let draining = asked || !keeps_dirty(settings.mode);
+        // A device that takes nothing new may soon be one that gives nothing back.
+        let failed = view.cache.store.health.failed();
+        let draining = asked || failed || !keeps_dirty(settings.mode);
         if draining && !volume.through.lock().is_empty() {
             // Invariant 9: blocks written through become clean when the origin has been synced.
             let many = volume.through_many.listen();
@@ -288,7 +290,7 @@ impl LaneVolume {
     /// How far blocks are merged. A cache device that has failed is read no more than it must be.
     fn merging(&self) -> Merge {
         let settings = self.volume.settings().writeback;
-        let gap = if self.cache.store.health.failed() { 0 } else { settings.gap_bytes };
+        let gap = if self.is_unavailable_to(true) { 0 } else { settings.gap_bytes };
         Merge::of(self.volume.block, settings.merge_bytes, gap)
     }
 

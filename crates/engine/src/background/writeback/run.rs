@@ -21,6 +21,9 @@ use crate::read::bytes_of;
 use crate::stats::bump;
 use crate::volume::VolumeState;
 
+/// Why nothing is written back for the time being.
+const HUNG: &str = "the cache device does not answer";
+
 /// Reads of the cache device that one write has under way together.
 const READ_TOGETHER: usize = 32;
 
@@ -83,7 +86,15 @@ impl LaneVolume {
         let mut ready = Vec::new();
         for stretch in stretches(pinned, gap, blocks.end) {
             let reading = flow.reading().await;
-            let read = self.read_stretch(&stretch).await;
+            let read = {
+                let mut read = std::pin::pin!(self.read_stretch(&stretch));
+                self.cache.unless_hung(&mut read).await
+            };
+            let Some(read) = read else {
+                // Clients wait for this range, and may need nothing that hangs.
+                error.get_or_insert(HUNG.into());
+                break;
+            };
             drop(reading);
             ready.push(self.cut_stretch(&stretch, read));
         }
@@ -128,14 +139,18 @@ impl LaneVolume {
         };
         // Barrier for invariant 6: the origin must not have a version that a power cut could take out
         // of the log, where an older one would come back as clean.
-        if pinned.iter().any(undurable)
-            && self.store.commit().await.is_err()
-            && !self.store.distrust_clean().await
-        {
-            pinned.retain(|pinned| !undurable(pinned));
-            return Some("the cache device has failed and cannot be told so".into());
+        if !pinned.iter().any(undurable) {
+            return None;
         }
-        None
+        let store = self.store.clone();
+        let error = match self.unless_hung(async move { store.commit().await }).await {
+            Some(Ok(_)) => return None,
+            Some(Err(_)) if self.distrust().await => return None,
+            Some(Err(_)) => "the cache device has failed and cannot be told so",
+            None => HUNG,
+        };
+        pinned.retain(|pinned| !undurable(pinned));
+        Some(error.into())
     }
 
     /// Cuts blocks that follow each other on the origin into writes, given what was read of them.

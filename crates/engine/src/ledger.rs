@@ -1,0 +1,68 @@
+//! What is written down about a cache outside of its device, for when that fails, hangs or is lost.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use forebay_format::Uuid;
+use forebay_lane::Notify;
+use parking_lot::Mutex;
+
+/// Which blocks of a volume are newer on its cache device than on its origin.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Note {
+    /// The cache.
+    pub cache: Uuid,
+    /// The cache device could not be told what became of its blocks: nothing on it counts but what is
+    /// dirty there and in `dirty`.
+    pub distrusted: bool,
+    /// `dirty` is neither more nor less than what is dirty; otherwise it may be more.
+    pub exact: bool,
+    /// Byte ranges of the volume, ascending.
+    pub dirty: Vec<Range<u64>>,
+}
+
+/// Told once, from any thread, whether a note is durable.
+pub type Noted = Box<dyn FnOnce(Result<(), String>) + Send>;
+
+/// Keeps one [`Note`] for each volume, on something other than the cache device.
+pub trait Ledger: Send + Sync {
+    /// The note of a volume.
+    fn note_of(&self, volume: &str) -> Option<Note>;
+
+    /// Replaces the note of a volume durably, without waiting for it. Notes of one volume are written
+    /// one at a time.
+    fn write(&self, volume: &str, note: Note, noted: Noted);
+}
+
+/// Replaces the note of a volume, and waits until that is durable.
+///
+/// # Errors
+/// Why it is not, in words.
+pub(crate) async fn write(ledger: &dyn Ledger, volume: &str, note: Note) -> Result<(), String> {
+    let ended: Arc<(Mutex<Option<Result<(), String>>>, Notify)> = Arc::default();
+    let told = ended.clone();
+    let noted = Box::new(move |result| {
+        *told.0.lock() = Some(result);
+        told.1.notify_all();
+    });
+    ledger.write(volume, note, noted);
+    loop {
+        let changed = ended.1.listen();
+        if let Some(result) = ended.0.lock().take() {
+            return result;
+        }
+        changed.await;
+    }
+}
+
+/// Ascending ranges, neighbours joined.
+pub(crate) fn joined(ranges: impl Iterator<Item = Range<u64>>) -> Vec<Range<u64>> {
+    let mut all: Vec<Range<u64>> = Vec::new();
+    for next in ranges {
+        match all.last_mut() {
+            Some(last) if last.end == next.start => last.end = next.end,
+            _ => all.push(next),
+        }
+    }
+    all
+}
