@@ -274,6 +274,9 @@ impl EngineLane {
                 }
             },
         );
+        if self.cache.ledger().is_none() {
+            volume.intent.is_pointless();
+        }
         self.cache.add_volume(volume.clone());
         let view = self.lane_volume(volume.id).ok_or_else(|| {
             EngineError::new(

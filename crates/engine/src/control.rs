@@ -414,6 +414,7 @@ impl EngineLane {
             volume.set_state(VolumeState::Removed);
             let ended = self.patiently(&volume, self.wait_for_writeback(&volume)).await;
             result = result.and(ended);
+            view.note_the_end().await;
             // Barrier for invariant 12: what the fingerprint is taken of cannot change its mind. The
             // last writes of writeback may have come after the sync above.
             let look = async {

@@ -9,6 +9,7 @@
 //!   what comes from the origin
 //! - `bad`: dirty blocks that cannot be read back
 //! - `copies`: cached copies read back, and what becomes of those that cannot be read
+//! - `intent`: where a volume may be dirty, noted outside of the cache device
 //! - `unavailable`: going on without the cache device
 //! - `untouched`: what has to be durable before the origin is written to for the first time
 //! - `ranges`: order among operations that reach the origin
@@ -44,6 +45,7 @@ mod fill;
 mod flush;
 mod grow;
 pub mod health;
+mod intent;
 pub mod lane;
 pub mod ledger;
 #[cfg(all(test, feature = "loom"))]

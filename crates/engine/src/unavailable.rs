@@ -22,7 +22,7 @@ use crate::background::writeback::either;
 use crate::cache::Cache;
 use crate::lane::LaneVolume;
 use crate::ledger::{self, Note, joined};
-use crate::volume::Volume;
+use crate::volume::{Volume, VolumeState};
 
 /// Work on the cache device under way.
 pub(crate) type Work<T> = Pin<Box<dyn Future<Output = T>>>;
@@ -184,7 +184,7 @@ impl LaneVolume {
     }
 
     /// Every dirty block, from a pass over the index.
-    fn all_dirty(&self) -> BTreeSet<OriginBlock> {
+    pub(crate) fn all_dirty(&self) -> BTreeSet<OriginBlock> {
         let mut blocks = BTreeSet::new();
         self.cache.store.index.visit(
             |entry| entry.dirty,
@@ -206,12 +206,7 @@ impl LaneVolume {
         self.store.settle_marks().await?;
         let _turn = self.volume.note_gate.enter().await;
         if let Some(ledger) = self.cache.ledger() {
-            let note = Note {
-                cache: self.cache.store.uuid(),
-                distrusted: false,
-                exact: true,
-                dirty: self.volume.byte_ranges(self.all_dirty().into_iter()),
-            };
+            let note = self.region_note();
             let written = ledger::write(&*ledger, &self.volume.name, note).await;
             written.map_err(StoreError::Refused)?;
         }
@@ -221,30 +216,35 @@ impl LaneVolume {
     }
 
     /// Writes down what only a failed cache device has, and takes back what was written down of one
-    /// that answers again.
-    pub(crate) fn write_down(&self) {
-        let (volume, cache) = (&self.volume, &self.cache);
+    /// that answers again. Of a device that is well, where its volume may be dirty.
+    pub(crate) async fn write_down(&self) {
+        let volume = &self.volume;
+        if self.cache.ledger().is_none() || volume.state() == VolumeState::Removed {
+            return;
+        }
+        // A look later it is tried again, if this one takes long.
+        let Some(_turn) = volume.write_down.try_enter() else { return };
         let noted = volume.is_noted.load(Ordering::Relaxed);
-        let failed = cache.store.health.failed();
-        let more = || volume.noted.lock().as_ref().map_or(0, |noted| noted.len() as u64);
-        let due = match failed {
-            true => !noted || volume.dirty.total() < more(),
-            false => noted && !cache.health.is_hung(),
-        };
-        if let Some(this) = self.own().filter(|_| due && cache.ledger().is_some()) {
-            self.lane().spawn(async move {
-                let result = match failed {
-                    true => this.note_dirty(&(0..this.volume.size())).await,
-                    false => this.trust_again().await.map_err(|error| error.to_string()),
-                };
-                if let Err(error) = result {
-                    tracing::warn!(
-                        error,
-                        volume = this.volume.name,
-                        "what is dirty cannot be noted"
-                    );
-                }
-            });
+        if self.cache.store.health.failed() {
+            let more = || volume.noted.lock().as_ref().map_or(0, |noted| noted.len() as u64);
+            if !noted || volume.dirty.total() < more() {
+                self.write_down_now().await;
+            }
+        } else if self.cache.health.is_hung() {
+            // Clients that go on have it written down.
+        } else if noted {
+            if let Err(error) = self.trust_again().await {
+                tracing::warn!(%error, volume = volume.name, "the cache device is not trusted yet");
+            }
+        } else {
+            self.note_regions().await;
+            self.shorten_note().await;
+        }
+    }
+
+    pub(crate) async fn write_down_now(&self) {
+        if let Err(error) = self.note_dirty(&(0..self.volume.size())).await {
+            tracing::warn!(error, volume = self.volume.name, "what is dirty cannot be noted");
         }
     }
 }

@@ -23,6 +23,7 @@ use crate::admission::EntryRules;
 use crate::bad::BadBlocks;
 use crate::curve::Watched;
 use crate::dirty::DirtyCount;
+use crate::intent::Intent;
 use crate::origin::Waits;
 use crate::ranges::Ranges;
 use crate::settings::VolumeSettings;
@@ -84,6 +85,7 @@ pub struct Volume {
     pub(crate) untouched: Untouched,
     pub(crate) dirty: DirtyMap,
     dirty_count: DirtyCount,
+    pub(crate) intent: Intent,
     /// Foreground requests on the origin.
     pub(crate) strain: Strain,
     /// Operations on the origin that are under way.
@@ -122,6 +124,8 @@ pub struct Volume {
     pub(crate) noted: Mutex<Option<Arc<BTreeSet<OriginBlock>>>>,
     /// Whether there is such a note.
     pub(crate) is_noted: AtomicBool,
+    /// Held by who sees to the note by the clock.
+    pub(crate) write_down: Gate,
     /// Held by whoever writes a note.
     pub(crate) note_gate: Gate,
     writeback_error: Mutex<Option<String>>,
@@ -141,6 +145,7 @@ impl Volume {
         store: &Store,
     ) -> Self {
         let (block, lanes) = (store.block_size(), store.options().lanes);
+        let dirty = DirtyMap::new(space.blocks, DIRTY_REGIONS);
         let volume = Volume {
             id: space.id,
             name: record.name.clone(),
@@ -159,7 +164,8 @@ impl Volume {
             state: AtomicU8::new(VolumeState::Running as u8),
             ranges: Ranges::default(),
             untouched: Untouched::new(record.samples.as_ref(), record.origin_bytes),
-            dirty: DirtyMap::new(space.blocks, DIRTY_REGIONS),
+            intent: Intent::new(dirty.regions()),
+            dirty,
             dirty_count: DirtyCount::new(lanes),
             strain: Strain::default(),
             waits: Arc::new(Waits::new(clock.clone(), lanes)),
@@ -183,6 +189,7 @@ impl Volume {
             bad: BadBlocks::default(),
             noted: Mutex::default(),
             is_noted: AtomicBool::new(false),
+            write_down: Gate::default(),
             note_gate: Gate::default(),
             writeback_error: Mutex::default(),
             writeback_fails: AtomicBool::new(false),
@@ -388,6 +395,7 @@ impl Volume {
         match (old.is_some_and(|entry| entry.dirty), dirty) {
             (false, true) => {
                 self.dirty.add(block);
+                self.intent.dirtied(self.dirty.region_of(block));
                 if self.dirty_count.add(lane.id(), || lane.now()) {
                     self.writeback_wanted.notify_all();
                 }

@@ -391,3 +391,41 @@ fn cached_blocks_are_served_while_the_origin_hangs_and_that_is_seen() {
     case.world.advance(Duration::from_secs(3));
     assert_eq!(case.target.volume().origin_health().hung_for(), None);
 }
+
+#[test]
+fn what_may_be_dirty_is_noted_before_a_flush_is_answered_and_exactly_at_a_stop() {
+    let mut case = Case::new(Mode::Writeback);
+    let covers = |note: &Note, block: u64| {
+        let byte = block * BLOCK as u64;
+        note.dirty.iter().any(|range| range.contains(&byte))
+    };
+    for block in [3, 700, 2000] {
+        case.write(block, 1).expect("all is well");
+        case.flush().expect("all is well");
+        let note = case.book.note_of("data").expect("a note");
+        assert!(covers(&note, block) && !note.exact && !note.distrusted, "{note:?}");
+    }
+    assert!(!covers(&case.book.note_of("data").expect("a note"), 1000));
+    case.crash();
+    case.reopen(false).expect("all is well");
+    case.stop().expect("all is well");
+    let note = case.book.note_of("data").expect("a note");
+    let exactly: Vec<Range<u64>> =
+        [3, 700, 2000].iter().map(|block| block * 4096..(block + 1) * 4096).collect();
+    assert_eq!((note.exact, note.distrusted, note.dirty), (true, false, exactly));
+    // What has been clean for a while leaves the note.
+    let target = case.world.attach(&case.engine, &case.origin);
+    case.target = target;
+    for block in (0..3000).step_by(10) {
+        case.write(block, 2).expect("all is well");
+    }
+    case.flush().expect("all is well");
+    assert!(covers(&case.book.note_of("data").expect("a note"), 1000));
+    let engine = case.engine.clone();
+    case.world.block_on(async move { engine.drain("data", |_| ()).await }).expect("drained");
+    case.world.advance(Duration::from_secs(5));
+    assert_eq!(case.noted(), []);
+    case.write(1000, 3).expect("all is well");
+    case.flush().expect("all is well");
+    assert!(covers(&case.book.note_of("data").expect("a note"), 1000));
+}

@@ -85,10 +85,16 @@ impl DirtyMap {
         })
     }
 
+    /// The region that a block counts towards.
     #[inline]
-    fn region_of(&self, block: OriginBlock) -> usize {
+    pub fn region_of(&self, block: OriginBlock) -> usize {
         let region = block.0 >> self.shift;
         region.min(self.counts.len() as u64 - 1) as usize
+    }
+
+    /// The blocks of a region; nothing is after the last.
+    pub fn blocks_of(&self, region: usize) -> Range<u64> {
+        self.start_of(region)..self.end_of(region)
     }
 
     fn start_of(&self, region: usize) -> u64 {

@@ -177,6 +177,7 @@ impl LaneVolume {
         if let Some(cut) = cut {
             store.confirm_cut(self.volume.id, cut);
         }
+        self.note_regions().await;
         self.trust_again().await
     }
 

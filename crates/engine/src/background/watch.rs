@@ -50,7 +50,8 @@ pub(crate) async fn run(engine: Weak<EngineLane>, first: bool) {
                     volume.try_bad_again();
                 }
                 if let Some(view) = this.lane_volume(volume.id) {
-                    view.write_down();
+                    // On its own: whatever a ledger waits for, others are looked after.
+                    lane.spawn(async move { view.write_down().await });
                 }
             }
         }
