@@ -236,7 +236,7 @@ impl EngineLane {
         let store = self.store.clone();
         let mut work: Work<Result<(), StoreError>> =
             Box::pin(async move { store.change_volumes(change).await });
-        let changed = self.cache.unless_hung(&mut work).await;
+        let changed = self.cache.unless_it_can_be_noted(&mut work).await;
         if changed.is_none() {
             self.lane.spawn(async move { drop(work.await) });
         }
@@ -244,10 +244,6 @@ impl EngineLane {
         match changed {
             Some(Ok(())) => Ok(()),
             Some(Err(error)) if !failed || self.cache.ledger().is_none() => Err(error.into()),
-            _ if self.cache.ledger().is_none() => Err(EngineError::new(
-                EngineErrorKind::Failed,
-                format!("the cache device {} does not answer", self.cache.store.device().name()),
-            )),
             _ => {
                 let device = self.cache.store.device().name();
                 tracing::warn!(device, "the volume table cannot be changed; the daemon remembers");

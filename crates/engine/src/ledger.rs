@@ -39,16 +39,22 @@ pub trait Ledger: Send + Sync {
 /// # Errors
 /// Why it is not, in words.
 pub(crate) async fn write(ledger: &dyn Ledger, volume: &str, note: Note) -> Result<(), String> {
-    let ended: Arc<(Mutex<Option<Result<(), String>>>, Notify)> = Arc::default();
-    let told = ended.clone();
+    #[derive(Default)]
+    struct End {
+        result: Mutex<Option<Result<(), String>>>,
+        told: Notify,
+    }
+
+    let end: Arc<End> = Arc::default();
+    let own = end.clone();
     let noted = Box::new(move |result| {
-        *told.0.lock() = Some(result);
-        told.1.notify_all();
+        *own.result.lock() = Some(result);
+        own.told.notify_all();
     });
     ledger.write(volume, note, noted);
     loop {
-        let changed = ended.1.listen();
-        if let Some(result) = ended.0.lock().take() {
+        let changed = end.told.listen();
+        if let Some(result) = end.result.lock().take() {
             return result;
         }
         changed.await;

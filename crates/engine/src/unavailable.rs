@@ -52,6 +52,17 @@ impl Cache {
     }
 }
 
+impl Cache {
+    /// As [`Cache::unless_hung`] for work that may only be left behind if that can be noted: without a
+    /// ledger there is no end but its own.
+    pub(crate) async fn unless_it_can_be_noted<T>(&self, work: &mut Work<T>) -> Option<T> {
+        match self.ledger() {
+            Some(_) => self.unless_hung(work).await,
+            None => Some(work.await),
+        }
+    }
+}
+
 impl LaneVolume {
     /// Whether reads or writes had better do without the cache device. What it has can often be read
     /// when it takes nothing new.
@@ -66,7 +77,7 @@ impl LaneVolume {
         work: impl Future<Output = T> + 'static,
     ) -> Option<T> {
         let mut work: Work<T> = Box::pin(work);
-        let end = self.cache.unless_hung(&mut work).await;
+        let end = self.cache.unless_it_can_be_noted(&mut work).await;
         if end.is_none() {
             self.lane().spawn(async move { drop(work.await) });
         }
@@ -79,7 +90,7 @@ impl LaneVolume {
         let Some(this) = self.own() else { return Err(IoError::ShuttingDown) };
         let mut commit: Work<Result<(), StoreError>> = Box::pin(async move { this.commit().await });
         loop {
-            match self.cache.unless_hung(&mut commit).await {
+            match self.cache.unless_it_can_be_noted(&mut commit).await {
                 Some(Ok(())) => return Ok(()),
                 Some(Err(error)) if self.volume.dirty.total() > 0 => {
                     return Err(self.store_failed(&error));
@@ -117,7 +128,7 @@ impl LaneVolume {
         if !records && store.marks_settled() {
             return Ok(());
         }
-        if !self.is_unavailable_to(true) {
+        if !store.health.failed() {
             let lane = self.store.clone();
             let settled = self.unless_hung(async move {
                 if records {

@@ -107,11 +107,7 @@ impl LaneVolume {
             });
             changed.await
         });
-        let marked = match self.is_unavailable_to(true) {
-            true => None,
-            false => marked.await,
-        };
-        match marked {
+        match marked.await {
             Some(Ok(())) => samples.untouched.remove(wanted),
             Some(Err(_)) | None => {
                 // The device has failed or hangs. If its samples can still be called worthless, all is

@@ -106,7 +106,7 @@ impl LaneVolume {
                 return (Err(error), data);
             }
             let (way, round) = self.way(offset, len, &mut refused);
-            let failed = || self.store.store().health.failed();
+            let failed = || self.goes_round_failure();
             if way != WriteStep::Around && failed() {
                 // What is dirty there is brought to the origin first; then the write goes round.
                 if let Err(error) = self.until_written_back(offset..offset + len).await {
@@ -184,6 +184,12 @@ impl LaneVolume {
             write_step(mode, state_of(found.as_ref().map(|found| &found.entry)), round)
         }));
         (way, round)
+    }
+
+    /// Whether writes that would go to the log go round it, because the cache device has failed. They
+    /// never do where the origin is in order (invariant 28).
+    fn goes_round_failure(&self) -> bool {
+        self.store.store().health.failed() && !self.volume.is_ordered()
     }
 
     /// Waits until nothing in a range is dirty on a cache device that takes nothing new.
@@ -353,7 +359,7 @@ impl LaneVolume {
                 drop(range);
                 let result = self.write_through_log(offset, &data, fua, &mut progress).await;
                 let end = match result {
-                    Err(_) if self.store.store().health.failed() => WriteEnd::Again,
+                    Err(_) if self.goes_round_failure() => WriteEnd::Again,
                     result => WriteEnd::Done(result),
                 };
                 return (end, data);

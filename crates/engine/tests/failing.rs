@@ -11,7 +11,9 @@ use std::time::Duration;
 
 use forebay_core::{BlockSize, IoError, Mode, Op};
 use forebay_device::Device;
-use forebay_engine::{EngineErrorKind, EngineLane, LaneVolume, Ledger, Note, Noted};
+use forebay_engine::{
+    EngineErrorKind, EngineLane, LaneVolume, Ledger, Note, Noted, VolumeSettings,
+};
 use parking_lot::Mutex;
 use world::faulty::{Faults, What, faulty};
 use world::{World, ram, raw, settings};
@@ -48,6 +50,10 @@ struct Case {
 
 impl Case {
     fn new(mode: Mode) -> Self {
+        Self::with(mode, |_| ())
+    }
+
+    fn with(mode: Mode, change: impl FnOnce(&mut VolumeSettings)) -> Self {
         let world = World::new();
         let ((cache, cache_faults), (origin, origin_faults)) = (faulty(ram(8)), faulty(ram(12)));
         world.format(&cache, BlockSize::DEFAULT);
@@ -56,6 +62,7 @@ impl Case {
         engine.cache.set_ledger(book.clone());
         let mut settings = settings(mode);
         settings.writeback.running = false;
+        change(&mut settings);
         let target = world.create(&engine, &origin, settings, 0);
         Case { world, cache, origin, cache_faults, origin_faults, book, engine, target }
     }
@@ -428,4 +435,15 @@ fn what_may_be_dirty_is_noted_before_a_flush_is_answered_and_exactly_at_a_stop()
     case.write(1000, 3).expect("all is well");
     case.flush().expect("all is well");
     assert!(covers(&case.book.note_of("data").expect("a note"), 1000));
+}
+
+#[test]
+fn an_ordered_volume_does_not_go_round_its_log() {
+    let case = Case::with(Mode::Writeback, |settings| settings.ordered = true);
+    case.write(0, 1).expect("all is well");
+    case.flush().expect("all is well");
+    case.cache_faults.fail(&ALL);
+    assert_eq!(case.write(1, 2).and(case.flush()), Err(IoError::Io));
+    assert_eq!(case.write(2, 2), Err(IoError::Io));
+    assert_eq!(raw(&case.world, &case.origin, 2 * 4096, BLOCK), [0; BLOCK]);
 }
