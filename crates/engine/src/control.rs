@@ -21,7 +21,6 @@ use crate::error::{EngineError, EngineErrorKind};
 use crate::plan::keeps_dirty;
 use crate::samples::Look;
 use crate::settings::{Shared, VolumeSettings};
-use crate::unavailable::Work;
 use crate::volume::{Volume, VolumeState};
 
 /// For so long a cache waits for its background work when a volume could not be stopped in order.
@@ -224,32 +223,6 @@ impl EngineLane {
             Ok(())
         })
         .await
-    }
-
-    /// Changes the volume table. If the cache device has failed or hangs, and there is a ledger, it is
-    /// enough that the daemon remembers: it is asked first at the next start, and commands are to
-    /// work without the device.
-    async fn change_volumes(
-        self: &Rc<Self>,
-        change: impl FnOnce(&mut Vec<VolumeRecord>, &mut u16) -> Result<(), StoreError> + 'static,
-    ) -> Result<(), EngineError> {
-        let store = self.store.clone();
-        let mut work: Work<Result<(), StoreError>> =
-            Box::pin(async move { store.change_volumes(change).await });
-        let changed = self.cache.unless_it_can_be_noted(&mut work).await;
-        if changed.is_none() {
-            self.lane.spawn(async move { drop(work.await) });
-        }
-        let failed = self.cache.store.health.failed() || changed.is_none();
-        match changed {
-            Some(Ok(())) => Ok(()),
-            Some(Err(error)) if !failed || self.cache.ledger().is_none() => Err(error.into()),
-            _ => {
-                let device = self.cache.store.device().name();
-                tracing::warn!(device, "the volume table cannot be changed; the daemon remembers");
-                Ok(())
-            }
-        }
     }
 
     /// Writes all dirty data of a volume to its origin, durably; requests are served meanwhile, and
@@ -554,7 +527,9 @@ impl EngineLane {
             ));
         }
         self.strike(name).await?;
-        self.store.remove_space(&space);
+        if let Some(space) = self.cache.store.space_of(record.id) {
+            self.store.remove_space(&space);
+        }
         self.cache.detached.remove(record.id);
         Ok(())
     }

@@ -137,11 +137,6 @@ impl EngineLane {
         Some(view)
     }
 
-    /// This lane's views of volumes, as far as they have been asked for.
-    pub(crate) fn views(&self) -> Vec<Rc<LaneVolume>> {
-        self.volumes.borrow().values().cloned().collect()
-    }
-
     /// Gives up this lane's view of a volume that has left the cache. It is gone, and the origin
     /// closed on this lane, when its last user lets go of it: the answer tells when.
     pub fn drop_view(&self, id: VolumeId) -> Option<Weak<LaneVolume>> {

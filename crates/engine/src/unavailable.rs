@@ -11,15 +11,19 @@ use std::collections::BTreeSet;
 use std::future::Future;
 use std::ops::Range;
 use std::pin::Pin;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::Poll;
 
 use forebay_core::{IoError, OriginBlock};
+use forebay_format::VolumeRecord;
 use forebay_store::StoreError;
 
 use crate::background::writeback::either;
 use crate::cache::Cache;
+use crate::engine::EngineLane;
+use crate::error::EngineError;
 use crate::lane::LaneVolume;
 use crate::ledger::{self, Note, joined};
 use crate::volume::{Volume, VolumeState};
@@ -87,7 +91,7 @@ impl LaneVolume {
     /// Makes every write that was acknowledged before this call durable, on the cache device or, if
     /// nothing is dirty, without it.
     pub(crate) async fn commit_or_outlive(&self) -> Result<(), IoError> {
-        let Some(this) = self.own() else { return Err(IoError::ShuttingDown) };
+        let Some(this) = self.shared() else { return Err(IoError::ShuttingDown) };
         let mut commit: Work<Result<(), StoreError>> = Box::pin(async move { this.commit().await });
         loop {
             match self.cache.unless_it_can_be_noted(&mut commit).await {
@@ -256,6 +260,34 @@ impl LaneVolume {
     pub(crate) async fn write_down_now(&self) {
         if let Err(error) = self.note_dirty(&(0..self.volume.size())).await {
             tracing::warn!(error, volume = self.volume.name, "what is dirty cannot be noted");
+        }
+    }
+}
+
+impl EngineLane {
+    /// Changes the volume table. If the cache device has failed or hangs, and there is a ledger, it is
+    /// enough that the daemon remembers: it is asked first at the next start, and commands are to
+    /// work without the device.
+    pub(crate) async fn change_volumes(
+        self: &Rc<Self>,
+        change: impl FnOnce(&mut Vec<VolumeRecord>, &mut u16) -> Result<(), StoreError> + 'static,
+    ) -> Result<(), EngineError> {
+        let store = self.store.clone();
+        let mut work: Work<Result<(), StoreError>> =
+            Box::pin(async move { store.change_volumes(change).await });
+        let changed = self.cache.unless_it_can_be_noted(&mut work).await;
+        if changed.is_none() {
+            self.lane.spawn(async move { drop(work.await) });
+        }
+        let failed = self.cache.store.health.failed() || changed.is_none();
+        match changed {
+            Some(Ok(())) => Ok(()),
+            Some(Err(error)) if !failed || self.cache.ledger().is_none() => Err(error.into()),
+            _ => {
+                let device = self.cache.store.device().name();
+                tracing::warn!(device, "the volume table cannot be changed; the daemon remembers");
+                Ok(())
+            }
         }
     }
 }

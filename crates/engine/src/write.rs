@@ -1,6 +1,7 @@
 //! Writes: to the log, through it to the origin, or round it.
 
 use std::ops::Range;
+use std::time::Duration;
 
 use forebay_core::why::{BypassReason, EvictionReason, InvalidationReason, RefusalReason};
 use forebay_core::{Durability, IoError, OriginBlock, SectorMask, Slot};
@@ -8,6 +9,7 @@ use forebay_device::{DeviceOp, IoBuf, IoData};
 use forebay_store::planted::{self, PlantedBug};
 use forebay_store::{Appended, Condition, Entry, Version};
 
+use crate::background::writeback::either;
 use crate::lane::LaneVolume;
 use crate::plan::{
     BlockState, WriteStep, asks_admission, mode_in_order, write_bypass, write_step, write_steps,
@@ -418,7 +420,7 @@ impl LaneVolume {
             }
             return Ok(());
         }
-        self.sync_if(fua, result).await
+        self.sync_if(fua, &(offset..offset + data.len() as u64), result).await
     }
 
     /// Writes to the origin alone.

@@ -1,29 +1,23 @@
-//! Looks once in a while whether devices answer. Each lane looks at its own requests; the first one
-//! also sees to it that what only a failed cache device has is written down elsewhere.
+//! Looks once in a while whether the cache device answers. Each lane looks at its own requests; the
+//! first one also sees to it that what only a failed cache device has is written down elsewhere. For
+//! origins see `origin`.
 
-use std::rc::{Rc, Weak};
+use std::rc::Weak;
 use std::time::Duration;
 
 use forebay_core::Nanos;
-use forebay_device::{IoBuf, Queue};
+use forebay_device::IoBuf;
 
 use crate::cache::Cache;
 use crate::engine::EngineLane;
+use crate::error::{EngineError, EngineErrorKind};
 use crate::health::{DeviceHealth, LOOK_EVERY};
-use crate::lane::LaneVolume;
 
 /// Blocks that cannot be read are tried again after so long, if nobody asks for it earlier.
 const TRY_BAD_AFTER: Duration = Duration::from_secs(60);
 
 /// Bytes that are read to see whether a device answers.
 const PROBE_BYTES: usize = 4096;
-
-/// Which of the two devices of a volume.
-#[derive(Clone, Copy)]
-enum Which {
-    Cache,
-    Origin,
-}
 
 /// Runs until the lane leaves the cache, or the cache stops. `first`: the lane that opened the cache.
 pub(crate) async fn run(engine: Weak<EngineLane>, first: bool) {
@@ -32,7 +26,7 @@ pub(crate) async fn run(engine: Weak<EngineLane>, first: bool) {
         let Some(this) = engine.upgrade() else { return };
         let (cache, lane) = (this.cache.clone(), this.lane.clone());
         drop(this);
-        let stop = cache.stop_changed.listen();
+        let stop = cache.background_changed.listen();
         if cache.is_stopping() {
             return;
         }
@@ -59,34 +53,18 @@ pub(crate) async fn run(engine: Weak<EngineLane>, first: bool) {
 }
 
 impl EngineLane {
-    fn look(self: &Rc<Self>) {
+    fn look(&self) {
         let (now, lane) = (self.lane.now(), usize::from(self.lane.id().0));
-        let cache = &self.cache;
-        let queue = self.store.queue();
+        let (cache, queue) = (&self.cache, self.store.queue());
         let oldest = queue.under_way().look(now);
         if cache.health.look(cache.store.device().name(), lane, oldest, now) {
-            self.probe(queue.clone(), Which::Cache, None);
+            // A small request; when it ends the device answers.
+            let (cache, queue) = (cache.clone(), queue.clone());
+            self.lane.spawn(async move {
+                let _ = queue.read(0, IoBuf::for_overwrite(PROBE_BYTES)).await;
+                cache.health.probed();
+            });
         }
-        for view in self.views() {
-            let volume = &view.volume;
-            let oldest = view.origin.under_way().look(now);
-            if volume.origin_health.look(&volume.origin_name, lane, oldest, now) {
-                self.probe(view.origin.clone(), Which::Origin, Some(view.clone()));
-            }
-        }
-    }
-
-    /// Sends a small request to a device; when it ends the device answers.
-    fn probe(&self, queue: Queue, which: Which, view: Option<Rc<LaneVolume>>) {
-        let cache = self.cache.clone();
-        self.lane.spawn(async move {
-            let _ = queue.read(0, IoBuf::for_overwrite(PROBE_BYTES)).await;
-            match (which, &view) {
-                (Which::Cache, _) => cache.health.probed(),
-                (Which::Origin, Some(view)) => view.volume.origin_health.probed(),
-                (Which::Origin, None) => {}
-            }
-        });
     }
 }
 
@@ -94,5 +72,12 @@ impl Cache {
     /// Whether the cache device answers.
     pub fn health(&self) -> &DeviceHealth {
         &self.health
+    }
+
+    /// That the cache device does not answer, if so.
+    pub(crate) fn hung(&self) -> Option<EngineError> {
+        let (seconds, device) = (self.health.hung_for()?.as_secs(), self.store.device().name());
+        let message = format!("the cache device {device} has not answered for {seconds} s");
+        Some(EngineError::new(EngineErrorKind::Failed, message))
     }
 }
