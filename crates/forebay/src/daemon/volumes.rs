@@ -313,7 +313,10 @@ impl Volumes {
     ) -> Result<OperationId, ApiError> {
         self.operate("start", name, move |this, entry, work| {
             work.limit(ANSWER_PATIENCE);
-            this.start_now(entry, force, work)
+            this.start_now(entry, force, work)?;
+            // From here on a copy of the cache device from before is an older one.
+            this.note_positions();
+            Ok(())
         })
     }
 

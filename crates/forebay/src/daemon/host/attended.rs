@@ -59,8 +59,8 @@ impl EngineHost {
         self: &Arc<Self>,
         name: &VolumeName,
         work: &Arc<Work>,
-        job: impl FnOnce(&Self, &Arc<Work>) -> Result<T, E> + Send + 'static,
-        undo: impl FnOnce(&Self, T) + Send + 'static,
+        job: impl FnOnce(&Arc<Self>, &Arc<Work>) -> Result<T, E> + Send + 'static,
+        undo: impl FnOnce(&Arc<Self>, T) + Send + 'static,
     ) -> Result<T, E>
     where
         T: Send + 'static,

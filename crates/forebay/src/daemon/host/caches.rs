@@ -2,13 +2,13 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
 use forebay_admin::{ApiError, VolumeName};
 use forebay_core::VolumeId;
 use forebay_device::{Device, DeviceIdentity, DeviceSpec};
-use forebay_engine::{Cache, EngineLane};
+use forebay_engine::{Cache, EngineLane, Volume};
 use forebay_format::Uuid;
 use forebay_store::{Store, StoreOptions};
 
@@ -34,6 +34,8 @@ pub(super) struct Place {
     open: Mutex<Option<Arc<Cache>>>,
     /// Operations that may bring a volume here.
     users: AtomicUsize,
+    /// Volumes that have been stopped, and for which something may still wait for their origins.
+    left: Mutex<Vec<Weak<Volume>>>,
 }
 
 /// Keeps the cache at a place open, although no volume may be there yet.
@@ -80,6 +82,19 @@ impl Place {
     pub(super) fn use_it(self: &Arc<Self>) -> Use {
         self.users.fetch_add(1, Ordering::SeqCst);
         Use(self.clone())
+    }
+
+    /// A volume has been stopped.
+    pub(super) fn note_left(&self, volume: &Arc<Volume>) {
+        self.left.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(volume));
+    }
+
+    /// Whether something still waits for the origin of a volume that has been stopped: the cache cannot
+    /// be closed before that ends.
+    pub(super) fn is_lingering(&self) -> bool {
+        let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
+        left.retain(|volume| volume.strong_count() > 0);
+        !left.is_empty()
     }
 
     /// Whether somebody keeps the cache open.
@@ -134,6 +149,7 @@ impl Caches {
                 volatile: spec.is_volatile(),
                 open: Mutex::default(),
                 users: AtomicUsize::new(0),
+                left: Mutex::default(),
             })
         });
         Ok(place.clone())

@@ -71,7 +71,11 @@ impl EngineHost {
         )
     }
 
-    fn create_now(&self, volume: &Definition, existing: Existing) -> Result<(), ApiError> {
+    fn create_now(
+        self: &Arc<Self>,
+        volume: &Definition,
+        existing: Existing,
+    ) -> Result<(), ApiError> {
         let (cache_spec, origin_spec) =
             (spec("cache", &volume.cache)?, spec("origin", &volume.origin)?);
         let made = [Made::new("cache", &cache_spec)?, Made::new("origin", &origin_spec)?];
@@ -162,7 +166,11 @@ impl EngineHost {
         Ok(())
     }
 
-    fn adopt_now(&self, asked: &Definition, force: bool) -> Result<Definition, StartError> {
+    fn adopt_now(
+        self: &Arc<Self>,
+        asked: &Definition,
+        force: bool,
+    ) -> Result<Definition, StartError> {
         let mut volume = asked.clone();
         let cache_spec = made("cache", &volume.cache)?;
         if cache_spec.is_volatile() {

@@ -3,7 +3,7 @@
 //! waited for, so that other volumes come and go meanwhile.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use forebay_admin::{ApiError, ErrorKind};
 use forebay_device::{Device, DeviceSpec, IoBuf};
@@ -19,12 +19,19 @@ use super::{CLOSE_PATIENCE, EngineHost, claim, faults, settings};
 use crate::daemon::host_api::{Definition, StartError};
 use crate::daemon::known::Position;
 
+/// How long it is waited for what may still use a volume that has been stopped.
+const LINGERING: Duration = Duration::from_millis(500);
+
 /// How often a device is asked whether it answers.
 const ASKING: Duration = Duration::from_secs(1);
 
 impl EngineHost {
     /// Serves a volume that its cache knows; see [`crate::daemon::host_api::Host::start`].
-    pub(super) fn bring_up(&self, volume: &Definition, force: bool) -> Result<(), StartError> {
+    pub(super) fn bring_up(
+        self: &Arc<Self>,
+        volume: &Definition,
+        force: bool,
+    ) -> Result<(), StartError> {
         let name = &volume.name;
         let origin = {
             let _wait = self.served.wait_for(name, &volume.origin);
@@ -47,7 +54,7 @@ impl EngineHost {
 
     /// Does something with the cache at a place, and closes it if no volume is there afterwards.
     pub(super) fn using<T, E>(
-        &self,
+        self: &Arc<Self>,
         place: &Arc<Place>,
         run: impl FnOnce() -> Result<T, E>,
     ) -> Result<T, E> {
@@ -60,8 +67,25 @@ impl EngineHost {
         result
     }
 
-    /// Closes a cache that no volume uses.
-    pub(super) fn close_unused(&self, place: &Place) -> Result<(), ApiError> {
+    /// Closes a cache that no volume uses; later, if something still waits for the origin of one that
+    /// has left.
+    fn close_unused(self: &Arc<Self>, place: &Arc<Place>) -> Result<(), ApiError> {
+        let end = Instant::now() + LINGERING;
+        while place.is_lingering() {
+            if Instant::now() >= end {
+                let (host, place) = (self.clone(), place.clone());
+                std::thread::spawn(move || {
+                    while place.is_lingering() {
+                        std::thread::sleep(LINGERING);
+                    }
+                    if let Err(error) = host.close_unused(&place) {
+                        tracing::error!("closing a cache that no volume uses: {error}");
+                    }
+                });
+                return Ok(());
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
         let mut cache = place.lock();
         match cache.take_if(|open| !place.is_used() && open.volumes().is_empty()) {
             Some(open) => self.close(place, &open, CLOSE_PATIENCE),

@@ -7,6 +7,7 @@ use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use forebay_admin::ApiError;
+use forebay_engine::Cache;
 
 use super::caches::Place;
 use super::report::Running;
@@ -97,9 +98,12 @@ impl EngineHost {
                 None => tracing::error!("a cache device does not answer"),
             }
         }
-        for ((volume, _), stopped) in volumes.iter().zip(stops) {
+        for ((volume, running), stopped) in volumes.iter().zip(stops) {
             let stopped = until(end, &stopped).unwrap_or_else(|| Err(left_behind(volume)));
             if let Err(error) = &stopped {
+                if running.volume.origin_waits().is_some() {
+                    running.place.note_left(&running.volume);
+                }
                 tracing::error!(volume = %volume.name, "did not stop in order: {error}");
             }
             result = result.and(stopped);
@@ -133,8 +137,9 @@ impl EngineHost {
         places.into_iter().filter(open).collect()
     }
 
-    /// Closes all caches, each on its own. One with a volume that did not stop is left as it is: all
-    /// that was acknowledged is durable on it, and the next start recovers it.
+    /// Closes all caches, each on its own. One with a volume that did not stop, or whose origin something
+    /// still waits for, is left as it is: all that was acknowledged is durable on it, and the next start
+    /// recovers it.
     fn close_all(self: &Arc<Self>) -> Result<(), ApiError> {
         let end = Instant::now() + CLOSE_PATIENCE;
         let closing: Vec<_> = self
@@ -147,7 +152,9 @@ impl EngineHost {
                     let Some(mut cache) = place.lock_within(CLOSE_PATIENCE) else {
                         return Err(ApiError::failed("a cache device does not answer"));
                     };
-                    match cache.take_if(|open| open.volumes().is_empty()) {
+                    let whole =
+                        |open: &mut Arc<Cache>| open.volumes().is_empty() && !place.is_lingering();
+                    match cache.take_if(whole) {
                         Some(open) => host.close(&place, &open, CLOSE_PATIENCE),
                         None => Ok(()),
                     }

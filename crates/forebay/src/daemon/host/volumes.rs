@@ -8,6 +8,7 @@ use forebay_engine::{Volume, VolumeSettings};
 
 use super::caches::{self, Place};
 use super::inspect::{self, Content};
+use super::report::Running;
 use super::{EngineHost, claim, faults, settings};
 use crate::daemon::host_api::{Definition, Remains, StartError};
 use crate::daemon::operations::Work;
@@ -52,7 +53,7 @@ impl EngineHost {
     }
 
     /// Stops a volume that nobody wants any more.
-    pub(super) fn stop_quietly(&self, name: &VolumeName) {
+    pub(super) fn stop_quietly(self: &Arc<Self>, name: &VolumeName) {
         if let Err(error) = self.stop_now(name, None, &Arc::default()) {
             tracing::error!(volume = %name, "stopping what was given up: {error}");
         }
@@ -88,13 +89,13 @@ impl EngineHost {
 
     /// Stops a volume. `version`: how often it has been changed, if the cache device is to know.
     fn stop_now(
-        &self,
+        self: &Arc<Self>,
         name: &VolumeName,
         version: Option<u64>,
         work: &Arc<Work>,
     ) -> Result<(), ApiError> {
         let running = self.served.get(name)?;
-        let place = &running.place;
+        let place = &running.place.clone();
         if place.volatile {
             self.drain_now(name, work)?;
         }
@@ -117,12 +118,15 @@ impl EngineHost {
             })
         };
         let _wait = self.served.wait_for(name, &origin);
-        let left = self.using(place, || {
-            let stopped = self.take_out(place, &running.volume);
-            self.served.remove(name);
-            stopped
-        });
+        let left = self.using(place, move || self.take_away(name, running));
         settled.and_then(|settled| settled).and(left)
+    }
+
+    /// Stops a volume that is served, for good or bad.
+    fn take_away(&self, name: &VolumeName, running: Running) -> Result<(), ApiError> {
+        let stopped = self.take_out(&running.place, &running.volume);
+        self.served.remove(name);
+        stopped
     }
 
     /// Stops a volume in its cache, and sends its clients away.
@@ -132,6 +136,7 @@ impl EngineHost {
             state.engine(number)?.stop_volume(&own, true).await.map_err(faults::engine)
         });
         self.dismiss(place, volume);
+        place.note_left(volume);
         stopped.and_then(|stopped| stopped)
     }
 
@@ -226,7 +231,7 @@ impl EngineHost {
     }
 
     pub(super) fn delete_now(
-        &self,
+        self: &Arc<Self>,
         volume: &Definition,
         discard_dirty: bool,
         work: &Arc<Work>,
@@ -266,7 +271,7 @@ impl EngineHost {
             return Err(ways_out(volume, error));
         }
         let running = self.served.get(name)?;
-        let place = &running.place;
+        let place = &running.place.clone();
         self.served.phase(name, VolumeState::Stopping);
         let _wait = self.served.wait_for(name, &volume.origin);
         let (number, own) = (place.number, name.to_string());
@@ -276,8 +281,9 @@ impl EngineHost {
         });
         let left = match deleted.and_then(|deleted| deleted) {
             Ok(()) => {
-                self.using(place, || {
-                    self.dismiss(place, &running.volume);
+                self.using(place, move || {
+                    self.dismiss(&running.place, &running.volume);
+                    running.place.note_left(&running.volume);
                     self.served.remove(name);
                     Ok::<_, ApiError>(())
                 })?;
@@ -292,17 +298,15 @@ impl EngineHost {
         }
         // The cache device cannot be told, and need not be.
         tracing::warn!(volume = %name, "its cache device cannot be told that it is deleted: {left}");
-        let _ = self.using(place, || {
-            let stopped = self.take_out(place, &running.volume);
-            self.served.remove(name);
-            stopped
-        });
+        if let Err(error) = self.using(place, move || self.take_away(name, running)) {
+            tracing::warn!(volume = %name, "it did not stop in order: {error}");
+        }
         Ok(Remains::OnCacheDevice)
     }
 
     /// Takes a stopped volume out of its cache with all of its blocks; a cache that is gone has
     /// none.
-    fn forget_stopped(&self, volume: &Definition) -> Result<Remains, ApiError> {
+    fn forget_stopped(self: &Arc<Self>, volume: &Definition) -> Result<Remains, ApiError> {
         let cache_spec = made("cache", &volume.cache)?;
         let Ok(place) = self.caches.place(&cache_spec, &volume.name) else {
             return Ok(Remains::OnCacheDevice);

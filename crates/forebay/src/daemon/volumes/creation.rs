@@ -61,6 +61,7 @@ impl Volumes {
             return Err(error);
         }
         let sharing = self.sharing(&volume);
+        self.host.note_positions();
         let entry = self.remembered(volume.clone());
         let kept = self.state.change(|volumes, known| {
             share(volumes, &sharing, &entry.volume);
@@ -103,6 +104,7 @@ impl Volumes {
         self.accepting_older(force, &name, &mut || self.host.adopt(&mut volume, force, work))?;
         self.note_failure(&name, None);
         volume.version += 1;
+        self.host.note_positions();
         let entry = self.remembered(volume);
         let volume = entry.volume.clone();
         self.state.put(entry).inspect_err(|_| {

@@ -86,6 +86,7 @@ impl Volumes {
             }
             std::thread::sleep(STEP);
         }
+        self.note_positions();
         let served = all.iter().filter(|name| self.is_served(name)).count();
         let waiting = starting.iter().filter(|(name, _)| self.is_hung(name)).count();
         Restored { served, waiting, wanted: all.len() }
