@@ -152,7 +152,7 @@ mod tests {
         }
         let least = LogSize::new(1, BlockSize::DEFAULT, None).expect("the smallest");
         assert_eq!((least.segments, least.segment_bytes), (16, 256 << 10));
-        assert_eq!(least.capacity_blocks, 11 * 63);
+        assert_eq!(least.capacity_blocks, 11 * 62);
         assert!(LogSize::new(1 << 30, BlockSize::DEFAULT, Some(12345)).is_err());
         assert!(LogSize::new(u64::MAX, BlockSize::DEFAULT, None).is_err());
     }
