@@ -61,7 +61,6 @@ impl Feature {
             PlantedBug::EdgeIgnored => Some(Feature::Shape),
             PlantedBug::CheckpointForgetsShard => Some(Feature::Shards),
             PlantedBug::OneRootOnly => Some(Feature::Decay),
-            PlantedBug::NoTimedCommit => Some(Feature::Hang),
             PlantedBug::DeletesUndrained => Some(Feature::Absence),
             _ => None,
         }

@@ -464,6 +464,21 @@ mod tests {
     }
 
     #[test]
+    fn what_the_clock_has_committed_may_not_be_lost() {
+        for (bound, kept) in [(19, false), (20, true)] {
+            let mut oracle = Oracle::new(7, 8, &[0], vec![vec![Value::Zero; 8]]);
+            oracle.time = Nanos(10);
+            oracle.submit(1, asked(Op::Write, 1));
+            oracle.time = Nanos(20);
+            assert!(oracle.complete(1, Ok(()), None, Excuses::default()).is_ok());
+            oracle.time = Nanos(50);
+            oracle.durable_since(0, Nanos(bound));
+            oracle.crash();
+            assert_eq!(read(&mut oracle, Value::Zero).is_err(), kept, "{bound}");
+        }
+    }
+
+    #[test]
     fn a_write_that_was_flushed_on_another_lane_must_survive() {
         let mut oracle = Oracle::new(7, 8, &[0], vec![vec![Value::Zero; 8]]);
         let id = oracle.next_id(0);

@@ -35,8 +35,6 @@ planted_bugs! {
     FlushForgetsLane = "flush-forgets-lane",
     /// A commit does not wait until its records are written.
     CommitDoesNotWait = "commit-does-not-wait",
-    /// Nothing is committed by the clock.
-    NoTimedCommit = "no-timed-commit",
     /// Checksums vouch for data, but not for its place.
     UnboundChecksum = "unbound-checksum",
 

@@ -4,8 +4,6 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use forebay_store::planted::{self, PlantedBug};
-
 use crate::background::writeback::either;
 use crate::cache::BackgroundEnding;
 use crate::engine::EngineLane;
@@ -34,7 +32,6 @@ pub(crate) async fn commits(engine: Rc<EngineLane>) {
         // A failed device gets nothing more; writeback goes on by itself.
         if !cache.store.health.failed()
             && !cache.store.all_durable()
-            && !planted::has(PlantedBug::NoTimedCommit)
             && let Err(error) = engine.store.commit().await
         {
             tracing::warn!(%error, "a commit failed");
