@@ -1,6 +1,7 @@
 //! The file that says which faults a device has.
 
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ const LOOK: Duration = Duration::from_millis(2);
 
 /// What tells one content of the file from the next: inode, size, and the times of the last change
 /// of the content and of the inode.
-type Stamp = (u64, i64, (i64, u64), (i64, u64));
+type Stamp = (u64, u64, (i64, i64), (i64, i64));
 
 struct State {
     stamp: Option<Stamp>,
@@ -68,9 +69,9 @@ impl Control {
             return (state.edition, false);
         }
         state.looked = Some(now);
-        let stamp = rustix::fs::stat(&self.path).ok().map(|stat| {
-            let changed = (stat.st_mtime, stat.st_mtime_nsec);
-            (stat.st_ino, stat.st_size, changed, (stat.st_ctime, stat.st_ctime_nsec))
+        let stamp = std::fs::metadata(&self.path).ok().map(|stat| {
+            let changed = (stat.mtime(), stat.mtime_nsec());
+            (stat.ino(), stat.size(), changed, (stat.ctime(), stat.ctime_nsec()))
         });
         if stamp == state.stamp {
             return (state.edition, false);
