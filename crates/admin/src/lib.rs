@@ -19,6 +19,7 @@ pub mod duration;
 pub mod error;
 pub mod kind;
 pub mod knobs;
+pub mod lost;
 pub mod name;
 pub mod operation;
 pub mod profiles;

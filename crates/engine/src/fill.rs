@@ -145,6 +145,7 @@ impl LaneVolume {
         let result = match (done.result, done.buf) {
             (Ok(()), Some(mut data)) => {
                 bump(&self.stats().counters.origin_read_bytes, data.len() as u64);
+                volume.read_error.clear();
                 let mut result = Ok(());
                 for filling in &blocks {
                     if let Err(retry) = self.merge(filling, span, &mut data, gate).await {
@@ -157,6 +158,7 @@ impl LaneVolume {
             }
             (Err(error), _) => {
                 bump(&self.stats().counters.origin_read_errors, 1);
+                volume.read_error.set(&error);
                 tracing::warn!(%error, volume = volume.name, "the origin cannot be read");
                 Err(Retry::Fail(IoError::Io))
             }

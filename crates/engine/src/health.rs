@@ -8,7 +8,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use forebay_core::Nanos;
+use forebay_device::DeviceError;
 use forebay_lane::Notify;
+use parking_lot::Mutex;
 
 /// After so long without an end a request counts as hung. The kernel gives a SCSI or NVMe command
 /// 30 s and then begins to reset; disks for RAID sets answer within 7 s, errors or not. Clients
@@ -17,6 +19,33 @@ pub const HUNG_AFTER: Duration = Duration::from_secs(5);
 
 /// How often lanes look.
 pub(crate) const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// The last error of a device, until it works again.
+#[derive(Default)]
+pub(crate) struct LastError {
+    any: AtomicBool,
+    text: Mutex<Option<String>>,
+}
+
+impl LastError {
+    pub(crate) fn set(&self, error: &DeviceError) {
+        *self.text.lock() = Some(error.to_string());
+        self.any.store(true, Ordering::Relaxed);
+    }
+
+    /// It works.
+    #[inline]
+    pub(crate) fn clear(&self) {
+        if self.any.load(Ordering::Relaxed) {
+            self.any.store(false, Ordering::Relaxed);
+            *self.text.lock() = None;
+        }
+    }
+
+    pub(crate) fn get(&self) -> Option<String> {
+        self.text.lock().clone()
+    }
+}
 
 /// See the module.
 pub struct DeviceHealth {

@@ -23,6 +23,7 @@ use crate::admission::EntryRules;
 use crate::bad::BadBlocks;
 use crate::curve::Watched;
 use crate::dirty::DirtyCount;
+use crate::health::LastError;
 use crate::intent::Intent;
 use crate::origin::Waits;
 use crate::ranges::Ranges;
@@ -120,6 +121,8 @@ pub struct Volume {
     /// Whether the origin can discard: 0 not asked yet, 1 it can, 2 it cannot.
     discards: AtomicU8,
     pub(crate) bad: BadBlocks,
+    /// Why the last read of the origin failed.
+    pub(crate) read_error: LastError,
     /// The dirty blocks of the note that says that nothing else on the cache device counts.
     pub(crate) noted: Mutex<Option<Arc<BTreeSet<OriginBlock>>>>,
     /// Whether there is such a note.
@@ -187,6 +190,7 @@ impl Volume {
             sync_failures: AtomicU64::new(0),
             discards: AtomicU8::new(0),
             bad: BadBlocks::default(),
+            read_error: LastError::default(),
             noted: Mutex::default(),
             is_noted: AtomicBool::new(false),
             write_down: Gate::default(),
@@ -568,6 +572,11 @@ impl Volume {
 
     pub(crate) fn set_overdue(&self, overdue: bool) {
         self.overdue.store(overdue, Ordering::SeqCst);
+    }
+
+    /// Why the origin cannot be read, if the last read failed.
+    pub fn origin_read_error(&self) -> Option<String> {
+        self.read_error.get()
     }
 
     /// Why writeback fails at the moment.

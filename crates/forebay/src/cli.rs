@@ -225,6 +225,11 @@ pub(crate) struct ShowArgs {
     /// The volume
     pub(crate) name: VolumeName,
 
+    /// Print only what is newer on its cache device than on its origin, if that device has failed or
+    /// is gone: byte ranges of the volume
+    #[arg(long)]
+    pub(crate) lost: bool,
+
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,

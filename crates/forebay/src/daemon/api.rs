@@ -9,6 +9,7 @@
 //! | `POST /v1/volumes` | operation: create |
 //! | `GET /v1/volumes/NAME` | one volume in full |
 //! | `GET /v1/volumes/NAME/curve`, with `?sizes=64G,128G` or without | what caches of other sizes would hit |
+//! | `GET /v1/volumes/NAME/lost` | what is dirty on a cache device that has failed or is gone |
 //! | `POST /v1/volumes/NAME/set`, `flush`, `stop`, `start`, `delete` | operation |
 //! | `GET /v1/operations` | all operations that are known |
 //! | `GET /v1/operations/ID` | one operation |
@@ -59,6 +60,9 @@ fn route(volumes: &Arc<Volumes>, request: &HttpRequest) -> Result<HttpAnswer, Ap
         }
         ("POST", ["volumes"]) => begun(volumes, volumes.create(&body(request)?)),
         ("GET", ["volumes", name]) => Ok(HttpAnswer::json(200, &volumes.show(&named(name)?)?)),
+        ("GET", ["volumes", name, "lost"]) => {
+            Ok(HttpAnswer::json(200, &volumes.lost(&named(name)?)?))
+        }
         ("GET", ["volumes", name, curve]) => {
             let sizes = sizes_in(curve.strip_prefix("curve").ok_or_else(unknown)?)?;
             Ok(HttpAnswer::json(200, &volumes.curve(&named(name)?, &sizes)?))
@@ -253,6 +257,7 @@ mod tests {
             ("POST", "/v1/volumes/v/delete", r#"{"discard_dirty":1}"#, 400),
             ("POST", "/v1/volumes/v/delete", "", 400),
             ("GET", "/v1/volumes/w/curve", "", 404),
+            ("GET", "/v1/volumes/w/lost", "", 404),
             ("GET", "/v1/volumes/v/curves", "", 400),
             ("GET", "/v1/volumes/v/curve?", "", 400),
             ("GET", "/v1/volumes/v/curve?size=1G", "", 400),

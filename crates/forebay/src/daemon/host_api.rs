@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use forebay_admin::curve::CurveReport;
+use forebay_admin::lost::LostReport;
 use forebay_admin::report::BlockReport;
 use forebay_admin::{ApiError, Settings, VolumeName, VolumeReport};
 use forebay_format::Uuid;
@@ -185,6 +186,9 @@ pub(crate) trait Host: Send + Sync {
     /// # Errors
     /// [`forebay_admin::ErrorKind::Refused`] when it is not served.
     fn curve(&self, name: &VolumeName, sizes: &[u64]) -> Result<CurveReport, ApiError>;
+
+    /// What of a volume, served or not, is dirty on a cache device that has failed or is gone. Quick.
+    fn lost(&self, name: &VolumeName) -> LostReport;
 
     /// Stops serving at all: front ends first, then what [`Host::stop`] does for every volume.
     /// Bounded in time. An error means that something did not end clean.

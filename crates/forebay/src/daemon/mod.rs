@@ -3,6 +3,7 @@
 //! - [`host_api`]: what it asks of the data path; `host`: the data path itself
 //! - [`volumes`]: the volumes, served and remembered in step; `preflight`: what a new one must pass
 //! - [`operations`]: work that takes long
+//! - [`ledger`]: what is noted of volumes for when their cache devices are lost
 //! - [`state`]: what is remembered between starts; [`known`]: of caches, whether they are open or not
 //! - [`api`], [`http`], [`server`]: the admin API, from meaning down to bytes
 //! - [`socket`], [`nbd_address`]: where it can be reached
@@ -13,6 +14,7 @@ pub(crate) mod host;
 pub(crate) mod host_api;
 pub(crate) mod http;
 pub(crate) mod known;
+pub(crate) mod ledger;
 pub(crate) mod nbd_address;
 pub(crate) mod notify;
 pub(crate) mod operations;
@@ -33,6 +35,7 @@ use std::time::Duration;
 use forebay_admin::ApiError;
 
 use crate::paths::{check_socket_path, io_error};
+use ledger::Notes;
 use nbd_address::NbdAddress;
 use notify::ServiceManager;
 use server::Server;
@@ -87,7 +90,8 @@ pub(crate) fn run(options: Options) -> Result<(), ApiError> {
     let state = State::open(&options.state_dir)?;
     let socket = ClaimedSocket::claim("--socket", &options.socket, 0o600)?;
     let lanes = options.lanes.unwrap_or_else(default_lanes);
-    let host = host::open(lanes, &nbd, &options.raw, state.known().clone())?;
+    let notes = Arc::new(Notes::open(&options.state_dir)?);
+    let host = host::open(lanes, &nbd, &options.raw, state.known().clone(), notes)?;
     for address in nbd.iter().filter(|address| !address.is_local()) {
         tracing::warn!(%address, "NBD has no authentication: whoever reaches this address has the data");
     }

@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use forebay_admin::curve::{CurveReport, CurveRow, Hits};
-use forebay_admin::report::WaitReport;
+use forebay_admin::lost::LostReport;
+use forebay_admin::report::{LostRange, WaitReport};
 use forebay_admin::{ApiError, ErrorKind, Settings, Unit, VolumeName, VolumeReport, VolumeState};
 use forebay_format::Uuid;
 
@@ -196,6 +197,11 @@ impl Host for FakeHost {
     }
 
     fn note_positions(&self) {}
+
+    fn lost(&self, name: &VolumeName) -> LostReport {
+        let ranges = vec![LostRange { offset: 4096, len: 8192 }];
+        LostReport { volume: name.clone(), known: true, exact: true, bytes: 8192, ranges }
+    }
 
     fn curve(&self, name: &VolumeName, sizes: &[u64]) -> Result<CurveReport, ApiError> {
         if !self.running.lock().expect("not poisoned").contains_key(name) {

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use forebay_admin::curve::CurveReport;
+use forebay_admin::lost::LostReport;
 use forebay_admin::report::DaemonReport;
 use forebay_admin::{
     ApiError, CreateRequest, ErrorKind, OperationId, SetRequest, VolumeName, VolumeReport,
@@ -95,6 +96,15 @@ impl Volumes {
     pub(crate) fn curve(&self, name: &VolumeName, sizes: &[u64]) -> Result<CurveReport, ApiError> {
         self.state.volume(name)?;
         self.host.curve(name, sizes)
+    }
+
+    /// What of a volume is dirty on a cache device that has failed or is gone.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`].
+    pub(crate) fn lost(&self, name: &VolumeName) -> Result<LostReport, ApiError> {
+        self.state.volume(name)?;
+        Ok(self.host.lost(name))
     }
 
     fn report(&self, entry: &Remembered) -> VolumeReport {

@@ -6,6 +6,7 @@
 //! - [`json`]: for programs
 
 pub(crate) mod json;
+pub(crate) mod lost;
 pub(crate) mod progress;
 pub(crate) mod table;
 pub(crate) mod volume;

@@ -15,6 +15,7 @@ use forebay_store::{Store, StoreOptions};
 use super::faults;
 use super::lanes::Lanes;
 use crate::daemon::known::{Known, Position};
+use crate::daemon::ledger::Notes;
 
 /// What tells cache devices apart.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -31,6 +32,7 @@ pub(super) struct Place {
     pub(super) number: u64,
     /// Whether its content is lost when it is closed.
     pub(super) volatile: bool,
+    notes: Arc<Notes>,
     open: Mutex<Option<Arc<Cache>>>,
     /// Operations that may bring a volume here.
     users: AtomicUsize,
@@ -109,12 +111,14 @@ pub(super) struct Caches {
     last: AtomicU64,
     /// What is known of caches, open or not.
     pub(super) known: Arc<Known>,
+    /// What is noted of volumes for when their cache devices are lost.
+    pub(super) notes: Arc<Notes>,
 }
 
 impl Caches {
     /// No place yet.
-    pub(super) fn new(known: Arc<Known>) -> Self {
-        Caches { places: Mutex::default(), last: AtomicU64::new(0), known }
+    pub(super) fn new(known: Arc<Known>, notes: Arc<Notes>) -> Self {
+        Caches { places: Mutex::default(), last: AtomicU64::new(0), known, notes }
     }
 
     /// All places.
@@ -147,6 +151,7 @@ impl Caches {
             Arc::new(Place {
                 number,
                 volatile: spec.is_volatile(),
+                notes: self.notes.clone(),
                 open: Mutex::default(),
                 users: AtomicUsize::new(0),
                 left: Mutex::default(),
@@ -177,11 +182,16 @@ pub(super) fn open(
         seed: Uuid::new_v4().as_u64_pair().0,
         ..StoreOptions::default()
     };
+    // What RAM loses is gone with the daemon in any case.
+    let notes = (!place.volatile).then(|| place.notes.clone());
     let (cache, report) = lanes.run(0, move |state| async move {
         let (engine, report) = EngineLane::open(state.context.clone(), device, options)
             .await
             .map_err(faults::engine)?;
         let cache = engine.cache.clone();
+        if let Some(notes) = notes {
+            cache.set_ledger(notes);
+        }
         state.add(number, engine);
         Ok::<_, ApiError>((cache, report))
     })??;

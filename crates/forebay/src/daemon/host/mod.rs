@@ -7,7 +7,7 @@
 //! - [`inspect`]: what is on a cache device, read before anything is written
 //! - [`creation`]: making volumes, and the caches that they need
 //! - [`volumes`]: their further life, step by step
-//! - [`curve`]: what caches of other sizes would hit
+//! - [`curve`]: what caches of other sizes would hit; [`lost`]: what is lost with a cache device
 //! - [`faults`], [`settings`], [`report`]: from the words of the engine to those of the admin API
 //! - [`opening`]: a cache and an origin are brought together
 //! - [`attended`]: work that is left alone when a device does not answer
@@ -22,6 +22,7 @@ mod exports;
 mod faults;
 mod inspect;
 mod lanes;
+mod lost;
 mod opening;
 mod raw;
 mod report;
@@ -34,6 +35,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use forebay_admin::curve::CurveReport;
+use forebay_admin::lost::LostReport;
 use forebay_admin::report::BlockReport;
 use forebay_admin::{ApiError, VolumeName, VolumeReport};
 use forebay_device::{Access, Device, DeviceSpec, OpenErrorKind};
@@ -41,6 +43,7 @@ use forebay_nbd::{ListenAddress, ListenError, Listener};
 
 use super::host_api::{Definition, Existing, Host, Identity, Remains, StartError};
 use super::known::Known;
+use super::ledger::Notes;
 use super::nbd_address::NbdAddress;
 use super::operations::Work;
 use caches::Caches;
@@ -87,6 +90,7 @@ pub(crate) fn open(
     nbd: &[NbdAddress],
     raw: &[RawExport],
     known: Arc<Known>,
+    notes: Arc<Notes>,
 ) -> Result<Arc<dyn Host>, ApiError> {
     let mut devices: Vec<(String, Arc<dyn Device>)> = Vec::new();
     for export in raw {
@@ -98,7 +102,7 @@ pub(crate) fn open(
         .map_err(|error| ApiError::failed(format!("the lanes cannot be started: {error}")))?;
     Ok(Arc::new(Arc::new(EngineHost {
         lanes,
-        caches: Caches::new(known),
+        caches: Caches::new(known, notes),
         served: Arc::default(),
         listeners: Mutex::new(listeners),
     })))
@@ -167,7 +171,9 @@ impl Host for Arc<EngineHost> {
         discard_dirty: bool,
         work: &Arc<Work>,
     ) -> Result<Remains, ApiError> {
-        self.delete_volume(volume, discard_dirty, work)
+        let deleted = self.delete_volume(volume, discard_dirty, work)?;
+        self.caches.notes.forget(volume.name.as_str());
+        Ok(deleted)
     }
 
     fn report(&self, name: &VolumeName) -> Option<VolumeReport> {
@@ -190,6 +196,10 @@ impl Host for Arc<EngineHost> {
 
     fn curve(&self, name: &VolumeName, sizes: &[u64]) -> Result<CurveReport, ApiError> {
         self.curve_of(name, sizes)
+    }
+
+    fn lost(&self, name: &VolumeName) -> LostReport {
+        self.lost_of(name)
     }
 
     fn shut_down(&self) -> Result<(), ApiError> {

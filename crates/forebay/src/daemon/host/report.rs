@@ -361,10 +361,19 @@ fn errors(running: &Running) -> ErrorReport {
             .health
             .cause()
             .map(|cause| cause.to_string())
+            .or_else(|| hung(running))
             .or_else(|| volume.writeback_error())
             .or(sync_failed)
-            .or(waits),
+            .or(waits)
+            .or_else(|| volume.origin_read_error()),
     }
+}
+
+/// That the cache device does not answer, and for how long, in words.
+fn hung(running: &Running) -> Option<String> {
+    let seconds = running.cache.health().hung_for()?.as_secs();
+    let device = running.cache.store.device().name();
+    Some(format!("the cache device {device} has not answered for {seconds} s"))
 }
 
 fn is_degraded(running: &Running, errors: &ErrorReport) -> bool {
@@ -373,5 +382,7 @@ fn is_degraded(running: &Running, errors: &ErrorReport) -> bool {
         || volume.origin_sync_failed()
         || volume.writeback_error().is_some()
         || volume.origin_waits().is_some()
+        || volume.origin_read_error().is_some()
+        || running.cache.health().is_hung()
         || !errors.lost.is_empty()
 }

@@ -1,0 +1,35 @@
+//! What of a volume is lost with its cache device.
+
+use std::ops::Range;
+
+use forebay_admin::VolumeName;
+use forebay_admin::lost::LostReport;
+use forebay_admin::report::LostRange;
+use forebay_engine::Ledger;
+
+use super::EngineHost;
+
+impl EngineHost {
+    /// See [`crate::daemon::host_api::Host::lost`].
+    pub(super) fn lost_of(&self, name: &VolumeName) -> LostReport {
+        if let Ok(running) = self.served.get(name) {
+            let volume = &running.volume;
+            // A device that has failed may give nothing back, whatever could be read so far.
+            let dirty = volume.noted_ranges().unwrap_or_else(|| volume.bad_ranges());
+            return report(name, true, true, dirty);
+        }
+        match self.caches.notes.note_of(name.as_str()) {
+            Some(note) => report(name, true, note.exact, note.dirty),
+            None => report(name, false, false, Vec::new()),
+        }
+    }
+}
+
+fn report(name: &VolumeName, known: bool, exact: bool, dirty: Vec<Range<u64>>) -> LostReport {
+    let ranges: Vec<LostRange> = dirty
+        .into_iter()
+        .map(|range| LostRange { offset: range.start, len: range.end - range.start })
+        .collect();
+    let bytes = ranges.iter().map(|range| range.len).sum();
+    LostReport { volume: name.clone(), known, exact, bytes, ranges }
+}
