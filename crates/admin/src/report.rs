@@ -210,13 +210,59 @@ pub struct LatencyReport {
     pub flush: Latency,
 }
 
-/// RAM that the volume's cache holds, in bytes.
+/// RAM that the volume's cache holds, and that of the whole daemon, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct MemoryReport {
     /// The index, with what the replacement policy knows.
     pub index_bytes: u64,
     /// Buffers of the log and of transfers.
     pub buffer_bytes: u64,
+    /// What the daemon may take, for all of its caches and clients.
+    #[serde(default)]
+    pub limit_bytes: u64,
+    /// What it has taken of that.
+    #[serde(default)]
+    pub used_bytes: MemoryUsed,
+}
+
+/// What a daemon has taken of its memory, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct MemoryUsed {
+    /// The program and its lanes.
+    pub process: u64,
+    /// Indexes and segment tables.
+    pub index: u64,
+    /// What replacement and admission remember.
+    pub policy: u64,
+    /// Buffers of logs.
+    pub log_buffers: u64,
+    /// Buffers of writeback, reclaim and checkpoints.
+    pub background: u64,
+    /// Devices in RAM.
+    pub ram_devices: u64,
+    /// Clients, with the kernel's buffers for them.
+    pub connections: u64,
+    /// Requests that have begun and not been answered.
+    pub requests: u64,
+}
+
+impl MemoryUsed {
+    /// All of it.
+    pub fn total(&self) -> u64 {
+        let MemoryUsed {
+            process,
+            index,
+            policy,
+            log_buffers,
+            background,
+            ram_devices,
+            connections,
+            requests,
+        } = *self;
+        let of_caches = index + policy + log_buffers + background + ram_devices;
+        process + of_caches + connections + requests
+    }
 }
 
 /// A range of the volume whose content is lost, in bytes.
@@ -435,7 +481,9 @@ mod tests {
              requests/write_misses requests/bypassed requests/flushes bytes/user_read \
              bytes/user_written bytes/cache_read bytes/cache_written bytes/origin_read \
              bytes/origin_written waiting_for latency/read/p50_us latency/write/p99_us latency/flush/max_us \
-             memory/index_bytes memory/buffer_bytes errors/last progress settings/mode"
+             memory/index_bytes memory/buffer_bytes \
+             memory/limit_bytes memory/used_bytes/index \
+             memory/used_bytes/connections memory/used_bytes/requests errors/last progress settings/mode"
             .split_whitespace()
         {
             assert!(json.pointer(&format!("/{pointer}")).is_some(), "{pointer} is missing");

@@ -10,6 +10,7 @@ use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Alignment of every allocation in bytes.
 pub const BUFFER_ALIGN: usize = 4096;
@@ -19,9 +20,23 @@ const MIN_SHIFT: u32 = 9;
 /// Base-two logarithm of the largest pooled allocation; what is larger is allocated each time.
 const MAX_SHIFT: u32 = 22;
 const CLASSES: usize = (MAX_SHIFT - MIN_SHIFT + 1) as usize;
-/// Bytes that one size class of one thread may keep, as long as that is a useful number of
-/// buffers.
+/// Bytes that one size class of one thread may keep unless it is told otherwise, as long as that is a
+/// useful number of buffers.
 const CLASS_BYTES: usize = 4 << 20;
+/// Bytes that all classes of one thread keep then.
+const USUAL_BYTES: usize = 64 << 20;
+
+/// Bytes that one size class of one thread may keep.
+static CLASS_KEEPS: AtomicUsize = AtomicUsize::new(CLASS_BYTES);
+
+/// Has every thread keep about `bytes` of buffers at most for the next I/O, and no more than is of
+/// use. Returns how many bytes that are.
+pub fn keep_buffers(bytes: u64) -> u64 {
+    let usual = bytes >= USUAL_BYTES as u64;
+    let keeps = if usual { CLASS_BYTES } else { bytes as usize / CLASSES };
+    CLASS_KEEPS.store(keeps, Ordering::Relaxed);
+    bytes.min(USUAL_BYTES as u64)
+}
 
 /// One allocation, shared by the parts into which a buffer was split.
 struct Block {
@@ -80,7 +95,9 @@ fn class_size(class: usize) -> usize {
 
 /// Blocks of a class that a thread keeps.
 fn class_limit(class: usize) -> usize {
-    (CLASS_BYTES / class_size(class)).clamp(4, 1024)
+    let bytes = CLASS_KEEPS.load(Ordering::Relaxed);
+    let useful = if bytes == CLASS_BYTES { 4 } else { 0 };
+    (bytes / class_size(class)).clamp(useful, 1024)
 }
 
 impl FreeList {

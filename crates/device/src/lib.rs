@@ -40,7 +40,7 @@ pub use api::{
     Device, DeviceDone, DeviceError, DeviceErrorKind, DeviceOp, DeviceQueue, IoData, OpId, Queue,
     QueueContext,
 };
-pub use buffer::IoBuf;
+pub use buffer::{IoBuf, keep_buffers};
 pub use file::FileDevice;
 pub use log_buffer::{Claim, LogBuffer};
 pub use open::{Access, DeviceIdentity, OpenError, OpenErrorKind};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use forebay_core::{Clock, Nanos, ReplacementKind, VolumeId};
-use forebay_lane::Notify;
+use forebay_lane::{MemoryHold, MemoryUse, Notify};
 use forebay_policy::Ghost;
 use forebay_store::Store;
 use parking_lot::{Mutex, RwLock};
@@ -73,6 +73,8 @@ pub struct Cache {
     pub(crate) background_changed: Notify,
     /// Background tasks that have not ended.
     pub(crate) background: AtomicU64,
+    /// What it takes of memory beside the store.
+    memory_held: Mutex<Vec<MemoryHold>>,
 }
 
 impl Cache {
@@ -101,6 +103,7 @@ impl Cache {
             stopping: AtomicU64::new(0),
             background_changed: Notify::default(),
             background: AtomicU64::new(0),
+            memory_held: Mutex::default(),
         })
     }
 
@@ -112,6 +115,24 @@ impl Cache {
 
     pub(crate) fn ledger(&self) -> Option<Arc<dyn Ledger>> {
         self.ledger.read().clone()
+    }
+
+    /// Holds memory for as long as the cache is there.
+    pub fn hold_memory(&self, held: MemoryHold) {
+        self.memory_held.lock().push(held);
+    }
+
+    /// What the cache takes of memory beside the store: for what, how many bytes.
+    pub(crate) fn memory_needed(&self) -> [(MemoryUse, u64, &'static str); 2] {
+        // Writeback, reclaim, scrub; and a checkpoint's copy of a shard, a part at a time.
+        const TRANSFERS: u64 = 24 << 20;
+        const COPIED: u64 = 32;
+        let copied = self.store.capacity_blocks() / u64::from(self.store.index.shard_count());
+        let (blocks, ghosts) = self.policy_bytes();
+        [
+            (MemoryUse::Policy, blocks + ghosts + self.memory_bytes(), "the replacement policy"),
+            (MemoryUse::Background, TRANSFERS + copied * COPIED, "background work"),
+        ]
     }
 
     /// The volumes, in the order of their creation.

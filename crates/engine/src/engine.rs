@@ -71,6 +71,9 @@ impl EngineLane {
         let policy =
             store.store().volumes().first().map(|volume| volume.policy).unwrap_or_default();
         let cache = Cache::new(store.store().clone(), policy, context.lane.clock().clone());
+        for (by, bytes, what) in cache.memory_needed() {
+            cache.hold_memory(store.store().options().memory.hold(by, bytes, what)?);
+        }
         (0..cache.store.index.shard_count()).for_each(|shard| cache.show_cached(shard));
         let engine = Self::with_store(cache, context, store);
         engine.lane.spawn(background::watch::run(Rc::downgrade(&engine), true));

@@ -1,6 +1,7 @@
 //! How control operations fail.
 
 use forebay_device::DeviceError;
+use forebay_lane::OverLimit;
 use forebay_store::StoreError;
 
 /// What an operator can do about a failure.
@@ -30,6 +31,12 @@ impl EngineError {
     /// A failure of this kind.
     pub fn new(kind: EngineErrorKind, message: impl Into<String>) -> Self {
         EngineError { kind, message: message.into() }
+    }
+}
+
+impl From<OverLimit> for EngineError {
+    fn from(error: OverLimit) -> Self {
+        EngineError::new(EngineErrorKind::Refused, error.to_string())
     }
 }
 

@@ -17,6 +17,7 @@ use crate::api::{Coming, Completion, CompletionSink, Extent, Request, Target};
 use crate::cache::{Cache, Memory, STREAMS};
 use crate::curve::Watch;
 use crate::discard::Zeroes;
+use crate::memory;
 use crate::origin::Origin;
 use crate::replacement::Replacement;
 use crate::stats::{Kind, LaneStats, QUICK_SAMPLE, bump};
@@ -365,6 +366,12 @@ impl Target for LaneVolume {
         if let Some(this) = self.shared() {
             self.requests.start(self.store.lane(), this, request, sink.clone());
         }
+    }
+
+    fn memory(&self, op: Op, offset: u64, len: u64) -> u64 {
+        let logical = self.volume.origin.logical_block();
+        let aligned = offset.is_multiple_of(logical) && len.is_multiple_of(logical);
+        memory::of_request(op, len, self.volume.block.bytes(), aligned)
     }
 
     fn extents(&self, offset: u64, len: u64) -> Vec<Extent> {

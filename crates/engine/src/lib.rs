@@ -50,6 +50,7 @@ pub mod lane;
 pub mod ledger;
 #[cfg(all(test, feature = "loom"))]
 mod loom_tests;
+mod memory;
 mod occupancy;
 mod origin;
 mod patience;

@@ -13,6 +13,7 @@ use forebay_store::{Entry, Found, Pinned};
 use crate::admission::Missed;
 use crate::copies::Unreadable;
 use crate::lane::LaneVolume;
+use crate::memory::{PREFETCH_PIECE, READ_PIECE};
 use crate::plan::{BlockState, ReadStep, read_bypass, read_step};
 use crate::stats::bump;
 use crate::volume::Piece;
@@ -161,6 +162,29 @@ impl LaneVolume {
     ) -> (Result<(), IoError>, IoBuf) {
         let round = self.round(false, offset, len);
         bump(&self.stats().counters.user_read_bytes, len);
+        let (mut rest, mut done) = (buf, IoBuf::empty());
+        while !rest.is_empty() {
+            let behind = rest.split_off(rest.len().min(READ_PIECE as usize));
+            let at = done.len() as u64;
+            let (result, piece) = self.read_piece(offset + at, rest, round, at == 0).await;
+            (rest, done) = (behind, done.join(piece));
+            if result.is_err() {
+                return (result, done.join(rest));
+            }
+        }
+        (Ok(()), done)
+    }
+
+    /// Reads into `buf`, which is as long as the range, and gives it back. The `first` piece of a
+    /// request is the one by which it is counted.
+    async fn read_piece(
+        &self,
+        offset: u64,
+        buf: IoBuf,
+        round: Option<BypassReason>,
+        first: bool,
+    ) -> (Result<(), IoError>, IoBuf) {
+        let len = buf.len() as u64;
         let mut buf = Some(buf);
         for attempt in 0..ATTEMPTS {
             let Some(whole) = buf.take() else { break };
@@ -170,7 +194,7 @@ impl LaneVolume {
             let hangs = attempt > 0 && self.is_unavailable_to(false);
             let round = if hangs { Some(BypassReason::Unavailable) } else { round };
             let parts = self.cut(offset, len, whole, round);
-            if attempt == 0 {
+            if attempt == 0 && first {
                 self.count_read(&parts, round);
             }
             let parts = parts.parts;
@@ -217,7 +241,7 @@ impl LaneVolume {
 
     /// Brings a range into the cache.
     pub(crate) async fn prefetch(&self, offset: u64, len: u64) -> Result<(), IoError> {
-        const STEP: u64 = 1 << 20;
+        const STEP: u64 = PREFETCH_PIECE;
         let mut at = offset;
         while at < offset + len {
             let step = STEP.min(offset + len - at);

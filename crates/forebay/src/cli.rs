@@ -112,6 +112,12 @@ pub(crate) struct DaemonArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256), allow_hyphen_values = true)]
     pub(crate) lanes: Option<u32>,
 
+    /// Most memory that the daemon takes, everything counted; what does not fit waits, and a cache
+    /// whose index does not fit is refused [default: half of the machine's, or three quarters of the
+    /// control group's if that is less]
+    #[arg(long, value_name = "SIZE", value_parser = size, allow_hyphen_values = true)]
+    pub(crate) memory_limit: Option<u64>,
+
     /// Serve a device as it is, without a cache, to compare with in benchmarks; repeatable
     #[arg(long, value_name = "NAME=DEVICE", hide = true)]
     pub(crate) export_raw: Vec<RawExport>,

@@ -19,8 +19,6 @@ pub enum MemoryUse {
     Process,
     /// Indexes and segment tables.
     Index,
-    /// Sector masks of blocks of which only a part is valid.
-    Masks,
     /// What replacement and admission remember.
     Policy,
     /// Buffers of logs.
@@ -29,8 +27,6 @@ pub enum MemoryUse {
     Background,
     /// Devices in RAM.
     RamDevices,
-    /// What is read of a log while a cache is opened.
-    Recovery,
     /// Clients: their buffers, those of the kernel included.
     Connections,
     /// Requests that have begun and not been answered.
@@ -39,15 +35,13 @@ pub enum MemoryUse {
 
 impl MemoryUse {
     /// Every use.
-    pub const ALL: [MemoryUse; 10] = [
+    pub const ALL: [MemoryUse; 8] = [
         MemoryUse::Process,
         MemoryUse::Index,
-        MemoryUse::Masks,
         MemoryUse::Policy,
         MemoryUse::LogBuffers,
         MemoryUse::Background,
         MemoryUse::RamDevices,
-        MemoryUse::Recovery,
         MemoryUse::Connections,
         MemoryUse::Requests,
     ];
@@ -91,7 +85,6 @@ pub struct MemoryBudget {
     limit: u64,
     used: [AtomicU64; MemoryUse::ALL.len()],
     held: AtomicU64,
-    taken: AtomicU64,
     freed: Notify,
     waiting: AtomicUsize,
 }
@@ -106,9 +99,9 @@ impl Default for MemoryBudget {
 impl MemoryBudget {
     /// The smallest limit with which a daemon gets on, in bytes.
     pub const LEAST: u64 = 256 * MIB;
-    /// What is kept for clients at least, in bytes: the largest request, some 44 MiB, fits beside
-    /// all connections that there may be.
-    const LEAST_TAKEN: u64 = 160 * MIB;
+    /// What is kept for clients at least, in bytes: the largest request, some 44 MiB, fits into the
+    /// part for requests.
+    const LEAST_TAKEN: u64 = 96 * MIB;
     /// Requests up to this size, in bytes, have something left that larger ones do not get.
     const SMALL: u64 = 256 << 10;
 
@@ -118,7 +111,6 @@ impl MemoryBudget {
             limit,
             used: Default::default(),
             held: AtomicU64::new(0),
-            taken: AtomicU64::new(0),
             freed: Notify::default(),
             waiting: AtomicUsize::new(0),
         }
@@ -136,7 +128,7 @@ impl MemoryBudget {
 
     /// Bytes that are in use for anything.
     pub fn total(&self) -> u64 {
-        self.held.load(Ordering::Relaxed) + self.taken.load(Ordering::Relaxed)
+        MemoryUse::ALL.into_iter().map(|by| self.used(by)).sum()
     }
 
     /// Bytes that can be held: the rest of the limit is for clients.
@@ -164,38 +156,31 @@ impl MemoryBudget {
         self.limit.saturating_sub(self.held.load(Ordering::Relaxed))
     }
 
-    /// Takes `bytes` if no more than `most` are taken then in all.
+    /// Takes `bytes` if no more than `most` are taken then for this use.
     fn take(&self, by: MemoryUse, bytes: u64, most: u64) -> bool {
         let more = |taken: u64| taken.checked_add(bytes).filter(|taken| *taken <= most);
-        let took = self.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok();
-        if took {
-            self.used[by as usize].fetch_add(bytes, Ordering::Relaxed);
-        }
-        took
+        let taken = &self.used[by as usize];
+        taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
     }
 
     /// Takes `bytes` for a request of a client that has `own` bytes already, if there are as many
     /// more left: however many clients take and do not give back, something is left for the next one.
     pub fn take_for_request(&self, bytes: u64, own: u64) -> bool {
-        // The rest is for clients that come.
-        let most = self.takable() / 16 * if bytes <= Self::SMALL { 14 } else { 13 };
+        let most = self.takable() / 16 * if bytes <= Self::SMALL { 10 } else { 9 };
         self.take(MemoryUse::Requests, bytes, most.saturating_sub(own))
     }
 
-    /// Takes `bytes` for a connection if all connections have no more than half of what there is for
-    /// clients; with `spare`, if that is a quarter.
+    /// Takes `bytes` for a connection, from the part that requests do not get; with `spare`, if half
+    /// of that part is left.
     pub fn take_for_connection(&self, bytes: u64, spare: bool) -> bool {
-        let all = self.takable();
-        let share = if spare { all / 4 } else { all / 2 };
-        self.used(MemoryUse::Connections) + bytes <= share
-            && self.take(MemoryUse::Connections, bytes, all)
+        let most = self.takable() / 16 * if spare { 3 } else { 6 };
+        self.take(MemoryUse::Connections, bytes, most)
     }
 
     /// Gives back what was taken.
     pub fn give(&self, by: MemoryUse, bytes: u64) {
-        self.used[by as usize].fetch_sub(bytes, Ordering::Relaxed);
         // Before the waiters are looked at: who has not been counted yet will see it.
-        self.taken.fetch_sub(bytes, Ordering::SeqCst);
+        self.used[by as usize].fetch_sub(bytes, Ordering::SeqCst);
         if self.has_waiters() {
             self.freed.notify_all();
         }
@@ -295,14 +280,14 @@ mod tests {
         let budget = Arc::new(MemoryBudget::new(LIMIT));
         let mut held = budget.hold(MemoryUse::Index, 300 * MIB, "the index").expect("fits");
         let error = budget.hold(MemoryUse::Policy, 100 * MIB, "cache x").expect_err("does not");
-        assert_eq!((error.needed, error.left), (100 * MIB, 52 * MIB));
+        assert_eq!((error.needed, error.left), (100 * MIB, 84 * MIB));
         assert!(error.to_string().contains("cache x needs 100 MiB"), "{error}");
-        assert!(error.to_string().contains("--memory-limit 560M"), "{error}");
-        let larger = Arc::new(MemoryBudget::new(560 * MIB));
+        assert!(error.to_string().contains("--memory-limit 534M"), "{error}");
+        let larger = Arc::new(MemoryBudget::new(534 * MIB));
         let _held = larger.hold(MemoryUse::Index, 400 * MIB, "both").expect("what was said");
-        held.grow(52 * MIB, "the index").expect("exactly");
+        held.grow(84 * MIB, "the index").expect("exactly");
         held.grow(1, "the index").expect_err("not a byte more");
-        assert_eq!((budget.used(MemoryUse::Index), budget.total()), (352 * MIB, 352 * MIB));
+        assert_eq!((budget.used(MemoryUse::Index), budget.total()), (384 * MIB, 384 * MIB));
         drop(held);
         assert_eq!((budget.used(MemoryUse::Index), budget.total()), (0, 0));
     }
@@ -316,17 +301,16 @@ mod tests {
                 *own += MIB;
             }
         }
-        assert!(own[0] > 200 * MIB && own[0] <= LIMIT / 2, "{own:?}");
-        assert!(budget.total() <= LIMIT / 8 * 7);
+        assert!(own[0] > LIMIT / 4 && own[0] <= LIMIT / 3, "{own:?}");
+        assert!(budget.total() <= LIMIT / 16 * 9);
         assert!(budget.take_for_request(64 << 10, 0), "nothing is left: {own:?}");
         // Connections have their share, whatever requests take.
         while budget.take_for_request(4096, 0) {}
-        assert!(budget.take_for_connection(LIMIT / 8, false));
+        assert!(budget.take_for_connection(LIMIT / 16 * 3, true));
+        assert!(!budget.take_for_connection(4096, true), "half of it is not spare any more");
+        assert!(budget.take_for_connection(LIMIT / 16 * 3, false));
         assert!(!budget.take_for_connection(4096, false), "there is no more");
-        budget.give(MemoryUse::Requests, own[0]);
-        assert!(!budget.take_for_connection(LIMIT / 4, true));
-        assert!(budget.take_for_connection(LIMIT / 4, false));
-        assert!(!budget.take_for_connection(LIMIT / 4, false), "beyond their share");
+        assert_eq!(budget.total(), LIMIT);
     }
 
     #[test]

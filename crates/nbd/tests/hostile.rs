@@ -331,7 +331,7 @@ fn clients_whose_connections_do_not_fit_are_turned_away() {
         }
     };
     assert!(clients.len() > 100, "only {} clients fit", clients.len());
-    assert!(memory.total() <= LIMIT / 2 + (1 << 20), "{} bytes are in use", memory.total());
+    assert!(memory.total() <= LIMIT / 2, "{} bytes are in use", memory.total());
     check_neighbour(&mut first);
     drop((clients, turned_away));
     server.wait_until(|state| state.server.borrow().as_ref().is_some_and(|s| s.clients() == 1));

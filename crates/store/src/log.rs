@@ -102,8 +102,7 @@ pub(crate) enum Round {
 
 impl Log {
     pub(crate) fn new(cut: Cut, lanes: usize, segments: u32, next: RecordNumber) -> Self {
-        let parted = segments as usize >= SEGMENTS_FOR_EACH * (2 * lanes + 1);
-        let count = lanes * (1 + usize::from(parted)) + 1;
+        let count = Self::count_appenders(lanes, segments);
         let appender = |number| Appender::new(number, count, number < lanes);
         let appenders = (0..count).map(|number| Padded(Mutex::new(appender(number)))).collect();
         Log {
@@ -132,8 +131,18 @@ impl Log {
             closing: Mutex::new(()),
             round_ended: Notify::default(),
             buffers: Mutex::new(Buffers { free: Vec::new(), existing: 0 }),
-            buffer_limit: ((lanes + 1) * 3).max(count * 2),
+            buffer_limit: Self::most_buffers(lanes, segments),
         }
+    }
+
+    fn count_appenders(lanes: usize, segments: u32) -> usize {
+        let parted = segments as usize >= SEGMENTS_FOR_EACH * (2 * lanes + 1);
+        lanes * (1 + usize::from(parted)) + 1
+    }
+
+    /// Buffers that there are at most.
+    pub(crate) fn most_buffers(lanes: usize, segments: u32) -> usize {
+        ((lanes + 1) * 3).max(Self::count_appenders(lanes, segments) * 2)
     }
 
     pub(crate) fn cut(&self) -> &Cut {

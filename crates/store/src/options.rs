@@ -1,8 +1,10 @@
 //! How a store is opened.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_core::VolumeId;
+use forebay_lane::MemoryBudget;
 
 /// How a store is opened.
 #[derive(Clone, Debug)]
@@ -21,6 +23,8 @@ pub struct StoreOptions {
     pub grown: Vec<(VolumeId, u64)>,
     /// Shards of the index; `None`: by the capacity, one for a cache of less than 2^15 blocks.
     pub shards: Option<u32>,
+    /// What the cache takes of memory for as long as it is open is held of this.
+    pub memory: Arc<MemoryBudget>,
     /// Seed of everything random.
     pub seed: u64,
 }
@@ -34,6 +38,7 @@ impl Default for StoreOptions {
             room_for_blocks: 0,
             grown: Vec::new(),
             shards: None,
+            memory: Arc::default(),
             seed: 0,
         }
     }

@@ -24,11 +24,11 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
-use forebay_core::{Generation, RecordNumber, SegmentId, Slot, VolumeId};
+use forebay_core::{BlockSize, Generation, RecordNumber, SegmentId, Slot, VolumeId};
 use forebay_device::{Device, Queue};
 use forebay_format::checkpoint::SegmentUse;
-use forebay_format::{CheckSeed, MAX_BLOCKS, Superblock, VolumeRecord};
-use forebay_lane::Lane;
+use forebay_format::{CheckSeed, Geometry, MAX_BLOCKS, Superblock, VolumeRecord};
+use forebay_lane::{Lane, MemoryHold, MemoryUse};
 
 use crate::appender::Cut;
 use crate::checkpoint::source::CheckpointSource;
@@ -82,7 +82,7 @@ pub struct RecoveryReport {
 
 /// How the index of a cache is shaped.
 fn table_geometry(
-    geometry: &forebay_format::Geometry,
+    geometry: &Geometry,
     blocks: u64,
     shards: Option<u32>,
 ) -> Result<(TableGeometry, u32), String> {
@@ -100,7 +100,49 @@ fn table_geometry(
     Ok((table, shards))
 }
 
+/// What an open cache takes of memory, beside what comes and goes: for what, how many bytes.
+fn memory_of(
+    geometry: &Geometry,
+    table: &TableGeometry,
+    lanes: usize,
+) -> [(MemoryUse, u64, &'static str); 2] {
+    let segments = geometry.segment_count;
+    let buffers = Log::most_buffers(lanes, segments) as u64 * geometry.segment_bytes;
+    let index = table.bytes() + Segments::bytes_for(segments);
+    [(MemoryUse::Index, index, "the index"), (MemoryUse::LogBuffers, buffers, "the log")]
+}
+
+fn hold_memory(
+    device: &Arc<dyn Device>,
+    options: &StoreOptions,
+    geometry: &Geometry,
+    table: &TableGeometry,
+) -> Result<Vec<MemoryHold>, StoreError> {
+    let parts = memory_of(geometry, table, options.lanes).into_iter();
+    parts
+        .map(|(by, bytes, what)| options.memory.hold(by, bytes, what))
+        .collect::<Result<_, _>>()
+        .map_err(|error| refused(device, error))
+}
+
 impl Store {
+    /// Whether there is memory for a cache with blocks of this size, before it is made. Nothing is held
+    /// or written.
+    ///
+    /// # Errors
+    /// It needs more memory than there is, or the device is too small.
+    pub fn fits(
+        device: &Arc<dyn Device>,
+        block: BlockSize,
+        options: &StoreOptions,
+    ) -> Result<(), StoreError> {
+        let geometry = Geometry::plan(device.size(), block, device.logical_block(), None)
+            .map_err(|error| refused(device, error))?;
+        let (table, _) = table_geometry(&geometry, options.room_for_blocks, options.shards)
+            .map_err(|error| refused(device, error))?;
+        hold_memory(device, options, &geometry, &table).map(drop)
+    }
+
     /// Opens a cache device for the lanes of one engine; `lane` does the reading. If records are lost, the
     /// volumes that they may have been about are damaged from now on: see [`Store::damage_of`].
     ///
@@ -140,6 +182,7 @@ impl Store {
             .map_err(|error| refused(&device, error))?;
         let new_replay =
             || Rc::new(RefCell::new(Replay::new(geometry.clone(), superblock.cache, &spaces)));
+        let memory = hold_memory(&device, &options, &geometry, &table)?;
         let mut index = Index::new(table, shards);
         let mut replay = new_replay();
         let from = image::Source { lane, queue: &queue, geometry: &geometry, spaces: &spaces };
@@ -315,6 +358,7 @@ impl Store {
             appended_at_checkpoint: AtomicU64::new(0),
             unsettled: Default::default(),
             resting: Default::default(),
+            _memory: memory,
             distrust: AtomicBool::new(false),
             #[cfg(feature = "planted-bugs")]
             known_checks: Default::default(),

@@ -553,8 +553,13 @@ impl Segments {
 
     /// Bytes of memory for the segment tables.
     pub fn bytes(&self) -> u64 {
+        Self::bytes_for(self.count())
+    }
+
+    /// Bytes of memory for the tables of `count` segments.
+    pub(crate) fn bytes_for(count: u32) -> u64 {
         let each =
             size_of::<Counters>() + size_of::<Mutex<Option<Arc<LogBuffer>>>>() + size_of::<Life>();
-        (self.counters.len() * each) as u64
+        u64::from(count) * each as u64
     }
 }

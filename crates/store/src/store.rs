@@ -11,7 +11,7 @@ use forebay_core::{
 };
 use forebay_device::Device;
 use forebay_format::{CheckSeed, Geometry, Mark, MarkKind, Uuid, VolumeRecord};
-use forebay_lane::{Gate, Notify};
+use forebay_lane::{Gate, MemoryHold, Notify};
 use parking_lot::Mutex;
 
 use crate::appender::Cut;
@@ -169,6 +169,8 @@ pub struct Store {
     pub(crate) sync_gate: Gate,
     pub(crate) checkpoint_gate: Gate,
     pub(crate) appended_at_checkpoint: AtomicU64,
+    /// What all of this takes.
+    pub(crate) _memory: Vec<MemoryHold>,
     pub(crate) distrust: AtomicBool,
     /// Checksums of everything that was appended, for [`PlantedBug::UnboundChecksum`].
     #[cfg(feature = "planted-bugs")]

@@ -7,6 +7,7 @@
 //! - [`state`]: what is remembered between starts; [`known`]: of caches, whether they are open or not
 //! - [`api`], [`http`], [`server`]: the admin API, from meaning down to bytes
 //! - [`socket`], [`nbd_address`]: where it can be reached
+//! - `memory`: how much memory it may take
 //! - [`signals`], [`notify`]: the world of processes outside
 
 pub(crate) mod api;
@@ -15,6 +16,7 @@ pub(crate) mod host_api;
 pub(crate) mod http;
 pub(crate) mod known;
 pub(crate) mod ledger;
+mod memory;
 pub(crate) mod nbd_address;
 pub(crate) mod notify;
 pub(crate) mod operations;
@@ -33,6 +35,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_admin::ApiError;
+use forebay_lane::MemoryBudget;
 
 use crate::paths::{check_socket_path, io_error};
 use ledger::Notes;
@@ -65,6 +68,8 @@ pub(crate) struct Options {
     pub(crate) raw: Vec<host::RawExport>,
     /// Lanes, from 1.
     pub(crate) lanes: Option<u32>,
+    /// Most memory that it takes, in bytes.
+    pub(crate) memory_limit: Option<u64>,
 }
 
 /// Runs until SIGTERM or SIGINT.
@@ -91,7 +96,8 @@ pub(crate) fn run(options: Options) -> Result<(), ApiError> {
     let socket = ClaimedSocket::claim("--socket", &options.socket, 0o600)?;
     let lanes = options.lanes.unwrap_or_else(default_lanes);
     let notes = Arc::new(Notes::open(&options.state_dir)?);
-    let host = host::open(lanes, &nbd, &options.raw, state.known().clone(), notes)?;
+    let memory = Arc::new(MemoryBudget::new(memory::limit(options.memory_limit)?));
+    let host = host::open(lanes, &nbd, &options.raw, state.known().clone(), notes, &memory)?;
     for address in nbd.iter().filter(|address| !address.is_local()) {
         tracing::warn!(%address, "NBD has no authentication: whoever reaches this address has the data");
     }

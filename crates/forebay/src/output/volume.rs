@@ -77,9 +77,11 @@ pub(crate) fn render(report: &VolumeReport) -> String {
     line(
         "memory",
         format!(
-            "{} index, {} buffers",
+            "{} index, {} buffers; the daemon has {} of {}",
             format_size(report.memory.index_bytes),
-            format_size(report.memory.buffer_bytes)
+            format_size(report.memory.buffer_bytes),
+            format_size(report.memory.used_bytes.total()),
+            format_size(report.memory.limit_bytes)
         ),
     );
     for (index, uri) in report.export.all.iter().enumerate() {

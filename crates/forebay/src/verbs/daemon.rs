@@ -21,6 +21,7 @@ pub(super) fn run(socket: Option<PathBuf>, args: DaemonArgs) -> Outcome {
         nbd: args.nbd,
         raw: args.export_raw,
         lanes: args.lanes,
+        memory_limit: args.memory_limit,
     })
 }
 

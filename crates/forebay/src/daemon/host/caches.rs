@@ -10,6 +10,7 @@ use forebay_core::VolumeId;
 use forebay_device::{Device, DeviceIdentity, DeviceSpec};
 use forebay_engine::{Cache, EngineLane, Volume};
 use forebay_format::Uuid;
+use forebay_lane::MemoryUse;
 use forebay_store::{Store, StoreOptions};
 
 use super::faults;
@@ -175,10 +176,14 @@ pub(super) fn open(
     grown: Vec<(VolumeId, u64)>,
 ) -> Result<Arc<Cache>, ApiError> {
     let (number, name) = (place.number, device.name().to_owned());
+    let in_ram = if place.volatile { device.size() } else { 0 };
+    let in_ram =
+        lanes.memory().hold(MemoryUse::RamDevices, in_ram, &name).map_err(faults::memory)?;
     let options = StoreOptions {
         lanes: lanes.count() as usize,
         room_for_blocks: room,
         grown,
+        memory: lanes.memory().clone(),
         seed: Uuid::new_v4().as_u64_pair().0,
         ..StoreOptions::default()
     };
@@ -192,6 +197,7 @@ pub(super) fn open(
         if let Some(notes) = notes {
             cache.set_ledger(notes);
         }
+        cache.hold_memory(in_ram);
         state.add(number, engine);
         Ok::<_, ApiError>((cache, report))
     })??;

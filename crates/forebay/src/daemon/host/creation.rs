@@ -9,7 +9,7 @@ use forebay_device::{Device, DeviceSpec, IoBuf};
 use forebay_engine::{Cache, VolumeSettings, VolumeSpec};
 use forebay_format::{PAGE, Superblock, Uuid};
 use forebay_store::Roots;
-use forebay_store::{FormatOptions, format};
+use forebay_store::{FormatOptions, Store, StoreOptions, format};
 
 use super::caches::{self, Place};
 use super::inspect::{self, Content};
@@ -340,6 +340,12 @@ impl EngineHost {
         device: &Arc<dyn Device>,
     ) -> Result<(), ApiError> {
         let block = BlockSize::new(volume.block_size).unwrap_or_default();
+        let opened = StoreOptions {
+            lanes: self.lanes.count() as usize,
+            memory: self.lanes.memory().clone(),
+            ..StoreOptions::default()
+        };
+        Store::fits(device, block, &opened).map_err(|error| faults::store(error).about("cache"))?;
         let options = FormatOptions { block, segment_bytes: None, uuid: Uuid::new_v4() };
         let device = device.clone();
         self.lanes.run(0, move |state| async move {

@@ -3,6 +3,7 @@
 use forebay_admin::{ApiError, ErrorKind};
 use forebay_device::{OpenError, OpenErrorKind};
 use forebay_engine::{EngineError, EngineErrorKind};
+use forebay_lane::OverLimit;
 use forebay_nbd::ListenError;
 use forebay_store::StoreError;
 
@@ -15,6 +16,11 @@ pub(super) fn engine(error: EngineError) -> ApiError {
         EngineErrorKind::Failed => ErrorKind::Failed,
     };
     ApiError::new(kind, error.message)
+}
+
+/// What does not fit into memory.
+pub(super) fn memory(error: OverLimit) -> ApiError {
+    engine(error.into())
 }
 
 /// Why the store turned something down.

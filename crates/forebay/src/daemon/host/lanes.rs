@@ -12,7 +12,9 @@ use std::time::Duration;
 use forebay_admin::ApiError;
 use forebay_device::Device;
 use forebay_engine::{EngineLane, LaneContext};
-use forebay_lane::{LaneId, LaneLoop, LaneOptions, LaneRemote, LaneThread, MonotonicClock};
+use forebay_lane::{
+    LaneId, LaneLoop, LaneOptions, LaneRemote, LaneThread, MemoryBudget, MonotonicClock,
+};
 use forebay_nbd::{ConnectionCount, Limits, Listener, Server};
 
 use super::exports::LaneExports;
@@ -153,6 +155,7 @@ impl Drop for Resident {
 pub(super) struct Lanes {
     remotes: Vec<LaneRemote>,
     threads: Mutex<Vec<LaneThread>>,
+    memory: Arc<MemoryBudget>,
 }
 
 impl Lanes {
@@ -164,9 +167,10 @@ impl Lanes {
         count: u32,
         listeners: &[Arc<Listener>],
         devices: &[(String, Arc<dyn Device>)],
+        memory: &Arc<MemoryBudget>,
     ) -> io::Result<Self> {
         let clock = Arc::new(MonotonicClock::new());
-        let connections = ConnectionCount::default();
+        let connections = ConnectionCount::within(memory.clone());
         let mut threads = Vec::new();
         for number in 0..u16::try_from(count.max(1)).unwrap_or(u16::MAX) {
             let (listeners, devices) = (listeners.to_vec(), devices.to_vec());
@@ -194,7 +198,12 @@ impl Lanes {
             }
         }
         let remotes = threads.iter().map(|thread| thread.remote().clone()).collect();
-        Ok(Lanes { remotes, threads: Mutex::new(threads) })
+        Ok(Lanes { remotes, threads: Mutex::new(threads), memory: memory.clone() })
+    }
+
+    /// The memory that they share.
+    pub(super) fn memory(&self) -> &Arc<MemoryBudget> {
+        &self.memory
     }
 
     /// How many there are.

@@ -38,7 +38,8 @@ use forebay_admin::curve::CurveReport;
 use forebay_admin::lost::LostReport;
 use forebay_admin::report::BlockReport;
 use forebay_admin::{ApiError, VolumeName, VolumeReport};
-use forebay_device::{Access, Device, DeviceSpec, OpenErrorKind};
+use forebay_device::{Access, Device, DeviceSpec, OpenErrorKind, keep_buffers};
+use forebay_lane::{MemoryBudget, MemoryHold, MemoryUse};
 use forebay_nbd::{ListenAddress, ListenError, Listener};
 
 use super::host_api::{Definition, Existing, Host, Identity, Remains, StartError};
@@ -50,6 +51,13 @@ use caches::Caches;
 use lanes::Lanes;
 pub(crate) use raw::RawExport;
 use report::Served;
+
+/// Bytes of memory that the program takes, with its threads and the admin API.
+const PROCESS: u64 = 24 << 20;
+/// Bytes that a lane takes beside the buffers that it keeps.
+const LANE: u64 = 4 << 20;
+/// All lanes together keep one part in so many of the memory for the next I/O.
+const KEPT_PART: u64 = 16;
 
 /// How long volumes and caches may each take to close before the daemon ends without them.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(20);
@@ -91,6 +99,7 @@ pub(crate) fn open(
     raw: &[RawExport],
     known: Arc<Known>,
     notes: Arc<Notes>,
+    memory: &Arc<MemoryBudget>,
 ) -> Result<Arc<dyn Host>, ApiError> {
     let mut devices: Vec<(String, Arc<dyn Device>)> = Vec::new();
     for export in raw {
@@ -98,10 +107,14 @@ pub(crate) fn open(
         devices.push((export.name.to_string(), device));
     }
     let listeners = nbd.iter().map(listen).collect::<Result<Vec<_>, _>>()?;
-    let lanes = Lanes::start(lanes, &listeners, &devices)
+    let kept = keep_buffers(memory.limit() / KEPT_PART / u64::from(lanes));
+    let process = PROCESS + u64::from(lanes) * (LANE + kept);
+    let process = memory.hold(MemoryUse::Process, process, "the daemon").map_err(faults::memory)?;
+    let lanes = Lanes::start(lanes, &listeners, &devices, memory)
         .map_err(|error| ApiError::failed(format!("the lanes cannot be started: {error}")))?;
     Ok(Arc::new(Arc::new(EngineHost {
         lanes,
+        _process: process,
         caches: Caches::new(known, notes),
         served: Arc::default(),
         listeners: Mutex::new(listeners),
@@ -120,6 +133,7 @@ fn listen(address: &NbdAddress) -> Result<Arc<Listener>, ApiError> {
 /// See the module.
 pub(crate) struct EngineHost {
     lanes: Lanes,
+    _process: MemoryHold,
     caches: Caches,
     served: Arc<Served>,
     /// Held so that the sockets go when the daemon has stopped serving, not earlier.

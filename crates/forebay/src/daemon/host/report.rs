@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 
 use forebay_admin::report::{
     BlockReport, ByteReport, ErrorReport, Latency, LatencyReport, LostRange, MemoryReport,
-    OrderReport, RequestReport, WaitReport,
+    MemoryUsed, OrderReport, RequestReport, WaitReport,
 };
 use forebay_admin::{ApiError, ErrorKind, VolumeName, VolumeReport, VolumeState};
 use forebay_engine::stats::Kind;
 use forebay_engine::{Cache, Volume};
+use forebay_lane::{MemoryBudget, MemoryUse};
 use forebay_store::Store;
 
 use super::caches::Place;
@@ -320,10 +321,25 @@ fn fill(report: &mut VolumeReport, running: &Running, cached: u64) {
     report.memory = MemoryReport {
         index_bytes: store.index_bytes() + running.cache.memory_bytes() + blocks + ghosts,
         buffer_bytes: store.buffer_bytes(),
+        limit_bytes: store.options().memory.limit(),
+        used_bytes: memory_used(&store.options().memory),
     };
     report.errors = errors(running);
     if report.state == VolumeState::Running && is_degraded(running, &report.errors) {
         report.state = VolumeState::Degraded;
+    }
+}
+
+fn memory_used(memory: &MemoryBudget) -> MemoryUsed {
+    MemoryUsed {
+        process: memory.used(MemoryUse::Process),
+        index: memory.used(MemoryUse::Index),
+        policy: memory.used(MemoryUse::Policy),
+        log_buffers: memory.used(MemoryUse::LogBuffers),
+        background: memory.used(MemoryUse::Background),
+        ram_devices: memory.used(MemoryUse::RamDevices),
+        connections: memory.used(MemoryUse::Connections),
+        requests: memory.used(MemoryUse::Requests),
     }
 }
 

@@ -1,0 +1,136 @@
+//! How much memory the daemon may take.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use forebay_admin::ApiError;
+use forebay_lane::MemoryBudget;
+
+const MIB: u64 = 1 << 20;
+
+/// The limit that was asked for, or the usual one: half of the machine's memory, or three quarters
+/// of what the control group may have if that is less.
+///
+/// # Errors
+/// What was asked for is too little.
+pub(super) fn limit(asked: Option<u64>) -> Result<u64, ApiError> {
+    let least = MemoryBudget::LEAST;
+    match asked {
+        Some(limit) if limit < least => {
+            let message = format!("{limit} bytes are too little, {} MiB is the least", least / MIB);
+            Err(ApiError::invalid("--memory-limit", message))
+        }
+        Some(limit) => Ok(limit),
+        None => {
+            let usual = usual(Path::new("/proc"), Path::new("/sys/fs/cgroup"));
+            if usual < least {
+                tracing::warn!(
+                    "there is little memory here; the daemon may take {} MiB all the same",
+                    least / MIB
+                );
+            }
+            Ok(usual.max(least))
+        }
+    }
+}
+
+fn usual(proc: &Path, groups: &Path) -> u64 {
+    let machine = machine(proc).unwrap_or(u64::MAX);
+    let group = group(proc, groups).unwrap_or(u64::MAX);
+    (machine / 2).min(group / 4 * 3)
+}
+
+/// Bytes of memory of the machine.
+fn machine(proc: &Path) -> Option<u64> {
+    let text = fs::read_to_string(proc.join("meminfo")).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    kib.checked_mul(1024)
+}
+
+/// The smallest limit, in bytes, of the control groups that this process is in.
+fn group(proc: &Path, groups: &Path) -> Option<u64> {
+    let text = fs::read_to_string(proc.join("self/cgroup")).ok()?;
+    text.lines()
+        .filter_map(|line| {
+            let mut fields = line.splitn(3, ':');
+            let (number, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
+            let (roots, files): (&[&str], &[&str]) = match controllers {
+                "" if number == "0" => (&["", "unified"], &["memory.max", "memory.high"]),
+                names if names.split(',').any(|name| name == "memory") => {
+                    (&["memory"], &["memory.limit_in_bytes"])
+                }
+                _ => return None,
+            };
+            roots.iter().filter_map(|root| least_above(&groups.join(root), path, files)).min()
+        })
+        .min()
+}
+
+/// The smallest limit of a group and those above it. In a container the path may be that of the host:
+/// what is not there has no limit.
+fn least_above(root: &Path, path: &str, files: &[&str]) -> Option<u64> {
+    let mut place: PathBuf = root.join(path.trim_start_matches('/'));
+    let mut least = None;
+    loop {
+        let limits = files.iter().filter_map(|file| {
+            fs::read_to_string(place.join(file)).ok()?.trim().parse::<u64>().ok()
+        });
+        least = limits.chain(least).min();
+        if place == root || !place.pop() {
+            return least;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::daemon::testing::TempDir;
+
+    const GIB: u64 = 1 << 30;
+
+    /// A machine of 8 GiB with these files below `/sys/fs/cgroup`.
+    fn usual_with(own: &str, files: &[(&str, &str)]) -> u64 {
+        let folder = TempDir::new("memory");
+        let (proc, groups) = (folder.path().join("proc"), folder.path().join("cgroup"));
+        fs::create_dir_all(proc.join("self")).expect("folder");
+        fs::write(proc.join("meminfo"), "MemTotal:        8388608 kB\nMemFree: 1 kB\n")
+            .expect("file");
+        fs::write(proc.join("self/cgroup"), own).expect("file");
+        for (path, content) in files {
+            let path = groups.join(path);
+            fs::create_dir_all(path.parent().expect("a folder")).expect("folder");
+            fs::write(path, content).expect("file");
+        }
+        usual(&proc, &groups)
+    }
+
+    #[test]
+    fn the_usual_limit_heeds_the_machine_and_every_group() {
+        assert_eq!(usual_with("0::/\n", &[]), 4 * GIB);
+        let own = "0::/system.slice/forebay.service\n";
+        let max = "system.slice/forebay.service/memory.max";
+        assert_eq!(usual_with(own, &[(max, "max\n")]), 4 * GIB);
+        assert_eq!(usual_with(own, &[(max, "4294967296\n")]), 3 * GIB);
+        let high = "system.slice/forebay.service/memory.high";
+        assert_eq!(usual_with(own, &[(max, "4294967296\n"), (high, "2147483648\n")]), 3 * GIB / 2);
+        assert_eq!(usual_with(own, &[("system.slice/memory.max", "2147483648\n")]), 3 * GIB / 2);
+        // The first version, also beside the second; in a container its root is the group.
+        let own = "4:cpu,memory:/docker/abc\n0::/\n";
+        let old = "memory/docker/abc/memory.limit_in_bytes";
+        assert_eq!(usual_with(own, &[(old, "2147483648\n")]), 3 * GIB / 2);
+        assert_eq!(
+            usual_with(own, &[("memory/memory.limit_in_bytes", "1073741824\n")]),
+            3 * GIB / 4
+        );
+        assert_eq!(usual_with(own, &[(old, "9223372036854771712\n")]), 4 * GIB);
+    }
+
+    #[test]
+    fn too_little_is_refused() {
+        assert_eq!(limit(Some(MemoryBudget::LEAST)).expect("enough"), MemoryBudget::LEAST);
+        let error = limit(Some(1 << 20)).expect_err("too little");
+        assert!(error.to_string().contains("--memory-limit"), "{error}");
+    }
+}

@@ -1,0 +1,158 @@
+"""The memory of a daemon stays under its limit, whatever clients do, and other clients are served.
+
+The daemon runs in a control group that kills it if it takes more than the group may have; of that it
+may take three quarters by its own default.
+"""
+
+import os
+import pathlib
+import resource
+import time
+
+from harness import *
+from harness.daemon import Daemon
+from harness.wire import *
+
+LIMIT = 3 * GIB // 2
+SIZE = 4 * GIB
+ROOTS = (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max"))
+
+
+def group(box):
+    """A control group for memory, or a reason why there is none."""
+    for root, file in ROOTS:
+        directory = pathlib.Path(root) / f"forebay-{os.getpid()}-{box.dir.name}"
+        try:
+            directory.mkdir()
+            box.at_end(directory.rmdir)
+            (directory / file).write_text(str(LIMIT))
+            return directory
+        except OSError:
+            continue
+    skip("no control group for memory can be made here (not root?)")
+
+
+class Limited(Daemon):
+    """A daemon in a control group, and a client of it that behaves."""
+
+    def __init__(self, box, mode="writeback"):
+        self.group = group(box)
+        super().__init__(box)
+        self.start()
+        uri = self.create("v", box.file("cache", 256 * MIB), box.file("origin", SIZE), "--mode", mode)
+        self.client = connect(uri)
+
+    def command(self, *arguments):
+        enter = ["sh", "-c", 'echo $$ > "$0" && ulimit -n 4096 && exec "$@"', self.group / "cgroup.procs"]
+        return enter + super().command(*arguments)
+
+    def peak(self):
+        """The most bytes of RAM that the daemon ever had."""
+        status = pathlib.Path(f"/proc/{self.process.pid}/status").read_text()
+        return next(int(line.split()[1]) * KIB for line in status.splitlines() if "VmHWM" in line)
+
+    def check_served(self):
+        """Another client is served, with small requests and with a large one."""
+        self.check_alive()
+        data = random_bytes(7, MIB)
+        for number in range(16):
+            self.client.pwrite(data[: 64 * KIB], number * 4 * MIB)
+            check(self.client.pread(64 * KIB, number * 4 * MIB) == data[: 64 * KIB], "other data")
+        self.client.pwrite(data, SIZE - MIB)
+        check(self.client.pread(MIB, SIZE - MIB) == data, "other data")
+        self.client.flush()
+        self.check_under()
+
+    def check_under(self):
+        memory = self.show("v")["memory"]
+        limit, used = LIMIT // 4 * 3, sum(memory.get("used_bytes", {}).values())
+        check_equal(memory.get("limit_bytes"), limit, "the limit that the daemon chose")
+        check(used <= limit, f"{used} bytes are counted, of {limit}: {memory}")
+        check(self.peak() <= limit, f"{self.peak()} bytes of RAM, of {limit}: {memory}")
+
+
+def idle(daemon, part):
+    """Waits until what clients took is given back, but for what lanes keep and the one client has."""
+    end = time.monotonic() + 60
+    while daemon.show("v")["memory"]["used_bytes"][part] > 5 * MIB:
+        check(time.monotonic() < end, f"memory is not given back: {daemon.show('v')['memory']}")
+
+
+@test
+def prefetches_are_counted(box):
+    # Nothing is filled, which takes long; they are read all the same.
+    daemon = Limited(box, "passthrough")
+    wires = [opened(daemon.nbd, "v")[0] for _ in range(4)]
+    for number in range(256):
+        for place, wire in enumerate(wires):
+            wire.request(CACHE, (place * 256 + number) * 2 * MIB, 2 * MIB)
+    daemon.check_served()
+    for wire in wires:
+        for _ in range(256):
+            check_equal(wire.reply()[1], 0, "a prefetch")
+        wire.close()
+    daemon.check_served()
+    idle(daemon, "requests")
+
+
+def unread(daemon, connections, reads, length):
+    """Clients that ask for much and never take a reply."""
+    wires = []
+    for number in range(connections):
+        wire, _ = opened(daemon.nbd, "v")
+        for read in range(reads):
+            wire.request(READ, (number * reads + read) * length % (SIZE - length), length)
+        wires.append(wire)
+    return wires
+
+
+@test
+def a_few_clients_that_never_read_do_not_take_it_all(box):
+    daemon = Limited(box)
+    wires = unread(daemon, 16, 64, 2 * MIB)
+    daemon.check_served()
+    for wire in wires:
+        wire.close()
+    daemon.check_served()
+    idle(daemon, "requests")
+
+
+@test
+def a_thousand_clients_that_never_read_do_not_take_it_all(box):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))
+    daemon = Limited(box)
+    wires = unread(daemon, 1000, 4, MIB)
+    daemon.check_served()
+    # Nor do those that stop in the middle of a write.
+    for wire in wires:
+        try:
+            wire.request(WRITE, 0, 32 * MIB, bytes(1000))
+        except OSError:
+            pass  # It has been dropped.
+    daemon.check_served()
+    for wire in wires:
+        wire.close()
+    daemon.check_served()
+    idle(daemon, "requests")
+    idle(daemon, "connections")
+
+
+@test
+def a_cache_that_does_not_fit_is_refused_with_a_way_out(box):
+    daemon = box.daemon("--memory-limit", "256M")
+    origin = box.file("origin", SIZE)
+    cache = box.file("cache", 256 * GIB)
+    before = digest_start(cache)
+    error = daemon.create_run("v", cache, origin, expect=3).stderr
+    check("--memory-limit" in error, f"no way out: {error}")
+    check_equal(digest_start(cache), before, "the device of a cache that was refused")
+    daemon.create("w", box.file("small", 256 * MIB), origin)
+    box.run(daemon.binary, "daemon", "--memory-limit", "1M", expect=2)
+
+
+def digest_start(path):
+    with open(path, "rb") as file:
+        return file.read(16 * MIB)
+
+
+main()
