@@ -197,6 +197,6 @@ def wait_for(condition, what, patience=PATIENCE):
         time.sleep(0.1)
 
 
-def verb(daemon, *arguments, patience=PATIENCE):
+def verb(daemon, *arguments, patience=2 * PATIENCE):
     """Runs a verb that has to complete, whatever its result; gives that."""
     return daemon.cli(*arguments, expect=None, patience=patience)
