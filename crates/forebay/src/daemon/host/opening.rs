@@ -3,6 +3,7 @@
 //! waited for, so that other volumes come and go meanwhile.
 
 use std::sync::Arc;
+use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use forebay_admin::{ApiError, ErrorKind};
@@ -24,6 +25,9 @@ const LINGERING: Duration = Duration::from_millis(500);
 
 /// How often a device is asked whether it answers.
 const ASKING: Duration = Duration::from_secs(1);
+
+/// How often whoever asks a device looks whether that is still wanted.
+const LOOKING: Duration = Duration::from_millis(5);
 
 impl EngineHost {
     /// Serves a volume that its cache knows; see [`crate::daemon::host_api::Host::start`].
@@ -224,20 +228,25 @@ impl EngineHost {
     /// Asks a device every second for as long as the answer lives, to tell recovery, which takes long,
     /// from a device that does not answer.
     fn keep_asking(&self, device: &Arc<dyn Device>, name: &str) -> Asking {
-        let asking = Asking::default();
-        let flag = asking.0.clone();
-        let (device, served, name) = (device.clone(), self.served.clone(), name.to_owned());
-        drop(self.lanes.begin(0, move |state| async move {
+        let flag = Flag::default();
+        let (raised, device) = (flag.clone(), device.clone());
+        let (served, name) = (self.served.clone(), name.to_owned());
+        let ended = self.lanes.begin(0, move |state| async move {
             let Ok(queue) = state.context.open(&device) else { return };
             drop(device);
-            while !flag.is_raised() {
-                if queue.read(0, IoBuf::zeroed(PAGE)).await.is_ok() {
-                    served.answered(&name);
+            let mut asked = None;
+            while !raised.is_raised() {
+                let now = state.context.lane.now();
+                if asked.is_none_or(|asked| now.since(asked) >= ASKING) {
+                    asked = Some(now);
+                    if queue.read(0, IoBuf::zeroed(PAGE)).await.is_ok() {
+                        served.answered(&name);
+                    }
                 }
-                state.context.lane.sleep(ASKING).await;
+                state.context.lane.sleep(LOOKING).await;
             }
-        }));
-        asking
+        });
+        Asking { flag, ended }
     }
 
     /// The roots of a device that is to be a cache.
@@ -348,12 +357,16 @@ impl EngineHost {
 }
 
 /// A device is asked as long as this lives.
-#[derive(Default)]
-struct Asking(Flag);
+struct Asking {
+    flag: Flag,
+    ended: Receiver<()>,
+}
 
 impl Drop for Asking {
     fn drop(&mut self) {
-        self.0.raise();
+        self.flag.raise();
+        // The device stays claimed as long as it is asked, and may be closed and opened again at once.
+        let _ = self.ended.recv_timeout(LINGERING);
     }
 }
 
