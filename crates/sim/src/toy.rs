@@ -50,7 +50,9 @@ pub struct Toy(pub Option<ToyBug>);
 
 impl Subject for Toy {
     fn lacks(&self) -> Features {
-        Features::default().and(Feature::Absence).and(Feature::Hang).and(Feature::Decay)
+        [Feature::Shape, Feature::Absence, Feature::Hang, Feature::Decay]
+            .into_iter()
+            .fold(Features::default(), Features::and)
     }
 
     fn format(&self, _machine: &Machine) -> LocalFuture<Result<(), String>> {

@@ -37,7 +37,7 @@ mod tests {
         let volume = "v".parse().expect("valid");
         let mut report = LostReport { volume, known: true, exact: true, bytes: 8192, ranges };
         let text = render(&report);
-        assert!(text.starts_with("exactly 8 KiB") && text.contains("4096"), "{text}");
+        assert!(text.starts_with("exactly 8K ") && text.contains("4096"), "{text}");
         report.exact = false;
         assert!(render(&report).starts_with("at most"));
         report.known = false;
