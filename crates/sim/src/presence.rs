@@ -63,7 +63,11 @@ impl World<'_> {
             Presence::Unsure(_) => return None,
         };
         let leaves = matches!(action, Admin::Stop(_) | Admin::Delete(..));
-        (!leaves || self.running().len() > 1).then_some(action)
+        // What a stop that gave up has left on its way to the origin may end whenever it likes: nobody can
+        // say what the origin of a volume that is given up then has.
+        let unsure = matches!(action, Admin::DeleteStopped(..))
+            && self.origins[usize::from(volume)].changes_in_flight();
+        (!unsure && (!leaves || self.running().len() > 1)).then_some(action)
     }
 
     /// What an action has changed once it has ended.
@@ -95,8 +99,9 @@ impl World<'_> {
             Presence::Gone => self.deleted(action)?,
             _ => {}
         }
+        // A stop that gave up on its origin leaves behind what waits for that.
         let waiting = self.oracle.underway_on(volume);
-        if waiting > 0 && !self.is_running(volume) {
+        if waiting > 0 && result.is_ok() && !self.is_running(volume) {
             return Err(plain(25, format!("{action:?} has ended and {waiting} requests have not")));
         }
         Ok(())

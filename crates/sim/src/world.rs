@@ -234,7 +234,7 @@ impl<'a> World<'a> {
                 self.profile.weather,
                 Weather::OriginErrors | Weather::CacheErrors
             ),
-            stopping: self.closed == Some(volume),
+            stopping: self.closed == Some(volume) || !self.is_running(volume),
         }
     }
 

@@ -47,8 +47,6 @@ planted_bugs! {
     MarksAnyVersion = "marks-any-version",
 
     // Checkpoints.
-    /// A checkpoint counts before the records that it refers to are durable.
-    CheckpointBeforeRecords = "checkpoint-before-records",
     /// A checkpoint counts before all of it is durable.
     CheckpointBeforeCopy = "checkpoint-before-copy",
     /// A checkpoint claims records that were closed after the index was copied.
@@ -67,8 +65,6 @@ planted_bugs! {
     GoneNotReplayed = "gone-not-replayed",
     /// A mark counts for whatever lies in its slot now.
     MarksAnyLife = "marks-any-life",
-    /// Records of an earlier life of a segment count.
-    AnyLifeReplayed = "any-life-replayed",
     /// The payload of a record that was not yet durable is taken as it is.
     TornPayloadTaken = "torn-payload-taken",
     /// Segments that were opened since the checkpoint are not looked for.
