@@ -193,24 +193,30 @@ impl StoreLane {
     pub(crate) async fn settle_roots(&self) -> Result<(), StoreError> {
         let store = self.store();
         let _turn = store.meta_gate.enter().await;
-        let unsettled = std::mem::take(&mut *store.unsettled.lock());
-        if unsettled.superblock {
-            let failed = store.health.failed();
-            let (at, buf) = {
-                let superblock = store.meta.lock();
-                let (_, other) = copies(&superblock);
-                (other, page_buffer(&superblock.encode(other)))
-            };
-            self.write_root(at, buf).await?;
-            // Barrier for invariant 7: while one copy refers to it, the older table stays.
-            self.sync_since(failed).await?;
-        }
-        if let Some(table) = unsettled.table {
+        self.settle_superblock_inside().await?;
+        let table = store.unsettled.lock().table.take();
+        if let Some(table) = table {
             let area = 1 - store.meta.lock().volume_table.area;
             let offset = store.geometry.volume_areas[usize::from(area)];
             self.write_root(offset, page_buffer(&table)).await?;
         }
         Ok(())
+    }
+
+    async fn settle_superblock_inside(&self) -> Result<(), StoreError> {
+        let store = self.store();
+        if !std::mem::take(&mut store.unsettled.lock().superblock) {
+            return Ok(());
+        }
+        let failed = store.health.failed();
+        let (at, buf) = {
+            let superblock = store.meta.lock();
+            let (_, other) = copies(&superblock);
+            (other, page_buffer(&superblock.encode(other)))
+        };
+        self.write_root(at, buf).await?;
+        // Barrier for invariant 7: while one copy refers to it, the older table stays.
+        self.sync_since(failed).await
     }
 
     /// Settles the roots later: nobody waits for it.
@@ -252,6 +258,9 @@ impl StoreLane {
         let store = self.store();
         let _turn = store.meta_gate.enter().await;
         let failed = store.health.failed();
+        // Changes may follow one another before the roots settle, and the older superblock refers to the
+        // table that is overwritten now.
+        self.settle_superblock_inside().await?;
         let before = store.volumes();
         let mut volumes = before.clone();
         let (mut next, area) = {

@@ -322,3 +322,33 @@ fn volume_numbers_are_used_again() {
     let space = store.store().space_of(again.id).expect("there");
     assert_eq!(first_byte(&world, &store, &space, 0), None);
 }
+
+/// Changes of the volume table that follow one another closely leave both superblocks with a table, at
+/// every moment: the newer one may be damaged after a crash in between.
+#[test]
+fn either_superblock_has_its_table_at_every_write() {
+    let world = World::new(BYTES);
+    let store = open(&world);
+    volume(&world, &store);
+    world.disk.record_writes();
+    let inner = store.clone();
+    world.block_on(async move {
+        for number in 0..6u64 {
+            let changed = inner.change_volumes(|volumes, _| {
+                volumes[0].settings.push((1000 + number as u16, number));
+                Ok(())
+            });
+            changed.await.expect("the disk works");
+        }
+    });
+    let states = world.disk.recorded();
+    assert!(states.len() > 12, "{}", states.len());
+    for (number, content) in states.into_iter().enumerate() {
+        for page in [0, 16] {
+            let world = World::on(content.clone());
+            world.disk.edit(page, |content| content.fill(0));
+            let opened = world.open(StoreOptions::default());
+            assert!(opened.is_ok(), "after write {number} without page {page}: {:?}", opened.err());
+        }
+    }
+}

@@ -21,6 +21,8 @@ struct State {
     /// Reads of a page that will still fail.
     failing: HashMap<usize, u32>,
     writes: u64,
+    /// The content after each write since it was asked for.
+    recorded: Option<Vec<Vec<u8>>>,
 }
 
 pub struct Disk(Arc<Mutex<State>>);
@@ -51,6 +53,15 @@ impl Disk {
     /// The next `times` reads of the page fail.
     pub fn fail_reads(&self, page: usize, times: u32) {
         self.0.lock().failing.insert(page, times);
+    }
+
+    pub fn record_writes(&self) {
+        self.0.lock().recorded = Some(Vec::new());
+    }
+
+    /// The content after each write since [`Disk::record_writes`].
+    pub fn recorded(&self) -> Vec<Vec<u8>> {
+        self.0.lock().recorded.take().unwrap_or_default()
     }
 
     pub fn writes(&self) -> u64 {
@@ -111,6 +122,9 @@ impl State {
             self.unreadable.remove(&page);
         }
         self.content[offset..offset + bytes.len()].copy_from_slice(bytes);
+        if let Some(recorded) = &mut self.recorded {
+            recorded.push(self.content.clone());
+        }
     }
 }
 
