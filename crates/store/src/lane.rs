@@ -12,7 +12,7 @@ use forebay_lane::Lane;
 use crate::appender::{Closed, Cut};
 use crate::error::StoreError;
 use crate::glance::NoteId;
-use crate::index::{Condition, NewVersion, Put};
+use crate::index::{NewVersion, Put};
 use crate::latency;
 use crate::log::{AMPLE, Log, Round, RoundTicket};
 use crate::planted::{self, PlantedBug};
@@ -176,12 +176,7 @@ impl StoreLane {
         store.segments.add_live(segment, live);
         let address = version.space.address(version.block);
         let new = NewVersion { entry, mask: version.mask };
-        let put = match version.condition {
-            Condition::Fill(_) if planted::has(PlantedBug::FillWins) => {
-                store.index.put(address, new, Condition::Always)
-            }
-            condition => store.index.put(address, new, condition),
-        };
+        let put = store.index.put(address, new, version.condition);
         let (logged, appended) = match put {
             Put::Done { sequence, old } => {
                 if let Some(old) = &old {

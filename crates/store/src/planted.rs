@@ -77,16 +77,12 @@ planted_bugs! {
     // Reuse of segments.
     /// A segment is used again before a checkpoint contains its records.
     FreedBeforeCheckpoint = "freed-before-checkpoint",
-    /// A segment is used again while blocks are read from it.
-    FreedWhileRead = "freed-while-read",
     /// A segment that is opened again gets the generation of its last life.
     GenerationStays = "generation-stays",
     /// Reclaim evicts dirty blocks.
     EvictsDirty = "evicts-dirty",
 
     // The data path.
-    /// A fill replaces whatever was written meanwhile.
-    FillWins = "fill-wins",
     /// A write with FUA is acknowledged like any other.
     FuaIgnored = "fua-ignored",
     /// A flush does not sync the origin.

@@ -424,8 +424,7 @@ impl Segments {
             let index = draining.segment.0 as usize;
             let counters = &self.counters[index];
             let used = || {
-                let read = counters.pins.load(Ordering::SeqCst) != 0;
-                read && !planted::has(PlantedBug::FreedWhileRead)
+                counters.pins.load(Ordering::SeqCst) != 0
                     || counters.held.load(Ordering::SeqCst) != 0
                     || glanced(draining.segment)
             };

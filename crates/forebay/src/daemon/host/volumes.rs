@@ -279,6 +279,8 @@ impl EngineHost {
             let engine = state.engine(number)?;
             engine.delete(&own, discard_dirty, |_| ()).await.map_err(faults::engine)
         });
+        // A device that has failed has not been told, though the engine needs it no more.
+        let told = !running.store().health.failed();
         let left = match deleted.and_then(|deleted| deleted) {
             Ok(()) => {
                 self.using(place, move || {
@@ -287,7 +289,7 @@ impl EngineHost {
                     self.served.remove(name);
                     Ok::<_, ApiError>(())
                 })?;
-                return Ok(Remains::None);
+                return Ok(if told { Remains::None } else { Remains::OnCacheDevice });
             }
             Err(error) => error,
         };
