@@ -55,8 +55,6 @@ planted_bugs! {
     CheckpointWithoutMasks = "checkpoint-without-masks",
     /// A checkpoint has all shards of the index but the last of several.
     CheckpointForgetsShard = "checkpoint-forgets-shard",
-    /// The cache is marked as cleanly closed before its volumes have stopped.
-    CleanTooEarly = "clean-too-early",
 
     // Recovery.
     /// Of two versions of a block in the log, the last one that is looked at wins.
@@ -105,8 +103,6 @@ planted_bugs! {
     GapUnlocked = "gap-unlocked",
     /// A failed write to the origin counts as written back.
     FailedWritebackCleans = "failed-writeback-cleans",
-    /// A sync of the origin that failed is repeated and believed.
-    FailedSyncRetried = "failed-sync-retried",
 
     // Ordered writeback.
     /// On an ordered volume a flush does not end a group.
