@@ -73,6 +73,13 @@ def _interrupted(_signal, _frame):
     raise KeyboardInterrupt("told to end")
 
 
+def _print_details(box, frames=True):
+    """Prints where the test was when it failed, and the logs of its daemons."""
+    lines = traceback.format_exc().splitlines() if frames else []
+    for line in lines + [f"log: {line}" for line in box.logs]:
+        print(f"     {line}")
+
+
 def main():
     """Runs the tests of this file and prints a line for each."""
     # Whatever ends this program, the sandboxes are cleaned up.
@@ -86,7 +93,7 @@ def main():
             with box:
                 try:
                     function(box)
-                except (Skip, KeyboardInterrupt):
+                except Skip:
                     raise
                 except BaseException:
                     box.keep_logs()
@@ -95,16 +102,13 @@ def main():
             print(f"skip {title}: {_one_line(reason)}")
         except KeyboardInterrupt as reason:
             print(f"FAIL {title}: {_one_line(reason)}")
+            _print_details(box)
             sys.exit(1)
         except Exception as error:  # A test may fail in any way; the next one still runs.
             failed = True
             kind = "" if isinstance(error, Failure) else f"{type(error).__name__}: "
             print(f"FAIL {title}: {kind}{_one_line(error)}")
-            if not isinstance(error, Failure):
-                frames = traceback.format_exc().splitlines()
-                print("\n".join(f"     {line}" for line in frames))
-            for line in box.logs:
-                print(f"     log: {line}")
+            _print_details(box, frames=not isinstance(error, Failure))
         else:
             print(f"ok   {title}")
     sys.exit(1 if failed else 0)
