@@ -14,7 +14,9 @@ pub mod samples;
 mod table;
 
 pub use samples::Samples;
-pub use table::{EncodedTable, MAGIC, MAX_VOLUMES, VolumeTableError, decode, encode};
+pub use table::{
+    EncodedTable, MAGIC, MAX_VOLUMES, VolumeTableError, decode, encode, own_reference,
+};
 
 /// The longest name of a volume, in bytes.
 pub const MAX_NAME: usize = 64;

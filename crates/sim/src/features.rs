@@ -51,9 +51,7 @@ impl Feature {
     fn one_of(self) -> u32 {
         match self {
             Feature::Shape | Feature::Shards | Feature::OwnPower => 4,
-            Feature::Hang => 6,
-            // Not all of their worlds keep every promise yet: seeds 1087 and 3471 of absence, 2481 of decay.
-            Feature::Absence | Feature::Decay => 0,
+            Feature::Absence | Feature::Hang | Feature::Decay => 6,
         }
     }
 

@@ -157,14 +157,13 @@ impl StoreLane {
         }
         let reference = finished.reference;
         let clean = clean && store.log.last_closed() == base;
+        // From here on the checkpoint before cannot be recovered from: no copy refers to it.
         self.write_superblock(|superblock| {
             superblock.checkpoint = Some(reference);
             superblock.clean_shutdown = clean;
             superblock.compat &= !CLEAN_DISTRUSTED;
         })
         .await?;
-        // From here on the checkpoint before cannot be recovered from: no copy may refer to it.
-        self.settle_roots().await?;
         store.resting.lock().retain(|id| !rested.contains(id));
         store.appended_at_checkpoint.store(appended, Ordering::Relaxed);
         store.log.forget_marks(marks);

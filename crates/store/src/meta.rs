@@ -1,9 +1,11 @@
 //! The roots: superblock and volume table.
 //!
 //! The superblock is the commit point of everything that is not in the log: what it refers to is
-//! durable before it is written, and the copy that is overwritten is always the older one. Once it
-//! is durable, the other copy is brought up to date, and so is the other volume table: that is
-//! *settling*. So there are two copies of both, except for a moment after each change.
+//! durable before it is written, and the copy that is overwritten is always the older one. Both roots
+//! are there twice. A change writes four pages or tables, each durable before the next: the new table
+//! in the area that is not in use, the older superblock, the table in the other area, the other
+//! superblock. Whatever single one is lost at any moment, the change is there as a whole or not at all,
+//! and nobody relies on it before all four are there.
 
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
@@ -20,6 +22,7 @@ use crate::damage::{Damage, note_records};
 use crate::error::StoreError;
 use crate::lane::StoreLane;
 use crate::ordered::Horizon;
+use crate::planted::{self, PlantedBug};
 use crate::store::{Store, VolumeSpace};
 
 /// Feature bit in `compat`: the device failed while it was in use, and versions that it never took
@@ -29,14 +32,6 @@ pub const CLEAN_DISTRUSTED: u64 = 1;
 
 /// Superblocks say that generations may be wide from this one on: it is durable long before one is.
 const WIDE_FROM: u64 = forebay_format::MAX_NARROW_GENERATION / 2;
-
-/// What is there only once.
-#[derive(Default)]
-pub(crate) struct Unsettled {
-    superblock: bool,
-    /// The volume table that counts.
-    table: Option<Vec<u8>>,
-}
 
 /// Where a superblock goes first, and where it goes then.
 fn copies(superblock: &Superblock) -> (u64, u64) {
@@ -126,19 +121,29 @@ impl Store {
 }
 
 impl StoreLane {
-    /// Writes a new superblock; `change` says how it differs from the present one.
+    /// Writes a new superblock, both copies; `change` says how it differs from the present one.
+    ///
+    /// # Errors
+    /// The device failed; one copy may be new.
     pub(crate) async fn write_superblock(
         &self,
         change: impl FnOnce(&mut Superblock),
     ) -> Result<(), StoreError> {
         let _turn = self.store().meta_gate.enter().await;
-        self.write_superblock_inside(change).await
+        self.write_roots(change, None).await?
     }
 
-    async fn write_superblock_inside(
+    /// Replaces the superblock, and with it the volume table if there is another `table`: its bytes, and
+    /// the area into which they go first.
+    ///
+    /// # Errors
+    /// The device failed and the change is not made. The inner error: the change is made, but each root
+    /// is there only once.
+    async fn write_roots(
         &self,
         change: impl FnOnce(&mut Superblock),
-    ) -> Result<(), StoreError> {
+        table: Option<(&[u8], u8)>,
+    ) -> Result<Result<(), StoreError>, StoreError> {
         let store = self.store();
         let failed = store.health.failed();
         let mut superblock = store.meta.lock().clone();
@@ -149,21 +154,39 @@ impl StoreLane {
             superblock.incompat |= WIDE_GENERATIONS;
         }
         change(&mut superblock);
-        let (at, _) = copies(&superblock);
-        self.write_root(at, page_buffer(&superblock.encode(at))).await?;
+        if let Some((bytes, area)) = table {
+            // Barrier for invariant 7: the table before the superblock that refers to it.
+            self.write_root(self.table_offset(area), bytes, failed).await?;
+        }
+        let (first, second) = copies(&superblock);
         // Barrier for invariants 7 and 8: nothing may rely on the new roots before they are durable.
-        self.sync_since(failed).await?;
-        *store.meta.lock() = superblock;
-        store.unsettled.lock().superblock = true;
-        Ok(())
+        self.write_root(first, &superblock.encode(first), failed).await?;
+        *store.meta.lock() = superblock.clone();
+        if planted::has(PlantedBug::RootsOnce) {
+            return Ok(Ok(()));
+        }
+        let again = async {
+            if let Some((bytes, area)) = table {
+                // Barrier for invariant 7: the older superblock counts if the newer one is lost, until
+                // the table that it refers to is overwritten; then the newer table counts without one.
+                self.write_root(self.table_offset(1 - area), bytes, failed).await?;
+            }
+            self.write_root(second, &superblock.encode(second), failed).await
+        };
+        Ok(again.await)
     }
 
-    async fn write_root(&self, at: u64, buf: IoBuf) -> Result<(), StoreError> {
-        self.queue().write(at, buf).await.map_err(|error| {
+    fn table_offset(&self, area: u8) -> u64 {
+        self.store().geometry.volume_areas[usize::from(area)]
+    }
+
+    /// Writes a root durably. `failed`: the device had failed before this change began.
+    async fn write_root(&self, at: u64, bytes: &[u8], failed: bool) -> Result<(), StoreError> {
+        self.queue().write(at, page_buffer(bytes)).await.map_err(|error| {
             self.store().fail(&error);
             StoreError::from(error)
         })?;
-        Ok(())
+        self.sync_since(failed).await
     }
 
     /// Writes what copies of the roots are to hold that cannot be used. A device that does not take it
@@ -186,48 +209,6 @@ impl StoreLane {
         self.sync_since(failed).await
     }
 
-    /// Brings the other copy of the superblock up to date, and then the other volume table.
-    ///
-    /// # Errors
-    /// The device failed; the copies that count are as they were.
-    pub(crate) async fn settle_roots(&self) -> Result<(), StoreError> {
-        let store = self.store();
-        let _turn = store.meta_gate.enter().await;
-        self.settle_superblock_inside().await?;
-        let table = store.unsettled.lock().table.take();
-        if let Some(table) = table {
-            let area = 1 - store.meta.lock().volume_table.area;
-            let offset = store.geometry.volume_areas[usize::from(area)];
-            self.write_root(offset, page_buffer(&table)).await?;
-        }
-        Ok(())
-    }
-
-    async fn settle_superblock_inside(&self) -> Result<(), StoreError> {
-        let store = self.store();
-        if !std::mem::take(&mut store.unsettled.lock().superblock) {
-            return Ok(());
-        }
-        let failed = store.health.failed();
-        let (at, buf) = {
-            let superblock = store.meta.lock();
-            let (_, other) = copies(&superblock);
-            (other, page_buffer(&superblock.encode(other)))
-        };
-        self.write_root(at, buf).await?;
-        // Barrier for invariant 7: while one copy refers to it, the older table stays.
-        self.sync_since(failed).await
-    }
-
-    /// Settles the roots later: nobody waits for it.
-    fn settle_roots_soon(self: &Rc<Self>) {
-        let this = self.clone();
-        self.lane().spawn(async move {
-            // A failure of the device is latched, and who relies on it is told.
-            let _ = this.settle_roots().await;
-        });
-    }
-
     /// After the device has failed: sees to it that no clean copy and no sample of an origin is trusted
     /// when it is opened again, so that versions which it never took may go to the origin (invariants
     /// 6 and 15). `false`: not even that could be written.
@@ -235,11 +216,11 @@ impl StoreLane {
         if self.store().distrust.load(Ordering::SeqCst) {
             return true;
         }
+        let _turn = self.store().meta_gate.enter().await;
+        // One copy is enough here, as the device has failed already.
         let written =
-            self.write_superblock(|superblock| superblock.compat |= CLEAN_DISTRUSTED).await;
+            self.write_roots(|superblock| superblock.compat |= CLEAN_DISTRUSTED, None).await;
         if written.is_ok() {
-            // It is durable in one copy, whatever becomes of the other.
-            let _ = self.settle_roots().await;
             self.store().distrust.store(true, Ordering::SeqCst);
         }
         written.is_ok()
@@ -257,32 +238,25 @@ impl StoreLane {
     ) -> Result<T, StoreError> {
         let store = self.store();
         let _turn = store.meta_gate.enter().await;
-        let failed = store.health.failed();
-        // Changes may follow one another before the roots settle, and the older superblock refers to the
-        // table that is overwritten now.
-        self.settle_superblock_inside().await?;
         let before = store.volumes();
         let mut volumes = before.clone();
-        let (mut next, area) = {
+        let (mut next, area, generation) = {
             let meta = store.meta.lock();
-            (meta.next_volume_id, 1 - meta.volume_table.area)
+            (meta.next_volume_id, 1 - meta.volume_table.area, meta.generation)
         };
         let output = change(&mut volumes, &mut next)?;
         note_records(&before, &mut volumes, store.log.last_closed().0);
         let encoded = encode_what_fits(&mut volumes, |volumes| {
             volume::encode(volumes, &store.uuid, store.block_size())
         })
-        .map_err(|error| StoreError::Refused(error.to_string()))?;
+        .map_err(|error| StoreError::Refused(error.to_string()))?
+        .named_by(generation + 1);
         let origins =
             volumes.iter().any(|volume| volume.identity.is_some() || volume.samples.is_some());
         let ordered = volumes.iter().any(|volume| Horizon::of(volume).is_some());
         let damaged = volumes.iter().any(|volume| Damage::of(volume).is_some());
-        let offset = store.geometry.volume_areas[usize::from(area)];
-        self.write_root(offset, page_buffer(&encoded.bytes)).await?;
-        // Barrier for invariant 7: the table before the superblock that refers to it.
-        self.sync_since(failed).await?;
         let reference = encoded.reference(area);
-        self.write_superblock_inside(|superblock| {
+        let change = |superblock: &mut Superblock| {
             superblock.volume_table = reference;
             // The bits stand for what this very table has.
             superblock.incompat &= !(ORIGINS_KNOWN | ORDERED | DAMAGED);
@@ -290,14 +264,13 @@ impl StoreLane {
             superblock.incompat |= if ordered { ORDERED } else { 0 };
             superblock.incompat |= if damaged { DAMAGED } else { 0 };
             superblock.next_volume_id = next;
-        })
-        .await?;
+        };
+        // The change is made if one copy has it; that the device has failed is latched.
+        let _ = self.write_roots(change, Some((&encoded.bytes, area))).await?;
         let gone = before.iter().map(|old| old.id);
         let gone = gone.filter(|id| volumes.iter().all(|volume| volume.id != *id));
         store.resting.lock().extend(gone);
-        store.unsettled.lock().table = Some(encoded.bytes);
         *store.volumes.lock() = volumes;
-        self.settle_roots_soon();
         Ok(output)
     }
 

@@ -117,6 +117,8 @@ planted_bugs! {
     // Volumes.
     /// Of the two copies of the volume table only the first is read.
     OneRootOnly = "one-root-only",
+    /// Only one superblock and one volume table are replaced by a change.
+    RootsOnce = "roots-once",
     /// A volume is deleted before what is dirty is on its origin.
     DeletesUndrained = "deletes-undrained",
     /// All sectors of the first and the last block count as within the volume.

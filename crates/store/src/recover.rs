@@ -356,7 +356,6 @@ impl Store {
             sync_gate: Default::default(),
             checkpoint_gate: Default::default(),
             appended_at_checkpoint: AtomicU64::new(0),
-            unsettled: Default::default(),
             resting: Default::default(),
             _memory: memory,
             distrust: AtomicBool::new(false),
@@ -383,7 +382,6 @@ impl Store {
             // Barrier for invariant 9: from the first write on, neither copy says that the device is clean.
             let stays = planted::has(PlantedBug::CleanFlagStays);
             this.write_superblock(|superblock| superblock.clean_shutdown = stays).await?;
-            this.settle_roots().await?;
         } else {
             this.checkpoint(false).await?;
         }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use forebay_device::{Device, DeviceError, IoBuf, Queue};
-use forebay_format::superblock::{COPY_A, COPY_B};
+use forebay_format::superblock::{COPY_A, COPY_B, PROTECTED, VolumeTableRef};
 use forebay_format::{PAGE, Superblock, SuperblockError, VolumeRecord, volume};
 
 use crate::error::StoreError;
@@ -26,6 +26,63 @@ pub(crate) fn refused(device: &Arc<dyn Device>, what: impl std::fmt::Display) ->
     StoreError::Refused(format!("{}: {what}", device.name()))
 }
 
+/// The two copies of the superblock as they are read.
+struct Copies([Result<IoBuf, DeviceError>; 2]);
+
+impl Copies {
+    async fn read(device: &Arc<dyn Device>, queue: &Queue) -> Result<Self, StoreError> {
+        if device.size() < COPY_B + PAGE as u64 {
+            return Err(refused(device, "too small to be a cache device"));
+        }
+        let copy_a = retry::read(queue, COPY_A, PAGE).await;
+        Ok(Copies([copy_a, retry::read(queue, COPY_B, PAGE).await]))
+    }
+
+    fn bytes(&self, index: usize) -> &[u8] {
+        self.0[index].as_ref().map_or(&[], |bytes| bytes)
+    }
+
+    fn decode(&self, index: usize) -> Result<Superblock, SuperblockError> {
+        Superblock::decode(self.bytes(index), PLACES[index])
+    }
+
+    /// The superblock that counts. `notes` gets what is wrong with a copy.
+    fn choose(
+        &self,
+        notes: &mut Vec<String>,
+    ) -> Result<Result<Superblock, SuperblockError>, StoreError> {
+        let chosen = Superblock::choose(self.bytes(0), self.bytes(1));
+        if chosen.is_err()
+            && let Some(Err(error)) = self.0.iter().find(|copy| copy.is_err())
+        {
+            // The one that cannot be read may be the one that counts.
+            return Err(error.clone().into());
+        }
+        for (index, name) in ["first", "second"].into_iter().enumerate() {
+            if let Err(error) = self.decode(index)
+                && chosen.is_ok()
+            {
+                // A crash while one copy is written leaves it torn: that is what the other is for.
+                let unread = self.0[index].is_err();
+                let what = if unread { "it cannot be read".into() } else { error.to_string() };
+                notes.push(format!("the {name} copy of the superblock is not usable: {what}"));
+            }
+        }
+        Ok(chosen)
+    }
+
+    /// The other superblock, if `newest` may be the half of a change on which nobody relies yet: its
+    /// writer keeps the one before and its table until everything new is there.
+    fn before(&self, newest: &Superblock) -> Option<Superblock> {
+        let both = [self.decode(0).ok()?, self.decode(1).ok()?];
+        let mut older = both.into_iter().filter(|one| one.generation + 1 == newest.generation);
+        older.next().filter(|older| older.compat & newest.compat & PROTECTED != 0)
+    }
+}
+
+/// Where the copies of the superblock are.
+const PLACES: [u64; 2] = [COPY_A, COPY_B];
+
 /// Reads the superblock that counts; the other copy serves if one cannot be read. `notes` gets what is
 /// wrong with a copy.
 ///
@@ -37,32 +94,7 @@ pub async fn read_superblock(
     queue: &Queue,
     notes: &mut Vec<String>,
 ) -> Result<Result<Superblock, SuperblockError>, StoreError> {
-    if device.size() < COPY_B + PAGE as u64 {
-        return Err(refused(device, "too small to be a cache device"));
-    }
-    let copy_a = retry::read(queue, COPY_A, PAGE).await;
-    let copy_b = retry::read(queue, COPY_B, PAGE).await;
-    let bytes =
-        |copy: &'_ Result<IoBuf, DeviceError>| copy.as_ref().map_or(Vec::new(), |it| it.to_vec());
-    let (a, b) = (bytes(&copy_a), bytes(&copy_b));
-    let chosen = Superblock::choose(&a, &b);
-    if chosen.is_err()
-        && let (Err(error), _) | (_, Err(error)) = (copy_a, copy_b)
-    {
-        // The one that cannot be read may be the one that counts.
-        return Err(error.into());
-    }
-    for (name, bytes, at) in [("first", &a, COPY_A), ("second", &b, COPY_B)] {
-        if let Err(error) = Superblock::decode(bytes, at)
-            && chosen.is_ok()
-        {
-            // A crash while one copy is written leaves it torn: that is what the other is for.
-            let what =
-                if bytes.is_empty() { "it cannot be read".into() } else { error.to_string() };
-            notes.push(format!("the {name} copy of the superblock is not usable: {what}"));
-        }
-    }
-    Ok(chosen)
+    Copies::read(device, queue).await?.choose(notes)
 }
 
 /// Reads and checks superblock and volume table; writes nothing.
@@ -71,9 +103,8 @@ pub async fn read_superblock(
 /// The device is not a cache device that this program can use.
 pub async fn read_roots(device: &Arc<dyn Device>, queue: &Queue) -> Result<Roots, StoreError> {
     let mut notes = Vec::new();
-    let superblock = read_superblock(device, queue, &mut notes)
-        .await?
-        .map_err(|error| refused(device, error))?;
+    let copies = Copies::read(device, queue).await?;
+    let mut superblock = copies.choose(&mut notes)?.map_err(|error| refused(device, error))?;
     if superblock.geometry.device_bytes > device.size() {
         return Err(refused(
             device,
@@ -84,52 +115,101 @@ pub async fn read_roots(device: &Arc<dyn Device>, queue: &Queue) -> Result<Roots
             ),
         ));
     }
-    let mut mend = Vec::new();
-    if !notes.is_empty() {
-        for at in [COPY_A, COPY_B] {
-            let copy = retry::read(queue, at, PAGE).await;
-            if !copy.is_ok_and(|bytes| Superblock::decode(&bytes, at).is_ok()) {
-                mend.push((at, superblock.encode(at).to_vec()));
-            }
+    let tables = Tables { device, queue };
+    let mut table = tables.find(&superblock).await;
+    if table.is_err() && !planted::has(PlantedBug::OneRootOnly) {
+        if let Some(older) = copies.before(&superblock)
+            && let Ok(found) = tables.find(&older).await
+        {
+            notes.push(
+                "the last change of the volume table is lost; nobody relied on it yet".into(),
+            );
+            (superblock, table) = (older, Ok(found));
+        } else if let Some(next) = tables.next(&superblock).await {
+            table = tables.find(&next).await;
+            superblock = next;
         }
     }
-    let volumes = read_volumes(device, queue, &superblock, &mut notes, &mut mend).await?;
+    let Table { volumes, mend: tables, note } = table?;
+    notes.extend(note);
+    let mut mend = Vec::new();
+    for (index, at) in PLACES.into_iter().enumerate() {
+        // One of the same age or older stays: the next change goes over it.
+        let usable = copies.decode(index);
+        if !usable.is_ok_and(|copy| copy.generation <= superblock.generation) {
+            mend.push((at, superblock.encode(at).to_vec()));
+        }
+    }
+    mend.extend(tables);
     Ok(Roots { superblock, volumes, notes, mend })
 }
 
-/// Reads the volume table that the superblock means, in its own area or in the other one.
-async fn read_volumes(
-    device: &Arc<dyn Device>,
-    queue: &Queue,
-    superblock: &Superblock,
-    notes: &mut Vec<String>,
-    mend: &mut Vec<(u64, Vec<u8>)>,
-) -> Result<Vec<VolumeRecord>, StoreError> {
-    let (table, geometry) = (&superblock.volume_table, &superblock.geometry);
-    let len = (table.len as usize).next_multiple_of(PAGE);
-    let mut failure = None;
-    let copies = if planted::has(PlantedBug::OneRootOnly) { 1 } else { 2 };
-    for area in [table.area, 1 - table.area].into_iter().take(copies) {
-        let offset = geometry.volume_areas[usize::from(area)];
-        let found = match retry::read(queue, offset, len).await {
-            Ok(bytes) => volume::decode(&bytes, table, &superblock.cache, geometry.block)
-                .map(|volumes| (volumes, bytes))
-                .map_err(|error| refused(device, error)),
-            Err(error) => Err(error.into()),
-        };
-        match found {
-            Ok((volumes, bytes)) => {
-                if let Some(error) = failure {
-                    let error: StoreError = error;
-                    notes
-                        .push(format!("the first copy of the volume table is not usable: {error}"));
-                    let first = geometry.volume_areas[usize::from(table.area)];
-                    mend.push((first, bytes.to_vec()));
-                }
-                return Ok(volumes);
+/// A volume table that was found.
+struct Table {
+    volumes: Vec<VolumeRecord>,
+    /// The copies that are to hold it and do not.
+    mend: Vec<(u64, Vec<u8>)>,
+    note: Option<String>,
+}
+
+/// Reads volume tables.
+struct Tables<'a> {
+    device: &'a Arc<dyn Device>,
+    queue: &'a Queue,
+}
+
+impl Tables<'_> {
+    /// The volume table that a superblock means, in its own area or in the other one.
+    async fn find(&self, superblock: &Superblock) -> Result<Table, StoreError> {
+        let table = &superblock.volume_table;
+        let first = self.read(superblock, table, table.area).await;
+        let second = self.read(superblock, table, 1 - table.area).await;
+        let second = second.and_then(|found| match planted::has(PlantedBug::OneRootOnly) {
+            true => Err(refused(self.device, "the second copy is not looked at")),
+            false => Ok(found),
+        });
+        let place = |area: u8| superblock.geometry.volume_areas[usize::from(area)];
+        let (found, lost, note) = match (first, second) {
+            (Ok(found), Ok(_)) => (found, None, None),
+            (Ok(found), Err(_)) => (found, Some(1 - table.area), None),
+            (Err(error), Ok(found)) => {
+                let note = format!("the first copy of the volume table is not usable: {error}");
+                (found, Some(table.area), Some(note))
             }
-            Err(error) => failure = Some(failure.unwrap_or(error)),
-        }
+            (Err(error), Err(_)) => return Err(error),
+        };
+        let (volumes, bytes) = found;
+        let mend = lost.map(|area| (place(area), bytes.to_vec())).into_iter().collect();
+        Ok(Table { volumes, mend, note })
     }
-    Err(failure.unwrap_or_else(|| refused(device, "there is no volume table")))
+
+    /// The superblock that was to follow this one and is lost, or was not written yet, as its table
+    /// tells: the table of this one has been overwritten by that, or is lost.
+    async fn next(&self, superblock: &Superblock) -> Option<Superblock> {
+        let generation = superblock.generation + 1;
+        for area in [0, 1] {
+            let offset = superblock.geometry.volume_areas[usize::from(area)];
+            let Ok(start) = retry::read(self.queue, offset, PAGE).await else { continue };
+            let reference = volume::own_reference(&start, area, generation);
+            let Some(volume_table) = reference else { continue };
+            if self.read(superblock, &volume_table, area).await.is_ok() {
+                return Some(Superblock { volume_table, generation, ..superblock.clone() });
+            }
+        }
+        None
+    }
+
+    async fn read(
+        &self,
+        superblock: &Superblock,
+        table: &VolumeTableRef,
+        area: u8,
+    ) -> Result<(Vec<VolumeRecord>, IoBuf), StoreError> {
+        let offset = superblock.geometry.volume_areas[usize::from(area)];
+        let bytes =
+            retry::read(self.queue, offset, (table.len as usize).next_multiple_of(PAGE)).await?;
+        let volumes = volume::decode(&bytes, table, &superblock.cache, superblock.geometry.block)
+            .map_err(|error| refused(self.device, error))?;
+        Ok((volumes, bytes))
+    }
 }

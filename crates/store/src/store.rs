@@ -162,7 +162,6 @@ pub struct Store {
     pub(crate) spaces: Mutex<Vec<VolumeSpace>>,
     pub(crate) meta: Mutex<forebay_format::Superblock>,
     pub(crate) volumes: Mutex<Vec<VolumeRecord>>,
-    pub(crate) unsettled: Mutex<crate::meta::Unsettled>,
     /// Numbers of volumes that have left the table since the last checkpoint began.
     pub(crate) resting: Mutex<HashSet<VolumeId>>,
     pub(crate) meta_gate: Gate,

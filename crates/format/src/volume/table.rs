@@ -18,7 +18,9 @@ pub const MAGIC: [u8; 8] = *b"FBVOLUME";
 /// The most volumes in one cache.
 pub const MAX_VOLUMES: usize = 256;
 
+const CHECKSUM: usize = 8;
 const CHECKSUM_FROM: usize = 12;
+const NAMED_BY: usize = 36;
 
 /// The start of the table as it lies on the device.
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone, Copy)]
@@ -29,7 +31,7 @@ struct OnDiskTable {
     len: U32,
     cache: [u8; 16],
     count: U32,
-    reserved: U32,
+    named_by: U32,
 }
 
 const _: () = {
@@ -37,6 +39,7 @@ const _: () = {
     assert!(offset_of!(OnDiskTable, len) == CHECKSUM_FROM);
     assert!(offset_of!(OnDiskTable, cache) == 16);
     assert!(offset_of!(OnDiskTable, count) == 32);
+    assert!(offset_of!(OnDiskTable, named_by) == NAMED_BY);
 };
 
 /// Why a volume table is not accepted, or cannot be written.
@@ -95,6 +98,16 @@ pub struct EncodedTable {
 }
 
 impl EncodedTable {
+    /// The same with the generation of the superblock that is going to name it, of which 32 bits are
+    /// kept: if that one is lost, [`own_reference`] tells that this table is the one that it named.
+    #[must_use]
+    pub fn named_by(mut self, generation: u64) -> Self {
+        self.bytes[NAMED_BY..NAMED_BY + 4].copy_from_slice(&(generation as u32).to_le_bytes());
+        self.crc = crc32c(&self.bytes[CHECKSUM_FROM..self.len as usize]);
+        self.bytes[CHECKSUM..CHECKSUM + 4].copy_from_slice(&self.crc.to_le_bytes());
+        self
+    }
+
     /// What the superblock must say once the bytes are durable in `area` (0 or 1).
     pub fn reference(&self, area: u8) -> VolumeTableRef {
         VolumeTableRef { area, len: self.len, crc: self.crc }
@@ -125,7 +138,7 @@ pub fn encode(
         len: (len as u32).into(),
         cache: *cache.as_bytes(),
         count: (volumes.len() as u32).into(),
-        reserved: 0.into(),
+        named_by: 0.into(),
     };
     bytes[..size_of::<OnDiskTable>()].copy_from_slice(head.as_bytes());
     let crc = crc32c(&bytes[CHECKSUM_FROM..]);
@@ -133,6 +146,16 @@ pub fn encode(
     bytes[..size_of::<OnDiskTable>()].copy_from_slice(head.as_bytes());
     bytes.resize(len.next_multiple_of(PAGE), 0);
     Ok(EncodedTable { bytes, len: len as u32, crc })
+}
+
+/// What the table at the start of `area` says of itself, if the superblock of `generation` was going to
+/// name it; [`decode`] tells whether it is one. The bytes may be its first page alone.
+pub fn own_reference(bytes: &[u8], area: u8, generation: u64) -> Option<VolumeTableRef> {
+    let (head, _) = OnDiskTable::ref_from_prefix(bytes).ok()?;
+    let fits = u64::from(head.len.get()) <= VOLUME_AREA_BYTES;
+    let named = head.magic == MAGIC && head.named_by.get() == generation as u32;
+    let reference = VolumeTableRef { area, len: head.len.get(), crc: head.checksum.get() };
+    (named && fits).then_some(reference)
 }
 
 /// Reads the volume table that `reference` means from the start of its area. The bytes must reach
