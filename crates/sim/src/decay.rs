@@ -1,7 +1,7 @@
 //! The cache device while the system is down, and while it comes up: one of the things rots that are
 //! there twice or have a parity, and reads fail once. Nothing may be lost by either.
 
-use forebay_format::superblock::{COPY_A, COPY_B};
+use forebay_format::superblock::{COPY_A, COPY_B, VolumeTableRef};
 use forebay_format::{PAGE, Superblock, volume};
 
 use crate::faults::FaultPlan;
@@ -37,18 +37,18 @@ impl World<'_> {
         };
         let copies = [COPY_A, COPY_B].map(|at| read(at, PAGE));
         let Ok(found) = Superblock::choose(&copies[0], &copies[1]) else { return };
-        let both = [COPY_A, COPY_B].iter().zip(&copies);
-        let both = both.filter(|(at, bytes)| Superblock::decode(bytes, **at).is_ok()).count() == 2;
         let geometry = &found.geometry;
-        let table = found.volume_table;
-        let tables = geometry.volume_areas.iter().filter(|at| {
-            let bytes = read(**at, (table.len as usize).next_multiple_of(PAGE));
-            volume::decode(&bytes, &table, &found.cache, geometry.block).is_ok()
-        });
-        let tables = tables.count() == 2;
+        let areas = geometry.volume_areas.map(|at| read(at, geometry.volume_area_bytes as usize));
+        let mut superblocks = [COPY_A, COPY_B].into_iter().zip(&copies);
+        // What a crash has torn is one of the four already.
+        let all = superblocks.all(|(at, bytes)| Superblock::decode(bytes, at).is_ok())
+            && areas.iter().all(|bytes| is_table(bytes, &found));
         let (start, len) = match self.rng.u32(0..3) {
-            0 if both => ([COPY_A, COPY_B][self.rng.usize(0..2)], PAGE as u64),
-            1 if tables => (geometry.volume_areas[self.rng.usize(0..2)], u64::from(table.len)),
+            0 if all => ([COPY_A, COPY_B][self.rng.usize(0..2)], PAGE as u64),
+            1 if all => {
+                let area = self.rng.usize(0..2);
+                (geometry.volume_areas[area], u64::from(own_length(&areas[area])))
+            }
             _ => match found.checkpoint {
                 Some(checkpoint) => {
                     (geometry.checkpoint_areas[usize::from(checkpoint.area)], checkpoint.len)
@@ -73,4 +73,15 @@ impl World<'_> {
             );
         }
     }
+}
+
+fn own_length(table: &[u8]) -> u32 {
+    u32::from_le_bytes([table[12], table[13], table[14], table[15]])
+}
+
+/// Whether there is an intact volume table, whichever it is.
+fn is_table(bytes: &[u8], superblock: &Superblock) -> bool {
+    let crc = u32::from_le_bytes([bytes[8], bytes[9], bytes[10], bytes[11]]);
+    let table = VolumeTableRef { area: 0, len: own_length(bytes), crc };
+    volume::decode(bytes, &table, &superblock.cache, superblock.geometry.block).is_ok()
 }

@@ -184,10 +184,19 @@ impl SimDisk {
 
     /// Completes the operation that is due first, if it is due now. `false` if there is none.
     pub fn complete_one(&self) -> bool {
+        self.complete_until(self.shared.clock.now())
+    }
+
+    /// Completes everything that is under way, at once.
+    pub fn complete_all(&self) {
+        while self.complete_until(Nanos(u64::MAX)) {}
+    }
+
+    fn complete_until(&self, until: Nanos) -> bool {
         let waker = {
             let state = &mut *self.state.lock();
             let Some(entry) = state.in_flight.first_entry() else { return false };
-            if entry.key().0 > self.shared.clock.now() {
+            if entry.key().0 > until {
                 return false;
             }
             let operation = entry.remove();

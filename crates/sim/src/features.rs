@@ -60,7 +60,7 @@ impl Feature {
         match bug {
             PlantedBug::EdgeIgnored => Some(Feature::Shape),
             PlantedBug::CheckpointForgetsShard => Some(Feature::Shards),
-            PlantedBug::OneRootOnly => Some(Feature::Decay),
+            PlantedBug::OneRootOnly | PlantedBug::RootsOnce => Some(Feature::Decay),
             PlantedBug::DeletesUndrained => Some(Feature::Absence),
             _ => None,
         }

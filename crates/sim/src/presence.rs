@@ -1,7 +1,8 @@
 //! Volumes that are not always there: stopped for a while, deleted, made anew by the same name on the
 //! same origin, while the others go on.
 //!
-//! An orderly deletion leaves an origin that has everything; one that discards what is dirty leaves
+//! An orderly deletion leaves an origin that has everything; of a volume that is stopped, everything that
+//! was durable when it stopped, for an origin may fail the sync of a stop. One that discards what is dirty leaves
 //! whatever had arrived there, and nothing of the cache may ever come back over what the origin is
 //! given meanwhile by others.
 
@@ -116,6 +117,10 @@ impl World<'_> {
             _ => return Ok(()),
         };
         let origin = self.origins[usize::from(volume)].clone();
+        if discards && self.hung_until[usize::from(volume)] > self.admin_since {
+            // An operator does not wait for an origin that hangs; others use it once it has answered.
+            origin.complete_all();
+        }
         if origin.changes_in_flight() {
             return Err(plain(
                 13,
@@ -124,7 +129,9 @@ impl World<'_> {
         }
         let seed = self.shared.seed;
         if !discards {
-            self.oracle.volume_is_durable(volume);
+            if matches!(action, Admin::Delete(..)) {
+                self.oracle.volume_is_durable(volume);
+            }
             origin.with_image(|image| {
                 (0..image.sectors()).try_for_each(|sector| {
                     let place = Place { volume, sector };
