@@ -35,7 +35,10 @@ impl LaneVolume {
             return Ok(());
         }
         let failures = volume.sync_failures();
-        let synced = self.origin.sync().await;
+        let mut synced = self.origin.sync().await;
+        if synced.is_err() && planted::has(PlantedBug::FailedSyncRetried) {
+            synced = self.origin.sync().await;
+        }
         if let Err(error) = synced {
             tracing::error!(%error, volume = volume.name, "the origin cannot be synced");
             volume.origin_sync_fails();

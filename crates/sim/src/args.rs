@@ -160,10 +160,15 @@ impl Choice {
         }
     }
 
-    /// The weather in which a bug shows, if it does in one only: a checksum matters where payloads come
-    /// back damaged.
+    /// The weather in which a bug shows, if it does in one only.
     pub fn weather(&self) -> Option<Weather> {
-        matches!(self, Choice::Engine(Some(PlantedBug::UnboundChecksum))).then_some(Weather::Damage)
+        match self {
+            // A checksum matters where payloads come back damaged.
+            Choice::Engine(Some(PlantedBug::UnboundChecksum)) => Some(Weather::Damage),
+            Choice::Engine(Some(PlantedBug::FailedSyncRetried)) => Some(Weather::OriginErrors),
+            Choice::Engine(Some(PlantedBug::CheckpointBeforeRecords)) => Some(Weather::Crashes),
+            _ => None,
+        }
     }
 
     /// What a world must have for a bug to show.

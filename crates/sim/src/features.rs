@@ -61,6 +61,7 @@ impl Feature {
             PlantedBug::EdgeIgnored => Some(Feature::Shape),
             PlantedBug::CheckpointForgetsShard => Some(Feature::Shards),
             PlantedBug::OneRootOnly | PlantedBug::RootsOnce => Some(Feature::Decay),
+            PlantedBug::NoTimedCommit => Some(Feature::Hang),
             PlantedBug::DeletesUndrained => Some(Feature::Absence),
             _ => None,
         }

@@ -10,6 +10,7 @@ use forebay_device::{
     Device, DeviceDone, DeviceError, DeviceErrorKind, DeviceOp, DeviceQueue, IoBuf, IoData, OpId,
     QueueContext,
 };
+use forebay_format::superblock::{COPY_A, COPY_B};
 
 use crate::disk::{Effect, InFlight, SimDisk, State};
 use crate::faults::happens;
@@ -183,6 +184,10 @@ impl SimDisk {
         );
         // The world may stop just before the operation reaches the disk, or just after.
         let early = state.rng.bool();
+        let is_root = self.number == 0 && len > 0 && [COPY_A, COPY_B].contains(&offset);
+        if changes && is_root {
+            self.shared.root_begins();
+        }
         let stopped = changes && self.shared.tick();
         if !(stopped && early) {
             state.in_flight.insert((due, id), InFlight { id, effect });

@@ -25,6 +25,8 @@ const NESTED: u32 = 2;
 enum Ending {
     /// At the given change of a disk from now on.
     CrashAt(u64),
+    /// At the given change of a disk after so many superblocks.
+    CrashAtRoot { roots: u64, changes: u64 },
     /// When the clients have asked for everything, whatever is under way.
     CrashAtEnd,
     /// In good order, writing everything back or keeping it.
@@ -197,7 +199,13 @@ impl World<'_> {
             return Ending::CrashAtEnd;
         }
         match self.rng.u32(0..10) {
-            0..7 => Ending::CrashAt(self.rng.u64(1..=requests * 2)),
+            0..7 => match self.rng.u64(1..=requests * 2) {
+                change if change % 5 < 2 => Ending::CrashAtRoot {
+                    roots: 1 + change / 60 % 12,
+                    changes: 1 + change / 5 % 12,
+                },
+                change => Ending::CrashAt(change),
+            },
             7 => Ending::CrashAtEnd,
             _ => Ending::Stop { drain: self.rng.bool() },
         }
@@ -207,8 +215,10 @@ impl World<'_> {
     fn round(&mut self, ending: Ending) -> Result<bool, Violation> {
         self.set_faults(true);
         self.last_progress = self.now();
-        if let Ending::CrashAt(operations) = ending {
-            self.shared.arm(Some(operations));
+        match ending {
+            Ending::CrashAt(changes) => self.shared.arm(Some(changes)),
+            Ending::CrashAtRoot { roots, changes } => self.shared.arm_at_root(roots, changes),
+            Ending::CrashAtEnd | Ending::Stop { .. } => (),
         }
         let target = self.counts.requests + self.profile.requests;
         let administers = self.profile.admin;
@@ -236,7 +246,7 @@ impl World<'_> {
         self.shared.arm(None);
         match ending {
             Ending::Stop { drain } => Ok(!self.stop(drain, false)?),
-            Ending::CrashAt(_) | Ending::CrashAtEnd => Ok(false),
+            _ => Ok(false),
         }
     }
 

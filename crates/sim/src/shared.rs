@@ -15,6 +15,8 @@ use crate::trace::Trace;
 #[derive(Default)]
 struct Fuse {
     left: Option<u64>,
+    /// Superblocks to come, and what is left from the last of them on.
+    after_roots: Option<(u64, u64)>,
     blown: bool,
     passed: u64,
 }
@@ -54,6 +56,25 @@ impl Shared {
     /// Arms the fuse: it blows at the `operations`-th change of a disk from now; `None` disarms.
     pub fn arm(&self, operations: Option<u64>) {
         self.books.lock().fuse = Fuse { left: operations, ..Fuse::default() };
+    }
+
+    /// Arms the fuse: it blows at the `operations`-th change of a disk after the `roots`-th superblock.
+    /// Checkpoints and changes of volumes are rare, and so are crashes next to them by chance.
+    pub fn arm_at_root(&self, roots: u64, operations: u64) {
+        self.books.lock().fuse = Fuse { after_roots: Some((roots, operations)), ..Fuse::default() };
+    }
+
+    /// A superblock is being written.
+    pub fn root_begins(&self) {
+        let fuse = &mut self.books.lock().fuse;
+        match &mut fuse.after_roots {
+            Some((1, operations)) => {
+                fuse.left = Some(*operations);
+                fuse.after_roots = None;
+            }
+            Some((roots, _)) => *roots -= 1,
+            None => (),
+        }
     }
 
     /// A change of a disk starts or completes. `true` if the world has stopped.

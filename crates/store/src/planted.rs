@@ -35,6 +35,8 @@ planted_bugs! {
     FlushForgetsLane = "flush-forgets-lane",
     /// A commit does not wait until its records are written.
     CommitDoesNotWait = "commit-does-not-wait",
+    /// Nothing is committed by the clock.
+    NoTimedCommit = "no-timed-commit",
     /// Checksums vouch for data, but not for its place.
     UnboundChecksum = "unbound-checksum",
 
@@ -47,6 +49,8 @@ planted_bugs! {
     MarksAnyVersion = "marks-any-version",
 
     // Checkpoints.
+    /// A checkpoint counts before the records that it refers to are durable.
+    CheckpointBeforeRecords = "checkpoint-before-records",
     /// A checkpoint counts before all of it is durable.
     CheckpointBeforeCopy = "checkpoint-before-copy",
     /// A checkpoint claims records that were closed after the index was copied.
@@ -55,6 +59,8 @@ planted_bugs! {
     CheckpointWithoutMasks = "checkpoint-without-masks",
     /// A checkpoint has all shards of the index but the last of several.
     CheckpointForgetsShard = "checkpoint-forgets-shard",
+    /// The cache is marked as cleanly closed before its volumes have stopped.
+    CleanTooEarly = "clean-too-early",
 
     // Recovery.
     /// Of two versions of a block in the log, the last one that is looked at wins.
@@ -103,6 +109,8 @@ planted_bugs! {
     GapUnlocked = "gap-unlocked",
     /// A failed write to the origin counts as written back.
     FailedWritebackCleans = "failed-writeback-cleans",
+    /// A sync of the origin that failed is repeated and believed.
+    FailedSyncRetried = "failed-sync-retried",
 
     // Ordered writeback.
     /// On an ordered volume a flush does not end a group.

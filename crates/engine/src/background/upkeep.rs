@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use crate::background::writeback::either;
 use crate::cache::BackgroundEnding;
+use forebay_store::planted::{self, PlantedBug};
+
 use crate::engine::EngineLane;
 use crate::lane::LaneVolume;
 use crate::volume::VolumeState;
@@ -32,6 +34,7 @@ pub(crate) async fn commits(engine: Rc<EngineLane>) {
         // A failed device gets nothing more; writeback goes on by itself.
         if !cache.store.health.failed()
             && !cache.store.all_durable()
+            && !planted::has(PlantedBug::NoTimedCommit)
             && let Err(error) = engine.store.commit().await
         {
             tracing::warn!(%error, "a commit failed");
