@@ -108,10 +108,17 @@ impl Cache {
         all
     }
 
-    /// Versions of all volumes that their origins still have to get: dirty blocks, and on ordered
-    /// volumes older versions of blocks as well.
+    /// Room of versions that origins still have to get, in blocks: dirty blocks, and on ordered volumes
+    /// all that shares a segment with an older version, for that stays where it is.
     pub(crate) fn unwritten_blocks(&self) -> u64 {
-        self.sum_volumes(|volume| self.unwritten_of(volume)) + self.detached.dirty()
+        let versions = self.sum_volumes(|volume| self.unwritten_of(volume));
+        versions + self.detached.dirty() + self.beside_held()
+    }
+
+    /// Room in segments with held versions that these do not take themselves, in blocks.
+    fn beside_held(&self) -> u64 {
+        let room = u64::from(self.store.segments.with_held()) * self.store.cells_per_segment();
+        room.saturating_sub(self.sum_volumes(|volume| self.held_of(volume)))
     }
 
     /// Those of them that nothing gets out of the cache at the moment: their volumes are not attached,
@@ -121,14 +128,20 @@ impl Cache {
             true => self.unwritten_of(volume),
             false => 0,
         };
-        self.sum_volumes(bound) + self.detached.dirty()
+        // Of several ordered volumes nobody knows whose segments they are.
+        let ordered = |bound| {
+            move |volume: &Volume| u64::from(volume.is_ordered() && volume.is_bound() == bound)
+        };
+        let held_on = self.sum_volumes(ordered(true)) > 0 || self.sum_volumes(ordered(false)) == 0;
+        let beside = if held_on { self.beside_held() } else { 0 };
+        self.sum_volumes(bound) + self.detached.dirty() + beside
+    }
+
+    fn held_of(&self, volume: &Volume) -> u64 {
+        if volume.is_ordered() { self.store.held_versions(volume.id) } else { 0 }
     }
 
     fn unwritten_of(&self, volume: &Volume) -> u64 {
-        let held = match volume.is_ordered() {
-            true => self.store.held_versions(volume.id),
-            false => 0,
-        };
-        volume.dirty_blocks().max(held)
+        volume.dirty_blocks().max(self.held_of(volume))
     }
 }

@@ -16,8 +16,12 @@ use forebay_lane::LaneId;
 /// An operation that takes longer is shown to the operator.
 const SHOWN_AFTER: Duration = Duration::from_secs(5);
 
-/// After so long a write or a sync counts as one that may never end. A disk that empties its cache
-/// or spins up takes less.
+/// After so long an operation keeps the writers of its volume from the last room in the cache. Those of a
+/// small cache would have taken it long before the origin counts as hung.
+const LATE_AFTER: Duration = Duration::from_secs(1);
+
+/// After so long an operation counts as one that may never end: a write waits for a read of its range, so
+/// reads count as well. A disk that empties its cache takes less.
 const HUNG_AFTER: Duration = Duration::from_secs(10);
 
 /// After so long an operator's command no longer waits. A disk that was asleep takes up to 15 s to spin up
@@ -27,11 +31,7 @@ const GIVEN_UP_AFTER: Duration = Duration::from_secs(20);
 /// When the oldest operation of one lane began, in nanoseconds; 0: none is under way.
 #[repr(align(64))]
 #[derive(Default)]
-struct Oldest {
-    any: AtomicU64,
-    /// Of those that change the origin or make changes durable.
-    change: AtomicU64,
-}
+struct Oldest(AtomicU64);
 
 /// Operations on one origin, of all lanes.
 pub(crate) struct Waits {
@@ -48,9 +48,9 @@ impl Waits {
         &self.lanes[usize::from(lane.0) % self.lanes.len()]
     }
 
-    /// For how long the oldest of some operations has been under way.
-    fn longest(&self, of: impl Fn(&Oldest) -> &AtomicU64) -> Duration {
-        let begun = self.lanes.iter().map(|lane| of(lane).load(Ordering::Relaxed));
+    /// For how long the oldest operation has been under way.
+    fn longest(&self) -> Duration {
+        let begun = self.lanes.iter().map(|lane| lane.0.load(Ordering::Relaxed));
         match begun.filter(|begun| *begun > 0).min() {
             Some(begun) => self.clock.now().since(Nanos(begun)),
             None => Duration::ZERO,
@@ -59,21 +59,26 @@ impl Waits {
 
     /// For how long the origin has not answered, if that is too long.
     pub(crate) fn too_long(&self) -> Option<Duration> {
-        Some(self.longest(|oldest| &oldest.any)).filter(|waits| *waits >= SHOWN_AFTER)
+        Some(self.longest()).filter(|waits| *waits >= SHOWN_AFTER)
     }
 
     /// For how long the origin has not answered, if nobody should wait for it any more.
     pub(crate) fn given_up(&self) -> Option<Duration> {
-        Some(self.longest(|oldest| &oldest.any)).filter(|waits| *waits >= GIVEN_UP_AFTER)
+        Some(self.longest()).filter(|waits| *waits >= GIVEN_UP_AFTER)
     }
 
-    /// Whether a write or a sync may never end.
+    /// Whether an operation takes long.
+    pub(crate) fn is_late(&self) -> bool {
+        self.longest() >= LATE_AFTER
+    }
+
+    /// Whether an operation may never end.
     pub(crate) fn is_hung(&self) -> bool {
-        self.longest(|oldest| &oldest.change) >= HUNG_AFTER
+        self.longest() >= HUNG_AFTER
     }
 }
 
-/// Operations of one kind on one lane, in the order in which they began.
+/// Operations on one lane, in the order in which they began.
 #[derive(Default)]
 struct Order {
     /// The number of the first one.
@@ -109,42 +114,35 @@ pub(crate) struct Origin {
     queue: Queue,
     waits: Arc<Waits>,
     lane: LaneId,
-    any: RefCell<Order>,
-    change: RefCell<Order>,
+    order: RefCell<Order>,
 }
 
 /// An operation that is under way until this is dropped.
 struct UnderWay<'a> {
     origin: &'a Origin,
-    any: u64,
-    change: Option<u64>,
+    number: u64,
 }
 
 impl Drop for UnderWay<'_> {
     fn drop(&mut self) {
         let oldest = self.origin.waits.of(self.origin.lane);
-        self.origin.any.borrow_mut().end(self.any, &oldest.any);
-        if let Some(change) = self.change {
-            self.origin.change.borrow_mut().end(change, &oldest.change);
-        }
+        self.origin.order.borrow_mut().end(self.number, &oldest.0);
     }
 }
 
 impl Origin {
     pub(crate) fn new(queue: Queue, waits: Arc<Waits>, lane: LaneId) -> Self {
-        Origin { queue, waits, lane, any: RefCell::default(), change: RefCell::default() }
+        Origin { queue, waits, lane, order: RefCell::default() }
     }
 
-    fn begin(&self, changes: bool) -> UnderWay<'_> {
+    fn begin(&self) -> UnderWay<'_> {
         let (now, oldest) = (self.waits.clock.now(), self.waits.of(self.lane));
-        let any = self.any.borrow_mut().begin(now, &oldest.any);
-        let change = changes.then(|| self.change.borrow_mut().begin(now, &oldest.change));
-        UnderWay { origin: self, any, change }
+        UnderWay { origin: self, number: self.order.borrow_mut().begin(now, &oldest.0) }
     }
 
     /// See [`Queue::run`].
     pub(crate) async fn run(&self, op: DeviceOp) -> DeviceDone {
-        let _under_way = self.begin(!matches!(op, DeviceOp::Read { .. }));
+        let _under_way = self.begin();
         self.queue.run(op).await
     }
 

@@ -559,15 +559,17 @@ impl Volume {
         self.waits.too_long()
     }
 
-    /// Whether nothing gets the volume's dirty blocks out of the cache at the moment: its origin does
-    /// not answer, or writeback fails.
+    /// Whether nothing gets the volume's dirty blocks out of the cache at the moment: its origin has not
+    /// answered for a second, or writeback fails.
     pub(crate) fn is_bound(&self) -> bool {
-        self.writeback_fails.load(Ordering::SeqCst) || self.waits.is_hung()
+        self.writeback_fails.load(Ordering::SeqCst) || self.waits.is_late()
     }
 
     /// Whether reclaim may wait for the origin to take dirty blocks.
     pub(crate) fn can_be_emptied(&self) -> bool {
-        !self.is_bound() && !self.overdue.load(Ordering::SeqCst)
+        !self.writeback_fails.load(Ordering::SeqCst)
+            && !self.waits.is_hung()
+            && !self.overdue.load(Ordering::SeqCst)
     }
 
     pub(crate) fn set_overdue(&self, overdue: bool) {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use forebay_core::{BlockSize, Mode, Op, OriginBlock};
+use forebay_core::{BlockSize, Durability, Mode, Op, OriginBlock};
 use forebay_device::{Device, IoBuf, RamDevice};
 use forebay_engine::{CompletionSink, Target};
 use forebay_engine::{EngineLane, LaneVolume, Request, VolumeSettings, VolumeState};
@@ -332,6 +332,43 @@ fn writers_before_an_origin_that_does_not_answer_leave_room_to_others() {
         two.faults.hang(false);
         assert!(answered(&two, waits.expect("it waits")), "it goes on when the origin is back");
     }
+}
+
+/// Versions that an ordered origin still has to get cannot be moved: one of them keeps a whole segment, and
+/// it is segments that its writers may not have all of.
+#[test]
+fn held_versions_before_an_origin_that_does_not_answer_leave_room_to_others() {
+    let mut ordered = VolumeSettings { ordered: true, ..settings(Mode::Writeback) };
+    // Each write is a group of its own.
+    ordered.durability = Durability::Strict;
+    let two = two(16, ordered, settings(Mode::Writeback));
+    two.world.write(&two.a, 0, &pattern(0));
+    two.world.advance(Duration::from_secs(2));
+    two.faults.hang(true);
+    let mut waits = None;
+    for number in 0..8000 {
+        let tag =
+            two.world.submit(&two.a, Op::Write, number % 64 * 4096, 4096, Some(&pattern(number)));
+        for other in 0..8 {
+            assert!(write_soon(&two, &two.b, (number * 8 + other) % 8000), "b stops at {number}");
+        }
+        let end = two.world.lane.now() + LONG;
+        let ended = two.world.run(|| match two.world.done(tag) {
+            Some(_) => Some(true),
+            None => (two.world.lane.now() > end).then_some(false),
+        });
+        if !ended {
+            waits = Some(tag);
+            break;
+        }
+    }
+    let held = two.engine.cache.store.held_versions(two.a.volume().id);
+    assert!(waits.is_some() && held < 600, "{held} versions are held");
+    for block in 0..8000 {
+        assert!(write_soon(&two, &two.b, block), "b stops after {block} blocks, {held} are held");
+    }
+    two.faults.hang(false);
+    assert!(answered(&two, waits.expect("it waits")), "it goes on when the origin is back");
 }
 
 #[test]

@@ -300,6 +300,10 @@ impl Instance for Running {
         })
     }
 
+    fn holds_versions(&self) -> bool {
+        self.lanes.first().is_some_and(|lane| lane.cache.store.segments.with_held() > 0)
+    }
+
     fn commit_interval(&self, volume: u16) -> Option<Duration> {
         let volume = self.lanes.first()?.cache.volume(&name(volume))?;
         Some(volume.settings().commit_interval)

@@ -175,6 +175,11 @@ pub trait Instance {
         false
     }
 
+    /// Whether older versions of blocks are kept for an origin.
+    fn holds_versions(&self) -> bool {
+        false
+    }
+
     /// Does what the operator asks for. The volume has no requests under way if it is restarted.
     fn admin(&self, action: Admin) -> LocalFuture<Result<(), String>>;
 

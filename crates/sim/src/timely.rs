@@ -1,6 +1,7 @@
 //! Origins that hang, and what must not take long all the same: requests and operator's actions that
 //! do not need them, and the commits that bound what a crash may take.
 
+use std::rc::Rc;
 use std::time::Duration;
 
 use forebay_core::{Nanos, Op};
@@ -8,6 +9,7 @@ use forebay_core::{Nanos, Op};
 use crate::features::Feature;
 use crate::oracle::{Violation, plain};
 use crate::schedule::End;
+use crate::subject::Instance;
 use crate::world::World;
 
 /// An origin is silent for at most so long, in seconds.
@@ -53,19 +55,25 @@ impl World<'_> {
     }
 
     /// Whoever does not need an origin that hangs must not wait for it.
-    pub(crate) fn judge_patience(&self) -> Result<(), Violation> {
+    pub(crate) fn judge_patience(&mut self) -> Result<(), Violation> {
         let now = self.now();
-        let hangs = self.profile.features.has(Feature::Hang);
+        let patience = if self.profile.features.has(Feature::Hang) { PROMPT } else { PATIENCE };
+        // Versions that an ordered origin still has to get stay where they are, and in a cache of a few
+        // segments there is soon one in each.
+        let is_short = |instance: &Rc<dyn Instance>| instance.holds_versions();
+        if self.hung_until.iter().any(|until| *until > now)
+            && self.instance.as_ref().is_some_and(is_short)
+        {
+            self.short_until = now;
+        }
         let since = |volume: u16, at: Nanos| {
             let free = self.hung_until.get(usize::from(volume)).copied().unwrap_or_default();
             now.since(at.max(free))
         };
         for (tag, asked, at) in self.oracle.waiting() {
             let volume = asked.volume;
-            // In a cache of a few segments a write may have to wait for room until an origin that hangs
-            // takes what is dirty.
             let needs_room = matches!(asked.op, Op::Write | Op::WriteZeroes | Op::Discard);
-            let patience = if hangs && !needs_room { PROMPT } else { PATIENCE };
+            let at = if needs_room { at.max(self.short_until) } else { at };
             if since(volume, at) > patience && !self.is_hung(volume) {
                 return Err(plain(
                     25,

@@ -106,6 +106,8 @@ pub struct World<'a> {
     pub(crate) last_progress: Nanos,
     /// Until when each origin gives no answer.
     pub(crate) hung_until: Vec<Nanos>,
+    /// Until when room was short because an origin gave no answer.
+    pub(crate) short_until: Nanos,
     /// When the operator's action was begun.
     pub(crate) admin_since: Nanos,
     pub(crate) counts: Counts,
@@ -163,6 +165,7 @@ impl<'a> World<'a> {
             discards_zero: options.discards_zero,
             last_progress: Nanos(0),
             hung_until: vec![Nanos(0); profile_volumes],
+            short_until: Nanos(0),
             admin_since: Nanos(0),
             counts,
         }

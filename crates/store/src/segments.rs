@@ -160,6 +160,8 @@ pub struct Segments {
     buffers: Box<[Mutex<Option<Arc<LogBuffer>>>]>,
     state: Mutex<State>,
     checkpoint_base: AtomicU64,
+    /// Segments with at least one version that is held.
+    with_held: AtomicU32,
 }
 
 impl Segments {
@@ -185,6 +187,7 @@ impl Segments {
                 next_generation: next_generation.0,
             }),
             checkpoint_base: AtomicU64::new(0),
+            with_held: AtomicU32::new(0),
         }
     }
 
@@ -245,6 +248,8 @@ impl Segments {
         for (counters, held) in self.counters.iter().zip(counts) {
             counters.held.store(*held, Ordering::Relaxed);
         }
+        let with_held = counts.iter().filter(|held| **held > 0).count();
+        self.with_held.store(with_held as u32, Ordering::Relaxed);
     }
 
     /// Takes a free segment, leaving at least `reserve` others free. The caller fills it.
@@ -362,9 +367,9 @@ impl Segments {
         }
     }
 
-    /// Whether anything in any segment is held.
-    pub fn any_held(&self) -> bool {
-        self.counters.iter().any(|one| one.held.load(Ordering::SeqCst) != 0)
+    /// Segments in which something is held, so that none of their room can be used again.
+    pub fn with_held(&self) -> u32 {
+        self.with_held.load(Ordering::Relaxed)
     }
 
     /// The replacement policy has passed a young segment.
@@ -517,12 +522,16 @@ impl Segments {
     /// A version in the segment is held: the segment is neither reclaimed nor opened again. To be
     /// called before the version's record is written.
     pub(crate) fn hold(&self, segment: SegmentId) {
-        self.counters[segment.0 as usize].held.fetch_add(1, Ordering::SeqCst);
+        if self.counters[segment.0 as usize].held.fetch_add(1, Ordering::SeqCst) == 0 {
+            self.with_held.fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     /// Ends a [`Segments::hold`].
     pub(crate) fn release(&self, segment: SegmentId) {
-        self.counters[segment.0 as usize].held.fetch_sub(1, Ordering::SeqCst);
+        if self.counters[segment.0 as usize].held.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.with_held.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 
     /// Attaches the RAM image of an open segment.

@@ -183,7 +183,7 @@ impl EngineLane {
         let least = candidates.min_by_key(|one| (cost(one, kept(one), waits, most), one.opened));
         let Some(victim) = least.copied() else {
             // What is left is held for origins that get things in order.
-            self.cache.press(store.segments.any_held());
+            self.cache.press(store.segments.with_held() > 0);
             return false;
         };
         if !store.segments.begin_reclaim(victim.id) {
