@@ -112,8 +112,9 @@ struct OpenSegment {
 #[derive(Default)]
 pub(crate) struct Closed {
     pub(crate) ready: Vec<Ready>,
-    /// The segment that was left, if one was: its appender no longer holds the image.
-    pub(crate) left: Option<SegmentId>,
+    /// Segments that were left: their appenders no longer hold the images. There may be several, as who
+    /// finds no room at one appender asks another.
+    pub(crate) left: Vec<SegmentId>,
 }
 
 /// See the module.
@@ -265,7 +266,7 @@ impl Appender {
     fn leave_segment(&mut self, segments: &Segments, closed: &mut Closed) {
         if let Some(open) = self.open.take() {
             segments.close(open.id);
-            closed.left = Some(open.id);
+            closed.left.push(open.id);
         }
     }
 }

@@ -211,12 +211,12 @@ impl StoreLane {
         appended
     }
 
-    /// Writes what was closed, and lets go of a segment that was left.
+    /// Writes what was closed, and lets go of the segments that were left.
     fn carry_on(self: &Rc<Self>, closed: Closed) {
         for ready in closed.ready {
             self.start_write(ready);
         }
-        if let Some(segment) = closed.left {
+        for segment in closed.left {
             self.let_go(segment);
         }
     }

@@ -312,10 +312,12 @@ impl Store {
         Some((before.rank, after?))
     }
 
-    /// A hint: the block will be looked up soon.
+    /// A hint: the block will be looked up soon, if there is one of this number.
     #[inline]
     pub fn expect(&self, space: &VolumeSpace, block: OriginBlock) {
-        self.index.expect(space.address(block));
+        if block.0 < space.blocks {
+            self.index.expect(space.address(block));
+        }
     }
 
     /// Looks a block up without pinning anything: for decisions that tolerate change.

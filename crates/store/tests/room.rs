@@ -1,0 +1,61 @@
+//! Room: who finds none in the log takes none away from those who come later, and what is looked up
+//! ahead may be behind the end.
+
+mod world;
+
+use forebay_core::{Mode, OriginBlock, VolumeId};
+use forebay_store::{Appended, Class, Condition, StoreOptions, Version};
+
+use world::World;
+
+#[test]
+fn segments_that_are_left_together_give_their_images_back() {
+    let world = World::new(16 << 20);
+    let (store, _) = world.open(StoreOptions::default()).expect("a cache");
+    let space = world.add_volume(&store, "v", Mode::Writeback, 64, &[]);
+    let append = |class| {
+        let version = Version {
+            space: &space,
+            block: OriginBlock(1),
+            dirty: true,
+            mask: None,
+            rank: 1,
+            condition: Condition::Always,
+        };
+        matches!(store.append(version, class, |cell| cell.fill(1)), Appended::Done { .. })
+    };
+    let in_a_row = |class| (0..).take_while(|_| append(class)).count() as u64;
+    let closed = || {
+        let mut closed = Vec::new();
+        store.store().segments.closed(&mut closed);
+        closed.len() as u64
+    };
+    let cells = store.store().cells_per_segment();
+
+    // As long as the lane does not run nothing is written, and every segment keeps its image.
+    assert!((0..cells).all(|_| append(Class::Rewritten)));
+    let room = in_a_row(Class::Foreground);
+    assert!(room >= 2 * cells && room.is_multiple_of(cells), "{room}");
+    world.commit(&store);
+    assert_eq!(closed(), room / cells);
+
+    // Both open segments are full, and there is no image for another one.
+    assert!((0..room).all(|_| append(Class::Foreground)));
+    assert!(!append(Class::Rewritten));
+    world.commit(&store);
+    assert_eq!(closed(), 1 + 2 * room / cells);
+    assert_eq!(in_a_row(Class::Foreground), room + cells, "images are lost");
+}
+
+#[test]
+fn hints_may_point_behind_the_last_block() {
+    let world = World::new(16 << 20);
+    let (store, _) = world.open(StoreOptions::default()).expect("a cache");
+    let blocks = 1 << 20;
+    let space = world.add_volume(&store, "v", Mode::Writeback, blocks, &[]);
+    // It takes all addresses that this index has.
+    assert!(store.add_space(VolumeId(9), 1).is_err());
+    for ahead in [0, 7, u64::MAX - blocks] {
+        store.store().expect(&space, OriginBlock(blocks + ahead));
+    }
+}
