@@ -133,13 +133,16 @@ impl Ring {
         let mut inner = self.inner.borrow_mut();
         // Waiting with requests left over could wait for one of these.
         inner.fill();
+        let mut noticed = 0;
         while !inner.queued.is_empty() {
             let entered = inner.enter(false, None);
-            if inner.reap() > 0 || !entered {
+            noticed = inner.reap();
+            if noticed > 0 || !entered {
                 break;
             }
         }
-        if inner.woken.is_empty() {
+        // What was noticed may be that the ring was roused, and that wakes nobody.
+        if noticed == 0 && inner.woken.is_empty() {
             inner.enter(true, timeout);
             inner.reap();
         }

@@ -254,3 +254,17 @@ fn wakers_are_called() {
     assert!(flag.0.load(std::sync::atomic::Ordering::SeqCst));
     assert!(run.as_mut().poll(&mut Context::from_waker(&waker)).is_ready());
 }
+
+#[test]
+fn a_rouse_that_is_noticed_on_the_way_into_a_wait_ends_it() {
+    let ring = Ring::new().expect("ring");
+    let (mine, _theirs) = pair();
+    ring.drive();
+    ring.rouser()();
+    // More than the kernel takes at a time, and nothing that ever ends.
+    let waiting: Vec<_> = (0..1000).map(|_| ring.start(recv(&mine, 0..16, false))).collect();
+    let began = std::time::Instant::now();
+    ring.wait(Some(Duration::from_secs(20)));
+    assert!(began.elapsed() < Duration::from_secs(10), "the ring sleeps on");
+    waiting.into_iter().for_each(|token| ring.forget(token));
+}
