@@ -166,6 +166,7 @@ impl LaneVolume {
             return Err("the cache device cannot be told, and nobody else is there".into());
         };
         let _turn = volume.note_gate.enter().await;
+        volume.note_uses.fetch_add(1, Ordering::SeqCst);
         let noted = volume.noted.lock().clone();
         let blocks = volume.blocks(free.clone());
         let dirty = |block: &OriginBlock| self.is_dirty(*block);
@@ -217,9 +218,17 @@ impl LaneVolume {
         if !self.volume.is_noted.load(Ordering::Relaxed) {
             return Ok(());
         }
-        self.store.commit().await?;
-        self.store.settle_marks().await?;
-        let _turn = self.volume.note_gate.enter().await;
+        let _turn = loop {
+            let uses = self.volume.note_uses.load(Ordering::SeqCst);
+            self.store.commit().await?;
+            self.store.settle_marks().await?;
+            self.settle_samples().await?;
+            let turn = self.volume.note_gate.enter().await;
+            if self.volume.note_uses.load(Ordering::SeqCst) == uses {
+                break turn;
+            }
+            // Somebody has relied on the note meanwhile, for what the device was not told before.
+        };
         if let Some(ledger) = self.cache.ledger() {
             let note = self.region_note();
             let written = ledger::write(&*ledger, &self.volume.name, note).await;

@@ -7,11 +7,12 @@
 //! stop. All other writes pay a search among at most 128 places, or nothing once all are touched.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use forebay_format::volume::Samples;
 use forebay_format::volume::samples::{SAMPLE_BYTES, sample_places};
 use forebay_lane::Gate;
+use forebay_store::StoreError;
 use forebay_store::planted::{self, PlantedBug};
 
 use crate::lane::LaneVolume;
@@ -45,6 +46,8 @@ pub(crate) struct Untouched {
     untouched: Bits,
     /// Those that somebody is about to write to.
     wanted: Bits,
+    /// None is kept any more, and the cache device may still call some untouched.
+    given_up: AtomicBool,
     gate: Gate,
 }
 
@@ -54,7 +57,8 @@ impl Untouched {
         let untouched = Bits::default();
         untouched.add(samples.map_or(0, |samples| samples.untouched));
         let places = sample_places(size);
-        Untouched { places, untouched, wanted: Bits::default(), gate: Gate::default() }
+        let (wanted, given_up) = (Bits::default(), AtomicBool::new(false));
+        Untouched { places, untouched, wanted, given_up, gate: Gate::default() }
     }
 
     /// The untouched samples of which a part lies in a range of bytes.
@@ -110,6 +114,8 @@ impl LaneVolume {
         match marked.await {
             Some(Ok(())) => samples.untouched.remove(wanted),
             Some(Err(_)) | None => {
+                // First, so that a note which says it is not taken back before the device has been told.
+                samples.given_up.store(true, Ordering::SeqCst);
                 // The device has failed or hangs. If its samples can still be called worthless, all is
                 // well; if not, the next start takes our own write for somebody else's, which
                 // needs the operator's word and loses nothing.
@@ -122,6 +128,28 @@ impl LaneVolume {
                 samples.untouched.remove(u128::MAX);
             }
         }
+    }
+
+    /// Tells a cache device that answers again that no sample is kept any more, if that is so. To be
+    /// called before a note is taken back that says the same.
+    ///
+    /// # Errors
+    /// The device has failed.
+    pub(crate) async fn settle_samples(&self) -> Result<(), StoreError> {
+        let samples = &self.volume.untouched;
+        if !samples.given_up.load(Ordering::SeqCst) {
+            return Ok(());
+        }
+        let name = &self.volume.name;
+        let changed = self.store.change_volumes(|volumes, _| {
+            for record in volumes.iter_mut().filter(|record| record.name == *name) {
+                record.samples = None;
+            }
+            Ok(())
+        });
+        changed.await?;
+        samples.given_up.store(false, Ordering::SeqCst);
+        Ok(())
     }
 }
 

@@ -131,6 +131,8 @@ pub struct Volume {
     pub(crate) write_down: Gate,
     /// Held by whoever writes a note.
     pub(crate) note_gate: Gate,
+    /// How often something that the cache device was not told has been left to the note.
+    pub(crate) note_uses: AtomicU64,
     writeback_error: Mutex<Option<String>>,
     writeback_fails: AtomicBool,
     /// What is known of caches of other sizes. On the heap: few requests come to it.
@@ -195,6 +197,7 @@ impl Volume {
             is_noted: AtomicBool::new(false),
             write_down: Gate::default(),
             note_gate: Gate::default(),
+            note_uses: AtomicU64::new(0),
             writeback_error: Mutex::default(),
             writeback_fails: AtomicBool::new(false),
             watched: Box::new(Watched::new()),

@@ -373,6 +373,27 @@ fn a_crash_while_the_cache_device_hangs_brings_nothing_old_back() {
 }
 
 #[test]
+fn an_origin_is_still_recognised_after_the_cache_device_has_hung() {
+    let mut case = Case::new(Mode::Writethrough);
+    case.cache_faults.hang(&ALL);
+    assert_eq!(case.write(0, 1), Ok(()));
+    case.cache_faults.heal();
+    let taken_back = || !case.book.note_of("data").is_some_and(|note| note.distrusted);
+    case.world.run(|| (!case.engine.cache.health().is_hung() && taken_back()).then_some(()));
+    // The cache device is not asked again before these writes to the origin.
+    for block in (0..3072).step_by(8) {
+        assert_eq!(case.write(block, 2), Ok(()));
+    }
+    assert_eq!(case.flush(), Ok(()));
+    assert_eq!(case.set(Mode::Writeback), Ok(()));
+    assert_eq!(case.write(1, 3), Ok(()));
+    assert_eq!(case.flush(), Ok(()));
+    case.crash();
+    case.reopen(false).expect("nobody else has written there");
+    assert_eq!([case.read(8), case.read(1)], [Ok(2), Ok(3)]);
+}
+
+#[test]
 fn cached_blocks_are_served_while_the_origin_hangs_and_that_is_seen() {
     let case = Case::new(Mode::Writeback);
     for block in 0..16 {
