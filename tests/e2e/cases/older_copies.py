@@ -90,7 +90,8 @@ def an_older_copy_of_a_cache_device_after_a_crash(box):
 @test
 def crashes_are_no_older_copies(box):
     daemon, cache, clients = filled(box, "a", "b")
-    recorders = [Recorder(daemon.uri(name), connections=2, blocks=2000, seed=ord(name)) for name in "ab"]
+    # Behind what is there already.
+    recorders = [Recorder(daemon.uri(name), connections=2, blocks=2000, seed=ord(name), first=16) for name in "ab"]
     for turn in range(4):
         end = time.monotonic() + (11 if turn % 2 == 0 else 1)
         while time.monotonic() < end:

@@ -16,6 +16,10 @@ class Failure(Exception):
     """Something is not as promised."""
 
 
+class Unanswered(Failure):
+    """Something was waited for that never came."""
+
+
 class Skip(Exception):
     """This machine cannot run the test."""
 
@@ -93,10 +97,13 @@ def main():
             with box:
                 try:
                     function(box)
+                    box.check_logs()
                 except Skip:
                     raise
-                except BaseException:
+                except BaseException as error:
                     box.keep_logs()
+                    if isinstance(error, (Unanswered, KeyboardInterrupt)):
+                        box.keep_states()
                     raise
         except Skip as reason:
             print(f"skip {title}: {_one_line(reason)}")

@@ -76,6 +76,25 @@ class Daemon:
         except FileNotFoundError:
             return ""
 
+    def describe(self):
+        """What each thread does in the kernel, and what the daemon says of its volumes."""
+        lines = []
+        for task in sorted(pathlib.Path(f"/proc/{self.process.pid}/task").glob("*")):
+            try:
+                name, waits = ((task / file).read_text().strip() for file in ("comm", "wchan"))
+                stat = (task / "stat").read_text().rpartition(")")[2].split()
+                lines.append(f"thread {name}: state {stat[0]}, in {waits}, ticks {stat[11]} and {stat[12]}")
+            except OSError as error:
+                lines.append(f"thread {task.name}: {error}")
+        try:
+            listed = json.loads(self.cli("list", "--json", patience=10).stdout)
+            for volume in listed["volumes"]:
+                done = self.cli("show", volume["name"], "--json", expect=None, patience=10)
+                lines.append(" ".join((done.stdout or done.stderr).split()))
+        except (Failure, ValueError) as error:
+            lines.append(f"it does not say anything of its volumes: {error}")
+        return lines
+
     def last_line(self):
         return (self.log().strip().splitlines() or [""])[-1]
 

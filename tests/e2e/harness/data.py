@@ -3,12 +3,16 @@
 import hashlib
 import random
 import struct
+import time
 
-from .cases import Failure, check, skip
+from .cases import Failure, Unanswered, check, skip
 
 BLOCK = 4096
 _HEAD = struct.Struct(">8sQQQ")
 _MAGIC = b"stamped!"
+
+# A request that takes longer will never be answered. Devices that hang do so for a tenth of it.
+PATIENCE = 120
 
 
 def random_bytes(seed, size):
@@ -55,6 +59,12 @@ def first_difference(found, expected):
         if found[start : start + 512] != expected[start : start + 512]:
             return start
     return None
+
+
+def check_patience(since, what):
+    """Fails if something has been waited for since then that will never come."""
+    if time.monotonic() - since > PATIENCE:
+        raise Unanswered(f"{what} within {PATIENCE} s")
 
 
 class Recorder:
@@ -109,24 +119,33 @@ class Recorder:
                 if fua:
                     self.durable[block] = version
 
+    def collect_until(self, most):
+        """Waits until no more writes than that are in flight."""
+        fewest, since = len(self.in_flight), time.monotonic()
+        while len(self.in_flight) > most:
+            self.collect(100)
+            if len(self.in_flight) < fewest:
+                fewest, since = len(self.in_flight), time.monotonic()
+            check_patience(since, f"{fewest} writes were not answered")
+
     def write(self, number, depth=32, flags=0):
         """Writes so many times with so many in flight; does not wait for the last ones."""
         for _ in range(number):
-            while len(self.in_flight) >= depth:
-                self.collect(100)
+            self.collect_until(depth - 1)
             self.start_write(flags)
             self.collect()
 
     def settle(self):
         """Waits until nothing is in flight."""
-        while self.in_flight:
-            self.collect(100)
+        self.collect_until(0)
 
     def flush(self):
         """Flushes on a connection that wrote nothing, while writes go on."""
         covered = list(self.acked)
+        since = time.monotonic()
         cookie = self.flusher.aio_flush()
         while not self.flusher.aio_command_completed(cookie):
+            check_patience(since, f"a flush was not answered, beside {len(self.in_flight)} writes,")
             self.start_write()
             self.collect()
             self.flusher.poll(1)

@@ -46,6 +46,20 @@ class Sandbox:
         for daemon in self.daemons:
             self.logs.extend(daemon.log().splitlines()[-15:])
 
+    def keep_states(self):
+        """Remembers what the daemons do at the moment, for the report on something that hangs."""
+        for daemon in self.daemons:
+            self.logs.extend(daemon.describe())
+
+    def check_logs(self):
+        """Fails if anything in a daemon has panicked, even if nobody has noticed."""
+        from .cases import Failure
+
+        for daemon in self.daemons:
+            for line in daemon.log().splitlines():
+                if "panicked" in line:
+                    raise Failure(f"the daemon's log says: {line}")
+
     def at_end(self, function, *arguments):
         """Has something done when the test is over, however it ends; the last one first."""
 
