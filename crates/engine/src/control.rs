@@ -412,6 +412,7 @@ impl EngineLane {
             Ok(())
         });
         let changed = changed.await;
+        volume.waits.close();
         self.cache.detach(&volume);
         self.drop_view(volume.id);
         result.and(changed)
@@ -489,6 +490,7 @@ impl EngineLane {
         if let Err(unanswered) = self.patiently(&volume, self.wait_for_writeback(&volume)).await {
             tracing::warn!(%unanswered, "writes to it may still be under way");
         }
+        volume.waits.close();
         self.store.remove_space(&volume.space);
         self.cache.detached.remove(volume.id);
         self.cache.remove_volume(name);

@@ -6,11 +6,11 @@
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use forebay_core::{Clock, Nanos};
-use forebay_device::{DeviceDone, DeviceError, DeviceOp, IoBuf, IoData, Queue};
+use forebay_device::{DeviceDone, DeviceError, DeviceErrorKind, DeviceOp, IoBuf, IoData, Queue};
 use forebay_lane::LaneId;
 
 /// An operation that takes longer is shown to the operator.
@@ -37,11 +37,20 @@ struct Oldest(AtomicU64);
 pub(crate) struct Waits {
     clock: Arc<dyn Clock>,
     lanes: Box<[Oldest]>,
+    /// The volume has left: see [`Waits::close`].
+    closed: AtomicBool,
 }
 
 impl Waits {
     pub(crate) fn new(clock: Arc<dyn Clock>, lanes: usize) -> Self {
-        Waits { clock, lanes: (0..lanes.max(1)).map(|_| Oldest::default()).collect() }
+        let lanes = (0..lanes.max(1)).map(|_| Oldest::default()).collect();
+        Waits { clock, lanes, closed: AtomicBool::new(false) }
+    }
+
+    /// The volume leaves its origin, to which others may write from now on. Nothing more is started on
+    /// it, whatever waited for an answer until now.
+    pub(crate) fn close(&self) {
+        self.closed.store(true, Ordering::SeqCst);
     }
 
     fn of(&self, lane: LaneId) -> &Oldest {
@@ -142,6 +151,9 @@ impl Origin {
 
     /// See [`Queue::run`].
     pub(crate) async fn run(&self, op: DeviceOp) -> DeviceDone {
+        if self.waits.closed.load(Ordering::Relaxed) {
+            return closed(op);
+        }
         let _under_way = self.begin();
         self.queue.run(op).await
     }
@@ -162,6 +174,22 @@ impl Origin {
     pub(crate) async fn sync(&self) -> Result<(), DeviceError> {
         self.run(DeviceOp::Sync).await.result
     }
+}
+
+/// What becomes of an operation of a volume that has left.
+fn closed(op: DeviceOp) -> DeviceDone {
+    let (what, offset, buf) = match op {
+        DeviceOp::Read { offset, buf } => ("read", offset, Some(buf)),
+        DeviceOp::Write { offset, .. } | DeviceOp::DurableWrite { offset, .. } => {
+            ("write", offset, None)
+        }
+        DeviceOp::Discard { offset, .. } => ("discard", offset, None),
+        DeviceOp::WriteZeroes { offset, .. } => ("write zeroes", offset, None),
+        DeviceOp::Sync => ("sync", 0, None),
+    };
+    let (kind, device) = (DeviceErrorKind::Gone, "origin".into());
+    let cause = "the volume has been stopped or deleted".into();
+    DeviceDone { result: Err(DeviceError { kind, device, what, offset, cause }), buf }
 }
 
 #[cfg(test)]

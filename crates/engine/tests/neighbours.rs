@@ -371,6 +371,28 @@ fn held_versions_before_an_origin_that_does_not_answer_leave_room_to_others() {
     assert!(answered(&two, waits.expect("it waits")), "it goes on when the origin is back");
 }
 
+/// Putting a volume in order begins with a sync of its origin. Until that ends nothing is held, and what is
+/// dirty may be moved.
+#[test]
+fn a_volume_that_cannot_be_put_in_order_leaves_room_to_others() {
+    let two = two(16, kept_dirty(), settings(Mode::Writeback));
+    for number in 0..60 {
+        two.world.write(&two.a, number * 4096, &pattern(number));
+        for block in 0..60 {
+            two.world.write(&two.b, block * 4096, &pattern(block));
+        }
+    }
+    assert_eq!(two.a.volume().dirty_blocks(), 60);
+    two.faults.hang(true);
+    let (engine, ordered) = (two.engine.clone(), VolumeSettings { ordered: true, ..kept_dirty() });
+    two.world.block_on(async move { engine.set("a", ordered).await }).expect("set");
+    for block in 0..8000 {
+        assert!(write_soon(&two, &two.b, block), "b stops after {block} blocks");
+    }
+    assert_eq!(two.a.volume().dirty_blocks(), 60);
+    two.faults.hang(false);
+}
+
 #[test]
 fn reads_that_wait_for_an_origin_keep_no_room_from_others() {
     let two = two(16, kept_dirty(), settings(Mode::Writeback));

@@ -1,6 +1,6 @@
 //! Judges every answer of the system under test.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::ops::Range;
 
@@ -99,6 +99,8 @@ pub struct Oracle {
     shifts: Vec<u64>,
     volumes: Vec<Volume>,
     underway: BTreeMap<u64, Underway>,
+    /// Requests whose volume is gone: they end sometime, and how does not matter.
+    given_up: BTreeSet<u64>,
     now: Moment,
     /// The virtual time; whoever tells of an event sets it before.
     pub time: Nanos,
@@ -133,6 +135,7 @@ impl Oracle {
             shifts: alignments.iter().map(|bytes| bytes / SECTOR as u64).collect(),
             volumes: volumes.collect(),
             underway: BTreeMap::new(),
+            given_up: BTreeSet::new(),
             now: 1,
             time: Nanos(0),
             times: Vec::new(),
@@ -234,6 +237,9 @@ impl Oracle {
         excuses: Excuses,
     ) -> Result<(), Violation> {
         let now = self.tick();
+        if self.given_up.remove(&tag) {
+            return Ok(());
+        }
         let Some(Underway { asked, submitted, excused, .. }) = self.underway.remove(&tag) else {
             return Err(plain(25, format!("request {tag} ended twice or was never submitted")));
         };
@@ -385,6 +391,12 @@ impl Oracle {
         }
     }
 
+    /// A volume is given up while its origin gives no answer, and so are the requests that wait for that.
+    pub fn give_up(&mut self, volume: u16) {
+        let theirs = self.underway.extract_if(.., |_, request| request.asked.volume == volume);
+        self.given_up.extend(theirs.map(|(tag, _)| tag));
+    }
+
     /// A volume is gone, and its origin holds these values.
     pub fn begin_anew(&mut self, volume: u16, values: Vec<Value>) {
         self.order.begin_anew(volume, &values);
@@ -408,6 +420,7 @@ impl Oracle {
         self.crashed_once = true;
         self.order.crash(now);
         self.underway.clear();
+        self.given_up.clear();
         for volume in &mut self.volumes {
             for &sector in &volume.active {
                 volume.histories[sector as usize].crash(now);

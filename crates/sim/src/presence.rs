@@ -120,6 +120,7 @@ impl World<'_> {
         if discards && self.hung_until[usize::from(volume)] > self.admin_since {
             // An operator does not wait for an origin that hangs; others use it once it has answered.
             origin.complete_all();
+            self.oracle.give_up(volume);
         }
         if origin.changes_in_flight() {
             return Err(plain(

@@ -195,6 +195,13 @@ impl LaneVolume {
     async fn enter_order(&self) -> Result<(), String> {
         let store = self.store.store();
         let volume = &self.volume;
+        // What is dirty and what is appended from the beginning on is held, and keeps its segments from all
+        // volumes: an origin that does not answer is waited for before that.
+        drop(volume.ranges.exclusive(0..u64::MAX).await);
+        if let Err(error) = self.origin.sync().await {
+            volume.origin_sync_fails();
+            return Err(error.to_string());
+        }
         store.begin_ordered(volume.id);
         {
             // Whoever gets a range after this sees that the volume is ordered.

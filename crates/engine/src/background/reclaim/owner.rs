@@ -37,7 +37,13 @@ impl<'a> Owner<'a> {
         let space = store.space_of(id)?;
         let view = engine.lane_volume(id);
         let (bound, in_order) = match &view {
-            Some(view) => (!view.volume.can_be_emptied(), view.volume.is_ordered()),
+            Some(view) => {
+                // One that is being put in order, which may take as long as its origin does, must not
+                // be written back by others, but nothing is held yet for a place in the order.
+                let (ordered, in_order) = (view.volume.is_ordered(), store.is_in_order(id));
+                let entering = ordered && !in_order;
+                (!view.volume.can_be_emptied() || entering, ordered && in_order)
+            }
             None => (true, store.has_order(id)),
         };
         Some(Owner { engine, replacement, space, view, bound, in_order })
