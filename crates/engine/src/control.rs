@@ -299,7 +299,8 @@ impl EngineLane {
         drop(draining);
         result?;
         if let Some(view) = self.lane_volume(volume.id) {
-            self.patiently(volume, view.sync_origin()).await?.map_err(|_| {
+            let sync = async move { view.sync_origin().await };
+            self.patiently_to_its_end(volume, sync).await?.map_err(|_| {
                 EngineError::new(
                     EngineErrorKind::Failed,
                     format!("the origin of '{}' cannot be synced", volume.name),
@@ -367,7 +368,9 @@ impl EngineLane {
         let mut result = self.patiently(&volume, self.quiesce(&volume)).await;
         let (mut print, mut samples) = (None, None);
         if let Some(view) = self.lane_volume(volume.id) {
-            match self.patiently(&volume, view.sync_origin()).await {
+            let syncing = view.clone();
+            let sync = async move { syncing.sync_origin().await };
+            match self.patiently_to_its_end(&volume, sync).await {
                 Ok(Ok(())) => (),
                 Ok(Err(_)) => {
                     result = Err(EngineError::new(

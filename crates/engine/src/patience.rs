@@ -57,4 +57,22 @@ impl EngineLane {
             }
         }
     }
+
+    /// As [`EngineLane::patiently`], for work that goes on when nobody waits for it any more: a sync that
+    /// fails after that has to be known, because the next one may succeed and prove nothing.
+    ///
+    /// # Errors
+    /// The origin does not answer.
+    pub(crate) async fn patiently_to_its_end<T: 'static>(
+        &self,
+        volume: &Volume,
+        work: impl Future<Output = T> + 'static,
+    ) -> Result<T, EngineError> {
+        let mut work = Box::pin(work);
+        let result = self.patiently(volume, &mut work).await;
+        if result.is_err() {
+            self.lane.spawn(async move { drop(work.await) });
+        }
+        result
+    }
 }
