@@ -11,10 +11,10 @@ use forebay_device::{Device, Queue, QueueContext};
 use forebay_engine::{
     EngineError, EngineErrorKind, EngineLane, LaneContext, Target, VolumeSettings, VolumeSpec,
 };
-use forebay_format::Uuid;
+use forebay_format::{MAX_NARROW_GENERATION, Uuid};
 use forebay_policy::WritebackSettings;
 use forebay_store::planted::{self, PlantedBug};
-use forebay_store::{FormatOptions, StoreOptions, format};
+use forebay_store::{FormatOptions, Store, StoreOptions, format};
 
 use crate::presence::Presence;
 use crate::queue::DiskHandle;
@@ -172,6 +172,10 @@ impl Subject for Engine {
                     .map_err(|error| error.to_string())?;
             machine.shared.event("opened", &[], format_args!("{report:?}"));
             let known = first.cache.store.volumes();
+            let is_new = machine.presence.iter().all(|it| *it == Presence::New);
+            if machine.setup.aged && is_new && known.is_empty() {
+                age(&first.cache.store, machine.setup.seed);
+            }
             for volume in 0..machine.origins.len() as u16 {
                 let (name, origin) = (name(volume), origin(&machine, volume)?);
                 let is_known = known.iter().any(|record| record.name == name);
@@ -202,6 +206,15 @@ impl Subject for Engine {
             Ok(Rc::new(Running { lanes, machine }) as Rc<dyn Instance>)
         })
     }
+}
+
+/// Counters go on from shortly before they pass a limit of their fields.
+fn age(store: &Store, seed: u64) {
+    let mut rng = fastrand::Rng::with_seed(seed ^ 0xa9ed);
+    let target = MAX_NARROW_GENERATION - rng.u64(0..300);
+    let segments = &store.segments;
+    segments.skip_generations(target.saturating_sub(segments.next_generation().0));
+    store.skip_volume_ids(u16::MAX - rng.u16(0..8));
 }
 
 /// Whether a volume in this mode can be ordered.

@@ -22,17 +22,21 @@ pub enum Feature {
     Hang,
     /// Superblocks, volume tables and checkpoints rot, one at a time, and reads fail during recovery.
     Decay,
+    /// The cache is old: generations of segments are about to need their upper half, and numbers of
+    /// volumes to begin again.
+    Aged,
 }
 
 impl Feature {
     /// All of them.
-    pub const ALL: [Feature; 6] = [
+    pub const ALL: [Feature; 7] = [
         Feature::Shape,
         Feature::Shards,
         Feature::OwnPower,
         Feature::Absence,
         Feature::Hang,
         Feature::Decay,
+        Feature::Aged,
     ];
 
     /// A short name for the command line and for lists.
@@ -44,6 +48,7 @@ impl Feature {
             Feature::Absence => "absence",
             Feature::Hang => "hang",
             Feature::Decay => "decay",
+            Feature::Aged => "aged",
         }
     }
 
@@ -51,7 +56,7 @@ impl Feature {
     fn one_of(self) -> u32 {
         match self {
             Feature::Shape | Feature::Shards | Feature::OwnPower => 4,
-            Feature::Absence | Feature::Hang | Feature::Decay => 6,
+            Feature::Absence | Feature::Hang | Feature::Decay | Feature::Aged => 6,
         }
     }
 
@@ -62,6 +67,7 @@ impl Feature {
             PlantedBug::CheckpointForgetsShard => Some(Feature::Shards),
             PlantedBug::OneRootOnly | PlantedBug::RootsOnce => Some(Feature::Decay),
             PlantedBug::NoTimedCommit => Some(Feature::Hang),
+            PlantedBug::GenerationsWrap => Some(Feature::Aged),
             PlantedBug::DeletesUndrained => Some(Feature::Absence),
             _ => None,
         }
@@ -70,7 +76,7 @@ impl Feature {
     /// Whether it makes sense in this kind of trouble.
     fn fits(self, weather: Weather) -> bool {
         match self {
-            Feature::Shape | Feature::Shards => true,
+            Feature::Shape | Feature::Shards | Feature::Aged => true,
             Feature::OwnPower | Feature::Absence => weather != Weather::Damage,
             Feature::Hang => weather == Weather::Crashes,
             Feature::Decay => matches!(weather, Weather::Crashes | Weather::OriginErrors),

@@ -112,6 +112,7 @@ impl Profile {
                 replacement: pick(rng, ReplacementKind::ALL).unwrap_or_default(),
                 volumes: (0..volumes).map(|_| modes(rng)).collect(),
                 ordered: Vec::new(),
+                aged: false,
                 seed: rng.u64(..),
                 insists: weather == Weather::CacheErrors,
             },
@@ -135,6 +136,7 @@ impl Profile {
         if profile.features.has(Feature::Shape) {
             profile.take_shape(&mut own);
         }
+        profile.setup.aged = profile.features.has(Feature::Aged);
         if profile.features.has(Feature::Absence) {
             profile.setup.room_for_blocks = 1 << 18;
         }

@@ -60,6 +60,8 @@ pub struct Setup {
     pub volumes: Vec<(Mode, Durability)>,
     /// Which volumes are ordered at first.
     pub ordered: Vec<bool>,
+    /// The cache is as if it had been in use for years.
+    pub aged: bool,
     /// Seed for what the system decides by chance.
     pub seed: u64,
     /// The operator insists where data is at risk: a cache device that fails may not have been told

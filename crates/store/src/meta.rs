@@ -105,6 +105,11 @@ impl Store {
         ))
     }
 
+    /// Leaves out volume numbers up to this one, for tests near limits.
+    pub fn skip_volume_ids(&self, next: u16) {
+        self.meta.lock().next_volume_id = next;
+    }
+
     pub(crate) fn add_space(&self, id: VolumeId, blocks: u64) -> Result<VolumeSpace, StoreError> {
         let mut spaces = self.spaces.lock();
         let base = spaces.iter().map(|space| space.base + space.blocks).max().unwrap_or(0);

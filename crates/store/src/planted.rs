@@ -83,6 +83,8 @@ planted_bugs! {
     FreedBeforeCheckpoint = "freed-before-checkpoint",
     /// A segment that is opened again gets the generation of its last life.
     GenerationStays = "generation-stays",
+    /// After 31 bits generations begin again at 0.
+    GenerationsWrap = "generations-wrap",
     /// Reclaim evicts dirty blocks.
     EvictsDirty = "evicts-dirty",
 

@@ -269,7 +269,10 @@ impl Segments {
         }
         let at = state.free.len() * appender / appenders.max(1);
         let segment = state.free.swap_remove_front(at)?;
-        let generation = Generation(state.next_generation);
+        let mut generation = Generation(state.next_generation);
+        if planted::has(PlantedBug::GenerationsWrap) {
+            generation.0 %= forebay_format::MAX_NARROW_GENERATION;
+        }
         if !planted::has(PlantedBug::GenerationStays) {
             state.next_generation += 1;
         }
