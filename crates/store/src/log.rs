@@ -365,3 +365,6 @@ impl Log {
         self.buffers.lock().existing as u64 * self.cut.segment_bytes
     }
 }
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests;

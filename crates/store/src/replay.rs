@@ -470,3 +470,6 @@ async fn verify(
         .map(|(number, _)| number)
         .collect())
 }
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests;

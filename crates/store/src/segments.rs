@@ -574,3 +574,6 @@ impl Segments {
         u64::from(count) * each as u64
     }
 }
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests;

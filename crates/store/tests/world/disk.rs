@@ -21,6 +21,7 @@ struct State {
     /// Reads of a page that will still fail.
     failing: HashMap<usize, u32>,
     writes: u64,
+    bytes_read: u64,
     /// The content after each write since it was asked for.
     recorded: Option<Vec<Vec<u8>>>,
 }
@@ -62,6 +63,11 @@ impl Disk {
     /// The content after each write since [`Disk::record_writes`].
     pub fn recorded(&self) -> Vec<Vec<u8>> {
         self.0.lock().recorded.take().unwrap_or_default()
+    }
+
+    /// Bytes of the reads that succeeded.
+    pub fn bytes_read(&self) -> u64 {
+        self.0.lock().bytes_read
     }
 
     pub fn writes(&self) -> u64 {
@@ -112,6 +118,7 @@ impl State {
                 });
             }
         }
+        self.bytes_read += into.len() as u64;
         into.copy_from_slice(&self.content[offset..offset + into.len()]);
         Ok(())
     }
