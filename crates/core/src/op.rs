@@ -23,8 +23,8 @@ pub enum IoError {
     /// The range is not inside the volume, or not in whole sectors.
     #[error("the request is not inside the volume")]
     Invalid,
-    /// A write beyond the end of the volume.
-    #[error("the write is beyond the end of the volume")]
+    /// A write beyond the end of the volume, or an origin without room for it.
+    #[error("there is no room for the write")]
     NoSpace,
     /// The data could not be read or written.
     #[error("input/output error")]

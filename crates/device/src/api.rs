@@ -143,6 +143,12 @@ pub trait Device: Send + Sync {
         false
     }
 
+    /// How many bytes there are, if they have become fewer than [`Device::size`] since it was opened.
+    /// What lay behind that end is lost, whatever is there later.
+    fn shrunk_to(&self) -> Option<u64> {
+        None
+    }
+
     /// What tells this device from all others, also after a restart of the machine, whatever its
     /// content is. `None`: nothing is known, as of RAM.
     fn identity(&self) -> Option<Identity> {

@@ -6,8 +6,10 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 
+use rustix::fs::{AtFlags, FileType, StatxFlags};
 use rustix::io::Errno;
 
 use crate::api::{
@@ -33,13 +35,59 @@ struct Shared {
     direct: bool,
     writable: bool,
     writes_durably: bool,
+    /// The fewest bytes that a regular file was seen with; `None` for a block device, on which the
+    /// kernel fails what lies behind the end.
+    least: Option<AtomicU64>,
+}
+
+impl Shared {
+    /// Bytes of the device, without those that a regular file has lost since it was opened.
+    fn left(&self) -> u64 {
+        let Some(least) = &self.least else { return self.shape.size };
+        // As the kernel knows it: a lane does not wait for a file server.
+        let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+        match rustix::fs::statx(&self.fd, c"", flags, StatxFlags::SIZE) {
+            Ok(stat) => least.fetch_min(stat.stx_size, Ordering::Relaxed).min(stat.stx_size),
+            Err(_) => least.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Refuses what a file that has become smaller cannot do any more. A write behind its end would
+    /// succeed and make it larger again, with a hole in place of what was lost.
+    fn check_left(&self, op: &DeviceOp) -> Result<(), DeviceError> {
+        let Some(least) = &self.least else { return Ok(()) };
+        let (offset, end, left) = match op {
+            // A read behind the end comes back short, if this is not known yet.
+            DeviceOp::Read { offset, buf } => {
+                (*offset, offset + buf.len() as u64, least.load(Ordering::Relaxed))
+            }
+            DeviceOp::Write { offset, data } => (*offset, offset + data.len() as u64, self.left()),
+            DeviceOp::DurableWrite { offset, range, .. } => {
+                (*offset, offset + range.len() as u64, self.left())
+            }
+            DeviceOp::Discard { offset, len } | DeviceOp::WriteZeroes { offset, len } => {
+                (*offset, offset + len, self.left())
+            }
+            DeviceOp::Sync => (0, self.shape.size, self.left()),
+        };
+        if end <= left {
+            return Ok(());
+        }
+        let cause = format!("it has shrunk from {} to {left} bytes", self.shape.size);
+        Err(self.shape.error(DeviceErrorKind::Io, op.what(), offset, cause))
+    }
+}
+
+fn is_regular(fd: &OwnedFd) -> bool {
+    let stat = rustix::fs::fstat(fd).ok();
+    stat.is_some_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile)
 }
 
 /// Whether the block device behind `fd`, if it is one, makes single writes durable by itself: it has
 /// forced unit access, or no volatile cache.
 fn writes_durably(fd: &OwnedFd) -> bool {
     let Ok(stat) = rustix::fs::fstat(fd) else { return false };
-    if rustix::fs::FileType::from_raw_mode(stat.st_mode) != rustix::fs::FileType::BlockDevice {
+    if FileType::from_raw_mode(stat.st_mode) != FileType::BlockDevice {
         return false;
     }
     let (major, minor) = (rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev));
@@ -75,6 +123,7 @@ impl FileDevice {
         };
         let shared = Shared {
             writes_durably: writes_durably(&opened.fd),
+            least: is_regular(&opened.fd).then(|| AtomicU64::new(shape.size)),
             shape,
             fd: Arc::new(opened.fd),
             memory_align: opened.memory_align,
@@ -105,6 +154,10 @@ impl Device for FileDevice {
 
     fn writes_durably(&self) -> bool {
         self.shared.writes_durably
+    }
+
+    fn shrunk_to(&self) -> Option<u64> {
+        Some(self.shared.left()).filter(|left| *left < self.shared.shape.size)
     }
 
     fn identity(&self) -> Option<forebay_core::Identity> {
@@ -167,7 +220,7 @@ impl FileQueue {
                 let (kind, cause) = (DeviceErrorKind::NotSupported, "it is open for reading only");
                 Some(shape.error(kind, what, 0, cause))
             }
-            Ok(()) => None,
+            Ok(()) => self.shared.check_left(&op).err(),
         };
         if let Some(error) = refused {
             let buf = match op {
@@ -295,6 +348,7 @@ impl FileQueue {
             Next::GiveBack(_) | Next::Zero(..) => moved,
         };
         if result.is_ok() && moved < expected {
+            self.shared.left();
             let cause =
                 format!("only {moved} of {expected} bytes are there; the device has shrunk");
             result = Err(self.shared.shape.error(DeviceErrorKind::Io, what, offset, cause));

@@ -298,6 +298,13 @@ impl EngineLane {
         };
         drop(draining);
         result?;
+        if let Some(shrunk) = volume.origin_shrunk() {
+            let name = &volume.name;
+            return Err(EngineError::new(
+                EngineErrorKind::Failed,
+                format!("{shrunk}; 'forebay delete --discard-dirty {name}' gives it up"),
+            ));
+        }
         if let Some(view) = self.lane_volume(volume.id) {
             let sync = async move { view.sync_origin().await };
             self.patiently_to_its_end(volume, sync).await?.map_err(|_| {

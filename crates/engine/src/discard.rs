@@ -292,10 +292,7 @@ impl LaneVolume {
             Err(error) if error.kind == DeviceErrorKind::NotSupported => {
                 return Ok(Zeroed::NotSupported);
             }
-            Err(error) => {
-                tracing::warn!(%error, volume = volume.name, "the origin cannot be zeroed");
-                return Err(IoError::Io);
-            }
+            Err(error) => return Err(self.origin_refused(&error)),
         }
         Ok(Zeroed::Done)
     }

@@ -4,11 +4,11 @@
 //! and whatever can do without the device does. Nothing is given up: when it answers again, requests
 //! end and all is as before.
 
+use std::fmt::Display;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use forebay_core::Nanos;
-use forebay_device::DeviceError;
 use forebay_lane::Notify;
 use parking_lot::Mutex;
 
@@ -28,7 +28,7 @@ pub(crate) struct LastError {
 }
 
 impl LastError {
-    pub(crate) fn set(&self, error: &DeviceError) {
+    pub(crate) fn set(&self, error: &impl Display) {
         *self.text.lock() = Some(error.to_string());
         self.any.store(true, Ordering::Relaxed);
     }

@@ -123,6 +123,10 @@ pub struct Volume {
     pub(crate) bad: BadBlocks,
     /// Why the last read of the origin failed.
     pub(crate) read_error: LastError,
+    /// Why the last write to the origin on behalf of a client failed.
+    pub(crate) write_error: LastError,
+    /// The log says that the origin has shrunk.
+    shrunk_told: AtomicBool,
     /// The dirty blocks of the note that says that nothing else on the cache device counts.
     pub(crate) noted: Mutex<Option<Arc<BTreeSet<OriginBlock>>>>,
     /// Whether there is such a note.
@@ -193,6 +197,8 @@ impl Volume {
             discards: AtomicU8::new(0),
             bad: BadBlocks::default(),
             read_error: LastError::default(),
+            write_error: LastError::default(),
+            shrunk_told: AtomicBool::new(false),
             noted: Mutex::default(),
             is_noted: AtomicBool::new(false),
             write_down: Gate::default(),
@@ -551,6 +557,9 @@ impl Volume {
                 "writing back to the origin fails; the data stays dirty and is tried again"
             );
         }
+        if error.is_none() {
+            self.write_error.clear();
+        }
         self.writeback_fails.store(error.is_some(), Ordering::SeqCst);
         *slot = error;
         drop(slot);
@@ -582,6 +591,27 @@ impl Volume {
     /// Why the origin cannot be read, if the last read failed.
     pub fn origin_read_error(&self) -> Option<String> {
         self.read_error.get()
+    }
+
+    /// Why the origin cannot be written, if the last write on behalf of a client failed.
+    pub fn origin_write_error(&self) -> Option<String> {
+        self.write_error.get()
+    }
+
+    /// That the origin has become smaller while it was served, if so. What lay behind its end is lost.
+    pub fn origin_shrunk(&self) -> Option<String> {
+        let left = self.origin.shrunk_to()?;
+        let size = self.origin.size();
+        Some(format!("the origin {} has shrunk from {size} to {left} bytes", self.origin_name))
+    }
+
+    /// Looks whether the origin has become smaller, and logs it once.
+    pub(crate) fn look_at_origin(&self) {
+        if let Some(shrunk) = self.origin_shrunk()
+            && !self.shrunk_told.swap(true, Ordering::Relaxed)
+        {
+            tracing::error!(volume = self.name, "{shrunk}");
+        }
     }
 
     /// Why writeback fails at the moment.

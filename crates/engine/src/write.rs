@@ -1,11 +1,12 @@
 //! Writes: to the log, through it to the origin, or round it.
 
+use std::fmt::Display;
 use std::ops::Range;
 use std::time::Duration;
 
 use forebay_core::why::{BypassReason, EvictionReason, InvalidationReason, RefusalReason};
 use forebay_core::{Durability, IoError, OriginBlock, SectorMask, Slot};
-use forebay_device::{DeviceOp, IoBuf, IoData};
+use forebay_device::{DeviceError, DeviceErrorKind, DeviceOp, IoBuf, IoData};
 use forebay_store::planted::{self, PlantedBug};
 use forebay_store::{Appended, Condition, Entry, Version};
 
@@ -409,7 +410,7 @@ impl LaneVolume {
         // As every write through the cache: a sync that began before this does not cover it.
         self.volume.origin_changed(offset..offset + data.len() as u64);
         let result = put.map_err(|error| {
-            tracing::warn!(error, volume = self.volume.name, "the origin cannot be written");
+            self.origin_write_failed(&error);
             IoError::Io
         });
         if self.volume.is_ordered() {
@@ -523,12 +524,24 @@ impl LaneVolume {
         match done.result {
             Ok(()) => {
                 bump(&self.stats().counters.origin_written_bytes, len as u64);
+                volume.write_error.clear();
                 (Ok(()), data)
             }
-            Err(error) => {
-                tracing::warn!(%error, volume = volume.name, "the origin cannot be written");
-                (Err(IoError::Io), data)
-            }
+            Err(error) => (Err(self.origin_refused(&error)), data),
+        }
+    }
+
+    fn origin_write_failed(&self, error: &impl Display) {
+        tracing::warn!(%error, volume = self.volume.name, "the origin cannot be written");
+        self.volume.write_error.set(error);
+    }
+
+    /// A client's write to the origin has failed: what the client is told.
+    pub(crate) fn origin_refused(&self, error: &DeviceError) -> IoError {
+        self.origin_write_failed(error);
+        match error.kind {
+            DeviceErrorKind::NoSpace => IoError::NoSpace,
+            _ => IoError::Io,
         }
     }
 
@@ -550,9 +563,8 @@ impl LaneVolume {
         let written = self.origin.write(start, whole).await;
         volume.origin_changed(start..end);
         bump(&self.stats().counters.origin_written_bytes, end - start);
-        written.map(|_| ()).map_err(|error| {
-            tracing::warn!(%error, volume = volume.name, "the origin cannot be written");
-            IoError::Io
-        })
+        written.map_err(|error| self.origin_refused(&error))?;
+        volume.write_error.clear();
+        Ok(())
     }
 }

@@ -17,7 +17,6 @@ def volume(box, mode, *settings, name="v"):
 
 
 @test
-@pending("a failing cache device holds up what does not need it")
 def modes_that_keep_nothing_dirty_go_on(box):
     for mode in THROUGH:
         for rules in (["fail write"], ["fail sync"], ["fail"], ["gone"]):
@@ -41,7 +40,6 @@ def modes_that_keep_nothing_dirty_go_on(box):
 
 
 @test
-@pending("a failing cache device holds up what does not need it")
 def writeback_keeps_what_it_can(box):
     for rules in (["fail write"], ["fail sync"], ["fail write,sync"]):
         daemon, cache, origin, client = volume(box, "wb", *KEEP, name=f"wb{rules[0][-5:].strip()}")
@@ -153,7 +151,6 @@ def one_read_error_does_not_keep_a_cache_from_opening(box):
 
 
 @test
-@pending("a failing cache device holds up what does not need it")
 def a_hung_cache_device_is_reported_and_gone_round(box):
     daemon, cache, origin, client = volume(box, "wb", *KEEP)
     client.write_blocks(0, 10)
@@ -175,7 +172,6 @@ def a_hung_cache_device_is_reported_and_gone_round(box):
 
 
 @test
-@pending("a failing cache device holds up what does not need it")
 def the_lost_ranges_of_a_lost_device_are_printed(box):
     daemon, cache, origin, client = volume(box, "wb", *KEEP)
     client.write_blocks(0, 100)

@@ -46,7 +46,6 @@ def a_neighbour_has_the_room_of_the_cache(box):
 
 
 @test
-@pending("a hung origin holds up its neighbours")
 def commands_complete(box):
     daemon, disk, a, b = neighbours(box, 128 * MIB, "wb", QUIET)
     a.write_blocks(0, 1000)
@@ -101,7 +100,6 @@ def one_that_is_missing_at_start_leaves_the_room_to_its_neighbours(box):
 
 
 @test
-@pending("a hung origin is not a state")
 def it_is_reported(box):
     daemon, disk, a, b = neighbours(box)
     disk.faults("hang read")

@@ -76,7 +76,6 @@ def push(wire, *requests):
 
 
 @test
-@pending("memory is not bounded over all connections")
 def prefetches(box):
     group, daemon, uri = served(box)
     wires = [opened(daemon.nbd, "v")[0] for _ in range(16)]
@@ -87,7 +86,6 @@ def prefetches(box):
 
 
 @test
-@pending("memory is not bounded over all connections")
 def reads_whose_replies_are_not_read(box):
     group, daemon, uri = served(box)
     wires = [opened(daemon.nbd, "v")[0] for _ in range(64)]
@@ -97,7 +95,6 @@ def reads_whose_replies_are_not_read(box):
 
 
 @test
-@pending("memory is not bounded over all connections")
 def writes_that_are_half_sent(box):
     group, daemon, uri = served(box)
     head = struct.pack(">IHHQQI", REQUEST_MAGIC, 0, WRITE, 1, GIB, 32 * MIB)
@@ -112,7 +109,6 @@ def writes_that_are_half_sent(box):
 
 
 @test
-@pending("memory is not bounded over all connections")
 def requests_that_wait_for_a_hung_origin(box):
     daemon = Confined(box)
     daemon.start()

@@ -87,6 +87,10 @@ impl Device for FaultyDevice {
         self.inner.writes_durably()
     }
 
+    fn shrunk_to(&self) -> Option<u64> {
+        self.inner.shrunk_to()
+    }
+
     fn identity(&self) -> Option<Identity> {
         self.inner.identity()
     }

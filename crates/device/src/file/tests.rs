@@ -174,6 +174,44 @@ fn a_file_that_shrinks_is_an_error() {
 }
 
 #[test]
+fn what_a_file_has_lost_is_not_made_up_by_writing_behind_its_end() {
+    let bench = Bench::new(SIZE, Access::Exclusive);
+    let file = fs::File::options().write(true).open(bench.folder.path().join("file")).expect("it");
+    let write = |offset| bench.run(bench.queue.write(offset, filled(4096, 7))).map(drop);
+    write(SIZE - 4096).expect("written");
+    assert_eq!(bench.device.shrunk_to(), None);
+    file.set_len(SIZE / 2).expect("cut");
+    let error = write(SIZE - 4096).expect_err("behind the end");
+    assert_eq!(error.kind, DeviceErrorKind::Io);
+    assert!(error.to_string().contains("shrunk from 65536 to 32768"), "{error}");
+    assert_eq!(bench.content().len() as u64, SIZE / 2, "it was not made larger");
+    for op in [
+        DeviceOp::Discard { offset: SIZE / 2 - 4096, len: 8192 },
+        DeviceOp::WriteZeroes { offset: SIZE - 4096, len: 4096 },
+        DeviceOp::Sync,
+    ] {
+        assert_eq!(bench.done(op), Err(DeviceErrorKind::Io));
+    }
+    write(0).expect("what is left can be used");
+    // What it has there now is not what was lost.
+    file.set_len(SIZE).expect("grown");
+    assert_eq!(bench.device.shrunk_to(), Some(SIZE / 2));
+    bench.run(bench.queue.read(SIZE - 4096, IoBuf::zeroed(4096))).expect_err("lost");
+    write(SIZE - 4096).expect_err("lost");
+    bench.run(bench.queue.read(SIZE / 2 - 4096, IoBuf::zeroed(4096))).expect("there");
+}
+
+#[test]
+fn a_read_that_comes_back_short_is_enough_to_know_that_a_file_shrank() {
+    let bench = Bench::new(SIZE, Access::Exclusive);
+    let file = fs::File::options().write(true).open(bench.folder.path().join("file")).expect("it");
+    file.set_len(4096).expect("cut");
+    bench.run(bench.queue.read(8192, IoBuf::zeroed(4096))).expect_err("short");
+    file.set_len(SIZE).expect("grown");
+    bench.run(bench.queue.read(8192, IoBuf::zeroed(4096))).expect_err("lost");
+}
+
+#[test]
 fn forgotten_operations_leave_nothing_behind() {
     let bench = Bench::new(SIZE, Access::Exclusive);
     let queue = bench.queue.inner();

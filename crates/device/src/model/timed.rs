@@ -103,6 +103,10 @@ impl Device for ModelledDevice {
         self.shared.lock().model.kind() != ModelKind::Hdd7200
     }
 
+    fn shrunk_to(&self) -> Option<u64> {
+        self.inner.shrunk_to()
+    }
+
     fn identity(&self) -> Option<forebay_core::Identity> {
         self.inner.identity()
     }

@@ -40,6 +40,7 @@ pub(crate) async fn run(engine: Weak<EngineLane>, first: bool) {
                 tried = now;
             }
             for volume in cache.volumes() {
+                volume.look_at_origin();
                 if again {
                     volume.try_bad_again();
                 }

@@ -368,6 +368,7 @@ fn errors(running: &Running) -> ErrorReport {
     ErrorReport {
         origin_read: totals.origin_read_errors,
         origin_write: u64::from(volume.writeback_error().is_some())
+            + u64::from(volume.origin_write_error().is_some())
             + u64::from(sync_failed.is_some()),
         cache_read: totals.cache_read_errors,
         cache_write: u64::from(store.health.failed()),
@@ -378,9 +379,11 @@ fn errors(running: &Running) -> ErrorReport {
             .cause()
             .map(|cause| cause.to_string())
             .or_else(|| hung(running))
+            .or_else(|| volume.origin_shrunk())
             .or_else(|| volume.writeback_error())
             .or(sync_failed)
             .or(waits)
+            .or_else(|| volume.origin_write_error())
             .or_else(|| volume.origin_read_error()),
     }
 }
@@ -399,6 +402,8 @@ fn is_degraded(running: &Running, errors: &ErrorReport) -> bool {
         || volume.writeback_error().is_some()
         || volume.origin_waits().is_some()
         || volume.origin_read_error().is_some()
+        || volume.origin_write_error().is_some()
+        || volume.origin_shrunk().is_some()
         || running.cache.health().is_hung()
         || !errors.lost.is_empty()
 }

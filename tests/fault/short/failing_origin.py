@@ -1,0 +1,96 @@
+"""An origin that rejects requests: what is cached is served, the error is shown, nothing is lost."""
+
+from harness import *
+
+KEEP = ("--set", "idle=0", "--set", "dirty_age=0")
+THROUGH = ("wt", "wa", "pt")
+
+
+def volume(box, mode, name):
+    daemon = box.daemon(name=name)
+    origin = Disk(box, f"{name}.origin", 64 * MIB, random_bytes("origin", MIB))
+    uri = daemon.create("v", box.file(f"{name}.cache", 64 * MIB), origin.name, "--mode", mode, *KEEP)
+    client = Client(uri)
+    client.write_blocks(1000, 100)
+    client.flush()
+    return daemon, origin, client
+
+
+def check_degraded(daemon, origin, what):
+    wait_for(lambda: daemon.show("v")["state"] == "degraded", f"{what}: the volume is degraded")
+    last = daemon.show("v")["errors"]["last"]
+    check(origin.path in str(last), f"{what}: the error does not name the origin: {last}")
+
+
+@test
+def writeback_keeps_what_is_dirty_and_goes_on_by_itself(box):
+    for rule in ("fail write", "fail sync", "fail", "gone"):
+        what = f"'{rule}' on the origin"
+        daemon, origin, client = volume(box, "wb", rule[-5:].strip())
+        origin.faults(rule)
+        check_equal(client.write_blocks(1100, 100), 100, f"{what}: blocks acknowledged")
+        client.flush()
+        for block in (1000, 1199):
+            client.check_block(block, 1)
+        expected = "EIO" if rule in ("fail", "gone") else None
+        check_equal(attempt(client.read, MIB // 2), expected, f"{what}: a read of what is not cached")
+        done = verb(daemon, "flush", "v")
+        check_equal(done.returncode, 1, f"{what}: the exit code of flush")
+        check(done.stderr.strip(), f"{what}: flush failed without a word")
+        check_degraded(daemon, origin, what)
+        check_equal(verb(daemon, "delete", "v").returncode, 1, f"{what}: the exit code of delete")
+        client.check_block(1199, 1)
+        origin.heal()
+        daemon.cli("set", "v", "dirty_age=100ms")
+        wait_for(lambda: daemon.dirty("v") == 0, f"{what}: writeback goes on by itself")
+        check_equal(attempt(client.read, MIB // 2), None, f"{what}: a read afterwards")
+        wait_for(lambda: daemon.show("v")["state"] == "running", f"{what}: the error is gone")
+        for block in (1000, 1199):
+            found = read_stamp(origin.read(block * BLOCK, BLOCK), block)
+            check_equal(found, 1, f"{what}: the version of block {block} on the origin")
+        daemon.kill()
+
+
+@test
+def modes_that_keep_nothing_dirty_fail_what_needs_it(box):
+    for mode in THROUGH:
+        for rule, error in (("fail write", "EIO"), ("fail write ENOSPC", "ENOSPC"), ("gone", "EIO")):
+            what = f"{mode} with '{rule}' on the origin"
+            daemon, origin, client = volume(box, mode, f"{mode}{rule[-5:].strip()}")
+            origin.faults(rule)
+            check_equal(set(client.try_blocks(range(1100, 1200))), {error}, f"{what}: writes")
+            check_degraded(daemon, origin, what)
+            if mode == "wt":
+                client.check_block(1050, 1)
+            origin.heal()
+            check_equal(client.write_blocks(1100, 100, 2), 100, f"{what}: blocks acknowledged afterwards")
+            client.flush()
+            client.read(MIB // 2)
+            wait_for(lambda: daemon.show("v")["state"] == "running", f"{what}: the error is gone")
+            client.check_block(1199, 2)
+            daemon.kill()
+
+
+@test
+def after_a_failed_sync_flushes_fail_until_a_new_start(box):
+    for mode in THROUGH:
+        daemon, origin, client = volume(box, mode, mode)
+        origin.faults("fail sync")
+        client.try_blocks(range(1100, 1200))
+        check_equal(attempt(client.flush), "EIO", f"{mode}: a flush")
+        wait_for(lambda: daemon.show("v")["state"] == "degraded", f"{mode}: the volume is degraded")
+        origin.heal()
+        if mode != "wt":
+            # Nothing proves that what went there before has arrived.
+            check_equal(attempt(client.flush), "EIO", f"{mode}: a flush afterwards")
+        verb(daemon, "stop", "v")
+        check_equal(verb(daemon, "start", "v").returncode, 0, f"{mode}: the exit code of start")
+        client = Client(daemon.uri("v"))
+        check_equal(client.write_blocks(1100, 100, 2), 100, f"{mode}: blocks acknowledged after a new start")
+        client.flush()
+        check_equal(daemon.show("v")["state"], "running", f"{mode}: the state after a new start")
+        client.check_block(1199, 2)
+        daemon.kill()
+
+
+main()
