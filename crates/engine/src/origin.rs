@@ -1,7 +1,7 @@
 //! A lane's way to a volume's origin, and for how long operations on it have been under way.
 //!
 //! An origin that does not answer must hold up its own volume only. Who might wait for it on
-//! behalf of others asks [`Volume::is_bound`](crate::Volume) first.
+//! behalf of others asks [`Volume::is_bound`] first.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -12,6 +12,8 @@ use std::time::Duration;
 use forebay_core::{Clock, Nanos};
 use forebay_device::{DeviceDone, DeviceError, DeviceErrorKind, DeviceOp, IoBuf, IoData, Queue};
 use forebay_lane::LaneId;
+
+use crate::volume::Volume;
 
 /// An operation that takes longer is shown to the operator.
 const SHOWN_AFTER: Duration = Duration::from_secs(5);
@@ -190,6 +192,39 @@ fn closed(op: DeviceOp) -> DeviceDone {
     let (kind, device) = (DeviceErrorKind::Gone, "origin".into());
     let cause = "the volume has been stopped or deleted".into();
     DeviceDone { result: Err(DeviceError { kind, device, what, offset, cause }), buf }
+}
+
+impl Volume {
+    /// For how long the origin has not answered, if that is too long.
+    pub fn origin_waits(&self) -> Option<Duration> {
+        self.waits.too_long()
+    }
+
+    /// Why the origin cannot be read, if the last read failed.
+    pub fn origin_read_error(&self) -> Option<String> {
+        self.read_error.get()
+    }
+
+    /// Why the origin cannot be written, if the last write on behalf of a client failed.
+    pub fn origin_write_error(&self) -> Option<String> {
+        self.write_error.get()
+    }
+
+    /// That the origin has become smaller while it was served, if so. What lay behind its end is lost.
+    pub fn origin_shrunk(&self) -> Option<String> {
+        let left = self.origin.shrunk_to()?;
+        let size = self.origin.size();
+        Some(format!("the origin {} has shrunk from {size} to {left} bytes", self.origin_name))
+    }
+
+    /// Looks whether the origin has become smaller, and logs it once.
+    pub(crate) fn look_at_origin(&self) {
+        if let Some(shrunk) = self.origin_shrunk()
+            && !self.shrunk_told.swap(true, Ordering::Relaxed)
+        {
+            tracing::error!(volume = self.name, "{shrunk}");
+        }
+    }
 }
 
 #[cfg(test)]

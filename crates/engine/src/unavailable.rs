@@ -15,6 +15,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::Poll;
+use std::time::Duration;
 
 use forebay_core::{IoError, OriginBlock};
 use forebay_format::VolumeRecord;
@@ -26,7 +27,11 @@ use crate::engine::EngineLane;
 use crate::error::EngineError;
 use crate::lane::LaneVolume;
 use crate::ledger::{self, Note, joined};
+use crate::plan::keeps_dirty;
 use crate::volume::{Volume, VolumeState};
+
+/// For so long a flush waits for the origin to have what was written through a cache that has failed.
+const THROUGH_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Work on the cache device under way.
 pub(crate) type Work<T> = Pin<Box<dyn Future<Output = T>>>;
@@ -96,13 +101,15 @@ impl LaneVolume {
         loop {
             match self.cache.unless_it_can_be_noted(&mut commit).await {
                 Some(Ok(())) => return Ok(()),
-                Some(Err(error)) if self.volume.dirty.total() > 0 => {
+                Some(Err(error))
+                    if self.volume.dirty.total() > 0 && !self.is_all_through().await =>
+                {
                     return Err(self.store_failed(&error));
                 }
                 // By regions, as a block is counted by one counter while it comes and goes.
                 None if self.volume.dirty.total() > 0 => {
                     let changed = self.cache.health.changed.listen();
-                    let timer = self.lane().sleep(std::time::Duration::from_millis(100));
+                    let timer = self.lane().sleep(Duration::from_millis(100));
                     either(changed, timer).await;
                 }
                 end => {
@@ -115,6 +122,24 @@ impl LaneVolume {
                 }
             }
         }
+    }
+
+    /// Whether everything dirty was written through the cache and is on the origin now, durably. Who
+    /// asks may find writes under way that nobody was promised anything about: they end soon, and no
+    /// more of them begin once the cache device has failed.
+    async fn is_all_through(&self) -> bool {
+        let (volume, began) = (&self.volume, self.now());
+        while !keeps_dirty(volume.mode()) && self.sync_origin().await.is_ok() {
+            let progress = volume.progress.listen();
+            if volume.dirty.total() == 0 {
+                return true;
+            }
+            if volume.has_bad() || self.now().since(began) >= THROUGH_PATIENCE {
+                return false;
+            }
+            either(progress, self.lane().sleep(Duration::from_millis(20))).await;
+        }
+        false
     }
 
     /// Waits until nothing can come back from the log that has been taken out of it in a range: the

@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
-use std::time::Duration;
 
 use forebay_core::{
     BlockSize, Clock, Durability, IoError, Mode, Nanos, OriginBlock, SECTOR_SIZE, SectorMask,
@@ -126,7 +125,7 @@ pub struct Volume {
     /// Why the last write to the origin on behalf of a client failed.
     pub(crate) write_error: LastError,
     /// The log says that the origin has shrunk.
-    shrunk_told: AtomicBool,
+    pub(crate) shrunk_told: AtomicBool,
     /// The dirty blocks of the note that says that nothing else on the cache device counts.
     pub(crate) noted: Mutex<Option<Arc<BTreeSet<OriginBlock>>>>,
     /// Whether there is such a note.
@@ -566,11 +565,6 @@ impl Volume {
         self.progress.notify_all();
     }
 
-    /// For how long the origin has not answered, if that is too long.
-    pub fn origin_waits(&self) -> Option<Duration> {
-        self.waits.too_long()
-    }
-
     /// Whether nothing gets the volume's dirty blocks out of the cache at the moment: its origin has not
     /// answered for a second, or writeback fails.
     pub(crate) fn is_bound(&self) -> bool {
@@ -586,32 +580,6 @@ impl Volume {
 
     pub(crate) fn set_overdue(&self, overdue: bool) {
         self.overdue.store(overdue, Ordering::SeqCst);
-    }
-
-    /// Why the origin cannot be read, if the last read failed.
-    pub fn origin_read_error(&self) -> Option<String> {
-        self.read_error.get()
-    }
-
-    /// Why the origin cannot be written, if the last write on behalf of a client failed.
-    pub fn origin_write_error(&self) -> Option<String> {
-        self.write_error.get()
-    }
-
-    /// That the origin has become smaller while it was served, if so. What lay behind its end is lost.
-    pub fn origin_shrunk(&self) -> Option<String> {
-        let left = self.origin.shrunk_to()?;
-        let size = self.origin.size();
-        Some(format!("the origin {} has shrunk from {size} to {left} bytes", self.origin_name))
-    }
-
-    /// Looks whether the origin has become smaller, and logs it once.
-    pub(crate) fn look_at_origin(&self) {
-        if let Some(shrunk) = self.origin_shrunk()
-            && !self.shrunk_told.swap(true, Ordering::Relaxed)
-        {
-            tracing::error!(volume = self.name, "{shrunk}");
-        }
     }
 
     /// Why writeback fails at the moment.

@@ -40,6 +40,20 @@ def modes_that_keep_nothing_dirty_go_on(box):
 
 
 @test
+def a_flush_waits_for_writes_through_that_are_under_way(box):
+    daemon, cache, origin, client = volume(box, "wt")
+    client.write_blocks(0, 100)
+    client.flush()
+    origin.faults("delay 500ms write")
+    cache.faults("fail write,sync")
+    # It is dirty in the cache until the origin has it.
+    write = client.start_write(stamp(300, 1), 300 * BLOCK)
+    check_equal(attempt(client.flush), None, "a flush beside a write through a cache that fails")
+    check_equal(attempt(client.finish, write, "the write"), None, "the write")
+    client.check_block(300, 1)
+
+
+@test
 def writeback_keeps_what_it_can(box):
     for rules in (["fail write"], ["fail sync"], ["fail write,sync"]):
         daemon, cache, origin, client = volume(box, "wb", *KEEP, name=f"wb{rules[0][-5:].strip()}")

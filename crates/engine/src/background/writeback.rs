@@ -136,6 +136,10 @@ impl Writeback {
         match decision {
             Decision::Idle { .. } if self.flow.is_busy() => self.settle().await,
             Decision::Idle { look_again } => {
+                if volume.dirty_blocks() == 0 && volume.writeback_error().is_some() {
+                    // What could not be written was overwritten or discarded.
+                    volume.set_writeback_error(None);
+                }
                 let until = if wants_order { look_again.min(self.order_at) } else { look_again };
                 either(wanted, view.lane().sleep_until(until)).await;
             }
