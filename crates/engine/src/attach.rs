@@ -155,8 +155,7 @@ impl EngineLane {
 
     /// The note that says that not everything on the cache device counts, if there is one.
     fn note_of(&self, name: &str) -> Option<Note> {
-        let note = self.cache.ledger()?.note_of(name)?;
-        (note.distrusted && note.cache == self.cache.store.uuid()).then_some(note)
+        self.cache.ledger()?.distrusts(name, self.cache.store.uuid())
     }
 
     /// The device failed while the volume was in use: drops all of it but what was dirty to the end.

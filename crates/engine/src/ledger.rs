@@ -29,6 +29,11 @@ pub trait Ledger: Send + Sync {
     /// The note of a volume.
     fn note_of(&self, volume: &str) -> Option<Note>;
 
+    /// The note that says that not everything on a cache device counts, if there is one.
+    fn distrusts(&self, volume: &str, cache: Uuid) -> Option<Note> {
+        self.note_of(volume).filter(|note| note.distrusted && note.cache == cache)
+    }
+
     /// Replaces the note of a volume durably, without waiting for it. Notes of one volume are written
     /// one at a time.
     fn write(&self, volume: &str, note: Note, noted: Noted);

@@ -75,6 +75,35 @@ def writeback_keeps_what_it_can(box):
 
 
 @test
+def a_device_that_comes_back_needs_no_force_if_nothing_is_missing(box):
+    for mode in ("wb", "wt"):
+        for ending in ("kill", "terminate"):
+            what = f"{mode}, {ending}"
+            daemon, cache, origin, client = volume(box, mode, *KEEP, name=f"{mode}{ending}")
+            client.write_blocks(0, 100)
+            client.flush()
+            daemon.restart()
+            client = Client(daemon.uri("v"))
+            cache.faults("gone")
+            client.write_blocks(100, 1, 2)
+            attempt(client.flush)
+            # What the device never had is in RAM, and goes to the origin.
+            wait_for(lambda: daemon.dirty("v") == (100 if mode == "wb" else 0), f"{what}: the rest is on the origin")
+            # All of the origin: there are few places where nobody can tell who wrote to it.
+            check_equal(client.write_blocks(100, 16000, 2), 16000, f"{what}: blocks acknowledged without the cache")
+            if mode == "wt":
+                client.flush()
+            getattr(daemon, ending)()
+            cache.heal()
+            daemon.start()
+            check_equal(daemon.show("v")["state"], "running", f"{what}: the state ({daemon.last_line()})")
+            client = Client(daemon.uri("v"))
+            for block in range(0, 16100, 50):
+                client.check_block(block, 1 if block < 100 else 2)
+            daemon.kill()
+
+
+@test
 def every_command_completes_on_a_device_that_is_gone(box):
     for rules in (["gone"], ["fail"]):
         for restarted in (False, True):

@@ -77,7 +77,8 @@ pub(super) async fn look(
 }
 
 /// Checks that `origin`, which has this `look`, is the one whose blocks the cache holds as the volume
-/// in `record`. Whatever the answer, nothing has been written.
+/// in `record`. `noted`: the device was not told all, which may have been our own writes to the origin.
+/// Whatever the answer, nothing has been written.
 ///
 /// # Errors
 /// [`ErrorKind::Refused`] when the origin is too small or another device; [`ErrorKind::DataAtRisk`]
@@ -89,6 +90,7 @@ pub(super) async fn check_pair(
     record: &VolumeRecord,
     origin: &Arc<dyn Device>,
     look: Option<&Look>,
+    noted: bool,
 ) -> Result<(), ApiError> {
     let name = &record.name;
     if origin.size() < record.origin_bytes {
@@ -102,7 +104,7 @@ pub(super) async fn check_pair(
     }
     // With force only what that cannot help is refused.
     let Some(look) = look else { return Ok(()) };
-    let trusted = roots.superblock.compat & CLEAN_DISTRUSTED == 0;
+    let trusted = roots.superblock.compat & CLEAN_DISTRUSTED == 0 && !noted;
     let verdict =
         recognise(record, look, origin.identity().as_ref(), trusted).map_err(faults::engine)?;
     if verdict == Verdict::Same {

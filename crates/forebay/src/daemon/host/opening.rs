@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use forebay_admin::{ApiError, ErrorKind};
 use forebay_device::{Device, DeviceSpec, IoBuf};
-use forebay_engine::{Cache, VolumeSettings};
+use forebay_engine::{Cache, Ledger, VolumeSettings};
 use forebay_format::{PAGE, Superblock, Uuid, VolumeRecord};
 use forebay_store::Roots;
 
@@ -200,10 +200,12 @@ impl EngineHost {
             let grown = inspect::grown(&roots, &volume.name, origin.size());
             let (own_device, own_origin) = (device.clone(), origin.clone());
             let own_look = look.take();
+            let noted = self.caches.notes.distrusts(&record.name, superblock.cache).is_some();
             self.lanes.run(0, move |state| async move {
                 let look = own_look.as_ref().map(|(_, look)| look);
                 let context = &state.context;
-                inspect::check_pair(context, &own_device, &roots, &record, &own_origin, look).await
+                let (device, origin) = (&own_device, &own_origin);
+                inspect::check_pair(context, device, &roots, &record, origin, look, noted).await
             })??;
             let asking = self.keep_asking(&device, &volume.cache);
             let opened = caches::open(&self.lanes, place, device, 0, grown)?;
