@@ -30,21 +30,6 @@ def test(function):
     return function
 
 
-def pending(reason):
-    """Leaves out a test of what does not hold yet, unless FOREBAY_FAULT_ALL is set."""
-
-    def mark(function):
-        def left_out(box):
-            if not os.environ.get("FOREBAY_FAULT_ALL"):
-                skip(f"does not hold yet: {reason}")
-            function(box)
-
-        left_out.__name__ = function.__name__
-        return left_out
-
-    return mark
-
-
 def check(condition, reason):
     """Fails with a reason unless the condition holds."""
     if not condition:

@@ -142,13 +142,11 @@ def writeback(box):
 
 
 @test
-@pending("a failed cache device fails writes")
 def writethrough(box):
     matrix(box, "wt")
 
 
 @test
-@pending("a failed cache device fails flushes")
 def writearound(box):
     matrix(box, "wa")
 
@@ -159,7 +157,6 @@ def writeonly(box):
 
 
 @test
-@pending("a failed cache device fails flushes")
 def passthrough(box):
     matrix(box, "pt")
 
