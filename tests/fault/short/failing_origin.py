@@ -54,6 +54,22 @@ def writeback_keeps_what_is_dirty_and_goes_on_by_itself(box):
 
 
 @test
+def a_volume_that_was_stopped_lets_go_of_its_origin(box):
+    daemon, origin, client = volume(box, "wb", "v")
+    origin.faults("fail write")
+    client.write_blocks(1000, 100, 2)
+    verb(daemon, "flush", "v")
+    # Writeback is between two attempts now, which are seconds apart.
+    check_equal(verb(daemon, "stop", "v").returncode, 0, "the exit code of stop")
+    origin.heal()
+    done = verb(daemon, "start", "v")
+    check_equal(done.returncode, 0, f"the exit code of start ({done.stderr.strip()})")
+    client = Client(daemon.uri("v"))
+    client.check_block(1099, 2)
+    check_equal(verb(daemon, "flush", "v").returncode, 0, "the exit code of flush")
+
+
+@test
 def modes_that_keep_nothing_dirty_fail_what_needs_it(box):
     for mode in THROUGH:
         for rule, error in (("fail write", "EIO"), ("fail write ENOSPC", "ENOSPC")):
@@ -88,7 +104,8 @@ def after_a_failed_sync_flushes_fail_until_a_new_start(box):
         # Nothing proves that what went there before has arrived.
         check_equal(attempt(client.flush), "EIO", f"{what}: a flush afterwards")
         verb(daemon, "stop", "v")
-        check_equal(verb(daemon, "start", "v").returncode, 0, f"{what}: the exit code of start")
+        done = verb(daemon, "start", "v")
+        check_equal(done.returncode, 0, f"{what}: the exit code of start ({done.stderr.strip()})")
         client = Client(daemon.uri("v"))
         check_equal(client.write_blocks(1100, 100, 2), 100, f"{what}: blocks acknowledged after a new start")
         client.flush()

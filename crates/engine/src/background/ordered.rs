@@ -130,7 +130,7 @@ pub(crate) async fn run(volume: &Rc<LaneVolume>) -> Ending {
             }
             Err(error) => {
                 volume.volume.set_writeback_error(Some(error));
-                volume.lane().sleep(progress.retry).await;
+                volume.pause_for(progress.retry).await;
                 progress.retry = (progress.retry * 2).min(LONGEST_RETRY);
             }
         }

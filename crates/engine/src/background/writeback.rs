@@ -213,7 +213,7 @@ impl Writeback {
             Err(error) => {
                 self.sweep_failed = true;
                 volume.set_writeback_error(Some(error));
-                self.view.lane().sleep(self.retry).await;
+                self.view.pause_for(self.retry).await;
                 self.retry = (self.retry * 2).min(LONGEST_RETRY);
             }
         }
@@ -289,6 +289,20 @@ impl LaneVolume {
     pub(crate) fn most_through(&self) -> usize {
         const MOST: u64 = 16384;
         (self.cache.store.capacity_blocks() / 16).min(MOST) as usize
+    }
+
+    /// Waits before something is tried again, but no longer than the volume is there: whoever sleeps here
+    /// keeps the origin open.
+    pub(super) async fn pause_for(&self, time: Duration) {
+        let until = self.now() + time;
+        loop {
+            let changed = self.volume.writeback_wanted.listen();
+            let gone = self.cache.is_stopping() || self.volume.state() == VolumeState::Removed;
+            if gone || self.now() >= until {
+                return;
+            }
+            either(changed, self.lane().sleep_until(until)).await;
+        }
     }
 
     /// How far blocks are merged. A cache device that has failed is read no more than it must be.
