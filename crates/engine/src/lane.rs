@@ -246,6 +246,11 @@ impl LaneVolume {
                 Op::Flush => (self.flush().await, data),
             },
         };
+        let result = match result {
+            // It was left behind when the volume stopped without its origin.
+            Err(IoError::Io) if self.volume.waits.is_closed() => Err(IoError::ShuttingDown),
+            result => result,
+        };
         let stats = self.stats();
         let kind = match op {
             Op::Read | Op::Prefetch => Kind::Read,

@@ -55,6 +55,11 @@ impl Waits {
         self.closed.store(true, Ordering::SeqCst);
     }
 
+    /// Whether the volume has left its origin.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::SeqCst)
+    }
+
     fn of(&self, lane: LaneId) -> &Oldest {
         &self.lanes[usize::from(lane.0) % self.lanes.len()]
     }
@@ -153,7 +158,7 @@ impl Origin {
 
     /// See [`Queue::run`].
     pub(crate) async fn run(&self, op: DeviceOp) -> DeviceDone {
-        if self.waits.closed.load(Ordering::Relaxed) {
+        if self.waits.is_closed() {
             return closed(op);
         }
         let _under_way = self.begin();

@@ -59,6 +59,8 @@ struct Underway {
     at: Nanos,
     /// Damage excused a failure when it was submitted: what was written since may come too late.
     excused: bool,
+    /// Its volume was stopped without it.
+    left: bool,
 }
 
 struct Volume {
@@ -222,7 +224,8 @@ impl Oracle {
         }
         self.order.submit(asked, now);
         let excused = self.may_fail(asked);
-        self.underway.insert(tag, Underway { asked, submitted: now, at: self.time, excused });
+        self.underway
+            .insert(tag, Underway { asked, submitted: now, at: self.time, excused, left: false });
     }
 
     /// A request ended.
@@ -240,7 +243,8 @@ impl Oracle {
         if self.given_up.remove(&tag) {
             return Ok(());
         }
-        let Some(Underway { asked, submitted, excused, .. }) = self.underway.remove(&tag) else {
+        let Some(Underway { asked, submitted, excused, left, .. }) = self.underway.remove(&tag)
+        else {
             return Err(plain(25, format!("request {tag} ended twice or was never submitted")));
         };
         self.order.end(asked, result.is_ok(), submitted, now);
@@ -286,6 +290,7 @@ impl Oracle {
         }
         match result {
             Ok(()) => Ok(()),
+            Err(_) if left => Ok(()),
             Err(IoError::ShuttingDown) if excuses.stopping => Ok(()),
             Err(IoError::NotSupported)
                 if matches!(asked.op, Op::Discard | Op::Prefetch) || excuses.stopping =>
@@ -389,6 +394,13 @@ impl Oracle {
         if let Some(volume) = self.volumes.get_mut(usize::from(volume)) {
             volume.flushed(now, Moment::MAX);
         }
+    }
+
+    /// A volume is stopped, and what waits for its origin was left behind: it may be refused, even if the
+    /// volume is started again before it ends.
+    pub fn leave(&mut self, volume: u16) {
+        let theirs = self.underway.values_mut().filter(|request| request.asked.volume == volume);
+        theirs.for_each(|request| request.left = true);
     }
 
     /// A volume is given up while its origin gives no answer, and so are the requests that wait for that.

@@ -90,7 +90,8 @@ impl World<'_> {
         };
         self.presence[usize::from(volume)] = presence;
         match presence {
-            Presence::Stopped if result.is_ok() => {
+            Presence::Stopped if result.is_err() => self.oracle.leave(volume),
+            Presence::Stopped => {
                 self.oracle.volume_is_durable(volume);
                 if self.rng.u32(0..4) == 0 {
                     // Before the others' flushes make it durable as well.
@@ -208,6 +209,12 @@ impl World<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Whether older versions of a volume that is stopped may keep all room from the others.
+    pub(crate) fn is_starved(&self) -> bool {
+        let holds = self.instance.as_ref().is_some_and(|instance| instance.holds_versions());
+        holds && self.presence.contains(&Presence::Stopped)
     }
 
     /// Starts all volumes that are stopped; `false` if the world stopped.

@@ -147,6 +147,12 @@ impl World<'_> {
                 format!("{} requests will never end: nothing is under way", self.oracle.underway()),
             ));
         };
+        if now.since(self.last_progress) > PATIENCE && self.is_starved() {
+            // A cache of a few segments in which a stopped volume has one older version in each: its
+            // operator gives up waiting.
+            self.shared.stop();
+            return Ok(());
+        }
         if now.since(self.last_progress) > PATIENCE {
             return Err(plain(
                 25,
