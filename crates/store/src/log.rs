@@ -319,7 +319,6 @@ impl Log {
             let mut rounds = self.rounds.lock();
             rounds.running -= 1;
             rounds.ample -= usize::from(round.ample);
-            rounds.without_sync |= rounds.running == 0;
             if well {
                 rounds.ended_well = rounds.ended_well.max(round.number);
             } else {

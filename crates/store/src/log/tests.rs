@@ -208,8 +208,6 @@ fn several_rounds_are_on_their_way_where_none_needs_a_sync() {
         (true, true, AMPLE_ROUNDS),
         (true, false, ROUNDS_WITHOUT_SYNC),
     ] {
-        // The first one after rounds with a sync is alone until it has ended.
-        log.end_round(run(&log, durably, ample).expect("none is on its way"), true);
         assert_eq!(side_by_side(&log, durably, ample), most, "{durably} {ample}");
     }
 
@@ -226,7 +224,6 @@ fn several_rounds_are_on_their_way_where_none_needs_a_sync() {
     let record = close(&log, &segments, false);
     assert_eq!(side_by_side(&log, true, true), 1);
     log.set_durable(record);
-    log.end_round(run(&log, true, false).expect("none is on its way"), true);
     assert_eq!(side_by_side(&log, true, true), AMPLE_ROUNDS);
 }
 
