@@ -437,3 +437,6 @@ pub(crate) fn address_in(
 pub(crate) fn granule_in_segment(geometry: &forebay_format::Geometry, slot: Slot) -> usize {
     geometry.place_of(slot).1 as usize
 }
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests;
