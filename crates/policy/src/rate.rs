@@ -327,4 +327,15 @@ mod tests {
         assert_eq!(bucket.wait(Nanos(5), None), None);
         assert_eq!(bucket.wait(Nanos(6), Some(u64::MAX)), None);
     }
+
+    #[test]
+    fn a_look_is_due_at_once_and_then_after_each_interval() {
+        let mut control = RateControl::default();
+        assert!(control.is_due(Nanos(5)));
+        let load = Load { dirty_percent: 1.0, latency: None, written: 0 };
+        control.look(Nanos(5), &settings(), &load);
+        let next = 5 + INTERVAL.as_nanos() as u64;
+        assert!(!control.is_due(Nanos(5)) && !control.is_due(Nanos(next - 1)));
+        assert!(control.is_due(Nanos(next)));
+    }
 }
