@@ -11,7 +11,7 @@ use forebay_policy::brake;
 
 use crate::cache::Cache;
 use crate::lane::LaneVolume;
-use crate::volume::VolumeState;
+use crate::volume::{Volume, VolumeState};
 
 /// Waits that are shorter than this are not worth a timer.
 const SHORTEST_WAIT: Duration = Duration::from_micros(50);
@@ -47,6 +47,21 @@ impl Brake {
     }
 }
 
+/// How far turns are apart; `None`: nobody has to wait.
+pub(crate) struct Pauses {
+    /// For volumes whose dirty blocks leave the cache. Blocks that nothing gets out of it leave these
+    /// so much less to use.
+    others: Option<Duration>,
+    /// For the volumes of those blocks, which get no more of them for that.
+    bound: Option<Duration>,
+}
+
+impl Pauses {
+    pub(crate) fn of(&self, volume: &Volume) -> Option<Duration> {
+        if volume.is_bound() { self.bound } else { self.others }
+    }
+}
+
 impl Cache {
     /// The highest share, in percent, that may be dirty before writeback starts.
     fn dirty_limit(&self) -> u8 {
@@ -61,18 +76,25 @@ impl Cache {
         segments.saturating_sub(free).max(segments / 4).max(1) * self.store.cells_per_segment()
     }
 
-    /// How far the turns of dirty blocks are apart at present; `None`: nobody has to wait. Blocks that
-    /// nothing gets out of the cache leave the others so much less to use.
-    pub(crate) fn pause(&self) -> Option<Duration> {
+    /// How far the turns of dirty blocks are apart at present.
+    pub(crate) fn pauses(&self) -> Pauses {
         let (unwritten, usable, limit) =
             (self.unwritten_blocks(), self.usable_blocks(), self.dirty_limit());
         let bound = self.bound_blocks();
-        let pause =
-            brake::pause(unwritten.saturating_sub(bound), usable.saturating_sub(bound), limit);
-        let crowded = bound > 0 && brake::pause(unwritten, usable, limit).is_some();
+        let pauses = Pauses {
+            others: brake::pause(
+                unwritten.saturating_sub(bound),
+                usable.saturating_sub(bound),
+                limit,
+            ),
+            bound: brake::pause(unwritten, usable, limit),
+        };
+        let some_are_bound =
+            || bound > 0 || self.sum_volumes(|volume| u64::from(volume.may_be_bound())) > 0;
+        let crowded = pauses.bound.is_some() && some_are_bound();
         self.brake.crowded.store(crowded, Ordering::Relaxed);
-        self.brake.engaged.store(pause.is_some() || crowded, Ordering::Relaxed);
-        pause
+        self.brake.engaged.store(pauses.others.is_some() || crowded, Ordering::Relaxed);
+        pauses
     }
 
     /// A lane looks whether writes have to ask for a turn after so many blocks: before much has
@@ -92,7 +114,7 @@ impl LaneVolume {
             return;
         }
         self.dirtied.set(0);
-        if self.cache.pause().is_some() {
+        if self.cache.pauses().of(&self.volume).is_some() {
             // Writeback is to be as fast as it can from now on.
             for volume in self.cache.volumes() {
                 volume.writeback_wanted.notify_all();
@@ -116,16 +138,16 @@ impl LaneVolume {
         if blocks == 0 {
             return;
         }
-        let mut pause = self.cache.pause();
+        let mut pause = self.cache.pauses().of(volume);
         // Before an origin that does not take them, dirty blocks become more and never fewer: these
         // writers wait for the origin while there is room for others.
         while self.cache.brake.crowded.load(Ordering::Relaxed)
-            && volume.is_bound()
+            && volume.may_be_bound()
             && volume.state() == VolumeState::Running
             && self.cache.store.volumes().len() > 1
         {
             self.lane().sleep(LONGEST_SLEEP).await;
-            pause = self.cache.pause();
+            pause = self.cache.pauses().of(volume);
         }
         let Some(pause) = pause else { return };
         let turn = self.cache.brake.turn(self.now(), pause, blocks);

@@ -565,17 +565,21 @@ impl Volume {
         self.progress.notify_all();
     }
 
-    /// Whether nothing gets the volume's dirty blocks out of the cache at the moment: its origin has not
-    /// answered for a second, or writeback fails.
+    /// Whether nothing gets the volume's dirty blocks out of the cache at the moment: its origin does
+    /// not answer, or writeback fails.
     pub(crate) fn is_bound(&self) -> bool {
-        self.writeback_fails.load(Ordering::SeqCst) || self.waits.is_late()
+        self.writeback_fails.load(Ordering::SeqCst) || self.waits.is_hung()
+    }
+
+    /// Whether the volume's writers should not have the last room in the cache: it is bound, or may turn
+    /// out to be.
+    pub(crate) fn may_be_bound(&self) -> bool {
+        self.is_bound() || self.waits.is_late()
     }
 
     /// Whether reclaim may wait for the origin to take dirty blocks.
     pub(crate) fn can_be_emptied(&self) -> bool {
-        !self.writeback_fails.load(Ordering::SeqCst)
-            && !self.waits.is_hung()
-            && !self.overdue.load(Ordering::SeqCst)
+        !self.is_bound() && !self.overdue.load(Ordering::SeqCst)
     }
 
     pub(crate) fn set_overdue(&self, overdue: bool) {

@@ -265,7 +265,7 @@ impl LaneVolume {
             oldest_dirty: volume.oldest_dirty(),
             last_foreground: volume.stats.last_foreground().min(now),
             draining: false,
-            space_wanted: cache.pause().is_some(),
+            space_wanted: cache.pauses().of(volume).is_some(),
             time_of_day: if settings.quiet_hours.is_some() {
                 self.lane().clock().time_of_day()
             } else {
