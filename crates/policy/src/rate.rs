@@ -329,6 +329,22 @@ mod tests {
     }
 
     #[test]
+    fn an_error_counts_by_how_long_it_lasts_however_often_one_looks() {
+        for steps in [1, 4, 10] {
+            // Half way between the watermarks, and the latency is the setting.
+            let load =
+                Load { dirty_percent: 45.0, latency: Some(settings().latency), written: 1 << 30 };
+            let looked = Some(Nanos(0));
+            let mut control = RateControl { rate: 1e6, achieved: 1e9, error: 0.5, looked };
+            for step in 1..=steps {
+                control.look(Nanos(step * 1_000_000_000 / steps), &settings(), &load);
+            }
+            let expected = 1e6 * (INTEGRAL * 0.5).exp();
+            assert!((control.rate / expected - 1.0).abs() < 1e-6, "{steps}: {}", control.rate);
+        }
+    }
+
+    #[test]
     fn a_look_is_due_at_once_and_then_after_each_interval() {
         let mut control = RateControl::default();
         assert!(control.is_due(Nanos(5)));

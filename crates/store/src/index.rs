@@ -387,6 +387,7 @@ impl Index {
 #[cfg(test)]
 #[expect(clippy::disallowed_methods, reason = "scans meet insertions of other threads")]
 mod tests {
+    use std::collections::BTreeMap;
     use std::sync::atomic::{AtomicBool, Ordering};
 
     use super::*;
@@ -441,5 +442,29 @@ mod tests {
             }
             done.store(true, Ordering::Relaxed);
         });
+    }
+
+    #[test]
+    fn a_mask_goes_when_its_block_is_whole_or_gone() {
+        let index = Index::new(Geometry::new(100, 1, 20, 20).expect("fits"), 1);
+        let put = |address, mask: Option<SectorMask>| {
+            let (slot, partial) = (Slot(5), mask.is_some());
+            let entry = Entry { slot, dirty: true, partial, rank: 1, check: Check::new(0) };
+            index.put(Address(address), NewVersion { entry, mask }, Condition::Always);
+        };
+        let masks = || {
+            let shard = index.shards[0].shard.lock();
+            let masks = shard.masks.iter().map(|(address, mask)| (*address, mask.clone()));
+            masks.collect::<BTreeMap<_, _>>()
+        };
+        let mask = |sectors| SectorMask::of(8, 0..sectors);
+        (1..4).for_each(|sectors| put(u64::from(sectors), Some(mask(sectors))));
+        assert_eq!(masks(), [1, 2, 3].map(|it| (u64::from(it), mask(it))).into());
+        put(1, Some(mask(7)));
+        put(2, None);
+        index.remove(Address(3), |_| true).expect("it is there");
+        assert_eq!(masks(), [(1, mask(7))].into());
+        put(1, None);
+        assert_eq!(masks(), [].into());
     }
 }

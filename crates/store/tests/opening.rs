@@ -270,3 +270,44 @@ fn clean_copies_that_are_distrusted_are_dropped_once() {
     let (_, report) = world.open(StoreOptions::default()).expect("it opens");
     assert_eq!((report.blocks, report.dirty), (2, 1));
 }
+
+#[test]
+fn a_last_header_that_cannot_be_read_may_have_been_a_record() {
+    let (_, content, _) = image::make(End::Crash);
+    let world = World::on(content);
+    let (last, header) =
+        records(&world).into_iter().max_by_key(|(_, it)| it.number).expect("there are some");
+    world.disk.make_unreadable(last);
+    let (_, report) = world.open(StoreOptions::default()).expect("it opens");
+    let damage = report.damage.expect("nothing tells that there was no record");
+    assert!((damage.first..damage.first + damage.count).contains(&header.number.0), "{damage:?}");
+}
+
+#[test]
+fn copies_that_cannot_be_used_are_in_the_report() {
+    let (_, content, _) = image::make(End::Crash);
+    let world = World::on(content);
+    world.disk.edit(0, |page| page[100] ^= 1);
+    for notes in [1, 0] {
+        let (_, report) = world.open(StoreOptions::default()).expect("it opens");
+        assert_eq!(report.notes.len(), notes, "{report:?}");
+    }
+}
+
+/// Every segment may have been opened once more than any header tells.
+#[test]
+fn a_rebuilt_cache_leaves_out_the_generations_that_nobody_saw() {
+    let (_, content, _) = image::make(End::Crash);
+    let world = World::on(content);
+    let superblock = superblock(&world);
+    let highest = records(&world).iter().map(|(_, it)| it.generation.0).max().expect("some");
+    for area in superblock.geometry.checkpoint_areas {
+        for page in 0..superblock.geometry.checkpoint_area_bytes as usize / PAGE {
+            world.disk.edit(area as usize / PAGE + page, |content| content.fill(0x5a));
+        }
+    }
+    let (store, report) = world.open(StoreOptions::default()).expect("it opens");
+    assert!(!report.notes.is_empty(), "{report:?}");
+    let next = store.store().segments.next_generation().0;
+    assert_eq!(next, highest + 1 + u64::from(superblock.geometry.segment_count));
+}
