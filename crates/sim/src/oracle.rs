@@ -420,10 +420,15 @@ impl Oracle {
     }
 
     /// A clean stop has ended: everything that was acknowledged is durable.
-    pub fn stopped_cleanly(&mut self) {
+    /// Not so of volumes that were stopped before: what their own stop said counts.
+    pub fn stopped_cleanly(&mut self, running: &[u16]) {
         let now = self.tick();
-        self.order.stopped_cleanly(now);
-        self.volumes.iter_mut().for_each(|volume| volume.flushed(now, Moment::MAX));
+        self.order.stopped_cleanly(running, now);
+        for volume in running {
+            if let Some(volume) = self.volumes.get_mut(usize::from(*volume)) {
+                volume.flushed(now, Moment::MAX);
+            }
+        }
     }
 
     /// Everything stops; whatever was under way is gone.

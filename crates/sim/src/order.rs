@@ -128,9 +128,13 @@ impl OrderOracle {
         }
     }
 
-    /// Everything that was acknowledged is durable.
-    pub fn stopped_cleanly(&mut self, now: Moment) {
-        self.volumes.iter_mut().for_each(|volume| volume.flushed(now, now));
+    /// Everything that was acknowledged on these volumes is durable.
+    pub fn stopped_cleanly(&mut self, running: &[u16], now: Moment) {
+        for volume in running {
+            if let Some(volume) = self.volumes.get_mut(usize::from(*volume)) {
+                volume.flushed(now, now);
+            }
+        }
     }
 
     /// A volume is gone, and its origin holds these values.

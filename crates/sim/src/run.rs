@@ -311,7 +311,7 @@ impl World<'_> {
             }
         }
         self.counts.clean_stops += 1;
-        self.oracle.stopped_cleanly();
+        self.oracle.stopped_cleanly(&self.running());
         self.drop_process();
         Ok(true)
     }
