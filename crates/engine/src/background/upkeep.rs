@@ -4,10 +4,10 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use crate::background::writeback::either;
-use crate::cache::BackgroundEnding;
 use forebay_store::planted::{self, PlantedBug};
 
+use crate::background::writeback::either;
+use crate::cache::BackgroundEnding;
 use crate::engine::EngineLane;
 use crate::lane::LaneVolume;
 use crate::volume::VolumeState;
