@@ -352,12 +352,7 @@ fn held_versions_before_an_origin_that_does_not_answer_leave_room_to_others() {
         for other in 0..8 {
             assert!(write_soon(&two, &two.b, (number * 8 + other) % 8000), "b stops at {number}");
         }
-        let end = two.world.lane.now() + LONG;
-        let ended = two.world.run(|| match two.world.done(tag) {
-            Some(_) => Some(true),
-            None => (two.world.lane.now() > end).then_some(false),
-        });
-        if !ended {
+        if !answered(&two, tag) {
             waits = Some(tag);
             break;
         }
