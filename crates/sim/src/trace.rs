@@ -7,6 +7,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use forebay_core::Nanos;
+use forebay_format::checksum;
 use parking_lot::Mutex;
 
 /// Mixes two words so that every bit of both reaches every bit of the result.
@@ -18,16 +19,7 @@ pub fn mix(left: u64, right: u64) -> u64 {
 
 /// A hash of `bytes`. Not for adversaries.
 pub fn hash_bytes(bytes: &[u8]) -> u64 {
-    let (words, rest) = bytes.as_chunks::<8>();
-    let mut hash = bytes.len() as u64;
-    for word in words {
-        hash =
-            (hash.rotate_left(5) ^ u64::from_le_bytes(*word)).wrapping_mul(0x517c_c1b7_2722_0a95);
-    }
-    for byte in rest {
-        hash = (hash.rotate_left(5) ^ u64::from(*byte)).wrapping_mul(0x517c_c1b7_2722_0a95);
-    }
-    mix(hash, 0x7261_6365)
+    mix(bytes.len() as u64, u64::from(checksum::crc32c(bytes)))
 }
 
 #[derive(Default)]
