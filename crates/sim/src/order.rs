@@ -230,7 +230,7 @@ fn common(one: &[Span], other: &[Span]) -> Vec<Span> {
 fn value_of(bytes: &[u8], seed: u64) -> Option<Value> {
     match stamp::number(bytes, seed) {
         Some(number) => Some(Value::Write(number)),
-        None => bytes.iter().take(SECTOR).all(|byte| *byte == 0).then_some(Value::Zero),
+        None => bytes.starts_with(&[0; SECTOR]).then_some(Value::Zero),
     }
 }
 

@@ -127,7 +127,7 @@ pub fn classify(sector: &[u8], seed: u64, place: Place) -> Content {
     match read(sector, seed) {
         Some((found, number)) if found == place => Content::Own(Value::Write(number)),
         Some((found, number)) => Content::Foreign(found, number),
-        None if sector.iter().all(|byte| *byte == 0) => Content::Own(Value::Zero),
+        None if sector.starts_with(&[0; SECTOR]) => Content::Own(Value::Zero),
         None => Content::Garbage,
     }
 }
