@@ -172,7 +172,7 @@ impl Lane {
         &self.clock
     }
 
-    /// Tasks that have ended with a panic.
+    /// Tasks and jobs that have ended with a panic.
     pub fn panics(&self) -> usize {
         self.panics.get()
     }
@@ -240,7 +240,7 @@ impl Lane {
         }
         let jobs = std::mem::take(&mut *self.mailbox.jobs.lock());
         for job in jobs {
-            job(self);
+            self.unless_it_panics("a job panicked", || job(self));
         }
         let mut batch = self.batch.take();
         std::mem::swap(&mut batch, &mut *self.mailbox.ready.lock());
@@ -265,12 +265,8 @@ impl Lane {
         };
         let Some((mut body, waker)) = taken else { return };
         // One request's panic must not take the others with it.
-        let polled = catch_unwind(AssertUnwindSafe(|| body.poll(&mut Context::from_waker(&waker))));
-        let ended = polled.unwrap_or_else(|payload| {
-            tracing::error!(lane = self.id.0, what = panic_message(&*payload), "a task panicked");
-            self.panics.set(self.panics.get() + 1);
-            true
-        });
+        let poll = || body.poll(&mut Context::from_waker(&waker));
+        let ended = self.unless_it_panics("a task panicked", poll).unwrap_or(true);
         if let Some(task) = self.tasks.borrow_mut().get_mut(index as usize) {
             task.std_waker = waker;
         }
@@ -281,6 +277,16 @@ impl Lane {
         } else {
             self.tasks.borrow_mut()[index as usize].body = Some(body);
         }
+    }
+
+    /// What `run` gives; `None`: it has panicked, which is reported.
+    fn unless_it_panics<T>(&self, message: &str, run: impl FnOnce() -> T) -> Option<T> {
+        let result = catch_unwind(AssertUnwindSafe(run));
+        let report = |payload: Box<dyn Any + Send>| {
+            tracing::error!(lane = self.id.0, what = panic_message(&*payload), "{message}");
+            self.panics.set(self.panics.get() + 1);
+        };
+        result.map_err(report).ok()
     }
 
     /// Declares that the lane is about to sleep in the kernel. `false`: something has arrived,
@@ -319,7 +325,7 @@ impl Lane {
 }
 
 /// What a panic said.
-pub(crate) fn panic_message(payload: &(dyn Any + Send)) -> &str {
+fn panic_message(payload: &(dyn Any + Send)) -> &str {
     payload
         .downcast_ref::<&str>()
         .copied()
@@ -440,6 +446,19 @@ mod tests {
         }
         while lane.run_ready() {}
         assert_eq!((count.get(), lane.panics(), lane.live_tasks()), (4, 1, 0));
+    }
+
+    #[test]
+    fn a_job_that_panics_keeps_nothing_else_from_running() {
+        let (lane, _) = lane();
+        let count = Rc::new(Cell::new(0));
+        let (task, remote) = (count.clone(), lane.remote());
+        lane.spawn(async move { task.set(task.get() + 1) });
+        let (send, receive) = std::sync::mpsc::channel();
+        remote.run(|_| panic!("on purpose"));
+        remote.run(move |_| send.send(()).unwrap_or(()));
+        while lane.run_ready() {}
+        assert_eq!((count.get(), receive.try_recv(), lane.panics()), (1, Ok(()), 1));
     }
 
     #[test]

@@ -54,31 +54,52 @@ impl Drop for GateGuard<'_> {
 }
 
 /// Runs the futures of `work` on `lane`, at most `limit` at a time, and waits for all of them.
+///
+/// # Panics
+/// If one of them has: whoever waits would take what it was to do for done.
 pub async fn concurrently<F>(lane: &Rc<Lane>, limit: usize, work: impl Iterator<Item = F> + 'static)
 where
     F: Future<Output = ()> + 'static,
 {
     let work = Rc::new(RefCell::new(work));
-    let running = Rc::new(Cell::new(limit.max(1)));
-    let ended = Rc::new(Notify::default());
+    let workers = Rc::new(Workers::default());
+    workers.running.set(limit.max(1));
     for _ in 0..limit.max(1) {
-        let (work, running, ended) = (work.clone(), running.clone(), ended.clone());
+        let (work, worker) = (work.clone(), Worker(workers.clone()));
         lane.spawn(async move {
+            let _worker = worker;
             loop {
                 let next = work.borrow_mut().next();
                 let Some(future) = next else { break };
                 future.await;
             }
-            running.set(running.get() - 1);
-            ended.notify_all();
         });
     }
     loop {
-        let listening = ended.listen();
-        if running.get() == 0 {
-            return;
+        let listening = workers.ended.listen();
+        if workers.running.get() == 0 {
+            break;
         }
         listening.await;
+    }
+    assert!(!workers.panicked.get(), "a part of the work panicked");
+}
+
+#[derive(Default)]
+struct Workers {
+    running: Cell<usize>,
+    panicked: Cell<bool>,
+    ended: Notify,
+}
+
+/// One of the tasks of [`concurrently`]: it ends in any case.
+struct Worker(Rc<Workers>);
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.0.running.set(self.0.running.get() - 1);
+        self.0.panicked.set(self.0.panicked.get() || std::thread::panicking());
+        self.0.ended.notify_all();
     }
 }
 
@@ -113,7 +134,41 @@ pub async fn join_all<F: Future>(futures: impl IntoIterator<Item = F>) -> Vec<F:
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use forebay_core::{Clock, Nanos};
+
     use super::*;
+    use crate::executor::LaneId;
+
+    struct Never;
+
+    impl Clock for Never {
+        fn now(&self) -> Nanos {
+            Nanos(0)
+        }
+    }
+
+    #[test]
+    fn work_of_which_a_part_panics_ends_with_a_panic() {
+        let lane = Lane::new(LaneId(0), Arc::new(Never), || ());
+        let (done, ended) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(false)));
+        let (parts, waits, own) = (done.clone(), ended.clone(), lane.clone());
+        lane.spawn(async move {
+            let part = move |number| {
+                let parts = parts.clone();
+                async move {
+                    assert!(number != 3, "on purpose");
+                    parts.set(parts.get() + 1);
+                }
+            };
+            concurrently(&own, 2, (0..10).map(part)).await;
+            waits.set(true);
+        });
+        while lane.run_ready() {}
+        assert_eq!((done.get(), ended.get()), (9, false));
+        assert_eq!((lane.panics(), lane.live_tasks()), (2, 0));
+    }
 
     #[test]
     fn one_is_inside_and_trying_does_not_let_others_in() {

@@ -3,7 +3,6 @@
 use std::cell::{Cell, RefCell};
 use std::io;
 use std::num::NonZeroU64;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::{Rc, Weak};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
@@ -15,7 +14,7 @@ use forebay_core::{Clock, Nanos};
 use forebay_device::{Device, DeviceError, DeviceQueue, Queue, QueueContext, Ring};
 use tz::TimeZone;
 
-use crate::executor::{Lane, LaneId, LaneRemote, panic_message};
+use crate::executor::{Lane, LaneId, LaneRemote};
 
 /// Rounds of tasks before devices are looked at again, so that tasks that wake each other cannot
 /// keep a lane from its devices.
@@ -121,14 +120,8 @@ impl LaneLoop {
     /// Lets jobs and tasks run, a bounded number of rounds. `true` if there were any.
     fn run_tasks(&self) -> bool {
         for round in 0..ROUNDS {
-            match catch_unwind(AssertUnwindSafe(|| self.lane.run_ready())) {
-                Ok(true) => {}
-                Ok(false) => return round > 0,
-                // Panics of tasks are caught by the lane itself; this one was in a job.
-                Err(payload) => {
-                    let what = panic_message(&*payload);
-                    tracing::error!(lane = self.lane.id().0, what, "a job panicked");
-                }
+            if !self.lane.run_ready() {
+                return round > 0;
             }
         }
         true
