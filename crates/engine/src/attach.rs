@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 use forebay_device::Device;
 use forebay_format::VolumeRecord;
@@ -284,7 +285,7 @@ impl EngineLane {
             )
         })?;
         self.cache.background_started();
-        self.lane.spawn(background::writeback::run(view.clone()));
+        self.lane.spawn(background::writeback::run(view.clone(), Duration::ZERO));
         self.lane.spawn(background::upkeep::origin_syncs(view));
         Ok(volume)
     }

@@ -138,21 +138,23 @@ impl LaneVolume {
         if blocks == 0 {
             return;
         }
+        // Whoever stops the volume need not wait for the disk: there is room. Where the cache device has
+        // failed there will be none.
+        let waits = || volume.state() == VolumeState::Running && !store.health.failed();
         let mut pause = self.cache.pauses().of(volume);
         // Before an origin that does not take them, dirty blocks become more and never fewer: these
         // writers wait for the origin while there is room for others.
         while self.cache.brake.crowded.load(Ordering::Relaxed)
             && volume.may_be_bound()
-            && volume.state() == VolumeState::Running
-            && self.cache.store.volumes().len() > 1
+            && waits()
+            && store.volumes().len() > 1
         {
             self.lane().sleep(LONGEST_SLEEP).await;
             pause = self.cache.pauses().of(volume);
         }
         let Some(pause) = pause else { return };
         let turn = self.cache.brake.turn(self.now(), pause, blocks);
-        // Whoever stops the volume need not wait for the disk: there is room.
-        while volume.state() == VolumeState::Running {
+        while waits() {
             let left = turn.since(self.now());
             if left < SHORTEST_WAIT {
                 return;

@@ -290,11 +290,16 @@ impl Cache {
     }
 }
 
-/// Held by a background task: whoever closes the cache waits until it is dropped, also by a panic.
-pub(crate) struct BackgroundEnding(pub(crate) Arc<Cache>);
+/// Held by a background task: whoever closes the cache waits until it is dropped. If the task panics,
+/// nobody else does what it was there for, and the cache device counts as failed.
+pub(crate) struct BackgroundEnding {
+    pub(crate) cache: Arc<Cache>,
+    pub(crate) task: &'static str,
+}
 
 impl Drop for BackgroundEnding {
     fn drop(&mut self) {
-        self.0.background_ended();
+        self.cache.store.fail_if_panicking(self.task);
+        self.cache.background_ended();
     }
 }

@@ -3,7 +3,6 @@
 
 mod world;
 
-use std::collections::HashMap;
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -11,31 +10,13 @@ use std::time::Duration;
 
 use forebay_core::{BlockSize, IoError, Mode, Op};
 use forebay_device::Device;
-use forebay_engine::{
-    EngineErrorKind, EngineLane, LaneVolume, Ledger, Note, Noted, VolumeSettings,
-};
-use parking_lot::Mutex;
+use forebay_engine::{EngineErrorKind, EngineLane, LaneVolume, Ledger, Note, VolumeSettings};
 use world::faulty::{Faults, What, faulty};
-use world::{World, ram, raw, settings};
+use world::{Book, World, ram, raw, settings};
 
 const ALL: [What; 3] = [What::Read, What::Write, What::Sync];
 const REJECTS: [What; 2] = [What::Write, What::Sync];
 const BLOCK: usize = 4096;
-
-/// A ledger in RAM.
-#[derive(Default)]
-struct Book(Mutex<HashMap<String, Note>>);
-
-impl Ledger for Book {
-    fn note_of(&self, volume: &str) -> Option<Note> {
-        self.0.lock().get(volume).cloned()
-    }
-
-    fn write(&self, volume: &str, note: Note, noted: Noted) {
-        self.0.lock().insert(volume.to_owned(), note);
-        noted(Ok(()));
-    }
-}
 
 struct Case {
     world: World,

@@ -139,6 +139,8 @@ impl StoreLane {
         if store.health.failed() {
             return Appended::NoSpace;
         }
+        // A record cannot be written before all of its cells are filled.
+        let _guard = store.fail_on_panic("an append");
         let mut closed = Closed::default();
         let mut reserve = |class| {
             let (appender, reserve) = self.appender(class);
@@ -241,6 +243,7 @@ impl StoreLane {
 
     async fn write_record(self: Rc<Self>, ready: Ready) {
         let store = &self.store;
+        let _guard = store.fail_on_panic("the write of a record");
         let Ready { record, number, durably, content } = ready;
         let cut: &Cut = store.log.cut();
         let start = u64::from(record.position) * cut.granule;
@@ -344,6 +347,8 @@ impl StoreLane {
                 Round::Wait => ended.await,
                 Round::Run(round) => {
                     let ending = RoundEnding { log, round, well: false };
+                    // Once a round has failed, none ends well any more.
+                    let _guard = self.store.fail_on_panic("a commit");
                     let result = self.commit_round(round.durably).await;
                     ending.end(result.is_ok());
                     result?;

@@ -47,6 +47,7 @@ pub use checkpoint::source::CheckpointSource;
 pub use damage::Damage;
 pub use error::StoreError;
 pub use format::{FormatOptions, format};
+pub use health::PanicGuard;
 pub use index::{Address, Condition, FillTicket, Found};
 pub use lane::StoreLane;
 pub use meta::CLEAN_DISTRUSTED;

@@ -48,6 +48,29 @@ fn segments_that_are_left_together_give_their_images_back() {
 }
 
 #[test]
+fn an_append_that_panics_keeps_nobody_waiting() {
+    let world = World::new(16 << 20);
+    let (store, _) = world.open(StoreOptions::default()).expect("a cache");
+    let space = world.add_volume(&store, "v", Mode::Writeback, 64, &[]);
+    let appending = store.clone();
+    world.lane.spawn(async move {
+        let version = Version {
+            space: &space,
+            block: OriginBlock(1),
+            dirty: true,
+            mask: None,
+            rank: 1,
+            condition: Condition::Always,
+        };
+        appending.append(version, Class::Foreground, |_| panic!("on purpose"));
+    });
+    let committing = store.clone();
+    let ended = world.block_on(async move { committing.commit().await });
+    let error = ended.expect_err("the record lacks a block").to_string();
+    assert!(error.contains("an append panicked"), "{error}");
+}
+
+#[test]
 fn hints_may_point_behind_the_last_block() {
     let world = World::new(16 << 20);
     let (store, _) = world.open(StoreOptions::default()).expect("a cache");

@@ -86,7 +86,7 @@ fn cost(segment: &SegmentUse, kept: u32, waits: bool, most: u32) -> u32 {
 
 /// Runs until the cache stops.
 pub(crate) async fn run(engine: Rc<EngineLane>) {
-    let _ending = BackgroundEnding(engine.cache.clone());
+    let _ending = BackgroundEnding { cache: engine.cache.clone(), task: "reclaim" };
     let store = engine.cache.store.clone();
     let mut state = State::default();
     while !engine.cache.is_stopping() {

@@ -19,7 +19,7 @@ const CHECKPOINT_ASKED: Duration = Duration::from_secs(1);
 /// interval that a volume asks for, at the latest.
 pub(crate) async fn commits(engine: Rc<EngineLane>) {
     let cache = engine.cache.clone();
-    let _ending = BackgroundEnding(cache.clone());
+    let _ending = BackgroundEnding { cache: cache.clone(), task: "the task that commits" };
     let mut last = engine.lane.now();
     while !cache.is_stopping() {
         let changed = cache.background_changed.listen();
@@ -45,7 +45,8 @@ pub(crate) async fn commits(engine: Rc<EngineLane>) {
 /// Writes checkpoints until the cache stops.
 pub(crate) async fn checkpoints(engine: Rc<EngineLane>) {
     let cache = engine.cache.clone();
-    let _ending = BackgroundEnding(cache.clone());
+    let _ending =
+        BackgroundEnding { cache: cache.clone(), task: "the task that writes checkpoints" };
     let store = cache.store.clone();
     while !cache.is_stopping() {
         let stop = cache.background_changed.listen();

@@ -26,6 +26,7 @@ pub(crate) async fn run(engine: Weak<EngineLane>, first: bool) {
         let Some(this) = engine.upgrade() else { return };
         let (cache, lane) = (this.cache.clone(), this.lane.clone());
         drop(this);
+        let _guard = cache.store.fail_on_panic("the task that watches the devices");
         let stop = cache.background_changed.listen();
         if cache.is_stopping() {
             return;

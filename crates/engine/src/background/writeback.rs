@@ -31,6 +31,8 @@ use sweep::{Next, Sweep};
 /// Waits this long after a failure, doubled each time up to [`LONGEST_RETRY`].
 pub(crate) const FIRST_RETRY: Duration = Duration::from_millis(100);
 pub(crate) const LONGEST_RETRY: Duration = Duration::from_secs(10);
+/// After a panic it begins again after this time.
+const AFTER_PANIC: Duration = Duration::from_secs(1);
 
 /// Writes that are still started after one has failed, and the time in which they are: a bad place keeps
 /// others waiting less, and a dead origin is not asked for long.
@@ -63,9 +65,25 @@ struct Writeback {
     failed: Nanos,
 }
 
-/// Runs until the cache stops.
-pub(crate) async fn run(view: Rc<LaneVolume>) {
-    let _ending = BackgroundEnding(view.cache.clone());
+/// Begins again after a panic: only writeback gets what is dirty out of a cache device that has failed.
+struct Again(Rc<LaneVolume>);
+
+impl Drop for Again {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let view = self.0.clone();
+            view.volume.set_writeback_error(Some("writeback panicked".into()));
+            view.cache.background_started();
+            self.0.lane().spawn(run(view, AFTER_PANIC));
+        }
+    }
+}
+
+/// Runs until the cache stops, `after` some time.
+pub(crate) async fn run(view: Rc<LaneVolume>, after: Duration) {
+    let _ending = BackgroundEnding { cache: view.cache.clone(), task: "writeback" };
+    let _again = Again(view.clone());
+    view.pause_for(after).await;
     let settings = view.volume.settings().writeback;
     let mut this = Writeback {
         pacer: Pacer::new(settings),

@@ -1,4 +1,4 @@
-//! A device that fails or hangs on command.
+//! A device that fails, hangs or panics on command.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -26,7 +26,14 @@ struct Rule {
     range: Range<u64>,
     /// Operations that it still applies to.
     left: u64,
-    hangs: bool,
+    fault: Fault,
+}
+
+#[derive(Clone, Copy)]
+enum Fault {
+    Fails,
+    Hangs,
+    Panics,
 }
 
 /// What goes wrong with a device at present.
@@ -37,28 +44,34 @@ pub struct Faults {
 }
 
 impl Faults {
-    fn add(&self, what: What, range: Range<u64>, left: u64, hangs: bool) {
-        self.rules.lock().push(Rule { what, range, left, hangs });
+    fn add(&self, what: What, range: Range<u64>, left: u64, fault: Fault) {
+        self.rules.lock().push(Rule { what, range, left, fault });
     }
 
     /// Every operation of these kinds fails.
     pub fn fail(&self, kinds: &[What]) {
-        kinds.iter().for_each(|what| self.add(*what, 0..u64::MAX, u64::MAX, false));
+        kinds.iter().for_each(|what| self.add(*what, 0..u64::MAX, u64::MAX, Fault::Fails));
     }
 
     /// The next operations of this kind fail.
     pub fn fail_next(&self, what: What, times: u64) {
-        self.add(what, 0..u64::MAX, times, false);
+        self.add(what, 0..u64::MAX, times, Fault::Fails);
     }
 
     /// Every operation of this kind fails that has a part in this range.
     pub fn fail_in(&self, what: What, range: Range<u64>) {
-        self.add(what, range, u64::MAX, false);
+        self.add(what, range, u64::MAX, Fault::Fails);
+    }
+
+    /// The next operations of this kind that have a part in this range panic, in the task that begins
+    /// them.
+    pub fn panic_in(&self, what: What, range: Range<u64>, times: u64) {
+        self.add(what, range, times, Fault::Panics);
     }
 
     /// Every operation of these kinds hangs.
     pub fn hang(&self, kinds: &[What]) {
-        kinds.iter().for_each(|what| self.add(*what, 0..u64::MAX, u64::MAX, true));
+        kinds.iter().for_each(|what| self.add(*what, 0..u64::MAX, u64::MAX, Fault::Hangs));
     }
 
     /// All is well again, and what hung goes on.
@@ -67,8 +80,8 @@ impl Faults {
         std::mem::take(&mut *self.hung.lock()).into_iter().for_each(Waker::wake);
     }
 
-    /// Whether an operation is to hang; `None`: all is well.
-    fn meets(&self, op: &DeviceOp) -> Option<bool> {
+    /// What happens to an operation; `None`: all is well.
+    fn meets(&self, op: &DeviceOp) -> Option<Fault> {
         let (what, range) = match op {
             DeviceOp::Read { offset, buf } => (What::Read, *offset..*offset + buf.len() as u64),
             DeviceOp::Write { offset, data } => {
@@ -93,7 +106,7 @@ impl Faults {
         };
         let rule = rules.iter_mut().find(meets)?;
         rule.left -= 1;
-        Some(rule.hangs)
+        Some(rule.fault)
     }
 }
 
@@ -141,8 +154,9 @@ impl FaultyQueue {
     fn begin(&self, op: DeviceOp) -> State {
         match self.faults.meets(&op) {
             None => State::Passed(self.inner.start(op)),
-            Some(true) => State::Hung(op),
-            Some(false) => {
+            Some(Fault::Hangs) => State::Hung(op),
+            Some(Fault::Panics) => panic!("on purpose"),
+            Some(Fault::Fails) => {
                 let buf = match op {
                     DeviceOp::Read { buf, .. } => Some(buf),
                     DeviceOp::Write { data: IoData::Owned(buf), .. } => Some(buf),

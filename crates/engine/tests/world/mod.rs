@@ -13,8 +13,8 @@ use std::time::Duration;
 use forebay_core::{BlockSize, Clock, Mode, Nanos, Op};
 use forebay_device::{Device, IoBuf, Queue, QueueContext, RamDevice};
 use forebay_engine::{
-    Completion, CompletionSink, EngineError, EngineLane, LaneContext, LaneVolume, Request, Target,
-    VolumeSettings, VolumeSpec,
+    Completion, CompletionSink, EngineError, EngineLane, LaneContext, LaneVolume, Ledger, Note,
+    Noted, Request, Target, VolumeSettings, VolumeSpec,
 };
 use forebay_format::Uuid;
 use forebay_lane::{Lane, LaneId};
@@ -45,6 +45,21 @@ impl CompletionSink for Sink {
             self.0.borrow_mut().insert(completion.tag, completion).is_none(),
             "completed twice"
         );
+    }
+}
+
+/// A ledger in RAM.
+#[derive(Default)]
+pub struct Book(pub Mutex<HashMap<String, Note>>);
+
+impl Ledger for Book {
+    fn note_of(&self, volume: &str) -> Option<Note> {
+        self.0.lock().get(volume).cloned()
+    }
+
+    fn write(&self, volume: &str, note: Note, noted: Noted) {
+        self.0.lock().insert(volume.to_owned(), note);
+        noted(Ok(()));
     }
 }
 

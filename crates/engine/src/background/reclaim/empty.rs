@@ -137,6 +137,7 @@ impl EngineLane {
         let ended = Rc::new((Cell::new(false), Notify::default()));
         let (this, ending) = (view.clone(), Ending(view.volume.clone(), ended.clone()));
         self.lane.spawn(async move {
+            let _guard = this.cache.store.fail_on_panic("writeback for reclaim");
             let result = this.write_back(&blocks, WritebackReason::Reclaim).await;
             this.volume.set_writeback_error(result.err());
             drop(ending);

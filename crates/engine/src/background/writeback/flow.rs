@@ -269,6 +269,7 @@ struct Ending<'a> {
 impl Drop for Ending<'_> {
     fn drop(&mut self) {
         let flow = self.flow;
+        flow.view.cache.store.fail_if_panicking("a write to the origin");
         flow.under_way.set(flow.under_way.get() - 1);
         flow.bytes.set(flow.bytes.get() - self.bytes);
         if let Some(error) = self.error.take() {
@@ -283,6 +284,10 @@ struct SyncEnding<'a>(&'a Flow);
 
 impl Drop for SyncEnding<'_> {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.view.cache.store.fail_if_panicking("a sync of the origin");
+            self.0.error.borrow_mut().get_or_insert("a task failed".into());
+        }
         self.0.syncing.set(None);
         self.0.changed.notify_all();
     }
