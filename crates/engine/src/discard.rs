@@ -11,7 +11,7 @@ use forebay_core::{IoError, OriginBlock, SECTOR_SIZE};
 use forebay_device::{DeviceErrorKind, DeviceOp, IoBuf};
 use forebay_policy::Rank;
 use forebay_store::planted::{self, PlantedBug};
-use forebay_store::{Appended, Class, Condition, Version};
+use forebay_store::{Appended, Condition, Version};
 
 use crate::lane::LaneVolume;
 use crate::ranges::RangeGuard;
@@ -258,7 +258,10 @@ impl LaneVolume {
                     rank: Rank::GIVEN_UP.bits(),
                     condition: Condition::Always,
                 };
-                match self.store.append(version, Class::Foreground, |cell| cell.fill(0)) {
+                match self
+                    .store
+                    .append(version, self.class_of_write(Rank::GIVEN_UP), |cell| cell.fill(0))
+                {
                     Appended::Done { old } => {
                         bump(&self.stats().counters.cache_written_bytes, volume.block.bytes());
                         if let Some(old) = &old {

@@ -142,7 +142,13 @@ impl LaneVolume {
 
     /// Where a write of a block with this rank goes.
     pub(crate) fn class_of_write(&self, rank: Rank) -> Class {
-        if rank.is_main() { Class::Rewritten } else { Class::Foreground }
+        if self.volume.is_ordered() {
+            Class::Ordered
+        } else if rank.is_main() {
+            Class::Rewritten
+        } else {
+            Class::Foreground
+        }
     }
 
     /// Where a fill of a block with this rank goes.

@@ -3,7 +3,9 @@
 //! Every lane has two appenders of its own, so lanes do not meet here: one for what is new, and one for
 //! blocks that are overwritten while they are worth keeping, which leave one segment after the other. Any
 //! lane may close another lane's records, because a flush covers what all lanes have acknowledged
-//! (invariant 1). One more appender belongs to background work and may use the reserved segments.
+//! (invariant 1). All lanes share one appender for writes to ordered volumes: these versions cannot be
+//! moved, and should hold no segments with the blocks of others. One more belongs to background work and
+//! may use the reserved segments.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -60,13 +60,14 @@ impl StoreLane {
     }
 
     fn appender(&self, class: Class) -> (usize, u32) {
-        let log = &self.store.log;
-        let (new, rewritten) = log.of_lane(self.lane.id().0);
+        let roles = self.store.log.roles();
+        let (new, rewritten) = roles.of_lane(self.lane.id().0);
         match class {
             Class::Foreground => (new, self.store.reserved_segments()),
             Class::Rewritten => (rewritten.unwrap_or(new), self.store.reserved_segments()),
-            Class::Settled => (log.background(), self.store.reserved_segments()),
-            Class::Background => (log.background(), 0),
+            Class::Ordered => (roles.ordered().unwrap_or(new), self.store.reserved_segments()),
+            Class::Settled => (roles.background(), self.store.reserved_segments()),
+            Class::Background => (roles.background(), 0),
         }
     }
 
@@ -148,7 +149,7 @@ impl StoreLane {
             appender.reserve(&store.log, &store.segments, reserve, &mut closed)
         };
         let mut reserved = reserve(class);
-        if reserved.is_none() && class == Class::Rewritten {
+        if reserved.is_none() && matches!(class, Class::Rewritten | Class::Ordered) {
             // The other open segment may have room.
             reserved = reserve(Class::Foreground);
         }
@@ -364,7 +365,7 @@ impl StoreLane {
     /// Blocks in this lane's open records.
     fn open_cells(&self) -> usize {
         let log = &self.store.log;
-        let (new, rewritten) = log.of_lane(self.lane.id().0);
+        let (new, rewritten) = log.roles().of_lane(self.lane.id().0);
         let own = [Some(new), rewritten].into_iter().flatten();
         own.map(|number| log.appenders[number].0.lock().open_cells()).sum()
     }
@@ -409,7 +410,7 @@ impl StoreLane {
     /// Closes the open records of all lanes, and writes those that are complete, durably or not.
     pub(crate) fn close_records(self: &Rc<Self>, durably: bool) {
         let store = &self.store;
-        let (new, rewritten) = store.log.of_lane(self.lane.id().0);
+        let (new, rewritten) = store.log.roles().of_lane(self.lane.id().0);
         for (number, appender) in store.log.appenders.iter().enumerate() {
             let own = number == new || Some(number) == rewritten;
             if planted::has(PlantedBug::FlushForgetsLane) && !own {

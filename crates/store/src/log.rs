@@ -20,7 +20,7 @@ const ROUNDS_WITHOUT_SYNC: usize = 3;
 const AMPLE_ROUNDS: usize = 16;
 /// So many blocks in a lane's open record are worth it.
 pub(crate) const AMPLE: usize = 16;
-/// Lanes have a second appender if there are so many segments for each: open segments are not reclaimed.
+/// There are further appenders if there are so many segments for each: open segments are not reclaimed.
 const SEGMENTS_FOR_EACH: usize = 5;
 
 struct Numbers {
@@ -59,7 +59,7 @@ pub(crate) struct Padded<T>(pub(crate) Mutex<T>);
 /// See the module.
 pub(crate) struct Log {
     cut: Cut,
-    lanes: usize,
+    roles: Roles,
     pub(crate) appenders: Box<[Padded<Appender>]>,
     holders: Box<[Holders]>,
     numbers: Mutex<Numbers>,
@@ -77,6 +77,47 @@ pub(crate) struct Log {
     pub(crate) round_ended: Notify,
     buffers: Mutex<Buffers>,
     buffer_limit: usize,
+}
+
+/// Which appender does what: one of each lane for what is new; one of each lane for what is rewritten
+/// and one for what is in order, where there are segments enough; and the last for background work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Roles {
+    lanes: usize,
+    parted: bool,
+    ordered: bool,
+}
+
+impl Roles {
+    fn new(lanes: usize, segments: u32) -> Self {
+        let lanes = lanes.max(1);
+        let enough_for = |appenders| segments as usize >= SEGMENTS_FOR_EACH * appenders;
+        Roles { lanes, parted: enough_for(2 * lanes + 1), ordered: enough_for(2 * lanes + 2) }
+    }
+
+    fn count(&self) -> usize {
+        self.background() + 1
+    }
+
+    /// The appender for background work.
+    pub(crate) fn background(&self) -> usize {
+        self.lanes * (1 + usize::from(self.parted)) + usize::from(self.ordered)
+    }
+
+    /// A lane's own appenders: for what is new, and for what is rewritten, if that is another.
+    pub(crate) fn of_lane(&self, lane: u16) -> (usize, Option<usize>) {
+        let own = usize::from(lane) % self.lanes;
+        (own, self.parted.then_some(self.lanes + own))
+    }
+
+    /// The appender of all lanes for what is in order, if there is one.
+    pub(crate) fn ordered(&self) -> Option<usize> {
+        self.ordered.then(|| self.background() - 1)
+    }
+
+    fn is_young(&self, number: usize) -> bool {
+        number < self.lanes || Some(number) == self.ordered()
+    }
 }
 
 /// A round that has begun.
@@ -102,12 +143,13 @@ pub(crate) enum Round {
 
 impl Log {
     pub(crate) fn new(cut: Cut, lanes: usize, segments: u32, next: RecordNumber) -> Self {
-        let count = Self::count_appenders(lanes, segments);
-        let appender = |number| Appender::new(number, count, number < lanes);
+        let roles = Roles::new(lanes, segments);
+        let count = roles.count();
+        let appender = |number| Appender::new(number, count, roles.is_young(number));
         let appenders = (0..count).map(|number| Padded(Mutex::new(appender(number)))).collect();
         Log {
             cut,
-            lanes: lanes.max(1),
+            roles,
             appenders,
             holders: (0..segments).map(|_| Holders::none()).collect(),
             numbers: Mutex::new(Numbers {
@@ -135,29 +177,18 @@ impl Log {
         }
     }
 
-    fn count_appenders(lanes: usize, segments: u32) -> usize {
-        let parted = segments as usize >= SEGMENTS_FOR_EACH * (2 * lanes + 1);
-        lanes * (1 + usize::from(parted)) + 1
-    }
-
     /// Buffers that there are at most.
     pub(crate) fn most_buffers(lanes: usize, segments: u32) -> usize {
-        ((lanes + 1) * 3).max(Self::count_appenders(lanes, segments) * 2)
+        ((lanes + 1) * 3).max(Roles::new(lanes, segments).count() * 2)
     }
 
     pub(crate) fn cut(&self) -> &Cut {
         &self.cut
     }
 
-    /// Index of the appender for background work.
-    pub(crate) fn background(&self) -> usize {
-        self.appenders.len() - 1
-    }
-
-    /// Indexes of a lane's appenders: for what is new, and for what is rewritten, if that is another.
-    pub(crate) fn of_lane(&self, lane: u16) -> (usize, Option<usize>) {
-        let own = usize::from(lane) % self.lanes;
-        (own, Some(self.lanes + own).filter(|rewritten| *rewritten < self.background()))
+    /// Which appender does what.
+    pub(crate) fn roles(&self) -> &Roles {
+        &self.roles
     }
 
     pub(crate) fn holders(&self, segment: SegmentId) -> &Holders {

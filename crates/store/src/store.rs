@@ -72,6 +72,9 @@ pub enum Class {
     /// A client's write of a block that is worth keeping. Most are written again before long, so these
     /// segments empty themselves.
     Rewritten,
+    /// A write to an ordered volume. Its versions are held until the origin has them in their order, and
+    /// so are their segments, which therefore keep nothing else from being reclaimed.
+    Ordered,
     /// A fill of what is expected to stay: beside what is carried on, so that segments hold what
     /// leaves together.
     Settled,

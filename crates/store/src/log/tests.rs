@@ -32,22 +32,25 @@ fn slots(marks: &[Mark]) -> Vec<u32> {
 }
 
 #[test]
-fn lanes_have_a_second_appender_where_there_are_segments_enough() {
-    // 3 lanes with two appenders each and background work: 7 times 5 segments.
-    let parted = log(3, SEGMENTS);
-    assert_eq!((parted.appenders.len(), parted.background()), (7, 6));
-    let of: Vec<_> = (0..4).map(|lane| parted.of_lane(lane)).collect();
-    assert_eq!(of, [(0, Some(3)), (1, Some(4)), (2, Some(5)), (0, Some(3))]);
-
-    let small = log(3, SEGMENTS - 1);
-    assert_eq!((small.appenders.len(), small.background()), (4, 3));
-    let of: Vec<_> = (0..4).map(|lane| small.of_lane(lane)).collect();
-    assert_eq!(of, [(0, None), (1, None), (2, None), (0, None)]);
+fn there_are_more_appenders_where_there_are_segments_enough() {
+    let roles = |segments| {
+        let log = log(3, segments);
+        let roles = log.roles();
+        let of: Vec<_> = (0..4).map(|lane| roles.of_lane(lane)).collect();
+        (log.appenders.len(), of, roles.ordered(), roles.background())
+    };
+    let parted = vec![(0, Some(3)), (1, Some(4)), (2, Some(5)), (0, Some(3))];
+    // 3 lanes with two appenders each, one for what is in order, and background work: 8 times 5 segments.
+    assert_eq!(roles(SEGMENTS + 5), (8, parted.clone(), Some(6), 7));
+    assert_eq!(roles(SEGMENTS + 4), (7, parted, None, 6));
+    let small = vec![(0, None), (1, None), (2, None), (0, None)];
+    assert_eq!(roles(SEGMENTS - 1), (4, small, None, 3));
 }
 
 #[test]
 fn images_are_used_again_and_limited() {
     // One in use and one on its way for each appender, or three for each lane.
+    assert_eq!(Log::most_buffers(3, SEGMENTS + 5), 16);
     assert_eq!(Log::most_buffers(3, SEGMENTS), 14);
     assert_eq!(Log::most_buffers(3, SEGMENTS - 1), 12);
 
