@@ -89,6 +89,9 @@ impl World<'_> {
             _ => return Ok(()),
         };
         self.presence[usize::from(volume)] = presence;
+        if let Admin::Stop(_) = action {
+            self.unsynced[usize::from(volume)] = result.is_err();
+        }
         match presence {
             Presence::Stopped if result.is_err() => self.oracle.leave(volume),
             Presence::Stopped => {
@@ -133,6 +136,9 @@ impl World<'_> {
         if !discards {
             if matches!(action, Admin::Delete(..)) {
                 self.oracle.volume_is_durable(volume);
+            } else if self.unsynced[usize::from(volume)] {
+                // The operator was told by the stop; the origin has it in its write cache.
+                origin.with_image(|image| image.sync(u64::MAX));
             }
             origin.with_image(|image| {
                 (0..image.sectors()).try_for_each(|sector| {

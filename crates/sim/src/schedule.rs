@@ -21,6 +21,9 @@ pub(crate) enum End {
 
 /// Virtual time in which something that was asked for must have ended.
 const PATIENCE: Duration = Duration::from_secs(600);
+/// An origin that hung has answered everything in this time: each operation takes a quarter of a second
+/// at most where nothing else is slow.
+const ANSWERS_LATE: Duration = Duration::from_secs(1);
 /// Steps without an answer after which the system is busy with nothing.
 const BUSY: u64 = 3_000_000;
 /// Steps at one moment of virtual time after which the system is running in circles.
@@ -224,7 +227,9 @@ impl World<'_> {
         let at_risk = matches!(action, Admin::DeleteStopped(_, false))
             && result.as_ref().is_err_and(|error| error.contains("is stopped and has"));
         // An operator is not kept waiting by an origin that hangs.
-        let unanswered = self.hung_until[usize::from(action.volume())] > self.admin_since
+        // One that hung for long answers what it was asked meanwhile one by one.
+        let answering = self.hung_until[usize::from(action.volume())] + ANSWERS_LATE;
+        let unanswered = answering > self.admin_since
             && result.as_ref().is_err_and(|error| error.contains("has not answered"));
         let excused =
             self.profile.weather != crate::profile::Weather::Crashes || at_risk || unanswered;

@@ -96,6 +96,8 @@ pub struct World<'a> {
     next_tag: u64,
     /// What is known of each volume.
     pub(crate) presence: Vec<Presence>,
+    /// Volumes whose last stop failed: it may not have synced the origin.
+    pub(crate) unsynced: Vec<bool>,
     /// Index of the volume that takes no requests now.
     pub(crate) closed: Option<u16>,
     pub(crate) admin: Option<AdminState>,
@@ -158,6 +160,7 @@ impl<'a> World<'a> {
             owners: BTreeMap::new(),
             next_tag: 1,
             presence: vec![Presence::New; profile_volumes],
+            unsynced: vec![false; profile_volumes],
             closed: None,
             admin: None,
             unreadable: Vec::new(),
