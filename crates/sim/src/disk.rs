@@ -4,6 +4,7 @@
 //! they are due; that is the moment at which they take effect.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::sync::Arc;
 use std::task::Waker;
 
@@ -53,6 +54,8 @@ pub(crate) struct State {
     pub(crate) next_id: u64,
     pub(crate) order: u64,
     pub(crate) bad_sectors: Vec<u64>,
+    /// Unreadable until they are written, whoever mends what else is broken.
+    pub(crate) rotten: BTreeSet<u64>,
     pub(crate) slow_until: Nanos,
     pub(crate) outage_until: Nanos,
     pub(crate) hung_until: Nanos,
@@ -105,6 +108,7 @@ impl SimDisk {
                 next_id: 0,
                 order: 1,
                 bad_sectors: Vec::new(),
+                rotten: BTreeSet::new(),
                 slow_until: Nanos(0),
                 outage_until: Nanos(0),
                 hung_until: Nanos(0),
@@ -180,6 +184,16 @@ impl SimDisk {
             }
         }
         false
+    }
+
+    /// A sector cannot be read any more, until it is written.
+    pub(crate) fn make_unreadable(&self, sector: u64) {
+        self.state.lock().rotten.insert(sector);
+    }
+
+    /// Whether any of these sectors cannot be read for good.
+    pub(crate) fn has_rotten(&self, sectors: Range<u64>) -> bool {
+        self.state.lock().rotten.range(sectors).next().is_some()
     }
 
     /// Completes the operation that is due first, if it is due now. `false` if there is none.

@@ -83,7 +83,8 @@ impl SimDisk {
             );
             return Err(self.error("read", offset, DeviceErrorKind::Io));
         }
-        if outage || state.bad_sectors.iter().any(|bad| sectors.contains(bad)) {
+        let rotten = state.rotten.range(sectors.clone()).next().is_some();
+        if outage || rotten || state.bad_sectors.iter().any(|bad| sectors.contains(bad)) {
             return Err(self.error("read", offset, DeviceErrorKind::Io));
         }
         self.show_some_early(state, sectors);
@@ -143,6 +144,8 @@ impl SimDisk {
             return Ok(());
         }
         state.bad_sectors.retain(|bad| !(patch.first..patch.first + patch.sectors()).contains(bad));
+        let written = patch.first..patch.first + patch.sectors();
+        state.rotten.retain(|sector| !written.contains(sector));
         for rest in patch.without(early) {
             state.image.apply(&rest, order);
         }

@@ -14,10 +14,11 @@ use forebay_engine::{
 use forebay_format::{MAX_NARROW_GENERATION, Uuid};
 use forebay_policy::WritebackSettings;
 use forebay_store::planted::{self, PlantedBug};
-use forebay_store::{FormatOptions, Store, StoreOptions, format};
+use forebay_store::{Damage, FormatOptions, Store, StoreOptions, format};
 
 use crate::presence::Presence;
 use crate::queue::DiskHandle;
+use crate::rot::Told;
 use crate::subject::{Admin, Instance, LocalFuture, Machine, Subject};
 
 /// The engine, perhaps with a planted bug.
@@ -234,7 +235,21 @@ async fn attach(
     volume: u16,
     origin: Arc<dyn Device>,
 ) -> Result<(), EngineError> {
+    let store = &lane.cache.store;
+    let known = store.volumes().into_iter().find(|record| record.name == name(volume));
+    let damage = known.and_then(|record| store.damage_of(record.id));
     match lane.attach(&name(volume), origin.clone(), false).await {
+        Ok(_) if damage.is_some() => {
+            Err(EngineError::new(EngineErrorKind::Failed, "a damaged volume was started"))
+        }
+        Err(error) if let Some(Damage { first, count }) = damage => {
+            if error.kind != EngineErrorKind::DataAtRisk {
+                return Err(error);
+            }
+            // Its operator is told, and goes on with what is left.
+            machine.shared.tell(Told { volume, first, count });
+            lane.attach(&name(volume), origin, true).await.map(|_| ())
+        }
         Err(error) if machine.setup.insists && error.kind == EngineErrorKind::DataAtRisk => {
             lane.attach(&name(volume), origin, true).await.map(|_| ())
         }

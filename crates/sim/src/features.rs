@@ -4,6 +4,7 @@
 use forebay_store::PlantedBug;
 
 use crate::profile::Weather;
+use crate::trace::mix;
 
 /// See the module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,11 +26,13 @@ pub enum Feature {
     /// The cache is old: generations of segments are about to need their upper half, and numbers of
     /// volumes to begin again.
     Aged,
+    /// The log rots while the system is down: headers and payloads, one page or a few.
+    Rot,
 }
 
 impl Feature {
     /// All of them.
-    pub const ALL: [Feature; 7] = [
+    pub const ALL: [Feature; 8] = [
         Feature::Shape,
         Feature::Shards,
         Feature::OwnPower,
@@ -37,6 +40,7 @@ impl Feature {
         Feature::Hang,
         Feature::Decay,
         Feature::Aged,
+        Feature::Rot,
     ];
 
     /// A short name for the command line and for lists.
@@ -49,14 +53,25 @@ impl Feature {
             Feature::Hang => "hang",
             Feature::Decay => "decay",
             Feature::Aged => "aged",
+            Feature::Rot => "rot",
         }
     }
 
-    /// One of so many worlds has it; 0: only worlds that are told to.
+    /// One of so many worlds has it.
     fn one_of(self) -> u32 {
         match self {
             Feature::Shape | Feature::Shards | Feature::OwnPower => 4,
             Feature::Absence | Feature::Hang | Feature::Decay | Feature::Aged => 6,
+            Feature::Rot => 6,
+        }
+    }
+
+    /// What tells its chance from the others'; `None`: it is drawn where worlds always drew, so that
+    /// those with shapes and shards stay what they are.
+    fn own_chance(self) -> Option<u64> {
+        match self {
+            Feature::Rot => Some(0x5074),
+            _ => None,
         }
     }
 
@@ -69,6 +84,7 @@ impl Feature {
             PlantedBug::NoTimedCommit => Some(Feature::Hang),
             PlantedBug::GenerationsWrap => Some(Feature::Aged),
             PlantedBug::DeletesUndrained => Some(Feature::Absence),
+            PlantedBug::GapsNotSeen => Some(Feature::Rot),
             _ => None,
         }
     }
@@ -79,7 +95,9 @@ impl Feature {
             Feature::Shape | Feature::Shards | Feature::Aged => true,
             Feature::OwnPower | Feature::Absence => weather != Weather::Damage,
             Feature::Hang => weather == Weather::Crashes,
-            Feature::Decay => matches!(weather, Weather::Crashes | Weather::OriginErrors),
+            Feature::Decay | Feature::Rot => {
+                matches!(weather, Weather::Crashes | Weather::OriginErrors)
+            }
         }
     }
 
@@ -125,16 +143,20 @@ impl Features {
         Feature::ALL.into_iter().filter(move |feature| self.has(*feature))
     }
 
-    /// What chance gives to a world in this kind of trouble: all of `with`, none of `without`.
+    /// What chance gives to the world of `seed` in this kind of trouble: all of `with`, none of `without`.
     pub fn choose(
         rng: &mut fastrand::Rng,
+        seed: u64,
         weather: Weather,
         with: Features,
         without: Features,
     ) -> Self {
         let mut chosen = Features::default();
         for feature in Feature::ALL {
-            let drawn = feature.one_of() > 0 && rng.u32(0..feature.one_of()) == 0;
+            let drawn = match feature.own_chance() {
+                Some(salt) => mix(seed, salt) % u64::from(feature.one_of()) == 0,
+                None => rng.u32(0..feature.one_of()) == 0,
+            };
             let wanted = (drawn || with.has(feature)) && !without.has(feature);
             if wanted && feature.fits(weather) {
                 chosen = chosen.and(feature);

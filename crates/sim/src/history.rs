@@ -34,6 +34,8 @@ struct Version {
     advisory: bool,
     /// Versions that a read has proved to come later.
     before: Vec<VersionId>,
+    /// The origin has it, below a copy that may go at any time.
+    below: bool,
 }
 
 impl Version {
@@ -59,8 +61,10 @@ pub struct History {
     versions: Vec<Version>,
     /// Values of versions that were dropped from the list lately; only for better messages.
     recent: [Option<Value>; 4],
-    /// When the stored data was damaged: a read may fail, until a later write ends.
+    /// When the stored data was damaged: a read may fail, until a later write is durable.
     tainted: Option<Moment>,
+    /// A write that came later has ended: no read may fail unless a crash takes that write.
+    covered: bool,
 }
 
 impl History {
@@ -77,8 +81,9 @@ impl History {
             lost: false,
             advisory: false,
             before: Vec::new(),
+            below: false,
         };
-        History { versions: vec![version], recent: [None; 4], tainted: None }
+        History { versions: vec![version], recent: [None; 4], tainted: None, covered: false }
     }
 
     /// Whether only one value is possible, now and after a crash.
@@ -99,6 +104,7 @@ impl History {
             lost: false,
             advisory,
             before: Vec::new(),
+            below: false,
         });
     }
 
@@ -120,9 +126,7 @@ impl History {
         version.acknowledged = now;
         version.durable |= fua;
         if !version.advisory {
-            if self.tainted.is_some_and(|tainted| tainted < version.submitted) {
-                self.tainted = None;
-            }
+            self.covered |= self.tainted.is_some_and(|tainted| tainted < version.submitted);
             let ended = version.clone();
             for other in &mut self.versions {
                 if other.precedes(&ended) {
@@ -144,6 +148,10 @@ impl History {
     }
 
     fn lose(&mut self) {
+        if let Some(tainted) = self.tainted {
+            let mends = |it: &Version| it.durable && !it.advisory && it.submitted > tainted;
+            self.tainted = self.tainted.filter(|_| !self.versions.iter().any(mends));
+        }
         if self.versions.len() < 2 {
             return;
         }
@@ -189,6 +197,8 @@ impl History {
             return Ok(());
         }
         let id = self.versions[first].id;
+        // What a copy hides that should be gone is hidden by what was written since, not by the copy.
+        let is_copy = matching.iter().all(|&index| self.versions[index].submitted == 0);
         let unique = matching.len() == 1;
         // From the moment at which the version that was read had surely taken effect, no read may
         // return what precedes it.
@@ -199,8 +209,9 @@ impl History {
                 if unique {
                     version.settled = settled;
                     version.advisory = false;
+                    version.below = false;
                 }
-            } else if version.settled < started {
+            } else if version.settled < started && !(version.below && is_copy) {
                 version.hidden = version.hidden.min(settled);
                 if unique && !version.before.contains(&id) {
                     version.before.push(id);
@@ -225,6 +236,7 @@ impl History {
     /// Everything stops and nothing is in flight any more: each version that is not lost may be
     /// what is found afterwards. Whichever that is has to stay.
     pub fn crash(&mut self, now: Moment) {
+        self.covered = false;
         self.versions.retain(|version| !version.lost);
         self.versions.sort_by_key(|version| version.value);
         self.versions.dedup_by_key(|version| version.value);
@@ -260,12 +272,30 @@ impl History {
 
     /// The stored data was damaged on purpose.
     pub fn taint(&mut self, now: Moment) {
-        self.tainted = Some(now);
+        (self.tainted, self.covered) = (Some(now), false);
     }
 
     /// Whether a read may fail.
     pub fn is_tainted(&self) -> bool {
-        self.tainted.is_some()
+        self.tainted.is_some() && !self.covered
+    }
+
+    /// What the log said of the sector is lost, by damage while the system was down: any of these values,
+    /// which it had at some time, may be what is found. Whichever that is has to stay; but if it is a copy
+    /// that should be gone, one of those `below` shows when it goes.
+    pub fn doubt(&mut self, values: &[Value], below: &[Value], now: Moment) {
+        for &value in values {
+            if self.versions.iter().all(|version| version.value != value) {
+                self.versions.push(Version {
+                    acknowledged: now,
+                    settled: now,
+                    ..History::new(value).versions.remove(0)
+                });
+            }
+        }
+        for version in &mut self.versions {
+            version.below |= below.contains(&version.value);
+        }
     }
 
     /// Values that a read which starts now may return, for messages.
@@ -444,6 +474,50 @@ mod tests {
         // Without such a read it is gone.
         history.reopen(60, NEVER);
         assert!(history.observe(own(0), 15, 70, NEVER).is_err());
+    }
+
+    #[test]
+    fn a_damaged_value_stays_damaged_until_a_later_one_is_durable() {
+        let mut history = history(&[]);
+        history.taint(5);
+        history.submit(1, Value::Write(1), false, 10);
+        assert!(history.is_tainted());
+        history.end(1, true, false, 20, NEVER);
+        assert!(!history.is_tainted());
+        let mut flushed = history.clone();
+        history.crash(30);
+        assert!(history.is_tainted(), "the crash may have taken the write");
+        flushed.flushed(25, NEVER);
+        flushed.crash(30);
+        assert!(!flushed.is_tainted());
+    }
+
+    #[test]
+    fn what_is_in_doubt_has_one_of_its_values_and_keeps_it() {
+        let mut history = history(&[(3, 10, 20)]);
+        history.flushed(30, NEVER);
+        history.crash(40);
+        history.doubt(&[1, 2, 3].map(Value::Write), &[], 50);
+        assert_eq!(readable(&history, 60), [1, 2, 3]);
+        assert_eq!(history.observe(own(2), 60, 70, NEVER), Ok(()));
+        assert_eq!(readable(&history, 80), [2]);
+        assert_eq!(after_crash(&history), [2]);
+    }
+
+    #[test]
+    fn what_is_below_a_copy_shows_when_that_goes_and_stays() {
+        let mut history = history(&[]);
+        history.crash(40);
+        history.doubt(&[1, 2, 3].map(Value::Write), &[Value::Write(3)], 50);
+        assert_eq!(history.observe(own(2), 60, 70, NEVER), Ok(()));
+        assert_eq!(readable(&history, 80), [2, 3]);
+        let mut written = history.clone();
+        assert_eq!(history.observe(own(3), 80, 90, NEVER), Ok(()));
+        assert_eq!(readable(&history, 95), [3]);
+        written.submit(4, Value::Write(4), false, 80);
+        written.end(4, true, false, 90, NEVER);
+        assert_eq!(readable(&written, 95), [4]);
+        assert_eq!(after_crash(&written), [2, 3, 4]);
     }
 
     #[test]

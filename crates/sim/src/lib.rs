@@ -13,6 +13,7 @@
 //!   system that is right
 //! - [`presence`]: volumes that are not always there
 //! - `decay`: what rots on the cache device, and recoveries that meet read errors
+//! - `rot`: damage to the log while the system is down
 //! - `stranger`: who touches the origins while the system is down
 //! - `timely`: origins that hang, and what must not take long all the same
 //! - [`trace`], [`shared`], [`clock`]: what all of these share
@@ -35,6 +36,7 @@ pub mod presence;
 pub mod profile;
 pub mod queue;
 pub mod report;
+pub mod rot;
 pub mod run;
 pub mod runner;
 mod schedule;

@@ -147,6 +147,15 @@ impl OrderOracle {
         volume.watched = false;
     }
 
+    /// Every value that a sector has had, and those that were to be written there.
+    pub fn values(&self, volume: u16, sector: u64) -> Vec<Value> {
+        let Some(volume) = self.volumes.get(usize::from(volume)) else { return Vec::new() };
+        let numbers = volume.sectors.get(sector as usize).into_iter().flatten();
+        let written = numbers.filter_map(|id| volume.writes.get(*id as usize));
+        let initial = volume.initial.get(sector as usize).copied();
+        initial.into_iter().chain(written.map(|write| write.value)).collect()
+    }
+
     /// Everything stops. What was not flushed may be there afterwards or not.
     pub fn crash(&mut self, now: Moment) {
         for volume in &mut self.volumes {

@@ -158,6 +158,7 @@ impl World<'_> {
             return Err(plain(3, format!("the origin of volume {volume} has bytes of nobody")));
         };
         self.oracle.begin_anew(volume, values);
+        self.rot.forget(volume);
         self.others_write(volume)
     }
 

@@ -132,7 +132,8 @@ impl Profile {
         let ordered = |(mode, _): &(Mode, Durability)| own.bool() && may_be_ordered(*mode);
         setup.ordered = setup.volumes.iter().map(ordered).collect();
         let mut own = fastrand::Rng::with_seed(setup.seed ^ 0xfea7);
-        profile.features = Features::choose(&mut own, weather, options.with, options.without);
+        profile.features =
+            Features::choose(&mut own, setup.seed, weather, options.with, options.without);
         if profile.features.has(Feature::Shape) {
             profile.take_shape(&mut own);
         }

@@ -110,11 +110,16 @@ impl World<'_> {
     /// Opens the system, after a crash with up to two more crashes on the way, and reads.
     fn open_after(&mut self, crashed: bool) -> Result<(), Violation> {
         self.judge_order()?;
-        if crashed && self.profile.weather == Weather::Crashes {
+        // What a stranger wrote may come back with a record that rots and looks torn.
+        let stranger = !self.profile.features.has(Feature::Rot);
+        if crashed && stranger && self.profile.weather == Weather::Crashes {
             self.perhaps_a_stranger()?;
         }
         if crashed && self.profile.features.has(Feature::Decay) {
             self.perhaps_decay()?;
+        }
+        if self.profile.features.has(Feature::Rot) {
+            self.perhaps_rot();
         }
         let mut nested = if crashed { self.rng.u32(0..=NESTED) } else { 0 };
         let mut recovering = crashed;
@@ -173,6 +178,11 @@ impl World<'_> {
                 first += len;
             }
         }
+        self.read_in_any_order(chunks)
+    }
+
+    /// Reads these sectors of volumes; `false` if the world stopped.
+    fn read_in_any_order(&mut self, mut chunks: Vec<(u16, u64, u64)>) -> Result<bool, Violation> {
         self.rng.shuffle(&mut chunks);
         self.last_progress = self.now();
         let end = self.pump(false, |world| {
@@ -295,7 +305,10 @@ impl World<'_> {
         // An origin that gave no answer until now is not waited for.
         let unanswered = self.profile.features.has(Feature::Hang)
             && result.as_ref().is_err_and(|error| error.contains("has not answered"));
+        // What cannot be read cannot be written back.
+        let rotten = (0..self.origins.len() as u16).any(|volume| self.oracle.has_taint(volume));
         let excused = match self.profile.weather {
+            _ if self.profile.features.has(Feature::Rot) && rotten => true,
             Weather::Crashes => unanswered && !last,
             Weather::OriginErrors => !last,
             Weather::CacheErrors | Weather::Damage => true,
@@ -338,6 +351,13 @@ impl World<'_> {
         self.start_all()?;
         self.collect_unreadable = true;
         self.read_all(100)?;
+        if self.profile.features.has(Feature::Rot) && !self.unreadable.is_empty() {
+            // A read fails as a whole: what was not damaged can be read alone.
+            let failed = std::mem::take(&mut self.unreadable).into_iter();
+            let alone = failed.filter(|place| !self.oracle.is_tainted(*place));
+            let alone = alone.map(|place| (place.volume, place.sector, 1)).collect();
+            self.read_in_any_order(alone)?;
+        }
         if matches!(self.profile.weather, Weather::CacheErrors | Weather::Damage) {
             // What could not be read is lost by the cache device's fault and was reported.
             for place in std::mem::take(&mut self.unreadable) {

@@ -231,8 +231,15 @@ impl World<'_> {
         let answering = self.hung_until[usize::from(action.volume())] + ANSWERS_LATE;
         let unanswered = answering > self.admin_since
             && result.as_ref().is_err_and(|error| error.contains("has not answered"));
-        let excused =
-            self.profile.weather != crate::profile::Weather::Crashes || at_risk || unanswered;
+        // What cannot be read cannot be written back; what may be lost is not called written back.
+        let rots = self.profile.features.has(Feature::Rot);
+        let rotten = rots
+            && (self.oracle.has_taint(action.volume())
+                || result.as_ref().is_err_and(|error| error.contains("may have lost data")));
+        let excused = self.profile.weather != crate::profile::Weather::Crashes
+            || at_risk
+            || unanswered
+            || rotten;
         match result {
             Err(error) if !excused => {
                 Err(plain(20, format!("{action:?} failed without a cause: {error}")))

@@ -8,6 +8,7 @@ use forebay_core::Clock;
 use parking_lot::Mutex;
 
 use crate::clock::VirtualClock;
+use crate::rot::Told;
 use crate::stamp::Place;
 use crate::trace::Trace;
 
@@ -27,6 +28,7 @@ struct Books {
     faults: BTreeMap<&'static str, u64>,
     tainted: Vec<Place>,
     forgotten: Vec<(u64, Vec<u64>)>,
+    told: Vec<Told>,
     complaints: Vec<String>,
 }
 
@@ -130,6 +132,21 @@ impl Shared {
     /// Disks and sectors with forgotten versions since the last call.
     pub fn take_forgotten(&self) -> Vec<(u64, Vec<u64>)> {
         std::mem::take(&mut self.books.lock().forgotten)
+    }
+
+    /// Notes that the system does not start a volume that may have lost data.
+    pub fn tell(&self, told: Told) {
+        self.event(
+            "told",
+            &[u64::from(told.volume), told.first, told.count],
+            format_args!("{told:?}"),
+        );
+        self.books.lock().told.push(told);
+    }
+
+    /// What was told since the last call.
+    pub fn take_told(&self) -> Vec<Told> {
+        std::mem::take(&mut self.books.lock().told)
     }
 
     /// Notes that a disk was used in a way that its contract forbids.

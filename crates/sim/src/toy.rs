@@ -50,7 +50,7 @@ pub struct Toy(pub Option<ToyBug>);
 
 impl Subject for Toy {
     fn lacks(&self) -> Features {
-        [Feature::Shape, Feature::Absence, Feature::Hang, Feature::Decay]
+        [Feature::Shape, Feature::Absence, Feature::Hang, Feature::Decay, Feature::Rot]
             .into_iter()
             .fold(Features::default(), Features::and)
     }

@@ -18,6 +18,7 @@ use crate::oracle::{Asked, Excuses, Oracle, Violation, plain};
 use crate::presence::Presence;
 use crate::profile::{Profile, Weather};
 use crate::report::Counts;
+use crate::rot::Rot;
 use crate::shared::Shared;
 use crate::stamp::{self, Place, SECTOR, Value};
 use crate::subject::{Admin, Instance, LocalFuture, Machine, Subject};
@@ -112,6 +113,8 @@ pub struct World<'a> {
     pub(crate) short_until: Nanos,
     /// When the operator's action was begun.
     pub(crate) admin_since: Nanos,
+    /// What of the log has rotted.
+    pub(crate) rot: Rot,
     pub(crate) counts: Counts,
 }
 
@@ -143,6 +146,7 @@ impl<'a> World<'a> {
         let clients = make_clients(&profile, &mut rng);
         let profile_volumes = profile.origin_sizes.len();
         let inbox = Rc::new(Inbox { shared: shared.clone(), queue: RefCell::default() });
+        let rot = Rot::new(profile.setup.seed);
         let counts = Counts::new(profile.weather, profile.features);
         World {
             shared,
@@ -170,6 +174,7 @@ impl<'a> World<'a> {
             hung_until: vec![Nanos(0); profile_volumes],
             short_until: Nanos(0),
             admin_since: Nanos(0),
+            rot,
             counts,
         }
     }
@@ -254,6 +259,9 @@ impl<'a> World<'a> {
             if let Some(volume) = disk.checked_sub(1) {
                 self.oracle.reopen(volume as u16, &sectors);
             }
+        }
+        for told in self.shared.take_told() {
+            self.judge_told(told)?;
         }
         if let Some(complaint) = self.shared.complaint() {
             return Err(plain(8, format!("a disk was used wrongly: {complaint}")));
@@ -419,6 +427,9 @@ impl<'a> World<'a> {
         }
         for (volume, origin) in self.origins.iter().enumerate() {
             let volume = volume as u16;
+            if self.rot.has_disordered(volume) {
+                continue;
+            }
             let order = &mut self.oracle.order;
             let gives_up = self.admin.as_ref().and_then(AdminState::gives_up_order);
             if !order.is_watched(volume) && gives_up != Some(volume) {

@@ -75,6 +75,8 @@ planted_bugs! {
     ReopenedNotSeen = "reopened-not-seen",
     /// Sequences start again below those that have been given out.
     SequenceRestarts = "sequence-restarts",
+    /// Recovery does not see that records are missing.
+    GapsNotSeen = "gaps-not-seen",
     /// The cache stays marked as cleanly closed while it is in use.
     CleanFlagStays = "clean-flag-stays",
 

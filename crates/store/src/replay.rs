@@ -179,6 +179,9 @@ impl Replay {
 
     /// The records that had been durable and are missing, and those of which nobody can tell.
     pub(crate) fn lost(&self) -> Option<Damage> {
+        if planted::has(PlantedBug::GapsNotSeen) {
+            return None;
+        }
         let (mut first, mut end) = (None, 0);
         let mut expected = self.base.0 + 1;
         let found = self.found.range(..=self.durable).map(|(number, _)| *number);

@@ -1,0 +1,379 @@
+//! The log rots while the system is down: bits flip, sectors turn to zeroes or cannot be read any more,
+//! in one page or a few, often in what a recovery needs.
+//!
+//! What that may cost is read off the log before:
+//!
+//! - A payload: reads of its blocks may fail, until they are written again.
+//! - A header that recovery needs, of a record that a later one proves: the newest state of the blocks
+//!   that it is about, once the system has refused to start their volume because of that record.
+//! - A record that no other proves: the same, and nobody is told. Nothing tells this damage from a
+//!   write that the crash has torn.
+//! - A header that a checkpoint contains, or a page of no record: nothing.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+
+use forebay_core::{OriginBlock, RecordNumber, SegmentId, Slot, VolumeId};
+use forebay_format::checkpoint::CheckpointReader;
+use forebay_format::superblock::{COPY_A, COPY_B};
+use forebay_format::{Body, DataEntry, Geometry, PAGE, RecordHeader, Superblock, record, volume};
+
+use crate::oracle::{Violation, plain};
+use crate::stamp::{self, Place, SECTOR};
+use crate::world::World;
+
+/// Sectors in a page.
+const SECTORS: u64 = (PAGE / SECTOR) as u64;
+
+/// A volume that the system does not start because of lost records.
+#[derive(Clone, Copy, Debug)]
+pub struct Told {
+    /// Which volume.
+    pub volume: u16,
+    /// The number of the first record.
+    pub first: u64,
+    /// How many are lost at most.
+    pub count: u64,
+}
+
+impl Told {
+    fn records(self) -> Range<u64> {
+        self.first..self.first.saturating_add(self.count)
+    }
+}
+
+/// What has rotted, and what has come of it.
+pub(crate) struct Rot {
+    rng: fastrand::Rng,
+    /// Records whose headers recovery has to miss, and what they were about.
+    missed: BTreeMap<u64, Vec<Place>>,
+    /// Some pages cannot be read: nobody knows what they held.
+    unreadable: bool,
+    /// What headers said that rotted later: marks may be about it.
+    cells: Vec<Cell>,
+    /// Volumes whose order nobody can keep any more.
+    disordered: BTreeSet<u16>,
+}
+
+/// A version of a block, where it lies.
+#[derive(Clone)]
+struct Cell {
+    header: RecordNumber,
+    slot: Slot,
+    generation: forebay_core::Generation,
+    volume: VolumeId,
+    block: OriginBlock,
+    sequence: u64,
+}
+
+/// The log as it is before it rots.
+struct Log {
+    geometry: Geometry,
+    /// Records up to this one are in the checkpoint.
+    base: u64,
+    /// The volumes of the world by their numbers on the cache device.
+    volumes: BTreeMap<VolumeId, u16>,
+    /// Every header, by the number of its page on the device.
+    headers: BTreeMap<u64, RecordHeader>,
+    cells: Vec<Cell>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Flip(usize),
+    Zeroes,
+    Unreadable,
+}
+
+impl Rot {
+    pub(crate) fn new(seed: u64) -> Self {
+        Rot {
+            rng: fastrand::Rng::with_seed(seed ^ 0x5074_0001),
+            missed: BTreeMap::new(),
+            unreadable: false,
+            cells: Vec::new(),
+            disordered: BTreeSet::new(),
+        }
+    }
+
+    /// Whether the origin of a volume cannot be judged in order: a group that is lost is none that
+    /// anybody could have written in its turn.
+    pub(crate) fn has_disordered(&self, volume: u16) -> bool {
+        self.disordered.contains(&volume)
+    }
+
+    /// A volume is gone, and what was said of it counts for none that comes after.
+    pub(crate) fn forget(&mut self, volume: u16) {
+        self.disordered.remove(&volume);
+        self.missed.values_mut().for_each(|about| about.retain(|place| place.volume != volume));
+    }
+}
+
+fn cells_of(geometry: &Geometry, header: &RecordHeader) -> Vec<Cell> {
+    let entries: &[DataEntry] = match &header.body {
+        Body::Data(entries) => entries,
+        Body::Marks(_) | Body::Opening => &[],
+    };
+    let cells = entries.iter().enumerate().filter(|(_, entry)| !entry.void);
+    cells
+        .map(|(number, entry)| Cell {
+            header: header.number,
+            slot: header.cell(geometry, number),
+            generation: header.generation,
+            volume: entry.volume,
+            block: entry.block,
+            sequence: entry.sequence,
+        })
+        .collect()
+}
+
+impl Log {
+    /// The pages of a cell.
+    fn pages(&self, cell: &Cell) -> Range<u64> {
+        let start = self.geometry.slot_offset(cell.slot);
+        start / PAGE as u64..(start + self.geometry.block.bytes()).div_ceil(PAGE as u64)
+    }
+
+    fn place(&self, world: &World<'_>, volume: VolumeId, block: OriginBlock) -> Option<Place> {
+        let volume = *self.volumes.get(&volume)?;
+        let shift = world.profile.setup.alignments.get(usize::from(volume))?;
+        let start = (block.0 * self.geometry.block.bytes()).saturating_sub(*shift);
+        Some(Place { volume, sector: start / SECTOR as u64 })
+    }
+
+    /// What the header of a record that is missed was about.
+    fn about(&self, world: &World<'_>, header: &RecordHeader, proven: u64) -> Vec<Place> {
+        let known = || self.cells.iter().chain(&world.rot.cells);
+        match &header.body {
+            Body::Opening => Vec::new(),
+            Body::Data(_) => {
+                // A newer version is enough, if it surely counts.
+                let mut cells = cells_of(&self.geometry, header);
+                cells.retain(|cell| {
+                    !self.cells.iter().any(|newer| {
+                        (newer.volume, newer.block) == (cell.volume, cell.block)
+                            && newer.sequence > cell.sequence
+                            && newer.header.0 <= proven
+                            && !world.is_missed(newer.header)
+                    })
+                });
+                cells.iter().filter_map(|it| self.place(world, it.volume, it.block)).collect()
+            }
+            Body::Marks(marks) => marks
+                .iter()
+                .flat_map(|mark| {
+                    let means =
+                        move |cell: &&Cell| cell.slot == mark.slot && mark.means(cell.generation);
+                    known().filter(means)
+                })
+                .filter_map(|cell| self.place(world, cell.volume, cell.block))
+                .collect(),
+        }
+    }
+}
+
+impl World<'_> {
+    fn is_missed(&self, header: RecordNumber) -> bool {
+        self.rot.missed.contains_key(&header.0)
+    }
+
+    /// Sometimes, while the system is down, some of the log rots.
+    pub(crate) fn perhaps_rot(&mut self) {
+        if self.rot.rng.u32(0..3) == 0 {
+            return;
+        }
+        let Some(log) = self.read_log() else { return };
+        let pages = match self.rot.rng.u32(0..4) {
+            0..3 => 1,
+            _ => self.rot.rng.u32(2..=4),
+        };
+        let mut rotten = BTreeMap::new();
+        for _ in 0..pages {
+            if let Some(page) = self.choose_page(&log)
+                && let Some(kind) = self.damage(page)
+            {
+                rotten.insert(page, kind);
+            }
+        }
+        self.note_rot(&log, &rotten);
+    }
+
+    fn read_log(&self) -> Option<Log> {
+        let read = |at: u64, len: usize| {
+            let mut bytes = vec![0; len];
+            self.cache.with_image(|image| image.read(at, &mut bytes));
+            bytes
+        };
+        let found = Superblock::choose(&read(COPY_A, PAGE), &read(COPY_B, PAGE)).ok()?;
+        let geometry = found.geometry.clone();
+        let checkpoint = found.checkpoint.as_ref()?;
+        let at = geometry.checkpoint_areas[usize::from(checkpoint.area)];
+        let reader = CheckpointReader::open(&read(at, PAGE), checkpoint, &geometry, found.cache);
+        let base = reader.ok()?.header().base.0;
+        let table = found.volume_table;
+        let area = *geometry.volume_areas.get(usize::from(table.area))?;
+        let bytes = read(area, table.len as usize);
+        let records = volume::decode(&bytes, &table, &found.cache, geometry.block).ok()?;
+        let number = |name: &str| name.strip_prefix("volume-")?.parse().ok();
+        let volumes = records.iter().filter_map(|it| Some((it.id, number(&it.name)?))).collect();
+        let mut headers = BTreeMap::new();
+        for segment in (0..geometry.segment_count).map(SegmentId) {
+            let start = geometry.segment_offset(segment);
+            let content = read(start, geometry.segment_bytes as usize);
+            for (number, bytes) in content.chunks_exact(PAGE).enumerate() {
+                let at = (number * PAGE) as u64;
+                let header = record::decode(bytes, &geometry, &found.cache).ok();
+                let here = |header: &RecordHeader| {
+                    header.segment == segment
+                        && u64::from(header.position) == at / geometry.granule()
+                        && !self.cache.has_rotten(self.sectors_of((start + at) / PAGE as u64))
+                };
+                if let Some(header) = header.filter(here) {
+                    headers.insert((start + at) / PAGE as u64, header);
+                }
+            }
+        }
+        let cells = headers.values().flat_map(|header| cells_of(&geometry, header)).collect();
+        Some(Log { geometry, base, volumes, headers, cells })
+    }
+
+    fn sectors_of(&self, page: u64) -> Range<u64> {
+        page * SECTORS..(page + 1) * SECTORS
+    }
+
+    /// A header that recovery needs, a cell, or whatever there is.
+    fn choose_page(&mut self, log: &Log) -> Option<u64> {
+        let rng = &mut self.rot.rng;
+        let what = rng.u32(0..8);
+        let mut pick = |pages: Vec<u64>| pages.get(rng.usize(0..pages.len().max(1))).copied();
+        match what {
+            0..4 => {
+                let needed = log.headers.iter().filter(|(_, it)| it.number.0 > log.base);
+                pick(needed.map(|(page, _)| *page).collect())
+            }
+            4..7 => pick(log.cells.iter().map(|cell| log.pages(cell).start).collect()),
+            _ => {
+                let segments = log.geometry.segments_offset..log.geometry.end();
+                Some(rng.u64(segments.start / PAGE as u64..segments.end / PAGE as u64))
+            }
+        }
+    }
+
+    /// Damages a sector of a page. `None`: it has not settled, so nobody can say what it holds.
+    fn damage(&mut self, page: u64) -> Option<Kind> {
+        let sectors = self.sectors_of(page);
+        let sector = self.rot.rng.u64(sectors);
+        let kind = match self.rot.rng.u32(0..4) {
+            0..2 => Kind::Flip(self.rot.rng.usize(0..SECTOR * 8)),
+            2 => Kind::Zeroes,
+            _ => Kind::Unreadable,
+        };
+        let settled = self.cache.with_image(|image| {
+            let settled = image.is_settled(sector);
+            match kind {
+                Kind::Flip(bit) if settled => image.flip(sector, bit),
+                Kind::Zeroes if settled => image.preset(sector, &[0; SECTOR]),
+                _ => (),
+            }
+            settled
+        });
+        if !settled {
+            return None;
+        }
+        if kind == Kind::Unreadable {
+            self.cache.make_unreadable(sector);
+        }
+        self.shared.fault(
+            "log rot",
+            &[page, sector],
+            format_args!("{} page {page} sector {sector}: {kind:?}", self.cache.name),
+        );
+        Some(kind)
+    }
+
+    /// Says what may be lost by it, and forgets nothing of what may be needed to say so later.
+    fn note_rot(&mut self, log: &Log, rotten: &BTreeMap<u64, Kind>) {
+        self.rot.unreadable |= rotten.values().any(|kind| *kind == Kind::Unreadable);
+        let intact = log.headers.iter().filter(|(page, _)| !rotten.contains_key(page));
+        let proven = intact.map(|(_, header)| header.durable_through.0).max().unwrap_or(0);
+        let proven = proven.max(log.base);
+        let headers = log.headers.iter().filter(|(page, it)| {
+            rotten.contains_key(page) && it.number.0 > log.base && it.body != Body::Opening
+        });
+        let headers: Vec<&RecordHeader> = headers.map(|(_, header)| header).collect();
+        for header in &headers {
+            self.rot.missed.insert(header.number.0, Vec::new());
+        }
+        let (mut doubtful, mut hit) = (Vec::new(), Vec::new());
+        for header in headers {
+            let about = log.about(self, header, proven);
+            self.shared.event(
+                "rot",
+                &[header.number.0, proven],
+                format_args!(
+                    "record {} (base {}, proven {proven}) was about {about:?}",
+                    header.number.0, log.base
+                ),
+            );
+            if header.number.0 > proven {
+                doubtful.extend(about);
+            } else {
+                self.rot.missed.insert(header.number.0, about);
+            }
+        }
+        for (page, kind) in rotten {
+            if let Some(header) = log.headers.get(page) {
+                // Groups are lost though all of their blocks have newer versions, or are in the checkpoint.
+                let cells = cells_of(&log.geometry, header);
+                hit.extend(cells.iter().filter_map(|it| log.place(self, it.volume, it.block)));
+                self.rot.cells.extend(cells);
+            }
+            for cell in log.cells.iter().filter(|cell| log.pages(cell).contains(page)) {
+                let Some(place) = log.place(self, cell.volume, cell.block) else { continue };
+                hit.push(place);
+                self.oracle.taint(place);
+                // It is dropped, as if it had never arrived.
+                if cell.header.0 > proven && *kind != Kind::Unreadable {
+                    doubtful.push(place);
+                }
+            }
+        }
+        hit.extend(doubtful.iter().copied());
+        for place in doubtful {
+            // Nobody drops the clean copies that this has brought back.
+            let (volume, seed) = (place.volume, self.shared.seed);
+            self.origins[usize::from(volume)].with_image(|image| {
+                let below = |sector| {
+                    let place = Place { volume, sector };
+                    let both = [image.visible(sector), image.durable(sector)];
+                    both.iter().filter_map(|bytes| stamp::own(bytes, seed, place)).collect()
+                };
+                self.oracle.doubt(place, below);
+            });
+        }
+        for place in hit {
+            self.rot.disordered.insert(place.volume);
+            self.oracle.order.watch(place.volume, false);
+        }
+    }
+
+    /// The system has said that a volume may have lost data.
+    pub(crate) fn judge_told(&mut self, told: Told) -> Result<(), Violation> {
+        let records = told.records();
+        let any = self.rot.missed.range(records.clone()).next().is_some();
+        if !any && !self.rot.unreadable {
+            return Err(plain(
+                11,
+                format!("volume {} is said to be damaged, and is not: {told:?}", told.volume),
+            ));
+        }
+        let about: Vec<Place> = self
+            .rot
+            .missed
+            .range_mut(records)
+            .flat_map(|(_, about)| about.extract_if(.., |place| place.volume == told.volume))
+            .collect();
+        about.into_iter().for_each(|place| self.oracle.doubt(place, |_| Vec::new()));
+        Ok(())
+    }
+}
