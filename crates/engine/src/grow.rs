@@ -47,6 +47,10 @@ impl EngineLane {
             return Ok(true);
         }
         let last = block.block_of(end - 1);
+        if store.is_held(space.id, last) {
+            // What is held goes to the origin as its record describes it, the outside included.
+            return keeps("its origin still has to get versions of its last block, in order");
+        }
         store.forget(&space, last, |entry| !entry.dirty);
         if let Some(pinned) = store.look_up(&space, last) {
             let entry = pinned.found.entry;

@@ -45,6 +45,16 @@ enum Last {
 
 /// A volume on the first [`OLD`] bytes of a disk, behind which there is something as well.
 fn used(last: Last, alignment: u64, orderly: bool) -> (Arc<dyn Device>, Arc<dyn Device>, Vec<u8>) {
+    used_by(last, alignment, orderly, false)
+}
+
+/// By an ordered volume, or not.
+fn used_by(
+    last: Last,
+    alignment: u64,
+    orderly: bool,
+    ordered: bool,
+) -> (Arc<dyn Device>, Arc<dyn Device>, Vec<u8>) {
     let world = World::new();
     let (cache, disk) = (ram(8), ram(NEW >> 20));
     let queue = world.context.open(&disk).expect("RAM");
@@ -58,9 +68,17 @@ fn used(last: Last, alignment: u64, orderly: bool) -> (Arc<dyn Device>, Arc<dyn 
     let (engine, _) = world.open(&cache);
     let cut: Arc<dyn Device> = Arc::new(Cut(disk.clone(), OLD));
     let mut settings = settings(Mode::Writeback);
-    settings.writeback.running = false;
-    let target = world.create(&engine, &cut, settings, alignment);
+    settings.writeback.running = ordered;
+    settings.ordered = ordered;
+    let target = world.create(&engine, &cut, settings.clone(), alignment);
     assert_eq!(target.size(), OLD);
+    if ordered {
+        let inner = engine.clone();
+        world.block_on(async move { inner.drain("data", |_| ()).await }).expect("in order");
+        settings.writeback.running = false;
+        let inner = engine.clone();
+        world.block_on(async move { inner.set("data", settings).await }).expect("set");
+    }
     let start = match last {
         Last::Absent => OLD,
         Last::Clean => {
@@ -112,6 +130,32 @@ fn a_grown_origin_is_taken_over_with_what_is_behind_the_old_end() {
                 world.lane.abandon();
             }
         }
+    }
+}
+
+/// An ordered origin gets the versions of a block one after the other, as their records describe them: each
+/// has something behind the old end that nobody wrote.
+#[test]
+fn an_ordered_origin_grows_when_it_has_its_last_block() {
+    for alignment in [0, 512] {
+        let (cache, disk, model) = used_by(Last::Dirty, alignment, false, true);
+        let world = World::new();
+        let (engine, _) = world.open_with(&cache, room_for(NEW));
+        let target = world.try_attach(&engine, &disk, false).expect("started");
+        assert_eq!(target.size(), OLD, "it has to wait");
+        let mut running = settings(Mode::Writeback);
+        running.ordered = true;
+        let inner = engine.clone();
+        world.block_on(async move { inner.set("data", running).await }).expect("set");
+        let inner = engine.clone();
+        world.block_on(async move { inner.drain("data", |_| ()).await }).expect("drained");
+        assert!(raw(&world, &disk, 0, NEW as usize) == model, "alignment {alignment}");
+        world.block_on(async move { engine.close().await }).expect("closed");
+        let world = World::new();
+        let (engine, _) = world.open_with(&cache, room_for(NEW));
+        let target = world.try_attach(&engine, &disk, false).expect("started");
+        assert_eq!(target.size(), NEW);
+        assert!(world.read(&target, 0, NEW as usize) == model, "alignment {alignment}");
     }
 }
 

@@ -138,6 +138,11 @@ impl Store {
         self.ordered.queue(id).map_or(0, |queue| queue.len())
     }
 
+    /// Whether a version of a block is held, the newest one or an older one.
+    pub fn is_held(&self, id: VolumeId, block: OriginBlock) -> bool {
+        self.ordered.queue(id).is_some_and(|queue| queue.has(block))
+    }
+
     /// Takes a cut: everything that the volume's clients have written up to now is in groups up to
     /// it, and what they write from now on is not. To be followed by a commit, and, if that ends well,
     /// by [`Store::confirm_cut`]. `None`: the volume is not ordered.

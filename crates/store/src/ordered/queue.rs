@@ -176,6 +176,11 @@ impl Queue {
         state.kept.1.iter().for_each(visit);
     }
 
+    /// Whether any group has a version of a block.
+    pub(crate) fn has(&self, block: OriginBlock) -> bool {
+        self.0.lock().groups.iter().any(|group| group.versions.contains_key(&block))
+    }
+
     pub(crate) fn in_effect(&self) -> bool {
         self.0.lock().horizon.is_some()
     }
