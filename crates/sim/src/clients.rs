@@ -106,6 +106,16 @@ impl Client {
         Client { lane, volume, underway: 0, rng, mix, depth, sectors, hot, sequential, next_at }
     }
 
+    /// Its volume has so many sectors now.
+    pub fn has_grown(&mut self, sectors: u64) {
+        if sectors > self.sectors {
+            self.sectors = sectors;
+            if self.rng.bool() {
+                self.hot.0 = sectors - self.hot.1;
+            }
+        }
+    }
+
     /// Forgets what was under way.
     pub fn reset(&mut self) {
         self.underway = 0;

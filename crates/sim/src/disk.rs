@@ -66,7 +66,6 @@ pub struct SimDisk {
     pub(crate) name: Arc<str>,
     /// Number in the trace; 0 is the cache device.
     pub(crate) number: u64,
-    pub(crate) size: u64,
     pub(crate) logical_block: u64,
     pub(crate) shared: Shared,
     pub(crate) state: Mutex<State>,
@@ -94,7 +93,6 @@ impl SimDisk {
         Arc::new(SimDisk {
             name: spec.name.into(),
             number: spec.number,
-            size: spec.size,
             logical_block: spec.logical_block,
             shared: shared.clone(),
             state: Mutex::new(State {

@@ -6,20 +6,21 @@ use std::time::Duration;
 
 use forebay_core::QuietHours;
 use forebay_core::why::Why;
-use forebay_core::{Admission, Mode};
+use forebay_core::{Admission, Clock, Mode, VolumeId};
 use forebay_device::{Device, Queue, QueueContext};
 use forebay_engine::{
     EngineError, EngineErrorKind, EngineLane, LaneContext, Target, VolumeSettings, VolumeSpec,
 };
-use forebay_format::{MAX_NARROW_GENERATION, Uuid};
+use forebay_format::{MAX_NARROW_GENERATION, Uuid, VolumeRecord};
 use forebay_policy::WritebackSettings;
 use forebay_store::planted::{self, PlantedBug};
-use forebay_store::{Damage, FormatOptions, Store, StoreOptions, format};
+use forebay_store::{Damage, FormatOptions, Store, StoreOptions, format, read_roots};
 
 use crate::presence::Presence;
 use crate::queue::DiskHandle;
 use crate::rot::Told;
 use crate::subject::{Admin, Instance, LocalFuture, Machine, Subject};
+use crate::trace::mix;
 
 /// The engine, perhaps with a planted bug.
 pub struct Engine(pub Option<PlantedBug>);
@@ -145,6 +146,45 @@ fn store_options(machine: &Machine) -> StoreOptions {
     }
 }
 
+/// What volumes need whose origins have become larger, as whoever opens a cache finds out before. Not
+/// always: an origin may not be looked at in time, or grow later.
+async fn grown(machine: &Machine) -> Result<Vec<(VolumeId, u64)>, String> {
+    if mix(machine.setup.seed, machine.shared.clock.now().0).is_multiple_of(4) {
+        return Ok(Vec::new());
+    }
+    let device = cache_device(machine);
+    let queues = context(machine, 0)?.queues;
+    let queue = Queue::new(device.open_queue(&queues).map_err(|error| error.to_string())?);
+    let Ok(roots) = read_roots(&device, &queue).await else { return Ok(Vec::new()) };
+    let volumes = roots.volumes.iter().filter_map(|record| {
+        let number = record.name.strip_prefix("volume-")?.parse().ok()?;
+        let size = origin(machine, number).ok()?.size() + u64::from(record.alignment);
+        Some((record.id, size.div_ceil(machine.setup.block_size.bytes())))
+    });
+    Ok(volumes.collect())
+}
+
+/// A volume that has room for its origin takes it over, where nothing has to be done for that.
+fn judge_growth(
+    lane: &EngineLane,
+    machine: &Machine,
+    before: &VolumeRecord,
+    origin: &dyn Device,
+) -> Result<(), EngineError> {
+    let store = &lane.cache.store;
+    let (Some(space), Some(volume)) = (store.space_of(before.id), lane.cache.volume(&before.name))
+    else {
+        return Ok(());
+    };
+    let (block, shift) = (machine.setup.block_size.bytes(), u64::from(before.alignment));
+    let has_room = (origin.size() + shift).div_ceil(block) <= space.blocks;
+    let whole = (before.origin_bytes + shift).is_multiple_of(block);
+    if machine.setup.grows && has_room && whole && volume.size() != origin.size() {
+        return Err(EngineError::new(EngineErrorKind::Failed, "it keeps its old size"));
+    }
+    Ok(())
+}
+
 impl Subject for Engine {
     fn format(&self, machine: &Machine) -> LocalFuture<Result<(), String>> {
         let machine = machine.clone();
@@ -166,7 +206,10 @@ impl Subject for Engine {
         // Recovery has it as well.
         planted::plant(self.0);
         Box::pin(async move {
-            let options = store_options(&machine);
+            let mut options = store_options(&machine);
+            if machine.setup.grows {
+                options.grown = grown(&machine).await?;
+            }
             let (first, report) =
                 EngineLane::open(context(&machine, 0)?, cache_device(&machine), options)
                     .await
@@ -178,7 +221,7 @@ impl Subject for Engine {
                 age(&first.cache.store, machine.setup.seed);
             }
             for volume in 0..machine.origins.len() as u16 {
-                let (name, origin) = (name(volume), origin(&machine, volume)?);
+                let name = name(volume);
                 let is_known = known.iter().any(|record| record.name == name);
                 match machine.presence[usize::from(volume)] {
                     Presence::Gone if is_known => {
@@ -192,9 +235,10 @@ impl Subject for Engine {
                     Presence::New | Presence::Running | Presence::Unsure(_) => {}
                 }
                 let result = if is_known {
-                    attach(&first, &machine, volume, origin).await
+                    attach(&first, &machine, volume, machine.setup.insists).await
                 } else {
                     let spec = spec(&machine, volume, machine.setup.seed);
+                    let origin = origin(&machine, volume)?;
                     first.create(spec, origin).await.map(|_| ())
                 };
                 result.map_err(|error| error.to_string())?;
@@ -228,33 +272,36 @@ struct Running {
     machine: Machine,
 }
 
-/// Starts a volume; where data is at risk the operator may insist.
+/// Starts a volume. Where data is at risk the operator accepts what the cache device has lost, and goes
+/// on in any case if they insist.
 async fn attach(
     lane: &Rc<EngineLane>,
     machine: &Machine,
     volume: u16,
-    origin: Arc<dyn Device>,
+    insists: bool,
 ) -> Result<(), EngineError> {
+    let failed = |message: &str| EngineError::new(EngineErrorKind::Failed, message);
+    let origin = origin(machine, volume).map_err(|error| failed(&error))?;
     let store = &lane.cache.store;
     let known = store.volumes().into_iter().find(|record| record.name == name(volume));
-    let damage = known.and_then(|record| store.damage_of(record.id));
-    match lane.attach(&name(volume), origin.clone(), false).await {
-        Ok(_) if damage.is_some() => {
-            Err(EngineError::new(EngineErrorKind::Failed, "a damaged volume was started"))
-        }
-        Err(error) if let Some(Damage { first, count }) = damage => {
-            if error.kind != EngineErrorKind::DataAtRisk {
-                return Err(error);
-            }
+    let damage = known.as_ref().and_then(|record| store.damage_of(record.id));
+    let first = lane.attach(&name(volume), origin.clone(), false).await;
+    let result = match (first, damage) {
+        (Ok(_), Some(_)) => Err(failed("a damaged volume was started")),
+        (Err(error), Some(Damage { first, count }))
+            if error.kind == EngineErrorKind::DataAtRisk =>
+        {
             // Its operator is told, and goes on with what is left.
             machine.shared.tell(Told { volume, first, count });
-            lane.attach(&name(volume), origin, true).await.map(|_| ())
+            lane.attach(&name(volume), origin.clone(), true).await
         }
-        Err(error) if machine.setup.insists && error.kind == EngineErrorKind::DataAtRisk => {
-            lane.attach(&name(volume), origin, true).await.map(|_| ())
+        (Err(error), None) if insists && error.kind == EngineErrorKind::DataAtRisk => {
+            lane.attach(&name(volume), origin.clone(), true).await
         }
-        result => result.map(|_| ()),
-    }
+        (result, _) => result,
+    };
+    result?;
+    known.map_or(Ok(()), |before| judge_growth(lane, machine, &before, &*origin))
 }
 
 async fn administrate(lane: Rc<EngineLane>, machine: Machine, action: Admin) -> Result<(), String> {
@@ -295,14 +342,10 @@ async fn administrate(lane: Rc<EngineLane>, machine: Machine, action: Admin) -> 
         Admin::Drain(volume) => lane.drain(&name(volume), |_| ()).await,
         Admin::Restart(volume) => {
             lane.stop_volume(&name(volume), false).await.map_err(|error| error.to_string())?;
-            let origin = origin(&machine, volume)?;
-            lane.attach(&name(volume), origin, false).await.map(|_| ())
+            attach(&lane, &machine, volume, false).await
         }
         Admin::Stop(volume) => lane.stop_volume(&name(volume), true).await,
-        Admin::Start(volume) => {
-            let origin = origin(&machine, volume)?;
-            attach(&lane, &machine, volume, origin).await
-        }
+        Admin::Start(volume) => attach(&lane, &machine, volume, machine.setup.insists).await,
         Admin::Delete(volume, discard) => lane.delete(&name(volume), discard, |_| ()).await,
         Admin::DeleteStopped(volume, discard) => lane.delete_stopped(&name(volume), discard).await,
         Admin::Create(volume, identity) => {

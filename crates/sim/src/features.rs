@@ -28,11 +28,13 @@ pub enum Feature {
     Aged,
     /// The log rots while the system is down: headers and payloads, one page or a few.
     Rot,
+    /// Origins become larger, and volumes take that over when they are started with room for it.
+    Grown,
 }
 
 impl Feature {
     /// All of them.
-    pub const ALL: [Feature; 8] = [
+    pub const ALL: [Feature; 9] = [
         Feature::Shape,
         Feature::Shards,
         Feature::OwnPower,
@@ -41,6 +43,7 @@ impl Feature {
         Feature::Decay,
         Feature::Aged,
         Feature::Rot,
+        Feature::Grown,
     ];
 
     /// A short name for the command line and for lists.
@@ -54,6 +57,7 @@ impl Feature {
             Feature::Decay => "decay",
             Feature::Aged => "aged",
             Feature::Rot => "rot",
+            Feature::Grown => "grown",
         }
     }
 
@@ -62,7 +66,7 @@ impl Feature {
         match self {
             Feature::Shape | Feature::Shards | Feature::OwnPower => 4,
             Feature::Absence | Feature::Hang | Feature::Decay | Feature::Aged => 6,
-            Feature::Rot => 6,
+            Feature::Rot | Feature::Grown => 6,
         }
     }
 
@@ -71,6 +75,7 @@ impl Feature {
     fn own_chance(self) -> Option<u64> {
         match self {
             Feature::Rot => Some(0x5074),
+            Feature::Grown => Some(0x6709),
             _ => None,
         }
     }
@@ -85,6 +90,7 @@ impl Feature {
             PlantedBug::GenerationsWrap => Some(Feature::Aged),
             PlantedBug::DeletesUndrained => Some(Feature::Absence),
             PlantedBug::GapsNotSeen => Some(Feature::Rot),
+            PlantedBug::OldEndStays => Some(Feature::Grown),
             _ => None,
         }
     }
@@ -92,7 +98,7 @@ impl Feature {
     /// Whether it makes sense in this kind of trouble.
     fn fits(self, weather: Weather) -> bool {
         match self {
-            Feature::Shape | Feature::Shards | Feature::Aged => true,
+            Feature::Shape | Feature::Shards | Feature::Aged | Feature::Grown => true,
             Feature::OwnPower | Feature::Absence => weather != Weather::Damage,
             Feature::Hang => weather == Weather::Crashes,
             Feature::Decay | Feature::Rot => {
@@ -154,7 +160,7 @@ impl Features {
         let mut chosen = Features::default();
         for feature in Feature::ALL {
             let drawn = match feature.own_chance() {
-                Some(salt) => mix(seed, salt) % u64::from(feature.one_of()) == 0,
+                Some(salt) => mix(seed, salt).is_multiple_of(u64::from(feature.one_of())),
                 None => rng.u32(0..feature.one_of()) == 0,
             };
             let wanted = (drawn || with.has(feature)) && !without.has(feature);

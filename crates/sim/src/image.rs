@@ -133,6 +133,14 @@ impl Image {
         }
     }
 
+    /// The disk has so many sectors more, all zero.
+    pub fn grow(&mut self, sectors: u64) {
+        let all = self.versions.len() + sectors as usize;
+        self.visible.resize(all * SECTOR, 0);
+        self.durable.resize(all * SECTOR, 0);
+        self.versions.resize_with(all, Vec::new);
+    }
+
     /// Sectors on the disk.
     pub fn sectors(&self) -> u64 {
         self.versions.len() as u64

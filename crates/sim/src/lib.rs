@@ -13,6 +13,7 @@
 //!   system that is right
 //! - [`presence`]: volumes that are not always there
 //! - `decay`: what rots on the cache device, and recoveries that meet read errors
+//! - `growth`: origins that become larger
 //! - `rot`: damage to the log while the system is down
 //! - `stranger`: who touches the origins while the system is down
 //! - `timely`: origins that hang, and what must not take long all the same
@@ -28,6 +29,7 @@ mod effect;
 pub mod engine;
 pub mod faults;
 pub mod features;
+mod growth;
 pub mod history;
 pub mod image;
 pub mod oracle;

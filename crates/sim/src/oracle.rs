@@ -10,6 +10,8 @@ use crate::history::{History, Moment, VersionId, Wrong};
 use crate::order::OrderOracle;
 use crate::stamp::{self, Content, Place, SECTOR, Value};
 
+mod doubt;
+
 /// A promise that was broken.
 #[derive(Clone, Debug)]
 pub struct Violation {
@@ -69,6 +71,10 @@ struct Volume {
     active: Vec<u64>,
     is_active: Vec<bool>,
     next_id: VersionId,
+    /// Where it ended before it grew. Older versions of a block there have zeroes behind that.
+    ends: Vec<u64>,
+    /// What the log said of its last block is lost.
+    edge_in_doubt: bool,
 }
 
 impl Volume {
@@ -130,6 +136,8 @@ impl Oracle {
             histories: initial.into_iter().map(History::new).collect(),
             active: Vec::new(),
             next_id: 1,
+            ends: Vec::new(),
+            edge_in_doubt: false,
         });
         Oracle {
             seed,
@@ -416,6 +424,8 @@ impl Oracle {
             volume.is_active = vec![false; values.len()];
             volume.active.clear();
             volume.histories = values.into_iter().map(History::new).collect();
+            volume.ends.clear();
+            volume.edge_in_doubt = false;
         }
     }
 
@@ -457,43 +467,6 @@ impl Oracle {
                 }
             }
         }
-    }
-
-    /// The stored data of a place was damaged; its whole block may become unreadable.
-    pub fn taint(&mut self, place: Place) {
-        let now = self.tick();
-        let block = self.blocks_of(place.volume, place.sector..place.sector + 1);
-        let Some(volume) = self.volumes.get_mut(usize::from(place.volume)) else { return };
-        let block = volume.histories.iter_mut().take(block.end as usize).skip(block.start as usize);
-        block.for_each(|history| history.taint(now));
-    }
-
-    /// What the log said of the block of a place is lost: each sector may have any value that it ever had.
-    /// Values `below` are on the origin, and show when a copy goes that should not be there.
-    pub fn doubt(&mut self, place: Place, below: impl Fn(u64) -> Vec<Value>) {
-        let now = self.tick();
-        let block = self.blocks_of(place.volume, place.sector..place.sector + 1);
-        let Some(volume) = self.volumes.get_mut(usize::from(place.volume)) else { return };
-        for sector in block.start..block.end.min(volume.histories.len() as u64) {
-            let values = self.order.values(place.volume, sector);
-            volume.histories[sector as usize].doubt(&values, &below(sector), now);
-            if !std::mem::replace(&mut volume.is_active[sector as usize], true) {
-                volume.active.push(sector);
-            }
-        }
-    }
-
-    /// Whether anything on a volume may be unreadable.
-    pub fn has_taint(&self, volume: u16) -> bool {
-        let volume = self.volumes.get(usize::from(volume));
-        volume.is_some_and(|volume| volume.histories.iter().any(History::is_tainted))
-    }
-
-    /// Whether a place may be unreadable.
-    pub fn is_tainted(&self, place: Place) -> bool {
-        let volume = self.volumes.get(usize::from(place.volume));
-        let history = volume.and_then(|volume| volume.histories.get(place.sector as usize));
-        history.is_some_and(History::is_tainted)
     }
 }
 

@@ -80,6 +80,14 @@ impl OrderOracle {
         }
     }
 
+    /// A volume has so many sectors more, with what its origin had there from the beginning.
+    pub fn grow(&mut self, volume: u16, sectors: u64) {
+        let Some(volume) = self.volumes.get_mut(usize::from(volume)) else { return };
+        let all = volume.initial.len() + sectors as usize;
+        volume.initial.resize(all, Value::Write(0));
+        volume.sectors.resize_with(all, Vec::new);
+    }
+
     /// A request is submitted.
     pub fn submit(&mut self, asked: Asked, now: Moment) {
         let (value, advisory) = match asked.op {

@@ -140,8 +140,9 @@ impl World<'_> {
                 // The operator was told by the stop; the origin has it in its write cache.
                 origin.with_image(|image| image.sync(u64::MAX));
             }
+            let sectors = self.oracle.sectors(volume);
             origin.with_image(|image| {
-                (0..image.sectors()).try_for_each(|sector| {
+                (0..sectors).try_for_each(|sector| {
                     let place = Place { volume, sector };
                     self.oracle.check_origin(place, image.durable(sector))
                 })
@@ -215,7 +216,7 @@ impl World<'_> {
                 Presence::Running | Presence::Stopped | Presence::Gone => {}
             }
         }
-        Ok(())
+        self.take_sizes()
     }
 
     /// Whether older versions of a volume that is stopped may keep all room from the others.
@@ -247,6 +248,7 @@ impl World<'_> {
                 ));
             }
             self.presence_changed(action, &result)?;
+            self.take_sizes()?;
         }
         Ok(true)
     }

@@ -113,6 +113,7 @@ impl Profile {
                 volumes: (0..volumes).map(|_| modes(rng)).collect(),
                 ordered: Vec::new(),
                 aged: false,
+                grows: false,
                 seed: rng.u64(..),
                 insists: weather == Weather::CacheErrors,
             },
@@ -138,6 +139,7 @@ impl Profile {
             profile.take_shape(&mut own);
         }
         profile.setup.aged = profile.features.has(Feature::Aged);
+        profile.setup.grows = profile.features.has(Feature::Grown);
         if profile.features.has(Feature::Absence) {
             profile.setup.room_for_blocks = 1 << 18;
         }

@@ -25,10 +25,11 @@ impl SimDisk {
         state: &State,
         op: DeviceOp,
     ) -> (Result<Effect, Option<IoBuf>>, u64, u64, &'static str) {
+        let size = state.image.sectors() * SECTOR as u64;
         let fits = |offset: u64, len: u64| {
             offset.is_multiple_of(self.logical_block)
                 && len.is_multiple_of(self.logical_block)
-                && offset.checked_add(len).is_some_and(|end| end <= self.size)
+                && offset.checked_add(len).is_some_and(|end| end <= size)
         };
         let change = |offset: u64, content, buf, what| {
             let patch = Arc::new(Patch { first: offset / SECTOR as u64, content });
@@ -249,7 +250,7 @@ impl Device for DiskHandle {
     }
 
     fn size(&self) -> u64 {
-        self.disk.size
+        self.disk.with_image(|image| image.sectors() * SECTOR as u64)
     }
 
     fn logical_block(&self) -> u64 {

@@ -110,6 +110,9 @@ impl World<'_> {
     /// Opens the system, after a crash with up to two more crashes on the way, and reads.
     fn open_after(&mut self, crashed: bool) -> Result<(), Violation> {
         self.judge_order()?;
+        if self.profile.features.has(Feature::Grown) {
+            self.perhaps_grow();
+        }
         // What a stranger wrote may come back with a record that rots and looks torn.
         let stranger = !self.profile.features.has(Feature::Rot);
         if crashed && stranger && self.profile.weather == Weather::Crashes {
@@ -234,6 +237,7 @@ impl World<'_> {
         let administers = self.profile.admin;
         let rots = self.profile.weather == Weather::Damage;
         let hangs = self.profile.features.has(Feature::Hang);
+        let grows = self.profile.features.has(Feature::Grown);
         let end = self.pump(true, |world| {
             world.perhaps_judge_order()?;
             if administers {
@@ -241,6 +245,9 @@ impl World<'_> {
             }
             if hangs {
                 world.perhaps_hang();
+            }
+            if grows && world.growth.u32(0..3_000) == 0 {
+                world.perhaps_grow();
             }
             if rots && world.rng.u32(0..3_000) == 0 {
                 world.cache.rot();
@@ -370,13 +377,13 @@ impl World<'_> {
             ));
         }
         self.stop(true, true)?;
-        let seed_rng = &mut self.rng;
         for (volume, origin) in self.origins.iter().enumerate() {
-            let cut = PowerCut::choose(seed_rng);
+            let cut = PowerCut::choose(&mut self.rng);
             origin.crash(Some(cut));
+            self.judge_behind(volume as u16)?;
             let oracle = &mut self.oracle;
             origin.with_image(|image| {
-                (0..image.sectors()).try_for_each(|sector| {
+                (0..oracle.sectors(volume as u16)).try_for_each(|sector| {
                     oracle.check_origin(
                         Place { volume: volume as u16, sector },
                         image.durable(sector),

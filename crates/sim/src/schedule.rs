@@ -204,6 +204,7 @@ impl World<'_> {
                         );
                         self.judge_admin(action, &result)?;
                         self.presence_changed(action, &result)?;
+                        self.take_sizes()?;
                         let half_done = matches!(
                             action,
                             Admin::Restart(_)

@@ -62,6 +62,8 @@ pub struct Setup {
     pub ordered: Vec<bool>,
     /// The cache is as if it had been in use for years.
     pub aged: bool,
+    /// Origins may be larger than the cache knows.
+    pub grows: bool,
     /// Seed for what the system decides by chance.
     pub seed: u64,
     /// The operator insists where data is at risk: a cache device that fails may not have been told

@@ -50,9 +50,16 @@ pub struct Toy(pub Option<ToyBug>);
 
 impl Subject for Toy {
     fn lacks(&self) -> Features {
-        [Feature::Shape, Feature::Absence, Feature::Hang, Feature::Decay, Feature::Rot]
-            .into_iter()
-            .fold(Features::default(), Features::and)
+        [
+            Feature::Shape,
+            Feature::Absence,
+            Feature::Hang,
+            Feature::Decay,
+            Feature::Rot,
+            Feature::Grown,
+        ]
+        .into_iter()
+        .fold(Features::default(), Features::and)
     }
 
     fn format(&self, _machine: &Machine) -> LocalFuture<Result<(), String>> {

@@ -113,6 +113,8 @@ pub struct World<'a> {
     pub(crate) short_until: Nanos,
     /// When the operator's action was begun.
     pub(crate) admin_since: Nanos,
+    /// Decides when origins grow.
+    pub(crate) growth: fastrand::Rng,
     /// What of the log has rotted.
     pub(crate) rot: Rot,
     pub(crate) counts: Counts,
@@ -147,6 +149,7 @@ impl<'a> World<'a> {
         let profile_volumes = profile.origin_sizes.len();
         let inbox = Rc::new(Inbox { shared: shared.clone(), queue: RefCell::default() });
         let rot = Rot::new(profile.setup.seed);
+        let growth = fastrand::Rng::with_seed(profile.setup.seed ^ 0x6709);
         let counts = Counts::new(profile.weather, profile.features);
         World {
             shared,
@@ -174,6 +177,7 @@ impl<'a> World<'a> {
             hung_until: vec![Nanos(0); profile_volumes],
             short_until: Nanos(0),
             admin_since: Nanos(0),
+            growth,
             rot,
             counts,
         }

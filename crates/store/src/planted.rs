@@ -133,6 +133,8 @@ planted_bugs! {
     RootsOnce = "roots-once",
     /// A volume is deleted before what is dirty is on its origin.
     DeletesUndrained = "deletes-undrained",
+    /// A volume that takes over a larger origin keeps what counted as valid behind its old end.
+    OldEndStays = "old-end-stays",
     /// All sectors of the first and the last block count as within the volume.
     EdgeIgnored = "edge-ignored",
 

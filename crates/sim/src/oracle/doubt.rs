@@ -1,0 +1,70 @@
+//! What is not as it was: data that was damaged, records that are lost, volumes that grow.
+
+use super::Oracle;
+use crate::history::History;
+use crate::stamp::{Place, Value};
+
+impl Oracle {
+    /// The stored data of a place was damaged; its whole block may become unreadable.
+    pub fn taint(&mut self, place: Place) {
+        let now = self.tick();
+        let block = self.blocks_of(place.volume, place.sector..place.sector + 1);
+        let Some(volume) = self.volumes.get_mut(usize::from(place.volume)) else { return };
+        let block = volume.histories.iter_mut().take(block.end as usize).skip(block.start as usize);
+        block.for_each(|history| history.taint(now));
+    }
+
+    /// What the log said of the block of a place is lost: each sector may have any value that it ever had.
+    /// Values `below` are on the origin, and show when a copy goes that should not be there.
+    pub fn doubt(&mut self, place: Place, below: impl Fn(u64) -> Vec<Value>) {
+        let now = self.tick();
+        let block = self.blocks_of(place.volume, place.sector..place.sector + 1);
+        let Some(volume) = self.volumes.get_mut(usize::from(place.volume)) else { return };
+        volume.edge_in_doubt |= block.end > volume.histories.len() as u64;
+        for sector in block.start..block.end.min(volume.histories.len() as u64) {
+            let mut values = self.order.values(place.volume, sector);
+            let outside = |end: &u64| block.contains(end) && sector >= *end;
+            values.extend(volume.ends.iter().any(outside).then_some(Value::Zero));
+            volume.histories[sector as usize].doubt(&values, &below(sector), now);
+            if !std::mem::replace(&mut volume.is_active[sector as usize], true) {
+                volume.active.push(sector);
+            }
+        }
+    }
+
+    /// Whether anything on a volume may be unreadable.
+    pub fn has_taint(&self, volume: u16) -> bool {
+        let volume = self.volumes.get(usize::from(volume));
+        volume.is_some_and(|volume| volume.histories.iter().any(History::is_tainted))
+    }
+
+    /// Whether a place may be unreadable.
+    pub fn is_tainted(&self, place: Place) -> bool {
+        let volume = self.volumes.get(usize::from(place.volume));
+        let history = volume.and_then(|volume| volume.histories.get(place.sector as usize));
+        history.is_some_and(History::is_tainted)
+    }
+
+    /// A volume has so many sectors more, with what its origin had there from the beginning.
+    pub fn grow(&mut self, volume: u16, sectors: u64) {
+        if sectors == 0 {
+            return;
+        }
+        self.order.grow(volume, sectors);
+        let (now, end) = (self.tick(), self.sectors(volume));
+        let edge = self.blocks_of(volume, end.saturating_sub(1)..end);
+        let Some(volume) = self.volumes.get_mut(usize::from(volume)) else { return };
+        volume.ends.push(end);
+        let all = volume.histories.len() + sectors as usize;
+        volume.histories.resize_with(all, || History::new(Value::Write(0)));
+        volume.is_active.resize(all, false);
+        if std::mem::take(&mut volume.edge_in_doubt) {
+            for sector in end..edge.end.min(all as u64) {
+                let below = [Value::Write(0)];
+                volume.histories[sector as usize].doubt(&[Value::Zero], &below, now);
+                volume.is_active[sector as usize] = true;
+                volume.active.push(sector);
+            }
+        }
+    }
+}
