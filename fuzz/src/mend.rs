@@ -139,10 +139,11 @@ pub(crate) fn chunk_of(short: &[u8], index: u32, len: usize) -> Vec<u8> {
     chunk
 }
 
-/// A checkpoint in its short form.
-pub(crate) fn checkpoint(short: &mut [u8]) {
+/// A checkpoint in its short form, of a cache with so many segments.
+pub(crate) fn checkpoint(short: &mut [u8], segments: u32) {
     put(short, 0, &checkpoint::MAGIC);
     put(short, 16, CACHE.as_bytes());
+    put(short, 72, &segments.to_le_bytes());
     put(short, 76, &(CHUNK_BYTES as u32).to_le_bytes());
     let number = u64_at(short, 32);
     let len = u64_at(short, 80);

@@ -1,16 +1,17 @@
 //! A checkpoint, and the superblock means exactly this one. In the input only the first page of
-//! the header and of each chunk is present, the rest is zeroes; a reserved byte chooses the cache.
+//! the header and of each chunk is present, the rest is zeroes; a byte of which readers know one bit chooses the cache.
 
 use std::sync::LazyLock;
 
 use crate::{CACHE, memory, mend};
-use forebay_core::BlockSize;
+use forebay_core::{BlockSize, Generation, OriginBlock, RecordNumber, SectorMask, Slot, VolumeId};
+use forebay_format::checkpoint::FinishedCheckpoint;
 use forebay_format::{
-    CheckpointReader, CheckpointRef, CheckpointWriter, Geometry, IndexEntry, PAGE, PartialMask,
-    SegmentState,
+    CheckpointHeader, CheckpointReader, CheckpointRef, CheckpointWriter, Geometry, IndexEntry,
+    PAGE, PartialMask, SegmentState, SegmentUse,
 };
 
-const RESERVED: usize = 13;
+const CHOICE: usize = 13;
 
 /// Small devices, and one whose segment table does not fit one chunk.
 static GEOMETRIES: LazyLock<Vec<Geometry>> = LazyLock::new(|| {
@@ -28,9 +29,76 @@ static GEOMETRIES: LazyLock<Vec<Geometry>> = LazyLock::new(|| {
     caches.map(plan).to_vec()
 });
 
+/// The cache that an input is for.
+fn geometry_of(short: &[u8]) -> &'static Geometry {
+    let choice = short.get(CHOICE).copied().unwrap_or(0);
+    &GEOMETRIES[usize::from(choice) % GEOMETRIES.len()]
+}
+
+/// A checkpoint that is accepted, in its short form. Mutations alone hardly ever find one, because counts,
+/// lengths and items have to agree.
+fn sound(rng: &mut fastrand::Rng) -> Vec<u8> {
+    let choice = rng.usize(0..GEOMETRIES.len());
+    let geometry = &GEOMETRIES[choice];
+    let sectors = geometry.block.sectors();
+    let mut content = Content::default();
+    content.segments.resize(geometry.segment_count as usize, SegmentState::default());
+    // All that is not zero has to be in the first page of the first chunk.
+    let used = content.segments.len().min(rng.usize(0..32));
+    for state in &mut content.segments[..used] {
+        state.generation = Generation(rng.u64(1..1 << 40));
+        state.usage = SegmentUse::Closed;
+        state.write_position = 1;
+    }
+    let fits = geometry.segment_count <= 64;
+    let slots = (0..64 << 10).map(Slot).filter(|slot| geometry.holds_block(*slot));
+    for slot in slots.take(if fits { rng.usize(0..32) } else { 0 }) {
+        let (volume, block) = (VolumeId(rng.u16(1..4)), OriginBlock(rng.u64(0..1 << 20)));
+        let (dirty, partial) = (rng.bool(), rng.bool());
+        let (check, rank) = (rng.u32(0..1 << 16), rng.u8(0..16));
+        content.entries.push(IndexEntry { block, slot, check, volume, rank, dirty, partial });
+        if partial {
+            let first = rng.u32(0..sectors);
+            let mask = SectorMask::of(sectors, first..rng.u32(first + 1..=sectors));
+            content.masks.push(PartialMask { volume, block, mask });
+        }
+    }
+    let header = CheckpointHeader {
+        number: rng.u64(1..1 << 20),
+        base: RecordNumber(rng.u64(1..1 << 20)),
+        highest_sequence: rng.u64(1..1 << 20),
+        check_bits: 16,
+        entry_count: content.entries.len() as u64,
+        mask_count: content.masks.len() as u64,
+        segment_count: geometry.segment_count,
+        len: 0,
+        next_generation: Generation(1 << 40),
+        bounded: true,
+    };
+    let (chunks, finished) = write(geometry, &header, &content);
+    let mut short = finished.header.to_vec();
+    // The lowest bit is the one that readers know, and set.
+    short[CHOICE] =
+        choice as u8 + if choice.is_multiple_of(2) { GEOMETRIES.len() as u8 } else { 0 };
+    for (_, chunk) in &chunks {
+        short.extend(&chunk[..chunk.len().min(PAGE)]);
+    }
+    mend::checkpoint(&mut short, geometry.segment_count);
+    short
+}
+
 /// See [`super::Mutate`].
 pub(crate) fn mutate(data: &mut [u8], size: usize, max_size: usize, seed: u32) -> usize {
-    mend::mutate(data, size, max_size, seed, 3, mend::checkpoint)
+    let mut rng = fastrand::Rng::with_seed(u64::from(seed));
+    if rng.u8(..) < 8 {
+        let sound = sound(&mut rng);
+        let size = sound.len().min(max_size);
+        data[..size].copy_from_slice(&sound[..size]);
+        return size;
+    }
+    mend::mutate(data, size, max_size, seed, 3, |short| {
+        mend::checkpoint(short, geometry_of(short).segment_count);
+    })
 }
 
 #[derive(Default, Debug, PartialEq)]
@@ -46,7 +114,7 @@ fn read(
     reference: &CheckpointRef,
     geometry: &Geometry,
     mut chunk: impl FnMut(u32, u64, usize) -> Vec<u8>,
-) -> Option<(forebay_format::CheckpointHeader, Content)> {
+) -> Option<(CheckpointHeader, Content)> {
     let mut reader = CheckpointReader::open(header, reference, geometry, CACHE).ok()?;
     let mut content = Content::default();
     let mut index = 0;
@@ -62,8 +130,12 @@ fn read(
     Some((reader.finish().ok()?, content))
 }
 
-/// What was read can be written again, and is the same then.
-fn write(geometry: &Geometry, header: &forebay_format::CheckpointHeader, content: &Content) {
+/// The chunks of a checkpoint with their places, and its header.
+fn write(
+    geometry: &Geometry,
+    header: &CheckpointHeader,
+    content: &Content,
+) -> (Vec<(u64, Vec<u8>)>, FinishedCheckpoint) {
     let mut writer = CheckpointWriter::new(geometry, CACHE, 1, header.number, header.check_bits)
         .expect("the header was accepted");
     let mut chunks = Vec::new();
@@ -89,6 +161,12 @@ fn write(geometry: &Geometry, header: &forebay_format::CheckpointHeader, content
     let finished = writer
         .finish(header.base, header.highest_sequence, header.next_generation)
         .expect("complete");
+    (chunks, finished)
+}
+
+/// What was read can be written again, and is the same then.
+fn write_again(geometry: &Geometry, header: &CheckpointHeader, content: &Content) {
+    let (chunks, finished) = write(geometry, header, content);
     let (again, same) =
         read(&finished.header, &finished.reference, geometry, |index, offset, _| {
             let (at, bytes) = chunks[index as usize].clone();
@@ -102,8 +180,7 @@ fn write(geometry: &Geometry, header: &forebay_format::CheckpointHeader, content
 
 /// One input.
 pub(crate) fn run(data: &[u8]) {
-    let choice = data.get(RESERVED).copied().unwrap_or(0);
-    let geometry = &GEOMETRIES[usize::from(choice) % GEOMETRIES.len()];
+    let geometry = geometry_of(data);
     let mut header = data[..data.len().min(PAGE)].to_vec();
     header.resize(PAGE, 0);
     let reference = CheckpointRef {
@@ -119,6 +196,6 @@ pub(crate) fn run(data: &[u8]) {
         assert_eq!(content.entries.len() as u64, header.entry_count);
         assert_eq!(content.masks.len() as u64, header.mask_count);
         assert!(content.entries.iter().all(|entry| geometry.holds_block(entry.slot)));
-        write(geometry, &header, &content);
+        write_again(geometry, &header, &content);
     });
 }
