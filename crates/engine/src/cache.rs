@@ -124,9 +124,9 @@ impl Cache {
 
     /// What the cache takes of memory beside the store: for what, how many bytes.
     pub(crate) fn memory_needed(&self) -> [(MemoryUse, u64, &'static str); 2] {
-        // Writeback, reclaim, scrub; and a checkpoint's copy of a shard, a part at a time.
+        // Writeback, reclaim, scrub; and a checkpoint's copy of a shard with its masks.
         const TRANSFERS: u64 = 24 << 20;
-        const COPIED: u64 = 32;
+        const COPIED: u64 = 32 + 56;
         let copied = self.store.capacity_blocks() / u64::from(self.store.index.shard_count());
         let (blocks, ghosts) = self.policy_bytes();
         [

@@ -270,7 +270,7 @@ impl LaneVolume {
                         volume.remove_bad(block);
                         volume.appended(self.lane(), block, old.as_ref(), true);
                     }
-                    Appended::NoSpace | Appended::Refused => return,
+                    Appended::NoSpace | Appended::NoMask | Appended::Refused => return,
                 }
             }
             *replaced = OriginBlock(block.0 + 1);

@@ -51,7 +51,7 @@ impl From<StoreError> for EngineError {
         let kind = match &error {
             StoreError::Device(_) | StoreError::Failed(_) => EngineErrorKind::Failed,
             StoreError::Format { .. } => EngineErrorKind::Usage,
-            StoreError::Refused(_) => EngineErrorKind::Refused,
+            StoreError::Memory(_) | StoreError::Refused(_) => EngineErrorKind::Refused,
         };
         EngineError::new(kind, error.to_string())
     }

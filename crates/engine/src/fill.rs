@@ -260,17 +260,19 @@ impl LaneVolume {
             self.refused(block, base.is_some(), RefusalReason::Unsynced);
             return Ok(());
         }
+        let mask = volume.mask(block, valid);
+        if base.is_none()
+            && mask.is_some()
+            && !self.store.store().has_room_for_mask(&volume.space, block)
+        {
+            self.refused(block, false, RefusalReason::NoRoom);
+            return Ok(());
+        }
         let at = (byte(read.start) - span.start) as usize;
         let bytes = bytes_of(&read);
         let rank = self.rank(block, pinned.as_ref().map(|pinned| &pinned.found.entry));
-        let version = Version {
-            space: &volume.space,
-            block,
-            dirty,
-            mask: volume.mask(block, valid),
-            rank: rank.bits(),
-            condition,
-        };
+        let version =
+            Version { space: &volume.space, block, dirty, mask, rank: rank.bits(), condition };
         let appended = self.store.append(version, self.class_of_fill(rank), |cell| {
             match &base {
                 Some(cached) => cell.copy_from_slice(cached),
@@ -290,7 +292,7 @@ impl LaneVolume {
                 }
             }
             // A fill never waits, and never insists.
-            Appended::NoSpace => {
+            Appended::NoSpace | Appended::NoMask => {
                 self.refused(block, base.is_some(), RefusalReason::NoRoom);
                 self.store.store().space_wanted.notify_all();
             }

@@ -7,6 +7,7 @@
 //! - `admission`: what may enter, and why what is missed is not there
 //! - `read` and `fill`, `write`, `flush`, `discard`: one file for each kind of request, and one for
 //!   what comes from the origin
+//! - `append`: what a write brings to the log, block by block
 //! - `bad`: dirty blocks that cannot be read back
 //! - `copies`: cached copies read back, and what becomes of those that cannot be read
 //! - `intent`: where a volume may be dirty, noted outside of the cache device
@@ -29,6 +30,7 @@
 
 mod admission;
 pub mod api;
+mod append;
 mod attach;
 mod background;
 mod bad;

@@ -4,42 +4,27 @@ use std::fmt::Display;
 use std::ops::Range;
 use std::time::Duration;
 
-use forebay_core::why::{BypassReason, EvictionReason, InvalidationReason, RefusalReason};
-use forebay_core::{Durability, IoError, OriginBlock, SectorMask, Slot};
+use forebay_core::why::{BypassReason, InvalidationReason, RefusalReason};
+use forebay_core::{Durability, IoError, OriginBlock};
 use forebay_device::{DeviceError, DeviceErrorKind, DeviceOp, IoBuf, IoData};
 use forebay_store::planted::{self, PlantedBug};
 use forebay_store::{Appended, Condition, Entry, Version};
 
+use crate::append::Progress;
 use crate::background::writeback::either;
 use crate::lane::LaneVolume;
 use crate::plan::{
     BlockState, WriteStep, asks_admission, mode_in_order, write_bypass, write_step, write_steps,
 };
-use crate::read::{Retry, bytes_of, state_of};
+use crate::read::state_of;
 use crate::stats::bump;
-use crate::volume::{Piece, VolumeState};
+use crate::volume::VolumeState;
 
 /// How a way of writing ended.
 enum WriteEnd {
     Done(Result<(), IoError>),
     /// Things have changed meanwhile: choose the way anew.
     Again,
-}
-
-/// How far a write to the log has come.
-#[derive(Default)]
-struct Progress {
-    written: Vec<Written>,
-    /// Blocks that were cached before.
-    cached: usize,
-}
-
-/// What was appended for one block.
-struct Written {
-    block: OriginBlock,
-    slot: Slot,
-    /// The write's own sectors are all that is newer than the origin.
-    complete: bool,
 }
 
 impl LaneVolume {
@@ -75,11 +60,11 @@ impl LaneVolume {
                 self.count_write(old.is_some(), len, 1);
                 Some(Ok(()))
             }
-            Appended::NoSpace | Appended::Refused => None,
+            Appended::NoSpace | Appended::NoMask | Appended::Refused => None,
         }
     }
 
-    fn note_appended(&self, block: OriginBlock, old: Option<&Entry>) {
+    pub(crate) fn note_appended(&self, block: OriginBlock, old: Option<&Entry>) {
         self.placed(block, old);
         self.volume.remove_bad(block);
         self.volume.appended(self.lane(), block, old, true);
@@ -88,7 +73,7 @@ impl LaneVolume {
         }
     }
 
-    fn count_write(&self, hits: bool, len: u64, blocks: u64) {
+    pub(crate) fn count_write(&self, hits: bool, len: u64, blocks: u64) {
         let counters = &self.stats().counters;
         bump(if hits { &counters.write_hits } else { &counters.write_misses }, 1);
         bump(&counters.user_written_bytes, len);
@@ -228,122 +213,6 @@ impl LaneVolume {
         Ok(())
     }
 
-    /// Appends what is left of a write; waits for room as often as needed. Not to be called by
-    /// whoever holds a range: room may depend on writing back what lies in it.
-    async fn append_patiently(
-        &self,
-        offset: u64,
-        data: &[u8],
-        progress: &mut Progress,
-    ) -> Result<(), IoError> {
-        loop {
-            let space = self.store.store().space.listen();
-            if self.append_rest(offset, data, progress).await? {
-                return Ok(());
-            }
-            self.wait_for_space(space).await?;
-        }
-    }
-
-    /// Appends what is left of a write, block by block, each exactly once. `false`: there is no
-    /// room for the next one.
-    async fn append_rest(
-        &self,
-        offset: u64,
-        data: &[u8],
-        progress: &mut Progress,
-    ) -> Result<bool, IoError> {
-        let len = data.len() as u64;
-        let done = progress.written.len();
-        for piece in self.volume.pieces(offset, len).skip(done) {
-            let Some((was_cached, written)) = self.append_piece(&piece, data).await? else {
-                return Ok(false);
-            };
-            progress.cached += usize::from(was_cached);
-            progress.written.push(written);
-        }
-        let blocks = progress.written.len();
-        self.count_write(progress.cached == blocks, len, blocks as u64);
-        Ok(true)
-    }
-
-    /// Appends one block's part of a write, merged with what is cached of the block. `None`: there
-    /// is no room.
-    async fn append_piece(
-        &self,
-        piece: &Piece,
-        source: &[u8],
-    ) -> Result<Option<(bool, Written)>, IoError> {
-        let volume = &self.volume;
-        let store = self.store.store();
-        loop {
-            let pinned = if piece.whole { None } else { store.look_up(&volume.space, piece.block) };
-            let mut base = None;
-            let mut complete = true;
-            let mut valid = SectorMask::of(volume.block.sectors(), piece.sectors.clone());
-            let mut condition = if piece.whole { Condition::Always } else { Condition::Absent };
-            if let Some(pinned) = pinned {
-                let slot = pinned.found.entry.slot;
-                let dirty = pinned.found.entry.dirty;
-                let mask = pinned.found.mask.clone();
-                let buf = IoBuf::for_overwrite(volume.block.as_usize());
-                let (cached, unreadable) = self.read_copies(&[pinned], buf).await;
-                match Retry::unless_all_read(&unreadable) {
-                    Ok(()) => base = Some(cached),
-                    Err(Retry::Again) => {
-                        // What it has may be had from a device that hangs, or not: the origin has it.
-                        let same = |entry: &Entry| entry.slot == slot && !entry.dirty;
-                        if let Some(entry) = store.forget(&volume.space, piece.block, same) {
-                            self.gone(&entry);
-                            self.evicted(piece.block, EvictionReason::Damaged);
-                        }
-                        continue;
-                    }
-                    Err(Retry::Fail(error)) => return Err(error),
-                }
-                complete = !dirty;
-                match mask {
-                    Some(mask) => valid.union_with(&mask),
-                    None => valid = SectorMask::all(volume.block.sectors()),
-                }
-                condition = Condition::Slot(slot);
-            }
-            let rank = self.rank_of_write(piece.block);
-            let class = self.class_of_write(rank);
-            let version = Version {
-                space: &volume.space,
-                block: piece.block,
-                dirty: true,
-                mask: match planted::has(PlantedBug::WholeMask) {
-                    true => None,
-                    false => volume.mask(piece.block, valid),
-                },
-                rank: rank.bits(),
-                condition,
-            };
-            let mut slot = Slot(0);
-            let appended = self.store.append_at(version, class, &mut slot, |cell| {
-                match &base {
-                    Some(base) => cell.copy_from_slice(base),
-                    None if piece.bytes.len() < cell.len() => cell.fill(0),
-                    None => (),
-                }
-                cell[bytes_of(&piece.sectors)].copy_from_slice(&source[piece.bytes.clone()]);
-            });
-            match appended {
-                Appended::Done { old } => {
-                    self.note_appended(piece.block, old.as_ref());
-                    return Ok(Some((
-                        old.is_some(),
-                        Written { block: piece.block, slot, complete },
-                    )));
-                }
-                Appended::Refused => (),
-                Appended::NoSpace => return Ok(None),
-            }
-        }
-    }
-
     /// Writes to the log and to the origin. The blocks stay dirty until the origin has been synced.
     async fn write_through(&self, offset: u64, data: IoBuf, fua: bool) -> (WriteEnd, IoBuf) {
         let volume = &self.volume;
@@ -357,8 +226,8 @@ impl LaneVolume {
         }
         let mut progress = Progress::default();
         match self.append_rest(offset, &data, &mut progress).await {
-            Ok(true) => (),
-            Ok(false) => {
+            Ok(None) => (),
+            Ok(Some(_)) => {
                 drop(range);
                 let result = self.write_through_log(offset, &data, fua, &mut progress).await;
                 let end = match result {

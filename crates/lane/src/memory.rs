@@ -102,6 +102,8 @@ impl MemoryBudget {
     /// What is kept for clients at least, in bytes: the largest request, some 44 MiB, fits into the
     /// part for requests.
     const LEAST_TAKEN: u64 = 96 * MIB;
+    /// This part of the limit is left to what is opened later by whatever can do without memory.
+    const SPARED: u64 = 16;
     /// Requests up to this size, in bytes, have something left that larger ones do not get.
     const SMALL: u64 = 256 << 10;
 
@@ -131,6 +133,11 @@ impl MemoryBudget {
         MemoryUse::ALL.into_iter().map(|by| self.used(by)).sum()
     }
 
+    /// Bytes that nothing holds.
+    pub fn not_held(&self) -> u64 {
+        self.takable()
+    }
+
     /// Bytes that can be held: the rest of the limit is for clients.
     fn holdable(&self) -> u64 {
         self.limit.saturating_sub((self.limit / 4).max(Self::LEAST_TAKEN))
@@ -146,7 +153,7 @@ impl MemoryBudget {
         bytes: u64,
         what: &str,
     ) -> Result<MemoryHold, OverLimit> {
-        let mut hold = MemoryHold { budget: self.clone(), by, bytes: 0 };
+        let mut hold = MemoryHold::none(self, by);
         hold.grow(bytes, what)?;
         Ok(hold)
     }
@@ -227,30 +234,71 @@ pub struct MemoryHold {
 }
 
 impl MemoryHold {
+    /// Holds nothing yet.
+    pub fn none(budget: &Arc<MemoryBudget>, by: MemoryUse) -> Self {
+        MemoryHold { budget: budget.clone(), by, bytes: 0 }
+    }
+
+    /// Holds `bytes` more if `most` bytes are held after that. Gives what is held already if not.
+    fn grow_to(&mut self, bytes: u64, most: u64) -> Result<(), u64> {
+        let budget = &self.budget;
+        let more = |held: u64| held.checked_add(bytes).filter(|held| *held <= most);
+        budget.held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more)?;
+        budget.used[self.by as usize].fetch_add(bytes, Ordering::Relaxed);
+        self.bytes += bytes;
+        Ok(())
+    }
+
+    /// Holds `bytes` more if that leaves room for something else to be opened: for what can do without.
+    pub fn grow_spare(&mut self, bytes: u64) -> bool {
+        let spared = self.budget.limit / MemoryBudget::SPARED;
+        self.grow_to(bytes, self.budget.holdable().saturating_sub(spared)).is_ok()
+    }
+
+    /// Holds `bytes` more for a while, of what clients that are still to come would get.
+    ///
+    /// # Errors
+    /// As [`MemoryBudget::hold`].
+    pub fn grow_for_a_while(&mut self, bytes: u64, what: &str) -> Result<(), OverLimit> {
+        let budget = &self.budget;
+        let taken = budget.total().saturating_sub(budget.held.load(Ordering::Relaxed));
+        let most = budget.limit.saturating_sub(taken.max(MemoryBudget::LEAST_TAKEN / 2));
+        self.grow_or_say(bytes, most, what)
+    }
+
+    /// Holds `bytes` less.
+    pub fn shrink(&mut self, bytes: u64) {
+        let bytes = bytes.min(self.bytes);
+        self.bytes -= bytes;
+        self.budget.used[self.by as usize].fetch_sub(bytes, Ordering::Relaxed);
+        self.budget.held.fetch_sub(bytes, Ordering::SeqCst);
+        if self.budget.has_waiters() {
+            self.budget.freed.notify_all();
+        }
+    }
+
     /// Holds `bytes` more.
     ///
     /// # Errors
     /// As [`MemoryBudget::hold`]; what was held before still is.
     pub fn grow(&mut self, bytes: u64, what: &str) -> Result<(), OverLimit> {
-        let budget = &self.budget;
-        let most = budget.holdable();
-        let more = |held: u64| held.checked_add(bytes).filter(|held| *held <= most);
-        if let Err(held) = budget.held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more) {
+        self.grow_or_say(bytes, self.budget.holdable(), what)
+    }
+
+    fn grow_or_say(&mut self, bytes: u64, most: u64, what: &str) -> Result<(), OverLimit> {
+        self.grow_to(bytes, most).map_err(|held| {
             let all = held.saturating_add(bytes);
             let enough = all
                 .saturating_add(MemoryBudget::LEAST_TAKEN)
                 .max(all.div_ceil(3).saturating_mul(4));
-            return Err(OverLimit {
+            OverLimit {
                 what: what.into(),
                 needed: bytes,
                 left: most.saturating_sub(held),
-                limit: budget.limit,
+                limit: self.budget.limit,
                 enough,
-            });
-        }
-        budget.used[self.by as usize].fetch_add(bytes, Ordering::Relaxed);
-        self.bytes += bytes;
-        Ok(())
+            }
+        })
     }
 
     /// Bytes that are held.
@@ -261,11 +309,7 @@ impl MemoryHold {
 
 impl Drop for MemoryHold {
     fn drop(&mut self) {
-        self.budget.used[self.by as usize].fetch_sub(self.bytes, Ordering::Relaxed);
-        self.budget.held.fetch_sub(self.bytes, Ordering::SeqCst);
-        if self.budget.has_waiters() {
-            self.budget.freed.notify_all();
-        }
+        self.shrink(self.bytes);
     }
 }
 

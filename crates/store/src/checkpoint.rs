@@ -92,7 +92,8 @@ impl StoreLane {
             self.write_chunk(&mut writer, offset).await?;
         }
         let spaces = store.spaces();
-        let mut masks = Vec::new();
+        // For each shard, and no larger than it must be: memory for the copies is held.
+        let mut masks: Vec<Vec<PartialMask>> = Vec::new();
         let (mut copy, mut partial) = (Vec::new(), Vec::new());
         let mut entries = Vec::with_capacity(BATCH);
         let mut shards = 0..store.index.shard_count();
@@ -102,13 +103,15 @@ impl StoreLane {
         for shard in shards {
             copy.clear();
             store.index.snapshot_shard(shard, &mut copy, &mut partial);
+            let mut copies = Vec::with_capacity(partial.len());
             for (address, mask) in partial.drain(..) {
                 if let Some((space, block)) = spaces.find(address)
                     && !planted::has(PlantedBug::CheckpointWithoutMasks)
                 {
-                    masks.push(PartialMask { volume: space.id, block, mask });
+                    copies.push(PartialMask { volume: space.id, block, mask });
                 }
             }
+            masks.push(copies);
             for batch in copy.chunks(BATCH) {
                 entries.clear();
                 for (address, entry) in batch {
@@ -133,12 +136,14 @@ impl StoreLane {
                 }
             }
         }
-        let mut rest = &masks[..];
-        while !rest.is_empty() {
-            let taken = writer.push_masks(rest).map_err(fault)?;
-            rest = &rest[taken..];
-            if !rest.is_empty() {
-                self.write_chunk(&mut writer, offset).await?;
+        for masks in masks {
+            let mut rest = &masks[..];
+            while !rest.is_empty() {
+                let taken = writer.push_masks(rest).map_err(fault)?;
+                rest = &rest[taken..];
+                if !rest.is_empty() {
+                    self.write_chunk(&mut writer, offset).await?;
+                }
             }
         }
         while self.write_chunk(&mut writer, offset).await? {}

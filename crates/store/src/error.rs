@@ -2,6 +2,7 @@
 
 use forebay_device::DeviceError;
 use forebay_format::FormatError;
+use forebay_lane::OverLimit;
 
 /// A failure of the store.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -20,6 +21,9 @@ pub enum StoreError {
     /// The device failed earlier; no new data is taken.
     #[error("the cache device has failed: {0}")]
     Failed(String),
+    /// It needs more memory than the daemon may take.
+    #[error(transparent)]
+    Memory(#[from] OverLimit),
     /// A setting does not fit.
     #[error("{0}")]
     Refused(String),

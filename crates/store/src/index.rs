@@ -5,14 +5,19 @@
 //! lock: which copy is the newest, the order of versions (the sequence), and whether a fill that
 //! is still on its way has lost against a write.
 
-use std::collections::HashMap;
+use std::sync::Arc;
 
 use forebay_core::sync::atomic::{AtomicU64, Ordering};
 use forebay_core::sync::{Mutex, MutexGuard};
-use forebay_core::{SectorMask, Slot};
+use forebay_core::{BlockSize, SectorMask, Slot};
 use forebay_device::hint::{Spot, fetch, fetch_to_write};
+use forebay_lane::{MemoryBudget, OverLimit};
 
+use crate::error::StoreError;
 use crate::table::{Entry, Geometry, LocalKey, Table};
+use masks::Masks;
+
+mod masks;
 
 /// A block of any volume, as one number: the volume's base plus the block number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -62,6 +67,27 @@ pub enum Put {
     Refused,
     /// The table has no room.
     Full,
+    /// There is no memory for another mask: the block has to be whole.
+    NoMask,
+}
+
+/// What recovery has found does not fit into the index.
+#[derive(Debug)]
+pub enum Unfit {
+    /// The table has no room.
+    Blocks,
+    /// There is no memory for so many masks.
+    Masks(OverLimit),
+}
+
+impl Unfit {
+    /// The error for something that has more blocks than fit.
+    pub(crate) fn of(self, what: &str) -> StoreError {
+        match self {
+            Unfit::Blocks => StoreError::Refused(format!("{what} has more blocks than fit")),
+            Unfit::Masks(over) => StoreError::Memory(over),
+        }
+    }
 }
 
 /// What a look-up finds.
@@ -85,7 +111,7 @@ pub struct Shard {
     sequence: u64,
     /// Fills on their way that nothing has overtaken yet.
     fills: Vec<Filling>,
-    masks: HashMap<u64, SectorMask>,
+    masks: Masks,
 }
 
 impl Shard {
@@ -95,15 +121,12 @@ impl Shard {
         }
     }
 
-    fn set_mask(&mut self, address: Address, mask: Option<SectorMask>) {
+    /// Puts the mask of a version in place of that of `old`.
+    fn set_mask(&mut self, address: Address, mask: Option<SectorMask>, old: Option<&Entry>) {
         match mask {
-            Some(mask) => {
-                self.masks.insert(address.0, mask);
-            }
-            None if self.masks.is_empty() => (),
-            None => {
-                self.masks.remove(&address.0);
-            }
+            Some(mask) => self.masks.insert(address.0, mask),
+            None if old.is_some_and(|old| old.partial) => self.masks.remove(address.0),
+            None => (),
         }
     }
 }
@@ -125,13 +148,23 @@ pub struct Index {
 }
 
 impl Index {
-    /// An empty index.
+    /// An empty index with as many masks as somebody wants.
     pub fn new(geometry: Geometry, shards: u32) -> Self {
+        Self::within(geometry, shards, BlockSize::DEFAULT, &Arc::default())
+    }
+
+    /// An empty index. Masks of blocks of this size are held of `memory`.
+    pub fn within(
+        geometry: Geometry,
+        shards: u32,
+        block: BlockSize,
+        memory: &Arc<MemoryBudget>,
+    ) -> Self {
         let shards = (0..shards)
             .map(|_| {
                 let table = Table::new(&geometry);
                 let buckets = table.spot();
-                let (fills, masks) = (Vec::new(), HashMap::new());
+                let (fills, masks) = (Vec::new(), Masks::new(memory, block.sectors()));
                 Padded { shard: Mutex::new(Shard { table, sequence: 0, fills, masks }), buckets }
             })
             .collect();
@@ -183,7 +216,7 @@ impl Index {
         if let Some(rank) = seen(&entry) {
             shard.table.set_rank(place, rank);
         }
-        let mask = if entry.partial { shard.masks.get(&address.0).cloned() } else { None };
+        let mask = if entry.partial { shard.masks.get(address.0).cloned() } else { None };
         Some(Found { entry, mask })
     }
 
@@ -224,11 +257,20 @@ impl Index {
                 }
             }
         }
+        let absent = matches!(condition, Condition::Fill(_) | Condition::Absent);
+        if absent && version.mask.is_some() && !shard.masks.has_room() {
+            return Put::NoMask;
+        }
         let Ok(old) = shard.table.insert(key, version.entry) else { return Put::Full };
         shard.overtake_fills(key);
-        shard.set_mask(address, version.mask);
+        shard.set_mask(address, version.mask, old.as_ref());
         shard.sequence += 1;
         Put::Done { sequence: shard.sequence, old }
+    }
+
+    /// Whether there is memory for the mask of one more block, at this moment.
+    pub fn has_room_for_mask(&self, address: Address) -> bool {
+        self.locate(address).0.masks.has_room()
     }
 
     /// Changes the entry in place if `change` returns a new one; fills are not overtaken. Returns
@@ -255,38 +297,60 @@ impl Index {
             return None;
         }
         shard.table.remove(key);
-        shard.set_mask(address, None);
+        shard.set_mask(address, None, Some(&entry));
         Some(entry)
     }
 
-    /// Inserts what recovery found, with its mask and at least its sequence.
-    pub fn restore(&self, address: Address, version: NewVersion) -> bool {
+    /// Inserts what recovery found; if it is partial, [`Index::restore_mask`] is to follow.
+    ///
+    /// # Errors
+    /// The table has no room.
+    pub fn restore(&self, address: Address, entry: Entry) -> Result<(), Unfit> {
         let (mut shard, key) = self.locate(address);
-        if shard.table.insert(key, version.entry).is_err() {
-            return false;
-        }
-        shard.set_mask(address, version.mask);
-        true
+        shard.table.insert(key, entry).map(drop).map_err(|_| Unfit::Blocks)
     }
 
-    /// As [`Index::restore`], unless `newer` says of what is there that it is newer. `false`: the
-    /// table has no room.
+    /// The mask of a block that was restored; other blocks need none.
+    ///
+    /// # Errors
+    /// There is no memory for it.
+    pub fn restore_mask(&self, address: Address, mask: SectorMask) -> Result<(), Unfit> {
+        let (mut shard, key) = self.locate(address);
+        match shard.table.get(key) {
+            Some((_, entry)) if entry.partial => {
+                shard.masks.restore(address.0, mask).map_err(Unfit::Masks)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Inserts what recovery found with its mask, unless `newer` says of what is there that it is newer.
+    ///
+    /// # Errors
+    /// The table has no room, or there is no memory for the mask.
     pub fn restore_unless(
         &self,
         address: Address,
         version: NewVersion,
         newer: impl FnOnce(&Entry) -> bool,
-    ) -> bool {
+    ) -> Result<(), Unfit> {
         let (mut shard, key) = self.locate(address);
-        let mut stays = false;
+        let (mut stays, mut was_partial) = (false, false);
         let inserted = shard.table.insert_unless(key, version.entry, |entry| {
             stays = newer(entry);
+            was_partial = entry.partial;
             stays
         });
-        if inserted.is_ok() && !stays {
-            shard.set_mask(address, version.mask);
+        inserted.map_err(|_| Unfit::Blocks)?;
+        match version.mask {
+            _ if stays => Ok(()),
+            Some(mask) => shard.masks.restore(address.0, mask).map_err(Unfit::Masks),
+            None if was_partial => {
+                shard.masks.remove(address.0);
+                Ok(())
+            }
+            None => Ok(()),
         }
-        inserted.is_ok()
     }
 
     /// Makes every sequence given out from now on higher than `sequence`.
@@ -353,7 +417,7 @@ impl Index {
         shard.table.for_each_in(0..shard.table.buckets(), |key, entry| {
             let address = Address(self.geometry.address(number, key));
             // An entry whose mask is not there is not partial in the copy either.
-            let mask = if entry.partial { shard.masks.get(&address.0) } else { None };
+            let mask = if entry.partial { shard.masks.get(address.0) } else { None };
             entries.push((address, Entry { partial: mask.is_some(), ..entry }));
             masks.extend(mask.map(|mask| (address, mask.clone())));
         });
@@ -376,8 +440,7 @@ impl Index {
             .iter()
             .map(|shard| {
                 let shard = shard.shard.lock();
-                let mask_bytes = shard.masks.capacity() * size_of::<(u64, SectorMask)>();
-                shard.table.bytes() + mask_bytes as u64
+                shard.table.bytes() + shard.masks.bytes()
             })
             .sum();
         shards + (self.shards.len() * size_of::<Padded>()) as u64
@@ -387,8 +450,9 @@ impl Index {
 #[cfg(test)]
 #[expect(clippy::disallowed_methods, reason = "scans meet insertions of other threads")]
 mod tests {
-    use std::collections::BTreeMap;
     use std::sync::atomic::{AtomicBool, Ordering};
+
+    use forebay_lane::MemoryUse;
 
     use super::*;
     use crate::table::Check;
@@ -445,6 +509,64 @@ mod tests {
     }
 
     #[test]
+    fn there_are_as_many_masks_as_memory_allows_and_no_more() {
+        let memory = Arc::new(MemoryBudget::new(256 << 20));
+        // Of the 160 MiB that can be held, masks leave 16 to others.
+        let hold = |bytes| memory.hold(MemoryUse::Process, bytes, "the rest").expect("it fits");
+        let _rest = hold((144 << 20) - (100 << 10));
+        let geometry = Geometry::new(10_000, 1, 20, 20).expect("fits");
+        let index = Index::within(geometry, 1, BlockSize::DEFAULT, &memory);
+        let version = |partial| {
+            let (slot, check) = (Slot(5), Check::new(0));
+            let entry = Entry { slot, dirty: true, partial, rank: 1, check };
+            NewVersion { entry, mask: partial.then(|| SectorMask::of(8, 0..1)) }
+        };
+        let in_part = |address| {
+            matches!(
+                index.put(Address(address), version(true), Condition::Absent),
+                Put::Done { .. }
+            )
+        };
+        let masks = (0..).take_while(|address| in_part(*address)).count() as u64;
+        assert!((500..700).contains(&masks), "{masks}");
+        assert!(memory.used(MemoryUse::Index) <= 100 << 10);
+        assert!(!index.has_room_for_mask(Address(masks)));
+        let ticket = index.begin_fill(Address(masks));
+        assert!(matches!(
+            index.put(Address(masks), version(true), Condition::Fill(&ticket)),
+            Put::NoMask
+        ));
+        assert!(index.look_up(Address(masks), |_| None).is_none(), "nothing has changed");
+        // Whole blocks need none, and those that have one may have another.
+        assert!(matches!(
+            index.put(Address(masks), version(false), Condition::Fill(&ticket)),
+            Put::Done { .. }
+        ));
+        index.end_fill(ticket);
+        assert!(matches!(
+            index.put(Address(0), version(true), Condition::Slot(Slot(5))),
+            Put::Done { .. }
+        ));
+        index.put(Address(0), version(false), Condition::Always);
+        assert!(in_part(masks + 1) && !in_part(masks + 2));
+        // What is restored may have what is left to others.
+        let entry = version(true).entry;
+        index.restore(Address(masks + 3), entry).expect("there is room");
+        let mask = || SectorMask::of(8, 0..1);
+        index.restore_mask(Address(masks + 3), mask()).expect("some is left");
+        let _all = hold(15 << 20);
+        let refused = (masks + 4..9000).find_map(|address| {
+            index.restore(Address(address), entry).expect("there is room");
+            index.restore_mask(Address(address), mask()).err()
+        });
+        assert!(matches!(refused, Some(Unfit::Masks(_))), "{refused:?}");
+        for address in 0..9000 {
+            index.remove(Address(address), |_| true);
+        }
+        assert!(memory.used(MemoryUse::Index) < 50 << 10, "it is given back");
+    }
+
+    #[test]
     fn a_mask_goes_when_its_block_is_whole_or_gone() {
         let index = Index::new(Geometry::new(100, 1, 20, 20).expect("fits"), 1);
         let put = |address, mask: Option<SectorMask>| {
@@ -454,8 +576,7 @@ mod tests {
         };
         let masks = || {
             let shard = index.shards[0].shard.lock();
-            let masks = shard.masks.iter().map(|(address, mask)| (*address, mask.clone()));
-            masks.collect::<BTreeMap<_, _>>()
+            shard.masks.all().clone()
         };
         let mask = |sectors| SectorMask::of(8, 0..sectors);
         (1..4).for_each(|sectors| put(u64::from(sectors), Some(mask(sectors))));

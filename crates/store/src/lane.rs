@@ -201,6 +201,10 @@ impl StoreLane {
                 store.segments.remove_live(segment, live);
                 (DataEntry::void(store.block_size()), Appended::Refused)
             }
+            Put::NoMask => {
+                store.segments.remove_live(segment, live);
+                (DataEntry::void(store.block_size()), Appended::NoMask)
+            }
             Put::Full => {
                 store.segments.remove_live(segment, live);
                 store.index_full.store(true, Ordering::Relaxed);

@@ -125,6 +125,14 @@ fn hold_memory(
         .map_err(|error| refused(device, error))
 }
 
+/// What was refused for want of memory names the device.
+fn named(device: &Arc<dyn Device>, error: StoreError) -> StoreError {
+    match error {
+        StoreError::Memory(over) => refused(device, over),
+        error => error,
+    }
+}
+
 impl Store {
     /// Whether there is memory for a cache with blocks of this size, before it is made. Nothing is held
     /// or written.
@@ -180,10 +188,14 @@ impl Store {
         let table = table
             .with_check_bits(table.check_bits().min(kept_bits))
             .map_err(|error| refused(&device, error))?;
-        let new_replay =
-            || Rc::new(RefCell::new(Replay::new(geometry.clone(), superblock.cache, &spaces)));
+        let new_replay = || {
+            let held = MemoryHold::none(&options.memory, MemoryUse::Background);
+            let replay = Replay::new(geometry.clone(), superblock.cache, &spaces, held);
+            Rc::new(RefCell::new(replay))
+        };
         let memory = hold_memory(&device, &options, &geometry, &table)?;
-        let mut index = Index::new(table, shards);
+        let new_index = || Index::within(table, shards, geometry.block, &options.memory);
+        let mut index = new_index();
         let mut replay = new_replay();
         let from = image::Source { lane, queue: &queue, geometry: &geometry, spaces: &spaces };
         let loaded = match source {
@@ -192,8 +204,9 @@ impl Store {
         };
         let image = match loaded {
             Ok(image) => image,
+            Err(StoreError::Memory(over)) => return Err(refused(&device, over)),
             Err(error) => {
-                (index, replay) = (Index::new(table, shards), new_replay());
+                (index, replay) = (new_index(), new_replay());
                 report.clean = false;
                 image::rebuild(&from, &replay, error).await?
             }
@@ -224,12 +237,12 @@ impl Store {
             replay.borrow_mut().set_generation(segment, used.then_some(generation));
             lives.push((segment, generation, line.write_position));
         }
-        Replay::run(lane, &queue, &replay, READS).await?;
+        Replay::run(lane, &queue, &replay, READS).await.map_err(|error| named(&device, error))?;
         let mut replay = Rc::try_unwrap(replay)
             .map_err(|_| refused(&device, "recovery is still running"))?
             .into_inner();
         report.damage = replay.lost();
-        replay.apply_to(&index).map_err(|error| refused(&device, error))?;
+        replay.apply_to(&index).map_err(|error| named(&device, error))?;
         let distrusted = superblock.compat & CLEAN_DISTRUSTED != 0;
         // A lost record, or one that the failed device never took, may have superseded any copy: the
         // origin knows better than a clean one.
@@ -412,14 +425,17 @@ fn spaces_of(
 /// Takes the clean blocks of these volumes out of the index.
 fn drop_clean(index: &Index, spaces: &[VolumeSpace], volumes: &[VolumeId]) {
     let mut clean = Vec::new();
-    index.scan(|address, entry| {
-        let of = |space: &&VolumeSpace| space.block(address).is_some();
-        if !entry.dirty && spaces.iter().find(of).is_none_or(|space| volumes.contains(&space.id)) {
-            clean.push(address);
+    for shard in 0..index.shard_count() {
+        index.scan_shard(shard, &mut |address, entry: &Entry| {
+            let of = |space: &&VolumeSpace| space.block(address).is_some();
+            let space = spaces.iter().find(of);
+            if !entry.dirty && space.is_none_or(|space| volumes.contains(&space.id)) {
+                clean.push(address);
+            }
+        });
+        for address in clean.drain(..) {
+            index.remove(address, |_| true);
         }
-    });
-    for address in clean {
-        index.remove(address, |_| true);
     }
 }
 

@@ -6,12 +6,12 @@ use std::rc::Rc;
 
 use forebay_core::{Generation, RecordNumber, SegmentId, Slot};
 use forebay_device::Queue;
-use forebay_format::{Body, DataEntry, Geometry, MarkKind, PAGE, RecordHeader, Uuid, record};
-use forebay_lane::{Lane, concurrently};
+use forebay_format::{Body, DataEntry, Geometry, Mark, MarkKind, PAGE, RecordHeader, Uuid, record};
+use forebay_lane::{Lane, MemoryHold, concurrently};
 
 use crate::damage::Damage;
 use crate::error::StoreError;
-use crate::index::{Index, NewVersion};
+use crate::index::{Address, Index, NewVersion};
 use crate::planted::{self, PlantedBug};
 use crate::recover::{address_in, granule_in_segment};
 use crate::retry;
@@ -36,6 +36,8 @@ pub(crate) struct Replay {
     positions: HashMap<SegmentId, u32>,
     /// Every record after the base, by number.
     found: BTreeMap<u64, RecordHeader>,
+    /// The memory for them and for what is made of them.
+    held: MemoryHold,
     durable: u64,
     /// Places of headers that cannot be read.
     unreadable: u64,
@@ -49,7 +51,12 @@ pub(crate) struct Replay {
 }
 
 impl Replay {
-    pub(crate) fn new(geometry: Geometry, cache: Uuid, spaces: &[VolumeSpace]) -> Self {
+    pub(crate) fn new(
+        geometry: Geometry,
+        cache: Uuid,
+        spaces: &[VolumeSpace],
+        held: MemoryHold,
+    ) -> Self {
         let count = geometry.segment_count as usize;
         Replay {
             geometry,
@@ -61,6 +68,7 @@ impl Replay {
             generations: vec![None; count],
             positions: HashMap::new(),
             found: BTreeMap::new(),
+            held,
             durable: 0,
             unreadable: 0,
             torn_slots: HashSet::new(),
@@ -166,15 +174,17 @@ impl Replay {
         }
     }
 
-    fn add(&mut self, header: RecordHeader) {
+    fn add(&mut self, header: RecordHeader) -> Result<(), StoreError> {
         self.durable = self.durable.max(header.durable_through.0);
         self.highest_number = self.highest_number.max(header.number);
         let end = header.position + header.granules(&self.geometry);
         let position = self.positions.entry(header.segment).or_default();
         *position = (*position).max(end);
         if header.number > self.base && header.body != Body::Opening {
+            self.held.grow_for_a_while(memory_of(&header), "what recovery reads of the log")?;
             self.found.insert(header.number.0, header);
         }
+        Ok(())
     }
 
     /// The records that had been durable and are missing, and those of which nobody can tell.
@@ -201,7 +211,7 @@ impl Replay {
     }
 
     /// Brings the index up to date.
-    pub(crate) fn apply_to(&mut self, index: &Index) -> Result<(), String> {
+    pub(crate) fn apply_to(&mut self, index: &Index) -> Result<(), StoreError> {
         let granules = self.geometry.granules_per_segment() as usize;
         // Sequences of the replayed versions, by slot; 0 where nothing was replayed.
         let count = self.geometry.segment_count as usize;
@@ -272,9 +282,9 @@ impl Replay {
                     check: Check::new(entry.check),
                 };
                 let mask = partial.then(|| entry.mask.clone());
-                if !index.restore_unless(address, NewVersion { entry: version, mask }, newer) {
-                    return Err("the log has more blocks than fit into the index".into());
-                }
+                let restored =
+                    index.restore_unless(address, NewVersion { entry: version, mask }, newer);
+                restored.map_err(|unfit| unfit.of("the log"))?;
             }
         }
         if !marks.is_empty() {
@@ -315,6 +325,19 @@ fn apply_marks(index: &Index, marks: &HashMap<Slot, MarkKind>, perhaps: impl Fn(
 /// Bytes that are read at once where a header is searched.
 const LOOK_AHEAD: u64 = 256 << 10;
 
+/// Bytes of memory for a header, and for what is made of it when it is applied.
+fn memory_of(header: &RecordHeader) -> u64 {
+    const IN_TREE: usize = 2 * size_of::<(u64, RecordHeader)>();
+    const SEQUENCE: usize = 2 * size_of::<u64>();
+    const KIND: usize = 4 * size_of::<(Slot, MarkKind)>() + size_of::<(Address, MarkKind)>();
+    let content = match &header.body {
+        Body::Data(entries) => entries.len() * (size_of::<DataEntry>() + SEQUENCE),
+        Body::Marks(marks) => marks.len() * (size_of::<Mark>() + KIND),
+        Body::Opening => 0,
+    };
+    (IN_TREE + content) as u64
+}
+
 /// Collects the records of one segment's life.
 async fn walk(
     queue: &Queue,
@@ -326,10 +349,14 @@ async fn walk(
         let replay = replay.borrow();
         (replay.geometry.clone(), replay.cache)
     };
+    let mut added = Ok(());
     let walked = walk_headers(queue, &geometry, &cache, (segment, generation), |header| {
-        replay.borrow_mut().add(header);
+        if added.is_ok() {
+            added = replay.borrow_mut().add(header);
+        }
     });
     let walked = walked.await?;
+    added?;
     let mut replay = replay.borrow_mut();
     replay.bytes_read += walked.bytes;
     replay.unreadable += walked.unreadable;

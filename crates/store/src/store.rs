@@ -110,6 +110,8 @@ pub enum Appended {
     Refused,
     /// There is no room at the moment: wait for [`Store::space`].
     NoSpace,
+    /// There is no memory for its mask: the block has to be whole, see [`Store::has_room_for_mask`].
+    NoMask,
 }
 
 /// Why a cached block could not be read.
@@ -329,6 +331,11 @@ impl Store {
         self.index.look_up(space.address(block), |_| None)
     }
 
+    /// Whether a block that is absent may be valid in part, as far as can be told at this moment.
+    pub fn has_room_for_mask(&self, space: &VolumeSpace, block: OriginBlock) -> bool {
+        self.index.has_room_for_mask(space.address(block))
+    }
+
     pub(crate) fn check(&self, space: &VolumeSpace, block: OriginBlock, payload: &[u8]) -> u32 {
         space.seed.check(block, payload)
     }
@@ -450,10 +457,14 @@ impl Store {
 
     /// Appended bytes after which a checkpoint is due.
     pub fn checkpoint_due(&self) -> u64 {
-        // Recovery holds the headers of what was written since in memory: that is bounded.
+        // Recovery holds the headers of what was written since in memory, which has to be there then.
+        // More is written until the checkpoint is, so this is about the half of it.
         const MOST: u64 = 64 << 30;
+        const FOR_EACH_BLOCK: u64 = 400;
         let half = u64::from(self.segments.count()) * self.log.cut().segment_bytes / 2;
-        self.options.checkpoint_bytes.unwrap_or(half).min(half).min(MOST)
+        let blocks = self.options.memory.not_held() / FOR_EACH_BLOCK;
+        let within_memory = blocks.saturating_mul(self.block_size().bytes());
+        self.options.checkpoint_bytes.unwrap_or(half).min(half).min(MOST).min(within_memory)
     }
 
     /// Whether everything that was appended or marked is durable.

@@ -150,6 +150,51 @@ def a_cache_that_does_not_fit_is_refused_with_a_way_out(box):
     box.run(daemon.binary, "daemon", "--memory-limit", "1M", expect=2)
 
 
+SECTORS = 100_000
+
+
+@test
+def blocks_that_are_valid_in_part_do_not_take_it_all(box):
+    limit = 256 * MIB
+    daemon = box.daemon("--memory-limit", "256M", "--lanes", "2")
+    # The index and the buffers leave some 6 MiB for masks.
+    daemon.create("v", box.file("cache", 10 * GIB), box.file("origin", 8 * GIB))
+    wire = opened(daemon.nbd, "v")[0]
+
+    def rss():
+        status = pathlib.Path(f"/proc/{daemon.process.pid}/status").read_text()
+        return next(int(line.split()[1]) * KIB for line in status.splitlines() if "VmRSS" in line)
+
+    def write(places, length):
+        """Writes at these places, many at a time."""
+        data, pending = bytes([1]) * length, 0
+        for place in places:
+            wire.request(WRITE, place, length, data)
+            pending += 1
+            if pending == 64:
+                check_equal(wire.reply()[1], 0, "a write")
+                pending -= 1
+        for _ in range(pending):
+            check_equal(wire.reply()[1], 0, "a write")
+
+    # The pages of the index and the buffers are in use before anything is measured.
+    write(range(4 * GIB, 4 * GIB + 256 * MIB, 128 * KIB), 128 * KIB)
+    sizes = [rss()]
+    for round in range(4):
+        start = round * SECTORS * 4 * KIB
+        write(range(start, start + SECTORS * 4 * KIB, 4 * KIB), 512)
+        sizes.append(rss())
+    memory = daemon.show("v")["memory"]
+    used = sum(memory["used_bytes"].values())
+    check(used <= limit, f"{used} bytes are counted, of {limit}: {memory}")
+    more = sizes[-1] - sizes[1]
+    check(more <= 4 * MIB, f"{more} bytes of RAM for {3 * SECTORS} sectors more: {sizes}, {memory}")
+    wire.request(READ, 4 * KIB, 4 * KIB)
+    check_equal(wire.reply()[1], 0, "a read")
+    data = wire.receive(4 * KIB)
+    check(data == bytes([1]) * 512 + bytes(4 * KIB - 512), "other data")
+
+
 def digest_start(path):
     with open(path, "rb") as file:
         return file.read(16 * MIB)

@@ -1,7 +1,7 @@
 //! The index as the checkpoint has it.
 
 use std::cell::RefCell;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::rc::Rc;
 
 use forebay_core::{Generation, RecordNumber, VolumeId};
@@ -12,7 +12,7 @@ use forebay_lane::Lane;
 use super::firsts::{Bounds, reopened};
 use crate::checkpoint::source::CheckpointSource;
 use crate::error::StoreError;
-use crate::index::{Index, NewVersion};
+use crate::index::{Index, Unfit};
 use crate::planted::{self, PlantedBug};
 use crate::replay::Replay;
 use crate::store::VolumeSpace;
@@ -50,7 +50,8 @@ fn check_of(entry: &IndexEntry, bits: u32) -> Check {
 /// again: whatever superseded them is in the log. `clean`: nothing came after the checkpoint.
 ///
 /// # Errors
-/// It is damaged and cannot be mended; what is in the index means nothing then.
+/// It is damaged and cannot be mended, or there is no memory for it; what is in the index means nothing
+/// then.
 pub(super) async fn load(
     from: &Source<'_>,
     mut source: CheckpointSource,
@@ -59,13 +60,12 @@ pub(super) async fn load(
     replay: &Rc<RefCell<Replay>>,
 ) -> Result<Image, StoreError> {
     let Source { lane, queue, geometry, spaces } = from;
-    let too_many = || StoreError::Refused("the checkpoint has more blocks than fit".into());
+    let unfit = |unfit: Unfit| unfit.of("the checkpoint");
     let header = *source.header();
     let count = geometry.segment_count as usize;
     let bits = u32::from(header.check_bits);
     replay.borrow_mut().begin(header.base, header.highest_sequence);
     let (mut lines, mut firsts) = (Vec::with_capacity(count), None);
-    let (mut masks, mut partial) = (HashMap::new(), Vec::new());
     let (mut dirty, mut last_dirty) = (HashSet::new(), None);
     while let Some(chunk) = source.read().await? {
         let items = source.items(&chunk)?;
@@ -100,27 +100,16 @@ pub(super) async fn load(
                 rank: entry.rank,
                 check: check_of(&entry, bits),
             };
-            let address = space.address(entry.block);
-            if entry.partial {
-                partial.push((address, version));
-            } else if !index.restore(address, NewVersion { entry: version, mask: None }) {
-                return Err(too_many());
-            }
+            index.restore(space.address(entry.block), version).map_err(unfit)?;
         }
         for mask in items.masks() {
             if let Some(space) = spaces.iter().find(|space| space.id == mask.volume) {
-                masks.insert(space.address(mask.block), mask.mask);
+                index.restore_mask(space.address(mask.block), mask.mask).map_err(unfit)?;
             }
         }
     }
     let (bytes_read, mended) = (source.bytes_read, source.mended);
     source.finish()?;
-    for (address, entry) in partial {
-        let mask = masks.remove(&address);
-        if !index.restore(address, NewVersion { entry, mask }) {
-            return Err(too_many());
-        }
-    }
     Ok(Image {
         lines,
         reopened: firsts.unwrap_or_default(),

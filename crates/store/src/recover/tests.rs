@@ -4,7 +4,6 @@ use forebay_format::Uuid;
 use forebay_lane::MemoryBudget;
 
 use super::*;
-use crate::index::NewVersion;
 use crate::table::Check;
 
 fn geometry(bytes: u64) -> Geometry {
@@ -93,7 +92,7 @@ fn clean_blocks_are_dropped_of_the_volumes_that_are_named() {
             rank: 0,
             check: Check::new(0),
         };
-        assert!(index.restore(Address(address), NewVersion { entry, mask: None }));
+        index.restore(Address(address), entry).expect("there is room");
     }
     drop_clean(&index, &spaces, &[VolumeId(1)]);
     let mut left = Vec::new();

@@ -14,6 +14,10 @@ use crate::table::Geometry as TableGeometry;
 #[path = "../../tests/world/disk.rs"]
 mod disk;
 
+fn unlimited() -> MemoryHold {
+    MemoryHold::none(&Arc::default(), forebay_lane::MemoryUse::Background)
+}
+
 const CACHE: Uuid = Uuid::from_u128(7);
 const SEGMENT_BYTES: u64 = 1 << 20;
 const LIFE: Generation = Generation(8);
@@ -37,7 +41,8 @@ fn space(volume: u16, base: u64, blocks: u64) -> VolumeSpace {
 }
 
 fn replay(block: u64) -> Replay {
-    let mut replay = Replay::new(geometry(block), CACHE, &[space(1, 0, 100), space(2, 100, 50)]);
+    let mut replay =
+        Replay::new(geometry(block), CACHE, &[space(1, 0, 100), space(2, 100, 50)], unlimited());
     replay.begin(RecordNumber(10), 1000);
     replay
 }
@@ -81,10 +86,30 @@ fn record(number: u64, durable_through: u64) -> RecordHeader {
 }
 
 #[test]
+fn headers_are_read_as_far_as_memory_goes() {
+    // Half of what clients need at least is left to them: 16 MiB are for this.
+    let memory = Arc::new(forebay_lane::MemoryBudget::new(64 << 20));
+    let held = MemoryHold::none(&memory, forebay_lane::MemoryUse::Background);
+    let mut replay = Replay::new(geometry(4096), CACHE, &[], held);
+    let refused = (1..1 << 20).find_map(|number| {
+        let header = data(0, 8, number, vec![entry(1, number, number); 100]);
+        replay.add(header).err().map(|error| (number, error))
+    });
+    let (number, error) = refused.expect("there is no end");
+    assert!((1000..3000).contains(&number), "{number}");
+    assert!(matches!(error, StoreError::Memory(_)) && error.to_string().contains("--memory-limit"));
+    assert!(memory.total() <= 16 << 20);
+    drop(replay);
+    assert_eq!(memory.total(), 0);
+}
+
+#[test]
 fn records_that_had_been_durable_and_are_missing_are_lost() {
     let lost = |records: &[(u64, u64)], unreadable| {
         let mut replay = replay(4096);
-        records.iter().for_each(|(number, durable)| replay.add(record(*number, *durable)));
+        records
+            .iter()
+            .for_each(|(number, durable)| replay.add(record(*number, *durable)).expect("memory"));
         replay.unreadable = unreadable;
         replay.lost().map(|it| (it.first, it.count))
     };
@@ -109,9 +134,9 @@ fn a_record_counts_if_it_is_newer_than_the_checkpoint() {
     let mut replay = replay(4096);
     assert_eq!(replay.position(SegmentId(3)), None);
     for (position, number) in [(9, 10), (5, 11), (1, 9)] {
-        replay.add(data(3, position, number, vec![entry(1, number, 1); 2]));
+        replay.add(data(3, position, number, vec![entry(1, number, 1); 2])).expect("memory");
     }
-    replay.add(RecordHeader { body: Body::Opening, ..data(2, 0, 12, Vec::new()) });
+    replay.add(RecordHeader { body: Body::Opening, ..data(2, 0, 12, Vec::new()) }).expect("memory");
     assert_eq!(replay.found.keys().copied().collect::<Vec<_>>(), [11]);
     assert_eq!(replay.highest_number, RecordNumber(12));
     assert_eq!(replay.position(SegmentId(3)), Some(12), "behind the two blocks of the last one");
@@ -122,7 +147,7 @@ fn a_record_counts_if_it_is_newer_than_the_checkpoint() {
 fn a_torn_block_is_dropped_and_its_sequence_stays_taken() {
     let mut replay = replay(4096);
     let header = data(1, 3, 11, vec![entry(1, 0, 1001), entry(1, 1, 2000), entry(1, 2, 1002)]);
-    replay.add(header.clone());
+    replay.add(header.clone()).expect("memory");
     replay.drop_cells(&header, &[1]);
     replay.drop_cells(&header, &[2]);
     assert_eq!((replay.torn, replay.highest_sequence), (2, 2000));
@@ -142,7 +167,7 @@ fn applied(records: impl IntoIterator<Item = RecordHeader>) -> (Index, Replay) {
     for segment in 0..4 {
         replay.set_generation(SegmentId(segment), Some(LIFE));
     }
-    records.into_iter().for_each(|it| replay.add(it));
+    records.into_iter().for_each(|it| replay.add(it).expect("memory"));
     replay.apply_to(&index).expect("there is room");
     (index, replay)
 }
@@ -326,7 +351,7 @@ impl World {
     }
 
     fn replay(&self) -> Rc<RefCell<Replay>> {
-        Rc::new(RefCell::new(Replay::new(self.geometry.clone(), CACHE, &[])))
+        Rc::new(RefCell::new(Replay::new(self.geometry.clone(), CACHE, &[], unlimited())))
     }
 }
 

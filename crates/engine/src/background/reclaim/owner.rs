@@ -103,7 +103,7 @@ impl<'a> Owner<'a> {
             Appended::Done { old } => old,
             // It was replaced meanwhile.
             Appended::Refused => return true,
-            Appended::NoSpace => return false,
+            Appended::NoSpace | Appended::NoMask => return false,
         };
         let Some(volume) = &self.view else {
             if let How::Lists(keeper) = &self.replacement.how

@@ -1,0 +1,129 @@
+//! Blocks that are valid in part take memory. Where there is none they are made whole, and nothing is
+//! lost (invariant 24).
+
+mod world;
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use forebay_core::{BlockSize, Mode, Op};
+use forebay_device::Device;
+use forebay_engine::{EngineLane, LaneVolume, VolumeSettings};
+use forebay_lane::{MemoryBudget, MemoryHold, MemoryUse};
+use forebay_store::StoreOptions;
+use world::{World, ram, settings};
+
+const MIB: usize = 1 << 20;
+const SECTOR: usize = 512;
+const ORIGIN: usize = 6 * MIB;
+
+struct Case {
+    world: World,
+    cache: Arc<dyn Device>,
+    origin: Arc<dyn Device>,
+    content: Vec<u8>,
+    random: fastrand::Rng,
+}
+
+/// A budget with room for about so many masks beside a cache that is open.
+struct Tight(Arc<MemoryBudget>, Vec<MemoryHold>);
+
+impl Tight {
+    fn new() -> Self {
+        Tight(Arc::new(MemoryBudget::new(256 << 20)), Vec::new())
+    }
+
+    fn options(&self) -> StoreOptions {
+        StoreOptions { memory: self.0.clone(), ..StoreOptions::default() }
+    }
+
+    fn leave(&mut self, bytes: u64) {
+        let hold = |bytes| self.0.hold(MemoryUse::Process, bytes, "the rest");
+        let spared = hold((16 << 20) + bytes).expect("there is more");
+        let rest = std::iter::successors(hold(4096).ok(), |_| hold(4096).ok()).collect();
+        drop(spared);
+        self.1 = rest;
+    }
+}
+
+impl Case {
+    fn new(block: BlockSize) -> Self {
+        let (world, cache, origin) = (World::new(), ram(32), ram(ORIGIN as u64 >> 20));
+        world.format(&cache, block);
+        let random = fastrand::Rng::with_seed(3);
+        Case { world, cache, origin, content: vec![0; ORIGIN], random }
+    }
+
+    fn open(&self, memory: &Tight) -> Rc<EngineLane> {
+        self.world.open_with(&self.cache, memory.options()).0
+    }
+
+    /// Writes of sectors here and there, some at once; some over the ends of blocks.
+    fn write(&mut self, target: &Rc<LaneVolume>) {
+        for round in 0..400 {
+            let mut tags = Vec::new();
+            let mut under_way: Vec<std::ops::Range<usize>> = Vec::new();
+            for _ in 0..8 {
+                let sectors = self.random.usize(1..=20).saturating_sub(10).max(1);
+                let first = self.random.usize(..ORIGIN / SECTOR - sectors);
+                let at = first * SECTOR..(first + sectors) * SECTOR;
+                let byte = self.random.u8(1..);
+                if under_way.iter().any(|other| other.start < at.end && at.start < other.end) {
+                    continue;
+                }
+                under_way.push(at.clone());
+                self.content[at.clone()].fill(byte);
+                let data = &self.content[at.clone()];
+                let (offset, len) = (at.start as u64, at.len() as u64);
+                tags.push(self.world.submit(target, Op::Write, offset, len, Some(data)));
+                if self.random.bool() {
+                    tags.drain(..).for_each(|tag| self.world.wait(tag).result.expect("written"));
+                }
+            }
+            tags.drain(..).for_each(|tag| self.world.wait(tag).result.expect("written"));
+            if round % 100 == 99 {
+                self.world.op(target, Op::Flush, 0, 0);
+            }
+        }
+    }
+
+    fn check(&self, target: &Rc<LaneVolume>) {
+        for offset in (0..ORIGIN).step_by(MIB) {
+            let found = self.world.read(target, offset as u64, MIB);
+            let wrong =
+                found.iter().zip(&self.content[offset..]).position(|(one, other)| one != other);
+            assert_eq!(wrong, None, "behind {offset}");
+        }
+    }
+}
+
+#[test]
+fn writes_of_sectors_make_blocks_whole_where_masks_find_no_memory() {
+    let ordered = VolumeSettings { ordered: true, ..settings(Mode::Writeback) };
+    let modes = [Mode::Writeback, Mode::Writeonly, Mode::Writethrough].map(settings);
+    let cases = modes.into_iter().chain([ordered]);
+    for (settings, block) in cases.flat_map(|settings| {
+        [4096, 128 << 10].map(|bytes| (settings.clone(), BlockSize::new(bytes).expect("a size")))
+    }) {
+        for left in [0, 40 << 10] {
+            let mut case = Case::new(block);
+            let mut memory = Tight::new();
+            let engine = case.open(&memory);
+            let target = case.world.create(&engine, &case.origin, settings.clone(), 0);
+            memory.leave(left);
+            let before = memory.0.used(MemoryUse::Index);
+            case.write(&target);
+            let masks = memory.0.used(MemoryUse::Index) - before;
+            assert!(masks <= left, "{masks} bytes for masks, of {left}");
+            assert_eq!(masks > 0, left > 0, "{masks} bytes for masks, of {left}");
+            case.check(&target);
+            case.world.op(&target, Op::Flush, 0, 0);
+            // After a crash as much memory is enough as before.
+            case.world = World::new();
+            let memory = Tight::new();
+            let engine = case.open(&memory);
+            let target = case.world.attach(&engine, &case.origin);
+            case.check(&target);
+        }
+    }
+}

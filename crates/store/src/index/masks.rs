@@ -1,0 +1,89 @@
+//! The masks of blocks that are valid in part, and the memory for them.
+//!
+//! Clients decide how many there are, so there are only as many as the daemon's memory allows. Memory is
+//! asked for before there is another mask: whoever gets none keeps the block whole, or out of the cache.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use forebay_core::SectorMask;
+use forebay_format::checkpoint::PartialMask;
+use forebay_lane::{MemoryBudget, MemoryHold, MemoryUse, OverLimit};
+
+/// Masks for which memory is asked at a time.
+const STEP: usize = 64;
+
+/// See the module.
+pub(super) struct Masks {
+    /// By address.
+    map: BTreeMap<u64, SectorMask>,
+    /// So many masks have been asked for.
+    room: usize,
+    held: MemoryHold,
+    each: u64,
+}
+
+impl Masks {
+    /// Bytes that a mask of so many sectors takes at most: its place in the map, whose nodes are half
+    /// full at least, what it has on the heap, and both once more while a checkpoint copies it.
+    fn bytes_of_each(sectors: u32) -> u64 {
+        const NODE: usize = size_of::<(u64, SectorMask)>() * 11 / 5 + 16;
+        let heap = match sectors.div_ceil(64) {
+            0 | 1 => 0,
+            words => (words - 1) * 8 + 16,
+        };
+        (NODE + size_of::<PartialMask>()) as u64 + 2 * u64::from(heap)
+    }
+
+    /// None; memory for those to come is held of `memory`.
+    pub(super) fn new(memory: &Arc<MemoryBudget>, sectors: u32) -> Self {
+        let (map, each) = (BTreeMap::new(), Self::bytes_of_each(sectors));
+        Masks { map, room: 0, held: MemoryHold::none(memory, MemoryUse::Index), each }
+    }
+
+    /// Whether there is room for one more. Some memory is left to what else is opened.
+    pub(super) fn has_room(&mut self) -> bool {
+        if self.map.len() < self.room {
+            return true;
+        }
+        let more = self.held.grow_spare(STEP as u64 * self.each);
+        self.room += if more { STEP } else { 0 };
+        more
+    }
+
+    /// Adds a mask that was there before the cache was opened.
+    pub(super) fn restore(&mut self, address: u64, mask: SectorMask) -> Result<(), OverLimit> {
+        if self.map.len() >= self.room {
+            self.held.grow(STEP as u64 * self.each, "sector masks")?;
+            self.room += STEP;
+        }
+        self.map.insert(address, mask);
+        Ok(())
+    }
+
+    pub(super) fn insert(&mut self, address: u64, mask: SectorMask) {
+        self.map.insert(address, mask);
+    }
+
+    pub(super) fn get(&self, address: u64) -> Option<&SectorMask> {
+        self.map.get(&address)
+    }
+
+    pub(super) fn remove(&mut self, address: u64) {
+        self.map.remove(&address);
+        if self.map.len() + 2 * STEP <= self.room {
+            self.held.shrink(STEP as u64 * self.each);
+            self.room -= STEP;
+        }
+    }
+
+    /// Bytes that are held for masks.
+    pub(super) fn bytes(&self) -> u64 {
+        self.held.bytes()
+    }
+
+    #[cfg(test)]
+    pub(super) fn all(&self) -> &BTreeMap<u64, SectorMask> {
+        &self.map
+    }
+}
