@@ -9,9 +9,11 @@ use forebay_core::why::Why;
 use forebay_core::{Admission, Clock, Mode, VolumeId};
 use forebay_device::{Device, Queue, QueueContext};
 use forebay_engine::{
-    EngineError, EngineErrorKind, EngineLane, LaneContext, Target, VolumeSettings, VolumeSpec,
+    Cache, EngineError, EngineErrorKind, EngineLane, LaneContext, Target, VolumeSettings,
+    VolumeSpec,
 };
 use forebay_format::{MAX_NARROW_GENERATION, Uuid, VolumeRecord};
+use forebay_lane::{MemoryBudget, MemoryUse};
 use forebay_policy::WritebackSettings;
 use forebay_store::planted::{self, PlantedBug};
 use forebay_store::{Damage, FormatOptions, Store, StoreOptions, format, read_roots};
@@ -142,6 +144,7 @@ fn store_options(machine: &Machine) -> StoreOptions {
         seed: machine.setup.seed,
         room_for_blocks: machine.setup.room_for_blocks,
         shards: machine.setup.shards,
+        memory: Arc::new(MemoryBudget::new(MEMORY)),
         ..StoreOptions::default()
     }
 }
@@ -185,6 +188,27 @@ fn judge_growth(
     Ok(())
 }
 
+/// The memory of a machine, in bytes.
+const MEMORY: u64 = 512 << 20;
+
+/// On some machines nearly all memory is held by others: there are few masks, or none.
+fn take_memory(cache: &Cache, seed: u64) {
+    let mut rng = fastrand::Rng::with_seed(seed ^ 0x3a5c);
+    if rng.bool() {
+        return;
+    }
+    let memory = &cache.store.options().memory;
+    let hold = |bytes| memory.hold(MemoryUse::Process, bytes, "another cache").ok();
+    // Masks leave a sixteenth to others.
+    let left = hold(MEMORY / 16 + rng.u64(0..64 << 10));
+    for bytes in [1 << 20, 64 << 10, 4 << 10] {
+        while let Some(held) = hold(bytes) {
+            cache.hold_memory(held);
+        }
+    }
+    drop(left);
+}
+
 impl Subject for Engine {
     fn format(&self, machine: &Machine) -> LocalFuture<Result<(), String>> {
         let machine = machine.clone();
@@ -215,6 +239,7 @@ impl Subject for Engine {
                     .await
                     .map_err(|error| error.to_string())?;
             machine.shared.event("opened", &[], format_args!("{report:?}"));
+            take_memory(&first.cache, machine.setup.seed);
             let known = first.cache.store.volumes();
             let is_new = machine.presence.iter().all(|it| *it == Presence::New);
             if machine.setup.aged && is_new && known.is_empty() {
