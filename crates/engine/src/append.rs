@@ -63,6 +63,9 @@ impl LaneVolume {
         let len = data.len() as u64;
         let done = progress.written.len();
         for piece in self.volume.pieces(offset, len).skip(done) {
+            if !self.has_room_in_order() {
+                return Ok(Some(Obstacle::NoRoom));
+            }
             match self.append_piece(&piece, data).await? {
                 Ok((was_cached, written)) => {
                     progress.cached += usize::from(was_cached);
@@ -74,6 +77,18 @@ impl LaneVolume {
         let blocks = progress.written.len();
         self.count_write(progress.cached == blocks, len, blocks as u64);
         Ok(None)
+    }
+
+    /// Whether there is memory for what is written to an ordered volume and its origin has to get. If not,
+    /// the next groups are wanted there.
+    #[inline]
+    pub(crate) fn has_room_in_order(&self) -> bool {
+        let (volume, store) = (&self.volume, &self.cache.store);
+        let room = !volume.is_ordered() || store.has_room_in_order(volume.id);
+        if !room {
+            self.cache.volumes().iter().for_each(|volume| volume.writeback_wanted.notify_all());
+        }
+        room
     }
 
     /// Appends the next block's part of a write together with the rest of the block as the origin has it.

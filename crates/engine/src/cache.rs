@@ -282,7 +282,7 @@ impl Cache {
     }
 
     pub(crate) fn is_pressed(&self) -> bool {
-        self.pressed.load(Ordering::SeqCst)
+        self.pressed.load(Ordering::SeqCst) || self.store.is_order_full()
     }
 
     pub(crate) fn is_stopping(&self) -> bool {

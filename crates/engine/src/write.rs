@@ -35,7 +35,8 @@ impl LaneVolume {
         let direct = write_step(volume.mode(), BlockState::Absent, None) == WriteStep::Cache;
         let checked = volume.check_range(offset, len, true).is_ok() && len > 0;
         let waits = self.cache.brake.is_engaged();
-        if !direct || !checked || waits || volume.durability() != Durability::Flush {
+        let room = self.has_room_in_order();
+        if !direct || !checked || waits || !room || volume.durability() != Durability::Flush {
             return None;
         }
         // One block only: a write of several could find room for some of them, and no part of a

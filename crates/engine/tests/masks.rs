@@ -1,5 +1,5 @@
-//! Blocks that are valid in part take memory. Where there is none they are made whole, and nothing is
-//! lost (invariant 24).
+//! Blocks that are valid in part and the queues of ordered volumes take memory. Where there is none, blocks
+//! are made whole and writers wait, and nothing is lost (invariant 24).
 
 mod world;
 
@@ -11,6 +11,7 @@ use forebay_device::Device;
 use forebay_engine::{EngineLane, LaneVolume, VolumeSettings};
 use forebay_lane::{MemoryBudget, MemoryHold, MemoryUse};
 use forebay_store::StoreOptions;
+use world::faulty::{What, faulty};
 use world::{World, ram, settings};
 
 const MIB: usize = 1 << 20;
@@ -126,4 +127,67 @@ fn writes_of_sectors_make_blocks_whole_where_masks_find_no_memory() {
             case.check(&target);
         }
     }
+}
+
+#[test]
+fn writers_of_an_ordered_volume_wait_for_its_origin_where_its_queue_finds_no_memory() {
+    let (mut case, mut memory) = (Case::new(BlockSize::DEFAULT), Tight::new());
+    let engine = case.open(&memory);
+    let mut settings = VolumeSettings { ordered: true, ..settings(Mode::Writeback) };
+    // Only what has to go to the origin goes there.
+    settings.writeback.running = false;
+    let target = case.world.create(&engine, &case.origin, settings, 0);
+    case.world.advance(std::time::Duration::from_secs(1));
+    memory.leave(0);
+    let before = memory.0.used(MemoryUse::Background);
+    let store = engine.cache.store.clone();
+    let mut most = 0;
+    for (number, block) in case.content.chunks_mut(4096).enumerate() {
+        block.fill(number as u8 | 1);
+        case.world.write(&target, number as u64 * 4096, block);
+        most = most.max(store.held_versions(target.volume().id));
+    }
+    assert!((1000..1500).contains(&most), "{most} versions are held");
+    assert_eq!(memory.0.used(MemoryUse::Background), before);
+    case.check(&target);
+    // With more memory there is more of it, and it is given back.
+    memory.1.clear();
+    for (number, block) in case.content.chunks(4096).enumerate() {
+        case.world.write(&target, number as u64 * 4096, block);
+        most = most.max(store.held_versions(target.volume().id));
+    }
+    assert!(most > 1500, "{most} versions are held");
+    assert!(memory.0.used(MemoryUse::Background) > before);
+    let draining = engine.clone();
+    case.world.block_on(async move { draining.drain("data", |_| ()).await }).expect("drained");
+    assert!(memory.0.used(MemoryUse::Background) <= before + (1 << 20), "it is given back");
+    case.check(&target);
+}
+
+#[test]
+fn an_ordered_volume_gets_on_beside_one_whose_versions_take_all_the_memory() {
+    let (case, mut memory) = (Case::new(BlockSize::DEFAULT), Tight::new());
+    let engine = case.open(&memory);
+    let settings = VolumeSettings { ordered: true, ..settings(Mode::Writeback) };
+    let (origin, faults) = faulty(ram(ORIGIN as u64 >> 20));
+    let stuck = case.world.create_as(&engine, "stuck", &origin, settings.clone(), 0);
+    let other = case.world.create_as(&engine, "other", &case.origin, settings, 0);
+    case.world.advance(std::time::Duration::from_secs(1));
+    memory.leave(0);
+    faults.fail(&[What::Write]);
+    let mut waits = None;
+    for block in 0..ORIGIN as u64 / 4096 {
+        let tag = case.world.submit(&stuck, Op::Write, block * 4096, 4096, Some(&[1; 4096]));
+        case.world.advance(std::time::Duration::from_millis(1));
+        if case.world.done(tag).is_none() {
+            waits = Some(tag);
+            break;
+        }
+    }
+    let waits = waits.expect("there is no end");
+    for block in 0..ORIGIN as u64 / 4096 {
+        case.world.write(&other, block * 4096, &[2; 4096]);
+    }
+    faults.heal();
+    case.world.wait(waits).result.expect("it was only late");
 }

@@ -18,6 +18,7 @@
 
 pub(crate) mod queue;
 pub(crate) mod recover;
+mod room;
 
 use std::collections::{BTreeSet, HashMap};
 use std::rc::Rc;
@@ -27,6 +28,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use forebay_core::{Nanos, OriginBlock, RecordNumber, VolumeId};
 use forebay_format::VolumeRecord;
 use forebay_format::volume::{ORDERED_RECORD, ORDERED_SEQUENCE};
+use forebay_lane::{MemoryBudget, OverLimit};
 use parking_lot::RwLock;
 
 use crate::error::StoreError;
@@ -38,6 +40,7 @@ use crate::store::{Pinned, Store, VolumeSpace};
 
 use queue::Queue;
 pub use queue::{Front, OrderedVersion};
+use room::Room;
 
 /// How far an origin is: it has everything with a sequence up to one number, and everything in
 /// records up to another.
@@ -75,17 +78,27 @@ impl Horizon {
 }
 
 /// The queues of all ordered volumes.
-#[derive(Default)]
 pub(crate) struct Ordered {
     any: AtomicBool,
+    room: Room,
     queues: RwLock<HashMap<VolumeId, Arc<Queue>>>,
 }
 
 impl Ordered {
-    pub(crate) fn new(queues: HashMap<VolumeId, Queue>) -> Self {
+    /// With what recovery has found.
+    ///
+    /// # Errors
+    /// There is no memory for it.
+    pub(crate) fn new(
+        queues: HashMap<VolumeId, Queue>,
+        memory: &Arc<MemoryBudget>,
+    ) -> Result<Self, OverLimit> {
+        let room = Room::new(memory);
+        queues.values().for_each(|queue| queue.each(|version| room.add(version)));
+        room.restore()?;
         let queues: HashMap<_, _> =
             queues.into_iter().map(|(id, queue)| (id, Arc::new(queue))).collect();
-        Ordered { any: AtomicBool::new(!queues.is_empty()), queues: RwLock::new(queues) }
+        Ok(Ordered { any: AtomicBool::new(!queues.is_empty()), room, queues: RwLock::new(queues) })
     }
 
     /// Whether any volume is ordered.
@@ -261,6 +274,7 @@ impl Store {
     }
 
     fn hold_in(&self, queue: &Queue, block: OriginBlock, version: OrderedVersion) {
+        self.ordered.room.add(&version);
         if !planted::has(PlantedBug::HeldNotKept) {
             self.segments.hold(self.segment_of(version.slot));
         }
@@ -271,6 +285,7 @@ impl Store {
     fn release(&self, versions: impl IntoIterator<Item = OrderedVersion>) {
         let mut any = false;
         for version in versions {
+            self.ordered.room.remove(&version);
             if !planted::has(PlantedBug::HeldNotKept) {
                 self.segments.release(self.segment_of(version.slot));
             }
@@ -278,6 +293,9 @@ impl Store {
         }
         if any {
             self.space_wanted.notify_all();
+            if self.ordered.room.released() {
+                self.space.notify_all();
+            }
         }
     }
 }

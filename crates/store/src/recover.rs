@@ -316,6 +316,8 @@ impl Store {
                 }
             });
         }
+        let ordered = Ordered::new(queues, &options.memory);
+        let ordered = ordered.map_err(|over| refused(&device, over))?;
         let segments = Segments::new(geometry.segment_count, next_generation);
         lives.sort_by_key(|life| life.1);
         let mut live = vec![Live::default(); geometry.segment_count as usize];
@@ -361,7 +363,7 @@ impl Store {
             space_wanted: Default::default(),
             index_full: Default::default(),
             log,
-            ordered: Ordered::new(queues),
+            ordered,
             spaces: parking_lot::Mutex::new(spaces),
             meta: parking_lot::Mutex::new(superblock),
             volumes: parking_lot::Mutex::new(volumes),

@@ -219,6 +219,8 @@ impl LaneVolume {
         let volume = &self.volume;
         // What has gone round or through the cache belongs to what was there before.
         self.sync_origin().await.map_err(|_| "the origin cannot be synced".to_owned())?;
+        let room = store.make_room_in_order(volume.dirty_blocks());
+        room.map_err(|over| over.to_string())?;
         let before = store.cut(volume.id, self.now()).unwrap_or(0);
         self.store.commit().await.map_err(|error| words(&error))?;
         // Records up to here may have been on their way already; what they have, the index knows.
