@@ -217,6 +217,7 @@ fn segments_with_something_held_are_counted_once() {
     segments.set_held(&[0, 2, 0, 1]);
     assert_eq!(segments.with_held(), 2);
     segments.hold(SegmentId(1));
+    assert_eq!(segments.with_held(), 2);
     segments.hold(SegmentId(5));
     assert_eq!(segments.with_held(), 3);
     for (segment, left) in [(1, 3), (1, 3), (1, 2), (3, 1), (5, 0)] {
