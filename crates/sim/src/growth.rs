@@ -74,11 +74,14 @@ impl World<'_> {
     /// What is behind the end of a volume nobody has written.
     pub(crate) fn judge_behind(&self, volume: u16) -> Result<(), Violation> {
         let known = self.oracle.sectors(volume);
-        let seed = self.shared.seed;
+        let (seed, lost) = (self.shared.seed, self.oracle.edge_in_doubt(volume));
         self.origins[usize::from(volume)].with_image(|image| {
             let untouched = |sector: &u64| {
                 let place = Place { volume, sector: *sector };
-                stamp::own(image.visible(*sector), seed, place) == Some(Value::Write(0))
+                match stamp::own(image.visible(*sector), seed, place) {
+                    Some(Value::Zero) => lost.contains(sector),
+                    value => value == Some(Value::Write(0)),
+                }
             };
             match (known..image.sectors()).find(|sector| !untouched(sector)) {
                 Some(sector) => Err(plain(

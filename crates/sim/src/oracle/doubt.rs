@@ -1,5 +1,7 @@
 //! What is not as it was: data that was damaged, records that are lost, volumes that grow.
 
+use std::ops::Range;
+
 use super::Oracle;
 use crate::history::History;
 use crate::stamp::{Place, Value};
@@ -25,7 +27,10 @@ impl Oracle {
             let mut values = self.order.values(place.volume, sector);
             let outside = |end: &u64| block.contains(end) && sector >= *end;
             values.extend(volume.ends.iter().any(outside).then_some(Value::Zero));
-            volume.histories[sector as usize].doubt(&values, &below(sector), now);
+            let history = &mut volume.histories[sector as usize];
+            history.doubt(&values, &below(sector), now);
+            // An older version may lie in a segment that is used for something else.
+            history.taint(now);
             if !std::mem::replace(&mut volume.is_active[sector as usize], true) {
                 volume.active.push(sector);
             }
@@ -43,6 +48,13 @@ impl Oracle {
         let volume = self.volumes.get(usize::from(place.volume));
         let history = volume.and_then(|volume| volume.histories.get(place.sector as usize));
         history.is_some_and(History::is_tainted)
+    }
+
+    /// Sectors behind the end of a volume that an older version of its last block may have gone over.
+    pub fn edge_in_doubt(&self, volume: u16) -> Range<u64> {
+        let end = self.sectors(volume);
+        let doubtful = self.volumes.get(usize::from(volume)).is_some_and(|it| it.edge_in_doubt);
+        if doubtful { end..self.blocks_of(volume, end.saturating_sub(1)..end).end } else { 0..0 }
     }
 
     /// A volume has so many sectors more, with what its origin had there from the beginning.
