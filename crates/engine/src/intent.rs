@@ -9,6 +9,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use forebay_policy::sweep::DirtyMap;
+use forebay_store::planted::{self, PlantedBug};
 use parking_lot::Mutex;
 
 use crate::lane::LaneVolume;
@@ -93,6 +94,9 @@ impl LaneVolume {
     /// anything is called durable. A note that cannot be written is logged; data is not at risk.
     pub(crate) async fn note_regions(&self) {
         let intent = &self.volume.intent;
+        if planted::has(PlantedBug::NotesForgotten) {
+            return;
+        }
         if !intent.is_wanted() || self.volume.is_noted.load(std::sync::atomic::Ordering::Relaxed) {
             return;
         }

@@ -28,7 +28,7 @@ use crate::trace::mix;
 pub struct Engine(pub Option<PlantedBug>);
 
 /// The name of a volume.
-fn name(volume: u16) -> String {
+pub(crate) fn name(volume: u16) -> String {
     format!("volume-{volume}")
 }
 
@@ -240,6 +240,9 @@ impl Subject for Engine {
                     .map_err(|error| error.to_string())?;
             machine.shared.event("opened", &[], format_args!("{report:?}"));
             take_memory(&first.cache, machine.setup.seed);
+            if let Some(ledger) = &machine.ledger {
+                first.cache.set_ledger(ledger.clone());
+            }
             let known = first.cache.store.volumes();
             let is_new = machine.presence.iter().all(|it| *it == Presence::New);
             if machine.setup.aged && is_new && known.is_empty() {
@@ -248,6 +251,13 @@ impl Subject for Engine {
             for volume in 0..machine.origins.len() as u16 {
                 let name = name(volume);
                 let is_known = known.iter().any(|record| record.name == name);
+                let gone = machine.presence[usize::from(volume)] == Presence::Gone;
+                if gone && is_known && machine.ledger.is_some() && machine.setup.insists {
+                    // The cache device failed and could not be told; who keeps a ledger remembers it.
+                    let deleted = first.delete_stopped(&name, true).await;
+                    deleted.map_err(|error| error.to_string())?;
+                    continue;
+                }
                 match machine.presence[usize::from(volume)] {
                     Presence::Gone if is_known => {
                         return Err(format!("{name} was deleted, and is back"));
@@ -306,9 +316,14 @@ async fn attach(
     insists: bool,
 ) -> Result<(), EngineError> {
     let failed = |message: &str| EngineError::new(EngineErrorKind::Failed, message);
-    let origin = origin(machine, volume).map_err(|error| failed(&error))?;
     let store = &lane.cache.store;
     let known = store.volumes().into_iter().find(|record| record.name == name(volume));
+    let named = known
+        .as_ref()
+        .filter(|_| machine.adopts)
+        .map(|record| record.origin.strip_prefix("origin-").and_then(|number| number.parse().ok()));
+    let number = named.unwrap_or(Some(volume)).ok_or_else(|| failed("it names no origin"))?;
+    let origin = origin(machine, number).map_err(|error| failed(&error))?;
     let damage = known.as_ref().and_then(|record| store.damage_of(record.id));
     let first = lane.attach(&name(volume), origin.clone(), false).await;
     let result = match (first, damage) {

@@ -30,11 +30,13 @@ pub enum Feature {
     Rot,
     /// Origins become larger, and volumes take that over when they are started with room for it.
     Grown,
+    /// The daemon notes what is dirty outside of the cache, and loses that with its state now and then.
+    Ledger,
 }
 
 impl Feature {
     /// All of them.
-    pub const ALL: [Feature; 9] = [
+    pub const ALL: [Feature; 10] = [
         Feature::Shape,
         Feature::Shards,
         Feature::OwnPower,
@@ -44,6 +46,7 @@ impl Feature {
         Feature::Aged,
         Feature::Rot,
         Feature::Grown,
+        Feature::Ledger,
     ];
 
     /// A short name for the command line and for lists.
@@ -58,6 +61,7 @@ impl Feature {
             Feature::Aged => "aged",
             Feature::Rot => "rot",
             Feature::Grown => "grown",
+            Feature::Ledger => "ledger",
         }
     }
 
@@ -66,7 +70,7 @@ impl Feature {
         match self {
             Feature::Shape | Feature::Shards | Feature::OwnPower => 4,
             Feature::Absence | Feature::Hang | Feature::Decay | Feature::Aged => 6,
-            Feature::Rot | Feature::Grown => 6,
+            Feature::Rot | Feature::Grown | Feature::Ledger => 6,
         }
     }
 
@@ -76,6 +80,7 @@ impl Feature {
         match self {
             Feature::Rot => Some(0x5074),
             Feature::Grown => Some(0x6709),
+            Feature::Ledger => Some(0x1ed9),
             _ => None,
         }
     }
@@ -91,6 +96,7 @@ impl Feature {
             PlantedBug::DeletesUndrained => Some(Feature::Absence),
             PlantedBug::GapsNotSeen => Some(Feature::Rot),
             PlantedBug::OldEndStays => Some(Feature::Grown),
+            PlantedBug::NotesForgotten => Some(Feature::Ledger),
             _ => None,
         }
     }
@@ -101,6 +107,7 @@ impl Feature {
             Feature::Shape | Feature::Shards | Feature::Aged | Feature::Grown => true,
             Feature::OwnPower | Feature::Absence => weather != Weather::Damage,
             Feature::Hang => weather == Weather::Crashes,
+            Feature::Ledger => weather != Weather::Damage,
             Feature::Decay | Feature::Rot => {
                 matches!(weather, Weather::Crashes | Weather::OriginErrors)
             }

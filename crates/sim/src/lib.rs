@@ -14,6 +14,7 @@
 //! - [`presence`]: volumes that are not always there
 //! - `decay`: what rots on the cache device, and recoveries that meet read errors
 //! - `growth`: origins that become larger
+//! - [`ledger`]: what is known of a cache outside of it, or lost with the state
 //! - `rot`: damage to the log while the system is down
 //! - `stranger`: who touches the origins while the system is down
 //! - `timely`: origins that hang, and what must not take long all the same
@@ -32,6 +33,7 @@ pub mod features;
 mod growth;
 pub mod history;
 pub mod image;
+pub mod ledger;
 pub mod oracle;
 pub mod order;
 pub mod presence;

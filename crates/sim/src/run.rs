@@ -110,9 +110,11 @@ impl World<'_> {
     /// Opens the system, after a crash with up to two more crashes on the way, and reads.
     fn open_after(&mut self, crashed: bool) -> Result<(), Violation> {
         self.judge_order()?;
+        self.judge_notes()?;
         if self.profile.features.has(Feature::Grown) {
             self.perhaps_grow();
         }
+        self.perhaps_lose_state();
         // What a stranger wrote may come back with a record that rots and looks torn.
         let stranger = !self.profile.features.has(Feature::Rot);
         if crashed && stranger && self.profile.weather == Weather::Crashes {
@@ -140,6 +142,7 @@ impl World<'_> {
             self.counts.nested_crashes += 1;
             self.crash();
             self.judge_order()?;
+            self.judge_notes()?;
             recovering = true;
             nested = nested.saturating_sub(1);
         }
@@ -346,6 +349,9 @@ impl World<'_> {
         for disk in std::iter::once(&self.cache).chain(&self.origins) {
             let own = alone.then(|| self.rng.bool().then(|| PowerCut::choose(&mut self.rng)));
             disk.crash(own.unwrap_or(power));
+        }
+        if let Some(ledger) = &self.ledger {
+            ledger.crash();
         }
         self.oracle.crash();
         self.set_faults(false);

@@ -105,11 +105,13 @@ impl World<'_> {
     }
 
     fn complete_operation(&mut self) -> bool {
-        let count = self.origins.len() + 1;
+        let disks = self.origins.len() + 1;
+        let count = disks + usize::from(self.ledger.is_some());
         let start = self.rng.usize(0..count);
         (0..count).any(|index| match (start + index) % count {
             0 => self.cache.complete_one(),
-            origin => self.origins[origin - 1].complete_one(),
+            origin if origin < disks => self.origins[origin - 1].complete_one(),
+            _ => self.ledger.as_ref().is_some_and(|ledger| ledger.complete_one()),
         })
     }
 
@@ -213,8 +215,13 @@ impl World<'_> {
                                 | Admin::Create(..)
                         );
                         if result.is_err() && half_done {
-                            // Nobody knows what is there; the operator gives up.
-                            self.presence_unsure(action);
+                            // Nobody knows what is there; the operator gives up. But a volume that a failed
+                            // cache device still has was deleted, and that is remembered.
+                            let remembered = self.ledger.is_some()
+                                && result.as_ref().is_err_and(|error| error.contains("already"));
+                            if !remembered {
+                                self.presence_unsure(action);
+                            }
                             self.shared.stop();
                         }
                     }

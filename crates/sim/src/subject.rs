@@ -14,6 +14,7 @@ use forebay_lane::Lane;
 use crate::disk::SimDisk;
 use crate::engine::may_be_ordered;
 use crate::features::Features;
+use crate::ledger::SimLedger;
 use crate::presence::Presence;
 use crate::shared::Shared;
 
@@ -37,6 +38,10 @@ pub struct Machine {
     pub presence: Vec<Presence>,
     /// The volume whose origin is another device than it was, with the same content.
     pub exchanged: Option<u16>,
+    /// What is noted of volumes outside of the cache.
+    pub ledger: Option<Arc<SimLedger>>,
+    /// Nothing is known of volumes but what the cache says.
+    pub adopts: bool,
 }
 
 /// How the cache is set up.

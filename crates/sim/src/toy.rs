@@ -57,6 +57,7 @@ impl Subject for Toy {
             Feature::Decay,
             Feature::Rot,
             Feature::Grown,
+            Feature::Ledger,
         ]
         .into_iter()
         .fold(Features::default(), Features::and)

@@ -1,7 +1,7 @@
 //! One run: disks, lanes, clients, oracle, and the system under test in the middle.
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -13,7 +13,8 @@ use forebay_lane::{Lane, LaneId};
 use crate::clients::{Client, Wish};
 use crate::disk::{DiskSpec, SimDisk};
 use crate::faults::{FaultPlan, Latency};
-use crate::features::Features;
+use crate::features::{Feature, Features};
+use crate::ledger::SimLedger;
 use crate::oracle::{Asked, Excuses, Oracle, Violation, plain};
 use crate::presence::Presence;
 use crate::profile::{Profile, Weather};
@@ -113,6 +114,12 @@ pub struct World<'a> {
     pub(crate) short_until: Nanos,
     /// When the operator's action was begun.
     pub(crate) admin_since: Nanos,
+    /// What is noted of volumes outside of the cache, in worlds that have that.
+    pub(crate) ledger: Option<Arc<SimLedger>>,
+    /// Volumes of which something was called durable since the system was opened.
+    pub(crate) noted: BTreeSet<u16>,
+    /// Nothing is known of the cache but what is on it.
+    pub(crate) adopts: bool,
     /// Decides when origins grow.
     pub(crate) growth: fastrand::Rng,
     /// What of the log has rotted.
@@ -149,6 +156,8 @@ impl<'a> World<'a> {
         let profile_volumes = profile.origin_sizes.len();
         let inbox = Rc::new(Inbox { shared: shared.clone(), queue: RefCell::default() });
         let rot = Rot::new(profile.setup.seed);
+        let has_ledger = profile.features.has(Feature::Ledger);
+        let ledger = has_ledger.then(|| SimLedger::new(&shared, profile.setup.seed));
         let growth = fastrand::Rng::with_seed(profile.setup.seed ^ 0x6709);
         let counts = Counts::new(profile.weather, profile.features);
         World {
@@ -177,6 +186,9 @@ impl<'a> World<'a> {
             hung_until: vec![Nanos(0); profile_volumes],
             short_until: Nanos(0),
             admin_since: Nanos(0),
+            ledger,
+            noted: BTreeSet::new(),
+            adopts: false,
             growth,
             rot,
             counts,
@@ -207,6 +219,8 @@ impl<'a> World<'a> {
             setup: self.profile.setup.clone(),
             presence: self.presence.clone(),
             exchanged: None,
+            ledger: self.ledger.clone(),
+            adopts: self.adopts,
         }
     }
 
@@ -304,6 +318,9 @@ impl<'a> World<'a> {
         let Some(asked) = asked else {
             return self.oracle.complete(tag, result, data, Excuses::default());
         };
+        if result.is_ok() && (asked.op == Op::Flush || asked.fua) {
+            self.noted.insert(asked.volume);
+        }
         if result.is_err() {
             self.counts.failed_requests += 1;
             if is_read && self.collect_unreadable {

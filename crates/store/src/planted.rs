@@ -138,6 +138,9 @@ planted_bugs! {
     /// All sectors of the first and the last block count as within the volume.
     EdgeIgnored = "edge-ignored",
 
+    /// What becomes dirty is not noted outside of the cache.
+    NotesForgotten = "notes-forgotten",
+
     // Origins.
     /// A sample of the origin that the cache writes to stays untouched on the cache device.
     SampleStaysUntouched = "sample-stays-untouched",

@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
-use super::Oracle;
+use super::{Oracle, Violation};
 use crate::history::History;
-use crate::stamp::{Place, Value};
+use crate::stamp::{Content, Place, Value};
 
 impl Oracle {
     /// The stored data of a place was damaged; its whole block may become unreadable.
@@ -77,6 +77,28 @@ impl Oracle {
                 volume.is_active[sector as usize] = true;
                 volume.active.push(sector);
             }
+        }
+    }
+
+    /// Judges one sector of an origin as it is without the cache, when everything has stopped.
+    ///
+    /// # Errors
+    /// If it is none of the values that may be found.
+    pub fn judge_alone(&self, place: Place, content: Content) -> Result<(), Violation> {
+        let volume = self.volumes.get(usize::from(place.volume));
+        let Some(history) = volume.and_then(|it| it.histories.get(place.sector as usize)) else {
+            return Ok(());
+        };
+        let expected = history.expected();
+        match content {
+            Content::Own(value) if expected.contains(&value) => Ok(()),
+            _ => Err(Violation {
+                invariant: 15,
+                place: Some(place),
+                expected,
+                got: content.to_string(),
+                what: "only the cache has what was durable, and no note names it".into(),
+            }),
         }
     }
 }
