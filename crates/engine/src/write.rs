@@ -14,7 +14,8 @@ use crate::append::Progress;
 use crate::background::writeback::either;
 use crate::lane::LaneVolume;
 use crate::plan::{
-    BlockState, WriteStep, asks_admission, mode_in_order, write_bypass, write_step, write_steps,
+    BlockState, WriteStep, asks_admission, keeps_dirty, mode_in_order, write_bypass, write_step,
+    write_steps,
 };
 use crate::read::state_of;
 use crate::stats::bump;
@@ -104,10 +105,15 @@ impl LaneVolume {
                 continue;
             }
             let end = match way {
-                WriteStep::Cache => match self.write_cache(offset, &data, fua).await {
-                    Err(_) if failed() => WriteEnd::Again,
-                    result => WriteEnd::Done(result),
-                },
+                WriteStep::Cache => {
+                    let mut progress = Progress::default();
+                    match self.write_cache(offset, &data, fua, &mut progress).await {
+                        Err(_) if failed() => {
+                            WriteEnd::Done(self.finish_round(offset, &data, fua, &progress).await)
+                        }
+                        result => WriteEnd::Done(result),
+                    }
+                }
                 WriteStep::Through => {
                     let (end, buf) = self.write_through(offset, data, fua).await;
                     data = buf;
@@ -181,6 +187,34 @@ impl LaneVolume {
         self.store.store().health.failed() && !self.volume.is_ordered()
     }
 
+    /// Ends a write whose beginning the log has when the cache device fails. That could be read already, so
+    /// it is not written once more: it would go over writes that came after it (invariant 6). The rest
+    /// goes round the cache.
+    async fn finish_round(
+        &self,
+        offset: u64,
+        data: &[u8],
+        fua: bool,
+        progress: &Progress,
+    ) -> Result<(), IoError> {
+        let volume = &self.volume;
+        let pieces = volume.pieces(offset, data.len() as u64).take(progress.written.len());
+        let logged = pieces.map(|piece| piece.bytes.len()).sum::<usize>();
+        let seam = offset + logged as u64;
+        if let Some(rest) = data.get(logged..).filter(|rest| !rest.is_empty()) {
+            let mut buf = IoBuf::for_overwrite(rest.len());
+            buf.copy_from_slice(rest);
+            Box::pin(self.write(seam, buf, fua)).await.0?;
+        }
+        let waits = fua || volume.durability() == Durability::Strict || !keeps_dirty(volume.mode());
+        if logged > 0 && waits {
+            // Barrier for invariant 2: it is on the origin, durably, and nothing of the log goes over it.
+            self.until_written_back(offset..seam).await?;
+            self.settle_forgotten(&(offset..seam), false).await?;
+        }
+        Ok(())
+    }
+
     /// Waits until nothing in a range is dirty on a cache device that takes nothing new.
     async fn until_written_back(&self, range: Range<u64>) -> Result<(), IoError> {
         let volume = &self.volume;
@@ -203,9 +237,15 @@ impl LaneVolume {
     }
 
     /// Writes to the log.
-    async fn write_cache(&self, offset: u64, data: &[u8], fua: bool) -> Result<(), IoError> {
+    async fn write_cache(
+        &self,
+        offset: u64,
+        data: &[u8],
+        fua: bool,
+        progress: &mut Progress,
+    ) -> Result<(), IoError> {
         self.wait_for_turn(offset, data.len() as u64).await;
-        self.append_patiently(offset, data, &mut Progress::default()).await?;
+        self.append_patiently(offset, data, progress).await?;
         let fua = fua && !planted::has(PlantedBug::FuaIgnored);
         if fua || self.volume.durability() == Durability::Strict {
             // Barrier for invariant 2: the write's own record is durable before it is acknowledged.
@@ -231,11 +271,13 @@ impl LaneVolume {
             Ok(Some(_)) => {
                 drop(range);
                 let result = self.write_through_log(offset, &data, fua, &mut progress).await;
-                let end = match result {
-                    Err(_) if self.goes_round_failure() => WriteEnd::Again,
-                    result => WriteEnd::Done(result),
+                let result = match result {
+                    Err(_) if self.goes_round_failure() => {
+                        self.finish_round(offset, &data, fua, &progress).await
+                    }
+                    result => result,
                 };
-                return (end, data);
+                return (WriteEnd::Done(result), data);
             }
             Err(error) => return (WriteEnd::Done(Err(error)), data),
         }

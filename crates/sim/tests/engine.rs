@@ -120,6 +120,18 @@ fn a_rotten_root_is_mended_before_the_other_one_is_written() {
     assert!(outcome.violation.is_none(), "{:?}", outcome.violation);
 }
 
+/// A write that had been appended, and read, when its commit failed was done once more round the cache, and
+/// went over a later one.
+#[test]
+fn a_write_that_a_failing_cache_has_is_not_done_twice() {
+    catch_panics();
+    let with = Features::of(Some(Feature::Ledger));
+    let weather = Some(Weather::CacheErrors);
+    let options = RunOptions { with, weather, ..RunOptions::default() };
+    let outcome = run_seed(9_100_056, &Engine(None), options);
+    assert!(outcome.violation.is_none(), "{:?}", outcome.violation);
+}
+
 #[cfg(feature = "planted-bugs")]
 #[test]
 fn every_planted_bug_is_found() {
