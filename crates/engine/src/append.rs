@@ -45,10 +45,13 @@ impl LaneVolume {
     ) -> Result<(), IoError> {
         loop {
             let space = self.store.store().space.listen();
-            match self.append_rest(offset, data, progress).await? {
+            let obstacle = match self.append_rest(offset, data, progress).await? {
                 None => return Ok(()),
-                Some(Obstacle::NoRoom) => self.wait_for_space(space).await?,
                 Some(Obstacle::NoMask) => self.append_completed(offset, data, progress).await?,
+                no_room => no_room,
+            };
+            if obstacle.is_some() {
+                self.wait_for_space(space).await?;
             }
         }
     }
@@ -92,18 +95,18 @@ impl LaneVolume {
     }
 
     /// Appends the next block's part of a write together with the rest of the block as the origin has it.
-    /// Where something else was quicker, or there is no room, nothing is done. As
+    /// Where something else was quicker, or there is no room, nothing is done; the latter is told. As
     /// [`LaneVolume::append_patiently`], not for whoever holds a range.
     async fn append_completed(
         &self,
         offset: u64,
         source: &[u8],
         progress: &mut Progress,
-    ) -> Result<(), IoError> {
+    ) -> Result<Option<Obstacle>, IoError> {
         let volume = &self.volume;
         let store = self.store.store();
         let mut pieces = volume.pieces(offset, source.len() as u64);
-        let Some(piece) = pieces.nth(progress.written.len()) else { return Ok(()) };
+        let Some(piece) = pieces.nth(progress.written.len()) else { return Ok(None) };
         let block = piece.block;
         let range = volume.block_range(block);
         let mut rest = IoBuf::for_overwrite((range.end - range.start) as usize);
@@ -132,9 +135,9 @@ impl LaneVolume {
                     self.note_appended(block, old.as_ref());
                     progress.written.push(Written { block, slot, complete: true });
                 }
-                Ok(())
+                Ok(matches!(appended, Appended::NoSpace).then_some(Obstacle::NoRoom))
             }
-            Err(Retry::Again) => Ok(()),
+            Err(Retry::Again) => Ok(None),
             Err(Retry::Fail(error)) => Err(error),
         };
         store.index.end_fill(ticket);

@@ -132,6 +132,17 @@ fn a_write_that_a_failing_cache_has_is_not_done_twice() {
     assert!(outcome.violation.is_none(), "{:?}", outcome.violation);
 }
 
+/// A partial write found no memory for its mask and no room in the log of a cache that had failed, and read
+/// the rest of its block from the origin for ever.
+#[test]
+fn a_write_without_a_mask_does_not_ask_a_failed_cache_for_ever() {
+    catch_panics();
+    let with = Features::of(Some(Feature::Ledger));
+    let options = RunOptions { with, ..RunOptions::default() };
+    let outcome = run_seed(173, &Engine(None), options);
+    assert!(outcome.violation.is_none(), "{:?}", outcome.violation);
+}
+
 #[cfg(feature = "planted-bugs")]
 #[test]
 fn every_planted_bug_is_found() {
