@@ -177,9 +177,11 @@ impl Log {
         }
     }
 
-    /// Buffers that there are at most.
+    /// Buffers that there are at most: three for each lane, or one in use and one on its way for each
+    /// appender. The one for what is in order shares those of the others, as few caches have use for it.
     pub(crate) fn most_buffers(lanes: usize, segments: u32) -> usize {
-        ((lanes + 1) * 3).max(Roles::new(lanes, segments).count() * 2)
+        let roles = Roles::new(lanes, segments);
+        ((lanes + 1) * 3).max((roles.count() - usize::from(roles.ordered)) * 2)
     }
 
     pub(crate) fn cut(&self) -> &Cut {
