@@ -190,6 +190,23 @@ fn a_discard_keeps_what_is_cached_where_the_origin_cannot_discard() {
 }
 
 #[test]
+fn zeroes_begin_and_end_within_a_block() {
+    for mode in [Mode::Writeback, Mode::Writethrough, Mode::Passthrough] {
+        let world = World::new();
+        let (cache, origin) = (ram(8), ram(12));
+        world.format(&cache, BlockSize::DEFAULT);
+        let (engine, _) = world.open(&cache);
+        let target = world.create(&engine, &origin, settings(mode), 0);
+        let mut expected = vec![9; 2 << 20];
+        world.write(&target, 0, &expected);
+        let zeroes = 512..(1 << 20) + 1536;
+        world.op(&target, Op::WriteZeroes, zeroes.start as u64, zeroes.len() as u64);
+        expected[zeroes].fill(0);
+        assert!(world.read(&target, 0, 2 << 20) == expected, "{mode}");
+    }
+}
+
+#[test]
 fn zeroes_that_must_have_space_make_no_hole() {
     for (len, no_hole) in [(2 << 20, true), (64 << 10, true), (2 << 20, false)] {
         let world = World::new();
