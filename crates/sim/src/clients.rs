@@ -135,7 +135,12 @@ impl Client {
         if op == Op::Flush {
             return Wish { op, first: 0, sectors: 0, fua: false, at_once };
         }
-        let sectors = self.length().min(self.sectors);
+        let sectors = match op {
+            // Long enough to be zeroed without being written.
+            Op::WriteZeroes if self.rng.u32(0..8) == 0 => self.rng.u64(513..=1024),
+            _ => self.length(),
+        };
+        let sectors = sectors.min(self.sectors);
         let first = self.start(sectors).min(self.sectors - sectors);
         let fua = matches!(op, Op::Write | Op::WriteZeroes)
             && self.rng.u32(0..100) < self.mix.fua_percent;
