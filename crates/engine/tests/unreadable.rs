@@ -129,3 +129,21 @@ fn what_a_client_reads_again_is_not_lost() {
     assert_eq!(dirty.read(7), Ok(vec![8; BLOCK]));
     assert_eq!(dirty.target.volume().bad_ranges(), []);
 }
+
+/// One bad sector fails the read of all that lies around it, also of what was bad before.
+#[test]
+fn what_can_be_read_again_is_not_lost_beside_what_cannot() {
+    let dirty = dirty(false);
+    let all = (BLOCKS * BLOCK) as u64;
+    let read_all = || {
+        let tag = dirty.world.submit(&dirty.target, Op::Read, 0, all, None);
+        dirty.world.wait(tag).result
+    };
+    dirty.faults.fail(&[What::Read]);
+    assert_eq!(read_all(), Err(IoError::Io));
+    assert_eq!(dirty.target.volume().bad_ranges().len(), BLOCKS);
+    dirty.faults.heal();
+    dirty.faults.fail_in(What::Read, dirty.place(7));
+    assert_eq!(read_all(), Err(IoError::Io));
+    assert_eq!(dirty.target.volume().bad_ranges(), vec![bytes_of(7)]);
+}

@@ -4,6 +4,7 @@ mod world;
 
 use std::rc::Rc;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use forebay_core::{BlockSize, Mode, Op, QuietHours, ReplacementKind};
@@ -192,6 +193,34 @@ fn switched_off_nothing_is_written_until_it_must_be() {
     assert_eq!(bench.left(), 64);
     bench.drain();
     assert_eq!(bench.left(), 0);
+}
+
+/// While a drain is wanted writes are not left to the rate control, so it must not outlast whoever waits.
+#[test]
+fn after_a_drain_writeback_is_at_rest_again() {
+    for ordered in [false, true] {
+        for given_up in [false, true] {
+            let bench = bench(VolumeSettings { ordered, ..at_rest() });
+            bench.dirty(0);
+            let engine = bench.engine.clone();
+            bench.world.block_on(async move {
+                let mut drain = Box::pin(engine.drain("data", |_| ()));
+                if given_up {
+                    std::future::poll_fn(|context| {
+                        assert!(drain.as_mut().poll(context).is_pending());
+                        Poll::Ready(())
+                    })
+                    .await;
+                } else {
+                    drain.await.expect("drained");
+                }
+            });
+            bench.dirty(1);
+            bench.world.advance(Duration::from_secs(60));
+            let case = format!("ordered: {ordered}, given up: {given_up}");
+            assert_eq!(bench.left(), if given_up { 2 } else { 1 }, "{case}");
+        }
+    }
 }
 
 #[test]
