@@ -461,9 +461,11 @@ impl Store {
         // More is written until the checkpoint is, so this is about the half of it.
         const MOST: u64 = 64 << 30;
         const FOR_EACH_BLOCK: u64 = 400;
-        let half = u64::from(self.segments.count()) * self.log.cut().segment_bytes / 2;
+        let segment = self.log.cut().segment_bytes;
+        let half = u64::from(self.segments.count()) * segment / 2;
         let blocks = self.options.memory.not_held() / FOR_EACH_BLOCK;
-        let within_memory = blocks.saturating_mul(self.block_size().bytes());
+        // A segment at least: with no memory left at all, a checkpoint would be due without an append.
+        let within_memory = blocks.saturating_mul(self.block_size().bytes()).max(segment);
         self.options.checkpoint_bytes.unwrap_or(half).min(half).min(MOST).min(within_memory)
     }
 
