@@ -4,9 +4,9 @@
 mod world;
 
 use forebay_core::{Mode, OriginBlock, VolumeId};
-use forebay_store::{Appended, Class, Condition, StoreOptions, Version};
+use forebay_store::{Appended, Class, StoreOptions};
 
-use world::World;
+use world::{World, version};
 
 #[test]
 fn segments_that_are_left_together_give_their_images_back() {
@@ -14,14 +14,7 @@ fn segments_that_are_left_together_give_their_images_back() {
     let (store, _) = world.open(StoreOptions::default()).expect("a cache");
     let space = world.add_volume(&store, "v", Mode::Writeback, 64, &[]);
     let append = |class| {
-        let version = Version {
-            space: &space,
-            block: OriginBlock(1),
-            dirty: true,
-            mask: None,
-            rank: 1,
-            condition: Condition::Always,
-        };
+        let version = version(&space, 1, true, None);
         matches!(store.append(version, class, |cell| cell.fill(1)), Appended::Done { .. })
     };
     let in_a_row = |class| (0..).take_while(|_| append(class)).count() as u64;
@@ -54,14 +47,7 @@ fn an_append_that_panics_keeps_nobody_waiting() {
     let space = world.add_volume(&store, "v", Mode::Writeback, 64, &[]);
     let appending = store.clone();
     world.lane.spawn(async move {
-        let version = Version {
-            space: &space,
-            block: OriginBlock(1),
-            dirty: true,
-            mask: None,
-            rank: 1,
-            condition: Condition::Always,
-        };
+        let version = version(&space, 1, true, None);
         appending.append(version, Class::Foreground, |_| panic!("on purpose"));
     });
     let committing = store.clone();

@@ -182,6 +182,17 @@ impl World {
     }
 }
 
+/// A version of a block that replaces whatever is there.
+pub fn version(
+    space: &VolumeSpace,
+    block: u64,
+    dirty: bool,
+    mask: Option<SectorMask>,
+) -> Version<'_> {
+    let condition = Condition::Always;
+    Version { space, block: OriginBlock(block), dirty, mask, rank: 1, condition }
+}
+
 /// Appends a version of a block that consists of `fill`.
 pub fn append(
     store: &Rc<StoreLane>,
@@ -202,8 +213,7 @@ pub fn append_as(
     block: u64,
     (fill, dirty, mask): (u8, bool, Option<SectorMask>),
 ) {
-    let condition = Condition::Always;
-    let version = Version { space, block: OriginBlock(block), dirty, mask, rank: 1, condition };
+    let version = version(space, block, dirty, mask);
     let done = store.append(version, class, |bytes| bytes.fill(fill));
     assert!(matches!(done, Appended::Done { .. }), "{done:?}");
 }
