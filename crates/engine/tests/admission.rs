@@ -11,7 +11,7 @@ use std::time::Duration;
 use forebay_core::{Admission, BlockSize, Durability, Mode, Op};
 use forebay_device::{Device, DeviceDone, DeviceError, DeviceOp, DeviceQueue, OpId, QueueContext};
 use forebay_engine::{EngineLane, LaneVolume, VolumeSettings};
-use world::{Manual, World, ram, settings};
+use world::{Manual, World, put_raw, ram, settings};
 
 const BLOCK: u64 = 4096;
 const MIB: u64 = 1 << 20;
@@ -85,9 +85,7 @@ impl Test {
         world.format(&cache, block);
         let (engine, _) = world.open(&cache);
         let origin = ram(mib);
-        let queue = world.context.open(&origin).expect("a queue");
-        let content = forebay_device::IoBuf::copy_from(&content(0, mib * MIB));
-        world.block_on(async move { queue.write(0, content).await }).expect("written");
+        put_raw(&world, &origin, 0, &content(0, mib * MIB));
         let target = world.create(&engine, &origin, settings, alignment);
         // Until then the origin could still lose what an earlier run has written.
         world.op(&target, Op::Flush, 0, 0);
@@ -95,8 +93,7 @@ impl Test {
     }
 
     fn set(&self, settings: VolumeSettings) {
-        let engine = self.engine.clone();
-        self.world.block_on(async move { engine.set("data", settings).await }).expect("set");
+        self.world.set(&self.engine, settings).expect("set");
     }
 
     /// Reads and compares.

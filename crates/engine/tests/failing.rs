@@ -71,8 +71,7 @@ impl Case {
             Op::Flush => (0, 0),
             _ => (block * BLOCK as u64, BLOCK as u64),
         };
-        let tag = self.world.submit(&self.target, op, offset, len, data);
-        self.world.wait(tag).result
+        self.world.outcome(&self.target, op, offset, len, data)
     }
 
     fn write(&self, block: u64, byte: u8) -> Result<(), IoError> {
@@ -84,20 +83,13 @@ impl Case {
     }
 
     fn read(&self, block: u64) -> Result<u8, IoError> {
-        let tag =
-            self.world.submit(&self.target, Op::Read, block * BLOCK as u64, BLOCK as u64, None);
-        let done = self.world.wait(tag);
-        done.result.map(|()| {
-            let data = done.data.expect("data");
-            assert!(data.iter().all(|byte| *byte == data[0]), "a mixture");
-            data[0]
-        })
+        let data = self.world.try_read(&self.target, block * BLOCK as u64, BLOCK)?;
+        assert!(data.iter().all(|byte| *byte == data[0]), "a mixture");
+        Ok(data[0])
     }
 
     fn set(&self, mode: Mode) -> Result<(), EngineErrorKind> {
-        let engine = self.engine.clone();
-        let result = self.world.block_on(async move { engine.set("data", settings(mode)).await });
-        result.map_err(|error| error.kind)
+        self.world.set(&self.engine, settings(mode)).map_err(|error| error.kind)
     }
 
     fn stop(&self) -> Result<(), EngineErrorKind> {
@@ -198,8 +190,7 @@ fn a_dead_device_costs_exactly_what_only_it_had() {
     for block in 0..64 {
         case.write(block, 1).expect("all is well");
     }
-    let engine = case.engine.clone();
-    case.world.block_on(async move { engine.drain("data", |_| ()).await }).expect("drained");
+    case.world.drain(&case.engine).expect("drained");
     for block in [3, 4, 9] {
         case.write(block, 2).expect("all is well");
     }
@@ -273,10 +264,9 @@ fn a_change_of_settings_that_fails_changes_nothing() {
     let target = case.world.attach(&engine, &case.origin);
     case.cache_faults.fail(&REJECTS);
     let before = target.volume().settings();
-    let inner = engine.clone();
     let mut wanted = settings(Mode::Passthrough);
     wanted.writeback.cache_dirty_high = 33;
-    let failed = case.world.block_on(async move { inner.set("data", wanted).await });
+    let failed = case.world.set(&engine, wanted);
     assert_eq!(failed.map_err(|error| error.kind), Err(EngineErrorKind::Failed));
     assert_eq!(target.volume().settings(), before);
     assert_eq!(target.volume().mode(), Mode::Writeback);
@@ -391,8 +381,7 @@ fn cached_blocks_are_served_while_the_origin_hangs_and_that_is_seen() {
         assert_eq!(case.write(block, 2), Ok(()));
     }
     assert_eq!(case.flush(), Ok(()));
-    let engine = case.engine.clone();
-    let drained = case.world.block_on(async move { engine.drain("data", |_| ()).await });
+    let drained = case.world.drain(&case.engine);
     let error = drained.expect_err("it hangs");
     assert!(error.message.contains("origin") && error.message.contains(" s"), "{error}");
     case.origin_faults.heal();
@@ -430,8 +419,7 @@ fn what_may_be_dirty_is_noted_before_a_flush_is_answered_and_exactly_at_a_stop()
     }
     case.flush().expect("all is well");
     assert!(covers(&case.book.note_of("data").expect("a note"), 1000));
-    let engine = case.engine.clone();
-    case.world.block_on(async move { engine.drain("data", |_| ()).await }).expect("drained");
+    case.world.drain(&case.engine).expect("drained");
     case.world.advance(Duration::from_secs(5));
     assert_eq!(case.noted(), []);
     case.write(1000, 3).expect("all is well");

@@ -6,10 +6,10 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use forebay_core::{BlockSize, Mode, Op, VolumeId};
-use forebay_device::{Device, DeviceError, DeviceQueue, IoBuf, QueueContext};
+use forebay_device::{Device, DeviceError, DeviceQueue, QueueContext};
 use forebay_engine::{EngineErrorKind, Target};
 use forebay_store::StoreOptions;
-use world::{World, ram, raw, settings};
+use world::{World, put_raw, ram, raw, settings};
 
 /// The first bytes of a larger device.
 struct Cut(Arc<dyn Device>, u64);
@@ -57,13 +57,11 @@ fn used_by(
 ) -> (Arc<dyn Device>, Arc<dyn Device>, Vec<u8>) {
     let world = World::new();
     let (cache, disk) = (ram(8), ram(NEW >> 20));
-    let queue = world.context.open(&disk).expect("RAM");
-    let mut content = IoBuf::zeroed(NEW as usize);
-    for (number, sector) in content.chunks_mut(512).enumerate() {
+    let mut model = vec![0; NEW as usize];
+    for (number, sector) in model.chunks_mut(512).enumerate() {
         sector.fill((number % 251) as u8 + 1);
     }
-    let mut model = content.to_vec();
-    world.block_on(async move { queue.write(0, content).await }).expect("RAM");
+    put_raw(&world, &disk, 0, &model);
     world.format(&cache, BlockSize::DEFAULT);
     let (engine, _) = world.open(&cache);
     let cut: Arc<dyn Device> = Arc::new(Cut(disk.clone(), OLD));
@@ -73,11 +71,9 @@ fn used_by(
     let target = world.create(&engine, &cut, settings.clone(), alignment);
     assert_eq!(target.size(), OLD);
     if ordered {
-        let inner = engine.clone();
-        world.block_on(async move { inner.drain("data", |_| ()).await }).expect("in order");
+        world.drain(&engine).expect("in order");
         settings.writeback.running = false;
-        let inner = engine.clone();
-        world.block_on(async move { inner.set("data", settings).await }).expect("set");
+        world.set(&engine, settings).expect("set");
     }
     let start = match last {
         Last::Absent => OLD,
@@ -95,7 +91,7 @@ fn used_by(
     }
     world.op(&target, Op::Flush, 0, 0);
     if orderly {
-        world.block_on(async move { engine.close().await }).expect("closed");
+        world.close(&engine).expect("closed");
     } else {
         world.lane.abandon();
     }
@@ -122,8 +118,7 @@ fn a_grown_origin_is_taken_over_with_what_is_behind_the_old_end() {
                 if round == 1 {
                     world.write(&target, NEW - 4096, &[0x77; 4096]);
                     model[NEW as usize - 4096..].fill(0x77);
-                    let inner = engine.clone();
-                    let drained = world.block_on(async move { inner.drain("data", |_| ()).await });
+                    let drained = world.drain(&engine);
                     drained.expect("drained");
                     assert!(raw(&world, &disk, 0, NEW as usize) == model, "{what}: the origin");
                 }
@@ -145,12 +140,10 @@ fn an_ordered_origin_grows_when_it_has_its_last_block() {
         assert_eq!(target.size(), OLD, "it has to wait");
         let mut running = settings(Mode::Writeback);
         running.ordered = true;
-        let inner = engine.clone();
-        world.block_on(async move { inner.set("data", running).await }).expect("set");
-        let inner = engine.clone();
-        world.block_on(async move { inner.drain("data", |_| ()).await }).expect("drained");
+        world.set(&engine, running).expect("set");
+        world.drain(&engine).expect("drained");
         assert!(raw(&world, &disk, 0, NEW as usize) == model, "alignment {alignment}");
-        world.block_on(async move { engine.close().await }).expect("closed");
+        world.close(&engine).expect("closed");
         let world = World::new();
         let (engine, _) = world.open_with(&cache, room_for(NEW));
         let target = world.try_attach(&engine, &disk, false).expect("started");

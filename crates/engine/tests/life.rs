@@ -77,13 +77,12 @@ fn every_mode_and_block_size_returns_what_was_written() {
                 let mut rng = fastrand::Rng::with_seed(block + cache_mib);
                 exercise(&world, &target, &mut model, &mut rng, 150);
                 verify(&world, &target, &model);
-                let inner = engine.clone();
-                world.block_on(async move { inner.drain("data", |_| ()).await }).expect("drained");
+                world.drain(&engine).expect("drained");
                 assert!(
                     raw(&world, &origin, 0, model.len()) == model,
                     "{mode} {block}: the origin differs"
                 );
-                world.block_on(async move { engine.close().await }).expect("closed");
+                world.close(&engine).expect("closed");
             }
         }
     }
@@ -116,8 +115,7 @@ fn data_survives_an_orderly_stop_and_a_sudden_end() {
             if sudden {
                 world.lane.abandon();
             } else {
-                let inner = engine.clone();
-                world.block_on(async move { inner.close().await }).expect("closed");
+                world.close(&engine).expect("closed");
             }
         }
     }
@@ -135,8 +133,7 @@ fn switching_modes_keeps_every_byte() {
     for round in 0..20 {
         exercise(&world, &target, &mut model, &mut rng, 60);
         let next = settings(Mode::ALL[round % Mode::ALL.len()]);
-        let inner = engine.clone();
-        world.block_on(async move { inner.set("data", next).await }).expect("set");
+        world.set(&engine, next).expect("set");
     }
     verify(&world, &target, &model);
     let inner = engine.clone();

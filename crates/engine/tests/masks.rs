@@ -158,8 +158,7 @@ fn writers_of_an_ordered_volume_wait_for_its_origin_where_its_queue_finds_no_mem
     }
     assert!(most > 1500, "{most} versions are held");
     assert!(memory.0.used(MemoryUse::Background) > before);
-    let draining = engine.clone();
-    case.world.block_on(async move { draining.drain("data", |_| ()).await }).expect("drained");
+    case.world.drain(&engine).expect("drained");
     assert!(memory.0.used(MemoryUse::Background) <= before + (1 << 20), "it is given back");
     case.check(&target);
 }

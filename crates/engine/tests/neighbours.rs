@@ -12,8 +12,6 @@ use forebay_core::{BlockSize, Durability, Mode, Op, OriginBlock};
 use forebay_device::{Device, IoBuf, RamDevice};
 use forebay_engine::{CompletionSink, Target};
 use forebay_engine::{EngineLane, LaneVolume, Request, VolumeSettings, VolumeState};
-use forebay_format::Uuid;
-use forebay_store::FormatOptions;
 use world::hang::{Faults, hanging};
 use world::{World, ram, raw, settings};
 
@@ -24,16 +22,7 @@ const LONG: Duration = Duration::from_secs(60);
 
 fn open_small(world: &World, bytes: u64) -> Rc<EngineLane> {
     let device: Arc<dyn Device> = RamDevice::new("ram:small", bytes).expect("memory");
-    let queue = world.context.open(&device).expect("a queue");
-    let options = FormatOptions {
-        block: BlockSize::DEFAULT,
-        segment_bytes: Some(256 << 10),
-        uuid: Uuid::from_u128(7),
-    };
-    let inner = device.clone();
-    world
-        .block_on(async move { forebay_store::format(&inner, &queue, &options).await })
-        .expect("formatted");
+    world.format_with(&device, BlockSize::DEFAULT, Some(256 << 10));
     world.open(&device).0
 }
 
@@ -488,8 +477,7 @@ fn a_cache_closes_while_an_origin_hangs() {
     two.faults.hang(true);
     two.world.submit(&two.a, Op::Read, MIB, 4096, None);
     let before = two.world.lane.now();
-    let engine = two.engine.clone();
-    let closed = two.world.block_on(async move { engine.close().await });
+    let closed = two.world.close(&two.engine);
     closed.expect_err("one of them could not be stopped in order");
     assert!(two.world.lane.now().since(before) < LONG);
     assert!(two.engine.cache.store.all_durable());

@@ -8,14 +8,12 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use forebay_core::{BlockSize, Identity, IdentityPart, Mode, Op};
-use forebay_device::{
-    Device, DeviceDone, DeviceError, DeviceOp, DeviceQueue, IoBuf, OpId, QueueContext,
-};
+use forebay_device::{Device, DeviceDone, DeviceError, DeviceOp, DeviceQueue, OpId, QueueContext};
 use forebay_engine::{EngineErrorKind, EngineLane, LaneVolume, VolumeSettings};
 use forebay_format::superblock::{COPY_A, COPY_B};
 use forebay_format::volume::samples::{SAMPLE_BYTES, sample_places};
 use forebay_format::{PAGE, Superblock, VolumeRecord, volume};
-use world::{World, ram, raw, settings};
+use world::{World, put_raw, ram, raw, settings};
 
 const SIZE: u64 = 12 << 20;
 
@@ -112,10 +110,7 @@ fn record(world: &World, cache: &Arc<dyn Device>) -> VolumeRecord {
 }
 
 fn poke(world: &World, device: &Arc<dyn Device>, offset: u64, byte: u8) {
-    let queue = world.context.open(device).expect("a queue");
-    let mut data = IoBuf::zeroed(SAMPLE_BYTES as usize);
-    data.fill(byte);
-    world.block_on(async move { queue.write(offset, data).await }).expect("written");
+    put_raw(world, device, offset, &[byte; SAMPLE_BYTES as usize]);
 }
 
 fn all(world: &World, device: &Arc<dyn Device>) -> Vec<u8> {
@@ -150,7 +145,7 @@ impl Pair {
         }
         world.op(&target, Op::Flush, 0, 0);
         if orderly {
-            world.block_on(async move { engine.close().await }).expect("closed");
+            world.close(&engine).expect("closed");
         } else {
             world.lane.abandon();
         }
@@ -197,7 +192,7 @@ fn an_origin_that_was_written_elsewhere_is_noticed_after_a_crash_too() {
         assert_eq!(world.read(&target, sampled(), 4096), [0x55; 4096]);
         assert_eq!(world.read(&target, 1 << 20, 4096), [7; 4096]);
         // What was forced once is the truth from then on.
-        world.block_on(async move { engine.close().await }).expect("closed");
+        world.close(&engine).expect("closed");
         assert!(pair.start(&disk, false).is_ok());
     }
 }
@@ -245,8 +240,7 @@ fn an_origin_that_was_moved_in_order_is_known_by_its_content() {
 /// What every way of writing does with an origin that watches.
 fn write_all_ways(world: &World, engine: &Rc<EngineLane>, target: &Rc<LaneVolume>) {
     for mode in Mode::ALL {
-        let (inner, next) = (engine.clone(), settings(*mode));
-        world.block_on(async move { inner.set("data", next).await }).expect("set");
+        world.set(engine, settings(*mode)).expect("set");
         let last = sample_places(SIZE).len() - 1;
         for (number, place) in sample_places(SIZE).into_iter().enumerate() {
             // Half of them are left for the other ways.
@@ -254,8 +248,7 @@ fn write_all_ways(world: &World, engine: &Rc<EngineLane>, target: &Rc<LaneVolume
                 world.write(target, place + 512, &[*mode as u8 + 1; 1024]);
             }
         }
-        let inner = engine.clone();
-        world.block_on(async move { inner.drain("data", |_| ()).await }).expect("drained");
+        world.drain(engine).expect("drained");
     }
     world.op(target, Op::Discard, 0, 24 << 10);
     world.op(target, Op::WriteZeroes, sample_places(SIZE)[40], 64 << 10);
@@ -284,7 +277,7 @@ fn a_sample_is_given_up_before_the_cache_writes_to_it() {
         let pair = Pair { cache, disk };
         let (world, engine, _) = pair.start(&watching, false).expect("unchanged");
         assert_eq!(record(&world, &pair.cache).samples.expect("taken").untouched, full);
-        world.block_on(async move { engine.close().await }).expect("closed");
+        world.close(&engine).expect("closed");
     }
 }
 
@@ -340,6 +333,5 @@ fn a_cache_of_many_volumes_rather_has_no_samples_than_no_volume() {
     let volumes = engine.cache.store.volumes();
     let sampled = volumes.iter().filter(|volume| volume.samples.is_some()).count();
     assert!((90..256).contains(&sampled), "{sampled} volumes have samples");
-    let inner = engine.clone();
-    world.block_on(async move { inner.close().await }).expect("closed");
+    world.close(&engine).expect("closed");
 }

@@ -43,28 +43,20 @@ impl Case {
 
     fn write(&self, block: u64, byte: u8) -> Result<(), IoError> {
         let data = [byte; BLOCK as usize];
-        let tag = self.world.submit(&self.target, Op::Write, block * BLOCK, BLOCK, Some(&data));
-        self.world.wait(tag).result
+        self.world.outcome(&self.target, Op::Write, block * BLOCK, BLOCK, Some(&data))
     }
 
     fn flush(&self) -> Result<(), IoError> {
-        let tag = self.world.submit(&self.target, Op::Flush, 0, 0, None);
-        self.world.wait(tag).result
+        self.world.outcome(&self.target, Op::Flush, 0, 0, None)
     }
 
     fn read(&self, block: u64) -> u8 {
         self.world.read(&self.target, block * BLOCK, BLOCK as usize)[0]
     }
 
-    fn drain(&self) -> Result<(), EngineErrorKind> {
-        let engine = self.engine.clone();
-        let drained = self.world.block_on(async move { engine.drain("data", |_| ()).await });
-        drained.map_err(|error| error.kind)
-    }
-
     /// The task of this name has panicked; clients go on without the cache, and it can be closed.
     fn goes_on_without(&self, task: &str) {
-        self.drain().expect("what is dirty is in RAM or on the cache device");
+        self.world.drain(&self.engine).expect("what is dirty is in RAM or on the cache device");
         let cause = self.engine.cache.store.health.cause().expect("it has failed");
         assert!(cause.contains(task), "{cause}");
         assert_eq!(self.target.volume().dirty_blocks(), 0);
@@ -75,8 +67,7 @@ impl Case {
         assert_eq!(self.flush(), Ok(()));
         let block = raw(&self.world, &self.origin, BLOCK, BLOCK as usize);
         assert!(block.iter().all(|byte| *byte == 9));
-        let engine = self.engine.clone();
-        let closed = self.world.block_on(async move { engine.close().await });
+        let closed = self.world.close(&self.engine);
         assert_eq!(closed.map_err(|error| error.kind), Err(EngineErrorKind::Failed));
     }
 }
@@ -145,12 +136,11 @@ fn writeback_that_always_panics_ends_requests_and_commands() {
         assert_eq!(case.write(0, 1), Ok(()));
         assert_eq!(case.flush(), Ok(()));
         case.origin_faults.panic_in(what, ANYWHERE, u64::MAX);
-        assert_eq!(case.drain(), Err(EngineErrorKind::Failed));
+        let drained = case.world.drain(&case.engine);
+        assert_eq!(drained.map_err(|error| error.kind), Err(EngineErrorKind::Failed));
         assert_eq!(case.write(0, 2), Err(IoError::Io));
         assert_eq!(case.read(0), 1);
-        let engine = case.engine.clone();
-        let closed = case.world.block_on(async move { engine.close().await });
-        assert!(closed.is_err());
+        assert!(case.world.close(&case.engine).is_err());
     }
 }
 
@@ -162,6 +152,5 @@ fn a_request_that_panics_gives_back_what_it_held() {
     assert_eq!(case.write(0, 2), Ok(()), "its range is free again");
     assert_eq!(case.read(0), 2);
     assert!(!case.engine.cache.store.health.failed(), "it concerns nobody else");
-    let engine = case.engine.clone();
-    case.world.block_on(async move { engine.close().await }).expect("nothing is under way");
+    case.world.close(&case.engine).expect("nothing is under way");
 }

@@ -42,8 +42,7 @@ fn dirty(ordered: bool) -> Dirty {
     let target = world.create(&engine, &origin, quiet, 0);
     world.write(&target, 0, &content());
     world.op(&target, Op::Flush, 0, 0);
-    let inner = engine.clone();
-    world.block_on(async move { inner.close().await }).expect("closed");
+    world.close(&engine).expect("closed");
     // Opened anew: nothing is in buffers any more.
     let (engine, _) = world.open(&cache);
     let target = world.attach(&engine, &origin);
@@ -53,16 +52,11 @@ fn dirty(ordered: bool) -> Dirty {
 
 impl Dirty {
     fn drain(&self) -> Result<(), EngineErrorKind> {
-        let inner = self.engine.clone();
-        let drained = self.world.block_on(async move { inner.drain("data", |_| ()).await });
-        drained.map_err(|error| error.kind)
+        self.world.drain(&self.engine).map_err(|error| error.kind)
     }
 
     fn read(&self, block: usize) -> Result<Vec<u8>, IoError> {
-        let offset = (block * BLOCK) as u64;
-        let tag = self.world.submit(&self.target, Op::Read, offset, BLOCK as u64, None);
-        let done = self.world.wait(tag);
-        done.result.map(|()| done.data.expect("data").to_vec())
+        self.world.try_read(&self.target, (block * BLOCK) as u64, BLOCK)
     }
 
     /// Where a block is on the cache device.
@@ -134,11 +128,7 @@ fn what_a_client_reads_again_is_not_lost() {
 #[test]
 fn what_can_be_read_again_is_not_lost_beside_what_cannot() {
     let dirty = dirty(false);
-    let all = (BLOCKS * BLOCK) as u64;
-    let read_all = || {
-        let tag = dirty.world.submit(&dirty.target, Op::Read, 0, all, None);
-        dirty.world.wait(tag).result
-    };
+    let read_all = || dirty.world.try_read(&dirty.target, 0, BLOCKS * BLOCK);
     dirty.faults.fail(&[What::Read]);
     assert_eq!(read_all(), Err(IoError::Io));
     assert_eq!(dirty.target.volume().bad_ranges().len(), BLOCKS);

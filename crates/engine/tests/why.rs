@@ -36,8 +36,7 @@ fn why(target: &Rc<LaneVolume>) -> Why {
 }
 
 fn set(world: &World, engine: &Rc<EngineLane>, settings: VolumeSettings) {
-    let engine = engine.clone();
-    world.block_on(async move { engine.set("data", settings).await }).expect("set");
+    world.set(engine, settings).expect("set");
 }
 
 #[test]
@@ -180,8 +179,7 @@ fn writeback_says_what_started_it() {
         world.write(&target, 0, &[1; 8 * BLOCK as usize]);
         match name {
             "drain" => {
-                let engine = engine.clone();
-                world.block_on(async move { engine.drain("data", |_| ()).await }).expect("drained");
+                world.drain(&engine).expect("drained");
             }
             "mode" => set(&world, &engine, self::settings(Mode::Writearound)),
             _ => (),

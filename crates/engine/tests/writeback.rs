@@ -50,15 +50,13 @@ impl Bench {
     }
 
     fn drain(&self) {
-        let engine = self.engine.clone();
-        self.world.block_on(async move { engine.drain("data", |_| ()).await }).expect("drained");
+        self.world.drain(&self.engine).expect("drained");
     }
 
     fn set(&self, change: impl FnOnce(&mut VolumeSettings)) {
         let mut settings = self.target.volume().settings();
         change(&mut settings);
-        let engine = self.engine.clone();
-        self.world.block_on(async move { engine.set("data", settings).await }).expect("set");
+        self.world.set(&self.engine, settings).expect("set");
     }
 
     /// Blocks that have been marked clean, and blocks that have been written to the origin.

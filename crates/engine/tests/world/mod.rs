@@ -10,7 +10,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_core::{BlockSize, Clock, Mode, Nanos, Op};
+use forebay_core::{BlockSize, Clock, IoError, Mode, Nanos, Op};
 use forebay_device::{Device, IoBuf, Queue, QueueContext, RamDevice};
 use forebay_engine::{
     Completion, CompletionSink, EngineError, EngineLane, LaneContext, LaneVolume, Ledger, Note,
@@ -110,9 +110,18 @@ impl World {
     }
 
     pub fn format(&self, device: &Arc<dyn Device>, block: BlockSize) {
+        self.format_with(device, block, None);
+    }
+
+    pub fn format_with(
+        &self,
+        device: &Arc<dyn Device>,
+        block: BlockSize,
+        segment_bytes: Option<u64>,
+    ) {
         let queue = self.context.open(device).expect("a queue");
         let device = device.clone();
-        let options = FormatOptions { block, segment_bytes: None, uuid: Uuid::from_u128(7) };
+        let options = FormatOptions { block, segment_bytes, uuid: Uuid::from_u128(7) };
         self.block_on(async move { forebay_store::format(&device, &queue, &options).await })
             .expect("formatted");
     }
@@ -210,21 +219,58 @@ impl World {
         self.run(|| self.sink.0.borrow_mut().remove(&tag))
     }
 
+    /// Submits a request and waits: how it ended.
+    pub fn outcome(
+        &self,
+        target: &Rc<LaneVolume>,
+        op: Op,
+        offset: u64,
+        len: u64,
+        data: Option<&[u8]>,
+    ) -> Result<(), IoError> {
+        self.wait(self.submit(target, op, offset, len, data)).result
+    }
+
     pub fn write(&self, target: &Rc<LaneVolume>, offset: u64, data: &[u8]) {
-        let tag = self.submit(target, Op::Write, offset, data.len() as u64, Some(data));
-        self.wait(tag).result.expect("written");
+        let len = data.len() as u64;
+        self.outcome(target, Op::Write, offset, len, Some(data)).expect("written");
+    }
+
+    pub fn try_read(
+        &self,
+        target: &Rc<LaneVolume>,
+        offset: u64,
+        len: usize,
+    ) -> Result<Vec<u8>, IoError> {
+        let done = self.wait(self.submit(target, Op::Read, offset, len as u64, None));
+        done.result.map(|()| done.data.expect("data").to_vec())
     }
 
     pub fn read(&self, target: &Rc<LaneVolume>, offset: u64, len: usize) -> Vec<u8> {
-        let tag = self.submit(target, Op::Read, offset, len as u64, None);
-        let completion = self.wait(tag);
-        completion.result.expect("read");
-        completion.data.expect("data").to_vec()
+        self.try_read(target, offset, len).expect("read")
     }
 
     pub fn op(&self, target: &Rc<LaneVolume>, op: Op, offset: u64, len: u64) {
-        let tag = self.submit(target, op, offset, len, None);
-        self.wait(tag).result.expect("done");
+        self.outcome(target, op, offset, len, None).expect("done");
+    }
+
+    pub fn set(
+        &self,
+        engine: &Rc<EngineLane>,
+        settings: VolumeSettings,
+    ) -> Result<(), EngineError> {
+        let engine = engine.clone();
+        self.block_on(async move { engine.set("data", settings).await })
+    }
+
+    pub fn drain(&self, engine: &Rc<EngineLane>) -> Result<(), EngineError> {
+        let engine = engine.clone();
+        self.block_on(async move { engine.drain("data", |_| ()).await })
+    }
+
+    pub fn close(&self, engine: &Rc<EngineLane>) -> Result<(), EngineError> {
+        let engine = engine.clone();
+        self.block_on(async move { engine.close().await })
     }
 }
 
@@ -238,6 +284,11 @@ pub fn raw(world: &World, device: &Arc<dyn Device>, offset: u64, len: usize) -> 
         .block_on(async move { queue.read(offset, IoBuf::zeroed(len)).await })
         .expect("read")
         .to_vec()
+}
+
+pub fn put_raw(world: &World, device: &Arc<dyn Device>, offset: u64, data: &[u8]) {
+    let (queue, data) = (world.context.open(device).expect("a queue"), IoBuf::copy_from(data));
+    world.block_on(async move { queue.write(offset, data).await }).expect("written");
 }
 
 pub fn settings(mode: Mode) -> VolumeSettings {
