@@ -2,129 +2,17 @@
 
 mod world;
 
-use std::cell::RefCell;
-use std::collections::HashMap;
-use std::rc::Rc;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use forebay_core::{BlockSize, IoError, Mode, Op};
-use forebay_device::{
-    Device, DeviceDone, DeviceError, DeviceErrorKind, DeviceOp, DeviceQueue, IoBuf, OpId,
-    QueueContext,
-};
-use forebay_engine::{LaneVolume, Request, VolumeSettings};
+use forebay_engine::{Request, VolumeSettings};
+use world::faulty::{What, faulty};
 use world::{World, ram, raw, settings};
-
-/// What goes wrong with a device.
-#[derive(Default)]
-struct Trouble {
-    reads_fail: AtomicBool,
-    syncs_fail: AtomicBool,
-    no_discards: AtomicBool,
-    discards: AtomicU64,
-}
-
-struct Troubled(Arc<dyn Device>, Arc<Trouble>);
-
-struct TroubledQueue {
-    inner: Rc<dyn DeviceQueue>,
-    trouble: Arc<Trouble>,
-    /// How operations ended that failed, by their numbers.
-    failed: RefCell<HashMap<u64, DeviceDone>>,
-}
-
-fn troubled(inner: Arc<dyn Device>) -> (Arc<dyn Device>, Arc<Trouble>) {
-    let trouble: Arc<Trouble> = Arc::default();
-    (Arc::new(Troubled(inner, trouble.clone())), trouble)
-}
-
-impl Device for Troubled {
-    fn name(&self) -> &str {
-        self.0.name()
-    }
-
-    fn size(&self) -> u64 {
-        self.0.size()
-    }
-
-    fn logical_block(&self) -> u64 {
-        self.0.logical_block()
-    }
-
-    fn open_queue(&self, context: &QueueContext) -> Result<Rc<dyn DeviceQueue>, DeviceError> {
-        let (inner, trouble) = (self.0.open_queue(context)?, self.1.clone());
-        Ok(Rc::new(TroubledQueue { inner, trouble, failed: RefCell::default() }))
-    }
-}
-
-/// Operations that fail have numbers from here on.
-const FAILED: u64 = 1 << 62;
-
-impl TroubledQueue {
-    fn fail(&self, kind: DeviceErrorKind, buf: Option<IoBuf>) -> OpId {
-        let (device, cause) = ("troubled".into(), "told to fail".into());
-        let error = DeviceError { kind, device, what: "it", offset: 0, cause };
-        let mut failed = self.failed.borrow_mut();
-        let id = FAILED + failed.len() as u64;
-        failed.insert(id, DeviceDone { result: Err(error), buf });
-        OpId(id)
-    }
-}
-
-impl DeviceQueue for TroubledQueue {
-    fn start(&self, op: DeviceOp) -> OpId {
-        if let DeviceOp::Discard { len, .. } = &op {
-            self.trouble.discards.fetch_add(u64::from(*len > 0), Ordering::SeqCst);
-        }
-        match op {
-            DeviceOp::Read { buf, .. } if self.trouble.reads_fail.load(Ordering::SeqCst) => {
-                self.fail(DeviceErrorKind::Io, Some(buf))
-            }
-            DeviceOp::Sync if self.trouble.syncs_fail.load(Ordering::SeqCst) => {
-                self.fail(DeviceErrorKind::Io, None)
-            }
-            DeviceOp::Discard { .. } if self.trouble.no_discards.load(Ordering::SeqCst) => {
-                self.fail(DeviceErrorKind::NotSupported, None)
-            }
-            op => self.inner.start(op),
-        }
-    }
-
-    fn poll_op(&self, id: OpId, context: &mut Context<'_>) -> Poll<DeviceDone> {
-        match self.failed.borrow_mut().get_mut(&id.0) {
-            // It stays in the table, so that no number comes twice.
-            Some(done) => {
-                Poll::Ready(DeviceDone { result: done.result.clone(), buf: done.buf.take() })
-            }
-            None => self.inner.poll_op(id, context),
-        }
-    }
-
-    fn forget(&self, id: OpId) {
-        if id.0 < FAILED {
-            self.inner.forget(id);
-        }
-    }
-}
-
-fn outcome(
-    world: &World,
-    target: &Rc<LaneVolume>,
-    op: Op,
-    offset: u64,
-    len: u64,
-) -> Result<(), IoError> {
-    let tag = world.submit(target, op, offset, len, None);
-    world.wait(tag).result
-}
 
 #[test]
 fn failed_reads_are_counted_by_device() {
     let world = World::new();
-    let ((cache, cache_trouble), (origin, origin_trouble)) = (troubled(ram(8)), troubled(ram(12)));
+    let ((cache, cache_faults), (origin, origin_faults)) = (faulty(ram(8)), faulty(ram(12)));
     world.format(&cache, BlockSize::DEFAULT);
     let (engine, _) = world.open(&cache);
     let target = world.create(&engine, &origin, settings(Mode::Writeback), 0);
@@ -133,13 +21,13 @@ fn failed_reads_are_counted_by_device() {
         (totals.origin_read_errors, totals.cache_read_errors)
     };
     assert_eq!(counted(), (0, 0));
-    origin_trouble.reads_fail.store(true, Ordering::SeqCst);
+    origin_faults.fail(&[What::Read]);
     for _ in 0..3 {
-        assert_eq!(outcome(&world, &target, Op::Read, 0, 4096), Err(IoError::Io));
+        assert_eq!(world.outcome(&target, Op::Read, 0, 4096, None), Err(IoError::Io));
     }
     assert_eq!(counted(), (3, 0));
     // Clean blocks on a cache device that cannot read come from the origin; each is counted once.
-    origin_trouble.reads_fail.store(false, Ordering::SeqCst);
+    origin_faults.heal();
     world.read(&target, 0, 64 << 10);
     world.op(&target, Op::Flush, 0, 0);
     world.advance(Duration::from_secs(3));
@@ -148,7 +36,7 @@ fn failed_reads_are_counted_by_device() {
         world.write(&target, (1 << 20) + number * 65536, &[1; 65536]);
     }
     world.op(&target, Op::Flush, 0, 0);
-    cache_trouble.reads_fail.store(true, Ordering::SeqCst);
+    cache_faults.fail(&[What::Read]);
     let before = counted();
     world.read(&target, 0, 4096);
     let (origin_errors, cache_errors) = counted();
@@ -160,22 +48,23 @@ fn failed_reads_are_counted_by_device() {
 fn a_discard_keeps_what_is_cached_where_the_origin_cannot_discard() {
     for can in [false, true] {
         let world = World::new();
-        let (cache, (origin, trouble)) = (ram(8), troubled(ram(12)));
-        trouble.no_discards.store(!can, Ordering::SeqCst);
+        let (cache, (origin, faults)) = (ram(8), faulty(ram(12)));
+        if !can {
+            faults.refuse(What::Discard);
+        }
         world.format(&cache, BlockSize::DEFAULT);
         let (engine, _) = world.open(&cache);
         let target = world.create(&engine, &origin, settings(Mode::Writeback), 0);
         world.write(&target, 0, &[9; 256 << 10]);
-        let inner = engine.clone();
-        world.block_on(async move { inner.drain("data", |_| ()).await }).expect("drained");
+        world.drain(&engine).expect("drained");
         world.write(&target, 1 << 20, &[8; 4096]);
         let cached = engine.cache.store.index.len();
         for _ in 0..3 {
-            assert_eq!(outcome(&world, &target, Op::Discard, 0, 2 << 20), Ok(()));
+            assert_eq!(world.outcome(&target, Op::Discard, 0, 2 << 20, None), Ok(()));
         }
         let expected = if can { 0 } else { 9 };
         assert_eq!(world.read(&target, 0, 4096), [expected; 4096]);
-        assert_eq!(trouble.discards.load(Ordering::SeqCst) > 0, can, "it is asked, and then known");
+        assert_eq!(faults.has_seen_discards(), can, "it is asked, and then known");
         if !can {
             assert_eq!(engine.cache.store.index.len(), cached, "clean copies were forgotten");
             assert_eq!(world.read(&target, 1 << 20, 4096), [8; 4096]);
@@ -183,8 +72,7 @@ fn a_discard_keeps_what_is_cached_where_the_origin_cannot_discard() {
         // Zeroes are another matter: they come, with or without discards.
         world.op(&target, Op::WriteZeroes, 0, 2 << 20);
         assert_eq!(world.read(&target, 0, 2 << 20), vec![0; 2 << 20]);
-        let inner = engine.clone();
-        world.block_on(async move { inner.drain("data", |_| ()).await }).expect("drained");
+        world.drain(&engine).expect("drained");
         assert!(raw(&world, &origin, 0, 2 << 20) == vec![0; 2 << 20]);
     }
 }
@@ -210,7 +98,7 @@ fn zeroes_begin_and_end_within_a_block() {
 fn zeroes_that_must_have_space_make_no_hole() {
     for (len, no_hole) in [(2 << 20, true), (64 << 10, true), (2 << 20, false)] {
         let world = World::new();
-        let (cache, (origin, trouble)) = (ram(8), troubled(ram(12)));
+        let (cache, (origin, faults)) = (ram(8), faulty(ram(12)));
         world.format(&cache, BlockSize::DEFAULT);
         let (engine, _) = world.open(&cache);
         let target = world.create(&engine, &origin, settings(Mode::Writeback), 0);
@@ -219,12 +107,14 @@ fn zeroes_that_must_have_space_make_no_hole() {
         let request = Request { tag, op, offset, len, fua: false, fast, no_hole, data: None };
         let tag = world.submit_as(&target, request);
         world.wait(tag).result.expect("zeroed");
-        let inner = engine.clone();
-        world.block_on(async move { inner.drain("data", |_| ()).await }).expect("drained");
+        world.drain(&engine).expect("drained");
         assert!(raw(&world, &origin, 512, len as usize).iter().all(|byte| *byte == 0));
         assert_eq!(raw(&world, &origin, 0, 512), [9; 512]);
-        let punched = trouble.discards.load(Ordering::SeqCst) > 0;
-        assert_eq!(punched, !no_hole, "{len} bytes of zeroes, no_hole: {no_hole}");
+        assert_eq!(
+            faults.has_seen_discards(),
+            !no_hole,
+            "{len} bytes of zeroes, no_hole: {no_hole}"
+        );
     }
 }
 
@@ -257,18 +147,17 @@ fn a_stop_in_the_middle_of_writeback_is_no_failure() {
 #[test]
 fn a_volume_that_cannot_be_put_in_order_is_written_back_all_the_same() {
     let world = World::new();
-    let (cache, (origin, trouble)) = (ram(8), troubled(ram(12)));
+    let (cache, (origin, faults)) = (ram(8), faulty(ram(12)));
     world.format(&cache, BlockSize::DEFAULT);
     let (engine, _) = world.open(&cache);
     let target = world.create(&engine, &origin, settings(Mode::Passthrough), 0);
     world.write(&target, 0, &[1; 4096]);
-    trouble.syncs_fail.store(true, Ordering::SeqCst);
-    assert_eq!(outcome(&world, &target, Op::Flush, 0, 0), Err(IoError::Io));
-    trouble.syncs_fail.store(false, Ordering::SeqCst);
+    faults.fail(&[What::Sync]);
+    assert_eq!(world.outcome(&target, Op::Flush, 0, 0, None), Err(IoError::Io));
+    faults.heal();
 
     let ordered = VolumeSettings { ordered: true, ..settings(Mode::Writeback) };
-    let inner = engine.clone();
-    world.block_on(async move { inner.set("data", ordered).await }).expect("set");
+    world.set(&engine, ordered).expect("set");
     // Three times what the cache holds.
     for round in 0..3u8 {
         for number in 0..128u64 {
@@ -277,8 +166,7 @@ fn a_volume_that_cannot_be_put_in_order_is_written_back_all_the_same() {
     }
     let store = engine.cache.store.clone();
     assert!(!store.is_in_order(target.volume().id), "nobody knows what the origin has");
-    let inner = engine.clone();
-    let _ = world.block_on(async move { inner.drain("data", |_| ()).await });
+    let _ = world.drain(&engine);
     assert_eq!(target.volume().dirty_blocks(), 0);
     assert!(raw(&world, &origin, 0, 8 << 20) == vec![4; 8 << 20]);
 

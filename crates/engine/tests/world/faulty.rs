@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
 
 use forebay_device::{
@@ -18,6 +19,8 @@ use parking_lot::Mutex;
 pub enum What {
     Read,
     Write,
+    /// It is a write as well.
+    Discard,
     Sync,
 }
 
@@ -31,16 +34,19 @@ struct Rule {
 
 #[derive(Clone, Copy)]
 enum Fault {
-    Fails,
+    Fails(DeviceErrorKind),
     Hangs,
     Panics,
 }
+
+const FAILS: Fault = Fault::Fails(DeviceErrorKind::Io);
 
 /// What goes wrong with a device at present.
 #[derive(Default)]
 pub struct Faults {
     rules: Mutex<Vec<Rule>>,
     hung: Mutex<Vec<Waker>>,
+    discards: AtomicU64,
 }
 
 impl Faults {
@@ -50,17 +56,27 @@ impl Faults {
 
     /// Every operation of these kinds fails.
     pub fn fail(&self, kinds: &[What]) {
-        kinds.iter().for_each(|what| self.add(*what, 0..u64::MAX, u64::MAX, Fault::Fails));
+        kinds.iter().for_each(|what| self.add(*what, 0..u64::MAX, u64::MAX, FAILS));
     }
 
     /// The next operations of this kind fail.
     pub fn fail_next(&self, what: What, times: u64) {
-        self.add(what, 0..u64::MAX, times, Fault::Fails);
+        self.add(what, 0..u64::MAX, times, FAILS);
     }
 
     /// Every operation of this kind fails that has a part in this range.
     pub fn fail_in(&self, what: What, range: Range<u64>) {
-        self.add(what, range, u64::MAX, Fault::Fails);
+        self.add(what, range, u64::MAX, FAILS);
+    }
+
+    /// The device does not support operations of this kind.
+    pub fn refuse(&self, what: What) {
+        self.add(what, 0..u64::MAX, u64::MAX, Fault::Fails(DeviceErrorKind::NotSupported));
+    }
+
+    /// Whether anything was to be discarded, with success or not.
+    pub fn has_seen_discards(&self) -> bool {
+        self.discards.load(Ordering::SeqCst) > 0
     }
 
     /// The next operations of this kind that have a part in this range panic, in the task that begins
@@ -94,15 +110,18 @@ impl Faults {
             DeviceOp::DurableWrite { offset, range, .. } => {
                 (What::Write, *offset..*offset + range.len() as u64)
             }
-            DeviceOp::Discard { offset, len } | DeviceOp::WriteZeroes { offset, len } => {
-                (What::Write, *offset..*offset + *len)
+            DeviceOp::WriteZeroes { offset, len } => (What::Write, *offset..*offset + *len),
+            DeviceOp::Discard { offset, len } => {
+                self.discards.fetch_add(u64::from(*len > 0), Ordering::SeqCst);
+                (What::Discard, *offset..*offset + (*len).max(1))
             }
             DeviceOp::Sync => (What::Sync, 0..1),
         };
         let mut rules = self.rules.lock();
         let meets = |rule: &&mut Rule| {
             let overlaps = rule.range.start < range.end && range.start < rule.range.end;
-            rule.what == what && rule.left > 0 && overlaps
+            let concerns = rule.what == what || (rule.what, what) == (What::Write, What::Discard);
+            concerns && rule.left > 0 && overlaps
         };
         let rule = rules.iter_mut().find(meets)?;
         rule.left -= 1;
@@ -156,14 +175,13 @@ impl FaultyQueue {
             None => State::Passed(self.inner.start(op)),
             Some(Fault::Hangs) => State::Hung(op),
             Some(Fault::Panics) => panic!("on purpose"),
-            Some(Fault::Fails) => {
+            Some(Fault::Fails(kind)) => {
                 let buf = match op {
                     DeviceOp::Read { buf, .. } => Some(buf),
                     DeviceOp::Write { data: IoData::Owned(buf), .. } => Some(buf),
                     _ => None,
                 };
-                let (kind, device) = (DeviceErrorKind::Io, "faulty".into());
-                let cause = "told to fail".into();
+                let (device, cause) = ("faulty".into(), "told to fail".into());
                 let error = DeviceError { kind, device, what: "it", offset: 0, cause };
                 State::Failed(DeviceDone { result: Err(error), buf })
             }
