@@ -187,12 +187,12 @@ impl World<'_> {
             0..3 => 1,
             _ => self.rot.rng.u32(2..=4),
         };
-        let mut rotten = BTreeMap::new();
+        let mut rotten = BTreeSet::new();
         for _ in 0..pages {
             if let Some(page) = self.choose_page(&log)
-                && let Some(kind) = self.damage(page)
+                && self.damage(page)
             {
-                rotten.insert(page, kind);
+                rotten.insert(page);
             }
         }
         self.note_rot(&log, &rotten);
@@ -226,7 +226,7 @@ impl World<'_> {
                 let here = |header: &RecordHeader| {
                     header.segment == segment
                         && u64::from(header.position) == at / geometry.granule()
-                        && !self.cache.has_rotten(self.sectors_of((start + at) / PAGE as u64))
+                        && !self.is_unreadable((start + at) / PAGE as u64)
                 };
                 if let Some(header) = header.filter(here) {
                     headers.insert((start + at) / PAGE as u64, header);
@@ -239,6 +239,11 @@ impl World<'_> {
 
     fn sectors_of(&self, page: u64) -> Range<u64> {
         page * SECTORS..(page + 1) * SECTORS
+    }
+
+    /// The disk knows, whatever else has hit the page before or since.
+    fn is_unreadable(&self, page: u64) -> bool {
+        self.cache.has_rotten(self.sectors_of(page))
     }
 
     /// A header that recovery needs, a cell, or whatever there is.
@@ -259,8 +264,8 @@ impl World<'_> {
         }
     }
 
-    /// Damages a sector of a page. `None`: it has not settled, so nobody can say what it holds.
-    fn damage(&mut self, page: u64) -> Option<Kind> {
+    /// Damages a sector of a page. `false`: it has not settled, so nobody can say what it holds.
+    fn damage(&mut self, page: u64) -> bool {
         let sectors = self.sectors_of(page);
         let sector = self.rot.rng.u64(sectors);
         let kind = match self.rot.rng.u32(0..4) {
@@ -278,7 +283,7 @@ impl World<'_> {
             settled
         });
         if !settled {
-            return None;
+            return false;
         }
         if kind == Kind::Unreadable {
             self.cache.make_unreadable(sector);
@@ -288,17 +293,17 @@ impl World<'_> {
             &[page, sector],
             format_args!("{} page {page} sector {sector}: {kind:?}", self.cache.name),
         );
-        Some(kind)
+        true
     }
 
     /// Says what may be lost by it, and forgets nothing of what may be needed to say so later.
-    fn note_rot(&mut self, log: &Log, rotten: &BTreeMap<u64, Kind>) {
-        self.rot.unreadable |= rotten.values().any(|kind| *kind == Kind::Unreadable);
-        let intact = log.headers.iter().filter(|(page, _)| !rotten.contains_key(page));
+    fn note_rot(&mut self, log: &Log, rotten: &BTreeSet<u64>) {
+        self.rot.unreadable |= rotten.iter().any(|page| self.is_unreadable(*page));
+        let intact = log.headers.iter().filter(|(page, _)| !rotten.contains(page));
         let proven = intact.map(|(_, header)| header.durable_through.0).max().unwrap_or(0);
         let proven = proven.max(log.base);
         let headers = log.headers.iter().filter(|(page, it)| {
-            rotten.contains_key(page) && it.number.0 > log.base && it.body != Body::Opening
+            rotten.contains(page) && it.number.0 > log.base && it.body != Body::Opening
         });
         let headers: Vec<&RecordHeader> = headers.map(|(_, header)| header).collect();
         for header in &headers {
@@ -321,7 +326,7 @@ impl World<'_> {
                 self.rot.missed.insert(header.number.0, about);
             }
         }
-        for (page, kind) in rotten {
+        for page in rotten {
             if let Some(header) = log.headers.get(page) {
                 // Groups are lost though all of their blocks have newer versions, or are in the checkpoint.
                 let cells = cells_of(&log.geometry, header);
@@ -332,8 +337,9 @@ impl World<'_> {
                 let Some(place) = log.place(self, cell.volume, cell.block) else { continue };
                 hit.push(place);
                 self.oracle.taint(place);
-                // It is dropped, as if it had never arrived.
-                if cell.header.0 > proven && *kind != Kind::Unreadable {
+                // It is dropped, as if it had never arrived, unless nobody can tell what it holds.
+                let unreadable = log.pages(cell).any(|page| self.is_unreadable(page));
+                if cell.header.0 > proven && !unreadable {
                     doubtful.push(place);
                 }
             }
@@ -377,3 +383,6 @@ impl World<'_> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;
