@@ -264,7 +264,8 @@ impl World<'_> {
         }
     }
 
-    /// Damages a sector of a page. `false`: it has not settled, so nobody can say what it holds.
+    /// Damages a sector of a page. `false`: it has not settled, so nobody can say what it holds, or it
+    /// was to be zeroed and is zero.
     fn damage(&mut self, page: u64) -> bool {
         let sectors = self.sectors_of(page);
         let sector = self.rot.rng.u64(sectors);
@@ -273,16 +274,17 @@ impl World<'_> {
             2 => Kind::Zeroes,
             _ => Kind::Unreadable,
         };
-        let settled = self.cache.with_image(|image| {
-            let settled = image.is_settled(sector);
+        let damages = self.cache.with_image(|image| {
+            let zeroed = kind == Kind::Zeroes && image.visible(sector) == [0; SECTOR];
+            let damages = image.is_settled(sector) && !zeroed;
             match kind {
-                Kind::Flip(bit) if settled => image.flip(sector, bit),
-                Kind::Zeroes if settled => image.preset(sector, &[0; SECTOR]),
+                Kind::Flip(bit) if damages => image.flip(sector, bit),
+                Kind::Zeroes if damages => image.preset(sector, &[0; SECTOR]),
                 _ => (),
             }
-            settled
+            damages
         });
-        if !settled {
+        if !damages {
             return false;
         }
         if kind == Kind::Unreadable {

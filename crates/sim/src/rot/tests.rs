@@ -4,16 +4,22 @@ use super::*;
 use crate::engine::Engine;
 use crate::world::RunOptions;
 
+/// A world and a page where a header can be.
+fn world_of(seed: u64, engine: &Engine) -> (World<'_>, Geometry, u64) {
+    let world = World::new(seed, engine, RunOptions::default());
+    let geometry = Geometry::plan(world.profile.cache_size, BlockSize::default(), 512, None);
+    let geometry = geometry.expect("a cache device");
+    let page = geometry.segments_offset / PAGE as u64 + 1;
+    (world, geometry, page)
+}
+
 /// A page that cannot be read may have held a record: the store has to say so, whatever else has hit
 /// that page.
 #[test]
 fn a_page_that_is_hit_again_is_still_unreadable() {
     let engine = Engine(None);
     for seed in 0..8 {
-        let mut world = World::new(seed, &engine, RunOptions::default());
-        let geometry = Geometry::plan(world.profile.cache_size, BlockSize::default(), 512, None);
-        let geometry = geometry.expect("a cache device");
-        let page = geometry.segments_offset / PAGE as u64 + 1;
+        let (mut world, geometry, page) = world_of(seed, &engine);
         let (volumes, headers) = (BTreeMap::new(), BTreeMap::new());
         let log = Log { geometry, base: 0, volumes, headers, cells: Vec::new() };
         let told = Told { volume: 0, first: 1, count: 1 };
@@ -29,4 +35,27 @@ fn a_page_that_is_hit_again_is_still_unreadable() {
         world.note_rot(&log, &rotten);
         assert!(world.judge_told(told).is_ok(), "seed {seed}");
     }
+}
+
+/// Zeroes over zeroes lose no record: the store may not say that any is lost.
+#[test]
+fn a_page_that_is_as_it_was_is_not_damaged() {
+    let engine = Engine(None);
+    let mut as_it_was = 0;
+    for seed in 0..8 {
+        let (mut world, _, page) = world_of(seed, &engine);
+        let content = |world: &World<'_>| {
+            let mut bytes = vec![0; PAGE];
+            world.cache.with_image(|image| image.read(page * PAGE as u64, &mut bytes));
+            bytes
+        };
+        while !world.is_unreadable(page) {
+            let before = content(&world);
+            let damaged = world.damage(page);
+            let differs = world.is_unreadable(page) || content(&world) != before;
+            assert_eq!(damaged, differs, "seed {seed}");
+            as_it_was += u32::from(!differs);
+        }
+    }
+    assert!(as_it_was > 0, "no zeroes over zeroes");
 }
