@@ -96,6 +96,9 @@ impl WriteCost {
 
 #[cfg(test)]
 mod tests {
+    use std::pin::pin;
+    use std::task::{Context, Waker};
+
     use super::*;
 
     struct Manual(AtomicU64);
@@ -124,5 +127,22 @@ mod tests {
         drop(third);
         assert_eq!(take(), Some(500));
         assert_eq!(take(), None);
+    }
+
+    #[test]
+    fn writes_that_are_under_way_together_share_the_time() {
+        let clock = Manual(AtomicU64::new(1));
+        let mut context = Context::from_waker(Waker::noop());
+        let (alone, together) = (WriteCost::default(), WriteCost::default());
+        let mut other = pin!(together.of(&clock, std::future::pending::<()>()));
+        assert!(other.as_mut().poll(&mut context).is_pending());
+        let mut write = |cost: &WriteCost, nanos| {
+            let write = async { clock.0.fetch_add(nanos, Ordering::Relaxed) };
+            assert!(pin!(cost.of(&clock, write)).poll(&mut context).is_ready());
+            cost.mean().as_nanos()
+        };
+        assert_eq!(write(&alone, 1600), 1600);
+        assert_eq!(write(&alone, 3200), 1600 - 100 + 200);
+        assert_eq!(write(&together, 1600), 800);
     }
 }

@@ -6,11 +6,11 @@ mod world;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use forebay_core::{BlockSize, Mode, Op};
+use forebay_core::{BlockSize, Mode, Op, SectorMask};
 use forebay_device::Device;
 use forebay_engine::{EngineLane, LaneVolume, VolumeSettings};
 use forebay_lane::{MemoryBudget, MemoryHold, MemoryUse};
-use forebay_store::StoreOptions;
+use forebay_store::{Address, Entry, StoreOptions};
 use world::faulty::{What, faulty};
 use world::{World, ram, settings};
 
@@ -189,4 +189,18 @@ fn an_ordered_volume_gets_on_beside_one_whose_versions_take_all_the_memory() {
     }
     faults.heal();
     case.world.wait(waits).result.expect("it was only late");
+}
+
+#[test]
+fn memory_for_what_a_checkpoint_copies_is_held_and_little_more() {
+    let [small, large] = [8, 64].map(|mib| {
+        let (world, cache, memory) = (World::new(), ram(mib), Tight::new());
+        world.format(&cache, BlockSize::DEFAULT);
+        let store = world.open_with(&cache, memory.options()).0.cache.store.clone();
+        let copied = store.capacity_blocks() / u64::from(store.index.shard_count());
+        (copied, memory.0.used(MemoryUse::Background))
+    });
+    let each = (large.1 - small.1) / (large.0 - small.0);
+    let needed = (size_of::<(Address, Entry)>() + size_of::<(Address, SectorMask)>()) as u64;
+    assert!((needed..2 * needed).contains(&each), "{each} bytes for each block, not {needed}");
 }
