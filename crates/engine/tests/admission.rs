@@ -11,6 +11,7 @@ use std::time::Duration;
 use forebay_core::{Admission, BlockSize, Durability, Mode, Op};
 use forebay_device::{Device, DeviceDone, DeviceError, DeviceOp, DeviceQueue, OpId, QueueContext};
 use forebay_engine::{EngineLane, LaneVolume, VolumeSettings};
+use world::faulty::{What, faulty};
 use world::{Manual, World, put_raw, ram, settings};
 
 const BLOCK: u64 = 4096;
@@ -415,4 +416,28 @@ fn a_neighbourhood_enters_with_the_block_that_was_missed_again() {
     assert_eq!(test.cached_blocks(), 16);
     test.read(0, 64 << 10);
     assert_eq!(test.why().miss.total(), 2);
+}
+
+#[test]
+fn neighbourhoods_are_read_up_to_a_limit_at_a_time() {
+    const PROMOTE: u64 = 64 << 10;
+    let world = World::new();
+    let (cache, (origin, faults)) = (ram(64), faulty(ram(64)));
+    world.format(&cache, BlockSize::DEFAULT);
+    let (engine, _) = world.open(&cache);
+    let settings = VolumeSettings { promote: PROMOTE, ..settings(Mode::Writeback) };
+    let target = world.create(&engine, &origin, settings, 0);
+    world.op(&target, Op::Flush, 0, 0);
+    faults.hang(&[What::Read]);
+    // Half of each is asked for; 16 MiB are not.
+    let parts = 16 * MIB / (PROMOTE / 2);
+    let read = |part| world.submit(&target, Op::Read, part * PROMOTE, PROMOTE / 2, None);
+    let tags: Vec<u64> = (0..parts + 4).map(read).collect();
+    world.advance(Duration::from_millis(1));
+    faults.heal();
+    tags.into_iter().for_each(|tag| world.wait(tag).result.expect("read"));
+    let expected = parts * PROMOTE + 4 * PROMOTE / 2;
+    assert_eq!(target.volume().stats.totals().origin_read_bytes, expected);
+    world.wait(read(parts + 4)).result.expect("read");
+    assert_eq!(target.volume().stats.totals().origin_read_bytes, expected + PROMOTE);
 }

@@ -3,6 +3,7 @@
 mod world;
 
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_core::{BlockSize, Durability, Mode, Op};
@@ -121,6 +122,30 @@ fn data_survives_an_orderly_stop_and_a_sudden_end() {
     }
 }
 
+/// A shifted grid may have one block more, which must not be the next volume's first one.
+#[test]
+fn volumes_side_by_side_have_their_own_first_and_last_blocks() {
+    for alignment in [0, 512, 3584] {
+        let world = World::new();
+        let cache = ram(8);
+        world.format(&cache, BlockSize::DEFAULT);
+        let (engine, _) = world.open(&cache);
+        let targets = ["a", "b", "c"].map(|name| {
+            world.create_as(&engine, name, &ram(4), settings(Mode::Writeback), alignment)
+        });
+        let ends = [0, (4 << 20) - 4096];
+        for (target, byte) in targets.iter().zip(1..) {
+            ends.iter().for_each(|end| world.write(target, *end, &[byte; 4096]));
+        }
+        for (target, byte) in targets.iter().zip(1..) {
+            for end in ends {
+                let read = world.read(target, end, 4096);
+                assert!(read == [byte; 4096], "{} at {end}: {}", target.volume().name, read[0]);
+            }
+        }
+    }
+}
+
 #[test]
 fn switching_modes_keeps_every_byte() {
     let world = World::new();
@@ -140,4 +165,7 @@ fn switching_modes_keeps_every_byte() {
     world.block_on(async move { inner.delete("data", false, |_| ()).await }).expect("deleted");
     assert!(raw(&world, &origin, 0, model.len()) == model);
     assert_eq!(engine.cache.store.index.len(), 0);
+    drop(target);
+    world.advance(Duration::from_secs(1));
+    assert_eq!(Arc::strong_count(&origin), 1, "it is still open");
 }
