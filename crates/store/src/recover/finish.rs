@@ -1,0 +1,184 @@
+//! The last phase of opening a cache: the store is put together, and what was found is made durable.
+
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+
+use forebay_core::{Generation, RecordNumber, SegmentId, VolumeId};
+use forebay_format::Geometry;
+
+use super::RecoveryReport;
+use super::opening::{FoundSegment, Opening, Replayed};
+use crate::appender::Cut;
+use crate::error::StoreError;
+use crate::glance::Notes;
+use crate::index::Index;
+use crate::lane::StoreLane;
+use crate::latency::DeviceLatency;
+use crate::log::Log;
+use crate::ordered::{Ordered, queue::Queue as OrderQueue};
+use crate::planted::{self, PlantedBug};
+use crate::replay::Replay;
+use crate::roots::refused;
+use crate::segments::{Live, SegmentSnapshot, SegmentState, Segments};
+use crate::store::Store;
+use crate::table::Entry;
+
+/// The parts of a store that come from what was found.
+pub(super) struct Parts {
+    index: Index,
+    segments: Segments,
+    ordered: Ordered,
+    log: Log,
+    /// The checkpoint had to be mended, so that there is none that counts.
+    mended: bool,
+}
+
+impl Opening<'_> {
+    /// Makes of what was found the parts of a store.
+    pub(super) fn assemble(
+        &mut self,
+        found: Replayed,
+        queues: HashMap<VolumeId, OrderQueue>,
+    ) -> Result<Parts, StoreError> {
+        let geometry = &self.superblock.geometry;
+        let Replayed { index, replay, image, segments } = found;
+        // Segments may have been opened of which no header reached the device: at most each once.
+        let unseen = if self.report.clean { 0 } else { geometry.segment_count };
+        let highest = segments.iter().map(|it| it.generation.0);
+        let highest = highest.chain(image.lines.iter().map(|line| line.generation.0)).max();
+        let next_generation = (highest.unwrap_or(0) + 1).max(image.next_generation.0);
+        let next_generation = Generation(next_generation + u64::from(unseen));
+        let held = held_by(geometry, &queues);
+        let ordered = Ordered::new(queues, &self.options.memory)
+            .map_err(|over| refused(&self.device, over))?;
+        let live = live_in(geometry, &index);
+        let segments = restored(next_generation, segments, &replay, &live, &held);
+        self.report.blocks = live.iter().map(|counts| u64::from(counts.blocks)).sum();
+        self.report.dirty = live.iter().map(|counts| u64::from(counts.dirty)).sum();
+        let last = replay.highest_number.0.max(image.base.0);
+        let next = RecordNumber(last + 1 + self.left_out());
+        let log = Log::new(Cut::new(geometry), self.options.lanes, geometry.segment_count, next);
+        Ok(Parts { index, segments, ordered, log, mended: image.mended })
+    }
+
+    /// Phase 5: makes durable what was found, before anything else is written.
+    pub(super) async fn finish(
+        self,
+        parts: Parts,
+        concerned: &[VolumeId],
+    ) -> Result<(Rc<StoreLane>, RecoveryReport), StoreError> {
+        let (distrusted, lane) = (self.is_distrusted(), self.lane.clone());
+        let Opening { device, queue, options, superblock, report, mend, .. } = self;
+        let mended = parts.mended;
+        let store = Arc::new(Store {
+            notes: Notes::new(options.lanes),
+            device,
+            uuid: superblock.cache,
+            geometry: superblock.geometry.clone(),
+            options,
+            index: parts.index,
+            segments: parts.segments,
+            health: Default::default(),
+            counters: Default::default(),
+            latency: DeviceLatency::default(),
+            space: Default::default(),
+            space_wanted: Default::default(),
+            index_full: Default::default(),
+            log: parts.log,
+            ordered: parts.ordered,
+            spaces: parking_lot::Mutex::new(self.spaces),
+            meta: parking_lot::Mutex::new(superblock),
+            volumes: parking_lot::Mutex::new(self.volumes),
+            meta_gate: Default::default(),
+            sync_gate: Default::default(),
+            checkpoint_gate: Default::default(),
+            appended_at_checkpoint: AtomicU64::new(0),
+            resting: Default::default(),
+            _memory: self.memory,
+            distrust: AtomicBool::new(false),
+            #[cfg(feature = "planted-bugs")]
+            known_checks: Default::default(),
+        });
+        let this = StoreLane::new(store, lane, queue);
+        this.mend_roots(&mend).await?;
+        if distrusted {
+            // Barrier for invariant 12: the bit that says what samples of origins are worth goes with
+            // the next checkpoint, so they go before it.
+            this.change_volumes(|volumes, _| {
+                volumes.iter_mut().for_each(|volume| volume.samples = None);
+                Ok(())
+            })
+            .await?;
+        }
+        if let Some(damage) = report.damage {
+            tracing::error!(volumes = ?concerned, "{damage}");
+            // Barrier for invariant 9: the checkpoint takes the gap out of the log.
+            this.note_damage(damage, concerned).await?;
+        }
+        if report.clean && !mended {
+            // Barrier for invariant 9: from the first write on, neither copy says that the device is clean.
+            let stays = planted::has(PlantedBug::CleanFlagStays);
+            this.write_superblock(|superblock| superblock.clean_shutdown = stays).await?;
+        } else {
+            this.checkpoint(false).await?;
+        }
+        Ok((this, report))
+    }
+}
+
+/// Versions that ordered volumes hold, by segment.
+fn held_by(geometry: &Geometry, queues: &HashMap<VolumeId, OrderQueue>) -> Vec<u32> {
+    let mut held = vec![0u32; geometry.segment_count as usize];
+    for queue in queues.values() {
+        queue.each(|version| {
+            let segment = geometry.place_of(version.slot).0;
+            if let Some(held) = held.get_mut(segment.0 as usize) {
+                *held += 1;
+            }
+        });
+    }
+    held
+}
+
+/// Index entries that point into each segment.
+fn live_in(geometry: &Geometry, index: &Index) -> Vec<Live> {
+    let mut live = vec![Live::default(); geometry.segment_count as usize];
+    let count = |entry: &Entry| {
+        let segment = geometry.place_of(entry.slot).0;
+        if let Some(counts) = live.get_mut(segment.0 as usize) {
+            counts.blocks += 1;
+            counts.dirty += u32::from(entry.dirty);
+            counts.kept += u32::from(entry.rank > 0);
+        }
+        false
+    };
+    index.visit(count, |_, _| ());
+    live
+}
+
+/// The segments in the order of their generations; those that nothing points into are free.
+fn restored(
+    next_generation: Generation,
+    mut found: Vec<FoundSegment>,
+    replay: &Replay,
+    live: &[Live],
+    held: &[u32],
+) -> Segments {
+    found.sort_by_key(|it| it.generation);
+    let is_empty = |segment: SegmentId| {
+        let number = segment.0 as usize;
+        live[number].blocks == 0 && held.get(number).is_none_or(|held| *held == 0)
+    };
+    let segments = Segments::new(live.len() as u32, next_generation);
+    segments.restore_all(found.into_iter().map(|it| {
+        let FoundSegment { segment, generation, .. } = it;
+        let state = if is_empty(segment) { SegmentState::Free } else { SegmentState::Closed };
+        let position = replay.position(segment).unwrap_or(it.position);
+        (segment, SegmentSnapshot { generation, state, position }, RecordNumber(0))
+    }));
+    segments.set_live(live);
+    segments.set_held(held);
+    segments
+}

@@ -1,0 +1,342 @@
+//! The phases of opening a cache in which nothing is written: what the roots, the checkpoint and the log say.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use forebay_core::{Generation, SegmentId, VolumeId};
+use forebay_device::{Device, Queue};
+use forebay_format::checkpoint::SegmentUse;
+use forebay_format::{CheckSeed, MAX_BLOCKS, Superblock, VolumeRecord};
+use forebay_lane::{Lane, MemoryHold, MemoryUse};
+
+use super::image::{self, Image};
+use super::size::{hold_memory, named, table_geometry};
+use super::{READS, RecoveryReport};
+use crate::checkpoint::source::CheckpointSource;
+use crate::error::StoreError;
+use crate::index::Index;
+use crate::meta::CLEAN_DISTRUSTED;
+use crate::options::StoreOptions;
+use crate::ordered::{Horizon, queue::Queue as OrderQueue, recover as order};
+use crate::planted::{self, PlantedBug};
+use crate::replay::Replay;
+use crate::roots::{Roots, read_roots, refused};
+use crate::store::VolumeSpace;
+use crate::table::{Entry, Geometry as TableGeometry};
+
+/// Record numbers and sequences that are skipped after a crash. Recovery does not see all that had been
+/// given out, but those it misses are fewer: their records were in memory.
+pub(super) const LEFT_OUT: u64 = 1 << 28;
+
+/// A cache that is being opened.
+pub(super) struct Opening<'a> {
+    pub(super) lane: &'a Rc<Lane>,
+    pub(super) device: Arc<dyn Device>,
+    pub(super) queue: Queue,
+    pub(super) options: StoreOptions,
+    pub(super) superblock: Superblock,
+    pub(super) volumes: Vec<VolumeRecord>,
+    pub(super) spaces: Vec<VolumeSpace>,
+    /// Copies of the roots that have to be written again, and where they are.
+    pub(super) mend: Vec<(u64, Vec<u8>)>,
+    table: TableGeometry,
+    shards: u32,
+    /// The memory of the open cache.
+    pub(super) memory: Vec<MemoryHold>,
+    pub(super) report: RecoveryReport,
+}
+
+/// The checkpoint, or why there is none.
+pub(super) type Checkpoint = Result<CheckpointSource, StoreError>;
+
+/// The index as of the checkpoint, before the log is replayed.
+pub(super) struct Loaded {
+    index: Index,
+    replay: Rc<RefCell<Replay>>,
+    image: Image,
+}
+
+/// A segment as recovery has found it.
+pub(super) struct FoundSegment {
+    pub(super) segment: SegmentId,
+    pub(super) generation: Generation,
+    /// Granules that the checkpoint knew to be written.
+    pub(super) position: u32,
+    /// It has been opened at least once.
+    pub(super) in_use: bool,
+}
+
+/// The index as of the end of the log.
+pub(super) struct Replayed {
+    pub(super) index: Index,
+    pub(super) replay: Replay,
+    pub(super) image: Image,
+    pub(super) segments: Vec<FoundSegment>,
+}
+
+impl<'a> Opening<'a> {
+    /// Phase 1: reads the roots, and holds the memory that the open cache needs.
+    pub(super) async fn begin(
+        lane: &'a Rc<Lane>,
+        device: Arc<dyn Device>,
+        queue: Queue,
+        options: StoreOptions,
+    ) -> Result<(Self, Checkpoint), StoreError> {
+        // Barrier for invariant 7: the roots that are read may still be in the device's write cache,
+        // after a process that was killed; what they refer to is kept, what they do not is overwritten.
+        queue.sync().await?;
+        let Roots { superblock, volumes, notes, mend } = read_roots(&device, &queue).await?;
+        if superblock.is_read_only() {
+            return Err(refused(&device, "it has features that this program may not write to"));
+        }
+        let geometry = &superblock.geometry;
+        let (spaces, blocks) = spaces_of(&superblock, &volumes, &options);
+        let blocks = blocks.saturating_add(options.room_for_blocks);
+        let (table, shards) = table_geometry(geometry, blocks, options.shards)
+            .map_err(|error| refused(&device, error))?;
+        let checkpoint = match CheckpointSource::open(&queue, &superblock).await {
+            Ok(None) => Err(refused(&device, "there is no checkpoint")),
+            Ok(Some(source)) => Ok(source),
+            Err(error) => Err(error),
+        };
+        let kept_bits = checkpoint.as_ref().map_or(28, |it| u32::from(it.header().check_bits));
+        let table = table
+            .with_check_bits(table.check_bits().min(kept_bits))
+            .map_err(|error| refused(&device, error))?;
+        let memory = hold_memory(&device, &options, geometry, &table)?;
+        let clean = superblock.clean_shutdown;
+        let report = RecoveryReport { clean, notes, ..Default::default() };
+        let opening = Opening {
+            lane,
+            device,
+            queue,
+            options,
+            superblock,
+            volumes,
+            spaces,
+            mend,
+            table,
+            shards,
+            memory,
+            report,
+        };
+        Ok((opening, checkpoint))
+    }
+
+    /// Phases 2 and 3: loads the checkpoint into a new index. A checkpoint that cannot be used is rebuilt
+    /// from the log.
+    pub(super) async fn load(&mut self, checkpoint: Checkpoint) -> Result<Loaded, StoreError> {
+        let geometry = &self.superblock.geometry;
+        let (mut index, mut replay) = self.empty();
+        let from =
+            image::Source { lane: self.lane, queue: &self.queue, geometry, spaces: &self.spaces };
+        let loaded = match checkpoint {
+            Ok(source) => image::load(&from, source, self.report.clean, &index, &replay).await,
+            Err(error) => Err(error),
+        };
+        let image = match loaded {
+            Ok(image) => image,
+            Err(StoreError::Memory(over)) => return Err(refused(&self.device, over)),
+            Err(error) => {
+                (index, replay) = self.empty();
+                self.report.clean = false;
+                image::rebuild(&from, &replay, error).await?
+            }
+        };
+        self.report.bytes_read += image.bytes_read;
+        if image.mended {
+            self.report.notes.push("the checkpoint was damaged in one place, and mended".into());
+        }
+        for note in &self.report.notes {
+            tracing::warn!(device = self.device.name(), "{note}");
+        }
+        Ok(Loaded { index, replay, image })
+    }
+
+    /// An index with nothing in it, and the replay that goes with it.
+    fn empty(&self) -> (Index, Rc<RefCell<Replay>>) {
+        let (geometry, memory) = (&self.superblock.geometry, &self.options.memory);
+        let held = MemoryHold::none(memory, MemoryUse::Background);
+        let replay = Replay::new(geometry.clone(), self.superblock.cache, &self.spaces, held);
+        let index = Index::within(self.table, self.shards, geometry.block, memory);
+        (index, Rc::new(RefCell::new(replay)))
+    }
+
+    /// Phase 4: applies the records after the checkpoint's base.
+    pub(super) async fn replay(&mut self, loaded: Loaded) -> Result<Replayed, StoreError> {
+        let Loaded { index, replay, image } = loaded;
+        let segments = self.choose_walks(&image, &mut replay.borrow_mut());
+        let named = |error| named(&self.device, error);
+        Replay::run(self.lane, &self.queue, &replay, READS).await.map_err(named)?;
+        let mut replay = Rc::try_unwrap(replay)
+            .map_err(|_| refused(&self.device, "recovery is still running"))?
+            .into_inner();
+        self.report.damage = replay.lost();
+        replay.apply_to(&index).map_err(named)?;
+        self.report.records = replay.records;
+        self.report.torn = replay.torn;
+        self.report.bytes_read += replay.bytes_read;
+        Ok(Replayed { index, replay, image, segments })
+    }
+
+    /// Tells the replay which segments have records after the checkpoint.
+    fn choose_walks(&self, image: &Image, replay: &mut Replay) -> Vec<FoundSegment> {
+        let segment_of = |(number, line): (usize, &forebay_format::SegmentState)| {
+            let segment = SegmentId(number as u32);
+            let walk = match image.reopened.get(number).copied().flatten() {
+                // The first header may be damaged, and later ones intact.
+                None if line.usage == SegmentUse::Open && !self.report.clean => {
+                    Some(line.generation)
+                }
+                reopened => reopened,
+            };
+            if let Some(generation) = walk {
+                replay.walk_later(segment, generation);
+            }
+            let in_use = walk.is_some() || line.usage != SegmentUse::NeverUsed;
+            let generation = walk.unwrap_or(line.generation);
+            replay.set_generation(segment, in_use.then_some(generation));
+            FoundSegment { segment, generation, position: line.write_position, in_use }
+        };
+        image.lines.iter().enumerate().map(segment_of).collect()
+    }
+
+    /// Drops clean copies that a lost record, or one that a failed device never took, may have superseded:
+    /// the origin knows better. Returns the volumes that are damaged by what is lost.
+    pub(super) fn distrust(&self, log: &Replayed) -> Vec<VolumeId> {
+        let Replayed { index, image, .. } = log;
+        let (damage, volumes) = (self.report.damage, self.volumes.iter());
+        let is_doubtful = |volume: &&VolumeRecord| {
+            self.is_distrusted() || damage.is_some_and(|damage| !damage.precedes(volume))
+        };
+        let doubtful: Vec<VolumeId> = volumes.clone().filter(is_doubtful).map(|it| it.id).collect();
+        if !doubtful.is_empty() {
+            drop_clean(index, &self.spaces, &doubtful);
+        }
+        let Some(damage) = damage else { return Vec::new() };
+        let mut with_dirty = image.dirty.clone();
+        index.scan(|address, entry| {
+            let space = self.spaces.iter().find(|space| space.block(address).is_some());
+            with_dirty.extend(space.filter(|_| entry.dirty).map(|space| space.id));
+        });
+        let concerned =
+            volumes.filter(|it| damage.concerns(it, image.base, with_dirty.contains(&it.id)));
+        concerned.map(|volume| volume.id).collect()
+    }
+
+    /// Whether clean copies are worth nothing, because the device had failed.
+    pub(super) fn is_distrusted(&self) -> bool {
+        self.superblock.compat & CLEAN_DISTRUSTED != 0
+    }
+
+    /// Numbers that are skipped: those that recovery may not have seen.
+    pub(super) fn left_out(&self) -> u64 {
+        if self.report.clean { 0 } else { LEFT_OUT }
+    }
+
+    /// Finds the groups of ordered volumes again.
+    pub(super) async fn find_order(
+        &mut self,
+        log: &Replayed,
+    ) -> Result<HashMap<VolumeId, OrderQueue>, StoreError> {
+        let Replayed { index, replay, segments, .. } = log;
+        let horizons = self.volumes.iter().filter_map(Horizon::of);
+        let sequence =
+            horizons.map(|horizon| horizon.sequence).fold(replay.highest_sequence, u64::max);
+        if !planted::has(PlantedBug::SequenceRestarts) {
+            index.raise_sequence(sequence.saturating_add(self.left_out()));
+        }
+        let in_use = segments.iter().filter(|it| it.in_use);
+        let source = order::Source {
+            queue: &self.queue,
+            geometry: &self.superblock.geometry,
+            cache: self.superblock.cache,
+            volumes: &self.volumes,
+            spaces: &self.spaces,
+            index,
+            segments: in_use.map(|it| (it.segment, it.generation)).collect(),
+            torn: &replay.torn_slots,
+            sequence,
+            reads: READS,
+        };
+        let (queues, bytes_read) = order::recover(self.lane, source).await?;
+        self.report.bytes_read += bytes_read;
+        Ok(queues)
+    }
+}
+
+/// The volumes' parts of the index, and how many blocks they are together.
+fn spaces_of(
+    superblock: &Superblock,
+    volumes: &[VolumeRecord],
+    options: &StoreOptions,
+) -> (Vec<VolumeSpace>, u64) {
+    let mut spaces = Vec::new();
+    let mut base = 0;
+    for volume in volumes {
+        let blocks = (volume.origin_bytes + u64::from(volume.alignment))
+            .div_ceil(superblock.geometry.block.bytes());
+        let grown = options.grown.iter().find(|(id, _)| *id == volume.id);
+        let blocks = blocks.max(grown.map_or(0, |(_, blocks)| (*blocks).min(MAX_BLOCKS)));
+        let seed = CheckSeed::new(&superblock.cache, volume.id);
+        spaces.push(VolumeSpace { id: volume.id, base, blocks, seed });
+        base += blocks;
+    }
+    (spaces, base)
+}
+
+/// Takes the clean blocks of these volumes out of the index.
+fn drop_clean(index: &Index, spaces: &[VolumeSpace], volumes: &[VolumeId]) {
+    let mut clean = Vec::new();
+    for shard in 0..index.shard_count() {
+        index.scan_shard(shard, &mut |address, entry: &Entry| {
+            let of = |space: &&VolumeSpace| space.block(address).is_some();
+            let space = spaces.iter().find(of);
+            if !entry.dirty && space.is_none_or(|space| volumes.contains(&space.id)) {
+                clean.push(address);
+            }
+        });
+        for address in clean.drain(..) {
+            index.remove(address, |_| true);
+        }
+    }
+}
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests {
+    use forebay_core::Slot;
+    use forebay_format::Uuid;
+
+    use super::*;
+    use crate::index::Address;
+    use crate::table::Check;
+
+    fn space(volume: u16, base: u64, blocks: u64) -> VolumeSpace {
+        let id = VolumeId(volume);
+        VolumeSpace { id, base, blocks, seed: CheckSeed::new(&Uuid::from_u128(7), id) }
+    }
+
+    #[test]
+    fn clean_blocks_are_dropped_of_the_volumes_that_are_named() {
+        let index = Index::new(TableGeometry::new(1000, 1, 20, 13).expect("small"), 1);
+        let spaces = [space(1, 0, 100), space(2, 100, 100)];
+        // Two blocks of each volume, and two of none.
+        for (slot, address) in [3, 4, 103, 104, 903, 904].into_iter().enumerate() {
+            let entry = Entry {
+                slot: Slot(slot as u32 + 1),
+                dirty: address % 2 == 0,
+                partial: false,
+                rank: 0,
+                check: Check::new(0),
+            };
+            index.restore(Address(address), entry).expect("there is room");
+        }
+        drop_clean(&index, &spaces, &[VolumeId(1)]);
+        let mut left = Vec::new();
+        index.scan(|address, _| left.push(address.0));
+        left.sort_unstable();
+        assert_eq!(left, [4, 103, 104, 904]);
+    }
+}

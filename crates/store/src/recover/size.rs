@@ -1,0 +1,131 @@
+//! The size of an open cache: its index, and the memory that is held for it.
+
+use std::sync::Arc;
+
+use forebay_device::Device;
+use forebay_format::Geometry;
+use forebay_lane::{MemoryHold, MemoryUse};
+
+use crate::appender::Cut;
+use crate::error::StoreError;
+use crate::log::Log;
+use crate::options::StoreOptions;
+use crate::roots::refused;
+use crate::segments::Segments;
+use crate::table::Geometry as TableGeometry;
+
+/// How the index of a cache is shaped.
+pub(super) fn table_geometry(
+    geometry: &Geometry,
+    blocks: u64,
+    shards: Option<u32>,
+) -> Result<(TableGeometry, u32), String> {
+    let cells = Cut::new(geometry).cells_per_segment();
+    // Every cell holds one version at most, so this is never too small, not even while recovery
+    // replays versions that a later record has taken out again.
+    let capacity = cells * u64::from(geometry.segment_count);
+    let by_capacity = (capacity >> 14).next_power_of_two().clamp(1, 1024) as u32;
+    let shards = shards.unwrap_or(by_capacity);
+    let addresses = (blocks * 2).max(capacity * 32).max(1 << 20).next_power_of_two();
+    let key_bits = addresses.trailing_zeros();
+    let slot_bits = geometry.slot_count().next_power_of_two().trailing_zeros().max(1);
+    let table = TableGeometry::new(capacity, shards, key_bits, slot_bits)
+        .map_err(|error| error.to_string())?;
+    Ok((table, shards))
+}
+
+/// What an open cache takes of memory, beside what comes and goes: for what, how many bytes.
+fn memory_of(
+    geometry: &Geometry,
+    table: &TableGeometry,
+    lanes: usize,
+) -> [(MemoryUse, u64, &'static str); 2] {
+    let segments = geometry.segment_count;
+    let buffers = Log::most_buffers(lanes, segments) as u64 * geometry.segment_bytes;
+    let index = table.bytes() + Segments::bytes_for(segments);
+    [(MemoryUse::Index, index, "the index"), (MemoryUse::LogBuffers, buffers, "the log")]
+}
+
+pub(super) fn hold_memory(
+    device: &Arc<dyn Device>,
+    options: &StoreOptions,
+    geometry: &Geometry,
+    table: &TableGeometry,
+) -> Result<Vec<MemoryHold>, StoreError> {
+    let parts = memory_of(geometry, table, options.lanes).into_iter();
+    parts
+        .map(|(by, bytes, what)| options.memory.hold(by, bytes, what))
+        .collect::<Result<_, _>>()
+        .map_err(|error| refused(device, error))
+}
+
+/// What was refused for want of memory names the device.
+pub(super) fn named(device: &Arc<dyn Device>, error: StoreError) -> StoreError {
+    match error {
+        StoreError::Memory(over) => refused(device, over),
+        error => error,
+    }
+}
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests {
+    use forebay_core::BlockSize;
+    use forebay_device::RamDevice;
+    use forebay_lane::MemoryBudget;
+
+    use super::*;
+    use crate::store::Store;
+
+    fn geometry(bytes: u64) -> Geometry {
+        Geometry::plan(bytes, BlockSize::DEFAULT, 512, None).expect("a plan")
+    }
+
+    #[test]
+    fn the_index_has_room_for_every_cell_and_addresses_to_spare() {
+        // A device, blocks of origins, what follows for shards and for the bits of addresses and slots.
+        for (bytes, blocks, shards, address, slot) in [
+            (5 << 20, 100, 1, 20, 11),
+            (5 << 20, (1 << 30) - 5, 1, 31, 11),
+            (4 << 30, 100, 64, 25, 20),
+            (64 << 30, 100, 1024, 29, 24),
+        ] {
+            let geometry = geometry(bytes);
+            let cells = Cut::new(&geometry).cells_per_segment() * u64::from(geometry.segment_count);
+            for asked in [None, Some(4)] {
+                let (table, given) = table_geometry(&geometry, blocks, asked).expect("it fits");
+                assert_eq!(given, asked.unwrap_or(shards), "{bytes}");
+                let wanted = TableGeometry::new(cells, given, address, slot).expect("it fits");
+                assert_eq!(format!("{table:?}"), format!("{wanted:?}"), "{bytes} {blocks}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_an_open_cache_takes_is_held_and_tested_before_it_is_made() {
+        let bytes = 64 << 20;
+        let geometry = geometry(bytes);
+        let (table, _) = table_geometry(&geometry, 1000, None).expect("it fits");
+        let [(index, index_bytes, _), (log, log_bytes, _)] = memory_of(&geometry, &table, 2);
+        assert_eq!((index, log), (MemoryUse::Index, MemoryUse::LogBuffers));
+        assert_eq!(index_bytes, table.bytes() + Segments::bytes_for(geometry.segment_count));
+        let buffers = Log::most_buffers(2, geometry.segment_count) as u64;
+        assert_eq!(log_bytes, buffers * geometry.segment_bytes);
+
+        let device = |bytes| -> Arc<dyn Device> { RamDevice::new("ram", bytes).expect("memory") };
+        let with = |limit| StoreOptions {
+            lanes: 2,
+            memory: Arc::new(MemoryBudget::new(limit)),
+            ..StoreOptions::default()
+        };
+        let options = with(1 << 30);
+        let held =
+            hold_memory(&device(bytes), &options, &geometry, &table).expect("there is enough");
+        assert_eq!(options.memory.used(MemoryUse::Index), index_bytes);
+        assert_eq!(options.memory.used(MemoryUse::LogBuffers), log_bytes);
+        drop(held);
+        Store::fits(&device(bytes), BlockSize::DEFAULT, &options).expect("there is enough");
+        assert_eq!(options.memory.total(), 0, "nothing is held");
+        assert!(Store::fits(&device(bytes), BlockSize::DEFAULT, &with(log_bytes)).is_err());
+        assert!(Store::fits(&device(1 << 20), BlockSize::DEFAULT, &options).is_err());
+    }
+}
