@@ -141,6 +141,13 @@ impl Log {
         Some(Place { volume, sector: start / SECTOR as u64 })
     }
 
+    /// Records up to this one were durable, as far as the checkpoint and headers that are not `rotten` say.
+    fn proven(&self, rotten: &BTreeSet<u64>) -> u64 {
+        let intact = self.headers.iter().filter(|(page, _)| !rotten.contains(page));
+        let proven = intact.map(|(_, header)| header.durable_through.0).max().unwrap_or(0);
+        proven.max(self.base)
+    }
+
     /// What the header of a record that is missed was about.
     fn about(&self, world: &World<'_>, header: &RecordHeader, proven: u64) -> Vec<Place> {
         let known = || self.cells.iter().chain(&world.rot.cells);
@@ -196,6 +203,34 @@ impl World<'_> {
             }
         }
         self.note_rot(&log, &rotten);
+    }
+
+    /// A crash may have cut off a write to a page that could not be read before, and left the header.
+    /// Nothing tells this from a cell that has arrived and rotted: the store keeps it, and reads fail.
+    pub(crate) fn note_cut_off(&mut self) {
+        if self.rot.unreadable
+            && let Some(log) = self.read_log()
+        {
+            self.taint_cut_off(&log);
+        }
+    }
+
+    fn taint_cut_off(&mut self, log: &Log) {
+        let proven = log.proven(&BTreeSet::new());
+        for cell in log.cells.iter().filter(|cell| cell.header.0 > proven) {
+            if log.pages(cell).any(|page| self.is_unreadable(page))
+                && let Some(place) = log.place(self, cell.volume, cell.block)
+            {
+                self.oracle.taint(place);
+                self.disorder(place.volume);
+            }
+        }
+    }
+
+    /// Nobody can keep the order of a volume any more.
+    fn disorder(&mut self, volume: u16) {
+        self.rot.disordered.insert(volume);
+        self.oracle.order.watch(volume, false);
     }
 
     fn read_log(&self) -> Option<Log> {
@@ -301,9 +336,7 @@ impl World<'_> {
     /// Says what may be lost by it, and forgets nothing of what may be needed to say so later.
     fn note_rot(&mut self, log: &Log, rotten: &BTreeSet<u64>) {
         self.rot.unreadable |= rotten.iter().any(|page| self.is_unreadable(*page));
-        let intact = log.headers.iter().filter(|(page, _)| !rotten.contains(page));
-        let proven = intact.map(|(_, header)| header.durable_through.0).max().unwrap_or(0);
-        let proven = proven.max(log.base);
+        let proven = log.proven(rotten);
         let headers = log.headers.iter().filter(|(page, it)| {
             rotten.contains(page) && it.number.0 > log.base && it.body != Body::Opening
         });
@@ -359,10 +392,7 @@ impl World<'_> {
                 self.oracle.doubt(place, below);
             });
         }
-        for place in hit {
-            self.rot.disordered.insert(place.volume);
-            self.oracle.order.watch(place.volume, false);
-        }
+        hit.into_iter().for_each(|place| self.disorder(place.volume));
     }
 
     /// The system has said that a volume may have lost data.

@@ -354,6 +354,7 @@ impl World<'_> {
             ledger.crash();
         }
         self.oracle.crash();
+        self.note_cut_off();
         self.set_faults(false);
         self.shared.arm(None);
     }

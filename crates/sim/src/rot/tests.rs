@@ -1,4 +1,4 @@
-use forebay_core::BlockSize;
+use forebay_core::{BlockSize, Generation};
 
 use super::*;
 use crate::engine::Engine;
@@ -58,4 +58,24 @@ fn a_page_that_is_as_it_was_is_not_damaged() {
         }
     }
     assert!(as_it_was > 0, "no zeroes over zeroes");
+}
+
+/// The write of a record was on its way to a page that could not be read before. The crash left its
+/// header, which nothing proves: the store keeps the block, and reads of it fail.
+#[test]
+fn a_cell_that_never_arrived_on_an_unreadable_page_may_fail() {
+    let engine = Engine(None);
+    for (header, fails) in [(RecordNumber(8), true), (RecordNumber(7), false)] {
+        let (mut world, geometry, page) = world_of(1, &engine);
+        world.cache.make_unreadable(page * SECTORS);
+        let slot = Slot((PAGE as u64 / geometry.granule()) as u32);
+        let (volume, block) = (VolumeId(1), OriginBlock(2));
+        let cell = Cell { header, slot, generation: Generation(1), volume, block, sequence: 1 };
+        let (volumes, headers) = (BTreeMap::from([(volume, 0)]), BTreeMap::new());
+        let log = Log { geometry, base: 7, volumes, headers, cells: vec![cell.clone()] };
+        assert_eq!(log.pages(&cell), page..page + 1);
+        let place = log.place(&world, volume, block).expect("a place on the volume");
+        world.taint_cut_off(&log);
+        assert_eq!(world.oracle.is_tainted(place), fails, "{header:?}");
+    }
 }
