@@ -428,6 +428,26 @@ fn what_may_be_dirty_is_noted_before_a_flush_is_answered_and_exactly_at_a_stop()
 }
 
 #[test]
+fn a_note_is_shortened_once_most_of_it_is_clean() {
+    let case = Case::new(Mode::Writeback);
+    let write_every_second_of = |blocks: Range<u64>| {
+        for block in blocks.step_by(2) {
+            case.write(block, 1).expect("all is well");
+        }
+        case.flush().expect("all is well");
+    };
+    write_every_second_of(0..60);
+    case.world.drain(&case.engine).expect("drained");
+    write_every_second_of(100..180);
+    case.world.advance(Duration::from_secs(5));
+    assert_eq!(case.noted().len(), 30 + 40);
+    case.world.drain(&case.engine).expect("drained");
+    write_every_second_of(100..120);
+    case.world.advance(Duration::from_secs(5));
+    assert_eq!(case.noted().len(), 10);
+}
+
+#[test]
 fn an_ordered_volume_does_not_go_round_its_log() {
     let case = Case::with(Mode::Writeback, |settings| settings.ordered = true);
     case.write(0, 1).expect("all is well");
