@@ -428,6 +428,30 @@ fn what_may_be_dirty_is_noted_before_a_flush_is_answered_and_exactly_at_a_stop()
 }
 
 #[test]
+fn writes_that_find_the_log_full_go_to_log_and_origin_all_the_same() {
+    let case = Case::new(Mode::Writethrough);
+    case.cache_faults.hang(&[What::Write]);
+    let write = |block: u64| {
+        let data = [block as u8; BLOCK];
+        let offset = block * BLOCK as u64;
+        case.world.submit(&case.target, Op::Write, offset, BLOCK as u64, Some(&data))
+    };
+    let tags: Vec<u64> = (0..3072).rev().map(write).collect();
+    case.world.advance(Duration::from_millis(1));
+    assert!(case.world.done(tags[3071]).is_none(), "there is room for all");
+    case.cache_faults.heal();
+    for (tag, block) in tags.into_iter().zip((0..3072).rev()) {
+        assert_eq!(case.world.wait(tag).result, Ok(()), "block {block}");
+    }
+    assert!(!case.engine.cache.health().is_hung());
+    let origin = raw(&case.world, &case.origin, 0, 3072 * BLOCK);
+    for block in 0..3072 {
+        assert_eq!(case.read(block), Ok(block as u8));
+        assert_eq!(origin[block as usize * BLOCK], block as u8);
+    }
+}
+
+#[test]
 fn a_note_is_shortened_once_most_of_it_is_clean() {
     let case = Case::new(Mode::Writeback);
     let write_every_second_of = |blocks: Range<u64>| {

@@ -122,6 +122,25 @@ fn data_survives_an_orderly_stop_and_a_sudden_end() {
     }
 }
 
+#[test]
+fn strict_writes_are_durable_without_a_flush() {
+    let (cache, origin) = (ram(8), ram(12));
+    let world = World::new();
+    world.format(&cache, BlockSize::DEFAULT);
+    let (engine, _) = world.open(&cache);
+    let strict = VolumeSettings { durability: Durability::Strict, ..settings(Mode::Writeback) };
+    let target = world.create(&engine, &origin, strict, 0);
+    assert!(target.write_now(0, &[1; 4096]).is_none(), "who does not wait cannot know");
+    world.write(&target, 0, &[2; 4096]);
+    world.write(&target, 8192 + 512, &[3; 1024]);
+    world.lane.abandon();
+    let world = World::new();
+    let (engine, _) = world.open(&cache);
+    let target = world.attach(&engine, &origin);
+    assert_eq!(world.read(&target, 0, 4096), [2; 4096]);
+    assert_eq!(world.read(&target, 8192 + 512, 1024), [3; 1024]);
+}
+
 /// A shifted grid may have one block more, which must not be the next volume's first one.
 #[test]
 fn volumes_side_by_side_have_their_own_first_and_last_blocks() {

@@ -383,6 +383,31 @@ fn held_versions_before_an_origin_that_does_not_answer_leave_room_to_others() {
     assert!(answered(&two, waits.expect("it waits")), "it goes on when the origin is back");
 }
 
+/// What shares a segment with a held version stays as long, so it counts for the watermarks as if it were
+/// dirty.
+#[test]
+fn few_held_versions_in_many_segments_are_written_back_soon() {
+    let mut ordered = VolumeSettings { ordered: true, ..settings(Mode::Writeback) };
+    let writeback = &mut ordered.writeback;
+    (writeback.max_age, writeback.idle) = (Duration::ZERO, Duration::ZERO);
+    (writeback.dirty_high, writeback.dirty_low) = (40, 10);
+    (writeback.cache_dirty_high, writeback.cache_dirty_low) = (40, 10);
+    let two = two(16, ordered, settings(Mode::Writethrough));
+    let dirty = || two.a.volume().dirty_blocks();
+    // One in each segment, and beside it versions that were replaced before any flush.
+    let write = |segments: std::ops::Range<u64>| {
+        for number in segments {
+            two.world.write(&two.a, number * 4096, &pattern(number));
+            (0..63).for_each(|_| two.world.write(&two.a, 0, &pattern(number)));
+        }
+        two.world.advance(Duration::from_secs(10));
+    };
+    write(1..20);
+    assert_eq!(dirty(), 20);
+    write(20..40);
+    assert!(dirty() < 20, "{} are dirty", dirty());
+}
+
 /// Putting a volume in order begins with a sync of its origin. Until that ends nothing is held, and what is
 /// dirty may be moved.
 #[test]
