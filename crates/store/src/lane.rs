@@ -9,7 +9,7 @@ use forebay_device::{DeviceOp, IoData, Queue};
 use forebay_format::{DataEntry, Head};
 use forebay_lane::Lane;
 
-use crate::appender::{Closed, Cut};
+use crate::appender::Closed;
 use crate::error::StoreError;
 use crate::glance::NoteId;
 use crate::index::{NewVersion, Put};
@@ -17,7 +17,7 @@ use crate::latency;
 use crate::log::{AMPLE, Log, Round, RoundTicket};
 use crate::planted::{self, PlantedBug};
 use crate::read::PayloadCheck;
-use crate::record::{Content, Ready};
+use crate::record::{Encoded, Ready};
 use crate::segments::Live;
 use crate::store::{Appended, Class, Store, Version};
 use crate::table::{Check, Entry};
@@ -250,8 +250,6 @@ impl StoreLane {
         let store = &self.store;
         let _guard = store.fail_on_panic("the write of a record");
         let Ready { record, number, durably, content } = ready;
-        let cut: &Cut = store.log.cut();
-        let start = u64::from(record.position) * cut.granule;
         let head = Head {
             cache: store.uuid,
             segment: record.segment,
@@ -260,57 +258,18 @@ impl StoreLane {
             number,
             durable_through: store.log.durable_through(),
         };
-        // The first record of a segment's life brings the opening with it.
-        let opens = start == cut.header_bytes;
-        let from = if opens { 0 } else { start };
-        if opens {
-            let head = Head { position: 0, ..head };
-            let opening = record.buffer.claim(0..cut.header_bytes as usize);
-            let encoded = opening.map(|mut place| {
-                let encoded = forebay_format::record::encode_opening(&mut place, &head);
-                place.publish();
-                encoded
-            });
-            if !matches!(encoded, Some(Ok(()))) {
-                store.fail(&format_args!(
-                    "the opening of segment {} could not be made",
-                    head.segment.0
-                ));
+        let encoded = record.encode(&head, store.log.cut(), store.block_size(), content);
+        let Encoded { bytes: range, payload } = match encoded {
+            Ok(encoded) => encoded,
+            Err(what) => {
+                store.fail(&format_args!("record {} could not be made: {what}", number.0));
                 return;
             }
-        }
-        let header = start as usize..(start + cut.header_bytes) as usize;
-        let Some(mut place) = record.buffer.claim(header) else {
-            store.fail(&format_args!("the place of the header of record {} was taken", number.0));
-            return;
         };
-        let block = store.block_size();
-        let (encoded, payload) = match content {
-            Content::Data(entries) => {
-                let entries: Vec<_> = entries
-                    .into_iter()
-                    .map(|e| e.unwrap_or_else(|| DataEntry::void(block)))
-                    .collect();
-                let payload = entries.len() as u64 * cut.block;
-                (forebay_format::record::encode_data(&mut place, &head, block, &entries), payload)
-            }
-            Content::Marks(marks) => {
-                (forebay_format::record::encode_marks(&mut place, &head, &marks), 0)
-            }
-        };
-        if let Err(error) = encoded {
-            store.fail(&format_args!(
-                "the header of record {} could not be made: {error}",
-                number.0
-            ));
-            return;
-        }
-        place.publish();
-        let end = start + cut.header_bytes + payload;
-        store.counters.written_bytes.fetch_add(end - from, Ordering::Relaxed);
+        store.counters.written_bytes.fetch_add(range.len() as u64, Ordering::Relaxed);
         store.counters.payload_bytes.fetch_add(payload, Ordering::Relaxed);
-        let offset = store.geometry.segment_offset(record.segment) + from;
-        let (log, range) = (record.buffer.clone(), from as usize..end as usize);
+        let offset = store.geometry.segment_offset(record.segment) + range.start as u64;
+        let log = record.buffer.clone();
         let durably = durably && !planted::has(PlantedBug::SkippedSync);
         let started = store.latency.start(&self.lane);
         let done = self

@@ -4,12 +4,15 @@
 //! *closed*. Whoever does the last of these finds the record ready and writes it. Lanes fill cells
 //! of one record side by side without holding a lock over the copy of the payload.
 
+use std::ops::Range;
 use std::sync::Arc;
 
-use forebay_core::{Generation, RecordNumber, SegmentId, Slot};
+use forebay_core::{BlockSize, Generation, RecordNumber, SegmentId, Slot};
 use forebay_device::{Claim, LogBuffer};
-use forebay_format::{DataEntry, Mark};
+use forebay_format::{DataEntry, Head, Mark, record as format};
 use parking_lot::Mutex;
+
+use crate::appender::Cut;
 
 /// What a record holds.
 pub(crate) enum Content {
@@ -53,7 +56,52 @@ pub(crate) struct Ready {
     pub(crate) content: Content,
 }
 
+/// What is to be written of a record that has been encoded.
+pub(crate) struct Encoded {
+    /// Bytes of the segment.
+    pub(crate) bytes: Range<usize>,
+    /// Those of them that are payload.
+    pub(crate) payload: u64,
+}
+
 impl Record {
+    /// Encodes the header in front of the payload; the first record of a segment's life brings the opening
+    /// with it.
+    pub(crate) fn encode(
+        &self,
+        head: &Head,
+        cut: &Cut,
+        block: BlockSize,
+        content: Content,
+    ) -> Result<Encoded, String> {
+        let start = u64::from(self.position) * cut.granule;
+        let place = |range| self.buffer.claim(range).ok_or("its place was taken");
+        let opens = start == cut.header_bytes;
+        let from = if opens { 0 } else { start };
+        if opens {
+            let head = Head { position: 0, ..*head };
+            let mut place = place(0..cut.header_bytes as usize)?;
+            let encoded = format::encode_opening(&mut place, &head);
+            encoded.map_err(|error| error.to_string())?;
+            place.publish();
+        }
+        let mut place = place(start as usize..(start + cut.header_bytes) as usize)?;
+        let payload = match content {
+            Content::Data(entries) => {
+                let void = || DataEntry::void(block);
+                let entries: Vec<_> =
+                    entries.into_iter().map(|entry| entry.unwrap_or_else(void)).collect();
+                format::encode_data(&mut place, head, block, &entries)
+                    .map(|()| entries.len() as u64 * cut.block)
+            }
+            Content::Marks(marks) => format::encode_marks(&mut place, head, &marks).map(|()| 0),
+        };
+        let payload = payload.map_err(|error| error.to_string())?;
+        place.publish();
+        let end = start + cut.header_bytes + payload;
+        Ok(Encoded { bytes: from as usize..end as usize, payload })
+    }
+
     pub(crate) fn data(
         segment: SegmentId,
         generation: Generation,
