@@ -10,76 +10,13 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use forebay_core::{Generation, SegmentId, Slot};
+use forebay_core::{Generation, SegmentId};
 use forebay_device::LogBuffer;
-use forebay_format::{Mark, max_entries};
+use forebay_format::Mark;
 
 use crate::log::Log;
 use crate::record::{Duty, Ready, Record, Reservation};
 use crate::segments::Segments;
-
-/// How the log is cut, derived from the format's geometry.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Cut {
-    pub(crate) granule: u64,
-    pub(crate) block: u64,
-    pub(crate) segment_bytes: u64,
-    pub(crate) header_bytes: u64,
-    pub(crate) max_cells: usize,
-    pub(crate) max_marks: usize,
-}
-
-impl Cut {
-    pub(crate) fn new(geometry: &forebay_format::Geometry) -> Self {
-        Cut {
-            granule: geometry.block.granule(),
-            block: geometry.block.bytes(),
-            segment_bytes: geometry.segment_bytes,
-            header_bytes: forebay_format::record::HEADER_BYTES as u64,
-            max_cells: max_entries(geometry.block),
-            max_marks: forebay_format::record::MAX_MARKS,
-        }
-    }
-
-    pub(crate) fn granules_per_segment(&self) -> u32 {
-        (self.segment_bytes / self.granule) as u32
-    }
-
-    pub(crate) fn slot(&self, segment: SegmentId, byte: u64) -> Slot {
-        Slot(segment.0 * self.granules_per_segment() + (byte / self.granule) as u32)
-    }
-
-    pub(crate) fn segment_of(&self, slot: Slot) -> SegmentId {
-        SegmentId(slot.0 / self.granules_per_segment())
-    }
-
-    /// Offset of a slot from the start of its segment, in bytes.
-    pub(crate) fn byte_of(&self, slot: Slot) -> u64 {
-        u64::from(slot.0 % self.granules_per_segment()) * self.granule
-    }
-
-    /// Position of a slot in its segment, in granules.
-    pub(crate) fn granule_of(&self, slot: Slot) -> u32 {
-        slot.0 % self.granules_per_segment()
-    }
-
-    /// Where the next record may start: headers are aligned to their size.
-    fn align(&self, byte: u64) -> u64 {
-        byte.next_multiple_of(self.header_bytes)
-    }
-
-    /// Blocks of payload that fit into a segment if every record is full.
-    pub(crate) fn cells_per_segment(&self) -> u64 {
-        let (mut byte, mut cells) = (self.header_bytes, 0);
-        while byte + self.header_bytes + self.block <= self.segment_bytes {
-            let room = (self.segment_bytes - byte - self.header_bytes) / self.block;
-            let taken = room.min(self.max_cells as u64);
-            cells += taken;
-            byte = self.align(byte + self.header_bytes + taken * self.block);
-        }
-        cells
-    }
-}
 
 /// Counts what keeps a segment's RAM image alive: its appender and its unwritten records.
 pub(crate) struct Holders(AtomicU32);
@@ -144,21 +81,21 @@ impl Appender {
         reserve: u32,
         closed: &mut Closed,
     ) -> Option<Reservation> {
-        let cut = log.cut();
+        let layout = log.layout();
         loop {
             let Some(open) = &mut self.open else {
                 self.open = Some(self.open_segment(log, segments, reserve)?);
                 continue;
             };
             let Some(current) = &mut open.record else {
-                let room =
-                    cut.segment_bytes.saturating_sub(open.byte + cut.header_bytes) / cut.block;
+                let room = layout.segment_bytes.saturating_sub(open.byte + layout.header_bytes)
+                    / layout.block;
                 if room == 0 {
                     self.leave_segment(segments, closed);
                     continue;
                 }
-                let capacity = (room as usize).min(cut.max_cells);
-                let position = (open.byte / cut.granule) as u32;
+                let capacity = (room as usize).min(layout.max_cells);
+                let position = (open.byte / layout.granule) as u32;
                 let record =
                     Record::data(open.id, open.generation, position, open.buffer.clone(), capacity);
                 log.holders(open.id).add();
@@ -170,11 +107,11 @@ impl Appender {
                 continue;
             }
             let index = current.reserved;
-            let byte = open.byte + cut.header_bytes + index as u64 * cut.block;
-            let cell = open.buffer.claim(byte as usize..(byte + cut.block) as usize)?;
+            let byte = open.byte + layout.header_bytes + index as u64 * layout.block;
+            let cell = open.buffer.claim(byte as usize..(byte + layout.block) as usize)?;
             current.reserved += 1;
             let duty = Duty { record: current.record.clone(), index };
-            let reservation = Reservation { slot: cut.slot(open.id, byte), cell, duty };
+            let reservation = Reservation { slot: layout.slot(open.id, byte), cell, duty };
             if current.reserved == current.capacity {
                 self.close_record(log, segments, false, closed);
             }
@@ -194,7 +131,7 @@ impl Appender {
         closed: &mut Closed,
     ) -> bool {
         self.close_record(log, segments, durably, closed);
-        let cut = log.cut();
+        let layout = log.layout();
         loop {
             let Some(open) = &mut self.open else {
                 match self.open_segment(log, segments, reserve) {
@@ -203,11 +140,11 @@ impl Appender {
                 }
                 continue;
             };
-            if open.byte + cut.header_bytes > cut.segment_bytes {
+            if open.byte + layout.header_bytes > layout.segment_bytes {
                 self.leave_segment(segments, closed);
                 continue;
             }
-            let position = (open.byte / cut.granule) as u32;
+            let position = (open.byte / layout.granule) as u32;
             let record = Record::marks(
                 open.id,
                 open.generation,
@@ -216,8 +153,8 @@ impl Appender {
                 marks.to_vec(),
             );
             log.holders(open.id).add();
-            open.byte += cut.header_bytes;
-            let end = (open.byte / cut.granule) as u32;
+            open.byte += layout.header_bytes;
+            let end = (open.byte / layout.granule) as u32;
             closed.ready.extend(log.close(segments, &Arc::new(record), 0, end, durably));
             return true;
         }
@@ -237,10 +174,10 @@ impl Appender {
             open.record = Some(current);
             return;
         }
-        let cut = log.cut();
-        let end = open.byte + cut.header_bytes + current.reserved as u64 * cut.block;
-        open.byte = cut.align(end);
-        let end = (open.byte / cut.granule) as u32;
+        let layout = log.layout();
+        let end = open.byte + layout.header_bytes + current.reserved as u64 * layout.block;
+        open.byte = layout.align(end);
+        let end = (open.byte / layout.granule) as u32;
         let ready = log.close(segments, &current.record, current.reserved, end, durably);
         closed.ready.extend(ready);
     }
@@ -261,7 +198,7 @@ impl Appender {
         log.holders(id).add();
         segments.attach_buffer(id, buffer.clone());
         // The opening comes first.
-        let byte = log.cut().header_bytes;
+        let byte = log.layout().header_bytes;
         Some(OpenSegment { id, generation, buffer, byte, record: None })
     }
 

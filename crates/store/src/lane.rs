@@ -258,7 +258,7 @@ impl StoreLane {
             number,
             durable_through: store.log.durable_through(),
         };
-        let encoded = record.encode(&head, store.log.cut(), store.block_size(), content);
+        let encoded = record.encode(&head, store.log.layout(), store.block_size(), content);
         let Encoded { bytes: range, payload } = match encoded {
             Ok(encoded) => encoded,
             Err(what) => {
@@ -424,7 +424,7 @@ impl StoreLane {
     fn append_pending_marks(self: &Rc<Self>, durably: bool) {
         let store = &self.store;
         loop {
-            let marks = store.log.take_marks(store.log.cut().max_marks);
+            let marks = store.log.take_marks(store.log.layout().max_marks);
             if marks.is_empty() {
                 return;
             }

@@ -26,6 +26,7 @@ pub mod health;
 pub mod index;
 pub mod lane;
 pub mod latency;
+mod layout;
 mod log;
 #[cfg(all(test, feature = "loom"))]
 mod loom_tests;

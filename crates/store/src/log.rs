@@ -10,7 +10,8 @@ use forebay_format::Mark;
 use forebay_lane::Notify;
 use parking_lot::Mutex;
 
-use crate::appender::{Appender, Cut, Holders};
+use crate::appender::{Appender, Holders};
+use crate::layout::SegmentLayout;
 use crate::record::{Closing, Ready, Record};
 use crate::segments::Segments;
 
@@ -58,7 +59,7 @@ pub(crate) struct Padded<T>(pub(crate) Mutex<T>);
 
 /// See the module.
 pub(crate) struct Log {
-    cut: Cut,
+    layout: SegmentLayout,
     roles: Roles,
     pub(crate) appenders: Box<[Padded<Appender>]>,
     holders: Box<[Holders]>,
@@ -142,13 +143,18 @@ pub(crate) enum Round {
 }
 
 impl Log {
-    pub(crate) fn new(cut: Cut, lanes: usize, segments: u32, next: RecordNumber) -> Self {
+    pub(crate) fn new(
+        layout: SegmentLayout,
+        lanes: usize,
+        segments: u32,
+        next: RecordNumber,
+    ) -> Self {
         let roles = Roles::new(lanes, segments);
         let count = roles.count();
         let appender = |number| Appender::new(number, count, roles.is_young(number));
         let appenders = (0..count).map(|number| Padded(Mutex::new(appender(number)))).collect();
         Log {
-            cut,
+            layout,
             roles,
             appenders,
             holders: (0..segments).map(|_| Holders::none()).collect(),
@@ -184,8 +190,8 @@ impl Log {
         ((lanes + 1) * 3).max((roles.count() - usize::from(roles.ordered)) * 2)
     }
 
-    pub(crate) fn cut(&self) -> &Cut {
-        &self.cut
+    pub(crate) fn layout(&self) -> &SegmentLayout {
+        &self.layout
     }
 
     /// Which appender does what.
@@ -385,7 +391,7 @@ impl Log {
             return None;
         }
         buffers.existing += 1;
-        Some(LogBuffer::new(self.cut.segment_bytes as usize))
+        Some(LogBuffer::new(self.layout.segment_bytes as usize))
     }
 
     pub(crate) fn return_buffer(&self, buffer: Arc<LogBuffer>) {
@@ -394,7 +400,7 @@ impl Log {
 
     /// Bytes of RAM images of segments.
     pub(crate) fn buffer_bytes(&self) -> u64 {
-        self.buffers.lock().existing as u64 * self.cut.segment_bytes
+        self.buffers.lock().existing as u64 * self.layout.segment_bytes
     }
 }
 

@@ -260,15 +260,15 @@ impl Store {
     /// Puts the dirty versions of a record in order that is about to be written.
     pub(crate) fn put_in_order(&self, ready: &Ready) {
         let Content::Data(entries) = &ready.content else { return };
-        let cut = self.log.cut();
-        let first = u64::from(ready.record.position) * cut.granule + cut.header_bytes;
+        let layout = self.log.layout();
+        let first = u64::from(ready.record.position) * layout.granule + layout.header_bytes;
         for (number, entry) in entries.iter().enumerate() {
             let Some(entry) = entry else { continue };
             if entry.void || !entry.dirty {
                 continue;
             }
             let Some(queue) = self.ordered.queue(entry.volume) else { continue };
-            let slot = cut.slot(ready.record.segment, first + number as u64 * cut.block);
+            let slot = layout.slot(ready.record.segment, first + number as u64 * layout.block);
             self.hold_in(&queue, entry.block, OrderedVersion::of(slot, entry));
         }
     }

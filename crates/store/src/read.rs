@@ -17,9 +17,9 @@ pub struct PayloadCheck(pub(crate) u32);
 impl Store {
     /// Copies a block out of the log's buffer, if it is still there.
     pub(crate) fn copy_buffered(&self, slot: Slot, into: &mut [u8]) -> bool {
-        let cut = self.log.cut();
-        let Some(buffer) = self.segments.buffer(cut.segment_of(slot)) else { return false };
-        let start = cut.byte_of(slot) as usize;
+        let layout = self.log.layout();
+        let Some(buffer) = self.segments.buffer(layout.segment_of(slot)) else { return false };
+        let start = layout.byte_of(slot) as usize;
         let Some(bytes) = buffer.get(start..start + into.len()) else { return false };
         into.copy_from_slice(bytes);
         true

@@ -12,7 +12,7 @@ use forebay_device::{Claim, LogBuffer};
 use forebay_format::{DataEntry, Head, Mark, record as format};
 use parking_lot::Mutex;
 
-use crate::appender::Cut;
+use crate::layout::SegmentLayout;
 
 /// What a record holds.
 pub(crate) enum Content {
@@ -70,35 +70,35 @@ impl Record {
     pub(crate) fn encode(
         &self,
         head: &Head,
-        cut: &Cut,
+        layout: &SegmentLayout,
         block: BlockSize,
         content: Content,
     ) -> Result<Encoded, String> {
-        let start = u64::from(self.position) * cut.granule;
+        let start = u64::from(self.position) * layout.granule;
         let place = |range| self.buffer.claim(range).ok_or("its place was taken");
-        let opens = start == cut.header_bytes;
+        let opens = start == layout.header_bytes;
         let from = if opens { 0 } else { start };
         if opens {
             let head = Head { position: 0, ..*head };
-            let mut place = place(0..cut.header_bytes as usize)?;
+            let mut place = place(0..layout.header_bytes as usize)?;
             let encoded = format::encode_opening(&mut place, &head);
             encoded.map_err(|error| error.to_string())?;
             place.publish();
         }
-        let mut place = place(start as usize..(start + cut.header_bytes) as usize)?;
+        let mut place = place(start as usize..(start + layout.header_bytes) as usize)?;
         let payload = match content {
             Content::Data(entries) => {
                 let void = || DataEntry::void(block);
                 let entries: Vec<_> =
                     entries.into_iter().map(|entry| entry.unwrap_or_else(void)).collect();
                 format::encode_data(&mut place, head, block, &entries)
-                    .map(|()| entries.len() as u64 * cut.block)
+                    .map(|()| entries.len() as u64 * layout.block)
             }
             Content::Marks(marks) => format::encode_marks(&mut place, head, &marks).map(|()| 0),
         };
         let payload = payload.map_err(|error| error.to_string())?;
         place.publish();
-        let end = start + cut.header_bytes + payload;
+        let end = start + layout.header_bytes + payload;
         Ok(Encoded { bytes: from as usize..end as usize, payload })
     }
 

@@ -14,11 +14,11 @@ use forebay_format::{CheckSeed, Geometry, Mark, MarkKind, Uuid, VolumeRecord};
 use forebay_lane::{Gate, MemoryHold, Notify};
 use parking_lot::Mutex;
 
-use crate::appender::Cut;
 use crate::glance::{NoteId, Notes};
 use crate::health::Health;
 use crate::index::{Address, Condition, Found, Index};
 use crate::latency::DeviceLatency;
+use crate::layout::SegmentLayout;
 use crate::log::Log;
 use crate::options::StoreOptions;
 use crate::ordered::Ordered;
@@ -209,7 +209,7 @@ impl Store {
 
     /// Blocks that fit if every record is full and no segment is kept free.
     pub fn capacity_blocks(&self) -> u64 {
-        self.log.cut().cells_per_segment() * u64::from(self.segments.count())
+        self.log.layout().cells_per_segment() * u64::from(self.segments.count())
     }
 
     /// Segments that foreground work leaves free for background work.
@@ -222,7 +222,7 @@ impl Store {
 
     /// Blocks that fit into a segment of a cache laid out like this, if every record is full.
     pub fn cells_per_segment_of(geometry: &Geometry) -> u64 {
-        Cut::new(geometry).cells_per_segment()
+        SegmentLayout::new(geometry).cells_per_segment()
     }
 
     /// The parts of the index that volumes have at the moment.
@@ -251,7 +251,7 @@ impl Store {
     /// The segment that holds a slot.
     #[inline]
     pub fn segment_of(&self, slot: Slot) -> SegmentId {
-        self.log.cut().segment_of(slot)
+        self.log.layout().segment_of(slot)
     }
 
     /// Looks a block up and keeps its segment from being reused until the result is dropped.
@@ -420,7 +420,7 @@ impl Store {
 
     /// Blocks that fit into a segment, if every record is full.
     pub fn cells_per_segment(&self) -> u64 {
-        self.log.cut().cells_per_segment()
+        self.log.layout().cells_per_segment()
     }
 
     /// Latches a failure of the device, and wakes everyone who waits for something that will not
@@ -446,7 +446,7 @@ impl Store {
 
     /// Whether a version is durable where it is.
     pub fn is_durable(&self, slot: Slot) -> bool {
-        self.segments.is_durable(self.segment_of(slot), self.log.cut().granule_of(slot))
+        self.segments.is_durable(self.segment_of(slot), self.log.layout().granule_of(slot))
     }
 
     /// Bytes appended since the last checkpoint.
@@ -461,7 +461,7 @@ impl Store {
         // More is written until the checkpoint is, so this is about the half of it.
         const MOST: u64 = 64 << 30;
         const FOR_EACH_BLOCK: u64 = 400;
-        let segment = self.log.cut().segment_bytes;
+        let segment = self.log.layout().segment_bytes;
         let half = u64::from(self.segments.count()) * segment / 2;
         let blocks = self.options.memory.not_held() / FOR_EACH_BLOCK;
         // A segment at least: with no memory left at all, a checkpoint would be due without an append.

@@ -5,12 +5,12 @@ use super::*;
 
 const SEGMENTS: u32 = 35;
 
-fn cut() -> Cut {
-    Cut::new(&Geometry::plan(64 << 20, BlockSize::DEFAULT, 512, None).expect("a plan"))
+fn layout() -> SegmentLayout {
+    SegmentLayout::new(&Geometry::plan(64 << 20, BlockSize::DEFAULT, 512, None).expect("a plan"))
 }
 
 fn log(lanes: usize, segments: u32) -> Log {
-    Log::new(cut(), lanes, segments, RecordNumber(100))
+    Log::new(layout(), lanes, segments, RecordNumber(100))
 }
 
 /// Closes a record of marks; gives its number.
@@ -57,7 +57,7 @@ fn images_are_used_again_and_limited() {
     let mut taken: Vec<_> = (0..6).map_while(|_| log.take_buffer()).collect();
     assert_eq!(taken.len(), 6);
     assert!(log.take_buffer().is_none());
-    assert_eq!(log.buffer_bytes(), 6 * cut().segment_bytes);
+    assert_eq!(log.buffer_bytes(), 6 * layout().segment_bytes);
 
     let buffer = taken.pop().expect("six");
     let (known, reader) = (Arc::as_ptr(&buffer), taken[0].clone());
@@ -70,7 +70,7 @@ fn images_are_used_again_and_limited() {
     let another = log.take_buffer().expect("its place is free");
     assert!(!Arc::ptr_eq(&another, &reader));
     assert!(log.take_buffer().is_none());
-    assert_eq!(log.buffer_bytes(), 6 * cut().segment_bytes);
+    assert_eq!(log.buffer_bytes(), 6 * layout().segment_bytes);
 }
 
 #[test]

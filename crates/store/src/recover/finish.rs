@@ -10,12 +10,12 @@ use forebay_format::Geometry;
 
 use super::RecoveryReport;
 use super::opening::{FoundSegment, Opening, Replayed};
-use crate::appender::Cut;
 use crate::error::StoreError;
 use crate::glance::Notes;
 use crate::index::Index;
 use crate::lane::StoreLane;
 use crate::latency::DeviceLatency;
+use crate::layout::SegmentLayout;
 use crate::log::Log;
 use crate::ordered::{Ordered, queue::Queue as OrderQueue};
 use crate::planted::{self, PlantedBug};
@@ -59,7 +59,12 @@ impl Opening<'_> {
         self.report.dirty = live.iter().map(|counts| u64::from(counts.dirty)).sum();
         let last = replay.highest_number.0.max(image.base.0);
         let next = RecordNumber(last + 1 + self.left_out());
-        let log = Log::new(Cut::new(geometry), self.options.lanes, geometry.segment_count, next);
+        let log = Log::new(
+            SegmentLayout::new(geometry),
+            self.options.lanes,
+            geometry.segment_count,
+            next,
+        );
         Ok(Parts { index, segments, ordered, log, mended: image.mended })
     }
 

@@ -6,8 +6,8 @@ use forebay_device::Device;
 use forebay_format::Geometry;
 use forebay_lane::{MemoryHold, MemoryUse};
 
-use crate::appender::Cut;
 use crate::error::StoreError;
+use crate::layout::SegmentLayout;
 use crate::log::Log;
 use crate::options::StoreOptions;
 use crate::roots::refused;
@@ -20,7 +20,7 @@ pub(super) fn table_geometry(
     blocks: u64,
     shards: Option<u32>,
 ) -> Result<(TableGeometry, u32), String> {
-    let cells = Cut::new(geometry).cells_per_segment();
+    let cells = SegmentLayout::new(geometry).cells_per_segment();
     // Every cell holds one version at most, so this is never too small, not even while recovery
     // replays versions that a later record has taken out again.
     let capacity = cells * u64::from(geometry.segment_count);
@@ -90,7 +90,8 @@ mod tests {
             (64 << 30, 100, 1024, 29, 24),
         ] {
             let geometry = geometry(bytes);
-            let cells = Cut::new(&geometry).cells_per_segment() * u64::from(geometry.segment_count);
+            let cells = SegmentLayout::new(&geometry).cells_per_segment()
+                * u64::from(geometry.segment_count);
             for asked in [None, Some(4)] {
                 let (table, given) = table_geometry(&geometry, blocks, asked).expect("it fits");
                 assert_eq!(given, asked.unwrap_or(shards), "{bytes}");

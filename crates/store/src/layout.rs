@@ -1,0 +1,67 @@
+//! Where records and their cells are in a segment.
+
+use forebay_core::{SegmentId, Slot};
+use forebay_format::max_entries;
+
+/// Sizes and places within a segment, in bytes unless said otherwise.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SegmentLayout {
+    pub(crate) granule: u64,
+    pub(crate) block: u64,
+    pub(crate) segment_bytes: u64,
+    pub(crate) header_bytes: u64,
+    pub(crate) max_cells: usize,
+    pub(crate) max_marks: usize,
+}
+
+impl SegmentLayout {
+    pub(crate) fn new(geometry: &forebay_format::Geometry) -> Self {
+        SegmentLayout {
+            granule: geometry.block.granule(),
+            block: geometry.block.bytes(),
+            segment_bytes: geometry.segment_bytes,
+            header_bytes: forebay_format::record::HEADER_BYTES as u64,
+            max_cells: max_entries(geometry.block),
+            max_marks: forebay_format::record::MAX_MARKS,
+        }
+    }
+
+    pub(crate) fn granules_per_segment(&self) -> u32 {
+        (self.segment_bytes / self.granule) as u32
+    }
+
+    pub(crate) fn slot(&self, segment: SegmentId, byte: u64) -> Slot {
+        Slot(segment.0 * self.granules_per_segment() + (byte / self.granule) as u32)
+    }
+
+    pub(crate) fn segment_of(&self, slot: Slot) -> SegmentId {
+        SegmentId(slot.0 / self.granules_per_segment())
+    }
+
+    /// Offset of a slot from the start of its segment, in bytes.
+    pub(crate) fn byte_of(&self, slot: Slot) -> u64 {
+        u64::from(slot.0 % self.granules_per_segment()) * self.granule
+    }
+
+    /// Position of a slot in its segment, in granules.
+    pub(crate) fn granule_of(&self, slot: Slot) -> u32 {
+        slot.0 % self.granules_per_segment()
+    }
+
+    /// Where the next record may start: headers are aligned to their size.
+    pub(crate) fn align(&self, byte: u64) -> u64 {
+        byte.next_multiple_of(self.header_bytes)
+    }
+
+    /// Blocks of payload that fit into a segment if every record is full.
+    pub(crate) fn cells_per_segment(&self) -> u64 {
+        let (mut byte, mut cells) = (self.header_bytes, 0);
+        while byte + self.header_bytes + self.block <= self.segment_bytes {
+            let room = (self.segment_bytes - byte - self.header_bytes) / self.block;
+            let taken = room.min(self.max_cells as u64);
+            cells += taken;
+            byte = self.align(byte + self.header_bytes + taken * self.block);
+        }
+        cells
+    }
+}
