@@ -451,6 +451,32 @@ fn writes_that_find_the_log_full_go_to_log_and_origin_all_the_same() {
     }
 }
 
+/// Of what an earlier run has left nobody knows the age: it counts from the start on.
+#[test]
+fn groups_of_an_earlier_run_do_not_make_later_ones_old() {
+    let mut case = Case::with(Mode::Writeback, |settings| {
+        settings.ordered = true;
+        settings.writeback.running = true;
+        settings.writeback.max_age = Duration::from_secs(1000);
+        settings.writeback.idle = Duration::ZERO;
+    });
+    for blocks in [0..1, 0..2] {
+        blocks.for_each(|block| case.write(block, 1).expect("all is well"));
+        case.flush().expect("all is well");
+    }
+    case.crash();
+    case.world.clock.pass(Duration::from_secs(3600));
+    case.reopen(false).expect("all is well");
+    let second = BLOCK as u64..2 * BLOCK as u64;
+    case.origin_faults.fail_in(What::Write, second);
+    case.world.drain(&case.engine).expect_err("the second group cannot be written");
+    case.origin_faults.heal();
+    case.world.advance(Duration::from_secs(900));
+    assert_eq!(case.target.volume().dirty_blocks(), 2);
+    case.world.advance(Duration::from_secs(100));
+    assert_eq!(case.target.volume().dirty_blocks(), 0);
+}
+
 #[test]
 fn a_note_is_shortened_once_most_of_it_is_clean() {
     let case = Case::new(Mode::Writeback);
