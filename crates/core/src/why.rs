@@ -136,6 +136,7 @@ reasons! {
         Sequential sequential "it is part of a long sequential stream",
         Congested congested "the cache device is slower than the congestion thresholds",
         Unavailable unavailable "the cache device has failed, or does not answer",
+        NoRoom no_room "older versions that an ordered volume's origin does not take keep all room",
         NotAdmitted not_admitted "a write through the cache of blocks that admission does not let in",
         WriteBudget write_budget "a write through the cache of new blocks, with the write budget used up",
         Mode mode "the mode sends it to the origin",

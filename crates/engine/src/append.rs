@@ -26,6 +26,15 @@ pub(crate) enum Obstacle {
     NoMask,
 }
 
+/// Whether the rest of a write may go to the log.
+#[derive(PartialEq, Eq)]
+pub(crate) enum Room {
+    /// All of it has been appended.
+    Found,
+    /// There is none, and none to wait for: see [`Cache::starve`](crate::cache::Cache::starve).
+    Never,
+}
+
 /// What was appended for one block.
 pub(crate) struct Written {
     pub(crate) block: OriginBlock,
@@ -35,22 +44,25 @@ pub(crate) struct Written {
 }
 
 impl LaneVolume {
-    /// Appends what is left of a write; waits for room as often as needed. Not to be called by
-    /// whoever holds a range: room may depend on writing back what lies in it.
+    /// Appends what is left of a write; waits for room as often as needed, if there will be any. Not to be
+    /// called by whoever holds a range: room may depend on writing back what lies in it.
     pub(crate) async fn append_patiently(
         &self,
         offset: u64,
         data: &[u8],
         progress: &mut Progress,
-    ) -> Result<(), IoError> {
+    ) -> Result<Room, IoError> {
         loop {
             let space = self.store.store().space.listen();
             let obstacle = match self.append_rest(offset, data, progress).await? {
-                None => return Ok(()),
+                None => return Ok(Room::Found),
                 Some(Obstacle::NoMask) => self.append_completed(offset, data, progress).await?,
                 no_room => no_room,
             };
             if obstacle.is_some() {
+                if self.is_starved() {
+                    return Ok(Room::Never);
+                }
                 self.wait_for_space(space).await?;
             }
         }

@@ -65,6 +65,8 @@ pub struct Cache {
     ledger: RwLock<Option<Arc<dyn Ledger>>>,
     /// There is no room but what ordered writeback can make.
     pressed: AtomicBool,
+    /// See [`Cache::starve`].
+    starved: AtomicBool,
     /// Turns of writes when nearly all of the cache is dirty.
     pub(crate) brake: Brake,
     /// Background work ends.
@@ -99,6 +101,7 @@ impl Cache {
             store,
             volumes: RwLock::default(),
             pressed: AtomicBool::new(false),
+            starved: AtomicBool::new(false),
             brake: Brake::default(),
             stopping: AtomicU64::new(0),
             background_changed: Notify::default(),
@@ -283,6 +286,21 @@ impl Cache {
 
     pub(crate) fn is_pressed(&self) -> bool {
         self.pressed.load(Ordering::SeqCst) || self.store.is_order_full()
+    }
+
+    /// Notes whether the log has no room and gets none: versions that no origin is about to get keep every
+    /// segment. Who waits for room then looks again.
+    pub(crate) fn starve(&self, starved: bool) {
+        if self.starved.swap(starved, Ordering::SeqCst) != starved && starved {
+            tracing::warn!("versions that ordered volumes hold keep all room in the cache");
+            self.volumes().iter().for_each(|volume| volume.writeback_wanted.notify_all());
+            self.store.space.notify_all();
+        }
+    }
+
+    /// See [`Cache::starve`].
+    pub(crate) fn is_starved(&self) -> bool {
+        self.starved.load(Ordering::SeqCst)
     }
 
     pub(crate) fn is_stopping(&self) -> bool {

@@ -4,6 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use forebay_core::why::MissReason;
 use forebay_core::{IoError, Nanos, Op};
@@ -14,6 +15,7 @@ use forebay_policy::curve::Access;
 use forebay_store::{StoreError, StoreLane};
 
 use crate::api::{Coming, Completion, CompletionSink, Extent, Request, Target};
+use crate::background::writeback::either;
 use crate::cache::{Cache, Memory, STREAMS};
 use crate::curve::Watch;
 use crate::discard::Zeroes;
@@ -182,7 +184,13 @@ impl LaneVolume {
         verdict
     }
 
-    /// Waits until there may be room in the log.
+    /// Whether writes find no room in the log, and need not wait for any. Those of a volume in order do:
+    /// nothing of it goes round the log (invariant 28).
+    pub(crate) fn is_starved(&self) -> bool {
+        self.cache.is_starved() && !self.volume.is_ordered()
+    }
+
+    /// Waits until there may be room in the log, or none is needed any more.
     ///
     /// # Errors
     /// The cache device has failed: there will be none.
@@ -198,7 +206,13 @@ impl LaneVolume {
             return Err(IoError::ShuttingDown);
         }
         store.space_wanted.notify_all();
-        listening.await;
+        if self.is_starved() {
+            // Dirty copies turn clean, which nobody tells.
+            self.volume.writeback_wanted.notify_all();
+            either(listening, self.lane().sleep(Duration::from_millis(20))).await;
+        } else {
+            listening.await;
+        }
         Ok(())
     }
 

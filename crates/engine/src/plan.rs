@@ -61,7 +61,11 @@ pub(crate) fn write_step(mode: Mode, state: BlockState, round: Option<BypassReas
         (Mode::Writethrough, BlockState::Dirty, _) => WriteStep::Through,
         (_, BlockState::Dirty, _) => WriteStep::Cache,
         (Mode::Writearound | Mode::Passthrough, _, _) => WriteStep::Around,
-        (_, _, Some(BypassReason::Sequential | BypassReason::Unavailable)) => WriteStep::Around,
+        (
+            _,
+            _,
+            Some(BypassReason::Sequential | BypassReason::Unavailable | BypassReason::NoRoom),
+        ) => WriteStep::Around,
         // It has to land somewhere, whatever speaks against it.
         (Mode::Writeback | Mode::Writeonly, _, _) => WriteStep::Cache,
         // What is cached is kept up to date; what is not need not be.
@@ -139,9 +143,10 @@ mod tests {
 
     const STATES: [BlockState; 3] = [BlockState::Absent, BlockState::Clean, BlockState::Dirty];
 
-    const ROUND: [Option<BypassReason>; 6] = [
+    const ROUND: [Option<BypassReason>; 7] = [
         None,
         Some(BypassReason::Unavailable),
+        Some(BypassReason::NoRoom),
         Some(BypassReason::Sequential),
         Some(BypassReason::Congested),
         Some(BypassReason::NotAdmitted),
@@ -203,7 +208,8 @@ mod tests {
     #[test]
     fn writes_of_blocks_that_are_not_dirty() {
         for (mode, state, round) in matrix() {
-            let around = [BypassReason::Sequential, BypassReason::Unavailable];
+            let around =
+                [BypassReason::Sequential, BypassReason::Unavailable, BypassReason::NoRoom];
             let around = round.is_some_and(|why| around.contains(&why));
             let expected = match mode {
                 Mode::Writearound | Mode::Passthrough => WriteStep::Around,

@@ -10,7 +10,7 @@ use forebay_device::{DeviceError, DeviceErrorKind, DeviceOp, IoBuf, IoData};
 use forebay_store::planted::{self, PlantedBug};
 use forebay_store::{Appended, Condition, Entry, Version};
 
-use crate::append::Progress;
+use crate::append::{Progress, Room};
 use crate::background::writeback::either;
 use crate::lane::LaneVolume;
 use crate::plan::{
@@ -97,9 +97,11 @@ impl LaneVolume {
             }
             let (way, round) = self.way(offset, len, &mut refused);
             let failed = || self.goes_round_failure();
-            if way != WriteStep::Around && failed() {
+            let goes_round = || failed() || self.is_starved();
+            if way != WriteStep::Around && goes_round() {
                 // What is dirty there is brought to the origin first; then the write goes round.
-                if let Err(error) = self.until_written_back(offset..offset + len).await {
+                let range = offset..offset + len;
+                if let Err(error) = self.until_written_back(range, goes_round).await {
                     return (Err(error), data);
                 }
                 continue;
@@ -107,12 +109,8 @@ impl LaneVolume {
             let end = match way {
                 WriteStep::Cache => {
                     let mut progress = Progress::default();
-                    match self.write_cache(offset, &data, fua, &mut progress).await {
-                        Err(_) if failed() => {
-                            WriteEnd::Done(self.finish_round(offset, &data, fua, &progress).await)
-                        }
-                        result => WriteEnd::Done(result),
-                    }
+                    let result = self.write_cache(offset, &data, fua, &mut progress).await;
+                    WriteEnd::Done(self.end_in_log(result, offset, &data, fua, &progress).await)
                 }
                 WriteStep::Through => {
                     let (end, buf) = self.write_through(offset, data, fua).await;
@@ -143,6 +141,7 @@ impl LaneVolume {
             BypassReason::Sequential
             | BypassReason::Congested
             | BypassReason::Unavailable
+            | BypassReason::NoRoom
             | BypassReason::Mode => return,
         };
         for block in self.volume.blocks(offset..offset + len) {
@@ -163,7 +162,10 @@ impl LaneVolume {
         // Nothing goes round the log where the origin is in order (invariant 28).
         let ordered = volume.is_ordered();
         let mode = if ordered { mode_in_order(volume.mode()) } else { volume.mode() };
-        let mut round = self.round(true, offset, len).filter(|_| !ordered);
+        let mut round = match self.is_starved() {
+            true => Some(BypassReason::NoRoom),
+            false => self.round(true, offset, len).filter(|_| !ordered),
+        };
         let absent = |block| store.peek(&volume.space, OriginBlock(block)).is_none();
         if round.is_none() && asks_admission(mode) {
             let mut blocks = volume.blocks(offset..offset + len);
@@ -187,9 +189,27 @@ impl LaneVolume {
         self.store.store().health.failed() && !self.volume.is_ordered()
     }
 
-    /// Ends a write whose beginning the log has when the cache device fails. That could be read already, so
-    /// it is not written once more: it would go over writes that came after it (invariant 6). The rest
-    /// goes round the cache.
+    /// Ends a write to the log: what the log does not take goes round it.
+    async fn end_in_log(
+        &self,
+        result: Result<Room, IoError>,
+        offset: u64,
+        data: &[u8],
+        fua: bool,
+        progress: &Progress,
+    ) -> Result<(), IoError> {
+        match result {
+            Ok(Room::Never) => self.finish_round(offset, data, fua, progress).await,
+            Err(_) if self.goes_round_failure() => {
+                self.finish_round(offset, data, fua, progress).await
+            }
+            result => result.map(drop),
+        }
+    }
+
+    /// Ends a write whose beginning the log has when the cache device fails, or when there is no room and will
+    /// be none. That could be read already, so it is not written once more: it would go over writes that
+    /// came after it (invariant 6). The rest goes round the cache.
     async fn finish_round(
         &self,
         offset: u64,
@@ -206,20 +226,34 @@ impl LaneVolume {
             buf.copy_from_slice(rest);
             Box::pin(self.write(seam, buf, fua)).await.0?;
         }
-        let waits = fua || volume.durability() == Durability::Strict || !keeps_dirty(volume.mode());
-        if logged > 0 && waits {
-            // Barrier for invariant 2: it is on the origin, durably, and nothing of the log goes over it.
-            self.until_written_back(offset..seam).await?;
-            self.settle_forgotten(&(offset..seam), false).await?;
+        let durably = fua || volume.durability() == Durability::Strict;
+        if logged == 0 || (!durably && keeps_dirty(volume.mode())) {
+            return Ok(());
         }
-        Ok(())
+        if !self.goes_round_failure() {
+            let result = match keeps_dirty(volume.mode()) {
+                true => self.commit().await.map_err(|error| self.store_failed(&error)),
+                false => self.put_through(offset..seam, fua, progress).await,
+            };
+            if result.is_ok() || !self.goes_round_failure() {
+                return result;
+            }
+        }
+        // Barrier for invariant 2: it is on the origin, durably, and nothing of the log goes over it.
+        self.until_written_back(offset..seam, || true).await?;
+        self.settle_forgotten(&(offset..seam), false).await
     }
 
-    /// Waits until nothing in a range is dirty on a cache device that takes nothing new.
-    async fn until_written_back(&self, range: Range<u64>) -> Result<(), IoError> {
+    /// Waits until nothing in a range is dirty on a cache device that takes nothing new, as long as that is
+    /// `needed`.
+    async fn until_written_back(
+        &self,
+        range: Range<u64>,
+        needed: impl Fn() -> bool,
+    ) -> Result<(), IoError> {
         let volume = &self.volume;
         let store = self.store.store();
-        loop {
+        while needed() {
             let changed = volume.progress.listen();
             let is_dirty = |block: &OriginBlock| {
                 store.peek(&volume.space, *block).is_some_and(|found| found.entry.dirty)
@@ -227,31 +261,36 @@ impl LaneVolume {
             let mut dirty = volume.blocks(range.clone()).map(OriginBlock).filter(is_dirty);
             let Some(first) = dirty.next() else { return Ok(()) };
             let bad = volume.is_bad(first) || dirty.any(|block| volume.is_bad(block));
-            let stopping = volume.state() != VolumeState::Running;
-            if bad || stopping || volume.is_ordered() || volume.writeback_error().is_some() {
+            if volume.state() != VolumeState::Running {
+                return Err(IoError::ShuttingDown);
+            }
+            if bad || volume.is_ordered() || volume.writeback_error().is_some() {
                 return Err(IoError::Io);
             }
             volume.writeback_wanted.notify_all();
             either(changed, self.lane().sleep(Duration::from_millis(20))).await;
         }
+        Ok(())
     }
 
-    /// Writes to the log.
+    /// Writes to the log. [`Room::Never`]: as far as there was room.
     async fn write_cache(
         &self,
         offset: u64,
         data: &[u8],
         fua: bool,
         progress: &mut Progress,
-    ) -> Result<(), IoError> {
+    ) -> Result<Room, IoError> {
         self.wait_for_turn(offset, data.len() as u64).await;
-        self.append_patiently(offset, data, progress).await?;
+        if self.append_patiently(offset, data, progress).await? == Room::Never {
+            return Ok(Room::Never);
+        }
         let fua = fua && !planted::has(PlantedBug::FuaIgnored);
         if fua || self.volume.durability() == Durability::Strict {
             // Barrier for invariant 2: the write's own record is durable before it is acknowledged.
             self.commit().await.map_err(|error| self.store_failed(&error))?;
         }
-        Ok(())
+        Ok(Room::Found)
     }
 
     /// Writes to the log and to the origin. The blocks stay dirty until the origin has been synced.
@@ -270,13 +309,15 @@ impl LaneVolume {
             Ok(None) => (),
             Ok(Some(_)) => {
                 drop(range);
-                let result = self.write_through_log(offset, &data, fua, &mut progress).await;
-                let result = match result {
-                    Err(_) if self.goes_round_failure() => {
-                        self.finish_round(offset, &data, fua, &progress).await
+                // Without the range, so that nobody is kept from making room.
+                let result = match self.append_patiently(offset, &data, &mut progress).await {
+                    Ok(Room::Found) => {
+                        let put = self.put_through(offset..offset + len, fua, &progress).await;
+                        put.map(|()| Room::Found)
                     }
-                    result => result,
+                    other => other,
                 };
+                let result = self.end_in_log(result, offset, &data, fua, &progress).await;
                 return (WriteEnd::Done(result), data);
             }
             Err(error) => return (WriteEnd::Done(Err(error)), data),
@@ -306,21 +347,18 @@ impl LaneVolume {
         (WriteEnd::Done(self.sync_if(fua, &range, result).await), data)
     }
 
-    /// Writes to the log as far as it has not been done, and then what the log has to the origin: the
-    /// way for when the log is full, as it keeps nobody from making room.
-    async fn write_through_log(
+    /// Writes what the log has of a write to the origin: the way for when the log was full.
+    async fn put_through(
         &self,
-        offset: u64,
-        data: &[u8],
+        range: Range<u64>,
         fua: bool,
-        progress: &mut Progress,
+        progress: &Progress,
     ) -> Result<(), IoError> {
-        self.append_patiently(offset, data, progress).await?;
         let blocks = progress.written.iter().map(|written| written.block).collect();
         // What was replaced meanwhile is written in the state that replaced it.
         let put = self.put_on_origin(blocks).await;
         // As every write through the cache: a sync that began before this does not cover it.
-        self.volume.origin_changed(offset..offset + data.len() as u64);
+        self.volume.origin_changed(range.clone());
         let result = put.map_err(|error| {
             self.origin_write_failed(&error);
             IoError::Io
@@ -333,7 +371,7 @@ impl LaneVolume {
             }
             return Ok(());
         }
-        self.sync_if(fua, &(offset..offset + data.len() as u64), result).await
+        self.sync_if(fua, &range, result).await
     }
 
     /// Writes to the origin alone.

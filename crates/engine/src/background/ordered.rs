@@ -256,6 +256,8 @@ impl LaneVolume {
             // It was switched on again meanwhile.
             self.volume.set_ordered(true);
         }
+        // Writes that wait for room may go round the log now.
+        self.cache.store.space.notify_all();
         Ok(())
     }
 

@@ -18,6 +18,7 @@ mod owner;
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_core::{Nanos, SegmentId, VolumeId};
@@ -29,6 +30,7 @@ use crate::background::writeback::either;
 use crate::cache::BackgroundEnding;
 use crate::engine::EngineLane;
 use crate::replacement::How;
+use crate::volume::Volume;
 use empty::Emptied;
 
 /// Of a segment that is live to at most this share (in percent), dirty blocks are carried on. Fuller
@@ -96,6 +98,7 @@ pub(crate) async fn run(engine: Rc<EngineLane>) {
         let crowded = store.index_was_full();
         if (free >= engine.cache.free_target() && !crowded) || store.health.failed() {
             engine.cache.press(false);
+            engine.cache.starve(false);
             either(wanted, engine.lane.sleep(Duration::from_millis(100))).await;
             continue;
         }
@@ -104,7 +107,9 @@ pub(crate) async fn run(engine: Rc<EngineLane>) {
         if enough {
             engine.cache.press(false);
         }
-        if !enough && engine.reclaim_one(&mut state).await {
+        let emptied = !enough && engine.reclaim_one(&mut state).await;
+        engine.cache.starve(!emptied && on_their_way == 0 && engine.gets_no_room(&state));
+        if emptied {
             if store.segments.free_count() <= store.reserved_segments() {
                 engine.make_usable().await;
             }
@@ -147,6 +152,20 @@ impl EngineLane {
             }
             self.store.free_drained();
         }
+    }
+
+    /// Whether there is no room, and versions that no origin is about to get keep what there could be. Others
+    /// cannot wait for them: their volume may be stopped for good.
+    fn gets_no_room(&self, state: &State) -> bool {
+        let store = &self.cache.store;
+        let gets_some = |volume: &Arc<Volume>| {
+            let takes = volume.can_be_emptied() && volume.settings().writeback.running;
+            takes && store.held_versions(volume.id) > 0
+        };
+        store.segments.free_count() <= store.reserved_segments()
+            && store.segments.with_held() > 0
+            && state.stuck.is_empty()
+            && !self.cache.volumes().iter().any(gets_some)
     }
 
     /// Empties one segment. `false`: there is none to take.

@@ -130,8 +130,9 @@ impl Writeback {
             return;
         }
         let asked = volume.draining.load(Ordering::SeqCst) > 0;
-        // A device that takes nothing new may soon be one that gives nothing back.
-        let failed = view.cache.store.health.failed();
+        // A device that takes nothing new may soon be one that gives nothing back; and what goes round the
+        // log where it has no room must not meet dirty copies.
+        let failed = view.cache.store.health.failed() || view.cache.is_starved();
         let draining = asked || failed || !keeps_dirty(settings.mode);
         if draining && !volume.through.lock().is_empty() {
             // Invariant 9: blocks written through become clean when the origin has been synced.
