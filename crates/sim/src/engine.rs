@@ -411,6 +411,14 @@ impl Instance for Running {
         })
     }
 
+    fn is_ordered(&self, volume: u16) -> bool {
+        let cache = self.lanes.first().map(|lane| &lane.cache);
+        cache.is_some_and(|cache| {
+            let volume = cache.volume(&name(volume));
+            volume.is_some_and(|it| it.settings().ordered || cache.store.has_order(it.id))
+        })
+    }
+
     fn holds_versions(&self) -> bool {
         self.lanes.first().is_some_and(|lane| lane.cache.store.segments.with_held() > 0)
     }

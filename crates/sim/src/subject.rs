@@ -184,6 +184,11 @@ pub trait Instance {
         false
     }
 
+    /// Whether nothing of the volume may go round the cache.
+    fn is_ordered(&self, _volume: u16) -> bool {
+        false
+    }
+
     /// Whether older versions of blocks are kept for an origin.
     fn holds_versions(&self) -> bool {
         false

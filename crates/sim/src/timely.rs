@@ -1,7 +1,6 @@
 //! Origins that hang, and what must not take long all the same: requests and operator's actions that
 //! do not need them, and the commits that bound what a crash may take.
 
-use std::rc::Rc;
 use std::time::Duration;
 
 use forebay_core::{Nanos, Op};
@@ -9,7 +8,6 @@ use forebay_core::{Nanos, Op};
 use crate::features::Feature;
 use crate::oracle::{Violation, plain};
 use crate::schedule::End;
-use crate::subject::Instance;
 use crate::world::World;
 
 /// An origin is silent for at most so long, in seconds.
@@ -59,12 +57,15 @@ impl World<'_> {
         let now = self.now();
         let patience = if self.profile.features.has(Feature::Hang) { PROMPT } else { PATIENCE };
         // Versions that an ordered origin still has to get stay where they are, and in a cache of a few
-        // segments there is soon one in each.
-        let is_short = |instance: &Rc<dyn Instance>| instance.holds_versions();
-        if self.hung_until.iter().any(|until| *until > now)
-            && self.instance.as_ref().is_some_and(is_short)
-        {
-            self.short_until = now;
+        // segments there is soon one in each. Other ordered volumes wait then; nobody else does.
+        let holds = self.instance.as_ref().filter(|instance| instance.holds_versions());
+        let hangs = self.hung_until.iter().any(|until| *until > now);
+        if let Some(instance) = holds.filter(|_| hangs || self.is_starved()) {
+            for (volume, until) in self.short_until.iter_mut().enumerate() {
+                if instance.is_ordered(volume as u16) {
+                    *until = now;
+                }
+            }
         }
         let since = |volume: u16, at: Nanos| {
             let free = self.hung_until.get(usize::from(volume)).copied().unwrap_or_default();
@@ -73,7 +74,8 @@ impl World<'_> {
         for (tag, asked, at) in self.oracle.waiting() {
             let volume = asked.volume;
             let needs_room = matches!(asked.op, Op::Write | Op::WriteZeroes | Op::Discard);
-            let at = if needs_room { at.max(self.short_until) } else { at };
+            let short_until = self.short_until.get(usize::from(volume)).copied();
+            let at = if needs_room { at.max(short_until.unwrap_or_default()) } else { at };
             if since(volume, at) > patience && !self.is_hung(volume) {
                 return Err(plain(
                     25,

@@ -110,8 +110,8 @@ pub struct World<'a> {
     pub(crate) last_progress: Nanos,
     /// Until when each origin gives no answer.
     pub(crate) hung_until: Vec<Nanos>,
-    /// Until when room was short because an origin gave no answer.
-    pub(crate) short_until: Nanos,
+    /// Until when each ordered volume had no room because another's origin took nothing.
+    pub(crate) short_until: Vec<Nanos>,
     /// When the operator's action was begun.
     pub(crate) admin_since: Nanos,
     /// What is noted of volumes outside of the cache, in worlds that have that.
@@ -184,7 +184,7 @@ impl<'a> World<'a> {
             discards_zero: options.discards_zero,
             last_progress: Nanos(0),
             hung_until: vec![Nanos(0); profile_volumes],
-            short_until: Nanos(0),
+            short_until: vec![Nanos(0); profile_volumes],
             admin_since: Nanos(0),
             ledger,
             noted: BTreeSet::new(),
