@@ -4,64 +4,16 @@
 mod world;
 
 use std::rc::Rc;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use forebay_core::{BlockSize, Durability, Mode, Op, OriginBlock};
-use forebay_device::{Device, IoBuf, RamDevice};
+use forebay_core::{Mode, Op, OriginBlock};
+use forebay_device::IoBuf;
 use forebay_engine::{CompletionSink, Target};
 use forebay_engine::{EngineLane, LaneVolume, Request, VolumeSettings, VolumeState};
-use world::hang::{Faults, hanging};
+use world::hang::hanging;
+use world::two::*;
 use world::{World, ram, raw, settings};
-
-const MIB: u64 = 1 << 20;
-
-/// What a test waits for at most, on the clock of the test.
-const LONG: Duration = Duration::from_secs(60);
-
-fn open_small(world: &World, bytes: u64) -> Rc<EngineLane> {
-    let device: Arc<dyn Device> = RamDevice::new("ram:small", bytes).expect("memory");
-    world.format_with(&device, BlockSize::DEFAULT, Some(256 << 10));
-    world.open(&device).0
-}
-
-/// Two volumes on a cache of so many MiB: `a` before an origin that can be told to hang, and `b`.
-struct Two {
-    world: World,
-    engine: Rc<EngineLane>,
-    a: Rc<LaneVolume>,
-    b: Rc<LaneVolume>,
-    origin_of_a: Arc<dyn Device>,
-    faults: Arc<Faults>,
-}
-
-fn two(mib: u64, of_a: VolumeSettings, of_b: VolumeSettings) -> Two {
-    let world = World::new();
-    let engine = open_small(&world, mib * MIB);
-    let (origin_of_a, faults) = hanging(ram(mib * 2));
-    let a = world.create_as(&engine, "a", &origin_of_a, of_a, 0);
-    let b = world.create_as(&engine, "b", &ram(mib * 2), of_b, 0);
-    Two { world, engine, a, b, origin_of_a, faults }
-}
-
-fn kept_dirty() -> VolumeSettings {
-    let mut settings = settings(Mode::Writeback);
-    settings.writeback.running = false;
-    settings
-}
-
-fn stop(two: &Two, name: &'static str) -> Result<(), forebay_engine::EngineError> {
-    let engine = two.engine.clone();
-    two.world.block_on(async move { engine.stop_volume(name, true).await })
-}
-
-/// What is written to a block: not zeroes, and different for each number.
-fn pattern(number: u64) -> [u8; 4096] {
-    let mut data = [number as u8 | 1; 4096];
-    data[..8].copy_from_slice(&(number + 1).to_le_bytes());
-    data
-}
 
 /// Blocks of a volume that are in the cache.
 fn cached(engine: &EngineLane, volume: &LaneVolume) -> u64 {
@@ -227,23 +179,6 @@ fn what_is_left_of_a_deleted_volume_is_nobodys_trouble() {
     assert!(count > 2000, "{count}");
 }
 
-/// Writes to a volume, without waiting for longer than is long; whether it was answered.
-fn write_soon(two: &Two, volume: &Rc<LaneVolume>, block: u64) -> bool {
-    let tag = two.world.submit(volume, Op::Write, block * 4096, 4096, Some(&pattern(block)));
-    answered(two, tag)
-}
-
-fn answered(two: &Two, tag: u64) -> bool {
-    let end = two.world.lane.now() + LONG;
-    two.world.run(|| match two.world.done(tag) {
-        Some(completion) => {
-            completion.result.expect("it succeeds");
-            Some(true)
-        }
-        None => (two.world.lane.now() > end).then_some(false),
-    })
-}
-
 #[test]
 fn a_hung_origin_holds_up_no_commit_of_others() {
     let two = two(16, settings(Mode::Writethrough), settings(Mode::Writeback));
@@ -348,158 +283,6 @@ fn writers_before_an_origin_that_does_not_answer_leave_room_to_others() {
         two.faults.writes_fail.store(false, Ordering::SeqCst);
         two.faults.hang(false);
         assert!(answered(&two, waits.expect("it waits")), "it goes on when the origin is back");
-    }
-}
-
-/// Versions that an ordered origin still has to get cannot be moved: one of them keeps a whole segment, and
-/// it is segments that its writers may not have all of.
-#[test]
-fn held_versions_before_an_origin_that_does_not_answer_leave_room_to_others() {
-    let mut ordered = VolumeSettings { ordered: true, ..settings(Mode::Writeback) };
-    // Each write is a group of its own.
-    ordered.durability = Durability::Strict;
-    let two = two(16, ordered, settings(Mode::Writeback));
-    two.world.write(&two.a, 0, &pattern(0));
-    two.world.advance(Duration::from_secs(2));
-    two.faults.hang(true);
-    let mut waits = None;
-    for number in 0..8000 {
-        let tag =
-            two.world.submit(&two.a, Op::Write, number % 64 * 4096, 4096, Some(&pattern(number)));
-        for other in 0..8 {
-            assert!(write_soon(&two, &two.b, (number * 8 + other) % 8000), "b stops at {number}");
-        }
-        if !answered(&two, tag) {
-            waits = Some(tag);
-            break;
-        }
-    }
-    let held = two.engine.cache.store.held_versions(two.a.volume().id);
-    assert!(waits.is_some() && held < 1500, "{held} versions are held");
-    for block in 0..8000 {
-        assert!(write_soon(&two, &two.b, block), "b stops after {block} blocks, {held} are held");
-    }
-    two.faults.hang(false);
-    assert!(answered(&two, waits.expect("it waits")), "it goes on when the origin is back");
-}
-
-/// What shares a segment with a held version stays as long, so it counts for the watermarks as if it were
-/// dirty.
-#[test]
-fn few_held_versions_in_many_segments_are_written_back_soon() {
-    let mut ordered = VolumeSettings { ordered: true, ..settings(Mode::Writeback) };
-    let writeback = &mut ordered.writeback;
-    (writeback.max_age, writeback.idle) = (Duration::ZERO, Duration::ZERO);
-    (writeback.dirty_high, writeback.dirty_low) = (40, 10);
-    (writeback.cache_dirty_high, writeback.cache_dirty_low) = (40, 10);
-    let two = two(16, ordered, settings(Mode::Writethrough));
-    let dirty = || two.a.volume().dirty_blocks();
-    // One in each segment, and beside it versions that were replaced before any flush.
-    let write = |segments: std::ops::Range<u64>| {
-        for number in segments {
-            two.world.write(&two.a, number * 4096, &pattern(number));
-            (0..63).for_each(|_| two.world.write(&two.a, 0, &pattern(number)));
-        }
-        two.world.advance(Duration::from_secs(10));
-    };
-    write(1..20);
-    assert_eq!(dirty(), 20);
-    write(20..40);
-    assert!(dirty() < 20, "{} are dirty", dirty());
-}
-
-/// Putting a volume in order begins with a sync of its origin. Until that ends nothing is held, and what is
-/// dirty may be moved.
-#[test]
-fn a_volume_that_cannot_be_put_in_order_leaves_room_to_others() {
-    let two = two(16, kept_dirty(), settings(Mode::Writeback));
-    for number in 0..60 {
-        two.world.write(&two.a, number * 4096, &pattern(number));
-        for block in 0..60 {
-            two.world.write(&two.b, block * 4096, &pattern(block));
-        }
-    }
-    assert_eq!(two.a.volume().dirty_blocks(), 60);
-    two.faults.hang(true);
-    let (engine, ordered) = (two.engine.clone(), VolumeSettings { ordered: true, ..kept_dirty() });
-    two.world.block_on(async move { engine.set("a", ordered).await }).expect("set");
-    for block in 0..8000 {
-        assert!(write_soon(&two, &two.b, block), "b stops after {block} blocks");
-    }
-    assert_eq!(two.a.volume().dirty_blocks(), 60);
-    two.faults.hang(false);
-}
-
-/// Puts `a` in order with a version in nearly every segment, before an origin that takes none, and leaves
-/// no room to `b` but what is reserved.
-fn starve(two: &Two) {
-    for number in 0..70 {
-        two.world.write(&two.a, number * 4096, &pattern(number));
-        for block in 0..60 {
-            two.world.write(&two.b, block * 4096, &pattern(block));
-        }
-    }
-    two.faults.writes_hang.store(true, Ordering::SeqCst);
-    let ordered = VolumeSettings { ordered: true, ..kept_dirty() };
-    let engine = two.engine.clone();
-    two.world.block_on(async move { engine.set("a", ordered).await }).expect("set");
-    two.world.advance(Duration::from_secs(1));
-    let store = &two.engine.cache.store;
-    let (held, all) = (store.segments.with_held(), store.segments.count());
-    assert!(held + 8 > all, "versions are held in {held} of {all} segments");
-}
-
-/// Versions that a stopped volume holds in every segment keep all room, and nobody knows for how long. Others
-/// go round the log meanwhile, with whatever the log has of a request already.
-#[test]
-fn a_stopped_volume_that_holds_a_version_in_every_segment_stops_nobody() {
-    for mode in [Mode::Writeback, Mode::Writeonly, Mode::Writethrough] {
-        let two = two(16, kept_dirty(), settings(Mode::Writeback));
-        starve(&two);
-        let (engine, of_b) = (two.engine.clone(), settings(mode));
-        two.world.block_on(async move { engine.set("b", of_b).await }).expect("set");
-        let _ = stop(&two, "a");
-        // Of many blocks each, so that the room ends within one; some of them over dirty ones.
-        let long = |first: u64| (first..first + 64).flat_map(pattern).collect::<Vec<u8>>();
-        for number in 0..60 {
-            let (block, data) = (number * 32, long(number * 32));
-            let request = Request {
-                tag: 0,
-                op: Op::Write,
-                offset: block * 4096,
-                len: data.len() as u64,
-                fua: number % 3 == 0,
-                fast: false,
-                no_hole: false,
-                data: Some(IoBuf::copy_from(&data)),
-            };
-            let tag = two.world.submit_as(&two.b, request);
-            assert!(answered(&two, tag), "{mode}: b stops at block {block}");
-        }
-        let zeroes = two.world.submit(&two.b, Op::WriteZeroes, 0, MIB, None);
-        assert!(answered(&two, zeroes), "{mode}: zeroes do not end");
-        for block in 0..1900 {
-            let expected = if block < 256 { [0; 4096] } else { pattern(block) };
-            assert!(two.world.read(&two.b, block * 4096, 4096) == expected, "{mode}: {block}");
-        }
-        let round = |two: &Two| two.b.volume().stats.why().bypass.no_room;
-        assert!(round(&two) > 0, "{mode}: all of it found room");
-
-        two.faults.hang(false);
-        let (engine, origin) = (two.engine.clone(), two.origin_of_a.clone());
-        two.world.block_on(async move { engine.attach("a", origin, false).await }).expect("there");
-        let (engine, plain) = (two.engine.clone(), settings(Mode::Writeback));
-        two.world.block_on(async move { engine.set("a", plain).await }).expect("set");
-        two.world.advance(Duration::from_secs(5));
-        let before = round(&two);
-        for block in 0..1000 {
-            assert!(write_soon(&two, &two.b, block), "{mode}: b stops after {block} blocks");
-        }
-        assert_eq!(round(&two), before, "{mode}: there is room again");
-        let a = two.engine.target("a").expect("a target");
-        for block in 0..70 {
-            assert!(two.world.read(&a, block * 4096, 4096) == pattern(block), "{block} of a");
-        }
     }
 }
 

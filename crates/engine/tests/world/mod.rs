@@ -3,6 +3,7 @@
 
 pub mod faulty;
 pub mod hang;
+pub mod two;
 
 use std::cell::RefCell;
 use std::collections::HashMap;

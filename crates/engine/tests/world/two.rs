@@ -1,0 +1,77 @@
+//! Two volumes that share a cache.
+
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_core::{BlockSize, Mode, Op};
+use forebay_device::{Device, RamDevice};
+use forebay_engine::{EngineLane, LaneVolume, VolumeSettings};
+
+use super::hang::{Faults, hanging};
+use super::{World, ram, settings};
+
+pub const MIB: u64 = 1 << 20;
+
+/// What a test waits for at most, on the clock of the test.
+pub const LONG: Duration = Duration::from_secs(60);
+
+pub fn open_small(world: &World, bytes: u64) -> Rc<EngineLane> {
+    let device: Arc<dyn Device> = RamDevice::new("ram:small", bytes).expect("memory");
+    world.format_with(&device, BlockSize::DEFAULT, Some(256 << 10));
+    world.open(&device).0
+}
+
+/// Two volumes on a cache of so many MiB: `a` before an origin that can be told to hang, and `b`.
+pub struct Two {
+    pub world: World,
+    pub engine: Rc<EngineLane>,
+    pub a: Rc<LaneVolume>,
+    pub b: Rc<LaneVolume>,
+    pub origin_of_a: Arc<dyn Device>,
+    pub faults: Arc<Faults>,
+}
+
+pub fn two(mib: u64, of_a: VolumeSettings, of_b: VolumeSettings) -> Two {
+    let world = World::new();
+    let engine = open_small(&world, mib * MIB);
+    let (origin_of_a, faults) = hanging(ram(mib * 2));
+    let a = world.create_as(&engine, "a", &origin_of_a, of_a, 0);
+    let b = world.create_as(&engine, "b", &ram(mib * 2), of_b, 0);
+    Two { world, engine, a, b, origin_of_a, faults }
+}
+
+pub fn kept_dirty() -> VolumeSettings {
+    let mut settings = settings(Mode::Writeback);
+    settings.writeback.running = false;
+    settings
+}
+
+pub fn stop(two: &Two, name: &'static str) -> Result<(), forebay_engine::EngineError> {
+    let engine = two.engine.clone();
+    two.world.block_on(async move { engine.stop_volume(name, true).await })
+}
+
+/// What is written to a block: not zeroes, and different for each number.
+pub fn pattern(number: u64) -> [u8; 4096] {
+    let mut data = [number as u8 | 1; 4096];
+    data[..8].copy_from_slice(&(number + 1).to_le_bytes());
+    data
+}
+
+/// Writes to a volume, without waiting for longer than is long; whether it was answered.
+pub fn write_soon(two: &Two, volume: &Rc<LaneVolume>, block: u64) -> bool {
+    let tag = two.world.submit(volume, Op::Write, block * 4096, 4096, Some(&pattern(block)));
+    answered(two, tag)
+}
+
+pub fn answered(two: &Two, tag: u64) -> bool {
+    let end = two.world.lane.now() + LONG;
+    two.world.run(|| match two.world.done(tag) {
+        Some(completion) => {
+            completion.result.expect("it succeeds");
+            Some(true)
+        }
+        None => (two.world.lane.now() > end).then_some(false),
+    })
+}
