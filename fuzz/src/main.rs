@@ -29,7 +29,6 @@ use forebay_core::BlockSize;
 use forebay_format::Uuid;
 use libfuzzer_sys::{fuzz_mutator, fuzz_target};
 
-use targets::http_request::client;
 use targets::{TARGETS, Target};
 
 /// The target that the environment names.

@@ -2,7 +2,6 @@
 
 pub(crate) mod admin_request;
 pub(crate) mod checkpoint;
-pub(crate) mod http_request;
 pub(crate) mod nbd_handshake;
 pub(crate) mod nbd_transmission;
 pub(crate) mod record;
@@ -28,10 +27,9 @@ pub(crate) struct Target {
 }
 
 /// All of them.
-pub(crate) const TARGETS: [Target; 10] = [
+pub(crate) const TARGETS: [Target; 9] = [
     Target { name: "admin_request", run: admin_request::run, mutate: plain },
     Target { name: "checkpoint", run: checkpoint::run, mutate: checkpoint::mutate },
-    Target { name: "http_request", run: http_request::run, mutate: plain },
     Target { name: "nbd_handshake", run: nbd_handshake::run, mutate: nbd_handshake::mutate },
     Target {
         name: "nbd_transmission",

@@ -1,20 +1,26 @@
 //! The way to the daemon: HTTP/1.1 with JSON over its admin socket, one request per connection.
 
-use std::io::{Read, Write};
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use forebay_admin::{API_VERSION, ApiError, ErrorKind};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::Request;
+use hyper::body::Bytes;
+use hyper::client::conn::http1;
+use hyper::header::{CONTENT_TYPE, HOST};
+use hyper_util::rt::TokioIo;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use tokio::net::UnixStream;
+use tokio::time::timeout;
 
 use crate::paths;
 
 /// Largest answer that is read, in bytes.
-const MAX_ANSWER: u64 = 16 << 20;
+const MAX_ANSWER: usize = 16 << 20;
 
-/// How long the daemon may be silent. It answers within milliseconds; what takes long is polled.
+/// How long the daemon may take to answer. It answers within milliseconds; what takes long is polled.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A daemon, by its admin socket.
@@ -72,39 +78,45 @@ impl Client {
         ))
     }
 
-    fn round_trip(
-        &self,
-        method: &str,
-        path: &str,
-        body: &[u8],
-    ) -> Result<(u16, Vec<u8>), ApiError> {
-        let broken = |error: std::io::Error| {
+    fn round_trip(&self, method: &str, path: &str, body: &[u8]) -> Result<(u16, Bytes), ApiError> {
+        let failed = |error: &dyn std::fmt::Display| {
             ApiError::failed(format!("the daemon at {}: {error}", self.socket.display()))
         };
-        let mut stream = UnixStream::connect(&self.socket)
-            .map_err(|error| unreachable_daemon(&self.socket, &error))?;
-        stream.set_read_timeout(Some(PATIENCE)).map_err(broken)?;
-        stream.set_write_timeout(Some(PATIENCE)).map_err(broken)?;
-        let head = format!(
-            "{method} /{API_VERSION}{path} HTTP/1.1\r\nHost: forebay\r\n\
-             Content-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
-            body.len()
-        );
-        // A daemon that turns the request down early has answered already, so that a failed write
-        // is of no interest unless there is no answer.
-        let written = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body));
-        let mut answer = Vec::new();
-        let read = stream.take(MAX_ANSWER).read_to_end(&mut answer);
-        if answer.is_empty() {
-            written.map_err(broken)?;
-            read.map_err(broken)?;
-        }
-        split_answer(&answer).ok_or_else(|| {
-            ApiError::failed(format!(
-                "what answers at {} is no forebay daemon",
-                self.socket.display()
-            ))
-        })
+        let request = Request::builder()
+            .method(method)
+            .uri(format!("/{API_VERSION}{path}"))
+            .header(HOST, "forebay")
+            .header(CONTENT_TYPE, "application/json")
+            .body(Full::new(Bytes::copy_from_slice(body)))
+            .map_err(|error| failed(&error))?;
+        let exchange = async {
+            let stream = UnixStream::connect(&self.socket)
+                .await
+                .map_err(|error| unreachable_daemon(&self.socket, &error))?;
+            let (mut sender, connection) =
+                http1::handshake(TokioIo::new(stream)).await.map_err(|error| failed(&error))?;
+            let answer = async {
+                let response = sender.send_request(request).await.map_err(|error| {
+                    if error.is_parse() {
+                        return ApiError::failed(format!(
+                            "what answers at {} is no forebay daemon",
+                            self.socket.display()
+                        ));
+                    }
+                    failed(&error)
+                })?;
+                let status = response.status().as_u16();
+                let body = Limited::new(response.into_body(), MAX_ANSWER).collect().await;
+                body.map(|body| (status, body.to_bytes())).map_err(|error| failed(&error))
+            };
+            // The answer brings the reason if the connection fails.
+            let (answer, _) = tokio::join!(answer, connection);
+            answer
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(|error| failed(&error))?;
+        let silent = |_| failed(&format_args!("no answer for {} s", PATIENCE.as_secs()));
+        runtime.block_on(async { timeout(PATIENCE, exchange).await.map_err(silent)? })
     }
 }
 
@@ -113,22 +125,6 @@ impl Client {
 pub(crate) struct ErrorBody {
     /// The error.
     pub(crate) error: ApiError,
-}
-
-fn split_answer(answer: &[u8]) -> Option<(u16, Vec<u8>)> {
-    let mut headers = [httparse::EMPTY_HEADER; 32];
-    let mut response = httparse::Response::new(&mut headers);
-    let httparse::Status::Complete(head) = response.parse(answer).ok()? else { return None };
-    let length = response
-        .headers
-        .iter()
-        .find(|header| header.name.eq_ignore_ascii_case("content-length"))
-        .and_then(|header| std::str::from_utf8(header.value).ok()?.trim().parse::<usize>().ok());
-    let body = answer.get(head..)?;
-    match length {
-        Some(length) if body.len() != length => None,
-        _ => Some((response.code?, body.to_vec())),
-    }
 }
 
 fn unreachable_daemon(socket: &Path, error: &std::io::Error) -> ApiError {
@@ -148,15 +144,39 @@ fn unreachable_daemon(socket: &Path, error: &std::io::Error) -> ApiError {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixListener;
+
     use super::*;
+    use crate::daemon::testing::TempDir;
+
+    /// What the client makes of these bytes.
+    fn answered_with(answer: &[u8]) -> Result<serde_json::Value, String> {
+        let dir = TempDir::new("client");
+        let listener = UnixListener::bind(dir.path().join("s")).expect("free");
+        let client = Client::new(Some(dir.path().join("s"))).expect("a path");
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let (mut peer, _) = listener.accept().expect("the client connects");
+                let _ = peer.read(&mut [0; 4096]);
+                let _ = peer.write_all(answer);
+            });
+            client.get("/volumes").map_err(|error: ApiError| error.to_string())
+        })
+    }
 
     #[test]
     fn answers_are_taken_apart_and_cut_ones_are_refused() {
         let whole = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}";
-        assert_eq!(split_answer(whole), Some((200, b"{}".to_vec())));
+        assert_eq!(answered_with(whole), Ok(serde_json::json!({})));
         for cut in 0..whole.len() {
-            assert_eq!(split_answer(&whole[..cut]), None, "{cut}");
+            answered_with(&whole[..cut]).expect_err("it is cut short");
         }
-        assert_eq!(split_answer(b"SSH-2.0-x\r\n"), None);
+        let foreign = answered_with(b"SSH-2.0-x\r\n\r\n").expect_err("no HTTP");
+        assert!(foreign.contains("no forebay daemon"), "{foreign}");
+        let refused = br#"{"error":{"kind":"busy","message":"later"}}"#;
+        let head = format!("HTTP/1.1 503 X\r\nContent-Length: {}\r\n\r\n", refused.len());
+        let refused = answered_with(&[head.as_bytes(), refused].concat()).expect_err("it says so");
+        assert!(refused.contains("later"), "{refused}");
     }
 }

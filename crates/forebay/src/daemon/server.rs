@@ -1,148 +1,157 @@
-//! The admin socket: who may connect, how many, and the thread that waits for them. Never on a
-//! lane: whatever a client does here, the data path goes on.
+//! The admin socket: who may connect, how many, and the thread that serves them. Never on a lane: whatever
+//! a client does here, the data path goes on.
 
-use std::io::{Read, Write};
-use std::os::unix::net::UnixStream;
+use std::convert::Infallible;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::sync::mpsc;
+use std::time::Duration;
 
 use forebay_admin::{ApiError, ErrorKind};
-use rustix::event::{PollFd, PollFlags, poll};
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Request, Response};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use rustix::process::geteuid;
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::time::{Instant, timeout};
 
 use super::api;
-use super::http::{self, HttpAnswer};
+use super::http::{self, HttpAnswer, MAX_HEAD, MAX_HEADERS, REQUEST_DEADLINE};
 use super::socket::ClaimedSocket;
 use super::volumes::Volumes;
 
-/// Most connections at a time; more are told to come back.
+/// Most connections at a time; as many more are told to come back.
 const MAX_CONNECTIONS: usize = 32;
 
 /// How long a client may take to read its answer.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long the daemon listens for the rest of a request that it has turned down.
-const LINGER: Duration = Duration::from_millis(500);
-
 /// The admin API at work.
 pub(crate) struct Server {
-    thread: Option<JoinHandle<()>>,
-    stop: UnixStream,
-}
-
-/// Counts a connection as long as it lives.
-struct Counted(Arc<AtomicUsize>);
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
+    stop: Option<oneshot::Sender<()>>,
+    closed: mpsc::Receiver<()>,
 }
 
 impl Server {
-    /// Starts answering on `socket`. The socket goes away when the server does.
+    /// Starts answering on `socket`. The socket goes away when the server does; who is connected then still
+    /// gets an answer as long as the process lives.
     ///
     /// # Errors
     /// When the thread cannot be set up.
     pub(crate) fn start(socket: ClaimedSocket, volumes: Arc<Volumes>) -> Result<Self, ApiError> {
         let failed = |error: std::io::Error| ApiError::failed(format!("admin socket: {error}"));
-        let (stop, stopped) = UnixStream::pair().map_err(failed)?;
-        socket.listener().set_nonblocking(true).map_err(failed)?;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .thread_name("admin-request")
+            .max_blocking_threads(MAX_CONNECTIONS)
+            .build()
+            .map_err(failed)?;
+        let listener = socket.listener().try_clone().map_err(failed)?;
+        listener.set_nonblocking(true).map_err(failed)?;
+        let listener = {
+            let _inside = runtime.enter();
+            UnixListener::from_std(listener).map_err(failed)?
+        };
+        let (stop, stopped) = oneshot::channel();
+        let (closing, closed) = mpsc::channel();
         let thread = std::thread::Builder::new().name("admin".to_owned());
-        let thread = thread.spawn(move || run(&socket, &stopped, &volumes)).map_err(failed)?;
-        Ok(Server { thread: Some(thread), stop })
+        let serve = move || {
+            runtime.block_on(async move {
+                tokio::select! {
+                    () = accept(&listener, &volumes) => (),
+                    _ = stopped => (),
+                }
+                drop((listener, socket, closing));
+                std::future::pending::<()>().await;
+            });
+        };
+        thread.spawn(serve).map_err(failed)?;
+        Ok(Server { stop: Some(stop), closed })
     }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
-        let _ = self.stop.shutdown(std::net::Shutdown::Both);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
+        drop(self.stop.take());
+        // Ends when the socket is gone.
+        let _ = self.closed.recv();
     }
 }
 
-fn run(socket: &ClaimedSocket, stopped: &UnixStream, volumes: &Arc<Volumes>) {
-    let open = Arc::new(AtomicUsize::new(0));
+async fn accept(listener: &UnixListener, volumes: &Arc<Volumes>) {
+    let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let refusals = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     loop {
-        let mut ready =
-            [PollFd::new(socket.listener(), PollFlags::IN), PollFd::new(stopped, PollFlags::IN)];
-        match poll(&mut ready, None) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(error) => {
-                tracing::error!(%error, path = %socket.path().display(), "the admin socket is lost");
-                return;
-            }
-        }
-        if !ready[1].revents().is_empty() {
-            return;
-        }
-        match socket.listener().accept() {
-            Ok((stream, _)) => accept(stream, &open, volumes),
-            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
             Err(error) => {
                 // Out of descriptors, most likely: the connection still waits, so wait as well.
                 tracing::warn!(%error, "an admin connection could not be accepted");
-                std::thread::sleep(Duration::from_millis(100));
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+        };
+        let refused = check_peer(&stream).err();
+        let place = places.clone().try_acquire_owned().ok().filter(|_| refused.is_none());
+        match (place, refused) {
+            (Some(place), _) => _ = tokio::spawn(serve(stream, Ok(volumes.clone()), place)),
+            (None, refused) => {
+                let busy = || {
+                    let many =
+                        format!("{MAX_CONNECTIONS} clients are connected already; try again");
+                    ApiError::new(ErrorKind::Busy, many)
+                };
+                if let Ok(place) = refusals.clone().try_acquire_owned() {
+                    let error = refused.unwrap_or_else(busy);
+                    tokio::spawn(serve(stream, Err(error), place));
+                }
             }
         }
     }
 }
 
-fn accept(stream: UnixStream, open: &Arc<AtomicUsize>, volumes: &Arc<Volumes>) {
-    if open.fetch_add(1, Ordering::Relaxed) >= MAX_CONNECTIONS {
-        let _counted = Counted(open.clone());
-        let error = ApiError::new(
-            ErrorKind::Busy,
-            format!("{MAX_CONNECTIONS} clients are connected already; try again"),
-        );
-        let _ = stream.set_nonblocking(true);
-        let _ = HttpAnswer::error(&error).send(&mut &stream);
-        return;
-    }
-    let (counted, volumes) = (Counted(open.clone()), volumes.clone());
-    let thread = std::thread::Builder::new().name("admin-client".to_owned());
-    let spawned = thread.spawn(move || {
-        let _counted = counted;
-        serve(stream, &volumes);
-    });
-    if let Err(error) = spawned {
-        tracing::warn!(%error, "no thread for an admin connection");
-    }
-}
-
-fn serve(mut stream: UnixStream, volumes: &Arc<Volumes>) {
-    let _ = stream.set_nonblocking(false);
-    let _ = stream.set_write_timeout(Some(WRITE_TIMEOUT));
-    let request = check_peer(&stream).and_then(|()| http::read_request(&mut stream));
-    let (answer, whole) = match request {
-        Ok(None) => return,
-        Ok(Some(request)) => (api::answer(volumes, &request), true),
-        Err(error) => {
+/// Serves one request: by the volumes, or with why it is turned down.
+async fn serve(
+    stream: UnixStream,
+    volumes: Result<Arc<Volumes>, ApiError>,
+    _place: OwnedSemaphorePermit,
+) {
+    let (volumes, answered) = (&volumes, &Notify::new());
+    let deadline = Instant::now() + REQUEST_DEADLINE;
+    let service = service_fn(async |request: Request<Incoming>| {
+        let answer = match http::receive(request, deadline).await {
+            Ok(request) => answer(volumes, request).await,
+            Err(error) => Err(error),
+        };
+        answered.notify_one();
+        Ok::<_, Infallible>(Response::from(answer.unwrap_or_else(|error| {
             tracing::debug!("an admin request was turned down: {error}");
-            (HttpAnswer::error(&error), false)
-        }
+            HttpAnswer::error(&error)
+        })))
+    });
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new()).header_read_timeout(REQUEST_DEADLINE);
+    http.keep_alive(false).half_close(true).max_buf_size(MAX_HEAD).max_headers(MAX_HEADERS);
+    let mut connection = std::pin::pin!(http.serve_connection(TokioIo::new(stream), service));
+    let ended = tokio::select! {
+        ended = &mut connection => Ok(ended),
+        () = answered.notified() => timeout(WRITE_TIMEOUT, connection).await,
     };
-    if answer.send(&mut stream).is_ok() && !whole {
-        linger(&mut stream);
+    if let Ok(Err(error)) = ended {
+        tracing::debug!("an admin connection failed: {error}");
     }
 }
 
-/// Reads on for a moment: a client that is still sending would otherwise fail on that, and never
-/// see why it was turned down.
-fn linger(stream: &mut UnixStream) {
-    let _ = stream.flush();
-    let _ = stream.shutdown(std::net::Shutdown::Write);
-    let end = Instant::now() + LINGER;
-    let mut scrap = [0; 4096];
-    while let left = end.saturating_duration_since(Instant::now())
-        && !left.is_zero()
-        && stream.set_read_timeout(Some(left)).is_ok()
-        && stream.read(&mut scrap).is_ok_and(|count| count > 0)
-    {}
+/// Answers a request on a thread where it may block.
+async fn answer(
+    volumes: &Result<Arc<Volumes>, ApiError>,
+    request: http::HttpRequest,
+) -> Result<HttpAnswer, ApiError> {
+    let volumes = volumes.clone()?;
+    let answered = tokio::task::spawn_blocking(move || api::answer(&volumes, &request)).await;
+    answered.map_err(|error| ApiError::failed(format!("the request failed: {error}")))
 }
 
 /// The socket's permissions say this already; they do not help a daemon whose socket was handed on.
@@ -158,6 +167,9 @@ fn check_peer(stream: &UnixStream) -> Result<(), ApiError> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixStream;
+
     use super::*;
     use crate::daemon::state::State;
     use crate::daemon::testing::{FakeHost, TempDir};
@@ -195,10 +207,19 @@ mod tests {
         let _server = serve_at(&dir);
         let mut endless = b"POST /v1/volumes HTTP/1.1\r\nContent-Length: 99999999\r\n\r\n".to_vec();
         endless.resize(1 << 20, b'{');
-        assert!(exchange(&dir, &endless).starts_with("HTTP/1.1 400 "));
-        let chunked = b"POST /v1/volumes HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n";
-        assert!(exchange(&dir, chunked).starts_with("HTTP/1.1 400 "));
-        assert!(exchange(&dir, &[b'x'; 20_000]).starts_with("HTTP/1.1 400 "));
+        let answer = exchange(&dir, &endless);
+        assert!(answer.starts_with("HTTP/1.1 400 ") && answer.contains("the body is"), "{answer}");
+        let chunked = b"POST /v1/volumes HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n".to_vec();
+        let cut = [&chunked[..], b"z\r\n"].concat();
+        assert!(exchange(&dir, &cut).starts_with("HTTP/1.1 400 "));
+        let large = [&chunked[..], b"20000\r\n", &[b'x'; 0x20000], b"\r\n0\r\n\r\n"].concat();
+        assert!(exchange(&dir, &large).starts_with("HTTP/1.1 400 "));
+        for head in ["X: y\r\n".repeat(MAX_HEADERS + 1), format!("X: {}\r\n", "y".repeat(MAX_HEAD))]
+        {
+            let answer = exchange(&dir, format!("GET / HTTP/1.1\r\n{head}\r\n").as_bytes());
+            assert!(answer.starts_with("HTTP/1.1 431 "), "{answer}");
+        }
+        assert!(exchange(&dir, &[b'x'; 20_000]).starts_with("HTTP/1.1 4"));
     }
 
     #[test]
@@ -208,9 +229,10 @@ mod tests {
         let path = dir.path().join("s");
         let idle: Vec<_> =
             (0..MAX_CONNECTIONS).map(|_| UnixStream::connect(&path).expect("listens")).collect();
-        assert!(exchange(&dir, b"").contains("clients are connected already"));
+        let request = b"GET /v1/volumes HTTP/1.1\r\n\r\n";
+        assert!(exchange(&dir, request).contains("clients are connected already"));
         drop(idle);
-        // The places of those that left become free as soon as their threads notice.
-        while !exchange(&dir, b"GET /v1/volumes HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 200") {}
+        // The places of those that left become free as soon as the daemon notices.
+        while !exchange(&dir, request).starts_with("HTTP/1.1 200") {}
     }
 }

@@ -100,11 +100,6 @@ impl ClaimedSocket {
     pub(crate) fn listener(&self) -> &UnixListener {
         &self.listener
     }
-
-    /// Where it is.
-    pub(crate) fn path(&self) -> &Path {
-        &self.path
-    }
 }
 
 impl Drop for ClaimedSocket {
