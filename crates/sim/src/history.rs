@@ -299,10 +299,19 @@ impl History {
         }
     }
 
+    /// Values that may be found after a crash that comes now.
+    pub fn after_a_crash(&self) -> Vec<Value> {
+        self.values(|version| !version.lost)
+    }
+
     /// Values that a read which starts now may return, for messages.
     pub fn expected(&self) -> Vec<Value> {
-        let visible = self.versions.iter().filter(|version| version.hidden == NEVER);
-        let mut values: Vec<_> = visible.map(|version| version.value).collect();
+        self.values(|version| version.hidden == NEVER)
+    }
+
+    fn values(&self, of: impl Fn(&Version) -> bool) -> Vec<Value> {
+        let versions = self.versions.iter().filter(|version| of(version));
+        let mut values: Vec<_> = versions.map(|version| version.value).collect();
         values.sort_unstable();
         values.dedup();
         values
@@ -344,9 +353,10 @@ mod tests {
     }
 
     fn after_crash(history: &History) -> Vec<u32> {
-        let mut history = history.clone();
-        history.crash(100);
-        readable(&history, 101)
+        let mut crashed = history.clone();
+        crashed.crash(100);
+        assert_eq!(crashed.expected(), history.after_a_crash());
+        readable(&crashed, 101)
     }
 
     #[test]

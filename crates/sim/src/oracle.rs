@@ -524,6 +524,27 @@ mod tests {
     }
 
     #[test]
+    fn a_write_that_a_stop_has_left_behind_need_not_be_durable() {
+        let mut oracle = Oracle::new(7, 8, &[0], vec![vec![Value::Zero; 8]]);
+        let judge = |oracle: &Oracle, value| {
+            oracle.judge_alone(Place { volume: 0, sector: 0 }, Content::Own(value))
+        };
+        oracle.submit(1, asked(Op::Write, 1));
+        oracle.complete(1, Ok(()), None, Excuses::default()).expect("fine");
+        oracle.submit(2, asked(Op::Write, 2));
+        oracle.volume_is_durable(0);
+        oracle.leave(0);
+        oracle.complete(2, Ok(()), None, Excuses::default()).expect("fine");
+        for number in [1, 2] {
+            judge(&oracle, Value::Write(number)).expect("it may be there");
+        }
+        assert!(judge(&oracle, Value::Zero).is_err());
+        oracle.volume_is_durable(0);
+        judge(&oracle, Value::Write(2)).expect("it was promised");
+        assert!(judge(&oracle, Value::Write(1)).is_err());
+    }
+
+    #[test]
     fn errors_need_a_cause() {
         let mut oracle = Oracle::new(7, 8, &[0], vec![vec![Value::Zero; 16]]);
         let failed = |oracle: &mut Oracle, excuses| {

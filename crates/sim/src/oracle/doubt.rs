@@ -80,7 +80,10 @@ impl Oracle {
         }
     }
 
-    /// Judges one sector of an origin as it is without the cache, when everything has stopped.
+    /// Judges one sector of what an origin has durably, without the cache, when everything has stopped.
+    ///
+    /// A request that a stop has left behind may be answered after the last sync of the origin, and nobody
+    /// was promised that it survives: what it replaced may still be there.
     ///
     /// # Errors
     /// If it is none of the values that may be found.
@@ -89,7 +92,7 @@ impl Oracle {
         let Some(history) = volume.and_then(|it| it.histories.get(place.sector as usize)) else {
             return Ok(());
         };
-        let expected = history.expected();
+        let expected = history.after_a_crash();
         match content {
             Content::Own(value) if expected.contains(&value) => Ok(()),
             _ => Err(Violation {
