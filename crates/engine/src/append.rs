@@ -125,7 +125,9 @@ impl LaneVolume {
         // As with a fill: whoever touches the block from now on, in the log or round it, overtakes this
         // (invariant 5).
         let ticket = store.index.begin_fill(volume.space.address(block));
-        let appended = match self.read_origin(range, &mut rest, None).await {
+        let read = self.read_origin(range, &mut rest, None).await;
+        // Nor has it been left behind by its volume meanwhile, as in `append_piece`.
+        let appended = match read.and_then(|()| volume.still_there().map_err(Retry::Fail)) {
             Ok(()) => {
                 let rank = self.rank_of_write(block);
                 let version = Version {
@@ -196,6 +198,9 @@ impl LaneVolume {
                 }
                 condition = Condition::Slot(slot);
             }
+            // Barrier for invariant 15: what the volume left dirty has been noted when it stopped, and is
+            // counted by whoever has it next. A write that it has left behind adds nothing.
+            volume.still_there()?;
             let mask = match planted::has(PlantedBug::WholeMask) {
                 true => None,
                 false => volume.mask(piece.block, valid),

@@ -6,13 +6,14 @@ mod world;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use forebay_core::{BlockSize, Mode, Op, SectorMask};
+use forebay_core::{BlockSize, IoError, Mode, Op, SectorMask};
 use forebay_device::Device;
-use forebay_engine::{EngineLane, LaneVolume, VolumeSettings};
+use forebay_engine::{EngineLane, LaneVolume, Ledger, VolumeSettings};
 use forebay_lane::{MemoryBudget, MemoryHold, MemoryUse};
 use forebay_store::{Address, Entry, StoreOptions};
 use world::faulty::{What, faulty};
-use world::{World, ram, settings};
+use world::hang::hanging;
+use world::{Book, World, ram, settings};
 
 const MIB: usize = 1 << 20;
 const SECTOR: usize = 512;
@@ -127,6 +128,32 @@ fn writes_of_sectors_make_blocks_whole_where_masks_find_no_memory() {
             case.check(&target);
         }
     }
+}
+
+#[test]
+fn a_write_that_waits_for_the_rest_of_its_block_ends_with_its_volume() {
+    let (case, mut memory) = (Case::new(BlockSize::DEFAULT), Tight::new());
+    let (origin, faults) = hanging(case.origin.clone());
+    let engine = case.open(&memory);
+    let book: Arc<Book> = Arc::default();
+    engine.cache.set_ledger(book.clone());
+    let target = case.world.create(&engine, &origin, settings(Mode::Writeback), 0);
+    memory.leave(0);
+    faults.hang(true);
+    let tag = case.world.submit(&target, Op::Write, 512, 512, Some(&[7; 512]));
+    case.world.advance(std::time::Duration::from_secs(30));
+    let inner = engine.clone();
+    let stopped = case.world.block_on(async move { inner.stop_volume("data", true).await });
+    let error = stopped.expect_err("the origin does not answer").to_string();
+    assert!(error.contains("answered"), "{error}");
+    assert!(case.world.done(tag).is_none());
+    faults.hang(false);
+    assert_eq!(case.world.wait(tag).result, Err(IoError::ShuttingDown));
+    // What the operator is told of is all that only the cache has.
+    assert_eq!(book.note_of("data").expect("a note").dirty, []);
+    let target = case.world.attach(&engine, &origin);
+    assert_eq!(target.volume().dirty_blocks(), 0);
+    assert_eq!(case.world.read(&target, 0, 4096), [0; 4096]);
 }
 
 #[test]

@@ -179,3 +179,33 @@ fn a_volume_that_cannot_be_put_in_order_is_written_back_all_the_same() {
     world.advance(Duration::from_secs(30));
     assert!(store.is_in_order(target.volume().id));
 }
+
+#[test]
+fn a_write_that_waits_for_the_cache_device_ends_with_its_volume() {
+    let world = World::new();
+    let ((cache, cache_faults), (origin, origin_faults)) = (faulty(ram(8)), faulty(ram(12)));
+    world.format(&cache, BlockSize::DEFAULT);
+    let (engine, _) = world.open(&cache);
+    let target = world.create(&engine, &origin, settings(Mode::Writeback), 0);
+    for number in 0..32u64 {
+        // The log moves on, so that nothing of the first block is left in a buffer.
+        world.write(&target, number * 65536, &[1; 65536]);
+    }
+    world.drain(&engine).expect("drained");
+    origin_faults.hang(&[What::Read, What::Write, What::Sync]);
+    let read = world.submit(&target, Op::Read, 8 << 20, 4096, None);
+    world.advance(Duration::from_secs(30));
+    cache_faults.hang(&[What::Read]);
+    let write = world.submit(&target, Op::Write, 512, 512, Some(&[2; 512]));
+    let inner = engine.clone();
+    let stopped = world.block_on(async move { inner.stop_volume("data", true).await });
+    stopped.expect_err("the origin does not answer");
+    assert!(world.done(write).is_none());
+    cache_faults.heal();
+    assert_eq!(world.wait(write).result, Err(IoError::ShuttingDown));
+    origin_faults.heal();
+    world.wait(read);
+    let target = world.attach(&engine, &origin);
+    assert_eq!(target.volume().dirty_blocks(), 0);
+    assert_eq!(world.read(&target, 0, 4096), [1; 4096]);
+}
