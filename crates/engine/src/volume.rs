@@ -15,7 +15,7 @@ use forebay_lane::{Gate, Lane, Notify};
 use forebay_policy::curve::LiveCurve;
 use forebay_policy::sweep::DirtyMap;
 use forebay_store::planted::{self, PlantedBug};
-use forebay_store::{Entry, Kept, Store, VolumeSpace};
+use forebay_store::{Entry, Store, VersionId, VolumeSpace};
 use parking_lot::Mutex;
 
 use crate::admission::EntryRules;
@@ -105,7 +105,7 @@ pub struct Volume {
     /// Nothing but ordered writeback may write to the origin.
     ordered: AtomicBool,
     /// Blocks that writes through the cache have put on the origin, which has not been synced.
-    pub(crate) through: Mutex<BTreeMap<OriginBlock, Kept>>,
+    pub(crate) through: Mutex<BTreeMap<OriginBlock, VersionId>>,
     /// They are so many that they should be synced now.
     pub(crate) through_many: Notify,
     origin_writes: AtomicU64,

@@ -336,11 +336,11 @@ impl LaneVolume {
             // What was dirty before is not wholly on the origin: writeback sees to it.
             let store = self.store.store();
             let complete = written.into_iter().filter(|written| written.complete);
-            let kept = complete.filter_map(|written| {
-                let kept = store.keep(&volume.space, written.block, written.slot)?;
-                Some((written.block, kept))
+            let versions = complete.filter_map(|written| {
+                let version = store.version_of(&volume.space, written.block, written.slot)?;
+                Some((written.block, version))
             });
-            self.note_through(kept);
+            self.note_through(versions);
         }
         volume.writeback_wanted.notify_all();
         let range = offset..offset + len;

@@ -116,28 +116,28 @@ fn a_block_that_was_given_up_and_is_used_is_kept_again() {
 /// How somebody looks at a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Look {
-    /// With a note of its own.
-    Glance,
-    /// With a note that is in use for another look, which is over before this one.
+    /// With a hazard slot of its own.
+    Hazard,
+    /// With a slot that is in use for another look, which ends before this one.
     Second,
-    /// When there are no notes left.
-    WithoutNote,
+    /// When no slot is left.
+    Pin,
 }
 
 #[test]
 fn what_somebody_looks_at_is_not_overwritten() {
-    for look in [Look::Glance, Look::Second, Look::WithoutNote] {
+    for look in [Look::Hazard, Look::Second, Look::Pin] {
         let test = test();
         let (engine, world) = (&test.engine, &test.world);
         let store = &engine.cache.store;
         let space = store.space_of(test.target.volume().id).expect("there");
         (0..32).for_each(|block| test.write_now(block, 0x11));
-        // There are two notes for one lane, and one of them is the engine's.
+        // There are two slots for one lane, and one of them is the engine's.
         let ways = [(); 2].map(|()| {
             let queue = world.context.open(store.device()).expect("a queue");
             StoreLane::new(store.clone(), world.lane.clone(), queue)
         });
-        let way = &ways[usize::from(look == Look::WithoutNote)];
+        let way = &ways[usize::from(look == Look::Pin)];
         let see = |block| way.look_up_now(&space, OriginBlock(block), |entry| entry.rank);
         let other = (look == Look::Second).then(|| see(7));
         let pinned = see(0).expect("cached");

@@ -11,7 +11,7 @@ use forebay_lane::Lane;
 
 use crate::appender::Closed;
 use crate::error::StoreError;
-use crate::glance::NoteId;
+use crate::hazard::HazardId;
 use crate::index::{NewVersion, Put};
 use crate::latency;
 use crate::log::{AMPLE, Log, Round, RoundTicket};
@@ -27,21 +27,21 @@ pub struct StoreLane {
     store: Arc<Store>,
     lane: Rc<Lane>,
     queue: Queue,
-    /// What it notes for itself.
-    pub(crate) note: Option<NoteId>,
+    /// Its hazard slot, if there was one left.
+    pub(crate) hazard: Option<HazardId>,
 }
 
 impl Drop for StoreLane {
     fn drop(&mut self) {
-        self.store.notes.give_back(self.note);
+        self.store.hazards.release(self.hazard);
     }
 }
 
 impl StoreLane {
     /// Opens the store's device for a lane.
     pub fn new(store: Arc<Store>, lane: Rc<Lane>, queue: Queue) -> Rc<Self> {
-        let note = store.notes.claim();
-        Rc::new(StoreLane { store, lane, queue, note })
+        let hazard = store.hazards.claim();
+        Rc::new(StoreLane { store, lane, queue, hazard })
     }
 
     /// The store.
@@ -153,7 +153,7 @@ impl StoreLane {
             // The other open segment may have room.
             reserved = reserve(Class::Foreground);
         }
-        self.carry_on(closed);
+        self.submit(closed);
         let Some(mut reservation) = reserved else { return Appended::NoSpace };
         let check = fill(&mut reservation.cell);
         #[cfg(feature = "planted-bugs")]
@@ -218,8 +218,8 @@ impl StoreLane {
         appended
     }
 
-    /// Writes what was closed, and lets go of the segments that were left.
-    fn carry_on(self: &Rc<Self>, closed: Closed) {
+    /// Starts the writes of closed records, and detaches the segments that their appenders have left.
+    fn submit(self: &Rc<Self>, closed: Closed) {
         for ready in closed.ready {
             self.start_write(ready);
         }
@@ -381,7 +381,7 @@ impl StoreLane {
             }
             let mut closed = Closed::default();
             appender.0.lock().close_record(&store.log, &store.segments, durably, &mut closed);
-            self.carry_on(closed);
+            self.submit(closed);
         }
     }
 
@@ -435,7 +435,7 @@ impl StoreLane {
                 let (log, segments) = (&store.log, &store.segments);
                 appender.append_marks(log, segments, reserve, durably, &marks, &mut closed)
             });
-            self.carry_on(closed);
+            self.submit(closed);
             if !appended {
                 // A checkpoint needs no room in the log and makes them superfluous.
                 store.log.return_marks(marks);
@@ -465,9 +465,9 @@ impl StoreLane {
     /// Frees every segment whose conditions hold. `true` if some wait for a checkpoint only.
     pub fn free_drained(&self) -> bool {
         let store = &self.store;
-        let glanced = |segment| store.notes.look_at(segment);
+        let is_read = |segment| store.hazards.is_read(segment);
         let (freed, need_checkpoint) =
-            store.segments.free_drained(store.log.last_round(), store.log.marks_durable(), glanced);
+            store.segments.free_drained(store.log.last_round(), store.log.marks_durable(), is_read);
         if freed > 0 {
             store.space.notify_all();
         }

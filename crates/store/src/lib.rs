@@ -4,7 +4,7 @@
 //! - [`recover`]: opening it, whatever the last user was doing when it stopped
 //! - [`store`]: what all lanes share: looking blocks up, forgetting them
 //! - [`lane`]: one lane's way to it: appending versions of blocks, making them durable
-//! - [`read`]: reading them back, verified; `glance`: without a pin, what is read at once
+//! - [`read`]: reading them back, verified; `hazard`: short reads without a pin
 //! - [`latency`]: how long the device takes
 //! - [`index`] over [`table`]: where the newest version of each block is
 //! - [`segments`]: which part of the device is in use
@@ -21,7 +21,7 @@ pub mod checkpoint;
 pub mod damage;
 pub mod error;
 pub mod format;
-mod glance;
+mod hazard;
 pub mod health;
 pub mod index;
 pub mod lane;
@@ -58,5 +58,7 @@ pub use planted::PlantedBug;
 pub use read::PayloadCheck;
 pub use recover::RecoveryReport;
 pub use roots::{Roots, read_roots, read_superblock};
-pub use store::{Appended, Class, Kept, Pinned, ReadFailure, Spaces, Store, Version, VolumeSpace};
+pub use store::{
+    Appended, Class, Pinned, ReadFailure, Spaces, Store, Version, VersionId, VolumeSpace,
+};
 pub use table::{Check, Entry, RANK_UNKNOWN};

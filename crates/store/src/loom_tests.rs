@@ -1,4 +1,4 @@
-//! The index, the segments and the glances in every order that the memory model allows. A cell
+//! The index, the segments and the hazard slots in every order that the memory model allows. A cell
 //! stands for the payload of a segment; loom stops where a reader and a writer meet in it.
 
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use forebay_core::sync::atomic::{AtomicU32, Ordering};
 use forebay_core::sync::loom::{self, cell::UnsafeCell, thread};
 use forebay_core::{Generation, RecordNumber, SegmentId, Slot};
 
-use crate::glance::Notes;
+use crate::hazard::{HazardId, HazardSlots};
 use crate::index::{Address, Condition, Index, NewVersion, Put};
 use crate::segments::{Live, Segments};
 use crate::table::{Check, Entry, Geometry};
@@ -27,7 +27,7 @@ fn version(slot: u32) -> NewVersion {
 struct World {
     index: Index,
     segments: Segments,
-    notes: Notes,
+    hazards: HazardSlots,
     payloads: [UnsafeCell<()>; 2],
 }
 
@@ -36,7 +36,7 @@ impl World {
         let world = World {
             index: index(),
             segments: Segments::new(2, Generation(1)),
-            notes: Notes::new(1),
+            hazards: HazardSlots::new(1),
             payloads: [UnsafeCell::new(()), UnsafeCell::new(())],
         };
         for number in 0..2 {
@@ -50,21 +50,21 @@ impl World {
         Arc::new(world)
     }
 
-    /// Reads block `number` if it is cached: by a glance if there is a note, else by a pin.
-    fn read(&self, note: Option<crate::glance::NoteId>, number: u32) {
-        let mut glance = note;
+    /// Reads block `number` if it is cached: by a hazard slot if there is one, else by a pin.
+    fn read(&self, hazard: Option<HazardId>, number: u32) {
+        let mut hazard = hazard;
         let found = self.index.look_up(Address(number.into()), |entry| {
             let segment = SegmentId(entry.slot.0);
-            if !self.notes.begin(note, segment) {
-                glance = None;
+            if !self.hazards.begin(hazard, segment) {
+                hazard = None;
                 self.segments.pin(segment);
             }
             None
         });
         let Some(found) = found else { return };
         self.payloads[found.entry.slot.0 as usize].with(|_| ());
-        match glance {
-            Some(note) => self.notes.end(note),
+        match hazard {
+            Some(hazard) => self.hazards.end(hazard),
             None => self.segments.unpin(SegmentId(found.entry.slot.0)),
         }
     }
@@ -76,7 +76,7 @@ impl World {
         let old = self.index.remove(Address(0), |_| true).expect("it is cached");
         self.segments.remove_live(segment, Live::one(old.dirty, old.rank));
         assert!(self.segments.end_reclaim(segment, || (0, 0)), "nothing is left in it");
-        let (freed, _) = self.segments.free_drained(0, 0, |other| self.notes.look_at(other));
+        let (freed, _) = self.segments.free_drained(0, 0, |other| self.hazards.is_read(other));
         if freed == 0 {
             return false;
         }
@@ -89,7 +89,7 @@ impl World {
 
 /// A segment is reused beside a lane that reads from it and then from another one; how often that
 /// could and could not be done.
-fn reuse_beside_a_reader(with_note: bool) -> [usize; 2] {
+fn reuse_beside_a_reader(with_slot: bool) -> [usize; 2] {
     // Not of the model: they count over all orders.
     let counts = Arc::new([AtomicUsize::new(0), AtomicUsize::new(0)]);
     let inner = counts.clone();
@@ -97,10 +97,10 @@ fn reuse_beside_a_reader(with_note: bool) -> [usize; 2] {
         let world = World::new();
         let reader = world.clone();
         let thread = thread::spawn(move || {
-            let note = if with_note { reader.notes.claim() } else { None };
-            reader.read(note, 0);
-            reader.read(note, 1);
-            reader.notes.give_back(note);
+            let hazard = if with_slot { reader.hazards.claim() } else { None };
+            reader.read(hazard, 0);
+            reader.read(hazard, 1);
+            reader.hazards.release(hazard);
         });
         inner[usize::from(world.reuse())].fetch_add(1, Ordering::Relaxed);
         thread.join().expect("no panic");

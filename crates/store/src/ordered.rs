@@ -221,7 +221,7 @@ impl Store {
         let mut clean = Vec::new();
         for (block, version) in &settled.versions {
             // It is held, so its segment's life lasts.
-            if self.written_back(space, *block, &self.kept_at(version.slot)) {
+            if self.written_back(space, *block, &self.version_at(version.slot)) {
                 clean.push(*block);
             }
         }

@@ -71,7 +71,7 @@ impl StoreLane {
         block: OriginBlock,
         rank: impl FnOnce(&Entry) -> u8,
     ) -> Option<Pinned<'_>> {
-        self.store().look_up_now(self.note, space, block, rank)
+        self.store().look_up_now(self.hazard, space, block, rank)
     }
 
     /// Whether what is in a slot can be read without waiting.
@@ -82,7 +82,7 @@ impl StoreLane {
 
     fn count_read(&self, bytes: usize) {
         let store = self.store();
-        if !store.notes.count_read(self.note, bytes as u64) {
+        if !store.hazards.count_read(self.hazard, bytes as u64) {
             store.counters.read_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
         }
     }

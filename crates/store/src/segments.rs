@@ -416,13 +416,13 @@ impl Segments {
 
     /// Frees every draining segment whose conditions hold, given the last commit round that ended
     /// well and how many marks are durable. Returns how many became free, and whether some wait
-    /// for nothing but a checkpoint. `glanced`: whether a lane is reading from a segment without a
+    /// for nothing but a checkpoint. `is_read`: whether a lane is reading from a segment without a
     /// pin.
     pub fn free_drained(
         &self,
         round: u64,
         marks: u64,
-        glanced: impl Fn(SegmentId) -> bool,
+        is_read: impl Fn(SegmentId) -> bool,
     ) -> (u32, bool) {
         let base = self.checkpoint_base.load(Ordering::SeqCst);
         let mut guard = self.state.lock();
@@ -434,7 +434,7 @@ impl Segments {
             let used = || {
                 counters.pins.load(Ordering::SeqCst) != 0
                     || counters.held.load(Ordering::SeqCst) != 0
-                    || glanced(draining.segment)
+                    || is_read(draining.segment)
             };
             if draining.round > round || used() {
                 return true;

@@ -14,7 +14,7 @@ use forebay_format::{CheckSeed, Geometry, Mark, MarkKind, Uuid, VolumeRecord};
 use forebay_lane::{Gate, MemoryHold, Notify};
 use parking_lot::Mutex;
 
-use crate::glance::{NoteId, Notes};
+use crate::hazard::{HazardId, HazardSlots};
 use crate::health::Health;
 use crate::index::{Address, Condition, Found, Index};
 use crate::latency::DeviceLatency;
@@ -153,7 +153,7 @@ pub struct Store {
     pub health: Health,
     /// What is counted.
     pub counters: Counters,
-    pub(crate) notes: Notes,
+    pub(crate) hazards: HazardSlots,
     /// How long the device takes.
     pub latency: DeviceLatency,
     /// Room has been made.
@@ -261,7 +261,7 @@ impl Store {
             self.segments.pin(self.segment_of(entry.slot));
             None
         })?;
-        Some(Pinned { store: self, block, found, glance: None })
+        Some(Pinned { store: self, block, found, hazard: None })
     }
 
     /// As [`Store::look_up`], for a lane that reads the block before it does anything else. `rank`
@@ -269,16 +269,16 @@ impl Store {
     #[inline]
     pub(crate) fn look_up_now(
         &self,
-        note: Option<NoteId>,
+        hazard: Option<HazardId>,
         space: &VolumeSpace,
         block: OriginBlock,
         rank: impl FnOnce(&Entry) -> u8,
     ) -> Option<Pinned<'_>> {
-        let mut glance = note;
+        let mut hazard = hazard;
         let found = self.index.look_up(space.address(block), |entry| {
             let segment = self.segment_of(entry.slot);
-            if !self.notes.begin(note, segment) {
-                glance = None;
+            if !self.hazards.begin(hazard, segment) {
+                hazard = None;
                 self.segments.pin(segment);
             }
             let rank = rank(entry);
@@ -287,12 +287,12 @@ impl Store {
                 rank
             })
         })?;
-        Some(Pinned { store: self, block, found, glance })
+        Some(Pinned { store: self, block, found, hazard })
     }
 
     /// Bytes read from the cache device.
     pub fn read_bytes(&self) -> u64 {
-        self.counters.read_bytes.load(Ordering::Relaxed) + self.notes.read_bytes()
+        self.counters.read_bytes.load(Ordering::Relaxed) + self.hazards.read_bytes()
     }
 
     /// Changes the rank of a block, if it is still the version at `slot`. Returns it as it was, and
@@ -352,7 +352,12 @@ impl Store {
 
     /// Notes that a version is durable on the origin. `true` if it was still the newest and dirty. The
     /// mark is logged with the next commit.
-    pub fn written_back(&self, space: &VolumeSpace, block: OriginBlock, version: &Kept) -> bool {
+    pub fn written_back(
+        &self,
+        space: &VolumeSpace,
+        block: OriginBlock,
+        version: &VersionId,
+    ) -> bool {
         let segment = self.segment_of(version.slot);
         let mut marked = false;
         self.index.update(space.address(block), |entry| {
@@ -496,53 +501,58 @@ pub struct Pinned<'a> {
     pub block: OriginBlock,
     /// What was found.
     pub found: Found,
-    /// Whose glance does what a pin would do.
-    glance: Option<NoteId>,
+    /// The hazard slot that replaces the pin.
+    hazard: Option<HazardId>,
 }
 
 impl<'a> Pinned<'a> {
     /// Something in a segment that the caller has pinned.
     pub(crate) fn new(store: &'a Store, block: OriginBlock, found: Found) -> Self {
-        Pinned { store, block, found, glance: None }
+        Pinned { store, block, found, hazard: None }
     }
 }
 
 impl Drop for Pinned<'_> {
     #[inline]
     fn drop(&mut self) {
-        match self.glance {
-            Some(note) => self.store.notes.end(note),
+        match self.hazard {
+            Some(hazard) => self.store.hazards.end(hazard),
             None => self.store.segments.unpin(self.store.segment_of(self.found.entry.slot)),
         }
     }
 }
 
-/// A version of a block that somebody is going to say something about later, by its place. It keeps
-/// nothing: the segment may be emptied and used again meanwhile. A slot holds one version in one life of
-/// its segment, so both together cannot come to mean another one.
+/// Identifies a version of a block by its slot and the generation of its segment. It holds no pin: the
+/// segment may be reused meanwhile. A slot holds one version in each generation, so the pair never
+/// identifies another one.
 #[derive(Clone, Copy, Debug)]
-pub struct Kept {
+pub struct VersionId {
     slot: Slot,
     generation: Generation,
 }
 
 impl Store {
-    /// The version at `slot` in the present life of its segment.
-    pub(crate) fn kept_at(&self, slot: Slot) -> Kept {
-        Kept { slot, generation: self.segments.generation(self.segment_of(slot)) }
+    /// The version at `slot` in the current generation of its segment.
+    pub(crate) fn version_at(&self, slot: Slot) -> VersionId {
+        VersionId { slot, generation: self.segments.generation(self.segment_of(slot)) }
     }
 
-    /// Remembers the newest version of a block, if it is the one at `slot`.
-    pub fn keep(&self, space: &VolumeSpace, block: OriginBlock, slot: Slot) -> Option<Kept> {
-        let mut kept = None;
+    /// Identifies the newest version of a block, if it is the one at `slot`.
+    pub fn version_of(
+        &self,
+        space: &VolumeSpace,
+        block: OriginBlock,
+        slot: Slot,
+    ) -> Option<VersionId> {
+        let mut version = None;
         self.index.look_up(space.address(block), |entry| {
             // The entry is live, so its segment's life lasts.
             if entry.slot == slot {
                 let generation = self.segments.generation(self.segment_of(slot));
-                kept = Some(Kept { slot, generation });
+                version = Some(VersionId { slot, generation });
             }
             None
         });
-        kept
+        version
     }
 }

@@ -18,7 +18,7 @@ use forebay_policy::sweep::Merge;
 use forebay_policy::{
     Bucket, Decision, DirtyState, Load, Pacer, RateControl, Trigger, WritebackSettings,
 };
-use forebay_store::Kept;
+use forebay_store::VersionId;
 
 use crate::background::ordered;
 use crate::cache::BackgroundEnding;
@@ -346,8 +346,8 @@ impl LaneVolume {
                 self.write_back_span(&span, WritebackReason::Mode, 0, &flow).await;
             let failures = self.volume.sync_failures();
             // A sync that has failed since proves that nothing is known of these: they are written again.
-            let kept = written.into_iter().filter(|written| written.failures == failures);
-            self.note_through(kept.map(|written| (written.block, written.kept)));
+            let known = written.into_iter().filter(|written| written.failures == failures);
+            self.note_through(known.map(|written| (written.block, written.version)));
             if let Some(error) = error {
                 return Err(error);
             }
@@ -360,7 +360,7 @@ impl LaneVolume {
 
     /// Notes blocks that are on the origin since they were written, and will be durable there with the
     /// next sync.
-    pub(crate) fn note_through(&self, blocks: impl Iterator<Item = (OriginBlock, Kept)>) {
+    pub(crate) fn note_through(&self, blocks: impl Iterator<Item = (OriginBlock, VersionId)>) {
         let mut through = self.volume.through.lock();
         through.extend(blocks);
         if through.len() >= self.most_through() {

@@ -11,7 +11,7 @@ use forebay_format::Geometry;
 use super::RecoveryReport;
 use super::opening::{FoundSegment, Opening, Replayed};
 use crate::error::StoreError;
-use crate::glance::Notes;
+use crate::hazard::HazardSlots;
 use crate::index::Index;
 use crate::lane::StoreLane;
 use crate::latency::DeviceLatency;
@@ -78,7 +78,7 @@ impl Opening<'_> {
         let Opening { device, queue, options, superblock, report, mend, .. } = self;
         let mended = parts.mended;
         let store = Arc::new(Store {
-            notes: Notes::new(options.lanes),
+            hazards: HazardSlots::new(options.lanes),
             device,
             uuid: superblock.cache,
             geometry: superblock.geometry.clone(),

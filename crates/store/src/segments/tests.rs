@@ -189,8 +189,8 @@ fn a_drained_segment_is_free_when_nothing_speaks_against_it() {
     segments.hold(segment);
     assert_eq!(freed(3, 7), (0, false), "a version is held");
     segments.release(segment);
-    let glanced = segments.free_drained(3, 7, |it| it == segment);
-    assert_eq!(glanced, (0, false), "a lane looks at it");
+    let skipped = segments.free_drained(3, 7, |it| it == segment);
+    assert_eq!(skipped, (0, false), "a lane looks at it");
     assert_eq!((segments.draining_count(), segments.free_count()), (1, 7));
 
     assert_eq!(freed(3, 7), (1, false));

@@ -65,8 +65,8 @@ impl Maker<'_> {
         for block in blocks {
             let store = self.store.store();
             let slot = store.peek(space, OriginBlock(block)).expect("cached").entry.slot;
-            let kept = store.keep(space, OriginBlock(block), slot).expect("cached");
-            assert!(store.written_back(space, OriginBlock(block), &kept));
+            let version = store.version_of(space, OriginBlock(block), slot).expect("cached");
+            assert!(store.written_back(space, OriginBlock(block), &version));
             self.model.get_mut(&(name, block)).expect("cached").dirty = false;
         }
     }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use forebay_core::why::WritebackReason;
 use forebay_core::{Nanos, OriginBlock};
 use forebay_lane::Notify;
-use forebay_store::Kept;
+use forebay_store::VersionId;
 use forebay_store::planted::{self, PlantedBug};
 
 use super::sweep::Span;
@@ -44,7 +44,7 @@ const MARKED_TOGETHER: usize = 1024;
 pub(super) struct Written {
     pub(super) block: OriginBlock,
     /// Which version of it.
-    pub(super) kept: Kept,
+    pub(super) version: VersionId,
     /// Failed syncs of the origin before it was written.
     pub(super) failures: u64,
     /// Why it was written.
@@ -238,8 +238,8 @@ impl Flow {
 
     fn mark(&self, written: &[Written]) {
         let view = &self.view;
-        for Written { block, kept, why, .. } in written {
-            if view.cache.store.written_back(&view.volume.space, *block, kept) {
+        for Written { block, version, why, .. } in written {
+            if view.cache.store.written_back(&view.volume.space, *block, version) {
                 view.volume.cleaned(view.lane(), *block);
                 bump(&view.stats().counters.written_back_blocks, 1);
                 view.stats().why.written_back.count(*why, 1);

@@ -12,7 +12,7 @@ use forebay_core::why::WritebackReason;
 use forebay_device::{DeviceOp, IoBuf, IoData};
 use forebay_lane::join_all;
 use forebay_store::planted::{self, PlantedBug};
-use forebay_store::{Kept, Pinned};
+use forebay_store::{Pinned, VersionId};
 
 use super::flow::{Flow, Written};
 use super::sweep::Span;
@@ -33,7 +33,7 @@ struct Stretch {
     /// Where on the origin each part of it goes.
     pieces: Vec<(u64, std::ops::Range<usize>)>,
     /// What is on the origin then.
-    on_origin: Vec<(OriginBlock, Kept)>,
+    on_origin: Vec<(OriginBlock, VersionId)>,
 }
 
 impl LaneVolume {
@@ -100,12 +100,14 @@ impl LaneVolume {
         }
         for stretch in ready {
             match self.write_stretch(stretch).await {
-                Ok(kept) => written.extend(kept.into_iter().map(|(block, kept)| Written {
-                    block,
-                    kept,
-                    failures,
-                    why,
-                })),
+                Ok(versions) => {
+                    written.extend(versions.into_iter().map(|(block, version)| Written {
+                        block,
+                        version,
+                        failures,
+                        why,
+                    }))
+                }
                 Err(failed) => {
                     error.get_or_insert(failed);
                     break;
@@ -180,16 +182,19 @@ impl LaneVolume {
             if pinned.found.entry.dirty {
                 on_origin.extend(
                     store
-                        .keep(&volume.space, pinned.block, pinned.found.entry.slot)
-                        .map(|kept| (pinned.block, kept)),
+                        .version_of(&volume.space, pinned.block, pinned.found.entry.slot)
+                        .map(|version| (pinned.block, version)),
                 );
             }
         }
         Stretch { payload, pieces, on_origin }
     }
 
-    /// Writes blocks that follow each other on the origin. Returns what was dirty, kept where it is.
-    async fn write_stretch(&self, stretch: Stretch) -> Result<Vec<(OriginBlock, Kept)>, String> {
+    /// Writes blocks that follow each other on the origin. Returns the dirty versions among them.
+    async fn write_stretch(
+        &self,
+        stretch: Stretch,
+    ) -> Result<Vec<(OriginBlock, VersionId)>, String> {
         let Stretch { payload, pieces, on_origin } = stretch;
         match &pieces[..] {
             [(offset, bytes)] if *bytes == (0..payload.len()) => {

@@ -1,0 +1,138 @@
+//! Hazard slots: each lane publishes the segment that it is reading from.
+//!
+//! A segment must not be reused while somebody reads from it. A pin is a count in the segment, so lanes that
+//! read from the same segments contend for its cache line. A read that ends before its lane does anything
+//! else needs no count: a lane has at most one, so it publishes the segment in a slot that no other lane
+//! writes, and whoever frees segments looks at all slots (hazard pointers, Michael 2004). A slot also counts
+//! the bytes that its owner has read.
+
+use forebay_core::SegmentId;
+use forebay_core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+/// One slot, on cache lines of its own. Only its owner writes it.
+#[derive(Default)]
+#[repr(align(128))]
+struct HazardSlot {
+    claimed: AtomicBool,
+    /// The number of the segment that is being read plus one, or 0.
+    segment: AtomicU32,
+    read_bytes: AtomicU64,
+}
+
+/// The slots of all lanes.
+pub(crate) struct HazardSlots(Box<[HazardSlot]>);
+
+/// A slot that has been claimed. A reader without one, as there are not enough, uses pins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct HazardId(usize);
+
+impl HazardSlots {
+    /// Slots for `lanes` lanes: two each, as a lane may have a second way to the store for its upkeep.
+    pub(crate) fn new(lanes: usize) -> Self {
+        HazardSlots((0..2 * lanes.max(1)).map(|_| HazardSlot::default()).collect())
+    }
+
+    fn get(&self, id: Option<HazardId>) -> Option<&HazardSlot> {
+        self.0.get(id?.0)
+    }
+
+    /// Claims a slot for one thread, until it is released.
+    pub(crate) fn claim(&self) -> Option<HazardId> {
+        let free = self.0.iter().position(|slot| !slot.claimed.swap(true, Ordering::SeqCst));
+        free.map(HazardId)
+    }
+
+    /// Releases a slot for others to claim.
+    pub(crate) fn release(&self, id: Option<HazardId>) {
+        if let Some(slot) = self.get(id) {
+            slot.segment.store(0, Ordering::Release);
+            slot.claimed.store(false, Ordering::SeqCst);
+        }
+    }
+
+    /// Publishes that a segment is being read. The caller holds the lock of the index shard in which it
+    /// found an entry that points there: whoever finds no entry left has taken that lock later, and
+    /// sees this. `false`: the reader needs a pin.
+    #[inline]
+    pub(crate) fn begin(&self, id: Option<HazardId>, segment: SegmentId) -> bool {
+        match self.get(id) {
+            // Only the owner writes it.
+            Some(slot) if slot.segment.load(Ordering::Relaxed) == 0 => {
+                // Release: whoever sees this segment also sees that the previous read has finished.
+                slot.segment.store(segment.0.wrapping_add(1), Ordering::Release);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Ends the read.
+    #[inline]
+    pub(crate) fn end(&self, id: HazardId) {
+        if let Some(slot) = self.get(Some(id)) {
+            slot.segment.store(0, Ordering::Release);
+        }
+    }
+
+    /// Whether a segment is being read. Once no index entry points to it, `false` is final.
+    pub(crate) fn is_read(&self, segment: SegmentId) -> bool {
+        let wanted = segment.0.wrapping_add(1);
+        self.0.iter().any(|slot| slot.segment.load(Ordering::SeqCst) == wanted)
+    }
+
+    /// Counts bytes that were read from the device. `false`: a reader without a slot counts elsewhere.
+    #[inline]
+    pub(crate) fn count_read(&self, id: Option<HazardId>, bytes: u64) -> bool {
+        let Some(slot) = self.get(id) else { return false };
+        // No other thread writes it, so no locked instruction is needed.
+        let before = slot.read_bytes.load(Ordering::Relaxed);
+        slot.read_bytes.store(before.wrapping_add(bytes), Ordering::Relaxed);
+        true
+    }
+
+    /// Bytes that all slots have counted.
+    pub(crate) fn read_bytes(&self) -> u64 {
+        self.0.iter().map(|slot| slot.read_bytes.load(Ordering::Relaxed)).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slot_has_one_owner_and_one_segment() {
+        let slots = HazardSlots::new(1);
+        let (first, second) = (slots.claim(), slots.claim());
+        assert!(first.is_some() && second.is_some() && first != second);
+        assert_eq!(slots.claim(), None, "there are two");
+        let none = slots.claim();
+
+        assert!(!slots.begin(none, SegmentId(3)), "needs a pin");
+        assert!(slots.begin(first, SegmentId(3)));
+        assert!(!slots.begin(first, SegmentId(4)), "one at a time");
+        assert!(slots.begin(second, SegmentId(0)));
+        let seen = |slots: &HazardSlots| [0, 3, 4].map(|number| slots.is_read(SegmentId(number)));
+        assert_eq!(seen(&slots), [true, true, false]);
+        slots.end(first.expect("claimed"));
+        assert_eq!(seen(&slots), [true, false, false]);
+        assert!(slots.begin(first, SegmentId(4)));
+        assert_eq!(seen(&slots), [true, false, true]);
+
+        slots.release(second);
+        slots.release(none);
+        assert_eq!(seen(&slots), [false, false, true]);
+        assert_eq!(slots.claim(), second);
+    }
+
+    #[test]
+    fn what_is_read_is_counted_once() {
+        let slots = HazardSlots::new(1);
+        let own = [slots.claim(), slots.claim()];
+        assert!(slots.count_read(own[0], 5) && slots.count_read(own[1], 7));
+        assert!(!slots.count_read(None, 100));
+        slots.release(own[0]);
+        assert!(slots.count_read(slots.claim(), 1), "counts on");
+        assert_eq!(slots.read_bytes(), 13);
+    }
+}
