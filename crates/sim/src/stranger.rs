@@ -87,10 +87,17 @@ impl World<'_> {
 
     /// Writes to an untouched sample and to other sectors. `None` if there is none that has settled.
     fn visit(&mut self, volume: u16, record: &VolumeRecord) -> Option<Visit> {
-        let samples: Vec<usize> =
-            record.samples.as_ref()?.valid().map(|(number, _)| number).collect();
-        let number = *samples.get(self.rng.usize(0..samples.len().max(1)))?;
-        let place = *sample_places(record.origin_bytes).get(number)?;
+        let bytes =
+            self.origins[usize::from(volume)].with_image(|image| image.sectors()) * SECTOR as u64;
+        // A volume whose origin has grown is opened with samples at other places. What the stranger did is
+        // taken back behind its back, which has to be noticed as well.
+        let (places, lasting) = (sample_places(record.origin_bytes), sample_places(bytes));
+        let valid = record.samples.as_ref()?.valid();
+        let samples: Vec<u64> = valid
+            .filter_map(|(number, _)| places.get(number).copied())
+            .filter(|place| lasting.contains(place))
+            .collect();
+        let place = *samples.get(self.rng.usize(0..samples.len().max(1)))?;
         let len = SAMPLE_BYTES.min(record.origin_bytes - place) / SECTOR as u64;
         let mut wanted = vec![place / SECTOR as u64 + self.rng.u64(0..len)];
         let all = record.origin_bytes / SECTOR as u64;
