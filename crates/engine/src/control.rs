@@ -2,6 +2,13 @@
 //!
 //! All of this runs on the lane that opened the cache.
 
+mod attach;
+mod grow;
+mod open;
+mod patience;
+pub(crate) mod recognise;
+pub(crate) mod samples;
+
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -10,18 +17,17 @@ use std::time::Duration;
 use forebay_core::{IoError, ReplacementKind};
 use forebay_device::Device;
 use forebay_format::{Uuid, VolumeRecord};
-use forebay_lane::join_all;
+use forebay_lane::{either, join_all};
 use forebay_store::StoreError;
 use forebay_store::planted::{self, PlantedBug};
 
-use crate::attach::usable;
-use crate::background;
-use crate::engine::EngineLane;
+use crate::control::attach::usable;
+use crate::control::samples::Look;
 use crate::error::{EngineError, EngineErrorKind};
-use crate::plan::keeps_dirty;
-use crate::samples::Look;
+use crate::lane::engine::EngineLane;
+use crate::path::plan::keeps_dirty;
 use crate::settings::{Shared, VolumeSettings};
-use crate::volume::{Volume, VolumeState};
+use crate::state::volume::{Volume, VolumeState};
 
 /// For so long a cache waits for its background work when a volume could not be stopped in order.
 const CLOSING_ANYWAY: Duration = Duration::from_secs(1);
@@ -55,10 +61,6 @@ impl Drop for Draining<'_> {
     fn drop(&mut self) {
         self.0.draining.fetch_sub(1, Ordering::SeqCst);
     }
-}
-
-pub(crate) fn no_volume(name: &str) -> EngineError {
-    EngineError::new(EngineErrorKind::Usage, format!("there is no volume '{name}'"))
 }
 
 /// Settings that do not fit together are a mistake of whoever made them.
@@ -175,7 +177,7 @@ impl EngineLane {
         name: &str,
         settings: VolumeSettings,
     ) -> Result<(), EngineError> {
-        let volume = self.cache.volume(name).ok_or_else(|| no_volume(name))?;
+        let volume = self.cache.volume(name).ok_or_else(|| EngineError::no_volume(name))?;
         fitting(&settings)?;
         let shared = settings.shared();
         // What all volumes will have; nothing changes before that is durable.
@@ -236,7 +238,7 @@ impl EngineLane {
         name: &str,
         progress: impl Fn(u64),
     ) -> Result<(), EngineError> {
-        let volume = self.cache.volume(name).ok_or_else(|| no_volume(name))?;
+        let volume = self.cache.volume(name).ok_or_else(|| EngineError::no_volume(name))?;
         // The sweep that is under way may have passed a block that is dirty now; the next one has
         // not.
         let enough = volume.sweeps() + 2;
@@ -294,7 +296,7 @@ impl EngineLane {
                 failures = 0;
             }
             let timer = self.lane.sleep(Duration::from_millis(100));
-            background::writeback::either(changed, timer).await;
+            either(changed, timer).await;
         };
         drop(draining);
         result?;
@@ -371,7 +373,7 @@ impl EngineLane {
         name: &str,
         keep_stopped: bool,
     ) -> Result<(), EngineError> {
-        let volume = self.cache.volume(name).ok_or_else(|| no_volume(name))?;
+        let volume = self.cache.volume(name).ok_or_else(|| EngineError::no_volume(name))?;
         let mut result = self.patiently(&volume, self.quiesce(&volume)).await;
         let (mut print, mut samples) = (None, None);
         if let Some(view) = self.lane_volume(volume.id) {
@@ -454,8 +456,7 @@ impl EngineLane {
             if volume.stats.in_flight() == 0 {
                 return;
             }
-            background::writeback::either(changed, self.lane.sleep(Duration::from_millis(20)))
-                .await;
+            either(changed, self.lane.sleep(Duration::from_millis(20))).await;
         }
     }
 
@@ -476,7 +477,7 @@ impl EngineLane {
         discard_dirty: bool,
         progress: impl Fn(u64),
     ) -> Result<(), EngineError> {
-        let volume = self.cache.volume(name).ok_or_else(|| no_volume(name))?;
+        let volume = self.cache.volume(name).ok_or_else(|| EngineError::no_volume(name))?;
         let discard_dirty = discard_dirty || planted::has(PlantedBug::DeletesUndrained);
         if !discard_dirty {
             self.drain_volume(&volume, u64::MAX, &progress).await?;
@@ -519,8 +520,10 @@ impl EngineLane {
         discard_dirty: bool,
     ) -> Result<(), EngineError> {
         let records = self.cache.store.volumes();
-        let record =
-            records.iter().find(|record| record.name == name).ok_or_else(|| no_volume(name))?;
+        let record = records
+            .iter()
+            .find(|record| record.name == name)
+            .ok_or_else(|| EngineError::no_volume(name))?;
         let dirty = self.cache.occupancy().get(&record.id).map_or(0, |own| own.dirty);
         if let Some(damage) = self.cache.store.damage_of(record.id).filter(|_| !discard_dirty) {
             return Err(EngineError::new(
@@ -582,8 +585,7 @@ impl EngineLane {
             if late || self.cache.background.load(Ordering::SeqCst) == 0 {
                 break;
             }
-            background::writeback::either(changed, self.lane.sleep(Duration::from_millis(20)))
-                .await;
+            either(changed, self.lane.sleep(Duration::from_millis(20))).await;
         }
         result?;
         // Marks that are still pending go first, so that the checkpoint is behind everything.

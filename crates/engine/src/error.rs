@@ -32,6 +32,11 @@ impl EngineError {
     pub fn new(kind: EngineErrorKind, message: impl Into<String>) -> Self {
         EngineError { kind, message: message.into() }
     }
+
+    /// The cache has no volume of this name.
+    pub(crate) fn no_volume(name: &str) -> Self {
+        EngineError::new(EngineErrorKind::Usage, format!("there is no volume '{name}'"))
+    }
 }
 
 impl From<OverLimit> for EngineError {

@@ -1,29 +1,26 @@
 //! One volume as one lane sees it: where requests enter and leave.
 
+pub(crate) mod engine;
+
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use forebay_core::why::MissReason;
-use forebay_core::{IoError, Nanos, Op};
-use forebay_device::{IoBuf, Queue};
-use forebay_lane::{Lane, Pool};
+use forebay_core::{IoError, Nanos};
+use forebay_device::Queue;
+use forebay_lane::{Lane, either};
 use forebay_policy::SequentialCutoff;
-use forebay_policy::curve::Access;
 use forebay_store::{StoreError, StoreLane};
 
-use crate::api::{Coming, Completion, CompletionSink, Extent, Request, Target};
-use crate::background::writeback::either;
-use crate::cache::{Cache, Memory, STREAMS};
-use crate::curve::Watch;
-use crate::discard::Zeroes;
-use crate::memory;
-use crate::origin::Origin;
-use crate::replacement::Replacement;
-use crate::stats::{Kind, LaneStats, QUICK_SAMPLE, bump};
-use crate::volume::{Volume, VolumeState};
+use crate::api::{CompletionSink, Request};
+use crate::state::cache::{Cache, Memory, STREAMS};
+use crate::state::curve::Watch;
+use crate::state::origin::Origin;
+use crate::state::replacement::Replacement;
+use crate::state::volume::{Volume, VolumeState};
+use crate::stats::LaneStats;
 
 /// A future that carries out one request, in memory that is used again.
 pub(crate) trait Start {
@@ -34,27 +31,6 @@ pub(crate) trait Start {
         request: Request,
         sink: Rc<dyn CompletionSink>,
     );
-}
-
-struct Requests<F, M> {
-    pool: Pool<F>,
-    make: M,
-}
-
-impl<F, M> Start for Requests<F, M>
-where
-    F: Future<Output = ()> + 'static,
-    M: Fn(Rc<LaneVolume>, Request, Rc<dyn CompletionSink>) -> F,
-{
-    fn start(
-        &self,
-        lane: &Lane,
-        volume: Rc<LaneVolume>,
-        request: Request,
-        sink: Rc<dyn CompletionSink>,
-    ) {
-        lane.spawn_in(&self.pool, (self.make)(volume, request, sink));
-    }
 }
 
 /// See the module.
@@ -79,39 +55,9 @@ pub struct LaneVolume {
     pub(crate) dirtied: Cell<u64>,
     /// After so many it looks.
     pub(crate) look_after: u64,
-    requests: Rc<dyn Start>,
+    pub(crate) requests: Rc<dyn Start>,
     /// Requests on their way keep the view alive.
     own: Weak<LaneVolume>,
-}
-
-/// What is kept per lane for all of its volumes.
-pub(crate) fn requests() -> Rc<dyn Start> {
-    Rc::new(Requests {
-        pool: Pool::default(),
-        make: |volume: Rc<LaneVolume>, request: Request, sink: Rc<dyn CompletionSink>| async move {
-            let promise = Promise { volume: &volume, tag: request.tag, sink: &*sink };
-            let completion = volume.serve(request).await;
-            std::mem::forget(promise);
-            volume.request_ended();
-            sink.complete(completion);
-        },
-    })
-}
-
-/// Every request ends, also one whose task panics (invariant 25).
-struct Promise<'a> {
-    volume: &'a LaneVolume,
-    tag: u64,
-    sink: &'a dyn CompletionSink,
-}
-
-impl Drop for Promise<'_> {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            self.volume.request_ended();
-            self.sink.complete(Completion { tag: self.tag, result: Err(IoError::Io), data: None });
-        }
-    }
 }
 
 impl LaneVolume {
@@ -219,182 +165,5 @@ impl LaneVolume {
     pub(crate) fn store_failed(&self, error: &StoreError) -> IoError {
         tracing::debug!(%error, volume = self.volume.name, "a request fails");
         IoError::Io
-    }
-
-    async fn serve(&self, request: Request) -> Completion {
-        let started = self.now();
-        let Request { tag, op, offset, len, fua, fast, no_hole, data } = request;
-        let write = matches!(op, Op::Write | Op::WriteZeroes | Op::Discard);
-        let range =
-            if op == Op::Flush { Ok(()) } else { self.volume.check_range(offset, len, write) };
-        if range.is_ok() && len > 0 {
-            match op {
-                Op::Read => self.watch(Access::Read, offset, len),
-                Op::Write => self.watch(Access::Write, offset, len),
-                Op::WriteZeroes | Op::Discard => self.watch_zeroed(op, offset, len),
-                Op::Flush | Op::Prefetch => (),
-            }
-        }
-        let (result, data) = match range {
-            Err(error) => (Err(error), data),
-            Ok(()) if len == 0 && op != Op::Flush => (Ok(()), data),
-            Ok(()) => match op {
-                Op::Read => {
-                    let buf = data.unwrap_or_else(|| IoBuf::for_overwrite(len as usize));
-                    let (result, buf) = self.read(offset, len, buf).await;
-                    (result, Some(buf))
-                }
-                Op::Prefetch => (self.prefetch(offset, len).await, data),
-                Op::Write => match data {
-                    Some(data) if data.len() as u64 == len => {
-                        let (result, data) = self.write(offset, data, fua).await;
-                        (result, Some(data))
-                    }
-                    other => (Err(IoError::Invalid), other),
-                },
-                Op::WriteZeroes => {
-                    let zeroes = Zeroes { fast, no_hole };
-                    (self.write_zeroes(offset, len, fua, zeroes).await, data)
-                }
-                Op::Discard => (self.discard(offset, len, fua).await, data),
-                Op::Flush => (self.flush().await, data),
-            },
-        };
-        let result = match result {
-            // It was left behind when the volume stopped without its origin.
-            Err(IoError::Io) if self.volume.waits.is_closed() => Err(IoError::ShuttingDown),
-            result => result,
-        };
-        let stats = self.stats();
-        let kind = match op {
-            Op::Read | Op::Prefetch => Kind::Read,
-            Op::Flush => Kind::Flush,
-            Op::Write | Op::WriteZeroes | Op::Discard => Kind::Write,
-        };
-        let now = self.now();
-        stats.latency(kind, now.since(started), 1);
-        if result.is_err() {
-            bump(&stats.counters.errors, 1);
-        }
-        stats.foreground(now);
-        Completion { tag, result, data }
-    }
-
-    fn request_ended(&self) {
-        let in_flight = &self.stats().in_flight;
-        in_flight.store(in_flight.load(Ordering::Relaxed) - 1, Ordering::SeqCst);
-        if self.volume.state() != VolumeState::Running {
-            self.volume.progress.notify_all();
-        }
-    }
-
-    /// Does what needs no waiting, counted as a request in flight.
-    #[inline]
-    fn quickly(
-        &self,
-        access: Access,
-        (offset, len): (u64, usize),
-        act: impl FnOnce() -> Option<Result<(), IoError>>,
-    ) -> Option<Result<(), IoError>> {
-        // Counted before the state is looked at, as in `submit`.
-        let stats = self.stats();
-        let in_flight = &stats.in_flight;
-        let before = in_flight.load(Ordering::Relaxed);
-        in_flight.swap(before + 1, Ordering::SeqCst);
-        let done = if self.volume.state() == VolumeState::Running {
-            let started = self.sample(stats);
-            let done = act();
-            if done.is_some() {
-                self.watch_on(stats, access, offset, len as u64);
-                let kind = if access == Access::Read { Kind::Read } else { Kind::Write };
-                self.sampled(stats, kind, started);
-            }
-            done
-        } else {
-            None
-        };
-        in_flight.store(before, Ordering::Release);
-        done
-    }
-
-    /// Whether the latency of a request that is answered at once is to be measured.
-    fn sample(&self, stats: &LaneStats) -> Option<Nanos> {
-        let quick = &stats.quick;
-        bump(quick, 1);
-        quick.load(Ordering::Relaxed).is_multiple_of(QUICK_SAMPLE).then(|| self.now())
-    }
-
-    fn sampled(&self, stats: &LaneStats, kind: Kind, started: Option<Nanos>) {
-        if let Some(started) = started {
-            let now = self.now();
-            stats.foreground(now);
-            stats.latency(kind, now.since(started), QUICK_SAMPLE);
-        }
-    }
-}
-
-impl Target for LaneVolume {
-    fn size(&self) -> u64 {
-        self.volume.size()
-    }
-
-    fn preferred_block(&self) -> u64 {
-        self.volume.block.bytes()
-    }
-
-    fn read_only(&self) -> bool {
-        false
-    }
-
-    fn read_now(&self, offset: u64, into: &mut [u8]) -> Option<Result<(), IoError>> {
-        let range = (offset, into.len());
-        self.quickly(Access::Read, range, || self.read_quickly(offset, into))
-    }
-
-    fn write_now(&self, offset: u64, data: &[u8]) -> Option<Result<(), IoError>> {
-        let range = (offset, data.len());
-        self.quickly(Access::Write, range, || self.write_quickly(offset, data))
-    }
-
-    fn expect(&self, op: Op, offset: u64, coming: Coming) {
-        let volume = &self.volume;
-        if offset >= volume.size() {
-            return;
-        }
-        let block = volume.block.block_of(offset + volume.alignment());
-        match (coming, op) {
-            (Coming::Later, Op::Read | Op::Write) => {
-                self.store.store().expect(&volume.space, block);
-            }
-            (Coming::Next, Op::Read) => self.store.expect_read(&volume.space, block),
-            _ => (),
-        }
-    }
-
-    fn submit(&self, request: Request, sink: &Rc<dyn CompletionSink>) {
-        let stats = self.stats();
-        // Counted before the state is looked at: whoever stops the volume sees one or the other.
-        stats.in_flight.store(stats.in_flight.load(Ordering::Relaxed) + 1, Ordering::SeqCst);
-        if self.volume.state() != VolumeState::Running {
-            stats.in_flight.store(stats.in_flight.load(Ordering::Relaxed) - 1, Ordering::SeqCst);
-            let Request { tag, data, .. } = request;
-            sink.complete(Completion { tag, result: Err(IoError::ShuttingDown), data });
-            return;
-        }
-        // A view is only reached through its Rc, so it is alive.
-        if let Some(this) = self.shared() {
-            self.requests.start(self.store.lane(), this, request, sink.clone());
-        }
-    }
-
-    fn memory(&self, op: Op, offset: u64, len: u64) -> u64 {
-        let logical = self.volume.origin.logical_block();
-        let aligned = offset.is_multiple_of(logical) && len.is_multiple_of(logical);
-        memory::of_request(op, len, self.volume.block.bytes(), aligned)
-    }
-
-    fn extents(&self, offset: u64, len: u64) -> Vec<Extent> {
-        let len = len.min(self.volume.size().saturating_sub(offset));
-        vec![Extent { len, hole: false, zero: false }]
     }
 }

@@ -1,86 +1,42 @@
-//! The data path and its background work.
+//! The data path and its background work, in layers. A layer imports from those below it only; `tidy`
+//! checks that.
 //!
-//! In the order in which a request meets it:
-//! - [`api`]: what front ends and engine say to each other
-//! - [`lane`]: one volume as one lane sees it; where requests enter and leave
-//! - `plan`: what to do with a block, pure; the only branches on the mode
-//! - `admission`: what may enter, and why what is missed is not there
-//! - `read` and `fill`, `write`, `flush`, `discard`: one file for each kind of request, and one for
-//!   what comes from the origin
-//! - `append`: what a write brings to the log, block by block
-//! - `bad`: dirty blocks that cannot be read back
-//! - `copies`: cached copies read back, and what becomes of those that cannot be read
-//! - `intent`: where a volume may be dirty, noted outside of the cache device
-//! - `unavailable`: going on without the cache device
-//! - `untouched`: what has to be durable before the origin is written to for the first time
-//! - `ranges`: order among operations that reach the origin
-//! - `brake`: turns of writes when nearly all of the cache is dirty
-//! - `origin`: a lane's way to the origin, and how long it has not answered
-//! - `patience`: waiting for an origin on behalf of an operator
-//! - `strain`: how long requests and writeback take on the origin
-//! - `curve`: what caches of other sizes would hit, from a few of the requests
-//! - `occupancy`: who occupies what in a cache
-//! - `replacement`: what the replacement policy is told, and asked
-//! - `background`: writeback, reclaim, upkeep
-//!
-//! Beside the path: [`health`] and [`ledger`] for devices that fail or hang; [`cache`], [`volume`], [`settings`], [`stats`], and [`control`] for what an
-//! operator does; `attach`, [`recognise`]
-//! and `grow` for a volume that comes back to its origin.
+//! - `control`: an operator's commands. Open a cache, attach volumes to it, [recognise] and grow their
+//!   origins, change settings, stop, delete
+//! - `background`: writeback, ordered writeback, reclaim, commits and checkpoints
+//! - `serve`: requests from front ends enter and leave
+//! - `path`: one file for each kind of request, and what they share: the plan (pure; the only branches
+//!   on the mode), admission, what the replacement policy is told, cached copies, going on without the
+//!   cache device
+//! - `lane`: a volume and a cache as one lane sees them
+//! - `state`: what lanes share: the cache, its volumes, and their parts
+//! - [`api`], [`settings`], [`stats`], `error`: what is said to others
 #![forbid(unsafe_code)]
 
-mod admission;
 pub mod api;
-mod append;
-mod attach;
 mod background;
-mod bad;
-mod brake;
-pub mod cache;
-pub mod control;
-mod copies;
-mod curve;
-mod dirty;
-mod discard;
-pub mod engine;
-pub mod error;
-mod fill;
-mod flush;
-mod grow;
-pub mod health;
-mod intent;
-pub mod lane;
-pub mod ledger;
+mod control;
+mod error;
+mod lane;
 #[cfg(all(test, feature = "loom"))]
 mod loom_tests;
-mod memory;
-mod occupancy;
-mod origin;
-mod patience;
-mod plan;
-mod ranges;
-mod read;
-pub mod recognise;
-mod replacement;
-mod samples;
+mod path;
+mod serve;
 pub mod settings;
+mod state;
 pub mod stats;
-mod strain;
-mod unavailable;
-mod untouched;
-pub mod volume;
-mod write;
 
 pub use api::{Coming, Completion, CompletionSink, Exports, Extent, Request, Target};
-pub use background::reclaim::segments_kept_free;
-pub use cache::Cache;
 pub use control::VolumeSpec;
-pub use engine::{EngineLane, LaneContext};
+pub use control::recognise::{Verdict, recognise};
+pub use control::samples::Look;
 pub use error::{EngineError, EngineErrorKind};
-pub use health::{DeviceHealth, HUNG_AFTER};
 pub use lane::LaneVolume;
-pub use ledger::{Ledger, Note, Noted};
-pub use occupancy::Occupancy;
-pub use recognise::{Verdict, recognise};
-pub use samples::Look;
+pub use lane::engine::{EngineLane, LaneContext};
 pub use settings::VolumeSettings;
-pub use volume::{Volume, VolumeState};
+pub use state::cache::Cache;
+pub use state::health::{DeviceHealth, HUNG_AFTER};
+pub use state::ledger::{Ledger, Note, Noted};
+pub use state::occupancy::Occupancy;
+pub use state::replacement::segments_kept_free;
+pub use state::volume::{Volume, VolumeState};

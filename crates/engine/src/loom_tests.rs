@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use forebay_core::sync::loom::{self, cell::UnsafeCell, future::block_on, thread};
 
-use crate::ranges::Ranges;
+use crate::state::ranges::Ranges;
 
 #[test]
 fn writers_are_alone_readers_share_and_all_get_their_turn() {

@@ -103,6 +103,18 @@ impl Drop for Worker {
     }
 }
 
+/// Waits for whichever of two futures ends first; the other is dropped.
+pub async fn either(one: impl Future<Output = ()>, other: impl Future<Output = ()>) {
+    let mut one = std::pin::pin!(one);
+    let mut other = std::pin::pin!(other);
+    std::future::poll_fn(|context| {
+        let first = one.as_mut().poll(context);
+        let second = other.as_mut().poll(context);
+        if first.is_ready() { first } else { second }
+    })
+    .await;
+}
+
 /// Waits for all of `futures`, polled side by side within one task; their results in order.
 pub async fn join_all<F: Future>(futures: impl IntoIterator<Item = F>) -> Vec<F::Output> {
     enum Slot<F: Future> {

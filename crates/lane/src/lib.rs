@@ -23,7 +23,7 @@ pub mod thread;
 pub mod timer;
 
 pub use executor::{Lane, LaneId, LaneRemote, Pool, yield_now};
-pub use gate::{Gate, GateGuard, concurrently, join_all};
+pub use gate::{Gate, GateGuard, concurrently, either, join_all};
 pub use memory::{MemoryBudget, MemoryHold, MemoryUse, MemoryWait, OverLimit};
 pub use notify::{Notified, Notify};
 #[cfg(target_os = "linux")]

@@ -11,18 +11,18 @@
 //! - [`exact`]: which block leaves, with lists of blocks
 //! - [`writeback`]: when dirty blocks are written back, and how urgently
 //! - [`rate`]: how fast they are written back while clients use the same origin
-//! - [`brake`]: how much clients are slowed down when nearly all of the cache is dirty
+//! - [`throttle`]: how much clients are slowed down when nearly all of the cache is dirty
 //! - [`sweep`]: in which order they are written back
 #![forbid(unsafe_code)]
 
 pub mod admission;
-pub mod brake;
 pub mod curve;
 pub mod exact;
 pub mod rate;
 pub mod replacement;
 pub mod sequential;
 pub mod sweep;
+pub mod throttle;
 pub mod writeback;
 
 pub use admission::{Ghost, LatencyMean, Past, Recall, WriteBudget, admits};

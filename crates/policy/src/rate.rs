@@ -4,13 +4,13 @@
 //! it makes zero is
 //!
 //! ```text
-//! error = pressure - strain
+//! error = pressure - slowdown
 //! pressure = (dirty share - dirty_low) / (dirty_high - dirty_low), from 0 to 4
-//! strain = log2(latency of foreground requests on the origin / latency setting), from -1 to 3
+//! slowdown = log2(latency of foreground requests on the origin / latency setting), from -1 to 3
 //! ```
 //!
 //! So clients may wait as long as the setting says while little is dirty, twice as long at the high
-//! watermark, and well beyond that writeback has its way. Where nobody uses the origin the strain is -1 and
+//! watermark, and well beyond that writeback has its way. Where nobody uses the origin the slowdown is -1 and
 //! the rate grows until the origin takes no more.
 //!
 //! The controller works on the logarithm of the rate: origins take from 1 MB/s to some GB/s, and it
@@ -86,7 +86,7 @@ impl RateControl {
     pub fn look(&mut self, now: Nanos, settings: &WritebackSettings, load: &Load) {
         let step = self.looked.map_or(INTERVAL, |looked| now.since(looked));
         self.looked = Some(now);
-        let error = pressure(settings, load.dirty_percent) - strain(settings, load.latency);
+        let error = pressure(settings, load.dirty_percent) - slowdown(settings, load.latency);
         if step > LONGEST_STEP {
             // Writeback was at rest. It begins slowly, as clients may be there by now.
             (self.rate, self.error, self.achieved) = (LEAST, error, 0.0);
@@ -126,7 +126,7 @@ fn pressure(settings: &WritebackSettings, dirty_percent: f64) -> f64 {
     ((dirty_percent - low) / (high - low).max(1.0)).clamp(0.0, 4.0)
 }
 
-fn strain(settings: &WritebackSettings, latency: Option<Duration>) -> f64 {
+fn slowdown(settings: &WritebackSettings, latency: Option<Duration>) -> f64 {
     let wanted = settings.latency.as_secs_f64();
     match latency {
         Some(latency) if wanted > 0.0 => {

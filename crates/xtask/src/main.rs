@@ -2,6 +2,7 @@
 //!
 //! - [`tree`]: the files under version control
 //! - [`arrows`]: which crate may depend on which
+//! - [`modules`]: which module of a crate may import which
 //! - [`sources`]: what every source file has, and what none may have
 //! - [`paths`]: no path of somebody's machine anywhere
 //! - [`invariants`]: every invariant has its line in `docs/testing.md`, and the tests it names exist
@@ -9,6 +10,7 @@
 
 mod arrows;
 mod invariants;
+mod modules;
 mod paths;
 mod sources;
 mod tree;
@@ -58,6 +60,7 @@ fn main() -> ExitCode {
 fn tidy() -> Result<Vec<Finding>, String> {
     let tree = Tree::read()?;
     let mut findings = arrows::check(&arrows::dependencies()?);
+    findings.extend(modules::check(&tree));
     findings.extend(sources::check(&tree));
     findings.extend(paths::check(&tree));
     findings.extend(invariants::check(&tree));

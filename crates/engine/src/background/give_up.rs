@@ -10,8 +10,8 @@ use forebay_core::SegmentId;
 use forebay_policy::Rank;
 use forebay_store::segments::SegmentUse;
 
-use crate::engine::EngineLane;
-use crate::replacement::{How, Replacement};
+use crate::lane::engine::EngineLane;
+use crate::state::replacement::{How, Replacement};
 
 /// Where the clock of the main queue is: the number of the segment that it comes to next.
 #[derive(Clone, Copy, Debug, Default)]

@@ -8,6 +8,7 @@
 
 pub(crate) mod give_up;
 pub(crate) mod ordered;
+mod pace;
 pub(crate) mod reclaim;
 pub(crate) mod upkeep;
 pub(crate) mod watch;

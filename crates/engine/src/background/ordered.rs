@@ -19,18 +19,18 @@ use std::time::Duration;
 use forebay_core::why::WritebackReason;
 use forebay_core::{Nanos, OriginBlock, SectorMask};
 use forebay_device::IoBuf;
-use forebay_lane::{concurrently, join_all};
+use forebay_lane::{concurrently, either, join_all};
 use forebay_policy::sweep::Merge;
 use forebay_policy::{Bucket, Decision, Pacer, RateControl, next_run};
 use forebay_store::planted::{self, PlantedBug};
 use forebay_store::{Front, OrderedVersion, Pinned, StoreError};
 
-use crate::background::writeback::{FIRST_RETRY, LONGEST_RETRY, LONGEST_WAIT, either, reason};
+use crate::background::pace::{FIRST_RETRY, LONGEST_RETRY, LONGEST_WAIT, reason};
 use crate::lane::LaneVolume;
-use crate::plan::keeps_dirty;
-use crate::read::bytes_of;
+use crate::path::plan::keeps_dirty;
+use crate::path::read::bytes_of;
+use crate::state::volume::{Volume, VolumeState};
 use crate::stats::bump;
-use crate::volume::{Volume, VolumeState};
 
 /// Blocks whose writes are planned together.
 const BATCH_BLOCKS: usize = 4096;

@@ -22,15 +22,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_core::{Nanos, SegmentId, VolumeId};
-use forebay_store::Store;
+use forebay_lane::either;
 use forebay_store::segments::{Live, SegmentUse};
 
 use crate::background::give_up::Hand;
-use crate::background::writeback::either;
-use crate::cache::BackgroundEnding;
-use crate::engine::EngineLane;
-use crate::replacement::How;
-use crate::volume::Volume;
+use crate::lane::engine::EngineLane;
+use crate::state::cache::BackgroundEnding;
+use crate::state::replacement::How;
+use crate::state::volume::Volume;
 use empty::Emptied;
 
 /// Of a segment that is live to at most this share (in percent), dirty blocks are carried on. Fuller
@@ -47,12 +46,6 @@ const CARRIED_ON_IN: Duration = Duration::from_micros(35);
 
 /// A segment that could not be emptied is left alone for so long.
 const STUCK_FOR: Duration = Duration::from_secs(1);
-
-/// Of so many segments, how many reclaim keeps free for what comes next, with so many lanes. In the
-/// others blocks can live.
-pub fn segments_kept_free(segments: u32, lanes: u32) -> u32 {
-    (segments / 50).max(Store::RESERVED_SEGMENTS + lanes + 2)
-}
 
 /// What reclaim remembers from one segment to the next.
 #[derive(Default)]
@@ -181,7 +174,7 @@ impl EngineLane {
             How::Lists(keeper) => keeper.kept_in(segment.id),
         };
         let slowest = self.cache.volumes().iter().map(|volume| volume.write_cost.mean()).max();
-        let waits = self.cache.brake.is_engaged();
+        let waits = self.cache.throttle.is_engaged();
         let most = most_carried_on(slowest.unwrap_or_default(), waits).max(CARRY_ON_LIVE);
         let capacity = store.cells_per_segment() as u32;
         let most = capacity * most / 100;

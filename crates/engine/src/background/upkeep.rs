@@ -4,13 +4,13 @@
 use std::rc::Rc;
 use std::time::Duration;
 
+use forebay_lane::either;
 use forebay_store::planted::{self, PlantedBug};
 
-use crate::background::writeback::either;
-use crate::cache::BackgroundEnding;
-use crate::engine::EngineLane;
 use crate::lane::LaneVolume;
-use crate::volume::VolumeState;
+use crate::lane::engine::EngineLane;
+use crate::state::cache::BackgroundEnding;
+use crate::state::volume::VolumeState;
 
 /// How often it is asked whether a checkpoint is due.
 const CHECKPOINT_ASKED: Duration = Duration::from_secs(1);

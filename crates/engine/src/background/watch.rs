@@ -7,11 +7,12 @@ use std::time::Duration;
 
 use forebay_core::Nanos;
 use forebay_device::IoBuf;
+use forebay_lane::either;
 
-use crate::cache::Cache;
-use crate::engine::EngineLane;
 use crate::error::{EngineError, EngineErrorKind};
-use crate::health::{DeviceHealth, LOOK_EVERY};
+use crate::lane::engine::EngineLane;
+use crate::state::cache::Cache;
+use crate::state::health::{DeviceHealth, LOOK_EVERY};
 
 /// Blocks that cannot be read are tried again after so long, if nobody asks for it earlier.
 const TRY_BAD_AFTER: Duration = Duration::from_secs(60);
@@ -31,7 +32,7 @@ pub(crate) async fn run(engine: Weak<EngineLane>, first: bool) {
         if cache.is_stopping() {
             return;
         }
-        super::writeback::either(stop, lane.sleep(LOOK_EVERY)).await;
+        either(stop, lane.sleep(LOOK_EVERY)).await;
         let Some(this) = engine.upgrade() else { return };
         this.look();
         if first {

@@ -14,23 +14,20 @@ use std::time::Duration;
 
 use forebay_core::why::WritebackReason;
 use forebay_core::{Nanos, OriginBlock};
+use forebay_lane::either;
 use forebay_policy::sweep::Merge;
-use forebay_policy::{
-    Bucket, Decision, DirtyState, Load, Pacer, RateControl, Trigger, WritebackSettings,
-};
+use forebay_policy::{Bucket, Decision, DirtyState, Load, Pacer, RateControl, WritebackSettings};
 use forebay_store::VersionId;
 
 use crate::background::ordered;
-use crate::cache::BackgroundEnding;
+use crate::background::pace::{FIRST_RETRY, LONGEST_RETRY, LONGEST_WAIT, reason};
 use crate::lane::LaneVolume;
-use crate::plan::keeps_dirty;
-use crate::volume::VolumeState;
+use crate::path::plan::keeps_dirty;
+use crate::state::cache::BackgroundEnding;
+use crate::state::volume::VolumeState;
 use flow::Flow;
 use sweep::{Next, Sweep};
 
-/// Waits this long after a failure, doubled each time up to [`LONGEST_RETRY`].
-pub(crate) const FIRST_RETRY: Duration = Duration::from_millis(100);
-pub(crate) const LONGEST_RETRY: Duration = Duration::from_secs(10);
 /// After a panic it begins again after this time.
 const AFTER_PANIC: Duration = Duration::from_secs(1);
 
@@ -42,9 +39,6 @@ const GO_ON_UNTIL: Duration = Duration::from_secs(1);
 /// How long writes through the cache may wait for their origin sync. A sync empties the disk's queue,
 /// so it should come rarely; until it does they are written again after a crash.
 const THROUGH_SYNC: Duration = Duration::from_secs(1);
-
-/// Waits for nothing that takes longer, so that a change of settings is noticed.
-pub(crate) const LONGEST_WAIT: Duration = Duration::from_millis(500);
 
 /// One volume's writeback.
 struct Writeback {
@@ -239,32 +233,6 @@ impl Writeback {
     }
 }
 
-/// What writes are counted as. `asked`: somebody waits for everything to be clean.
-pub(crate) fn reason(trigger: Option<Trigger>, asked: bool) -> WritebackReason {
-    match trigger {
-        Some(Trigger::Draining) if asked => WritebackReason::Drain,
-        Some(Trigger::Draining) | None => WritebackReason::Mode,
-        Some(Trigger::Space) => WritebackReason::Full,
-        Some(Trigger::Watermark) => WritebackReason::DirtyHigh,
-        Some(Trigger::CacheWatermark) => WritebackReason::CacheDirtyHigh,
-        Some(Trigger::Quiet) => WritebackReason::Quiet,
-        Some(Trigger::Age) => WritebackReason::DirtyAge,
-        Some(Trigger::Idle) => WritebackReason::Idle,
-    }
-}
-
-/// Waits for whichever comes first.
-pub(crate) async fn either(one: impl Future<Output = ()>, other: impl Future<Output = ()>) {
-    let mut one = std::pin::pin!(one);
-    let mut other = std::pin::pin!(other);
-    std::future::poll_fn(|context| {
-        let first = one.as_mut().poll(context);
-        let second = other.as_mut().poll(context);
-        if first.is_ready() { first } else { second }
-    })
-    .await;
-}
-
 impl LaneVolume {
     /// What writeback decides by: so many blocks of the volume are to be written, and in the whole cache
     /// `pending` are on their origin already and only not marked.
@@ -284,7 +252,7 @@ impl LaneVolume {
             oldest_dirty: volume.oldest_dirty(),
             last_foreground: volume.stats.last_foreground().min(now),
             draining: false,
-            space_wanted: cache.pauses().of(volume).is_some(),
+            space_wanted: cache.pauses().of(volume.is_bound()).is_some(),
             time_of_day: if settings.quiet_hours.is_some() {
                 self.lane().clock().time_of_day()
             } else {
@@ -298,7 +266,7 @@ impl LaneVolume {
         let capacity = state.capacity_blocks.max(1) as f64;
         Load {
             dirty_percent: state.dirty_blocks as f64 / capacity * 100.0,
-            latency: self.volume.strain.take(now),
+            latency: self.volume.origin_latency.take(now),
             written,
         }
     }

@@ -8,17 +8,16 @@ use std::time::Duration;
 use forebay_core::why::{EvictionReason, WritebackReason};
 use forebay_core::{OriginBlock, SegmentId, Slot};
 use forebay_device::IoBuf;
-use forebay_lane::{Notify, join_all};
+use forebay_lane::{Notify, either, join_all};
 use forebay_store::Class;
 
 use super::live::Live;
 use super::owner::Owner;
 use super::{CARRY_ON_LIVE, most_carried_on};
-use crate::background::writeback::either;
-use crate::engine::EngineLane;
 use crate::lane::LaneVolume;
-use crate::replacement::{How, Replacement};
-use crate::volume::Volume;
+use crate::lane::engine::EngineLane;
+use crate::state::replacement::{How, Replacement};
+use crate::state::volume::Volume;
 
 /// Of a segment of which more (in percent) is kept or dirty, nothing clean is carried on: there would
 /// be little room gained, and everything else is even fuller. The same while clients wait for room.

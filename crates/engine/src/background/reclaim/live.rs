@@ -7,7 +7,7 @@ use forebay_device::IoBuf;
 use forebay_format::{Body, PAGE, record};
 use forebay_store::VolumeSpace;
 
-use crate::engine::EngineLane;
+use crate::lane::engine::EngineLane;
 
 /// Blocks by which hints are ahead of look-ups.
 const LOOKED_UP_AHEAD: usize = 4;

@@ -9,9 +9,9 @@ use forebay_store::planted::{self, PlantedBug};
 use forebay_store::{Appended, Condition, Entry, Version, VolumeSpace};
 
 use super::live::Live;
-use crate::engine::EngineLane;
 use crate::lane::LaneVolume;
-use crate::replacement::{How, Replacement};
+use crate::lane::engine::EngineLane;
+use crate::state::replacement::{How, Replacement};
 use crate::stats::bump;
 
 /// Whose blocks are moved: a volume of the cache, attached or not.

@@ -15,8 +15,8 @@ use forebay_store::planted::{self, PlantedBug};
 
 use super::sweep::Span;
 use crate::lane::LaneVolume;
+use crate::state::volume::VolumeState;
 use crate::stats::bump;
-use crate::volume::VolumeState;
 
 /// Bytes that are under way at most, whatever the depth: a disk needs 0.15 s for so many, and whoever
 /// comes behind them waits.

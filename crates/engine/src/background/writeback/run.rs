@@ -17,9 +17,9 @@ use forebay_store::{Pinned, VersionId};
 use super::flow::{Flow, Written};
 use super::sweep::Span;
 use crate::lane::LaneVolume;
-use crate::read::bytes_of;
+use crate::path::read::bytes_of;
+use crate::state::volume::VolumeState;
 use crate::stats::bump;
-use crate::volume::VolumeState;
 
 /// Why nothing is written back for the time being.
 const HUNG: &str = "the cache device does not answer";

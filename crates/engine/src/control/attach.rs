@@ -1,0 +1,312 @@
+//! A volume comes back to its origin: it is recognised, what is no longer true is dropped, and only
+//! then do requests and writeback begin.
+
+use std::collections::BTreeSet;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_device::Device;
+use forebay_format::VolumeRecord;
+use forebay_format::volume::Samples;
+use forebay_policy::Past;
+use forebay_store::Damage;
+use forebay_store::planted::{self, PlantedBug};
+
+use crate::background;
+use crate::control::recognise::{Verdict, recognise};
+use crate::control::samples::Look;
+use crate::error::{EngineError, EngineErrorKind};
+use crate::lane::engine::EngineLane;
+use crate::state::ledger::{self, Note};
+use crate::state::volume::Volume;
+
+impl EngineLane {
+    /// Starts a volume that the cache knows, with its origin.
+    ///
+    /// # Errors
+    /// The origin is not the one that the volume had, or not as the volume left it. `force` goes on:
+    /// it keeps dirty data, and drops clean data. Without dirty data an origin that was written
+    /// elsewhere needs no force. A volume that may have lost data starts with `force` only, which
+    /// acknowledges that for this volume. Nothing has been written in case of an error of these kinds. An
+    /// origin that has grown is taken over if the store was opened with room for it.
+    pub async fn attach(
+        self: &Rc<Self>,
+        name: &str,
+        origin: Arc<dyn Device>,
+        force: bool,
+    ) -> Result<Arc<Volume>, EngineError> {
+        let store = &self.cache.store;
+        if self.cache.volume(name).is_some() {
+            return Err(EngineError::new(
+                EngineErrorKind::Refused,
+                format!("the volume '{name}' is started already"),
+            ));
+        }
+        let records = store.volumes();
+        let record = records
+            .iter()
+            .find(|record| record.name == name)
+            .ok_or_else(|| EngineError::no_volume(name))?
+            .clone();
+        if let Some(damage) = Damage::of(&record) {
+            at_risk(name, damage, force)?;
+        }
+        let size = usable(&*origin);
+        if size < record.origin_bytes {
+            return Err(EngineError::new(
+                EngineErrorKind::Refused,
+                format!(
+                    "the origin {} has {size} bytes, the volume '{name}' was made for {}: this is another device, or it was cut",
+                    origin.name(),
+                    record.origin_bytes
+                ),
+            ));
+        }
+        let queue = self.context.open(&origin)?;
+        let look = Look::take(&queue, record.origin_bytes).await;
+        let identity = origin.identity();
+        let note = self.note_of(name);
+        let distrusted = store.is_distrusted() || note.is_some();
+        let mut verdict = recognise(&record, &look, identity.as_ref(), !distrusted)?;
+        if planted::has(PlantedBug::AnyOriginWillDo) {
+            verdict = Verdict::Same;
+        }
+        if verdict != Verdict::Same {
+            self.drop_clean(&record, &origin, &verdict, force)?;
+            // Barrier for invariant 12: what was dropped stays dropped once that is gone which told
+            // why.
+            self.store.settle_marks().await?;
+        }
+        if let Some(note) = note {
+            self.drop_what_is_outlived(&record, &note, force)?;
+            self.store.settle_marks().await?;
+            self.take_note_back(name).await?;
+        }
+        let settled = self.settle_origin(&origin).await?;
+        let grown = size > record.origin_bytes && self.ready_to_grow(&record, size).await?;
+        let size = if grown { size } else { record.origin_bytes };
+        // Nobody has written since they were read, so what was read is what the sync has settled.
+        let samples = match (settled, grown) {
+            (false, _) => None,
+            (true, false) => Some(look.samples()),
+            (true, true) => Some(Look::take(&queue, size).await.samples()),
+        };
+        // Known by its content, it may be somewhere else now; known by its identity, it is where it
+        // was.
+        let anew = record.fingerprint.is_some() || verdict != Verdict::Same;
+        let identity = match (identity, record.identity) {
+            (Some(now), Some(before)) if !anew => Some(now.completed_by(&before)),
+            (None, before) if !anew => before,
+            (now, _) => now,
+        };
+        // From now on the origin changes under our own hands. Barrier for invariant 12: the samples
+        // are durable before the first write to the origin, which takes its own out of them.
+        self.store
+            .change_volumes(|volumes, _| {
+                for volume in volumes.iter_mut().filter(|volume| volume.name == name) {
+                    // It was acknowledged for this volume, if there was any.
+                    Damage::acknowledge(volume);
+                    volume.fingerprint = None;
+                    volume.started = true;
+                    volume.origin_bytes = size;
+                    volume.identity.clone_from(&identity);
+                    volume.samples.clone_from(&samples);
+                }
+                Ok(())
+            })
+            .await?;
+        self.bring_up(name, origin, settled)
+    }
+
+    /// Drops the clean blocks of a volume whose origin is not as it was left, if that is allowed.
+    fn drop_clean(
+        &self,
+        record: &VolumeRecord,
+        origin: &Arc<dyn Device>,
+        verdict: &Verdict,
+        force: bool,
+    ) -> Result<(), EngineError> {
+        let store = &self.cache.store;
+        let Some(space) = store.space_of(record.id) else { return Ok(()) };
+        let (mut clean, mut dirty) = (Vec::new(), 0u64);
+        store.index.scan(|address, entry| {
+            if let Some(block) = space.block(address) {
+                if entry.dirty { dirty += 1 } else { clean.push(block) }
+            }
+        });
+        if !force {
+            verdict.allow(&record.name, origin.name(), dirty)?;
+        }
+        tracing::warn!(
+            volume = record.name,
+            dropped = clean.len(),
+            dirty,
+            ?verdict,
+            "the origin is not as it was left: clean blocks are dropped"
+        );
+        let memory = self.cache.memory().ghost;
+        for block in clean {
+            store.forget(&space, block, |entry| !entry.dirty);
+            memory.note(space.address(block).0, Past::Invalidated);
+        }
+        Ok(())
+    }
+
+    /// The note that says that not everything on the cache device counts, if there is one.
+    fn note_of(&self, name: &str) -> Option<Note> {
+        self.cache.ledger()?.distrusts(name, self.cache.store.uuid())
+    }
+
+    /// The device failed while the volume was in use: drops all of it but what was dirty to the end.
+    /// What was, and is not there, is lost, and needs `force`.
+    fn drop_what_is_outlived(
+        &self,
+        record: &VolumeRecord,
+        note: &Note,
+        force: bool,
+    ) -> Result<(), EngineError> {
+        let store = &self.cache.store;
+        let Some(space) = store.space_of(record.id) else { return Ok(()) };
+        let (block, alignment) = (store.block_size(), u64::from(record.alignment));
+        let was_dirty: BTreeSet<u64> = note
+            .dirty
+            .iter()
+            .flat_map(|range| {
+                block.block_of(range.start + alignment).0
+                    ..block.block_of(range.end.max(range.start + 1) - 1 + alignment).0 + 1
+            })
+            .collect();
+        let (mut kept, mut outlived) = (0, Vec::new());
+        store.index.visit(
+            |_| true,
+            |address, entry| {
+                let Some(block) = space.block(address) else { return };
+                if entry.dirty && was_dirty.contains(&block.0) {
+                    kept += 1;
+                } else {
+                    outlived.push(block);
+                }
+            },
+        );
+        let lost = was_dirty.len() as u64 - kept;
+        if lost > 0 && !force {
+            let name = &record.name;
+            return Err(EngineError::new(
+                EngineErrorKind::DataAtRisk,
+                format!(
+                    "{lost} blocks of '{name}' were dirty when its cache device failed, and are not on it any more: 'forebay show --lost {name}' lists what was dirty; 'forebay start --force {name}' goes on with what the origin has of them"
+                ),
+            ));
+        }
+        tracing::warn!(
+            volume = record.name,
+            dropped = outlived.len(),
+            dirty = kept,
+            lost,
+            "the cache device failed when it was last in use: what it was not told is dropped"
+        );
+        for block in outlived {
+            store.forget(&space, block, |_| true);
+        }
+        Ok(())
+    }
+
+    /// What was dropped is durably gone, so the rest counts again.
+    async fn take_note_back(&self, name: &str) -> Result<(), EngineError> {
+        let Some(ledger) = self.cache.ledger() else { return Ok(()) };
+        let cache = self.cache.store.uuid();
+        let note = Note { cache, distrusted: false, exact: false, dirty: Vec::new() };
+        let written = ledger::write(&*ledger, name, note).await;
+        written.map_err(|error| EngineError::new(EngineErrorKind::Failed, error))
+    }
+
+    /// Makes durable what an earlier run may have left in the origin's write cache: whoever reads it
+    /// from now on may rely on it (invariant 6).
+    async fn settle_origin(&self, origin: &Arc<dyn Device>) -> Result<bool, EngineError> {
+        let queue = self.context.open(origin)?;
+        let synced = queue.sync().await;
+        if let Err(error) = &synced {
+            // Cached data is served all the same (invariant 16); the first flush tries again.
+            tracing::warn!(%error, "the origin cannot be synced");
+        }
+        Ok(synced.is_ok())
+    }
+
+    /// Settles a new origin, and takes its samples if that worked.
+    pub(crate) async fn sample(
+        &self,
+        origin: &Arc<dyn Device>,
+        size: u64,
+    ) -> Result<(Option<Samples>, bool), EngineError> {
+        if !self.settle_origin(origin).await? {
+            return Ok((None, false));
+        }
+        let queue = self.context.open(origin)?;
+        Ok((Some(Look::take(&queue, size).await.samples()), true))
+    }
+
+    pub(crate) fn bring_up(
+        self: &Rc<Self>,
+        name: &str,
+        origin: Arc<dyn Device>,
+        settled: bool,
+    ) -> Result<Arc<Volume>, EngineError> {
+        let store = &self.cache.store;
+        let records = store.volumes();
+        let record = records
+            .iter()
+            .find(|record| record.name == name)
+            .ok_or_else(|| EngineError::no_volume(name))?;
+        let space = store.space_of(record.id).ok_or_else(|| EngineError::no_volume(name))?;
+        let volume = Arc::new(Volume::new(record, origin, space, self.lane.clock(), store));
+        if settled {
+            volume.origin_is_settled();
+        }
+        if store.has_order(volume.id) {
+            // Also one that is being given up: that is durable first.
+            volume.set_ordered(true);
+        }
+        store.index.visit(
+            |entry| entry.dirty,
+            |address, _| {
+                if let Some(block) = space.block(address) {
+                    volume.appended(&self.lane, block, None, true);
+                }
+            },
+        );
+        if self.cache.ledger().is_none() {
+            volume.intent.is_pointless();
+        }
+        self.cache.add_volume(volume.clone());
+        let view = self.lane_volume(volume.id).ok_or_else(|| {
+            EngineError::new(
+                EngineErrorKind::Failed,
+                format!("the origin of '{name}' cannot be opened"),
+            )
+        })?;
+        self.cache.background_started();
+        self.lane.spawn(background::writeback::run(view.clone(), Duration::ZERO));
+        self.lane.spawn(background::upkeep::origin_syncs(view));
+        Ok(volume)
+    }
+}
+
+/// Refuses a volume that may have lost data, unless that is accepted.
+fn at_risk(name: &str, damage: Damage, force: bool) -> Result<(), EngineError> {
+    if force {
+        tracing::warn!(volume = name, %damage, "the operator goes on without what is lost");
+        return Ok(());
+    }
+    Err(EngineError::new(
+        EngineErrorKind::DataAtRisk,
+        format!(
+            "the cache device is damaged: {damage}, and '{name}' may have had data in them; 'forebay start --force {name}' goes on with what is left, 'forebay delete --discard-dirty {name}' gives up what is not on the origin"
+        ),
+    ))
+}
+
+/// Whole sectors of a device.
+pub(crate) fn usable(device: &dyn Device) -> u64 {
+    device.size() / forebay_core::SECTOR_SIZE * forebay_core::SECTOR_SIZE
+}

@@ -1,0 +1,58 @@
+//! Opening a cache for the lanes of an engine, and starting its background work.
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use forebay_device::Device;
+use forebay_store::{RecoveryReport, Store, StoreLane, StoreOptions};
+
+use crate::background;
+use crate::error::EngineError;
+use crate::lane::engine::{EngineLane, LaneContext};
+use crate::serve::requests;
+use crate::state::cache::Cache;
+
+impl EngineLane {
+    /// Opens a cache device. The lane that does this also does the background work.
+    ///
+    /// Its volumes are not there yet: see [`EngineLane::attach`].
+    ///
+    /// # Errors
+    /// The device is not a cache device, or has lost data that had been durable.
+    pub async fn open(
+        context: LaneContext,
+        device: Arc<dyn Device>,
+        options: StoreOptions,
+    ) -> Result<(Rc<Self>, RecoveryReport), EngineError> {
+        let queue = context.open(&device)?;
+        let (store, report) = Store::open(&context.lane, device, queue, options).await?;
+        let policy =
+            store.store().volumes().first().map(|volume| volume.policy).unwrap_or_default();
+        let cache = Cache::new(store.store().clone(), policy, context.lane.clock().clone());
+        for (by, bytes, what) in cache.memory_needed() {
+            cache.hold_memory(store.store().options().memory.hold(by, bytes, what)?);
+        }
+        (0..cache.store.index.shard_count()).for_each(|shard| cache.show_cached(shard));
+        let engine = Self::with_store(cache, context, store, requests());
+        engine.lane.spawn(background::watch::run(Rc::downgrade(&engine), true));
+        engine.cache.background_started();
+        engine.lane.spawn(background::reclaim::run(engine.clone()));
+        engine.cache.background_started();
+        engine.lane.spawn(background::upkeep::commits(engine.clone()));
+        engine.cache.background_started();
+        engine.lane.spawn(background::upkeep::checkpoints(engine.clone()));
+        Ok((engine, report))
+    }
+
+    /// Another lane's way to a cache that is open.
+    ///
+    /// # Errors
+    /// The cache device cannot be opened for this lane.
+    pub fn join(cache: &Arc<Cache>, context: LaneContext) -> Result<Rc<Self>, EngineError> {
+        let queue = context.open(cache.store.device())?;
+        let store = StoreLane::new(cache.store.clone(), context.lane.clone(), queue);
+        let engine = Self::with_store(cache.clone(), context, store, requests());
+        engine.lane.spawn(background::watch::run(Rc::downgrade(&engine), false));
+        Ok(engine)
+    }
+}

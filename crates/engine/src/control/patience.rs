@@ -1,0 +1,78 @@
+//! Waiting for an origin on behalf of an operator, but not for ever.
+
+use std::pin::pin;
+use std::time::Duration;
+
+use crate::error::{EngineError, EngineErrorKind};
+use crate::lane::engine::EngineLane;
+use crate::state::volume::Volume;
+use forebay_lane::either;
+
+/// An origin that has not answered for long has so much time left when somebody begins to wait for it.
+const LAST_CHANCE: Duration = Duration::from_secs(1);
+
+/// How often it is asked whether an origin still answers.
+const ASKED_EVERY: Duration = Duration::from_millis(100);
+
+impl Volume {
+    /// That nobody should wait for the origin any more, if so.
+    pub(crate) fn unanswered(&self) -> Option<EngineError> {
+        let waits = self.waits.given_up()?;
+        Some(EngineError::new(
+            EngineErrorKind::Failed,
+            format!(
+                "the origin {} of '{}' has not answered for {} s",
+                self.origin_name,
+                self.name,
+                waits.as_secs()
+            ),
+        ))
+    }
+}
+
+impl EngineLane {
+    /// Waits for something that needs the origin of a volume.
+    ///
+    /// # Errors
+    /// The origin does not answer.
+    pub(crate) async fn patiently<T>(
+        &self,
+        volume: &Volume,
+        work: impl Future<Output = T>,
+    ) -> Result<T, EngineError> {
+        let (began, mut work) = (self.lane.now(), pin!(work));
+        loop {
+            let mut result = None;
+            let done = std::future::poll_fn(|context| {
+                work.as_mut().poll(context).map(|output| result = Some(output))
+            });
+            either(done, self.lane.sleep(ASKED_EVERY)).await;
+            if let Some(result) = result {
+                return Ok(result);
+            }
+            if self.lane.now().since(began) >= LAST_CHANCE
+                && let Some(error) = volume.unanswered()
+            {
+                return Err(error);
+            }
+        }
+    }
+
+    /// As [`EngineLane::patiently`], for work that goes on when nobody waits for it any more: a sync that
+    /// fails after that has to be known, because the next one may succeed and prove nothing.
+    ///
+    /// # Errors
+    /// The origin does not answer.
+    pub(crate) async fn patiently_to_its_end<T: 'static>(
+        &self,
+        volume: &Volume,
+        work: impl Future<Output = T> + 'static,
+    ) -> Result<T, EngineError> {
+        let mut work = Box::pin(work);
+        let result = self.patiently(volume, &mut work).await;
+        if result.is_err() {
+            self.lane.spawn(async move { drop(work.await) });
+        }
+        result
+    }
+}

@@ -1,0 +1,131 @@
+//! An engine's lane: one cache as one lane sees it.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+
+use forebay_core::VolumeId;
+use forebay_device::{Device, Queue, QueueContext};
+use forebay_lane::Lane;
+use forebay_store::StoreLane;
+
+use crate::api::{Exports, Target};
+use crate::error::EngineError;
+use crate::lane::{LaneVolume, Start};
+use crate::state::cache::Cache;
+use crate::state::volume::VolumeState;
+
+/// Where a lane registers the queues that it opens, so that it drives them.
+pub(crate) type Register = Rc<dyn Fn(&Queue)>;
+
+/// What a lane needs to open devices.
+#[derive(Clone)]
+pub struct LaneContext {
+    /// The lane.
+    pub lane: Rc<Lane>,
+    /// What queues are opened with.
+    pub queues: Rc<QueueContext>,
+    /// Told about every queue that is opened.
+    pub register: Register,
+}
+
+impl LaneContext {
+    /// Opens a device for this lane.
+    ///
+    /// # Errors
+    /// What the device says.
+    pub fn open(&self, device: &Arc<dyn Device>) -> Result<Queue, EngineError> {
+        let queue = Queue::new(device.open_queue(&self.queues)?);
+        (self.register)(&queue);
+        Ok(queue)
+    }
+}
+
+/// See the module.
+pub struct EngineLane {
+    /// The cache.
+    pub cache: Arc<Cache>,
+    pub(crate) lane: Rc<Lane>,
+    pub(crate) context: LaneContext,
+    pub(crate) store: Rc<StoreLane>,
+    volumes: RefCell<HashMap<VolumeId, Rc<LaneVolume>>>,
+    requests: Rc<dyn Start>,
+}
+
+impl EngineLane {
+    pub(crate) fn with_store(
+        cache: Arc<Cache>,
+        context: LaneContext,
+        store: Rc<StoreLane>,
+        requests: Rc<dyn Start>,
+    ) -> Rc<Self> {
+        Rc::new(EngineLane {
+            cache,
+            lane: context.lane.clone(),
+            context,
+            store,
+            volumes: RefCell::default(),
+            requests,
+        })
+    }
+
+    /// The lane.
+    pub fn lane(&self) -> &Rc<Lane> {
+        &self.lane
+    }
+
+    /// This lane's view of a volume.
+    pub fn lane_volume(&self, id: VolumeId) -> Option<Rc<LaneVolume>> {
+        let volume = self.cache.volumes().into_iter().find(|volume| volume.id == id)?;
+        if let Some(known) = self.volumes.borrow().get(&id)
+            && Arc::ptr_eq(known.volume(), &volume)
+        {
+            return Some(known.clone());
+        }
+        let origin = match self.context.open(&volume.origin) {
+            Ok(origin) => origin,
+            Err(error) => {
+                tracing::error!(%error, volume = volume.name, "the origin cannot be opened on this lane");
+                return None;
+            }
+        };
+        let view = LaneVolume::new(
+            self.cache.clone(),
+            volume,
+            self.store.clone(),
+            origin,
+            self.requests.clone(),
+        );
+        self.volumes.borrow_mut().insert(id, view.clone());
+        Some(view)
+    }
+
+    /// Gives up this lane's view of a volume that has left the cache. It is gone, and the origin
+    /// closed on this lane, when its last user lets go of it: the answer tells when.
+    pub fn drop_view(&self, id: VolumeId) -> Option<Weak<LaneVolume>> {
+        self.volumes.borrow_mut().remove(&id).map(|view| Rc::downgrade(&view))
+    }
+
+    /// A running volume, for a front end on this lane.
+    pub fn target(&self, name: &str) -> Option<Rc<LaneVolume>> {
+        let volume = self.cache.volume(name)?;
+        if volume.state() != VolumeState::Running {
+            return None;
+        }
+        self.lane_volume(volume.id)
+    }
+}
+
+impl Exports for EngineLane {
+    fn names(&self) -> Vec<String> {
+        let volumes = self.cache.volumes();
+        let running = volumes.iter().filter(|volume| volume.state() == VolumeState::Running);
+        running.map(|volume| volume.name.clone()).collect()
+    }
+
+    fn open(&self, name: &str) -> Option<Rc<dyn Target>> {
+        let target: Rc<dyn Target> = self.target(name)?;
+        Some(target)
+    }
+}

@@ -1,0 +1,300 @@
+//! Discard and write zeroes: older data must never come back, also not after a crash.
+//!
+//! Clean copies are forgotten, durably, before the origin changes: until then it has the same data.
+//! Dirty copies are replaced by zeroes in the log, like any other write: forgetting them would bring
+//! back the older data of the origin if a crash came before the zeroes there.
+
+use std::ops::Range;
+
+use forebay_core::why::InvalidationReason;
+use forebay_core::{IoError, OriginBlock, SECTOR_SIZE};
+use forebay_device::{DeviceErrorKind, DeviceOp, IoBuf};
+use forebay_policy::Rank;
+use forebay_store::planted::{self, PlantedBug};
+use forebay_store::{Appended, Condition, Version};
+
+use crate::lane::LaneVolume;
+use crate::path::memory::WRITTEN_ZEROES;
+use crate::state::ranges::RangeGuard;
+use crate::stats::bump;
+
+/// Bytes that are zeroed under one lock.
+const PIECE: u64 = 64 << 20;
+
+/// What a client asks of zeroes.
+#[derive(Clone, Copy)]
+pub(crate) struct Zeroes {
+    /// Refuse rather than write them.
+    pub(crate) fast: bool,
+    /// The origin keeps its space.
+    pub(crate) no_hole: bool,
+}
+
+enum Zeroed {
+    Done,
+    NotSupported,
+}
+
+impl LaneVolume {
+    /// Discards a checked range: whole blocks only, and only if the origin can make them zeroes at
+    /// no great cost. Otherwise the data stays, which a discard may do.
+    pub(crate) async fn discard(&self, offset: u64, len: u64, fua: bool) -> Result<(), IoError> {
+        bump(&self.stats().counters.discards, 1);
+        if self.volume.is_ordered() {
+            self.discard_in_order(offset, len).await?;
+        } else if let Some((first, end)) = self.whole_blocks(offset, len)
+            && self.origin_discards().await
+        {
+            self.zero_blocks(first, end, &|offset, len| DeviceOp::Discard { offset, len }).await?;
+        }
+        if fua { self.flush().await } else { Ok(()) }
+    }
+
+    /// Makes a checked range read as zeroes.
+    pub(crate) async fn write_zeroes(
+        &self,
+        offset: u64,
+        len: u64,
+        fua: bool,
+        Zeroes { fast, no_hole }: Zeroes,
+    ) -> Result<(), IoError> {
+        if self.volume.is_ordered() && fast {
+            return Err(IoError::NotSupported);
+        }
+        if self.volume.is_ordered() || (!fast && len <= WRITTEN_ZEROES) {
+            return self.write_zero_data(offset, len, fua).await;
+        }
+        let Some((first, end)) = self.whole_blocks(offset, len) else {
+            if fast {
+                return Err(IoError::NotSupported);
+            }
+            return self.write_zero_data(offset, len, fua).await;
+        };
+        let zeroed = if !no_hole && self.origin_discards().await {
+            self.zero_blocks(first, end, &|offset, len| DeviceOp::Discard { offset, len }).await?
+        } else {
+            Zeroed::NotSupported
+        };
+        if let Zeroed::NotSupported = zeroed {
+            if fast {
+                return Err(IoError::NotSupported);
+            }
+            let zeroed = self
+                .zero_blocks(first, end, &|offset, len| DeviceOp::WriteZeroes { offset, len })
+                .await?;
+            if let Zeroed::NotSupported = zeroed {
+                return self.write_zero_data(offset, len, fua).await;
+            }
+        }
+        let start = self.volume.block_range(first).start;
+        let behind = self.volume.block_range(OriginBlock(end.0 - 1)).end;
+        if start > offset {
+            self.write_zero_data(offset, start - offset, fua).await?;
+        }
+        if behind < offset + len {
+            self.write_zero_data(behind, offset + len - behind, fua).await?;
+        }
+        if fua { self.flush().await } else { Ok(()) }
+    }
+
+    /// Whether the origin can discard. It is asked once, before any copy is forgotten for its sake.
+    async fn origin_discards(&self) -> bool {
+        if let Some(known) = self.volume.discards() {
+            return known;
+        }
+        let asked = self.origin.run(DeviceOp::Discard { offset: 0, len: 0 }).await;
+        match asked.result {
+            Ok(()) => self.volume.set_discards(true),
+            Err(error) if error.kind == DeviceErrorKind::NotSupported => {
+                self.volume.set_discards(false);
+                return false;
+            }
+            // It has other troubles; the discard itself will tell.
+            Err(_) => {}
+        }
+        true
+    }
+
+    /// The origin of an ordered volume must not have zeroes before their turn. What is there may stay,
+    /// but for blocks that cannot be read: those become zeroes.
+    async fn discard_in_order(&self, offset: u64, len: u64) -> Result<(), IoError> {
+        let Some((first, end)) = self.whole_blocks(offset, len) else { return Ok(()) };
+        for block in self.volume.bad_within(first, end) {
+            let range = self.volume.block_range(block);
+            self.write_zero_data(range.start, range.end - range.start, false).await?;
+        }
+        Ok(())
+    }
+
+    async fn write_zero_data(&self, offset: u64, len: u64, fua: bool) -> Result<(), IoError> {
+        let mut at = offset;
+        while at < offset + len {
+            let step = WRITTEN_ZEROES.min(offset + len - at);
+            self.write(at, IoBuf::zeroed(step as usize), fua).await.0?;
+            at += step;
+        }
+        Ok(())
+    }
+
+    /// The blocks that lie wholly within a range: first and end.
+    pub(crate) fn whole_blocks(&self, offset: u64, len: u64) -> Option<(OriginBlock, OriginBlock)> {
+        let volume = &self.volume;
+        let mut blocks = volume.blocks(offset..offset + len);
+        let inside = |number: u64| {
+            let range = volume.block_range(OriginBlock(number));
+            offset <= range.start && range.end <= offset + len
+        };
+        if !blocks.is_empty() && !inside(blocks.start) {
+            blocks.start += 1;
+        }
+        if !blocks.is_empty() && !inside(blocks.end - 1) {
+            blocks.end -= 1;
+        }
+        // Blocks may be smaller than the origin's logical blocks, or shifted against them. Boundaries
+        // repeat after as many blocks as a logical block has sectors, at most: if none of those
+        // meets, none does.
+        let logical = volume.origin.logical_block();
+        let starts = |number: u64| volume.block_range(OriginBlock(number)).start;
+        let ends = |number: u64| volume.block_range(OriginBlock(number)).end;
+        let most = logical / SECTOR_SIZE + 1;
+        let first = blocks
+            .clone()
+            .take(most as usize)
+            .find(|number| starts(*number).is_multiple_of(logical))?;
+        let last = blocks
+            .rev()
+            .take(most as usize)
+            .find(|number| ends(*number).is_multiple_of(logical))?;
+        (first <= last).then_some((OriginBlock(first), OriginBlock(last + 1)))
+    }
+
+    /// Zeroes whole blocks, a piece at a time, so that nothing grows with the request.
+    async fn zero_blocks(
+        &self,
+        first: OriginBlock,
+        end: OriginBlock,
+        op: &dyn Fn(u64, u64) -> DeviceOp,
+    ) -> Result<Zeroed, IoError> {
+        let piece = (PIECE >> self.volume.block.shift()).max(1);
+        let mut at = first.0;
+        while at < end.0 {
+            let next = (at + piece).min(end.0);
+            match self.zero_piece(OriginBlock(at), OriginBlock(next), op).await? {
+                Zeroed::Done => at = next,
+                Zeroed::NotSupported => return Ok(Zeroed::NotSupported),
+            }
+        }
+        Ok(Zeroed::Done)
+    }
+
+    async fn zero_piece(
+        &self,
+        first: OriginBlock,
+        end: OriginBlock,
+        op: &dyn Fn(u64, u64) -> DeviceOp,
+    ) -> Result<Zeroed, IoError> {
+        let volume = &self.volume;
+        let store = self.store.store();
+        let bytes = |from: u64, to: u64| {
+            volume.block_range(OriginBlock(from)).start..volume.block_range(OriginBlock(to - 1)).end
+        };
+        let logical = volume.origin.logical_block();
+        let aligned =
+            |to: &u64| volume.block_range(OriginBlock(*to - 1)).end.is_multiple_of(logical);
+        // Up to here it is done, and up to there dirty copies have been replaced: what is dirty there
+        // is zeroes, or newer.
+        let (mut at, mut replaced) = (first.0, first);
+        while at < end.0 {
+            let space = store.space.listen();
+            let lock = volume.ranges.exclusive(volume.widen(bytes(at, end.0))).await;
+            volume.still_there()?;
+            if volume.is_ordered() {
+                // It has been switched on meanwhile.
+                return Ok(Zeroed::NotSupported);
+            }
+            self.take_out(OriginBlock(at), end, &mut replaced);
+            // The origin is zeroed as far as the log is, before anybody else may write here: what is
+            // written to the log from now on is newer, and may be on the origin before there is
+            // room for the rest.
+            match (at + 1..=replaced.0).rev().find(|to| *to == end.0 || aligned(to)) {
+                Some(to) => match self.zero_origin(bytes(at, to), op, lock).await? {
+                    Zeroed::Done => at = to,
+                    Zeroed::NotSupported => return Ok(Zeroed::NotSupported),
+                },
+                None => {
+                    // Room may depend on writing back what lies in this very range.
+                    drop(lock);
+                    self.wait_for_space(space).await?;
+                }
+            }
+        }
+        Ok(Zeroed::Done)
+    }
+
+    /// Forgets clean copies and replaces dirty ones from `replaced` on by zeroes, as long as there is
+    /// room.
+    fn take_out(&self, first: OriginBlock, end: OriginBlock, replaced: &mut OriginBlock) {
+        let volume = &self.volume;
+        let store = self.store.store();
+        for block in (first.0..end.0).map(OriginBlock) {
+            if let Some(entry) = store.forget(&volume.space, block, |entry| {
+                !entry.dirty || planted::has(PlantedBug::DiscardForgetsDirty)
+            }) {
+                self.gone(&entry);
+                self.invalidated(block, InvalidationReason::Discard);
+            }
+            if block < *replaced {
+                continue;
+            }
+            if store.peek(&volume.space, block).is_some() {
+                let version = Version {
+                    space: &volume.space,
+                    block,
+                    dirty: true,
+                    mask: None,
+                    // Only dirt keeps them.
+                    rank: Rank::GIVEN_UP.bits(),
+                    condition: Condition::Always,
+                };
+                match self
+                    .store
+                    .append(version, self.class_of_write(Rank::GIVEN_UP), |cell| cell.fill(0))
+                {
+                    Appended::Done { old } => {
+                        bump(&self.stats().counters.cache_written_bytes, volume.block.bytes());
+                        if let Some(old) = &old {
+                            self.gone(old);
+                        }
+                        volume.remove_bad(block);
+                        volume.appended(self.lane(), block, old.as_ref(), true);
+                    }
+                    Appended::NoSpace | Appended::NoMask | Appended::Refused => return,
+                }
+            }
+            *replaced = OriginBlock(block.0 + 1);
+        }
+    }
+
+    async fn zero_origin(
+        &self,
+        range: Range<u64>,
+        op: &dyn Fn(u64, u64) -> DeviceOp,
+        _lock: RangeGuard<'_>,
+    ) -> Result<Zeroed, IoError> {
+        let volume = &self.volume;
+        // Barrier for invariants 6 and 21: neither clean copies nor older dirty ones come back over
+        // the zeroes.
+        self.settle_forgotten(&range, true).await?;
+        self.before_origin_write(range.clone()).await;
+        let done = self.origin.run(op(range.start, range.end - range.start)).await;
+        volume.origin_changed(range);
+        match done.result {
+            Ok(()) => (),
+            Err(error) if error.kind == DeviceErrorKind::NotSupported => {
+                return Ok(Zeroed::NotSupported);
+            }
+            Err(error) => return Err(self.origin_refused(&error)),
+        }
+        Ok(Zeroed::Done)
+    }
+}

@@ -1,0 +1,303 @@
+//! What the cache does not have: read from the origin, and filled as far as it may enter.
+
+use std::ops::Range;
+
+use forebay_core::why::RefusalReason;
+use forebay_core::{IoError, OriginBlock, SECTOR_SIZE, SectorMask};
+use forebay_device::{DeviceOp, IoBuf};
+use forebay_store::{Appended, Condition, FillTicket, Version};
+
+use crate::lane::LaneVolume;
+use crate::path::admission::Gate;
+use crate::path::read::{Retry, bytes_of};
+use crate::stats::bump;
+
+/// Blocks up to this size are read from the origin whole; of larger ones a part of this size, in
+/// bytes.
+const FILL_BYTES: u64 = 64 << 10;
+
+/// Bytes that are read from the origin at a time, on one lane and for one volume, though nobody has
+/// asked for them. Beyond that misses fill what was asked for.
+const MOST_PROMOTED: u64 = 16 << 20;
+
+/// A block that is read from the origin.
+struct Filling {
+    block: OriginBlock,
+    /// It is to be filled.
+    ticket: Option<FillTicket>,
+}
+
+/// Bytes that are read though nobody has asked for them, until this is dropped.
+struct Promotion<'a> {
+    volume: &'a LaneVolume,
+    bytes: u64,
+}
+
+impl Drop for Promotion<'_> {
+    fn drop(&mut self) {
+        self.volume.promoting.set(self.volume.promoting.get() - self.bytes);
+    }
+}
+
+impl LaneVolume {
+    /// Reads a range that is not wholly cached: from the origin, under what the cache has of it.
+    /// `gate` decides what is filled; without one nothing is.
+    pub(crate) async fn read_origin(
+        &self,
+        range: Range<u64>,
+        into: &mut IoBuf,
+        gate: Option<Gate>,
+    ) -> Result<(), Retry> {
+        let enters = gate.is_some_and(|gate| self.any_may_enter(gate, &range));
+        let span = self.origin_span(&range, enters.then(|| self.fill_bytes()));
+        if enters && let Some((more, _promotion)) = self.promotion(&range, &span) {
+            match self.read_span(&range, &more, into, gate).await {
+                // It may be that only what nobody asked for cannot be read.
+                Err(Retry::Fail(_)) => (),
+                result => return result,
+            }
+        }
+        self.read_span(&range, &span, into, gate).await
+    }
+
+    fn any_may_enter(&self, gate: Gate, range: &Range<u64>) -> bool {
+        let mut blocks = self.volume.blocks(range.clone());
+        gate == Gate::Open || blocks.any(|block| self.admit(gate, OriginBlock(block)).is_ok())
+    }
+
+    /// What is read of a block for a fill, in bytes.
+    fn fill_bytes(&self) -> u64 {
+        self.volume.block.bytes().min(FILL_BYTES)
+    }
+
+    /// What is read from the origin for a range: if it is filled whole parts of `fill` bytes of the
+    /// cache's grid, and whole logical blocks of the origin in any case.
+    fn origin_span(&self, range: &Range<u64>, fill: Option<u64>) -> Range<u64> {
+        let volume = &self.volume;
+        let logical = volume.origin.logical_block();
+        let grid = fill.unwrap_or(SECTOR_SIZE).max(logical);
+        let shift = fill.map_or(0, |_| volume.alignment() % grid);
+        let start = ((range.start + shift) / grid * grid).saturating_sub(shift);
+        let end = (range.end + shift).next_multiple_of(grid) - shift;
+        start / logical * logical..end.next_multiple_of(logical).min(volume.origin.size())
+    }
+
+    /// What is read instead of `span` if the whole neighbourhood of a miss is to be filled: from the
+    /// first of its blocks that is absent to the last one. `None` if that is no more.
+    fn promotion(
+        &self,
+        range: &Range<u64>,
+        span: &Range<u64>,
+    ) -> Option<(Range<u64>, Promotion<'_>)> {
+        let volume = &self.volume;
+        let bytes = volume.admission.promote();
+        if bytes <= self.fill_bytes() {
+            return None;
+        }
+        let whole = self.origin_span(range, Some(bytes));
+        let (all, own) = (volume.blocks(whole.clone()), volume.blocks(span.clone()));
+        let store = self.store.store();
+        let absent = |block: &u64| store.peek(&volume.space, OriginBlock(*block)).is_none();
+        let logical = volume.origin.logical_block();
+        let start = if all.start == own.start {
+            whole.start
+        } else {
+            let first = (all.start..own.start).find(absent);
+            let first = first.map(|block| volume.block_range(OriginBlock(block)).start);
+            first.map_or(span.start, |first| first / logical * logical)
+        };
+        let end = if all.end == own.end {
+            whole.end
+        } else {
+            let last = (own.end..all.end).rev().find(absent);
+            let last = last.map(|block| volume.block_range(OriginBlock(block)).end);
+            last.map_or(span.end, |last| last.next_multiple_of(logical).min(volume.origin.size()))
+        };
+        let wider = start.min(span.start)..end.max(span.end);
+        let bytes = (wider.end - wider.start) - (span.end - span.start);
+        let promoting = self.promoting.get() + bytes;
+        if bytes == 0 || promoting > MOST_PROMOTED {
+            return None;
+        }
+        self.promoting.set(promoting);
+        Some((wider, Promotion { volume: self, bytes }))
+    }
+
+    /// Reads `span` from the origin and gives back the part that is `range`.
+    async fn read_span(
+        &self,
+        range: &Range<u64>,
+        span: &Range<u64>,
+        into: &mut IoBuf,
+        gate: Option<Gate>,
+    ) -> Result<(), Retry> {
+        let volume = &self.volume;
+        let store = self.store.store();
+        let _measured = volume.origin_latency.begin(&**self.lane().clock());
+        let _range = volume.ranges.shared(volume.widen(span.clone())).await;
+        let asked = volume.blocks(range.clone());
+        let blocks: Vec<Filling> = volume
+            .blocks(span.clone())
+            .filter_map(|block| self.begin(OriginBlock(block), asked.contains(&block), gate))
+            .collect();
+        let buf = IoBuf::for_overwrite((span.end - span.start) as usize);
+        let done = self.origin.run(DeviceOp::Read { offset: span.start, buf }).await;
+        let result = match (done.result, done.buf) {
+            (Ok(()), Some(mut data)) => {
+                bump(&self.stats().counters.origin_read_bytes, data.len() as u64);
+                volume.read_error.clear();
+                let mut result = Ok(());
+                for filling in &blocks {
+                    if let Err(retry) = self.merge(filling, span, &mut data, gate).await {
+                        result = Err(retry);
+                    }
+                }
+                let start = (range.start - span.start) as usize;
+                into.copy_from_slice(&data[start..start + (range.end - range.start) as usize]);
+                result
+            }
+            (Err(error), _) => {
+                bump(&self.stats().counters.origin_read_errors, 1);
+                volume.read_error.set(&error);
+                tracing::warn!(%error, volume = volume.name, "the origin cannot be read");
+                Err(Retry::Fail(IoError::Io))
+            }
+            (Ok(()), None) => Err(Retry::Fail(IoError::Io)),
+        };
+        for ticket in blocks.into_iter().filter_map(|filling| filling.ticket) {
+            store.index.end_fill(ticket);
+        }
+        result
+    }
+
+    /// Begins with a block that is read from the origin. `None`: there is nothing to do with it.
+    fn begin(&self, block: OriginBlock, asked: bool, gate: Option<Gate>) -> Option<Filling> {
+        let store = self.store.store();
+        let space = &self.volume.space;
+        let enters = match gate {
+            None => false,
+            // It comes along with one that was admitted.
+            Some(_) if !asked => true,
+            Some(gate) => match self.admit(gate, block).and_then(|()| self.let_in(block)) {
+                Ok(()) => true,
+                Err(reason) => {
+                    self.refused(block, false, reason);
+                    false
+                }
+            },
+        };
+        // A fill begins before the index is looked at: a write that the look-up does not see
+        // overtakes it (invariant 5).
+        let ticket = enters.then(|| store.index.begin_fill(space.address(block)));
+        if !asked && store.peek(space, block).is_some() {
+            if let Some(ticket) = ticket {
+                store.index.end_fill(ticket);
+            }
+            return None;
+        }
+        Some(Filling { block, ticket })
+    }
+
+    /// Puts the cached sectors of a block over what came from the origin, and appends the block.
+    async fn merge(
+        &self,
+        filling: &Filling,
+        span: &Range<u64>,
+        data: &mut IoBuf,
+        gate: Option<Gate>,
+    ) -> Result<(), Retry> {
+        let volume = &self.volume;
+        let block = filling.block;
+        let inside = volume.sectors_inside(block);
+        let byte = |sector: u32| volume.origin_offset(block, sector);
+        // The sectors of this block that were read.
+        let first = inside.clone().find(|sector| byte(*sector) >= span.start).unwrap_or(inside.end);
+        let read = first
+            ..inside
+                .clone()
+                .rev()
+                .find(|sector| byte(*sector) < span.end)
+                .map_or(first, |last| last + 1);
+        let mut valid = SectorMask::of(volume.block.sectors(), read.clone());
+        let mut condition = filling.ticket.as_ref().map(Condition::Fill);
+        let mut dirty = false;
+        let mut base = None;
+        // Looked up only now: whoever waits for an origin keeps no segment from being used again. Writes
+        // to the origin, discards too, wait until this has the range no more, so what the cache has of
+        // the block at this moment goes over what was read, however old that is.
+        let pinned = self.store.store().look_up(&volume.space, block);
+        // A clean copy is what the origin has: there is nothing in it but for a fill to complete.
+        let pinned = pinned.filter(|pinned| pinned.found.entry.dirty || filling.ticket.is_some());
+        if let Some(pinned) = &pinned {
+            let cached = IoBuf::for_overwrite(volume.block.as_usize());
+            let (cached, unreadable) = self.read_copies(std::slice::from_ref(pinned), cached).await;
+            Retry::unless_all_read(&unreadable)?;
+            let mask = pinned
+                .found
+                .mask
+                .clone()
+                .unwrap_or_else(|| SectorMask::all(volume.block.sectors()));
+            for run in mask.runs() {
+                let run = run.start.max(read.start)..run.end.min(read.end);
+                if run.start < run.end {
+                    let at = (byte(run.start) - span.start) as usize;
+                    let bytes = bytes_of(&run);
+                    data[at..at + bytes.len()].copy_from_slice(&cached[bytes]);
+                }
+            }
+            // A block that is valid throughout has nothing to gain.
+            condition = condition
+                .filter(|_| pinned.found.mask.is_some())
+                .map(|_| Condition::Slot(pinned.found.entry.slot));
+            dirty = pinned.found.entry.dirty;
+            valid.union_with(&mask);
+            base = Some(cached);
+        }
+        let fills = !read.is_empty() && volume.still_there().is_ok();
+        let Some(condition) = condition.filter(|_| fills) else { return Ok(()) };
+        // A clean copy of what the origin could still lose would outlive it after a power cut.
+        if !dirty && volume.is_unsynced(block) {
+            self.refused(block, base.is_some(), RefusalReason::Unsynced);
+            return Ok(());
+        }
+        let mask = volume.mask(block, valid);
+        if base.is_none()
+            && mask.is_some()
+            && !self.store.store().has_room_for_mask(&volume.space, block)
+        {
+            self.refused(block, false, RefusalReason::NoRoom);
+            return Ok(());
+        }
+        let at = (byte(read.start) - span.start) as usize;
+        let bytes = bytes_of(&read);
+        let rank = self.rank(block, pinned.as_ref().map(|pinned| &pinned.found.entry));
+        let version =
+            Version { space: &volume.space, block, dirty, mask, rank: rank.bits(), condition };
+        let appended = self.store.append(version, self.class_of_fill(rank), |cell| {
+            match &base {
+                Some(cached) => cell.copy_from_slice(cached),
+                None => cell.fill(0),
+            }
+            cell[bytes.clone()].copy_from_slice(&data[at..at + bytes.len()]);
+        });
+        match appended {
+            Appended::Done { old } => {
+                volume.appended(self.lane(), block, old.as_ref(), dirty);
+                let counters = &self.stats().counters;
+                bump(&counters.filled_blocks, 1);
+                bump(&counters.cache_written_bytes, volume.block.bytes());
+                self.placed(block, old.as_ref());
+                if let Some(gate) = gate {
+                    self.entered(gate, block);
+                }
+            }
+            // A fill never waits, and never insists.
+            Appended::NoSpace | Appended::NoMask => {
+                self.refused(block, base.is_some(), RefusalReason::NoRoom);
+                self.store.store().space_wanted.notify_all();
+            }
+            Appended::Refused => self.stats().why.refused.count(RefusalReason::Overtaken, 1),
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,160 @@
+//! What the replacement policy is told about the blocks of a volume, and asked.
+
+use forebay_core::why::RefusalReason;
+use forebay_core::{OriginBlock, Slot};
+use forebay_policy::{Past, Rank, Recall};
+use forebay_store::{Class, Entry};
+
+use crate::lane::LaneVolume;
+use crate::state::replacement::{How, Keeper, Replacement};
+
+impl LaneVolume {
+    /// Asks the present policy, or tells it something.
+    fn with_replacement<T>(&self, ask: impl FnOnce(&Replacement) -> T) -> T {
+        let number = self.cache.replacement_number();
+        let mut own = self.replacement.borrow_mut();
+        if own.0 != number {
+            *own = self.cache.replacement();
+        }
+        ask(&own.1)
+    }
+
+    fn with_keeper(&self, tell: impl FnOnce(&Keeper, usize)) {
+        self.with_replacement(|replacement| {
+            if let How::Lists(keeper) = &replacement.how {
+                tell(keeper, usize::from(self.lane().id().0));
+            }
+        });
+    }
+
+    fn key(&self, block: OriginBlock) -> forebay_policy::exact::Key {
+        forebay_policy::exact::Key(self.volume.space.address(block).0)
+    }
+
+    /// A cached block has been read.
+    #[inline]
+    pub(crate) fn used(&self, block: OriginBlock, entry: &Entry) {
+        if self.cache.ranks() {
+            let rank = Rank::from_bits(entry.rank);
+            // What is used a lot has the highest rank already.
+            if rank.used() != rank {
+                let space = &self.volume.space;
+                self.store
+                    .store()
+                    .rerank(space, block, entry.slot, |bits| Rank::from_bits(bits).used().bits());
+            }
+        } else {
+            self.with_keeper(|keeper, lane| keeper.hit(lane, entry.slot, self.key(block)));
+        }
+    }
+
+    /// The rank of a new version of a block, of which this is there.
+    #[inline]
+    pub(crate) fn rank(&self, block: OriginBlock, entry: Option<&Entry>) -> Rank {
+        if !self.cache.ranks() {
+            return Rank::SMALL;
+        }
+        if let Some(entry) = entry {
+            return Rank::from_bits(entry.rank).used();
+        }
+        self.with_replacement(|replacement| match &replacement.how {
+            How::Ranks(ghosts) => {
+                let address = self.volume.space.address(block).0;
+                if ghosts.recall(address) == Recall::Nothing {
+                    return Rank::SMALL;
+                }
+                ghosts.forget(address);
+                Rank::MAIN
+            }
+            How::Lists(_) => Rank::SMALL,
+        })
+    }
+
+    /// The rank of a block that is written in part.
+    #[inline]
+    pub(crate) fn rank_of_write(&self, block: OriginBlock) -> Rank {
+        if !self.cache.ranks() {
+            return Rank::SMALL;
+        }
+        let found = self.store.store().peek(&self.volume.space, block);
+        self.rank(block, found.as_ref().map(|found| &found.entry))
+    }
+
+    /// Where a write of a block with this rank goes.
+    pub(crate) fn class_of_write(&self, rank: Rank) -> Class {
+        if self.volume.is_ordered() {
+            Class::Ordered
+        } else if rank.is_main() {
+            Class::Rewritten
+        } else {
+            Class::Foreground
+        }
+    }
+
+    /// Where a fill of a block with this rank goes.
+    pub(crate) fn class_of_fill(&self, rank: Rank) -> Class {
+        if rank.is_main() { Class::Settled } else { Class::Foreground }
+    }
+
+    /// A new version of a block has been appended.
+    #[inline]
+    pub(crate) fn placed(&self, block: OriginBlock, old: Option<&Entry>) {
+        if !self.cache.ranks() {
+            self.placed_in_lists(block, old);
+        }
+    }
+
+    #[cold]
+    fn placed_in_lists(&self, block: OriginBlock, old: Option<&Entry>) {
+        let Some(found) = self.store.store().peek(&self.volume.space, block) else { return };
+        let (slot, old) = (found.entry.slot, old.map(|entry| entry.slot));
+        self.with_keeper(|keeper, lane| keeper.placed(lane, slot, old, self.key(block)));
+    }
+
+    /// A block has been carried on from `old`.
+    pub(crate) fn carried_on(&self, block: OriginBlock, old: Slot) {
+        if !self.cache.ranks()
+            && let Some(found) = self.store.store().peek(&self.volume.space, block)
+        {
+            self.with_keeper(|keeper, lane| keeper.moved(lane, found.entry.slot, old));
+        }
+    }
+
+    /// A block is no longer cached.
+    pub(crate) fn gone(&self, entry: &Entry) {
+        if !self.cache.ranks() {
+            self.with_keeper(|keeper, lane| keeper.gone(lane, entry.slot));
+        }
+    }
+
+    /// Whether the policy lets an absent block in; asked once for each miss. Most let all in.
+    pub(crate) fn lets_in(&self, block: OriginBlock) -> bool {
+        if self.cache.ranks() {
+            return true;
+        }
+        self.with_replacement(|replacement| match &replacement.how {
+            How::Ranks(_) => true,
+            How::Lists(keeper) => keeper.lets_in(self.key(block)),
+        })
+    }
+
+    /// As [`LaneVolume::lets_in`], for a fill. Blocks that are there in part are.
+    pub(crate) fn let_in(&self, block: OriginBlock) -> Result<(), RefusalReason> {
+        let ranks = self.cache.ranks();
+        let present = || self.store.store().peek(&self.volume.space, block).is_some();
+        if ranks || present() || self.lets_in(block) {
+            Ok(())
+        } else {
+            Err(RefusalReason::NotAdmitted)
+        }
+    }
+
+    /// The policy has given up a block that is still there.
+    pub(crate) fn remember_given_up(&self, block: OriginBlock) {
+        self.with_replacement(|replacement| {
+            if let How::Ranks(ghosts) = &replacement.how {
+                ghosts.note(self.volume.space.address(block).0, Past::Evicted);
+            }
+        });
+    }
+}

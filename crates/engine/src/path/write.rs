@@ -1,0 +1,520 @@
+//! Writes: to the log, through it to the origin, or round it.
+
+use std::fmt::Display;
+use std::ops::Range;
+use std::time::Duration;
+
+use forebay_core::why::{BypassReason, InvalidationReason, RefusalReason};
+use forebay_core::{Durability, IoError, OriginBlock};
+use forebay_device::{DeviceError, DeviceErrorKind, DeviceOp, IoBuf, IoData};
+use forebay_lane::either;
+use forebay_store::planted::{self, PlantedBug};
+use forebay_store::{Appended, Condition, Entry, Version};
+
+use crate::lane::LaneVolume;
+use crate::path::append::{Progress, Room};
+use crate::path::plan::{
+    BlockState, WriteStep, asks_admission, keeps_dirty, mode_in_order, write_bypass, write_step,
+    write_steps,
+};
+use crate::path::read::state_of;
+use crate::state::volume::VolumeState;
+use crate::stats::bump;
+
+/// How a way of writing ended.
+enum WriteEnd {
+    Done(Result<(), IoError>),
+    /// Things have changed meanwhile: choose the way anew.
+    Again,
+}
+
+impl LaneVolume {
+    /// Takes a write at once if it ends in the log and there is room.
+    pub(crate) fn write_quickly(&self, offset: u64, data: &[u8]) -> Option<Result<(), IoError>> {
+        let volume = &self.volume;
+        let len = data.len() as u64;
+        let direct = write_step(volume.mode(), BlockState::Absent, None) == WriteStep::Cache;
+        let checked = volume.check_range(offset, len, true).is_ok() && len > 0;
+        let waits = self.cache.throttle.is_engaged();
+        let room = self.has_room_in_order();
+        if !direct || !checked || waits || !room || volume.durability() != Durability::Flush {
+            return None;
+        }
+        // One block only: a write of several could find room for some of them, and no part of a
+        // write may be done twice.
+        let mut pieces = volume.pieces(offset, len);
+        let piece = pieces.next().filter(|piece| piece.bytes.len() == volume.block.as_usize())?;
+        if pieces.next().is_some() || self.is_sequential(true, offset, len) {
+            return None;
+        }
+        let rank = self.rank_of_write(piece.block);
+        let version = Version {
+            space: &volume.space,
+            block: piece.block,
+            dirty: true,
+            mask: None,
+            rank: rank.bits(),
+            condition: Condition::Always,
+        };
+        match self.store.append_whole(version, self.class_of_write(rank), data) {
+            Appended::Done { old } => {
+                self.note_appended(piece.block, old.as_ref());
+                self.count_write(old.is_some(), len, 1);
+                Some(Ok(()))
+            }
+            Appended::NoSpace | Appended::NoMask | Appended::Refused => None,
+        }
+    }
+
+    pub(crate) fn note_appended(&self, block: OriginBlock, old: Option<&Entry>) {
+        self.placed(block, old);
+        self.volume.remove_bad(block);
+        self.volume.appended(self.lane(), block, old, true);
+        if old.is_none_or(|old| !old.dirty) || self.volume.is_ordered() {
+            self.count_dirtied();
+        }
+    }
+
+    pub(crate) fn count_write(&self, hits: bool, len: u64, blocks: u64) {
+        let counters = &self.stats().counters;
+        bump(if hits { &counters.write_hits } else { &counters.write_misses }, 1);
+        bump(&counters.user_written_bytes, len);
+        bump(&counters.cache_written_bytes, blocks * self.volume.block.bytes());
+    }
+
+    /// Writes a checked range and gives the buffer back.
+    pub(crate) async fn write(
+        &self,
+        offset: u64,
+        mut data: IoBuf,
+        fua: bool,
+    ) -> (Result<(), IoError>, IoBuf) {
+        let len = data.len() as u64;
+        let mut refused = None;
+        loop {
+            if let Err(error) = self.volume.still_there() {
+                return (Err(error), data);
+            }
+            let (way, round) = self.way(offset, len, &mut refused);
+            let failed = || self.goes_round_failure();
+            let goes_round = || failed() || self.is_starved();
+            if way != WriteStep::Around && goes_round() {
+                // What is dirty there is brought to the origin first; then the write goes round.
+                let range = offset..offset + len;
+                if let Err(error) = self.until_written_back(range, goes_round).await {
+                    return (Err(error), data);
+                }
+                continue;
+            }
+            let end = match way {
+                WriteStep::Cache => {
+                    let mut progress = Progress::default();
+                    let result = self.write_cache(offset, &data, fua, &mut progress).await;
+                    WriteEnd::Done(self.end_in_log(result, offset, &data, fua, &progress).await)
+                }
+                WriteStep::Through => {
+                    let (end, buf) = self.write_through(offset, data, fua).await;
+                    data = buf;
+                    end
+                }
+                WriteStep::Around => {
+                    let (end, buf) = self.write_around(offset, data, fua).await;
+                    data = buf;
+                    end
+                }
+            };
+            if let WriteEnd::Done(result) = end {
+                if way == WriteStep::Around {
+                    self.count_bypass(offset, len, round);
+                }
+                return (result, data);
+            }
+        }
+    }
+
+    fn count_bypass(&self, offset: u64, len: u64, round: Option<BypassReason>) {
+        let reason = write_bypass(self.volume.mode(), round);
+        self.stats().why.bypass.count(reason, 1);
+        let refusal = match reason {
+            BypassReason::NotAdmitted => RefusalReason::NotAdmitted,
+            BypassReason::WriteBudget => RefusalReason::WriteBudget,
+            BypassReason::Sequential
+            | BypassReason::Congested
+            | BypassReason::Unavailable
+            | BypassReason::NoRoom
+            | BypassReason::Mode => return,
+        };
+        for block in self.volume.blocks(offset..offset + len) {
+            self.refused(OriginBlock(block), false, refusal);
+        }
+    }
+
+    /// Which way a write goes, as a whole, and what spoke for going round the cache. `refused` is what
+    /// the replacement policy has said of it, if it was asked: to it, each time is a miss.
+    fn way(
+        &self,
+        offset: u64,
+        len: u64,
+        refused: &mut Option<bool>,
+    ) -> (WriteStep, Option<BypassReason>) {
+        let volume = &self.volume;
+        let store = self.store.store();
+        // Nothing goes round the log where the origin is in order (invariant 28).
+        let ordered = volume.is_ordered();
+        let mode = if ordered { mode_in_order(volume.mode()) } else { volume.mode() };
+        let mut round = match self.is_starved() {
+            true => Some(BypassReason::NoRoom),
+            false => self.round(true, offset, len).filter(|_| !ordered),
+        };
+        let absent = |block| store.peek(&volume.space, OriginBlock(block)).is_none();
+        if round.is_none() && asks_admission(mode) {
+            let mut blocks = volume.blocks(offset..offset + len);
+            round = self.keeps_out(blocks.clone()).filter(|_| blocks.clone().all(absent));
+            if round.is_none() && !self.cache.ranks() && blocks.clone().all(absent) {
+                let refused = refused
+                    .get_or_insert_with(|| !blocks.any(|block| self.lets_in(OriginBlock(block))));
+                round = refused.then_some(BypassReason::NotAdmitted);
+            }
+        }
+        let way = write_steps(volume.pieces(offset, len).map(|piece| {
+            let found = store.peek(&volume.space, piece.block);
+            write_step(mode, state_of(found.as_ref().map(|found| &found.entry)), round)
+        }));
+        (way, round)
+    }
+
+    /// Whether writes that would go to the log go round it, because the cache device has failed. They
+    /// never do where the origin is in order (invariant 28).
+    fn goes_round_failure(&self) -> bool {
+        self.store.store().health.failed() && !self.volume.is_ordered()
+    }
+
+    /// Ends a write to the log: what the log does not take goes round it.
+    async fn end_in_log(
+        &self,
+        result: Result<Room, IoError>,
+        offset: u64,
+        data: &[u8],
+        fua: bool,
+        progress: &Progress,
+    ) -> Result<(), IoError> {
+        match result {
+            Ok(Room::Never) => self.finish_round(offset, data, fua, progress).await,
+            Err(_) if self.goes_round_failure() => {
+                self.finish_round(offset, data, fua, progress).await
+            }
+            result => result.map(drop),
+        }
+    }
+
+    /// Ends a write whose beginning the log has when the cache device fails, or when there is no room and will
+    /// be none. That could be read already, so it is not written once more: it would go over writes that
+    /// came after it (invariant 6). The rest goes round the cache.
+    async fn finish_round(
+        &self,
+        offset: u64,
+        data: &[u8],
+        fua: bool,
+        progress: &Progress,
+    ) -> Result<(), IoError> {
+        let volume = &self.volume;
+        let pieces = volume.pieces(offset, data.len() as u64).take(progress.written.len());
+        let logged = pieces.map(|piece| piece.bytes.len()).sum::<usize>();
+        let seam = offset + logged as u64;
+        if let Some(rest) = data.get(logged..).filter(|rest| !rest.is_empty()) {
+            let mut buf = IoBuf::for_overwrite(rest.len());
+            buf.copy_from_slice(rest);
+            Box::pin(self.write(seam, buf, fua)).await.0?;
+        }
+        let durably = fua || volume.durability() == Durability::Strict;
+        if logged == 0 || (!durably && keeps_dirty(volume.mode())) {
+            return Ok(());
+        }
+        if !self.goes_round_failure() {
+            let result = match keeps_dirty(volume.mode()) {
+                true => self.commit().await.map_err(|error| self.store_failed(&error)),
+                false => self.put_through(offset..seam, fua, progress).await,
+            };
+            if result.is_ok() || !self.goes_round_failure() {
+                return result;
+            }
+        }
+        // Barrier for invariant 2: it is on the origin, durably, and nothing of the log goes over it.
+        self.until_written_back(offset..seam, || true).await?;
+        self.settle_forgotten(&(offset..seam), false).await
+    }
+
+    /// Waits until nothing in a range is dirty on a cache device that takes nothing new, as long as that is
+    /// `needed`.
+    async fn until_written_back(
+        &self,
+        range: Range<u64>,
+        needed: impl Fn() -> bool,
+    ) -> Result<(), IoError> {
+        let volume = &self.volume;
+        let store = self.store.store();
+        while needed() {
+            let changed = volume.progress.listen();
+            let is_dirty = |block: &OriginBlock| {
+                store.peek(&volume.space, *block).is_some_and(|found| found.entry.dirty)
+            };
+            let mut dirty = volume.blocks(range.clone()).map(OriginBlock).filter(is_dirty);
+            let Some(first) = dirty.next() else { return Ok(()) };
+            let bad = volume.is_bad(first) || dirty.any(|block| volume.is_bad(block));
+            if volume.state() != VolumeState::Running {
+                return Err(IoError::ShuttingDown);
+            }
+            if bad || volume.is_ordered() || volume.writeback_error().is_some() {
+                return Err(IoError::Io);
+            }
+            volume.writeback_wanted.notify_all();
+            either(changed, self.lane().sleep(Duration::from_millis(20))).await;
+        }
+        Ok(())
+    }
+
+    /// Writes to the log. [`Room::Never`]: as far as there was room.
+    async fn write_cache(
+        &self,
+        offset: u64,
+        data: &[u8],
+        fua: bool,
+        progress: &mut Progress,
+    ) -> Result<Room, IoError> {
+        self.wait_for_turn(offset, data.len() as u64).await;
+        if self.append_patiently(offset, data, progress).await? == Room::Never {
+            return Ok(Room::Never);
+        }
+        let fua = fua && !planted::has(PlantedBug::FuaIgnored);
+        if fua || self.volume.durability() == Durability::Strict {
+            // Barrier for invariant 2: the write's own record is durable before it is acknowledged.
+            self.commit().await.map_err(|error| self.store_failed(&error))?;
+        }
+        Ok(Room::Found)
+    }
+
+    /// Writes to the log and to the origin. The blocks stay dirty until the origin has been synced.
+    async fn write_through(&self, offset: u64, data: IoBuf, fua: bool) -> (WriteEnd, IoBuf) {
+        let volume = &self.volume;
+        let len = data.len() as u64;
+        let range = volume.ranges.exclusive(volume.widen(offset..offset + len)).await;
+        if let Err(error) = volume.still_there() {
+            return (WriteEnd::Done(Err(error)), data);
+        }
+        if volume.is_ordered() {
+            return (WriteEnd::Again, data);
+        }
+        let mut progress = Progress::default();
+        match self.append_rest(offset, &data, &mut progress).await {
+            Ok(None) => (),
+            Ok(Some(_)) => {
+                drop(range);
+                // Without the range, so that nobody is kept from making room.
+                let result = match self.append_patiently(offset, &data, &mut progress).await {
+                    Ok(Room::Found) => {
+                        let put = self.put_through(offset..offset + len, fua, &progress).await;
+                        put.map(|()| Room::Found)
+                    }
+                    other => other,
+                };
+                let result = self.end_in_log(result, offset, &data, fua, &progress).await;
+                return (WriteEnd::Done(result), data);
+            }
+            Err(error) => return (WriteEnd::Done(Err(error)), data),
+        }
+        let Progress { written, cached } = progress;
+        let replaced = cached > 0;
+        // Barrier for invariant 6: no older copy may come back after a crash once the origin has
+        // begun to change.
+        if (replaced || !self.store.store().marks_settled())
+            && let Err(error) = self.settle_forgotten(&(offset..offset + len), true).await
+        {
+            return (WriteEnd::Done(Err(error)), data);
+        }
+        let (result, data) = self.write_origin(offset, data).await;
+        if result.is_ok() {
+            // What was dirty before is not wholly on the origin: writeback sees to it.
+            let store = self.store.store();
+            let complete = written.into_iter().filter(|written| written.complete);
+            let versions = complete.filter_map(|written| {
+                let version = store.version_of(&volume.space, written.block, written.slot)?;
+                Some((written.block, version))
+            });
+            self.note_through(versions);
+        }
+        volume.writeback_wanted.notify_all();
+        let range = offset..offset + len;
+        (WriteEnd::Done(self.sync_if(fua, &range, result).await), data)
+    }
+
+    /// Writes what the log has of a write to the origin: the way for when the log was full.
+    async fn put_through(
+        &self,
+        range: Range<u64>,
+        fua: bool,
+        progress: &Progress,
+    ) -> Result<(), IoError> {
+        let blocks = progress.written.iter().map(|written| written.block).collect();
+        // What was replaced meanwhile is written in the state that replaced it.
+        let put = self.put_on_origin(blocks).await;
+        // As every write through the cache: a sync that began before this does not cover it.
+        self.volume.origin_changed(range.clone());
+        let result = put.map_err(|error| {
+            self.origin_write_failed(&error);
+            IoError::Io
+        });
+        if self.volume.is_ordered() {
+            // It has been switched on meanwhile: the origin gets this in its turn.
+            result?;
+            if fua || self.volume.durability() == Durability::Strict {
+                self.commit().await.map_err(|error| self.store_failed(&error))?;
+            }
+            return Ok(());
+        }
+        self.sync_if(fua, &range, result).await
+    }
+
+    /// Writes to the origin alone.
+    async fn write_around(&self, offset: u64, data: IoBuf, fua: bool) -> (WriteEnd, IoBuf) {
+        let volume = &self.volume;
+        let len = data.len() as u64;
+        let range = offset..offset + len;
+        let lock = volume.ranges.exclusive(volume.widen(range.clone())).await;
+        let _range = Some(lock).filter(|_| !planted::has(PlantedBug::AroundUnlocked));
+        if let Err(error) = volume.still_there() {
+            return (WriteEnd::Done(Err(error)), data);
+        }
+        if volume.is_ordered() {
+            return (WriteEnd::Again, data);
+        }
+        let Some(cached) = self.forget_clean(&range) else {
+            // A block turned dirty while this waited; its copy would hide what goes round it.
+            return (WriteEnd::Again, data);
+        };
+        bump(&self.stats().counters.user_written_bytes, len);
+        bump(
+            if cached {
+                &self.stats().counters.write_hits
+            } else {
+                &self.stats().counters.write_misses
+            },
+            1,
+        );
+        // Barrier for invariants 5 and 6: what was forgotten stays forgotten, before the origin has
+        // anything newer.
+        if let Err(error) = self.settle_forgotten(&range, false).await {
+            return (WriteEnd::Done(Err(error)), data);
+        }
+        let (result, data) = self.write_origin(offset, data).await;
+        (WriteEnd::Done(self.sync_if(fua, &range, result).await), data)
+    }
+
+    async fn sync_if(
+        &self,
+        fua: bool,
+        range: &Range<u64>,
+        result: Result<(), IoError>,
+    ) -> Result<(), IoError> {
+        result?;
+        if !fua && self.volume.durability() != Durability::Strict {
+            return Ok(());
+        }
+        self.sync_origin().await?;
+        if !self.is_unavailable_to(true) {
+            return Ok(());
+        }
+        // Barrier for invariant 2: the log was not told before the origin changed, so what it has
+        // must not come back now.
+        let store = self.store.store();
+        let dirty = |block| {
+            let found = store.peek(&self.volume.space, OriginBlock(block));
+            found.is_some_and(|found| found.entry.dirty)
+        };
+        match self.volume.blocks(range.clone()).any(dirty) {
+            true => self.commit_or_outlive().await,
+            false => self.settle_forgotten(range, false).await,
+        }
+    }
+
+    /// Forgets the clean copies in a range; whether there were any. Fills are overtaken. `None`: a
+    /// block is dirty.
+    fn forget_clean(&self, range: &Range<u64>) -> Option<bool> {
+        let volume = &self.volume;
+        let store = self.store.store();
+        let mut any = false;
+        for number in volume.blocks(range.clone()) {
+            let block = OriginBlock(number);
+            if let Some(entry) = store.forget(&volume.space, block, |entry| !entry.dirty) {
+                self.gone(&entry);
+                self.invalidated(block, InvalidationReason::WriteAround);
+                any = true;
+            }
+            if store.peek(&volume.space, block).is_some() {
+                return None;
+            }
+        }
+        Some(any)
+    }
+
+    /// Writes to the origin. The caller has the range for itself.
+    async fn write_origin(&self, offset: u64, data: IoBuf) -> (Result<(), IoError>, IoBuf) {
+        let volume = &self.volume;
+        let len = data.len();
+        let _measured = volume.origin_latency.begin(&**self.lane().clock());
+        let logical = volume.origin.logical_block();
+        let aligned = offset.is_multiple_of(logical) && (len as u64).is_multiple_of(logical);
+        if !aligned {
+            return (self.write_origin_unaligned(offset, &data).await, data);
+        }
+        self.before_origin_write(offset..offset + len as u64).await;
+        let done = self.origin.run(DeviceOp::Write { offset, data: IoData::Owned(data) }).await;
+        // Even a failed write may have changed something.
+        volume.origin_changed(offset..offset + len as u64);
+        let data = done.buf.unwrap_or_else(|| IoBuf::zeroed(len));
+        match done.result {
+            Ok(()) => {
+                bump(&self.stats().counters.origin_written_bytes, len as u64);
+                volume.write_error.clear();
+                (Ok(()), data)
+            }
+            Err(error) => (Err(self.origin_refused(&error)), data),
+        }
+    }
+
+    fn origin_write_failed(&self, error: &impl Display) {
+        tracing::warn!(%error, volume = self.volume.name, "the origin cannot be written");
+        self.volume.write_error.set(error);
+    }
+
+    /// A client's write to the origin has failed: what the client is told.
+    pub(crate) fn origin_refused(&self, error: &DeviceError) -> IoError {
+        self.origin_write_failed(error);
+        match error.kind {
+            DeviceErrorKind::NoSpace => IoError::NoSpace,
+            _ => IoError::Io,
+        }
+    }
+
+    /// Origins with logical blocks of 4 KiB cannot take single sectors: read, change, write.
+    async fn write_origin_unaligned(&self, offset: u64, data: &[u8]) -> Result<(), IoError> {
+        let volume = &self.volume;
+        let logical = volume.origin.logical_block();
+        let start = offset / logical * logical;
+        let end = (offset + data.len() as u64).next_multiple_of(logical).min(volume.origin.size());
+        let buf = IoBuf::for_overwrite((end - start) as usize);
+        let mut whole = self.origin.read(start, buf).await.map_err(|error| {
+            bump(&self.stats().counters.origin_read_errors, 1);
+            tracing::warn!(%error, volume = volume.name, "the origin cannot be read");
+            IoError::Io
+        })?;
+        let at = (offset - start) as usize;
+        whole[at..at + data.len()].copy_from_slice(data);
+        self.before_origin_write(start..end).await;
+        let written = self.origin.write(start, whole).await;
+        volume.origin_changed(start..end);
+        bump(&self.stats().counters.origin_written_bytes, end - start);
+        written.map_err(|error| self.origin_refused(&error))?;
+        volume.write_error.clear();
+        Ok(())
+    }
+}

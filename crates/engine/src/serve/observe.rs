@@ -1,0 +1,59 @@
+//! Sampling requests for the miss-ratio curve.
+
+use forebay_core::{Op, OriginBlock};
+use forebay_policy::curve::{Access, Live};
+use forebay_policy::exact::Key;
+
+use crate::lane::LaneVolume;
+use crate::state::curve::FIRST;
+use crate::stats::{LaneStats, bump};
+
+impl LaneVolume {
+    /// Looks at a read or write that has been checked.
+    pub(crate) fn watch(&self, access: Access, offset: u64, len: u64) {
+        self.watch_on(self.stats(), access, offset, len);
+    }
+
+    /// As [`LaneVolume::watch`], for who has the numbers of this lane at hand.
+    #[inline]
+    pub(crate) fn watch_on(&self, stats: &LaneStats, access: Access, offset: u64, len: u64) {
+        let blocks = self.volume.blocks(offset..offset + len);
+        let counted = match access {
+            Access::Read => &stats.read_blocks,
+            Access::Write => &stats.written_blocks,
+        };
+        bump(counted, blocks.end - blocks.start);
+        let keys = Key(blocks.start)..Key(blocks.end);
+        if FIRST.touches(keys.clone()) {
+            self.watch_closely(access, keys);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn watch_closely(&self, access: Access, keys: std::ops::Range<Key>) {
+        if self.watch.0.get().touches(keys.clone()) {
+            self.tell(|live| {
+                if live.access(access, keys) {
+                    live.settle(self.now());
+                }
+            });
+        }
+    }
+
+    /// Looks at a discard or a write of zeroes that has been checked.
+    pub(crate) fn watch_zeroed(&self, op: Op, offset: u64, len: u64) {
+        if op == Op::WriteZeroes && len <= crate::path::memory::WRITTEN_ZEROES {
+            self.watch(Access::Write, offset, len);
+        } else if let Some((OriginBlock(first), OriginBlock(end))) = self.whole_blocks(offset, len)
+        {
+            self.tell(|live| live.discard(Key(first)..Key(end)));
+        }
+    }
+
+    fn tell(&self, what: impl FnOnce(&mut Live)) {
+        let mut live = self.volume.watched.0.lock();
+        what(&mut live);
+        self.watch.0.set(live.sample());
+    }
+}

@@ -1,0 +1,83 @@
+//! Who occupies what in a cache, counted.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use forebay_core::VolumeId;
+
+use crate::state::cache::Cache;
+use crate::state::occupancy::Occupancy;
+use crate::state::volume::Volume;
+
+impl Cache {
+    /// What each volume of the cache has in it, attached or not, as it was at most `age` ago. To count
+    /// takes a look at every entry of the index.
+    pub fn occupancy_lately(&self, age: Duration) -> BTreeMap<VolumeId, Occupancy> {
+        let mut counted = self.counted.lock();
+        let now = self.clock.now();
+        match &*counted {
+            Some((at, known)) if now.since(*at) < age => known.clone(),
+            _ => {
+                let all = self.occupancy();
+                *counted = Some((now, all.clone()));
+                all
+            }
+        }
+    }
+
+    /// What each volume of the cache has in it, attached or not.
+    pub fn occupancy(&self) -> BTreeMap<VolumeId, Occupancy> {
+        let mut all: BTreeMap<VolumeId, Occupancy> =
+            self.store.volumes().iter().map(|volume| (volume.id, Occupancy::default())).collect();
+        let spaces = self.store.spaces();
+        self.store.index.scan(|address, entry| {
+            if let Some((space, _)) = spaces.find(address)
+                && let Some(own) = all.get_mut(&space.id)
+            {
+                own.cached += 1;
+                own.dirty += u64::from(entry.dirty);
+            }
+        });
+        for (id, own) in &mut all {
+            own.held = self.store.held_versions(*id);
+        }
+        all
+    }
+
+    /// Room of versions that origins still have to get, in blocks: dirty blocks, and on ordered volumes
+    /// all that shares a segment with an older version, for that stays where it is.
+    pub(crate) fn unwritten_blocks(&self) -> u64 {
+        let versions = self.sum_volumes(|volume| self.unwritten_of(volume));
+        versions + self.detached.dirty() + self.beside_held()
+    }
+
+    /// Room in segments with held versions that these do not take themselves, in blocks.
+    fn beside_held(&self) -> u64 {
+        let room = u64::from(self.store.segments.with_held()) * self.store.cells_per_segment();
+        room.saturating_sub(self.sum_volumes(|volume| self.held_of(volume)))
+    }
+
+    /// Those of them that nothing gets out of the cache at the moment: their volumes are not attached,
+    /// or the origin does not take them. What is left of the cache is for the others.
+    pub(crate) fn bound_blocks(&self) -> u64 {
+        let bound = |volume: &Volume| match volume.is_bound() {
+            true => self.unwritten_of(volume),
+            false => 0,
+        };
+        // Of several ordered volumes nobody knows whose segments they are.
+        let ordered = |bound| {
+            move |volume: &Volume| u64::from(volume.is_ordered() && volume.is_bound() == bound)
+        };
+        let held_on = self.sum_volumes(ordered(true)) > 0 || self.sum_volumes(ordered(false)) == 0;
+        let beside = if held_on { self.beside_held() } else { 0 };
+        self.sum_volumes(bound) + self.detached.dirty() + beside
+    }
+
+    fn held_of(&self, volume: &Volume) -> u64 {
+        if volume.is_ordered() { self.store.held_versions(volume.id) } else { 0 }
+    }
+
+    fn unwritten_of(&self, volume: &Volume) -> u64 {
+        volume.dirty_blocks().max(self.held_of(volume))
+    }
+}

@@ -1,0 +1,71 @@
+//! Where a volume may be dirty, written down outside of the cache device before a flush is answered.
+//!
+//! If the cache device is gone when the daemon starts, this is what is known of the dirty blocks that
+//! only it had. The origin is cut into at most 4096 regions; one of which a block becomes dirty goes
+//! into the note with the next commit, and leaves it some time after its last dirty block. What a
+//! write pays is a look at one bit when it makes a clean block dirty.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use forebay_policy::sweep::DirtyMap;
+use parking_lot::Mutex;
+
+/// Regions of a note that are no longer dirty before it is worth making a shorter one.
+pub(crate) const WORTH_SHRINKING: u64 = 16;
+
+/// See the module.
+pub(crate) struct Intent {
+    /// Regions that need not be asked for: they are in the note, or there is no ledger.
+    pub(crate) noted: Box<[AtomicU64]>,
+    /// Regions that have to be in the next note.
+    pub(crate) wanted: Box<[AtomicU64]>,
+    pub(crate) any_wanted: AtomicBool,
+    /// What the note says, which may be more. Also tells whether a note is being shortened.
+    pub(crate) filed: Mutex<(Vec<u64>, bool)>,
+}
+
+fn words(regions: usize) -> Box<[AtomicU64]> {
+    (0..regions.div_ceil(64)).map(|_| AtomicU64::new(0)).collect()
+}
+
+impl Intent {
+    pub(crate) fn new(regions: usize) -> Self {
+        let (noted, wanted) = (words(regions), words(regions));
+        let filed = Mutex::new((vec![0; noted.len()], false));
+        Intent { noted, wanted, any_wanted: AtomicBool::new(false), filed }
+    }
+
+    /// A block of a region became dirty.
+    #[inline]
+    pub(crate) fn dirtied(&self, region: usize) {
+        let bit = 1 << (region % 64);
+        if self.noted[region / 64].load(Ordering::Relaxed) & bit == 0 {
+            self.wanted[region / 64].fetch_or(bit, Ordering::SeqCst);
+            self.any_wanted.store(true, Ordering::SeqCst);
+        }
+    }
+
+    /// There is no ledger, so there is nothing to ask for.
+    pub(crate) fn is_pointless(&self) {
+        self.noted.iter().for_each(|word| word.store(u64::MAX, Ordering::Relaxed));
+        self.any_wanted.store(false, Ordering::Relaxed);
+    }
+
+    #[inline]
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.any_wanted.load(Ordering::SeqCst)
+    }
+}
+
+pub(crate) fn count(words: &[u64]) -> u64 {
+    words.iter().map(|word| u64::from(word.count_ones())).sum()
+}
+
+/// The regions that have dirty blocks.
+pub(crate) fn dirty_regions(map: &DirtyMap) -> Vec<u64> {
+    let mut words = vec![0u64; map.regions().div_ceil(64)];
+    for region in (0..map.regions()).filter(|region| map.dirty_in(*region) > 0) {
+        words[region / 64] |= 1 << (region % 64);
+    }
+    words
+}

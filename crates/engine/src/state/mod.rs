@@ -1,0 +1,19 @@
+//! State that the lanes of a cache share: the cache, its volumes, and their parts. No I/O but what a part
+//! says of itself.
+
+pub(crate) mod admission_rules;
+pub(crate) mod bad;
+pub(crate) mod cache;
+pub(crate) mod curve;
+pub(crate) mod dirty;
+pub(crate) mod health;
+pub(crate) mod intent;
+pub(crate) mod ledger;
+pub(crate) mod occupancy;
+pub(crate) mod origin;
+pub(crate) mod origin_latency;
+pub(crate) mod ranges;
+pub(crate) mod replacement;
+pub(crate) mod throttle;
+pub(crate) mod untouched;
+pub(crate) mod volume;

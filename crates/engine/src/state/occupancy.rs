@@ -1,0 +1,70 @@
+//! Who occupies what in a cache, volumes that are not attached included.
+//!
+//! The dirty blocks of a volume that is not attached (stopped, waiting, failed) stay in the cache until
+//! it is attached again or deleted. Nobody writes them back and nobody makes more of them, so their
+//! number is noted once, when the volume leaves or the cache is opened.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use forebay_core::VolumeId;
+use forebay_store::Store;
+use parking_lot::Mutex;
+
+/// What one volume has in the cache, in blocks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Occupancy {
+    /// Cached blocks, clean and dirty.
+    pub cached: u64,
+    /// Those of them that are newer than the origin.
+    pub dirty: u64,
+    /// Versions that are held for ordered writeback, whether or not newer ones have replaced them.
+    pub held: u64,
+}
+
+/// Dirty blocks of the volumes that are not attached.
+#[derive(Default)]
+pub(crate) struct Detached {
+    volumes: Mutex<HashMap<VolumeId, u64>>,
+    total: AtomicU64,
+}
+
+impl Detached {
+    /// What is dirty in a store of which no volume is attached yet.
+    pub(crate) fn of(store: &Store) -> Self {
+        let detached = Detached::default();
+        let spaces = store.spaces();
+        let mut volumes = HashMap::new();
+        store.index.visit(
+            |entry| entry.dirty,
+            |address, _| {
+                if let Some((space, _)) = spaces.find(address) {
+                    *volumes.entry(space.id).or_default() += 1;
+                }
+            },
+        );
+        detached.change(|own| *own = volumes);
+        detached
+    }
+
+    fn change(&self, change: impl FnOnce(&mut HashMap<VolumeId, u64>)) {
+        let mut volumes = self.volumes.lock();
+        change(&mut volumes);
+        self.total.store(volumes.values().sum(), Ordering::SeqCst);
+    }
+
+    /// A volume is no longer attached, and has so many dirty blocks.
+    pub(crate) fn add(&self, id: VolumeId, dirty: u64) {
+        self.change(|volumes| _ = volumes.insert(id, dirty));
+    }
+
+    /// A volume is attached, or deleted.
+    pub(crate) fn remove(&self, id: VolumeId) {
+        self.change(|volumes| _ = volumes.remove(&id));
+    }
+
+    /// Dirty blocks of all of them.
+    pub(crate) fn dirty(&self) -> u64 {
+        self.total.load(Ordering::SeqCst)
+    }
+}

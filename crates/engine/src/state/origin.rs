@@ -1,0 +1,223 @@
+//! A lane's way to a volume's origin, and for how long operations on it have been under way.
+//!
+//! An origin that does not answer must hold up its own volume only. Who might wait for it on
+//! behalf of others asks [`Volume::is_bound`] first.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use forebay_core::{Clock, Nanos};
+use forebay_device::{DeviceDone, DeviceError, DeviceErrorKind, DeviceOp, IoBuf, IoData, Queue};
+use forebay_lane::LaneId;
+
+/// An operation that takes longer is shown to the operator.
+const SHOWN_AFTER: Duration = Duration::from_secs(5);
+
+/// After so long an operation keeps the writers of its volume from the last room in the cache. Those of a
+/// small cache would have taken it long before the origin counts as hung.
+const LATE_AFTER: Duration = Duration::from_secs(1);
+
+/// After so long an operation counts as one that may never end: a write waits for a read of its range, so
+/// reads count as well. A disk that empties its cache takes less.
+const HUNG_AFTER: Duration = Duration::from_secs(10);
+
+/// After so long an operator's command no longer waits. A disk that was asleep takes up to 15 s to spin up
+/// and answer.
+const GIVEN_UP_AFTER: Duration = Duration::from_secs(20);
+
+/// When the oldest operation of one lane began, in nanoseconds; 0: none is under way.
+#[repr(align(64))]
+#[derive(Default)]
+struct Oldest(AtomicU64);
+
+/// Operations on one origin, of all lanes.
+pub(crate) struct Waits {
+    clock: Arc<dyn Clock>,
+    lanes: Box<[Oldest]>,
+    /// The volume has left: see [`Waits::close`].
+    closed: AtomicBool,
+}
+
+impl Waits {
+    pub(crate) fn new(clock: Arc<dyn Clock>, lanes: usize) -> Self {
+        let lanes = (0..lanes.max(1)).map(|_| Oldest::default()).collect();
+        Waits { clock, lanes, closed: AtomicBool::new(false) }
+    }
+
+    /// The volume leaves its origin, to which others may write from now on. Nothing more is started on
+    /// it, whatever waited for an answer until now.
+    pub(crate) fn close(&self) {
+        self.closed.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether the volume has left its origin.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::SeqCst)
+    }
+
+    fn of(&self, lane: LaneId) -> &Oldest {
+        &self.lanes[usize::from(lane.0) % self.lanes.len()]
+    }
+
+    /// For how long the oldest operation has been under way.
+    fn longest(&self) -> Duration {
+        let begun = self.lanes.iter().map(|lane| lane.0.load(Ordering::Relaxed));
+        match begun.filter(|begun| *begun > 0).min() {
+            Some(begun) => self.clock.now().since(Nanos(begun)),
+            None => Duration::ZERO,
+        }
+    }
+
+    /// For how long the origin has not answered, if that is too long.
+    pub(crate) fn too_long(&self) -> Option<Duration> {
+        Some(self.longest()).filter(|waits| *waits >= SHOWN_AFTER)
+    }
+
+    /// For how long the origin has not answered, if nobody should wait for it any more.
+    pub(crate) fn given_up(&self) -> Option<Duration> {
+        Some(self.longest()).filter(|waits| *waits >= GIVEN_UP_AFTER)
+    }
+
+    /// Whether an operation takes long.
+    pub(crate) fn is_late(&self) -> bool {
+        self.longest() >= LATE_AFTER
+    }
+
+    /// Whether an operation may never end.
+    pub(crate) fn is_hung(&self) -> bool {
+        self.longest() >= HUNG_AFTER
+    }
+}
+
+/// Operations on one lane, in the order in which they began.
+#[derive(Default)]
+struct Order {
+    /// The number of the first one.
+    first: u64,
+    /// When each began; `None`: it has ended.
+    begun: VecDeque<Option<Nanos>>,
+}
+
+impl Order {
+    fn begin(&mut self, now: Nanos, oldest: &AtomicU64) -> u64 {
+        if self.begun.is_empty() {
+            oldest.store(now.0.max(1), Ordering::Relaxed);
+        }
+        self.begun.push_back(Some(now));
+        self.first + self.begun.len() as u64 - 1
+    }
+
+    fn end(&mut self, number: u64, oldest: &AtomicU64) {
+        if let Some(begun) = self.begun.get_mut((number - self.first) as usize) {
+            *begun = None;
+        }
+        while let Some(None) = self.begun.front() {
+            self.begun.pop_front();
+            self.first += 1;
+        }
+        let next = self.begun.front().copied().flatten().map_or(0, |begun| begun.0.max(1));
+        oldest.store(next, Ordering::Relaxed);
+    }
+}
+
+/// See the module.
+pub(crate) struct Origin {
+    queue: Queue,
+    waits: Arc<Waits>,
+    lane: LaneId,
+    order: RefCell<Order>,
+}
+
+/// An operation that is under way until this is dropped.
+struct UnderWay<'a> {
+    origin: &'a Origin,
+    number: u64,
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        let oldest = self.origin.waits.of(self.origin.lane);
+        self.origin.order.borrow_mut().end(self.number, &oldest.0);
+    }
+}
+
+impl Origin {
+    pub(crate) fn new(queue: Queue, waits: Arc<Waits>, lane: LaneId) -> Self {
+        Origin { queue, waits, lane, order: RefCell::default() }
+    }
+
+    fn begin(&self) -> UnderWay<'_> {
+        let (now, oldest) = (self.waits.clock.now(), self.waits.of(self.lane));
+        UnderWay { origin: self, number: self.order.borrow_mut().begin(now, &oldest.0) }
+    }
+
+    /// See [`Queue::run`].
+    pub(crate) async fn run(&self, op: DeviceOp) -> DeviceDone {
+        if self.waits.is_closed() {
+            return closed(op);
+        }
+        let _under_way = self.begin();
+        self.queue.run(op).await
+    }
+
+    /// See [`Queue::read`].
+    pub(crate) async fn read(&self, offset: u64, buf: IoBuf) -> Result<IoBuf, DeviceError> {
+        let done = self.run(DeviceOp::Read { offset, buf }).await;
+        done.result.map(|()| done.buf.unwrap_or_else(|| IoBuf::zeroed(0)))
+    }
+
+    /// See [`Queue::write`].
+    pub(crate) async fn write(&self, offset: u64, buf: IoBuf) -> Result<IoBuf, DeviceError> {
+        let done = self.run(DeviceOp::Write { offset, data: IoData::Owned(buf) }).await;
+        done.result.map(|()| done.buf.unwrap_or_else(|| IoBuf::zeroed(0)))
+    }
+
+    /// See [`Queue::sync`].
+    pub(crate) async fn sync(&self) -> Result<(), DeviceError> {
+        self.run(DeviceOp::Sync).await.result
+    }
+}
+
+/// What becomes of an operation of a volume that has left.
+fn closed(op: DeviceOp) -> DeviceDone {
+    let (what, offset, buf) = match op {
+        DeviceOp::Read { offset, buf } => ("read", offset, Some(buf)),
+        DeviceOp::Write { offset, .. } | DeviceOp::DurableWrite { offset, .. } => {
+            ("write", offset, None)
+        }
+        DeviceOp::Discard { offset, .. } => ("discard", offset, None),
+        DeviceOp::WriteZeroes { offset, .. } => ("write zeroes", offset, None),
+        DeviceOp::Sync => ("sync", 0, None),
+    };
+    let (kind, device) = (DeviceErrorKind::Gone, "origin".into());
+    let cause = "the volume has been stopped or deleted".into();
+    DeviceDone { result: Err(DeviceError { kind, device, what, offset, cause }), buf }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_oldest_is_known_whatever_ends_first() {
+        let (mut order, oldest) = (Order::default(), AtomicU64::new(0));
+        let known = |oldest: &AtomicU64| oldest.load(Ordering::Relaxed);
+        let one = order.begin(Nanos(5), &oldest);
+        let two = order.begin(Nanos(7), &oldest);
+        let three = order.begin(Nanos(9), &oldest);
+        assert_eq!(known(&oldest), 5);
+        order.end(two, &oldest);
+        assert_eq!(known(&oldest), 5);
+        order.end(one, &oldest);
+        assert_eq!(known(&oldest), 9);
+        order.end(three, &oldest);
+        assert_eq!(known(&oldest), 0);
+        let four = order.begin(Nanos(0), &oldest);
+        assert_eq!(known(&oldest), 1, "0 would mean that there is none");
+        order.end(four, &oldest);
+        assert_eq!(known(&oldest), 0);
+    }
+}

@@ -1,0 +1,148 @@
+//! How long an origin takes: for foreground requests, which writeback yields to, and for writeback.
+//!
+//! Counted by all lanes in one place, because an origin is far slower than that.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use forebay_core::{Clock, Nanos};
+
+/// Foreground requests of one volume on its origin.
+#[derive(Default)]
+pub(crate) struct OriginLatency {
+    nanos: AtomicU64,
+    ended: AtomicU64,
+    /// Begun and not ended, and the sum of the moments at which they began, in microseconds: a request
+    /// that does not end tells more than any other.
+    waiting: AtomicU64,
+    began: AtomicU64,
+}
+
+/// A request on the origin; it ends when this is dropped.
+#[must_use = "the request ends when this is dropped"]
+pub(crate) struct OnOrigin<'a> {
+    latency: &'a OriginLatency,
+    began: Nanos,
+    clock: &'a dyn Clock,
+}
+
+impl OriginLatency {
+    /// A request begins.
+    pub(crate) fn begin<'a>(&'a self, clock: &'a dyn Clock) -> OnOrigin<'a> {
+        let began = clock.now();
+        self.began.fetch_add(began.0 / 1000, Ordering::Relaxed);
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        OnOrigin { latency: self, began, clock }
+    }
+
+    /// The mean time of those that have ended since this was last asked. If none has, how long those
+    /// that wait have been waiting; `None` if there are none either.
+    pub(crate) fn take(&self, now: Nanos) -> Option<Duration> {
+        let ended = self.ended.swap(0, Ordering::Relaxed);
+        let nanos = self.nanos.swap(0, Ordering::Relaxed);
+        if let Some(mean) = nanos.checked_div(ended) {
+            return Some(Duration::from_nanos(mean));
+        }
+        let waiting = self.waiting.load(Ordering::Relaxed);
+        let began = self.began.load(Ordering::Relaxed).checked_div(waiting)?;
+        Some(now.since(Nanos(began.saturating_mul(1000))))
+    }
+}
+
+impl Drop for OnOrigin<'_> {
+    fn drop(&mut self) {
+        let took = self.clock.now().since(self.began);
+        let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+        self.latency.nanos.fetch_add(nanos, Ordering::Relaxed);
+        self.latency.ended.fetch_add(1, Ordering::Relaxed);
+        self.latency.waiting.fetch_sub(1, Ordering::Relaxed);
+        self.latency.began.fetch_sub(self.began.0 / 1000, Ordering::Relaxed);
+    }
+}
+
+/// What a write of writeback costs an origin, of late.
+#[derive(Default)]
+pub(crate) struct WriteCost {
+    under_way: AtomicU64,
+    nanos: AtomicU64,
+}
+
+impl WriteCost {
+    /// A share of this size of each new write goes into the mean.
+    const SHARE: u64 = 16;
+
+    /// Carries out a write and notes how long it took. Writes that are under way together share the
+    /// time.
+    pub(crate) async fn of<T>(&self, clock: &dyn Clock, write: impl Future<Output = T>) -> T {
+        let began = clock.now();
+        let together = self.under_way.fetch_add(1, Ordering::Relaxed) + 1;
+        let result = write.await;
+        self.under_way.fetch_sub(1, Ordering::Relaxed);
+        let took = clock.now().since(began).as_nanos() / u128::from(together);
+        let took = u64::try_from(took).unwrap_or(u64::MAX / 2);
+        let before = self.nanos.load(Ordering::Relaxed);
+        // Lanes that meet here lose a sample, which changes nothing.
+        let mean =
+            if before == 0 { took } else { before - before / Self::SHARE + took / Self::SHARE };
+        self.nanos.store(mean.max(1), Ordering::Relaxed);
+        result
+    }
+
+    /// The mean; zero if nothing is known.
+    pub(crate) fn mean(&self) -> Duration {
+        Duration::from_nanos(self.nanos.load(Ordering::Relaxed))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+    use std::task::{Context, Waker};
+
+    use super::*;
+
+    struct Manual(AtomicU64);
+
+    impl Clock for Manual {
+        fn now(&self) -> Nanos {
+            Nanos(self.0.load(Ordering::Relaxed))
+        }
+    }
+
+    #[test]
+    fn what_ended_counts_and_else_what_waits() {
+        let (latency, clock) = (OriginLatency::default(), Manual(AtomicU64::new(1_000_000)));
+        let take = || latency.take(clock.now()).map(|time| time.as_micros());
+        let pass = |micros: u64| clock.0.fetch_add(micros * 1000, Ordering::Relaxed);
+        assert_eq!(take(), None);
+        let (one, other) = (latency.begin(&clock), latency.begin(&clock));
+        pass(500);
+        assert_eq!(take(), Some(500));
+        drop(one);
+        pass(500);
+        assert_eq!(take(), Some(500));
+        assert_eq!(take(), Some(1000));
+        let third = latency.begin(&clock);
+        drop(other);
+        drop(third);
+        assert_eq!(take(), Some(500));
+        assert_eq!(take(), None);
+    }
+
+    #[test]
+    fn writes_that_are_under_way_together_share_the_time() {
+        let clock = Manual(AtomicU64::new(1));
+        let mut context = Context::from_waker(Waker::noop());
+        let (alone, together) = (WriteCost::default(), WriteCost::default());
+        let mut other = pin!(together.of(&clock, std::future::pending::<()>()));
+        assert!(other.as_mut().poll(&mut context).is_pending());
+        let mut write = |cost: &WriteCost, nanos| {
+            let write = async { clock.0.fetch_add(nanos, Ordering::Relaxed) };
+            assert!(pin!(cost.of(&clock, write)).poll(&mut context).is_ready());
+            cost.mean().as_nanos()
+        };
+        assert_eq!(write(&alone, 1600), 1600);
+        assert_eq!(write(&alone, 3200), 1600 - 100 + 200);
+        assert_eq!(write(&together, 1600), 800);
+    }
+}

@@ -1,0 +1,241 @@
+//! A policy with lists around the log: a block's node is the number of its cell.
+//!
+//! Lanes only note what happens, each in a list of its own; whoever needs the policy's answer lets it
+//! have all that was noted. So lanes do not wait for each other at every hit, and the order of what
+//! two lanes did at about the same moment may be another one than it was. Nothing depends on it but
+//! what is kept: what is noted of a cell that came to mean something else is put right when its
+//! segment is reclaimed.
+//!
+//! What the policy lets go stays readable until then, and is taken back if it is asked for.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use forebay_core::{ReplacementKind, SegmentId, Slot};
+use forebay_policy::exact::{BlockPolicy, Key, Node, build};
+use forebay_store::Store;
+use parking_lot::Mutex;
+
+/// What is noted by a lane before it sees to it that the policy hears of it.
+const NOTED: usize = 256;
+
+#[derive(Clone, Copy, Debug)]
+enum Event {
+    /// The block in this cell was used.
+    Hit(Node, Key),
+    /// A version was put into this cell; the one before was in that.
+    Placed(Node, Option<Node>, Key),
+    /// The version in this cell is the one that was in that.
+    Moved(Node, Node),
+    /// The block in this cell is no longer cached.
+    Gone(Node),
+}
+
+#[repr(align(128))]
+#[derive(Default)]
+struct Padded(Mutex<Vec<Event>>);
+
+/// The policy, and what it is about to hear.
+struct Listener {
+    policy: Box<dyn BlockPolicy>,
+    /// Empty but while it hears; its memory is used again.
+    events: Vec<Event>,
+}
+
+/// See the module.
+pub(crate) struct Keeper {
+    listener: Mutex<Listener>,
+    lanes: Box<[Padded]>,
+    /// A bit for each cell: the policy keeps it.
+    kept: Box<[AtomicU64]>,
+    /// Of each segment.
+    kept_in: Box<[AtomicU32]>,
+    granules_per_block: u32,
+    nodes_per_segment: u32,
+    /// It lets in whatever comes.
+    lets_all_in: bool,
+}
+
+impl Keeper {
+    /// For a policy that keeps at most `capacity` blocks of a store.
+    pub(super) fn new(kind: ReplacementKind, capacity: u64, store: &Store, lanes: usize) -> Self {
+        let geometry = store.geometry();
+        let nodes_per_segment = (geometry.segment_bytes / geometry.block.bytes()) as u32;
+        let segments = store.segments.count();
+        let nodes = nodes_per_segment.saturating_mul(segments);
+        let capacity = u32::try_from(capacity).unwrap_or(u32::MAX);
+        Keeper {
+            listener: Mutex::new(Listener {
+                policy: build(kind, capacity, nodes, store.options().seed),
+                events: Vec::new(),
+            }),
+            lanes: (0..lanes.max(1)).map(|_| Padded::default()).collect(),
+            kept: (0..nodes.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
+            kept_in: (0..segments).map(|_| AtomicU32::new(0)).collect(),
+            granules_per_block: geometry.granules_per_block() as u32,
+            nodes_per_segment,
+            lets_all_in: kind != ReplacementKind::Smq,
+        }
+    }
+
+    fn node(&self, slot: Slot) -> Node {
+        Node(slot.0 / self.granules_per_block)
+    }
+
+    /// The block in `slot` was used.
+    pub(crate) fn hit(&self, lane: usize, slot: Slot, key: Key) {
+        self.note(lane, Event::Hit(self.node(slot), key));
+    }
+
+    /// A version of a block was put into `slot`; the one before it is in `old`.
+    pub(crate) fn placed(&self, lane: usize, slot: Slot, old: Option<Slot>, key: Key) {
+        let old = old.map(|slot| self.node(slot));
+        self.note(lane, Event::Placed(self.node(slot), old, key));
+    }
+
+    /// What was in `old` is in `slot` now.
+    pub(crate) fn moved(&self, lane: usize, slot: Slot, old: Slot) {
+        self.note(lane, Event::Moved(self.node(slot), self.node(old)));
+    }
+
+    /// The block in `slot` is no longer cached.
+    pub(crate) fn gone(&self, lane: usize, slot: Slot) {
+        self.note(lane, Event::Gone(self.node(slot)));
+    }
+
+    fn note(&self, lane: usize, event: Event) {
+        let full = {
+            let mut noted = self.lanes[lane % self.lanes.len()].0.lock();
+            noted.push(event);
+            noted.len() >= NOTED
+        };
+        // Somebody who holds the policy will come to what was noted here, or the next note does.
+        if full && let Some(mut listener) = self.listener.try_lock() {
+            self.hear(&mut listener);
+        }
+    }
+
+    /// Lets the policy hear of everything that was noted.
+    pub(crate) fn catch_up(&self) {
+        self.hear(&mut self.listener.lock());
+    }
+
+    fn hear(&self, listener: &mut Listener) {
+        for lane in &self.lanes {
+            listener.events.append(&mut lane.0.lock());
+        }
+        let policy = &mut *listener.policy;
+        for event in listener.events.drain(..) {
+            match event {
+                Event::Hit(node, key) => self.used(policy, node, key),
+                Event::Gone(node) => self.remove(policy, node),
+                Event::Moved(node, old) => self.follow(policy, node, old),
+                Event::Placed(node, old, key) => {
+                    self.follow(policy, node, old.unwrap_or(node));
+                    self.used(policy, node, key);
+                }
+            }
+        }
+    }
+
+    /// What was in `old` is in `node`, where nothing was.
+    fn follow(&self, policy: &mut dyn BlockPolicy, node: Node, old: Node) {
+        self.remove(policy, node);
+        if self.is_kept(old) {
+            self.set(old, false);
+            policy.moved(old, node);
+            self.set(node, true);
+        }
+    }
+
+    /// A hit, or an insertion of what the policy does not keep.
+    fn used(&self, policy: &mut dyn BlockPolicy, node: Node, key: Key) {
+        if self.is_kept(node) {
+            policy.hit(node);
+            return;
+        }
+        let left = policy.insert(node, key);
+        self.set(node, true);
+        if let Some(left) = left {
+            self.set(left, false);
+        }
+    }
+
+    fn remove(&self, policy: &mut dyn BlockPolicy, node: Node) {
+        if self.is_kept(node) {
+            policy.remove(node);
+            self.set(node, false);
+        }
+    }
+
+    fn is_kept(&self, node: Node) -> bool {
+        let word = self.kept.get(node.0 as usize / 64);
+        word.is_some_and(|word| word.load(Ordering::Relaxed) & 1 << (node.0 % 64) != 0)
+    }
+
+    /// Changes a bit. Only whoever holds the policy does.
+    fn set(&self, node: Node, kept: bool) {
+        let bit = 1 << (node.0 % 64);
+        let Some(word) = self.kept.get(node.0 as usize / 64) else { return };
+        let count = self.kept_in.get((node.0 / self.nodes_per_segment) as usize);
+        let was = if kept {
+            word.fetch_or(bit, Ordering::Relaxed)
+        } else {
+            word.fetch_and(!bit, Ordering::Relaxed)
+        } & bit
+            != 0;
+        match count {
+            Some(count) if kept && !was => drop(count.fetch_add(1, Ordering::Relaxed)),
+            Some(count) if was && !kept => drop(count.fetch_sub(1, Ordering::Relaxed)),
+            _ => (),
+        }
+    }
+
+    /// Whether the policy keeps what is in `slot`.
+    pub(crate) fn keeps(&self, slot: Slot) -> bool {
+        self.is_kept(self.node(slot))
+    }
+
+    /// How many blocks of a segment the policy keeps.
+    pub(crate) fn kept_in(&self, segment: SegmentId) -> u32 {
+        self.kept_in.get(segment.0 as usize).map_or(0, |count| count.load(Ordering::Relaxed))
+    }
+
+    /// A segment is about to be free: whatever the policy believes to be in it is not.
+    pub(crate) fn emptied(&self, segment: SegmentId) {
+        let mut listener = self.listener.lock();
+        self.hear(&mut listener);
+        if self.kept_in(segment) == 0 {
+            return;
+        }
+        let first = segment.0 * self.nodes_per_segment;
+        for node in first..first + self.nodes_per_segment {
+            self.remove(&mut *listener.policy, Node(node));
+        }
+    }
+
+    /// Whether an absent block may come in; asked once for each miss.
+    pub(crate) fn lets_in(&self, key: Key) -> bool {
+        if self.lets_all_in {
+            return true;
+        }
+        let mut listener = self.listener.lock();
+        self.hear(&mut listener);
+        listener.policy.admits(key)
+    }
+
+    /// A block that was cached before the policy began.
+    pub(crate) fn begin(&self, slot: Slot, key: Key) {
+        let mut listener = self.listener.lock();
+        let node = self.node(slot);
+        if !self.is_kept(node) {
+            self.used(&mut *listener.policy, node, key);
+        }
+    }
+
+    /// Bytes of memory: for cached blocks, and for what is remembered of others.
+    pub(super) fn bytes(&self) -> (u64, u64) {
+        let state = self.listener.lock().policy.state_bytes();
+        let own = self.kept.len() * size_of::<AtomicU64>() + self.kept_in.len() * size_of::<u32>();
+        ((state.resident + own) as u64, state.ghosts as u64)
+    }
+}

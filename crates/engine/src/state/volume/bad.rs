@@ -1,0 +1,101 @@
+//! The dirty blocks of a volume that cannot be read back.
+
+use std::ops::Range;
+use std::sync::atomic::Ordering;
+
+use forebay_core::OriginBlock;
+
+use crate::state::bad::Tried;
+use crate::state::volume::Volume;
+
+impl Volume {
+    /// Notes that a dirty block cannot be read back.
+    pub(crate) fn add_bad(&self, block: OriginBlock) {
+        let mut bad = self.bad.bad.lock();
+        self.bad.any.store(true, Ordering::Relaxed);
+        if bad.add(block) {
+            tracing::error!(
+                volume = self.name,
+                block = block.0,
+                "a dirty block cannot be read back: its addresses give I/O errors until they are overwritten or discarded"
+            );
+        }
+    }
+
+    pub(crate) fn is_bad(&self, block: OriginBlock) -> bool {
+        self.has_bad() && self.bad.bad.lock().blocks.contains_key(&block)
+    }
+
+    /// Whether it was found to be bad in this round, so that it is not to be tried now.
+    pub(crate) fn is_given_up(&self, block: OriginBlock) -> bool {
+        let bad = self.bad.bad.lock();
+        bad.blocks.get(&block) == Some(&Tried::In(bad.round))
+    }
+
+    /// Whether any dirty block is known to be bad.
+    #[inline]
+    pub(crate) fn has_bad(&self) -> bool {
+        self.bad.any.load(Ordering::Relaxed)
+    }
+
+    /// Begins a round: whatever is bad is tried once more.
+    pub(crate) fn try_bad_again(&self) {
+        if self.has_bad() {
+            let mut bad = self.bad.bad.lock();
+            bad.round += 1;
+            bad.tried = 0;
+            drop(bad);
+            self.writeback_wanted.notify_all();
+        }
+    }
+
+    /// The bad blocks that are to be tried in this round: the caller does.
+    pub(crate) fn bad_to_try(&self) -> Vec<OriginBlock> {
+        if !self.has_bad() {
+            return Vec::new();
+        }
+        let bad = &mut *self.bad.bad.lock();
+        let mut blocks = Vec::new();
+        for (block, tried) in &mut bad.blocks {
+            if matches!(*tried, Tried::In(round) if round != bad.round) {
+                *tried = Tried::Again;
+                blocks.push(*block);
+            }
+        }
+        blocks
+    }
+
+    /// A block has been read. If it was bad, it is not any more.
+    pub(crate) fn reads_again(&self, block: OriginBlock) {
+        if self.remove_bad(block) {
+            tracing::info!(volume = self.name, block = block.0, "a dirty block can be read again");
+            self.writeback_wanted.notify_all();
+        }
+    }
+
+    #[inline]
+    pub(crate) fn remove_bad(&self, block: OriginBlock) -> bool {
+        if !self.has_bad() {
+            return false;
+        }
+        let mut bad = self.bad.bad.lock();
+        let removed = bad.remove(block);
+        self.bad.any.store(!bad.blocks.is_empty(), Ordering::Relaxed);
+        removed
+    }
+
+    /// Dirty blocks that cannot be read back, as byte ranges of the origin.
+    pub fn bad_ranges(&self) -> Vec<Range<u64>> {
+        self.bad.bad.lock().blocks.keys().map(|block| self.block_range(*block)).collect()
+    }
+
+    /// Those of them from one block on to another.
+    pub(crate) fn bad_within(&self, first: OriginBlock, end: OriginBlock) -> Vec<OriginBlock> {
+        self.bad.bad.lock().blocks.range(first..end).map(|(block, _)| *block).collect()
+    }
+
+    /// Dirty blocks that were found to be bad in this round: there is no use in waiting for them.
+    pub(crate) fn bad_count(&self) -> u64 {
+        if self.has_bad() { self.bad.bad.lock().tried } else { 0 }
+    }
+}
