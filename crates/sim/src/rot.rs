@@ -197,7 +197,7 @@ impl World<'_> {
         let mut rotten = BTreeSet::new();
         for _ in 0..pages {
             if let Some(page) = self.choose_page(&log)
-                && self.damage(page)
+                && self.damage(&log.geometry, page)
             {
                 rotten.insert(page);
             }
@@ -301,7 +301,7 @@ impl World<'_> {
 
     /// Damages a sector of a page. `false`: it has not settled, so nobody can say what it holds, or it
     /// was to be zeroed and is zero.
-    fn damage(&mut self, page: u64) -> bool {
+    fn damage(&mut self, geometry: &Geometry, page: u64) -> bool {
         let sectors = self.sectors_of(page);
         let sector = self.rot.rng.u64(sectors);
         let kind = match self.rot.rng.u32(0..4) {
@@ -309,6 +309,9 @@ impl World<'_> {
             2 => Kind::Zeroes,
             _ => Kind::Unreadable,
         };
+        if kind == Kind::Zeroes && self.would_blank(geometry, page, sector) {
+            return false;
+        }
         let damages = self.cache.with_image(|image| {
             let zeroed = kind == Kind::Zeroes && image.visible(sector) == [0; SECTOR];
             let damages = image.is_settled(sector) && !zeroed;
@@ -331,6 +334,18 @@ impl World<'_> {
             format_args!("{} page {page} sector {sector}: {kind:?}", self.cache.name),
         );
         true
+    }
+
+    /// Whether the first two pages of a segment were zeroes without this sector: nobody could tell that it has
+    /// been used. Two pages are more than the store promises to outlive, and this is not modelled.
+    fn would_blank(&self, geometry: &Geometry, page: u64, sector: u64) -> bool {
+        let into = (page * PAGE as u64).saturating_sub(geometry.segments_offset);
+        let first = page - into % geometry.segment_bytes / PAGE as u64;
+        let sectors = first * SECTORS..(first + 2) * SECTORS;
+        self.cache.with_image(|image| {
+            let mut others = sectors.clone().filter(|other| *other != sector);
+            sectors.contains(&sector) && others.all(|other| image.visible(other) == [0; SECTOR])
+        })
     }
 
     /// Says what may be lost by it, and forgets nothing of what may be needed to say so later.

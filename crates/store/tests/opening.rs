@@ -283,6 +283,27 @@ fn a_last_header_that_cannot_be_read_may_have_been_a_record() {
     assert!((damage.first..damage.first + damage.count).contains(&header.number.0), "{damage:?}");
 }
 
+/// The beginning of a segment says that it was opened since the checkpoint. Without it the records behind are
+/// looked for, and what they prove to have been durable is missed.
+#[test]
+fn a_segment_whose_beginning_is_lost_is_found_by_what_lies_behind() {
+    let world = World::new(BYTES);
+    let store = open(&world);
+    let space = world.add_volume(&store, "v", Mode::Writeback, 4096, &[]);
+    world.checkpoint(&store, false);
+    for block in 0..3 {
+        append(&store, &space, block, 1, true, None);
+        world.commit(&store);
+    }
+    drop(store);
+    let (first, _) = records(&world).into_iter().min_by_key(|(_, it)| it.number).expect("three");
+    world.disk.edit(first - 1, |opening| opening.fill(0));
+    world.disk.edit(first, |page| page[40] ^= 1);
+    let (_, report) = world.open(StoreOptions::default()).expect("it opens");
+    assert_eq!(report.damage.expect("the first record is missed").count, 1, "{report:?}");
+    assert_eq!(report.dirty, 2, "{report:?}");
+}
+
 #[test]
 fn copies_that_cannot_be_used_are_in_the_report() {
     let (_, content, _) = image::make(End::Crash);

@@ -27,7 +27,7 @@ fn a_page_that_is_hit_again_is_still_unreadable() {
         assert!(world.judge_told(told).is_err(), "seed {seed}: nothing was damaged");
         let mut rotten = BTreeSet::new();
         for _ in 0..32 {
-            if world.damage(page) {
+            if world.damage(&log.geometry, page) {
                 rotten.insert(page);
             }
         }
@@ -43,7 +43,7 @@ fn a_page_that_is_as_it_was_is_not_damaged() {
     let engine = Engine(None);
     let mut as_it_was = 0;
     for seed in 0..8 {
-        let (mut world, _, page) = world_of(seed, &engine);
+        let (mut world, geometry, page) = world_of(seed, &engine);
         let content = |world: &World<'_>| {
             let mut bytes = vec![0; PAGE];
             world.cache.with_image(|image| image.read(page * PAGE as u64, &mut bytes));
@@ -51,7 +51,7 @@ fn a_page_that_is_as_it_was_is_not_damaged() {
         };
         while !world.is_unreadable(page) {
             let before = content(&world);
-            let damaged = world.damage(page);
+            let damaged = world.damage(&geometry, page);
             let differs = world.is_unreadable(page) || content(&world) != before;
             assert_eq!(damaged, differs, "seed {seed}");
             as_it_was += u32::from(!differs);

@@ -89,7 +89,8 @@ async fn reopening(
         let record = replay.header_at(second, segment, granules);
         let known = [&opening, &record].into_iter().flatten().map(|header| header.generation);
         let newest = known.filter(is_new).max();
-        let blank = pages.readable[0] && first.iter().all(|byte| *byte == 0);
+        // Zeroes in both: nothing was ever written there. A damaged opening alone can be zeroes, too.
+        let blank = pages.all_readable() && pages.bytes.iter().all(|byte| *byte == 0);
         if newest.is_some() || opening.is_some() || blank {
             return Ok(newest);
         }
