@@ -2,6 +2,8 @@
 .DEFAULT_GOAL := help
 .PHONY: help deps build install test fault-test vm-test demo soak fuzz sanitize mutants bench clean
 
+# Where rustup puts cargo, should 'make deps' install it.
+export PATH := $(PATH):$(or $(CARGO_HOME),$(HOME)/.cargo)/bin
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 
 help: ## list the targets
