@@ -5,6 +5,7 @@
 //! - [`modules`]: which module of a crate may import which
 //! - [`sources`]: what every source file has, and what none may have
 //! - [`paths`]: no path of somebody's machine anywhere
+//! - [`references`]: what pages refer to exists
 //! - [`invariants`]: every invariant has its line in `docs/testing.md`, and the tests it names exist
 #![forbid(unsafe_code)]
 
@@ -12,6 +13,7 @@ mod arrows;
 mod invariants;
 mod modules;
 mod paths;
+mod references;
 mod sources;
 mod tree;
 
@@ -63,6 +65,7 @@ fn tidy() -> Result<Vec<Finding>, String> {
     findings.extend(modules::check(&tree));
     findings.extend(sources::check(&tree));
     findings.extend(paths::check(&tree));
+    findings.extend(references::check(&tree));
     findings.extend(invariants::check(&tree));
     findings.sort();
     Ok(findings)
