@@ -245,61 +245,14 @@ impl EngineLane {
         self.drain_volume(&volume, enough, progress).await
     }
 
-    /// Drains until nothing is dirty, or until so many sweeps have been made.
+    /// Drains until nothing is dirty, or until so many sweeps have been made; then syncs the origin.
     async fn drain_volume(
         self: &Rc<Self>,
         volume: &Arc<Volume>,
         enough: u64,
         progress: impl Fn(u64),
     ) -> Result<(), EngineError> {
-        const PATIENCE: u32 = 50;
-        let draining = Draining::begin(volume);
-        volume.try_bad_again();
-        volume.writeback_wanted.notify_all();
-        let mut failures = 0;
-        let result = loop {
-            let changed = volume.progress.listen();
-            let left = volume.dirty_blocks();
-            progress(left);
-            let swept = volume.sweeps() >= enough;
-            if left == 0 || (swept && !volume.has_bad()) {
-                break Ok(());
-            }
-            let bad = volume.bad_count();
-            if bad >= if swept { 1 } else { left } {
-                break Err(EngineError::new(
-                    EngineErrorKind::Failed,
-                    format!(
-                        "{bad} dirty blocks of '{}' cannot be read back; see 'forebay show {}'",
-                        volume.name, volume.name
-                    ),
-                ));
-            }
-            if let Some(unanswered) = volume.unanswered() {
-                break Err(unanswered);
-            }
-            if let Some(hung) = self.cache.hung() {
-                break Err(hung);
-            }
-            if let Some(error) = volume.writeback_error() {
-                failures += 1;
-                if failures >= PATIENCE {
-                    break Err(EngineError::new(
-                        EngineErrorKind::Failed,
-                        format!(
-                            "the dirty data of '{}' cannot be written back: {error}",
-                            volume.name
-                        ),
-                    ));
-                }
-            } else {
-                failures = 0;
-            }
-            let timer = self.lane.sleep(Duration::from_millis(100));
-            either(changed, timer).await;
-        };
-        drop(draining);
-        result?;
+        self.until_clean(volume, enough, progress).await?;
         if let Some(shrunk) = volume.origin_shrunk() {
             let name = &volume.name;
             return Err(EngineError::new(
@@ -327,6 +280,49 @@ impl EngineLane {
             }
         }
         Ok(())
+    }
+
+    /// Waits until nothing is dirty, or until so many sweeps have been made.
+    async fn until_clean(
+        &self,
+        volume: &Arc<Volume>,
+        enough: u64,
+        progress: impl Fn(u64),
+    ) -> Result<(), EngineError> {
+        const PATIENCE: u32 = 50;
+        let failed = |message: String| EngineError::new(EngineErrorKind::Failed, message);
+        let _draining = Draining::begin(volume);
+        volume.try_bad_again();
+        volume.writeback_wanted.notify_all();
+        let (name, mut failures) = (&volume.name, 0);
+        loop {
+            let changed = volume.progress.listen();
+            let left = volume.dirty_blocks();
+            progress(left);
+            let swept = volume.sweeps() >= enough;
+            if left == 0 || (swept && !volume.has_bad()) {
+                return Ok(());
+            }
+            let bad = volume.bad_count();
+            if bad >= if swept { 1 } else { left } {
+                return Err(failed(format!(
+                    "{bad} dirty blocks of '{name}' cannot be read back; see 'forebay show {name}'"
+                )));
+            }
+            if let Some(stuck) = volume.unanswered().or_else(|| self.cache.hung()) {
+                return Err(stuck);
+            }
+            match volume.writeback_error() {
+                Some(error) if failures + 1 >= PATIENCE => {
+                    return Err(failed(format!(
+                        "the dirty data of '{name}' cannot be written back: {error}"
+                    )));
+                }
+                Some(_) => failures += 1,
+                None => failures = 0,
+            }
+            either(changed, self.lane.sleep(Duration::from_millis(100))).await;
+        }
     }
 
     /// After the cache device has failed and everything is on the origin: gives the volume another

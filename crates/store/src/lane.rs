@@ -17,7 +17,7 @@ use crate::latency;
 use crate::log::{AMPLE, Log, Round, RoundTicket};
 use crate::planted::{self, PlantedBug};
 use crate::read::PayloadCheck;
-use crate::record::{Encoded, Ready};
+use crate::record::{Encoded, Ready, Reservation};
 use crate::segments::Live;
 use crate::store::{Appended, Class, Store, Version};
 use crate::table::{Check, Entry};
@@ -142,19 +142,7 @@ impl StoreLane {
         }
         // A record cannot be written before all of its cells are filled.
         let _guard = store.fail_on_panic("an append");
-        let mut closed = Closed::default();
-        let mut reserve = |class| {
-            let (appender, reserve) = self.appender(class);
-            let mut appender = store.log.appenders[appender].0.lock();
-            appender.reserve(&store.log, &store.segments, reserve, &mut closed)
-        };
-        let mut reserved = reserve(class);
-        if reserved.is_none() && matches!(class, Class::Rewritten | Class::Ordered) {
-            // The other open segment may have room.
-            reserved = reserve(Class::Foreground);
-        }
-        self.submit(closed);
-        let Some(mut reservation) = reserved else { return Appended::NoSpace };
+        let Some(mut reservation) = self.reserve(class) else { return Appended::NoSpace };
         let check = fill(&mut reservation.cell);
         #[cfg(feature = "planted-bugs")]
         if planted::has(PlantedBug::UnboundChecksum) {
@@ -216,6 +204,25 @@ impl StoreLane {
             self.start_write(ready);
         }
         appended
+    }
+
+    /// Reserves a cell of an open record. `None`: there is no room.
+    #[inline]
+    fn reserve(self: &Rc<Self>, class: Class) -> Option<Reservation> {
+        let store = &self.store;
+        let mut closed = Closed::default();
+        let mut reserve = |class| {
+            let (appender, reserve) = self.appender(class);
+            let mut appender = store.log.appenders[appender].0.lock();
+            appender.reserve(&store.log, &store.segments, reserve, &mut closed)
+        };
+        let mut reserved = reserve(class);
+        if reserved.is_none() && matches!(class, Class::Rewritten | Class::Ordered) {
+            // The other open segment may have room.
+            reserved = reserve(Class::Foreground);
+        }
+        self.submit(closed);
+        reserved
     }
 
     /// Starts the writes of closed records, and detaches the segments that their appenders have left.

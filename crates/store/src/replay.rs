@@ -50,6 +50,17 @@ pub(crate) struct Replay {
     pub(crate) bytes_read: u64,
 }
 
+/// Sequences by segment and granule; 0 where nothing was replayed.
+struct Sequences(Vec<Option<Box<[u64]>>>);
+
+impl Sequences {
+    /// That of the version in a slot, if its segment has any that was replayed.
+    fn of(&self, geometry: &Geometry, slot: Slot) -> Option<u64> {
+        let slots = self.0[geometry.place_of(slot).0.0 as usize].as_ref()?;
+        Some(slots[granule_in_segment(geometry, slot)])
+    }
+}
+
 impl Replay {
     pub(crate) fn new(
         geometry: Geometry,
@@ -212,16 +223,35 @@ impl Replay {
 
     /// Brings the index up to date.
     pub(crate) fn apply_to(&mut self, index: &Index) -> Result<(), StoreError> {
-        let granules = self.geometry.granules_per_segment() as usize;
-        // Sequences of the replayed versions, by slot; 0 where nothing was replayed.
-        let count = self.geometry.segment_count as usize;
-        let mut sequences: Vec<Option<Box<[u64]>>> = vec![None; count];
-        let mut marks: HashMap<Slot, MarkKind> = HashMap::new();
         let found = std::mem::take(&mut self.found);
+        let sequences = self.sequences_of(&found);
+        let mut marks: HashMap<Slot, MarkKind> = HashMap::new();
+        for header in found.into_values() {
+            match header.body {
+                Body::Data(ref entries) => self.apply_data(index, &header, entries, &sequences)?,
+                Body::Marks(ref all) => self.collect_marks(&mut marks, all),
+                Body::Opening => (),
+            }
+        }
+        if !marks.is_empty() {
+            let mut marked = vec![false; self.geometry.segment_count as usize];
+            for slot in marks.keys() {
+                marked[self.geometry.place_of(*slot).0.0 as usize] = true;
+            }
+            let geometry = self.geometry.clone();
+            apply_marks(index, &marks, |slot| marked[geometry.place_of(slot).0.0 as usize]);
+        }
+        Ok(())
+    }
+
+    /// The sequences of the versions that are replayed.
+    fn sequences_of(&mut self, found: &BTreeMap<u64, RecordHeader>) -> Sequences {
+        let granules = self.geometry.granules_per_segment() as usize;
+        let mut sequences = Sequences(vec![None; self.geometry.segment_count as usize]);
         for header in found.values() {
             self.records += 1;
             let Body::Data(entries) = &header.body else { continue };
-            let slots = sequences[header.segment.0 as usize]
+            let slots = sequences.0[header.segment.0 as usize]
                 .get_or_insert_with(|| vec![0; granules].into_boxed_slice());
             for (number, entry) in entries.iter().enumerate() {
                 if !entry.void {
@@ -231,69 +261,60 @@ impl Replay {
                 }
             }
         }
-        for header in found.into_values() {
-            let entries = match header.body {
-                Body::Data(ref entries) => entries,
-                Body::Opening => continue,
-                Body::Marks(ref all) => {
-                    for mark in all {
-                        let segment = self.geometry.place_of(mark.slot).0;
-                        let present = self.generations[segment.0 as usize];
-                        let means =
-                            |present| mark.means(present) || planted::has(PlantedBug::MarksAnyLife);
-                        if present.is_some_and(means) {
-                            let known = marks.entry(mark.slot).or_insert(mark.kind);
-                            if mark.kind == MarkKind::Gone {
-                                *known = MarkKind::Gone;
-                            }
-                        }
-                    }
-                    continue;
+        sequences
+    }
+
+    /// Keeps the marks that are about the present life of a segment. A block that is gone stays gone.
+    fn collect_marks(&self, marks: &mut HashMap<Slot, MarkKind>, all: &[Mark]) {
+        for mark in all {
+            let segment = self.geometry.place_of(mark.slot).0;
+            let present = self.generations[segment.0 as usize];
+            let means = |present| mark.means(present) || planted::has(PlantedBug::MarksAnyLife);
+            if present.is_some_and(means) {
+                let known = marks.entry(mark.slot).or_insert(mark.kind);
+                if mark.kind == MarkKind::Gone {
+                    *known = MarkKind::Gone;
                 }
-            };
-            for (number, entry) in entries.iter().enumerate() {
-                if let Some(next) = entries.get(number + LOOKED_UP_AHEAD)
-                    && let Some((_, address)) = address_in(&self.spaces, next.volume, next.block)
-                {
-                    index.expect_absent(address);
-                }
-                if entry.void || entry.sequence <= self.sequence {
-                    continue;
-                }
-                let Some((_, address)) = address_in(&self.spaces, entry.volume, entry.block) else {
-                    continue;
-                };
-                let slot = header.cell(&self.geometry, number);
-                let newer = |other: &Entry| {
-                    if planted::has(PlantedBug::ReplayAnyOrder) {
-                        return false;
-                    }
-                    let segment = self.geometry.place_of(other.slot).0;
-                    let place = granule_in_segment(&self.geometry, other.slot);
-                    let slots = sequences[segment.0 as usize].as_ref();
-                    slots.is_some_and(|slots| slots[place] > entry.sequence)
-                };
-                let partial = !entry.mask.is_all();
-                let version = Entry {
-                    slot,
-                    dirty: entry.dirty,
-                    partial,
-                    rank: RANK_UNKNOWN,
-                    check: Check::new(entry.check),
-                };
-                let mask = partial.then(|| entry.mask.clone());
-                let restored =
-                    index.restore_unless(address, NewVersion { entry: version, mask }, newer);
-                restored.map_err(|unfit| unfit.of("the log"))?;
             }
         }
-        if !marks.is_empty() {
-            let mut marked = vec![false; count];
-            for slot in marks.keys() {
-                marked[self.geometry.place_of(*slot).0.0 as usize] = true;
+    }
+
+    /// Puts the versions of one record into the index, unless newer ones are there.
+    fn apply_data(
+        &self,
+        index: &Index,
+        header: &RecordHeader,
+        entries: &[DataEntry],
+        sequences: &Sequences,
+    ) -> Result<(), StoreError> {
+        for (number, entry) in entries.iter().enumerate() {
+            if let Some(next) = entries.get(number + LOOKED_UP_AHEAD)
+                && let Some((_, address)) = address_in(&self.spaces, next.volume, next.block)
+            {
+                index.expect_absent(address);
             }
-            let geometry = self.geometry.clone();
-            apply_marks(index, &marks, |slot| marked[geometry.place_of(slot).0.0 as usize]);
+            if entry.void || entry.sequence <= self.sequence {
+                continue;
+            }
+            let Some((_, address)) = address_in(&self.spaces, entry.volume, entry.block) else {
+                continue;
+            };
+            let newer = |other: &Entry| {
+                sequences.of(&self.geometry, other.slot) > Some(entry.sequence)
+                    && !planted::has(PlantedBug::ReplayAnyOrder)
+            };
+            let partial = !entry.mask.is_all();
+            let version = Entry {
+                slot: header.cell(&self.geometry, number),
+                dirty: entry.dirty,
+                partial,
+                rank: RANK_UNKNOWN,
+                check: Check::new(entry.check),
+            };
+            let mask = partial.then(|| entry.mask.clone());
+            let new = NewVersion { entry: version, mask };
+            let restored = index.restore_unless(address, new, newer);
+            restored.map_err(|unfit| unfit.of("the log"))?;
         }
         Ok(())
     }

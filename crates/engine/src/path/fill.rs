@@ -5,7 +5,7 @@ use std::ops::Range;
 use forebay_core::why::RefusalReason;
 use forebay_core::{IoError, OriginBlock, SECTOR_SIZE, SectorMask};
 use forebay_device::{DeviceOp, IoBuf};
-use forebay_store::{Appended, Condition, FillTicket, Version};
+use forebay_store::{Appended, Condition, FillTicket, Pinned, Version};
 
 use crate::lane::LaneVolume;
 use crate::path::admission::Gate;
@@ -198,6 +198,32 @@ impl LaneVolume {
         Some(Filling { block, ticket })
     }
 
+    /// Puts the cached sectors of a block over those that came from the origin. Returns the cached copy, and
+    /// which of its sectors are valid.
+    async fn lay_over(
+        &self,
+        pinned: &Pinned<'_>,
+        read: &Range<u32>,
+        span: &Range<u64>,
+        data: &mut IoBuf,
+    ) -> Result<(IoBuf, SectorMask), Retry> {
+        let volume = &self.volume;
+        let cached = IoBuf::for_overwrite(volume.block.as_usize());
+        let (cached, unreadable) = self.read_copies(std::slice::from_ref(pinned), cached).await;
+        Retry::unless_all_read(&unreadable)?;
+        let all = || SectorMask::all(volume.block.sectors());
+        let mask = pinned.found.mask.clone().unwrap_or_else(all);
+        for run in mask.runs() {
+            let run = run.start.max(read.start)..run.end.min(read.end);
+            if run.start < run.end {
+                let at = (volume.origin_offset(pinned.block, run.start) - span.start) as usize;
+                let bytes = bytes_of(&run);
+                data[at..at + bytes.len()].copy_from_slice(&cached[bytes]);
+            }
+        }
+        Ok((cached, mask))
+    }
+
     /// Puts the cached sectors of a block over what came from the origin, and appends the block.
     async fn merge(
         &self,
@@ -229,22 +255,7 @@ impl LaneVolume {
         // A clean copy is what the origin has: there is nothing in it but for a fill to complete.
         let pinned = pinned.filter(|pinned| pinned.found.entry.dirty || filling.ticket.is_some());
         if let Some(pinned) = &pinned {
-            let cached = IoBuf::for_overwrite(volume.block.as_usize());
-            let (cached, unreadable) = self.read_copies(std::slice::from_ref(pinned), cached).await;
-            Retry::unless_all_read(&unreadable)?;
-            let mask = pinned
-                .found
-                .mask
-                .clone()
-                .unwrap_or_else(|| SectorMask::all(volume.block.sectors()));
-            for run in mask.runs() {
-                let run = run.start.max(read.start)..run.end.min(read.end);
-                if run.start < run.end {
-                    let at = (byte(run.start) - span.start) as usize;
-                    let bytes = bytes_of(&run);
-                    data[at..at + bytes.len()].copy_from_slice(&cached[bytes]);
-                }
-            }
+            let (cached, mask) = self.lay_over(pinned, &read, span, data).await?;
             // A block that is valid throughout has nothing to gain.
             condition = condition
                 .filter(|_| pinned.found.mask.is_some())
