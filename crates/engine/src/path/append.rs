@@ -1,10 +1,9 @@
 //! Appending what a write brings to the log: each block once, merged with what is cached of it.
 
-use forebay_core::why::EvictionReason;
 use forebay_core::{IoError, OriginBlock, SectorMask, Slot};
 use forebay_device::IoBuf;
 use forebay_store::planted::{self, PlantedBug};
-use forebay_store::{Appended, Condition, Entry, Version};
+use forebay_store::{Appended, Condition, Version};
 
 use crate::lane::LaneVolume;
 use crate::path::read::{Retry, bytes_of};
@@ -182,11 +181,7 @@ impl LaneVolume {
                     Ok(()) => base = Some(cached),
                     Err(Retry::Again) => {
                         // What it has may be had from a device that hangs, or not: the origin has it.
-                        let same = |entry: &Entry| entry.slot == slot && !entry.dirty;
-                        if let Some(entry) = store.forget(&volume.space, piece.block, same) {
-                            self.gone(&entry);
-                            self.evicted(piece.block, EvictionReason::Damaged);
-                        }
+                        self.forget_copy(piece.block, slot);
                         continue;
                     }
                     Err(Retry::Fail(error)) => return Err(error),

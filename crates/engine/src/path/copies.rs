@@ -10,9 +10,10 @@
 use std::time::Duration;
 
 use forebay_core::why::EvictionReason;
+use forebay_core::{OriginBlock, Slot};
 use forebay_device::IoBuf;
 use forebay_store::planted::{self, PlantedBug};
-use forebay_store::{Pinned, ReadFailure};
+use forebay_store::{Entry, Pinned, ReadFailure};
 
 use crate::lane::LaneVolume;
 use crate::stats::bump;
@@ -142,12 +143,7 @@ impl LaneVolume {
             "a cached block cannot be read back"
         );
         let slot = entry.slot;
-        let forgotten = store.forget(&volume.space, pinned.block, |now| {
-            now.slot == slot && (!now.dirty || planted::has(PlantedBug::BadBlockFromOrigin))
-        });
-        if let Some(entry) = forgotten {
-            self.gone(&entry);
-            self.evicted(pinned.block, EvictionReason::Damaged);
+        if self.forget_copy(pinned.block, slot) {
             return Unreadable::Gone;
         }
         let now = store.peek(&volume.space, pinned.block);
@@ -156,6 +152,19 @@ impl LaneVolume {
             return Unreadable::Lost;
         }
         Unreadable::Gone
+    }
+
+    /// Forgets the copy of a block in this slot, if it is still there and clean: the origin has it.
+    pub(crate) fn forget_copy(&self, block: OriginBlock, slot: Slot) -> bool {
+        let is_it = |now: &Entry| {
+            now.slot == slot && (!now.dirty || planted::has(PlantedBug::BadBlockFromOrigin))
+        };
+        let forgotten = self.store.store().forget(&self.volume.space, block, is_it);
+        if let Some(entry) = &forgotten {
+            self.gone(entry);
+            self.evicted(block, EvictionReason::Damaged);
+        }
+        forgotten.is_some()
     }
 
     /// Counts why a cached block could not be read, if the device is to blame.
