@@ -1,4 +1,4 @@
-//! What caches of other sizes would have hit of a volume's requests: the lanes' side of it.
+//! What caches of other sizes would have hit of a volume's requests. `serve::observe` tells it.
 //!
 //! Each lane counts blocks and looks whether a request touches the sample; of those that do, all
 //! lanes tell the volume's [`Live`]. That is one request of some dozens or thousands, so that what

@@ -1,4 +1,5 @@
-//! Where a volume may be dirty, written down outside of the cache device before a flush is answered.
+//! Where a volume may be dirty, written down outside of the cache device before a flush is answered:
+//! `path::notes` writes it.
 //!
 //! If the cache device is gone when the daemon starts, this is what is known of the dirty blocks that
 //! only it had. The origin is cut into at most 4096 regions; one of which a block becomes dirty goes

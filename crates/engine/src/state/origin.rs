@@ -1,7 +1,7 @@
 //! A lane's way to a volume's origin, and for how long operations on it have been under way.
 //!
 //! An origin that does not answer must hold up its own volume only. Who might wait for it on
-//! behalf of others asks [`Volume::is_bound`] first.
+//! behalf of others asks `Volume::is_bound` first.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;

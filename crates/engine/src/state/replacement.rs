@@ -1,4 +1,4 @@
-//! What the data path tells the replacement policy of a cache, and asks it.
+//! The replacement policy of a cache; `path::policy` tells it what happens, and asks it.
 //!
 //! There are two kinds of policies. [`ReplacementKind::S3Fifo`] keeps all it knows in the ranks of
 //! the index ([`forebay_policy::replacement`]) and in a memory of absent blocks. The others have

@@ -1,5 +1,5 @@
-//! Samples of the origin that the cache has not written to since they were taken, and the step
-//! before the first write to each of them.
+//! Samples of the origin that the cache has not written to since they were taken. `path::first_write` is
+//! the step before the first write to each of them.
 //!
 //! After a crash the untouched samples tell whether somebody else wrote to the origin. So a sample
 //! ceases to be one durably before the cache itself writes there, and the write waits for that: once

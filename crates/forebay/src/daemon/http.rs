@@ -6,7 +6,9 @@ use std::time::Duration;
 use forebay_admin::{ApiError, ErrorKind, MAX_REQUEST_BODY};
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
-use hyper::header::{CACHE_CONTROL, CONTENT_TYPE, HOST, HeaderMap, HeaderName, ORIGIN};
+use hyper::header::{
+    CACHE_CONTROL, CONTENT_TYPE, HOST, HeaderMap, HeaderName, HeaderValue, ORIGIN,
+};
 use hyper::{Request, Response, StatusCode};
 use tokio::time::{Instant, timeout_at};
 
@@ -67,8 +69,8 @@ impl From<HttpAnswer> for Response<Full<Bytes>> {
         *response.status_mut() =
             StatusCode::from_u16(answer.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         let headers = response.headers_mut();
-        headers.insert(CONTENT_TYPE, "application/json".parse().expect("a valid value"));
-        headers.insert(CACHE_CONTROL, "no-store".parse().expect("a valid value"));
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
         response
     }
 }

@@ -28,7 +28,7 @@ use crate::table::{Entry, Geometry as TableGeometry};
 
 /// Record numbers and sequences that are skipped after a crash. Recovery does not see all that had been
 /// given out, but those it misses are fewer: their records were in memory.
-pub(super) const LEFT_OUT: u64 = 1 << 28;
+const LEFT_OUT: u64 = 1 << 28;
 
 /// A cache that is being opened.
 pub(super) struct Opening<'a> {
