@@ -23,7 +23,7 @@ pub(super) const MAX_HEADERS: usize = 32;
 /// Longest time from the connection to the last byte of the request.
 pub(super) const REQUEST_DEADLINE: Duration = Duration::from_secs(5);
 
-/// How long the rest of a body that is too large is read and dropped, so that its sender sees the answer.
+/// How long the rest of a refused request is read and dropped, so that its sender sees the answer.
 const LINGER: Duration = Duration::from_millis(500);
 
 /// A request that has come in whole.
@@ -87,10 +87,10 @@ pub(super) async fn receive(
     request: Request<Incoming>,
     deadline: Instant,
 ) -> Result<HttpRequest, ApiError> {
-    check_sender(request.headers())?;
     let (head, mut rest) = request.into_parts();
     let mut body = Vec::new();
     let reading = async {
+        check_sender(&head.headers)?;
         while let Some(frame) = rest.frame().await {
             let frame = frame.map_err(|error| bad(format!("the body cannot be read: {error}")))?;
             let data = frame.data_ref().map_or(&[][..], |data| data);

@@ -222,6 +222,24 @@ mod tests {
         assert!(exchange(&dir, &[b'x'; 20_000]).starts_with("HTTP/1.1 4"));
     }
 
+    /// A client that sends the head and the body one after the other must see the answer, not a broken pipe.
+    #[test]
+    fn the_body_of_a_refused_request_can_still_be_sent() {
+        let dir = TempDir::new("server-refused");
+        let _server = serve_at(&dir);
+        for _ in 0..100 {
+            let mut stream = UnixStream::connect(dir.path().join("s")).expect("it listens");
+            let head =
+                b"POST /v1/volumes HTTP/1.1\r\nHost: evil.example\r\nContent-Length: 2\r\n\r\n";
+            stream.write_all(head).expect("it reads");
+            std::thread::yield_now();
+            stream.write_all(b"{}").expect("it still reads");
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).expect("it answers");
+            assert!(answer.starts_with("HTTP/1.1 403 "), "{answer}");
+        }
+    }
+
     #[test]
     fn too_many_clients_are_told_and_the_others_go_on() {
         let dir = TempDir::new("server-many");
