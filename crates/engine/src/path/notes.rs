@@ -31,28 +31,28 @@ impl LaneVolume {
         if planted::has(PlantedBug::NotesForgotten) {
             return;
         }
-        if !intent.is_wanted() || self.volume.is_noted.load(std::sync::atomic::Ordering::Relaxed) {
+        if !intent.is_wanted() || self.volume.is_noted.load(Ordering::Relaxed) {
             return;
         }
         let _turn = self.volume.note_gate.enter().await;
-        if !intent.any_wanted.swap(false, Ordering::SeqCst) {
-            // Whoever had its turn before has done it.
-            return;
-        }
         let wanted: Vec<u64> =
             intent.wanted.iter().map(|word| word.swap(0, Ordering::SeqCst)).collect();
-        let mut regions = intent.filed.lock().0.clone();
-        regions.iter_mut().zip(&wanted).for_each(|(word, wanted)| *word |= wanted);
-        if self.file(&regions).await {
+        // Whoever had its turn before may have done it.
+        if wanted.iter().any(|word| *word != 0) {
+            let mut regions = intent.filed.lock().0.clone();
+            regions.iter_mut().zip(&wanted).for_each(|(word, wanted)| *word |= wanted);
+            if !self.file(&regions).await {
+                for (word, wanted) in intent.wanted.iter().zip(&wanted) {
+                    word.fetch_or(*wanted, Ordering::SeqCst);
+                }
+                return;
+            }
             for (noted, wanted) in intent.noted.iter().zip(&wanted) {
                 noted.fetch_or(*wanted, Ordering::SeqCst);
             }
-        } else {
-            for (word, wanted) in intent.wanted.iter().zip(&wanted) {
-                word.fetch_or(*wanted, Ordering::SeqCst);
-            }
-            intent.any_wanted.store(true, Ordering::SeqCst);
         }
+        // Not before the note is durable: until then, every other flush has to wait for its turn.
+        intent.all_noted();
     }
 
     fn note_of_regions(&self, regions: &[u64]) -> Note {
@@ -72,8 +72,14 @@ impl LaneVolume {
         self.note_of_regions(&regions)
     }
 
+    /// To be called within the note's gate. `false`: the note does not say so.
     async fn file(&self, regions: &[u64]) -> bool {
         let Some(ledger) = self.cache.ledger() else { return false };
+        if self.volume.is_noted.load(Ordering::Relaxed) {
+            // Since the caller looked, the note says that the cache device is not trusted, and has to
+            // go on saying so (invariants 5, 6 and 9).
+            return false;
+        }
         let note = self.note_of_regions(regions);
         match ledger::write(&*ledger, &self.volume.name, note).await {
             Ok(()) => {
@@ -114,11 +120,12 @@ impl LaneVolume {
     pub(crate) async fn note_the_end(&self) {
         let volume = &self.volume;
         let Some(ledger) = self.cache.ledger() else { return };
+        let turn = volume.note_gate.enter().await;
         if volume.is_noted.load(Ordering::Relaxed) {
+            drop(turn);
             self.write_down_now().await;
             return;
         }
-        let _turn = volume.note_gate.enter().await;
         let note = Note {
             cache: self.cache.store.uuid(),
             distrusted: false,

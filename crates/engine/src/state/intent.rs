@@ -20,6 +20,7 @@ pub(crate) struct Intent {
     pub(crate) noted: Box<[AtomicU64]>,
     /// Regions that have to be in the next note.
     pub(crate) wanted: Box<[AtomicU64]>,
+    /// Whether some region is asked for and not in a durable note.
     pub(crate) any_wanted: AtomicBool,
     /// What the note says, which may be more. Also tells whether a note is being shortened.
     pub(crate) filed: Mutex<(Vec<u64>, bool)>,
@@ -42,6 +43,14 @@ impl Intent {
         let bit = 1 << (region % 64);
         if self.noted[region / 64].load(Ordering::Relaxed) & bit == 0 {
             self.wanted[region / 64].fetch_or(bit, Ordering::SeqCst);
+            self.any_wanted.store(true, Ordering::SeqCst);
+        }
+    }
+
+    /// Nothing is asked for any more, but what came in meanwhile.
+    pub(crate) fn all_noted(&self) {
+        self.any_wanted.store(false, Ordering::SeqCst);
+        if self.wanted.iter().any(|word| word.load(Ordering::SeqCst) != 0) {
             self.any_wanted.store(true, Ordering::SeqCst);
         }
     }
