@@ -8,7 +8,9 @@
 //!
 //! Lanes close records in another order than their versions have: of a block, a version in a later
 //! record may be older. It does not count once a newer one is on the origin. To know that after the
-//! next crash as well, the newer one is kept until all that was found is on the origin.
+//! next crash as well, the newer one is kept until all that was found is on the origin. So is the version
+//! that opened a group, if one of the same group has replaced it: from its record the next recovery knows
+//! where the group ends.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -241,7 +243,8 @@ impl Search {
         let mut kept = Vec::new();
         // The highest sequence up to here of each block, and where it is.
         let mut highest: HashMap<OriginBlock, OrderedVersion> = HashMap::new();
-        let mut first = None::<RecordNumber>;
+        // The first record of the group, and the version that opened it.
+        let (mut first, mut opener) = (None::<RecordNumber>, Slot(0));
         for Found { record, block, version } in found {
             if let Some(newer) = highest.get(&block)
                 && newer.sequence > version.sequence
@@ -258,10 +261,12 @@ impl Search {
             if !joins {
                 first = Some(record);
                 groups.push(Group::through(horizon));
+                opener = version.slot;
             }
             if let Some(group) = groups.last_mut() {
                 group.through.record = record;
-                group.add(block, version);
+                let replaced = group.add(block, version);
+                kept.extend(replaced.filter(|replaced| replaced.slot == opener));
             }
         }
         if let Some(last) = groups.last_mut() {
@@ -339,10 +344,26 @@ mod tests {
         let proven = queue((0, 0), &found, &newest, &[(5, 4), (6, 5), (7, 6), (8, 7)]);
         assert_eq!(groups(&proven), [vec![(1, 1)], vec![(2, 2)], vec![(1, 3)], vec![(3, 4)]]);
         let joined = queue((0, 0), &found, &newest, &[(5, 4), (6, 4), (7, 4), (8, 6)]);
-        assert_eq!(held(&joined), [2, 3, 4], "the first of block 1 is not needed");
+        assert_eq!(held(&joined), [1, 2, 3, 4], "the first of block 1 is kept for its record");
         assert_eq!(groups(&joined), [vec![(1, 3), (2, 2)], vec![(3, 4)]]);
         let end = joined.written_through().expect("all of it");
         assert_eq!((end.sequence, end.record), (99, RecordNumber(8)));
+    }
+
+    /// Record 5 was durable when record 7 was written, and record 6 was not. Without record 5, nothing would
+    /// tell that record 7 is beyond a flush.
+    #[test]
+    fn the_record_that_opens_a_group_is_held_for_the_next_recovery() {
+        let found = [(5, 1, 1), (6, 1, 2), (7, 2, 3)];
+        let newest = [(1, 2), (2, 3)];
+        let proofs = [(5, 4), (6, 4), (7, 5)];
+        let first = queue((0, 0), &found, &newest, &proofs);
+        assert_eq!(held(&first), [1, 2, 3]);
+        assert_eq!(groups(&first), [vec![(1, 2)], vec![(2, 3)]]);
+        let end = first.written_through().expect("all of it");
+        assert_eq!(first.settle(end).kept.len(), 1);
+        let without = queue((0, 0), &found[1..], &newest, &proofs);
+        assert_eq!(groups(&without), [vec![(1, 2), (2, 3)]]);
     }
 
     #[test]
