@@ -75,7 +75,17 @@ struct Log {
     volumes: BTreeMap<VolumeId, u16>,
     /// Every header, by the number of its page on the device.
     headers: BTreeMap<u64, RecordHeader>,
+    /// Pages of headers that the next crash may drop.
+    unsettled: BTreeSet<u64>,
     cells: Vec<Cell>,
+}
+
+/// The last record that was durable when a later header was written.
+struct Proven {
+    /// By headers that no crash can drop.
+    surely: u64,
+    /// By any header: without the unsettled ones, the record can look like one that was torn.
+    perhaps: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -141,15 +151,21 @@ impl Log {
         Some(Place { volume, sector: start / SECTOR as u64 })
     }
 
-    /// Records up to this one were durable, as far as the checkpoint and headers that are not `rotten` say.
-    fn proven(&self, rotten: &BTreeSet<u64>) -> u64 {
-        let intact = self.headers.iter().filter(|(page, _)| !rotten.contains(page));
-        let proven = intact.map(|(_, header)| header.durable_through.0).max().unwrap_or(0);
-        proven.max(self.base)
+    /// What the checkpoint and the headers prove that are not `rotten`.
+    fn proven(&self, rotten: &BTreeSet<u64>) -> Proven {
+        let mut proven = Proven { surely: self.base, perhaps: self.base };
+        for (page, header) in self.headers.iter().filter(|(page, _)| !rotten.contains(page)) {
+            let durable = header.durable_through.0;
+            proven.perhaps = proven.perhaps.max(durable);
+            if !self.unsettled.contains(page) {
+                proven.surely = proven.surely.max(durable);
+            }
+        }
+        proven
     }
 
     /// What the header of a record that is missed was about.
-    fn about(&self, world: &World<'_>, header: &RecordHeader, proven: u64) -> Vec<Place> {
+    fn about(&self, world: &World<'_>, header: &RecordHeader, proven: &Proven) -> Vec<Place> {
         let known = || self.cells.iter().chain(&world.rot.cells);
         match &header.body {
             Body::Opening => Vec::new(),
@@ -160,7 +176,7 @@ impl Log {
                     !self.cells.iter().any(|newer| {
                         (newer.volume, newer.block) == (cell.volume, cell.block)
                             && newer.sequence > cell.sequence
-                            && newer.header.0 <= proven
+                            && newer.header.0 <= proven.surely
                             && !world.is_missed(newer.header)
                     })
                 });
@@ -217,7 +233,7 @@ impl World<'_> {
 
     fn taint_cut_off(&mut self, log: &Log) {
         let proven = log.proven(&BTreeSet::new());
-        for cell in log.cells.iter().filter(|cell| cell.header.0 > proven) {
+        for cell in log.cells.iter().filter(|cell| cell.header.0 > proven.surely) {
             if log.pages(cell).any(|page| self.is_unreadable(page))
                 && let Some(place) = log.place(self, cell.volume, cell.block)
             {
@@ -251,7 +267,7 @@ impl World<'_> {
         let records = volume::decode(&bytes, &table, &found.cache, geometry.block).ok()?;
         let number = |name: &str| name.strip_prefix("volume-")?.parse().ok();
         let volumes = records.iter().filter_map(|it| Some((it.id, number(&it.name)?))).collect();
-        let mut headers = BTreeMap::new();
+        let (mut headers, mut unsettled) = (BTreeMap::new(), BTreeSet::new());
         for segment in (0..geometry.segment_count).map(SegmentId) {
             let start = geometry.segment_offset(segment);
             let content = read(start, geometry.segment_bytes as usize);
@@ -264,12 +280,17 @@ impl World<'_> {
                         && !self.is_unreadable((start + at) / PAGE as u64)
                 };
                 if let Some(header) = header.filter(here) {
-                    headers.insert((start + at) / PAGE as u64, header);
+                    let page = (start + at) / PAGE as u64;
+                    headers.insert(page, header);
+                    let mut sectors = self.sectors_of(page);
+                    if !self.cache.with_image(|image| sectors.all(|it| image.is_settled(it))) {
+                        unsettled.insert(page);
+                    }
                 }
             }
         }
         let cells = headers.values().flat_map(|header| cells_of(&geometry, header)).collect();
-        Some(Log { geometry, base, volumes, headers, cells })
+        Some(Log { geometry, base, volumes, headers, unsettled, cells })
     }
 
     fn sectors_of(&self, page: u64) -> Range<u64> {
@@ -361,18 +382,20 @@ impl World<'_> {
         }
         let (mut doubtful, mut hit) = (Vec::new(), Vec::new());
         for header in headers {
-            let about = log.about(self, header, proven);
+            let about = log.about(self, header, &proven);
             self.shared.event(
                 "rot",
-                &[header.number.0, proven],
+                &[header.number.0, proven.perhaps],
                 format_args!(
-                    "record {} (base {}, proven {proven}) was about {about:?}",
-                    header.number.0, log.base
+                    "record {} (base {}, proven {}, surely {}) was about {about:?}",
+                    header.number.0, log.base, proven.perhaps, proven.surely
                 ),
             );
-            if header.number.0 > proven {
-                doubtful.extend(about);
-            } else {
+            // The system is told of it by a header that the next crash may drop: both are right.
+            if header.number.0 > proven.surely {
+                doubtful.extend(about.iter().copied());
+            }
+            if header.number.0 <= proven.perhaps {
                 self.rot.missed.insert(header.number.0, about);
             }
         }
@@ -389,7 +412,7 @@ impl World<'_> {
                 self.oracle.taint(place);
                 // It is dropped, as if it had never arrived, unless nobody can tell what it holds.
                 let unreadable = log.pages(cell).any(|page| self.is_unreadable(page));
-                if cell.header.0 > proven && !unreadable {
+                if cell.header.0 > proven.surely && !unreadable {
                     doubtful.push(place);
                 }
             }

@@ -21,7 +21,8 @@ fn a_page_that_is_hit_again_is_still_unreadable() {
     for seed in 0..8 {
         let (mut world, geometry, page) = world_of(seed, &engine);
         let (volumes, headers) = (BTreeMap::new(), BTreeMap::new());
-        let log = Log { geometry, base: 0, volumes, headers, cells: Vec::new() };
+        let unsettled = BTreeSet::new();
+        let log = Log { geometry, base: 0, volumes, headers, unsettled, cells: Vec::new() };
         let told = Told { volume: 0, first: 1, count: 1 };
         world.note_rot(&log, &BTreeSet::new());
         assert!(world.judge_told(told).is_err(), "seed {seed}: nothing was damaged");
@@ -72,10 +73,57 @@ fn a_cell_that_never_arrived_on_an_unreadable_page_may_fail() {
         let (volume, block) = (VolumeId(1), OriginBlock(2));
         let cell = Cell { header, slot, generation: Generation(1), volume, block, sequence: 1 };
         let (volumes, headers) = (BTreeMap::from([(volume, 0)]), BTreeMap::new());
-        let log = Log { geometry, base: 7, volumes, headers, cells: vec![cell.clone()] };
+        let (unsettled, cells) = (BTreeSet::new(), vec![cell.clone()]);
+        let log = Log { geometry, base: 7, volumes, headers, unsettled, cells };
         assert_eq!(log.pages(&cell), page..page + 1);
         let place = log.place(&world, volume, block).expect("a place on the volume");
         world.taint_cut_off(&log);
         assert_eq!(world.oracle.is_tainted(place), fails, "{header:?}");
+    }
+}
+
+/// A record is proven by a header that was not synced. The next crash may drop that header, and the
+/// lost record then looks like one that was torn: the store may tell of it, and may not.
+#[test]
+fn a_proof_that_the_next_crash_may_drop_allows_both() {
+    let engine = Engine(None);
+    for (proof, tells, is_silent) in
+        [(None, false, true), (Some(true), true, false), (Some(false), true, true)]
+    {
+        let (mut world, geometry, page) = world_of(1, &engine);
+        let (volume, block) = (VolumeId(1), OriginBlock(2));
+        // Another page: its damage would be told of on its own.
+        let slot = Slot((4 * PAGE as u64 / geometry.granule()) as u32);
+        let number = RecordNumber(8);
+        let cell =
+            Cell { header: number, slot, generation: Generation(1), volume, block, sequence: 1 };
+        let entry = DataEntry {
+            volume,
+            block,
+            sequence: 1,
+            void: false,
+            ..DataEntry::void(geometry.block)
+        };
+        let header = |number: u64, durable, body| RecordHeader {
+            segment: SegmentId(0),
+            generation: Generation(1),
+            position: 0,
+            number: RecordNumber(number),
+            durable_through: RecordNumber(durable),
+            payload_bytes: 0,
+            body,
+        };
+        let mut headers = BTreeMap::from([(page, header(8, 7, Body::Data(vec![entry])))]);
+        let mut unsettled = BTreeSet::new();
+        if let Some(settled) = proof {
+            headers.insert(page + 8, header(9, 8, Body::Opening));
+            unsettled.extend((!settled).then_some(page + 8));
+        }
+        let volumes = BTreeMap::from([(volume, 0)]);
+        let log = Log { geometry, base: 7, volumes, headers, unsettled, cells: vec![cell] };
+        let place = log.place(&world, volume, block).expect("a place on the volume");
+        world.note_rot(&log, &BTreeSet::from([page]));
+        assert_eq!(world.rot.missed[&8].contains(&place), tells, "{proof:?}");
+        assert_eq!(world.oracle.is_tainted(place), is_silent, "{proof:?}");
     }
 }
