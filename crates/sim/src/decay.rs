@@ -39,10 +39,16 @@ impl World<'_> {
         let Ok(found) = Superblock::choose(&copies[0], &copies[1]) else { return };
         let geometry = &found.geometry;
         let areas = geometry.volume_areas.map(|at| read(at, geometry.volume_area_bytes as usize));
+        let settled = |at: u64, len: usize| {
+            let sectors = at / SECTOR as u64..(at + len as u64).div_ceil(SECTOR as u64);
+            self.cache.with_image(|image| sectors.clone().all(|sector| image.is_settled(sector)))
+        };
         let mut superblocks = [COPY_A, COPY_B].into_iter().zip(&copies);
-        // What a crash has torn is one of the four already.
-        let all = superblocks.all(|(at, bytes)| Superblock::decode(bytes, at).is_ok())
-            && areas.iter().all(|bytes| is_table(bytes, &found));
+        let mut tables = geometry.volume_areas.into_iter().zip(&areas);
+        // What a crash has torn, or the next one may tear, is one of the four already.
+        let all = superblocks
+            .all(|(at, bytes)| Superblock::decode(bytes, at).is_ok() && settled(at, PAGE))
+            && tables.all(|(at, bytes)| is_table(bytes, &found) && settled(at, bytes.len()));
         let (start, len) = match self.rng.u32(0..3) {
             0 if all => ([COPY_A, COPY_B][self.rng.usize(0..2)], PAGE as u64),
             1 if all => {
