@@ -9,7 +9,8 @@ use std::sync::{Arc, LazyLock};
 use forebay_core::{BlockSize, Mode, Op, SegmentId};
 use forebay_device::{Device, IoBuf, RamDevice};
 use forebay_engine::{
-    Completion, CompletionSink, EngineLane, LaneVolume, Request, Target, VolumeSettings, VolumeSpec,
+    BlockService, Completion, CompletionSink, EngineLane, LaneVolume, Request, VolumeSettings,
+    VolumeSpec,
 };
 use forebay_format::superblock::{COPY_A, COPY_B};
 use forebay_format::{Body, Geometry, PAGE, RecordHeader, Superblock, Uuid, record};

@@ -1,7 +1,8 @@
-//! What front ends and engine say to each other.
+//! The requests of a block device, from a front end down to the tier that serves them.
 //!
-//! A front end runs on a lane and talks to a [`Target`], one volume as that lane sees it. Small
-//! requests that need no waiting are answered by [`Target::read_now`] and [`Target::write_now`];
+//! A volume is a stack of components that implement [`BlockService`], each of which calls the one below. A
+//! front end runs on a lane and calls the top of the stack, as that lane sees it. Small
+//! requests that need no waiting are answered by [`BlockService::read_now`] and [`BlockService::write_now`];
 //! everything else is submitted and completes exactly once through a [`CompletionSink`], possibly
 //! before `submit` returns.
 
@@ -69,8 +70,9 @@ pub enum Coming {
     Later,
 }
 
-/// One volume, as one lane sees it.
-pub trait Target {
+/// Serves the requests of one volume on one lane: a cached volume, a device without a cache, or a tier in
+/// front of another one.
+pub trait BlockService {
     /// Size in bytes.
     fn size(&self) -> u64;
 
@@ -112,5 +114,5 @@ pub trait Exports {
     fn names(&self) -> Vec<String>;
 
     /// The volume of this name, if it is started.
-    fn open(&self, name: &str) -> Option<Rc<dyn Target>>;
+    fn open(&self, name: &str) -> Option<Rc<dyn BlockService>>;
 }

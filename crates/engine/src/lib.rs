@@ -10,13 +10,14 @@
 //!   cache device
 //! - `lane`: a volume and a cache as one lane sees them
 //! - `state`: what lanes share: the cache, its volumes, and their parts
-//! - [`api`], [`settings`], [`stats`], `error`: what is said to others
+//! - [`api`], `front_end`, [`settings`], [`stats`], `error`: the interface to other crates
 #![forbid(unsafe_code)]
 
 pub mod api;
 mod background;
 mod control;
 mod error;
+mod front_end;
 mod lane;
 #[cfg(all(test, feature = "loom"))]
 mod loom_tests;
@@ -26,11 +27,12 @@ pub mod settings;
 mod state;
 pub mod stats;
 
-pub use api::{Coming, Completion, CompletionSink, Exports, Extent, Request, Target};
+pub use api::{BlockService, Coming, Completion, CompletionSink, Exports, Extent, Request};
 pub use control::VolumeSpec;
 pub use control::recognise::{Verdict, recognise};
 pub use control::samples::Look;
 pub use error::{EngineError, EngineErrorKind};
+pub use front_end::{FrontEnd, LaneFrontEnd};
 pub use lane::LaneVolume;
 pub use lane::engine::{EngineLane, LaneContext};
 pub use settings::VolumeSettings;

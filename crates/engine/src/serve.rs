@@ -8,7 +8,7 @@ use forebay_device::IoBuf;
 use forebay_lane::{Lane, Pool};
 use forebay_policy::curve::Access;
 
-use crate::api::{Coming, Completion, CompletionSink, Extent, Request, Target};
+use crate::api::{BlockService, Coming, Completion, CompletionSink, Extent, Request};
 use crate::lane::{LaneVolume, Start};
 use crate::path::discard::Zeroes;
 use crate::path::memory;
@@ -181,7 +181,7 @@ impl LaneVolume {
     }
 }
 
-impl Target for LaneVolume {
+impl BlockService for LaneVolume {
     fn size(&self) -> u64 {
         self.volume.size()
     }

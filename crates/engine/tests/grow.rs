@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use forebay_core::{BlockSize, Mode, Op, VolumeId};
 use forebay_device::{Device, DeviceError, DeviceQueue, QueueContext};
-use forebay_engine::{EngineErrorKind, Target};
+use forebay_engine::{BlockService, EngineErrorKind};
 use forebay_store::StoreOptions;
 use world::{World, put_raw, ram, raw, settings};
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_core::{BlockSize, Durability, Mode, Op};
-use forebay_engine::{LaneVolume, Target, VolumeSettings};
+use forebay_engine::{BlockService, LaneVolume, VolumeSettings};
 use world::{World, ram, raw, settings};
 
 /// A model volume beside the real one.

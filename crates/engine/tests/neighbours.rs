@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use forebay_core::{Mode, Op, OriginBlock};
 use forebay_device::IoBuf;
-use forebay_engine::{CompletionSink, Target};
+use forebay_engine::{BlockService, CompletionSink};
 use forebay_engine::{EngineLane, LaneVolume, Request, VolumeSettings, VolumeState};
 use world::hang::hanging;
 use world::two::*;

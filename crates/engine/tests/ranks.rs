@@ -5,7 +5,7 @@ mod world;
 use std::rc::Rc;
 
 use forebay_core::{BlockSize, Mode, OriginBlock};
-use forebay_engine::{EngineLane, LaneVolume, Target};
+use forebay_engine::{BlockService, EngineLane, LaneVolume};
 use forebay_store::{StoreLane, StoreOptions};
 use world::{World, ram, settings};
 

@@ -9,8 +9,8 @@ use forebay_admin::{ProfileName, VolumeName};
 use forebay_core::{BlockSize, Durability, Mode, ReplacementKind, parse_size};
 use forebay_trace::{BLOCK, Format};
 
+use crate::daemon::front_ends::FrontEndOptions;
 use crate::daemon::host::RawExport;
-use crate::daemon::nbd_address::NbdAddress;
 use crate::exit;
 
 /// What the process ends with, and what that means.
@@ -103,10 +103,8 @@ pub(crate) struct DaemonArgs {
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub(crate) state_dir: Option<PathBuf>,
 
-    /// Where to serve NBD: the path of a unix socket (with a '/') or HOST:PORT; repeatable
-    /// [default: nbd.sock beside the admin socket]
-    #[arg(long, value_name = "PATH|HOST:PORT")]
-    pub(crate) nbd: Vec<NbdAddress>,
+    #[command(flatten)]
+    pub(crate) front_ends: FrontEndOptions,
 
     /// Lanes, the threads that serve requests [default: one per processor, at most 2]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256), allow_hyphen_values = true)]

@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 use forebay_core::{IoError, Op};
 use forebay_device::IoBuf;
-use forebay_engine::{Coming, Completion, CompletionSink, LaneVolume, Request, Target};
+use forebay_engine::{BlockService, Coming, Completion, CompletionSink, LaneVolume, Request};
 
 use crate::error::LabResult;
 use crate::pattern::Step;

@@ -1,19 +1,19 @@
 //! An NBD server without a cache behind it: what the front end alone costs.
 //!
 //! `null_server ADDRESS [null|memory|later] [SIZE]`, for example
-//! `null_server unix:/run/null.sock memory 1G`. Ends with the process.
+//! `null_server /run/null.sock memory 1G`. Ends with the process.
 
 use std::process::ExitCode;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use forebay_core::parse_size;
-use forebay_engine::Target;
+use forebay_engine::BlockService;
 use forebay_lane::{Lane, LaneId, LaneLoop, LaneOptions, LaneThread, MonotonicClock};
 use forebay_nbd::null::{ExportList, LaterTarget, MemoryDisk, MemoryTarget, NullTarget};
-use forebay_nbd::{ConnectionCount, Limits, Listener, Server, uri};
+use forebay_nbd::{ConnectionCount, Limits, Listener, Server};
 
-fn target(kind: &str, size: u64, lane: &Rc<Lane>) -> Option<Rc<dyn Target>> {
+fn target(kind: &str, size: u64, lane: &Rc<Lane>) -> Option<Rc<dyn BlockService>> {
     let memory = || Rc::new(MemoryTarget(MemoryDisk::new(size)));
     match kind {
         "null" => Some(Rc::new(NullTarget::new(size, false))),
@@ -26,8 +26,8 @@ fn target(kind: &str, size: u64, lane: &Rc<Lane>) -> Option<Rc<dyn Target>> {
 fn serve(arguments: &[String]) -> Result<(), Box<dyn std::error::Error>> {
     let word = |at: usize, default| arguments.get(at).map_or(default, String::as_str).to_owned();
     let (kind, size) = (word(1, "null"), parse_size(&word(2, "1G"))?);
-    let listener = Listener::bind(&word(0, "tcp:localhost").parse()?)?;
-    println!("{}", uri(listener.address(), "volume"));
+    let listener = Listener::bind(&word(0, "localhost:10809").parse()?)?;
+    println!("{}", listener.address().uri("volume"));
     let setup = move |lane: &LaneLoop| {
         let Some(target) = target(&kind, size, lane.lane()) else {
             eprintln!("null_server: '{kind}' is not null, memory or later");

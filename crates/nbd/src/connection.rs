@@ -13,7 +13,7 @@ use std::task::Poll;
 
 use forebay_core::{IoError, Nanos, Op};
 use forebay_device::IoBuf;
-use forebay_engine::{Coming, Completion, CompletionSink, Request, Target};
+use forebay_engine::{BlockService, Coming, Completion, CompletionSink, Request};
 use forebay_lane::{Lane, yield_now};
 
 use crate::memory::LaneMemory;
@@ -84,7 +84,7 @@ impl InFlightTable {
 pub(crate) struct Connection {
     pub(crate) socket: Rc<Socket>,
     pub(crate) session: Session,
-    target: Rc<dyn Target>,
+    target: Rc<dyn BlockService>,
     limits: Limits,
     lane: Rc<Lane>,
     memory: Rc<LaneMemory>,
@@ -113,7 +113,7 @@ impl Connection {
     pub(crate) fn new(
         socket: Rc<Socket>,
         session: Session,
-        target: Rc<dyn Target>,
+        target: Rc<dyn BlockService>,
         limits: Limits,
         (lane, memory): (Rc<Lane>, Rc<LaneMemory>),
         place: Place,
@@ -292,7 +292,7 @@ impl Connection {
         true
     }
 
-    /// Tells the volume what `received` begins with, see [`Target::expect`].
+    /// Tells the volume what `received` begins with, see [`BlockService::expect`].
     pub(crate) fn expect(&self, received: &[u8]) {
         let Some(next) = waiting(received) else { return };
         self.target.expect(next.op, next.offset, Coming::Next);

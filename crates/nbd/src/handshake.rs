@@ -6,7 +6,7 @@
 use std::rc::Rc;
 
 use forebay_core::SECTOR_SIZE;
-use forebay_engine::{Exports, Target};
+use forebay_engine::{BlockService, Exports};
 use zerocopy::big_endian::{U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -44,7 +44,7 @@ pub struct Start {
     /// The name under which the volume is listed.
     pub export: String,
     /// The volume.
-    pub target: Rc<dyn Target>,
+    pub target: Rc<dyn BlockService>,
     /// The rest.
     pub session: Session,
 }
@@ -250,7 +250,7 @@ impl Handshake {
         Progress::Start(start)
     }
 
-    fn start(&self, export: String, target: Rc<dyn Target>) -> Start {
+    fn start(&self, export: String, target: Rc<dyn BlockService>) -> Start {
         let session = Session {
             size: target.size() / SECTOR_SIZE * SECTOR_SIZE,
             read_only: target.read_only(),
@@ -354,7 +354,7 @@ fn read_string<'a>(reader: &mut Reader<'a>) -> Result<&'a str, Refused> {
 }
 
 /// The volume of this name; the empty name stands for the first one.
-fn find(name: &str, exports: &dyn Exports) -> Option<(String, Rc<dyn Target>)> {
+fn find(name: &str, exports: &dyn Exports) -> Option<(String, Rc<dyn BlockService>)> {
     if !name.is_empty() {
         return exports.open(name).map(|target| (name.to_owned(), target));
     }

@@ -2,15 +2,18 @@
 //!
 //! - [`wire`]: numbers and structures of the protocol
 //! - [`handshake`], [`transmission`]: the two phases as pure state machines
-//! - [`listener`]: where clients connect
+//! - [`address`], [`listener`]: where clients connect
 //! - [`server`]: accepting clients on a lane, and letting them go
+//! - [`front_end`]: all of it, as the daemon manages it
 //! - [`null`]: volumes without a cache, for tests and as a yardstick
 //!
 //! Inside, a connection is two tasks of a lane, one that receives and executes and one that sends,
 //! and the outbox between them.
 #![forbid(unsafe_code)]
 
+pub mod address;
 mod connection;
+pub mod front_end;
 pub mod handshake;
 pub mod listener;
 mod memory;
@@ -24,5 +27,7 @@ mod socket;
 pub mod transmission;
 pub mod wire;
 
-pub use listener::{ListenAddress, ListenError, Listener, uri};
+pub use address::{ListenAddress, ListenError};
+pub use front_end::NbdFrontEnd;
+pub use listener::Listener;
 pub use server::{ConnectionCount, Limits, Server};

@@ -3,124 +3,20 @@
 //! Nothing that is not ours is ever removed. A path that exists is refused, unless it is a socket
 //! of this user on which nobody listens: what a daemon that crashed leaves behind.
 
-use std::fmt::{self, Write};
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
-use std::str::FromStr;
+use std::path::Path;
 use std::sync::Arc;
 
 use rustix::net::{Shutdown, shutdown, sockopt};
 
+use crate::address::{ListenAddress, ListenError, UNIX_PATH_MAX};
+
 /// Bytes of either buffer of a TCP socket, as far as the system allows it.
 const TCP_BUFFER: usize = 256 << 10;
-
-/// Longest path of a unix socket, in bytes.
-pub const UNIX_PATH_MAX: usize = 107;
-/// The port that IANA gave to the protocol.
-pub const DEFAULT_PORT: u16 = 10809;
-
-/// Where to listen.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ListenAddress {
-    /// A unix socket.
-    Unix(PathBuf),
-    /// A TCP port; port 0 lets the system choose.
-    Tcp {
-        /// Name or number of the interface; numbers of IPv6 without brackets.
-        host: String,
-        /// The port.
-        port: u16,
-    },
-}
-
-/// What is wrong with an address or a place to listen.
-#[derive(Debug, thiserror::Error)]
-pub enum ListenError {
-    /// Not an address.
-    #[error(
-        "'{0}' is not an address to listen on; write unix:/PATH, tcp:HOST:PORT or tcp:[IPV6]:PORT"
-    )]
-    Address(String),
-    /// The path is too long for a socket.
-    #[error("the socket path {} has {} bytes; at most {UNIX_PATH_MAX} are possible", .0.display(), .0.as_os_str().len())]
-    PathTooLong(PathBuf),
-    /// Somebody listens there.
-    #[error("{0} is in use by a live process; choose another address or stop that process")]
-    InUse(ListenAddress),
-    /// There is something else at that path.
-    #[error("{} exists and is not a socket that an earlier run of this user left behind; remove it yourself or choose another path", .0.display())]
-    Occupied(PathBuf),
-    /// What the system says.
-    #[error("cannot listen on {address}: {cause}")]
-    System {
-        /// Where.
-        address: ListenAddress,
-        /// Why not.
-        cause: io::Error,
-    },
-}
-
-impl fmt::Display for ListenAddress {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            ListenAddress::Unix(path) => write!(f, "unix:{}", path.display()),
-            ListenAddress::Tcp { host, port } if host.contains(':') => {
-                write!(f, "tcp:[{host}]:{port}")
-            }
-            ListenAddress::Tcp { host, port } => write!(f, "tcp:{host}:{port}"),
-        }
-    }
-}
-
-impl FromStr for ListenAddress {
-    type Err = ListenError;
-
-    /// Reads `unix:PATH`, an absolute path, `tcp:HOST`, `tcp:HOST:PORT` or `tcp:[IPV6]:PORT`.
-    fn from_str(text: &str) -> Result<Self, ListenError> {
-        let bad = || ListenError::Address(text.chars().take(200).collect());
-        let unix = text.strip_prefix("unix:").or_else(|| text.starts_with('/').then_some(text));
-        if let Some(path) = unix {
-            if path.is_empty() || path.contains('\0') {
-                return Err(bad());
-            }
-            return Ok(ListenAddress::Unix(path.into()));
-        }
-        let rest = text.strip_prefix("tcp:").ok_or_else(bad)?;
-        let (host, port) = match rest.strip_prefix('[') {
-            Some(rest) => {
-                let (host, port) = rest.split_once(']').ok_or_else(bad)?;
-                (
-                    host,
-                    if port.is_empty() {
-                        None
-                    } else {
-                        Some(port.strip_prefix(':').ok_or_else(bad)?)
-                    },
-                )
-            }
-            None => match rest.split_once(':') {
-                Some((host, port)) => (host, Some(port)),
-                None => (rest, None),
-            },
-        };
-        // `parse` alone would read a sign.
-        let digits = |port: &str| port.bytes().all(|byte| byte.is_ascii_digit());
-        let port = match port {
-            Some(port) if digits(port) => port.parse().map_err(|_| bad())?,
-            Some(_) => return Err(bad()),
-            None => DEFAULT_PORT,
-        };
-        if host.is_empty() || host.contains(['[', ']']) {
-            return Err(bad());
-        }
-        Ok(ListenAddress::Tcp { host: host.to_owned(), port })
-    }
-}
 
 /// A place where clients connect, for all lanes. Closed, and a socket's path removed, when the
 /// last owner drops it.
@@ -229,53 +125,10 @@ fn bind_tcp(host: &str, port: u16, address: &ListenAddress) -> Result<Listener, 
     Ok(Listener { fd: Arc::new(listener.into()), address, made: None })
 }
 
-/// The URI under which clients reach `export` at `address`.
-pub fn uri(address: &ListenAddress, export: &str) -> String {
-    let mut uri = String::new();
-    match address {
-        ListenAddress::Unix(path) => {
-            uri.push_str("nbd+unix:///");
-            percent_encode(&mut uri, export.as_bytes(), b"");
-            uri.push_str("?socket=");
-            percent_encode(&mut uri, path.as_os_str().as_bytes(), b"/");
-        }
-        ListenAddress::Tcp { host, port } => {
-            // Any interface is no address to connect to.
-            let host = match host.as_str() {
-                "0.0.0.0" | "::" => "localhost",
-                host => host,
-            };
-            uri.push_str("nbd://");
-            if host.contains(':') {
-                uri.push('[');
-                percent_encode(&mut uri, host.as_bytes(), b":");
-                uri.push(']');
-            } else {
-                percent_encode(&mut uri, host.as_bytes(), b"");
-            }
-            if *port != DEFAULT_PORT {
-                let _ = write!(uri, ":{port}");
-            }
-            uri.push('/');
-            percent_encode(&mut uri, export.as_bytes(), b"");
-        }
-    }
-    uri
-}
-
-fn percent_encode(uri: &mut String, bytes: &[u8], also_plain: &[u8]) {
-    for &byte in bytes {
-        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) || also_plain.contains(&byte) {
-            uri.push(char::from(byte));
-        } else {
-            let _ = write!(uri, "%{byte:02X}");
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::symlink;
+    use std::path::PathBuf;
 
     use super::*;
 
@@ -285,45 +138,6 @@ mod tests {
         let _ = std::fs::remove_dir_all(&path);
         std::fs::create_dir_all(&path).expect("directory");
         path
-    }
-
-    #[test]
-    fn addresses_are_read_strictly_and_written_back() {
-        for text in ["unix:/run/a b", "tcp:localhost:10809", "tcp:[::1]:1", "tcp:0.0.0.0:0"] {
-            assert_eq!(text.parse::<ListenAddress>().expect(text).to_string(), text);
-        }
-        assert_eq!("/x".parse::<ListenAddress>().expect("path"), ListenAddress::Unix("/x".into()));
-        assert_eq!(
-            "tcp:[::1]".parse::<ListenAddress>().expect("port").to_string(),
-            "tcp:[::1]:10809"
-        );
-        for bad in [
-            "",
-            "unix:",
-            "localhost:1",
-            "tcp:",
-            "tcp:a:",
-            "tcp::1",
-            "tcp:a:65536",
-            "tcp:a:+1",
-            "tcp:[::1",
-            "tcp:[::1]1",
-            "tcp:[[a]:1",
-            "tcp:a]:1",
-            "tcp:::1:5",
-        ] {
-            assert!(bad.parse::<ListenAddress>().is_err(), "{bad:?} was read");
-        }
-    }
-
-    #[test]
-    fn uris_are_encoded() {
-        let unix = ListenAddress::Unix("/run/fore bay/ü.sock".into());
-        assert_eq!(uri(&unix, "a/b?"), "nbd+unix:///a%2Fb%3F?socket=/run/fore%20bay/%C3%BC.sock");
-        let tcp = |host: &str, port| ListenAddress::Tcp { host: host.into(), port };
-        assert_eq!(uri(&tcp("host", 10809), "v"), "nbd://host/v");
-        assert_eq!(uri(&tcp("::1", 7), "v"), "nbd://[::1]:7/v");
-        assert_eq!(uri(&tcp("::", 7), ""), "nbd://localhost:7/");
     }
 
     #[test]

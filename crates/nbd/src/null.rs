@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use forebay_core::{IoError, Op};
 use forebay_device::IoBuf;
-use forebay_engine::{Completion, CompletionSink, Exports, Extent, Request, Target};
+use forebay_engine::{BlockService, Completion, CompletionSink, Exports, Extent, Request};
 use forebay_lane::Lane;
 use parking_lot::RwLock;
 
@@ -64,7 +64,7 @@ trait Immediate {
 
 macro_rules! immediate_target {
     ($type:ty) => {
-        impl Target for $type {
+        impl BlockService for $type {
             fn size(&self) -> u64 {
                 Immediate::size(self)
             }
@@ -230,7 +230,7 @@ immediate_target!(MemoryTarget);
 
 /// Another target whose answers always come later, and only when they are let through.
 pub struct LaterTarget {
-    inner: Rc<dyn Target>,
+    inner: Rc<dyn BlockService>,
     lane: Rc<Lane>,
     held: Rc<Held>,
 }
@@ -244,7 +244,7 @@ struct Held {
 
 impl LaterTarget {
     /// A wrapper around `inner` that answers after the lane's other work.
-    pub fn new(lane: Rc<Lane>, inner: Rc<dyn Target>) -> Self {
+    pub fn new(lane: Rc<Lane>, inner: Rc<dyn BlockService>) -> Self {
         LaterTarget { inner, lane, held: Rc::default() }
     }
 
@@ -273,7 +273,7 @@ impl LaterTarget {
     }
 }
 
-impl Target for LaterTarget {
+impl BlockService for LaterTarget {
     fn size(&self) -> u64 {
         self.inner.size()
     }
@@ -315,12 +315,12 @@ impl Target for LaterTarget {
 
 /// A fixed list of volumes.
 pub struct ExportList {
-    volumes: Vec<(String, Rc<dyn Target>)>,
+    volumes: Vec<(String, Rc<dyn BlockService>)>,
 }
 
 impl ExportList {
     /// These volumes, in this order.
-    pub fn new(volumes: Vec<(String, Rc<dyn Target>)>) -> Self {
+    pub fn new(volumes: Vec<(String, Rc<dyn BlockService>)>) -> Self {
         ExportList { volumes }
     }
 }
@@ -330,7 +330,7 @@ impl Exports for ExportList {
         self.volumes.iter().map(|(name, _)| name.clone()).collect()
     }
 
-    fn open(&self, name: &str) -> Option<Rc<dyn Target>> {
+    fn open(&self, name: &str) -> Option<Rc<dyn BlockService>> {
         let found = self.volumes.iter().find(|(known, _)| known == name);
         found.map(|(_, target)| target.clone())
     }

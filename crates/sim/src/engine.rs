@@ -9,7 +9,7 @@ use forebay_core::why::Why;
 use forebay_core::{Admission, Clock, Mode, VolumeId};
 use forebay_device::{Device, Queue, QueueContext};
 use forebay_engine::{
-    Cache, EngineError, EngineErrorKind, EngineLane, LaneContext, Target, VolumeSettings,
+    BlockService, Cache, EngineError, EngineErrorKind, EngineLane, LaneContext, VolumeSettings,
     VolumeSpec,
 };
 use forebay_format::{MAX_NARROW_GENERATION, Uuid, VolumeRecord};
@@ -397,8 +397,8 @@ async fn administrate(lane: Rc<EngineLane>, machine: Machine, action: Admin) -> 
 }
 
 impl Instance for Running {
-    fn target(&self, lane: usize, volume: u16) -> Option<Rc<dyn Target>> {
-        let target: Rc<dyn Target> = self.lanes.get(lane)?.target(&name(volume))?;
+    fn target(&self, lane: usize, volume: u16) -> Option<Rc<dyn BlockService>> {
+        let target: Rc<dyn BlockService> = self.lanes.get(lane)?.target(&name(volume))?;
         Some(target)
     }
 

@@ -9,7 +9,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use forebay_core::Op;
-use forebay_engine::{Completion, CompletionSink, Request, Target};
+use forebay_engine::{BlockService, Completion, CompletionSink, Request};
 use forebay_format::superblock::{COPY_A, COPY_B};
 use forebay_format::volume::samples::{SAMPLE_BYTES, sample_places};
 use forebay_format::{PAGE, Superblock, VolumeRecord, volume};
@@ -185,7 +185,7 @@ impl World<'_> {
     /// Reads one sector past the oracle, which knows of no strangers.
     fn read_sector(
         &mut self,
-        target: &Rc<dyn Target>,
+        target: &Rc<dyn BlockService>,
         sector: u64,
     ) -> Result<Option<Vec<u8>>, Violation> {
         let answers = Rc::new(Answers::default());

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use forebay_core::why::Why;
 use forebay_core::{BlockSize, Durability, Mode, ReplacementKind};
-use forebay_engine::Target;
+use forebay_engine::BlockService;
 use forebay_lane::Lane;
 
 use crate::disk::SimDisk;
@@ -167,7 +167,7 @@ pub trait Subject {
 /// An opened system.
 pub trait Instance {
     /// A volume as one lane sees it.
-    fn target(&self, lane: usize, volume: u16) -> Option<Rc<dyn Target>>;
+    fn target(&self, lane: usize, volume: u16) -> Option<Rc<dyn BlockService>>;
 
     /// Why what happened to its volumes did, since they were started.
     fn why(&self) -> Vec<Why> {

@@ -9,7 +9,7 @@ use std::rc::Rc;
 
 use forebay_core::{IoError, Op, SECTOR_SIZE};
 use forebay_device::{Device, DeviceOp, IoBuf, Queue, QueueContext};
-use forebay_engine::{Completion, CompletionSink, Extent, Request, Target};
+use forebay_engine::{BlockService, Completion, CompletionSink, Extent, Request};
 use forebay_lane::Lane;
 
 use crate::features::{Feature, Features};
@@ -100,8 +100,8 @@ impl Subject for Toy {
 struct ToyInstance(BTreeMap<(usize, u16), Rc<ToyTarget>>);
 
 impl Instance for ToyInstance {
-    fn target(&self, lane: usize, volume: u16) -> Option<Rc<dyn Target>> {
-        self.0.get(&(lane, volume)).map(|target| target.clone() as Rc<dyn Target>)
+    fn target(&self, lane: usize, volume: u16) -> Option<Rc<dyn BlockService>> {
+        self.0.get(&(lane, volume)).map(|target| target.clone() as Rc<dyn BlockService>)
     }
 
     fn admin(&self, _action: Admin) -> LocalFuture<Result<(), String>> {
@@ -182,7 +182,7 @@ impl Body {
 
 struct ToyTarget(Rc<Body>);
 
-impl Target for ToyTarget {
+impl BlockService for ToyTarget {
     fn size(&self) -> u64 {
         self.0.size
     }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use forebay_core::{Clock, IoError, Nanos, Op};
 use forebay_device::IoBuf;
-use forebay_engine::{Completion, CompletionSink, Request, Target};
+use forebay_engine::{BlockService, Completion, CompletionSink, Request};
 use forebay_lane::{Lane, LaneId};
 
 use crate::clients::{Client, Wish};
@@ -393,7 +393,7 @@ impl<'a> World<'a> {
 
     fn start(
         &mut self,
-        target: &Rc<dyn Target>,
+        target: &Rc<dyn BlockService>,
         tag: u64,
         wish: Wish,
         asked: Asked,

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use crate::{memory, mend, pieces};
-use forebay_engine::Target;
+use forebay_engine::BlockService;
 use forebay_nbd::handshake::{Handshake, OPTION_DATA_MAX, Progress};
 use forebay_nbd::null::{ExportList, NullTarget};
 use forebay_nbd::transmission::Session;
@@ -40,7 +40,8 @@ fn mend_options(data: &mut [u8]) {
 }
 
 fn exports() -> ExportList {
-    let volume = |size, read_only| Rc::new(NullTarget::new(size, read_only)) as Rc<dyn Target>;
+    let volume =
+        |size, read_only| Rc::new(NullTarget::new(size, read_only)) as Rc<dyn BlockService>;
     ExportList::new(vec![
         ("a".into(), volume(1 << 20, false)),
         ("zwölf".into(), volume((1 << 30) + 100, true)),

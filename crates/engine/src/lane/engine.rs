@@ -10,7 +10,7 @@ use forebay_device::{Device, Queue, QueueContext};
 use forebay_lane::Lane;
 use forebay_store::StoreLane;
 
-use crate::api::{Exports, Target};
+use crate::api::{BlockService, Exports};
 use crate::error::EngineError;
 use crate::lane::{LaneVolume, Start};
 use crate::state::cache::Cache;
@@ -124,8 +124,8 @@ impl Exports for EngineLane {
         running.map(|volume| volume.name.clone()).collect()
     }
 
-    fn open(&self, name: &str) -> Option<Rc<dyn Target>> {
-        let target: Rc<dyn Target> = self.target(name)?;
+    fn open(&self, name: &str) -> Option<Rc<dyn BlockService>> {
+        let target: Rc<dyn BlockService> = self.target(name)?;
         Some(target)
     }
 }

@@ -14,8 +14,8 @@ use std::time::Duration;
 use forebay_core::{BlockSize, Clock, IoError, Mode, Nanos, Op};
 use forebay_device::{Device, IoBuf, Queue, QueueContext, RamDevice};
 use forebay_engine::{
-    Completion, CompletionSink, EngineError, EngineLane, LaneContext, LaneVolume, Ledger, Note,
-    Noted, Request, Target, VolumeSettings, VolumeSpec,
+    BlockService, Completion, CompletionSink, EngineError, EngineLane, LaneContext, LaneVolume,
+    Ledger, Note, Noted, Request, VolumeSettings, VolumeSpec,
 };
 use forebay_format::Uuid;
 use forebay_lane::{Lane, LaneId};

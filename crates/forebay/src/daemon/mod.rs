@@ -6,18 +6,19 @@
 //! - [`ledger`]: what is noted of volumes for when their cache devices are lost
 //! - [`state`]: what is remembered between starts; [`known`]: of caches, whether they are open or not
 //! - [`api`], [`http`], [`server`]: the admin API, from meaning down to bytes
-//! - [`socket`], [`nbd_address`]: where it can be reached
+//! - [`socket`], [`front_ends`]: where it can be reached
 //! - `memory`: how much memory it may take
 //! - [`signals`], [`notify`]: the world of processes outside
 
+mod afterlife;
 pub(crate) mod api;
+pub(crate) mod front_ends;
 pub(crate) mod host;
 pub(crate) mod host_api;
 pub(crate) mod http;
 pub(crate) mod known;
 pub(crate) mod ledger;
 mod memory;
-pub(crate) mod nbd_address;
 pub(crate) mod notify;
 pub(crate) mod operations;
 pub(crate) mod preflight;
@@ -37,9 +38,9 @@ use std::time::Duration;
 use forebay_admin::ApiError;
 use forebay_lane::MemoryBudget;
 
-use crate::paths::{check_socket_path, io_error};
+use crate::paths::io_error;
+use front_ends::FrontEndOptions;
 use ledger::Notes;
-use nbd_address::NbdAddress;
 use notify::ServiceManager;
 use server::Server;
 use signals::StopRequest;
@@ -62,8 +63,8 @@ pub(crate) struct Options {
     pub(crate) socket_is_usual: bool,
     /// The state directory.
     pub(crate) state_dir: PathBuf,
-    /// Where NBD is served; beside the admin socket if empty.
-    pub(crate) nbd: Vec<NbdAddress>,
+    /// Where volumes are served.
+    pub(crate) front_ends: FrontEndOptions,
     /// Devices that are served without a cache.
     pub(crate) raw: Vec<host::RawExport>,
     /// Lanes, from 1.
@@ -80,7 +81,7 @@ pub(crate) fn run(options: Options) -> Result<(), ApiError> {
     // Whatever is made from here on is for the daemon's user alone unless it says otherwise.
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
     let manager = ServiceManager::from_env();
-    let nbd = nbd_addresses(&options)?;
+    let front_ends = options.front_ends.complete(&options.socket)?;
     if options.socket_is_usual
         && let Some(dir) = options.socket.parent()
     {
@@ -97,11 +98,10 @@ pub(crate) fn run(options: Options) -> Result<(), ApiError> {
     let lanes = options.lanes.unwrap_or_else(default_lanes);
     let notes = Arc::new(Notes::open(&options.state_dir)?);
     let memory = Arc::new(MemoryBudget::new(memory::limit(options.memory_limit)?));
-    let host = host::open(lanes, &nbd, &options.raw, state.known().clone(), notes, &memory)?;
-    for address in nbd.iter().filter(|address| !address.is_local()) {
-        tracing::warn!(%address, "NBD has no authentication: whoever reaches this address has the data");
-    }
-    let volumes = Volumes::new(host, state, nbd);
+    let front_ends = front_ends::claim(&front_ends, &memory)?;
+    let known = state.known().clone();
+    let host = host::open(lanes, &front_ends, &options.raw, known, notes, &memory)?;
+    let volumes = Volumes::new(host, state, front_ends);
     let stop = Arc::new(StopRequest::default());
     let operations = volumes.operations().clone();
     signals::listen(stop.clone(), move || operations.close())?;
@@ -131,22 +131,4 @@ pub(crate) fn run(options: Options) -> Result<(), ApiError> {
 fn default_lanes() -> u32 {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     u32::try_from(processors.min(MAX_DEFAULT_LANES)).unwrap_or(1)
-}
-
-fn nbd_addresses(options: &Options) -> Result<Vec<NbdAddress>, ApiError> {
-    if options.nbd.is_empty() {
-        let path = std::path::absolute(options.socket.with_file_name("nbd.sock"))
-            .map_err(|error| ApiError::invalid("--nbd", error))?;
-        check_socket_path("--nbd", &path)?;
-        return Ok(vec![NbdAddress::Unix(path)]);
-    }
-    for (index, address) in options.nbd.iter().enumerate() {
-        if options.nbd.iter().take(index).any(|other| other == address) {
-            return Err(ApiError::invalid("--nbd", format!("{address} is given twice")));
-        }
-        if matches!(address, NbdAddress::Unix(path) if *path == options.socket) {
-            return Err(ApiError::invalid("--nbd", format!("{address} is the admin socket")));
-        }
-    }
-    Ok(options.nbd.clone())
 }

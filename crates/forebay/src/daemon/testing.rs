@@ -1,7 +1,9 @@
-//! What the daemon's own tests share: directories that go away, and a host without a data path.
+//! What the daemon's own tests share: directories that go away, and a host and a front end without a
+//! data path.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -9,10 +11,32 @@ use forebay_admin::curve::{CurveReport, CurveRow, Hits};
 use forebay_admin::lost::LostReport;
 use forebay_admin::report::{LostRange, WaitReport};
 use forebay_admin::{ApiError, ErrorKind, Settings, Unit, VolumeName, VolumeReport, VolumeState};
+use forebay_device::ring::Ring;
+use forebay_engine::{Exports, FrontEnd, LaneFrontEnd};
 use forebay_format::Uuid;
+use forebay_lane::Lane;
 
 use super::host_api::{Definition, Existing, Host, Identity, Remains, StartError};
 use super::operations::Work;
+
+/// A front end that has an address and serves nobody.
+pub(crate) struct FakeFrontEnd;
+
+impl FrontEnd for FakeFrontEnd {
+    fn addresses(&self) -> Vec<String> {
+        vec!["fake".into()]
+    }
+
+    fn describe(&self, volume: &str) -> Vec<String> {
+        vec![format!("fake://{volume}")]
+    }
+
+    fn serve(&self, _: &Rc<Lane>, _: &Rc<Ring>, _: Rc<dyn Exports>) -> Box<dyn LaneFrontEnd> {
+        unreachable!("no test has lanes")
+    }
+
+    fn release(&self) {}
+}
 
 /// A directory that is removed with all it holds.
 pub(crate) struct TempDir(PathBuf);

@@ -11,10 +11,10 @@ use forebay_admin::{
     ApiError, CreateRequest, ErrorKind, OperationId, SetRequest, VolumeName, VolumeReport,
     VolumeState,
 };
+use forebay_engine::FrontEnd;
 use forebay_format::Uuid;
 
 use super::host_api::{Definition, Host, Remains};
-use super::nbd_address::NbdAddress;
 use super::operations::{Operations, Work};
 use super::preflight;
 use super::state::{Remembered, State, put};
@@ -43,7 +43,7 @@ mod starting;
 pub(crate) struct Volumes {
     host: Arc<dyn Host>,
     state: State,
-    nbd: Vec<NbdAddress>,
+    front_ends: Vec<Arc<dyn FrontEnd>>,
     operations: Arc<Operations>,
     /// Why volumes that should be served are not.
     failures: Mutex<BTreeMap<VolumeName, String>>,
@@ -53,11 +53,22 @@ pub(crate) struct Volumes {
 
 impl Volumes {
     /// The volumes that `state` remembers, none of them served yet.
-    pub(crate) fn new(host: Arc<dyn Host>, state: State, nbd: Vec<NbdAddress>) -> Arc<Self> {
+    pub(crate) fn new(
+        host: Arc<dyn Host>,
+        state: State,
+        front_ends: Vec<Arc<dyn FrontEnd>>,
+    ) -> Arc<Self> {
         let operations = Arc::new(Operations::default());
         let started = state.volumes().into_iter().filter(|entry| entry.started);
         let waiting = Mutex::new(started.map(|entry| entry.volume.name).collect());
-        Arc::new(Volumes { host, state, nbd, operations, failures: Mutex::default(), waiting })
+        Arc::new(Volumes {
+            host,
+            state,
+            front_ends,
+            operations,
+            failures: Mutex::default(),
+            waiting,
+        })
     }
 
     /// Work that is under way or has ended.
@@ -72,7 +83,7 @@ impl Volumes {
             pid: std::process::id(),
             state_dir: self.state.dir().display().to_string(),
             lanes: self.host.lanes(),
-            nbd: self.nbd.iter().map(NbdAddress::to_string).collect(),
+            nbd: self.front_ends.iter().flat_map(|front_end| front_end.addresses()).collect(),
         }
     }
 
@@ -135,7 +146,9 @@ impl Volumes {
         report.origin.path.clone_from(&volume.origin);
         report.cache.path.clone_from(&volume.cache);
         if is_served(report.state) {
-            report.export.all = self.nbd.iter().map(|address| address.uri(&volume.name)).collect();
+            let name = volume.name.as_str();
+            let uris = self.front_ends.iter().flat_map(|front_end| front_end.describe(name));
+            report.export.all = uris.collect();
             report.export.nbd = report.export.all.first().cloned();
         }
         report.progress = self.operations.of_volume(&volume.name).map(|running| running.progress);

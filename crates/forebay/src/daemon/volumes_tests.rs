@@ -5,7 +5,7 @@ use forebay_admin::{Assignments, Operation};
 use super::starting::Restored;
 use super::*;
 use crate::daemon::signals::StopRequest;
-use crate::daemon::testing::{FakeHost, TempDir};
+use crate::daemon::testing::{FakeFrontEnd, FakeHost, TempDir};
 
 struct Daemon {
     dir: TempDir,
@@ -15,8 +15,7 @@ struct Daemon {
 
 fn open(dir: &TempDir, host: &Arc<FakeHost>) -> Arc<Volumes> {
     let state = State::open(&dir.path().join("state")).expect("free");
-    let nbd = vec!["/run/nbd.sock".parse().expect("an address")];
-    Volumes::new(host.clone(), state, nbd)
+    Volumes::new(host.clone(), state, vec![Arc::new(FakeFrontEnd)])
 }
 
 impl Daemon {
@@ -112,7 +111,7 @@ fn what_was_served_comes_back_with_its_settings() {
     );
     let report = daemon.volumes.show(&name("a")).expect("there");
     assert_eq!(report.settings.dirty_high, 70);
-    assert_eq!(report.export.nbd.as_deref(), Some("nbd+unix:///a?socket=/run/nbd.sock"));
+    assert_eq!(report.export.nbd.as_deref(), Some("fake://a"));
     let stopped = daemon.volumes.show(&name("b")).expect("there");
     assert_eq!(stopped.export.nbd, None);
     assert_eq!(stopped.origin.size, crate::daemon::testing::FAKE_SIZE);

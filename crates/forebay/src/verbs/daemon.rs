@@ -18,7 +18,7 @@ pub(super) fn run(socket: Option<PathBuf>, args: DaemonArgs) -> Outcome {
         socket_is_usual: socket.is_none(),
         socket: paths::admin_socket(socket)?,
         state_dir: paths::state_dir(args.state_dir)?,
-        nbd: args.nbd,
+        front_ends: args.front_ends,
         raw: args.export_raw,
         lanes: args.lanes,
         memory_limit: args.memory_limit,

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use forebay_core::Op;
 use forebay_device::{Device, DeviceOp, IoBuf, IoData, Queue};
-use forebay_engine::{Coming, Completion, CompletionSink, LaneVolume, Target};
+use forebay_engine::{BlockService, Coming, Completion, CompletionSink, LaneVolume};
 use serde::Serialize;
 
 use crate::driver::{Sink, stamp};

@@ -55,11 +55,7 @@ impl Peer {
         let (program, arguments) = match self {
             Peer::Forebay => (
                 std::env::current_exe()?,
-                vec![
-                    "nbd-server".into(),
-                    format!("--listen=unix:{path}"),
-                    format!("--size={size}"),
-                ],
+                vec!["nbd-server".into(), format!("--listen={path}"), format!("--size={size}")],
             ),
             Peer::QemuNull => (
                 "qemu-storage-daemon".into(),

@@ -9,7 +9,7 @@ use forebay_core::parse_size;
 use forebay_device::{Device, RamDevice};
 use forebay_engine::LaneContext;
 use forebay_lane::{LaneId, LaneLoop, LaneOptions, LaneThread, MonotonicClock};
-use forebay_nbd::{ConnectionCount, Limits, Listener, Server, uri};
+use forebay_nbd::{ConnectionCount, Limits, ListenAddress, ListenError, Listener, Server};
 use forebay_store::StoreOptions;
 
 use crate::error::{LabResult, other};
@@ -18,7 +18,7 @@ use crate::rig::{Plan, VOLUME, build, no_writeback};
 /// What is served.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Where clients connect: unix:PATH or tcp:HOST:PORT
+    /// Where clients connect: the path of a socket with a '/', or HOST:PORT
     #[arg(long, value_name = "ADDRESS")]
     listen: String,
     /// Size of the volume; the cache is twice as large, so that everything stays cached
@@ -28,8 +28,7 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> LabResult<()> {
     let size = parse_size(&args.size).map_err(|error| other(error.to_string()))?;
-    let address =
-        args.listen.parse().map_err(|error: forebay_nbd::ListenError| other(error.to_string()))?;
+    let address = args.listen.parse().map_err(|error: ListenError| other(error.to_string()))?;
     let mut settings = no_writeback();
     // The volume is filled from its start to its end, and that must stay in the cache.
     settings.sequential_cutoff = 0;
@@ -60,11 +59,7 @@ pub(crate) fn run(args: &Args) -> LabResult<()> {
     Ok(())
 }
 
-async fn serve(
-    lane: &LaneLoop,
-    plan: Plan,
-    address: &forebay_nbd::ListenAddress,
-) -> LabResult<Server> {
+async fn serve(lane: &LaneLoop, plan: Plan, address: &ListenAddress) -> LabResult<Server> {
     let driven = lane.clone();
     let context = LaneContext {
         lane: lane.lane().clone(),
@@ -73,7 +68,7 @@ async fn serve(
     };
     let engine = build(context, plan).await?;
     let listener = Listener::bind(address).map_err(|error| other(error.to_string()))?;
-    println!("{}", uri(listener.address(), VOLUME));
+    println!("{}", listener.address().uri(VOLUME));
     let (limits, count) = (Limits::default(), ConnectionCount::default());
     Ok(Server::serve(lane.lane(), lane.ring(), &[listener], engine, limits, count))
 }

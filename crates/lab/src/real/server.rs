@@ -46,9 +46,7 @@ impl Server {
         socket: &Path,
         interrupt: &Interrupt,
     ) -> LabResult<Self> {
-        let address: ListenAddress = format!("unix:{}", socket.display())
-            .parse()
-            .map_err(|error: forebay_nbd::ListenError| other(error.to_string()))?;
+        let address = ListenAddress::Unix(socket.to_owned());
         let (tell, hear) = mpsc::channel();
         let setup = move |lane: &LaneLoop| {
             // What is kept until the lane stops.

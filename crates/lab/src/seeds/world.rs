@@ -13,7 +13,7 @@ use std::time::Duration;
 use forebay_core::{BlockSize, Clock, IoError, Nanos, Op};
 use forebay_device::{Device, IoBuf, QueueContext};
 use forebay_engine::{
-    Completion, CompletionSink, EngineLane, LaneContext, LaneVolume, Request, Target,
+    BlockService, Completion, CompletionSink, EngineLane, LaneContext, LaneVolume, Request,
     VolumeSettings, VolumeSpec,
 };
 use forebay_format::Uuid;

@@ -2,14 +2,15 @@
 
 use std::rc::Rc;
 
-use forebay_engine::Target;
+use forebay_engine::BlockService;
 
 use super::*;
 use crate::null::{ExportList, NullTarget};
 use crate::wire::option_reply as kind;
 
 fn exports() -> ExportList {
-    let volume = |size, read_only| Rc::new(NullTarget::new(size, read_only)) as Rc<dyn Target>;
+    let volume =
+        |size, read_only| Rc::new(NullTarget::new(size, read_only)) as Rc<dyn BlockService>;
     ExportList::new(vec![
         ("first".into(), volume(1 << 20, false)),
         ("zwölf".into(), volume((1 << 30) + 100, true)),

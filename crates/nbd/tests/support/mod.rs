@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Once, mpsc};
 
-use forebay_engine::{Exports, Target};
+use forebay_engine::{BlockService, Exports};
 use forebay_lane::{Lane, LaneId, LaneLoop, LaneOptions, LaneThread, MemoryBudget, MonotonicClock};
 use forebay_nbd::null::{ExportList, LaterTarget, MemoryDisk, MemoryTarget, NullTarget};
 use forebay_nbd::wire::*;
@@ -67,7 +67,7 @@ impl Exports for Vanishing {
         self.0.names()
     }
 
-    fn open(&self, name: &str) -> Option<Rc<dyn Target>> {
+    fn open(&self, name: &str) -> Option<Rc<dyn BlockService>> {
         if name == "vanishing" {
             // Before the ring has sent the answer to the client.
             self.1.spawn(async {
@@ -117,7 +117,7 @@ impl TestServer {
         let lane_count = count.clone();
         let setup = move |lane_loop: &LaneLoop| {
             let (lane, ring) = (lane_loop.lane(), lane_loop.ring());
-            let memory: Rc<dyn Target> = Rc::new(MemoryTarget(MemoryDisk::new(DISK)));
+            let memory: Rc<dyn BlockService> = Rc::new(MemoryTarget(MemoryDisk::new(DISK)));
             let later = Rc::new(LaterTarget::new(lane.clone(), memory.clone()));
             let exports = ExportList::new(vec![
                 ("memory".into(), memory),

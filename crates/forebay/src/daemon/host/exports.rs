@@ -2,7 +2,7 @@
 
 use std::rc::{Rc, Weak};
 
-use forebay_engine::{Exports, Target};
+use forebay_engine::{BlockService, Exports};
 
 use super::lanes::LaneState;
 
@@ -19,10 +19,10 @@ impl Exports for LaneExports {
         names
     }
 
-    fn open(&self, name: &str) -> Option<Rc<dyn Target>> {
+    fn open(&self, name: &str) -> Option<Rc<dyn BlockService>> {
         let state = self.0.upgrade()?;
         if let Some((_, target)) = state.raw.iter().find(|(known, _)| known == name) {
-            let target: Rc<dyn Target> = target.clone();
+            let target: Rc<dyn BlockService> = target.clone();
             return Some(target);
         }
         state.engines().iter().find_map(|engine| engine.open(name))

@@ -4,7 +4,6 @@ use forebay_admin::{ApiError, ErrorKind};
 use forebay_device::{OpenError, OpenErrorKind};
 use forebay_engine::{EngineError, EngineErrorKind};
 use forebay_lane::OverLimit;
-use forebay_nbd::ListenError;
 use forebay_store::StoreError;
 
 /// Why the engine turned something down.
@@ -38,19 +37,4 @@ pub(super) fn open(field: &str, error: &OpenError) -> ApiError {
         OpenErrorKind::Denied | OpenErrorKind::Io => ErrorKind::Failed,
     };
     ApiError::new(kind, format!("{field}: {error}")).about(field)
-}
-
-/// Why NBD cannot be served at an address.
-pub(super) fn listen(error: &ListenError) -> ApiError {
-    let kind = match error {
-        ListenError::InUse(_) => ErrorKind::Refused,
-        ListenError::Address(_) | ListenError::PathTooLong(_) | ListenError::Occupied(_) => {
-            ErrorKind::Invalid
-        }
-        ListenError::System { cause, .. } => match cause.kind() {
-            std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory => ErrorKind::Invalid,
-            _ => ErrorKind::Failed,
-        },
-    };
-    ApiError::new(kind, format!("--nbd: {error}")).about("--nbd")
 }

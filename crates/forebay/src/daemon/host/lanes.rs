@@ -11,17 +11,14 @@ use std::time::Duration;
 
 use forebay_admin::ApiError;
 use forebay_device::Device;
-use forebay_engine::{EngineLane, LaneContext};
+use forebay_engine::{EngineLane, FrontEnd, LaneContext, LaneFrontEnd};
 use forebay_lane::{
-    LaneId, LaneLoop, LaneOptions, LaneRemote, LaneThread, MemoryBudget, MonotonicClock,
+    LaneId, LaneLoop, LaneOptions, LaneRemote, LaneThread, MemoryBudget, MonotonicClock, join_all,
 };
-use forebay_nbd::{ConnectionCount, Limits, Listener, Server};
 
 use super::exports::LaneExports;
 use super::raw::RawTarget;
-
-/// How long a client that is sent away may take to fetch its last replies.
-const DISMISSAL: Duration = Duration::from_secs(5);
+use crate::daemon::front_ends::DISMISSAL;
 
 /// How long something on a lane that was given up may still be in use.
 const RELEASE: Duration = Duration::from_secs(10);
@@ -38,15 +35,14 @@ pub(super) struct LaneState {
     pub(super) raw: Vec<(String, Rc<RawTarget>)>,
     /// The caches that are open, by the number of their place.
     engines: RefCell<Vec<(u64, Rc<EngineLane>)>>,
-    server: RefCell<Option<Server>>,
+    front_ends: RefCell<Vec<Box<dyn LaneFrontEnd>>>,
 }
 
 impl LaneState {
     fn new(
         this: &LaneLoop,
-        listeners: &[Arc<Listener>],
+        front_ends: &[Arc<dyn FrontEnd>],
         devices: &[(String, Arc<dyn Device>)],
-        count: ConnectionCount,
     ) -> io::Result<Rc<Self>> {
         let register = this.clone();
         let context = LaneContext {
@@ -64,12 +60,13 @@ impl LaneState {
             context,
             raw,
             engines: RefCell::default(),
-            server: RefCell::default(),
+            front_ends: RefCell::default(),
         });
         let exports = Rc::new(LaneExports(Rc::downgrade(&state)));
-        let limits = Limits { drain: DISMISSAL, ..Limits::default() };
-        let server = Server::serve(this.lane(), this.ring(), listeners, exports, limits, count);
-        state.server.replace(Some(server));
+        for front_end in front_ends {
+            let served = front_end.serve(this.lane(), this.ring(), exports.clone());
+            state.front_ends.borrow_mut().push(served);
+        }
         Ok(state)
     }
 
@@ -112,9 +109,7 @@ impl LaneState {
     /// Sends the clients of a volume away that has left its cache, and waits until nobody on this
     /// lane uses it.
     pub(super) async fn dismiss(&self, number: u64, id: forebay_core::VolumeId, name: &str) {
-        if let Some(server) = &*self.server.borrow() {
-            server.dismiss(name);
-        }
+        self.front_ends.borrow().iter().for_each(|front_end| front_end.dismiss(name));
         let view = self.engine(number).ok().and_then(|engine| engine.drop_view(id));
         if let Some(view) = view {
             self.released(|| view.strong_count() == 0).await;
@@ -135,10 +130,8 @@ impl LaneState {
     }
 
     async fn stop_serving(&self) {
-        let server = self.server.borrow_mut().take();
-        if let Some(server) = server {
-            server.stop().await;
-        }
+        let front_ends = self.front_ends.take();
+        join_all(front_ends.into_iter().map(LaneFrontEnd::drain)).await;
     }
 }
 
@@ -159,22 +152,21 @@ pub(super) struct Lanes {
 }
 
 impl Lanes {
-    /// Starts `count` lanes that serve clients of `listeners`.
+    /// Starts `count` lanes that serve clients of `front_ends`.
     ///
     /// # Errors
     /// When the system has no threads, rings or descriptors left.
     pub(super) fn start(
         count: u32,
-        listeners: &[Arc<Listener>],
+        front_ends: &[Arc<dyn FrontEnd>],
         devices: &[(String, Arc<dyn Device>)],
         memory: &Arc<MemoryBudget>,
     ) -> io::Result<Self> {
         let clock = Arc::new(MonotonicClock::new());
-        let connections = ConnectionCount::within(memory.clone());
         let mut threads = Vec::new();
         for number in 0..u16::try_from(count.max(1)).unwrap_or(u16::MAX) {
-            let (listeners, devices) = (listeners.to_vec(), devices.to_vec());
-            let (connections, failed) = (connections.clone(), Arc::new(Mutex::new(None)));
+            let (front_ends, devices) = (front_ends.to_vec(), devices.to_vec());
+            let failed = Arc::new(Mutex::new(None));
             let told = failed.clone();
             let name = format!("lane-{number}");
             let thread = LaneThread::spawn(
@@ -183,7 +175,7 @@ impl Lanes {
                 clock.clone(),
                 LaneOptions::default(),
                 move |this| {
-                    match LaneState::new(this, &listeners, &devices, connections) {
+                    match LaneState::new(this, &front_ends, &devices) {
                         Ok(state) => HERE.with(|here| drop(here.replace(Some(state)))),
                         Err(error) => {
                             *told.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);

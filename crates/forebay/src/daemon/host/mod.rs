@@ -31,21 +31,21 @@ mod shutdown;
 mod volumes;
 mod waiting;
 
-use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
 use forebay_admin::curve::CurveReport;
 use forebay_admin::lost::LostReport;
 use forebay_admin::report::BlockReport;
 use forebay_admin::{ApiError, VolumeName, VolumeReport};
 use forebay_device::{Access, Device, DeviceSpec, OpenErrorKind, keep_buffers};
+use forebay_engine::FrontEnd;
 use forebay_lane::{MemoryBudget, MemoryHold, MemoryUse};
-use forebay_nbd::{ListenAddress, ListenError, Listener};
 
+use super::afterlife::outlasting;
 use super::host_api::{Definition, Existing, Host, Identity, Remains, StartError};
 use super::known::Known;
 use super::ledger::Notes;
-use super::nbd_address::NbdAddress;
 use super::operations::Work;
 use caches::Caches;
 use lanes::Lanes;
@@ -62,40 +62,19 @@ const KEPT_PART: u64 = 16;
 /// How long volumes and caches may each take to close before the daemon ends without them.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(20);
 
-/// How long something may look as if it were in use after its user has died: the kernel takes a
-/// ring with what it holds down in its own time.
-const AFTERLIFE: Duration = Duration::from_millis(800);
-
-/// Tries something again for a moment while it is in use.
-fn outlasting<T, E>(
-    mut attempt: impl FnMut() -> Result<T, E>,
-    in_use: impl Fn(&E) -> bool,
-) -> Result<T, E> {
-    let end = Instant::now() + AFTERLIFE;
-    loop {
-        match attempt() {
-            Err(error) if in_use(&error) && Instant::now() < end => {
-                std::thread::sleep(Duration::from_millis(20));
-            }
-            result => return result,
-        }
-    }
-}
-
 /// Opens a device that was named in `field`, and claims it.
 fn claim(field: &str, spec: &DeviceSpec) -> Result<Arc<dyn Device>, ApiError> {
     outlasting(|| spec.open(Access::Exclusive), |error| error.kind == OpenErrorKind::InUse)
         .map_err(|error| faults::open(field, &error))
 }
 
-/// Sets up lanes and front ends. What is `known` of caches is observed, and kept up to date. Besides volumes, the devices of `raw` are served as they are.
+/// Sets up lanes that serve through `front_ends`. What is `known` of caches is observed, and kept up to date. Besides volumes, the devices of `raw` are served as they are.
 ///
 /// # Errors
-/// When an address for NBD is in use, a raw device cannot be opened, or the system has no threads
-/// or rings left.
+/// When a raw device cannot be opened, or the system has no threads or rings left.
 pub(crate) fn open(
     lanes: u32,
-    nbd: &[NbdAddress],
+    front_ends: &[Arc<dyn FrontEnd>],
     raw: &[RawExport],
     known: Arc<Known>,
     notes: Arc<Notes>,
@@ -106,28 +85,18 @@ pub(crate) fn open(
         let device = claim("--export-raw", &export.device)?;
         devices.push((export.name.to_string(), device));
     }
-    let listeners = nbd.iter().map(listen).collect::<Result<Vec<_>, _>>()?;
     let kept = keep_buffers(memory.limit() / KEPT_PART / u64::from(lanes));
     let process = PROCESS + u64::from(lanes) * (LANE + kept);
     let process = memory.hold(MemoryUse::Process, process, "the daemon").map_err(faults::memory)?;
-    let lanes = Lanes::start(lanes, &listeners, &devices, memory)
+    let lanes = Lanes::start(lanes, front_ends, &devices, memory)
         .map_err(|error| ApiError::failed(format!("the lanes cannot be started: {error}")))?;
     Ok(Arc::new(Arc::new(EngineHost {
         lanes,
         _process: process,
         caches: Caches::new(known, notes),
         served: Arc::default(),
-        listeners: Mutex::new(listeners),
+        front_ends: front_ends.to_vec(),
     })))
-}
-
-fn listen(address: &NbdAddress) -> Result<Arc<Listener>, ApiError> {
-    let address = match address {
-        NbdAddress::Unix(path) => ListenAddress::Unix(path.clone()),
-        NbdAddress::Tcp { host, port } => ListenAddress::Tcp { host: host.clone(), port: *port },
-    };
-    outlasting(|| Listener::bind(&address), |error| matches!(error, ListenError::InUse(_)))
-        .map_err(|error| faults::listen(&error))
 }
 
 /// See the module.
@@ -136,8 +105,7 @@ pub(crate) struct EngineHost {
     _process: MemoryHold,
     caches: Caches,
     served: Arc<Served>,
-    /// Held so that the sockets go when the daemon has stopped serving, not earlier.
-    listeners: Mutex<Vec<Arc<Listener>>>,
+    front_ends: Vec<Arc<dyn FrontEnd>>,
 }
 
 impl Host for Arc<EngineHost> {

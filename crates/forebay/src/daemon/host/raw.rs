@@ -9,7 +9,7 @@ use forebay_core::{IoError, Op, SECTOR_SIZE};
 use forebay_device::{
     DeviceDone, DeviceError, DeviceErrorKind, DeviceOp, DeviceSpec, IoBuf, IoData, Queue,
 };
-use forebay_engine::{Completion, CompletionSink, Extent, Request, Target};
+use forebay_engine::{BlockService, Completion, CompletionSink, Extent, Request};
 use forebay_lane::Lane;
 
 /// A device and the name under which it is served, written `NAME=DEVICE`.
@@ -116,7 +116,7 @@ impl RawTarget {
     }
 }
 
-impl Target for RawTarget {
+impl BlockService for RawTarget {
     fn size(&self) -> u64 {
         self.size / SECTOR_SIZE * SECTOR_SIZE
     }

@@ -2,7 +2,6 @@
 //! behind, and everything else ends in order.
 
 use std::sync::Arc;
-use std::sync::PoisonError;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
@@ -33,7 +32,7 @@ impl EngineHost {
         let stopped = self.stop_all();
         let closed = self.close_all();
         self.lanes.end(stopped.is_ok() && closed.is_ok());
-        self.listeners.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.front_ends.iter().for_each(|front_end| front_end.release());
         drained.and(stopped).and(closed)
     }
 

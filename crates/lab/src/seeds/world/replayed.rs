@@ -4,7 +4,7 @@
 use std::sync::atomic::Ordering;
 
 use forebay_core::{Op, OriginBlock, SECTOR_SIZE};
-use forebay_engine::{Request, Target};
+use forebay_engine::{BlockService, Request};
 
 use crate::error::LabResult;
 

@@ -1,0 +1,80 @@
+//! The front ends of a daemon: their options, and how they are claimed. A new one gets its options in
+//! [`FrontEndOptions`] and a line in [`claim`].
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_admin::{ApiError, ErrorKind};
+use forebay_engine::FrontEnd;
+use forebay_lane::MemoryBudget;
+use forebay_nbd::{Limits, ListenAddress, ListenError, NbdFrontEnd};
+
+use super::afterlife::outlasting;
+
+/// How long a client that is sent away may take to fetch its last replies.
+pub(crate) const DISMISSAL: Duration = Duration::from_secs(5);
+
+/// Where volumes are served.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub(crate) struct FrontEndOptions {
+    /// Where to serve NBD: the path of a unix socket (with a '/') or HOST:PORT; repeatable
+    /// [default: nbd.sock beside the admin socket]
+    #[arg(long, value_name = "PATH|HOST:PORT")]
+    pub(crate) nbd: Vec<ListenAddress>,
+}
+
+impl FrontEndOptions {
+    /// Checks the addresses against each other and the admin socket, and puts in the defaults.
+    ///
+    /// # Errors
+    /// Two users of one address, or a path that is too long.
+    pub(crate) fn complete(mut self, admin: &Path) -> Result<Self, ApiError> {
+        let refused = |message: String| Err(ApiError::invalid("--nbd", message));
+        if self.nbd.is_empty() {
+            let path = std::path::absolute(admin.with_file_name("nbd.sock"))
+                .map_err(|error| ApiError::invalid("--nbd", error))?;
+            self.nbd.push(ListenAddress::unix(path).map_err(|error| listen_error(&error))?);
+        }
+        for (index, address) in self.nbd.iter().enumerate() {
+            if self.nbd[..index].contains(address) {
+                return refused(format!("{address} is given twice"));
+            }
+            if matches!(address, ListenAddress::Unix(path) if path == admin) {
+                return refused(format!("{address} is the admin socket"));
+            }
+        }
+        Ok(self)
+    }
+}
+
+/// Claims the addresses of all front ends.
+///
+/// # Errors
+/// When one is in use or cannot be had; none is claimed then.
+pub(crate) fn claim(
+    options: &FrontEndOptions,
+    memory: &Arc<MemoryBudget>,
+) -> Result<Vec<Arc<dyn FrontEnd>>, ApiError> {
+    let limits = Limits { drain: DISMISSAL, ..Limits::default() };
+    let nbd = outlasting(
+        || NbdFrontEnd::claim(&options.nbd, limits, memory.clone()),
+        |error| matches!(error, ListenError::InUse(_)),
+    );
+    Ok(vec![Arc::new(nbd.map_err(|error| listen_error(&error))?)])
+}
+
+/// Why NBD cannot be served at an address.
+fn listen_error(error: &ListenError) -> ApiError {
+    let kind = match error {
+        ListenError::InUse(_) => ErrorKind::Refused,
+        ListenError::Address(_) | ListenError::PathTooLong(_) | ListenError::Occupied(_) => {
+            ErrorKind::Invalid
+        }
+        ListenError::System { cause, .. } => match cause.kind() {
+            std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory => ErrorKind::Invalid,
+            _ => ErrorKind::Failed,
+        },
+    };
+    ApiError::new(kind, format!("--nbd: {error}")).about("--nbd")
+}

@@ -1,0 +1,194 @@
+//! Where NBD is served, and the URI of a volume there.
+
+use std::fmt::{self, Write};
+use std::io;
+use std::net::{IpAddr, Ipv6Addr};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+/// Longest path of a unix socket, in bytes.
+pub const UNIX_PATH_MAX: usize = 107;
+
+/// Where to listen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ListenAddress {
+    /// A unix socket.
+    Unix(PathBuf),
+    /// A TCP port; port 0 lets the system choose.
+    Tcp {
+        /// Name or number of the interface; numbers of IPv6 without brackets.
+        host: String,
+        /// The port.
+        port: u16,
+    },
+}
+
+/// What is wrong with an address or a place to listen.
+#[derive(Debug, thiserror::Error)]
+pub enum ListenError {
+    /// Not an address.
+    #[error(
+        "{0}; write the path of a socket with a '/', like ./nbd.sock, or HOST:PORT, like localhost:10809 or [::1]:10809"
+    )]
+    Address(&'static str),
+    /// The path is too long for a socket.
+    #[error("a socket path has at most {UNIX_PATH_MAX} bytes, {} has {}; choose a shorter one", .0.display(), .0.as_os_str().len())]
+    PathTooLong(PathBuf),
+    /// Somebody listens there.
+    #[error("{0} is in use by a live process; choose another address or stop that process")]
+    InUse(ListenAddress),
+    /// There is something else at that path.
+    #[error("{} exists and is not a socket that an earlier run of this user left behind; remove it yourself or choose another path", .0.display())]
+    Occupied(PathBuf),
+    /// What the system says.
+    #[error("cannot listen on {address}: {cause}")]
+    System {
+        /// Where.
+        address: ListenAddress,
+        /// Why not.
+        cause: io::Error,
+    },
+}
+
+impl fmt::Display for ListenAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ListenAddress::Unix(path) => path.display().fmt(f),
+            ListenAddress::Tcp { host, port } if host.contains(':') => write!(f, "[{host}]:{port}"),
+            ListenAddress::Tcp { host, port } => write!(f, "{host}:{port}"),
+        }
+    }
+}
+
+impl FromStr for ListenAddress {
+    type Err = ListenError;
+
+    /// Reads a path with a `/`, which becomes absolute, or `HOST:PORT`.
+    fn from_str(text: &str) -> Result<Self, ListenError> {
+        if text.contains('/') {
+            let path = std::path::absolute(text)
+                .map_err(|_| ListenError::Address("the directory of this process is gone"))?;
+            return Self::unix(path);
+        }
+        let (host, port) = text.rsplit_once(':').ok_or(ListenError::Address("it has no port"))?;
+        // `parse` alone would read a sign.
+        let digits = !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
+        let port = port.parse().ok().filter(|port| digits && *port > 0);
+        let port = port.ok_or(ListenError::Address("the port is not a number from 1 to 65535"))?;
+        let bracketed = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+        let host = match bracketed {
+            Some(address) => address
+                .parse::<Ipv6Addr>()
+                .map_err(|_| ListenError::Address("there is no IPv6 address in the brackets"))?
+                .to_string(),
+            None => host.to_owned(),
+        };
+        let name = |c: char| c.is_ascii_alphanumeric() || c == '.' || c == '-';
+        if bracketed.is_none() && (host.is_empty() || !host.chars().all(name)) {
+            return Err(ListenError::Address("the host is not a name or an IPv4 address"));
+        }
+        Ok(ListenAddress::Tcp { host, port })
+    }
+}
+
+impl ListenAddress {
+    /// The address of a unix socket.
+    ///
+    /// # Errors
+    /// The path is longer than [`UNIX_PATH_MAX`], or has a zero byte.
+    pub fn unix(path: PathBuf) -> Result<Self, ListenError> {
+        let bytes = path.as_os_str().as_bytes();
+        if bytes.len() > UNIX_PATH_MAX {
+            return Err(ListenError::PathTooLong(path));
+        }
+        if bytes.contains(&0) {
+            return Err(ListenError::Address("the path has a zero byte"));
+        }
+        Ok(ListenAddress::Unix(path))
+    }
+
+    /// The URI of an export that is served here, for qemu, libnbd and `nbdcopy`.
+    pub fn uri(&self, export: &str) -> String {
+        let mut uri = String::new();
+        match self {
+            ListenAddress::Unix(path) => {
+                uri.push_str("nbd+unix:///");
+                percent_encode(&mut uri, export.as_bytes(), b"");
+                uri.push_str("?socket=");
+                percent_encode(&mut uri, path.as_os_str().as_bytes(), b"/");
+            }
+            ListenAddress::Tcp { host, port } => {
+                // All interfaces are no address to connect to.
+                let host = match host.as_str() {
+                    "0.0.0.0" | "::" => "localhost",
+                    host => host,
+                };
+                let here = ListenAddress::Tcp { host: host.to_owned(), port: *port };
+                let _ = write!(uri, "nbd://{here}/");
+                percent_encode(&mut uri, export.as_bytes(), b"");
+            }
+        }
+        uri
+    }
+
+    /// Whether only this machine can reach it.
+    pub fn is_local(&self) -> bool {
+        match self {
+            ListenAddress::Unix(_) => true,
+            ListenAddress::Tcp { host, .. } => {
+                host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
+            }
+        }
+    }
+}
+
+fn percent_encode(uri: &mut String, bytes: &[u8], also_plain: &[u8]) {
+    for &byte in bytes {
+        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) || also_plain.contains(&byte) {
+            uri.push(char::from(byte));
+        } else {
+            let _ = write!(uri, "%{byte:02X}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_read_strictly_and_become_uris() {
+        for (text, uri) in [
+            ("/run/f/nbd.sock", "nbd+unix:///vol-1?socket=/run/f/nbd.sock"),
+            ("/a b&c", "nbd+unix:///vol-1?socket=/a%20b%26c"),
+            ("localhost:10809", "nbd://localhost:10809/vol-1"),
+            ("[::1]:1", "nbd://[::1]:1/vol-1"),
+        ] {
+            let address: ListenAddress = text.parse().expect(text);
+            assert_eq!(address.uri("vol-1"), uri);
+            assert!(address.is_local());
+            assert_eq!(address.to_string(), text);
+        }
+        let unix = ListenAddress::Unix("/run/fore bay/ü.sock".into());
+        assert_eq!(unix.uri("a/b?"), "nbd+unix:///a%2Fb%3F?socket=/run/fore%20bay/%C3%BC.sock");
+        for (text, uri) in
+            [("0.0.0.0:10809", "nbd://localhost:10809/v"), ("[::]:7", "nbd://localhost:7/v")]
+        {
+            let everyone: ListenAddress = text.parse().expect(text);
+            assert!(!everyone.is_local());
+            assert_eq!(everyone.uri("v"), uri);
+        }
+    }
+
+    #[test]
+    fn what_is_no_address_is_refused() {
+        let long = format!("/{}", "x".repeat(107));
+        for bad in [
+            "", "sock", ":1", "h:", "h:0", "h:65536", "h:-1", "h:+1", "::1:80", "[::1]", "[x]:1",
+            "h h:1", "/a\0b", &long,
+        ] {
+            assert!(bad.parse::<ListenAddress>().is_err(), "{bad:?}");
+        }
+    }
+}

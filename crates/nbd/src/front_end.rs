@@ -1,0 +1,82 @@
+//! NBD as one of a daemon's front ends.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use forebay_device::ring::Ring;
+use forebay_engine::{Exports, FrontEnd, LaneFrontEnd};
+use forebay_lane::{Lane, MemoryBudget};
+use parking_lot::Mutex;
+
+use crate::address::{ListenAddress, ListenError};
+use crate::listener::Listener;
+use crate::server::{ConnectionCount, Limits, Server};
+
+/// NBD on any number of addresses.
+#[derive(Debug)]
+pub struct NbdFrontEnd {
+    addresses: Vec<ListenAddress>,
+    listeners: Mutex<Vec<Arc<Listener>>>,
+    limits: Limits,
+    connections: ConnectionCount,
+}
+
+impl NbdFrontEnd {
+    /// Starts to listen. Clients wait until a lane serves; their connections share `memory`.
+    ///
+    /// # Errors
+    /// One of the addresses cannot be had; nothing has changed then.
+    pub fn claim(
+        addresses: &[ListenAddress],
+        limits: Limits,
+        memory: Arc<MemoryBudget>,
+    ) -> Result<Self, ListenError> {
+        let listeners: Vec<_> = addresses.iter().map(Listener::bind).collect::<Result<_, _>>()?;
+        for address in addresses.iter().filter(|address| !address.is_local()) {
+            tracing::warn!(%address, "NBD has no authentication: whoever reaches this address has the data");
+        }
+        Ok(NbdFrontEnd {
+            addresses: addresses.to_vec(),
+            listeners: Mutex::new(listeners),
+            limits,
+            connections: ConnectionCount::within(memory),
+        })
+    }
+}
+
+impl FrontEnd for NbdFrontEnd {
+    fn addresses(&self) -> Vec<String> {
+        self.addresses.iter().map(ListenAddress::to_string).collect()
+    }
+
+    fn describe(&self, volume: &str) -> Vec<String> {
+        self.addresses.iter().map(|address| address.uri(volume)).collect()
+    }
+
+    fn serve(
+        &self,
+        lane: &Rc<Lane>,
+        ring: &Rc<Ring>,
+        exports: Rc<dyn Exports>,
+    ) -> Box<dyn LaneFrontEnd> {
+        let listeners = self.listeners.lock();
+        let connections = self.connections.clone();
+        Box::new(Server::serve(lane, ring, &listeners, exports, self.limits, connections))
+    }
+
+    fn release(&self) {
+        self.listeners.lock().clear();
+    }
+}
+
+impl LaneFrontEnd for Server {
+    fn dismiss(&self, volume: &str) {
+        Server::dismiss(self, volume);
+    }
+
+    fn drain(self: Box<Self>) -> Pin<Box<dyn Future<Output = ()>>> {
+        Box::pin(self.stop())
+    }
+}
