@@ -241,38 +241,11 @@ impl FileQueue {
                     (RingOp::Read { fd, offset, buf: copy }, offset, Next::CopyBack(buf))
                 }
             }
-            DeviceOp::Write { .. } | DeviceOp::DurableWrite { .. } => {
-                let (offset, data, durable) = match op {
-                    DeviceOp::Write { offset, data } => (offset, data, false),
-                    DeviceOp::DurableWrite { offset, log, range } => {
-                        (offset, IoData::Log(log, range), true)
-                    }
-                    _ => (0, IoData::Owned(IoBuf::zeroed(0)), false),
-                };
-                let len = data.len() as u64;
-                let (copy, original) = match data {
-                    IoData::Owned(buf) if !self.is_aligned(&buf) => {
-                        (IoBuf::copy_from(&buf), Some(buf))
-                    }
-                    IoData::Log(log, range) => match log.get(range.clone()) {
-                        None => {
-                            let result = Err(unpublished(shape, offset));
-                            return Entry::Refused(DeviceDone { result, buf: None });
-                        }
-                        Some(bytes) if !self.is_aligned(bytes) => (IoBuf::copy_from(bytes), None),
-                        Some(_) => {
-                            let data = IoData::Log(log, range);
-                            let op = RingOp::Write { fd, offset, data, durable };
-                            return self.entry(op, what, offset, Next::End { len });
-                        }
-                    },
-                    owned @ IoData::Owned(_) => {
-                        let op = RingOp::Write { fd, offset, data: owned, durable };
-                        return self.entry(op, what, offset, Next::End { len });
-                    }
-                };
-                let data = IoData::Owned(copy);
-                (RingOp::Write { fd, offset, data, durable }, offset, Next::GiveBack(original))
+            DeviceOp::Write { offset, data } => {
+                return self.begin_write(what, offset, data, false);
+            }
+            DeviceOp::DurableWrite { offset, log, range } => {
+                return self.begin_write(what, offset, IoData::Log(log, range), true);
             }
             DeviceOp::Sync => (RingOp::Fdatasync { fd }, 0, Next::End { len: 0 }),
             DeviceOp::Discard { len: 0, .. } if !makes_holes(&*self.shared.fd) => {
@@ -294,6 +267,29 @@ impl FileQueue {
             }
         };
         self.entry(op, what, offset, next)
+    }
+
+    /// Hands a write to the ring, of a copy if direct I/O cannot use the memory of the data.
+    fn begin_write(&self, what: &'static str, offset: u64, data: IoData, durable: bool) -> Entry {
+        let len = data.len() as u64;
+        let (data, next) = match data {
+            IoData::Owned(buf) if !self.is_aligned(&buf) => {
+                (IoData::Owned(IoBuf::copy_from(&buf)), Next::GiveBack(Some(buf)))
+            }
+            IoData::Owned(buf) => (IoData::Owned(buf), Next::End { len }),
+            IoData::Log(log, range) => match log.get(range.clone()) {
+                None => {
+                    let result = Err(unpublished(&self.shared.shape, offset));
+                    return Entry::Refused(DeviceDone { result, buf: None });
+                }
+                Some(bytes) if !self.is_aligned(bytes) => {
+                    (IoData::Owned(IoBuf::copy_from(bytes)), Next::GiveBack(None))
+                }
+                Some(_) => (IoData::Log(log, range), Next::End { len }),
+            },
+        };
+        let fd = self.shared.fd.clone();
+        self.entry(RingOp::Write { fd, offset, data, durable }, what, offset, next)
     }
 
     fn entry(&self, op: RingOp, what: &'static str, offset: u64, next: Next) -> Entry {

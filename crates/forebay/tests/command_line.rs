@@ -15,6 +15,7 @@ fn words(line: &str) -> Vec<String> {
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "a table of cases")]
 fn bad_command_lines_end_with_2_and_one_line_that_names_the_field() {
     let long = format!("--socket /{} list", "x".repeat(107));
     let make = "--socket /nonexistent/s create v -s ram:64M -p /origin";

@@ -185,7 +185,11 @@ pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
         }
     }
     drop(progress);
-    if json { print_json(&report) } else { print(&report) }
+    if json {
+        return print_json(&report);
+    }
+    print(&report);
+    Ok(())
 }
 
 fn shares(
@@ -284,10 +288,24 @@ fn scaling(
     })
 }
 
-fn print(report: &Report) -> LabResult<()> {
-    let goal = |goal: &Option<Goal>, sign, digits| {
-        goal.as_ref().map_or_else(|| "-".into(), |goal| goal.show(sign, digits))
-    };
+fn print(report: &Report) {
+    print_rows(report);
+    print_background(report);
+    if !report.scaling.is_empty() {
+        print_scaling(report);
+    }
+    println!(
+        "{} pairs of {} s; medians with 95 % intervals. (cpu): per second of CPU time, which is what\n\
+         the goals are held against; it leaves out what other processes take.",
+        report.pairs, report.seconds_per_sample
+    );
+}
+
+fn goal(goal: Option<&Goal>, sign: &str, digits: usize) -> String {
+    goal.map_or_else(|| "-".into(), |goal| goal.show(sign, digits))
+}
+
+fn print_rows(report: &Report) {
     let mut table = Table::new(&[
         "CASE",
         "LANES",
@@ -309,14 +327,17 @@ fn print(report: &Report) -> LabResult<()> {
             rate(row.memcpy_per_second),
             row.share.to_string(),
             row.share_of_cpu.to_string(),
-            goal(&row.share_goal, ">=", 1),
+            goal(row.share_goal.as_ref(), ">=", 1),
             format!("{:.3}", row.cpu_us),
             format!("{:.3}", row.memcpy_cpu_us),
-            goal(&row.cpu_goal, "<=", 1),
+            goal(row.cpu_goal.as_ref(), "<=", 1),
             format!("{:.0} %", row.on_cpu * 100.0),
         ]);
     }
     println!("{}", table.render());
+}
+
+fn print_background(report: &Report) {
     let mut table = Table::new(&[
         "DURING THE SAMPLES",
         "LANES",
@@ -339,33 +360,28 @@ fn print(report: &Report) -> LabResult<()> {
         ]);
     }
     println!("{}", table.render());
-    if !report.scaling.is_empty() {
-        let mut table = Table::new(&[
-            "SCALING",
-            "LANES",
-            "ONE LANE/s",
-            "ALL LANES/s",
-            "FACTOR (wall)",
-            "FACTOR (cpu)",
-            "GOAL",
+}
+
+fn print_scaling(report: &Report) {
+    let mut table = Table::new(&[
+        "SCALING",
+        "LANES",
+        "ONE LANE/s",
+        "ALL LANES/s",
+        "FACTOR (wall)",
+        "FACTOR (cpu)",
+        "GOAL",
+    ]);
+    for row in &report.scaling {
+        table.row([
+            row.case.to_owned(),
+            row.lanes.to_string(),
+            rate(row.one_lane_per_second),
+            rate(row.all_lanes_per_second),
+            row.factor.to_string(),
+            row.factor_by_cpu.to_string(),
+            goal(row.goal.as_ref(), ">=", 1),
         ]);
-        for row in &report.scaling {
-            table.row([
-                row.case.to_owned(),
-                row.lanes.to_string(),
-                rate(row.one_lane_per_second),
-                rate(row.all_lanes_per_second),
-                row.factor.to_string(),
-                row.factor_by_cpu.to_string(),
-                goal(&row.goal, ">=", 1),
-            ]);
-        }
-        println!("{}", table.render());
     }
-    println!(
-        "{} pairs of {} s; medians with 95 % intervals. (cpu): per second of CPU time, which is what\n\
-         the goals are held against; it leaves out what other processes take.",
-        report.pairs, report.seconds_per_sample
-    );
-    Ok(())
+    println!("{}", table.render());
 }

@@ -127,23 +127,10 @@ pub(crate) async fn receive_requests(
                         return Ok(());
                     }
                     connection.flush();
-                    let (len, have) = (command.len as usize, start.len());
-                    let mut data = IoBuf::for_overwrite(len);
-                    if let Some(head) = data.get_mut(..have) {
-                        head.copy_from_slice(start);
-                    }
-                    let mut received = have;
-                    while received < len {
-                        let step = received..len.min(received + STEP);
-                        let (_turn, end) = (connection.client_begins(), step.end);
-                        let result;
-                        (data, result) = connection.socket.receive(data, step, true).await;
-                        received += result?;
-                        if received < end || data.len() != len {
-                            // The client left, or is sent away; what is in flight is answered.
-                            return Ok(());
-                        }
-                    }
+                    let len = command.len as usize;
+                    let Some(data) = receive_payload(connection, start, len).await? else {
+                        return Ok(());
+                    };
                     connection.execute_write(&command, data, &sink);
                     connection.end_grant();
                 }
@@ -169,4 +156,29 @@ pub(crate) async fn receive_requests(
             parser.set_window(window(LARGE));
         }
     }
+}
+
+/// Receives the `len` bytes of a write that begin with `start`, into a buffer of their own. `None`: the
+/// client has left, or is sent away; its requests in flight are answered.
+async fn receive_payload(
+    connection: &Connection,
+    start: &[u8],
+    len: usize,
+) -> Result<Option<IoBuf>, ReceiveError> {
+    let mut data = IoBuf::for_overwrite(len);
+    let mut received = start.len();
+    if let Some(head) = data.get_mut(..received) {
+        head.copy_from_slice(start);
+    }
+    while received < len {
+        let step = received..len.min(received + STEP);
+        let (_turn, end) = (connection.client_begins(), step.end);
+        let result;
+        (data, result) = connection.socket.receive(data, step, true).await;
+        received += result?;
+        if received < end || data.len() != len {
+            return Ok(None);
+        }
+    }
+    Ok(Some(data))
 }

@@ -35,6 +35,10 @@ impl SimDisk {
             let patch = Arc::new(Patch { first: offset / SECTOR as u64, content });
             Effect::Change { patch, early: BTreeSet::new(), buf, what, durable: false }
         };
+        let zeroes = |offset: u64, len: u64, what| {
+            let content = PatchContent::Zeroes(len / SECTOR as u64);
+            if fits(offset, len) { Ok(change(offset, content, None, what)) } else { Err(None) }
+        };
         match op {
             DeviceOp::Read { offset, buf } => {
                 let len = buf.len() as u64;
@@ -79,23 +83,32 @@ impl SimDisk {
             }
             DeviceOp::Sync => (Ok(Effect::Sync { before: state.order }), 0, 0, "sync"),
             DeviceOp::Discard { offset, len } => {
-                let effect = if fits(offset, len) {
-                    let content = PatchContent::Zeroes(len / SECTOR as u64);
-                    Ok(change(offset, content, None, "discard"))
-                } else {
-                    Err(None)
-                };
-                (effect, offset, len, "discard")
+                (zeroes(offset, len, "discard"), offset, len, "discard")
             }
             DeviceOp::WriteZeroes { offset, len } => {
-                let effect = if fits(offset, len) {
-                    let content = PatchContent::Zeroes(len / SECTOR as u64);
-                    Ok(change(offset, content, None, "write zeroes"))
-                } else {
-                    Err(None)
-                };
-                (effect, offset, len, "write zeroes")
+                (zeroes(offset, len, "write zeroes"), offset, len, "write zeroes")
             }
+        }
+    }
+
+    /// Sometimes the disk gets slow for a while, or stops.
+    fn begin_episodes(&self, state: &mut State) {
+        let now = self.shared.clock.now();
+        if happens(state.plan.slow_episode, &mut state.rng) {
+            state.slow_until = now + state.latency.sample(2_000, &mut state.rng);
+            self.shared.fault(
+                "slow episode",
+                &[self.number],
+                format_args!("{} until {}", self.name, state.slow_until),
+            );
+        }
+        if happens(state.plan.outage, &mut state.rng) {
+            state.outage_until = now + state.latency.sample(2_000, &mut state.rng);
+            self.shared.fault(
+                "outage",
+                &[self.number],
+                format_args!("{} until {}", self.name, state.outage_until),
+            );
         }
     }
 
@@ -160,22 +173,7 @@ impl SimDisk {
             }
         }
         let now = self.shared.clock.now();
-        if happens(state.plan.slow_episode, &mut state.rng) {
-            state.slow_until = now + state.latency.sample(2_000, &mut state.rng);
-            self.shared.fault(
-                "slow episode",
-                &[self.number],
-                format_args!("{} until {}", self.name, state.slow_until),
-            );
-        }
-        if happens(state.plan.outage, &mut state.rng) {
-            state.outage_until = now + state.latency.sample(2_000, &mut state.rng);
-            self.shared.fault(
-                "outage",
-                &[self.number],
-                format_args!("{} until {}", self.name, state.outage_until),
-            );
-        }
+        self.begin_episodes(state);
         let factor = if now < state.slow_until { 40 } else { 1 };
         let due = now.max(state.hung_until) + state.latency.sample(factor, &mut state.rng);
         self.shared.event(

@@ -37,18 +37,7 @@ impl EngineLane {
         force: bool,
     ) -> Result<Arc<Volume>, EngineError> {
         let store = &self.cache.store;
-        if self.cache.volume(name).is_some() {
-            return Err(EngineError::new(
-                EngineErrorKind::Refused,
-                format!("the volume '{name}' is started already"),
-            ));
-        }
-        let records = store.volumes();
-        let record = records
-            .iter()
-            .find(|record| record.name == name)
-            .ok_or_else(|| EngineError::no_volume(name))?
-            .clone();
+        let record = self.record_of_stopped(name)?;
         if let Some(damage) = Damage::of(&record) {
             at_risk(name, damage, force)?;
         }
@@ -117,6 +106,18 @@ impl EngineLane {
             })
             .await?;
         self.bring_up(name, origin, settled)
+    }
+
+    /// The record of a volume that is not started.
+    fn record_of_stopped(&self, name: &str) -> Result<VolumeRecord, EngineError> {
+        if self.cache.volume(name).is_some() {
+            return Err(EngineError::new(
+                EngineErrorKind::Refused,
+                format!("the volume '{name}' is started already"),
+            ));
+        }
+        let mut records = self.cache.store.volumes().into_iter();
+        records.find(|record| record.name == name).ok_or_else(|| EngineError::no_volume(name))
     }
 
     /// Drops the clean blocks of a volume whose origin is not as it was left, if that is allowed.

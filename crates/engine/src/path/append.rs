@@ -42,6 +42,18 @@ pub(crate) struct Written {
     pub(crate) complete: bool,
 }
 
+/// What a part of a block is written over.
+struct Under {
+    /// The cached copy.
+    base: Option<IoBuf>,
+    /// Nothing of the block was dirty before.
+    complete: bool,
+    /// The sectors that are valid with the part.
+    valid: SectorMask,
+    /// What must not have changed when the block is appended.
+    condition: Condition<'static>,
+}
+
 impl LaneVolume {
     /// Appends what is left of a write; waits for room as often as needed, if there will be any. Not to be
     /// called by whoever holds a range: room may depend on writing back what lies in it.
@@ -157,6 +169,35 @@ impl LaneVolume {
         appended
     }
 
+    /// Reads the cached copy of a block of which a part is written.
+    async fn copy_under(&self, piece: &Piece) -> Result<Under, Retry> {
+        let volume = &self.volume;
+        let mut valid = SectorMask::of(volume.block.sectors(), piece.sectors.clone());
+        if piece.whole {
+            let condition = Condition::Always;
+            return Ok(Under { base: None, complete: true, valid, condition });
+        }
+        let Some(pinned) = self.store.store().look_up(&volume.space, piece.block) else {
+            let condition = Condition::Absent;
+            return Ok(Under { base: None, complete: true, valid, condition });
+        };
+        let (slot, dirty) = (pinned.found.entry.slot, pinned.found.entry.dirty);
+        match &pinned.found.mask {
+            Some(mask) => valid.union_with(mask),
+            None => valid = SectorMask::all(volume.block.sectors()),
+        }
+        let buf = IoBuf::for_overwrite(volume.block.as_usize());
+        let (cached, unreadable) = self.read_copies(&[pinned], buf).await;
+        Retry::unless_all_read(&unreadable).inspect_err(|retry| {
+            if matches!(retry, Retry::Again) {
+                // What it has may be had from a device that hangs, or not: the origin has it.
+                self.forget_copy(piece.block, slot);
+            }
+        })?;
+        let condition = Condition::Slot(slot);
+        Ok(Under { base: Some(cached), complete: !dirty, valid, condition })
+    }
+
     /// Appends one block's part of a write, merged with what is cached of the block.
     async fn append_piece(
         &self,
@@ -166,33 +207,12 @@ impl LaneVolume {
         let volume = &self.volume;
         let store = self.store.store();
         loop {
-            let pinned = if piece.whole { None } else { store.look_up(&volume.space, piece.block) };
-            let mut base = None;
-            let mut complete = true;
-            let mut valid = SectorMask::of(volume.block.sectors(), piece.sectors.clone());
-            let mut condition = if piece.whole { Condition::Always } else { Condition::Absent };
-            if let Some(pinned) = pinned {
-                let slot = pinned.found.entry.slot;
-                let dirty = pinned.found.entry.dirty;
-                let mask = pinned.found.mask.clone();
-                let buf = IoBuf::for_overwrite(volume.block.as_usize());
-                let (cached, unreadable) = self.read_copies(&[pinned], buf).await;
-                match Retry::unless_all_read(&unreadable) {
-                    Ok(()) => base = Some(cached),
-                    Err(Retry::Again) => {
-                        // What it has may be had from a device that hangs, or not: the origin has it.
-                        self.forget_copy(piece.block, slot);
-                        continue;
-                    }
-                    Err(Retry::Fail(error)) => return Err(error),
-                }
-                complete = !dirty;
-                match mask {
-                    Some(mask) => valid.union_with(&mask),
-                    None => valid = SectorMask::all(volume.block.sectors()),
-                }
-                condition = Condition::Slot(slot);
-            }
+            let under = match self.copy_under(piece).await {
+                Ok(under) => under,
+                Err(Retry::Again) => continue,
+                Err(Retry::Fail(error)) => return Err(error),
+            };
+            let Under { base, complete, valid, condition } = under;
             // Barrier for invariant 15: what the volume left dirty has been noted when it stopped, and is
             // counted by whoever has it next. A write that it has left behind adds nothing.
             volume.still_there()?;

@@ -224,6 +224,15 @@ impl LaneVolume {
         Ok((cached, mask))
     }
 
+    /// The sectors of a block that lie within bytes of the origin.
+    fn sectors_within(&self, block: OriginBlock, span: &Range<u64>) -> Range<u32> {
+        let mut inside = self.volume.sectors_inside(block);
+        let byte = |sector: &u32| self.volume.origin_offset(block, *sector);
+        let first = inside.clone().find(|sector| byte(sector) >= span.start).unwrap_or(inside.end);
+        let last = inside.rfind(|sector| byte(sector) < span.end);
+        first..last.map_or(first, |last| last + 1)
+    }
+
     /// Puts the cached sectors of a block over what came from the origin, and appends the block.
     async fn merge(
         &self,
@@ -234,16 +243,7 @@ impl LaneVolume {
     ) -> Result<(), Retry> {
         let volume = &self.volume;
         let block = filling.block;
-        let inside = volume.sectors_inside(block);
-        let byte = |sector: u32| volume.origin_offset(block, sector);
-        // The sectors of this block that were read.
-        let first = inside.clone().find(|sector| byte(*sector) >= span.start).unwrap_or(inside.end);
-        let read = first
-            ..inside
-                .clone()
-                .rev()
-                .find(|sector| byte(*sector) < span.end)
-                .map_or(first, |last| last + 1);
+        let read = self.sectors_within(block, span);
         let mut valid = SectorMask::of(volume.block.sectors(), read.clone());
         let mut condition = filling.ticket.as_ref().map(Condition::Fill);
         let mut dirty = false;
@@ -279,7 +279,7 @@ impl LaneVolume {
             self.refused(block, false, RefusalReason::NoRoom);
             return Ok(());
         }
-        let at = (byte(read.start) - span.start) as usize;
+        let at = (volume.origin_offset(block, read.start) - span.start) as usize;
         let bytes = bytes_of(&read);
         let rank = self.rank(block, pinned.as_ref().map(|pinned| &pinned.found.entry));
         let version =

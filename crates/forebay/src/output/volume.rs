@@ -47,32 +47,9 @@ pub(crate) fn render(report: &VolumeReport) -> String {
         bytes => format!(", shifted by {bytes} bytes"),
     };
     line("block size", format!("{}{shift}", format_size(report.block_size)));
-    let blocks = if report.blocks.known {
-        // While it is served, the line about its order says how many versions wait.
-        let held = match report.blocks.held {
-            1.. if report.ordered.is_none() => {
-                format!(", {} held for ordered writeback", grouped(report.blocks.held))
-            }
-            _ => String::new(),
-        };
-        format!(
-            "{} cached, {} dirty ({}){held}",
-            grouped(report.blocks.cached),
-            grouped(report.blocks.dirty),
-            format_size(report.blocks.dirty.saturating_mul(report.block_size))
-        )
-    } else {
-        "not known while its cache is not open; dirty ones may be on the cache device".to_owned()
-    };
-    line("blocks", blocks);
-    if let Some(order) = report.ordered {
-        let how = match order.in_effect {
-            true => "the origin is at a flush",
-            false => "not in effect before all that was dirty is on the origin",
-        };
-        line("ordered", format!("{how}, {} versions waiting", grouped(order.waiting)));
-    } else if report.settings.ordered && report.state == VolumeState::Running {
-        line("ordered", "not in effect yet".to_owned());
+    line("blocks", blocks(report));
+    if let Some(ordered) = ordered(report) {
+        line("ordered", ordered);
     }
     line(
         "memory",
@@ -103,6 +80,38 @@ pub(crate) fn render(report: &VolumeReport) -> String {
     }
     text.push_str(&settings.render());
     text
+}
+
+fn ordered(report: &VolumeReport) -> Option<String> {
+    let Some(order) = report.ordered else {
+        let pending = report.settings.ordered && report.state == VolumeState::Running;
+        return pending.then(|| "not in effect yet".to_owned());
+    };
+    let how = match order.in_effect {
+        true => "the origin is at a flush",
+        false => "not in effect before all that was dirty is on the origin",
+    };
+    Some(format!("{how}, {} versions waiting", grouped(order.waiting)))
+}
+
+fn blocks(report: &VolumeReport) -> String {
+    if !report.blocks.known {
+        return "not known while its cache is not open; dirty ones may be on the cache device"
+            .into();
+    }
+    // While it is served, the line about its order says how many versions wait.
+    let held = match report.blocks.held {
+        1.. if report.ordered.is_none() => {
+            format!(", {} held for ordered writeback", grouped(report.blocks.held))
+        }
+        _ => String::new(),
+    };
+    format!(
+        "{} cached, {} dirty ({}){held}",
+        grouped(report.blocks.cached),
+        grouped(report.blocks.dirty),
+        format_size(report.blocks.dirty.saturating_mul(report.block_size))
+    )
 }
 
 fn errors(report: &VolumeReport, line: &mut impl FnMut(&str, String)) {

@@ -229,21 +229,16 @@ fn log_row(size: f64, misses: &Misses) -> Row {
     }
 }
 
+/// What is to be simulated: every policy with every size and layout.
+///
 /// # Errors
-/// The trace cannot be read, or something on the command line is wrong.
-pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
-    let align = parse_size(&args.align).map_err(|error| LabError::Usage(error.to_string()))?;
-    if let Some(size) = args.sizes.iter().find(|size| !(**size > 0.0 && **size <= 1.0)) {
-        let what =
-            format!("--sizes are shares of the trace's blocks, above 0, up to 1; not {size}");
-        return Err(LabError::Usage(what));
-    }
-    args.plot.as_deref().map_or(Ok(()), try_file)?;
-    let requests = trace::open(&args.trace, args.format, align)?;
-    let format = requests.format().name();
-    let accesses = Accesses::read(requests)?;
-    let policies = if args.policies.is_empty() { Policy::all() } else { args.policies.clone() };
-    let rules = Rules { admission: args.admission, mode: args.mode };
+/// A size is less than a block, or there is nothing to do.
+fn jobs(
+    args: &Args,
+    policies: &[Policy],
+    accesses: &Accesses,
+    rules: Rules,
+) -> LabResult<Vec<Job>> {
     let mut jobs = Vec::new();
     let layouts = policies.iter().flat_map(|policy| {
         let plain = args.layout.contains(&Layout::Plain).then_some((*policy, None));
@@ -268,6 +263,25 @@ pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
                 .into(),
         ));
     }
+    Ok(jobs)
+}
+
+/// # Errors
+/// The trace cannot be read, or something on the command line is wrong.
+pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
+    let align = parse_size(&args.align).map_err(|error| LabError::Usage(error.to_string()))?;
+    if let Some(size) = args.sizes.iter().find(|size| !(**size > 0.0 && **size <= 1.0)) {
+        let what =
+            format!("--sizes are shares of the trace's blocks, above 0, up to 1; not {size}");
+        return Err(LabError::Usage(what));
+    }
+    args.plot.as_deref().map_or(Ok(()), try_file)?;
+    let requests = trace::open(&args.trace, args.format, align)?;
+    let format = requests.format().name();
+    let accesses = Accesses::read(requests)?;
+    let policies = if args.policies.is_empty() { Policy::all() } else { args.policies.clone() };
+    let rules = Rules { admission: args.admission, mode: args.mode };
+    let jobs = jobs(args, &policies, &accesses, rules)?;
     let log = if jobs.iter().any(|job| job.on_log.is_some()) {
         // As in the plain cache: whole blocks.
         let requests = trace::open(&args.trace, args.format, align)?;

@@ -167,6 +167,7 @@ impl Played {
 ///
 /// # Errors
 /// A request failed, or never ends.
+#[expect(clippy::too_many_lines, reason = "one event loop, whose steps share all of its state")]
 pub(super) fn play<S: Replayed>(
     server: &mut S,
     cpu: Cpu,

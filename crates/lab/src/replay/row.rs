@@ -230,6 +230,10 @@ impl Row {
         }
         print!("{}", table.render());
         println!();
+        self.print_latencies();
+    }
+
+    fn print_latencies(&self) {
         let mut table = Table::new(&["LATENCY, us", "REQUESTS", "MEAN", "p50", "p99", "MAX"]);
         for (name, latency) in [
             ("reads", self.reads),

@@ -114,10 +114,45 @@ impl<S: Server> Loop<'_, S> {
     }
 }
 
+/// Takes samples in equal steps of time.
+struct Sampler {
+    start: Nanos,
+    /// In nanoseconds; 0: never.
+    every: u64,
+    /// When the last one was taken, with the gauges and the answers then.
+    last: (Nanos, Gauges, u64),
+}
+
+impl Sampler {
+    fn new(start: Nanos, every: u64, gauges: Gauges) -> Self {
+        Sampler { start, every, last: (start, gauges, 0) }
+    }
+
+    fn is_due(&self, now: Nanos) -> bool {
+        self.every > 0 && now.0 >= self.last.0.0 + self.every
+    }
+
+    fn take(&mut self, gauges: Gauges, answered: u64) -> Sample {
+        let (last, before, answered_before) = self.last;
+        let (now, since) = (last.0 + self.every, self.every as f64);
+        let passed = gauges.since(&before);
+        self.last = (Nanos(now), gauges, answered);
+        Sample {
+            second: (now - self.start.0) as f64 / 1e9,
+            requests_per_second: (answered - answered_before) as f64 * 1e9 / since,
+            hit_ratio: passed.hit_ratio().unwrap_or(0.0),
+            dirty_bytes: gauges.dirty_bytes,
+            disk_busy: passed.disk_busy.0 as f64 / since,
+            ssd_busy: passed.ssd_busy.0 as f64 / since,
+        }
+    }
+}
+
 /// Lets the clients of `workload` ask `server` for so long.
 ///
 /// # Errors
 /// A request failed, or nothing more happens.
+#[expect(clippy::too_many_lines, reason = "one event loop, whose steps share all of its state")]
 pub(crate) fn run<S: Server>(
     server: &mut S,
     cpu: Cpu,
@@ -143,12 +178,10 @@ pub(crate) fn run<S: Server>(
     };
     let measure_from = Nanos(start.0 + nanos(span.warm_up));
     let end = Nanos(measure_from.0 + nanos(span.seconds));
-    let sample_every = nanos(span.sample);
-    let mut next_sample = if sample_every > 0 { start.0 + sample_every } else { u64::MAX };
-    let mut before = (this.server.gauges(), 0, start);
+    let mut sampler = Sampler::new(start, nanos(span.sample), this.server.gauges());
     let mut answered = 0u64;
     if span.warm_up <= 0.0 {
-        this.measuring = Some(before.0);
+        this.measuring = Some(this.server.gauges());
         this.limit = span.requests.unwrap_or(u64::MAX);
     }
     for client in 0..depth as u32 {
@@ -182,20 +215,8 @@ pub(crate) fn run<S: Server>(
             this.issued = this.under_way as u64;
             this.limit = span.requests.unwrap_or(u64::MAX);
         }
-        while next.0 >= next_sample {
-            let gauges = this.server.gauges();
-            let since = (next_sample - before.2.0) as f64;
-            let passed = gauges.since(&before.0);
-            this.found.series.push(Sample {
-                second: (next_sample - start.0) as f64 / 1e9,
-                requests_per_second: (answered - before.1) as f64 * 1e9 / since,
-                hit_ratio: passed.hit_ratio().unwrap_or(0.0),
-                dirty_bytes: gauges.dirty_bytes,
-                disk_busy: passed.disk_busy.0 as f64 / since,
-                ssd_busy: passed.ssd_busy.0 as f64 / since,
-            });
-            before = (gauges, answered, Nanos(next_sample));
-            next_sample += sample_every;
+        while sampler.is_due(next) {
+            this.found.series.push(sampler.take(this.server.gauges(), answered));
         }
         if next > end {
             now = end;

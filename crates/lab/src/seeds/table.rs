@@ -32,6 +32,39 @@ fn published(values: &BTreeMap<&'static str, Number>) -> String {
     parts.collect::<Vec<_>>().join(", ")
 }
 
+const HEADING: [&str; 15] = [
+    "EXPERIMENT",
+    "METRIC",
+    "CONFIG",
+    "VALUE",
+    "sd",
+    "x SSD",
+    "PUBLISHED",
+    "GOAL",
+    "HITS",
+    "SSD B/B",
+    "DISK",
+    "p50 us",
+    "p99 us",
+    "s",
+    "NOTE",
+];
+
+/// Whether a row meets its goal; or how far a model's baseline is off.
+fn goal(row: &Row) -> String {
+    match (&row.goal, &row.baseline) {
+        (Some(goal), _) => {
+            let met = if goal.met { "met" } else { "MISSED" };
+            format!("{} {met}", number(goal.at_least.0))
+        }
+        (None, Some(baseline)) => {
+            let off = if baseline.good { "" } else { " OFF" };
+            format!("{:+.1} %{off}", baseline.error.0 * 100.0)
+        }
+        (None, None) => String::new(),
+    }
+}
+
 /// A report's rows: what was published over each group, then ours.
 pub(crate) fn print(report: &Report, rows: &[Row]) {
     println!("\n{} {}", report.number, report.title);
@@ -40,24 +73,7 @@ pub(crate) fn print(report: &Report, rows: &[Row]) {
     }
     let mut notes: Vec<String> = Vec::new();
     let mut bad = Vec::new();
-    let heading = [
-        "EXPERIMENT",
-        "METRIC",
-        "CONFIG",
-        "VALUE",
-        "sd",
-        "x SSD",
-        "PUBLISHED",
-        "GOAL",
-        "HITS",
-        "SSD B/B",
-        "DISK",
-        "p50 us",
-        "p99 us",
-        "s",
-        "NOTE",
-    ];
-    let mut table = Table::new(&heading);
+    let mut table = Table::new(&HEADING);
     let mut last = (String::new(), "");
     for row in rows {
         let group = (row.experiment.clone(), row.metric);
@@ -77,21 +93,12 @@ pub(crate) fn print(report: &Report, rows: &[Row]) {
             });
             format!("[{}]", index + 1)
         });
-        let goal = match (&row.goal, &row.baseline) {
-            (Some(goal), _) => {
-                let met = if goal.met { "met" } else { "MISSED" };
-                format!("{} {met}", number(goal.at_least.0))
-            }
-            (None, Some(baseline)) => {
-                let percent = baseline.error.0 * 100.0;
-                if !baseline.good {
-                    let name = format!("{} {} {}", row.experiment, row.config, row.metric);
-                    bad.push(format!("{name}: {percent:+.1} %"));
-                }
-                format!("{percent:+.1} %{}", if baseline.good { "" } else { " OFF" })
-            }
-            (None, None) => String::new(),
-        };
+        if let (None, Some(baseline)) = (&row.goal, &row.baseline)
+            && !baseline.good
+        {
+            let name = format!("{} {} {}", row.experiment, row.config, row.metric);
+            bad.push(format!("{name}: {:+.1} %", baseline.error.0 * 100.0));
+        }
         let system = row.published_system.unwrap_or("");
         let theirs = row
             .published_share
@@ -104,7 +111,7 @@ pub(crate) fn print(report: &Report, rows: &[Row]) {
             cell(row.sd),
             cell(row.share_of_ssd),
             theirs,
-            goal,
+            goal(row),
             cell(row.hit_ratio),
             cell(row.ssd_bytes_per_user_byte),
             cell(row.disk_busy),

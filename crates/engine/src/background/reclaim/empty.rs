@@ -94,19 +94,7 @@ impl EngineLane {
                 });
             let unkept = if keep { EvictionReason::Reclaim } else { EvictionReason::NoRoom };
             let mut leaving: Vec<_> = leaving.into_iter().map(|live| (live, unkept)).collect();
-            let mut kept = self.carry_on_now(&owner, kept).into_iter();
-            loop {
-                let some: Vec<Live> = kept.by_ref().take(CARRIED_TOGETHER).collect();
-                if some.is_empty() {
-                    break;
-                }
-                let moved = join_all(some.iter().map(|live| self.carry_on(&owner, live))).await;
-                leaving.extend(
-                    some.into_iter()
-                        .zip(moved)
-                        .filter_map(|(live, moved)| Some((live, moved.err()?))),
-                );
-            }
+            leaving.extend(self.reinsert_all(&owner, kept).await);
             let mut dirty = Vec::new();
             for (live, reason) in leaving {
                 if live.dirty {
@@ -128,6 +116,25 @@ impl EngineLane {
             }
         }
         Emptied::AsFarAsPossible
+    }
+
+    /// Reinserts blocks, many at a time. Returns those that could not be, and why.
+    async fn reinsert_all(
+        self: &Rc<Self>,
+        owner: &Owner<'_>,
+        blocks: Vec<Live>,
+    ) -> Vec<(Live, EvictionReason)> {
+        let mut left = Vec::new();
+        let mut blocks = self.carry_on_now(owner, blocks).into_iter();
+        loop {
+            let some: Vec<Live> = blocks.by_ref().take(CARRIED_TOGETHER).collect();
+            if some.is_empty() {
+                return left;
+            }
+            let moved = join_all(some.iter().map(|live| self.carry_on(owner, live))).await;
+            let failed = some.into_iter().zip(moved);
+            left.extend(failed.filter_map(|(live, moved)| Some((live, moved.err()?))));
+        }
     }
 
     /// Has blocks written back. `false`: the origin takes too long, and others do not wait for it; until

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use forebay_core::{OriginBlock, SegmentId, Slot, VolumeId};
 use forebay_device::IoBuf;
-use forebay_format::{Body, PAGE, record};
+use forebay_format::{Body, PAGE, RecordHeader, record};
 use forebay_store::VolumeSpace;
 
 use crate::lane::engine::EngineLane;
@@ -53,37 +53,7 @@ impl EngineLane {
             if header.segment != segment || header.position != position {
                 break;
             }
-            if let Body::Data(entries) = &header.body {
-                // Of a volume that was deleted there is none.
-                let mut space: Option<(VolumeId, Option<VolumeSpace>)> = None;
-                for (number, entry) in entries.iter().enumerate() {
-                    let slot = header.cell(geometry, number);
-                    if let Some(next) = entries.get(number + LOOKED_UP_AHEAD)
-                        && let Some((id, Some(space))) = &space
-                        && *id == next.volume
-                    {
-                        store.expect(space, next.block);
-                    }
-                    if entry.void {
-                        continue;
-                    }
-                    if space.is_none_or(|(id, _)| id != entry.volume) {
-                        space = Some((entry.volume, store.space_of(entry.volume)));
-                    }
-                    let Some((_, Some(space))) = space else { continue };
-                    if let Some(found) = store.peek(&space, entry.block)
-                        && found.entry.slot == slot
-                    {
-                        count += 1;
-                        live.entry(entry.volume).or_default().push(Live {
-                            block: entry.block,
-                            slot,
-                            dirty: found.entry.dirty,
-                            kept: found.entry.rank > 0,
-                        });
-                    }
-                }
-            }
+            count += self.add_live(&header, &mut live);
             let bytes = PAGE as u64 + u64::from(header.payload_bytes);
             short = bytes <= SHORT_RECORDS / 4;
             at = (at + bytes).next_multiple_of(PAGE as u64);
@@ -91,7 +61,50 @@ impl EngineLane {
         if count >= store.segments.live(segment) as usize {
             return live;
         }
-        live.clear();
+        self.live_by_index(segment)
+    }
+
+    /// Adds the live blocks of a record, and tells how many there are.
+    fn add_live(&self, header: &RecordHeader, live: &mut BTreeMap<VolumeId, Vec<Live>>) -> usize {
+        let store = &self.cache.store;
+        let Body::Data(entries) = &header.body else { return 0 };
+        let mut count = 0;
+        // Of a volume that was deleted there is none.
+        let mut space: Option<(VolumeId, Option<VolumeSpace>)> = None;
+        for (number, entry) in entries.iter().enumerate() {
+            let slot = header.cell(store.geometry(), number);
+            if let Some(next) = entries.get(number + LOOKED_UP_AHEAD)
+                && let Some((id, Some(space))) = &space
+                && *id == next.volume
+            {
+                store.expect(space, next.block);
+            }
+            if entry.void {
+                continue;
+            }
+            if space.is_none_or(|(id, _)| id != entry.volume) {
+                space = Some((entry.volume, store.space_of(entry.volume)));
+            }
+            let Some((_, Some(space))) = space else { continue };
+            if let Some(found) = store.peek(&space, entry.block)
+                && found.entry.slot == slot
+            {
+                count += 1;
+                live.entry(entry.volume).or_default().push(Live {
+                    block: entry.block,
+                    slot,
+                    dirty: found.entry.dirty,
+                    kept: found.entry.rank > 0,
+                });
+            }
+        }
+        count
+    }
+
+    /// The live blocks of a segment, from a pass over the whole index.
+    fn live_by_index(&self, segment: SegmentId) -> BTreeMap<VolumeId, Vec<Live>> {
+        let store = &self.cache.store;
+        let mut live: BTreeMap<VolumeId, Vec<Live>> = BTreeMap::new();
         let spaces = store.spaces();
         store.index.scan(|address, entry| {
             if store.segment_of(entry.slot) == segment

@@ -25,6 +25,52 @@ impl Text {
         // Writing to a string cannot fail.
         let _ = writeln!(self.0, "{label:LABEL$}{value}");
     }
+
+    fn volume(&mut self, volume: &VolumeRecord) {
+        self.0.push('\n');
+        self.line("volume", format_args!("{} (number {})", volume.name, volume.id));
+        self.line("uuid", volume.uuid);
+        self.line(
+            "origin",
+            format_args!("{}  {}", volume.origin, format_size(volume.origin_bytes)),
+        );
+        self.line("alignment", volume.alignment);
+        self.line(
+            "mode",
+            format_args!("{}, {}, durability {}", volume.mode, volume.policy, volume.durability),
+        );
+        self.line("started", if volume.started { "yes" } else { "no" });
+        self.line(
+            "fingerprint",
+            if volume.fingerprint.is_some() {
+                "taken"
+            } else {
+                "none: the origin is in use, or was when the daemon ended"
+            },
+        );
+        match &volume.identity {
+            Some(identity) => self.line("identity", identity),
+            None => self.line("identity", "unknown"),
+        }
+        match &volume.samples {
+            Some(samples) => self.line(
+                "samples",
+                format_args!(
+                    "{}, {} untouched",
+                    samples.checks.len(),
+                    samples.untouched.count_ones()
+                ),
+            ),
+            None => self.line("samples", "none"),
+        }
+        for (index, (tag, value)) in volume.settings.iter().enumerate() {
+            let label = if index == 0 { "settings" } else { "" };
+            match tag_name(*tag) {
+                Some(name) => self.line(label, format_args!("{name}={value}")),
+                None => self.line(label, format_args!("number {tag}, not known here: {value}")),
+            }
+        }
+    }
 }
 
 impl Writer for Text {
@@ -78,54 +124,7 @@ impl Writer for Text {
                 format_size(geometry.checkpoint_area_bytes)
             ),
         );
-        for volume in volumes {
-            self.0.push('\n');
-            self.line("volume", format_args!("{} (number {})", volume.name, volume.id));
-            self.line("uuid", volume.uuid);
-            self.line(
-                "origin",
-                format_args!("{}  {}", volume.origin, format_size(volume.origin_bytes)),
-            );
-            self.line("alignment", volume.alignment);
-            self.line(
-                "mode",
-                format_args!(
-                    "{}, {}, durability {}",
-                    volume.mode, volume.policy, volume.durability
-                ),
-            );
-            self.line("started", if volume.started { "yes" } else { "no" });
-            self.line(
-                "fingerprint",
-                if volume.fingerprint.is_some() {
-                    "taken"
-                } else {
-                    "none: the origin is in use, or was when the daemon ended"
-                },
-            );
-            match &volume.identity {
-                Some(identity) => self.line("identity", identity),
-                None => self.line("identity", "unknown"),
-            }
-            match &volume.samples {
-                Some(samples) => self.line(
-                    "samples",
-                    format_args!(
-                        "{}, {} untouched",
-                        samples.checks.len(),
-                        samples.untouched.count_ones()
-                    ),
-                ),
-                None => self.line("samples", "none"),
-            }
-            for (index, (tag, value)) in volume.settings.iter().enumerate() {
-                let label = if index == 0 { "settings" } else { "" };
-                match tag_name(*tag) {
-                    Some(name) => self.line(label, format_args!("{name}={value}")),
-                    None => self.line(label, format_args!("number {tag}, not known here: {value}")),
-                }
-            }
-        }
+        volumes.iter().for_each(|volume| self.volume(volume));
     }
 
     fn checkpoint(&mut self, header: Result<&CheckpointHeader, &str>) {
