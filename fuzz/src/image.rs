@@ -9,8 +9,7 @@ use std::sync::{Arc, LazyLock};
 use forebay_core::{BlockSize, Mode, Op, SegmentId};
 use forebay_device::{Device, IoBuf, RamDevice};
 use forebay_engine::{
-    BlockService, Completion, CompletionSink, EngineLane, LaneVolume, Request, VolumeSettings,
-    VolumeSpec,
+    BlockService, Completion, CompletionSink, EngineLane, LaneVolume, Request, Settings, VolumeSpec,
 };
 use forebay_format::superblock::{COPY_A, COPY_B};
 use forebay_format::{Body, Geometry, PAGE, RecordHeader, Superblock, Uuid, record};
@@ -125,11 +124,8 @@ impl Image {
         for round in 0..2u64 {
             let world = World::new();
             let engine = open(&world, &cache);
-            let settings = VolumeSettings {
-                mode: Mode::Writeback,
-                sequential_cutoff: 0,
-                ..VolumeSettings::default()
-            };
+            let settings =
+                Settings { mode: Mode::Writeback, sequential_cutoff: 0, ..Settings::default() };
             let (inner, device) = (engine.clone(), origin.clone());
             if round == 0 {
                 let spec = VolumeSpec {

@@ -3,8 +3,8 @@
 pub use forebay_core::text::one_line;
 use serde::{Deserialize, Serialize};
 
-use crate::knobs::KnobError;
 use crate::name::NameError;
+use forebay_settings::SettingError;
 
 /// What a caller's next step depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -107,8 +107,8 @@ impl From<NameError> for ApiError {
     }
 }
 
-impl From<KnobError> for ApiError {
-    fn from(error: KnobError) -> Self {
+impl From<SettingError> for ApiError {
+    fn from(error: SettingError) -> Self {
         ApiError::new(ErrorKind::Invalid, error.to_string()).about(error.field())
     }
 }

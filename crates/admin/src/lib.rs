@@ -1,11 +1,7 @@
 //! Types of the admin API, shared by the daemon and the command line.
 //!
 //! - [`name`]: what a volume may be called
-//! - [`kind`]: kinds of settings, how they are read, checked and explained
-//! - [`knobs`]: the one table of everything that can be set, and [`Settings`] made from it
-//! - [`assignments`]: changes of settings
 //! - [`profiles`]: settings under the names of other caches
-//! - [`duration`]: `30s`, `500ms`, `1h` as text
 //! - [`request`]: what a client asks for
 //! - [`report`]: what a volume looks like from outside
 //! - [`curve`]: what caches of other sizes would hit
@@ -13,12 +9,8 @@
 //! - [`error`]: why a request was turned down
 #![forbid(unsafe_code)]
 
-pub mod assignments;
 pub mod curve;
-pub mod duration;
 pub mod error;
-pub mod kind;
-pub mod knobs;
 pub mod lost;
 pub mod name;
 pub mod operation;
@@ -27,9 +19,8 @@ pub mod reasons;
 pub mod report;
 pub mod request;
 
-pub use assignments::Assignments;
 pub use error::{ApiError, ErrorKind};
-pub use knobs::{KNOBS, Knob, KnobKind, Settings};
+pub use forebay_settings::{Assignments, SETTINGS, Setting, SettingError, Settings};
 pub use name::VolumeName;
 pub use operation::{Operation, OperationId, OperationState, Progress, Unit};
 pub use profiles::{PROFILES, Profile, ProfileName};

@@ -13,16 +13,18 @@ use std::str::FromStr;
 use forebay_core::units::parse_size;
 use serde::{Deserialize, Serialize};
 
-use crate::knobs::{Knob, KnobError, Settings, shortened, wrapped};
+use forebay_settings::error::shortened;
+use forebay_settings::help::wrapped;
+use forebay_settings::{Setting, SettingError, Settings};
 pub use tables::PROFILES;
 
-/// The setting of a profile that is no knob, because it cannot be changed on a volume.
+/// The setting of a profile that is none of a volume, because it cannot be changed on a volume.
 const BLOCK_SIZE: &str = "block_size";
 
 /// One setting of a profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Choice {
-    /// The name of a knob, or `block_size`.
+    /// The name of a setting, or `block_size`.
     pub setting: &'static str,
     /// Its value, as `forebay set` takes it.
     pub value: &'static str,
@@ -49,11 +51,11 @@ impl Profile {
     /// What it sets, beside the defaults.
     ///
     /// # Errors
-    /// A value that its knob does not take; there is none in [`PROFILES`].
-    pub fn settings(&self) -> Result<Settings, KnobError> {
+    /// A value that its setting does not take; there is none in [`PROFILES`].
+    pub fn settings(&self) -> Result<Settings, SettingError> {
         let mut settings = Settings::default();
-        for choice in self.knobs() {
-            Knob::find(choice.setting)?.read(&mut settings, choice.value)?;
+        for choice in self.changeable() {
+            Setting::find(choice.setting)?.read(&mut settings, choice.value)?;
         }
         settings.validate()?;
         Ok(settings)
@@ -65,14 +67,14 @@ impl Profile {
         parse_size(choice.value).ok()
     }
 
-    fn knobs(&self) -> impl Iterator<Item = &'static Choice> {
+    fn changeable(&self) -> impl Iterator<Item = &'static Choice> {
         self.settings.iter().filter(|choice| choice.setting != BLOCK_SIZE)
     }
 
     /// The command that gives its settings to a volume that is there already.
     pub fn as_command(&self) -> String {
         let assignments =
-            self.knobs().map(|choice| format!(" {}={}", choice.setting, choice.value));
+            self.changeable().map(|choice| format!(" {}={}", choice.setting, choice.value));
         format!("forebay set NAME{}", assignments.collect::<String>())
     }
 

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use forebay_core::why::Why;
 
-use crate::knobs::wrapped;
+use forebay_settings::help::wrapped;
 
 /// Every reason with its meaning, as aligned text in lines of at most 80 characters.
 pub fn help_text() -> String {

@@ -5,9 +5,9 @@ use forebay_core::why::Why;
 use forebay_core::{Durability, Mode, ReplacementKind};
 use serde::{Deserialize, Serialize};
 
-use crate::knobs::Settings;
 use crate::name::VolumeName;
 use crate::operation::Progress;
+use forebay_settings::Settings;
 
 /// Where a volume is in its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
@@ -355,7 +355,7 @@ pub struct VolumeReport {
     pub errors: ErrorReport,
     /// The operation in progress, if there is one.
     pub progress: Option<Progress>,
-    /// Every knob.
+    /// Every setting.
     pub settings: Settings,
 }
 

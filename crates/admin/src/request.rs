@@ -2,9 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::assignments::Assignments;
 use crate::name::VolumeName;
 use crate::profiles::ProfileName;
+use forebay_settings::Assignments;
 
 /// Make a volume and serve it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

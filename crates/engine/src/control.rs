@@ -18,6 +18,7 @@ use forebay_core::{IoError, ReplacementKind};
 use forebay_device::Device;
 use forebay_format::{Uuid, VolumeRecord};
 use forebay_lane::{either, join_all};
+use forebay_settings::Settings;
 use forebay_store::StoreError;
 use forebay_store::planted::{self, PlantedBug};
 
@@ -26,7 +27,7 @@ use crate::control::samples::Look;
 use crate::error::{EngineError, EngineErrorKind};
 use crate::lane::engine::EngineLane;
 use crate::path::plan::keeps_dirty;
-use crate::settings::{Shared, VolumeSettings};
+use crate::settings::settings_of;
 use crate::state::volume::{Volume, VolumeState};
 
 /// For so long a cache waits for its background work when a volume could not be stopped in order.
@@ -44,7 +45,7 @@ pub struct VolumeSpec {
     /// Bytes by which the block grid is shifted, a multiple of 512 below the block size.
     pub alignment: u64,
     /// Its settings.
-    pub settings: VolumeSettings,
+    pub settings: Settings,
 }
 
 /// A drain that is wanted until this is dropped: whoever waits for it may give up.
@@ -64,7 +65,7 @@ impl Drop for Draining<'_> {
 }
 
 /// Settings that do not fit together are a mistake of whoever made them.
-fn fitting(settings: &VolumeSettings) -> Result<(), EngineError> {
+fn fitting(settings: &Settings) -> Result<(), EngineError> {
     if settings.ordered && !keeps_dirty(settings.mode) {
         return Err(EngineError::new(
             EngineErrorKind::Usage,
@@ -77,7 +78,7 @@ fn fitting(settings: &VolumeSettings) -> Result<(), EngineError> {
     Ok(())
 }
 
-fn record_with(settings: &VolumeSettings, old: &VolumeRecord) -> VolumeRecord {
+fn record_with(settings: &Settings, old: &VolumeRecord) -> VolumeRecord {
     VolumeRecord {
         mode: settings.mode,
         durability: settings.durability,
@@ -109,7 +110,8 @@ impl EngineLane {
         }
         if let Some(other) = self.cache.store.volumes().first() {
             let policy = spec.settings.policy;
-            spec.settings.share(Shared { policy, ..VolumeSettings::of(other).shared() });
+            spec.settings.share(&settings_of(other));
+            spec.settings.policy = policy;
         }
         let name = spec.name.clone();
         let (samples, settled) = self.sample(&origin, size).await?;
@@ -172,29 +174,24 @@ impl EngineLane {
     ///
     /// # Errors
     /// The cache device fails.
-    pub async fn set(
-        self: &Rc<Self>,
-        name: &str,
-        settings: VolumeSettings,
-    ) -> Result<(), EngineError> {
+    pub async fn set(self: &Rc<Self>, name: &str, settings: Settings) -> Result<(), EngineError> {
         let volume = self.cache.volume(name).ok_or_else(|| EngineError::no_volume(name))?;
         fitting(&settings)?;
-        let shared = settings.shared();
         // What all volumes will have; nothing changes before that is durable.
-        let mut wanted: Vec<(Arc<Volume>, VolumeSettings)> = Vec::new();
+        let mut wanted: Vec<(Arc<Volume>, Settings)> = Vec::new();
         for started in self.cache.volumes() {
             let own = Arc::ptr_eq(&started, &volume);
-            let mut settings = if own { settings.clone() } else { started.settings() };
-            settings.share(shared);
-            wanted.push((started, settings));
+            let mut own_settings = if own { settings.clone() } else { started.settings() };
+            own_settings.share(&settings);
+            wanted.push((started, own_settings));
         }
-        self.keep_settings(&wanted, shared).await?;
+        self.keep_settings(&wanted, &settings).await?;
         for (volume, settings) in wanted {
             if volume.settings() != settings {
                 volume.set_settings(settings);
             }
         }
-        self.switch_policy(shared.policy).await;
+        self.switch_policy(settings.policy).await;
         self.cache.settings_changed();
         Ok(())
     }
@@ -202,21 +199,22 @@ impl EngineLane {
     /// Keeps the settings of volumes that are started, and what all volumes have in common.
     async fn keep_settings(
         self: &Rc<Self>,
-        wanted: &[(Arc<Volume>, VolumeSettings)],
-        shared: Shared,
+        wanted: &[(Arc<Volume>, Settings)],
+        shared: &Settings,
     ) -> Result<(), EngineError> {
-        let started: Vec<(String, VolumeSettings)> = wanted
+        let started: Vec<(String, Settings)> = wanted
             .iter()
             .map(|(volume, settings)| (volume.name.clone(), settings.clone()))
             .collect();
+        let shared = shared.clone();
         self.change_volumes(move |volumes, _| {
             for record in volumes.iter_mut() {
                 let own = started.iter().find(|(name, _)| *name == record.name);
                 let settings = match own {
                     Some((_, settings)) => settings.clone(),
                     None => {
-                        let mut settings = VolumeSettings::of(record);
-                        settings.share(shared);
+                        let mut settings = settings_of(record);
+                        settings.share(&shared);
                         settings
                     }
                 };

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use forebay_core::{Admission, BlockSize, Durability, Mode, Op};
 use forebay_device::{Device, DeviceDone, DeviceError, DeviceOp, DeviceQueue, OpId, QueueContext};
-use forebay_engine::{EngineLane, LaneVolume, VolumeSettings};
+use forebay_engine::{EngineLane, LaneVolume, Settings};
 use world::faulty::{What, faulty};
 use world::{Manual, World, put_raw, ram, settings};
 
@@ -73,12 +73,12 @@ struct Test {
 }
 
 impl Test {
-    fn new(settings: VolumeSettings) -> Self {
+    fn new(settings: Settings) -> Self {
         Test::with(settings, BlockSize::DEFAULT, 0, 64)
     }
 
     /// Cache and origin of so many MiB.
-    fn with(settings: VolumeSettings, block: BlockSize, alignment: u64, mib: u64) -> Self {
+    fn with(settings: Settings, block: BlockSize, alignment: u64, mib: u64) -> Self {
         let world = World::new();
         let micros = Arc::new(AtomicU64::new(0));
         let cache: Arc<dyn Device> =
@@ -93,7 +93,7 @@ impl Test {
         Test { world, engine, target, micros }
     }
 
-    fn set(&self, settings: VolumeSettings) {
+    fn set(&self, settings: Settings) {
         self.world.set(&self.engine, settings).expect("set");
     }
 
@@ -111,7 +111,7 @@ impl Test {
         let hits = self.target.volume().stats.totals().read_hits;
         // What is asked for in passing must not change what is asked for.
         let before = self.target.volume().settings();
-        self.set(VolumeSettings { mode: Mode::Writeonly, ..before.clone() });
+        self.set(Settings { mode: Mode::Writeonly, ..before.clone() });
         self.read(offset, 512);
         self.set(before);
         self.target.volume().stats.totals().read_hits > hits
@@ -137,8 +137,8 @@ fn content(offset: u64, len: u64) -> Vec<u8> {
     bytes
 }
 
-fn with_rule(mode: Mode, admission: Admission) -> VolumeSettings {
-    VolumeSettings { admission, ..settings(mode) }
+fn with_rule(mode: Mode, admission: Admission) -> Settings {
+    Settings { admission, ..settings(mode) }
 }
 
 #[test]
@@ -209,15 +209,15 @@ fn a_client_that_asks_for_data_to_be_cached_is_not_asked_twice() {
 
 #[test]
 fn writes_that_have_to_land_somewhere_always_enter() {
-    let strictest = VolumeSettings {
+    let strictest = Settings {
         admission: Admission::Ghost(1),
         write_budget: 1,
-        congested_read: Duration::from_millis(1),
-        congested_write: Duration::from_millis(1),
+        congested_read_threshold: Duration::from_millis(1),
+        congested_write_threshold: Duration::from_millis(1),
         ..settings(Mode::Writeback)
     };
     for mode in [Mode::Writeback, Mode::Writeonly] {
-        let test = Test::new(VolumeSettings { mode, ..strictest.clone() });
+        let test = Test::new(Settings { mode, ..strictest.clone() });
         test.micros.store(50_000, Ordering::SeqCst);
         for block in 0..500 {
             test.write(block * BLOCK, BLOCK);
@@ -232,7 +232,7 @@ fn writes_that_have_to_land_somewhere_always_enter() {
 fn writes_through_the_cache_enter_like_reads_and_keep_up_to_date_what_is_there() {
     for durability in Durability::ALL {
         let rule = with_rule(Mode::Writethrough, Admission::Ghost(1));
-        let test = Test::new(VolumeSettings { durability: *durability, ..rule });
+        let test = Test::new(Settings { durability: *durability, ..rule });
         for (write, cached) in [(1, 0), (2, 8), (3, 8)] {
             test.write(0, 8 * BLOCK);
             assert_eq!(test.cached_blocks(), cached, "after write {write}");
@@ -250,7 +250,7 @@ fn writes_through_the_cache_enter_like_reads_and_keep_up_to_date_what_is_there()
 #[test]
 fn fills_stop_when_the_write_budget_is_used_up_and_go_on_when_time_has_passed() {
     // The bucket holds a 24th: 1 MiB.
-    let budget = VolumeSettings { write_budget: 24 * MIB, ..settings(Mode::Writeback) };
+    let budget = Settings { write_budget: 24 * MIB, ..settings(Mode::Writeback) };
     let test = Test::new(budget.clone());
     for block in 0..512 {
         test.read(block * BLOCK, BLOCK);
@@ -273,7 +273,7 @@ fn fills_stop_when_the_write_budget_is_used_up_and_go_on_when_time_has_passed() 
     test.read(300 * BLOCK, BLOCK);
     assert_eq!(test.cached_blocks(), 256 + 512 + 1);
     // Writes through the cache that would be new there are kept out like fills.
-    let through = VolumeSettings { mode: Mode::Writethrough, write_budget: 24, ..budget };
+    let through = Settings { mode: Mode::Writethrough, write_budget: 24, ..budget };
     test.set(through);
     let before = test.cached_blocks();
     test.write(48 * MIB, 4 * BLOCK);
@@ -285,7 +285,7 @@ fn fills_stop_when_the_write_budget_is_used_up_and_go_on_when_time_has_passed() 
 }
 
 /// Cached data, half of it clean and half of it dirty, that has left the log's buffers.
-fn on_the_device(settings: VolumeSettings) -> Test {
+fn on_the_device(settings: Settings) -> Test {
     let test = Test::new(settings);
     for step in 0..16 {
         test.read(step * MIB, MIB);
@@ -299,9 +299,9 @@ fn on_the_device(settings: VolumeSettings) -> Test {
 #[test]
 fn a_slow_cache_device_is_left_alone_but_for_dirty_data() {
     for (read, write) in [(2, 0), (2, 20), (0, 20)] {
-        let congested = VolumeSettings {
-            congested_read: Duration::from_millis(read),
-            congested_write: Duration::from_millis(write),
+        let congested = Settings {
+            congested_read_threshold: Duration::from_millis(read),
+            congested_write_threshold: Duration::from_millis(write),
             ..settings(Mode::Writeback)
         };
         let test = on_the_device(congested.clone());
@@ -349,8 +349,10 @@ fn a_slow_cache_device_is_left_alone_but_for_dirty_data() {
 
 #[test]
 fn writes_through_a_slow_cache_device_go_round_it_unless_they_are_cached() {
-    let through =
-        VolumeSettings { congested_read: Duration::from_millis(2), ..settings(Mode::Writethrough) };
+    let through = Settings {
+        congested_read_threshold: Duration::from_millis(2),
+        ..settings(Mode::Writethrough)
+    };
     let test = on_the_device(through);
     test.micros.store(50_000, Ordering::SeqCst);
     (0..4).for_each(|block| test.read(MIB + block * BLOCK, BLOCK));
@@ -366,7 +368,7 @@ fn writes_through_a_slow_cache_device_go_round_it_unless_they_are_cached() {
 fn a_miss_fills_its_whole_neighbourhood() {
     for (block, alignment) in [(4096, 0), (4096, 1024), (2048, 512), (16384, 0), (16384, 8192)] {
         for promote in [32 << 10, MIB] {
-            let settings = VolumeSettings { promote, ..settings(Mode::Writeback) };
+            let settings = Settings { promote, ..settings(Mode::Writeback) };
             let size = BlockSize::new(block).expect("a block size");
             let test = Test::with(settings, size, alignment, 16);
             // Somewhere in the third neighbourhood.
@@ -387,7 +389,7 @@ fn a_miss_fills_its_whole_neighbourhood() {
 
 #[test]
 fn what_is_cached_of_a_neighbourhood_is_left_as_it_is() {
-    let test = Test::new(VolumeSettings { promote: 64 << 10, ..settings(Mode::Writeback) });
+    let test = Test::new(Settings { promote: 64 << 10, ..settings(Mode::Writeback) });
     // Dirty, partial, and clean; the origin has the same, but the cache knows better.
     test.write(2 * BLOCK, BLOCK);
     test.write(3 * BLOCK + 512, 512);
@@ -403,11 +405,8 @@ fn what_is_cached_of_a_neighbourhood_is_left_as_it_is() {
 
 #[test]
 fn a_neighbourhood_enters_with_the_block_that_was_missed_again() {
-    let rules = VolumeSettings {
-        promote: 64 << 10,
-        admission: Admission::Ghost(1),
-        ..settings(Mode::Writeback)
-    };
+    let rules =
+        Settings { promote: 64 << 10, admission: Admission::Ghost(1), ..settings(Mode::Writeback) };
     let test = Test::new(rules);
     test.read(5 * BLOCK, BLOCK);
     assert_eq!(test.cached_blocks(), 0);
@@ -425,7 +424,7 @@ fn neighbourhoods_are_read_up_to_a_limit_at_a_time() {
     let (cache, (origin, faults)) = (ram(64), faulty(ram(64)));
     world.format(&cache, BlockSize::DEFAULT);
     let (engine, _) = world.open(&cache);
-    let settings = VolumeSettings { promote: PROMOTE, ..settings(Mode::Writeback) };
+    let settings = Settings { promote: PROMOTE, ..settings(Mode::Writeback) };
     let target = world.create(&engine, &origin, settings, 0);
     world.op(&target, Op::Flush, 0, 0);
     faults.hang(&[What::Read]);

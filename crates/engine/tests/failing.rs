@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use forebay_core::{BlockSize, IoError, Mode, Op};
 use forebay_device::Device;
-use forebay_engine::{EngineErrorKind, EngineLane, LaneVolume, Ledger, Note, VolumeSettings};
+use forebay_engine::{EngineErrorKind, EngineLane, LaneVolume, Ledger, Note, Settings};
 use world::faulty::{Faults, What, faulty};
 use world::{Book, World, ram, raw, settings};
 
@@ -34,7 +34,7 @@ impl Case {
         Self::with(mode, |_| ())
     }
 
-    fn with(mode: Mode, change: impl FnOnce(&mut VolumeSettings)) -> Self {
+    fn with(mode: Mode, change: impl FnOnce(&mut Settings)) -> Self {
         let world = World::new();
         let ((cache, cache_faults), (origin, origin_faults)) = (faulty(ram(8)), faulty(ram(12)));
         world.format(&cache, BlockSize::DEFAULT);
@@ -42,7 +42,7 @@ impl Case {
         let book: Arc<Book> = Arc::default();
         engine.cache.set_ledger(book.clone());
         let mut settings = settings(mode);
-        settings.writeback.running = false;
+        settings.writeback_running = false;
         change(&mut settings);
         let target = world.create(&engine, &origin, settings, 0);
         Case { world, cache, origin, cache_faults, origin_faults, book, engine, target }
@@ -265,7 +265,7 @@ fn a_change_of_settings_that_fails_changes_nothing() {
     case.cache_faults.fail(&REJECTS);
     let before = target.volume().settings();
     let mut wanted = settings(Mode::Passthrough);
-    wanted.writeback.cache_dirty_high = 33;
+    wanted.cache_dirty_high = 33;
     let failed = case.world.set(&engine, wanted);
     assert_eq!(failed.map_err(|error| error.kind), Err(EngineErrorKind::Failed));
     assert_eq!(target.volume().settings(), before);
@@ -456,9 +456,9 @@ fn writes_that_find_the_log_full_go_to_log_and_origin_all_the_same() {
 fn groups_of_an_earlier_run_do_not_make_later_ones_old() {
     let mut case = Case::with(Mode::Writeback, |settings| {
         settings.ordered = true;
-        settings.writeback.running = true;
-        settings.writeback.max_age = Duration::from_secs(1000);
-        settings.writeback.idle = Duration::ZERO;
+        settings.writeback_running = true;
+        settings.dirty_age = Duration::from_secs(1000);
+        settings.idle = Duration::ZERO;
     });
     for blocks in [0..1, 0..2] {
         blocks.for_each(|block| case.write(block, 1).expect("all is well"));

@@ -66,13 +66,13 @@ fn used_by(
     let (engine, _) = world.open(&cache);
     let cut: Arc<dyn Device> = Arc::new(Cut(disk.clone(), OLD));
     let mut settings = settings(Mode::Writeback);
-    settings.writeback.running = ordered;
+    settings.writeback_running = ordered;
     settings.ordered = ordered;
     let target = world.create(&engine, &cut, settings.clone(), alignment);
     assert_eq!(target.size(), OLD);
     if ordered {
         world.drain(&engine).expect("in order");
-        settings.writeback.running = false;
+        settings.writeback_running = false;
         world.set(&engine, settings).expect("set");
     }
     let start = match last {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use forebay_core::{Durability, Mode, Op};
 use forebay_device::IoBuf;
-use forebay_engine::{Request, VolumeSettings};
+use forebay_engine::{Request, Settings};
 use world::settings;
 use world::two::*;
 
@@ -15,7 +15,7 @@ use world::two::*;
 /// it is segments that its writers may not have all of.
 #[test]
 fn held_versions_before_an_origin_that_does_not_answer_leave_room_to_others() {
-    let mut ordered = VolumeSettings { ordered: true, ..settings(Mode::Writeback) };
+    let mut ordered = Settings { ordered: true, ..settings(Mode::Writeback) };
     // Each write is a group of its own.
     ordered.durability = Durability::Strict;
     let two = two(16, ordered, settings(Mode::Writeback));
@@ -47,11 +47,10 @@ fn held_versions_before_an_origin_that_does_not_answer_leave_room_to_others() {
 /// dirty.
 #[test]
 fn few_held_versions_in_many_segments_are_written_back_soon() {
-    let mut ordered = VolumeSettings { ordered: true, ..settings(Mode::Writeback) };
-    let writeback = &mut ordered.writeback;
-    (writeback.max_age, writeback.idle) = (Duration::ZERO, Duration::ZERO);
-    (writeback.dirty_high, writeback.dirty_low) = (40, 10);
-    (writeback.cache_dirty_high, writeback.cache_dirty_low) = (40, 10);
+    let mut ordered = Settings { ordered: true, ..settings(Mode::Writeback) };
+    (ordered.dirty_age, ordered.idle) = (Duration::ZERO, Duration::ZERO);
+    (ordered.dirty_high, ordered.dirty_low) = (40, 10);
+    (ordered.cache_dirty_high, ordered.cache_dirty_low) = (40, 10);
     let two = two(16, ordered, settings(Mode::Writethrough));
     let dirty = || two.a.volume().dirty_blocks();
     // One in each segment, and beside it versions that were replaced before any flush.
@@ -81,7 +80,7 @@ fn a_volume_that_cannot_be_put_in_order_leaves_room_to_others() {
     }
     assert_eq!(two.a.volume().dirty_blocks(), 60);
     two.faults.hang(true);
-    let (engine, ordered) = (two.engine.clone(), VolumeSettings { ordered: true, ..kept_dirty() });
+    let (engine, ordered) = (two.engine.clone(), Settings { ordered: true, ..kept_dirty() });
     two.world.block_on(async move { engine.set("a", ordered).await }).expect("set");
     for block in 0..8000 {
         assert!(write_soon(&two, &two.b, block), "b stops after {block} blocks");
@@ -100,7 +99,7 @@ fn starve(two: &Two) {
         }
     }
     two.faults.writes_hang.store(true, Ordering::SeqCst);
-    let ordered = VolumeSettings { ordered: true, ..kept_dirty() };
+    let ordered = Settings { ordered: true, ..kept_dirty() };
     let engine = two.engine.clone();
     two.world.block_on(async move { engine.set("a", ordered).await }).expect("set");
     two.world.advance(Duration::from_secs(1));

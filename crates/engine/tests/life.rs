@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_core::{BlockSize, Durability, Mode, Op};
-use forebay_engine::{BlockService, LaneVolume, VolumeSettings};
+use forebay_engine::{BlockService, LaneVolume, Settings};
 use world::{World, ram, raw, settings};
 
 /// A model volume beside the real one.
@@ -72,7 +72,7 @@ fn every_mode_and_block_size_returns_what_was_written() {
                 let (cache, origin) = (ram(cache_mib), ram(12));
                 world.format(&cache, BlockSize::new(block).expect("valid"));
                 let (engine, _) = world.open(&cache);
-                let settings = VolumeSettings { durability: *durability, ..settings(*mode) };
+                let settings = Settings { durability: *durability, ..settings(*mode) };
                 let target = world.create(&engine, &origin, settings, alignment);
                 let mut model = vec![0u8; target.size() as usize];
                 let mut rng = fastrand::Rng::with_seed(block + cache_mib);
@@ -128,7 +128,7 @@ fn strict_writes_are_durable_without_a_flush() {
     let world = World::new();
     world.format(&cache, BlockSize::DEFAULT);
     let (engine, _) = world.open(&cache);
-    let strict = VolumeSettings { durability: Durability::Strict, ..settings(Mode::Writeback) };
+    let strict = Settings { durability: Durability::Strict, ..settings(Mode::Writeback) };
     let target = world.create(&engine, &origin, strict, 0);
     assert!(target.write_now(0, &[1; 4096]).is_none(), "who does not wait cannot know");
     world.write(&target, 0, &[2; 4096]);

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use forebay_core::{BlockSize, IoError, Mode, Op, SectorMask};
 use forebay_device::Device;
-use forebay_engine::{EngineLane, LaneVolume, Ledger, VolumeSettings};
+use forebay_engine::{EngineLane, LaneVolume, Ledger, Settings};
 use forebay_lane::{MemoryBudget, MemoryHold, MemoryUse};
 use forebay_store::{Address, Entry, StoreOptions};
 use world::faulty::{What, faulty};
@@ -101,7 +101,7 @@ impl Case {
 
 #[test]
 fn writes_of_sectors_make_blocks_whole_where_masks_find_no_memory() {
-    let ordered = VolumeSettings { ordered: true, ..settings(Mode::Writeback) };
+    let ordered = Settings { ordered: true, ..settings(Mode::Writeback) };
     let modes = [Mode::Writeback, Mode::Writeonly, Mode::Writethrough].map(settings);
     let cases = modes.into_iter().chain([ordered]);
     for (settings, block) in cases.flat_map(|settings| {
@@ -160,9 +160,9 @@ fn a_write_that_waits_for_the_rest_of_its_block_ends_with_its_volume() {
 fn writers_of_an_ordered_volume_wait_for_its_origin_where_its_queue_finds_no_memory() {
     let (mut case, mut memory) = (Case::new(BlockSize::DEFAULT), Tight::new());
     let engine = case.open(&memory);
-    let mut settings = VolumeSettings { ordered: true, ..settings(Mode::Writeback) };
+    let mut settings = Settings { ordered: true, ..settings(Mode::Writeback) };
     // Only what has to go to the origin goes there.
-    settings.writeback.running = false;
+    settings.writeback_running = false;
     let target = case.world.create(&engine, &case.origin, settings, 0);
     case.world.advance(std::time::Duration::from_secs(1));
     memory.leave(0);
@@ -194,7 +194,7 @@ fn writers_of_an_ordered_volume_wait_for_its_origin_where_its_queue_finds_no_mem
 fn an_ordered_volume_gets_on_beside_one_whose_versions_take_all_the_memory() {
     let (case, mut memory) = (Case::new(BlockSize::DEFAULT), Tight::new());
     let engine = case.open(&memory);
-    let settings = VolumeSettings { ordered: true, ..settings(Mode::Writeback) };
+    let settings = Settings { ordered: true, ..settings(Mode::Writeback) };
     let (origin, faults) = faulty(ram(ORIGIN as u64 >> 20));
     let stuck = case.world.create_as(&engine, "stuck", &origin, settings.clone(), 0);
     let other = case.world.create_as(&engine, "other", &case.origin, settings, 0);

@@ -10,7 +10,7 @@ use std::time::Duration;
 use forebay_core::{Mode, Op, OriginBlock};
 use forebay_device::IoBuf;
 use forebay_engine::{BlockService, CompletionSink};
-use forebay_engine::{EngineLane, LaneVolume, Request, VolumeSettings, VolumeState};
+use forebay_engine::{EngineLane, LaneVolume, Request, Settings, VolumeState};
 use world::hang::hanging;
 use world::two::*;
 use world::{World, ram, raw, settings};
@@ -210,15 +210,14 @@ fn checkpoints_go_on_while_an_origin_hangs() {
 
 #[test]
 fn a_lower_commit_interval_acts_at_once() {
-    let long =
-        VolumeSettings { commit_interval: Duration::from_secs(3600), ..settings(Mode::Writeback) };
+    let long = Settings { commit_interval: Duration::from_secs(3600), ..settings(Mode::Writeback) };
     let two = two(16, long.clone(), long);
     two.world.advance(Duration::from_secs(5));
     two.world.write(&two.a, 0, &pattern(0));
     two.world.advance(Duration::from_secs(5));
     assert!(!two.engine.cache.store.all_durable());
     let short =
-        VolumeSettings { commit_interval: Duration::from_millis(200), ..settings(Mode::Writeback) };
+        Settings { commit_interval: Duration::from_millis(200), ..settings(Mode::Writeback) };
     let engine = two.engine.clone();
     two.world.block_on(async move { engine.set("a", short).await }).expect("set");
     two.world.advance(Duration::from_millis(250));

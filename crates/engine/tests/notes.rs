@@ -47,7 +47,7 @@ fn every_flush_waits_for_the_note_that_names_what_it_makes_durable() {
     let book: Arc<SlowBook> = Arc::default();
     engine.cache.set_ledger(book.clone());
     let mut settings = settings(Mode::Writeback);
-    settings.writeback.running = false;
+    settings.writeback_running = false;
     let target = world.create(&engine, &ram(12), settings, 0);
     world.write(&target, 0, &[1; 4096]);
     let flushes = [(); 3].map(|()| world.submit(&target, Op::Flush, 0, 0, None));

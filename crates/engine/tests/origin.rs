@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use forebay_core::{BlockSize, Identity, IdentityPart, Mode, Op};
 use forebay_device::{Device, DeviceDone, DeviceError, DeviceOp, DeviceQueue, OpId, QueueContext};
-use forebay_engine::{EngineErrorKind, EngineLane, LaneVolume, VolumeSettings};
+use forebay_engine::{EngineErrorKind, EngineLane, LaneVolume, Settings};
 use forebay_format::superblock::{COPY_A, COPY_B};
 use forebay_format::volume::samples::{SAMPLE_BYTES, sample_places};
 use forebay_format::{PAGE, Superblock, VolumeRecord, volume};
@@ -137,7 +137,7 @@ impl Pair {
         world.format(&pair.cache, BlockSize::DEFAULT);
         let (engine, _) = world.open(&pair.cache);
         let mut settings = settings(Mode::Writeback);
-        settings.writeback.running = false;
+        settings.writeback_running = false;
         let target = world.create(&engine, &origin(&pair.disk, Some("A")), settings, 0);
         world.read(&target, sampled() - (256 << 10), 512 << 10);
         if dirty {
@@ -326,7 +326,7 @@ fn a_cache_of_many_volumes_rather_has_no_samples_than_no_volume() {
             origin: "ram".into(),
             uuid: forebay_format::Uuid::from_u128(u128::from(number) + 1),
             alignment: 0,
-            settings: VolumeSettings::default(),
+            settings: Settings::default(),
         };
         world.block_on(async move { inner.create(spec, disk).await.map(drop) }).expect("room");
     }

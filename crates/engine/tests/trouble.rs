@@ -5,7 +5,7 @@ mod world;
 use std::time::Duration;
 
 use forebay_core::{BlockSize, IoError, Mode, Op};
-use forebay_engine::{Request, VolumeSettings};
+use forebay_engine::{Request, Settings};
 use world::faulty::{What, faulty};
 use world::{World, ram, raw, settings};
 
@@ -125,7 +125,7 @@ fn a_stop_in_the_middle_of_writeback_is_no_failure() {
     world.format(&cache, BlockSize::DEFAULT);
     let (engine, _) = world.open(&cache);
     let mut first = settings(Mode::Writeback);
-    first.writeback.running = false;
+    first.writeback_running = false;
     let target = world.create(&engine, &origin, first, 0);
     for number in 0..1000 {
         world.write(&target, number * 8192, &[3; 4096]);
@@ -156,7 +156,7 @@ fn a_volume_that_cannot_be_put_in_order_is_written_back_all_the_same() {
     assert_eq!(world.outcome(&target, Op::Flush, 0, 0, None), Err(IoError::Io));
     faults.heal();
 
-    let ordered = VolumeSettings { ordered: true, ..settings(Mode::Writeback) };
+    let ordered = Settings { ordered: true, ..settings(Mode::Writeback) };
     world.set(&engine, ordered).expect("set");
     // Three times what the cache holds.
     for round in 0..3u8 {

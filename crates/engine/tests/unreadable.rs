@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use forebay_core::{BlockSize, IoError, Mode, Op};
 use forebay_device::Device;
-use forebay_engine::{EngineErrorKind, EngineLane, LaneVolume, VolumeSettings};
+use forebay_engine::{EngineErrorKind, EngineLane, LaneVolume, Settings};
 use world::faulty::{Faults, What, faulty};
 use world::{World, ram, raw, settings};
 
@@ -37,8 +37,8 @@ fn dirty(ordered: bool) -> Dirty {
     let ((cache, faults), origin) = (faulty(ram(8)), ram(12));
     world.format(&cache, BlockSize::DEFAULT);
     let (engine, _) = world.open(&cache);
-    let mut quiet = VolumeSettings { ordered, ..settings(Mode::Writeback) };
-    quiet.writeback.running = false;
+    let mut quiet = Settings { ordered, ..settings(Mode::Writeback) };
+    quiet.writeback_running = false;
     let target = world.create(&engine, &origin, quiet, 0);
     world.write(&target, 0, &content());
     world.op(&target, Op::Flush, 0, 0);

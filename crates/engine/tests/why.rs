@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use forebay_core::why::{MissCounts, Why};
 use forebay_core::{BlockSize, Mode, Op, QuietHours};
-use forebay_engine::{EngineLane, LaneVolume, VolumeSettings};
+use forebay_engine::{EngineLane, LaneVolume, Settings};
 use world::{World, ram, settings};
 
 const BLOCK: u64 = 4096;
@@ -15,7 +15,7 @@ const BLOCK: u64 = 4096;
 fn start(
     cache_mib: u64,
     origin_mib: u64,
-    settings: VolumeSettings,
+    settings: Settings,
 ) -> (World, Rc<EngineLane>, Rc<LaneVolume>) {
     let world = World::new();
     let cache = ram(cache_mib);
@@ -35,7 +35,7 @@ fn why(target: &Rc<LaneVolume>) -> Why {
     why
 }
 
-fn set(world: &World, engine: &Rc<EngineLane>, settings: VolumeSettings) {
+fn set(world: &World, engine: &Rc<EngineLane>, settings: Settings) {
     world.set(engine, settings).expect("set");
 }
 
@@ -128,7 +128,7 @@ fn sectors_that_were_not_written_are_a_partial_miss() {
 
 #[test]
 fn streams_and_modes_are_told_apart_in_misses_and_bypasses() {
-    let cutoff = VolumeSettings { sequential_cutoff: 64 << 10, ..settings(Mode::Writeback) };
+    let cutoff = Settings { sequential_cutoff: 64 << 10, ..settings(Mode::Writeback) };
     let (world, engine, target) = start(32, 32, cutoff.clone());
     for step in 0..32 {
         world.read(&target, step * BLOCK, BLOCK as usize);
@@ -141,7 +141,7 @@ fn streams_and_modes_are_told_apart_in_misses_and_bypasses() {
     assert_eq!((now.bypass.sequential, now.bypass.total()), (32, 32));
     // In these modes nothing would change without the cut-off.
     for (mode, at, writes) in [(Mode::Writeonly, 16, 0), (Mode::Passthrough, 24, 1)] {
-        set(&world, &engine, VolumeSettings { mode, ..cutoff.clone() });
+        set(&world, &engine, Settings { mode, ..cutoff.clone() });
         let before = why(&target);
         world.read(&target, at << 20, BLOCK as usize);
         world.write(&target, (at + 1) << 20, &[1; BLOCK as usize]);
@@ -155,18 +155,18 @@ fn streams_and_modes_are_told_apart_in_misses_and_bypasses() {
 fn writeback_says_what_started_it() {
     let quiet = || {
         let mut quiet = settings(Mode::Writeback);
-        quiet.writeback.idle = Duration::ZERO;
-        quiet.writeback.max_age = Duration::ZERO;
+        quiet.idle = Duration::ZERO;
+        quiet.dirty_age = Duration::ZERO;
         quiet
     };
     let mut idle = quiet();
-    idle.writeback.idle = Duration::from_secs(2);
+    idle.idle = Duration::from_secs(2);
     let mut age = quiet();
-    age.writeback.max_age = Duration::from_secs(2);
+    age.dirty_age = Duration::from_secs(2);
     let mut high = quiet();
-    (high.writeback.dirty_high, high.writeback.dirty_low) = (0, 0);
+    (high.dirty_high, high.dirty_low) = (0, 0);
     let mut hours = quiet();
-    hours.writeback.quiet_hours = QuietHours::new(0, 24 * 60 - 1);
+    hours.quiet_hours = QuietHours::new(0, 24 * 60 - 1);
     for (name, settings) in [
         ("idle", idle),
         ("dirty_age", age),
@@ -198,7 +198,7 @@ fn writeback_says_what_started_it() {
 #[test]
 fn room_that_only_writeback_can_make_is_counted_as_that() {
     let mut never = settings(Mode::Writeback);
-    never.writeback.running = false;
+    never.writeback_running = false;
     let (world, _engine, target) = start(16, 64, never);
     for block in 0..(48 << 20) / BLOCK {
         world.write(&target, block * BLOCK, &[1; BLOCK as usize]);

@@ -9,18 +9,17 @@ use std::time::Duration;
 
 use forebay_core::{BlockSize, Mode, Op, QuietHours, ReplacementKind};
 use forebay_device::Device;
-use forebay_engine::{EngineLane, LaneVolume, VolumeSettings, VolumeSpec};
+use forebay_engine::{EngineLane, LaneVolume, Settings, VolumeSpec, settings_of};
 use forebay_format::Uuid;
 use world::{World, ram, raw, settings};
 
 const BLOCK: u64 = 4096;
 
 /// A volume that writes nothing back by itself.
-fn at_rest() -> VolumeSettings {
+fn at_rest() -> Settings {
     let mut settings = settings(Mode::Writeback);
-    let writeback = &mut settings.writeback;
-    (writeback.max_age, writeback.idle) = (Duration::ZERO, Duration::ZERO);
-    (writeback.dirty_high, writeback.dirty_low) = (100, 100);
+    (settings.dirty_age, settings.idle) = (Duration::ZERO, Duration::ZERO);
+    (settings.dirty_high, settings.dirty_low) = (100, 100);
     settings
 }
 
@@ -31,7 +30,7 @@ struct Bench {
     target: Rc<LaneVolume>,
 }
 
-fn bench(settings: VolumeSettings) -> Bench {
+fn bench(settings: Settings) -> Bench {
     let world = World::new();
     let (cache, origin) = (ram(64), ram(16));
     world.format(&cache, BlockSize::DEFAULT);
@@ -53,7 +52,7 @@ impl Bench {
         self.world.drain(&self.engine).expect("drained");
     }
 
-    fn set(&self, change: impl FnOnce(&mut VolumeSettings)) {
+    fn set(&self, change: impl FnOnce(&mut Settings)) {
         let mut settings = self.target.volume().settings();
         change(&mut settings);
         self.world.set(&self.engine, settings).expect("set");
@@ -85,7 +84,7 @@ fn gaps_are_written_along_where_they_are_short_and_wholly_cached() {
         (0..40, vec![1, 30], 64 << 10, 2),
     ] {
         let bench = bench(at_rest());
-        bench.set(|settings| settings.writeback.gap_bytes = gap);
+        bench.set(|settings| settings.writeback_gap = gap);
         // Nothing is cached of an origin that has not been synced.
         bench.world.op(&bench.target, Op::Flush, 0, 0);
         clean.clone().for_each(|block| bench.cache(block));
@@ -127,14 +126,14 @@ fn partly_valid_blocks_are_written_as_far_as_they_are_valid() {
 fn the_ceiling_holds_unless_somebody_waits() {
     let bench = bench(at_rest());
     bench.set(|settings| {
-        settings.writeback.rate_max = 64 << 10;
-        settings.writeback.rate_min = 0;
-        settings.writeback.gap_bytes = 0;
+        settings.writeback_rate_max = 64 << 10;
+        settings.writeback_rate_min = 0;
+        settings.writeback_gap = 0;
     });
     (0..512).step_by(2).for_each(|block| bench.dirty(block));
     bench.set(|settings| {
-        (settings.writeback.dirty_high, settings.writeback.dirty_low) = (0, 0);
-        settings.writeback.latency = Duration::ZERO;
+        (settings.dirty_high, settings.dirty_low) = (0, 0);
+        settings.writeback_latency = Duration::ZERO;
     });
     // 16 blocks per second.
     bench.world.advance(Duration::from_secs(8));
@@ -151,7 +150,7 @@ fn the_ceiling_holds_unless_somebody_waits() {
 #[test]
 fn quiet_hours_write_everything_back() {
     let bench = bench(at_rest());
-    bench.set(|settings| settings.writeback.quiet_hours = QuietHours::new(60, 120));
+    bench.set(|settings| settings.quiet_hours = QuietHours::new(60, 120));
     (0..64).for_each(|block| bench.dirty(block));
     // It begins at midnight.
     bench.world.advance(Duration::from_secs(59 * 60));
@@ -164,17 +163,17 @@ fn quiet_hours_write_everything_back() {
 fn outside_of_quiet_hours_what_is_not_pressing_keeps_to_the_floor() {
     let bench = bench(at_rest());
     bench.set(|settings| {
-        settings.writeback.quiet_hours = QuietHours::new(60, 120);
-        settings.writeback.idle = Duration::from_millis(100);
-        settings.writeback.rate_min = 64 << 10;
-        settings.writeback.gap_bytes = 0;
+        settings.quiet_hours = QuietHours::new(60, 120);
+        settings.idle = Duration::from_millis(100);
+        settings.writeback_rate_min = 64 << 10;
+        settings.writeback_gap = 0;
     });
     (0..512).step_by(2).for_each(|block| bench.dirty(block));
     bench.world.advance(Duration::from_secs(8));
     let (_, written) = bench.written();
     assert!((90..=150).contains(&written), "{written}");
     // Without quiet hours the same is done at once.
-    bench.set(|settings| settings.writeback.quiet_hours = None);
+    bench.set(|settings| settings.quiet_hours = None);
     bench.world.advance(Duration::from_secs(6));
     assert_eq!(bench.left(), 0);
 }
@@ -183,10 +182,10 @@ fn outside_of_quiet_hours_what_is_not_pressing_keeps_to_the_floor() {
 fn switched_off_nothing_is_written_until_it_must_be() {
     let bench = bench(settings(Mode::Writeback));
     bench.set(|settings| {
-        settings.writeback.running = false;
-        settings.writeback.max_age = Duration::from_secs(1);
-        settings.writeback.quiet_hours = QuietHours::new(0, 600);
-        (settings.writeback.dirty_high, settings.writeback.dirty_low) = (0, 0);
+        settings.writeback_running = false;
+        settings.dirty_age = Duration::from_secs(1);
+        settings.quiet_hours = QuietHours::new(0, 600);
+        (settings.dirty_high, settings.dirty_low) = (0, 0);
     });
     (0..64).for_each(|block| bench.dirty(block));
     bench.world.advance(Duration::from_secs(60));
@@ -200,7 +199,7 @@ fn switched_off_nothing_is_written_until_it_must_be() {
 fn after_a_drain_writeback_is_at_rest_again() {
     for ordered in [false, true] {
         for given_up in [false, true] {
-            let bench = bench(VolumeSettings { ordered, ..at_rest() });
+            let bench = bench(Settings { ordered, ..at_rest() });
             bench.dirty(0);
             let engine = bench.engine.clone();
             bench.world.block_on(async move {
@@ -227,8 +226,8 @@ fn after_a_drain_writeback_is_at_rest_again() {
 fn volumes_share_the_watermarks_of_their_cache() {
     let bench = bench(at_rest());
     bench.set(|settings| {
-        settings.writeback.cache_dirty_high = 77;
-        settings.writeback.cache_dirty_low = 33;
+        settings.cache_dirty_high = 77;
+        settings.cache_dirty_low = 33;
         settings.policy = ReplacementKind::Fifo;
     });
     let spec = VolumeSpec {
@@ -243,15 +242,15 @@ fn volumes_share_the_watermarks_of_their_cache() {
     let both = |watermarks: (u8, u8)| {
         for name in ["data", "other"] {
             let volume = bench.engine.cache.volume(name).expect("there");
-            let now = volume.settings().writeback;
+            let now = volume.settings();
             assert_eq!((now.cache_dirty_high, now.cache_dirty_low), watermarks, "{name}");
         }
         for record in bench.engine.cache.store.volumes() {
-            let kept = VolumeSettings::of(&record).writeback;
+            let kept = settings_of(&record);
             assert_eq!((kept.cache_dirty_high, kept.cache_dirty_low), watermarks);
         }
     };
     both((77, 33));
-    bench.set(|settings| settings.writeback.cache_dirty_high = 44);
+    bench.set(|settings| settings.cache_dirty_high = 44);
     both((44, 33));
 }

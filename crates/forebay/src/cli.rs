@@ -64,7 +64,7 @@ pub(crate) enum Verb {
     #[command(after_help = forebay_admin::reasons::help_text())]
     Show(ShowArgs),
     /// Change settings of a volume
-    #[command(after_help = forebay_admin::knobs::help_text())]
+    #[command(after_help = forebay_settings::help::help_text())]
     Set(SetArgs),
     /// Write all dirty blocks of a volume to its origin
     Flush(NameArgs),
@@ -459,7 +459,7 @@ mod tests {
         let mut command = command();
         let set = command.find_subcommand_mut("set").expect("a verb");
         let help = forebay_admin::error::one_line(&set.render_long_help().to_string());
-        for knob in forebay_admin::KNOBS {
+        for knob in forebay_settings::SETTINGS {
             assert!(help.contains(knob.name) && help.contains(knob.help), "{}", knob.name);
         }
     }

@@ -194,6 +194,40 @@ fn help_is_as_published() {
     assert!(help == published, "tests/help.txt differs; look, then set UPDATE_HELP=1:\n{help}");
 }
 
+/// The table of settings in the documentation is the program's own. With `UPDATE_HELP=1` it is written.
+#[test]
+fn the_settings_are_documented_as_they_are_declared() {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/operations.md");
+    let page = std::fs::read_to_string(file).expect("the page is there");
+    let start = page.find("| setting | values |").expect("the table begins");
+    let end = start + page[start..].find("\n\n").expect("the table ends") + 1;
+    let declared = forebay_settings::help::markdown();
+    if std::env::var_os("UPDATE_HELP").is_some() {
+        let written = [&page[..start], &declared, &page[end..]].concat();
+        std::fs::write(file, written).expect("writable");
+        return;
+    }
+    assert!(page[start..end] == declared, "docs/operations.md differs; set UPDATE_HELP=1");
+}
+
+/// Every number that the volume table keeps for a setting is on the page about the format.
+#[test]
+fn the_tags_of_settings_are_in_the_format() {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/format.md");
+    let page = std::fs::read_to_string(file).expect("the page is there");
+    let rows = page.lines().filter_map(|line| {
+        let mut cells = line.strip_prefix("| ")?.split(" | ");
+        Some((cells.next()?.split(", "), cells.next()?.split(", ")))
+    });
+    let documented: Vec<(&str, &str)> = rows.flat_map(|(tags, names)| tags.zip(names)).collect();
+    for setting in forebay_settings::SETTINGS {
+        let Some(tag) = setting.tag else { continue };
+        let row = (tag.to_string(), setting.name);
+        let found = documented.iter().any(|(tag, name)| (*tag, *name) == (&row.0, row.1));
+        assert!(found, "docs/format.md has no row for tag {tag}, {}", setting.name);
+    }
+}
+
 #[test]
 fn completions_and_manual_pages_come_from_the_same_declarations() {
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 
 use forebay_core::{Op, parse_size};
 use forebay_device::{Device, RamDevice};
-use forebay_engine::VolumeSettings;
+use forebay_engine::Settings;
 use forebay_lane::MonotonicClock;
 use forebay_store::StoreOptions;
 use serde::Serialize;
@@ -91,7 +91,7 @@ fn measure(args: &Args, cache: u64, span: u64, flush: bool, progress: &Progress)
     let plan = Plan {
         cache: device as Arc<dyn Device>,
         origin: RamDevice::new("origin", blocks * BLOCK)? as Arc<dyn Device>,
-        settings: VolumeSettings::default(),
+        settings: Settings::default(),
         options: StoreOptions::default(),
         touched: false,
     };

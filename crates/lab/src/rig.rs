@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use forebay_core::{BlockSize, Clock};
 use forebay_device::{Device, IoBuf, Queue, QueueContext};
-use forebay_engine::{EngineLane, LaneContext, LaneVolume, VolumeSettings, VolumeSpec};
+use forebay_engine::{EngineLane, LaneContext, LaneVolume, Settings, VolumeSpec};
 use forebay_format::Uuid;
 use forebay_lane::{Lane, LaneId, MonotonicClock};
 use forebay_store::{FormatOptions, RecoveryReport, StoreLane, StoreOptions};
@@ -116,13 +116,13 @@ pub(crate) struct Rig {
 pub(crate) struct Plan {
     pub(crate) cache: Arc<dyn Device>,
     pub(crate) origin: Arc<dyn Device>,
-    pub(crate) settings: VolumeSettings,
+    pub(crate) settings: Settings,
     pub(crate) options: StoreOptions,
     /// Whether the devices take their memory before anything else.
     pub(crate) touched: bool,
 }
 
-fn volume_spec(settings: VolumeSettings) -> VolumeSpec {
+fn volume_spec(settings: Settings) -> VolumeSpec {
     VolumeSpec {
         name: VOLUME.into(),
         origin: "ram".into(),
@@ -206,7 +206,7 @@ impl Rig {
     ///
     /// # Errors
     /// What the engine says.
-    pub(crate) fn set(&self, settings: VolumeSettings) -> LabResult<()> {
+    pub(crate) fn set(&self, settings: Settings) -> LabResult<()> {
         let engine = self.engine.clone();
         let changing = async move { engine.set(VOLUME, settings).await };
         Ok(self.local.block_on("changing settings", changing)??)
@@ -275,11 +275,12 @@ pub(crate) async fn touch(context: &LaneContext, device: &Arc<dyn Device>) -> La
 }
 
 /// Settings under which nothing is written back unless there is no other way to make room.
-pub(crate) fn no_writeback() -> VolumeSettings {
-    let mut settings = VolumeSettings::default();
-    settings.writeback.dirty_high = 100;
-    settings.writeback.dirty_low = 100;
-    settings.writeback.max_age = Duration::ZERO;
-    settings.writeback.idle = Duration::ZERO;
-    settings
+pub(crate) fn no_writeback() -> Settings {
+    Settings {
+        dirty_high: 100,
+        dirty_low: 100,
+        dirty_age: Duration::ZERO,
+        idle: Duration::ZERO,
+        ..Settings::default()
+    }
 }

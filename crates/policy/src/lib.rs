@@ -30,4 +30,4 @@ pub use rate::{Bucket, Load, RateControl};
 pub use replacement::{Rank, Shares};
 pub use sequential::SequentialCutoff;
 pub use sweep::{DirtyMap, Merge, Run, SweepPlanner, Window, next_run};
-pub use writeback::{Decision, DirtyState, Pacer, Trigger, Urgency, WritebackSettings};
+pub use writeback::{Decision, DirtyState, Pacer, Trigger, Urgency};

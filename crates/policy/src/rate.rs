@@ -24,8 +24,9 @@
 use std::time::Duration;
 
 use forebay_core::Nanos;
+use forebay_settings::Settings;
 
-use crate::writeback::{Urgency, WritebackSettings};
+use crate::writeback::Urgency;
 
 /// Share of a step in the error by which the rate changes at once, as a logarithm.
 const PROPORTIONAL: f64 = 0.05;
@@ -83,7 +84,7 @@ impl RateControl {
     }
 
     /// Takes note of what has been seen, and chooses the rate of polite writeback anew.
-    pub fn look(&mut self, now: Nanos, settings: &WritebackSettings, load: &Load) {
+    pub fn look(&mut self, now: Nanos, settings: &Settings, load: &Load) {
         let step = self.looked.map_or(INTERVAL, |looked| now.since(looked));
         self.looked = Some(now);
         let error = pressure(settings, load.dirty_percent) - slowdown(settings, load.latency);
@@ -102,13 +103,13 @@ impl RateControl {
     }
 
     /// Bytes per second at which to write; `None`: as fast as the origin can.
-    pub fn rate(&self, urgency: Urgency, settings: &WritebackSettings) -> Option<u64> {
+    pub fn rate(&self, urgency: Urgency, settings: &Settings) -> Option<u64> {
         let (least, most) = limits(settings);
-        let ceiling = (settings.rate_max > 0).then_some(settings.rate_max);
+        let ceiling = (settings.writeback_rate_max > 0).then_some(settings.writeback_rate_max);
         match urgency {
             Urgency::Urgent => None,
             Urgency::Free => ceiling,
-            Urgency::Polite if settings.latency.is_zero() => ceiling,
+            Urgency::Polite if settings.writeback_latency.is_zero() => ceiling,
             Urgency::Polite => Some(self.rate.clamp(least, most) as u64),
             Urgency::Slow => Some(least as u64),
         }
@@ -116,18 +117,22 @@ impl RateControl {
 }
 
 /// The floor and the ceiling.
-fn limits(settings: &WritebackSettings) -> (f64, f64) {
-    let most = if settings.rate_max > 0 { (settings.rate_max as f64).max(LEAST) } else { MOST };
-    ((settings.rate_min as f64).clamp(LEAST, most), most)
+fn limits(settings: &Settings) -> (f64, f64) {
+    let most = if settings.writeback_rate_max > 0 {
+        (settings.writeback_rate_max as f64).max(LEAST)
+    } else {
+        MOST
+    };
+    ((settings.writeback_rate_min as f64).clamp(LEAST, most), most)
 }
 
-fn pressure(settings: &WritebackSettings, dirty_percent: f64) -> f64 {
+fn pressure(settings: &Settings, dirty_percent: f64) -> f64 {
     let (low, high) = (f64::from(settings.dirty_low), f64::from(settings.dirty_high));
     ((dirty_percent - low) / (high - low).max(1.0)).clamp(0.0, 4.0)
 }
 
-fn slowdown(settings: &WritebackSettings, latency: Option<Duration>) -> f64 {
-    let wanted = settings.latency.as_secs_f64();
+fn slowdown(settings: &Settings, latency: Option<Duration>) -> f64 {
+    let wanted = settings.writeback_latency.as_secs_f64();
     match latency {
         Some(latency) if wanted > 0.0 => {
             (latency.as_secs_f64() / wanted).max(1e-9).log2().clamp(-1.0, 3.0)
@@ -176,8 +181,8 @@ mod tests {
 
     const STEP: u64 = 100_000_000;
 
-    fn settings() -> WritebackSettings {
-        WritebackSettings { latency: Duration::from_millis(50), ..WritebackSettings::default() }
+    fn settings() -> Settings {
+        Settings { writeback_latency: Duration::from_millis(50), ..Settings::default() }
     }
 
     /// An origin that takes `capacity` bytes per second, and clients whose requests take `alone`
@@ -251,7 +256,7 @@ mod tests {
         assert_eq!(run(&mut control, &slow, 40.0, 60), f64::from(128 << 10));
         // A dirty cache gets its way even so.
         assert!(run(&mut control, &slow, 90.0, 60) > 0.9e7);
-        let limited = WritebackSettings { rate_max: 1 << 20, ..settings() };
+        let limited = Settings { writeback_rate_max: 1 << 20, ..settings() };
         let idle = Load { dirty_percent: 90.0, latency: None, written: 1 << 20 };
         for step in 0..1000 {
             control.look(Nanos(step * STEP), &limited, &idle);
@@ -265,7 +270,8 @@ mod tests {
         ] {
             assert_eq!(control.rate(urgency, &limited), expected, "{urgency:?}");
         }
-        let off = WritebackSettings { latency: Duration::ZERO, rate_min: 0, ..settings() };
+        let off =
+            Settings { writeback_latency: Duration::ZERO, writeback_rate_min: 0, ..settings() };
         assert_eq!(control.rate(Urgency::Polite, &off), None);
         assert_eq!(control.rate(Urgency::Free, &off), None);
         assert_eq!(control.rate(Urgency::Slow, &off), Some(4096));
@@ -283,12 +289,12 @@ mod tests {
     #[test]
     fn extreme_numbers_stay_numbers() {
         let mut control = RateControl::default();
-        let odd = WritebackSettings {
-            rate_min: u64::MAX,
-            rate_max: 1,
+        let odd = Settings {
+            writeback_rate_min: u64::MAX,
+            writeback_rate_max: 1,
             dirty_low: 255,
             dirty_high: 0,
-            latency: Duration::from_nanos(1),
+            writeback_latency: Duration::from_nanos(1),
             ..settings()
         };
         for (now, latency) in [(0, Duration::MAX), (1, Duration::ZERO), (u64::MAX, Duration::MAX)] {
@@ -332,8 +338,11 @@ mod tests {
     fn an_error_counts_by_how_long_it_lasts_however_often_one_looks() {
         for steps in [1, 4, 10] {
             // Half way between the watermarks, and the latency is the setting.
-            let load =
-                Load { dirty_percent: 45.0, latency: Some(settings().latency), written: 1 << 30 };
+            let load = Load {
+                dirty_percent: 45.0,
+                latency: Some(settings().writeback_latency),
+                written: 1 << 30,
+            };
             let looked = Some(Nanos(0));
             let mut control = RateControl { rate: 1e6, achieved: 1e9, error: 0.5, looked };
             for step in 1..=steps {

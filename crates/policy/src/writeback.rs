@@ -1,7 +1,7 @@
 //! When dirty blocks are written back, and how urgently.
 //!
 //! Watermarks with hysteresis are dm-writecache's and EnhanceIO's; writing while nobody else uses
-//! the origin is bcache's and dm-cache's; an age limit is dm-writecache's `max_age` and EnhanceIO's
+//! the origin is bcache's and dm-cache's; an age limit is dm-writecache's `dirty_age` and EnhanceIO's
 //! `time_based_clean_interval`. The first of these that holds starts writeback, in this order:
 //!
 //! | trigger | holds when | urgency | outside of quiet hours |
@@ -12,7 +12,7 @@
 //! | cache watermark | the same of all volumes of the cache together | polite | polite |
 //! | quiet | it is in `quiet_hours`, and something is dirty | free | never |
 //! | idle | there was no foreground request for `idle` | free | slow |
-//! | age | something has been dirty for `max_age` | polite | slow |
+//! | age | something has been dirty for `dirty_age` | polite | slow |
 //!
 //! The first two hold even when writeback is switched off: the operator has asked for one, and
 //! without the other clients would wait for ever. The last column is for volumes that have quiet
@@ -22,10 +22,7 @@
 use std::time::Duration;
 
 use forebay_core::Nanos;
-
-mod settings;
-
-pub use settings::{SettingsError, WritebackSettings};
+use forebay_settings::Settings;
 
 /// Longest time until the pacer wants to be asked again. The dirty share grows without anybody
 /// telling the pacer; a cache takes far longer than this to fill between the watermarks.
@@ -136,7 +133,7 @@ impl Watermarks {
 /// Decides when a volume writes back.
 #[derive(Clone, Debug)]
 pub struct Pacer {
-    settings: WritebackSettings,
+    settings: Settings,
     volume: Watermarks,
     cache: Watermarks,
     trigger: Option<Trigger>,
@@ -144,18 +141,18 @@ pub struct Pacer {
 
 impl Pacer {
     /// A pacer with these settings.
-    pub fn new(settings: WritebackSettings) -> Self {
+    pub fn new(settings: Settings) -> Self {
         let (volume, cache) = (Watermarks::default(), Watermarks::default());
         Pacer { settings, volume, cache, trigger: None }
     }
 
     /// The settings in force.
-    pub fn settings(&self) -> &WritebackSettings {
+    pub fn settings(&self) -> &Settings {
         &self.settings
     }
 
     /// Changes the settings; takes effect with the next decision.
-    pub fn set_settings(&mut self, settings: WritebackSettings) {
+    pub fn set_settings(&mut self, settings: Settings) {
         self.settings = settings;
     }
 
@@ -166,7 +163,7 @@ impl Pacer {
 
     /// What to do at the time `now`.
     pub fn decide(&mut self, now: Nanos, state: &DirtyState) -> Decision {
-        let WritebackSettings { dirty_high, dirty_low, .. } = self.settings;
+        let Settings { dirty_high, dirty_low, .. } = self.settings;
         let (cache_low, cache_high) = self.settings.cache_watermarks();
         let capacity = state.capacity_blocks;
         self.volume.update(state.dirty_blocks, capacity, dirty_high, dirty_low);
@@ -192,7 +189,7 @@ impl Pacer {
         if state.space_wanted {
             return Some(Trigger::Space);
         }
-        if !self.settings.running {
+        if !self.settings.writeback_running {
             return None;
         }
         let due = |deadline: Option<Nanos>| deadline.is_some_and(|deadline| deadline <= now);
@@ -213,8 +210,8 @@ impl Pacer {
     }
 
     fn age_deadline(&self, state: &DirtyState) -> Option<Nanos> {
-        let oldest = state.oldest_dirty.filter(|_| !self.settings.max_age.is_zero())?;
-        Some(oldest + self.settings.max_age)
+        let oldest = state.oldest_dirty.filter(|_| !self.settings.dirty_age.is_zero())?;
+        Some(oldest + self.settings.dirty_age)
     }
 
     fn idle_deadline(&self, state: &DirtyState) -> Option<Nanos> {
@@ -223,7 +220,7 @@ impl Pacer {
 
     fn look_again(&self, now: Nanos, state: &DirtyState) -> Nanos {
         let longest = now + LOOK_AGAIN;
-        if state.dirty_blocks == 0 || !self.settings.running {
+        if state.dirty_blocks == 0 || !self.settings.writeback_running {
             return longest;
         }
         [self.age_deadline(state), self.idle_deadline(state)]

@@ -9,12 +9,11 @@ use forebay_core::why::Why;
 use forebay_core::{Admission, Clock, Mode, VolumeId};
 use forebay_device::{Device, Queue, QueueContext};
 use forebay_engine::{
-    BlockService, Cache, EngineError, EngineErrorKind, EngineLane, LaneContext, VolumeSettings,
+    BlockService, Cache, EngineError, EngineErrorKind, EngineLane, LaneContext, Settings,
     VolumeSpec,
 };
 use forebay_format::{MAX_NARROW_GENERATION, Uuid, VolumeRecord};
 use forebay_lane::{MemoryBudget, MemoryUse};
-use forebay_policy::WritebackSettings;
 use forebay_store::planted::{self, PlantedBug};
 use forebay_store::{Damage, FormatOptions, Store, StoreOptions, format, read_roots};
 
@@ -53,11 +52,12 @@ fn origin(machine: &Machine, volume: u16) -> Result<Arc<dyn Device>, String> {
 
 /// What may enter the cache: everything in half of the cases, and in the others whatever there is, in
 /// all combinations.
-fn choose_entry(settings: &mut VolumeSettings, rng: &mut fastrand::Rng) {
+fn choose_entry(settings: &mut Settings, rng: &mut fastrand::Rng) {
     settings.admission = Admission::Always;
     settings.write_budget = 0;
     settings.promote = 0;
-    (settings.congested_read, settings.congested_write) = (Duration::ZERO, Duration::ZERO);
+    (settings.congested_read_threshold, settings.congested_write_threshold) =
+        (Duration::ZERO, Duration::ZERO);
     if rng.bool() {
         return;
     }
@@ -76,26 +76,26 @@ fn choose_entry(settings: &mut VolumeSettings, rng: &mut fastrand::Rng) {
         0 => Duration::from_micros(8 << rng.u32(0..12)),
         _ => Duration::ZERO,
     };
-    settings.congested_read = threshold(rng);
-    settings.congested_write = threshold(rng);
+    settings.congested_read_threshold = threshold(rng);
+    settings.congested_write_threshold = threshold(rng);
 }
 
 /// Settings that make background work frequent in some worlds and rare in others.
-fn settings(machine: &Machine, volume: u16) -> VolumeSettings {
+fn settings(machine: &Machine, volume: u16) -> Settings {
     let setup = &machine.setup;
     let mut rng = fastrand::Rng::with_seed(setup.seed ^ u64::from(volume));
     let (mode, durability) = setup.volumes.get(usize::from(volume)).copied().unwrap_or_default();
-    let mut settings = VolumeSettings {
+    let mut settings = Settings {
         mode,
         durability,
         policy: setup.replacement,
         sequential_cutoff: [0, 64 << 10, 256 << 10, 4 << 20][rng.usize(0..4)],
         commit_interval: Duration::from_millis(rng.u64(5..1_000)),
-        ..VolumeSettings::default()
+        ..Settings::default()
     };
     settings.ordered = setup.ordered.get(usize::from(volume)).copied().unwrap_or_default();
     choose_entry(&mut settings, &mut rng);
-    settings.writeback = writeback(&mut rng);
+    choose_writeback(&mut settings, &mut rng);
     settings
 }
 
@@ -111,28 +111,27 @@ fn spec(machine: &Machine, volume: u16, identity: u64) -> VolumeSpec {
     }
 }
 
-/// When and how dirty blocks are written back: everything that an operator can choose.
-fn writeback(rng: &mut fastrand::Rng) -> WritebackSettings {
+/// Chooses when and how dirty blocks are written back: everything that an operator can.
+fn choose_writeback(settings: &mut Settings, rng: &mut fastrand::Rng) {
     let dirty_high = rng.u8(2..=90);
     let cache_dirty_high = rng.u8(2..=95);
     let rate_max = if rng.u32(0..3) > 0 { 0 } else { rng.u64(1..=64) * (64 << 10) };
-    WritebackSettings {
-        running: rng.u32(0..8) > 0,
-        dirty_high,
-        dirty_low: rng.u8(0..=dirty_high),
-        cache_dirty_high,
-        cache_dirty_low: rng.u8(0..=cache_dirty_high),
-        max_age: Duration::from_millis(rng.u64(0..5_000)),
-        idle: Duration::from_millis(rng.u64(0..500)),
-        depth: rng.u32(1..=64),
-        merge_bytes: 4096 << rng.u32(0..=8),
-        gap_bytes: [0, 4096, 16 << 10, 64 << 10, 256 << 10][rng.usize(0..5)],
-        rate_min: if rng.bool() { 0 } else { rng.u64(0..=64 << 10) },
-        rate_max,
-        latency: Duration::from_millis(if rng.u32(0..3) == 0 { 0 } else { rng.u64(1..100) }),
-        quiet_hours: QuietHours::new(rng.u16(0..24 * 60), rng.u16(0..24 * 60))
-            .filter(|_| rng.u32(0..3) == 0),
-    }
+    settings.writeback_running = rng.u32(0..8) > 0;
+    settings.dirty_high = dirty_high;
+    settings.dirty_low = rng.u8(0..=dirty_high);
+    settings.cache_dirty_high = cache_dirty_high;
+    settings.cache_dirty_low = rng.u8(0..=cache_dirty_high);
+    settings.dirty_age = Duration::from_millis(rng.u64(0..5_000));
+    settings.idle = Duration::from_millis(rng.u64(0..500));
+    settings.writeback_depth = rng.u32(1..=64);
+    settings.merge_bytes = 4096 << rng.u32(0..=8);
+    settings.writeback_gap = [0, 4096, 16 << 10, 64 << 10, 256 << 10][rng.usize(0..5)];
+    settings.writeback_rate_min = if rng.bool() { 0 } else { rng.u64(0..=64 << 10) };
+    settings.writeback_rate_max = rate_max;
+    let latency = if rng.u32(0..3) == 0 { 0 } else { rng.u64(1..100) };
+    settings.writeback_latency = Duration::from_millis(latency);
+    settings.quiet_hours =
+        QuietHours::new(rng.u16(0..24 * 60), rng.u16(0..24 * 60)).filter(|_| rng.u32(0..3) == 0);
 }
 
 fn store_options(machine: &Machine) -> StoreOptions {
@@ -351,22 +350,22 @@ async fn administrate(lane: Rc<EngineLane>, machine: Machine, action: Admin) -> 
     };
     let result = match action {
         Admin::Mode(volume, mode) => {
-            let mut settings = VolumeSettings { mode, ..present(volume)? };
+            let mut settings = Settings { mode, ..present(volume)? };
             settings.ordered &= may_be_ordered(mode);
             lane.set(&name(volume), settings).await
         }
         Admin::Durability(volume, durability) => {
-            let settings = VolumeSettings { durability, ..present(volume)? };
+            let settings = Settings { durability, ..present(volume)? };
             lane.set(&name(volume), settings).await
         }
         Admin::Writeback(volume, number) => {
-            let writeback = writeback(&mut fastrand::Rng::with_seed(number));
-            let settings = VolumeSettings { writeback, ..present(volume)? };
+            let mut settings = present(volume)?;
+            choose_writeback(&mut settings, &mut fastrand::Rng::with_seed(number));
             lane.set(&name(volume), settings).await
         }
         Admin::Replacement(policy) => {
             let volume = lane.cache.volumes().first().cloned().ok_or("no volume is started")?;
-            let settings = VolumeSettings { policy, ..volume.settings() };
+            let settings = Settings { policy, ..volume.settings() };
             lane.set(&volume.name, settings).await
         }
         Admin::Entry(volume, seed) => {

@@ -10,28 +10,32 @@ use crate::Finding;
 /// Every crate of the workspace with the crates of the workspace that it may use.
 const ALLOWED: &[(&str, &[&str])] = &[
     ("core", &[]),
+    ("settings", &["core"]),
     ("format", &["core"]),
     ("device", &["core"]),
-    ("policy", &["core"]),
+    ("policy", &["core", "settings"]),
     ("trace", &["core"]),
     ("lane", &["core", "device"]),
     ("store", &["core", "format", "device", "lane", "policy"]),
-    ("engine", &["core", "format", "device", "lane", "policy", "store"]),
+    ("engine", &["core", "settings", "format", "device", "lane", "policy", "store"]),
     ("nbd", &["core", "device", "lane", "engine"]),
-    ("admin", &["core"]),
+    ("admin", &["core", "settings"]),
     (
         "forebay",
-        &["core", "format", "device", "lane", "policy", "store", "engine", "nbd", "admin", "trace"],
+        &[
+            "core", "settings", "format", "device", "lane", "policy", "store", "engine", "nbd",
+            "admin", "trace",
+        ],
     ),
     ("sim", &["core", "format", "device", "lane", "policy", "store", "engine"]),
     (
         "lab",
         &[
-            "core", "format", "device", "lane", "policy", "store", "engine", "nbd", "admin",
-            "trace", "sim",
+            "core", "settings", "format", "device", "lane", "policy", "store", "engine", "nbd",
+            "admin", "trace", "sim",
         ],
     ),
-    ("fuzz", &["core", "format", "device", "lane", "store", "engine", "nbd", "admin"]),
+    ("fuzz", &["core", "settings", "format", "device", "lane", "store", "engine", "nbd", "admin"]),
     ("xtask", &[]),
 ];
 

@@ -6,12 +6,12 @@ use std::str::FromStr;
 
 use crate::memory;
 use forebay_admin::VolumeName;
-use forebay_admin::duration::{format_duration, parse_duration};
 use forebay_core::units::format_size;
 use forebay_core::{Durability, Mode, ReplacementKind, parse_size};
 use forebay_device::DeviceSpec;
 use forebay_format::VolumeRecord;
 use forebay_nbd::ListenAddress;
+use forebay_settings::duration::{format_duration, parse_duration};
 
 /// Longest message that a bad text may cause, in bytes, beyond the text itself.
 const MESSAGE_MOST: usize = 400;

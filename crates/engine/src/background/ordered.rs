@@ -93,7 +93,7 @@ pub(crate) async fn run(volume: &Rc<LaneVolume>) -> Ending {
     // Nobody has watched the origin since they were written, and to write them again does no harm.
     store.unwrite_groups(id);
     let mut progress = Progress {
-        pacer: Pacer::new(volume.volume.settings().writeback),
+        pacer: Pacer::new(volume.volume.settings()),
         control: RateControl::default(),
         bucket: Bucket::default(),
         written: 0,
@@ -267,9 +267,9 @@ impl LaneVolume {
         let store = self.store.store();
         let wanted = volume.writeback_wanted.listen();
         let settings = volume.settings();
-        progress.pacer.set_settings(settings.writeback.clone());
+        progress.pacer.set_settings(settings.clone());
         let asked = volume.draining.load(Ordering::SeqCst) > 0;
-        let entering = !store.is_in_order(volume.id) && settings.writeback.running;
+        let entering = !store.is_in_order(volume.id) && settings.writeback_running;
         for block in volume.bad_to_try() {
             // It is in no group any more; one that is still open takes it along.
             store.add_base(&volume.space, block);
@@ -286,19 +286,19 @@ impl LaneVolume {
         // A group without blocks has to be noted all the same.
         let to_write = dirty.max(u64::from(entering));
         let pending = unsettled.unwrap_or(0);
-        let mut state = self.dirty_state(now, &settings.writeback, to_write, pending);
+        let mut state = self.dirty_state(now, &settings, to_write, pending);
         state.draining = asked || entering;
         state.space_wanted |= self.cache.is_pressed();
         let late = progress.unsettled_since.is_some_and(|since| now.since(since) >= SETTLE_AFTER);
         if progress.control.is_due(now) {
             let load = self.load(now, &state, std::mem::take(&mut progress.written));
-            progress.control.look(now, &settings.writeback, &load);
+            progress.control.look(now, &settings, &load);
         }
         let most = MOST_UNSETTLED.min(self.cache.store.capacity_blocks() / 16).max(1);
         let hurry = asked || entering || self.cache.is_pressed() || late;
         match progress.pacer.decide(now, &state) {
             Decision::Write { urgency } if unsettled.unwrap_or(0) < most && !late => {
-                let rate = progress.control.rate(urgency, &settings.writeback);
+                let rate = progress.control.rate(urgency, &settings);
                 if let Some(at) = progress.bucket.wait(now, rate) {
                     let at = at.min(now + LONGEST_WAIT);
                     either(wanted, self.lane().sleep_until(at)).await;
@@ -410,7 +410,7 @@ impl LaneVolume {
 
     /// Writes versions to the origin, in the order of blocks, and syncs it.
     async fn write_group(self: &Rc<Self>, versions: &[(OriginBlock, OrderedVersion)]) -> Outcome {
-        let settings = self.volume.settings().writeback;
+        let settings = self.volume.settings();
         let failures = self.volume.sync_failures();
         let outcome = Rc::new(RefCell::new(Outcome::default()));
         let merge = Merge::of(self.volume.block, settings.merge_bytes, 0);
@@ -430,7 +430,7 @@ impl LaneVolume {
                     async move { this.write_held_run(&run, &outcome).await }
                 })
             };
-            concurrently(self.lane(), settings.depth.max(1) as usize, work).await;
+            concurrently(self.lane(), settings.writeback_depth.max(1) as usize, work).await;
             if outcome.borrow().error.is_some() {
                 break;
             }

@@ -152,7 +152,7 @@ impl EngineLane {
     fn gets_no_room(&self, state: &State) -> bool {
         let store = &self.cache.store;
         let gets_some = |volume: &Arc<Volume>| {
-            let takes = volume.can_be_emptied() && volume.settings().writeback.running;
+            let takes = volume.can_be_emptied() && volume.settings().writeback_running;
             takes && store.held_versions(volume.id) > 0
         };
         store.segments.free_count() <= store.reserved_segments()

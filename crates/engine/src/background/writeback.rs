@@ -16,7 +16,8 @@ use forebay_core::why::WritebackReason;
 use forebay_core::{Nanos, OriginBlock};
 use forebay_lane::either;
 use forebay_policy::sweep::Merge;
-use forebay_policy::{Bucket, Decision, DirtyState, Load, Pacer, RateControl, WritebackSettings};
+use forebay_policy::{Bucket, Decision, DirtyState, Load, Pacer, RateControl};
+use forebay_settings::Settings;
 use forebay_store::VersionId;
 
 use crate::background::ordered;
@@ -78,7 +79,7 @@ pub(crate) async fn run(view: Rc<LaneVolume>, after: Duration) {
     let _ending = BackgroundEnding { cache: view.cache.clone(), task: "writeback" };
     let _again = Again(view.clone());
     view.pause_for(after).await;
-    let settings = view.volume.settings().writeback;
+    let settings = view.volume.settings();
     let mut this = Writeback {
         pacer: Pacer::new(settings),
         control: RateControl::default(),
@@ -137,7 +138,6 @@ impl Writeback {
             // A failure empties the list: its blocks are written back like others.
             let _ = view.sync_origin().await;
         }
-        let settings = settings.writeback;
         let now = view.now();
         let state = self.state(now, draining, &settings);
         self.pacer.set_settings(settings.clone());
@@ -170,7 +170,7 @@ impl Writeback {
         }
     }
 
-    fn state(&self, now: Nanos, draining: bool, settings: &WritebackSettings) -> DirtyState {
+    fn state(&self, now: Nanos, draining: bool, settings: &Settings) -> DirtyState {
         let volume = &self.view.volume;
         let pending = volume.through.lock().len() as u64 + self.flow.unmarked();
         let dirty = volume.dirty_blocks().saturating_sub(volume.bad_count() + pending);
@@ -178,9 +178,9 @@ impl Writeback {
     }
 
     /// Starts the next write, once there is room for it.
-    async fn write(&mut self, settings: &WritebackSettings, why: WritebackReason) {
+    async fn write(&mut self, settings: &Settings, why: WritebackReason) {
         let view = self.view.clone();
-        self.flow.room(settings.depth).await;
+        self.flow.room(settings.writeback_depth).await;
         match self.sweep.next(&view, view.merging()).await {
             Next::Run(span) => {
                 self.bucket.take((span.dirty.len() as u64) << view.volume.block.shift());
@@ -239,7 +239,7 @@ impl LaneVolume {
     pub(crate) fn dirty_state(
         &self,
         now: Nanos,
-        settings: &WritebackSettings,
+        settings: &Settings,
         dirty_blocks: u64,
         pending: u64,
     ) -> DirtyState {
@@ -294,8 +294,8 @@ impl LaneVolume {
 
     /// How far blocks are merged. A cache device that has failed is read no more than it must be.
     fn merging(&self) -> Merge {
-        let settings = self.volume.settings().writeback;
-        let gap = if self.is_unavailable_to(true) { 0 } else { settings.gap_bytes };
+        let settings = self.volume.settings();
+        let gap = if self.is_unavailable_to(true) { 0 } else { settings.writeback_gap };
         Merge::of(self.volume.block, settings.merge_bytes, gap)
     }
 
@@ -351,7 +351,7 @@ impl LaneVolume {
         while !flow.has_failed() {
             let Some(span) = self.next_span(rest, self.merging()) else { break };
             rest = rest.get(span.dirty.len()..).unwrap_or(&[]);
-            flow.room(self.volume.settings().writeback.depth).await;
+            flow.room(self.volume.settings().writeback_depth).await;
             flow.start(span, why);
         }
         flow.settle().await

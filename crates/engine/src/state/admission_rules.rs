@@ -7,7 +7,7 @@ use forebay_core::Admission;
 use forebay_policy::WriteBudget;
 use parking_lot::Mutex;
 
-use crate::settings::VolumeSettings;
+use forebay_settings::Settings;
 
 /// See the module.
 #[derive(Default)]
@@ -24,12 +24,12 @@ pub(crate) struct AdmissionRules {
 }
 
 impl AdmissionRules {
-    pub(crate) fn set(&self, settings: &VolumeSettings) {
+    pub(crate) fn set(&self, settings: &Settings) {
         let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         self.admission.store(settings.admission.times(), Ordering::Relaxed);
         self.budget_bytes.store(settings.write_budget, Ordering::Relaxed);
-        self.congested_read.store(nanos(settings.congested_read), Ordering::Relaxed);
-        self.congested_write.store(nanos(settings.congested_write), Ordering::Relaxed);
+        self.congested_read.store(nanos(settings.congested_read_threshold), Ordering::Relaxed);
+        self.congested_write.store(nanos(settings.congested_write_threshold), Ordering::Relaxed);
         self.promote.store(settings.promote, Ordering::Relaxed);
         if settings.write_budget == 0 {
             *self.budget.lock() = WriteBudget::default();

@@ -17,11 +17,12 @@ use forebay_format::VolumeRecord;
 use forebay_lane::{Gate, Lane, Notify};
 use forebay_policy::curve::LiveCurve;
 use forebay_policy::sweep::DirtyMap;
+use forebay_settings::Settings;
 use forebay_store::planted::{self, PlantedBug};
 use forebay_store::{Entry, Store, VersionId, VolumeSpace};
 use parking_lot::Mutex;
 
-use crate::settings::VolumeSettings;
+use crate::settings::settings_of;
 use crate::state::admission_rules::AdmissionRules;
 use crate::state::bad::BadBlocks;
 use crate::state::curve::Watched;
@@ -77,7 +78,7 @@ pub struct Volume {
     pub(crate) block: BlockSize,
     size: u64,
     alignment: u64,
-    settings: Mutex<VolumeSettings>,
+    settings: Mutex<Settings>,
     mode: AtomicU8,
     durability: AtomicU8,
     cutoff: AtomicU64,
@@ -171,7 +172,7 @@ impl Volume {
             cutoff: AtomicU64::new(0),
             admission: AdmissionRules::default(),
             dirty_limit: AtomicU8::new(0),
-            settings: Mutex::new(VolumeSettings::default()),
+            settings: Mutex::new(Settings::default()),
             state: AtomicU8::new(VolumeState::Running as u8),
             ranges: Ranges::default(),
             untouched: Untouched::new(record.samples.as_ref(), record.origin_bytes),
@@ -211,7 +212,7 @@ impl Volume {
             watched: Box::new(Watched::new()),
             stats: Stats::new(lanes),
         };
-        volume.set_settings(VolumeSettings::of(record));
+        volume.set_settings(settings_of(record));
         volume
     }
 
@@ -226,11 +227,11 @@ impl Volume {
     }
 
     /// The settings.
-    pub fn settings(&self) -> VolumeSettings {
+    pub fn settings(&self) -> Settings {
         self.settings.lock().clone()
     }
 
-    pub(crate) fn set_settings(&self, settings: VolumeSettings) {
+    pub(crate) fn set_settings(&self, settings: Settings) {
         self.mode.store(settings.mode as u8, Ordering::SeqCst);
         self.durability.store(settings.durability as u8, Ordering::SeqCst);
         self.cutoff.store(settings.sequential_cutoff, Ordering::SeqCst);
@@ -238,7 +239,7 @@ impl Volume {
         if settings.ordered {
             self.ordered.store(true, Ordering::SeqCst);
         }
-        let limit = settings.writeback.cache_watermarks().1;
+        let limit = settings.cache_watermarks().1;
         self.dirty_limit.store(limit, Ordering::SeqCst);
         *self.settings.lock() = settings;
         self.writeback_wanted.notify_all();

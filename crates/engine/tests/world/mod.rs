@@ -15,7 +15,7 @@ use forebay_core::{BlockSize, Clock, IoError, Mode, Nanos, Op};
 use forebay_device::{Device, IoBuf, Queue, QueueContext, RamDevice};
 use forebay_engine::{
     BlockService, Completion, CompletionSink, EngineError, EngineLane, LaneContext, LaneVolume,
-    Ledger, Note, Noted, Request, VolumeSettings, VolumeSpec,
+    Ledger, Note, Noted, Request, Settings, VolumeSpec,
 };
 use forebay_format::Uuid;
 use forebay_lane::{Lane, LaneId};
@@ -145,7 +145,7 @@ impl World {
         &self,
         engine: &Rc<EngineLane>,
         origin: &Arc<dyn Device>,
-        settings: VolumeSettings,
+        settings: Settings,
         alignment: u64,
     ) -> Rc<LaneVolume> {
         self.create_as(engine, "data", origin, settings, alignment)
@@ -156,7 +156,7 @@ impl World {
         engine: &Rc<EngineLane>,
         name: &str,
         origin: &Arc<dyn Device>,
-        settings: VolumeSettings,
+        settings: Settings,
         alignment: u64,
     ) -> Rc<LaneVolume> {
         let (inner, origin) = (engine.clone(), origin.clone());
@@ -255,11 +255,7 @@ impl World {
         self.outcome(target, op, offset, len, None).expect("done");
     }
 
-    pub fn set(
-        &self,
-        engine: &Rc<EngineLane>,
-        settings: VolumeSettings,
-    ) -> Result<(), EngineError> {
+    pub fn set(&self, engine: &Rc<EngineLane>, settings: Settings) -> Result<(), EngineError> {
         let engine = engine.clone();
         self.block_on(async move { engine.set("data", settings).await })
     }
@@ -292,6 +288,6 @@ pub fn put_raw(world: &World, device: &Arc<dyn Device>, offset: u64, data: &[u8]
     world.block_on(async move { queue.write(offset, data).await }).expect("written");
 }
 
-pub fn settings(mode: Mode) -> VolumeSettings {
-    VolumeSettings { mode, sequential_cutoff: 0, ..VolumeSettings::default() }
+pub fn settings(mode: Mode) -> Settings {
+    Settings { mode, sequential_cutoff: 0, ..Settings::default() }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use forebay_core::{BlockSize, Mode, Op};
 use forebay_device::{Device, RamDevice};
-use forebay_engine::{EngineLane, LaneVolume, VolumeSettings};
+use forebay_engine::{EngineLane, LaneVolume, Settings};
 
 use super::hang::{Faults, hanging};
 use super::{World, ram, settings};
@@ -32,7 +32,7 @@ pub struct Two {
     pub faults: Arc<Faults>,
 }
 
-pub fn two(mib: u64, of_a: VolumeSettings, of_b: VolumeSettings) -> Two {
+pub fn two(mib: u64, of_a: Settings, of_b: Settings) -> Two {
     let world = World::new();
     let engine = open_small(&world, mib * MIB);
     let (origin_of_a, faults) = hanging(ram(mib * 2));
@@ -41,9 +41,9 @@ pub fn two(mib: u64, of_a: VolumeSettings, of_b: VolumeSettings) -> Two {
     Two { world, engine, a, b, origin_of_a, faults }
 }
 
-pub fn kept_dirty() -> VolumeSettings {
+pub fn kept_dirty() -> Settings {
     let mut settings = settings(Mode::Writeback);
-    settings.writeback.running = false;
+    settings.writeback_running = false;
     settings
 }
 

@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use forebay_admin::{
     API_VERSION, ApiError, DeleteRequest, ErrorKind, OperationId, OperationState, PROFILES,
-    SetRequest, StartRequest, VolumeList, VolumeName, VolumeReport, knobs,
+    SetRequest, StartRequest, VolumeList, VolumeName, VolumeReport,
 };
 use forebay_core::parse_size;
 use serde::de::DeserializeOwned;
@@ -50,7 +50,7 @@ fn route(volumes: &Arc<Volumes>, request: &HttpRequest) -> Result<HttpAnswer, Ap
     }
     match (request.method.as_str(), path) {
         ("GET", ["daemon"]) => Ok(HttpAnswer::json(200, &volumes.daemon_report())),
-        ("GET", ["knobs"]) => Ok(HttpAnswer::json(200, &knobs::json())),
+        ("GET", ["knobs"]) => Ok(HttpAnswer::json(200, &forebay_settings::help::json())),
         ("GET", ["profiles"]) => {
             Ok(HttpAnswer::json(200, &serde_json::json!({ "profiles": PROFILES })))
         }

@@ -26,7 +26,7 @@ pub(crate) struct Definition {
     pub(crate) block_size: u64,
     /// Bytes by which blocks are shifted on the origin: a multiple of 512 below the block size.
     pub(crate) alignment: u64,
-    /// Every knob, already checked to fit together.
+    /// Every setting, already checked to fit together.
     pub(crate) settings: Settings,
     /// How often an operator has changed it. The cache device remembers that too: if it knows of a
     /// later change, the state directory is an old copy.

@@ -165,7 +165,7 @@ impl Volumes {
     ) -> Result<OperationId, ApiError> {
         let volume = preflight::definition(request)?;
         let (this, force, name) = (self.clone(), request.force, request.name.clone());
-        let chose_policy = request.settings.iter().any(|(knob, _)| knob == "policy");
+        let chose_policy = request.settings.iter().any(|(name, _)| name == "policy");
         if request.adopt {
             return self
                 .operations

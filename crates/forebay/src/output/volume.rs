@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use forebay_admin::report::Latency;
-use forebay_admin::{KNOBS, VolumeReport, VolumeState};
+use forebay_admin::{SETTINGS, VolumeReport, VolumeState};
 use forebay_core::units::format_size;
 
 use super::table::{Column, Table};
@@ -75,7 +75,7 @@ pub(crate) fn render(report: &VolumeReport) -> String {
     text.push_str(&latencies(report));
     text.push('\n');
     let mut settings = Table::new(&[Column::left("SETTING"), Column::left("VALUE")]);
-    for knob in KNOBS {
+    for knob in SETTINGS {
         settings.row([knob.name.to_owned(), knob.text(&report.settings)]);
     }
     text.push_str(&settings.render());

@@ -6,7 +6,7 @@
 use std::fmt::Write as _;
 
 use clap_complete::Shell;
-use forebay_admin::{ApiError, KNOBS};
+use forebay_admin::{ApiError, SETTINGS};
 
 use crate::cli;
 use crate::exit::Outcome;
@@ -36,7 +36,7 @@ fn script(shell: Shell) -> Result<String, ApiError> {
 fn bash() -> String {
     let mut values = String::new();
     let mut keys = String::new();
-    for knob in KNOBS {
+    for knob in SETTINGS {
         let _ = write!(keys, " {}=", knob.name);
         let words = knob.kind.listed();
         if !words.is_empty() {
@@ -96,7 +96,7 @@ complete -F _forebay_values -o bashdefault -o default forebay
 /// Two functions, named where the library has put the usual one.
 fn zsh(script: &str) -> String {
     let mut values = String::new();
-    for knob in KNOBS {
+    for knob in SETTINGS {
         let words = knob.kind.listed();
         let action =
             if words.is_empty() { " ".to_owned() } else { format!("({})", words.join(" ")) };
@@ -127,7 +127,7 @@ fn zsh(script: &str) -> String {
 
 fn fish() -> String {
     let mut settings = Vec::new();
-    for knob in KNOBS {
+    for knob in SETTINGS {
         let words = knob.kind.listed();
         if words.is_empty() {
             settings.push(format!("{}=", knob.name));
@@ -168,7 +168,7 @@ mod tests {
     fn every_setting_is_in_the_scripts_that_can_offer_it() {
         for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
             let script = script(shell).expect("text");
-            for knob in KNOBS {
+            for knob in SETTINGS {
                 assert!(script.contains(knob.name), "{shell}: {}", knob.name);
             }
             assert!(script.contains("list --names"), "{shell}");

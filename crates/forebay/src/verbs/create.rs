@@ -25,14 +25,14 @@ pub(super) fn run(client: &Client, args: CreateArgs) -> Outcome {
 
 fn request(args: CreateArgs) -> Result<CreateRequest, ApiError> {
     let mut settings = Assignments::parse(&args.set)?;
-    for (knob, value) in [
+    for (name, value) in [
         ("mode", args.mode.map(|mode| mode.name())),
         ("policy", args.policy.map(|policy| policy.name())),
         ("durability", args.durability.map(|durability| durability.name())),
         ("ordered", args.ordered.then_some("on")),
     ] {
         if let Some(value) = value {
-            settings.push(knob, value)?;
+            settings.push(name, value)?;
         }
     }
     Ok(CreateRequest {

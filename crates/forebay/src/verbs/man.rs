@@ -8,7 +8,7 @@ use std::path::Path;
 
 use clap::{Arg, Command};
 use clap_mangen::Man;
-use forebay_admin::{ApiError, KNOBS};
+use forebay_admin::{ApiError, SETTINGS};
 use forebay_core::why::Why;
 
 use crate::cli;
@@ -132,7 +132,7 @@ fn again(arg: &Arg) -> &'static str {
 
 fn settings(out: &mut String) {
     out.push_str(".SH SETTINGS\n");
-    for knob in KNOBS {
+    for knob in SETTINGS {
         term(out, &format!("\\fB{}\\fR", plain(knob.name)), knob.help);
         let values = format!("{}; default {}.", knob.kind.range(), knob.default());
         let _ = writeln!(out, ".br\n{}", plain(&values));
@@ -176,7 +176,7 @@ mod tests {
     #[test]
     fn every_setting_and_every_reason_is_a_term_of_its_own() {
         let set = text("set");
-        for knob in KNOBS {
+        for knob in SETTINGS {
             let lines = format!(".TP\n\\fB{}\\fR\n", knob.name);
             assert!(set.contains(&lines), "{lines} is not in {set}");
         }

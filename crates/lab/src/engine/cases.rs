@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use clap::ValueEnum;
 use forebay_core::Mode;
-use forebay_engine::VolumeSettings;
+use forebay_engine::Settings;
 
 use crate::engine::Sizes;
 use crate::pattern::{Step, permutation, uniform, zipf};
@@ -92,12 +92,10 @@ impl Case {
 
     /// The settings of the volume. But for zipf and the default settings, nothing is written back
     /// while the clock runs unless reclaim finds no other way.
-    pub(crate) fn settings(self) -> VolumeSettings {
+    pub(crate) fn settings(self) -> Settings {
         match self {
-            Case::Zipf | Case::WriteDefault => VolumeSettings::default(),
-            Case::WriteThrough => {
-                VolumeSettings { mode: Mode::Writethrough, ..VolumeSettings::default() }
-            }
+            Case::Zipf | Case::WriteDefault => Settings::default(),
+            Case::WriteThrough => Settings { mode: Mode::Writethrough, ..Settings::default() },
             _ => no_writeback(),
         }
     }

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use forebay_device::model::ModelledDevice;
 use forebay_device::{Device, RamDevice};
-use forebay_engine::VolumeSettings;
+use forebay_engine::Settings;
 use forebay_store::StoreOptions;
 
 use super::Row;
@@ -63,12 +63,7 @@ pub(crate) fn measure(
     let plan = Plan {
         cache: cache.device,
         origin: origin.device,
-        settings: VolumeSettings {
-            mode,
-            durability,
-            sequential_cutoff: 0,
-            ..VolumeSettings::default()
-        },
+        settings: Settings { mode, durability, sequential_cutoff: 0, ..Settings::default() },
         options: StoreOptions::default(),
         touched: false,
     };

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use forebay_core::BlockSize;
 use forebay_device::model::ModelKind;
-use forebay_engine::VolumeSettings;
+use forebay_engine::Settings;
 
 use crate::error::{LabError, LabResult};
 use crate::seeds::clients::Server;
@@ -26,7 +26,7 @@ const PAUSE: Duration = Duration::from_millis(1);
 pub(super) struct Setup {
     pub(super) size: LogSize,
     pub(super) block: BlockSize,
-    pub(super) settings: VolumeSettings,
+    pub(super) settings: Settings,
     pub(super) seed: u64,
 }
 

@@ -19,8 +19,7 @@ use std::time::Duration;
 use clap::ValueEnum;
 use forebay_core::{Admission, BlockSize, Durability, Mode, ReplacementKind, parse_size};
 use forebay_device::model::ModelKind;
-use forebay_engine::VolumeSettings;
-use forebay_policy::WritebackSettings;
+use forebay_engine::Settings;
 
 use crate::error::{LabError, LabResult};
 use crate::output::print_json;
@@ -191,13 +190,13 @@ fn replay(args: &Args) -> LabResult<row::Report> {
     let mut setup = Setup {
         size: LogSize::new(bytes, block, segment)?,
         block,
-        settings: VolumeSettings {
+        settings: Settings {
             mode: args.mode,
             durability: args.durability,
             policy: args.policy,
             sequential_cutoff: cutoff,
             ordered: args.ordered,
-            ..VolumeSettings::default()
+            ..Settings::default()
         },
         seed: args.seed,
     };
@@ -245,24 +244,20 @@ pub(crate) fn misses(
 ) -> LabResult<Misses> {
     let block = BlockSize::DEFAULT;
     let bytes = u64::from(capacity) * UNIT;
-    // What is dirty is kept whatever the policy says; here it is to be the policy that counts.
-    let writeback = WritebackSettings {
-        dirty_high: 5,
-        dirty_low: 1,
-        cache_dirty_high: 5,
-        cache_dirty_low: 1,
-        ..WritebackSettings::default()
-    };
     let setup = Setup {
         size: LogSize::new(bytes, block, None)?,
         block,
-        settings: VolumeSettings {
+        settings: Settings {
             policy,
             mode: rules.mode,
             admission: rules.admission,
             sequential_cutoff: 0,
-            writeback,
-            ..VolumeSettings::default()
+            // What is dirty is kept whatever the policy says; here it is to be the policy that counts.
+            dirty_high: 5,
+            dirty_low: 1,
+            cache_dirty_high: 5,
+            cache_dirty_low: 1,
+            ..Settings::default()
         },
         seed,
     };

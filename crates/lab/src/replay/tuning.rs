@@ -4,8 +4,7 @@
 use std::time::Duration;
 
 use forebay_core::Admission;
-use forebay_core::units::format_size;
-use forebay_engine::VolumeSettings;
+use forebay_settings::{Setting, Settings};
 use serde::Serialize;
 
 use crate::error::LabResult;
@@ -47,28 +46,22 @@ impl Tuning {
     ///
     /// # Errors
     /// They make no sense.
-    pub(super) fn apply(&self, settings: &mut VolumeSettings) -> LabResult<()> {
-        let writeback = &mut settings.writeback;
+    pub(super) fn apply(&self, settings: &mut Settings) -> LabResult<()> {
         let seconds = |seconds: u32| Duration::from_secs(seconds.into());
-        writeback.dirty_high = self.dirty_high.unwrap_or(writeback.dirty_high);
-        writeback.dirty_low = self.dirty_low.unwrap_or(writeback.dirty_low);
-        writeback.max_age = self.dirty_age.map_or(writeback.max_age, seconds);
-        writeback.idle = self.idle.map_or(writeback.idle, seconds);
-        writeback.depth = self.writeback_depth.unwrap_or(writeback.depth);
+        settings.dirty_high = self.dirty_high.unwrap_or(settings.dirty_high);
+        settings.dirty_low = self.dirty_low.unwrap_or(settings.dirty_low);
+        settings.dirty_age = self.dirty_age.map_or(settings.dirty_age, seconds);
+        settings.idle = self.idle.map_or(settings.idle, seconds);
+        settings.writeback_depth = self.writeback_depth.unwrap_or(settings.writeback_depth);
         if let Some(gap) = &self.writeback_gap {
-            writeback.gap_bytes = u32::try_from(size(gap)?)
+            settings.writeback_gap = u32::try_from(size(gap)?)
                 .map_err(|_| usage(format!("--writeback-gap {gap} is above 1M")))?;
         }
-        writeback.validate().map_err(usage)?;
+        settings.validate().map_err(usage)?;
         settings.admission = self.admission.unwrap_or(settings.admission);
         if let Some(text) = &self.promote {
-            let most = VolumeSettings::MOST_PROMOTED;
-            let bytes = size(text)?;
-            if bytes != 0 && !(bytes.is_power_of_two() && (2048..=most).contains(&bytes)) {
-                let most = format_size(most);
-                return Err(usage(format!("--promote {text} is no power of two, 2K to {most}")));
-            }
-            settings.promote = bytes;
+            let promote = Setting::find("promote").map_err(usage)?;
+            promote.read(settings, text).map_err(usage)?;
         }
         Ok(())
     }
@@ -88,15 +81,14 @@ pub(super) struct Tuned {
 }
 
 impl Tuned {
-    pub(super) fn of(settings: &VolumeSettings) -> Self {
-        let writeback = &settings.writeback;
+    pub(super) fn of(settings: &Settings) -> Self {
         Tuned {
-            dirty_high: writeback.dirty_high,
-            dirty_low: writeback.dirty_low,
-            dirty_age_seconds: writeback.max_age.as_secs(),
-            idle_seconds: writeback.idle.as_secs(),
-            writeback_depth: writeback.depth,
-            writeback_gap: writeback.gap_bytes,
+            dirty_high: settings.dirty_high,
+            dirty_low: settings.dirty_low,
+            dirty_age_seconds: settings.dirty_age.as_secs(),
+            idle_seconds: settings.idle.as_secs(),
+            writeback_depth: settings.writeback_depth,
+            writeback_gap: settings.writeback_gap,
             admission: settings.admission.to_string(),
             promote: settings.promote,
         }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use forebay_core::Durability;
-use forebay_engine::VolumeSettings;
+use forebay_engine::Settings;
 
 use crate::error::LabResult;
 
@@ -46,7 +46,7 @@ pub(crate) struct Measurement {
 pub(crate) struct Config {
     pub(crate) name: &'static str,
     pub(crate) system: Option<&'static str>,
-    pub(crate) settings: VolumeSettings,
+    pub(crate) settings: Settings,
     pub(crate) note: Option<&'static str>,
 }
 

@@ -14,7 +14,7 @@
 //!   15,000 rpm) and a read cache; these two parameters fit the two rows.
 
 use forebay_core::{BlockSize, Durability, Mode, ReplacementKind};
-use forebay_engine::VolumeSettings;
+use forebay_engine::Settings;
 
 use crate::error::LabResult;
 
@@ -110,12 +110,11 @@ fn goal(published: &Published, measurement: &Measurement) -> Option<f64> {
     }
 }
 
-fn settings(mode: Mode, durability: Durability, dirty: Option<(u8, u8)>) -> VolumeSettings {
-    let mut settings =
-        VolumeSettings { mode, durability, sequential_cutoff: 0, ..VolumeSettings::default() };
+fn settings(mode: Mode, durability: Durability, dirty: Option<(u8, u8)>) -> Settings {
+    let mut settings = Settings { mode, durability, sequential_cutoff: 0, ..Settings::default() };
     settings.policy = ReplacementKind::Lru;
     if let Some((high, low)) = dirty {
-        (settings.writeback.dirty_high, settings.writeback.dirty_low) = (high, low);
+        (settings.dirty_high, settings.dirty_low) = (high, low);
     }
     settings
 }

@@ -6,7 +6,7 @@
 
 use forebay_core::{BlockSize, Durability};
 use forebay_device::model::ModelKind;
-use forebay_engine::VolumeSettings;
+use forebay_engine::Settings;
 
 use crate::error::LabResult;
 
@@ -99,8 +99,8 @@ fn workload(test: &str) -> Workload {
     Workload { shape, start: 0, span: DISK_BYTES / len * len, len, writes, depth }
 }
 
-fn settings(durability: Durability, sequential_cutoff: u64) -> VolumeSettings {
-    VolumeSettings { durability, sequential_cutoff, ..VolumeSettings::default() }
+fn settings(durability: Durability, sequential_cutoff: u64) -> Settings {
+    Settings { durability, sequential_cutoff, ..Settings::default() }
 }
 
 fn best() -> Config {
@@ -120,7 +120,7 @@ fn defaults() -> Config {
     Config {
         name: "forebay/writeback defaults",
         system: None,
-        settings: VolumeSettings::default(),
+        settings: Settings::default(),
         note: Some("Streams above 4 MiB go to the disk, as by default, to spare the SSD."),
     }
 }

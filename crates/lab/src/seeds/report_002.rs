@@ -14,7 +14,7 @@
 //! would take hours. The whole file is cached before.
 
 use forebay_core::{BlockSize, Durability, Mode};
-use forebay_engine::VolumeSettings;
+use forebay_engine::Settings;
 
 use crate::error::LabResult;
 
@@ -177,15 +177,15 @@ fn raw(context: &Context) -> LabResult<Vec<Measurement>> {
 }
 
 fn configs() -> Vec<Config> {
-    let settings = |mode, durability, sequential_cutoff| VolumeSettings {
+    let settings = |mode, durability, sequential_cutoff| Settings {
         mode,
         durability,
         sequential_cutoff,
-        ..VolumeSettings::default()
+        ..Settings::default()
     };
     let bcache = {
         let mut bcache = settings(Mode::Writeback, Durability::Flush, 4 << 20);
-        (bcache.writeback.dirty_high, bcache.writeback.dirty_low) = (10, 9);
+        (bcache.dirty_high, bcache.dirty_low) = (10, 9);
         bcache
     };
     let config = |name, system, settings, note| Config { name, system, settings, note };

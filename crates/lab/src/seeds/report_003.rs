@@ -10,7 +10,7 @@
 
 use forebay_core::{BlockSize, Durability};
 use forebay_device::model::ModelKind;
-use forebay_engine::VolumeSettings;
+use forebay_engine::Settings;
 
 use crate::error::LabResult;
 
@@ -121,7 +121,7 @@ fn config(name: &'static str, durability: Durability) -> Config {
     Config {
         name,
         system: None,
-        settings: VolumeSettings { durability, ..VolumeSettings::default() },
+        settings: Settings { durability, ..Settings::default() },
         note: None,
     }
 }

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use forebay_core::BlockSize;
 use forebay_device::model::ModelKind;
-use forebay_engine::VolumeSettings;
+use forebay_engine::Settings;
 
 use crate::error::LabResult;
 
@@ -125,9 +125,9 @@ fn ram() -> Timing {
 }
 
 fn config(block: u64) -> Config {
-    let mut settings = VolumeSettings { sequential_cutoff: 0, ..VolumeSettings::default() };
+    let mut settings = Settings { sequential_cutoff: 0, ..Settings::default() };
     // What is older than ten seconds is written back.
-    settings.writeback.max_age = Duration::from_secs(10);
+    settings.dirty_age = Duration::from_secs(10);
     let name = match block {
         4096 => "forebay/writeback 4k ram device",
         _ => "forebay/writeback 16k ram device",

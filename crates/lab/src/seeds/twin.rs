@@ -2,7 +2,7 @@
 //! that one can be held against the other.
 
 use forebay_core::BlockSize;
-use forebay_engine::VolumeSettings;
+use forebay_engine::Settings;
 
 use crate::error::{LabResult, other};
 use crate::real::experiment::{Addresses, Configuration, DeviceKind, Experiment, Preparation};
@@ -49,12 +49,7 @@ pub(crate) fn measure(
     let mut world = World::new(Plan {
         ssd: VirtualDevice::cache(cache_bytes, timing(experiment.cache, cache_bytes)?),
         disk: VirtualDevice::origin(origin_bytes, timing(origin, origin_bytes)?),
-        settings: VolumeSettings {
-            mode,
-            durability,
-            sequential_cutoff: 0,
-            ..VolumeSettings::default()
-        },
+        settings: Settings { mode, durability, sequential_cutoff: 0, ..Settings::default() },
         block: BlockSize::DEFAULT,
         segment_bytes: None,
         seed,

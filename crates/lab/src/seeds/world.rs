@@ -14,7 +14,7 @@ use forebay_core::{BlockSize, Clock, IoError, Nanos, Op};
 use forebay_device::{Device, IoBuf, QueueContext};
 use forebay_engine::{
     BlockService, Completion, CompletionSink, EngineLane, LaneContext, LaneVolume, Request,
-    VolumeSettings, VolumeSpec,
+    Settings, VolumeSpec,
 };
 use forebay_format::Uuid;
 use forebay_lane::{Lane, LaneId};
@@ -73,7 +73,7 @@ impl CompletionSink for Sink {
 pub(crate) struct Plan {
     pub(crate) ssd: Arc<VirtualDevice>,
     pub(crate) disk: Arc<VirtualDevice>,
-    pub(crate) settings: VolumeSettings,
+    pub(crate) settings: Settings,
     pub(crate) block: BlockSize,
     /// What the store chooses, if none.
     pub(crate) segment_bytes: Option<u64>,
@@ -147,7 +147,7 @@ async fn build(
     context: LaneContext,
     ssd: Arc<dyn Device>,
     disk: Arc<dyn Device>,
-    settings: VolumeSettings,
+    settings: Settings,
     format: FormatOptions,
     seed: u64,
 ) -> LabResult<Rc<EngineLane>> {
@@ -467,7 +467,7 @@ mod tests {
     const COSTS: CpuCosts =
         CpuCosts { cpu_read: 770, cpu_write: 1330, cpu_front: 1250, cpu_more: 400 };
 
-    fn world(settings: VolumeSettings) -> World {
+    fn world(settings: Settings) -> World {
         let plan = Plan {
             ssd: VirtualDevice::cache(SSD, Timing::model(ModelKind::SataSsd, SSD)),
             disk: VirtualDevice::origin(1 << 30, Timing::model(ModelKind::Hdd7200, 1 << 30)),
@@ -490,7 +490,7 @@ mod tests {
     fn the_same_seed_gives_the_same_run_and_another_one_does_not() {
         for len in [4096, 512, 20_480] {
             let found = |seed| {
-                let found = mix(&mut world(VolumeSettings::default()), len, 30, seed);
+                let found = mix(&mut world(Settings::default()), len, 30, seed);
                 let latencies = found.latencies().buckets();
                 (found.requests(), found.gauges.disk_busy, found.series.len(), latencies)
             };
@@ -501,7 +501,7 @@ mod tests {
 
     #[test]
     fn writes_are_as_fast_as_the_log_can_be_written() {
-        let found = mix(&mut world(VolumeSettings::default()), 4096, 100, 1);
+        let found = mix(&mut world(Settings::default()), 4096, 100, 1);
         let record = 11.14e-6 + 127.0 * 4096.0 / 271.09e6;
         let expected = 126.0 / record;
         // The first ones fill the log's buffers in RAM, 24 MiB of them.
@@ -511,7 +511,7 @@ mod tests {
 
     #[test]
     fn what_is_prefetched_is_read_at_the_speed_of_the_ssd() {
-        let mut world = world(VolumeSettings::default());
+        let mut world = world(Settings::default());
         world.prefetch(0..256 << 20).expect("prefetched");
         let found = mix(&mut world, 4096, 0, 1);
         assert_eq!(found.gauges.hit_ratio(), Some(1.0));
@@ -521,8 +521,7 @@ mod tests {
 
     #[test]
     fn strict_writes_wait_for_the_ssd() {
-        let settings =
-            VolumeSettings { durability: Durability::Strict, ..VolumeSettings::default() };
+        let settings = Settings { durability: Durability::Strict, ..Settings::default() };
         let found = mix(&mut world(settings), 4096, 100, 1);
         // Record and sync follow each other.
         assert!(found.writes.mean() > 250_000.0, "{} ns", found.writes.mean());

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use forebay_core::BlockSize;
 use forebay_device::model::ModelKind;
-use forebay_engine::VolumeSettings;
+use forebay_engine::Settings;
 use serde::Serialize;
 
 use crate::error::{LabResult, other};
@@ -116,13 +116,13 @@ impl Row {
 }
 
 /// A volume that writes nothing back by itself.
-fn settings() -> VolumeSettings {
-    let mut settings = VolumeSettings { sequential_cutoff: 0, ..VolumeSettings::default() };
-    settings.writeback.running = false;
-    settings.writeback.max_age = Duration::ZERO;
-    settings.writeback.idle = Duration::ZERO;
-    settings.writeback.dirty_high = 100;
-    settings.writeback.dirty_low = 100;
+fn settings() -> Settings {
+    let mut settings = Settings { sequential_cutoff: 0, ..Settings::default() };
+    settings.writeback_running = false;
+    settings.dirty_age = Duration::ZERO;
+    settings.idle = Duration::ZERO;
+    settings.dirty_high = 100;
+    settings.dirty_low = 100;
     settings
 }
 

@@ -7,7 +7,7 @@
 
 use forebay_core::BlockSize;
 use forebay_device::model::ModelKind;
-use forebay_engine::VolumeSettings;
+use forebay_engine::Settings;
 use serde::Serialize;
 
 use crate::error::LabResult;
@@ -108,7 +108,7 @@ pub(super) fn measure(job: &Job, costs: CpuCosts, seconds: f64, seed: u64) -> La
     let mut world = World::new(Plan {
         ssd: VirtualDevice::cache(job.ssd, Timing::model(ModelKind::SataSsd, job.ssd)),
         disk: VirtualDevice::origin(DISK, Timing::model(ModelKind::Hdd7200, DISK)),
-        settings: VolumeSettings { sequential_cutoff: 0, ..VolumeSettings::default() },
+        settings: Settings { sequential_cutoff: 0, ..Settings::default() },
         block: BlockSize::DEFAULT,
         segment_bytes: None,
         seed,

@@ -27,7 +27,7 @@ enum Level {
 
 /// One case and what the table says of it.
 struct Case {
-    settings: WritebackSettings,
+    settings: Settings,
     state: DirtyState,
     was_above: (bool, bool),
     level: Level,
@@ -41,8 +41,8 @@ impl Case {
 
     fn trigger(&self) -> Option<Trigger> {
         let (settings, state) = (&self.settings, &self.state);
-        let running = settings.running;
-        let age = settings.max_age;
+        let running = settings.writeback_running;
+        let age = settings.dirty_age;
         let aged =
             !age.is_zero() && state.oldest_dirty.is_some_and(|oldest| NOW.since(oldest) >= age);
         let rests = !settings.idle.is_zero() && NOW.since(state.last_foreground) >= settings.idle;
@@ -114,12 +114,12 @@ fn the_whole_matrix() {
                 for (max_age, oldest) in ages {
                     for (idle, last) in idles {
                         for quiet_hours in quiet() {
-                            let settings = WritebackSettings {
-                                running,
-                                max_age: Duration::from_secs(max_age),
+                            let settings = Settings {
+                                writeback_running: running,
+                                dirty_age: Duration::from_secs(max_age),
                                 idle: Duration::from_secs(idle),
                                 quiet_hours,
-                                ..WritebackSettings::default()
+                                ..Settings::default()
                             };
                             let dirty_blocks = match level {
                                 Nothing => 0,
@@ -150,14 +150,14 @@ fn the_whole_matrix() {
 }
 
 fn pure_watermarks(dirty_high: u8, dirty_low: u8) -> Pacer {
-    Pacer::new(WritebackSettings {
+    Pacer::new(Settings {
         dirty_high,
         dirty_low,
         cache_dirty_high: dirty_high,
         cache_dirty_low: dirty_low,
-        max_age: Duration::ZERO,
+        dirty_age: Duration::ZERO,
         idle: Duration::ZERO,
-        ..WritebackSettings::default()
+        ..Settings::default()
     })
 }
 
@@ -201,7 +201,7 @@ fn hysteresis_for_every_pair_of_watermarks() {
 
 #[test]
 fn the_next_look_is_at_the_nearest_deadline() {
-    let mut pacer = Pacer::new(WritebackSettings::default());
+    let mut pacer = Pacer::new(Settings::default());
     let mut look = |age_left: u64, idle_left: u64| {
         let state = DirtyState {
             dirty_blocks: 1,
@@ -224,13 +224,13 @@ fn the_next_look_is_at_the_nearest_deadline() {
 
 #[test]
 fn extreme_numbers_do_not_overflow() {
-    let mut pacer = Pacer::new(WritebackSettings {
-        max_age: Duration::MAX,
+    let mut pacer = Pacer::new(Settings {
+        dirty_age: Duration::MAX,
         idle: Duration::MAX,
         dirty_high: 255,
         dirty_low: 255,
         cache_dirty_high: 255,
-        ..WritebackSettings::default()
+        ..Settings::default()
     });
     let state = DirtyState {
         dirty_blocks: u64::MAX - 1,
@@ -248,33 +248,10 @@ fn extreme_numbers_do_not_overflow() {
 
 #[test]
 fn a_volume_that_may_have_more_may_have_it_in_the_cache_too() {
-    let settings = |dirty_high, dirty_low| WritebackSettings {
-        dirty_high,
-        dirty_low,
-        ..WritebackSettings::default()
-    };
+    let settings =
+        |dirty_high, dirty_low| Settings { dirty_high, dirty_low, ..Settings::default() };
     assert_eq!(settings(50, 40).cache_watermarks(), (50, 60));
     assert_eq!(settings(60, 10).cache_watermarks(), (50, 60));
     assert_eq!(settings(80, 10).cache_watermarks(), (50, 80));
     assert_eq!(settings(80, 70).cache_watermarks(), (70, 80));
-}
-
-#[test]
-fn settings_are_checked() {
-    let defaults = WritebackSettings::default;
-    assert_eq!(defaults().validate(), Ok(()));
-    for (settings, valid) in [
-        (WritebackSettings { dirty_high: 100, dirty_low: 100, ..defaults() }, true),
-        (WritebackSettings { dirty_high: 0, dirty_low: 0, ..defaults() }, true),
-        (WritebackSettings { dirty_high: 101, ..defaults() }, false),
-        (WritebackSettings { dirty_low: 101, ..defaults() }, false),
-        (WritebackSettings { dirty_low: 51, ..defaults() }, false),
-        (WritebackSettings { cache_dirty_low: 61, ..defaults() }, false),
-        (WritebackSettings { cache_dirty_high: 101, ..defaults() }, false),
-        (WritebackSettings { rate_min: 2, rate_max: 1, ..defaults() }, false),
-        (WritebackSettings { rate_min: 2, rate_max: 2, ..defaults() }, true),
-        (WritebackSettings { depth: 0, ..defaults() }, false),
-    ] {
-        assert_eq!(settings.validate().is_ok(), valid, "{settings:?}");
-    }
 }

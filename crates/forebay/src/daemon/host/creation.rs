@@ -6,7 +6,7 @@ use std::sync::Arc;
 use forebay_admin::{ApiError, ErrorKind};
 use forebay_core::BlockSize;
 use forebay_device::{Device, DeviceSpec, IoBuf};
-use forebay_engine::{Cache, VolumeSettings, VolumeSpec};
+use forebay_engine::{Cache, VolumeSpec, settings_of};
 use forebay_format::{PAGE, Superblock, Uuid};
 use forebay_store::Roots;
 use forebay_store::{FormatOptions, Store, StoreOptions, format};
@@ -227,7 +227,7 @@ impl EngineHost {
         }
         volume.block_size = block.bytes();
         volume.alignment = record.alignment.into();
-        let settings = VolumeSettings::of(record);
+        let settings = settings_of(record);
         volume.version = settings.version;
         volume.settings = settings::for_operator(&settings);
         (volume.uuid, volume.cache_uuid) = (Some(record.uuid), Some(cache));

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use forebay_admin::{ApiError, ErrorKind};
 use forebay_device::{Device, DeviceSpec, IoBuf};
-use forebay_engine::{Cache, Ledger, VolumeSettings};
+use forebay_engine::{Cache, Ledger, settings_of};
 use forebay_format::{PAGE, Superblock, Uuid, VolumeRecord};
 use forebay_store::Roots;
 
@@ -295,7 +295,7 @@ impl EngineHost {
                 _ => refused(message).into(),
             });
         };
-        let changes = VolumeSettings::of(record).version.saturating_sub(volume.version);
+        let changes = settings_of(record).version.saturating_sub(volume.version);
         let another = volume.uuid.is_some_and(|known| known != record.uuid);
         if (another || changes > 0) && !force {
             let why = match another {

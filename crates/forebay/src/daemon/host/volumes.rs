@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use forebay_admin::{ApiError, VolumeName, VolumeState};
 use forebay_device::{Device, DeviceSpec};
-use forebay_engine::{Volume, VolumeSettings};
+use forebay_engine::{Settings, Volume};
 
 use super::caches::{self, Place};
 use super::inspect::{self, Content};
@@ -63,7 +63,7 @@ impl EngineHost {
         &self,
         place: &Place,
         name: &VolumeName,
-        wanted: VolumeSettings,
+        wanted: Settings,
     ) -> Result<(), ApiError> {
         let (number, name) = (place.number, name.to_string());
         self.lanes.run(0, move |state| async move {
@@ -106,7 +106,7 @@ impl EngineHost {
         let settled = {
             let _wait = self.served.wait_for(name, &cache);
             if let Some(version) = version {
-                let wanted = VolumeSettings { version, ..running.volume.settings() };
+                let wanted = Settings { version, ..running.volume.settings() };
                 if let Err(error) = self.apply(place, name, wanted) {
                     tracing::debug!(volume = %name, "its version stays behind: {error}");
                 }

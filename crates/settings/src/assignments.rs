@@ -1,12 +1,13 @@
-//! Changes of settings: some knobs with new values, on their way from an operator to a volume.
+//! Changes of settings: some settings with new values, on their way from an operator to a volume.
 
 use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
 use serde::ser::{Serialize, Serializer};
 use serde_json::Value;
 
-use crate::knobs::{Knob, KnobError, Settings, shortened};
+use crate::error::{SettingError, shortened};
+use crate::table::{Setting, Settings};
 
-/// Some knobs with new values, each at most once, each good by itself.
+/// Some settings with new values, each at most once, each good by itself.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Assignments(Vec<(&'static str, String)>);
 
@@ -14,15 +15,15 @@ impl Assignments {
     /// Adds one.
     ///
     /// # Errors
-    /// When the knob is unknown or already there, or does not take the value.
-    pub fn push(&mut self, name: &str, value: &str) -> Result<(), KnobError> {
-        let knob = Knob::find(name)?;
-        if self.0.iter().any(|(present, _)| *present == knob.name) {
-            return Err(KnobError::Duplicate { name: knob.name.to_owned() });
+    /// When the setting is unknown or already there, or does not take the value.
+    pub fn push(&mut self, name: &str, value: &str) -> Result<(), SettingError> {
+        let setting = Setting::find(name)?;
+        if self.0.iter().any(|(present, _)| *present == setting.name) {
+            return Err(SettingError::Duplicate { name: setting.name.to_owned() });
         }
         let mut scratch = Settings::default();
-        knob.read(&mut scratch, value)?;
-        self.0.push((knob.name, knob.text(&scratch)));
+        setting.read(&mut scratch, value)?;
+        self.0.push((setting.name, setting.text(&scratch)));
         Ok(())
     }
 
@@ -30,11 +31,11 @@ impl Assignments {
     ///
     /// # Errors
     /// As [`Assignments::push`], or when there is no `=`.
-    pub fn parse<T: AsRef<str>>(texts: impl IntoIterator<Item = T>) -> Result<Self, KnobError> {
+    pub fn parse<T: AsRef<str>>(texts: impl IntoIterator<Item = T>) -> Result<Self, SettingError> {
         let mut all = Assignments::default();
         for text in texts {
             let text = text.as_ref();
-            let no_value = || KnobError::NoValue { given: shortened(text) };
+            let no_value = || SettingError::NoValue { given: shortened(text) };
             let (name, value) = text.split_once('=').ok_or_else(no_value)?;
             all.push(name, value)?;
         }
@@ -55,10 +56,10 @@ impl Assignments {
     ///
     /// # Errors
     /// When the result does not fit together.
-    pub fn apply(&self, settings: &mut Settings) -> Result<(), KnobError> {
+    pub fn apply(&self, settings: &mut Settings) -> Result<(), SettingError> {
         let mut changed = settings.clone();
         for (name, value) in &self.0 {
-            Knob::find(name)?.read(&mut changed, value)?;
+            Setting::find(name)?.read(&mut changed, value)?;
         }
         changed.validate()?;
         *settings = changed;

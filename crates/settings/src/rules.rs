@@ -1,0 +1,57 @@
+//! Which values fit together, and what follows from several of them.
+
+use forebay_core::Mode;
+use forebay_core::units::format_size;
+
+use crate::error::SettingError;
+use crate::table::Settings;
+
+impl Settings {
+    /// The watermarks of the cache as they are in force for this volume, in percent, the low one first:
+    /// what one volume may have dirty, all may.
+    pub fn cache_watermarks(&self) -> (u8, u8) {
+        let (low, high) = (self.cache_dirty_low, self.cache_dirty_high);
+        if self.dirty_high > high {
+            (low.max(self.dirty_low), self.dirty_high)
+        } else {
+            (low, high)
+        }
+    }
+
+    /// Whether the values fit together.
+    ///
+    /// # Errors
+    /// [`SettingError::Value`] with the first setting that does not.
+    pub fn validate(&self) -> Result<(), SettingError> {
+        if self.dirty_low > self.dirty_high {
+            let reason = format!(
+                "{} % is above dirty_high, which is {} %; set both, the low one not above the high",
+                self.dirty_low, self.dirty_high
+            );
+            return Err(SettingError::Value { name: "dirty_low", reason });
+        }
+        if self.ordered && !matches!(self.mode, Mode::Writeback | Mode::Writeonly) {
+            let reason = format!(
+                "with mode={} every write goes to the origin at once; choose mode=writeback or mode=writeonly, or set ordered=off",
+                self.mode
+            );
+            return Err(SettingError::Value { name: "ordered", reason });
+        }
+        if self.cache_dirty_low > self.cache_dirty_high {
+            let reason = format!(
+                "{} % is above cache_dirty_high, which is {} %; set both, the low one not above the high",
+                self.cache_dirty_low, self.cache_dirty_high
+            );
+            return Err(SettingError::Value { name: "cache_dirty_low", reason });
+        }
+        if self.writeback_rate_max > 0 && self.writeback_rate_min > self.writeback_rate_max {
+            let reason = format!(
+                "{} is above writeback_rate_max, which is {}; set both, the min not above the max",
+                format_size(self.writeback_rate_min),
+                format_size(self.writeback_rate_max)
+            );
+            return Err(SettingError::Value { name: "writeback_rate_min", reason });
+        }
+        Ok(())
+    }
+}

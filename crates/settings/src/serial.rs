@@ -1,0 +1,26 @@
+//! Settings as JSON: an object with every one of them.
+
+use serde::de::{Deserialize, Deserializer, Error as _};
+use serde::ser::{Serialize, SerializeMap, Serializer};
+
+use crate::assignments::Assignments;
+use crate::table::{SETTINGS, Settings};
+
+impl Serialize for Settings {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(Some(SETTINGS.len()))?;
+        for setting in SETTINGS {
+            map.serialize_entry(setting.name, &(setting.json)(self, &setting.kind))?;
+        }
+        map.end()
+    }
+}
+
+impl<'de> Deserialize<'de> for Settings {
+    /// Reads settings; a setting that is absent has its default.
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let mut settings = Settings::default();
+        Assignments::deserialize(deserializer)?.apply(&mut settings).map_err(D::Error::custom)?;
+        Ok(settings)
+    }
+}

@@ -1,0 +1,253 @@
+//! Everything that can be set on a volume, in one table. The parser, the help, the JSON, the documentation and
+//! what the volume table keeps are all made from it.
+
+use std::time::Duration;
+
+use forebay_core::{Admission, Durability, Mode, QuietHours, ReplacementKind};
+use serde_json::Value;
+
+use crate::error::{SettingError, shortened};
+use crate::kind::{SettingKind, SettingValue};
+
+/// Whose value it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// Each volume has its own.
+    Volume,
+    /// The volumes of one cache device share it: setting it on one sets it on all.
+    Cache,
+}
+
+/// One thing that can be set.
+pub struct Setting {
+    /// Its name, as in `set` and in JSON.
+    pub name: &'static str,
+    /// Whose value it is.
+    pub scope: Scope,
+    /// Its number in the volume table, never used again for anything else; `None`: it has a field of its
+    /// own there.
+    pub tag: Option<u16>,
+    /// What values it takes.
+    pub kind: SettingKind,
+    /// What it does, in one sentence.
+    pub help: &'static str,
+    pub(crate) read: fn(&mut Settings, &str, &SettingKind) -> Result<(), String>,
+    pub(crate) text: fn(&Settings, &SettingKind) -> String,
+    pub(crate) json: fn(&Settings, &SettingKind) -> Value,
+    pub(crate) copy: fn(&mut Settings, &Settings),
+    pub(crate) to_number: fn(&Settings) -> u64,
+    pub(crate) apply_number: fn(&mut Settings, u64, &SettingKind),
+}
+
+macro_rules! rows {
+    ($($name:ident: $type:ty, $scope:ident, $tag:expr, $kind:expr, $help:literal;)*) => {
+        &[$(Setting {
+            name: stringify!($name),
+            scope: Scope::$scope,
+            tag: $tag,
+            kind: $kind,
+            help: $help,
+            read: |settings, text, kind| {
+                settings.$name = <$type as SettingValue>::read(text, kind)?;
+                Ok(())
+            },
+            text: |settings, kind| settings.$name.text(kind),
+            json: |settings, kind| settings.$name.json(kind),
+            copy: |settings, other| settings.$name = other.$name.clone(),
+            to_number: |settings| settings.$name.to_number(),
+            apply_number: |settings, number, kind| {
+                if let Some(value) = <$type as SettingValue>::from_number(number, kind) {
+                    settings.$name = value;
+                }
+            },
+        },)*]
+    };
+}
+
+macro_rules! settings {
+    (
+        operator { $($name:ident: $type:ty = $default:expr, $scope:ident, $tag:expr, $kind:expr, $help:literal;)* }
+        internal { $($own:ident: $own_type:ty = $own_default:expr, $own_tag:expr, $own_kind:expr, $own_help:literal;)* }
+    ) => {
+        /// The value of every setting of one volume.
+        #[derive(Clone, Debug, PartialEq, Eq)]
+        pub struct Settings {
+            $(#[doc = $help] pub $name: $type,)*
+            $(#[doc = $own_help] pub $own: $own_type,)*
+        }
+
+        impl Default for Settings {
+            fn default() -> Self {
+                Settings { $($name: $default,)* $($own: $own_default,)* }
+            }
+        }
+
+        /// Everything that an operator can set, in the order in which help prints it.
+        pub const SETTINGS: &[Setting] = rows! { $($name: $type, $scope, $tag, $kind, $help;)* };
+
+        /// What else is kept with a volume.
+        pub(crate) const INTERNAL: &[Setting] =
+            rows! { $($own: $own_type, Volume, $own_tag, $own_kind, $own_help;)* };
+    };
+}
+
+settings! {
+operator {
+    mode: Mode = Mode::Writeback, Volume, None,
+        SettingKind::Choice { words: &["writeback (wb)", "writethrough (wt)", "writearound (wa, readonly, ro)", "writeonly (wo)", "passthrough (pt)"] },
+        "What the cache does with reads and writes; leaving writeback copies dirty blocks first.";
+    policy: ReplacementKind = ReplacementKind::S3Fifo, Cache, None,
+        SettingKind::Choice { words: &["lru", "fifo", "random (rand)", "lfu", "lfu-r", "smq", "clock", "2q", "arc", "lirs", "sieve", "s3-fifo (s3fifo)", "w-tinylfu (wtinylfu)"] },
+        "How blocks are chosen to make room; the volumes of one cache device share it.";
+    durability: Durability = Durability::Flush, Volume, None,
+        SettingKind::Choice { words: &["strict", "flush"] },
+        "When a write is acknowledged: on stable media (strict), or in RAM until a flush or commit_interval (flush).";
+    sequential_cutoff: u64 = 4 << 20, Volume, Some(1),
+        SettingKind::Bytes { min: 0, max: 1 << 40 },
+        "A sequential stream goes round the cache once it is this long; 0 is off.";
+    admission: Admission = Admission::Always, Volume, Some(16),
+        SettingKind::CountedChoice { words: &["always", "second-hit"], counted: "ghost", min: 1, max: Admission::MOST as u64 },
+        "Which blocks enter the cache when they are missed: always all; second-hit those that were missed before, as long as that is remembered, which is for as many blocks as the cache has; ghost:N for N times as many, at 2 bytes of RAM each.";
+    write_budget: u64 = 0, Volume, Some(17),
+        SettingKind::Bytes { min: 0, max: 1 << 50 },
+        "Bytes that may be written to the cache device in a day before clean data is kept out; dirty data never is; 0 is no limit.";
+    promote: u64 = 0, Volume, Some(20),
+        SettingKind::PowerOfTwo { min: 2 << 10, max: 4 << 20 },
+        "A miss whose block enters brings in its neighbours in the aligned range of this many bytes.";
+    congested_read_threshold: Duration = Duration::ZERO, Volume, Some(18),
+        SettingKind::Duration { min_ms: 1, max_ms: 60_000, zero_is_off: true },
+        "When reads of the cache device take longer than this on average, clean data is read from the origin for a while.";
+    congested_write_threshold: Duration = Duration::ZERO, Volume, Some(19),
+        SettingKind::Duration { min_ms: 1, max_ms: 60_000, zero_is_off: true },
+        "The same when writes to the cache device take longer than this on average.";
+    // 50, as in dm-writecache: dirty blocks cannot be evicted, and half of the cache stays for reads.
+    // EnhanceIO starts at 30 and bcache keeps 10, which gives overwrites less time to be absorbed and
+    // neighbours less time to arrive.
+    dirty_high: u8 = 50, Volume, Some(3),
+        SettingKind::Percent { min: 0, max: 100 },
+        "Writeback starts when this share of the cache is dirty, whatever the load.";
+    // A wider gap than dm-writecache's 45, so that one sweep has a tenth of the cache to sort and the
+    // origin gets long ascending passes with rests between them.
+    dirty_low: u8 = 40, Volume, Some(4),
+        SettingKind::Percent { min: 0, max: 100 },
+        "Writeback that dirty_high started goes on down to this share.";
+    // So that a single volume never meets it. In a log that is written to evenly the oldest segments have
+    // nothing dirty left as long as at most half of it is dirty; some more costs reclaim little.
+    cache_dirty_high: u8 = 60, Cache, Some(21),
+        SettingKind::Percent { min: 0, max: 100 },
+        "As dirty_high, for all volumes of a cache device together, which share this.";
+    cache_dirty_low: u8 = 50, Cache, Some(22),
+        SettingKind::Percent { min: 0, max: 100 },
+        "As dirty_low, for all volumes of a cache device together, which share this.";
+    // It bounds what is lost with the cache device, and is long enough for blocks that are written again
+    // and again to be written back once. (dm-writecache: off; bcache: from 30 s on.)
+    dirty_age: Duration = Duration::from_secs(600), Volume, Some(5),
+        SettingKind::Duration { min_ms: 100, max_ms: 30 * 86_400_000, zero_is_off: true },
+        "A block that has been dirty for this long is written back.";
+    // What is written back in every short pause is soon written again. Of a virtual machine that often
+    // paused for 3 to 5 seconds, dm-writecache's 3 seconds made the disk write for 12 % longer, and
+    // 1 second, as dm-cache waits, for 2.7 times as long.
+    idle: Duration = Duration::from_secs(10), Volume, Some(6),
+        SettingKind::Duration { min_ms: 10, max_ms: 86_400_000, zero_is_off: true },
+        "After this long without a request all dirty blocks are written back.";
+    writeback_running: bool = true, Volume, Some(2),
+        SettingKind::Switch,
+        "Whether dirty blocks are written back in the background at all.";
+    // As in bcache: twice the 32 that a SATA disk sorts by itself, so that its queue is never short.
+    writeback_depth: u32 = 64, Volume, Some(7),
+        SettingKind::Count { min: 1, max: 1024 },
+        "Writes to the origin that background writeback keeps in flight.";
+    ordered: bool = false, Volume, Some(32),
+        SettingKind::Switch,
+        "Whether the origin gets what was written in the order of flushes, so that it is at every moment what a power cut leaves on a disk; for mode=writeback and mode=writeonly.";
+    // Passing over 64 KiB takes a 7,200 rpm disk 0.5 ms, writing it not much more, and a command of its own
+    // behind the gap 3 ms when few blocks are dirty, or a part of a revolution of 8 ms when many are.
+    writeback_gap: u32 = 64 << 10, Volume, Some(26),
+        SettingKind::Bytes { min: 0, max: 1 << 20 },
+        "Clean cached blocks between two dirty ones are written along if they are at most so many bytes; 0 is never.";
+    // A tenth of the random writes of a 7,200 rpm disk. (bcache: 4 KiB.)
+    writeback_rate_min: u64 = 128 << 10, Volume, Some(23),
+        SettingKind::Bytes { min: 0, max: 1 << 40 },
+        "Bytes per second to which writeback may be slowed down in favour of clients; 0 is no limit.";
+    writeback_rate_max: u64 = 0, Volume, Some(24),
+        SettingKind::Bytes { min: 0, max: 1 << 40 },
+        "Bytes per second of writeback at most, unless somebody waits for it; 0 is no limit.";
+    // Some five times what a random read takes a 7,200 rpm disk that has nothing else to do. It is a mean
+    // over some seconds, and the more is dirty, the more is tolerated.
+    writeback_latency: Duration = Duration::from_millis(50), Volume, Some(25),
+        SettingKind::Duration { min_ms: 1, max_ms: 60_000, zero_is_off: true },
+        "Mean time of clients' requests on the origin beyond which writeback slows down; up to twice that at dirty_high.";
+    quiet_hours: Option<QuietHours> = None, Volume, Some(27),
+        SettingKind::Hours,
+        "Local time of day in which clients are quiet: then all dirty blocks are written back at full rate; at other times dirty_age and idle keep to writeback_rate_min.";
+    commit_interval: Duration = Duration::from_secs(1), Volume, Some(9),
+        SettingKind::Duration { min_ms: 1, max_ms: 3_600_000, zero_is_off: false },
+        "With durability=flush, the longest time that an unflushed write stays in RAM only.";
+}
+internal {
+    // Seek and rotation cost a 7,200 rpm disk about as much as moving 2 MiB, and most kernels split requests
+    // at 1.25 MiB. (bcache: 2.4 MiB.)
+    merge_bytes: u32 = 1 << 20, Some(8),
+        SettingKind::Bytes { min: 0, max: 1 << 30 },
+        "Largest write to the origin, in bytes; a block if that is more.";
+    version: u64 = 0, Some(48),
+        SettingKind::Count { min: 0, max: u64::MAX },
+        "How often an operator has changed the volume, as far as the cache device was told.";
+}
+}
+
+impl Setting {
+    /// The setting of this name.
+    ///
+    /// # Errors
+    /// [`SettingError::Unknown`].
+    pub fn find(name: &str) -> Result<&'static Setting, SettingError> {
+        let known = SETTINGS.iter().find(|setting| setting.name == name);
+        known.ok_or_else(|| SettingError::Unknown {
+            given: shortened(name),
+            choices: SETTINGS.iter().map(|setting| setting.name).collect::<Vec<_>>().join(", "),
+        })
+    }
+
+    /// The setting with this number in the volume table.
+    pub fn of_tag(tag: u16) -> Option<&'static Setting> {
+        SETTINGS.iter().chain(INTERNAL).find(|setting| setting.tag == Some(tag))
+    }
+
+    /// Its name with the unit in which the volume table has its value, if that is not bytes or a plain
+    /// number.
+    pub fn tag_name(&self) -> String {
+        let unit = if matches!(self.kind, SettingKind::Duration { .. }) { "_ms" } else { "" };
+        format!("{}{unit}", self.name)
+    }
+
+    /// The value in `settings`, as text that [`Assignments`] reads back.
+    pub fn text(&self, settings: &Settings) -> String {
+        (self.text)(settings, &self.kind)
+    }
+
+    /// The default, as text.
+    pub fn default(&self) -> String {
+        self.text(&Settings::default())
+    }
+
+    /// Reads `text` into `settings`.
+    ///
+    /// # Errors
+    /// [`SettingError::Value`]; `settings` is then unchanged.
+    pub fn read(&self, settings: &mut Settings, text: &str) -> Result<(), SettingError> {
+        (self.read)(settings, text, &self.kind)
+            .map_err(|reason| SettingError::Value { name: self.name, reason })
+    }
+}
+
+impl Settings {
+    /// Takes over what the volumes of one cache device share. `true` if anything has changed.
+    pub fn share(&mut self, other: &Settings) -> bool {
+        let before = self.clone();
+        for setting in SETTINGS.iter().filter(|setting| setting.scope == Scope::Cache) {
+            (setting.copy)(self, other);
+        }
+        *self != before
+    }
+}

@@ -1,0 +1,30 @@
+//! Settings as the volume table keeps them: numbers with tags.
+
+use crate::table::{INTERNAL, SETTINGS, Setting, Settings};
+
+impl Settings {
+    /// What the volume table keeps beside the fields that some settings have of their own, by tag.
+    pub fn to_tags(&self) -> Vec<(u16, u64)> {
+        let all = SETTINGS.iter().chain(INTERNAL);
+        let mut tags: Vec<_> = all.filter_map(|it| Some((it.tag?, (it.to_number)(self)))).collect();
+        tags.sort_unstable();
+        tags
+    }
+
+    /// As [`Settings::to_tags`], beside those of `old` that only a later program knows.
+    pub fn to_tags_beside(&self, old: &[(u16, u64)]) -> Vec<(u16, u64)> {
+        let mut tags = self.to_tags();
+        tags.extend(old.iter().filter(|(tag, _)| Setting::of_tag(*tag).is_none()));
+        tags
+    }
+
+    /// Takes what [`Settings::to_tags`] gave; tags that are unknown and values that the type cannot have are
+    /// passed over.
+    pub fn apply_tags(&mut self, tags: &[(u16, u64)]) {
+        for &(tag, number) in tags {
+            if let Some(setting) = Setting::of_tag(tag) {
+                (setting.apply_number)(self, number, &setting.kind);
+            }
+        }
+    }
+}
