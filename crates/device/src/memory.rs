@@ -84,7 +84,7 @@ impl Pages {
         let address = unsafe { mmap_anonymous(std::ptr::null_mut(), len, protection, flags)? };
         if len >= HUGE_PAGE {
             // SAFETY: the range is the mapping just made; this advice does not change content. It
-            // is only a wish, so a kernel without huge pages is no error.
+            // is only advice, so a kernel without huge pages is no error.
             let _ = unsafe { madvise(address, len, Advice::LinuxHugepage) };
         }
         NonNull::new(address.cast()).ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))

@@ -181,7 +181,7 @@ fn a_request_of_known_and_unknown_blocks_fills_the_known_ones() {
 }
 
 #[test]
-fn a_longer_memory_lets_in_what_a_shorter_one_has_forgotten() {
+fn a_longer_memory_admits_what_a_shorter_one_has_forgotten() {
     let kept = |times| {
         let test = Test::new(with_rule(Mode::Writearound, Admission::Ghost(times)));
         // The cache has about 15,000 blocks, so a pass over all is a little more than one of its size.

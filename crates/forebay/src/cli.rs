@@ -459,8 +459,8 @@ mod tests {
         let mut command = command();
         let set = command.find_subcommand_mut("set").expect("a verb");
         let help = forebay_admin::error::one_line(&set.render_long_help().to_string());
-        for knob in forebay_settings::SETTINGS {
-            assert!(help.contains(knob.name) && help.contains(knob.help), "{}", knob.name);
+        for setting in forebay_settings::SETTINGS {
+            assert!(help.contains(setting.name) && help.contains(setting.help), "{}", setting.name);
         }
     }
 

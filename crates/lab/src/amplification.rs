@@ -1,5 +1,5 @@
 //! `forebay-lab amplification`: bytes written to the cache device for each byte that a client
-//! wrote, everything included: headers, marks, checkpoints, superblocks, what reclaim carries on.
+//! wrote, everything included: headers, marks, checkpoints, superblocks, what reclaim reinserts.
 //!
 //! How much that is depends on how much of the cache stays live, so several spans are measured:
 //! random writes over a part of the cache's size, over all of it, and over several times as much.

@@ -219,7 +219,7 @@ impl Spin {
         self.since.set(None);
         let limit = self.now.get();
         let next = if time < self.most { limit * 2 + self.most / 8 } else { limit / 2 };
-        // A glance costs about as much as falling asleep; less than that is not worth it.
+        // A look costs about as much as falling asleep; less than that is not worth it.
         let next = if next < self.most / 16 { Duration::ZERO } else { next };
         self.now.set(next.min(self.most));
     }

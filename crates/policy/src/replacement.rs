@@ -1,7 +1,7 @@
 //! S3-FIFO without a list: which blocks of a log are worth keeping, in four bits of each.
 //!
 //! The cache device is a log of segments. A policy gives blocks up; what it gave up stays readable
-//! until its segment is reclaimed, and what it keeps is carried on to another segment then. So
+//! until its segment is reclaimed, and what it keeps is reinserted to another segment then. So
 //! segments of which little is kept are reclaimed, and a policy keeps fewer blocks than there is room
 //! for: [`Shares`].
 //!
@@ -10,8 +10,8 @@
 //! ghosts of those that were not. Here the small queue is the log itself: new blocks lie in the
 //! segments in the order in which they came, and when enough of them have come, the oldest such
 //! segment is passed ([`Rank::leaves_small`]). The main queue is a clock that goes round the other
-//! segments ([`Rank::passed`]), by their numbers: what it gives up lies together, so that less is carried
-//! on. The order of their ages would do that too, but miss more on loops. All that a block needs is a
+//! segments ([`Rank::passed`]), by their numbers: what it gives up lies together, so that less is reinserted
+//! . The order of their ages would do that too, but miss more on loops. All that a block needs is a
 //! rank: which of the two it is in, and how often it was used there.
 //!
 //! It differs from the policy of the paper (`exact::s3_fifo`) in three ways. A block that was given
@@ -32,7 +32,7 @@ const MAIN: u8 = SMALL + MOST_USES + 1;
 
 impl Rank {
     /// Nothing.
-    pub const GIVEN_UP: Rank = Rank(0);
+    pub const EVICTABLE: Rank = Rank(0);
     /// The block is new.
     pub const SMALL: Rank = Rank(SMALL);
     /// The block has come back, and was not used since.
@@ -75,7 +75,7 @@ impl Rank {
     #[must_use]
     pub fn used(self) -> Rank {
         match self {
-            Rank::GIVEN_UP => Rank::MAIN,
+            Rank::EVICTABLE => Rank::MAIN,
             rank if rank.uses() < MOST_USES => Rank(rank.0 + 1),
             rank => rank,
         }
@@ -87,7 +87,7 @@ impl Rank {
         match self {
             rank if !rank.is_kept() || rank.is_main() => rank,
             rank if rank.uses() >= PROMOTING_USES => Rank::MAIN,
-            _ => Rank::GIVEN_UP,
+            _ => Rank::EVICTABLE,
         }
     }
 
@@ -95,15 +95,15 @@ impl Rank {
     #[must_use]
     pub fn passed(self) -> Rank {
         match self {
-            Rank::MAIN => Rank::GIVEN_UP,
+            Rank::MAIN => Rank::EVICTABLE,
             rank if rank.is_main() => Rank(rank.0 - 1),
             rank => rank,
         }
     }
 
-    /// When the block is carried on to another segment: it has left the small queue's order.
+    /// When the block is reinserted to another segment: it has left the small queue's order.
     #[must_use]
-    pub fn carried_on(self) -> Rank {
+    pub fn reinserted(self) -> Rank {
         if self.is_kept() && !self.is_main() { Rank::MAIN } else { self }
     }
 }
@@ -123,7 +123,7 @@ pub struct Shares {
 impl Shares {
     /// For a log in which `room` blocks can live, of which a policy keeps `percent`.
     ///
-    /// More would keep more, and carry more on: see `docs/policies.md`.
+    /// More would keep more, and reinsert more: see `docs/policies.md`.
     pub fn of(room: u64, percent: u64) -> Self {
         let kept = (room * percent / 100).max(1);
         Shares { kept, small: (kept / 32).max(1), ghosts: room.max(1) }
@@ -137,15 +137,15 @@ mod tests {
     #[test]
     fn a_rank_rises_by_use_and_falls_when_it_is_passed() {
         let mut rank = Rank::SMALL;
-        assert_eq!(rank.leaves_small(), Rank::GIVEN_UP);
+        assert_eq!(rank.leaves_small(), Rank::EVICTABLE);
         rank = rank.used();
-        assert_eq!(rank.leaves_small(), Rank::GIVEN_UP);
+        assert_eq!(rank.leaves_small(), Rank::EVICTABLE);
         rank = rank.used();
         assert_eq!(rank.leaves_small(), Rank::MAIN);
         assert_eq!(rank.passed(), rank, "the clock passes over the small queue");
         rank = rank.used().used();
         assert_eq!(rank, rank.used(), "more is not counted");
-        assert_eq!(rank.carried_on(), Rank::MAIN);
+        assert_eq!(rank.reinserted(), Rank::MAIN);
 
         let mut rank = Rank::MAIN.used().used().used().used();
         assert_eq!(rank.leaves_small(), rank);
@@ -154,10 +154,10 @@ mod tests {
             assert!(rank.is_main());
         }
         assert_eq!(rank, Rank::MAIN);
-        assert_eq!(rank.passed(), Rank::GIVEN_UP);
-        assert_eq!(Rank::GIVEN_UP.passed(), Rank::GIVEN_UP);
-        assert_eq!(Rank::GIVEN_UP.used(), Rank::MAIN);
-        assert_eq!(Rank::GIVEN_UP.carried_on(), Rank::GIVEN_UP);
+        assert_eq!(rank.passed(), Rank::EVICTABLE);
+        assert_eq!(Rank::EVICTABLE.passed(), Rank::EVICTABLE);
+        assert_eq!(Rank::EVICTABLE.used(), Rank::MAIN);
+        assert_eq!(Rank::EVICTABLE.reinserted(), Rank::EVICTABLE);
     }
 
     #[test]
@@ -165,7 +165,7 @@ mod tests {
         for bits in 0..16 {
             let rank = Rank::from_bits(bits);
             assert_eq!(rank.is_kept(), bits != 0);
-            for next in [rank, rank.used(), rank.passed(), rank.leaves_small(), rank.carried_on()] {
+            for next in [rank, rank.used(), rank.passed(), rank.leaves_small(), rank.reinserted()] {
                 assert!(next.bits() < 16);
                 assert_eq!(Rank::from_bits(next.bits()), next);
             }

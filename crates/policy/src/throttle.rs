@@ -24,7 +24,7 @@ const LATEST: u8 = 85;
 const RANGE: u8 = 20;
 
 /// Or here, at the latest: reclaim needs the rest. The more of a segment is dirty, the more has to be
-/// carried on for what is gained.
+/// reinserted for what is gained.
 const END: u8 = 95;
 
 /// Between two blocks at first, in seconds.

@@ -7,9 +7,9 @@ use std::time::Duration;
 use clap::Parser;
 use forebay_sim::engine::Engine;
 use forebay_sim::features::{Feature, Features};
-use forebay_sim::profile::Weather;
-use forebay_sim::subject::{Instance, LocalFuture, Machine, Subject};
-use forebay_sim::toy::{Toy, ToyBug};
+use forebay_sim::profile::FaultProfile;
+use forebay_sim::reference::{ReferenceBug, ReferenceModel};
+use forebay_sim::system::{Instance, LocalFuture, Machine, SystemUnderTest};
 use forebay_sim::world::RunOptions;
 use forebay_store::PlantedBug;
 
@@ -64,8 +64,8 @@ pub struct Args {
 
     /// Have this kind of trouble instead of what the seed chooses: crashes, origin-errors,
     /// cache-errors or damage
-    #[arg(long, value_name = "KIND", value_parser = weather)]
-    pub weather: Option<Weather>,
+    #[arg(long = "faults", alias = "weather", value_name = "KIND", value_parser = fault_profile)]
+    pub fault_profile: Option<FaultProfile>,
 
     /// Have this in every world, and not by chance; may be given several times
     #[arg(long, value_name = "FEATURE", value_parser = feature)]
@@ -80,12 +80,12 @@ pub struct Args {
     #[arg(long)]
     pub discards_zero: bool,
 
-    /// Run the toy system without a cache instead of the engine
-    #[arg(long)]
-    pub toy: bool,
+    /// Run the reference model without a cache instead of the engine
+    #[arg(long, alias = "toy")]
+    pub reference: bool,
 
     /// Run each planted bug until it is found, and print how long that took
-    #[arg(long, conflicts_with_all = ["seed", "plant", "toy"])]
+    #[arg(long, conflicts_with_all = ["seed", "plant", "reference"])]
     pub planted: bool,
 }
 
@@ -101,7 +101,7 @@ impl Args {
         RunOptions {
             print: self.trace,
             discards_zero: self.discards_zero,
-            weather: self.weather,
+            fault_profile: self.fault_profile,
             with: set(&self.with),
             without: set(&self.without),
         }
@@ -109,19 +109,23 @@ impl Args {
 
     /// What a replay of a seed needs besides its number.
     pub fn replay_arguments(&self, choice: Choice) -> String {
-        let weather = self.weather.map(|weather| format!(" --weather {}", weather.name()));
+        let faults = self.fault_profile.map(|profile| format!(" --faults {}", profile.name()));
         let discards = if self.discards_zero { " --discards-zero" } else { "" };
         let each = |name: &str, of: &[Feature]| {
             of.iter().map(|feature| format!(" --{name} {}", feature.name())).collect::<String>()
         };
         let features = each("with", &self.with) + &each("without", &self.without);
-        choice.arguments() + &weather.unwrap_or_default() + discards + &features
+        choice.arguments() + &faults.unwrap_or_default() + discards + &features
     }
 
     /// What is to be run.
     pub fn choice(&self) -> Result<Choice, String> {
         let Some(name) = &self.plant else {
-            return Ok(if self.toy { Choice::Toy(None) } else { Choice::Engine(None) });
+            return Ok(if self.reference {
+                Choice::ReferenceModel(None)
+            } else {
+                Choice::Engine(None)
+            });
         };
         let known = Choice::planted();
         known.iter().find(|choice| choice.name() == *name).copied().ok_or_else(|| {
@@ -139,8 +143,8 @@ impl Args {
 pub enum Choice {
     /// The engine, perhaps with a bug.
     Engine(Option<PlantedBug>),
-    /// The toy, perhaps with a bug.
-    Toy(Option<ToyBug>),
+    /// The reference model, perhaps with a bug.
+    ReferenceModel(Option<ReferenceBug>),
 }
 
 impl Choice {
@@ -148,25 +152,29 @@ impl Choice {
     pub fn planted() -> Vec<Choice> {
         let engine = PlantedBug::ALL.iter().copied().filter(|_| cfg!(feature = "planted-bugs"));
         let engine = engine.map(|bug| Choice::Engine(Some(bug)));
-        engine.chain(ToyBug::ALL.map(|bug| Choice::Toy(Some(bug)))).collect()
+        engine.chain(ReferenceBug::ALL.map(|bug| Choice::ReferenceModel(Some(bug)))).collect()
     }
 
     /// The name on the command line; empty if there is no bug.
     pub fn name(&self) -> String {
         match self {
-            Choice::Toy(Some(bug)) => format!("toy-{}", kebab(&format!("{bug:?}"))),
+            Choice::ReferenceModel(Some(bug)) => {
+                format!("reference-{}", kebab(&format!("{bug:?}")))
+            }
             Choice::Engine(Some(bug)) => bug.name().to_owned(),
-            Choice::Engine(None) | Choice::Toy(None) => String::new(),
+            Choice::Engine(None) | Choice::ReferenceModel(None) => String::new(),
         }
     }
 
-    /// The weather in which a bug shows, if it does in one only.
-    pub fn weather(&self) -> Option<Weather> {
+    /// The faults under which a bug shows, if it does in one only.
+    pub fn fault_profile(&self) -> Option<FaultProfile> {
         match self {
             // A checksum matters where payloads come back damaged.
-            Choice::Engine(Some(PlantedBug::UnboundChecksum)) => Some(Weather::Damage),
-            Choice::Engine(Some(PlantedBug::FailedSyncRetried)) => Some(Weather::OriginErrors),
-            Choice::Engine(Some(PlantedBug::CheckpointBeforeRecords)) => Some(Weather::Crashes),
+            Choice::Engine(Some(PlantedBug::UnboundChecksum)) => Some(FaultProfile::Damage),
+            Choice::Engine(Some(PlantedBug::FailedSyncRetried)) => Some(FaultProfile::OriginErrors),
+            Choice::Engine(Some(PlantedBug::CheckpointBeforeRecords)) => {
+                Some(FaultProfile::Crashes)
+            }
             _ => None,
         }
     }
@@ -175,43 +183,45 @@ impl Choice {
     pub fn features(&self) -> Features {
         match self {
             Choice::Engine(Some(bug)) => Features::of(Feature::that_shows(*bug)),
-            Choice::Engine(None) | Choice::Toy(_) => Features::default(),
+            Choice::Engine(None) | Choice::ReferenceModel(_) => Features::default(),
         }
     }
 
     /// What a replay needs besides the seed.
     pub fn arguments(&self) -> String {
         match self {
-            Choice::Toy(None) => " --toy".into(),
+            Choice::ReferenceModel(None) => " --reference".into(),
             Choice::Engine(None) => String::new(),
-            Choice::Engine(Some(_)) | Choice::Toy(Some(_)) => format!(" --plant {}", self.name()),
+            Choice::Engine(Some(_)) | Choice::ReferenceModel(Some(_)) => {
+                format!(" --plant {}", self.name())
+            }
         }
     }
 
-    fn subject(&self) -> Box<dyn Subject> {
+    fn system(&self) -> Box<dyn SystemUnderTest> {
         match self {
             Choice::Engine(bug) => Box::new(Engine(*bug)),
-            Choice::Toy(bug) => Box::new(Toy(*bug)),
+            Choice::ReferenceModel(bug) => Box::new(ReferenceModel(*bug)),
         }
     }
 }
 
-impl Subject for Choice {
+impl SystemUnderTest for Choice {
     fn lacks(&self) -> Features {
-        self.subject().lacks()
+        self.system().lacks()
     }
 
     fn format(&self, machine: &Machine) -> LocalFuture<Result<(), String>> {
-        self.subject().format(machine)
+        self.system().format(machine)
     }
 
     fn open(&self, machine: &Machine) -> LocalFuture<Result<Rc<dyn Instance>, String>> {
-        self.subject().open(machine)
+        self.system().open(machine)
     }
 }
 
-fn weather(name: &str) -> Result<Weather, String> {
-    let found = Weather::ALL.into_iter().find(|weather| weather.name() == name);
+fn fault_profile(name: &str) -> Result<FaultProfile, String> {
+    let found = FaultProfile::ALL.into_iter().find(|profile| profile.name() == name);
     found.ok_or_else(|| "choose one of crashes, origin-errors, cache-errors, damage".into())
 }
 

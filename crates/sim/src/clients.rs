@@ -6,7 +6,7 @@ use forebay_core::{Nanos, Op};
 
 /// What a client asks for.
 #[derive(Clone, Copy, Debug)]
-pub struct Wish {
+pub struct WorkloadOp {
     /// What to do.
     pub op: Op,
     /// First sector.
@@ -127,13 +127,13 @@ impl Client {
         (self.underway < self.depth).then_some(self.next_at)
     }
 
-    /// Its next wish.
-    pub fn wish(&mut self, now: Nanos) -> Wish {
+    /// Its next wanted.
+    pub fn wanted(&mut self, now: Nanos) -> WorkloadOp {
         self.next_at = now + self.pause();
         let op = self.mix.op(&mut self.rng);
         let at_once = self.rng.bool();
         if op == Op::Flush {
-            return Wish { op, first: 0, sectors: 0, fua: false, at_once };
+            return WorkloadOp { op, first: 0, sectors: 0, fua: false, at_once };
         }
         let sectors = match op {
             // Long enough to be zeroed without being written.
@@ -144,7 +144,7 @@ impl Client {
         let first = self.start(sectors).min(self.sectors - sectors);
         let fua = matches!(op, Op::Write | Op::WriteZeroes)
             && self.rng.u32(0..100) < self.mix.fua_percent;
-        Wish { op, first, sectors, fua, at_once }
+        WorkloadOp { op, first, sectors, fua, at_once }
     }
 
     /// Mostly bursts; now and then a pause in which background work comes to its turn.

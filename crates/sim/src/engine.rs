@@ -20,7 +20,7 @@ use forebay_store::{Damage, FormatOptions, Store, StoreOptions, format, read_roo
 use crate::presence::Presence;
 use crate::queue::DiskHandle;
 use crate::rot::Told;
-use crate::subject::{Admin, Instance, LocalFuture, Machine, Subject};
+use crate::system::{Admin, Instance, LocalFuture, Machine, SystemUnderTest};
 use crate::trace::mix;
 
 /// The engine, perhaps with a planted bug.
@@ -208,7 +208,7 @@ fn take_memory(cache: &Cache, seed: u64) {
     drop(left);
 }
 
-impl Subject for Engine {
+impl SystemUnderTest for Engine {
     fn format(&self, machine: &Machine) -> LocalFuture<Result<(), String>> {
         let machine = machine.clone();
         Box::pin(async move {

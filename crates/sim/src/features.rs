@@ -3,7 +3,7 @@
 
 use forebay_store::PlantedBug;
 
-use crate::profile::Weather;
+use crate::profile::FaultProfile;
 use crate::trace::mix;
 
 /// See the module.
@@ -102,14 +102,14 @@ impl Feature {
     }
 
     /// Whether it makes sense in this kind of trouble.
-    fn fits(self, weather: Weather) -> bool {
+    fn fits(self, fault_profile: FaultProfile) -> bool {
         match self {
             Feature::Shape | Feature::Shards | Feature::Aged | Feature::Grown => true,
-            Feature::OwnPower | Feature::Absence => weather != Weather::Damage,
-            Feature::Hang => weather == Weather::Crashes,
-            Feature::Ledger => weather != Weather::Damage,
+            Feature::OwnPower | Feature::Absence => fault_profile != FaultProfile::Damage,
+            Feature::Hang => fault_profile == FaultProfile::Crashes,
+            Feature::Ledger => fault_profile != FaultProfile::Damage,
             Feature::Decay | Feature::Rot => {
-                matches!(weather, Weather::Crashes | Weather::OriginErrors)
+                matches!(fault_profile, FaultProfile::Crashes | FaultProfile::OriginErrors)
             }
         }
     }
@@ -160,7 +160,7 @@ impl Features {
     pub fn choose(
         rng: &mut fastrand::Rng,
         seed: u64,
-        weather: Weather,
+        fault_profile: FaultProfile,
         with: Features,
         without: Features,
     ) -> Self {
@@ -171,7 +171,7 @@ impl Features {
                 None => rng.u32(0..feature.one_of()) == 0,
             };
             let wanted = (drawn || with.has(feature)) && !without.has(feature);
-            if wanted && feature.fits(weather) {
+            if wanted && feature.fits(fault_profile) {
                 chosen = chosen.and(feature);
             }
         }

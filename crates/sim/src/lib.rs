@@ -9,14 +9,14 @@
 //!   what a seed makes of it; `schedule`: what happens next
 //! - [`disk`] over [`image`], with [`queue`], `effect` and [`faults`]: disks that reorder, forget, tear and fail
 //! - [`oracle`] over [`history`], with [`stamp`]: what may be read where
-//! - [`clients`]: who asks; [`subject`]: who is asked, which is [`engine`] or [`toy`], the simplest
+//! - [`clients`]: who asks; [`system`]: who is asked, which is [`engine`] or [`reference`], the simplest
 //!   system that is right
 //! - [`presence`]: volumes that are not always there
 //! - `decay`: what rots on the cache device, and recoveries that meet read errors
 //! - `growth`: origins that become larger
 //! - [`ledger`]: what is known of a cache outside of it, or lost with the state
 //! - `rot`: damage to the log while the system is down
-//! - `stranger`: who touches the origins while the system is down
+//! - `external`: who touches the origins while the system is down
 //! - `timely`: origins that hang, and what must not take long all the same
 //! - [`trace`], [`shared`], [`clock`]: what all of these share
 //! - [`runner`], [`report`]: many seeds, and what came out
@@ -28,6 +28,7 @@ mod decay;
 pub mod disk;
 mod effect;
 pub mod engine;
+mod external;
 pub mod faults;
 pub mod features;
 mod growth;
@@ -39,6 +40,7 @@ pub mod order;
 pub mod presence;
 pub mod profile;
 pub mod queue;
+pub mod reference;
 pub mod report;
 pub mod rot;
 pub mod run;
@@ -46,9 +48,7 @@ pub mod runner;
 mod schedule;
 pub mod shared;
 pub mod stamp;
-mod stranger;
-pub mod subject;
+pub mod system;
 mod timely;
-pub mod toy;
 pub mod trace;
 pub mod world;

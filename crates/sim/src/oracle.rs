@@ -412,7 +412,7 @@ impl Oracle {
     }
 
     /// A volume is given up while its origin gives no answer, and so are the requests that wait for that.
-    pub fn give_up(&mut self, volume: u16) {
+    pub fn abandon(&mut self, volume: u16) {
         let theirs = self.underway.extract_if(.., |_, request| request.asked.volume == volume);
         self.given_up.extend(theirs.map(|(tag, _)| tag));
     }

@@ -24,7 +24,7 @@ pub(crate) fn hunt(args: &Args) -> ExitCode {
             jobs: args.jobs,
             max_failures: 1,
             options: RunOptions {
-                weather: options.weather.or(choice.weather()),
+                fault_profile: options.fault_profile.or(choice.fault_profile()),
                 with: options.with.union(choice.features()),
                 ..options
             },

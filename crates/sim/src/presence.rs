@@ -10,10 +10,10 @@ use forebay_core::Op;
 
 use crate::image::Image;
 use crate::oracle::{Asked, Excuses, Violation, plain};
-use crate::profile::Weather;
+use crate::profile::FaultProfile;
 use crate::schedule::End;
 use crate::stamp::{self, Place, SECTOR, Value};
-use crate::subject::Admin;
+use crate::system::Admin;
 use crate::world::World;
 
 /// What is to be found of a volume when the system is opened.
@@ -124,7 +124,7 @@ impl World<'_> {
         if discards && self.hung_until[usize::from(volume)] > self.admin_since {
             // An operator does not wait for an origin that hangs; others use it once it has answered.
             origin.complete_all();
-            self.oracle.give_up(volume);
+            self.oracle.abandon(volume);
         }
         if origin.changes_in_flight() {
             return Err(plain(
@@ -240,7 +240,10 @@ impl World<'_> {
             }
             let result = slot.borrow_mut().take().unwrap_or(Ok(()));
             if let Err(error) = &result
-                && matches!(self.profile.weather, Weather::Crashes | Weather::OriginErrors)
+                && matches!(
+                    self.profile.fault_profile,
+                    FaultProfile::Crashes | FaultProfile::OriginErrors
+                )
             {
                 return Err(plain(
                     16,

@@ -1,4 +1,4 @@
-//! What a seed makes of a world: its size, its clients, its weather.
+//! What a seed makes of a world: its size, its clients, its faults.
 
 use forebay_core::{BlockSize, Durability, Mode, ReplacementKind};
 use forebay_format::geometry::smallest_segment;
@@ -8,12 +8,12 @@ use crate::engine::may_be_ordered;
 use crate::faults::FaultPlan;
 use crate::features::{Feature, Features};
 use crate::stamp::SECTOR;
-use crate::subject::Setup;
+use crate::system::Setup;
 use crate::world::RunOptions;
 
 /// Which kinds of trouble a run has. They are kept apart because each excuses other errors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Weather {
+pub enum FaultProfile {
     /// Crashes and nothing else: no request may fail and nothing may be lost.
     Crashes,
     /// Crashes, and origins that fail for a while: nothing may be lost.
@@ -25,18 +25,22 @@ pub enum Weather {
     Damage,
 }
 
-impl Weather {
+impl FaultProfile {
     /// All of them.
-    pub const ALL: [Weather; 4] =
-        [Weather::Crashes, Weather::OriginErrors, Weather::CacheErrors, Weather::Damage];
+    pub const ALL: [FaultProfile; 4] = [
+        FaultProfile::Crashes,
+        FaultProfile::OriginErrors,
+        FaultProfile::CacheErrors,
+        FaultProfile::Damage,
+    ];
 
     /// A short name for lists.
     pub fn name(self) -> &'static str {
         match self {
-            Weather::Crashes => "crashes",
-            Weather::OriginErrors => "origin-errors",
-            Weather::CacheErrors => "cache-errors",
-            Weather::Damage => "damage",
+            FaultProfile::Crashes => "crashes",
+            FaultProfile::OriginErrors => "origin-errors",
+            FaultProfile::CacheErrors => "cache-errors",
+            FaultProfile::Damage => "damage",
         }
     }
 }
@@ -45,7 +49,7 @@ impl Weather {
 #[derive(Clone, Debug)]
 pub struct Profile {
     /// The kind of trouble.
-    pub weather: Weather,
+    pub fault_profile: FaultProfile,
     /// What it has that others have not.
     pub features: Features,
     /// Lanes, 1 to 3.
@@ -78,12 +82,12 @@ impl Profile {
     /// What the seed of `rng` makes; `options` may override its kind of trouble and its features.
     pub fn choose(rng: &mut fastrand::Rng, options: &RunOptions) -> Self {
         let chosen = match rng.u32(0..20) {
-            0..13 => Weather::Crashes,
-            13..16 => Weather::OriginErrors,
-            16..18 => Weather::CacheErrors,
-            _ => Weather::Damage,
+            0..13 => FaultProfile::Crashes,
+            13..16 => FaultProfile::OriginErrors,
+            16..18 => FaultProfile::CacheErrors,
+            _ => FaultProfile::Damage,
         };
-        let weather = options.weather.unwrap_or(chosen);
+        let fault_profile = options.fault_profile.unwrap_or(chosen);
         let lanes = rng.usize(1..=3);
         let block =
             if rng.u32(0..3) > 0 { 4096 } else { pick(rng, &[2048, 8192, 16384]).unwrap_or(4096) };
@@ -95,9 +99,9 @@ impl Profile {
                 if rng.u32(0..4) == 0 { Durability::Strict } else { Durability::Flush };
             (mode.unwrap_or_default(), durability)
         };
-        let zeroes = weather != Weather::Damage;
+        let zeroes = fault_profile != FaultProfile::Damage;
         let mut profile = Profile {
-            weather,
+            fault_profile,
             features: Features::default(),
             lanes,
             cache_size: rng.u64(20..=40) * (256 << 10),
@@ -115,7 +119,7 @@ impl Profile {
                 aged: false,
                 grows: false,
                 seed: rng.u64(..),
-                insists: weather == Weather::CacheErrors,
+                insists: fault_profile == FaultProfile::CacheErrors,
             },
             mix: Mix::choose(rng, zeroes),
             clients: rng.u32(1..=2),
@@ -134,7 +138,7 @@ impl Profile {
         setup.ordered = setup.volumes.iter().map(ordered).collect();
         let mut own = fastrand::Rng::with_seed(setup.seed ^ 0xfea7);
         profile.features =
-            Features::choose(&mut own, setup.seed, weather, options.with, options.without);
+            Features::choose(&mut own, setup.seed, fault_profile, options.with, options.without);
         if profile.features.has(Feature::Shape) {
             profile.take_shape(&mut own);
         }
@@ -182,7 +186,7 @@ impl Profile {
 
     /// Whether data that the cache device has can be relied on.
     pub fn keeps_cached_data(&self) -> bool {
-        matches!(self.weather, Weather::Crashes | Weather::OriginErrors)
+        matches!(self.fault_profile, FaultProfile::Crashes | FaultProfile::OriginErrors)
     }
 
     /// Mostly small, so that the same blocks are hit again and again.
@@ -198,16 +202,16 @@ impl Profile {
     pub fn cache_faults(&self) -> FaultPlan {
         let slow_episode = if self.features.has(Feature::Hang) { 0 } else { 200 };
         let calm = FaultPlan { slow_episode, overlap_is_fault: true, ..FaultPlan::default() };
-        match self.weather {
-            Weather::Crashes | Weather::OriginErrors => calm,
-            Weather::CacheErrors => FaultPlan {
+        match self.fault_profile {
+            FaultProfile::Crashes | FaultProfile::OriginErrors => calm,
+            FaultProfile::CacheErrors => FaultPlan {
                 read_error: 2_000,
                 write_error: 2_000,
                 sync_error: 5_000,
                 bad_sectors: true,
                 ..calm
             },
-            Weather::Damage => FaultPlan { lost_write: 500, misdirected_write: 500, ..calm },
+            FaultProfile::Damage => FaultPlan { lost_write: 500, misdirected_write: 500, ..calm },
         }
     }
 
@@ -215,9 +219,9 @@ impl Profile {
     pub fn origin_faults(&self) -> FaultPlan {
         let slow_episode = if self.features.has(Feature::Hang) { 0 } else { 200 };
         let calm = FaultPlan { slow_episode, ..FaultPlan::default() };
-        match self.weather {
-            Weather::Crashes | Weather::CacheErrors | Weather::Damage => calm,
-            Weather::OriginErrors => FaultPlan {
+        match self.fault_profile {
+            FaultProfile::Crashes | FaultProfile::CacheErrors | FaultProfile::Damage => calm,
+            FaultProfile::OriginErrors => FaultPlan {
                 read_error: 2_000,
                 write_error: 5_000,
                 sync_error: 10_000,

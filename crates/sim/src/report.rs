@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::features::Features;
 use crate::oracle::Violation;
-use crate::profile::Weather;
+use crate::profile::FaultProfile;
 
 /// Counters of one run or, added up, of many.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -16,7 +16,7 @@ pub struct Counts {
     /// Runs.
     pub seeds: u64,
     /// Runs by their kind of trouble.
-    pub weather: BTreeMap<&'static str, u64>,
+    pub fault_profile: BTreeMap<&'static str, u64>,
     /// Runs by what they had that not all have.
     pub features: BTreeMap<&'static str, u64>,
     /// Requests of clients and of verifications.
@@ -32,7 +32,7 @@ pub struct Counts {
     /// Crashes during a recovery.
     pub nested_crashes: u64,
     /// Origins that were written to or exchanged while the system was down.
-    pub strangers: u64,
+    pub external_writers: u64,
     /// Stops in good order.
     pub clean_stops: u64,
     /// Actions of operators.
@@ -53,10 +53,10 @@ pub struct Counts {
 
 impl Counts {
     /// For one run.
-    pub fn new(weather: Weather, features: Features) -> Self {
-        let weather = BTreeMap::from([(weather.name(), 1)]);
+    pub fn new(fault_profile: FaultProfile, features: Features) -> Self {
+        let fault_profile = BTreeMap::from([(fault_profile.name(), 1)]);
         let features = features.each().map(|feature| (feature.name(), 1)).collect();
-        Counts { seeds: 1, weather, features, ..Counts::default() }
+        Counts { seeds: 1, fault_profile, features, ..Counts::default() }
     }
 
     /// Adds another run.
@@ -68,15 +68,15 @@ impl Counts {
         self.crashes += other.crashes;
         self.recoveries += other.recoveries;
         self.nested_crashes += other.nested_crashes;
-        self.strangers += other.strangers;
+        self.external_writers += other.external_writers;
         self.clean_stops += other.clean_stops;
         self.admin_actions += other.admin_actions;
         self.sectors_verified += other.sectors_verified;
         self.origins_judged += other.origins_judged;
         self.steps += other.steps;
         self.virtual_nanos += other.virtual_nanos;
-        for (kind, count) in &other.weather {
-            *self.weather.entry(kind).or_default() += count;
+        for (kind, count) in &other.fault_profile {
+            *self.fault_profile.entry(kind).or_default() += count;
         }
         for (feature, count) in &other.features {
             *self.features.entry(feature).or_default() += count;
@@ -109,7 +109,7 @@ impl Counts {
             ("crash points checked", self.crashes),
             ("  nested, during a recovery", self.nested_crashes),
             ("recoveries", self.recoveries),
-            ("strangers at the origins", self.strangers),
+            ("external writers at the origins", self.external_writers),
             ("clean stops", self.clean_stops),
             ("operator actions", self.admin_actions),
             ("sectors verified", self.sectors_verified),
@@ -119,7 +119,7 @@ impl Counts {
         for (name, value) in rows {
             let _ = writeln!(text, "{name:<28} {value:>14}");
         }
-        for (kind, count) in &self.weather {
+        for (kind, count) in &self.fault_profile {
             let _ = writeln!(text, "runs with {kind:<18} {count:>14}");
         }
         for (feature, count) in &self.features {

@@ -3,15 +3,15 @@
 
 use forebay_core::Op;
 
-use crate::clients::Wish;
+use crate::clients::WorkloadOp;
 use crate::features::Feature;
 use crate::image::PowerCut;
 use crate::oracle::{Violation, plain};
-use crate::profile::Weather;
+use crate::profile::FaultProfile;
 use crate::report::Outcome;
 use crate::schedule::End;
 use crate::stamp::Place;
-use crate::subject::Subject;
+use crate::system::SystemUnderTest;
 use crate::world::{RunOptions, World};
 
 /// Steps between two looks at the origins of ordered volumes.
@@ -34,8 +34,8 @@ enum Ending {
 }
 
 /// Runs the world of `seed` to its end or to the first broken promise.
-pub fn run_seed(seed: u64, subject: &dyn Subject, options: RunOptions) -> Outcome {
-    let mut world = World::new(seed, subject, options);
+pub fn run_seed(seed: u64, system: &dyn SystemUnderTest, options: RunOptions) -> Outcome {
+    let mut world = World::new(seed, system, options);
     let violation = world.live().err();
     if let Some(violation) = &violation {
         world.shared.event(
@@ -56,7 +56,7 @@ pub fn run_seed(seed: u64, subject: &dyn Subject, options: RunOptions) -> Outcom
 impl World<'_> {
     fn live(&mut self) -> Result<(), Violation> {
         self.boot();
-        let future = self.subject.format(&self.machine());
+        let future = self.system.format(&self.machine());
         self.wait_for(future, "format")?;
         self.drop_process();
         let rounds = self.profile.rounds;
@@ -78,7 +78,7 @@ impl World<'_> {
     /// Waits for a call that cannot be interrupted by a crash.
     fn wait_for<T: 'static>(
         &mut self,
-        future: crate::subject::LocalFuture<Result<T, String>>,
+        future: crate::system::LocalFuture<Result<T, String>>,
         what: &str,
     ) -> Result<T, Violation> {
         match self.try_for(future, what)? {
@@ -90,7 +90,7 @@ impl World<'_> {
     /// Waits for a call; `None` if the world stopped first.
     fn try_for<T: 'static>(
         &mut self,
-        future: crate::subject::LocalFuture<Result<T, String>>,
+        future: crate::system::LocalFuture<Result<T, String>>,
         what: &str,
     ) -> Result<Option<T>, Violation> {
         let slot = self.call(future);
@@ -115,10 +115,10 @@ impl World<'_> {
             self.perhaps_grow();
         }
         self.perhaps_lose_state();
-        // What a stranger wrote may come back with a record that rots and looks torn.
-        let stranger = !self.profile.features.has(Feature::Rot);
-        if crashed && stranger && self.profile.weather == Weather::Crashes {
-            self.perhaps_a_stranger()?;
+        // What an external writer wrote may come back with a record that rots and looks torn.
+        let external_writer = !self.profile.features.has(Feature::Rot);
+        if crashed && external_writer && self.profile.fault_profile == FaultProfile::Crashes {
+            self.perhaps_an_external_writer()?;
         }
         if crashed && self.profile.features.has(Feature::Decay) {
             self.perhaps_decay()?;
@@ -149,7 +149,7 @@ impl World<'_> {
     }
 
     fn open_once(&mut self) -> Result<bool, Violation> {
-        let future = self.subject.open(&self.machine());
+        let future = self.system.open(&self.machine());
         let instance = self.try_for(future, "open")?;
         let opened = instance.is_some();
         self.instance = instance;
@@ -197,8 +197,8 @@ impl World<'_> {
                 let Some((volume, first, sectors)) = chunks.pop() else { break };
                 let lane = world.rng.usize(0..world.lanes.len());
                 let at_once = world.rng.bool();
-                let wish = Wish { op: Op::Read, first, sectors, fua: false, at_once };
-                world.submit(lane, volume, wish, None)?;
+                let wanted = WorkloadOp { op: Op::Read, first, sectors, fua: false, at_once };
+                world.submit(lane, volume, wanted, None)?;
             }
             Ok(chunks.is_empty() && world.oracle.underway() == 0)
         })?;
@@ -207,7 +207,7 @@ impl World<'_> {
 
     fn choose_ending(&mut self) -> Ending {
         let requests = self.profile.requests;
-        if self.profile.weather == Weather::Damage {
+        if self.profile.fault_profile == FaultProfile::Damage {
             return Ending::Stop { drain: self.rng.bool() };
         }
         if self.profile.features.has(Feature::Hang) && self.rng.bool() {
@@ -238,7 +238,7 @@ impl World<'_> {
         }
         let target = self.counts.requests + self.profile.requests;
         let administers = self.profile.admin;
-        let rots = self.profile.weather == Weather::Damage;
+        let rots = self.profile.fault_profile == FaultProfile::Damage;
         let hangs = self.profile.features.has(Feature::Hang);
         let grows = self.profile.features.has(Feature::Grown);
         let end = self.pump(true, |world| {
@@ -317,11 +317,11 @@ impl World<'_> {
             && result.as_ref().is_err_and(|error| error.contains("has not answered"));
         // What cannot be read cannot be written back.
         let rotten = (0..self.origins.len() as u16).any(|volume| self.oracle.has_taint(volume));
-        let excused = match self.profile.weather {
+        let excused = match self.profile.fault_profile {
             _ if self.profile.features.has(Feature::Rot) && rotten => true,
-            Weather::Crashes => unanswered && !last,
-            Weather::OriginErrors => !last,
-            Weather::CacheErrors | Weather::Damage => true,
+            FaultProfile::Crashes => unanswered && !last,
+            FaultProfile::OriginErrors => !last,
+            FaultProfile::CacheErrors | FaultProfile::Damage => true,
         };
         if let Err(error) = result {
             if !excused {
@@ -372,7 +372,7 @@ impl World<'_> {
             let alone = alone.map(|place| (place.volume, place.sector, 1)).collect();
             self.read_in_any_order(alone)?;
         }
-        if matches!(self.profile.weather, Weather::CacheErrors | Weather::Damage) {
+        if matches!(self.profile.fault_profile, FaultProfile::CacheErrors | FaultProfile::Damage) {
             // What could not be read is lost by the cache device's fault and was reported.
             for place in std::mem::take(&mut self.unreadable) {
                 self.oracle.taint(place);

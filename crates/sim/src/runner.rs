@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use crate::oracle::plain;
 use crate::report::{Counts, Outcome};
 use crate::run::run_seed;
-use crate::subject::Subject;
+use crate::system::SystemUnderTest;
 use crate::world::RunOptions;
 
 thread_local! {
@@ -30,8 +30,8 @@ pub fn catch_panics() {
 }
 
 /// Runs one seed; a panic counts as a broken promise.
-pub fn run_caught(seed: u64, subject: &dyn Subject, options: RunOptions) -> Outcome {
-    match catch_unwind(AssertUnwindSafe(|| run_seed(seed, subject, options))) {
+pub fn run_caught(seed: u64, system: &dyn SystemUnderTest, options: RunOptions) -> Outcome {
+    match catch_unwind(AssertUnwindSafe(|| run_seed(seed, system, options))) {
         Ok(outcome) => outcome,
         Err(_) => {
             let message = PANIC.with(|panic| panic.borrow_mut().take()).unwrap_or_default();
@@ -72,8 +72,8 @@ pub struct Summary {
     pub time: Duration,
 }
 
-/// Runs the seeds of `plan` on the systems that `subject` makes, one for each thread.
-pub fn run_many<S: Subject>(plan: Plan, subject: impl Fn() -> S + Sync) -> Summary {
+/// Runs the seeds of `plan` on the systems that `system` makes, one for each thread.
+pub fn run_many<S: SystemUnderTest>(plan: Plan, system: impl Fn() -> S + Sync) -> Summary {
     let began = Instant::now();
     let next = AtomicU64::new(0);
     let enough = AtomicBool::new(false);
@@ -82,14 +82,13 @@ pub fn run_many<S: Subject>(plan: Plan, subject: impl Fn() -> S + Sync) -> Summa
     std::thread::scope(|scope| {
         for _ in 0..plan.jobs.max(1) {
             scope.spawn(|| {
-                let subject = subject();
+                let system = system();
                 loop {
                     let index = next.fetch_add(1, Ordering::Relaxed);
                     if index >= plan.seeds || enough.load(Ordering::Relaxed) || late() {
                         break;
                     }
-                    let outcome =
-                        run_caught(plan.start.wrapping_add(index), &subject, plan.options);
+                    let outcome = run_caught(plan.start.wrapping_add(index), &system, plan.options);
                     let mut summary = summary.lock();
                     summary.counts.add(&outcome.counts);
                     if outcome.violation.is_some() {

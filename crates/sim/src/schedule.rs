@@ -7,7 +7,7 @@ use forebay_core::Nanos;
 
 use crate::features::Feature;
 use crate::oracle::{Violation, plain};
-use crate::subject::Admin;
+use crate::system::Admin;
 use crate::world::{AdminState, World};
 
 /// How a stretch of time ended.
@@ -124,8 +124,8 @@ impl World<'_> {
             if !open.contains(&client.volume) || client.due().is_none_or(|due| due > now) {
                 continue;
             }
-            let (lane, volume, wish) = (client.lane, client.volume, client.wish(now));
-            self.submit(lane, volume, wish, Some(index))?;
+            let (lane, volume, wanted) = (client.lane, client.volume, client.wanted(now));
+            self.submit(lane, volume, wanted, Some(index))?;
             return Ok(true);
         }
         Ok(false)
@@ -244,7 +244,7 @@ impl World<'_> {
         let rotten = rots
             && (self.oracle.has_taint(action.volume())
                 || result.as_ref().is_err_and(|error| error.contains("may have lost data")));
-        let excused = self.profile.weather != crate::profile::Weather::Crashes
+        let excused = self.profile.fault_profile != crate::profile::FaultProfile::Crashes
             || at_risk
             || unanswered
             || rotten;

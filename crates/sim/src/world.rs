@@ -10,19 +10,19 @@ use forebay_device::IoBuf;
 use forebay_engine::{BlockService, Completion, CompletionSink, Request};
 use forebay_lane::{Lane, LaneId};
 
-use crate::clients::{Client, Wish};
+use crate::clients::{Client, WorkloadOp};
 use crate::disk::{DiskSpec, SimDisk};
 use crate::faults::{FaultPlan, Latency};
 use crate::features::{Feature, Features};
 use crate::ledger::SimLedger;
 use crate::oracle::{Asked, Excuses, Oracle, Violation, plain};
 use crate::presence::Presence;
-use crate::profile::{Profile, Weather};
+use crate::profile::{FaultProfile, Profile};
 use crate::report::Counts;
 use crate::rot::Rot;
 use crate::shared::Shared;
 use crate::stamp::{self, Place, SECTOR, Value};
-use crate::subject::{Admin, Instance, LocalFuture, Machine, Subject};
+use crate::system::{Admin, Instance, LocalFuture, Machine, SystemUnderTest};
 use crate::trace::hash_bytes;
 
 /// How a seed is run.
@@ -33,7 +33,7 @@ pub struct RunOptions {
     /// Origins read as zeroes where they were discarded, as holes in files do.
     pub discards_zero: bool,
     /// The kind of trouble, instead of what the seed chooses.
-    pub weather: Option<Weather>,
+    pub fault_profile: Option<FaultProfile>,
     /// What the world has in any case.
     pub with: Features,
     /// What the world does not have in any case.
@@ -85,7 +85,7 @@ pub struct World<'a> {
     pub(crate) shared: Shared,
     pub(crate) rng: fastrand::Rng,
     pub(crate) profile: Profile,
-    pub(crate) subject: &'a dyn Subject,
+    pub(crate) system: &'a dyn SystemUnderTest,
     pub(crate) cache: Arc<SimDisk>,
     pub(crate) origins: Vec<Arc<SimDisk>>,
     pub(crate) lanes: Vec<Rc<Lane>>,
@@ -129,10 +129,10 @@ pub struct World<'a> {
 
 impl<'a> World<'a> {
     /// The world of `seed`.
-    pub fn new(seed: u64, subject: &'a dyn Subject, options: RunOptions) -> Self {
+    pub fn new(seed: u64, system: &'a dyn SystemUnderTest, options: RunOptions) -> Self {
         let mut rng = fastrand::Rng::with_seed(seed);
         let mut options = options;
-        options.without = options.without.union(subject.lacks());
+        options.without = options.without.union(system.lacks());
         let profile = Profile::choose(&mut rng, &options);
         let shared = Shared::new(seed, options.print);
         let disk = |name: String, number, size, latency, rng: &mut fastrand::Rng| {
@@ -159,12 +159,12 @@ impl<'a> World<'a> {
         let has_ledger = profile.features.has(Feature::Ledger);
         let ledger = has_ledger.then(|| SimLedger::new(&shared, profile.setup.seed));
         let growth = fastrand::Rng::with_seed(profile.setup.seed ^ 0x6709);
-        let counts = Counts::new(profile.weather, profile.features);
+        let counts = Counts::new(profile.fault_profile, profile.features);
         World {
             shared,
             rng,
             profile,
-            subject,
+            system,
             cache,
             origins,
             lanes: Vec::new(),
@@ -260,8 +260,8 @@ impl<'a> World<'a> {
     fn excuses(&self, volume: u16) -> Excuses {
         Excuses {
             disk_errors: matches!(
-                self.profile.weather,
-                Weather::OriginErrors | Weather::CacheErrors
+                self.profile.fault_profile,
+                FaultProfile::OriginErrors | FaultProfile::CacheErrors
             ),
             stopping: self.closed == Some(volume) || !self.is_running(volume),
         }
@@ -333,12 +333,12 @@ impl<'a> World<'a> {
         self.oracle.complete(tag, result, data, excuses)
     }
 
-    /// Submits what `wish` asks for, from a client or (`None`) from the verification.
+    /// Submits what `wanted` asks for, from a client or (`None`) from the verification.
     pub(crate) fn submit(
         &mut self,
         lane: usize,
         volume: u16,
-        wish: Wish,
+        wanted: WorkloadOp,
         owner: Option<usize>,
     ) -> Result<(), Violation> {
         let Some(target) =
@@ -349,14 +349,14 @@ impl<'a> World<'a> {
         let tag = self.next_tag;
         self.next_tag += 1;
         self.counts.requests += 1;
-        let changes = matches!(wish.op, Op::Write | Op::WriteZeroes | Op::Discard);
+        let changes = matches!(wanted.op, Op::Write | Op::WriteZeroes | Op::Discard);
         let id = if changes { self.oracle.next_id(volume) } else { 0 };
         let asked = Asked {
             volume,
-            op: wish.op,
-            first: wish.first,
-            sectors: wish.sectors,
-            fua: wish.fua,
+            op: wanted.op,
+            first: wanted.first,
+            sectors: wanted.sectors,
+            fua: wanted.fua,
             id,
         };
         self.shared.event(
@@ -365,18 +365,18 @@ impl<'a> World<'a> {
                 tag,
                 lane as u64,
                 u64::from(volume),
-                wish.op as u64,
-                wish.first,
-                wish.sectors,
-                u64::from(wish.fua),
+                wanted.op as u64,
+                wanted.first,
+                wanted.sectors,
+                u64::from(wanted.fua),
                 u64::from(id),
             ],
             format_args!(
                 "request {tag} lane {lane} volume {volume}: {:?} {}+{}{}{}",
-                wish.op,
-                wish.first,
-                wish.sectors,
-                if wish.fua { " fua" } else { "" },
+                wanted.op,
+                wanted.first,
+                wanted.sectors,
+                if wanted.fua { " fua" } else { "" },
                 if id > 0 { format!(" (write {id})") } else { String::new() },
             ),
         );
@@ -388,14 +388,14 @@ impl<'a> World<'a> {
         if let Some(owner) = owner {
             self.owners.insert(tag, owner);
         }
-        self.start(&target, tag, wish, asked)
+        self.start(&target, tag, wanted, asked)
     }
 
     fn start(
         &mut self,
         target: &Rc<dyn BlockService>,
         tag: u64,
-        wish: Wish,
+        wanted: WorkloadOp,
         asked: Asked,
     ) -> Result<(), Violation> {
         let (offset, len) = (asked.first * SECTOR as u64, asked.sectors * SECTOR as u64);
@@ -404,7 +404,7 @@ impl<'a> World<'a> {
             Op::Write => Some(self.stamped(asked)),
             _ => None,
         };
-        if wish.at_once && !asked.fua {
+        if wanted.at_once && !asked.fua {
             let answer = match (asked.op, &mut data) {
                 (Op::Read, Some(buf)) => target.read_now(offset, buf),
                 (Op::Write, Some(buf)) => target.write_now(offset, buf),

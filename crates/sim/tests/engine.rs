@@ -3,45 +3,45 @@
 
 use forebay_sim::engine::Engine;
 use forebay_sim::features::{Feature, Features};
-use forebay_sim::profile::Weather;
+use forebay_sim::profile::FaultProfile;
 use forebay_sim::run::run_seed;
 use forebay_sim::runner::{Plan, catch_panics, run_many};
 use forebay_sim::world::RunOptions;
 
-fn plan(seeds: u64, weather: Option<Weather>) -> Plan {
-    let options = RunOptions { weather, ..RunOptions::default() };
+fn plan(seeds: u64, fault_profile: Option<FaultProfile>) -> Plan {
+    let options = RunOptions { fault_profile, ..RunOptions::default() };
     Plan { start: 1, seeds, time: None, jobs: 2, max_failures: 3, options, progress: false }
 }
 
-fn keeps_every_promise(weather: Weather) {
+fn keeps_every_promise(fault_profile: FaultProfile) {
     catch_panics();
-    let summary = run_many(plan(25, Some(weather)), || Engine(None));
+    let summary = run_many(plan(25, Some(fault_profile)), || Engine(None));
     let failures: Vec<_> = summary
         .failures
         .iter()
         .filter_map(|outcome| Some((outcome.seed, outcome.violation.as_ref()?.to_string())))
         .collect();
-    assert!(failures.is_empty(), "forebay-sim --weather {}: {failures:#?}", weather.name());
+    assert!(failures.is_empty(), "forebay-sim --faults {}: {failures:#?}", fault_profile.name());
 }
 
 #[test]
 fn crashes_lose_nothing_that_was_promised() {
-    keeps_every_promise(Weather::Crashes);
+    keeps_every_promise(FaultProfile::Crashes);
 }
 
 #[test]
 fn failing_origins_lose_nothing_that_was_promised() {
-    keeps_every_promise(Weather::OriginErrors);
+    keeps_every_promise(FaultProfile::OriginErrors);
 }
 
 #[test]
 fn a_failing_cache_device_never_gives_wrong_data() {
-    keeps_every_promise(Weather::CacheErrors);
+    keeps_every_promise(FaultProfile::CacheErrors);
 }
 
 #[test]
 fn damage_is_found_and_costs_what_was_damaged() {
-    keeps_every_promise(Weather::Damage);
+    keeps_every_promise(FaultProfile::Damage);
 }
 
 /// What only some worlds have, in crashes.
@@ -49,7 +49,7 @@ fn damage_is_found_and_costs_what_was_damaged() {
 fn every_feature_keeps_every_promise() {
     catch_panics();
     for feature in Feature::ALL {
-        let mut plan = plan(8, Some(Weather::Crashes));
+        let mut plan = plan(8, Some(FaultProfile::Crashes));
         plan.options.with = Features::of(Some(feature));
         let summary = run_many(plan, || Engine(None));
         assert_eq!(summary.counts.features.get(feature.name()), Some(&8));
@@ -114,8 +114,8 @@ fn an_order_that_is_given_up_is_not_judged_again() {
 fn a_rotten_root_is_mended_before_the_other_one_is_written() {
     catch_panics();
     let with = Features::default().and(Feature::Hang).and(Feature::Decay);
-    let weather = Some(Weather::Crashes);
-    let options = RunOptions { with, weather, ..RunOptions::default() };
+    let fault_profile = Some(FaultProfile::Crashes);
+    let options = RunOptions { with, fault_profile, ..RunOptions::default() };
     let outcome = run_seed(61_004, &Engine(None), options);
     assert!(outcome.violation.is_none(), "{:?}", outcome.violation);
 }
@@ -126,8 +126,8 @@ fn a_rotten_root_is_mended_before_the_other_one_is_written() {
 fn a_write_that_a_failing_cache_has_is_not_done_twice() {
     catch_panics();
     let with = Features::of(Some(Feature::Ledger));
-    let weather = Some(Weather::CacheErrors);
-    let options = RunOptions { with, weather, ..RunOptions::default() };
+    let fault_profile = Some(FaultProfile::CacheErrors);
+    let options = RunOptions { with, fault_profile, ..RunOptions::default() };
     let outcome = run_seed(9_100_056, &Engine(None), options);
     assert!(outcome.violation.is_none(), "{:?}", outcome.violation);
 }

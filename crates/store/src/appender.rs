@@ -62,14 +62,14 @@ pub(crate) struct Appender {
     number: usize,
     of: usize,
     /// What it appends is new to the cache.
-    young: bool,
+    on_probation: bool,
     open: Option<OpenSegment>,
 }
 
 impl Appender {
-    /// Number `number` of `of`, with nothing open. `young`: for what is new to the cache.
-    pub(crate) fn new(number: usize, of: usize, young: bool) -> Self {
-        Appender { number, of, young, open: None }
+    /// Number `number` of `of`, with nothing open. `on_probation`: for what is new to the cache.
+    pub(crate) fn new(number: usize, of: usize, on_probation: bool) -> Self {
+        Appender { number, of, on_probation, open: None }
     }
 
     /// Reserves a cell in the open record, opening a record or a segment as needed. What was
@@ -190,7 +190,8 @@ impl Appender {
 
     fn open_segment(&self, log: &Log, segments: &Segments, reserve: u32) -> Option<OpenSegment> {
         let buffer = log.take_buffer()?;
-        let Some((id, generation)) = segments.open(reserve, (self.number, self.of), self.young)
+        let Some((id, generation)) =
+            segments.open(reserve, (self.number, self.of), self.on_probation)
         else {
             log.return_buffer(buffer);
             return None;

@@ -1,11 +1,11 @@
 //! Verifying a cache device without writing to it.
 //!
-//! The device is recovered as for use, with its writes swallowed: what is verified is exactly what
+//! The device is recovered as for use, with its writes discarded: what is verified is exactly what
 //! a daemon would serve. Then every record of every segment that holds blocks is read, and each
 //! block that counts is compared with the index, and its content with its checksum.
 
+mod overlay;
 mod report;
-mod swallow;
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
@@ -29,8 +29,8 @@ use crate::roots::{read_roots, read_superblock, refused};
 use crate::store::{Store, VolumeSpace};
 use crate::table::Entry;
 
+use overlay::Overlay;
 pub use report::{BadBlock, CheckReport, MAX_LISTED};
-use swallow::Swallowing;
 
 /// Segments that are read at the same time.
 const SEGMENTS: usize = 8;
@@ -78,9 +78,9 @@ pub async fn count_dirty(
     open: OpenQueue<'_>,
     volume: VolumeId,
 ) -> Result<u64, StoreError> {
-    let swallowing: Arc<dyn Device> = Arc::new(Swallowing(device.clone()));
-    let queue = open(&swallowing)?;
-    let (store, _) = Store::open(lane, swallowing, queue, StoreOptions::default()).await?;
+    let overlay: Arc<dyn Device> = Arc::new(Overlay(device.clone()));
+    let queue = open(&overlay)?;
+    let (store, _) = Store::open(lane, overlay, queue, StoreOptions::default()).await?;
     let mut dirty = 0;
     if let Some(space) = store.store().space_of(volume) {
         store.store().index.scan(|address, entry| {
@@ -152,9 +152,9 @@ async fn recover(
     options: &CheckOptions<'_>,
     report: &mut CheckReport,
 ) -> Result<Option<Rc<StoreLane>>, StoreError> {
-    let swallowing: Arc<dyn Device> = Arc::new(Swallowing(device.clone()));
-    let queue = (options.open)(&swallowing)?;
-    match Store::open(lane, swallowing, queue, StoreOptions::default()).await {
+    let overlay: Arc<dyn Device> = Arc::new(Overlay(device.clone()));
+    let queue = (options.open)(&overlay)?;
+    match Store::open(lane, overlay, queue, StoreOptions::default()).await {
         Ok((store, recovered)) => {
             (report.blocks, report.dirty) = (recovered.blocks, recovered.dirty);
             (report.replayed, report.torn) = (recovered.records, recovered.torn);

@@ -326,7 +326,7 @@ impl StoreLane {
     /// The cache device failed: the volume is as it was.
     pub async fn leave_order(self: &Rc<Self>, id: VolumeId) -> Result<(), StoreError> {
         if let Some(queue) = self.store().ordered.queue(id) {
-            queue.give_up();
+            queue.release_all();
         }
         // Barrier for invariant 28: the table no longer promises an order before there is none.
         self.note_horizon(id, None).await?;

@@ -94,8 +94,8 @@ struct Life {
     generation: Generation,
     /// Order in which segments were opened; for replacement in order of age.
     opened: u64,
-    /// See [`SegmentUse::young`].
-    young: bool,
+    /// See [`SegmentUse::on_probation`].
+    on_probation: bool,
     /// The highest number of a record in this life.
     last_record: RecordNumber,
     /// Granules used, for the checkpoint.
@@ -138,7 +138,7 @@ pub struct SegmentUse {
     /// What points into it.
     pub live: Live,
     /// New blocks were appended to it, and the replacement policy has not passed it since.
-    pub young: bool,
+    pub on_probation: bool,
     /// A version in it is held for an ordered volume: it cannot be reclaimed.
     pub held: bool,
 }
@@ -171,7 +171,7 @@ impl Segments {
             state: SegmentState::Free,
             generation: Generation(0),
             opened: 0,
-            young: false,
+            on_probation: false,
             last_record: RecordNumber(0),
             position: 0,
         };
@@ -220,7 +220,7 @@ impl Segments {
                 state: snapshot.state,
                 generation: snapshot.generation,
                 opened,
-                young: true,
+                on_probation: true,
                 last_record,
                 position: snapshot.position,
             };
@@ -256,12 +256,12 @@ impl Segments {
     ///
     /// `appender` of `appenders` takes it from its own part of the free ones: what is counted of
     /// neighbouring segments lies together, and lanes that fill neighbours would wait for each other.
-    /// `young`: see [`SegmentUse::young`].
+    /// `on_probation`: see [`SegmentUse::on_probation`].
     pub fn open(
         &self,
         reserve: u32,
         (appender, appenders): (usize, usize),
-        young: bool,
+        on_probation: bool,
     ) -> Option<(SegmentId, Generation)> {
         let mut state = self.state.lock();
         if state.free.len() <= reserve as usize {
@@ -283,7 +283,7 @@ impl Segments {
             state: SegmentState::Open,
             generation,
             opened,
-            young,
+            on_probation,
             last_record: RecordNumber(0),
             position: 0,
         };
@@ -363,7 +363,7 @@ impl Segments {
                     id: SegmentId(index as u32),
                     opened: life.opened,
                     live: Live::unpacked(counters.live.load(Ordering::Relaxed)),
-                    young: life.young,
+                    on_probation: life.on_probation,
                     held: counters.held.load(Ordering::SeqCst) != 0,
                 });
             }
@@ -375,9 +375,9 @@ impl Segments {
         self.with_held.load(Ordering::Relaxed)
     }
 
-    /// The replacement policy has passed a young segment.
-    pub fn grown_up(&self, segment: SegmentId) {
-        self.state.lock().lives[segment.0 as usize].young = false;
+    /// The replacement policy has passed a on_probation segment.
+    pub fn end_probation(&self, segment: SegmentId) {
+        self.state.lock().lives[segment.0 as usize].on_probation = false;
     }
 
     /// What points into all segments together.

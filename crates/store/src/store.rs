@@ -75,7 +75,7 @@ pub enum Class {
     /// A write to an ordered volume. Its versions are held until the origin has them in their order, and
     /// so are their segments, which therefore keep nothing else from being reclaimed.
     Ordered,
-    /// A fill of what is expected to stay: beside what is carried on, so that segments hold what
+    /// A fill of what is expected to stay: beside what is reinserted, so that segments hold what
     /// leaves together.
     Settled,
     /// Reclaim carrying blocks on.

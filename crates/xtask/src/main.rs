@@ -16,6 +16,7 @@ mod paths;
 mod references;
 mod sources;
 mod tree;
+mod words;
 
 use std::process::ExitCode;
 
@@ -63,6 +64,7 @@ fn tidy() -> Result<Vec<Finding>, String> {
     let tree = Tree::read()?;
     let mut findings = arrows::check(&arrows::dependencies()?);
     findings.extend(modules::check(&tree));
+    findings.extend(words::check(&tree));
     findings.extend(sources::check(&tree));
     findings.extend(paths::check(&tree));
     findings.extend(references::check(&tree));

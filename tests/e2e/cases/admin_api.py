@@ -74,7 +74,7 @@ def paths_and_bodies(box):
 
 
 @test
-def strangers(box):
+def foreign_hosts_and_origins(box):
     daemon, client = served(box)
     before = daemon.show("v")["settings"]
     for host in ("evil.example", "evil.example:80", "localhost.evil.example", "192.0.2.1", "[2001:db8::1]"):

@@ -149,10 +149,10 @@ def moved_after_a_crash_is_still_the_same_file(box):
 def both_exchanged(box):
     """The wrong cache device with the wrong origin, and with the right one."""
     daemon, cache, origin = killed(box, True)
-    stranger = box.daemon(name="other")
+    other = box.daemon(name="other")
     theirs, their_origin = box.file("theirs", 64 * MIB), box.file("their-origin", SIZE)
-    stranger.create("v", theirs, their_origin)
-    stranger.kill()
+    other.create("v", theirs, their_origin)
+    other.kill()
     for devices in {"cache": theirs}, {"origin": their_origin}:
         swap(daemon, **devices)
         check_refused(daemon, 4 if "origin" in devices else 3, (cache, origin, theirs, their_origin))

@@ -1,6 +1,6 @@
 //! The tables of the profiles: one line for each setting, with where it is written down.
 //!
-//! What a system has and Forebay cannot do is not here but in `lacks`, and knob by knob in
+//! What a system has and Forebay cannot do is not here but in `lacks`, and setting by setting in
 //! docs/profiles.md.
 
 use super::{Choice, Profile};

@@ -3,10 +3,10 @@
 //! - [`writeback`]: dirty blocks to the origin, in the order of their addresses
 //! - [`ordered`]: the same in the order of flushes, for volumes that want it
 //! - [`reclaim`]: room in the log
-//! - [`give_up`]: what is not worth keeping any more when there is no room for all of it
+//! - [`demote`]: what is not worth keeping any more when there is no room for all of it
 //! - [`upkeep`]: commits and checkpoints by the clock
 
-pub(crate) mod give_up;
+pub(crate) mod demote;
 pub(crate) mod ordered;
 mod pace;
 pub(crate) mod reclaim;

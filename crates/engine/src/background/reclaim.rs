@@ -1,9 +1,9 @@
 //! Reclaim: room in the log. Of the closed segments the one is taken of which least is to be kept; its
-//! clean blocks are evicted or carried on, its dirty ones written back or carried on, and then it
+//! clean blocks are evicted or reinserted, its dirty ones written back or reinserted, and then it
 //! drains (see `store::segments`).
 //!
 //! No volume holds back the others. To move a block, its part of the index is enough, so dirty blocks
-//! whose volume is not attached, or whose origin does not take them, are carried on; and reclaim waits
+//! whose volume is not attached, or whose origin does not take them, are reinserted; and reclaim waits
 //! for no origin for long. Such blocks are packed into as few segments as possible:
 //! those have nothing to be gained, and are left alone.
 
@@ -25,24 +25,24 @@ use forebay_core::{Nanos, SegmentId, VolumeId};
 use forebay_lane::either;
 use forebay_store::segments::{Live, SegmentUse};
 
-use crate::background::give_up::Hand;
+use crate::background::demote::ClockHand;
 use crate::lane::engine::EngineLane;
 use crate::state::cache::BackgroundEnding;
 use crate::state::replacement::How;
 use crate::state::volume::Volume;
 use empty::Emptied;
 
-/// Of a segment that is live to at most this share (in percent), dirty blocks are carried on. Fuller
+/// Of a segment that is live to at most this share (in percent), dirty blocks are reinserted. Fuller
 /// ones are written back, so that room is gained in any case.
-const CARRY_ON_LIVE: u32 = 50;
+const REINSERT_LIVE: u32 = 50;
 
 /// The same for the dirty share of a segment before an origin that is slow enough, and while clients
-/// wait for it. With more of it more is carried on, and a disk is busy for no less.
-const CARRY_ON_DIRTY: u32 = 60;
-const CARRY_ON_WAITING: u32 = 95;
+/// wait for it. With more of it more is reinserted, and a disk is busy for no less.
+const REINSERT_DIRTY: u32 = 60;
+const REINSERT_WAITING: u32 = 95;
 
-/// What it costs to carry a block on: a read of a SATA SSD, and a part of a large write.
-const CARRIED_ON_IN: Duration = Duration::from_micros(35);
+/// What it costs to reinsert a block: a read of a SATA SSD, and a part of a large write.
+const REINSERTION_TIME: Duration = Duration::from_micros(35);
 
 /// A segment that could not be emptied is left alone for so long.
 const STUCK_FOR: Duration = Duration::from_secs(1);
@@ -50,7 +50,7 @@ const STUCK_FOR: Duration = Duration::from_secs(1);
 /// What reclaim remembers from one segment to the next.
 #[derive(Default)]
 struct State {
-    hand: Hand,
+    hand: ClockHand,
     closed: Vec<SegmentUse>,
     /// Segments that could not be emptied, and when that was.
     stuck: BTreeMap<SegmentId, Nanos>,
@@ -71,8 +71,8 @@ impl State {
 /// While clients wait for room (`waits`), clean blocks are given up, and only what is dirty is in the
 /// way.
 ///
-/// Beyond `most` dirty blocks, these are not carried on but written to the origin: for that, half a segment
-/// of other blocks is worth carrying on.
+/// Beyond `most` dirty blocks, these are not reinserted but written to the origin: for that, half a segment
+/// of other blocks is worth reinserting.
 fn cost(segment: &SegmentUse, kept: u32, waits: bool, most: u32) -> u32 {
     let dirty = segment.live.dirty;
     let seeks = if dirty > most { segment.live.blocks * 4 } else { 0 };
@@ -122,12 +122,12 @@ pub(crate) async fn run(engine: Rc<EngineLane>) {
     }
 }
 
-/// Up to which share of dirty blocks, in percent, those of a segment are carried on, if a write of the
+/// Up to which share of dirty blocks, in percent, those of a segment are reinserted, if a write of the
 /// sweep takes the origin so long: as long as what is gained by that costs less time. The sweep brings
 /// the blocks home later, in an order in which a disk takes them many times as fast as now.
-fn most_carried_on(write: Duration, clients_wait: bool) -> u32 {
-    let share = 1.0 - CARRIED_ON_IN.as_secs_f64() / write.as_secs_f64().max(1e-9);
-    let most = if clients_wait { CARRY_ON_WAITING } else { CARRY_ON_DIRTY };
+fn most_reinserted(write: Duration, clients_wait: bool) -> u32 {
+    let share = 1.0 - REINSERTION_TIME.as_secs_f64() / write.as_secs_f64().max(1e-9);
+    let most = if clients_wait { REINSERT_WAITING } else { REINSERT_DIRTY };
     ((share * 100.0).max(0.0) as u32).min(most)
 }
 
@@ -165,17 +165,17 @@ impl EngineLane {
     async fn reclaim_one(self: &Rc<Self>, state: &mut State) -> bool {
         let store = &self.cache.store;
         let (_, replacement) = self.cache.replacement();
-        self.give_up(&replacement, &mut state.hand, &mut state.closed).await;
+        self.demote(&replacement, &mut state.hand, &mut state.closed).await;
         let now = self.lane.now();
         state.stuck.retain(|_, since| now.since(*since) < STUCK_FOR);
         store.segments.closed(&mut state.closed);
         let kept = |segment: &SegmentUse| match &replacement.how {
             How::Ranks(_) => segment.live.kept,
-            How::Lists(keeper) => keeper.kept_in(segment.id),
+            How::Lists(lists) => lists.kept_in(segment.id),
         };
         let slowest = self.cache.volumes().iter().map(|volume| volume.write_cost.mean()).max();
         let waits = self.cache.throttle.is_engaged();
-        let most = most_carried_on(slowest.unwrap_or_default(), waits).max(CARRY_ON_LIVE);
+        let most = most_reinserted(slowest.unwrap_or_default(), waits).max(REINSERT_LIVE);
         let capacity = store.cells_per_segment() as u32;
         let most = capacity * most / 100;
         let writable: Vec<VolumeId> = self
@@ -201,7 +201,8 @@ impl EngineLane {
         if !store.segments.begin_reclaim(victim.id) {
             return false;
         }
-        if victim.young && replacement.goes_by_ranks() && store.segments.live(victim.id) > 0 {
+        if victim.on_probation && replacement.goes_by_ranks() && store.segments.live(victim.id) > 0
+        {
             // Its blocks leave the order of the log now.
             self.pass_young(victim.id).await;
         }
@@ -215,8 +216,8 @@ impl EngineLane {
                 return true;
             }
         }
-        if let How::Lists(keeper) = &replacement.how {
-            keeper.emptied(victim.id);
+        if let How::Lists(lists) = &replacement.how {
+            lists.emptied(victim.id);
         }
         if !store.end_reclaim(victim.id) {
             // Its dirty blocks could not be written back, or not be read: others may do better.

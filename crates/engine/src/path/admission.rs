@@ -109,7 +109,7 @@ impl LaneVolume {
 
     /// Why a write of blocks that are all absent should not bring them in, if it should not. It goes one
     /// way as a whole: the way of most of its blocks.
-    pub(crate) fn keeps_out(&self, blocks: Range<u64>) -> Option<BypassReason> {
+    pub(crate) fn bypass_of_write(&self, blocks: Range<u64>) -> Option<BypassReason> {
         let gate = self.gate(false);
         let refused = |block| self.admit(gate, OriginBlock(block)).err();
         let first = blocks.clone().find_map(refused)?;

@@ -253,12 +253,12 @@ impl LaneVolume {
                     dirty: true,
                     mask: None,
                     // Only dirt keeps them.
-                    rank: Rank::GIVEN_UP.bits(),
+                    rank: Rank::EVICTABLE.bits(),
                     condition: Condition::Always,
                 };
                 match self
                     .store
-                    .append(version, self.class_of_write(Rank::GIVEN_UP), |cell| cell.fill(0))
+                    .append(version, self.class_of_write(Rank::EVICTABLE), |cell| cell.fill(0))
                 {
                     Appended::Done { old } => {
                         bump(&self.stats().counters.cache_written_bytes, volume.block.bytes());

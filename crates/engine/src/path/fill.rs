@@ -178,7 +178,7 @@ impl LaneVolume {
             None => false,
             // It comes along with one that was admitted.
             Some(_) if !asked => true,
-            Some(gate) => match self.admit(gate, block).and_then(|()| self.let_in(block)) {
+            Some(gate) => match self.admit(gate, block).and_then(|()| self.admit_to_lists(block)) {
                 Ok(()) => true,
                 Err(reason) => {
                     self.refused(block, false, reason);

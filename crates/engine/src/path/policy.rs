@@ -6,7 +6,7 @@ use forebay_policy::{Past, Rank, Recall};
 use forebay_store::{Class, Entry};
 
 use crate::lane::LaneVolume;
-use crate::state::replacement::{How, Keeper, Replacement};
+use crate::state::replacement::{How, ListPolicy, Replacement};
 
 impl LaneVolume {
     /// Asks the present policy, or tells it something.
@@ -19,10 +19,10 @@ impl LaneVolume {
         ask(&own.1)
     }
 
-    fn with_keeper(&self, tell: impl FnOnce(&Keeper, usize)) {
+    fn with_lists(&self, tell: impl FnOnce(&ListPolicy, usize)) {
         self.with_replacement(|replacement| {
-            if let How::Lists(keeper) = &replacement.how {
-                tell(keeper, usize::from(self.lane().id().0));
+            if let How::Lists(lists) = &replacement.how {
+                tell(lists, usize::from(self.lane().id().0));
             }
         });
     }
@@ -44,7 +44,7 @@ impl LaneVolume {
                     .rerank(space, block, entry.slot, |bits| Rank::from_bits(bits).used().bits());
             }
         } else {
-            self.with_keeper(|keeper, lane| keeper.hit(lane, entry.slot, self.key(block)));
+            self.with_lists(|lists, lane| lists.hit(lane, entry.slot, self.key(block)));
         }
     }
 
@@ -108,41 +108,41 @@ impl LaneVolume {
     fn placed_in_lists(&self, block: OriginBlock, old: Option<&Entry>) {
         let Some(found) = self.store.store().peek(&self.volume.space, block) else { return };
         let (slot, old) = (found.entry.slot, old.map(|entry| entry.slot));
-        self.with_keeper(|keeper, lane| keeper.placed(lane, slot, old, self.key(block)));
+        self.with_lists(|lists, lane| lists.placed(lane, slot, old, self.key(block)));
     }
 
-    /// A block has been carried on from `old`.
-    pub(crate) fn carried_on(&self, block: OriginBlock, old: Slot) {
+    /// A block has been reinserted from `old`.
+    pub(crate) fn reinserted(&self, block: OriginBlock, old: Slot) {
         if !self.cache.ranks()
             && let Some(found) = self.store.store().peek(&self.volume.space, block)
         {
-            self.with_keeper(|keeper, lane| keeper.moved(lane, found.entry.slot, old));
+            self.with_lists(|lists, lane| lists.moved(lane, found.entry.slot, old));
         }
     }
 
     /// A block is no longer cached.
     pub(crate) fn gone(&self, entry: &Entry) {
         if !self.cache.ranks() {
-            self.with_keeper(|keeper, lane| keeper.gone(lane, entry.slot));
+            self.with_lists(|lists, lane| lists.gone(lane, entry.slot));
         }
     }
 
     /// Whether the policy lets an absent block in; asked once for each miss. Most let all in.
-    pub(crate) fn lets_in(&self, block: OriginBlock) -> bool {
+    pub(crate) fn admits(&self, block: OriginBlock) -> bool {
         if self.cache.ranks() {
             return true;
         }
         self.with_replacement(|replacement| match &replacement.how {
             How::Ranks(_) => true,
-            How::Lists(keeper) => keeper.lets_in(self.key(block)),
+            How::Lists(lists) => lists.admits(self.key(block)),
         })
     }
 
-    /// As [`LaneVolume::lets_in`], for a fill. Blocks that are there in part are.
-    pub(crate) fn let_in(&self, block: OriginBlock) -> Result<(), RefusalReason> {
+    /// As [`LaneVolume::admits`], for a fill. Blocks that are there in part are.
+    pub(crate) fn admit_to_lists(&self, block: OriginBlock) -> Result<(), RefusalReason> {
         let ranks = self.cache.ranks();
         let present = || self.store.store().peek(&self.volume.space, block).is_some();
-        if ranks || present() || self.lets_in(block) {
+        if ranks || present() || self.admits(block) {
             Ok(())
         } else {
             Err(RefusalReason::NotAdmitted)

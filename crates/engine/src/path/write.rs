@@ -169,10 +169,10 @@ impl LaneVolume {
         let absent = |block| store.peek(&volume.space, OriginBlock(block)).is_none();
         if round.is_none() && asks_admission(mode) {
             let mut blocks = volume.blocks(offset..offset + len);
-            round = self.keeps_out(blocks.clone()).filter(|_| blocks.clone().all(absent));
+            round = self.bypass_of_write(blocks.clone()).filter(|_| blocks.clone().all(absent));
             if round.is_none() && !self.cache.ranks() && blocks.clone().all(absent) {
                 let refused = refused
-                    .get_or_insert_with(|| !blocks.any(|block| self.lets_in(OriginBlock(block))));
+                    .get_or_insert_with(|| !blocks.any(|block| self.admits(OriginBlock(block))));
                 round = refused.then_some(BypassReason::NotAdmitted);
             }
         }

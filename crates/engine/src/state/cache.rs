@@ -241,9 +241,9 @@ impl Cache {
     /// Makes a policy with lists known to what is cached: a shard of the index.
     pub(crate) fn show_cached(&self, shard: u32) {
         let (_, replacement) = self.replacement();
-        if let How::Lists(keeper) = &replacement.how {
+        if let How::Lists(lists) = &replacement.how {
             self.store.index.scan_shard(shard, &mut |address, entry: &forebay_store::Entry| {
-                keeper.begin(entry.slot, forebay_policy::exact::Key(address.0));
+                lists.begin(entry.slot, forebay_policy::exact::Key(address.0));
             });
         }
     }

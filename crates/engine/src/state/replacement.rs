@@ -2,19 +2,19 @@
 //!
 //! There are two kinds of policies. [`ReplacementKind::S3Fifo`] keeps all it knows in the ranks of
 //! the index ([`forebay_policy::replacement`]) and in a memory of absent blocks. The others have
-//! lists ([`forebay_policy::exact`]), kept by a [`Keeper`]. Both only say which blocks are worth
+//! lists ([`forebay_policy::exact`]), kept by a [`ListPolicy`]. Both only say which blocks are worth
 //! keeping; room is made by `background::reclaim`.
 
-mod keeper;
+mod list_policy;
 
 use forebay_core::ReplacementKind;
 use forebay_policy::{Ghost, Shares};
 use forebay_store::Store;
 
-pub(crate) use keeper::Keeper;
+pub(crate) use list_policy::ListPolicy;
 
 /// Of the blocks that can live in the log, in percent, how many S3-FIFO keeps. With more the
-/// segments that are reclaimed are fuller, and more is carried on.
+/// segments that are reclaimed are fuller, and more is reinserted.
 const KEPT_BY_RANK: u64 = 88;
 /// And how many the others keep, which are to be as good as in a cache without a log.
 const KEPT_BY_LISTS: u64 = 90;
@@ -32,7 +32,7 @@ pub(crate) enum How {
     /// By ranks, and by what it remembers of blocks that are not there.
     Ranks(Ghost),
     /// By lists.
-    Lists(Keeper),
+    Lists(ListPolicy),
 }
 
 /// The replacement policy of a cache.
@@ -53,7 +53,7 @@ impl Replacement {
         }
         let random = kind == ReplacementKind::Random;
         let shares = Shares::of(room, if random { KEPT_AT_RANDOM } else { KEPT_BY_LISTS });
-        let how = How::Lists(Keeper::new(kind, shares.kept, store, lanes));
+        let how = How::Lists(ListPolicy::new(kind, shares.kept, store, lanes));
         Replacement { kind, shares, how }
     }
 
@@ -66,7 +66,7 @@ impl Replacement {
     pub(crate) fn bytes(&self) -> (u64, u64) {
         match &self.how {
             How::Ranks(ghosts) => (0, ghosts.bytes()),
-            How::Lists(keeper) => keeper.bytes(),
+            How::Lists(lists) => lists.bytes(),
         }
     }
 }

@@ -75,8 +75,8 @@ pub(crate) fn render(report: &VolumeReport) -> String {
     text.push_str(&latencies(report));
     text.push('\n');
     let mut settings = Table::new(&[Column::left("SETTING"), Column::left("VALUE")]);
-    for knob in SETTINGS {
-        settings.row([knob.name.to_owned(), knob.text(&report.settings)]);
+    for setting in SETTINGS {
+        settings.row([setting.name.to_owned(), setting.text(&report.settings)]);
     }
     text.push_str(&settings.render());
     text
@@ -217,7 +217,7 @@ fn bytes(report: &VolumeReport) -> String {
         + &counts([
             ("blocks filled", report.blocks.filled),
             ("written back", report.blocks.written_back),
-            ("carried on", report.blocks.carried_on),
+            ("reinserted", report.blocks.carried_on),
         ])
 }
 
@@ -336,7 +336,7 @@ mod tests {
         assert!(text.contains("75.0 %") && text.contains("3,000"), "{text}");
         assert!(!text.contains("error") && !text.contains("lost"), "{text}");
         assert!(!text.contains("WHY") && !text.contains("cold"), "{text}");
-        assert!(!text.contains("filled") && !text.contains("carried on"), "{text}");
+        assert!(!text.contains("filled") && !text.contains("reinserted"), "{text}");
         assert!(text.lines().all(|line| line == line.trim_end()), "{text}");
         report.blocks.filled = 4000;
         report.blocks.carried_on = 1;
@@ -344,7 +344,7 @@ mod tests {
         report.errors.last = Some("bad block".to_owned());
         let text = render(&report);
         assert!(text.contains("2 checksum") && text.contains("bad block"), "{text}");
-        assert!(text.contains("\n4,000 blocks filled, 1 carried on\n"), "{text}");
+        assert!(text.contains("\n4,000 blocks filled, 1 reinserted\n"), "{text}");
     }
 
     #[test]

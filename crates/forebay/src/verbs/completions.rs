@@ -36,11 +36,12 @@ fn script(shell: Shell) -> Result<String, ApiError> {
 fn bash() -> String {
     let mut values = String::new();
     let mut keys = String::new();
-    for knob in SETTINGS {
-        let _ = write!(keys, " {}=", knob.name);
-        let words = knob.kind.listed();
+    for setting in SETTINGS {
+        let _ = write!(keys, " {}=", setting.name);
+        let words = setting.kind.listed();
         if !words.is_empty() {
-            let _ = writeln!(values, "            {}) words='{}' ;;", knob.name, words.join(" "));
+            let _ =
+                writeln!(values, "            {}) words='{}' ;;", setting.name, words.join(" "));
         }
     }
     format!(
@@ -96,11 +97,11 @@ complete -F _forebay_values -o bashdefault -o default forebay
 /// Two functions, named where the library has put the usual one.
 fn zsh(script: &str) -> String {
     let mut values = String::new();
-    for knob in SETTINGS {
-        let words = knob.kind.listed();
+    for setting in SETTINGS {
+        let words = setting.kind.listed();
         let action =
             if words.is_empty() { " ".to_owned() } else { format!("({})", words.join(" ")) };
-        let _ = write!(values, " \\\n        '{}:{}:{action}'", knob.name, knob.kind.word());
+        let _ = write!(values, " \\\n        '{}:{}:{action}'", setting.name, setting.kind.word());
     }
     let functions = format!(
         r#"
@@ -127,12 +128,12 @@ fn zsh(script: &str) -> String {
 
 fn fish() -> String {
     let mut settings = Vec::new();
-    for knob in SETTINGS {
-        let words = knob.kind.listed();
+    for setting in SETTINGS {
+        let words = setting.kind.listed();
         if words.is_empty() {
-            settings.push(format!("{}=", knob.name));
+            settings.push(format!("{}=", setting.name));
         }
-        settings.extend(words.iter().map(|word| format!("{}={word}", knob.name)));
+        settings.extend(words.iter().map(|word| format!("{}={word}", setting.name)));
     }
     let settings = settings.join(" ");
     let mut lines = String::new();
@@ -168,8 +169,8 @@ mod tests {
     fn every_setting_is_in_the_scripts_that_can_offer_it() {
         for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
             let script = script(shell).expect("text");
-            for knob in SETTINGS {
-                assert!(script.contains(knob.name), "{shell}: {}", knob.name);
+            for setting in SETTINGS {
+                assert!(script.contains(setting.name), "{shell}: {}", setting.name);
             }
             assert!(script.contains("list --names"), "{shell}");
         }

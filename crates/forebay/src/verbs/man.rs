@@ -132,9 +132,9 @@ fn again(arg: &Arg) -> &'static str {
 
 fn settings(out: &mut String) {
     out.push_str(".SH SETTINGS\n");
-    for knob in SETTINGS {
-        term(out, &format!("\\fB{}\\fR", plain(knob.name)), knob.help);
-        let values = format!("{}; default {}.", knob.kind.range(), knob.default());
+    for setting in SETTINGS {
+        term(out, &format!("\\fB{}\\fR", plain(setting.name)), setting.help);
+        let values = format!("{}; default {}.", setting.kind.range(), setting.default());
         let _ = writeln!(out, ".br\n{}", plain(&values));
     }
     out.push_str(
@@ -176,8 +176,8 @@ mod tests {
     #[test]
     fn every_setting_and_every_reason_is_a_term_of_its_own() {
         let set = text("set");
-        for knob in SETTINGS {
-            let lines = format!(".TP\n\\fB{}\\fR\n", knob.name);
+        for setting in SETTINGS {
+            let lines = format!(".TP\n\\fB{}\\fR\n", setting.name);
             assert!(set.contains(&lines), "{lines} is not in {set}");
         }
         let show = text("show");

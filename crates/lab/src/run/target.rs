@@ -72,7 +72,7 @@ impl Target {
         let content = match &self.place {
             Place::Local(local, claim) => {
                 if let Some(why) = local.user()? {
-                    // Overwriting a device under a mounted filesystem is nobody's wish.
+                    // Overwriting a device under a mounted filesystem is nobody's wanted.
                     return Err(if destroy { LabError::InUse(why) } else { LabError::AtRisk(why) });
                 }
                 if claim.is_none() {

@@ -249,7 +249,7 @@ fn malformed_options_are_refused_and_the_next_one_works() {
 }
 
 #[test]
-fn strangers_are_dropped() {
+fn other_protocols_are_dropped() {
     assert_eq!(run(b"GET / HTTP/1.1\r\n", 3).reason(), Reason::Flags(u32::from_be_bytes(*b"GET ")));
     assert_eq!(run(&4u32.to_be_bytes(), 4).reason(), Reason::Flags(4));
     assert_eq!(outcome(&[vec![7; 16]]).reason(), Reason::Magic);

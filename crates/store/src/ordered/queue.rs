@@ -360,7 +360,7 @@ impl Queue {
     }
 
     /// The order is no longer in effect, though it is still kept.
-    pub(crate) fn give_up(&self) {
+    pub(crate) fn release_all(&self) {
         self.0.lock().horizon = None;
     }
 

@@ -1,6 +1,6 @@
 use super::*;
 
-const NO_GLANCE: fn(SegmentId) -> bool = |_| false;
+const NO_READER: fn(SegmentId) -> bool = |_| false;
 
 fn eight() -> Segments {
     Segments::new(8, Generation(10))
@@ -95,9 +95,10 @@ fn closed_segments_are_listed_with_their_age_and_use() {
         segments.close(segment);
     }
     segments.hold(third);
-    segments.grown_up(second);
+    segments.end_probation(second);
     let listed = closed(&segments);
-    let seen: Vec<_> = listed.iter().map(|it| (it.id, it.opened, it.young, it.held)).collect();
+    let seen: Vec<_> =
+        listed.iter().map(|it| (it.id, it.opened, it.on_probation, it.held)).collect();
     assert_eq!(seen, [(second, 2, false, false), (third, 3, true, true)]);
     assert!(listed.iter().all(|it| it.live == Live::one(true, 1)));
 
@@ -174,7 +175,7 @@ fn draining() -> (Segments, SegmentId) {
 #[test]
 fn a_drained_segment_is_free_when_nothing_speaks_against_it() {
     let (segments, segment) = draining();
-    let freed = |round, marks| segments.free_drained(round, marks, NO_GLANCE);
+    let freed = |round, marks| segments.free_drained(round, marks, NO_READER);
     assert_eq!(freed(2, 7), (0, false), "the round has not ended");
     assert_eq!(freed(3, 7), (0, true), "the checkpoint is older than the record");
     segments.checkpoint_durable(RecordNumber(4));
@@ -207,7 +208,7 @@ fn segments_are_freed_together_and_one_that_waits_holds_up_no_other() {
         assert!(segments.begin_reclaim(segment) && segments.end_reclaim(segment, || (0, 0)));
     }
     segments.checkpoint_durable(RecordNumber(3));
-    assert_eq!(segments.free_drained(9, 9, NO_GLANCE), (3, true));
+    assert_eq!(segments.free_drained(9, 9, NO_READER), (3, true));
     assert_eq!((segments.draining_count(), segments.free_count()), (1, 7));
 }
 
@@ -253,7 +254,7 @@ fn a_checkpoint_sees_each_segment_as_recovery_has_to_treat_it() {
 
     // A segment that is free has nothing to replay, whatever was in it.
     segments.checkpoint_durable(RecordNumber(3));
-    assert_eq!(segments.free_drained(0, 0, NO_GLANCE), (1, false));
+    assert_eq!(segments.free_drained(0, 0, NO_READER), (1, false));
     assert_eq!(states(0)[3], Free);
 }
 

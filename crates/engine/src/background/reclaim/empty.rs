@@ -1,4 +1,4 @@
-//! Emptying one segment: what is evicted, carried on and written back.
+//! Emptying one segment: what is evicted, reinserted and written back.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -13,25 +13,25 @@ use forebay_store::Class;
 
 use super::live::Live;
 use super::owner::Owner;
-use super::{CARRY_ON_LIVE, most_carried_on};
+use super::{REINSERT_LIVE, most_reinserted};
 use crate::lane::LaneVolume;
 use crate::lane::engine::EngineLane;
 use crate::state::replacement::{How, Replacement};
 use crate::state::volume::Volume;
 
-/// Of a segment of which more (in percent) is kept or dirty, nothing clean is carried on: there would
+/// Of a segment of which more (in percent) is kept or dirty, nothing clean is reinserted: there would
 /// be little room gained, and everything else is even fuller. The same while clients wait for room.
-const CARRY_ON_KEPT: u32 = 85;
-const CARRY_ON_KEPT_WAITING: u32 = 50;
+const REINSERT_KEPT: u32 = 85;
+const REINSERT_KEPT_WAITING: u32 = 50;
 
-/// Blocks that are carried on side by side.
-const CARRIED_TOGETHER: usize = 32;
+/// Blocks that are reinserted side by side.
+const REINSERTED_TOGETHER: usize = 32;
 
 /// Reclaim waits so long at most for an origin to take what is in its way, if there are other volumes.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Of a segment of which more than this share (in parts of [`WHOLE`]) is dirty and has to be carried
-/// on, too little is gained to be worth it.
+/// Of a segment of which more than this share (in parts of [`WHOLE`]) is dirty and has to be reinserted
+/// , too little is gained to be worth it.
 const PACKED: u32 = 31;
 const WHOLE: u32 = 32;
 
@@ -54,8 +54,8 @@ impl EngineLane {
         let store = self.cache.store.clone();
         let capacity = store.cells_per_segment() as u32;
         let mut live = self.live_blocks(segment).await;
-        if let How::Lists(keeper) = &replacement.how {
-            live.values_mut().flatten().for_each(|live| live.kept = keeper.keeps(live.slot));
+        if let How::Lists(lists) = &replacement.how {
+            live.values_mut().flatten().for_each(|live| live.kept = lists.keeps(live.slot));
         }
         let live: Vec<(Owner<'_>, Vec<Live>)> = live
             .into_iter()
@@ -67,7 +67,7 @@ impl EngineLane {
                 .map(|(owner, blocks)| blocks.iter().filter(|live| of(owner, live)).count() as u32);
             each.sum::<u32>()
         };
-        if count(|owner, live| owner.must_carry(live)) * WHOLE > capacity * PACKED {
+        if count(|owner, live| owner.must_reinsert(live)) * WHOLE > capacity * PACKED {
             return Emptied::Packed;
         }
         let all = count(|_, _| true);
@@ -80,16 +80,16 @@ impl EngineLane {
             self.make_usable().await;
         }
         let room = has_room();
-        let most_kept = if waits { CARRY_ON_KEPT_WAITING } else { CARRY_ON_KEPT };
+        let most_kept = if waits { REINSERT_KEPT_WAITING } else { REINSERT_KEPT };
         let keep = room && kept * 100 <= capacity * most_kept;
         for (owner, blocks) in live {
             let write = owner.view.as_ref().map(|view| view.volume.write_cost.mean());
-            let most_dirty = most_carried_on(write.unwrap_or_default(), waits);
-            let carry_on = room
-                && (all * 100 <= capacity * CARRY_ON_LIVE || dirty * 100 <= capacity * most_dirty);
+            let most_dirty = most_reinserted(write.unwrap_or_default(), waits);
+            let reinsert = room
+                && (all * 100 <= capacity * REINSERT_LIVE || dirty * 100 <= capacity * most_dirty);
             let (kept, leaving): (Vec<Live>, Vec<Live>) =
                 blocks.into_iter().partition(|live| match live.dirty {
-                    true => !owner.in_order && (carry_on || (room && owner.bound)),
+                    true => !owner.in_order && (reinsert || (room && owner.bound)),
                     false => keep && live.kept && owner.view.is_some(),
                 });
             let unkept = if keep { EvictionReason::Reclaim } else { EvictionReason::NoRoom };
@@ -125,20 +125,20 @@ impl EngineLane {
         blocks: Vec<Live>,
     ) -> Vec<(Live, EvictionReason)> {
         let mut left = Vec::new();
-        let mut blocks = self.carry_on_now(owner, blocks).into_iter();
+        let mut blocks = self.reinsert_now(owner, blocks).into_iter();
         loop {
-            let some: Vec<Live> = blocks.by_ref().take(CARRIED_TOGETHER).collect();
+            let some: Vec<Live> = blocks.by_ref().take(REINSERTED_TOGETHER).collect();
             if some.is_empty() {
                 return left;
             }
-            let moved = join_all(some.iter().map(|live| self.carry_on(owner, live))).await;
+            let moved = join_all(some.iter().map(|live| self.reinsert(owner, live))).await;
             let failed = some.into_iter().zip(moved);
             left.extend(failed.filter_map(|(live, moved)| Some((live, moved.err()?))));
         }
     }
 
     /// Has blocks written back. `false`: the origin takes too long, and others do not wait for it; until
-    /// it has taken them, the volume's dirty blocks are carried on.
+    /// it has taken them, the volume's dirty blocks are reinserted.
     async fn make_clean(self: &Rc<Self>, view: &Rc<LaneVolume>, blocks: Vec<OriginBlock>) -> bool {
         let ended = Rc::new((Cell::new(false), Notify::default()));
         let (this, ending) = (view.clone(), Ending(view.volume.clone(), ended.clone()));
@@ -163,8 +163,8 @@ impl EngineLane {
         }
     }
 
-    /// Carries on what can be read at once, and gives back the rest.
-    fn carry_on_now(&self, owner: &Owner<'_>, kept: Vec<Live>) -> Vec<Live> {
+    /// Reinserts what can be read at once, and gives back the rest.
+    fn reinsert_now(&self, owner: &Owner<'_>, kept: Vec<Live>) -> Vec<Live> {
         /// Blocks by which the hint is ahead.
         const AHEAD: usize = 2;
         let store = &self.cache.store;
@@ -175,7 +175,7 @@ impl EngineLane {
             if let Some(next) = slots.get(number + AHEAD) {
                 self.store.expect_slot(*next);
             }
-            if !self.carry_one_now(owner, &live, &mut payload).unwrap_or(false)
+            if !self.reinsert_one_now(owner, &live, &mut payload).unwrap_or(false)
                 && store
                     .peek(&owner.space, live.block)
                     .is_some_and(|found| found.entry.slot == live.slot)
@@ -187,7 +187,7 @@ impl EngineLane {
     }
 
     /// Appends a live block again, if it can be read at once. `Some(false)` and `None`: not done.
-    fn carry_one_now(&self, owner: &Owner<'_>, live: &Live, payload: &mut [u8]) -> Option<bool> {
+    fn reinsert_one_now(&self, owner: &Owner<'_>, live: &Live, payload: &mut [u8]) -> Option<bool> {
         let space = &owner.space;
         let pinned = self.cache.store.look_up(space, live.block)?;
         let entry = pinned.found.entry;
@@ -196,13 +196,13 @@ impl EngineLane {
         }
         let check = self.store.read_device_now(space, &pinned, payload)?.ok()?;
         let mask = pinned.found.mask.clone();
-        let version = owner.carry(live, &entry, mask);
+        let version = owner.reinsertion(live, &entry, mask);
         let appended = self.store.append_checked(version, Class::Background, payload, check);
-        Some(owner.carried(live, entry.dirty, appended))
+        Some(owner.count_reinserted(live, entry.dirty, appended))
     }
 
     /// Appends a live block again, as it is. If it stays where it was, says why.
-    async fn carry_on(
+    async fn reinsert(
         self: &Rc<Self>,
         owner: &Owner<'_>,
         live: &Live,
@@ -218,9 +218,9 @@ impl EngineLane {
         // What cannot be read stays where it is: bad dirty blocks are kept, clean ones evicted.
         let read = self.store.read_block(space, pinned).await;
         let payload = read.map_err(|_| EvictionReason::Damaged)?;
-        let version = owner.carry(live, &entry, mask);
+        let version = owner.reinsertion(live, &entry, mask);
         let appended = self.store.append_whole(version, Class::Background, &payload);
-        match owner.carried(live, entry.dirty, appended) {
+        match owner.count_reinserted(live, entry.dirty, appended) {
             true => Ok(()),
             false => Err(EvictionReason::NoRoom),
         }

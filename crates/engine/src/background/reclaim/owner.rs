@@ -49,8 +49,8 @@ impl<'a> Owner<'a> {
         Some(Owner { engine, replacement, space, view, bound, in_order })
     }
 
-    /// Whether a block leaves the cache no other way than by being carried on.
-    pub(super) fn must_carry(&self, live: &Live) -> bool {
+    /// Whether a block leaves the cache no other way than by being reinserted.
+    pub(super) fn must_reinsert(&self, live: &Live) -> bool {
         live.dirty && self.bound && !self.in_order
     }
 
@@ -58,17 +58,17 @@ impl<'a> Owner<'a> {
         usize::from(self.engine.lane.id().0)
     }
 
-    /// The version that a block is carried on as: the same, somewhere else. Of a volume that is not
+    /// The version that a block is reinserted as: the same, somewhere else. Of a volume that is not
     /// attached only dirt keeps it.
-    pub(super) fn carry(
+    pub(super) fn reinsertion(
         &self,
         live: &Live,
         entry: &Entry,
         mask: Option<SectorMask>,
     ) -> Version<'_> {
         let rank = match self.view {
-            Some(_) => Rank::from_bits(entry.rank).carried_on(),
-            None => Rank::GIVEN_UP,
+            Some(_) => Rank::from_bits(entry.rank).reinserted(),
+            None => Rank::EVICTABLE,
         };
         Version {
             space: &self.space,
@@ -91,14 +91,14 @@ impl<'a> Owner<'a> {
             view.evicted(live.block, reason);
             return;
         }
-        if let How::Lists(keeper) = &self.replacement.how {
-            keeper.gone(self.lane(), entry.slot);
+        if let How::Lists(lists) = &self.replacement.how {
+            lists.gone(self.lane(), entry.slot);
         }
         self.engine.cache.memory().ghost.note(self.space.address(live.block).0, Past::Evicted);
     }
 
-    /// Counts a block that was carried on. `false`: it stays where it was.
-    pub(super) fn carried(&self, live: &Live, dirty: bool, appended: Appended) -> bool {
+    /// Counts a block that was reinserted. `false`: it stays where it was.
+    pub(super) fn count_reinserted(&self, live: &Live, dirty: bool, appended: Appended) -> bool {
         let old = match appended {
             Appended::Done { old } => old,
             // It was replaced meanwhile.
@@ -106,14 +106,14 @@ impl<'a> Owner<'a> {
             Appended::NoSpace | Appended::NoMask => return false,
         };
         let Some(volume) = &self.view else {
-            if let How::Lists(keeper) = &self.replacement.how
+            if let How::Lists(lists) = &self.replacement.how
                 && let Some(found) = self.engine.cache.store.peek(&self.space, live.block)
             {
-                keeper.moved(self.lane(), found.entry.slot, live.slot);
+                lists.moved(self.lane(), found.entry.slot, live.slot);
             }
             return true;
         };
-        volume.carried_on(live.block, live.slot);
+        volume.reinserted(live.block, live.slot);
         volume.volume.appended(&self.engine.lane, live.block, old.as_ref(), dirty);
         let counters = &volume.stats().counters;
         bump(&counters.cache_written_bytes, volume.volume.block.bytes());

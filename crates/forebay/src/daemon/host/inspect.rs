@@ -19,7 +19,7 @@ use super::attended::within;
 use super::faults;
 
 /// How long an origin of another volume may take to say how large it is.
-const GLANCE: Duration = Duration::from_secs(1);
+const LOOK_WITHIN: Duration = Duration::from_secs(1);
 
 /// What a cache device holds.
 pub(super) enum Content {
@@ -124,7 +124,7 @@ pub(super) fn grown(roots: &Roots, name: &VolumeName, size: u64) -> Vec<(VolumeI
         // RAM would be made anew.
         let spec = spec.filter(|spec| !own && !spec.is_volatile());
         let look = spec.map(|spec| {
-            within(GLANCE, move || {
+            within(LOOK_WITHIN, move || {
                 spec.made().open(Access::Unlocked).ok().map(|device| device.size())
             })
         });

@@ -30,9 +30,9 @@ pub(crate) struct Looked {
 pub(crate) struct LogCounts {
     /// For clients' writes and for fills.
     pub(crate) appended: u64,
-    /// All of it; what is more was carried on by reclaim.
+    /// All of it; what is more was reinserted by reclaim.
     pub(crate) payload: u64,
-    /// The part of that which was carried on for nothing but being newer than the origin.
+    /// The part of that which was reinserted for nothing but being newer than the origin.
     pub(crate) carried_dirty: u64,
 }
 

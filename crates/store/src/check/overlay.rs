@@ -1,4 +1,4 @@
-//! A device that can be recovered without being changed: reads reach it, writes are swallowed.
+//! A device that can be recovered without being changed: reads reach it, writes are discarded.
 //! Recovery reads nothing that it has written.
 
 use std::cell::{Cell, RefCell};
@@ -13,9 +13,9 @@ use forebay_device::{
 };
 
 /// See the module.
-pub(super) struct Swallowing(pub(super) Arc<dyn Device>);
+pub(super) struct Overlay(pub(super) Arc<dyn Device>);
 
-impl Device for Swallowing {
+impl Device for Overlay {
     fn name(&self) -> &str {
         self.0.name()
     }
@@ -32,7 +32,7 @@ impl Device for Swallowing {
         Ok(Rc::new(SwallowingQueue {
             inner: self.0.open_queue(context)?,
             reads: RefCell::default(),
-            swallowed: RefCell::default(),
+            discarded: RefCell::default(),
             next: Cell::new(0),
         }))
     }
@@ -42,8 +42,8 @@ struct SwallowingQueue {
     inner: Rc<dyn DeviceQueue>,
     /// Operations of the device inside, by our own number.
     reads: RefCell<HashMap<u64, OpId>>,
-    /// Buffers of writes that were swallowed.
-    swallowed: RefCell<HashMap<u64, Option<IoBuf>>>,
+    /// Buffers of writes that were discarded.
+    discarded: RefCell<HashMap<u64, Option<IoBuf>>>,
     next: Cell<u64>,
 }
 
@@ -56,14 +56,14 @@ impl DeviceQueue for SwallowingQueue {
                 self.reads.borrow_mut().insert(id, read);
             }
             DeviceOp::Write { data: IoData::Owned(buf), .. } => {
-                self.swallowed.borrow_mut().insert(id, Some(buf));
+                self.discarded.borrow_mut().insert(id, Some(buf));
             }
             DeviceOp::Write { .. }
             | DeviceOp::DurableWrite { .. }
             | DeviceOp::Sync
             | DeviceOp::Discard { .. }
             | DeviceOp::WriteZeroes { .. } => {
-                self.swallowed.borrow_mut().insert(id, None);
+                self.discarded.borrow_mut().insert(id, None);
             }
         }
         OpId(id)
@@ -80,7 +80,7 @@ impl DeviceQueue for SwallowingQueue {
                 polled
             }
             None => {
-                let buf = self.swallowed.borrow_mut().remove(&id.0).flatten();
+                let buf = self.discarded.borrow_mut().remove(&id.0).flatten();
                 Poll::Ready(DeviceDone { result: Ok(()), buf })
             }
         }
@@ -90,7 +90,7 @@ impl DeviceQueue for SwallowingQueue {
         if let Some(read) = self.reads.borrow_mut().remove(&id.0) {
             self.inner.forget(read);
         }
-        self.swallowed.borrow_mut().remove(&id.0);
+        self.discarded.borrow_mut().remove(&id.0);
     }
 
     fn reads_now(&self) -> bool {

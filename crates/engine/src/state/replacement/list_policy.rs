@@ -42,7 +42,7 @@ struct Listener {
 }
 
 /// See the module.
-pub(crate) struct Keeper {
+pub(crate) struct ListPolicy {
     listener: Mutex<Listener>,
     lanes: Box<[Padded]>,
     /// A bit for each cell: the policy keeps it.
@@ -55,7 +55,7 @@ pub(crate) struct Keeper {
     lets_all_in: bool,
 }
 
-impl Keeper {
+impl ListPolicy {
     /// For a policy that keeps at most `capacity` blocks of a store.
     pub(super) fn new(kind: ReplacementKind, capacity: u64, store: &Store, lanes: usize) -> Self {
         let geometry = store.geometry();
@@ -63,7 +63,7 @@ impl Keeper {
         let segments = store.segments.count();
         let nodes = nodes_per_segment.saturating_mul(segments);
         let capacity = u32::try_from(capacity).unwrap_or(u32::MAX);
-        Keeper {
+        ListPolicy {
             listener: Mutex::new(Listener {
                 policy: build(kind, capacity, nodes, store.options().seed),
                 events: Vec::new(),
@@ -214,7 +214,7 @@ impl Keeper {
     }
 
     /// Whether an absent block may come in; asked once for each miss.
-    pub(crate) fn lets_in(&self, key: Key) -> bool {
+    pub(crate) fn admits(&self, key: Key) -> bool {
         if self.lets_all_in {
             return true;
         }

@@ -151,7 +151,7 @@ impl Admin {
 }
 
 /// A system that can be formatted and opened.
-pub trait Subject {
+pub trait SystemUnderTest {
     /// Prepares the cache device, once.
     fn format(&self, machine: &Machine) -> LocalFuture<Result<(), String>>;
 

@@ -1,9 +1,9 @@
 //! The simulator accepts a system that is right, finds every bug of one that is wrong, and takes
 //! the same steps again.
 
+use forebay_sim::reference::{ReferenceBug, ReferenceModel};
 use forebay_sim::run::run_seed;
 use forebay_sim::runner::{Plan, run_many};
-use forebay_sim::toy::{Toy, ToyBug};
 use forebay_sim::world::RunOptions;
 
 fn plan(seeds: u64) -> Plan {
@@ -19,8 +19,8 @@ fn plan(seeds: u64) -> Plan {
 }
 
 #[test]
-fn the_correct_toy_keeps_every_promise() {
-    let summary = run_many(plan(300), || Toy(None));
+fn the_reference_model_keeps_every_promise() {
+    let summary = run_many(plan(300), || ReferenceModel(None));
     let failures: Vec<_> =
         summary.failures.iter().map(|outcome| (outcome.seed, &outcome.violation)).collect();
     assert!(failures.is_empty(), "{failures:?}");
@@ -29,16 +29,16 @@ fn the_correct_toy_keeps_every_promise() {
         counts.crashes > 500 && counts.nested_crashes > 100 && counts.clean_stops > 300,
         "{counts:?}"
     );
-    assert_eq!(counts.weather.len(), 4, "{counts:?}");
+    assert_eq!(counts.fault_profile.len(), 4, "{counts:?}");
     for fault in ["read error", "write error", "sync error", "outage", "slow episode"] {
         assert!(counts.faults.contains_key(fault), "{counts:?}");
     }
 }
 
 #[test]
-fn every_bug_of_the_toy_is_found() {
-    for bug in ToyBug::ALL {
-        let summary = run_many(plan(100), || Toy(Some(bug)));
+fn every_bug_of_the_reference_model_is_found() {
+    for bug in ReferenceBug::ALL {
+        let summary = run_many(plan(100), || ReferenceModel(Some(bug)));
         assert!(!summary.failures.is_empty(), "{bug:?} was not found in 100 seeds");
     }
 }
@@ -47,7 +47,7 @@ fn every_bug_of_the_toy_is_found() {
 fn the_same_seed_takes_the_same_steps() {
     let mut hashes = std::collections::BTreeSet::new();
     for seed in 0..20 {
-        let run = || run_seed(seed, &Toy(None), RunOptions::default());
+        let run = || run_seed(seed, &ReferenceModel(None), RunOptions::default());
         let (first, second) = (run(), run());
         assert_eq!(first.hash, second.hash, "seed {seed}");
         assert_eq!(first.counts.steps, second.counts.steps, "seed {seed}");

@@ -14,11 +14,11 @@ use forebay_lane::Lane;
 
 use crate::features::{Feature, Features};
 use crate::queue::DiskHandle;
-use crate::subject::{Admin, Instance, LocalFuture, Machine, Subject};
+use crate::system::{Admin, Instance, LocalFuture, Machine, SystemUnderTest};
 
 /// A mistake that can be switched on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ToyBug {
+pub enum ReferenceBug {
     /// A flush is acknowledged without a sync of the disk.
     ForgottenSync,
     /// A FUA write is acknowledged like any other.
@@ -33,22 +33,22 @@ pub enum ToyBug {
     ForgottenRequest,
 }
 
-impl ToyBug {
+impl ReferenceBug {
     /// All of them.
-    pub const ALL: [ToyBug; 6] = [
-        ToyBug::ForgottenSync,
-        ToyBug::ForgottenFua,
-        ToyBug::EarlyAcknowledgement,
-        ToyBug::StaleCopy,
-        ToyBug::WrongPlace,
-        ToyBug::ForgottenRequest,
+    pub const ALL: [ReferenceBug; 6] = [
+        ReferenceBug::ForgottenSync,
+        ReferenceBug::ForgottenFua,
+        ReferenceBug::EarlyAcknowledgement,
+        ReferenceBug::StaleCopy,
+        ReferenceBug::WrongPlace,
+        ReferenceBug::ForgottenRequest,
     ];
 }
 
-/// The toy, with at most one mistake.
-pub struct Toy(pub Option<ToyBug>);
+/// The reference model, with at most one mistake.
+pub struct ReferenceModel(pub Option<ReferenceBug>);
 
-impl Subject for Toy {
+impl SystemUnderTest for ReferenceModel {
     fn lacks(&self) -> Features {
         [
             Feature::Shape,
@@ -89,17 +89,17 @@ impl Subject for Toy {
                         copies,
                         count: RefCell::default(),
                     });
-                    targets.insert((index, volume as u16), Rc::new(ToyTarget(body)));
+                    targets.insert((index, volume as u16), Rc::new(ReferenceTarget(body)));
                 }
             }
-            Ok(Rc::new(ToyInstance(targets)) as Rc<dyn Instance>)
+            Ok(Rc::new(ReferenceInstance(targets)) as Rc<dyn Instance>)
         })
     }
 }
 
-struct ToyInstance(BTreeMap<(usize, u16), Rc<ToyTarget>>);
+struct ReferenceInstance(BTreeMap<(usize, u16), Rc<ReferenceTarget>>);
 
-impl Instance for ToyInstance {
+impl Instance for ReferenceInstance {
     fn target(&self, lane: usize, volume: u16) -> Option<Rc<dyn BlockService>> {
         self.0.get(&(lane, volume)).map(|target| target.clone() as Rc<dyn BlockService>)
     }
@@ -123,7 +123,7 @@ struct Body {
     lane: Rc<Lane>,
     queue: Queue,
     size: u64,
-    bug: Option<ToyBug>,
+    bug: Option<ReferenceBug>,
     copies: RefCell<BTreeMap<u64, Vec<u8>>>,
     count: RefCell<u64>,
 }
@@ -136,7 +136,7 @@ impl Body {
             Op::Read => {
                 let buf = IoBuf::for_overwrite(len as usize);
                 let mut buf = self.queue.read(offset, buf).await.map_err(io)?;
-                if self.bug == Some(ToyBug::StaleCopy) {
+                if self.bug == Some(ReferenceBug::StaleCopy) {
                     self.read_copies(offset, &mut buf);
                 }
                 request.data = Some(buf);
@@ -144,16 +144,16 @@ impl Body {
             Op::Write => {
                 let buf = request.data.take().ok_or(IoError::Invalid)?;
                 *self.count.borrow_mut() += 1;
-                let astray = self.bug == Some(ToyBug::WrongPlace)
+                let astray = self.bug == Some(ReferenceBug::WrongPlace)
                     && self.count.borrow().is_multiple_of(100)
                     && offset + len < self.size;
                 let offset = if astray { offset + SECTOR_SIZE } else { offset };
                 self.queue.write(offset, buf).await.map_err(io)?;
-                if request.fua && self.bug != Some(ToyBug::ForgottenFua) {
+                if request.fua && self.bug != Some(ReferenceBug::ForgottenFua) {
                     self.queue.sync().await.map_err(io)?;
                 }
             }
-            Op::Flush if self.bug == Some(ToyBug::ForgottenSync) => {}
+            Op::Flush if self.bug == Some(ReferenceBug::ForgottenSync) => {}
             Op::Flush => self.queue.sync().await.map_err(io)?,
             Op::Discard | Op::WriteZeroes => {
                 let op = DeviceOp::WriteZeroes { offset, len };
@@ -180,9 +180,9 @@ impl Body {
     }
 }
 
-struct ToyTarget(Rc<Body>);
+struct ReferenceTarget(Rc<Body>);
 
-impl BlockService for ToyTarget {
+impl BlockService for ReferenceTarget {
     fn size(&self) -> u64 {
         self.0.size
     }
@@ -205,10 +205,10 @@ impl BlockService for ToyTarget {
 
     fn submit(&self, mut request: Request, sink: &Rc<dyn CompletionSink>) {
         let (body, sink, tag) = (self.0.clone(), sink.clone(), request.tag);
-        if body.bug == Some(ToyBug::ForgottenRequest) && tag.is_multiple_of(100) {
+        if body.bug == Some(ReferenceBug::ForgottenRequest) && tag.is_multiple_of(100) {
             return;
         }
-        if body.bug == Some(ToyBug::EarlyAcknowledgement) && request.op == Op::Write {
+        if body.bug == Some(ReferenceBug::EarlyAcknowledgement) && request.op == Op::Write {
             sink.complete(Completion { tag, result: Ok(()), data: None });
             self.0.lane.spawn(async move {
                 let _ = body.run(&mut request).await;

@@ -15,19 +15,19 @@ use crate::state::replacement::{How, Replacement};
 
 /// Where the clock of the main queue is: the number of the segment that it comes to next.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Hand(u32);
+pub(crate) struct ClockHand(u32);
 
 impl EngineLane {
     /// Brings what is kept down to the policy's share, before a segment is chosen by how much of it
     /// is kept. `closed` is scratch.
-    pub(crate) async fn give_up(
+    pub(crate) async fn demote(
         self: &Rc<Self>,
         replacement: &Replacement,
-        hand: &mut Hand,
+        hand: &mut ClockHand,
         closed: &mut Vec<SegmentUse>,
     ) {
-        if let How::Lists(keeper) = &replacement.how {
-            keeper.catch_up();
+        if let How::Lists(lists) = &replacement.how {
+            lists.catch_up();
             return;
         }
         let segments = &self.cache.store.segments;
@@ -43,9 +43,9 @@ impl EngineLane {
                 return;
             }
             segments.closed(closed);
-            let young = || closed.iter().filter(|segment| segment.young);
-            let small: u64 = young().map(|segment| u64::from(segment.live.kept)).sum();
-            match young().min_by_key(|segment| segment.opened) {
+            let on_probation = || closed.iter().filter(|segment| segment.on_probation);
+            let small: u64 = on_probation().map(|segment| u64::from(segment.live.kept)).sum();
+            match on_probation().min_by_key(|segment| segment.opened) {
                 Some(oldest) if small > replacement.shares.small || small >= kept => {
                     self.pass_young(oldest.id).await;
                 }
@@ -58,16 +58,17 @@ impl EngineLane {
     /// The end of the small queue: what was not used enough in a segment is given up.
     pub(crate) async fn pass_young(self: &Rc<Self>, segment: SegmentId) {
         self.pass(segment, Rank::leaves_small, true).await;
-        self.cache.store.segments.grown_up(segment);
+        self.cache.store.segments.end_probation(segment);
     }
 
     /// Lets the clock of the main queue pass a segment. `false`: there is none.
-    async fn advance_clock(self: &Rc<Self>, hand: &mut Hand, closed: &[SegmentUse]) -> bool {
-        let mut kept = closed.iter().filter(|segment| !segment.young && segment.live.kept > 0);
+    async fn advance_clock(self: &Rc<Self>, hand: &mut ClockHand, closed: &[SegmentUse]) -> bool {
+        let mut kept =
+            closed.iter().filter(|segment| !segment.on_probation && segment.live.kept > 0);
         let first = kept.clone().min_by_key(|segment| segment.id);
         let next = kept.find(|segment| segment.id.0 >= hand.0).or(first);
         let Some(next) = next else { return false };
-        *hand = Hand(next.id.0 + 1);
+        *hand = ClockHand(next.id.0 + 1);
         self.pass(next.id, Rank::passed, false).await;
         true
     }

@@ -3,7 +3,7 @@
 //!
 //! It must notice by a sample that it had not written to itself, or by the identity. Then it may
 //! refuse, and nothing has happened to the origin; or, when it has nothing newer of that volume, serve
-//! what the stranger wrote. In the end the world is as it was, for the oracle to go on.
+//! what the external writer wrote. In the end the world is as it was, for the oracle to go on.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -23,7 +23,7 @@ use crate::world::World;
 /// Sectors that are written to elsewhere besides the sample.
 const OTHERS: usize = 8;
 
-/// What a stranger did to an origin, and what was there before.
+/// What an external writer did to an origin, and what was there before.
 struct Visit {
     volume: u16,
     /// Sectors with what they held and what they hold now.
@@ -40,8 +40,8 @@ impl CompletionSink for Answers {
 }
 
 impl World<'_> {
-    /// Sometimes, after a crash, a stranger comes; the system is opened once and dies again.
-    pub(crate) fn perhaps_a_stranger(&mut self) -> Result<(), Violation> {
+    /// Sometimes, after a crash, an external writer comes; the system is opened once and dies again.
+    pub(crate) fn perhaps_an_external_writer(&mut self) -> Result<(), Violation> {
         if self.rng.u32(0..4) > 0 {
             return Ok(());
         }
@@ -54,9 +54,9 @@ impl World<'_> {
             return self.exchanged(volume);
         }
         let Some(visit) = self.visit(volume, &record) else { return Ok(()) };
-        self.counts.strangers += 1;
+        self.counts.external_writers += 1;
         self.shared.event(
-            "stranger",
+            "external",
             &[u64::from(volume)],
             format_args!("writes to {} sectors of volume {volume}", visit.sectors.len()),
         );
@@ -89,7 +89,7 @@ impl World<'_> {
     fn visit(&mut self, volume: u16, record: &VolumeRecord) -> Option<Visit> {
         let bytes =
             self.origins[usize::from(volume)].with_image(|image| image.sectors()) * SECTOR as u64;
-        // A volume whose origin has grown is opened with samples at other places. What the stranger did is
+        // A volume whose origin has grown is opened with samples at other places. What the external writer did is
         // taken back behind its back, which has to be noticed as well.
         let (places, lasting) = (sample_places(record.origin_bytes), sample_places(bytes));
         let valid = record.samples.as_ref()?.valid();
@@ -139,7 +139,7 @@ impl World<'_> {
         self.boot();
         let mut machine = self.machine();
         machine.exchanged = exchanged;
-        let slot = self.call(self.subject.open(&machine));
+        let slot = self.call(self.system.open(&machine));
         let end = self.pump(false, |_| Ok(slot.borrow().is_some()))?;
         if end == End::Crashed {
             return Err(plain(25, "open met a crash that nobody ordered".into()));
@@ -182,7 +182,7 @@ impl World<'_> {
         self.unchanged(visit)
     }
 
-    /// Reads one sector past the oracle, which knows of no strangers.
+    /// Reads one sector past the oracle, which knows of no external writers.
     fn read_sector(
         &mut self,
         target: &Rc<dyn BlockService>,
@@ -210,21 +210,25 @@ impl World<'_> {
             .and_then(|answer| Some(answer.data?.to_vec())))
     }
 
-    /// Nothing has been written over what the stranger wrote.
+    /// Nothing has been written over what the external writer wrote.
     fn unchanged(&self, visit: &Visit) -> Result<(), Violation> {
         let origin = &self.origins[usize::from(visit.volume)];
         let kept = origin.with_image(|image| {
             let mut sectors = visit.sectors.iter();
             sectors.all(|(sector, _, foreign)| image.visible(*sector) == &foreign[..])
         });
-        if kept { Ok(()) } else { Err(plain(13, "what a stranger wrote was written over".into())) }
+        if kept {
+            Ok(())
+        } else {
+            Err(plain(13, "what an external writer wrote was written over".into()))
+        }
     }
 
     /// The volume meets another device with the same content, as a clone has.
     fn exchanged(&mut self, volume: u16) -> Result<(), Violation> {
-        self.counts.strangers += 1;
+        self.counts.external_writers += 1;
         self.shared.event(
-            "stranger",
+            "external",
             &[u64::from(volume)],
             format_args!("exchanges volume {volume}"),
         );
