@@ -14,6 +14,7 @@ use forebay_core::{Generation, SegmentId};
 use forebay_device::LogBuffer;
 use forebay_format::Mark;
 
+use crate::layout::SegmentLayout;
 use crate::log::Log;
 use crate::record::{Duty, Ready, Record, Reservation};
 use crate::segments::Segments;
@@ -180,6 +181,19 @@ impl Appender {
         let end = (open.byte / layout.granule) as u32;
         let ready = log.close(segments, &current.record, current.reserved, end, durably);
         closed.ready.extend(ready);
+    }
+
+    /// Cells that can be reserved before another record or segment has to be opened, if a record is open, or
+    /// another segment.
+    pub(crate) fn free_cells(&self, layout: &SegmentLayout) -> u64 {
+        let Some(open) = &self.open else { return 0 };
+        match &open.record {
+            Some(record) => record.capacity.saturating_sub(record.reserved) as u64,
+            None => {
+                let room = layout.segment_bytes.saturating_sub(open.byte + layout.header_bytes);
+                room / layout.block
+            }
+        }
     }
 
     /// Cells that are reserved and that no closed record holds.

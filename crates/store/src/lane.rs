@@ -71,6 +71,13 @@ impl StoreLane {
         }
     }
 
+    /// Cells that background work can append before it needs another segment.
+    pub fn free_background_cells(&self) -> u64 {
+        let log = &self.store.log;
+        let (appender, _) = self.appender(Class::Background);
+        log.appenders[appender].0.lock().free_cells(log.layout())
+    }
+
     /// Appends a version: `copy` puts the payload into its place in the log's buffer. The version
     /// is the newest one when this returns, and durable after the next commit.
     pub fn append(

@@ -6,7 +6,7 @@ mod world;
 use forebay_core::{Mode, OriginBlock, VolumeId};
 use forebay_store::{Appended, Class, StoreOptions};
 
-use world::{World, version};
+use world::{World, append_as, version};
 
 #[test]
 fn segments_that_are_left_together_give_their_images_back() {
@@ -67,4 +67,33 @@ fn hints_may_point_behind_the_last_block() {
     for ahead in [0, 7, u64::MAX - blocks] {
         store.store().expect(&space, OriginBlock(blocks + ahead));
     }
+}
+
+/// Reclaim goes by this when a part of the reserved segments is gone: what it says there is, there is.
+#[test]
+fn background_work_knows_what_it_can_append_without_another_segment() {
+    let world = World::new(16 << 20);
+    let (store, _) = world.open(StoreOptions::default()).expect("a cache");
+    let space = world.add_volume(&store, "v", Mode::Writeback, 4096, &[]);
+    let free_segments = || store.store().segments.free_count();
+    assert_eq!(store.free_background_cells(), 0, "nothing is open");
+    let append = |block| append_as(Class::Background, &store, &space, block, (1, true, None));
+    append(0);
+    let free = free_segments();
+    for round in 0..2 * store.store().cells_per_segment() {
+        let cells = store.free_background_cells();
+        append(1 + round);
+        let opened = free - free_segments();
+        if cells > 0 {
+            assert_eq!(opened, 0, "cell {round} of {cells} was not there");
+            continue;
+        }
+        // A record or the segment was full; commits cost cells, which are not promised.
+        if opened > 0 {
+            assert!(round > store.store().cells_per_segment() / 2, "{round}");
+            return;
+        }
+        world.commit(&store);
+    }
+    panic!("no other segment was opened");
 }

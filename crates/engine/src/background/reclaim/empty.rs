@@ -67,7 +67,8 @@ impl EngineLane {
                 .map(|(owner, blocks)| blocks.iter().filter(|live| of(owner, live)).count() as u32);
             each.sum::<u32>()
         };
-        if count(|owner, live| owner.must_reinsert(live)) * WHOLE > capacity * PACKED {
+        let bound = count(|owner, live| owner.must_reinsert(live));
+        if bound * WHOLE > capacity * PACKED {
             return Emptied::Packed;
         }
         let all = count(|_, _| true);
@@ -80,6 +81,11 @@ impl EngineLane {
             self.make_usable().await;
         }
         let room = has_room();
+        // Marks may have taken a part of what is reserved. Blocks that leave in no other way than by being
+        // reinserted still are, where that gains more than it takes; or there would be no room ever again.
+        let room_for_bound = room
+            || u64::from(bound) <= self.store.free_background_cells()
+            || (store.segments.free_count() > 0 && bound * 2 <= capacity);
         let most_kept = if waits { REINSERT_KEPT_WAITING } else { REINSERT_KEPT };
         let keep = room && kept * 100 <= capacity * most_kept;
         for (owner, blocks) in live {
@@ -89,7 +95,7 @@ impl EngineLane {
                 && (all * 100 <= capacity * REINSERT_LIVE || dirty * 100 <= capacity * most_dirty);
             let (kept, leaving): (Vec<Live>, Vec<Live>) =
                 blocks.into_iter().partition(|live| match live.dirty {
-                    true => !owner.in_order && (reinsert || (room && owner.bound)),
+                    true => !owner.in_order && (reinsert || (room_for_bound && owner.bound)),
                     false => keep && live.kept && owner.view.is_some(),
                 });
             let unkept = if keep { EvictionReason::Reclaim } else { EvictionReason::NoRoom };
