@@ -15,6 +15,7 @@ mod modules;
 mod paths;
 mod references;
 mod sources;
+mod supply;
 mod tree;
 mod words;
 
@@ -64,6 +65,7 @@ fn tidy() -> Result<Vec<Finding>, String> {
     let tree = Tree::read()?;
     let mut findings = arrows::check(&arrows::dependencies()?);
     findings.extend(modules::check(&tree));
+    findings.extend(supply::check(&tree)?);
     findings.extend(words::check(&tree));
     findings.extend(sources::check(&tree));
     findings.extend(paths::check(&tree));
