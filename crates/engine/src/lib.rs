@@ -43,3 +43,4 @@ pub use state::ledger::{Ledger, Note, Noted};
 pub use state::occupancy::Occupancy;
 pub use state::replacement::segments_kept_free;
 pub use state::volume::{Volume, VolumeState};
+pub use state::writeback_error::WritebackError;

@@ -30,6 +30,7 @@ use crate::lane::LaneVolume;
 use crate::path::plan::keeps_dirty;
 use crate::path::read::bytes_of;
 use crate::state::volume::{Volume, VolumeState};
+use crate::state::writeback_error::WritebackError;
 use crate::stats::bump;
 
 /// Blocks whose writes are planned together.
@@ -50,7 +51,7 @@ struct Outcome {
     /// Whether anything was written.
     any: bool,
     unreadable: BTreeSet<OriginBlock>,
-    error: Option<String>,
+    error: Option<WritebackError>,
 }
 
 /// A drain under way: everything up to this cut, which was taken then.
@@ -138,10 +139,6 @@ pub(crate) async fn run(volume: &Rc<LaneVolume>) -> Ending {
     Ending::Over
 }
 
-fn words(error: &StoreError) -> String {
-    format!("what the origin has cannot be noted on the cache device: {error}")
-}
-
 impl Volume {
     /// Adds the valid sectors of a block to writes to the origin, one for each run of neighbours.
     pub(crate) fn gather(
@@ -183,16 +180,16 @@ impl LaneVolume {
 
     /// Closes the group that is open, whether or not a client has flushed: any commit is a point at
     /// which the power could have failed. Returns the cut.
-    async fn close_group(&self) -> Result<u64, String> {
+    async fn close_group(&self) -> Result<u64, WritebackError> {
         let store = self.store.store();
         let cut = store.cut(self.volume.id, self.now()).unwrap_or(0);
-        self.store.commit().await.map_err(|error| words(&error))?;
+        self.store.commit().await.map_err(WritebackError::NotNoted)?;
         store.confirm_cut(self.volume.id, cut);
         Ok(cut)
     }
 
     /// Puts the volume in order: from now on what is written is known, and what is dirty comes first.
-    async fn enter_order(&self) -> Result<(), String> {
+    async fn enter_order(&self) -> Result<(), WritebackError> {
         let store = self.store.store();
         let volume = &self.volume;
         // What is dirty and what is appended from the beginning on is held, and keeps its segments from all
@@ -200,7 +197,7 @@ impl LaneVolume {
         drop(volume.ranges.exclusive(0..u64::MAX).await);
         if let Err(error) = self.origin.sync().await {
             volume.origin_sync_fails();
-            return Err(error.to_string());
+            return Err(error.into());
         }
         store.begin_ordered(volume.id);
         {
@@ -214,15 +211,15 @@ impl LaneVolume {
         result
     }
 
-    async fn enter_with_everything(&self) -> Result<(), String> {
+    async fn enter_with_everything(&self) -> Result<(), WritebackError> {
         let store = self.store.store();
         let volume = &self.volume;
         // What has gone round or through the cache belongs to what was there before.
-        self.sync_origin().await.map_err(|_| "the origin cannot be synced".to_owned())?;
+        self.sync_origin().await.map_err(|_| WritebackError::Unsynced)?;
         let room = store.make_room_in_order(volume.dirty_blocks());
-        room.map_err(|over| over.to_string())?;
+        room?;
         let before = store.cut(volume.id, self.now()).unwrap_or(0);
-        self.store.commit().await.map_err(|error| words(&error))?;
+        self.store.commit().await.map_err(WritebackError::NotNoted)?;
         // Records up to here may have been on their way already; what they have, the index knows.
         store.drop_before(volume.id, before);
         let mut dirty = Vec::new();
@@ -236,17 +233,17 @@ impl LaneVolume {
             }
         }
         let first = store.first_cut(volume.id, self.now()).unwrap_or(0);
-        self.store.commit().await.map_err(|error| words(&error))?;
+        self.store.commit().await.map_err(WritebackError::NotNoted)?;
         store.confirm_cut(volume.id, first);
         Ok(())
     }
 
     /// Hands the volume over to plain writeback.
-    async fn leave_order(&self) -> Result<(), String> {
+    async fn leave_order(&self) -> Result<(), WritebackError> {
         if let Err(error) = self.store.leave_order(self.volume.id).await {
             let store = self.store.store();
             if !store.health.failed() {
-                return Err(words(&error));
+                return Err(WritebackError::NotNoted(error));
             }
             // The operator has given up the order, and what can still be read is to be had.
             store.end_ordered(self.volume.id);
@@ -262,7 +259,7 @@ impl LaneVolume {
     }
 
     /// Writes the next group, or waits until there is a reason to.
-    async fn step(self: &Rc<Self>, progress: &mut Progress) -> Result<(), String> {
+    async fn step(self: &Rc<Self>, progress: &mut Progress) -> Result<(), WritebackError> {
         let volume = &self.volume;
         let store = self.store.store();
         let wanted = volume.writeback_wanted.listen();
@@ -337,7 +334,7 @@ impl LaneVolume {
         self: &Rc<Self>,
         front: Front,
         progress: &mut Progress,
-    ) -> Result<(), String> {
+    ) -> Result<(), WritebackError> {
         let volume = &self.volume;
         let store = self.store.store();
         if front.settle_first {
@@ -375,15 +372,15 @@ impl LaneVolume {
     }
 
     /// Makes it durable that the origin has what was written, and marks it clean.
-    async fn settle(&self, progress: &mut Progress) -> Result<(), String> {
+    async fn settle(&self, progress: &mut Progress) -> Result<(), WritebackError> {
         let volume = &self.volume;
         let noted = self.store.note_written(volume.id).await;
-        let noted = noted.map_err(|error| words(&error))?;
+        let noted = noted.map_err(WritebackError::NotNoted)?;
         progress.unsettled_since = None;
         let Some(horizon) = noted else { return Ok(()) };
         if volume.state() == VolumeState::Removed {
             // Its dirty blocks are counted by whoever has it next.
-            return Err("the volume is stopped".into());
+            return Err(WritebackError::Stopped);
         }
         for block in self.store.store().settle_groups(&volume.space, horizon) {
             volume.cleaned(self.lane(), block);
@@ -442,10 +439,10 @@ impl LaneVolume {
             // called clean.
             if let Err(error) = self.origin.sync().await {
                 self.volume.origin_sync_fails();
-                outcome.error = Some(error.to_string());
+                outcome.error = Some(error.into());
             } else if self.volume.sync_failures() != failures {
                 // Somebody else's sync failed, and may have taken these writes with it.
-                outcome.error = Some("a sync of the origin failed".into());
+                outcome.error = Some(WritebackError::SyncLost);
             }
         }
         outcome
@@ -465,7 +462,7 @@ impl LaneVolume {
         let _range = volume.ranges.exclusive(range).await;
         if volume.state() == VolumeState::Removed {
             // Its origin belongs to somebody else from now on.
-            outcome.borrow_mut().error.get_or_insert_with(|| "the volume is stopped".into());
+            outcome.borrow_mut().error.get_or_insert(WritebackError::Stopped);
             return;
         }
         let pinned: Vec<Pinned<'_>> =

@@ -26,6 +26,7 @@ use crate::lane::LaneVolume;
 use crate::path::plan::keeps_dirty;
 use crate::state::cache::BackgroundEnding;
 use crate::state::volume::VolumeState;
+use crate::state::writeback_error::WritebackError;
 use flow::Flow;
 use sweep::{Next, Sweep};
 
@@ -67,7 +68,7 @@ impl Drop for Again {
     fn drop(&mut self) {
         if std::thread::panicking() {
             let view = self.0.clone();
-            view.volume.set_writeback_error(Some("writeback panicked".into()));
+            view.volume.set_writeback_error(Some(WritebackError::Panicked));
             view.cache.background_started();
             self.0.lane().spawn(run(view, AFTER_PANIC));
         }
@@ -303,9 +304,12 @@ impl LaneVolume {
     /// clean with the next sync.
     ///
     /// # Errors
-    /// What failed first, in words; it stays dirty.
-    pub(crate) async fn put_on_origin(&self, mut blocks: Vec<OriginBlock>) -> Result<(), String> {
-        let flow = Flow::new(self.shared().ok_or("the volume is stopped")?);
+    /// What failed first; it stays dirty.
+    pub(crate) async fn put_on_origin(
+        &self,
+        mut blocks: Vec<OriginBlock>,
+    ) -> Result<(), WritebackError> {
+        let flow = Flow::new(self.shared().ok_or(WritebackError::Stopped)?);
         blocks.sort_unstable();
         let mut rest = &blocks[..];
         while let Some(span) = self.next_span(rest, self.merging()) {
@@ -321,7 +325,7 @@ impl LaneVolume {
             }
         }
         match blocks.iter().find(|block| self.volume.is_bad(**block)) {
-            Some(block) => Err(format!("block {} cannot be read back", block.0)),
+            Some(block) => Err(WritebackError::Unreadable(*block)),
             None => Ok(()),
         }
     }
@@ -340,12 +344,12 @@ impl LaneVolume {
     /// Blocks that are not dirty are passed over.
     ///
     /// # Errors
-    /// What failed first, in words; what could not be written stays dirty.
+    /// What failed first; what could not be written stays dirty.
     pub(crate) async fn write_back(
         self: &Rc<Self>,
         blocks: &[OriginBlock],
         why: WritebackReason,
-    ) -> Result<(), String> {
+    ) -> Result<(), WritebackError> {
         let flow = Flow::new(self.clone());
         let mut rest = blocks;
         while !flow.has_failed() {

@@ -33,6 +33,7 @@ use crate::state::origin::Waits;
 use crate::state::origin_latency::{OriginLatency, WriteCost};
 use crate::state::ranges::Ranges;
 use crate::state::untouched::Untouched;
+use crate::state::writeback_error::WritebackError;
 use crate::stats::Stats;
 
 /// Regions of the origin for which dirty blocks are counted.
@@ -140,7 +141,7 @@ pub struct Volume {
     pub(crate) note_gate: Gate,
     /// How often something that the cache device was not told has been left to the note.
     pub(crate) note_uses: AtomicU64,
-    writeback_error: Mutex<Option<String>>,
+    writeback_error: Mutex<Option<WritebackError>>,
     writeback_fails: AtomicBool,
     /// What is known of caches of other sizes. On the heap: few requests come to it.
     pub(crate) watched: Box<Watched>,
@@ -550,13 +551,13 @@ impl Volume {
 
     /// Notes how the last writeback ended. That a volume which is leaving is not written back any
     /// more is no failure: its dirty blocks stay in the cache.
-    pub(crate) fn set_writeback_error(&self, error: Option<String>) {
+    pub(crate) fn set_writeback_error(&self, error: Option<WritebackError>) {
         let error = error.filter(|_| self.state() != VolumeState::Removed);
         let mut slot = self.writeback_error.lock();
         if let (Some(error), None) = (&error, slot.as_ref()) {
             tracing::error!(
                 volume = self.name,
-                error,
+                %error,
                 "writing back to the origin fails; the data stays dirty and is tried again"
             );
         }
@@ -591,7 +592,7 @@ impl Volume {
     }
 
     /// Why writeback fails at the moment.
-    pub fn writeback_error(&self) -> Option<String> {
+    pub fn writeback_error(&self) -> Option<WritebackError> {
         self.writeback_error.lock().clone()
     }
 }

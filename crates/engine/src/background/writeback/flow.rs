@@ -16,6 +16,7 @@ use forebay_store::planted::{self, PlantedBug};
 use super::sweep::Span;
 use crate::lane::LaneVolume;
 use crate::state::volume::VolumeState;
+use crate::state::writeback_error::WritebackError;
 use crate::stats::bump;
 
 /// Bytes that are under way at most, whatever the depth: a disk needs 0.15 s for so many, and whoever
@@ -65,7 +66,7 @@ pub(super) struct Flow {
     since: Cell<Nanos>,
     /// Blocks that a sync under way covers.
     syncing: Cell<Option<usize>>,
-    error: RefCell<Option<String>>,
+    error: RefCell<Option<WritebackError>>,
     /// Bytes that have been written since somebody asked.
     pub(super) progress: Cell<u64>,
 }
@@ -111,7 +112,7 @@ impl Flow {
         self.bytes.set(self.bytes.get() + bytes);
         let this = self.clone();
         self.view.lane().spawn(async move {
-            let mut ending = Ending { flow: &this, bytes, error: Some("a task failed".into()) };
+            let mut ending = Ending { flow: &this, bytes, error: Some(WritebackError::Panicked) };
             let gap = this.view.merging().gap;
             let (written, error) = this.view.write_back_span(&span, why, gap, &this).await;
             if this.written.borrow().is_empty() {
@@ -177,8 +178,8 @@ impl Flow {
     /// Waits for everything under way, makes it durable and marks it.
     ///
     /// # Errors
-    /// What failed first since this was last asked, in words; what is not on the origin stays dirty.
-    pub(super) async fn settle(self: &Rc<Self>) -> Result<(), String> {
+    /// What failed first since this was last asked; what is not on the origin stays dirty.
+    pub(super) async fn settle(self: &Rc<Self>) -> Result<(), WritebackError> {
         loop {
             let changed = self.changed.listen();
             if self.under_way.get() > 0 || self.syncing.get().is_some() {
@@ -208,7 +209,7 @@ impl Flow {
         drop(ending);
     }
 
-    async fn sync_and_mark(&self, written: &[Written]) -> Result<(), String> {
+    async fn sync_and_mark(&self, written: &[Written]) -> Result<(), WritebackError> {
         let volume = &self.view.volume;
         let early = planted::has(PlantedBug::CleanBeforeOriginSync);
         if early {
@@ -217,7 +218,7 @@ impl Flow {
         // Barrier for invariants 8 and 9: the origin is durable before anything is called clean.
         if let Err(error) = self.view.origin.sync().await {
             volume.origin_sync_fails();
-            return Err(error.to_string());
+            return Err(error.into());
         }
         let mut stale = false;
         for some in written.chunks(MARKED_TOGETHER) {
@@ -233,7 +234,7 @@ impl Flow {
             }
             forebay_lane::yield_now().await;
         }
-        if stale { Err("a sync of the origin failed".into()) } else { Ok(()) }
+        if stale { Err(WritebackError::SyncLost) } else { Ok(()) }
     }
 
     fn mark(&self, written: &[Written]) {
@@ -263,7 +264,7 @@ impl Drop for Reading<'_> {
 struct Ending<'a> {
     flow: &'a Flow,
     bytes: u64,
-    error: Option<String>,
+    error: Option<WritebackError>,
 }
 
 impl Drop for Ending<'_> {
@@ -286,7 +287,7 @@ impl Drop for SyncEnding<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.0.view.cache.store.fail_if_panicking("a sync of the origin");
-            self.0.error.borrow_mut().get_or_insert("a task failed".into());
+            self.0.error.borrow_mut().get_or_insert(WritebackError::Panicked);
         }
         self.0.syncing.set(None);
         self.0.changed.notify_all();

@@ -19,10 +19,8 @@ use super::sweep::Span;
 use crate::lane::LaneVolume;
 use crate::path::read::bytes_of;
 use crate::state::volume::VolumeState;
+use crate::state::writeback_error::WritebackError;
 use crate::stats::bump;
-
-/// Why nothing is written back for the time being.
-const HUNG: &str = "the cache device does not answer";
 
 /// Reads of the cache device that one write has under way together.
 const READ_TOGETHER: usize = 32;
@@ -46,7 +44,7 @@ impl LaneVolume {
         why: WritebackReason,
         gap: u64,
         flow: &Flow,
-    ) -> (Vec<Written>, Option<String>) {
+    ) -> (Vec<Written>, Option<WritebackError>) {
         let volume = &self.volume;
         let mut written = Vec::new();
         let failures = volume.sync_failures();
@@ -67,7 +65,7 @@ impl LaneVolume {
         let _range = volume.ranges.exclusive(range).await;
         if volume.state() == VolumeState::Removed {
             // Its origin belongs to somebody else from now on.
-            return (written, Some("the volume is stopped".into()));
+            return (written, Some(WritebackError::Stopped));
         }
         if volume.is_ordered() {
             // From now on the origin gets things in order only; these will have their turn.
@@ -92,7 +90,7 @@ impl LaneVolume {
             };
             let Some(read) = read else {
                 // Clients wait for this range, and may need nothing that hangs.
-                error.get_or_insert(HUNG.into());
+                error.get_or_insert(WritebackError::CacheHung);
                 break;
             };
             drop(reading);
@@ -134,7 +132,7 @@ impl LaneVolume {
 
     /// Makes the records of dirty blocks durable. What is not, and can no longer become so, is taken
     /// out; then there is an error.
-    async fn make_durable(&self, pinned: &mut Vec<Pinned<'_>>) -> Option<String> {
+    async fn make_durable(&self, pinned: &mut Vec<Pinned<'_>>) -> Option<WritebackError> {
         let store = &self.cache.store;
         let undurable = |pinned: &Pinned<'_>| {
             pinned.found.entry.dirty && !store.is_durable(pinned.found.entry.slot)
@@ -148,11 +146,11 @@ impl LaneVolume {
         let error = match self.unless_hung(async move { store.commit().await }).await {
             Some(Ok(_)) => return None,
             Some(Err(_)) if self.distrust().await => return None,
-            Some(Err(_)) => "the cache device has failed and cannot be told so",
-            None => HUNG,
+            Some(Err(_)) => WritebackError::CacheFailed,
+            None => WritebackError::CacheHung,
         };
         pinned.retain(|pinned| !undurable(pinned));
-        Some(error.into())
+        Some(error)
     }
 
     /// Cuts blocks that follow each other on the origin into writes, given what was read of them.
@@ -194,7 +192,7 @@ impl LaneVolume {
     async fn write_stretch(
         &self,
         stretch: Stretch,
-    ) -> Result<Vec<(OriginBlock, VersionId)>, String> {
+    ) -> Result<Vec<(OriginBlock, VersionId)>, WritebackError> {
         let Stretch { payload, pieces, on_origin } = stretch;
         match &pieces[..] {
             [(offset, bytes)] if *bytes == (0..payload.len()) => {
@@ -254,7 +252,11 @@ impl LaneVolume {
 
     /// Writes whole sectors to the origin; where its logical blocks are larger, around what is
     /// there. The caller has the range for itself.
-    pub(crate) async fn write_sectors(&self, offset: u64, bytes: IoBuf) -> Result<(), String> {
+    pub(crate) async fn write_sectors(
+        &self,
+        offset: u64,
+        bytes: IoBuf,
+    ) -> Result<(), WritebackError> {
         let logical = self.volume.origin.logical_block();
         let end = offset + bytes.len() as u64;
         let (start, limit) = (offset / logical * logical, end.next_multiple_of(logical));
@@ -262,10 +264,9 @@ impl LaneVolume {
             bytes
         } else {
             let buf = IoBuf::for_overwrite((limit - start) as usize);
-            let mut around = self.origin.read(start, buf).await.map_err(|error| {
-                bump(&self.stats().counters.origin_read_errors, 1);
-                error.to_string()
-            })?;
+            let read = self.origin.read(start, buf).await;
+            let mut around =
+                read.inspect_err(|_| bump(&self.stats().counters.origin_read_errors, 1))?;
             let at = (offset - start) as usize;
             around[at..at + bytes.len()].copy_from_slice(&bytes);
             around
@@ -277,7 +278,7 @@ impl LaneVolume {
         if planted::has(PlantedBug::FailedWritebackCleans) {
             return Ok(());
         }
-        done.result.map_err(|error| error.to_string())
+        Ok(done.result?)
     }
 }
 

@@ -380,7 +380,7 @@ fn errors(running: &Running) -> ErrorReport {
             .map(|cause| cause.to_string())
             .or_else(|| hung(running))
             .or_else(|| volume.origin_shrunk())
-            .or_else(|| volume.writeback_error())
+            .or_else(|| volume.writeback_error().map(|error| error.to_string()))
             .or(sync_failed)
             .or(waits)
             .or_else(|| volume.origin_write_error())

@@ -1,0 +1,41 @@
+//! How writeback fails.
+
+use forebay_core::OriginBlock;
+use forebay_device::DeviceError;
+use forebay_lane::OverLimit;
+use forebay_store::StoreError;
+
+/// Why dirty blocks stay dirty for now.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum WritebackError {
+    /// The origin cannot be read or written.
+    #[error(transparent)]
+    Origin(#[from] DeviceError),
+    /// Another task's sync of the origin failed, and may have taken these writes with it.
+    #[error("a sync of the origin failed")]
+    SyncLost,
+    /// What went round or through the cache cannot be synced on the origin.
+    #[error("the origin cannot be synced")]
+    Unsynced,
+    /// The cache device does not take what the origin has.
+    #[error("what the origin has cannot be noted on the cache device: {0}")]
+    NotNoted(#[source] StoreError),
+    /// The cache device does not answer.
+    #[error("the cache device does not answer")]
+    CacheHung,
+    /// The cache device has failed, and neither it nor the ledger can be told what not to trust.
+    #[error("the cache device has failed and cannot be told so")]
+    CacheFailed,
+    /// A dirty block cannot be read from the cache device.
+    #[error("block {} cannot be read back", .0.0)]
+    Unreadable(OriginBlock),
+    /// There is not enough memory for the order.
+    #[error(transparent)]
+    Memory(#[from] OverLimit),
+    /// The volume leaves: its origin belongs to somebody else from now on.
+    #[error("the volume is stopped")]
+    Stopped,
+    /// A task panicked.
+    #[error("a task failed")]
+    Panicked,
+}
