@@ -6,7 +6,7 @@
 //!
 //! - [`executor`]: tasks and their wake-ups
 //! - [`gate`]: one at a time, and many at a time
-//! - [`timer`]: sleeping on the lane's clock
+//! - [`sleep`], `timer`: sleeping on the lane's clock
 //! - [`memory`]: how much memory there is, and who has it
 //! - [`notify`]: waiting for what another lane does
 //! - [`thread`]: a lane on a thread of its own
@@ -18,9 +18,10 @@ pub mod gate;
 mod loom_tests;
 pub mod memory;
 pub mod notify;
+pub mod sleep;
 #[cfg(target_os = "linux")]
 pub mod thread;
-pub mod timer;
+mod timer;
 
 pub use executor::{Lane, LaneId, LaneRemote, Pool, yield_now};
 pub use gate::{Gate, GateGuard, concurrently, either, join_all};

@@ -16,10 +16,10 @@ use forebay_device::IoBuf;
 use forebay_engine::{BlockService, Coming, Completion, CompletionSink, Request};
 use forebay_lane::{Lane, yield_now};
 
+use crate::inbox;
+use crate::limits::{Limits, Place};
 use crate::memory::LaneMemory;
 use crate::outbox::{self, Batch, Finished, STATUS_MAX};
-use crate::receive;
-use crate::server::{Limits, Place};
 use crate::signal::Signal;
 use crate::socket::Socket;
 use crate::transmission::{Command, Kind, Refusal, Session, waiting};
@@ -182,7 +182,7 @@ impl Connection {
 
     /// Moves to large buffers if there is memory for them. `true`: they are large.
     pub(crate) fn grow(&self) -> bool {
-        const MORE: usize = 2 * (outbox::LARGE - outbox::SMALL) + receive::LARGE - receive::SMALL;
+        const MORE: usize = 2 * (outbox::LARGE - outbox::SMALL) + inbox::LARGE - inbox::SMALL;
         if !self.grown.get() && self.place.memory.grow(MORE as u64) {
             self.grown.set(true);
             let mut batch = self.batch.borrow_mut();

@@ -11,8 +11,9 @@ use forebay_lane::{Lane, MemoryBudget};
 use parking_lot::Mutex;
 
 use crate::address::{ListenAddress, ListenError};
+use crate::limits::{ConnectionCount, Limits};
 use crate::listener::Listener;
-use crate::server::{ConnectionCount, Limits, Server};
+use crate::server::Server;
 
 /// NBD on any number of addresses.
 #[derive(Debug)]

@@ -15,6 +15,8 @@ pub mod address;
 mod connection;
 pub mod front_end;
 pub mod handshake;
+mod inbox;
+pub mod limits;
 pub mod listener;
 mod memory;
 pub mod null;
@@ -29,5 +31,6 @@ pub mod wire;
 
 pub use address::{ListenAddress, ListenError};
 pub use front_end::NbdFrontEnd;
+pub use limits::{ConnectionCount, Limits};
 pub use listener::Listener;
-pub use server::{ConnectionCount, Limits, Server};
+pub use server::Server;

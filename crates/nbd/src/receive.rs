@@ -7,20 +7,9 @@ use forebay_device::IoBuf;
 use forebay_engine::CompletionSink;
 
 use crate::connection::Connection;
+use crate::inbox::{Inbox, LARGE, SMALL, window};
 use crate::socket::STEP;
 use crate::transmission::{BadMagic, Event, Parser, waiting};
-
-/// Bytes of the receive buffer of a client that sends much.
-pub(crate) const LARGE: usize = 256 << 10;
-/// Bytes of a receive buffer otherwise: an option of the handshake fits.
-pub(crate) const SMALL: usize = 32 << 10;
-
-/// Writes of up to this many bytes are received into a buffer of `capacity` bytes, larger ones into
-/// their own. With less free space at its end than that and one write more, what is left over moves
-/// to the front of the buffer.
-const fn window(capacity: usize) -> usize {
-    capacity / 4
-}
 
 /// Requests after which their replies are sent although more requests have been received. A client
 /// that gets its replies a few at a time asks for more while the rest is being worked on; if all it
@@ -34,60 +23,6 @@ pub(crate) enum ReceiveError {
     BadMagic(#[from] BadMagic),
     #[error("receiving failed: {0}")]
     Io(#[from] io::Error),
-}
-
-/// Received bytes: `buf[start..end]` have not been used yet.
-pub(crate) struct Inbox {
-    buf: IoBuf,
-    start: usize,
-    end: usize,
-}
-
-impl Inbox {
-    pub(crate) fn new() -> Self {
-        Inbox { buf: IoBuf::for_overwrite(SMALL), start: 0, end: 0 }
-    }
-
-    /// Moves to a buffer of [`LARGE`] bytes.
-    fn grow(&mut self) {
-        let mut buf = IoBuf::for_overwrite(LARGE);
-        let unused = self.unused();
-        let len = unused.len();
-        if let Some(place) = buf.get_mut(..len) {
-            place.copy_from_slice(unused);
-        }
-        (self.buf, self.start, self.end) = (buf, 0, len);
-    }
-
-    fn is_full(&self) -> bool {
-        self.end == self.buf.len()
-    }
-
-    /// What has not been used yet.
-    pub(crate) fn unused(&self) -> &[u8] {
-        self.buf.get(self.start..self.end).unwrap_or_default()
-    }
-
-    /// The first `count` bytes are done with.
-    pub(crate) fn consume(&mut self, count: usize) {
-        self.start = (self.start + count).min(self.end);
-    }
-
-    /// Receives more. Gives the number of bytes, 0 at the end of the stream.
-    pub(crate) async fn receive(&mut self, socket: &crate::socket::Socket) -> io::Result<usize> {
-        if self.start == self.end {
-            (self.start, self.end) = (0, 0);
-        } else if self.start > 0 && self.buf.len() - self.end < 2 * window(self.buf.len()) {
-            self.buf.copy_within(self.start..self.end, 0);
-            (self.start, self.end) = (0, self.end - self.start);
-        }
-        let range = self.end..self.buf.len();
-        let (buf, result) = socket.receive(std::mem::take(&mut self.buf), range, false).await;
-        self.buf = buf;
-        let count = result?;
-        self.end += count;
-        Ok(count)
-    }
 }
 
 /// Takes requests until the client leaves, the connection is drained or dead.
@@ -151,7 +86,7 @@ pub(crate) async fn receive_requests(
             // Bytes of an unfinished request are dropped with the client that did not finish it.
             return Ok(());
         }
-        if inbox.is_full() && connection.grow() && inbox.buf.len() < LARGE {
+        if inbox.is_full() && connection.grow() && !inbox.is_large() {
             inbox.grow();
             parser.set_window(window(LARGE));
         }

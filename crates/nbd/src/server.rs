@@ -5,7 +5,6 @@ use std::future::Future;
 use std::pin::pin;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -13,14 +12,16 @@ use forebay_core::Nanos;
 use forebay_device::IoBuf;
 use forebay_device::ring::{Ring, RingOp};
 use forebay_engine::Exports;
-use forebay_lane::{Lane, MemoryBudget};
+use forebay_lane::Lane;
 
 use crate::connection::Connection;
 use crate::handshake::{Handshake, OPTION_DATA_MAX, Progress, Start};
+use crate::inbox::{self, Inbox};
+use crate::limits::{ConnectionCount, Limits, Place};
 use crate::listener::Listener;
-use crate::memory::{ConnectionMemory, LaneMemory};
+use crate::memory::LaneMemory;
 use crate::outbox;
-use crate::receive::{self, Inbox, receive_requests};
+use crate::receive::receive_requests;
 use crate::send::send_replies;
 use crate::signal::Signal;
 use crate::socket::Socket;
@@ -28,94 +29,11 @@ use crate::socket::Socket;
 /// How long an accept loop rests after an error, such as no descriptors left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// What clients may use up.
-#[derive(Clone, Copy, Debug)]
-pub struct Limits {
-    /// Connections of all lanes that share a [`ConnectionCount`].
-    pub connections: usize,
-    /// Requests of one connection that are not answered yet, at least 1.
-    pub requests: usize,
-    /// Bytes of memory for these. One request is taken even if it needs more.
-    pub bytes: u64,
-    /// Time for a handshake.
-    pub handshake: Duration,
-    /// Time for a client that left, or is sent away, to take its last replies.
-    pub drain: Duration,
-    /// Time for a client to take or send a MiB that it is to, while others wait for the
-    /// memory that its requests have.
-    pub stall: Duration,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Limits {
-            connections: 1024,
-            requests: 256,
-            bytes: 64 << 20,
-            handshake: Duration::from_secs(30),
-            drain: Duration::from_secs(10),
-            stall: Duration::from_secs(5),
-        }
-    }
-}
-
-/// Connections of all lanes of a server, and the memory that they share with the rest of the daemon.
-#[derive(Clone, Debug, Default)]
-pub struct ConnectionCount {
-    count: Arc<AtomicUsize>,
-    memory: Arc<MemoryBudget>,
-}
-
-/// Why a client is turned away.
-#[derive(Debug, thiserror::Error)]
-enum Full {
-    #[error("there are {0} connections, as many as there may be")]
-    Connections(usize),
-    #[error("connections have as much memory as they may; --memory-limit gives them more")]
-    Memory,
-}
-
-impl ConnectionCount {
-    /// No connections yet, within `memory`.
-    pub fn within(memory: Arc<MemoryBudget>) -> Self {
-        ConnectionCount { count: Arc::default(), memory }
-    }
-
-    /// Connections now.
-    pub fn get(&self) -> usize {
-        self.count.load(Ordering::Relaxed)
-    }
-
-    fn take(&self, limit: usize, bytes: u64) -> Result<Place, Full> {
-        let taken = self.count.fetch_add(1, Ordering::Relaxed);
-        let counted = Counted(self.count.clone());
-        if taken >= limit {
-            return Err(Full::Connections(limit));
-        }
-        let memory = ConnectionMemory::take(&self.memory, bytes).ok_or(Full::Memory)?;
-        Ok(Place { memory, _counted: counted })
-    }
-}
-
-struct Counted(Arc<AtomicUsize>);
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-/// A place among the connections, with what it takes of the memory.
-pub(crate) struct Place {
-    pub(crate) memory: ConnectionMemory,
-    _counted: Counted,
-}
-
 /// Bytes of memory for a client at least: small buffers, two of them for replies, those of the
 /// handshake, what its tasks keep, and what the kernel keeps of replies that it has not taken.
 fn connection_bytes(socket_buffer: usize) -> u64 {
     const TASKS: usize = 16 << 10;
-    let own = receive::SMALL + 2 * outbox::SMALL + OPTION_DATA_MAX + TASKS;
+    let own = inbox::SMALL + 2 * outbox::SMALL + OPTION_DATA_MAX + TASKS;
     (own + socket_buffer) as u64
 }
 
@@ -202,7 +120,7 @@ impl Server {
             ring: ring.clone(),
             exports,
             limits: Limits { requests: limits.requests.max(1), ..limits },
-            memory: Rc::new(LaneMemory::new(count.memory.clone())),
+            memory: Rc::new(LaneMemory::new(count.memory().clone())),
             count,
             stopping: Cell::new(false),
             accepting: Cell::new(listeners.len()),

@@ -8,30 +8,16 @@
 //! may use the reserved segments.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use forebay_core::{Generation, SegmentId};
 use forebay_device::LogBuffer;
 use forebay_format::Mark;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::layout::SegmentLayout;
-use crate::log::Log;
+use crate::log::{Log, Roles};
 use crate::record::{Duty, Ready, Record, Reservation};
 use crate::segments::Segments;
-
-/// Counts what keeps a segment's RAM image alive: its appender and its unwritten records.
-pub(crate) struct Holders(AtomicU32);
-
-impl Holders {
-    pub(crate) fn add(&self) {
-        self.0.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// `true` for the last one.
-    pub(crate) fn remove(&self) -> bool {
-        self.0.fetch_sub(1, Ordering::AcqRel) == 1
-    }
-}
 
 struct OpenRecord {
     record: Arc<Record>,
@@ -57,6 +43,30 @@ pub(crate) struct Closed {
     pub(crate) left: Vec<SegmentId>,
 }
 
+/// All appenders of a store, on cache lines of their own, in the order of the log's [`Roles`].
+pub(crate) struct Appenders(Box<[Padded]>);
+
+#[repr(align(128))]
+struct Padded(Mutex<Appender>);
+
+impl Appenders {
+    pub(crate) fn new(roles: &Roles) -> Self {
+        let count = roles.count();
+        let appender = |number| Appender::new(number, count, roles.is_on_probation(number));
+        Appenders((0..count).map(|number| Padded(Mutex::new(appender(number)))).collect())
+    }
+
+    /// Locks an appender, by its number.
+    pub(crate) fn lock(&self, number: usize) -> MutexGuard<'_, Appender> {
+        self.0[number].0.lock()
+    }
+
+    /// The numbers of all of them.
+    pub(crate) fn numbers(&self) -> std::ops::Range<usize> {
+        0..self.0.len()
+    }
+}
+
 /// See the module.
 pub(crate) struct Appender {
     /// Which one of how many.
@@ -69,7 +79,7 @@ pub(crate) struct Appender {
 
 impl Appender {
     /// Number `number` of `of`, with nothing open. `on_probation`: for what is new to the cache.
-    pub(crate) fn new(number: usize, of: usize, on_probation: bool) -> Self {
+    fn new(number: usize, of: usize, on_probation: bool) -> Self {
         Appender { number, of, on_probation, open: None }
     }
 
@@ -222,11 +232,5 @@ impl Appender {
             segments.close(open.id);
             closed.left.push(open.id);
         }
-    }
-}
-
-impl Holders {
-    pub(crate) fn none() -> Self {
-        Holders(AtomicU32::new(0))
     }
 }

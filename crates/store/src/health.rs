@@ -6,8 +6,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
-use crate::store::Store;
-
 /// Latches the first failed write or sync of the cache device. After that nothing is appended any
 /// more and no later sync counts as proof for what was written before (invariant 19): reads and
 /// writeback go on from what is there, writes are refused, until an operator has seen to it.
@@ -34,33 +32,5 @@ impl Health {
     /// The first failure, in words.
     pub fn cause(&self) -> Option<Arc<str>> {
         self.cause.lock().clone()
-    }
-}
-
-/// Held by a task while others wait for what only it can do. If it panics, the device counts as failed:
-/// whoever waits is woken, and goes on without.
-#[must_use = "nothing is guarded once this is dropped"]
-pub struct PanicGuard<'a> {
-    store: &'a Store,
-    task: &'static str,
-}
-
-impl Store {
-    /// The cache device fails if `task` panics before the result is dropped.
-    pub fn fail_on_panic(&self, task: &'static str) -> PanicGuard<'_> {
-        PanicGuard { store: self, task }
-    }
-
-    /// For who drops something of `task`: the cache device fails if that is because of a panic.
-    pub fn fail_if_panicking(&self, task: &str) {
-        if std::thread::panicking() {
-            self.fail(&format_args!("{task} panicked"));
-        }
-    }
-}
-
-impl Drop for PanicGuard<'_> {
-    fn drop(&mut self) {
-        self.store.fail_if_panicking(self.task);
     }
 }

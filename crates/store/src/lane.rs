@@ -16,10 +16,9 @@ use crate::index::{NewVersion, Put};
 use crate::latency;
 use crate::log::{AMPLE, Log, Round, RoundTicket};
 use crate::planted::{self, PlantedBug};
-use crate::read::PayloadCheck;
 use crate::record::{Encoded, Ready, Reservation};
 use crate::segments::Live;
-use crate::store::{Appended, Class, Store, Version};
+use crate::store::{Appended, Class, PayloadCheck, Store, Version};
 use crate::table::{Check, Entry};
 
 /// One lane's way to a store.
@@ -75,7 +74,7 @@ impl StoreLane {
     pub fn free_background_cells(&self) -> u64 {
         let log = &self.store.log;
         let (appender, _) = self.appender(Class::Background);
-        log.appenders[appender].0.lock().free_cells(log.layout())
+        self.store.appenders.lock(appender).free_cells(log.layout())
     }
 
     /// Appends a version: `copy` puts the payload into its place in the log's buffer. The version
@@ -220,7 +219,7 @@ impl StoreLane {
         let mut closed = Closed::default();
         let mut reserve = |class| {
             let (appender, reserve) = self.appender(class);
-            let mut appender = store.log.appenders[appender].0.lock();
+            let mut appender = store.appenders.lock(appender);
             appender.reserve(&store.log, &store.segments, reserve, &mut closed)
         };
         let mut reserved = reserve(class);
@@ -344,7 +343,7 @@ impl StoreLane {
         let log = &self.store.log;
         let (new, rewritten) = log.roles().of_lane(self.lane.id().0);
         let own = [Some(new), rewritten].into_iter().flatten();
-        own.map(|number| log.appenders[number].0.lock().open_cells()).sum()
+        own.map(|number| self.store.appenders.lock(number).open_cells()).sum()
     }
 
     fn failed(&self) -> StoreError {
@@ -388,13 +387,14 @@ impl StoreLane {
     pub(crate) fn close_records(self: &Rc<Self>, durably: bool) {
         let store = &self.store;
         let (new, rewritten) = store.log.roles().of_lane(self.lane.id().0);
-        for (number, appender) in store.log.appenders.iter().enumerate() {
+        for number in store.appenders.numbers() {
             let own = number == new || Some(number) == rewritten;
             if planted::has(PlantedBug::FlushForgetsLane) && !own {
                 continue;
             }
             let mut closed = Closed::default();
-            appender.0.lock().close_record(&store.log, &store.segments, durably, &mut closed);
+            let mut appender = store.appenders.lock(number);
+            appender.close_record(&store.log, &store.segments, durably, &mut closed);
             self.submit(closed);
         }
     }
@@ -445,7 +445,7 @@ impl StoreLane {
             let mut closed = Closed::default();
             let appended = [Class::Foreground, Class::Background].into_iter().any(|class| {
                 let (appender, reserve) = self.appender(class);
-                let mut appender = store.log.appenders[appender].0.lock();
+                let mut appender = store.appenders.lock(appender);
                 let (log, segments) = (&store.log, &store.segments);
                 appender.append_marks(log, segments, reserve, durably, &marks, &mut closed)
             });

@@ -33,6 +33,7 @@ mod loom_tests;
 pub mod meta;
 pub mod options;
 pub mod ordered;
+mod panic_guard;
 pub mod planted;
 pub mod read;
 mod record;
@@ -48,17 +49,17 @@ pub use checkpoint::source::CheckpointSource;
 pub use damage::Damage;
 pub use error::StoreError;
 pub use format::{FormatOptions, format};
-pub use health::PanicGuard;
 pub use index::{Address, Condition, FillTicket, Found};
 pub use lane::StoreLane;
 pub use meta::CLEAN_DISTRUSTED;
 pub use options::StoreOptions;
 pub use ordered::{Front, Horizon, OrderedVersion};
+pub use panic_guard::PanicGuard;
 pub use planted::PlantedBug;
-pub use read::PayloadCheck;
 pub use recover::RecoveryReport;
 pub use roots::{Roots, read_roots, read_superblock};
 pub use store::{
-    Appended, Class, Pinned, ReadFailure, Spaces, Store, Version, VersionId, VolumeSpace,
+    Appended, Class, PayloadCheck, Pinned, ReadFailure, Spaces, Store, Version, VersionId,
+    VolumeSpace,
 };
 pub use table::{Check, Entry, RANK_UNKNOWN};

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use forebay_core::{RecordNumber, SegmentId};
 use forebay_device::LogBuffer;
@@ -10,7 +10,6 @@ use forebay_format::Mark;
 use forebay_lane::Notify;
 use parking_lot::Mutex;
 
-use crate::appender::{Appender, Holders};
 use crate::layout::SegmentLayout;
 use crate::record::{Closing, Ready, Record};
 use crate::segments::Segments;
@@ -54,14 +53,28 @@ struct Buffers {
     existing: usize,
 }
 
-#[repr(align(128))]
-pub(crate) struct Padded<T>(pub(crate) Mutex<T>);
+/// Counts what keeps a segment's RAM image alive: its appender and its unwritten records.
+pub(crate) struct Holders(AtomicU32);
+
+impl Holders {
+    fn none() -> Self {
+        Holders(AtomicU32::new(0))
+    }
+
+    pub(crate) fn add(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// `true` for the last one.
+    pub(crate) fn remove(&self) -> bool {
+        self.0.fetch_sub(1, Ordering::AcqRel) == 1
+    }
+}
 
 /// See the module.
 pub(crate) struct Log {
     layout: SegmentLayout,
     roles: Roles,
-    pub(crate) appenders: Box<[Padded<Appender>]>,
     holders: Box<[Holders]>,
     numbers: Mutex<Numbers>,
     /// A record was written.
@@ -96,7 +109,8 @@ impl Roles {
         Roles { lanes, parted: enough_for(2 * lanes + 1), ordered: enough_for(2 * lanes + 2) }
     }
 
-    fn count(&self) -> usize {
+    /// How many there are.
+    pub(crate) fn count(&self) -> usize {
         self.background() + 1
     }
 
@@ -116,7 +130,8 @@ impl Roles {
         self.ordered.then(|| self.background() - 1)
     }
 
-    fn is_young(&self, number: usize) -> bool {
+    /// Whether what an appender takes is new to the cache.
+    pub(crate) fn is_on_probation(&self, number: usize) -> bool {
         number < self.lanes || Some(number) == self.ordered()
     }
 }
@@ -150,13 +165,9 @@ impl Log {
         next: RecordNumber,
     ) -> Self {
         let roles = Roles::new(lanes, segments);
-        let count = roles.count();
-        let appender = |number| Appender::new(number, count, roles.is_young(number));
-        let appenders = (0..count).map(|number| Padded(Mutex::new(appender(number)))).collect();
         Log {
             layout,
             roles,
-            appenders,
             holders: (0..segments).map(|_| Holders::none()).collect(),
             numbers: Mutex::new(Numbers {
                 next: next.0,

@@ -7,12 +7,8 @@ use forebay_device::{DeviceOp, IoBuf};
 
 use crate::lane::StoreLane;
 use crate::latency;
-use crate::store::{Pinned, ReadFailure, Store, VolumeSpace};
+use crate::store::{PayloadCheck, Pinned, ReadFailure, Store, VolumeSpace};
 use crate::table::Entry;
-
-/// The check of a payload that was read back and is good.
-#[derive(Clone, Copy, Debug)]
-pub struct PayloadCheck(pub(crate) u32);
 
 impl Store {
     /// Copies a block out of the log's buffer, if it is still there.

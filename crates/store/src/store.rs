@@ -14,6 +14,7 @@ use forebay_format::{CheckSeed, Geometry, Mark, MarkKind, Uuid, VolumeRecord};
 use forebay_lane::{Gate, MemoryHold, Notify};
 use parking_lot::Mutex;
 
+use crate::appender::Appenders;
 use crate::hazard::{HazardId, HazardSlots};
 use crate::health::Health;
 use crate::index::{Address, Condition, Found, Index};
@@ -25,6 +26,10 @@ use crate::ordered::Ordered;
 use crate::planted::{self, PlantedBug};
 use crate::segments::{Live, Segments};
 use crate::table::Entry;
+
+/// The check of a payload that was read back and is good.
+#[derive(Clone, Copy, Debug)]
+pub struct PayloadCheck(pub(crate) u32);
 
 /// One volume's part of the index, and what its checksums begin with.
 #[derive(Clone, Copy, Debug)]
@@ -163,6 +168,7 @@ pub struct Store {
     /// A block found no room in the index: there are free segments, and yet blocks have to leave.
     pub(crate) index_full: AtomicBool,
     pub(crate) log: Log,
+    pub(crate) appenders: Appenders,
     pub(crate) ordered: Ordered,
     pub(crate) spaces: Mutex<Vec<VolumeSpace>>,
     pub(crate) meta: Mutex<forebay_format::Superblock>,
@@ -476,7 +482,8 @@ impl Store {
 
     /// Whether everything that was appended or marked is durable.
     pub fn all_durable(&self) -> bool {
-        let open = self.log.appenders.iter().any(|appender| appender.0.lock().open_cells() > 0);
+        let open =
+            self.appenders.numbers().any(|number| self.appenders.lock(number).open_cells() > 0);
         !open
             && self.log.last_closed() <= self.log.durable_through()
             && self.log.marks_pushed() <= self.log.marks_durable()

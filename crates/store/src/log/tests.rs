@@ -37,7 +37,7 @@ fn there_are_more_appenders_where_there_are_segments_enough() {
         let log = log(3, segments);
         let roles = log.roles();
         let of: Vec<_> = (0..4).map(|lane| roles.of_lane(lane)).collect();
-        (log.appenders.len(), of, roles.ordered(), roles.background())
+        (roles.count(), of, roles.ordered(), roles.background())
     };
     let parted = vec![(0, Some(3)), (1, Some(4)), (2, Some(5)), (0, Some(3))];
     // 3 lanes with two appenders each, one for what is in order, and background work: 8 times 5 segments.

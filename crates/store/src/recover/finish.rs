@@ -10,6 +10,7 @@ use forebay_format::Geometry;
 
 use super::RecoveryReport;
 use super::opening::{FoundSegment, Opening, Replayed};
+use crate::appender::Appenders;
 use crate::error::StoreError;
 use crate::hazard::HazardSlots;
 use crate::index::Index;
@@ -91,6 +92,7 @@ impl Opening<'_> {
             space: Default::default(),
             space_wanted: Default::default(),
             index_full: Default::default(),
+            appenders: Appenders::new(parts.log.roles()),
             log: parts.log,
             ordered: parts.ordered,
             spaces: parking_lot::Mutex::new(self.spaces),

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::future::Future;
 use std::io;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,12 +11,11 @@ use std::time::Duration;
 
 use forebay_admin::ApiError;
 use forebay_device::Device;
-use forebay_engine::{EngineLane, FrontEnd, LaneContext, LaneFrontEnd};
+use forebay_engine::{BlockService, EngineLane, Exports, FrontEnd, LaneContext, LaneFrontEnd};
 use forebay_lane::{
     LaneId, LaneLoop, LaneOptions, LaneRemote, LaneThread, MemoryBudget, MonotonicClock, join_all,
 };
 
-use super::exports::LaneExports;
 use super::raw::RawTarget;
 use crate::daemon::front_ends::DISMISSAL;
 
@@ -132,6 +131,29 @@ impl LaneState {
     async fn stop_serving(&self) {
         let front_ends = self.front_ends.take();
         join_all(front_ends.into_iter().map(LaneFrontEnd::drain)).await;
+    }
+}
+
+/// What clients find on one lane: the running volumes of all caches, and raw devices.
+struct LaneExports(Weak<LaneState>);
+
+impl Exports for LaneExports {
+    fn names(&self) -> Vec<String> {
+        let Some(state) = self.0.upgrade() else { return Vec::new() };
+        let mut names: Vec<String> = state.raw.iter().map(|(name, _)| name.clone()).collect();
+        for engine in state.engines() {
+            names.extend(engine.names());
+        }
+        names
+    }
+
+    fn open(&self, name: &str) -> Option<Rc<dyn BlockService>> {
+        let state = self.0.upgrade()?;
+        if let Some((_, target)) = state.raw.iter().find(|(known, _)| known == name) {
+            let target: Rc<dyn BlockService> = target.clone();
+            return Some(target);
+        }
+        state.engines().iter().find_map(|engine| engine.open(name))
     }
 }
 

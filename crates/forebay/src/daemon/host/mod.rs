@@ -1,7 +1,6 @@
 //! The data path of a daemon: lanes, caches, front ends.
 //!
 //! - [`lanes`]: the threads, and how the rest of the daemon has something done on them
-//! - [`exports`]: what clients find on a lane
 //! - [`raw`]: a device without a cache, to compare with
 //! - [`caches`]: the cache devices that are open
 //! - [`inspect`]: what is on a cache device, read before anything is written
@@ -18,7 +17,6 @@ mod attended;
 mod caches;
 mod creation;
 mod curve;
-mod exports;
 mod faults;
 mod inspect;
 mod lanes;

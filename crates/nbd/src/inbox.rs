@@ -1,0 +1,77 @@
+//! What a connection has received and not used yet.
+
+use std::io;
+
+use forebay_device::IoBuf;
+
+use crate::socket::Socket;
+
+/// Bytes of the receive buffer of a client that sends much.
+pub(crate) const LARGE: usize = 256 << 10;
+/// Bytes of a receive buffer otherwise: an option of the handshake fits.
+pub(crate) const SMALL: usize = 32 << 10;
+
+/// Writes of up to this many bytes are received into a buffer of `capacity` bytes, larger ones into
+/// their own. With less free space at its end than that and one write more, what is left over moves
+/// to the front of the buffer.
+pub(crate) const fn window(capacity: usize) -> usize {
+    capacity / 4
+}
+
+/// Received bytes: `buf[start..end]` have not been used yet.
+pub(crate) struct Inbox {
+    buf: IoBuf,
+    start: usize,
+    end: usize,
+}
+
+impl Inbox {
+    pub(crate) fn new() -> Self {
+        Inbox { buf: IoBuf::for_overwrite(SMALL), start: 0, end: 0 }
+    }
+
+    /// Moves to a buffer of [`LARGE`] bytes.
+    pub(crate) fn grow(&mut self) {
+        let mut buf = IoBuf::for_overwrite(LARGE);
+        let unused = self.unused();
+        let len = unused.len();
+        if let Some(place) = buf.get_mut(..len) {
+            place.copy_from_slice(unused);
+        }
+        (self.buf, self.start, self.end) = (buf, 0, len);
+    }
+
+    pub(crate) fn is_full(&self) -> bool {
+        self.end == self.buf.len()
+    }
+
+    pub(crate) fn is_large(&self) -> bool {
+        self.buf.len() >= LARGE
+    }
+
+    /// What has not been used yet.
+    pub(crate) fn unused(&self) -> &[u8] {
+        self.buf.get(self.start..self.end).unwrap_or_default()
+    }
+
+    /// The first `count` bytes are done with.
+    pub(crate) fn consume(&mut self, count: usize) {
+        self.start = (self.start + count).min(self.end);
+    }
+
+    /// Receives more. Gives the number of bytes, 0 at the end of the stream.
+    pub(crate) async fn receive(&mut self, socket: &Socket) -> io::Result<usize> {
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+        } else if self.start > 0 && self.buf.len() - self.end < 2 * window(self.buf.len()) {
+            self.buf.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+        }
+        let range = self.end..self.buf.len();
+        let (buf, result) = socket.receive(std::mem::take(&mut self.buf), range, false).await;
+        self.buf = buf;
+        let count = result?;
+        self.end += count;
+        Ok(count)
+    }
+}
