@@ -10,8 +10,8 @@
 //! ghosts of those that were not. Here the small queue is the log itself: new blocks lie in the
 //! segments in the order in which they came, and when enough of them have come, the oldest such
 //! segment is passed ([`Rank::leaves_small`]). The main queue is a clock that goes round the other
-//! segments ([`Rank::passed`]), by their numbers: what it gives up lies together, so that less is reinserted
-//! . The order of their ages would do that too, but miss more on loops. All that a block needs is a
+//! segments ([`Rank::passed`]), by their numbers: what it gives up lies together, so that less is reinserted.
+//! The order of their ages would do that too, but miss more on loops. All that a block needs is a
 //! rank: which of the two it is in, and how often it was used there.
 //!
 //! It differs from the policy of the paper (`exact::s3_fifo`) in three ways. A block that was given

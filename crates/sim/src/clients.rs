@@ -127,8 +127,8 @@ impl Client {
         (self.underway < self.depth).then_some(self.next_at)
     }
 
-    /// Its next wanted.
-    pub fn wanted(&mut self, now: Nanos) -> WorkloadOp {
+    /// The next operation that it wants.
+    pub fn next_op(&mut self, now: Nanos) -> WorkloadOp {
         self.next_at = now + self.pause();
         let op = self.mix.op(&mut self.rng);
         let at_once = self.rng.bool();

@@ -124,7 +124,7 @@ impl World<'_> {
             if !open.contains(&client.volume) || client.due().is_none_or(|due| due > now) {
                 continue;
             }
-            let (lane, volume, wanted) = (client.lane, client.volume, client.wanted(now));
+            let (lane, volume, wanted) = (client.lane, client.volume, client.next_op(now));
             self.submit(lane, volume, wanted, Some(index))?;
             return Ok(true);
         }

@@ -375,7 +375,7 @@ impl Segments {
         self.with_held.load(Ordering::Relaxed)
     }
 
-    /// The replacement policy has passed a on_probation segment.
+    /// The replacement policy has passed a segment on probation.
     pub fn end_probation(&self, segment: SegmentId) {
         self.state.lock().lives[segment.0 as usize].on_probation = false;
     }

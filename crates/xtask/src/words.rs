@@ -26,6 +26,8 @@ const KEPT: &[(&str, &str)] = &[
     // The list of words itself.
     ("crates/xtask/src/words.rs", ""),
     ("docs/style.md", ""),
+    // What something was called before.
+    ("CHANGELOG.md", ""),
     // Names that users know: a path of the admin API, a field of its JSON, and old options.
     ("crates/forebay/src/daemon/api.rs", "knob"),
     ("crates/settings/src/help.rs", "knob"),

@@ -47,7 +47,7 @@ impl EngineLane {
             let small: u64 = on_probation().map(|segment| u64::from(segment.live.kept)).sum();
             match on_probation().min_by_key(|segment| segment.opened) {
                 Some(oldest) if small > replacement.shares.small || small >= kept => {
-                    self.pass_young(oldest.id).await;
+                    self.end_probation(oldest.id).await;
                 }
                 _ if !self.advance_clock(hand, closed).await => return,
                 _ => (),
@@ -56,7 +56,7 @@ impl EngineLane {
     }
 
     /// The end of the small queue: what was not used enough in a segment is given up.
-    pub(crate) async fn pass_young(self: &Rc<Self>, segment: SegmentId) {
+    pub(crate) async fn end_probation(self: &Rc<Self>, segment: SegmentId) {
         self.pass(segment, Rank::leaves_small, true).await;
         self.cache.store.segments.end_probation(segment);
     }

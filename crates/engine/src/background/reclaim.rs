@@ -204,7 +204,7 @@ impl EngineLane {
         if victim.on_probation && replacement.goes_by_ranks() && store.segments.live(victim.id) > 0
         {
             // Its blocks leave the order of the log now.
-            self.pass_young(victim.id).await;
+            self.end_probation(victim.id).await;
         }
         for _ in 0..4 {
             if store.segments.live(victim.id) == 0 {

@@ -3,11 +3,11 @@
 use forebay_core::{IoError, OriginBlock, SectorMask, Slot};
 use forebay_device::IoBuf;
 use forebay_store::planted::{self, PlantedBug};
-use forebay_store::{Appended, Condition, Version};
+use forebay_store::{Appended, Condition, Pinned, Version};
 
 use crate::lane::LaneVolume;
 use crate::path::read::{Retry, bytes_of};
-use crate::state::volume::Piece;
+use crate::state::volume::{Piece, Volume};
 
 /// How far a write to the log has come.
 #[derive(Default)]
@@ -52,6 +52,16 @@ struct Under {
     valid: SectorMask,
     /// What must not have changed when the block is appended.
     condition: Condition<'static>,
+}
+
+impl Under {
+    /// A whole block is written, or the block is not cached.
+    #[inline]
+    fn nothing(volume: &Volume, piece: &Piece) -> Self {
+        let valid = SectorMask::of(volume.block.sectors(), piece.sectors.clone());
+        let condition = if piece.whole { Condition::Always } else { Condition::Absent };
+        Under { base: None, complete: true, valid, condition }
+    }
 }
 
 impl LaneVolume {
@@ -170,18 +180,10 @@ impl LaneVolume {
     }
 
     /// Reads the cached copy of a block of which a part is written.
-    async fn copy_under(&self, piece: &Piece) -> Result<Under, Retry> {
+    async fn copy_under(&self, piece: &Piece, pinned: Pinned<'_>) -> Result<Under, Retry> {
         let volume = &self.volume;
-        let mut valid = SectorMask::of(volume.block.sectors(), piece.sectors.clone());
-        if piece.whole {
-            let condition = Condition::Always;
-            return Ok(Under { base: None, complete: true, valid, condition });
-        }
-        let Some(pinned) = self.store.store().look_up(&volume.space, piece.block) else {
-            let condition = Condition::Absent;
-            return Ok(Under { base: None, complete: true, valid, condition });
-        };
         let (slot, dirty) = (pinned.found.entry.slot, pinned.found.entry.dirty);
+        let mut valid = SectorMask::of(volume.block.sectors(), piece.sectors.clone());
         match &pinned.found.mask {
             Some(mask) => valid.union_with(mask),
             None => valid = SectorMask::all(volume.block.sectors()),
@@ -207,10 +209,14 @@ impl LaneVolume {
         let volume = &self.volume;
         let store = self.store.store();
         loop {
-            let under = match self.copy_under(piece).await {
-                Ok(under) => under,
-                Err(Retry::Again) => continue,
-                Err(Retry::Fail(error)) => return Err(error),
+            let pinned = if piece.whole { None } else { store.look_up(&volume.space, piece.block) };
+            let under = match pinned {
+                None => Under::nothing(volume, piece),
+                Some(pinned) => match self.copy_under(piece, pinned).await {
+                    Ok(under) => under,
+                    Err(Retry::Again) => continue,
+                    Err(Retry::Fail(error)) => return Err(error),
+                },
             };
             let Under { base, complete, valid, condition } = under;
             // Barrier for invariant 15: what the volume left dirty has been noted when it stopped, and is

@@ -170,7 +170,7 @@ mod tests {
         assert_eq!(levels.hit(0, 2), 7);
         levels.new_period();
         assert_eq!(levels.hit(0, 2), 9);
-        // At the top a hit makes on_probation.
+        // At the top a hit makes young.
         levels.push(LEVELS - 1, 3);
         levels.push(LEVELS - 1, 4);
         levels.new_period();

@@ -30,8 +30,8 @@ const REINSERTED_TOGETHER: usize = 32;
 /// Reclaim waits so long at most for an origin to take what is in its way, if there are other volumes.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Of a segment of which more than this share (in parts of [`WHOLE`]) is dirty and has to be reinserted
-/// , too little is gained to be worth it.
+/// Of a segment of which more than this share (in parts of [`WHOLE`]) is dirty and has to be reinserted,
+/// too little is gained to be worth it.
 const PACKED: u32 = 31;
 const WHOLE: u32 = 32;
 
