@@ -300,7 +300,7 @@ impl Walk {
         }
         let store = self.store.store();
         let space = self.volumes.get(&entry.volume).copied().flatten()?;
-        if entry.block.0 >= space.blocks {
+        if !space.contains(entry.block) {
             return None;
         }
         let found = store.peek(&space, entry.block)?.entry;

@@ -114,7 +114,7 @@ pub(crate) fn address_in(
     block: OriginBlock,
 ) -> Option<(VolumeSpace, Address)> {
     let space = spaces.iter().find(|space| space.id == volume)?;
-    (block.0 < space.blocks).then(|| (*space, space.address(block)))
+    space.contains(block).then(|| (*space, space.address(block)))
 }
 
 /// Where a slot's cell is among the cells of its segment, counted in granules.

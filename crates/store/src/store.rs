@@ -44,9 +44,17 @@ pub struct VolumeSpace {
 }
 
 impl VolumeSpace {
+    /// Whether the volume has this block. Block numbers that come from a device are to be asked about:
+    /// the address of one beyond the end belongs to another volume, or to none.
+    #[inline]
+    pub fn contains(&self, block: OriginBlock) -> bool {
+        block.0 < self.blocks
+    }
+
     /// The address of a block of this volume.
     #[inline]
     pub fn address(&self, block: OriginBlock) -> Address {
+        debug_assert!(self.contains(block), "{block:?} is beyond the end of {:?}", self.id);
         Address(self.base + block.0)
     }
 

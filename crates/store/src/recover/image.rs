@@ -9,6 +9,7 @@ use forebay_device::Queue;
 use forebay_format::{Geometry, IndexEntry, SegmentState as SegmentLine};
 use forebay_lane::Lane;
 
+use super::address_in;
 use super::firsts::{Bounds, reopened};
 use crate::checkpoint::source::CheckpointSource;
 use crate::error::StoreError;
@@ -87,10 +88,10 @@ pub(super) async fn load(
                 dirty.insert(entry.volume);
             }
             let segment = geometry.place_of(entry.slot).0;
-            let Some(space) = spaces.iter().find(|space| space.id == entry.volume) else {
+            let Some((_, address)) = address_in(spaces, entry.volume, entry.block) else {
                 continue;
             };
-            if entry.block.0 >= space.blocks || gone(segment.0 as usize) {
+            if gone(segment.0 as usize) {
                 continue;
             }
             let version = Entry {
@@ -100,11 +101,11 @@ pub(super) async fn load(
                 rank: entry.rank,
                 check: check_of(&entry, bits),
             };
-            index.restore(space.address(entry.block), version).map_err(unfit)?;
+            index.restore(address, version).map_err(unfit)?;
         }
         for mask in items.masks() {
-            if let Some(space) = spaces.iter().find(|space| space.id == mask.volume) {
-                index.restore_mask(space.address(mask.block), mask.mask).map_err(unfit)?;
+            if let Some((_, address)) = address_in(spaces, mask.volume, mask.block) {
+                index.restore_mask(address, mask.mask).map_err(unfit)?;
             }
         }
     }

@@ -76,6 +76,7 @@ impl EngineLane {
             if let Some(next) = entries.get(number + LOOKED_UP_AHEAD)
                 && let Some((id, Some(space))) = &space
                 && *id == next.volume
+                && space.contains(next.block)
             {
                 store.expect(space, next.block);
             }
@@ -86,7 +87,8 @@ impl EngineLane {
                 space = Some((entry.volume, store.space_of(entry.volume)));
             }
             let Some((_, Some(space))) = space else { continue };
-            if let Some(found) = store.peek(&space, entry.block)
+            if space.contains(entry.block)
+                && let Some(found) = store.peek(&space, entry.block)
                 && found.entry.slot == slot
             {
                 count += 1;
