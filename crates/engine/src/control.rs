@@ -8,6 +8,7 @@ mod open;
 mod patience;
 pub(crate) mod recognise;
 pub(crate) mod samples;
+mod table;
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -25,8 +26,11 @@ use forebay_store::planted::{self, PlantedBug};
 use crate::control::attach::usable;
 use crate::control::samples::Look;
 use crate::error::{EngineError, EngineErrorKind};
+use crate::io::commit::Commits;
+use crate::io::notes::Notes;
+use crate::io::origin::OriginIo;
 use crate::lane::engine::EngineLane;
-use crate::path::plan::keeps_dirty;
+use crate::plan::keeps_dirty;
 use crate::settings::settings_of;
 use crate::state::volume::{Volume, VolumeState};
 
@@ -259,7 +263,7 @@ impl EngineLane {
             ));
         }
         if let Some(view) = self.lane_volume(volume.id) {
-            let sync = async move { view.sync_origin().await };
+            let sync = async move { OriginIo(&view).sync().await };
             self.patiently_to_its_end(volume, sync).await?.map_err(|_| {
                 EngineError::new(
                     EngineErrorKind::Failed,
@@ -270,7 +274,7 @@ impl EngineLane {
         if self.cache.store.health.failed() && volume.dirty_blocks() == 0 {
             let view = self.lane_volume(volume.id);
             let settled = match &view {
-                Some(view) => view.settle_forgotten(&(0..volume.size()), false).await,
+                Some(view) => Commits(view).settle_forgotten(&(0..volume.size()), false).await,
                 None => Err(IoError::Io),
             };
             if settled.is_err() {
@@ -372,7 +376,7 @@ impl EngineLane {
         let (mut print, mut samples) = (None, None);
         if let Some(view) = self.lane_volume(volume.id) {
             let syncing = view.clone();
-            let sync = async move { syncing.sync_origin().await };
+            let sync = async move { OriginIo(&syncing).sync().await };
             match self.patiently_to_its_end(&volume, sync).await {
                 Ok(Ok(())) => (),
                 Ok(Err(_)) => {
@@ -383,13 +387,13 @@ impl EngineLane {
                 }
                 Err(unanswered) => result = result.and(Err(unanswered)),
             }
-            if view.commit_or_outlive().await.is_err() {
+            if Commits(&view).commit_or_outlive().await.is_err() {
                 result = Err(self.left_behind(&volume));
             }
             volume.set_state(VolumeState::Removed);
             let ended = self.patiently(&volume, self.wait_for_writeback(&volume)).await;
             result = result.and(ended);
-            view.note_the_end().await;
+            Notes(&view).note_the_end().await;
             // Barrier for invariant 12: what the fingerprint is taken of cannot change its mind. The
             // last writes of writeback may have come after the sync above.
             let look = async {

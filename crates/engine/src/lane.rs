@@ -5,21 +5,21 @@ pub(crate) mod engine;
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
-use std::time::Duration;
 
+use forebay_core::Nanos;
 use forebay_core::why::MissReason;
-use forebay_core::{IoError, Nanos};
 use forebay_device::Queue;
-use forebay_lane::{Lane, either};
+use forebay_lane::Lane;
 use forebay_policy::SequentialCutoff;
-use forebay_store::{StoreError, StoreLane};
+use forebay_store::StoreLane;
 
 use crate::api::{CompletionSink, Request};
+use crate::state::cache::hang::Work;
 use crate::state::cache::{Cache, Memory, STREAMS};
 use crate::state::curve::Watch;
 use crate::state::origin::Origin;
 use crate::state::replacement::Replacement;
-use crate::state::volume::{Volume, VolumeState};
+use crate::state::volume::Volume;
 use crate::stats::LaneStats;
 
 /// A future that carries out one request, in memory that is used again.
@@ -39,9 +39,9 @@ pub struct LaneVolume {
     pub(crate) volume: Arc<Volume>,
     pub(crate) store: Rc<StoreLane>,
     pub(crate) origin: Origin,
-    cutoff: RefCell<SequentialCutoff>,
+    pub(crate) cutoff: RefCell<SequentialCutoff>,
     /// The last request that was asked about, and the answer.
-    last_verdict: Cell<((bool, u64, u64), bool)>,
+    pub(crate) last_verdict: Cell<((bool, u64, u64), bool)>,
     /// The replacement policy, unless there is another one by now.
     pub(crate) replacement: RefCell<(u64, Arc<Replacement>)>,
     pub(crate) watch: Watch,
@@ -113,57 +113,23 @@ impl LaneVolume {
         self.volume.stats.lane(usize::from(self.lane().id().0))
     }
 
-    /// Whether a request is part of a stream that goes round the cache.
-    pub(crate) fn is_sequential(&self, write: bool, offset: u64, len: u64) -> bool {
-        let threshold = self.volume.sequential_cutoff();
-        if threshold == 0 {
-            return false;
-        }
-        // A request that could not be answered at once is asked about again.
-        let request = (write, offset, len);
-        let (last, verdict) = self.last_verdict.get();
-        if last == request {
-            return verdict;
-        }
-        let verdict = self.cutoff.borrow_mut().observe(write, offset, len).bypass(threshold);
-        self.last_verdict.set((request, verdict));
-        verdict
+    /// Whether reads or writes had better do without the cache device. What it has can often be read
+    /// when it takes nothing new.
+    #[inline]
+    pub(crate) fn is_unavailable_to(&self, write: bool) -> bool {
+        self.cache.health.is_hung() || (write && self.store.store().health.failed())
     }
 
-    /// Whether writes find no room in the log, and need not wait for any. Those of a volume in order do:
-    /// nothing of it goes round the log (invariant 28).
-    pub(crate) fn is_starved(&self) -> bool {
-        self.cache.is_starved() && !self.volume.is_ordered()
-    }
-
-    /// Waits until there may be room in the log, or none is needed any more.
-    ///
-    /// # Errors
-    /// The cache device has failed: there will be none.
-    pub(crate) async fn wait_for_space(
+    /// Does something on the cache device. `None`: the device hangs, and the work goes on by itself.
+    pub(crate) async fn unless_hung<T: 'static>(
         &self,
-        listening: forebay_lane::Notified<'_>,
-    ) -> Result<(), IoError> {
-        let store = self.store.store();
-        if store.health.failed() {
-            return Err(IoError::Io);
+        work: impl Future<Output = T> + 'static,
+    ) -> Option<T> {
+        let mut work: Work<T> = Box::pin(work);
+        let end = self.cache.unless_it_can_be_noted(&mut work).await;
+        if end.is_none() {
+            self.lane().spawn(async move { drop(work.await) });
         }
-        if self.volume.state() != VolumeState::Running {
-            return Err(IoError::ShuttingDown);
-        }
-        store.space_wanted.notify_all();
-        if self.is_starved() {
-            // Dirty copies turn clean, which nobody tells.
-            self.volume.writeback_wanted.notify_all();
-            either(listening, self.lane().sleep(Duration::from_millis(20))).await;
-        } else {
-            listening.await;
-        }
-        Ok(())
-    }
-
-    pub(crate) fn store_failed(&self, error: &StoreError) -> IoError {
-        tracing::debug!(%error, volume = self.volume.name, "a request fails");
-        IoError::Io
+        end
     }
 }

@@ -8,6 +8,7 @@
 //! - `path`: one file for each kind of request, and what they share: the plan (pure; the only branches
 //!   on the mode), admission, what the replacement policy is told, cached copies, going on without the
 //!   cache device
+//! - `io`: the steps of which both are made: cached copies, the origin, admission, commits
 //! - `lane`: a volume and a cache as one lane sees them
 //! - `state`: what lanes share: the cache, its volumes, and their parts
 //! - [`api`], `front_end`, [`settings`], [`stats`], `error`: the interface to other crates
@@ -18,10 +19,12 @@ mod background;
 mod control;
 mod error;
 mod front_end;
+mod io;
 mod lane;
 #[cfg(all(test, feature = "loom"))]
 mod loom_tests;
 mod path;
+mod plan;
 mod serve;
 pub mod settings;
 mod state;

@@ -10,8 +10,13 @@ use forebay_policy::curve::Access;
 
 use crate::api::{BlockService, Coming, Completion, CompletionSink, Extent, Request};
 use crate::lane::{LaneVolume, Start};
+use crate::path::discard::Discarder;
 use crate::path::discard::Zeroes;
+use crate::path::flush::Flusher;
 use crate::path::memory;
+use crate::path::read::Reader;
+use crate::path::write::Writer;
+use crate::serve::observe::Observer;
 use crate::state::volume::VolumeState;
 use crate::stats::{Kind, LaneStats, QUICK_SAMPLE, bump};
 
@@ -44,9 +49,9 @@ pub(crate) fn requests() -> Rc<dyn Start> {
         pool: Pool::default(),
         make: |volume: Rc<LaneVolume>, request: Request, sink: Rc<dyn CompletionSink>| async move {
             let promise = Promise { volume: &volume, tag: request.tag, sink: &*sink };
-            let completion = volume.serve(request).await;
+            let completion = Dispatch(&volume).serve(request).await;
             std::mem::forget(promise);
-            volume.request_ended();
+            Dispatch(&volume).request_ended();
             sink.complete(completion);
         },
     })
@@ -62,24 +67,28 @@ struct Promise<'a> {
 impl Drop for Promise<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            self.volume.request_ended();
+            Dispatch(self.volume).request_ended();
             self.sink.complete(Completion { tag: self.tag, result: Err(IoError::Io), data: None });
         }
     }
 }
 
-impl LaneVolume {
-    async fn serve(&self, request: Request) -> Completion {
-        let started = self.now();
+/// See the module.
+#[derive(Clone, Copy)]
+pub(crate) struct Dispatch<'a>(pub(crate) &'a LaneVolume);
+
+impl Dispatch<'_> {
+    async fn serve(self, request: Request) -> Completion {
+        let started = self.0.now();
         let Request { tag, op, offset, len, fua, fast, no_hole, data } = request;
         let write = matches!(op, Op::Write | Op::WriteZeroes | Op::Discard);
         let range =
-            if op == Op::Flush { Ok(()) } else { self.volume.check_range(offset, len, write) };
+            if op == Op::Flush { Ok(()) } else { self.0.volume.check_range(offset, len, write) };
         if range.is_ok() && len > 0 {
             match op {
-                Op::Read => self.watch(Access::Read, offset, len),
-                Op::Write => self.watch(Access::Write, offset, len),
-                Op::WriteZeroes | Op::Discard => self.watch_zeroed(op, offset, len),
+                Op::Read => Observer(self.0).watch(Access::Read, offset, len),
+                Op::Write => Observer(self.0).watch(Access::Write, offset, len),
+                Op::WriteZeroes | Op::Discard => Observer(self.0).watch_zeroed(op, offset, len),
                 Op::Flush | Op::Prefetch => (),
             }
         }
@@ -89,37 +98,37 @@ impl LaneVolume {
             Ok(()) => match op {
                 Op::Read => {
                     let buf = data.unwrap_or_else(|| IoBuf::for_overwrite(len as usize));
-                    let (result, buf) = self.read(offset, len, buf).await;
+                    let (result, buf) = Reader(self.0).read(offset, len, buf).await;
                     (result, Some(buf))
                 }
-                Op::Prefetch => (self.prefetch(offset, len).await, data),
+                Op::Prefetch => (Reader(self.0).prefetch(offset, len).await, data),
                 Op::Write => match data {
                     Some(data) if data.len() as u64 == len => {
-                        let (result, data) = self.write(offset, data, fua).await;
+                        let (result, data) = Writer(self.0).write(offset, data, fua).await;
                         (result, Some(data))
                     }
                     other => (Err(IoError::Invalid), other),
                 },
                 Op::WriteZeroes => {
                     let zeroes = Zeroes { fast, no_hole };
-                    (self.write_zeroes(offset, len, fua, zeroes).await, data)
+                    (Discarder(self.0).write_zeroes(offset, len, fua, zeroes).await, data)
                 }
-                Op::Discard => (self.discard(offset, len, fua).await, data),
-                Op::Flush => (self.flush().await, data),
+                Op::Discard => (Discarder(self.0).discard(offset, len, fua).await, data),
+                Op::Flush => (Flusher(self.0).flush().await, data),
             },
         };
         let result = match result {
             // It was left behind when the volume stopped without its origin.
-            Err(IoError::Io) if self.volume.waits.is_closed() => Err(IoError::ShuttingDown),
+            Err(IoError::Io) if self.0.volume.waits.is_closed() => Err(IoError::ShuttingDown),
             result => result,
         };
-        let stats = self.stats();
+        let stats = self.0.stats();
         let kind = match op {
             Op::Read | Op::Prefetch => Kind::Read,
             Op::Flush => Kind::Flush,
             Op::Write | Op::WriteZeroes | Op::Discard => Kind::Write,
         };
-        let now = self.now();
+        let now = self.0.now();
         stats.latency(kind, now.since(started), 1);
         if result.is_err() {
             bump(&stats.counters.errors, 1);
@@ -128,32 +137,32 @@ impl LaneVolume {
         Completion { tag, result, data }
     }
 
-    fn request_ended(&self) {
-        let in_flight = &self.stats().in_flight;
+    fn request_ended(self) {
+        let in_flight = &self.0.stats().in_flight;
         in_flight.store(in_flight.load(Ordering::Relaxed) - 1, Ordering::SeqCst);
-        if self.volume.state() != VolumeState::Running {
-            self.volume.progress.notify_all();
+        if self.0.volume.state() != VolumeState::Running {
+            self.0.volume.progress.notify_all();
         }
     }
 
     /// Does what needs no waiting, counted as a request in flight.
     #[inline]
     fn quickly(
-        &self,
+        self,
         access: Access,
         (offset, len): (u64, usize),
         act: impl FnOnce() -> Option<Result<(), IoError>>,
     ) -> Option<Result<(), IoError>> {
         // Counted before the state is looked at, as in `submit`.
-        let stats = self.stats();
+        let stats = self.0.stats();
         let in_flight = &stats.in_flight;
         let before = in_flight.load(Ordering::Relaxed);
         in_flight.swap(before + 1, Ordering::SeqCst);
-        let done = if self.volume.state() == VolumeState::Running {
+        let done = if self.0.volume.state() == VolumeState::Running {
             let started = self.sample(stats);
             let done = act();
             if done.is_some() {
-                self.watch_on(stats, access, offset, len as u64);
+                Observer(self.0).watch_on(stats, access, offset, len as u64);
                 let kind = if access == Access::Read { Kind::Read } else { Kind::Write };
                 self.sampled(stats, kind, started);
             }
@@ -166,15 +175,15 @@ impl LaneVolume {
     }
 
     /// Whether the latency of a request that is answered at once is to be measured.
-    fn sample(&self, stats: &LaneStats) -> Option<Nanos> {
+    fn sample(self, stats: &LaneStats) -> Option<Nanos> {
         let quick = &stats.quick;
         bump(quick, 1);
-        quick.load(Ordering::Relaxed).is_multiple_of(QUICK_SAMPLE).then(|| self.now())
+        quick.load(Ordering::Relaxed).is_multiple_of(QUICK_SAMPLE).then(|| self.0.now())
     }
 
-    fn sampled(&self, stats: &LaneStats, kind: Kind, started: Option<Nanos>) {
+    fn sampled(self, stats: &LaneStats, kind: Kind, started: Option<Nanos>) {
         if let Some(started) = started {
-            let now = self.now();
+            let now = self.0.now();
             stats.foreground(now);
             stats.latency(kind, now.since(started), QUICK_SAMPLE);
         }
@@ -196,12 +205,12 @@ impl BlockService for LaneVolume {
 
     fn read_now(&self, offset: u64, into: &mut [u8]) -> Option<Result<(), IoError>> {
         let range = (offset, into.len());
-        self.quickly(Access::Read, range, || self.read_quickly(offset, into))
+        Dispatch(self).quickly(Access::Read, range, || Reader(self).read_quickly(offset, into))
     }
 
     fn write_now(&self, offset: u64, data: &[u8]) -> Option<Result<(), IoError>> {
         let range = (offset, data.len());
-        self.quickly(Access::Write, range, || self.write_quickly(offset, data))
+        Dispatch(self).quickly(Access::Write, range, || Writer(self).write_quickly(offset, data))
     }
 
     fn expect(&self, op: Op, offset: u64, coming: Coming) {

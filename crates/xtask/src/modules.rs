@@ -11,7 +11,7 @@ use crate::tree::{TextFile, Tree};
 /// Crates with layers: the top-level modules that are layers, from the bottom to the top. A module that is
 /// not named is below all of them.
 const LAYERS: &[(&str, &[&str])] =
-    &[("engine", &["state", "lane", "path", "serve", "background", "control"])];
+    &[("engine", &["state", "lane", "io", "path", "serve", "background", "control"])];
 
 /// Crates whose modules still import each other in cycles.
 const WITH_CYCLES: &[&str] = &["format", "lab", "sim", "store"];

@@ -10,6 +10,7 @@ use forebay_core::SegmentId;
 use forebay_policy::Rank;
 use forebay_store::segments::SegmentUse;
 
+use crate::io::policy::Policy;
 use crate::lane::engine::EngineLane;
 use crate::state::replacement::{How, Replacement};
 
@@ -83,7 +84,7 @@ impl EngineLane {
                 let change = |rank| passed(Rank::from_bits(rank)).bits();
                 let ranks = store.rerank(&space, live.block, live.slot, change);
                 if let (Some((1.., 0)), Some(volume)) = (ranks, &volume) {
-                    volume.remember_given_up(live.block);
+                    Policy(volume).remember_given_up(live.block);
                 }
             }
         }

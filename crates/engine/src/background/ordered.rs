@@ -23,12 +23,16 @@ use forebay_lane::{concurrently, either, join_all};
 use forebay_policy::sweep::Merge;
 use forebay_policy::{Bucket, Decision, Pacer, RateControl, next_run};
 use forebay_store::planted::{self, PlantedBug};
-use forebay_store::{Front, OrderedVersion, Pinned, StoreError};
+use forebay_store::{Front, OrderedVersion, Pinned};
 
-use crate::background::pace::{FIRST_RETRY, LONGEST_RETRY, LONGEST_WAIT, reason};
+use crate::background::pace::{
+    FIRST_RETRY, LONGEST_RETRY, LONGEST_WAIT, dirty_state, load, pause_for, reason,
+};
+use crate::io::copies::Copies;
+use crate::io::origin::OriginIo;
 use crate::lane::LaneVolume;
-use crate::path::plan::keeps_dirty;
-use crate::path::read::bytes_of;
+use crate::plan::keeps_dirty;
+use crate::state::volume::layout::bytes_of;
 use crate::state::volume::{Volume, VolumeState};
 use crate::state::writeback_error::WritebackError;
 use crate::stats::bump;
@@ -89,6 +93,7 @@ pub(crate) enum Ending {
 
 /// Runs until the volume is no longer ordered, cannot be put in order, or leaves, or the cache stops.
 pub(crate) async fn run(volume: &Rc<LaneVolume>) -> Ending {
+    let ordered = Ordered(volume.clone());
     let store = volume.cache.store.clone();
     let id = volume.volume.id;
     // Nobody has watched the origin since they were written, and to write them again does no harm.
@@ -107,9 +112,9 @@ pub(crate) async fn run(volume: &Rc<LaneVolume>) -> Ending {
     while !volume.cache.is_stopping() && volume.volume.state() != VolumeState::Removed {
         let settings = volume.volume.settings();
         let result = if !settings.ordered || !keeps_dirty(settings.mode) {
-            volume.leave_order().await
+            ordered.leave_order().await
         } else if !store.has_order(id) {
-            let entered = volume.enter_order().await;
+            let entered = ordered.enter_order().await;
             if let Err(error) = entered {
                 volume.volume.set_writeback_error(Some(error));
                 volume.volume.set_ordered(false);
@@ -117,7 +122,7 @@ pub(crate) async fn run(volume: &Rc<LaneVolume>) -> Ending {
             }
             Ok(())
         } else {
-            volume.step(&mut progress).await
+            ordered.step(&mut progress).await
         };
         if !volume.volume.is_ordered() {
             return Ending::Over;
@@ -131,7 +136,7 @@ pub(crate) async fn run(volume: &Rc<LaneVolume>) -> Ending {
             }
             Err(error) => {
                 volume.volume.set_writeback_error(Some(error));
-                volume.pause_for(progress.retry).await;
+                pause_for(volume, progress.retry).await;
                 progress.retry = (progress.retry * 2).min(LONGEST_RETRY);
             }
         }
@@ -161,41 +166,29 @@ impl Volume {
     }
 }
 
-impl LaneVolume {
-    /// Makes everything that was appended before durable. On an ordered volume a group ends here.
-    ///
-    /// # Errors
-    /// The cache device failed.
-    pub(crate) async fn commit(&self) -> Result<(), StoreError> {
-        let store = self.store.store();
-        let boundary = self.volume.is_ordered() && !planted::has(PlantedBug::FlushIsNoBoundary);
-        let cut = if boundary { store.cut(self.volume.id, self.now()) } else { None };
-        self.store.commit().await?;
-        if let Some(cut) = cut {
-            store.confirm_cut(self.volume.id, cut);
-        }
-        self.note_regions().await;
-        self.trust_again().await
-    }
+/// See the module.
+#[derive(Clone)]
+struct Ordered(Rc<LaneVolume>);
 
+impl Ordered {
     /// Closes the group that is open, whether or not a client has flushed: any commit is a point at
     /// which the power could have failed. Returns the cut.
     async fn close_group(&self) -> Result<u64, WritebackError> {
-        let store = self.store.store();
-        let cut = store.cut(self.volume.id, self.now()).unwrap_or(0);
-        self.store.commit().await.map_err(WritebackError::NotNoted)?;
-        store.confirm_cut(self.volume.id, cut);
+        let store = self.0.store.store();
+        let cut = store.cut(self.0.volume.id, self.0.now()).unwrap_or(0);
+        self.0.store.commit().await.map_err(WritebackError::NotNoted)?;
+        store.confirm_cut(self.0.volume.id, cut);
         Ok(cut)
     }
 
     /// Puts the volume in order: from now on what is written is known, and what is dirty comes first.
     async fn enter_order(&self) -> Result<(), WritebackError> {
-        let store = self.store.store();
-        let volume = &self.volume;
+        let store = self.0.store.store();
+        let volume = &self.0.volume;
         // What is dirty and what is appended from the beginning on is held, and keeps its segments from all
         // volumes: an origin that does not answer is waited for before that.
         drop(volume.ranges.exclusive(0..u64::MAX).await);
-        if let Err(error) = self.origin.sync().await {
+        if let Err(error) = self.0.origin.sync().await {
             volume.origin_sync_fails();
             return Err(error.into());
         }
@@ -212,14 +205,14 @@ impl LaneVolume {
     }
 
     async fn enter_with_everything(&self) -> Result<(), WritebackError> {
-        let store = self.store.store();
-        let volume = &self.volume;
+        let store = self.0.store.store();
+        let volume = &self.0.volume;
         // What has gone round or through the cache belongs to what was there before.
-        self.sync_origin().await.map_err(|_| WritebackError::Unsynced)?;
+        OriginIo(&self.0).sync().await.map_err(|_| WritebackError::Unsynced)?;
         let room = store.make_room_in_order(volume.dirty_blocks());
         room?;
-        let before = store.cut(volume.id, self.now()).unwrap_or(0);
-        self.store.commit().await.map_err(WritebackError::NotNoted)?;
+        let before = store.cut(volume.id, self.0.now()).unwrap_or(0);
+        self.0.store.commit().await.map_err(WritebackError::NotNoted)?;
         // Records up to here may have been on their way already; what they have, the index knows.
         store.drop_before(volume.id, before);
         let mut dirty = Vec::new();
@@ -232,36 +225,36 @@ impl LaneVolume {
                 forebay_lane::yield_now().await;
             }
         }
-        let first = store.first_cut(volume.id, self.now()).unwrap_or(0);
-        self.store.commit().await.map_err(WritebackError::NotNoted)?;
+        let first = store.first_cut(volume.id, self.0.now()).unwrap_or(0);
+        self.0.store.commit().await.map_err(WritebackError::NotNoted)?;
         store.confirm_cut(volume.id, first);
         Ok(())
     }
 
     /// Hands the volume over to plain writeback.
     async fn leave_order(&self) -> Result<(), WritebackError> {
-        if let Err(error) = self.store.leave_order(self.volume.id).await {
-            let store = self.store.store();
+        if let Err(error) = self.0.store.leave_order(self.0.volume.id).await {
+            let store = self.0.store.store();
             if !store.health.failed() {
                 return Err(WritebackError::NotNoted(error));
             }
             // The operator has given up the order, and what can still be read is to be had.
-            store.end_ordered(self.volume.id);
+            store.end_ordered(self.0.volume.id);
         }
-        self.volume.set_ordered(false);
-        if self.volume.settings().ordered {
+        self.0.volume.set_ordered(false);
+        if self.0.volume.settings().ordered {
             // It was switched on again meanwhile.
-            self.volume.set_ordered(true);
+            self.0.volume.set_ordered(true);
         }
         // Writes that wait for room may go round the log now.
-        self.cache.store.space.notify_all();
+        self.0.cache.store.space.notify_all();
         Ok(())
     }
 
     /// Writes the next group, or waits until there is a reason to.
-    async fn step(self: &Rc<Self>, progress: &mut Progress) -> Result<(), WritebackError> {
-        let volume = &self.volume;
-        let store = self.store.store();
+    async fn step(&self, progress: &mut Progress) -> Result<(), WritebackError> {
+        let volume = &self.0.volume;
+        let store = self.0.store.store();
         let wanted = volume.writeback_wanted.listen();
         let settings = volume.settings();
         progress.pacer.set_settings(settings.clone());
@@ -276,29 +269,29 @@ impl LaneVolume {
         let dirty = volume.dirty_blocks().saturating_sub(volume.bad_count());
         let dirty = dirty.saturating_sub(unsettled.unwrap_or(0)).max(held);
         if asked && progress.sweep.is_none() && dirty + unsettled.unwrap_or(0) > 0 {
-            let started = self.now();
+            let started = self.0.now();
             progress.sweep = Some(Sweep { cut: self.close_group().await?, started });
         }
-        let now = self.now();
+        let now = self.0.now();
         // A group without blocks has to be noted all the same.
         let to_write = dirty.max(u64::from(entering));
         let pending = unsettled.unwrap_or(0);
-        let mut state = self.dirty_state(now, &settings, to_write, pending);
+        let mut state = dirty_state(&self.0, now, &settings, to_write, pending);
         state.draining = asked || entering;
-        state.space_wanted |= self.cache.is_pressed();
+        state.space_wanted |= self.0.cache.is_pressed();
         let late = progress.unsettled_since.is_some_and(|since| now.since(since) >= SETTLE_AFTER);
         if progress.control.is_due(now) {
-            let load = self.load(now, &state, std::mem::take(&mut progress.written));
+            let load = load(&self.0, now, &state, std::mem::take(&mut progress.written));
             progress.control.look(now, &settings, &load);
         }
-        let most = MOST_UNSETTLED.min(self.cache.store.capacity_blocks() / 16).max(1);
-        let hurry = asked || entering || self.cache.is_pressed() || late;
+        let most = MOST_UNSETTLED.min(self.0.cache.store.capacity_blocks() / 16).max(1);
+        let hurry = asked || entering || self.0.cache.is_pressed() || late;
         match progress.pacer.decide(now, &state) {
             Decision::Write { urgency } if unsettled.unwrap_or(0) < most && !late => {
                 let rate = progress.control.rate(urgency, &settings);
                 if let Some(at) = progress.bucket.wait(now, rate) {
                     let at = at.min(now + LONGEST_WAIT);
-                    either(wanted, self.lane().sleep_until(at)).await;
+                    either(wanted, self.0.lane().sleep_until(at)).await;
                     return Ok(());
                 }
                 progress.why = reason(progress.pacer.trigger(), asked);
@@ -312,7 +305,7 @@ impl LaneVolume {
                     self.close_group().await?;
                 }
                 if store.front_group(volume.id).is_none() {
-                    either(wanted, self.lane().sleep(NOTHING_TO_WRITE)).await;
+                    either(wanted, self.0.lane().sleep(NOTHING_TO_WRITE)).await;
                 }
             }
             _ if unsettled.is_some() && (hurry || unsettled >= Some(most)) => {
@@ -321,7 +314,7 @@ impl LaneVolume {
             Decision::Idle { look_again } => {
                 let settle_at = progress.unsettled_since.map(|since| since + SETTLE_AFTER);
                 let until = settle_at.map_or(look_again, |at| at.min(look_again));
-                either(wanted, self.lane().sleep_until(until)).await;
+                either(wanted, self.0.lane().sleep_until(until)).await;
             }
             Decision::Write { .. } => return self.settle(progress).await,
         }
@@ -331,12 +324,12 @@ impl LaneVolume {
 
     /// Writes the group in front, syncs the origin, and notes that it is there.
     async fn write_front(
-        self: &Rc<Self>,
+        &self,
         front: Front,
         progress: &mut Progress,
     ) -> Result<(), WritebackError> {
-        let volume = &self.volume;
-        let store = self.store.store();
+        let volume = &self.0.volume;
+        let store = self.0.store.store();
         if front.settle_first {
             self.settle(progress).await?;
         }
@@ -363,7 +356,7 @@ impl LaneVolume {
         }
         store.group_written(volume.id, front.through, &unreadable);
         progress.closed_at = front.closed_at;
-        progress.unsettled_since.get_or_insert(self.now());
+        progress.unsettled_since.get_or_insert(self.0.now());
         if !store.is_in_order(volume.id) {
             // With this the origin is at a flush.
             return self.settle(progress).await;
@@ -373,8 +366,8 @@ impl LaneVolume {
 
     /// Makes it durable that the origin has what was written, and marks it clean.
     async fn settle(&self, progress: &mut Progress) -> Result<(), WritebackError> {
-        let volume = &self.volume;
-        let noted = self.store.note_written(volume.id).await;
+        let volume = &self.0.volume;
+        let noted = self.0.store.note_written(volume.id).await;
         let noted = noted.map_err(WritebackError::NotNoted)?;
         progress.unsettled_since = None;
         let Some(horizon) = noted else { return Ok(()) };
@@ -382,10 +375,10 @@ impl LaneVolume {
             // Its dirty blocks are counted by whoever has it next.
             return Err(WritebackError::Stopped);
         }
-        for block in self.store.store().settle_groups(&volume.space, horizon) {
-            volume.cleaned(self.lane(), block);
-            bump(&self.stats().counters.written_back_blocks, 1);
-            self.stats().why.written_back.count(progress.why, 1);
+        for block in self.0.store.store().settle_groups(&volume.space, horizon) {
+            volume.cleaned(self.0.lane(), block);
+            bump(&self.0.stats().counters.written_back_blocks, 1);
+            self.0.stats().why.written_back.count(progress.why, 1);
         }
         if progress.closed_at > Nanos(0) {
             volume.clean_since(progress.closed_at);
@@ -395,22 +388,22 @@ impl LaneVolume {
     }
 
     fn end_sweep(&self, progress: &mut Progress) {
-        let store = self.store.store();
+        let store = self.0.store.store();
         if let Some(Sweep { cut, started }) = progress.sweep
-            && store.has_settled(self.volume.id, cut)
+            && store.has_settled(self.0.volume.id, cut)
         {
             progress.sweep = None;
-            self.volume.swept(started);
-            self.volume.progress.notify_all();
+            self.0.volume.swept(started);
+            self.0.volume.progress.notify_all();
         }
     }
 
     /// Writes versions to the origin, in the order of blocks, and syncs it.
-    async fn write_group(self: &Rc<Self>, versions: &[(OriginBlock, OrderedVersion)]) -> Outcome {
-        let settings = self.volume.settings();
-        let failures = self.volume.sync_failures();
+    async fn write_group(&self, versions: &[(OriginBlock, OrderedVersion)]) -> Outcome {
+        let settings = self.0.volume.settings();
+        let failures = self.0.volume.sync_failures();
         let outcome = Rc::new(RefCell::new(Outcome::default()));
-        let merge = Merge::of(self.volume.block, settings.merge_bytes, 0);
+        let merge = Merge::of(self.0.volume.block, settings.merge_bytes, 0);
         for mut batch in versions.chunks(BATCH_BLOCKS) {
             let blocks: Vec<OriginBlock> = batch.iter().map(|(block, _)| *block).collect();
             let mut runs = Vec::new();
@@ -427,7 +420,7 @@ impl LaneVolume {
                     async move { this.write_held_run(&run, &outcome).await }
                 })
             };
-            concurrently(self.lane(), settings.writeback_depth.max(1) as usize, work).await;
+            concurrently(self.0.lane(), settings.writeback_depth.max(1) as usize, work).await;
             if outcome.borrow().error.is_some() {
                 break;
             }
@@ -437,10 +430,10 @@ impl LaneVolume {
         if outcome.any && outcome.error.is_none() && !unsynced {
             // Barrier for invariants 9 and 28: the group before the next, and before anything is
             // called clean.
-            if let Err(error) = self.origin.sync().await {
-                self.volume.origin_sync_fails();
+            if let Err(error) = self.0.origin.sync().await {
+                self.0.volume.origin_sync_fails();
                 outcome.error = Some(error.into());
-            } else if self.volume.sync_failures() != failures {
+            } else if self.0.volume.sync_failures() != failures {
                 // Somebody else's sync failed, and may have taken these writes with it.
                 outcome.error = Some(WritebackError::SyncLost);
             }
@@ -454,8 +447,8 @@ impl LaneVolume {
         run: &[(OriginBlock, OrderedVersion)],
         outcome: &RefCell<Outcome>,
     ) {
-        let volume = &self.volume;
-        let store = self.store.store();
+        let volume = &self.0.volume;
+        let store = self.0.store.store();
         let (Some((first, _)), Some((last, _))) = (run.first(), run.last()) else { return };
         let range = volume.widen(volume.block_range(*first).start..volume.block_range(*last).end);
         // Nobody may read a part of an older state meanwhile.
@@ -469,7 +462,7 @@ impl LaneVolume {
             run.iter().map(|(block, version)| store.pin_held(*block, version)).collect();
         let reads = pinned.iter().map(|pinned| async move {
             let buf = IoBuf::for_overwrite(volume.block.as_usize());
-            self.read_patiently(std::slice::from_ref(pinned), buf).await
+            Copies(&self.0).read_patiently(std::slice::from_ref(pinned), buf).await
         });
         let reads = join_all(reads).await;
         let mut writes: Vec<(u64, Vec<u8>)> = Vec::new();
@@ -484,7 +477,8 @@ impl LaneVolume {
         drop(pinned);
         for (offset, bytes) in writes {
             outcome.borrow_mut().any = true;
-            if let Err(error) = self.write_sectors(offset, IoBuf::copy_from(&bytes)).await {
+            if let Err(error) = OriginIo(&self.0).write_back(offset, IoBuf::copy_from(&bytes)).await
+            {
                 outcome.borrow_mut().error.get_or_insert(error);
                 return;
             }

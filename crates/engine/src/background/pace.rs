@@ -2,8 +2,14 @@
 
 use std::time::Duration;
 
+use forebay_core::Nanos;
 use forebay_core::why::WritebackReason;
-use forebay_policy::Trigger;
+use forebay_lane::either;
+use forebay_policy::{DirtyState, Load, Trigger};
+use forebay_settings::Settings;
+
+use crate::lane::LaneVolume;
+use crate::state::volume::VolumeState;
 
 /// Waits this long after a failure, doubled each time up to [`LONGEST_RETRY`].
 pub(crate) const FIRST_RETRY: Duration = Duration::from_millis(100);
@@ -23,5 +29,56 @@ pub(crate) fn reason(trigger: Option<Trigger>, asked: bool) -> WritebackReason {
         Some(Trigger::Quiet) => WritebackReason::Quiet,
         Some(Trigger::Age) => WritebackReason::DirtyAge,
         Some(Trigger::Idle) => WritebackReason::Idle,
+    }
+}
+
+/// What writeback decides by: so many blocks of the volume are to be written, and in the whole cache
+/// `pending` are on their origin already and only not marked.
+pub(crate) fn dirty_state(
+    view: &LaneVolume,
+    now: Nanos,
+    settings: &Settings,
+    dirty_blocks: u64,
+    pending: u64,
+) -> DirtyState {
+    let (volume, cache) = (&view.volume, &view.cache);
+    let bound = cache.bound_blocks();
+    DirtyState {
+        dirty_blocks,
+        cache_dirty_blocks: cache.unwritten_blocks().saturating_sub(pending + bound),
+        capacity_blocks: cache.store.capacity_blocks().saturating_sub(bound),
+        oldest_dirty: volume.oldest_dirty(),
+        last_foreground: volume.stats.last_foreground().min(now),
+        draining: false,
+        space_wanted: cache.pauses().of(volume.is_bound()).is_some(),
+        time_of_day: if settings.quiet_hours.is_some() {
+            view.lane().clock().time_of_day()
+        } else {
+            Duration::ZERO
+        },
+    }
+}
+
+/// What the rate control decides by, `written` bytes having been written since the last look.
+pub(crate) fn load(view: &LaneVolume, now: Nanos, state: &DirtyState, written: u64) -> Load {
+    let capacity = state.capacity_blocks.max(1) as f64;
+    Load {
+        dirty_percent: state.dirty_blocks as f64 / capacity * 100.0,
+        latency: view.volume.origin_latency.take(now),
+        written,
+    }
+}
+
+/// Waits before something is tried again, but no longer than the volume is there: whoever sleeps here
+/// keeps the origin open.
+pub(crate) async fn pause_for(view: &LaneVolume, time: Duration) {
+    let until = view.now() + time;
+    loop {
+        let changed = view.volume.writeback_wanted.listen();
+        let gone = view.cache.is_stopping() || view.volume.state() == VolumeState::Removed;
+        if gone || view.now() >= until {
+            return;
+        }
+        either(changed, view.lane().sleep_until(until)).await;
     }
 }

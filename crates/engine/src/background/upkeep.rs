@@ -7,6 +7,7 @@ use std::time::Duration;
 use forebay_lane::either;
 use forebay_store::planted::{self, PlantedBug};
 
+use crate::io::origin::OriginIo;
 use crate::lane::LaneVolume;
 use crate::lane::engine::EngineLane;
 use crate::state::cache::BackgroundEnding;
@@ -71,7 +72,7 @@ pub(crate) async fn origin_syncs(view: Rc<LaneVolume>) {
         let stop = view.cache.background_changed.listen();
         either(stop, view.lane().sleep(interval)).await;
         if volume.origin_unsynced().is_some() && volume.state() != VolumeState::Removed {
-            let _ = view.sync_origin().await;
+            let _ = OriginIo(&view).sync().await;
         }
     }
 }

@@ -10,6 +10,7 @@ use forebay_device::IoBuf;
 use forebay_lane::either;
 
 use crate::error::{EngineError, EngineErrorKind};
+use crate::io::notes::Notes;
 use crate::lane::engine::EngineLane;
 use crate::state::cache::Cache;
 use crate::state::health::{DeviceHealth, LOOK_EVERY};
@@ -48,7 +49,7 @@ pub(crate) async fn run(engine: Weak<EngineLane>, first: bool) {
                 }
                 if let Some(view) = this.lane_volume(volume.id) {
                     // On its own: whatever a ledger waits for, others are looked after.
-                    lane.spawn(async move { view.write_down().await });
+                    lane.spawn(async move { Notes(&view).write_down().await });
                 }
             }
         }

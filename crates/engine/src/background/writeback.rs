@@ -1,33 +1,30 @@
 //! Writeback: dirty blocks to the origin, in the order of their addresses, neighbours merged.
-//!
-//! - [`sweep`]: which blocks come next
-//! - [`flow`]: writes under way, and the syncs that make them durable
-//! - [`run`]: one write
+//! [`sweep`] says which blocks come next; [`io::writeback`](crate::io::writeback) writes them.
 
-mod flow;
-mod run;
 mod sweep;
 
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use forebay_core::Nanos;
 use forebay_core::why::WritebackReason;
-use forebay_core::{Nanos, OriginBlock};
 use forebay_lane::either;
-use forebay_policy::sweep::Merge;
-use forebay_policy::{Bucket, Decision, DirtyState, Load, Pacer, RateControl};
+use forebay_policy::{Bucket, Decision, DirtyState, Pacer, RateControl};
 use forebay_settings::Settings;
-use forebay_store::VersionId;
 
 use crate::background::ordered;
-use crate::background::pace::{FIRST_RETRY, LONGEST_RETRY, LONGEST_WAIT, reason};
+use crate::background::pace::{
+    FIRST_RETRY, LONGEST_RETRY, LONGEST_WAIT, dirty_state, load, pause_for, reason,
+};
+use crate::io::origin::OriginIo;
+use crate::io::writeback::flow::Flow;
+use crate::io::writeback::span::Spans;
 use crate::lane::LaneVolume;
-use crate::path::plan::keeps_dirty;
+use crate::plan::keeps_dirty;
 use crate::state::cache::BackgroundEnding;
 use crate::state::volume::VolumeState;
 use crate::state::writeback_error::WritebackError;
-use flow::Flow;
 use sweep::{Next, Sweep};
 
 /// After a panic it begins again after this time.
@@ -79,7 +76,7 @@ impl Drop for Again {
 pub(crate) async fn run(view: Rc<LaneVolume>, after: Duration) {
     let _ending = BackgroundEnding { cache: view.cache.clone(), task: "writeback" };
     let _again = Again(view.clone());
-    view.pause_for(after).await;
+    pause_for(&view, after).await;
     let settings = view.volume.settings();
     let mut this = Writeback {
         pacer: Pacer::new(settings),
@@ -133,18 +130,18 @@ impl Writeback {
         if draining && !volume.through.lock().is_empty() {
             // Invariant 9: blocks written through become clean when the origin has been synced.
             let many = volume.through_many.listen();
-            if !asked && volume.through.lock().len() < view.most_through() {
+            if !asked && volume.through.lock().len() < OriginIo(&view).most_through() {
                 either(many, view.lane().sleep(THROUGH_SYNC)).await;
             }
             // A failure empties the list: its blocks are written back like others.
-            let _ = view.sync_origin().await;
+            let _ = OriginIo(&view).sync().await;
         }
         let now = view.now();
         let state = self.state(now, draining, &settings);
         self.pacer.set_settings(settings.clone());
         let decision = self.pacer.decide(now, &state);
         if self.control.is_due(now) {
-            let load = self.view.load(now, &state, self.flow.progress.replace(0));
+            let load = load(&self.view, now, &state, self.flow.progress.replace(0));
             self.control.look(now, &settings, &load);
         }
         match decision {
@@ -175,14 +172,14 @@ impl Writeback {
         let volume = &self.view.volume;
         let pending = volume.through.lock().len() as u64 + self.flow.unmarked();
         let dirty = volume.dirty_blocks().saturating_sub(volume.bad_count() + pending);
-        DirtyState { draining, ..self.view.dirty_state(now, settings, dirty, pending) }
+        DirtyState { draining, ..dirty_state(&self.view, now, settings, dirty, pending) }
     }
 
     /// Starts the next write, once there is room for it.
     async fn write(&mut self, settings: &Settings, why: WritebackReason) {
         let view = self.view.clone();
         self.flow.room(settings.writeback_depth).await;
-        match self.sweep.next(&view, view.merging()).await {
+        match self.sweep.next(&view, Spans(&view).merging()).await {
             Next::Run(span) => {
                 self.bucket.take((span.dirty.len() as u64) << view.volume.block.shift());
                 self.flow.start(span, why);
@@ -227,137 +224,9 @@ impl Writeback {
             Err(error) => {
                 self.sweep_failed = true;
                 volume.set_writeback_error(Some(error));
-                self.view.pause_for(self.retry).await;
+                pause_for(&self.view, self.retry).await;
                 self.retry = (self.retry * 2).min(LONGEST_RETRY);
             }
         }
-    }
-}
-
-impl LaneVolume {
-    /// What writeback decides by: so many blocks of the volume are to be written, and in the whole cache
-    /// `pending` are on their origin already and only not marked.
-    pub(crate) fn dirty_state(
-        &self,
-        now: Nanos,
-        settings: &Settings,
-        dirty_blocks: u64,
-        pending: u64,
-    ) -> DirtyState {
-        let (volume, cache) = (&self.volume, &self.cache);
-        let bound = cache.bound_blocks();
-        DirtyState {
-            dirty_blocks,
-            cache_dirty_blocks: cache.unwritten_blocks().saturating_sub(pending + bound),
-            capacity_blocks: cache.store.capacity_blocks().saturating_sub(bound),
-            oldest_dirty: volume.oldest_dirty(),
-            last_foreground: volume.stats.last_foreground().min(now),
-            draining: false,
-            space_wanted: cache.pauses().of(volume.is_bound()).is_some(),
-            time_of_day: if settings.quiet_hours.is_some() {
-                self.lane().clock().time_of_day()
-            } else {
-                Duration::ZERO
-            },
-        }
-    }
-
-    /// What the rate control decides by, `written` bytes having been written since the last look.
-    pub(crate) fn load(&self, now: Nanos, state: &DirtyState, written: u64) -> Load {
-        let capacity = state.capacity_blocks.max(1) as f64;
-        Load {
-            dirty_percent: state.dirty_blocks as f64 / capacity * 100.0,
-            latency: self.volume.origin_latency.take(now),
-            written,
-        }
-    }
-
-    /// So many blocks that were written through are synced at once: until then they take room in the
-    /// log as dirty ones do.
-    pub(crate) fn most_through(&self) -> usize {
-        const MOST: u64 = 16384;
-        (self.cache.store.capacity_blocks() / 16).min(MOST) as usize
-    }
-
-    /// Waits before something is tried again, but no longer than the volume is there: whoever sleeps here
-    /// keeps the origin open.
-    pub(super) async fn pause_for(&self, time: Duration) {
-        let until = self.now() + time;
-        loop {
-            let changed = self.volume.writeback_wanted.listen();
-            let gone = self.cache.is_stopping() || self.volume.state() == VolumeState::Removed;
-            if gone || self.now() >= until {
-                return;
-            }
-            either(changed, self.lane().sleep_until(until)).await;
-        }
-    }
-
-    /// How far blocks are merged. A cache device that has failed is read no more than it must be.
-    fn merging(&self) -> Merge {
-        let settings = self.volume.settings();
-        let gap = if self.is_unavailable_to(true) { 0 } else { settings.writeback_gap };
-        Merge::of(self.volume.block, settings.merge_bytes, gap)
-    }
-
-    /// Writes blocks that are dirty to the origin, as it is to have them now; what was written becomes
-    /// clean with the next sync.
-    ///
-    /// # Errors
-    /// What failed first; it stays dirty.
-    pub(crate) async fn put_on_origin(
-        &self,
-        mut blocks: Vec<OriginBlock>,
-    ) -> Result<(), WritebackError> {
-        let flow = Flow::new(self.shared().ok_or(WritebackError::Stopped)?);
-        blocks.sort_unstable();
-        let mut rest = &blocks[..];
-        while let Some(span) = self.next_span(rest, self.merging()) {
-            rest = rest.get(span.dirty.len()..).unwrap_or(&[]);
-            let (written, error) =
-                self.write_back_span(&span, WritebackReason::Mode, 0, &flow).await;
-            let failures = self.volume.sync_failures();
-            // A sync that has failed since proves that nothing is known of these: they are written again.
-            let known = written.into_iter().filter(|written| written.failures == failures);
-            self.note_through(known.map(|written| (written.block, written.version)));
-            if let Some(error) = error {
-                return Err(error);
-            }
-        }
-        match blocks.iter().find(|block| self.volume.is_bad(**block)) {
-            Some(block) => Err(WritebackError::Unreadable(*block)),
-            None => Ok(()),
-        }
-    }
-
-    /// Notes blocks that are on the origin since they were written, and will be durable there with the
-    /// next sync.
-    pub(crate) fn note_through(&self, blocks: impl Iterator<Item = (OriginBlock, VersionId)>) {
-        let mut through = self.volume.through.lock();
-        through.extend(blocks);
-        if through.len() >= self.most_through() {
-            self.volume.through_many.notify_all();
-        }
-    }
-
-    /// Writes sorted blocks back, syncs the origin and marks them clean; counts them under `why`.
-    /// Blocks that are not dirty are passed over.
-    ///
-    /// # Errors
-    /// What failed first; what could not be written stays dirty.
-    pub(crate) async fn write_back(
-        self: &Rc<Self>,
-        blocks: &[OriginBlock],
-        why: WritebackReason,
-    ) -> Result<(), WritebackError> {
-        let flow = Flow::new(self.clone());
-        let mut rest = blocks;
-        while !flow.has_failed() {
-            let Some(span) = self.next_span(rest, self.merging()) else { break };
-            rest = rest.get(span.dirty.len()..).unwrap_or(&[]);
-            flow.room(self.volume.settings().writeback_depth).await;
-            flow.start(span, why);
-        }
-        flow.settle().await
     }
 }

@@ -2,12 +2,21 @@
 
 use forebay_core::{IoError, OriginBlock, SectorMask, Slot};
 use forebay_device::IoBuf;
+use forebay_store::Entry;
 use forebay_store::planted::{self, PlantedBug};
 use forebay_store::{Appended, Condition, Pinned, Version};
 
+use crate::io::copies::Copies;
+use crate::io::policy::Policy;
+use crate::io::space::Space;
 use crate::lane::LaneVolume;
-use crate::path::read::{Retry, bytes_of};
-use crate::state::volume::{Piece, Volume};
+use crate::path::fill::Filler;
+use crate::path::retry::Retry;
+use crate::path::turns::Turns;
+use crate::state::volume::Volume;
+use crate::state::volume::layout::Piece;
+use crate::state::volume::layout::bytes_of;
+use crate::stats::bump;
 
 /// How far a write to the log has come.
 #[derive(Default)]
@@ -64,42 +73,46 @@ impl Under {
     }
 }
 
-impl LaneVolume {
+/// See the module.
+#[derive(Clone, Copy)]
+pub(crate) struct Appender<'a>(pub(crate) &'a LaneVolume);
+
+impl Appender<'_> {
     /// Appends what is left of a write; waits for room as often as needed, if there will be any. Not to be
     /// called by whoever holds a range: room may depend on writing back what lies in it.
     pub(crate) async fn append_patiently(
-        &self,
+        self,
         offset: u64,
         data: &[u8],
         progress: &mut Progress,
     ) -> Result<Room, IoError> {
         loop {
-            let space = self.store.store().space.listen();
+            let space = self.0.store.store().space.listen();
             let obstacle = match self.append_rest(offset, data, progress).await? {
                 None => return Ok(Room::Found),
                 Some(Obstacle::NoMask) => self.append_completed(offset, data, progress).await?,
                 no_room => no_room,
             };
             if obstacle.is_some() {
-                if self.is_starved() {
+                if Space(self.0).is_starved() {
                     return Ok(Room::Never);
                 }
-                self.wait_for_space(space).await?;
+                Space(self.0).wait_for_space(space).await?;
             }
         }
     }
 
     /// Appends what is left of a write, block by block, each exactly once, up to an obstacle.
     pub(crate) async fn append_rest(
-        &self,
+        self,
         offset: u64,
         data: &[u8],
         progress: &mut Progress,
     ) -> Result<Option<Obstacle>, IoError> {
         let len = data.len() as u64;
         let done = progress.written.len();
-        for piece in self.volume.pieces(offset, len).skip(done) {
-            if !self.has_room_in_order() {
+        for piece in self.0.volume.pieces(offset, len).skip(done) {
+            if !Space(self.0).has_room_in_order() {
                 return Ok(Some(Obstacle::NoRoom));
             }
             match self.append_piece(&piece, data).await? {
@@ -115,29 +128,17 @@ impl LaneVolume {
         Ok(None)
     }
 
-    /// Whether there is memory for what is written to an ordered volume and its origin has to get. If not,
-    /// the next groups are wanted there.
-    #[inline]
-    pub(crate) fn has_room_in_order(&self) -> bool {
-        let (volume, store) = (&self.volume, &self.cache.store);
-        let room = !volume.is_ordered() || store.has_room_in_order(volume.id);
-        if !room {
-            self.cache.volumes().iter().for_each(|volume| volume.writeback_wanted.notify_all());
-        }
-        room
-    }
-
     /// Appends the next block's part of a write together with the rest of the block as the origin has it.
     /// Where something else was quicker, or there is no room, nothing is done; the latter is told. As
-    /// [`LaneVolume::append_patiently`], not for whoever holds a range.
+    /// [`Appender::append_patiently`], not for whoever holds a range.
     async fn append_completed(
-        &self,
+        self,
         offset: u64,
         source: &[u8],
         progress: &mut Progress,
     ) -> Result<Option<Obstacle>, IoError> {
-        let volume = &self.volume;
-        let store = self.store.store();
+        let volume = &self.0.volume;
+        let store = self.0.store.store();
         let mut pieces = volume.pieces(offset, source.len() as u64);
         let Some(piece) = pieces.nth(progress.written.len()) else { return Ok(None) };
         let block = piece.block;
@@ -146,11 +147,11 @@ impl LaneVolume {
         // As with a fill: whoever touches the block from now on, in the log or round it, overtakes this
         // (invariant 5).
         let ticket = store.index.begin_fill(volume.space.address(block));
-        let read = self.read_origin(range, &mut rest, None).await;
+        let read = Filler(self.0).read_origin(range, &mut rest, None).await;
         // Nor has it been left behind by its volume meanwhile, as in `append_piece`.
         let appended = match read.and_then(|()| volume.still_there().map_err(Retry::Fail)) {
             Ok(()) => {
-                let rank = self.rank_of_write(block);
+                let rank = Policy(self.0).rank_of_write(block);
                 let version = Version {
                     space: &volume.space,
                     block,
@@ -160,8 +161,8 @@ impl LaneVolume {
                     condition: Condition::Fill(&ticket),
                 };
                 let mut slot = Slot(0);
-                let class = self.class_of_write(rank);
-                let appended = self.store.append_at(version, class, &mut slot, |cell| {
+                let class = Policy(self.0).class_of_write(rank);
+                let appended = self.0.store.append_at(version, class, &mut slot, |cell| {
                     cell.fill(0);
                     cell[bytes_of(&volume.sectors_inside(block))].copy_from_slice(&rest);
                     cell[bytes_of(&piece.sectors)].copy_from_slice(&source[piece.bytes.clone()]);
@@ -180,8 +181,8 @@ impl LaneVolume {
     }
 
     /// Reads the cached copy of a block of which a part is written.
-    async fn copy_under(&self, piece: &Piece, pinned: Pinned<'_>) -> Result<Under, Retry> {
-        let volume = &self.volume;
+    async fn copy_under(self, piece: &Piece, pinned: Pinned<'_>) -> Result<Under, Retry> {
+        let volume = &self.0.volume;
         let (slot, dirty) = (pinned.found.entry.slot, pinned.found.entry.dirty);
         let mut valid = SectorMask::of(volume.block.sectors(), piece.sectors.clone());
         match &pinned.found.mask {
@@ -189,11 +190,11 @@ impl LaneVolume {
             None => valid = SectorMask::all(volume.block.sectors()),
         }
         let buf = IoBuf::for_overwrite(volume.block.as_usize());
-        let (cached, unreadable) = self.read_copies(&[pinned], buf).await;
+        let (cached, unreadable) = Copies(self.0).read_copies(&[pinned], buf).await;
         Retry::unless_all_read(&unreadable).inspect_err(|retry| {
             if matches!(retry, Retry::Again) {
                 // What it has may be had from a device that hangs, or not: the origin has it.
-                self.forget_copy(piece.block, slot);
+                Copies(self.0).forget_copy(piece.block, slot);
             }
         })?;
         let condition = Condition::Slot(slot);
@@ -202,12 +203,12 @@ impl LaneVolume {
 
     /// Appends one block's part of a write, merged with what is cached of the block.
     async fn append_piece(
-        &self,
+        self,
         piece: &Piece,
         source: &[u8],
     ) -> Result<Result<(bool, Written), Obstacle>, IoError> {
-        let volume = &self.volume;
-        let store = self.store.store();
+        let volume = &self.0.volume;
+        let store = self.0.store.store();
         loop {
             let pinned = if piece.whole { None } else { store.look_up(&volume.space, piece.block) };
             let under = match pinned {
@@ -232,8 +233,8 @@ impl LaneVolume {
             {
                 return Ok(Err(Obstacle::NoMask));
             }
-            let rank = self.rank_of_write(piece.block);
-            let class = self.class_of_write(rank);
+            let rank = Policy(self.0).rank_of_write(piece.block);
+            let class = Policy(self.0).class_of_write(rank);
             let version = Version {
                 space: &volume.space,
                 block: piece.block,
@@ -243,7 +244,7 @@ impl LaneVolume {
                 condition,
             };
             let mut slot = Slot(0);
-            let appended = self.store.append_at(version, class, &mut slot, |cell| {
+            let appended = self.0.store.append_at(version, class, &mut slot, |cell| {
                 match &base {
                     Some(base) => cell.copy_from_slice(base),
                     None if piece.bytes.len() < cell.len() => cell.fill(0),
@@ -262,5 +263,21 @@ impl LaneVolume {
                 Appended::NoMask => return Ok(Err(Obstacle::NoMask)),
             }
         }
+    }
+
+    pub(crate) fn note_appended(self, block: OriginBlock, old: Option<&Entry>) {
+        Policy(self.0).placed(block, old);
+        self.0.volume.remove_bad(block);
+        self.0.volume.appended(self.0.lane(), block, old, true);
+        if old.is_none_or(|old| !old.dirty) || self.0.volume.is_ordered() {
+            Turns(self.0).count_dirtied();
+        }
+    }
+
+    pub(crate) fn count_write(self, hits: bool, len: u64, blocks: u64) {
+        let counters = &self.0.stats().counters;
+        bump(if hits { &counters.write_hits } else { &counters.write_misses }, 1);
+        bump(&counters.user_written_bytes, len);
+        bump(&counters.cache_written_bytes, blocks * self.0.volume.block.bytes());
     }
 }

@@ -13,8 +13,16 @@ use forebay_policy::Rank;
 use forebay_store::planted::{self, PlantedBug};
 use forebay_store::{Appended, Condition, Version};
 
+use crate::io::admission::AdmissionControl;
+use crate::io::commit::Commits;
+use crate::io::first_write::FirstWrite;
+use crate::io::origin::OriginIo;
+use crate::io::policy::Policy;
+use crate::io::space::Space;
 use crate::lane::LaneVolume;
+use crate::path::flush::Flusher;
 use crate::path::memory::WRITTEN_ZEROES;
+use crate::path::write::Writer;
 use crate::state::ranges::RangeGuard;
 use crate::stats::bump;
 
@@ -35,33 +43,37 @@ enum Zeroed {
     NotSupported,
 }
 
-impl LaneVolume {
+/// See the module.
+#[derive(Clone, Copy)]
+pub(crate) struct Discarder<'a>(pub(crate) &'a LaneVolume);
+
+impl<'a> Discarder<'a> {
     /// Discards a checked range: whole blocks only, and only if the origin can make them zeroes at
     /// no great cost. Otherwise the data stays, which a discard may do.
-    pub(crate) async fn discard(&self, offset: u64, len: u64, fua: bool) -> Result<(), IoError> {
-        bump(&self.stats().counters.discards, 1);
-        if self.volume.is_ordered() {
+    pub(crate) async fn discard(self, offset: u64, len: u64, fua: bool) -> Result<(), IoError> {
+        bump(&self.0.stats().counters.discards, 1);
+        if self.0.volume.is_ordered() {
             self.discard_in_order(offset, len).await?;
         } else if let Some((first, end)) = self.whole_blocks(offset, len)
             && self.origin_discards().await
         {
             self.zero_blocks(first, end, &|offset, len| DeviceOp::Discard { offset, len }).await?;
         }
-        if fua { self.flush().await } else { Ok(()) }
+        if fua { Flusher(self.0).flush().await } else { Ok(()) }
     }
 
     /// Makes a checked range read as zeroes.
     pub(crate) async fn write_zeroes(
-        &self,
+        self,
         offset: u64,
         len: u64,
         fua: bool,
         Zeroes { fast, no_hole }: Zeroes,
     ) -> Result<(), IoError> {
-        if self.volume.is_ordered() && fast {
+        if self.0.volume.is_ordered() && fast {
             return Err(IoError::NotSupported);
         }
-        if self.volume.is_ordered() || (!fast && len <= WRITTEN_ZEROES) {
+        if self.0.volume.is_ordered() || (!fast && len <= WRITTEN_ZEROES) {
             return self.write_zero_data(offset, len, fua).await;
         }
         let Some((first, end)) = self.whole_blocks(offset, len) else {
@@ -86,27 +98,27 @@ impl LaneVolume {
                 return self.write_zero_data(offset, len, fua).await;
             }
         }
-        let start = self.volume.block_range(first).start;
-        let behind = self.volume.block_range(OriginBlock(end.0 - 1)).end;
+        let start = self.0.volume.block_range(first).start;
+        let behind = self.0.volume.block_range(OriginBlock(end.0 - 1)).end;
         if start > offset {
             self.write_zero_data(offset, start - offset, fua).await?;
         }
         if behind < offset + len {
             self.write_zero_data(behind, offset + len - behind, fua).await?;
         }
-        if fua { self.flush().await } else { Ok(()) }
+        if fua { Flusher(self.0).flush().await } else { Ok(()) }
     }
 
     /// Whether the origin can discard. It is asked once, before any copy is forgotten for its sake.
-    async fn origin_discards(&self) -> bool {
-        if let Some(known) = self.volume.discards() {
+    async fn origin_discards(self) -> bool {
+        if let Some(known) = self.0.volume.discards() {
             return known;
         }
-        let asked = self.origin.run(DeviceOp::Discard { offset: 0, len: 0 }).await;
+        let asked = self.0.origin.run(DeviceOp::Discard { offset: 0, len: 0 }).await;
         match asked.result {
-            Ok(()) => self.volume.set_discards(true),
+            Ok(()) => self.0.volume.set_discards(true),
             Err(error) if error.kind == DeviceErrorKind::NotSupported => {
-                self.volume.set_discards(false);
+                self.0.volume.set_discards(false);
                 return false;
             }
             // It has other troubles; the discard itself will tell.
@@ -117,28 +129,28 @@ impl LaneVolume {
 
     /// The origin of an ordered volume must not have zeroes before their turn. What is there may stay,
     /// but for blocks that cannot be read: those become zeroes.
-    async fn discard_in_order(&self, offset: u64, len: u64) -> Result<(), IoError> {
+    async fn discard_in_order(self, offset: u64, len: u64) -> Result<(), IoError> {
         let Some((first, end)) = self.whole_blocks(offset, len) else { return Ok(()) };
-        for block in self.volume.bad_within(first, end) {
-            let range = self.volume.block_range(block);
+        for block in self.0.volume.bad_within(first, end) {
+            let range = self.0.volume.block_range(block);
             self.write_zero_data(range.start, range.end - range.start, false).await?;
         }
         Ok(())
     }
 
-    async fn write_zero_data(&self, offset: u64, len: u64, fua: bool) -> Result<(), IoError> {
+    async fn write_zero_data(self, offset: u64, len: u64, fua: bool) -> Result<(), IoError> {
         let mut at = offset;
         while at < offset + len {
             let step = WRITTEN_ZEROES.min(offset + len - at);
-            self.write(at, IoBuf::zeroed(step as usize), fua).await.0?;
+            Writer(self.0).write(at, IoBuf::zeroed(step as usize), fua).await.0?;
             at += step;
         }
         Ok(())
     }
 
     /// The blocks that lie wholly within a range: first and end.
-    pub(crate) fn whole_blocks(&self, offset: u64, len: u64) -> Option<(OriginBlock, OriginBlock)> {
-        let volume = &self.volume;
+    pub(crate) fn whole_blocks(self, offset: u64, len: u64) -> Option<(OriginBlock, OriginBlock)> {
+        let volume = &self.0.volume;
         let mut blocks = volume.blocks(offset..offset + len);
         let inside = |number: u64| {
             let range = volume.block_range(OriginBlock(number));
@@ -170,12 +182,12 @@ impl LaneVolume {
 
     /// Zeroes whole blocks, a piece at a time, so that nothing grows with the request.
     async fn zero_blocks(
-        &self,
+        self,
         first: OriginBlock,
         end: OriginBlock,
         op: &dyn Fn(u64, u64) -> DeviceOp,
     ) -> Result<Zeroed, IoError> {
-        let piece = (PIECE >> self.volume.block.shift()).max(1);
+        let piece = (PIECE >> self.0.volume.block.shift()).max(1);
         let mut at = first.0;
         while at < end.0 {
             let next = (at + piece).min(end.0);
@@ -188,13 +200,13 @@ impl LaneVolume {
     }
 
     async fn zero_piece(
-        &self,
+        self,
         first: OriginBlock,
         end: OriginBlock,
         op: &dyn Fn(u64, u64) -> DeviceOp,
     ) -> Result<Zeroed, IoError> {
-        let volume = &self.volume;
-        let store = self.store.store();
+        let volume = &self.0.volume;
+        let store = self.0.store.store();
         let bytes = |from: u64, to: u64| {
             volume.block_range(OriginBlock(from)).start..volume.block_range(OriginBlock(to - 1)).end
         };
@@ -224,7 +236,7 @@ impl LaneVolume {
                 None => {
                     // Room may depend on writing back what lies in this very range.
                     drop(lock);
-                    self.wait_for_space(space).await?;
+                    Space(self.0).wait_for_space(space).await?;
                 }
             }
         }
@@ -233,15 +245,15 @@ impl LaneVolume {
 
     /// Forgets clean copies and replaces dirty ones from `replaced` on by zeroes, as long as there is
     /// room.
-    fn take_out(&self, first: OriginBlock, end: OriginBlock, replaced: &mut OriginBlock) {
-        let volume = &self.volume;
-        let store = self.store.store();
+    fn take_out(self, first: OriginBlock, end: OriginBlock, replaced: &mut OriginBlock) {
+        let volume = &self.0.volume;
+        let store = self.0.store.store();
         for block in (first.0..end.0).map(OriginBlock) {
             if let Some(entry) = store.forget(&volume.space, block, |entry| {
                 !entry.dirty || planted::has(PlantedBug::DiscardForgetsDirty)
             }) {
-                self.gone(&entry);
-                self.invalidated(block, InvalidationReason::Discard);
+                Policy(self.0).gone(&entry);
+                AdmissionControl(self.0).invalidated(block, InvalidationReason::Discard);
             }
             if block < *replaced {
                 continue;
@@ -256,17 +268,18 @@ impl LaneVolume {
                     rank: Rank::EVICTABLE.bits(),
                     condition: Condition::Always,
                 };
-                match self
-                    .store
-                    .append(version, self.class_of_write(Rank::EVICTABLE), |cell| cell.fill(0))
-                {
+                match self.0.store.append(
+                    version,
+                    Policy(self.0).class_of_write(Rank::EVICTABLE),
+                    |cell| cell.fill(0),
+                ) {
                     Appended::Done { old } => {
-                        bump(&self.stats().counters.cache_written_bytes, volume.block.bytes());
+                        bump(&self.0.stats().counters.cache_written_bytes, volume.block.bytes());
                         if let Some(old) = &old {
-                            self.gone(old);
+                            Policy(self.0).gone(old);
                         }
                         volume.remove_bad(block);
-                        volume.appended(self.lane(), block, old.as_ref(), true);
+                        volume.appended(self.0.lane(), block, old.as_ref(), true);
                     }
                     Appended::NoSpace | Appended::NoMask | Appended::Refused => return,
                 }
@@ -276,24 +289,24 @@ impl LaneVolume {
     }
 
     async fn zero_origin(
-        &self,
+        self,
         range: Range<u64>,
         op: &dyn Fn(u64, u64) -> DeviceOp,
-        _lock: RangeGuard<'_>,
+        _lock: RangeGuard<'a>,
     ) -> Result<Zeroed, IoError> {
-        let volume = &self.volume;
+        let volume = &self.0.volume;
         // Barrier for invariants 6 and 21: neither clean copies nor older dirty ones come back over
         // the zeroes.
-        self.settle_forgotten(&range, true).await?;
-        self.before_origin_write(range.clone()).await;
-        let done = self.origin.run(op(range.start, range.end - range.start)).await;
+        Commits(self.0).settle_forgotten(&range, true).await?;
+        FirstWrite(self.0).before_origin_write(range.clone()).await;
+        let done = self.0.origin.run(op(range.start, range.end - range.start)).await;
         volume.origin_changed(range);
         match done.result {
             Ok(()) => (),
             Err(error) if error.kind == DeviceErrorKind::NotSupported => {
                 return Ok(Zeroed::NotSupported);
             }
-            Err(error) => return Err(self.origin_refused(&error)),
+            Err(error) => return Err(OriginIo(self.0).refused(&error)),
         }
         Ok(Zeroed::Done)
     }

@@ -7,9 +7,13 @@ use forebay_core::{IoError, OriginBlock, SECTOR_SIZE, SectorMask};
 use forebay_device::{DeviceOp, IoBuf};
 use forebay_store::{Appended, Condition, FillTicket, Pinned, Version};
 
+use crate::io::admission::AdmissionControl;
+use crate::io::admission::Gate;
+use crate::io::copies::Copies;
+use crate::io::policy::Policy;
 use crate::lane::LaneVolume;
-use crate::path::admission::Gate;
-use crate::path::read::{Retry, bytes_of};
+use crate::path::retry::Retry;
+use crate::state::volume::layout::bytes_of;
 use crate::stats::bump;
 
 /// Blocks up to this size are read from the origin whole; of larger ones a part of this size, in
@@ -39,11 +43,15 @@ impl Drop for Promotion<'_> {
     }
 }
 
-impl LaneVolume {
+/// See the module.
+#[derive(Clone, Copy)]
+pub(crate) struct Filler<'a>(pub(crate) &'a LaneVolume);
+
+impl<'a> Filler<'a> {
     /// Reads a range that is not wholly cached: from the origin, under what the cache has of it.
     /// `gate` decides what is filled; without one nothing is.
     pub(crate) async fn read_origin(
-        &self,
+        self,
         range: Range<u64>,
         into: &mut IoBuf,
         gate: Option<Gate>,
@@ -60,20 +68,21 @@ impl LaneVolume {
         self.read_span(&range, &span, into, gate).await
     }
 
-    fn any_may_enter(&self, gate: Gate, range: &Range<u64>) -> bool {
-        let mut blocks = self.volume.blocks(range.clone());
-        gate == Gate::Open || blocks.any(|block| self.admit(gate, OriginBlock(block)).is_ok())
+    fn any_may_enter(self, gate: Gate, range: &Range<u64>) -> bool {
+        let mut blocks = self.0.volume.blocks(range.clone());
+        gate == Gate::Open
+            || blocks.any(|block| AdmissionControl(self.0).admit(gate, OriginBlock(block)).is_ok())
     }
 
     /// What is read of a block for a fill, in bytes.
-    fn fill_bytes(&self) -> u64 {
-        self.volume.block.bytes().min(FILL_BYTES)
+    fn fill_bytes(self) -> u64 {
+        self.0.volume.block.bytes().min(FILL_BYTES)
     }
 
     /// What is read from the origin for a range: if it is filled whole parts of `fill` bytes of the
     /// cache's grid, and whole logical blocks of the origin in any case.
-    fn origin_span(&self, range: &Range<u64>, fill: Option<u64>) -> Range<u64> {
-        let volume = &self.volume;
+    fn origin_span(self, range: &Range<u64>, fill: Option<u64>) -> Range<u64> {
+        let volume = &self.0.volume;
         let logical = volume.origin.logical_block();
         let grid = fill.unwrap_or(SECTOR_SIZE).max(logical);
         let shift = fill.map_or(0, |_| volume.alignment() % grid);
@@ -85,18 +94,18 @@ impl LaneVolume {
     /// What is read instead of `span` if the whole neighbourhood of a miss is to be filled: from the
     /// first of its blocks that is absent to the last one. `None` if that is no more.
     fn promotion(
-        &self,
+        self,
         range: &Range<u64>,
         span: &Range<u64>,
-    ) -> Option<(Range<u64>, Promotion<'_>)> {
-        let volume = &self.volume;
+    ) -> Option<(Range<u64>, Promotion<'a>)> {
+        let volume = &self.0.volume;
         let bytes = volume.admission.promote();
         if bytes <= self.fill_bytes() {
             return None;
         }
         let whole = self.origin_span(range, Some(bytes));
         let (all, own) = (volume.blocks(whole.clone()), volume.blocks(span.clone()));
-        let store = self.store.store();
+        let store = self.0.store.store();
         let absent = |block: &u64| store.peek(&volume.space, OriginBlock(*block)).is_none();
         let logical = volume.origin.logical_block();
         let start = if all.start == own.start {
@@ -115,25 +124,25 @@ impl LaneVolume {
         };
         let wider = start.min(span.start)..end.max(span.end);
         let bytes = (wider.end - wider.start) - (span.end - span.start);
-        let promoting = self.promoting.get() + bytes;
+        let promoting = self.0.promoting.get() + bytes;
         if bytes == 0 || promoting > MOST_PROMOTED {
             return None;
         }
-        self.promoting.set(promoting);
-        Some((wider, Promotion { volume: self, bytes }))
+        self.0.promoting.set(promoting);
+        Some((wider, Promotion { volume: self.0, bytes }))
     }
 
     /// Reads `span` from the origin and gives back the part that is `range`.
     async fn read_span(
-        &self,
+        self,
         range: &Range<u64>,
         span: &Range<u64>,
         into: &mut IoBuf,
         gate: Option<Gate>,
     ) -> Result<(), Retry> {
-        let volume = &self.volume;
-        let store = self.store.store();
-        let _measured = volume.origin_latency.begin(&**self.lane().clock());
+        let volume = &self.0.volume;
+        let store = self.0.store.store();
+        let _measured = volume.origin_latency.begin(&**self.0.lane().clock());
         let _range = volume.ranges.shared(volume.widen(span.clone())).await;
         let asked = volume.blocks(range.clone());
         let blocks: Vec<Filling> = volume
@@ -141,10 +150,10 @@ impl LaneVolume {
             .filter_map(|block| self.begin(OriginBlock(block), asked.contains(&block), gate))
             .collect();
         let buf = IoBuf::for_overwrite((span.end - span.start) as usize);
-        let done = self.origin.run(DeviceOp::Read { offset: span.start, buf }).await;
+        let done = self.0.origin.run(DeviceOp::Read { offset: span.start, buf }).await;
         let result = match (done.result, done.buf) {
             (Ok(()), Some(mut data)) => {
-                bump(&self.stats().counters.origin_read_bytes, data.len() as u64);
+                bump(&self.0.stats().counters.origin_read_bytes, data.len() as u64);
                 volume.read_error.clear();
                 let mut result = Ok(());
                 for filling in &blocks {
@@ -157,7 +166,7 @@ impl LaneVolume {
                 result
             }
             (Err(error), _) => {
-                bump(&self.stats().counters.origin_read_errors, 1);
+                bump(&self.0.stats().counters.origin_read_errors, 1);
                 volume.read_error.set(&error);
                 tracing::warn!(%error, volume = volume.name, "the origin cannot be read");
                 Err(Retry::Fail(IoError::Io))
@@ -171,17 +180,20 @@ impl LaneVolume {
     }
 
     /// Begins with a block that is read from the origin. `None`: there is nothing to do with it.
-    fn begin(&self, block: OriginBlock, asked: bool, gate: Option<Gate>) -> Option<Filling> {
-        let store = self.store.store();
-        let space = &self.volume.space;
+    fn begin(self, block: OriginBlock, asked: bool, gate: Option<Gate>) -> Option<Filling> {
+        let store = self.0.store.store();
+        let space = &self.0.volume.space;
         let enters = match gate {
             None => false,
             // It comes along with one that was admitted.
             Some(_) if !asked => true,
-            Some(gate) => match self.admit(gate, block).and_then(|()| self.admit_to_lists(block)) {
+            Some(gate) => match AdmissionControl(self.0)
+                .admit(gate, block)
+                .and_then(|()| Policy(self.0).admit_to_lists(block))
+            {
                 Ok(()) => true,
                 Err(reason) => {
-                    self.refused(block, false, reason);
+                    AdmissionControl(self.0).refused(block, false, reason);
                     false
                 }
             },
@@ -201,15 +213,16 @@ impl LaneVolume {
     /// Puts the cached sectors of a block over those that came from the origin. Returns the cached copy, and
     /// which of its sectors are valid.
     async fn lay_over(
-        &self,
+        self,
         pinned: &Pinned<'_>,
         read: &Range<u32>,
         span: &Range<u64>,
         data: &mut IoBuf,
     ) -> Result<(IoBuf, SectorMask), Retry> {
-        let volume = &self.volume;
+        let volume = &self.0.volume;
         let cached = IoBuf::for_overwrite(volume.block.as_usize());
-        let (cached, unreadable) = self.read_copies(std::slice::from_ref(pinned), cached).await;
+        let (cached, unreadable) =
+            Copies(self.0).read_copies(std::slice::from_ref(pinned), cached).await;
         Retry::unless_all_read(&unreadable)?;
         let all = || SectorMask::all(volume.block.sectors());
         let mask = pinned.found.mask.clone().unwrap_or_else(all);
@@ -225,9 +238,9 @@ impl LaneVolume {
     }
 
     /// The sectors of a block that lie within bytes of the origin.
-    fn sectors_within(&self, block: OriginBlock, span: &Range<u64>) -> Range<u32> {
-        let mut inside = self.volume.sectors_inside(block);
-        let byte = |sector: &u32| self.volume.origin_offset(block, *sector);
+    fn sectors_within(self, block: OriginBlock, span: &Range<u64>) -> Range<u32> {
+        let mut inside = self.0.volume.sectors_inside(block);
+        let byte = |sector: &u32| self.0.volume.origin_offset(block, *sector);
         let first = inside.clone().find(|sector| byte(sector) >= span.start).unwrap_or(inside.end);
         let last = inside.rfind(|sector| byte(sector) < span.end);
         first..last.map_or(first, |last| last + 1)
@@ -235,13 +248,13 @@ impl LaneVolume {
 
     /// Puts the cached sectors of a block over what came from the origin, and appends the block.
     async fn merge(
-        &self,
+        self,
         filling: &Filling,
         span: &Range<u64>,
         data: &mut IoBuf,
         gate: Option<Gate>,
     ) -> Result<(), Retry> {
-        let volume = &self.volume;
+        let volume = &self.0.volume;
         let block = filling.block;
         let read = self.sectors_within(block, span);
         let mut valid = SectorMask::of(volume.block.sectors(), read.clone());
@@ -251,7 +264,7 @@ impl LaneVolume {
         // Looked up only now: whoever waits for an origin keeps no segment from being used again. Writes
         // to the origin, discards too, wait until this has the range no more, so what the cache has of
         // the block at this moment goes over what was read, however old that is.
-        let pinned = self.store.store().look_up(&volume.space, block);
+        let pinned = self.0.store.store().look_up(&volume.space, block);
         // A clean copy is what the origin has: there is nothing in it but for a fill to complete.
         let pinned = pinned.filter(|pinned| pinned.found.entry.dirty || filling.ticket.is_some());
         if let Some(pinned) = &pinned {
@@ -268,23 +281,23 @@ impl LaneVolume {
         let Some(condition) = condition.filter(|_| fills) else { return Ok(()) };
         // A clean copy of what the origin could still lose would outlive it after a power cut.
         if !dirty && volume.is_unsynced(block) {
-            self.refused(block, base.is_some(), RefusalReason::Unsynced);
+            AdmissionControl(self.0).refused(block, base.is_some(), RefusalReason::Unsynced);
             return Ok(());
         }
         let mask = volume.mask(block, valid);
         if base.is_none()
             && mask.is_some()
-            && !self.store.store().has_room_for_mask(&volume.space, block)
+            && !self.0.store.store().has_room_for_mask(&volume.space, block)
         {
-            self.refused(block, false, RefusalReason::NoRoom);
+            AdmissionControl(self.0).refused(block, false, RefusalReason::NoRoom);
             return Ok(());
         }
         let at = (volume.origin_offset(block, read.start) - span.start) as usize;
         let bytes = bytes_of(&read);
-        let rank = self.rank(block, pinned.as_ref().map(|pinned| &pinned.found.entry));
+        let rank = Policy(self.0).rank(block, pinned.as_ref().map(|pinned| &pinned.found.entry));
         let version =
             Version { space: &volume.space, block, dirty, mask, rank: rank.bits(), condition };
-        let appended = self.store.append(version, self.class_of_fill(rank), |cell| {
+        let appended = self.0.store.append(version, Policy(self.0).class_of_fill(rank), |cell| {
             match &base {
                 Some(cached) => cell.copy_from_slice(cached),
                 None => cell.fill(0),
@@ -293,21 +306,21 @@ impl LaneVolume {
         });
         match appended {
             Appended::Done { old } => {
-                volume.appended(self.lane(), block, old.as_ref(), dirty);
-                let counters = &self.stats().counters;
+                volume.appended(self.0.lane(), block, old.as_ref(), dirty);
+                let counters = &self.0.stats().counters;
                 bump(&counters.filled_blocks, 1);
                 bump(&counters.cache_written_bytes, volume.block.bytes());
-                self.placed(block, old.as_ref());
+                Policy(self.0).placed(block, old.as_ref());
                 if let Some(gate) = gate {
-                    self.entered(gate, block);
+                    AdmissionControl(self.0).entered(gate, block);
                 }
             }
             // A fill never waits, and never insists.
             Appended::NoSpace | Appended::NoMask => {
-                self.refused(block, base.is_some(), RefusalReason::NoRoom);
-                self.store.store().space_wanted.notify_all();
+                AdmissionControl(self.0).refused(block, base.is_some(), RefusalReason::NoRoom);
+                self.0.store.store().space_wanted.notify_all();
             }
-            Appended::Refused => self.stats().why.refused.count(RefusalReason::Overtaken, 1),
+            Appended::Refused => self.0.stats().why.refused.count(RefusalReason::Overtaken, 1),
         }
         Ok(())
     }

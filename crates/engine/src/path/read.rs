@@ -2,42 +2,33 @@
 
 use std::ops::Range;
 
+use forebay_core::IoError;
 use forebay_core::why::BypassReason;
-use forebay_core::{IoError, SECTOR_SIZE};
 use forebay_device::IoBuf;
 use forebay_lane::join_all;
 use forebay_policy::Rank;
 use forebay_store::planted::{self, PlantedBug};
-use forebay_store::{Entry, Found, Pinned};
+use forebay_store::{Found, Pinned};
 
+use crate::io::admission::AdmissionControl;
+use crate::io::admission::Missed;
+use crate::io::copies::Copies;
+use crate::io::policy::Policy;
 use crate::lane::LaneVolume;
-use crate::path::admission::Missed;
-use crate::path::copies::Unreadable;
+use crate::path::fill::Filler;
 use crate::path::memory::{PREFETCH_PIECE, READ_PIECE};
-use crate::path::plan::{BlockState, ReadStep, read_bypass, read_step};
-use crate::state::volume::Piece;
+use crate::path::retry::Retry;
+use crate::plan::{BlockState, ReadStep, read_bypass, read_step};
+use crate::state::volume::layout::Piece;
+use crate::state::volume::layout::bytes_of;
 use crate::stats::bump;
 
 /// How often a read starts again because a cached copy turned out to be bad.
 const ATTEMPTS: usize = 16;
 
-pub(crate) fn state_of(entry: Option<&Entry>) -> BlockState {
-    match entry {
-        None => BlockState::Absent,
-        Some(entry) if entry.dirty => BlockState::Dirty,
-        Some(_) => BlockState::Clean,
-    }
-}
-
 fn covers(found: &Found, sectors: &Range<u32>) -> bool {
     planted::has(PlantedBug::MaskIgnored)
         || found.mask.as_ref().is_none_or(|mask| mask.contains_range(sectors.clone()))
-}
-
-/// Bytes of a block, given sectors of it.
-pub(crate) fn bytes_of(sectors: &Range<u32>) -> Range<usize> {
-    let sector = SECTOR_SIZE as usize;
-    sectors.start as usize * sector..sectors.end as usize * sector
 }
 
 /// A part of a read that is answered in one way.
@@ -64,35 +55,20 @@ struct PartEnd {
     result: Result<(), Retry>,
 }
 
-pub(crate) enum Retry {
-    /// A clean copy was bad and has been forgotten: look again.
-    Again,
-    Fail(IoError),
-}
+/// See the module.
+#[derive(Clone, Copy)]
+pub(crate) struct Reader<'a>(pub(crate) &'a LaneVolume);
 
-impl Retry {
-    /// What is to be done after copies were read of which some could not be.
-    pub(crate) fn unless_all_read(unreadable: &[(usize, Unreadable)]) -> Result<(), Retry> {
-        match unreadable {
-            [] => Ok(()),
-            some if some.iter().any(|(_, what)| *what == Unreadable::Lost) => {
-                Err(Retry::Fail(IoError::Io))
-            }
-            _ => Err(Retry::Again),
-        }
-    }
-}
-
-impl LaneVolume {
+impl<'a> Reader<'a> {
     /// Answers a read at once if everything is cached and can be had without waiting.
-    pub(crate) fn read_quickly(&self, offset: u64, into: &mut [u8]) -> Option<Result<(), IoError>> {
-        let volume = &self.volume;
+    pub(crate) fn read_quickly(self, offset: u64, into: &mut [u8]) -> Option<Result<(), IoError>> {
+        let volume = &self.0.volume;
         let (len, into_len) = (into.len() as u64, into.len());
         if volume.check_range(offset, len, false).is_err() || len == 0 {
             return None;
         }
         let mode = volume.mode();
-        let ranks = self.cache.ranks();
+        let ranks = self.0.cache.ranks();
         let block_bytes = volume.block.as_usize();
         let mut blocks = 0;
         for piece in volume.pieces(offset, len) {
@@ -101,10 +77,10 @@ impl LaneVolume {
             let single = piece.bytes.len() == into_len;
             let cached = |state| matches!(read_step(mode, state, None), ReadStep::Cached { .. });
             let mut told = !single;
-            let pinned = self.store.look_up_now(&volume.space, piece.block, |entry| {
+            let pinned = self.0.store.look_up_now(&volume.space, piece.block, |entry| {
                 let answered = !entry.partial
-                    && cached(state_of(Some(entry)))
-                    && self.store.reads_now(entry.slot);
+                    && cached(BlockState::of(Some(entry)))
+                    && self.0.store.reads_now(entry.slot);
                 if told || !ranks || !answered {
                     return entry.rank;
                 }
@@ -112,31 +88,31 @@ impl LaneVolume {
                 Rank::from_bits(entry.rank).used().bits()
             })?;
             let entry = &pinned.found.entry;
-            if !cached(state_of(Some(entry))) || !covers(&pinned.found, &piece.sectors) {
+            if !cached(BlockState::of(Some(entry))) || !covers(&pinned.found, &piece.sectors) {
                 return None;
             }
             let target = &mut into[piece.bytes.clone()];
             let whole = target.len() == block_bytes;
             let read = if whole {
-                self.store.read_now(&volume.space, &pinned, target)?
+                self.0.store.read_now(&volume.space, &pinned, target)?
             } else {
                 let mut buf = IoBuf::for_overwrite(block_bytes);
-                let read = self.store.read_now(&volume.space, &pinned, &mut buf)?;
+                let read = self.0.store.read_now(&volume.space, &pinned, &mut buf)?;
                 target.copy_from_slice(&buf[bytes_of(&piece.sectors)]);
                 read
             };
             // What is bad is seen to where there is time.
             read.ok()?;
             if !told {
-                self.used(piece.block, entry);
+                Policy(self.0).used(piece.block, entry);
             }
             blocks += 1;
         }
         if blocks > 1 {
             self.used_all(offset, len);
         }
-        self.is_sequential(false, offset, len);
-        let counters = &self.stats().counters;
+        AdmissionControl(self.0).is_sequential(false, offset, len);
+        let counters = &self.0.stats().counters;
         bump(&counters.read_hits, 1);
         bump(&counters.user_read_bytes, len);
         bump(&counters.cache_read_bytes, blocks * block_bytes as u64);
@@ -144,24 +120,24 @@ impl LaneVolume {
     }
 
     /// All cached blocks of a range have been read.
-    fn used_all(&self, offset: u64, len: u64) {
-        let store = self.store.store();
-        for piece in self.volume.pieces(offset, len) {
-            if let Some(found) = store.peek(&self.volume.space, piece.block) {
-                self.used(piece.block, &found.entry);
+    fn used_all(self, offset: u64, len: u64) {
+        let store = self.0.store.store();
+        for piece in self.0.volume.pieces(offset, len) {
+            if let Some(found) = store.peek(&self.0.volume.space, piece.block) {
+                Policy(self.0).used(piece.block, &found.entry);
             }
         }
     }
 
     /// Reads a checked range into `buf`, which is as long, and gives it back.
     pub(crate) async fn read(
-        &self,
+        self,
         offset: u64,
         len: u64,
         buf: IoBuf,
     ) -> (Result<(), IoError>, IoBuf) {
-        let round = self.round(false, offset, len);
-        bump(&self.stats().counters.user_read_bytes, len);
+        let round = AdmissionControl(self.0).bypass(false, offset, len);
+        bump(&self.0.stats().counters.user_read_bytes, len);
         let (mut rest, mut done) = (buf, IoBuf::empty());
         while !rest.is_empty() {
             let behind = rest.split_off(rest.len().min(READ_PIECE as usize));
@@ -178,7 +154,7 @@ impl LaneVolume {
     /// Reads into `buf`, which is as long as the range, and gives it back. The `first` piece of a
     /// request is the one by which it is counted.
     async fn read_piece(
-        &self,
+        self,
         offset: u64,
         buf: IoBuf,
         round: Option<BypassReason>,
@@ -191,7 +167,7 @@ impl LaneVolume {
             if whole.len() as u64 != len {
                 return (Err(IoError::Invalid), whole);
             }
-            let hangs = attempt > 0 && self.is_unavailable_to(false);
+            let hangs = attempt > 0 && self.0.is_unavailable_to(false);
             let round = if hangs { Some(BypassReason::Unavailable) } else { round };
             let parts = self.cut(offset, len, whole, round);
             if attempt == 0 && first {
@@ -224,8 +200,8 @@ impl LaneVolume {
         (Err(IoError::Io), buf.unwrap_or_else(|| IoBuf::zeroed(0)))
     }
 
-    fn count_read(&self, parts: &Parts<'_>, round: Option<BypassReason>) {
-        let stats = self.stats();
+    fn count_read(self, parts: &Parts<'_>, round: Option<BypassReason>) {
+        let stats = self.0.stats();
         let Some(missed) = parts.missed else {
             bump(&stats.counters.read_hits, 1);
             return;
@@ -233,26 +209,25 @@ impl LaneVolume {
         let alone = parts.missing == parts.parts.len();
         let counters = &stats.counters;
         bump(if alone { &counters.read_misses } else { &counters.read_partial }, 1);
-        self.count_miss(missed, round);
-        if let Some(reason) = read_bypass(self.volume.mode(), round) {
+        AdmissionControl(self.0).count_miss(missed, round);
+        if let Some(reason) = read_bypass(self.0.volume.mode(), round) {
             stats.why.bypass.count(reason, 1);
         }
     }
 
     /// Brings a range into the cache.
-    pub(crate) async fn prefetch(&self, offset: u64, len: u64) -> Result<(), IoError> {
+    pub(crate) async fn prefetch(self, offset: u64, len: u64) -> Result<(), IoError> {
         const STEP: u64 = PREFETCH_PIECE;
         let mut at = offset;
         while at < offset + len {
             let step = STEP.min(offset + len - at);
-            let missing = self
-                .volume
-                .pieces(at, step)
-                .any(|piece| self.store.store().peek(&self.volume.space, piece.block).is_none());
+            let missing = self.0.volume.pieces(at, step).any(|piece| {
+                self.0.store.store().peek(&self.0.volume.space, piece.block).is_none()
+            });
             if missing {
                 let mut buf = IoBuf::for_overwrite(step as usize);
-                let gate = self.fills(None).then(|| self.gate(true));
-                let read = self.read_origin(at..at + step, &mut buf, gate).await;
+                let gate = self.fills(None).then(|| AdmissionControl(self.0).gate(true));
+                let read = Filler(self.0).read_origin(at..at + step, &mut buf, gate).await;
                 read.map_err(|retry| match retry {
                     Retry::Again => IoError::Io,
                     Retry::Fail(error) => error,
@@ -263,21 +238,22 @@ impl LaneVolume {
         Ok(())
     }
 
-    fn fills(&self, round: Option<BypassReason>) -> bool {
-        read_step(self.volume.mode(), BlockState::Absent, round) == ReadStep::Origin { fill: true }
+    fn fills(self, round: Option<BypassReason>) -> bool {
+        read_step(self.0.volume.mode(), BlockState::Absent, round)
+            == ReadStep::Origin { fill: true }
     }
 
     /// Cuts a read into parts by what the cache has at the moment.
-    fn cut(&self, offset: u64, len: u64, buf: IoBuf, round: Option<BypassReason>) -> Parts<'_> {
-        let volume = &self.volume;
-        let store = self.store.store();
+    fn cut(self, offset: u64, len: u64, buf: IoBuf, round: Option<BypassReason>) -> Parts<'a> {
+        let volume = &self.0.volume;
+        let store = self.0.store.store();
         let granules = store.geometry().granules_per_block() as u32;
         let mut parts: Vec<Part<'_>> = Vec::new();
         let (mut missed, mut missing) = (None, 0);
         let mut rest = buf;
         for Piece { block, sectors, bytes, .. } in volume.pieces(offset, len) {
             let found = store.look_up(&volume.space, block);
-            let state = state_of(found.as_ref().map(|pinned| &pinned.found.entry));
+            let state = BlockState::of(found.as_ref().map(|pinned| &pinned.found.entry));
             let step = read_step(volume.mode(), state, round);
             let pinned = found.filter(|pinned| {
                 matches!(step, ReadStep::Cached { .. }) && covers(&pinned.found, &sectors)
@@ -287,7 +263,7 @@ impl LaneVolume {
             let whole = own.len() as u64 == volume.block.bytes();
             match pinned {
                 Some(pinned) if whole => {
-                    self.used(block, &pinned.found.entry);
+                    Policy(self.0).used(block, &pinned.found.entry);
                     let slot = pinned.found.entry.slot;
                     match parts.last_mut() {
                         Some(Part::Run(run, buf))
@@ -304,7 +280,7 @@ impl LaneVolume {
                     }
                 }
                 Some(pinned) => {
-                    self.used(block, &pinned.found.entry);
+                    Policy(self.0).used(block, &pinned.found.entry);
                     parts.push(Part::Edge(pinned, sectors, own));
                 }
                 None => {
@@ -326,18 +302,18 @@ impl LaneVolume {
         Parts { parts, missed, missing }
     }
 
-    async fn read_part(&self, part: Part<'_>, round: Option<BypassReason>) -> PartEnd {
+    async fn read_part(self, part: Part<'_>, round: Option<BypassReason>) -> PartEnd {
         match part {
             Part::Run(run, buf) => {
                 let len = buf.len() as u64;
-                let (buf, unreadable) = self.read_copies(&run, buf).await;
-                bump(&self.stats().counters.cache_read_bytes, len);
+                let (buf, unreadable) = Copies(self.0).read_copies(&run, buf).await;
+                bump(&self.0.stats().counters.cache_read_bytes, len);
                 PartEnd { buf, result: Retry::unless_all_read(&unreadable) }
             }
             Part::Edge(pinned, sectors, mut buf) => {
-                let block = IoBuf::for_overwrite(self.volume.block.as_usize());
-                let (block, unreadable) = self.read_copies(&[pinned], block).await;
-                bump(&self.stats().counters.cache_read_bytes, block.len() as u64);
+                let block = IoBuf::for_overwrite(self.0.volume.block.as_usize());
+                let (block, unreadable) = Copies(self.0).read_copies(&[pinned], block).await;
+                bump(&self.0.stats().counters.cache_read_bytes, block.len() as u64);
                 let result = Retry::unless_all_read(&unreadable);
                 if result.is_ok() {
                     buf.copy_from_slice(&block[bytes_of(&sectors)]);
@@ -345,8 +321,8 @@ impl LaneVolume {
                 PartEnd { buf, result }
             }
             Part::Origin(range, mut buf) => {
-                let gate = self.fills(round).then(|| self.gate(false));
-                let result = self.read_origin(range, &mut buf, gate).await;
+                let gate = self.fills(round).then(|| AdmissionControl(self.0).gate(false));
+                let result = Filler(self.0).read_origin(range, &mut buf, gate).await;
                 PartEnd { buf, result }
             }
         }

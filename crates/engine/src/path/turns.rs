@@ -58,19 +58,23 @@ impl Cache {
     }
 }
 
-impl LaneVolume {
+/// See the module.
+#[derive(Clone, Copy)]
+pub(crate) struct Turns<'a>(pub(crate) &'a LaneVolume);
+
+impl Turns<'_> {
     /// Counts a block that has become dirty. Once in a while the lane looks how many there are.
     #[inline]
-    pub(crate) fn count_dirtied(&self) {
-        let count = self.dirtied.get() + 1;
-        if count < self.look_after {
-            self.dirtied.set(count);
+    pub(crate) fn count_dirtied(self) {
+        let count = self.0.dirtied.get() + 1;
+        if count < self.0.look_after {
+            self.0.dirtied.set(count);
             return;
         }
-        self.dirtied.set(0);
-        if self.cache.pauses().of(self.volume.is_bound()).is_some() {
+        self.0.dirtied.set(0);
+        if self.0.cache.pauses().of(self.0.volume.is_bound()).is_some() {
             // Writeback is to be as fast as it can from now on.
-            for volume in self.cache.volumes() {
+            for volume in self.0.cache.volumes() {
                 volume.writeback_wanted.notify_all();
             }
         }
@@ -78,12 +82,12 @@ impl LaneVolume {
 
     /// Waits for the turn of a write to the log, if there are turns. Blocks that are dirty already need
     /// none, unless their older versions stay: they make nothing worse.
-    pub(crate) async fn wait_for_turn(&self, offset: u64, len: u64) {
-        if !self.cache.throttle.is_engaged() {
+    pub(crate) async fn wait_for_turn(self, offset: u64, len: u64) {
+        if !self.0.cache.throttle.is_engaged() {
             return;
         }
-        let store = &self.cache.store;
-        let (volume, space) = (&self.volume, &self.volume.space);
+        let store = &self.0.cache.store;
+        let (volume, space) = (&self.0.volume, &self.0.volume.space);
         let blocks = volume.pieces(offset, len).filter(|piece| {
             volume.is_ordered()
                 || store.peek(space, piece.block).is_none_or(|found| !found.entry.dirty)
@@ -95,25 +99,25 @@ impl LaneVolume {
         // Whoever stops the volume need not wait for the disk: there is room. Where the cache device has
         // failed there will be none.
         let waits = || volume.state() == VolumeState::Running && !store.health.failed();
-        let mut pause = self.cache.pauses().of(volume.is_bound());
+        let mut pause = self.0.cache.pauses().of(volume.is_bound());
         // Before an origin that does not take them, dirty blocks become more and never fewer: these
         // writers wait for the origin while there is room for others.
-        while self.cache.throttle.crowded.load(Ordering::Relaxed)
+        while self.0.cache.throttle.crowded.load(Ordering::Relaxed)
             && volume.may_be_bound()
             && waits()
             && store.volumes().len() > 1
         {
-            self.lane().sleep(LONGEST_SLEEP).await;
-            pause = self.cache.pauses().of(volume.is_bound());
+            self.0.lane().sleep(LONGEST_SLEEP).await;
+            pause = self.0.cache.pauses().of(volume.is_bound());
         }
         let Some(pause) = pause else { return };
-        let turn = self.cache.throttle.turn(self.now(), pause, blocks);
+        let turn = self.0.cache.throttle.turn(self.0.now(), pause, blocks);
         while waits() {
-            let left = turn.since(self.now());
+            let left = turn.since(self.0.now());
             if left < SHORTEST_WAIT {
                 return;
             }
-            self.lane().sleep(left.min(LONGEST_SLEEP)).await;
+            self.0.lane().sleep(left.min(LONGEST_SLEEP)).await;
         }
     }
 }

@@ -1,23 +1,29 @@
 //! Writes: to the log, through it to the origin, or round it.
 
-use std::fmt::Display;
 use std::ops::Range;
 use std::time::Duration;
 
 use forebay_core::why::{BypassReason, InvalidationReason, RefusalReason};
 use forebay_core::{Durability, IoError, OriginBlock};
-use forebay_device::{DeviceError, DeviceErrorKind, DeviceOp, IoBuf, IoData};
+use forebay_device::IoBuf;
 use forebay_lane::either;
 use forebay_store::planted::{self, PlantedBug};
-use forebay_store::{Appended, Condition, Entry, Version};
+use forebay_store::{Appended, Condition, Version};
 
+use crate::io::admission::AdmissionControl;
+use crate::io::commit::Commits;
+use crate::io::origin::OriginIo;
+use crate::io::policy::Policy;
+use crate::io::space::Space;
+use crate::io::writeback::put_on_origin;
 use crate::lane::LaneVolume;
+use crate::path::append::Appender;
 use crate::path::append::{Progress, Room};
-use crate::path::plan::{
+use crate::path::turns::Turns;
+use crate::plan::{
     BlockState, WriteStep, asks_admission, keeps_dirty, mode_in_order, write_bypass, write_step,
     write_steps,
 };
-use crate::path::read::state_of;
 use crate::state::volume::VolumeState;
 use crate::stats::bump;
 
@@ -28,15 +34,19 @@ enum WriteEnd {
     Again,
 }
 
-impl LaneVolume {
+/// See the module.
+#[derive(Clone, Copy)]
+pub(crate) struct Writer<'a>(pub(crate) &'a LaneVolume);
+
+impl Writer<'_> {
     /// Takes a write at once if it ends in the log and there is room.
-    pub(crate) fn write_quickly(&self, offset: u64, data: &[u8]) -> Option<Result<(), IoError>> {
-        let volume = &self.volume;
+    pub(crate) fn write_quickly(self, offset: u64, data: &[u8]) -> Option<Result<(), IoError>> {
+        let volume = &self.0.volume;
         let len = data.len() as u64;
         let direct = write_step(volume.mode(), BlockState::Absent, None) == WriteStep::Cache;
         let checked = volume.check_range(offset, len, true).is_ok() && len > 0;
-        let waits = self.cache.throttle.is_engaged();
-        let room = self.has_room_in_order();
+        let waits = self.0.cache.throttle.is_engaged();
+        let room = Space(self.0).has_room_in_order();
         if !direct || !checked || waits || !room || volume.durability() != Durability::Flush {
             return None;
         }
@@ -44,10 +54,10 @@ impl LaneVolume {
         // write may be done twice.
         let mut pieces = volume.pieces(offset, len);
         let piece = pieces.next().filter(|piece| piece.bytes.len() == volume.block.as_usize())?;
-        if pieces.next().is_some() || self.is_sequential(true, offset, len) {
+        if pieces.next().is_some() || AdmissionControl(self.0).is_sequential(true, offset, len) {
             return None;
         }
-        let rank = self.rank_of_write(piece.block);
+        let rank = Policy(self.0).rank_of_write(piece.block);
         let version = Version {
             space: &volume.space,
             block: piece.block,
@@ -56,35 +66,19 @@ impl LaneVolume {
             rank: rank.bits(),
             condition: Condition::Always,
         };
-        match self.store.append_whole(version, self.class_of_write(rank), data) {
+        match self.0.store.append_whole(version, Policy(self.0).class_of_write(rank), data) {
             Appended::Done { old } => {
-                self.note_appended(piece.block, old.as_ref());
-                self.count_write(old.is_some(), len, 1);
+                Appender(self.0).note_appended(piece.block, old.as_ref());
+                Appender(self.0).count_write(old.is_some(), len, 1);
                 Some(Ok(()))
             }
             Appended::NoSpace | Appended::NoMask | Appended::Refused => None,
         }
     }
 
-    pub(crate) fn note_appended(&self, block: OriginBlock, old: Option<&Entry>) {
-        self.placed(block, old);
-        self.volume.remove_bad(block);
-        self.volume.appended(self.lane(), block, old, true);
-        if old.is_none_or(|old| !old.dirty) || self.volume.is_ordered() {
-            self.count_dirtied();
-        }
-    }
-
-    pub(crate) fn count_write(&self, hits: bool, len: u64, blocks: u64) {
-        let counters = &self.stats().counters;
-        bump(if hits { &counters.write_hits } else { &counters.write_misses }, 1);
-        bump(&counters.user_written_bytes, len);
-        bump(&counters.cache_written_bytes, blocks * self.volume.block.bytes());
-    }
-
     /// Writes a checked range and gives the buffer back.
     pub(crate) async fn write(
-        &self,
+        self,
         offset: u64,
         mut data: IoBuf,
         fua: bool,
@@ -92,12 +86,12 @@ impl LaneVolume {
         let len = data.len() as u64;
         let mut refused = None;
         loop {
-            if let Err(error) = self.volume.still_there() {
+            if let Err(error) = self.0.volume.still_there() {
                 return (Err(error), data);
             }
             let (way, round) = self.way(offset, len, &mut refused);
             let failed = || self.goes_round_failure();
-            let goes_round = || failed() || self.is_starved();
+            let goes_round = || failed() || Space(self.0).is_starved();
             if way != WriteStep::Around && goes_round() {
                 // What is dirty there is brought to the origin first; then the write goes round.
                 let range = offset..offset + len;
@@ -132,9 +126,9 @@ impl LaneVolume {
         }
     }
 
-    fn count_bypass(&self, offset: u64, len: u64, round: Option<BypassReason>) {
-        let reason = write_bypass(self.volume.mode(), round);
-        self.stats().why.bypass.count(reason, 1);
+    fn count_bypass(self, offset: u64, len: u64, round: Option<BypassReason>) {
+        let reason = write_bypass(self.0.volume.mode(), round);
+        self.0.stats().why.bypass.count(reason, 1);
         let refusal = match reason {
             BypassReason::NotAdmitted => RefusalReason::NotAdmitted,
             BypassReason::WriteBudget => RefusalReason::WriteBudget,
@@ -144,54 +138,57 @@ impl LaneVolume {
             | BypassReason::NoRoom
             | BypassReason::Mode => return,
         };
-        for block in self.volume.blocks(offset..offset + len) {
-            self.refused(OriginBlock(block), false, refusal);
+        for block in self.0.volume.blocks(offset..offset + len) {
+            AdmissionControl(self.0).refused(OriginBlock(block), false, refusal);
         }
     }
 
     /// Which way a write goes, as a whole, and what spoke for going round the cache. `refused` is what
     /// the replacement policy has said of it, if it was asked: to it, each time is a miss.
     fn way(
-        &self,
+        self,
         offset: u64,
         len: u64,
         refused: &mut Option<bool>,
     ) -> (WriteStep, Option<BypassReason>) {
-        let volume = &self.volume;
-        let store = self.store.store();
+        let volume = &self.0.volume;
+        let store = self.0.store.store();
         // Nothing goes round the log where the origin is in order (invariant 28).
         let ordered = volume.is_ordered();
         let mode = if ordered { mode_in_order(volume.mode()) } else { volume.mode() };
-        let mut round = match self.is_starved() {
+        let mut round = match Space(self.0).is_starved() {
             true => Some(BypassReason::NoRoom),
-            false => self.round(true, offset, len).filter(|_| !ordered),
+            false => AdmissionControl(self.0).bypass(true, offset, len).filter(|_| !ordered),
         };
         let absent = |block| store.peek(&volume.space, OriginBlock(block)).is_none();
         if round.is_none() && asks_admission(mode) {
             let mut blocks = volume.blocks(offset..offset + len);
-            round = self.bypass_of_write(blocks.clone()).filter(|_| blocks.clone().all(absent));
-            if round.is_none() && !self.cache.ranks() && blocks.clone().all(absent) {
-                let refused = refused
-                    .get_or_insert_with(|| !blocks.any(|block| self.admits(OriginBlock(block))));
+            round = AdmissionControl(self.0)
+                .bypass_of_write(blocks.clone())
+                .filter(|_| blocks.clone().all(absent));
+            if round.is_none() && !self.0.cache.ranks() && blocks.clone().all(absent) {
+                let refused = refused.get_or_insert_with(|| {
+                    !blocks.any(|block| Policy(self.0).admits(OriginBlock(block)))
+                });
                 round = refused.then_some(BypassReason::NotAdmitted);
             }
         }
         let way = write_steps(volume.pieces(offset, len).map(|piece| {
             let found = store.peek(&volume.space, piece.block);
-            write_step(mode, state_of(found.as_ref().map(|found| &found.entry)), round)
+            write_step(mode, BlockState::of(found.as_ref().map(|found| &found.entry)), round)
         }));
         (way, round)
     }
 
     /// Whether writes that would go to the log go round it, because the cache device has failed. They
     /// never do where the origin is in order (invariant 28).
-    fn goes_round_failure(&self) -> bool {
-        self.store.store().health.failed() && !self.volume.is_ordered()
+    fn goes_round_failure(self) -> bool {
+        self.0.store.store().health.failed() && !self.0.volume.is_ordered()
     }
 
     /// Ends a write to the log: what the log does not take goes round it.
     async fn end_in_log(
-        &self,
+        self,
         result: Result<Room, IoError>,
         offset: u64,
         data: &[u8],
@@ -211,13 +208,13 @@ impl LaneVolume {
     /// be none. That could be read already, so it is not written once more: it would go over writes that
     /// came after it (invariant 6). The rest goes round the cache.
     async fn finish_round(
-        &self,
+        self,
         offset: u64,
         data: &[u8],
         fua: bool,
         progress: &Progress,
     ) -> Result<(), IoError> {
-        let volume = &self.volume;
+        let volume = &self.0.volume;
         let pieces = volume.pieces(offset, data.len() as u64).take(progress.written.len());
         let logged = pieces.map(|piece| piece.bytes.len()).sum::<usize>();
         let seam = offset + logged as u64;
@@ -232,7 +229,10 @@ impl LaneVolume {
         }
         if !self.goes_round_failure() {
             let result = match keeps_dirty(volume.mode()) {
-                true => self.commit().await.map_err(|error| self.store_failed(&error)),
+                true => Commits(self.0)
+                    .commit()
+                    .await
+                    .map_err(|error| Commits(self.0).store_failed(&error)),
                 false => self.put_through(offset..seam, fua, progress).await,
             };
             if result.is_ok() || !self.goes_round_failure() {
@@ -241,18 +241,18 @@ impl LaneVolume {
         }
         // Barrier for invariant 2: it is on the origin, durably, and nothing of the log goes over it.
         self.until_written_back(offset..seam, || true).await?;
-        self.settle_forgotten(&(offset..seam), false).await
+        Commits(self.0).settle_forgotten(&(offset..seam), false).await
     }
 
     /// Waits until nothing in a range is dirty on a cache device that takes nothing new, as long as that is
     /// `needed`.
     async fn until_written_back(
-        &self,
+        self,
         range: Range<u64>,
         needed: impl Fn() -> bool,
     ) -> Result<(), IoError> {
-        let volume = &self.volume;
-        let store = self.store.store();
+        let volume = &self.0.volume;
+        let store = self.0.store.store();
         while needed() {
             let changed = volume.progress.listen();
             let is_dirty = |block: &OriginBlock| {
@@ -268,34 +268,34 @@ impl LaneVolume {
                 return Err(IoError::Io);
             }
             volume.writeback_wanted.notify_all();
-            either(changed, self.lane().sleep(Duration::from_millis(20))).await;
+            either(changed, self.0.lane().sleep(Duration::from_millis(20))).await;
         }
         Ok(())
     }
 
     /// Writes to the log. [`Room::Never`]: as far as there was room.
     async fn write_cache(
-        &self,
+        self,
         offset: u64,
         data: &[u8],
         fua: bool,
         progress: &mut Progress,
     ) -> Result<Room, IoError> {
-        self.wait_for_turn(offset, data.len() as u64).await;
-        if self.append_patiently(offset, data, progress).await? == Room::Never {
+        Turns(self.0).wait_for_turn(offset, data.len() as u64).await;
+        if Appender(self.0).append_patiently(offset, data, progress).await? == Room::Never {
             return Ok(Room::Never);
         }
         let fua = fua && !planted::has(PlantedBug::FuaIgnored);
-        if fua || self.volume.durability() == Durability::Strict {
+        if fua || self.0.volume.durability() == Durability::Strict {
             // Barrier for invariant 2: the write's own record is durable before it is acknowledged.
-            self.commit().await.map_err(|error| self.store_failed(&error))?;
+            Commits(self.0).commit().await.map_err(|error| Commits(self.0).store_failed(&error))?;
         }
         Ok(Room::Found)
     }
 
     /// Writes to the log and to the origin. The blocks stay dirty until the origin has been synced.
-    async fn write_through(&self, offset: u64, data: IoBuf, fua: bool) -> (WriteEnd, IoBuf) {
-        let volume = &self.volume;
+    async fn write_through(self, offset: u64, data: IoBuf, fua: bool) -> (WriteEnd, IoBuf) {
+        let volume = &self.0.volume;
         let len = data.len() as u64;
         let range = volume.ranges.exclusive(volume.widen(offset..offset + len)).await;
         if let Err(error) = volume.still_there() {
@@ -305,18 +305,19 @@ impl LaneVolume {
             return (WriteEnd::Again, data);
         }
         let mut progress = Progress::default();
-        match self.append_rest(offset, &data, &mut progress).await {
+        match Appender(self.0).append_rest(offset, &data, &mut progress).await {
             Ok(None) => (),
             Ok(Some(_)) => {
                 drop(range);
                 // Without the range, so that nobody is kept from making room.
-                let result = match self.append_patiently(offset, &data, &mut progress).await {
-                    Ok(Room::Found) => {
-                        let put = self.put_through(offset..offset + len, fua, &progress).await;
-                        put.map(|()| Room::Found)
-                    }
-                    other => other,
-                };
+                let result =
+                    match Appender(self.0).append_patiently(offset, &data, &mut progress).await {
+                        Ok(Room::Found) => {
+                            let put = self.put_through(offset..offset + len, fua, &progress).await;
+                            put.map(|()| Room::Found)
+                        }
+                        other => other,
+                    };
                 let result = self.end_in_log(result, offset, &data, fua, &progress).await;
                 return (WriteEnd::Done(result), data);
             }
@@ -326,21 +327,22 @@ impl LaneVolume {
         let replaced = cached > 0;
         // Barrier for invariant 6: no older copy may come back after a crash once the origin has
         // begun to change.
-        if (replaced || !self.store.store().marks_settled())
-            && let Err(error) = self.settle_forgotten(&(offset..offset + len), true).await
+        if (replaced || !self.0.store.store().marks_settled())
+            && let Err(error) =
+                Commits(self.0).settle_forgotten(&(offset..offset + len), true).await
         {
             return (WriteEnd::Done(Err(error)), data);
         }
-        let (result, data) = self.write_origin(offset, data).await;
+        let (result, data) = OriginIo(self.0).write(offset, data).await;
         if result.is_ok() {
             // What was dirty before is not wholly on the origin: writeback sees to it.
-            let store = self.store.store();
+            let store = self.0.store.store();
             let complete = written.into_iter().filter(|written| written.complete);
             let versions = complete.filter_map(|written| {
                 let version = store.version_of(&volume.space, written.block, written.slot)?;
                 Some((written.block, version))
             });
-            self.note_through(versions);
+            OriginIo(self.0).note_through(versions);
         }
         volume.writeback_wanted.notify_all();
         let range = offset..offset + len;
@@ -349,25 +351,28 @@ impl LaneVolume {
 
     /// Writes what the log has of a write to the origin: the way for when the log was full.
     async fn put_through(
-        &self,
+        self,
         range: Range<u64>,
         fua: bool,
         progress: &Progress,
     ) -> Result<(), IoError> {
         let blocks = progress.written.iter().map(|written| written.block).collect();
         // What was replaced meanwhile is written in the state that replaced it.
-        let put = self.put_on_origin(blocks).await;
+        let put = put_on_origin(self.0, blocks).await;
         // As every write through the cache: a sync that began before this does not cover it.
-        self.volume.origin_changed(range.clone());
+        self.0.volume.origin_changed(range.clone());
         let result = put.map_err(|error| {
-            self.origin_write_failed(&error);
+            OriginIo(self.0).write_failed(&error);
             IoError::Io
         });
-        if self.volume.is_ordered() {
+        if self.0.volume.is_ordered() {
             // It has been switched on meanwhile: the origin gets this in its turn.
             result?;
-            if fua || self.volume.durability() == Durability::Strict {
-                self.commit().await.map_err(|error| self.store_failed(&error))?;
+            if fua || self.0.volume.durability() == Durability::Strict {
+                Commits(self.0)
+                    .commit()
+                    .await
+                    .map_err(|error| Commits(self.0).store_failed(&error))?;
             }
             return Ok(());
         }
@@ -375,8 +380,8 @@ impl LaneVolume {
     }
 
     /// Writes to the origin alone.
-    async fn write_around(&self, offset: u64, data: IoBuf, fua: bool) -> (WriteEnd, IoBuf) {
-        let volume = &self.volume;
+    async fn write_around(self, offset: u64, data: IoBuf, fua: bool) -> (WriteEnd, IoBuf) {
+        let volume = &self.0.volume;
         let len = data.len() as u64;
         let range = offset..offset + len;
         let lock = volume.ranges.exclusive(volume.widen(range.clone())).await;
@@ -391,62 +396,62 @@ impl LaneVolume {
             // A block turned dirty while this waited; its copy would hide what goes round it.
             return (WriteEnd::Again, data);
         };
-        bump(&self.stats().counters.user_written_bytes, len);
+        bump(&self.0.stats().counters.user_written_bytes, len);
         bump(
             if cached {
-                &self.stats().counters.write_hits
+                &self.0.stats().counters.write_hits
             } else {
-                &self.stats().counters.write_misses
+                &self.0.stats().counters.write_misses
             },
             1,
         );
         // Barrier for invariants 5 and 6: what was forgotten stays forgotten, before the origin has
         // anything newer.
-        if let Err(error) = self.settle_forgotten(&range, false).await {
+        if let Err(error) = Commits(self.0).settle_forgotten(&range, false).await {
             return (WriteEnd::Done(Err(error)), data);
         }
-        let (result, data) = self.write_origin(offset, data).await;
+        let (result, data) = OriginIo(self.0).write(offset, data).await;
         (WriteEnd::Done(self.sync_if(fua, &range, result).await), data)
     }
 
     async fn sync_if(
-        &self,
+        self,
         fua: bool,
         range: &Range<u64>,
         result: Result<(), IoError>,
     ) -> Result<(), IoError> {
         result?;
-        if !fua && self.volume.durability() != Durability::Strict {
+        if !fua && self.0.volume.durability() != Durability::Strict {
             return Ok(());
         }
-        self.sync_origin().await?;
-        if !self.is_unavailable_to(true) {
+        OriginIo(self.0).sync().await?;
+        if !self.0.is_unavailable_to(true) {
             return Ok(());
         }
         // Barrier for invariant 2: the log was not told before the origin changed, so what it has
         // must not come back now.
-        let store = self.store.store();
+        let store = self.0.store.store();
         let dirty = |block| {
-            let found = store.peek(&self.volume.space, OriginBlock(block));
+            let found = store.peek(&self.0.volume.space, OriginBlock(block));
             found.is_some_and(|found| found.entry.dirty)
         };
-        match self.volume.blocks(range.clone()).any(dirty) {
-            true => self.commit_or_outlive().await,
-            false => self.settle_forgotten(range, false).await,
+        match self.0.volume.blocks(range.clone()).any(dirty) {
+            true => Commits(self.0).commit_or_outlive().await,
+            false => Commits(self.0).settle_forgotten(range, false).await,
         }
     }
 
     /// Forgets the clean copies in a range; whether there were any. Fills are overtaken. `None`: a
     /// block is dirty.
-    fn forget_clean(&self, range: &Range<u64>) -> Option<bool> {
-        let volume = &self.volume;
-        let store = self.store.store();
+    fn forget_clean(self, range: &Range<u64>) -> Option<bool> {
+        let volume = &self.0.volume;
+        let store = self.0.store.store();
         let mut any = false;
         for number in volume.blocks(range.clone()) {
             let block = OriginBlock(number);
             if let Some(entry) = store.forget(&volume.space, block, |entry| !entry.dirty) {
-                self.gone(&entry);
-                self.invalidated(block, InvalidationReason::WriteAround);
+                Policy(self.0).gone(&entry);
+                AdmissionControl(self.0).invalidated(block, InvalidationReason::WriteAround);
                 any = true;
             }
             if store.peek(&volume.space, block).is_some() {
@@ -454,67 +459,5 @@ impl LaneVolume {
             }
         }
         Some(any)
-    }
-
-    /// Writes to the origin. The caller has the range for itself.
-    async fn write_origin(&self, offset: u64, data: IoBuf) -> (Result<(), IoError>, IoBuf) {
-        let volume = &self.volume;
-        let len = data.len();
-        let _measured = volume.origin_latency.begin(&**self.lane().clock());
-        let logical = volume.origin.logical_block();
-        let aligned = offset.is_multiple_of(logical) && (len as u64).is_multiple_of(logical);
-        if !aligned {
-            return (self.write_origin_unaligned(offset, &data).await, data);
-        }
-        self.before_origin_write(offset..offset + len as u64).await;
-        let done = self.origin.run(DeviceOp::Write { offset, data: IoData::Owned(data) }).await;
-        // Even a failed write may have changed something.
-        volume.origin_changed(offset..offset + len as u64);
-        let data = done.buf.unwrap_or_else(|| IoBuf::zeroed(len));
-        match done.result {
-            Ok(()) => {
-                bump(&self.stats().counters.origin_written_bytes, len as u64);
-                volume.write_error.clear();
-                (Ok(()), data)
-            }
-            Err(error) => (Err(self.origin_refused(&error)), data),
-        }
-    }
-
-    fn origin_write_failed(&self, error: &impl Display) {
-        tracing::warn!(%error, volume = self.volume.name, "the origin cannot be written");
-        self.volume.write_error.set(error);
-    }
-
-    /// A client's write to the origin has failed: what the client is told.
-    pub(crate) fn origin_refused(&self, error: &DeviceError) -> IoError {
-        self.origin_write_failed(error);
-        match error.kind {
-            DeviceErrorKind::NoSpace => IoError::NoSpace,
-            _ => IoError::Io,
-        }
-    }
-
-    /// Origins with logical blocks of 4 KiB cannot take single sectors: read, change, write.
-    async fn write_origin_unaligned(&self, offset: u64, data: &[u8]) -> Result<(), IoError> {
-        let volume = &self.volume;
-        let logical = volume.origin.logical_block();
-        let start = offset / logical * logical;
-        let end = (offset + data.len() as u64).next_multiple_of(logical).min(volume.origin.size());
-        let buf = IoBuf::for_overwrite((end - start) as usize);
-        let mut whole = self.origin.read(start, buf).await.map_err(|error| {
-            bump(&self.stats().counters.origin_read_errors, 1);
-            tracing::warn!(%error, volume = volume.name, "the origin cannot be read");
-            IoError::Io
-        })?;
-        let at = (offset - start) as usize;
-        whole[at..at + data.len()].copy_from_slice(data);
-        self.before_origin_write(start..end).await;
-        let written = self.origin.write(start, whole).await;
-        volume.origin_changed(start..end);
-        bump(&self.stats().counters.origin_written_bytes, end - start);
-        written.map_err(|error| self.origin_refused(&error))?;
-        volume.write_error.clear();
-        Ok(())
     }
 }

@@ -5,19 +5,24 @@ use forebay_policy::curve::{Access, Live};
 use forebay_policy::exact::Key;
 
 use crate::lane::LaneVolume;
+use crate::path::discard::Discarder;
 use crate::state::curve::FIRST;
 use crate::stats::{LaneStats, bump};
 
-impl LaneVolume {
+/// See the module.
+#[derive(Clone, Copy)]
+pub(crate) struct Observer<'a>(pub(crate) &'a LaneVolume);
+
+impl Observer<'_> {
     /// Looks at a read or write that has been checked.
-    pub(crate) fn watch(&self, access: Access, offset: u64, len: u64) {
-        self.watch_on(self.stats(), access, offset, len);
+    pub(crate) fn watch(self, access: Access, offset: u64, len: u64) {
+        self.watch_on(self.0.stats(), access, offset, len);
     }
 
-    /// As [`LaneVolume::watch`], for who has the numbers of this lane at hand.
+    /// As [`Observer::watch`], for who has the numbers of this lane at hand.
     #[inline]
-    pub(crate) fn watch_on(&self, stats: &LaneStats, access: Access, offset: u64, len: u64) {
-        let blocks = self.volume.blocks(offset..offset + len);
+    pub(crate) fn watch_on(self, stats: &LaneStats, access: Access, offset: u64, len: u64) {
+        let blocks = self.0.volume.blocks(offset..offset + len);
         let counted = match access {
             Access::Read => &stats.read_blocks,
             Access::Write => &stats.written_blocks,
@@ -31,29 +36,30 @@ impl LaneVolume {
 
     #[cold]
     #[inline(never)]
-    fn watch_closely(&self, access: Access, keys: std::ops::Range<Key>) {
-        if self.watch.0.get().touches(keys.clone()) {
+    fn watch_closely(self, access: Access, keys: std::ops::Range<Key>) {
+        if self.0.watch.0.get().touches(keys.clone()) {
             self.tell(|live| {
                 if live.access(access, keys) {
-                    live.settle(self.now());
+                    live.settle(self.0.now());
                 }
             });
         }
     }
 
     /// Looks at a discard or a write of zeroes that has been checked.
-    pub(crate) fn watch_zeroed(&self, op: Op, offset: u64, len: u64) {
+    pub(crate) fn watch_zeroed(self, op: Op, offset: u64, len: u64) {
         if op == Op::WriteZeroes && len <= crate::path::memory::WRITTEN_ZEROES {
             self.watch(Access::Write, offset, len);
-        } else if let Some((OriginBlock(first), OriginBlock(end))) = self.whole_blocks(offset, len)
+        } else if let Some((OriginBlock(first), OriginBlock(end))) =
+            Discarder(self.0).whole_blocks(offset, len)
         {
             self.tell(|live| live.discard(Key(first)..Key(end)));
         }
     }
 
-    fn tell(&self, what: impl FnOnce(&mut Live)) {
-        let mut live = self.volume.watched.0.lock();
+    fn tell(self, what: impl FnOnce(&mut Live)) {
+        let mut live = self.0.volume.watched.0.lock();
         what(&mut live);
-        self.watch.0.set(live.sample());
+        self.0.watch.0.set(live.sample());
     }
 }

@@ -1,5 +1,6 @@
 //! A cache: one cache device with all of its volumes, shared by all lanes.
 
+pub(crate) mod hang;
 mod occupancy;
 
 use std::collections::BTreeMap;

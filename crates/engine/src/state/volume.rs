@@ -1,6 +1,7 @@
 //! A volume: one origin, its settings and its state, shared by all lanes.
 
 mod bad;
+pub(crate) mod layout;
 mod origin;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -8,17 +9,13 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
-use forebay_core::{
-    BlockSize, Clock, Durability, IoError, Mode, Nanos, OriginBlock, SECTOR_SIZE, SectorMask,
-    VolumeId,
-};
+use forebay_core::{BlockSize, Clock, Durability, IoError, Mode, Nanos, OriginBlock, VolumeId};
 use forebay_device::Device;
 use forebay_format::VolumeRecord;
 use forebay_lane::{Gate, Lane, Notify};
 use forebay_policy::curve::LiveCurve;
 use forebay_policy::sweep::DirtyMap;
 use forebay_settings::Settings;
-use forebay_store::planted::{self, PlantedBug};
 use forebay_store::{Entry, Store, VersionId, VolumeSpace};
 use parking_lot::Mutex;
 
@@ -51,18 +48,6 @@ pub enum VolumeState {
     Stopped,
     /// It is leaving the cache: background work ends too.
     Removed,
-}
-
-/// The part of a request that lies in one block.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Piece {
-    pub(crate) block: OriginBlock,
-    /// Sectors of the block.
-    pub(crate) sectors: Range<u32>,
-    /// Bytes of the request.
-    pub(crate) bytes: Range<usize>,
-    /// Whether it is all of the block that lies within the volume.
-    pub(crate) whole: bool,
 }
 
 /// See the module.
@@ -314,93 +299,6 @@ impl Volume {
         self.writeback_wanted.notify_all();
     }
 
-    /// Checks a request's range.
-    pub(crate) fn check_range(&self, offset: u64, len: u64, write: bool) -> Result<(), IoError> {
-        if !offset.is_multiple_of(SECTOR_SIZE) || !len.is_multiple_of(SECTOR_SIZE) {
-            return Err(IoError::Invalid);
-        }
-        match offset.checked_add(len) {
-            Some(end) if end <= self.size => Ok(()),
-            _ if write => Err(IoError::NoSpace),
-            _ => Err(IoError::Invalid),
-        }
-    }
-
-    /// The sectors of a block that lie within the volume.
-    pub(crate) fn sectors_inside(&self, block: OriginBlock) -> Range<u32> {
-        if planted::has(PlantedBug::EdgeIgnored) {
-            return 0..self.block.sectors();
-        }
-        let start = self.block.offset_of(block);
-        let first = self.alignment.saturating_sub(start) / SECTOR_SIZE;
-        let end = (self.size + self.alignment).saturating_sub(start) / SECTOR_SIZE;
-        let sectors = self.block.sectors();
-        (first as u32).min(sectors)..(end.min(u64::from(sectors)) as u32)
-    }
-
-    /// Offset on the origin of a sector of a block within the volume.
-    pub(crate) fn origin_offset(&self, block: OriginBlock, sector: u32) -> u64 {
-        let byte = self.block.offset_of(block) + u64::from(sector) * SECTOR_SIZE;
-        byte.saturating_sub(self.alignment)
-    }
-
-    /// The blocks that a byte range touches.
-    pub(crate) fn blocks(&self, range: Range<u64>) -> Range<u64> {
-        let first = self.block.block_of(range.start + self.alignment).0;
-        if range.start >= range.end {
-            return first..first;
-        }
-        first..self.block.block_of(range.end - 1 + self.alignment).0 + 1
-    }
-
-    /// The part of a block that lies within the volume, in bytes of the origin.
-    pub(crate) fn block_range(&self, block: OriginBlock) -> Range<u64> {
-        let inside = self.sectors_inside(block);
-        self.origin_offset(block, inside.start)..self.origin_offset(block, inside.end)
-    }
-
-    /// A byte range widened to whole blocks, within the volume.
-    ///
-    /// Also to whole logical blocks of the origin: who writes a part of one reads and writes all of
-    /// it.
-    pub(crate) fn widen(&self, range: Range<u64>) -> Range<u64> {
-        let blocks = self.blocks(range.clone());
-        if blocks.is_empty() {
-            return range;
-        }
-        let logical = self.origin.logical_block();
-        let start = self.block_range(OriginBlock(blocks.start)).start / logical * logical;
-        let end = self.block_range(OriginBlock(blocks.end - 1)).end;
-        start..end.next_multiple_of(logical)
-    }
-
-    /// Cuts a range that has been checked into blocks.
-    pub(crate) fn pieces(&self, offset: u64, len: u64) -> impl Iterator<Item = Piece> + use<'_> {
-        let range = offset..offset + len;
-        self.blocks(range.clone()).map(move |number| {
-            let block = OriginBlock(number);
-            let inside = self.block_range(block);
-            let part = inside.start.max(range.start)..inside.end.min(range.end);
-            let origin = self.block.offset_of(block);
-            let sector = |byte: u64| ((byte + self.alignment - origin) / SECTOR_SIZE) as u32;
-            Piece {
-                block,
-                sectors: sector(part.start)..sector(part.end),
-                bytes: (part.start - range.start) as usize..(part.end - range.start) as usize,
-                whole: part == inside,
-            }
-        })
-    }
-
-    /// What a version with these valid sectors says of itself: sectors outside the volume count
-    /// as valid, and `None` means all.
-    pub(crate) fn mask(&self, block: OriginBlock, mut valid: SectorMask) -> Option<SectorMask> {
-        let inside = self.sectors_inside(block);
-        valid.insert(0..inside.start);
-        valid.insert(inside.end..self.block.sectors());
-        (!valid.is_all()).then_some(valid)
-    }
-
     /// Notes that a version was appended in place of `old`.
     pub(crate) fn appended(
         &self,
@@ -450,20 +348,6 @@ impl Volume {
     /// Dirty blocks.
     pub fn dirty_blocks(&self) -> u64 {
         self.dirty_count.total()
-    }
-
-    /// The sectors of a block that are valid by its mask (`None`: all) and inside the volume.
-    pub(crate) fn valid_sectors(
-        &self,
-        block: OriginBlock,
-        mask: Option<&SectorMask>,
-    ) -> SectorMask {
-        let sectors = self.block.sectors();
-        let mut mask = mask.cloned().unwrap_or_else(|| SectorMask::all(sectors));
-        let inside = self.sectors_inside(block);
-        mask.remove(0..inside.start);
-        mask.remove(inside.end..sectors);
-        mask
     }
 
     pub(crate) fn oldest_dirty(&self) -> Option<Nanos> {

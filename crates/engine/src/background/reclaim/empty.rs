@@ -14,6 +14,7 @@ use forebay_store::Class;
 use super::live::Live;
 use super::owner::Owner;
 use super::{REINSERT_LIVE, most_reinserted};
+use crate::io::writeback::write_back;
 use crate::lane::LaneVolume;
 use crate::lane::engine::EngineLane;
 use crate::state::replacement::{How, Replacement};
@@ -150,7 +151,7 @@ impl EngineLane {
         let (this, ending) = (view.clone(), Ending(view.volume.clone(), ended.clone()));
         self.lane.spawn(async move {
             let _guard = this.cache.store.fail_on_panic("writeback for reclaim");
-            let result = this.write_back(&blocks, WritebackReason::Reclaim).await;
+            let result = write_back(&this, &blocks, WritebackReason::Reclaim).await;
             this.volume.set_writeback_error(result.err());
             drop(ending);
         });

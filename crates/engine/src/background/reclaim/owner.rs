@@ -9,6 +9,8 @@ use forebay_store::planted::{self, PlantedBug};
 use forebay_store::{Appended, Condition, Entry, Version, VolumeSpace};
 
 use super::live::Live;
+use crate::io::admission::AdmissionControl;
+use crate::io::policy::Policy;
 use crate::lane::LaneVolume;
 use crate::lane::engine::EngineLane;
 use crate::state::replacement::{How, Replacement};
@@ -87,8 +89,8 @@ impl<'a> Owner<'a> {
         });
         let Some(entry) = gone else { return };
         if let Some(view) = &self.view {
-            view.gone(&entry);
-            view.evicted(live.block, reason);
+            Policy(view).gone(&entry);
+            AdmissionControl(view).evicted(live.block, reason);
             return;
         }
         if let How::Lists(lists) = &self.replacement.how {
@@ -113,7 +115,7 @@ impl<'a> Owner<'a> {
             }
             return true;
         };
-        volume.reinserted(live.block, live.slot);
+        Policy(volume).reinserted(live.block, live.slot);
         volume.volume.appended(&self.engine.lane, live.block, old.as_ref(), dirty);
         let counters = &volume.stats().counters;
         bump(&counters.cache_written_bytes, volume.volume.block.bytes());

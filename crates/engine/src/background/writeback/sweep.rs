@@ -11,8 +11,9 @@ use std::time::Duration;
 
 use forebay_core::{Nanos, OriginBlock};
 use forebay_policy::sweep::Merge;
-use forebay_policy::{SweepPlanner, Window, next_run};
+use forebay_policy::{SweepPlanner, Window};
 
+use crate::io::writeback::span::{Span, Spans};
 use crate::lane::LaneVolume;
 
 /// The fewest and the most blocks that are collected together. The list takes 8 bytes for each.
@@ -40,24 +41,6 @@ const LOOK_UPS_AT_ONCE: usize = 1024;
 /// What was collected is good for so long, or this many times as long as collecting took.
 const GOOD_FOR: Duration = Duration::from_secs(30);
 const GOOD_FOR_PASSES: u32 = 32;
-
-/// What one write is made of.
-pub(super) struct Span {
-    /// Blocks that were dirty, ascending.
-    pub(super) dirty: Vec<OriginBlock>,
-    /// The clean ones between them are written along, and so many behind the last.
-    pub(super) tail: u64,
-}
-
-impl Span {
-    /// The blocks from the first to the last; empty if there are none.
-    pub(super) fn blocks(&self) -> Range<u64> {
-        match (self.dirty.first(), self.dirty.last()) {
-            (Some(first), Some(last)) => first.0..last.0 + 1 + self.tail,
-            _ => 0..0,
-        }
-    }
-}
 
 /// What comes next.
 pub(super) enum Next {
@@ -123,7 +106,7 @@ impl Sweep {
             };
             self.collect(volume, &window).await;
         }
-        match volume.next_span(self.rest(), merge) {
+        match Spans(volume).next_span(self.rest(), merge) {
             Some(span) => {
                 self.taken += span.dirty.len();
                 Next::Run(span)
@@ -146,9 +129,9 @@ impl Sweep {
         let ranges: Vec<Range<u64>> = volume.dirty.parts(start..end).collect();
         let numbers: u64 = ranges.iter().map(|range| range.end.saturating_sub(range.start)).sum();
         let mut parts = if numbers.saturating_mul(PASSED_PER_LOOK_UP) < index.len() {
-            vec![view.dirty_by_look_up(ranges).await]
+            vec![dirty_by_look_up(view, ranges).await]
         } else {
-            view.dirty_by_passing(start..end, window.expected).await
+            dirty_by_passing(view, start..end, window.expected).await
         };
         for part in &mut parts {
             part.sort_unstable();
@@ -165,63 +148,47 @@ impl Sweep {
     }
 }
 
-impl LaneVolume {
-    /// The dirty blocks of these ranges, each looked up.
-    async fn dirty_by_look_up(&self, ranges: Vec<Range<u64>>) -> Vec<OriginBlock> {
-        let (space, store) = (&self.volume.space, &self.cache.store);
-        let mut blocks = Vec::new();
-        for (count, number) in ranges.into_iter().flatten().enumerate() {
-            store.expect(space, OriginBlock(number + LOOKED_UP_AHEAD));
-            let block = OriginBlock(number);
-            if store.peek(space, block).is_some_and(|found| found.entry.dirty) {
-                blocks.push(block);
-            }
-            if count % LOOK_UPS_AT_ONCE == LOOK_UPS_AT_ONCE - 1 {
-                forebay_lane::yield_now().await;
-            }
+/// The dirty blocks of these ranges, each looked up.
+async fn dirty_by_look_up(view: &LaneVolume, ranges: Vec<Range<u64>>) -> Vec<OriginBlock> {
+    let (space, store) = (&view.volume.space, &view.cache.store);
+    let mut blocks = Vec::new();
+    for (count, number) in ranges.into_iter().flatten().enumerate() {
+        store.expect(space, OriginBlock(number + LOOKED_UP_AHEAD));
+        let block = OriginBlock(number);
+        if store.peek(space, block).is_some_and(|found| found.entry.dirty) {
+            blocks.push(block);
         }
-        blocks
-    }
-
-    /// The dirty blocks of a range, from a pass over the whole index, in parts that follow each other.
-    async fn dirty_by_passing(&self, range: Range<u64>, expected: u32) -> Vec<Vec<OriginBlock>> {
-        let (volume, index) = (&self.volume, &self.cache.store.index);
-        // Parts of equal length in blocks of the origin: what is spread evenly is cut evenly.
-        let wanted = u64::from(expected).div_ceil(SORTED_TOGETHER).max(1);
-        let length = range.end.saturating_sub(range.start).div_ceil(wanted).max(1);
-        let mut parts = vec![Vec::new(); wanted as usize];
-        for shard in 0..index.shard_count() {
-            index.scan_shard(shard, &mut |address, entry: &forebay_store::Entry| {
-                if entry.dirty
-                    && let Some(block) = volume.space.block(address)
-                    && range.contains(&block.0)
-                    && let Some(part) = parts.get_mut(((block.0 - range.start) / length) as usize)
-                {
-                    part.push(block);
-                }
-            });
-            if shard % SHARDS_AT_ONCE == SHARDS_AT_ONCE - 1 {
-                forebay_lane::yield_now().await;
-            }
+        if count % LOOK_UPS_AT_ONCE == LOOK_UPS_AT_ONCE - 1 {
+            forebay_lane::yield_now().await;
         }
-        parts
     }
+    blocks
+}
 
-    /// The first write of ascending blocks.
-    pub(super) fn next_span(&self, blocks: &[OriginBlock], merge: Merge) -> Option<Span> {
-        let fills = |gap: Range<OriginBlock>| self.is_whole_and_clean(gap.start.0..gap.end.0);
-        let run = next_run(blocks, merge, fills)?;
-        Some(Span { dirty: blocks.get(..run.count)?.to_vec(), tail: run.tail })
+/// The dirty blocks of a range, from a pass over the whole index, in parts that follow each other.
+async fn dirty_by_passing(
+    view: &LaneVolume,
+    range: Range<u64>,
+    expected: u32,
+) -> Vec<Vec<OriginBlock>> {
+    let (volume, index) = (&view.volume, &view.cache.store.index);
+    // Parts of equal length in blocks of the origin: what is spread evenly is cut evenly.
+    let wanted = u64::from(expected).div_ceil(SORTED_TOGETHER).max(1);
+    let length = range.end.saturating_sub(range.start).div_ceil(wanted).max(1);
+    let mut parts = vec![Vec::new(); wanted as usize];
+    for shard in 0..index.shard_count() {
+        index.scan_shard(shard, &mut |address, entry: &forebay_store::Entry| {
+            if entry.dirty
+                && let Some(block) = volume.space.block(address)
+                && range.contains(&block.0)
+                && let Some(part) = parts.get_mut(((block.0 - range.start) / length) as usize)
+            {
+                part.push(block);
+            }
+        });
+        if shard % SHARDS_AT_ONCE == SHARDS_AT_ONCE - 1 {
+            forebay_lane::yield_now().await;
+        }
     }
-
-    /// Whether all of these blocks are cached, clean, and valid throughout: then they are on the origin
-    /// as they are in the cache, until somebody writes there.
-    fn is_whole_and_clean(&self, blocks: Range<u64>) -> bool {
-        let (store, space) = (&self.cache.store, &self.volume.space);
-        blocks.into_iter().all(|block| {
-            store
-                .peek(space, OriginBlock(block))
-                .is_some_and(|found| !found.entry.dirty && found.mask.is_none())
-        })
-    }
+    parts
 }

@@ -3,15 +3,19 @@
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
-use forebay_store::StoreError;
 use forebay_store::planted::{self, PlantedBug};
 
+use crate::io::notes::Notes;
 use crate::lane::LaneVolume;
 
-impl LaneVolume {
+/// See the module.
+#[derive(Clone, Copy)]
+pub(crate) struct FirstWrite<'a>(pub(crate) &'a LaneVolume);
+
+impl FirstWrite<'_> {
     /// To be called before anything writes to a range of the origin, which may be the first time.
-    pub(crate) async fn before_origin_write(&self, range: Range<u64>) {
-        let samples = &self.volume.untouched;
+    pub(crate) async fn before_origin_write(self, range: Range<u64>) {
+        let samples = &self.0.volume.untouched;
         let bits = samples.within(&range);
         if bits == 0 {
             return;
@@ -29,8 +33,8 @@ impl LaneVolume {
         }
         // Barrier for invariants 12 and 17: no sample is called untouched, on a device that survives
         // whatever comes, once our own write to it may have begun.
-        let (store, name) = (self.store.clone(), self.volume.name.clone());
-        let marked = self.unless_hung(async move {
+        let (store, name) = (self.0.store.clone(), self.0.volume.name.clone());
+        let marked = self.0.unless_hung(async move {
             let changed = store.change_volumes(|volumes, _| {
                 for record in volumes.iter_mut().filter(|record| record.name == name) {
                     if let Some(samples) = &mut record.samples {
@@ -49,36 +53,14 @@ impl LaneVolume {
                 // The device has failed or hangs. If its samples can still be called worthless, all is
                 // well; if not, the next start takes our own write for somebody else's, which
                 // needs the operator's word and loses nothing.
-                let told = self.distrust().await;
+                let told = Notes(self.0).distrust().await;
                 tracing::warn!(
                     told,
-                    volume = self.volume.name,
+                    volume = self.0.volume.name,
                     "samples of the origin can no longer be kept"
                 );
                 samples.untouched.remove(u128::MAX);
             }
         }
-    }
-
-    /// Tells a cache device that answers again that no sample is kept any more, if that is so. To be
-    /// called before a note is taken back that says the same.
-    ///
-    /// # Errors
-    /// The device has failed.
-    pub(crate) async fn settle_samples(&self) -> Result<(), StoreError> {
-        let samples = &self.volume.untouched;
-        if !samples.given_up.load(Ordering::SeqCst) {
-            return Ok(());
-        }
-        let name = &self.volume.name;
-        let changed = self.store.change_volumes(|volumes, _| {
-            for record in volumes.iter_mut().filter(|record| record.name == *name) {
-                record.samples = None;
-            }
-            Ok(())
-        });
-        changed.await?;
-        samples.given_up.store(false, Ordering::SeqCst);
-        Ok(())
     }
 }

@@ -4,6 +4,7 @@
 
 use forebay_core::Mode;
 use forebay_core::why::{BypassReason, MissReason};
+use forebay_store::Entry;
 
 /// What the index says about a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,6 +12,17 @@ pub(crate) enum BlockState {
     Absent,
     Clean,
     Dirty,
+}
+
+impl BlockState {
+    /// The state of a block with this entry in the index.
+    pub(crate) fn of(entry: Option<&Entry>) -> Self {
+        match entry {
+            None => BlockState::Absent,
+            Some(entry) if entry.dirty => BlockState::Dirty,
+            Some(_) => BlockState::Clean,
+        }
+    }
 }
 
 /// Where a read's data comes from.

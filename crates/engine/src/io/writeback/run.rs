@@ -9,18 +9,20 @@ use std::time::Duration;
 
 use forebay_core::OriginBlock;
 use forebay_core::why::WritebackReason;
-use forebay_device::{DeviceOp, IoBuf, IoData};
+use forebay_device::IoBuf;
 use forebay_lane::join_all;
 use forebay_store::planted::{self, PlantedBug};
 use forebay_store::{Pinned, VersionId};
 
-use super::flow::{Flow, Written};
-use super::sweep::Span;
+use super::read_turns::ReadTurns;
+use super::span::{Span, Written};
+use crate::io::copies::Copies;
+use crate::io::notes::Notes;
+use crate::io::origin::OriginIo;
 use crate::lane::LaneVolume;
-use crate::path::read::bytes_of;
 use crate::state::volume::VolumeState;
+use crate::state::volume::layout::bytes_of;
 use crate::state::writeback_error::WritebackError;
-use crate::stats::bump;
 
 /// Reads of the cache device that one write has under way together.
 const READ_TOGETHER: usize = 32;
@@ -34,18 +36,22 @@ struct Stretch {
     on_origin: Vec<(OriginBlock, VersionId)>,
 }
 
-impl LaneVolume {
+/// See the module.
+#[derive(Clone, Copy)]
+pub(crate) struct SpanWriter<'a>(pub(crate) &'a LaneVolume);
+
+impl<'a> SpanWriter<'a> {
     /// Writes blocks back, as far as they are dirty, with as few writes as what is valid of them allows;
     /// up to `gap` clean ones in a row are written along. Returns what is on the origin now, though not
     /// yet durable, and what has failed.
-    pub(super) async fn write_back_span(
-        &self,
+    pub(crate) async fn write_back_span(
+        self,
         span: &Span,
         why: WritebackReason,
         gap: u64,
-        flow: &Flow,
+        turns: &ReadTurns,
     ) -> (Vec<Written>, Option<WritebackError>) {
-        let volume = &self.volume;
+        let volume = &self.0.volume;
         let mut written = Vec::new();
         let failures = volume.sync_failures();
         let blocks = span.blocks();
@@ -56,7 +62,7 @@ impl LaneVolume {
         let early = if unlocked { self.look_up_span(span) } else { Vec::new() };
         if unlocked {
             // Time for what must not happen.
-            self.lane().sleep(Duration::from_millis(1)).await;
+            self.0.lane().sleep(Duration::from_millis(1)).await;
         }
         let is_dirty = |pinned: &Pinned<'_>| pinned.found.entry.dirty;
         let edge = |number| volume.block_range(OriginBlock(number));
@@ -83,10 +89,10 @@ impl LaneVolume {
         // from being used again.
         let mut ready = Vec::new();
         for stretch in stretches(pinned, gap, blocks.end) {
-            let reading = flow.reading().await;
+            let reading = turns.take().await;
             let read = {
                 let mut read = std::pin::pin!(self.read_stretch(&stretch));
-                self.cache.unless_hung(&mut read).await
+                self.0.cache.unless_hung(&mut read).await
             };
             let Some(read) = read else {
                 // Clients wait for this range, and may need nothing that hangs.
@@ -116,13 +122,13 @@ impl LaneVolume {
     }
 
     /// What is cached: dirty blocks that were dirty before, and clean ones that are valid throughout.
-    fn look_up_span(&self, span: &Span) -> Vec<Pinned<'_>> {
+    fn look_up_span(self, span: &Span) -> Vec<Pinned<'a>> {
         let mut wanted = span.dirty.iter().peekable();
         span.blocks()
             .filter_map(|number| {
                 let block = OriginBlock(number);
                 let in_span = wanted.next_if(|wanted| **wanted == block).is_some();
-                let pinned = self.cache.store.look_up(&self.volume.space, block)?;
+                let pinned = self.0.cache.store.look_up(&self.0.volume.space, block)?;
                 let found = &pinned.found;
                 let usable = if found.entry.dirty { in_span } else { found.mask.is_none() };
                 usable.then_some(pinned)
@@ -132,8 +138,8 @@ impl LaneVolume {
 
     /// Makes the records of dirty blocks durable. What is not, and can no longer become so, is taken
     /// out; then there is an error.
-    async fn make_durable(&self, pinned: &mut Vec<Pinned<'_>>) -> Option<WritebackError> {
-        let store = &self.cache.store;
+    async fn make_durable(self, pinned: &mut Vec<Pinned<'_>>) -> Option<WritebackError> {
+        let store = &self.0.cache.store;
         let undurable = |pinned: &Pinned<'_>| {
             pinned.found.entry.dirty && !store.is_durable(pinned.found.entry.slot)
         };
@@ -142,10 +148,10 @@ impl LaneVolume {
         if !pinned.iter().any(undurable) {
             return None;
         }
-        let store = self.store.clone();
-        let error = match self.unless_hung(async move { store.commit().await }).await {
+        let store = self.0.store.clone();
+        let error = match self.0.unless_hung(async move { store.commit().await }).await {
             Some(Ok(_)) => return None,
-            Some(Err(_)) if self.distrust().await => return None,
+            Some(Err(_)) if Notes(self.0).distrust().await => return None,
             Some(Err(_)) => WritebackError::CacheFailed,
             None => WritebackError::CacheHung,
         };
@@ -154,8 +160,8 @@ impl LaneVolume {
     }
 
     /// Cuts blocks that follow each other on the origin into writes, given what was read of them.
-    fn cut_stretch(&self, stretch: &[Pinned<'_>], (payload, good): (IoBuf, Vec<bool>)) -> Stretch {
-        let (volume, store) = (&self.volume, &self.cache.store);
+    fn cut_stretch(self, stretch: &[Pinned<'_>], (payload, good): (IoBuf, Vec<bool>)) -> Stretch {
+        let (volume, store) = (&self.0.volume, &self.0.cache.store);
         let mut on_origin = Vec::new();
         let mut pieces: Vec<(u64, std::ops::Range<usize>)> = Vec::new();
         for (number, (pinned, good)) in stretch.iter().zip(good).enumerate() {
@@ -190,17 +196,17 @@ impl LaneVolume {
 
     /// Writes blocks that follow each other on the origin. Returns the dirty versions among them.
     async fn write_stretch(
-        &self,
+        self,
         stretch: Stretch,
     ) -> Result<Vec<(OriginBlock, VersionId)>, WritebackError> {
         let Stretch { payload, pieces, on_origin } = stretch;
         match &pieces[..] {
             [(offset, bytes)] if *bytes == (0..payload.len()) => {
-                self.write_sectors(*offset, payload).await?;
+                OriginIo(self.0).write_back(*offset, payload).await?;
             }
             _ => {
                 for (offset, bytes) in pieces {
-                    self.write_sectors(offset, IoBuf::copy_from(&payload[bytes])).await?;
+                    OriginIo(self.0).write_back(offset, IoBuf::copy_from(&payload[bytes])).await?;
                 }
             }
         }
@@ -208,8 +214,8 @@ impl LaneVolume {
     }
 
     /// Reads blocks of the cache, one after the other in one buffer, and which of them are good.
-    async fn read_stretch(&self, stretch: &[Pinned<'_>]) -> (IoBuf, Vec<bool>) {
-        let block = self.volume.block.as_usize();
+    async fn read_stretch(self, stretch: &[Pinned<'_>]) -> (IoBuf, Vec<bool>) {
+        let block = self.0.volume.block.as_usize();
         let mut rest = IoBuf::for_overwrite(stretch.len() * block);
         let mut chains = Vec::new();
         let mut from = 0;
@@ -228,7 +234,8 @@ impl LaneVolume {
                 return (payload, good);
             }
             let read = some.iter().map(|(chain, _)| *chain).collect::<Vec<_>>();
-            let reads = some.into_iter().map(|(chain, buf)| self.read_copies(chain, buf));
+            let copies = Copies(self.0);
+            let reads = some.into_iter().map(|(chain, buf)| copies.read_copies(chain, buf));
             for (chain, (buf, unreadable)) in read.into_iter().zip(join_all(reads).await) {
                 payload = payload.join(buf);
                 let from = good.len();
@@ -239,8 +246,8 @@ impl LaneVolume {
     }
 
     /// How many of the first blocks lie one behind the other on the cache device as well.
-    fn chain(&self, blocks: &[Pinned<'_>]) -> usize {
-        let store = &self.cache.store;
+    fn chain(self, blocks: &[Pinned<'_>]) -> usize {
+        let store = &self.0.cache.store;
         let granules = store.geometry().granules_per_block() as u32;
         let follows = |pair: &&[Pinned<'_>]| {
             let (one, next) = (pair[0].found.entry.slot, pair[1].found.entry.slot);
@@ -248,37 +255,6 @@ impl LaneVolume {
                 && store.segment_of(one) == store.segment_of(next)
         };
         blocks.len().min(1) + blocks.windows(2).take_while(follows).count()
-    }
-
-    /// Writes whole sectors to the origin; where its logical blocks are larger, around what is
-    /// there. The caller has the range for itself.
-    pub(crate) async fn write_sectors(
-        &self,
-        offset: u64,
-        bytes: IoBuf,
-    ) -> Result<(), WritebackError> {
-        let logical = self.volume.origin.logical_block();
-        let end = offset + bytes.len() as u64;
-        let (start, limit) = (offset / logical * logical, end.next_multiple_of(logical));
-        let data = if (start, limit) == (offset, end) {
-            bytes
-        } else {
-            let buf = IoBuf::for_overwrite((limit - start) as usize);
-            let read = self.origin.read(start, buf).await;
-            let mut around =
-                read.inspect_err(|_| bump(&self.stats().counters.origin_read_errors, 1))?;
-            let at = (offset - start) as usize;
-            around[at..at + bytes.len()].copy_from_slice(&bytes);
-            around
-        };
-        self.before_origin_write(start..limit).await;
-        let write = self.origin.run(DeviceOp::Write { offset: start, data: IoData::Owned(data) });
-        let done = self.volume.write_cost.of(&**self.lane().clock(), write).await;
-        bump(&self.stats().counters.origin_written_bytes, limit - start);
-        if planted::has(PlantedBug::FailedWritebackCleans) {
-            return Ok(());
-        }
-        Ok(done.result?)
     }
 }
 

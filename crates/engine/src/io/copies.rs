@@ -15,6 +15,8 @@ use forebay_device::IoBuf;
 use forebay_store::planted::{self, PlantedBug};
 use forebay_store::{Entry, Pinned, ReadFailure};
 
+use crate::io::admission::AdmissionControl;
+use crate::io::policy::Policy;
 use crate::lane::LaneVolume;
 use crate::stats::bump;
 
@@ -37,11 +39,15 @@ pub(crate) enum Unreadable {
     Lost,
 }
 
-impl LaneVolume {
+/// See the module.
+#[derive(Clone, Copy)]
+pub(crate) struct Copies<'a>(pub(crate) &'a LaneVolume);
+
+impl Copies<'_> {
     /// Reads copies that lie next to each other on the cache device into `buf`, which is as long.
     /// Gives it back, with those that could not be read, by their place in the run.
     pub(crate) async fn read_copies(
-        &self,
+        self,
         run: &[Pinned<'_>],
         buf: IoBuf,
     ) -> (IoBuf, Vec<(usize, Unreadable)>) {
@@ -51,14 +57,14 @@ impl LaneVolume {
             read.await
         } else {
             // What is clean need not wait for a device that hangs.
-            let Some(read) = self.cache.unless_hung(&mut read).await else {
+            let Some(read) = self.0.cache.unless_hung(&mut read).await else {
                 let gone = (0..run.len()).map(|at| (at, Unreadable::Gone)).collect();
                 return (IoBuf::for_overwrite(len), gone);
             };
             read
         };
         let (buf, failed) = read;
-        let volume = &self.volume;
+        let volume = &self.0.volume;
         if volume.has_bad() {
             let good = |at: &usize| failed.iter().all(|(failed, _)| failed != at);
             (0..run.len()).filter(good).for_each(|at| volume.reads_again(run[at].block));
@@ -67,14 +73,14 @@ impl LaneVolume {
         (buf, failed.into_iter().map(unreadable).collect())
     }
 
-    /// As [`LaneVolume::read_copies`], and leaves it to the caller what becomes of copies that cannot
+    /// As [`Copies::read_copies`], and leaves it to the caller what becomes of copies that cannot
     /// be read.
     pub(crate) async fn read_patiently(
-        &self,
+        self,
         run: &[Pinned<'_>],
         buf: IoBuf,
     ) -> (IoBuf, Vec<(usize, ReadFailure)>) {
-        let (mut buf, results) = self.store.read_run(&self.volume.space, run, buf).await;
+        let (mut buf, results) = self.0.store.read_run(&self.0.volume.space, run, buf).await;
         let mut failed: Vec<(usize, ReadFailure)> = Vec::new();
         for (at, result) in results.into_iter().enumerate() {
             if let Err(failure) = result {
@@ -92,22 +98,22 @@ impl LaneVolume {
     /// read of a whole run. A copy that is known to be bad has one attempt, so that those who ask
     /// for it do not wait each time.
     async fn read_again(
-        &self,
+        self,
         run: &[Pinned<'_>],
         buf: &mut IoBuf,
         failed: &mut Vec<(usize, ReadFailure)>,
     ) {
-        let size = self.volume.block.as_usize();
+        let size = self.0.volume.block.as_usize();
         for (round, pause) in RETRY_AFTER.into_iter().enumerate() {
             let worth = |(at, failure): &(usize, ReadFailure)| {
                 let passes = matches!(failure, ReadFailure::Device(_));
-                let known = self.volume.is_bad(run[*at].block);
+                let known = self.0.volume.is_bad(run[*at].block);
                 run[*at].found.entry.dirty && (round == 0 || (passes && !known))
             };
             if !failed.iter().any(worth) {
                 return;
             }
-            self.lane().sleep(pause).await;
+            self.0.lane().sleep(pause).await;
             for index in (0..failed.len()).rev() {
                 if !worth(&failed[index]) {
                     continue;
@@ -115,7 +121,7 @@ impl LaneVolume {
                 let at = failed[index].0;
                 let one = IoBuf::for_overwrite(size);
                 let pinned = std::slice::from_ref(&run[at]);
-                let (one, results) = self.store.read_run(&self.volume.space, pinned, one).await;
+                let (one, results) = self.0.store.read_run(&self.0.volume.space, pinned, one).await;
                 match results.into_iter().next() {
                     Some(Err(failure)) => {
                         self.count_failure(&failure);
@@ -132,8 +138,8 @@ impl LaneVolume {
 
     /// A copy cannot be read. A clean one is forgotten; a dirty one is lost until it is overwritten,
     /// discarded, or can be read after all (invariant 11).
-    fn unreadable(&self, pinned: &Pinned<'_>, failure: &ReadFailure) -> Unreadable {
-        let (volume, store) = (&self.volume, self.store.store());
+    fn unreadable(self, pinned: &Pinned<'_>, failure: &ReadFailure) -> Unreadable {
+        let (volume, store) = (&self.0.volume, self.0.store.store());
         let entry = &pinned.found.entry;
         tracing::warn!(
             volume = volume.name,
@@ -155,22 +161,22 @@ impl LaneVolume {
     }
 
     /// Forgets the copy of a block in this slot, if it is still there and clean: the origin has it.
-    pub(crate) fn forget_copy(&self, block: OriginBlock, slot: Slot) -> bool {
+    pub(crate) fn forget_copy(self, block: OriginBlock, slot: Slot) -> bool {
         let is_it = |now: &Entry| {
             now.slot == slot && (!now.dirty || planted::has(PlantedBug::BadBlockFromOrigin))
         };
-        let forgotten = self.store.store().forget(&self.volume.space, block, is_it);
+        let forgotten = self.0.store.store().forget(&self.0.volume.space, block, is_it);
         if let Some(entry) = &forgotten {
-            self.gone(entry);
-            self.evicted(block, EvictionReason::Damaged);
+            Policy(self.0).gone(entry);
+            AdmissionControl(self.0).evicted(block, EvictionReason::Damaged);
         }
         forgotten.is_some()
     }
 
     /// Counts why a cached block could not be read, if the device is to blame.
-    fn count_failure(&self, failure: &ReadFailure) {
+    fn count_failure(self, failure: &ReadFailure) {
         if let ReadFailure::Device(_) = failure {
-            bump(&self.stats().counters.cache_read_errors, 1);
+            bump(&self.0.stats().counters.cache_read_errors, 1);
         }
     }
 }

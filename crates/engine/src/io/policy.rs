@@ -8,38 +8,43 @@ use forebay_store::{Class, Entry};
 use crate::lane::LaneVolume;
 use crate::state::replacement::{How, ListPolicy, Replacement};
 
-impl LaneVolume {
+/// See the module.
+#[derive(Clone, Copy)]
+pub(crate) struct Policy<'a>(pub(crate) &'a LaneVolume);
+
+impl Policy<'_> {
     /// Asks the present policy, or tells it something.
-    fn with_replacement<T>(&self, ask: impl FnOnce(&Replacement) -> T) -> T {
-        let number = self.cache.replacement_number();
-        let mut own = self.replacement.borrow_mut();
+    fn with_replacement<T>(self, ask: impl FnOnce(&Replacement) -> T) -> T {
+        let number = self.0.cache.replacement_number();
+        let mut own = self.0.replacement.borrow_mut();
         if own.0 != number {
-            *own = self.cache.replacement();
+            *own = self.0.cache.replacement();
         }
         ask(&own.1)
     }
 
-    fn with_lists(&self, tell: impl FnOnce(&ListPolicy, usize)) {
+    fn with_lists(self, tell: impl FnOnce(&ListPolicy, usize)) {
         self.with_replacement(|replacement| {
             if let How::Lists(lists) = &replacement.how {
-                tell(lists, usize::from(self.lane().id().0));
+                tell(lists, usize::from(self.0.lane().id().0));
             }
         });
     }
 
-    fn key(&self, block: OriginBlock) -> forebay_policy::exact::Key {
-        forebay_policy::exact::Key(self.volume.space.address(block).0)
+    fn key(self, block: OriginBlock) -> forebay_policy::exact::Key {
+        forebay_policy::exact::Key(self.0.volume.space.address(block).0)
     }
 
     /// A cached block has been read.
     #[inline]
-    pub(crate) fn used(&self, block: OriginBlock, entry: &Entry) {
-        if self.cache.ranks() {
+    pub(crate) fn used(self, block: OriginBlock, entry: &Entry) {
+        if self.0.cache.ranks() {
             let rank = Rank::from_bits(entry.rank);
             // What is used a lot has the highest rank already.
             if rank.used() != rank {
-                let space = &self.volume.space;
-                self.store
+                let space = &self.0.volume.space;
+                self.0
+                    .store
                     .store()
                     .rerank(space, block, entry.slot, |bits| Rank::from_bits(bits).used().bits());
             }
@@ -50,8 +55,8 @@ impl LaneVolume {
 
     /// The rank of a new version of a block, of which this is there.
     #[inline]
-    pub(crate) fn rank(&self, block: OriginBlock, entry: Option<&Entry>) -> Rank {
-        if !self.cache.ranks() {
+    pub(crate) fn rank(self, block: OriginBlock, entry: Option<&Entry>) -> Rank {
+        if !self.0.cache.ranks() {
             return Rank::SMALL;
         }
         if let Some(entry) = entry {
@@ -59,7 +64,7 @@ impl LaneVolume {
         }
         self.with_replacement(|replacement| match &replacement.how {
             How::Ranks(ghosts) => {
-                let address = self.volume.space.address(block).0;
+                let address = self.0.volume.space.address(block).0;
                 if ghosts.recall(address) == Recall::Nothing {
                     return Rank::SMALL;
                 }
@@ -72,17 +77,17 @@ impl LaneVolume {
 
     /// The rank of a block that is written in part.
     #[inline]
-    pub(crate) fn rank_of_write(&self, block: OriginBlock) -> Rank {
-        if !self.cache.ranks() {
+    pub(crate) fn rank_of_write(self, block: OriginBlock) -> Rank {
+        if !self.0.cache.ranks() {
             return Rank::SMALL;
         }
-        let found = self.store.store().peek(&self.volume.space, block);
+        let found = self.0.store.store().peek(&self.0.volume.space, block);
         self.rank(block, found.as_ref().map(|found| &found.entry))
     }
 
     /// Where a write of a block with this rank goes.
-    pub(crate) fn class_of_write(&self, rank: Rank) -> Class {
-        if self.volume.is_ordered() {
+    pub(crate) fn class_of_write(self, rank: Rank) -> Class {
+        if self.0.volume.is_ordered() {
             Class::Ordered
         } else if rank.is_main() {
             Class::Rewritten
@@ -92,44 +97,44 @@ impl LaneVolume {
     }
 
     /// Where a fill of a block with this rank goes.
-    pub(crate) fn class_of_fill(&self, rank: Rank) -> Class {
+    pub(crate) fn class_of_fill(self, rank: Rank) -> Class {
         if rank.is_main() { Class::Settled } else { Class::Foreground }
     }
 
     /// A new version of a block has been appended.
     #[inline]
-    pub(crate) fn placed(&self, block: OriginBlock, old: Option<&Entry>) {
-        if !self.cache.ranks() {
+    pub(crate) fn placed(self, block: OriginBlock, old: Option<&Entry>) {
+        if !self.0.cache.ranks() {
             self.placed_in_lists(block, old);
         }
     }
 
     #[cold]
-    fn placed_in_lists(&self, block: OriginBlock, old: Option<&Entry>) {
-        let Some(found) = self.store.store().peek(&self.volume.space, block) else { return };
+    fn placed_in_lists(self, block: OriginBlock, old: Option<&Entry>) {
+        let Some(found) = self.0.store.store().peek(&self.0.volume.space, block) else { return };
         let (slot, old) = (found.entry.slot, old.map(|entry| entry.slot));
         self.with_lists(|lists, lane| lists.placed(lane, slot, old, self.key(block)));
     }
 
     /// A block has been reinserted from `old`.
-    pub(crate) fn reinserted(&self, block: OriginBlock, old: Slot) {
-        if !self.cache.ranks()
-            && let Some(found) = self.store.store().peek(&self.volume.space, block)
+    pub(crate) fn reinserted(self, block: OriginBlock, old: Slot) {
+        if !self.0.cache.ranks()
+            && let Some(found) = self.0.store.store().peek(&self.0.volume.space, block)
         {
             self.with_lists(|lists, lane| lists.moved(lane, found.entry.slot, old));
         }
     }
 
     /// A block is no longer cached.
-    pub(crate) fn gone(&self, entry: &Entry) {
-        if !self.cache.ranks() {
+    pub(crate) fn gone(self, entry: &Entry) {
+        if !self.0.cache.ranks() {
             self.with_lists(|lists, lane| lists.gone(lane, entry.slot));
         }
     }
 
     /// Whether the policy lets an absent block in; asked once for each miss. Most let all in.
-    pub(crate) fn admits(&self, block: OriginBlock) -> bool {
-        if self.cache.ranks() {
+    pub(crate) fn admits(self, block: OriginBlock) -> bool {
+        if self.0.cache.ranks() {
             return true;
         }
         self.with_replacement(|replacement| match &replacement.how {
@@ -138,10 +143,10 @@ impl LaneVolume {
         })
     }
 
-    /// As [`LaneVolume::admits`], for a fill. Blocks that are there in part are.
-    pub(crate) fn admit_to_lists(&self, block: OriginBlock) -> Result<(), RefusalReason> {
-        let ranks = self.cache.ranks();
-        let present = || self.store.store().peek(&self.volume.space, block).is_some();
+    /// As [`Policy::admits`], for a fill. Blocks that are there in part are.
+    pub(crate) fn admit_to_lists(self, block: OriginBlock) -> Result<(), RefusalReason> {
+        let ranks = self.0.cache.ranks();
+        let present = || self.0.store.store().peek(&self.0.volume.space, block).is_some();
         if ranks || present() || self.admits(block) {
             Ok(())
         } else {
@@ -150,10 +155,10 @@ impl LaneVolume {
     }
 
     /// The policy has given up a block that is still there.
-    pub(crate) fn remember_given_up(&self, block: OriginBlock) {
+    pub(crate) fn remember_given_up(self, block: OriginBlock) {
         self.with_replacement(|replacement| {
             if let How::Ranks(ghosts) = &replacement.how {
-                ghosts.note(self.volume.space.address(block).0, Past::Evicted);
+                ghosts.note(self.0.volume.space.address(block).0, Past::Evicted);
             }
         });
     }

@@ -7,13 +7,14 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
+use forebay_core::Nanos;
 use forebay_core::why::WritebackReason;
-use forebay_core::{Nanos, OriginBlock};
 use forebay_lane::Notify;
-use forebay_store::VersionId;
 use forebay_store::planted::{self, PlantedBug};
 
-use super::sweep::Span;
+use super::read_turns::ReadTurns;
+use super::run::SpanWriter;
+use super::span::{Span, Spans, Written};
 use crate::lane::LaneVolume;
 use crate::state::volume::VolumeState;
 use crate::state::writeback_error::WritebackError;
@@ -22,10 +23,6 @@ use crate::stats::bump;
 /// Bytes that are under way at most, whatever the depth: a disk needs 0.15 s for so many, and whoever
 /// comes behind them waits.
 const MOST_BYTES: u64 = 16 << 20;
-
-/// Writes that read from the cache device at a time. If all did, the first would be ready when all are,
-/// and the disk would wait for it.
-const READING: u64 = 4;
 
 /// Blocks that one sync of the origin covers at most, or this part of the cache if that is less: room
 /// is made in small steps.
@@ -41,47 +38,34 @@ const SYNC_ANYWAY: Duration = Duration::from_secs(5);
 /// Blocks that are marked clean before others have their turn.
 const MARKED_TOGETHER: usize = 1024;
 
-/// A block that is on the origin, but not known to be durable there.
-pub(super) struct Written {
-    pub(super) block: OriginBlock,
-    /// Which version of it.
-    pub(super) version: VersionId,
-    /// Failed syncs of the origin before it was written.
-    pub(super) failures: u64,
-    /// Why it was written.
-    pub(super) why: WritebackReason,
-}
-
 /// See the module.
-pub(super) struct Flow {
+pub(crate) struct Flow {
     view: Rc<LaneVolume>,
     under_way: Cell<usize>,
     bytes: Cell<u64>,
-    changed: Notify,
+    changed: Rc<Notify>,
     written: RefCell<Vec<Written>>,
-    /// Writes that have asked to read from the cache device, and those that have done so.
-    asked: Cell<u64>,
-    have_read: Cell<u64>,
+    reads: ReadTurns,
     /// When the first of them was written.
     since: Cell<Nanos>,
     /// Blocks that a sync under way covers.
     syncing: Cell<Option<usize>>,
     error: RefCell<Option<WritebackError>>,
     /// Bytes that have been written since somebody asked.
-    pub(super) progress: Cell<u64>,
+    pub(crate) progress: Cell<u64>,
 }
 
 impl Flow {
     /// Nothing is under way.
-    pub(super) fn new(view: Rc<LaneVolume>) -> Rc<Self> {
+    pub(crate) fn new(view: Rc<LaneVolume>) -> Rc<Self> {
+        let changed = Rc::new(Notify::default());
         Rc::new(Flow {
             view,
             under_way: Cell::new(0),
             bytes: Cell::new(0),
-            changed: Notify::default(),
+            changed: changed.clone(),
             written: RefCell::default(),
-            asked: Cell::new(0),
-            have_read: Cell::new(0),
+            reads: ReadTurns::new(changed),
             since: Cell::new(Nanos(0)),
             syncing: Cell::new(None),
             error: RefCell::default(),
@@ -90,7 +74,7 @@ impl Flow {
     }
 
     /// Waits until another write may be started.
-    pub(super) async fn room(&self, depth: u32) {
+    pub(crate) async fn room(&self, depth: u32) {
         loop {
             let changed = self.changed.listen();
             let crowded = self.written.borrow().len() > 2 * self.most_synced() as usize
@@ -105,7 +89,7 @@ impl Flow {
     }
 
     /// Starts a write, and a sync if one is due.
-    pub(super) fn start(self: &Rc<Self>, span: Span, why: WritebackReason) {
+    pub(crate) fn start(self: &Rc<Self>, span: Span, why: WritebackReason) {
         let blocks = span.blocks();
         let bytes = (blocks.end - blocks.start) << self.view.volume.block.shift();
         self.under_way.set(self.under_way.get() + 1);
@@ -113,8 +97,9 @@ impl Flow {
         let this = self.clone();
         self.view.lane().spawn(async move {
             let mut ending = Ending { flow: &this, bytes, error: Some(WritebackError::Panicked) };
-            let gap = this.view.merging().gap;
-            let (written, error) = this.view.write_back_span(&span, why, gap, &this).await;
+            let gap = Spans(&this.view).merging().gap;
+            let (written, error) =
+                SpanWriter(&this.view).write_back_span(&span, why, gap, &this.reads).await;
             if this.written.borrow().is_empty() {
                 this.since.set(this.view.now());
             }
@@ -126,27 +111,13 @@ impl Flow {
         self.sync_if_due();
     }
 
-    /// Waits for its turn to read from the cache device: in the order of asking.
-    pub(super) async fn reading(&self) -> Reading<'_> {
-        let number = self.asked.get();
-        self.asked.set(number + 1);
-        let reading = Reading(self);
-        loop {
-            let changed = self.changed.listen();
-            if number < self.have_read.get() + READING {
-                return reading;
-            }
-            changed.await;
-        }
-    }
-
     /// The most blocks that a sync covers.
     fn most_synced(&self) -> u64 {
         (self.view.cache.store.capacity_blocks() / PART_SYNCED).clamp(1, MOST_SYNCED)
     }
 
     /// Starts a sync if enough has been written, or long enough ago.
-    pub(super) fn sync_if_due(self: &Rc<Self>) {
+    pub(crate) fn sync_if_due(self: &Rc<Self>) {
         let written = self.written.borrow().len() as u64;
         let waits = self.view.now().since(self.since.get());
         let worth = written >= self.view.cache.store.capacity_blocks() / WORTH_SYNCING;
@@ -160,18 +131,18 @@ impl Flow {
     }
 
     /// Blocks that are on their way to being clean.
-    pub(super) fn unmarked(&self) -> u64 {
+    pub(crate) fn unmarked(&self) -> u64 {
         (self.written.borrow().len() + self.syncing.get().unwrap_or(0)) as u64
     }
 
     /// Whether there is anything to settle.
-    pub(super) fn is_busy(&self) -> bool {
+    pub(crate) fn is_busy(&self) -> bool {
         let waiting = self.unmarked() > 0 || self.syncing.get().is_some();
         self.under_way.get() > 0 || waiting || self.has_failed()
     }
 
     /// Whether a write or a sync has failed.
-    pub(super) fn has_failed(&self) -> bool {
+    pub(crate) fn has_failed(&self) -> bool {
         self.error.borrow().is_some()
     }
 
@@ -179,7 +150,7 @@ impl Flow {
     ///
     /// # Errors
     /// What failed first since this was last asked; what is not on the origin stays dirty.
-    pub(super) async fn settle(self: &Rc<Self>) -> Result<(), WritebackError> {
+    pub(crate) async fn settle(self: &Rc<Self>) -> Result<(), WritebackError> {
         loop {
             let changed = self.changed.listen();
             if self.under_way.get() > 0 || self.syncing.get().is_some() {
@@ -246,17 +217,6 @@ impl Flow {
                 view.stats().why.written_back.count(*why, 1);
             }
         }
-    }
-}
-
-/// A turn to read; it ends when this is dropped.
-#[must_use = "the turn ends when this is dropped"]
-pub(super) struct Reading<'a>(&'a Flow);
-
-impl Drop for Reading<'_> {
-    fn drop(&mut self) {
-        self.0.have_read.set(self.0.have_read.get() + 1);
-        self.0.changed.notify_all();
     }
 }
 

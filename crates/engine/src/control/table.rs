@@ -1,0 +1,38 @@
+//! Changes of the volume table.
+
+use std::rc::Rc;
+
+use forebay_format::VolumeRecord;
+use forebay_store::StoreError;
+
+use crate::error::EngineError;
+use crate::lane::engine::EngineLane;
+use crate::state::cache::hang::Work;
+
+impl EngineLane {
+    /// Changes the volume table. If the cache device has failed or hangs, and there is a ledger, it is
+    /// enough that the daemon remembers: it is asked first at the next start, and commands are to
+    /// work without the device.
+    pub(crate) async fn change_volumes(
+        self: &Rc<Self>,
+        change: impl FnOnce(&mut Vec<VolumeRecord>, &mut u16) -> Result<(), StoreError> + 'static,
+    ) -> Result<(), EngineError> {
+        let store = self.store.clone();
+        let mut work: Work<Result<(), StoreError>> =
+            Box::pin(async move { store.change_volumes(change).await });
+        let changed = self.cache.unless_it_can_be_noted(&mut work).await;
+        if changed.is_none() {
+            self.lane.spawn(async move { drop(work.await) });
+        }
+        let failed = self.cache.store.health.failed() || changed.is_none();
+        match changed {
+            Some(Ok(())) => Ok(()),
+            Some(Err(error)) if !failed || self.cache.ledger().is_none() => Err(error.into()),
+            _ => {
+                let device = self.cache.store.device().name();
+                tracing::warn!(device, "the volume table cannot be changed; the daemon remembers");
+                Ok(())
+            }
+        }
+    }
+}

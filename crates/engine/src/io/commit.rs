@@ -1,0 +1,137 @@
+//! Going on without the cache device: it has failed, or does not answer.
+//!
+//! The log then cannot be told what becomes of its blocks: that a clean copy was forgotten because
+//! the origin has something newer, or that a dirty one has been written back. If the device comes
+//! back after a restart, an older copy would be served, or written over the origin. So before the
+//! origin outruns the log, a note goes to the [`Ledger`](crate::state::ledger::Ledger): nothing on the
+//! device counts any more but what is dirty now. Whoever attaches the volume the next time drops the
+//! rest (invariants 5, 6, 9 and 15).
+
+use std::ops::Range;
+use std::time::Duration;
+
+use forebay_core::IoError;
+use forebay_lane::either;
+use forebay_store::StoreError;
+use forebay_store::planted::{self, PlantedBug};
+
+use crate::io::notes::Notes;
+use crate::io::origin::OriginIo;
+use crate::lane::LaneVolume;
+use crate::plan::keeps_dirty;
+use crate::state::cache::hang::Work;
+
+/// For so long a flush waits for the origin to have what was written through a cache that has failed.
+const THROUGH_PATIENCE: Duration = Duration::from_secs(5);
+
+/// See the module.
+#[derive(Clone, Copy)]
+pub(crate) struct Commits<'a>(pub(crate) &'a LaneVolume);
+
+impl Commits<'_> {
+    /// Makes every write that was acknowledged before this call durable, on the cache device or, if
+    /// nothing is dirty, without it.
+    pub(crate) async fn commit_or_outlive(self) -> Result<(), IoError> {
+        let Some(this) = self.0.shared() else { return Err(IoError::ShuttingDown) };
+        let mut commit: Work<Result<(), StoreError>> =
+            Box::pin(async move { Commits(&this).commit().await });
+        loop {
+            match self.0.cache.unless_it_can_be_noted(&mut commit).await {
+                Some(Ok(())) => return Ok(()),
+                Some(Err(error))
+                    if self.0.volume.dirty.total() > 0 && !self.is_all_through().await =>
+                {
+                    return Err(self.store_failed(&error));
+                }
+                // By regions, as a block is counted by one counter while it comes and goes.
+                None if self.0.volume.dirty.total() > 0 => {
+                    let changed = self.0.cache.health.changed.listen();
+                    let timer = self.0.lane().sleep(Duration::from_millis(100));
+                    either(changed, timer).await;
+                }
+                end => {
+                    if end.is_none() {
+                        self.0.lane().spawn(async move { drop(commit.await) });
+                    }
+                    // Barrier for invariant 1: everything is on the origin, durably, and nothing on
+                    // the cache device may go over it.
+                    return self.settle_forgotten(&(0..self.0.volume.size()), false).await;
+                }
+            }
+        }
+    }
+
+    /// Whether everything dirty was written through the cache and is on the origin now, durably. Who
+    /// asks may find writes under way that nobody was promised anything about: they end soon, and no
+    /// more of them begin once the cache device has failed.
+    async fn is_all_through(self) -> bool {
+        let (volume, began) = (&self.0.volume, self.0.now());
+        while !keeps_dirty(volume.mode()) && OriginIo(self.0).sync().await.is_ok() {
+            let progress = volume.progress.listen();
+            if volume.dirty.total() == 0 {
+                return true;
+            }
+            if volume.has_bad() || self.0.now().since(began) >= THROUGH_PATIENCE {
+                return false;
+            }
+            either(progress, self.0.lane().sleep(Duration::from_millis(20))).await;
+        }
+        false
+    }
+
+    /// Waits until nothing can come back from the log that has been taken out of it in a range: the
+    /// origin may have something newer from now on. `records`: and until everything that was appended
+    /// is durable.
+    ///
+    /// # Errors
+    /// Neither the log nor the ledger could be told.
+    pub(crate) async fn settle_forgotten(
+        self,
+        range: &Range<u64>,
+        records: bool,
+    ) -> Result<(), IoError> {
+        let store = self.0.store.store();
+        if !records && store.marks_settled() {
+            return Ok(());
+        }
+        if !store.health.failed() {
+            let lane = self.0.store.clone();
+            let settled = self.0.unless_hung(async move {
+                if records {
+                    lane.commit().await?;
+                }
+                lane.settle_marks().await
+            });
+            match settled.await {
+                Some(Ok(())) => return Ok(()),
+                Some(Err(error)) if !store.health.failed() => return Err(self.store_failed(&error)),
+                Some(Err(_)) | None => {}
+            }
+        }
+        Notes(self.0).note_dirty(range).await.map_err(|error| {
+            tracing::warn!(error, volume = self.0.volume.name, "the origin may not outrun the log");
+            IoError::Io
+        })
+    }
+
+    /// Makes everything that was appended before durable. On an ordered volume a group ends here.
+    ///
+    /// # Errors
+    /// The cache device failed.
+    pub(crate) async fn commit(self) -> Result<(), StoreError> {
+        let store = self.0.store.store();
+        let boundary = self.0.volume.is_ordered() && !planted::has(PlantedBug::FlushIsNoBoundary);
+        let cut = if boundary { store.cut(self.0.volume.id, self.0.now()) } else { None };
+        self.0.store.commit().await?;
+        if let Some(cut) = cut {
+            store.confirm_cut(self.0.volume.id, cut);
+        }
+        Notes(self.0).note_regions().await;
+        Notes(self.0).trust_again().await
+    }
+
+    pub(crate) fn store_failed(self, error: &StoreError) -> IoError {
+        tracing::debug!(%error, volume = self.0.volume.name, "a request fails");
+        IoError::Io
+    }
+}

@@ -1,0 +1,302 @@
+//! Notes of where a volume may be dirty, kept up to date in the daemon's ledger.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use forebay_core::OriginBlock;
+use forebay_store::StoreError;
+use forebay_store::planted::{self, PlantedBug};
+
+use crate::lane::LaneVolume;
+use crate::state::intent::{WORTH_SHRINKING, count, dirty_regions};
+use crate::state::ledger::{self, Note, joined};
+use crate::state::volume::Volume;
+use crate::state::volume::VolumeState;
+
+impl Volume {
+    /// Regions as byte ranges of the volume.
+    fn region_ranges(&self, regions: &[u64]) -> Vec<Range<u64>> {
+        let all = (0..self.dirty.regions()).filter(|at| regions[at / 64] >> (at % 64) & 1 == 1);
+        joined(all.map(|region| {
+            let blocks = self.dirty.blocks_of(region);
+            let edge = |block: u64| self.block.bytes().saturating_mul(block);
+            let byte = |block| edge(block).saturating_sub(self.alignment()).min(self.size());
+            byte(blocks.start)..byte(blocks.end)
+        }))
+    }
+
+    /// Blocks as byte ranges, neighbours joined.
+    pub(crate) fn byte_ranges(&self, blocks: impl Iterator<Item = OriginBlock>) -> Vec<Range<u64>> {
+        joined(blocks.map(|block| self.block_range(block)))
+    }
+
+    /// What is dirty on a cache device that has failed or hangs, as byte ranges of the volume, if it
+    /// has been written down; some of it may have been written back since.
+    pub fn noted_ranges(&self) -> Option<Vec<Range<u64>>> {
+        let noted = self.noted.lock().clone()?;
+        Some(self.byte_ranges(noted.iter().copied()))
+    }
+}
+
+/// See the module.
+#[derive(Clone, Copy)]
+pub(crate) struct Notes<'a>(pub(crate) &'a LaneVolume);
+
+impl Notes<'_> {
+    /// Sees to it that the note has every region of which a block has become dirty. To be called before
+    /// anything is called durable. A note that cannot be written is logged; data is not at risk.
+    pub(crate) async fn note_regions(self) {
+        let intent = &self.0.volume.intent;
+        if planted::has(PlantedBug::NotesForgotten) {
+            return;
+        }
+        if !intent.is_wanted() || self.0.volume.is_noted.load(Ordering::Relaxed) {
+            return;
+        }
+        let _turn = self.0.volume.note_gate.enter().await;
+        let wanted: Vec<u64> =
+            intent.wanted.iter().map(|word| word.swap(0, Ordering::SeqCst)).collect();
+        // Whoever had its turn before may have done it.
+        if wanted.iter().any(|word| *word != 0) {
+            let mut regions = intent.filed.lock().0.clone();
+            regions.iter_mut().zip(&wanted).for_each(|(word, wanted)| *word |= wanted);
+            if !self.file(&regions).await {
+                for (word, wanted) in intent.wanted.iter().zip(&wanted) {
+                    word.fetch_or(*wanted, Ordering::SeqCst);
+                }
+                return;
+            }
+            for (noted, wanted) in intent.noted.iter().zip(&wanted) {
+                noted.fetch_or(*wanted, Ordering::SeqCst);
+            }
+        }
+        // Not before the note is durable: until then, every other flush has to wait for its turn.
+        intent.all_noted();
+    }
+
+    fn note_of_regions(self, regions: &[u64]) -> Note {
+        Note {
+            cache: self.0.cache.store.uuid(),
+            distrusted: false,
+            exact: false,
+            dirty: self.0.volume.region_ranges(regions),
+        }
+    }
+
+    /// The note that takes the place of one that said that the cache device does not count.
+    pub(crate) fn region_note(self) -> Note {
+        let mut regions = self.0.volume.intent.filed.lock().0.clone();
+        let dirty = dirty_regions(&self.0.volume.dirty);
+        regions.iter_mut().zip(dirty).for_each(|(word, dirty)| *word |= dirty);
+        self.note_of_regions(&regions)
+    }
+
+    /// To be called within the note's gate. `false`: the note does not say so.
+    async fn file(self, regions: &[u64]) -> bool {
+        let Some(ledger) = self.0.cache.ledger() else { return false };
+        if self.0.volume.is_noted.load(Ordering::Relaxed) {
+            // Since the caller looked, the note says that the cache device is not trusted, and has to
+            // go on saying so (invariants 5, 6 and 9).
+            return false;
+        }
+        let note = self.note_of_regions(regions);
+        match ledger::write(&*ledger, &self.0.volume.name, note).await {
+            Ok(()) => {
+                self.0.volume.intent.filed.lock().0 = regions.to_vec();
+                true
+            }
+            Err(error) => {
+                tracing::warn!(error, volume = self.0.volume.name, "what is dirty cannot be noted");
+                false
+            }
+        }
+    }
+
+    /// Takes regions out of the note that have had no dirty block for a while; one step of it. First
+    /// they have to be asked for again, then, a look later, those still without a dirty block go: a
+    /// write that saw the old bit has counted its block by then.
+    pub(crate) async fn shorten_note(self) {
+        let intent = &self.0.volume.intent;
+        let dirty = dirty_regions(&self.0.volume.dirty);
+        let (filed, begun) = intent.filed.lock().clone();
+        if begun {
+            let _turn = self.0.volume.note_gate.enter().await;
+            let mut regions = dirty;
+            for (at, word) in regions.iter_mut().enumerate() {
+                *word |= intent.noted[at].fetch_or(*word, Ordering::SeqCst);
+            }
+            self.file(&regions).await;
+            intent.filed.lock().1 = false;
+        } else if count(&filed) > 2 * count(&dirty) + WORTH_SHRINKING {
+            for (noted, dirty) in intent.noted.iter().zip(&dirty) {
+                noted.fetch_and(*dirty, Ordering::SeqCst);
+            }
+            intent.filed.lock().1 = true;
+        }
+    }
+
+    /// Notes exactly what is dirty in a volume that is stopping.
+    pub(crate) async fn note_the_end(self) {
+        let volume = &self.0.volume;
+        let Some(ledger) = self.0.cache.ledger() else { return };
+        let turn = volume.note_gate.enter().await;
+        if volume.is_noted.load(Ordering::Relaxed) {
+            drop(turn);
+            self.write_down_now().await;
+            return;
+        }
+        let note = Note {
+            cache: self.0.cache.store.uuid(),
+            distrusted: false,
+            exact: true,
+            dirty: volume.byte_ranges(self.all_dirty().into_iter()),
+        };
+        if let Err(error) = ledger::write(&*ledger, &volume.name, note).await {
+            tracing::warn!(error, volume = volume.name, "what is dirty cannot be noted");
+        }
+    }
+
+    /// Sees to it that no clean copy and no sample of the origin is trusted when the cache device is
+    /// opened again. `false`: neither the ledger nor the device could be told.
+    pub(crate) async fn distrust(self) -> bool {
+        self.note_dirty(&(0..0)).await.is_ok()
+            || (!self.0.cache.health.is_hung() && self.0.store.distrust_clean().await)
+    }
+
+    /// Notes durably that nothing on the cache device counts but what is dirty; in `free` nothing is.
+    pub(crate) async fn note_dirty(self, free: &Range<u64>) -> Result<(), String> {
+        let volume = &self.0.volume;
+        let Some(ledger) = self.0.cache.ledger() else {
+            return Err("the cache device cannot be told, and nobody else is there".into());
+        };
+        let _turn = volume.note_gate.enter().await;
+        volume.note_uses.fetch_add(1, Ordering::SeqCst);
+        let noted = volume.noted.lock().clone();
+        let blocks = volume.blocks(free.clone());
+        let dirty = |block: &OriginBlock| self.is_dirty(*block);
+        let blocks: BTreeSet<OriginBlock> = match noted {
+            Some(noted) => {
+                let mut within = noted
+                    .range(OriginBlock(blocks.start)..OriginBlock(blocks.end.max(blocks.start)));
+                if within.all(dirty) {
+                    return Ok(());
+                }
+                noted.iter().copied().filter(dirty).collect()
+            }
+            None => self.all_dirty(),
+        };
+        let note = Note {
+            cache: self.0.cache.store.uuid(),
+            distrusted: true,
+            exact: true,
+            dirty: volume.byte_ranges(blocks.iter().copied()),
+        };
+        // Barrier for invariants 5, 6 and 9: the note, before the origin has anything newer.
+        ledger::write(&*ledger, &volume.name, note).await?;
+        *volume.noted.lock() = Some(Arc::new(blocks));
+        volume.is_noted.store(true, Ordering::SeqCst);
+        Ok(())
+    }
+
+    fn is_dirty(self, block: OriginBlock) -> bool {
+        let found = self.0.cache.store.peek(&self.0.volume.space, block);
+        found.is_some_and(|found| found.entry.dirty)
+    }
+
+    /// Every dirty block, from a pass over the index.
+    pub(crate) fn all_dirty(self) -> BTreeSet<OriginBlock> {
+        let mut blocks = BTreeSet::new();
+        self.0.cache.store.index.visit(
+            |entry| entry.dirty,
+            |address, _| blocks.extend(self.0.volume.space.block(address)),
+        );
+        blocks
+    }
+
+    /// After the cache device has hung and answers again: everything that it had not been told, it is
+    /// told now, and counts again. To be called before anything new is called durable.
+    ///
+    /// # Errors
+    /// The device has failed, or the note cannot be taken back.
+    pub(crate) async fn trust_again(self) -> Result<(), StoreError> {
+        if !self.0.volume.is_noted.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let _turn = loop {
+            let uses = self.0.volume.note_uses.load(Ordering::SeqCst);
+            self.0.store.commit().await?;
+            self.0.store.settle_marks().await?;
+            self.settle_samples().await?;
+            let turn = self.0.volume.note_gate.enter().await;
+            if self.0.volume.note_uses.load(Ordering::SeqCst) == uses {
+                break turn;
+            }
+            // Somebody has relied on the note meanwhile, for what the device was not told before.
+        };
+        if let Some(ledger) = self.0.cache.ledger() {
+            let note = self.region_note();
+            let written = ledger::write(&*ledger, &self.0.volume.name, note).await;
+            written.map_err(StoreError::Refused)?;
+        }
+        *self.0.volume.noted.lock() = None;
+        self.0.volume.is_noted.store(false, Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// Writes down what only a failed cache device has, and takes back what was written down of one
+    /// that answers again. Of a device that is well, where its volume may be dirty.
+    pub(crate) async fn write_down(self) {
+        let volume = &self.0.volume;
+        if self.0.cache.ledger().is_none() || volume.state() == VolumeState::Removed {
+            return;
+        }
+        // A look later it is tried again, if this one takes long.
+        let Some(_turn) = volume.write_down.try_enter() else { return };
+        let noted = volume.is_noted.load(Ordering::Relaxed);
+        if self.0.cache.store.health.failed() {
+            let more = || volume.noted.lock().as_ref().map_or(0, |noted| noted.len() as u64);
+            if !noted || volume.dirty.total() < more() {
+                self.write_down_now().await;
+            }
+        } else if self.0.cache.health.is_hung() {
+            // Clients that go on have it written down.
+        } else if noted {
+            if let Err(error) = self.trust_again().await {
+                tracing::warn!(%error, volume = volume.name, "the cache device is not trusted yet");
+            }
+        } else {
+            self.note_regions().await;
+            self.shorten_note().await;
+        }
+    }
+
+    pub(crate) async fn write_down_now(self) {
+        if let Err(error) = self.note_dirty(&(0..self.0.volume.size())).await {
+            tracing::warn!(error, volume = self.0.volume.name, "what is dirty cannot be noted");
+        }
+    }
+
+    /// Tells a cache device that answers again that no sample is kept any more, if that is so. To be
+    /// called before a note is taken back that says the same.
+    ///
+    /// # Errors
+    /// The device has failed.
+    pub(crate) async fn settle_samples(self) -> Result<(), StoreError> {
+        let samples = &self.0.volume.untouched;
+        if !samples.given_up.load(Ordering::SeqCst) {
+            return Ok(());
+        }
+        let name = &self.0.volume.name;
+        let changed = self.0.store.change_volumes(|volumes, _| {
+            for record in volumes.iter_mut().filter(|record| record.name == *name) {
+                record.samples = None;
+            }
+            Ok(())
+        });
+        changed.await?;
+        samples.given_up.store(false, Ordering::SeqCst);
+        Ok(())
+    }
+}

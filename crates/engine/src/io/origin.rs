@@ -1,0 +1,172 @@
+//! The origin of one volume: writes, read-modify-write of partial logical blocks, and syncs.
+
+use std::fmt::Display;
+
+use forebay_core::{IoError, OriginBlock};
+use forebay_device::{DeviceError, DeviceErrorKind, DeviceOp, IoBuf, IoData};
+use forebay_store::VersionId;
+use forebay_store::planted::{self, PlantedBug};
+
+use crate::io::first_write::FirstWrite;
+use crate::lane::LaneVolume;
+use crate::state::writeback_error::WritebackError;
+use crate::stats::bump;
+
+/// See the module.
+#[derive(Clone, Copy)]
+pub(crate) struct OriginIo<'a>(pub(crate) &'a LaneVolume);
+
+impl OriginIo<'_> {
+    /// Writes a client's data to the origin, and gives the buffer back. The caller holds the range
+    /// exclusively.
+    pub(crate) async fn write(self, offset: u64, data: IoBuf) -> (Result<(), IoError>, IoBuf) {
+        let volume = &self.0.volume;
+        let len = data.len();
+        let _measured = volume.origin_latency.begin(&**self.0.lane().clock());
+        let logical = volume.origin.logical_block();
+        if !offset.is_multiple_of(logical) || !(len as u64).is_multiple_of(logical) {
+            return (self.write_unaligned(offset, &data).await, data);
+        }
+        FirstWrite(self.0).before_origin_write(offset..offset + len as u64).await;
+        let done = self.0.origin.run(DeviceOp::Write { offset, data: IoData::Owned(data) }).await;
+        // Even a failed write may have changed something.
+        volume.origin_changed(offset..offset + len as u64);
+        let data = done.buf.unwrap_or_else(|| IoBuf::zeroed(len));
+        match done.result {
+            Ok(()) => {
+                bump(&self.0.stats().counters.origin_written_bytes, len as u64);
+                volume.write_error.clear();
+                (Ok(()), data)
+            }
+            Err(error) => (Err(self.refused(&error)), data),
+        }
+    }
+
+    /// As [`OriginIo::write`], for whole sectors that are not whole logical blocks of the origin.
+    async fn write_unaligned(self, offset: u64, data: &[u8]) -> Result<(), IoError> {
+        let volume = &self.0.volume;
+        let (start, whole) = self.merge_logical(offset, data).await.map_err(|error| {
+            tracing::warn!(%error, volume = volume.name, "the origin cannot be read");
+            IoError::Io
+        })?;
+        let end = start + whole.len() as u64;
+        FirstWrite(self.0).before_origin_write(start..end).await;
+        let written = self.0.origin.write(start, whole).await;
+        volume.origin_changed(start..end);
+        bump(&self.0.stats().counters.origin_written_bytes, end - start);
+        written.map_err(|error| self.refused(&error))?;
+        volume.write_error.clear();
+        Ok(())
+    }
+
+    /// Writes whole sectors of dirty blocks to the origin. The caller holds the range exclusively.
+    ///
+    /// # Errors
+    /// The origin cannot be read or written.
+    pub(crate) async fn write_back(self, offset: u64, bytes: IoBuf) -> Result<(), WritebackError> {
+        let volume = &self.0.volume;
+        let logical = volume.origin.logical_block();
+        let end = offset + bytes.len() as u64;
+        let (start, data) = match offset.is_multiple_of(logical) && end.is_multiple_of(logical) {
+            true => (offset, bytes),
+            false => self.merge_logical(offset, &bytes).await?,
+        };
+        let end = start + data.len() as u64;
+        FirstWrite(self.0).before_origin_write(start..end).await;
+        let write = self.0.origin.run(DeviceOp::Write { offset: start, data: IoData::Owned(data) });
+        let done = volume.write_cost.of(&**self.0.lane().clock(), write).await;
+        bump(&self.0.stats().counters.origin_written_bytes, end - start);
+        if planted::has(PlantedBug::FailedWritebackCleans) {
+            return Ok(());
+        }
+        Ok(done.result?)
+    }
+
+    /// Read-modify-write: reads the logical blocks of the origin that contain a range of sectors, and
+    /// puts `data` over them. Returns where they start, and their new content.
+    async fn merge_logical(self, offset: u64, data: &[u8]) -> Result<(u64, IoBuf), DeviceError> {
+        let origin = &self.0.volume.origin;
+        let logical = origin.logical_block();
+        let start = offset / logical * logical;
+        let end = (offset + data.len() as u64).next_multiple_of(logical).min(origin.size());
+        let buf = IoBuf::for_overwrite((end - start) as usize);
+        let read = self.0.origin.read(start, buf).await;
+        let mut whole =
+            read.inspect_err(|_| bump(&self.0.stats().counters.origin_read_errors, 1))?;
+        let at = (offset - start) as usize;
+        whole[at..at + data.len()].copy_from_slice(data);
+        Ok((start, whole))
+    }
+
+    /// A client's write to the origin has failed: what the client is told.
+    pub(crate) fn refused(self, error: &DeviceError) -> IoError {
+        self.write_failed(error);
+        match error.kind {
+            DeviceErrorKind::NoSpace => IoError::NoSpace,
+            _ => IoError::Io,
+        }
+    }
+
+    pub(crate) fn write_failed(self, error: &impl Display) {
+        tracing::warn!(%error, volume = self.0.volume.name, "the origin cannot be written");
+        self.0.volume.write_error.set(error);
+    }
+
+    /// Makes what reached the origin durable, and marks what was written through as clean.
+    pub(crate) async fn sync(self) -> Result<(), IoError> {
+        let volume = &self.0.volume;
+        if volume.origin_sync_failed() {
+            // No later sync proves anything about these: writeback brings them there again.
+            volume.through.lock().clear();
+            volume.writeback_wanted.notify_all();
+            return Err(IoError::Io);
+        }
+        let writes = volume.origin_unsynced();
+        // Taken before the sync starts: it covers what is in here, and nothing that comes later.
+        let through = std::mem::take(&mut *volume.through.lock());
+        if writes.is_none() && through.is_empty() {
+            return Ok(());
+        }
+        let failures = volume.sync_failures();
+        let mut synced = self.0.origin.sync().await;
+        if synced.is_err() && planted::has(PlantedBug::FailedSyncRetried) {
+            synced = self.0.origin.sync().await;
+        }
+        if let Err(error) = synced {
+            tracing::error!(%error, volume = volume.name, "the origin cannot be synced");
+            volume.origin_sync_fails();
+            return Err(IoError::Io);
+        }
+        if volume.sync_failures() != failures {
+            // Somebody else's sync failed, and may have taken these writes with it.
+            return Err(IoError::Io);
+        }
+        volume.origin_synced(writes.unwrap_or(0));
+        // What a volume leaves behind is counted by whoever has it next.
+        volume.still_there()?;
+        // Invariant 9: only now do the marks say clean.
+        for (block, kept) in through {
+            if self.0.store.store().written_back(&volume.space, block, &kept) {
+                volume.cleaned(self.0.lane(), block);
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes blocks that are on the origin since they were written, and will be durable there with the
+    /// next sync.
+    pub(crate) fn note_through(self, blocks: impl Iterator<Item = (OriginBlock, VersionId)>) {
+        let mut through = self.0.volume.through.lock();
+        through.extend(blocks);
+        if through.len() >= self.most_through() {
+            self.0.volume.through_many.notify_all();
+        }
+    }
+
+    /// So many blocks that were written through are synced at once: until then they take room in the
+    /// log as dirty ones do.
+    pub(crate) fn most_through(self) -> usize {
+        const MOST: u64 = 16384;
+        (self.0.cache.store.capacity_blocks() / 16).min(MOST) as usize
+    }
+}

@@ -1,0 +1,75 @@
+//! Dirty blocks to the origin, in the order of their addresses, neighbours merged.
+//!
+//! - [`span`]: the blocks of one write
+//! - [`run`]: one write
+//! - [`read_turns`]: which of them read from the cache device
+//! - [`flow`]: writes under way, and the syncs that make them durable
+
+pub(crate) mod flow;
+mod read_turns;
+pub(crate) mod run;
+pub(crate) mod span;
+
+use std::rc::Rc;
+
+use forebay_core::OriginBlock;
+use forebay_core::why::WritebackReason;
+
+use crate::io::origin::OriginIo;
+use crate::lane::LaneVolume;
+use crate::state::writeback_error::WritebackError;
+use flow::Flow;
+use read_turns::ReadTurns;
+use run::SpanWriter;
+use span::Spans;
+
+/// Writes blocks that are dirty to the origin, as it is to have them now; what was written becomes
+/// clean with the next sync.
+///
+/// # Errors
+/// What failed first; it stays dirty.
+pub(crate) async fn put_on_origin(
+    view: &LaneVolume,
+    mut blocks: Vec<OriginBlock>,
+) -> Result<(), WritebackError> {
+    let turns = ReadTurns::new(Rc::default());
+    blocks.sort_unstable();
+    let mut rest = &blocks[..];
+    while let Some(span) = Spans(view).next_span(rest, Spans(view).merging()) {
+        rest = rest.get(span.dirty.len()..).unwrap_or(&[]);
+        let (written, error) =
+            SpanWriter(view).write_back_span(&span, WritebackReason::Mode, 0, &turns).await;
+        let failures = view.volume.sync_failures();
+        // A sync that has failed since proves that nothing is known of these: they are written again.
+        let known = written.into_iter().filter(|written| written.failures == failures);
+        OriginIo(view).note_through(known.map(|written| (written.block, written.version)));
+        if let Some(error) = error {
+            return Err(error);
+        }
+    }
+    match blocks.iter().find(|block| view.volume.is_bad(**block)) {
+        Some(block) => Err(WritebackError::Unreadable(*block)),
+        None => Ok(()),
+    }
+}
+
+/// Writes sorted blocks back, syncs the origin and marks them clean; counts them under `why`.
+/// Blocks that are not dirty are passed over.
+///
+/// # Errors
+/// What failed first; what could not be written stays dirty.
+pub(crate) async fn write_back(
+    view: &Rc<LaneVolume>,
+    blocks: &[OriginBlock],
+    why: WritebackReason,
+) -> Result<(), WritebackError> {
+    let flow = Flow::new(view.clone());
+    let mut rest = blocks;
+    while !flow.has_failed() {
+        let Some(span) = Spans(view).next_span(rest, Spans(view).merging()) else { break };
+        rest = rest.get(span.dirty.len()..).unwrap_or(&[]);
+        flow.room(view.volume.settings().writeback_depth).await;
+        flow.start(span, why);
+    }
+    flow.settle().await
+}

@@ -1,0 +1,50 @@
+//! Turns of writes to the origin to read from the cache device.
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+use forebay_lane::Notify;
+
+/// Writes that read from the cache device at a time. If all did, the first would be ready when all are,
+/// and the disk would wait for it.
+const READING: u64 = 4;
+
+/// See the module.
+pub(crate) struct ReadTurns {
+    /// Turns that were asked for, and those that have ended.
+    asked: Cell<u64>,
+    have_read: Cell<u64>,
+    changed: Rc<Notify>,
+}
+
+impl ReadTurns {
+    /// `changed` is notified when a turn ends.
+    pub(crate) fn new(changed: Rc<Notify>) -> Self {
+        ReadTurns { asked: Cell::new(0), have_read: Cell::new(0), changed }
+    }
+
+    /// Waits for a turn, in the order of asking.
+    pub(crate) async fn take(&self) -> ReadTurn<'_> {
+        let number = self.asked.get();
+        self.asked.set(number + 1);
+        let turn = ReadTurn(self);
+        loop {
+            let changed = self.changed.listen();
+            if number < self.have_read.get() + READING {
+                return turn;
+            }
+            changed.await;
+        }
+    }
+}
+
+/// A turn to read; it ends when this is dropped.
+#[must_use = "the turn ends when this is dropped"]
+pub(crate) struct ReadTurn<'a>(&'a ReadTurns);
+
+impl Drop for ReadTurn<'_> {
+    fn drop(&mut self) {
+        self.0.have_read.set(self.0.have_read.get() + 1);
+        self.0.changed.notify_all();
+    }
+}
