@@ -40,6 +40,8 @@ pub enum Condition<'a> {
     Fill(&'a FillTicket),
     /// Only if the newest version is still at this slot: the new one was merged from it.
     Slot(Slot),
+    /// As [`Condition::Slot`], for a copy of that version: it becomes clean if that has become clean.
+    Copy(Slot),
     /// Only if the block is absent: the new version holds some sectors only.
     Absent,
 }
@@ -236,7 +238,7 @@ impl Index {
 
     /// Makes `version` the newest version of the block if `condition` holds.
     #[inline]
-    pub fn put(&self, address: Address, version: NewVersion, condition: Condition<'_>) -> Put {
+    pub fn put(&self, address: Address, mut version: NewVersion, condition: Condition<'_>) -> Put {
         let (mut shard, key) = self.locate(address);
         match condition {
             Condition::Always => (),
@@ -251,6 +253,10 @@ impl Index {
                     return Put::Refused;
                 }
             }
+            Condition::Copy(slot) => match shard.table.get(key) {
+                Some((_, entry)) if entry.slot == slot => version.entry.dirty &= entry.dirty,
+                _ => return Put::Refused,
+            },
             Condition::Absent => {
                 if shard.table.get(key).is_some() {
                     return Put::Refused;

@@ -12,7 +12,7 @@ use forebay_lane::Lane;
 use crate::appender::Closed;
 use crate::error::StoreError;
 use crate::hazard::HazardId;
-use crate::index::{NewVersion, Put};
+use crate::index::{Condition, NewVersion, Put};
 use crate::latency;
 use crate::log::{AMPLE, Log, Round, RoundTicket};
 use crate::planted::{self, PlantedBug};
@@ -173,6 +173,7 @@ impl StoreLane {
         store.segments.add_live(segment, live);
         let address = version.space.address(version.block);
         let new = NewVersion { entry, mask: version.mask };
+        let is_copy = matches!(version.condition, Condition::Copy(_));
         let put = store.index.put(address, new, version.condition);
         let (logged, appended) = match put {
             Put::Done { sequence, old } => {
@@ -180,32 +181,33 @@ impl StoreLane {
                     let gone = Live::one(old.dirty, old.rank);
                     store.segments.remove_live(store.segment_of(old.slot), gone);
                 }
+                let stays_dirty = !is_copy || old.as_ref().is_some_and(|old| old.dirty);
+                if version.dirty && !stays_dirty {
+                    store.segments.turned_clean(segment);
+                }
                 let entry = DataEntry {
                     volume: version.space.id,
                     block: version.block,
                     sequence,
-                    dirty: version.dirty,
+                    dirty: version.dirty && stays_dirty,
                     void: false,
                     mask,
                     check,
                 };
-                (entry, Appended::Done { old })
+                (Some(entry), Appended::Done { old })
             }
-            Put::Refused => {
-                store.segments.remove_live(segment, live);
-                (DataEntry::void(store.block_size()), Appended::Refused)
-            }
-            Put::NoMask => {
-                store.segments.remove_live(segment, live);
-                (DataEntry::void(store.block_size()), Appended::NoMask)
-            }
+            Put::Refused => (None, Appended::Refused),
+            Put::NoMask => (None, Appended::NoMask),
             Put::Full => {
-                store.segments.remove_live(segment, live);
                 store.index_full.store(true, Ordering::Relaxed);
                 store.space_wanted.notify_all();
-                (DataEntry::void(store.block_size()), Appended::NoSpace)
+                (None, Appended::NoSpace)
             }
         };
+        let logged = logged.unwrap_or_else(|| {
+            store.segments.remove_live(segment, live);
+            DataEntry::void(store.block_size())
+        });
         if let Some(ready) = reservation.duty.record.fill(reservation.duty.index, logged) {
             self.start_write(ready);
         }

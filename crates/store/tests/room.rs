@@ -4,7 +4,7 @@
 mod world;
 
 use forebay_core::{Mode, OriginBlock, VolumeId};
-use forebay_store::{Appended, Class, StoreOptions};
+use forebay_store::{Appended, Class, Condition, StoreOptions, Version};
 
 use world::{World, append_as, version};
 
@@ -96,4 +96,53 @@ fn background_work_knows_what_it_can_append_without_another_segment() {
         world.commit(&store);
     }
     panic!("no other segment was opened");
+}
+
+/// Reclaim reads a block, and writeback makes it clean meanwhile: what is reinserted is clean too, here and
+/// after a crash. Nobody counts it as dirty any more.
+#[test]
+fn a_copy_of_a_version_that_has_become_clean_is_clean() {
+    let world = World::new(16 << 20);
+    let (store, _) = world.open(StoreOptions::default()).expect("a cache");
+    let space = world.add_volume(&store, "v", Mode::Writeback, 64, &[]);
+    for block in [1, 2] {
+        append_as(Class::Foreground, &store, &space, block, (7, true, None));
+    }
+    world.commit(&store);
+    let slot = |block| {
+        let found = store.store().peek(&space, OriginBlock(block)).expect("it is cached");
+        found.entry.slot
+    };
+    let old = [slot(1), slot(2)];
+    let kept = store.store().version_of(&space, OriginBlock(1), old[0]).expect("it is there");
+    assert!(store.store().written_back(&space, OriginBlock(1), &kept));
+    for (block, slot) in [(1, old[0]), (2, old[1])] {
+        let condition = Condition::Copy(slot);
+        let copy = Version { condition, ..version(&space, block, true, None) };
+        let appended = store.append_whole(copy, Class::Background, &[7; 4096]);
+        assert!(matches!(appended, Appended::Done { .. }), "{appended:?}");
+    }
+    let again = Version { condition: Condition::Copy(old[0]), ..version(&space, 1, true, None) };
+    let appended = store.append_whole(again, Class::Background, &[7; 4096]);
+    assert!(matches!(appended, Appended::Refused), "{appended:?}");
+    let segment = store.store().segment_of(slot(2));
+    let closed = || {
+        let mut closed = Vec::new();
+        store.store().segments.closed(&mut closed);
+        closed.into_iter().find(|closed| closed.id == segment)
+    };
+    while closed().is_none() {
+        append_as(Class::Background, &store, &space, 3, (3, false, None));
+        world.commit(&store);
+    }
+    assert_eq!(closed().map(|closed| closed.live.dirty), Some(1), "reclaim goes by this");
+    drop(store);
+
+    let (store, report) = world.open(StoreOptions::default()).expect("the same cache");
+    assert_eq!((report.blocks, report.dirty), (3, 1));
+    let is_dirty = |block| {
+        let found = store.store().peek(&space, OriginBlock(block)).expect("it is cached");
+        found.entry.dirty
+    };
+    assert!(!is_dirty(1) && is_dirty(2));
 }

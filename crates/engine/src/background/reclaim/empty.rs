@@ -205,7 +205,7 @@ impl EngineLane {
         let mask = pinned.found.mask.clone();
         let version = owner.reinsertion(live, &entry, mask);
         let appended = self.store.append_checked(version, Class::Background, payload, check);
-        Some(owner.count_reinserted(live, entry.dirty, appended))
+        Some(owner.count_reinserted(live, appended))
     }
 
     /// Appends a live block again, as it is. If it stays where it was, says why.
@@ -227,7 +227,7 @@ impl EngineLane {
         let payload = read.map_err(|_| EvictionReason::Damaged)?;
         let version = owner.reinsertion(live, &entry, mask);
         let appended = self.store.append_whole(version, Class::Background, &payload);
-        match owner.count_reinserted(live, entry.dirty, appended) {
+        match owner.count_reinserted(live, appended) {
             true => Ok(()),
             false => Err(EvictionReason::NoRoom),
         }

@@ -78,7 +78,9 @@ impl<'a> Owner<'a> {
             dirty: entry.dirty,
             mask,
             rank: rank.bits(),
-            condition: Condition::Slot(entry.slot),
+            // Writeback may have made it clean while it was read. It stays clean then: an owner without a
+            // view counts no block that becomes dirty.
+            condition: Condition::Copy(entry.slot),
         }
     }
 
@@ -100,13 +102,13 @@ impl<'a> Owner<'a> {
     }
 
     /// Counts a block that was reinserted. `false`: it stays where it was.
-    pub(super) fn count_reinserted(&self, live: &Live, dirty: bool, appended: Appended) -> bool {
-        let old = match appended {
-            Appended::Done { old } => old,
+    pub(super) fn count_reinserted(&self, live: &Live, appended: Appended) -> bool {
+        match appended {
+            Appended::Done { .. } => (),
             // It was replaced meanwhile.
             Appended::Refused => return true,
             Appended::NoSpace | Appended::NoMask => return false,
-        };
+        }
         let Some(volume) = &self.view else {
             if let How::Lists(lists) = &self.replacement.how
                 && let Some(found) = self.engine.cache.store.peek(&self.space, live.block)
@@ -116,7 +118,6 @@ impl<'a> Owner<'a> {
             return true;
         };
         Policy(volume).reinserted(live.block, live.slot);
-        volume.volume.appended(&self.engine.lane, live.block, old.as_ref(), dirty);
         let counters = &volume.stats().counters;
         bump(&counters.cache_written_bytes, volume.volume.block.bytes());
         bump(&counters.carried_blocks, 1);
