@@ -316,9 +316,9 @@ impl EngineLane {
             }
             match volume.writeback_error() {
                 Some(error) if failures + 1 >= PATIENCE => {
-                    return Err(failed(format!(
-                        "the dirty data of '{name}' cannot be written back: {error}"
-                    )));
+                    let message =
+                        format!("the dirty data of '{name}' cannot be written back: {error}");
+                    return Err(EngineError::caused(EngineErrorKind::Failed, message, error));
                 }
                 Some(_) => failures += 1,
                 None => failures = 0,
@@ -342,9 +342,10 @@ impl EngineLane {
             })
             .await;
         retired.map_err(|error| {
-            EngineError::new(
+            EngineError::caused(
                 EngineErrorKind::DataAtRisk,
-                format!("everything of '{}' is on its origin, but the cache device has failed and cannot be told so ({error}): do not start the volume again from it", volume.name),
+                format!("all data of '{}' is on its origin, but the failed cache device still has older versions and cannot be updated ({error}): do not start the volume from it again", volume.name),
+                error,
             )
         })
     }

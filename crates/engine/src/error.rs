@@ -4,6 +4,9 @@ use forebay_device::DeviceError;
 use forebay_lane::OverLimit;
 use forebay_store::StoreError;
 
+use crate::state::ledger::LedgerError;
+use crate::state::writeback_error::WritebackError;
+
 /// What an operator can do about a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum EngineErrorKind {
@@ -17,20 +20,52 @@ pub enum EngineErrorKind {
     Failed,
 }
 
+/// The failure of a part that caused one of a control operation.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum Cause {
+    /// Of the store.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// Of a device.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// Of the memory limit.
+    #[error(transparent)]
+    Memory(#[from] OverLimit),
+    /// Of writeback.
+    #[error(transparent)]
+    Writeback(#[from] WritebackError),
+    /// Of a note in the ledger.
+    #[error(transparent)]
+    Ledger(#[from] LedgerError),
+}
+
 /// A failure of a control operation.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{message}")]
 pub struct EngineError {
     /// What to match on.
     pub kind: EngineErrorKind,
-    /// A sentence for the operator.
+    /// A sentence for the operator. It has the cause in it.
     pub message: String,
+    /// The failure below, if there is one.
+    #[source]
+    pub cause: Option<Cause>,
 }
 
 impl EngineError {
     /// A failure of this kind.
     pub fn new(kind: EngineErrorKind, message: impl Into<String>) -> Self {
-        EngineError { kind, message: message.into() }
+        EngineError { kind, message: message.into(), cause: None }
+    }
+
+    /// A failure of this kind that another one caused.
+    pub(crate) fn caused(
+        kind: EngineErrorKind,
+        message: impl Into<String>,
+        cause: impl Into<Cause>,
+    ) -> Self {
+        EngineError { kind, message: message.into(), cause: Some(cause.into()) }
     }
 
     /// The cache has no volume of this name.
@@ -41,13 +76,13 @@ impl EngineError {
 
 impl From<OverLimit> for EngineError {
     fn from(error: OverLimit) -> Self {
-        EngineError::new(EngineErrorKind::Refused, error.to_string())
+        EngineError::caused(EngineErrorKind::Refused, error.to_string(), error)
     }
 }
 
 impl From<DeviceError> for EngineError {
     fn from(error: DeviceError) -> Self {
-        EngineError::new(EngineErrorKind::Failed, error.to_string())
+        EngineError::caused(EngineErrorKind::Failed, error.to_string(), error)
     }
 }
 
@@ -58,6 +93,12 @@ impl From<StoreError> for EngineError {
             StoreError::Format { .. } => EngineErrorKind::Usage,
             StoreError::Memory(_) | StoreError::Refused(_) => EngineErrorKind::Refused,
         };
-        EngineError::new(kind, error.to_string())
+        EngineError::caused(kind, error.to_string(), error)
+    }
+}
+
+impl From<LedgerError> for EngineError {
+    fn from(error: LedgerError) -> Self {
+        EngineError::caused(EngineErrorKind::Failed, error.to_string(), error)
     }
 }

@@ -218,8 +218,7 @@ impl EngineLane {
         let Some(ledger) = self.cache.ledger() else { return Ok(()) };
         let cache = self.cache.store.uuid();
         let note = Note { cache, distrusted: false, exact: false, dirty: Vec::new() };
-        let written = ledger::write(&*ledger, name, note).await;
-        written.map_err(|error| EngineError::new(EngineErrorKind::Failed, error))
+        Ok(ledger::write(&*ledger, name, note).await?)
     }
 
     /// Makes durable what an earlier run may have left in the origin's write cache: whoever reads it

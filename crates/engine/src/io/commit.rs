@@ -7,15 +7,16 @@
 //! device counts any more but what is dirty now. Whoever attaches the volume the next time drops the
 //! rest (invariants 5, 6, 9 and 15).
 
+use std::fmt::Display;
 use std::ops::Range;
 use std::time::Duration;
 
 use forebay_core::IoError;
 use forebay_lane::either;
-use forebay_store::StoreError;
+
 use forebay_store::planted::{self, PlantedBug};
 
-use crate::io::notes::Notes;
+use crate::io::notes::{CommitError, Notes};
 use crate::io::origin::OriginIo;
 use crate::lane::LaneVolume;
 use crate::plan::keeps_dirty;
@@ -33,7 +34,7 @@ impl Commits<'_> {
     /// nothing is dirty, without it.
     pub(crate) async fn commit_or_outlive(self) -> Result<(), IoError> {
         let Some(this) = self.0.shared() else { return Err(IoError::ShuttingDown) };
-        let mut commit: Work<Result<(), StoreError>> =
+        let mut commit: Work<Result<(), CommitError>> =
             Box::pin(async move { Commits(&this).commit().await });
         loop {
             match self.0.cache.unless_it_can_be_noted(&mut commit).await {
@@ -41,7 +42,7 @@ impl Commits<'_> {
                 Some(Err(error))
                     if self.0.volume.dirty.total() > 0 && !self.is_all_through().await =>
                 {
-                    return Err(self.store_failed(&error));
+                    return Err(self.failed(&error));
                 }
                 // By regions, as a block is counted by one counter while it comes and goes.
                 None if self.0.volume.dirty.total() > 0 => {
@@ -104,12 +105,12 @@ impl Commits<'_> {
             });
             match settled.await {
                 Some(Ok(())) => return Ok(()),
-                Some(Err(error)) if !store.health.failed() => return Err(self.store_failed(&error)),
+                Some(Err(error)) if !store.health.failed() => return Err(self.failed(&error)),
                 Some(Err(_)) | None => {}
             }
         }
         Notes(self.0).note_dirty(range).await.map_err(|error| {
-            tracing::warn!(error, volume = self.0.volume.name, "the origin may not outrun the log");
+            tracing::warn!(%error, volume = self.0.volume.name, "the origin may not outrun the log");
             IoError::Io
         })
     }
@@ -118,7 +119,7 @@ impl Commits<'_> {
     ///
     /// # Errors
     /// The cache device failed.
-    pub(crate) async fn commit(self) -> Result<(), StoreError> {
+    pub(crate) async fn commit(self) -> Result<(), CommitError> {
         let store = self.0.store.store();
         let boundary = self.0.volume.is_ordered() && !planted::has(PlantedBug::FlushIsNoBoundary);
         let cut = if boundary { store.cut(self.0.volume.id, self.0.now()) } else { None };
@@ -130,7 +131,7 @@ impl Commits<'_> {
         Notes(self.0).trust_again().await
     }
 
-    pub(crate) fn store_failed(self, error: &StoreError) -> IoError {
+    pub(crate) fn failed(self, error: &impl Display) -> IoError {
         tracing::debug!(%error, volume = self.0.volume.name, "a request fails");
         IoError::Io
     }

@@ -11,7 +11,7 @@ use forebay_store::planted::{self, PlantedBug};
 
 use crate::lane::LaneVolume;
 use crate::state::intent::{WORTH_SHRINKING, count, dirty_regions};
-use crate::state::ledger::{self, Note, joined};
+use crate::state::ledger::{self, LedgerError, Note, joined};
 use crate::state::volume::Volume;
 use crate::state::volume::VolumeState;
 
@@ -38,6 +38,17 @@ impl Volume {
         let noted = self.noted.lock().clone()?;
         Some(self.byte_ranges(noted.iter().copied()))
     }
+}
+
+/// Why what was written is not durable.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CommitError {
+    /// The log is not.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The note is not that says so.
+    #[error(transparent)]
+    Note(#[from] LedgerError),
 }
 
 /// See the module.
@@ -108,7 +119,7 @@ impl Notes<'_> {
                 true
             }
             Err(error) => {
-                tracing::warn!(error, volume = self.0.volume.name, "what is dirty cannot be noted");
+                tracing::warn!(%error, volume = self.0.volume.name, "what is dirty cannot be noted");
                 false
             }
         }
@@ -154,7 +165,7 @@ impl Notes<'_> {
             dirty: volume.byte_ranges(self.all_dirty().into_iter()),
         };
         if let Err(error) = ledger::write(&*ledger, &volume.name, note).await {
-            tracing::warn!(error, volume = volume.name, "what is dirty cannot be noted");
+            tracing::warn!(%error, volume = volume.name, "what is dirty cannot be noted");
         }
     }
 
@@ -166,11 +177,9 @@ impl Notes<'_> {
     }
 
     /// Notes durably that nothing on the cache device counts but what is dirty; in `free` nothing is.
-    pub(crate) async fn note_dirty(self, free: &Range<u64>) -> Result<(), String> {
+    pub(crate) async fn note_dirty(self, free: &Range<u64>) -> Result<(), LedgerError> {
         let volume = &self.0.volume;
-        let Some(ledger) = self.0.cache.ledger() else {
-            return Err("the cache device cannot be told, and nobody else is there".into());
-        };
+        let ledger = self.0.cache.ledger().ok_or(LedgerError::Absent)?;
         let _turn = volume.note_gate.enter().await;
         volume.note_uses.fetch_add(1, Ordering::SeqCst);
         let noted = volume.noted.lock().clone();
@@ -220,7 +229,7 @@ impl Notes<'_> {
     ///
     /// # Errors
     /// The device has failed, or the note cannot be taken back.
-    pub(crate) async fn trust_again(self) -> Result<(), StoreError> {
+    pub(crate) async fn trust_again(self) -> Result<(), CommitError> {
         if !self.0.volume.is_noted.load(Ordering::Relaxed) {
             return Ok(());
         }
@@ -238,7 +247,7 @@ impl Notes<'_> {
         if let Some(ledger) = self.0.cache.ledger() {
             let note = self.region_note();
             let written = ledger::write(&*ledger, &self.0.volume.name, note).await;
-            written.map_err(StoreError::Refused)?;
+            written?;
         }
         *self.0.volume.noted.lock() = None;
         self.0.volume.is_noted.store(false, Ordering::SeqCst);
@@ -274,7 +283,7 @@ impl Notes<'_> {
 
     pub(crate) async fn write_down_now(self) {
         if let Err(error) = self.note_dirty(&(0..self.0.volume.size())).await {
-            tracing::warn!(error, volume = self.0.volume.name, "what is dirty cannot be noted");
+            tracing::warn!(%error, volume = self.0.volume.name, "what is dirty cannot be noted");
         }
     }
 

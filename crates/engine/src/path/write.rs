@@ -229,10 +229,9 @@ impl Writer<'_> {
         }
         if !self.goes_round_failure() {
             let result = match keeps_dirty(volume.mode()) {
-                true => Commits(self.0)
-                    .commit()
-                    .await
-                    .map_err(|error| Commits(self.0).store_failed(&error)),
+                true => {
+                    Commits(self.0).commit().await.map_err(|error| Commits(self.0).failed(&error))
+                }
                 false => self.put_through(offset..seam, fua, progress).await,
             };
             if result.is_ok() || !self.goes_round_failure() {
@@ -288,7 +287,7 @@ impl Writer<'_> {
         let fua = fua && !planted::has(PlantedBug::FuaIgnored);
         if fua || self.0.volume.durability() == Durability::Strict {
             // Barrier for invariant 2: the write's own record is durable before it is acknowledged.
-            Commits(self.0).commit().await.map_err(|error| Commits(self.0).store_failed(&error))?;
+            Commits(self.0).commit().await.map_err(|error| Commits(self.0).failed(&error))?;
         }
         Ok(Room::Found)
     }
@@ -369,10 +368,7 @@ impl Writer<'_> {
             // It has been switched on meanwhile: the origin gets this in its turn.
             result?;
             if fua || self.0.volume.durability() == Durability::Strict {
-                Commits(self.0)
-                    .commit()
-                    .await
-                    .map_err(|error| Commits(self.0).store_failed(&error))?;
+                Commits(self.0).commit().await.map_err(|error| Commits(self.0).failed(&error))?;
             }
             return Ok(());
         }

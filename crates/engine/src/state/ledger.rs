@@ -21,8 +21,22 @@ pub struct Note {
     pub dirty: Vec<Range<u64>>,
 }
 
+/// Why a note is not durable.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum LedgerError {
+    /// There is no ledger: the cache device alone can be told.
+    #[error("there is no ledger to note it in")]
+    Absent,
+    /// It cannot be written.
+    #[error("the note cannot be written: {0}")]
+    Io(#[source] Arc<std::io::Error>),
+    /// The thread that writes notes has ended.
+    #[error("the thread that writes notes has ended")]
+    Ended,
+}
+
 /// Told once, from any thread, whether a note is durable.
-pub type Noted = Box<dyn FnOnce(Result<(), String>) + Send>;
+pub type Noted = Box<dyn FnOnce(Result<(), LedgerError>) + Send>;
 
 /// Keeps one [`Note`] for each volume, on something other than the cache device.
 pub trait Ledger: Send + Sync {
@@ -42,11 +56,15 @@ pub trait Ledger: Send + Sync {
 /// Replaces the note of a volume, and waits until that is durable.
 ///
 /// # Errors
-/// Why it is not, in words.
-pub(crate) async fn write(ledger: &dyn Ledger, volume: &str, note: Note) -> Result<(), String> {
+/// Why it is not.
+pub(crate) async fn write(
+    ledger: &dyn Ledger,
+    volume: &str,
+    note: Note,
+) -> Result<(), LedgerError> {
     #[derive(Default)]
     struct End {
-        result: Mutex<Option<Result<(), String>>>,
+        result: Mutex<Option<Result<(), LedgerError>>>,
         told: Notify,
     }
 

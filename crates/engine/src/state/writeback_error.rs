@@ -24,7 +24,7 @@ pub enum WritebackError {
     #[error("the cache device does not answer")]
     CacheHung,
     /// The cache device has failed, and neither it nor the ledger can be told what not to trust.
-    #[error("the cache device has failed and cannot be told so")]
+    #[error("the cache device has failed, and it cannot be recorded that blocks are clean")]
     CacheFailed,
     /// A dirty block cannot be read from the cache device.
     #[error("block {} cannot be read back", .0.0)]

@@ -6,10 +6,11 @@ use std::io::{ErrorKind as Io, Write};
 use std::ops::Range;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 
 use forebay_admin::ApiError;
-use forebay_engine::{Ledger, Note, Noted};
+use forebay_engine::{Ledger, LedgerError, Note, Noted};
 use forebay_format::Uuid;
 use serde::{Deserialize, Serialize};
 
@@ -58,7 +59,9 @@ impl Notes {
         let thread = std::thread::Builder::new().name("notes".to_owned());
         let spawned = thread.spawn(move || {
             for Job { volume, note, noted } in todo {
-                noted(write(&own, &volume, &note).map_err(|error| error.to_string()));
+                noted(
+                    write(&own, &volume, &note).map_err(|error| LedgerError::Io(Arc::new(error))),
+                );
             }
         });
         spawned.map_err(|error| ApiError::failed(format!("no thread for notes: {error}")))?;
@@ -109,7 +112,7 @@ impl Ledger for Notes {
     fn write(&self, volume: &str, note: Note, noted: Noted) {
         let job = Job { volume: volume.to_owned(), note, noted };
         if let Err(unsent) = self.jobs.send(job) {
-            (unsent.0.noted)(Err("the thread that writes notes has ended".to_owned()));
+            (unsent.0.noted)(Err(LedgerError::Ended));
         }
     }
 }
@@ -149,7 +152,7 @@ mod tests {
     use super::*;
     use crate::daemon::testing::TempDir;
 
-    fn written(notes: &Notes, note: &Note) -> Result<(), String> {
+    fn written(notes: &Notes, note: &Note) -> Result<(), LedgerError> {
         let (tell, hear) = sync_channel(1);
         notes.write("v", note.clone(), Box::new(move |result| tell.send(result).expect("heard")));
         hear.recv().expect("told")
@@ -167,7 +170,7 @@ mod tests {
         {
             let notes = Notes::open(dir.path()).expect("writable");
             assert_eq!(notes.note_of("v"), None);
-            assert_eq!(written(&notes, &note), Ok(()));
+            written(&notes, &note).expect("durable");
         }
         let notes = Notes::open(dir.path()).expect("writable");
         assert_eq!(notes.note_of("v"), Some(note.clone()));
