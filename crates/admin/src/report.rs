@@ -1,7 +1,8 @@
 //! What a volume looks like from outside. The JSON names are stable: fields are added, never
 //! renamed or removed. Sizes and amounts are in bytes, latencies in microseconds.
 
-use forebay_core::why::Why;
+use forebay_core::CounterTotals;
+use forebay_core::why::{BypassCounts, Why};
 use forebay_core::{Durability, Mode, ReplacementKind};
 use serde::{Deserialize, Serialize};
 
@@ -148,6 +149,23 @@ pub struct RequestReport {
 }
 
 impl RequestReport {
+    /// The report of a volume with these counters, `bypass` of whose requests bypassed the cache.
+    pub fn of(totals: &CounterTotals, bypass: &BypassCounts) -> Self {
+        RequestReport {
+            read_hits: totals.read_hits,
+            read_partial: totals.read_partial,
+            read_misses: totals.read_misses,
+            write_hits: totals.write_hits,
+            write_misses: totals.write_misses,
+            bypassed: bypass.total(),
+            bypassed_sequential: bypass.sequential,
+            bypassed_mode: bypass.mode,
+            flushes: totals.flushes,
+            discards: totals.discards,
+            failed: totals.errors,
+        }
+    }
+
     /// Share of reads that were hits, from 0 to 1; `None` before the first read.
     pub fn read_hit_ratio(&self) -> Option<f64> {
         ratio(self.read_hits, self.read_partial.saturating_add(self.read_misses))
@@ -179,6 +197,21 @@ pub struct ByteReport {
     pub origin_read: u64,
     /// Written to the origin.
     pub origin_written: u64,
+}
+
+impl ByteReport {
+    /// The report of a volume with these counters, for which `cache_written` bytes were written to the
+    /// cache device.
+    pub fn of(totals: &CounterTotals, cache_written: u64) -> Self {
+        ByteReport {
+            user_read: totals.user_read_bytes,
+            user_written: totals.user_written_bytes,
+            cache_read: totals.cache_read_bytes,
+            cache_written,
+            origin_read: totals.origin_read_bytes,
+            origin_written: totals.origin_written_bytes,
+        }
+    }
 }
 
 /// A latency distribution, in microseconds.

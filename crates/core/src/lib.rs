@@ -12,6 +12,7 @@
 //! - [`why`]: every reason that is counted
 #![forbid(unsafe_code)]
 
+pub mod counters;
 pub mod identity;
 pub mod mask;
 pub mod op;
@@ -23,6 +24,7 @@ pub mod time;
 pub mod units;
 pub mod why;
 
+pub use counters::CounterTotals;
 pub use identity::{Identity, IdentityPart};
 pub use mask::SectorMask;
 pub use op::{IoError, Op};

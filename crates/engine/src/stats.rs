@@ -4,6 +4,7 @@ use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+pub use forebay_core::CounterTotals;
 use forebay_core::Nanos;
 use forebay_core::why::{
     BypassCounts, BypassReason, EvictionCounts, EvictionReason, InvalidationCounts,
@@ -13,71 +14,23 @@ use forebay_core::why::{
 use hdrhistogram::Histogram;
 use parking_lot::Mutex;
 
-/// Declares counters once: the per-lane atomics and their sum.
-macro_rules! counters {
-    ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
+macro_rules! lane_counters {
+    ($($name:ident $help:literal,)*) => {
         /// Counters of one volume on one lane.
         #[derive(Default, Debug)]
         pub struct LaneCounters {
-            $($(#[$doc])* pub $name: AtomicU64,)*
+            $(#[doc = $help] pub $name: AtomicU64,)*
         }
 
-        /// Counters of one volume, all lanes together.
-        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-        pub struct CounterTotals {
-            $($(#[$doc])* pub $name: u64,)*
-        }
-
-        impl CounterTotals {
-            fn add(&mut self, lane: &LaneCounters) {
-                $(self.$name += lane.$name.load(Ordering::Relaxed);)*
+        impl LaneCounters {
+            fn add_to(&self, totals: &mut CounterTotals) {
+                $(totals.$name += self.$name.load(Ordering::Relaxed);)*
             }
         }
     };
 }
 
-counters! {
-    /// Reads answered from the cache alone.
-    read_hits,
-    /// Reads answered from cache and origin.
-    read_partial,
-    /// Reads answered from the origin alone.
-    read_misses,
-    /// Writes that replaced cached blocks only.
-    write_hits,
-    /// Writes of which a block was not cached.
-    write_misses,
-    /// Flushes.
-    flushes,
-    /// Discards.
-    discards,
-    /// Bytes read by clients.
-    user_read_bytes,
-    /// Bytes written by clients.
-    user_written_bytes,
-    /// Bytes of this volume read from the cache device.
-    cache_read_bytes,
-    /// Bytes of payload of this volume appended to the log.
-    cache_written_bytes,
-    /// Bytes read from the origin.
-    origin_read_bytes,
-    /// Bytes written to the origin.
-    origin_written_bytes,
-    /// Blocks filled from the origin.
-    filled_blocks,
-    /// Blocks written back.
-    written_back_blocks,
-    /// Blocks that reclaim appended once more, for them to stay in the cache.
-    carried_blocks,
-    /// Those of them that are not worth keeping, but newer than the origin.
-    carried_dirty_blocks,
-    /// Requests that failed.
-    errors,
-    /// Reads of the origin that failed.
-    origin_read_errors,
-    /// Reads of the cache device that failed; what was read and is wrong is counted elsewhere.
-    cache_read_errors,
-}
+forebay_core::for_each_counter!(lane_counters);
 
 /// Adds to a counter that only this lane writes.
 pub(crate) fn bump(counter: &AtomicU64, by: u64) {
@@ -222,7 +175,7 @@ impl Stats {
     pub fn totals(&self) -> CounterTotals {
         let mut totals = CounterTotals::default();
         for lane in &self.lanes {
-            totals.add(&lane.counters);
+            lane.counters.add_to(&mut totals);
         }
         totals
     }

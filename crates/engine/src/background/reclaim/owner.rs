@@ -120,9 +120,9 @@ impl<'a> Owner<'a> {
         Policy(volume).reinserted(live.block, live.slot);
         let counters = &volume.stats().counters;
         bump(&counters.cache_written_bytes, volume.volume.block.bytes());
-        bump(&counters.carried_blocks, 1);
+        bump(&counters.reinserted_blocks, 1);
         if !live.kept {
-            bump(&counters.carried_dirty_blocks, 1);
+            bump(&counters.reinserted_dirty_blocks, 1);
         }
         true
     }

@@ -277,7 +277,7 @@ fn fill(report: &mut VolumeReport, running: &Running, cached: u64) {
         held: store.held_versions(volume.id),
         filled: totals.filled_blocks,
         written_back: totals.written_back_blocks,
-        carried_on: totals.carried_blocks,
+        carried_on: totals.reinserted_blocks,
     };
     report.ordered = store.has_order(volume.id).then(|| OrderReport {
         in_effect: store.is_in_order(volume.id),
@@ -285,33 +285,14 @@ fn fill(report: &mut VolumeReport, running: &Running, cached: u64) {
     });
     let why = volume.stats.why();
     report.why = why;
-    report.requests = RequestReport {
-        read_hits: totals.read_hits,
-        read_partial: totals.read_partial,
-        read_misses: totals.read_misses,
-        write_hits: totals.write_hits,
-        write_misses: totals.write_misses,
-        bypassed: why.bypass.total(),
-        bypassed_sequential: why.bypass.sequential,
-        bypassed_mode: why.bypass.mode,
-        flushes: totals.flushes,
-        discards: totals.discards,
-        failed: totals.errors,
-    };
+    report.requests = RequestReport::of(&totals, &why.bypass);
     // What was really written to the device, headers and checkpoints too, is only known for the
     // whole cache: a volume's share of it is that of its payload.
     let counters = &store.counters;
     let written = counters.written_bytes.load(Ordering::Relaxed);
     let payload = counters.payload_bytes.load(Ordering::Relaxed).max(1);
     let share = u128::from(written) * u128::from(totals.cache_written_bytes) / u128::from(payload);
-    report.bytes = ByteReport {
-        user_read: totals.user_read_bytes,
-        user_written: totals.user_written_bytes,
-        cache_read: totals.cache_read_bytes,
-        cache_written: u64::try_from(share).unwrap_or(u64::MAX),
-        origin_read: totals.origin_read_bytes,
-        origin_written: totals.origin_written_bytes,
-    };
+    report.bytes = ByteReport::of(&totals, u64::try_from(share).unwrap_or(u64::MAX));
     report.latency = LatencyReport {
         read: latency(volume, Kind::Read),
         write: latency(volume, Kind::Write),

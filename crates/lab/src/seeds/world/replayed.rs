@@ -98,8 +98,8 @@ impl World {
         let store = &self.engine.cache.store;
         let block = store.block_size().bytes();
         LogCounts {
-            appended: totals.cache_written_bytes - totals.carried_blocks * block,
-            carried_dirty: totals.carried_dirty_blocks * block,
+            appended: totals.cache_written_bytes - totals.reinserted_blocks * block,
+            carried_dirty: totals.reinserted_dirty_blocks * block,
             payload: store.counters.payload_bytes.load(Ordering::Relaxed),
         }
     }

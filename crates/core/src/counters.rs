@@ -1,0 +1,45 @@
+//! What is counted for each volume, in one table: the counters of the engine's lanes, their sums and
+//! what the admin API reports are made from it.
+
+/// Calls a macro with the table of counters: a name and a sentence for each.
+#[macro_export]
+macro_rules! for_each_counter {
+    ($callback:ident) => {
+        $callback! {
+            read_hits "Reads answered by the cache alone.",
+            read_partial "Reads answered by both the cache and the origin.",
+            read_misses "Reads answered by the origin alone.",
+            write_hits "Writes that replaced cached blocks only.",
+            write_misses "Writes with at least one block that was not cached.",
+            flushes "Flushes.",
+            discards "Discards.",
+            user_read_bytes "Bytes read by clients.",
+            user_written_bytes "Bytes written by clients.",
+            cache_read_bytes "Bytes of this volume read from the cache device.",
+            cache_written_bytes "Bytes of payload of this volume appended to the log.",
+            origin_read_bytes "Bytes read from the origin.",
+            origin_written_bytes "Bytes written to the origin.",
+            filled_blocks "Blocks filled from the origin.",
+            written_back_blocks "Blocks written back.",
+            reinserted_blocks "Blocks that reclaim reinserted to keep them cached.",
+            reinserted_dirty_blocks
+                "Blocks that reclaim reinserted only because they are newer than the origin.",
+            errors "Requests that failed.",
+            origin_read_errors "Reads of the origin that failed.",
+            cache_read_errors
+                "Reads of the cache device that failed; checksum errors are counted elsewhere.",
+        }
+    };
+}
+
+macro_rules! totals {
+    ($($name:ident $help:literal,)*) => {
+        /// The counters of one volume, summed over all lanes.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub struct CounterTotals {
+            $(#[doc = $help] pub $name: u64,)*
+        }
+    };
+}
+
+for_each_counter!(totals);
