@@ -2,7 +2,7 @@
 //!
 //! A checkpoint is a header page and, behind it, chunks of up to [`CHUNK_BYTES`], each with its
 //! own checksum. It is written and read chunk by chunk, so that neither side needs memory for more
-//! than one. The header is written last; only the superblock makes a checkpoint count.
+//! than one. The header is written last; a checkpoint takes effect only through the superblock.
 
 use std::mem::{offset_of, size_of};
 
@@ -35,7 +35,7 @@ pub const SEGMENT_BYTES: usize = 16;
 pub const INDEX_ENTRY_BYTES: usize = 16;
 /// The most bits of a payload check that an index entry can keep.
 pub const MAX_CHECK_BITS: u8 = 28;
-/// Ages are below this.
+/// Ranks are below this.
 pub const MAX_RANK: u8 = 16;
 
 const CHECKSUM_FROM: usize = 12;
@@ -94,7 +94,7 @@ const _: () = {
     assert!(offset_of!(OnDiskChunk, number) == 8);
 };
 
-/// Why a checkpoint is not accepted.
+/// Why a checkpoint is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum CheckpointError {
     /// There is no checkpoint header.
@@ -109,7 +109,7 @@ pub enum CheckpointError {
     /// An intact header of another cache.
     #[error("the checkpoint belongs to another cache")]
     OtherCache,
-    /// An intact checkpoint, but not the one that the superblock means.
+    /// An intact checkpoint, but not the one that the superblock names.
     #[error("the checkpoint has number {found}; the superblock means number {expected}")]
     OtherNumber {
         /// The number that was expected.
@@ -117,12 +117,12 @@ pub enum CheckpointError {
         /// The number that was found.
         found: u64,
     },
-    /// A valid checksum over a value that cannot be.
+    /// A field with an impossible value under a valid checksum.
     #[error("the checkpoint has an impossible value in its field '{0}'")]
     Absurd(&'static str),
 }
 
-/// Which checkpoint counts, as the superblock says it.
+/// The current checkpoint, as the superblock names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CheckpointRef {
     /// Which of the two areas: 0 or 1.
@@ -135,14 +135,14 @@ pub struct CheckpointRef {
     pub number: u64,
 }
 
-/// What a checkpoint says about itself.
+/// The header of a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CheckpointHeader {
     /// The checkpoint's number.
     pub number: u64,
-    /// Everything in records up to this number is contained.
+    /// Records with numbers up to this are fully contained.
     pub base: RecordNumber,
-    /// The highest sequence that had been given out.
+    /// The highest sequence that had been assigned.
     pub highest_sequence: u64,
     /// How many of the highest bits of payload checks the entries keep: 0 to 28.
     pub check_bits: u8,
@@ -154,32 +154,32 @@ pub struct CheckpointHeader {
     pub segment_count: u32,
     /// Bytes of the area that are in use, header included.
     pub len: u64,
-    /// The next segment to be opened gets this generation. Kept apart from the segment table, so that
-    /// a generation is not given out again when nothing of its first use reached the device.
+    /// Generation of the next segment to be opened. Stored apart from the segment table, so that a
+    /// generation is not reused even if none of its records reached the device.
     pub next_generation: Generation,
-    /// Every segment that was opened after the segment table was taken has `next_generation` or a
-    /// higher one. The first programs took it later.
+    /// Whether every segment opened after the segment table was copied has `next_generation` or a
+    /// higher one. The first programs read `next_generation` later.
     pub bounded: bool,
 }
 
-/// What a segment is in use for.
+/// The state of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum SegmentUse {
-    /// Nothing was ever written to it.
+    /// Never written to.
     #[default]
     NeverUsed,
     /// Records are being appended.
     Open,
-    /// It is full, or given up; nothing more is appended in this generation.
+    /// Full or abandoned; nothing more is appended in this generation.
     Closed,
 }
 
-/// One line of the segment table.
+/// An entry of the segment table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct SegmentState {
-    /// The opening that it is in, or was in last.
+    /// Generation of its current or last opening.
     pub generation: Generation,
-    /// What it is in use for.
+    /// Its state.
     pub usage: SegmentUse,
     /// Where the next record goes, in granules from the start of the segment.
     pub write_position: u32,
@@ -196,9 +196,9 @@ pub struct IndexEntry {
     pub check: u32,
     /// The volume that it belongs to.
     pub volume: VolumeId,
-    /// How long ago it was used, in the policy's own measure: 0 to 15.
+    /// Rank in the policy's own measure, 0 to 15; 0: nothing but its dirty state keeps the block.
     pub rank: u8,
-    /// Whether it is newer than the origin.
+    /// Whether the block is dirty.
     pub dirty: bool,
     /// Whether only some of its sectors are valid; a [`PartialMask`] says which.
     pub partial: bool,
@@ -215,13 +215,13 @@ pub struct PartialMask {
     pub mask: SectorMask,
 }
 
-/// Bytes for the mask of one partial block.
+/// Returns the bytes that the mask of one partial block takes.
 pub const fn mask_bytes(sectors: u32) -> usize {
     8 + 8 * sectors.div_ceil(64) as usize
 }
 
-/// Bytes that a checkpoint area needs so that every checkpoint of such a cache fits: every block
-/// that the segments can hold is in the index, and partial.
+/// Returns the bytes that a checkpoint area needs for the largest checkpoint of such a cache: every
+/// block that fits the segments is in the index, and partial.
 pub fn area_bytes(block: BlockSize, segment_bytes: u64, segment_count: u64) -> u64 {
     let blocks = segment_count * blocks_per_segment(block, segment_bytes);
     let mask = mask_bytes(block.sectors()) as u64;
@@ -230,18 +230,18 @@ pub fn area_bytes(block: BlockSize, segment_bytes: u64, segment_count: u64) -> u
     if one_chunk <= CHUNK_BYTES as u64 {
         return PAGE as u64 + one_chunk.next_multiple_of(PAGE as u64);
     }
-    // Items are not split, so the end of a chunk can stay empty for want of one mask's bytes.
+    // Items are not split, so a chunk can end with up to one mask's bytes unused.
     let used = (CHUNK_BYTES - CHUNK_HEADER_BYTES) as u64 - (mask - 8);
     PAGE as u64 + items.div_ceil(used) * CHUNK_BYTES as u64
 }
 
-/// Offset of a chunk from the start of the checkpoint area.
+/// Returns the offset of a chunk from the start of the checkpoint area, in bytes.
 fn chunk_offset(index: u32) -> u64 {
     PAGE as u64 + u64::from(index) * CHUNK_BYTES as u64
 }
 
-/// The checksum of a chunk: everything behind the checksum itself, then the cache and the place,
-/// so that a chunk of another cache or of another place is not accepted.
+/// Returns the checksum of a chunk: over everything behind the checksum field, then the cache's
+/// UUID and the chunk's index, so that a chunk of another cache or place is rejected.
 fn chunk_checksum(chunk: &[u8], cache: &Uuid, index: u32) -> u32 {
     let mut tail = [0; 20];
     tail[..16].copy_from_slice(cache.as_bytes());
@@ -250,7 +250,7 @@ fn chunk_checksum(chunk: &[u8], cache: &Uuid, index: u32) -> u32 {
 }
 
 impl CheckpointHeader {
-    /// The header page, and its checksum for the superblock.
+    /// Returns the header page, and its checksum for the superblock.
     fn encode(&self, cache: &Uuid) -> ([u8; PAGE], u32) {
         let (low, high) = generation::split(self.next_generation).unwrap_or_default();
         let raw = OnDiskHeader {
@@ -279,10 +279,10 @@ impl CheckpointHeader {
         (bytes, checksum)
     }
 
-    /// Reads the header page that `reference` means.
+    /// Reads the header page that `reference` names.
     ///
     /// # Errors
-    /// Everything that is not exactly that header, or that cannot be on this device.
+    /// The page is not exactly that header, or has values that are impossible on this device.
     fn decode(
         bytes: &[u8],
         reference: &CheckpointRef,

@@ -13,33 +13,33 @@ pub fn crc32c(bytes: &[u8]) -> u32 {
     crc_fast::crc32_iscsi(bytes)
 }
 
-/// The checksum of what `crc` was the checksum of, followed by `bytes`.
+/// Continues the checksum `crc` over `bytes`.
 #[inline]
 pub fn crc32c_append(crc: u32, bytes: &[u8]) -> u32 {
-    // The running register of a finished checksum is its complement.
+    // The running register is the complement of the finished checksum.
     let mut digest = Digest::new_with_init_state(CrcAlgorithm::Crc32Iscsi, u64::from(!crc));
     digest.update(bytes);
     digest.finalize() as u32
 }
 
-/// The checksum of a block's payload, bound to the cache, the volume and the block: the payload,
-/// then the UUID (16 bytes), the volume (2 bytes) and the block number (8 bytes).
+/// Returns the checksum of a block's payload, bound to the cache, the volume and the block: over
+/// the payload, then the UUID (16 bytes), the volume (2 bytes) and the block number (8 bytes).
 ///
 /// `payload` is the whole cell, valid sectors or not. The sequence is bound by the checksum of the
-/// record header that holds this one, so a payload keeps its check when it is reinserted.
+/// record header that contains this one, so a payload keeps its check when it is reinserted.
 #[inline]
 pub fn payload_check(cache: &Uuid, volume: VolumeId, block: OriginBlock, payload: &[u8]) -> u32 {
     CheckSeed::new(cache, volume).check(block, payload)
 }
 
-/// What [`payload_check`] needs to know about a cache and a volume, ready to use.
+/// The part of [`payload_check`] that is fixed for one volume of one cache, precomputed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CheckSeed {
     tail: [u8; 26],
 }
 
 impl CheckSeed {
-    /// The seed for one volume of one cache.
+    /// Returns the seed for one volume of one cache.
     pub fn new(cache: &Uuid, volume: VolumeId) -> Self {
         let mut tail = [0; 26];
         tail[..16].copy_from_slice(cache.as_bytes());
@@ -47,7 +47,7 @@ impl CheckSeed {
         CheckSeed { tail }
     }
 
-    /// The check of `payload` as the content of `block`.
+    /// Returns the check of `payload` as the content of `block`.
     #[inline]
     pub fn check(&self, block: OriginBlock, payload: &[u8]) -> u32 {
         let mut tail = self.tail;
@@ -60,7 +60,7 @@ impl CheckSeed {
 mod tests {
     use super::*;
 
-    /// Bit by bit, straight from the polynomial.
+    /// CRC32C computed bit by bit from the polynomial.
     fn reference(bytes: &[u8]) -> u32 {
         let mut register = u32::MAX;
         for byte in bytes {

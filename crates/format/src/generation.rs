@@ -1,5 +1,5 @@
-//! Generations of segments in two halves. The first programs knew the lower half only; the upper one
-//! lies where they wrote a constant, so that it is 0 in all that they have written.
+//! Segment generations, stored in two halves. The first programs knew the lower half only; the
+//! upper one lies where they wrote a constant, encoded so that this constant reads as 0.
 
 use forebay_core::Generation;
 
@@ -9,18 +9,18 @@ use crate::MAX_COUNT;
 pub(crate) const LOW_BITS: u32 = 31;
 const LOW_MASK: u64 = (1 << LOW_BITS) - 1;
 
-/// The lower and the upper half; `None` if the generation is not below [`MAX_COUNT`].
+/// Returns the lower and the upper half; `None` if the generation is not below [`MAX_COUNT`].
 pub(crate) fn split(generation: Generation) -> Option<(u32, u32)> {
     (generation.0 < MAX_COUNT).then(|| (low(generation), (generation.0 >> LOW_BITS) as u32))
 }
 
-/// The generation with these halves; `None` if there is none.
+/// Joins two halves; `None` if they are not a possible generation.
 pub(crate) fn join(low: u32, high: u32) -> Option<Generation> {
     let generation = u64::from(high) << LOW_BITS | u64::from(low);
     (u64::from(low) <= LOW_MASK && generation < MAX_COUNT).then_some(Generation(generation))
 }
 
-/// The lower half.
+/// Returns the lower half.
 pub(crate) fn low(generation: Generation) -> u32 {
     (generation.0 & LOW_MASK) as u32
 }

@@ -1,4 +1,4 @@
-//! Where everything lies on a cache device.
+//! The layout of a cache device.
 //!
 //! ```text
 //! 0       64K     128K           256K           384K
@@ -20,27 +20,27 @@ pub const VOLUME_AREAS_OFFSET: u64 = 128 << 10;
 pub const VOLUME_AREA_BYTES: u64 = 128 << 10;
 /// Segments start at a multiple of this, or of the segment size if that is smaller.
 pub const SEGMENTS_ALIGNMENT: u64 = 1 << 20;
-/// The segment size on devices that have room for [`WANTED_SEGMENTS`] of it, in bytes.
+/// Segment size on devices that have room for [`WANTED_SEGMENTS`] such segments, in bytes.
 pub const DEFAULT_SEGMENT_BYTES: u64 = 4 << 20;
 /// No segment is smaller than this, in bytes.
 pub const MIN_SEGMENT_BYTES: u64 = 256 << 10;
 /// No segment is larger than this, in bytes.
 pub const MAX_SEGMENT_BYTES: u64 = 1 << 30;
-/// Segments get smaller, down to their minimum, until there are this many.
+/// The default segment size is halved, down to the minimum, until there are this many.
 pub const WANTED_SEGMENTS: u64 = 64;
-/// A cache has at least this many segments: open ones, one to reclaim into, and some to fill.
+/// Fewest segments in a cache: the open ones, one to reclaim into, and some to fill.
 pub const MIN_SEGMENTS: u64 = 16;
-/// A cache has at most this many segments.
+/// Most segments in a cache.
 pub const MAX_SEGMENTS: u64 = 1 << 31;
-/// A cache has at most this many slots, so that a slot's number fits 32 bits.
+/// Most slots in a cache, so that a slot's number fits 32 bits.
 pub const MAX_SLOTS: u64 = 1 << 32;
 
 const PAGE_BYTES: u64 = PAGE as u64;
 
-/// Why no cache can be laid out as asked.
+/// Why a cache cannot be laid out as requested.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FormatError {
-    /// Not even the smallest cache fits.
+    /// The device is smaller than the smallest cache.
     #[error(
         "the cache device has {} ({device_bytes} bytes); a cache with these settings needs at least {} ({needed} bytes)",
         format_size(*device_bytes), format_size(*needed)
@@ -51,38 +51,38 @@ pub enum FormatError {
         /// Smallest usable size in bytes.
         needed: u64,
     },
-    /// The device cannot read or write one block alone.
+    /// The block is smaller than the device's logical block, so it cannot be read or written alone.
     #[error(
         "blocks of {block} bytes are smaller than the device's logical blocks of {logical_block} bytes; choose a block size of at least {logical_block}"
     )]
     BlockTooSmall {
-        /// The block size that was asked for, in bytes.
+        /// The requested block size, in bytes.
         block: u64,
-        /// The smallest unit of the device, in bytes.
+        /// The device's logical block, in bytes.
         logical_block: u64,
     },
-    /// The device's unit is none that is known.
+    /// The device's logical block is not a power of two from 512 to 4096.
     #[error(
         "the device has logical blocks of {logical_block} bytes; only powers of two from 512 to 4096 are supported"
     )]
     LogicalBlock {
-        /// The smallest unit of the device, in bytes.
+        /// The device's logical block, in bytes.
         logical_block: u64,
     },
     /// The segment size is not possible.
     #[error("a segment size of {segment_bytes} bytes is not possible; choose a power of two from {} to {}", format_size(*smallest), format_size(MAX_SEGMENT_BYTES))]
     SegmentSize {
-        /// The segment size that was asked for, in bytes.
+        /// The requested segment size, in bytes.
         segment_bytes: u64,
         /// The smallest segment size for this block size, in bytes.
         smallest: u64,
     },
 }
 
-/// Where everything lies on one cache device. All offsets and sizes are in bytes.
+/// The layout of one cache device. All offsets and sizes are in bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Geometry {
-    /// Size of the device when the cache was made.
+    /// Size of the device when it was formatted.
     pub device_bytes: u64,
     /// The unit of caching.
     pub block: BlockSize,
@@ -102,18 +102,19 @@ pub struct Geometry {
     pub checkpoint_area_bytes: u64,
 }
 
-/// The smallest segment for blocks of this size, in bytes: a header and four blocks fit.
+/// Returns the smallest segment size for blocks of this size, in bytes: a header and four blocks
+/// fit.
 pub fn smallest_segment(block: BlockSize) -> u64 {
     (4 * block.bytes() + PAGE_BYTES).next_power_of_two().max(MIN_SEGMENT_BYTES)
 }
 
 impl Geometry {
-    /// Lays out a cache on a device of `device_bytes` bytes whose smallest unit is
-    /// `logical_block` bytes. Without `segment_bytes` the segment size follows from the device's
-    /// size. What is beyond 2^32 slots is not used.
+    /// Lays out a cache on a device of `device_bytes` bytes whose logical block has `logical_block`
+    /// bytes. Without `segment_bytes` the segment size follows from the device's size. Space beyond
+    /// 2^32 slots is not used.
     ///
     /// # Errors
-    /// The device is too small, or a size does not fit the others.
+    /// The device is too small, or a size is impossible or does not fit the others.
     pub fn plan(
         device_bytes: u64,
         block: BlockSize,
@@ -168,10 +169,10 @@ impl Geometry {
         }
     }
 
-    /// Whether every field is possible and fits the others; the name of the first that does not.
+    /// Checks that every field is possible and consistent with the others.
     ///
     /// # Errors
-    /// The name of the field, as in `docs/format.md`.
+    /// The name of the first bad field, as in `docs/format.md`.
     pub fn validate(&self) -> Result<(), &'static str> {
         let check = |good: bool, field| if good { Ok(()) } else { Err(field) };
         check(valid_segment_size(self.segment_bytes, self.block), "segment_bytes")?;
@@ -199,7 +200,7 @@ impl Geometry {
         for (index, &(start, bytes, field)) in areas.iter().enumerate() {
             let end = start.checked_add(bytes).ok_or(field)?;
             check(end <= self.device_bytes, field)?;
-            // Sums of the earlier ones are known not to overflow.
+            // The sums of the earlier areas were checked for overflow.
             let apart = areas[..index].iter().all(|&(s, b, _)| s + b <= start || end <= s);
             check(apart, field)?;
         }
@@ -207,66 +208,66 @@ impl Geometry {
         check(self.checkpoint_area_bytes >= needed, "checkpoint_area_bytes")
     }
 
-    /// Offset behind the last segment.
+    /// Returns the offset behind the last segment.
     pub fn end(&self) -> u64 {
         self.segments_offset + u64::from(self.segment_count) * self.segment_bytes
     }
 
-    /// Bytes in a granule, the unit of [`Slot`].
+    /// Returns the bytes in a granule, the unit of [`Slot`].
     pub fn granule(&self) -> u64 {
         self.block.granule()
     }
 
-    /// Granules in a segment, a power of two.
+    /// Returns the granules in a segment, a power of two.
     pub fn granules_per_segment(&self) -> u64 {
         self.segment_bytes / self.granule()
     }
 
-    /// Granules in a block.
+    /// Returns the granules in a block.
     pub fn granules_per_block(&self) -> u64 {
         self.block.bytes() / self.granule()
     }
 
-    /// Granules in a record header: 1, or 2 with blocks of 2 KiB.
+    /// Returns the granules in a record header: 1, or 2 with blocks of 2 KiB.
     pub fn granules_per_header(&self) -> u64 {
         PAGE_BYTES / self.granule()
     }
 
-    /// Number of slots: all granules of all segments.
+    /// Returns the number of slots: all granules of all segments.
     pub fn slot_count(&self) -> u64 {
         u64::from(self.segment_count) * self.granules_per_segment()
     }
 
-    /// Offset of `segment` on the device.
+    /// Returns the offset of `segment` on the device.
     pub fn segment_offset(&self, segment: SegmentId) -> u64 {
         self.segments_offset + u64::from(segment.0) * self.segment_bytes
     }
 
-    /// Offset of `slot` on the device.
+    /// Returns the offset of `slot` on the device.
     pub fn slot_offset(&self, slot: Slot) -> u64 {
         self.segments_offset + u64::from(slot.0) * self.granule()
     }
 
-    /// The slot at `position` granules from the start of `segment`, which must be below
-    /// `segment_count`; the position must be inside the segment.
+    /// Returns the slot at `position` granules from the start of `segment`. The segment must be
+    /// below `segment_count` and the position inside the segment.
     pub fn slot_at(&self, segment: SegmentId, position: u32) -> Slot {
         Slot((u64::from(segment.0) * self.granules_per_segment() + u64::from(position)) as u32)
     }
 
-    /// The segment that holds `slot`, and the slot's position in it in granules.
+    /// Returns the segment that contains `slot`, and the slot's position in it in granules.
     pub fn place_of(&self, slot: Slot) -> (SegmentId, u32) {
         let shift = self.granules_per_segment().trailing_zeros();
         let position = u64::from(slot.0) & (self.granules_per_segment() - 1);
         (SegmentId((u64::from(slot.0) >> shift) as u32), position as u32)
     }
 
-    /// Whether a block can lie at `slot`: behind a header and wholly within one segment.
+    /// Returns whether a block can lie at `slot`: behind a header and wholly within one segment.
     #[inline]
     pub fn holds_block(&self, slot: Slot) -> bool {
         self.cells().contains(slot)
     }
 
-    /// [`Geometry::holds_block`] with everything that can be computed ahead.
+    /// [`Geometry::holds_block`] with all constants precomputed.
     pub(crate) fn cells(&self) -> Cells {
         Cells {
             slots: self.slot_count(),
@@ -276,13 +277,13 @@ impl Geometry {
         }
     }
 
-    /// The most blocks that one segment can hold.
+    /// Returns the most blocks that one segment can hold.
     pub fn blocks_per_segment(&self) -> u64 {
         blocks_per_segment(self.block, self.segment_bytes)
     }
 }
 
-/// Where blocks can lie.
+/// The slots at which a block can lie.
 #[derive(Clone, Debug)]
 pub(crate) struct Cells {
     slots: u64,
@@ -305,8 +306,8 @@ fn valid_segment_size(segment: u64, block: BlockSize) -> bool {
     segment.is_power_of_two() && (smallest_segment(block)..=MAX_SEGMENT_BYTES).contains(&segment)
 }
 
-/// The most segments that fit. The checkpoint areas grow with the number of segments, so it is
-/// searched for; the end of the layout only ever grows with it.
+/// Returns the most segments that fit. The checkpoint areas grow with the number of segments, so
+/// this is a binary search; it is valid because the end of the layout grows with the number.
 fn largest_count(device_bytes: u64, block: BlockSize, segment: u64) -> u64 {
     let most = MAX_SEGMENTS.min(MAX_SLOTS / (segment / block.granule()));
     let (mut fits, mut beyond) = (0, most.min(device_bytes / segment) + 1);

@@ -3,15 +3,15 @@
 //! Pure functions between bytes and structs: no I/O, no clock, no state. What the bytes mean is
 //! specified in `docs/format.md`, field by field; this crate is its only implementation.
 //!
-//! - [`geometry`]: where everything lies on a device of a given size
-//! - [`superblock`]: the two copies of the root of everything, and which of them counts
+//! - [`geometry`]: the layout of a device of a given size
+//! - [`superblock`]: the two copies of the root structure, and the choice between them
 //! - [`volume`]: the volume table
 //! - [`record`]: the headers in the log
 //! - [`checkpoint`]: the snapshot of the index from which recovery starts
 //! - [`checksum`]: CRC32C, and how a payload is bound to its address
 //!
-//! Nothing that is decoded is trusted: lengths and counts are checked against the bytes at hand
-//! before anything is allocated, and a valid checksum does not make an absurd value acceptable.
+//! Decoded bytes are not trusted: lengths and counts are checked against the bytes at hand before
+//! anything is allocated, and a valid checksum does not make an impossible value acceptable.
 #![forbid(unsafe_code)]
 
 pub mod checkpoint;
@@ -40,12 +40,12 @@ pub use volume::{VolumeRecord, VolumeTableError};
 /// and every area starts at a multiple of it.
 pub const PAGE: usize = 4096;
 
-/// Block numbers on an origin are below this: 44 bits, 32 PiB of blocks of 2 KiB.
+/// Block numbers on an origin are below this: 44 bits, or 32 PiB with blocks of 2 KiB.
 pub const MAX_BLOCKS: u64 = 1 << 44;
 
 /// From this generation on, headers and segment tables need [`superblock::WIDE_GENERATIONS`].
 pub const MAX_NARROW_GENERATION: u64 = 1 << generation::LOW_BITS;
 
-/// Everything that counts up for the life of a cache is below this: numbers of records and
-/// checkpoints, sequences, generations of segments and superblocks. So the next one can always be computed.
+/// Limit of every counter that grows for the life of a cache: numbers of records and checkpoints,
+/// sequences, generations of segments and superblocks. It leaves room to compute the next value.
 pub const MAX_COUNT: u64 = 1 << 62;

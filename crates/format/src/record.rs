@@ -1,4 +1,4 @@
-//! Records: one header page, and for data records one cell of one block per entry behind it.
+//! Records: a header page, followed in data records by one cell of one block per entry.
 
 use std::mem::{offset_of, size_of};
 
@@ -26,8 +26,8 @@ const CHECKSUM_FROM: usize = 8;
 const KIND_DATA: u8 = 1;
 const KIND_MARKS: u8 = 2;
 const KIND_OPENING: u8 = 3;
-/// The upper half of the generation is written with these bits flipped: the first programs wrote the
-/// length of the header there.
+/// XORed with the upper half of the generation: the first programs wrote the length of the header
+/// there, which so reads as 0.
 const NARROW: u32 = HEADER_BYTES as u32;
 
 /// The fixed part of a record header as it lies on the device.
@@ -63,12 +63,12 @@ const _: () = {
     assert!(offset_of!(OnDiskHead, durable_through) == 56);
 };
 
-/// The most entries in one data record: 126 for blocks of up to 32 KiB, 14 for 1 MiB.
+/// Returns the most entries in one data record: 126 for blocks of up to 32 KiB, 14 for 1 MiB.
 pub fn max_entries(block: BlockSize) -> usize {
     (HEADER_BYTES - FIXED) / entry_bytes(block.sectors())
 }
 
-/// Bytes in a data record of `entries` entries, header and payload.
+/// Returns the bytes in a data record of `entries` entries, header and payload.
 pub fn data_record_bytes(block: BlockSize, entries: usize) -> u64 {
     HEADER_BYTES as u64 + entries as u64 * block.bytes()
 }
@@ -88,18 +88,18 @@ pub enum RecordError {
     /// An intact header of another cache.
     #[error("the record header belongs to another cache")]
     OtherCache,
-    /// A valid checksum over a value that cannot be.
+    /// A field with an impossible value under a valid checksum.
     #[error("the record header has an impossible value in its field '{0}'")]
     Absurd(&'static str),
 }
 
-/// Why a header cannot be made: a fault in the caller.
+/// Why a header cannot be encoded: a bug in the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum EncodeError {
-    /// The buffer is not of exactly [`HEADER_BYTES`].
+    /// The buffer does not have exactly [`HEADER_BYTES`].
     #[error("a record header needs a buffer of {HEADER_BYTES} bytes")]
     Buffer,
-    /// No entries at all, or more than fit.
+    /// No entries, or more than fit.
     #[error("{given} entries are not possible in one record; there are 1 to {most}")]
     Count {
         /// Entries that were given.
@@ -112,32 +112,32 @@ pub enum EncodeError {
     Range(&'static str),
 }
 
-/// What all records say about themselves.
+/// The fields that all record headers share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Head {
     /// The cache that the record belongs to.
     pub cache: Uuid,
     /// The segment that holds the record.
     pub segment: SegmentId,
-    /// The opening of that segment that the record belongs to.
+    /// Generation of the segment's opening that the record belongs to.
     pub generation: Generation,
     /// Where the record starts, in granules from the start of the segment.
     pub position: u32,
     /// The record's number.
     pub number: RecordNumber,
-    /// Every record with a number up to this was durable when this header was made.
+    /// All records with a number up to this were durable when this header was made.
     pub durable_through: RecordNumber,
 }
 
-/// What a record holds.
+/// The content of a record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Body {
     /// Blocks.
     Data(Vec<DataEntry>),
-    /// Changes of state of blocks in earlier records.
+    /// State changes of blocks in earlier records.
     Marks(Vec<Mark>),
-    /// Nothing: it comes before the first record of a segment's life and has that one's number, so
-    /// that two pages tell which life it is.
+    /// None: an opening precedes the first record of a segment's life and has that record's number,
+    /// so that two pages identify the life.
     Opening,
 }
 
@@ -146,38 +146,38 @@ pub enum Body {
 pub struct RecordHeader {
     /// The segment that holds the record.
     pub segment: SegmentId,
-    /// The opening of that segment that the record belongs to.
+    /// Generation of the segment's opening that the record belongs to.
     pub generation: Generation,
     /// Where the record starts, in granules from the start of the segment.
     pub position: u32,
     /// The record's number.
     pub number: RecordNumber,
-    /// Every record with a number up to this was durable when this header was made.
+    /// All records with a number up to this were durable when this header was made.
     pub durable_through: RecordNumber,
     /// Bytes of payload behind the header.
     pub payload_bytes: u32,
-    /// What it holds.
+    /// Its content.
     pub body: Body,
 }
 
 impl RecordHeader {
-    /// Granules that the record takes, header and payload.
+    /// Returns the granules that the record takes, header and payload.
     pub fn granules(&self, geometry: &Geometry) -> u32 {
         ((HEADER_BYTES as u64 + u64::from(self.payload_bytes)) / geometry.granule()) as u32
     }
 
-    /// The slot of the cell of entry `index`, which must be below the number of entries.
+    /// Returns the slot of the cell of entry `index`, which must be below the number of entries.
     pub fn cell(&self, geometry: &Geometry, index: usize) -> Slot {
         let cells = geometry.granules_per_header() + index as u64 * geometry.granules_per_block();
         geometry.slot_at(self.segment, self.position + cells as u32)
     }
 }
 
-/// Writes the header of a data record of blocks of `block` bytes into `into`, all
-/// [`HEADER_BYTES`] of it. The masks must be for that block size.
+/// Writes the header of a data record with blocks of `block` bytes into `into`, which must have
+/// exactly [`HEADER_BYTES`]. The masks must be for that block size.
 ///
 /// # Errors
-/// The buffer's size, the number of entries or a value is not possible.
+/// The buffer's size, the number of entries or a value is impossible.
 pub fn encode_data(
     into: &mut [u8],
     head: &Head,
@@ -197,10 +197,10 @@ pub fn encode_data(
     Ok(())
 }
 
-/// Writes a marks record into `into`, all [`HEADER_BYTES`] of it. It has no payload.
+/// Writes a marks record into `into`, which must have exactly [`HEADER_BYTES`]. It has no payload.
 ///
 /// # Errors
-/// The buffer's size, the number of marks or a generation is not possible.
+/// The buffer's size, the number of marks or a value of `head` is impossible.
 pub fn encode_marks(into: &mut [u8], head: &Head, marks: &[Mark]) -> Result<(), EncodeError> {
     if marks.is_empty() || marks.len() > MAX_MARKS {
         return Err(EncodeError::Count { given: marks.len(), most: MAX_MARKS });
@@ -213,18 +213,18 @@ pub fn encode_marks(into: &mut [u8], head: &Head, marks: &[Mark]) -> Result<(), 
     Ok(())
 }
 
-/// Writes the opening of a segment into `into`, all [`HEADER_BYTES`] of it; `head` is that of the first
-/// record but for the position.
+/// Writes the opening of a segment into `into`, which must have exactly [`HEADER_BYTES`]. `head` is
+/// that of the segment's first record, except for the position.
 ///
 /// # Errors
-/// The buffer's size or a value is not possible.
+/// The buffer's size or a value is impossible.
 pub fn encode_opening(into: &mut [u8], head: &Head) -> Result<(), EncodeError> {
     begin(into, head, KIND_OPENING, 0, 0)?;
     seal(into);
     Ok(())
 }
 
-/// Clears `into`, writes the fixed part without checksum, and returns the rest.
+/// Clears `into`, writes the fixed part without the checksum, and returns the rest.
 fn begin<'a>(
     into: &'a mut [u8],
     head: &Head,
@@ -268,13 +268,13 @@ fn seal(header: &mut [u8]) {
     header[4..CHECKSUM_FROM].copy_from_slice(&checksum.to_le_bytes());
 }
 
-/// Reads a record header from the start of `bytes`; what follows the header is not looked at.
+/// Reads a record header from the start of `bytes`; the payload behind it is not examined.
 ///
-/// Whether segment, generation and position are those where the bytes were found is for the
-/// caller to compare; that they are possible on this device is checked here.
+/// Segment, generation and position are only checked to be possible on this device; the caller must
+/// compare them with the place where the bytes were found.
 ///
 /// # Errors
-/// Everything that is not a header that this cache wrote or could have written.
+/// The bytes are not a header that this cache wrote or could have written.
 pub fn decode(
     bytes: &[u8],
     geometry: &Geometry,

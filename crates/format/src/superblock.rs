@@ -1,4 +1,4 @@
-//! The superblock: two copies, of which the valid one with the higher generation counts.
+//! The superblock: two copies, of which the valid one with the higher generation is current.
 
 use std::mem::{offset_of, size_of};
 
@@ -19,20 +19,24 @@ pub const VERSION: u32 = 1;
 pub const COPY_A: u64 = 0;
 /// Offset of copy B on the device, in bytes.
 pub const COPY_B: u64 = 64 << 10;
-/// Feature bit in `compat`: segments begin with openings, and checkpoints are followed by what mends
-/// them. Nothing relies on it: both can be missing.
+/// Feature bit in `compat`: segments begin with openings, checkpoints are followed by parity, and
+/// superblock and volume table are written twice. A reader must not rely on openings and parity:
+/// both can be missing.
 pub const PROTECTED: u64 = 2;
 /// Feature bit in `incompat`: the volume table has identities or samples of origins.
 pub const ORIGINS_KNOWN: u64 = 1;
-/// Feature bit in `incompat`: the origin of a volume gets its versions in the order of flushes.
+/// Feature bit in `incompat`: a volume is in order: its origin receives versions in the order of
+/// flushes.
 pub const ORDERED: u64 = 2;
 /// Feature bit in `incompat`: generations of segments may be beyond 31 bits.
 pub const WIDE_GENERATIONS: u64 = 4;
-/// Feature bit in `incompat`: a volume may have lost data, and that has not been acknowledged.
+/// Feature bit in `incompat`: a volume may have lost data and its operator has not acknowledged
+/// that.
 pub const DAMAGED: u64 = 8;
-/// Feature bits without which a device must not be used.
+/// The `incompat` bits that this program knows; with any other the device must not be used.
 pub const KNOWN_INCOMPAT: u64 = ORIGINS_KNOWN | ORDERED | WIDE_GENERATIONS | DAMAGED;
-/// Feature bits without which a device must not be written to. None is defined yet.
+/// The `ro_compat` bits that this program knows; with any other the device must not be written to.
+/// None is defined yet.
 pub const KNOWN_RO_COMPAT: u64 = 0;
 
 const CLEAN_SHUTDOWN: u32 = 1;
@@ -104,10 +108,10 @@ const _: () = {
     assert!(offset_of!(OnDiskSuperblock, checksum) == CHECKSUM_AT);
 };
 
-/// Why a superblock is not accepted.
+/// Why a superblock is rejected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SuperblockError {
-    /// Nothing there says Forebay.
+    /// The magic is missing.
     #[error("this is not a Forebay cache device: there is no superblock")]
     NotForebay,
     /// Fewer bytes than a superblock has.
@@ -116,25 +120,25 @@ pub enum SuperblockError {
     /// The bytes are damaged, or were written in part.
     #[error("the superblock is damaged: its checksum does not match")]
     Checksum,
-    /// Another version of the format.
+    /// A version of the format that this program does not know.
     #[error("the cache device has format version {0}; this program knows version {VERSION} only")]
     Version(u32),
-    /// Features that this program does not have.
+    /// Incompatible features that this program does not know.
     #[error(
         "the cache device uses features that this program does not know (bits {0:#x}); use a newer program"
     )]
     Incompatible(u64),
-    /// A valid superblock of another place: a copied piece of a device.
+    /// A valid superblock for another place: a copied part of a device.
     #[error(
         "the superblock at byte {at} was written for byte {own}: this is a copy of a part of another device"
     )]
     Misplaced {
-        /// Where it was found, in bytes.
+        /// Offset at which it was found, in bytes.
         at: u64,
-        /// Where it says that it lies, in bytes.
+        /// Offset that it records as its own, in bytes.
         own: u64,
     },
-    /// A valid checksum over a value that cannot be.
+    /// A field with an impossible value under a valid checksum.
     #[error("the superblock has an impossible value in its field '{0}'")]
     Absurd(&'static str),
     /// The two copies belong to two caches: formatting was interrupted.
@@ -144,7 +148,7 @@ pub enum SuperblockError {
     Mixed(Uuid, Uuid),
 }
 
-/// Where the current volume table is.
+/// The current volume table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VolumeTableRef {
     /// Which of the two areas: 0 or 1.
@@ -155,12 +159,12 @@ pub struct VolumeTableRef {
     pub crc: u32,
 }
 
-/// The root of everything on a cache device.
+/// The root of all structures on a cache device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Superblock {
     /// The cache's identity; every structure on the device repeats it.
     pub cache: Uuid,
-    /// Counts the writes of superblocks; the higher one counts.
+    /// Incremented with every superblock; the copy with the higher one is current.
     pub generation: u64,
     /// Features that any program may ignore.
     pub compat: u64,
@@ -168,13 +172,13 @@ pub struct Superblock {
     pub incompat: u64,
     /// Features that a program must know to write to the device.
     pub ro_compat: u64,
-    /// Where everything lies.
+    /// The layout of the device.
     pub geometry: Geometry,
     /// The current volume table.
     pub volume_table: VolumeTableRef,
     /// The current checkpoint; none before the first.
     pub checkpoint: Option<CheckpointRef>,
-    /// Whether the last user stopped in order. Only a hint that there is nothing to recover.
+    /// Whether the last user shut down cleanly. Only a hint that there is nothing to recover.
     pub clean_shutdown: bool,
     /// The number that the next volume gets, if it is free.
     pub next_volume_id: u16,
@@ -183,7 +187,7 @@ pub struct Superblock {
 }
 
 impl Superblock {
-    /// The 4096 bytes of the copy that is to be written at `own_offset`.
+    /// Returns the 4096 bytes of the copy that is to be written at `own_offset`.
     pub fn encode(&self, own_offset: u64) -> [u8; PAGE] {
         let geometry = &self.geometry;
         let checkpoint =
@@ -234,7 +238,7 @@ impl Superblock {
     /// Reads the copy that was found at `at` bytes from the start of the device.
     ///
     /// # Errors
-    /// Everything that is not a superblock that this program wrote or could have written there.
+    /// The bytes are not a superblock that this program wrote or could have written there.
     pub fn decode(bytes: &[u8], at: u64) -> Result<Superblock, SuperblockError> {
         let magic = &bytes[..bytes.len().min(MAGIC.len())];
         if magic != &MAGIC[..magic.len()] {
@@ -258,12 +262,13 @@ impl Superblock {
         raw.fields().map_err(SuperblockError::Absurd)
     }
 
-    /// Chooses between the two copies, read at [`COPY_A`] and [`COPY_B`]: the valid one with the
-    /// higher generation.
+    /// Chooses the current one of the copies read at [`COPY_A`] and [`COPY_B`]: the valid one with
+    /// the higher generation.
     ///
     /// # Errors
-    /// Both are bad, they belong to two caches, or one is intact and of an unknown version or with
-    /// unknown features: then a newer program was here, and the other copy is out of date.
+    /// Both copies are bad, they belong to different caches, or one is intact with an unknown
+    /// version or unknown features: then a newer program was here, and the other copy is out of
+    /// date.
     pub fn choose(copy_a: &[u8], copy_b: &[u8]) -> Result<Superblock, SuperblockError> {
         use SuperblockError::{Incompatible, Mixed, Version};
         match (Self::decode(copy_a, COPY_A), Self::decode(copy_b, COPY_B)) {
@@ -272,12 +277,13 @@ impl Superblock {
             (Ok(a), Ok(b)) if a.cache != b.cache => Err(Mixed(a.cache, b.cache)),
             (Ok(a), Ok(b)) => Ok(if b.generation > a.generation { b } else { a }),
             (Ok(one), Err(_)) | (Err(_), Ok(one)) => Ok(one),
-            // A copy that was Forebay's once says more than one that is something else.
+            // The error of a copy with the magic is more informative than that of one without.
             (Err(SuperblockError::NotForebay), Err(error)) | (Err(error), Err(_)) => Err(error),
         }
     }
 
-    /// Whether the device may be read and not written: it has features that a writer must know.
+    /// Returns whether the device may be read but not written: it has features that this program
+    /// would have to know to write.
     pub fn is_read_only(&self) -> bool {
         self.ro_compat & !KNOWN_RO_COMPAT != 0
     }

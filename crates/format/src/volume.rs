@@ -1,4 +1,4 @@
-//! The volume table: what the cache knows about each of its volumes.
+//! The volume table: the persistent state of each volume.
 
 use std::collections::HashSet;
 use std::mem::{offset_of, size_of};
@@ -20,25 +20,25 @@ pub use table::{
 
 /// The longest name of a volume, in bytes.
 pub const MAX_NAME: usize = 64;
-/// The longest origin, in bytes.
+/// The longest path or URI of an origin, in bytes.
 pub const MAX_ORIGIN: usize = 1024;
 /// The most settings of one volume.
 pub const MAX_SETTINGS: usize = 64;
 
-/// Tag of the setting that says that the origin has all versions with a sequence up to its value. A
-/// volume that has it is in order.
+/// Setting tag: the origin has all versions with a sequence up to the value. A volume with this
+/// setting is in order.
 pub const ORDERED_SEQUENCE: u16 = 33;
-/// Tag of the setting that says that the origin has all versions in records up to its value.
+/// Setting tag: the origin has all versions in records with a number up to the value.
 pub const ORDERED_RECORD: u16 = 34;
 
-/// Tag of the number of the first record that the volume may have lost. A volume that has it does not
-/// start before that is acknowledged.
+/// Setting tag: number of the first record that the volume may have lost. A volume with this
+/// setting does not start before its operator acknowledges the damage.
 pub const DAMAGE_FIRST: u16 = 35;
-/// Tag of the number of records that the volume may have lost, from the first to the last.
+/// Setting tag: number of records that the volume may have lost, from the first to the last.
 pub const DAMAGE_COUNT: u16 = 36;
-/// Tag of the last record that was closed when the volume was made.
+/// Setting tag: the last closed record when the volume was created.
 pub const CREATED_RECORD: u16 = 37;
-/// Tag of the last record that was closed when the volume came into a mode that makes nothing dirty.
+/// Setting tag: the last closed record when the volume entered a mode that makes nothing dirty.
 pub const QUIET_RECORD: u16 = 38;
 
 const STARTED: u8 = 1;
@@ -89,38 +89,38 @@ const _: () = {
 pub struct VolumeRecord {
     /// Its number in this cache.
     pub id: VolumeId,
-    /// Its identity for the world.
+    /// Its identity across caches.
     pub uuid: Uuid,
     /// Its name: 1 to 64 of `A-Z a-z 0-9 . _ -`, not `.` or `..`.
     pub name: String,
-    /// Where the origin is found, as the operator said it: 1 to 1024 bytes without control
+    /// The path or URI of the origin as the operator gave it: 1 to 1024 bytes without control
     /// characters.
     pub origin: String,
     /// Size of the origin in bytes.
     pub origin_bytes: u64,
-    /// How many bytes before the origin's first byte block 0 starts, so that blocks meet the
-    /// boundaries of what lies inside: below the block size, a multiple of 512.
+    /// Bytes by which block 0 starts before the origin's first byte, so that blocks match the
+    /// boundaries of partitions inside: below the block size, a multiple of 512.
     pub alignment: u32,
     /// What the cache does with reads and writes.
     pub mode: Mode,
     /// When writes are acknowledged.
     pub durability: Durability,
-    /// How blocks are chosen to make room.
+    /// Replacement policy.
     pub policy: ReplacementKind,
-    /// Whether it comes up by itself.
+    /// Whether it starts automatically.
     pub started: bool,
-    /// What the origin looked like when it was last in use; only after an orderly stop.
+    /// Fingerprint of the origin at the last orderly stop; absent while the volume runs.
     pub fingerprint: Option<[u8; 32]>,
-    /// What tells the origin from others, apart from its content; 1 to 16 parts.
+    /// Identity of the origin, independent of its content; 1 to 16 parts.
     pub identity: Option<Identity>,
-    /// Samples of the origin, as many as its size makes.
+    /// Samples of the origin; their number follows from its size.
     pub samples: Option<Samples>,
-    /// Further settings, each tag once. Tags that are not known are kept.
+    /// Further settings, each tag at most once. Unknown tags are kept.
     pub settings: Vec<(u16, u64)>,
 }
 
 impl VolumeRecord {
-    /// Whether `name` can be the name of a volume.
+    /// Returns whether `name` is a valid name of a volume.
     pub fn is_valid_name(name: &str) -> bool {
         let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
         (1..=MAX_NAME).contains(&name.len())
@@ -129,7 +129,7 @@ impl VolumeRecord {
             && name != ".."
     }
 
-    /// The first field with an impossible value.
+    /// Fails with the name of the first field that has an impossible value.
     fn check(&self, block: BlockSize) -> Result<(), &'static str> {
         let check = |good: bool, field| if good { Ok(()) } else { Err(field) };
         check(Self::is_valid_name(&self.name), "name")?;
@@ -185,7 +185,7 @@ impl VolumeRecord {
         }
     }
 
-    /// Reads one volume from the start of `bytes`, and gives the rest.
+    /// Reads one volume from the start of `bytes`; returns it and the remaining bytes.
     fn decode(bytes: &[u8]) -> Result<(VolumeRecord, &[u8]), Bad> {
         let (raw, rest) = OnDiskVolume::ref_from_prefix(bytes).map_err(|_| Bad::Cut)?;
         let name_len = usize::from(raw.name_len.get());
@@ -232,7 +232,7 @@ impl VolumeRecord {
     }
 }
 
-/// Reads an identity: the number of its parts, then of each its code, its length and its text.
+/// Reads an identity: the number of parts, then for each its code, length and text.
 fn decode_identity(bytes: &[u8]) -> Result<(Identity, &[u8]), Bad> {
     let (count, mut rest) = bytes.split_first().ok_or(Bad::Cut)?;
     let mut parts = Vec::new();
@@ -287,7 +287,7 @@ fn policy_code(policy: ReplacementKind) -> u8 {
     }
 }
 
-/// The one of `all` that is written as `code`.
+/// Returns the element of `all` that is stored as `code`.
 fn from_code<T: Copy>(all: &[T], code_of: impl Fn(T) -> u8, code: u8) -> Option<T> {
     all.iter().copied().find(|value| code_of(*value) == code)
 }

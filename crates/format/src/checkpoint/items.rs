@@ -17,7 +17,7 @@ const FLAG_BITS: u32 = 4;
 const VOLUME_SHIFT: u32 = 48;
 const RANK_BITS: u32 = 4;
 
-/// One line of the segment table as it lies on the device.
+/// An entry of the segment table as it lies on the device.
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone, Copy, Debug)]
 #[repr(C)]
 pub(super) struct OnDiskSegment {
@@ -43,7 +43,7 @@ const _: () = {
 };
 
 impl OnDiskSegment {
-    /// `None` if the generation does not fit.
+    /// Encodes a segment's state; `None` if the generation does not fit.
     pub(super) fn new(state: &SegmentState) -> Option<Self> {
         let (low, high) = generation::split(state.generation)?;
         let usage = match state.usage {
@@ -144,7 +144,8 @@ impl OnDiskEntry {
     }
 }
 
-/// Writes a mask; `place` must have the length for the block size. False if a value does not fit.
+/// Encodes a mask into `place`, which must have the length for the block size. Returns false if a
+/// value does not fit.
 pub(super) fn write_mask(mask: &PartialMask, block: BlockSize, place: &mut [u8]) -> bool {
     let (head, words) = place.split_at_mut(8);
     head.copy_from_slice(&address(mask.volume, mask.block).to_le_bytes());
@@ -154,8 +155,8 @@ pub(super) fn write_mask(mask: &PartialMask, block: BlockSize, place: &mut [u8])
     mask.block.0 < MAX_BLOCKS && mask.mask.sectors() == block.sectors()
 }
 
-/// Whether a mask says nothing about sectors that a block does not have; `item` is its address
-/// and its words.
+/// Returns whether a mask has no bits beyond the sectors of a block; `item` is its address and its
+/// words.
 pub(super) fn mask_is_possible(item: &[U64], block: BlockSize) -> bool {
     let unused = if block.sectors() >= 64 { 0 } else { u64::MAX << block.sectors() };
     item.split_first().is_some_and(|(address, words)| {
@@ -163,7 +164,7 @@ pub(super) fn mask_is_possible(item: &[U64], block: BlockSize) -> bool {
     })
 }
 
-/// Reads a mask that is possible.
+/// Decodes a mask that [`mask_is_possible`] has accepted.
 pub(super) fn read_mask(item: &[U64], block: BlockSize) -> PartialMask {
     let mut words = item.iter().map(|word| word.get());
     let (volume, origin_block) = volume_and_block(words.next().unwrap_or_default());

@@ -1,25 +1,26 @@
-//! What mends a checkpoint: behind its last chunk lie the XOR of all chunks and a copy of the header.
+//! Parity of a checkpoint: the XOR of all chunks and a copy of the header, behind the last chunk.
 //!
-//! Neither has a checksum of its own: whatever is mended is verified like what was damaged. Caches of
-//! the first programs may have no room for it; then a checkpoint does without.
+//! Neither has a checksum of its own: a rebuilt chunk or header is verified like the original.
+//! Caches of the first programs may have no room for parity; their checkpoints go without.
 
 use super::{CHUNK_BYTES, CheckpointRef};
 use crate::PAGE;
 use crate::geometry::Geometry;
 
-/// Where the parity of a checkpoint lies, in bytes from the start of the checkpoint area.
+/// Place of a checkpoint's parity, in bytes from the start of the checkpoint area.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ParityPlace {
-    /// The XOR of all chunks.
+    /// Offset of the XOR of all chunks.
     pub offset: u64,
-    /// Its length: that of the longest chunk.
+    /// Length of the XOR: that of the longest chunk.
     pub len: usize,
-    /// The copy of the header page.
+    /// Offset of the copy of the header page.
     pub header: u64,
 }
 
 impl ParityPlace {
-    /// Where it is for the checkpoint that `reference` means; `None`: there is no room for it.
+    /// Returns the place of the parity of the checkpoint that `reference` names; `None` if the area
+    /// has no room for it.
     pub fn of(reference: &CheckpointRef, geometry: &Geometry) -> Option<ParityPlace> {
         let offset = reference.len;
         let chunks = offset.checked_sub(PAGE as u64)?;
@@ -31,14 +32,13 @@ impl ParityPlace {
     }
 }
 
-/// Bytes that the parity of any checkpoint needs in an area in which `area` bytes are for the
-/// checkpoint itself.
+/// Returns the most bytes that parity takes in an area with `area` bytes for the checkpoint itself.
 pub fn parity_bytes(area: u64) -> u64 {
     (area - PAGE as u64).min(CHUNK_BYTES as u64) + PAGE as u64
 }
 
-/// Adds `piece`, which may be shorter, to a parity, or takes it out again. All other chunks and the
-/// parity together are the missing chunk.
+/// XORs `piece`, which may be shorter, into a parity; a second time removes it. The parity with all
+/// other chunks XORed in is the missing chunk.
 pub fn add_to_parity(parity: &mut [u8], piece: &[u8]) {
     for (byte, other) in parity.iter_mut().zip(piece) {
         *byte ^= other;

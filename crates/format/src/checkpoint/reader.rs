@@ -13,10 +13,10 @@ use super::{
 };
 use crate::geometry::{Cells, Geometry};
 
-/// Turns a header and chunks back into segments, entries and masks.
+/// Decodes a header and chunks into segments, entries and masks.
 ///
-/// Read [`place`](Self::place), [`feed`](Self::feed) it, use the items, until there is no further
-/// place; then [`finish`](Self::finish).
+/// Read the chunk at [`place`](Self::place), [`feed`](Self::feed) it and use the items, until
+/// `place` returns `None`; then call [`finish`](Self::finish).
 #[derive(Debug)]
 pub struct CheckpointReader {
     cache: Uuid,
@@ -31,7 +31,7 @@ pub struct CheckpointReader {
     partial: u64,
 }
 
-/// What a chunk holds. Everything was checked before this was made.
+/// The items of one chunk, already checked.
 #[derive(Clone, Copy, Debug)]
 pub struct ChunkItems<'a> {
     block: BlockSize,
@@ -41,17 +41,17 @@ pub struct ChunkItems<'a> {
 }
 
 impl<'a> ChunkItems<'a> {
-    /// The next lines of the segment table, in the order of the segments.
+    /// Returns the next entries of the segment table, in the order of the segments.
     pub fn segments(&self) -> impl ExactSizeIterator<Item = SegmentState> + use<'a> {
         self.segments.iter().map(OnDiskSegment::get)
     }
 
-    /// Index entries, in no order.
+    /// Returns index entries, in no particular order.
     pub fn entries(&self) -> impl ExactSizeIterator<Item = IndexEntry> + use<'a> {
         self.entries.iter().map(OnDiskEntry::get)
     }
 
-    /// Masks of partial entries of this and earlier chunks, in no order.
+    /// Returns masks of partial entries of this and earlier chunks, in no particular order.
     pub fn masks(&self) -> impl ExactSizeIterator<Item = PartialMask> + use<'a> {
         let block = self.block;
         let words = mask_bytes(block.sectors()) / 8;
@@ -60,10 +60,10 @@ impl<'a> ChunkItems<'a> {
 }
 
 impl CheckpointReader {
-    /// Starts with the header page, which must be the one that `reference` means.
+    /// Starts with the header page, which must be the one that `reference` names.
     ///
     /// # Errors
-    /// Everything that is not exactly that header, or that cannot be on this device.
+    /// The page is not exactly that header, or has values that are impossible on this device.
     pub fn open(
         header: &[u8],
         reference: &CheckpointRef,
@@ -85,24 +85,24 @@ impl CheckpointReader {
         })
     }
 
-    /// What the checkpoint says about itself.
+    /// Returns the checkpoint's header.
     pub fn header(&self) -> &CheckpointHeader {
         &self.header
     }
 
-    /// Where the next chunk is: its offset from the start of the checkpoint area and its length,
-    /// both in bytes and multiples of 4096. `None` after the last.
+    /// Returns the place of the next chunk: its offset from the start of the checkpoint area and
+    /// its length, both in bytes and multiples of 4096. `None` after the last.
     pub fn place(&self) -> Option<(u64, usize)> {
         let offset = chunk_offset(self.chunk);
         let left = self.header.len.checked_sub(offset).filter(|left| *left > 0)?;
         Some((offset, left.min(CHUNK_BYTES as u64) as usize))
     }
 
-    /// Checks the chunk that was read at [`place`](Self::place) and gives its items.
+    /// Checks the chunk that was read at [`place`](Self::place) and returns its items.
     ///
     /// # Errors
-    /// The chunk is damaged, not the one that belongs there, or has impossible items. The reader
-    /// cannot be used after that.
+    /// The chunk is damaged, belongs elsewhere, or has impossible items. The reader must not be
+    /// used after that.
     pub fn feed<'a>(&mut self, bytes: &'a [u8]) -> Result<ChunkItems<'a>, CheckpointError> {
         let items = self.intact(bytes)?;
         let items = self.split(items)?;
@@ -110,22 +110,22 @@ impl CheckpointReader {
         Ok(items)
     }
 
-    /// Checks whether [`feed`](Self::feed) will find the chunk intact.
+    /// Checks that the chunk is intact, without its items.
     ///
     /// # Errors
-    /// The chunk is damaged, or not the one that belongs there.
+    /// The chunk is damaged, or belongs elsewhere.
     pub fn verify(&self, bytes: &[u8]) -> Result<(), CheckpointError> {
         self.intact(bytes).map(drop)
     }
 
-    /// The items of an intact chunk, as bytes.
+    /// Returns the bytes of an intact chunk's items.
     fn intact<'a>(&self, bytes: &'a [u8]) -> Result<&'a [u8], CheckpointError> {
         use CheckpointError::{Absurd, Checksum, OtherNumber, Truncated};
         let (_, most) = self.place().ok_or(Absurd("chunk"))?;
         let bytes = bytes.get(..most).ok_or(Truncated)?;
         let (head, items) = OnDiskChunk::ref_from_prefix(bytes).map_err(|_| Truncated)?;
         let len = head.len.get() as usize;
-        // A length that is not possible is damage, like every other that the checksum shows.
+        // An impossible length means damage, like any other checksum mismatch.
         let items = items.get(..len).ok_or(Checksum)?;
         let checked = &bytes[4..CHUNK_HEADER_BYTES + len];
         if chunk_checksum(checked, &self.cache, self.chunk) != head.checksum.get() {
@@ -138,7 +138,7 @@ impl CheckpointReader {
         Ok(items)
     }
 
-    /// Divides the items by kind, as the header's counts say, and checks each.
+    /// Splits the items by kind according to the header's counts, and checks each.
     fn split<'a>(&mut self, items: &'a [u8]) -> Result<ChunkItems<'a>, CheckpointError> {
         use CheckpointError::Absurd;
         let count = (items.len() / SEGMENT_BYTES).min(clamp(self.segments_left));
@@ -180,10 +180,10 @@ impl CheckpointReader {
         Ok(ChunkItems { block: self.block, segments, entries, masks })
     }
 
-    /// Whether everything that the header promises has come.
+    /// Checks that everything that the header announces was fed, and returns the header.
     ///
     /// # Errors
-    /// Something is missing, or the number of masks is not that of the partial entries.
+    /// Something is missing, or the number of masks differs from that of the partial entries.
     pub fn finish(self) -> Result<CheckpointHeader, CheckpointError> {
         if self.place().is_some() {
             return Err(CheckpointError::Truncated);

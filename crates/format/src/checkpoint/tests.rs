@@ -22,7 +22,7 @@ struct Content {
     masks: Vec<PartialMask>,
 }
 
-/// As many entries as asked for, or as there is room for; every `every`th is partial.
+/// As many entries as requested, or as fit; every `every`th is partial.
 fn content(geometry: &Geometry, entries: u64, every: u64) -> Content {
     let usages = [SegmentUse::NeverUsed, SegmentUse::Open, SegmentUse::Closed];
     let per_segment = geometry.blocks_per_segment();
@@ -70,7 +70,7 @@ struct Area {
 }
 
 fn write(geometry: &Geometry, content: &Content) -> Result<Area, CheckpointWriteError> {
-    // Old bytes everywhere, as in an area that is used again.
+    // Old bytes everywhere, as in a reused area.
     let mut bytes = vec![0xa5; geometry.checkpoint_area_bytes as usize];
     let mut writer = CheckpointWriter::new(geometry, cache(), 1, 77, MAX_CHECK_BITS)?;
     let flush = |writer: &mut CheckpointWriter, bytes: &mut Vec<u8>| {
@@ -351,7 +351,7 @@ fn what_cannot_be_read_back_is_not_written() {
     assert!(matches!(without(|content| content.masks.truncate(1)), Some(Incomplete(_))));
     assert!(matches!(without(|content| content.entries[1].partial = true), Some(Incomplete(_))));
 
-    // A chunk for each entry: sooner or later the area ends.
+    // A chunk for each entry: the area overflows eventually.
     let mut writer = new();
     let full = (0..1000).find_map(|_| {
         writer.push_entries(&[entry]).expect("possible");

@@ -13,7 +13,7 @@ use super::{
 use crate::geometry::Geometry;
 use crate::{MAX_COUNT, PAGE};
 
-/// Why a checkpoint cannot be made: a fault in the caller.
+/// Why a checkpoint cannot be made: a bug in the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum CheckpointWriteError {
     /// More chunks than the area has room for.
@@ -31,24 +31,24 @@ pub enum CheckpointWriteError {
     Incomplete(&'static str),
 }
 
-/// A chunk that is to be written.
+/// A chunk that is ready to be written.
 #[derive(Debug)]
 pub struct SealedChunk<'a> {
-    /// Where it goes, in bytes from the start of the checkpoint area; a multiple of 4096.
+    /// Its offset from the start of the checkpoint area, in bytes; a multiple of 4096.
     pub offset: u64,
-    /// Its bytes; a multiple of 4096.
+    /// Its bytes; their number is a multiple of 4096.
     pub bytes: &'a [u8],
 }
 
-/// What is left to be written when all chunks are durable.
+/// The parts to be written once all chunks are durable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FinishedCheckpoint {
     /// The header page, for the start of the checkpoint area.
     pub header: [u8; PAGE],
-    /// What the superblock must say once the header is durable.
+    /// The reference for the superblock once the header is durable.
     pub reference: CheckpointRef,
-    /// What goes to the places that [`ParityPlace::of`](super::ParityPlace::of) gives for the reference: the XOR of all
-    /// chunks, and the header once more. A multiple of 4096.
+    /// The XOR of all chunks, followed by a copy of the header. Written at
+    /// [`ParityPlace::of`](super::ParityPlace::of) the reference; a multiple of 4096 bytes.
     pub parity: Vec<u8>,
 }
 
@@ -59,13 +59,12 @@ enum Part {
     Masks,
 }
 
-/// Turns segments, entries and masks into chunks. Feed it, take a chunk whenever something was not
-/// taken, take the last one, finish:
+/// Encodes segments, entries and masks into chunks:
 ///
 /// 1. [`push_segments`](Self::push_segments), [`push_entries`](Self::push_entries) and
-///    [`push_masks`](Self::push_masks), in this order, say how many of the items they took;
-/// 2. while that is not all, [`take_chunk`](Self::take_chunk) gives a chunk to write;
-/// 3. at the end `take_chunk` until it gives nothing, make all chunks durable,
+///    [`push_masks`](Self::push_masks), in this order, return how many items they took;
+/// 2. while that is not all of them, [`take_chunk`](Self::take_chunk) returns a chunk to write;
+/// 3. at the end call `take_chunk` until it returns `None`, make all chunks durable,
 ///    [`finish`](Self::finish), and write the header.
 #[derive(Debug)]
 pub struct CheckpointWriter {
@@ -131,10 +130,11 @@ impl CheckpointWriter {
         })
     }
 
-    /// Adds lines of the segment table, in the order of the segments; says how many it took.
+    /// Adds entries of the segment table, in the order of the segments. Returns how many were
+    /// taken.
     ///
     /// # Errors
-    /// Wrong order, or a generation of 2^62 and more.
+    /// Wrong order, or a generation that is not below 2^62.
     pub fn push_segments(
         &mut self,
         segments: &[SegmentState],
@@ -152,7 +152,7 @@ impl CheckpointWriter {
         Ok(taken)
     }
 
-    /// Adds index entries, in any order; says how many it took.
+    /// Adds index entries, in any order. Returns how many were taken.
     ///
     /// # Errors
     /// Wrong order, or a value that does not fit.
@@ -160,7 +160,7 @@ impl CheckpointWriter {
         self.enter(Part::Entries)?;
         let room = &mut self.chunk[self.used..];
         let taken = entries.len().min(room.len() / INDEX_ENTRY_BYTES);
-        // Never fails: the room is known.
+        // Never fails: `taken` was computed from the room.
         let (places, _) = <[OnDiskEntry]>::mut_from_prefix_with_elems(room, taken)
             .map_err(|_| CheckpointWriteError::Full)?;
         let (mut fits, mut partial) = (true, 0);
@@ -178,7 +178,7 @@ impl CheckpointWriter {
         Ok(taken)
     }
 
-    /// Adds the masks of the partial entries, in any order; says how many it took.
+    /// Adds the masks of the partial entries, in any order. Returns how many were taken.
     ///
     /// # Errors
     /// Wrong order, or a mask that is not for a block of this cache.
@@ -199,11 +199,11 @@ impl CheckpointWriter {
         Ok(taken)
     }
 
-    /// Seals what was added since the last chunk; `None` if that is nothing. The bytes must be
-    /// written, or copied, before anything else is added.
+    /// Seals the items added since the last chunk; `None` if there are none. The bytes must be
+    /// written or copied before more items are added.
     ///
     /// # Errors
-    /// The chunk does not fit the area: chunks were taken that were not full.
+    /// The chunk does not fit the area, because chunks were taken before they were full.
     pub fn take_chunk(&mut self) -> Result<Option<SealedChunk<'_>>, CheckpointWriteError> {
         if self.used == CHUNK_HEADER_BYTES {
             return Ok(None);
@@ -233,12 +233,12 @@ impl CheckpointWriter {
         Ok(Some(SealedChunk { offset, bytes: &self.chunk[..padded] }))
     }
 
-    /// The header, once every chunk was taken. `base` says up to which record everything is
-    /// contained, `highest_sequence` which sequence was the last that had been given out,
-    /// `next_generation` which generation was the next when the segment table was taken.
+    /// Makes the header, once every chunk was taken. Records up to `base` are fully contained,
+    /// `highest_sequence` is the last sequence that had been assigned, and `next_generation` was
+    /// the next generation when the segment table was copied.
     ///
     /// # Errors
-    /// Something is missing, or a number is not below 2^62.
+    /// Items are missing or too many, or a number is not below 2^62.
     pub fn finish(
         self,
         base: RecordNumber,

@@ -56,7 +56,7 @@ fn segments_follow_the_device() {
     assert_eq!(smallest_segment(block(1 << 20)), 8 << 20);
     let medium = plan(128 << 20, 4096);
     assert!(u64::from(medium.segment_count) >= WANTED_SEGMENTS && medium.segment_bytes < 4 << 20);
-    // 16 TiB is as much as 2^32 slots of 4 KiB can name.
+    // 2^32 slots of 4 KiB are 16 TiB.
     assert_eq!(plan(1 << 50, 4096).slot_count(), MAX_SLOTS);
 }
 

@@ -1,4 +1,4 @@
-//! Data entries: what the header of a data record says about each block.
+//! Data entries: one per block in the header of a data record.
 
 use std::mem::{offset_of, size_of};
 
@@ -51,7 +51,7 @@ pub struct DataEntry {
     pub sequence: u64,
     /// Whether the valid sectors are newer than the origin.
     pub dirty: bool,
-    /// The cell is taken and its content means nothing; the other fields do not count.
+    /// Whether the cell is unused; its content and all other fields are meaningless.
     pub void: bool,
     /// Which sectors of the payload are valid.
     pub mask: SectorMask,
@@ -60,7 +60,7 @@ pub struct DataEntry {
 }
 
 impl DataEntry {
-    /// An entry for a cell whose content means nothing.
+    /// Returns an entry for an unused cell.
     pub fn void(block: BlockSize) -> Self {
         DataEntry {
             volume: VolumeId(0),
@@ -73,8 +73,8 @@ impl DataEntry {
         }
     }
 
-    /// Writes the entry into `place`, which is zeroed and as long as an entry is; otherwise the
-    /// name of the field that does not fit.
+    /// Encodes the entry into `place`, which must be zeroed and have the length of an entry. Fails
+    /// with the name of the first field that does not fit.
     pub(super) fn encode(&self, block: BlockSize, place: &mut [u8]) -> Result<(), &'static str> {
         let (fixed, mask) = place.split_at_mut(ENTRY_BYTES);
         if self.void {

@@ -1,4 +1,4 @@
-//! Marks: changes of state of blocks that earlier records brought.
+//! Marks: state changes of blocks in earlier records.
 
 use forebay_core::{Generation, Slot};
 use zerocopy::FromBytes;
@@ -15,7 +15,7 @@ pub const MAX_MARKS: usize = (HEADER_BYTES - FIXED) / MARK_BYTES;
 
 const GONE: u32 = 1;
 
-/// What happened to a block.
+/// The new state of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MarkKind {
     /// It was written back: the origin has it durably.
@@ -29,16 +29,16 @@ pub enum MarkKind {
 pub struct Mark {
     /// Where the block's payload lies.
     pub slot: Slot,
-    /// The generation of the slot's segment that is meant, so that a late mark cannot hit a block
-    /// of the segment's next life. Only the lower half is written: compare with [`Mark::means`].
+    /// The generation of the slot's segment, so that a late mark cannot hit a block of the
+    /// segment's next life. Only the lower half is stored: compare with [`Mark::means`].
     pub generation: Generation,
     /// What happened.
     pub kind: MarkKind,
 }
 
 impl Mark {
-    /// Whether a block in a segment of this generation is meant. No segment is opened 2^31 times
-    /// between two checkpoints, so the lower halves tell.
+    /// Returns whether the mark is for a block in a segment of this generation. Comparing the lower
+    /// halves suffices: no segment is opened 2^31 times between two checkpoints.
     pub fn means(&self, generation: Generation) -> bool {
         generation::low(self.generation) == generation::low(generation)
     }

@@ -1,8 +1,8 @@
-//! Samples of an origin: checksums of some of its pages, and which of them the cache has not
-//! written to since they were taken.
+//! Samples of an origin: checksums of some of its pages, and which of these pages the cache has not
+//! written to since.
 //!
 //! The places follow from the size of the origin alone: the first 256 KiB, where filesystems change
-//! something at every mount, and 64 places over the whole of it, the end included.
+//! something at every mount, and 64 places spread over the whole origin, its end included.
 
 use std::mem::size_of;
 
@@ -11,16 +11,16 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::Bad;
 
-/// Bytes of a sample; less at the end of an origin that is smaller.
+/// Bytes in a sample; fewer if the origin ends before.
 pub const SAMPLE_BYTES: u64 = 4096;
-/// The most samples of one origin.
+/// The most samples of an origin.
 pub const MAX_SAMPLES: usize = (START / SAMPLE_BYTES + SPREAD) as usize;
 
 const START: u64 = 256 << 10;
 const SPREAD: u64 = 64;
 
-/// Where the samples of an origin of `origin_bytes` are, in the order in which the fingerprint goes
-/// through them; a place may come more than once.
+/// Returns the offsets of the samples of an origin of `origin_bytes`, in bytes, in the order in
+/// which the fingerprint uses them. A place may appear more than once.
 pub fn fingerprint_places(origin_bytes: u64) -> Vec<u64> {
     let mut places: Vec<u64> =
         (0..START.min(origin_bytes)).step_by(SAMPLE_BYTES as usize).collect();
@@ -32,7 +32,7 @@ pub fn fingerprint_places(origin_bytes: u64) -> Vec<u64> {
     places
 }
 
-/// The same places in ascending order, each once.
+/// Returns the same places in ascending order, each once.
 pub fn sample_places(origin_bytes: u64) -> Vec<u64> {
     let mut places = fingerprint_places(origin_bytes);
     places.sort_unstable();
@@ -40,13 +40,13 @@ pub fn sample_places(origin_bytes: u64) -> Vec<u64> {
     places
 }
 
-/// See the module. The sample with number `i` is the one at the `i`-th of [`sample_places`].
+/// The samples of one origin. Sample `i` is at the `i`-th of [`sample_places`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Samples {
     /// CRC32C of each sample, at most [`MAX_SAMPLES`].
     pub checks: Vec<u32>,
-    /// Bit `i`: sample `i` is still as its checksum says, unless somebody else wrote there. Bits
-    /// beyond the samples are 0.
+    /// Bit `i`: the cache has not written to sample `i` since its checksum was taken, so a mismatch
+    /// means an external writer. Bits beyond the samples are 0.
     pub untouched: u128,
 }
 
@@ -64,7 +64,7 @@ const _: () = {
 };
 
 impl Samples {
-    /// The bits of as many samples as there are.
+    /// Returns the bits of `count` samples.
     fn all_bits(count: usize) -> u128 {
         u32::try_from(128 - count.min(128))
             .ok()
@@ -72,13 +72,13 @@ impl Samples {
             .unwrap_or(0)
     }
 
-    /// Whether these can be samples of an origin of `origin_bytes`.
+    /// Returns whether these are possible samples of an origin of `origin_bytes`.
     pub(super) fn check(&self, origin_bytes: u64) -> bool {
         self.checks.len() == sample_places(origin_bytes).len()
             && self.untouched & !Self::all_bits(self.checks.len()) == 0
     }
 
-    /// The numbers and checksums of the samples that are untouched.
+    /// Returns the numbers and checksums of the samples that are untouched.
     pub fn valid(&self) -> impl Iterator<Item = (usize, u32)> + '_ {
         let checks = self.checks.iter().copied().enumerate();
         checks.filter(|(number, _)| self.untouched >> number & 1 == 1)
@@ -123,7 +123,7 @@ mod tests {
         }
         assert_eq!(sample_places(1 << 40).len(), MAX_SAMPLES);
         assert_eq!(sample_places(8192), [0, 4096]);
-        // The fingerprints that exist were taken in this order.
+        // Stored fingerprints were taken in this order.
         assert_eq!(fingerprint_places(4096 * 3)[..5], [0, 4096, 8192, 0, 0]);
     }
 

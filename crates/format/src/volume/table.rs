@@ -1,4 +1,4 @@
-//! The table as a whole: its header, its checksum, and what volumes must not share.
+//! The table as a whole: header, checksum, and uniqueness among volumes.
 
 use std::collections::HashSet;
 use std::mem::{offset_of, size_of};
@@ -42,7 +42,7 @@ const _: () = {
     assert!(offset_of!(OnDiskTable, named_by) == NAMED_BY);
 };
 
-/// Why a volume table is not accepted, or cannot be written.
+/// Why a volume table is rejected, or cannot be written.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum VolumeTableError {
     /// There is no volume table.
@@ -51,21 +51,21 @@ pub enum VolumeTableError {
     /// Fewer bytes than needed.
     #[error("the volume table is cut off")]
     Truncated,
-    /// Torn, damaged, or not the table that the superblock means.
+    /// Torn, damaged, or not the table that the superblock names.
     #[error("the volume table is damaged: its checksum does not match")]
     Checksum,
     /// An intact table of another cache.
     #[error("the volume table belongs to another cache")]
     OtherCache,
-    /// A value that cannot be.
+    /// A volume with an impossible value.
     #[error("volume '{volume}' has an impossible value in its field '{field}'")]
     Volume {
-        /// The volume's name, or its place in the table if that is the bad field.
+        /// The volume's name, or its position in the table if the name cannot be used.
         volume: String,
         /// The field.
         field: &'static str,
     },
-    /// A value in the table's header that cannot be.
+    /// The table's header has an impossible value.
     #[error("the volume table has an impossible value in its field '{0}'")]
     Absurd(&'static str),
     /// Two volumes with the same name, number or UUID.
@@ -73,7 +73,7 @@ pub enum VolumeTableError {
     Duplicate {
         /// `name`, `id` or `uuid`.
         field: &'static str,
-        /// What both have.
+        /// The shared value.
         value: String,
     },
     /// Too many volumes.
@@ -86,7 +86,7 @@ pub enum VolumeTableError {
     TooLarge(usize),
 }
 
-/// A volume table as it is to be written.
+/// An encoded volume table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EncodedTable {
     /// The bytes, padded to whole pages, for the start of a volume-table area.
@@ -98,8 +98,8 @@ pub struct EncodedTable {
 }
 
 impl EncodedTable {
-    /// The same with the generation of the superblock that is going to name it, of which 32 bits are
-    /// kept: if that one is lost, [`own_reference`] tells that this table is the one that it named.
+    /// Stores the low 32 bits of the generation of the superblock that will name this table: if
+    /// that superblock is lost, [`own_reference`] finds the table that it named.
     #[must_use]
     pub fn named_by(mut self, generation: u64) -> Self {
         self.bytes[NAMED_BY..NAMED_BY + 4].copy_from_slice(&(generation as u32).to_le_bytes());
@@ -108,16 +108,17 @@ impl EncodedTable {
         self
     }
 
-    /// What the superblock must say once the bytes are durable in `area` (0 or 1).
+    /// Returns the reference for the superblock once the bytes are durable in `area` (0 or 1).
     pub fn reference(&self, area: u8) -> VolumeTableRef {
         VolumeTableRef { area, len: self.len, crc: self.crc }
     }
 }
 
-/// The volume table of a cache with blocks of `block`.
+/// Encodes the volume table of a cache with blocks of `block`.
 ///
 /// # Errors
-/// A volume has an impossible value, two volumes are in each other's way, or there are too many.
+/// A volume has an impossible value, two volumes share a name, number or UUID, there are too many
+/// volumes, or the table does not fit its area.
 pub fn encode(
     volumes: &[VolumeRecord],
     cache: &Uuid,
@@ -148,8 +149,9 @@ pub fn encode(
     Ok(EncodedTable { bytes, len: len as u32, crc })
 }
 
-/// What the table at the start of `area` says of itself, if the superblock of `generation` was going to
-/// name it; [`decode`] tells whether it is one. The bytes may be its first page alone.
+/// Returns the reference that the table at the start of `area` makes for itself, if it was written
+/// for the superblock of `generation`; [`decode`] tells whether it is intact. Its first page is
+/// enough.
 pub fn own_reference(bytes: &[u8], area: u8, generation: u64) -> Option<VolumeTableRef> {
     let (head, _) = OnDiskTable::ref_from_prefix(bytes).ok()?;
     let fits = u64::from(head.len.get()) <= VOLUME_AREA_BYTES;
@@ -158,11 +160,11 @@ pub fn own_reference(bytes: &[u8], area: u8, generation: u64) -> Option<VolumeTa
     (named && fits).then_some(reference)
 }
 
-/// Reads the volume table that `reference` means from the start of its area. The bytes must reach
+/// Reads the volume table that `reference` names from the start of its area. The bytes must reach
 /// at least to its end.
 ///
 /// # Errors
-/// Everything that is not exactly that table, or that could not have been written.
+/// The bytes are not exactly that table, or could not have been written.
 pub fn decode(
     bytes: &[u8],
     reference: &VolumeTableRef,

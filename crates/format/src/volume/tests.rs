@@ -67,7 +67,7 @@ fn every_flipped_bit_and_every_truncation_is_refused() {
     for len in 0..table.len as usize {
         let cut = decode(&table.bytes[..len], &table.reference(0), &cache(), BLOCK);
         assert_eq!(cut, Err(VolumeTableError::Truncated));
-        // A reference that is too short, with a matching checksum over what it names.
+        // A reference that is too short, with a checksum that matches its range.
         let mut bytes = table.bytes[..len].to_vec();
         if len >= 12 {
             let crc = crc32c(&bytes[12..]);
@@ -170,7 +170,7 @@ fn forged_lengths_and_codes_are_refused() {
         Err(VolumeTableError::Volume { field, .. }) => field,
         other => panic!("{other:?}"),
     };
-    // 6 is beyond all of them but the policies.
+    // 6 is no code of a mode or durability; it is one of a policy.
     for code in [0, 6, 255] {
         assert_eq!(field(2, &[code]), "mode");
         assert_eq!(field(3, &[code]), "durability");
