@@ -1,11 +1,12 @@
 //! Appending to the log: one open segment and one open record for each appender.
 //!
-//! Every lane has two appenders of its own, so lanes do not meet here: one for what is new, and one for
-//! blocks that are overwritten while they are worth keeping, which leave one segment after the other. Any
-//! lane may close another lane's records, because a flush covers what all lanes have acknowledged
-//! (invariant 1). All lanes share one appender for writes to ordered volumes: these versions cannot be
-//! moved, and should hold no segments with the blocks of others. One more belongs to background work and
-//! may use the reserved segments.
+//! Every lane has two appenders of its own, so lanes do not contend here: one for new blocks, and
+//! one for hot blocks that are rewritten, whose segments empty one after the other as the blocks
+//! are rewritten again. Any lane may close another lane's records, because a flush covers
+//! everything that any lane has acknowledged (invariant 1). All lanes share one appender for writes
+//! to ordered volumes: held versions cannot be moved, and should not keep segments with other
+//! blocks from reclaim. One more appender belongs to background work and may use the reserved
+//! segments.
 
 use std::sync::Arc;
 
@@ -34,16 +35,16 @@ struct OpenSegment {
     record: Option<OpenRecord>,
 }
 
-/// Closed and perhaps ready to be written.
+/// Records and segments that were closed by a call.
 #[derive(Default)]
 pub(crate) struct Closed {
     pub(crate) ready: Vec<Ready>,
-    /// Segments that were left: their appenders no longer hold the images. There may be several, as who
-    /// finds no room at one appender asks another.
+    /// Segments that their appenders have left and whose images they no longer hold. There may be
+    /// several, because a caller that finds no room at one appender tries another.
     pub(crate) left: Vec<SegmentId>,
 }
 
-/// All appenders of a store, on cache lines of their own, in the order of the log's [`Roles`].
+/// All appenders of a store, each on its own cache lines, in the order of the log's [`Roles`].
 pub(crate) struct Appenders(Box<[Padded]>);
 
 #[repr(align(128))]
@@ -56,35 +57,37 @@ impl Appenders {
         Appenders((0..count).map(|number| Padded(Mutex::new(appender(number)))).collect())
     }
 
-    /// Locks an appender, by its number.
+    /// Locks the appender with this number.
     pub(crate) fn lock(&self, number: usize) -> MutexGuard<'_, Appender> {
         self.0[number].0.lock()
     }
 
-    /// The numbers of all of them.
+    /// Returns the numbers of all appenders.
     pub(crate) fn numbers(&self) -> std::ops::Range<usize> {
         0..self.0.len()
     }
 }
 
-/// See the module.
+/// The owner of one open segment and one open record.
 pub(crate) struct Appender {
-    /// Which one of how many.
+    /// Its number, and the number of all appenders.
     number: usize,
     of: usize,
-    /// What it appends is new to the cache.
+    /// Whether it appends blocks that are new to the cache.
     on_probation: bool,
     open: Option<OpenSegment>,
 }
 
 impl Appender {
-    /// Number `number` of `of`, with nothing open. `on_probation`: for what is new to the cache.
+    /// Makes appender `number` of `of`, with nothing open. `on_probation`: for blocks that are new
+    /// to the cache.
     fn new(number: usize, of: usize, on_probation: bool) -> Self {
         Appender { number, of, on_probation, open: None }
     }
 
-    /// Reserves a cell in the open record, opening a record or a segment as needed. What was
-    /// closed on the way is added to `closed`. `None`: no segment may be opened now.
+    /// Reserves a cell in the open record, opening a record or a segment as needed. Records and
+    /// segments that are closed for that are added to `closed`. `None`: no segment may be opened
+    /// now.
     pub(crate) fn reserve(
         &mut self,
         log: &Log,
@@ -130,7 +133,7 @@ impl Appender {
         }
     }
 
-    /// Appends a record of marks. `durably`: the writes of what is closed are to make it durable.
+    /// Appends a record of marks. `durably`: the writes of the closed records make them durable.
     /// `false`: no segment may be opened now.
     pub(crate) fn append_marks(
         &mut self,
@@ -171,7 +174,7 @@ impl Appender {
         }
     }
 
-    /// Closes the open record, if it has any cells. `durably`: its write is to make it durable.
+    /// Closes the open record if it has any cells. `durably`: its write makes it durable.
     pub(crate) fn close_record(
         &mut self,
         log: &Log,
@@ -193,8 +196,8 @@ impl Appender {
         closed.ready.extend(ready);
     }
 
-    /// Cells that can be reserved before another record or segment has to be opened, if a record is open, or
-    /// another segment.
+    /// Returns the cells that can be reserved without opening another segment, or another record if
+    /// one is open.
     pub(crate) fn free_cells(&self, layout: &SegmentLayout) -> u64 {
         let Some(open) = &self.open else { return 0 };
         match &open.record {
@@ -206,7 +209,7 @@ impl Appender {
         }
     }
 
-    /// Cells that are reserved and that no closed record holds.
+    /// Returns the number of cells reserved in the open record.
     pub(crate) fn open_cells(&self) -> usize {
         let record = self.open.as_ref().and_then(|open| open.record.as_ref());
         record.map_or(0, |record| record.reserved)
@@ -222,7 +225,7 @@ impl Appender {
         };
         log.holders(id).add();
         segments.attach_buffer(id, buffer.clone());
-        // The opening comes first.
+        // The opening occupies the first header of the segment.
         let byte = log.layout().header_bytes;
         Some(OpenSegment { id, generation, buffer, byte, record: None })
     }

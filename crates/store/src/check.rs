@@ -1,8 +1,8 @@
 //! Verifying a cache device without writing to it.
 //!
-//! The device is recovered as for use, with its writes discarded: what is verified is exactly what
-//! a daemon would serve. Then every record of every segment that holds blocks is read, and each
-//! block that counts is compared with the index, and its content with its checksum.
+//! The device is recovered as for use, with its writes discarded, so that exactly the state that a
+//! daemon would serve is verified. Then every record of every segment with live blocks is read, and
+//! each current block is compared with the index and its content with its checksum.
 
 mod overlay;
 mod report;
@@ -32,27 +32,27 @@ use crate::table::Entry;
 use overlay::Overlay;
 pub use report::{BadBlock, CheckReport, MAX_LISTED};
 
-/// Segments that are read at the same time.
+/// Segments that are read concurrently.
 const SEGMENTS: usize = 8;
 
-/// Opens a device for the lane that checks.
+/// Opens a device for the lane that runs the check.
 pub type OpenQueue<'a> = &'a dyn Fn(&Arc<dyn Device>) -> Result<Queue, DeviceError>;
 
-/// What a check reads, and whom it tells.
+/// Options of a check.
 pub struct CheckOptions<'a> {
-    /// Opens a device on the lane, and has the queue driven.
+    /// Opens a device on the lane and arranges for the queue to be driven.
     pub open: OpenQueue<'a>,
-    /// Leave the content of the blocks unread.
+    /// Whether to skip reading the content of the blocks.
     pub quick: bool,
-    /// Told how many segments have been read, and how many there are to read.
+    /// Called with the number of segments read so far, and of those to be read.
     pub progress: Rc<dyn Fn(u64, u64)>,
 }
 
-/// Reads the checkpoint that counts, and shows each of its entries to `visit`. `None`: there is no
+/// Reads the current checkpoint, and passes each of its entries to `visit`. `None`: there is no
 /// checkpoint yet.
 ///
 /// # Errors
-/// The checkpoint is damaged or the device fails; what was visited before means nothing then.
+/// The checkpoint is damaged or the device fails; the entries visited before are then meaningless.
 pub async fn read_checkpoint(
     queue: &Queue,
     superblock: &Superblock,
@@ -67,8 +67,8 @@ pub async fn read_checkpoint(
     source.finish().map(Some)
 }
 
-/// Counts the dirty blocks of a volume as recovery would find them, whatever the last user was doing
-/// when it stopped; writes nothing. `open` opens a device on `lane`.
+/// Counts the dirty blocks of a volume as recovery would find them, after an orderly stop or a
+/// crash; writes nothing. `open` opens a device on `lane`.
 ///
 /// # Errors
 /// The device is not a cache device, or fails.
@@ -93,7 +93,7 @@ pub async fn count_dirty(
 /// Verifies a cache device. `lane` is the lane on which `options.open` opens queues.
 ///
 /// # Errors
-/// The device is no cache device at all, or cannot be read. Everything else is in the report.
+/// The device is not a cache device, or cannot be read. All other problems are in the report.
 pub async fn check(
     lane: &Rc<Lane>,
     device: Arc<dyn Device>,
@@ -137,7 +137,7 @@ pub async fn check(
     });
     walk.clone().segments(lane, options.progress).await;
     walk.clone().unrecorded(lane).await;
-    // The tasks have ended, so nobody else holds it.
+    // The tasks have ended, so no other reference is left.
     Ok(walk.report.take())
 }
 
@@ -145,7 +145,7 @@ fn space(store: &Rc<StoreLane>, id: forebay_core::VolumeId) -> Option<VolumeSpac
     store.store().space_of(id)
 }
 
-/// Recovers the device without writing to it. `None`: that is not possible, and why is reported.
+/// Recovers the device without writing to it. `None`: that failed, and the report says why.
 async fn recover(
     lane: &Rc<Lane>,
     device: &Arc<dyn Device>,
@@ -181,13 +181,13 @@ async fn recover(
     }
 }
 
-/// The walk through all segments.
+/// The state of the walk through all segments.
 struct Walk {
     store: Rc<StoreLane>,
     volumes: HashMap<forebay_core::VolumeId, Option<VolumeSpace>>,
     quick: bool,
     report: RefCell<CheckReport>,
-    /// Segments of which not all blocks were found, with those that were.
+    /// Segments in which not all live blocks were found, with the slots that were found.
     incomplete: RefCell<HashMap<SegmentId, HashSet<Slot>>>,
 }
 
@@ -210,8 +210,8 @@ impl Walk {
         concurrently(lane, SEGMENTS, work).await;
     }
 
-    /// Reads the records of a segment. Behind a place without a header the search goes on page by
-    /// page, as recovery does it.
+    /// Reads the records of a segment. Where a page is not a header, the search continues page by
+    /// page, as in recovery.
     async fn segment(&self, segment: SegmentId) {
         let store = self.store.store();
         let geometry = store.geometry();
@@ -293,7 +293,8 @@ impl Walk {
         }
     }
 
-    /// Whether what lies at `slot` is the version that counts: then whether it is dirty.
+    /// Returns whether the version at `slot` is dirty if it is the current one of its block, else
+    /// `None`.
     fn counts(&self, entry: &DataEntry, slot: Slot) -> Option<bool> {
         if entry.void {
             return None;
@@ -318,10 +319,10 @@ impl Walk {
         Some(found.dirty)
     }
 
-    /// Looks after the blocks of the index of which no record says anything. The index has them from
-    /// the checkpoint, and that is enough for the daemon to serve them and to write them back: what
-    /// counts is whether their content is what the index says. It is read for a quick check too,
-    /// since nothing else tells.
+    /// Verifies the blocks of the index for which no record was found. They came from the
+    /// checkpoint, which suffices for the daemon to serve and write them back, provided their
+    /// content matches the index. The content is read for a quick check too, because nothing else
+    /// can verify them.
     async fn unrecorded(self: Rc<Self>, lane: &Rc<Lane>) {
         let incomplete = self.incomplete.take();
         if incomplete.is_empty() {
@@ -350,7 +351,8 @@ impl Walk {
         self.report.borrow_mut().tell_without_header();
     }
 
-    /// Verifies a block whose record header is damaged as the daemon would when it reads it.
+    /// Verifies a block whose record header is damaged, in the way in which the daemon verifies a
+    /// read.
     async fn without_header(&self, space: &VolumeSpace, block: OriginBlock, entry: &Entry) {
         let store = self.store.store();
         let offset = store.geometry().slot_offset(entry.slot);

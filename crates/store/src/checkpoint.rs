@@ -1,16 +1,16 @@
 //! Writing checkpoints: an image of the index from which recovery starts.
 //!
-//! A checkpoint is taken while requests go on. It contains everything in records up to its *base*,
-//! and everything with a sequence up to its *sequence*; recovery replays the rest, and the newest
-//! version of each block wins. Steps, in this order:
-//! 1. base: the last closed record; wait until all up to it are written, so that every cell in
-//!    them is in the index. Only then the sequence: the highest that was given out; from then on
-//!    only higher ones are. So versions in records up to the base never have to be compared with
-//!    replayed ones: those are newer, or the copy has them already;
+//! A checkpoint is taken while requests continue. It contains everything in records up to its
+//! *base*, and everything with a sequence up to its *sequence*; recovery replays the rest, and the
+//! newest version of each block wins. Steps, in this order:
+//! 1. base: the last closed record; wait until all records up to it are written, so that every cell
+//!    in them is in the index. Only then sequence: the highest assigned one; later versions get
+//!    higher ones. So versions in records up to the base never have to be compared with replayed
+//!    ones: a replayed version is either newer, or contained in the copy;
 //! 2. copy the segment table, then the index, shard by shard;
 //! 3. commit: every record that the copy may refer to is durable;
 //! 4. make the copy durable, then the superblock that refers to it;
-//! 5. only now may segments with records up to the base be used again.
+//! 5. only now may segments with records up to the base be reused.
 
 mod image;
 pub(crate) mod source;
@@ -25,10 +25,11 @@ use crate::meta::CLEAN_DISTRUSTED;
 use crate::planted::{self, PlantedBug};
 
 impl StoreLane {
-    /// Writes a checkpoint. `clean`: nothing is appended any more, the device is being closed.
+    /// Writes a checkpoint. `clean`: nothing is appended any more, because the device is being
+    /// closed.
     ///
     /// # Errors
-    /// The device failed; the previous checkpoint is then still the one that counts.
+    /// The device failed; the previous checkpoint then remains the current one.
     pub async fn checkpoint(self: &Rc<Self>, clean: bool) -> Result<(), StoreError> {
         let store = self.store();
         let _turn = store.checkpoint_gate.enter().await;
@@ -47,16 +48,18 @@ impl StoreLane {
         let late = planted::has(PlantedBug::CheckpointBaseLate);
         let claimed = if late { store.log.last_closed() } else { base };
         let reference = image.finish(claimed, sequence, next_generation).await?;
-        // Barrier for invariant 8: the records that the copy refers to, before the copy counts.
+        // Barrier for invariant 8: the records that the copy refers to must be durable before the
+        // copy takes effect.
         if !planted::has(PlantedBug::CheckpointBeforeRecords) {
             self.commit().await?;
         }
-        // Barrier for invariant 7: the copy, before the superblock that refers to it.
+        // Barrier for invariant 7: the copy must be durable before the superblock refers to it.
         if !planted::has(PlantedBug::CheckpointBeforeCopy) {
             self.sync().await?;
         }
         let clean = clean && store.log.last_closed() == base;
-        // From here on the checkpoint before cannot be recovered from: no copy refers to it.
+        // From here on the previous checkpoint can no longer be recovered from: neither superblock
+        // refers to it.
         self.write_superblock(|superblock| {
             superblock.checkpoint = Some(reference);
             superblock.clean_shutdown = clean;

@@ -1,9 +1,9 @@
-//! What a volume may have lost with records of the log, and who has to know of it.
+//! Damaged volumes: those that may have lost data with records of the log.
 //!
-//! A lost record may have held the newest version of any block, or what became of an older one. Which
-//! volumes it was about nobody can tell, so every volume that it may have been about is *damaged* from
-//! then on. That is durable before the loss can no longer be seen in the log, and stays until the
-//! operator acknowledges it for that volume, or deletes it.
+//! A lost record may have contained the newest version of any block, or marks for older ones.
+//! Nobody can tell which volumes it concerned, so every volume that it may have concerned is
+//! *damaged* from then on. That is made durable before the gap in the log disappears, and stays
+//! until the operator acknowledges it for that volume, or deletes the volume.
 
 use std::fmt;
 use std::rc::Rc;
@@ -16,12 +16,12 @@ use crate::error::StoreError;
 use crate::lane::StoreLane;
 use crate::store::Store;
 
-/// Records of the log that are lost.
+/// Lost records of the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Damage {
-    /// The number of the first one.
+    /// The number of the first lost record.
     pub first: u64,
-    /// How many, at most: from the first to the last.
+    /// Upper limit of their number: from the first lost record to the last.
     pub count: u64,
 }
 
@@ -42,13 +42,14 @@ fn set(volume: &mut VolumeRecord, tag: u16, value: u64) {
 }
 
 impl Damage {
-    /// What a volume's record says; `None`: nothing, or it has been acknowledged.
+    /// Returns the damage noted in a volume's record; `None`: there is none, or it has been
+    /// acknowledged.
     pub fn of(volume: &VolumeRecord) -> Option<Damage> {
         let first = setting(volume, DAMAGE_FIRST)?;
         Some(Damage { first, count: setting(volume, DAMAGE_COUNT).unwrap_or(1) })
     }
 
-    /// Takes it out of a volume's record.
+    /// Removes the damage from a volume's record.
     pub fn acknowledge(volume: &mut VolumeRecord) {
         volume.settings.retain(|(tag, _)| ![DAMAGE_FIRST, DAMAGE_COUNT].contains(tag));
     }
@@ -57,7 +58,7 @@ impl Damage {
         self.first.saturating_add(self.count)
     }
 
-    /// Adds it to what the volume's record says.
+    /// Adds this damage to that already noted in the volume's record.
     pub(crate) fn add_to(self, volume: &mut VolumeRecord) {
         let known = Damage::of(volume).unwrap_or(self);
         let first = known.first.min(self.first);
@@ -65,23 +66,24 @@ impl Damage {
         set(volume, DAMAGE_COUNT, known.end().max(self.end()) - first);
     }
 
-    /// Whether any of the lost records may have been about the volume.
+    /// Returns whether all lost records are older than the volume.
     pub(crate) fn precedes(self, volume: &VolumeRecord) -> bool {
         setting(volume, CREATED_RECORD)
             .is_some_and(|created| created.saturating_add(1) >= self.end())
     }
 
-    /// Whether a volume can have lost anything; `dirty`: it has dirty blocks, or had some when everything
-    /// up to `base` was there. Clean copies are dropped anyway. So a volume that had nothing dirty
-    /// then, and made nothing dirty since, has all of it on its origin.
+    /// Returns whether a volume may have lost data. `dirty`: it has dirty blocks, or had some in
+    /// the checkpoint, which contains the records up to `base`. Clean copies are dropped in any
+    /// case. So a volume that had nothing dirty then, and made nothing dirty since, is complete on
+    /// its origin.
     pub(crate) fn concerns(self, volume: &VolumeRecord, base: RecordNumber, dirty: bool) -> bool {
         let quiet = setting(volume, QUIET_RECORD).is_some_and(|quiet| quiet <= base.0);
         !self.precedes(volume) && (dirty || !quiet)
     }
 }
 
-/// Notes after which record volumes came that are new in the table, and after which one volumes came
-/// into a mode that makes nothing dirty.
+/// Notes in new volumes the last closed record at their creation, and in volumes that entered a
+/// mode that makes nothing dirty, the last closed record at that moment.
 pub(crate) fn note_records(before: &[VolumeRecord], after: &mut [VolumeRecord], last: u64) {
     for volume in after {
         if !before.iter().any(|old| old.uuid == volume.uuid) {
@@ -96,14 +98,14 @@ pub(crate) fn note_records(before: &[VolumeRecord], after: &mut [VolumeRecord], 
 }
 
 impl Store {
-    /// What a volume may have lost, unless that has been acknowledged.
+    /// Returns the unacknowledged damage of a volume.
     pub fn damage_of(&self, id: VolumeId) -> Option<Damage> {
         self.volumes.lock().iter().find(|volume| volume.id == id).and_then(Damage::of)
     }
 }
 
 impl StoreLane {
-    /// Makes damage durable, for all volumes that it concerns.
+    /// Notes damage durably in all concerned volumes.
     pub(crate) async fn note_damage(
         self: &Rc<Self>,
         damage: Damage,

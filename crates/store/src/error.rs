@@ -1,4 +1,4 @@
-//! How the store fails.
+//! Errors of the store.
 
 use forebay_device::DeviceError;
 use forebay_format::FormatError;
@@ -10,7 +10,7 @@ pub enum StoreError {
     /// The device failed.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// What is on the device is not what it should be.
+    /// The device's size or block sizes do not allow the cache.
     #[error("{device}: {cause}")]
     Format {
         /// The device as the operator named it.
@@ -21,10 +21,10 @@ pub enum StoreError {
     /// The device failed earlier; no new data is taken.
     #[error("the cache device has failed: {0}")]
     Failed(String),
-    /// It needs more memory than the daemon may take.
+    /// More memory is needed than the daemon may use.
     #[error(transparent)]
     Memory(#[from] OverLimit),
-    /// A setting does not fit.
+    /// The operation is refused, for the reason given.
     #[error("{0}")]
     Refused(String),
 }

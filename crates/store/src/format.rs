@@ -1,4 +1,4 @@
-//! Making a cache device out of an empty one.
+//! Formatting a cache device.
 
 use std::sync::Arc;
 
@@ -11,20 +11,21 @@ use forebay_format::{CheckpointWriter, Geometry, SegmentState, Superblock, Uuid,
 use crate::error::StoreError;
 use crate::meta::page_buffer;
 
-/// How a device is formatted.
+/// Options for formatting a device.
 #[derive(Clone, Debug)]
 pub struct FormatOptions {
     /// The unit of caching.
     pub block: BlockSize,
-    /// Bytes of a segment; `None`: by the size of the device.
+    /// Size of a segment in bytes; `None`: chosen by the size of the device.
     pub segment_bytes: Option<u64>,
-    /// The cache's identity, unique for ever.
+    /// The cache's identity; never to be reused.
     pub uuid: Uuid,
 }
 
-/// Writes an empty cache. Whatever was on the device is lost.
+/// Writes an empty cache. Everything on the device is lost.
 ///
-/// The old superblocks are overwritten first: a device on which this was interrupted is none.
+/// The old superblocks are overwritten first, so that after an interruption the device is not taken
+/// for a cache device.
 ///
 /// # Errors
 /// The device is too small or fails.
@@ -40,7 +41,7 @@ pub async fn format(
     for at in [COPY_A, COPY_B] {
         queue.write(at, page_buffer(&[0])).await?;
     }
-    // Barrier for invariant 13: no old superblock may refer to what is overwritten below.
+    // Barrier for invariant 13: no old superblock may refer to the areas overwritten below.
     queue.sync().await?;
     let table = volume::encode(&[], &options.uuid, options.block)
         .map_err(|error| impossible(error.to_string()))?;
@@ -64,7 +65,7 @@ pub async fn format(
     if let Some(place) = ParityPlace::of(&finished.reference, &geometry) {
         queue.write(offset + place.offset, page_buffer(&finished.parity)).await?;
     }
-    // Barrier for invariant 13: the superblock comes last.
+    // Barrier for invariant 13: the superblock is written last.
     queue.sync().await?;
     let superblock = Superblock {
         cache: options.uuid,

@@ -1,15 +1,15 @@
 //! Hazard slots: each lane publishes the segment that it is reading from.
 //!
-//! A segment must not be reused while somebody reads from it. A pin is a count in the segment, so lanes that
-//! read from the same segments contend for its cache line. A read that ends before its lane does anything
-//! else needs no count: a lane has at most one, so it publishes the segment in a slot that no other lane
-//! writes, and whoever frees segments looks at all slots (hazard pointers, Michael 2004). A slot also counts
-//! the bytes that its owner has read.
+//! A segment must not be reused while it is being read. A pin is a count in the segment, so lanes
+//! that read from the same segments contend for its cache line. A read that ends before its lane
+//! does anything else needs no count: a lane has at most one such read, so it publishes the segment
+//! in a slot that no other lane writes, and the code that frees segments checks all slots (hazard
+//! pointers, Michael 2004). A slot also counts the bytes that its owner has read.
 
 use forebay_core::SegmentId;
 use forebay_core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-/// One slot, on cache lines of its own. Only its owner writes it.
+/// One slot, on its own cache lines. Only its owner writes it.
 #[derive(Default)]
 #[repr(align(128))]
 struct HazardSlot {
@@ -22,12 +22,13 @@ struct HazardSlot {
 /// The slots of all lanes.
 pub(crate) struct HazardSlots(Box<[HazardSlot]>);
 
-/// A slot that has been claimed. A reader without one, as there are not enough, uses pins.
+/// A claimed slot. A reader that got none, because all are claimed, uses pins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct HazardId(usize);
 
 impl HazardSlots {
-    /// Slots for `lanes` lanes: two each, as a lane may have a second way to the store for its upkeep.
+    /// Makes slots for `lanes` lanes: two each, as a lane may open the store a second time for its
+    /// upkeep.
     pub(crate) fn new(lanes: usize) -> Self {
         HazardSlots((0..2 * lanes.max(1)).map(|_| HazardSlot::default()).collect())
     }
@@ -36,7 +37,7 @@ impl HazardSlots {
         self.0.get(id?.0)
     }
 
-    /// Claims a slot for one thread, until it is released.
+    /// Claims a slot for one thread until it is released. `None`: all are claimed.
     pub(crate) fn claim(&self) -> Option<HazardId> {
         let free = self.0.iter().position(|slot| !slot.claimed.swap(true, Ordering::SeqCst));
         free.map(HazardId)
@@ -50,15 +51,15 @@ impl HazardSlots {
         }
     }
 
-    /// Publishes that a segment is being read. The caller holds the lock of the index shard in which it
-    /// found an entry that points there: whoever finds no entry left has taken that lock later, and
-    /// sees this. `false`: the reader needs a pin.
+    /// Publishes that a segment is being read. The caller holds the lock of the index shard in
+    /// which it found an entry that points there: a thread that finds no entry left has taken that
+    /// lock later, and so sees this slot. `false`: the reader needs a pin.
     #[inline]
     pub(crate) fn begin(&self, id: Option<HazardId>, segment: SegmentId) -> bool {
         match self.get(id) {
-            // Only the owner writes it.
+            // Only the owner writes the slot.
             Some(slot) if slot.segment.load(Ordering::Relaxed) == 0 => {
-                // Release: whoever sees this segment also sees that the previous read has finished.
+                // Release: seeing this hazard implies that the previous read has finished.
                 slot.segment.store(segment.0.wrapping_add(1), Ordering::Release);
                 true
             }
@@ -80,17 +81,18 @@ impl HazardSlots {
         self.0.iter().any(|slot| slot.segment.load(Ordering::SeqCst) == wanted)
     }
 
-    /// Counts bytes that were read from the device. `false`: a reader without a slot counts elsewhere.
+    /// Counts bytes read from the device. `false`: the reader has no slot and must count them
+    /// elsewhere.
     #[inline]
     pub(crate) fn count_read(&self, id: Option<HazardId>, bytes: u64) -> bool {
         let Some(slot) = self.get(id) else { return false };
-        // No other thread writes it, so no locked instruction is needed.
+        // Only the owner writes it, so no locked instruction is needed.
         let before = slot.read_bytes.load(Ordering::Relaxed);
         slot.read_bytes.store(before.wrapping_add(bytes), Ordering::Relaxed);
         true
     }
 
-    /// Bytes that all slots have counted.
+    /// Returns the bytes counted by all slots.
     pub(crate) fn read_bytes(&self) -> u64 {
         self.0.iter().map(|slot| slot.read_bytes.load(Ordering::Relaxed)).sum()
     }

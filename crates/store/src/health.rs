@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
-/// Latches the first failed write or sync of the cache device. After that nothing is appended any
-/// more and no later sync counts as proof for what was written before (invariant 19): reads and
-/// writeback go on from what is there, writes are refused, until an operator has seen to it.
+/// Latches the first failed write or sync of the cache device. After that nothing is appended and
+/// no later sync proves anything about earlier writes (invariant 19): reads and writeback continue
+/// with the existing content and writes are refused, until an operator intervenes.
 #[derive(Default)]
 pub struct Health {
     failed: AtomicBool,
@@ -29,7 +29,7 @@ impl Health {
         self.failed.load(Ordering::SeqCst)
     }
 
-    /// The first failure, in words.
+    /// Returns the message of the first failure.
     pub fn cause(&self) -> Option<Arc<str>> {
         self.cause.lock().clone()
     }

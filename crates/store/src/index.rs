@@ -1,9 +1,9 @@
-//! The index: origin address -> where the newest copy is and what state it is in.
+//! The index: origin address -> slot and state of the newest version.
 //!
-//! Sharded; a shard's lock is held for one look-up or one update, never across an I/O or a copy
-//! of a payload. Everything that must be decided together about one block is decided under that
-//! lock: which copy is the newest, the order of versions (the sequence), and whether a fill that
-//! is still on its way has lost against a write.
+//! Sharded; a shard's lock is held for one look-up or one update, never across an I/O or a copy of
+//! a payload. All decisions about one block that must be atomic are made under that lock: which
+//! version is the newest, the order of versions (the sequence), and whether a fill in flight was
+//! overtaken by a write.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use masks::Masks;
 
 mod masks;
 
-/// A block of any volume, as one number: the volume's base plus the block number.
+/// A block of any volume as one number: the volume's base plus the block number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Address(pub u64);
 
@@ -31,59 +31,60 @@ pub struct FillTicket {
     number: u64,
 }
 
-/// When a new version may replace what the index has.
+/// When a new version may replace the current one.
 #[derive(Debug)]
 pub enum Condition<'a> {
     /// Always: a client wrote the whole block.
     Always,
-    /// Only if the block is still absent and nothing has touched it since the fill began.
+    /// Only if the block is still absent and has not been changed since the fill began.
     Fill(&'a FillTicket),
     /// Only if the newest version is still at this slot: the new one was merged from it.
     Slot(Slot),
-    /// As [`Condition::Slot`], for a copy of that version: it becomes clean if that has become clean.
+    /// As [`Condition::Slot`], for a copy of that version: the copy is clean if the original has become
+    /// clean.
     Copy(Slot),
-    /// Only if the block is absent: the new version holds some sectors only.
+    /// Only if the block is absent: the new version has only some sectors valid.
     Absent,
 }
 
 /// A new version of a block.
 #[derive(Debug)]
 pub struct NewVersion {
-    /// Where it is and in which state.
+    /// Its slot and state.
     pub entry: Entry,
-    /// Its valid sectors, if not all of them.
+    /// Its valid sectors; `None`: all of them.
     pub mask: Option<SectorMask>,
 }
 
-/// What became of an update.
+/// The result of [`Index::put`].
 #[derive(Debug)]
 pub enum Put {
-    /// The new version is in; it has this sequence, and this was there before.
+    /// The new version is in the index.
     Done {
-        /// Orders versions of one block.
+        /// Its sequence, which orders versions of one block.
         sequence: u64,
-        /// The version that was replaced.
+        /// The version that it replaced, if any.
         old: Option<Entry>,
     },
     /// The condition did not hold; nothing has changed.
     Refused,
     /// The table has no room.
     Full,
-    /// There is no memory for another mask: the block has to be whole.
+    /// There is no memory for another mask: the caller must provide the whole block.
     NoMask,
 }
 
-/// What recovery has found does not fit into the index.
+/// Recovered entries do not fit the index.
 #[derive(Debug)]
 pub enum Unfit {
-    /// The table has no room.
+    /// The table is full.
     Blocks,
     /// There is no memory for so many masks.
     Masks(OverLimit),
 }
 
 impl Unfit {
-    /// The error for something that has more blocks than fit.
+    /// Returns the error, where `what` names the source of the blocks.
     pub(crate) fn of(self, what: &str) -> StoreError {
         match self {
             Unfit::Blocks => StoreError::Refused(format!("{what} has more blocks than fit")),
@@ -92,12 +93,12 @@ impl Unfit {
     }
 }
 
-/// What a look-up finds.
+/// The result of a look-up.
 #[derive(Debug)]
 pub struct Found {
-    /// Place and state.
+    /// Slot and state.
     pub entry: Entry,
-    /// The valid sectors, if not all of them.
+    /// The valid sectors; `None`: all of them.
     pub mask: Option<SectorMask>,
 }
 
@@ -109,9 +110,9 @@ struct Filling {
 /// The part of the index that one lock protects.
 pub struct Shard {
     table: Table,
-    /// The last sequence that was given out in this shard.
+    /// The last sequence assigned in this shard.
     sequence: u64,
-    /// Fills on their way that nothing has overtaken yet.
+    /// Fills in flight that have not been overtaken.
     fills: Vec<Filling>,
     masks: Masks,
 }
@@ -123,7 +124,7 @@ impl Shard {
         }
     }
 
-    /// Puts the mask of a version in place of that of `old`.
+    /// Replaces the mask of `old` by that of the new version.
     fn set_mask(&mut self, address: Address, mask: Option<SectorMask>, old: Option<&Entry>) {
         match mask {
             Some(mask) => self.masks.insert(address.0, mask),
@@ -133,12 +134,12 @@ impl Shard {
     }
 }
 
-/// Keeps the locks of neighbouring shards on different cache lines.
+/// One shard on its own cache lines.
 #[repr(C, align(128))]
 struct Padded {
-    /// First, and with it the lock: see [`Index::expect`].
+    /// First, so that the lock comes first: see [`Index::expect`].
     shard: Mutex<Shard>,
-    /// Where the shard's buckets are, for hints that take no lock. They never move.
+    /// Address of the shard's buckets, for hints that take no lock. The buckets never move.
     buckets: Spot,
 }
 
@@ -150,12 +151,12 @@ pub struct Index {
 }
 
 impl Index {
-    /// An empty index with as many masks as somebody wants.
+    /// Makes an empty index without a limit on masks.
     pub fn new(geometry: Geometry, shards: u32) -> Self {
         Self::within(geometry, shards, BlockSize::DEFAULT, &Arc::default())
     }
 
-    /// An empty index. Masks of blocks of this size are held of `memory`.
+    /// Makes an empty index. Memory for masks of blocks of this size is taken from `memory`.
     pub fn within(
         geometry: Geometry,
         shards: u32,
@@ -173,7 +174,7 @@ impl Index {
         Index { geometry, shards, fill_numbers: AtomicU64::new(0) }
     }
 
-    /// The shape of the table.
+    /// Returns the shape of the table.
     pub fn geometry(&self) -> &Geometry {
         &self.geometry
     }
@@ -184,7 +185,7 @@ impl Index {
         (self.shards[placed.shard as usize].shard.lock(), placed.key)
     }
 
-    /// A hint: the block will be looked up soon, and is probably there.
+    /// A hint: the block will be looked up soon, and is probably cached.
     #[inline]
     pub fn expect(&self, address: Address) {
         let placed = self.geometry.place(address.0);
@@ -194,7 +195,7 @@ impl Index {
         fetch(shard.buckets.plus(first), 1);
     }
 
-    /// A hint: the block will be looked up or inserted soon, and is probably not there.
+    /// A hint: the block will be looked up or inserted soon, and is probably absent.
     #[inline]
     pub fn expect_absent(&self, address: Address) {
         let placed = self.geometry.place(address.0);
@@ -205,8 +206,8 @@ impl Index {
         }
     }
 
-    /// Looks a block up. `seen` runs under the shard's lock with what was found: it may pin the
-    /// segment, and returns the entry's new rank, if that is to change.
+    /// Looks a block up. `seen` runs under the shard's lock with the entry found; it may pin the
+    /// segment, and returns the entry's new rank if it is to change.
     #[inline]
     pub fn look_up(
         &self,
@@ -222,7 +223,7 @@ impl Index {
         Some(Found { entry, mask })
     }
 
-    /// Begins a fill of an absent block: from now on, whatever touches the block overtakes it.
+    /// Begins a fill of an absent block: from now on, every change of the block overtakes it.
     pub fn begin_fill(&self, address: Address) -> FillTicket {
         let number = self.fill_numbers.fetch_add(1, Ordering::Relaxed);
         let (mut shard, key) = self.locate(address);
@@ -230,7 +231,7 @@ impl Index {
         FillTicket { address, number }
     }
 
-    /// Ends a fill, whether or not it got in.
+    /// Ends a fill, inserted or not.
     pub fn end_fill(&self, ticket: FillTicket) {
         let (mut shard, key) = self.locate(ticket.address);
         shard.fills.retain(|fill| fill.key != key || fill.number != ticket.number);
@@ -274,13 +275,13 @@ impl Index {
         Put::Done { sequence: shard.sequence, old }
     }
 
-    /// Whether there is memory for the mask of one more block, at this moment.
+    /// Returns whether there is memory for the mask of one more block at this moment.
     pub fn has_room_for_mask(&self, address: Address) -> bool {
         self.locate(address).0.masks.has_room()
     }
 
     /// Changes the entry in place if `change` returns a new one; fills are not overtaken. Returns
-    /// the entry as it was, if the block is there.
+    /// the old entry if the block is cached.
     pub fn update(
         &self,
         address: Address,
@@ -294,7 +295,7 @@ impl Index {
         Some(entry)
     }
 
-    /// Forgets a block if `when` agrees. Fills of it are overtaken whether or not it was there.
+    /// Removes a block if `when` agrees. Fills of it are overtaken whether or not it was cached.
     pub fn remove(&self, address: Address, when: impl FnOnce(&Entry) -> bool) -> Option<Entry> {
         let (mut shard, key) = self.locate(address);
         shard.overtake_fills(key);
@@ -307,7 +308,7 @@ impl Index {
         Some(entry)
     }
 
-    /// Inserts what recovery found; if it is partial, [`Index::restore_mask`] is to follow.
+    /// Inserts a recovered entry; if it is partial, [`Index::restore_mask`] must follow.
     ///
     /// # Errors
     /// The table has no room.
@@ -316,7 +317,7 @@ impl Index {
         shard.table.insert(key, entry).map(drop).map_err(|_| Unfit::Blocks)
     }
 
-    /// The mask of a block that was restored; other blocks need none.
+    /// Adds the mask of a restored block; ignored for blocks that are not partial.
     ///
     /// # Errors
     /// There is no memory for it.
@@ -330,7 +331,8 @@ impl Index {
         }
     }
 
-    /// Inserts what recovery found with its mask, unless `newer` says of what is there that it is newer.
+    /// Inserts a recovered version with its mask, unless `newer` says that the present entry is
+    /// newer.
     ///
     /// # Errors
     /// The table has no room, or there is no memory for the mask.
@@ -359,7 +361,7 @@ impl Index {
         }
     }
 
-    /// Makes every sequence given out from now on higher than `sequence`.
+    /// Makes every sequence assigned from now on higher than `sequence`.
     pub fn raise_sequence(&self, sequence: u64) {
         for shard in &self.shards {
             let mut shard = shard.shard.lock();
@@ -367,7 +369,7 @@ impl Index {
         }
     }
 
-    /// The highest sequence given out so far.
+    /// Returns the highest sequence assigned so far.
     pub fn highest_sequence(&self) -> u64 {
         self.shards.iter().map(|shard| shard.shard.lock().sequence).max().unwrap_or(0)
     }
@@ -377,16 +379,16 @@ impl Index {
         self.shards.len() as u32
     }
 
-    /// Visits every entry, each shard at one moment: see [`Index::scan_shard`].
+    /// Visits every entry, each shard at one instant: see [`Index::scan_shard`].
     pub fn scan(&self, mut visit: impl FnMut(Address, &Entry)) {
         for shard in 0..self.shard_count() {
             self.scan_shard(shard, &mut visit);
         }
     }
 
-    /// Visits every entry of a shard exactly once, as they are at one moment. The shard is locked
-    /// meanwhile: an insertion moves other entries, so a scan that let go of the lock could miss
-    /// entries that are there all the time. `visit` must be quick and must not use the index.
+    /// Visits every entry of a shard exactly once, as of one instant. The shard stays locked
+    /// meanwhile: insertions move other entries, so a scan that released the lock could miss
+    /// entries that are present all the time. `visit` must be quick and must not use the index.
     pub fn scan_shard(&self, number: u32, visit: &mut impl FnMut(Address, &Entry)) {
         let shard = self.shards[number as usize].shard.lock();
         shard.table.for_each_in(0..shard.table.buckets(), |key, entry| {
@@ -394,8 +396,8 @@ impl Index {
         });
     }
 
-    /// As [`Index::scan`], only entries that are `wanted`: to tell that costs less than to tell an
-    /// entry's address.
+    /// As [`Index::scan`], but only for entries that are `wanted`. Testing an entry is cheaper than
+    /// computing its address.
     #[inline]
     pub fn visit(
         &self,
@@ -411,7 +413,7 @@ impl Index {
         }
     }
 
-    /// Copies one shard at one moment: its entries, and the masks of those that are partial.
+    /// Copies one shard as of one instant: its entries, and the masks of the partial ones.
     pub fn snapshot_shard(
         &self,
         number: u32,
@@ -422,14 +424,14 @@ impl Index {
         entries.reserve(shard.table.len());
         shard.table.for_each_in(0..shard.table.buckets(), |key, entry| {
             let address = Address(self.geometry.address(number, key));
-            // An entry whose mask is not there is not partial in the copy either.
+            // An entry without its mask is not marked partial in the copy either.
             let mask = if entry.partial { shard.masks.get(address.0) } else { None };
             entries.push((address, Entry { partial: mask.is_some(), ..entry }));
             masks.extend(mask.map(|mask| (address, mask.clone())));
         });
     }
 
-    /// Cached blocks.
+    /// Returns the number of cached blocks.
     pub fn len(&self) -> u64 {
         self.shards.iter().map(|shard| shard.shard.lock().table.len() as u64).sum()
     }
@@ -439,7 +441,7 @@ impl Index {
         self.len() == 0
     }
 
-    /// Bytes of memory that the index takes, masks of partial blocks included.
+    /// Returns the bytes of memory that the index takes, masks of partial blocks included.
     pub fn bytes(&self) -> u64 {
         let shards: u64 = self
             .shards
@@ -517,7 +519,7 @@ mod tests {
     #[test]
     fn there_are_as_many_masks_as_memory_allows_and_no_more() {
         let memory = Arc::new(MemoryBudget::new(256 << 20));
-        // Of the 160 MiB that can be held, masks leave 16 to others.
+        // Of the 160 MiB that can be held, masks leave 16 for other uses.
         let hold = |bytes| memory.hold(MemoryUse::Process, bytes, "the rest").expect("it fits");
         let _rest = hold((144 << 20) - (100 << 10));
         let geometry = Geometry::new(10_000, 1, 20, 20).expect("fits");
@@ -543,7 +545,7 @@ mod tests {
             Put::NoMask
         ));
         assert!(index.look_up(Address(masks), |_| None).is_none(), "nothing has changed");
-        // Whole blocks need none, and those that have one may have another.
+        // Whole blocks need no mask, and a block that has one may replace it.
         assert!(matches!(
             index.put(Address(masks), version(false), Condition::Fill(&ticket)),
             Put::Done { .. }
@@ -555,7 +557,7 @@ mod tests {
         ));
         index.put(Address(0), version(false), Condition::Always);
         assert!(in_part(masks + 1) && !in_part(masks + 2));
-        // What is restored may have what is left to others.
+        // Restored masks may use the memory that is left for other uses.
         let entry = version(true).entry;
         index.restore(Address(masks + 3), entry).expect("there is room");
         let mask = || SectorMask::of(8, 0..1);

@@ -1,4 +1,4 @@
-//! One lane's way to a store: appending, committing, making room usable.
+//! A store as one lane uses it: appending, committing, freeing segments.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -21,12 +21,12 @@ use crate::segments::Live;
 use crate::store::{Appended, Class, PayloadCheck, Store, Version};
 use crate::table::{Check, Entry};
 
-/// One lane's way to a store.
+/// A store as one lane uses it.
 pub struct StoreLane {
     store: Arc<Store>,
     lane: Rc<Lane>,
     queue: Queue,
-    /// Its hazard slot, if there was one left.
+    /// Its hazard slot; `None`: all were claimed.
     pub(crate) hazard: Option<HazardId>,
 }
 
@@ -70,14 +70,14 @@ impl StoreLane {
         }
     }
 
-    /// Cells that background work can append before it needs another segment.
+    /// Returns the cells that background work can append before it needs another segment.
     pub fn free_background_cells(&self) -> u64 {
         let log = &self.store.log;
         let (appender, _) = self.appender(Class::Background);
         self.store.appenders.lock(appender).free_cells(log.layout())
     }
 
-    /// Appends a version: `copy` puts the payload into its place in the log's buffer. The version
+    /// Appends a version: `copy` writes the payload into its place in the log's buffer. The version
     /// is the newest one when this returns, and durable after the next commit.
     pub fn append(
         self: &Rc<Self>,
@@ -88,7 +88,7 @@ impl StoreLane {
         self.append_at(version, class, &mut Slot(0), copy)
     }
 
-    /// As [`StoreLane::append`], and says where the version is.
+    /// As [`StoreLane::append`], and stores the version's slot in `slot_out`.
     pub fn append_at(
         self: &Rc<Self>,
         version: Version<'_>,
@@ -103,7 +103,7 @@ impl StoreLane {
         })
     }
 
-    /// As [`StoreLane::append`] with a payload that is there as a whole.
+    /// As [`StoreLane::append`] with the whole payload at hand.
     pub fn append_whole(
         self: &Rc<Self>,
         version: Version<'_>,
@@ -112,7 +112,7 @@ impl StoreLane {
     ) -> Appended {
         let (space, block) = (version.space, version.block);
         self.append_with(version, class, &mut Slot(0), |cell| {
-            // Of the source, which is at hand: what was just copied is still on its way to memory.
+            // Computed over the source, which is in the CPU cache: the copy is still being stored.
             let check = self.store.check(space, block, payload);
             cell.copy_from_slice(payload);
             check
@@ -133,7 +133,7 @@ impl StoreLane {
         })
     }
 
-    /// Appends a version: `fill` puts the payload into its place and returns its check.
+    /// Appends a version: `fill` writes the payload into its place and returns its check.
     #[inline]
     fn append_with(
         self: &Rc<Self>,
@@ -168,7 +168,7 @@ impl StoreLane {
             rank: version.rank,
             check: Check::new(check),
         };
-        // Before the entry is visible: whoever replaces it at once must find it counted.
+        // Before the entry is visible: a thread that replaces it at once must find it counted.
         let live = Live::one(version.dirty, version.rank);
         store.segments.add_live(segment, live);
         let address = version.space.address(version.block);
@@ -226,14 +226,15 @@ impl StoreLane {
         };
         let mut reserved = reserve(class);
         if reserved.is_none() && matches!(class, Class::Rewritten | Class::Ordered) {
-            // The other open segment may have room.
+            // Another open segment may have room.
             reserved = reserve(Class::Foreground);
         }
         self.submit(closed);
         reserved
     }
 
-    /// Starts the writes of closed records, and detaches the segments that their appenders have left.
+    /// Starts the writes of closed records, and releases the segments that their appenders have
+    /// left.
     fn submit(self: &Rc<Self>, closed: Closed) {
         for ready in closed.ready {
             self.start_write(ready);
@@ -303,13 +304,14 @@ impl StoreLane {
                 store.log.wrote(number);
             }
             Err(error) => {
-                // The image stays attached: readers and writeback are served from it.
+                // The image stays attached: reads and writeback are served from it.
                 store.fail(&error);
             }
         }
     }
 
-    /// Makes everything that was appended or marked before this call durable.
+    /// Makes everything durable that was appended or marked before this call. Returns the number of
+    /// the round that covers it.
     ///
     /// # Errors
     /// The cache device failed, now or earlier.
@@ -326,7 +328,7 @@ impl StoreLane {
                 Round::Wait => ended.await,
                 Round::Run(round) => {
                     let ending = RoundEnding { log, round, well: false };
-                    // Once a round has failed, none ends well any more.
+                    // Once a round has failed, no later one succeeds.
                     let _guard = self.store.fail_on_panic("a commit");
                     let result = self.commit_round(round.durably).await;
                     ending.end(result.is_ok());
@@ -340,7 +342,7 @@ impl StoreLane {
         }
     }
 
-    /// Blocks in this lane's open records.
+    /// Returns the number of blocks in this lane's open records.
     fn open_cells(&self) -> usize {
         let log = &self.store.log;
         let (new, rewritten) = log.roles().of_lane(self.lane.id().0);
@@ -353,7 +355,7 @@ impl StoreLane {
         StoreError::Failed(cause.map_or_else(|| "unknown cause".into(), |cause| cause.to_string()))
     }
 
-    /// `durably`: everything closed so far is durable or will be when it is written.
+    /// Runs one round. `durably`: all closed records are durable or will be once they are written.
     async fn commit_round(self: &Rc<Self>, durably: bool) -> Result<(), StoreError> {
         let store = &self.store;
         let log = &store.log;
@@ -365,13 +367,14 @@ impl StoreLane {
             self.append_pending_marks(durably);
             let marks = log.marks_taken();
             self.close_records(durably);
-            // Asked after the number is known: a record that fills up at this moment counts.
+            // Read after the number, so that a record that fills up at this moment is included.
             (marks, log.last_closed(), log.needs_sync())
         };
         if through > log.durable_through() {
             let undurable = store.segments.take_undurable(through);
-            // Barrier for invariants 1 and 8: data and records before the acknowledgement, and
-            // before anything that relies on them. What was written durably needs no sync.
+            // Barrier for invariants 1 and 8: data and records must be durable before the
+            // acknowledgement, and before anything relies on them. Records written durably need no
+            // sync.
             if !planted::has(PlantedBug::CommitDoesNotWait) {
                 self.wait_written(through).await?;
             }
@@ -385,7 +388,8 @@ impl StoreLane {
         Ok(())
     }
 
-    /// Closes the open records of all lanes, and writes those that are complete, durably or not.
+    /// Closes the open records of all lanes and writes those that are complete. `durably`: the
+    /// writes make them durable.
     pub(crate) fn close_records(self: &Rc<Self>, durably: bool) {
         let store = &self.store;
         let (new, rewritten) = store.log.roles().of_lane(self.lane.id().0);
@@ -401,7 +405,7 @@ impl StoreLane {
         }
     }
 
-    /// Waits until every record up to `number` is written, though not yet durable.
+    /// Waits until every record up to `number` is written, though not necessarily durable.
     pub(crate) async fn wait_written(&self, number: RecordNumber) -> Result<(), StoreError> {
         loop {
             let written = self.store.log.written.listen();
@@ -415,17 +419,17 @@ impl StoreLane {
         }
     }
 
-    /// Syncs the cache device for writes that began when it had not failed; a failure is latched.
+    /// Syncs the cache device for writes that began before it had failed; a failure is latched.
     ///
-    /// A sync that fails may take everybody's writes with it, and the next one succeeds and proves
-    /// nothing (invariant 19). So there is one at a time, and it counts only if none has failed since
-    /// the writes began.
+    /// A failed sync may lose the writes of all lanes, and the next one succeeds without proving
+    /// anything (invariant 19). So syncs are serialized, and one succeeds only if none has failed
+    /// since its writes began.
     pub(crate) async fn sync(&self) -> Result<(), StoreError> {
         self.sync_since(false).await
     }
 
-    /// As [`StoreLane::sync`]; `failed`: the device had failed before the writes began. Roots are
-    /// written even then, so that it can be told.
+    /// As [`StoreLane::sync`]. `failed`: the device had already failed when the writes began, and
+    /// the sync still succeeds: roots are written even then, to record the failure.
     pub(crate) async fn sync_since(&self, failed: bool) -> Result<(), StoreError> {
         let _turn = self.store.sync_gate.enter().await;
         self.store.counters.syncs.fetch_add(1, Ordering::Relaxed);
@@ -436,7 +440,7 @@ impl StoreLane {
         if self.store.health.failed() && !failed { Err(self.failed()) } else { Ok(()) }
     }
 
-    /// Moves pending marks into closed records, as far as there is room.
+    /// Appends pending marks in closed records, as far as there is room.
     fn append_pending_marks(self: &Rc<Self>, durably: bool) {
         let store = &self.store;
         loop {
@@ -453,7 +457,7 @@ impl StoreLane {
             });
             self.submit(closed);
             if !appended {
-                // A checkpoint needs no room in the log and makes them superfluous.
+                // A checkpoint needs no room in the log and makes these marks superfluous.
                 store.log.return_marks(marks);
                 store.space_wanted.notify_all();
                 return;
@@ -461,8 +465,8 @@ impl StoreLane {
         }
     }
 
-    /// Waits until no mark that was pushed before this call can be lost in a crash: what was
-    /// forgotten stays forgotten (invariants 5 and 6).
+    /// Waits until a crash can lose no mark pushed before this call, so that removed versions do
+    /// not come back (invariants 5 and 6).
     ///
     /// # Errors
     /// The cache device failed, now or earlier.
@@ -478,7 +482,7 @@ impl StoreLane {
         Ok(())
     }
 
-    /// Frees every segment whose conditions hold. `true` if some wait for a checkpoint only.
+    /// Frees every segment whose conditions hold. Returns whether some wait only for a checkpoint.
     pub fn free_drained(&self) -> bool {
         let store = &self.store;
         let is_read = |segment| store.hazards.is_read(segment);
@@ -491,7 +495,7 @@ impl StoreLane {
     }
 }
 
-/// A round ends in any case: one that is abandoned has failed.
+/// Ends a round when dropped; a round that is dropped without a result has failed.
 struct RoundEnding<'a> {
     log: &'a Log,
     round: RoundTicket,

@@ -1,4 +1,4 @@
-//! How long operations on the cache device take, where somebody wants to know.
+//! Latency of the cache device, measured on request.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -6,30 +6,29 @@ use forebay_core::Nanos;
 use forebay_lane::Lane;
 use forebay_policy::LatencyMean;
 
-/// Means of the latencies of the cache device, over all lanes.
+/// Mean latencies of the cache device, over all lanes.
 #[derive(Debug, Default)]
 pub struct DeviceLatency {
     wanted: AtomicBool,
-    /// Of reads.
+    /// Mean latency of reads.
     pub reads: LatencyMean,
-    /// Of writes of records; syncs are not in it.
+    /// Mean latency of record writes, without syncs.
     pub writes: LatencyMean,
 }
 
 impl DeviceLatency {
-    /// Whether operations are measured from now on: it takes a look at the clock before and after
-    /// each of them.
+    /// Switches measuring on or off; it takes two clock readings for each operation.
     pub fn want(&self, wanted: bool) {
         self.wanted.store(wanted, Ordering::Relaxed);
     }
 
-    /// The time at which an operation starts, if it is to be measured.
+    /// Returns the start time of an operation, if it is to be measured.
     pub(crate) fn start(&self, lane: &Lane) -> Option<Nanos> {
         self.wanted.load(Ordering::Relaxed).then(|| lane.now())
     }
 }
 
-/// An operation that started at `started` has ended.
+/// Notes the end of an operation that began at `started`.
 pub(crate) fn note(mean: &LatencyMean, lane: &Lane, started: Option<Nanos>) {
     if let Some(started) = started {
         let now = lane.now();

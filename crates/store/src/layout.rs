@@ -1,4 +1,4 @@
-//! Where records and their cells are in a segment.
+//! The layout of records and cells within a segment.
 
 use forebay_core::{SegmentId, Slot};
 use forebay_format::max_entries;
@@ -38,22 +38,22 @@ impl SegmentLayout {
         SegmentId(slot.0 / self.granules_per_segment())
     }
 
-    /// Offset of a slot from the start of its segment, in bytes.
+    /// Returns the offset of a slot from the start of its segment, in bytes.
     pub(crate) fn byte_of(&self, slot: Slot) -> u64 {
         u64::from(slot.0 % self.granules_per_segment()) * self.granule
     }
 
-    /// Position of a slot in its segment, in granules.
+    /// Returns the position of a slot in its segment, in granules.
     pub(crate) fn granule_of(&self, slot: Slot) -> u32 {
         slot.0 % self.granules_per_segment()
     }
 
-    /// Where the next record may start: headers are aligned to their size.
+    /// Returns where the next record may start: headers are aligned to their size.
     pub(crate) fn align(&self, byte: u64) -> u64 {
         byte.next_multiple_of(self.header_bytes)
     }
 
-    /// Blocks of payload that fit into a segment if every record is full.
+    /// Returns the blocks of payload that a segment holds if every record is full.
     pub(crate) fn cells_per_segment(&self) -> u64 {
         let (mut byte, mut cells) = (self.header_bytes, 0);
         while byte + self.header_bytes + self.block <= self.segment_bytes {

@@ -1,16 +1,16 @@
 //! What the cache device holds: allocate, append, index, read, checkpoint, recover.
 //!
-//! - [`format`]: making a cache device
-//! - [`recover`]: opening it, whatever the last user was doing when it stopped
-//! - [`store`]: what all lanes share: looking blocks up, forgetting them
-//! - [`lane`]: one lane's way to it: appending versions of blocks, making them durable
-//! - [`read`]: reading them back, verified; `hazard`: short reads without a pin
-//! - [`latency`]: how long the device takes
-//! - [`index`] over [`table`]: where the newest version of each block is
-//! - [`segments`]: which part of the device is in use
+//! - [`format`]: formatting a cache device
+//! - [`recover`]: opening it, after an orderly stop or a crash
+//! - [`store`]: the state shared by all lanes: looking blocks up, removing them
+//! - [`lane`]: a store as one lane uses it: appending versions of blocks, making them durable
+//! - [`read`]: reading blocks back, verified; `hazard`: short reads without a pin
+//! - [`latency`]: latency of the device
+//! - [`index`] over [`table`]: slot and state of the newest version of each block
+//! - [`segments`]: the states of all segments
 //! - [`checkpoint`]: the image of the index from which recovery starts
-//! - [`damage`]: what volumes may have lost with records of the log
-//! - [`ordered`]: what the origins of ordered volumes still have to get, and in which order
+//! - [`damage`]: volumes that may have lost data with records of the log
+//! - [`ordered`]: the versions that origins of ordered volumes still have to receive, in order
 //! - [`roots`]: reading superblock and volume table; [`meta`]: writing them
 //! - [`check`]: verifying a cache device without writing to it
 #![forbid(unsafe_code)]

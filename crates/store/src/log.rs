@@ -1,4 +1,4 @@
-//! The log: numbering records, writing them, knowing what is durable.
+//! The log: numbers records, tracks which are written and durable, and manages commit rounds.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -14,20 +14,21 @@ use crate::layout::SegmentLayout;
 use crate::record::{Closing, Ready, Record};
 use crate::segments::Segments;
 
-/// Commit rounds that are on their way at most where none needs a sync.
+/// The most commit rounds in flight if none needs a sync.
 const ROUNDS_WITHOUT_SYNC: usize = 3;
-/// And so many if each has something worth a header of its own to write.
+/// The same if each is ample.
 const AMPLE_ROUNDS: usize = 16;
-/// So many blocks in a lane's open record are worth it.
+/// A round is ample if the caller's open record has this many blocks: enough to be worth a header.
 pub(crate) const AMPLE: usize = 16;
-/// There are further appenders if there are so many segments for each: open segments are not reclaimed.
+/// Further appenders are used only with this many segments for each, because open segments are not
+/// reclaimed.
 const SEGMENTS_FOR_EACH: usize = 5;
 
 struct Numbers {
     next: u64,
     /// The last record whose write does not make it durable.
     last_plain: u64,
-    /// Closed and not yet written.
+    /// Closed records that are not yet written.
     in_flight: BTreeSet<u64>,
 }
 
@@ -38,11 +39,11 @@ struct Marks {
 
 struct Rounds {
     started: u64,
-    /// Rounds that have begun and not ended.
+    /// Rounds in flight.
     running: usize,
-    /// Those of them that were ample.
+    /// How many of them are ample.
     ample: usize,
-    /// What they write needs no sync, as far as they knew when they began.
+    /// Whether the last round to begin expected to need no sync.
     without_sync: bool,
     ended_well: u64,
     failed: bool,
@@ -53,7 +54,7 @@ struct Buffers {
     existing: usize,
 }
 
-/// Counts what keeps a segment's RAM image alive: its appender and its unwritten records.
+/// Counts the holders of a segment's RAM image: its appender and its unwritten records.
 pub(crate) struct Holders(AtomicU32);
 
 impl Holders {
@@ -65,36 +66,36 @@ impl Holders {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// `true` for the last one.
+    /// Returns `true` for the last holder.
     pub(crate) fn remove(&self) -> bool {
         self.0.fetch_sub(1, Ordering::AcqRel) == 1
     }
 }
 
-/// See the module.
+/// The log of one cache.
 pub(crate) struct Log {
     layout: SegmentLayout,
     roles: Roles,
     holders: Box<[Holders]>,
     numbers: Mutex<Numbers>,
-    /// A record was written.
+    /// Notified when a record was written.
     pub(crate) written: Notify,
     durable_through: AtomicU64,
     marks: Mutex<Marks>,
     marks_pushed: AtomicU64,
     marks_durable: AtomicU64,
     rounds: Mutex<Rounds>,
-    /// Held by a round while it takes marks and closes records: the marks that it finds taken are in
-    /// records that it finds closed.
+    /// Held by a round while it takes marks and closes records, so that taken marks are always in
+    /// closed records.
     pub(crate) closing: Mutex<()>,
-    /// A commit round ended.
+    /// Notified when a commit round ended.
     pub(crate) round_ended: Notify,
     buffers: Mutex<Buffers>,
     buffer_limit: usize,
 }
 
-/// Which appender does what: one of each lane for what is new; one of each lane for what is rewritten
-/// and one for what is in order, where there are segments enough; and the last for background work.
+/// The assignment of appenders: one per lane for new blocks; one per lane for rewritten blocks and
+/// one for ordered volumes, if there are enough segments; and the last for background work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Roles {
     lanes: usize,
@@ -109,51 +110,52 @@ impl Roles {
         Roles { lanes, parted: enough_for(2 * lanes + 1), ordered: enough_for(2 * lanes + 2) }
     }
 
-    /// How many there are.
+    /// Returns the number of appenders.
     pub(crate) fn count(&self) -> usize {
         self.background() + 1
     }
 
-    /// The appender for background work.
+    /// Returns the appender for background work.
     pub(crate) fn background(&self) -> usize {
         self.lanes * (1 + usize::from(self.parted)) + usize::from(self.ordered)
     }
 
-    /// A lane's own appenders: for what is new, and for what is rewritten, if that is another.
+    /// Returns a lane's own appenders: for new blocks, and for rewritten ones if that is separate.
     pub(crate) fn of_lane(&self, lane: u16) -> (usize, Option<usize>) {
         let own = usize::from(lane) % self.lanes;
         (own, self.parted.then_some(self.lanes + own))
     }
 
-    /// The appender of all lanes for what is in order, if there is one.
+    /// Returns the appender that all lanes share for ordered volumes, if there is one.
     pub(crate) fn ordered(&self) -> Option<usize> {
         self.ordered.then(|| self.background() - 1)
     }
 
-    /// Whether what an appender takes is new to the cache.
+    /// Returns whether an appender takes blocks that are new to the cache.
     pub(crate) fn is_on_probation(&self, number: usize) -> bool {
         number < self.lanes || Some(number) == self.ordered()
     }
 }
 
-/// A round that has begun.
+/// A round in flight.
 #[derive(Clone, Copy)]
 pub(crate) struct RoundTicket {
     pub(crate) number: u64,
-    /// It writes durably what it closes.
+    /// Whether it writes durably the records that it closes.
     pub(crate) durably: bool,
     ample: bool,
 }
 
-/// What a commit round has to do, see [`Log::begin_round`].
+/// The result of [`Log::begin_round`].
 pub(crate) enum Round {
-    /// This caller runs a round.
+    /// The caller runs this round.
     Run(RoundTicket),
-    /// A round that covers the caller ended well.
+    /// A round that covers the caller succeeded.
     Covered(u64),
-    /// Another caller runs a round: wait for [`Log::round_ended`].
+    /// A round in flight covers the caller, or there are as many as are allowed: wait for
+    /// [`Log::round_ended`].
     Wait,
-    /// A round failed; none ends well any more.
+    /// A round failed; no later one succeeds.
     Failed,
 }
 
@@ -194,8 +196,9 @@ impl Log {
         }
     }
 
-    /// Buffers that there are at most: three for each lane, or one in use and one on its way for each
-    /// appender. The one for what is in order shares those of the others, as few caches have use for it.
+    /// Returns the most buffers in existence: three per lane, or one in use and one being written
+    /// per appender. The appender for ordered volumes shares the buffers of the others, as few
+    /// caches use it.
     pub(crate) fn most_buffers(lanes: usize, segments: u32) -> usize {
         let roles = Roles::new(lanes, segments);
         ((lanes + 1) * 3).max((roles.count() - usize::from(roles.ordered)) * 2)
@@ -205,7 +208,7 @@ impl Log {
         &self.layout
     }
 
-    /// Which appender does what.
+    /// Returns the assignment of appenders.
     pub(crate) fn roles(&self) -> &Roles {
         &self.roles
     }
@@ -214,8 +217,9 @@ impl Log {
         &self.holders[segment.0 as usize]
     }
 
-    /// Gives a record its number. The caller holds its appender's lock, so that the segment's
-    /// records are numbered in the order of their positions.
+    /// Closes a record and assigns its number. The caller holds the appender's lock, so that the
+    /// records of a segment are numbered in the order of their positions. Returns the record if it
+    /// can be written.
     pub(crate) fn close(
         &self,
         segments: &Segments,
@@ -232,35 +236,36 @@ impl Log {
                 numbers.last_plain = number;
             }
             numbers.in_flight.insert(number);
-            // Under the same lock: a checkpoint that takes its base must see the segment's record.
+            // Under the same lock: a checkpoint that takes its base must see this record in its
+            // segment.
             segments.record_closed(record.segment, RecordNumber(number), end);
             RecordNumber(number)
         };
         record.close(Closing { number, reserved, durably })
     }
 
-    /// Whether a record that has been closed becomes durable by a sync only.
+    /// Returns whether any closed record needs a sync to become durable.
     pub(crate) fn needs_sync(&self) -> bool {
         self.numbers.lock().last_plain > self.durable_through().0
     }
 
-    /// A record is on the device (though not yet durable).
+    /// Notes that a record is on the device, though not necessarily durable.
     pub(crate) fn wrote(&self, number: RecordNumber) {
         self.numbers.lock().in_flight.remove(&number.0);
         self.written.notify_all();
     }
 
-    /// The number of the last record that was closed.
+    /// Returns the number of the last closed record.
     pub(crate) fn last_closed(&self) -> RecordNumber {
         RecordNumber(self.numbers.lock().next - 1)
     }
 
-    /// Whether every record up to `number` has been written.
+    /// Returns whether every record up to `number` has been written.
     pub(crate) fn written_through(&self, number: RecordNumber) -> bool {
         self.numbers.lock().in_flight.first().is_none_or(|first| *first > number.0)
     }
 
-    /// Every record up to this one is durable.
+    /// Returns the number up to which all records are durable.
     pub(crate) fn durable_through(&self) -> RecordNumber {
         RecordNumber(self.durable_through.load(Ordering::SeqCst))
     }
@@ -277,31 +282,31 @@ impl Log {
         self.marks_pushed.store(marks.pushed, Ordering::SeqCst);
     }
 
-    /// Takes pending marks, oldest first, for a record.
+    /// Takes at most `most` pending marks for a record, oldest first.
     pub(crate) fn take_marks(&self, most: usize) -> Vec<Mark> {
         let mut marks = self.marks.lock();
         let count = marks.pending.len().min(most);
         marks.pending.drain(..count).collect()
     }
 
-    /// Puts marks back that could not be appended.
+    /// Puts back marks that could not be appended.
     pub(crate) fn return_marks(&self, returned: Vec<Mark>) {
         let mut marks = self.marks.lock();
         marks.pending.splice(0..0, returned);
     }
 
-    /// How many marks were ever pushed.
+    /// Returns the number of marks ever pushed.
     pub(crate) fn marks_pushed(&self) -> u64 {
         self.marks_pushed.load(Ordering::SeqCst)
     }
 
-    /// How many of the pushed marks are in closed records.
+    /// Returns how many of the pushed marks are in closed records.
     pub(crate) fn marks_taken(&self) -> u64 {
         let marks = self.marks.lock();
         marks.pushed - marks.pending.len() as u64
     }
 
-    /// How many of the pushed marks are durable, or contained in a durable checkpoint.
+    /// Returns how many of the pushed marks are durable or contained in a durable checkpoint.
     pub(crate) fn marks_durable(&self) -> u64 {
         self.marks_durable.load(Ordering::SeqCst)
     }
@@ -310,7 +315,8 @@ impl Log {
         self.marks_durable.fetch_max(count, Ordering::SeqCst);
     }
 
-    /// Drops pending marks that a durable checkpoint made superfluous: the first `count` pushed.
+    /// Drops pending marks that a durable checkpoint made superfluous: those among the first
+    /// `count` pushed.
     pub(crate) fn forget_marks(&self, count: u64) {
         let mut marks = self.marks.lock();
         let taken = marks.pushed - marks.pending.len() as u64;
@@ -320,17 +326,18 @@ impl Log {
         self.set_marks_durable(count);
     }
 
-    /// Joins or starts a commit round. `wanted` is 0 at first; pass what it was set to when
-    /// calling again after [`Round::Wait`]. A round covers a caller if it started afterwards.
+    /// Joins or starts a commit round. `wanted` must be 0 at first; after [`Round::Wait`], pass the
+    /// same variable again. A round covers a caller if it started after the caller's first call.
     ///
-    /// `durably`: single writes are made durable by the device itself. Then, as long as nothing
-    /// needs a sync, several rounds may be on their way, one closing and writing while another
-    /// waits. Each covers everything that was closed before its own end of closing, so it does not
-    /// matter which one ends first.
+    /// `durably`: the device can make single writes durable. Then several rounds may be in flight
+    /// as long as nothing needs a sync, so that one closes and writes while another waits. Each
+    /// round covers everything that was closed before it finished closing, so the order in which
+    /// they end does not matter.
     ///
-    /// `ample`: the caller's open record has [`AMPLE`] blocks or more. Then it need not wait for one of
-    /// the few rounds that any number of blocks may have: callers that were answered together ask
-    /// together, and if all of them waited for one round, the device would wait for them in turn.
+    /// `ample`: the caller's open record has [`AMPLE`] blocks or more. Such a caller does not wait
+    /// for one of the few rounds that are allowed for smaller ones: callers that were answered
+    /// together commit together, and if all of them waited for one round, the device would idle
+    /// meanwhile.
     pub(crate) fn begin_round(&self, wanted: &mut u64, durably: bool, ample: bool) -> Round {
         let mut rounds = self.rounds.lock();
         if *wanted == 0 {
@@ -343,14 +350,14 @@ impl Log {
             return Round::Failed;
         }
         if rounds.started >= *wanted {
-            // One that covers the caller is on its way.
+            // A round that covers the caller is in flight.
             return Round::Wait;
         }
         let without_sync = durably && !self.needs_sync();
         let most = match (without_sync && rounds.without_sync, ample) {
             (false, _) => 1,
             (true, true) => AMPLE_ROUNDS,
-            // There is enough to do: what is too little now will be ample soon.
+            // An ample round is in flight: wait, and this caller's record will be ample soon.
             (true, false) if rounds.ample > 0 => 1,
             (true, false) => ROUNDS_WITHOUT_SYNC,
         };
@@ -378,12 +385,12 @@ impl Log {
         self.round_ended.notify_all();
     }
 
-    /// The round that covers everything done before this call, once it has ended well.
+    /// Returns the number of the round that will cover everything done before this call.
     pub(crate) fn next_round(&self) -> u64 {
         self.rounds.lock().started + 1
     }
 
-    /// The last round that ended well.
+    /// Returns the highest number of a successful round.
     pub(crate) fn last_round(&self) -> u64 {
         self.rounds.lock().ended_well
     }
@@ -391,7 +398,7 @@ impl Log {
     pub(crate) fn take_buffer(&self) -> Option<Arc<LogBuffer>> {
         let mut buffers = self.buffers.lock();
         while let Some(mut buffer) = buffers.free.pop() {
-            // A reader may still hold on to the old image: then that one is left to the reader.
+            // A reader may still hold the old image: then that buffer is left to the reader.
             if let Some(image) = Arc::get_mut(&mut buffer) {
                 image.reset();
                 return Some(buffer);
@@ -409,7 +416,7 @@ impl Log {
         self.buffers.lock().free.push(buffer);
     }
 
-    /// Bytes of RAM images of segments.
+    /// Returns the bytes of RAM images of segments.
     pub(crate) fn buffer_bytes(&self) -> u64 {
         self.buffers.lock().existing as u64 * self.layout.segment_bytes
     }

@@ -1,5 +1,6 @@
-//! The index, the segments and the hazard slots in every order that the memory model allows. A cell
-//! stands for the payload of a segment; loom stops where a reader and a writer meet in it.
+//! Index, segments and hazard slots in every interleaving that the memory model allows. A cell
+//! stands for the payload of a segment; loom fails when a reader and a writer access it
+//! concurrently.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -23,7 +24,7 @@ fn version(slot: u32) -> NewVersion {
     NewVersion { entry, mask: None }
 }
 
-/// A block in each of two segments.
+/// One block in each of two segments.
 struct World {
     index: Index,
     segments: Segments,
@@ -50,7 +51,7 @@ impl World {
         Arc::new(world)
     }
 
-    /// Reads block `number` if it is cached: by a hazard slot if there is one, else by a pin.
+    /// Reads block `number` if it is cached: with a hazard slot if one is given, else with a pin.
     fn read(&self, hazard: Option<HazardId>, number: u32) {
         let mut hazard = hazard;
         let found = self.index.look_up(Address(number.into()), |entry| {
@@ -69,7 +70,8 @@ impl World {
         }
     }
 
-    /// Takes segment 0 out of use, and overwrites it if nothing is in the way. Whether it was.
+    /// Takes segment 0 out of use, and overwrites it if it is free of readers. Returns whether it
+    /// was.
     fn reuse(&self) -> bool {
         let segment = SegmentId(0);
         assert!(self.segments.begin_reclaim(segment));
@@ -87,10 +89,10 @@ impl World {
     }
 }
 
-/// A segment is reused beside a lane that reads from it and then from another one; how often that
-/// could and could not be done.
+/// Reuses a segment while a lane reads from it and then from another one. Returns how often reuse
+/// was refused and allowed.
 fn reuse_beside_a_reader(with_slot: bool) -> [usize; 2] {
-    // Not of the model: they count over all orders.
+    // Outside the model: they count over all interleavings.
     let counts = Arc::new([AtomicUsize::new(0), AtomicUsize::new(0)]);
     let inner = counts.clone();
     loom::model(move || {
@@ -118,8 +120,8 @@ fn a_segment_is_not_reused_while_it_is_pinned() {
     assert!(reuse_beside_a_reader(false).iter().all(|count| *count > 0));
 }
 
-/// A block is filled from the origin beside `change`; what is in the index in the end must be what
-/// the origin has.
+/// Fills a block from the origin while `change` runs; in the end the index must agree with the
+/// origin.
 fn fill_beside(change: impl Fn(&Index, &AtomicU32) + Send + Sync + Copy + 'static) {
     loom::model(move || {
         let shared = Arc::new((index(), AtomicU32::new(1)));

@@ -1,11 +1,11 @@
 //! The roots: superblock and volume table.
 //!
-//! The superblock is the commit point of everything that is not in the log: what it refers to is
-//! durable before it is written, and the copy that is overwritten is always the older one. Both roots
-//! are there twice. A change writes four pages or tables, each durable before the next: the new table
-//! in the area that is not in use, the older superblock, the table in the other area, the other
-//! superblock. Whatever single one is lost at any moment, the change is there as a whole or not at all,
-//! and nobody relies on it before all four are there.
+//! The superblock is the commit point of everything that is not in the log: the structures that it
+//! refers to are durable before it is written, and the older copy is always overwritten first. Both
+//! roots exist twice. A change makes four writes, each durable before the next: the new table in
+//! the unused area, the older superblock, the table in the other area, the other superblock. If any
+//! single one of them is lost at any moment, the change is there as a whole or not at all, and
+//! nothing relies on it before all four are durable.
 
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
@@ -25,15 +25,16 @@ use crate::ordered::Horizon;
 use crate::planted::{self, PlantedBug};
 use crate::store::{Store, VolumeSpace};
 
-/// Feature bit in `compat`: the device failed while it was in use, and versions that it never took
-/// may have been written to the origins since. Clean copies and samples of origins are dropped when
-/// it is opened again.
+/// Feature bit in `compat`: the device failed in use, and versions that it never received may have
+/// been written to the origins since. Clean copies and samples of origins are dropped when it is
+/// opened again.
 pub const CLEAN_DISTRUSTED: u64 = 1;
 
-/// Superblocks say that generations may be wide from this one on: it is durable long before one is.
+/// From this generation on, superblocks announce wide generations: durable long before the first
+/// one.
 const WIDE_FROM: u64 = forebay_format::MAX_NARROW_GENERATION / 2;
 
-/// Where a superblock goes first, and where it goes then.
+/// Returns the offsets of the two copies, in the order in which they are written.
 fn copies(superblock: &Superblock) -> (u64, u64) {
     match superblock.generation.is_multiple_of(2) {
         true => (COPY_A, COPY_B),
@@ -41,8 +42,9 @@ fn copies(superblock: &Superblock) -> (u64, u64) {
     }
 }
 
-/// The table of these volumes. If it is too large, samples of origins are left out, the newest
-/// volume's first: volumes come before what recognises their origins.
+/// Encodes the table of these volumes. If it is too large, samples of origins are left out, those
+/// of the newest volume first: the volumes matter more than the samples that recognise their
+/// origins.
 fn encode_what_fits(
     volumes: &mut [VolumeRecord],
     encode: impl Fn(&[VolumeRecord]) -> Result<EncodedTable, VolumeTableError>,
@@ -63,7 +65,7 @@ fn encode_what_fits(
     }
 }
 
-/// A buffer with these bytes, padded with zeroes to whole pages.
+/// Returns a buffer with these bytes, padded with zeroes to whole pages.
 pub(crate) fn page_buffer(bytes: &[u8]) -> IoBuf {
     let mut buf = IoBuf::zeroed(bytes.len().next_multiple_of(forebay_format::PAGE));
     buf[..bytes.len()].copy_from_slice(bytes);
@@ -71,19 +73,19 @@ pub(crate) fn page_buffer(bytes: &[u8]) -> IoBuf {
 }
 
 impl Store {
-    /// What the volume table says at the moment.
+    /// Returns the current volume table.
     pub fn volumes(&self) -> Vec<VolumeRecord> {
         self.volumes.lock().clone()
     }
 
-    /// The part of the index that belongs to a volume.
+    /// Returns the address range of a volume in the index.
     pub fn space_of(&self, id: VolumeId) -> Option<VolumeSpace> {
         self.spaces.lock().iter().find(|space| space.id == id).copied()
     }
 
-    /// The number of a new volume; `next` is the counter that [`StoreLane::change_volumes`] gives. Numbers
-    /// come again when all have been used. One that was in use rests until a checkpoint has taken the
-    /// records of its volume out of the log.
+    /// Returns the number for a new volume; `next` is the counter that
+    /// [`StoreLane::change_volumes`] passes on. Numbers are reused once all have been used; the
+    /// number of a deleted volume rests until a checkpoint makes its records in the log obsolete.
     ///
     /// # Errors
     /// All numbers are in use or rest.
@@ -105,7 +107,7 @@ impl Store {
         ))
     }
 
-    /// Leaves out volume numbers up to this one, for tests near limits.
+    /// Skips volume numbers below `next`, for tests near limits.
     pub fn skip_volume_ids(&self, next: u16) {
         self.meta.lock().next_volume_id = next;
     }
@@ -126,10 +128,10 @@ impl Store {
 }
 
 impl StoreLane {
-    /// Writes a new superblock, both copies; `change` says how it differs from the present one.
+    /// Writes a new superblock, both copies; `change` edits the current one.
     ///
     /// # Errors
-    /// The device failed; one copy may be new.
+    /// The device failed; one copy may already be the new one.
     pub(crate) async fn write_superblock(
         &self,
         change: impl FnOnce(&mut Superblock),
@@ -138,12 +140,12 @@ impl StoreLane {
         self.write_roots(change, None).await?
     }
 
-    /// Replaces the superblock, and with it the volume table if there is another `table`: its bytes, and
-    /// the area into which they go first.
+    /// Replaces the superblock, and with it the volume table if `table` is given: its bytes, and
+    /// the area that is written first.
     ///
     /// # Errors
-    /// The device failed and the change is not made. The inner error: the change is made, but each root
-    /// is there only once.
+    /// The device failed and the change is not made. The inner error: the change is made, but the
+    /// second copies are not.
     async fn write_roots(
         &self,
         change: impl FnOnce(&mut Superblock),
@@ -160,11 +162,12 @@ impl StoreLane {
         }
         change(&mut superblock);
         if let Some((bytes, area)) = table {
-            // Barrier for invariant 7: the table before the superblock that refers to it.
+            // Barrier for invariant 7: the table must be durable before a superblock refers to it.
             self.write_root(self.table_offset(area), bytes, failed).await?;
         }
         let (first, second) = copies(&superblock);
-        // Barrier for invariants 7 and 8: nothing may rely on the new roots before they are durable.
+        // Barrier for invariants 7 and 8: the new roots must be durable before anything relies on
+        // them.
         self.write_root(first, &superblock.encode(first), failed).await?;
         *store.meta.lock() = superblock.clone();
         if planted::has(PlantedBug::RootsOnce) {
@@ -172,8 +175,9 @@ impl StoreLane {
         }
         let again = async {
             if let Some((bytes, area)) = table {
-                // Barrier for invariant 7: the older superblock counts if the newer one is lost, until
-                // the table that it refers to is overwritten; then the newer table counts without one.
+                // Barrier for invariant 7: if the newer superblock is lost, the older one is
+                // current until the table that it refers to is overwritten; then the newer table
+                // names its superblock itself.
                 self.write_root(self.table_offset(1 - area), bytes, failed).await?;
             }
             self.write_root(second, &superblock.encode(second), failed).await
@@ -185,7 +189,7 @@ impl StoreLane {
         self.store().geometry.volume_areas[usize::from(area)]
     }
 
-    /// Writes a root durably. `failed`: the device had failed before this change began.
+    /// Writes a root durably. `failed`: the device had already failed when this change began.
     async fn write_root(&self, at: u64, bytes: &[u8], failed: bool) -> Result<(), StoreError> {
         self.queue().write(at, page_buffer(bytes)).await.map_err(|error| {
             self.store().fail(&error);
@@ -194,8 +198,7 @@ impl StoreLane {
         self.sync_since(failed).await
     }
 
-    /// Writes what copies of the roots are to hold that cannot be used. A device that does not take it
-    /// is left as it is.
+    /// Rewrites damaged copies of the roots. A write that the device refuses is skipped.
     ///
     /// # Errors
     /// The device failed a sync.
@@ -209,20 +212,20 @@ impl StoreLane {
                 tracing::warn!(%error, "a damaged copy of a root cannot be written");
             }
         }
-        // Barrier for invariant 7: the next root may be written over the copy that counts now, and a
-        // crash may tear it.
+        // Barrier for invariant 7: the next root may be written over the copy that is current now,
+        // and a crash may tear it.
         self.sync_since(failed).await
     }
 
-    /// After the device has failed: sees to it that no clean copy and no sample of an origin is trusted
-    /// when it is opened again, so that versions which it never took may go to the origin (invariants
-    /// 6 and 15). `false`: not even that could be written.
+    /// After the device has failed: records that no clean copy and no sample of an origin can be
+    /// trusted when it is opened again, so that versions that the device never received may be
+    /// written to the origin (invariants 6 and 15). `false`: not even that could be written.
     pub async fn distrust_clean(&self) -> bool {
         if self.store().distrust.load(Ordering::SeqCst) {
             return true;
         }
         let _turn = self.store().meta_gate.enter().await;
-        // One copy is enough here, as the device has failed already.
+        // One copy suffices here, as the device has failed already.
         let written =
             self.write_roots(|superblock| superblock.compat |= CLEAN_DISTRUSTED, None).await;
         if written.is_ok() {
@@ -231,12 +234,12 @@ impl StoreLane {
         written.is_ok()
     }
 
-    /// Replaces the volume table; `change` edits the list, and may take new volume numbers from
-    /// the counter that it is given.
+    /// Replaces the volume table; `change` edits the list, and may take new volume numbers from the
+    /// counter that it receives.
     ///
     /// # Errors
-    /// What `change` says, a table that is not possible, or the device's failure; the table is
-    /// then as it was.
+    /// The error that `change` returns, an impossible table, or a failure of the device; the table
+    /// is then unchanged.
     pub async fn change_volumes<T>(
         self: &Rc<Self>,
         change: impl FnOnce(&mut Vec<VolumeRecord>, &mut u16) -> Result<T, StoreError>,
@@ -263,14 +266,14 @@ impl StoreLane {
         let reference = encoded.reference(area);
         let change = |superblock: &mut Superblock| {
             superblock.volume_table = reference;
-            // The bits stand for what this very table has.
+            // The bits describe this table only.
             superblock.incompat &= !(ORIGINS_KNOWN | ORDERED | DAMAGED);
             superblock.incompat |= if origins { ORIGINS_KNOWN } else { 0 };
             superblock.incompat |= if ordered { ORDERED } else { 0 };
             superblock.incompat |= if damaged { DAMAGED } else { 0 };
             superblock.next_volume_id = next;
         };
-        // The change is made if one copy has it; that the device has failed is latched.
+        // The change is made once one copy has it; a failure of the device is latched.
         let _ = self.write_roots(change, Some((&encoded.bytes, area))).await?;
         let gone = before.iter().map(|old| old.id);
         let gone = gone.filter(|id| volumes.iter().all(|volume| volume.id != *id));
@@ -279,7 +282,7 @@ impl StoreLane {
         Ok(output)
     }
 
-    /// Gives a new volume its part of the index.
+    /// Assigns a new volume its address range in the index.
     ///
     /// # Errors
     /// There is no room for it.
@@ -287,8 +290,8 @@ impl StoreLane {
         self.store().add_space(id, blocks)
     }
 
-    /// Takes a deleted volume's blocks out of the index. Its number is not used again before a checkpoint,
-    /// so its records in the log mean nothing from now on.
+    /// Removes a deleted volume's blocks from the index. Its number is not reused before a
+    /// checkpoint, so its records in the log have no effect from now on.
     pub fn remove_space(&self, space: &VolumeSpace) {
         self.store().end_ordered(space.id);
         self.store().purge(space);

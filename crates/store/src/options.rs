@@ -1,4 +1,4 @@
-//! How a store is opened.
+//! Options for opening a store.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,26 +6,26 @@ use std::time::Duration;
 use forebay_core::VolumeId;
 use forebay_lane::MemoryBudget;
 
-/// How a store is opened.
+/// Options for opening a store.
 #[derive(Clone, Debug)]
 pub struct StoreOptions {
     /// Lanes that will use it, at least 1.
     pub lanes: usize,
-    /// At the latest after this time, what was written is made durable.
+    /// Longest time before appended data is made durable.
     pub commit_interval: Duration,
-    /// A checkpoint is written when this many bytes have been appended since the last one;
-    /// `None`: half of the cache.
+    /// Bytes appended between checkpoints; `None`: half of the cache.
     pub checkpoint_bytes: Option<u64>,
-    /// Blocks of volumes that are about to be created: the index gets room for them as well.
+    /// Blocks of volumes that are about to be created, for which the index gets room as well.
     pub room_for_blocks: u64,
-    /// Volumes whose origins have more blocks by now than the volume table says: the index gets
-    /// room for that many.
+    /// Volumes whose origins now have more blocks than the volume table says, with the number: the
+    /// index gets room for them.
     pub grown: Vec<(VolumeId, u64)>,
-    /// Shards of the index; `None`: by the capacity, one for a cache of less than 2^15 blocks.
+    /// Shards of the index; `None`: chosen by the capacity, one for a cache of less than 2^15
+    /// blocks.
     pub shards: Option<u32>,
-    /// What the cache takes of memory for as long as it is open is held of this.
+    /// The budget from which the open cache takes its memory.
     pub memory: Arc<MemoryBudget>,
-    /// Seed of everything random.
+    /// Seed of all random decisions.
     pub seed: u64,
 }
 

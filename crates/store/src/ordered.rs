@@ -1,20 +1,22 @@
-//! Ordered volumes: what their origins still have to get, and in which order (invariant 28).
+//! Ordered volumes: the versions that their origins still have to receive, and in which order
+//! (invariant 28).
 //!
-//! What a volume's clients wrote between two flushes is a *group*. Groups reach the origin one after
-//! the other, so that it is at every moment what a power cut between two flushes could have left on a
-//! disk: all of the groups before, and any part of one. Within a group only the newest version of a
-//! block counts. A version of a closed group has to stay readable until the origin has it, though a
-//! newer one has replaced it in the index: it is *held*, and so is its segment.
+//! The writes of a volume's clients between two flushes form a *group*. Groups reach the origin one
+//! after the other, so that it is at every moment in a state that a power cut between two flushes
+//! could have left on a disk: all earlier groups, and any part of one. Within a group only the
+//! newest version of a block matters. A version of a closed group must stay readable until the
+//! origin has it, even after a newer one has replaced it in the index: it is *held*, and so is its
+//! segment.
 //!
-//! Groups are told apart by sequences, the order that the index gives to versions: a flush takes a
-//! *cut*, the highest sequence given out so far, before it commits, and when the commit has ended well
-//! everything up to the cut is a group. So the versions of one block can never be in another order
-//! than their groups, whichever lanes wrote them. The versions come from the records, when these are
-//! about to be written; what is appended costs nothing more for it.
+//! Groups are separated by sequences, the order that the index assigns to versions: a flush takes a
+//! *cut*, the highest sequence assigned so far, before it commits, and when the commit succeeds,
+//! everything up to the cut is a group. So the versions of one block are always in the order of
+//! their groups, whichever lanes wrote them. Versions are collected from records when these are
+//! about to be written; appending costs nothing extra.
 //!
-//! How far the origin is, the volume table says: the [`Horizon`]. It is durable before the origin gets
-//! anything of the next group; versions are marked clean, and no longer held, only after that. See
-//! [`recover`] for how the groups are found again.
+//! The volume table records the progress of the origin: the [`Horizon`]. It is made durable before
+//! the origin receives anything of the next group; only after that are versions marked clean and
+//! released. See [`recover`] for how groups are recovered.
 
 pub(crate) mod queue;
 pub(crate) mod recover;
@@ -42,25 +44,25 @@ use queue::Queue;
 pub use queue::{Front, OrderedVersion};
 use room::Room;
 
-/// How far an origin is: it has everything with a sequence up to one number, and everything in
-/// records up to another.
+/// Progress of an origin: it has every version with a sequence up to one number, and every version
+/// in records up to another.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Horizon {
-    /// The sequence.
+    /// Every version with a sequence up to this.
     pub sequence: u64,
-    /// The record: counts for what recovery has found, where groups are records.
+    /// Every version in a record up to this; used after recovery, where groups consist of records.
     pub record: RecordNumber,
 }
 
 impl Horizon {
-    /// What the volume table says; `None`: the volume is not in order.
+    /// Reads it from a volume's record; `None`: the volume is not in order.
     pub fn of(volume: &VolumeRecord) -> Option<Horizon> {
         let value = |wanted| volume.settings.iter().find(|(tag, _)| *tag == wanted).map(|it| it.1);
         let sequence = value(ORDERED_SEQUENCE)?;
         Some(Horizon { sequence, record: RecordNumber(value(ORDERED_RECORD).unwrap_or(0)) })
     }
 
-    /// Puts it into a volume's record, or takes it out.
+    /// Stores it in a volume's record, or removes it.
     fn put(volume: &mut VolumeRecord, horizon: Option<Horizon>) {
         volume.settings.retain(|(tag, _)| ![ORDERED_SEQUENCE, ORDERED_RECORD].contains(tag));
         if let Some(horizon) = horizon {
@@ -85,10 +87,10 @@ pub(crate) struct Ordered {
 }
 
 impl Ordered {
-    /// With what recovery has found.
+    /// Makes the queues from those that recovery has found.
     ///
     /// # Errors
-    /// There is no memory for it.
+    /// There is no memory for the versions in them.
     pub(crate) fn new(
         queues: HashMap<VolumeId, Queue>,
         memory: &Arc<MemoryBudget>,
@@ -116,13 +118,13 @@ impl Ordered {
 }
 
 impl Store {
-    /// From now on everything that is written to the volume is put in order.
+    /// Begins to collect all writes to the volume in groups.
     pub fn begin_ordered(&self, id: VolumeId) {
         self.ordered.queues.write().entry(id).or_insert_with(|| Arc::new(Queue::new(None)));
         self.ordered.any.store(true, Ordering::SeqCst);
     }
 
-    /// Gives up the order of a volume: nothing of it is held any more.
+    /// Ends the order of a volume: all of its held versions are released.
     pub fn end_ordered(&self, id: VolumeId) {
         let queue = {
             let mut queues = self.ordered.queues.write();
@@ -135,55 +137,56 @@ impl Store {
         }
     }
 
-    /// Whether the volume has a queue, in effect or not.
+    /// Returns whether the volume has a queue, in effect or not.
     pub fn has_order(&self, id: VolumeId) -> bool {
         self.ordered.queue(id).is_some()
     }
 
-    /// Whether the origin of the volume is known to be at a flush.
+    /// Returns whether the order is in effect: the origin is known to be at a flush.
     pub fn is_in_order(&self, id: VolumeId) -> bool {
         self.ordered.queue(id).is_some_and(|queue| queue.in_effect())
     }
 
-    /// Versions of the volume that are held: blocks that its origin still has to get, counted once for
-    /// each group.
+    /// Returns the number of the volume's held versions: blocks that its origin still has to
+    /// receive, counted once per group.
     pub fn held_versions(&self, id: VolumeId) -> u64 {
         self.ordered.queue(id).map_or(0, |queue| queue.len())
     }
 
-    /// Whether a version of a block is held, the newest one or an older one.
+    /// Returns whether any version of a block is held.
     pub fn is_held(&self, id: VolumeId, block: OriginBlock) -> bool {
         self.ordered.queue(id).is_some_and(|queue| queue.has(block))
     }
 
-    /// Takes a cut: everything that the volume's clients have written up to now is in groups up to
-    /// it, and what they write from now on is not. To be followed by a commit, and, if that ends well,
-    /// by [`Store::confirm_cut`]. `None`: the volume is not ordered.
+    /// Takes a cut: all earlier writes of the volume's clients are in groups up to it, all later
+    /// ones are not. A commit must follow, and, if it succeeds, [`Store::confirm_cut`]. `None`: the
+    /// volume is not ordered.
     pub fn cut(&self, id: VolumeId, now: Nanos) -> Option<u64> {
         Some(self.ordered.queue(id)?.cut(&self.index, now))
     }
 
-    /// Everything up to a cut is durable on the cache device: it is a group.
+    /// Confirms that everything up to a cut is durable on the cache device and so forms a group.
     pub fn confirm_cut(&self, id: VolumeId, cut: u64) {
         if let Some(queue) = self.ordered.queue(id) {
             self.release(queue.confirm(cut));
         }
     }
 
-    /// As [`Store::cut`], for the first time: everything that was there before the volume was ordered
-    /// is in the group that it closes. Before it there are no groups.
+    /// As [`Store::cut`], for the first cut: it closes the group of all versions that existed
+    /// before the volume was ordered. There are no groups before it.
     pub fn first_cut(&self, id: VolumeId, now: Nanos) -> Option<u64> {
         Some(self.ordered.queue(id)?.first_cut(&self.index, now))
     }
 
-    /// Forgets everything up to a cut: whoever calls this looks for it in the index.
+    /// Drops all versions up to a cut; the caller takes them from the index instead.
     pub fn drop_before(&self, id: VolumeId, cut: u64) {
         if let Some(queue) = self.ordered.queue(id) {
             self.release(queue.drop_through(cut));
         }
     }
 
-    /// Adds the newest version of a block, if it is dirty, to what the origin gets first.
+    /// Adds the newest version of a block, if it is dirty, to the first group that the origin
+    /// receives.
     pub fn add_base(&self, space: &VolumeSpace, block: OriginBlock) {
         let Some(queue) = self.ordered.queue(space.id) else { return };
         let Some(pinned) = self.look_up(space, block) else { return };
@@ -195,13 +198,13 @@ impl Store {
         }
     }
 
-    /// The next group that the origin is to get, if it is closed.
+    /// Returns the next group for the origin, if it is closed.
     pub fn front_group(&self, id: VolumeId) -> Option<Front> {
         self.ordered.queue(id)?.front()
     }
 
-    /// The origin durably has the group that was in front and went up to there, but for these blocks,
-    /// which cannot be read: they stay dirty.
+    /// Notes that the origin durably has the group in front, which reaches `through`, except for
+    /// the `unreadable` blocks: they stay dirty.
     pub fn group_written(
         &self,
         id: VolumeId,
@@ -213,14 +216,14 @@ impl Store {
         }
     }
 
-    /// After [`StoreLane::note_written`]: marks what the origin has clean, and no longer holds it.
-    /// Returns the blocks that have become clean.
+    /// After [`StoreLane::note_written`]: marks the versions that the origin has clean, and
+    /// releases them. Returns the blocks that have become clean.
     pub fn settle_groups(&self, space: &VolumeSpace, horizon: Horizon) -> Vec<OriginBlock> {
         let Some(queue) = self.ordered.queue(space.id) else { return Vec::new() };
         let settled = queue.settle(horizon);
         let mut clean = Vec::new();
         for (block, version) in &settled.versions {
-            // It is held, so its segment's life lasts.
+            // A held version keeps its segment's life from ending.
             if self.written_back(space, *block, &self.version_at(version.slot)) {
                 clean.push(*block);
             }
@@ -230,24 +233,25 @@ impl Store {
         clean
     }
 
-    /// Whether everything up to a cut is on the origin and the horizon says so.
+    /// Returns whether everything up to a cut is on the origin and covered by the horizon.
     pub fn has_settled(&self, id: VolumeId, cut: u64) -> bool {
         self.ordered.queue(id).is_none_or(|queue| queue.has_settled(cut))
     }
 
-    /// Versions that the origin has and the horizon does not say so; `None`: there is no such group.
+    /// Returns the number of versions that the origin has and the horizon does not cover; `None`:
+    /// there is no such group.
     pub fn unsettled(&self, id: VolumeId) -> Option<u64> {
         self.ordered.queue(id)?.unsettled()
     }
 
-    /// Groups that the origin has count as not written: nobody knows what became of it meanwhile.
+    /// Marks the groups written to the origin as not written, because their state there is unknown.
     pub fn unwrite_groups(&self, id: VolumeId) {
         if let Some(queue) = self.ordered.queue(id) {
             queue.unwrite();
         }
     }
 
-    /// A version that is held, to be read.
+    /// Pins a held version for reading.
     pub fn pin_held(&self, block: OriginBlock, version: &OrderedVersion) -> Pinned<'_> {
         self.segments.pin(self.segment_of(version.slot));
         Pinned::new(
@@ -257,7 +261,7 @@ impl Store {
         )
     }
 
-    /// Puts the dirty versions of a record in order that is about to be written.
+    /// Adds the dirty versions of a record that is about to be written to their groups.
     pub(crate) fn put_in_order(&self, ready: &Ready) {
         let Content::Data(entries) = &ready.content else { return };
         let layout = self.log.layout();
@@ -278,7 +282,7 @@ impl Store {
         if !planted::has(PlantedBug::HeldNotKept) {
             self.segments.hold(self.segment_of(version.slot));
         }
-        // Either the version itself, or what it takes the place of.
+        // Releases the version itself, or the one that it replaces.
         self.release(queue.add(block, version));
     }
 
@@ -301,8 +305,8 @@ impl Store {
 }
 
 impl StoreLane {
-    /// Makes it durable that the origin has the groups that were written; how far it is with them. `None`:
-    /// none was. To be followed by [`Store::settle_groups`].
+    /// Records durably which groups the origin has, and returns that horizon. `None`: none was
+    /// written. [`Store::settle_groups`] must follow.
     ///
     /// # Errors
     /// The cache device failed: nothing has changed, and nothing of the next group may be written.
@@ -313,22 +317,23 @@ impl StoreLane {
         let store = self.store();
         let Some(queue) = store.ordered.queue(id) else { return Ok(None) };
         let Some(horizon) = queue.written_through() else { return Ok(None) };
-        // Barrier for invariant 28: after a crash nothing older goes over what the origin has.
+        // Barrier for invariant 28: after a crash, older versions must not overwrite what the
+        // origin has.
         if !planted::has(PlantedBug::HorizonForgotten) || !queue.in_effect() {
             self.note_horizon(id, Some(horizon)).await?;
         }
         Ok(Some(horizon))
     }
 
-    /// Gives up the order of a volume, durably.
+    /// Ends the order of a volume, durably.
     ///
     /// # Errors
-    /// The cache device failed: the volume is as it was.
+    /// The cache device failed: the volume is still in order.
     pub async fn leave_order(self: &Rc<Self>, id: VolumeId) -> Result<(), StoreError> {
         if let Some(queue) = self.store().ordered.queue(id) {
             queue.release_all();
         }
-        // Barrier for invariant 28: the table no longer promises an order before there is none.
+        // Barrier for invariant 28: the table must stop promising an order before the order ends.
         self.note_horizon(id, None).await?;
         self.store().end_ordered(id);
         Ok(())

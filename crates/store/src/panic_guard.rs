@@ -1,9 +1,9 @@
-//! Tasks that others wait for, and what becomes of these if one panics.
+//! Guards for tasks that others wait for: a panic fails the cache device.
 
 use crate::store::Store;
 
-/// Held by a task while others wait for what only it can do. If it panics, the device counts as failed:
-/// whoever waits is woken, and goes on without.
+/// Held by a task while others wait for a result that only it can produce. If it panics, the cache
+/// device counts as failed, so that the waiters wake up and continue without it.
 #[must_use = "nothing is guarded once this is dropped"]
 pub struct PanicGuard<'a> {
     store: &'a Store,
@@ -11,12 +11,12 @@ pub struct PanicGuard<'a> {
 }
 
 impl Store {
-    /// The cache device fails if `task` panics before the result is dropped.
+    /// Returns a guard: the cache device fails if `task` panics while it exists.
     pub fn fail_on_panic(&self, task: &'static str) -> PanicGuard<'_> {
         PanicGuard { store: self, task }
     }
 
-    /// For who drops something of `task`: the cache device fails if that is because of a panic.
+    /// For drop handlers in `task`: fails the cache device if the thread is panicking.
     pub fn fail_if_panicking(&self, task: &str) {
         if std::thread::panicking() {
             self.fail(&format_args!("{task} panicked"));

@@ -1,7 +1,7 @@
-//! Known bugs that the simulator must find: they show that its model can fail.
+//! Known bugs that the simulator must find, to show that its model can fail.
 //!
-//! They are compiled in with the feature `planted-bugs` only. A world of the simulator runs in one
-//! thread, so the bug that it has is a property of the thread.
+//! They are compiled in with the feature `planted-bugs` only. The simulator runs each world in one
+//! thread, so a planted bug is a property of the thread.
 
 use std::cell::Cell;
 
@@ -17,7 +17,7 @@ macro_rules! planted_bugs {
             /// Every planted bug.
             pub const ALL: &[PlantedBug] = &[$(PlantedBug::$bug),*];
 
-            /// Its name on a command line.
+            /// Returns its name on the command line.
             pub fn name(self) -> &'static str {
                 match self {
                     $(PlantedBug::$bug => $name,)*
@@ -35,9 +35,9 @@ planted_bugs! {
     FlushForgetsLane = "flush-forgets-lane",
     /// A commit does not wait until its records are written.
     CommitDoesNotWait = "commit-does-not-wait",
-    /// Nothing is committed by the clock.
+    /// There are no timed commits.
     NoTimedCommit = "no-timed-commit",
-    /// Checksums vouch for data, but not for its place.
+    /// Checksums cover the data, but not its place.
     UnboundChecksum = "unbound-checksum",
 
     // Marks.
@@ -63,17 +63,17 @@ planted_bugs! {
     CleanTooEarly = "clean-too-early",
 
     // Recovery.
-    /// Of two versions of a block in the log, the last one that is looked at wins.
+    /// Of two versions of a block in the log, the one replayed last wins.
     ReplayAnyOrder = "replay-any-order",
     /// Blocks that were invalidated come back.
     GoneNotReplayed = "gone-not-replayed",
-    /// A mark counts for whatever lies in its slot now.
+    /// A mark applies to whatever version is in its slot now.
     MarksAnyLife = "marks-any-life",
-    /// The payload of a record that was not yet durable is taken as it is.
+    /// The payload of a record that was not yet durable is used without verification.
     TornPayloadTaken = "torn-payload-taken",
-    /// Segments that were opened since the checkpoint are not looked for.
+    /// Segments opened since the checkpoint are not searched for.
     ReopenedNotSeen = "reopened-not-seen",
-    /// Sequences start again below those that have been given out.
+    /// Sequences restart below those already assigned.
     SequenceRestarts = "sequence-restarts",
     /// Recovery does not see that records are missing.
     GapsNotSeen = "gaps-not-seen",
@@ -81,7 +81,7 @@ planted_bugs! {
     CleanFlagStays = "clean-flag-stays",
 
     // Reuse of segments.
-    /// A segment is used again before a checkpoint contains its records.
+    /// A segment is reused before a checkpoint contains its records.
     FreedBeforeCheckpoint = "freed-before-checkpoint",
     /// A segment that is opened again gets the generation of its last life.
     GenerationStays = "generation-stays",
@@ -99,7 +99,7 @@ planted_bugs! {
     AroundUnlocked = "around-unlocked",
     /// A partial write of a block makes all of its sectors valid.
     WholeMask = "whole-mask",
-    /// A read does not look whether the sectors of a cached block are valid.
+    /// A read does not check whether the sectors of a cached block are valid.
     MaskIgnored = "mask-ignored",
     /// A discard forgets dirty blocks instead of replacing them by zeroes.
     DiscardForgetsDirty = "discard-forgets-dirty",
@@ -109,7 +109,8 @@ planted_bugs! {
     // Writeback.
     /// Blocks are marked clean before the origin has been synced.
     CleanBeforeOriginSync = "clean-before-origin-sync",
-    /// What is written to the origin between dirty blocks is looked up before the range is locked.
+    /// The gap data that is written to the origin between dirty blocks is looked up before the
+    /// range is locked.
     GapUnlocked = "gap-unlocked",
     /// A failed write to the origin counts as written back.
     FailedWritebackCleans = "failed-writeback-cleans",
@@ -119,11 +120,11 @@ planted_bugs! {
     // Ordered writeback.
     /// On an ordered volume a flush does not end a group.
     FlushIsNoBoundary = "flush-is-no-boundary",
-    /// How far the origin of an ordered volume is does not become durable.
+    /// The horizon of an ordered volume is not made durable.
     HorizonForgotten = "horizon-forgotten",
     /// The next group is written before the origin has been synced.
     GroupUnsynced = "group-unsynced",
-    /// Segments with versions that an ordered origin still has to get are used again.
+    /// Segments with versions that an ordered origin still has to receive are reused.
     HeldNotKept = "held-not-kept",
 
     // Volumes.
@@ -131,20 +132,21 @@ planted_bugs! {
     OneRootOnly = "one-root-only",
     /// Only one superblock and one volume table are replaced by a change.
     RootsOnce = "roots-once",
-    /// A volume is deleted before what is dirty is on its origin.
+    /// A volume is deleted before its dirty blocks are on the origin.
     DeletesUndrained = "deletes-undrained",
-    /// A volume that takes over a larger origin keeps what counted as valid behind its old end.
+    /// A volume that takes over a larger origin keeps sectors valid behind its old end.
     OldEndStays = "old-end-stays",
     /// All sectors of the first and the last block count as within the volume.
     EdgeIgnored = "edge-ignored",
 
-    /// What becomes dirty is not noted outside of the cache.
+    /// Dirty blocks are not noted outside of the cache.
     NotesForgotten = "notes-forgotten",
 
     // Origins.
-    /// A sample of the origin that the cache writes to stays untouched on the cache device.
+    /// A sample of the origin that the cache writes to stays marked as untouched on the cache
+    /// device.
     SampleStaysUntouched = "sample-stays-untouched",
-    /// Whatever is there counts as the volume's origin, unchanged.
+    /// Any origin is accepted as the volume's, and as unchanged.
     AnyOriginWillDo = "any-origin-will-do",
 }
 
@@ -152,12 +154,12 @@ thread_local! {
     static PLANTED: Cell<Option<PlantedBug>> = const { Cell::new(None) };
 }
 
-/// Plants a bug in everything that this thread runs from now on, or none.
+/// Plants a bug in all code that this thread runs from now on, or removes it.
 pub fn plant(bug: Option<PlantedBug>) {
     PLANTED.set(bug);
 }
 
-/// Whether this thread has the bug. Constant `false` without the feature.
+/// Returns whether this thread has the bug. Constant `false` without the feature.
 #[inline]
 pub fn has(bug: PlantedBug) -> bool {
     cfg!(feature = "planted-bugs") && PLANTED.get() == Some(bug)

@@ -11,7 +11,7 @@ use crate::store::{PayloadCheck, Pinned, ReadFailure, Store, VolumeSpace};
 use crate::table::Entry;
 
 impl Store {
-    /// Copies a block out of the log's buffer, if it is still there.
+    /// Copies a block out of the log's buffer, if it is still buffered.
     pub(crate) fn copy_buffered(&self, slot: Slot, into: &mut [u8]) -> bool {
         let layout = self.log.layout();
         let Some(buffer) = self.segments.buffer(layout.segment_of(slot)) else { return false };
@@ -21,12 +21,13 @@ impl Store {
         true
     }
 
-    /// Whether the RAM image of a slot's segment exists.
+    /// Returns whether the RAM image of a slot's segment exists.
     fn is_buffered(&self, slot: Slot) -> bool {
         self.segments.is_buffered(self.segment_of(slot))
     }
 
-    /// The check of what was read back; `None`: it is not what was written.
+    /// Returns the check of a payload that was read back; `None`: it is not the one that was
+    /// written.
     fn verify(
         &self,
         space: &VolumeSpace,
@@ -52,14 +53,14 @@ impl StoreLane {
         }
     }
 
-    /// A hint: what is in a slot will be read at once very soon.
+    /// A hint: the slot will be read at once very soon.
     pub fn expect_slot(&self, slot: Slot) {
         self.queue().expect_read(self.store().geometry.slot_offset(slot));
     }
 
-    /// Looks a block up that is read with [`StoreLane::read_now`] before this lane does anything
-    /// else. That costs less than [`Store::look_up`], and who keeps what was found longer loses no
-    /// more than that. `rank` gives the entry's new rank.
+    /// Looks up a block that is read with [`StoreLane::read_now`] before this lane does anything
+    /// else. Costs less than [`Store::look_up`]; holding the result longer is safe, but loses that
+    /// advantage. `rank` returns the entry's new rank.
     #[inline]
     pub fn look_up_now(
         &self,
@@ -70,7 +71,7 @@ impl StoreLane {
         self.store().look_up_now(self.hazard, space, block, rank)
     }
 
-    /// Whether what is in a slot can be read without waiting.
+    /// Returns whether a slot can be read without waiting.
     #[inline]
     pub fn reads_now(&self, slot: Slot) -> bool {
         self.queue().reads_now() || self.store().is_buffered(slot)
@@ -83,7 +84,7 @@ impl StoreLane {
         }
     }
 
-    /// Reads one whole block if that needs no waiting, `into` being of the block size.
+    /// Reads one whole block if that needs no waiting; `into` has the size of a block.
     pub fn read_now(
         &self,
         space: &VolumeSpace,
@@ -97,8 +98,8 @@ impl StoreLane {
         Some(self.read_device_now(space, pinned, into)?.map(|_| ()))
     }
 
-    /// Reads one whole block as it lies on the device, if that needs no waiting and it is no longer
-    /// in the log's buffers. `into` is of the block size.
+    /// Reads one whole block from the device, if that needs no waiting and the block is no longer
+    /// in the log's buffers. `into` has the size of a block.
     pub fn read_device_now(
         &self,
         space: &VolumeSpace,
@@ -119,9 +120,9 @@ impl StoreLane {
         Some(store.verify(space, pinned.block, entry, into).ok_or(ReadFailure::Corrupt))
     }
 
-    /// Reads whole blocks that lie next to each other on the cache device in this order: with one
-    /// operation if they are not in the log's buffers. `buf` is of the blocks' size. Gives the
-    /// buffer back, and for each block whether it is good.
+    /// Reads whole blocks that are adjacent on the cache device in this order: with one operation
+    /// if they are not in the log's buffers. `buf` has the size of these blocks. Returns the
+    /// buffer, and the result for each block.
     pub async fn read_run(
         &self,
         space: &VolumeSpace,

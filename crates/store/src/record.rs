@@ -1,8 +1,8 @@
 //! One record on its way to the cache device.
 //!
-//! A record is *reserved* cell by cell, each cell is *filled* with its entry, then the record is
-//! *closed*. Whoever does the last of these finds the record ready and writes it. Lanes fill cells
-//! of one record side by side without holding a lock over the copy of the payload.
+//! A record's cells are *reserved* one by one, each cell is *filled* with its entry, and the record
+//! is *closed*. The caller that completes the last of these steps writes the record. Lanes fill
+//! cells of one record concurrently without holding a lock while they copy payload.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -14,11 +14,11 @@ use parking_lot::Mutex;
 
 use crate::layout::SegmentLayout;
 
-/// What a record holds.
+/// The content of a record.
 pub(crate) enum Content {
     /// Blocks: one entry for each cell, in order. `None` until the cell is filled.
     Data(Vec<Option<DataEntry>>),
-    /// Transitions without payload.
+    /// State changes without payload.
     Marks(Vec<Mark>),
 }
 
@@ -28,13 +28,13 @@ struct State {
     closed: Option<Closing>,
 }
 
-/// How a record was closed.
+/// The parameters with which a record was closed.
 #[derive(Clone, Copy)]
 pub(crate) struct Closing {
     pub(crate) number: RecordNumber,
-    /// Cells that have been reserved.
+    /// Cells that were reserved.
     pub(crate) reserved: usize,
-    /// Its write is to make it durable.
+    /// Whether its write is to make it durable.
     pub(crate) durably: bool,
 }
 
@@ -48,7 +48,7 @@ pub(crate) struct Record {
     state: Mutex<State>,
 }
 
-/// A closed record whose cells are all filled: it can be written.
+/// A closed record whose cells are all filled, ready to be written.
 pub(crate) struct Ready {
     pub(crate) record: Arc<Record>,
     pub(crate) number: RecordNumber,
@@ -56,17 +56,17 @@ pub(crate) struct Ready {
     pub(crate) content: Content,
 }
 
-/// What is to be written of a record that has been encoded.
+/// An encoded record.
 pub(crate) struct Encoded {
-    /// Bytes of the segment.
+    /// Range to write, in bytes of the segment.
     pub(crate) bytes: Range<usize>,
-    /// Those of them that are payload.
+    /// How many of these bytes are payload.
     pub(crate) payload: u64,
 }
 
 impl Record {
-    /// Encodes the header in front of the payload; the first record of a segment's life brings the opening
-    /// with it.
+    /// Encodes the header in front of the payload; the first record of a segment's life includes
+    /// the opening.
     pub(crate) fn encode(
         &self,
         head: &Head,
@@ -134,7 +134,7 @@ impl Record {
         Some(Ready { record: self.clone(), number, durably, content })
     }
 
-    /// Puts the entry of cell `index`; returns the record if that was all it waited for.
+    /// Sets the entry of cell `index`; returns the record if it is now ready to be written.
     pub(crate) fn fill(self: &Arc<Self>, index: usize, entry: DataEntry) -> Option<Ready> {
         let mut state = self.state.lock();
         if let Content::Data(entries) = &mut state.content {

@@ -1,23 +1,24 @@
-//! Opening a store: the index comes back exactly as far as it was durable, clean and dirty.
+//! Opening a store: restores the index to its exact durable state, clean and dirty.
 //!
 //! 1. superblock and volume table;
-//! 2. the checkpoint's segment table; the first header of every segment tells which have been
-//!    opened since;
-//! 3. the checkpoint's entries, but for those in segments that have been opened again: whatever
-//!    superseded them is in the log;
+//! 2. the checkpoint's segment table; the first header of every segment shows which were opened
+//!    since;
+//! 3. the checkpoint's entries, except those in segments that were opened again: the versions that
+//!    superseded them are in the log;
 //! 4. the records after the checkpoint's base: data, then marks;
-//! 5. a new checkpoint, before anything else is written. So a crash at any write of recovery
-//!    leaves what there was before (invariant 7).
+//! 5. a new checkpoint, before anything else is written. So a crash at any write of recovery leaves
+//!    the previous state (invariant 7).
 //!
-//! Of the records that were not yet durable when the last header was written, payloads are
+//! Of records that were not yet durable when the last header was written, the payloads are
 //! verified: a block whose payload did not reach the device is dropped whole, and a record whose
-//! header did not is dropped with all of its blocks (invariant 4). Of those that were durable
-//! none may be missing: numbers are dense. If one is, volumes are damaged, see
+//! header did not is dropped with all of its blocks (invariant 4). No durable record may be
+//! missing: record numbers are dense. If one is, volumes are damaged, see
 //! [`damage`](crate::damage).
 //!
-//! Recovery does not see every record that reached the device: one may lie behind a page that did not.
-//! Such a record must not count after the next crash either. So the checkpoint bounds the
-//! generations of what can come after it, and no number, sequence or generation is given out twice.
+//! Recovery does not see every record that reached the device: a record may lie behind a page that
+//! did not. Such a record must not take effect after the next crash either. So the checkpoint
+//! bounds the generations that can follow it, and no number, sequence or generation is assigned
+//! twice.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -44,33 +45,33 @@ mod size;
 use opening::Opening;
 use size::{hold_memory, table_geometry};
 
-/// Reads of headers that are in flight together.
+/// Header reads in flight at a time.
 const READS: usize = 64;
 
-/// What recovery did.
+/// The result of a recovery.
 #[derive(Clone, Debug, Default)]
 pub struct RecoveryReport {
-    /// The last user had stopped in order: nothing was replayed.
+    /// Whether the last user had stopped in order, so that nothing was replayed.
     pub clean: bool,
-    /// Blocks that are cached.
+    /// Cached blocks.
     pub blocks: u64,
-    /// Those of them that are dirty.
+    /// How many of them are dirty.
     pub dirty: u64,
-    /// Records that were replayed.
+    /// Records replayed.
     pub records: u64,
-    /// Records of which something had not reached the device.
+    /// Records of which a part had not reached the device.
     pub torn: u64,
-    /// Bytes that were read.
+    /// Bytes read.
     pub bytes_read: u64,
-    /// Log records that are lost, as far as this recovery has found out.
+    /// Lost records, as far as this recovery has detected them.
     pub damage: Option<Damage>,
-    /// What was damaged and is there twice, so that nothing is lost.
+    /// Damaged structures that were restored from their copies, so that nothing is lost.
     pub notes: Vec<String>,
 }
 
 impl Store {
-    /// Whether there is memory for a cache with blocks of this size, before it is made. Nothing is held
-    /// or written.
+    /// Checks that there is memory for a cache with blocks of this size, before it is formatted.
+    /// Nothing is held or written.
     ///
     /// # Errors
     /// It needs more memory than there is, or the device is too small.
@@ -86,8 +87,9 @@ impl Store {
         hold_memory(device, options, &geometry, &table).map(drop)
     }
 
-    /// Opens a cache device for the lanes of one engine; `lane` does the reading. If records are lost, the
-    /// volumes that they may have been about are damaged from now on: see [`Store::damage_of`].
+    /// Opens a cache device for the lanes of one engine; `lane` does the reading. If records are
+    /// lost, the volumes that they may have concerned are damaged from now on: see
+    /// [`Store::damage_of`].
     ///
     /// # Errors
     /// The device is not a cache device, or fails.
@@ -107,7 +109,7 @@ impl Store {
     }
 }
 
-/// The address of a block of a volume.
+/// Returns the address of a block of a volume, if the block exists.
 pub(crate) fn address_in(
     spaces: &[VolumeSpace],
     volume: VolumeId,
@@ -117,7 +119,7 @@ pub(crate) fn address_in(
     space.contains(block).then(|| (*space, space.address(block)))
 }
 
-/// Where a slot's cell is among the cells of its segment, counted in granules.
+/// Returns the position of a slot in its segment, in granules.
 pub(crate) fn granule_in_segment(geometry: &Geometry, slot: Slot) -> usize {
     geometry.place_of(slot).1 as usize
 }

@@ -18,28 +18,29 @@ use crate::retry;
 use crate::store::VolumeSpace;
 use crate::table::{Check, Entry, RANK_UNKNOWN};
 
-/// Blocks by which hints are ahead of look-ups: most of the time goes into waiting for memory.
+/// Blocks by which prefetch hints run ahead of look-ups, which mostly wait for memory.
 const LOOKED_UP_AHEAD: usize = 12;
 
-/// What has been found so far.
+/// The state of one replay.
 pub(crate) struct Replay {
     pub(crate) geometry: Geometry,
     cache: Uuid,
     spaces: Vec<VolumeSpace>,
     base: RecordNumber,
-    /// What the checkpoint contains of later records: versions up to this sequence.
+    /// Versions up to this sequence are contained in the checkpoint, even if their records are
+    /// later than the base.
     sequence: u64,
     walks: Vec<(SegmentId, Generation)>,
-    /// The generation that counts for each segment in use.
+    /// The current generation of each segment in use.
     generations: Vec<Option<Generation>>,
-    /// The end of the last record that was found in a segment that was walked.
+    /// The end of the last record found in each walked segment, in granules.
     positions: HashMap<SegmentId, u32>,
-    /// Every record after the base, by number.
+    /// All data and marks records after the base, by number.
     found: BTreeMap<u64, RecordHeader>,
-    /// The memory for them and for what is made of them.
+    /// The memory for them and for the structures that applying them needs.
     held: MemoryHold,
     durable: u64,
-    /// Places of headers that cannot be read.
+    /// Number of possible header positions that cannot be read.
     unreadable: u64,
     /// Cells whose payload did not reach the device.
     pub(crate) torn_slots: HashSet<Slot>,
@@ -50,11 +51,12 @@ pub(crate) struct Replay {
     pub(crate) bytes_read: u64,
 }
 
-/// Sequences by segment and granule; 0 where nothing was replayed.
+/// Sequences of replayed versions by segment and granule; 0 where none was replayed.
 struct Sequences(Vec<Option<Box<[u64]>>>);
 
 impl Sequences {
-    /// That of the version in a slot, if its segment has any that was replayed.
+    /// Returns the sequence of the version in a slot; `None` if its segment has no replayed
+    /// versions.
     fn of(&self, geometry: &Geometry, slot: Slot) -> Option<u64> {
         let slots = self.0[geometry.place_of(slot).0.0 as usize].as_ref()?;
         Some(slots[granule_in_segment(geometry, slot)])
@@ -111,7 +113,7 @@ impl Replay {
         self.positions.get(&segment).copied()
     }
 
-    /// The header in `page`, if it is one that belongs to this place.
+    /// Decodes the header in `page`, if it is valid for this place.
     pub(crate) fn header_at(
         &self,
         page: &[u8],
@@ -121,7 +123,8 @@ impl Replay {
         header_in(page, &self.geometry, &self.cache, segment, position)
     }
 
-    /// Walks through all segments, and verifies the records that were not yet durable.
+    /// Walks through all registered segments, and verifies the records that are not known to have
+    /// been durable.
     pub(crate) async fn run(
         lane: &Rc<Lane>,
         queue: &Queue,
@@ -178,7 +181,7 @@ impl Replay {
             && let Body::Data(entries) = &mut found.body
         {
             for number in bad {
-                // The header stays in the log: nothing may get this sequence again.
+                // The header stays in the log, so this sequence must not be assigned again.
                 self.highest_sequence = self.highest_sequence.max(entries[*number].sequence);
                 entries[*number] = DataEntry::void(block);
             }
@@ -198,7 +201,8 @@ impl Replay {
         Ok(())
     }
 
-    /// The records that had been durable and are missing, and those of which nobody can tell.
+    /// Returns the durable records that are missing, and those that unreadable places may have
+    /// held.
     pub(crate) fn lost(&self) -> Option<Damage> {
         if planted::has(PlantedBug::GapsNotSeen) {
             return None;
@@ -214,14 +218,14 @@ impl Replay {
             expected = expected.max(number + 1);
         }
         if self.unreadable > 0 {
-            // Perhaps the last records of all, which no later one proves.
+            // These may have been the last records of all, which no later record proves durable.
             first = first.or(Some(self.durable + 1));
             end = self.highest_number.0.max(self.durable) + 1 + self.unreadable;
         }
         first.map(|first| Damage { first, count: end - first })
     }
 
-    /// Brings the index up to date.
+    /// Applies the records to the index.
     pub(crate) fn apply_to(&mut self, index: &Index) -> Result<(), StoreError> {
         let found = std::mem::take(&mut self.found);
         let sequences = self.sequences_of(&found);
@@ -244,7 +248,7 @@ impl Replay {
         Ok(())
     }
 
-    /// The sequences of the versions that are replayed.
+    /// Returns the sequences of the replayed versions.
     fn sequences_of(&mut self, found: &BTreeMap<u64, RecordHeader>) -> Sequences {
         let granules = self.geometry.granules_per_segment() as usize;
         let mut sequences = Sequences(vec![None; self.geometry.segment_count as usize]);
@@ -264,7 +268,7 @@ impl Replay {
         sequences
     }
 
-    /// Keeps the marks that are about the present life of a segment. A block that is gone stays gone.
+    /// Collects the marks for the current life of their segment. Gone prevails over clean.
     fn collect_marks(&self, marks: &mut HashMap<Slot, MarkKind>, all: &[Mark]) {
         for mark in all {
             let segment = self.geometry.place_of(mark.slot).0;
@@ -279,7 +283,7 @@ impl Replay {
         }
     }
 
-    /// Puts the versions of one record into the index, unless newer ones are there.
+    /// Inserts the versions of one record into the index, unless it has newer ones.
     fn apply_data(
         &self,
         index: &Index,
@@ -320,7 +324,7 @@ impl Replay {
     }
 }
 
-/// `perhaps` rules most slots out at little cost.
+/// Applies marks to the index; `perhaps` cheaply excludes most slots.
 fn apply_marks(index: &Index, marks: &HashMap<Slot, MarkKind>, perhaps: impl Fn(Slot) -> bool) {
     let mut marked = Vec::new();
     index.scan(|address, entry| {
@@ -343,10 +347,10 @@ fn apply_marks(index: &Index, marks: &HashMap<Slot, MarkKind>, perhaps: impl Fn(
     }
 }
 
-/// Bytes that are read at once where a header is searched.
+/// Bytes read at a time while searching for a header.
 const LOOK_AHEAD: u64 = 256 << 10;
 
-/// Bytes of memory for a header, and for what is made of it when it is applied.
+/// Returns the bytes of memory for a header and for the structures that applying it needs.
 fn memory_of(header: &RecordHeader) -> u64 {
     const IN_TREE: usize = 2 * size_of::<(u64, RecordHeader)>();
     const SEQUENCE: usize = 2 * size_of::<u64>();
@@ -384,14 +388,14 @@ async fn walk(
     Ok(())
 }
 
-/// What a walk through a segment took.
+/// The cost of a walk through a segment, and the places that it could not read.
 pub(crate) struct Walked {
     pub(crate) bytes: u64,
-    /// Places where a header can be and that cannot be read.
+    /// Number of possible header positions that cannot be read.
     pub(crate) unreadable: u64,
 }
 
-/// Visits the headers of one segment's life. Behind a place without one it goes on looking, page by
+/// Visits the headers of one segment's life. After a page without one, the search continues page by
 /// page: a record may be damaged or torn and the next one intact.
 pub(crate) async fn walk_headers(
     queue: &Queue,
@@ -420,7 +424,7 @@ pub(crate) async fn walk_headers(
             at = end;
             continue;
         }
-        // An opening says nothing that the header behind it does not say.
+        // An opening adds nothing to the header behind it, so its loss does not count.
         walked.unreadable += u64::from(!here.all_readable() && at > 0);
         at += page;
         while at + page <= bytes {
@@ -444,7 +448,7 @@ pub(crate) async fn walk_headers(
     Ok(walked)
 }
 
-/// The header in `page`, if it is one that belongs to this place.
+/// Decodes the header in `page`, if it is valid for this place.
 fn header_in(
     page: &[u8],
     geometry: &Geometry,
@@ -456,7 +460,7 @@ fn header_in(
     (header.segment == segment && header.position == position).then_some(header)
 }
 
-/// The highest generation in any header of a segment, wherever it lies.
+/// Returns the highest generation in any header of a segment.
 pub(crate) async fn newest_generation(
     queue: &Queue,
     replay: &Rc<RefCell<Replay>>,
@@ -488,7 +492,7 @@ fn page_u64() -> u64 {
     PAGE as u64
 }
 
-/// The cells of a record whose payload is not what the header says.
+/// Returns the cells of a record whose payload does not match the header.
 async fn verify(
     queue: &Queue,
     replay: &Rc<RefCell<Replay>>,
@@ -500,12 +504,12 @@ async fn verify(
         let first = header.cell(&replay.geometry, 0);
         (replay.geometry.slot_offset(first), replay.geometry.block.as_usize())
     };
-    // Whole pages, though blocks may be half of one.
+    // Whole pages, though a block may be half a page.
     let len = (entries.len() * block).next_multiple_of(PAGE);
     let pages = retry::read_pages(queue, offset, len).await?;
     let mut replay = replay.borrow_mut();
     replay.bytes_read += pages.bytes.len() as u64;
-    // What cannot be read is not torn by a crash: whoever needs it will see an error.
+    // An unreadable cell was not torn by a crash; reading it later reports the error.
     let readable = |number: usize| {
         let cell = number * block / PAGE..((number + 1) * block).div_ceil(PAGE);
         pages.readable.get(cell).is_some_and(|pages| pages.iter().all(|readable| *readable))

@@ -1,19 +1,19 @@
-//! Reads that are tried again before a place counts as unreadable, and that lose no more than the
-//! pages that cannot be read.
+//! Reads that are retried before a page counts as unreadable, and that lose no more than the
+//! unreadable pages.
 
 use forebay_device::{DeviceError, DeviceErrorKind, IoBuf, Queue};
 use forebay_format::PAGE;
 use forebay_format::superblock::{COPY_A, COPY_B};
 
-/// Attempts before a read has failed: cables, firmware and hypervisors fail one and do the next.
+/// Attempts before a read fails: faults of cables, firmware and hypervisors are often transient.
 const ATTEMPTS: usize = 4;
 
-/// Whether another attempt can end otherwise.
+/// Returns whether another attempt may succeed.
 fn is_transient(error: &DeviceError) -> bool {
     error.kind == DeviceErrorKind::Io
 }
 
-/// Reads `len` bytes; an error is returned only if it stays.
+/// Reads `len` bytes, with retries; fails if the last attempt does.
 pub(crate) async fn read(queue: &Queue, offset: u64, len: usize) -> Result<IoBuf, DeviceError> {
     let mut attempt = 1;
     loop {
@@ -24,11 +24,11 @@ pub(crate) async fn read(queue: &Queue, offset: u64, len: usize) -> Result<IoBuf
     }
 }
 
-/// What could be read of some pages.
+/// The readable pages of a range.
 pub(crate) struct Pages {
-    /// The pages; those that could not be read are zero.
+    /// The pages; unreadable ones are zero.
     pub(crate) bytes: IoBuf,
-    /// Whether each page could be read.
+    /// Whether each page was readable.
     pub(crate) readable: Vec<bool>,
 }
 
@@ -38,7 +38,7 @@ impl Pages {
     }
 }
 
-/// Reads whole pages, one by one where they cannot be read together.
+/// Reads whole pages, one by one if they cannot be read together.
 ///
 /// # Errors
 /// The device has failed: not even a superblock can be read.

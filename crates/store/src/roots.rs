@@ -1,4 +1,4 @@
-//! Reading superblock and volume table, each of which is there twice.
+//! Reading superblock and volume table, both of which exist twice.
 
 use std::sync::Arc;
 
@@ -10,15 +10,15 @@ use crate::error::StoreError;
 use crate::planted::{self, PlantedBug};
 use crate::retry;
 
-/// What the roots of a device say.
+/// The roots of a device.
 pub struct Roots {
-    /// The superblock that counts.
+    /// The current superblock.
     pub superblock: Superblock,
     /// The volume table.
     pub volumes: Vec<VolumeRecord>,
-    /// Copies that could not be used, in words; nothing is lost by them.
+    /// Messages about copies that could not be used; nothing is lost by them.
     pub notes: Vec<String>,
-    /// What those copies are to hold, and where they are.
+    /// The content that these copies should have, with their offsets.
     pub(crate) mend: Vec<(u64, Vec<u8>)>,
 }
 
@@ -46,7 +46,7 @@ impl Copies {
         Superblock::decode(self.bytes(index), PLACES[index])
     }
 
-    /// The superblock that counts. `notes` gets what is wrong with a copy.
+    /// Returns the current superblock. Messages about bad copies are added to `notes`.
     fn choose(
         &self,
         notes: &mut Vec<String>,
@@ -55,14 +55,15 @@ impl Copies {
         if chosen.is_err()
             && let Some(Err(error)) = self.0.iter().find(|copy| copy.is_err())
         {
-            // The one that cannot be read may be the one that counts.
+            // The unreadable copy may be the current one.
             return Err(error.clone().into());
         }
         for (index, name) in ["first", "second"].into_iter().enumerate() {
             if let Err(error) = self.decode(index)
                 && chosen.is_ok()
             {
-                // A crash while one copy is written leaves it torn: that is what the other is for.
+                // A crash while one copy is written leaves it torn; the other is there for that
+                // case.
                 let unread = self.0[index].is_err();
                 let what = if unread { "it cannot be read".into() } else { error.to_string() };
                 notes.push(format!("the {name} copy of the superblock is not usable: {what}"));
@@ -71,8 +72,9 @@ impl Copies {
         Ok(chosen)
     }
 
-    /// The other superblock, if `newest` may be the half of a change on which nobody relies yet: its
-    /// writer keeps the one before and its table until everything new is there.
+    /// Returns the previous superblock, if `newest` may be part of an incomplete change on which
+    /// nothing relies yet: its writer keeps the previous superblock and its table until both are
+    /// replaced.
     fn before(&self, newest: &Superblock) -> Option<Superblock> {
         let both = [self.decode(0).ok()?, self.decode(1).ok()?];
         let mut older = both.into_iter().filter(|one| one.generation + 1 == newest.generation);
@@ -80,11 +82,11 @@ impl Copies {
     }
 }
 
-/// Where the copies of the superblock are.
+/// Offsets of the copies of the superblock.
 const PLACES: [u64; 2] = [COPY_A, COPY_B];
 
-/// Reads the superblock that counts; the other copy serves if one cannot be read. `notes` gets what is
-/// wrong with a copy.
+/// Reads the current superblock; one unreadable copy is tolerated. Messages about bad copies are
+/// added to `notes`.
 ///
 /// # Errors
 /// The device cannot be read, or is too small. The inner error: there is no superblock that this
@@ -134,7 +136,7 @@ pub async fn read_roots(device: &Arc<dyn Device>, queue: &Queue) -> Result<Roots
     notes.extend(note);
     let mut mend = Vec::new();
     for (index, at) in PLACES.into_iter().enumerate() {
-        // One of the same age or older stays: the next change goes over it.
+        // A copy of the same generation or an older one stays: the next change overwrites it.
         let usable = copies.decode(index);
         if !usable.is_ok_and(|copy| copy.generation <= superblock.generation) {
             mend.push((at, superblock.encode(at).to_vec()));
@@ -147,19 +149,19 @@ pub async fn read_roots(device: &Arc<dyn Device>, queue: &Queue) -> Result<Roots
 /// A volume table that was found.
 struct Table {
     volumes: Vec<VolumeRecord>,
-    /// The copies that are to hold it and do not.
+    /// The copies that should contain it but do not.
     mend: Vec<(u64, Vec<u8>)>,
     note: Option<String>,
 }
 
-/// Reads volume tables.
+/// Reader of volume tables.
 struct Tables<'a> {
     device: &'a Arc<dyn Device>,
     queue: &'a Queue,
 }
 
 impl Tables<'_> {
-    /// The volume table that a superblock means, in its own area or in the other one.
+    /// Finds the volume table that a superblock names, in its own area or in the other one.
     async fn find(&self, superblock: &Superblock) -> Result<Table, StoreError> {
         let table = &superblock.volume_table;
         let first = self.read(superblock, table, table.area).await;
@@ -183,8 +185,8 @@ impl Tables<'_> {
         Ok(Table { volumes, mend, note })
     }
 
-    /// The superblock that was to follow this one and is lost, or was not written yet, as its table
-    /// tells: the table of this one has been overwritten by that, or is lost.
+    /// Returns the successor of this superblock, if it was lost or not written yet, as derived from
+    /// its table: it has overwritten the table of this one, or that is lost.
     async fn next(&self, superblock: &Superblock) -> Option<Superblock> {
         let generation = superblock.generation + 1;
         for area in [0, 1] {

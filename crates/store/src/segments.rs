@@ -1,10 +1,10 @@
-//! The segments of a cache device: which are free, open, closed or on their way to being free.
+//! The segments of a cache device: free, open, closed, or about to become free.
 //!
 //! A segment may be opened again only when all of this holds (invariant 8):
 //! - no index entry points into it, no reader that found one earlier is still reading, and no
 //!   version in it is held for an ordered volume;
 //! - everything that superseded its content is durable: a commit that began after its last entry
-//!   went has ended well;
+//!   was removed has succeeded;
 //! - the durable checkpoint is not older than its newest record, because recovery replays every
 //!   record that the checkpoint does not contain.
 
@@ -18,10 +18,10 @@ use forebay_device::LogBuffer;
 
 use crate::planted::{self, PlantedBug};
 
-/// What a segment is used for at the moment.
+/// The state of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SegmentState {
-    /// Nothing of value is in it; it may be opened.
+    /// Contains nothing that is needed; it may be opened.
     Free,
     /// Records are being appended.
     Open,
@@ -33,30 +33,30 @@ pub enum SegmentState {
     Draining,
 }
 
-/// What is known about one segment without a lock.
+/// The state of one segment that is read without a lock.
 #[derive(Default)]
 struct Counters {
-    /// Index entries that point into the segment, and those of them that are dirty or kept, as
-    /// [`Live`] packs them: one step for all.
+    /// Index entries that point into the segment, and how many of them are dirty or kept, packed by
+    /// [`Live`] so that one atomic operation updates all.
     live: AtomicU64,
     /// Readers that found an entry and have not finished reading.
     pins: AtomicU32,
     /// 1 while the segment's RAM image exists.
     buffered: AtomicU32,
-    /// Granules from the start of which everything is durable.
+    /// Granules from the segment's start that are durable.
     durable: AtomicU32,
-    /// Versions that an ordered volume's origin still has to get, whether or not they are the newest.
+    /// Versions held for the origin of an ordered volume, newest or not.
     held: AtomicU32,
 }
 
 /// Index entries that point into a segment. A segment has at most 2^19 cells.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Live {
-    /// All of them.
+    /// Number of entries.
     pub blocks: u32,
-    /// Those that are dirty.
+    /// Number of dirty entries.
     pub dirty: u32,
-    /// Those with a rank above 0: the replacement policy has not given them up.
+    /// Number of entries with a rank above 0: the replacement policy still wants to keep them.
     pub kept: u32,
 }
 
@@ -81,7 +81,7 @@ impl Live {
         }
     }
 
-    /// One entry.
+    /// Returns the counts of one entry.
     #[inline]
     pub fn one(dirty: bool, rank: u8) -> Self {
         Live { blocks: 1, dirty: dirty.into(), kept: (rank > 0).into() }
@@ -92,7 +92,7 @@ impl Live {
 struct Life {
     state: SegmentState,
     generation: Generation,
-    /// Order in which segments were opened; for replacement in order of age.
+    /// Position in the order in which segments were opened, for replacement by age.
     opened: u64,
     /// See [`SegmentUse::on_probation`].
     on_probation: bool,
@@ -104,13 +104,13 @@ struct Life {
 
 struct Draining {
     segment: SegmentId,
-    /// The commit round that must have ended well.
+    /// The commit round that must have succeeded.
     round: u64,
-    /// So many marks must be durable.
+    /// The number of marks that must be durable.
     marks: u64,
 }
 
-/// A record that is closed and not known to be durable.
+/// A closed record that is not known to be durable.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Undurable {
     segment: SegmentId,
@@ -131,24 +131,24 @@ struct State {
 /// A segment as replacement policies see it.
 #[derive(Clone, Copy, Debug)]
 pub struct SegmentUse {
-    /// Which one.
+    /// Its number.
     pub id: SegmentId,
-    /// Order in which it was opened.
+    /// Position in the order in which segments were opened.
     pub opened: u64,
-    /// What points into it.
+    /// Index entries that point into it.
     pub live: Live,
-    /// New blocks were appended to it, and the replacement policy has not passed it since.
+    /// Whether new blocks were appended to it and the replacement policy has not passed it since.
     pub on_probation: bool,
-    /// A version in it is held for an ordered volume: it cannot be reclaimed.
+    /// Whether a version in it is held for an ordered volume, so that it cannot be reclaimed.
     pub held: bool,
 }
 
-/// The life of a segment as a checkpoint keeps it.
+/// The life of a segment as a checkpoint records it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SegmentSnapshot {
     /// Generation of this life.
     pub generation: Generation,
-    /// What it was used for.
+    /// Its state.
     pub state: SegmentState,
     /// Granules used.
     pub position: u32,
@@ -160,12 +160,12 @@ pub struct Segments {
     buffers: Box<[Mutex<Option<Arc<LogBuffer>>>]>,
     state: Mutex<State>,
     checkpoint_base: AtomicU64,
-    /// Segments with at least one version that is held.
+    /// Segments with at least one held version.
     with_held: AtomicU32,
 }
 
 impl Segments {
-    /// All free; the first to be opened gets `next_generation`.
+    /// Makes `count` free segments; the first to be opened gets `next_generation`.
     pub fn new(count: u32, next_generation: Generation) -> Self {
         let life = Life {
             state: SegmentState::Free,
@@ -191,23 +191,22 @@ impl Segments {
         }
     }
 
-    /// Number of segments.
+    /// Returns the number of segments.
     pub fn count(&self) -> u32 {
         self.counters.len() as u32
     }
 
-    /// Segments that may be opened at once.
+    /// Returns the number of segments that may be opened immediately.
     pub fn free_count(&self) -> u32 {
         self.state.lock().free.len() as u32
     }
 
-    /// Segments that are empty but not yet free.
+    /// Returns the number of segments that are empty but not yet free.
     pub fn draining_count(&self) -> u32 {
         self.state.lock().draining.len() as u32
     }
 
-    /// Restores many lives at once: `lives` gives each segment's state or `None` for free ones,
-    /// in the order in which they were opened.
+    /// Restores the lives of segments, in the order in which they were opened; the others are free.
     pub fn restore_all(
         &self,
         lives: impl IntoIterator<Item = (SegmentId, SegmentSnapshot, RecordNumber)>,
@@ -235,7 +234,8 @@ impl Segments {
         state.free = free;
     }
 
-    /// Sets what points into each segment, after recovery.
+    /// Sets the counts of index entries of each segment, after recovery. All content counts as
+    /// durable.
     pub fn set_live(&self, counts: &[Live]) {
         for (counters, live) in self.counters.iter().zip(counts) {
             counters.durable.store(u32::MAX, Ordering::Relaxed);
@@ -243,7 +243,7 @@ impl Segments {
         }
     }
 
-    /// Sets how many versions are held in each segment, after recovery.
+    /// Sets the number of held versions in each segment, after recovery.
     pub(crate) fn set_held(&self, counts: &[u32]) {
         for (counters, held) in self.counters.iter().zip(counts) {
             counters.held.store(*held, Ordering::Relaxed);
@@ -252,10 +252,11 @@ impl Segments {
         self.with_held.store(with_held as u32, Ordering::Relaxed);
     }
 
-    /// Takes a free segment, leaving at least `reserve` others free. The caller fills it.
+    /// Opens a free segment, leaving at least `reserve` others free; the caller fills it. `None`:
+    /// there are not enough.
     ///
-    /// `appender` of `appenders` takes it from its own part of the free ones: what is counted of
-    /// neighbouring segments lies together, and lanes that fill neighbours would wait for each other.
+    /// `appender` of `appenders` takes it from its own part of the free ones: the counters of
+    /// neighbouring segments share cache lines, so lanes that fill neighbours would contend.
     /// `on_probation`: see [`SegmentUse::on_probation`].
     pub fn open(
         &self,
@@ -301,7 +302,7 @@ impl Segments {
         state.undurable.push(Undurable { segment, generation, number, end: position });
     }
 
-    /// Takes the records up to `through` that a sync is about to make durable.
+    /// Takes the records up to `through` that a commit is about to make durable.
     pub(crate) fn take_undurable(&self, through: RecordNumber) -> Vec<Undurable> {
         let mut state = self.state.lock();
         let all = std::mem::take(&mut state.undurable);
@@ -321,37 +322,37 @@ impl Segments {
         }
     }
 
-    /// Whether what lies at a position in a segment, in granules, is durable.
+    /// Returns whether a position in a segment, in granules, is durable.
     pub(crate) fn is_durable(&self, segment: SegmentId, position: u32) -> bool {
         position < self.counters[segment.0 as usize].durable.load(Ordering::SeqCst)
     }
 
-    /// Nothing more will be appended to the segment.
+    /// Closes the segment: nothing more will be appended.
     pub fn close(&self, segment: SegmentId) {
         self.state.lock().lives[segment.0 as usize].state = SegmentState::Closed;
     }
 
-    /// Generation of the segment's present life.
+    /// Returns the generation of the segment's current life.
     pub fn generation(&self, segment: SegmentId) -> Generation {
         self.state.lock().lives[segment.0 as usize].generation
     }
 
-    /// Granules used in the segment's present life.
+    /// Returns the granules used in the segment's current life.
     pub fn position(&self, segment: SegmentId) -> u32 {
         self.state.lock().lives[segment.0 as usize].position
     }
 
-    /// The generation that the next segment to be opened gets.
+    /// Returns the generation of the next segment to be opened.
     pub fn next_generation(&self) -> Generation {
         Generation(self.state.lock().next_generation)
     }
 
-    /// Leaves out some generations, for tests near limits.
+    /// Skips some generations, for tests near limits.
     pub fn skip_generations(&self, count: u64) {
         self.state.lock().next_generation += count;
     }
 
-    /// Closed segments.
+    /// Stores the closed segments that have no RAM image in `into`.
     pub fn closed(&self, into: &mut Vec<SegmentUse>) {
         into.clear();
         let state = self.state.lock();
@@ -370,17 +371,17 @@ impl Segments {
         }
     }
 
-    /// Segments in which something is held, so that none of their room can be used again.
+    /// Returns the number of segments with held versions, whose space cannot be reused.
     pub fn with_held(&self) -> u32 {
         self.with_held.load(Ordering::Relaxed)
     }
 
-    /// The replacement policy has passed a segment on probation.
+    /// Notes that the replacement policy has passed a segment on probation.
     pub fn end_probation(&self, segment: SegmentId) {
         self.state.lock().lives[segment.0 as usize].on_probation = false;
     }
 
-    /// What points into all segments together.
+    /// Returns the index entries that point into all segments, and how many of them are kept.
     pub fn all_live(&self) -> (u64, u64) {
         let live = self.counters.iter().map(|one| Live::unpacked(one.live.load(Ordering::Relaxed)));
         live.fold((0, 0), |(blocks, kept), one| {
@@ -399,9 +400,10 @@ impl Segments {
         closed
     }
 
-    /// Ends a reclaim. If the segment is empty it starts draining: it is free once the commit round
-    /// has ended well and the marks are durable that `wait_for` tells, which is asked after the
-    /// segment was seen empty, and the other conditions hold. Otherwise it stays closed.
+    /// Ends a reclaim; returns whether the segment is empty. If it is, it starts draining: it
+    /// becomes free once the commit round from `wait_for` has succeeded, the number of marks from
+    /// `wait_for` is durable, and the other conditions hold. `wait_for` is called after the segment
+    /// was seen empty. Otherwise the segment stays closed.
     pub fn end_reclaim(&self, segment: SegmentId, wait_for: impl FnOnce() -> (u64, u64)) -> bool {
         let empty = self.live(segment) == 0;
         let (round, marks) = wait_for();
@@ -414,10 +416,9 @@ impl Segments {
         empty
     }
 
-    /// Frees every draining segment whose conditions hold, given the last commit round that ended
-    /// well and how many marks are durable. Returns how many became free, and whether some wait
-    /// for nothing but a checkpoint. `is_read`: whether a lane is reading from a segment without a
-    /// pin.
+    /// Frees every draining segment whose conditions hold, given the last successful commit round
+    /// and the number of durable marks. Returns how many became free, and whether some wait only
+    /// for a checkpoint. `is_read`: whether a lane is reading from a segment without a pin.
     pub fn free_drained(
         &self,
         round: u64,
@@ -439,7 +440,7 @@ impl Segments {
             if draining.round > round || used() {
                 return true;
             }
-            // A checkpoint also does what marks do that found no room in the log.
+            // A checkpoint also replaces marks that found no room in the log.
             let ahead = state.lives[index].last_record.0 > base || draining.marks > marks;
             if ahead && !planted::has(PlantedBug::FreedBeforeCheckpoint) {
                 need_checkpoint = true;
@@ -453,14 +454,15 @@ impl Segments {
         (freed, need_checkpoint)
     }
 
-    /// A checkpoint that contains every record up to `base` is durable.
+    /// Notes that a checkpoint with every record up to `base` is durable.
     pub fn checkpoint_durable(&self, base: RecordNumber) {
         self.checkpoint_base.fetch_max(base.0, Ordering::SeqCst);
     }
 
-    /// The lives of all segments at this moment, for a checkpoint that contains every record up to
-    /// `base`, and the generation that the next segment to be opened gets. A segment with a later record counts as open, so that recovery walks through it;
-    /// one on its way to being free counts as closed: recovery finds that nothing points into it.
+    /// Returns the lives of all segments at this moment, for a checkpoint that contains every
+    /// record up to `base`, and the generation of the next segment to be opened. A segment with a
+    /// later record is reported as open, so that recovery walks through it; one in reclaim or
+    /// draining as closed: recovery finds that nothing points into it.
     pub fn snapshot(&self, base: RecordNumber) -> (Vec<SegmentSnapshot>, Generation) {
         let state = self.state.lock();
         let lives = state
@@ -480,17 +482,17 @@ impl Segments {
         (lives, Generation(state.next_generation))
     }
 
-    /// An index entry points into the segment from now on.
+    /// Counts an index entry that points into the segment from now on.
     pub fn add_live(&self, segment: SegmentId, one: Live) {
         self.counters[segment.0 as usize].live.fetch_add(one.packed(), Ordering::Relaxed);
     }
 
-    /// An index entry no longer points into the segment.
+    /// Uncounts an index entry that no longer points into the segment.
     pub fn remove_live(&self, segment: SegmentId, one: Live) {
         self.counters[segment.0 as usize].live.fetch_sub(one.packed(), Ordering::SeqCst);
     }
 
-    /// The rank of a live entry of the segment has changed.
+    /// Notes that the rank of a live entry of the segment has changed.
     #[inline]
     pub fn ranked(&self, segment: SegmentId, before: u8, after: u8) {
         let live = &self.counters[segment.0 as usize].live;
@@ -501,17 +503,17 @@ impl Segments {
         }
     }
 
-    /// A live entry of the segment turned clean.
+    /// Notes that a live entry of the segment became clean.
     pub fn turned_clean(&self, segment: SegmentId) {
         self.counters[segment.0 as usize].live.fetch_sub(Live::DIRTY, Ordering::Relaxed);
     }
 
-    /// Index entries that point into the segment.
+    /// Returns the number of index entries that point into the segment.
     pub fn live(&self, segment: SegmentId) -> u32 {
         Live::unpacked(self.counters[segment.0 as usize].live.load(Ordering::SeqCst)).blocks
     }
 
-    /// Keeps the segment from being opened again while an entry that was found is read. Called
+    /// Keeps the segment from being reused while an entry that was found is read. Must be called
     /// under the lock of the index shard in which the entry was found.
     pub fn pin(&self, segment: SegmentId) {
         self.counters[segment.0 as usize].pins.fetch_add(1, Ordering::Relaxed);
@@ -522,7 +524,7 @@ impl Segments {
         self.counters[segment.0 as usize].pins.fetch_sub(1, Ordering::Release);
     }
 
-    /// A version in the segment is held: the segment is neither reclaimed nor opened again. To be
+    /// Holds a version in the segment, which is then neither reclaimed nor opened again. Must be
     /// called before the version's record is written.
     pub(crate) fn hold(&self, segment: SegmentId) {
         if self.counters[segment.0 as usize].held.fetch_add(1, Ordering::SeqCst) == 0 {
@@ -543,12 +545,12 @@ impl Segments {
         self.counters[segment.0 as usize].buffered.store(1, Ordering::Release);
     }
 
-    /// Whether the RAM image exists.
+    /// Returns whether the RAM image exists.
     pub fn is_buffered(&self, segment: SegmentId) -> bool {
         self.counters[segment.0 as usize].buffered.load(Ordering::Acquire) != 0
     }
 
-    /// The RAM image, while there is one.
+    /// Returns the RAM image, if it exists.
     pub fn buffer(&self, segment: SegmentId) -> Option<Arc<LogBuffer>> {
         if !self.is_buffered(segment) {
             return None;
@@ -556,18 +558,18 @@ impl Segments {
         self.buffers[segment.0 as usize].lock().clone()
     }
 
-    /// Detaches the RAM image once all of its records are on the device.
+    /// Detaches the RAM image; all of its records must be on the device.
     pub fn detach_buffer(&self, segment: SegmentId) -> Option<Arc<LogBuffer>> {
         self.counters[segment.0 as usize].buffered.store(0, Ordering::Release);
         self.buffers[segment.0 as usize].lock().take()
     }
 
-    /// Bytes of memory for the segment tables.
+    /// Returns the bytes of memory for the segment tables.
     pub fn bytes(&self) -> u64 {
         Self::bytes_for(self.count())
     }
 
-    /// Bytes of memory for the tables of `count` segments.
+    /// Returns the bytes of memory for the tables of `count` segments.
     pub(crate) fn bytes_for(count: u32) -> u64 {
         let each =
             size_of::<Counters>() + size_of::<Mutex<Option<Arc<LogBuffer>>>>() + size_of::<Life>();

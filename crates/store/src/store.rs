@@ -1,6 +1,7 @@
-//! The store: everything that is on the cache device, and the index of it.
+//! The store: the content of the cache device, and its index.
 //!
-//! [`Store`] is shared by all lanes; a [`StoreLane`](crate::StoreLane) is one lane's way to it.
+//! [`Store`] is shared by all lanes; a [`StoreLane`](crate::StoreLane) is a store as one lane uses
+//! it.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -27,11 +28,11 @@ use crate::planted::{self, PlantedBug};
 use crate::segments::{Live, Segments};
 use crate::table::Entry;
 
-/// The check of a payload that was read back and is good.
+/// The check of a payload that was read back and verified.
 #[derive(Clone, Copy, Debug)]
 pub struct PayloadCheck(pub(crate) u32);
 
-/// One volume's part of the index, and what its checksums begin with.
+/// One volume's address range in the index, and the seed of its checksums.
 #[derive(Clone, Copy, Debug)]
 pub struct VolumeSpace {
     /// The volume.
@@ -44,32 +45,32 @@ pub struct VolumeSpace {
 }
 
 impl VolumeSpace {
-    /// Whether the volume has this block. Block numbers that come from a device are to be asked about:
-    /// the address of one beyond the end belongs to another volume, or to none.
+    /// Returns whether the volume has this block. Block numbers read from a device must be checked
+    /// with this: the address of one beyond the end belongs to another volume, or to none.
     #[inline]
     pub fn contains(&self, block: OriginBlock) -> bool {
         block.0 < self.blocks
     }
 
-    /// The address of a block of this volume.
+    /// Returns the address of a block of this volume.
     #[inline]
     pub fn address(&self, block: OriginBlock) -> Address {
         debug_assert!(self.contains(block), "{block:?} is beyond the end of {:?}", self.id);
         Address(self.base + block.0)
     }
 
-    /// The block behind an address, if it belongs to this volume.
+    /// Returns the block at an address, if it belongs to this volume.
     pub fn block(&self, address: Address) -> Option<OriginBlock> {
         let block = address.0.checked_sub(self.base)?;
         (block < self.blocks).then_some(OriginBlock(block))
     }
 }
 
-/// The volumes' parts of the index, to find the volume of an address.
+/// The address ranges of all volumes, to find the volume of an address.
 pub struct Spaces(Vec<VolumeSpace>);
 
 impl Spaces {
-    /// The volume of an address, and which of its blocks that is.
+    /// Returns the volume of an address, and the block's number in it.
     pub fn find(&self, address: Address) -> Option<(&VolumeSpace, OriginBlock)> {
         let after = self.0.partition_point(|space| space.base <= address.0);
         let space = self.0.get(after.checked_sub(1)?)?;
@@ -77,21 +78,22 @@ impl Spaces {
     }
 }
 
-/// Who appends: background work may use the reserved segments.
+/// The kind of an append; it selects the appender, and background work may use the reserved
+/// segments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
     /// A client's write, or a fill.
     Foreground,
-    /// A client's write of a block that is worth keeping. Most are written again before long, so these
-    /// segments empty themselves.
+    /// A client's write of a block that is worth keeping. Most such blocks are rewritten soon, so
+    /// their segments become empty without reclaim.
     Rewritten,
-    /// A write to an ordered volume. Its versions are held until the origin has them in their order, and
-    /// so are their segments, which therefore keep nothing else from being reclaimed.
+    /// A write to an ordered volume. Its versions, and so their segments, are held until the origin
+    /// has them in order; segments of their own keep nothing else from being reclaimed.
     Ordered,
-    /// A fill of what is expected to stay: beside what is reinserted, so that segments hold what
-    /// leaves together.
+    /// A fill of a block that is expected to stay: stored with reinserted blocks, so that blocks
+    /// that leave together share segments.
     Settled,
-    /// Reclaim carrying blocks on.
+    /// A block that reclaim reinserts.
     Background,
 }
 
@@ -101,20 +103,20 @@ pub struct Version<'a> {
     pub space: &'a VolumeSpace,
     /// The block.
     pub block: OriginBlock,
-    /// Newer than the origin.
+    /// Whether it is newer than the origin.
     pub dirty: bool,
-    /// Its valid sectors, if not all of them.
+    /// Its valid sectors; `None`: all of them.
     pub mask: Option<SectorMask>,
-    /// Rank in the measure of the replacement policy.
+    /// Rank in the replacement policy's own measure.
     pub rank: u8,
-    /// When it may replace what is there.
+    /// When it may replace the current version.
     pub condition: Condition<'a>,
 }
 
-/// What became of an append.
+/// The result of an append.
 #[derive(Debug)]
 pub enum Appended {
-    /// It is the newest version now.
+    /// It is now the newest version.
     Done {
         /// The version that it replaced.
         old: Option<Entry>,
@@ -123,28 +125,28 @@ pub enum Appended {
     Refused,
     /// There is no room at the moment: wait for [`Store::space`].
     NoSpace,
-    /// There is no memory for its mask: the block has to be whole, see [`Store::has_room_for_mask`].
+    /// There is no memory for its mask: append the whole block, see [`Store::has_room_for_mask`].
     NoMask,
 }
 
 /// Why a cached block could not be read.
 #[derive(Clone, Debug)]
 pub enum ReadFailure {
-    /// The payload is not what was written: flipped, misdirected, lost or stale.
+    /// The payload does not match its checksum: flipped, misdirected, lost or stale.
     Corrupt,
     /// The device failed.
     Device(forebay_device::DeviceError),
 }
 
-/// What is counted, apart from what every look-up reads.
+/// Counters, kept apart from the fields that every look-up reads.
 #[derive(Default, Debug)]
 #[repr(align(128))]
 pub struct Counters {
-    /// Bytes read from the cache device by who counts them nowhere else: see [`Store::read_bytes`].
+    /// Bytes read from the cache device by lanes without a hazard slot: see [`Store::read_bytes`].
     pub(crate) read_bytes: AtomicU64,
     /// Bytes written to the cache device.
     pub written_bytes: AtomicU64,
-    /// Bytes of payload in them.
+    /// Bytes of payload among them.
     pub payload_bytes: AtomicU64,
     /// Syncs of the cache device.
     pub syncs: AtomicU64,
@@ -152,7 +154,7 @@ pub struct Counters {
     pub corrupt_blocks: AtomicU64,
 }
 
-/// The store of one cache device. See the module.
+/// The store of one cache device, shared by all lanes.
 pub struct Store {
     pub(crate) device: Arc<dyn Device>,
     pub(crate) uuid: Uuid,
@@ -162,18 +164,19 @@ pub struct Store {
     pub index: Index,
     /// The segments.
     pub segments: Segments,
-    /// Whether the device can be trusted.
+    /// Whether the device has failed.
     pub health: Health,
-    /// What is counted.
+    /// Counters.
     pub counters: Counters,
     pub(crate) hazards: HazardSlots,
-    /// How long the device takes.
+    /// Latency of the device.
     pub latency: DeviceLatency,
-    /// Room has been made.
+    /// Notified when room was made.
     pub space: Notify,
-    /// Somebody waits for room.
+    /// Notified when somebody waits for room.
     pub space_wanted: Notify,
-    /// A block found no room in the index: there are free segments, and yet blocks have to leave.
+    /// Whether a block found no room in the index: then blocks must be evicted even if segments are
+    /// free.
     pub(crate) index_full: AtomicBool,
     pub(crate) log: Log,
     pub(crate) appenders: Appenders,
@@ -181,47 +184,47 @@ pub struct Store {
     pub(crate) spaces: Mutex<Vec<VolumeSpace>>,
     pub(crate) meta: Mutex<forebay_format::Superblock>,
     pub(crate) volumes: Mutex<Vec<VolumeRecord>>,
-    /// Numbers of volumes that have left the table since the last checkpoint began.
+    /// Numbers of volumes that were deleted since the last checkpoint began.
     pub(crate) resting: Mutex<HashSet<VolumeId>>,
     pub(crate) meta_gate: Gate,
     pub(crate) sync_gate: Gate,
     pub(crate) checkpoint_gate: Gate,
     pub(crate) appended_at_checkpoint: AtomicU64,
-    /// What all of this takes.
+    /// Memory held for all of this.
     pub(crate) _memory: Vec<MemoryHold>,
     pub(crate) distrust: AtomicBool,
-    /// Checksums of everything that was appended, for [`PlantedBug::UnboundChecksum`].
+    /// Checksums of all appended payloads, for [`PlantedBug::UnboundChecksum`].
     #[cfg(feature = "planted-bugs")]
     pub(crate) known_checks: Mutex<std::collections::HashSet<u32>>,
 }
 
 impl Store {
-    /// The unit of caching.
+    /// Returns the unit of caching.
     pub fn block_size(&self) -> BlockSize {
         self.geometry.block
     }
 
-    /// The cache's identity.
+    /// Returns the cache's identity.
     pub fn uuid(&self) -> Uuid {
         self.uuid
     }
 
-    /// The device.
+    /// Returns the cache device.
     pub fn device(&self) -> &Arc<dyn Device> {
         &self.device
     }
 
-    /// Where everything lies.
+    /// Returns the layout of the device.
     pub fn geometry(&self) -> &Geometry {
         &self.geometry
     }
 
-    /// How it was opened.
+    /// Returns the options with which it was opened.
     pub fn options(&self) -> &StoreOptions {
         &self.options
     }
 
-    /// Blocks that fit if every record is full and no segment is kept free.
+    /// Returns the number of blocks that fit if every record is full and no segment is kept free.
     pub fn capacity_blocks(&self) -> u64 {
         self.log.layout().cells_per_segment() * u64::from(self.segments.count())
     }
@@ -229,40 +232,41 @@ impl Store {
     /// Segments that foreground work leaves free for background work.
     pub const RESERVED_SEGMENTS: u32 = 2;
 
-    /// See [`Store::RESERVED_SEGMENTS`].
+    /// Returns [`Store::RESERVED_SEGMENTS`].
     pub fn reserved_segments(&self) -> u32 {
         Self::RESERVED_SEGMENTS
     }
 
-    /// Blocks that fit into a segment of a cache laid out like this, if every record is full.
+    /// Returns the blocks that fit into a segment of a cache with this layout, if every record is
+    /// full.
     pub fn cells_per_segment_of(geometry: &Geometry) -> u64 {
         SegmentLayout::new(geometry).cells_per_segment()
     }
 
-    /// The parts of the index that volumes have at the moment.
+    /// Returns the current address ranges of the volumes.
     pub fn spaces(&self) -> Spaces {
         let mut spaces = self.spaces.lock().clone();
         spaces.sort_by_key(|space| space.base);
         Spaces(spaces)
     }
 
-    /// Bytes of memory of the index, all in.
+    /// Returns the bytes of memory of the index and of the segment tables.
     pub fn index_bytes(&self) -> u64 {
         self.index.bytes() + self.segments.bytes()
     }
 
-    /// Bytes of memory of the log's buffers.
+    /// Returns the bytes of memory of the log's buffers.
     pub fn buffer_bytes(&self) -> u64 {
         self.log.buffer_bytes()
     }
 
-    /// Whether the device has been told, since it was opened, that neither clean copies nor samples
-    /// of origins are to be trusted.
+    /// Returns whether it was recorded on the device, since it was opened, that neither clean
+    /// copies nor samples of origins can be trusted.
     pub fn is_distrusted(&self) -> bool {
         self.distrust.load(Ordering::SeqCst)
     }
 
-    /// The segment that holds a slot.
+    /// Returns the segment that contains a slot.
     #[inline]
     pub fn segment_of(&self, slot: Slot) -> SegmentId {
         self.log.layout().segment_of(slot)
@@ -279,7 +283,7 @@ impl Store {
     }
 
     /// As [`Store::look_up`], for a lane that reads the block before it does anything else. `rank`
-    /// gives the entry's new rank.
+    /// returns the entry's new rank.
     #[inline]
     pub(crate) fn look_up_now(
         &self,
@@ -304,13 +308,13 @@ impl Store {
         Some(Pinned { store: self, block, found, hazard })
     }
 
-    /// Bytes read from the cache device.
+    /// Returns the bytes read from the cache device.
     pub fn read_bytes(&self) -> u64 {
         self.counters.read_bytes.load(Ordering::Relaxed) + self.hazards.read_bytes()
     }
 
-    /// Changes the rank of a block, if it is still the version at `slot`. Returns it as it was, and
-    /// as it is now.
+    /// Changes the rank of a block, if the version at `slot` is still current. Returns the old and
+    /// the new rank.
     pub fn rerank(
         &self,
         space: &VolumeSpace,
@@ -331,7 +335,7 @@ impl Store {
         Some((before.rank, after?))
     }
 
-    /// A hint: the block will be looked up soon, if there is one of this number.
+    /// A hint: the block will be looked up soon. Ignored beyond the end of the volume.
     #[inline]
     pub fn expect(&self, space: &VolumeSpace, block: OriginBlock) {
         if block.0 < space.blocks {
@@ -345,7 +349,7 @@ impl Store {
         self.index.look_up(space.address(block), |_| None)
     }
 
-    /// Whether a block that is absent may be valid in part, as far as can be told at this moment.
+    /// Returns whether there is memory to cache an absent block partially, at this moment.
     pub fn has_room_for_mask(&self, space: &VolumeSpace, block: OriginBlock) -> bool {
         self.index.has_room_for_mask(space.address(block))
     }
@@ -354,8 +358,8 @@ impl Store {
         space.seed.check(block, payload)
     }
 
-    /// With [`PlantedBug::UnboundChecksum`]: whether the payload is intact, wherever it belongs. That is
-    /// all that a checksum tells which does not cover the address.
+    /// With [`PlantedBug::UnboundChecksum`]: returns whether the payload is intact, wherever it
+    /// belongs. A checksum that does not cover the address would verify no more than that.
     pub(crate) fn is_intact_somewhere(&self, _payload: &[u8]) -> bool {
         #[cfg(feature = "planted-bugs")]
         if planted::has(PlantedBug::UnboundChecksum) {
@@ -364,8 +368,8 @@ impl Store {
         false
     }
 
-    /// Notes that a version is durable on the origin. `true` if it was still the newest and dirty. The
-    /// mark is logged with the next commit.
+    /// Notes that a version is durable on the origin. Returns whether it was still the newest, and
+    /// dirty. The mark is logged with the next commit.
     pub fn written_back(
         &self,
         space: &VolumeSpace,
@@ -393,16 +397,16 @@ impl Store {
         marked
     }
 
-    /// Forgets a block if `when` agrees: evicts or invalidates it. Fills of it are overtaken in
-    /// any case. The mark is logged with the next commit; until then the block could come back
-    /// after a crash, so no other copy may change before [`settle_marks`](crate::StoreLane::settle_marks).
+    /// Evicts or invalidates a block if `when` agrees. Fills of it are overtaken in any case. The
+    /// mark is logged with the next commit; until then the block could come back after a crash, so
+    /// no other copy may change before [`settle_marks`](crate::StoreLane::settle_marks).
     pub fn forget(
         &self,
         space: &VolumeSpace,
         block: OriginBlock,
         when: impl FnOnce(&Entry) -> bool,
     ) -> Option<Entry> {
-        // The mark is pushed before anybody can see that the block is gone: who finds it absent
+        // The mark is pushed before the removal is visible: a thread that finds the block absent
         // also finds the mark unsettled.
         let entry = self.index.remove(space.address(block), |entry| {
             if !when(entry) {
@@ -419,7 +423,7 @@ impl Store {
         Some(entry)
     }
 
-    /// Drops everything of a volume that has left the volume table.
+    /// Removes all blocks of a volume that has left the volume table.
     pub fn purge(&self, space: &VolumeSpace) {
         let (mut copy, mut masks) = (Vec::new(), Vec::new());
         for shard in 0..self.index.shard_count() {
@@ -437,13 +441,12 @@ impl Store {
         }
     }
 
-    /// Blocks that fit into a segment, if every record is full.
+    /// Returns the blocks that fit into a segment, if every record is full.
     pub fn cells_per_segment(&self) -> u64 {
         self.log.layout().cells_per_segment()
     }
 
-    /// Latches a failure of the device, and wakes everyone who waits for something that will not
-    /// come now.
+    /// Latches a failure of the device, and wakes all waiters, since their events will not come.
     pub(crate) fn fail(&self, error: &dyn std::fmt::Display) {
         self.health.fail(error);
         self.log.written.notify_all();
@@ -452,43 +455,45 @@ impl Store {
         self.space_wanted.notify_all();
     }
 
-    /// How far what is durable reaches: the generation of the superblock, and the last record. Neither
-    /// is ever lower when the device is opened again, unless it lost what was durable.
+    /// Returns the durable position: the generation of the superblock, and the last durable record.
+    /// Neither is lower when the device is opened again, unless it lost durable data.
     pub fn position(&self) -> (u64, RecordNumber) {
         (self.meta.lock().generation, self.log.durable_through())
     }
 
-    /// Whether a block found no room in the index since this was asked last.
+    /// Returns whether a block found no room in the index since the last call.
     pub fn index_was_full(&self) -> bool {
         self.index_full.swap(false, Ordering::Relaxed)
     }
 
-    /// Whether a version is durable where it is.
+    /// Returns whether the version at a slot is durable.
     pub fn is_durable(&self, slot: Slot) -> bool {
         self.segments.is_durable(self.segment_of(slot), self.log.layout().granule_of(slot))
     }
 
-    /// Bytes appended since the last checkpoint.
+    /// Returns the bytes appended since the last checkpoint.
     pub fn appended_since_checkpoint(&self) -> u64 {
         let now = self.counters.written_bytes.load(Ordering::Relaxed);
         now.saturating_sub(self.appended_at_checkpoint.load(Ordering::Relaxed))
     }
 
-    /// Appended bytes after which a checkpoint is due.
+    /// Returns the number of appended bytes after which a checkpoint is due.
     pub fn checkpoint_due(&self) -> u64 {
-        // Recovery holds the headers of what was written since in memory, which has to be there then.
-        // More is written until the checkpoint is, so this is about the half of it.
+        // Recovery holds the headers written since the checkpoint in memory, which must be
+        // available then. More is written until the checkpoint is complete, so this plans for about
+        // half of it.
         const MOST: u64 = 64 << 30;
         const FOR_EACH_BLOCK: u64 = 400;
         let segment = self.log.layout().segment_bytes;
         let half = u64::from(self.segments.count()) * segment / 2;
         let blocks = self.options.memory.not_held() / FOR_EACH_BLOCK;
-        // A segment at least: with no memory left at all, a checkpoint would be due without an append.
+        // At least a segment: without any memory left, a checkpoint would be due even without an
+        // append.
         let within_memory = blocks.saturating_mul(self.block_size().bytes()).max(segment);
         self.options.checkpoint_bytes.unwrap_or(half).min(half).min(MOST).min(within_memory)
     }
 
-    /// Whether everything that was appended or marked is durable.
+    /// Returns whether everything that was appended or marked is durable.
     pub fn all_durable(&self) -> bool {
         let open =
             self.appenders.numbers().any(|number| self.appenders.lock(number).open_cells() > 0);
@@ -497,31 +502,31 @@ impl Store {
             && self.log.marks_pushed() <= self.log.marks_durable()
     }
 
-    /// Whether a mark could still be lost in a crash.
+    /// Returns whether all pushed marks are durable.
     pub fn marks_settled(&self) -> bool {
         self.log.marks_pushed() <= self.log.marks_durable()
     }
 
-    /// Ends the reclaim of a segment. `true` if it is empty: it will be free once everything that
-    /// took its blocks out is durable.
+    /// Ends the reclaim of a segment. Returns whether it is empty: then it becomes free once
+    /// everything that removed its blocks is durable.
     pub fn end_reclaim(&self, segment: SegmentId) -> bool {
         self.segments.end_reclaim(segment, || (self.log.next_round(), self.log.marks_pushed()))
     }
 }
 
-/// A block that was found, with its segment kept from being reused.
+/// A block that was found, whose segment is protected from reuse.
 pub struct Pinned<'a> {
     store: &'a Store,
-    /// Which block.
+    /// The block.
     pub block: OriginBlock,
-    /// What was found.
+    /// The result of the look-up.
     pub found: Found,
-    /// The hazard slot that replaces the pin.
+    /// The hazard slot, if it replaces the pin.
     hazard: Option<HazardId>,
 }
 
 impl<'a> Pinned<'a> {
-    /// Something in a segment that the caller has pinned.
+    /// Makes a result for a segment that the caller has pinned.
     pub(crate) fn new(store: &'a Store, block: OriginBlock, found: Found) -> Self {
         Pinned { store, block, found, hazard: None }
     }
@@ -537,9 +542,8 @@ impl Drop for Pinned<'_> {
     }
 }
 
-/// Identifies a version of a block by its slot and the generation of its segment. It holds no pin: the
-/// segment may be reused meanwhile. A slot holds one version in each generation, so the pair never
-/// identifies another one.
+/// Identifies a version by slot and generation; holds no pin, so the segment may be reused
+/// meanwhile. A slot holds one version per generation, so the pair is unique.
 #[derive(Clone, Copy, Debug)]
 pub struct VersionId {
     slot: Slot,
@@ -547,7 +551,7 @@ pub struct VersionId {
 }
 
 impl Store {
-    /// The version at `slot` in the current generation of its segment.
+    /// Identifies the version at `slot` in the current generation of its segment.
     pub(crate) fn version_at(&self, slot: Slot) -> VersionId {
         VersionId { slot, generation: self.segments.generation(self.segment_of(slot)) }
     }
@@ -561,7 +565,7 @@ impl Store {
     ) -> Option<VersionId> {
         let mut version = None;
         self.index.look_up(space.address(block), |entry| {
-            // The entry is live, so its segment's life lasts.
+            // The entry is live, so its segment is not reused meanwhile.
             if entry.slot == slot {
                 let generation = self.segments.generation(self.segment_of(slot));
                 version = Some(VersionId { slot, generation });

@@ -6,13 +6,13 @@
 //!
 //! Addresses are not stored whole. An address is mixed by a [`permutation`] and divided by the
 //! number of shards, then by the number of buckets. The first rest is the shard, the second the
-//! key's first bucket; only the quotient, the *remainder*, is in the word. The second bucket is a
-//! hash of the remainder minus the first one, which leads back from the second to the first in the
-//! same way, and a bit in the word says which of the two it is in. Position and word together
-//! give back the address, so there are no false matches.
+//! key's first bucket; only the quotient, the *remainder*, is stored in the word. The second bucket
+//! is a hash of the remainder minus the first bucket, modulo the number of buckets, and the same
+//! formula leads from the second to the first; a bit in the word says which of the two it is in.
+//! Position and word together determine the address, so there are no false matches.
 //!
-//! What finds no room goes to a short overflow list. With the sizes of a [`Geometry`] it stays
-//! empty except by bad luck, and it is emptied as soon as there is room.
+//! Entries that find no room go to a short overflow list. With the sizes of a [`Geometry`] it is
+//! nearly always empty, and it is drained as soon as there is room.
 
 mod entry;
 mod geometry;
@@ -35,7 +35,7 @@ use permutation::Divisor;
 /// Words in a bucket.
 const LANES: usize = 8;
 const BUCKET_BYTES: u64 = size_of::<Bucket>() as u64;
-/// Most entries in the overflow list of a table; every miss looks through them.
+/// Most entries in the overflow list of a table; every miss searches them.
 const OVERFLOW_MAX: usize = 32;
 
 /// Eight words in a cache line; 0 is an unused word.
@@ -44,10 +44,11 @@ const OVERFLOW_MAX: usize = 32;
 struct Bucket([u64; LANES]);
 
 impl Bucket {
-    /// One bit for each lane whose word differs from `pattern` only in bits below the bit `limit`.
+    /// Returns a bit for each lane whose word differs from `pattern` only in bits below the bit
+    /// `limit`.
     #[inline]
     fn matching(&self, pattern: u64, limit: u64) -> u32 {
-        // No early exit: the position is random, so a branch on each lane would be guessed wrong.
+        // No early exit: the position is random, so a branch on each lane would be mispredicted.
         let mut found = 0;
         for (lane, word) in self.0.iter().enumerate() {
             found |= u32::from((word ^ pattern) < limit) << lane;
@@ -55,35 +56,35 @@ impl Bucket {
         found
     }
 
-    /// One bit for each unused lane.
+    /// Returns a bit for each unused lane.
     #[inline]
     fn unused(&self) -> u32 {
         self.matching(0, 1)
     }
 }
 
-/// The first lane of a set with one bit each.
+/// Returns the lowest lane in a bit set.
 #[inline]
 fn first_lane(lanes: u32) -> Option<usize> {
     (lanes != 0).then_some(lanes.trailing_zeros() as usize)
 }
 
-/// An entry that neither of its buckets had room for.
+/// An entry that found no room in either of its buckets.
 #[derive(Clone, Copy, Debug)]
 struct Overflow {
     key: LocalKey,
-    /// As it would be in the first bucket.
+    /// The word as in the first bucket.
     word: u64,
 }
 
-/// Where an entry was found. Good until the table is changed by an insertion or a removal.
+/// Position of an entry; valid until the table is changed by an insertion or a removal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place(
-    /// Number of the word; those after the last bucket are in the overflow list.
+    /// Index of the word; indices after the last bucket are in the overflow list.
     u32,
 );
 
-/// There is no room for a new key. Nothing was changed; remove something and try again.
+/// There is no room for a new key. Nothing was changed; remove an entry and try again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the index shard is full; blocks have to be evicted from it first")]
 pub struct Full;
@@ -100,7 +101,7 @@ pub struct Table {
 }
 
 impl Table {
-    /// An empty table with one shard's part of `geometry`.
+    /// Makes an empty table with one shard's part of `geometry`.
     pub fn new(geometry: &Geometry) -> Self {
         let divisor = geometry.buckets();
         Table {
@@ -112,32 +113,32 @@ impl Table {
         }
     }
 
-    /// Where the first bucket is; [`Geometry::first_bucket_offset`] counts from there.
+    /// Returns the address of the first bucket, the base of [`Geometry::bucket_offsets`].
     pub(crate) fn spot(&self) -> Spot {
         Spot::of(&*self.buckets)
     }
 
-    /// Number of entries.
+    /// Returns the number of entries.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are no entries.
+    /// Returns whether there are no entries.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Number of buckets, for [`Table::for_each_in`].
+    /// Returns the number of buckets, for [`Table::for_each_in`].
     pub fn buckets(&self) -> usize {
         self.buckets.len()
     }
 
-    /// Entries that are in the overflow list at present.
+    /// Returns the number of entries in the overflow list.
     pub fn overflowing(&self) -> usize {
         self.overflow.len()
     }
 
-    /// Bytes on the heap.
+    /// Returns the bytes on the heap.
     pub fn bytes(&self) -> u64 {
         let overflow = self.overflow.capacity() * size_of::<Overflow>();
         self.buckets.len() as u64 * BUCKET_BYTES + overflow as u64
@@ -151,10 +152,10 @@ impl Table {
         Some((place, self.layout.entry(self.word(place)?)))
     }
 
-    /// Puts `entry` at `key` and returns what was there.
+    /// Stores `entry` at `key` and returns the previous entry.
     ///
     /// # Errors
-    /// If the key is new and there is no room.
+    /// The key is new and there is no room.
     ///
     /// # Panics
     /// If the slot is wider than the geometry says.
@@ -162,7 +163,7 @@ impl Table {
         self.insert_unless(key, entry, |_| false)
     }
 
-    /// As [`Table::insert`], but leaves what is there if `stays` says so of it.
+    /// As [`Table::insert`], but keeps the present entry if `stays` returns true for it.
     ///
     /// # Errors
     /// As for [`Table::insert`].
@@ -222,7 +223,7 @@ impl Table {
         Some(self.layout.entry(word))
     }
 
-    /// Changes the entry at `place` in place; without effect if there is none.
+    /// Changes the entry at `place` in place; no effect if there is none.
     #[inline]
     pub fn update(&mut self, place: Place, change: impl FnOnce(&mut Entry)) {
         if let Some(word) = self.word(place) {
@@ -232,7 +233,7 @@ impl Table {
         }
     }
 
-    /// Replaces the entry at `place`, of the same key; without effect if there is none.
+    /// Replaces the entry at `place` by one of the same key; no effect if there is none.
     ///
     /// # Panics
     /// If the slot is wider than the geometry says.
@@ -244,7 +245,7 @@ impl Table {
         }
     }
 
-    /// Sets the age of the entry at `place`; without effect if there is none.
+    /// Sets the rank of the entry at `place`; no effect if there is none.
     #[inline]
     pub fn set_rank(&mut self, place: Place, rank: u8) {
         let layout = self.layout;
@@ -253,15 +254,14 @@ impl Table {
         }
     }
 
-    /// Remainder and first bucket of `key`.
+    /// Returns remainder and first bucket of `key`.
     #[inline]
     fn divide(&self, key: LocalKey) -> (u64, usize) {
         let (remainder, first) = self.divisor.divide(key.0);
         (remainder, first as usize)
     }
 
-    /// The second bucket of a key whose first one is `bucket`, and the first one of a key whose
-    /// second one it is.
+    /// Returns the second bucket of a key whose first one is `bucket`, and vice versa.
     #[inline]
     fn other_bucket(&self, remainder: u64, bucket: usize) -> usize {
         geometry::other_bucket(remainder, bucket, self.buckets.len())
@@ -285,13 +285,13 @@ impl Table {
         Some(Place((self.buckets.len() * LANES + index) as u32))
     }
 
-    /// Index in the overflow list, if `place` is there.
+    /// Returns the index in the overflow list, if `place` is in it.
     #[inline]
     fn overflow_index(&self, place: Place) -> Option<usize> {
         (place.0 as usize).checked_sub(self.buckets.len() * LANES)
     }
 
-    /// The used word at `place`.
+    /// Returns the used word at `place`.
     #[inline]
     fn word(&self, place: Place) -> Option<u64> {
         let index = place.0 as usize;
@@ -302,7 +302,7 @@ impl Table {
         (word != 0).then_some(word)
     }
 
-    /// The used word at `place`, to be changed.
+    /// Returns the used word at `place`, mutable.
     #[inline]
     fn word_mut(&mut self, place: Place) -> Option<&mut u64> {
         let index = place.0 as usize;
@@ -314,25 +314,26 @@ impl Table {
         (*word != 0).then_some(word)
     }
 
-    /// `word` as it is written in `bucket`, given the first bucket of its key.
+    /// Returns `word` as it is stored in `bucket`, given the first bucket of its key.
     #[inline]
     fn at_bucket(&self, word: u64, bucket: usize, first: usize) -> u64 {
         let choice = self.layout.choice_bit();
         if bucket == first { word & !choice } else { word | choice }
     }
 
-    /// An unused word, in the first bucket if possible: most lookups then read one line.
+    /// Returns an unused word, in the first bucket if possible, since most lookups then read one
+    /// line.
     #[inline]
     fn unused_in(&self, first: usize, second: usize) -> Option<(usize, usize)> {
         let lane_in = |bucket: usize| Some((bucket, first_lane(self.buckets[bucket].unused())?));
         lane_in(first).or_else(|| lane_in(second))
     }
 
-    /// The key of a used word in `bucket`.
+    /// Returns the key of a used word in `bucket`.
     #[inline]
     fn key_of(&self, word: u64, bucket: usize) -> LocalKey {
         let remainder = self.layout.remainder(word);
-        // Both are computed, as which one it is cannot be predicted.
+        // Both are computed, because the choice is unpredictable.
         let other = self.other_bucket(remainder, bucket);
         let in_first = word & self.layout.choice_bit() == 0;
         let first = std::hint::select_unpredictable(in_first, bucket, other);

@@ -1,5 +1,5 @@
-//! A device that can be recovered without being changed: reads reach it, writes are discarded.
-//! Recovery reads nothing that it has written.
+//! A device that can be recovered without being changed: reads go through, writes are discarded.
+//! That is sound because recovery never reads what it has written.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -12,7 +12,7 @@ use forebay_device::{
     Device, DeviceDone, DeviceError, DeviceOp, DeviceQueue, IoBuf, IoData, OpId, QueueContext,
 };
 
-/// See the module.
+/// A device whose writes are discarded.
 pub(super) struct Overlay(pub(super) Arc<dyn Device>);
 
 impl Device for Overlay {
@@ -40,9 +40,9 @@ impl Device for Overlay {
 
 struct SwallowingQueue {
     inner: Rc<dyn DeviceQueue>,
-    /// Operations of the device inside, by our own number.
+    /// Reads of the inner device, by our own operation number.
     reads: RefCell<HashMap<u64, OpId>>,
-    /// Buffers of writes that were discarded.
+    /// Buffers of discarded writes, returned when they are polled.
     discarded: RefCell<HashMap<u64, Option<IoBuf>>>,
     next: Cell<u64>,
 }

@@ -1,72 +1,72 @@
-//! What a check has found.
+//! The result of a check.
 
 use forebay_core::OriginBlock;
 use forebay_format::{CheckpointHeader, Superblock, VolumeRecord};
 
 use crate::damage::Damage;
 
-/// The most bad blocks that are listed one by one; the rest is counted.
+/// The most bad blocks that are listed individually; further ones are only counted.
 pub const MAX_LISTED: usize = 10_000;
 
-/// A block that would not be served.
+/// A block that the cache cannot serve.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BadBlock {
     /// The name of its volume.
     pub volume: String,
     /// Its number.
     pub block: OriginBlock,
-    /// First byte of the origin that it stands for.
+    /// Offset on the origin of the first byte that it caches.
     pub offset: u64,
-    /// How many bytes of the origin it stands for.
+    /// Number of bytes of the origin that it caches.
     pub len: u64,
-    /// Whether the origin has an older version: the newer one is lost.
+    /// Whether it is dirty: the origin has an older version, and the newer one is lost.
     pub dirty: bool,
     /// What is wrong.
     pub what: String,
 }
 
-/// What a check has found.
+/// The result of a check.
 #[derive(Clone, Debug, Default)]
 pub struct CheckReport {
-    /// The content of blocks was not read.
+    /// Whether the content of blocks was left unread.
     pub quick: bool,
-    /// The superblock that counts, if there is one.
+    /// The current superblock, if it is readable.
     pub superblock: Option<Superblock>,
     /// The volume table.
     pub volumes: Vec<VolumeRecord>,
-    /// The checkpoint that counts, if there is one and it is intact.
+    /// The current checkpoint, if there is one and it is intact.
     pub checkpoint: Option<CheckpointHeader>,
-    /// The last user stopped in order.
+    /// Whether the last user stopped in order.
     pub clean: bool,
-    /// Blocks that are cached.
+    /// Cached blocks.
     pub blocks: u64,
-    /// Those of them that are dirty.
+    /// How many of them are dirty.
     pub dirty: u64,
-    /// The device could be recovered, so all that follows is known.
+    /// Whether the device could be recovered; if not, the fields below are unknown.
     pub recovered: bool,
-    /// Records that had been durable and are lost, with all that was in them. The daemon refuses the
-    /// volumes that they may have been about until it is told to go on without them.
+    /// Records that had been durable and are lost with their content. The daemon does not start the
+    /// volumes that they may have concerned until the operator acknowledges the loss.
     pub lost_records: u64,
-    /// Records after the checkpoint.
+    /// Records replayed after the checkpoint.
     pub replayed: u64,
-    /// Records that a crash had torn.
+    /// Records torn by a crash.
     pub torn: u64,
     /// Segments that were read.
     pub segments: u64,
-    /// Records that were found in them.
+    /// Records found in these segments.
     pub records: u64,
     /// Blocks that were verified.
     pub verified: u64,
     /// Bytes of content that were verified.
     pub bytes: u64,
-    /// Blocks whose record header is damaged although the checkpoint knows them and their content is
+    /// Blocks whose record header is damaged, but which the checkpoint knows and whose content is
     /// good: the daemon serves them and writes them back.
     pub without_header: u64,
-    /// Those of them that are dirty.
+    /// How many of these are dirty.
     pub without_header_dirty: u64,
-    /// What is unusual and harmless.
+    /// Unusual but harmless findings.
     pub notes: Vec<String>,
-    /// What is wrong with the structures of the device.
+    /// Problems with the structures on the device.
     pub problems: Vec<String>,
     /// Bad blocks, at most [`MAX_LISTED`].
     pub bad: Vec<BadBlock>,
@@ -77,12 +77,12 @@ pub struct CheckReport {
 }
 
 impl CheckReport {
-    /// Whether nothing is wrong.
+    /// Returns whether no problem was found.
     pub fn is_sound(&self) -> bool {
         self.problems.is_empty() && self.bad_count == 0 && self.superblock.is_some()
     }
 
-    /// Makes a problem of what volumes have lost and nobody has acknowledged.
+    /// Reports the unacknowledged damage of volumes as problems.
     pub(super) fn tell_damaged(&mut self) {
         let damaged = self.volumes.iter().filter_map(|it| Some((&it.name, Damage::of(it)?)));
         let told = damaged.map(|(name, damage)| {
@@ -91,7 +91,7 @@ impl CheckReport {
         self.problems.extend(told.collect::<Vec<_>>());
     }
 
-    /// Makes a problem of damaged headers if there are any; no block is lost by them.
+    /// Reports damaged record headers as a problem; no block is lost by them.
     pub(super) fn tell_without_header(&mut self) {
         let (blocks, dirty) = (self.without_header, self.without_header_dirty);
         if blocks > 0 {

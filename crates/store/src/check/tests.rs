@@ -29,7 +29,7 @@ const BLOCKS: u64 = 40;
 /// How the last user of the device ended.
 enum End {
     Crash,
-    /// With a second record, which says that the first one was durable.
+    /// After a further record, whose header says that the first one was durable.
     CrashAfterMore,
     Checkpoint,
 }
@@ -144,7 +144,7 @@ impl World {
     }
 }
 
-/// Where the page with `fill` bytes is that was written last.
+/// Offset of the last written page that is filled with `fill`.
 fn payload(content: &[u8], fill: u8) -> usize {
     content
         .chunks_exact(4096)
@@ -207,7 +207,7 @@ fn blocks_with_a_damaged_header_that_the_checkpoint_knows_are_not_lost() {
         assert_eq!((report.without_header, report.without_header_dirty), (BLOCKS, 14));
         assert_eq!(report.verified, BLOCKS);
     }
-    // What check says, the store does: every dirty block can be read back.
+    // The store agrees with the report: every dirty block can be read.
     let (lane, device) = (world.lane.clone(), world.device.clone());
     world.block_on(async move {
         let queue = opener(&device).expect("memory");

@@ -15,25 +15,25 @@ use crate::segments::{SegmentSnapshot, SegmentState};
 use crate::store::Spaces;
 use crate::table::Entry;
 
-/// Entries that are encoded between two chances for others to run.
+/// Entries encoded before other tasks get a chance to run.
 const BATCH: usize = 4096;
 
 fn fault(error: CheckpointWriteError) -> StoreError {
     StoreError::Refused(format!("a checkpoint could not be made: {error}"))
 }
 
-/// An image that is being written.
+/// The writer of one image.
 pub(super) struct ImageWriter<'a> {
     lane: &'a StoreLane,
     writer: CheckpointWriter,
-    /// Where the area begins on the device, in bytes.
+    /// Offset of the area on the device, in bytes.
     area: u64,
-    /// Bits of a payload check that are kept.
+    /// Bits of a payload check that entries keep.
     check_bits: u32,
 }
 
 impl<'a> ImageWriter<'a> {
-    /// Begins an image in the area that the last checkpoint is not in.
+    /// Begins an image in the area that the last checkpoint does not occupy.
     pub(super) fn begin(lane: &'a StoreLane) -> Result<Self, StoreError> {
         let store = lane.store();
         let last = store.meta.lock().checkpoint;
@@ -66,12 +66,13 @@ impl<'a> ImageWriter<'a> {
         self.push(&lines, CheckpointWriter::push_segments).await
     }
 
-    /// Writes the index: each shard as it is when its turn comes.
+    /// Writes the index, each shard in its state when its turn comes.
     pub(super) async fn index(&mut self) -> Result<(), StoreError> {
         let store = self.lane.store();
         let spaces = store.spaces();
         let without_masks = planted::has(PlantedBug::CheckpointWithoutMasks);
-        // For each shard, and no larger than it must be: memory for the copies is held.
+        // Collected for each shard, without spare capacity: memory for these copies was held in
+        // advance.
         let mut masks: Vec<Vec<PartialMask>> = Vec::new();
         let (mut copy, mut partial) = (Vec::new(), Vec::new());
         let mut shards = 0..store.index.shard_count();
@@ -125,7 +126,7 @@ impl<'a> ImageWriter<'a> {
         Ok(())
     }
 
-    /// Adds items to the image; writes every chunk that is full.
+    /// Adds items to the image; writes every chunk that becomes full.
     async fn push<T>(
         &mut self,
         mut rest: &[T],
@@ -141,7 +142,7 @@ impl<'a> ImageWriter<'a> {
         Ok(())
     }
 
-    /// Writes the next chunk. `false`: there is none.
+    /// Writes the next chunk. `false`: there is none left.
     async fn write_chunk(&mut self) -> Result<bool, StoreError> {
         let Some(chunk) = self.writer.take_chunk().map_err(fault)? else { return Ok(false) };
         let bytes = chunk.bytes.len() as u64;
@@ -151,8 +152,8 @@ impl<'a> ImageWriter<'a> {
         Ok(true)
     }
 
-    /// Writes header and parity. Nothing of the image is durable yet. Returns the reference for the
-    /// superblock.
+    /// Writes header and parity, and returns the reference for the superblock. Nothing of the image
+    /// is durable yet.
     pub(super) async fn finish(
         self,
         base: RecordNumber,
@@ -168,7 +169,7 @@ impl<'a> ImageWriter<'a> {
     }
 }
 
-/// Writes a part of the image. An error fails the cache device.
+/// Writes a part of the image. An error marks the cache device as failed.
 async fn write(lane: &StoreLane, offset: u64, part: &[u8]) -> Result<(), StoreError> {
     let written = lane.queue().write(offset, page_buffer(part)).await;
     written.map(drop).map_err(|error| {

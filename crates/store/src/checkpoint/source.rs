@@ -1,4 +1,4 @@
-//! Reading the checkpoint that counts, mended where a part of it is damaged.
+//! Reading the current checkpoint, rebuilding a damaged part from parity.
 
 use forebay_device::{IoBuf, Queue};
 use forebay_format::checkpoint::ChunkItems;
@@ -10,17 +10,17 @@ use forebay_format::{
 use crate::error::StoreError;
 use crate::retry;
 
-/// The checkpoint that a superblock means, chunk by chunk. Read a chunk, take its items, until there is
-/// none; then [`CheckpointSource::finish`].
+/// The checkpoint that a superblock names, chunk by chunk. Call [`CheckpointSource::read`] and
+/// [`CheckpointSource::items`] until there is no chunk left, then [`CheckpointSource::finish`].
 pub struct CheckpointSource {
     queue: Queue,
-    /// Where the area starts on the device.
+    /// Offset of the area on the device.
     area: u64,
     parity: Option<ParityPlace>,
     reader: CheckpointReader,
-    /// Bytes that were read.
+    /// Bytes read so far.
     pub bytes_read: u64,
-    /// Something was damaged, and mended from what is there twice.
+    /// Whether a damaged chunk or header was rebuilt from the parity or the copy.
     pub mended: bool,
 }
 
@@ -29,10 +29,10 @@ fn damaged(error: CheckpointError) -> StoreError {
 }
 
 impl CheckpointSource {
-    /// Opens the checkpoint that counts; `None`: there is none yet.
+    /// Opens the current checkpoint; `None`: there is none yet.
     ///
     /// # Errors
-    /// Its header and the copy of it are damaged.
+    /// Both its header and the copy of it are damaged or unreadable.
     pub async fn open(queue: &Queue, superblock: &Superblock) -> Result<Option<Self>, StoreError> {
         let Some(reference) = &superblock.checkpoint else { return Ok(None) };
         let geometry: &Geometry = &superblock.geometry;
@@ -64,15 +64,15 @@ impl CheckpointSource {
         failure.map_or(Ok(None), Err)
     }
 
-    /// What the checkpoint says about itself.
+    /// Returns the checkpoint's header.
     pub fn header(&self) -> &CheckpointHeader {
         self.reader.header()
     }
 
-    /// Reads the next chunk, which is intact; `None` after the last.
+    /// Reads the next chunk, intact or rebuilt; `None` after the last.
     ///
     /// # Errors
-    /// It is damaged and cannot be mended.
+    /// It is damaged and cannot be rebuilt.
     pub async fn read(&mut self) -> Result<Option<IoBuf>, StoreError> {
         let Some((at, len)) = self.reader.place() else { return Ok(None) };
         self.bytes_read += len as u64;
@@ -84,7 +84,7 @@ impl CheckpointSource {
         Ok(Some(mended))
     }
 
-    /// The chunk at `missing` from all other chunks and the parity.
+    /// Rebuilds the chunk at `missing` from all other chunks and the parity.
     async fn rebuild(&mut self, missing: u64, len: usize) -> Result<IoBuf, StoreError> {
         let Some(place) = self.parity else { return Ok(IoBuf::zeroed(len)) };
         let parity = retry::read_pages(&self.queue, self.area + place.offset, place.len).await?;
@@ -103,15 +103,15 @@ impl CheckpointSource {
         Ok(sum)
     }
 
-    /// The items of a chunk that was read last.
+    /// Returns the items of the chunk that was read last.
     ///
     /// # Errors
-    /// It has items that cannot be.
+    /// It has impossible items.
     pub fn items<'a>(&mut self, chunk: &'a [u8]) -> Result<ChunkItems<'a>, StoreError> {
         self.reader.feed(chunk).map_err(damaged)
     }
 
-    /// Whether everything that the header promises has come.
+    /// Checks that everything that the header announces was read, and returns the header.
     ///
     /// # Errors
     /// Something is missing.

@@ -1,7 +1,8 @@
-//! The masks of blocks that are valid in part, and the memory for them.
+//! The masks of partial blocks, and their memory.
 //!
-//! Clients decide how many there are, so there are only as many as the daemon's memory allows. Memory is
-//! asked for before there is another mask: whoever gets none keeps the block whole, or out of the cache.
+//! Clients decide how many partial blocks there are, so the daemon's memory limits them. Memory is
+//! requested before a mask is added: without it the caller keeps the block whole, or out of the
+//! cache.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,22 +11,23 @@ use forebay_core::SectorMask;
 use forebay_format::checkpoint::PartialMask;
 use forebay_lane::{MemoryBudget, MemoryHold, MemoryUse, OverLimit};
 
-/// Masks for which memory is asked at a time.
+/// Masks for which memory is requested at a time.
 const STEP: usize = 64;
 
-/// See the module.
+/// The masks of one shard.
 pub(super) struct Masks {
     /// By address.
     map: BTreeMap<u64, SectorMask>,
-    /// So many masks have been asked for.
+    /// Masks for which memory is held.
     room: usize,
     held: MemoryHold,
     each: u64,
 }
 
 impl Masks {
-    /// Bytes that a mask of so many sectors takes at most: its place in the map, whose nodes are half
-    /// full at least, what it has on the heap, and both once more while a checkpoint copies it.
+    /// Returns the most bytes that a mask of `sectors` sectors takes: its place in the map, whose
+    /// nodes are at least half full, its heap allocation, and both again while a checkpoint copies
+    /// it.
     fn bytes_of_each(sectors: u32) -> u64 {
         const NODE: usize = size_of::<(u64, SectorMask)>() * 11 / 5 + 16;
         let heap = match sectors.div_ceil(64) {
@@ -35,13 +37,13 @@ impl Masks {
         (NODE + size_of::<PartialMask>()) as u64 + 2 * u64::from(heap)
     }
 
-    /// None; memory for those to come is held of `memory`.
+    /// Makes an empty set; memory for masks is taken from `memory`.
     pub(super) fn new(memory: &Arc<MemoryBudget>, sectors: u32) -> Self {
         let (map, each) = (BTreeMap::new(), Self::bytes_of_each(sectors));
         Masks { map, room: 0, held: MemoryHold::none(memory, MemoryUse::Index), each }
     }
 
-    /// Whether there is room for one more. Some memory is left to what else is opened.
+    /// Returns whether there is room for one more mask. Leaves some memory for other uses.
     pub(super) fn has_room(&mut self) -> bool {
         if self.map.len() < self.room {
             return true;
@@ -51,7 +53,7 @@ impl Masks {
         more
     }
 
-    /// Adds a mask that was there before the cache was opened.
+    /// Adds a recovered mask.
     pub(super) fn restore(&mut self, address: u64, mask: SectorMask) -> Result<(), OverLimit> {
         if self.map.len() >= self.room {
             self.held.grow(STEP as u64 * self.each, "sector masks")?;
@@ -77,7 +79,7 @@ impl Masks {
         }
     }
 
-    /// Bytes that are held for masks.
+    /// Returns the bytes held for masks.
     pub(super) fn bytes(&self) -> u64 {
         self.held.bytes()
     }

@@ -13,7 +13,7 @@ fn log(lanes: usize, segments: u32) -> Log {
     Log::new(layout(), lanes, segments, RecordNumber(100))
 }
 
-/// Closes a record of marks; gives its number.
+/// Closes a record of marks; returns its number.
 fn close(log: &Log, segments: &Segments, durably: bool) -> RecordNumber {
     let segment = SegmentId(0);
     let record = Record::marks(segment, Generation(1), 1, LogBuffer::new(4096), Vec::new());
@@ -40,7 +40,8 @@ fn there_are_more_appenders_where_there_are_segments_enough() {
         (roles.count(), of, roles.ordered(), roles.background())
     };
     let parted = vec![(0, Some(3)), (1, Some(4)), (2, Some(5)), (0, Some(3))];
-    // 3 lanes with two appenders each, one for what is in order, and background work: 8 times 5 segments.
+    // 3 lanes with two appenders each, one for ordered volumes, one for background work: 8 times 5
+    // segments.
     assert_eq!(roles(SEGMENTS + 5), (8, parted.clone(), Some(6), 7));
     assert_eq!(roles(SEGMENTS + 4), (7, parted, None, 6));
     let small = vec![(0, None), (1, None), (2, None), (0, None)];
@@ -65,7 +66,7 @@ fn images_are_used_again_and_limited() {
     taken.extend(log.take_buffer());
     assert_eq!(taken.last().map(Arc::as_ptr), Some(known), "the same one again");
 
-    // A reader keeps its image: another one takes its place.
+    // A reader keeps its image: another buffer replaces it.
     log.return_buffer(taken.swap_remove(0));
     let another = log.take_buffer().expect("its place is free");
     assert!(!Arc::ptr_eq(&another, &reader));
@@ -136,10 +137,10 @@ fn a_checkpoint_makes_the_marks_that_came_before_it_superfluous() {
     let log = log(1, 16);
     log.push_marks(marks(0..6));
     log.take_marks(2);
-    // Of the first 4 pushed two are still here.
+    // Of the first 4 marks pushed, two are still pending.
     log.forget_marks(4);
     assert_eq!((log.marks_durable(), log.marks_taken()), (4, 4));
-    // All of these have been taken before.
+    // All of these were taken before.
     log.forget_marks(3);
     assert_eq!((log.marks_durable(), log.marks_taken()), (4, 4));
     assert_eq!(slots(&log.take_marks(9)), [4, 5]);
@@ -161,7 +162,7 @@ fn a_round_covers_whoever_came_before_it_began() {
     assert_eq!((first.number, first.durably), (1, false));
     assert_eq!(log.next_round(), 2);
 
-    // This caller came later, so it waits for the next one.
+    // This caller came later, so it waits for the next round.
     let mut late = 0;
     assert!(matches!(log.begin_round(&mut late, false, false), Round::Wait));
     assert_eq!(late, 2);
@@ -171,7 +172,7 @@ fn a_round_covers_whoever_came_before_it_began() {
         panic!("the first round does not cover it")
     };
     assert_eq!((second.number, late), (2, 2));
-    // Another one that came with it waits for the round, and is covered.
+    // Another caller that came with it waits for the same round.
     assert!(matches!(log.begin_round(&mut 2, false, false), Round::Wait));
     log.end_round(second, true);
     assert!(matches!(log.begin_round(&mut 2, false, false), Round::Covered(2)));
@@ -191,7 +192,7 @@ fn after_a_failed_round_none_ends_well() {
     assert!(matches!(log.begin_round(&mut 1, false, false), Round::Covered(1)), "that went well");
 }
 
-/// How many rounds begin before one has to wait; they are ended.
+/// Counts the rounds that can begin before one has to wait, and ends them.
 fn side_by_side(log: &Log, durably: bool, ample: bool) -> usize {
     let rounds: Vec<_> = (0..50).map_while(|_| run(log, durably, ample)).collect();
     assert!(rounds.iter().all(|it| it.durably == (durably && !log.needs_sync())));
@@ -213,7 +214,7 @@ fn several_rounds_are_on_their_way_where_none_needs_a_sync() {
         assert_eq!(side_by_side(&log, durably, ample), most, "{durably} {ample}");
     }
 
-    // What is not ample waits for an ample round, and for no other.
+    // A round that is not ample waits for ample rounds, and for no others.
     let plain = run(&log, true, false).expect("none is on its way");
     let ample = run(&log, true, true).expect("there is room");
     assert!(run(&log, true, false).is_none());

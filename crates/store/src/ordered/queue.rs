@@ -11,21 +11,22 @@ use super::Horizon;
 use crate::index::Index;
 use crate::table::{Check, Entry};
 
-/// A version that the origin has to get.
+/// A version that the origin has to receive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OrderedVersion {
-    /// Where it is.
+    /// Its slot.
     pub slot: Slot,
     /// Its checksum, as far as it is known.
     pub(crate) check: Check,
-    /// Its valid sectors, if not all of them. Few have a mask, and many wait.
+    /// Its valid sectors; `None`: all of them. Boxed, because few have a mask and many versions
+    /// wait.
     pub(crate) mask: Option<Box<SectorMask>>,
-    /// Its place in the order of versions; 0: before all others.
+    /// Its sequence; 0: older than all others.
     pub(crate) sequence: u64,
 }
 
 impl OrderedVersion {
-    /// What a record says of it.
+    /// Makes the version that a record's entry describes.
     pub(crate) fn of(slot: Slot, entry: &DataEntry) -> Self {
         let mask = (!entry.mask.is_all()).then(|| Box::new(entry.mask.clone()));
         OrderedVersion { slot, check: Check::new(entry.check), mask, sequence: entry.sequence }
@@ -37,16 +38,16 @@ impl OrderedVersion {
     }
 }
 
-/// What was written between two flushes.
+/// The versions written between two flushes.
 #[derive(Debug)]
 pub(crate) struct Group {
-    /// How far the origin is when it has the group; the sequence of the open group has no end.
+    /// The horizon once the origin has the group; the open group has no upper sequence.
     pub(crate) through: Horizon,
-    /// Everything in it is known, and durable on the cache device.
+    /// Whether it is complete, and durable on the cache device.
     pub(crate) confirmed: bool,
-    /// The origin durably has it.
+    /// Whether the origin durably has it.
     written: bool,
-    /// A version in it was replaced by another one in it: the log has both.
+    /// Whether a version in it was replaced by another one in it, so that the log has both.
     pub(crate) collapsed: bool,
     closed_at: Nanos,
     pub(crate) versions: BTreeMap<OriginBlock, OrderedVersion>,
@@ -68,7 +69,7 @@ impl Group {
         Group::through(Horizon { sequence: u64::MAX, record: RecordNumber(0) })
     }
 
-    /// Adds a version unless there is a newer one; returns what is not in the group after that.
+    /// Adds a version unless there is a newer one; returns the version that is left over.
     pub(crate) fn add(
         &mut self,
         block: OriginBlock,
@@ -91,20 +92,20 @@ impl Group {
     }
 }
 
-/// The group that is next.
+/// The next group for the origin.
 #[derive(Debug)]
 pub struct Front {
-    /// What it has, in the order of blocks.
+    /// Its versions, in the order of blocks.
     pub versions: Vec<(OriginBlock, OrderedVersion)>,
-    /// The horizon must say that the groups before it are on the origin, before any of it goes there.
+    /// The horizon must durably cover the groups before this one, before any of it is written.
     pub settle_first: bool,
-    /// How far the origin is when it has it.
+    /// The horizon once the origin has it.
     pub through: Horizon,
-    /// When it was closed; what is dirty later has been written after that.
+    /// When it was closed; blocks that are dirty later were written after that.
     pub closed_at: Nanos,
 }
 
-/// What has been settled.
+/// The versions released by a horizon.
 pub(crate) struct Settled {
     pub(crate) versions: Vec<(OriginBlock, OrderedVersion)>,
     pub(crate) kept: Vec<OrderedVersion>,
@@ -113,16 +114,16 @@ pub(crate) struct Settled {
 struct State {
     /// The last one is open.
     groups: VecDeque<Group>,
-    /// The volume table says this; `None`: it does not say that the volume is in order.
+    /// The horizon in the volume table; `None`: the volume is not in order there.
     horizon: Option<Horizon>,
-    /// Cuts separate groups. Before that, all that is added belongs to the first one.
+    /// Whether cuts separate groups. Before the first cut, all versions belong to the first group.
     separates: bool,
     /// The last cut.
     cut: u64,
-    /// Versions in all groups.
+    /// Number of versions in all groups.
     held: u64,
-    /// Versions that the origin has, and that tell recovery what else it has; until the horizon has
-    /// this sequence.
+    /// Versions that the origin has and that recovery needs to know what else it has; kept until
+    /// the horizon has this sequence.
     kept: (u64, Vec<OrderedVersion>),
 }
 
@@ -141,16 +142,16 @@ impl State {
     }
 }
 
-/// See the module.
+/// The groups of one ordered volume.
 pub(crate) struct Queue(Mutex<State>);
 
 impl Queue {
-    /// An empty queue of a volume whose origin is as far as this.
+    /// Makes an empty queue of a volume whose origin is at this horizon.
     pub(crate) fn new(horizon: Option<Horizon>) -> Self {
         Self::recovered(horizon, Vec::new(), 0, Vec::new())
     }
 
-    /// A queue with groups that recovery has found, `cut` being the highest sequence that is known.
+    /// Makes a queue from recovered groups; `cut` is the highest known sequence.
     pub(crate) fn recovered(
         horizon: Option<Horizon>,
         groups: Vec<Group>,
@@ -167,7 +168,7 @@ impl Queue {
         Queue(Mutex::new(State { groups, horizon, separates, cut, held, kept: (cut, kept) }))
     }
 
-    /// Everything that is held.
+    /// Visits all held versions.
     pub(crate) fn each(&self, mut visit: impl FnMut(&OrderedVersion)) {
         let state = self.0.lock();
         for group in &state.groups {
@@ -176,7 +177,7 @@ impl Queue {
         state.kept.1.iter().for_each(visit);
     }
 
-    /// Whether any group has a version of a block.
+    /// Returns whether any group has a version of a block.
     pub(crate) fn has(&self, block: OriginBlock) -> bool {
         self.0.lock().groups.iter().any(|group| group.versions.contains_key(&block))
     }
@@ -189,7 +190,7 @@ impl Queue {
         self.0.lock().held
     }
 
-    /// Adds a version to its group; returns what is not held after that.
+    /// Adds a version to its group; returns the version that is not held afterwards.
     pub(crate) fn add(
         &self,
         block: OriginBlock,
@@ -200,8 +201,8 @@ impl Queue {
         while at > 0 && state.groups[at - 1].through.sequence >= version.sequence {
             at -= 1;
         }
-        // A group that is confirmed has everything. What comes later all the same, by a fault, is
-        // brought to the origin all the same.
+        // A confirmed group is complete. If a version still arrives for it, which would be a bug,
+        // it joins the next unconfirmed group, so that the origin receives it.
         while state.groups.get(at).is_some_and(|group| group.confirmed) {
             at += 1;
         }
@@ -211,14 +212,14 @@ impl Queue {
         left
     }
 
-    /// See [`Store::cut`](crate::Store::cut). Under the queue's lock: no version beyond the cut can have
-    /// been added before it is known.
+    /// See [`Store::cut`](crate::Store::cut). Runs under the queue's lock, so that no version
+    /// beyond the cut can be added before the cut is known.
     pub(crate) fn cut(&self, index: &Index, now: Nanos) -> u64 {
         let state = &mut *self.0.lock();
         let sequence = index.highest_sequence();
         index.raise_sequence(sequence);
-        // A version that could not be read when its group was written is in the open one again, and
-        // nothing need have been written since.
+        // A version that was unreadable when its group was written is in the open group again; then
+        // a cut is needed even if nothing was written since the last one.
         let again = state.groups.back().is_some_and(|open| !open.versions.is_empty());
         if state.separates && (sequence > state.cut || again) {
             state.close(sequence, now);
@@ -226,7 +227,7 @@ impl Queue {
         sequence
     }
 
-    /// The cut after everything that was there before the volume was ordered.
+    /// Takes the cut after all versions that existed before the volume was ordered.
     pub(crate) fn first_cut(&self, index: &Index, now: Nanos) -> u64 {
         let state = &mut *self.0.lock();
         let sequence = index.highest_sequence();
@@ -236,9 +237,9 @@ impl Queue {
         sequence
     }
 
-    /// See [`Store::confirm_cut`](crate::Store::confirm_cut). Cuts before this one that are not confirmed
-    /// are nobody's boundary yet: no flush has been answered between them and this one, so what they
-    /// separate is one group. Returns what is not held after that.
+    /// See [`Store::confirm_cut`](crate::Store::confirm_cut). Earlier unconfirmed cuts are no
+    /// boundaries: no flush was acknowledged between them and this one, so the groups that they
+    /// separate are merged. Returns the versions that are not held afterwards.
     pub(crate) fn confirm(&self, cut: u64) -> Vec<OrderedVersion> {
         let state = &mut *self.0.lock();
         let mut released = Vec::new();
@@ -283,8 +284,9 @@ impl Queue {
         let written = state.written();
         let next = state.groups.get(written).filter(|group| group.confirmed)?;
         let settle_first = state.groups.iter().take(written).any(|before| {
-            // The log has versions that must not go over what the next group brings; or over what
-            // this one did, once the next one has begun.
+            // After a crash recovery writes versions from the log again: those that this group
+            // replaced may not overwrite this group's once the next one has begun, nor this group's
+            // versions those of the next one.
             let (few, many) = if before.versions.len() < next.versions.len() {
                 (&before.versions, &next.versions)
             } else {
@@ -298,7 +300,8 @@ impl Queue {
         Some(Front { versions, settle_first, through, closed_at: next.closed_at })
     }
 
-    /// The group in front is on the origin, without these blocks. Returns their versions.
+    /// Marks the front group as on the origin, without the `unreadable` blocks. Returns their
+    /// versions.
     pub(crate) fn written(
         &self,
         through: Horizon,
@@ -319,7 +322,7 @@ impl Queue {
         self.0.lock().groups.iter_mut().for_each(|group| group.written = false);
     }
 
-    /// Versions that the origin has and that are not settled.
+    /// Returns the number of versions that the origin has and that are not settled.
     pub(crate) fn unsettled(&self) -> Option<u64> {
         let state = self.0.lock();
         let written = state.written();
@@ -333,7 +336,7 @@ impl Queue {
         state.horizon.is_some() && front.is_none_or(|group| group.through.sequence > cut)
     }
 
-    /// The horizon after everything that has been written; `None`: nothing has.
+    /// Returns the horizon after all written groups; `None`: none was written.
     pub(crate) fn written_through(&self) -> Option<Horizon> {
         let state = self.0.lock();
         let written = state.groups.iter().take_while(|group| group.written);
@@ -341,7 +344,7 @@ impl Queue {
         Some(state.horizon.unwrap_or_default().max(through))
     }
 
-    /// The horizon is durable: takes out what it covers.
+    /// Removes the groups and kept versions that a durable horizon covers.
     pub(crate) fn settle(&self, horizon: Horizon) -> Settled {
         let state = &mut *self.0.lock();
         state.horizon = Some(horizon);
@@ -359,12 +362,12 @@ impl Queue {
         Settled { versions, kept }
     }
 
-    /// The order is no longer in effect, though it is still kept.
+    /// Takes the order out of effect, but keeps collecting groups.
     pub(crate) fn release_all(&self) {
         self.0.lock().horizon = None;
     }
 
-    /// Takes everything out.
+    /// Removes all versions and returns them.
     pub(crate) fn clear(&self) -> Vec<OrderedVersion> {
         let state = &mut *self.0.lock();
         let groups = std::mem::take(&mut state.groups).into_iter();

@@ -1,16 +1,16 @@
-//! Finding the groups of ordered volumes again, from the record headers.
+//! Recovering the groups of ordered volumes from the record headers.
 //!
-//! A record is a group: any prefix of the log is what a power cut can leave, because a commit closes
-//! the open records of all lanes, so what a flush covers is in records below those of whatever was
-//! written after it. Records are one group together if no commit had ended in between, which
-//! `durable_through` tells. As long as the groups of one run are on their way, the horizon is a record
-//! beside the sequence.
+//! Each record is a group: any prefix of the log is a state that a power cut can leave, because a
+//! commit closes the open records of all lanes, so the writes that a flush covers are in records
+//! below those of any later write. Records form one group if no commit had ended between them,
+//! which `durable_through` shows. Until the recovered groups are on the origin, the horizon is a
+//! record number beside the sequence.
 //!
-//! Lanes close records in another order than their versions have: of a block, a version in a later
-//! record may be older. It does not count once a newer one is on the origin. To know that after the
-//! next crash as well, the newer one is kept until all that was found is on the origin. So is the version
-//! that opened a group, if one of the same group has replaced it: from its record the next recovery knows
-//! where the group ends.
+//! Lanes do not close records in the order of sequences: a later record may have an older version
+//! of a block, which must be ignored once a newer one is on the origin. To know that after the next
+//! crash as well, the newer version is kept until everything that was found is on the origin. The
+//! version that opened a group is also kept if another of the group replaces it: from its record
+//! the next recovery derives where the group ends.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -30,23 +30,23 @@ use crate::retry;
 use crate::store::VolumeSpace;
 use crate::table::Entry;
 
-/// A version that a record has.
+/// A version found in a record.
 struct Found {
     record: RecordNumber,
     block: OriginBlock,
     version: OrderedVersion,
 }
 
-/// What is known of one volume.
+/// State of the search for one volume.
 struct Search {
     space: VolumeSpace,
     horizon: Horizon,
-    /// The newest versions that are dirty.
+    /// The newest versions that are dirty, from the index.
     dirty: BTreeMap<OriginBlock, (Entry, Option<SectorMask>)>,
     found: Vec<Found>,
 }
 
-/// What is searched, and where.
+/// Inputs of the search.
 pub(crate) struct Source<'a> {
     pub(crate) queue: &'a DeviceQueue,
     pub(crate) geometry: &'a Geometry,
@@ -54,17 +54,17 @@ pub(crate) struct Source<'a> {
     pub(crate) volumes: &'a [VolumeRecord],
     pub(crate) spaces: &'a [VolumeSpace],
     pub(crate) index: &'a Index,
-    /// Segments in use with their generations.
+    /// Segments in use, with their generations.
     pub(crate) segments: Vec<(SegmentId, Generation)>,
-    /// Cells that did not reach the device whole.
+    /// Cells that did not reach the device completely.
     pub(crate) torn: &'a HashSet<Slot>,
-    /// The highest sequence that is known.
+    /// The highest known sequence.
     pub(crate) sequence: u64,
-    /// Reads in flight together.
+    /// Reads in flight at a time.
     pub(crate) reads: usize,
 }
 
-/// The queues of all volumes that were in order, and how many bytes were read for them.
+/// Returns the queues of all volumes that were in order, and how many bytes were read for them.
 pub(crate) async fn recover(
     lane: &Rc<Lane>,
     source: Source<'_>,
@@ -135,7 +135,7 @@ pub(crate) async fn recover(
     Ok((queues.collect(), read))
 }
 
-/// Takes out of a record what an origin may not have yet.
+/// Collects the versions of a record that an origin may not have yet.
 fn note(
     searches: &mut BTreeMap<VolumeId, Search>,
     proofs: &mut BTreeMap<RecordNumber, RecordNumber>,
@@ -160,9 +160,9 @@ fn note(
 }
 
 impl Search {
-    /// Takes out versions that a crash before the last one had torn: what other versions of the block it
-    /// took for replaced is needed. Headers do not tell, so payloads are read where that matters: of
-    /// those that replace an older version in their group, or one in a later record.
+    /// Removes versions that were torn by a crash before the last one: the versions that they seem
+    /// to replace are needed. Headers do not show tearing, so payloads are read where it matters:
+    /// of versions that replace an older one in their group, or one in a later record.
     async fn drop_torn(
         &mut self,
         lane: &Rc<Lane>,
@@ -172,7 +172,8 @@ impl Search {
         self.found.sort_by_key(|found| (found.block, found.record, found.version.sequence));
         let mut doubtful: Vec<&Found> = Vec::new();
         let mut read = 0;
-        // Versions of the block so far that no later record has an older one than.
+        // The block's versions so far, without those followed by an older version in a later
+        // record.
         let mut rising: Vec<&Found> = Vec::new();
         for after in &self.found {
             if rising.last().is_some_and(|before| before.block != after.block) {
@@ -200,7 +201,8 @@ impl Search {
                 let (seed, len) = (self.space.seed, source.geometry.block.as_usize());
                 read += len as u64;
                 async move {
-                    // What cannot be read at all is not torn by a crash; whoever needs it will see.
+                    // An unreadable version was not torn by a crash; reading it later reports the
+                    // error.
                     let Ok(payload) = retry::read(&queue, offset, len).await else { return };
                     if !check.matches(seed.check(block, &payload), 32) {
                         torn.borrow_mut().insert(slot);
@@ -216,8 +218,8 @@ impl Search {
 
     fn into_queue(self, proofs: &BTreeMap<RecordNumber, RecordNumber>, sequence: u64) -> Queue {
         let Search { horizon, mut dirty, mut found, .. } = self;
-        // Only where the newest version is beyond the horizon can older ones be. What would be newer
-        // still did not reach the device whole before an earlier crash, and never counted.
+        // A block can have older versions beyond the horizon only if its newest one is beyond it.
+        // Versions newer than that were torn in an earlier crash and never took effect.
         let newest: HashMap<OriginBlock, (RecordNumber, u64)> = found
             .iter()
             .filter(|it| {
@@ -232,7 +234,8 @@ impl Search {
         found.sort_by_key(|found| (found.record, found.version.sequence));
         let mut groups = Vec::new();
         if !dirty.is_empty() {
-            // The origin has these already, or could not be given them: at any time they change nothing.
+            // The origin has these already, or could not receive them: when they are written does
+            // not matter.
             let mut base = Group::through(horizon);
             for (block, (entry, mask)) in dirty {
                 let (check, mask) = (entry.check, mask.map(Box::new));
@@ -241,9 +244,9 @@ impl Search {
             groups.push(base);
         }
         let mut kept = Vec::new();
-        // The highest sequence up to here of each block, and where it is.
+        // The version with the highest sequence so far of each block.
         let mut highest: HashMap<OriginBlock, OrderedVersion> = HashMap::new();
-        // The first record of the group, and the version that opened it.
+        // The first record of the group, and the slot of the version that opened it.
         let (mut first, mut opener) = (None::<RecordNumber>, Slot(0));
         for Found { record, block, version } in found {
             if let Some(newer) = highest.get(&block)
@@ -285,8 +288,9 @@ mod tests {
     use super::*;
     use crate::table::Check;
 
-    /// Versions as (record, block, sequence), each in the slot of its sequence; and records with what
-    /// their headers prove. The newest of each block, the one that is named, is dirty.
+    /// Makes a queue from versions as (record, block, sequence), each in the slot of its sequence,
+    /// and from records with their `durable_through`. The version of each block listed in `newest`
+    /// is dirty.
     fn queue(
         horizon: (u64, u64),
         found: &[(u64, u64, u64)],
@@ -319,7 +323,7 @@ mod tests {
         search.into_queue(&proofs, 99)
     }
 
-    /// Writes and settles everything; the sequences of each group by block.
+    /// Writes and settles all groups; returns the blocks and sequences of each.
     fn groups(queue: &Queue) -> Vec<Vec<(u64, u64)>> {
         let mut groups = Vec::new();
         while let Some(front) = queue.front() {
@@ -350,8 +354,8 @@ mod tests {
         assert_eq!((end.sequence, end.record), (99, RecordNumber(8)));
     }
 
-    /// Record 5 was durable when record 7 was written, and record 6 was not. Without record 5, nothing would
-    /// tell that record 7 is beyond a flush.
+    /// Record 5 was durable when record 7 was written, and record 6 was not. Without record 5,
+    /// nothing would show that record 7 is beyond a flush.
     #[test]
     fn the_record_that_opens_a_group_is_held_for_the_next_recovery() {
         let found = [(5, 1, 1), (6, 1, 2), (7, 2, 3)];
@@ -383,15 +387,15 @@ mod tests {
         assert_eq!(groups(&queue_now), [vec![(2, 7)], vec![(1, 8)]]);
         let end = queue_now.written_through().expect("all of it");
         assert_eq!(queue_now.settle(end).kept.len(), 1);
-        // After a crash in between it is found again, and the same does not count.
+        // After a crash in between it is found again, and the older version is ignored again.
         let again = queue((0, 3), &found, &newest, &proofs);
         assert_eq!(groups(&again), [vec![(2, 7)], vec![(1, 8)]]);
     }
 
     #[test]
     fn what_the_origin_has_may_be_written_again_and_what_is_torn_is_not() {
-        // Block 1 is beyond neither, block 2 beyond the sequence only, block 4 was torn in an earlier
-        // crash and has an older version.
+        // Block 1 is within the horizon, block 2 beyond the sequence only; block 4 was torn in an
+        // earlier crash and has an older version.
         let found = [(3, 2, 6), (8, 3, 7), (8, 4, 8), (9, 4, 9)];
         let newest = [(1, 2), (2, 6), (3, 7), (4, 8)];
         let proofs = [(3, 2), (8, 7), (9, 8)];

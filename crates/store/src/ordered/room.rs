@@ -1,7 +1,8 @@
-//! The memory for what ordered volumes hold.
+//! The memory for versions held by ordered volumes.
 //!
-//! Clients decide how much that is, so they wait where there is no memory for more of it: the next groups
-//! have to reach their origins first. What was acknowledged is put in order all the same.
+//! Clients decide how many versions are held, so clients wait when there is no memory for more:
+//! earlier groups have to reach their origins first. Acknowledged writes are put in order in any
+//! case.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -13,31 +14,31 @@ use parking_lot::Mutex;
 use super::queue::OrderedVersion;
 use crate::store::Store;
 
-/// Bytes that are there for it in any case.
+/// Bytes that are always available.
 const LEAST: u64 = 256 << 10;
 
-/// Versions that each volume may have, whatever the others have: their origins may take nothing.
+/// Versions that each volume may hold regardless of the others, whose origins may be stuck.
 const OWN: u64 = 1024;
 
-/// Bytes that are asked for at a time.
+/// Bytes requested at a time.
 const STEP: u64 = 256 << 10;
 
-/// Bytes for a version, at most: its place in its group, whose nodes are half full at least, and a copy
-/// while it is written and settled.
+/// The most bytes for a version: its place in its group, whose nodes are at least half full, and a
+/// copy while it is written and settled.
 const VERSION: usize = size_of::<(OriginBlock, OrderedVersion)>() * 9 / 2 + 32;
 
-/// See the module.
+/// The memory for held versions.
 pub(super) struct Room {
-    /// Bytes of all versions that are held.
+    /// Bytes of all held versions.
     taken: AtomicU64,
-    /// Bytes that they may take.
+    /// Bytes that held versions may take.
     most: AtomicU64,
     held: Mutex<MemoryHold>,
-    /// Somebody waits for room.
+    /// Whether somebody waits for room.
     full: AtomicBool,
 }
 
-/// Bytes for a version.
+/// Returns the bytes for a version.
 fn bytes_of(version: &OrderedVersion) -> u64 {
     let mask = version.mask.as_ref().map_or(0, |mask| {
         let words = mask.sectors().div_ceil(64) as usize - 1;
@@ -77,21 +78,21 @@ impl Room {
         more
     }
 
-    /// Asks for `bytes` more than there are.
+    /// Requests `bytes` more.
     fn grow(&self, bytes: u64, what: &str) -> Result<(), OverLimit> {
         self.held.lock().grow(bytes, what)?;
         self.most.fetch_add(bytes, Ordering::SeqCst);
         Ok(())
     }
 
-    /// Memory for what recovery has found.
+    /// Requests the memory for recovered versions.
     pub(super) fn restore(&self) -> Result<(), OverLimit> {
         let taken = self.taken.load(Ordering::SeqCst);
         let most = self.most.load(Ordering::SeqCst);
         self.grow(taken.saturating_sub(most), "what ordered volumes hold")
     }
 
-    /// Gives back what is not needed. Whether somebody waits for room.
+    /// Returns unneeded memory to the budget. Returns whether somebody waits for room.
     pub(super) fn released(&self) -> bool {
         let spare = || {
             let (most, taken) =
@@ -109,26 +110,26 @@ impl Room {
 }
 
 impl Store {
-    /// Whether an ordered volume may hold more. If not, wait for [`Store::space`].
+    /// Returns whether an ordered volume may hold more versions. If not, wait for [`Store::space`].
     pub fn has_room_in_order(&self, id: VolumeId) -> bool {
         let room = &self.ordered.room;
         if room.is_left() || room.ask() {
             return true;
         }
-        // Told first: what is released from now on is noticed.
+        // Set before the check below, so that a release in between is noticed.
         room.full.store(true, Ordering::SeqCst);
         room.is_left() || self.held_versions(id) < OWN
     }
 
-    /// Whether somebody waits for ordered volumes to hold less.
+    /// Returns whether somebody waits for ordered volumes to hold fewer versions.
     pub fn is_order_full(&self) -> bool {
         self.ordered.room.full.load(Ordering::Relaxed)
     }
 
-    /// Makes room for so many versions at once, as a volume is put in order.
+    /// Requests memory for `versions` versions at once, when a volume is put in order.
     ///
     /// # Errors
-    /// There is not so much memory.
+    /// There is not enough memory.
     pub fn make_room_in_order(&self, versions: u64) -> Result<(), OverLimit> {
         self.ordered.room.grow(versions * VERSION as u64, "what is dirty, in order,")
     }

@@ -1,4 +1,4 @@
-//! The last phase of opening a cache: the store is put together, and what was found is made durable.
+//! The last phase of opening a cache: assembles the store and makes the recovered state durable.
 
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -26,18 +26,18 @@ use crate::segments::{Live, SegmentSnapshot, SegmentState, Segments};
 use crate::store::Store;
 use crate::table::Entry;
 
-/// The parts of a store that come from what was found.
+/// The parts of a store that recovery restores.
 pub(super) struct Parts {
     index: Index,
     segments: Segments,
     ordered: Ordered,
     log: Log,
-    /// The checkpoint had to be mended, so that there is none that counts.
+    /// Whether the checkpoint was rebuilt or repaired, so that a new one must be written.
     mended: bool,
 }
 
 impl Opening<'_> {
-    /// Makes of what was found the parts of a store.
+    /// Makes the parts of a store from the recovered state.
     pub(super) fn assemble(
         &mut self,
         found: Replayed,
@@ -45,7 +45,7 @@ impl Opening<'_> {
     ) -> Result<Parts, StoreError> {
         let geometry = &self.superblock.geometry;
         let Replayed { index, replay, image, segments } = found;
-        // Segments may have been opened of which no header reached the device: at most each once.
+        // Segments may have been opened without any header reaching the device: each at most once.
         let unseen = if self.report.clean { 0 } else { geometry.segment_count };
         let highest = segments.iter().map(|it| it.generation.0);
         let highest = highest.chain(image.lines.iter().map(|line| line.generation.0)).max();
@@ -69,7 +69,7 @@ impl Opening<'_> {
         Ok(Parts { index, segments, ordered, log, mended: image.mended })
     }
 
-    /// Phase 5: makes durable what was found, before anything else is written.
+    /// Phase 5: makes the recovered state durable, before anything else is written.
     pub(super) async fn finish(
         self,
         parts: Parts,
@@ -111,8 +111,8 @@ impl Opening<'_> {
         let this = StoreLane::new(store, lane, queue);
         this.mend_roots(&mend).await?;
         if distrusted {
-            // Barrier for invariant 12: the bit that says what samples of origins are worth goes with
-            // the next checkpoint, so they go before it.
+            // Barrier for invariant 12: the next checkpoint clears the bit that distrusts samples
+            // of origins, so the samples are removed before it.
             this.change_volumes(|volumes, _| {
                 volumes.iter_mut().for_each(|volume| volume.samples = None);
                 Ok(())
@@ -121,11 +121,12 @@ impl Opening<'_> {
         }
         if let Some(damage) = report.damage {
             tracing::error!(volumes = ?concerned, "{damage}");
-            // Barrier for invariant 9: the checkpoint takes the gap out of the log.
+            // Barrier for invariant 9: the next checkpoint hides the gap in the log.
             this.note_damage(damage, concerned).await?;
         }
         if report.clean && !mended {
-            // Barrier for invariant 9: from the first write on, neither copy says that the device is clean.
+            // Barrier for invariant 9: before the first write, neither copy may say that the device
+            // is clean.
             let stays = planted::has(PlantedBug::CleanFlagStays);
             this.write_superblock(|superblock| superblock.clean_shutdown = stays).await?;
         } else {
@@ -135,7 +136,7 @@ impl Opening<'_> {
     }
 }
 
-/// Versions that ordered volumes hold, by segment.
+/// Counts the versions that ordered volumes hold, by segment.
 fn held_by(geometry: &Geometry, queues: &HashMap<VolumeId, OrderQueue>) -> Vec<u32> {
     let mut held = vec![0u32; geometry.segment_count as usize];
     for queue in queues.values() {
@@ -149,7 +150,7 @@ fn held_by(geometry: &Geometry, queues: &HashMap<VolumeId, OrderQueue>) -> Vec<u
     held
 }
 
-/// Index entries that point into each segment.
+/// Counts the index entries that point into each segment.
 fn live_in(geometry: &Geometry, index: &Index) -> Vec<Live> {
     let mut live = vec![Live::default(); geometry.segment_count as usize];
     let count = |entry: &Entry| {
@@ -165,7 +166,8 @@ fn live_in(geometry: &Geometry, index: &Index) -> Vec<Live> {
     live
 }
 
-/// The segments in the order of their generations; those that nothing points into are free.
+/// Restores the segments in the order of their generations; those without live or held versions are
+/// free.
 fn restored(
     next_generation: Generation,
     mut found: Vec<FoundSegment>,

@@ -1,4 +1,4 @@
-//! Which segments have been opened since the checkpoint: their first pages tell.
+//! Finding the segments that were opened since the checkpoint, by their first pages.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -13,24 +13,24 @@ use crate::error::StoreError;
 use crate::replay::{Replay, newest_generation};
 use crate::retry;
 
-/// Which generations of a segment count beside the one in the checkpoint.
+/// The generations of a segment that are possible beside the one in the checkpoint.
 pub(super) struct Bounds {
-    /// Every segment that was opened since the checkpoint has this generation or a higher one. What is
-    /// below is of an earlier crash, did not count then, and never will.
+    /// Every segment opened since the checkpoint has this generation or a higher one. Lower ones
+    /// are from an earlier crash; they did not take effect then, and never will.
     pub(super) lowest: Generation,
     /// The checkpoint's segment table.
     pub(super) lines: Vec<SegmentLine>,
 }
 
 impl Bounds {
-    /// Whether a segment can have been opened with this generation since the checkpoint.
+    /// Returns whether a segment can have been opened with this generation since the checkpoint.
     fn is_new(&self, segment: SegmentId, generation: Generation) -> bool {
         let line = self.lines.get(segment.0 as usize);
         generation >= self.lowest && line.is_some_and(|line| generation > line.generation)
     }
 }
 
-/// The generations with which segments have been opened since the checkpoint. `search`: look for them in
+/// Returns the generations with which segments were opened since the checkpoint. `search`: examine
 /// all headers of every segment.
 pub(super) async fn reopened(
     lane: &Rc<Lane>,
@@ -66,8 +66,9 @@ pub(super) async fn reopened(
     }
 }
 
-/// The opening and the first header tell the same; one of them may be damaged, or never have been
-/// overwritten. Where neither can be read it is looked for in the headers behind.
+/// Returns the generation with which a segment was opened since the checkpoint. The opening and the
+/// first header both have it; one of them may be damaged, or not yet overwritten. If neither is
+/// readable, the headers behind them are searched.
 async fn reopening(
     queue: &Queue,
     replay: &Rc<RefCell<Replay>>,
@@ -89,7 +90,7 @@ async fn reopening(
         let record = replay.header_at(second, segment, granules);
         let known = [&opening, &record].into_iter().flatten().map(|header| header.generation);
         let newest = known.filter(is_new).max();
-        // Zeroes in both: nothing was ever written there. A damaged opening alone can be zeroes, too.
+        // Zeroes in both: never written. A damaged opening alone may also be zeroes.
         let blank = pages.all_readable() && pages.bytes.iter().all(|byte| *byte == 0);
         if newest.is_some() || opening.is_some() || blank {
             return Ok(newest);

@@ -1,4 +1,4 @@
-//! The index as the checkpoint has it.
+//! Loading the index from the checkpoint.
 
 use std::cell::RefCell;
 use std::collections::HashSet;
@@ -19,22 +19,22 @@ use crate::replay::Replay;
 use crate::store::VolumeSpace;
 use crate::table::{Check, Entry};
 
-/// What the checkpoint says, apart from the blocks.
+/// The content of the checkpoint, except for the blocks.
 pub(super) struct Image {
     /// The segment table.
     pub(super) lines: Vec<SegmentLine>,
-    /// The generations with which segments have been opened since.
+    /// The generations with which segments were opened since.
     pub(super) reopened: Vec<Option<Generation>>,
     pub(super) base: RecordNumber,
     pub(super) next_generation: Generation,
     pub(super) bytes_read: u64,
-    /// It was damaged, and mended.
+    /// Whether it was damaged, and repaired or rebuilt.
     pub(super) mended: bool,
     /// Volumes that had dirty blocks.
     pub(super) dirty: HashSet<VolumeId>,
 }
 
-/// What is recovered, and on which lane.
+/// The cache to recover, and the lane that does it.
 pub(super) struct Source<'a> {
     pub(super) lane: &'a Rc<Lane>,
     pub(super) queue: &'a Queue,
@@ -42,17 +42,18 @@ pub(super) struct Source<'a> {
     pub(super) spaces: &'a [VolumeSpace],
 }
 
-/// The checkpoint's bits of a check, at the high end where the table has them.
+/// Returns the checkpoint's bits of a check, placed at the high end as in the table.
 fn check_of(entry: &IndexEntry, bits: u32) -> Check {
     Check::from_28(entry.check << (28 - bits.min(28)))
 }
 
-/// Brings the checkpoint's blocks into the index, but for those in segments that have been opened
-/// again: whatever superseded them is in the log. `clean`: nothing came after the checkpoint.
+/// Loads the checkpoint's blocks into the index, except those in segments that were opened again:
+/// the versions that superseded them are in the log. `clean`: nothing was written after the
+/// checkpoint.
 ///
 /// # Errors
-/// It is damaged and cannot be mended, or there is no memory for it; what is in the index means nothing
-/// then.
+/// It is damaged and cannot be rebuilt from parity, or there is no memory for it; the content of
+/// the index is then meaningless.
 pub(super) async fn load(
     from: &Source<'_>,
     mut source: CheckpointSource,
@@ -122,11 +123,11 @@ pub(super) async fn load(
     })
 }
 
-/// Blocks of a cache whose headers fit into memory when all of them are replayed.
+/// The most blocks of a cache whose headers fit into memory when all of them are replayed.
 const MOST_REBUILT: u64 = 1 << 27;
 
-/// As [`load`] without a checkpoint: everything is in the log, and all of it is replayed. Versions that
-/// had been superseded come back where the record that did it is gone.
+/// As [`load`] without a checkpoint: the whole log is replayed. Superseded versions come back where
+/// the record that superseded them is gone.
 ///
 /// # Errors
 /// The cache is too large for that, or the device fails.

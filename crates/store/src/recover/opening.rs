@@ -1,4 +1,4 @@
-//! The phases of opening a cache in which nothing is written: what the roots, the checkpoint and the log say.
+//! The phases of opening a cache that write nothing: roots, checkpoint and log are read.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -26,8 +26,8 @@ use crate::roots::{Roots, read_roots, refused};
 use crate::store::VolumeSpace;
 use crate::table::{Entry, Geometry as TableGeometry};
 
-/// Record numbers and sequences that are skipped after a crash. Recovery does not see all that had been
-/// given out, but those it misses are fewer: their records were in memory.
+/// Record numbers and sequences that are skipped after a crash. Recovery may miss some that were
+/// assigned, but fewer than this: their records were in memory.
 const LEFT_OUT: u64 = 1 << 28;
 
 /// A cache that is being opened.
@@ -39,7 +39,7 @@ pub(super) struct Opening<'a> {
     pub(super) superblock: Superblock,
     pub(super) volumes: Vec<VolumeRecord>,
     pub(super) spaces: Vec<VolumeSpace>,
-    /// Copies of the roots that have to be written again, and where they are.
+    /// Copies of the roots that must be rewritten, with their offsets.
     pub(super) mend: Vec<(u64, Vec<u8>)>,
     table: TableGeometry,
     shards: u32,
@@ -58,13 +58,13 @@ pub(super) struct Loaded {
     image: Image,
 }
 
-/// A segment as recovery has found it.
+/// A segment as found by recovery.
 pub(super) struct FoundSegment {
     pub(super) segment: SegmentId,
     pub(super) generation: Generation,
-    /// Granules that the checkpoint knew to be written.
+    /// Granules written according to the checkpoint.
     pub(super) position: u32,
-    /// It has been opened at least once.
+    /// Whether it has been opened at least once.
     pub(super) in_use: bool,
 }
 
@@ -84,8 +84,8 @@ impl<'a> Opening<'a> {
         queue: Queue,
         options: StoreOptions,
     ) -> Result<(Self, Checkpoint), StoreError> {
-        // Barrier for invariant 7: the roots that are read may still be in the device's write cache,
-        // after a process that was killed; what they refer to is kept, what they do not is overwritten.
+        // Barrier for invariant 7: after a process was killed, the roots just read may still be in
+        // the device's write cache; the areas that they do not refer to will be overwritten.
         queue.sync().await?;
         let Roots { superblock, volumes, notes, mend } = read_roots(&device, &queue).await?;
         if superblock.is_read_only() {
@@ -125,8 +125,8 @@ impl<'a> Opening<'a> {
         Ok((opening, checkpoint))
     }
 
-    /// Phases 2 and 3: loads the checkpoint into a new index. A checkpoint that cannot be used is rebuilt
-    /// from the log.
+    /// Phases 2 and 3: loads the checkpoint into a new index. If the checkpoint cannot be used, the
+    /// index is rebuilt from the log.
     pub(super) async fn load(&mut self, checkpoint: Checkpoint) -> Result<Loaded, StoreError> {
         let geometry = &self.superblock.geometry;
         let (mut index, mut replay) = self.empty();
@@ -155,7 +155,7 @@ impl<'a> Opening<'a> {
         Ok(Loaded { index, replay, image })
     }
 
-    /// An index with nothing in it, and the replay that goes with it.
+    /// Returns an empty index and the replay for it.
     fn empty(&self) -> (Index, Rc<RefCell<Replay>>) {
         let (geometry, memory) = (&self.superblock.geometry, &self.options.memory);
         let held = MemoryHold::none(memory, MemoryUse::Background);
@@ -181,7 +181,7 @@ impl<'a> Opening<'a> {
         Ok(Replayed { index, replay, image, segments })
     }
 
-    /// Tells the replay which segments have records after the checkpoint.
+    /// Registers with the replay the segments that have records after the checkpoint.
     fn choose_walks(&self, image: &Image, replay: &mut Replay) -> Vec<FoundSegment> {
         let segment_of = |(number, line): (usize, &forebay_format::SegmentState)| {
             let segment = SegmentId(number as u32);
@@ -203,8 +203,9 @@ impl<'a> Opening<'a> {
         image.lines.iter().enumerate().map(segment_of).collect()
     }
 
-    /// Drops clean copies that a lost record, or one that a failed device never took, may have superseded:
-    /// the origin knows better. Returns the volumes that are damaged by what is lost.
+    /// Drops clean copies that may be superseded by a lost record, or by one that a failed device
+    /// never received: the origin has the current data. Returns the volumes that are damaged by the
+    /// loss.
     pub(super) fn distrust(&self, log: &Replayed) -> Vec<VolumeId> {
         let Replayed { index, image, .. } = log;
         let (damage, volumes) = (self.report.damage, self.volumes.iter());
@@ -226,17 +227,17 @@ impl<'a> Opening<'a> {
         concerned.map(|volume| volume.id).collect()
     }
 
-    /// Whether clean copies are worth nothing, because the device had failed.
+    /// Returns whether clean copies cannot be trusted, because the device had failed.
     pub(super) fn is_distrusted(&self) -> bool {
         self.superblock.compat & CLEAN_DISTRUSTED != 0
     }
 
-    /// Numbers that are skipped: those that recovery may not have seen.
+    /// Returns how many numbers to skip: those that recovery may have missed.
     pub(super) fn left_out(&self) -> u64 {
         if self.report.clean { 0 } else { LEFT_OUT }
     }
 
-    /// Finds the groups of ordered volumes again.
+    /// Recovers the groups of ordered volumes.
     pub(super) async fn find_order(
         &mut self,
         log: &Replayed,
@@ -267,7 +268,7 @@ impl<'a> Opening<'a> {
     }
 }
 
-/// The volumes' parts of the index, and how many blocks they are together.
+/// Returns the address ranges of the volumes, and their total number of blocks.
 fn spaces_of(
     superblock: &Superblock,
     volumes: &[VolumeRecord],
@@ -287,7 +288,7 @@ fn spaces_of(
     (spaces, base)
 }
 
-/// Takes the clean blocks of these volumes out of the index.
+/// Removes the clean blocks of these volumes from the index.
 fn drop_clean(index: &Index, spaces: &[VolumeSpace], volumes: &[VolumeId]) {
     let mut clean = Vec::new();
     for shard in 0..index.shard_count() {
@@ -322,7 +323,7 @@ mod tests {
     fn clean_blocks_are_dropped_of_the_volumes_that_are_named() {
         let index = Index::new(TableGeometry::new(1000, 1, 20, 13).expect("small"), 1);
         let spaces = [space(1, 0, 100), space(2, 100, 100)];
-        // Two blocks of each volume, and two of none.
+        // Two blocks of each volume, and two that belong to no volume.
         for (slot, address) in [3, 4, 103, 104, 903, 904].into_iter().enumerate() {
             let entry = Entry {
                 slot: Slot(slot as u32 + 1),

@@ -14,15 +14,15 @@ use crate::roots::refused;
 use crate::segments::Segments;
 use crate::table::Geometry as TableGeometry;
 
-/// How the index of a cache is shaped.
+/// Returns the shape of a cache's index, and its number of shards.
 pub(super) fn table_geometry(
     geometry: &Geometry,
     blocks: u64,
     shards: Option<u32>,
 ) -> Result<(TableGeometry, u32), String> {
     let cells = SegmentLayout::new(geometry).cells_per_segment();
-    // Every cell holds one version at most, so this is never too small, not even while recovery
-    // replays versions that a later record has taken out again.
+    // Every cell holds at most one version, so this is always sufficient, even while recovery
+    // replays versions that a later record removes.
     let capacity = cells * u64::from(geometry.segment_count);
     let by_capacity = (capacity >> 14).next_power_of_two().clamp(1, 1024) as u32;
     let shards = shards.unwrap_or(by_capacity);
@@ -34,7 +34,7 @@ pub(super) fn table_geometry(
     Ok((table, shards))
 }
 
-/// What an open cache takes of memory, beside what comes and goes: for what, how many bytes.
+/// Returns the fixed memory of an open cache: use, bytes and name of each part.
 fn memory_of(
     geometry: &Geometry,
     table: &TableGeometry,
@@ -59,7 +59,7 @@ pub(super) fn hold_memory(
         .map_err(|error| refused(device, error))
 }
 
-/// What was refused for want of memory names the device.
+/// Adds the device's name to an error about memory.
 pub(super) fn named(device: &Arc<dyn Device>, error: StoreError) -> StoreError {
     match error {
         StoreError::Memory(over) => refused(device, over),
@@ -82,7 +82,7 @@ mod tests {
 
     #[test]
     fn the_index_has_room_for_every_cell_and_addresses_to_spare() {
-        // A device, blocks of origins, what follows for shards and for the bits of addresses and slots.
+        // Device size, blocks of origins; the resulting shards, and bits of addresses and slots.
         for (bytes, blocks, shards, address, slot) in [
             (5 << 20, 100, 1, 20, 11),
             (5 << 20, (1 << 30) - 5, 1, 31, 11),

@@ -76,7 +76,7 @@ fn marks(number: u64, marks: Vec<Mark>) -> RecordHeader {
     RecordHeader { body: Body::Marks(marks), ..data(0, 200, number, Vec::new()) }
 }
 
-/// A record with one block that says what was durable.
+/// A record with one block, with this `durable_through`.
 fn record(number: u64, durable_through: u64) -> RecordHeader {
     let durable_through = RecordNumber(durable_through);
     RecordHeader {
@@ -87,7 +87,7 @@ fn record(number: u64, durable_through: u64) -> RecordHeader {
 
 #[test]
 fn headers_are_read_as_far_as_memory_goes() {
-    // Half of what clients need at least is left to them: 16 MiB are for this.
+    // Half of the minimum is left to clients, so 16 MiB remain for this.
     let memory = Arc::new(forebay_lane::MemoryBudget::new(64 << 20));
     let held = MemoryHold::none(&memory, forebay_lane::MemoryUse::Background);
     let mut replay = Replay::new(geometry(4096), CACHE, &[], held);
@@ -123,7 +123,7 @@ fn records_that_had_been_durable_and_are_missing_are_lost() {
         Some((11, 3)),
         "from the first to the last"
     );
-    // A place that cannot be read may have held the last record of all.
+    // An unreadable place may have held the last record of all.
     assert_eq!(lost(&[(11, 10), (12, 11)], 2), Some((12, 3)));
     assert_eq!(lost(&[], 1), Some((11, 1)));
     assert_eq!(lost(&[(12, 11)], 1), Some((11, 3)));
@@ -161,7 +161,7 @@ fn index() -> Index {
     Index::new(TableGeometry::new(1000, 1, 20, 13).expect("small"), 1)
 }
 
-/// Brings these records into an index; gives it and what replaying told.
+/// Applies these records to an empty index; returns it and the replay.
 fn applied(records: impl IntoIterator<Item = RecordHeader>) -> (Index, Replay) {
     let (index, mut replay) = (index(), replay(4096));
     for segment in 0..4 {
@@ -172,7 +172,7 @@ fn applied(records: impl IntoIterator<Item = RecordHeader>) -> (Index, Replay) {
     (index, replay)
 }
 
-/// What the index has, by address: slot and whether it is dirty.
+/// Returns the content of the index by address: slot, and whether it is dirty.
 fn content(index: &Index) -> BTreeMap<u64, (Slot, bool)> {
     let mut content = BTreeMap::new();
     index.scan(|address, entry| {
@@ -246,11 +246,11 @@ fn marks_count_for_the_life_of_the_segment_that_they_name() {
             mark(4, LIFE, clean),
             mark(5, earlier, gone),
             mark(6, earlier, clean),
-            // Nothing is known of that segment.
+            // A mark in a segment without a known generation.
             Mark { slot: geometry(4096).slot_at(SegmentId(9), 5), generation: LIFE, kind: gone },
         ],
     );
-    // Of two marks for one block the one that says more counts, in either order.
+    // Of two marks for one block gone prevails, in either order.
     let second = marks(13, vec![mark(3, LIFE, clean), mark(4, LIFE, gone)]);
     let (index, replay) = applied([record, first, second]);
     let left: Vec<_> =
@@ -299,7 +299,7 @@ impl World {
             .edit(self.page(page), |into| encode_marks(into, &head, &[mark]).expect("it fits"));
     }
 
-    /// A data record of blocks that consist of their numbers.
+    /// A data record of blocks that are filled with their numbers.
     fn put_data(&self, page: u64, number: u64, blocks: u8) {
         let block = self.geometry.block;
         let payload: Vec<u8> = (0..blocks).flat_map(|it| vec![it; block.as_usize()]).collect();
@@ -336,7 +336,7 @@ impl World {
         result.take().expect("it ends")
     }
 
-    /// The pages and numbers of the headers that a walk visits, and what it took.
+    /// Returns the pages and numbers of the headers that a walk visits, and its cost.
     fn walk(&self) -> (Vec<(u64, u64)>, Walked) {
         let (queue, geometry, segment) = (self.queue(), self.geometry.clone(), self.segment);
         self.block_on(async move {
@@ -361,14 +361,14 @@ fn a_walk_finds_the_headers_of_one_life_wherever_they_are() {
     let opening = world.head(0, 5, LIFE);
     let into = |into: &mut [u8]| encode_opening(into, &opening).expect("it fits");
     world.disk.edit(world.page(0), into);
-    // Three halves of a page: the next record starts on a page of its own.
+    // The payload ends in the middle of a page: the next record starts at the following page.
     world.put_data(1, 5, 3);
     world.put_marks(4, 6, LIFE);
     world.put_marks(7, 8, LIFE);
     // In the third stretch that is read ahead.
     world.put_data(150, 20, 1);
     world.put_marks(152, 21, LIFE);
-    // What was there before, and a header that lies in the wrong place.
+    // A record of an earlier life, and a header in the wrong place.
     world.put_marks(160, 2, Generation(LIFE.0 - 1));
     let mut copy = Vec::new();
     world.disk.edit(world.page(152), |content| copy = content.to_vec());
@@ -390,7 +390,7 @@ fn places_where_a_header_can_be_and_that_cannot_be_read_are_counted() {
     world.put_marks(2, 6, LIFE);
     world.put_marks(4, 8, LIFE);
     world.put_marks(6, 9, LIFE);
-    // The opening says nothing that the first record does not say.
+    // An unreadable opening does not count, because the first record has the same information.
     for (page, unreadable) in [(0, 0), (3, 1), (5, 2), (100, 2)] {
         world.disk.make_unreadable(world.page(page));
         let (seen, walked) = world.walk();
@@ -420,7 +420,7 @@ fn the_newest_life_of_a_segment_is_found_in_any_of_its_pages() {
     }
 }
 
-/// The blocks of a record whose content does not match, after damage to the disk.
+/// Returns the blocks of a record whose content does not match, after damage to the disk.
 fn bad_blocks(block: u64, blocks: u8, damage: impl FnOnce(&World)) -> Vec<usize> {
     let world = World::new(block);
     world.put_data(3, 11, blocks);
@@ -456,7 +456,7 @@ fn a_block_is_torn_if_its_content_can_be_read_and_is_another() {
         let damage = |world: &World| flips.iter().for_each(|(page, at)| flip(world, *page, *at));
         assert_eq!(bad_blocks(block, 5, damage), wanted);
     }
-    // What cannot be read is not torn.
+    // An unreadable block does not count as torn.
     for (block, unreadable) in [(2048, 5), (4096, 6), (8192, 8), (8192, 9)] {
         for blocks in [5, 6] {
             let damage = |world: &World| world.disk.make_unreadable(world.page(unreadable));

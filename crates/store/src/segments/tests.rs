@@ -53,7 +53,7 @@ fn what_points_into_a_segment_is_counted() {
     assert_eq!((segments.live(one), segments.live(other)), (3, 1));
     assert_eq!(segments.all_live(), (4, 3));
 
-    // Ranks count by being 0 or not.
+    // Only whether a rank is 0 matters.
     for (before, after, kept) in [(0, 3, 3), (3, 1, 3), (1, 0, 2), (0, 0, 2)] {
         segments.ranked(one, before, after);
         assert_eq!(of(one).kept, kept, "{before} to {after}");
@@ -70,7 +70,7 @@ fn each_appender_opens_its_own_part_of_the_free_segments() {
     let segments = eight();
     assert_eq!((segments.count(), segments.free_count()), (8, 8));
     assert_eq!(segments.open(0, (0, 3), true), Some((SegmentId(0), Generation(10))));
-    // Of 7: 7 * 1 / 3 = 2 are before it.
+    // Of 7 free segments, 7 * 1 / 3 = 2 come before its part.
     assert_eq!(segments.open(0, (1, 3), true), Some((SegmentId(3), Generation(11))));
     assert_eq!(segments.open(0, (2, 3), false).map(|it| it.1), Some(Generation(12)));
     assert_eq!(segments.next_generation(), Generation(13));
@@ -102,7 +102,7 @@ fn closed_segments_are_listed_with_their_age_and_use() {
     assert_eq!(seen, [(second, 2, false, false), (third, 3, true, true)]);
     assert!(listed.iter().all(|it| it.live == Live::one(true, 1)));
 
-    // Not while the records are still on their way to the device.
+    // Not while its records are being written.
     let image = LogBuffer::new(4096);
     segments.attach_buffer(first, image.clone());
     segments.close(first);
@@ -163,7 +163,8 @@ fn only_closed_segments_are_reclaimed_and_only_empty_ones_drain() {
     assert_eq!(segments.free_count(), 7, "it is not free yet");
 }
 
-/// A segment whose newest record is 5 and that drains until round 3 has ended and 7 marks are durable.
+/// A segment whose newest record is 5 and that drains until round 3 has succeeded and 7 marks are
+/// durable.
 fn draining() -> (Segments, SegmentId) {
     let segments = eight();
     let segment = with_record(&segments, 5, 10);
@@ -252,7 +253,7 @@ fn a_checkpoint_sees_each_segment_as_recovery_has_to_treat_it() {
     assert_eq!(next, Generation(14));
     assert_eq!((lives[1].generation, lives[1].position), (Generation(11), 40));
 
-    // A segment that is free has nothing to replay, whatever was in it.
+    // A free segment has nothing to replay, whatever its content.
     segments.checkpoint_durable(RecordNumber(3));
     assert_eq!(segments.free_drained(0, 0, NO_READER), (1, false));
     assert_eq!(states(0)[3], Free);
@@ -284,7 +285,7 @@ fn restored_segments_keep_their_order_and_state() {
         (segments.generation(SegmentId(6)), segments.position(SegmentId(6))),
         (Generation(1), 30)
     );
-    // What is opened next is younger than all of them.
+    // The next segment opened is younger than all of them.
     let next = open(&segments);
     segments.close(next);
     assert!(closed(&segments).iter().any(|it| it.id == next && it.opened == 4));

@@ -1,12 +1,12 @@
-//! What the table says about one cached block, and how that is packed into a word.
+//! The entry of one cached block, and its packing into a word.
 
 use forebay_core::Slot;
 
-/// The largest rank. Ranks are 0 to 15 and mean what the replacement policy says; at 0 nothing
-/// speaks for keeping the block any more.
+/// The largest rank. Ranks are 0 to 15 in the replacement policy's own measure; at 0 the policy no
+/// longer keeps the block.
 pub const RANK_MAX: u8 = 15;
 
-/// What recovery gives to blocks of whose rank nothing is known: the least that keeps them.
+/// The rank of recovered blocks whose rank is unknown: the lowest with which the policy keeps them.
 pub const RANK_UNKNOWN: u8 = 1;
 
 const RANK_BITS: u32 = 4;
@@ -14,63 +14,64 @@ const RANK_BITS: u32 = 4;
 /// Bits of a word that are neither slot, check nor remainder: rank, dirty, partial and choice.
 pub(super) const FIXED_BITS: u32 = RANK_BITS + 3;
 
-/// The high bits of a 32-bit checksum of a block's payload, as many as there is room for.
+/// The high bits of a 32-bit checksum of a block's payload, as many as the table has room for.
 ///
-/// A check that comes out of a table has zeros where bits were cut off.
+/// In a check that comes from a table the missing bits are zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Check(u32);
 
 impl Check {
-    /// Keeps all of `full`. A table cuts it to its own width.
+    /// Keeps all bits of `full`. A table truncates it to its own width.
     pub fn new(full: u32) -> Self {
         Check(full)
     }
 
-    /// Whether the first `bits` (0 to 32) bits agree with those of `full`.
+    /// Returns whether the first `bits` (0 to 32) bits agree with those of `full`.
     #[inline]
     pub fn matches(self, full: u32, bits: u32) -> bool {
         u64::from(self.0 ^ full) >> (32 - bits.min(32)) == 0
     }
 
-    /// The bits that are known, at the high end.
+    /// Returns the known bits, at the high end.
     pub fn high_bits(self) -> u32 {
         self.0
     }
 
-    /// The 28 high bits as a number below 2^28, for structures that keep 28.
+    /// Returns the 28 high bits as a number below 2^28, for structures that keep 28.
     pub fn to_28(self) -> u32 {
         self.0 >> 4
     }
 
-    /// What [`Check::to_28`] wrote; bits above the 28th are ignored. Matches at widths up to 28.
+    /// Restores a check from [`Check::to_28`]; higher bits of `value` are ignored. Valid for widths
+    /// up to 28.
     pub fn from_28(value: u32) -> Self {
         Check(value << 4)
     }
 }
 
-/// What is known about a cached block.
+/// State of a cached block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Entry {
-    /// Where the payload is; below 2^slot_bits of the geometry.
+    /// Slot of the payload; below 2^slot_bits of the geometry.
     pub slot: Slot,
-    /// The block is newer than the origin.
+    /// Whether the block is newer than the origin.
     pub dirty: bool,
-    /// Not all sectors of the block are valid; the record says which.
+    /// Whether some sectors of the block are not valid; the mask says which.
     pub partial: bool,
-    /// For the policy, 0 to [`RANK_MAX`]; larger values are stored as [`RANK_MAX`].
+    /// Rank for the policy, 0 to [`RANK_MAX`]; larger values are stored as [`RANK_MAX`].
     pub rank: u8,
-    /// What the payload's checksum begins with.
+    /// The high bits of the payload's checksum.
     pub check: Check,
 }
 
 impl Entry {
-    /// Whether the payload's checksum can be `full`, as far as `geometry` has room to tell.
+    /// Returns whether the payload's checksum can be `full`, compared at the width of `geometry`.
     #[inline]
     pub fn check_matches(&self, geometry: &super::Geometry, full: u32) -> bool {
         self.check.matches(full, geometry.check_bits())
     }
 
-    /// The 28 high bits of the check; of a narrower one the rest is 0.
+    /// Returns the 28 high bits of the check; missing bits of a narrower one are 0.
     pub fn check28(&self) -> u32 {
         self.check.to_28()
     }
@@ -113,28 +114,28 @@ impl Layout {
         self.dirty_bit() << 1
     }
 
-    /// Set in words that are in the second of their two buckets; all that is below is payload.
+    /// The bit that is set in words in the second of their two buckets; all lower bits are payload.
     #[inline]
     pub(super) fn choice_bit(self) -> u64 {
         self.dirty_bit() << 2
     }
 
-    /// The part of a word in its first bucket that tells its key.
+    /// Returns the part of a word in its first bucket that identifies its key.
     #[inline]
     pub(super) fn tag(self, remainder: u64) -> u64 {
         (remainder + 1) << (self.rank_shift() + FIXED_BITS)
     }
 
-    /// The remainder in a used word.
+    /// Returns the remainder in a used word.
     #[inline]
     pub(super) fn remainder(self, word: u64) -> u64 {
         (word >> (self.rank_shift() + FIXED_BITS)).wrapping_sub(1)
     }
 
-    /// `word` with everything but the key replaced by `entry`.
+    /// Returns `word` with everything but the key replaced by `entry`.
     ///
     /// # Panics
-    /// If the slot does not fit: cut short it would be a valid slot of another block.
+    /// The slot does not fit: truncated, it would be a valid slot of another block.
     #[inline]
     pub(super) fn with_entry(self, word: u64, entry: &Entry) -> u64 {
         let slot = u64::from(entry.slot.0);
@@ -147,14 +148,14 @@ impl Layout {
         (word & !(self.choice_bit() - 1)) | payload
     }
 
-    /// `word` with another rank.
+    /// Returns `word` with another rank.
     #[inline]
     pub(super) fn with_rank(self, word: u64, rank: u8) -> u64 {
         let field = u64::from(RANK_MAX) << self.rank_shift();
         (word & !field) | (u64::from(rank.min(RANK_MAX)) << self.rank_shift())
     }
 
-    /// The entry in a used word.
+    /// Returns the entry in a used word.
     #[inline]
     pub(super) fn entry(self, word: u64) -> Entry {
         let check = word & ((1 << self.check_bits) - 1);

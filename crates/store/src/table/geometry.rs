@@ -1,52 +1,52 @@
-//! How large the tables are, how wide their fields, and which address belongs where.
+//! Sizes of the tables, widths of their fields, and the mapping from addresses to shards and keys.
 
 use super::entry::{FIXED_BITS, Layout};
 use super::permutation::{Divisor, KEY_BITS_MAX, Permutation, mix};
 use super::{BUCKET_BYTES, LANES};
 
-/// Fewest bits of a check that are worth having.
+/// Fewest bits of a check that are useful.
 pub const CHECK_BITS_MIN: u32 = 16;
 /// Most bits of a check.
 pub const CHECK_BITS_MAX: u32 = 32;
 
 /// Share of the words that are used when the cache is full and the shards are even.
 const LOAD_USUAL: f64 = 0.953;
-/// Share of the words that are used in a shard that drew far more than its part. Two buckets of
-/// eight fill up to 0.998 before insertions fail; the search gets long a little earlier.
+/// Share of the words that are used in a shard with far more entries than the mean. Two buckets of
+/// eight fill up to 0.998 before insertions fail; searches get long slightly earlier.
 const LOAD_CROWDED: f64 = 0.99;
 /// How far a crowded shard is above the mean, in standard deviations: one shard in 50 million.
 const CROWDED_DEVIATIONS: f64 = 5.5;
-/// Words on top, for tables that are so small that the above is a few words.
+/// Additional words, for tables so small that the margins above amount to a few words.
 const WORDS_EXTRA: f64 = 16.0;
-/// All tables together may grow to this many bytes to make room for the check.
+/// Total size up to which all tables may grow to make room for the check, in bytes.
 const SMALL_BYTES: u64 = 1 << 20;
-/// Keeps the number of a word within 32 bits.
+/// Keeps the index of a word within 32 bits.
 const BUCKETS_MAX: u64 = 1 << 28;
 
-/// Why no table can be laid out as asked.
+/// Why a table cannot be laid out as requested.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GeometryError {
-    /// There is nothing to hold.
+    /// There are no entries or no shards.
     #[error("an index of {entries} entries in {shards} shards is empty; both must be at least 1")]
     Empty {
-        /// Entries asked for.
+        /// Requested entries.
         entries: u64,
-        /// Shards asked for.
+        /// Requested shards.
         shards: u32,
     },
-    /// A width is outside of its range.
+    /// A width is out of range.
     #[error("{field} is {bits} bits wide; {least} to {most} are supported")]
     Width {
-        /// Which width.
+        /// The field.
         field: &'static str,
-        /// What was asked for.
+        /// The requested width.
         bits: u32,
         /// Smallest width.
         least: u32,
         /// Largest width.
         most: u32,
     },
-    /// The fields do not leave room for a check.
+    /// The fields leave too few bits for a check.
     #[error(
         "addresses of {key_bits} bits and slots of {slot_bits} bits leave fewer than 16 bits for \
          the check; use larger blocks or a smaller origin"
@@ -57,21 +57,21 @@ pub enum GeometryError {
         /// Width of a slot.
         slot_bits: u32,
     },
-    /// One shard would have more words than can be numbered.
+    /// One shard would have more words than can be indexed.
     #[error("{entries} entries are too many for {shards} shards; use more shards")]
     ShardTooLarge {
-        /// Entries asked for.
+        /// Requested entries.
         entries: u64,
-        /// Shards asked for.
+        /// Requested shards.
         shards: u32,
     },
 }
 
-/// A key within one shard: what is left of an address once the shard is known.
+/// A key within one shard: the quotient of an address by the number of shards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LocalKey(pub(super) u64);
 
-/// Where an address belongs.
+/// The location of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Placed {
     /// Number of the shard.
@@ -94,11 +94,11 @@ impl Geometry {
     /// Lays out tables for at most `entries` live entries, spread over `shards` tables, with
     /// addresses below 2^`key_bits` (1 to 56) and slots below 2^`slot_bits` (1 to 32).
     ///
-    /// Memory is 8.4 bytes per entry where each shard has ten thousand of them or more, and
-    /// more where there are fewer, as shards then differ more.
+    /// Memory is 8.4 bytes per entry with ten thousand entries or more per shard, and more with
+    /// fewer, because shards then vary more.
     ///
     /// # Errors
-    /// If a number is out of range or fewer than [`CHECK_BITS_MIN`] bits remain for the check.
+    /// A number is out of range, or fewer than [`CHECK_BITS_MIN`] bits remain for the check.
     pub fn new(
         entries: u64,
         shards: u32,
@@ -114,7 +114,7 @@ impl Geometry {
         let usual = buckets_for(entries.min(1 << key_bits), shards);
         let key_last = ((1u64 << key_bits) - 1) / u64::from(shards);
         let no_room = GeometryError::NoRoomForCheck { key_bits, slot_bits };
-        // At most 41, and at least 9.
+        // Between 9 and 41.
         let remainder_bits_max = 64 - FIXED_BITS - CHECK_BITS_MIN - slot_bits;
         let least = key_last / ((1 << remainder_bits_max) - 1) + 1;
         let bytes = u128::from(least) * u128::from(shards) * u128::from(BUCKET_BYTES);
@@ -138,53 +138,53 @@ impl Geometry {
         })
     }
 
-    /// The same with at most `bits` (16 to 32) bits of check.
+    /// Returns the same geometry with at most `bits` (16 to 32) bits of check.
     ///
     /// # Errors
-    /// If `bits` is out of range.
+    /// `bits` is out of range.
     pub fn with_check_bits(mut self, bits: u32) -> Result<Self, GeometryError> {
         in_range("the check", bits, CHECK_BITS_MIN, CHECK_BITS_MAX)?;
         self.layout = Layout::new(self.check_bits().min(bits), self.slot_bits());
         Ok(self)
     }
 
-    /// The same with addresses spread in another way, so that nobody who does not know `seed`
+    /// Returns the same geometry with another permutation, so that only someone who knows `seed`
     /// can choose addresses that crowd into one shard.
     pub fn with_seed(mut self, seed: u64) -> Self {
         self.permutation = Permutation::new(self.key_bits, seed);
         self
     }
 
-    /// Bits of a check that are kept, 16 to 32.
+    /// Returns the bits of a check that are kept, 16 to 32.
     #[inline]
     pub fn check_bits(&self) -> u32 {
         self.layout.check_bits()
     }
 
-    /// Bits of a slot, 1 to 32. Larger slots must not be inserted.
+    /// Returns the bits of a slot, 1 to 32. Larger slots must not be inserted.
     pub fn slot_bits(&self) -> u32 {
         self.layout.slot_bits()
     }
 
-    /// Bits of an address, 1 to 56.
+    /// Returns the bits of an address, 1 to 56.
     pub fn key_bits(&self) -> u32 {
         self.key_bits
     }
 
-    /// Number of shards.
+    /// Returns the number of shards.
     pub fn shards(&self) -> u32 {
         self.shards.get() as u32
     }
 
-    /// Heap bytes of all tables together, overflow aside.
+    /// Returns the heap bytes of all tables together, without overflow lists.
     pub fn bytes(&self) -> u64 {
         self.shards.get() * self.buckets.get() * BUCKET_BYTES
     }
 
-    /// Shard and key of `address`.
+    /// Returns shard and key of `address`.
     ///
     /// # Panics
-    /// If `address` is not below 2^key_bits: it would be taken for another one.
+    /// `address` is not below 2^key_bits: it would be mistaken for another one.
     #[inline]
     pub fn place(&self, address: u64) -> Placed {
         assert!(self.permutation.contains(address), "address {address} is out of range");
@@ -192,13 +192,13 @@ impl Geometry {
         Placed { shard: shard as u32, key: LocalKey(key) }
     }
 
-    /// The address that [`Geometry::place`] puts at `key` in `shard`.
+    /// Returns the address that [`Geometry::place`] maps to `key` in `shard`.
     #[inline]
     pub fn address(&self, shard: u32, key: LocalKey) -> u64 {
         self.permutation.backward(key.0 * self.shards.get() + u64::from(shard))
     }
 
-    /// Where a key's two buckets begin within its table, in bytes.
+    /// Returns the offsets of a key's two buckets in its table, in bytes.
     #[inline]
     pub(crate) fn bucket_offsets(&self, key: LocalKey) -> [usize; 2] {
         let (remainder, first) = self.buckets.divide(key.0);
@@ -207,7 +207,7 @@ impl Geometry {
         [first, second].map(|bucket| bucket * BUCKET_BYTES as usize)
     }
 
-    /// Divides keys into remainder and first bucket.
+    /// Returns the divisor that splits keys into remainder and first bucket.
     pub(super) fn buckets(&self) -> Divisor {
         self.buckets
     }
@@ -217,11 +217,10 @@ impl Geometry {
     }
 }
 
-/// The second of `count` buckets for a key whose first one is `bucket`, and the first one for a key
-/// whose second one it is.
+/// Returns the second of `count` buckets for a key whose first one is `bucket`, and vice versa.
 #[inline]
 pub(super) fn other_bucket(remainder: u64, bucket: usize, count: usize) -> usize {
-    // Below `count`, which has less than 32 bits.
+    // Below `count`, which is below 2^32.
     let sum = (((mix(remainder) >> 32) * count as u64) >> 32) as usize;
     if sum >= bucket { sum - bucket } else { sum + count - bucket }
 }
@@ -233,7 +232,7 @@ fn in_range(field: &'static str, bits: u32, least: u32, most: u32) -> Result<(),
     Err(GeometryError::Width { field, bits, least, most })
 }
 
-/// Buckets of one of `shards` tables that share `entries` entries by chance.
+/// Returns the buckets of one of `shards` tables over which `entries` entries are spread at random.
 fn buckets_for(entries: u64, shards: u32) -> u64 {
     let share = 1.0 / f64::from(shards);
     let mean = entries as f64 * share;

@@ -1,26 +1,28 @@
-//! Arithmetic under the table: a mixing that can be undone, and division by a fixed number.
+//! Arithmetic for the table: an invertible mixing function, and division by a fixed number.
 //!
-//! Addresses come in runs and strides; buckets want them spread evenly. A [`Permutation`] spreads
-//! them without losing anything, which is what lets the table keep only a part of each address.
+//! Addresses come in runs and strides, but must be spread evenly over buckets. A [`Permutation`]
+//! spreads them without losing information, so that the table can store only a part of each
+//! address.
 
 /// Largest supported width of an address, in bits.
 pub(super) const KEY_BITS_MAX: u32 = 56;
 
-/// Odd numbers with bits all over; which ones is not important.
+/// Odd numbers with well-spread bits; the exact values do not matter.
 const MULTIPLIERS: [u64; 3] = [0x9e6c_63d0_876a_68e5, 0xd1b5_4a32_d192_ed03, 0xb492_b66f_be98_f273];
 
 /// A fixed one-to-one mapping of the numbers below 2^bits onto themselves.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Permutation {
     mask: u64,
-    /// At least half of the width, so that `x ^ (x >> shift)` undoes itself.
+    /// At least half of the width, so that `x ^ (x >> shift)` is its own inverse.
     shift: u32,
     whitening: [u64; 2],
     inverses: [u64; 3],
 }
 
 impl Permutation {
-    /// A mapping of `bits` wide numbers, 1 to [`KEY_BITS_MAX`]; every `seed` gives another one.
+    /// Makes a mapping of numbers of `bits` bits, 1 to [`KEY_BITS_MAX`]; each `seed` yields another
+    /// one.
     pub(super) fn new(bits: u32, seed: u64) -> Self {
         debug_assert!((1..=KEY_BITS_MAX).contains(&bits));
         let mask = (1 << bits) - 1;
@@ -33,13 +35,13 @@ impl Permutation {
         }
     }
 
-    /// Whether `x` is below 2^bits.
+    /// Returns whether `x` is below 2^bits.
     #[inline]
     pub(super) fn contains(&self, x: u64) -> bool {
         x & !self.mask == 0
     }
 
-    /// Where `x` goes.
+    /// Returns the image of `x`.
     #[inline]
     pub(super) fn forward(&self, x: u64) -> u64 {
         let x = self.multiply(x ^ self.whitening[0], MULTIPLIERS[0]);
@@ -49,7 +51,7 @@ impl Permutation {
         x ^ (x >> self.shift)
     }
 
-    /// What goes to `y`.
+    /// Returns the number whose image is `y`.
     #[inline]
     pub(super) fn backward(&self, y: u64) -> u64 {
         let x = self.multiply(y ^ (y >> self.shift), self.inverses[2]);
@@ -70,14 +72,14 @@ pub(super) fn mix(x: u64) -> u64 {
     (x ^ (x >> 32)).wrapping_mul(MULTIPLIERS[2])
 }
 
-/// The number that times `odd` is 1 modulo 2^64.
+/// Returns the inverse of `odd` modulo 2^64.
 fn odd_inverse(odd: u64) -> u64 {
-    // An odd number is its own inverse modulo 8; each round doubles the number of right bits.
+    // An odd number is its own inverse modulo 8; each iteration doubles the number of correct bits.
     (0..5)
         .fold(odd, |inverse, _| inverse.wrapping_mul(2u64.wrapping_sub(odd.wrapping_mul(inverse))))
 }
 
-/// Divides by one number again and again, without a division instruction.
+/// Divides by a fixed number without a division instruction.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Divisor {
     by: u64,
@@ -85,22 +87,22 @@ pub(super) struct Divisor {
 }
 
 impl Divisor {
-    /// Divides by `by`, which is not 0.
+    /// Makes a divisor `by`, which must not be 0.
     pub(super) fn new(by: u64) -> Self {
         debug_assert!(by != 0);
         Divisor { by, reciprocal: u64::MAX / by }
     }
 
-    /// The number that is divided by.
+    /// Returns the divisor.
     #[inline]
     pub(super) fn get(self) -> u64 {
         self.by
     }
 
-    /// Quotient and remainder of `x`, exact for every `x`.
+    /// Returns quotient and remainder of `x`, exact for every `x`.
     #[inline]
     pub(super) fn divide(self, x: u64) -> (u64, u64) {
-        // The reciprocal is rounded down, so the estimate is right or one too small.
+        // The reciprocal is rounded down, so the estimate is correct or one too small.
         let estimate = ((u128::from(x) * u128::from(self.reciprocal)) >> 64) as u64;
         let rest = x - estimate * self.by;
         let short = rest >= self.by;

@@ -2,13 +2,13 @@
 
 use super::{LANES, Overflow, Table, first_lane};
 
-/// Buckets that are looked at before the long search; nearly always enough.
+/// Buckets examined before the long search; nearly always enough.
 const SHORT_SEARCH: usize = 64;
-/// Buckets that are looked at before an entry goes to the overflow list. Even when only one
-/// bucket in a hundred has room, this fails once in 30,000 times.
+/// Buckets examined before an entry goes to the overflow list. Even if only one bucket in a hundred
+/// has room, this fails once in 30,000 times.
 const LONG_SEARCH: usize = 1024;
 
-/// A bucket that could be reached by moving the entry at `lane` of the `parent` step's bucket.
+/// A bucket that is reachable by moving the entry at `lane` of the `parent` step's bucket.
 #[derive(Clone, Copy, Default)]
 struct Step {
     bucket: u32,
@@ -25,9 +25,9 @@ impl Table {
             .or_else(|| self.search::<LONG_SEARCH>(first, second))
     }
 
-    /// Breadth first, so that as few entries as possible move. This also makes sure that no path
-    /// goes through a bucket twice, where it could move an entry that it has just put there: all
-    /// that can be reached from the second visit was reached sooner from the first.
+    /// Breadth first, so that as few entries as possible move. This also ensures that no path
+    /// visits a bucket twice, where it could move an entry that it has just put there: everything
+    /// reachable from the second visit was reached earlier from the first.
     fn search<const LIMIT: usize>(
         &mut self,
         first: usize,
@@ -57,8 +57,8 @@ impl Table {
         None
     }
 
-    /// Moves the entry at `lane` of the last step's bucket to `hole`, then its predecessor's to
-    /// where it was, and so on; returns the hole that is left at the beginning of the path.
+    /// Moves the entry at `lane` of the last step's bucket to `hole`, then its predecessor's to the
+    /// freed word, and so on; returns the hole at the beginning of the path.
     fn shift_along(
         &mut self,
         steps: &[Step],
@@ -83,7 +83,7 @@ impl Table {
         }
     }
 
-    /// Takes entries back from the overflow list whose buckets have room by now.
+    /// Moves entries from the overflow list to their buckets where there is room.
     pub(super) fn drain_overflow(&mut self) {
         let mut index = 0;
         while let Some(&Overflow { key, word }) = self.overflow.get(index) {

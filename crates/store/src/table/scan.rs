@@ -1,12 +1,12 @@
-//! Reading through a whole table.
+//! Scanning a whole table.
 
 use std::ops::Range;
 
 use super::{Entry, LocalKey, Table};
 
 impl Table {
-    /// Visits every entry whose position is in the `range` of bucket numbers, and those of the
-    /// overflow list whose first bucket is. Numbers past the last bucket are ignored.
+    /// Visits every entry in the `range` of bucket numbers, and those in the overflow list whose
+    /// first bucket is in it. Numbers past the last bucket are ignored.
     ///
     /// Ranges that cover the table visit each entry exactly once if nothing is inserted or removed
     /// meanwhile. An insertion may move any entry, so an entry can be missed otherwise.
@@ -14,8 +14,8 @@ impl Table {
         self.for_each_where(range, |_| true, visit);
     }
 
-    /// As [`Table::for_each_in`], only entries that are `wanted`: what a key is costs more to find
-    /// out than what its entry says.
+    /// As [`Table::for_each_in`], but only for entries that are `wanted`. Testing an entry is
+    /// cheaper than computing its key.
     #[inline]
     pub fn for_each_where(
         &self,

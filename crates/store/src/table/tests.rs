@@ -1,4 +1,4 @@
-//! The table as a whole: against a model, full, crowded, worn and scanned.
+//! The table as a whole: against a model, full, crowded, aged and scanned.
 
 use std::collections::HashMap;
 
@@ -6,7 +6,7 @@ use forebay_core::Slot;
 
 use super::*;
 
-/// All shards of an index, with a model beside it.
+/// All shards of an index, and a model of their content.
 struct Index {
     geometry: Geometry,
     tables: Vec<Table>,
@@ -46,12 +46,12 @@ impl Index {
         self.tables.iter().map(Table::overflowing).sum()
     }
 
-    /// Fails unless exactly the model's entries are there, by scan and by lookup.
+    /// Fails unless the content is exactly the model's, by scan and by lookup.
     fn assert_holds(&mut self, model: &HashMap<u64, Entry>) {
         let mut seen = HashMap::new();
         for (shard, table) in self.tables.iter().enumerate() {
             let mut count = 0;
-            // Parts of uneven sizes that end past the table.
+            // Ranges of uneven sizes that end past the table.
             for start in (0..table.buckets()).step_by(7) {
                 table.for_each_in(start..start + 7, |key, entry| {
                     let address = self.geometry.address(shard as u32, key);
@@ -68,7 +68,7 @@ impl Index {
     }
 }
 
-/// An entry with all fields at random, as the table gives it back.
+/// An entry with random fields, as the table returns it.
 fn some_entry(random: &mut fastrand::Rng, geometry: &Geometry) -> Entry {
     let keep = u32::MAX << (32 - geometry.check_bits());
     Entry {
@@ -85,9 +85,9 @@ fn plain(slot: u64) -> Entry {
     Entry { slot, dirty: false, partial: false, rank: 0, check: Check::new(0) }
 }
 
-/// Different addresses, at random.
+/// Distinct random addresses.
 fn addresses(count: u64, key_bits: u32, seed: u64) -> Vec<u64> {
-    // A permutation of its own, so that they are different without a set to check them against.
+    // A permutation, so that they are distinct without a set to check them against.
     let permutation = permutation::Permutation::new(key_bits, !seed);
     (0..count).map(|x| permutation.forward(x)).collect()
 }
@@ -107,7 +107,7 @@ fn behaves_as_a_map_under_random_operations() {
     for (case, (entries, shards, key_bits)) in shapes.into_iter().enumerate() {
         let mut random = fastrand::Rng::with_seed(case as u64);
         let mut index = Index::with(entries, shards, key_bits);
-        // Half as many again as there is room for, so that the table fills and refuses.
+        // Half as many again as fit, so that the table fills and refuses.
         let pool = addresses((entries + entries / 2 + 1).min(1 << key_bits), key_bits, 5);
         let mut model: HashMap<u64, Entry> = HashMap::new();
         for step in 0..100_000u32 {
@@ -169,7 +169,7 @@ fn behaves_as_a_map_under_random_operations() {
 fn fills_to_the_declared_capacity() {
     for entries in [1u64, 100, 10_000, 1_000_000] {
         for shards in [1, 5, 64] {
-            // From as dense as can be to sparse.
+            // From as dense as possible to sparse.
             let least = entries.next_power_of_two().ilog2().max(1);
             for key_bits in [least, least + 1, least + 3, 34] {
                 let mut index = Index::with(entries, shards, key_bits);
@@ -280,7 +280,7 @@ fn fills_beyond_its_load_and_recovers_from_being_full() {
     }
     index.assert_holds(&model);
 
-    // With room again the list empties by itself.
+    // With room again the list drains by itself.
     let some: Vec<u64> = model.keys().copied().filter(|address| address % 8 == 0).collect();
     for address in some {
         assert_eq!(index.remove(address), model.remove(&address));
