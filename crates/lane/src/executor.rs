@@ -21,14 +21,15 @@ pub struct LaneId(pub u16);
 
 type Job = Box<dyn FnOnce(&Rc<Lane>) + Send>;
 
-/// What other threads may touch: the wake-ups and jobs that wait for this lane.
+/// The part of a lane that other threads may access: pending wake-ups and jobs.
 struct Mailbox {
     ready: Mutex<Vec<u32>>,
     jobs: Mutex<Vec<Job>>,
-    /// Set when something arrives, cleared when the lane looks. This flag and `asleep` are only
-    /// exchanged and never stored to, so whoever changes one sees all that came before the last change.
+    /// Set when something arrives, cleared when the lane checks. This flag and `asleep` are only
+    /// exchanged and never stored to, so a thread that changes one sees everything before the last
+    /// change.
     pending: AtomicBool,
-    /// Rouses a lane that sleeps in the kernel.
+    /// Wakes a lane that sleeps in the kernel.
     rouse: Box<dyn Fn() + Send + Sync>,
     /// Whether the lane sleeps or is about to.
     asleep: AtomicBool,
@@ -62,9 +63,9 @@ impl Wake for TaskWaker {
     }
 }
 
-/// What a task slot runs. Pooled slots keep their memory from one run to the next.
+/// The body of a task. Pooled bodies reuse the memory of their future.
 trait Body {
-    /// Polls the body; `true` when it has ended.
+    /// Polls the body; returns `true` when it has ended.
     fn poll(&mut self, context: &mut Context<'_>) -> bool;
 }
 
@@ -76,7 +77,7 @@ impl Body for Boxed {
     }
 }
 
-/// Places for futures of one type that are not in use.
+/// Unused memory for futures of one type.
 type FreeList<F> = Rc<RefCell<Vec<Pin<Box<Option<F>>>>>>;
 
 struct Pooled<F> {
@@ -99,8 +100,8 @@ impl<F: Future<Output = ()>> Body for Pooled<F> {
     }
 }
 
-/// Memory for futures of one type, so that starting one allocates nothing but a small handle in
-/// the steady state.
+/// Memory for futures of one type, so that in the steady state starting one allocates only a small
+/// handle.
 pub struct Pool<F> {
     free: FreeList<F>,
 }
@@ -131,8 +132,8 @@ pub struct Lane {
 }
 
 impl Lane {
-    /// A lane on `clock`. `rouse` is called from any thread when something arrives while the lane
-    /// is asleep (see [`Lane::may_sleep`]).
+    /// Makes a lane on `clock`. `rouse` is called from any thread when something arrives while the
+    /// lane is asleep (see [`Lane::may_sleep`]).
     pub fn new(
         id: LaneId,
         clock: Arc<dyn Clock>,
@@ -157,32 +158,32 @@ impl Lane {
         })
     }
 
-    /// This lane's number.
+    /// Returns this lane's number.
     pub fn id(&self) -> LaneId {
         self.id
     }
 
-    /// The time now on this lane's clock.
+    /// Returns the current time on this lane's clock.
     pub fn now(&self) -> Nanos {
         self.clock.now()
     }
 
-    /// This lane's clock.
+    /// Returns this lane's clock.
     pub fn clock(&self) -> &Arc<dyn Clock> {
         &self.clock
     }
 
-    /// Tasks and jobs that have ended with a panic.
+    /// Returns the number of tasks and jobs that have ended with a panic.
     pub fn panics(&self) -> usize {
         self.panics.get()
     }
 
-    /// A handle with which other threads reach this lane.
+    /// Returns a handle with which other threads reach this lane.
     pub fn remote(&self) -> LaneRemote {
         LaneRemote { mailbox: self.mailbox.clone() }
     }
 
-    /// Tasks that have started and not ended.
+    /// Returns the number of tasks that have started and not ended.
     pub fn live_tasks(&self) -> usize {
         self.live.get()
     }
@@ -192,7 +193,7 @@ impl Lane {
         self.spawn_body(Box::new(Boxed(Box::pin(future))));
     }
 
-    /// Starts a task in memory of `pool`.
+    /// Starts a task in memory from `pool`.
     pub fn spawn_in<F: Future<Output = ()> + 'static>(&self, pool: &Pool<F>, future: F) {
         let place = pool.free.borrow_mut().pop();
         let place = match place {
@@ -230,7 +231,7 @@ impl Lane {
         waker.wake();
     }
 
-    /// Runs jobs and ready tasks, each at most once. `true` if there was anything to do.
+    /// Runs jobs and ready tasks, each at most once. Returns whether there was anything to run.
     pub fn run_ready(self: &Rc<Self>) -> bool {
         if self.timers.borrow().next().is_some() {
             self.timers.borrow_mut().fire(self.clock.now());
@@ -256,15 +257,15 @@ impl Lane {
         let taken = {
             let mut tasks = self.tasks.borrow_mut();
             let task = &mut tasks[index as usize];
-            // An exchange and not a store: whoever wakes the task from now on and finds it queued was
-            // earlier than this, and the body sees what came before that wake-up.
+            // An exchange and not a store: a thread that finds the task queued has woken it before
+            // this, and the body sees everything before that wake-up.
             task.waker.queued.swap(false, Ordering::AcqRel);
             let waker = &mut task.std_waker;
-            // Lent and not cloned, which would count.
+            // Lent and not cloned, to avoid the reference count.
             task.body.take().map(|body| (body, std::mem::replace(waker, Waker::noop().clone())))
         };
         let Some((mut body, waker)) = taken else { return };
-        // One request's panic must not take the others with it.
+        // One request's panic must not end the others.
         let poll = || body.poll(&mut Context::from_waker(&waker));
         let ended = self.unless_it_panics("a task panicked", poll).unwrap_or(true);
         if let Some(task) = self.tasks.borrow_mut().get_mut(index as usize) {
@@ -279,7 +280,7 @@ impl Lane {
         }
     }
 
-    /// What `run` gives; `None`: it has panicked, which is reported.
+    /// Returns the result of `run`; `None`: it has panicked, which is logged.
     fn unless_it_panics<T>(&self, message: &str, run: impl FnOnce() -> T) -> Option<T> {
         let result = catch_unwind(AssertUnwindSafe(run));
         let report = |payload: Box<dyn Any + Send>| {
@@ -289,8 +290,8 @@ impl Lane {
         result.map_err(report).ok()
     }
 
-    /// Declares that the lane is about to sleep in the kernel. `false`: something has arrived,
-    /// look again. Follow every `true` by [`Lane::woke`].
+    /// Declares that the lane is about to sleep in the kernel. `false`: something has arrived, so
+    /// check again. Every `true` must be followed by [`Lane::woke`].
     pub fn may_sleep(&self) -> bool {
         self.mailbox.asleep.swap(true, Ordering::SeqCst);
         if self.mailbox.pending.load(Ordering::SeqCst) {
@@ -305,7 +306,7 @@ impl Lane {
         self.mailbox.asleep.swap(false, Ordering::SeqCst);
     }
 
-    /// When the next sleeper is due.
+    /// Returns the deadline of the next sleeper.
     pub fn next_deadline(&self) -> Option<Nanos> {
         self.timers.borrow().next()
     }
@@ -314,8 +315,8 @@ impl Lane {
         &self.timers
     }
 
-    /// Drops every task, ended or not. What they held is released; operations in flight are
-    /// abandoned to their queues.
+    /// Drops every task, ended or not, and with it everything that it holds; operations in flight
+    /// are left to their queues.
     pub fn abandon(&self) {
         let tasks = std::mem::take(&mut *self.tasks.borrow_mut());
         self.free.borrow_mut().clear();
@@ -324,7 +325,7 @@ impl Lane {
     }
 }
 
-/// What a panic said.
+/// Returns the message of a panic.
 fn panic_message(payload: &(dyn Any + Send)) -> &str {
     payload
         .downcast_ref::<&str>()
@@ -333,7 +334,7 @@ fn panic_message(payload: &(dyn Any + Send)) -> &str {
         .unwrap_or("no message")
 }
 
-/// A lane as other threads see it.
+/// A handle to a lane for other threads.
 #[derive(Clone)]
 pub struct LaneRemote {
     mailbox: Arc<Mailbox>,
@@ -347,7 +348,7 @@ impl LaneRemote {
     }
 }
 
-/// Lets every other ready task of the lane run first.
+/// Yields to every other ready task of the lane.
 pub async fn yield_now() {
     let mut yielded = false;
     std::future::poll_fn(|context| {

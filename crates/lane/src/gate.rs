@@ -1,4 +1,4 @@
-//! One at a time, and many at a time.
+//! Limits on concurrency: one task at a time, or many tasks within one.
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
@@ -11,7 +11,7 @@ use forebay_core::sync::atomic::{AtomicBool, Ordering};
 use crate::executor::Lane;
 use crate::notify::Notify;
 
-/// Lets one task at a time through, of any lane; the others wait without holding a thread.
+/// Admits one task at a time, from any lane; the others wait without blocking a thread.
 #[derive(Default)]
 pub struct Gate {
     busy: AtomicBool,
@@ -19,7 +19,7 @@ pub struct Gate {
 }
 
 impl Gate {
-    /// Waits for its turn. Dropping the guard lets the next one in.
+    /// Waits for its turn. Dropping the guard admits the next task.
     pub async fn enter(&self) -> GateGuard<'_> {
         loop {
             let left = self.left.listen();
@@ -30,17 +30,17 @@ impl Gate {
         }
     }
 
-    /// Enters if nobody is inside.
+    /// Enters if the gate is free.
     pub fn try_enter(&self) -> Option<GateGuard<'_>> {
-        // The guard must not even exist for a moment if somebody else is inside: it opens the gate
-        // when it is dropped.
+        // The guard must not exist even briefly while another task is inside: dropping it opens the
+        // gate.
         let entered =
             self.busy.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok();
         entered.then(|| GateGuard { gate: self })
     }
 }
 
-/// Proof of being the one inside a [`Gate`].
+/// Proof of being inside a [`Gate`].
 #[must_use = "the gate opens again when this is dropped"]
 pub struct GateGuard<'a> {
     gate: &'a Gate,
@@ -56,7 +56,7 @@ impl Drop for GateGuard<'_> {
 /// Runs the futures of `work` on `lane`, at most `limit` at a time, and waits for all of them.
 ///
 /// # Panics
-/// If one of them has: whoever waits would take what it was to do for done.
+/// One of them panicked: the caller would otherwise take its work for done.
 pub async fn concurrently<F>(lane: &Rc<Lane>, limit: usize, work: impl Iterator<Item = F> + 'static)
 where
     F: Future<Output = ()> + 'static,
@@ -92,7 +92,7 @@ struct Workers {
     ended: Notify,
 }
 
-/// One of the tasks of [`concurrently`]: it ends in any case.
+/// One of the tasks of [`concurrently`]; dropping it reports its end, also after a panic.
 struct Worker(Rc<Workers>);
 
 impl Drop for Worker {
@@ -103,7 +103,7 @@ impl Drop for Worker {
     }
 }
 
-/// Waits for whichever of two futures ends first; the other is dropped.
+/// Waits until one of two futures ends; the other is dropped.
 pub async fn either(one: impl Future<Output = ()>, other: impl Future<Output = ()>) {
     let mut one = std::pin::pin!(one);
     let mut other = std::pin::pin!(other);
@@ -115,7 +115,7 @@ pub async fn either(one: impl Future<Output = ()>, other: impl Future<Output = (
     .await;
 }
 
-/// Waits for all of `futures`, polled side by side within one task; their results in order.
+/// Waits for all of `futures`, polled concurrently within one task; returns their results in order.
 pub async fn join_all<F: Future>(futures: impl IntoIterator<Item = F>) -> Vec<F::Output> {
     enum Slot<F: Future> {
         Running(Pin<Box<F>>),

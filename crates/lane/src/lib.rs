@@ -1,14 +1,14 @@
 //! A lane: the executor, timers and wake-ups of one thread.
 //!
-//! A request runs to its end on the lane where it arrived. What waits for a device or a timer is
-//! a task on that lane; nothing moves to another thread. The same code runs under a simulator,
-//! which drives several lanes from one thread and decides what happens next.
+//! A request runs to its end on the lane where it arrived. Code that waits for a device or a timer
+//! is a task on that lane; nothing moves to another thread. The same code runs under a simulator,
+//! which drives several lanes from one thread and decides the order of events.
 //!
 //! - [`executor`]: tasks and their wake-ups
-//! - [`gate`]: one at a time, and many at a time
+//! - [`gate`]: one task at a time, or many tasks within one
 //! - [`sleep`], `timer`: sleeping on the lane's clock
-//! - [`memory`]: how much memory there is, and who has it
-//! - [`notify`]: waiting for what another lane does
+//! - [`memory`]: the daemon's memory limit, and its use
+//! - [`notify`]: waiting for events of other lanes
 //! - [`thread`]: a lane on a thread of its own
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,5 @@
-//! Wake-ups in every order that the memory model allows. Loom stops where a thread sleeps for ever.
+//! Wake-ups in every interleaving that the memory model allows. Loom fails when a thread sleeps for
+//! ever.
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
@@ -20,7 +21,7 @@ impl Clock for Still {
     }
 }
 
-/// A lane, and what it sleeps on.
+/// A lane, and the event that it sleeps on.
 fn lane() -> (Rc<Lane>, Arc<loom::sync::Notify>) {
     let rouser = Arc::new(loom::sync::Notify::new());
     let inner = rouser.clone();

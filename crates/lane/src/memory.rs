@@ -1,8 +1,9 @@
-//! How much memory a daemon may take, and who has it.
+//! The daemon's memory limit, and its use.
 //!
-//! Memory is counted before it is allocated. What a cache needs for as long as it is open is *held*:
-//! if it does not fit, the cache is not opened. What comes and goes with clients is *taken*: what does
-//! not fit waits. A part of the limit is kept from what is held, so that requests always get on.
+//! Memory is counted before it is allocated. Memory that a cache needs for as long as it is open is
+//! *held*: if it does not fit, the cache is not opened. Memory for the work of clients is *taken*:
+//! if it does not fit, the client waits. A part of the limit cannot be held, so that requests
+//! always make progress.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,24 +13,24 @@ use crate::notify::{Notified, Notify};
 
 const MIB: u64 = 1 << 20;
 
-/// What memory is for.
+/// The purpose of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryUse {
     /// The program, its lanes and the buffers that they keep for the next request.
     Process,
     /// Indexes and segment tables.
     Index,
-    /// What replacement and admission remember.
+    /// State of replacement policies and of admission.
     Policy,
-    /// Buffers of logs.
+    /// Log buffers.
     LogBuffers,
     /// Buffers of writeback, reclaim and checkpoints.
     Background,
-    /// Devices in RAM.
+    /// RAM devices.
     RamDevices,
-    /// Clients: their buffers, those of the kernel included.
+    /// Clients' connections: their buffers, including those in the kernel.
     Connections,
-    /// Requests that have begun and not been answered.
+    /// Requests in progress.
     Requests,
 }
 
@@ -47,18 +48,18 @@ impl MemoryUse {
     ];
 }
 
-/// Memory that does not fit under the limit. All in bytes.
+/// A request for memory that exceeds the limit. All sizes in bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OverLimit {
-    /// What the memory is for.
+    /// The purpose of the memory, as in a message.
     pub what: String,
-    /// How much it needs.
+    /// The requested size.
     pub needed: u64,
-    /// How much is left.
+    /// The size that is available.
     pub left: u64,
     /// The limit.
     pub limit: u64,
-    /// The limit that would do.
+    /// The smallest sufficient limit.
     pub enough: u64,
 }
 
@@ -90,24 +91,24 @@ pub struct MemoryBudget {
 }
 
 impl Default for MemoryBudget {
-    /// Without a limit.
+    /// Returns a budget without a limit.
     fn default() -> Self {
         Self::new(u64::MAX >> 2)
     }
 }
 
 impl MemoryBudget {
-    /// The smallest limit with which a daemon gets on, in bytes.
+    /// The smallest usable limit of a daemon, in bytes.
     pub const LEAST: u64 = 256 * MIB;
-    /// What is kept for clients at least, in bytes: the largest request, some 44 MiB, fits into the
+    /// Least memory reserved for clients, in bytes: the largest request, some 44 MiB, fits into the
     /// part for requests.
     const LEAST_TAKEN: u64 = 96 * MIB;
-    /// This part of the limit is left to what is opened later by whatever can do without memory.
+    /// Uses that can do without memory leave one such part of the limit for caches opened later.
     const SPARED: u64 = 16;
-    /// Requests up to this size, in bytes, have something left that larger ones do not get.
+    /// Requests up to this size, in bytes, may use some memory that larger ones may not.
     const SMALL: u64 = 256 << 10;
 
-    /// A budget of `limit` bytes.
+    /// Makes a budget of `limit` bytes.
     pub fn new(limit: u64) -> Self {
         MemoryBudget {
             limit,
@@ -118,35 +119,35 @@ impl MemoryBudget {
         }
     }
 
-    /// The limit, in bytes.
+    /// Returns the limit, in bytes.
     pub fn limit(&self) -> u64 {
         self.limit
     }
 
-    /// Bytes that are in use for something.
+    /// Returns the bytes in use for one purpose.
     pub fn used(&self, by: MemoryUse) -> u64 {
         self.used[by as usize].load(Ordering::Relaxed)
     }
 
-    /// Bytes that are in use for anything.
+    /// Returns the bytes in use for all purposes.
     pub fn total(&self) -> u64 {
         MemoryUse::ALL.into_iter().map(|by| self.used(by)).sum()
     }
 
-    /// Bytes that nothing holds.
+    /// Returns the bytes of the limit that are not held.
     pub fn not_held(&self) -> u64 {
         self.takable()
     }
 
-    /// Bytes that can be held: the rest of the limit is for clients.
+    /// Returns the bytes that can be held; the rest of the limit is for clients.
     fn holdable(&self) -> u64 {
         self.limit.saturating_sub((self.limit / 4).max(Self::LEAST_TAKEN))
     }
 
-    /// Holds `bytes` until the result is dropped. Clients get along with what is left.
+    /// Holds `bytes` until the result is dropped. Clients share the rest.
     ///
     /// # Errors
-    /// There is not so much left. `what` says in the sentence who needs it.
+    /// Not enough memory is left. `what` is the subject of the error's sentence.
     pub fn hold(
         self: &Arc<Self>,
         by: MemoryUse,
@@ -158,62 +159,63 @@ impl MemoryBudget {
         Ok(hold)
     }
 
-    /// Bytes for all that clients have under way.
+    /// Returns the bytes of the limit that clients can take.
     fn takable(&self) -> u64 {
         self.limit.saturating_sub(self.held.load(Ordering::Relaxed))
     }
 
-    /// Takes `bytes` if no more than `most` are taken then for this use.
+    /// Takes `bytes` if at most `most` bytes are then taken for this use.
     fn take(&self, by: MemoryUse, bytes: u64, most: u64) -> bool {
         let more = |taken: u64| taken.checked_add(bytes).filter(|taken| *taken <= most);
         let taken = &self.used[by as usize];
         taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
     }
 
-    /// Takes `bytes` for a request of a client that has `own` bytes already, if there are as many
-    /// more left: however many clients take and do not give back, something is left for the next one.
+    /// Takes `bytes` for a request of a client that already has `own` bytes, if `own` bytes would
+    /// still remain after that: so however many clients take memory without returning it, some is
+    /// left for the next one.
     pub fn take_for_request(&self, bytes: u64, own: u64) -> bool {
         let most = self.takable() / 16 * if bytes <= Self::SMALL { 10 } else { 9 };
         self.take(MemoryUse::Requests, bytes, most.saturating_sub(own))
     }
 
-    /// Takes `bytes` for a connection, from the part that requests do not get; with `spare`, if half
-    /// of that part is left.
+    /// Takes `bytes` for a connection, from the part that requests cannot take; with `spare`, only
+    /// from the first half of that part.
     pub fn take_for_connection(&self, bytes: u64, spare: bool) -> bool {
         let most = self.takable() / 16 * if spare { 3 } else { 6 };
         self.take(MemoryUse::Connections, bytes, most)
     }
 
-    /// Gives back what was taken.
+    /// Returns memory that was taken.
     pub fn give(&self, by: MemoryUse, bytes: u64) {
-        // Before the waiters are looked at: who has not been counted yet will see it.
+        // Before checking for waiters: a waiter that is not counted yet will see the memory.
         self.used[by as usize].fetch_sub(bytes, Ordering::SeqCst);
         if self.has_waiters() {
             self.freed.notify_all();
         }
     }
 
-    /// Whether somebody waits for memory.
+    /// Returns whether somebody waits for memory.
     #[inline]
     pub fn has_waiters(&self) -> bool {
         self.waiting.load(Ordering::SeqCst) > 0
     }
 
-    /// Waits for memory: take a place in time, try again, and await what this gave.
+    /// Starts waiting for memory: call this, try again, and await the result if that fails.
     pub fn listen(&self) -> MemoryWait<'_> {
         self.waiting.fetch_add(1, Ordering::SeqCst);
         MemoryWait { budget: self, freed: self.freed.listen() }
     }
 }
 
-/// A place in the time of a budget, see [`MemoryBudget::listen`].
+/// A wait for memory, see [`MemoryBudget::listen`].
 pub struct MemoryWait<'a> {
     budget: &'a MemoryBudget,
     freed: Notified<'a>,
 }
 
 impl MemoryWait<'_> {
-    /// Ends when memory has been given back since.
+    /// Completes when memory has been returned since [`MemoryBudget::listen`].
     pub async fn freed(mut self) {
         (&mut self.freed).await;
     }
@@ -225,7 +227,7 @@ impl Drop for MemoryWait<'_> {
     }
 }
 
-/// Memory that is held; given back when this is dropped.
+/// Held memory; returned when this is dropped.
 #[derive(Debug)]
 pub struct MemoryHold {
     budget: Arc<MemoryBudget>,
@@ -234,12 +236,13 @@ pub struct MemoryHold {
 }
 
 impl MemoryHold {
-    /// Holds nothing yet.
+    /// Makes a hold of nothing.
     pub fn none(budget: &Arc<MemoryBudget>, by: MemoryUse) -> Self {
         MemoryHold { budget: budget.clone(), by, bytes: 0 }
     }
 
-    /// Holds `bytes` more if `most` bytes are held after that. Gives what is held already if not.
+    /// Holds `bytes` more if at most `most` bytes are held after that. If not, returns the bytes
+    /// that are held already.
     fn grow_to(&mut self, bytes: u64, most: u64) -> Result<(), u64> {
         let budget = &self.budget;
         let more = |held: u64| held.checked_add(bytes).filter(|held| *held <= most);
@@ -249,13 +252,14 @@ impl MemoryHold {
         Ok(())
     }
 
-    /// Holds `bytes` more if that leaves room for something else to be opened: for what can do without.
+    /// Holds `bytes` more if that leaves room for another cache to be opened: for uses that can do
+    /// without.
     pub fn grow_spare(&mut self, bytes: u64) -> bool {
         let spared = self.budget.limit / MemoryBudget::SPARED;
         self.grow_to(bytes, self.budget.holdable().saturating_sub(spared)).is_ok()
     }
 
-    /// Holds `bytes` more for a while, of what clients that are still to come would get.
+    /// Holds `bytes` more for a limited time, from memory that future clients could take.
     ///
     /// # Errors
     /// As [`MemoryBudget::hold`].
@@ -266,7 +270,7 @@ impl MemoryHold {
         self.grow_or_say(bytes, most, what)
     }
 
-    /// Holds `bytes` less.
+    /// Reduces the hold by `bytes`, at most to nothing.
     pub fn shrink(&mut self, bytes: u64) {
         let bytes = bytes.min(self.bytes);
         self.bytes -= bytes;
@@ -280,7 +284,7 @@ impl MemoryHold {
     /// Holds `bytes` more.
     ///
     /// # Errors
-    /// As [`MemoryBudget::hold`]; what was held before still is.
+    /// As [`MemoryBudget::hold`]; the hold is then unchanged.
     pub fn grow(&mut self, bytes: u64, what: &str) -> Result<(), OverLimit> {
         self.grow_or_say(bytes, self.budget.holdable(), what)
     }
@@ -301,7 +305,7 @@ impl MemoryHold {
         })
     }
 
-    /// Bytes that are held.
+    /// Returns the bytes held.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -348,7 +352,7 @@ mod tests {
         assert!(own[0] > LIMIT / 4 && own[0] <= LIMIT / 3, "{own:?}");
         assert!(budget.total() <= LIMIT / 16 * 9);
         assert!(budget.take_for_request(64 << 10, 0), "nothing is left: {own:?}");
-        // Connections have their share, whatever requests take.
+        // Connections have their share, however much requests take.
         while budget.take_for_request(4096, 0) {}
         assert!(budget.take_for_connection(LIMIT / 16 * 3, true));
         assert!(!budget.take_for_connection(4096, true), "half of it is not spare any more");

@@ -1,4 +1,4 @@
-//! Waiting for what another lane does.
+//! Waiting for events of other lanes.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -7,8 +7,8 @@ use std::task::{Context, Poll, Waker};
 use forebay_core::sync::Mutex;
 use forebay_core::sync::atomic::{AtomicU64, Ordering};
 
-/// An event that happens again and again. A waiter looks at the shared state, and if that is not
-/// what it needs, awaits a [`Notified`] that it took *before* looking; so no event is missed.
+/// A recurring event. A waiter first calls [`Notify::listen`], then checks the shared state, and
+/// awaits the [`Notified`] only if the state is not what it needs; so no event is missed.
 #[derive(Default, Debug)]
 pub struct Notify {
     epoch: AtomicU64,
@@ -16,12 +16,12 @@ pub struct Notify {
 }
 
 impl Notify {
-    /// Takes a place in time: the future ends at the first event after this call.
+    /// Starts listening: the future completes at the first event after this call.
     pub fn listen(&self) -> Notified<'_> {
         Notified { notify: self, epoch: self.epoch.load(Ordering::SeqCst) }
     }
 
-    /// The event happens: everyone who listens is woken.
+    /// Signals the event: wakes everyone who listens.
     pub fn notify_all(&self) {
         self.epoch.fetch_add(1, Ordering::SeqCst);
         let waiters = std::mem::take(&mut *self.waiters.lock());
@@ -31,7 +31,7 @@ impl Notify {
     }
 }
 
-/// See [`Notify::listen`].
+/// A future that completes at the next event, see [`Notify::listen`].
 #[must_use = "nothing happens until this is awaited"]
 pub struct Notified<'a> {
     notify: &'a Notify,

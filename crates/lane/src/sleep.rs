@@ -10,12 +10,12 @@ use forebay_core::Nanos;
 
 use crate::executor::Lane;
 
-/// See [`Lane::sleep_until`].
+/// A future that completes at a deadline, see [`Lane::sleep_until`].
 #[must_use = "nothing happens until this is awaited"]
 pub struct Sleep {
     lane: Rc<Lane>,
     deadline: Nanos,
-    /// Its place among the sleepers, once it has been polled.
+    /// Its key among the sleepers, once it has been polled.
     order: Option<u64>,
 }
 
@@ -37,7 +37,7 @@ impl Future for Sleep {
 
 impl Drop for Sleep {
     fn drop(&mut self) {
-        // While the lane fires its timers they are borrowed, but nobody is dropped then.
+        // Fails only while the lane fires its timers, and no sleep is dropped then.
         if let Some(order) = self.order
             && let Ok(mut timers) = self.lane.timers().try_borrow_mut()
         {

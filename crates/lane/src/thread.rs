@@ -1,4 +1,4 @@
-//! A lane on a thread of its own, with the machine's clock and a ring.
+//! A lane on its own thread, with the system clock and a ring.
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -16,18 +16,18 @@ use tz::TimeZone;
 
 use crate::executor::{Lane, LaneId, LaneRemote};
 
-/// Rounds of tasks before devices are looked at again, so that tasks that wake each other cannot
-/// keep a lane from its devices.
+/// Rounds of tasks before devices are polled again, so that tasks that wake each other cannot
+/// starve the devices.
 const ROUNDS: usize = 16;
 
-/// The machine's monotonic clock. It starts at 0 when it is made.
+/// The system's monotonic clock, starting at 0 when it is made.
 #[derive(Clone, Copy, Debug)]
 pub struct MonotonicClock {
     start: Instant,
 }
 
 impl MonotonicClock {
-    /// A clock that starts now.
+    /// Makes a clock that starts now.
     #[expect(clippy::new_without_default, reason = "the moment it is made matters")]
     #[expect(clippy::disallowed_methods, reason = "this is where the time comes from")]
     pub fn new() -> Self {
@@ -42,7 +42,7 @@ impl Clock for MonotonicClock {
 
     #[expect(clippy::disallowed_methods, reason = "this is where the time comes from")]
     fn time_of_day(&self) -> Duration {
-        /// As `/etc/localtime` or `TZ` had it when somebody asked first; UTC where there is none.
+        /// The time zone from `TZ` or `/etc/localtime` at the first call; UTC if there is none.
         static ZONE: OnceLock<TimeZone> = OnceLock::new();
         let zone = ZONE.get_or_init(|| TimeZone::local().unwrap_or_else(|_| TimeZone::utc()));
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -53,11 +53,11 @@ impl Clock for MonotonicClock {
     }
 }
 
-/// How a lane thread behaves.
+/// Options of a lane thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaneOptions {
-    /// How long an idle lane looks for work at most before it sleeps in the kernel. It looks less
-    /// long, down to not at all, while that is in vain. 0: always sleeps at once.
+    /// Longest time for which an idle lane polls for work before it sleeps in the kernel. It polls
+    /// for less, down to not at all, while polling finds nothing. 0: always sleeps at once.
     pub spin: Duration,
 }
 
@@ -67,8 +67,8 @@ impl Default for LaneOptions {
     }
 }
 
-/// What a lane thread runs on: its lane, its ring and the queues that it drives. Stays on that
-/// thread; clones are the same.
+/// The state of a lane thread: its lane, its ring and the queues that it drives. Stays on that
+/// thread; clones share it.
 #[derive(Clone)]
 pub struct LaneLoop {
     lane: Rc<Lane>,
@@ -78,22 +78,22 @@ pub struct LaneLoop {
 }
 
 impl LaneLoop {
-    /// The lane.
+    /// Returns the lane.
     pub fn lane(&self) -> &Rc<Lane> {
         &self.lane
     }
 
-    /// The lane's ring.
+    /// Returns the lane's ring.
     pub fn ring(&self) -> &Rc<Ring> {
         &self.ring
     }
 
-    /// What queues are opened with on this lane.
+    /// Returns the context with which queues are opened on this lane.
     pub fn context(&self) -> QueueContext {
         QueueContext { clock: self.lane.clock().clone(), ring: Some(self.ring.clone()) }
     }
 
-    /// Opens `device` on this lane and has its queue driven, see [`LaneLoop::register`].
+    /// Opens `device` on this lane and registers its queue, see [`LaneLoop::register`].
     ///
     /// # Errors
     /// See [`Device::open_queue`].
@@ -103,7 +103,7 @@ impl LaneLoop {
         Ok(queue)
     }
 
-    /// Has `queue` driven between rounds of tasks for as long as someone holds it.
+    /// Drives `queue` between rounds of tasks for as long as someone holds it.
     pub fn register(&self, queue: &Queue) {
         let added = Rc::downgrade(queue.inner());
         let mut queues = self.queues.borrow_mut();
@@ -117,7 +117,7 @@ impl LaneLoop {
         self.stop.store(true, Ordering::SeqCst);
     }
 
-    /// Lets jobs and tasks run, a bounded number of rounds. `true` if there were any.
+    /// Runs jobs and tasks for a bounded number of rounds. Returns whether there were any.
     fn run_tasks(&self) -> bool {
         for round in 0..ROUNDS {
             if !self.lane.run_ready() {
@@ -127,13 +127,13 @@ impl LaneLoop {
         true
     }
 
-    /// Drives the queues; gives the earliest moment at which one has something to do again.
+    /// Drives the queues; returns the earliest time at which one needs to be driven again.
     fn drive_queues(&self) -> Option<Nanos> {
         let mut earliest = None;
         let mut gone = false;
         let mut index = 0;
         loop {
-            // Not borrowed while a queue is driven: what it wakes may open or drop queues.
+            // Not borrowed while a queue is driven: tasks that it wakes may open or drop queues.
             let Some(queue) = self.queues.borrow().get(index).map(Weak::upgrade) else { break };
             index += 1;
             match queue {
@@ -169,7 +169,7 @@ impl LaneLoop {
             }
             let now = self.lane.now();
             let timeout = earlier(event, self.lane.next_deadline()).map(|next| next.since(now));
-            // `stop` rouses the ring after it has set the flag, so looking here is enough.
+            // `stop` wakes the ring after it has set the flag, so checking the flag here suffices.
             if timeout != Some(Duration::ZERO) && !self.stop.load(Ordering::SeqCst) {
                 self.ring.wait_then(timeout, || self.lane.woke());
                 spin.slept(self.lane.now().since(now));
@@ -186,8 +186,8 @@ fn earlier(one: Option<Nanos>, other: Option<Nanos>) -> Option<Nanos> {
     }
 }
 
-/// How long an idle lane keeps looking. Doubles when looking longer would have been worth it, and
-/// halves when it was in vain.
+/// How long an idle lane keeps polling. Doubles when longer polling would have found work, and
+/// halves when it would not.
 struct Spin {
     most: Duration,
     now: Cell<Duration>,
@@ -203,7 +203,7 @@ impl Spin {
         self.since.set(None);
     }
 
-    /// Whether to look again instead of sleeping.
+    /// Returns whether to poll again instead of sleeping.
     fn goes_on(&self, now: Nanos) -> bool {
         let limit = self.now.get();
         if limit.is_zero() {
@@ -214,18 +214,18 @@ impl Spin {
         now.since(since) < limit
     }
 
-    /// The lane slept for `time` after it had looked in vain.
+    /// Notes that the lane slept for `time` after polling had found nothing.
     fn slept(&self, time: Duration) {
         self.since.set(None);
         let limit = self.now.get();
         let next = if time < self.most { limit * 2 + self.most / 8 } else { limit / 2 };
-        // A look costs about as much as falling asleep; less than that is not worth it.
+        // A poll costs about as much as falling asleep; less than that is not worthwhile.
         let next = if next < self.most / 16 { Duration::ZERO } else { next };
         self.now.set(next.min(self.most));
     }
 }
 
-/// A running lane thread, as its owner sees it. Dropping it stops the thread and waits for it.
+/// Handle to a running lane thread. Dropping it stops the thread and waits for it.
 pub struct LaneThread {
     id: LaneId,
     remote: LaneRemote,
@@ -235,11 +235,11 @@ pub struct LaneThread {
 
 impl LaneThread {
     /// Starts a thread called `name` with a ring and a lane on `clock`, and calls `setup` on it.
-    /// What `setup` returns is kept on that thread until the lane has stopped. Returns when
-    /// `setup` has.
+    /// The result of `setup` is kept on that thread until the lane has stopped. Returns once
+    /// `setup` has returned.
     ///
     /// # Errors
-    /// If the thread or its ring cannot be made, or `setup` panicked.
+    /// The thread or its ring cannot be made, or `setup` panicked.
     #[expect(clippy::disallowed_methods, reason = "this is where lane threads come from")]
     pub fn spawn<T: 'static>(
         name: &str,
@@ -259,8 +259,8 @@ impl LaneThread {
                     return;
                 }
             };
-            // Sleeps end when they are due and not up to 50 us later; where this is not allowed,
-            // they are that much less exact.
+            // Sleeps end on time instead of up to 50 us late; if this is not permitted, they are
+            // less precise.
             let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
             let lane = Lane::new(id, clock, ring.rouser());
             let this = LaneLoop { lane, ring, queues: Rc::default(), stop: inner };
@@ -282,28 +282,29 @@ impl LaneThread {
         }
     }
 
-    /// The lane's number.
+    /// Returns the lane's number.
     pub fn id(&self) -> LaneId {
         self.id
     }
 
-    /// A handle to run jobs on the lane. Jobs that arrive after the lane has stopped are dropped.
+    /// Returns a handle to run jobs on the lane. Jobs that arrive after the lane has stopped are
+    /// dropped.
     pub fn remote(&self) -> &LaneRemote {
         &self.remote
     }
 
     /// Tells the lane to stop, without waiting for it. Tasks that have not ended are dropped;
-    /// operations that a disk has are waited for.
+    /// operations in progress on a disk are waited for.
     pub fn stop(&self) {
         self.stop.store(true, Ordering::SeqCst);
-        // Ends its sleep.
+        // Wakes the lane.
         self.remote.run(|_| ());
     }
 
     /// Waits until the lane has stopped, by [`LaneThread::stop`] or [`LaneLoop::stop`].
     ///
     /// # Errors
-    /// If the thread panicked outside of a task.
+    /// The thread panicked outside of a task.
     pub fn join(mut self) -> io::Result<()> {
         self.wait()
     }

@@ -1,12 +1,12 @@
-//! Who sleeps on a lane, and until when.
+//! Timers of a lane.
 
 use std::collections::BTreeMap;
 use std::task::Waker;
 
 use forebay_core::Nanos;
 
-/// The sleepers of one lane, by deadline; ties are broken by order of arrival, so that runs repeat
-/// exactly.
+/// The sleepers of one lane, by deadline; ties are broken by order of arrival, so that runs are
+/// reproducible.
 #[derive(Default)]
 pub(crate) struct Timers {
     sleepers: BTreeMap<(Nanos, u64), Waker>,
@@ -24,7 +24,7 @@ impl Timers {
         self.sleepers.remove(&(deadline, order));
     }
 
-    /// Wakes everyone whose time has come.
+    /// Wakes everyone whose deadline has passed.
     pub(crate) fn fire(&mut self, now: Nanos) {
         while let Some(first) = self.sleepers.first_entry().filter(|first| first.key().0 <= now) {
             first.remove().wake();

@@ -31,7 +31,7 @@ fn set_up_and_jobs_run_on_the_lane() {
     });
     assert_eq!(hear.recv(), Ok((LaneId(3), Some("test lane".to_owned()))));
     for spin in 0..20 {
-        // Long enough apart for the lane to fall asleep between some of them.
+        // Long enough for the lane to fall asleep between some of them.
         std::thread::sleep(Duration::from_micros(spin * 50));
         let tell = tell.clone();
         lane.remote().run(move |lane| tell.send((lane.id(), None)).expect("heard"));
@@ -76,7 +76,7 @@ fn tasks_sleep_and_use_devices() {
     }
 }
 
-/// A queue whose operations end some time after they started, when they are driven.
+/// A queue whose operations end some time after their start, when they are driven.
 struct Slow {
     clock: Arc<dyn Clock>,
     due: Cell<Option<Nanos>>,

@@ -9,7 +9,7 @@ fn version(sequence: u64) -> OrderedVersion {
     OrderedVersion { slot: Slot(sequence as u32), check: Check::default(), mask: None, sequence }
 }
 
-/// A queue whose cuts are what a test says.
+/// A queue whose cuts are given by a test.
 struct Bench {
     queue: Queue,
     index: Index,
