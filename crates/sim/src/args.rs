@@ -22,7 +22,7 @@ pub struct Args {
     #[arg(long, value_name = "N", conflicts_with_all = ["seeds", "start", "seconds"])]
     pub seed: Option<u64>,
 
-    /// Run so many seeds (default 100, or no limit if --seconds is given)
+    /// Number of seeds to run (default 100, or no limit if --seconds is given)
     #[arg(long, value_name = "N")]
     pub seeds: Option<u64>,
 
@@ -30,7 +30,7 @@ pub struct Args {
     #[arg(long, value_name = "S", default_value_t = 1)]
     pub start: u64,
 
-    /// Start no new seed after so many seconds
+    /// Start no new seed after this many seconds
     #[arg(long, value_name = "T")]
     pub seconds: Option<u64>,
 
@@ -38,7 +38,7 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 2)]
     pub jobs: usize,
 
-    /// Start no new seed after so many failures
+    /// Start no new seed after this many failures
     #[arg(long, value_name = "N", default_value_t = 5)]
     pub max_failures: usize,
 
@@ -62,21 +62,19 @@ pub struct Args {
     #[arg(long, value_name = "NAME")]
     pub plant: Option<String>,
 
-    /// Have this kind of trouble instead of what the seed chooses: crashes, origin-errors,
-    /// cache-errors or damage
+    /// Use this fault profile instead of the seed's: crashes, origin-errors, cache-errors or damage
     #[arg(long = "faults", alias = "weather", value_name = "KIND", value_parser = fault_profile)]
     pub fault_profile: Option<FaultProfile>,
 
-    /// Have this in every world, and not by chance; may be given several times
+    /// Give every world this feature; may be given several times
     #[arg(long, value_name = "FEATURE", value_parser = feature)]
     pub with: Vec<Feature>,
 
-    /// Have this in no world; may be given several times
+    /// Give no world this feature; may be given several times
     #[arg(long, value_name = "FEATURE", value_parser = feature)]
     pub without: Vec<Feature>,
 
-    /// Origins read as zeroes where they were discarded, as files do; otherwise a discard may do
-    /// nothing
+    /// Discarded ranges of origins read as zeroes, as in files; otherwise a discard may do nothing
     #[arg(long)]
     pub discards_zero: bool,
 
@@ -90,12 +88,12 @@ pub struct Args {
 }
 
 impl Args {
-    /// The limit of `--seconds`.
+    /// Returns the limit of `--seconds`.
     pub fn time(&self) -> Option<Duration> {
         self.seconds.map(Duration::from_secs)
     }
 
-    /// How each seed is run.
+    /// Returns the options with which each seed is run.
     pub fn run_options(&self) -> RunOptions {
         let set = |of: &[Feature]| of.iter().fold(Features::default(), |set, it| set.and(*it));
         RunOptions {
@@ -107,7 +105,7 @@ impl Args {
         }
     }
 
-    /// What a replay of a seed needs besides its number.
+    /// Returns the arguments that a replay of a seed needs besides its number.
     pub fn replay_arguments(&self, choice: Choice) -> String {
         let faults = self.fault_profile.map(|profile| format!(" --faults {}", profile.name()));
         let discards = if self.discards_zero { " --discards-zero" } else { "" };
@@ -118,7 +116,7 @@ impl Args {
         choice.arguments() + &faults.unwrap_or_default() + discards + &features
     }
 
-    /// What is to be run.
+    /// Returns the system under test.
     pub fn choice(&self) -> Result<Choice, String> {
         let Some(name) = &self.plant else {
             return Ok(if self.reference {
@@ -141,21 +139,21 @@ impl Args {
 /// A system under test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Choice {
-    /// The engine, perhaps with a bug.
+    /// The engine, with at most one planted bug.
     Engine(Option<PlantedBug>),
-    /// The reference model, perhaps with a bug.
+    /// The reference model, with at most one bug.
     ReferenceModel(Option<ReferenceBug>),
 }
 
 impl Choice {
-    /// Every planted bug that was compiled in.
+    /// Returns every planted bug that was compiled in.
     pub fn planted() -> Vec<Choice> {
         let engine = PlantedBug::ALL.iter().copied().filter(|_| cfg!(feature = "planted-bugs"));
         let engine = engine.map(|bug| Choice::Engine(Some(bug)));
         engine.chain(ReferenceBug::ALL.map(|bug| Choice::ReferenceModel(Some(bug)))).collect()
     }
 
-    /// The name on the command line; empty if there is no bug.
+    /// Returns the bug's name on the command line; empty without a bug.
     pub fn name(&self) -> String {
         match self {
             Choice::ReferenceModel(Some(bug)) => {
@@ -166,10 +164,10 @@ impl Choice {
         }
     }
 
-    /// The faults under which a bug shows, if it does in one only.
+    /// Returns the fault profile in which a bug shows, if it shows in only one.
     pub fn fault_profile(&self) -> Option<FaultProfile> {
         match self {
-            // A checksum matters where payloads come back damaged.
+            // A checksum matters only if payloads come back damaged.
             Choice::Engine(Some(PlantedBug::UnboundChecksum)) => Some(FaultProfile::Damage),
             Choice::Engine(Some(PlantedBug::FailedSyncRetried)) => Some(FaultProfile::OriginErrors),
             Choice::Engine(Some(PlantedBug::CheckpointBeforeRecords)) => {
@@ -179,7 +177,7 @@ impl Choice {
         }
     }
 
-    /// What a world must have for a bug to show.
+    /// Returns the features that a world needs for a bug to show.
     pub fn features(&self) -> Features {
         match self {
             Choice::Engine(Some(bug)) => Features::of(Feature::that_shows(*bug)),
@@ -187,7 +185,7 @@ impl Choice {
         }
     }
 
-    /// What a replay needs besides the seed.
+    /// Returns the arguments that a replay needs besides the seed.
     pub fn arguments(&self) -> String {
         match self {
             Choice::ReferenceModel(None) => " --reference".into(),
@@ -230,7 +228,7 @@ fn feature(name: &str) -> Result<Feature, String> {
     found.ok_or_else(|| format!("choose one of {}", Feature::ALL.map(Feature::name).join(", ")))
 }
 
-/// `ForgottenSync` becomes `forgotten-sync`.
+/// Converts `ForgottenSync` to `forgotten-sync`.
 fn kebab(name: &str) -> String {
     let mut out = String::new();
     for letter in name.chars() {

@@ -1,25 +1,25 @@
-//! Clients that ask for random things at random times.
+//! Clients that submit random operations at random times.
 
 use std::time::Duration;
 
 use forebay_core::{Nanos, Op};
 
-/// What a client asks for.
+/// An operation that a client wants.
 #[derive(Clone, Copy, Debug)]
 pub struct WorkloadOp {
-    /// What to do.
+    /// The kind of operation.
     pub op: Op,
     /// First sector.
     pub first: u64,
     /// Sectors; 0 for a flush.
     pub sectors: u64,
-    /// The effect must be durable when it ends.
+    /// Whether the effect must be durable when it ends.
     pub fua: bool,
-    /// Try the way that needs no waiting first.
+    /// Whether to try the path that does not wait first.
     pub at_once: bool,
 }
 
-/// How often clients ask for what; weights.
+/// Weights of the operations.
 #[derive(Clone, Debug)]
 pub struct Mix {
     /// Reads.
@@ -34,12 +34,12 @@ pub struct Mix {
     pub write_zeroes: u32,
     /// Prefetches.
     pub prefetch: u32,
-    /// Of a hundred writes, how many are FUA.
+    /// Percentage of writes that are FUA.
     pub fua_percent: u32,
 }
 
 impl Mix {
-    /// A random one. `zeroes`: whether it may contain what makes zeroes.
+    /// Chooses random weights. `zeroes`: whether operations that make zeroes are allowed.
     pub fn choose(rng: &mut fastrand::Rng, zeroes: bool) -> Self {
         Mix {
             read: rng.u32(5..60),
@@ -78,20 +78,21 @@ pub struct Client {
     pub lane: usize,
     /// Index of its volume.
     pub volume: u16,
-    /// Requests under way.
+    /// Operations in progress.
     pub underway: u32,
     rng: fastrand::Rng,
     mix: Mix,
     depth: u32,
     sectors: u64,
-    /// First sector and length of the range that it likes.
+    /// First sector and length of its hot range.
     hot: (u64, u64),
     sequential: Option<u64>,
     next_at: Nanos,
 }
 
 impl Client {
-    /// A client of a volume of `sectors` sectors; clients of one volume share the range `hot`.
+    /// Makes a client of a volume of `sectors` sectors; the clients of a volume share the range
+    /// `hot`.
     pub fn new(
         lane: usize,
         volume: u16,
@@ -106,7 +107,7 @@ impl Client {
         Client { lane, volume, underway: 0, rng, mix, depth, sectors, hot, sequential, next_at }
     }
 
-    /// Its volume has so many sectors now.
+    /// Notes that its volume now has `sectors` sectors.
     pub fn has_grown(&mut self, sectors: u64) {
         if sectors > self.sectors {
             self.sectors = sectors;
@@ -116,18 +117,18 @@ impl Client {
         }
     }
 
-    /// Forgets what was under way.
+    /// Forgets the operations in progress.
     pub fn reset(&mut self) {
         self.underway = 0;
         self.next_at = Nanos(0);
     }
 
-    /// When it will ask again; `None` while it has enough under way.
+    /// Returns when it will submit again; `None` while it has enough operations in progress.
     pub fn due(&self) -> Option<Nanos> {
         (self.underway < self.depth).then_some(self.next_at)
     }
 
-    /// The next operation that it wants.
+    /// Returns its next operation.
     pub fn next_op(&mut self, now: Nanos) -> WorkloadOp {
         self.next_at = now + self.pause();
         let op = self.mix.op(&mut self.rng);
@@ -136,7 +137,7 @@ impl Client {
             return WorkloadOp { op, first: 0, sectors: 0, fua: false, at_once };
         }
         let sectors = match op {
-            // Long enough to be zeroed without being written.
+            // Long enough to be zeroed without a write.
             Op::WriteZeroes if self.rng.u32(0..8) == 0 => self.rng.u64(513..=1024),
             _ => self.length(),
         };
@@ -147,7 +148,7 @@ impl Client {
         WorkloadOp { op, first, sectors, fua, at_once }
     }
 
-    /// Mostly bursts; now and then a pause in which background work comes to its turn.
+    /// Mostly bursts; sometimes a pause in which background work gets its turn.
     fn pause(&mut self) -> Duration {
         match self.rng.u32(0..100) {
             0..60 => Duration::ZERO,

@@ -1,16 +1,16 @@
-//! The clock that only the simulator moves. Its days are short, so that a run has several.
+//! The simulator's clock. Its days are short, so that a run spans several.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use forebay_core::{Clock, Nanos};
 
-/// Virtual time, the same for every lane and disk of one world.
+/// Virtual time, shared by all lanes and disks of one world.
 #[derive(Default)]
 pub struct VirtualClock(AtomicU64);
 
 impl VirtualClock {
-    /// Moves the time to `to`; earlier times are ignored.
+    /// Advances the time to `to`; earlier times are ignored.
     pub fn advance_to(&self, to: Nanos) {
         self.0.fetch_max(to.0, Ordering::SeqCst);
     }
@@ -21,7 +21,7 @@ impl Clock for VirtualClock {
         Nanos(self.0.load(Ordering::SeqCst))
     }
 
-    /// A second is an hour.
+    /// One second of virtual time is an hour of the day.
     fn time_of_day(&self) -> Duration {
         Duration::from_nanos(self.now().0 % (24 * 1_000_000_000)) * 3600
     }

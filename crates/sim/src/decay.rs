@@ -1,5 +1,5 @@
-//! The cache device while the system is down, and while it comes up: one of the things rots that are
-//! there twice or have a parity, and reads fail once. Nothing may be lost by either.
+//! Decay of the cache device while the system is down and while it starts: one of the structures
+//! that exist twice or have parity rots, and reads fail transiently. Neither may lose anything.
 
 use forebay_format::superblock::{COPY_A, COPY_B, VolumeTableRef};
 use forebay_format::{PAGE, Superblock, volume};
@@ -10,7 +10,8 @@ use crate::stamp::SECTOR;
 use crate::world::World;
 
 impl World<'_> {
-    /// Sometimes, before a recovery, something rots; and sometimes a first attempt meets read errors.
+    /// Before a recovery, sometimes damages a structure, and sometimes makes a first attempt to
+    /// open the cache with read errors.
     pub(crate) fn perhaps_decay(&mut self) -> Result<(), Violation> {
         if self.rng.bool() {
             self.rot_roots();
@@ -24,7 +25,7 @@ impl World<'_> {
         let words = said.as_ref().map(|said| said.clone().unwrap_or_default());
         self.shared.event("decay", &[], format_args!("an attempt with read errors: {words:?}"));
         self.end_visit();
-        // It may say that it cannot open the cache, and must be able to the next time.
+        // The attempt may fail to open the cache; the next one must succeed.
         said.map(|_| ())
     }
 
@@ -45,7 +46,8 @@ impl World<'_> {
         };
         let mut superblocks = [COPY_A, COPY_B].into_iter().zip(&copies);
         let mut tables = geometry.volume_areas.into_iter().zip(&areas);
-        // What a crash has torn, or the next one may tear, is one of the four already.
+        // A copy that a crash has torn, or that the next one may tear, is already the single
+        // failure.
         let all = superblocks
             .all(|(at, bytes)| Superblock::decode(bytes, at).is_ok() && settled(at, PAGE))
             && tables.all(|(at, bytes)| is_table(bytes, &found) && settled(at, bytes.len()));
@@ -85,7 +87,7 @@ fn own_length(table: &[u8]) -> u32 {
     u32::from_le_bytes([table[12], table[13], table[14], table[15]])
 }
 
-/// Whether there is an intact volume table, whichever it is.
+/// Returns whether `bytes` are an intact volume table of this cache.
 fn is_table(bytes: &[u8], superblock: &Superblock) -> bool {
     let crc = u32::from_le_bytes([bytes[8], bytes[9], bytes[10], bytes[11]]);
     let table = VolumeTableRef { area: 0, len: own_length(bytes), crc };

@@ -1,7 +1,7 @@
-//! A disk that completes operations in any order, forgets what was not synced, and has faults.
+//! A disk that completes operations in any order, loses unsynced writes in crashes, and has faults.
 //!
-//! Operations wait in one list for all lanes. The scheduler completes them one at a time, when
-//! they are due; that is the moment at which they take effect.
+//! Operations of all lanes wait in one list. The scheduler completes them one at a time when they
+//! are due; they take effect at that moment.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -17,7 +17,7 @@ use crate::image::{Image, Patch, PowerCut};
 use crate::shared::Shared;
 use crate::stamp::{self, SECTOR};
 
-/// What an operation does when it takes effect.
+/// The effect of an operation.
 pub(crate) enum Effect {
     Read {
         offset: u64,
@@ -25,11 +25,11 @@ pub(crate) enum Effect {
     },
     Change {
         patch: Arc<Patch>,
-        /// Sectors that took effect before the rest.
+        /// Sectors that took effect earlier than the rest.
         early: BTreeSet<u64>,
         buf: Option<IoBuf>,
         what: &'static str,
-        /// What it changes is durable when it completes.
+        /// Whether the change is durable when it completes.
         durable: bool,
     },
     Sync {
@@ -47,14 +47,14 @@ pub(crate) struct State {
     pub(crate) rng: fastrand::Rng,
     pub(crate) plan: FaultPlan,
     pub(crate) latency: Latency,
-    /// Keyed by the time at which they are due, then by their number.
+    /// Keyed by due time, then by number.
     pub(crate) in_flight: BTreeMap<(Nanos, u64), InFlight>,
     pub(crate) done: BTreeMap<u64, DeviceDone>,
     pub(crate) wakers: BTreeMap<u64, Waker>,
     pub(crate) next_id: u64,
     pub(crate) order: u64,
     pub(crate) bad_sectors: Vec<u64>,
-    /// Unreadable until they are written, whoever mends what else is broken.
+    /// Sectors that stay unreadable until they are written, even after other faults are repaired.
     pub(crate) rotten: BTreeSet<u64>,
     pub(crate) slow_until: Nanos,
     pub(crate) outage_until: Nanos,
@@ -71,9 +71,9 @@ pub struct SimDisk {
     pub(crate) state: Mutex<State>,
 }
 
-/// What a disk is made of.
+/// The properties of a disk.
 pub struct DiskSpec {
-    /// As the operator would name it.
+    /// The name by which an operator would know it.
     pub name: String,
     /// Number in the trace; 0 is the cache device.
     pub number: u64,
@@ -81,14 +81,14 @@ pub struct DiskSpec {
     pub size: u64,
     /// 512 or 4096.
     pub logical_block: u64,
-    /// How long operations take.
+    /// Latency of operations.
     pub latency: Latency,
-    /// What goes wrong.
+    /// The faults of the disk.
     pub plan: FaultPlan,
 }
 
 impl SimDisk {
-    /// A disk of zeroes.
+    /// Makes a disk of zeroes.
     pub fn new(spec: DiskSpec, shared: &Shared, rng: fastrand::Rng) -> Arc<Self> {
         Arc::new(SimDisk {
             name: spec.name.into(),
@@ -114,28 +114,28 @@ impl SimDisk {
         })
     }
 
-    /// When the next operation is due.
+    /// Returns when the next operation is due.
     pub fn next_due(&self) -> Option<Nanos> {
         self.state.lock().in_flight.keys().next().map(|key| key.0)
     }
 
-    /// Operations that have started and not completed.
+    /// Returns the number of operations in flight.
     pub fn in_flight(&self) -> usize {
         self.state.lock().in_flight.len()
     }
 
-    /// Whether anything is on its way that changes the disk.
+    /// Returns whether any operation in flight changes the disk.
     pub fn changes_in_flight(&self) -> bool {
         let state = self.state.lock();
         state.in_flight.values().any(|one| matches!(one.effect, Effect::Change { .. }))
     }
 
-    /// Looks at the content, or presets it.
+    /// Accesses the content, to examine or preset it.
     pub fn with_image<R>(&self, look: impl FnOnce(&mut Image) -> R) -> R {
         look(&mut self.state.lock().image)
     }
 
-    /// Replaces the plan of faults; what is broken stays broken unless `mend`.
+    /// Replaces the fault plan; existing faults persist unless `mend`.
     pub fn set_plan(&self, plan: FaultPlan, mend: bool) {
         let mut state = self.state.lock();
         state.plan = plan;
@@ -148,7 +148,8 @@ impl SimDisk {
         }
     }
 
-    /// Nothing completes before `until`, also of what has started; a moment that has passed ends it.
+    /// Lets no operation complete before `until`, including those in flight; a time in the past
+    /// ends the hang.
     pub fn hang(&self, until: Nanos) {
         let state = &mut *self.state.lock();
         let held = state.hung_until;
@@ -162,7 +163,8 @@ impl SimDisk {
         state.in_flight = moved.collect();
     }
 
-    /// One bit of a durable sector with stamped data flips. `false` if none was found.
+    /// Flips one bit of a durable sector with stamped data. Returns `false` if no such sector was
+    /// found.
     pub fn rot(&self) -> bool {
         let mut state = self.state.lock();
         let sectors = state.image.sectors();
@@ -184,22 +186,23 @@ impl SimDisk {
         false
     }
 
-    /// A sector cannot be read any more, until it is written.
+    /// Makes a sector unreadable until it is written.
     pub(crate) fn make_unreadable(&self, sector: u64) {
         self.state.lock().rotten.insert(sector);
     }
 
-    /// Whether any of these sectors cannot be read for good.
+    /// Returns whether any of these sectors is permanently unreadable.
     pub(crate) fn has_rotten(&self, sectors: Range<u64>) -> bool {
         self.state.lock().rotten.range(sectors).next().is_some()
     }
 
-    /// Completes the operation that is due first, if it is due now. `false` if there is none.
+    /// Completes the operation that is due first, if it is due now. Returns `false` if there is
+    /// none.
     pub fn complete_one(&self) -> bool {
         self.complete_until(self.shared.clock.now())
     }
 
-    /// Completes everything that is under way, at once.
+    /// Completes all operations in flight immediately.
     pub fn complete_all(&self) {
         while self.complete_until(Nanos(u64::MAX)) {}
     }
@@ -224,8 +227,8 @@ impl SimDisk {
         true
     }
 
-    /// Everything stops. `power`: the volatile write cache is lost in the given way; otherwise
-    /// only the process died. Operations in flight are gone afterwards.
+    /// Ends everything. `power`: the volatile write cache is lost in the given way; `None`: only
+    /// the process died. No operations are in flight afterwards.
     pub fn crash(&self, power: Option<PowerCut>) {
         let state = &mut *self.state.lock();
         let in_flight: Vec<_> = std::mem::take(&mut state.in_flight)

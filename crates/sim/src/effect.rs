@@ -1,4 +1,4 @@
-//! The moment at which an operation of a simulated disk takes effect, or goes wrong.
+//! Completion of an operation of a simulated disk: its effect or its fault.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -92,7 +92,7 @@ impl SimDisk {
         Ok(())
     }
 
-    /// A write in flight may be visible already, sector by sector; once seen it stays.
+    /// Makes some sectors of writes in flight visible early; once seen they stay.
     fn show_some_early(&self, state: &mut State, sectors: Range<u64>) {
         let State { in_flight, image, rng, order, .. } = state;
         for other in in_flight.values_mut() {
@@ -170,7 +170,7 @@ impl SimDisk {
         Ok(())
     }
 
-    /// Taints every place whose data `patch` carries; `false` if it carries none.
+    /// Taints every place whose data `patch` contains; `false` if it contains none.
     fn taint_all(&self, patch: &Patch) -> bool {
         let PatchContent::Data(bytes) = &patch.content else { return false };
         let mut any = false;
@@ -183,7 +183,7 @@ impl SimDisk {
         any
     }
 
-    /// The same data at another place where all sectors hold stamped data; taints both.
+    /// Returns the same data at another place where all sectors contain stamped data; taints both.
     fn misdirect(&self, state: &mut State, patch: &Patch) -> Option<Arc<Patch>> {
         let PatchContent::Data(bytes) = &patch.content else { return None };
         let (sectors, total) = (patch.sectors(), state.image.sectors());

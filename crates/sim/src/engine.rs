@@ -1,4 +1,4 @@
-//! The engine itself under test, unchanged: only its clock and its devices are simulated.
+//! The unmodified engine as the system under test: only its clock and its devices are simulated.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -23,10 +23,10 @@ use crate::rot::Told;
 use crate::system::{Admin, Instance, LocalFuture, Machine, SystemUnderTest};
 use crate::trace::mix;
 
-/// The engine, perhaps with a planted bug.
+/// The engine, with at most one planted bug.
 pub struct Engine(pub Option<PlantedBug>);
 
-/// The name of a volume.
+/// Returns the name of a volume.
 pub(crate) fn name(volume: u16) -> String {
     format!("volume-{volume}")
 }
@@ -50,8 +50,8 @@ fn origin(machine: &Machine, volume: u16) -> Result<Arc<dyn Device>, String> {
     Ok(Arc::new(handle))
 }
 
-/// What may enter the cache: everything in half of the cases, and in the others whatever there is, in
-/// all combinations.
+/// Chooses the admission settings: everything enters in half of the cases; the others use all
+/// combinations of restrictions.
 fn choose_entry(settings: &mut Settings, rng: &mut fastrand::Rng) {
     settings.admission = Admission::Always;
     settings.write_budget = 0;
@@ -65,7 +65,7 @@ fn choose_entry(settings: &mut Settings, rng: &mut fastrand::Rng) {
         settings.admission = Admission::Ghost(rng.u8(1..=4));
     }
     if rng.u32(0..3) == 0 {
-        // From nothing at all to what lasts for a world.
+        // From nothing to more than a world writes.
         settings.write_budget = 1 << rng.u32(0..40);
     }
     if rng.bool() {
@@ -80,7 +80,7 @@ fn choose_entry(settings: &mut Settings, rng: &mut fastrand::Rng) {
     settings.congested_write_threshold = threshold(rng);
 }
 
-/// Settings that make background work frequent in some worlds and rare in others.
+/// Chooses settings that make background work frequent in some worlds and rare in others.
 fn settings(machine: &Machine, volume: u16) -> Settings {
     let setup = &machine.setup;
     let mut rng = fastrand::Rng::with_seed(setup.seed ^ u64::from(volume));
@@ -99,7 +99,7 @@ fn settings(machine: &Machine, volume: u16) -> Settings {
     settings
 }
 
-/// A volume that is to be made.
+/// Returns the specification of a volume to be created.
 fn spec(machine: &Machine, volume: u16, identity: u64) -> VolumeSpec {
     let uuid = (u128::from(identity) << 64) | (2 + u128::from(volume));
     VolumeSpec {
@@ -111,7 +111,7 @@ fn spec(machine: &Machine, volume: u16, identity: u64) -> VolumeSpec {
     }
 }
 
-/// Chooses when and how dirty blocks are written back: everything that an operator can.
+/// Chooses the writeback settings, covering everything that an operator can set.
 fn choose_writeback(settings: &mut Settings, rng: &mut fastrand::Rng) {
     let dirty_high = rng.u8(2..=90);
     let cache_dirty_high = rng.u8(2..=95);
@@ -148,8 +148,9 @@ fn store_options(machine: &Machine) -> StoreOptions {
     }
 }
 
-/// What volumes need whose origins have become larger, as whoever opens a cache finds out before. Not
-/// always: an origin may not be looked at in time, or grow later.
+/// Returns the blocks needed by volumes whose origins have grown, as the program that opens a cache
+/// would determine them. Sometimes returns nothing: an origin may not be examined in time, or grow
+/// later.
 async fn grown(machine: &Machine) -> Result<Vec<(VolumeId, u64)>, String> {
     if mix(machine.setup.seed, machine.shared.clock.now().0).is_multiple_of(4) {
         return Ok(Vec::new());
@@ -166,7 +167,7 @@ async fn grown(machine: &Machine) -> Result<Vec<(VolumeId, u64)>, String> {
     Ok(volumes.collect())
 }
 
-/// A volume that has room for its origin takes it over, where nothing has to be done for that.
+/// Checks that a volume with room for its larger origin has taken it over, unless that needs work.
 fn judge_growth(
     lane: &EngineLane,
     machine: &Machine,
@@ -190,7 +191,7 @@ fn judge_growth(
 /// The memory of a machine, in bytes.
 const MEMORY: u64 = 512 << 20;
 
-/// On some machines nearly all memory is held by others: there are few masks, or none.
+/// On some machines other uses hold nearly all memory, so that there are few masks, or none.
 fn take_memory(cache: &Cache, seed: u64) {
     let mut rng = fastrand::Rng::with_seed(seed ^ 0x3a5c);
     if rng.bool() {
@@ -198,7 +199,7 @@ fn take_memory(cache: &Cache, seed: u64) {
     }
     let memory = &cache.store.options().memory;
     let hold = |bytes| memory.hold(MemoryUse::Process, bytes, "another cache").ok();
-    // Masks leave a sixteenth to others.
+    // Masks leave a sixteenth to other uses.
     let left = hold(MEMORY / 16 + rng.u64(0..64 << 10));
     for bytes in [1 << 20, 64 << 10, 4 << 10] {
         while let Some(held) = hold(bytes) {
@@ -226,7 +227,7 @@ impl SystemUnderTest for Engine {
 
     fn open(&self, machine: &Machine) -> LocalFuture<Result<Rc<dyn Instance>, String>> {
         let machine = machine.clone();
-        // Recovery has it as well.
+        // Recovery runs with the bug as well.
         planted::plant(self.0);
         Box::pin(async move {
             let mut options = store_options(&machine);
@@ -252,7 +253,8 @@ impl SystemUnderTest for Engine {
                 let is_known = known.iter().any(|record| record.name == name);
                 let gone = machine.presence[usize::from(volume)] == Presence::Gone;
                 if gone && is_known && machine.ledger.is_some() && machine.setup.insists {
-                    // The cache device failed and could not be told; who keeps a ledger remembers it.
+                    // The cache device failed and could not record the deletion; the ledger
+                    // remembers it.
                     let deleted = first.delete_stopped(&name, true).await;
                     deleted.map_err(|error| error.to_string())?;
                     continue;
@@ -287,7 +289,7 @@ impl SystemUnderTest for Engine {
     }
 }
 
-/// Counters go on from shortly before they pass a limit of their fields.
+/// Advances counters to shortly before the limits of their fields.
 fn age(store: &Store, seed: u64) {
     let mut rng = fastrand::Rng::with_seed(seed ^ 0xa9ed);
     let target = MAX_NARROW_GENERATION - rng.u64(0..300);
@@ -296,7 +298,7 @@ fn age(store: &Store, seed: u64) {
     store.skip_volume_ids(u16::MAX - rng.u16(0..8));
 }
 
-/// Whether a volume in this mode can be ordered.
+/// Returns whether a volume in this mode can be ordered.
 pub fn may_be_ordered(mode: Mode) -> bool {
     matches!(mode, Mode::Writeback | Mode::Writeonly)
 }
@@ -306,8 +308,8 @@ struct Running {
     machine: Machine,
 }
 
-/// Starts a volume. Where data is at risk the operator accepts what the cache device has lost, and goes
-/// on in any case if they insist.
+/// Starts a volume. If the volume is damaged, the operator accepts the loss; other refusals because
+/// of data at risk are overridden only if `insists`.
 async fn attach(
     lane: &Rc<EngineLane>,
     machine: &Machine,
@@ -330,7 +332,7 @@ async fn attach(
         (Err(error), Some(Damage { first, count }))
             if error.kind == EngineErrorKind::DataAtRisk =>
         {
-            // Its operator is told, and goes on with what is left.
+            // The operator is told, and continues with the rest.
             machine.shared.tell(Told { volume, first, count });
             lane.attach(&name(volume), origin.clone(), true).await
         }

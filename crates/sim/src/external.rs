@@ -1,9 +1,10 @@
-//! Somebody else at the origins: after a crash, one of them is written to, or exchanged for another
-//! device, before the system is opened again.
+//! External writers: after a crash, an origin is written to, or exchanged for another device,
+//! before the system is opened again.
 //!
-//! It must notice by a sample that it had not written to itself, or by the identity. Then it may
-//! refuse, and nothing has happened to the origin; or, when it has nothing newer of that volume, serve
-//! what the external writer wrote. In the end the world is as it was, for the oracle to go on.
+//! The system must notice this by a sample that it had not written to itself, or by the identity.
+//! It may then refuse the origin, which must stay untouched; or, if the cache has nothing newer of
+//! that volume, serve the external writer's data. At the end the world is restored, so that the
+//! oracle can continue.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -20,13 +21,13 @@ use crate::schedule::End;
 use crate::stamp::{self, Place, SECTOR};
 use crate::world::World;
 
-/// Sectors that are written to elsewhere besides the sample.
+/// Sectors that are written to in addition to the sample.
 const OTHERS: usize = 8;
 
-/// What an external writer did to an origin, and what was there before.
+/// The changes that an external writer made to an origin.
 struct Visit {
     volume: u16,
-    /// Sectors with what they held and what they hold now.
+    /// Sectors with their contents before and after.
     sectors: Vec<(u64, Vec<u8>, Vec<u8>)>,
 }
 
@@ -40,7 +41,8 @@ impl CompletionSink for Answers {
 }
 
 impl World<'_> {
-    /// Sometimes, after a crash, an external writer comes; the system is opened once and dies again.
+    /// After a crash, sometimes lets an external writer change an origin; the system is then opened
+    /// once and dies again.
     pub(crate) fn perhaps_an_external_writer(&mut self) -> Result<(), Violation> {
         if self.rng.u32(0..4) > 0 {
             return Ok(());
@@ -68,7 +70,8 @@ impl World<'_> {
         result
     }
 
-    /// What the cache device says of a volume; `None` if it knows nothing that could help.
+    /// Returns the volume's record on the cache device; `None` if it is missing or its samples
+    /// cannot be trusted.
     fn record_of(&self, number: u16) -> Option<VolumeRecord> {
         let read = |at: u64, len: usize| {
             let mut bytes = vec![0; len];
@@ -85,12 +88,13 @@ impl World<'_> {
         volumes.into_iter().find(|volume| trusted && volume.name == name)
     }
 
-    /// Writes to an untouched sample and to other sectors. `None` if there is none that has settled.
+    /// Writes to an untouched sample and to other sectors. `None` if there is no settled sample.
     fn visit(&mut self, volume: u16, record: &VolumeRecord) -> Option<Visit> {
         let bytes =
             self.origins[usize::from(volume)].with_image(|image| image.sectors()) * SECTOR as u64;
-        // A volume whose origin has grown is opened with samples at other places. What the external writer did is
-        // taken back behind its back, which has to be noticed as well.
+        // A volume whose origin has grown is opened with samples at other places. The writer's
+        // changes are later undone without the cache, which must be noticed as well, so both sets
+        // of places must have it.
         let (places, lasting) = (sample_places(record.origin_bytes), sample_places(bytes));
         let valid = record.samples.as_ref()?.valid();
         let samples: Vec<u64> = valid
@@ -110,7 +114,7 @@ impl World<'_> {
             let mut sectors: Vec<(u64, Vec<u8>, Vec<u8>)> = Vec::new();
             wanted.retain(|sector| image.is_settled(*sector));
             for sector in wanted {
-                // A stamp of another world: whoever finds it later finds bytes that nobody wrote.
+                // A stamp of another world: found later, it counts as bytes that nobody wrote.
                 let mut foreign = vec![0; SECTOR];
                 stamp::fill(&mut foreign, !seed, Place { volume, sector }, 1);
                 sectors.push((sector, image.visible(sector).to_vec(), foreign.clone()));
@@ -130,7 +134,7 @@ impl World<'_> {
         Some(Visit { volume, sectors })
     }
 
-    /// Opens the system; what it says, unless it opens. The world does not stop by itself.
+    /// Opens the system; returns its error, or `None` if it opens. No crash is armed.
     pub(crate) fn open_expecting(
         &mut self,
         exchanged: Option<u16>,
@@ -182,7 +186,7 @@ impl World<'_> {
         self.unchanged(visit)
     }
 
-    /// Reads one sector past the oracle, which knows of no external writers.
+    /// Reads one sector without the oracle, which does not know of external writers.
     fn read_sector(
         &mut self,
         target: &Rc<dyn BlockService>,
@@ -210,7 +214,7 @@ impl World<'_> {
             .and_then(|answer| Some(answer.data?.to_vec())))
     }
 
-    /// Nothing has been written over what the external writer wrote.
+    /// Checks that the external writer's data was not overwritten.
     fn unchanged(&self, visit: &Visit) -> Result<(), Violation> {
         let origin = &self.origins[usize::from(visit.volume)];
         let kept = origin.with_image(|image| {
@@ -224,7 +228,7 @@ impl World<'_> {
         }
     }
 
-    /// The volume meets another device with the same content, as a clone has.
+    /// Gives the volume another device with the same content, like a clone.
     fn exchanged(&mut self, volume: u16) -> Result<(), Violation> {
         self.counts.external_writers += 1;
         self.shared.event(

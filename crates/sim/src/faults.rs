@@ -1,15 +1,15 @@
-//! Which faults a disk has, and how slow it is.
+//! The faults and the latency of a disk.
 
 use std::time::Duration;
 
-/// Chances are per operation, in parts per million.
+/// Faults of a disk. Probabilities are per operation, in parts per million.
 #[derive(Clone, Debug, Default)]
 pub struct FaultPlan {
     /// A read fails once.
     pub read_error: u32,
-    /// A write fails; any part of it may have been stored.
+    /// A write fails after any part of it was stored.
     pub write_error: u32,
-    /// A sync fails, and the disk may forget what was not durable.
+    /// A sync fails, and the disk may lose what was not durable.
     pub sync_error: u32,
     /// A failed read leaves its sectors unreadable until they are written.
     pub bad_sectors: bool,
@@ -23,18 +23,18 @@ pub struct FaultPlan {
     pub slow_episode: u32,
     /// A discarded range reads as zeroes; otherwise a discard may do nothing at all.
     pub discards_zero: bool,
-    /// Writes that overlap others in flight are a fault of the caller.
+    /// Whether a write that overlaps another one in flight is a bug of the caller.
     pub overlap_is_fault: bool,
 }
 
-/// How long operations take.
+/// Latency of operations.
 #[derive(Clone, Debug)]
 pub struct Latency {
-    /// The shortest time of an operation.
+    /// The shortest latency.
     pub least: Duration,
-    /// What is added at most, normally.
+    /// The largest addition in the normal case.
     pub spread: Duration,
-    /// Every so many operations one takes 30 times as long.
+    /// One in this many operations takes 30 times as long.
     pub tail_every: u32,
 }
 
@@ -57,7 +57,7 @@ impl Latency {
         }
     }
 
-    /// The time of one operation; `factor` is above 1 in a slow episode.
+    /// Returns the latency of one operation; `factor` is above 1 in a slow episode.
     pub fn sample(&self, factor: u32, rng: &mut fastrand::Rng) -> Duration {
         let spread = u64::try_from(self.spread.as_nanos()).unwrap_or(u64::MAX).max(1);
         let time = self.least + Duration::from_nanos(rng.u64(0..spread));
@@ -66,7 +66,7 @@ impl Latency {
     }
 }
 
-/// Whether something with a chance of `per_million` happens now.
+/// Draws an event with a probability of `per_million` parts per million.
 pub fn happens(per_million: u32, rng: &mut fastrand::Rng) -> bool {
     per_million > 0 && rng.u32(0..1_000_000) < per_million
 }

@@ -1,41 +1,42 @@
-//! What only some worlds have. Each feature comes by a chance of its own, which takes nothing from the
-//! choices that every world makes: a seed without features takes the steps it always took.
+//! Features that only some worlds have. Each is drawn independently of the choices that every world
+//! makes, so that a seed without features takes the same steps as before features existed.
 
 use forebay_store::PlantedBug;
 
 use crate::profile::FaultProfile;
 use crate::trace::mix;
 
-/// See the module.
+/// A feature that only some worlds have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Feature {
-    /// Block grids that are shifted, other block and segment sizes, logical blocks of 4 KiB, origins
-    /// that end within a block.
+    /// Shifted block grids, other block and segment sizes, logical blocks of 4 KiB, origins that
+    /// end within a block.
     Shape,
     /// Several index shards.
     Shards,
-    /// In a crash each device loses power, or keeps it, for itself.
+    /// In a crash each device loses power, or keeps it, independently.
     OwnPower,
-    /// Volumes are stopped for a while, deleted, and made anew.
+    /// Volumes are stopped for a while, deleted, and recreated.
     Absence,
-    /// Origins give no answer for a long time. Nothing else is slow, so that what is bounded in time
-    /// can be judged: what a crash may take, and how long others wait.
+    /// Origins hang for a long time. Nothing else is slow, so that time limits can be judged: how
+    /// much a crash may lose, and how long others wait.
     Hang,
     /// Superblocks, volume tables and checkpoints rot, one at a time, and reads fail during recovery.
     Decay,
-    /// The cache is old: generations of segments are about to need their upper half, and numbers of
-    /// volumes to begin again.
+    /// The cache is old: segment generations are about to need their upper half, and volume numbers
+    /// to wrap around.
     Aged,
     /// The log rots while the system is down: headers and payloads, one page or a few.
     Rot,
-    /// Origins become larger, and volumes take that over when they are started with room for it.
+    /// Origins grow, and volumes take the new size over when they are started with room for it.
     Grown,
-    /// The daemon notes what is dirty outside of the cache, and loses that with its state now and then.
+    /// The daemon notes dirty ranges outside of the cache, and sometimes loses these notes with its
+    /// state.
     Ledger,
 }
 
 impl Feature {
-    /// All of them.
+    /// All features.
     pub const ALL: [Feature; 10] = [
         Feature::Shape,
         Feature::Shards,
@@ -49,7 +50,7 @@ impl Feature {
         Feature::Ledger,
     ];
 
-    /// A short name for the command line and for lists.
+    /// Returns a short name for the command line and for lists.
     pub fn name(self) -> &'static str {
         match self {
             Feature::Shape => "shape",
@@ -65,7 +66,7 @@ impl Feature {
         }
     }
 
-    /// One of so many worlds has it.
+    /// Returns n if one in n worlds has it.
     fn one_of(self) -> u32 {
         match self {
             Feature::Shape | Feature::Shards | Feature::OwnPower => 4,
@@ -74,8 +75,8 @@ impl Feature {
         }
     }
 
-    /// What tells its chance from the others'; `None`: it is drawn where worlds always drew, so that
-    /// those with shapes and shards stay what they are.
+    /// Returns the salt of its own random draw; `None`: it is drawn from the generator that older
+    /// features use, so that worlds with these features stay the same.
     fn own_chance(self) -> Option<u64> {
         match self {
             Feature::Rot => Some(0x5074),
@@ -85,7 +86,7 @@ impl Feature {
         }
     }
 
-    /// The feature without which the simulator cannot find a bug.
+    /// Returns the feature without which the simulator cannot find a bug.
     pub fn that_shows(bug: PlantedBug) -> Option<Feature> {
         match bug {
             PlantedBug::EdgeIgnored => Some(Feature::Shape),
@@ -101,7 +102,7 @@ impl Feature {
         }
     }
 
-    /// Whether it makes sense in this kind of trouble.
+    /// Returns whether it makes sense with this fault profile.
     fn fits(self, fault_profile: FaultProfile) -> bool {
         match self {
             Feature::Shape | Feature::Shards | Feature::Aged | Feature::Grown => true,
@@ -124,39 +125,40 @@ impl Feature {
 pub struct Features(u32);
 
 impl Features {
-    /// With one more.
+    /// Returns the set with one more feature.
     #[must_use]
     pub fn and(self, feature: Feature) -> Self {
         Features(self.0 | feature.bit())
     }
 
-    /// Whether a feature is in it.
+    /// Returns whether it contains a feature.
     pub fn has(self, feature: Feature) -> bool {
         self.0 & feature.bit() != 0
     }
 
-    /// This one, or none.
+    /// Returns the set of this feature, or the empty set.
     pub fn of(feature: Option<Feature>) -> Self {
         feature.map_or(Features::default(), |feature| Features::default().and(feature))
     }
 
-    /// All of them.
+    /// Returns the set of all features.
     pub fn all() -> Self {
         Feature::ALL.into_iter().fold(Features::default(), Features::and)
     }
 
-    /// Those in one of the two.
+    /// Returns the union of both sets.
     #[must_use]
     pub fn union(self, other: Features) -> Self {
         Features(self.0 | other.0)
     }
 
-    /// Those in it.
+    /// Returns the features in the set.
     pub fn each(self) -> impl Iterator<Item = Feature> {
         Feature::ALL.into_iter().filter(move |feature| self.has(*feature))
     }
 
-    /// What chance gives to the world of `seed` in this kind of trouble: all of `with`, none of `without`.
+    /// Draws the features of the world of `seed` with this fault profile: all of `with`, none of
+    /// `without`.
     pub fn choose(
         rng: &mut fastrand::Rng,
         seed: u64,

@@ -1,5 +1,5 @@
-//! Origins that become larger, while the system is down or while it runs. A volume has its old size until
-//! it is started with room for more; then what is behind the old end is what the origin has there.
+//! Origins that grow while the system is down or running. A volume keeps its size until it is
+//! started with room for more; behind the old end it then has the origin's content.
 
 use crate::features::Feature;
 use crate::oracle::{Violation, plain};
@@ -7,11 +7,11 @@ use crate::presence::Presence;
 use crate::stamp::{self, Place, SECTOR, Value};
 use crate::world::World;
 
-/// Sectors by which an origin grows at most at a time.
+/// The most sectors by which an origin grows at a time.
 const MOST: u64 = 2048;
 
 impl World<'_> {
-    /// Sometimes an origin grows.
+    /// Sometimes grows an origin.
     pub(crate) fn perhaps_grow(&mut self) {
         let rng = &mut self.growth;
         if rng.bool() {
@@ -40,7 +40,7 @@ impl World<'_> {
         );
     }
 
-    /// The sizes that volumes have now.
+    /// Updates the oracle and the clients to the current sizes of the volumes.
     pub(crate) fn take_sizes(&mut self) -> Result<(), Violation> {
         if !self.profile.features.has(Feature::Grown) {
             return Ok(());
@@ -71,7 +71,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// What is behind the end of a volume nobody has written.
+    /// Checks that nothing was written to an origin behind the end of its volume.
     pub(crate) fn judge_behind(&self, volume: u16) -> Result<(), Violation> {
         let known = self.oracle.sectors(volume);
         let (seed, lost) = (self.shared.seed, self.oracle.edge_in_doubt(volume));

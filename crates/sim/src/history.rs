@@ -1,11 +1,11 @@
-//! What one sector may hold.
+//! The possible contents of one sector.
 //!
-//! Each write that was submitted is a version. Versions are ordered as far as anybody can know:
-//! a write that was submitted after another had ended comes after it, and a read that returns a
-//! version puts everything that had ended before the read behind that version. A version is
-//! *hidden* once no later read may return it, and *lost* once not even a crash may bring it back.
+//! Each submitted write is a version. Versions are ordered as far as it can be known: a write that
+//! was submitted after another had ended comes after it, and a read that returns a version orders
+//! every version that had ended before the read before that version. A version is *hidden* once no
+//! later read may return it, and *lost* once not even a crash may bring it back.
 //!
-//! Times are numbers of events, so no two are the same.
+//! Times are event numbers, so no two are equal.
 
 use crate::stamp::{Content, Value};
 
@@ -14,7 +14,7 @@ pub type Moment = u64;
 
 const NEVER: Moment = Moment::MAX;
 
-/// Names a version within its sector's volume: the number of the write or discard.
+/// Identifies a version within its sector's volume: the number of the write or discard.
 pub type VersionId = u32;
 
 #[derive(Clone, Debug)]
@@ -22,19 +22,19 @@ struct Version {
     id: VersionId,
     value: Value,
     submitted: Moment,
-    /// Acknowledged with success.
+    /// When it was acknowledged with success.
     acknowledged: Moment,
     /// It took effect before this moment, or never will.
     settled: Moment,
     hidden: Moment,
-    /// Made durable by a flush, by FUA or by having been recovered.
+    /// Made durable by a flush, by FUA or by recovery.
     durable: bool,
     lost: bool,
-    /// A discard: nothing is hidden by it until a read returns its zeroes.
+    /// A discard: it hides nothing until a read returns its zeroes.
     advisory: bool,
-    /// Versions that a read has proved to come later.
+    /// Versions that reads have proved to come later.
     before: Vec<VersionId>,
-    /// The origin has it, below a copy that may go at any time.
+    /// It is on the origin, below a copy that may be dropped at any time.
     below: bool,
 }
 
@@ -44,31 +44,31 @@ impl Version {
     }
 }
 
-/// Why a value may not be there.
+/// Why a value is not admissible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wrong {
-    /// It was there once; a read may no longer return it.
+    /// It was the content once; a read may no longer return it.
     Stale,
-    /// A flush, FUA or an earlier read had put it behind a durable version.
+    /// A flush, FUA or an earlier read had ordered it before a durable version.
     CameBack,
-    /// Nobody ever wrote it here.
+    /// It was never written here.
     NeverWritten,
 }
 
-/// All that is known about one sector.
+/// The versions of one sector.
 #[derive(Clone, Debug)]
 pub struct History {
     versions: Vec<Version>,
-    /// Values of versions that were dropped from the list lately; only for better messages.
+    /// Values of recently removed versions; only for better messages.
     recent: [Option<Value>; 4],
-    /// When the stored data was damaged: a read may fail, until a later write is durable.
+    /// When the stored data was damaged: reads may fail until a later write is durable.
     tainted: Option<Moment>,
-    /// A write that came later has ended: no read may fail unless a crash takes that write.
+    /// A later write has ended: no read may fail unless a crash loses that write.
     covered: bool,
 }
 
 impl History {
-    /// A sector that holds `value`, durably.
+    /// Makes the history of a sector with `value`, durably.
     pub fn new(value: Value) -> Self {
         let version = Version {
             id: 0,
@@ -86,12 +86,12 @@ impl History {
         History { versions: vec![version], recent: [None; 4], tainted: None, covered: false }
     }
 
-    /// Whether only one value is possible, now and after a crash.
+    /// Returns whether only one value is possible, now and after a crash.
     pub fn is_settled(&self) -> bool {
         matches!(&self.versions[..], [only] if only.durable && only.acknowledged != NEVER)
     }
 
-    /// A write (or, if `advisory`, a discard) is submitted.
+    /// Notes that a write (or, if `advisory`, a discard) is submitted.
     pub fn submit(&mut self, id: VersionId, value: Value, advisory: bool, now: Moment) {
         self.versions.push(Version {
             id,
@@ -108,7 +108,7 @@ impl History {
         });
     }
 
-    /// It ended: with success, perhaps durably, or with an error.
+    /// Notes that it ended: with success, perhaps durably, or with an error.
     pub fn end(
         &mut self,
         id: VersionId,
@@ -138,7 +138,7 @@ impl History {
         self.prune(oldest_read);
     }
 
-    /// A flush that was submitted at `submitted` is acknowledged.
+    /// Notes that a flush submitted at `submitted` was acknowledged.
     pub fn flushed(&mut self, submitted: Moment, oldest_read: Moment) {
         for version in &mut self.versions {
             version.durable |= version.acknowledged < submitted;
@@ -177,10 +177,10 @@ impl History {
         });
     }
 
-    /// A read from `started` to `now` returned `content`.
+    /// Notes that a read from `started` to `now` returned `content`.
     ///
     /// # Errors
-    /// Why that cannot be.
+    /// The content is not admissible.
     pub fn observe(
         &mut self,
         content: Content,
@@ -197,13 +197,13 @@ impl History {
             return Ok(());
         }
         let id = self.versions[first].id;
-        // A copy that should be gone and what is below it take turns, for reads may go round a clean copy:
-        // both are hidden by what was written since, and not by each other.
+        // A copy that should be gone and the version below it may alternate, because reads may
+        // bypass a clean copy: later writes hide both, but neither hides the other.
         let is_copy = matching.iter().all(|&index| self.versions[index].submitted == 0);
         let is_below = matching.iter().any(|&index| self.versions[index].below);
         let unique = matching.len() == 1;
-        // From the moment at which the version that was read had surely taken effect, no read may
-        // return what precedes it.
+        // Once the returned version has certainly taken effect, no read may return versions before
+        // it.
         let settled = matching.iter().map(|&index| self.versions[index].settled.min(now)).max();
         let settled = settled.unwrap_or(now);
         for (index, version) in self.versions.iter_mut().enumerate() {
@@ -234,8 +234,8 @@ impl History {
         }
     }
 
-    /// Everything stops and nothing is in flight any more: each version that is not lost may be
-    /// what is found afterwards. Whichever that is has to stay.
+    /// Notes a crash with nothing in flight afterwards: any version that is not lost may be found,
+    /// and must then stay.
     pub fn crash(&mut self, now: Moment) {
         self.covered = false;
         self.versions.retain(|version| !version.lost);
@@ -252,9 +252,10 @@ impl History {
         }
     }
 
-    /// The origin failed a sync and forgot some versions, as the client of a plain disk would have
-    /// to expect: what had ended and was not durable is open again. What is durable, on the cache
-    /// device perhaps, stays so; and reads that are under way may still return what they found.
+    /// Notes that the origin failed a sync and lost some versions, as a client of a plain disk
+    /// would have to expect: versions that had ended and were not durable are possible again.
+    /// Durable ones, perhaps on the cache device, stay so; and reads in progress may still return
+    /// what they found.
     pub fn reopen(&mut self, now: Moment, oldest_read: Moment) {
         for version in self.versions.iter_mut().filter(|version| version.lost) {
             version.hidden = version.hidden.min(now);
@@ -271,19 +272,19 @@ impl History {
         }
     }
 
-    /// The stored data was damaged on purpose.
+    /// Notes that the stored data was damaged on purpose.
     pub fn taint(&mut self, now: Moment) {
         (self.tainted, self.covered) = (Some(now), false);
     }
 
-    /// Whether a read may fail.
+    /// Returns whether a read may fail.
     pub fn is_tainted(&self) -> bool {
         self.tainted.is_some() && !self.covered
     }
 
-    /// What the log said of the sector is lost, by damage while the system was down: any of these values,
-    /// which it had at some time, may be what is found. Whichever that is has to stay; but if it is a copy
-    /// that should be gone, reads may also find one of those `below`.
+    /// Notes that the log records of the sector were lost by damage while the system was down: any
+    /// of these values, which it had at some time, may be found, and must then stay. If the value
+    /// found is a copy that should be gone, reads may also return one of those `below`.
     pub fn doubt(&mut self, values: &[Value], below: &[Value], now: Moment) {
         for &value in values {
             if self.versions.iter().all(|version| version.value != value) {
@@ -299,12 +300,12 @@ impl History {
         }
     }
 
-    /// Values that may be found after a crash that comes now.
+    /// Returns the values that may be found after a crash now.
     pub fn after_a_crash(&self) -> Vec<Value> {
         self.values(|version| !version.lost)
     }
 
-    /// Values that a read which starts now may return, for messages.
+    /// Returns the values that a read that starts now may return, for messages.
     pub fn expected(&self) -> Vec<Value> {
         self.values(|version| version.hidden == NEVER)
     }
@@ -326,7 +327,7 @@ mod tests {
         Content::Own(Value::Write(number))
     }
 
-    /// Submits and ends writes; `(id, submitted, ended)`, 0 for "not yet".
+    /// Submits and ends writes `(id, submitted, ended)`, where 0 means "not yet".
     fn history(writes: &[(u32, Moment, Moment)]) -> History {
         let mut history = History::new(Value::Write(0));
         let mut events: Vec<(Moment, u32, bool)> = Vec::new();
@@ -347,7 +348,7 @@ mod tests {
         history
     }
 
-    /// The values that a read from `started` to 100 may return.
+    /// Returns the values that a read from `started` to 100 may return.
     fn readable(history: &History, started: Moment) -> Vec<u32> {
         (0..9).filter(|&id| history.clone().observe(own(id), started, 100, 0).is_ok()).collect()
     }
@@ -383,10 +384,11 @@ mod tests {
         let mut history = history(&[(1, 10, 20), (2, 15, 30)]);
         assert_eq!(history.observe(own(1), 50, 60, 0), Ok(()));
         assert_eq!(readable(&history, 70), [1]);
-        // A read beside the first one is bound by it, one that began before write 1 ended is not.
+        // A read concurrent with the first one is bound by it; one that began before write 1 ended
+        // is not.
         assert_eq!(readable(&history, 55), [1]);
         assert_eq!(readable(&history, 18), [0, 1, 2]);
-        // After a crash the other one may come back, as nothing was flushed.
+        // After a crash the other value may come back, as nothing was flushed.
         assert_eq!(after_crash(&history), [0, 1, 2]);
         history.flushed(70, NEVER);
         assert_eq!(after_crash(&history), [1]);
@@ -482,7 +484,7 @@ mod tests {
             assert_eq!(history.clone().observe(own(value), 55, 60, NEVER).is_ok(), possible);
         }
         assert_eq!(after_crash(&history), [1]);
-        // Without such a read it is gone.
+        // Without such a read it is lost.
         history.reopen(60, NEVER);
         assert!(history.observe(own(0), 15, 70, NEVER).is_err());
     }

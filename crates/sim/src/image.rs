@@ -1,20 +1,20 @@
-//! What a disk holds: what is durable, what reads return, and every version in between.
+//! The content of a disk: the durable content, the visible content, and all versions in between.
 //!
 //! The volatile write cache of a disk may destage its sectors in any order, and a power cut keeps
-//! any combination. So each sector keeps all versions that were written since it was last made
-//! durable, and a crash chooses one of them for each sector on its own.
+//! any combination. So each sector keeps all versions written since it was last made durable, and a
+//! crash chooses one of them for each sector independently.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::stamp::SECTOR;
 
-/// What one operation changes.
+/// The change that one operation makes.
 #[derive(Debug)]
 pub struct Patch {
     /// First sector.
     pub first: u64,
-    /// What the sectors become.
+    /// The new content of the sectors.
     pub content: PatchContent,
 }
 
@@ -23,12 +23,12 @@ pub struct Patch {
 pub enum PatchContent {
     /// These bytes, in whole sectors.
     Data(Box<[u8]>),
-    /// So many sectors of zeroes.
+    /// This many sectors of zeroes.
     Zeroes(u64),
 }
 
 impl Patch {
-    /// Sectors that are changed.
+    /// Returns the number of changed sectors.
     pub fn sectors(&self) -> u64 {
         match &self.content {
             PatchContent::Data(bytes) => (bytes.len() / SECTOR) as u64,
@@ -36,12 +36,12 @@ impl Patch {
         }
     }
 
-    /// Whether the runs of sectors have one in common.
+    /// Returns whether both patches change a common sector.
     pub fn overlaps(&self, other: &Patch) -> bool {
         self.first < other.first + other.sectors() && other.first < self.first + self.sectors()
     }
 
-    /// What is left of the patch without the sectors in `done`, one patch for each sector.
+    /// Returns the patch without the sectors in `done`, as one patch per sector.
     pub fn without(self: &Arc<Self>, done: &BTreeSet<u64>) -> Vec<Arc<Patch>> {
         if done.is_empty() {
             return vec![self.clone()];
@@ -58,7 +58,7 @@ impl Patch {
         .collect()
     }
 
-    /// The new bytes of `sector`; `None` stands for zeroes.
+    /// Returns the new bytes of `sector`; `None` stands for zeroes.
     fn bytes(&self, sector: u64) -> Option<&[u8]> {
         match &self.content {
             PatchContent::Data(bytes) => {
@@ -75,21 +75,21 @@ struct Version {
     patch: Arc<Patch>,
 }
 
-/// How a power cut treats what was not durable.
+/// How a power cut treats data that was not durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PowerCut {
-    /// The write cache is lost whole.
+    /// The whole write cache is lost.
     DropAll,
-    /// Everything that completed survives, and what was in flight too.
+    /// Everything that completed or was in flight survives.
     KeepAll,
     /// Each write survives or not, as a whole.
     PerWrite,
-    /// Each sector keeps any of its versions.
+    /// Each sector keeps any one of its versions.
     PerSector,
 }
 
 impl PowerCut {
-    /// One of them; the last is the most frequent.
+    /// Chooses one of them; the last is the most frequent.
     pub fn choose(rng: &mut fastrand::Rng) -> Self {
         match rng.u32(0..10) {
             0 => PowerCut::DropAll,
@@ -105,7 +105,7 @@ pub struct Image {
     visible: Vec<u8>,
     durable: Vec<u8>,
     versions: Vec<Vec<Version>>,
-    /// Sectors with versions, in order of their first one.
+    /// Sectors with versions, in the order of their first one.
     touched: Vec<u64>,
 }
 
@@ -122,7 +122,7 @@ fn put(image: &mut [u8], sector: u64, patch: &Patch) {
 }
 
 impl Image {
-    /// A disk of `size` bytes, all zero.
+    /// Makes a disk of `size` bytes, all zero.
     pub fn new(size: u64) -> Self {
         let sectors = size as usize / SECTOR;
         Image {
@@ -133,7 +133,7 @@ impl Image {
         }
     }
 
-    /// The disk has so many sectors more, all zero.
+    /// Adds `sectors` sectors, all zero.
     pub fn grow(&mut self, sectors: u64) {
         let all = self.versions.len() + sectors as usize;
         self.visible.resize(all * SECTOR, 0);
@@ -141,53 +141,53 @@ impl Image {
         self.versions.resize_with(all, Vec::new);
     }
 
-    /// Sectors on the disk.
+    /// Returns the number of sectors.
     pub fn sectors(&self) -> u64 {
         self.versions.len() as u64
     }
 
-    /// What a read of `sector` returns.
+    /// Returns the content that a read of `sector` sees.
     pub fn visible(&self, sector: u64) -> &[u8] {
         &self.visible[range(sector)]
     }
 
-    /// What `sector` holds if the power fails and nothing volatile survives.
+    /// Returns the content of `sector` if the power fails and nothing volatile survives.
     pub fn durable(&self, sector: u64) -> &[u8] {
         &self.durable[range(sector)]
     }
 
-    /// Whether all versions of `sector` but one are gone.
+    /// Returns whether `sector` has no versions that are not durable.
     pub fn is_settled(&self, sector: u64) -> bool {
         self.versions[sector as usize].is_empty()
     }
 
-    /// Copies what reads return from `offset` on.
+    /// Copies the visible content from `offset` on.
     pub fn read(&self, offset: u64, into: &mut [u8]) {
         let start = offset as usize;
         into.copy_from_slice(&self.visible[start..start + into.len()]);
     }
 
-    /// Sets the durable content, as from before the beginning.
+    /// Sets both visible and durable content, as if it had always been there.
     pub fn preset(&mut self, sector: u64, bytes: &[u8]) {
         self.visible[range(sector)].copy_from_slice(bytes);
         self.durable[range(sector)].copy_from_slice(bytes);
     }
 
-    /// Changes durable bytes of a settled sector in place, as decay does.
+    /// Flips a bit of a settled sector in place, as decay does.
     pub fn flip(&mut self, sector: u64, bit: usize) {
         let byte = range(sector).start + bit / 8;
         self.visible[byte] ^= 1 << (bit % 8);
         self.durable[byte] ^= 1 << (bit % 8);
     }
 
-    /// A change completes: `order` tells it from earlier and later ones.
+    /// Completes a change; `order` is its position in the order of changes.
     pub fn apply(&mut self, patch: &Arc<Patch>, order: u64) {
         for sector in patch.first..patch.first + patch.sectors() {
             self.apply_sector(patch, sector, order);
         }
     }
 
-    /// One sector of a change takes effect.
+    /// Applies one sector of a change.
     pub fn apply_sector(&mut self, patch: &Arc<Patch>, sector: u64, order: u64) {
         put(&mut self.visible, sector, patch);
         let versions = &mut self.versions[sector as usize];
@@ -197,7 +197,7 @@ impl Image {
         versions.push(Version { order, patch: patch.clone() });
     }
 
-    /// Everything that completed before `order` becomes durable.
+    /// Makes every change that completed before `order` durable.
     pub fn sync(&mut self, order: u64) {
         let (versions, durable) = (&mut self.versions, &mut self.durable);
         self.touched.retain(|&sector| {
@@ -211,7 +211,7 @@ impl Image {
         });
     }
 
-    /// What completed in these sectors becomes durable.
+    /// Makes the completed changes of these sectors durable.
     pub fn settle(&mut self, sectors: std::ops::Range<u64>) {
         let (versions, durable) = (&mut self.versions, &mut self.durable);
         for sector in sectors.clone() {
@@ -224,8 +224,8 @@ impl Image {
         self.touched.retain(|sector| !sectors.contains(sector));
     }
 
-    /// A sync failed and the disk forgets some of what it had not stored; reads show it. Returns
-    /// the sectors that may have been forgotten.
+    /// Loses some changes after a failed sync; reads show it. Returns the sectors that may be
+    /// affected.
     pub fn forget_some(&mut self, rng: &mut fastrand::Rng) -> Vec<u64> {
         let touched = std::mem::take(&mut self.touched);
         for &sector in &touched {
@@ -245,7 +245,7 @@ impl Image {
         touched
     }
 
-    /// The power fails with `in_flight` on their way.
+    /// Cuts the power with the changes `in_flight`.
     pub fn power_cut(&mut self, cut: PowerCut, in_flight: &[Arc<Patch>], rng: &mut fastrand::Rng) {
         for patch in in_flight {
             self.apply(patch, u64::MAX);
@@ -274,8 +274,9 @@ impl Image {
         self.visible.copy_from_slice(&self.durable);
     }
 
-    /// The process dies with `in_flight` on their way, the disk lives on: what completed stays
-    /// in its write cache; what was in flight arrives, does not, or arrives in part.
+    /// Kills the process with the changes `in_flight`, while the disk keeps running: completed
+    /// changes stay in its write cache; each change in flight arrives, does not, or arrives in
+    /// part.
     pub fn process_killed(
         &mut self,
         in_flight: &[Arc<Patch>],

@@ -1,6 +1,6 @@
-//! What the daemon keeps outside of the cache device: for each volume a note that names what only the
-//! cache has. Whoever loses the cache device knows from it what is lost; and the state may be lost as
-//! well, so that whoever opens the cache knows nothing but what its own volume table says.
+//! The daemon's notes outside of the cache device: for each volume, the ranges that only the cache
+//! has. If the cache device is lost, the notes tell what is lost. The state with the notes may be
+//! lost as well; then the cache's own volume table is all that is known.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -22,7 +22,7 @@ struct State {
     under_way: VecDeque<(String, Note, Noted)>,
 }
 
-/// The notes, each of which is durable some time after it was written.
+/// The notes; each becomes durable some time after it was written.
 pub struct SimLedger {
     shared: Shared,
     state: Mutex<State>,
@@ -35,7 +35,7 @@ impl SimLedger {
         Arc::new(SimLedger { shared: shared.clone(), state: Mutex::new(state) })
     }
 
-    /// One note becomes durable. `false`: none is on its way.
+    /// Makes one note durable. Returns `false` if none is in flight.
     pub(crate) fn complete_one(&self) -> bool {
         let (note, noted) = {
             let state = &mut *self.state.lock();
@@ -55,7 +55,7 @@ impl SimLedger {
         true
     }
 
-    /// The process dies: what was on its way may have arrived.
+    /// The process dies: notes in flight may have arrived.
     pub(crate) fn crash(&self) {
         let state = &mut *self.state.lock();
         for (volume, note, _) in std::mem::take(&mut state.under_way) {
@@ -65,7 +65,7 @@ impl SimLedger {
         }
     }
 
-    /// The state directory is lost, sometimes. `true` if it is.
+    /// Sometimes loses the state directory. Returns whether it did.
     fn perhaps_lose(&self) -> bool {
         let state = &mut *self.state.lock();
         let lost = state.rng.u32(0..3) == 0;
@@ -87,9 +87,10 @@ impl Ledger for SimLedger {
 }
 
 impl World<'_> {
-    /// Sometimes the state is lost while the system is down, and volumes are taken over from the cache.
+    /// Sometimes loses the state while the system is down, so that volumes are taken over from the
+    /// cache.
     pub(crate) fn perhaps_lose_state(&mut self) {
-        // A cache device that failed and came back counts as far as the state says, and is not known without.
+        // Without the state, a cache device that failed and came back cannot be detected.
         let Some(ledger) = self.ledger.as_ref().filter(|_| self.profile.keeps_cached_data()) else {
             return;
         };
@@ -99,11 +100,11 @@ impl World<'_> {
         }
     }
 
-    /// What no note names is on its origin: nothing else would be lost with the cache device. Of volumes
-    /// of which something was called durable in this run.
+    /// Checks that all data not covered by notes is on the origins, so that losing the cache device
+    /// would lose nothing else. Covers volumes with a successful flush or FUA write in this run.
     ///
     /// # Errors
-    /// Something would be lost, and nothing says so.
+    /// Data would be lost without a note of it.
     pub(crate) fn judge_notes(&mut self) -> Result<(), Violation> {
         let Some(ledger) =
             self.ledger.clone().filter(|_| self.profile.features.has(Feature::Ledger))

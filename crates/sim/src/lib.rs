@@ -1,25 +1,26 @@
 //! A deterministic simulator of the whole engine.
 //!
-//! A seed makes a world: a cache device and some origins that are simulated, one to three lanes,
-//! clients that ask for random things, operators, and trouble. One thread decides what happens
-//! next, so the same seed takes the same steps. An oracle knows which values every sector may
-//! have and judges each answer, across crashes, restarts and faults.
+//! A seed makes a world: a simulated cache device and origins, one to three lanes, clients with
+//! random operations, operators, and faults. One thread decides the order of events, so the same
+//! seed takes the same steps. An oracle knows the possible values of every sector and judges each
+//! answer, across crashes, restarts and faults.
 //!
-//! - [`run`]: the life of one world; [`world`]: what it consists of; [`profile`] with [`features`]:
-//!   what a seed makes of it; `schedule`: what happens next
-//! - [`disk`] over [`image`], with [`queue`], `effect` and [`faults`]: disks that reorder, forget, tear and fail
-//! - [`oracle`] over [`history`], with [`stamp`]: what may be read where
-//! - [`clients`]: who asks; [`system`]: who is asked, which is [`engine`] or [`reference`], the simplest
-//!   system that is right
-//! - [`presence`]: volumes that are not always there
-//! - `decay`: what rots on the cache device, and recoveries that meet read errors
-//! - `growth`: origins that become larger
-//! - [`ledger`]: what is known of a cache outside of it, or lost with the state
+//! - [`run`]: the life of one world; [`world`]: its parts; [`profile`] with [`features`]: the
+//!   choices that a seed makes; `schedule`: the order of events
+//! - [`disk`] over [`image`], with [`queue`], `effect` and [`faults`]: disks that reorder, lose,
+//!   tear and fail
+//! - [`oracle`] over [`history`], with [`stamp`]: the admissible values of every sector
+//! - [`clients`]: the workload; [`system`]: the system under test, which is [`engine`] or
+//!   [`reference`], the simplest correct system
+//! - [`presence`]: volumes that are stopped, deleted and recreated
+//! - `decay`: decay of the cache device, and recoveries with read errors
+//! - `growth`: origins that grow
+//! - [`ledger`]: the daemon's notes outside of the cache, which may be lost
 //! - `rot`: damage to the log while the system is down
-//! - `external`: who touches the origins while the system is down
-//! - `timely`: origins that hang, and what must not take long all the same
-//! - [`trace`], [`shared`], [`clock`]: what all of these share
-//! - [`runner`], [`report`]: many seeds, and what came out
+//! - `external`: external writers to the origins while the system is down
+//! - `timely`: origins that hang, and time limits for everything else
+//! - [`trace`], [`shared`], [`clock`]: shared by all of these
+//! - [`runner`], [`report`]: many seeds, and their results
 #![forbid(unsafe_code)]
 
 pub mod clients;

@@ -1,4 +1,4 @@
-//! `forebay-sim`: runs seeds of the simulator, replays one, or hunts for planted bugs.
+//! `forebay-sim`: runs seeds of the simulator, replays one, or searches for planted bugs.
 #![forbid(unsafe_code)]
 
 mod args;
@@ -32,7 +32,7 @@ fn main() -> ExitCode {
     ExitCode::from(u8::from(failed != args.expect_failure))
 }
 
-/// Runs one seed and says how it ended. `true` if it failed.
+/// Runs one seed and prints its result. Returns whether it failed.
 fn one(args: &Args, choice: Choice, seed: u64) -> bool {
     let outcome = runner::run_caught(seed, &choice, args.run_options());
     let failures: Vec<_> = outcome
@@ -45,7 +45,7 @@ fn one(args: &Args, choice: Choice, seed: u64) -> bool {
     !failures.is_empty()
 }
 
-/// Runs many seeds and says how they ended. `true` if one failed.
+/// Runs many seeds and prints the results. Returns whether one failed.
 fn many(args: &Args, choice: Choice) -> bool {
     let plan = Plan {
         start: args.start,

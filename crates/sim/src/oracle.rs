@@ -12,18 +12,18 @@ use crate::stamp::{self, Content, Place, SECTOR, Value};
 
 mod doubt;
 
-/// A promise that was broken.
+/// A broken invariant.
 #[derive(Clone, Debug)]
 pub struct Violation {
     /// Number of the invariant in the contract.
     pub invariant: u32,
-    /// Where, if it is about data.
+    /// The sector, if it is about data.
     pub place: Option<Place>,
-    /// Values that were possible.
+    /// The admissible values.
     pub expected: Vec<Value>,
-    /// What was found instead.
+    /// The value that was found.
     pub got: String,
-    /// The circumstances, in a sentence.
+    /// A sentence about the circumstances.
     pub what: String,
 }
 
@@ -38,20 +38,20 @@ impl fmt::Display for Violation {
     }
 }
 
-/// One request of a client, as the oracle sees it.
+/// One request of a client.
 #[derive(Clone, Copy, Debug)]
 pub struct Asked {
     /// Index of the volume.
     pub volume: u16,
-    /// What to do.
+    /// The kind of operation.
     pub op: Op,
     /// First sector.
     pub first: u64,
     /// Sectors.
     pub sectors: u64,
-    /// The effect must be durable when it ends.
+    /// Whether the effect must be durable when it ends.
     pub fua: bool,
-    /// Number of the write or discard within its volume; 0 for others.
+    /// Number of the write or discard within its volume; 0 for other requests.
     pub id: VersionId,
 }
 
@@ -59,26 +59,27 @@ struct Underway {
     asked: Asked,
     submitted: Moment,
     at: Nanos,
-    /// Damage excused a failure when it was submitted: what was written since may come too late.
+    /// Whether damage excused a failure already when it was submitted: later writes may come too
+    /// late for it.
     excused: bool,
-    /// Its volume was stopped without it.
+    /// Whether its volume was stopped without waiting for it.
     left: bool,
 }
 
 struct Volume {
     histories: Vec<History>,
-    /// Sectors with more than one possible value, perhaps.
+    /// Sectors that may have more than one possible value.
     active: Vec<u64>,
     is_active: Vec<bool>,
     next_id: VersionId,
-    /// Where it ended before it grew. Older versions of a block there have zeroes behind that.
+    /// Its ends before it grew. Older versions of a block have zeroes behind these.
     ends: Vec<u64>,
-    /// What the log said of its last block is lost.
+    /// Whether the log records of its last block were lost.
     edge_in_doubt: bool,
 }
 
 impl Volume {
-    /// What was acknowledged before `submitted` is durable.
+    /// Makes everything durable that was acknowledged before `submitted`.
     fn flushed(&mut self, submitted: Moment, oldest_read: Moment) {
         let (histories, is_active) = (&mut self.histories, &mut self.is_active);
         self.active.retain(|&sector| {
@@ -90,12 +91,12 @@ impl Volume {
     }
 }
 
-/// What the world did to the disks, as far as it excuses errors.
+/// Faults in the world that excuse errors.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Excuses {
-    /// Disks failed operations, so requests may fail.
+    /// Whether disks failed operations, so that requests may fail.
     pub disk_errors: bool,
-    /// The volume is being stopped, so requests may be refused.
+    /// Whether the volume is being stopped, so that requests may be refused.
     pub stopping: bool,
 }
 
@@ -107,23 +108,23 @@ pub struct Oracle {
     shifts: Vec<u64>,
     volumes: Vec<Volume>,
     underway: BTreeMap<u64, Underway>,
-    /// Requests whose volume is gone: they end sometime, and how does not matter.
+    /// Requests whose volume was deleted: they end at some time, with any result.
     given_up: BTreeSet<u64>,
     now: Moment,
-    /// The virtual time; whoever tells of an event sets it before.
+    /// The virtual time; must be set before an event is reported.
     pub time: Nanos,
-    /// Events with a time that is later than that of the one before.
+    /// Events that came at a later time than the event before.
     times: Vec<(Nanos, Moment)>,
     crashed_once: bool,
-    /// What ordered volumes' origins are judged by.
+    /// The judge of the origins of ordered volumes.
     pub order: OrderOracle,
     /// Sectors whose content was judged.
     pub verified: u64,
 }
 
 impl Oracle {
-    /// Volumes with the given durable contents; blocks have `block_sectors` sectors, and the block grid
-    /// of each volume is shifted by so many bytes.
+    /// Makes an oracle for volumes with the given durable contents; blocks have `block_sectors`
+    /// sectors, and the block grid of each volume is shifted by `alignments` bytes.
     pub fn new(
         seed: u64,
         block_sectors: u64,
@@ -163,34 +164,34 @@ impl Oracle {
         self.now
     }
 
-    /// Sectors of a volume.
+    /// Returns the sectors of a volume.
     pub fn sectors(&self, volume: u16) -> u64 {
         self.volumes[usize::from(volume)].histories.len() as u64
     }
 
-    /// A number for the next write or discard of a volume.
+    /// Returns a number for the next write or discard of a volume.
     pub fn next_id(&mut self, volume: u16) -> VersionId {
         let next = &mut self.volumes[usize::from(volume)].next_id;
         *next += 1;
         *next - 1
     }
 
-    /// Requests that have not ended.
+    /// Returns the number of requests in progress.
     pub fn underway(&self) -> usize {
         self.underway.len()
     }
 
-    /// Requests of one volume that have not ended.
+    /// Returns the number of requests in progress on one volume.
     pub fn underway_on(&self, volume: u16) -> usize {
         self.underway.values().filter(|request| request.asked.volume == volume).count()
     }
 
-    /// The requests that have not ended: number, what was asked for, and when.
+    /// Returns the requests in progress: number, request, and submission time.
     pub fn waiting(&self) -> impl Iterator<Item = (u64, Asked, Nanos)> {
         self.underway.iter().map(|(tag, request)| (*tag, request.asked, request.at))
     }
 
-    /// What was acknowledged on a volume at `time` or before is durable.
+    /// Makes everything durable that was acknowledged on a volume at `time` or before.
     pub fn durable_since(&mut self, volume: u16, time: Nanos) {
         let after = self.times.partition_point(|(at, _)| *at <= time);
         let moment = self.times.get(after).map_or(self.now + 1, |later| later.1);
@@ -199,7 +200,7 @@ impl Oracle {
         }
     }
 
-    /// What `tag` asked for, if it has not ended.
+    /// Returns the request `tag`, if it is in progress.
     pub fn asked(&self, tag: u64) -> Option<Asked> {
         self.underway.get(&tag).map(|request| request.asked)
     }
@@ -212,7 +213,7 @@ impl Oracle {
         reads.map(|request| request.submitted).min().unwrap_or(Moment::MAX)
     }
 
-    /// A request is about to be submitted.
+    /// Notes that a request is about to be submitted.
     pub fn submit(&mut self, tag: u64, asked: Asked) {
         let now = self.tick();
         let (value, advisory) = match asked.op {
@@ -236,10 +237,10 @@ impl Oracle {
             .insert(tag, Underway { asked, submitted: now, at: self.time, excused, left: false });
     }
 
-    /// A request ended.
+    /// Judges the answer to a request.
     ///
     /// # Errors
-    /// If the answer breaks a promise.
+    /// The answer breaks a promise.
     pub fn complete(
         &mut self,
         tag: u64,
@@ -319,7 +320,7 @@ impl Oracle {
         }
     }
 
-    /// The sectors of all blocks that these are in.
+    /// Returns the sectors of all blocks that contain these sectors.
     fn blocks_of(&self, volume: u16, sectors: Range<u64>) -> Range<u64> {
         let shift = self.shifts.get(usize::from(volume)).copied().unwrap_or_default();
         let start = (sectors.start + shift) / self.block_sectors * self.block_sectors;
@@ -327,7 +328,7 @@ impl Oracle {
         start.saturating_sub(shift)..end - shift
     }
 
-    /// Whether damaged data excuses a failure.
+    /// Returns whether damaged data excuses a failure.
     fn may_fail(&self, asked: Asked) -> bool {
         let histories = &self.volumes[usize::from(asked.volume)].histories;
         let near = self.blocks_of(asked.volume, asked.first..asked.first + asked.sectors);
@@ -373,10 +374,10 @@ impl Oracle {
         })
     }
 
-    /// Judges one sector of an origin on its own, when everything has been written back.
+    /// Judges one sector of an origin without the cache, once everything has been written back.
     ///
     /// # Errors
-    /// If the origin holds anything but the last value.
+    /// The origin has anything but the last value.
     pub fn check_origin(&mut self, place: Place, bytes: &[u8]) -> Result<(), Violation> {
         let now = self.tick();
         let history = &self.volumes[usize::from(place.volume)].histories[place.sector as usize];
@@ -395,29 +396,29 @@ impl Oracle {
         .map_err(|violation| Violation { invariant: 20, ..violation })
     }
 
-    /// Everything that was acknowledged on a volume is durable.
+    /// Makes everything durable that was acknowledged on a volume.
     pub fn volume_is_durable(&mut self, volume: u16) {
         let now = self.tick();
-        // No client has flushed, so this need not be a moment at which an ordered origin may be.
+        // No client has flushed, so an ordered origin need not be at this state.
         if let Some(volume) = self.volumes.get_mut(usize::from(volume)) {
             volume.flushed(now, Moment::MAX);
         }
     }
 
-    /// A volume is stopped, and what waits for its origin was left behind: it may be refused, even if the
-    /// volume is started again before it ends.
+    /// Notes that a volume was stopped without waiting for requests to its origin: these may be
+    /// refused, even if the volume is started again before they end.
     pub fn leave(&mut self, volume: u16) {
         let theirs = self.underway.values_mut().filter(|request| request.asked.volume == volume);
         theirs.for_each(|request| request.left = true);
     }
 
-    /// A volume is given up while its origin gives no answer, and so are the requests that wait for that.
+    /// Gives up a volume whose origin hangs, with the requests that wait for it.
     pub fn abandon(&mut self, volume: u16) {
         let theirs = self.underway.extract_if(.., |_, request| request.asked.volume == volume);
         self.given_up.extend(theirs.map(|(tag, _)| tag));
     }
 
-    /// A volume is gone, and its origin holds these values.
+    /// Resets a deleted volume to these values of its origin.
     pub fn begin_anew(&mut self, volume: u16, values: Vec<Value>) {
         self.order.begin_anew(volume, &values);
         if let Some(volume) = self.volumes.get_mut(usize::from(volume)) {
@@ -429,8 +430,8 @@ impl Oracle {
         }
     }
 
-    /// A clean stop has ended: everything that was acknowledged is durable.
-    /// Not so of volumes that were stopped before: what their own stop said counts.
+    /// Notes that a clean stop has ended: everything acknowledged on running volumes is durable.
+    /// For volumes stopped before, the result of their own stop applies.
     pub fn stopped_cleanly(&mut self, running: &[u16]) {
         let now = self.tick();
         self.order.stopped_cleanly(running, now);
@@ -441,7 +442,7 @@ impl Oracle {
         }
     }
 
-    /// Everything stops; whatever was under way is gone.
+    /// Notes a crash; requests in progress are gone.
     pub fn crash(&mut self) {
         let now = self.tick();
         self.crashed_once = true;
@@ -455,7 +456,7 @@ impl Oracle {
         }
     }
 
-    /// The origin of a volume failed a sync and may have forgotten versions of these sectors.
+    /// Notes that the origin of a volume failed a sync and may have lost versions of these sectors.
     pub fn reopen(&mut self, volume: u16, sectors: &[u64]) {
         let (now, oldest_read) = (self.tick(), self.oldest_read(volume));
         let Some(volume) = self.volumes.get_mut(usize::from(volume)) else { return };
@@ -470,7 +471,7 @@ impl Oracle {
     }
 }
 
-/// A violation that is not about the content of a sector.
+/// Returns a violation that is not about the content of a sector.
 pub fn plain(invariant: u32, what: String) -> Violation {
     Violation { invariant, place: None, expected: Vec::new(), got: String::new(), what }
 }

@@ -1,9 +1,9 @@
-//! Judges origins of ordered volumes on their own, at any moment (invariant 28): is this a state that
-//! a power cut between two flushes could have left on a plain disk?
+//! Judges origins of ordered volumes without the cache, at any moment (invariant 28): is this a
+//! state that a power cut between two flushes could have left on a plain disk?
 //!
-//! It is one if there is a moment at which every sector could have held what it holds now: its write had
-//! been submitted, and no later write of the sector had been made durable. So each sector says from
-//! when on and until when, and all of them must have a moment in common.
+//! It is one if there is a moment at which every sector could have had its present content: its
+//! write had been submitted, and no later write of the sector had been made durable. So each sector
+//! has spans of such moments, and all sectors must have a moment in common.
 
 use forebay_core::Op;
 
@@ -24,31 +24,31 @@ struct Write {
 }
 
 struct Volume {
-    /// By number; the first is what was there before.
+    /// By number; the first is the initial content.
     writes: Vec<Write>,
     initial: Vec<Value>,
     /// Numbers of the writes of each sector, in the order in which they were submitted.
     sectors: Vec<Vec<VersionId>>,
     /// Sectors that were written to.
     touched: Vec<u64>,
-    /// Acknowledged and not durable.
+    /// Writes that are acknowledged and not durable.
     unflushed: Vec<VersionId>,
     watched: bool,
 }
 
-/// What is known of the writes of all volumes.
+/// The writes of all volumes.
 pub struct OrderOracle {
     seed: u64,
     volumes: Vec<Volume>,
-    /// Origins that were judged.
+    /// Number of origins judged.
     pub judged: u64,
 }
 
-/// From when on, inclusive, and until when, exclusive.
+/// A span of moments: the first is included, the second is not.
 type Span = (Moment, Moment);
 
 impl OrderOracle {
-    /// Volumes with these contents.
+    /// Makes an oracle for volumes with these contents.
     pub fn new(seed: u64, contents: &[Vec<Value>]) -> Self {
         let volumes = contents.iter().map(|initial| Volume {
             writes: vec![Write {
@@ -68,19 +68,19 @@ impl OrderOracle {
         OrderOracle { seed, volumes: volumes.collect(), judged: 0 }
     }
 
-    /// Whether the origin of a volume is judged.
+    /// Returns whether the origin of a volume is judged.
     pub fn is_watched(&self, volume: u16) -> bool {
         self.volumes.get(usize::from(volume)).is_some_and(|volume| volume.watched)
     }
 
-    /// From now on it is, or not.
+    /// Switches the judging of a volume's origin on or off.
     pub fn watch(&mut self, volume: u16, watched: bool) {
         if let Some(volume) = self.volumes.get_mut(usize::from(volume)) {
             volume.watched = watched;
         }
     }
 
-    /// A volume has so many sectors more, with what its origin had there from the beginning.
+    /// Adds `sectors` sectors to a volume, with the initial content of its origin.
     pub fn grow(&mut self, volume: u16, sectors: u64) {
         let Some(volume) = self.volumes.get_mut(usize::from(volume)) else { return };
         let all = volume.initial.len() + sectors as usize;
@@ -88,7 +88,7 @@ impl OrderOracle {
         volume.sectors.resize_with(all, Vec::new);
     }
 
-    /// A request is submitted.
+    /// Notes that a request is submitted.
     pub fn submit(&mut self, asked: Asked, now: Moment) {
         let (value, advisory) = match asked.op {
             Op::Write => (Value::Write(asked.id), false),
@@ -115,7 +115,7 @@ impl OrderOracle {
         }
     }
 
-    /// A request that was submitted at `submitted` has ended.
+    /// Notes that a request submitted at `submitted` has ended.
     pub fn end(&mut self, asked: Asked, success: bool, submitted: Moment, now: Moment) {
         let Some(volume) = self.volumes.get_mut(usize::from(asked.volume)) else { return };
         match asked.op {
@@ -136,7 +136,7 @@ impl OrderOracle {
         }
     }
 
-    /// Everything that was acknowledged on these volumes is durable.
+    /// Makes everything durable that was acknowledged on these volumes.
     pub fn stopped_cleanly(&mut self, running: &[u16], now: Moment) {
         for volume in running {
             if let Some(volume) = self.volumes.get_mut(usize::from(*volume)) {
@@ -145,7 +145,7 @@ impl OrderOracle {
         }
     }
 
-    /// A volume is gone, and its origin holds these values.
+    /// Resets a deleted volume to these values of its origin.
     pub fn begin_anew(&mut self, volume: u16, values: &[Value]) {
         let Some(volume) = self.volumes.get_mut(usize::from(volume)) else { return };
         volume.initial = values.to_vec();
@@ -155,7 +155,7 @@ impl OrderOracle {
         volume.watched = false;
     }
 
-    /// Every value that a sector has had, and those that were to be written there.
+    /// Returns every value that was written, or submitted, to a sector, and its initial one.
     pub fn values(&self, volume: u16, sector: u64) -> Vec<Value> {
         let Some(volume) = self.volumes.get(usize::from(volume)) else { return Vec::new() };
         let numbers = volume.sectors.get(sector as usize).into_iter().flatten();
@@ -164,7 +164,7 @@ impl OrderOracle {
         initial.into_iter().chain(written.map(|write| write.value)).collect()
     }
 
-    /// Everything stops. What was not flushed may be there afterwards or not.
+    /// Notes a crash: writes that were not flushed may survive or not.
     pub fn crash(&mut self, now: Moment) {
         for volume in &mut self.volumes {
             volume.unflushed.clear();
@@ -179,7 +179,7 @@ impl OrderOracle {
     /// Judges an origin, given the bytes of each sector.
     ///
     /// # Errors
-    /// There is no moment at which the power could have failed.
+    /// There is no moment at which a power cut could have left this state.
     pub fn judge<'a>(
         &mut self,
         number: u16,
@@ -237,13 +237,13 @@ impl OrderOracle {
     }
 }
 
-/// What two lists of spans have in common.
+/// Returns the intersection of two lists of spans.
 fn common(one: &[Span], other: &[Span]) -> Vec<Span> {
     let both = one.iter().flat_map(|a| other.iter().map(|b| (a.0.max(b.0), a.1.min(b.1))));
     both.filter(|(from, until)| from < until).collect()
 }
 
-/// Which write a sector comes from, told by its beginning.
+/// Returns the write that a sector comes from, according to its first bytes.
 fn value_of(bytes: &[u8], seed: u64) -> Option<Value> {
     match stamp::number(bytes, seed) {
         Some(number) => Some(Value::Write(number)),
@@ -264,7 +264,7 @@ impl Volume {
         });
     }
 
-    /// When a sector could have held a value.
+    /// Returns the spans in which a sector could have had a value.
     fn spans(&self, sector: u64, value: Value) -> Vec<Span> {
         let initial = (self.initial[sector as usize] == value).then_some(0);
         let written = &self.sectors[sector as usize];
@@ -354,7 +354,7 @@ mod tests {
         {
             assert!(disk.may_be(legal), "{legal:?}");
         }
-        // Something of the second or third stretch while the one before it is not whole.
+        // Parts of the second or third stretch although the one before it is incomplete.
         for broken in [[d, 0, 0, 0], [0, 0, c, 0], [a, 0, c, 0], [a, b, c, e], [a, b, 0, e]] {
             assert!(!disk.may_be(broken), "{broken:?}");
         }

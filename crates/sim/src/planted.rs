@@ -1,5 +1,4 @@
-//! Hunting for bugs that were put there on purpose: a simulator that finds none of them would
-//! prove nothing.
+//! The search for planted bugs: a simulator that finds none of them would prove nothing.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -9,7 +8,7 @@ use forebay_sim::world::RunOptions;
 
 use crate::args::{Args, Choice};
 
-/// Seeds after which a hunt is given up, unless the command line says otherwise.
+/// Seeds after which a search ends, unless the command line says otherwise.
 const PATIENCE: u64 = 20_000;
 
 /// Runs each planted bug until it is found.

@@ -1,10 +1,10 @@
-//! Volumes that are not always there: stopped for a while, deleted, made anew by the same name on the
-//! same origin, while the others go on.
+//! Volumes that are stopped for a while, deleted, and recreated by the same name on the same
+//! origin, while other volumes continue.
 //!
-//! An orderly deletion leaves an origin that has everything; of a volume that is stopped, everything that
-//! was durable when it stopped, for an origin may fail the sync of a stop. One that discards what is dirty leaves
-//! whatever had arrived there, and nothing of the cache may ever come back over what the origin is
-//! given meanwhile by others.
+//! An orderly deletion of a running volume leaves a complete origin. Deleting a stopped volume
+//! leaves everything that was durable when it stopped, since an origin may fail the sync of a stop.
+//! A deletion that discards dirty blocks leaves whatever had reached the origin, and cached data
+//! must never overwrite what others write to the origin afterwards.
 
 use forebay_core::Op;
 
@@ -16,37 +16,37 @@ use crate::stamp::{self, Place, SECTOR, Value};
 use crate::system::Admin;
 use crate::world::World;
 
-/// What is to be found of a volume when the system is opened.
+/// The expected state of a volume when the system is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Presence {
-    /// Nothing is known of it: it may have to be created.
+    /// Not created yet, or perhaps created already.
     New,
-    /// It is there and started.
+    /// Present and started.
     Running,
-    /// It is there and stays stopped.
+    /// Present and stays stopped.
     Stopped,
-    /// It was deleted.
+    /// Deleted.
     Gone,
-    /// The system died while this was done: it is there, or it is not.
+    /// The system died during this action: the volume is present, or it is not.
     Unsure(Admin),
 }
 
-/// Sectors of an origin that others write to while it has no volume.
+/// The most sectors that others write to an origin without a volume.
 const OTHERS: u64 = 32;
 
 impl World<'_> {
-    /// Whether requests may be submitted to a volume.
+    /// Returns whether requests may be submitted to a volume.
     pub(crate) fn is_running(&self, volume: u16) -> bool {
         let presence = self.presence.get(usize::from(volume));
         presence.is_some_and(|it| matches!(it, Presence::New | Presence::Running))
     }
 
-    /// The volumes that are started.
+    /// Returns the running volumes.
     pub(crate) fn running(&self) -> Vec<u16> {
         (0..self.origins.len() as u16).filter(|volume| self.is_running(*volume)).collect()
     }
 
-    /// What an operator may do to the presence of a volume; one that runs stays in any case.
+    /// Chooses an action that changes the presence of a volume; at least one volume stays running.
     pub(crate) fn choose_presence(&mut self) -> Option<Admin> {
         let volume = self.rng.u16(0..self.origins.len() as u16);
         let action = match self.presence[usize::from(volume)] {
@@ -64,14 +64,14 @@ impl World<'_> {
             Presence::Unsure(_) => return None,
         };
         let leaves = matches!(action, Admin::Stop(_) | Admin::Delete(..));
-        // What a stop that gave up has left on its way to the origin may end whenever it likes: nobody can
-        // say what the origin of a volume that is given up then has.
+        // Writes that a stop left in flight to the origin may end at any time: the state of the
+        // origin would be unknown if its volume were deleted now.
         let unsure = matches!(action, Admin::DeleteStopped(..))
             && self.origins[usize::from(volume)].changes_in_flight();
         (!unsure && (!leaves || self.running().len() > 1)).then_some(action)
     }
 
-    /// What an action has changed once it has ended.
+    /// Updates the presence after an action has ended.
     pub(crate) fn presence_changed(
         &mut self,
         action: Admin,
@@ -80,7 +80,7 @@ impl World<'_> {
         let Some(volume) = action.changes_presence() else { return Ok(()) };
         self.take_answers()?;
         let presence = match (action, result) {
-            // A stop that failed has stopped the volume all the same.
+            // A failed stop has stopped the volume nevertheless.
             (Admin::Stop(_), _) => Presence::Stopped,
             (Admin::Start(_), Ok(())) => Presence::Running,
             (Admin::Create(..), Ok(())) => Presence::Running,
@@ -97,14 +97,14 @@ impl World<'_> {
             Presence::Stopped => {
                 self.oracle.volume_is_durable(volume);
                 if self.rng.u32(0..4) == 0 {
-                    // Before the others' flushes make it durable as well.
+                    // Crash before the flushes of other volumes make it durable as well.
                     self.shared.arm(Some(self.rng.u64(1..6)));
                 }
             }
             Presence::Gone => self.deleted(action)?,
             _ => {}
         }
-        // A stop that gave up on its origin leaves behind what waits for that.
+        // A stop that gave up on its origin leaves requests behind.
         let waiting = self.oracle.underway_on(volume);
         if waiting > 0 && result.is_ok() && !self.is_running(volume) {
             return Err(plain(25, format!("{action:?} has ended and {waiting} requests have not")));
@@ -112,7 +112,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// A volume is gone: judges its origin, or takes it as it is.
+    /// Judges the origin of a deleted volume, or accepts its content.
     fn deleted(&mut self, action: Admin) -> Result<(), Violation> {
         let (volume, discards) = match action {
             Admin::Delete(volume, discards) | Admin::DeleteStopped(volume, discards) => {
@@ -122,7 +122,8 @@ impl World<'_> {
         };
         let origin = self.origins[usize::from(volume)].clone();
         if discards && self.hung_until[usize::from(volume)] > self.admin_since {
-            // An operator does not wait for an origin that hangs; others use it once it has answered.
+            // The operator does not wait for an origin that hangs; others use it once it has
+            // answered.
             origin.complete_all();
             self.oracle.abandon(volume);
         }
@@ -137,7 +138,7 @@ impl World<'_> {
             if matches!(action, Admin::Delete(..)) {
                 self.oracle.volume_is_durable(volume);
             } else if self.unsynced[usize::from(volume)] {
-                // The operator was told by the stop; the origin has it in its write cache.
+                // The stop has told the operator; the data is in the origin's write cache.
                 origin.with_image(|image| image.sync(u64::MAX));
             }
             let sectors = self.oracle.sectors(volume);
@@ -163,7 +164,7 @@ impl World<'_> {
         self.others_write(volume)
     }
 
-    /// Others write to an origin that has no volume.
+    /// Writes to an origin that has no volume, as others would.
     fn others_write(&mut self, volume: u16) -> Result<(), Violation> {
         let sectors = self.oracle.sectors(volume);
         for _ in 0..self.rng.u64(0..OTHERS) {
@@ -184,12 +185,13 @@ impl World<'_> {
         Ok(())
     }
 
-    /// The process dies while an operator's action is under way.
+    /// The process dies during an operator's action.
     pub(crate) fn presence_unsure(&mut self, action: Admin) {
         if let Some(volume) = action.changes_presence() {
             let presence = &mut self.presence[usize::from(volume)];
             *presence = match (action, *presence) {
-                // These change nothing but whether it comes up by itself, which is the operator's choice.
+                // These change only whether the volume starts automatically, which is the
+                // operator's choice.
                 (Admin::Stop(_) | Admin::Start(_), Presence::New | Presence::Running) => {
                     Presence::Running
                 }
@@ -199,7 +201,7 @@ impl World<'_> {
         }
     }
 
-    /// The system is open: what was unsure is seen.
+    /// The system is open: resolves uncertain presences.
     pub(crate) fn presence_seen(&mut self) -> Result<(), Violation> {
         for volume in 0..self.origins.len() as u16 {
             let target = self.instance.as_ref().and_then(|instance| instance.target(0, volume));
@@ -219,13 +221,13 @@ impl World<'_> {
         self.take_sizes()
     }
 
-    /// Whether older versions of a volume that is stopped may keep all room from the others.
+    /// Returns whether held versions of a stopped volume may take all space from the others.
     pub(crate) fn is_starved(&self) -> bool {
         let holds = self.instance.as_ref().is_some_and(|instance| instance.holds_versions());
         holds && self.presence.contains(&Presence::Stopped)
     }
 
-    /// Starts all volumes that are stopped; `false` if the world stopped.
+    /// Starts all stopped volumes; `false` if the world stopped.
     pub(crate) fn start_all(&mut self) -> Result<bool, Violation> {
         for volume in 0..self.origins.len() as u16 {
             if self.presence[usize::from(volume)] != Presence::Stopped {

@@ -1,4 +1,4 @@
-//! What a seed makes of a world: its size, its clients, its faults.
+//! The choices that a seed makes for a world: size, clients, faults.
 
 use forebay_core::{BlockSize, Durability, Mode, ReplacementKind};
 use forebay_format::geometry::smallest_segment;
@@ -11,7 +11,7 @@ use crate::stamp::SECTOR;
 use crate::system::Setup;
 use crate::world::RunOptions;
 
-/// Which kinds of trouble a run has. They are kept apart because each excuses other errors.
+/// The kind of faults of a run. They are kept apart because each excuses other errors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultProfile {
     /// Crashes and nothing else: no request may fail and nothing may be lost.
@@ -20,13 +20,13 @@ pub enum FaultProfile {
     OriginErrors,
     /// A cache device that fails: data may become unreadable, never wrong.
     CacheErrors,
-    /// Bit rot, lost and misdirected writes on the cache device, without crashes: exactly what
-    /// was damaged may become unreadable.
+    /// Bit rot, lost and misdirected writes on the cache device, without crashes: only damaged data
+    /// may become unreadable.
     Damage,
 }
 
 impl FaultProfile {
-    /// All of them.
+    /// All profiles.
     pub const ALL: [FaultProfile; 4] = [
         FaultProfile::Crashes,
         FaultProfile::OriginErrors,
@@ -34,7 +34,7 @@ impl FaultProfile {
         FaultProfile::Damage,
     ];
 
-    /// A short name for lists.
+    /// Returns a short name for lists.
     pub fn name(self) -> &'static str {
         match self {
             FaultProfile::Crashes => "crashes",
@@ -45,12 +45,12 @@ impl FaultProfile {
     }
 }
 
-/// Everything that is decided before a run starts.
+/// All choices made before a run starts.
 #[derive(Clone, Debug)]
 pub struct Profile {
-    /// The kind of trouble.
+    /// The kind of faults.
     pub fault_profile: FaultProfile,
-    /// What it has that others have not.
+    /// The features of this world.
     pub features: Features,
     /// Lanes, 1 to 3.
     pub lanes: usize,
@@ -60,15 +60,15 @@ pub struct Profile {
     pub origin_sizes: Vec<u64>,
     /// How the cache is set up.
     pub setup: Setup,
-    /// What clients ask for.
+    /// The mix of operations.
     pub mix: Mix,
     /// Clients of each volume on each lane.
     pub clients: u32,
-    /// How often the system is opened.
+    /// Times that the system is opened.
     pub rounds: u32,
     /// Requests in each round.
     pub requests: u64,
-    /// Whether operators act in the middle of it.
+    /// Whether operators act during the run.
     pub admin: bool,
     /// Whether the initial content of the origins has sectors of zeroes.
     pub zeroes: bool,
@@ -79,7 +79,7 @@ fn pick<T: Copy>(rng: &mut fastrand::Rng, from: &[T]) -> Option<T> {
 }
 
 impl Profile {
-    /// What the seed of `rng` makes; `options` may override its kind of trouble and its features.
+    /// Draws a profile from `rng`; `options` may override its fault profile and its features.
     pub fn choose(rng: &mut fastrand::Rng, options: &RunOptions) -> Self {
         let chosen = match rng.u32(0..20) {
             0..13 => FaultProfile::Crashes,
@@ -153,7 +153,7 @@ impl Profile {
         profile
     }
 
-    /// Sizes and alignments that are not those of most worlds.
+    /// Draws unusual sizes and alignments.
     fn take_shape(&mut self, rng: &mut fastrand::Rng) {
         let bytes = match rng.u32(0..40) {
             0 => 1 << 20,
@@ -184,12 +184,12 @@ impl Profile {
         }
     }
 
-    /// Whether data that the cache device has can be relied on.
+    /// Returns whether data on the cache device is never lost to faults.
     pub fn keeps_cached_data(&self) -> bool {
         matches!(self.fault_profile, FaultProfile::Crashes | FaultProfile::OriginErrors)
     }
 
-    /// Mostly small, so that the same blocks are hit again and again.
+    /// Draws the size of an origin: mostly small, so that the same blocks are hit repeatedly.
     fn origin_size(rng: &mut fastrand::Rng) -> u64 {
         match rng.u32(0..10) {
             0..7 => rng.u64(8..=64) * (32 << 10),
@@ -198,7 +198,7 @@ impl Profile {
         }
     }
 
-    /// Faults of the cache device while clients are at work.
+    /// Returns the faults of the cache device while clients are active.
     pub fn cache_faults(&self) -> FaultPlan {
         let slow_episode = if self.features.has(Feature::Hang) { 0 } else { 200 };
         let calm = FaultPlan { slow_episode, overlap_is_fault: true, ..FaultPlan::default() };
@@ -215,7 +215,7 @@ impl Profile {
         }
     }
 
-    /// Faults of the origins while clients are at work.
+    /// Returns the faults of the origins while clients are active.
     pub fn origin_faults(&self) -> FaultPlan {
         let slow_episode = if self.features.has(Feature::Hang) { 0 } else { 200 };
         let calm = FaultPlan { slow_episode, ..FaultPlan::default() };

@@ -1,4 +1,4 @@
-//! How operations reach a simulated disk: checked, numbered, and given a time.
+//! Submission of operations to a simulated disk: checks, numbers, and due times.
 
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -19,7 +19,8 @@ use crate::stamp::SECTOR;
 use crate::trace::{hash_bytes, mix};
 
 impl SimDisk {
-    /// What the operation will do, or why it is refused.
+    /// Returns the effect of the operation, or its buffer if it is refused; then offset, length and
+    /// name.
     fn prepare(
         &self,
         state: &State,
@@ -91,7 +92,7 @@ impl SimDisk {
         }
     }
 
-    /// Sometimes the disk gets slow for a while, or stops.
+    /// Sometimes begins a slow episode or an outage.
     fn begin_episodes(&self, state: &mut State) {
         let now = self.shared.clock.now();
         if happens(state.plan.slow_episode, &mut state.rng) {
@@ -134,12 +135,12 @@ impl SimDisk {
         let id = state.next_id;
         state.next_id += 1;
         if self.shared.stopped() {
-            // Nobody will ever see an answer.
+            // Nobody will see an answer.
             return OpId(id);
         }
         let (effect, offset, len, what) = self.prepare(state, op);
         let mut numbers = [self.number, id, offset, len, 0];
-        // Some disks cannot promise zeroes at no great cost, and do nothing.
+        // Some disks cannot promise zeroes cheaply, and do nothing.
         let refuses = !state.plan.discards_zero && mix(self.shared.seed, self.number) & 1 == 0;
         if what == "discard" && refuses && effect.is_ok() {
             let result = Err(self.error(what, offset, DeviceErrorKind::NotSupported));
@@ -147,7 +148,7 @@ impl SimDisk {
             return OpId(id);
         }
         if what == "discard" && len == 0 {
-            // It was only asked whether it can.
+            // A query whether the disk supports it.
             state.done.insert(id, DeviceDone { result: Ok(()), buf: None });
             return OpId(id);
         }
@@ -226,16 +227,16 @@ impl DeviceQueue for SimQueue {
     }
 }
 
-/// The device that is handed to the engine.
+/// The device that the engine gets.
 pub struct DiskHandle {
     /// The disk.
     pub disk: Arc<SimDisk>,
-    /// What is written on it, so to speak.
+    /// Its serial number.
     pub serial: String,
 }
 
 impl DiskHandle {
-    /// A disk under its own name.
+    /// Makes a handle whose serial number is the disk's name.
     pub fn new(disk: Arc<SimDisk>) -> Self {
         let serial = disk.name.to_string();
         DiskHandle { disk, serial }
@@ -259,7 +260,7 @@ impl Device for DiskHandle {
         Identity::new([(IdentityPart::Serial, self.serial.clone())])
     }
 
-    /// Some disks do.
+    /// Some disks do, chosen by the seed.
     fn writes_durably(&self) -> bool {
         mix(self.disk.shared.seed, self.disk.number) & 2 == 0
     }

@@ -1,7 +1,7 @@
 //! The simplest system that keeps every promise: no cache, each request goes to the disk.
 //!
-//! It shows that the simulator accepts what is right, and with one of its bugs switched on that
-//! the simulator finds what is wrong.
+//! It shows that the simulator accepts correct behaviour and, with one of its bugs switched on,
+//! that it finds incorrect behaviour.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -16,7 +16,7 @@ use crate::features::{Feature, Features};
 use crate::queue::DiskHandle;
 use crate::system::{Admin, Instance, LocalFuture, Machine, SystemUnderTest};
 
-/// A mistake that can be switched on.
+/// A bug that can be switched on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReferenceBug {
     /// A flush is acknowledged without a sync of the disk.
@@ -34,7 +34,7 @@ pub enum ReferenceBug {
 }
 
 impl ReferenceBug {
-    /// All of them.
+    /// All bugs.
     pub const ALL: [ReferenceBug; 6] = [
         ReferenceBug::ForgottenSync,
         ReferenceBug::ForgottenFua,
@@ -45,7 +45,7 @@ impl ReferenceBug {
     ];
 }
 
-/// The reference model, with at most one mistake.
+/// The reference model, with at most one bug.
 pub struct ReferenceModel(pub Option<ReferenceBug>);
 
 impl SystemUnderTest for ReferenceModel {
@@ -77,8 +77,8 @@ impl SystemUnderTest for ReferenceModel {
                     let disk = DiskHandle::new(origin.clone());
                     let queue = disk.open_queue(&context).map_err(|error| error.to_string())?;
                     let (lane, queue) = (lane.clone(), Queue::new(queue));
-                    // What the last owner of the disk left volatile could otherwise still be lost
-                    // after it was read.
+                    // Otherwise data that the previous owner left in the disk's write cache could
+                    // be lost after it was read.
                     queue.sync().await.map_err(|error| error.to_string())?;
                     let copies = RefCell::default();
                     let body = Rc::new(Body {

@@ -1,4 +1,4 @@
-//! What a run counted, and how it is printed.
+//! Counters of runs, and their output.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -10,20 +10,20 @@ use crate::features::Features;
 use crate::oracle::Violation;
 use crate::profile::FaultProfile;
 
-/// Counters of one run or, added up, of many.
+/// Counters of one run, or the sum over many.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Counts {
     /// Runs.
     pub seeds: u64,
-    /// Runs by their kind of trouble.
+    /// Runs by fault profile.
     pub fault_profile: BTreeMap<&'static str, u64>,
-    /// Runs by what they had that not all have.
+    /// Runs by feature.
     pub features: BTreeMap<&'static str, u64>,
     /// Requests of clients and of verifications.
     pub requests: u64,
-    /// Requests that were answered without waiting.
+    /// Requests answered without waiting.
     pub at_once: u64,
-    /// Requests that ended with an error that had a cause.
+    /// Requests that failed for a known cause.
     pub failed_requests: u64,
     /// Crashes, nested ones included: each is a crash point that was checked.
     pub crashes: u64,
@@ -31,35 +31,35 @@ pub struct Counts {
     pub recoveries: u64,
     /// Crashes during a recovery.
     pub nested_crashes: u64,
-    /// Origins that were written to or exchanged while the system was down.
+    /// Origins written to or exchanged while the system was down.
     pub external_writers: u64,
-    /// Stops in good order.
+    /// Orderly stops.
     pub clean_stops: u64,
     /// Actions of operators.
     pub admin_actions: u64,
-    /// Sectors that were compared with the oracle.
+    /// Sectors compared with the oracle.
     pub sectors_verified: u64,
-    /// Origins of ordered volumes that were judged in the middle of it.
+    /// Origins of ordered volumes judged during runs.
     pub origins_judged: u64,
     /// Injected faults by kind.
     pub faults: BTreeMap<&'static str, u64>,
-    /// Why reads missed, blocks were refused and so on, as far as volumes were still there to tell.
+    /// Reasons for misses, refused blocks and so on, from volumes that still existed at the end.
     pub reasons: BTreeMap<String, u64>,
     /// Steps of the scheduler.
     pub steps: u64,
-    /// Virtual time that passed, in nanoseconds.
+    /// Virtual time, in nanoseconds.
     pub virtual_nanos: u64,
 }
 
 impl Counts {
-    /// For one run.
+    /// Makes the counters of one run.
     pub fn new(fault_profile: FaultProfile, features: Features) -> Self {
         let fault_profile = BTreeMap::from([(fault_profile.name(), 1)]);
         let features = features.each().map(|feature| (feature.name(), 1)).collect();
         Counts { seeds: 1, fault_profile, features, ..Counts::default() }
     }
 
-    /// Adds another run.
+    /// Adds the counters of another run.
     pub fn add(&mut self, other: &Counts) {
         self.seeds += other.seeds;
         self.requests += other.requests;
@@ -89,7 +89,7 @@ impl Counts {
         }
     }
 
-    /// Adds what volumes counted.
+    /// Adds the reasons that volumes counted.
     pub(crate) fn add_reasons(&mut self, volumes: &[Why]) {
         for why in volumes {
             why.each(|group, name, count| {
@@ -98,7 +98,7 @@ impl Counts {
         }
     }
 
-    /// A table for people.
+    /// Returns a table for people.
     pub fn table(&self) -> String {
         let mut text = String::new();
         let rows = [
@@ -135,14 +135,14 @@ impl Counts {
     }
 }
 
-/// How the run of one seed ended.
+/// The result of one seed.
 #[derive(Clone, Debug)]
 pub struct Outcome {
     /// The seed.
     pub seed: u64,
     /// Hash of the trace.
     pub hash: u64,
-    /// What was counted.
+    /// The counters.
     pub counts: Counts,
     /// The first broken promise, if any.
     pub violation: Option<Violation>,
@@ -159,20 +159,21 @@ pub struct FailureReport {
     pub volume: Option<u16>,
     /// Sector, if it is about data.
     pub sector: Option<u64>,
-    /// Values that were possible.
+    /// Admissible values.
     pub expected: Vec<String>,
-    /// What was found.
+    /// The value found.
     pub got: String,
-    /// The sentence for people.
+    /// The message for people.
     pub message: String,
     /// Hash of the trace, in hexadecimal.
     pub trace_hash: String,
-    /// The command that runs it again.
+    /// The command that replays it.
     pub replay: String,
 }
 
 impl FailureReport {
-    /// From a run that broke a promise; `extra` are arguments that the replay needs too.
+    /// Makes the report of a run that broke a promise; `extra` are further arguments that the
+    /// replay needs.
     pub fn new(outcome: &Outcome, violation: &Violation, extra: &str) -> Self {
         FailureReport {
             seed: outcome.seed,
@@ -187,7 +188,7 @@ impl FailureReport {
         }
     }
 
-    /// For people.
+    /// Returns the report for people.
     pub fn text(&self) -> String {
         format!(
             "seed {} FAILED: {}\n  trace hash {}\n  replay: {} --trace\n",
@@ -199,13 +200,13 @@ impl FailureReport {
 /// The whole report as JSON.
 #[derive(Clone, Debug, Serialize)]
 pub struct JsonReport<'a> {
-    /// Everything that was counted.
+    /// All counters.
     pub counts: &'a Counts,
-    /// Every seed that failed.
+    /// All failed seeds.
     pub failures: &'a [FailureReport],
     /// Wall-clock seconds.
     pub seconds: f64,
-    /// Hash of the trace if there was one seed.
+    /// Hash of the trace if only one seed was run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trace_hash: Option<String>,
 }

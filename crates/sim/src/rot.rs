@@ -1,13 +1,14 @@
-//! The log rots while the system is down: bits flip, sectors turn to zeroes or cannot be read any more,
-//! in one page or a few, often in what a recovery needs.
+//! Rot of the log while the system is down: bits flip, sectors become zero or unreadable, in one
+//! page or a few, often in pages that recovery needs.
 //!
-//! What that may cost is read off the log before:
+//! The possible loss is derived from the log before the damage:
 //!
 //! - A payload: reads of its blocks may fail, until they are written again.
-//! - A header that recovery needs, of a record that a later one proves: the newest state of the blocks
-//!   that it is about, once the system has refused to start their volume because of that record.
-//! - A record that no other proves: the same, and nobody is told. Nothing tells this damage from a
-//!   write that the crash has torn.
+//! - A header that recovery needs, of a record that a later one proves: the newest state of the
+//!   blocks that it concerns, once the system has refused to start their volume because of that
+//!   record.
+//! - A header of a record that no other proves: the same, but without a message, because this
+//!   damage is indistinguishable from a write that the crash has torn.
 //! - A header that a checkpoint contains, or a page of no record: nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,14 +26,14 @@ use crate::world::World;
 /// Sectors in a page.
 const SECTORS: u64 = (PAGE / SECTOR) as u64;
 
-/// A volume that the system does not start because of lost records.
+/// A refusal to start a volume because of lost records.
 #[derive(Clone, Copy, Debug)]
 pub struct Told {
-    /// Which volume.
+    /// The volume.
     pub volume: u16,
-    /// The number of the first record.
+    /// The number of the first lost record.
     pub first: u64,
-    /// How many are lost at most.
+    /// Upper limit of the number of lost records.
     pub count: u64,
 }
 
@@ -42,20 +43,20 @@ impl Told {
     }
 }
 
-/// What has rotted, and what has come of it.
+/// The damage so far, and its consequences.
 pub(crate) struct Rot {
     rng: fastrand::Rng,
-    /// Records whose headers recovery has to miss, and what they were about.
+    /// Records whose headers recovery must miss, and the places that they concern.
     missed: BTreeMap<u64, Vec<Place>>,
-    /// Some pages cannot be read: nobody knows what they held.
+    /// Whether some pages are unreadable, so that their content is unknown.
     unreadable: bool,
-    /// What headers said that rotted later: marks may be about it.
+    /// Cells of headers that rotted later: marks may refer to them.
     cells: Vec<Cell>,
-    /// Volumes whose order nobody can keep any more.
+    /// Volumes whose order can no longer be kept.
     disordered: BTreeSet<u16>,
 }
 
-/// A version of a block, where it lies.
+/// A version of a block, and its cell.
 #[derive(Clone)]
 struct Cell {
     header: RecordNumber,
@@ -66,12 +67,12 @@ struct Cell {
     sequence: u64,
 }
 
-/// The log as it is before it rots.
+/// The log before it rots.
 struct Log {
     geometry: Geometry,
     /// Records up to this one are in the checkpoint.
     base: u64,
-    /// The volumes of the world by their numbers on the cache device.
+    /// Numbers of the volumes in the world, by their numbers on the cache device.
     volumes: BTreeMap<VolumeId, u16>,
     /// Every header, by the number of its page on the device.
     headers: BTreeMap<u64, RecordHeader>,
@@ -82,9 +83,9 @@ struct Log {
 
 /// The last record that was durable when a later header was written.
 struct Proven {
-    /// By headers that no crash can drop.
+    /// According to headers that no crash can drop.
     surely: u64,
-    /// By any header: without the unsettled ones, the record can look like one that was torn.
+    /// According to any header: if the unsettled ones are lost, the record may look torn.
     perhaps: u64,
 }
 
@@ -106,13 +107,13 @@ impl Rot {
         }
     }
 
-    /// Whether the origin of a volume cannot be judged in order: a group that is lost is none that
-    /// anybody could have written in its turn.
+    /// Returns whether the origin of a volume cannot be judged in order, because a lost group was
+    /// never written in its turn.
     pub(crate) fn has_disordered(&self, volume: u16) -> bool {
         self.disordered.contains(&volume)
     }
 
-    /// A volume is gone, and what was said of it counts for none that comes after.
+    /// Forgets a deleted volume, so that its damage does not apply to a later one.
     pub(crate) fn forget(&mut self, volume: u16) {
         self.disordered.remove(&volume);
         self.missed.values_mut().for_each(|about| about.retain(|place| place.volume != volume));
@@ -138,7 +139,7 @@ fn cells_of(geometry: &Geometry, header: &RecordHeader) -> Vec<Cell> {
 }
 
 impl Log {
-    /// The pages of a cell.
+    /// Returns the pages of a cell.
     fn pages(&self, cell: &Cell) -> Range<u64> {
         let start = self.geometry.slot_offset(cell.slot);
         start / PAGE as u64..(start + self.geometry.block.bytes()).div_ceil(PAGE as u64)
@@ -151,7 +152,7 @@ impl Log {
         Some(Place { volume, sector: start / SECTOR as u64 })
     }
 
-    /// What the checkpoint and the headers prove that are not `rotten`.
+    /// Returns the record proven durable by the checkpoint and by headers that are not `rotten`.
     fn proven(&self, rotten: &BTreeSet<u64>) -> Proven {
         let mut proven = Proven { surely: self.base, perhaps: self.base };
         for (page, header) in self.headers.iter().filter(|(page, _)| !rotten.contains(page)) {
@@ -164,13 +165,13 @@ impl Log {
         proven
     }
 
-    /// What the header of a record that is missed was about.
+    /// Returns the places that a missed record concerns.
     fn about(&self, world: &World<'_>, header: &RecordHeader, proven: &Proven) -> Vec<Place> {
         let known = || self.cells.iter().chain(&world.rot.cells);
         match &header.body {
             Body::Opening => Vec::new(),
             Body::Data(_) => {
-                // A newer version is enough, if it surely counts.
+                // A newer version suffices, if it certainly survives.
                 let mut cells = cells_of(&self.geometry, header);
                 cells.retain(|cell| {
                     !self.cells.iter().any(|newer| {
@@ -200,7 +201,7 @@ impl World<'_> {
         self.rot.missed.contains_key(&header.0)
     }
 
-    /// Sometimes, while the system is down, some of the log rots.
+    /// Sometimes damages the log while the system is down.
     pub(crate) fn perhaps_rot(&mut self) {
         if self.rot.rng.u32(0..3) == 0 {
             return;
@@ -221,8 +222,9 @@ impl World<'_> {
         self.note_rot(&log, &rotten);
     }
 
-    /// A crash may have cut off a write to a page that could not be read before, and left the header.
-    /// Nothing tells this from a cell that has arrived and rotted: the store keeps it, and reads fail.
+    /// A crash may have cut off a write to a page that was unreadable before, and left the header.
+    /// This is indistinguishable from a cell that arrived and rotted: the store keeps it, and reads
+    /// fail.
     pub(crate) fn note_cut_off(&mut self) {
         if self.rot.unreadable
             && let Some(log) = self.read_log()
@@ -243,7 +245,7 @@ impl World<'_> {
         }
     }
 
-    /// Nobody can keep the order of a volume any more.
+    /// Notes that the order of a volume can no longer be kept.
     fn disorder(&mut self, volume: u16) {
         self.rot.disordered.insert(volume);
         self.oracle.order.watch(volume, false);
@@ -297,12 +299,12 @@ impl World<'_> {
         page * SECTORS..(page + 1) * SECTORS
     }
 
-    /// The disk knows, whatever else has hit the page before or since.
+    /// Asks the disk, which knows regardless of other damage to the page.
     fn is_unreadable(&self, page: u64) -> bool {
         self.cache.has_rotten(self.sectors_of(page))
     }
 
-    /// A header that recovery needs, a cell, or whatever there is.
+    /// Chooses a header that recovery needs, a cell, or any page.
     fn choose_page(&mut self, log: &Log) -> Option<u64> {
         let rng = &mut self.rot.rng;
         let what = rng.u32(0..8);
@@ -320,8 +322,8 @@ impl World<'_> {
         }
     }
 
-    /// Damages a sector of a page. `false`: it has not settled, so nobody can say what it holds, or it
-    /// was to be zeroed and is zero.
+    /// Damages a sector of a page. `false`: it is not settled, so its content is unknown, or it was
+    /// to be zeroed and already is zero.
     fn damage(&mut self, geometry: &Geometry, page: u64) -> bool {
         let sectors = self.sectors_of(page);
         let sector = self.rot.rng.u64(sectors);
@@ -357,8 +359,9 @@ impl World<'_> {
         true
     }
 
-    /// Whether the first two pages of a segment were zeroes without this sector: nobody could tell that it has
-    /// been used. Two pages are more than the store promises to outlive, and this is not modelled.
+    /// Returns whether the first two pages of a segment would be all zeroes without this sector, so
+    /// that the segment would look unused. Two damaged pages are more than the store promises to
+    /// survive, and this is not modelled.
     fn would_blank(&self, geometry: &Geometry, page: u64, sector: u64) -> bool {
         let into = (page * PAGE as u64).saturating_sub(geometry.segments_offset);
         let first = page - into % geometry.segment_bytes / PAGE as u64;
@@ -369,7 +372,7 @@ impl World<'_> {
         })
     }
 
-    /// Says what may be lost by it, and forgets nothing of what may be needed to say so later.
+    /// Notes the possible loss, and keeps what is needed to derive later losses.
     fn note_rot(&mut self, log: &Log, rotten: &BTreeSet<u64>) {
         self.rot.unreadable |= rotten.iter().any(|page| self.is_unreadable(*page));
         let proven = log.proven(rotten);
@@ -391,7 +394,7 @@ impl World<'_> {
                     header.number.0, log.base, proven.perhaps, proven.surely
                 ),
             );
-            // The system is told of it by a header that the next crash may drop: both are right.
+            // Only a header that the next crash may drop proves it: both outcomes are correct.
             if header.number.0 > proven.surely {
                 doubtful.extend(about.iter().copied());
             }
@@ -401,7 +404,8 @@ impl World<'_> {
         }
         for page in rotten {
             if let Some(header) = log.headers.get(page) {
-                // Groups are lost though all of their blocks have newer versions, or are in the checkpoint.
+                // Groups are lost even if all of their blocks have newer versions, or are in the
+                // checkpoint.
                 let cells = cells_of(&log.geometry, header);
                 hit.extend(cells.iter().filter_map(|it| log.place(self, it.volume, it.block)));
                 self.rot.cells.extend(cells);
@@ -410,7 +414,7 @@ impl World<'_> {
                 let Some(place) = log.place(self, cell.volume, cell.block) else { continue };
                 hit.push(place);
                 self.oracle.taint(place);
-                // It is dropped, as if it had never arrived, unless nobody can tell what it holds.
+                // It is dropped, as if it had never arrived, unless its content is unreadable.
                 let unreadable = log.pages(cell).any(|page| self.is_unreadable(page));
                 if cell.header.0 > proven.surely && !unreadable {
                     doubtful.push(place);
@@ -419,7 +423,7 @@ impl World<'_> {
         }
         hit.extend(doubtful.iter().copied());
         for place in doubtful {
-            // Nobody drops the clean copies that this has brought back.
+            // Clean copies that this brought back are not dropped.
             let (volume, seed) = (place.volume, self.shared.seed);
             self.origins[usize::from(volume)].with_image(|image| {
                 let below = |sector| {
@@ -433,7 +437,7 @@ impl World<'_> {
         hit.into_iter().for_each(|place| self.disorder(place.volume));
     }
 
-    /// The system has said that a volume may have lost data.
+    /// Judges the system's message that a volume may have lost data.
     pub(crate) fn judge_told(&mut self, told: Told) -> Result<(), Violation> {
         let records = told.records();
         let any = self.rot.missed.range(records.clone()).next().is_some();

@@ -1,5 +1,5 @@
-//! The life of one world: format, then rounds of open, verify, work and crash or stop, and in
-//! the end a drained stop after which the origins alone must hold everything.
+//! The life of one world: format, then rounds of open, verify, work and crash or stop, and finally
+//! a drained stop after which the origins must be complete without the cache.
 
 use forebay_core::Op;
 
@@ -14,22 +14,22 @@ use crate::stamp::Place;
 use crate::system::SystemUnderTest;
 use crate::world::{RunOptions, World};
 
-/// Steps between two looks at the origins of ordered volumes.
+/// Steps between two checks of the origins of ordered volumes.
 const JUDGED_EVERY: u64 = 211;
 
-/// Crashes during the recovery from one crash.
+/// The most crashes during the recovery from one crash.
 const NESTED: u32 = 2;
 
 /// How a round ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ending {
-    /// At the given change of a disk from now on.
+    /// At this change of a disk, counted from now.
     CrashAt(u64),
-    /// At the given change of a disk after so many superblocks.
+    /// At this change of a disk after so many superblock writes.
     CrashAtRoot { roots: u64, changes: u64 },
-    /// When the clients have asked for everything, whatever is under way.
+    /// When the clients have submitted everything, with requests in progress.
     CrashAtEnd,
-    /// In good order, writing everything back or keeping it.
+    /// In good order, with or without writing everything back.
     Stop { drain: bool },
 }
 
@@ -44,7 +44,7 @@ pub fn run_seed(seed: u64, system: &dyn SystemUnderTest, options: RunOptions) ->
             format_args!("{violation}"),
         );
     }
-    // Tasks must not outlive the judgement: what they do while they are dropped is nobody's doing.
+    // Tasks must be dropped only after this: what they do while they are dropped is not judged.
     world.shared.stop();
     world.drop_process();
     world.counts.sectors_verified = world.oracle.verified;
@@ -75,7 +75,7 @@ impl World<'_> {
         self.last_judgement()
     }
 
-    /// Waits for a call that cannot be interrupted by a crash.
+    /// Waits for a call during which no crash is armed.
     fn wait_for<T: 'static>(
         &mut self,
         future: crate::system::LocalFuture<Result<T, String>>,
@@ -107,7 +107,7 @@ impl World<'_> {
         }
     }
 
-    /// Opens the system, after a crash with up to two more crashes on the way, and reads.
+    /// Opens the system, after a crash with up to two further crashes on the way, and verifies.
     fn open_after(&mut self, crashed: bool) -> Result<(), Violation> {
         self.judge_order()?;
         self.judge_notes()?;
@@ -115,7 +115,7 @@ impl World<'_> {
             self.perhaps_grow();
         }
         self.perhaps_lose_state();
-        // What an external writer wrote may come back with a record that rots and looks torn.
+        // A rotten record that looks torn may bring back the external writer's data.
         let external_writer = !self.profile.features.has(Feature::Rot);
         if crashed && external_writer && self.profile.fault_profile == FaultProfile::Crashes {
             self.perhaps_an_external_writer()?;
@@ -129,8 +129,8 @@ impl World<'_> {
         let mut nested = if crashed { self.rng.u32(0..=NESTED) } else { 0 };
         let mut recovering = crashed;
         loop {
-            // Without a nested crash all goes on undisturbed; with one it comes soon, perhaps
-            // before the system is open and perhaps while it is being read.
+            // Without a nested crash everything continues undisturbed; a nested crash comes soon,
+            // perhaps before the system is open, perhaps during the verification.
             let at = self.rng.u64(1..30);
             self.shared.arm((nested > 0).then_some(at));
             self.boot();
@@ -159,7 +159,7 @@ impl World<'_> {
         Ok(opened)
     }
 
-    /// Reads everything, or something, or nothing; `false` if the world stopped.
+    /// Reads everything, a part, or nothing; `false` if the world stopped.
     fn read_back(&mut self, recovered: bool) -> Result<bool, Violation> {
         let how = self.rng.u32(0..10);
         let percent = match how {
@@ -211,7 +211,7 @@ impl World<'_> {
             return Ending::Stop { drain: self.rng.bool() };
         }
         if self.profile.features.has(Feature::Hang) && self.rng.bool() {
-            // After a while in which nobody asks for anything: what a crash may take then is bounded.
+            // After an idle period, in which the possible loss of a crash becomes bounded.
             return Ending::CrashAtEnd;
         }
         match self.rng.u32(0..10) {
@@ -227,7 +227,7 @@ impl World<'_> {
         }
     }
 
-    /// Clients work until the round ends. `true` if it ended in a crash.
+    /// Lets clients work until the round ends. Returns whether it ended in a crash.
     fn round(&mut self, ending: Ending) -> Result<bool, Violation> {
         self.set_faults(true);
         self.last_progress = self.now();
@@ -270,13 +270,14 @@ impl World<'_> {
         }
     }
 
-    /// Judges the origins of ordered volumes now and then.
+    /// Judges the origins of ordered volumes from time to time.
     fn perhaps_judge_order(&mut self) -> Result<(), Violation> {
-        // Without a choice of the world's own: what happens stays as it is without ordered volumes.
+        // Without using the world's generator, so that worlds without ordered volumes stay the
+        // same.
         if self.counts.steps.is_multiple_of(JUDGED_EVERY) { self.judge_order() } else { Ok(()) }
     }
 
-    /// Lets everything under way end.
+    /// Waits until everything in progress has ended.
     fn settle(&mut self) -> Result<End, Violation> {
         self.pump(false, |world| {
             if world.admin.is_some() {
@@ -286,8 +287,8 @@ impl World<'_> {
         })
     }
 
-    /// Stops in good order; `false` if the system said that it could not, which counts as a
-    /// crash. `last`: origins work, so there is no excuse but damage of the cache device.
+    /// Stops in good order; `false` if the system could not, which counts as a crash. `last`: the
+    /// origins work, so only damage of the cache device is an excuse.
     fn stop(&mut self, drain: bool, last: bool) -> Result<bool, Violation> {
         if self.settle()? == End::Crashed {
             self.crash();
@@ -312,10 +313,10 @@ impl World<'_> {
             &[u64::from(drain), u64::from(result.is_ok())],
             format_args!("drain {drain}: {result:?}"),
         );
-        // An origin that gave no answer until now is not waited for.
+        // The stop does not wait for an origin that has not answered yet.
         let unanswered = self.profile.features.has(Feature::Hang)
             && result.as_ref().is_err_and(|error| error.contains("has not answered"));
-        // What cannot be read cannot be written back.
+        // Unreadable blocks cannot be written back.
         let rotten = (0..self.origins.len() as u16).any(|volume| self.oracle.has_taint(volume));
         let excused = match self.profile.fault_profile {
             _ if self.profile.features.has(Feature::Rot) && rotten => true,
@@ -359,21 +360,21 @@ impl World<'_> {
         self.shared.arm(None);
     }
 
-    /// Everything is read once more and written back; then the origins alone are compared.
+    /// Reads everything once more and writes it back; then judges the origins without the cache.
     fn last_judgement(&mut self) -> Result<(), Violation> {
         self.set_faults(false);
         self.start_all()?;
         self.collect_unreadable = true;
         self.read_all(100)?;
         if self.profile.features.has(Feature::Rot) && !self.unreadable.is_empty() {
-            // A read fails as a whole: what was not damaged can be read alone.
+            // A read fails as a whole: sectors that were not damaged must be readable individually.
             let failed = std::mem::take(&mut self.unreadable).into_iter();
             let alone = failed.filter(|place| !self.oracle.is_tainted(*place));
             let alone = alone.map(|place| (place.volume, place.sector, 1)).collect();
             self.read_in_any_order(alone)?;
         }
         if matches!(self.profile.fault_profile, FaultProfile::CacheErrors | FaultProfile::Damage) {
-            // What could not be read is lost by the cache device's fault and was reported.
+            // Unreadable data was lost by the cache device's fault, and was reported.
             for place in std::mem::take(&mut self.unreadable) {
                 self.oracle.taint(place);
             }

@@ -1,4 +1,4 @@
-//! Runs many seeds on a few threads and gathers what they say.
+//! Runs many seeds on a few threads and collects the results.
 #![allow(
     clippy::disallowed_methods,
     reason = "threads and wall-clock time of the runner itself, outside every world"
@@ -22,7 +22,7 @@ thread_local! {
     static PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// Makes panics of worlds part of the report and keeps them off the screen.
+/// Makes panics of worlds part of the report and suppresses their output.
 pub fn catch_panics() {
     std::panic::set_hook(Box::new(|info| {
         PANIC.with(|panic| panic.borrow_mut().replace(info.to_string()));
@@ -42,29 +42,29 @@ pub fn run_caught(seed: u64, system: &dyn SystemUnderTest, options: RunOptions) 
     }
 }
 
-/// Which seeds, for how long.
+/// The seeds to run, and limits.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
     /// The first seed.
     pub start: u64,
-    /// How many seeds at most.
+    /// The most seeds.
     pub seeds: u64,
-    /// For how long at most; no new seed starts afterwards.
+    /// Time after which no new seed starts.
     pub time: Option<Duration>,
     /// Threads.
     pub jobs: usize,
     /// Failed seeds after which no new seed starts.
     pub max_failures: usize,
-    /// How each seed is run.
+    /// Options for each seed.
     pub options: RunOptions,
     /// Whether to print a progress line.
     pub progress: bool,
 }
 
-/// What came out of all seeds.
+/// The results of all seeds.
 #[derive(Debug, Default)]
 pub struct Summary {
-    /// All counters added up.
+    /// The sum of all counters.
     pub counts: Counts,
     /// Runs that broke a promise, by seed.
     pub failures: Vec<Outcome>,
@@ -72,7 +72,7 @@ pub struct Summary {
     pub time: Duration,
 }
 
-/// Runs the seeds of `plan` on the systems that `system` makes, one for each thread.
+/// Runs the seeds of `plan` on the systems that `system` makes, one per thread.
 pub fn run_many<S: SystemUnderTest>(plan: Plan, system: impl Fn() -> S + Sync) -> Summary {
     let began = Instant::now();
     let next = AtomicU64::new(0);
@@ -124,6 +124,6 @@ fn progress(summary: &Summary, seeds: u64, elapsed: Duration) {
         summary.failures.len(),
         elapsed.as_secs_f64(),
     );
-    // A progress line that cannot be printed is no reason to stop.
+    // A failure to print the progress is ignored.
     let _ = write!(std::io::stderr(), "{line}   {end}");
 }

@@ -1,5 +1,5 @@
-//! What happens next: one lane runs, one disk operation completes, one client asks, or, if
-//! nothing of that is possible, time passes.
+//! The scheduler: one lane runs, one disk operation completes, one client submits, or, if none of
+//! that is possible, time advances.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::oracle::{Violation, plain};
 use crate::system::Admin;
 use crate::world::{AdminState, World};
 
-/// How a stretch of time ended.
+/// Why the scheduler returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
     /// The goal was reached.
@@ -19,18 +19,18 @@ pub(crate) enum End {
     Crashed,
 }
 
-/// Virtual time in which something that was asked for must have ended.
+/// Virtual time within which every request must end.
 const PATIENCE: Duration = Duration::from_secs(600);
-/// An origin that hung has answered everything in this time: each operation takes a quarter of a second
-/// at most where nothing else is slow.
+/// Time within which an origin that hung has answered everything: each operation takes at most a
+/// quarter of a second where nothing else is slow.
 const ANSWERS_LATE: Duration = Duration::from_secs(1);
-/// Steps without an answer after which the system is busy with nothing.
+/// Steps without an answer after which the system counts as livelocked.
 const BUSY: u64 = 3_000_000;
-/// Steps at one moment of virtual time after which the system is running in circles.
+/// Steps at one moment of virtual time after which the system counts as looping.
 const CIRCLES: u64 = 200_000;
 
 impl World<'_> {
-    /// Goes on until `goal` is reached or the world stops.
+    /// Runs until `goal` is reached or the world stops.
     pub(crate) fn pump(
         &mut self,
         clients: bool,
@@ -44,7 +44,7 @@ impl World<'_> {
                 return Ok(End::Crashed);
             }
             let reached = goal(self)?;
-            // Looking at the goal may have ended an action after which nothing can go on.
+            // Checking the goal may have ended an action that stops the world.
             if self.shared.stopped() {
                 return Ok(End::Crashed);
             }
@@ -75,7 +75,7 @@ impl World<'_> {
         }
     }
 
-    /// Does one thing that can be done now, in random preference. `false` if there is none.
+    /// Does one possible step, in random order of preference. `false` if there is none.
     fn act(&mut self, clients: bool) -> Result<bool, Violation> {
         self.counts.steps += 1;
         let first = self.rng.u32(0..8);
@@ -131,7 +131,7 @@ impl World<'_> {
         Ok(false)
     }
 
-    /// The volumes that clients may ask for something now.
+    /// Returns the volumes to which clients may submit requests now.
     fn taking_requests(&self) -> Vec<u16> {
         let mut running = self.running();
         running.retain(|volume| self.closed != Some(*volume));
@@ -153,8 +153,8 @@ impl World<'_> {
             ));
         };
         if now.since(self.last_progress) > PATIENCE && self.is_starved() {
-            // A cache of a few segments in which a stopped volume has one older version in each: its
-            // operator gives up waiting.
+            // In a cache of a few segments, each with a held version of a stopped volume, writes
+            // cannot proceed: the operator gives up waiting.
             self.shared.stop();
             return Ok(());
         }
@@ -215,8 +215,9 @@ impl World<'_> {
                                 | Admin::Create(..)
                         );
                         if result.is_err() && half_done {
-                            // Nobody knows what is there; the operator gives up. But a volume that a failed
-                            // cache device still has was deleted, and that is remembered.
+                            // The resulting state is unknown, and the operator gives up. But a
+                            // volume that a failed cache device still has was deleted, and the
+                            // ledger remembers that.
                             let remembered = self.ledger.is_some()
                                 && result.as_ref().is_err_and(|error| error.contains("already"));
                             if !remembered {
@@ -234,12 +235,13 @@ impl World<'_> {
     fn judge_admin(&self, action: Admin, result: &Result<(), String>) -> Result<(), Violation> {
         let at_risk = matches!(action, Admin::DeleteStopped(_, false))
             && result.as_ref().is_err_and(|error| error.contains("is stopped and has"));
-        // An operator is not kept waiting by an origin that hangs.
-        // One that hung for long answers what it was asked meanwhile one by one.
+        // An operator's action does not wait for an origin that hangs. An origin that hung for long
+        // answers the accumulated operations one by one.
         let answering = self.hung_until[usize::from(action.volume())] + ANSWERS_LATE;
         let unanswered = answering > self.admin_since
             && result.as_ref().is_err_and(|error| error.contains("has not answered"));
-        // What cannot be read cannot be written back; what may be lost is not called written back.
+        // Unreadable blocks cannot be written back, and a volume that may have lost data is not
+        // reported as written back.
         let rots = self.profile.features.has(Feature::Rot);
         let rotten = rots
             && (self.oracle.has_taint(action.volume())
@@ -290,7 +292,7 @@ impl World<'_> {
         }
         match action {
             Admin::Stop(volume) | Admin::Delete(volume, _) => {
-                // Those under way end, or are refused.
+                // Requests in progress end, or are refused.
                 self.closed = Some(volume);
                 self.invoke(action);
             }

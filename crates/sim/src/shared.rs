@@ -1,4 +1,4 @@
-//! What all parts of one world share: clock, trace, the moment of the crash, and the books.
+//! State shared by all parts of one world: clock, trace, fuse, and notes for the oracle.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,7 +16,7 @@ use crate::trace::Trace;
 #[derive(Default)]
 struct Fuse {
     left: Option<u64>,
-    /// Superblocks to come, and what is left from the last of them on.
+    /// Superblock writes to come, and the operations to count from the last of them on.
     after_roots: Option<(u64, u64)>,
     blown: bool,
     passed: u64,
@@ -32,12 +32,12 @@ struct Books {
     complaints: Vec<String>,
 }
 
-/// Shared by the disks, the scheduler and the world.
+/// State shared by the disks, the scheduler and the world.
 #[derive(Clone)]
 pub struct Shared {
-    /// The virtual time.
+    /// The virtual clock.
     pub clock: Arc<VirtualClock>,
-    /// The record of the run.
+    /// The trace of the run.
     pub trace: Trace,
     /// Seed of the stamps.
     pub seed: u64,
@@ -45,7 +45,7 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// For one run of `seed`.
+    /// Makes the shared state for one run of `seed`.
     pub fn new(seed: u64, print: bool) -> Self {
         Shared { clock: Arc::default(), trace: Trace::new(print), seed, books: Arc::default() }
     }
@@ -55,18 +55,19 @@ impl Shared {
         self.trace.event(self.clock.now(), kind, numbers, line);
     }
 
-    /// Arms the fuse: it blows at the `operations`-th change of a disk from now; `None` disarms.
+    /// Arms the fuse: it blows at the `operations`-th change of a disk from now; `None` disarms it.
     pub fn arm(&self, operations: Option<u64>) {
         self.books.lock().fuse = Fuse { left: operations, ..Fuse::default() };
     }
 
-    /// Arms the fuse: it blows at the `operations`-th change of a disk after the `roots`-th superblock.
-    /// Checkpoints and changes of volumes are rare, and so are crashes next to them by chance.
+    /// Arms the fuse: it blows at the `operations`-th change of a disk after the `roots`-th
+    /// superblock write. Checkpoints and changes of volumes are rare, so crashes near them would be
+    /// rare by chance.
     pub fn arm_at_root(&self, roots: u64, operations: u64) {
         self.books.lock().fuse = Fuse { after_roots: Some((roots, operations)), ..Fuse::default() };
     }
 
-    /// A superblock is being written.
+    /// Notes that a superblock write begins.
     pub fn root_begins(&self) {
         let fuse = &mut self.books.lock().fuse;
         match &mut fuse.after_roots {
@@ -79,7 +80,7 @@ impl Shared {
         }
     }
 
-    /// A change of a disk starts or completes. `true` if the world has stopped.
+    /// Counts the start or completion of a change of a disk. Returns whether the world has stopped.
     pub fn tick(&self) -> bool {
         let fuse = &mut self.books.lock().fuse;
         if fuse.blown {
@@ -93,23 +94,23 @@ impl Shared {
         fuse.blown
     }
 
-    /// Whether the world has stopped.
+    /// Returns whether the world has stopped.
     pub fn stopped(&self) -> bool {
         self.books.lock().fuse.blown
     }
 
-    /// Stops the world at once.
+    /// Stops the world immediately.
     pub fn stop(&self) {
         self.books.lock().fuse.blown = true;
     }
 
-    /// Notes a fault that was injected.
+    /// Notes an injected fault.
     pub fn fault(&self, kind: &'static str, numbers: &[u64], line: fmt::Arguments<'_>) {
         *self.books.lock().faults.entry(kind).or_default() += 1;
         self.event("fault", numbers, format_args!("{kind}: {line}"));
     }
 
-    /// Faults injected so far, by kind.
+    /// Returns the faults injected so far, by kind.
     pub fn faults(&self) -> BTreeMap<&'static str, u64> {
         self.books.lock().faults.clone()
     }
@@ -119,22 +120,22 @@ impl Shared {
         self.books.lock().tainted.push(place);
     }
 
-    /// Places damaged since the last call.
+    /// Returns the places damaged since the last call.
     pub fn take_tainted(&self) -> Vec<Place> {
         std::mem::take(&mut self.books.lock().tainted)
     }
 
-    /// Notes that a disk failed a sync and may have forgotten some versions of these sectors.
+    /// Notes that a disk failed a sync and may have lost some versions of these sectors.
     pub fn forgot(&self, disk: u64, sectors: Vec<u64>) {
         self.books.lock().forgotten.push((disk, sectors));
     }
 
-    /// Disks and sectors with forgotten versions since the last call.
+    /// Returns the disks and sectors with lost versions since the last call.
     pub fn take_forgotten(&self) -> Vec<(u64, Vec<u64>)> {
         std::mem::take(&mut self.books.lock().forgotten)
     }
 
-    /// Notes that the system does not start a volume that may have lost data.
+    /// Notes that the system did not start a volume that may have lost data.
     pub fn tell(&self, told: Told) {
         self.event(
             "told",
@@ -144,7 +145,7 @@ impl Shared {
         self.books.lock().told.push(told);
     }
 
-    /// What was told since the last call.
+    /// Returns these refusals since the last call.
     pub fn take_told(&self) -> Vec<Told> {
         std::mem::take(&mut self.books.lock().told)
     }
@@ -154,7 +155,7 @@ impl Shared {
         self.books.lock().complaints.push(what);
     }
 
-    /// The first such note, if there is one.
+    /// Returns the first such note.
     pub fn complaint(&self) -> Option<String> {
         self.books.lock().complaints.first().cloned()
     }

@@ -1,8 +1,8 @@
-//! Sector contents that say which write they come from.
+//! Sector contents that identify the write that they come from.
 //!
-//! Every write puts its own bytes into every sector, made from the volume, the sector and the
-//! number of the write. So whatever is read back can be told apart: the right data, older data,
-//! data of another place, or data that nobody ever wrote.
+//! Every write stores distinct bytes in every sector, made from the volume, the sector and the
+//! number of the write. So a read can tell the right data from older data, data of another place,
+//! and data that nobody wrote.
 
 use std::fmt;
 
@@ -13,12 +13,12 @@ pub const SECTOR: usize = forebay_core::SECTOR_SIZE as usize;
 
 const MAGIC: u64 = 0x666f_7265_6261_7921;
 
-/// The content of one sector, by where it comes from.
+/// The origin of one sector's content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Value {
     /// All bytes are zero.
     Zero,
-    /// What the write of this number put there; 0 is the content before the first write.
+    /// The content from the write with this number; 0 is the initial content.
     Write(u32),
 }
 
@@ -32,7 +32,7 @@ impl fmt::Display for Value {
     }
 }
 
-/// Which sector of which volume.
+/// A sector of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Place {
     /// Index of the volume in the world.
@@ -47,14 +47,14 @@ impl fmt::Display for Place {
     }
 }
 
-/// What the bytes of a sector turned out to be.
+/// The classification of a sector's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Content {
-    /// Zeroes, or a stamp of this very place.
+    /// Zeroes, or a stamp of this place.
     Own(Value),
     /// A stamp of another place.
     Foreign(Place, u32),
-    /// Nothing that anybody wrote.
+    /// Bytes that nobody wrote.
     Garbage,
 }
 
@@ -78,7 +78,7 @@ fn base(seed: u64, place: Place, number: u32) -> u64 {
     mix(mix(seed, u64::from(place.volume) << 48 | place.sector), u64::from(number))
 }
 
-/// Fills one sector for `place` with what write `number` leaves there.
+/// Fills one sector for `place` with the content of write `number`.
 pub fn fill(sector: &mut [u8], seed: u64, place: Place, number: u32) {
     let base = base(seed, place, number);
     let head = [MAGIC ^ seed, u64::from(place.volume) << 48 | place.sector, u64::from(number)];
@@ -96,14 +96,14 @@ pub fn fill_value(sector: &mut [u8], seed: u64, place: Place, value: Value) {
     }
 }
 
-/// The number of the write that a sector says it comes from; `None`: it has no stamp.
+/// Returns the write number in a sector's stamp; `None`: it has no stamp.
 pub fn number(sector: &[u8], seed: u64) -> Option<u32> {
     let words = sector.as_chunks::<8>().0;
     let head = |index: usize| words.get(index).map(|bytes| u64::from_le_bytes(*bytes));
     (head(0)? == MAGIC ^ seed).then(|| head(2)).flatten().and_then(|it| u32::try_from(it).ok())
 }
 
-/// The place and write that an intact stamp names; `None` for anything else.
+/// Returns the place and write in an intact stamp; `None` for anything else.
 pub fn read(sector: &[u8], seed: u64) -> Option<(Place, u32)> {
     let words = sector.as_chunks::<8>().0;
     let head = |index: usize| words.get(index).map(|bytes| u64::from_le_bytes(*bytes));
@@ -122,7 +122,7 @@ pub fn read(sector: &[u8], seed: u64) -> Option<(Place, u32)> {
     intact.then_some((place, number))
 }
 
-/// What `sector`, read from `place`, holds.
+/// Classifies the content of `sector`, read from `place`.
 pub fn classify(sector: &[u8], seed: u64, place: Place) -> Content {
     match read(sector, seed) {
         Some((found, number)) if found == place => Content::Own(Value::Write(number)),
@@ -132,7 +132,7 @@ pub fn classify(sector: &[u8], seed: u64, place: Place) -> Content {
     }
 }
 
-/// What `sector`, read from `place`, holds, if somebody wrote it there.
+/// Returns the value of `sector`, read from `place`, if it was written there.
 pub fn own(sector: &[u8], seed: u64, place: Place) -> Option<Value> {
     match classify(sector, seed, place) {
         Content::Own(value) => Some(value),

@@ -1,4 +1,4 @@
-//! What is put to the test, as the world sees it.
+//! The system under test, as the world sees it.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -24,7 +24,7 @@ pub type LocalFuture<T> = Pin<Box<dyn Future<Output = T>>>;
 /// The machine on which the system under test runs.
 #[derive(Clone)]
 pub struct Machine {
-    /// Clock, trace and books.
+    /// Clock, trace and notes.
     pub shared: Shared,
     /// One or more; the first one does the administration.
     pub lanes: Vec<Rc<Lane>>,
@@ -32,19 +32,19 @@ pub struct Machine {
     pub cache: Arc<SimDisk>,
     /// One origin for each volume.
     pub origins: Vec<Arc<SimDisk>>,
-    /// How the cache is set up.
+    /// The setup of the cache.
     pub setup: Setup,
-    /// What is to be found of each volume.
+    /// The expected state of each volume.
     pub presence: Vec<Presence>,
-    /// The volume whose origin is another device than it was, with the same content.
+    /// The volume whose origin is replaced by another device with the same content.
     pub exchanged: Option<u16>,
-    /// What is noted of volumes outside of the cache.
+    /// The daemon's notes outside of the cache.
     pub ledger: Option<Arc<SimLedger>>,
-    /// Nothing is known of volumes but what the cache says.
+    /// Whether the state is lost, so that only the cache itself knows its volumes.
     pub adopts: bool,
 }
 
-/// How the cache is set up.
+/// The setup of the cache.
 #[derive(Clone, Debug)]
 pub struct Setup {
     /// Unit of caching.
@@ -53,30 +53,30 @@ pub struct Setup {
     pub segment_size: u64,
     /// Logical blocks of the cache device and of the origins, in bytes.
     pub logical_blocks: Vec<u64>,
-    /// By how many bytes the block grid of each volume is shifted.
+    /// Bytes by which the block grid of each volume is shifted.
     pub alignments: Vec<u64>,
-    /// Blocks of volumes that are made later.
+    /// Blocks reserved for volumes that are created later.
     pub room_for_blocks: u64,
-    /// Index shards, if not as many as the capacity asks for.
+    /// Index shards; `None`: chosen by the capacity.
     pub shards: Option<u32>,
     /// Replacement policy.
     pub replacement: ReplacementKind,
-    /// Mode and durability of each volume at first.
+    /// Initial mode and durability of each volume.
     pub volumes: Vec<(Mode, Durability)>,
-    /// Which volumes are ordered at first.
+    /// Which volumes are ordered initially.
     pub ordered: Vec<bool>,
-    /// The cache is as if it had been in use for years.
+    /// Whether the cache looks as if it had been in use for years.
     pub aged: bool,
-    /// Origins may be larger than the cache knows.
+    /// Whether origins may be larger than the cache knows.
     pub grows: bool,
-    /// Seed for what the system decides by chance.
+    /// Seed of the system's random decisions.
     pub seed: u64,
-    /// The operator insists where data is at risk: a cache device that fails may not have been told
-    /// what was written to an origin.
+    /// Whether the operator insists where data is at risk: a failing cache device may not have
+    /// recorded what was written to an origin.
     pub insists: bool,
 }
 
-/// What an operator does in the middle of it.
+/// An operator's action during a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Admin {
     /// Switches the mode of a volume.
@@ -85,30 +85,30 @@ pub enum Admin {
     Durability(u16, Durability),
     /// Changes the replacement policy.
     Replacement(ReplacementKind),
-    /// Changes what may enter the cache from a volume, as this number says.
+    /// Changes the admission settings of a volume, with this number as the seed.
     Entry(u16, u64),
     /// Makes a volume ordered, or not.
     Ordered(u16, bool),
-    /// Changes when and how a volume writes back, to what this number makes.
+    /// Changes the writeback settings of a volume, with this number as the seed.
     Writeback(u16, u64),
-    /// Writes everything dirty of a volume back.
+    /// Writes all dirty blocks of a volume back.
     Drain(u16),
     /// Stops a volume and starts it again.
     Restart(u16),
     /// Stops a volume, which stays stopped.
     Stop(u16),
-    /// Starts a volume that is stopped.
+    /// Starts a stopped volume.
     Start(u16),
-    /// Deletes a volume that is started; whether what is dirty is discarded.
+    /// Deletes a running volume; the flag: discard dirty blocks.
     Delete(u16, bool),
-    /// Deletes a volume that is stopped; whether what is dirty is discarded.
+    /// Deletes a stopped volume; the flag: discard dirty blocks.
     DeleteStopped(u16, bool),
-    /// Makes a volume anew on the same origin, with an identity that this number gives.
+    /// Creates a volume again on the same origin, with an identity made from this number.
     Create(u16, u64),
 }
 
 impl Admin {
-    /// The volume that it is about; the first one if it is about all.
+    /// Returns the volume that it concerns; the first one if it concerns all.
     pub fn volume(self) -> u16 {
         match self {
             Admin::Mode(volume, _)
@@ -127,7 +127,7 @@ impl Admin {
         }
     }
 
-    /// The volume that is there afterwards and was not before, or the other way round.
+    /// Returns the volume whose presence it changes, if any.
     pub fn changes_presence(self) -> Option<u16> {
         match self {
             Admin::Stop(volume)
@@ -139,8 +139,8 @@ impl Admin {
         }
     }
 
-    /// The volume whose origin need not be at a flush from the start of this action on, though the
-    /// system may not have heard of it yet.
+    /// Returns the volume whose origin need not be at a flush from the start of this action on,
+    /// even if the system has not processed it yet.
     pub fn gives_up_order(self) -> Option<u16> {
         match self {
             Admin::Ordered(volume, false) | Admin::Delete(volume, true) => Some(volume),
@@ -155,48 +155,48 @@ pub trait SystemUnderTest {
     /// Prepares the cache device, once.
     fn format(&self, machine: &Machine) -> LocalFuture<Result<(), String>>;
 
-    /// What it cannot be asked for.
+    /// Returns the features that it does not support.
     fn lacks(&self) -> Features {
         Features::default()
     }
 
-    /// Opens the cache, recovers, and starts all volumes that are to be there on all lanes.
+    /// Opens the cache, recovers, and starts all volumes that should run, on all lanes.
     fn open(&self, machine: &Machine) -> LocalFuture<Result<Rc<dyn Instance>, String>>;
 }
 
 /// An opened system.
 pub trait Instance {
-    /// A volume as one lane sees it.
+    /// Returns a volume on one lane, if it runs.
     fn target(&self, lane: usize, volume: u16) -> Option<Rc<dyn BlockService>>;
 
-    /// Why what happened to its volumes did, since they were started.
+    /// Returns the counted reasons of its volumes since they were started.
     fn why(&self) -> Vec<Why> {
         Vec::new()
     }
 
-    /// How long an unflushed write of a volume may not be durable.
+    /// Returns the longest time for which an unflushed write of a volume may stay volatile.
     fn commit_interval(&self, _volume: u16) -> Option<Duration> {
         None
     }
 
-    /// Whether the origin of a volume is meant to be at a flush at every moment.
+    /// Returns whether the origin of a volume should be at a flush at every moment.
     fn in_order(&self, _volume: u16) -> bool {
         false
     }
 
-    /// Whether nothing of the volume may go round the cache.
+    /// Returns whether no write of the volume may bypass the cache.
     fn is_ordered(&self, _volume: u16) -> bool {
         false
     }
 
-    /// Whether older versions of blocks are kept for an origin.
+    /// Returns whether versions are held for an origin.
     fn holds_versions(&self) -> bool {
         false
     }
 
-    /// Does what the operator asks for. The volume has no requests under way if it is restarted.
+    /// Does an operator's action. A volume to be restarted must have no requests in progress.
     fn admin(&self, action: Admin) -> LocalFuture<Result<(), String>>;
 
-    /// Stops everything; `drain` writes all that is dirty back first.
+    /// Stops everything; `drain` writes all dirty blocks back first.
     fn stop(&self, drain: bool) -> LocalFuture<Result<(), String>>;
 }

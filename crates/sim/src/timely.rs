@@ -1,5 +1,5 @@
-//! Origins that hang, and what must not take long all the same: requests and operator's actions that
-//! do not need them, and the commits that bound what a crash may take.
+//! Origins that hang, and time limits for everything that does not need them: requests, operators'
+//! actions, and the commits that limit the loss in a crash.
 
 use std::time::Duration;
 
@@ -10,21 +10,21 @@ use crate::oracle::{Violation, plain};
 use crate::schedule::End;
 use crate::world::World;
 
-/// An origin is silent for at most so long, in seconds.
+/// The longest hang of an origin, in seconds.
 const LONGEST_HANG: u64 = 300;
 
-/// In this time everything ends that needs no origin that hangs, where nothing else is slow.
+/// Time within which everything that needs no hanging origin must end, where nothing else is slow.
 const PROMPT: Duration = Duration::from_secs(60);
 
-/// In this time everything ends in any world, once its origin answers.
+/// Time within which everything must end in any world, once its origin answers.
 const PATIENCE: Duration = Duration::from_secs(900);
 
-/// A commit by the clock waits for a few operations, of which each takes a quarter of a second at most
+/// Time for a timed commit: a few operations, each of which takes at most a quarter of a second
 /// where nothing hangs.
 const COMMIT_TAKES: Duration = Duration::from_secs(2);
 
 impl World<'_> {
-    /// Now and then an origin gives no answers for a while.
+    /// Sometimes makes an origin hang for a while.
     pub(crate) fn perhaps_hang(&mut self) {
         let now = self.now();
         if self.hung_until.iter().any(|until| *until > now) || self.rng.u32(0..4_000) > 0 {
@@ -42,7 +42,7 @@ impl World<'_> {
         );
     }
 
-    /// Nobody asks for anything for a while before a round ends.
+    /// Lets the world idle before a round ends.
     pub(crate) fn idle(&mut self) -> Result<End, Violation> {
         let until = self.now() + Duration::from_millis(self.rng.u64(0..8_000));
         self.pump(false, |world| Ok(world.now() >= until))
@@ -52,12 +52,12 @@ impl World<'_> {
         self.hung_until.get(usize::from(volume)).is_some_and(|until| *until > self.now())
     }
 
-    /// Whoever does not need an origin that hangs must not wait for it.
+    /// Checks that requests that do not need a hanging origin do not wait for it.
     pub(crate) fn judge_patience(&mut self) -> Result<(), Violation> {
         let now = self.now();
         let patience = if self.profile.features.has(Feature::Hang) { PROMPT } else { PATIENCE };
-        // Versions that an ordered origin still has to get stay where they are, and in a cache of a few
-        // segments there is soon one in each. Other ordered volumes wait then; nobody else does.
+        // Held versions of an ordered origin cannot be moved, and in a cache of a few segments each
+        // segment soon has one. Other ordered volumes must wait then; other volumes need not.
         let holds = self.instance.as_ref().filter(|instance| instance.holds_versions());
         let hangs = self.hung_until.iter().any(|until| *until > now);
         if let Some(instance) = holds.filter(|_| hangs || self.is_starved()) {
@@ -95,7 +95,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// A crash takes nothing that was acknowledged before the last interval of commits.
+    /// Declares everything durable that was acknowledged before the last commit interval.
     pub(crate) fn judge_loss(&mut self) {
         if !self.profile.features.has(Feature::Hang) {
             return;
@@ -109,7 +109,7 @@ impl World<'_> {
                 continue;
             };
             let taken = interval + COMMIT_TAKES;
-            // What went round the cache to an origin that hangs nobody can make durable.
+            // Writes that bypassed the cache to a hanging origin cannot be made durable.
             if now.since(until) < taken && until > Nanos(0) {
                 continue;
             }

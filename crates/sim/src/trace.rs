@@ -1,7 +1,7 @@
-//! What happened, as a running hash and, if wanted, as lines.
+//! The trace of a run, as a running hash and, on request, as lines.
 //!
-//! Two runs with the same hash took the same steps: every operation of a disk, request, answer
-//! and fault goes in, with the data that they carried.
+//! Two runs with the same hash took the same steps: every disk operation, request, answer and fault
+//! is included, with its data.
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ pub fn mix(left: u64, right: u64) -> u64 {
     word ^ (word >> 29)
 }
 
-/// A hash of `bytes`. Not for adversaries.
+/// Returns a hash of `bytes`; not collision-resistant against adversaries.
 pub fn hash_bytes(bytes: &[u8]) -> u64 {
     mix(bytes.len() as u64, u64::from(checksum::crc32c(bytes)))
 }
@@ -29,17 +29,17 @@ struct Inner {
     print: bool,
 }
 
-/// The record of one run, shared by all of its parts.
+/// The trace of one run, shared by all of its parts.
 #[derive(Clone, Default)]
 pub struct Trace(Arc<Mutex<Inner>>);
 
 impl Trace {
-    /// A new record; `print` writes every event to standard output as it happens.
+    /// Makes an empty trace; `print` writes every event to standard output immediately.
     pub fn new(print: bool) -> Self {
         Trace(Arc::new(Mutex::new(Inner { print, ..Inner::default() })))
     }
 
-    /// Adds one event: a word for its kind, its numbers, and how to print it.
+    /// Adds one event: a word for its kind, its numbers, and its printed line.
     pub fn event(&self, now: Nanos, kind: &str, numbers: &[u64], line: fmt::Arguments<'_>) {
         let mut inner = self.0.lock();
         let mut hash = mix(mix(inner.hash, now.0), hash_bytes(kind.as_bytes()));
@@ -53,12 +53,12 @@ impl Trace {
         }
     }
 
-    /// The hash of everything so far.
+    /// Returns the hash of all events so far.
     pub fn hash(&self) -> u64 {
         self.0.lock().hash
     }
 
-    /// How many events there were.
+    /// Returns the number of events.
     pub fn events(&self) -> u64 {
         self.0.lock().events
     }

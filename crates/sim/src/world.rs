@@ -1,4 +1,4 @@
-//! One run: disks, lanes, clients, oracle, and the system under test in the middle.
+//! One run: disks, lanes, clients, oracle, and the system under test.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -25,22 +25,22 @@ use crate::stamp::{self, Place, SECTOR, Value};
 use crate::system::{Admin, Instance, LocalFuture, Machine, SystemUnderTest};
 use crate::trace::hash_bytes;
 
-/// How a seed is run.
+/// Options for running a seed.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RunOptions {
     /// Write every event to standard output.
     pub print: bool,
-    /// Origins read as zeroes where they were discarded, as holes in files do.
+    /// Whether discarded ranges of origins read as zeroes, like holes in files.
     pub discards_zero: bool,
-    /// The kind of trouble, instead of what the seed chooses.
+    /// The fault profile; `None`: the seed chooses.
     pub fault_profile: Option<FaultProfile>,
-    /// What the world has in any case.
+    /// Features that the world must have.
     pub with: Features,
-    /// What the world does not have in any case.
+    /// Features that the world must not have.
     pub without: Features,
 }
 
-/// Takes completions until the world stops.
+/// Receives completions until the world stops.
 pub(crate) struct Inbox {
     shared: Shared,
     queue: RefCell<VecDeque<Completion>>,
@@ -48,7 +48,7 @@ pub(crate) struct Inbox {
 
 impl CompletionSink for Inbox {
     fn complete(&self, completion: Completion) {
-        // Nobody hears an answer that is given after the moment of the crash.
+        // An answer after the crash is not heard.
         if !self.shared.stopped() {
             self.queue.borrow_mut().push_back(completion);
         }
@@ -58,29 +58,29 @@ impl CompletionSink for Inbox {
 /// The result of a call that may still be running.
 pub(crate) type Slot<T> = Rc<RefCell<Option<T>>>;
 
-/// An operator's action under way.
+/// An operator's action in progress.
 pub(crate) enum AdminState {
     /// The volume is waiting for its requests to end.
     Quiescing(Admin, u16),
-    /// It was called.
+    /// The action was called.
     Running(Admin, Slot<Result<(), String>>),
 }
 
 impl AdminState {
-    /// What it is, and the volume that it needs.
+    /// Returns the action and its volume.
     pub(crate) fn of(&self) -> (Admin, u16) {
         let (AdminState::Quiescing(action, _) | AdminState::Running(action, _)) = self;
         (*action, action.volume())
     }
 
-    /// The volume whose order is given up.
+    /// Returns the volume whose order is given up.
     fn gives_up_order(&self) -> Option<u16> {
         let (AdminState::Quiescing(action, _) | AdminState::Running(action, _)) = self;
         action.gives_up_order()
     }
 }
 
-/// See the module.
+/// One simulated world.
 pub struct World<'a> {
     pub(crate) shared: Shared,
     pub(crate) rng: fastrand::Rng,
@@ -96,39 +96,39 @@ pub struct World<'a> {
     sink: Rc<dyn CompletionSink>,
     owners: BTreeMap<u64, usize>,
     next_tag: u64,
-    /// What is known of each volume.
+    /// The expected state of each volume.
     pub(crate) presence: Vec<Presence>,
-    /// Volumes whose last stop failed: it may not have synced the origin.
+    /// Volumes whose last stop failed and may not have synced the origin.
     pub(crate) unsynced: Vec<bool>,
-    /// Index of the volume that takes no requests now.
+    /// Index of the volume that currently takes no requests.
     pub(crate) closed: Option<u16>,
     pub(crate) admin: Option<AdminState>,
-    /// Reads that failed during the last verification, in sectors.
+    /// Sectors whose reads failed during the last verification.
     pub(crate) unreadable: Vec<Place>,
     pub(crate) collect_unreadable: bool,
     discards_zero: bool,
     pub(crate) last_progress: Nanos,
-    /// Until when each origin gives no answer.
+    /// When the hang of each origin ends.
     pub(crate) hung_until: Vec<Nanos>,
-    /// Until when each ordered volume had no room because another's origin took nothing.
+    /// When each ordered volume was last short of space because another's origin made no progress.
     pub(crate) short_until: Vec<Nanos>,
-    /// When the operator's action was begun.
+    /// When the operator's action began.
     pub(crate) admin_since: Nanos,
-    /// What is noted of volumes outside of the cache, in worlds that have that.
+    /// The daemon's notes outside of the cache, in worlds with that feature.
     pub(crate) ledger: Option<Arc<SimLedger>>,
-    /// Volumes of which something was called durable since the system was opened.
+    /// Volumes with a successful flush or FUA write since the system was opened.
     pub(crate) noted: BTreeSet<u16>,
-    /// Nothing is known of the cache but what is on it.
+    /// Whether the state is lost, so that only the cache itself knows its volumes.
     pub(crate) adopts: bool,
     /// Decides when origins grow.
     pub(crate) growth: fastrand::Rng,
-    /// What of the log has rotted.
+    /// The rot of the log.
     pub(crate) rot: Rot,
     pub(crate) counts: Counts,
 }
 
 impl<'a> World<'a> {
-    /// The world of `seed`.
+    /// Makes the world of `seed`.
     pub fn new(seed: u64, system: &'a dyn SystemUnderTest, options: RunOptions) -> Self {
         let mut rng = fastrand::Rng::with_seed(seed);
         let mut options = options;
@@ -195,12 +195,12 @@ impl<'a> World<'a> {
         }
     }
 
-    /// The time now.
+    /// Returns the current virtual time.
     pub(crate) fn now(&self) -> Nanos {
         self.shared.clock.now()
     }
 
-    /// Fresh lanes, as after the start of a process.
+    /// Makes fresh lanes, as at the start of a process.
     pub(crate) fn boot(&mut self) {
         let clock = self.shared.clock.clone();
         self.lanes = (0..self.profile.lanes)
@@ -209,7 +209,7 @@ impl<'a> World<'a> {
         self.last_progress = self.now();
     }
 
-    /// What the system under test is given.
+    /// Returns the machine for the system under test.
     pub(crate) fn machine(&self) -> Machine {
         Machine {
             shared: self.shared.clone(),
@@ -237,7 +237,7 @@ impl<'a> World<'a> {
         slot
     }
 
-    /// Drops the process: tasks, lanes, memory. The disks keep what they have.
+    /// Drops the process: tasks, lanes, memory. The disks keep their content.
     pub(crate) fn drop_process(&mut self) {
         if let Some(AdminState::Running(action, _)) = self.admin.take() {
             self.presence_unsure(action);
@@ -267,7 +267,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Lets the oracle judge every answer that has come.
+    /// Lets the oracle judge every answer that has arrived. Returns whether there was any.
     pub(crate) fn take_answers(&mut self) -> Result<bool, Violation> {
         self.oracle.time = self.now();
         for place in self.shared.take_tainted() {
@@ -333,7 +333,7 @@ impl<'a> World<'a> {
         self.oracle.complete(tag, result, data, excuses)
     }
 
-    /// Submits what `wanted` asks for, from a client or (`None`) from the verification.
+    /// Submits `wanted` for a client or (`None`) for the verification.
     pub(crate) fn submit(
         &mut self,
         lane: usize,
@@ -441,7 +441,7 @@ impl<'a> World<'a> {
         buf
     }
 
-    /// Judges the origins of ordered volumes as they are.
+    /// Judges the origins of ordered volumes in their present state.
     pub(crate) fn judge_order(&mut self) -> Result<(), Violation> {
         if !self.profile.keeps_cached_data() {
             return Ok(());
@@ -469,7 +469,7 @@ impl<'a> World<'a> {
         Ok(())
     }
 
-    /// Switches the faults of all disks on or off; off also mends what is broken.
+    /// Switches the faults of all disks on or off; off also repairs existing faults.
     pub(crate) fn set_faults(&mut self, on: bool) {
         if !on {
             let now = self.now();

@@ -1,4 +1,4 @@
-//! What is not as it was: data that was damaged, records that are lost, volumes that grow.
+//! Exceptions from the history: damaged data, lost records, and volumes that grow.
 
 use std::ops::Range;
 
@@ -7,7 +7,7 @@ use crate::history::History;
 use crate::stamp::{Content, Place, Value};
 
 impl Oracle {
-    /// The stored data of a place was damaged; its whole block may become unreadable.
+    /// Notes that the stored data of a place was damaged; its whole block may become unreadable.
     pub fn taint(&mut self, place: Place) {
         let now = self.tick();
         let block = self.blocks_of(place.volume, place.sector..place.sector + 1);
@@ -16,8 +16,9 @@ impl Oracle {
         block.for_each(|history| history.taint(now));
     }
 
-    /// What the log said of the block of a place is lost: each sector may have any value that it ever had.
-    /// Values `below` are on the origin, and show when a copy goes that should not be there.
+    /// Notes that the log records of a place's block were lost: each sector may have any value that
+    /// it ever had. Values `below` are on the origin, and become visible when a stale copy is
+    /// dropped.
     pub fn doubt(&mut self, place: Place, below: impl Fn(u64) -> Vec<Value>) {
         let now = self.tick();
         let block = self.blocks_of(place.volume, place.sector..place.sector + 1);
@@ -29,7 +30,7 @@ impl Oracle {
             values.extend(volume.ends.iter().any(outside).then_some(Value::Zero));
             let history = &mut volume.histories[sector as usize];
             history.doubt(&values, &below(sector), now);
-            // An older version may lie in a segment that is used for something else.
+            // An older version may be in a segment that has been reused.
             history.taint(now);
             if !std::mem::replace(&mut volume.is_active[sector as usize], true) {
                 volume.active.push(sector);
@@ -37,27 +38,28 @@ impl Oracle {
         }
     }
 
-    /// Whether anything on a volume may be unreadable.
+    /// Returns whether anything on a volume may be unreadable.
     pub fn has_taint(&self, volume: u16) -> bool {
         let volume = self.volumes.get(usize::from(volume));
         volume.is_some_and(|volume| volume.histories.iter().any(History::is_tainted))
     }
 
-    /// Whether a place may be unreadable.
+    /// Returns whether a place may be unreadable.
     pub fn is_tainted(&self, place: Place) -> bool {
         let volume = self.volumes.get(usize::from(place.volume));
         let history = volume.and_then(|volume| volume.histories.get(place.sector as usize));
         history.is_some_and(History::is_tainted)
     }
 
-    /// Sectors behind the end of a volume that an older version of its last block may have gone over.
+    /// Returns the sectors behind the end of a volume that an older version of its last block may
+    /// have overwritten.
     pub fn edge_in_doubt(&self, volume: u16) -> Range<u64> {
         let end = self.sectors(volume);
         let doubtful = self.volumes.get(usize::from(volume)).is_some_and(|it| it.edge_in_doubt);
         if doubtful { end..self.blocks_of(volume, end.saturating_sub(1)..end).end } else { 0..0 }
     }
 
-    /// A volume has so many sectors more, with what its origin had there from the beginning.
+    /// Adds `sectors` sectors to a volume, with the initial content of its origin.
     pub fn grow(&mut self, volume: u16, sectors: u64) {
         if sectors == 0 {
             return;
@@ -80,13 +82,13 @@ impl Oracle {
         }
     }
 
-    /// Judges one sector of what an origin has durably, without the cache, when everything has stopped.
+    /// Judges one durable sector of an origin without the cache, when everything has stopped.
     ///
-    /// A request that a stop has left behind may be answered after the last sync of the origin, and nobody
-    /// was promised that it survives: what it replaced may still be there.
+    /// A request that a stop left behind may be answered after the last sync of the origin, and its
+    /// survival was not promised: the value that it replaced may still be there.
     ///
     /// # Errors
-    /// If it is none of the values that may be found.
+    /// It has none of the values that may be found.
     pub fn judge_alone(&self, place: Place, content: Content) -> Result<(), Violation> {
         let volume = self.volumes.get(usize::from(place.volume));
         let Some(history) = volume.and_then(|it| it.histories.get(place.sector as usize)) else {

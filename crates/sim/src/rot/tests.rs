@@ -4,7 +4,7 @@ use super::*;
 use crate::engine::Engine;
 use crate::world::RunOptions;
 
-/// A world and a page where a header can be.
+/// A world and a page at which a header is possible.
 fn world_of(seed: u64, engine: &Engine) -> (World<'_>, Geometry, u64) {
     let world = World::new(seed, engine, RunOptions::default());
     let geometry = Geometry::plan(world.profile.cache_size, BlockSize::default(), 512, None);
@@ -13,8 +13,8 @@ fn world_of(seed: u64, engine: &Engine) -> (World<'_>, Geometry, u64) {
     (world, geometry, page)
 }
 
-/// A page that cannot be read may have held a record: the store has to say so, whatever else has hit
-/// that page.
+/// An unreadable page may have contained a record: the store must report it, regardless of other
+/// damage to that page.
 #[test]
 fn a_page_that_is_hit_again_is_still_unreadable() {
     let engine = Engine(None);
@@ -38,7 +38,7 @@ fn a_page_that_is_hit_again_is_still_unreadable() {
     }
 }
 
-/// Zeroes over zeroes lose no record: the store may not say that any is lost.
+/// Zeroes over zeroes lose no record: the store must not report a loss.
 #[test]
 fn a_page_that_is_as_it_was_is_not_damaged() {
     let engine = Engine(None);
@@ -61,7 +61,7 @@ fn a_page_that_is_as_it_was_is_not_damaged() {
     assert!(as_it_was > 0, "no zeroes over zeroes");
 }
 
-/// The write of a record was on its way to a page that could not be read before. The crash left its
+/// The write of a record was in flight to a page that was unreadable before. The crash left its
 /// header, which nothing proves: the store keeps the block, and reads of it fail.
 #[test]
 fn a_cell_that_never_arrived_on_an_unreadable_page_may_fail() {
@@ -83,7 +83,7 @@ fn a_cell_that_never_arrived_on_an_unreadable_page_may_fail() {
 }
 
 /// A record is proven by a header that was not synced. The next crash may drop that header, and the
-/// lost record then looks like one that was torn: the store may tell of it, and may not.
+/// lost record then looks torn: the store may report it or not.
 #[test]
 fn a_proof_that_the_next_crash_may_drop_allows_both() {
     let engine = Engine(None);
@@ -92,7 +92,7 @@ fn a_proof_that_the_next_crash_may_drop_allows_both() {
     {
         let (mut world, geometry, page) = world_of(1, &engine);
         let (volume, block) = (VolumeId(1), OriginBlock(2));
-        // Another page: its damage would be told of on its own.
+        // Another page: its damage would be reported separately.
         let slot = Slot((4 * PAGE as u64 / geometry.granule()) as u32);
         let number = RecordNumber(8);
         let cell =
