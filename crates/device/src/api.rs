@@ -1,8 +1,8 @@
-//! What a device is, what can be asked of it, how an operation ends.
+//! Devices, their operations, and the results of operations.
 //!
-//! A [`Device`] is shared by all lanes. Each lane opens its own [`DeviceQueue`] and is the only
-//! one to use it. Operations own their buffers from start to end, so that nothing that the kernel
-//! may still write to can be freed or read early.
+//! A [`Device`] is shared by all lanes. Each lane opens its own [`DeviceQueue`] and is the only one
+//! to use it. Operations own their buffers from start to end, so that memory that the kernel may
+//! still access is neither freed nor read early.
 
 use std::future::Future;
 use std::ops::Range;
@@ -24,38 +24,38 @@ pub enum DeviceOp {
     Read {
         /// First byte on the device.
         offset: u64,
-        /// Where the data goes; its length says how much.
+        /// The destination; its length is the number of bytes to read.
         buf: IoBuf,
     },
     /// Writes `data` at `offset`.
     Write {
         /// First byte on the device.
         offset: u64,
-        /// What is written.
+        /// The data to write.
         data: IoData,
     },
-    /// Writes published bytes of a log buffer, which are durable when this ends, whatever else is
-    /// not.
+    /// Writes published bytes of a log buffer and makes them durable by its end, but not
+    /// necessarily other writes.
     DurableWrite {
         /// First byte on the device.
         offset: u64,
-        /// What is written, and which part of it.
+        /// The log buffer.
         log: Arc<LogBuffer>,
-        /// Bytes of the buffer.
+        /// The bytes of the buffer to write.
         range: Range<usize>,
     },
     /// Makes every write that completed before this was started durable.
     Sync,
-    /// The range is no longer needed: it reads as zeroes afterwards, at no great cost. Devices that
-    /// cannot promise both answer [`DeviceErrorKind::NotSupported`] and leave the data alone. With a
-    /// length of 0 this asks whether they can, and changes nothing.
+    /// Discards a range, which reads as zeroes afterwards, cheaply. Devices that cannot do both
+    /// answer [`DeviceErrorKind::NotSupported`] and leave the data alone. With a length of 0 this
+    /// asks whether they can, and changes nothing.
     Discard {
         /// First byte on the device.
         offset: u64,
         /// Length in bytes.
         len: u64,
     },
-    /// The range reads as zeroes afterwards, and has its space: no hole is made.
+    /// Writes zeroes to a range, which stays allocated: no hole is made.
     WriteZeroes {
         /// First byte on the device.
         offset: u64,
@@ -64,34 +64,34 @@ pub enum DeviceOp {
     },
 }
 
-/// Data to write: a buffer of one's own, or published bytes of a log buffer.
+/// Data to write: an owned buffer, or published bytes of a log buffer.
 #[derive(Debug)]
 pub enum IoData {
-    /// A buffer that comes back with the completion.
+    /// A buffer that is returned with the completion.
     Owned(IoBuf),
     /// A range of a log buffer; every byte must have been published.
     Log(Arc<LogBuffer>, Range<usize>),
 }
 
-/// How an operation ended.
+/// The result of an operation.
 #[derive(Debug)]
 pub struct DeviceDone {
-    /// Success, or why not.
+    /// Success, or the error.
     pub result: Result<(), DeviceError>,
     /// The buffer of a read or of an owned write.
     pub buf: Option<IoBuf>,
 }
 
-/// What went wrong, as far as the caller's next step depends on it.
+/// The kind of an error, as far as it decides the caller's next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DeviceErrorKind {
     /// The medium or the connection to it failed.
     Io,
     /// Out of space under a sparse file.
     NoSpace,
-    /// Outside the device or not aligned: a fault in the caller.
+    /// Outside the device or not aligned: a bug in the caller.
     Invalid,
-    /// The device cannot do this (discard on an old filesystem, say).
+    /// The device does not support this (for example discard on an old filesystem).
     NotSupported,
     /// The device is gone.
     Gone,
@@ -101,7 +101,7 @@ pub enum DeviceErrorKind {
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{device}: {what} failed at byte {offset}: {cause}")]
 pub struct DeviceError {
-    /// What to match on.
+    /// The kind, to match on.
     pub kind: DeviceErrorKind,
     /// The device as the operator named it.
     pub device: Arc<str>,
@@ -109,15 +109,15 @@ pub struct DeviceError {
     pub what: &'static str,
     /// First byte of the operation.
     pub offset: u64,
-    /// The system's own words.
+    /// The system's error message.
     pub cause: Arc<str>,
 }
 
-/// Ticket of a started operation, valid on the queue that gave it.
+/// Identifies a started operation on the queue that returned it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct OpId(pub u64);
 
-/// What a lane offers to the queues that are opened on it.
+/// The resources that a lane provides to the queues opened on it.
 pub struct QueueContext {
     /// The lane's clock.
     pub clock: Arc<dyn Clock>,
@@ -128,29 +128,29 @@ pub struct QueueContext {
 
 /// A device, shared by all lanes.
 pub trait Device: Send + Sync {
-    /// The device as the operator named it.
+    /// Returns the device as the operator named it.
     fn name(&self) -> &str;
 
-    /// Size in bytes.
+    /// Returns the size in bytes.
     fn size(&self) -> u64;
 
-    /// Smallest unit of a read or write in bytes: 512 or 4096.
+    /// Returns the smallest unit of a read or write in bytes: 512 or 4096.
     fn logical_block(&self) -> u64;
 
-    /// Whether a [`DeviceOp::DurableWrite`] costs little more than a write and holds nobody up
-    /// (forced unit access), so that it is better than a write and a sync.
+    /// Returns whether a [`DeviceOp::DurableWrite`] costs little more than a write and does not
+    /// delay other operations (forced unit access), so that it is better than a write and a sync.
     fn writes_durably(&self) -> bool {
         false
     }
 
-    /// How many bytes there are, if they have become fewer than [`Device::size`] since it was opened.
-    /// What lay behind that end is lost, whatever is there later.
+    /// Returns the number of bytes left, if it has become smaller than [`Device::size`] since the
+    /// device was opened. Data behind that end is lost, even if the device grows again.
     fn shrunk_to(&self) -> Option<u64> {
         None
     }
 
-    /// What tells this device from all others, also after a restart of the machine, whatever its
-    /// content is. `None`: nothing is known, as of RAM.
+    /// Returns the identity that distinguishes this device from all others, independent of its
+    /// content and stable across restarts of the machine. `None`: nothing is known, as for RAM.
     fn identity(&self) -> Option<Identity> {
         None
     }
@@ -158,49 +158,48 @@ pub trait Device: Send + Sync {
     /// Opens this device for one lane.
     ///
     /// # Errors
-    /// When the lane has no ring and the device needs one, or descriptors run out.
+    /// The device needs a ring and the lane has none, or there are no file descriptors left.
     fn open_queue(&self, context: &QueueContext) -> Result<Rc<dyn DeviceQueue>, DeviceError>;
 }
 
-/// One lane's way to one device.
+/// One lane's queue to one device.
 ///
-/// Operations that are in flight together may happen in any order. The caller keeps overlapping
-/// writes apart.
+/// Operations in flight may take effect in any order. The caller must not overlap writes in flight.
 pub trait DeviceQueue {
-    /// Starts an operation. Its end is collected once, with [`DeviceQueue::poll_op`].
+    /// Starts an operation. Its result is collected once, with [`DeviceQueue::poll_op`].
     fn start(&self, op: DeviceOp) -> OpId;
 
-    /// Collects the end of an operation, or remembers the waker.
+    /// Collects the result of an operation, or stores the waker.
     fn poll_op(&self, id: OpId, context: &mut Context<'_>) -> Poll<DeviceDone>;
 
-    /// Gives up on an operation: its result is dropped when it comes.
+    /// Abandons an operation: its result is dropped when it arrives.
     fn forget(&self, id: OpId);
 
-    /// Reads at once if the device can do that without waiting (RAM can); `None` means: use
-    /// [`DeviceQueue::start`].
+    /// Reads immediately if the device can do so without waiting (RAM can). `None`: use
+    /// [`DeviceQueue::start`] instead.
     fn read_now(&self, _offset: u64, _into: &mut [u8]) -> Option<Result<(), DeviceError>> {
         None
     }
 
-    /// Whether [`DeviceQueue::read_now`] reads.
+    /// Returns whether [`DeviceQueue::read_now`] can read.
     fn reads_now(&self) -> bool {
         false
     }
 
-    /// A hint: what lies at `offset` will be read at once soon, see [`DeviceQueue::read_now`].
+    /// A hint: `offset` will be read immediately soon, see [`DeviceQueue::read_now`].
     fn expect_read(&self, _offset: u64) {}
 
-    /// Notices completions and wakes those who wait. Called by the lane between rounds of tasks.
-    /// Queues on a ring have nothing to do here: the lane drives the ring.
+    /// Collects completions and wakes the waiters. Called by the lane between rounds of tasks.
+    /// Queues on a ring do nothing here: the lane drives the ring.
     fn drive(&self) {}
 
-    /// When [`DeviceQueue::drive`] will next have something to do, for devices that model time.
+    /// Returns when [`DeviceQueue::drive`] must be called next, for devices that model time.
     fn next_event(&self) -> Option<Nanos> {
         None
     }
 }
 
-/// One lane's way to one device, with operations as futures.
+/// One lane's queue to one device, with operations as futures.
 #[derive(Clone)]
 pub struct Queue {
     inner: Rc<dyn DeviceQueue>,
@@ -213,17 +212,17 @@ impl Queue {
         Queue { inner: queue, under_way: Rc::default() }
     }
 
-    /// The queue itself.
+    /// Returns the wrapped queue.
     pub fn inner(&self) -> &Rc<dyn DeviceQueue> {
         &self.inner
     }
 
-    /// What is under way on it.
+    /// Returns the watch over operations in flight.
     pub fn under_way(&self) -> &UnderWay {
         &self.under_way
     }
 
-    /// Starts `op` and waits for its end. The operation is started at the first poll.
+    /// Starts `op` at the first poll and waits for its end.
     pub fn run(&self, op: DeviceOp) -> Running {
         Running { queue: self.clone(), op: Some(op), id: None }
     }
@@ -231,16 +230,16 @@ impl Queue {
     /// Fills `buf` from `offset`.
     ///
     /// # Errors
-    /// What the device reports; the buffer's content is then undefined.
+    /// The device's error; the buffer's content is then undefined.
     pub async fn read(&self, offset: u64, buf: IoBuf) -> Result<IoBuf, DeviceError> {
         let done = self.run(DeviceOp::Read { offset, buf }).await;
         done.result.map(|()| done.buf.unwrap_or_else(|| IoBuf::zeroed(0)))
     }
 
-    /// Writes a buffer and gives it back.
+    /// Writes a buffer and returns it.
     ///
     /// # Errors
-    /// What the device reports; how much was written is then unknown.
+    /// The device's error; it is then unknown how much was written.
     pub async fn write(&self, offset: u64, buf: IoBuf) -> Result<IoBuf, DeviceError> {
         let done = self.run(DeviceOp::Write { offset, data: IoData::Owned(buf) }).await;
         done.result.map(|()| done.buf.unwrap_or_else(|| IoBuf::zeroed(0)))
@@ -249,7 +248,7 @@ impl Queue {
     /// Makes completed writes durable.
     ///
     /// # Errors
-    /// What the device reports. A later success proves nothing about writes before this one.
+    /// The device's error. A later success proves nothing about writes before this one.
     pub async fn sync(&self) -> Result<(), DeviceError> {
         self.run(DeviceOp::Sync).await.result
     }
@@ -272,12 +271,12 @@ impl Queue {
     }
 }
 
-/// An operation on its way, see [`Queue::run`].
+/// An operation in flight, see [`Queue::run`].
 #[must_use = "nothing happens until this is awaited"]
 pub struct Running {
     queue: Queue,
     op: Option<DeviceOp>,
-    /// Its ticket, and its place among those that are under way.
+    /// Its id, and its place in the watch.
     id: Option<(OpId, u32)>,
 }
 

@@ -1,8 +1,8 @@
 //! Aligned buffers that own their bytes.
 //!
-//! The memory of an [`IoBuf`] starts at a multiple of 4096 bytes, so that it can be handed to
-//! direct I/O as it is. It comes from a free list of the thread and returns to the free list of
-//! the thread that drops the last part of it; in the steady state an I/O allocates nothing.
+//! The memory of an [`IoBuf`] starts at a multiple of 4096 bytes, as direct I/O needs it. It comes
+//! from a free list of the thread and returns to the free list of the thread that drops its last
+//! part; in the steady state an I/O allocates nothing.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::cell::RefCell;
@@ -17,20 +17,20 @@ pub const BUFFER_ALIGN: usize = 4096;
 
 /// Base-two logarithm of the smallest pooled allocation.
 const MIN_SHIFT: u32 = 9;
-/// Base-two logarithm of the largest pooled allocation; what is larger is allocated each time.
+/// Base-two logarithm of the largest pooled allocation; larger ones are allocated each time.
 const MAX_SHIFT: u32 = 22;
 const CLASSES: usize = (MAX_SHIFT - MIN_SHIFT + 1) as usize;
-/// Bytes that one size class of one thread may keep unless it is told otherwise, as long as that is a
-/// useful number of buffers.
+/// Default bytes that one size class of one thread keeps, unless that is too few buffers to be
+/// useful.
 const CLASS_BYTES: usize = 4 << 20;
-/// Bytes that all classes of one thread keep then.
+/// Bytes that all classes of one thread keep by default.
 const USUAL_BYTES: usize = 64 << 20;
 
 /// Bytes that one size class of one thread may keep.
 static CLASS_KEEPS: AtomicUsize = AtomicUsize::new(CLASS_BYTES);
 
-/// Has every thread keep about `bytes` of buffers at most for the next I/O, and no more than is of
-/// use. Returns how many bytes that are.
+/// Limits the free buffers that every thread keeps to about `bytes`, or less if more would be
+/// useless. Returns the number of bytes.
 pub fn keep_buffers(bytes: u64) -> u64 {
     let usual = bytes >= USUAL_BYTES as u64;
     let keeps = if usual { CLASS_BYTES } else { bytes as usize / CLASSES };
@@ -51,7 +51,7 @@ unsafe impl Send for Block {}
 unsafe impl Sync for Block {}
 
 impl Block {
-    /// Zeroed memory of `size` bytes; `size` is not 0.
+    /// Allocates `size` bytes of zeroed memory; `size` must not be 0.
     fn new(size: usize) -> Self {
         let Ok(layout) = Layout::from_size_align(size.max(1), BUFFER_ALIGN) else {
             panic!("a buffer of {size} bytes is beyond the address space");
@@ -83,7 +83,7 @@ thread_local! {
         const { RefCell::new(FreeList { classes: [const { Vec::new() }; CLASSES] }) };
 }
 
-/// The size class for `len` bytes; `None` if that is too large to be kept.
+/// Returns the size class for `len` bytes; `None` if they are too many to be pooled.
 fn class_for(len: usize) -> Option<usize> {
     let shift = len.max(1 << MIN_SHIFT).checked_next_power_of_two()?.trailing_zeros();
     (shift <= MAX_SHIFT).then_some((shift - MIN_SHIFT) as usize)
@@ -93,7 +93,7 @@ fn class_size(class: usize) -> usize {
     1 << (class + MIN_SHIFT as usize)
 }
 
-/// Blocks of a class that a thread keeps.
+/// Returns the number of blocks of a class that a thread keeps.
 fn class_limit(class: usize) -> usize {
     let bytes = CLASS_KEEPS.load(Ordering::Relaxed);
     let useful = if bytes == CLASS_BYTES { 4 } else { 0 };
@@ -101,12 +101,12 @@ fn class_limit(class: usize) -> usize {
 }
 
 impl FreeList {
-    /// A block that nobody else refers to, and whether its bytes are known to be zero.
+    /// Returns a block without other references, and whether its bytes are known to be zero.
     fn take(len: usize) -> (Arc<Block>, bool) {
         let Some(class) = class_for(len) else {
             return (Arc::new(Block::new(len)), true);
         };
-        // The free list is gone while the thread ends; buffers still work then.
+        // The free list no longer exists while the thread ends; buffers still work then.
         match FREE.try_with(|free| free.borrow_mut().classes[class].pop()) {
             Ok(Some(block)) => (block, false),
             Ok(None) | Err(_) => (Arc::new(Block::new(class_size(class))), true),
@@ -115,8 +115,8 @@ impl FreeList {
 
     /// Keeps `block` if this was the last reference to it and there is room.
     fn give(mut block: Arc<Block>) {
-        // Parts that two threads drop at the same moment may both see the other one: the block is
-        // then freed and not kept, which costs an allocation later and nothing else.
+        // If two threads drop parts at the same moment, each may see the other's reference: the
+        // block is then freed instead of kept, which only costs a later allocation.
         let Some(unique) = Arc::get_mut(&mut block) else { return };
         let size = unique.layout.size();
         let Some(class) = class_for(size).filter(|&class| class_size(class) == size) else {
@@ -132,7 +132,7 @@ impl FreeList {
 }
 
 /// Bytes for I/O, owned and aligned to 4096 bytes (parts made by [`IoBuf::split_off`] are aligned
-/// as the place of the cut is).
+/// like the position of the split).
 ///
 /// No two buffers ever cover the same byte. The address of the bytes does not change when the
 /// buffer is moved.
@@ -140,7 +140,7 @@ pub struct IoBuf {
     /// First byte; dangling if there is no block.
     start: NonNull<u8>,
     len: usize,
-    /// `None` for a buffer that never had a byte.
+    /// `None` for a buffer that was created empty.
     block: Option<Arc<Block>>,
 }
 
@@ -156,12 +156,12 @@ impl IoBuf {
         IoBuf { start: block.memory, len, block: Some(block) }
     }
 
-    /// A buffer without bytes; allocates nothing.
+    /// Returns a buffer without bytes; allocates nothing.
     pub const fn empty() -> Self {
         IoBuf { start: NonNull::dangling(), len: 0, block: None }
     }
 
-    /// `len` bytes, all 0.
+    /// Returns a buffer of `len` bytes, all 0.
     pub fn zeroed(len: usize) -> Self {
         if len == 0 {
             return Self::empty();
@@ -174,43 +174,44 @@ impl IoBuf {
         buf
     }
 
-    /// `len` bytes of unspecified content, to be overwritten: the cheapest buffer there is.
+    /// Returns a buffer of `len` bytes of unspecified content, to be overwritten: the cheapest way
+    /// to get a buffer.
     pub fn for_overwrite(len: usize) -> Self {
         if len == 0 {
             return Self::empty();
         }
-        // Memory is zeroed when it is allocated, so what comes back from the free list holds
-        // old bytes but never uninitialised ones.
+        // Memory is zeroed when it is allocated, so blocks from the free list contain old bytes but
+        // never uninitialised ones.
         Self::from_block(FreeList::take(len).0, len)
     }
 
-    /// A copy of `bytes`.
+    /// Returns a copy of `bytes`.
     pub fn copy_from(bytes: &[u8]) -> Self {
         let mut buf = Self::for_overwrite(bytes.len());
         buf.copy_from_slice(bytes);
         buf
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are no bytes.
+    /// Returns whether there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Shortens the buffer to `len` bytes; does nothing if it is not longer.
+    /// Shortens the buffer to `len` bytes; no effect if it is not longer.
     pub fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
     }
 
-    /// Cuts the buffer in two: this one keeps the bytes before `at`, the one returned has those
-    /// from `at` on. Nothing is copied; the memory is free again when both are gone.
+    /// Splits the buffer: this one keeps the bytes before `at`, the returned one has those from
+    /// `at` on. Nothing is copied; the memory is freed when both are dropped.
     ///
     /// # Panics
-    /// If `at` is greater than the length.
+    /// `at` is greater than the length.
     pub fn split_off(&mut self, at: usize) -> IoBuf {
         assert!(at <= self.len, "a buffer of {} bytes cannot be split at {at}", self.len);
         // SAFETY: `at <= len`, so the result is inside the allocation or one past its end.
@@ -220,7 +221,7 @@ impl IoBuf {
         rest
     }
 
-    /// Puts `next` behind this buffer: as it is where the two are neighbours, as a copy otherwise.
+    /// Appends `next` to this buffer: without a copy if they are neighbours, with a copy otherwise.
     pub fn join(self, next: IoBuf) -> IoBuf {
         self.unsplit(next).unwrap_or_else(|(front, back)| {
             let mut whole = IoBuf::zeroed(front.len() + back.len());
@@ -230,10 +231,10 @@ impl IoBuf {
         })
     }
 
-    /// Joins two parts of one buffer again, without a copy.
+    /// Rejoins two parts of one buffer, without a copy.
     ///
     /// # Errors
-    /// Gives both back unless `next` begins where this one ends, in the same memory.
+    /// Returns both unless `next` begins where this one ends, in the same memory.
     pub fn unsplit(mut self, next: IoBuf) -> Result<IoBuf, (IoBuf, IoBuf)> {
         if next.is_empty() {
             return Ok(self);
@@ -250,12 +251,12 @@ impl IoBuf {
         if !same || end != next.start {
             return Err((self, next));
         }
-        // `next` owned exactly the bytes that are added here and ends now.
+        // `next` owned exactly the bytes that are added here, and is dropped now.
         self.len += next.len;
         Ok(self)
     }
 
-    /// Address of the first byte, for the kernel.
+    /// Returns the address of the first byte, for the kernel.
     pub(crate) fn as_io_ptr(&mut self) -> *mut u8 {
         self.start.as_ptr()
     }

@@ -24,10 +24,10 @@ use crate::ram::{unknown, unpublished};
 use crate::ring::{FallocateMode, Ring, RingDone, RingOp, RingToken};
 use crate::table::{OpTable, Shape};
 
-/// Bytes of zeroes that are written at a time where nothing better is available.
+/// Bytes of zeroes per write where the device has no operation for zeroing.
 const ZEROES: u64 = 1 << 20;
 
-/// What all queues share.
+/// State shared by all queues.
 struct Shared {
     shape: Shape,
     fd: Arc<OwnedFd>,
@@ -35,16 +35,17 @@ struct Shared {
     direct: bool,
     writable: bool,
     writes_durably: bool,
-    /// The fewest bytes that a regular file was seen with; `None` for a block device, on which the
-    /// kernel fails what lies behind the end.
+    /// The smallest size that a regular file was seen with; `None` for a block device, where the
+    /// kernel fails operations behind the end.
     least: Option<AtomicU64>,
 }
 
 impl Shared {
-    /// Bytes of the device, without those that a regular file has lost since it was opened.
+    /// Returns the bytes of the device, without those that a regular file has lost since it was
+    /// opened.
     fn left(&self) -> u64 {
         let Some(least) = &self.least else { return self.shape.size };
-        // As the kernel knows it: a lane does not wait for a file server.
+        // From the kernel's cache, so that a lane does not wait for a file server.
         let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
         match rustix::fs::statx(&self.fd, c"", flags, StatxFlags::SIZE) {
             Ok(stat) => least.fetch_min(stat.stx_size, Ordering::Relaxed).min(stat.stx_size),
@@ -52,12 +53,12 @@ impl Shared {
         }
     }
 
-    /// Refuses what a file that has become smaller cannot do any more. A write behind its end would
-    /// succeed and make it larger again, with a hole in place of what was lost.
+    /// Refuses operations behind the end of a file that has shrunk. A write there would succeed and
+    /// grow the file again, with a hole in place of the lost data.
     fn check_left(&self, op: &DeviceOp) -> Result<(), DeviceError> {
         let Some(least) = &self.least else { return Ok(()) };
         let (offset, end, left) = match op {
-            // A read behind the end comes back short, if this is not known yet.
+            // A read behind the end is short, if the shrinking is not known yet.
             DeviceOp::Read { offset, buf } => {
                 (*offset, offset + buf.len() as u64, least.load(Ordering::Relaxed))
             }
@@ -83,15 +84,15 @@ fn is_regular(fd: &OwnedFd) -> bool {
     stat.is_some_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile)
 }
 
-/// Whether the block device behind `fd`, if it is one, makes single writes durable by itself: it has
-/// forced unit access, or no volatile cache.
+/// Returns whether `fd` is a block device that makes single writes durable by itself: it has forced
+/// unit access, or no volatile cache.
 fn writes_durably(fd: &OwnedFd) -> bool {
     let Ok(stat) = rustix::fs::fstat(fd) else { return false };
     if FileType::from_raw_mode(stat.st_mode) != FileType::BlockDevice {
         return false;
     }
     let (major, minor) = (rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev));
-    // A partition has no queue of its own: its disk has.
+    // A partition has no queue of its own; its disk has one.
     let of_device = format!("/sys/dev/block/{major}:{minor}/queue");
     let of_disk = format!("/sys/dev/block/{major}:{minor}/../queue");
     let read = |name: &str| {
@@ -101,16 +102,17 @@ fn writes_durably(fd: &OwnedFd) -> bool {
     read("fua").trim() == "1" || read("write_cache").trim() == "write through"
 }
 
-/// A regular file or a block device. Bytes go round the page cache of the kernel where the
-/// filesystem allows that.
+/// A regular file or a block device. I/O bypasses the kernel's page cache if the filesystem
+/// permits.
 pub struct FileDevice {
     shared: Arc<Shared>,
 }
 
 impl FileDevice {
-    /// Opens `path`, links followed, and claims it as `access` says until the device and all of
-    /// its queues are dropped. With a `size` in bytes, a positive multiple of 4096, a missing file
-    /// is created, sparse, if it may be written; what is there must have exactly that size.
+    /// Opens `path`, following links, and claims it according to `access` until the device and all
+    /// of its queues are dropped. With a `size` in bytes, a positive multiple of 4096, a missing
+    /// file is created as a sparse file if `access` permits writing; an existing file must have
+    /// exactly that size.
     ///
     /// # Errors
     /// See [`crate::open::OpenErrorKind`].
@@ -133,7 +135,7 @@ impl FileDevice {
         Ok(Arc::new(FileDevice { shared: Arc::new(shared) }))
     }
 
-    /// Whether the page cache of the kernel is out of the way.
+    /// Returns whether I/O bypasses the kernel's page cache.
     pub fn is_direct(&self) -> bool {
         self.shared.direct
     }
@@ -173,24 +175,24 @@ impl Device for FileDevice {
     }
 }
 
-/// How far the making of zeroes has got.
+/// Progress of zeroing a range.
 #[derive(Clone, Copy)]
 enum Zeroing {
-    /// Asked to zero the range; if that is not available, zeroes are written.
+    /// The range operation was requested; if it is not available, zeroes are written.
     Range,
-    /// Writes zeroes; the first byte that has not been asked for yet.
+    /// Zeroes are being written; the first byte that was not requested yet.
     Writing(u64),
 }
 
-/// What to do when the ring has done its part.
+/// The step after the ring has finished.
 enum Next {
-    /// Give the result to the caller, who is owed this many bytes.
+    /// Return the result to the caller, who expects this many bytes.
     End { len: u64 },
-    /// Copy what was read to the caller's buffer, which direct I/O could not use.
+    /// Copy the data to the caller's buffer, which direct I/O could not use.
     CopyBack(IoBuf),
-    /// Give the caller's buffer back, a copy of which was written.
+    /// Return the caller's buffer, a copy of which was written.
     GiveBack(Option<IoBuf>),
-    /// Go on making zeroes before this byte.
+    /// Continue zeroing up to this byte.
     Zero(Zeroing, u64),
 }
 
@@ -199,7 +201,7 @@ enum Entry {
     Refused(DeviceDone),
 }
 
-/// One lane's way to the file.
+/// One lane's queue to the file.
 struct FileQueue {
     shared: Arc<Shared>,
     ring: Rc<Ring>,
@@ -269,7 +271,7 @@ impl FileQueue {
         self.entry(op, what, offset, next)
     }
 
-    /// Hands a write to the ring, of a copy if direct I/O cannot use the memory of the data.
+    /// Hands a write to the ring, as a copy if direct I/O cannot use the memory of the data.
     fn begin_write(&self, what: &'static str, offset: u64, data: IoData, durable: bool) -> Entry {
         let len = data.len() as u64;
         let (data, next) = match data {
@@ -296,12 +298,12 @@ impl FileQueue {
         Entry::Running { token: self.ring.start(op), what, offset, next }
     }
 
-    /// Whether direct I/O can use this memory. Parts of split buffers may start anywhere.
+    /// Returns whether direct I/O can use this memory. Parts of split buffers may start anywhere.
     fn is_aligned(&self, bytes: &[u8]) -> bool {
         !self.shared.direct || bytes.as_ptr().addr().is_multiple_of(self.shared.memory_align)
     }
 
-    /// The next operation that makes zeroes; `None`: they are all there, or that failed.
+    /// Returns the next operation of zeroing a range; `None`: it has succeeded or failed.
     fn zero_next(
         &self,
         result: &io::Result<u32>,
@@ -410,7 +412,7 @@ impl DeviceQueue for FileQueue {
 }
 
 impl Drop for FileQueue {
-    /// The ring may live longer; nobody can collect these results any more.
+    /// The ring may live longer; its results can no longer be collected.
     fn drop(&mut self) {
         for entry in self.ops.get_mut().drain() {
             if let Entry::Running { token, .. } = entry {
@@ -420,7 +422,7 @@ impl Drop for FileQueue {
     }
 }
 
-/// What the caller does next depends on this.
+/// Returns the kind of an error, on which the caller's next step depends.
 pub(crate) fn kind_of(error: &io::Error) -> DeviceErrorKind {
     match Errno::from_io_error(error) {
         Some(Errno::NOSPC | Errno::DQUOT) => DeviceErrorKind::NoSpace,

@@ -1,25 +1,25 @@
-//! What tells the CPU how memory is about to be used, and changes nothing else.
+//! Hints to the CPU about future memory accesses, without any other effect.
 
-/// Bytes in a cache line, as far as hints are concerned.
+/// Bytes in a cache line, for the purpose of hints.
 const LINE: usize = 64;
 
-/// Where something lies that somebody may want to look at soon. Nothing is ever read through it, so
-/// it may outlive what it points to.
+/// An address that may be accessed soon. It is never dereferenced, so it may outlive what it points
+/// to.
 #[derive(Clone, Copy, Debug)]
 pub struct Spot(usize);
 
 impl Spot {
-    /// The place of `value`.
+    /// Returns the address of `value`.
     pub fn of<T: ?Sized>(value: &T) -> Self {
         Spot(std::ptr::from_ref(value).cast::<u8>().addr())
     }
 
-    /// The place that a pointer points to.
+    /// Returns the address in a pointer.
     pub fn at(place: std::ptr::NonNull<u8>) -> Self {
         Spot(place.as_ptr().addr())
     }
 
-    /// The spot so many bytes behind this one.
+    /// Returns the address `bytes` bytes further on.
     #[inline]
     #[must_use]
     pub fn plus(self, bytes: usize) -> Self {
@@ -27,7 +27,7 @@ impl Spot {
     }
 }
 
-/// Starts bringing `bytes` bytes from `spot` on into the CPU's cache, without waiting for them.
+/// Starts to prefetch `bytes` bytes from `spot` on into the CPU's cache, without waiting for them.
 #[inline]
 pub fn fetch(spot: Spot, bytes: usize) {
     for line in 0..bytes.div_ceil(LINE) {
@@ -47,14 +47,14 @@ fn fetch_line(spot: Spot) {
     let _ = spot;
 }
 
-/// As [`fetch`] of one line, for somebody who is going to write it, as who takes a lock does: it
-/// leaves the caches of all other CPUs, and nobody has to wait for that later.
+/// As [`fetch`] of one line, for a line that will be written, as when a lock is taken: it is
+/// removed from the caches of all other CPUs, so that the write does not have to wait for that.
 #[inline]
 pub fn fetch_to_write(spot: Spot) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
-    // SAFETY: a prefetch changes nothing and does not fault, whatever the address. A CPU of this
-    // architecture that does not know this one does nothing. The compiler has no way to say it that
-    // does not ask for newer CPUs.
+    // SAFETY: a prefetch changes nothing and does not fault, whatever the address. CPUs of this
+    // architecture without this instruction ignore it. The compiler's intrinsics for it require
+    // newer CPUs.
     unsafe {
         core::arch::asm!(
             "prefetchw byte ptr [{}]",
@@ -66,12 +66,12 @@ pub fn fetch_to_write(spot: Spot) {
     let _ = spot;
 }
 
-/// Copies as `copy_from_slice` does, round the CPU's caches where it can: for much data that nobody
-/// looks at soon. Memory that is not read before it is overwritten costs half the traffic, and what
-/// is in the caches stays there.
+/// Copies like `copy_from_slice`, bypassing the CPU's caches where possible: for large data that is
+/// not accessed soon. Not reading memory before overwriting it halves the traffic, and the caches
+/// keep their content.
 ///
 /// # Panics
-/// If the lengths differ.
+/// The lengths differ.
 pub fn copy_past_caches(into: &mut [u8], from: &[u8]) {
     assert_eq!(into.len(), from.len(), "what is copied is as long as its place");
     #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -89,7 +89,7 @@ pub fn copy_past_caches(into: &mut [u8], from: &[u8]) {
     into.copy_from_slice(from);
 }
 
-/// Bytes before the first whole line, in whole lines, and after them.
+/// Returns the bytes before the first whole line, in whole lines, and after them.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 fn lines(bytes: &[u8]) -> (usize, usize, usize) {
     let front = bytes.as_ptr().align_offset(LINE).min(bytes.len());

@@ -1,5 +1,5 @@
-//! Whether a file or block device can forget a range, so that it reads as zeroes at no great cost.
-//! Asking changes nothing.
+//! Whether a file or block device can discard a range cheaply, so that it reads as zeroes. The
+//! query changes nothing.
 
 use std::fs;
 use std::os::fd::AsFd;
@@ -8,11 +8,11 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{FallocateFlags, FileType};
 use rustix::io::Errno;
 
-/// How far behind its end a file is asked, in bytes.
+/// Distance behind the end of a file at which it is queried, in bytes.
 const BEYOND: u64 = 1 << 20;
 
-/// Whether what `fd` has open for writing can make holes. In doubt the answer is yes: the attempt
-/// will tell.
+/// Returns whether `fd`, open for writing, can make holes. In doubt the answer is yes, and the
+/// attempt will show.
 pub(crate) fn makes_holes(fd: impl AsFd) -> bool {
     let Ok(stat) = rustix::fs::fstat(&fd) else { return true };
     if FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice {
@@ -20,7 +20,7 @@ pub(crate) fn makes_holes(fd: impl AsFd) -> bool {
             format!("{}:{}", rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev));
         return disk_makes_holes(Path::new("/sys/dev/block"), &number);
     }
-    // Where nothing is there is nothing to forget, but the filesystem says whether it could.
+    // There is nothing to discard behind the end, but the filesystem answers whether it could.
     let end = u64::try_from(stat.st_size).unwrap_or(0).saturating_add(BEYOND);
     let place = end.next_multiple_of(BEYOND);
     let what = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
@@ -28,7 +28,7 @@ pub(crate) fn makes_holes(fd: impl AsFd) -> bool {
     !matches!(asked, Err(Errno::OPNOTSUPP | Errno::NOSYS))
 }
 
-/// The kernel makes a hole in a block device only if the device zeroes ranges by itself.
+/// The kernel makes a hole in a block device only if the device zeroes ranges itself.
 fn disk_makes_holes(devices: &Path, number: &str) -> bool {
     let Ok(own) = fs::canonicalize(devices.join(number)) else { return true };
     // A partition has no queue of its own.
@@ -53,10 +53,10 @@ mod tests {
         let file = fs::File::options().write(true).open(&path).expect("there");
         let answer = makes_holes(&file);
         assert!(fs::read(&path).expect("there") == content);
-        // What it says is what happens.
+        // The answer is correct.
         let what = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         assert_eq!(rustix::fs::fallocate(&file, what, 0, 4096).is_ok(), answer);
-        // A pipe has nothing to forget, and the attempt says so.
+        // A pipe has nothing to discard, but the query is inconclusive.
         let (_read, write) = std::io::pipe().expect("a pipe");
         assert!(makes_holes(write));
     }

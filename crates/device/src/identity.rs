@@ -1,7 +1,7 @@
-//! The identity of a file or block device, as the kernel and the system's device manager tell it.
+//! The identity of a file or block device, from the kernel and the system's device manager.
 //!
-//! Everything here stays the same over restarts of the machine; numbers of devices and names in
-//! `/dev` do not. What cannot be found out is left out.
+//! All parts are stable across restarts of the machine, unlike device numbers and names in `/dev`.
+//! Unknown parts are left out.
 
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -10,21 +10,21 @@ use std::path::{Path, PathBuf};
 use forebay_core::{Identity, IdentityPart};
 use rustix::fs::{AtFlags, FileType, OFlags, StatxFlags};
 
-/// Type of filesystems in user space, which may number their files anew at any time.
+/// Type of filesystems in user space, which may renumber their files at any time.
 const FUSE: u64 = 0x6573_5546;
 
 /// The longest text that is read, in bytes.
 const MAX_TEXT: u64 = 64 << 10;
 
-/// Where the system describes its devices.
+/// Directories in which the system describes its devices.
 struct Places<'a> {
-    /// Directories of block devices by their numbers.
+    /// Directories of block devices, by device number.
     devices: &'a Path,
-    /// What the device manager has found out.
+    /// Database of the device manager.
     manager: &'a Path,
 }
 
-/// The identity of what `fd` has open.
+/// Returns the identity of the file or block device open as `fd`.
 pub(crate) fn identity(fd: impl AsFd) -> Option<Identity> {
     let fd = fd.as_fd();
     let stat = rustix::fs::fstat(fd).ok()?;
@@ -57,15 +57,15 @@ fn file_parts(fd: BorrowedFd<'_>) -> Vec<(IdentityPart, String)> {
     parts
 }
 
-/// The kernel's answer to the question for the UUID of a filesystem.
+/// The kernel's answer to a query for the UUID of a filesystem.
 #[repr(C)]
 struct FilesystemUuid {
     len: u8,
     uuid: [u8; 16],
 }
 
-/// The UUID of the filesystem that holds a file; kernels before 6.9 and some filesystems do not
-/// tell.
+/// Returns the UUID of the filesystem that contains a file; kernels before 6.9 and some filesystems
+/// do not provide it.
 fn filesystem_uuid(fd: BorrowedFd<'_>) -> Option<String> {
     const GET: rustix::ioctl::Opcode = rustix::ioctl::opcode::read::<FilesystemUuid>(0x15, 0);
     // SAFETY: the opcode is FS_IOC_GETFSUUID, which writes one `struct fsuuid2`: a byte and 16
@@ -78,10 +78,10 @@ fn filesystem_uuid(fd: BorrowedFd<'_>) -> Option<String> {
     known.then(|| uuid.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// The parts of the block device with this number, `MAJOR:MINOR`.
+/// Returns the parts of the block device with this number, `MAJOR:MINOR`.
 fn block_parts(places: &Places<'_>, number: &str) -> Vec<(IdentityPart, String)> {
     let mut parts = Vec::new();
-    // A link to the device's own directory; a partition's lies in that of its disk.
+    // A link to the device's own directory; a partition's is inside that of its disk.
     let Ok(own) = fs::canonicalize(places.devices.join(number)) else { return parts };
     let is_partition = own.join("partition").exists();
     let disk = if is_partition { own.parent().unwrap_or(&own).to_owned() } else { own.clone() };
@@ -99,7 +99,7 @@ fn block_parts(places: &Places<'_>, number: &str) -> Vec<(IdentityPart, String)>
         add(IdentityPart::PartitionUuid, uuid.map(|uuid| uuid.to_lowercase()));
         add(IdentityPart::Start, text(&own.join("start")));
     }
-    // A loop device is the file behind it.
+    // A loop device is identified by the file behind it.
     if let Some(file) = text(&disk.join("loop/backing_file")) {
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
         if let Ok(fd) = rustix::fs::open(PathBuf::from(file), flags, rustix::fs::Mode::empty()) {
@@ -113,12 +113,12 @@ fn block_parts(places: &Places<'_>, number: &str) -> Vec<(IdentityPart, String)>
     parts
 }
 
-/// The value behind `key` at the start of a line.
+/// Returns the value behind `key` at the start of a line.
 fn value(lines: &str, key: &str) -> Option<String> {
     lines.lines().find_map(|line| line.strip_prefix(key)).map(str::to_owned)
 }
 
-/// The text of a file without what surrounds it, unless that is nothing.
+/// Returns the trimmed text of a file, unless it is empty.
 fn text(path: &Path) -> Option<String> {
     use std::io::Read;
     let mut bytes = Vec::new();
@@ -137,7 +137,8 @@ mod tests {
         fs::write(path, content).expect("file");
     }
 
-    /// A system with these files below its directories of devices, where 8:1 is `sda/sda1`.
+    /// Returns the identity on a system with these files below its device directories, where 8:1 is
+    /// `sda/sda1`.
     fn parts(number: &str, files: &[(&str, &str)]) -> Option<Identity> {
         let folder = tempfile::tempdir().expect("folder");
         let (devices, manager) = (folder.path().join("devices"), folder.path().join("manager"));
@@ -196,7 +197,7 @@ mod tests {
         assert_eq!(of("b").expect("known"), first);
         write(&at("a"), "one");
         assert!(first.difference(&of("a").expect("known")).is_some());
-        // A loop device over it is the same; the file behind it is found by its path.
+        // A loop device over it has the same identity; the file behind it is found by its path.
         let backing = at("b").display().to_string();
         let files = [("devices/loop0/loop/backing_file", backing.as_str())];
         assert_eq!(parts("7:0", &files).expect("known"), first);

@@ -1,19 +1,19 @@
-//! The only doors to disks, and the only crate below the front ends that contains unsafe code.
+//! The only access to disks, and the only crate below the front ends that contains unsafe code.
 //!
-//! - [`api`]: what a device is, what can be asked of it, how an operation ends
+//! - [`api`]: devices, their operations, and the results of operations
 //! - [`buffer`]: aligned buffers that own their bytes
-//! - `faulty`: a device that fails, delays, hangs, tears and forgets on command, for tests
-//! - [`hint`]: what the CPU is told about how memory will be used
-//! - `holes`: whether a file or block device can forget a range
-//! - `identity`: what tells a file or block device from all others, also after a restart
+//! - `faulty`: a device that fails, delays, hangs, tears and loses writes on command, for tests
+//! - [`hint`]: hints to the CPU about future memory accesses
+//! - `holes`: whether a file or block device can discard a range
+//! - `identity`: the identity of a file or block device, stable across restarts
 //! - [`log_buffer`]: the RAM image of a segment that is being filled
 //! - [`mod@file`]: regular files and block devices
 //! - [`model`]: modelled disks
-//! - [`open`]: what a path is, who else uses it
+//! - [`open`]: opening a path: its type, its other users
 //! - [`ram`]: a device in RAM
 //! - [`ring`]: one lane's io_uring
-//! - [`signature`]: what is on a device already
-//! - [`spec`]: the one way to write down a device
+//! - [`signature`]: existing content of a device
+//! - [`spec`]: the syntax of device specifications
 pub mod api;
 pub mod buffer;
 mod faulty;

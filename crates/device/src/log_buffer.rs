@@ -1,9 +1,9 @@
 //! The RAM image of a segment that is being filled.
 //!
-//! Several lanes fill it and read it at the same time without a lock. A byte goes through three
-//! states: free, claimed by one [`Claim`] (which alone may touch it), published (which anyone may
-//! read and nobody may change). States are kept in units of 512 bytes in two bitmaps, so a step
-//! of a 4 KiB cell is one atomic operation.
+//! Several lanes fill and read it at the same time without a lock. A byte goes through three
+//! states: free, claimed by one [`Claim`] (which alone may access it), published (which anyone may
+//! read and nobody may change). States are kept in units of 512 bytes in two bitmaps, so a step of
+//! a 4 KiB cell is one atomic operation.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut, Range};
@@ -14,19 +14,19 @@ use forebay_core::sync::atomic::{AtomicU64, Ordering};
 use crate::hint::{Spot, fetch_to_write};
 use crate::memory::{PAGE, Pages};
 
-/// Bytes whose state changes together.
+/// Bytes that change state together.
 pub const CLAIM_UNIT: usize = 512;
 
 /// The RAM image of a segment.
 pub struct LogBuffer {
     pages: Pages,
-    /// One bit per unit, lowest first: somebody has or had the right to write it.
+    /// One bit per unit, lowest first: it has been claimed.
     claimed: Box<[AtomicU64]>,
     /// One bit per unit: it is complete and never changes again. Implies the bit in `claimed`.
     published: Box<[AtomicU64]>,
 }
 
-/// The words of a bitmap that cover the bits in `units`, with the bits in each.
+/// Returns the words of a bitmap that cover `units`, with the bits in each.
 fn words(units: Range<usize>) -> impl Iterator<Item = (usize, u64)> {
     let mut next = units.start;
     std::iter::from_fn(move || {
@@ -42,10 +42,10 @@ fn words(units: Range<usize>) -> impl Iterator<Item = (usize, u64)> {
 }
 
 impl LogBuffer {
-    /// An image of `len` bytes, a multiple of 4096, all free.
+    /// Makes an image of `len` bytes, a multiple of 4096, all free.
     ///
     /// # Panics
-    /// If `len` is 0 or no multiple of 4096, or the system has no memory.
+    /// `len` is 0 or no multiple of 4096, or the system has no memory.
     pub fn new(len: usize) -> Arc<Self> {
         assert!(len > 0 && len.is_multiple_of(PAGE), "a log buffer of {len} bytes");
         let pages = match Pages::new(len) {
@@ -56,16 +56,16 @@ impl LogBuffer {
         Arc::new(LogBuffer { pages, claimed: bitmap(), published: bitmap() })
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     #[expect(clippy::len_without_is_empty, reason = "a log buffer always has bytes")]
     pub fn len(&self) -> usize {
         self.pages.len()
     }
 
-    /// Takes the exclusive right to write `range`, which has not been claimed since the last
-    /// [`LogBuffer::reset`]. `None` if some of it has, or `range` is empty, not in whole units of
-    /// 512 bytes, or not inside the buffer. Of claims that overlap and are made at the same moment
-    /// all may fail.
+    /// Claims the exclusive right to write `range`, which has not been claimed since the last
+    /// [`LogBuffer::reset`]. `None` if a part of it has, or `range` is empty, not in whole units of
+    /// 512 bytes, or not inside the buffer. Overlapping claims made at the same moment may all
+    /// fail.
     pub fn claim(self: &Arc<Self>, range: Range<usize>) -> Option<Claim> {
         let aligned =
             range.start.is_multiple_of(CLAIM_UNIT) && range.end.is_multiple_of(CLAIM_UNIT);
@@ -74,8 +74,8 @@ impl LogBuffer {
         }
         let units = range.start / CLAIM_UNIT..range.end / CLAIM_UNIT;
         for (word, bits) in words(units.clone()) {
-            // Relaxed: whoever finds a bit clear is the first to touch these bytes since `reset`,
-            // which had the buffer to itself; there is nothing to synchronise with.
+            // Relaxed: a thread that finds a bit clear is the first to access these bytes since
+            // `reset`, which had exclusive access; there is nothing to synchronise with.
             let before = self.claimed[word].fetch_or(bits, Ordering::Relaxed);
             if before & bits != 0 {
                 self.claimed[word].fetch_and(before | !bits, Ordering::Relaxed);
@@ -89,8 +89,8 @@ impl LogBuffer {
         Some(Claim { buffer: self.clone(), range })
     }
 
-    /// Who writes here goes on behind it: those lines may be on their way meanwhile. Otherwise
-    /// publishing a cell would wait for all lines of it.
+    /// Prefetches the lines behind a claim, where the lane will probably continue. Otherwise
+    /// publishing a cell would wait for all of its lines.
     fn expect(&self, range: Range<usize>) {
         const MOST: usize = 4096;
         let end = range.end.min(self.len()).min(range.start + MOST);
@@ -99,7 +99,8 @@ impl LogBuffer {
         }
     }
 
-    /// The bytes in `range` (of any alignment) if all of them are published and inside the buffer.
+    /// Returns the bytes in `range` (of any alignment) if all of them are published and inside the
+    /// buffer.
     pub fn get(&self, range: Range<usize>) -> Option<&[u8]> {
         if range.start > range.end || range.end > self.len() {
             return None;
@@ -122,7 +123,7 @@ impl LogBuffer {
         })
     }
 
-    /// Makes everything free again; the bytes keep their content until they are claimed.
+    /// Makes all bytes free again; they keep their content until they are claimed.
     pub fn reset(&mut self) {
         for word in self.claimed.iter_mut().chain(self.published.iter_mut()) {
             *word = AtomicU64::new(0);
@@ -136,10 +137,10 @@ impl fmt::Debug for LogBuffer {
     }
 }
 
-/// The exclusive right to write some bytes of a log buffer. If it is dropped unpublished, the
-/// bytes stay unreadable and cannot be claimed again before the buffer is reset.
+/// The exclusive right to write some bytes of a log buffer. If it is dropped unpublished, the bytes
+/// stay unreadable and cannot be claimed again before the buffer is reset.
 ///
-/// The content is unspecified at first.
+/// The initial content is unspecified.
 #[must_use = "bytes that are claimed and not published are lost until the buffer is reset"]
 pub struct Claim {
     buffer: Arc<LogBuffer>,
@@ -147,12 +148,12 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// Which bytes of the buffer these are.
+    /// Returns the range of these bytes in the buffer.
     pub fn range(&self) -> Range<usize> {
         self.range.clone()
     }
 
-    /// The buffer these bytes belong to.
+    /// Returns the buffer that contains these bytes.
     pub fn buffer(&self) -> &Arc<LogBuffer> {
         &self.buffer
     }
@@ -206,7 +207,7 @@ mod tests {
 
     #[test]
     fn every_range_of_a_small_bitmap_is_covered_exactly() {
-        // The interpreter is slow; two words and their border are enough for it.
+        // The interpreter is slow; two words and their border suffice for it.
         let count = if cfg!(miri) { 68 } else { 140 };
         for start in if cfg!(miri) { 60 } else { 0 }..count {
             for end in start..count {

@@ -1,5 +1,5 @@
-//! Log buffers in every order that the memory model allows. Loom does not see their bytes; a cell
-//! for each unit stands for them, and loom stops where two threads meet in it.
+//! Log buffers in every interleaving that the memory model allows. Loom does not see their bytes; a
+//! cell per unit stands for them, and loom fails when two threads access it concurrently.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use forebay_core::sync::loom::{self, cell::UnsafeCell, thread};
 
 use crate::log_buffer::{CLAIM_UNIT, Claim, LogBuffer};
 
-/// So that there are two words in a bitmap.
+/// Enough for two words in a bitmap.
 const UNITS: usize = 128;
 
 struct Shared {

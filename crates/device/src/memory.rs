@@ -1,4 +1,4 @@
-//! Large zeroed memory, page by page from the system, in huge pages where it has any.
+//! Large zeroed allocations, directly from the system, with huge pages if available.
 
 use std::io;
 use std::ptr::NonNull;
@@ -6,8 +6,8 @@ use std::ptr::NonNull;
 /// Bytes in a page; lengths are multiples of it.
 pub(crate) const PAGE: usize = 4096;
 
-/// A page-aligned allocation that starts out as zeroes. It hands out a pointer only: who owns it
-/// decides which bytes may be touched by whom.
+/// A page-aligned allocation, initially zero. It provides only a pointer: its owner decides which
+/// bytes may be accessed by whom.
 #[derive(Debug)]
 pub(crate) struct Pages {
     memory: NonNull<u8>,
@@ -21,11 +21,11 @@ unsafe impl Send for Pages {}
 unsafe impl Sync for Pages {}
 
 impl Pages {
-    /// `len` bytes, all 0. Untouched pages cost no RAM.
+    /// Allocates `len` bytes, all 0. Pages cost no RAM before they are accessed.
     ///
     /// # Errors
-    /// `InvalidInput` unless `len` is a positive multiple of [`PAGE`]; what the system says if
-    /// there is not enough address space.
+    /// `InvalidInput` unless `len` is a positive multiple of [`PAGE`]; the system's error if there
+    /// is not enough address space.
     pub(crate) fn new(len: usize) -> io::Result<Self> {
         if len == 0 || !len.is_multiple_of(PAGE) || isize::try_from(len).is_err() {
             return Err(io::Error::from(io::ErrorKind::InvalidInput));
@@ -33,12 +33,12 @@ impl Pages {
         Ok(Pages { memory: Self::allocate(len)?, len })
     }
 
-    /// First byte.
+    /// Returns the address of the first byte.
     pub(crate) fn start(&self) -> NonNull<u8> {
         self.memory
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
@@ -46,8 +46,8 @@ impl Pages {
     /// Turns whole pages back into zeroes that cost no RAM. `false`: nothing has changed.
     ///
     /// # Safety
-    /// As for a write: nobody else touches these bytes during the call, and no reference to them
-    /// outlives it.
+    /// As for a write: nothing else may access these bytes during the call, and no reference to them
+    /// may outlive it.
     #[cfg(not(miri))]
     pub(crate) unsafe fn give_back(&self, start: usize, len: usize) -> bool {
         use rustix::mm::{Advice, madvise};
@@ -62,7 +62,7 @@ impl Pages {
         unsafe { madvise(address, len, Advice::LinuxDontNeed) }.is_ok()
     }
 
-    /// The interpreter cannot give memory back.
+    /// The interpreter cannot return memory.
     ///
     /// # Safety
     /// None needed; as above.
@@ -75,7 +75,7 @@ impl Pages {
     fn allocate(len: usize) -> io::Result<NonNull<u8>> {
         use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
 
-        /// From this size on a huge page can be part of it.
+        /// The smallest allocation that can contain a huge page.
         const HUGE_PAGE: usize = 2 << 20;
 
         let protection = ProtFlags::READ | ProtFlags::WRITE;
@@ -97,7 +97,7 @@ impl Pages {
         let _ = unsafe { rustix::mm::munmap(self.memory.as_ptr().cast(), self.len) };
     }
 
-    /// The interpreter knows the allocator but no system calls.
+    /// The interpreter supports the allocator but no system calls.
     #[cfg(miri)]
     fn allocate(len: usize) -> io::Result<NonNull<u8>> {
         let layout = std::alloc::Layout::from_size_align(len, PAGE).map_err(io::Error::other)?;

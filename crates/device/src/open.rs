@@ -1,4 +1,4 @@
-//! Opening a path as a device: what it is, who else uses it, how large it is.
+//! Opening a path as a device: type, other users, and size.
 
 use std::fmt;
 use std::io;
@@ -10,33 +10,33 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-/// What the device is opened for.
+/// How the device will be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Access {
-    /// To read and write it, with nobody else doing so.
+    /// For reading and writing, exclusively.
     #[default]
     Exclusive,
-    /// To read it while nobody writes it, several readers at once.
+    /// For reading, shared with other readers but not with writers.
     Shared,
-    /// To read it whatever others do with it; what is read may be torn.
+    /// For reading, regardless of other users; data may be torn.
     Unlocked,
 }
 
-/// Why a device could not be opened, as far as the next step depends on it.
+/// The kind of an error, as far as it decides the caller's next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum OpenErrorKind {
     /// There is no such file or device.
     NotFound,
-    /// Another process uses it, or it is mounted. The system's device manager locks a block device
-    /// for moments when it appears, so at start-up it is worth asking again a little later.
+    /// Another process uses it, or it is mounted. The system's device manager briefly locks a block
+    /// device when it appears, so it is worth retrying at start-up.
     InUse,
     /// It is neither a regular file nor a block device.
     WrongType,
     /// The permissions do not allow it.
     Denied,
-    /// Its size is not the one that was asked for, or cannot be used.
+    /// Its size is not the requested one, or cannot be used.
     BadSize,
-    /// Anything else that the system reports.
+    /// Any other error of the system.
     Io,
 }
 
@@ -44,7 +44,7 @@ pub enum OpenErrorKind {
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("cannot open {device}: {cause}")]
 pub struct OpenError {
-    /// What to match on.
+    /// The kind, to match on.
     pub kind: OpenErrorKind,
     /// The device as the operator named it.
     pub device: String,
@@ -62,8 +62,8 @@ impl OpenError {
     }
 }
 
-/// Which file or device a path leads to, however it is written. Two paths with the same identity
-/// are the same bytes.
+/// The file or device to which a path leads, however it is written. Two paths with the same
+/// identity are the same device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DeviceIdentity {
     /// A regular file.
@@ -81,13 +81,13 @@ pub enum DeviceIdentity {
 #[derive(Debug)]
 pub(crate) struct Opened {
     pub(crate) fd: OwnedFd,
-    /// Size in bytes, whole logical blocks.
+    /// Size in bytes, in whole logical blocks.
     pub(crate) size: u64,
     /// 512 or 4096.
     pub(crate) logical_block: u64,
-    /// What addresses of buffers have to be multiples of.
+    /// Required alignment of buffers in memory, in bytes.
     pub(crate) memory_align: usize,
-    /// Whether the page cache of the kernel is out of the way.
+    /// Whether I/O bypasses the kernel's page cache.
     pub(crate) direct: bool,
 }
 
@@ -96,8 +96,8 @@ struct Opener<'a> {
     access: Access,
 }
 
-/// Opens `path`. With a `size`, a file that is missing is created (unless only reading was asked
-/// for), and a device that is there must have exactly that size.
+/// Opens `path`. With a `size`, a missing file is created (unless `access` is read-only), and an
+/// existing device must have exactly that size.
 pub(crate) fn open(path: &Path, access: Access, size: Option<u64>) -> Result<Opened, OpenError> {
     let opener = Opener { path, access };
     if let Some(size) = size {
@@ -112,7 +112,7 @@ pub(crate) fn open(path: &Path, access: Access, size: Option<u64>) -> Result<Ope
         opener.check_mounts(before.st_rdev)?;
     }
     let (fd, direct) = opener.descriptor(block)?;
-    // The path may lead somewhere else by now.
+    // The path may refer to another file by now.
     let after = rustix::fs::fstat(&fd).map_err(|errno| opener.failed(errno))?;
     if opener.is_block(&after)? != block {
         return Err(opener.error(OpenErrorKind::Io, "it was replaced while it was opened"));
@@ -125,7 +125,7 @@ pub(crate) fn open(path: &Path, access: Access, size: Option<u64>) -> Result<Ope
     Ok(Opened { fd, size, logical_block, memory_align, direct })
 }
 
-/// The identity of what `path` leads to, links followed.
+/// Returns the identity of the file or device at `path`, following links.
 ///
 /// # Errors
 /// `NotFound`, `Denied`, `WrongType` or `Io`.
@@ -164,7 +164,7 @@ impl Opener<'_> {
         rustix::fs::stat(self.path).map_err(|errno| self.failed(errno))
     }
 
-    /// Whether it is a block device; an error unless that or a regular file.
+    /// Returns whether it is a block device; fails unless it is that or a regular file.
     fn is_block(&self, stat: &Stat) -> Result<bool, OpenError> {
         let found = match FileType::from_raw_mode(stat.st_mode) {
             FileType::RegularFile => return Ok(false),
@@ -198,7 +198,7 @@ impl Opener<'_> {
         Err(self.error(OpenErrorKind::BadSize, cause))
     }
 
-    /// Creates a sparse file of `size` bytes if nothing is there.
+    /// Creates a sparse file of `size` bytes if there is none.
     fn create(&self, size: u64) -> Result<(), OpenError> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let fd = match rustix::fs::open(self.path, flags, Mode::RUSR | Mode::WUSR) {
@@ -207,13 +207,13 @@ impl Opener<'_> {
             Err(errno) => return Err(self.failed(errno)),
         };
         rustix::fs::ftruncate(&fd, size).map_err(|errno| {
-            // It is ours and empty: leave nothing behind.
+            // The file is ours and empty: remove it.
             let _ = rustix::fs::unlink(self.path);
             self.failed(errno)
         })
     }
 
-    /// The descriptor, and whether it is for direct I/O.
+    /// Returns the descriptor, and whether it uses direct I/O.
     fn descriptor(&self, block: bool) -> Result<(OwnedFd, bool), OpenError> {
         let mut flags = OFlags::CLOEXEC | OFlags::NOCTTY;
         flags |= match self.access {
@@ -243,16 +243,16 @@ impl Opener<'_> {
         loop {
             match flock(fd, operation) {
                 Err(Errno::INTR) => {}
-                // Some network filesystems have no locks; nothing more can be done there.
+                // Some network filesystems do not support locks; nothing more can be done there.
                 Ok(()) | Err(Errno::NOLCK | Errno::OPNOTSUPP | Errno::NOSYS) => return Ok(()),
                 Err(errno) => return Err(self.failed(errno)),
             }
         }
     }
 
-    /// Logical block in bytes, and the alignment of memory.
+    /// Returns the logical block and the alignment of memory, in bytes.
     fn alignment(&self, fd: &OwnedFd, block: bool) -> Result<(u64, usize), OpenError> {
-        // Kernels before 6.1 and some filesystems do not tell; 0 means that as well.
+        // Kernels before 6.1 and some filesystems do not provide this; 0 means the same.
         let told = rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN)
             .ok()
             .filter(|stat| stat.stx_mask & StatxFlags::DIOALIGN.bits() != 0);
@@ -274,7 +274,7 @@ impl Opener<'_> {
         Ok((logical_block, memory_align))
     }
 
-    /// Refuses a block device that a filesystem is mounted from, and says where.
+    /// Refuses a block device with a mounted filesystem, and names the mount point.
     fn check_mounts(&self, device: u64) -> Result<(), OpenError> {
         let Ok(mounts) = std::fs::read("/proc/self/mountinfo") else { return Ok(()) };
         let mounts = String::from_utf8_lossy(&mounts);
@@ -287,7 +287,7 @@ impl Opener<'_> {
     }
 }
 
-/// Where the device `major:minor` is mounted, from the text of `mountinfo`.
+/// Returns where the device `major:minor` is mounted, from the text of `mountinfo`.
 fn mounted_at(mounts: &str, major: u32, minor: u32) -> Option<&str> {
     let device = format!("{major}:{minor}");
     mounts.lines().find_map(|line| {

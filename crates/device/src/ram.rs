@@ -1,8 +1,8 @@
 //! A device in RAM.
 //!
 //! Its content is lost when it is dropped. Any number of lanes may use it at once: the memory is
-//! divided into stripes, and a copy holds the lock of the stripe it touches. A lock belongs to
-//! many stripes, so the locks take little memory however large the device is.
+//! divided into stripes, and a copy holds the lock of each stripe that it accesses. Each lock
+//! serves many stripes, so the locks take little memory however large the device is.
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -20,34 +20,33 @@ use crate::hint::{Spot, copy_past_caches, fetch, fetch_to_write};
 use crate::memory::{PAGE, Pages};
 use crate::table::{OpTable, Shape};
 
-/// Base-two logarithm of the bytes that one lock covers at a time.
+/// Base-two logarithm of the bytes in a stripe.
 const STRIPE_SHIFT: u32 = 16;
 const STRIPE: usize = 1 << STRIPE_SHIFT;
 /// Locks of one device; a power of two.
 const LOCKS: usize = 1024;
-/// From this size on, memory that is zeroed goes back to the system.
+/// From this size on, zeroed memory is returned to the system.
 const GIVE_BACK: u64 = 2 << 20;
 const LOGICAL_BLOCK: u64 = 512;
-/// From this many bytes on, what is written is more than somebody will soon read back.
+/// Writes of at least this size bypass the CPU's caches, because they will not be read back soon.
 const MUCH: usize = 32 << 10;
 
-/// Bytes of what will be read next that are fetched: with the first lines on their way, the CPU sees
-/// by itself how it goes on.
+/// Bytes of the next read to prefetch: after the first lines the CPU's own prefetcher continues.
 const AHEAD: usize = 512;
 
-/// A lock on a cache line of its own, so that lanes on neighbouring stripes do not meet.
+/// A lock on its own cache line, so that lanes on neighbouring stripes do not contend.
 #[repr(align(64))]
 #[derive(Default)]
 struct StripeLock(RwLock<()>);
 
-/// What all queues share.
+/// State shared by all queues.
 struct Shared {
     shape: Shape,
     pages: Pages,
     locks: Box<[StripeLock]>,
 }
 
-/// A part of a range that lies in one stripe.
+/// A part of a range within one stripe.
 struct Piece {
     /// First byte on the device.
     start: usize,
@@ -56,7 +55,7 @@ struct Piece {
     len: usize,
 }
 
-/// Cuts `len` bytes from `start` at the borders of stripes.
+/// Splits `len` bytes from `start` at the borders of stripes.
 fn pieces(start: usize, len: usize) -> impl Iterator<Item = Piece> {
     let mut at = 0;
     std::iter::from_fn(move || {
@@ -75,7 +74,7 @@ impl Shared {
         &self.locks[(start >> STRIPE_SHIFT) % LOCKS].0
     }
 
-    /// First byte of a piece. The piece must be inside the device.
+    /// Returns the address of a piece, which must be inside the device.
     fn place(&self, piece: &Piece) -> *mut u8 {
         debug_assert!(piece.start + piece.len <= self.pages.len());
         // SAFETY: every piece is part of a range that `Shape::check` found inside the device,
@@ -83,7 +82,7 @@ impl Shared {
         unsafe { self.pages.start().as_ptr().add(piece.start) }
     }
 
-    /// `next` is what will be read next, if that is known.
+    /// Reads a range. `next`: the address of the next read, if it is known.
     fn read(
         &self,
         offset: u64,
@@ -93,8 +92,8 @@ impl Shared {
         self.shape.check("read", offset, into.len() as u64)?;
         for piece in pieces(offset as usize, into.len()) {
             let _shared = self.lock(piece.start).read();
-            // Whoever takes or gives back a lock waits until the CPU has found the page of what it
-            // is to fetch. Here it copies meanwhile.
+            // Taking or releasing a lock would wait until the CPU has translated the address of the
+            // prefetch. Here the copy overlaps with that.
             if let Some(next) = next.take() {
                 fetch(next, AHEAD);
             }
@@ -147,8 +146,8 @@ pub struct RamDevice {
 }
 
 impl RamDevice {
-    /// A device of `size` bytes, a positive multiple of 4096, all zeroes. Memory is taken from the
-    /// system when it is first written.
+    /// Makes a device of `size` bytes, a positive multiple of 4096, all zeroes. Memory is taken
+    /// from the system when it is first written.
     ///
     /// # Errors
     /// `InvalidInput` for another size; `OutOfMemory` if there is not enough address space.
@@ -188,11 +187,11 @@ impl Device for RamDevice {
     }
 }
 
-/// One lane's way to the memory. Operations are over when they have started.
+/// One lane's queue to the memory. Operations end when they start.
 struct RamQueue {
     shared: Arc<Shared>,
     done: RefCell<OpTable<DeviceDone>>,
-    /// What will be read at once soon.
+    /// Address of the next immediate read, if it was announced.
     expected: Cell<Option<Spot>>,
 }
 
@@ -225,13 +224,14 @@ impl RamQueue {
     }
 }
 
-/// The error for a write from a log buffer that is not published, or out of its bounds.
+/// Returns the error for a write from a log buffer whose bytes are not published, or out of its
+/// bounds.
 pub(crate) fn unpublished(shape: &Shape, offset: u64) -> DeviceError {
     let cause = "the bytes in the log buffer are not published";
     shape.error(DeviceErrorKind::Invalid, "write", offset, cause)
 }
 
-/// The end of an operation that the queue does not know.
+/// Returns the result for an operation that the queue does not know.
 pub(crate) fn unknown(shape: &Shape) -> DeviceDone {
     let cause = "there is no such operation on this queue";
     DeviceDone { result: Err(shape.error(DeviceErrorKind::Invalid, "poll", 0, cause)), buf: None }
@@ -295,7 +295,7 @@ mod tests {
         Queue::new(device.open_queue(&context).expect("needs nothing"))
     }
 
-    /// RAM never makes anyone wait.
+    /// RAM operations never wait.
     fn now<T>(future: impl Future<Output = T>) -> T {
         match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(value) => value,

@@ -1,9 +1,9 @@
 //! One lane's io_uring.
 //!
-//! Operations wait in user space until [`Ring::drive`] or [`Ring::wait`] hands them to the kernel,
-//! all in one system call, so their number is not limited by the ring. An operation stays in its
-//! slot, with its buffer and its descriptor, until the kernel has said that it is done with it,
-//! whether anyone still waits for the result or not.
+//! Operations wait in user space until [`Ring::drive`] or [`Ring::wait`] submits them to the
+//! kernel, all in one system call, so their number is not limited by the ring. An operation stays
+//! in its slot, with its buffer and its descriptor, until the kernel has reported its completion,
+//! even if its result has been abandoned.
 
 use std::cell::RefCell;
 use std::future::Future;
@@ -28,34 +28,35 @@ pub use inner::RingToken;
 use inner::{Inner, Queued, Slot, State, Work};
 pub use op::{FallocateMode, RingDone, RingOp};
 
-/// Times that one call of [`Ring::drive`] enters the kernel at most.
+/// Most system calls in one call of [`Ring::drive`].
 const ROUNDS: usize = 4;
 
-/// One lane's io_uring. Not to be shared with another thread.
+/// One lane's io_uring. Must not be shared with another thread.
 pub struct Ring {
     inner: RefCell<Inner>,
     rouse: Arc<OwnedFd>,
 }
 
 impl Ring {
-    /// A ring for the calling thread.
+    /// Makes a ring for the calling thread.
     ///
     /// # Errors
-    /// If the kernel has no io_uring, or forbids it, or is older than 5.11, or limits are reached.
+    /// The kernel has no io_uring, or forbids it, or is older than 5.11, or limits are reached.
     pub fn new() -> io::Result<Rc<Self>> {
-        // Not non-blocking: the ring's read has to wait until somebody writes.
+        // Blocking, because the ring's read must wait until somebody writes.
         let rouse = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
         let inner = RefCell::new(Inner::new(rouse.clone())?);
         Ok(Rc::new(Ring { inner, rouse }))
     }
 
-    /// Starts an operation; the kernel gets it with the next [`Ring::drive`] or [`Ring::wait`].
+    /// Starts an operation; it is submitted to the kernel by the next [`Ring::drive`] or
+    /// [`Ring::wait`].
     pub fn start(&self, op: RingOp) -> RingToken {
         self.inner.borrow_mut().add(Work::Op(op))
     }
 
-    /// Collects the end of an operation, once, or remembers the waker. A token that is not, or
-    /// no longer, an operation of this ring is an `InvalidInput` error.
+    /// Collects the result of an operation, once, or stores the waker. A token that does not, or no
+    /// longer, identify an operation of this ring yields an `InvalidInput` error.
     pub fn poll_op(&self, token: RingToken, context: &mut Context<'_>) -> Poll<RingDone> {
         let mut inner = self.inner.borrow_mut();
         match inner.state(token) {
@@ -78,8 +79,8 @@ impl Ring {
         }
     }
 
-    /// Gives up on an operation. Receiving, sending and accepting are cancelled; what goes to a
-    /// disk is done, and its result dropped.
+    /// Abandons an operation. Receives, sends and accepts are cancelled; disk operations complete,
+    /// and their results are dropped.
     pub fn forget(&self, token: RingToken) {
         let mut inner = self.inner.borrow_mut();
         match inner.state(token) {
@@ -98,15 +99,15 @@ impl Ring {
         }
     }
 
-    /// Starts `op` at the first poll and waits for its end. Dropping the future gives up on it as
-    /// [`Ring::forget`] does.
+    /// Starts `op` at the first poll and waits for its end. Dropping the future abandons it like
+    /// [`Ring::forget`].
     pub fn run(self: &Rc<Self>, op: RingOp) -> RingRun {
         RingRun { ring: self.clone(), op: Some(op), token: None }
     }
 
-    /// Hands over what was started and notices completions, without waiting. Costs no system call
-    /// if there is nothing to hand over and the kernel has nothing to report. Gives the number of
-    /// completions noticed.
+    /// Submits started operations and collects completions, without waiting. Makes no system call
+    /// if there is nothing to submit and the kernel has nothing to report. Returns the number of
+    /// completions.
     pub fn drive(&self) -> usize {
         let mut inner = self.inner.borrow_mut();
         let mut noticed = 0;
@@ -121,17 +122,17 @@ impl Ring {
         noticed
     }
 
-    /// Hands over what was started and waits until something completes, the ring is roused or
+    /// Submits started operations and waits until something completes, the ring is roused or
     /// `timeout` has passed. May return early.
     pub fn wait(&self, timeout: Option<Duration>) {
         self.wait_then(timeout, || ());
     }
 
-    /// As [`Ring::wait`]; calls `awake` after the wait and before anybody is woken, so that those who
-    /// are need not be told that this thread sleeps.
+    /// As [`Ring::wait`]; calls `awake` after the wait and before any waker, so that woken tasks
+    /// need not rouse this thread.
     pub fn wait_then(&self, timeout: Option<Duration>, awake: impl FnOnce()) {
         let mut inner = self.inner.borrow_mut();
-        // Waiting with requests left over could wait for one of these.
+        // Waiting with operations that are not submitted yet could mean waiting for one of them.
         inner.fill();
         let mut noticed = 0;
         while !inner.queued.is_empty() {
@@ -141,7 +142,7 @@ impl Ring {
                 break;
             }
         }
-        // What was noticed may be that the ring was roused, and that wakes nobody.
+        // The only completion may be the rousing of the ring, which wakes nobody.
         if noticed == 0 && inner.woken.is_empty() {
             inner.enter(true, timeout);
             inner.reap();
@@ -150,14 +151,15 @@ impl Ring {
         self.wake(inner);
     }
 
-    /// A function with which any thread ends the current or the next [`Ring::wait`].
+    /// Returns a function with which any thread ends the current or the next [`Ring::wait`].
     pub fn rouser(&self) -> impl Fn() + Send + Sync + 'static {
         let fd = self.rouse.clone();
-        // It cannot fail but by a signal: the descriptor is open and the counter never full.
+        // It fails only when interrupted by a signal: the descriptor is open and the counter never
+        // full.
         move || while rustix::io::write(&*fd, &1u64.to_ne_bytes()) == Err(Errno::INTR) {}
     }
 
-    /// Operations that were started and have not ended.
+    /// Returns the number of operations in flight.
     pub fn in_flight(&self) -> usize {
         let inner = self.inner.borrow();
         let running = |slot: &&Slot| matches!(slot.state, State::Running { work: Work::Op(_), .. });
@@ -182,7 +184,7 @@ fn unknown() -> RingDone {
     RingDone { result, buf: None, accepted: None }
 }
 
-/// An operation on its way, see [`Ring::run`].
+/// An operation in flight, see [`Ring::run`].
 #[must_use = "nothing happens until this is awaited"]
 pub struct RingRun {
     ring: Rc<Ring>,

@@ -1,11 +1,11 @@
-//! What is on a device already, by the marks that other systems leave near its start.
+//! Existing content of a device, recognised by marks of other systems near its start.
 
 use std::io::Read;
 
-/// Bytes from the start of a device in which marks are looked for.
+/// Bytes from the start of a device that are searched for marks.
 pub const HEAD_LEN: usize = 68 << 10;
 
-/// A mark: what it is of, where, and the bytes.
+/// A mark: its system, its offset, and its bytes.
 type Mark = (&'static str, usize, &'static [u8]);
 
 /// Marks from specific to general: a partition table's two bytes are also in many boot sectors.
@@ -56,7 +56,7 @@ const MARKS: &[Mark] = &[
     ("a partition table or boot sector", 510, b"\x55\xaa"),
 ];
 
-/// What the first bytes of a device show; `None` if nothing that is known.
+/// Returns the content that the first bytes of a device indicate; `None` if it is unknown.
 pub fn identify(head: &[u8]) -> Option<&'static str> {
     MARKS
         .iter()
@@ -64,10 +64,10 @@ pub fn identify(head: &[u8]) -> Option<&'static str> {
         .map(|(what, ..)| *what)
 }
 
-/// Reads as much of the head as there is.
+/// Reads the head of a device, or all of it if it is shorter.
 ///
 /// # Errors
-/// What the device reports.
+/// The device's error.
 pub fn read_head(device: impl Read) -> std::io::Result<Vec<u8>> {
     let mut head = Vec::with_capacity(HEAD_LEN);
     device.take(HEAD_LEN as u64).read_to_end(&mut head)?;

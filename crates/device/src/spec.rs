@@ -1,4 +1,4 @@
-//! The one way to write down a device: on the command line, in settings, in benchmarks.
+//! The syntax of device specifications: on the command line, in settings, in benchmarks.
 //!
 //! | written | device |
 //! |---|---|
@@ -8,8 +8,8 @@
 //! | `hdd7200:DEVICE`, `sata-ssd:DEVICE`, `pcie-ssd:DEVICE` | one of the above, as slow as that disk |
 //! | `faulty:DEVICE`, `faulty:DEVICE,control=FILE` | for tests: one of the above with the faults that `FILE` asks for, by default the path with `.faults` added |
 //!
-//! A path whose first part contains a colon is written with `./` in front. Everything else in a
-//! path is taken as it is, commas included, unless it ends in `,size=`*something*, or in
+//! A path whose first component contains a colon is written with a leading `./`. The rest of a path
+//! is taken literally, commas included, unless it ends in `,size=`*something*, or in
 //! `,control=`*something* after `faulty:`.
 
 use std::fmt;
@@ -32,7 +32,7 @@ const SIZE_OPTION: &str = ",size=";
 /// Sizes are multiples of this, in bytes.
 const SIZE_UNIT: u64 = 4096;
 
-/// Where the bytes are.
+/// The storage of the bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Place {
     Path { path: PathBuf, size: Option<u64> },
@@ -42,34 +42,34 @@ enum Place {
 /// A device as an operator writes it, see the [module](self).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct DeviceSpec {
-    /// The file that asks for faults.
+    /// The control file for faults.
     control: Option<PathBuf>,
     model: Option<ModelKind>,
     place: Place,
 }
 
-/// Why a text is no device.
+/// Why a text is not a device.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SpecError {
-    /// Nothing where a path or a size should be.
+    /// A path or a size is missing.
     #[error("a device is missing; write a path, or ram:SIZE")]
     Empty,
-    /// A word before a colon that is no kind of device.
+    /// A word before a colon that is not a kind of device.
     #[error(
         "'{0}:' is not a kind of device; choose ram, hdd7200, sata-ssd or pcie-ssd, or write a \
          file of that name as './{0}:...'"
     )]
     UnknownKind(String),
     /// A model of a model, or of a faulty device.
-    #[error("a modelled disk can stand on a path or on RAM only")]
+    #[error("a modelled disk can only be put in front of a path or of RAM")]
     Nested,
     /// Faults of a device in RAM, which has no path.
     #[error("a faulty device without a path needs a file that controls it: add ',control=FILE'")]
     NoControl,
-    /// A size that cannot be read, or that no device can have.
+    /// A size that cannot be parsed, or that no device can have.
     #[error("'{0}' is not the size of a device; write a positive multiple of 4K, like 512M or 10G")]
     BadSize(String),
-    /// A path that the system cannot take.
+    /// A path that the system cannot use.
     #[error("a path cannot contain a zero byte")]
     BadPath,
 }
@@ -86,7 +86,7 @@ fn model_of(name: &str) -> Option<ModelKind> {
     ModelKind::ALL.into_iter().find(|&kind| model_name(kind) == name)
 }
 
-/// The text cut at the colon of a prefix; paths with a slash before the first colon have none.
+/// Splits off the kind before the first colon; a path with a slash before that colon has none.
 fn split_kind(text: &str) -> Option<(&str, &str)> {
     text.split_once(':').filter(|(kind, _)| !kind.contains('/'))
 }
@@ -138,7 +138,7 @@ impl FromStr for DeviceSpec {
     }
 }
 
-/// Reads what follows `faulty:`.
+/// Parses the text after `faulty:`.
 fn read_faulty(text: &str) -> Result<DeviceSpec, SpecError> {
     let (device, control) = match text.rsplit_once(CONTROL_OPTION) {
         Some((_, "")) => return Err(SpecError::NoControl),
@@ -154,14 +154,14 @@ fn read_faulty(text: &str) -> Result<DeviceSpec, SpecError> {
     Ok(DeviceSpec { control: Some(control), ..spec })
 }
 
-/// The file that controls the faulty device at `path`, unless another one is named.
+/// Returns the default control file of the faulty device at `path`.
 fn default_control(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".faults");
     name.into()
 }
 
-/// A size in the largest unit that expresses it exactly.
+/// Formats a size in the largest unit that expresses it exactly.
 fn exact_size(bytes: u64) -> String {
     [("P", 50), ("T", 40), ("G", 30), ("M", 20), ("K", 10)]
         .into_iter()
@@ -194,7 +194,8 @@ impl fmt::Display for DeviceSpec {
 }
 
 impl DeviceSpec {
-    /// The file or block device at `path`, whatever its name looks like.
+    /// Returns the specification of the file or block device at `path`, whatever its name looks
+    /// like.
     pub fn from_path(path: impl Into<PathBuf>) -> Self {
         DeviceSpec {
             control: None,
@@ -203,8 +204,8 @@ impl DeviceSpec {
         }
     }
 
-    /// The same device once it has been made: it is opened with the size that it has by now, and not
-    /// made again if it is missing.
+    /// Returns the same device without a size, for use once it exists: it is opened with its actual
+    /// size, and not created again if it is missing.
     pub fn made(&self) -> Self {
         let mut spec = self.clone();
         if let Place::Path { size, .. } = &mut spec.place {
@@ -213,7 +214,7 @@ impl DeviceSpec {
         spec
     }
 
-    /// Opens the device, and claims it as `access` says until the device and its queues are
+    /// Opens the device, and claims it according to `access` until the device and its queues are
     /// dropped. RAM is a new device at each call.
     ///
     /// # Errors
@@ -238,7 +239,7 @@ impl DeviceSpec {
         })
     }
 
-    /// Whether a faulty device is there at present.
+    /// Checks that a faulty device is present.
     fn check_there(&self) -> Result<(), OpenError> {
         match &self.control {
             Some(control) => FaultyDevice::is_there(&self.to_string(), control),
@@ -246,17 +247,17 @@ impl DeviceSpec {
         }
     }
 
-    /// Which file or block device this is, however it is written, to tell whether two
-    /// specifications mean the same bytes. `None` for RAM, which is never the same.
+    /// Returns the identity of the file or block device, to compare differently written
+    /// specifications. `None` for RAM, which is a new device each time.
     ///
     /// # Errors
-    /// As when opening; a file that would be created is `NotFound` until it has been opened.
+    /// As when opening; a file that does not exist yet is `NotFound`.
     pub fn identity(&self) -> Result<Option<DeviceIdentity>, OpenError> {
         self.check_there()?;
         self.path().map(identity).transpose()
     }
 
-    /// The path, if there is one.
+    /// Returns the path, if there is one.
     pub fn path(&self) -> Option<&Path> {
         match &self.place {
             Place::Path { path, .. } => Some(path),
@@ -264,23 +265,23 @@ impl DeviceSpec {
         }
     }
 
-    /// Whether the size is given: a file that is missing is created.
+    /// Returns whether the size is given, so that a missing file is created.
     pub fn has_size(&self) -> bool {
         matches!(self.place, Place::Ram { .. } | Place::Path { size: Some(_), .. })
     }
 
-    /// The disk that is modelled, if any.
+    /// Returns the modelled disk, if any.
     pub fn model(&self) -> Option<ModelKind> {
         self.model
     }
 
-    /// Whether the content is lost when the process ends.
+    /// Returns whether the content is lost when the process ends.
     pub fn is_volatile(&self) -> bool {
         matches!(self.place, Place::Ram { .. })
     }
 
-    /// The same device with its path made absolute, so that it can be stored and used from
-    /// another working directory. Links stay as they are.
+    /// Returns the same device with an absolute path, so that it can be stored and used from
+    /// another working directory. Links are not resolved.
     ///
     /// # Errors
     /// `Io` if there is no working directory.

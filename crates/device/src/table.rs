@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::api::{DeviceError, DeviceErrorKind, DeviceOp, OpId};
 
-/// Operations in flight by [`OpId`]. Places are used again under a new id.
+/// Operations in flight by [`OpId`]. Slots are reused under a new id.
 pub(crate) struct OpTable<T> {
     entries: Vec<Entry<T>>,
     free: Vec<u32>,
@@ -41,12 +41,12 @@ impl<T> OpTable<T> {
         (u64::from(entry.generation) == id.0 >> 32).then_some(entry)
     }
 
-    /// The operation, if it is there.
+    /// Returns the operation, if it is in the table.
     pub(crate) fn get_mut(&mut self, id: OpId) -> Option<&mut T> {
         self.entry(id)?.value.as_mut()
     }
 
-    /// Takes the operation out; its id is not valid any more.
+    /// Removes the operation; its id becomes invalid.
     pub(crate) fn take(&mut self, id: OpId) -> Option<T> {
         let entry = self.entry(id)?;
         let value = entry.value.take()?;
@@ -55,14 +55,14 @@ impl<T> OpTable<T> {
         Some(value)
     }
 
-    /// Takes out every operation.
+    /// Removes all operations.
     pub(crate) fn drain(&mut self) -> impl Iterator<Item = T> {
         self.free.clear();
         std::mem::take(&mut self.entries).into_iter().filter_map(|entry| entry.value)
     }
 }
 
-/// What a device is, as far as checks and error messages need it.
+/// The properties of a device that checks and error messages need.
 #[derive(Clone, Debug)]
 pub(crate) struct Shape {
     pub(crate) name: Arc<str>,
@@ -71,7 +71,7 @@ pub(crate) struct Shape {
 }
 
 impl Shape {
-    /// A failed operation on this device.
+    /// Returns the error of a failed operation on this device.
     pub(crate) fn error(
         &self,
         kind: DeviceErrorKind,
@@ -82,10 +82,10 @@ impl Shape {
         DeviceError { kind, device: self.name.clone(), what, offset, cause: cause.into() }
     }
 
-    /// Whether `len` bytes at `offset` are inside the device and in whole logical blocks.
+    /// Checks that `len` bytes at `offset` are inside the device and in whole logical blocks.
     ///
     /// # Errors
-    /// [`DeviceErrorKind::Invalid`], saying why.
+    /// [`DeviceErrorKind::Invalid`], with the reason.
     pub(crate) fn check(
         &self,
         what: &'static str,
@@ -120,7 +120,7 @@ impl Shape {
 }
 
 impl DeviceOp {
-    /// The name of the operation in errors.
+    /// Returns the name of the operation in errors.
     pub(crate) fn what(&self) -> &'static str {
         match self {
             DeviceOp::Read { .. } => "read",

@@ -1,4 +1,4 @@
-//! What tests of several modules need.
+//! Helpers for the tests of several modules.
 
 use std::future::Future;
 use std::pin::pin;

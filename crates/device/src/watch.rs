@@ -1,27 +1,27 @@
-//! Operations under way on one queue, and how long the oldest has been.
+//! Operations in flight on one queue, and the age of the oldest.
 //!
-//! A device that hangs answers neither well nor badly, so nobody who waits for it can tell. The
-//! lane looks once in a while instead, and an operation counts from the first look that sees it: it
-//! need not look at the clock itself.
+//! A device that hangs returns neither success nor an error, so its waiters cannot notice. Instead
+//! the lane checks periodically, and an operation's age counts from the first check that sees it,
+//! so that starting an operation does not read the clock.
 
 use std::cell::RefCell;
 
 use forebay_core::Nanos;
 
-/// What a place says: it is free, or its operation has not been looked at.
+/// States of a place: free, or with an operation that no check has seen.
 const FREE: u64 = 0;
 const NEW: u64 = 1;
 
-/// What is under way on one queue; see the module.
+/// The operations in flight on one queue.
 #[derive(Default)]
 pub struct UnderWay {
-    /// When operations were first looked at that have not ended, by their places.
+    /// For each place, when its operation was first seen by a check.
     seen: RefCell<Vec<u64>>,
     free: RefCell<Vec<u32>>,
 }
 
 impl UnderWay {
-    /// An operation begins; gives it a place.
+    /// Registers an operation; returns its place.
     pub(crate) fn begin(&self) -> u32 {
         let mut seen = self.seen.borrow_mut();
         if let Some(place) = self.free.borrow_mut().pop() {
@@ -32,14 +32,14 @@ impl UnderWay {
         seen.len() as u32 - 1
     }
 
-    /// The operation at a place has ended, or nobody waits for it any more.
+    /// Removes an operation that has ended or was abandoned.
     pub(crate) fn end(&self, place: u32) {
         self.seen.borrow_mut()[place as usize] = FREE;
         self.free.borrow_mut().push(place);
     }
 
-    /// Looks at the operations: when the oldest was first looked at, which is now for those that are
-    /// new; `None` without any.
+    /// Checks the operations. Returns when the oldest was first seen by a check, which is now for
+    /// new ones; `None` without any.
     pub fn look(&self, now: Nanos) -> Option<Nanos> {
         let mut seen = self.seen.borrow_mut();
         for place in seen.iter_mut().filter(|place| **place == NEW) {

@@ -1,4 +1,4 @@
-//! The file that says which faults a device has.
+//! The control file of a faulty device.
 
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -10,16 +10,16 @@ use parking_lot::Mutex;
 
 use super::rules::{Rules, Shape, Verdict};
 
-/// How long a change of the file may go unnoticed.
+/// Longest time for which a change of the file may go unnoticed.
 const LOOK: Duration = Duration::from_millis(2);
 
-/// What tells one content of the file from the next: inode, size, and the times of the last change
-/// of the content and of the inode.
+/// Identifies one content of the file: inode, size, and the times of the last change of the content
+/// and of the inode.
 type Stamp = (u64, u64, (i64, i64), (i64, i64));
 
 struct State {
     stamp: Option<Stamp>,
-    /// Counts the contents.
+    /// Number of contents seen.
     edition: u64,
     rules: Result<Rules, String>,
     looked: Option<Nanos>,
@@ -31,14 +31,14 @@ pub(crate) struct Control {
     state: Mutex<State>,
 }
 
-/// What was decided about an operation.
+/// The decision about an operation.
 #[derive(Debug)]
 pub(super) struct Judged {
-    /// The content of the file that it was decided by.
+    /// The content of the file on which it is based.
     pub(super) edition: u64,
-    /// How long it waits first.
+    /// The delay before it takes effect.
     pub(super) delay: Duration,
-    /// What becomes of it then; or why the file does not say so.
+    /// The verdict; or why the file has none.
     pub(super) verdict: Result<Verdict, String>,
 }
 
@@ -48,7 +48,7 @@ impl Control {
         Control { path, state: Mutex::new(state) }
     }
 
-    /// The rules in the file; none if there is no file.
+    /// Returns the rules in the file; none if there is no file.
     ///
     /// # Errors
     /// A sentence that names the file.
@@ -61,8 +61,8 @@ impl Control {
         Rules::parse(&text).map_err(|error| format!("{}: {error}", path.display()))
     }
 
-    /// Looks whether the file has changed, unless that was done just now, and reads it. Gives the
-    /// number of the content, and whether what is held unsynced is to be dropped.
+    /// Reads the file again if it has changed, unless it was checked just now. Returns the number
+    /// of its content, and whether held writes are to be dropped.
     pub(super) fn look(&self, now: Nanos) -> (u64, bool) {
         let state = &mut *self.state.lock();
         if state.looked.is_some_and(|looked| now.since(looked) < LOOK) {
@@ -80,7 +80,7 @@ impl Control {
         state.edition += 1;
         state.rules = Control::read(&self.path);
         if let Err(error) = &state.rules {
-            tracing::error!(%error, "every operation fails");
+            tracing::error!(%error, "the control file is not usable; every operation fails");
         }
         (state.edition, state.rules.as_ref().is_ok_and(|rules| rules.forget))
     }
@@ -99,7 +99,7 @@ impl Control {
         Judged { edition: state.edition, delay, verdict }
     }
 
-    /// Whether writes are held until they are synced.
+    /// Returns whether writes are held until they are synced.
     pub(super) fn is_volatile(&self) -> bool {
         self.state.lock().rules.as_ref().is_ok_and(|rules| rules.volatile)
     }

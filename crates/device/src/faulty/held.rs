@@ -1,7 +1,7 @@
-//! What a volatile write cache holds: writes that have not been synced.
+//! The content of a volatile write cache: writes that have not been synced.
 //!
-//! What is held lies before the device inside: reads are patched with it, and a sync moves it
-//! there. Only one operation moves it at a time, see [`Held::drain`].
+//! Held writes hide the content of the inner device: reads are patched with them, and a sync moves
+//! them there. Only one operation moves them at a time, see [`Held::drain`].
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -11,10 +11,10 @@ use parking_lot::Mutex;
 
 use crate::buffer::IoBuf;
 
-/// The most bytes that a drain puts into one write.
+/// The most bytes that a drain combines into one write.
 const RUN: usize = 1 << 20;
 
-/// The content of a logical block, and which write it is from.
+/// The content of a logical block, and the version of its write.
 struct Block {
     version: u64,
     bytes: Arc<[u8]>,
@@ -27,17 +27,17 @@ struct State {
     draining: bool,
 }
 
-/// Blocks that are held.
+/// The held blocks.
 pub(super) struct Held {
     block: u64,
     state: Mutex<State>,
 }
 
-/// Bytes that belong at an offset of a buffer.
+/// Bytes for an offset of a buffer.
 pub(super) type Patch = (usize, Arc<[u8]>);
 
 impl Held {
-    /// Holds nothing yet; `block` is the logical block size in bytes.
+    /// Makes an empty set; `block` is the logical block size in bytes.
     pub(super) fn new(block: u64) -> Self {
         Held { block, state: Mutex::default() }
     }
@@ -51,7 +51,7 @@ impl Held {
         self.state.lock().blocks.clear();
     }
 
-    /// Holds whole blocks at `offset`.
+    /// Holds whole blocks from `offset` on.
     pub(super) fn put(&self, offset: u64, bytes: &[u8]) {
         let state = &mut *self.state.lock();
         state.version += 1;
@@ -61,7 +61,7 @@ impl Held {
         }
     }
 
-    /// What is held of a range, relative to its start.
+    /// Returns the held bytes of a range, relative to its start.
     pub(super) fn patches(&self, offset: u64, len: u64) -> Vec<Patch> {
         let first = offset / self.block;
         let state = self.state.lock();
@@ -71,8 +71,8 @@ impl Held {
             .collect()
     }
 
-    /// The right to move what is held of a range to the device, and which blocks that are. `None`:
-    /// somebody else does so at present. Nothing is dropped before [`Drain::settle`].
+    /// Starts to move the held blocks of a range to the device. `None`: another operation does so
+    /// at present. Nothing is dropped before [`Drain::settle`].
     pub(super) fn drain(self: &Arc<Self>, range: Range<u64>) -> Option<Drain> {
         let state = &mut *self.state.lock();
         if std::mem::replace(&mut state.draining, true) {
@@ -91,7 +91,7 @@ pub(super) struct Drain {
 }
 
 impl Drain {
-    /// The writes that move them.
+    /// Returns the writes that move them.
     pub(super) fn writes(&self) -> Vec<(u64, IoBuf)> {
         let state = self.held.state.lock();
         let mut writes: Vec<(u64, Vec<u8>)> = Vec::new();
@@ -108,7 +108,7 @@ impl Drain {
         writes.into_iter().map(|(offset, run)| (offset, IoBuf::copy_from(&run))).collect()
     }
 
-    /// They are on the device: those that were not written again are held no more.
+    /// Drops the blocks that were moved, except for those that were written again.
     pub(super) fn settle(&self) {
         let blocks = &mut self.held.state.lock().blocks;
         for (number, version) in &self.taken {

@@ -1,4 +1,5 @@
-//! A device that fails, delays, hangs, tears and forgets as a control file says. For tests only.
+//! A device that fails, delays, hangs, tears and loses writes as a control file demands. For tests
+//! only.
 //!
 //! The file and its rules are described in `docs/testing.md`, "Faulty devices".
 //!
@@ -28,13 +29,13 @@ pub(crate) use control::Control;
 use held::Held;
 use queue::FaultyQueue;
 
-/// A device before another one, see the [module](self).
+/// A device in front of another one, see the [module](self).
 pub(crate) struct FaultyDevice {
     inner: Arc<dyn Device>,
     shared: Arc<Shared>,
 }
 
-/// What the lanes share.
+/// State shared by all lanes.
 struct Shared {
     shape: Shape,
     control: Control,
@@ -42,7 +43,8 @@ struct Shared {
 }
 
 impl FaultyDevice {
-    /// `inner` with the faults of the file `control`. Its name is that of `inner` after `faulty:`.
+    /// Wraps `inner` with the faults of the file `control`. The name is that of `inner` after
+    /// `faulty:`.
     pub(crate) fn wrap(inner: Arc<dyn Device>, control: &Path) -> Arc<dyn Device> {
         let name = format!("faulty:{}", inner.name()).into();
         let (size, logical_block) = (inner.size(), inner.logical_block());
@@ -54,10 +56,10 @@ impl FaultyDevice {
         Arc::new(FaultyDevice { inner, shared: Arc::new(shared) })
     }
 
-    /// Whether there is a device for those who look for one.
+    /// Checks whether the device is present, for programs that probe for it.
     ///
     /// # Errors
-    /// `NotFound` when it is gone, `Io` when the control file is not understood.
+    /// `NotFound` when it is gone, `Io` when the control file is invalid.
     pub(crate) fn is_there(name: &str, control: &Path) -> Result<(), OpenError> {
         match Control::read(control) {
             Ok(rules) if rules.gone => {

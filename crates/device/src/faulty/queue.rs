@@ -1,4 +1,4 @@
-//! One lane's way to a faulty device.
+//! One lane's queue to a faulty device.
 
 use std::cell::RefCell;
 use std::io;
@@ -20,15 +20,15 @@ use crate::file::kind_of;
 use crate::ram::{unknown, unpublished};
 use crate::table::OpTable;
 
-/// How often the file is looked at while operations wait.
+/// How often the file is checked while operations wait.
 const TICK: Duration = Duration::from_millis(2);
 
 enum Phase {
-    /// Not with the device inside yet.
+    /// Not handed to the inner device yet.
     Waiting(Waiting),
-    /// With the device inside.
+    /// Handed to the inner device.
     Running(OpId, Then),
-    /// What was held is written to the device inside; a sync follows.
+    /// Held writes are being written to the inner device; a sync follows.
     Draining {
         writes: Vec<OpId>,
         drain: Drain,
@@ -44,27 +44,27 @@ struct Waiting {
     waker: Option<Waker>,
 }
 
-/// What follows when the device inside has done its part.
+/// The step after the inner device has finished.
 enum Then {
-    /// Give its result.
+    /// Return its result.
     Give,
-    /// Fail all the same, and give back the buffer.
+    /// Fail nevertheless, and return the buffer.
     Fail(DeviceError, Option<IoBuf>),
-    /// Lay what was held when it started over what was read.
+    /// Overlay the writes that were held when it started on the data that was read.
     Patch(Vec<Patch>),
-    /// What was held is on the device now.
+    /// The held writes are on the device now.
     Settle(Drain),
 }
 
-/// One lane's way to a faulty device.
+/// One lane's queue to a faulty device.
 pub(super) struct FaultyQueue {
     inner: Rc<dyn DeviceQueue>,
     shared: Arc<Shared>,
     clock: Arc<dyn Clock>,
     ops: RefCell<OpTable<Phase>>,
-    /// Those in [`Phase::Waiting`].
+    /// The operations in [`Phase::Waiting`].
     waiting: RefCell<Vec<OpId>>,
-    /// Those whose result nobody wants.
+    /// The operations whose results were abandoned.
     orphans: RefCell<Vec<OpId>>,
 }
 
@@ -78,7 +78,7 @@ impl FaultyQueue {
         FaultyQueue { inner, shared, clock, ops: RefCell::default(), waiting, orphans }
     }
 
-    /// Looks at the control file; gives the number of its content.
+    /// Checks the control file; returns the number of its content.
     fn look(&self, now: Nanos) -> u64 {
         let (edition, forget) = self.shared.control.look(now);
         if forget {
@@ -91,16 +91,16 @@ impl FaultyQueue {
         self.shared.control.judge(&self.shared.shape.name, &rules::Shape::of(op))
     }
 
-    /// The end of an operation that fails.
+    /// Returns the result of an operation that fails.
     fn failed(&self, op: DeviceOp, kind: DeviceErrorKind, cause: String) -> DeviceDone {
         let error = self.shared.shape.error(kind, op.what(), place(&op), cause);
         DeviceDone { result: Err(error), buf: buffer(op) }
     }
 
-    /// Carries out what was decided.
+    /// Carries out a verdict.
     ///
     /// # Errors
-    /// The operation, if what is held is being moved by another one: it is tried again.
+    /// Returns the operation if held writes are being moved by another one: it must be tried again.
     fn begin(&self, op: DeviceOp, verdict: &Result<Verdict, String>) -> Result<Phase, DeviceOp> {
         let injected = |errno| {
             let error = io::Error::from(errno);
@@ -123,8 +123,8 @@ impl FaultyQueue {
         }
     }
 
-    /// Whether writes are held. They still are when the file no longer says so, until a sync has
-    /// moved them: later ones must not be overtaken.
+    /// Returns whether writes are held. They still are after the file stops saying so, until a sync
+    /// has moved them: later writes must not overtake them.
     fn holds(&self) -> bool {
         self.shared.control.is_volatile() || !self.shared.held.is_empty()
     }
@@ -162,14 +162,14 @@ impl FaultyQueue {
                 let Some(bytes) = log.get(range.clone()) else {
                     return Ok(done(Err(unpublished(&self.shared.shape, offset)), None));
                 };
-                // Before anything is taken: what is taken then has it.
+                // Before the drain starts, so that the drain includes it.
                 held.put(offset, bytes);
                 match held.drain(offset..offset + bytes.len() as u64) {
                     Some(drain) => self.drain(drain),
                     None => return Err(op),
                 }
             }
-            // The device inside does these at once, which a write cache may do.
+            // The inner device does these immediately, as a write cache may.
             DeviceOp::Discard { offset, len } | DeviceOp::WriteZeroes { offset, len } => {
                 match held.drain(offset..offset + len) {
                     Some(drain) => Phase::Running(self.inner.start(op), Then::Settle(drain)),
@@ -217,7 +217,7 @@ impl FaultyQueue {
         }
     }
 
-    /// Takes a phase as far as it goes; gives it back if that is not its end.
+    /// Advances a phase; returns it if it has not ended.
     fn step(&self, phase: Phase, context: &mut Context<'_>) -> Result<DeviceDone, Phase> {
         match phase {
             Phase::Waiting(mut waiting) => {
@@ -249,7 +249,7 @@ impl FaultyQueue {
         }
     }
 
-    /// Whether an operation that waits may begin; judges it anew if the file has changed.
+    /// Returns whether a waiting operation may begin; decides again if the file has changed.
     fn is_due(&self, waiting: &mut Waiting, edition: u64, now: Nanos) -> bool {
         if waiting.judged.edition != edition {
             waiting.judged = self.judge(&waiting.op);
@@ -258,7 +258,7 @@ impl FaultyQueue {
             && now >= waiting.since + waiting.judged.delay
     }
 
-    /// Begins `id` if it may; gives the waker to be called. `false`: it still waits.
+    /// Begins `id` if it may; returns the waker to call. `false`: it still waits.
     fn advance(&self, id: OpId, edition: u64, now: Nanos) -> (bool, Option<Waker>) {
         let mut ops = self.ops.borrow_mut();
         let Some(Phase::Waiting(waiting)) = ops.get_mut(id) else { return (true, None) };
@@ -281,7 +281,7 @@ impl FaultyQueue {
     }
 }
 
-/// First byte of an operation.
+/// Returns the first byte of an operation.
 fn place(op: &DeviceOp) -> u64 {
     match op {
         DeviceOp::Read { offset, .. }
@@ -293,7 +293,7 @@ fn place(op: &DeviceOp) -> u64 {
     }
 }
 
-/// The buffer that belongs to the caller.
+/// Returns the caller's buffer.
 fn buffer(op: DeviceOp) -> Option<IoBuf> {
     match op {
         DeviceOp::Read { buf, .. } | DeviceOp::Write { data: IoData::Owned(buf), .. } => Some(buf),
@@ -389,7 +389,7 @@ impl DeviceQueue for FaultyQueue {
 }
 
 impl Drop for FaultyQueue {
-    /// The device inside may live longer; nobody can collect these results any more.
+    /// The inner device may live longer; its results can no longer be collected.
     fn drop(&mut self) {
         for phase in self.ops.get_mut().drain() {
             match phase {

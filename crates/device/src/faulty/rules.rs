@@ -1,5 +1,5 @@
-//! The control file of a faulty device: its grammar, and which rule applies to an operation.
-//! The grammar is written down in `docs/testing.md`, "Faulty devices".
+//! The control file of a faulty device: its grammar, and the rule that applies to an operation. The
+//! grammar is documented in `docs/testing.md`, "Faulty devices".
 
 use std::ops::Range;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use rustix::io::Errno;
 
 use crate::api::DeviceOp;
 
-/// Errors that can be asked for by name.
+/// Errors that a rule can name.
 const ERRORS: [(&str, Errno); 8] = [
     ("EIO", Errno::IO),
     ("ENOSPC", Errno::NOSPC),
@@ -21,14 +21,14 @@ const ERRORS: [(&str, Errno); 8] = [
     ("EOPNOTSUPP", Errno::OPNOTSUPP),
 ];
 
-/// Operations as the file names them.
+/// Names of operations in the file.
 const OPS: [&str; 5] = ["read", "write", "sync", "discard", "zero"];
 
-/// An operation as far as rules look at it.
+/// The properties of an operation that rules match.
 pub(super) struct Shape {
     /// One of [`OPS`].
     op: &'static str,
-    /// `None`: it has no place on the device.
+    /// `None`: it has no range.
     range: Option<Range<u64>>,
 }
 
@@ -48,16 +48,16 @@ impl Shape {
     }
 }
 
-/// What becomes of an operation.
+/// The fate of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// It goes to the device.
+    /// It goes to the inner device.
     Pass,
     /// It fails.
     Fail(Errno),
     /// It waits until the file changes.
     Hang,
-    /// So many bytes of it are written, and it fails.
+    /// This many bytes of it are written, and it fails.
     Tear(u64),
 }
 
@@ -69,16 +69,16 @@ enum Action {
 
 #[derive(Debug)]
 struct Rule {
-    /// As the operator wrote it.
+    /// The line as the operator wrote it.
     line: String,
     action: Action,
-    /// Empty: all.
+    /// Operations that it matches; empty: all.
     ops: Vec<&'static str>,
-    /// `None`: everywhere.
+    /// Range that it matches; `None`: everywhere.
     range: Option<Range<u64>>,
-    /// Operations that it lets through before it acts.
+    /// Matching operations that it lets through before it acts.
     after: u64,
-    /// How often it acts from then on.
+    /// How many more times it acts.
     left: u64,
     /// Whether it has acted.
     met: bool,
@@ -92,7 +92,7 @@ pub(super) struct Rules {
     pub(super) gone: bool,
     /// Whether writes are held until they are synced.
     pub(super) volatile: bool,
-    /// Whether what is held is dropped.
+    /// Whether held writes are dropped.
     pub(super) forget: bool,
 }
 
@@ -100,7 +100,7 @@ impl Rules {
     /// Reads the text of a control file.
     ///
     /// # Errors
-    /// A sentence with the number of the first line that is wrong.
+    /// A sentence with the number of the first invalid line.
     pub(super) fn parse(text: &str) -> Result<Self, String> {
         let mut rules = Rules::default();
         for (number, line) in text.lines().enumerate() {
@@ -122,8 +122,8 @@ impl Rules {
         Ok(rules)
     }
 
-    /// What becomes of an operation, and how long it waits first. `told` gets each rule that acts
-    /// for the first time.
+    /// Returns the verdict on an operation, and its delay before that. `told` is called with each
+    /// rule that acts for the first time.
     pub(super) fn judge(
         &mut self,
         shape: &Shape,
@@ -165,7 +165,7 @@ impl Rule {
             "hang" => Action::End(Verdict::Hang),
             "delay" => Action::Delay(read_time(words.next().unwrap_or_default())?),
             "tear" => {
-                // 'tear write 512' reads as well as 'tear 512'.
+                // Accepts 'tear write 512' as well as 'tear 512'.
                 let bytes = words.find(|word| *word != "write").unwrap_or_default();
                 Action::End(Verdict::Tear(parse_size(bytes).map_err(|error| error.to_string())?))
             }

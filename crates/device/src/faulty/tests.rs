@@ -1,4 +1,4 @@
-//! Faults of a file in RAM, on a clock that is set by hand.
+//! Faults of a device in RAM or of a file, on a manual clock.
 
 use std::future::Future;
 use std::path::PathBuf;
@@ -35,7 +35,7 @@ impl Clock for Manual {
     }
 }
 
-/// A faulty device on another one, and both of their queues.
+/// A faulty device in front of another one, and queues to both.
 struct Bench {
     folder: tempfile::TempDir,
     clock: Arc<Manual>,
@@ -49,7 +49,7 @@ impl Bench {
         Bench::new(|_| (RamDevice::new("ram", SIZE).expect("memory"), None))
     }
 
-    /// On a file, where operations take their time.
+    /// A device on a file, where operations take time.
     fn on_file() -> Self {
         Bench::new(|folder| {
             let file = FileDevice::open(&folder.join("disk"), Access::Exclusive, Some(SIZE));
@@ -68,7 +68,7 @@ impl Bench {
         Bench { folder, clock, ring, faulty, inner }
     }
 
-    /// Changes the control file and lets the change be seen.
+    /// Changes the control file and makes the change noticed.
     fn faults(&self, text: &str) {
         let new: PathBuf = self.folder.path().join("new");
         std::fs::write(&new, text).expect("written");
@@ -76,13 +76,13 @@ impl Bench {
         self.pass(5);
     }
 
-    /// Lets so many milliseconds pass.
+    /// Advances the clock by this many milliseconds.
     fn pass(&self, millis: u64) {
         *self.clock.0.lock() += millis * MS;
         self.faulty.inner().drive();
     }
 
-    /// Runs to the end; fails if that never comes.
+    /// Runs a future to its end; fails if it never ends.
     fn run<T>(&self, future: impl Future<Output = T>) -> T {
         let mut future = pin!(future);
         for _ in 0..10_000 {
@@ -101,7 +101,7 @@ impl Bench {
         self.run(self.faulty.write(offset, filled(4096, byte))).map(|_| ())
     }
 
-    /// The bytes of a block by way of a queue, if they are all the same.
+    /// Returns the bytes of a block read through a queue, if they are all equal.
     fn byte(&self, queue: &Queue, offset: u64) -> u8 {
         let block = self.run(queue.read(offset, IoBuf::zeroed(4096))).expect("read");
         assert!(block.iter().all(|byte| *byte == block[0]), "a mix of blocks");
@@ -185,7 +185,7 @@ fn a_write_that_nobody_waits_for_takes_place_when_it_is_released() {
         bench.pass(1000);
         assert_eq!(bench.byte(&bench.inner, 0), 0);
         bench.faults("");
-        // The write of the file goes through the ring.
+        // The write of the file needs the ring.
         bench.run(bench.faulty.sync()).expect("synced");
         assert_eq!(bench.byte(&bench.inner, 0), 1);
     }

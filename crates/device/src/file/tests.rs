@@ -193,7 +193,7 @@ fn what_a_file_has_lost_is_not_made_up_by_writing_behind_its_end() {
         assert_eq!(bench.done(op), Err(DeviceErrorKind::Io));
     }
     write(0).expect("what is left can be used");
-    // What it has there now is not what was lost.
+    // The new content is not the lost one.
     file.set_len(SIZE).expect("grown");
     assert_eq!(bench.device.shrunk_to(), Some(SIZE / 2));
     bench.run(bench.queue.read(SIZE - 4096, IoBuf::zeroed(4096))).expect_err("lost");
@@ -231,7 +231,7 @@ fn forgotten_operations_leave_nothing_behind() {
 #[test]
 fn zeroes_keep_the_space_of_a_file() {
     use std::os::unix::fs::MetadataExt;
-    // Filesystems differ in what they zero by themselves: tmpfs only makes holes.
+    // Filesystems differ in the operations that they support: tmpfs only makes holes.
     for folder in [std::env::temp_dir(), "/dev/shm".into()] {
         let Ok(folder) = tempfile::tempdir_in(folder) else { continue };
         let bench = Bench::within(folder, SIZE, Access::Exclusive);

@@ -7,11 +7,11 @@ use super::{Completed, Model, ModelKind, ModelOp};
 const GB: u64 = 1_000_000_000;
 const SPAN: u64 = 100 * GB;
 
-/// A small generator of our own, so that no other crate's change alters these runs.
+/// A generator of our own, so that changes of other crates do not alter these runs.
 pub(super) struct Random(pub(super) u64);
 
 impl Random {
-    /// A number below `limit`.
+    /// Returns a number below `limit`.
     pub(super) fn below(&mut self, limit: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -21,7 +21,7 @@ impl Random {
     }
 }
 
-/// Keeps `depth` operations in flight until `ops` is exhausted; the completions in order.
+/// Keeps `depth` operations in flight until `ops` is exhausted; returns the completions in order.
 fn drive(
     model: &mut Model,
     depth: usize,
@@ -81,7 +81,8 @@ fn disk_random() {
 
 #[test]
 fn disk_over_most_of_its_stroke() {
-    // The reference has the density of the outermost zone everywhere, so it seeks a little less.
+    // The reference assumes the density of the outermost zone everywhere, so it seeks slightly
+    // less.
     for (depth, expected) in [(1, 96.0), (32, 161.0)] {
         let mut model = Model::new(ModelKind::Hdd7200, 2000 * GB);
         let ops = random_4k(1400 * GB, 20_000, ModelOp::read);
@@ -179,7 +180,7 @@ fn the_same_arrivals_give_the_same_times_however_often_one_looks() {
             };
             (0..2000).map(&mut arrive).collect()
         };
-        // Looks only when something arrives, at every event, and at many other times too.
+        // Advances only on arrivals, at every event, and at many other times too.
         let mut runs = Vec::new();
         for looks in [0, 1, 50] {
             let mut model = Model::new(kind, SPAN);
@@ -216,7 +217,8 @@ fn counters_add_up() {
         assert_eq!((counters.reads, counters.read_bytes), (1000, 4_096_000));
         assert_eq!((counters.writes, counters.written_bytes, counters.syncs), (0, 0, 0));
         assert_eq!(counters.seeks > 0, kind == ModelKind::Hdd7200);
-        // Saturated from the start, so busy all the time but for the latency of the last.
+        // Saturated from the start, so busy all the time except for the latency of the last
+        // operation.
         let elapsed = done.last().map_or(0, |last| last.at.0) as f64;
         assert_near("busy", counters.busy.as_nanos() as f64, elapsed, 0.02);
     }

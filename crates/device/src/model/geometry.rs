@@ -1,16 +1,16 @@
-//! Where a byte is on the platters, and how long the arm takes to get there.
+//! The geometry of the platters: the position of a byte, and seek times.
 //!
 //! The disk has 2 TB on 303,900 cylinders of 8 tracks. Tracks get shorter towards the hub: there
-//! are 15 zones of equal width, the outermost with 1.05 MB a track, the innermost with 56 % of
+//! are 15 zones of equal width, the outermost with 1.05 MB per track, the innermost with 56 % of
 //! that, so that the mean is 78 %. Bytes are numbered from the outside inwards, so a small device
-//! lies wholly in the outermost zone. Each track begins 0.12 revolutions after the end of the one
-//! before, the time to get to it.
+//! lies wholly in the outermost zone. Each track begins 0.12 revolutions after the end of the
+//! previous one, the time of a track switch.
 //!
-//! Every length in time is in nanoseconds.
+//! All times are in nanoseconds.
 
-/// One revolution at 7,200 per minute.
+/// One revolution at 7,200 rpm.
 pub(super) const REVOLUTION: u64 = 8_333_333;
-/// From the end of one track to the start of the next, and the least time of any change of track.
+/// From the end of one track to the start of the next; the shortest change of track.
 pub(super) const TRACK_SWITCH: u64 = 1_000_000;
 
 const CYLINDERS: u64 = 303_900;
@@ -21,8 +21,8 @@ const INNER_TO_OUTER: f64 = 0.56;
 const SECTOR: u64 = 512;
 const HEADS: u64 = 8;
 
-/// Seeks over less than this share of all cylinders grow with the square root of the distance,
-/// longer ones linearly.
+/// Seek times grow with the square root of the distance below this share of all cylinders, and
+/// linearly above it.
 const SHORT_SEEK: f64 = 0.25;
 const THIRD_STROKE: f64 = 8_500_000.0;
 const FULL_STROKE: f64 = 16_000_000.0;
@@ -34,14 +34,14 @@ struct Zone {
     track_bytes: u64,
 }
 
-/// Where a byte is.
+/// Position of a byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub(super) struct Position {
-    /// Number of the track, counted from the outermost and through the cylinders.
+    /// Number of the track, counted from the outermost track, cylinder by cylinder.
     pub(super) track: u64,
     /// Distance of its cylinder from the outermost.
     pub(super) cylinder: u64,
-    /// When the byte passes below the head, from 0 to [`REVOLUTION`].
+    /// Time in the revolution at which the byte passes the head, from 0 to [`REVOLUTION`].
     pub(super) angle: u64,
 }
 
@@ -56,8 +56,8 @@ pub(super) struct Geometry {
 }
 
 impl Geometry {
-    /// Platters for `capacity` bytes: the outer part of 2 TB, or 2 TB and up to a tenth more on
-    /// additional inner cylinders. A larger disk has more heads.
+    /// Makes platters for `capacity` bytes: the outer part of 2 TB, or 2 TB and up to a tenth more
+    /// on additional inner cylinders. A larger disk has more heads.
     pub(super) fn new(capacity: u64) -> Self {
         let track_bytes = |zone: u64| {
             let share = 1.0 - (1.0 - INNER_TO_OUTER) * zone as f64 / (ZONES - 1) as f64;
@@ -95,7 +95,7 @@ impl Geometry {
         })
     }
 
-    /// Where the byte at `offset` is.
+    /// Returns the position of the byte at `offset`.
     pub(super) fn locate(&self, offset: u64) -> Position {
         let zone = self.zone_of(offset);
         let within = offset - zone.first_byte;
@@ -106,9 +106,9 @@ impl Geometry {
         Position { track, cylinder: track / self.heads, angle }
     }
 
-    /// How long the bytes from `start` to `end` take to pass below the heads, changes of track
-    /// included. `streaming`: the byte before `start` has just passed, so that a change of
-    /// track just before `start` counts too.
+    /// Returns the time in which the bytes from `start` to `end` pass the heads, track switches
+    /// included. `streaming`: the byte before `start` has just passed, so that a track switch just
+    /// before `start` counts too.
     pub(super) fn transfer(&self, start: u64, end: u64, streaming: bool) -> u64 {
         if end <= start {
             return 0;
@@ -126,7 +126,7 @@ impl Geometry {
         (turning * REVOLUTION as f64).round() as u64 + switches * TRACK_SWITCH
     }
 
-    /// How long it takes until the head is on the track of `to` and has settled; 0 if it is.
+    /// Returns the time until the head has settled on the track of `to`; 0 if it is there already.
     pub(super) fn seek(&self, from: Position, to: Position) -> u64 {
         if from.track == to.track {
             return 0;

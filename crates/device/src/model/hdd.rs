@@ -1,20 +1,19 @@
-//! The disk's queue and the order in which it serves it.
+//! The disk's queue and its order of service.
 //!
-//! The disk holds 32 commands; the host keeps the others and hands them over in order of arrival.
-//! Whenever it becomes free, the disk serves the command that it expects to reach first, seek and
-//! rotation together. A real disk is not sure to be in time for a sector that passes shortly after
-//! the arm arrives, so after a change of track it counts on a whole further revolution if less than
-//! 1.65 ms would be left. That is the one parameter that was fitted, to 235 commands per second at
-//! depth 32.
+//! The disk holds 32 commands; the host keeps the others and submits them in order of arrival.
+//! Whenever it becomes free, the disk serves the command that it expects to reach first, counting
+//! seek and rotation. A real disk may be too late for a sector that passes shortly after the arm
+//! arrives, so after a change of track it expects a whole further revolution if less than 1.65 ms
+//! would be left. That is the only fitted parameter, fitted to 235 commands per second at depth 32.
 //!
-//! A command that begins where the last one ended and goes in the same direction streams: no
-//! overhead, no rotation. The disk's buffer makes that work for hosts that need a moment to send
-//! it, here up to one revolution. Writes take 113/107 of the time of reads to transfer.
+//! A command that begins where the last one ended, in the same direction, streams: no overhead, no
+//! rotation. The disk's buffer permits that for hosts that take a moment to send it, here up to one
+//! revolution. The transfer of a write takes 113/107 of the time of a read.
 //!
-//! Three things are conventions, as no measurement is behind them. A sync is not a queued command:
-//! it waits for all commands before it, then takes one revolution, and holds up all after it. A
-//! discard costs the command overhead only. And a command that has waited for 2 s is served before
-//! all that arrived later, since a stream would starve it for ever otherwise.
+//! Three properties are conventions without a measurement. A sync is not a queued command: it waits
+//! for all earlier commands, then takes one revolution, and blocks all later ones. A discard costs
+//! the command overhead only. And a command that has waited for 2 s is served before all later
+//! ones, since a stream would otherwise starve it.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -46,14 +45,14 @@ struct Stream {
     until: Nanos,
 }
 
-/// How a command begins, and what that costs.
+/// The start of serving a command, and its cost.
 #[derive(Clone, Copy, Debug)]
 struct Approach {
     streams: bool,
     seek: u64,
-    /// From the choice to the first byte.
+    /// From the choice to the first byte, in nanoseconds.
     time: u64,
-    /// What the disk expects that to be.
+    /// The value of `time` that the disk expects.
     expected: u64,
 }
 
@@ -66,7 +65,7 @@ pub(super) struct Hdd {
     serving: Option<Completed>,
     head: Position,
     stream: Option<Stream>,
-    /// Completions that have not been collected.
+    /// Completions not collected yet.
     done: Vec<Completed>,
     counters: ModelCounters,
 }
@@ -90,8 +89,8 @@ impl Hdd {
     }
 
     pub(super) fn submit(&mut self, now: Nanos, id: ModelOpId, op: ModelOp) {
-        // Choices up to now do not know of this command, whether or not anyone has looked
-        // since; so they come out the same on every clock.
+        // Choices made before now must not consider this command, however rarely the model is
+        // advanced; so they are the same on every clock.
         self.replay(now);
         let position = self.geometry.locate(op.offset);
         self.host.push_back(Command { id, op, arrived: now, position });
@@ -123,7 +122,7 @@ impl Hdd {
 
     /// Begins the next command at `now`, if there is one.
     fn serve_next(&mut self, now: Nanos) {
-        // The command that has just ended left a place, so this also counts the one to be served.
+        // The command that has just ended left a place, so this also counts the next one.
         while self.window.len() < WINDOW
             && let Some(&command) = self.host.front()
         {

@@ -1,14 +1,14 @@
-//! Modelled disks: how long a 7,200 rpm disk, a SATA SSD and a PCIe SSD take.
+//! Modelled disks: the timing of a 7,200 rpm disk, a SATA SSD and a PCIe SSD.
 //!
-//! [`Model`] is the pure part: it is told what arrives when, decides in what order it is served,
-//! and says when each operation completes. It reads no clock, draws no random numbers and holds no
-//! data, so the same arrivals give the same completions on a real and on a virtual clock.
-//! [`ModelledDevice`] puts it before any other device, which keeps the data.
+//! [`Model`] is the pure part: it receives arrivals with their times, decides the order of service,
+//! and returns the completion times. It reads no clock, draws no random numbers and holds no data,
+//! so the same arrivals give the same completions on a real and on a virtual clock.
+//! [`ModelledDevice`] puts it in front of any other device, which stores the data.
 //!
-//! - `geometry`: where a byte is on the platters, and how long the arm takes to get there
-//! - `hdd`: the disk's queue and the order in which it serves it
+//! - `geometry`: the position of a byte on the platters, and seek times
+//! - `hdd`: the disk's queue and its order of service
 //! - `ssd`: the two SSDs
-//! - `timed`: the device that takes as long as the model says
+//! - `timed`: the device with the timing of the model
 
 use std::fmt;
 use std::time::Duration;
@@ -30,7 +30,7 @@ pub use timed::ModelledDevice;
 use hdd::Hdd;
 use ssd::Ssd;
 
-/// Which disk is modelled.
+/// The modelled disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ModelKind {
     /// A 2 TB disk of 7,200 rpm with a queue of 32: 235 random reads of 4 KiB per second within
@@ -44,10 +44,10 @@ pub enum ModelKind {
 }
 
 impl ModelKind {
-    /// Every kind there is.
+    /// All kinds.
     pub const ALL: [ModelKind; 3] = [ModelKind::Hdd7200, ModelKind::SataSsd, ModelKind::PcieSsd];
 
-    /// The name that operators write: `hdd7200`, `sata` or `pcie`.
+    /// Returns the operator's name: `hdd7200`, `sata` or `pcie`.
     pub fn as_str(self) -> &'static str {
         match self {
             ModelKind::Hdd7200 => "hdd7200",
@@ -56,7 +56,7 @@ impl ModelKind {
         }
     }
 
-    /// The kind of that name, see [`ModelKind::as_str`].
+    /// Returns the kind with that name, see [`ModelKind::as_str`].
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.as_str() == name)
     }
@@ -68,7 +68,7 @@ impl fmt::Display for ModelKind {
     }
 }
 
-/// What a [`ModelOp`] does.
+/// The kind of a [`ModelOp`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ModelOpKind {
     /// Reads `len` bytes.
@@ -78,37 +78,37 @@ pub enum ModelOpKind {
     /// Writes `len` bytes, which are durable when it completes (forced unit access).
     DurableWrite,
     /// Zeroes `len` bytes. Takes as long as writing them on a disk and on SATA, which have no
-    /// quicker way; a PCIe SSD only forgets the range, as for a discard.
+    /// faster way; a PCIe SSD only discards the range.
     WriteZeroes,
-    /// Flushes the write cache; offset and length mean nothing.
+    /// Flushes the write cache; offset and length are ignored.
     Sync,
-    /// Forgets `len` bytes. Costs one command and moves no data, however long the range.
+    /// Discards `len` bytes. Costs one command and moves no data, whatever the length.
     Discard,
 }
 
-/// One operation, as far as its duration depends on it.
+/// One operation, as far as its timing depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ModelOp {
-    /// What is done.
+    /// The kind of operation.
     pub kind: ModelOpKind,
-    /// First byte. What lies behind the end of the device is treated as its last byte.
+    /// First byte. Offsets behind the end of the device are treated as its last byte.
     pub offset: u64,
     /// Length in bytes.
     pub len: u64,
 }
 
 impl ModelOp {
-    /// A read of `len` bytes at `offset`.
+    /// Returns a read of `len` bytes at `offset`.
     pub fn read(offset: u64, len: u64) -> Self {
         ModelOp { kind: ModelOpKind::Read, offset, len }
     }
 
-    /// A write of `len` bytes at `offset`.
+    /// Returns a write of `len` bytes at `offset`.
     pub fn write(offset: u64, len: u64) -> Self {
         ModelOp { kind: ModelOpKind::Write, offset, len }
     }
 
-    /// A flush of the write cache.
+    /// Returns a flush of the write cache.
     pub fn sync() -> Self {
         ModelOp { kind: ModelOpKind::Sync, offset: 0, len: 0 }
     }
@@ -118,16 +118,16 @@ impl ModelOp {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ModelOpId(pub u64);
 
-/// The end of an operation.
+/// A completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Completed {
-    /// When it ended, on the clock of the arrivals; never later than the time advanced to.
+    /// Time of the completion, on the clock of the arrivals; never later than the time advanced to.
     pub at: Nanos,
-    /// Which operation.
+    /// The operation.
     pub id: ModelOpId,
 }
 
-/// What a model has done so far. An operation is counted when its service begins.
+/// Counters of a model. An operation is counted when its service begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct ModelCounters {
     /// Reads served.
@@ -142,14 +142,14 @@ pub struct ModelCounters {
     pub read_bytes: u64,
     /// Bytes written.
     pub written_bytes: u64,
-    /// How often the arm moved or another head was selected to begin an operation; 0 on an SSD.
+    /// Times that the arm moved or another head was selected to begin an operation; 0 on an SSD.
     pub seeks: u64,
-    /// Operations that continued where the one before had ended; 0 on an SSD.
+    /// Operations that continued where the previous one had ended; 0 on an SSD.
     pub streamed: u64,
-    /// Time spent serving: the arm's and the platter's on a disk, the sum over the serial links
-    /// on an SSD (so at most twice the elapsed time on PCIe).
+    /// Busy time: of arm and platters on a disk, the sum over the links on an SSD (so at most twice
+    /// the elapsed time on PCIe).
     pub busy: Duration,
-    /// The part of that for reads.
+    /// Busy time for reads.
     pub read_busy: Duration,
 }
 
@@ -178,11 +178,11 @@ enum Core {
     Ssd(Box<Ssd>),
 }
 
-/// A disk without data: arrivals in, completions out.
+/// A disk without data, which turns arrivals into completions.
 ///
-/// Time comes in with every call and never goes backwards: an earlier time than one given before
-/// counts as that one. However rarely [`Model::advance`] is called, each choice of what to serve
-/// next is made as of the moment when the disk became free, among what had arrived before then.
+/// Every call passes the time, which never goes backwards: a time before an earlier one counts as
+/// that one. However rarely [`Model::advance`] is called, each choice of the next command is made
+/// as of the moment at which the disk became free, among the commands that had arrived before it.
 #[derive(Clone, Debug)]
 pub struct Model {
     core: Core,
@@ -193,8 +193,8 @@ pub struct Model {
 }
 
 impl Model {
-    /// An idle disk of `capacity` bytes. A disk of 7,200 rpm that is smaller than 2 TB is the outer
-    /// part of one of 2 TB.
+    /// Makes an idle disk of `capacity` bytes. A 7,200 rpm disk smaller than 2 TB is the outer part
+    /// of one of 2 TB.
     pub fn new(kind: ModelKind, capacity: u64) -> Self {
         let core = match kind {
             ModelKind::Hdd7200 => Core::Hdd(Box::new(Hdd::new(capacity))),
@@ -204,18 +204,17 @@ impl Model {
         Model { core, kind, capacity, next: 0, now: Nanos(0) }
     }
 
-    /// Which disk this is.
+    /// Returns the modelled disk.
     pub fn kind(&self) -> ModelKind {
         self.kind
     }
 
-    /// An operation arrives at `now`. Its end comes out of [`Model::advance`].
+    /// Submits an operation at `now`. Its completion comes from [`Model::advance`].
     pub fn submit(&mut self, now: Nanos, op: ModelOp) -> ModelOpId {
         self.submit_known(now, op).0
     }
 
-    /// As [`Model::submit`]; says in addition when the operation will complete, where no later
-    /// arrival can change that.
+    /// As [`Model::submit`]; also returns the completion time if no later arrival can change it.
     pub fn submit_known(&mut self, now: Nanos, op: ModelOp) -> (ModelOpId, Option<Nanos>) {
         self.now = self.now.max(now);
         let id = ModelOpId(self.next);
@@ -232,8 +231,8 @@ impl Model {
         (id, known)
     }
 
-    /// When the next operation completes, unless another arrives before; `None` when idle.
-    /// May lie in the past if that has not been collected yet.
+    /// Returns the time of the next completion, unless another operation arrives first; `None` when
+    /// idle. May be in the past if the completion has not been collected yet.
     pub fn next_event(&self) -> Option<Nanos> {
         match &self.core {
             Core::Hdd(hdd) => hdd.next_event(),
@@ -241,7 +240,7 @@ impl Model {
         }
     }
 
-    /// Lets time pass until `now` and appends what has completed, in order of time.
+    /// Advances the time to `now` and appends the completions up to then, in order of time.
     pub fn advance(&mut self, now: Nanos, into: &mut Vec<Completed>) {
         self.now = self.now.max(now);
         match &mut self.core {
@@ -250,7 +249,7 @@ impl Model {
         }
     }
 
-    /// What has been done so far.
+    /// Returns the counters.
     pub fn counters(&self) -> ModelCounters {
         match &self.core {
             Core::Hdd(hdd) => hdd.counters(),

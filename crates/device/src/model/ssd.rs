@@ -1,17 +1,17 @@
-//! The two SSDs: operations go through a serial link one after the other, `overhead + len / rate`
+//! The two SSDs: operations pass a serial link one after the other, taking `overhead + len / rate`
 //! each, and complete a fixed time after they have left it.
 //!
-//! The overheads and rates fit both the sequential throughput and the 4 KiB saturation of measured
-//! devices exactly. A SATA SSD has one link for both directions, a PCIe SSD one for each. Nothing
-//! here depends on the address, and garbage collection is not modelled. That SATA holds no more
-//! than 32 commands need not be modelled: 32 of the shortest keep the link busy for 177 us, longer
-//! than any latency, so the link never waits for a command that may not come in yet.
+//! The overheads and rates exactly fit both the sequential throughput and the 4 KiB saturation of
+//! measured devices. A SATA SSD has one link for both directions, a PCIe SSD one for each. Nothing
+//! depends on the address, and garbage collection is not modelled. The limit of 32 commands of SATA
+//! need not be modelled: 32 of the shortest keep the link busy for 177 us, longer than any latency,
+//! so the link never waits for a command beyond the limit.
 //!
-//! Three figures are conventions, as no measurement is behind them. A sync takes 200 us on SATA,
-//! which first waits for all commands before it and holds up all after it (the flush of SATA is
-//! not a queued command), and ends 50 us after all commands before it on PCIe. A discard takes as
-//! long as a write of no bytes. A durable write ends as much later than a plain one as a sync takes,
-//! and holds nobody up: with forced unit access it is a queued command as any other.
+//! Three figures are conventions without a measurement. A sync takes 200 us on SATA, where it waits
+//! for all earlier commands and blocks all later ones (the flush of SATA is not a queued command),
+//! and ends 50 us after all earlier commands on PCIe. A discard takes as long as a write of no
+//! bytes. A durable write ends later than a plain one by the time of a sync, and blocks nothing:
+//! with forced unit access it is an ordinary queued command.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -21,7 +21,7 @@ use forebay_core::Nanos;
 
 use super::{Completed, ModelCounters, ModelOp, ModelOpId, ModelOpKind};
 
-/// What one direction costs.
+/// The costs of one direction.
 #[derive(Debug)]
 struct Link {
     /// Nanoseconds for each command.
@@ -32,12 +32,12 @@ struct Link {
     latency: Duration,
 }
 
-/// What sets one SSD apart from another.
+/// The parameters of one SSD.
 #[derive(Debug)]
 pub(super) struct SsdSpec {
     read: Link,
     write: Link,
-    /// SATA: both directions share a link, a sync excludes all else, zeroes are written.
+    /// SATA: both directions share a link, a sync excludes other commands, zeroes are written.
     sata: bool,
     sync: Duration,
 }
@@ -64,16 +64,16 @@ pub(super) static PCIE: SsdSpec = SsdSpec {
     sync: Duration::from_micros(50),
 };
 
-/// An SSD's state. All is first come, first served, so that the completion of an operation is
+/// An SSD's state. Service is first come, first served, so the completion time of an operation is
 /// known when it arrives.
 #[derive(Clone, Debug)]
 pub(super) struct Ssd {
     spec: &'static SsdSpec,
     /// When each link becomes free; a shared link is the first.
     link_free: [Nanos; 2],
-    /// When all commands so far have completed.
+    /// When all commands so far will have completed.
     all_done: Nanos,
-    /// Completions that have not been collected.
+    /// Completions not collected yet.
     pending: BinaryHeap<Reverse<Completed>>,
     counters: ModelCounters,
 }
@@ -89,7 +89,7 @@ impl Ssd {
         }
     }
 
-    /// Takes an operation and says when it will complete.
+    /// Submits an operation and returns its completion time.
     pub(super) fn submit(&mut self, now: Nanos, id: ModelOpId, op: ModelOp) -> Nanos {
         let kind = match op.kind {
             ModelOpKind::WriteZeroes if !self.spec.sata => ModelOpKind::Discard,
@@ -156,7 +156,7 @@ mod tests {
 
     const CAPACITY: u64 = 1 << 30;
 
-    /// Submits all at time 0 and gives the completion times in order of arrival, in microseconds.
+    /// Submits all at time 0 and returns the completion times in order of arrival, in microseconds.
     fn times(kind: ModelKind, ops: &[ModelOp]) -> Vec<u64> {
         let mut model = Model::new(kind, CAPACITY);
         ops.iter()

@@ -1,12 +1,12 @@
-//! The device that takes as long as the model says.
+//! The device with the timing of the model.
 //!
-//! The data lives in the device inside and is transferred when an operation starts. The operation
-//! ends when that is done and its time in the model has come, whichever is later. So a read sees
-//! what was there when it started, and a write can be read at once by those who do not wait for
-//! it, as with any operations that are in flight together.
+//! The data is stored in the inner device and is transferred when an operation starts. The
+//! operation ends when both the transfer and its time in the model have ended. So a read returns
+//! the content at its start, and a write is visible at once to those who do not wait for it, as
+//! with any operations in flight.
 //!
-//! All queues feed one model behind one lock: there is one arm, one link. They must be on one
-//! clock.
+//! All queues share one model behind one lock, because there is one arm or link. They must use the
+//! same clock.
 
 use std::cell::{Cell, RefCell};
 use std::cmp::Reverse;
@@ -24,26 +24,26 @@ use crate::api::{
 
 use super::{Completed, Model, ModelCounters, ModelKind, ModelOp, ModelOpId, ModelOpKind};
 
-/// A device before any other: the other's data, the model's times.
+/// A device in front of another one, with that device's data and the model's timing.
 pub struct ModelledDevice {
     inner: Arc<dyn Device>,
     name: String,
     shared: Arc<Mutex<Shared>>,
 }
 
-/// What the lanes share.
+/// State shared by all lanes.
 struct Shared {
     model: Model,
-    /// Whose the operations are whose end only [`Model::advance`] tells.
+    /// Queue and id of the operations whose completion time only [`Model::advance`] knows.
     owners: HashMap<ModelOpId, (u64, OpId)>,
-    /// For each queue, what has completed and was not noticed by it yet.
+    /// For each queue, the completions that it has not collected yet.
     arrived: HashMap<u64, Vec<(Nanos, OpId)>>,
     next_queue: u64,
     completed: Vec<Completed>,
 }
 
 impl Shared {
-    /// Lets time pass and hands each completion to the queue that waits for it.
+    /// Advances the time and assigns each completion to its queue.
     fn advance(&mut self, now: Nanos) {
         self.model.advance(now, &mut self.completed);
         for completed in self.completed.drain(..) {
@@ -57,14 +57,14 @@ impl Shared {
 }
 
 impl ModelledDevice {
-    /// `inner` with the times of a `kind`. Its name is that of the kind, a colon and that of
+    /// Wraps `inner` with the timing of `kind`. The name is that of the kind, a colon and that of
     /// `inner`.
     #[expect(clippy::new_ret_no_self, reason = "devices are always shared")]
     pub fn new(inner: Arc<dyn Device>, kind: ModelKind) -> Arc<dyn Device> {
         Arc::new(Self::with_counters(inner, kind))
     }
 
-    /// As [`ModelledDevice::new`], for those who want to read [`ModelledDevice::counters`].
+    /// As [`ModelledDevice::new`], for callers that need [`ModelledDevice::counters`].
     pub fn with_counters(inner: Arc<dyn Device>, kind: ModelKind) -> Self {
         let shared = Shared {
             model: Model::new(kind, inner.size()),
@@ -80,7 +80,7 @@ impl ModelledDevice {
         }
     }
 
-    /// What the model has done so far, for all lanes.
+    /// Returns the counters of the model, for all lanes.
     pub fn counters(&self) -> ModelCounters {
         self.shared.lock().model.counters()
     }
@@ -131,7 +131,7 @@ impl Device for ModelledDevice {
     }
 }
 
-/// How far the transfer to or from the inner device is.
+/// State of the transfer to or from the inner device.
 enum Transfer {
     /// Only within [`DeviceQueue::start`].
     Starting,
@@ -141,13 +141,12 @@ enum Transfer {
 
 struct InFlight {
     transfer: Transfer,
-    /// Whether its time in the model has come.
+    /// Whether its time in the model has passed.
     due: bool,
     waker: Option<Waker>,
 }
 
-/// Operations in flight, in places that are used again; an id tells this use of a place from
-/// earlier ones.
+/// Operations in flight, in reusable slots; an id includes the slot's use count.
 #[derive(Default)]
 struct InFlightTable {
     places: Vec<(u32, Option<InFlight>)>,
@@ -185,9 +184,9 @@ struct ModelledQueue {
     shared: Arc<Mutex<Shared>>,
     number: u64,
     ops: RefCell<InFlightTable>,
-    /// Operations whose end was known from the start: noticing it takes no lock.
+    /// Operations whose completion time was known from the start: no lock is needed to detect it.
     known: RefCell<BinaryHeap<Reverse<(Nanos, u64)>>>,
-    /// Operations of this queue that the model may still put in another order.
+    /// Number of this queue's operations that the model may still reorder.
     unknown: Cell<usize>,
     /// Scratch space.
     due: RefCell<Vec<(Nanos, OpId)>>,
@@ -216,12 +215,12 @@ fn shape(op: &DeviceOp) -> ModelOp {
 impl ModelledQueue {
     fn arrive(&self, id: OpId, op: ModelOp) {
         let mut shared = self.shared.lock();
-        // Read under the lock, so that arrivals of all lanes are in order of time.
+        // Read under the lock, so that the arrivals of all lanes are in order of time.
         let now = self.clock.now();
         let (number, end) = shared.model.submit_known(now, op);
         match end {
             Some(end) => {
-                // Nobody collects what is known already.
+                // Completions with known times are not collected from the model.
                 shared.advance(now);
                 self.known.borrow_mut().push(Reverse((end, id.0)));
             }
@@ -251,8 +250,8 @@ impl DeviceQueue for ModelledQueue {
         let starting = InFlight { transfer: Transfer::Starting, due: false, waker: None };
         let id = self.ops.borrow_mut().insert(starting);
         self.arrive(id, shape(&op));
-        // After the arrival, so that a copy to or from RAM takes place within the model's time
-        // and does not come on top of it.
+        // After the arrival, so that a copy to or from RAM overlaps with the model's time instead
+        // of adding to it.
         let transfer = self.inner.start(op);
         if let Some(op) = self.ops.borrow_mut().get(id) {
             op.transfer = Transfer::Running(transfer);
@@ -262,7 +261,7 @@ impl DeviceQueue for ModelledQueue {
 
     fn poll_op(&self, id: OpId, context: &mut Context<'_>) -> Poll<DeviceDone> {
         let mut ops = self.ops.borrow_mut();
-        // Collected before, or never started: nothing will ever come.
+        // Already collected, or never started: it never completes.
         let Some(op) = ops.get(id) else { return Poll::Pending };
         if let Transfer::Running(inner) = op.transfer
             && let Poll::Ready(done) = self.inner.poll_op(inner, context)
@@ -323,7 +322,7 @@ impl DeviceQueue for ModelledQueue {
         let unknown = || {
             let shared = self.shared.lock();
             let arrived = shared.arrived.get(&self.number).and_then(|arrived| arrived.first());
-            // Whatever the model serves now ends before anything of ours that waits.
+            // The model's next completion comes before any of this queue's waiting operations.
             arrived.map(|(at, _)| *at).or_else(|| shared.model.next_event())
         };
         let modelled = if self.unknown.get() > 0 { unknown() } else { None };

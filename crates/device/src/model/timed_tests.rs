@@ -1,4 +1,4 @@
-//! The device that takes time, on a clock that is set by hand.
+//! The modelled device, on a manual clock.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -36,7 +36,7 @@ impl Manual {
     }
 }
 
-/// Bytes in RAM; operations end as soon as `open` says so.
+/// Bytes in RAM; operations end as soon as `open` is set.
 #[derive(Clone)]
 struct Memory {
     bytes: Arc<Mutex<Vec<u8>>>,
@@ -191,7 +191,7 @@ fn write(offset: u64, byte: u8, len: usize) -> DeviceOp {
     DeviceOp::Write { offset, data: IoData::Owned(IoBuf::copy_from(&vec![byte; len])) }
 }
 
-/// The end of a single operation that arrives at `now`, by the model itself.
+/// Returns the completion time of a single operation that arrives at `now`, according to the model.
 fn expected(model: &mut Model, now: Nanos, op: ModelOp) -> Nanos {
     model.submit(now, op);
     let mut done = Vec::new();
@@ -298,7 +298,7 @@ fn queues_share_one_server() {
         assert_eq!(done.len(), 2);
         let transfer = done[1].at.0 - done[0].at.0;
         assert!(transfer > 500_000, "{kind}: the second waited only {transfer} ns");
-        // The second lane looks first and at a time of its own; the first misses nothing.
+        // The second lane polls first and at another time; the first misses nothing.
         bench.drive_at(1, done[0].at);
         assert!(bench.poll(1, ids[1]).is_none());
         assert_eq!(bench.queues[0].next_event(), Some(done[0].at));
@@ -310,9 +310,9 @@ fn queues_share_one_server() {
     }
 }
 
-/// Three lanes with random arrivals against the model alone with the same arrivals: whoever
-/// follows `next_event` sees every completion at its very time, and whoever is late sees all that
-/// are due and delays nothing that comes after.
+/// Three lanes with random arrivals against the model alone with the same arrivals: a lane that
+/// follows `next_event` sees every completion exactly on time, and a lane that is late sees all
+/// that are due and delays none that come after.
 #[test]
 fn lanes_see_what_the_model_says_however_late_they_look() {
     const LANES: usize = 3;

@@ -113,7 +113,7 @@ fn mounts_are_found_by_device_number() {
 
 #[test]
 fn a_mounted_block_device_is_refused() {
-    // Whether there is one depends on the machine; where there is, it must not be opened.
+    // Whether there is one depends on the machine; if so, it must not be opened.
     let root = rustix::fs::stat("/").expect("there").st_dev;
     let (major, minor) = (rustix::fs::major(root), rustix::fs::minor(root));
     let Ok(link) = std::fs::read_link(format!("/sys/dev/block/{major}:{minor}")) else {

@@ -1,4 +1,4 @@
-//! The slots of a ring and their way through the kernel.
+//! The slots of a ring, and their submission to the kernel.
 
 use std::collections::VecDeque;
 use std::io;
@@ -13,18 +13,18 @@ use rustix::io::Errno;
 use super::op::{RingDone, RingOp};
 use crate::buffer::IoBuf;
 
-/// Requests that one system call takes over.
+/// Submissions per system call.
 const SUBMISSIONS: u32 = 256;
 /// Completions that the kernel can report before it has to keep some back.
 pub(super) const COMPLETIONS: u32 = 4096;
-/// Marks completions that belong to no slot.
+/// Marks completions without a slot.
 const NO_SLOT: u64 = 1 << 63;
 
-/// One operation on one ring.
+/// Identifies one operation on one ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RingToken {
     index: u32,
-    /// 31 bits: how often the slot was used before.
+    /// 31 bits: use count of the slot.
     generation: u32,
 }
 
@@ -40,9 +40,9 @@ impl RingToken {
 }
 
 pub(super) enum Work {
-    /// Somebody's operation.
+    /// An operation.
     Op(RingOp),
-    /// The ring's own read of the eventfd that others write to rouse it. Never ends.
+    /// The ring's own read of the eventfd with which others rouse it. Never ends.
     Rouse { fd: Arc<OwnedFd>, count: IoBuf },
 }
 
@@ -57,14 +57,14 @@ impl Work {
 
 pub(super) enum State {
     Free,
-    /// Waits in user space or is with the kernel.
+    /// Waiting in user space, or submitted to the kernel.
     Running {
         work: Work,
         /// Bytes moved so far.
         done: usize,
         waker: Option<Waker>,
         with_kernel: bool,
-        /// Nobody wants the result any more.
+        /// Whether the result was abandoned.
         orphan: bool,
     },
     Done(RingDone),
@@ -84,18 +84,18 @@ pub(super) struct Inner {
     uring: IoUring,
     pub(super) slots: Vec<Slot>,
     free: Vec<u32>,
-    /// What has not found room in the submission queue yet, in order.
+    /// Submissions that found no room in the submission queue yet, in order.
     pub(super) queued: VecDeque<Queued>,
-    /// Requests that the kernel has or will be given with the next call, and has not completed.
+    /// Submissions that the kernel has, or gets with the next call, and has not completed.
     outstanding: usize,
-    /// Wakers to call when the ring is not borrowed any more.
+    /// Wakers to call once the ring is no longer borrowed.
     pub(super) woken: Vec<Waker>,
-    /// Whether a failure to enter the kernel has been logged; it would repeat without end.
+    /// Whether a failure to enter the kernel has been logged; it would repeat endlessly.
     complained: bool,
 }
 
 impl Inner {
-    /// A ring of the calling thread that reads `rouse` all the time.
+    /// Makes a ring of the calling thread that permanently reads `rouse`.
     pub(super) fn new(rouse: Arc<OwnedFd>) -> io::Result<Self> {
         let uring = build()?;
         let params = uring.params();
@@ -144,7 +144,7 @@ impl Inner {
         (slot.generation == token.generation).then_some(&mut slot.state)
     }
 
-    /// Makes a slot that has become free usable again.
+    /// Makes the slot of an ended operation available again.
     pub(super) fn release(&mut self, token: RingToken) {
         if let Some(slot) = self.slots.get_mut(token.index as usize) {
             slot.generation = (slot.generation + 1) & (u32::MAX >> 1);
@@ -205,7 +205,7 @@ impl Inner {
         pushed
     }
 
-    /// Moves what waits in user space into the submission queue, as far as there is room.
+    /// Moves waiting operations into the submission queue, as far as there is room.
     pub(super) fn fill(&mut self) {
         while let Some(next) = self.queued.pop_front() {
             let pushed = match next {
@@ -220,7 +220,7 @@ impl Inner {
     }
 
     /// Fills the submission queue and enters the kernel if there is a reason to. `false`: the
-    /// kernel could not take anything now.
+    /// kernel could not take any submission now.
     pub(super) fn enter(&mut self, wait: bool, timeout: Option<Duration>) -> bool {
         self.fill();
         let queue = self.uring.submission();
@@ -240,18 +240,18 @@ impl Inner {
         };
         match result.map_err(|error| (Errno::from_io_error(&error), error)) {
             Ok(_) | Err((Some(Errno::INTR | Errno::TIME), _)) => true,
-            // Completions have to be collected, or memory to be found, first.
+            // Completions must be collected, or memory must become available, first.
             Err((Some(Errno::BUSY | Errno::AGAIN), _)) => false,
             Err((_, error)) => {
                 if !std::mem::replace(&mut self.complained, true) {
-                    tracing::error!(%error, "the kernel refuses to take requests from a ring");
+                    tracing::error!(%error, "the kernel refuses submissions from a ring; its lane can start no operations");
                 }
                 false
             }
         }
     }
 
-    /// Notices what has completed.
+    /// Collects completions; returns their number.
     pub(super) fn reap(&mut self) -> usize {
         let mut count = 0;
         loop {
@@ -264,7 +264,7 @@ impl Inner {
         }
     }
 
-    /// The kernel is done with one step of an operation.
+    /// Handles the completion of one step of an operation.
     fn complete(&mut self, token: RingToken, code: i32) {
         let Some(State::Running { work, done, with_kernel, orphan, .. }) = self.state(token) else {
             return;
@@ -277,7 +277,10 @@ impl Inner {
                         .map(|errno| -errno.raw_os_error())
                         .contains(&code);
                 if !sound && !*orphan {
-                    tracing::error!(code, "a ring cannot be roused any more");
+                    tracing::error!(
+                        code,
+                        "the eventfd of a ring cannot be read; other threads can no longer wake its lane"
+                    );
                 }
                 sound && !*orphan
             }
@@ -286,7 +289,7 @@ impl Inner {
                     *done += moved;
                     moved > 0 && op.whole().is_some_and(|whole| *done < whole)
                 } else {
-                    // A signal came between, or a disk's queue was full.
+                    // Interrupted by a signal, or a disk's queue was full.
                     let disk = matches!(op, RingOp::Read { .. } | RingOp::Write { .. });
                     code == -Errno::INTR.raw_os_error()
                         || (disk && code == -Errno::AGAIN.raw_os_error())
@@ -304,7 +307,7 @@ impl Inner {
             Work::Rouse { .. } => (0, false, false),
         };
         if code < 0 {
-            // Bytes that were received must not be lost; the next receive reports the error.
+            // Received bytes must not be lost; the next receive reports the error.
             let result = match receiving && done > 0 {
                 true => Ok(done as u32),
                 false => Err(io::Error::from_raw_os_error(-code)),
@@ -320,7 +323,7 @@ impl Inner {
         }
     }
 
-    /// Ends an operation that is not, or no longer, with the kernel.
+    /// Ends an operation that the kernel does not, or no longer, have.
     fn end(&mut self, token: RingToken, result: io::Result<u32>, accepted: Option<OwnedFd>) {
         let Some(state) = self.state(token) else { return };
         match std::mem::replace(state, State::Free) {
@@ -341,7 +344,7 @@ impl Inner {
         }
     }
 
-    /// Ends every operation and waits until the kernel is done with all of them.
+    /// Ends every operation and waits until the kernel has completed all of them.
     fn close(&mut self) {
         let mut cancels = Vec::new();
         for (index, slot) in self.slots.iter_mut().enumerate() {
@@ -377,8 +380,8 @@ pub(super) fn is_invalid(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::InvalidInput
 }
 
-/// The best kind of ring that this kernel has. Deferred work runs when the lane looks for it and
-/// does not interrupt it.
+/// Makes the best kind of ring that this kernel supports. With deferred task work, completions are
+/// processed when the lane polls and do not interrupt it.
 fn build() -> io::Result<IoUring> {
     let base = || {
         let mut builder = IoUring::builder();

@@ -1,4 +1,4 @@
-//! What can be asked of a ring.
+//! The operations of a ring.
 
 use std::io;
 use std::ops::Range;
@@ -16,12 +16,12 @@ use crate::buffer::IoBuf;
 /// The most bytes in one request to the kernel; longer operations continue where it ended.
 const CHUNK: usize = 1 << 30;
 
-/// What to do with a range of a file or block device.
+/// A change to the storage of a range of a file or block device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FallocateMode {
-    /// Give the space back; the range reads as zeroes.
+    /// Deallocate the range, which then reads as zeroes.
     PunchHole,
-    /// Make the range read as zeroes, keeping its space.
+    /// Make the range read as zeroes, but keep it allocated.
     ZeroRange,
 }
 
@@ -35,11 +35,11 @@ impl FallocateMode {
     }
 }
 
-/// One operation. It owns its buffer and a share of its descriptor, so that neither can go away
+/// One operation. It owns its buffer and a share of its descriptor, so that neither can be freed
 /// while the kernel uses it. Lengths are at most `u32::MAX` bytes.
 ///
-/// Descriptors of sockets must be in blocking mode: the kernel answers `WouldBlock` at once to
-/// operations on non-blocking ones.
+/// Descriptors of sockets must be in blocking mode: on non-blocking ones the kernel returns
+/// `WouldBlock` immediately.
 #[derive(Debug)]
 pub enum RingOp {
     /// Fills `buf` from `offset`. Short only at the end of the file.
@@ -48,7 +48,7 @@ pub enum RingOp {
         fd: Arc<OwnedFd>,
         /// First byte in the file.
         offset: u64,
-        /// Where the data goes; its length says how much.
+        /// The destination; its length is the number of bytes to read.
         buf: IoBuf,
     },
     /// Writes all of `data` at `offset`.
@@ -57,9 +57,9 @@ pub enum RingOp {
         fd: Arc<OwnedFd>,
         /// First byte in the file.
         offset: u64,
-        /// What is written.
+        /// The data to write.
         data: IoData,
-        /// It is durable when it ends.
+        /// Whether the data is durable when the operation ends.
         durable: bool,
     },
     /// Makes completed writes durable.
@@ -71,36 +71,36 @@ pub enum RingOp {
     Fallocate {
         /// A file or block device.
         fd: Arc<OwnedFd>,
-        /// What to do.
+        /// The change.
         mode: FallocateMode,
         /// First byte in the file.
         offset: u64,
         /// Length in bytes.
         len: u64,
     },
-    /// Receives into `buf[range]`: what has arrived, at least one byte, or with `fill` everything.
-    /// Short with `fill`, and 0 without, at the end of the stream.
+    /// Receives into `buf[range]`: the bytes that have arrived, at least one, or with `fill` the
+    /// whole range. At the end of the stream the result is short with `fill`, and 0 without.
     Recv {
         /// A connected stream socket.
         fd: Arc<OwnedFd>,
-        /// Where the data goes.
+        /// The destination.
         buf: IoBuf,
-        /// Which part of `buf` to use.
+        /// The part of `buf` to use.
         range: Range<usize>,
         /// Whether to wait until the range is full.
         fill: bool,
     },
-    /// Sends `buf[range]`, or the beginning of it; the result says how much. A peer that is gone
-    /// is an error and no signal.
+    /// Sends `buf[range]`, or the beginning of it; the result is the number of bytes. A closed
+    /// connection is an error, without a signal.
     Send {
         /// A connected stream socket.
         fd: Arc<OwnedFd>,
-        /// Where the data is.
+        /// The data to send.
         buf: IoBuf,
         /// Which part of `buf` to send.
         range: Range<usize>,
     },
-    /// Waits for a connection. It comes with the completion, in blocking mode.
+    /// Waits for a connection, which is returned with the completion, in blocking mode.
     Accept {
         /// A listening socket.
         fd: Arc<OwnedFd>,
@@ -108,13 +108,13 @@ pub enum RingOp {
 }
 
 impl RingOp {
-    /// Whether waiting for it may take for ever, so that it must be cancelled when nobody wants
-    /// the result. What goes to a disk is let through.
+    /// Returns whether it may wait for ever, so that it must be cancelled when its result is
+    /// abandoned. Disk operations are left to complete.
     pub(super) fn is_endless(&self) -> bool {
         matches!(self, RingOp::Recv { .. } | RingOp::Send { .. } | RingOp::Accept { .. })
     }
 
-    /// Bytes that complete it, if it is one that goes on after a short step.
+    /// Returns the bytes that complete it, if it continues after a short step.
     pub(super) fn whole(&self) -> Option<usize> {
         match self {
             RingOp::Read { buf, .. } => Some(buf.len()),
@@ -124,7 +124,7 @@ impl RingOp {
         }
     }
 
-    /// The buffer, to be given back.
+    /// Returns the caller's buffer.
     pub(super) fn into_buf(self) -> Option<IoBuf> {
         match self {
             RingOp::Read { buf, .. } | RingOp::Recv { buf, .. } | RingOp::Send { buf, .. } => {
@@ -135,7 +135,7 @@ impl RingOp {
         }
     }
 
-    /// The request for the kernel, after `done` bytes.
+    /// Returns the request for the kernel, after `done` bytes.
     ///
     /// The addresses in it are valid as long as this operation is neither dropped nor changed;
     /// moving it is allowed.
@@ -151,7 +151,7 @@ impl RingOp {
         let entry = match self {
             RingOp::Read { fd, offset, buf } => {
                 let len = step(buf.len())?;
-                // `wrapping_add` because the end of an empty buffer is not inside anything.
+                // `wrapping_add` because the end of an empty buffer is outside any allocation.
                 let place = buf.as_io_ptr().wrapping_add(done.min(buf.len()));
                 opcode::Read::new(target(fd), place, len).offset(*offset + done as u64).build()
             }
@@ -203,7 +203,7 @@ fn target(fd: &Arc<OwnedFd>) -> types::Fd {
 }
 
 impl IoData {
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub(crate) fn len(&self) -> usize {
         match self {
             IoData::Owned(buf) => buf.len(),
@@ -212,13 +212,13 @@ impl IoData {
     }
 }
 
-/// How an operation ended.
+/// The result of an operation.
 #[derive(Debug)]
 pub struct RingDone {
-    /// Bytes moved, 0 for operations that move none; or why it failed.
+    /// Bytes moved, 0 for operations that move none; or the error.
     pub result: io::Result<u32>,
     /// The buffer of the operation, whatever the result.
     pub buf: Option<IoBuf>,
-    /// The connection that was accepted.
+    /// The accepted connection.
     pub accepted: Option<OwnedFd>,
 }

@@ -168,7 +168,7 @@ fn endless_operations_are_cancelled_and_their_buffers_kept_until_then() {
             ring.wait(None);
         }
     }
-    // A cancelled receive does not take bytes that come later.
+    // A cancelled receive does not consume later bytes.
     peer.write_all(b"abc").expect("sent");
     let done = block_on(&ring, ring.run(recv(&fd, 0..16, false)));
     assert_eq!(done.result.expect("received"), 3);
@@ -206,7 +206,7 @@ fn waiting_ends_when_roused_or_when_time_is_up() {
     ring.wait(Some(Duration::from_millis(1)));
     ring.wait(Some(Duration::ZERO));
     let rouse = ring.rouser();
-    // Before the wait, during the wait, and again and again.
+    // Before the wait, during the wait, and repeatedly.
     rouse();
     ring.wait(None);
     for _ in 0..10 {
@@ -261,7 +261,7 @@ fn a_rouse_that_is_noticed_on_the_way_into_a_wait_ends_it() {
     let (mine, _theirs) = pair();
     ring.drive();
     ring.rouser()();
-    // More than the kernel takes at a time, and nothing that ever ends.
+    // More than the kernel takes at a time, and none of them ever ends.
     let waiting: Vec<_> = (0..1000).map(|_| ring.start(recv(&mine, 0..16, false))).collect();
     let began = std::time::Instant::now();
     ring.wait(Some(Duration::from_secs(20)));
