@@ -161,7 +161,9 @@ async fn recover(
             report.notes.extend(recovered.notes);
             if recovered.torn > 0 {
                 let torn = recovered.torn;
-                report.notes.push(format!("{torn} records were torn by a crash before they were durable; they do not count"));
+                report.notes.push(format!(
+                    "{torn} records were torn by a crash before they were durable, and are ignored"
+                ));
             }
             if let Some(damage) = recovered.damage {
                 report.lost_records = damage.count;

@@ -4,8 +4,8 @@
 //! *base*, and everything with a sequence up to its *sequence*; recovery replays the rest, and the
 //! newest version of each block wins. Steps, in this order:
 //! 1. base: the last closed record; wait until all records up to it are written, so that every cell
-//!    in them is in the index. Only then sequence: the highest assigned one; later versions get
-//!    higher ones. So versions in records up to the base never have to be compared with replayed
+//!    in them is in the index. Only then the sequence: the highest assigned one; later versions
+//!    get higher ones. So versions in records up to the base never have to be compared with replayed
 //!    ones: a replayed version is either newer, or contained in the copy;
 //! 2. copy the segment table, then the index, shard by shard;
 //! 3. commit: every record that the copy may refer to is durable;
@@ -58,7 +58,7 @@ impl StoreLane {
             self.sync().await?;
         }
         let clean = clean && store.log.last_closed() == base;
-        // From here on the previous checkpoint can no longer be recovered from: neither superblock
+        // After this write the previous checkpoint cannot be recovered from: neither superblock
         // refers to it.
         self.write_superblock(|superblock| {
             superblock.checkpoint = Some(reference);

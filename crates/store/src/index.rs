@@ -87,7 +87,9 @@ impl Unfit {
     /// Returns the error, where `what` names the source of the blocks.
     pub(crate) fn of(self, what: &str) -> StoreError {
         match self {
-            Unfit::Blocks => StoreError::Refused(format!("{what} has more blocks than fit")),
+            Unfit::Blocks => {
+                StoreError::Refused(format!("{what} has more blocks than the index can hold"))
+            }
             Unfit::Masks(over) => StoreError::Memory(over),
         }
     }

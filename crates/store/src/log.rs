@@ -16,7 +16,7 @@ use crate::segments::Segments;
 
 /// The most commit rounds in flight if none needs a sync.
 const ROUNDS_WITHOUT_SYNC: usize = 3;
-/// The same if each is ample.
+/// The same limit for ample callers.
 const AMPLE_ROUNDS: usize = 16;
 /// A round is ample if the caller's open record has this many blocks: enough to be worth a header.
 pub(crate) const AMPLE: usize = 16;

@@ -209,7 +209,7 @@ impl StoreLane {
         let failed = self.store().health.failed();
         for (at, bytes) in mend {
             if let Err(error) = self.queue().write(*at, page_buffer(bytes)).await {
-                tracing::warn!(%error, "a damaged copy of a root cannot be written");
+                tracing::warn!(%error, "a damaged copy of the superblock or the volume table cannot be rewritten");
             }
         }
         // Barrier for invariant 7: the next root may be written over the copy that is current now,

@@ -75,7 +75,9 @@ impl Record {
         content: Content,
     ) -> Result<Encoded, String> {
         let start = u64::from(self.position) * layout.granule;
-        let place = |range| self.buffer.claim(range).ok_or("its place was taken");
+        let place = |range| {
+            self.buffer.claim(range).ok_or("its place in the log buffer is already claimed")
+        };
         let opens = start == layout.header_bytes;
         let from = if opens { 0 } else { start };
         if opens {

@@ -124,7 +124,7 @@ pub async fn read_roots(device: &Arc<dyn Device>, queue: &Queue) -> Result<Roots
             && let Ok(found) = tables.find(&older).await
         {
             notes.push(
-                "the last change of the volume table is lost; nobody relied on it yet".into(),
+                "the last change of the volume table was incomplete and is undone; nothing relied on it yet".into(),
             );
             (superblock, table) = (older, Ok(found));
         } else if let Some(next) = tables.next(&superblock).await {

@@ -86,7 +86,7 @@ impl CheckReport {
     pub(super) fn tell_damaged(&mut self) {
         let damaged = self.volumes.iter().filter_map(|it| Some((&it.name, Damage::of(it)?)));
         let told = damaged.map(|(name, damage)| {
-            format!("the volume '{name}' does not start before its operator says so: {damage}")
+            format!("the volume '{name}' does not start until its operator acknowledges the loss: {damage}")
         });
         self.problems.extend(told.collect::<Vec<_>>());
     }

@@ -89,7 +89,10 @@ impl<'a> Opening<'a> {
         queue.sync().await?;
         let Roots { superblock, volumes, notes, mend } = read_roots(&device, &queue).await?;
         if superblock.is_read_only() {
-            return Err(refused(&device, "it has features that this program may not write to"));
+            return Err(refused(
+                &device,
+                "it uses features that a program must know to write to it; use a newer program",
+            ));
         }
         let geometry = &superblock.geometry;
         let (spaces, blocks) = spaces_of(&superblock, &volumes, &options);
@@ -147,7 +150,9 @@ impl<'a> Opening<'a> {
         };
         self.report.bytes_read += image.bytes_read;
         if image.mended {
-            self.report.notes.push("the checkpoint was damaged in one place, and mended".into());
+            self.report.notes.push(
+                "the checkpoint was damaged, and was repaired or rebuilt from the log".into(),
+            );
         }
         for note in &self.report.notes {
             tracing::warn!(device = self.device.name(), "{note}");
