@@ -192,7 +192,7 @@ enum Next {
     CopyBack(IoBuf),
     /// Return the caller's buffer, a copy of which was written.
     GiveBack(Option<IoBuf>),
-    /// Continue zeroing up to this byte.
+    /// Continue zeroing up to this byte, exclusive.
     Zero(Zeroing, u64),
 }
 

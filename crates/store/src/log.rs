@@ -85,8 +85,8 @@ pub(crate) struct Log {
     marks_pushed: AtomicU64,
     marks_durable: AtomicU64,
     rounds: Mutex<Rounds>,
-    /// Held by a round while it takes marks and closes records, so that taken marks are always in
-    /// closed records.
+    /// Held by a round while it takes marks and closes records, so that the marks that it sees as
+    /// taken are in records that it sees as closed.
     pub(crate) closing: Mutex<()>,
     /// Notified when a commit round ended.
     pub(crate) round_ended: Notify,

@@ -30,8 +30,8 @@ use crate::store::{Store, VolumeSpace};
 /// opened again.
 pub const CLEAN_DISTRUSTED: u64 = 1;
 
-/// From this generation on, superblocks announce wide generations: durable long before the first
-/// one.
+/// Once the next segment gets this generation or a higher one, superblocks announce wide
+/// generations. That is durable long before the first wide one.
 const WIDE_FROM: u64 = forebay_format::MAX_NARROW_GENERATION / 2;
 
 /// Returns the offsets of the two copies, in the order in which they are written.

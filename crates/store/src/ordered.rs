@@ -223,7 +223,7 @@ impl Store {
         let settled = queue.settle(horizon);
         let mut clean = Vec::new();
         for (block, version) in &settled.versions {
-            // A held version keeps its segment's life from ending.
+            // The version is held, so its segment has not been reused.
             if self.written_back(space, *block, &self.version_at(version.slot)) {
                 clean.push(*block);
             }

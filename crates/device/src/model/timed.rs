@@ -322,7 +322,7 @@ impl DeviceQueue for ModelledQueue {
         let unknown = || {
             let shared = self.shared.lock();
             let arrived = shared.arrived.get(&self.number).and_then(|arrived| arrived.first());
-            // The model's next completion comes before any of this queue's waiting operations.
+            // A lower bound: no operation of this queue completes before the model's next one.
             arrived.map(|(at, _)| *at).or_else(|| shared.model.next_event())
         };
         let modelled = if self.unknown.get() > 0 { unknown() } else { None };

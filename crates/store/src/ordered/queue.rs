@@ -284,9 +284,9 @@ impl Queue {
         let written = state.written();
         let next = state.groups.get(written).filter(|group| group.confirmed)?;
         let settle_first = state.groups.iter().take(written).any(|before| {
-            // After a crash recovery writes versions from the log again: those that this group
-            // replaced may not overwrite this group's once the next one has begun, nor this group's
-            // versions those of the next one.
+            // Without a horizon that covers `before`, recovery after a crash would write its
+            // versions again: over newer ones of the next group, or, if a block was written twice
+            // in it, an older version over the newer one although the next group has begun.
             let (few, many) = if before.versions.len() < next.versions.len() {
                 (&before.versions, &next.versions)
             } else {
