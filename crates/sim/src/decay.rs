@@ -46,8 +46,8 @@ impl World<'_> {
         };
         let mut superblocks = [COPY_A, COPY_B].into_iter().zip(&copies);
         let mut tables = geometry.volume_areas.into_iter().zip(&areas);
-        // A copy that a crash has torn, or that the next one may tear, is already the single
-        // failure.
+        // A copy that a crash has torn, or that the next one may tear, is already the one failure
+        // among these four.
         let all = superblocks
             .all(|(at, bytes)| Superblock::decode(bytes, at).is_ok() && settled(at, PAGE))
             && tables.all(|(at, bytes)| is_table(bytes, &found) && settled(at, bytes.len()));

@@ -90,7 +90,8 @@ impl World<'_> {
     /// Sometimes loses the state while the system is down, so that volumes are taken over from the
     /// cache.
     pub(crate) fn perhaps_lose_state(&mut self) {
-        // Without the state, a cache device that failed and came back cannot be detected.
+        // Not in worlds whose cache device fails: without the state, one that failed and came back
+        // cannot be detected.
         let Some(ledger) = self.ledger.as_ref().filter(|_| self.profile.keeps_cached_data()) else {
             return;
         };

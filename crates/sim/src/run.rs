@@ -44,7 +44,7 @@ pub fn run_seed(seed: u64, system: &dyn SystemUnderTest, options: RunOptions) ->
             format_args!("{violation}"),
         );
     }
-    // Tasks must be dropped only after this: what they do while they are dropped is not judged.
+    // The world stops before its tasks are dropped, so that their last actions are not judged.
     world.shared.stop();
     world.drop_process();
     world.counts.sectors_verified = world.oracle.verified;
