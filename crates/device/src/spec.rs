@@ -3,10 +3,10 @@
 //! | written | device |
 //! |---|---|
 //! | `PATH` | a regular file or a block device, links followed |
-//! | `PATH,size=10G` | likewise; a missing file is created, sparse, and what is there must have exactly that size, until it is in use: see [`DeviceSpec::made`] |
+//! | `PATH,size=10G` | likewise; a missing file is created, sparse, and an existing one must have exactly that size, until the device is in use: see [`DeviceSpec::made`] |
 //! | `ram:1G` | RAM, a new device each time, lost at the end |
-//! | `hdd7200:DEVICE`, `sata-ssd:DEVICE`, `pcie-ssd:DEVICE` | one of the above, as slow as that disk |
-//! | `faulty:DEVICE`, `faulty:DEVICE,control=FILE` | for tests: one of the above with the faults that `FILE` asks for, by default the path with `.faults` added |
+//! | `hdd7200:DEVICE`, `sata-ssd:DEVICE`, `pcie-ssd:DEVICE` | one of the above with the timing of that disk |
+//! | `faulty:DEVICE`, `faulty:DEVICE,control=FILE` | for tests: one of the above with the faults in the control file `FILE`, by default the path with `.faults` added |
 //!
 //! A path whose first component contains a colon is written with a leading `./`. The rest of a path
 //! is taken literally, commas included, unless it ends in `,size=`*something*, or in

@@ -3,8 +3,8 @@
 //! Each record is a group: any prefix of the log is a state that a power cut can leave, because a
 //! commit closes the open records of all lanes, so the writes that a flush covers are in records
 //! below those of any later write. Records form one group if no commit had ended between them,
-//! which `durable_through` shows. Until the recovered groups are on the origin, the horizon is a
-//! record number beside the sequence.
+//! which `durable_through` shows. Until the recovered groups are on the origin, the horizon has a
+//! record number in addition to the sequence.
 //!
 //! Lanes do not close records in the order of sequences: a later record may have an older version
 //! of a block, which must be ignored once a newer one is on the origin. To know that after the next

@@ -13,7 +13,7 @@ use crate::error::StoreError;
 use crate::replay::{Replay, newest_generation};
 use crate::retry;
 
-/// The generations of a segment that are possible beside the one in the checkpoint.
+/// The generations of a segment that are possible in addition to the one in the checkpoint.
 pub(super) struct Bounds {
     /// Every segment opened since the checkpoint has this generation or a higher one. Lower ones
     /// are from an earlier crash; they did not take effect then, and never will.
