@@ -1,30 +1,31 @@
-//! What tells a device from all others, apart from its content: serial numbers and UUIDs, and of a
-//! file the filesystem that holds it, its number there and the time of its birth.
+//! Identifies a device by everything except its content: serial numbers and UUIDs; for a file, its
+//! filesystem, inode number and birth time.
 //!
-//! A part can be missing at one time and known at another. Only what is known both times tells two
-//! devices apart.
+//! A part may be unknown at one time and known at another. Two identities differ only in parts that
+//! both of them know.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// Longest text of a part, in bytes.
+/// Longest text of one part, in bytes.
 pub const MAX_IDENTITY_TEXT: usize = 255;
-/// The most parts.
+/// The most parts of one identity.
 pub const MAX_IDENTITY_PARTS: usize = 16;
 
-/// One kind of part. Each has one source, so that the same device always says the same.
+/// One kind of part. Each kind has one source, so that a device always reports the same text for
+/// it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum IdentityPart {
-    /// World-wide identifier of a disk, as the kernel gives it.
+    /// World-wide identifier of a disk, as the kernel reports it.
     Wwid = 1,
-    /// Serial number of a disk, as the kernel gives it.
+    /// Serial number of a disk, as the kernel reports it.
     Serial = 2,
-    /// Serial number of a disk, as the system's device manager puts it together.
+    /// Serial number of a disk, as the system's device manager composes it.
     LongSerial = 3,
-    /// UUID of a device of the device mapper.
+    /// UUID of a device-mapper device.
     DmUuid = 4,
-    /// UUID of a RAID.
+    /// UUID of a RAID array.
     RaidUuid = 5,
     /// UUID of a partition.
     PartitionUuid = 6,
@@ -32,14 +33,14 @@ pub enum IdentityPart {
     Start = 7,
     /// UUID of the filesystem that holds a file.
     Filesystem = 8,
-    /// Number of a file on its filesystem.
+    /// Inode number of a file on its filesystem.
     Inode = 9,
-    /// When a file came into being, in seconds since 1970 with nine decimals.
+    /// When a file was created, in seconds since 1970 with nine decimals.
     Birth = 10,
 }
 
 impl IdentityPart {
-    /// All of them.
+    /// Every kind of part.
     pub const ALL: [IdentityPart; 10] = [
         IdentityPart::Wwid,
         IdentityPart::Serial,
@@ -69,24 +70,24 @@ impl IdentityPart {
     }
 }
 
-/// The name of the part with this code, also of one that only a later program knows.
+/// Returns the name of the part with this code; "unknown part" for a code of a later version.
 pub fn identity_part_name(code: u8) -> &'static str {
     let known = IdentityPart::ALL.into_iter().find(|part| *part as u8 == code);
     known.map_or("unknown part", IdentityPart::name)
 }
 
-/// See the module. There is at least one part.
+/// The parts that are known of a device, by code; at least one. See the module.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity(BTreeMap<u8, String>);
 
-/// A part in which two identities differ.
+/// The first part in which two identities differ.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
-    /// What it is.
+    /// Name of the part.
     pub part: &'static str,
-    /// What it was.
+    /// Its text in the earlier identity.
     pub was: String,
-    /// What it is now.
+    /// Its text now.
     pub is: String,
 }
 
@@ -97,8 +98,9 @@ impl fmt::Display for Difference {
 }
 
 impl Identity {
-    /// What a system says of a device. Blanks and control characters at the ends do not count, nor
-    /// does what is empty then; what is too long is cut. `None`: nothing is known.
+    /// Builds an identity from the parts that a system reports. Control characters and blanks at
+    /// the ends are removed, parts that are empty then are skipped, and long texts are cut to
+    /// [`MAX_IDENTITY_TEXT`] bytes. Returns `None` if no part is left.
     pub fn new(parts: impl IntoIterator<Item = (IdentityPart, String)>) -> Option<Self> {
         let tidy = |text: String| {
             let clean: String = text.chars().filter(|char| !char.is_control()).collect();
@@ -111,7 +113,8 @@ impl Identity {
         (!parts.is_empty()).then_some(Identity(parts))
     }
 
-    /// What was stored: codes and texts. `None` unless it could have been.
+    /// Builds an identity from stored codes and texts. Returns `None` unless every text and the
+    /// number of parts are within the limits and no code appears twice.
     pub fn from_parts(parts: Vec<(u8, String)>) -> Option<Self> {
         let count = parts.len();
         let good = |text: &String| {
@@ -121,12 +124,12 @@ impl Identity {
         (all.len() == count && (1..=MAX_IDENTITY_PARTS).contains(&count)).then_some(Identity(all))
     }
 
-    /// Codes and texts, in the order of the codes.
+    /// Returns codes and texts, in the order of the codes.
     pub fn parts(&self) -> impl ExactSizeIterator<Item = (u8, &str)> {
         self.0.iter().map(|(code, text)| (*code, text.as_str()))
     }
 
-    /// The first part that both know and in which `now` differs.
+    /// Returns the first part that both identities know and in which `now` differs.
     pub fn difference(&self, now: &Identity) -> Option<Difference> {
         self.0.iter().find_map(|(code, was)| {
             let is = now.0.get(code).filter(|is| *is != was)?;
@@ -135,7 +138,7 @@ impl Identity {
         })
     }
 
-    /// What is known now, and what was known before of parts that are not.
+    /// Adds the parts of `before` that are unknown now, up to [`MAX_IDENTITY_PARTS`].
     #[must_use]
     pub fn completed_by(mut self, before: &Identity) -> Self {
         for (code, text) in &before.0 {

@@ -1,14 +1,14 @@
-//! The words of Forebay as types. No I/O, no clocks of its own, no unsafe code.
+//! Forebay's vocabulary as types. No I/O, no clocks of its own, no unsafe code.
 //!
 //! - [`units`]: block numbers, slots, segments and sizes
-//! - [`identity`]: what tells a device from all others, apart from its content
+//! - [`identity`]: identifies a device by everything except its content
 //! - [`mask`]: which sectors of a block are valid
 //! - [`settings`]: mode, durability, replacement policy, admission
 //! - [`quiet`]: hours of the day
-//! - [`op`]: what a client asks for and how it ends
-//! - [`sync`]: atomics and locks that tests can take over
-//! - [`text`]: what is said to operators, in one line
-//! - [`time`]: the clock that everything else is given
+//! - [`op`]: a client's operations and their errors
+//! - [`sync`]: atomics and locks that loom can replace in tests
+//! - [`text`]: one-line messages for operators
+//! - [`time`]: the clock that all other code is given
 //! - [`why`]: every reason that is counted
 #![forbid(unsafe_code)]
 

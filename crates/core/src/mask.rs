@@ -11,16 +11,16 @@ pub struct SectorMask {
 }
 
 impl SectorMask {
-    /// No sector of a block of `sectors` sectors.
+    /// Returns the empty set, for a block of `sectors` sectors.
     pub fn none(sectors: u32) -> Self {
         let words = sectors.div_ceil(64).max(1) as usize;
         SectorMask { sectors, first: 0, rest: vec![0; words - 1] }
     }
 
-    /// Every sector of a block of `sectors` sectors.
+    /// Returns the set of all `sectors` sectors of a block.
     pub fn all(sectors: u32) -> Self {
         if (1..=64).contains(&sectors) {
-            // Made for every block that is written: no loop.
+            // Called for every block written: no loop.
             return SectorMask { sectors, first: u64::MAX >> (64 - sectors), rest: Vec::new() };
         }
         let mut mask = Self::none(sectors);
@@ -28,14 +28,14 @@ impl SectorMask {
         mask
     }
 
-    /// The sectors in `range` of a block of `sectors` sectors.
+    /// Returns the set of the sectors in `range`, for a block of `sectors` sectors.
     pub fn of(sectors: u32, range: Range<u32>) -> Self {
         let mut mask = Self::none(sectors);
         mask.insert(range);
         mask
     }
 
-    /// A mask from its words, lowest sectors first; bits beyond `sectors` are dropped.
+    /// Builds a mask from its words, lowest sectors first; bits beyond `sectors` are dropped.
     pub fn from_words(sectors: u32, words: impl IntoIterator<Item = u64>) -> Self {
         let mut mask = Self::none(sectors);
         for (index, word) in words.into_iter().enumerate() {
@@ -48,12 +48,12 @@ impl SectorMask {
         mask
     }
 
-    /// The words of the mask, lowest sectors first.
+    /// Returns the words of the mask, lowest sectors first.
     pub fn words(&self) -> impl Iterator<Item = u64> + '_ {
         std::iter::once(self.first).chain(self.rest.iter().copied())
     }
 
-    /// Sectors in the block, valid or not.
+    /// Returns the number of sectors in the block, valid or not.
     pub fn sectors(&self) -> u32 {
         self.sectors
     }
@@ -66,7 +66,7 @@ impl SectorMask {
         if index == 0 { self.first } else { self.rest.get(index - 1).copied().unwrap_or(0) }
     }
 
-    /// Adds the sectors in `range`; what lies beyond the block is ignored.
+    /// Adds the sectors in `range`; sectors beyond the block are ignored.
     pub fn insert(&mut self, range: Range<u32>) {
         for sector in range.start..range.end.min(self.sectors) {
             if let Some(word) = self.word_mut(sector as usize / 64) {
@@ -102,7 +102,7 @@ impl SectorMask {
         range.into_iter().all(|sector| self.contains(sector))
     }
 
-    /// Whether the set is every sector of the block.
+    /// Whether the set holds every sector of the block.
     pub fn is_all(&self) -> bool {
         self.count() == self.sectors
     }
@@ -112,12 +112,12 @@ impl SectorMask {
         self.words().all(|word| word == 0)
     }
 
-    /// Sectors in the set.
+    /// Returns the number of sectors in the set.
     pub fn count(&self) -> u32 {
         self.words().map(u64::count_ones).sum()
     }
 
-    /// The maximal runs of consecutive sectors in the set, in ascending order.
+    /// Returns the maximal runs of consecutive sectors in the set, in ascending order.
     pub fn runs(&self) -> impl Iterator<Item = Range<u32>> + '_ {
         let mut next = 0;
         std::iter::from_fn(move || {

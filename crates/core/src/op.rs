@@ -1,4 +1,4 @@
-//! What a client asks for, and how it ends.
+//! A client's operations and their errors.
 
 /// A client's operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -17,13 +17,13 @@ pub enum Op {
     Prefetch,
 }
 
-/// How a request can fail, as the client sees it.
+/// Why a request failed, as the client sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum IoError {
     /// The range is not inside the volume, or not in whole sectors.
     #[error("the request is not inside the volume")]
     Invalid,
-    /// A write beyond the end of the volume, or an origin without room for it.
+    /// A write beyond the end of the volume, or an origin without space for it.
     #[error("there is no room for the write")]
     NoSpace,
     /// The data could not be read or written.
@@ -32,7 +32,7 @@ pub enum IoError {
     /// The volume is stopping.
     #[error("the volume is shutting down")]
     ShuttingDown,
-    /// The operation is not available here.
+    /// The volume does not support the operation.
     #[error("the operation is not supported")]
     NotSupported,
 }

@@ -1,4 +1,4 @@
-//! Hours of the day, as an operator writes them.
+//! Quiet hours: a part of the day, as operators write it.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,8 +6,8 @@ use std::time::Duration;
 
 const MINUTES: u16 = 24 * 60;
 
-/// A part of every day, in local time, from one minute to another; over midnight if the end is
-/// before the start. Start and end differ.
+/// A part of every day, in local time. It spans midnight if the end is before the start; start and
+/// end differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct QuietHours {
     /// Minutes since midnight.
@@ -15,7 +15,7 @@ pub struct QuietHours {
     end: u16,
 }
 
-/// A text that is no part of a day.
+/// The text is not a part of a day.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("'{given}' is not a part of the day; write HH:MM-HH:MM, like 22:00-06:00, or off")]
 pub struct QuietHoursError {
@@ -23,13 +23,13 @@ pub struct QuietHoursError {
 }
 
 impl QuietHours {
-    /// From `start` to `end`, in minutes since midnight; `None` if they are equal or no minutes of a
-    /// day.
+    /// Builds the span from `start` to `end`, in minutes since midnight. Returns `None` if they are
+    /// equal, or not below 1,440.
     pub fn new(start: u16, end: u16) -> Option<Self> {
         (start != end && start < MINUTES && end < MINUTES).then_some(QuietHours { start, end })
     }
 
-    /// Whether it is that time of day, `time` being that since midnight.
+    /// Whether the span contains `time`, the time since midnight.
     pub fn contains(&self, time: Duration) -> bool {
         let minute = (time.as_secs() / 60 % u64::from(MINUTES)) as u16;
         if self.start < self.end {
@@ -39,12 +39,12 @@ impl QuietHours {
         }
     }
 
-    /// As one number, never 0.
+    /// Encodes the span as one number, never 0.
     pub fn to_number(self) -> u64 {
         1 + u64::from(self.start) * u64::from(MINUTES) + u64::from(self.end)
     }
 
-    /// What [`QuietHours::to_number`] gave; `None` for anything else.
+    /// Decodes a number from [`QuietHours::to_number`]; `None` for any other number.
     pub fn from_number(number: u64) -> Option<Self> {
         let both = number.checked_sub(1)?;
         let minutes = u64::from(MINUTES);
@@ -52,7 +52,7 @@ impl QuietHours {
     }
 }
 
-/// `HH:MM` as minutes since midnight.
+/// Parses `HH:MM` into minutes since midnight.
 fn minutes(text: &str) -> Option<u16> {
     let (hours, minutes) = text.split_once(':')?;
     let number = |text: &str, below: u16| {

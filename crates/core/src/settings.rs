@@ -1,11 +1,11 @@
-//! What an operator chooses for a volume.
+//! Choices an operator makes for a volume.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// A value that is none of the allowed words.
+/// The value is none of the allowed words.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("'{given}' is not a {what}; choose one of {choices}")]
 pub struct ChoiceError {
@@ -15,7 +15,7 @@ pub struct ChoiceError {
 }
 
 impl ChoiceError {
-    /// `given` is no `what`; `choices` are the words that are.
+    /// `given` is not a `what`; `choices` lists the allowed words.
     pub fn new(given: &str, what: &'static str, choices: &'static str) -> Self {
         ChoiceError { given: given.chars().take(40).collect(), what, choices }
     }
@@ -52,7 +52,7 @@ macro_rules! choice {
     };
 }
 
-/// What the cache does with reads and writes.
+/// How the cache handles reads and writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
@@ -83,7 +83,7 @@ choice!(Mode, "mode", "writeback (wb), writethrough (wt), writearound (wa, reado
 pub enum Durability {
     /// When data and record are on stable media of the cache device.
     Strict,
-    /// When it is in the log buffer in RAM; flush and FUA are honoured exactly.
+    /// When the data is in the log buffer in RAM; flush and FUA are honoured exactly.
     #[default]
     Flush,
 }
@@ -93,19 +93,19 @@ choice!(Durability, "durability", "strict, flush", {
     Flush => "flush",
 });
 
-/// How blocks are chosen to make room.
+/// How the policy chooses blocks to evict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ReplacementKind {
-    /// Least recently used: what was not used for longest leaves first.
+    /// Least recently used.
     Lru,
     /// First in, first out.
     Fifo,
-    /// Any block.
+    /// A random block.
     Random,
     /// Least frequently used.
     Lfu,
-    /// Least frequently used; frequencies fade.
+    /// Least frequently used, with frequencies that decay.
     #[serde(rename = "lfu-r")]
     LfuR,
     /// Stochastic multi-queue with a hotspot queue.
@@ -121,7 +121,7 @@ pub enum ReplacementKind {
     Lirs,
     /// SIEVE.
     Sieve,
-    /// A small queue for what is new, a main one for what was used again, and ghosts.
+    /// A small queue for new blocks, a main queue for those used again, and ghosts.
     #[default]
     #[serde(rename = "s3-fifo")]
     S3Fifo,
@@ -146,24 +146,25 @@ choice!(ReplacementKind, "replacement policy", "lru, fifo, random (rand), lfu, l
     WTinyLfu => "w-tinylfu" | "wtinylfu",
 });
 
-/// Whether blocks that are missed may enter the cache.
+/// Whether a missed block may enter the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Admission {
-    /// All of them.
+    /// Every missed block.
     #[default]
     Always,
-    /// Those that were missed before, not too long ago: as many blocks are remembered as the cache
-    /// has slots, times this number, 1 to [`Admission::MOST`].
+    /// Blocks missed before and still remembered. Ghosts remember as many blocks as the cache has
+    /// slots, times this number, 1 to [`Admission::MOST`].
     Ghost(u8),
 }
 
 impl Admission {
-    /// The longest memory, in times the slots of the cache.
+    /// Largest multiple of the cache's slots that ghosts remember.
     pub const MOST: u8 = 16;
 
     const CHOICES: &'static str = "always, second-hit, ghost:1 to ghost:16";
 
-    /// How many blocks are remembered, in times the slots of the cache; 0: none for this.
+    /// Returns how many blocks ghosts remember, as a multiple of the cache's slots; 0 for
+    /// [`Admission::Always`].
     pub fn times(self) -> u8 {
         match self {
             Admission::Always => 0,
@@ -171,7 +172,7 @@ impl Admission {
         }
     }
 
-    /// The rule that remembers so many; `None`: there is none.
+    /// Returns the rule with this multiple; `None` above [`Admission::MOST`].
     pub fn from_times(times: u64) -> Option<Self> {
         let times = u8::try_from(times).ok().filter(|times| *times <= Admission::MOST)?;
         Some(if times == 0 { Admission::Always } else { Admission::Ghost(times) })

@@ -1,7 +1,7 @@
-//! The atomics and the lock of the protocols between lanes.
+//! The atomics and the lock used by the protocols between lanes.
 //!
-//! With the feature `loom` they are those of [loom], with which the tests in the `loom_tests` modules
-//! go through every order that the memory model allows. Without it this module costs nothing.
+//! With the feature `loom` they come from [loom], and the tests in the `loom_tests` modules explore
+//! every order that the memory model allows. Without it this module costs nothing.
 //!
 //! [loom]: https://docs.rs/loom
 
@@ -31,12 +31,12 @@ mod modelled {
     pub struct Mutex<T>(loom::sync::Mutex<T>);
 
     impl<T> Mutex<T> {
-        /// A lock that nobody holds.
+        /// Makes an unlocked lock.
         pub fn new(value: T) -> Self {
             Mutex(loom::sync::Mutex::new(value))
         }
 
-        /// Waits for its turn.
+        /// Blocks until the lock is held.
         pub fn lock(&self) -> MutexGuard<'_, T> {
             self.0.lock().unwrap_or_else(PoisonError::into_inner)
         }

@@ -1,6 +1,6 @@
-//! What programs say to operators, in one line.
+//! One-line messages for operators.
 
-/// The text with every run of white space and control characters as one space.
+/// Returns the text with every run of white space and control characters as one space.
 pub fn one_line(text: &str) -> String {
     text.split(|c: char| c.is_whitespace() || c.is_control())
         .filter(|word| !word.is_empty())
@@ -8,8 +8,8 @@ pub fn one_line(text: &str) -> String {
         .join(" ")
 }
 
-/// What the parser of a command line complains about, without the usage block that it adds for a
-/// terminal. `command` is what `--help` can be asked of.
+/// Returns the complaint of a command-line parser as one line, without the usage block for a
+/// terminal, and refers to `command --help`.
 pub fn usage_line(rendered: &str, command: &str) -> String {
     let message = rendered.split("\nUsage:").next().unwrap_or(rendered);
     let message = message.split("\nFor more information").next().unwrap_or(message);

@@ -1,4 +1,4 @@
-//! Time, as a value and as something that is handed in.
+//! Time values, and the clock that is injected.
 
 use std::fmt;
 use std::ops::{Add, Sub};
@@ -9,7 +9,7 @@ use std::time::Duration;
 pub struct Nanos(pub u64);
 
 impl Nanos {
-    /// The time between `earlier` and this, zero if that is in the future.
+    /// Returns the time elapsed since `earlier`; zero if `earlier` is in the future.
     pub fn since(self, earlier: Nanos) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
@@ -37,14 +37,14 @@ impl fmt::Display for Nanos {
     }
 }
 
-/// Where the time comes from: the machine's monotonic clock, or a virtual one.
+/// A source of time: the machine's monotonic clock, or a virtual one.
 pub trait Clock: Send + Sync {
-    /// The time now. Never goes backwards.
+    /// Returns the current time. Never goes backwards.
     fn now(&self) -> Nanos;
 
-    /// The time since midnight, local time: for what depends on the hour of the day and on nothing
-    /// finer. It jumps when somebody sets the machine's clock. A clock that knows no calendar
-    /// started at midnight.
+    /// Returns the time since midnight, local time, for decisions that depend on nothing finer than
+    /// the hour of the day. It jumps when the machine's clock is set. The default, for a clock
+    /// without a calendar, takes the clock's start as midnight.
     fn time_of_day(&self) -> Duration {
         const DAY: u64 = 24 * 3600 * 1_000_000_000;
         Duration::from_nanos(self.now().0 % DAY)

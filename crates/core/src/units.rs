@@ -1,4 +1,4 @@
-//! Numbers with a meaning. None of them converts into another by accident.
+//! Numbers with a meaning: no type converts into another by accident.
 
 use std::fmt;
 
@@ -11,8 +11,8 @@ pub const SECTOR_SIZE: u64 = 512;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct OriginBlock(pub u64);
 
-/// A place for one block's payload on the cache device, in granules from the start of the
-/// segment area. A granule is the smaller of the block size and 4 KiB.
+/// Where one block's payload lies on the cache device, in granules from the start of the segment
+/// area. A granule is the smaller of the block size and 4 KiB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Slot(pub u32);
 
@@ -20,7 +20,8 @@ pub struct Slot(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SegmentId(pub u32);
 
-/// Number of one opening of a segment, unique in its cache; tells records of this life from older ones.
+/// Number of one opening of a segment, unique in its cache. It tells current records from those of
+/// earlier openings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Generation(pub u64);
 
@@ -28,7 +29,8 @@ pub struct Generation(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct RecordNumber(pub u64);
 
-/// Number of a volume within one cache. Not used again before a checkpoint after the volume is deleted.
+/// Number of a volume within one cache. Reused only after a checkpoint that follows the volume's
+/// deletion.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize,
 )]
@@ -54,37 +56,37 @@ impl BlockSize {
         valid.then_some(BlockSize(bytes as u32))
     }
 
-    /// Size in bytes.
+    /// Returns the size in bytes.
     pub fn bytes(self) -> u64 {
         u64::from(self.0)
     }
 
-    /// Size in bytes as a `usize`, for slices.
+    /// Returns the size in bytes as a `usize`, for slices.
     pub fn as_usize(self) -> usize {
         self.0 as usize
     }
 
-    /// Base-two logarithm of the size.
+    /// Returns the base-two logarithm of the size.
     pub fn shift(self) -> u32 {
         self.0.trailing_zeros()
     }
 
-    /// Sectors in a block: 4 to 2048.
+    /// Returns the sectors in a block: 4 to 2048.
     pub fn sectors(self) -> u32 {
         self.0 / SECTOR_SIZE as u32
     }
 
-    /// Bytes in a granule, the unit of [`Slot`].
+    /// Returns the bytes in a granule, the unit of [`Slot`].
     pub fn granule(self) -> u64 {
         self.bytes().min(4096)
     }
 
-    /// The block that holds the byte at `offset`.
+    /// Returns the block that contains the byte at `offset`.
     pub fn block_of(self, offset: u64) -> OriginBlock {
         OriginBlock(offset >> self.shift())
     }
 
-    /// Offset of the first byte of `block`.
+    /// Returns the offset of the first byte of `block`.
     pub fn offset_of(self, block: OriginBlock) -> u64 {
         block.0 << self.shift()
     }
@@ -108,20 +110,20 @@ impl fmt::Display for VolumeId {
     }
 }
 
-/// Why a size could not be read.
+/// The text is not a size.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "'{text}' is not a size; write a whole number with an optional unit, like 4096, 4K, 512M or 1T (powers of 1024)"
 )]
 pub struct SizeError {
-    /// What was given.
+    /// The text that was given, cut to 40 characters.
     pub text: String,
 }
 
 /// Reads a size such as `4096`, `4K`, `4KiB`, `512M` or `1T`, in bytes; units are powers of 1024.
 ///
 /// # Errors
-/// Anything else: signs, fractions, spaces, exponents, an empty string, 2^64 and more.
+/// Anything else: signs, fractions, spaces, exponents, an empty string, or 2^64 and more.
 pub fn parse_size(text: &str) -> Result<u64, SizeError> {
     let bad = || SizeError { text: text.chars().take(40).collect() };
     let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
@@ -139,8 +141,8 @@ pub fn parse_size(text: &str) -> Result<u64, SizeError> {
     number.checked_mul(1 << shift).ok_or_else(bad)
 }
 
-/// Writes a size the way [`parse_size`] reads it where it is a whole number of a unit, and with
-/// one decimal otherwise: `4K`, `1.5G`.
+/// Formats a size as [`parse_size`] reads it if it is a whole number of a unit, with one decimal
+/// otherwise: `4K`, `1.5G`.
 pub fn format_size(bytes: u64) -> String {
     const UNITS: [(&str, u32); 5] = [("P", 50), ("T", 40), ("G", 30), ("M", 20), ("K", 10)];
     for (unit, shift) in UNITS {

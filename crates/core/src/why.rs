@@ -1,11 +1,10 @@
-//! Why things happened: every reason that is counted, in one place.
+//! Every counted reason, in one place: why requests missed, blocks left, and so on.
 //!
-//! To add a reason: a line in the table below, the place in the engine that counts it, and a line in
-//! `docs/operations.md`, which a test looks for. Counters, JSON, `forebay show` and its help are made
-//! from the table.
+//! To add a reason: a line in the table below, the code in the engine that counts it, and a line in
+//! `docs/operations.md`, which a test requires. Counters, JSON, `forebay show` and its help are
+//! generated from the table.
 //!
-//! Reads that miss and requests that go round the cache are counted as requests, everything else as
-//! blocks.
+//! Misses and bypasses are counted in requests, all other reasons in blocks.
 
 use serde::{Deserialize, Serialize};
 
@@ -13,16 +12,16 @@ use serde::{Deserialize, Serialize};
 pub trait Reason: Copy + Eq + 'static {
     /// Every reason, in the order in which statistics print them.
     const ALL: &'static [Self];
-    /// What they are reasons of, as in JSON.
+    /// Name of the group in JSON.
     const GROUP: &'static str;
 
-    /// The word for it, as in JSON. Stable.
+    /// Returns the reason's name in JSON. Stable.
     fn name(self) -> &'static str;
 
-    /// What it means, in half a sentence.
+    /// Returns the meaning, in half a sentence.
     fn help(self) -> &'static str;
 
-    /// Its place in [`Reason::ALL`], for arrays of counters.
+    /// Returns the position in [`Reason::ALL`], for arrays of counters.
     fn index(self) -> usize;
 }
 
@@ -73,17 +72,17 @@ macro_rules! reasons {
             }
 
             impl $counts {
-                /// Asks for the count of each reason.
+                /// Collects the counts by calling `count` for each reason.
                 pub fn collect(mut count: impl FnMut($type) -> u64) -> Self {
                     $counts { $($name: count($type::$variant),)* }
                 }
 
-                /// The count of one reason.
+                /// Returns the count of one reason.
                 pub fn of(&self, reason: $type) -> u64 {
                     match reason { $($type::$variant => self.$name,)* }
                 }
 
-                /// All reasons together.
+                /// Returns the sum over all reasons.
                 pub fn total(&self) -> u64 {
                     $type::ALL.iter().map(|reason| self.of(*reason)).sum()
                 }
@@ -98,14 +97,14 @@ macro_rules! reasons {
         }
 
         impl Why {
-            /// Visits group, name and count of every reason, in the order of the table.
+            /// Calls `visit` with group, name and count of every reason, in the order of the table.
             pub fn each(&self, mut visit: impl FnMut(&'static str, &'static str, u64)) {
                 $(for reason in $type::ALL {
                     visit($type::GROUP, reason.name(), self.$group.of(*reason));
                 })*
             }
 
-            /// Group, name and meaning of every reason, in the order of the table.
+            /// Returns group, name and meaning of every reason, in the order of the table.
             pub fn meanings() -> Vec<(&'static str, &'static str, &'static str)> {
                 let mut all = Vec::new();
                 $(all.extend($type::ALL.iter().map(|reason| ($type::GROUP, reason.name(), reason.help())));)*
@@ -116,7 +115,7 @@ macro_rules! reasons {
 }
 
 reasons! {
-    /// Why a read needed the origin: of the first of its blocks that did.
+    /// Why a read needed the origin; the reason of its first block that did.
     MissReason, MissCounts, miss: {
         Cold cold "not seen lately",
         Evicted evicted "it was cached, and left not long ago to make room",
@@ -151,14 +150,14 @@ reasons! {
         Unsynced unsynced "the origin has it from a write that is not durable there yet",
     }
 
-    /// Why a block left the cache to make room, or because it was of no use.
+    /// Why a block was evicted, or forgotten because it was unreadable.
     EvictionReason, EvictionCounts, evicted: {
         Reclaim reclaim "its segment was emptied, and the policy did not keep it",
         NoRoom no_room "its segment was emptied with too little room to keep anything clean",
         Damaged damaged "its copy could not be read back, or failed its checksum",
     }
 
-    /// Why a clean block was forgotten although there was room.
+    /// Why a clean block was forgotten although its space was not needed.
     InvalidationReason, InvalidationCounts, invalidated: {
         WriteAround write_around "a write went round the cache",
         Discard discard "it was discarded, or zeroed on the origin",
