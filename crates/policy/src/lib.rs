@@ -1,18 +1,18 @@
-//! Decisions only: what goes round the cache, what leaves it, and what is written back when.
+//! Decisions only: bypass, admission, eviction, and when to write back.
 //!
-//! Nothing here does I/O, reads a clock or draws randomness of its own: time is handed in as
-//! [`forebay_core::Nanos`], randomness as a seeded [`fastrand::Rng`]. The same calls in the same
-//! order give the same answers, which is what lets the simulator replay a run.
+//! Nothing here does I/O, reads a clock or draws randomness of its own: the caller provides time as
+//! [`forebay_core::Nanos`] and randomness as a seeded [`fastrand::Rng`]. The same calls in the same
+//! order give the same answers, so the simulator can replay a run.
 //!
-//! - [`sequential`]: how far a stream has run, for the sequential cut-off
-//! - [`admission`]: whether a block may enter, one file for each rule
-//! - [`replacement`]: which blocks of a log are worth keeping, in four bits of each
-//! - [`curve`]: what caches of all sizes would hit, from a sample of the blocks
-//! - [`exact`]: which block leaves, with lists of blocks
+//! - [`sequential`]: length of sequential streams, for the sequential cut-off
+//! - [`admission`]: whether a block may enter, one file per rule
+//! - [`replacement`]: S3-FIFO for a log, in four bits per block
+//! - [`curve`]: miss-ratio curves for caches of all sizes, from a sample of the blocks
+//! - [`exact`]: block-based policies, with lists of blocks
 //! - [`writeback`]: when dirty blocks are written back, and how urgently
-//! - [`rate`]: how fast they are written back while clients use the same origin
+//! - [`rate`]: the rate of writeback while clients use the same origin
 //! - [`throttle`]: how much clients are slowed down when nearly all of the cache is dirty
-//! - [`sweep`]: in which order they are written back
+//! - [`sweep`]: the order of writeback
 #![forbid(unsafe_code)]
 
 pub mod admission;

@@ -1,7 +1,7 @@
-//! How fast dirty blocks are written back while clients use the same origin.
+//! The rate of writeback while clients use the same origin.
 //!
-//! [`RateControl`] is a proportional-integral controller, as bcache has one for its dirty target. What
-//! it makes zero is
+//! [`RateControl`] is a proportional-integral controller, like bcache's for its dirty target. It
+//! drives this error to zero:
 //!
 //! ```text
 //! error = pressure - slowdown
@@ -9,17 +9,17 @@
 //! slowdown = log2(latency of foreground requests on the origin / latency setting), from -1 to 3
 //! ```
 //!
-//! So clients may wait as long as the setting says while little is dirty, twice as long at the high
-//! watermark, and well beyond that writeback has its way. Where nobody uses the origin the slowdown is -1 and
-//! the rate grows until the origin takes no more.
+//! So client latency on the origin is held at the setting while little is dirty and at twice the
+//! setting at the high watermark; well beyond that writeback takes precedence. If no client uses
+//! the origin, the slowdown is -1 and the rate grows until the origin is saturated.
 //!
-//! The controller works on the logarithm of the rate: origins take from 1 MB/s to some GB/s, and it
-//! needs no other gains for that. It has the velocity form, which holds no sum that could run away: a
-//! limit is a limit of the rate itself. The rate never grows to more than twice what was achieved, so
-//! that it need not come down from nowhere when clients come back.
+//! The controller works on the logarithm of the rate, so that the same gains fit origins from 1
+//! MB/s to some GB/s. It is in velocity form, without a sum that could wind up: limits apply to the
+//! rate itself. The rate never grows beyond twice the achieved rate, so that it falls quickly when
+//! clients come back.
 //!
-//! [`Bucket`] holds writeback to a rate, in bursts: some writes in order of address that a disk has in
-//! its queue together cost it less than the same ones apart.
+//! [`Bucket`] limits writeback to a rate, in bursts: a disk does several queued writes in address
+//! order faster than the same writes one by one.
 
 use std::time::Duration;
 
@@ -28,35 +28,36 @@ use forebay_settings::Settings;
 
 use crate::writeback::Urgency;
 
-/// Share of a step in the error by which the rate changes at once, as a logarithm.
+/// Proportional gain: change of the logarithm of the rate per change of the error.
 const PROPORTIONAL: f64 = 0.05;
 
-/// The same for each second that the error lasts.
+/// Integral gain: the same per second that the error lasts.
 const INTEGRAL: f64 = 0.3;
 
-/// The rate is not changed more often than this.
+/// The rate is changed at most this often.
 const INTERVAL: Duration = Duration::from_millis(100);
 
-/// What comes after a longer pause counts as this.
+/// A longer pause counts as this.
 const LONGEST_STEP: Duration = Duration::from_secs(1);
 
-/// Bytes per second that are always allowed, so that there is something to go by: bcache's minimum.
+/// Bytes per second that are always allowed, so that there is something to measure: bcache's
+/// minimum.
 const LEAST: f64 = 4096.0;
 
-/// Bytes per second that no origin takes.
+/// Bytes per second that no origin reaches.
 const MOST: f64 = 1e11;
 
-/// A burst of a limited rate is so much of it.
+/// Length of a burst, as time at the limited rate.
 const BURST: Duration = Duration::from_millis(200);
 
-/// What has been seen since the last look.
+/// Measurements since the previous call of [`RateControl::look`].
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Load {
-    /// Share of the cache that is dirty with the volume's blocks, in percent.
+    /// Share of the cache occupied by the volume's dirty blocks, in percent.
     pub dirty_percent: f64,
-    /// Mean time that foreground requests took on the origin; `None` if there were none.
+    /// Mean latency of foreground requests on the origin; `None` if there were none.
     pub latency: Option<Duration>,
-    /// Bytes that were written back.
+    /// Bytes written back.
     pub written: u64,
 }
 
@@ -65,7 +66,7 @@ pub struct Load {
 pub struct RateControl {
     /// Bytes per second.
     rate: f64,
-    /// What is achieved, over some seconds.
+    /// Achieved rate, averaged over some seconds.
     achieved: f64,
     error: f64,
     looked: Option<Nanos>,
@@ -83,13 +84,13 @@ impl RateControl {
         self.looked.is_none_or(|looked| now.since(looked) >= INTERVAL)
     }
 
-    /// Takes note of what has been seen, and chooses the rate of polite writeback anew.
+    /// Updates the rate of polite writeback from new measurements.
     pub fn look(&mut self, now: Nanos, settings: &Settings, load: &Load) {
         let step = self.looked.map_or(INTERVAL, |looked| now.since(looked));
         self.looked = Some(now);
         let error = pressure(settings, load.dirty_percent) - slowdown(settings, load.latency);
         if step > LONGEST_STEP {
-            // Writeback was at rest. It begins slowly, as clients may be there by now.
+            // Writeback has paused. It starts slowly, because clients may have come meanwhile.
             (self.rate, self.error, self.achieved) = (LEAST, error, 0.0);
         }
         let seconds = step.min(LONGEST_STEP).as_secs_f64().max(1e-3);
@@ -102,7 +103,7 @@ impl RateControl {
         self.rate = wanted.min(reachable.max(4.0 * least)).clamp(least, most);
     }
 
-    /// Bytes per second at which to write; `None`: as fast as the origin can.
+    /// Returns the rate for writeback in bytes per second; `None`: as fast as the origin can.
     pub fn rate(&self, urgency: Urgency, settings: &Settings) -> Option<u64> {
         let (least, most) = limits(settings);
         let ceiling = (settings.writeback_rate_max > 0).then_some(settings.writeback_rate_max);
@@ -116,7 +117,7 @@ impl RateControl {
     }
 }
 
-/// The floor and the ceiling.
+/// Returns the lowest and the highest rate.
 fn limits(settings: &Settings) -> (f64, f64) {
     let most = if settings.writeback_rate_max > 0 {
         (settings.writeback_rate_max as f64).max(LEAST)
@@ -141,16 +142,16 @@ fn slowdown(settings: &Settings, latency: Option<Duration>) -> f64 {
     }
 }
 
-/// Holds writes to a rate.
+/// Limits writes to a rate.
 #[derive(Clone, Debug, Default)]
 pub struct Bucket {
-    /// Bytes that may be written; below 0 where more was.
+    /// Bytes that may be written; negative after overdrafts.
     credit: f64,
     filled: Nanos,
 }
 
 impl Bucket {
-    /// When the next bytes may be written at a rate of so many per second; `None`: now.
+    /// Returns when the next bytes may be written at `rate` bytes per second; `None`: now.
     pub fn wait(&mut self, now: Nanos, rate: Option<u64>) -> Option<Nanos> {
         let Some(rate) = rate else {
             (self.credit, self.filled) = (0.0, now);
@@ -161,7 +162,7 @@ impl Bucket {
         let passed = now.since(self.filled).as_secs_f64();
         self.filled = now;
         self.credit = (self.credit + passed * rate).min(burst);
-        // A debt of more than a second comes from a rate that was higher.
+        // A debt of more than one second stems from a higher rate.
         self.credit = self.credit.max(-rate);
         if self.credit > 0.0 {
             return None;
@@ -169,7 +170,7 @@ impl Bucket {
         Some(now + Duration::from_secs_f64((burst - self.credit) / rate))
     }
 
-    /// Bytes are written.
+    /// Deducts written bytes.
     pub fn take(&mut self, bytes: u64) {
         self.credit -= bytes as f64;
     }
@@ -185,15 +186,15 @@ mod tests {
         Settings { writeback_latency: Duration::from_millis(50), ..Settings::default() }
     }
 
-    /// An origin that takes `capacity` bytes per second, and clients whose requests take `alone`
-    /// seconds when nothing is written, and longer the more of its time is taken.
+    /// An origin that takes `capacity` bytes per second, with clients whose requests take `alone`
+    /// seconds without writeback, and longer the busier the origin is.
     struct Plant {
         capacity: f64,
         alone: f64,
         clients: bool,
     }
 
-    /// The mean rate that is achieved in the last ten of so many seconds.
+    /// Returns the mean rate achieved in the last ten of `seconds` seconds.
     fn run(control: &mut RateControl, plant: &Plant, dirty: f64, seconds: u64) -> f64 {
         let settings = settings();
         let (mut sum, mut count) = (0.0, 0.0);
@@ -219,7 +220,7 @@ mod tests {
 
     #[test]
     fn clients_get_the_latency_that_they_were_promised_and_writeback_gets_the_rest() {
-        // At the low watermark the latency is the setting, at the high one twice that.
+        // At the low watermark the latency equals the setting, at the high one twice the setting.
         for capacity in [1e6, 1e7, 1e9] {
             for (dirty, latency) in [(40.0, 0.050), (45.0, 0.075), (50.0, 0.100)] {
                 let plant = Plant { capacity, alone: 0.010, clients: true };
@@ -254,7 +255,7 @@ mod tests {
         let slow = Plant { capacity: 1e7, alone: 1.0, clients: true };
         let mut control = RateControl::default();
         assert_eq!(run(&mut control, &slow, 40.0, 60), f64::from(128 << 10));
-        // A dirty cache gets its way even so.
+        // A very dirty cache takes precedence even so.
         assert!(run(&mut control, &slow, 90.0, 60) > 0.9e7);
         let limited = Settings { writeback_rate_max: 1 << 20, ..settings() };
         let idle = Load { dirty_percent: 90.0, latency: None, written: 1 << 20 };
@@ -323,7 +324,7 @@ mod tests {
                     }
                 }
                 let most = (rate * 100 + rate).max(8 * piece);
-                // A debt is forgiven beyond a second, so pieces of more than that go faster.
+                // A debt beyond one second is forgiven, so larger pieces go faster.
                 let least = if piece > rate { rate } else { rate * 99 };
                 assert!(written >= least && (piece > rate || written <= most), "{written}");
             }
@@ -337,7 +338,7 @@ mod tests {
     #[test]
     fn an_error_counts_by_how_long_it_lasts_however_often_one_looks() {
         for steps in [1, 4, 10] {
-            // Half way between the watermarks, and the latency is the setting.
+            // Halfway between the watermarks, with the latency at the setting.
             let load = Load {
                 dirty_percent: 45.0,
                 latency: Some(settings().writeback_latency),

@@ -1,56 +1,57 @@
-//! S3-FIFO without a list: which blocks of a log are worth keeping, in four bits of each.
+//! S3-FIFO without lists: which blocks of a log are worth keeping, in four bits per block.
 //!
-//! The cache device is a log of segments. A policy gives blocks up; what it gave up stays readable
-//! until its segment is reclaimed, and what it keeps is reinserted to another segment then. So
-//! segments of which little is kept are reclaimed, and a policy keeps fewer blocks than there is room
-//! for: [`Shares`].
+//! The cache device is a log of segments. A block that the policy demotes stays readable until its
+//! segment is reclaimed; blocks that it keeps are then reinserted into another segment. So segments
+//! with few kept blocks are the cheapest to reclaim, and the policy keeps fewer blocks than the log
+//! can hold: [`Shares`].
 //!
 //! S3-FIFO (Yang, Zhang, Qiu, Yue and Rashmi, "FIFO queues are all you need for cache eviction",
-//! SOSP 2023) has a small queue for new blocks, a main queue for those that were used in it, and
-//! ghosts of those that were not. Here the small queue is the log itself: new blocks lie in the
-//! segments in the order in which they came, and when enough of them have come, the oldest such
-//! segment is passed ([`Rank::leaves_small`]). The main queue is a clock that goes round the other
-//! segments ([`Rank::passed`]), by their numbers: what it gives up lies together, so that less is reinserted.
-//! The order of their ages would do that too, but miss more on loops. All that a block needs is a
-//! rank: which of the two it is in, and how often it was used there.
+//! SOSP 2023) has a small queue for new blocks, a main queue for blocks used in the small one, and
+//! ghosts of the unused ones. Here the small queue is the log itself: new blocks lie in the
+//! segments in the order of arrival, and once enough have arrived, the oldest of these segments is
+//! processed ([`Rank::leaves_small`]). The main queue is a clock that passes over the other
+//! segments ([`Rank::passed`]) by number: the blocks it demotes lie together, so that fewer blocks
+//! are reinserted. Order of age would do that too, but miss more on loops. A block needs only a
+//! rank: its queue, and how often it was used there.
 //!
-//! It differs from the policy of the paper (`exact::s3_fifo`) in three ways. A block that was given
-//! up and is asked for before its segment is reclaimed enters the main queue, and costs no write. A
-//! block of the small queue that is overwritten goes to the end of it, as its place in the log does.
-//! The small queue is a thirty-second, not a tenth, because what was given up stays for a while anyway.
+//! It differs from the policy of the paper (`exact::s3_fifo`) in three ways. A demoted block that
+//! is requested before its segment is reclaimed enters the main queue, at no write. A block of the
+//! small queue that is overwritten moves to the end of it, as its place in the log does. The small
+//! queue is a thirty-second of the kept blocks, not a tenth, because demoted blocks stay for a
+//! while anyway.
 
-/// What speaks for keeping a block: 4 bits in the index.
+/// A block's queue and uses, in 4 bits of the index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Rank(u8);
 
-/// Uses that are counted.
+/// Uses are counted up to this number.
 const MOST_USES: u8 = 3;
-/// Uses in the small queue that lead to the main one.
+/// Uses in the small queue that promote a block to the main queue.
 const PROMOTING_USES: u8 = 2;
 const SMALL: u8 = 1;
 const MAIN: u8 = SMALL + MOST_USES + 1;
 
 impl Rank {
-    /// Nothing.
+    /// Demoted: may be evicted.
     pub const EVICTABLE: Rank = Rank(0);
-    /// The block is new.
+    /// New, in the small queue.
     pub const SMALL: Rank = Rank(SMALL);
-    /// The block has come back, and was not used since.
+    /// In the main queue, unused since.
     pub const MAIN: Rank = Rank(MAIN);
 
-    /// The rank that is stored as `bits`; unknown ones count as [`Rank::MAIN`].
+    /// Decodes stored bits; unknown values become [`Rank::MAIN`].
     #[inline]
     pub fn from_bits(bits: u8) -> Self {
         if bits > MAIN + MOST_USES { Rank::MAIN } else { Rank(bits) }
     }
 
-    /// What is stored: 0 to 15, and 0 only if the block is given up.
+    /// Encodes the rank: 0 to 15, and 0 only if the block is demoted.
     #[inline]
     pub fn bits(self) -> u8 {
         self.0
     }
 
-    /// Whether the block is to be kept.
+    /// Whether reclaim must reinsert the block.
     #[inline]
     pub fn is_kept(self) -> bool {
         self.0 != 0
@@ -70,7 +71,7 @@ impl Rank {
         }
     }
 
-    /// After a use.
+    /// Returns the rank after a use.
     #[inline]
     #[must_use]
     pub fn used(self) -> Rank {
@@ -81,7 +82,7 @@ impl Rank {
         }
     }
 
-    /// At the end of the small queue. Others stay as they are.
+    /// Returns the rank after the end of the small queue; unchanged for blocks not in it.
     #[must_use]
     pub fn leaves_small(self) -> Rank {
         match self {
@@ -91,7 +92,7 @@ impl Rank {
         }
     }
 
-    /// When the clock of the main queue passes. Others stay as they are.
+    /// Returns the rank after the main queue's clock has passed; unchanged for blocks not in it.
     #[must_use]
     pub fn passed(self) -> Rank {
         match self {
@@ -101,29 +102,30 @@ impl Rank {
         }
     }
 
-    /// When the block is reinserted to another segment: it has left the small queue's order.
+    /// Returns the rank after reinsertion into another segment: the block has left the order of the
+    /// small queue.
     #[must_use]
     pub fn reinserted(self) -> Rank {
         if self.is_kept() && !self.is_main() { Rank::MAIN } else { self }
     }
 }
 
-/// How many blocks a cache in a log keeps.
+/// Number of blocks that a cache in a log keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shares {
-    /// At most so many: of what lies in the log, less than all, so that there are always segments
-    /// of which little is kept.
+    /// Most blocks kept. Fewer than the log holds, so that some segments always have few kept
+    /// blocks.
     pub kept: u64,
-    /// In the small queue, if there are more in the main one.
+    /// The share of the small queue: while it has more blocks, they are demoted first.
     pub small: u64,
-    /// Blocks that are remembered after they were given up.
+    /// Demoted blocks that ghosts remember.
     pub ghosts: u64,
 }
 
 impl Shares {
-    /// For a log in which `room` blocks can live, of which a policy keeps `percent`.
+    /// Computes the shares for a log of `room` blocks, of which the policy keeps `percent`.
     ///
-    /// More would keep more, and reinsert more: see `docs/policies.md`.
+    /// A higher percentage keeps more blocks, and reinserts more: see `docs/policies.md`.
     pub fn of(room: u64, percent: u64) -> Self {
         let kept = (room * percent / 100).max(1);
         Shares { kept, small: (kept / 32).max(1), ghosts: room.max(1) }

@@ -1,66 +1,66 @@
-//! How far sequential streams have run, so that long ones can go round the cache.
+//! Tracks the length of sequential streams, so that long ones can bypass the cache.
 //!
-//! A disk is good at long sequential transfers and a cache that takes them in loses what it is
-//! for. The idea, the default threshold of 4 MiB and the table of recent streams with their
-//! expected next addresses are bcache's (`sequential_cutoff`, 128 streams); what counts as a
-//! continuation is decided here:
+//! Disks are good at long sequential transfers, and a cache that admits them loses the blocks it is
+//! useful for. The idea, the default threshold of 4 MiB and the table of recent streams with their
+//! expected next addresses are bcache's (`sequential_cutoff`, 128 streams). The rules for
+//! continuing a stream are our own:
 //!
-//! - A request continues a stream when it starts exactly at the stream's end.
+//! - A request continues a stream if it starts exactly at the stream's end.
 //! - Requests that were in flight together may arrive in another order. A request that starts one
 //!   to three times its own length after the end still continues the stream and leaves a hole. One
 //!   that starts as far before the end must fill a hole.
-//! - A stream with more than four requests' worth of holes is no stream (a stride, or chance), and
-//!   neither is one that reads or writes the same place twice. Either starts again from nothing.
-//!   This is what keeps random I/O on a small hot area, where every address is near the end of
-//!   some stream, from being taken for streams.
+//! - A stream with more than four requests' worth of holes is not sequential (a stride, or chance),
+//!   and neither is one that reads or writes the same address twice. Either starts again at zero.
+//!   This keeps random I/O to a small hot area, where every address is near the end of some stream,
+//!   from counting as streams.
 //! - Reads and writes are separate streams: a program that rewrites a range in place reads and
 //!   writes the same addresses, which would look like using them twice.
 //!
-//! A run is what the stream had covered *before* the request, so a single request is never a
-//! stream, however large it is.
+//! A run is what the stream covered *before* the request, so a single request is never a stream,
+//! however large it is.
 //!
-//! A backup, or a scan by many threads, is many streams of small requests at once, and other clients'
-//! random requests come in between, each of which could be the first of a stream. So streams that
-//! have gone on twice are established: they have three quarters of the table, and keep their places
-//! until they have not been heard of for long. Of what leaves the table a hash of its end stays
-//! behind for a while, and the next request of such a stream brings it back. bcache looks at the mean
-//! of what each task reads instead; behind a network there are no tasks.
+//! A backup, or a scan by many threads, is many streams of small requests at once, interleaved with
+//! other clients' random requests, each of which could be the first of a stream. So streams that
+//! were continued twice are established: they have three quarters of the table, and keep their
+//! entries until they have been inactive for long. A stream that leaves the table leaves a hash of
+//! its end for a while, and its next request restores it. bcache uses the mean run of each task
+//! instead; behind a network there are no tasks.
 //!
-//! One table per volume and lane, without locks. A stream that a client spreads over connections
-//! on several lanes is a stream on each of them only where each sees neighbouring requests.
+//! One table per volume and lane, without locks. If a client spreads a stream over connections on
+//! several lanes, each lane sees a stream only if it receives neighbouring requests.
 
-/// Streams that are remembered unless said otherwise.
+/// Default number of streams in a table.
 pub const DEFAULT_STREAMS: usize = 256;
 
-/// Threshold unless said otherwise: 4 MiB, as in bcache.
+/// Default threshold: 4 MiB, as in bcache.
 pub const DEFAULT_THRESHOLD: u64 = 4 << 20;
 
-/// Holes that a stream may have at a time, in lengths of the present request.
+/// Most holes of a stream at a time, in lengths of the current request.
 const MAX_HOLES: u64 = 4;
 
-/// How far from the end of a stream a request may start, in lengths of the request.
+/// Most distance between the end of a stream and a request, in lengths of the request.
 const MAX_DISTANCE: u64 = 3;
 
 /// Requests after which a stream is established.
 const ESTABLISHED: u8 = 3;
 
-/// An established stream may lose its place when so many requests have come since its last one.
+/// An established stream may be replaced when this many requests have come since its last one.
 const PATIENCE: u32 = 8192;
 
-/// Ends of streams that are remembered although the streams had to leave the table.
+/// Number of remembered ends of streams that left the table.
 const ENDS: usize = 2048;
 
 const NONE: u16 = u16::MAX;
 
-/// What the stream that a request continues has run.
+/// How far the stream that a request continues has run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Verdict {
-    /// Bytes of the stream before this request; 0 when it continues none.
+    /// Bytes of the stream before this request; 0 if the request continues none.
     pub run: u64,
 }
 
 impl Verdict {
-    /// Whether the request goes round the cache under a threshold of `threshold` bytes; 0 is never.
+    /// Whether the request bypasses the cache at a threshold of `threshold` bytes; 0 means never.
     pub fn bypass(self, threshold: u64) -> bool {
         threshold != 0 && self.run >= threshold
     }
@@ -72,14 +72,14 @@ struct Stream {
     end: u64,
     /// Bytes covered so far.
     run: u64,
-    /// Bytes before `end` that were jumped over and have not come since.
+    /// Bytes before `end` that were skipped and have not come since.
     holes: u64,
     is_write: bool,
-    /// Requests so far, up to [`ESTABLISHED`]; 0: another stream has come through it.
+    /// Requests so far, up to [`ESTABLISHED`]; 0: another stream has replaced it.
     requests: u8,
-    /// The list that it is in.
+    /// The list that contains it.
     list: Which,
-    /// The number of its last request.
+    /// Sequence number of its last request.
     heard: u32,
     /// Next in the chain of the same hash bucket.
     chain: u16,
@@ -94,7 +94,7 @@ enum Which {
     Established,
 }
 
-/// Streams in the order of last use.
+/// A list of streams in the order of last use.
 #[derive(Clone, Copy, Debug)]
 struct List {
     newest: u16,
@@ -102,7 +102,7 @@ struct List {
     len: usize,
 }
 
-/// A table of the streams that continued last. Memory is fixed: about 64 bytes per stream, and 8 KiB.
+/// A table of the streams continued last. Memory is fixed: about 64 bytes per stream, and 8 KiB.
 #[derive(Debug)]
 pub struct SequentialCutoff {
     streams: Vec<Stream>,
@@ -111,17 +111,18 @@ pub struct SequentialCutoff {
     shift: u32,
     /// By [`Which`].
     lists: [List; 2],
-    /// Requests so far, as a number that wraps.
+    /// Requests so far; wraps.
     requests: u32,
-    /// Of streams that had to leave: 30 bits of a hash of their end, and how many requests they had.
+    /// For streams that left the table: 30 bits of a hash of their end, and their number of
+    /// requests.
     ends: Box<[u32]>,
 }
 
 impl SequentialCutoff {
-    /// A table of `streams` streams, at least 1 and at most 32768.
+    /// Makes a table of `streams` streams, at least 1 and at most 32768.
     pub fn new(streams: usize) -> Self {
         let capacity = streams.clamp(1, 1 << 15);
-        // Most lookups are for streams that are not there: nearly all buckets are to be empty.
+        // Most lookups find nothing, so nearly all buckets should be empty.
         let buckets = (capacity * 8).next_power_of_two();
         SequentialCutoff {
             streams: Vec::with_capacity(capacity),
@@ -134,8 +135,7 @@ impl SequentialCutoff {
         }
     }
 
-    /// Takes note of a request for `len` bytes at `offset` and tells what its stream had run
-    /// before it.
+    /// Records a request for `len` bytes at `offset`. Returns how far its stream had run before it.
     pub fn observe(&mut self, op_is_write: bool, offset: u64, len: u64) -> Verdict {
         let Some(end) = offset.checked_add(len).filter(|_| len > 0) else {
             return Verdict { run: 0 };
@@ -162,9 +162,9 @@ impl SequentialCutoff {
         Verdict { run: 0 }
     }
 
-    /// The stream goes on, after `gap` bytes that have not been seen.
+    /// Continues the stream after `gap` unseen bytes.
     fn go_on(&mut self, slot: u16, end: u64, len: u64, gap: u64) -> Verdict {
-        // Another stream may already end here: this one came through its data, and replaces it.
+        // Another stream may already end here: this one passed through its data, and replaces it.
         let is_write = self.streams[slot as usize].is_write;
         if let Some(other) = self.find(is_write, end) {
             self.unchain(other);
@@ -187,7 +187,7 @@ impl SequentialCutoff {
         Verdict { run: if real { before } else { 0 } }
     }
 
-    /// A request before the end of a stream: late, or for a second time.
+    /// Handles a request before the end of a stream: late, or a repeated access.
     fn fill_hole(&mut self, slot: u16, len: u64) -> Verdict {
         let stream = &mut self.streams[slot as usize];
         let before = stream.run;
@@ -230,13 +230,13 @@ impl SequentialCutoff {
         self.chain(slot);
     }
 
-    /// The list that a stream belongs to, which is in none at the moment.
+    /// Returns the list that a stream, currently in none, belongs to.
     fn list_for(&mut self, slot: u16) -> Which {
         let established = self.lists[Which::Established as usize];
         if self.streams[slot as usize].requests < ESTABLISHED {
             return Which::New;
         }
-        // At least one place is for new ones: somebody must be able to leave.
+        // At least one entry is for new streams, so that one of them can always be replaced.
         if established.len < self.capacity - (self.capacity / 4).max(1) {
             return Which::Established;
         }
@@ -261,7 +261,8 @@ impl SequentialCutoff {
         }
     }
 
-    /// How many requests the stream had that went on at `offset` and had to leave.
+    /// Returns the number of requests of a replaced stream that continues at `offset`, and forgets
+    /// it.
     fn come_back(&mut self, is_write: bool, offset: u64) -> u8 {
         let (place, tag) = remembered(is_write, offset);
         let known = self.ends[place];
@@ -295,7 +296,7 @@ impl SequentialCutoff {
         self.buckets[bucket] = slot;
     }
 
-    /// Takes a stream out of its hash chain; one that is in none is left alone.
+    /// Removes a stream from its hash chain, if it is in one.
     fn unchain(&mut self, slot: u16) {
         let stream = self.streams[slot as usize];
         let bucket = self.bucket(stream.is_write, stream.end);
@@ -340,7 +341,7 @@ impl SequentialCutoff {
         (stream.newer, stream.older, stream.list) = (NONE, before, which);
     }
 
-    /// Makes a stream the next to leave.
+    /// Makes a stream the next to be replaced.
     fn link_oldest(&mut self, slot: u16) {
         let list = &mut self.lists[Which::New as usize];
         let before = std::mem::replace(&mut list.oldest, slot);
@@ -353,7 +354,7 @@ impl SequentialCutoff {
         (stream.newer, stream.older, stream.list) = (before, NONE, Which::New);
     }
 
-    /// A stream has gone on, or (`real` is false) has turned out to be none and starts again.
+    /// Moves a stream up after it was continued, or (`real` is false) after it started again.
     fn promote(&mut self, slot: u16, real: bool) {
         let now = self.requests;
         let stream = &mut self.streams[slot as usize];
@@ -368,7 +369,7 @@ impl SequentialCutoff {
         self.link_newest(slot, which);
     }
 
-    /// Another stream has come through this one.
+    /// Demotes a stream that another stream has passed through.
     fn demote(&mut self, slot: u16) {
         self.unlink(slot);
         self.streams[slot as usize].requests = 0;
@@ -381,10 +382,11 @@ fn hash(is_write: bool, end: u64) -> u64 {
     end.wrapping_add(u64::from(is_write)).wrapping_mul(0x9E37_79B9_7F4A_7C15)
 }
 
-/// Where the end of a stream is remembered, and as what: 30 bits, and two for the number of requests.
+/// Returns where the end of a stream is remembered, and as which 30-bit tag; two more bits hold the
+/// number of requests.
 fn remembered(is_write: bool, end: u64) -> (usize, u32) {
     let hash = hash(is_write, end);
-    // The tag has bits that the place has not.
+    // The tag has bits that the index does not depend on.
     ((hash >> 32) as usize % ENDS, ((hash >> 34) as u32 ^ hash as u32) & !3)
 }
 

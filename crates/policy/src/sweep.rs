@@ -1,25 +1,25 @@
-//! In which order dirty blocks are written back: across the origin in one direction.
+//! The order of writeback: across the origin in one direction.
 //!
 //! A disk is fastest when its head moves one way, so writeback goes through the origin in ascending
 //! order and starts again at the beginning (the circular elevator, C-SCAN: Seaman, Lind and Wilson,
-//! IBM Systems Journal 1966; bcache walks its index likewise). The index is a hash table and has no
-//! order; [`DirtyMap`] is a coarse histogram that tells where dirty blocks are, and
-//! [`SweepPlanner`] turns it into windows that are small enough to be collected and sorted. Within
-//! a window [`next_run`] makes one origin write of neighbours, and of what lies between them where
-//! that is cached as the origin has it: a disk has to pass over it anyway.
+//! IBM Systems Journal 1966; bcache walks its index likewise). The index is a hash table without
+//! order. [`DirtyMap`] is a coarse histogram of dirty blocks by address, and [`SweepPlanner`]
+//! divides it into windows small enough to collect and sort. Within a window [`next_run`] merges
+//! neighbours into one origin write, including clean cached blocks between them: a disk has to pass
+//! over those anyway.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use forebay_core::{BlockSize, OriginBlock};
 
-/// Regions of a [`DirtyMap`] unless said otherwise; 16 KiB of counters.
+/// Default number of regions of a [`DirtyMap`]; 16 KiB of counters.
 pub const DEFAULT_REGIONS: usize = 4096;
 
-/// How many dirty blocks each region of one volume's origin holds.
+/// The number of dirty blocks in each region of one volume's origin.
 ///
-/// Updated on the data path by any lane: one relaxed atomic addition. Counts are a guide and not
-/// a truth: while lanes race, a reader may see a block counted in neither state or in both.
+/// Any lane updates it on the data path, with one relaxed atomic addition. Counts are approximate:
+/// while lanes race, a reader may see a block counted in neither state or in both.
 #[derive(Debug)]
 pub struct DirtyMap {
     counts: Box<[AtomicU32]>,
@@ -27,8 +27,8 @@ pub struct DirtyMap {
 }
 
 impl DirtyMap {
-    /// A map of an origin of `origin_blocks` blocks in at most `regions` regions (at least 1),
-    /// each a power of two of blocks.
+    /// Makes a map of an origin of `origin_blocks` blocks in at most `regions` regions (at least
+    /// 1), each a power of two of blocks.
     ///
     /// Blocks beyond the end (the origin grew) count towards the last region.
     pub fn new(origin_blocks: u64, regions: usize) -> Self {
@@ -42,36 +42,36 @@ impl DirtyMap {
         DirtyMap { counts, shift }
     }
 
-    /// Number of regions.
+    /// Returns the number of regions.
     pub fn regions(&self) -> usize {
         self.counts.len()
     }
 
-    /// A block became dirty that was not.
+    /// Counts a block that became dirty.
     #[inline]
     pub fn add(&self, block: OriginBlock) {
         self.counts[self.region_of(block)].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A block is no longer dirty that was.
+    /// Counts a block that is no longer dirty.
     #[inline]
     pub fn sub(&self, block: OriginBlock) {
         self.counts[self.region_of(block)].fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Dirty blocks in a region, or 0 if there is no such region.
+    /// Returns the dirty blocks in a region; 0 if there is no such region.
     pub fn dirty_in(&self, region: usize) -> u32 {
         let count = self.counts.get(region).map_or(0, |count| count.load(Ordering::Relaxed));
-        // Below zero for a moment when one lane's subtraction overtakes another's addition.
+        // Negative for a moment when one lane's subtraction overtakes another's addition.
         if count > i32::MAX as u32 { 0 } else { count }
     }
 
-    /// Dirty blocks in all regions.
+    /// Returns the dirty blocks in all regions.
     pub fn total(&self) -> u64 {
         (0..self.regions()).map(|region| u64::from(self.dirty_in(region))).sum()
     }
 
-    /// The parts of `range` that lie in regions with dirty blocks, in ascending order.
+    /// Returns the parts of `range` in regions with dirty blocks, in ascending order.
     pub fn parts(&self, range: Range<u64>) -> impl Iterator<Item = Range<u64>> + '_ {
         let regions = match range.is_empty() {
             true => 0..0,
@@ -85,14 +85,14 @@ impl DirtyMap {
         })
     }
 
-    /// The region that a block counts towards.
+    /// Returns the region that a block counts towards.
     #[inline]
     pub fn region_of(&self, block: OriginBlock) -> usize {
         let region = block.0 >> self.shift;
         region.min(self.counts.len() as u64 - 1) as usize
     }
 
-    /// The blocks of a region; nothing is after the last.
+    /// Returns the blocks of a region; the last region is open-ended.
     pub fn blocks_of(&self, region: usize) -> Range<u64> {
         self.start_of(region)..self.end_of(region)
     }
@@ -101,7 +101,7 @@ impl DirtyMap {
         (region as u64) << self.shift
     }
 
-    /// The first block after a region; nothing is after the last.
+    /// Returns the first block after a region; `u64::MAX` for the last.
     fn end_of(&self, region: usize) -> u64 {
         if region + 1 == self.regions() { u64::MAX } else { self.start_of(region + 1) }
     }
@@ -110,31 +110,31 @@ impl DirtyMap {
 /// A stretch of the origin whose dirty blocks are collected, sorted and written together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Window {
-    /// The blocks of the window; the end is not part of it.
+    /// The blocks of the window.
     pub blocks: Range<OriginBlock>,
-    /// How many of them are dirty, by the map: exact where the window is whole regions.
+    /// Dirty blocks in the window, according to the map; exact if the window is whole regions.
     pub expected: u32,
-    /// Whether the sweep came round to the beginning of the origin for this window.
+    /// Whether the sweep restarted at the beginning of the origin for this window.
     pub wrapped: bool,
 }
 
-/// Goes through an origin window by window, upwards, and round again.
+/// Plans a sweep over an origin window by window, upwards and round again.
 #[derive(Clone, Debug, Default)]
 pub struct SweepPlanner {
     next: u64,
 }
 
 impl SweepPlanner {
-    /// A sweep that begins at the beginning of the origin.
+    /// Starts a sweep at the beginning of the origin.
     pub fn new() -> Self {
         SweepPlanner::default()
     }
 
-    /// The next window with dirty blocks, or `None` if there are none.
+    /// Returns the next window with dirty blocks, or `None` if there are none.
     ///
-    /// A window is whole regions with `max_dirty` dirty blocks at most. A region that has more by
-    /// itself is cut into equal parts in the hope that its blocks are spread evenly; whoever
-    /// collects them stops at `max_dirty` of the lowest and says so with
+    /// A window is whole regions with at most `max_dirty` dirty blocks together. A single region
+    /// with more is split into equal parts, on the assumption that its blocks are spread evenly; if
+    /// a part has more than `max_dirty`, the caller collects the lowest and continues with
     /// [`SweepPlanner::resume_at`].
     pub fn next_window(&mut self, map: &DirtyMap, max_dirty: u32) -> Option<Window> {
         if let Some(window) = self.from(map, self.next, max_dirty.max(1)) {
@@ -145,7 +145,7 @@ impl SweepPlanner {
         Some(window)
     }
 
-    /// Goes on at `block`, because the last window was not finished.
+    /// Continues at `block`, because the last window was not finished.
     pub fn resume_at(&mut self, block: OriginBlock) {
         self.next = block.0;
     }
@@ -160,7 +160,7 @@ impl SweepPlanner {
         let mut dirty = map.dirty_in(first);
         let mut end = map.end_of(first);
         if dirty > max_dirty {
-            // The last region may be open-ended; its nominal size is what is cut.
+            // The last region may be open-ended; its nominal size is split.
             let part = ((1u64 << map.shift) / u64::from(dirty.div_ceil(max_dirty))).max(1);
             if start + part < map.start_of(first) + (1u64 << map.shift) {
                 end = start + part;
@@ -184,17 +184,17 @@ impl SweepPlanner {
     }
 }
 
-/// How far blocks are merged into one origin write.
+/// Limits for merging blocks into one origin write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Merge {
-    /// The most blocks of a write, those between included; at least 1.
+    /// The most blocks in a write, including clean ones between; at least 1.
     pub blocks: u64,
-    /// The most blocks between two dirty ones that may be written along.
+    /// The most clean blocks between two dirty ones that a write may include.
     pub gap: u64,
 }
 
 impl Merge {
-    /// Limits in bytes as blocks of this size.
+    /// Converts limits in bytes to blocks of this size.
     pub fn of(block: BlockSize, merge_bytes: u32, gap_bytes: u32) -> Self {
         let blocks = |bytes: u32| u64::from(bytes) >> block.shift();
         Merge { blocks: blocks(merge_bytes).max(1), gap: blocks(gap_bytes) }
@@ -204,15 +204,15 @@ impl Merge {
 /// One write to the origin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
-    /// How many of the first blocks it has.
+    /// Number of blocks, from the start of the list, in this write.
     pub count: usize,
-    /// Blocks behind the last one that are written along as well, up to where the next run begins: a
-    /// disk goes on where it is, and would lose a revolution if it had to pass over one block.
+    /// Clean blocks after the last dirty one that the write includes, up to the start of the next
+    /// run: a disk continues in place, and would lose a revolution if it skipped a block.
     pub tail: u64,
 }
 
-/// The first write of ascending `blocks`: neighbours, and what lies behind a gap that is short enough and
-/// of which `fills` says that it may be written along. `None` for no blocks.
+/// Returns the first write of ascending `blocks`: neighbours, and blocks behind gaps within
+/// `merge.gap` for which `fills` returns true. `None` for no blocks.
 ///
 /// Blocks that are out of order or listed twice end a run.
 pub fn next_run(
@@ -300,7 +300,7 @@ mod tests {
         assert_eq!(SweepPlanner::new().next_window(&map, 100), None);
     }
 
-    /// One sweep meets every dirty block once, upwards, and the next begins again.
+    /// A sweep visits every dirty block once, upwards, and the next starts again.
     #[test]
     fn a_sweep_covers_every_dirty_block_once() {
         for (blocks, regions, dirty, max) in [
@@ -333,7 +333,7 @@ mod tests {
                     );
                 }
                 assert_eq!(met, all);
-                // Parts of a cut region after its last block may still follow; end the round.
+                // Parts of a split region after its last block may still follow; end the round.
                 planner.resume_at(OriginBlock(u64::MAX));
             }
         }
@@ -368,7 +368,7 @@ mod tests {
         assert_eq!(planner.next_window(&map, 10).expect("dirty").blocks.start, OriginBlock(10));
     }
 
-    /// The runs of some blocks, with gaps of up to two blocks if they lie below `cached`.
+    /// Returns the runs of `blocks`, with gaps of up to two blocks if they lie below `cached`.
     fn merged(blocks: &[u64], bytes: u32, cached: u64) -> Vec<Vec<u64>> {
         let merge = Merge::of(BlockSize::DEFAULT, bytes, 2 * 4096);
         let all: Vec<OriginBlock> = blocks.iter().copied().map(OriginBlock).collect();
@@ -407,7 +407,7 @@ mod tests {
     fn gaps_are_filled_where_they_are_short_and_cached() {
         let merged = |blocks: &[u64], bytes| merged(blocks, bytes, 100);
         assert_eq!(merged(&[1, 3, 6, 10], 1 << 20), [vec![1, 3, 6], vec![10]]);
-        // What is written along counts.
+        // Clean blocks in between count towards the limit.
         assert_eq!(merged(&[1, 3, 6], 5 * 4096), [vec![1, 3], vec![6]]);
         assert_eq!(merged(&[1, 4, 7], 4 * 4096), [vec![1, 4], vec![7]]);
         assert_eq!(merged(&[98, 100, 102], 1 << 20), [vec![98, 100], vec![102]]);
@@ -416,7 +416,7 @@ mod tests {
             let blocks: Vec<OriginBlock> = blocks.iter().copied().map(OriginBlock).collect();
             next_run(&blocks, Merge { blocks: most, gap: 2 }, |_| true).map(|run| run.tail)
         };
-        // Up to where the next run begins, if that is not far.
+        // The tail reaches to the next run, if that is near.
         assert_eq!(tail(&[1, 3, 6], 5), Some(2));
         assert_eq!(tail(&[1, 3, 7], 5), Some(0));
         assert_eq!(tail(&[1, 2, 3], 2), Some(0));

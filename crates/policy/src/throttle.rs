@@ -1,41 +1,42 @@
 //! How much clients are slowed down when nearly all of the cache is dirty.
 //!
-//! Clients that write faster than the origin can take must wait in the end. If they are let go on until
-//! there is no room at all, they then wait for a whole segment to be emptied, seconds on a disk, and all
-//! at once. So they are slowed down before, a little at first and more and more: each block has to wait
-//! for its turn, and turns are further apart the more is dirty. What is dirty then stays where turns
-//! come as often as the origin takes blocks, whatever rate that is, and every client gets its share.
+//! Clients that write faster than the origin can take must wait eventually. Without a throttle they
+//! run until no space is left, and then all wait at once until a whole segment is emptied, which
+//! takes seconds on a disk. So they are slowed down earlier, a little at first and increasingly:
+//! each block waits for its turn, and the more is dirty, the further turns are apart. The dirty
+//! share settles where turns come as often as the origin takes blocks, whatever its rate, and every
+//! client gets its share.
 //!
-//! This is how ZFS delays transactions on the way to its limit of dirty data (OpenZFS, `dmu_tx.c`).
-//! There the delay is a hyperbola; here it grows by the same factor for each step, so that the level
-//! answers to origins of 100 blocks and of 100,000 blocks per second alike.
+//! ZFS delays transactions likewise on the way to its limit of dirty data (OpenZFS, `dmu_tx.c`).
+//! Its delay is a hyperbola; here it grows by a constant factor per step, so that the dirty share
+//! responds alike for origins of 100 and of 100,000 blocks per second.
 
 use std::time::Duration;
 
-/// Clients are slowed down from so many percent above the highest share that an operator lets become
-/// dirty before writeback starts: writeback alone has to have a chance.
+/// The throttle starts this many percent above the watermark at which writeback starts, so that
+/// writeback alone has a chance first.
 const ABOVE: u8 = 5;
 
-/// The shares of the usable cache, in percent, between which that begins at least and at most.
+/// Lowest and highest start of the throttle, in percent of the usable cache.
 const EARLIEST: u8 = 60;
 const LATEST: u8 = 85;
 
-/// So many percent further on, turns are as far apart as they get.
+/// Turns reach their longest distance this many percent above the start.
 const RANGE: u8 = 20;
 
-/// Or here, at the latest: reclaim needs the rest. The more of a segment is dirty, the more has to be
-/// reinserted for what is gained.
+/// Or here, at the latest, because reclaim needs the rest: the more of a segment is dirty, the more
+/// has to be reinserted for the space gained.
 const END: u8 = 95;
 
-/// Between two blocks at first, in seconds.
+/// Shortest distance between two blocks, in seconds.
 const SHORTEST: f64 = 5e-6;
 
-/// Between two blocks in the end, in seconds: a disk that takes 50 random blocks per second is busy with
-/// something else as well.
+/// Longest distance between two blocks, in seconds: a disk of 50 random blocks per second is busy
+/// with other requests as well.
 const LONGEST: f64 = 20e-3;
 
-/// The time between the turns of two blocks that are about to become dirty, if `dirty` of `usable` are
-/// dirty, and writeback starts at `high` percent; `None`: they need not wait.
+/// Returns the distance between the turns of two blocks about to become dirty, if `dirty` of
+/// `usable` blocks are dirty and writeback starts at `high` percent; `None`: no wait.
 pub fn pause(dirty: u64, usable: u64, high: u8) -> Option<Duration> {
     let from = high.saturating_add(ABOVE).clamp(EARLIEST, LATEST);
     let full = (from + RANGE).min(END);
@@ -63,7 +64,7 @@ mod tests {
             for dirty in from + 1..=full {
                 let pause = pause(dirty, 1000, high).expect("beyond the first mark");
                 assert!(pause > last, "{dirty}");
-                // One part in a thousand of the cache is a small step: nobody feels it.
+                // A thousandth of the cache is a small step, too small to notice.
                 assert!(last.is_zero() || pause.as_secs_f64() < 1.09 * last.as_secs_f64());
                 last = pause;
             }
@@ -74,7 +75,7 @@ mod tests {
         assert_eq!(pause(u64::MAX, u64::MAX, 60), Some(Duration::from_millis(20)));
     }
 
-    /// An origin that takes blocks in batches, and clients that write as often as they may.
+    /// An origin that takes blocks in batches, and clients that write whenever they may.
     #[test]
     fn the_level_settles_where_the_origin_keeps_up() {
         const USABLE: u64 = 200_000;

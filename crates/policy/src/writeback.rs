@@ -1,62 +1,62 @@
 //! When dirty blocks are written back, and how urgently.
 //!
-//! Watermarks with hysteresis are dm-writecache's and EnhanceIO's; writing while nobody else uses
-//! the origin is bcache's and dm-cache's; an age limit is dm-writecache's `dirty_age` and EnhanceIO's
-//! `time_based_clean_interval`. The first of these that holds starts writeback, in this order:
+//! Watermarks with hysteresis are dm-writecache's and EnhanceIO's; writing while the origin is idle
+//! is bcache's and dm-cache's; an age limit is dm-writecache's `dirty_age` and EnhanceIO's
+//! `time_based_clean_interval`. The first trigger that holds starts writeback, in this order:
 //!
 //! | trigger | holds when | urgency | outside of quiet hours |
 //! |---|---|---|---|
-//! | draining | the operator wants nothing dirty to be left | urgent | urgent |
-//! | space | clients are slowed down because so much is dirty | urgent | urgent |
+//! | draining | the operator wants everything written back | urgent | urgent |
+//! | space | clients are throttled because so much is dirty | urgent | urgent |
 //! | watermark | `dirty_high` was reached, and `dirty_low` has not been since | polite | polite |
-//! | cache watermark | the same of all volumes of the cache together | polite | polite |
-//! | quiet | it is in `quiet_hours`, and something is dirty | free | never |
-//! | idle | there was no foreground request for `idle` | free | slow |
-//! | age | something has been dirty for `dirty_age` | polite | slow |
+//! | cache watermark | the same for all volumes of the cache together | polite | polite |
+//! | quiet | within `quiet_hours`, and a block is dirty | free | never |
+//! | idle | no foreground request for `idle` | free | slow |
+//! | age | a block has been dirty for `dirty_age` | polite | slow |
 //!
-//! The first two hold even when writeback is switched off: the operator has asked for one, and
-//! without the other clients would wait for ever. The last column is for volumes that have quiet
-//! hours, at other times of the day. Their operator wants the origin left alone by day as far as the
-//! cache has room, and everything brought home by night.
+//! The first two hold even when writeback is switched off: the operator asked for the first, and
+//! without the second clients would wait for ever. The last column applies to volumes with quiet
+//! hours, at other times of the day. Their operator wants the origin left alone by day as long as
+//! the cache has space, and everything written back by night.
 
 use std::time::Duration;
 
 use forebay_core::Nanos;
 use forebay_settings::Settings;
 
-/// Longest time until the pacer wants to be asked again. The dirty share grows without anybody
-/// telling the pacer; a cache takes far longer than this to fill between the watermarks.
+/// Longest time until the pacer must be asked again. The pacer is not notified when the dirty share
+/// grows, but a cache takes far longer than this to fill between the watermarks.
 pub const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
-/// What the pacer decides upon.
+/// Inputs of a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct DirtyState {
-    /// Blocks of the volume that are dirty.
+    /// Dirty blocks of the volume.
     pub dirty_blocks: u64,
-    /// Blocks that are dirty, of all volumes of the cache.
+    /// Dirty blocks of all volumes of the cache.
     pub cache_dirty_blocks: u64,
-    /// Blocks that the cache can hold.
+    /// Capacity of the cache in blocks.
     pub capacity_blocks: u64,
-    /// Since when the block that has been dirty for longest is dirty, if that is known. An earlier
-    /// time is safe.
+    /// When the block that has been dirty for longest became dirty, if known. An earlier time is
+    /// safe.
     pub oldest_dirty: Option<Nanos>,
-    /// When the last foreground request came.
+    /// Time of the last foreground request.
     pub last_foreground: Nanos,
-    /// Everything is to be written back: the volume stops, leaves writeback mode, or a user asked
-    /// for it.
+    /// Everything must be written back: the volume stops, leaves writeback mode, or a user
+    /// requested it.
     pub draining: bool,
-    /// Clients are slowed down because so much is dirty.
+    /// Clients are throttled because so much is dirty.
     pub space_wanted: bool,
     /// The time since midnight, local time.
     pub time_of_day: Duration,
 }
 
-/// How much writeback may get in the way of foreground requests.
+/// How far writeback may interfere with foreground requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Urgency {
-    /// As fast as the origin can, `rate_max` or not: somebody waits for it.
+    /// As fast as the origin can, ignoring `rate_max`, because somebody waits for it.
     Urgent,
-    /// As fast as the origin can and `rate_max` allows: nobody is in the way.
+    /// As fast as the origin can and `rate_max` allows, because there are no foreground requests.
     Free,
     /// Foreground requests go first: see [`RateControl`](crate::RateControl).
     Polite,
@@ -64,43 +64,43 @@ pub enum Urgency {
     Slow,
 }
 
-/// What to do now.
+/// What writeback does next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decision {
-    /// Write nothing, and ask again at that time at the latest.
+    /// Write nothing, and ask again at this time at the latest.
     Idle {
-        /// Always later than the time that was handed in.
+        /// Always later than `now` of the call.
         look_again: Nanos,
     },
     /// Write the next blocks, then ask again.
     Write {
-        /// How urgently.
+        /// Urgency of the writes.
         urgency: Urgency,
     },
 }
 
-/// What made the pacer write; see the table at the top of the module.
+/// Why the pacer writes; see the table at the top of the module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Trigger {
-    /// Nothing dirty is to be left.
+    /// Everything must be written back.
     Draining,
-    /// Clients are slowed down.
+    /// Clients are throttled.
     Space,
-    /// Too large a share of the cache is dirty with blocks of this volume.
+    /// The volume's dirty blocks exceed their share of the cache.
     Watermark,
-    /// Too large a share of the cache is dirty.
+    /// The dirty blocks of all volumes exceed their share of the cache.
     CacheWatermark,
-    /// It is in the quiet hours.
+    /// The quiet hours have begun.
     Quiet,
-    /// Nobody else uses the origin.
+    /// There are no foreground requests.
     Idle,
-    /// Something has been dirty for too long.
+    /// A block has been dirty for too long.
     Age,
 }
 
 impl Trigger {
-    /// How urgent writeback is for this reason. `by_day`: there are quiet hours, and it is not in
-    /// them.
+    /// Returns the urgency of this trigger. `by_day`: the volume has quiet hours, and it is outside
+    /// of them.
     pub fn urgency(self, by_day: bool) -> Urgency {
         match self {
             Trigger::Draining | Trigger::Space => Urgency::Urgent,
@@ -112,14 +112,15 @@ impl Trigger {
     }
 }
 
-/// Whether a share of dirty blocks reached the high watermark and has not come down to the low one.
+/// Whether a dirty share has reached the high watermark and not fallen to the low one since.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Watermarks {
     above: bool,
 }
 
 impl Watermarks {
-    /// Shares above 100 count as 100, and a low watermark above the high one as equal to it.
+    /// Updates the state. Percentages above 100 count as 100, and a low watermark above the high
+    /// one as equal to it.
     fn update(&mut self, dirty: u64, capacity: u64, high: u8, low: u8) -> bool {
         let high = high.min(100);
         let low = low.min(high);
@@ -140,13 +141,13 @@ pub struct Pacer {
 }
 
 impl Pacer {
-    /// A pacer with these settings.
+    /// Makes a pacer with these settings.
     pub fn new(settings: Settings) -> Self {
         let (volume, cache) = (Watermarks::default(), Watermarks::default());
         Pacer { settings, volume, cache, trigger: None }
     }
 
-    /// The settings in force.
+    /// Returns the settings in force.
     pub fn settings(&self) -> &Settings {
         &self.settings
     }
@@ -156,12 +157,12 @@ impl Pacer {
         self.settings = settings;
     }
 
-    /// What led to the last decision, `None` if that was to be idle.
+    /// Returns the trigger of the last decision; `None` if that was to be idle.
     pub fn trigger(&self) -> Option<Trigger> {
         self.trigger
     }
 
-    /// What to do at the time `now`.
+    /// Decides what to do at the time `now`.
     pub fn decide(&mut self, now: Nanos, state: &DirtyState) -> Decision {
         let Settings { dirty_high, dirty_low, .. } = self.settings;
         let (cache_low, cache_high) = self.settings.cache_watermarks();

@@ -1,45 +1,45 @@
-//! A limit on what is written to the cache device in a day: flash wears out by being written to.
+//! A daily limit on the bytes written to the cache device, because flash wears out by writing.
 //!
-//! A token bucket. It fills over time, everything that is written to the cache device for the volume
-//! empties it, and while it is empty fills are refused. Dirty data is never refused, so it can run a
-//! debt, which is worked off before the next fill.
+//! A token bucket. It fills over time and is emptied by every byte written to the cache device for
+//! the volume; while it is empty, fills are refused. Dirty data is never refused, so the bucket can
+//! run a debt, which is worked off before the next fill.
 //!
-//! The bucket holds a 24th of the limit and the rest comes evenly over the day, so that in no 24
-//! hours more than the limit goes to fills, beside what was under way when the bucket ran empty.
+//! The bucket holds a 24th of the limit and the rest arrives evenly over the day. So fills stay
+//! within the limit in any 24 hours, apart from fills in flight when the bucket ran empty.
 
 use std::time::Duration;
 
 use forebay_core::Nanos;
 
-/// What the limit is for.
+/// The period to which the limit applies.
 pub const PERIOD: Duration = Duration::from_secs(86_400);
 
-/// The bucket holds this part of the limit.
+/// The bucket holds the limit divided by this.
 const BURST: i128 = 24;
 
-/// One byte, in the unit of the bucket: bytes times nanoseconds of the period.
+/// One byte in the bucket's unit: bytes times nanoseconds of the period.
 const BYTE: i128 = PERIOD.as_nanos() as i128;
 
-/// What is known since the limit was set.
+/// State since the limit was set.
 #[derive(Clone, Copy, Debug)]
 struct Bucket {
     limit: u64,
-    /// In units of [`BYTE`]; below zero it is a debt.
+    /// In units of [`BYTE`]; a negative level is a debt.
     level: i128,
     at: Nanos,
-    /// Bytes that had been written by then.
+    /// Bytes written up to `at`.
     written: u64,
 }
 
-/// The budget of one volume. It has no clock and no counter of its own: both are handed in.
+/// The budget of one volume. The caller provides the time and the count of bytes written.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct WriteBudget(Option<Bucket>);
 
 impl WriteBudget {
-    /// Whether a fill may be written now. `limit`: bytes in a day, 0 for no limit; `written`: bytes
-    /// written to the cache device for the volume so far, for whatever reason.
+    /// Whether a fill may be written now. `limit`: bytes per day, 0 for no limit; `written`: bytes
+    /// written to the cache device for the volume so far, for any reason.
     ///
-    /// The bucket is full when a limit is set, and what was written before that does not count.
+    /// The bucket is full when a limit is set; bytes written earlier do not count.
     pub fn allows(&mut self, limit: u64, now: Nanos, written: u64) -> bool {
         if limit == 0 {
             self.0 = None;
@@ -49,11 +49,11 @@ impl WriteBudget {
         let burst = most / BURST;
         let bucket = self.0.get_or_insert(Bucket { limit, level: burst, at: now, written });
         let passed = i128::try_from(now.since(bucket.at).as_nanos()).unwrap_or(i128::MAX);
-        // Of the limit as it was: a new one counts from now on.
+        // At the old limit: a new one applies from now on.
         let rate = i128::from(bucket.limit) - i128::from(bucket.limit) / BURST;
         let filled = rate.saturating_mul(passed);
         let emptied = i128::from(written.saturating_sub(bucket.written)) * BYTE;
-        // A debt of more than a day is forgiven: it was not made in this one.
+        // A debt of more than one day is forgiven: it was not made today.
         let level = bucket.level.saturating_add(filled).saturating_sub(emptied).clamp(-most, burst);
         *bucket = Bucket { limit, level, at: now, written };
         level > 0
@@ -77,14 +77,15 @@ mod tests {
             assert!(budget.allows(0, at(second), second << 50));
         }
         assert!(budget.allows(1 << 30, at(10), 9 << 50));
-        // Another limit is the same bucket; none, and a limit again, is a new one.
+        // A changed limit keeps the bucket; removing the limit and setting one again makes a new
+        // one.
         assert!(!budget.allows(1 << 30, at(11), 10 << 50));
         assert!(!budget.allows(2 << 30, at(12), 10 << 50));
         assert!(budget.allows(0, at(13), 10 << 50));
         assert!(budget.allows(2 << 30, at(14), 10 << 50));
     }
 
-    /// Fills as often as it is allowed to, in steps of different lengths and amounts.
+    /// Fills as often as allowed, in steps of different lengths and amounts.
     #[test]
     fn no_day_has_more_fills_than_the_limit_and_the_usual_day_has_nearly_as_many() {
         for (limit, fill, step) in [
@@ -95,10 +96,10 @@ mod tests {
         ] {
             let mut budget = WriteBudget::default();
             let mut written = 0;
-            // Bytes that had been written at the end of each step, for five days.
+            // Bytes written by the end of each step, for five days.
             let mut history = vec![0];
             for second in (0..5 * DAY).step_by(step) {
-                // As many fills as a fast client would ask for in that time.
+                // As many fills as a fast client would request in that time.
                 for _ in 0..100 {
                     if !budget.allows(limit, at(second), written) {
                         break;
@@ -127,7 +128,7 @@ mod tests {
                 .step_by(60)
                 .find(|second| budget.allows(limit, at(1 + second), dirty))
                 .expect("some time");
-            // The first GiB was in the bucket; it fills a little more slowly than the limit says.
+            // The first GiB was in the bucket, so the bucket refills slightly below the limit.
             let expected = (hours - 1) * 3600 * 24 / 23;
             assert!((expected..=expected + 3700).contains(&first), "{dirty}: {first} s");
         }

@@ -1,27 +1,27 @@
-//! How long the cache device takes, so that one that is slower than it should be can be left alone
-//! for a while: then it is no longer the fast device.
+//! Tracks the latency of the cache device. A device above its threshold is bypassed for a while,
+//! because it is no longer the fast one.
 //!
 //! The idea and the usual thresholds, 2 ms for reads and 20 ms for writes, are bcache's
-//! (`congested_read_threshold_us`, `congested_write_threshold_us`). bcache lets ever shorter streams
-//! go round the cache the longer it is congested; here it is a mean over operations against a
-//! threshold.
+//! (`congested_read_threshold_us`, `congested_write_threshold_us`). bcache bypasses ever shorter
+//! streams the longer it is congested; here a mean over operations is compared with a threshold.
 //!
-//! While clean data is read from the origin instead, nothing more is learnt of reads. So the mean
-//! halves every [`HALVES`], until some requests are tried on the cache device again.
+//! While reads of clean data go to the origin instead, the cache device's read latency is not
+//! measured. So the mean halves every [`HALVES`], until some requests are tried on the cache device
+//! again.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use forebay_core::Nanos;
 
-/// One part in this many of the mean is the latest operation.
+/// The latest operation has a weight of one part in this many.
 const WEIGHT: u64 = 8;
 
-/// The time in which the mean halves when there are no operations.
+/// The mean halves in this time if there are no operations.
 pub const HALVES: Duration = Duration::from_millis(128);
 
-/// A mean of how long operations of one kind take, the latest ones most. Shared by all lanes without
-/// a lock: what two lanes note at the same moment may count once.
+/// A moving mean of the latency of one kind of operation, weighted towards recent ones. Lanes share
+/// it without a lock; of two operations noted at the same moment one may be lost.
 #[derive(Debug, Default)]
 pub struct LatencyMean {
     nanos: AtomicU64,
@@ -30,11 +30,11 @@ pub struct LatencyMean {
 }
 
 impl LatencyMean {
-    /// Counts an operation that took `took` and ended now.
+    /// Adds an operation that took `took` and ended at `now`.
     pub fn note(&self, now: Nanos, took: Duration) {
         let took = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
         let (mean, halvings) = self.look(now);
-        // What is old counts less than its share: after a long time only the latest is left.
+        // The old mean loses weight with age: after a long pause only the latest operation counts.
         let old = mean.abs_diff(took) / WEIGHT * (WEIGHT - 1);
         let old = old.checked_shr(halvings).unwrap_or(0);
         let mean = if mean > took { took.saturating_add(old) } else { took - old };
@@ -42,13 +42,13 @@ impl LatencyMean {
         self.at.store(now.0, Ordering::Relaxed);
     }
 
-    /// The mean as it counts now.
+    /// Returns the mean, decayed to `now`.
     pub fn at(&self, now: Nanos) -> Duration {
         let (mean, halvings) = self.look(now);
         Duration::from_nanos(mean.checked_shr(halvings).unwrap_or(0))
     }
 
-    /// Whether the mean is above a threshold; zero is none.
+    /// Whether the mean exceeds `threshold`; a zero threshold is never exceeded.
     pub fn exceeds(&self, threshold: Duration, now: Nanos) -> bool {
         !threshold.is_zero() && self.at(now) > threshold
     }
@@ -83,7 +83,7 @@ mod tests {
                 now = now + US * micros;
                 mean.note(now, US * micros);
             }
-            // Operations that are seconds apart: each of them is all that is known.
+            // Operations seconds apart: only the latest one counts.
             assert!(close(mean.at(now), US * micros), "{micros}: {:?}", mean.at(now));
         }
     }
@@ -128,10 +128,10 @@ mod tests {
         let pause = (1..).find(|step| !mean.exceeds(ms(2), now + ms(10) * *step));
         assert!(pause.is_some_and(|step| (38..60).contains(&step)), "{pause:?}");
         now = now + Duration::from_secs(1);
-        // It is well again: nobody waits a second time.
+        // The device has recovered: one fast operation ends the congestion.
         mean.note(now, US * 80);
         assert!(!mean.exceeds(ms(2), now));
-        // It is not: everybody does, at once.
+        // Still slow: one operation restores the congestion at once.
         mean.note(now + Duration::from_secs(1), ms(16));
         assert!(mean.exceeds(ms(2), now + Duration::from_secs(1)));
     }

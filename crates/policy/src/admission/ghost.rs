@@ -1,41 +1,41 @@
-//! A memory of blocks that are not cached: what became of them, as long as it is not too long ago.
+//! Ghosts: a memory of blocks that are not cached, and why they are not.
 //!
-//! It answers two questions about a block that is missed. Why is it not there? And: was it missed
-//! before, so that it is worth its place now?
+//! A miss asks it two questions. Why is the block absent? And was it missed before, so that it is
+//! worth caching now?
 //!
-//! An entry has 16 bits: 13 of a hash of the address, and 3 that say what became of the block. 31
-//! entries and a cursor fill one line of a CPU's cache; a block belongs to one line, where the oldest
-//! entry is replaced. So two bytes for an entry are all, a look-up costs one access to memory, and
-//! about one block in 260 is taken for another one (31 of 8192).
+//! An entry has 16 bits: 13 bits of a hash of the address, and 3 bits of [`Past`]. 31 entries and a
+//! cursor fill one CPU cache line. A block maps to one line, in which a new entry replaces the
+//! oldest. So an entry costs two bytes, a lookup costs one memory access, and about one block in
+//! 260 is mistaken for another (31 in 8192).
 //!
-//! Lanes share it without locks. Whole words of four entries are read and written; when two lanes
-//! write the same word at the same moment one of the notes may be lost, which is nothing but one more
-//! way of forgetting.
+//! Lanes share the memory without locks. Words of four entries are read and written whole; if two
+//! lanes write the same word at the same moment, one note may be lost, which only means that a
+//! block is forgotten early.
 //!
-//! A memory that only serves statistics can be smaller than what it is to reach back over: it keeps
-//! one address in [`Ghost::kept_of`], chosen by the hash, as the sampled caches of "Efficient MRC
-//! Construction with SHARDS" (FAST 2015) do, and says of all others that it keeps none of them.
+//! A memory for statistics only can be smaller than the number of blocks it covers. It samples one
+//! address in [`Ghost::kept_of`], chosen by the hash, like the sampled caches of "Efficient MRC
+//! Construction with SHARDS" (FAST 2015), and reports all others as not kept.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What became of a block that is not cached.
+/// Why a block is not cached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Past {
-    /// It was evicted.
+    /// The block was evicted.
     Evicted = 1,
-    /// It was forgotten because the origin was written to, or because it was discarded.
+    /// The block was discarded, or invalidated by a write to the origin.
     Invalidated = 2,
-    /// It was missed, and admission kept it out.
+    /// The block was missed, and admission refused it.
     NotAdmitted = 3,
-    /// It was missed, and the write budget was used up.
+    /// The block was missed while the write budget was used up.
     OverBudget = 4,
-    /// It was missed, and something kept it from being filled.
+    /// The block was missed, and the fill was refused or overtaken.
     NotFilled = 5,
 }
 
 impl Past {
-    /// Everything that can be remembered.
+    /// Every value.
     pub const ALL: [Past; 5] =
         [Past::Evicted, Past::Invalidated, Past::NotAdmitted, Past::OverBudget, Past::NotFilled];
 
@@ -44,56 +44,56 @@ impl Past {
     }
 }
 
-/// What is remembered of a block.
+/// Answer to [`Ghost::recall`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Recall {
-    /// This became of it.
+    /// The block is remembered.
     Past(Past),
-    /// Nothing: it was never here, or too long ago.
+    /// The block is not remembered: never seen, or too long ago.
     Nothing,
-    /// It is none of those of which anything is kept.
+    /// The block is not in the sample, so nothing is kept about it.
     NotKept,
 }
 
-/// The bits of an entry that say what became of the block.
+/// The bits of an entry that hold [`Past`].
 const PAST: u64 = 7;
 /// Entries in a word, and words in a line.
 const LANES: usize = 4;
 const WORDS: usize = 8;
-/// Entries in a line; the place of the last one holds the cursor.
+/// Entries in a line; the last position holds the cursor.
 const ENTRIES: u64 = (WORDS * LANES - 1) as u64;
-/// Bytes for an entry, the cursors included.
+/// Bytes per entry, including the cursors.
 const ENTRY_BYTES: u64 = 2;
-/// Memories for statistics have at least this many entries, which are 128 KiB.
+/// A memory for statistics has at least this many entries (128 KiB) before it samples.
 const LEAST_ENTRIES: u64 = 1 << 16;
-/// And otherwise keep one of this many addresses at most.
+/// The sparsest sampling: one address in this many.
 const SPARSEST: u64 = 32;
 
 /// The same 16 bits four times.
 const ONES: u64 = 0x0001_0001_0001_0001;
-/// Lines that are allocated together, when the first of them is needed: a memory may be large, and
-/// nobody should wait until all of it has been zeroed.
+/// Lines per allocation. A chunk is allocated when its first line is needed: the memory may be
+/// large, and zeroing all of it at once would stall a request.
 const CHUNK: u64 = 4096;
-/// Where the cursor is in its word.
+/// Bit position of the cursor in its word.
 const CURSOR_SHIFT: u32 = 48;
 
 #[repr(align(64))]
 #[derive(Default)]
 struct Line([AtomicU64; WORDS]);
 
-/// Marks the highest bit of every 16 bits of `word` that are zero.
+/// Marks the highest bit of each 16 bits of `word` that are zero.
 fn zeroes(word: u64) -> u64 {
     const LOW: u64 = 0x7fff * ONES;
     !(((word & LOW) + LOW) | word | LOW)
 }
 
-/// Where the marked entry of a word begins.
+/// Returns the bit position of the lowest marked entry in a word.
 fn shift_of(marks: u64) -> u32 {
     marks.trailing_zeros() & !15
 }
 
 impl Line {
-    /// The words, and of each the highest bits of those places that hold entries.
+    /// Returns the words, each with the highest bits of the positions that hold entries.
     fn words(&self) -> impl Iterator<Item = (&AtomicU64, u64)> {
         let places = |number: usize| match number + 1 {
             WORDS => (0x8000 * ONES) & ((1 << CURSOR_SHIFT) - 1),
@@ -102,12 +102,12 @@ impl Line {
         self.0.iter().enumerate().map(move |(number, word)| (word, places(number)))
     }
 
-    /// The entry with this fingerprint: its word, and where it begins there.
+    /// Finds the entry with this fingerprint: its word, and its bit position there.
     fn find(&self, print: u64) -> Option<(&AtomicU64, u32)> {
         self.words().find_map(|(cell, places)| {
             let word = cell.load(Ordering::Relaxed);
-            // What is left of an entry of this fingerprint is what became of the block, which is
-            // not zero.
+            // With the fingerprint removed, a matching entry has only its `Past` bits left, which
+            // are not zero.
             let different = word ^ ((print << 3) * ONES);
             let candidates = zeroes(different & !(PAST * ONES)) & !zeroes(word & (PAST * ONES));
             let found = candidates & places;
@@ -115,7 +115,7 @@ impl Line {
         })
     }
 
-    /// A place for a new entry: an empty one, or that of the oldest.
+    /// Returns the position for a new entry: an empty one, or that of the oldest entry.
     fn room(&self) -> (&AtomicU64, u32) {
         let empty = self.words().find_map(|(cell, places)| {
             let found = zeroes(cell.load(Ordering::Relaxed)) & places;
@@ -130,7 +130,7 @@ impl Line {
     }
 }
 
-/// Replaces the 16 bits that begin at `shift`.
+/// Replaces the 16 bits at `shift`.
 fn put(cell: &AtomicU64, shift: u32, entry: u64) {
     let word = cell.load(Ordering::Relaxed);
     cell.store((word & !(0xffff << shift)) | (entry << shift), Ordering::Relaxed);
@@ -140,27 +140,27 @@ fn put(cell: &AtomicU64, shift: u32, entry: u64) {
 pub struct Ghost {
     chunks: Box<[OnceLock<Box<[Line]>>]>,
     lines: u64,
-    /// Addresses of whose hash these bits are zero are kept.
+    /// Only addresses whose hash has these bits zero are kept.
     sparse: u64,
 }
 
-/// Where an address belongs.
+/// Where an address is stored.
 #[derive(Clone, Copy)]
 struct Place {
-    /// Number of the line.
+    /// Index of the line.
     line: u64,
-    /// 13 bits.
+    /// Fingerprint of 13 bits.
     print: u64,
 }
 
 impl Ghost {
-    /// A memory of `entries` entries, in two bytes each, for any address.
+    /// Makes a memory of `entries` entries, two bytes each, for all addresses.
     pub fn new(entries: u64) -> Self {
         Ghost::sparse(entries, 1)
     }
 
-    /// A memory that reaches back over as many blocks as a cache of `slots` blocks has, for
-    /// statistics: 128 KiB, or a sixteenth of a byte for each slot if that is more.
+    /// Makes a memory for statistics that covers as many blocks as a cache of `slots` blocks holds.
+    /// It takes 128 KiB, or a sixteenth of a byte per slot if that is more.
     pub fn for_statistics(slots: u64) -> Self {
         let kept_of = (slots / LEAST_ENTRIES).clamp(1, SPARSEST).next_power_of_two();
         Ghost::sparse((slots / kept_of).max(LEAST_ENTRIES.min(slots)), kept_of)
@@ -172,29 +172,29 @@ impl Ghost {
         Ghost { chunks, lines, sparse: (kept_of - 1) << 13 }
     }
 
-    /// Entries that there is room for.
+    /// Returns the number of entries the memory can hold.
     pub fn entries(&self) -> u64 {
         self.lines * (ENTRIES + 1)
     }
 
-    /// One address in so many is kept; 1: all are.
+    /// Returns the sampling ratio: one address in this many is kept; 1 keeps all.
     pub fn kept_of(&self) -> u64 {
         (self.sparse >> 13) + 1
     }
 
-    /// Bytes of memory once all of it has been used.
+    /// Returns the memory in bytes once every chunk is allocated.
     pub fn bytes(&self) -> u64 {
         self.entries() * ENTRY_BYTES
     }
 
     fn place(&self, address: u64) -> Option<Place> {
         let hash = mix(address);
-        // The number is below that of the lines, which has at most 32 bits.
+        // The line index is below `lines`, which fits in 32 bits.
         let place = Place { line: ((hash >> 32) * self.lines) >> 32, print: hash & 0x1fff };
         (hash & self.sparse == 0).then_some(place)
     }
 
-    /// The line, if anything was noted near it.
+    /// Returns the line if its chunk is allocated.
     fn line(&self, place: Place) -> Option<&Line> {
         let chunk = self.chunks.get((place.line / CHUNK) as usize)?.get()?;
         chunk.get((place.line % CHUNK) as usize)
@@ -208,7 +208,7 @@ impl Ghost {
         chunk.get((place.line % CHUNK) as usize)
     }
 
-    /// What is remembered of a block.
+    /// Returns why a block is absent, if that is remembered.
     pub fn recall(&self, address: u64) -> Recall {
         let Some(place) = self.place(address) else { return Recall::NotKept };
         let found = self.line(place).and_then(|line| line.find(place.print));
@@ -217,7 +217,7 @@ impl Ghost {
         past.map_or(Recall::Nothing, Recall::Past)
     }
 
-    /// Remembers what became of a block, instead of what was remembered before.
+    /// Records why a block is absent; replaces an earlier record.
     pub fn note(&self, address: u64, past: Past) {
         let Some(place) = self.place(address) else { return };
         let Some(line) = self.line_to_write(place) else { return };
@@ -225,7 +225,7 @@ impl Ghost {
         put(cell, shift, (place.print << 3) | past as u64);
     }
 
-    /// Forgets a block: it is cached now.
+    /// Forgets a block, because it is cached now.
     pub fn forget(&self, address: u64) {
         let Some(place) = self.place(address) else { return };
         if let Some((cell, shift)) = self.line(place).and_then(|line| line.find(place.print)) {
@@ -270,7 +270,7 @@ mod tests {
         }
     }
 
-    /// One line against a list: the same answers, whatever is noted and forgotten in whatever order.
+    /// One line matches a reference list, for any sequence of notes and removals.
     #[test]
     fn a_line_is_a_list_of_the_latest_31_with_holes_filled_first() {
         let mut random = fastrand::Rng::with_seed(1);

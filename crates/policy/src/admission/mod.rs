@@ -1,14 +1,14 @@
-//! Whether blocks that are not cached may enter the cache: one file for each rule.
+//! Admission: whether a block that is not cached may enter. One file per rule.
 //!
-//! - [`ghost`]: a memory of blocks that are not cached, for admission on the second miss, and for
-//!   telling why a read was a miss
-//! - [`budget`]: a limit on the bytes that are written to the cache device in a day
-//! - [`congestion`]: a cache device that is slower than it should be is left alone
+//! - [`ghost`]: remembers blocks that are not cached, for admission on the second miss and for the
+//!   reason of a miss
+//! - [`budget`]: a daily limit on the bytes written to the cache device
+//! - [`congestion`]: bypass of a cache device that is slower than its threshold
 //!
-//! Sequential streams are looked after in [`crate::sequential`].
+//! [`crate::sequential`] handles sequential streams.
 //!
-//! Every rule is O(1) and allocates nothing once it is set up. None is asked about blocks that are
-//! cached, and none keeps dirty data out: that has to land somewhere.
+//! Every rule is O(1) and allocates nothing after setup. Rules are not asked about cached blocks,
+//! and none refuses dirty data, which must be stored somewhere.
 
 pub mod budget;
 pub mod congestion;
@@ -20,12 +20,12 @@ pub use budget::WriteBudget;
 pub use congestion::LatencyMean;
 pub use ghost::{Ghost, Past, Recall};
 
-/// Whether a block that is not cached may enter under `rule`, given what is remembered of it. Where
-/// nothing of it could be remembered it may.
+/// Whether a block that is not cached may enter under `rule`. A block that ghosts cannot remember
+/// may always enter.
 ///
-/// Second-hit admission is what LARC does ("Improving Flash-based Disk Cache with Lazy Adaptive
-/// Replacement", MSST 2013) with a memory of a fixed size. As there, a block that was evicted has to be
-/// missed twice again: what is used in a loop too large for the cache would come in each time round.
+/// Second-hit admission is LARC ("Improving Flash-based Disk Cache with Lazy Adaptive Replacement",
+/// MSST 2013) with a memory of a fixed size. As in LARC, an evicted block has to be missed twice
+/// again: otherwise the blocks of a loop too large for the cache would enter in every round.
 pub fn admits(rule: Admission, recall: Recall) -> bool {
     match rule {
         Admission::Always => true,

@@ -1,15 +1,15 @@
-//! How often which distance came, for a sample.
+//! Histogram of reuse distances, for a sample.
 
-/// Counts by sampled distance.
+/// Counts of accesses by sampled distance.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Histogram {
     by_distance: Vec<f64>,
-    /// Accesses to blocks that were not used before.
+    /// Accesses to blocks never used before.
     first: f64,
 }
 
 impl Histogram {
-    /// Counts an access.
+    /// Counts an access; `None` for a first use.
     pub(super) fn add(&mut self, distance: Option<u32>) {
         let Some(distance) = distance else {
             self.first += 1.0;
@@ -24,25 +24,26 @@ impl Histogram {
         }
     }
 
-    /// Each distance now stands for twice as many blocks, and each access for twice as many.
+    /// Merges pairs of distances and halves all counts: each distance and each access now stands
+    /// for twice as many blocks.
     pub(super) fn halve(&mut self) {
         let pair = |pair: &[f64]| pair.iter().sum::<f64>() / 2.0;
         self.by_distance = self.by_distance.chunks(2).map(pair).collect();
         self.first /= 2.0;
     }
 
-    /// Accesses to blocks that were not used before.
+    /// Returns the accesses to blocks never used before.
     pub(super) fn first(&self) -> f64 {
         self.first
     }
 
-    /// All that were counted.
+    /// Returns all accesses.
     pub(super) fn accesses(&self) -> f64 {
         self.first + self.by_distance.iter().sum::<f64>()
     }
 
-    /// Those that a cache of so many blocks has, if each distance stands for `unit` blocks. What is
-    /// within one unit is taken as evenly spread.
+    /// Returns the accesses that hit in a cache of `blocks` blocks, if each distance stands for
+    /// `unit` blocks. Accesses within one unit are taken as evenly spread.
     pub(super) fn hits(&self, blocks: u64, unit: u64) -> f64 {
         let whole = (blocks / unit) as usize;
         let part = (blocks % unit) as f64 / unit as f64;
@@ -50,7 +51,7 @@ impl Histogram {
         sum + self.by_distance.get(whole).map_or(0.0, |count| count * part)
     }
 
-    /// What it takes in RAM.
+    /// Returns the allocated bytes.
     pub(super) fn bytes(&self) -> usize {
         self.by_distance.capacity() * size_of::<f64>()
     }

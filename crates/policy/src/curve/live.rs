@@ -1,17 +1,17 @@
-//! The curve of a volume that is in use: nothing may take long.
+//! The curve of a volume in use, where every step must be cheap.
 //!
-//! Whoever serves requests asks [`Sample::touches`] for each of them, which is a hash for each group
-//! of blocks, and counts blocks. Only the few requests that touch the sample come here. So it is not
-//! known how soon all other blocks are used again, as it is to [`super::Estimator`]. What is known
-//! instead is the number of all accesses: misses are those of the sample, times what a sampled
-//! block stands for, and all other accesses are hits. A block that is used all the time is missed
-//! once whether the sample has it or not, and so it does little harm if it has not, or has.
+//! For each request the caller counts blocks and asks [`Sample::touches`], which costs one hash per
+//! group of blocks. Only the few requests that touch the sample come here, so the reuse times of
+//! all other blocks are unknown, unlike in [`super::Estimator`]. Instead the number of all accesses
+//! is known: the misses are those of the sample, times the number of blocks that a sampled block
+//! stands for, and all other accesses are hits. A block that is used all the time is missed once,
+//! sampled or not, so it distorts the curve little either way.
 //!
-//! What is seen is put aside, and gone through some hundred at a time: in between, what is needed for
-//! it is in no CPU cache, and one by one each would take ten times as long.
+//! Accesses are buffered and processed some hundred at a time. One at a time each would take ten
+//! times as long, because the data structures have left the CPU caches in between.
 //!
-//! Two things bound the effort: the sample is halved when it has more than [`Live::MOST`] blocks, and
-//! when more than [`Live::MOST_PER_SECOND`] accesses to it come within a second.
+//! Two limits bound the effort: the sample is halved when it has more than [`Live::MOST`] blocks,
+//! and when more than [`Live::MOST_PER_SECOND`] accesses to it arrive within a second.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -29,31 +29,32 @@ use super::{Access, Share, Which};
 #[derive(Clone, Debug)]
 pub struct Live {
     sampled: Sampled,
-    /// Accesses to the sample, not gone through yet.
+    /// Accesses to the sample that are not processed yet.
     aside: Vec<(Access, Key)>,
-    /// When the present second began, and how many accesses came since.
+    /// Start of the current second, and the accesses since.
     second: (Nanos, usize),
 }
 
 impl Live {
-    /// Blocks of a group at first.
+    /// Initial group size, in blocks.
     const GROUP: u32 = 64;
 
-    /// Accesses that are put aside before they are gone through.
+    /// Accesses buffered before they are processed.
     const ASIDE: usize = 256;
 
-    /// Blocks in the sample, at most. With all that is known of them they take 1.2 MB.
+    /// Most blocks in the sample. With their bookkeeping they take 1.2 MB.
     pub const MOST: usize = 8 << 10;
 
-    /// Accesses to the sample in a second, at most, but for the second in which they become more.
+    /// Most accesses to the sample per second, except in the second in which the limit is first
+    /// exceeded.
     pub const MOST_PER_SECOND: usize = 4 << 10;
 
-    /// What one with this seed samples at first. Later it is some of that.
+    /// Returns the initial sample of a [`Live`] with this seed. Later samples are subsets of it.
     pub const fn first_sample(seed: u64) -> Sample {
         Sample::new(Self::GROUP, seed)
     }
 
-    /// One that has seen nothing; `seed` says which blocks it will sample.
+    /// Makes an empty estimator; `seed` determines the sampled blocks.
     pub fn new(seed: u64) -> Self {
         Live {
             sampled: Sampled::new(Self::GROUP, Self::MOST, seed),
@@ -62,20 +63,20 @@ impl Live {
         }
     }
 
-    /// Which blocks are sampled now.
+    /// Returns the current sample.
     pub fn sample(&self) -> Sample {
         self.sampled.sample()
     }
 
-    /// A request reads or writes these blocks, those of the sample among them. Says whether it is
-    /// time to [`Live::settle`].
+    /// Buffers the sampled blocks of a request that reads or writes `keys`. Returns whether it is
+    /// time to call [`Live::settle`].
     #[must_use]
     pub fn access(&mut self, access: Access, keys: Range<Key>) -> bool {
         self.aside.extend(self.sampled.sample().of(keys).map(|key| (access, key)));
         self.aside.len() >= Self::ASIDE
     }
 
-    /// Goes through what was put aside, and sees to it that it does not become too much.
+    /// Processes the buffered accesses, and halves the sample if they come too fast.
     pub fn settle(&mut self, now: Nanos) {
         self.second.1 += self.aside.len();
         self.go_through();
@@ -89,25 +90,25 @@ impl Live {
 
     fn go_through(&mut self) {
         for (access, key) in self.aside.drain(..) {
-            // All in one class of age: how soon blocks are used again is not known of all.
+            // All in one age class: reuse times are known only for sampled blocks.
             self.sampled.access(access, 0, key);
         }
     }
 
-    /// Blocks are gone.
+    /// Removes discarded blocks.
     pub fn discard(&mut self, keys: Range<Key>) {
         self.go_through();
         self.sampled.discard(keys);
     }
 
-    /// The curve of so many blocks read and written, each as often as it was, sampled or not.
+    /// Finishes the curve; `reads` and `writes` count all blocks accessed, sampled or not.
     pub fn into_curve(mut self, reads: u64, writes: u64) -> LiveCurve {
         self.go_through();
         LiveCurve { sampled: self.sampled, reads, writes }
     }
 }
 
-/// What a [`Live`] has found.
+/// The curve of a [`Live`].
 #[derive(Clone, Debug)]
 pub struct LiveCurve {
     sampled: Sampled,
@@ -116,12 +117,12 @@ pub struct LiveCurve {
 }
 
 impl LiveCurve {
-    /// Which blocks are sampled.
+    /// Returns the sample.
     pub fn sample(&self) -> Sample {
         self.sampled.sample()
     }
 
-    /// Accesses so far, all of them, sampled or not.
+    /// Returns all accesses, sampled or not.
     pub fn accesses(&self, which: Which) -> u64 {
         match which {
             Which::All => self.reads + self.writes,
@@ -129,22 +130,22 @@ impl LiveCurve {
         }
     }
 
-    /// About how many different blocks were used.
+    /// Returns an estimate of the number of different blocks used.
     pub fn footprint(&self) -> u64 {
         self.sampled.footprint()
     }
 
-    /// How many blocks are in the sample.
+    /// Returns the number of blocks in the sample.
     pub fn sampled_blocks(&self) -> usize {
         self.sampled.blocks()
     }
 
-    /// About what it takes in RAM.
+    /// Returns an estimate of the bytes allocated.
     pub fn bytes(&self) -> usize {
         self.sampled.bytes()
     }
 
-    /// Which share of the accesses a cache of so many blocks would have hit.
+    /// Returns the share of accesses that a cache of `blocks` blocks would have hit.
     pub fn hits(&self, which: Which, blocks: u64) -> Share {
         let all = self.accesses(which);
         if all == 0 || blocks == 0 {

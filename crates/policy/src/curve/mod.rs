@@ -1,24 +1,24 @@
-//! Miss-ratio curves: what caches of all sizes would have hit, estimated while requests go by.
+//! Miss-ratio curves: the hit ratio of caches of all sizes, estimated while requests go by.
 //!
-//! Waldspurger, Park, Garthwaite and Ahmad, "Efficient MRC construction with SHARDS", FAST 2015: the
-//! distances among a sample of the blocks, times what a sampled block stands for, are about the
-//! distances among all of them. As there, half of a sample that becomes too large is given up. Two
-//! things differ, each of which makes the error several times smaller:
-//! - Blocks are not drawn each by itself, but one of each group of neighbours: see [`Sample`].
-//! - The paper's correction puts what the sampled accesses are too many or too few down to the
-//!   smallest distance, because it is the few hot blocks that a sample has or has not. Here it is
-//!   known how many of all accesses came how soon after the one before: see `recent`.
+//! Waldspurger, Park, Garthwaite and Ahmad, "Efficient MRC construction with SHARDS", FAST 2015:
+//! the reuse distances within a sample of the blocks, scaled by the number of blocks that each
+//! sampled one stands for, approximate the distances among all blocks. As in the paper, a sample
+//! that grows too large is halved. Two things differ, each of which makes the error several times
+//! smaller:
+//! - Blocks are not sampled independently; one of each group of neighbours is: see [`Sample`].
+//! - The paper corrects an excess or lack of sampled accesses at the smallest distance, because a
+//!   sample either contains the few hot blocks or it does not. Here a table of all accesses shows
+//!   how many were reuses after how short a time: see `recent`.
 //!
-//! The curve is that of a cache that is empty at first, in which every block of a request is one
-//! access, reads and writes alike, everything that was missed enters, and what was not used for
-//! longest leaves. With a sample of all blocks it is exact.
+//! The curve is that of an LRU cache that is empty at first and admits every miss; every block of a
+//! request is one access, reads and writes alike. With a sample of all blocks it is exact.
 //!
-//! [`Estimator`] looks at every access; [`Live`] only at those of the sample, for who has no time.
+//! [`Estimator`] looks at every access; [`Live`], for the data path, only at those of the sample.
 //!
-//! - `sample`: which blocks stand for all
-//! - `sampled`: what is known of those; `stack`: distances; `histogram`: how often which came
-//! - `recent`: what is known of all accesses
-//! - `live`: what is known of a running volume
+//! - `sample`: chooses the sampled blocks
+//! - `sampled`: state of the sampled blocks; `stack`: distances; `histogram`: counts by distance
+//! - `recent`: rough reuse times of all accesses
+//! - `live`: the curve of a running volume
 
 mod histogram;
 mod live;
@@ -42,7 +42,7 @@ use sampled::Sampled;
 pub use live::{Live, LiveCurve};
 pub use sample::Sample;
 
-/// What is done to blocks.
+/// Kind of access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     /// Blocks are read.
@@ -51,23 +51,23 @@ pub enum Access {
     Write,
 }
 
-/// Accesses of which a share is asked for.
+/// The accesses of which a share is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Which {
     /// Reads and writes.
     All,
-    /// Reads; writes count only in that they bring blocks into the cache.
+    /// Reads. Writes matter only in that they bring blocks into the cache.
     Reads,
 }
 
-/// A share, and about how far it may be off.
+/// A share with its error.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Share {
     /// 0 to 1.
     pub share: f64,
-    /// The share of the exact curve is within this, mostly: so much do eight parts of the sample
-    /// differ, each with a curve of its own (Student's t for 95 %, over the root of their number).
-    /// It knows nothing of errors that all parts have in common. 0 if all blocks are sampled.
+    /// The exact share is mostly within this distance: half the 95 % confidence interval of eight
+    /// parts of the sample, each with a curve of its own (Student's t, over the root of their
+    /// number). Errors common to all parts are not included. 0 if all blocks are sampled.
     pub error: f64,
 }
 
@@ -76,14 +76,15 @@ pub struct Share {
 pub struct Estimator {
     sampled: Sampled,
     recent: Recent,
-    /// All accesses by the age of the block.
+    /// All accesses by age of the block.
     reads: [u64; AGES],
     writes: [u64; AGES],
 }
 
 impl Estimator {
-    /// Of each `group` blocks one is sampled, which one says `seed`; half as many whenever the
-    /// sample has more than `most` blocks. Groups of 1 and no limit (`usize::MAX`) are exact.
+    /// Makes an estimator that samples one of each `group` blocks, chosen by `seed`; the sample is
+    /// halved whenever it has more than `most` blocks. Groups of 1 and no limit (`usize::MAX`) are
+    /// exact.
     pub fn new(group: u32, most: usize, seed: u64) -> Self {
         Estimator {
             sampled: Sampled::new(group, most, seed),
@@ -93,13 +94,12 @@ impl Estimator {
         }
     }
 
-    /// Which blocks are sampled now.
+    /// Returns the current sample.
     pub fn sample(&self) -> Sample {
         self.sampled.sample()
     }
 
-    /// A request for blocks of a volume; one that neither reads nor writes nor discards counts for
-    /// nothing.
+    /// Counts a request for `blocks` of a volume. Only reads, writes and discards count.
     pub fn request(&mut self, op: Op, volume: VolumeId, blocks: Range<u64>) {
         let key = |block| Key::new(volume, OriginBlock(block));
         let keys = key(blocks.start)..key(blocks.end);
@@ -111,7 +111,7 @@ impl Estimator {
         }
     }
 
-    /// Blocks are read or written, those of one request in their order.
+    /// Counts reads or writes of blocks; the blocks of a request in ascending order.
     pub fn access(&mut self, access: Access, keys: Range<Key>) {
         let mut sampled = self.sample().of(keys.clone());
         let mut next = sampled.next();
@@ -131,12 +131,12 @@ impl Estimator {
         }
     }
 
-    /// Blocks are gone.
+    /// Removes discarded blocks.
     pub fn discard(&mut self, keys: Range<Key>) {
         self.sampled.discard(keys);
     }
 
-    /// Accesses so far, all of them, sampled or not.
+    /// Returns all accesses, sampled or not.
     pub fn accesses(&self, which: Which) -> u64 {
         match which {
             Which::All => self.reads.iter().chain(&self.writes).sum(),
@@ -144,22 +144,22 @@ impl Estimator {
         }
     }
 
-    /// About how many different blocks were used.
+    /// Returns an estimate of the number of different blocks used.
     pub fn footprint(&self) -> u64 {
         self.sampled.footprint()
     }
 
-    /// How many blocks are in the sample.
+    /// Returns the number of blocks in the sample.
     pub fn sampled_blocks(&self) -> usize {
         self.sampled.blocks()
     }
 
-    /// About what it takes in RAM.
+    /// Returns an estimate of the bytes allocated.
     pub fn bytes(&self) -> usize {
         self.sampled.bytes() + self.recent.bytes()
     }
 
-    /// Which share of the accesses a cache of so many blocks would have hit.
+    /// Returns the share of accesses that a cache of `blocks` blocks would have hit.
     pub fn hits(&self, which: Which, blocks: u64) -> Share {
         self.sampled.estimate(|part, unit| {
             let mut hits = self.hits_of(&part.reads, &self.reads, blocks, unit);
@@ -170,9 +170,9 @@ impl Estimator {
         })
     }
 
-    /// How many of all accesses would have been hits. Of each age, those to new blocks are as many
-    /// as the sample says, and never hits; all others, of which the number follows, are hits as
-    /// often as the sampled ones.
+    /// Returns how many of `all` accesses would have been hits. For each age, the sample gives the
+    /// number of first uses, which never hit; the remaining accesses hit as often as the sampled
+    /// ones.
     fn hits_of(&self, sampled: &[Histogram], all: &[u64], blocks: u64, unit: u64) -> f64 {
         let pairs = sampled.iter().zip(all).enumerate();
         let hits = pairs.map(|(age, (sampled, all))| {
@@ -181,7 +181,7 @@ impl Estimator {
             let share = if again > 0.0 {
                 sampled.hits(blocks, unit) / again
             } else if age + 1 < AGES && blocks > 0 {
-                // Used shortly before, says the table; the sample has none of those.
+                // The table shows reuse after a short time, but the sample has no such accesses.
                 1.0
             } else {
                 0.0

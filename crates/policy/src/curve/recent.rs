@@ -1,23 +1,23 @@
-//! How long ago blocks were used, roughly, for all of them and not only for the sample.
+//! Rough reuse times of all blocks, not only of the sampled ones.
 //!
-//! A few blocks can have a large share of all accesses, and a sample either has them or not. What
-//! is known of all accesses helps against that: if a tenth of all were to blocks used shortly
-//! before, then they shall make up a tenth of the curve, however many of them the sample has. It
-//! does not matter that the table here forgets blocks for others that fall on the same place, as
-//! long as it does so for sampled and other blocks alike.
+//! A few blocks can receive a large share of all accesses, and a sample either contains them or
+//! not. Knowing about all accesses corrects for that: if a tenth of them were reuses after a short
+//! time, such reuses make up a tenth of the curve, however many the sample has. The table loses
+//! blocks to hash collisions; that does not matter as long as it does so for sampled and other
+//! blocks alike.
 
 use crate::exact::Key;
 
-/// Places in the table.
+/// Entries in the table.
 const PLACES: usize = 1 << 12;
 
-/// How many ages are told from each other.
+/// Number of age classes.
 pub(super) const AGES: usize = 4;
 
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Recent {
-    /// Which block was last at a place, and when.
+    /// For each entry, a fingerprint of the last block and the time of its use.
     table: Vec<(u32, u32)>,
     now: u32,
 }
@@ -27,8 +27,8 @@ impl Recent {
         Recent { table: vec![(u32::MAX, 0); PLACES], now: 0 }
     }
 
-    /// A block is used: how long ago it was before, as one of [`AGES`]; the last one is long ago or
-    /// never.
+    /// Notes a use of a block. Returns its age since the previous use, as one of [`AGES`] classes;
+    /// the last class means that the table does not have the block.
     #[inline]
     pub(super) fn touch(&mut self, Key(key): Key) -> usize {
         let hash = key.wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -48,7 +48,7 @@ impl Recent {
         }
     }
 
-    /// What it takes in RAM.
+    /// Returns the allocated bytes.
     pub(super) fn bytes(&self) -> usize {
         self.table.capacity() * size_of::<(u32, u32)>()
     }

@@ -1,12 +1,13 @@
-//! Which blocks stand for all of them.
+//! Chooses the blocks that stand for all of them.
 //!
-//! Keys are cut into groups of as many neighbours as one block stands for, and of each group one is
-//! drawn by a hash. So each block is sampled with the same probability, a block is either sampled
-//! for good or never, and a run over many blocks has always the same number of sampled ones, give
-//! or take one at its ends; drawing each block by itself would leave the number of those to chance.
+//! Keys are divided into groups of neighbours, as many as one sampled block stands for, and a hash
+//! draws one block of each group. So each block is sampled with the same probability, a block is
+//! either always or never sampled, and a run of many blocks contains always the same number of
+//! sampled ones, give or take one at its ends. Drawing each block independently would leave that
+//! number to chance.
 //!
-//! To sample half as many, of each pair of groups one is drawn, and then of each pair of pairs. What
-//! is sampled then was sampled before.
+//! Halving the sample draws one of each pair of groups, then one of each pair of pairs. A smaller
+//! sample is a subset of the larger one.
 
 use std::ops::Range;
 
@@ -15,16 +16,16 @@ use crate::exact::Key;
 /// See the module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sample {
-    /// Blocks of a group.
+    /// Group size, in blocks.
     group: u64,
-    /// If that is a power of two, which one; 64: it is none.
+    /// Base-two logarithm of the group size; 64 if that is not a power of two.
     shift: u32,
-    /// How often the number of groups was halved.
+    /// How often the sample was halved.
     level: u32,
     seed: u64,
 }
 
-/// Groups are not joined more often than this.
+/// The sample is halved at most this often.
 const MOST_LEVELS: u32 = 40;
 
 const fn mix(number: u64) -> u64 {
@@ -35,41 +36,41 @@ const fn mix(number: u64) -> u64 {
 }
 
 impl Sample {
-    /// One block of each `group` blocks, which is at least 1: then all are sampled.
+    /// Makes a sample of one block of each `group` blocks; a group of 1 or 0 samples all blocks.
     pub const fn new(group: u32, seed: u64) -> Self {
         let group = if group == 0 { 1 } else { group as u64 };
         let shift = if group.is_power_of_two() { group.trailing_zeros() } else { u64::BITS };
         Sample { group, shift, level: 0, seed: mix(seed) }
     }
 
-    /// The group of a block. Asked for each request of a volume: a division would take as long as
-    /// all the rest.
+    /// Returns the group of a block. Called for each request of a volume: a division would take as
+    /// long as everything else.
     #[inline]
     fn group_of(&self, key: u64) -> u64 {
         key.checked_shr(self.shift).unwrap_or_else(|| key / self.group)
     }
 
-    /// For how many blocks a sampled one stands.
+    /// Returns the number of blocks that a sampled one stands for.
     pub fn stands_for(&self) -> u64 {
         self.group << self.level
     }
 
-    /// Samples half as many from now on. Says no if nothing is left to halve.
+    /// Halves the sample. Returns `false` if it cannot be halved further.
     pub(super) fn halve(&mut self) -> bool {
         let more = self.level < MOST_LEVELS;
         self.level += u32::from(more);
         more
     }
 
-    /// Equal numbers and equal kinds, equal hashes.
+    /// Hashes a number; `kind` makes the hashes for different purposes independent.
     fn hash(&self, number: u64, kind: u32) -> u64 {
         mix(number.wrapping_add(self.seed).wrapping_add(u64::from(kind) << 57))
     }
 
-    /// The one block of a group that may be sampled.
+    /// Returns the one block of a group that may be sampled.
     fn drawn(&self, group: u64) -> Option<u64> {
         let place = match self.shift {
-            // Asked for each request of a volume: less well mixed, in half of the time.
+            // Called for each request of a volume: mixes less well, in half the time.
             1..64 => {
                 let one = group.wrapping_add(self.seed).wrapping_mul(0x9e37_79b9_7f4a_7c15);
                 (one ^ (one >> 32)).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> (64 - self.shift)
@@ -91,8 +92,8 @@ impl Sample {
         self.drawn(group) == Some(key) && self.left(group)
     }
 
-    /// The sampled ones in a range, in their order. Takes time for each group in the range, not for
-    /// each block.
+    /// Returns the sampled blocks of a range, in ascending order. Takes time per group in the
+    /// range, not per block.
     #[inline]
     pub fn of(&self, keys: Range<Key>) -> impl Iterator<Item = Key> + use<> {
         let sample = *self;
@@ -111,14 +112,15 @@ impl Sample {
         let Range { start: Key(start), end: Key(end) } = keys;
         let group = self.group_of(start);
         if start < end && group == self.group_of(end - 1) {
-            // Most requests are small.
+            // Fast path: most requests lie within one group.
             let drawn = self.drawn(group).is_some_and(|key| (start..end).contains(&key));
             return drawn && self.left(group);
         }
         self.of(keys).next().is_some()
     }
 
-    /// In which of `parts` equal parts a sampled block is: neighbours are in different ones.
+    /// Returns the part, of `parts` equal ones, that a sampled block belongs to: neighbouring
+    /// groups are in different parts.
     pub(super) fn part(&self, Key(key): Key, parts: u64) -> usize {
         let group = self.group_of(key);
         let turn = self.hash(group / parts, MOST_LEVELS + 1) % parts;

@@ -1,5 +1,5 @@
-//! What is known of the sampled blocks: distances of the whole sample, and of parts of it by
-//! themselves, which say how far it may be off.
+//! Reuse distances of the sampled blocks: of the whole sample, and of parts of it separately, which
+//! show how far the estimate may be off.
 
 use std::ops::Range;
 
@@ -11,17 +11,17 @@ use super::sample::Sample;
 use super::stack::Stack;
 use super::{Access, Share};
 
-/// Parts of the sample that are looked at by themselves, to see how much they differ.
+/// Parts of the sample that have curves of their own, to see how much they differ.
 const PARTS: usize = 8;
 
-/// Standard errors on each side: nineteen of twenty, if errors were normal and the parts many.
+/// Half-width of the interval in standard errors: Student's t for 95 % and eight parts.
 const WIDTH: f64 = 2.36;
 
-/// One sample with its curve.
+/// A sample, or a part of one, with its curve.
 #[derive(Clone, Debug)]
 pub(super) struct Part {
     stack: Stack,
-    /// By how long ago the block was used.
+    /// By age of the block at the access.
     pub(super) reads: [Histogram; AGES],
     pub(super) writes: [Histogram; AGES],
 }
@@ -60,10 +60,10 @@ impl Part {
 #[derive(Clone, Debug)]
 pub(super) struct Sampled {
     sample: Sample,
-    /// Blocks in the sample, at most.
+    /// Most blocks in the sample.
     most: usize,
     whole: Part,
-    /// Empty if all blocks are sampled for good.
+    /// Empty if all blocks are sampled and the sample is never halved.
     parts: Vec<Part>,
 }
 
@@ -79,14 +79,14 @@ impl Sampled {
         }
     }
 
-    /// Which blocks are sampled now.
+    /// Returns the current sample.
     pub(super) fn sample(&self) -> Sample {
         self.sample
     }
 
-    /// A block of the sample is read or written.
+    /// Counts a read or write of a sampled block.
     pub(super) fn access(&mut self, access: Access, age: usize, key: Key) {
-        // It may have been given up since the request began.
+        // The sample may have been halved since the request began.
         if !self.sample.has(key) {
             return;
         }
@@ -98,7 +98,7 @@ impl Sampled {
         while self.whole.stack.depth() > self.most && self.halve() {}
     }
 
-    /// Goes on with half of the sample. Says no if nothing is left to halve.
+    /// Halves the sample. Returns `false` if it cannot be halved further.
     pub(super) fn halve(&mut self) -> bool {
         let halved = self.sample.halve();
         if halved {
@@ -109,7 +109,7 @@ impl Sampled {
         halved
     }
 
-    /// Blocks are gone.
+    /// Removes discarded blocks.
     pub(super) fn discard(&mut self, keys: Range<Key>) {
         let groups = keys.end.0.saturating_sub(keys.start.0) / self.sample.stands_for();
         let gone: Vec<Key> = if groups <= self.whole.stack.blocks() as u64 {
@@ -129,24 +129,24 @@ impl Sampled {
         }
     }
 
-    /// About how many different blocks were used.
+    /// Returns an estimate of the number of different blocks used.
     pub(super) fn footprint(&self) -> u64 {
         let first: f64 = self.whole.histograms().map(Histogram::first).sum();
         (first * self.sample.stands_for() as f64) as u64
     }
 
-    /// How many blocks are in the sample.
+    /// Returns the number of blocks in the sample.
     pub(super) fn blocks(&self) -> usize {
         self.whole.stack.blocks()
     }
 
-    /// About what it takes in RAM.
+    /// Returns an estimate of the bytes allocated.
     pub(super) fn bytes(&self) -> usize {
         self.whole.bytes() + self.parts.iter().map(Part::bytes).sum::<usize>()
     }
 
-    /// What `share` says of the whole sample, and how much it differs between the parts. It is
-    /// told for how many blocks a sampled one stands.
+    /// Computes `share` for the whole sample, and its error from the differences between the parts.
+    /// `share` receives a part and the number of blocks that a sampled block in it stands for.
     pub(super) fn estimate(&self, share: impl Fn(&Part, u64) -> f64) -> Share {
         let unit = self.sample.stands_for();
         let number = self.parts.len() as f64;

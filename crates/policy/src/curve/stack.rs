@@ -1,33 +1,34 @@
-//! Blocks in the order of their last use, and how deep in it one was.
+//! LRU stack distances: how many different blocks were used since a block's last use.
 //!
 //! Mattson, Gecsei, Slutz and Traiger, "Evaluation techniques for storage hierarchies", IBM Systems
-//! Journal 9(2), 1970: a cache that evicts what was not used for longest has a block if fewer
-//! different ones were used since than it has room for. Uses are places in time, and those that are
-//! the last of their block are marked; a Fenwick tree counts the marks above a place in O(log n).
-//! When places run out, they are numbered anew.
+//! Journal 9(2), 1970: an LRU cache holds a block if fewer different blocks were used since than
+//! the cache has capacity for. Each use gets a position in time, and the position of each block's
+//! last use is marked; a Fenwick tree counts the marks above a position in O(log n). When positions
+//! run out, they are renumbered.
 //!
-//! A block that is discarded leaves a **hole** where it was, because what was evicted before does not
-//! come back for it. A hole takes room as a block does. Whatever enters next fills the topmost hole
-//! below which it was not yet: Thompson and Smith, "Efficient (stack) algorithms for analysis of
+//! A discarded block leaves a **hole** in its position, because a discard does not undo earlier
+//! evictions. A hole takes space like a block. The next block that enters fills the topmost hole
+//! above its old position: Thompson and Smith, "Efficient (stack) algorithms for analysis of
 //! write-back and sector memories", ACM TOCS 7(1), 1989.
 
 use std::collections::{BTreeSet, HashMap};
 
 use crate::exact::Key;
 
-/// Places of a new stack.
+/// Positions of a new stack.
 const PLACES: usize = 1024;
 
-/// Numbers of marks in front of places.
+/// Prefix sums of marks, as a Fenwick tree.
 #[derive(Clone, Debug)]
 struct Marks {
-    /// Each node counts the marks of as many places, up to its own, as its lowest bit says; from 1.
+    /// Each node, counted from 1, sums the marks of as many positions up to its own as its lowest
+    /// set bit.
     nodes: Vec<u32>,
     marked: u32,
 }
 
 impl Marks {
-    /// So many places, the first of which are marked.
+    /// Makes a tree of `places` positions, the first `marked` of which are marked.
     fn new(places: usize, marked: u32) -> Self {
         let node = |index: usize| {
             let width = index & index.wrapping_neg();
@@ -49,7 +50,7 @@ impl Marks {
         }
     }
 
-    /// Marks up to a place, that one included.
+    /// Returns the marks up to and including a position.
     fn up_to(&self, place: u32) -> u32 {
         let mut index = place as usize + 1;
         let mut sum = 0;
@@ -67,7 +68,7 @@ pub(super) struct Stack {
     places: HashMap<Key, u32>,
     holes: BTreeSet<u32>,
     marks: Marks,
-    /// The place of the next use.
+    /// The position of the next use.
     next: u32,
 }
 
@@ -77,12 +78,13 @@ impl Stack {
         Stack { places: HashMap::new(), holes: BTreeSet::new(), marks, next: 0 }
     }
 
-    /// Blocks and holes.
+    /// Returns the number of blocks and holes.
     pub(super) fn depth(&self) -> usize {
         self.marks.marked as usize
     }
 
-    /// A block is used: how many different ones were since it last was, or none if it is new.
+    /// Notes a use of a block. Returns the number of different blocks used since its last use, or
+    /// `None` for a new block.
     pub(super) fn access(&mut self, key: Key) -> Option<u32> {
         if self.next as usize >= self.marks.places() {
             self.renumber();
@@ -91,8 +93,8 @@ impl Stack {
         self.next += 1;
         let before = self.places.insert(key, now);
         let distance = before.map(|place| self.marks.marked - self.marks.up_to(place));
-        // Caches that do not reach down to the block fill the hole. In those that do, it stays: at
-        // the place that the block leaves.
+        // Caches too small to hold the block fill the hole with it. In caches that hold the block
+        // the hole stays, and moves to the position that the block leaves.
         let hole =
             self.holes.last().copied().filter(|hole| before.is_none_or(|place| *hole > place));
         if let Some(hole) = hole {
@@ -106,22 +108,23 @@ impl Stack {
         distance
     }
 
-    /// A block is gone. One that is not there is no error.
+    /// Turns a block into a hole; an unknown block is ignored.
     pub(super) fn discard(&mut self, key: Key) {
         self.holes.extend(self.places.remove(&key));
     }
 
-    /// How many blocks there are.
+    /// Returns the number of blocks.
     pub(super) fn blocks(&self) -> usize {
         self.places.len()
     }
 
-    /// The blocks, in no order.
+    /// Returns the blocks, in no order.
     pub(super) fn keys(&self) -> impl Iterator<Item = Key> {
         self.places.keys().copied()
     }
 
-    /// Goes on with these blocks as if there had never been others, and with every other hole.
+    /// Keeps only the blocks that `stays` accepts, as if there had never been others, and every
+    /// other hole.
     pub(super) fn retain(&mut self, mut stays: impl FnMut(Key) -> bool) {
         let marks = &mut self.marks;
         self.places.retain(|key, place| {
@@ -141,7 +144,7 @@ impl Stack {
         });
     }
 
-    /// Gives the marks the first places, in their order, and has at least as many free ones.
+    /// Moves the marks to the first positions, in their order, and leaves at least as many free.
     fn renumber(&mut self) {
         let marks = &self.marks;
         for place in self.places.values_mut() {
@@ -153,9 +156,9 @@ impl Stack {
         self.next = marked;
     }
 
-    /// About what it takes in RAM.
+    /// Returns an estimate of the bytes allocated.
     pub(super) fn bytes(&self) -> usize {
-        // A byte beside each place of the table.
+        // One control byte per slot of the table.
         let map = self.places.capacity() * (size_of::<(Key, u32)>() + 1);
         map * 8 / 7 + self.holes.len() * 8 + self.marks.nodes.capacity() * size_of::<u32>()
     }

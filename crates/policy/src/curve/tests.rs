@@ -1,10 +1,10 @@
-//! The estimator against caches that are lists.
+//! Compares the estimator with caches that are plain lists.
 
 use forebay_core::Nanos;
 
 use super::*;
 
-/// A cache that evicts what was not used for longest.
+/// An LRU cache.
 struct Naive {
     room: usize,
     /// The oldest first.
@@ -79,7 +79,7 @@ fn reads_count_by_themselves() {
     assert_eq!(estimator.footprint(), 4);
 }
 
-/// Requests of up to 40 blocks, most of them to hot places, and a scan over and over.
+/// Requests of up to 40 blocks, most of them to hot blocks, and a scan that repeats.
 fn requests(seed: u64) -> Vec<Range<u64>> {
     let mut random = fastrand::Rng::with_seed(seed);
     let mut scan = 0;
@@ -155,8 +155,8 @@ fn nothing_and_odd_ranges_do_no_harm() {
     assert!(estimator.hits(Which::All, u64::MAX).share <= 1.0);
 }
 
-/// What a volume would do: all blocks are counted, and those requests are shown that touch the
-/// sample. Each takes `nanos`.
+/// Drives a `Live` as a volume would: all blocks are counted, and only the requests that touch the
+/// sample are passed on. Each request takes `nanos`.
 fn live(requests: &[Range<u64>], nanos: u64, seed: u64) -> LiveCurve {
     let (mut live, mut reads) = (Live::new(seed), 0);
     let first = Live::first_sample(seed);
@@ -197,7 +197,7 @@ fn what_is_seen_of_a_running_volume_is_near_and_knows_how_near() {
 #[test]
 fn a_loop_has_a_cliff_where_it_fits() {
     for blocks in [5_000u64, 100_000] {
-        // Around four times, in requests of a few blocks: once new, three times again.
+        // Four rounds in requests of a few blocks: new once, then reused three times.
         let requests: Vec<Range<u64>> =
             (0..4 * blocks / 4).map(|at| (at * 4 % blocks)..(at * 4 % blocks) + 4).collect();
         let live = live(&requests, 1_000_000, 3);
@@ -212,12 +212,12 @@ fn neither_blocks_nor_requests_make_it_costly() {
     let mut random = fastrand::Rng::with_seed(9);
     let block = |_| random.u64(0..4 << 20);
     let requests: Vec<Range<u64>> = (0..1 << 20).map(block).map(|block| block..block + 1).collect();
-    // Far apart: the number of blocks is what bounds it.
+    // Slow requests: the number of blocks is the limit that applies.
     let wide = live(&requests, 1_000_000, 1);
     assert!((Live::MOST / 3..=Live::MOST).contains(&wide.sampled_blocks()));
     assert!(wide.bytes() < 1_200_000, "{}", wide.bytes());
     assert!(wide.accesses(Which::All) / wide.sample().stands_for() < 1 << 16);
-    // A million within a second, on a thousand blocks: the number of requests is.
+    // A million requests within a second to a thousand blocks: the request rate is the limit.
     let hot: Vec<Range<u64>> =
         requests.iter().map(|range| range.start % 1000..range.start % 1000 + 1).collect();
     let hot = live(&hot, 900, 1);

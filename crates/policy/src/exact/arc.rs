@@ -1,11 +1,11 @@
-//! ARC: one LRU list of blocks that were seen once and one of those that were seen more often, each
-//! with ghosts; a hit on a ghost says which of the two should have been longer, and makes it so.
+//! ARC: an LRU list of blocks seen once and one of blocks seen more often, each with ghosts. A hit
+//! on a ghost shows which list should have been longer, and moves the target towards it.
 //!
 //! Megiddo and Modha, "ARC: a self-tuning, low overhead replacement cache", FAST 2003, figure 4.
-//! The target for the first list is a real number, as there. Ghosts and blocks together are at most
-//! twice the capacity.
+//! The target length of the first list is a real number, as in the paper. Ghosts and blocks
+//! together are at most twice the capacity.
 //!
-//! 12.13 bytes for a block, and 5.4 for ghosts.
+//! 12.13 bytes per block, and 5.4 for ghosts.
 
 use super::fields::Fields;
 use super::ghost::Ghosts;
@@ -23,7 +23,7 @@ const OFTEN: usize = 1;
 #[derive(Debug)]
 pub struct Arc {
     capacity: u32,
-    /// `p`: how long the first list should be.
+    /// `p`: target length of the first list.
     target: f64,
     lists: Lists,
     often: Fields,
@@ -47,7 +47,7 @@ impl Arc {
         usize::from(self.often.get(node))
     }
 
-    /// `REPLACE` of the paper; `ghost` is the queue of the ghost that was hit.
+    /// `REPLACE` of the paper; `ghost` is the queue whose ghost was hit.
     fn replace(&mut self, ghost: Option<usize>) -> Option<u32> {
         let once = self.lists.len(ONCE);
         let target = self.target;
@@ -56,7 +56,7 @@ impl Arc {
         let from = if once > 0 && (too_long || self.lists.len(OFTEN) == 0) { ONCE } else { OFTEN };
         let node = self.lists.pop(from)?;
         self.ghosts.insert(from, self.hashes[node as usize], 0);
-        // Only after removals from outside.
+        // Can happen only after external removals.
         if self.ghosts.len(ONCE) + self.ghosts.len(OFTEN) > self.capacity {
             let longer = if self.ghosts.len(ONCE) > self.ghosts.len(OFTEN) { ONCE } else { OFTEN };
             self.ghosts.pop(longer);
@@ -64,7 +64,7 @@ impl Arc {
         Some(node)
     }
 
-    /// Moves the target towards the list whose ghost was hit; it is out of its queue already.
+    /// Moves the target towards the list whose ghost was hit; that ghost is already removed.
     fn learn(&mut self, ghost: usize) {
         let ghosts = |queue| f64::from(self.ghosts.len(queue) + u32::from(queue == ghost));
         let step = |other: f64, own: f64| (other / own).max(1.0);

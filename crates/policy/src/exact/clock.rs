@@ -1,9 +1,8 @@
-//! Second chance: blocks leave in the order in which they came, but one that was used goes round
-//! once more.
+//! Second chance: blocks are evicted in the order of arrival, but a used block gets another round.
 //!
-//! Corbato, "A paging experiment with the Multics system", MIT Project MAC, 1968. The ring that the
-//! hand goes round is a list: what the hand leaves behind goes to its end. One bit says that the
-//! block was used; a new block was not. 8.13 bytes for a block.
+//! Corbato, "A paging experiment with the Multics system", MIT Project MAC, 1968. The ring of the
+//! clock hand is a list: blocks that the hand spares move to its end. One bit marks a used block; a
+//! new block is unmarked. 8.13 bytes per block.
 
 use super::fields::Fields;
 use super::list::Lists;
@@ -19,7 +18,7 @@ pub struct Clock {
     used: Fields,
 }
 
-/// The only list: the hand is before the oldest.
+/// The only list: the hand stands before the oldest block.
 const RING: usize = 0;
 
 impl Clock {
@@ -27,7 +26,7 @@ impl Clock {
         Clock { capacity, lists: Lists::new(nodes, 1), used: Fields::new(nodes, 1) }
     }
 
-    /// Each step costs one hit that was seen earlier, so a step is paid for.
+    /// Amortised constant time: each step consumes the mark of an earlier hit.
     fn evict(&mut self) -> Option<u32> {
         loop {
             let node = self.lists.oldest(RING)?;

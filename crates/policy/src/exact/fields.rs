@@ -1,6 +1,6 @@
-//! Small numbers for each node, packed: marks of one bit, counters of a few.
+//! Packed small numbers per node: one-bit marks, small counters.
 
-/// One number of 1, 2, 4 or 8 bits for each node, all 0 at first.
+/// One number of 1, 2, 4 or 8 bits per node, initially 0.
 #[derive(Debug)]
 pub(super) struct Fields {
     words: Vec<u64>,
@@ -8,7 +8,7 @@ pub(super) struct Fields {
 }
 
 impl Fields {
-    /// For nodes `0..nodes`; the width divides 64.
+    /// Makes the numbers for nodes `0..nodes`; `width` is 1, 2, 4 or 8 bits.
     pub(super) fn new(nodes: u32, width: u32) -> Self {
         debug_assert!(width.is_power_of_two() && width <= 8);
         let per_word = u64::from(64 / width);
@@ -24,18 +24,18 @@ impl Fields {
         (1 << self.width) - 1
     }
 
-    /// The number of a node.
+    /// Returns the number of a node.
     pub(super) fn get(&self, node: u32) -> u8 {
         let (word, shift) = self.place(node);
         (self.words[word] >> shift & self.most()) as u8
     }
 
-    /// Whether it is not 0.
+    /// Whether the number is not 0.
     pub(super) fn is_set(&self, node: u32) -> bool {
         self.get(node) != 0
     }
 
-    /// Sets it; a value that is too large becomes the largest.
+    /// Sets the number; a value that is too large becomes the largest.
     pub(super) fn set(&mut self, node: u32, value: u8) {
         let (word, shift) = self.place(node);
         let value = u64::from(value).min(self.most());
@@ -43,14 +43,14 @@ impl Fields {
         self.words[word] = rest | value << shift;
     }
 
-    /// Takes what one node has to another, and leaves 0.
+    /// Moves the number of `from` to `to`, and leaves 0.
     pub(super) fn replace(&mut self, from: u32, to: u32) {
         let value = self.get(from);
         self.set(from, 0);
         self.set(to, value);
     }
 
-    /// Bytes allocated.
+    /// Returns the allocated bytes.
     pub(super) fn bytes(&self) -> usize {
         self.words.capacity() * size_of::<u64>()
     }

@@ -1,7 +1,7 @@
-//! First in, first out: blocks leave in the order in which they came, used or not.
+//! First in, first out: blocks are evicted in the order of arrival, used or not.
 //!
 //! Belady, "A study of replacement algorithms for a virtual-storage computer", IBM Systems Journal
-//! 5(2), 1966. One list in the order of arrival; 8 bytes for a block.
+//! 5(2), 1966. One list in the order of arrival; 8 bytes per block.
 
 use super::list::Lists;
 use forebay_core::ReplacementKind;
@@ -15,7 +15,7 @@ pub struct Fifo {
     lists: Lists,
 }
 
-/// The only list: the oldest came first.
+/// The only list, in the order of arrival.
 const CAME: usize = 0;
 
 impl Fifo {

@@ -1,20 +1,21 @@
-//! Ghosts: what is remembered of blocks that are no longer resident, in the order in which they
-//! were put here, in 5.4 bytes each.
+//! Ghosts: keys of blocks that are no longer resident, in the order of insertion, at 5.4 bytes
+//! each.
 //!
-//! A ghost is 32 bits in a hash table: a tag of the key, which queue it belongs to, and when it
-//! came. There are no links. Time is counted in **quanta** of a few insertions (one, below 2,048
-//! ghosts); a ghost is there as long as its quantum is not older than the oldest of its queue, so
-//! forgetting the oldest is a matter of counting. What is thus dead is swept away as new ones come.
+//! A ghost is 32 bits in a hash table: a tag of the key, its queue, and its time of insertion.
+//! There are no links. Time is counted in **quanta** of a few insertions (one, below 2,048 ghosts).
+//! A ghost is alive as long as its quantum is not older than the oldest of its queue, so forgetting
+//! the oldest ghosts only advances a counter. Dead ghosts are swept out of the table as new ones
+//! are inserted.
 //!
-//! What that costs in exactness:
-//! - A key that was never here is found with a probability of about 1 in 20,000 up to 10^5 ghosts,
-//!   because of tags of 18 bits, and of about the number of ghosts over 2^32 beyond that, because
-//!   keys are remembered by 32 bits.
-//! - Of the ghosts of the oldest quantum it is known how many are left, but not which.
-//! - Two buckets may be full, although they are three quarters full on average; then the oldest of
-//!   their sixteen ghosts is forgotten early. This happens to one ghost in a hundred, which has
-//!   nine tenths of its time behind it.
-//! - A queue of which most was taken out is remembered for three times its length of insertions.
+//! The price in exactness:
+//! - A key that was never inserted is found with a probability of about 1 in 20,000 up to 10^5
+//!   ghosts, because tags have 18 bits; beyond that, of about the number of ghosts over 2^32,
+//!   because keys are hashed to 32 bits.
+//! - Of the ghosts in the oldest quantum, the number still alive is known, but not which ones.
+//! - Both buckets of a key may be full although buckets are three quarters full on average; then
+//!   the oldest of their sixteen ghosts is forgotten early. This happens to one ghost in a hundred,
+//!   after nine tenths of its time.
+//! - A queue from which most ghosts were taken covers only three times its length of insertions.
 
 /// Ghosts in a bucket; 32 bytes.
 const SLOTS: usize = 8;
@@ -22,16 +23,16 @@ const SLOTS: usize = 8;
 /// Bits of a time.
 const TIME_BITS: u32 = 13;
 
-/// Times that can be told apart.
+/// Number of distinguishable times.
 const TIMES: u32 = 1 << TIME_BITS;
 
 /// Quanta of a full queue from which nothing was taken.
 const QUANTA: u64 = 2048;
 
-/// Quanta that a queue may cover; what is left of [`TIMES`] is the time to sweep.
+/// The most quanta a queue may cover; the rest of [`TIMES`] is the time to sweep.
 const MOST_QUANTA: u64 = 3 * QUANTA;
 
-/// One slot: 18 bits of tag, queue, time. A slot without a tag is empty.
+/// One slot: 18 bits of tag, one bit of queue, 13 bits of time. A slot with tag 0 is empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Ghost(u32);
 
@@ -41,7 +42,7 @@ impl Ghost {
     const TAG_SHIFT: u32 = TIME_BITS + 1;
     const TAG: u32 = 1 << Self::TAG_SHIFT;
 
-    /// What a slot with this key has in common with all others of it; not 0.
+    /// Returns the tag of a key; never 0.
     fn tag(hash: u32) -> u32 {
         (hash << Self::TAG_SHIFT >> Self::TAG_SHIFT).max(1)
     }
@@ -59,34 +60,33 @@ impl Ghost {
         usize::from(self.0 & Self::QUEUE != 0)
     }
 
-    /// Quanta that began after its own, if this is the newest.
+    /// Returns the number of quanta since its own, if `newest` is the current one.
     fn age(self, newest: u64) -> u64 {
         u64::from((newest as u32).wrapping_sub(self.0) % TIMES)
     }
 }
 
-/// In one line of the processor's cache.
+/// Aligned, so that a bucket lies within one CPU cache line.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(32))]
 struct Bucket([Ghost; SLOTS]);
 
-/// What is known of one queue without looking at its ghosts.
+/// State of one queue that is known without looking at its ghosts.
 #[derive(Debug, Default)]
 struct Queue {
     /// The quantum that new ghosts belong to; counted from 0.
     newest: u64,
-    /// How many it has got.
+    /// Ghosts inserted in the newest quantum.
     filled: u32,
     /// The quantum whose ghosts are forgotten next; at most one more than the newest.
     oldest: u64,
-    /// How many of its ghosts are forgotten already, although still in the table; less than there
-    /// are.
+    /// Ghosts of the oldest quantum that are forgotten but still in the table; fewer than its
+    /// count.
     forgotten: u32,
     len: u32,
-    /// Ghosts in the table for each quantum, by time.
+    /// Ghosts in the table per quantum, by time.
     counts: Vec<u32>,
-    /// The time that was given for the last ghost of a quantum; only in queues that are asked for
-    /// it.
+    /// The `time` of the last insertion in each quantum; empty unless the queue is timed.
     given: Vec<u64>,
 }
 
@@ -104,9 +104,9 @@ impl Queue {
         (quantum % u64::from(TIMES)) as usize
     }
 
-    /// The quantum of one of its ghosts, if that is not forgotten.
+    /// Returns the quantum of one of its ghosts, unless that ghost is forgotten.
     fn quantum(&self, ghost: Ghost) -> Option<u64> {
-        // The newest may be forgotten too.
+        // The newest quantum may be forgotten too.
         let quanta = self.newest + 1 - self.oldest;
         let age = ghost.age(self.newest);
         (age < quanta).then(|| self.newest - age)
@@ -136,7 +136,7 @@ impl Queue {
         }
     }
 
-    /// A ghost of this quantum is out of the table.
+    /// Accounts for a ghost of this quantum that left the table.
     fn removed(&mut self, quantum: u64) {
         let left = &mut self.counts[Self::place(quantum)];
         *left -= 1;
@@ -155,27 +155,26 @@ pub(super) struct Ghosts {
     per_quantum: u32,
     /// The bucket that is swept next.
     sweep: usize,
-    /// The ages of ghosts that were forgotten early, as shares of the time that they should have
-    /// had.
+    /// Ages of ghosts that were forgotten early, as shares of their full time.
     #[cfg(test)]
     crowded_out: Vec<f64>,
 }
 
 impl Ghosts {
-    /// Two queues for so many ghosts together, at least 1. The caller sees to it that there are not
-    /// more; if there are, older ones are lost.
+    /// Makes two queues for `limit` ghosts together, at least 1. The caller keeps to the limit;
+    /// above it, old ghosts are lost.
     pub(super) fn new(limit: u32) -> Self {
         Self::with(limit, [Queue::new(false), Queue::new(false)])
     }
 
-    /// One queue, the first, of which those can be forgotten that are older than some time.
+    /// Makes one queue, the first, that supports [`forget_before`](Ghosts::forget_before).
     pub(super) fn timed(limit: u32) -> Self {
         Self::with(limit, [Queue::new(true), Queue::default()])
     }
 
     fn with(limit: u32, queues: [Queue; 2]) -> Self {
         let limit = u64::from(limit.max(1));
-        // In small tables buckets differ more, and memory does not matter.
+        // The load of small tables varies more, and their memory does not matter.
         let slots = if limit <= 4096 { limit * 4 + 64 } else { (limit * 4).div_ceil(3) };
         let buckets = slots.div_ceil(SLOTS as u64) as usize;
         Ghosts {
@@ -188,18 +187,18 @@ impl Ghosts {
         }
     }
 
-    /// How many ghosts a queue has.
+    /// Returns the number of ghosts in a queue.
     pub(super) fn len(&self, queue: usize) -> u32 {
         self.queues[queue].len
     }
 
-    /// The two buckets of a key, which may be the same.
+    /// Returns the two buckets of a key, which may be the same.
     fn homes(&self, hash: u32) -> [usize; 2] {
         let other = hash.rotate_left(15).wrapping_mul(0x85eb_ca6b) ^ hash.wrapping_mul(0x9e37_79b9);
         [hash, other].map(|hash| ((u64::from(hash) * self.buckets.len() as u64) >> 32) as usize)
     }
 
-    /// Its queue and quantum, if it is not forgotten.
+    /// Returns queue and quantum of a ghost, unless it is forgotten.
     fn alive(&self, ghost: Ghost) -> Option<(usize, u64)> {
         if ghost.has(0) {
             return None;
@@ -209,13 +208,13 @@ impl Ghosts {
         Some((queue, quantum))
     }
 
-    /// Puts a key at the end of a queue. `time` is for [`forget_before`](Ghosts::forget_before),
-    /// and does not decrease.
+    /// Appends a key to a queue. `time` is for [`forget_before`](Ghosts::forget_before), and must
+    /// not decrease.
     pub(super) fn insert(&mut self, queue: usize, hash: u32, time: u64) {
         self.sweep_one();
         let per_quantum = self.per_quantum;
         let at = &mut self.queues[queue];
-        // All that were put here may have been forgotten, and the newest quantum with them.
+        // All ghosts may have been forgotten, and the newest quantum with them.
         if at.filled == per_quantum || at.oldest > at.newest {
             at.newest += 1;
             at.filled = 0;
@@ -244,8 +243,8 @@ impl Ghosts {
         }
     }
 
-    /// Where a new ghost goes: into the emptier one of its buckets, or else to the place of the
-    /// oldest.
+    /// Chooses the slot for a new ghost: a dead slot in the emptier of its buckets, or else the
+    /// slot of the oldest ghost.
     fn room(&self, hash: u32) -> (usize, usize) {
         let homes = self.homes(hash);
         let dead = homes.map(|home| self.dead(home));
@@ -266,8 +265,8 @@ impl Ghosts {
         oldest.1
     }
 
-    /// Slots of a bucket that are empty or whose ghost is forgotten, a bit each. The same as
-    /// [`alive`](Ghosts::alive), for all at once and without branches.
+    /// Returns a bit per slot of a bucket that is empty or whose ghost is forgotten. Same as
+    /// [`alive`](Ghosts::alive), for the whole bucket and without branches.
     fn dead(&self, bucket: usize) -> u32 {
         let of = |queue: &Queue| (queue.newest as u32, (queue.newest + 1 - queue.oldest) as u32);
         let [(newest, quanta), (newest_2, quanta_2)] = [of(&self.queues[0]), of(&self.queues[1])];
@@ -283,7 +282,7 @@ impl Ghosts {
         dead.iter().enumerate().fold(0, |mask, (slot, dead)| mask | dead << slot)
     }
 
-    /// Clears one bucket of what is forgotten, before its times come round again.
+    /// Clears dead ghosts from one bucket, before their times wrap around.
     fn sweep_one(&mut self) {
         self.sweep = if self.sweep + 1 < self.buckets.len() { self.sweep + 1 } else { 0 };
         let dead = self.dead(self.sweep);
@@ -294,7 +293,7 @@ impl Ghosts {
         }
     }
 
-    /// Takes a key out, wherever it is in its queue; says which queue that was.
+    /// Removes a key from anywhere in its queue, and returns that queue.
     pub(super) fn take(&mut self, hash: u32) -> Option<usize> {
         let tag = Ghost::tag(hash);
         for home in self.homes(hash) {
@@ -317,7 +316,7 @@ impl Ghosts {
         self.queues[queue].forget_one();
     }
 
-    /// Forgets all ghosts of the timed queue whose time is less than this one.
+    /// Forgets all ghosts of the timed queue inserted before `time`.
     pub(super) fn forget_before(&mut self, time: u64) {
         let queue = &mut self.queues[0];
         while queue.len > 0
@@ -327,7 +326,7 @@ impl Ghosts {
         }
     }
 
-    /// Bytes allocated.
+    /// Returns the allocated bytes.
     pub(super) fn bytes(&self) -> usize {
         let queue = |queue: &Queue| {
             queue.counts.capacity() * size_of::<u32>() + queue.given.capacity() * size_of::<u64>()
@@ -346,7 +345,7 @@ mod tests {
         Key(key).hash()
     }
 
-    /// Beside queues of keys, with as many as there are quanta and fewer, so that nothing is
+    /// Matches plain queues of keys, with at most as many keys as quanta, so that nothing is
     /// approximate.
     #[test]
     fn small_queues_are_exact() {
@@ -411,7 +410,7 @@ mod tests {
         assert_eq!((ghosts.len(0), ghosts.take(hash(1))), (1, Some(0)));
     }
 
-    /// Large queues lose few, find hardly any that were not there, and keep their length.
+    /// Large queues lose few ghosts, find hardly any key never inserted, and keep their length.
     #[test]
     fn large_queues_are_nearly_exact() {
         let limit = 200_000;

@@ -1,4 +1,4 @@
-//! A cache around a policy, for tests: the map from keys to nodes, and checks after each call.
+//! A cache around a policy, for tests: maps keys to nodes, and checks after each call.
 
 use std::collections::HashMap;
 
@@ -6,13 +6,13 @@ use forebay_core::ReplacementKind;
 
 use super::{BlockPolicy, Key, Node, build};
 
-/// What an access led to.
+/// Outcome of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
     Hit,
-    /// It was not resident; who left for it.
+    /// The key was not resident; the evicted key, if any.
     Miss(Option<u64>),
-    /// It was not resident and may not enter.
+    /// The key was not resident and was not admitted.
     Refused,
 }
 
@@ -25,7 +25,7 @@ pub(super) struct Cache {
 }
 
 impl Cache {
-    /// With a few more nodes than it needs.
+    /// Makes a cache with a few more nodes than it needs.
     pub(super) fn new(kind: ReplacementKind, capacity: u32, seed: u64) -> Self {
         let nodes = capacity + 5;
         Cache {
@@ -64,14 +64,14 @@ impl Cache {
         if let Some(node) = self.nodes.remove(&key) {
             self.keys.remove(&node);
             self.policy.remove(Node(node));
-            // A second time is no error.
+            // Removing it twice is not an error.
             self.policy.remove(Node(node));
             self.free.push(node);
             self.check();
         }
     }
 
-    /// Gives a block the free node that was free for longest.
+    /// Moves a block to the node that was free for longest.
     pub(super) fn moved(&mut self, key: u64) {
         if let Some(from) = self.nodes.get(&key).copied() {
             let to = self.free.remove(0);

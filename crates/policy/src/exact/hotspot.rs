@@ -1,21 +1,20 @@
-//! Which regions of the volumes are asked for most among what is not resident: the hotspot queue of
-//! `smq`.
+//! The hotspot queue of `smq`: the regions of volumes that are missed most often.
 //!
-//! A region is 16 blocks. There is room for a quarter as many regions as the cache has blocks, in
-//! levels of equal length: a region that is asked for rises, and the oldest one of the level above
-//! sinks for it. How many levels it rises depends on how well the queue does. 5.5 bytes for each
-//! block of the cache.
+//! A region is 16 blocks. The queue holds a quarter as many regions as the cache has blocks, in
+//! levels of equal length: a region that is missed rises, and the oldest region of the level above
+//! sinks in exchange. The number of levels it rises depends on how well the queue performs. 5.5
+//! bytes per block of the cache.
 
 use super::Key;
 use super::levels::{LEVELS, Levels};
 
-/// Blocks of a region, as a power of two.
+/// Base-two logarithm of the blocks in a region.
 const REGION_SHIFT: u32 = 4;
 
-/// There is nothing.
+/// End of a chain.
 const NONE: u32 = u32::MAX;
 
-/// How well the queue tells what will be asked for.
+/// How well the queue predicts future misses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Quality {
     Poor,
@@ -27,13 +26,13 @@ pub(super) enum Quality {
 #[derive(Debug)]
 pub(super) struct Hotspot {
     levels: Levels,
-    /// What is remembered of a region's key.
+    /// Hashes of the keys of the regions.
     hashes: Vec<u32>,
-    /// For each bucket the first of its regions; for each region the next one.
+    /// For each bucket its first region; for each region the next one in its bucket.
     heads: Vec<u32>,
     nexts: Vec<u32>,
     used: u32,
-    /// Misses of this period at a high level, and all others.
+    /// In this period: misses in regions at a high level, and all others.
     hits: u64,
     misses: u64,
     left: u64,
@@ -89,7 +88,7 @@ impl Hotspot {
         }
     }
 
-    /// A block was missed. Says at which level its region is.
+    /// Notes a miss. Returns the level of the block's region.
     pub(super) fn miss(&mut self, key: Key) -> usize {
         self.levels.balance();
         self.left -= 1;
@@ -117,7 +116,7 @@ impl Hotspot {
             self.used += 1;
             self.used - 1
         } else {
-            // All are used, so there is a lowest one.
+            // All regions are in use, so there is a lowest one.
             let Some(lowest) = self.levels.pop() else { return 0 };
             self.unchain(lowest);
             lowest
@@ -129,7 +128,7 @@ impl Hotspot {
         0
     }
 
-    /// A period is over.
+    /// Ends a period, and rates it.
     fn judge(&mut self) {
         self.levels.new_period();
         let all = self.hits + self.misses;
@@ -160,7 +159,7 @@ mod tests {
         hotspot.levels.new_period();
         assert_eq!(hotspot.miss(Key(32)), 0, "the next region");
         assert_eq!(hotspot.used, 2);
-        // All regions are in their chains, and no others.
+        // Exactly the regions in use are chained.
         let mut random = fastrand::Rng::with_seed(1);
         for _ in 0..10_000 {
             hotspot.miss(Key(random.u64(0..1 << 20)));

@@ -1,35 +1,35 @@
-//! A stochastic multi-queue: levels of equal length in which what is hit rises.
+//! A stochastic multi-queue: levels of equal length in which nodes rise when they are hit.
 //!
-//! A node that is hit takes a place some levels higher, and the oldest node of that level sinks to
-//! where it was. No counts are kept, order comes from many such exchanges. A node rises once in a
-//! period at most. Levels are brought back to equal lengths a little with each access, by moving
-//! the oldest of a level down or the newest of a level up. 10 bytes for a node.
+//! A hit node moves some levels up, and the oldest node of that level sinks to the level that the
+//! hit node left. No hits are counted; the order emerges from many such exchanges. A node rises at
+//! most once per period. Each access evens out the levels a little, by moving the oldest node of a
+//! level down or the newest one up. 10 bytes per node.
 
 use super::list::Lists;
 
-/// How many levels there are.
+/// Number of levels.
 pub(super) const LEVELS: usize = 64;
 
-/// Periods that can be told apart.
+/// Number of distinguishable periods.
 const PERIODS: u16 = 1 << 10;
 
-/// Nodes that are moved at once to make levels equal.
+/// Nodes moved at once to even out levels.
 const MOVED_AT_ONCE: u32 = 2;
 
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Levels {
     lists: Lists,
-    /// The level of a node, and the last period in which it rose.
+    /// Per node, its level and the last period in which it rose.
     states: Vec<u16>,
     len: u32,
     period: u16,
-    /// The level that is made equal next.
+    /// The level to even out next.
     balance: usize,
 }
 
 impl Levels {
-    /// For so many nodes.
+    /// Makes empty levels for nodes `0..nodes`.
     pub(super) fn new(nodes: u32) -> Self {
         Levels {
             lists: Lists::new(nodes, LEVELS as u32),
@@ -57,7 +57,7 @@ impl Levels {
         *state = *state / LEVELS as u16 * LEVELS as u16 + level as u16;
     }
 
-    /// A node comes in, at a level.
+    /// Inserts a node at a level.
     pub(super) fn push(&mut self, level: usize, node: u32) {
         self.states[node as usize] = self.period * LEVELS as u16 + level as u16;
         self.lists.push(level, node);
@@ -69,14 +69,14 @@ impl Levels {
         self.len -= 1;
     }
 
-    /// Takes out the oldest node of the lowest level.
+    /// Removes the oldest node of the lowest level.
     pub(super) fn pop(&mut self) -> Option<u32> {
         let level = (0..LEVELS).find(|level| self.lists.len(*level) > 0)?;
         self.len -= 1;
         self.lists.pop(level)
     }
 
-    /// A node was hit. Says at which level it is now.
+    /// Raises a hit node by `rise` levels, once per period. Returns its level now.
     pub(super) fn hit(&mut self, node: u32, rise: usize) -> usize {
         let level = self.level(node);
         if self.states[node as usize] / LEVELS as u16 == self.period {
@@ -95,16 +95,16 @@ impl Levels {
         above
     }
 
-    /// From now on nodes may rise again.
+    /// Starts a new period, in which nodes may rise again.
     pub(super) fn new_period(&mut self) {
         self.period = (self.period + 1) % PERIODS;
     }
 
-    /// Makes one level and the one above it a little more equal.
+    /// Evens out one level with the one above it.
     pub(super) fn balance(&mut self) {
         let level = self.balance;
         self.balance = if level + 2 < LEVELS { level + 1 } else { 0 };
-        // The first levels have what is left over.
+        // The first levels take the remainder.
         let left_over = self.len as usize % LEVELS;
         let target = self.len / LEVELS as u32 + u32::from(level < left_over);
         for _ in 0..MOVED_AT_ONCE {
@@ -170,7 +170,7 @@ mod tests {
         assert_eq!(levels.hit(0, 2), 7);
         levels.new_period();
         assert_eq!(levels.hit(0, 2), 9);
-        // At the top a hit makes young.
+        // At the top level, a hit makes the node the newest.
         levels.push(LEVELS - 1, 3);
         levels.push(LEVELS - 1, 4);
         levels.new_period();
@@ -180,7 +180,7 @@ mod tests {
         assert_eq!(levels.len(), 4);
     }
 
-    /// What is hit more often is higher in the end.
+    /// Nodes that are hit more often end up higher.
     #[test]
     fn frequent_nodes_rise() {
         let mut random = fastrand::Rng::with_seed(1);

@@ -1,31 +1,31 @@
-//! Least frequently used: `lfu`, and `lfu-r`, which forgets with time.
+//! Least frequently used: `lfu`, and `lfu-r`, whose frequencies decay.
 //!
-//! Each frequency has a list; the oldest block of the lowest list that has any leaves (Shah, Mitra
+//! Each frequency has a list; the oldest block of the lowest non-empty list is evicted (Shah, Mitra
 //! and Matani, "An O(1) algorithm for implementing the LFU cache eviction scheme", 2010). A new
 //! block has frequency 1.
 //!
 //! `lfu` counts to 4,095 and never forgets: a block that was used often long ago stays for ever.
-//! `lfu-r` counts to 255 and halves all frequencies after every [`ACCESSES_PER_EPOCH`] accesses for
-//! each block of capacity, as Robinson and Devarakonda do ("Data cache management using
-//! frequency-based replacement", SIGMETRICS 1990). To halve is to put each two lists together, so
-//! it takes the same time for any number of blocks: a block has the frequency that was last written
-//! and the epoch when that was, and reads as halved once for each epoch since. Its makers have not
-//! published what exactly `LFU-R` is in FancyCache; this is frequency with ageing.
+//! `lfu-r` counts to 255 and halves all frequencies after every [`ACCESSES_PER_EPOCH`] accesses per
+//! block of capacity, like Robinson and Devarakonda ("Data cache management using frequency-based
+//! replacement", SIGMETRICS 1990). Halving merges the lists in pairs, so it takes the same time for
+//! any number of blocks: a block stores its last written frequency with the epoch of that write,
+//! and reads as halved once per epoch since. FancyCache has not published the exact definition of
+//! its `LFU-R`; this is frequency with ageing.
 //!
-//! 10 bytes for a block, and 80 KiB (`lfu-r`: 5 KiB) for the lists.
+//! 10 bytes per block, and 80 KiB (`lfu-r`: 5 KiB) for the lists.
 
 use super::list::Lists;
 use forebay_core::ReplacementKind;
 
 use super::{BlockPolicy, Key, Node, StateBytes};
 
-/// Accesses for each block of capacity after which `lfu-r` halves all frequencies.
+/// Accesses per block of capacity after which `lfu-r` halves all frequencies.
 pub const ACCESSES_PER_EPOCH: u64 = 10;
 
-/// Epochs that can be told apart.
+/// Number of distinguishable epochs.
 const EPOCHS: u16 = 16;
 
-/// A frequency, and in which epoch it was written.
+/// A frequency, and the epoch in which it was written.
 #[derive(Clone, Copy, Debug, Default)]
 struct Stamp(u16);
 
@@ -34,7 +34,7 @@ impl Stamp {
         Stamp(((frequency as u16) << 4) | (epoch % EPOCHS))
     }
 
-    /// What is left of the frequency.
+    /// Returns the frequency, halved once per epoch since it was written.
     fn frequency(self, epoch: u16) -> usize {
         let since = (epoch % EPOCHS + EPOCHS - self.0 % EPOCHS) % EPOCHS;
         usize::from(self.0 >> 4) >> since
@@ -49,14 +49,14 @@ pub struct Lfu {
     resident: u32,
     lists: Lists,
     stamps: Vec<Stamp>,
-    /// Which lists are not empty, a bit each.
+    /// One bit per list: whether it is non-empty.
     occupied: Vec<u64>,
     highest: usize,
     epoch: u16,
     /// Accesses until the next epoch.
     left: u64,
     per_epoch: u64,
-    /// The node whose stamp is refreshed next, so that none gets older than its epoch can say.
+    /// The node whose stamp is refreshed next, before the stamp's epoch wraps around.
     refresh: u32,
     refreshed_per_access: u32,
 }
@@ -84,7 +84,7 @@ impl Lfu {
             left: per_epoch,
             per_epoch,
             refresh: 0,
-            // All nodes within half of the epochs that can be told apart.
+            // Refreshes all nodes within half of the distinguishable epochs.
             refreshed_per_access: (u64::from(nodes) * 2 / u64::from(EPOCHS)).div_ceil(per_epoch)
                 as u32,
         }
@@ -198,8 +198,8 @@ mod tests {
     use super::super::harness::{Cache, Outcome};
     use super::*;
 
-    /// A block that was frequent and then sleeps for more epochs than can be told apart is the
-    /// first to leave.
+    /// A frequent block that then sleeps for more epochs than can be distinguished is evicted
+    /// first.
     #[test]
     fn frequency_fades_and_stays_faded() {
         for epochs in [10, 17, 20, 40] {

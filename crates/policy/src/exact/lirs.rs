@@ -1,18 +1,18 @@
 //! LIRS: blocks whose last two uses were close together stay; the others share a hundredth of the
-//! cache. What counts is not when a block was used last but how much else was used between its last
-//! two uses.
+//! cache. The criterion is not the time of the last use but how many other blocks were used between
+//! a block's last two uses.
 //!
 //! Jiang and Zhang, "LIRS: an efficient low inter-reference recency set replacement policy to
 //! improve buffer cache performance", SIGMETRICS 2002, with its 1 % for resident HIR blocks. The
 //! stack S is at most twice the capacity, as in libCacheSim; the paper has no limit.
 //!
-//! S is not kept as one stack. A block that is not LIR is in S as long as it was used after the LIR
-//! block at the bottom was, so all that S takes is a list of the LIR blocks in the order of use
-//! and, for every block, the time of its last use; ghosts are the HIR blocks of S that are not
-//! resident. Pruning S is then to forget ghosts from before the time of its bottom. Times are 32
-//! bits of a count of accesses; a block that was not used for 2^30 of them counts as used then.
+//! S is not stored as one stack. A block that is not LIR is in S as long as its last use is later
+//! than that of the LIR block at the bottom, so S needs only a list of the LIR blocks in the order
+//! of use and, for every block, the time of its last use. Ghosts are the non-resident HIR blocks of
+//! S, so pruning S means forgetting the ghosts older than its bottom. Times are 32 bits of a count
+//! of accesses; a block unused for 2^30 accesses counts as used that long ago.
 //!
-//! 16.25 bytes for a block, and 5.4 for ghosts.
+//! 16.25 bytes per block, and 5.4 for ghosts.
 
 use super::fields::Fields;
 use super::ghost::Ghosts;
@@ -21,18 +21,18 @@ use forebay_core::ReplacementKind;
 
 use super::{BlockPolicy, Key, Node, StateBytes};
 
-/// Used again soon, in the order of use: the oldest is the bottom of S.
+/// LIR blocks in the order of use: the oldest is the bottom of S.
 const LIR: usize = 0;
-/// The queue Q of resident blocks that are not.
+/// The queue Q of resident HIR blocks.
 const HIR: usize = 1;
-/// The only queue of ghosts: HIR blocks of S that are not resident.
+/// The only queue of ghosts: non-resident HIR blocks of S.
 const OUT: usize = 0;
 
-/// Marks of a block: in [`LIR`] rather than in [`HIR`]; in HIR, but not in S for that it was LIR.
+/// Marks of a block: in [`LIR`] rather than [`HIR`]; demoted from LIR to HIR, and thus not in S.
 const IS_LIR: u8 = 1;
 const NOT_IN_S: u8 = 2;
 
-/// Accesses that can be told apart.
+/// The oldest age, in accesses, that a time can express.
 const LONG_AGO: u32 = 1 << 30;
 
 /// See the module.
@@ -43,12 +43,12 @@ pub struct Lirs {
     lists: Lists,
     marks: Fields,
     hashes: Vec<u32>,
-    /// When a block was used last: low bits of [`Lirs::now`].
+    /// When a block was used last: the low bits of [`Lirs::now`].
     used: Vec<u32>,
     now: u64,
-    /// When the bottom of S was used; nothing that was used earlier is in S.
+    /// Time of the last use of the bottom of S; blocks used earlier are not in S.
     bottom: u64,
-    /// The node whose time is looked at next, so that none is older than can be told.
+    /// The node whose time is checked next, before it becomes too old to express.
     refresh: u32,
     ghosts: Ghosts,
 }
@@ -62,7 +62,7 @@ impl Lirs {
             marks: Fields::new(nodes, 2),
             hashes: vec![0; nodes as usize],
             used: vec![0; nodes as usize],
-            // The low bits begin again soon, so that every test sees it.
+            // The low bits wrap soon, so that every test covers it.
             now: u64::from(u32::MAX - 5000),
             bottom: 0,
             refresh: 0,
@@ -74,18 +74,18 @@ impl Lirs {
         self.marks.get(node) == IS_LIR
     }
 
-    /// When it was used last.
+    /// Returns the time of the last use.
     fn time(&self, node: u32) -> u64 {
         let age = (self.now as u32).wrapping_sub(self.used[node as usize]);
         self.now - u64::from(age)
     }
 
-    /// For blocks in Q.
+    /// Whether a block of Q is in S.
     fn in_s(&self, node: u32) -> bool {
         self.marks.get(node) != NOT_IN_S && self.time(node) > self.bottom
     }
 
-    /// An access begins.
+    /// Starts an access, and checks the time of one node.
     fn tick(&mut self) {
         self.now += 1;
         let node = self.refresh;
@@ -101,7 +101,7 @@ impl Lirs {
         self.lists.push(list, node);
     }
 
-    /// The bottom of S becomes HIR if there are too many LIR blocks.
+    /// Demotes the bottom of S to HIR if there are too many LIR blocks.
     fn demote(&mut self) {
         if self.lists.len(LIR) > self.most_lir
             && let Some(node) = self.lists.pop(LIR)
@@ -112,7 +112,7 @@ impl Lirs {
         }
     }
 
-    /// S ends with a LIR block.
+    /// Prunes S, so that its bottom is a LIR block.
     fn prune(&mut self) {
         if let Some(node) = self.lists.oldest(LIR) {
             self.bottom = self.time(node);
@@ -120,7 +120,7 @@ impl Lirs {
         self.ghosts.forget_before(self.bottom);
     }
 
-    /// A block leaves Q; S remembers it if it was there.
+    /// Evicts the oldest block of Q; if it was in S, a ghost remains.
     fn evict(&mut self) -> Option<u32> {
         let node = self.lists.oldest(HIR)?;
         if self.in_s(node) {

@@ -1,8 +1,8 @@
-//! Doubly linked lists of nodes in one array: the order in which blocks leave.
+//! Doubly linked lists of nodes in one array: the order of eviction.
 //!
-//! A node is in one list at most. Each list has an anchor behind the nodes, and list and anchor are
-//! a ring, so that no operation has a special case for an end. A node that is linked to itself is
-//! in no list. 8 bytes for each node; nothing is allocated after construction.
+//! A node is in at most one list. Each list has an anchor, stored behind the nodes; list and anchor
+//! form a ring, so that no operation has a special case for an end. A node linked to itself is in
+//! no list. 8 bytes per node; nothing is allocated after construction.
 
 /// The neighbours of a node.
 #[derive(Clone, Copy, Debug)]
@@ -20,7 +20,7 @@ pub(super) struct Lists {
 }
 
 impl Lists {
-    /// So many empty lists over so many nodes; together less than 2^32.
+    /// Makes `lists` empty lists over `nodes` nodes; together fewer than 2^32.
     pub(super) fn new(nodes: u32, lists: u32) -> Self {
         let all = nodes.saturating_add(lists);
         Lists {
@@ -34,12 +34,12 @@ impl Lists {
         self.nodes + list as u32
     }
 
-    /// A place as a node; an anchor is none.
+    /// Returns the node at a place, or `None` for an anchor.
     fn node(&self, place: u32) -> Option<u32> {
         (place < self.nodes).then_some(place)
     }
 
-    /// How many nodes a list has.
+    /// Returns the number of nodes in a list.
     pub(super) fn len(&self, list: usize) -> u32 {
         self.lens[list]
     }
@@ -49,22 +49,22 @@ impl Lists {
         self.links[node as usize].newer != node
     }
 
-    /// The node that has been in the list for longest.
+    /// Returns the node that has been in the list for longest.
     pub(super) fn oldest(&self, list: usize) -> Option<u32> {
         self.node(self.links[self.anchor(list) as usize].newer)
     }
 
-    /// The node that came last.
+    /// Returns the node that was added last.
     pub(super) fn newest(&self, list: usize) -> Option<u32> {
         self.node(self.links[self.anchor(list) as usize].older)
     }
 
-    /// The one that came after this one, in the same list.
+    /// Returns the node added next after this one, in the same list.
     pub(super) fn newer(&self, node: u32) -> Option<u32> {
         self.node(self.links[node as usize].newer)
     }
 
-    /// Puts a node that is in no list behind the newest.
+    /// Appends a node, which is in no list, as the newest.
     pub(super) fn push(&mut self, list: usize, node: u32) {
         debug_assert!(!self.holds(node), "node {node} is in a list");
         let anchor = self.anchor(list);
@@ -75,7 +75,7 @@ impl Lists {
         self.lens[list] += 1;
     }
 
-    /// Puts a node that is in no list before the oldest.
+    /// Prepends a node, which is in no list, as the oldest.
     pub(super) fn push_oldest(&mut self, list: usize, node: u32) {
         debug_assert!(!self.holds(node), "node {node} is in a list");
         let anchor = self.anchor(list);
@@ -86,7 +86,7 @@ impl Lists {
         self.lens[list] += 1;
     }
 
-    /// Takes a node out of the list that it is in.
+    /// Removes a node from its list.
     pub(super) fn remove(&mut self, list: usize, node: u32) {
         debug_assert!(self.holds(node), "node {node} is in no list");
         let Link { older, newer } = self.links[node as usize];
@@ -96,7 +96,7 @@ impl Lists {
         self.lens[list] -= 1;
     }
 
-    /// Takes the oldest node out.
+    /// Removes the oldest node.
     pub(super) fn pop(&mut self, list: usize) -> Option<u32> {
         let node = self.oldest(list)?;
         self.remove(list, node);
@@ -109,7 +109,7 @@ impl Lists {
         self.push(list, node);
     }
 
-    /// Puts `to`, which is in no list, where `from` is.
+    /// Puts `to`, which is in no list, in the place of `from`.
     pub(super) fn replace(&mut self, from: u32, to: u32) {
         debug_assert!(self.holds(from) && !self.holds(to), "{from} is not there, or {to} is");
         let link = self.links[from as usize];
@@ -119,7 +119,7 @@ impl Lists {
         self.links[from as usize] = Link { older: from, newer: from };
     }
 
-    /// Puts all nodes of one list behind the newest of another; the first is empty then.
+    /// Appends all nodes of one list to another; the first is empty then.
     pub(super) fn append(&mut self, from: usize, to: usize) {
         let (source, target) = (self.anchor(from), self.anchor(to));
         let Link { older: newest, newer: oldest } = self.links[source as usize];
@@ -136,7 +136,7 @@ impl Lists {
         self.lens[from] = 0;
     }
 
-    /// Bytes allocated.
+    /// Returns the allocated bytes.
     pub(super) fn bytes(&self) -> usize {
         self.links.capacity() * size_of::<Link>() + self.lens.capacity() * size_of::<u32>()
     }
@@ -154,7 +154,7 @@ mod tests {
         found
     }
 
-    /// Every operation beside the same on vectors.
+    /// Every operation matches the same one on vectors.
     #[test]
     fn lists_do_what_vectors_do() {
         let mut random = fastrand::Rng::with_seed(1);

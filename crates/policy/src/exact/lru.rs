@@ -1,7 +1,7 @@
-//! Least recently used: the block that was not used for longest leaves.
+//! Least recently used: the block unused for longest is evicted.
 //!
 //! Mattson, Gecsei, Slutz and Traiger, "Evaluation techniques for storage hierarchies", IBM Systems
-//! Journal 9(2), 1970. One list in the order of use; 8 bytes for a block.
+//! Journal 9(2), 1970. One list in the order of use; 8 bytes per block.
 
 use super::list::Lists;
 use forebay_core::ReplacementKind;
@@ -15,7 +15,7 @@ pub struct Lru {
     lists: Lists,
 }
 
-/// The only list: the oldest was used first.
+/// The only list, in the order of last use.
 const USED: usize = 0;
 
 impl Lru {

@@ -1,8 +1,9 @@
-//! Any block leaves, each with the same probability.
+//! Random: every block is evicted with the same probability.
 //!
 //! Belady, "A study of replacement algorithms for a virtual-storage computer", IBM Systems Journal
-//! 5(2), 1966. One bit for a node says whether it is resident; nodes are drawn until one is. That
-//! takes `nodes / capacity` draws on average, as a block only leaves when the cache is full.
+//! 5(2), 1966. One bit per node marks resident ones; nodes are drawn until a resident one is hit.
+//! That takes `nodes / capacity` draws on average, because blocks are evicted only when the cache
+//! is full.
 
 use super::fields::Fields;
 use forebay_core::ReplacementKind;

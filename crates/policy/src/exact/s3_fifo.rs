@@ -1,13 +1,12 @@
-//! S3-FIFO: a small queue in which most blocks that come once also leave, a main queue in which
-//! used blocks go round again, and ghosts of what left the small one, which enter the main one if
-//! they come back.
+//! S3-FIFO: a small queue through which most one-time blocks leave again, a main queue in which
+//! used blocks get further rounds, and ghosts of blocks evicted from the small queue, which enter
+//! the main queue if they are missed again.
 //!
 //! Yang, Zhang, Qiu, Yue and Rashmi, "FIFO queues are all you need for cache eviction", SOSP 2023.
-//! The small queue is a tenth of the cache, there are ghosts for nine tenths of it, a block needs
-//! two hits on its way through the small queue to get into the main one, and hits are counted to
-//! three.
+//! The small queue is a tenth of the cache, ghosts cover nine tenths of it, a block needs two hits
+//! in the small queue to get into the main queue, and hits are counted up to three.
 //!
-//! 12.5 bytes for a block, and 4.8 for ghosts.
+//! 12.5 bytes per block, and 4.8 for ghosts.
 
 use super::fields::Fields;
 use super::ghost::Ghosts;
@@ -18,14 +17,14 @@ use super::{BlockPolicy, Key, Node, StateBytes};
 
 const SMALL: usize = 0;
 const MAIN: usize = 1;
-/// The only queue of ghosts: what left the small queue.
+/// The only queue of ghosts: blocks evicted from the small queue.
 const OUT: usize = 0;
 
-/// Hits in the small queue that lead to the main one.
+/// Hits in the small queue that promote a block to the main queue.
 const PROMOTING_HITS: u8 = 2;
-/// Further hits are not counted.
+/// Hits are counted up to this number.
 const MOST_HITS: u8 = 3;
-/// The bit of a mark that says that the block is in the main queue; the others are hits.
+/// The mark's bit for a block in the main queue; the other bits count hits.
 const IN_MAIN: u8 = 8;
 
 /// See the module.
@@ -81,7 +80,7 @@ impl S3Fifo {
         }
     }
 
-    /// None if everything went to the main queue.
+    /// Evicts from the small queue. Returns `None` if all its blocks went to the main queue.
     fn evict_small(&mut self) -> Option<u32> {
         loop {
             let node = self.lists.pop(SMALL)?;
@@ -96,7 +95,7 @@ impl S3Fifo {
         }
     }
 
-    /// Each round costs a hit that was counted earlier.
+    /// Amortised constant time: each round consumes a hit counted earlier.
     fn evict_main(&mut self) -> Option<u32> {
         loop {
             let node = self.lists.pop(MAIN)?;

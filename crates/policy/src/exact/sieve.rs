@@ -1,9 +1,8 @@
-//! SIEVE: a queue in the order of arrival and a hand that goes from old to new. Unlike second
-//! chance, what the hand spares stays where it is, so new blocks are judged soon and proven ones
-//! late.
+//! SIEVE: a queue in the order of arrival and a hand that moves from old to new. Unlike in second
+//! chance, spared blocks keep their place, so new blocks are examined soon and proven ones late.
 //!
 //! Zhang, Yang, Yue, Vigfusson and Rashmi, "SIEVE is simpler than LRU: an efficient turn-key
-//! eviction algorithm for web caches", NSDI 2024. 8.13 bytes for a block.
+//! eviction algorithm for web caches", NSDI 2024. 8.13 bytes per block.
 
 use super::fields::Fields;
 use super::list::Lists;
@@ -17,11 +16,11 @@ pub struct Sieve {
     capacity: u32,
     lists: Lists,
     used: Fields,
-    /// Where the hand goes on; at the oldest if there is none.
+    /// Where the hand continues; `None`: at the oldest.
     hand: Option<u32>,
 }
 
-/// The only list: the oldest came first.
+/// The only list, in the order of arrival.
 const CAME: usize = 0;
 
 impl Sieve {
@@ -29,7 +28,7 @@ impl Sieve {
         Sieve { capacity, lists: Lists::new(nodes, 1), used: Fields::new(nodes, 1), hand: None }
     }
 
-    /// Each step costs one hit that was seen earlier, so a step is paid for.
+    /// Amortised constant time: each step consumes the mark of an earlier hit.
     fn evict(&mut self) -> Option<u32> {
         let mut node = self.hand.or_else(|| self.lists.oldest(CAME))?;
         while self.used.is_set(node) {

@@ -1,17 +1,17 @@
-//! How often keys were seen lately, about: a count-min sketch of 4-bit counters.
+//! Approximate recent frequencies of keys: a count-min sketch of 4-bit counters.
 //!
 //! Cormode and Muthukrishnan, "An improved data stream summary: the count-min sketch and its
-//! applications", Journal of Algorithms 55(1), 2005. A key has four counters, all in one line of
-//! the processor's cache; only the smallest of them are increased (conservative update), and the
-//! smallest is the estimate. After every so many keys all counters are halved, a few with each key
-//! that comes, so that nobody waits.
+//! applications", Journal of Algorithms 55(1), 2005. A key has four counters, all in one CPU cache
+//! line; the smallest of them is the estimate, and only the smallest are incremented (conservative
+//! update). After every `period` additions all counters are halved, a few lines per addition, so
+//! that no single one stalls.
 
 /// Counters of 4 bits: four rows of two words each.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(64))]
 struct Line([u64; 8]);
 
-/// Counters for each key that there is room for.
+/// Counters per key of capacity.
 const COUNTERS_PER_KEY: u32 = 16;
 
 /// Counters in a line.
@@ -20,23 +20,23 @@ const COUNTERS_PER_LINE: u32 = 128;
 /// The largest count.
 pub(super) const MOST: u8 = 15;
 
-/// Lines that are halved with each key while it is time for that.
+/// Lines halved per addition while a halving is in progress.
 const HALVED_AT_ONCE: usize = 2;
 
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Sketch {
     lines: Vec<Line>,
-    /// Keys until the next halving, and between two of them.
+    /// Additions until the next halving, and between two of them.
     left: u64,
     period: u64,
-    /// Lines that are still to be halved.
+    /// Lines still to be halved.
     behind: usize,
 }
 
 impl Sketch {
-    /// With room for so many keys, at least 1, halved after every so many additions, at least as
-    /// many.
+    /// Makes a sketch for `keys` keys, at least 1, whose counters are halved after every `period`
+    /// additions; `period` is at least the number of lines.
     pub(super) fn new(keys: u32, period: u64) -> Self {
         let lines = (u64::from(keys) * u64::from(COUNTERS_PER_KEY))
             .div_ceil(u64::from(COUNTERS_PER_LINE))
@@ -49,7 +49,7 @@ impl Sketch {
         ((u64::from(hash) * self.lines.len() as u64) >> 32) as usize
     }
 
-    /// For each row, which word of the line and which bits of it.
+    /// Returns, for each row, the word of the line and the bit position in it.
     fn places(hash: u32) -> [(usize, u32); 4] {
         let mixed = hash.wrapping_mul(0x9e37_79b9) ^ (hash >> 15);
         let mixed = mixed.wrapping_mul(0x85eb_ca6b);
@@ -59,14 +59,14 @@ impl Sketch {
         })
     }
 
-    /// How often a key was seen, or more.
+    /// Returns an upper bound of how often a key was added.
     pub(super) fn estimate(&self, hash: u32) -> u8 {
         let Line(words) = &self.lines[self.line(hash)];
         let counts = Self::places(hash).map(|(word, shift)| (words[word] >> shift & 15) as u8);
         counts.into_iter().fold(MOST, u8::min)
     }
 
-    /// A key was seen.
+    /// Counts a key.
     pub(super) fn add(&mut self, hash: u32) {
         let count = u64::from(self.estimate(hash));
         if count < u64::from(MOST) {
@@ -91,7 +91,7 @@ impl Sketch {
         }
     }
 
-    /// Bytes allocated.
+    /// Returns the allocated bytes.
     pub(super) fn bytes(&self) -> usize {
         self.lines.capacity() * size_of::<Line>()
     }

@@ -1,24 +1,24 @@
-//! smq: the stochastic multi-queue of dm-cache, for blocks of 4 KiB. Few blocks enter: only those
-//! of regions that are asked for a lot.
+//! smq: the stochastic multi-queue of dm-cache, for blocks of 4 KiB. It admits few blocks: only
+//! those of hot regions.
 //!
-//! The Linux kernel's documentation, `admin-guide/device-mapper/cache-policies.rst`, says what it
-//! is made of, and that is here: a multi-queue without hit counts, in which a block that is hit
+//! The Linux kernel's documentation, `admin-guide/device-mapper/cache-policies.rst`, describes its
+//! parts, which are implemented here: a multi-queue without hit counts, in which a hit block
 //! changes places with the least recently used one of the level above (`levels`); levels of equal
 //! length; a hotspot queue of larger regions, a quarter as many as the cache has blocks, which
-//! decides what enters, and in which entries move faster when it performs badly (`hotspot`).
+//! decides on admission, and whose entries move faster when it performs badly (`hotspot`).
 //!
-//! What the documentation leaves open, or what a cache of small blocks needs otherwise:
-//! - Periods, of which each lets a block rise once, are counted in accesses, not in seconds: one
-//!   for each block of capacity, and one for each region.
-//! - While there is room every block enters. Then a block enters if its region is among the top
-//!   levels of the hotspot queue: up to half of them when the cache answers half of what is asked,
-//!   fewer the better or the worse it does, and half or a quarter of that when the hotspot queue is
-//!   fair or poor.
-//! - A new block is at the top level. Clean and dirty blocks are in the same queue; who writes
-//!   back, when and in which order, is decided elsewhere.
+//! Choices that the documentation leaves open, or that small blocks require:
+//! - A period, in which each block rises at most once, is counted in accesses, not in seconds: one
+//!   per block of capacity, or one per region.
+//! - While the cache is not full, every block enters. Then a block enters if its region is in the
+//!   top levels of the hotspot queue: up to half of the levels if the cache hits half of the
+//!   accesses, fewer the better or the worse it does, and half or a quarter of that if the hotspot
+//!   queue is fair or poor.
+//! - A new block enters at the top level. Clean and dirty blocks share one queue; writeback is
+//!   decided elsewhere.
 //!
 //! In exchange for a higher miss ratio it writes little to the cache device: on the traces of
-//! `docs/policies.md` less than a fifth of what the other policies do. 10 bytes for a block, and
+//! `docs/policies.md` less than a fifth of what the other policies write. 10 bytes per block, and
 //! 5.5 for regions.
 
 use super::hotspot::{Hotspot, Quality};
@@ -36,7 +36,7 @@ pub struct Smq {
     capacity: u32,
     blocks: Levels,
     hotspot: Hotspot,
-    /// Of this period.
+    /// In this period.
     hits: u64,
     misses: u64,
     /// Blocks of regions at this level and above may enter.
@@ -55,7 +55,7 @@ impl Smq {
         }
     }
 
-    /// A block was asked for.
+    /// Counts an access.
     fn count(&mut self, hit: bool) {
         self.blocks.balance();
         self.hits += u64::from(hit);
@@ -68,7 +68,7 @@ impl Smq {
     }
 }
 
-/// The lowest level of the hotspot queue of which blocks may enter, after a period with so many
+/// Returns the lowest level of the hotspot queue whose blocks may enter, after a period with these
 /// hits and misses.
 fn entrance(hits: u64, misses: u64, quality: Quality) -> usize {
     let rarer = hits.min(misses).saturating_mul(2);
@@ -140,8 +140,8 @@ mod tests {
         assert_eq!(entrance(0, 0, Quality::Poor), TOP);
     }
 
-    /// A full cache of blocks that are hit; a scan does not get in, a region that is asked for
-    /// again and again does.
+    /// In a full cache of hit blocks, a scan is kept out and a region that is requested repeatedly
+    /// is admitted.
     #[test]
     fn scans_stay_outside_and_hot_regions_come_in() {
         let mut cache = Cache::new(ReplacementKind::Smq, 1000, 1);

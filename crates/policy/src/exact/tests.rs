@@ -1,4 +1,4 @@
-//! What holds for every policy, and the comparison with the naive ones.
+//! Properties of every policy, and the comparison with the naive versions.
 
 use super::harness::{Cache, Outcome, workload};
 use super::naive::{self, Naive};
@@ -44,8 +44,8 @@ fn equal_calls_have_equal_answers() {
     }
 }
 
-/// Which node a block has means nothing, so moving blocks changes nothing; but lots are drawn among
-/// nodes.
+/// The number of a node carries no meaning, so moving blocks changes nothing, except for `random`,
+/// which draws among nodes.
 #[test]
 fn a_moved_block_keeps_its_place() {
     for &kind in ReplacementKind::ALL.iter().filter(|kind| **kind != ReplacementKind::Random) {
@@ -96,7 +96,7 @@ fn naive(kind: ReplacementKind, capacity: usize) -> Option<Box<dyn Naive>> {
     })
 }
 
-/// The blocks that leave are the same, one for one. With so few keys no two look alike to a ghost.
+/// Evicts exactly the same blocks. With so few keys, no ghost mistakes one for another.
 #[test]
 fn policies_do_what_their_papers_say() {
     for &kind in ReplacementKind::ALL {
@@ -133,7 +133,7 @@ fn keys_of_the_tests_do_not_look_alike() {
     assert!(hashes.len() > 990, "{}", hashes.len());
 }
 
-/// Bytes for a block as the table in the module says, resident and ghosts.
+/// Bytes per block as stated in the table of the module, resident and ghosts.
 fn stated(kind: ReplacementKind) -> (f64, f64) {
     let source = include_str!("mod.rs");
     let name = match kind {
@@ -148,8 +148,7 @@ fn stated(kind: ReplacementKind) -> (f64, f64) {
     (numbers.next().expect("resident"), numbers.next().unwrap_or(0.0))
 }
 
-/// Measured where the parts that do not grow with the capacity do not matter; and nothing is
-/// allocated later on.
+/// Measured at a capacity where constant parts do not matter; nothing is allocated later on.
 #[test]
 fn bytes_for_a_block_are_as_stated() {
     let capacity = 4_000_000;

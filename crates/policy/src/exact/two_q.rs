@@ -1,12 +1,11 @@
-//! 2Q: a block that is seen for the first time goes through a short FIFO queue and is then
-//! remembered by name only; if it is asked for again in that time, it counts as hot and goes to an
-//! LRU list.
+//! 2Q: a block seen for the first time goes through a short FIFO queue and leaves a ghost; if it is
+//! missed again while the ghost lasts, it counts as hot and goes to an LRU list.
 //!
 //! Johnson and Shasha, "2Q: a low overhead high performance buffer management replacement
-//! algorithm", VLDB 1994, the full version, with the sizes that it recommends: `Kin` a quarter of
-//! the cache, `Kout` names for half of it. A hit in the FIFO queue changes nothing.
+//! algorithm", VLDB 1994, the full version, with the recommended sizes: `Kin` a quarter of the
+//! cache, `Kout` ghosts for half of it. A hit in the FIFO queue changes nothing.
 //!
-//! 12.13 bytes for a block, and 2.7 for ghosts.
+//! 12.13 bytes per block, and 2.7 for ghosts.
 
 use super::fields::Fields;
 use super::ghost::Ghosts;

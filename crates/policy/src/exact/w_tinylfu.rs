@@ -1,19 +1,19 @@
-//! W-TinyLFU: a new block spends some time in a small LRU window; then it has to have been seen
-//! more often than the block that would leave for it, or it leaves itself. Frequencies are counted
-//! for all keys, resident or not, and fade.
+//! W-TinyLFU: a new block spends some time in a small LRU window; then it stays only if it was seen
+//! more often than the block that would be evicted for it. Frequencies are counted for all keys,
+//! resident or not, and decay.
 //!
 //! Einziger, Friedman and Manes, "TinyLFU: a highly efficient cache admission policy", ACM
-//! Transactions on Storage 13(4), 2017. The window is 1 % of the cache, the rest a segmented LRU of
-//! which four fifths are for blocks that were used again there, and counts are halved after ten
-//! times the capacity of them.
+//! Transactions on Storage 13(4), 2017. The window is 1 % of the cache, the rest is a segmented LRU
+//! with four fifths for blocks reused there, and counts are halved after ten times the capacity of
+//! them.
 //!
-//! Hits in the window are not counted, as in libCacheSim: a block that is used several times at
-//! once, because requests are smaller than blocks or run along it, is no more frequent for that. On
-//! the trace of a virtual machine's disk in `docs/policies.md` that makes 0.05 to 0.12 of the miss
-//! ratio at 10 and 20 %, on the other one nothing. libCacheSim counts in a filter of 57 bytes for
-//! each block; here it is a sketch of 8.
+//! Hits in the window are not counted, as in libCacheSim: several uses in short succession, because
+//! requests are smaller than blocks or run along them, do not make a block frequent. On the trace
+//! of a virtual machine's disk in `docs/policies.md` that changes the miss ratio by 0.05 to 0.12 at
+//! 10 and 20 %, on the other trace not at all. libCacheSim counts in a filter of 57 bytes per
+//! block; this sketch takes 8.
 //!
-//! 12.25 bytes for a block, and 8 for the sketch.
+//! 12.25 bytes per block, and 8 for the sketch.
 
 use super::fields::Fields;
 use super::list::Lists;
@@ -22,14 +22,14 @@ use forebay_core::ReplacementKind;
 
 use super::{BlockPolicy, Key, Node, StateBytes};
 
-/// New.
+/// New blocks.
 const WINDOW: usize = 0;
-/// Came out of the window, or out of the protected part.
+/// Blocks that left the window, or the protected part.
 const PROBATION: usize = 1;
-/// Used again after it came out of the window.
+/// Blocks used again after they left the window.
 const PROTECTED: usize = 2;
 
-/// Counts for each block of capacity after which they are halved.
+/// Counts per block of capacity after which all counts are halved.
 const COUNTS_PER_EPOCH: u64 = 10;
 
 /// See the module.
@@ -44,14 +44,14 @@ pub struct WTinyLfu {
     sketch: Sketch,
 }
 
-/// How large the window and the protected part are, and all but the window.
+/// Returns the sizes of the window, of the protected part, and of everything but the window.
 pub(super) fn sizes(capacity: u32) -> (u32, u32, u32) {
     let window = (capacity / 100).max(1);
     let main = capacity - window;
     (window, (u64::from(main) * 4 / 5) as u32, main)
 }
 
-/// The sketch for a cache.
+/// Makes the sketch for a cache of `capacity` blocks.
 pub(super) fn sketch(capacity: u32) -> Sketch {
     Sketch::new(capacity, u64::from(capacity) * COUNTS_PER_EPOCH)
 }
@@ -83,7 +83,7 @@ impl WTinyLfu {
         self.sketch.estimate(self.hashes[node as usize])
     }
 
-    /// The oldest block of the window leaves it; says who leaves the cache for that.
+    /// Moves the oldest block out of the window. Returns the block evicted for that, if any.
     fn leave_window(&mut self) -> Option<u32> {
         let candidate = self.lists.pop(WINDOW)?;
         if self.lists.len(PROBATION) + self.lists.len(PROTECTED) < self.most_main {

@@ -1,11 +1,11 @@
-//! Streams that are, and random requests that are not.
+//! Sequential streams are recognised, random requests are not.
 
 use super::*;
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 
-/// Lists and chains hold every stream exactly once (a demoted one is in no chain).
+/// Lists and chains contain every stream exactly once (a demoted one is in no chain).
 fn check(table: &SequentialCutoff) {
     let mut all = 0;
     for (number, list) in table.lists.iter().enumerate() {
@@ -59,8 +59,8 @@ fn interleaved_streams_up_to_the_capacity_are_followed() {
     }
 }
 
-/// Bytes that went round the cache, and all bytes, when so many streams take turns, each with so
-/// many random requests in between.
+/// Returns the bytes that bypassed the cache, and all bytes, when `streams` streams take turns with
+/// `noise` random requests in between.
 fn bypassed(is_write: bool, streams: u64, noise: u64, len: u64, each: u64) -> (u64, u64) {
     let mut table = SequentialCutoff::new(DEFAULT_STREAMS);
     let mut rng = fastrand::Rng::with_seed(streams ^ noise);
@@ -71,7 +71,7 @@ fn bypassed(is_write: bool, streams: u64, noise: u64, len: u64, each: u64) -> (u
             round += u64::from(verdict.bypass(DEFAULT_THRESHOLD)) * len;
             all += len;
             for _ in 0..noise {
-                // Over 1 TiB, elsewhere.
+                // Over 1 TiB, away from the streams.
                 let at = (1 << 41) + rng.u64(0..1 << 28) * 4 * KIB;
                 let verdict = table.observe(rng.bool(), at, 4 * KIB);
                 assert!(
@@ -85,8 +85,8 @@ fn bypassed(is_write: bool, streams: u64, noise: u64, len: u64, each: u64) -> (u
     (round, all)
 }
 
-/// Backups: small pieces, many streams, other clients at work. Each stream is found when it has run
-/// for the threshold, give or take what it takes to be established.
+/// Backups: small pieces, many streams, other active clients. Each stream is recognised after the
+/// threshold, give or take the requests needed to become established.
 #[test]
 fn backups_in_small_pieces_are_found_among_random_requests() {
     for is_write in [false, true] {
@@ -102,7 +102,7 @@ fn backups_in_small_pieces_are_found_among_random_requests() {
             (180, 1, 4 * KIB),
         ] {
             let (round, all) = bypassed(is_write, streams, noise, len, 5 * MIB);
-            // All but the first 4 MiB of each 5 MiB, of as many streams as have room.
+            // All but the first 4 MiB of each 5 MiB, for as many streams as fit in the table.
             let followed = streams.min(192);
             let expected = followed * MIB / 10 * 8;
             assert!(
@@ -138,7 +138,7 @@ fn lengths_may_change_within_a_stream() {
     }
 }
 
-/// Every order of every window of three requests, again and again.
+/// Every order of every window of three requests, repeatedly.
 #[test]
 fn reordering_within_three_requests_stays_one_stream() {
     let orders = [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]];
@@ -179,8 +179,8 @@ fn using_the_same_place_again_ends_the_stream() {
     assert_eq!(table.observe(true, 100 * 4096, 4096).run, 4096);
 }
 
-/// Areas from a few blocks to far more than the table covers: in small ones nearly every
-/// request is near the end of some stream.
+/// Areas from a few blocks to far more than the table covers: in small ones nearly every request is
+/// near the end of some stream.
 #[test]
 fn random_small_requests_are_never_a_stream() {
     for blocks in [2, 5, 30, 100, 300, 700, 1100, 1500, 3000, 10_000, 1 << 20, 1 << 30] {

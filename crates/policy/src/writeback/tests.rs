@@ -1,4 +1,4 @@
-//! The pacer over its whole matrix, against a model that is written as the table in the docs.
+//! Checks the pacer over its whole matrix, against a model written as the table in the docs.
 
 use forebay_core::QuietHours;
 
@@ -12,7 +12,7 @@ fn seconds_ago(seconds: u64) -> Nanos {
     Nanos(NOW.0 - seconds * SECOND)
 }
 
-/// Quiet hours at noon: none, some that it is in, some that it is not in.
+/// Quiet hours at noon: none, one range that contains noon, one that does not.
 fn quiet() -> [Option<QuietHours>; 3] {
     [None, QuietHours::new(11 * 60, 13 * 60), QuietHours::new(22 * 60, 6 * 60)]
 }
@@ -25,7 +25,7 @@ enum Level {
     AboveHigh,
 }
 
-/// One case and what the table says of it.
+/// One case and the expected decision according to the table.
 struct Case {
     settings: Settings,
     state: DirtyState,
@@ -93,7 +93,7 @@ impl Case {
 
 const BOTH: [bool; 2] = [false, true];
 
-/// Every combination of what the decision depends on.
+/// Every combination of the inputs of a decision.
 #[test]
 fn the_whole_matrix() {
     use Level::{AboveHigh, BelowLow, Between, Nothing};
@@ -161,7 +161,7 @@ fn pure_watermarks(dirty_high: u8, dirty_low: u8) -> Pacer {
     })
 }
 
-/// Whether the volume's own blocks, or those of another volume, make it write.
+/// Whether the volume's own dirty blocks, or those of other volumes, start writeback.
 fn writes(pacer: &mut Pacer, dirty_blocks: u64, of_others: bool) -> bool {
     let (own, all) = if of_others { (1, dirty_blocks) } else { (dirty_blocks, 0) };
     let state = DirtyState {
@@ -173,7 +173,7 @@ fn writes(pacer: &mut Pacer, dirty_blocks: u64, of_others: bool) -> bool {
     matches!(pacer.decide(NOW, &state), Decision::Write { .. })
 }
 
-/// Every pair of watermarks: up from nothing to full, and down again.
+/// Every pair of watermarks, from empty to full and back.
 #[test]
 fn hysteresis_for_every_pair_of_watermarks() {
     for high in 0..=100u8 {
@@ -189,7 +189,7 @@ fn hysteresis_for_every_pair_of_watermarks() {
                 let found = writes(&mut pacer, dirty, false);
                 assert_eq!(found, expected, "{low}..{high}, down to {dirty}");
             }
-            // One block of its own is enough to help where all are too many.
+            // If the whole cache is above its watermark, one dirty block of its own is enough.
             let mut pacer = pure_watermarks(high.max(2), low.max(1));
             let (high, low) = (u64::from(high.max(2)), u64::from(low.max(1)));
             assert!(!writes(&mut pacer, high - 1, true) && writes(&mut pacer, high, true));

@@ -1,15 +1,15 @@
-//! The policies once more, slow and short, from the words of their papers. Keys instead of nodes,
-//! vectors instead of lists; the first of a vector is the oldest.
+//! Reference versions of the policies, slow and short, from the text of the papers. Keys instead of
+//! nodes, vectors instead of lists; the first of a vector is the oldest.
 
 mod remembering;
 
 pub(super) use remembering::{Arc, Lirs, S3Fifo, TwoQ, WTinyLfu};
 
-/// A cache that says who leaves for a key.
+/// A cache that reports the key it evicts.
 pub(super) trait Naive {
     fn holds(&self, key: u64) -> bool;
     fn hit(&mut self, key: u64);
-    /// The key is not resident.
+    /// Inserts a key that is not resident.
     fn insert(&mut self, key: u64) -> Option<u64>;
     fn remove(&mut self, key: u64);
 }
@@ -138,8 +138,8 @@ impl Naive for Sieve {
     }
 }
 
-/// Least frequently used; with `per_epoch` all frequencies are halved after so many accesses.
-/// Blocks of one frequency keep their order.
+/// Least frequently used; with `per_epoch` all frequencies are halved after that many accesses.
+/// Blocks of equal frequency keep their order.
 pub(super) struct Lfu {
     pub(super) capacity: usize,
     pub(super) per_epoch: Option<u64>,
@@ -151,7 +151,7 @@ impl Lfu {
     fn count(&mut self) {
         self.accesses += 1;
         if self.per_epoch.is_some_and(|epoch| self.accesses.is_multiple_of(epoch)) {
-            // What was more frequent is younger among those that become equal.
+            // Of blocks whose frequencies become equal, the more frequent one counts as younger.
             self.line.sort_by_key(|(_, frequency)| *frequency);
             for entry in &mut self.line {
                 entry.1 /= 2;

@@ -1,4 +1,4 @@
-//! Those that remember blocks that are not resident.
+//! The policies with memory of blocks that are not resident.
 
 use std::collections::HashMap;
 
@@ -76,8 +76,8 @@ impl Arc {
         };
         let key = from.remove(0);
         to.push(key);
-        // Our rule for the time after removals: never more ghosts than the capacity, the one that
-        // is just being hit not counted.
+        // Our rule after removals: never more ghosts than the capacity, not counting the one being
+        // hit.
         if self.b1.len() + self.b2.len() > self.c {
             let longer = if self.b1.len() > self.b2.len() { &mut self.b1 } else { &mut self.b2 };
             longer.remove(0);
@@ -159,7 +159,7 @@ impl S3Fifo {
                     hits => self.hits.insert(key, hits.min(3) - 1),
                 };
                 self.main.push(key);
-                // Once begun, it goes on until a block leaves.
+                // Once started, it continues until a block is evicted.
                 while let Some(key) = (!self.main.is_empty()).then(|| self.main.remove(0)) {
                     match self.hits[&key] {
                         0 => return key,
@@ -273,7 +273,7 @@ impl Naive for Lirs {
         let mut left = None;
         if self.lir.len() + self.queue.len() == self.capacity {
             left = Some(self.queue.remove(0));
-            // Ghosts: in the stack, but not resident. The limit counts all of the queue.
+            // Ghosts: in the stack but not resident. The limit includes the whole queue.
             let ghost = |key: &u64| !self.lir.contains(key) && !self.queue.contains(key);
             let ghosts = self.stack.iter().filter(|key| ghost(key)).count();
             if ghosts + self.lir.len() + self.queue.len() > 2 * self.capacity {
@@ -297,7 +297,7 @@ impl Naive for Lirs {
     }
 }
 
-/// W-TinyLFU; the sketch is the same, it has tests of its own.
+/// W-TinyLFU. It shares the sketch, which has tests of its own.
 pub(in crate::exact) struct WTinyLfu {
     pub(in crate::exact) sizes: (u32, u32, u32),
     pub(in crate::exact) window: Vec<u64>,
