@@ -1,4 +1,4 @@
-//! Where NBD is served, and the URI of a volume there.
+//! Listen addresses of NBD, and the URIs of exports.
 
 use std::fmt::{self, Write};
 use std::io;
@@ -10,21 +10,21 @@ use std::str::FromStr;
 /// Longest path of a unix socket, in bytes.
 pub const UNIX_PATH_MAX: usize = 107;
 
-/// Where to listen.
+/// An address to listen on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ListenAddress {
     /// A unix socket.
     Unix(PathBuf),
     /// A TCP port; port 0 lets the system choose.
     Tcp {
-        /// Name or number of the interface; numbers of IPv6 without brackets.
+        /// Host name or address of the interface; IPv6 addresses without brackets.
         host: String,
         /// The port.
         port: u16,
     },
 }
 
-/// What is wrong with an address or a place to listen.
+/// Why an address cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
     /// Not an address.
@@ -35,18 +35,18 @@ pub enum ListenError {
     /// The path is too long for a socket.
     #[error("a socket path has at most {UNIX_PATH_MAX} bytes, {} has {}; choose a shorter one", .0.display(), .0.as_os_str().len())]
     PathTooLong(PathBuf),
-    /// Somebody listens there.
+    /// Another process listens there.
     #[error("{0} is in use by a live process; choose another address or stop that process")]
     InUse(ListenAddress),
-    /// There is something else at that path.
+    /// The path exists and is not a stale socket.
     #[error("{} exists and is not a socket that an earlier run of this user left behind; remove it yourself or choose another path", .0.display())]
     Occupied(PathBuf),
-    /// What the system says.
+    /// Any other error of the system.
     #[error("cannot listen on {address}: {cause}")]
     System {
-        /// Where.
+        /// The address.
         address: ListenAddress,
-        /// Why not.
+        /// The error.
         cause: io::Error,
     },
 }
@@ -64,7 +64,7 @@ impl fmt::Display for ListenAddress {
 impl FromStr for ListenAddress {
     type Err = ListenError;
 
-    /// Reads a path with a `/`, which becomes absolute, or `HOST:PORT`.
+    /// Parses a path with a `/`, which becomes absolute, or `HOST:PORT`.
     fn from_str(text: &str) -> Result<Self, ListenError> {
         if text.contains('/') {
             let path = std::path::absolute(text)
@@ -72,7 +72,7 @@ impl FromStr for ListenAddress {
             return Self::unix(path);
         }
         let (host, port) = text.rsplit_once(':').ok_or(ListenError::Address("it has no port"))?;
-        // `parse` alone would read a sign.
+        // `parse` alone would accept a sign.
         let digits = !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
         let port = port.parse().ok().filter(|port| digits && *port > 0);
         let port = port.ok_or(ListenError::Address("the port is not a number from 1 to 65535"))?;
@@ -93,7 +93,7 @@ impl FromStr for ListenAddress {
 }
 
 impl ListenAddress {
-    /// The address of a unix socket.
+    /// Makes the address of a unix socket.
     ///
     /// # Errors
     /// The path is longer than [`UNIX_PATH_MAX`], or has a zero byte.
@@ -108,7 +108,7 @@ impl ListenAddress {
         Ok(ListenAddress::Unix(path))
     }
 
-    /// The URI of an export that is served here, for qemu, libnbd and `nbdcopy`.
+    /// Returns the URI of an export at this address, for qemu, libnbd and `nbdcopy`.
     pub fn uri(&self, export: &str) -> String {
         let mut uri = String::new();
         match self {
@@ -119,7 +119,7 @@ impl ListenAddress {
                 percent_encode(&mut uri, path.as_os_str().as_bytes(), b"/");
             }
             ListenAddress::Tcp { host, port } => {
-                // All interfaces are no address to connect to.
+                // A client cannot connect to the wildcard address.
                 let host = match host.as_str() {
                     "0.0.0.0" | "::" => "localhost",
                     host => host,
@@ -132,7 +132,7 @@ impl ListenAddress {
         uri
     }
 
-    /// Whether only this machine can reach it.
+    /// Whether only this machine can reach the address.
     pub fn is_local(&self) -> bool {
         match self {
             ListenAddress::Unix(_) => true,

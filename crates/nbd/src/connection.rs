@@ -1,8 +1,9 @@
-//! What the two tasks of a connection share, and the sink of its requests.
+//! State shared by the two tasks of a connection, and the sink for its completions.
 //!
-//! The receiving task ([`crate::receive`]) parses and executes, the sending task ([`crate::send`])
-//! empties the outbox; neither waits for the other except for room. A request that was submitted
-//! keeps the connection alive until it completes, even when the client is long gone.
+//! The receiving task ([`crate::receive`]) parses and executes requests, the sending task
+//! ([`crate::send`]) empties the outbox. The receiver waits for the sender only if there is no
+//! space for replies. A submitted request keeps the connection alive until it completes, even after
+//! the client has left.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -25,12 +26,12 @@ use crate::socket::Socket;
 use crate::transmission::{Command, Kind, Refusal, Session, waiting};
 use crate::wire::SMALL_REPLY_MAX;
 
-/// How far a connection is.
+/// Phase of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// Requests are taken.
+    /// Requests are accepted.
     Open,
-    /// No more requests are taken; those in flight are answered.
+    /// No more requests are accepted; those in flight are answered.
     Draining,
     /// Nothing is sent any more.
     Dead,
@@ -45,7 +46,8 @@ struct InFlight {
     held: u64,
 }
 
-/// Requests in flight by tag. A tag is the place and, above it, how often the place was used.
+/// Requests in flight by tag. A tag is the slot's index and, in the upper bits, the slot's use
+/// count, so that stale tags are recognised.
 #[derive(Default)]
 struct InFlightTable {
     places: Vec<(u32, Option<InFlight>)>,
@@ -88,24 +90,24 @@ pub(crate) struct Connection {
     limits: Limits,
     lane: Rc<Lane>,
     memory: Rc<LaneMemory>,
-    /// Taken until the last request in flight has ended, so that clients that come and go do not
-    /// hold more memory than those that stay.
+    /// Held until the last request in flight has ended; otherwise clients that reconnect could hold
+    /// more memory than those that stay.
     place: Place,
     phase: Cell<Phase>,
     batch: RefCell<Batch>,
     finished: RefCell<VecDeque<Finished>>,
     in_flight: RefCell<InFlightTable>,
-    /// Bytes of memory that its requests have.
+    /// Bytes of memory held by its requests.
     held: Cell<u64>,
-    /// Those of them that are for the request that was admitted last and has not begun.
+    /// The part of `held` reserved for the next request, which has not begun.
     granted: Cell<u64>,
-    /// Its buffers are large ones.
+    /// Whether its buffers have their large size.
     grown: Cell<bool>,
-    /// Since when tasks wait for the client to take or send what it is to.
+    /// The times since which tasks have been waiting for the client to take or send data.
     slow: RefCell<Vec<Nanos>>,
-    /// For the sending task: there is something to send, or the phase has changed.
+    /// Tells the sending task that there is something to send, or that the phase has changed.
     pub(crate) to_send: Signal,
-    /// For the receiving task: there is more room, or the phase has changed.
+    /// Tells the receiving task that there is more space, or that the phase has changed.
     pub(crate) room: Signal,
 }
 
@@ -143,12 +145,12 @@ impl Connection {
         self.phase.get()
     }
 
-    /// Whether requests are taken.
+    /// Whether requests are accepted.
     pub(crate) fn is_open(&self) -> bool {
         self.phase.get() == Phase::Open
     }
 
-    /// Takes no more requests and answers those in flight.
+    /// Stops accepting requests, and answers those in flight.
     pub(crate) fn drain(&self) {
         if self.phase.get() == Phase::Open {
             self.phase.set(Phase::Draining);
@@ -157,7 +159,7 @@ impl Connection {
         self.room.raise();
     }
 
-    /// Drops everything at once. Requests in flight end unheard.
+    /// Closes the connection at once. Requests in flight complete without a reply.
     pub(crate) fn kill(&self) {
         self.phase.set(Phase::Dead);
         for finished in std::mem::take(&mut *self.finished.borrow_mut()) {
@@ -168,19 +170,19 @@ impl Connection {
         self.room.raise();
     }
 
-    /// Whether nothing is left to answer.
+    /// Whether every request has been answered.
     pub(crate) fn is_idle(&self) -> bool {
         self.in_flight.borrow().len() == 0
             && self.finished.borrow().is_empty()
             && self.batch.borrow().is_empty()
     }
 
-    /// Bytes of the batches of this connection.
+    /// Returns the size of this connection's batches in bytes.
     pub(crate) fn batch_capacity(&self) -> usize {
         if self.grown.get() { outbox::LARGE } else { outbox::SMALL }
     }
 
-    /// Moves to large buffers if there is memory for them. `true`: they are large.
+    /// Switches to large buffers if there is memory for them. Returns whether they are large.
     pub(crate) fn grow(&self) -> bool {
         const MORE: usize = 2 * (outbox::LARGE - outbox::SMALL) + inbox::LARGE - inbox::SMALL;
         if !self.grown.get() && self.place.memory.grow(MORE as u64) {
@@ -193,15 +195,14 @@ impl Connection {
         self.grown.get()
     }
 
-    /// Notes that it is the client's turn to take or send something, until the result is dropped.
+    /// Marks the client as the one to take or send data, until the result is dropped.
     pub(crate) fn client_begins(&self) -> ClientsTurn<'_> {
         let since = self.lane.now();
         self.slow.borrow_mut().push(since);
         ClientsTurn { connection: self, since }
     }
 
-    /// Whether requests of this connection have memory while it has been the client's turn since
-    /// `then`.
+    /// Whether its requests hold memory while the client has not moved since `then`.
     pub(crate) fn is_stalled_since(&self, then: Nanos) -> bool {
         self.held.get() > 0 && self.slow.borrow().iter().any(|since| *since <= then)
     }
@@ -214,9 +215,9 @@ impl Connection {
             && self.batch.borrow().room() >= batch_room
     }
 
-    /// Waits until the reply of a request has `batch_room` bytes of room, and its `bytes` are within
-    /// the limits of this connection and taken from the daemon's memory. `false`: the connection is
-    /// no longer open.
+    /// Waits until the batch has `batch_room` bytes of space for the reply, `bytes` are within the
+    /// limits of this connection, and they are taken from the daemon's memory. Returns `false` if
+    /// the connection is no longer open.
     async fn admit(&self, batch_room: usize, bytes: u64) -> bool {
         while self.phase.get() == Phase::Open {
             if !self.fits(batch_room, bytes) {
@@ -233,8 +234,8 @@ impl Connection {
         false
     }
 
-    /// Waits until there may be memory for a request. What the connection has itself it can wait for;
-    /// what others have is waited for in turn.
+    /// Waits until there may be memory for a request. If the connection holds memory itself, it
+    /// waits for its own requests; otherwise it queues for memory held by others.
     async fn wait_for_memory(&self, bytes: u64) {
         if self.held.get() > 0 {
             return self.room.wait().await;
@@ -251,13 +252,13 @@ impl Connection {
         .await;
     }
 
-    /// `bytes` of memory have been taken for the request that begins next.
+    /// Records `bytes` of memory taken for the next request.
     fn grant(&self, bytes: u64) {
         self.granted.set(self.granted.get() + bytes);
         self.held.set(self.held.get() + bytes);
     }
 
-    /// Gives back what a request did not need that was answered at once.
+    /// Returns the memory reserved for a request that was answered at once and did not need it.
     pub(crate) fn end_grant(&self) {
         let granted = self.granted.take();
         if granted > 0 {
@@ -266,7 +267,7 @@ impl Connection {
         }
     }
 
-    /// Waits until `command` may be executed. `false`: the connection is no longer open.
+    /// Waits until `command` may be executed. Returns `false` if the connection is no longer open.
     pub(crate) async fn admit_command(&self, command: &Command) -> bool {
         let Command { kind, offset, len, .. } = *command;
         let Kind::Volume { op, .. } = kind else { return self.admit(STATUS_MAX, 0).await };
@@ -283,7 +284,7 @@ impl Connection {
         self.admit(if inline { room } else { SMALL_REPLY_MAX }, memory).await
     }
 
-    /// Answers a request that was refused. `false`: the connection is no longer open.
+    /// Answers a refused request. Returns `false` if the connection is no longer open.
     pub(crate) async fn refuse(&self, refusal: &Refusal) -> bool {
         if !self.admit(SMALL_REPLY_MAX, 0).await {
             return false;
@@ -292,7 +293,7 @@ impl Connection {
         true
     }
 
-    /// Tells the volume what `received` begins with, see [`BlockService::expect`].
+    /// Announces the next two requests in `received` to the volume, see [`BlockService::expect`].
     pub(crate) fn expect(&self, received: &[u8]) {
         let Some(next) = waiting(received) else { return };
         self.target.expect(next.op, next.offset, Coming::Next);
@@ -301,7 +302,7 @@ impl Connection {
         }
     }
 
-    /// Executes an admitted command whose data, if any, are still in the caller's buffer.
+    /// Executes an admitted command; the data of a write, if any, are still in the caller's buffer.
     pub(crate) fn execute(&self, command: &Command, payload: &[u8], sink: &Rc<dyn CompletionSink>) {
         let Command { cookie, kind, offset, len } = *command;
         let (op, fua) = match kind {
@@ -313,7 +314,7 @@ impl Connection {
             Kind::Volume { op, fua, .. } => (op, fua),
         };
         let data = match op {
-            // Nothing to do for the volume, and no reason to bother it.
+            // Empty requests need nothing from the volume.
             Op::Read if len == 0 => {
                 self.batch.borrow_mut().put_read(cookie, offset, 0, |_| Some(Ok(())));
                 return;
@@ -342,7 +343,7 @@ impl Connection {
         self.submit(command, data, sink);
     }
 
-    /// Executes an admitted write whose data have a buffer of their own.
+    /// Executes an admitted write whose data are in a buffer of their own.
     pub(crate) fn execute_write(
         &self,
         command: &Command,
@@ -371,15 +372,15 @@ impl Connection {
         self.target.submit(Request { tag, op, offset, len, fua, fast, no_hole, data }, sink);
     }
 
-    /// Wakes the sending task if there is something in the batch.
+    /// Wakes the sending task if the batch is not empty.
     pub(crate) fn flush(&self) {
         if !self.batch.borrow().is_empty() {
             self.to_send.raise();
         }
     }
 
-    /// Sends what is in the batch before anything else is done, unless the sending task waits for
-    /// the client already.
+    /// Sends the batch before anything else happens, unless the sending task already waits for the
+    /// client.
     pub(crate) async fn send_now(&self) {
         if self.batch.borrow().is_empty() {
             return;
@@ -389,15 +390,15 @@ impl Connection {
         self.socket.start_now();
     }
 
-    /// Exchanges the batch for `spare` and adds to both what is finished. A reply with much data
-    /// comes after the batch. Gives `spare` back if there is nothing to send.
+    /// Exchanges the batch for `spare` and adds finished requests to both. A large reply follows
+    /// the batch. Returns `spare` as the error if there is nothing to send.
     pub(crate) fn take_outgoing(&self, spare: Batch) -> Result<(Batch, Option<Finished>), Batch> {
         let mut queue = self.finished.borrow_mut();
         let mut batch = self.batch.borrow_mut();
         if batch.is_empty() && queue.is_empty() {
             return Err(spare);
         }
-        // It may be one from before the buffers grew.
+        // `spare` may date from before the buffers grew.
         let spare = match spare.capacity() == self.batch_capacity() {
             true => spare,
             false => Batch::new(self.session.structured, self.batch_capacity()),
@@ -412,7 +413,7 @@ impl Connection {
         Ok((outgoing, large))
     }
 
-    /// `bytes` of memory are no longer needed by requests.
+    /// Returns `bytes` of memory that requests no longer need.
     pub(crate) fn release(&self, bytes: u64) {
         self.held.set(self.held.get() - bytes);
         self.memory.give(bytes);
@@ -421,7 +422,7 @@ impl Connection {
 }
 
 impl Drop for Connection {
-    /// Whatever its tasks still had ends with it.
+    /// Returns the memory its tasks still held.
     fn drop(&mut self) {
         self.memory.give(self.held.get());
     }

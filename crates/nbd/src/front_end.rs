@@ -1,4 +1,4 @@
-//! NBD as one of a daemon's front ends.
+//! NBD as one of the daemon's front ends.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -25,10 +25,10 @@ pub struct NbdFrontEnd {
 }
 
 impl NbdFrontEnd {
-    /// Starts to listen. Clients wait until a lane serves; their connections share `memory`.
+    /// Starts to listen. Clients wait until a lane serves them; their connections share `memory`.
     ///
     /// # Errors
-    /// One of the addresses cannot be had; nothing has changed then.
+    /// One of the addresses cannot be used; nothing has changed then.
     pub fn claim(
         addresses: &[ListenAddress],
         limits: Limits,

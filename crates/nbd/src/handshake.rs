@@ -1,7 +1,7 @@
-//! The handshake: bytes of a client in, replies and at last a session out.
+//! The handshake: a state machine from the client's bytes to replies and, finally, a session.
 //!
-//! Sans-I/O. [`Handshake::advance`] consumes whole options only, so the caller's buffer needs room
-//! for [`OPTION_DATA_MAX`] bytes and a header. What a client can make this keep is one export name.
+//! Sans-I/O. [`Handshake::advance`] consumes whole options only, so the caller's buffer needs space
+//! for [`OPTION_DATA_MAX`] bytes and a header. A client can make it keep at most one export name.
 
 use std::rc::Rc;
 
@@ -16,18 +16,18 @@ use crate::wire::{
     allocation, handshake_flag, info, option, option_reply, transmission_flag,
 };
 
-/// Most bytes of data that an option may have; longer ones are stepped over and refused.
+/// Most bytes of data in an option; longer options are skipped and refused.
 pub const OPTION_DATA_MAX: usize = 16 << 10;
 /// Longest export name or query, in bytes, as in the protocol.
 pub const NAME_MAX: usize = 4096;
 /// A client that sends more options than this is dropped.
 pub const OPTIONS_MAX: u32 = 4096;
-/// Replies are sent before more options are read once they are this long, in bytes.
+/// Replies of at least this many bytes are sent before more options are read.
 const REPLIES_HIGH: usize = 16 << 10;
-/// What an old client expects after the answer to `EXPORT_NAME`.
+/// Padding that old clients expect after the answer to `EXPORT_NAME`.
 const PADDING: [u8; 124] = [0; 124];
 
-/// What the caller does next.
+/// The caller's next step.
 pub enum Progress {
     /// Receive more.
     Receive,
@@ -39,32 +39,32 @@ pub enum Progress {
     Close(Reason),
 }
 
-/// The agreed session.
+/// The negotiated session.
 pub struct Start {
     /// The name under which the volume is listed.
     pub export: String,
     /// The volume.
     pub target: Rc<dyn BlockService>,
-    /// The rest.
+    /// Size and flags of the session.
     pub session: Session,
 }
 
 /// Why a handshake ends without a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Reason {
-    /// The client wanted to.
+    /// The client sent `ABORT`.
     #[error("the client left during the handshake")]
     Abort,
-    /// Flags that this server does not know.
+    /// The client uses flags that this server does not know.
     #[error("the client uses handshake flags that are not known here: {0:#x}")]
     Flags(u32),
-    /// Not an option.
+    /// The client sent bytes that are not an option.
     #[error("the client sent something that is not an option")]
     Magic,
-    /// Too many of them.
+    /// The client sent too many options.
     #[error("the client sent more than {OPTIONS_MAX} options")]
     TooManyOptions,
-    /// `EXPORT_NAME` has no error reply.
+    /// The export does not exist; `EXPORT_NAME` has no error reply.
     #[error("the client chose an export that is not here")]
     UnknownExport,
     /// Options other than `EXPORT_NAME` need the fixed handshake.
@@ -94,7 +94,7 @@ pub struct Handshake {
 type Refused = (u32, &'static str);
 
 impl Handshake {
-    /// A handshake that has just begun; its first words are in `replies`.
+    /// Starts a handshake; appends the greeting to `replies`.
     pub fn new(replies: &mut Vec<u8>) -> Self {
         replies.extend_from_slice(Greeting::new().as_bytes());
         Handshake {
@@ -107,8 +107,8 @@ impl Handshake {
         }
     }
 
-    /// Reads options from `input` and appends the replies. Gives the number of bytes that are done
-    /// with, and what to do next.
+    /// Parses options from `input` and appends the replies. Returns the number of bytes consumed,
+    /// and the next step.
     pub fn advance(
         &mut self,
         input: &[u8],
@@ -129,7 +129,7 @@ impl Handshake {
         (input.len() - rest.len(), progress)
     }
 
-    /// One step; `None` when more input is needed, `Send` to go on.
+    /// Takes one step. Returns `None` if more input is needed, `Send` to continue.
     fn step(
         &mut self,
         rest: &mut &[u8],
@@ -311,7 +311,7 @@ impl Handshake {
     ) -> Result<(), Refused> {
         let set = option == option::SET_META_CONTEXT;
         if set {
-            // Whatever is wrong with this option, contexts of an earlier one do not stay.
+            // Contexts of an earlier option do not survive, even if this one is invalid.
             self.allocation_for = None;
         }
         if !self.structured {
@@ -353,7 +353,7 @@ fn read_string<'a>(reader: &mut Reader<'a>) -> Result<&'a str, Refused> {
     std::str::from_utf8(bytes).map_err(|_| (option_reply::ERR_INVALID, "a name is not UTF-8"))
 }
 
-/// The volume of this name; the empty name stands for the first one.
+/// Returns the volume of this name; the empty name stands for the first one.
 fn find(name: &str, exports: &dyn Exports) -> Option<(String, Rc<dyn BlockService>)> {
     if !name.is_empty() {
         return exports.open(name).map(|target| (name.to_owned(), target));
@@ -375,7 +375,7 @@ fn list(data: &[u8], exports: &dyn Exports, replies: &mut Vec<u8>) -> Result<(),
     Ok(())
 }
 
-/// What this server can do with an export.
+/// Returns the transmission flags of an export.
 pub fn transmission_flags(session: &Session) -> u16 {
     use transmission_flag::*;
     let mut flags = HAS_FLAGS | SEND_FLUSH | SEND_FUA | CAN_MULTI_CONN | SEND_CACHE;

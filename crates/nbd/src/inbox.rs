@@ -1,4 +1,4 @@
-//! What a connection has received and not used yet.
+//! The receive buffer of a connection.
 
 use std::io;
 
@@ -6,19 +6,19 @@ use forebay_device::IoBuf;
 
 use crate::socket::Socket;
 
-/// Bytes of the receive buffer of a client that sends much.
+/// Bytes of the receive buffer of a busy client.
 pub(crate) const LARGE: usize = 256 << 10;
 /// Bytes of a receive buffer otherwise: an option of the handshake fits.
 pub(crate) const SMALL: usize = 32 << 10;
 
-/// Writes of up to this many bytes are received into a buffer of `capacity` bytes, larger ones into
-/// their own. With less free space at its end than that and one write more, what is left over moves
-/// to the front of the buffer.
+/// Writes of up to this many bytes are received into the receive buffer of `capacity` bytes, larger
+/// ones into buffers of their own. If less than twice this is free at the end of the buffer, the
+/// unused bytes move to its front.
 pub(crate) const fn window(capacity: usize) -> usize {
     capacity / 4
 }
 
-/// Received bytes: `buf[start..end]` have not been used yet.
+/// Received bytes: `buf[start..end]` are unused.
 pub(crate) struct Inbox {
     buf: IoBuf,
     start: usize,
@@ -30,7 +30,7 @@ impl Inbox {
         Inbox { buf: IoBuf::for_overwrite(SMALL), start: 0, end: 0 }
     }
 
-    /// Moves to a buffer of [`LARGE`] bytes.
+    /// Switches to a buffer of [`LARGE`] bytes.
     pub(crate) fn grow(&mut self) {
         let mut buf = IoBuf::for_overwrite(LARGE);
         let unused = self.unused();
@@ -49,17 +49,17 @@ impl Inbox {
         self.buf.len() >= LARGE
     }
 
-    /// What has not been used yet.
+    /// Returns the bytes not used yet.
     pub(crate) fn unused(&self) -> &[u8] {
         self.buf.get(self.start..self.end).unwrap_or_default()
     }
 
-    /// The first `count` bytes are done with.
+    /// Drops the first `count` unused bytes.
     pub(crate) fn consume(&mut self, count: usize) {
         self.start = (self.start + count).min(self.end);
     }
 
-    /// Receives more. Gives the number of bytes, 0 at the end of the stream.
+    /// Receives more. Returns the number of bytes, 0 at the end of the stream.
     pub(crate) async fn receive(&mut self, socket: &Socket) -> io::Result<usize> {
         if self.start == self.end {
             (self.start, self.end) = (0, 0);

@@ -1,14 +1,14 @@
-//! NBD front end: wire to requests and completions, and nothing else.
+//! NBD front end: translates between the wire and requests and completions, and nothing else.
 //!
 //! - [`wire`]: numbers and structures of the protocol
 //! - [`handshake`], [`transmission`]: the two phases as pure state machines
 //! - [`address`], [`listener`]: where clients connect
-//! - [`server`]: accepting clients on a lane, and letting them go
-//! - [`front_end`]: all of it, as the daemon manages it
-//! - [`null`]: volumes without a cache, for tests and as a yardstick
+//! - [`server`]: accepts and dismisses clients on a lane
+//! - [`front_end`]: the interface to the daemon
+//! - [`null`]: volumes without a cache, for tests and as a baseline
 //!
-//! Inside, a connection is two tasks of a lane, one that receives and executes and one that sends,
-//! and the outbox between them.
+//! A connection is two tasks of a lane, one that receives and executes and one that sends, with the
+//! outbox between them.
 #![forbid(unsafe_code)]
 
 pub mod address;

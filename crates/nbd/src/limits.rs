@@ -1,4 +1,4 @@
-//! What clients may use up, and what they have.
+//! Limits on the resources of clients, and their current use.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -8,21 +8,21 @@ use forebay_lane::MemoryBudget;
 
 use crate::memory::ConnectionMemory;
 
-/// What clients may use up.
+/// Limits on the resources of clients.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Connections of all lanes that share a [`ConnectionCount`].
+    /// Most connections, over all lanes that share a [`ConnectionCount`].
     pub connections: usize,
-    /// Requests of one connection that are not answered yet, at least 1.
+    /// Most unanswered requests of one connection, at least 1.
     pub requests: usize,
-    /// Bytes of memory for these. One request is taken even if it needs more.
+    /// Bytes of memory for these requests. A single request is accepted even if it needs more.
     pub bytes: u64,
-    /// Time for a handshake.
+    /// Time limit for a handshake.
     pub handshake: Duration,
-    /// Time for a client that left, or is sent away, to take its last replies.
+    /// Time limit for a departing or dismissed client to take its last replies.
     pub drain: Duration,
-    /// Time for a client to take or send a MiB that it is to, while others wait for the
-    /// memory that its requests have.
+    /// Time limit for a client to take or send a MiB while others wait for the memory of its
+    /// requests.
     pub stall: Duration,
 }
 
@@ -39,7 +39,8 @@ impl Default for Limits {
     }
 }
 
-/// Connections of all lanes of a server, and the memory that they share with the rest of the daemon.
+/// Counts the connections of all lanes of a server, and holds the memory budget that they share
+/// with the rest of the daemon.
 #[derive(Clone, Debug, Default)]
 pub struct ConnectionCount {
     count: Arc<AtomicUsize>,
@@ -56,17 +57,17 @@ pub(crate) enum Full {
 }
 
 impl ConnectionCount {
-    /// No connections yet, within `memory`.
+    /// Starts at no connections, within `memory`.
     pub fn within(memory: Arc<MemoryBudget>) -> Self {
         ConnectionCount { count: Arc::default(), memory }
     }
 
-    /// Connections now.
+    /// Returns the current number of connections.
     pub fn get(&self) -> usize {
         self.count.load(Ordering::Relaxed)
     }
 
-    /// The memory that connections share with the rest of the daemon.
+    /// Returns the memory budget shared with the rest of the daemon.
     pub(crate) fn memory(&self) -> &Arc<MemoryBudget> {
         &self.memory
     }
@@ -90,7 +91,7 @@ impl Drop for Counted {
     }
 }
 
-/// A place among the connections, with what it takes of the memory.
+/// A connection's entry in the count, with its memory.
 pub(crate) struct Place {
     pub(crate) memory: ConnectionMemory,
     _counted: Counted,

@@ -1,7 +1,7 @@
-//! Where clients connect: unix sockets and TCP ports.
+//! Listening sockets: unix sockets and TCP ports.
 //!
-//! Nothing that is not ours is ever removed. A path that exists is refused, unless it is a socket
-//! of this user on which nobody listens: what a daemon that crashed leaves behind.
+//! Never removes a file of anybody else. An existing path is refused, unless it is a stale socket
+//! of this user, left by a daemon that crashed.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -15,16 +15,16 @@ use rustix::net::{Shutdown, shutdown, sockopt};
 
 use crate::address::{ListenAddress, ListenError, UNIX_PATH_MAX};
 
-/// Bytes of either buffer of a TCP socket, as far as the system allows it.
+/// Bytes of each buffer of a TCP socket, as far as the system allows.
 const TCP_BUFFER: usize = 256 << 10;
 
-/// A place where clients connect, for all lanes. Closed, and a socket's path removed, when the
+/// A listening socket, for all lanes. It is closed, and the path of a unix socket removed, when the
 /// last owner drops it.
 #[derive(Debug)]
 pub struct Listener {
     fd: Arc<OwnedFd>,
     address: ListenAddress,
-    /// Device and inode of the socket that we made.
+    /// Device and inode of the socket that we created.
     made: Option<(u64, u64)>,
 }
 
@@ -41,7 +41,7 @@ impl Listener {
         Ok(Arc::new(listener))
     }
 
-    /// Where it listens; with the real port if port 0 was asked for.
+    /// Returns the address; with the actual port if port 0 was requested.
     pub fn address(&self) -> &ListenAddress {
         &self.address
     }
@@ -50,13 +50,15 @@ impl Listener {
         &self.fd
     }
 
-    /// Prepares an accepted socket. Gives the bytes that the kernel may keep for it.
+    /// Prepares an accepted socket. Returns the bytes that the kernel may buffer for it.
     pub(crate) fn adopt(&self, socket: impl AsFd) -> usize {
         if let ListenAddress::Tcp { .. } = self.address {
-            // Without these the connection works too, slower or longer.
+            // The connection works without these, but with higher latency or until a dead peer is
+            // noticed.
             let _ = sockopt::set_tcp_nodelay(&socket, true);
             let _ = sockopt::set_socket_keepalive(&socket, true);
-            // What is set does not grow: it could get to several MiB for each connection.
+            // A size that is set does not grow: otherwise it could reach several MiB per
+            // connection.
             let _ = sockopt::set_socket_send_buffer_size(&socket, TCP_BUFFER);
             let _ = sockopt::set_socket_recv_buffer_size(&socket, TCP_BUFFER);
             return sockopt::socket_send_buffer_size(&socket).unwrap_or(TCP_BUFFER)
@@ -132,7 +134,7 @@ mod tests {
 
     use super::*;
 
-    /// A directory of one test.
+    /// Makes a directory for one test.
     fn directory(name: &str) -> PathBuf {
         let path = std::env::temp_dir().join(format!("forebay-nbd-{name}-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&path);

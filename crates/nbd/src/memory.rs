@@ -1,19 +1,19 @@
-//! What the connections of one lane take of the daemon's memory.
+//! Memory accounting for the connections of one lane.
 
 use std::cell::Cell;
 use std::sync::Arc;
 
 use forebay_lane::{Gate, MemoryBudget, MemoryUse};
 
-/// Bytes that a lane takes at a time, so that most requests cost nobody else anything.
+/// Bytes that a lane takes from the budget at a time, so that most requests touch no shared state.
 const CHUNK: u64 = 1 << 20;
 
 /// One lane's part of the budget for requests.
 pub(crate) struct LaneMemory {
     budget: Arc<MemoryBudget>,
-    /// Bytes that have been taken and are in no request.
+    /// Bytes taken from the budget but not used by a request.
     spare: Cell<u64>,
-    /// Who waits for memory waits here, the first one inside.
+    /// Queue of connections waiting for memory; the first one is inside.
     turn: Gate,
 }
 
@@ -26,7 +26,8 @@ impl LaneMemory {
         &self.budget
     }
 
-    /// Takes `bytes` for a request of a connection that has `own` bytes already.
+    /// Takes `bytes` for a request of a connection that already has `own` bytes. Returns `false` if
+    /// there is not enough.
     #[inline]
     pub(crate) fn take(&self, bytes: u64, own: u64) -> bool {
         let spare = self.spare.get();
@@ -38,7 +39,8 @@ impl LaneMemory {
     }
 
     fn take_more(&self, bytes: u64, own: u64) -> bool {
-        // All of it anew: what is spare does not count against what others leave.
+        // Takes the whole amount from the budget: bytes in `spare` do not count against what others
+        // leave.
         let chunk = bytes.max(CHUNK);
         let taken =
             [chunk, bytes].into_iter().find(|size| self.budget.take_for_request(*size, own));
@@ -48,7 +50,7 @@ impl LaneMemory {
         taken.is_some()
     }
 
-    /// Waits for `bytes`. One connection at a time does, so that large requests get their turn.
+    /// Waits for `bytes`. Connections take turns, so that large requests are not starved.
     pub(crate) async fn wait(&self, bytes: u64) {
         let _turn = self.turn.enter().await;
         loop {
@@ -61,7 +63,7 @@ impl LaneMemory {
         }
     }
 
-    /// Gives back what a request had.
+    /// Returns the bytes of a request.
     #[inline]
     pub(crate) fn give(&self, bytes: u64) {
         self.spare.set(self.spare.get() + bytes);
@@ -70,7 +72,7 @@ impl LaneMemory {
         }
     }
 
-    /// Returns what is spare but for `keep` bytes.
+    /// Returns spare bytes to the budget, except `keep`.
     pub(crate) fn return_spare(&self, keep: u64) {
         let more = self.spare.get().saturating_sub(keep);
         if more > 0 {
@@ -86,21 +88,21 @@ impl Drop for LaneMemory {
     }
 }
 
-/// What a connection itself takes, until this is dropped.
+/// The memory of a connection itself; returned on drop.
 pub(crate) struct ConnectionMemory {
     budget: Arc<MemoryBudget>,
     bytes: Cell<u64>,
 }
 
 impl ConnectionMemory {
-    /// `None`: connections have all that they may have.
+    /// Takes `bytes`. Returns `None` if connections have used up their share.
     pub(crate) fn take(budget: &Arc<MemoryBudget>, bytes: u64) -> Option<Self> {
         budget
             .take_for_connection(bytes, false)
             .then(|| ConnectionMemory { budget: budget.clone(), bytes: Cell::new(bytes) })
     }
 
-    /// Takes more for larger buffers, if there is plenty.
+    /// Takes more for larger buffers, if memory is plentiful. Returns whether it did.
     pub(crate) fn grow(&self, bytes: u64) -> bool {
         let grown = self.budget.take_for_connection(bytes, true);
         if grown {

@@ -1,5 +1,4 @@
-//! Volumes without a cache behind them: the measure of what the front end alone costs, and a
-//! partner for its tests.
+//! Volumes without a cache: they measure the cost of the front end alone, and serve its tests.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -12,16 +11,16 @@ use forebay_engine::{BlockService, Completion, CompletionSink, Exports, Extent, 
 use forebay_lane::Lane;
 use parking_lot::RwLock;
 
-/// Bytes that are allocated together in a [`MemoryDisk`].
+/// Bytes per allocation in a [`MemoryDisk`].
 const CHUNK: u64 = 1 << 20;
 
-/// What a target without waiting can do; everything else follows from it.
+/// Operations of a target that never waits; the macro below derives the rest.
 trait Immediate {
     fn size(&self) -> u64;
     fn read_only(&self) -> bool;
     fn read(&self, offset: u64, into: &mut [u8]);
     fn write(&self, offset: u64, data: &[u8]);
-    /// With `no_hole` the zeroes have space.
+    /// With `no_hole` the zeroes stay allocated.
     fn zero(&self, offset: u64, len: u64, no_hole: bool);
     fn holes(&self, offset: u64, len: u64) -> Vec<Extent>;
 
@@ -98,7 +97,7 @@ macro_rules! immediate_target {
     };
 }
 
-/// Reads as zeroes and forgets what is written.
+/// Reads as zeroes and discards writes.
 #[derive(Clone, Copy, Debug)]
 pub struct NullTarget {
     size: u64,
@@ -106,7 +105,7 @@ pub struct NullTarget {
 }
 
 impl NullTarget {
-    /// A volume of `size` bytes.
+    /// Makes a volume of `size` bytes.
     pub fn new(size: u64, read_only: bool) -> Self {
         NullTarget { size, read_only }
     }
@@ -136,7 +135,7 @@ impl Immediate for NullTarget {
 
 immediate_target!(NullTarget);
 
-/// Sparse RAM that all lanes share.
+/// A sparse RAM disk that all lanes share.
 #[derive(Debug)]
 pub struct MemoryDisk {
     size: u64,
@@ -144,13 +143,13 @@ pub struct MemoryDisk {
 }
 
 impl MemoryDisk {
-    /// A disk of `size` bytes that reads as zeroes. RAM is taken as it is written to.
+    /// Makes a disk of `size` bytes that reads as zeroes. RAM is allocated on write.
     pub fn new(size: u64) -> Arc<Self> {
         let chunks = (0..size.div_ceil(CHUNK)).map(|_| RwLock::new(None)).collect();
         Arc::new(MemoryDisk { size, chunks })
     }
 
-    /// Calls `each` with the chunk, the range in it and the place in the request.
+    /// Calls `each` with the chunk, the range in it and the position in the request.
     fn pieces(
         &self,
         offset: u64,
@@ -169,7 +168,7 @@ impl MemoryDisk {
     }
 }
 
-/// A [`MemoryDisk`] as one lane sees it.
+/// A [`MemoryDisk`] as served by one lane.
 #[derive(Clone, Debug)]
 pub struct MemoryTarget(pub Arc<MemoryDisk>);
 
@@ -228,7 +227,7 @@ impl Immediate for MemoryTarget {
 
 immediate_target!(MemoryTarget);
 
-/// Another target whose answers always come later, and only when they are let through.
+/// Wraps a target so that every answer comes later, and only once released.
 pub struct LaterTarget {
     inner: Rc<dyn BlockService>,
     lane: Rc<Lane>,
@@ -243,27 +242,27 @@ struct Held {
 }
 
 impl LaterTarget {
-    /// A wrapper around `inner` that answers after the lane's other work.
+    /// Makes a wrapper around `inner` that answers after the lane's other work.
     pub fn new(lane: Rc<Lane>, inner: Rc<dyn BlockService>) -> Self {
         LaterTarget { inner, lane, held: Rc::default() }
     }
 
-    /// From now on requests wait for [`LaterTarget::release`].
+    /// Holds requests from now on, until [`LaterTarget::release`].
     pub fn hold(&self) {
         self.held.holding.set(true);
     }
 
-    /// Requests that wait.
+    /// Returns the number of held requests.
     pub fn waiting(&self) -> usize {
         self.held.requests.borrow().len()
     }
 
-    /// Requests that were submitted in all.
+    /// Returns the number of requests submitted so far.
     pub fn submitted(&self) -> usize {
         self.held.submitted.get()
     }
 
-    /// Lets everything through, last first, now and from now on.
+    /// Releases held requests, last first, and stops holding.
     pub fn release(&self) {
         self.held.holding.set(false);
         let waiting = std::mem::take(&mut *self.held.requests.borrow_mut());
@@ -319,7 +318,7 @@ pub struct ExportList {
 }
 
 impl ExportList {
-    /// These volumes, in this order.
+    /// Makes a list of these volumes, in this order.
     pub fn new(volumes: Vec<(String, Rc<dyn BlockService>)>) -> Self {
         ExportList { volumes }
     }

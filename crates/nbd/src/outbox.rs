@@ -1,8 +1,8 @@
-//! Replies on their way out: a batch that is being filled and completions that wait for it.
+//! Outgoing replies: a batch that is being filled, and completions that wait for it.
 //!
-//! No I/O. The receiving side answers hits straight into the current [`Batch`]; completions queue
-//! as [`Finished`]. The sending side exchanges the batch for an empty one and folds the queue in.
-//! What is in a batch is bounded by its size, what is in the queue by the requests in flight.
+//! No I/O. The receiving task answers hits directly into the current [`Batch`]; completions queue
+//! as [`Finished`]. The sending task exchanges the batch for an empty one and folds the queue in.
+//! Batches are bounded by their size, the queue by the number of requests in flight.
 
 use std::collections::VecDeque;
 
@@ -17,29 +17,29 @@ use crate::wire::{
     chunk, encode_error_chunk,
 };
 
-/// Bytes of a batch of a client that asks for much.
+/// Bytes of a batch for a busy client.
 pub(crate) const LARGE: usize = 256 << 10;
 /// Bytes of a batch otherwise.
 pub(crate) const SMALL: usize = 16 << 10;
-/// Kept free for the header of a large reply that follows the batch.
+/// Reserved for the header of a large reply that follows the batch.
 const RESERVE: usize = SMALL_REPLY_MAX;
-/// Data of a completion up to this length are copied into a large batch; longer ones are sent from
+/// Data of a completion up to this length are copied into a large batch; longer data are sent from
 /// their own buffer.
 const COPY_MAX: usize = 16 << 10;
 /// Most extents in one answer.
 const EXTENTS_MAX: usize = 1024;
-/// Room that a block status needs at most, in bytes.
+/// Most bytes of a block status.
 pub(crate) const STATUS_MAX: usize =
     ChunkHeader::SIZE + 4 + EXTENTS_MAX * size_of::<StatusExtent>();
 
-/// A request whose reply has not been put into a batch yet.
+/// A completed request whose reply is not in a batch yet.
 pub(crate) struct Finished {
     pub(crate) cookie: u64,
     pub(crate) offset: u64,
     pub(crate) result: Result<(), IoError>,
-    /// The data of a read that succeeded; `None` for every other request.
+    /// The data of a successful read; `None` for every other request.
     pub(crate) data: Option<IoBuf>,
-    /// Bytes of memory that this request has.
+    /// Bytes of memory that this request holds.
     pub(crate) held: u64,
 }
 
@@ -51,17 +51,17 @@ pub(crate) struct Batch {
 }
 
 impl Batch {
-    /// An empty batch of [`SMALL`] or [`LARGE`] bytes.
+    /// Makes an empty batch of [`SMALL`] or [`LARGE`] bytes.
     pub(crate) fn new(structured: bool, capacity: usize) -> Self {
         Batch { buf: IoBuf::for_overwrite(capacity), used: 0, structured }
     }
 
-    /// Bytes of the batch, whether used or not.
+    /// Returns the size of the batch in bytes, whether used or not.
     pub(crate) fn capacity(&self) -> usize {
         self.buf.len()
     }
 
-    /// Longest read that is answered straight into a batch of `capacity` bytes.
+    /// Returns the longest read that is answered directly into a batch of `capacity` bytes.
     pub(crate) fn inline_read_max(capacity: usize) -> usize {
         capacity / 2
     }
@@ -70,17 +70,17 @@ impl Batch {
         self.used == 0
     }
 
-    /// Bytes that may still be added.
+    /// Returns the bytes that may still be added.
     pub(crate) fn room(&self) -> usize {
         (self.capacity() - RESERVE).saturating_sub(self.used)
     }
 
-    /// The bytes to send, as a buffer and how much of it is used.
+    /// Returns the buffer to send, and how many bytes of it are used.
     pub(crate) fn into_parts(self) -> (IoBuf, usize) {
         (self.buf, self.used)
     }
 
-    /// An empty batch of `capacity` bytes, in a buffer that was one before if it is as large.
+    /// Makes an empty batch of `capacity` bytes; reuses `buf` if it has that size.
     pub(crate) fn from_buffer(buf: IoBuf, structured: bool, capacity: usize) -> Self {
         if buf.len() == capacity {
             Batch { buf, used: 0, structured }
@@ -99,7 +99,7 @@ impl Batch {
         }
     }
 
-    /// A reply without data. The caller has seen to [`SMALL_REPLY_MAX`] bytes of room.
+    /// Adds a reply without data. The caller has ensured [`SMALL_REPLY_MAX`] bytes of space.
     pub(crate) fn put_result(&mut self, cookie: u64, result: Result<(), IoError>) {
         match result {
             Ok(()) => self.put(SimpleReply::new(cookie, None).as_bytes()),
@@ -107,7 +107,7 @@ impl Batch {
         }
     }
 
-    /// An error. The caller has seen to [`SMALL_REPLY_MAX`] bytes of room.
+    /// Adds an error reply. The caller has ensured [`SMALL_REPLY_MAX`] bytes of space.
     pub(crate) fn put_error(&mut self, cookie: u64, error: ErrorCode, message: &str) {
         if self.structured {
             let place = self.buf.get_mut(self.used..).unwrap_or_default();
@@ -125,18 +125,19 @@ impl Batch {
         }
     }
 
-    /// Data of a completion up to this length are copied into the batch.
+    /// Returns the length up to which data of a completion are copied into the batch.
     fn copy_max(&self) -> usize {
         COPY_MAX.min(self.capacity() / 4)
     }
 
-    /// Room that a read of `len` bytes needs, in bytes.
+    /// Returns the bytes of space that a read of `len` bytes needs.
     pub(crate) fn read_room(len: usize) -> usize {
         (DataChunk::SIZE + len).max(SMALL_REPLY_MAX)
     }
 
-    /// Lets `fill` write the data of a read to their place in the batch. If it gives `None`, the
-    /// batch is as before and so is the result. The caller has seen to [`Batch::read_room`].
+    /// Reserves space for a read of `len` bytes and lets `fill` write the data to it. If `fill`
+    /// returns `None`, the batch is unchanged and `None` is returned. The caller has ensured
+    /// [`Batch::read_room`] bytes of space.
     pub(crate) fn put_read(
         &mut self,
         cookie: u64,
@@ -160,8 +161,8 @@ impl Batch {
         Some(())
     }
 
-    /// The allocation of the first bytes of a range of `len` bytes. The caller has seen to
-    /// [`STATUS_MAX`] bytes of room.
+    /// Adds the allocation status of a range of `len` bytes, as far as it fits. The caller has
+    /// ensured [`STATUS_MAX`] bytes of space.
     pub(crate) fn put_status(&mut self, cookie: u64, len: u32, extents: &[Extent], one: bool) {
         let mut left = u64::from(len);
         let mut status: Vec<StatusExtent> = Vec::with_capacity(extents.len().min(EXTENTS_MAX));
@@ -191,9 +192,9 @@ impl Batch {
         self.put(content);
     }
 
-    /// Moves replies from the queue into the batch, oldest first, as long as the batch holds at
-    /// most `limit` bytes; stops at one that must be sent from its own buffer. Gives the bytes
-    /// that are no longer held by requests.
+    /// Moves replies from the queue into the batch, oldest first, while the batch has at most
+    /// `limit` bytes; stops at a reply that must be sent from its own buffer. Returns the bytes of
+    /// memory that requests no longer hold.
     pub(crate) fn fold(&mut self, queue: &mut VecDeque<Finished>, limit: usize) -> u64 {
         let mut released = 0;
         while let Some(next) = queue.front() {
@@ -215,8 +216,8 @@ impl Batch {
         released
     }
 
-    /// If the oldest reply in the queue has much data, puts its header at the end of the batch and
-    /// gives the reply. Nothing may be added to the batch afterwards.
+    /// If the oldest reply in the queue is large, puts its header at the end of the batch and
+    /// returns it. Nothing may be added to the batch afterwards.
     pub(crate) fn take_large(&mut self, queue: &mut VecDeque<Finished>) -> Option<Finished> {
         let len = queue.front()?.data.as_ref()?.len();
         if len <= self.copy_max() {
@@ -227,7 +228,7 @@ impl Batch {
         Some(large)
     }
 
-    /// The limit for [`Batch::fold`] that leaves half of the batch to the receiving side.
+    /// Returns the limit for [`Batch::fold`] that leaves half of the batch to the receiving task.
     pub(crate) fn half(&self) -> usize {
         self.capacity() / 2
     }

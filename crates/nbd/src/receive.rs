@@ -1,4 +1,4 @@
-//! The receiving task of a connection: large batches in, parsed and executed in place.
+//! The receiving task of a connection: receives large batches, and parses and executes in place.
 
 use std::io;
 use std::rc::Rc;
@@ -11,12 +11,12 @@ use crate::inbox::{Inbox, LARGE, SMALL, window};
 use crate::socket::STEP;
 use crate::transmission::{BadMagic, Event, Parser, waiting};
 
-/// Requests after which their replies are sent although more requests have been received. A client
-/// that gets its replies a few at a time asks for more while the rest is being worked on; if all it
-/// had asked for was answered at once, either of them would wait while the other one works.
+/// After this many requests their replies are sent even if more requests have been received. A
+/// client that gets its replies a few at a time can send more while the rest is processed; if all
+/// its requests were answered at once, client and server would wait for each other in turn.
 const ANSWERED_TOGETHER: u32 = 8;
 
-/// Why nothing more is received.
+/// Why receiving ends.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ReceiveError {
     #[error(transparent)]
@@ -25,10 +25,10 @@ pub(crate) enum ReceiveError {
     Io(#[from] io::Error),
 }
 
-/// Takes requests until the client leaves, the connection is drained or dead.
+/// Executes requests until the client leaves, or the connection is drained or dead.
 ///
 /// # Errors
-/// When the stream cannot be read any further; the connection is of no use then.
+/// The stream is invalid or cannot be read; the connection is unusable then.
 pub(crate) async fn receive_requests(
     connection: &Rc<Connection>,
     mut inbox: Inbox,
@@ -83,7 +83,7 @@ pub(crate) async fn receive_requests(
             return Ok(());
         }
         if inbox.receive(&connection.socket).await? == 0 {
-            // Bytes of an unfinished request are dropped with the client that did not finish it.
+            // Bytes of an unfinished request are dropped.
             return Ok(());
         }
         if inbox.is_full() && connection.grow() && !inbox.is_large() {
@@ -93,8 +93,8 @@ pub(crate) async fn receive_requests(
     }
 }
 
-/// Receives the `len` bytes of a write that begin with `start`, into a buffer of their own. `None`: the
-/// client has left, or is sent away; its requests in flight are answered.
+/// Receives the `len` bytes of a write that begin with `start`, into a buffer of their own. Returns
+/// `None` if the client has left or is dismissed; its requests in flight are answered.
 async fn receive_payload(
     connection: &Connection,
     start: &[u8],

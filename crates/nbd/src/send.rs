@@ -3,7 +3,7 @@
 use crate::connection::{Connection, Phase};
 use crate::outbox::Batch;
 
-/// Sends replies until the connection is dead, or drained and idle, or the client takes no more.
+/// Sends replies until the connection is dead, or drained and idle, or sending fails.
 pub(crate) async fn send_replies(connection: &Connection) {
     let structured = connection.session.structured;
     let mut spare = Batch::new(structured, connection.batch_capacity());

@@ -1,4 +1,4 @@
-//! Accepting clients on a lane, and letting them go.
+//! The NBD server of a lane: accepts and dismisses clients.
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
@@ -26,11 +26,11 @@ use crate::send::send_replies;
 use crate::signal::Signal;
 use crate::socket::Socket;
 
-/// How long an accept loop rests after an error, such as no descriptors left.
+/// Pause of an accept loop after an error, such as too many open files.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Bytes of memory for a client at least: small buffers, two of them for replies, those of the
-/// handshake, what its tasks keep, and what the kernel keeps of replies that it has not taken.
+/// Returns the least memory of a client: small receive and batch buffers (two batches), the
+/// handshake's buffer, its tasks' state, and the kernel's socket buffers.
 fn connection_bytes(socket_buffer: usize) -> u64 {
     const TASKS: usize = 16 << 10;
     let own = inbox::SMALL + 2 * outbox::SMALL + OPTION_DATA_MAX + TASKS;
@@ -43,20 +43,20 @@ struct Client {
     phase: RefCell<Phase>,
 }
 
-/// How far a client has come.
+/// Phase of a client.
 enum Phase {
-    /// It has not chosen an export.
+    /// The client has not chosen an export.
     Handshake,
-    /// It holds this export; the last words of the handshake are on their way.
+    /// The client holds this export; the last replies of the handshake are being sent.
     Agreed(String),
-    /// It uses this export.
+    /// The client uses this export.
     Session(String, Rc<Connection>),
-    /// It is on its way out.
+    /// The client is leaving.
     Over,
 }
 
 impl Client {
-    /// Sends the client away, after the answers to what it has in flight.
+    /// Dismisses the client after its requests in flight are answered.
     fn dismiss(&self) {
         match &*self.phase.borrow() {
             Phase::Session(_, connection) => {
@@ -75,7 +75,7 @@ impl Client {
     }
 }
 
-/// Does something when it is dropped, at the end of a task as well as when the task panics.
+/// Calls a function on drop, also when a task panics.
 struct AtEnd<F: FnMut()>(F);
 
 impl<F: FnMut()> Drop for AtEnd<F> {
@@ -105,8 +105,8 @@ pub struct Server {
 }
 
 impl Server {
-    /// Accepts clients from `listeners` on this lane. All lanes may do so with the same listeners;
-    /// `count` is shared by those that share the limit of connections.
+    /// Accepts clients from `listeners` on this lane. All lanes may share the same listeners;
+    /// servers that share the limit of connections share `count`.
     pub fn serve(
         lane: &Rc<Lane>,
         ring: &Rc<Ring>,
@@ -135,12 +135,12 @@ impl Server {
         Server { shared, listeners: listeners.to_vec() }
     }
 
-    /// Clients of this lane, in whatever phase.
+    /// Returns the number of clients of this lane, in any phase.
     pub fn clients(&self) -> usize {
         self.shared.live.get()
     }
 
-    /// Sends away the clients of one export, after the answers to what they have in flight.
+    /// Dismisses the clients of one export after their requests in flight are answered.
     pub fn dismiss(&self, export: &str) {
         for client in self.shared.clients.borrow().iter().filter_map(Weak::upgrade) {
             if client.holds(export) {
@@ -149,8 +149,8 @@ impl Server {
         }
     }
 
-    /// Closes the listeners (for every lane that shares them), answers what is in flight, and
-    /// ends when the last client is gone, at the latest after [`Limits::drain`].
+    /// Closes the listeners (for every lane that shares them), answers requests in flight, and
+    /// returns when the last client is gone, after [`Limits::drain`] at the latest.
     pub async fn stop(self) {
         self.shared.stopping.set(true);
         for listener in &self.listeners {
@@ -174,7 +174,7 @@ async fn accept_clients(shared: Rc<Shared>, listener: Arc<Listener>) {
         let op = RingOp::Accept { fd: listener.fd().clone() };
         let done = shared.ring.run(op).await;
         let fd = match (done.result, done.accepted) {
-            // Who comes while the server stops would not be dismissed any more.
+            // A client accepted during a stop would not be dismissed any more.
             (Ok(_), Some(_)) if shared.stopping.get() => break,
             (Ok(_), Some(fd)) => fd,
             (result, _) => {
@@ -212,8 +212,8 @@ async fn accept_clients(shared: Rc<Shared>, listener: Arc<Listener>) {
     }
 }
 
-/// Drops clients whose requests have memory that others wait for, and who neither take their replies
-/// nor send what they have begun to send.
+/// Drops clients whose requests hold memory that others wait for, and that neither take their
+/// replies nor finish sending a request.
 async fn drop_stalled(shared: Weak<Shared>) {
     loop {
         let Some((lane, pause)) =
@@ -270,7 +270,7 @@ async fn serve_client(shared: Rc<Shared>, client: Rc<Client>, place: Place) {
     }
 }
 
-/// The handshake; `None` if there is no session.
+/// Runs the handshake. Returns `None` if it ends without a session.
 async fn agree(client: &Client, exports: &dyn Exports, inbox: &mut Inbox) -> Option<Start> {
     let socket = &*client.socket;
     let mut replies = Vec::new();
@@ -279,7 +279,8 @@ async fn agree(client: &Client, exports: &dyn Exports, inbox: &mut Inbox) -> Opt
         let (consumed, progress) = handshake.advance(inbox.unused(), exports, &mut replies);
         inbox.consume(consumed);
         if let Progress::Start(start) = &progress {
-            // It holds the target from now on: whoever dismisses the export must find it.
+            // The client holds the target from now on, so `dismiss` must be able to find it by its
+            // export.
             client.phase.replace(Phase::Agreed(start.export.clone()));
         }
         if !replies.is_empty() {
@@ -344,8 +345,8 @@ async fn transmit(
     client.phase.replace(Phase::Over);
 }
 
-/// Runs `future` to its end. If that takes longer than `limit`, calls `late`, which must see to it
-/// that the end comes soon.
+/// Runs `future` to its end. If that takes longer than `limit`, calls `late`, which must make it
+/// end soon.
 async fn with_deadline<F: Future>(
     lane: &Rc<Lane>,
     limit: Duration,

@@ -1,4 +1,4 @@
-//! Waiting for what another task of the same lane does.
+//! Signals between tasks of one lane.
 
 use std::cell::{Cell, RefCell};
 use std::task::{Poll, Waker};
@@ -19,7 +19,7 @@ impl Signal {
         }
     }
 
-    /// Waits until the flag is raised, and lowers it.
+    /// Waits until the flag is raised, and clears it.
     pub(crate) async fn wait(&self) {
         std::future::poll_fn(|context| {
             if self.raised.replace(false) {

@@ -10,7 +10,8 @@ use forebay_device::IoBuf;
 use forebay_device::ring::{Ring, RingDone, RingOp};
 use rustix::net::{Shutdown, shutdown};
 
-/// Bytes that a client is given, or gives, before it counts as one that goes on.
+/// A client that transfers this many bytes makes progress; see
+/// [`Limits::stall`](crate::limits::Limits::stall).
 pub(crate) const STEP: usize = 1 << 20;
 
 /// A connected stream socket in blocking mode.
@@ -24,8 +25,9 @@ impl Socket {
         Socket { fd: Arc::new(fd), ring }
     }
 
-    /// Receives into `buf[range]`: what there is, or with `fill` all of it. 0, or short with
-    /// `fill`, at the end of the stream. The buffer is empty if the ring has lost it.
+    /// Receives into `buf[range]`: what is available, or with `fill` the whole range. Returns 0, or
+    /// with `fill` fewer bytes, at the end of the stream. The returned buffer is empty if the ring
+    /// has lost it.
     pub(crate) async fn receive(
         &self,
         buf: IoBuf,
@@ -36,8 +38,8 @@ impl Socket {
         into_parts(self.ring.run(op).await)
     }
 
-    /// Sends the first `len` bytes of `buf`, and calls `begins` before each [`STEP`] of them; what it
-    /// gives is kept until the step is over.
+    /// Sends the first `len` bytes of `buf`. Calls `begins` before each [`STEP`] bytes, and drops
+    /// its result after them.
     pub(crate) async fn send<T>(
         &self,
         mut buf: IoBuf,
@@ -60,18 +62,18 @@ impl Socket {
         (buf, Ok(()))
     }
 
-    /// Has the kernel start what was asked of it.
+    /// Submits queued operations to the kernel.
     pub(crate) fn start_now(&self) {
         self.ring.drive();
     }
 
-    /// Ends the stream of received bytes, so that whoever receives comes to its end.
+    /// Ends the receiving direction, so that a pending receive sees the end of the stream.
     pub(crate) fn stop_receiving(&self) {
-        // It fails only if the connection has ended, which has the same effect.
+        // Fails only if the connection has ended, which has the same effect.
         let _ = shutdown(&*self.fd, Shutdown::Read);
     }
 
-    /// Ends both directions. Operations under way end soon.
+    /// Ends both directions. Operations in flight end soon.
     pub(crate) fn close(&self) {
         let _ = shutdown(&*self.fd, Shutdown::Both);
     }

@@ -1,8 +1,7 @@
-//! Requests of the transmission phase: bytes in, commands or refusals out.
+//! Parses requests of the transmission phase: bytes to commands or refusals.
 //!
-//! Pure. The [`Parser`] is given what has been received so far and says what the next thing in it
-//! is. It reads no further than that, allocates nothing, and steps over the data of writes that
-//! are refused.
+//! Pure. The [`Parser`] gets the bytes received so far and returns the next event in them. It reads
+//! no further than that, allocates nothing, and skips the data of refused writes.
 
 use forebay_core::{Op, SECTOR_SIZE};
 use zerocopy::FromBytes;
@@ -12,36 +11,36 @@ use crate::wire::{ErrorCode, REQUEST_MAGIC, RequestHeader, command, command_flag
 /// Largest read or write, in bytes.
 pub const MAX_PAYLOAD: u32 = 32 << 20;
 
-/// What was agreed on in the handshake.
+/// Result of the handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Session {
     /// Size of the export in bytes, a multiple of 512.
     pub size: u64,
     /// Writes are refused.
     pub read_only: bool,
-    /// Reads are answered in chunks.
+    /// Reads are answered with structured replies.
     pub structured: bool,
-    /// The client may ask for `base:allocation`.
+    /// The client may query `base:allocation`.
     pub allocation: bool,
 }
 
 /// What a request does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Something that the volume does.
+    /// An operation of the volume.
     Volume {
-        /// What.
+        /// The operation.
         op: Op,
-        /// Durable when answered.
+        /// Must be durable before the reply (FUA).
         fua: bool,
-        /// Not slowly (`WriteZeroes` only).
+        /// Must fail rather than be slow (`WriteZeroes` only).
         fast: bool,
-        /// The zeroes keep their space (`WriteZeroes` only).
+        /// The zeroes must stay allocated (`WriteZeroes` only).
         no_hole: bool,
     },
-    /// A question about allocation.
+    /// A query of the allocation status.
     BlockStatus {
-        /// One extent is enough.
+        /// The client wants one extent only.
         one: bool,
     },
 }
@@ -49,9 +48,9 @@ pub enum Kind {
 /// A valid request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Command {
-    /// Comes back in the reply.
+    /// Returned in the reply.
     pub cookie: u64,
-    /// What to do.
+    /// What the request does.
     pub kind: Kind,
     /// First byte, a multiple of 512.
     pub offset: u64,
@@ -62,61 +61,61 @@ pub struct Command {
 /// A request that is answered with an error without asking the volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// Comes back in the reply.
+    /// Returned in the reply.
     pub cookie: u64,
-    /// Why.
+    /// The error code.
     pub error: ErrorCode,
-    /// Why, for people.
+    /// The reason, for people.
     pub message: &'static str,
     /// Whether the reply must be a chunk rather than a simple reply.
     pub structured: bool,
 }
 
-/// What a request header amounts to.
+/// Result of checking a request header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Do it.
+    /// The request is valid.
     Accept(Command),
-    /// Answer with an error, after stepping over the payload.
+    /// The request is answered with an error, after its payload is skipped.
     Refuse(Refusal),
-    /// The client leaves.
+    /// The client disconnects.
     Disconnect,
 }
 
-/// The stream is not a sequence of requests; there is no way to find the next one.
+/// The stream is not a sequence of requests; the next one cannot be found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a request starts with {found:#010x} instead of {REQUEST_MAGIC:#010x}")]
 pub struct BadMagic {
-    /// What was there instead.
+    /// The number found instead.
     pub found: u32,
 }
 
-/// The next thing in the stream.
+/// The next event in the stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event<'a> {
-    /// More bytes are needed: at least this many beyond those given and not consumed.
+    /// More bytes are needed: at least this many beyond the given bytes that are not consumed.
     Incomplete {
         /// Bytes, at least 1.
         missing: usize,
     },
-    /// A request; the payload is that of a write and empty otherwise.
+    /// A request with its payload, which is empty unless it is a write.
     Command {
         /// The request.
         command: Command,
         /// Its data.
         payload: &'a [u8],
     },
-    /// A write whose data are larger than the window and not all here yet. The caller receives the
-    /// rest by itself: `command.len - start.len()` bytes.
+    /// A write whose data are larger than the window and incomplete. The caller receives the
+    /// remaining `command.len - start.len()` bytes itself.
     LargeWrite {
         /// The request.
         command: Command,
-        /// The first of its data.
+        /// The data received so far.
         start: &'a [u8],
     },
-    /// An error to send.
+    /// A request to be answered with an error.
     Refused(Refusal),
-    /// The client leaves.
+    /// The client disconnects.
     Disconnect,
 }
 
@@ -130,8 +129,8 @@ pub struct Parser {
 }
 
 impl Parser {
-    /// A parser for a session. `window`: writes of up to this many bytes are waited for in the
-    /// caller's buffer, which must have room for a header more.
+    /// Makes a parser for a session. Writes of up to `window` bytes are collected in the caller's
+    /// buffer, which must have space for one more header.
     pub fn new(session: Session, window: usize) -> Self {
         Parser { session, window, skip: 0, refusal: None }
     }
@@ -141,15 +140,15 @@ impl Parser {
         self.window = window;
     }
 
-    /// The session.
+    /// Returns the session.
     pub fn session(&self) -> &Session {
         &self.session
     }
 
-    /// The next thing in `input`, and how many bytes of it are done with.
+    /// Returns the number of bytes of `input` consumed, and the next event.
     ///
     /// # Errors
-    /// Where a request should start there is none; nothing more can be read from this stream.
+    /// There is no request where one should start; nothing more can be read from this stream.
     pub fn next<'a>(&mut self, input: &'a [u8]) -> Result<(usize, Event<'a>), BadMagic> {
         if self.skip > 0 {
             let here = self.skip.min(input.len() as u64);
@@ -196,19 +195,19 @@ impl Parser {
     }
 }
 
-/// A read or write that waits in what has been received.
+/// A read or write found in received bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Waiting {
-    /// Which of the two.
+    /// `Read` or `Write`.
     pub op: Op,
-    /// First byte, as the client says it.
+    /// First byte, not validated.
     pub offset: u64,
     /// Bytes up to the next request.
     pub bytes: usize,
 }
 
-/// The request at the start of `input`, if it is a read or a write: for hints, so nothing is checked
-/// but that it looks like one.
+/// Parses a read or write at the start of `input`, as a hint: nothing but the magic number and the
+/// command is checked.
 pub fn waiting(input: &[u8]) -> Option<Waiting> {
     let (header, _) = RequestHeader::read_from_prefix(input).ok()?;
     let (op, payload) = match header.command.get() {
@@ -224,7 +223,7 @@ pub fn waiting(input: &[u8]) -> Option<Waiting> {
     })
 }
 
-/// Decides about one request from its header alone.
+/// Checks one request from its header alone.
 pub fn judge(header: &RequestHeader, session: &Session) -> Verdict {
     use command_flag::{DF, FAST_ZERO, FUA, NO_HOLE, REQ_ONE};
 
@@ -232,8 +231,8 @@ pub fn judge(header: &RequestHeader, session: &Session) -> Verdict {
     let cookie = header.cookie.get();
     let command = header.command.get();
     let refuse = |error, message| {
-        // Reads and block status must be answered in chunks once these are agreed on; any other
-        // error is sent as a chunk too, because a chunk has room for the reason.
+        // Once structured replies are negotiated, errors of reads and block status must be chunks;
+        // other errors are sent as chunks too, because a chunk has space for the reason.
         Verdict::Refuse(Refusal { cookie, error, message, structured: session.structured })
     };
     let volume = |op| Kind::Volume {

@@ -1,7 +1,7 @@
-//! The words of the protocol as they are on the wire: numbers, fixed structures, reply headers.
+//! The NBD protocol on the wire: numbers, fixed structures, reply headers.
 //!
-//! Pure. All integers on the wire are big-endian. Nothing here decides anything; the decisions are
-//! in [`crate::handshake`] and [`crate::transmission`].
+//! Pure. All integers on the wire are big-endian. Decisions are made in [`crate::handshake`] and
+//! [`crate::transmission`].
 
 use forebay_core::IoError;
 use zerocopy::big_endian::{U16, U32, U64};
@@ -11,7 +11,7 @@ mod numbers;
 
 pub use numbers::*;
 
-/// How a request failed, as the protocol numbers it.
+/// Error codes of the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum ErrorCode {
@@ -19,15 +19,15 @@ pub enum ErrorCode {
     Permission = 1,
     /// The data could not be read or written.
     Io = 5,
-    /// The request makes no sense here.
+    /// The request is invalid here.
     Invalid = 22,
-    /// A write beyond the end.
+    /// A write beyond the end of the export.
     NoSpace = 28,
-    /// Too large for one chunk.
+    /// The request is too large for one chunk.
     Overflow = 75,
-    /// Not available, or not fast.
+    /// Not supported, or not fast.
     NotSupported = 95,
-    /// The export is going away.
+    /// The export is shutting down.
     Shutdown = 108,
 }
 
@@ -43,7 +43,7 @@ impl From<IoError> for ErrorCode {
     }
 }
 
-/// The server's first words.
+/// The server's greeting.
 #[derive(IntoBytes, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Greeting {
@@ -53,7 +53,7 @@ pub struct Greeting {
 }
 
 impl Greeting {
-    /// The greeting of this server.
+    /// Makes the greeting of this server.
     pub fn new() -> Self {
         Greeting {
             magic: U64::new(GREETING_MAGIC),
@@ -69,7 +69,7 @@ impl Default for Greeting {
     }
 }
 
-/// What precedes the data of an option.
+/// Header of an option.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone, Copy)]
 #[repr(C)]
 pub struct OptionHeader {
@@ -86,13 +86,13 @@ impl OptionHeader {
     pub const SIZE: usize = size_of::<Self>();
 }
 
-/// What precedes the data of a reply to an option.
+/// Header of a reply to an option.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone, Copy)]
 #[repr(C)]
 pub struct OptionReplyHeader {
     /// [`OPTION_REPLY_MAGIC`].
     pub magic: U64,
-    /// The option that is answered.
+    /// The option being answered.
     pub option: U32,
     /// One of [`option_reply`].
     pub kind: U32,
@@ -100,7 +100,7 @@ pub struct OptionReplyHeader {
     pub len: U32,
 }
 
-/// One request, without the data of a write.
+/// Header of a request; the data of a write follow.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone, Copy)]
 #[repr(C)]
 pub struct RequestHeader {
@@ -110,7 +110,7 @@ pub struct RequestHeader {
     pub flags: U16,
     /// One of [`command`].
     pub command: U16,
-    /// Chosen by the client; comes back in the reply.
+    /// Chosen by the client; returned in the reply.
     pub cookie: U64,
     /// First byte of the range.
     pub offset: U64,
@@ -123,7 +123,7 @@ impl RequestHeader {
     pub const SIZE: usize = size_of::<Self>();
 }
 
-/// A reply without structure; the data of a read follow if there is no error.
+/// Header of a simple reply; the data of a read follow if there is no error.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone, Copy)]
 #[repr(C)]
 pub struct SimpleReply {
@@ -131,7 +131,7 @@ pub struct SimpleReply {
     pub magic: U32,
     /// 0 or an [`ErrorCode`].
     pub error: U32,
-    /// Of the request.
+    /// Cookie of the request.
     pub cookie: U64,
 }
 
@@ -139,7 +139,7 @@ impl SimpleReply {
     /// Bytes on the wire.
     pub const SIZE: usize = size_of::<Self>();
 
-    /// A reply to the request of this cookie.
+    /// Makes a reply to the request with this cookie.
     pub fn new(cookie: u64, error: Option<ErrorCode>) -> Self {
         SimpleReply {
             magic: U32::new(SIMPLE_REPLY_MAGIC),
@@ -149,7 +149,7 @@ impl SimpleReply {
     }
 }
 
-/// What precedes the content of a chunk.
+/// Header of a chunk.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone, Copy)]
 #[repr(C)]
 pub struct ChunkHeader {
@@ -159,7 +159,7 @@ pub struct ChunkHeader {
     pub flags: U16,
     /// One of [`chunk`].
     pub kind: U16,
-    /// Of the request.
+    /// Cookie of the request.
     pub cookie: U64,
     /// Bytes of content that follow.
     pub len: U32,
@@ -169,7 +169,7 @@ impl ChunkHeader {
     /// Bytes on the wire.
     pub const SIZE: usize = size_of::<Self>();
 
-    /// The header of the only chunk of a reply.
+    /// Makes the header of the only chunk of a reply.
     pub fn only(cookie: u64, kind: u16, len: u32) -> Self {
         ChunkHeader {
             magic: U32::new(CHUNK_MAGIC),
@@ -181,13 +181,13 @@ impl ChunkHeader {
     }
 }
 
-/// The only chunk of a read's reply, up to the data.
+/// Header of the only chunk of a read's reply; the data follow.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone, Copy)]
 #[repr(C)]
 pub struct DataChunk {
     /// Kind [`chunk::OFFSET_DATA`].
     pub header: ChunkHeader,
-    /// Where the data are.
+    /// Offset of the data.
     pub offset: U64,
 }
 
@@ -195,7 +195,7 @@ impl DataChunk {
     /// Bytes on the wire, without the data.
     pub const SIZE: usize = size_of::<Self>();
 
-    /// The chunk for `len` bytes at `offset`.
+    /// Makes the header of a chunk with `len` bytes at `offset`.
     pub fn new(cookie: u64, offset: u64, len: u32) -> Self {
         let header = ChunkHeader::only(cookie, chunk::OFFSET_DATA, len.saturating_add(8));
         DataChunk { header, offset: U64::new(offset) }
@@ -217,7 +217,7 @@ pub struct StatusExtent {
 /// Longest text of an error chunk, in bytes.
 pub const MESSAGE_MAX: usize = 128;
 
-/// Room that any reply without data needs at most, in bytes.
+/// Most bytes of a reply without data.
 pub const SMALL_REPLY_MAX: usize = ChunkHeader::SIZE + 6 + MESSAGE_MAX;
 
 /// Writes a whole error chunk to the start of `into` and returns its length; 0 if it does not fit.
@@ -236,7 +236,7 @@ pub fn encode_error_chunk(into: &mut [u8], cookie: u64, error: ErrorCode, messag
     total
 }
 
-/// A cursor over bytes of a client: each step gives `None` at the end.
+/// A cursor over bytes of a client: each step returns `None` at the end.
 pub(crate) struct Reader<'a>(pub(crate) &'a [u8]);
 
 impl<'a> Reader<'a> {

@@ -1,4 +1,4 @@
-//! The handshake over its matrix of options, and every way to get one wrong.
+//! Tests the handshake over its matrix of options, and every kind of invalid input.
 
 use std::rc::Rc;
 
@@ -43,7 +43,7 @@ fn contexts(name: &[u8], queries: &[&[u8]]) -> Vec<u8> {
     data
 }
 
-/// Replies as (option, kind, data).
+/// Parses replies into (option, kind, data).
 fn parse_replies(mut bytes: &[u8]) -> Vec<(u32, u32, Vec<u8>)> {
     let mut replies = Vec::new();
     while let Ok((header, rest)) = OptionReplyHeader::read_from_prefix(bytes) {

@@ -1,4 +1,4 @@
-//! The parser and the judge over their matrices.
+//! Tests the parser and `judge` over their matrices.
 
 use zerocopy::IntoBytes;
 use zerocopy::big_endian::{U16, U32, U64};
@@ -104,7 +104,7 @@ fn ranges_are_checked_without_wrapping() {
     assert_eq!(error_of(judge(&header(command::FLUSH, 0, 512, 0), &session())), Some(Invalid));
 }
 
-/// A stream with one of each event, and what comes out of it.
+/// Makes a stream with one of each event, and the expected events.
 fn stream() -> (Vec<u8>, Vec<String>) {
     let mut bytes = Vec::new();
     let mut events = Vec::new();
@@ -125,7 +125,7 @@ fn stream() -> (Vec<u8>, Vec<String>) {
     (bytes, events)
 }
 
-/// Feeds `bytes` in pieces of `step` bytes and names the events.
+/// Feeds `bytes` in pieces of `step` bytes and returns the names of the events.
 fn feed(bytes: &[u8], step: usize, window: usize) -> Vec<String> {
     let mut parser = Parser::new(session(), window);
     let (mut events, mut held, mut at) = (Vec::new(), Vec::new(), 0);

@@ -1,6 +1,6 @@
 //! The numbers of the protocol.
 
-/// First eight bytes that a server sends.
+/// First eight bytes of the server's greeting.
 pub const GREETING_MAGIC: u64 = 0x4e42_444d_4147_4943;
 /// Starts the rest of the greeting and every option of a client.
 pub const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054;
@@ -15,7 +15,7 @@ pub const CHUNK_MAGIC: u32 = 0x668e_33ef;
 
 /// Flags of the greeting and of the client's answer to it.
 pub mod handshake_flag {
-    /// Options are answered, and unknown ones are harmless.
+    /// Options are answered, and unknown ones are refused without harm.
     pub const FIXED_NEWSTYLE: u16 = 1;
     /// The 124 zeroes after the answer to `EXPORT_NAME` may be left out.
     pub const NO_ZEROES: u16 = 1 << 1;
@@ -27,7 +27,7 @@ pub mod option {
     pub const EXPORT_NAME: u32 = 1;
     /// End the session.
     pub const ABORT: u32 = 2;
-    /// Name all exports.
+    /// List all exports.
     pub const LIST: u32 = 3;
     /// Upgrade to TLS.
     pub const STARTTLS: u32 = 5;
@@ -37,7 +37,7 @@ pub mod option {
     pub const GO: u32 = 7;
     /// Use structured replies.
     pub const STRUCTURED_REPLY: u32 = 8;
-    /// Name the metadata contexts of an export.
+    /// List the metadata contexts of an export.
     pub const LIST_META_CONTEXT: u32 = 9;
     /// Choose metadata contexts.
     pub const SET_META_CONTEXT: u32 = 10;
@@ -45,7 +45,7 @@ pub mod option {
 
 /// Kinds of replies to options.
 pub mod option_reply {
-    /// Done.
+    /// Success.
     pub const ACK: u32 = 1;
     /// One export of a list.
     pub const SERVER: u32 = 2;
@@ -54,29 +54,29 @@ pub mod option_reply {
     /// One metadata context.
     pub const META_CONTEXT: u32 = 4;
     const ERROR: u32 = 1 << 31;
-    /// The option is unknown here.
+    /// The option is not supported.
     pub const ERR_UNSUP: u32 = ERROR + 1;
-    /// The option's data make no sense.
+    /// The option's data are invalid.
     pub const ERR_INVALID: u32 = ERROR + 3;
-    /// There is no such export.
+    /// The export does not exist.
     pub const ERR_UNKNOWN: u32 = ERROR + 6;
     /// The option is longer than this server reads.
     pub const ERR_TOO_BIG: u32 = ERROR + 9;
 }
 
-/// Kinds of facts about an export.
+/// Kinds of information about an export.
 pub mod info {
     /// Size and transmission flags; always sent.
     pub const EXPORT: u16 = 0;
     /// The name under which the export is listed.
     pub const NAME: u16 = 1;
-    /// Words for people.
+    /// A description for people.
     pub const DESCRIPTION: u16 = 2;
     /// Smallest, preferred and largest request.
     pub const BLOCK_SIZE: u16 = 3;
 }
 
-/// What an export can do.
+/// Features of an export.
 pub mod transmission_flag {
     /// Always set.
     pub const HAS_FLAGS: u16 = 1;
@@ -106,7 +106,7 @@ pub mod command {
     pub const READ: u16 = 0;
     /// Data from the client.
     pub const WRITE: u16 = 1;
-    /// The client leaves.
+    /// The client disconnects.
     pub const DISC: u16 = 2;
     /// Make completed writes durable.
     pub const FLUSH: u16 = 3;
@@ -116,7 +116,7 @@ pub mod command {
     pub const CACHE: u16 = 5;
     /// The range shall read as zeroes.
     pub const WRITE_ZEROES: u16 = 6;
-    /// What is allocated where.
+    /// Query the allocation of a range.
     pub const BLOCK_STATUS: u16 = 7;
 }
 
@@ -152,9 +152,9 @@ pub mod chunk {
 pub mod allocation {
     /// The name of the context.
     pub const NAME: &str = "base:allocation";
-    /// The number that we gave to it.
+    /// The number that this server assigns to it.
     pub const ID: u32 = 1;
-    /// Nothing is stored.
+    /// Not allocated.
     pub const HOLE: u32 = 1;
     /// Reads as zeroes.
     pub const ZERO: u32 = 1 << 1;
