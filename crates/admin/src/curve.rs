@@ -1,61 +1,60 @@
-//! What caches of other sizes would have hit of a volume's requests. Sizes are in bytes, shares and
-//! their errors 0 to 1.
+//! Miss-ratio curve of a volume: the hit ratios of caches of other sizes. Sizes are in bytes,
+//! shares and their errors from 0 to 1.
 
 use serde::{Deserialize, Serialize};
 
 use crate::name::VolumeName;
 
-/// A share of accesses, and about how far it may be off.
+/// A share of accesses, with its error.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Hits {
     /// The share.
     pub share: f64,
-    /// The exact share is within this on both sides, mostly.
+    /// The exact share is mostly within this distance, on both sides.
     pub error: f64,
 }
 
-/// What a cache of one size would have hit.
+/// The hit ratios of a cache of one size.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CurveRow {
-    /// Its size.
+    /// Size of the cache.
     pub bytes: u64,
-    /// Of the blocks that were read; `null` if none were.
+    /// Of the blocks read; `null` if none were.
     pub reads: Option<Hits>,
-    /// Of the blocks that were read and written.
+    /// Of the blocks read and written.
     pub all: Hits,
 }
 
 impl CurveRow {
-    /// What is judged by: reads, if there are any.
+    /// Returns the ratio to judge by: that of reads, if there are any.
     pub fn hits(&self) -> Hits {
         self.reads.unwrap_or(self.all)
     }
 }
 
-/// The curve of a volume, since it was started.
+/// The curve of a volume since its start.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CurveReport {
     /// The volume.
     pub volume: VolumeName,
     /// Unit of caching.
     pub block_size: u64,
-    /// Blocks that were read and written, each as often as it was.
+    /// Blocks read and written, counted on every access.
     pub accesses: u64,
-    /// Of those: read.
+    /// Blocks read, counted on every access.
     pub reads: u64,
-    /// About what they are together.
+    /// Estimated number of different blocks.
     pub footprint: u64,
-    /// One block of so many is looked at.
+    /// Sampling ratio: one block in this many is sampled.
     pub one_of: u64,
-    /// How many those are.
+    /// Number of sampled blocks.
     pub sampled_blocks: u64,
-    /// RAM that it takes.
+    /// RAM used by the curve.
     pub state_bytes: u64,
-    /// The size that the cache has now, for all of its volumes.
+    /// The current size of the cache, for all of its volumes.
     pub present: CurveRow,
-    /// The sizes that were asked for, or else powers of two up to one for everything; from small to
-    /// large.
+    /// The requested sizes, or else powers of two up to one that holds everything; ascending.
     pub rows: Vec<CurveRow>,
-    /// As many sizes as a picture needs.
+    /// Enough sizes to draw the curve.
     pub curve: Vec<CurveRow>,
 }

@@ -1,4 +1,4 @@
-//! Why a request was turned down, in a form that a program and an operator can use.
+//! API errors, for programs and operators.
 
 pub use forebay_core::text::one_line;
 use serde::{Deserialize, Serialize};
@@ -6,25 +6,25 @@ use serde::{Deserialize, Serialize};
 use crate::name::NameError;
 use forebay_settings::SettingError;
 
-/// What a caller's next step depends on.
+/// The kind of an error, which determines the caller's next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ErrorKind {
-    /// The request itself is wrong; nothing was touched.
+    /// The request itself is invalid; nothing was changed.
     Invalid,
-    /// There is no such volume, operation or path.
+    /// The volume, operation or path does not exist.
     NotFound,
-    /// A device, name or socket is in use, or a device is not the one that belongs here.
+    /// A device, name or socket is in use, or a device is not the expected one.
     Refused,
-    /// The volume is at work on another operation, or the daemon has too many.
+    /// The volume is busy with another operation, or the daemon has too many.
     Busy,
-    /// Going on would destroy data; it takes an explicit force.
+    /// The request would destroy data; it needs an explicit force.
     DataAtRisk,
-    /// The caller may not talk to this daemon.
+    /// The caller may not use this daemon.
     Forbidden,
-    /// The operation was given up on request, or because the daemon stops.
+    /// The operation was cancelled on request, or because the daemon stops.
     Cancelled,
-    /// Anything else: the device, the system or the daemon failed.
+    /// Any other failure of the device, the system or the daemon.
     Failed,
 }
 
@@ -41,7 +41,7 @@ impl ErrorKind {
         ErrorKind::Failed,
     ];
 
-    /// The HTTP status that goes with this kind.
+    /// Returns the HTTP status for this kind.
     pub fn http_status(self) -> u16 {
         match self {
             ErrorKind::Invalid => 400,
@@ -53,7 +53,7 @@ impl ErrorKind {
         }
     }
 
-    /// The exit code of the command line: 2 usage, 3 refused, 4 data at risk, 1 the rest.
+    /// Returns the exit code of the command line: 2 usage, 3 refused, 4 data at risk, 1 the rest.
     pub fn exit_code(self) -> u8 {
         match self {
             ErrorKind::Invalid | ErrorKind::NotFound => 2,
@@ -64,36 +64,36 @@ impl ErrorKind {
     }
 }
 
-/// A request that was turned down: its kind, the field at fault and one line for the operator.
+/// A refused request: its kind, the field at fault and one line for the operator.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("{message}")]
 pub struct ApiError {
-    /// What to match on.
+    /// The kind, to match on.
     pub kind: ErrorKind,
-    /// The field of the request that is at fault, if it is one.
+    /// The field of the request at fault, if it is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub field: Option<String>,
-    /// What is wrong and the way out, in one line.
+    /// The problem and its remedy, in one line.
     pub message: String,
 }
 
 impl ApiError {
-    /// An error of this kind; line breaks in `message` become spaces.
+    /// Makes an error of this kind; line breaks in `message` become spaces.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
         ApiError { kind, field: None, message: one_line(&message.into()) }
     }
 
-    /// An [`ErrorKind::Invalid`] error about one field, which the message names.
+    /// Makes an [`ErrorKind::Invalid`] error about one field, which the message names.
     pub fn invalid(field: &str, message: impl std::fmt::Display) -> Self {
         ApiError::new(ErrorKind::Invalid, format!("{field}: {message}")).about(field)
     }
 
-    /// A [`ErrorKind::Failed`] error.
+    /// Makes an [`ErrorKind::Failed`] error.
     pub fn failed(message: impl Into<String>) -> Self {
         ApiError::new(ErrorKind::Failed, message)
     }
 
-    /// The same error, about `field`.
+    /// Sets the field at fault.
     #[must_use]
     pub fn about(mut self, field: &str) -> Self {
         self.field = Some(field.to_owned());

@@ -1,12 +1,12 @@
 //! Types of the admin API, shared by the daemon and the command line.
 //!
-//! - [`name`]: what a volume may be called
-//! - [`profiles`]: settings under the names of other caches
-//! - [`request`]: what a client asks for
-//! - [`report`]: what a volume looks like from outside
-//! - [`curve`]: what caches of other sizes would hit
-//! - [`operation`]: work that takes long, and how far it is
-//! - [`error`]: why a request was turned down
+//! - [`name`]: names of volumes
+//! - [`profiles`]: settings that imitate other caches
+//! - [`request`]: bodies of requests
+//! - [`report`]: state and statistics of a volume
+//! - [`curve`]: hit ratios of caches of other sizes
+//! - [`operation`]: long-running operations and their progress
+//! - [`error`]: why a request was refused
 #![forbid(unsafe_code)]
 
 pub mod curve;

@@ -1,4 +1,4 @@
-//! What of a volume was newer on its cache device than on its origin, when that device is lost.
+//! The data of a volume that is lost with its cache device, because the origin was older.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,12 +10,12 @@ use crate::report::LostRange;
 pub struct LostReport {
     /// The volume.
     pub volume: VolumeName,
-    /// Whether anything is known; `false` of a volume that was never served with a note.
+    /// Whether anything is known; `false` if the volume was never served with a note.
     pub known: bool,
-    /// The ranges are neither more nor less than what is lost; otherwise they may be more, because the
+    /// Whether the ranges are exactly the lost ones. Otherwise they may include more, because the
     /// daemon ended without noting what had been written back since.
     pub exact: bool,
-    /// Bytes in all of them.
+    /// Bytes in all ranges.
     pub bytes: u64,
     /// The ranges, ascending.
     pub ranges: Vec<LostRange>,

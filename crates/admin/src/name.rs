@@ -1,4 +1,4 @@
-//! What a volume may be called.
+//! Names of volumes.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 #[serde(try_from = "String", into = "String")]
 pub struct VolumeName(String);
 
-/// A text that cannot name a volume.
+/// The text is not a valid name of a volume.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "'{given}' cannot name a volume; use 1 to 64 letters, digits, '.', '_' or '-', \
@@ -26,7 +26,7 @@ impl VolumeName {
     /// The longest name, in bytes.
     pub const MAX_LEN: usize = 64;
 
-    /// The name as text.
+    /// Returns the name as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }

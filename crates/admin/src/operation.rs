@@ -1,4 +1,4 @@
-//! Work that takes long, and how far it is.
+//! Long-running operations and their progress.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::ApiError;
 
-/// Number of an operation; never used twice by one daemon.
+/// Number of an operation; never reused by one daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct OperationId(pub u64);
@@ -26,7 +26,7 @@ impl FromStr for OperationId {
     }
 }
 
-/// What progress is counted in.
+/// Unit of progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Unit {
@@ -37,37 +37,37 @@ pub enum Unit {
     Blocks,
     /// Segments of the cache device.
     Segments,
-    /// Steps that are not alike.
+    /// Steps of different kinds.
     Steps,
 }
 
-/// How far something is.
+/// Progress of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Progress {
-    /// Units done so far; may fall back when new work arrives.
+    /// Units done so far; may decrease when new work arrives.
     pub done: u64,
-    /// Units in all as known now; 0 while that is not known.
+    /// Units in total as currently known; 0 while unknown.
     pub total: u64,
-    /// What is counted.
+    /// The unit.
     pub unit: Unit,
 }
 
 impl Progress {
-    /// The share that is done, from 0 to 1; `None` while the total is not known.
+    /// Returns the share that is done, from 0 to 1; `None` while the total is unknown.
     pub fn share(self) -> Option<f64> {
         (self.total > 0).then(|| self.done.min(self.total) as f64 / self.total as f64)
     }
 }
 
-/// Where an operation is in its life.
+/// State of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OperationState {
-    /// At work.
+    /// In progress.
     Running,
-    /// Ended well.
+    /// Succeeded.
     Done,
-    /// Ended with an error.
+    /// Failed.
     Failed,
 }
 
@@ -80,11 +80,11 @@ pub struct Operation {
     pub verb: String,
     /// The volume that it works on.
     pub volume: String,
-    /// Where it is in its life.
+    /// Its state.
     pub state: OperationState,
-    /// How far it is.
+    /// Its progress.
     pub progress: Progress,
-    /// Milliseconds from its start until now or its end.
+    /// Milliseconds from its start until now, or until its end.
     pub elapsed_ms: u64,
     /// Why it failed, if it did.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -1,9 +1,10 @@
-//! Profiles: a name for the settings that make a volume behave as another cache is documented to.
+//! Profiles: named settings that make a volume behave like another cache, as documented.
 //!
-//! - [`tables`]: what each of them sets, and where that is written down
+//! - [`tables`]: the settings of each profile, with their sources
 //!
-//! A profile is a starting point of a new volume: what a request says beside it wins, and settings
-//! that it does not name have Forebay's defaults. The volume does not remember that it had one.
+//! A profile is the starting point for a new volume: explicit settings of the request take
+//! precedence, and settings that the profile does not name have Forebay's defaults. The volume does
+//! not remember its profile.
 
 pub mod tables;
 
@@ -18,7 +19,7 @@ use forebay_settings::help::wrapped;
 use forebay_settings::{Setting, SettingError, Settings};
 pub use tables::PROFILES;
 
-/// The setting of a profile that is none of a volume, because it cannot be changed on a volume.
+/// The one choice that is not a setting, because it cannot be changed on an existing volume.
 const BLOCK_SIZE: &str = "block_size";
 
 /// One setting of a profile.
@@ -28,30 +29,30 @@ pub struct Choice {
     pub setting: &'static str,
     /// Its value, as `forebay set` takes it.
     pub value: &'static str,
-    /// Which document says so, and where in it.
+    /// The document and the place in it that specify the value.
     pub source: &'static str,
 }
 
 /// See the module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Profile {
-    /// What it is called.
+    /// Its name.
     pub name: &'static str,
-    /// The system that is meant, and from when.
+    /// The imitated system, and its version or year.
     pub system: &'static str,
-    /// The documents that the sources of its settings name by their first word.
+    /// The documents; the sources of the settings refer to them by their first word.
     pub documents: &'static [&'static str],
-    /// What it sets.
+    /// Its settings.
     pub settings: &'static [Choice],
-    /// What that system has and Forebay does not, in whole sentences; empty: nothing of weight.
+    /// Features of that system that Forebay lacks, in whole sentences; empty: none of importance.
     pub lacks: &'static str,
 }
 
 impl Profile {
-    /// What it sets, beside the defaults.
+    /// Returns the defaults with the profile's settings applied.
     ///
     /// # Errors
-    /// A value that its setting does not take; there is none in [`PROFILES`].
+    /// A value is not valid for its setting; this cannot happen for [`PROFILES`].
     pub fn settings(&self) -> Result<Settings, SettingError> {
         let mut settings = Settings::default();
         for choice in self.changeable() {
@@ -61,7 +62,7 @@ impl Profile {
         Ok(settings)
     }
 
-    /// Its unit of caching in bytes, if it says one.
+    /// Returns its block size in bytes, if it has one.
     pub fn block_size(&self) -> Option<u64> {
         let choice = self.settings.iter().find(|choice| choice.setting == BLOCK_SIZE)?;
         parse_size(choice.value).ok()
@@ -71,14 +72,14 @@ impl Profile {
         self.settings.iter().filter(|choice| choice.setting != BLOCK_SIZE)
     }
 
-    /// The command that gives its settings to a volume that is there already.
+    /// Returns the command that applies its settings to an existing volume.
     pub fn as_command(&self) -> String {
         let assignments =
             self.changeable().map(|choice| format!(" {}={}", choice.setting, choice.value));
         format!("forebay set NAME{}", assignments.collect::<String>())
     }
 
-    /// The table as text for people, in lines of about 100 characters.
+    /// Returns the table as text for people, in lines of about 100 characters.
     pub fn text(&self) -> String {
         let mut text = format!("{}: {}\n", self.name, self.system);
         let width = |of: fn(&Choice) -> &str| {
@@ -115,13 +116,13 @@ impl Profile {
 pub struct ProfileName(&'static Profile);
 
 impl ProfileName {
-    /// The profile.
+    /// Returns the profile.
     pub fn profile(self) -> &'static Profile {
         self.0
     }
 }
 
-/// A text that names no profile.
+/// The text is not the name of a profile.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("'{given}' is not a profile; choose one of {}", names())]
 pub struct ProfileError {

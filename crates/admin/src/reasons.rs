@@ -1,4 +1,4 @@
-//! The reasons that are counted, as text for help.
+//! The counted reasons, as text for help.
 
 use std::fmt::Write as _;
 
@@ -6,7 +6,7 @@ use forebay_core::why::Why;
 
 use forebay_settings::help::wrapped;
 
-/// Every reason with its meaning, as aligned text in lines of at most 80 characters.
+/// Returns every reason with its meaning, as aligned text in lines of at most 80 characters.
 pub fn help_text() -> String {
     let meanings = Why::meanings();
     let groups = meanings.iter().map(|(group, _, _)| group.len()).max().unwrap_or(0);

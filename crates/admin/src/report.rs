@@ -1,5 +1,5 @@
-//! What a volume looks like from outside. The JSON names are stable: fields are added, never
-//! renamed or removed. Sizes and amounts are in bytes, latencies in microseconds.
+//! Reports about volumes. The JSON names are stable: fields are added, never renamed or removed.
+//! Sizes and amounts are in bytes, latencies in microseconds.
 
 use forebay_core::CounterTotals;
 use forebay_core::why::{BypassCounts, Why};
@@ -10,24 +10,24 @@ use crate::name::VolumeName;
 use crate::operation::Progress;
 use forebay_settings::Settings;
 
-/// Where a volume is in its life.
+/// State of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum VolumeState {
     /// Not served.
     #[default]
     Stopped,
-    /// Will be served: the daemon has just begun, or a device does not answer.
+    /// Not served yet: the daemon has just started, or a device does not answer.
     Waiting,
-    /// The cache device is being read.
+    /// The cache is recovering from the cache device.
     Recovering,
     /// Served.
     Running,
-    /// Served, while dirty blocks are copied to the origin because the operator asked for it.
+    /// Served, while dirty blocks are written back at the operator's request.
     Draining,
-    /// Served as far as possible: a device fails.
+    /// Served as far as possible, because a device is failing.
     Degraded,
-    /// On its way to `stopped`.
+    /// Changing to `stopped`.
     Stopping,
     /// Could not be started; see the errors.
     Failed,
@@ -46,7 +46,7 @@ impl VolumeState {
         VolumeState::Failed,
     ];
 
-    /// The word for this state, as in JSON.
+    /// Returns the name of this state, as in JSON.
     pub fn name(self) -> &'static str {
         match self {
             VolumeState::Stopped => "stopped",
@@ -66,7 +66,7 @@ impl VolumeState {
 pub struct OriginReport {
     /// The device as the operator named it.
     pub path: String,
-    /// Size in bytes; 0 while the volume was never started.
+    /// Size in bytes; 0 if the volume was never started.
     pub size: u64,
 }
 
@@ -75,13 +75,13 @@ pub struct OriginReport {
 pub struct CacheReport {
     /// The device as the operator named it.
     pub path: String,
-    /// Bytes for blocks on the device, its own structures not counted.
+    /// Bytes for blocks on the device, without the cache's own structures.
     pub size: u64,
-    /// Bytes of blocks in the cache, of all of its volumes; [`BlockReport::cached`] has the volume's own.
+    /// Bytes of cached blocks of all volumes; [`BlockReport::cached`] counts the volume's own.
     pub used: u64,
 }
 
-/// Where a volume is served.
+/// Where a volume is exported.
 #[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct ExportReport {
     /// The first NBD URI; `null` while the volume is not served.
@@ -91,28 +91,28 @@ pub struct ExportReport {
     pub all: Vec<String>,
 }
 
-/// How many blocks are in the cache.
+/// Blocks of a volume in the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct BlockReport {
-    /// Whether the next three are known: they are as long as the cache is open, whether or not the
+    /// Whether the next three are known. They are while the cache is open, whether or not the
     /// volume is served.
     #[serde(default)]
     pub known: bool,
-    /// Blocks of the volume in the cache, clean and dirty.
+    /// Cached blocks of the volume, clean and dirty.
     pub cached: u64,
     /// Blocks that are newer than the origin.
     pub dirty: u64,
-    /// Versions of blocks that an ordered volume's origin is still to get, replaced ones included.
+    /// Versions of blocks held for an ordered volume's origin, replaced ones included.
     #[serde(default)]
     pub held: u64,
-    /// Blocks that were copied from the origin since the volume was started.
+    /// Blocks copied from the origin since the volume was started.
     #[serde(default)]
     pub filled: u64,
-    /// Blocks that were copied to the origin since the volume was started.
+    /// Blocks copied to the origin since the volume was started.
     #[serde(default)]
     pub written_back: u64,
-    /// Blocks that were written to the cache device once more, for them to stay, since the volume was
-    /// started.
+    /// Blocks reinserted, that is, written to the cache device once more to keep them, since the
+    /// volume was started.
     #[serde(default)]
     pub carried_on: u64,
 }
@@ -120,19 +120,19 @@ pub struct BlockReport {
 /// Requests since the volume was started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct RequestReport {
-    /// Reads that the cache answered alone.
+    /// Reads served from the cache alone.
     pub read_hits: u64,
     /// Reads that needed both the cache and the origin.
     pub read_partial: u64,
-    /// Reads that the origin answered alone.
+    /// Reads served from the origin alone.
     pub read_misses: u64,
-    /// Writes to blocks that were in the cache.
+    /// Writes to blocks that were cached.
     pub write_hits: u64,
-    /// Writes to blocks that were not in the cache.
+    /// Writes to blocks that were not cached.
     pub write_misses: u64,
-    /// Requests that went round the cache; [`VolumeReport::why`] has all reasons.
+    /// Requests that bypassed the cache; [`VolumeReport::why`] has all reasons.
     pub bypassed: u64,
-    /// Of those: because they were part of a sequential stream.
+    /// Of those: part of a sequential stream.
     #[serde(default)]
     pub bypassed_sequential: u64,
     /// Of those: because of the mode.
@@ -166,12 +166,12 @@ impl RequestReport {
         }
     }
 
-    /// Share of reads that were hits, from 0 to 1; `None` before the first read.
+    /// Returns the share of reads that were hits, from 0 to 1; `None` before the first read.
     pub fn read_hit_ratio(&self) -> Option<f64> {
         ratio(self.read_hits, self.read_partial.saturating_add(self.read_misses))
     }
 
-    /// Share of writes that were hits, from 0 to 1; `None` before the first write.
+    /// Returns the share of writes that were hits, from 0 to 1; `None` before the first write.
     pub fn write_hit_ratio(&self) -> Option<f64> {
         ratio(self.write_hits, self.write_misses)
     }
@@ -217,22 +217,23 @@ impl ByteReport {
 /// A latency distribution, in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Default, Serialize, Deserialize)]
 pub struct Latency {
-    /// Requests that were measured; of those that are answered at once one in 16 is, and counts for 16.
+    /// Requests measured. Of requests that complete at once, one in 16 is measured and counts as
+    /// 16.
     #[serde(default)]
     pub count: u64,
     /// Mean.
     #[serde(default)]
     pub mean_us: f64,
-    /// Half of the requests were not slower.
+    /// Median.
     pub p50_us: f64,
-    /// 99 of 100 requests were not slower.
+    /// 99th percentile.
     pub p99_us: f64,
     /// The slowest request.
     pub max_us: f64,
 }
 
-/// Latencies since the volume was started, from the front end's call to the answer: without what the
-/// front end itself and the way to the client take.
+/// Latencies since the volume was started, from the front end's call to its completion; the front
+/// end itself and the network are not included.
 #[derive(Clone, Copy, Debug, PartialEq, Default, Serialize, Deserialize)]
 pub struct LatencyReport {
     /// Of reads.
@@ -243,22 +244,22 @@ pub struct LatencyReport {
     pub flush: Latency,
 }
 
-/// RAM that the volume's cache holds, and that of the whole daemon, in bytes.
+/// RAM of the volume's cache, and of the whole daemon, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct MemoryReport {
-    /// The index, with what the replacement policy knows.
+    /// The index, including the state of the replacement policy.
     pub index_bytes: u64,
     /// Buffers of the log and of transfers.
     pub buffer_bytes: u64,
-    /// What the daemon may take, for all of its caches and clients.
+    /// The daemon's limit, for all of its caches and clients.
     #[serde(default)]
     pub limit_bytes: u64,
-    /// What it has taken of that.
+    /// The daemon's use of that limit.
     #[serde(default)]
     pub used_bytes: MemoryUsed,
 }
 
-/// What a daemon has taken of its memory, in bytes.
+/// The daemon's use of its memory limit, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct MemoryUsed {
@@ -266,7 +267,7 @@ pub struct MemoryUsed {
     pub process: u64,
     /// Indexes and segment tables.
     pub index: u64,
-    /// What replacement and admission remember.
+    /// State of replacement and admission policies.
     pub policy: u64,
     /// Buffers of logs.
     pub log_buffers: u64,
@@ -276,12 +277,12 @@ pub struct MemoryUsed {
     pub ram_devices: u64,
     /// Clients, with the kernel's buffers for them.
     pub connections: u64,
-    /// Requests that have begun and not been answered.
+    /// Unanswered requests.
     pub requests: u64,
 }
 
 impl MemoryUsed {
-    /// All of it.
+    /// Returns the sum.
     pub fn total(&self) -> u64 {
         let MemoryUsed {
             process,
@@ -298,7 +299,7 @@ impl MemoryUsed {
     }
 }
 
-/// A range of the volume whose content is lost, in bytes.
+/// A range of a volume whose content is lost, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct LostRange {
     /// First byte.
@@ -307,7 +308,7 @@ pub struct LostRange {
     pub len: u64,
 }
 
-/// What went wrong since the volume was started.
+/// Errors since the volume was started.
 #[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct ErrorReport {
     /// Failed reads of the origin.
@@ -318,11 +319,11 @@ pub struct ErrorReport {
     pub cache_read: u64,
     /// Failed writes and syncs of the cache device.
     pub cache_write: u64,
-    /// Blocks on the cache device that did not pass their checksum.
+    /// Blocks on the cache device that failed their checksum.
     pub checksum: u64,
-    /// Dirty data that cannot be read any more.
+    /// Dirty data that can no longer be read.
     pub lost: Vec<LostRange>,
-    /// The latest error, until it is mended.
+    /// The latest error, until it is resolved.
     pub last: Option<String>,
 }
 
@@ -338,44 +339,44 @@ impl ErrorReport {
 pub struct WaitReport {
     /// The device as the operator named it.
     pub device: String,
-    /// For how long it has not answered, in seconds.
+    /// How long it has not answered, in seconds.
     pub seconds: u64,
 }
 
-/// Everything about one volume.
+/// The full report of one volume.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct VolumeReport {
     /// The volume's name.
     pub name: VolumeName,
-    /// What the cache does with reads and writes.
+    /// How the cache handles reads and writes.
     pub mode: Mode,
-    /// How blocks are chosen to make room.
+    /// How blocks are chosen for eviction.
     pub policy: ReplacementKind,
-    /// Unit of caching in bytes.
+    /// Block size in bytes.
     pub block_size: u64,
     /// Bytes by which blocks are shifted on the origin.
     pub alignment: u64,
     /// When a write is acknowledged.
     pub durability: Durability,
-    /// Where the volume is in its life.
+    /// State of the volume.
     pub state: VolumeState,
-    /// The device that its start or stop waits for; `null` unless it lets that wait.
+    /// The device that its start or stop waits for; `null` if none.
     #[serde(default)]
     pub waiting_for: Option<WaitReport>,
     /// The origin.
     pub origin: OriginReport,
     /// The cache device.
     pub cache: CacheReport,
-    /// Where the volume is served.
+    /// Where the volume is exported.
     pub export: ExportReport,
     /// Blocks in the cache.
     pub blocks: BlockReport,
-    /// How far the origin is; `null` unless the volume is ordered.
+    /// Progress of the origin; `null` unless the volume is ordered.
     #[serde(default)]
     pub ordered: Option<OrderReport>,
     /// Requests since the start.
     pub requests: RequestReport,
-    /// Why they missed or went round the cache, and why blocks came and went.
+    /// Why requests missed or bypassed the cache, and why blocks entered and left.
     #[serde(default)]
     pub why: Why,
     /// Bytes moved since the start.
@@ -384,16 +385,16 @@ pub struct VolumeReport {
     pub latency: LatencyReport,
     /// RAM in use.
     pub memory: MemoryReport,
-    /// What went wrong.
+    /// Errors since the start.
     pub errors: ErrorReport,
-    /// The operation in progress, if there is one.
+    /// The progress of the current operation, if there is one.
     pub progress: Option<Progress>,
     /// Every setting.
     pub settings: Settings,
 }
 
 impl VolumeReport {
-    /// A report in which nothing has been counted.
+    /// Makes a report with all counts zero.
     pub fn empty(name: VolumeName, state: VolumeState, settings: Settings) -> Self {
         VolumeReport {
             name,
@@ -420,7 +421,7 @@ impl VolumeReport {
         }
     }
 
-    /// The line of this volume in a list.
+    /// Returns the volume's line in a list.
     pub fn summary(&self) -> VolumeSummary {
         VolumeSummary {
             name: self.name.clone(),
@@ -443,9 +444,9 @@ impl VolumeReport {
 pub struct VolumeSummary {
     /// The volume's name.
     pub name: VolumeName,
-    /// Where it is in its life.
+    /// State of the volume.
     pub state: VolumeState,
-    /// What the cache does with reads and writes.
+    /// How the cache handles reads and writes.
     pub mode: Mode,
     /// Size in bytes.
     pub size: u64,
@@ -457,45 +458,45 @@ pub struct VolumeSummary {
     pub used: u64,
     /// Bytes that are newer than the origin.
     pub dirty: u64,
-    /// Bytes that are held for ordered writeback, replaced versions included.
+    /// Bytes held for ordered writeback, replaced versions included.
     #[serde(default)]
     pub held: u64,
-    /// Whether these three are known: they are as long as the cache is open.
+    /// Whether these three are known; they are while the cache is open.
     #[serde(default)]
     pub known: bool,
     /// The first NBD URI; `null` while the volume is not served.
     pub nbd: Option<String>,
 }
 
-/// How far an ordered volume's origin is.
+/// State of an ordered volume's origin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct OrderReport {
-    /// The origin is at every moment at a flush. If not, what was dirty when the setting was switched on
-    /// is still on its way.
+    /// Whether the origin is in the state of a flush at every moment. `false` while blocks that
+    /// were dirty when the setting was switched on are still being written back.
     pub in_effect: bool,
-    /// Versions of blocks that the origin is still to get, each once for every flush that needs it.
+    /// Versions of blocks not yet on the origin, counted once for every flush that needs them.
     pub waiting: u64,
 }
 
-/// The answer to a request for all volumes.
+/// The list of all volumes.
 #[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct VolumeList {
     /// The volumes in the order of their creation.
     pub volumes: Vec<VolumeSummary>,
 }
 
-/// What the daemon says about itself.
+/// State of the daemon.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DaemonReport {
-    /// Its version.
+    /// Version of the daemon.
     pub version: String,
     /// Its process id.
     pub pid: u32,
-    /// The directory that holds its state.
+    /// The directory of its state.
     pub state_dir: String,
-    /// Lanes at work.
+    /// Number of lanes.
     pub lanes: u32,
-    /// Where it listens for NBD.
+    /// NBD addresses it listens on.
     pub nbd: Vec<String>,
 }
 
@@ -535,7 +536,7 @@ mod tests {
             assert_eq!(json.pointer(&pointer).and_then(|v| v.as_u64()), Some(count), "{pointer}");
         });
         assert_eq!(json["why"]["miss"]["not_admitted"], 3);
-        // Of an earlier program, or a later one.
+        // Reports of earlier and later versions can be read.
         json["why"] = serde_json::json!({ "miss": { "cold": 7, "bored": 1 }, "feared": {} });
         let report: VolumeReport = serde_json::from_value(json.clone()).expect("lenient");
         assert_eq!((report.why.miss.cold, report.why.miss.total()), (7, 7));

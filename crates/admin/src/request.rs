@@ -1,4 +1,4 @@
-//! What a client asks for. Fields that are not known are refused.
+//! Bodies of requests. Unknown fields are refused.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,39 +6,39 @@ use crate::name::VolumeName;
 use crate::profiles::ProfileName;
 use forebay_settings::Assignments;
 
-/// Make a volume and serve it.
+/// Creates a volume and serves it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CreateRequest {
-    /// What it will be called.
+    /// Name of the new volume.
     pub name: VolumeName,
     /// The cache device.
     pub cache: String,
     /// The origin.
     pub origin: String,
-    /// What block size and settings are if they are not given here.
+    /// Provides the defaults for block size and settings.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub profile: Option<ProfileName>,
-    /// Unit of caching in bytes, a power of two from 2 KiB to 1 MiB; if absent that of the profile, or
+    /// Block size in bytes, a power of two from 2 KiB to 1 MiB; if absent that of the profile, or
     /// else 4 KiB.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub block_size: Option<u64>,
     /// Bytes by which blocks are shifted on the origin: a multiple of 512 below the block size.
     #[serde(default)]
     pub alignment: u64,
-    /// Overwrite what is on the cache device.
+    /// Overwrite the content of the cache device.
     #[serde(default)]
     pub force: bool,
-    /// Take over the volume of this name that the cache device holds, as it is: nothing is
-    /// formatted, and block size, alignment and settings are those on the device.
+    /// Adopt the volume of this name that the cache device holds, unchanged: nothing is formatted,
+    /// and block size, alignment and settings are read from the device.
     #[serde(default)]
     pub adopt: bool,
-    /// Settings other than those of the profile, or else the defaults.
+    /// Settings that differ from the profile, or else from the defaults.
     #[serde(default, skip_serializing_if = "Assignments::is_empty")]
     pub settings: Assignments,
 }
 
-/// Change settings.
+/// Changes settings.
 #[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SetRequest {
@@ -46,21 +46,21 @@ pub struct SetRequest {
     pub settings: Assignments,
 }
 
-/// Serve a stopped volume.
+/// Serves a stopped volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StartRequest {
-    /// Go on although the log of the cache has lost records, or the origin was changed while the
+    /// Continue although the log of the cache has lost records, or the origin was changed while the
     /// cache had newer blocks.
     #[serde(default)]
     pub force: bool,
 }
 
-/// Remove a volume from its cache.
+/// Removes a volume from its cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DeleteRequest {
-    /// Lose the dirty blocks instead of writing them back first.
+    /// Discard the dirty blocks instead of writing them back first.
     #[serde(default)]
     pub discard_dirty: bool,
 }

@@ -1,4 +1,4 @@
-//! Changes of settings: some settings with new values, on their way from an operator to a volume.
+//! Assignments: an operator's changes to some settings of a volume.
 
 use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
 use serde::ser::{Serialize, Serializer};
@@ -7,15 +7,15 @@ use serde_json::Value;
 use crate::error::{SettingError, shortened};
 use crate::table::{Setting, Settings};
 
-/// Some settings with new values, each at most once, each good by itself.
+/// New values for some settings, each setting at most once, each value valid by itself.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Assignments(Vec<(&'static str, String)>);
 
 impl Assignments {
-    /// Adds one.
+    /// Adds an assignment.
     ///
     /// # Errors
-    /// When the setting is unknown or already there, or does not take the value.
+    /// The setting is unknown or already assigned, or the value is not valid for it.
     pub fn push(&mut self, name: &str, value: &str) -> Result<(), SettingError> {
         let setting = Setting::find(name)?;
         if self.0.iter().any(|(present, _)| *present == setting.name) {
@@ -27,10 +27,10 @@ impl Assignments {
         Ok(())
     }
 
-    /// Reads `key=value` texts.
+    /// Parses `key=value` texts.
     ///
     /// # Errors
-    /// As [`Assignments::push`], or when there is no `=`.
+    /// As [`Assignments::push`], or a text has no `=`.
     pub fn parse<T: AsRef<str>>(texts: impl IntoIterator<Item = T>) -> Result<Self, SettingError> {
         let mut all = Assignments::default();
         for text in texts {
@@ -42,20 +42,20 @@ impl Assignments {
         Ok(all)
     }
 
-    /// Whether there is none.
+    /// Whether there are no assignments.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Names and values in the order in which they were given, values in their plain form.
+    /// Returns names and normalised values, in the order in which they were given.
     pub fn iter(&self) -> impl Iterator<Item = (&'static str, &str)> {
         self.0.iter().map(|(name, value)| (*name, value.as_str()))
     }
 
-    /// Changes `settings` accordingly, wholly or not at all.
+    /// Applies all assignments to `settings`, or none of them.
     ///
     /// # Errors
-    /// When the result does not fit together.
+    /// The resulting settings contradict each other.
     pub fn apply(&self, settings: &mut Settings) -> Result<(), SettingError> {
         let mut changed = settings.clone();
         for (name, value) in &self.0 {
@@ -74,7 +74,7 @@ impl Serialize for Assignments {
 }
 
 impl<'de> Deserialize<'de> for Assignments {
-    /// Reads an object of strings, whole numbers and booleans; a key that comes twice is an error.
+    /// Reads an object of strings, whole numbers and booleans; a duplicate key is an error.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Entries;
 

@@ -1,4 +1,4 @@
-//! Durations as an operator writes them.
+//! Durations, as operators write them.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use std::time::Duration;
 const UNITS: [(&str, u64); 5] =
     [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1)];
 
-/// A text that is no duration.
+/// The text is not a duration.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "'{given}' is not a duration; write a whole number with a unit, like 500ms, 30s, 5m, 2h or 1d"
@@ -15,11 +15,11 @@ pub struct DurationError {
     given: String,
 }
 
-/// Reads `500ms`, `30s`, `5m`, `2h`, `1d` or `0`.
+/// Parses `500ms`, `30s`, `5m`, `2h`, `1d` or `0`.
 ///
 /// # Errors
-/// Anything else: signs, fractions, spaces, a number other than 0 without a unit, and what does
-/// not fit into 64 bits of milliseconds.
+/// Anything else: signs, fractions, spaces, a number other than 0 without a unit, or more
+/// milliseconds than fit into 64 bits.
 pub fn parse_duration(text: &str) -> Result<Duration, DurationError> {
     let bad = || DurationError { given: text.escape_debug().take(40).collect() };
     if text == "0" {
@@ -32,7 +32,7 @@ pub fn parse_duration(text: &str) -> Result<Duration, DurationError> {
     number.checked_mul(scale).map(Duration::from_millis).ok_or_else(bad)
 }
 
-/// Writes a duration so that [`parse_duration`] reads it back, in whole milliseconds.
+/// Formats a duration, in whole milliseconds, so that [`parse_duration`] reads it back.
 pub fn format_duration(duration: Duration) -> String {
     let millis = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
     if millis == 0 {

@@ -1,14 +1,14 @@
-//! Why a setting is turned down.
+//! Why a setting was refused.
 
-/// Why a setting was turned down.
+/// Why a setting was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SettingError {
     /// There is no setting of this name.
     #[error("'{given}' is not a setting; choose one of {choices}")]
     Unknown {
-        /// What was given.
+        /// The given name.
         given: String,
-        /// Those that there are.
+        /// The names of all settings.
         choices: String,
     },
     /// The same setting twice in one request.
@@ -17,24 +17,24 @@ pub enum SettingError {
         /// The setting.
         name: String,
     },
-    /// Not of the form `key=value`.
+    /// The text is not of the form `key=value`.
     #[error("'{given}' is not a setting; write key=value, like dirty_high=60")]
     NoValue {
-        /// What was given.
+        /// The given text.
         given: String,
     },
-    /// A value that the setting does not take, alone or beside the others.
+    /// The value is not valid for the setting, alone or together with the others.
     #[error("{name}: {reason}")]
     Value {
         /// The setting.
         name: &'static str,
-        /// What is wrong, and what would be right.
+        /// The problem, and a valid alternative.
         reason: String,
     },
 }
 
 impl SettingError {
-    /// The name of the setting at fault, as far as it is known.
+    /// Returns the name of the setting at fault, or the text given instead.
     pub fn field(&self) -> &str {
         match self {
             SettingError::Unknown { given, .. } | SettingError::NoValue { given } => given,
@@ -44,7 +44,7 @@ impl SettingError {
     }
 }
 
-/// What somebody gave, as far as an error message can show it.
+/// Returns given text, escaped and cut to 60 characters for an error message.
 pub fn shortened(text: &str) -> String {
     text.escape_debug().take(60).collect()
 }

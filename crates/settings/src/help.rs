@@ -1,4 +1,4 @@
-//! The table for people and programs: help, Markdown and JSON.
+//! The settings table as help, Markdown and JSON.
 
 use std::fmt::Write as _;
 
@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::table::{SETTINGS, Setting, Settings};
 
-/// The text in lines of at most `width` characters, where its words allow that.
+/// Wraps a text to lines of at most `width` characters; longer words stay whole.
 pub fn wrapped(text: &str, width: usize) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for word in text.split(' ') {
@@ -21,7 +21,7 @@ pub fn wrapped(text: &str, width: usize) -> Vec<String> {
     lines
 }
 
-/// The table as aligned text, for help: names on the left, lines of at most 80 characters.
+/// Returns the table as aligned text, for help: names on the left, lines of at most 80 characters.
 pub fn help_text() -> String {
     let width = SETTINGS.iter().map(|setting| setting.name.len()).max().unwrap_or(0);
     let mut text = String::from("Settings:\n");
@@ -36,7 +36,7 @@ pub fn help_text() -> String {
     text
 }
 
-/// The table as Markdown, for the documentation.
+/// Returns the table as Markdown, for the documentation.
 pub fn markdown() -> String {
     let mut text = String::from("| setting | values | default | meaning |\n|---|---|---|---|\n");
     for setting in SETTINGS {
@@ -47,7 +47,7 @@ pub fn markdown() -> String {
     text
 }
 
-/// The table as JSON, for the API.
+/// Returns the table as JSON, for the API.
 pub fn json() -> Value {
     let setting = |setting: &Setting| {
         serde_json::json!({

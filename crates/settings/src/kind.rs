@@ -1,4 +1,4 @@
-//! Kinds of settings: how their values are read, checked, written and explained.
+//! Kinds of settings: how their values are parsed, checked, formatted and described.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::duration::{format_duration, parse_duration};
 
-/// What values a setting takes.
+/// The values that a setting accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum SettingKind {
@@ -18,7 +18,7 @@ pub enum SettingKind {
         /// The words, with their short forms.
         words: &'static [&'static str],
     },
-    /// One of some words, or another one with a number behind a colon.
+    /// One of some words, or a further word with a number after a colon.
     CountedChoice {
         /// The words.
         words: &'static [&'static str],
@@ -73,7 +73,7 @@ pub enum SettingKind {
 }
 
 impl SettingKind {
-    /// The allowed values in words, for help and error messages.
+    /// Returns the allowed values in words, for help and error messages.
     pub fn range(&self) -> String {
         match *self {
             SettingKind::Choice { words } => words.join(", "),
@@ -100,7 +100,7 @@ impl SettingKind {
         }
     }
 
-    /// The values that can be listed one by one, without short forms; empty for numbers.
+    /// Returns the values that can be listed, without short forms; empty for numbers.
     pub fn listed(&self) -> Vec<&'static str> {
         match *self {
             SettingKind::Choice { words } | SettingKind::CountedChoice { words, .. } => {
@@ -116,7 +116,7 @@ impl SettingKind {
         }
     }
 
-    /// What kind of value this is, in one word.
+    /// Returns the kind in one word.
     pub fn word(&self) -> &'static str {
         match self {
             SettingKind::Choice { .. } | SettingKind::CountedChoice { .. } => "choice",
@@ -137,7 +137,7 @@ impl SettingKind {
             SettingKind::Duration { zero_is_off: true, .. } if number == 0 => return Ok(0),
             SettingKind::Duration { min_ms, max_ms, .. } => (min_ms, max_ms),
             SettingKind::PowerOfTwo { .. } if number == 0 => return Ok(0),
-            // A range that nothing is in.
+            // An empty range, so that the check below fails.
             SettingKind::PowerOfTwo { .. } if !number.is_power_of_two() => (1, 0),
             SettingKind::PowerOfTwo { min, max } => (min, max),
             SettingKind::Choice { .. }
@@ -155,15 +155,15 @@ impl SettingKind {
 
 /// A type that a setting can have.
 pub(crate) trait SettingValue: Sized {
-    /// Reads and checks a value; the error says what is wrong with it and what would be right.
+    /// Parses and checks a value; the error names the problem and a valid alternative.
     fn read(text: &str, kind: &SettingKind) -> Result<Self, String>;
-    /// Writes the value as [`SettingValue::read`] takes it.
+    /// Formats the value as [`SettingValue::read`] accepts it.
     fn text(&self, kind: &SettingKind) -> String;
-    /// The value as the volume table keeps it: durations in milliseconds.
+    /// Encodes the value for the volume table: durations in milliseconds.
     fn to_number(&self) -> u64;
-    /// Reads the value from the volume table; `None`: the type cannot have it.
+    /// Decodes a value from the volume table; `None` if it is not valid for the type.
     fn from_number(number: u64, kind: &SettingKind) -> Option<Self>;
-    /// Writes the value as JSON: words and durations as strings, other numbers as numbers.
+    /// Formats the value as JSON: words and durations as strings, other numbers as numbers.
     fn json(&self, kind: &SettingKind) -> Value {
         Value::String(self.text(kind))
     }
@@ -225,7 +225,7 @@ impl SettingValue for u64 {
 
     fn text(&self, kind: &SettingKind) -> String {
         match kind {
-            // A size that is no whole number of a unit would be rounded by `format_size`.
+            // `format_size` would round a size that is not a whole number of a unit.
             SettingKind::Bytes { .. } | SettingKind::PowerOfTwo { .. } => {
                 let pretty = format_size(*self);
                 if parse_size(&pretty) == Ok(*self) { pretty } else { self.to_string() }

@@ -1,8 +1,8 @@
-//! Everything that can be set on a volume, declared once.
+//! The settings of a volume, declared once.
 //!
-//! - [`table`]: the table, and [`Settings`] made from it
-//! - [`kind`]: kinds of values, how they are read, checked, explained and kept
-//! - `rules`: which values fit together
+//! - [`table`]: the table, and [`Settings`] generated from it
+//! - [`kind`]: kinds of values, how they are parsed, checked, described and encoded
+//! - `rules`: constraints between settings
 //! - [`assignments`]: changes of settings
 //! - `tags`, `serial`: settings in the volume table and as JSON
 //! - [`help`]: the table for people

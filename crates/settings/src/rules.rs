@@ -1,4 +1,4 @@
-//! Which values fit together, and what follows from several of them.
+//! Constraints between settings, and values derived from several of them.
 
 use forebay_core::Mode;
 use forebay_core::units::format_size;
@@ -7,8 +7,9 @@ use crate::error::SettingError;
 use crate::table::Settings;
 
 impl Settings {
-    /// The watermarks of the cache as they are in force for this volume, in percent, the low one first:
-    /// what one volume may have dirty, all may.
+    /// Returns the watermarks of the cache in force for this volume, in percent, the low one first.
+    /// They are raised to the volume's own if those are higher: what one volume may have dirty, all
+    /// may.
     pub fn cache_watermarks(&self) -> (u8, u8) {
         let (low, high) = (self.cache_dirty_low, self.cache_dirty_high);
         if self.dirty_high > high {
@@ -18,10 +19,10 @@ impl Settings {
         }
     }
 
-    /// Whether the values fit together.
+    /// Checks the constraints between settings.
     ///
     /// # Errors
-    /// [`SettingError::Value`] with the first setting that does not.
+    /// [`SettingError::Value`] with the first setting that violates one.
     pub fn validate(&self) -> Result<(), SettingError> {
         if self.dirty_low > self.dirty_high {
             let reason = format!(

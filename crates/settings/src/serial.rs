@@ -1,4 +1,4 @@
-//! Settings as JSON: an object with every one of them.
+//! Settings as JSON: an object with every setting.
 
 use serde::de::{Deserialize, Deserializer, Error as _};
 use serde::ser::{Serialize, SerializeMap, Serializer};
@@ -17,7 +17,7 @@ impl Serialize for Settings {
 }
 
 impl<'de> Deserialize<'de> for Settings {
-    /// Reads settings; a setting that is absent has its default.
+    /// Reads settings; an absent setting has its default.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let mut settings = Settings::default();
         Assignments::deserialize(deserializer)?.apply(&mut settings).map_err(D::Error::custom)?;

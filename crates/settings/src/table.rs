@@ -1,5 +1,5 @@
-//! Everything that can be set on a volume, in one table. The parser, the help, the JSON, the documentation and
-//! what the volume table keeps are all made from it.
+//! All settings of a volume, in one table. The parser, the help, the JSON, the documentation and
+//! the encoding in the volume table are generated from it.
 
 use std::time::Duration;
 
@@ -9,27 +9,27 @@ use serde_json::Value;
 use crate::error::{SettingError, shortened};
 use crate::kind::{SettingKind, SettingValue};
 
-/// Whose value it is.
+/// Whether a setting belongs to a volume or to a cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
-    /// Each volume has its own.
+    /// Each volume has its own value.
     Volume,
-    /// The volumes of one cache device share it: setting it on one sets it on all.
+    /// The volumes of one cache device share the value: setting it on one sets it on all.
     Cache,
 }
 
-/// One thing that can be set.
+/// One setting.
 pub struct Setting {
     /// Its name, as in `set` and in JSON.
     pub name: &'static str,
-    /// Whose value it is.
+    /// Whether it belongs to a volume or to a cache.
     pub scope: Scope,
-    /// Its number in the volume table, never used again for anything else; `None`: it has a field of its
-    /// own there.
+    /// Its number in the volume table, never reused for another setting; `None`: it has a field of
+    /// its own there.
     pub tag: Option<u16>,
-    /// What values it takes.
+    /// The values that it accepts.
     pub kind: SettingKind,
-    /// What it does, in one sentence.
+    /// Its effect, in one sentence.
     pub help: &'static str,
     pub(crate) read: fn(&mut Settings, &str, &SettingKind) -> Result<(), String>,
     pub(crate) text: fn(&Settings, &SettingKind) -> String,
@@ -82,10 +82,10 @@ macro_rules! settings {
             }
         }
 
-        /// Everything that an operator can set, in the order in which help prints it.
+        /// All settings of an operator, in the order in which help prints them.
         pub const SETTINGS: &[Setting] = rows! { $($name: $type, $scope, $tag, $kind, $help;)* };
 
-        /// What else is kept with a volume.
+        /// Internal values that are stored with a volume.
         pub(crate) const INTERNAL: &[Setting] =
             rows! { $($own: $own_type, Volume, $own_tag, $own_kind, $own_help;)* };
     };
@@ -126,54 +126,57 @@ operator {
     dirty_high: u8 = 50, Volume, Some(3),
         SettingKind::Percent { min: 0, max: 100 },
         "Writeback starts when this share of the cache is dirty, whatever the load.";
-    // A wider gap than dm-writecache's 45, so that one sweep has a tenth of the cache to sort and the
-    // origin gets long ascending passes with rests between them.
+    // The gap is wider than with dm-writecache's 45, so that one sweep has a tenth of the cache to
+    // sort and the origin gets long ascending passes with pauses in between.
     dirty_low: u8 = 40, Volume, Some(4),
         SettingKind::Percent { min: 0, max: 100 },
         "Writeback that dirty_high started goes on down to this share.";
-    // So that a single volume never meets it. In a log that is written to evenly the oldest segments have
-    // nothing dirty left as long as at most half of it is dirty; some more costs reclaim little.
+    // Above dirty_high, so that a single volume never reaches it. In an evenly written log the
+    // oldest segments have no dirty blocks left as long as at most half of it is dirty; somewhat
+    // more costs reclaim little.
     cache_dirty_high: u8 = 60, Cache, Some(21),
         SettingKind::Percent { min: 0, max: 100 },
         "As dirty_high, for all volumes of a cache device together, which share this.";
     cache_dirty_low: u8 = 50, Cache, Some(22),
         SettingKind::Percent { min: 0, max: 100 },
         "As dirty_low, for all volumes of a cache device together, which share this.";
-    // It bounds what is lost with the cache device, and is long enough for blocks that are written again
-    // and again to be written back once. (dm-writecache: off; bcache: from 30 s on.)
+    // Bounds the data lost with the cache device, and is long enough that repeatedly written blocks
+    // are written back once. (dm-writecache: off; bcache: from 30 s on.)
     dirty_age: Duration = Duration::from_secs(600), Volume, Some(5),
         SettingKind::Duration { min_ms: 100, max_ms: 30 * 86_400_000, zero_is_off: true },
         "A block that has been dirty for this long is written back.";
-    // What is written back in every short pause is soon written again. Of a virtual machine that often
-    // paused for 3 to 5 seconds, dm-writecache's 3 seconds made the disk write for 12 % longer, and
-    // 1 second, as dm-cache waits, for 2.7 times as long.
+    // Blocks written back in every short pause are soon dirty again. With a virtual machine that
+    // often paused for 3 to 5 seconds, dm-writecache's 3 seconds kept the disk writing for 12 %
+    // longer, and dm-cache's 1 second for 2.7 times as long.
     idle: Duration = Duration::from_secs(10), Volume, Some(6),
         SettingKind::Duration { min_ms: 10, max_ms: 86_400_000, zero_is_off: true },
         "After this long without a request all dirty blocks are written back.";
     writeback_running: bool = true, Volume, Some(2),
         SettingKind::Switch,
         "Whether dirty blocks are written back in the background at all.";
-    // As in bcache: twice the 32 that a SATA disk sorts by itself, so that its queue is never short.
+    // As in bcache: twice the 32 that a SATA disk sorts by itself, so that its queue never runs
+    // short.
     writeback_depth: u32 = 64, Volume, Some(7),
         SettingKind::Count { min: 1, max: 1024 },
         "Writes to the origin that background writeback keeps in flight.";
     ordered: bool = false, Volume, Some(32),
         SettingKind::Switch,
         "Whether the origin gets what was written in the order of flushes, so that it is at every moment what a power cut leaves on a disk; for mode=writeback and mode=writeonly.";
-    // Passing over 64 KiB takes a 7,200 rpm disk 0.5 ms, writing it not much more, and a command of its own
-    // behind the gap 3 ms when few blocks are dirty, or a part of a revolution of 8 ms when many are.
+    // Skipping 64 KiB takes a 7,200 rpm disk 0.5 ms, and writing it not much more. A separate
+    // command behind the gap takes 3 ms when few blocks are dirty, or a part of a revolution of 8
+    // ms when many are.
     writeback_gap: u32 = 64 << 10, Volume, Some(26),
         SettingKind::Bytes { min: 0, max: 1 << 20 },
         "Clean cached blocks between two dirty ones are written along if they are at most so many bytes; 0 is never.";
-    // A tenth of the random writes of a 7,200 rpm disk. (bcache: 4 KiB.)
+    // A tenth of the random write rate of a 7,200 rpm disk. (bcache: 4 KiB.)
     writeback_rate_min: u64 = 128 << 10, Volume, Some(23),
         SettingKind::Bytes { min: 0, max: 1 << 40 },
         "Bytes per second to which writeback may be slowed down in favour of clients; 0 is no limit.";
     writeback_rate_max: u64 = 0, Volume, Some(24),
         SettingKind::Bytes { min: 0, max: 1 << 40 },
         "Bytes per second of writeback at most, unless somebody waits for it; 0 is no limit.";
-    // Some five times what a random read takes a 7,200 rpm disk that has nothing else to do. It is a mean
-    // over some seconds, and the more is dirty, the more is tolerated.
+    // About five times the random read latency of an idle 7,200 rpm disk. It is a mean over some
+    // seconds, and more latency is tolerated the more is dirty.
     writeback_latency: Duration = Duration::from_millis(50), Volume, Some(25),
         SettingKind::Duration { min_ms: 1, max_ms: 60_000, zero_is_off: true },
         "Mean time of clients' requests on the origin beyond which writeback slows down; up to twice that at dirty_high.";
@@ -185,8 +188,8 @@ operator {
         "With durability=flush, the longest time that an unflushed write stays in RAM only.";
 }
 internal {
-    // Seek and rotation cost a 7,200 rpm disk about as much as moving 2 MiB, and most kernels split requests
-    // at 1.25 MiB. (bcache: 2.4 MiB.)
+    // Seek and rotation take a 7,200 rpm disk about as long as transferring 2 MiB, and most kernels
+    // split requests at 1.25 MiB. (bcache: 2.4 MiB.)
     merge_bytes: u32 = 1 << 20, Some(8),
         SettingKind::Bytes { min: 0, max: 1 << 30 },
         "Largest write to the origin, in bytes; a block if that is more.";
@@ -197,7 +200,7 @@ internal {
 }
 
 impl Setting {
-    /// The setting of this name.
+    /// Finds the setting of this name.
     ///
     /// # Errors
     /// [`SettingError::Unknown`].
@@ -209,29 +212,29 @@ impl Setting {
         })
     }
 
-    /// The setting with this number in the volume table.
+    /// Returns the setting with this number in the volume table.
     pub fn of_tag(tag: u16) -> Option<&'static Setting> {
         SETTINGS.iter().chain(INTERNAL).find(|setting| setting.tag == Some(tag))
     }
 
-    /// Its name with the unit in which the volume table has its value, if that is not bytes or a plain
-    /// number.
+    /// Returns its name, with the unit of its number in the volume table unless that is bytes or a
+    /// plain number.
     pub fn tag_name(&self) -> String {
         let unit = if matches!(self.kind, SettingKind::Duration { .. }) { "_ms" } else { "" };
         format!("{}{unit}", self.name)
     }
 
-    /// The value in `settings`, as text that [`Assignments`] reads back.
+    /// Returns the value in `settings`, as text that [`Assignments`] can parse.
     pub fn text(&self, settings: &Settings) -> String {
         (self.text)(settings, &self.kind)
     }
 
-    /// The default, as text.
+    /// Returns the default, as text.
     pub fn default(&self) -> String {
         self.text(&Settings::default())
     }
 
-    /// Reads `text` into `settings`.
+    /// Parses `text` into `settings`.
     ///
     /// # Errors
     /// [`SettingError::Value`]; `settings` is then unchanged.
@@ -242,7 +245,7 @@ impl Setting {
 }
 
 impl Settings {
-    /// Takes over what the volumes of one cache device share. `true` if anything has changed.
+    /// Copies the values that the volumes of one cache device share. Returns whether any changed.
     pub fn share(&mut self, other: &Settings) -> bool {
         let before = self.clone();
         for setting in SETTINGS.iter().filter(|setting| setting.scope == Scope::Cache) {

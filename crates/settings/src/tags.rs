@@ -1,9 +1,9 @@
-//! Settings as the volume table keeps them: numbers with tags.
+//! Settings in the volume table: numbers with tags.
 
 use crate::table::{INTERNAL, SETTINGS, Setting, Settings};
 
 impl Settings {
-    /// What the volume table keeps beside the fields that some settings have of their own, by tag.
+    /// Returns the settings without fields of their own in the volume table, by tag.
     pub fn to_tags(&self) -> Vec<(u16, u64)> {
         let all = SETTINGS.iter().chain(INTERNAL);
         let mut tags: Vec<_> = all.filter_map(|it| Some((it.tag?, (it.to_number)(self)))).collect();
@@ -11,15 +11,14 @@ impl Settings {
         tags
     }
 
-    /// As [`Settings::to_tags`], beside those of `old` that only a later program knows.
+    /// As [`Settings::to_tags`], plus those of `old` that only a later version knows.
     pub fn to_tags_beside(&self, old: &[(u16, u64)]) -> Vec<(u16, u64)> {
         let mut tags = self.to_tags();
         tags.extend(old.iter().filter(|(tag, _)| Setting::of_tag(*tag).is_none()));
         tags
     }
 
-    /// Takes what [`Settings::to_tags`] gave; tags that are unknown and values that the type cannot have are
-    /// passed over.
+    /// Applies numbers from [`Settings::to_tags`]; unknown tags and invalid values are ignored.
     pub fn apply_tags(&mut self, tags: &[(u16, u64)]) {
         for &(tag, number) in tags {
             if let Some(setting) = Setting::of_tag(tag) {

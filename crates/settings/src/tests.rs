@@ -1,4 +1,4 @@
-//! The whole table: every row is read, checked, kept and explained.
+//! The whole table: every row is parsed, checked, encoded and described.
 
 use crate::assignments::Assignments;
 use crate::error::SettingError;

@@ -1,18 +1,17 @@
-//! The tables of the profiles: one line for each setting, with where it is written down.
+//! The tables of the profiles: one line per setting, with its source.
 //!
-//! What a system has and Forebay cannot do is not here but in `lacks`, and setting by setting in
-//! docs/profiles.md.
+//! Features that Forebay lacks are listed in `lacks`, and setting by setting in docs/profiles.md.
 
 use super::{Choice, Profile};
 
-/// `setting = value: source` for each line.
+/// `setting = value: source` per line.
 macro_rules! choices {
     ($($setting:ident = $value:literal: $source:literal;)*) => {
         &[$(Choice { setting: stringify!($setting), value: $value, source: $source },)*]
     };
 }
 
-/// Every profile, in the order in which they are listed.
+/// Every profile, in the order of listing.
 pub const PROFILES: &[Profile] = &[ENHANCEIO, BCACHE, DM_CACHE, MAXIO, DM_WRITEBOOST, FANCYCACHE];
 
 const ENHANCEIO: Profile = Profile {
