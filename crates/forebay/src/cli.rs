@@ -13,7 +13,7 @@ use crate::daemon::front_ends::FrontEndOptions;
 use crate::daemon::host::RawExport;
 use crate::exit;
 
-/// What the process ends with, and what that means.
+/// Exit codes of the process, with their meanings.
 pub(crate) const EXIT_CODES: [(u8, &str); 5] = [
     (0, "done"),
     (1, "failed"),
@@ -365,16 +365,16 @@ pub(crate) struct AdviseArgs {
     pub(crate) plot: Option<PathBuf>,
 }
 
-/// Reads one of some words as the type does it, short forms and messages included; completions offer
-/// the words.
+/// Parses one of some words with the type's own parser, which accepts short forms and reports its
+/// own errors; completions offer the words.
 #[derive(Clone, Copy)]
 struct Words<T: 'static>(&'static [T]);
 
-/// A type whose values are words.
+/// A type whose values have names.
 trait Word:
     Copy + std::str::FromStr<Err: Into<Box<dyn std::error::Error + Send + Sync>>> + Send + Sync
 {
-    /// The word for this value.
+    /// Returns the name of this value.
     fn word(self) -> &'static str;
 }
 
@@ -426,10 +426,10 @@ fn block_size(text: &str) -> Result<BlockSize, String> {
         .ok_or_else(|| "a block is a power of two from 2K to 1M; 4K suits most".to_owned())
 }
 
-/// Reads the command line. Help, version and errors are printed here.
+/// Parses the command line. Prints help, version and errors itself.
 ///
 /// # Errors
-/// The exit code, when there is nothing more to do.
+/// The exit code, if the process should end.
 pub(crate) fn parse() -> Result<Cli, ExitCode> {
     Cli::try_parse().map_err(|error| {
         let command = command();
@@ -440,7 +440,7 @@ pub(crate) fn parse() -> Result<Cli, ExitCode> {
     })
 }
 
-/// The declarations, for what is generated from them.
+/// Returns the declarations, from which other texts are generated.
 pub(crate) fn command() -> clap::Command {
     Cli::command()
 }

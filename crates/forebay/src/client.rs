@@ -1,4 +1,4 @@
-//! The way to the daemon: HTTP/1.1 with JSON over its admin socket, one request per connection.
+//! The client of the daemon: HTTP/1.1 with JSON over its admin socket, one request per connection.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -17,38 +17,38 @@ use tokio::time::timeout;
 
 use crate::paths;
 
-/// Largest answer that is read, in bytes.
+/// Largest accepted answer, in bytes.
 const MAX_ANSWER: usize = 16 << 20;
 
-/// How long the daemon may take to answer. It answers within milliseconds; what takes long is polled.
+/// Time limit for an answer. The daemon answers within milliseconds; long operations are polled.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A daemon, by its admin socket.
+/// A daemon, identified by its admin socket.
 pub(crate) struct Client {
     socket: PathBuf,
 }
 
 impl Client {
-    /// The daemon at the socket that the operator named, or at the usual one.
+    /// Addresses the daemon at the given socket, or at the default one.
     ///
     /// # Errors
-    /// When the path cannot be a socket's.
+    /// The path cannot be that of a socket.
     pub(crate) fn new(socket: Option<PathBuf>) -> Result<Self, ApiError> {
         Ok(Client { socket: paths::admin_socket(socket)? })
     }
 
-    /// Asks for something.
+    /// Sends a GET request.
     ///
     /// # Errors
-    /// What the daemon says, or why it cannot be reached.
+    /// The daemon's error, or why it cannot be reached.
     pub(crate) fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ApiError> {
         self.exchange("GET", path, &[])
     }
 
-    /// Asks for something to be done.
+    /// Sends a POST request.
     ///
     /// # Errors
-    /// What the daemon says, or why it cannot be reached.
+    /// The daemon's error, or why it cannot be reached.
     pub(crate) fn post<T: DeserializeOwned>(
         &self,
         path: &str,
@@ -109,7 +109,7 @@ impl Client {
                 let body = Limited::new(response.into_body(), MAX_ANSWER).collect().await;
                 body.map(|body| (status, body.to_bytes())).map_err(|error| failed(&error))
             };
-            // The answer brings the reason if the connection fails.
+            // If the connection fails, the answer carries the reason.
             let (answer, _) = tokio::join!(answer, connection);
             answer
         };
@@ -120,7 +120,7 @@ impl Client {
     }
 }
 
-/// An answer that is an error.
+/// Body of an error answer.
 #[derive(serde::Serialize, serde::Deserialize)]
 pub(crate) struct ErrorBody {
     /// The error.
@@ -150,7 +150,7 @@ mod tests {
     use super::*;
     use crate::daemon::testing::TempDir;
 
-    /// What the client makes of these bytes.
+    /// Returns what the client makes of these bytes.
     fn answered_with(answer: &[u8]) -> Result<serde_json::Value, String> {
         let dir = TempDir::new("client");
         let listener = UnixListener::bind(dir.path().join("s")).expect("free");

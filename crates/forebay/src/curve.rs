@@ -1,27 +1,27 @@
-//! Sizes of a cache, and what they would hit: the same for a trace and for a running volume.
+//! Tables of cache sizes and their hit ratios, for traces and for running volumes.
 
 use forebay_admin::curve::{CurveRow, Hits};
 use forebay_policy::curve::Share;
 
-/// Rows of the table if no sizes are asked for.
+/// Rows of the table if no sizes are given.
 const ROWS: u32 = 8;
 
-/// Points of a picture, less one: as many as there are pixels in a few.
+/// Steps between the points of a picture: one every few pixels.
 const STEPS: i32 = 120;
 
-/// A share for the outside.
+/// Converts a share to its API type.
 pub(crate) fn hits(Share { share, error }: Share) -> Hits {
     Hits { share, error }
 }
 
-/// Powers of two up to the first that has room for all that is touched, in bytes; the smallest that
-/// is possible is a block.
+/// Returns powers of two in bytes, up to the first that holds the whole footprint; at least a
+/// block.
 pub(crate) fn usual_sizes(footprint: u64, block: u64) -> Vec<u64> {
     let last = footprint.max(block).checked_next_power_of_two().unwrap_or(1 << 63);
     (0..ROWS).rev().map(|row| last >> row).filter(|bytes| *bytes >= block).collect()
 }
 
-/// The rows of the sizes that are asked for, or else of the usual ones; in their order.
+/// Returns the rows for the given sizes, or else for the usual ones; ascending.
 pub(crate) fn rows(
     asked: &[u64],
     footprint: u64,
@@ -34,7 +34,7 @@ pub(crate) fn rows(
     sizes.into_iter().map(row).collect()
 }
 
-/// The points of a picture that has all of these rows and everything that is touched.
+/// Returns the points of a picture that covers all of these rows and the whole footprint.
 pub(crate) fn points(
     rows: &[CurveRow],
     footprint: u64,

@@ -1,4 +1,4 @@
-//! Devices as the operator names them, and whether two names mean the same bytes.
+//! Devices as the operator names them, and whether two names share bytes.
 
 use std::fs::{self, Metadata};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -7,22 +7,22 @@ use std::path::{Path, PathBuf};
 use forebay_admin::{ApiError, ErrorKind};
 use forebay_device::DeviceSpec;
 
-/// A device as the operator named it, taken apart.
+/// A device as the operator named it, parsed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct DeviceName {
-    /// The whole name with an absolute path: it means the same in every directory.
+    /// The whole name with an absolute path, so that it does not depend on the working directory.
     pub(crate) text: String,
     /// The file or block device; `None` for RAM.
     pub(crate) path: Option<PathBuf>,
-    /// Whether a file that is missing is created.
+    /// Whether a missing file is created.
     sized: bool,
 }
 
 impl DeviceName {
-    /// Takes a name apart; `field` is the option it was given with.
+    /// Parses a name; `field` is the option it was given with.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`] when it is no [`DeviceSpec`].
+    /// [`ErrorKind::Invalid`] if it is not a [`DeviceSpec`].
     pub(crate) fn parse(field: &str, text: &str) -> Result<Self, ApiError> {
         if text.contains(char::is_control) {
             let reason = "the name of the device holds a control character";
@@ -34,10 +34,10 @@ impl DeviceName {
         Ok(DeviceName { text, path, sized: spec.has_size() })
     }
 
-    /// Takes the name of an origin apart: the home of data that is to last.
+    /// Parses the name of an origin, which must be persistent.
     ///
     /// # Errors
-    /// As [`DeviceName::parse`], and when it is RAM.
+    /// As [`DeviceName::parse`], and if it is RAM.
     pub(crate) fn parse_origin(field: &str, text: &str) -> Result<Self, ApiError> {
         let name = DeviceName::parse(field, text)?;
         if name.path.is_none() {
@@ -48,10 +48,10 @@ impl DeviceName {
         Ok(name)
     }
 
-    /// Where the bytes are; `None` for RAM.
+    /// Resolves the name to the bytes behind it; `None` for RAM.
     ///
     /// # Errors
-    /// As [`Place::of`], except that a file whose size is given need not be there yet.
+    /// As [`Place::of`], except that a file with a given size may be missing.
     pub(crate) fn place(&self, field: &str) -> Result<Option<Place>, ApiError> {
         let Some(path) = &self.path else { return Ok(None) };
         let absent = || matches!(path.try_exists(), Ok(false));
@@ -62,29 +62,29 @@ impl DeviceName {
     }
 }
 
-/// The bytes that a path leads to, whatever it is called.
+/// The bytes behind a path, independent of its name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// A file that will be made.
+    /// A file that will be created.
     Planned(PathBuf),
-    /// A regular file: filesystem and inode.
+    /// A regular file: filesystem and inode number.
     File(u64, u64),
     /// A block device.
     Block {
-        /// Its number.
+        /// Its device number.
         number: u64,
-        /// The number of the whole disk, if this is a partition.
+        /// The device number of the whole disk, if this is a partition.
         whole: Option<u64>,
-        /// The file behind it, if this is a loop device.
+        /// The backing file, if this is a loop device.
         backing: Option<(u64, u64)>,
     },
 }
 
 impl Place {
-    /// Follows a path to its end.
+    /// Resolves a path.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`] when nothing is there, or something that cannot be a device.
+    /// [`ErrorKind::Invalid`] if nothing exists there, or something that cannot be a device.
     pub(crate) fn of(field: &str, path: &Path) -> Result<Self, ApiError> {
         let metadata = fs::metadata(path).map_err(|error| {
             let message = format!("{field}: {}: {error}", path.display());
@@ -129,7 +129,7 @@ impl Place {
         Place::Block { number, whole, backing }
     }
 
-    /// Whether the two share bytes, as far as names can tell.
+    /// Whether the two share bytes, as far as names can show.
     pub(crate) fn overlaps(&self, other: &Place) -> bool {
         match (self, other) {
             (Place::File(..), Place::File(..)) | (Place::Planned(_), Place::Planned(_)) => {
@@ -153,7 +153,7 @@ impl Place {
     }
 }
 
-/// Reads `8:16`.
+/// Parses `8:16`.
 fn parse_number(text: &str) -> Option<u64> {
     let (major, minor) = text.trim().split_once(':')?;
     Some(rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?))

@@ -1,17 +1,17 @@
-//! Errors become one line on stderr and an exit code.
+//! Reports errors as one line on stderr and an exit code.
 //!
 //! 0 done; 1 failed; 2 wrong usage or configuration; 3 refused, because something is in use or is
-//! not the device that belongs here; 4 data at risk, needs force.
+//! not the expected device; 4 data at risk, needs force.
 
 use std::process::ExitCode;
 
 use forebay_admin::ApiError;
 use forebay_core::text::usage_line;
 
-/// How a verb ends.
+/// Result of a verb.
 pub(crate) type Outcome = Result<(), ApiError>;
 
-/// Reports an outcome and gives the exit code that goes with it.
+/// Reports an outcome and returns its exit code.
 pub(crate) fn code(outcome: Outcome) -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
@@ -22,14 +22,14 @@ pub(crate) fn code(outcome: Outcome) -> ExitCode {
     }
 }
 
-/// Reports what the parser of the command line says about `verb`, errors in one line.
+/// Reports help, version or an error of the command-line parser; errors of `verb` in one line.
 pub(crate) fn usage(error: &clap::Error, verb: Option<&str>) -> ExitCode {
     use clap::error::ErrorKind;
     match error.kind() {
         ErrorKind::DisplayHelp
         | ErrorKind::DisplayVersion
         | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            // Nothing can be done about a closed pipe here.
+            // A closed pipe cannot be handled here.
             let _ = error.print();
         }
         _ => {

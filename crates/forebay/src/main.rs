@@ -3,12 +3,12 @@
 //!
 //! - `cli`: the command line, declared once for the parser, help, man pages and completions
 //! - `verbs`: one file per verb
-//! - `client`: the way to the daemon
-//! - `curve`: sizes of a cache, and what they would hit
+//! - `client`: the client of the daemon
+//! - `curve`: cache sizes and their hit ratios
 //! - `daemon`: the daemon
-//! - `devices`: devices as the operator names them, and whether two names mean the same one
-//! - `output`: tables, progress, text for people
-//! - `exit`: errors become one line and an exit code
+//! - `devices`: devices as the operator names them, and whether two names share bytes
+//! - `output`: tables, progress, and other text for people
+//! - `exit`: reports errors as one line and an exit code
 #![forbid(unsafe_code)]
 #![allow(
     clippy::disallowed_methods,

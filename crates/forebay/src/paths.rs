@@ -1,17 +1,17 @@
-//! Where sockets and state are unless the operator says otherwise.
+//! Default paths of sockets and state.
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use forebay_admin::{ApiError, ErrorKind};
 
-/// The longest path of a unix socket that the kernel takes, in bytes.
+/// Longest path of a unix socket that the kernel accepts, in bytes.
 pub(crate) const SOCKET_PATH_MAX: usize = 107;
 
-/// A path of a unix socket, checked.
+/// Checks the path of a unix socket.
 ///
 /// # Errors
-/// Empty, too long, or with a zero byte; `field` names where it came from.
+/// The path is empty, too long, or has a zero byte; `field` names its origin.
 pub(crate) fn check_socket_path(field: &str, path: &Path) -> Result<(), ApiError> {
     let len = path.as_os_str().len();
     if len == 0 {
@@ -40,11 +40,11 @@ fn from_env(name: &str) -> Option<PathBuf> {
     path.is_absolute().then_some(path)
 }
 
-/// The admin socket: as given, else `/run/forebay/admin.sock` for root and
+/// Returns the path of the admin socket: the given one, else `/run/forebay/admin.sock` for root and
 /// `$XDG_RUNTIME_DIR/forebay/admin.sock` for others.
 ///
 /// # Errors
-/// When nothing is given and there is no such directory, or the path cannot be a socket's.
+/// No path is given and the variable is not set, or the path cannot be that of a socket.
 pub(crate) fn admin_socket(given: Option<PathBuf>) -> Result<PathBuf, ApiError> {
     let path = match given {
         Some(path) => path,
@@ -57,11 +57,11 @@ pub(crate) fn admin_socket(given: Option<PathBuf>) -> Result<PathBuf, ApiError> 
     Ok(path)
 }
 
-/// The directory of the daemon's state: as given, else `/var/lib/forebay` for root and
+/// Returns the daemon's state directory: the given one, else `/var/lib/forebay` for root and
 /// `$XDG_STATE_HOME/forebay` (`~/.local/state/forebay`) for others.
 ///
 /// # Errors
-/// When nothing is given and there is no home directory.
+/// No path is given and there is no home directory.
 pub(crate) fn state_dir(given: Option<PathBuf>) -> Result<PathBuf, ApiError> {
     if let Some(dir) = given {
         if dir.as_os_str().is_empty() {
@@ -78,7 +78,7 @@ pub(crate) fn state_dir(given: Option<PathBuf>) -> Result<PathBuf, ApiError> {
         .ok_or_else(|| ApiError::invalid("--state-dir", "HOME is not set; name the directory"))
 }
 
-/// An error of the system about a path, as an operator wants to read it.
+/// Converts a system error about a path to an API error.
 pub(crate) fn io_error(what: &str, path: &Path, error: &std::io::Error) -> ApiError {
     let kind = match error.kind() {
         std::io::ErrorKind::AddrInUse | std::io::ErrorKind::WouldBlock => ErrorKind::Refused,

@@ -1,12 +1,12 @@
-//! Devices and addresses that a process still holds which has just died.
+//! Retries for devices and addresses that a process which has just died still holds.
 
 use std::time::{Duration, Instant};
 
-/// How long something may look as if it were in use after its user has died: the kernel takes a
-/// ring with what it holds down in its own time.
+/// How long something may appear in use after its user has died: the kernel tears a ring down, with
+/// everything it holds, in the background.
 const AFTERLIFE: Duration = Duration::from_millis(800);
 
-/// Tries something again for a moment while it is in use.
+/// Retries `attempt` for a moment while its error says that something is in use.
 pub(crate) fn outlasting<T, E>(
     mut attempt: impl FnMut() -> Result<T, E>,
     in_use: impl Fn(&E) -> bool,

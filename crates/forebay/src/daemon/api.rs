@@ -1,21 +1,22 @@
-//! The admin API: what each path means.
+//! The admin API: paths and their handlers.
 //!
 //! | request | answer |
 //! |---|---|
-//! | `GET /v1/daemon` | the daemon about itself |
-//! | `GET /v1/knobs` | everything that can be set |
-//! | `GET /v1/profiles` | what the profiles set |
-//! | `GET /v1/volumes` | all volumes in short |
+//! | `GET /v1/daemon` | state of the daemon |
+//! | `GET /v1/knobs` | all settings, with their kinds and defaults |
+//! | `GET /v1/profiles` | the profiles and their settings |
+//! | `GET /v1/volumes` | list of all volumes |
 //! | `POST /v1/volumes` | operation: create |
-//! | `GET /v1/volumes/NAME` | one volume in full |
-//! | `GET /v1/volumes/NAME/curve`, with `?sizes=64G,128G` or without | what caches of other sizes would hit |
-//! | `GET /v1/volumes/NAME/lost` | what is dirty on a cache device that has failed or is gone |
+//! | `GET /v1/volumes/NAME` | full report of one volume |
+//! | `GET /v1/volumes/NAME/curve`, with `?sizes=64G,128G` or without | hit ratios of caches of other sizes |
+//! | `GET /v1/volumes/NAME/lost` | dirty ranges on a cache device that has failed or is gone |
 //! | `POST /v1/volumes/NAME/set`, `flush`, `stop`, `start`, `delete` | operation |
-//! | `GET /v1/operations` | all operations that are known |
+//! | `GET /v1/operations` | all known operations |
 //! | `GET /v1/operations/ID` | one operation |
-//! | `POST /v1/operations/ID/cancel` | the operation, asked to give up |
+//! | `POST /v1/operations/ID/cancel` | the operation, which has been asked to cancel |
 //!
-//! An operation is answered with status 202 while it runs and 200 once it has ended, well or not.
+//! An operation is answered with status 202 while it runs, and with 200 once it has succeeded or
+//! failed.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,7 +31,7 @@ use serde::de::DeserializeOwned;
 use super::http::{HttpAnswer, HttpRequest};
 use super::volumes::Volumes;
 
-/// How long the answer to a new operation is held back in the hope that it can say the end.
+/// How long the answer to a new operation is delayed, so that it can report the end of a quick one.
 const GRACE: Duration = Duration::from_millis(150);
 
 /// Answers one request.
@@ -103,7 +104,7 @@ fn named(text: &str) -> Result<VolumeName, ApiError> {
     Ok(text.parse::<VolumeName>()?)
 }
 
-/// The sizes in `?sizes=64G,128G`, in bytes; without a query there are none.
+/// Parses `?sizes=64G,128G`, in bytes; an empty query has no sizes.
 fn sizes_in(query: &str) -> Result<Vec<u64>, ApiError> {
     if query.is_empty() {
         return Ok(Vec::new());
@@ -120,7 +121,7 @@ fn numbered(text: &str) -> Result<OperationId, ApiError> {
 }
 
 fn body<T: DeserializeOwned>(request: &HttpRequest) -> Result<T, ApiError> {
-    // A list would be read as the fields of an object in the order of their declaration.
+    // A JSON list would be read as the fields of an object in the order of their declaration.
     if request.body.trim_ascii_start().first() != Some(&b'{') {
         return Err(ApiError::new(ErrorKind::Invalid, "body: send a JSON object"));
     }
@@ -128,12 +129,12 @@ fn body<T: DeserializeOwned>(request: &HttpRequest) -> Result<T, ApiError> {
         .map_err(|error| ApiError::new(ErrorKind::Invalid, format!("body: {error}")))
 }
 
-/// An empty body means an object without fields.
+/// Parses a body; an empty one stands for an object without fields.
 fn body_or_nothing<T: DeserializeOwned + Default>(request: &HttpRequest) -> Result<T, ApiError> {
     if request.body.is_empty() { Ok(T::default()) } else { body(request) }
 }
 
-/// An empty body, or an empty object for clients that always send JSON.
+/// Accepts an empty body, or an empty object for clients that always send JSON.
 fn no_body(request: &HttpRequest) -> Result<(), ApiError> {
     #[derive(serde::Deserialize)]
     #[serde(deny_unknown_fields)]

@@ -1,5 +1,5 @@
-//! The front ends of a daemon: their options, and how they are claimed. A new one gets its options in
-//! [`FrontEndOptions`] and a line in [`claim`].
+//! The daemon's front ends: their options, and how they are claimed. A new front end gets its
+//! options in [`FrontEndOptions`] and a line in [`claim`].
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,10 +12,10 @@ use forebay_nbd::{Limits, ListenAddress, ListenError, NbdFrontEnd};
 
 use super::afterlife::outlasting;
 
-/// How long a client that is sent away may take to fetch its last replies.
+/// Time limit for a dismissed client to take its last replies.
 pub(crate) const DISMISSAL: Duration = Duration::from_secs(5);
 
-/// Where volumes are served.
+/// Options of the front ends.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(crate) struct FrontEndOptions {
     /// Where to serve NBD: the path of a unix socket (with a '/') or HOST:PORT; repeatable
@@ -25,10 +25,10 @@ pub(crate) struct FrontEndOptions {
 }
 
 impl FrontEndOptions {
-    /// Checks the addresses against each other and the admin socket, and puts in the defaults.
+    /// Checks the addresses against each other and the admin socket, and fills in the defaults.
     ///
     /// # Errors
-    /// Two users of one address, or a path that is too long.
+    /// An address is used twice, or a path is too long.
     pub(crate) fn complete(mut self, admin: &Path) -> Result<Self, ApiError> {
         let refused = |message: String| Err(ApiError::invalid("--nbd", message));
         if self.nbd.is_empty() {
@@ -51,7 +51,7 @@ impl FrontEndOptions {
 /// Claims the addresses of all front ends.
 ///
 /// # Errors
-/// When one is in use or cannot be had; none is claimed then.
+/// An address is in use or cannot be used; then none is claimed.
 pub(crate) fn claim(
     options: &FrontEndOptions,
     memory: &Arc<MemoryBudget>,
@@ -64,7 +64,7 @@ pub(crate) fn claim(
     Ok(vec![Arc::new(nbd.map_err(|error| listen_error(&error))?)])
 }
 
-/// Why NBD cannot be served at an address.
+/// Converts an error of NBD's listeners.
 fn listen_error(error: &ListenError) -> ApiError {
     let kind = match error {
         ListenError::InUse(_) => ErrorKind::Refused,

@@ -1,5 +1,5 @@
-//! What the daemon asks of the data path. One implementation serves real volumes (`host`), one is
-//! a fake for tests of the daemon itself.
+//! The interface between the daemon and the data path. `host` implements it for real volumes; the
+//! daemon's own tests use a fake.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::operations::Work;
 
-/// A volume as the daemon remembers it between starts.
+/// The persistent definition of a volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Definition {
@@ -22,26 +22,26 @@ pub(crate) struct Definition {
     pub(crate) cache: String,
     /// The origin as the operator named it, with an absolute path.
     pub(crate) origin: String,
-    /// Unit of caching in bytes: a power of two from 2 KiB to 1 MiB.
+    /// Block size in bytes: a power of two from 2 KiB to 1 MiB.
     pub(crate) block_size: u64,
     /// Bytes by which blocks are shifted on the origin: a multiple of 512 below the block size.
     pub(crate) alignment: u64,
-    /// Every setting, already checked to fit together.
+    /// Every setting; valid together.
     pub(crate) settings: Settings,
-    /// How often an operator has changed it. The cache device remembers that too: if it knows of a
-    /// later change, the state directory is an old copy.
+    /// How often an operator has changed the volume. The cache device stores it too: if its number
+    /// is higher, the state directory is an old copy.
     #[serde(default)]
     pub(crate) version: u64,
-    /// What tells the volume from others of its name; absent if it was last served by a daemon that
-    /// did not note that.
+    /// Distinguishes the volume from others of its name; absent if it was last served by a daemon
+    /// that did not record it.
     #[serde(default)]
     pub(crate) uuid: Option<Uuid>,
-    /// What tells its cache from others; absent likewise.
+    /// Identifies its cache; absent likewise.
     #[serde(default)]
     pub(crate) cache_uuid: Option<Uuid>,
 }
 
-/// What tells a volume and its cache from all others.
+/// The UUIDs of a volume and its cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Identity {
     /// The volume.
@@ -53,14 +53,14 @@ pub(crate) struct Identity {
 /// Why a volume was not started.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum StartError {
-    /// The cache device has lost what was durable on it: it is an older copy.
+    /// The cache device lacks data that was durable on it: it is an older copy.
     Older {
         /// Its cache.
         cache: Uuid,
         /// A sentence for the operator.
         error: ApiError,
     },
-    /// The cache does not know the volume any more.
+    /// The cache does not contain the volume any more.
     Unknown(ApiError),
     /// Anything else.
     Other(ApiError),
@@ -82,7 +82,7 @@ impl From<StartError> for ApiError {
     }
 }
 
-/// What a deleted volume has left behind.
+/// What a deleted volume leaves behind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Remains {
     /// Nothing.
@@ -91,34 +91,34 @@ pub(crate) enum Remains {
     OnCacheDevice,
 }
 
-/// What is to become of a cache that is on the cache device of a new volume.
+/// How to treat an existing cache on the cache device of a new volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Existing {
-    /// It belongs to other volumes of this daemon: the new one joins them. It is an error if there
-    /// is none.
+    /// The cache belongs to other volumes of this daemon, and the new one joins them. It is an
+    /// error if there is no cache.
     Join,
-    /// It is used if it is empty; a cache with volumes is
-    /// [`forebay_admin::ErrorKind::DataAtRisk`].
+    /// An empty cache is used; one with volumes is [`forebay_admin::ErrorKind::DataAtRisk`].
     Spare,
-    /// The operator wants the device overwritten, whatever is on it.
+    /// The device is overwritten, whatever it holds.
     Overwrite,
 }
 
 /// The data path, as the daemon sees it.
 ///
-/// Every method that takes a [`Work`] may take long. It runs on a thread of its own, reports its
-/// progress there, and gives up soon after [`Work::is_cancelled`], or when a device has not answered
-/// for [`Work::patience`]: with [`forebay_admin::ErrorKind::Cancelled`] and the volume usable, or with
-/// an error that names the device. What waits for that device then is undone, or ended as it was
-/// wanted, when it answers; until then [`Host::report`] knows the volume. The daemon never runs two of
-/// them for the same volume at once, and none waits for the devices of another volume. A method that
-/// fails has changed nothing that outlives it, unless it says so.
+/// A method with a [`Work`] may take long. It runs on a thread of its own, reports progress there,
+/// and gives up soon after [`Work::is_cancelled`], or when a device has not answered for
+/// [`Work::patience`]. In the first case it fails with [`forebay_admin::ErrorKind::Cancelled`] and
+/// the volume stays usable; in the second with an error that names the device. The part that still
+/// waits for the device is undone or completed when the device answers; until then [`Host::report`]
+/// knows the volume. The daemon never runs two such methods for the same volume at once, and none
+/// waits for the devices of another volume. A method that fails has had no lasting effect, unless
+/// stated otherwise.
 pub(crate) trait Host: Send + Sync {
-    /// Lanes at work.
+    /// Returns the number of lanes.
     fn lanes(&self) -> u32;
 
-    /// Formats the cache device, or adds to the cache that is there, as `existing` says, and
-    /// serves the volume, which has a UUID.
+    /// Formats the cache device, or joins its cache, according to `existing`, and serves the
+    /// volume, which has a UUID.
     fn create(
         &self,
         volume: &Definition,
@@ -126,8 +126,8 @@ pub(crate) trait Host: Send + Sync {
         work: &Arc<Work>,
     ) -> Result<(), ApiError>;
 
-    /// Serves the volume of this name that the cache device holds, and puts its block size, alignment,
-    /// version and settings into the definition. For `force` see [`Host::start`].
+    /// Serves the volume of this name that the cache device holds, and copies its block size,
+    /// alignment, version and settings into the definition. For `force` see [`Host::start`].
     fn adopt(
         &self,
         volume: &mut Definition,
@@ -136,27 +136,27 @@ pub(crate) trait Host: Send + Sync {
     ) -> Result<(), StartError>;
 
     /// Recovers the cache device and serves the volume with the settings in its definition. With
-    /// `force` it goes on although the log has lost records, or the origin was changed while the
-    /// cache had newer blocks: those win. Without [`Work::patience`] it waits for devices until they
-    /// answer.
+    /// `force` it continues although the log has lost records, or the origin was changed while the
+    /// cache had newer blocks; the cache's blocks win. Without [`Work::patience`] it waits for
+    /// devices without limit.
     fn start(&self, volume: &Definition, force: bool, work: &Arc<Work>) -> Result<(), StartError>;
 
-    /// Stops serving a volume in order: what was acknowledged is durable on the cache device, dirty
-    /// blocks stay dirty. What a cache in RAM has is written to the origin first, and the volume
-    /// goes on if that fails. Any other error means that it is not served any more, but did not end
-    /// clean.
+    /// Stops serving a volume in order: acknowledged writes are durable on the cache device, dirty
+    /// blocks stay dirty. A cache in RAM is first written back to the origin, and the volume stays
+    /// served if that fails. Any other error means that the volume is no longer served, but did not
+    /// stop cleanly.
     fn stop(&self, volume: &Definition, work: &Arc<Work>) -> Result<(), ApiError>;
 
-    /// Gives a volume that is served the settings in its definition. Leaving writeback writes all dirty
-    /// blocks to the origin first; requests are served meanwhile.
+    /// Applies the settings in the definition to a served volume. Leaving writeback first writes
+    /// all dirty blocks to the origin; requests are served meanwhile.
     fn set(&self, volume: &Definition, work: &Arc<Work>) -> Result<(), ApiError>;
 
-    /// Writes all blocks that are dirty now to the origin, and makes them durable there.
+    /// Writes all currently dirty blocks to the origin, and makes them durable there.
     fn flush(&self, name: &VolumeName, work: &Arc<Work>) -> Result<(), ApiError>;
 
-    /// Removes a volume, served or not, from its cache. One that its cache does not know any more is
-    /// deleted. Dirty blocks are written to the origin first unless `discard_dirty`; with it, a
-    /// cache device that fails or is gone is no error.
+    /// Removes a volume, served or not, from its cache. A volume that its cache no longer contains
+    /// counts as deleted. Dirty blocks are written to the origin first unless `discard_dirty`, with
+    /// which a failed or missing cache device is not an error.
     fn delete(
         &self,
         volume: &Definition,
@@ -164,33 +164,33 @@ pub(crate) trait Host: Send + Sync {
         work: &Arc<Work>,
     ) -> Result<Remains, ApiError>;
 
-    /// The report of a volume that is served, is being started, or still waits for a device. `None` if
-    /// it is none of these. Quick: no I/O and no waiting for it.
+    /// Returns the report of a volume that is served, being started, or still waiting for a device;
+    /// `None` otherwise. Quick: no I/O.
     fn report(&self, name: &VolumeName) -> Option<VolumeReport>;
 
-    /// What tells a volume that is served from others; `None` if its cache is in RAM. As quick.
+    /// Returns the UUIDs of a served volume; `None` if its cache is in RAM. Quick.
     fn identity(&self, name: &VolumeName) -> Option<Identity>;
 
-    /// Notes how far the open caches are.
+    /// Records the positions of the open caches.
     fn note_positions(&self);
 
-    /// What the cache holds of a volume that is not served, if the cache is open for others. As quick as
-    /// [`Host::report`].
+    /// Counts the blocks of a volume that is not served, if its cache is open for others. Quick.
     fn blocks(&self, _name: &VolumeName) -> Option<BlockReport> {
         None
     }
 
-    /// What caches of these sizes, in bytes, or of the usual ones, would have hit of the requests of a
-    /// volume that is served. As quick as [`Host::report`].
+    /// Returns the hit ratios that caches of these sizes, in bytes, or of the usual ones, would
+    /// have had for the requests of a served volume. Quick.
     ///
     /// # Errors
-    /// [`forebay_admin::ErrorKind::Refused`] when it is not served.
+    /// [`forebay_admin::ErrorKind::Refused`] if it is not served.
     fn curve(&self, name: &VolumeName, sizes: &[u64]) -> Result<CurveReport, ApiError>;
 
-    /// What of a volume, served or not, is dirty on a cache device that has failed or is gone. Quick.
+    /// Returns the dirty ranges of a volume, served or not, on a cache device that has failed or is
+    /// gone. Quick.
     fn lost(&self, name: &VolumeName) -> LostReport;
 
-    /// Stops serving at all: front ends first, then what [`Host::stop`] does for every volume.
-    /// Bounded in time. An error means that something did not end clean.
+    /// Shuts down: front ends first, then every volume as by [`Host::stop`]. Bounded in time. An
+    /// error means that something did not stop cleanly.
     fn shut_down(&self) -> Result<(), ApiError>;
 }

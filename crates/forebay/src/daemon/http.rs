@@ -1,5 +1,5 @@
-//! A request to the admin API and its answer, between hyper and the API: the limits of a request, and who
-//! may send one.
+//! Requests and answers of the admin API, between hyper and the API: limits on requests, and checks
+//! of their senders.
 
 use std::time::Duration;
 
@@ -14,22 +14,23 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::client::ErrorBody;
 
-/// Largest head of a request, in bytes; the least that hyper takes.
+/// Largest head of a request, in bytes; hyper's minimum.
 pub(super) const MAX_HEAD: usize = 8 << 10;
 
 /// Most header lines in a request.
 pub(super) const MAX_HEADERS: usize = 32;
 
-/// Longest time from the connection to the last byte of the request.
+/// Time limit from the connection to the last byte of the request.
 pub(super) const REQUEST_DEADLINE: Duration = Duration::from_secs(5);
 
-/// How long the rest of a refused request is read and dropped, so that its sender sees the answer.
+/// How long the rest of a refused request is read and discarded, so that its sender sees the
+/// answer.
 const LINGER: Duration = Duration::from_millis(500);
 
-/// A request that has come in whole.
+/// A request, completely received.
 #[derive(Debug)]
 pub(crate) struct HttpRequest {
-    /// `GET`, `POST` or another word.
+    /// `GET`, `POST` or another method.
     pub(crate) method: String,
     /// The path with its query, as sent.
     pub(crate) target: String,
@@ -40,14 +41,14 @@ pub(crate) struct HttpRequest {
 /// An answer.
 #[derive(Debug)]
 pub(crate) struct HttpAnswer {
-    /// The status.
+    /// The HTTP status.
     pub(crate) status: u16,
-    /// JSON.
+    /// The JSON body.
     pub(crate) body: Vec<u8>,
 }
 
 impl HttpAnswer {
-    /// An answer with a JSON body.
+    /// Makes an answer with a JSON body.
     pub(crate) fn json(status: u16, body: &impl serde::Serialize) -> Self {
         match serde_json::to_vec(body) {
             Ok(body) => HttpAnswer { status, body },
@@ -55,7 +56,7 @@ impl HttpAnswer {
         }
     }
 
-    /// An answer that turns a request down.
+    /// Makes an answer that refuses a request.
     pub(crate) fn error(error: &ApiError) -> Self {
         let status = error.kind.http_status();
         let body = serde_json::to_vec(&ErrorBody { error: error.clone() }).unwrap_or_default();
@@ -79,10 +80,10 @@ fn bad(message: impl Into<String>) -> ApiError {
     ApiError::new(ErrorKind::Invalid, message)
 }
 
-/// Reads the rest of a request, until `deadline`.
+/// Receives the rest of a request, until `deadline`.
 ///
 /// # Errors
-/// The request comes from a foreign page, is too large, is cut short, or does not come in time.
+/// The request comes from a foreign page, is too large, is cut short, or does not arrive in time.
 pub(super) async fn receive(
     request: Request<Incoming>,
     deadline: Instant,
@@ -115,7 +116,7 @@ pub(super) async fn receive(
     }
 }
 
-/// Refuses what a page in a browser sends that is not of this host.
+/// Refuses requests of browser pages of other hosts.
 fn check_sender(headers: &HeaderMap) -> Result<(), ApiError> {
     let value = |name: HeaderName| -> Result<Option<&str>, ApiError> {
         let mut found = headers.get_all(&name).iter();
@@ -131,7 +132,7 @@ fn check_sender(headers: &HeaderMap) -> Result<(), ApiError> {
     check_origin(value(ORIGIN)?, host)
 }
 
-/// A page in a browser that reaches the socket through some proxy sends the name of its own site.
+/// A browser page that reaches the socket through some proxy sends the name of its own site.
 fn check_host(host: Option<&str>) -> Result<(), ApiError> {
     let host = host.unwrap_or_default().trim();
     let name = host.split_once(':').map_or(host, |(name, _)| name);
@@ -143,8 +144,8 @@ fn check_host(host: Option<&str>) -> Result<(), ApiError> {
     }
 }
 
-/// A browser names the site of the page that sends a request: only what this very host serves may,
-/// and it serves no pages. Other clients send no such header.
+/// A browser sends the site of the requesting page. Only pages of this host are allowed, and it
+/// serves none. Other clients send no such header.
 fn check_origin(origin: Option<&str>, host: Option<&str>) -> Result<(), ApiError> {
     let Some(origin) = origin else { return Ok(()) };
     let site = origin.trim().split_once("://").map(|(_, site)| site);

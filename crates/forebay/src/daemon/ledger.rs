@@ -1,5 +1,5 @@
-//! What is written down about volumes outside of their cache devices: a file for each below `dirty`
-//! in the state directory. See [`forebay_engine::Ledger`].
+//! Notes about volumes outside of their cache devices: one file per volume below `dirty` in the
+//! state directory. See [`forebay_engine::Ledger`].
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{ErrorKind as Io, Write};
@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::paths::io_error;
 
-/// Version of the files that are written, and the only one that is read.
+/// Version of the files; no other is read.
 const VERSION: u32 = 1;
 
 #[derive(Serialize, Deserialize)]
@@ -42,11 +42,11 @@ pub(crate) struct Notes {
 }
 
 impl Notes {
-    /// Opens the notes of a state directory, and starts the thread that writes them: lanes do not wait
-    /// for files.
+    /// Opens the notes of a state directory, and starts the thread that writes them, so that lanes
+    /// need not wait for files.
     ///
     /// # Errors
-    /// When the directory cannot be made, or the system has no threads left.
+    /// The directory cannot be created, or the system has no threads left.
     pub(crate) fn open(state_dir: &Path) -> Result<Self, ApiError> {
         let dir = state_dir.join("dirty");
         DirBuilder::new()
@@ -68,7 +68,7 @@ impl Notes {
         Ok(Notes { dir, jobs })
     }
 
-    /// Forgets a volume that is deleted.
+    /// Removes the note of a deleted volume.
     pub(crate) fn forget(&self, volume: &str) {
         let path = path_of(&self.dir, volume);
         match fs::remove_file(&path) {
@@ -121,12 +121,12 @@ fn ranges(pairs: &[(u64, u64)]) -> Vec<Range<u64>> {
     pairs.iter().map(|(start, len)| *start..start.saturating_add(*len)).collect()
 }
 
-/// Names of volumes are safe as names of files.
+/// Names of volumes are safe as file names.
 fn path_of(dir: &Path, volume: &str) -> PathBuf {
     dir.join(format!("{volume}.json"))
 }
 
-/// Replaces the file so that a crash at any point leaves the old or the new one, whole.
+/// Replaces the file atomically: a crash at any point leaves the old or the new one, whole.
 fn write(dir: &Path, volume: &str, note: &Note) -> std::io::Result<()> {
     let contents = Contents {
         version: VERSION,

@@ -1,4 +1,4 @@
-//! How much memory the daemon may take.
+//! The daemon's memory limit.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,11 +8,11 @@ use forebay_lane::MemoryBudget;
 
 const MIB: u64 = 1 << 20;
 
-/// The limit that was asked for, or the usual one: half of the machine's memory, or three quarters
-/// of what the control group may have if that is less.
+/// Returns the requested limit, or the default: half of the machine's memory, or three quarters of
+/// the control group's limit if that is less.
 ///
 /// # Errors
-/// What was asked for is too little.
+/// The requested limit is too low.
 pub(super) fn limit(asked: Option<u64>) -> Result<u64, ApiError> {
     let least = MemoryBudget::LEAST;
     match asked {
@@ -40,7 +40,7 @@ fn usual(proc: &Path, groups: &Path) -> u64 {
     (machine / 2).min(group / 4 * 3)
 }
 
-/// Bytes of memory of the machine.
+/// Returns the machine's memory in bytes.
 fn machine(proc: &Path) -> Option<u64> {
     let text = fs::read_to_string(proc.join("meminfo")).ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
@@ -48,7 +48,7 @@ fn machine(proc: &Path) -> Option<u64> {
     kib.checked_mul(1024)
 }
 
-/// The smallest limit, in bytes, of the control groups that this process is in.
+/// Returns the lowest limit, in bytes, of the control groups of this process.
 fn group(proc: &Path, groups: &Path) -> Option<u64> {
     let text = fs::read_to_string(proc.join("self/cgroup")).ok()?;
     text.lines()
@@ -67,8 +67,8 @@ fn group(proc: &Path, groups: &Path) -> Option<u64> {
         .min()
 }
 
-/// The smallest limit of a group and those above it. In a container the path may be that of the host:
-/// what is not there has no limit.
+/// Returns the lowest limit of a group and its ancestors. In a container the path may be that of
+/// the host: a missing group has no limit.
 fn least_above(root: &Path, path: &str, files: &[&str]) -> Option<u64> {
     let mut place: PathBuf = root.join(path.trim_start_matches('/'));
     let mut least = None;
@@ -116,7 +116,7 @@ mod tests {
         let high = "system.slice/forebay.service/memory.high";
         assert_eq!(usual_with(own, &[(max, "4294967296\n"), (high, "2147483648\n")]), 3 * GIB / 2);
         assert_eq!(usual_with(own, &[("system.slice/memory.max", "2147483648\n")]), 3 * GIB / 2);
-        // The first version, also beside the second; in a container its root is the group.
+        // Version 1, alone or beside version 2; in a container its root is the group.
         let own = "4:cpu,memory:/docker/abc\n0::/\n";
         let old = "memory/docker/abc/memory.limit_in_bytes";
         assert_eq!(usual_with(own, &[(old, "2147483648\n")]), 3 * GIB / 2);

@@ -1,14 +1,15 @@
 //! The daemon: owns all caches, serves their volumes, answers the admin API.
 //!
-//! - [`host_api`]: what it asks of the data path; `host`: the data path itself
-//! - [`volumes`]: the volumes, served and remembered in step; `preflight`: what a new one must pass
-//! - [`operations`]: work that takes long
-//! - [`ledger`]: what is noted of volumes for when their cache devices are lost
-//! - [`state`]: what is remembered between starts; [`known`]: of caches, whether they are open or not
+//! - [`host_api`]: interface of the data path; `host`: the data path
+//! - [`volumes`]: keeps the served and the stored volumes consistent; `preflight`: checks of new
+//!   ones
+//! - [`operations`]: long-running operations
+//! - [`ledger`]: notes about volumes, for the case that their cache devices are lost
+//! - [`state`]: persistent state; [`known`]: the part about caches, open or not
 //! - [`api`], [`http`], [`server`]: the admin API, from meaning down to bytes
-//! - [`socket`], [`front_ends`]: where it can be reached
-//! - `memory`: how much memory it may take
-//! - [`signals`], [`notify`]: the world of processes outside
+//! - [`socket`], [`front_ends`]: sockets and addresses
+//! - `memory`: the memory limit
+//! - [`signals`], [`notify`]: signals and the service manager
 
 mod afterlife;
 pub(crate) mod api;
@@ -48,37 +49,37 @@ use socket::ClaimedSocket;
 use state::State;
 use volumes::Volumes;
 
-/// How often the state learns how far the caches are. So much can be missing from a cache device
-/// unnoticed, at most, when an older copy is put in its place after a crash.
+/// How often the positions of caches are stored. At most this much can be missing unnoticed if an
+/// older copy replaces a cache device after a crash.
 const NOTING: Duration = Duration::from_secs(10);
 
-/// Most lanes that are used unless the operator asks for more.
+/// Most lanes by default.
 const MAX_DEFAULT_LANES: usize = 2;
 
-/// How the daemon is to run.
+/// Options of the daemon.
 pub(crate) struct Options {
     /// The admin socket.
     pub(crate) socket: PathBuf,
-    /// Whether its directory is the usual one, and may be made.
+    /// Whether its directory is the default one, and may be created.
     pub(crate) socket_is_usual: bool,
     /// The state directory.
     pub(crate) state_dir: PathBuf,
-    /// Where volumes are served.
+    /// Options of the front ends.
     pub(crate) front_ends: FrontEndOptions,
     /// Devices that are served without a cache.
     pub(crate) raw: Vec<host::RawExport>,
-    /// Lanes, from 1.
+    /// Number of lanes, at least 1.
     pub(crate) lanes: Option<u32>,
-    /// Most memory that it takes, in bytes.
+    /// Memory limit in bytes.
     pub(crate) memory_limit: Option<u64>,
 }
 
 /// Runs until SIGTERM or SIGINT.
 ///
 /// # Errors
-/// When it cannot start, having changed nothing; or when it did not end clean.
+/// It cannot start, and has changed nothing; or it did not end cleanly.
 pub(crate) fn run(options: Options) -> Result<(), ApiError> {
-    // Whatever is made from here on is for the daemon's user alone unless it says otherwise.
+    // Files created from here on are private to the daemon's user unless stated otherwise.
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
     let manager = ServiceManager::from_env();
     let front_ends = options.front_ends.complete(&options.socket)?;
@@ -91,7 +92,7 @@ pub(crate) fn run(options: Options) -> Result<(), ApiError> {
             .create(dir)
             .map_err(|error| io_error("cannot make the directory", dir, &error))?;
     }
-    // Before anything is made that the operator named: a daemon that is refused leaves nothing.
+    // Before anything named by the operator is created: a refused daemon leaves nothing behind.
     ClaimedSocket::probe("--socket", &options.socket)?;
     let state = State::open(&options.state_dir)?;
     let socket = ClaimedSocket::claim("--socket", &options.socket, 0o600)?;

@@ -1,4 +1,4 @@
-//! Telling the service manager where the daemon is in its life.
+//! Tells the service manager about the daemon's state.
 
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
@@ -8,7 +8,7 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 pub(crate) struct ServiceManager(Option<SocketAddr>);
 
 impl ServiceManager {
-    /// The manager that `NOTIFY_SOCKET` names. A name that cannot be used is logged and ignored:
+    /// Connects to the manager named by `NOTIFY_SOCKET`. An unusable name is logged and ignored:
     /// serving matters more than reporting.
     pub(crate) fn from_env() -> Self {
         let Some(name) = std::env::var_os("NOTIFY_SOCKET").filter(|name| !name.is_empty()) else {
@@ -27,17 +27,17 @@ impl ServiceManager {
         }
     }
 
-    /// Everything that was served is served again.
+    /// Reports that every volume is served again.
     pub(crate) fn ready(&self, status: &str) {
         self.send(&format!("READY=1\nSTATUS={status}"));
     }
 
-    /// The orderly stop has begun.
+    /// Reports that the orderly stop has begun.
     pub(crate) fn stopping(&self) {
         self.send("STOPPING=1\nSTATUS=Stopping");
     }
 
-    /// What the daemon is doing, for `systemctl status`.
+    /// Reports the daemon's activity, for `systemctl status`.
     pub(crate) fn status(&self, status: &str) {
         self.send(&format!("STATUS={status}"));
     }

@@ -1,4 +1,4 @@
-//! Operations: work that takes long, one thread each, one at a time for each volume.
+//! Long-running operations: one thread each, one at a time per volume.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -10,15 +10,16 @@ use forebay_admin::{
     ApiError, ErrorKind, Operation, OperationId, OperationState, Progress, Unit, VolumeName,
 };
 
-/// Most operations at work together: one for each volume there can be. Those that wait for a device
-/// that does not answer are no reason to refuse others.
+/// Most operations in progress: one for each possible volume. Operations that wait for a dead
+/// device are no reason to refuse others.
 const MAX_RUNNING: usize = 4096;
 
-/// Finished operations that are remembered, so that a client can still learn how they ended.
+/// Number of finished operations that are remembered, so that clients can still learn their
+/// results.
 const MAX_FINISHED: usize = 256;
 
-/// The two ends of a piece of work: the worker reports and looks whether to go on, the others look
-/// how far it is and may ask it to give up.
+/// Shared state of a piece of work: the worker reports progress and polls for cancellation, others
+/// read the progress and may cancel.
 #[derive(Default)]
 pub(crate) struct Work {
     progress: Mutex<Progress>,
@@ -27,33 +28,33 @@ pub(crate) struct Work {
 }
 
 impl Work {
-    /// Says how long a device may take to answer; without this the work waits until it does.
+    /// Sets how long a device may take to answer; without this the work waits without limit.
     pub(crate) fn limit(&self, patience: Duration) {
         *self.patience.lock().unwrap_or_else(PoisonError::into_inner) = Some(patience);
     }
 
-    /// How long a device may take to answer before the work fails; `None`: however long that is.
+    /// Returns how long a device may take to answer before the work fails; `None`: no limit.
     pub(crate) fn patience(&self) -> Option<Duration> {
         *self.patience.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Says how far the work is, in units of `unit`; `total` 0 while that is not known.
+    /// Reports progress, in units of `unit`; `total` is 0 while it is unknown.
     pub(crate) fn report(&self, done: u64, total: u64, unit: Unit) {
         *self.progress.lock().unwrap_or_else(PoisonError::into_inner) =
             Progress { done, total, unit };
     }
 
-    /// How far the work is.
+    /// Returns the progress.
     pub(crate) fn progress(&self) -> Progress {
         *self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Asks the work to give up.
+    /// Asks the work to cancel.
     pub(crate) fn cancel(&self) {
         self.cancelled.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the work should give up.
+    /// Whether the work should cancel.
     pub(crate) fn is_cancelled(&self) -> bool {
         self.cancelled.load(Ordering::Relaxed)
     }
@@ -64,7 +65,7 @@ struct Entry {
     volume: VolumeName,
     work: Arc<Work>,
     started: Instant,
-    /// How long it took, and how it ended; absent while it runs.
+    /// Duration and result; absent while it runs.
     ended: Option<(Duration, Result<(), ApiError>)>,
 }
 
@@ -127,8 +128,8 @@ impl Operations {
     /// Starts `run` on a thread of its own.
     ///
     /// # Errors
-    /// [`ErrorKind::Busy`] when the volume is at work already, or too many operations are;
-    /// [`ErrorKind::Failed`] when the daemon stops or has no thread left.
+    /// [`ErrorKind::Busy`] if the volume is busy already, or too many operations are in progress;
+    /// [`ErrorKind::Failed`] if the daemon is stopping or has no thread left.
     pub(crate) fn start(
         self: &Arc<Self>,
         verb: &'static str,
@@ -166,7 +167,7 @@ impl Operations {
         if let Err(error) = spawned {
             return Err(ApiError::failed(format!("no thread for the operation: {error}")));
         }
-        // The table is still locked, so that the thread cannot end what is not there yet.
+        // The table is still locked, so the thread cannot end the operation before it is inserted.
         let entry =
             Entry { verb, volume: volume.clone(), work, started: Instant::now(), ended: None };
         table.entries.insert(id, entry);
@@ -189,12 +190,12 @@ impl Operations {
         self.changed.notify_all();
     }
 
-    /// Every operation that is known.
+    /// Returns every known operation.
     pub(crate) fn list(&self) -> Vec<Operation> {
         self.table().entries.iter().map(|(id, entry)| entry.describe(*id)).collect()
     }
 
-    /// The operation that works on this volume now.
+    /// Returns the operation in progress on this volume.
     pub(crate) fn of_volume(&self, volume: &VolumeName) -> Option<Operation> {
         self.table()
             .running()
@@ -202,8 +203,8 @@ impl Operations {
             .map(|(id, entry)| entry.describe(*id))
     }
 
-    /// Waits until an operation has ended, at most for `time`, and says how it
-    /// is then; `None` if it is not known (any more).
+    /// Waits until an operation has ended, at most for `time`, and returns its state; `None` if it
+    /// is not known (any more).
     pub(crate) fn wait(&self, id: OperationId, time: Option<Duration>) -> Option<Operation> {
         let deadline = time.map(|time| Instant::now() + time);
         let mut table = self.table();
@@ -222,12 +223,12 @@ impl Operations {
         }
     }
 
-    /// Asks an operation to give up; false if it is not known.
+    /// Asks an operation to cancel; returns false if it is not known.
     pub(crate) fn cancel(&self, id: OperationId) -> bool {
         self.table().entries.get(&id).inspect(|entry| entry.work.cancel()).is_some()
     }
 
-    /// Takes no more operations and asks those at work to give up.
+    /// Refuses new operations and asks those in progress to cancel.
     pub(crate) fn close(&self) {
         let mut table = self.table();
         table.closed = true;
@@ -236,7 +237,7 @@ impl Operations {
         }
     }
 
-    /// Waits until nothing is at work, at most for `time`; false if something still is.
+    /// Waits until no operation is in progress, at most for `time`; returns false on timeout.
     pub(crate) fn wait_all(&self, time: Duration) -> bool {
         let table = self.table();
         let busy = |table: &mut Table| table.running().next().is_some();

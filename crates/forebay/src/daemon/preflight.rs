@@ -1,4 +1,4 @@
-//! What is checked before a new volume touches any device.
+//! Checks of a new volume before any device is touched.
 
 use std::fs::File;
 use std::path::Path;
@@ -10,7 +10,7 @@ use forebay_device::signature;
 use super::host_api::Definition;
 use crate::devices::{DeviceName, Place};
 
-/// Makes a definition of a request, if it can be one by itself.
+/// Converts a request to a definition, if it is valid by itself.
 ///
 /// # Errors
 /// [`ErrorKind::Invalid`] with the field at fault.
@@ -52,7 +52,7 @@ fn place(field: &str, device: &str) -> Result<Option<Place>, ApiError> {
     DeviceName::parse(field, device)?.place(field)
 }
 
-/// Whether both are there and share bytes. A device of an older volume that is gone shares none.
+/// Whether both exist and share bytes. A missing device of an older volume shares none.
 fn overlap(new: Option<&Place>, field: &str, old: &str) -> bool {
     match (new, place(field, old)) {
         (Some(new), Ok(Some(old))) => new.overlaps(&old),
@@ -68,12 +68,12 @@ pub(crate) fn same_cache(one: &Definition, other: &Definition) -> bool {
     }
 }
 
-/// Checks the devices of a new volume against each other and against those of `others`, and
-/// the cache device for what is on it. Reads only.
+/// Checks the devices of a new volume against each other and against those of `others`, and the
+/// content of the cache device. Reads only.
 ///
 /// # Errors
-/// [`ErrorKind::Invalid`] when the two are one device or none; [`ErrorKind::Refused`] when another
-/// volume has them; [`ErrorKind::DataAtRisk`] when something else is on the cache device and
+/// [`ErrorKind::Invalid`] if the two are the same device or do not exist; [`ErrorKind::Refused`] if
+/// another volume uses them; [`ErrorKind::DataAtRisk`] if the cache device holds something else and
 /// `force` is not given.
 pub(crate) fn check_devices(
     new: &Definition,
@@ -196,7 +196,7 @@ mod tests {
             own.settings.apply(&mut wanted).expect("they fit together");
             assert_eq!((made.block_size, made.settings), (16 << 10, wanted), "{}", profile.name);
         }
-        // What does not fit to the profile's other settings is told.
+        // Values that contradict the profile's other settings are reported.
         let error = definition(&with("bcache", &["dirty_low=20"])).expect_err("crossed");
         assert_eq!((error.kind, error.field.as_deref()), (ErrorKind::Invalid, Some("dirty_low")));
         assert!(definition(&with("bcache", &["dirty_low=20", "dirty_high=30"])).is_ok());

@@ -1,5 +1,5 @@
-//! The admin socket: who may connect, how many, and the thread that serves them. Never on a lane: whatever
-//! a client does here, the data path goes on.
+//! The admin socket: checks and counts connections, and serves them on a thread of its own. Never
+//! on a lane: no client here can stop the data path.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -22,24 +22,24 @@ use super::http::{self, HttpAnswer, MAX_HEAD, MAX_HEADERS, REQUEST_DEADLINE};
 use super::socket::ClaimedSocket;
 use super::volumes::Volumes;
 
-/// Most connections at a time; as many more are told to come back.
+/// Most connections at a time; as many more are told to try again.
 const MAX_CONNECTIONS: usize = 32;
 
-/// How long a client may take to read its answer.
+/// Time limit for a client to read its answer.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The admin API at work.
+/// The running admin API.
 pub(crate) struct Server {
     stop: Option<oneshot::Sender<()>>,
     closed: mpsc::Receiver<()>,
 }
 
 impl Server {
-    /// Starts answering on `socket`. The socket goes away when the server does; who is connected then still
-    /// gets an answer as long as the process lives.
+    /// Starts answering on `socket`. The socket disappears with the server; clients connected then
+    /// still get an answer as long as the process lives.
     ///
     /// # Errors
-    /// When the thread cannot be set up.
+    /// The thread cannot be set up.
     pub(crate) fn start(socket: ClaimedSocket, volumes: Arc<Volumes>) -> Result<Self, ApiError> {
         let failed = |error: std::io::Error| ApiError::failed(format!("admin socket: {error}"));
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -75,7 +75,7 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         drop(self.stop.take());
-        // Ends when the socket is gone.
+        // Returns when the socket is gone.
         let _ = self.closed.recv();
     }
 }
@@ -87,7 +87,7 @@ async fn accept(listener: &UnixListener, volumes: &Arc<Volumes>) {
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(error) => {
-                // Out of descriptors, most likely: the connection still waits, so wait as well.
+                // Probably out of descriptors: the connection stays queued, so wait.
                 tracing::warn!(%error, "an admin connection could not be accepted");
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
@@ -112,7 +112,7 @@ async fn accept(listener: &UnixListener, volumes: &Arc<Volumes>) {
     }
 }
 
-/// Serves one request: by the volumes, or with why it is turned down.
+/// Serves one request: by the volumes, or with the error that refuses it.
 async fn serve(
     stream: UnixStream,
     volumes: Result<Arc<Volumes>, ApiError>,
@@ -144,7 +144,7 @@ async fn serve(
     }
 }
 
-/// Answers a request on a thread where it may block.
+/// Answers a request on a thread that may block.
 async fn answer(
     volumes: &Result<Arc<Volumes>, ApiError>,
     request: http::HttpRequest,
@@ -154,7 +154,7 @@ async fn answer(
     answered.map_err(|error| ApiError::failed(format!("the request failed: {error}")))
 }
 
-/// The socket's permissions say this already; they do not help a daemon whose socket was handed on.
+/// The socket's permissions ensure this already, unless the socket was handed on.
 fn check_peer(stream: &UnixStream) -> Result<(), ApiError> {
     let peer = rustix::net::sockopt::socket_peercred(stream)
         .map_err(|error| ApiError::new(ErrorKind::Forbidden, format!("who are you? {error}")))?;
@@ -183,7 +183,7 @@ mod tests {
 
     fn exchange(dir: &TempDir, request: &[u8]) -> String {
         let mut stream = UnixStream::connect(dir.path().join("s")).expect("it listens");
-        // The daemon may have answered and gone before all is sent.
+        // The daemon may answer and close before everything is sent.
         let _ = stream.write_all(request);
         let mut answer = Vec::new();
         let _ = stream.read_to_end(&mut answer);
@@ -222,7 +222,7 @@ mod tests {
         assert!(exchange(&dir, &[b'x'; 20_000]).starts_with("HTTP/1.1 4"));
     }
 
-    /// A client that sends the head and the body one after the other must see the answer, not a broken pipe.
+    /// A client that sends head and body separately must see the answer, not a broken pipe.
     #[test]
     fn the_body_of_a_refused_request_can_still_be_sent() {
         let dir = TempDir::new("server-refused");
@@ -250,7 +250,7 @@ mod tests {
         let request = b"GET /v1/volumes HTTP/1.1\r\n\r\n";
         assert!(exchange(&dir, request).contains("clients are connected already"));
         drop(idle);
-        // The places of those that left become free as soon as the daemon notices.
+        // The places of departed clients become free as soon as the daemon notices.
         while !exchange(&dir, request).starts_with("HTTP/1.1 200") {}
     }
 }

@@ -1,4 +1,4 @@
-//! The request to stop: SIGTERM or SIGINT, or a test.
+//! Stop requests: SIGTERM, SIGINT, or a test.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
@@ -15,7 +15,7 @@ pub(crate) struct StopRequest {
 }
 
 impl StopRequest {
-    /// Asks; false if that had been done before.
+    /// Requests the stop; returns false if it was requested before.
     pub(crate) fn ask(&self) -> bool {
         let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
         let first = !std::mem::replace(&mut *asked, true);
@@ -23,12 +23,12 @@ impl StopRequest {
         first
     }
 
-    /// Whether anybody asked.
+    /// Whether a stop was requested.
     pub(crate) fn is_asked(&self) -> bool {
         *self.asked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until somebody asks, at most for `time`; whether somebody has.
+    /// Waits for the request, at most for `time`; returns whether it came.
     pub(crate) fn wait_for(&self, time: Duration) -> bool {
         let asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = self.changed.wait_timeout_while(asked, time, |asked| !*asked);
@@ -36,11 +36,11 @@ impl StopRequest {
     }
 }
 
-/// Turns SIGTERM and SIGINT into a request, from now until the process ends; `first` runs once,
-/// on the thread that waits for signals.
+/// Turns SIGTERM and SIGINT into stop requests, until the process ends; `first` runs once, on the
+/// thread that waits for signals.
 ///
 /// # Errors
-/// When the handlers or the thread cannot be set up.
+/// The handlers or the thread cannot be set up.
 pub(crate) fn listen(
     stop: Arc<StopRequest>,
     first: impl FnOnce() + Send + 'static,

@@ -1,4 +1,4 @@
-//! Unix sockets that are ours alone: claimed without a race, never taken from the living.
+//! Exclusive unix sockets: claimed without a race, never taken from a live process.
 
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::ErrorKind as Io;
@@ -11,13 +11,13 @@ use rustix::fs::{FlockOperation, flock};
 
 use crate::paths::{check_socket_path, io_error};
 
-/// A unix socket that listens, and goes away when this is dropped.
+/// A listening unix socket, removed on drop.
 pub(crate) struct ClaimedSocket {
     listener: UnixListener,
     path: PathBuf,
     identity: (u64, u64),
-    /// Held as long as the socket: who has it may replace what a dead owner left behind. The file
-    /// stays; to remove it would let two owners lock two files of one name.
+    /// Held as long as the socket: its holder may replace a dead owner's socket. The lock file
+    /// stays, because removing it would let two owners lock two files of one name.
     _lock: File,
 }
 
@@ -25,10 +25,10 @@ fn identity(metadata: &Metadata) -> (u64, u64) {
     (metadata.dev(), metadata.ino())
 }
 
-/// Opens and locks a file; the lock of a dead owner does not count.
+/// Opens and locks a file; a dead owner holds no lock.
 ///
 /// # Errors
-/// [`ErrorKind::Refused`] with `in_use` when somebody alive has the lock.
+/// [`ErrorKind::Refused`] with `in_use` if a live process holds the lock.
 pub(crate) fn lock_file(path: &Path, in_use: &str) -> Result<File, ApiError> {
     let file = OpenOptions::new()
         .create(true)
@@ -47,10 +47,10 @@ pub(crate) fn lock_file(path: &Path, in_use: &str) -> Result<File, ApiError> {
 }
 
 impl ClaimedSocket {
-    /// Looks whether `path` could be claimed, without touching anything.
+    /// Checks whether `path` could be claimed, without touching anything.
     ///
     /// # Errors
-    /// As [`ClaimedSocket::claim`], as far as that can be told beforehand.
+    /// As [`ClaimedSocket::claim`], as far as that is known beforehand.
     pub(crate) fn probe(field: &str, path: &Path) -> Result<(), ApiError> {
         check_socket_path(field, path)?;
         match fs::symlink_metadata(path) {
@@ -76,12 +76,12 @@ impl ClaimedSocket {
         }
     }
 
-    /// Listens at `path` with permissions `mode`, like `0o600`. A socket that a dead owner of the
-    /// same user left behind is replaced; nothing else is.
+    /// Listens at `path` with permissions `mode`, like `0o600`. A stale socket of the same user is
+    /// replaced; nothing else is.
     ///
     /// # Errors
-    /// [`ErrorKind::Refused`] when somebody listens there; [`ErrorKind::Invalid`] when something
-    /// else is there or the path cannot be a socket's.
+    /// [`ErrorKind::Refused`] if another process listens there; [`ErrorKind::Invalid`] if the path
+    /// exists and is not a socket, or cannot be one.
     pub(crate) fn claim(field: &str, path: &Path, mode: u32) -> Result<Self, ApiError> {
         Self::probe(field, path)?;
         let mut lock_path = path.as_os_str().to_owned();
@@ -96,7 +96,7 @@ impl ClaimedSocket {
         Ok(ClaimedSocket { listener, path: path.to_owned(), identity: identity(&own), _lock: lock })
     }
 
-    /// The listening socket.
+    /// Returns the listening socket.
     pub(crate) fn listener(&self) -> &UnixListener {
         &self.listener
     }
@@ -120,12 +120,12 @@ fn in_use(field: &str, path: &Path) -> ApiError {
     ApiError::new(ErrorKind::Refused, message).about(field)
 }
 
-/// Whether somebody accepts connections at `path`.
+/// Whether a process accepts connections at `path`.
 fn answers(path: &Path) -> Result<bool, ApiError> {
     match UnixStream::connect(path) {
         Ok(_) => Ok(true),
         Err(error) if matches!(error.kind(), Io::ConnectionRefused | Io::NotFound) => Ok(false),
-        // A full backlog, or a socket of another type: somebody is there.
+        // A full backlog, or a socket of another type: a process is there.
         Err(error)
             if error.kind() == Io::WouldBlock
                 || error.raw_os_error() == Some(rustix::io::Errno::PROTOTYPE.raw_os_error()) =>
@@ -136,7 +136,7 @@ fn answers(path: &Path) -> Result<bool, ApiError> {
     }
 }
 
-/// Removes a socket that nobody listens at. Called with the lock held.
+/// Removes a stale socket. Called with the lock held.
 fn remove_stale(field: &str, path: &Path) -> Result<(), ApiError> {
     let Ok(found) = fs::symlink_metadata(path) else { return Ok(()) };
     if !found.file_type().is_socket() || answers(path)? {
@@ -202,7 +202,7 @@ mod tests {
         let dir = TempDir::new("socket-moved");
         let path = dir.path().join("s");
         let claimed = claim(&path).expect("free");
-        // Held under another name, so that its inode number is not used again.
+        // Kept under another name, so that its inode number is not reused.
         fs::rename(&path, dir.path().join("old")).expect("writable");
         fs::write(&path, "somebody else's").expect("writable");
         drop(claimed);

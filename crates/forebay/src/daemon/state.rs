@@ -1,4 +1,4 @@
-//! What the daemon remembers between starts: one small file, replaced whole.
+//! The daemon's persistent state: one small file, replaced as a whole.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{ErrorKind as Io, Read, Write};
@@ -18,29 +18,29 @@ use crate::paths::io_error;
 /// Version of the file that is written.
 const VERSION: u32 = 2;
 
-/// The oldest version that is read. It knew neither caches nor what is deleted.
+/// Oldest version that is read. It has no caches and no deleted volumes.
 const OLDEST: u32 = 1;
 
 /// Largest file that is read, in bytes.
 const MAX_FILE: u64 = 16 << 20;
 
-/// Most volumes that are remembered.
+/// Most volumes in the file.
 const MAX_VOLUMES: usize = 4096;
 
 /// One volume in the file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Remembered {
-    /// What it is.
+    /// Its definition.
     pub(crate) volume: Definition,
     /// Whether it is served when the daemon starts.
     pub(crate) started: bool,
-    /// Size of the origin in bytes when it was last served; 0: not known.
+    /// Size of the origin in bytes when it was last served; 0: unknown.
     #[serde(default)]
     pub(crate) origin_bytes: u64,
-    /// A delete has begun. If the cache does not know the volume any more, it has gone through.
+    /// A delete has begun. It has succeeded if the cache no longer contains the volume.
     #[serde(default)]
     pub(crate) deleting: bool,
-    /// An older copy of the cache device was accepted for another volume, and not for this one.
+    /// An older copy of the cache device was accepted for another volume, but not for this one.
     #[serde(default)]
     pub(crate) behind: bool,
 }
@@ -67,21 +67,21 @@ struct KnownCache {
 /// The state directory of a daemon, locked as long as this lives.
 pub(crate) struct State {
     dir: PathBuf,
-    /// Held while the file is written: whoever only looks does not wait for that.
+    /// Held while the file is written; readers do not wait for it.
     writing: Mutex<()>,
     volumes: Mutex<Vec<Remembered>>,
     known: Arc<Known>,
-    /// What the file says beside the volumes.
+    /// The facts as last written to the file.
     written: Mutex<Facts>,
     _lock: File,
 }
 
 impl State {
-    /// Opens the directory, makes it if it is absent, and reads what is there.
+    /// Opens the directory, creates it if it is absent, and reads the state.
     ///
     /// # Errors
-    /// [`ErrorKind::Refused`] when another daemon uses it; [`ErrorKind::Invalid`] when the file is
-    /// not one that this version reads. Nothing is changed then.
+    /// [`ErrorKind::Refused`] if another daemon uses it; [`ErrorKind::Invalid`] if this version
+    /// cannot read the file. Nothing is changed then.
     pub(crate) fn open(dir: &Path) -> Result<Self, ApiError> {
         DirBuilder::new()
             .recursive(true)
@@ -108,22 +108,22 @@ impl State {
         })
     }
 
-    /// What is known of caches.
+    /// Returns the facts about caches.
     pub(crate) fn known(&self) -> &Arc<Known> {
         &self.known
     }
 
-    /// The directory.
+    /// Returns the directory.
     pub(crate) fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// Every volume, in the order of creation.
+    /// Returns every volume, in the order of creation.
     pub(crate) fn volumes(&self) -> Vec<Remembered> {
         self.volumes.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// One volume.
+    /// Returns one volume.
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`].
@@ -132,7 +132,7 @@ impl State {
         volumes.into_iter().find(|entry| entry.volume.name == *name).ok_or_else(|| not_found(name))
     }
 
-    /// Remembers a volume, in place of one of the same name.
+    /// Stores a volume, in place of one of the same name.
     ///
     /// # Errors
     /// As [`State::change`].
@@ -140,7 +140,7 @@ impl State {
         self.change(|volumes, _| put(volumes, entry))
     }
 
-    /// Forgets a volume. In this process it is forgotten even if that cannot be written.
+    /// Removes a volume. In this process it is removed even if that cannot be written.
     ///
     /// # Errors
     /// As [`State::change`].
@@ -153,10 +153,10 @@ impl State {
         removed
     }
 
-    /// Changes what is remembered, all of it or nothing, durably.
+    /// Changes the state durably, completely or not at all.
     ///
     /// # Errors
-    /// When it cannot be made durable; what was remembered before still is.
+    /// The change cannot be made durable; the old state remains.
     pub(crate) fn change(
         &self,
         change: impl FnOnce(&mut Vec<Remembered>, &mut Facts),
@@ -170,7 +170,7 @@ impl State {
             let message = format!("a daemon has at most {MAX_VOLUMES} volumes; delete one first");
             return Err(ApiError::new(ErrorKind::Refused, message));
         }
-        // Of caches that no volume is on there is nothing to know.
+        // Facts about caches without volumes are of no use.
         let used =
             |cache: &Uuid| volumes.iter().any(|entry| entry.volume.cache_uuid == Some(*cache));
         facts.caches.retain(|cache, _| used(cache));
@@ -179,7 +179,7 @@ impl State {
         *self.volumes.lock().unwrap_or_else(PoisonError::into_inner) = volumes;
         *self.written.lock().unwrap_or_else(PoisonError::into_inner) = facts.clone();
         let mut known = self.known.facts();
-        // The host may have gone on meanwhile: only what was changed here is taken over.
+        // The host may have recorded more meanwhile: apply only the changes made here.
         known
             .deleted
             .retain(|volume| !before.deleted.contains(volume) || facts.deleted.contains(volume));
@@ -190,7 +190,7 @@ impl State {
         Ok(())
     }
 
-    /// Makes durable what the host has learnt, if that is anything.
+    /// Writes the facts that the host has recorded, if they have changed.
     ///
     /// # Errors
     /// As [`State::change`].
@@ -201,7 +201,7 @@ impl State {
     }
 }
 
-/// Puts a volume in place of one of the same name, or at the end.
+/// Replaces a volume of the same name, or appends it.
 pub(crate) fn put(volumes: &mut Vec<Remembered>, entry: Remembered) {
     match volumes.iter_mut().find(|old| old.volume.name == entry.volume.name) {
         Some(old) => *old = entry,
@@ -209,7 +209,7 @@ pub(crate) fn put(volumes: &mut Vec<Remembered>, entry: Remembered) {
     }
 }
 
-/// The error about a volume that is not there.
+/// Returns the error for an unknown volume.
 pub(crate) fn not_found(name: &VolumeName) -> ApiError {
     let message = format!("there is no volume '{name}'; 'forebay list' shows those that are");
     ApiError::new(ErrorKind::NotFound, message).about("name")
@@ -254,7 +254,7 @@ fn read(path: &Path) -> Result<Contents, ApiError> {
     Ok(contents)
 }
 
-/// Replaces the file so that a crash at any point leaves the old or the new one, whole.
+/// Replaces the file atomically: a crash at any point leaves the old or the new one, whole.
 fn write(dir: &Path, volumes: &[Remembered], facts: &Facts) -> std::io::Result<()> {
     let caches = facts.caches.iter();
     let contents = Contents {
@@ -271,7 +271,7 @@ fn write(dir: &Path, volumes: &[Remembered], facts: &Facts) -> std::io::Result<(
     let written =
         write_file(&fresh, &text).and_then(|()| fs::rename(&fresh, dir.join("state.json")));
     if written.is_err() {
-        // On a full filesystem it would only be in the way.
+        // On a full filesystem it would only take space.
         let _ = fs::remove_file(&fresh);
     }
     written?;

@@ -1,4 +1,4 @@
-//! What the daemon's own tests share: directories that go away, and a host and a front end without a
+//! Shared by the daemon's own tests: temporary directories, and a host and a front end without a
 //! data path.
 
 use std::collections::BTreeMap;
@@ -19,7 +19,7 @@ use forebay_lane::Lane;
 use super::host_api::{Definition, Existing, Host, Identity, Remains, StartError};
 use super::operations::Work;
 
-/// A front end that has an address and serves nobody.
+/// A front end that has an address and serves no client.
 pub(crate) struct FakeFrontEnd;
 
 impl FrontEnd for FakeFrontEnd {
@@ -38,11 +38,11 @@ impl FrontEnd for FakeFrontEnd {
     fn release(&self) {}
 }
 
-/// A directory that is removed with all it holds.
+/// A directory that is removed with its contents.
 pub(crate) struct TempDir(PathBuf);
 
 impl TempDir {
-    /// A new directory; `what` makes it recognisable.
+    /// Makes a new directory; `what` makes it recognisable.
     pub(crate) fn new(what: &str) -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -52,7 +52,7 @@ impl TempDir {
         TempDir(path)
     }
 
-    /// Where it is.
+    /// Returns its path.
     pub(crate) fn path(&self) -> &Path {
         &self.0
     }
@@ -70,21 +70,21 @@ pub(crate) const FAKE_SIZE: u64 = 123 << 20;
 /// The cache of every volume of a [`FakeHost`].
 pub(crate) const FAKE_CACHE: Uuid = Uuid::from_u128(7);
 
-/// Does something when the host is asked something.
+/// Called on each request to the host.
 type Hook = Box<dyn Fn(&str) + Send>;
 
-/// A host that remembers what it was asked, and fails where it is told to.
+/// A host that records its requests, and fails where it is told to.
 #[derive(Default)]
 pub(crate) struct FakeHost {
     running: Mutex<BTreeMap<VolumeName, Definition>>,
     /// Volumes that wait for a device.
     hung: Mutex<BTreeMap<VolumeName, Settings>>,
-    /// Everything that was asked, like `create v`.
+    /// Every request, like `create v`.
     pub(crate) asked: Mutex<Vec<String>>,
-    /// What fails, in the words of `asked`; with `hang` in front, what runs until it is cancelled; with
-    /// `older` or `unknown`, a start that fails like that, and only once.
+    /// Requests that fail, in the words of `asked`; prefixed with `hang`, they run until they are
+    /// cancelled; prefixed with `older` or `unknown`, a start fails with that error, once.
     pub(crate) failing: Mutex<Vec<String>>,
-    /// Called with what is asked.
+    /// Called with each request.
     pub(crate) hook: Mutex<Option<Hook>>,
 }
 

@@ -1,4 +1,4 @@
-//! The volumes of a daemon: what the host serves and what the state remembers, kept in step.
+//! The volumes of a daemon: keeps the served volumes and the stored ones consistent.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,16 +19,17 @@ use super::operations::{Operations, Work};
 use super::preflight;
 use super::state::{Remembered, State, put};
 
-/// How long a stop waits for operations that were asked to give up.
+/// How long a shutdown waits for cancelled operations.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// How long a stop of one volume waits for what it supersedes, below the patience of clients.
+/// How long the stop of a volume waits for an operation that it supersedes; below clients'
+/// patience.
 const YIELD_PATIENCE: Duration = Duration::from_secs(15);
 
 /// How long a command waits for a device that does not answer.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(30);
 
-/// How long the deletion of a volume whose dirty blocks are given up waits for its devices. It is
+/// How long a delete with discarded dirty blocks waits for the volume's devices. The volume is
 /// deleted by then in any case.
 const PARTING_PATIENCE: Duration = Duration::from_secs(3);
 
@@ -47,12 +48,12 @@ pub(crate) struct Volumes {
     operations: Arc<Operations>,
     /// Why volumes that should be served are not.
     failures: Mutex<BTreeMap<VolumeName, String>>,
-    /// Volumes that were served when the daemon ended, and whose turn to be served again has not come.
+    /// Volumes that were served when the daemon ended, and have not been started again yet.
     waiting: Mutex<BTreeSet<VolumeName>>,
 }
 
 impl Volumes {
-    /// The volumes that `state` remembers, none of them served yet.
+    /// Starts with the volumes in `state`, none of them served yet.
     pub(crate) fn new(
         host: Arc<dyn Host>,
         state: State,
@@ -71,12 +72,12 @@ impl Volumes {
         })
     }
 
-    /// Work that is under way or has ended.
+    /// Returns the operations, in progress and ended.
     pub(crate) fn operations(&self) -> &Arc<Operations> {
         &self.operations
     }
 
-    /// The daemon about itself.
+    /// Returns the daemon's report.
     pub(crate) fn daemon_report(&self) -> DaemonReport {
         DaemonReport {
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -87,12 +88,12 @@ impl Volumes {
         }
     }
 
-    /// Every volume, in the order of creation.
+    /// Returns the reports of all volumes, in the order of creation.
     pub(crate) fn list(&self) -> Vec<VolumeReport> {
         self.state.volumes().iter().map(|entry| self.report(entry)).collect()
     }
 
-    /// One volume.
+    /// Returns the report of one volume.
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`].
@@ -100,16 +101,16 @@ impl Volumes {
         self.state.volume(name).map(|entry| self.report(&entry))
     }
 
-    /// What caches of these sizes, or of the usual ones, would have hit of a volume's requests.
+    /// Returns the hit ratios that caches of these sizes, or of the usual ones, would have had.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`], or [`ErrorKind::Refused`] when it is not served.
+    /// [`ErrorKind::NotFound`], or [`ErrorKind::Refused`] if it is not served.
     pub(crate) fn curve(&self, name: &VolumeName, sizes: &[u64]) -> Result<CurveReport, ApiError> {
         self.state.volume(name)?;
         self.host.curve(name, sizes)
     }
 
-    /// What of a volume is dirty on a cache device that has failed or is gone.
+    /// Returns the dirty ranges of a volume on a cache device that has failed or is gone.
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`].
@@ -155,10 +156,10 @@ impl Volumes {
         report
     }
 
-    /// Makes a volume and serves it.
+    /// Creates a volume and serves it.
     ///
     /// # Errors
-    /// When the request is wrong by itself or nothing can be started now.
+    /// The request is invalid by itself, or no operation can be started now.
     pub(crate) fn create(
         self: &Arc<Self>,
         request: &CreateRequest,
@@ -175,7 +176,7 @@ impl Volumes {
             .start("create", &name, move |work| this.create_now(volume, chose_policy, force, work))
     }
 
-    /// A volume that is served, as it is remembered.
+    /// Returns the entry to store for a served volume.
     fn remembered(&self, mut volume: Definition) -> Remembered {
         if let Some(identity) = self.host.identity(&volume.name) {
             (volume.uuid, volume.cache_uuid) = (Some(identity.volume), Some(identity.cache));
@@ -184,12 +185,12 @@ impl Volumes {
         Remembered { volume, started: true, origin_bytes, deleting: false, behind: false }
     }
 
-    /// Size of the origin of a volume that is served, in bytes.
+    /// Returns the size of the origin of a served volume, in bytes.
     fn size_of(&self, name: &VolumeName) -> u64 {
         self.host.report(name).map_or(0, |report| report.origin.size)
     }
 
-    /// Starts one of the operations on a volume that is there.
+    /// Starts an operation on an existing volume.
     fn operate(
         self: &Arc<Self>,
         verb: &'static str,
@@ -199,16 +200,16 @@ impl Volumes {
         self.state.volume(name)?;
         let (this, own_name) = (self.clone(), name.clone());
         self.operations.start(verb, name, move |work| {
-            // Looked up again: an operation before this one may have changed it.
+            // Looked up again: an earlier operation may have changed the volume.
             let entry = this.state.volume(&own_name)?;
             run(&this, entry, work)
         })
     }
 
-    /// Changes settings, of a volume that is stopped for its next start.
+    /// Changes settings; those of a stopped volume take effect at its next start.
     ///
     /// # Errors
-    /// When there is no such volume, the settings do not fit together, or it is busy.
+    /// There is no such volume, the settings contradict each other, or the volume is busy.
     pub(crate) fn set(
         self: &Arc<Self>,
         name: &VolumeName,
@@ -222,7 +223,7 @@ impl Volumes {
             let volume = entry.volume.clone();
             let sharing = this.sharing(&volume);
             let before = this.state.volumes();
-            // Remembered first: if the daemon dies in between, the next start sets it.
+            // Stored first: if the daemon dies in between, the next start applies it.
             this.state.change(|volumes, _| {
                 share(volumes, &sharing, &volume);
                 put(volumes, entry);
@@ -232,7 +233,7 @@ impl Volumes {
             }
             this.host.set(&volume, work).inspect_err(|_| {
                 this.undo(|volumes| {
-                    // The version has been used, even so.
+                    // The version stays incremented.
                     for old in before {
                         let mut those = volumes.iter_mut().filter(|entry| {
                             entry.volume.name == old.volume.name
@@ -248,7 +249,7 @@ impl Volumes {
         })
     }
 
-    /// The other volumes on the cache device of this one.
+    /// Returns the other volumes on the same cache device.
     fn sharing(&self, volume: &Definition) -> Vec<VolumeName> {
         let others = self.state.volumes().into_iter().map(|entry| entry.volume);
         others
@@ -257,7 +258,7 @@ impl Volumes {
             .collect()
     }
 
-    /// Takes back what was remembered of a command that has failed.
+    /// Reverts the stored change of a failed command.
     fn undo(&self, change: impl FnOnce(&mut Vec<Remembered>)) {
         if let Err(error) = self.state.change(|volumes, _| change(volumes)) {
             tracing::error!("the state keeps what a failed command was to bring: {error}");
@@ -267,7 +268,7 @@ impl Volumes {
     /// Writes dirty blocks to the origin.
     ///
     /// # Errors
-    /// When there is no such volume or it is busy.
+    /// There is no such volume, or it is busy.
     pub(crate) fn flush(self: &Arc<Self>, name: &VolumeName) -> Result<OperationId, ApiError> {
         self.operate("flush", name, |this, entry, work| {
             let name = &entry.volume.name;
@@ -279,7 +280,8 @@ impl Volumes {
         })
     }
 
-    /// Ends what an operator's command supersedes: it could wait for ever when a device is lost.
+    /// Cancels an operation that an operator's command supersedes: with a lost device it could wait
+    /// for ever.
     fn supersede(&self, name: &VolumeName) {
         if let Some(running) = self.operations.of_volume(name)
             && matches!(running.verb.as_str(), "flush" | "set" | "start")
@@ -289,11 +291,11 @@ impl Volumes {
         }
     }
 
-    /// Stops serving a volume; one that is stopped stays so. A flush, a change of settings or a start
-    /// that is under way is given up.
+    /// Stops serving a volume; a stopped volume stays stopped. A flush, a change of settings or a
+    /// start in progress is cancelled.
     ///
     /// # Errors
-    /// When there is no such volume or it is busy.
+    /// There is no such volume, or it is busy.
     pub(crate) fn stop(self: &Arc<Self>, name: &VolumeName) -> Result<OperationId, ApiError> {
         self.supersede(name);
         self.operate("stop", name, |this, mut entry, work| {
@@ -301,7 +303,7 @@ impl Volumes {
             let name = entry.volume.name.clone();
             this.waiting().remove(&name);
             if entry.started {
-                // Remembered first: a daemon that dies in between must not serve it again by itself.
+                // Stored first: a daemon that dies in between must not serve it again by itself.
                 entry.started = false;
                 entry.volume.version += 1;
                 this.state.put(entry.clone())?;
@@ -325,10 +327,10 @@ impl Volumes {
         self.host.report(name).is_some_and(|report| is_served(report.state))
     }
 
-    /// Serves a volume; one that is served stays so. For `force` see [`Host::start`].
+    /// Serves a volume; a served volume stays served. For `force` see [`Host::start`].
     ///
     /// # Errors
-    /// When there is no such volume or it is busy.
+    /// There is no such volume, or it is busy.
     pub(crate) fn start(
         self: &Arc<Self>,
         name: &VolumeName,
@@ -337,7 +339,7 @@ impl Volumes {
         self.operate("start", name, move |this, entry, work| {
             work.limit(ANSWER_PATIENCE);
             this.start_now(entry, force, work)?;
-            // From here on a copy of the cache device from before is an older one.
+            // From here on an earlier copy of the cache device is recognised as older.
             this.note_positions();
             Ok(())
         })
@@ -346,7 +348,7 @@ impl Volumes {
     /// Removes a volume.
     ///
     /// # Errors
-    /// When there is no such volume or it is busy.
+    /// There is no such volume, or it is busy.
     pub(crate) fn delete(
         self: &Arc<Self>,
         name: &VolumeName,
@@ -362,7 +364,7 @@ impl Volumes {
                 work.limit(PARTING_PATIENCE);
                 return this.delete_whatever_happens(&volume, work);
             }
-            // A daemon that dies in between knows from this why the cache has lost the volume.
+            // Tells a restarted daemon why the cache no longer contains the volume.
             entry.deleting = true;
             this.state.put(entry.clone())?;
             let remains = this.host.delete(&volume, false, work).inspect_err(|_| {
@@ -380,8 +382,8 @@ impl Volumes {
         })
     }
 
-    /// Deletes a volume whose dirty blocks are given up. First of all it is forgotten for good: what its
-    /// devices do after that changes nothing.
+    /// Deletes a volume whose dirty blocks are discarded. It is first removed from the state for
+    /// good, whatever its devices do after that.
     fn delete_whatever_happens(
         &self,
         volume: &Definition,
@@ -409,15 +411,16 @@ impl Volumes {
         Ok(())
     }
 
-    /// Nothing is left of a volume that was deleted. If that cannot be written it is no loss: nobody
-    /// else has its UUID.
+    /// Removes a volume's UUID from the deleted ones, because nothing of it is left. A failure to
+    /// write this is harmless: the UUID is unique.
     fn forget_deleted(&self, volume: Uuid) {
         if let Err(error) = self.state.change(|_, known| known.deleted.retain(|it| *it != volume)) {
             tracing::warn!("a deleted volume stays in the state for now: {error}");
         }
     }
 
-    /// Forgets a volume that is deleted. If that cannot be written, the next start finds it out again.
+    /// Removes a deleted volume from the state. If that cannot be written, the next start repeats
+    /// it.
     fn remove(&self, volume: &Definition) {
         self.note_failure(&volume.name, None);
         if let Err(error) = self.state.remove(&volume.name) {
@@ -425,7 +428,7 @@ impl Volumes {
         }
     }
 
-    /// Makes durable in the state how far the open caches are.
+    /// Stores the positions of the open caches durably.
     pub(crate) fn note_positions(&self) {
         self.host.note_positions();
         if let Err(error) = self.state.keep_known() {
@@ -445,10 +448,10 @@ impl Volumes {
         };
     }
 
-    /// Ends all operations, then stops serving in order.
+    /// Cancels all operations, then stops serving in order.
     ///
     /// # Errors
-    /// When something did not end clean.
+    /// Something did not stop cleanly.
     pub(crate) fn shut_down(&self) -> Result<(), ApiError> {
         self.operations.close();
         let quiet = self.operations.wait_all(PATIENCE);
@@ -462,7 +465,7 @@ impl Volumes {
     }
 }
 
-/// Gives volumes of the same cache as `volume` the settings that they share with it.
+/// Copies the settings that volumes of one cache share from `volume` to the others.
 fn share(volumes: &mut [Remembered], sharing: &[VolumeName], volume: &Definition) {
     for other in volumes.iter_mut().filter(|other| sharing.contains(&other.volume.name)) {
         other.volume.settings.share(&volume.settings);

@@ -1,4 +1,4 @@
-//! Volumes over a fake host: what is asked of it, what is remembered, what comes back.
+//! Volumes over a fake host: its requests, the stored state, and restarts.
 
 use forebay_admin::{Assignments, Operation};
 
@@ -28,7 +28,7 @@ impl Daemon {
         Daemon { dir, host, volumes }
     }
 
-    /// The daemon dies without a word and starts again.
+    /// Kills the daemon and starts it again.
     fn restart(mut self) -> Self {
         drop(self.volumes);
         self.host = Arc::new(FakeHost::default());
@@ -68,7 +68,7 @@ impl Daemon {
         self.host.asked.lock().expect("not poisoned").clone()
     }
 
-    /// Does something when the host is asked `what`.
+    /// Runs `run` when the host gets the request `what`.
     fn on(&self, what: &str, run: impl Fn() + Send + 'static) {
         let what = what.to_owned();
         let hook = move |asked: &str| {
@@ -128,7 +128,7 @@ fn a_volume_that_cannot_come_back_is_shown_as_failed_and_spares_the_others() {
     assert_eq!((daemon.state("a"), daemon.state("b")), (VolumeState::Failed, VolumeState::Running));
     let report = daemon.volumes.show(&name("a")).expect("there");
     assert_eq!(report.errors.last.as_deref(), Some("told to fail"));
-    // It is still remembered, and can be stopped, so that the next start does not try again.
+    // It is still stored, and can be stopped, so that the next start does not try again.
     daemon.end(daemon.volumes.stop(&name("a"))).expect("good");
     assert_eq!(daemon.state("a"), VolumeState::Stopped);
     assert_eq!(daemon.restart().volumes.restore(&StopRequest::default()), restored(1, 0, 1));
@@ -202,7 +202,7 @@ fn a_create_that_fails_leaves_nothing() {
     daemon.fail("create a");
     assert!(daemon.create("a", "origin").is_err());
     assert!(daemon.volumes.list().is_empty());
-    // A state that can no longer be written when all is done: the volume must not go on being served.
+    // The state cannot be written at the end: the volume must not stay served.
     let state = daemon.dir.path().join("state");
     daemon.on("create b", move || std::fs::remove_dir_all(&state).expect("writable"));
     assert!(daemon.create("b", "origin").is_err());
@@ -240,7 +240,7 @@ fn without_a_state_that_can_be_written_every_command_fails_and_changes_nothing()
 
 #[test]
 fn a_daemon_that_dies_in_the_middle_of_a_command_leaves_what_the_same_command_completes() {
-    // What the state file says while the host is at it.
+    // The content of the state file during the host's request.
     let killed = |prepare: &dyn Fn(&Daemon), at: &str, run: &dyn Fn(&Daemon)| -> Daemon {
         let daemon = Daemon::new();
         prepare(&daemon);
@@ -312,7 +312,7 @@ fn giving_up_a_volume_succeeds_whatever_its_devices_do_and_is_remembered() {
     assert!(daemon.volumes.list().is_empty());
     let daemon = daemon.restart();
     assert_eq!(daemon.volumes.state.known().facts().deleted.len(), 1);
-    // Without that, a failure is one, and the volume stays.
+    // Without discarding, a failure is an error, and the volume stays.
     daemon.create("a", "origin").expect("the name is free");
     daemon.fail("delete a");
     assert!(daemon.end(daemon.volumes.delete(&name("a"), false)).is_err());

@@ -9,7 +9,7 @@ use crate::exit::Outcome;
 /// Prints a value as indented JSON.
 ///
 /// # Errors
-/// When it cannot be written.
+/// The output cannot be written.
 pub(crate) fn print(value: &impl Serialize) -> Outcome {
     let text = serde_json::to_string_pretty(value);
     print_line(&text.map_err(|error| ApiError::failed(error.to_string()))?)

@@ -1,11 +1,12 @@
-//! What is lost of a volume, for people.
+//! The lost ranges of a volume, for people.
 
 use forebay_admin::lost::LostReport;
 use forebay_core::units::format_size;
 
 use super::table::{Column, Table};
 
-/// One line that says how sure it is, then offset and length of each range in bytes.
+/// Returns one line that says whether the ranges are exact, then offset and length of each in
+/// bytes.
 pub(crate) fn render(report: &LostReport) -> String {
     let name = &report.volume;
     if !report.known {

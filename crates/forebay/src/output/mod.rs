@@ -1,9 +1,9 @@
-//! What goes to stdout and stderr.
+//! Output to stdout and stderr.
 //!
 //! - [`table`]: aligned columns
-//! - [`volume`]: a volume for people
-//! - [`progress`]: following an operation
-//! - [`json`]: for programs
+//! - [`volume`]: the report of a volume
+//! - [`progress`]: the progress of an operation
+//! - [`json`]: output for programs
 
 pub(crate) mod json;
 pub(crate) mod lost;
@@ -17,7 +17,7 @@ use forebay_admin::ApiError;
 
 use crate::exit::Outcome;
 
-/// Writes to stdout. A reader that has seen enough and left, like `head`, is no error.
+/// Writes to stdout. A reader that closes the pipe early, like `head`, is not an error.
 ///
 /// # Errors
 /// Any other failure to write, such as a full disk.
@@ -31,7 +31,7 @@ pub(crate) fn print_bytes(bytes: &[u8]) -> Outcome {
     }
 }
 
-/// Writes text that ends its own lines.
+/// Writes text that contains its own line ends.
 ///
 /// # Errors
 /// As [`print_bytes`].

@@ -1,5 +1,6 @@
-//! Following an operation to its end: a bar with an estimate on a terminal, plain lines elsewhere.
-//! The first SIGINT asks the daemon to give the operation up, a second one leaves it alone.
+//! Follows an operation to its end: a bar with an estimate on a terminal, plain lines elsewhere.
+//! The first SIGINT asks the daemon to cancel the operation; the second ends this process and
+//! leaves the operation alone.
 
 use std::io::IsTerminal;
 use std::sync::Arc;
@@ -16,27 +17,27 @@ use super::volume::grouped;
 use crate::client::Client;
 use crate::exit::Outcome;
 
-/// How often the daemon is asked.
+/// How often the daemon is polled.
 const POLL: Duration = Duration::from_millis(100);
 
 /// How often a plain line is written.
 const LINE: Duration = Duration::from_secs(5);
 
-/// Where progress is shown.
+/// Where progress is displayed.
 pub(crate) enum Display {
-    /// On a terminal.
+    /// A bar on a terminal.
     Bar(ProgressBar),
-    /// Elsewhere; the next line is due then.
+    /// Plain lines elsewhere.
     Lines {
-        /// When.
+        /// When the next line is due.
         next: Instant,
     },
 }
 
-/// Shows an operation until it has ended.
+/// Displays an operation until it has ended.
 ///
 /// # Errors
-/// Why the operation failed, or the daemon could not be asked any more.
+/// The operation failed, or the daemon no longer answers.
 pub(crate) fn follow(client: &Client, begun: Operation, label: &str) -> Outcome {
     let mut operation = begun;
     if operation.state == OperationState::Running {
@@ -63,7 +64,7 @@ pub(crate) fn follow(client: &Client, begun: Operation, label: &str) -> Outcome 
     }
 }
 
-/// A flag that the first SIGINT raises; a second one ends the process as usual.
+/// Returns a flag that the first SIGINT raises; a second SIGINT ends the process as usual.
 fn interrupts() -> Result<Arc<AtomicBool>, ApiError> {
     let raised = Arc::new(AtomicBool::new(false));
     let usual = 128 + SIGINT;
@@ -74,19 +75,19 @@ fn interrupts() -> Result<Arc<AtomicBool>, ApiError> {
 }
 
 impl Display {
-    /// Begins; nothing is shown yet.
+    /// Starts a display; nothing is shown yet.
     pub(crate) fn new(label: &str) -> Self {
         if !std::io::stderr().is_terminal() {
             return Display::Lines { next: Instant::now() + LINE };
         }
-        // Without a length: while nobody knows how much there is to do there is no bar.
+        // No bar as long as the total is unknown.
         let bar = ProgressBar::no_length().with_style(style(false));
         bar.set_message(label.to_owned());
         bar.enable_steady_tick(POLL);
         Display::Bar(bar)
     }
 
-    /// Shows how far it is after `elapsed`.
+    /// Displays the progress after `elapsed`.
     pub(crate) fn show(&mut self, label: &str, progress: Progress, elapsed: Duration) {
         match self {
             Display::Bar(bar) => {
@@ -106,7 +107,7 @@ impl Display {
         }
     }
 
-    /// Takes it away again.
+    /// Removes the bar.
     pub(crate) fn end(self) {
         if let Display::Bar(bar) = self {
             bar.finish_and_clear();
@@ -114,7 +115,7 @@ impl Display {
     }
 }
 
-/// With a bar, or with words alone.
+/// Returns the style with a bar, or with words only.
 fn style(bar: bool) -> ProgressStyle {
     let template = if bar { "{msg} [{bar:30}] {prefix}" } else { "{msg}: {prefix}" };
     ProgressStyle::with_template(template)
@@ -122,7 +123,7 @@ fn style(bar: bool) -> ProgressStyle {
         .progress_chars("=> ")
 }
 
-/// Progress in words, with an estimate once there is something to base it on.
+/// Describes progress in words, with an estimate of the time left once that is possible.
 fn describe(progress: Progress, elapsed: Duration) -> String {
     let Some(share) = progress.share() else {
         return format!("at work for {} s", elapsed.as_secs());
@@ -150,7 +151,7 @@ fn describe(progress: Progress, elapsed: Duration) -> String {
     format!("{:.0} %, {amount}{rate}{left}", share * 100.0)
 }
 
-/// An estimate of a time, no more exact than it is.
+/// Formats an estimated time, rounded according to its size.
 fn time(seconds: f64) -> String {
     match seconds {
         ..120.0 => format!("{seconds:.0} s"),

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-/// A column: its heading, and to which side its cells go.
+/// A column: its heading and its alignment.
 #[derive(Clone, Copy)]
 pub(crate) struct Column {
     heading: &'static str,
@@ -10,12 +10,12 @@ pub(crate) struct Column {
 }
 
 impl Column {
-    /// A column of words.
+    /// A left-aligned column, for words.
     pub(crate) const fn left(heading: &'static str) -> Self {
         Column { heading, right: false }
     }
 
-    /// A column of numbers.
+    /// A right-aligned column, for numbers.
     pub(crate) const fn right(heading: &'static str) -> Self {
         Column { heading, right: true }
     }
@@ -28,17 +28,17 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// A table without rows.
+    /// Makes a table without rows.
     pub(crate) fn new(columns: &[Column]) -> Self {
         Table { columns: columns.to_vec(), rows: Vec::new() }
     }
 
-    /// Adds a row; cells that are missing stay empty.
+    /// Adds a row; missing cells stay empty.
     pub(crate) fn row(&mut self, cells: impl IntoIterator<Item = String>) {
         self.rows.push(cells.into_iter().collect());
     }
 
-    /// The table as lines without trailing blanks.
+    /// Formats the table, without trailing blanks.
     pub(crate) fn render(&self) -> String {
         let cell = |row: &'_ Vec<String>, index: usize| row.get(index).cloned().unwrap_or_default();
         let heading: Vec<String> =

@@ -1,4 +1,4 @@
-//! A volume for people: aligned, with units, the unusual only when there is some.
+//! The report of a volume for people: aligned, with units; unusual facts only if there are any.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -12,7 +12,7 @@ use super::table::{Column, Table};
 /// Width of the labels on the left.
 const LABEL: usize = 12;
 
-/// Everything about a volume, as text.
+/// Formats the full report of a volume.
 pub(crate) fn render(report: &VolumeReport) -> String {
     let mut text = String::new();
     let mut line = |label: &str, value: String| {
@@ -99,7 +99,7 @@ fn blocks(report: &VolumeReport) -> String {
         return "not known while its cache is not open; dirty ones may be on the cache device"
             .into();
     }
-    // While it is served, the line about its order says how many versions wait.
+    // If the volume is served, the line about ordered writeback shows the waiting versions.
     let held = match report.blocks.held {
         1.. if report.ordered.is_none() => {
             format!(", {} held for ordered writeback", grouped(report.blocks.held))
@@ -174,7 +174,7 @@ fn requests(report: &VolumeReport) -> String {
         ])
 }
 
-/// The reasons that were counted, each with its share of its group; nothing if there are none.
+/// Lists the counted reasons, each with its share of its group; empty if there are none.
 fn why(report: &VolumeReport) -> String {
     let mut totals = BTreeMap::new();
     report.why.each(|group, _, count| *totals.entry(group).or_insert(0) += count);
@@ -221,7 +221,7 @@ fn bytes(report: &VolumeReport) -> String {
         ])
 }
 
-/// A line of what there is some of.
+/// Lists the counts that are not zero, in one line.
 fn counts<const N: usize>(of: [(&str, u64); N]) -> String {
     let some = of.iter().filter(|(_, count)| *count > 0);
     let texts: Vec<String> =
@@ -257,12 +257,12 @@ fn latencies(report: &VolumeReport) -> String {
     text
 }
 
-/// A share as `42.0 %`.
+/// Formats a share as `42.0 %`.
 fn percent(share: f64) -> String {
     format!("{:.1} %", share * 100.0)
 }
 
-/// A time in microseconds with the unit that suits it; a dash for no time at all.
+/// Formats a time in microseconds with a suitable unit; a dash for 0.
 fn micros(micros: f64) -> String {
     match micros {
         ..=0.0 => "-".to_owned(),
@@ -273,7 +273,7 @@ fn micros(micros: f64) -> String {
     }
 }
 
-/// A number with its digits in threes.
+/// Formats a number with its digits in groups of three.
 pub(crate) fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::with_capacity(digits.len() + digits.len() / 3);

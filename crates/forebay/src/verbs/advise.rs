@@ -1,7 +1,7 @@
-//! `forebay advise`: which size of the cache device buys what, from a trace, for which it talks to
-//! no daemon, or from what a daemon knows of a volume.
+//! `forebay advise`: recommends a size of the cache, from a trace (without a daemon) or from a
+//! daemon's curve of a running volume.
 //!
-//! - `words`: the table, and what to make of it
+//! - `words`: the table and the recommendation
 //! - `plot`: the curve as SVG
 
 mod plot;
@@ -24,36 +24,36 @@ use crate::exit::Outcome;
 use crate::output::progress::Display;
 use crate::output::{json, print_text};
 
-/// Blocks in the sample if no rate is asked for: then it is all of them in a short trace, and about
-/// this many in a long one.
+/// Most blocks in the sample if no rate is given: a short trace is sampled completely, a long one
+/// with about this many blocks.
 const SAMPLED: usize = 32 << 10;
 
-/// A bar appears after this.
+/// A progress bar appears after this time.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// The answer.
+/// The advice for a trace.
 #[derive(Debug, Serialize)]
 struct Advice {
     trace: String,
     format: &'static str,
     requests: u64,
-    /// Blocks read and written, each as often as it was.
+    /// Blocks read and written, counted on every access.
     accesses: u64,
     reads: u64,
-    /// About what the trace touches, in bytes.
+    /// Estimated bytes that the trace touches.
     footprint: u64,
     align: u64,
-    /// One block of so many is sampled.
+    /// Sampling ratio: one block in this many is sampled.
     one_of: u64,
     sampled_blocks: usize,
-    /// RAM that the estimate took, in bytes.
+    /// RAM used by the estimate, in bytes.
     state_bytes: usize,
     rows: Vec<CurveRow>,
-    /// The size beyond which little is gained, in bytes; none if no size does much.
+    /// The recommended size in bytes, beyond which little is gained; `None` if no size helps much.
     take: Option<u64>,
 }
 
-/// The answer for a running volume: its curve, and what to take.
+/// The advice for a running volume: its curve, and the recommended size.
 #[derive(Debug, Serialize)]
 struct LiveAdvice<'a> {
     #[serde(flatten)]
@@ -61,10 +61,10 @@ struct LiveAdvice<'a> {
     take: Option<u64>,
 }
 
-/// Does it.
+/// Prints the advice.
 ///
 /// # Errors
-/// The trace cannot be read, the daemon does not know, or the plot cannot be written.
+/// The trace cannot be read, the daemon refuses, or the plot cannot be written.
 pub(crate) fn run(socket: Option<PathBuf>, args: &AdviseArgs) -> Outcome {
     match (&args.live, &args.trace) {
         (Some(name), _) => from_daemon(&Client::new(socket)?, name, args),
@@ -141,7 +141,7 @@ fn failed(error: &TraceError) -> ApiError {
     }
 }
 
-/// Hands all requests to the estimator; says how many there were, and what would align them.
+/// Feeds all requests to the estimator. Returns their number, and a shift that would align them.
 fn read(
     mut requests: Requests,
     estimator: &mut Estimator,

@@ -21,7 +21,7 @@ use crate::output::{json, print_text};
 /// Width of the labels on the left.
 const LABEL: usize = 13;
 
-/// Bad blocks that are printed for people.
+/// Most bad blocks that are printed for people.
 const SHOWN: usize = 50;
 
 /// Verifies a cache device; reads only.
@@ -134,7 +134,7 @@ fn as_text(device: &str, report: &CheckReport) -> String {
     text
 }
 
-/// What it comes to: what of the data the daemon would still have, and how to get at it.
+/// Returns the verdict: how much of the data is still usable, and how to recover it.
 fn verdict(report: &CheckReport) -> String {
     if report.is_sound() {
         return "everything is in order".to_owned();

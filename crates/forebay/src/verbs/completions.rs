@@ -1,7 +1,7 @@
 //! `forebay completions`: a completion script for a shell.
 //!
-//! The library makes it from the declarations of the command line. It cannot know what volumes there
-//! are, nor what stands on both sides of `KEY=VALUE`; for bash, zsh and fish that is added here.
+//! The library generates it from the declarations of the command line. It knows neither the
+//! existing volumes nor the two sides of `KEY=VALUE`; for bash, zsh and fish that is added here.
 
 use std::fmt::Write as _;
 
@@ -12,7 +12,7 @@ use crate::cli;
 use crate::exit::Outcome;
 use crate::output::print_text;
 
-/// Verbs whose first argument is a volume that is there.
+/// Verbs whose first argument is an existing volume.
 const ABOUT_A_VOLUME: [&str; 6] = ["show", "set", "flush", "stop", "start", "delete"];
 
 /// Prints the script.
@@ -32,7 +32,7 @@ fn script(shell: Shell) -> Result<String, ApiError> {
     })
 }
 
-/// A function around the one that is there. bash takes `KEY=VALUE` for three words.
+/// Returns a function around the generated one. bash splits `KEY=VALUE` into three words.
 fn bash() -> String {
     let mut values = String::new();
     let mut keys = String::new();
@@ -94,7 +94,7 @@ complete -F _forebay_values -o bashdefault -o default forebay
     )
 }
 
-/// Two functions, named where the library has put the usual one.
+/// Adds two functions, and names them where the library has put the default one.
 fn zsh(script: &str) -> String {
     let mut values = String::new();
     for setting in SETTINGS {

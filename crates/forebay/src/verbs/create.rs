@@ -1,4 +1,4 @@
-//! `forebay create`: makes a volume, serves it, prints its NBD URI.
+//! `forebay create`: creates a volume, serves it, prints its NBD URI.
 
 use forebay_admin::{ApiError, Assignments, CreateRequest, Operation, VolumeReport};
 
@@ -8,7 +8,7 @@ use crate::devices::DeviceName;
 use crate::exit::Outcome;
 use crate::output::{json, print_line, progress};
 
-/// Makes a volume.
+/// Creates a volume.
 pub(super) fn run(client: &Client, args: CreateArgs) -> Outcome {
     let (name, as_json) = (args.name.clone(), args.json);
     let begun: Operation = client.post("/volumes", &request(args)?)?;
@@ -37,7 +37,7 @@ fn request(args: CreateArgs) -> Result<CreateRequest, ApiError> {
     }
     Ok(CreateRequest {
         name: args.name,
-        // The daemon may run in another directory.
+        // The daemon may have another working directory.
         cache: DeviceName::parse("--cache", &args.cache)?.text,
         origin: DeviceName::parse_origin("--origin", &args.origin)?.text,
         profile: args.profile,

@@ -11,7 +11,7 @@ use crate::daemon::{self, Options};
 use crate::exit::Outcome;
 use crate::paths;
 
-/// Runs until a signal ends it.
+/// Runs the daemon until a signal ends it.
 pub(super) fn run(socket: Option<PathBuf>, args: DaemonArgs) -> Outcome {
     log_to_stderr(&args.log)?;
     daemon::run(Options {
@@ -33,7 +33,7 @@ fn log_to_stderr(filter: &str) -> Result<(), ApiError> {
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal());
-    // The journal adds the time by itself.
+    // The journal adds the time itself.
     if std::env::var_os("JOURNAL_STREAM").is_some() {
         log.without_time().init()
     } else {

@@ -1,10 +1,11 @@
-//! `forebay demo`: what a cache does on modelled disks, and that a crash loses nothing.
+//! `forebay demo`: shows the effect of a cache on modelled disks, and that a crash loses no flushed
+//! data.
 //!
-//! - [`workspace`]: a directory and child processes that are gone afterwards, whatever happens
-//! - [`daemon`]: the real daemon as a child
+//! - [`workspace`]: a directory and child processes that are always removed at the end
+//! - [`daemon`]: the real daemon as a child process
 //! - [`bench`]: fio over NBD, the same for bare devices and cached volumes
-//! - [`filesystem`]: an image full of files, and whether they are still what they were
-//! - [`client`], [`writer`]: a client that writes, flushes, and knows what it was promised
+//! - [`filesystem`]: an image full of files, and the check of their content
+//! - [`client`], [`writer`]: a client that writes and flushes, and records what was acknowledged
 
 mod bench;
 mod client;
@@ -32,9 +33,9 @@ const MIB: u64 = 1 << 20;
 const DISK: u64 = 512 * MIB;
 /// Size of the modelled SSD.
 const SSD: u64 = 384 * MIB;
-/// Size of the filesystem; the disk's rest belongs to the writer.
+/// Size of the filesystem; the rest of the disk belongs to the writer.
 const FILESYSTEM: u64 = 448 * MIB;
-/// So much of the filesystem reaches the disk through the cache only.
+/// This much of the filesystem reaches the disk only through the cache.
 const WITHHELD: u64 = 96 * MIB;
 
 /// Runs the demonstration.
@@ -72,7 +73,7 @@ pub(super) fn run(args: &DemoArgs) -> Outcome {
     Err(ApiError::failed("the demo's checks did not all hold"))
 }
 
-/// The four rows of the table.
+/// Measures the four rows of the table.
 fn measure(workspace: &Workspace, seconds: impl Fn(u64) -> Duration) -> Result<Vec<Row>, ApiError> {
     let raw = |name: &str, model: &str, size: u64| {
         let path = workspace.at(&format!("bare-{name}.img"));
@@ -90,7 +91,7 @@ fn measure(workspace: &Workspace, seconds: impl Fn(u64) -> Duration) -> Result<V
     let origin = format!("hdd7200:{},size={}M", workspace.at("bench.img").display(), DISK / MIB);
     let cache = cache_device(workspace);
     daemon.cli(&["create", "bench", "-s", &cache, "-p", &origin, "-t", "writethrough"])?;
-    // The load is random, so this is only for the warm-up, which is not.
+    // The load is random, so this matters only for the warm-up, which is sequential.
     daemon.cli(&["set", "bench", "sequential_cutoff=0"])?;
     workspace.say("warming the cache up");
     bench::warm_up(workspace, &daemon, "bench")?;
@@ -108,10 +109,10 @@ fn cache_device(workspace: &Workspace) -> String {
     format!("sata-ssd:{},size={}M", workspace.at("cache.img").display(), SSD / MIB)
 }
 
-/// What a check says: what it found, or what is wrong.
+/// Name of a check, and what it found or what is wrong.
 type Check = (&'static str, Result<String, String>);
 
-/// Kills the daemon under load and looks at what is left.
+/// Kills the daemon under load and checks what survived.
 fn crash(workspace: &Workspace, image: &Image, load: Duration) -> Result<Vec<Check>, ApiError> {
     let origin = workspace.at("files.img");
     workspace.say("writing a part of the filesystem through a writeback cache");
@@ -120,7 +121,8 @@ fn crash(workspace: &Workspace, image: &Image, load: Duration) -> Result<Vec<Che
     let cache = cache_device(workspace);
     let device = format!("hdd7200:{}", origin.display());
     daemon.cli(&["create", "files", "-s", &cache, "-p", &device])?;
-    // Nothing is written back by itself: what the disk lacks is on the SSD when the daemon dies.
+    // Nothing is written back by itself: what the disk lacks is only on the SSD when the daemon
+    // dies.
     daemon.cli(&["set", "files", "sequential_cutoff=0", "idle=off", "dirty_high=100"])?;
     image.write_withheld(workspace, &daemon.nbd(), "files", WITHHELD)?;
 

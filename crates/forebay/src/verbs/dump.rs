@@ -1,4 +1,4 @@
-//! `forebay dump`: prints what is on a cache device that no daemon uses.
+//! `forebay dump`: prints the content of a cache device that no daemon uses.
 
 mod json;
 mod text;
@@ -20,22 +20,22 @@ use crate::cli::DumpArgs;
 use crate::exit::Outcome;
 use crate::output::print_text;
 
-/// Bytes that are printed at a time.
+/// Bytes printed at a time.
 const PIECE: usize = 64 << 10;
 
-/// How the findings are written down.
+/// An output format.
 trait Writer: Send {
     fn roots(&mut self, superblock: &Superblock, volumes: &[VolumeRecord]);
     fn checkpoint(&mut self, header: Result<&CheckpointHeader, &str>);
     fn segments(&mut self, lines: &[SegmentState]);
     fn record(&mut self, header: &RecordHeader, geometry: &Geometry, with_entries: bool);
-    /// What has been written since the last call.
+    /// Returns the text written since the last call.
     fn take(&mut self) -> String;
-    /// Whether there is enough to be printed.
+    /// Whether there is enough text to print.
     fn is_full(&self) -> bool;
 }
 
-/// Prints what is on a cache device; reads only.
+/// Prints the content of a cache device; reads only.
 pub(super) fn run(args: &DumpArgs) -> Outcome {
     let (records, entries) = (args.records || args.entries, args.entries);
     let writer: Box<dyn Writer> =
@@ -88,7 +88,7 @@ async fn dump(
                 }
                 at = (at + u64::from(header.payload_bytes)).next_multiple_of(PAGE as u64);
             } else if at == PAGE as u64 {
-                // Nothing was ever written here, or its first record is damaged.
+                // Nothing was ever written here, or the first record is damaged.
                 break;
             }
             if writer.is_full() {
@@ -99,7 +99,7 @@ async fn dump(
     print_text(&writer.take())
 }
 
-/// The checkpoint that counts: its header and its segment table.
+/// Reads the header and the segment table of the current checkpoint.
 async fn checkpoint(
     queue: &Queue,
     superblock: &Superblock,
@@ -117,7 +117,7 @@ async fn checkpoint(
     Ok(Some((*source.header(), lines)))
 }
 
-/// How many blocks or marks a record has, and what kind it is.
+/// Returns the kind of a record, and its number of blocks or marks.
 fn kind(header: &RecordHeader) -> (&'static str, usize) {
     match &header.body {
         Body::Data(entries) => ("data", entries.len()),

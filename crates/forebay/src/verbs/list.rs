@@ -1,4 +1,4 @@
-//! `forebay list`: the volumes, one line each.
+//! `forebay list`: lists the volumes, one per line.
 
 use forebay_admin::VolumeList;
 use forebay_core::units::format_size;

@@ -1,7 +1,8 @@
 //! `forebay man`: the manual pages, from the same declarations as the parser.
 //!
-//! The library that knows the declarations writes most of a page. What it would run together into
-//! one paragraph is written here: the synopsis, and the tables that help prints below the options.
+//! The library renders most of a page from the declarations. The parts that it would run together
+//! into one paragraph are written here: the synopsis, and the tables that help prints below the
+//! options.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -29,12 +30,12 @@ pub(super) fn run(dir: Option<&Path>) -> Outcome {
     Ok(())
 }
 
-/// The page of the program or of one of its verbs.
+/// Renders the page of the program or of one of its verbs.
 fn page(command: &Command) -> Result<Vec<u8>, ApiError> {
     let man = Man::new(command.clone())
         .source(format!("forebay {}", env!("CARGO_PKG_VERSION")))
         .manual("Forebay")
-        // Without one the formatter would take the source for the date.
+        // Without a date the formatter would print the source in its place.
         .date(" ");
     let mut page = Vec::new();
     let mut own = String::new();
@@ -63,22 +64,22 @@ fn page(command: &Command) -> Result<Vec<u8>, ApiError> {
     Ok(page)
 }
 
-/// Text as the formatter leaves it alone.
+/// Escapes text for the formatter.
 fn plain(text: &str) -> String {
     let text = text.replace('\\', "\\e").replace('-', "\\-");
     // At the start of a line these would be requests.
     if text.starts_with(['.', '\'']) { format!("\\&{text}") } else { text }
 }
 
-/// A term and what it means.
+/// Writes a term and its meaning.
 fn term(out: &mut String, term: &str, meaning: &str) {
     let _ = writeln!(out, ".TP\n{term}\n{}", plain(meaning));
 }
 
-/// The command with all of its options, each in one piece.
+/// Writes the command with all of its options; an option is not broken across lines.
 fn synopsis(out: &mut String, command: &Command) {
     let name = plain(command.get_bin_name().unwrap_or_else(|| command.get_name()));
-    // The lines after the first begin behind the name.
+    // Continuation lines are indented to after the name.
     let _ = writeln!(out, ".SH SYNOPSIS\n.HP\n\\fB{}\\fR", name.replace(' ', "\\ "));
     let shown = |arg: &&Arg| {
         let everywhere = ["help", "version"].contains(&arg.get_id().as_str());
@@ -105,7 +106,7 @@ fn synopsis(out: &mut String, command: &Command) {
     }
 }
 
-/// An argument as it is written on a command line.
+/// Formats an argument as on a command line.
 fn piece(arg: &Arg) -> String {
     let mut text = match (arg.get_long(), arg.get_short()) {
         (Some(long), _) => format!("\\fB\\-\\-{}\\fR", plain(long)),
@@ -123,7 +124,7 @@ fn piece(arg: &Arg) -> String {
     text
 }
 
-/// What stands behind an argument that may come several times.
+/// Returns the suffix of a repeatable argument.
 fn again(arg: &Arg) -> &'static str {
     let values = arg.get_num_args().unwrap_or_default();
     let repeatable = matches!(arg.get_action(), clap::ArgAction::Append) || values.max_values() > 1;

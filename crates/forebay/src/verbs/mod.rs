@@ -25,10 +25,10 @@ use crate::client::Client;
 use crate::exit::Outcome;
 use crate::output::progress;
 
-/// Does what the command line says.
+/// Runs the verb of the command line.
 ///
 /// # Errors
-/// Why it could not be done.
+/// The verb failed.
 pub(crate) fn run(cli: Cli) -> Outcome {
     let Cli { socket, verb } = cli;
     match verb {
@@ -51,7 +51,7 @@ pub(crate) fn run(cli: Cli) -> Outcome {
     }
 }
 
-/// Has the daemon do something with a volume and follows it to its end.
+/// Starts an operation on a volume and follows it to its end.
 fn operate(
     client: &Client,
     name: &VolumeName,
@@ -63,7 +63,7 @@ fn operate(
     progress::follow(client, begun, &format!("{doing} {name}"))
 }
 
-/// The body of a request that says everything in its path.
+/// Returns the body of a request without parameters.
 fn nothing() -> serde_json::Value {
     serde_json::json!({})
 }

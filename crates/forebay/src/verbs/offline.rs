@@ -1,4 +1,4 @@
-//! Work on a cache device that no daemon uses: a lane for this process alone.
+//! Runs a job on a cache device that no daemon uses, on a lane of this process.
 
 use std::future::Future;
 use std::rc::Rc;
@@ -13,14 +13,14 @@ use forebay_store::StoreError;
 
 use crate::devices::DeviceName;
 
-/// How often the waiting side looks up.
+/// How often the waiting thread wakes up.
 const STEP: Duration = Duration::from_millis(100);
 
-/// Opens the device for reading, with nobody writing it, and runs `job` on a lane; meanwhile
-/// `waiting` is called again and again.
+/// Opens the device for reading, exclusively, and runs `job` on a lane; meanwhile calls `waiting`
+/// repeatedly.
 ///
 /// # Errors
-/// When there is no such device or somebody uses it, and the job's own.
+/// The device does not exist or is in use, and the job's own.
 pub(super) fn run<T, F>(
     device: &str,
     job: impl FnOnce(LaneLoop, Arc<dyn Device>) -> F + Send + 'static,
@@ -72,7 +72,7 @@ where
     result
 }
 
-/// An error of the store about a device that was only read.
+/// Converts an error of the store about a device that was only read.
 pub(super) fn store_error(error: StoreError) -> ApiError {
     let kind = match error {
         StoreError::Device(_) | StoreError::Failed(_) => ErrorKind::Failed,
@@ -85,7 +85,7 @@ pub(super) fn store_error(error: StoreError) -> ApiError {
 /// Opens a device on the lane of [`run`].
 type Opener = Rc<dyn Fn(&Arc<dyn Device>) -> Result<Queue, DeviceError>>;
 
-/// Opens queues for the lane of [`run`].
+/// Returns a function that opens queues on the lane of [`run`].
 pub(super) fn opener(lane: &LaneLoop) -> Opener {
     let lane = lane.clone();
     Rc::new(move |device| lane.open(&**device))

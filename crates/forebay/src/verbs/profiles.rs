@@ -1,4 +1,4 @@
-//! `forebay profiles`: what the profiles set, and where that is written down. Talks to no daemon.
+//! `forebay profiles`: prints the settings of the profiles, with their sources. Uses no daemon.
 
 use forebay_admin::{PROFILES, Profile};
 use serde::Serialize;
@@ -12,7 +12,7 @@ struct List<'a> {
     profiles: Vec<&'a Profile>,
 }
 
-/// Prints them.
+/// Prints the profiles.
 pub(super) fn run(args: &ProfilesArgs) -> Outcome {
     let profiles: Vec<&Profile> = match args.name {
         Some(name) => vec![name.profile()],

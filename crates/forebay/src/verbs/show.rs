@@ -1,4 +1,4 @@
-//! `forebay show`: everything about one volume, or what is lost of it.
+//! `forebay show`: prints the full report of a volume, or its lost ranges.
 
 use forebay_admin::VolumeReport;
 use forebay_admin::lost::LostReport;
@@ -8,7 +8,7 @@ use crate::client::Client;
 use crate::exit::Outcome;
 use crate::output::{json, lost, print_text, volume};
 
-/// Shows a volume.
+/// Prints a volume.
 pub(super) fn run(client: &Client, args: &ShowArgs) -> Outcome {
     if args.lost {
         let report: LostReport = client.get(&format!("/volumes/{}/lost", args.name))?;

@@ -1,5 +1,5 @@
-//! Work that a device may never answer. A thread of its own does it to its end; the operation that
-//! wants it waits for as long as it likes.
+//! Attended work: jobs on devices that may never answer. A thread of its own runs the job to its
+//! end; the operation that waits for it may give up.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::sync_channel;
@@ -12,17 +12,17 @@ use super::EngineHost;
 use super::lanes::unfinished;
 use crate::daemon::operations::Work;
 
-/// How often an operation looks whether it is to give up.
+/// How often an operation checks whether to give up.
 const STEP: Duration = Duration::from_millis(25);
 
-/// How long work that is given up may take to end by itself before it is left alone.
+/// How long cancelled work may take to end by itself before it is abandoned.
 const GIVING_UP: Duration = Duration::from_secs(1);
 
-/// Where work and the operation that wants it meet.
+/// State shared by a job and the operation that waits for it.
 enum Stage<T> {
     AtWork,
     Ended(T),
-    /// The operation has given up.
+    /// The operation has given up waiting.
     Left,
 }
 
@@ -36,7 +36,7 @@ impl<T> Meeting<T> {
         self.stage.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Hands the result over; gives it back if nobody wants it any more.
+    /// Delivers the result; returns it if the operation has given up.
     fn end(&self, result: T) -> Option<T> {
         let mut stage = self.stage();
         if matches!(*stage, Stage::Left) {
@@ -49,9 +49,9 @@ impl<T> Meeting<T> {
 }
 
 impl EngineHost {
-    /// Has `job` done for a volume, and waits for its end. It gives up when the work is cancelled, or
-    /// when a device that the volume waits for has not answered for as long as the work allows; what
-    /// the job brings after that is taken back by `undo`.
+    /// Runs `job` for a volume, and waits for its end. Gives up when the work is cancelled, or when
+    /// a device that the volume waits for has not answered for as long as the work allows; `undo`
+    /// then reverts a late result.
     ///
     /// # Errors
     /// The job's own, [`ErrorKind::Cancelled`], or one that names the device that does not answer.
@@ -124,7 +124,8 @@ impl EngineHost {
     }
 }
 
-/// What `job` brings if that takes at most `time`. After that it goes on alone.
+/// Starts `job` on a thread. The returned function waits for its result until `time` has passed;
+/// after that the job continues unattended.
 pub(super) fn within<T: Send + 'static>(
     time: Duration,
     job: impl FnOnce() -> T + Send + 'static,

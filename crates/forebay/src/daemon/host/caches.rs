@@ -1,4 +1,4 @@
-//! The cache devices that are open, each at a place of its own.
+//! The open cache devices, each in a [`Place`] of its own.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -18,16 +18,16 @@ use super::lanes::Lanes;
 use crate::daemon::known::{Known, Position};
 use crate::daemon::ledger::Notes;
 
-/// What tells cache devices apart.
+/// Identifies a cache device.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Key {
     Device(DeviceIdentity),
-    /// RAM is never shared: it belongs to the volume that asks for it.
+    /// RAM is never shared: it belongs to the volume that requested it.
     Ram(VolumeName),
 }
 
-/// A place for a cache: open or not. Its lock is held while it is looked at, opened or closed: only as
-/// long as the cache device takes, and never while an origin is waited for.
+/// A slot for one cache, open or not. Its lock is held while the cache is inspected, opened or
+/// closed: only for as long as the cache device takes, and never while waiting for an origin.
 pub(super) struct Place {
     /// Its number, the same on all lanes.
     pub(super) number: u64,
@@ -37,11 +37,11 @@ pub(super) struct Place {
     open: Mutex<Option<Arc<Cache>>>,
     /// Operations that may bring a volume here.
     users: AtomicUsize,
-    /// Volumes that have been stopped, and for which something may still wait for their origins.
+    /// Stopped volumes; something may still wait for their origins.
     left: Mutex<Vec<Weak<Volume>>>,
 }
 
-/// Keeps the cache at a place open, although no volume may be there yet.
+/// Keeps the cache of a place open, even without a volume.
 pub(super) struct Use(Arc<Place>);
 
 impl Drop for Use {
@@ -51,12 +51,12 @@ impl Drop for Use {
 }
 
 impl Place {
-    /// Locks the place, and gives the cache if it is open.
+    /// Locks the place, and returns the cache if it is open.
     pub(super) fn lock(&self) -> MutexGuard<'_, Option<Arc<Cache>>> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// As [`Place::lock`], unless somebody has it locked.
+    /// As [`Place::lock`], but fails at once if the place is locked.
     pub(super) fn try_lock(&self) -> Option<MutexGuard<'_, Option<Arc<Cache>>>> {
         match self.open.try_lock() {
             Ok(guard) => Some(guard),
@@ -65,7 +65,7 @@ impl Place {
         }
     }
 
-    /// As [`Place::lock`], unless somebody has it locked for longer than `patience`.
+    /// As [`Place::lock`], but fails if the place stays locked for longer than `patience`.
     pub(super) fn lock_within(
         &self,
         patience: Duration,
@@ -79,7 +79,8 @@ impl Place {
         }
     }
 
-    /// Keeps the cache open from now on. Whoever drops the answer calls [`EngineHost::close_unused`].
+    /// Keeps the cache open until the result is dropped. After dropping it, the caller calls
+    /// [`EngineHost::close_unused`].
     ///
     /// [`EngineHost::close_unused`]: super::EngineHost::close_unused
     pub(super) fn use_it(self: &Arc<Self>) -> Use {
@@ -87,20 +88,20 @@ impl Place {
         Use(self.clone())
     }
 
-    /// A volume has been stopped.
+    /// Notes a stopped volume.
     pub(super) fn note_left(&self, volume: &Arc<Volume>) {
         self.left.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(volume));
     }
 
-    /// Whether something still waits for the origin of a volume that has been stopped: the cache cannot
-    /// be closed before that ends.
+    /// Whether something still waits for the origin of a stopped volume; the cache cannot be closed
+    /// before that ends.
     pub(super) fn is_lingering(&self) -> bool {
         let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
         left.retain(|volume| volume.strong_count() > 0);
         !left.is_empty()
     }
 
-    /// Whether somebody keeps the cache open.
+    /// Whether a [`Use`] keeps the cache open.
     pub(super) fn is_used(&self) -> bool {
         self.users.load(Ordering::SeqCst) > 0
     }
@@ -110,24 +111,24 @@ impl Place {
 pub(super) struct Caches {
     places: Mutex<HashMap<Key, Arc<Place>>>,
     last: AtomicU64,
-    /// What is known of caches, open or not.
+    /// What the daemon's state knows of caches, open or not.
     pub(super) known: Arc<Known>,
-    /// What is noted of volumes for when their cache devices are lost.
+    /// Notes about volumes, for the case that their cache devices are lost.
     pub(super) notes: Arc<Notes>,
 }
 
 impl Caches {
-    /// No place yet.
+    /// Starts without places.
     pub(super) fn new(known: Arc<Known>, notes: Arc<Notes>) -> Self {
         Caches { places: Mutex::default(), last: AtomicU64::new(0), known, notes }
     }
 
-    /// All places.
+    /// Returns all places.
     pub(super) fn places(&self) -> Vec<Arc<Place>> {
         self.places.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
     }
 
-    /// Notes how far a cache is.
+    /// Records the log position of a cache.
     pub(super) fn note_position(&self, place: &Place, store: &Store) {
         if !place.volatile {
             let (generation, record) = store.position();
@@ -135,10 +136,10 @@ impl Caches {
         }
     }
 
-    /// The place of a cache device. RAM has one for each volume.
+    /// Returns the place of a cache device, a new one if necessary. RAM has one place per volume.
     ///
     /// # Errors
-    /// When there is no such device.
+    /// There is no such device.
     pub(super) fn place(
         &self,
         spec: &DeviceSpec,
@@ -162,12 +163,12 @@ impl Caches {
     }
 }
 
-/// Opens a cache on all lanes: recovers it, and begins its background work on the first one.
-/// `room` is the number of blocks of a volume that is about to be created, and `grown` those of
-/// volumes whose origins are larger now.
+/// Opens a cache on all lanes: recovers it, and starts its background work on the first lane.
+/// `room` is the number of blocks of a volume about to be created, `grown` those of volumes whose
+/// origins have grown.
 ///
 /// # Errors
-/// What the engine says; the cache is then not open on any lane.
+/// The engine's; the cache is then not open on any lane.
 pub(super) fn open(
     lanes: &Lanes,
     place: &Place,
@@ -187,7 +188,7 @@ pub(super) fn open(
         seed: Uuid::new_v4().as_u64_pair().0,
         ..StoreOptions::default()
     };
-    // What RAM loses is gone with the daemon in any case.
+    // A cache in RAM is lost with the daemon in any case.
     let notes = (!place.volatile).then(|| place.notes.clone());
     let (cache, report) = lanes.run(0, move |state| async move {
         let (engine, report) = EngineLane::open(state.context.clone(), device, options)
@@ -229,12 +230,12 @@ pub(super) fn open(
     Ok(cache)
 }
 
-/// Closes the cache at a place: everything is durable, the device clean and, once `cache` is dropped,
-/// free.
+/// Closes the cache at a place: everything becomes durable, the device is marked clean and, once
+/// `cache` is dropped, released.
 ///
 /// # Errors
-/// When something could not be made durable or took longer than `patience`; the cache is closed
-/// all the same, as far as possible.
+/// Something could not be made durable or took longer than `patience`; the cache is still closed as
+/// far as possible.
 pub(super) fn close(
     lanes: &Lanes,
     number: u64,

@@ -1,4 +1,4 @@
-//! Making volumes, and the caches that they need.
+//! Creates and adopts volumes, and formats caches for them.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -18,11 +18,11 @@ use super::{EngineHost, claim, faults, settings};
 use crate::daemon::host_api::{Definition, Existing, StartError};
 use crate::daemon::operations::Work;
 
-/// A file that was not there before; goes again unless it is kept.
+/// A newly created file, deleted on drop unless it is kept.
 struct Made(Option<PathBuf>);
 
 impl Made {
-    /// Makes the file of a specification with a size, if it is missing.
+    /// Creates the file of a specification with a size, if it is missing.
     fn new(field: &str, spec: &DeviceSpec) -> Result<Self, ApiError> {
         let missing = spec.path().filter(|path| matches!(path.try_exists(), Ok(false)));
         let Some(path) = missing.map(|path| path.to_owned()) else { return Ok(Made(None)) };
@@ -86,7 +86,7 @@ impl EngineHost {
         let origin = {
             let _wait = self.served.wait_for(&volume.name, &volume.origin);
             let origin = claim("origin", &origin_spec)?;
-            // Before anything is written for its sake.
+            // Before anything is written for this volume.
             self.await_answer(&origin)?;
             origin
         };
@@ -102,7 +102,7 @@ impl EngineHost {
         created
     }
 
-    /// Waits until an origin has answered, well or not.
+    /// Waits until an origin has answered, with success or an error.
     fn await_answer(&self, origin: &Arc<dyn Device>) -> Result<(), ApiError> {
         let origin = origin.clone();
         self.lanes.run(0, move |state| async move {
@@ -114,7 +114,7 @@ impl EngineHost {
         })?
     }
 
-    /// The cache for a new volume, opened if it is not.
+    /// Returns the cache for a new volume; opens it if necessary.
     fn open_new(
         &self,
         volume: &Definition,
@@ -178,7 +178,7 @@ impl EngineHost {
                 ApiError::invalid("cache", "RAM holds no volume that could be adopted").into()
             );
         }
-        // What is missing must not be made anew, empty.
+        // A missing device must not be created anew, empty.
         let _wait = self.served.wait_for(&asked.name, &asked.cache);
         let place = self.caches.place(&cache_spec, &volume.name)?;
         let (block, cache, records) = match &*place.lock() {
@@ -235,7 +235,7 @@ impl EngineHost {
         Ok(volume)
     }
 
-    /// Creates the volume in a cache that is open.
+    /// Creates the volume in an open cache.
     pub(super) fn create_in(
         &self,
         volume: &Definition,
@@ -285,7 +285,7 @@ impl EngineHost {
         }
     }
 
-    /// Makes a cache of the device, unless it is one that is to be kept.
+    /// Formats the device as a cache, unless it holds one that must be kept.
     fn prepare(
         &self,
         volume: &Definition,
@@ -329,7 +329,7 @@ impl EngineHost {
         self.format(volume, device)
     }
 
-    /// Whether there is a volume that has not been deleted.
+    /// Whether the cache has a volume that has not been deleted.
     fn has_volumes(&self, roots: &Roots) -> bool {
         roots.volumes.iter().any(|record| !self.caches.known.is_deleted(record.uuid))
     }

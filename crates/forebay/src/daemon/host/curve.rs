@@ -1,4 +1,4 @@
-//! The curve of a volume that is served.
+//! The curve of a running volume.
 
 use forebay_admin::curve::{CurveReport, CurveRow};
 use forebay_admin::{ApiError, VolumeName};
@@ -15,7 +15,7 @@ impl EngineHost {
         sizes: &[u64],
     ) -> Result<CurveReport, ApiError> {
         let running = self.served.get(name)?;
-        // A copy: lanes are not to wait while it is gone through.
+        // A copy, so that lanes need not wait while the curve is computed.
         let live = running.volume.curve();
         let store = running.store();
         let block = store.block_size().bytes();

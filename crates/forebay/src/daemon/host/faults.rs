@@ -1,4 +1,4 @@
-//! Errors from below, in the words of the admin API.
+//! Converts errors of the engine, the store and devices to API errors.
 
 use forebay_admin::{ApiError, ErrorKind};
 use forebay_device::{OpenError, OpenErrorKind};
@@ -6,7 +6,7 @@ use forebay_engine::{EngineError, EngineErrorKind};
 use forebay_lane::OverLimit;
 use forebay_store::StoreError;
 
-/// Why the engine turned something down.
+/// Converts an error of the engine.
 pub(super) fn engine(error: EngineError) -> ApiError {
     let kind = match error.kind {
         EngineErrorKind::Usage => ErrorKind::Invalid,
@@ -17,17 +17,17 @@ pub(super) fn engine(error: EngineError) -> ApiError {
     ApiError::new(kind, error.message)
 }
 
-/// What does not fit into memory.
+/// Converts an error of the memory budget.
 pub(super) fn memory(error: OverLimit) -> ApiError {
     engine(error.into())
 }
 
-/// Why the store turned something down.
+/// Converts an error of the store.
 pub(super) fn store(error: StoreError) -> ApiError {
     engine(error.into())
 }
 
-/// Why a device that was named in `field` cannot be opened.
+/// Converts an error of opening the device named in `field`.
 pub(super) fn open(field: &str, error: &OpenError) -> ApiError {
     let kind = match error.kind {
         OpenErrorKind::InUse => ErrorKind::Refused,

@@ -1,5 +1,5 @@
-//! What is on a cache device, read before anything is written to it: a pair of devices that does
-//! not belong together is left as it is.
+//! Inspects a cache device before anything is written to it, so that devices that do not belong
+//! together are left unchanged.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,23 +18,23 @@ use forebay_store::{Roots, read_roots, read_superblock};
 use super::attended::within;
 use super::faults;
 
-/// How long an origin of another volume may take to say how large it is.
+/// How long an origin of another volume may take to report its size.
 const LOOK_WITHIN: Duration = Duration::from_secs(1);
 
-/// What a cache device holds.
+/// Content of a cache device.
 pub(super) enum Content {
-    /// Nothing of ours.
+    /// No Forebay cache.
     Nothing,
     /// A cache.
     Cache(Box<Roots>),
-    /// Something of ours that cannot be used, and why.
+    /// A Forebay cache that cannot be used, and why.
     Unusable(String),
 }
 
-/// Looks at a device.
+/// Inspects a device.
 ///
 /// # Errors
-/// When it cannot be read.
+/// It cannot be read.
 pub(super) async fn content(
     context: &LaneContext,
     device: &Arc<dyn Device>,
@@ -55,7 +55,7 @@ pub(super) async fn content(
     })
 }
 
-/// The record of the volume of this name, if the cache that holds it is on `device`.
+/// Returns the record of the volume of this name, if there is one.
 pub(super) fn record_of<'a>(
     records: &'a [VolumeRecord],
     name: &VolumeName,
@@ -63,10 +63,10 @@ pub(super) fn record_of<'a>(
     records.iter().find(|record| record.name == name.as_str())
 }
 
-/// Looks at an origin, as far as a volume knows it.
+/// Takes samples of an origin, up to the size that its volume knows.
 ///
 /// # Errors
-/// When it cannot be opened.
+/// It cannot be opened.
 pub(super) async fn look(
     context: &LaneContext,
     origin: &Arc<dyn Device>,
@@ -76,12 +76,13 @@ pub(super) async fn look(
     Ok(Look::take(&queue, size.min(origin.size())).await)
 }
 
-/// Checks that `origin`, which has this `look`, is the one whose blocks the cache holds as the volume
-/// in `record`. `noted`: the device was not told all, which may have been our own writes to the origin.
-/// Whatever the answer, nothing has been written.
+/// Checks that `origin`, which has this `look`, is the one whose blocks the cache holds for the
+/// volume in `record`. `noted`: the cache device was not told about everything, so changes of the
+/// origin may be our own writes. Writes nothing.
 ///
 /// # Errors
-/// [`ErrorKind::Refused`] when the origin is too small or another device; [`ErrorKind::DataAtRisk`]
+/// [`ErrorKind::Refused`] if the origin is too small or another device; [`ErrorKind::DataAtRisk`]
+/// if it is another device or was changed while the cache had newer blocks.
 /// when it is another device or was changed while the cache had newer blocks.
 pub(super) async fn check_pair(
     context: &LaneContext,
@@ -102,7 +103,7 @@ pub(super) async fn check_pair(
         );
         return Err(ApiError::new(ErrorKind::Refused, message));
     }
-    // With force only what that cannot help is refused.
+    // With force, refuse only what force cannot help with.
     let Some(look) = look else { return Ok(()) };
     let trusted = roots.superblock.compat & CLEAN_DISTRUSTED == 0 && !noted;
     let verdict =
@@ -114,14 +115,15 @@ pub(super) async fn check_pair(
     verdict.allow(name, origin.name(), dirty).map_err(faults::engine)
 }
 
-/// Volumes of a cache whose origins are larger than it knows, with their blocks: the volume `name`,
-/// whose origin has `size` bytes, and those of others as far as they can be looked at soon.
+/// Returns the volumes of a cache whose origins are larger than the cache knows, with their number
+/// of blocks: the volume `name`, whose origin has `size` bytes, and others whose origins answer in
+/// time.
 pub(super) fn grown(roots: &Roots, name: &VolumeName, size: u64) -> Vec<(VolumeId, u64)> {
     let block = roots.superblock.geometry.block.bytes();
     let size_of = |record: &VolumeRecord| {
         let own = record.name == name.as_str();
         let spec: Option<DeviceSpec> = record.origin.parse().ok();
-        // RAM would be made anew.
+        // A RAM device would be created anew.
         let spec = spec.filter(|spec| !own && !spec.is_volatile());
         let look = spec.map(|spec| {
             within(LOOK_WITHIN, move || {
@@ -130,7 +132,7 @@ pub(super) fn grown(roots: &Roots, name: &VolumeName, size: u64) -> Vec<(VolumeI
         });
         move || if own { Some(size) } else { look?()? }
     };
-    // All are asked together: one that does not answer does not take the time of the others.
+    // All origins are asked in parallel, so that one that does not answer delays no other.
     let asked: Vec<_> = roots.volumes.iter().map(|record| (record, size_of(record))).collect();
     let sizes = asked.into_iter().filter_map(|(record, size)| Some((record, size()?)));
     let larger = sizes.filter(|(record, size)| *size > record.origin_bytes);
@@ -140,7 +142,7 @@ pub(super) fn grown(roots: &Roots, name: &VolumeName, size: u64) -> Vec<(VolumeI
     larger.map(|(record, size)| (record.id, blocks(record, size))).collect()
 }
 
-/// Dirty blocks of a volume on a cache device that is not open.
+/// Counts the dirty blocks of a volume on a cache device that is not open.
 async fn dirty_blocks(
     context: &LaneContext,
     device: &Arc<dyn Device>,
@@ -148,7 +150,7 @@ async fn dirty_blocks(
     volume: VolumeId,
 ) -> Result<u64, StoreError> {
     if !roots.superblock.clean_shutdown {
-        // What is dirty is in the log: it is recovered in memory, and nothing is written.
+        // The dirty state is in the log: recover it in memory, without writing.
         let open = |device: &Arc<dyn Device>| {
             let queue = Queue::new(device.open_queue(&context.queues)?);
             (context.register)(&queue);

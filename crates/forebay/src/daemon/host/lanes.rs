@@ -1,4 +1,4 @@
-//! The lanes: threads that serve requests, and how the rest of the daemon has something done there.
+//! The lanes: threads that serve requests, and run jobs for the rest of the daemon.
 
 use std::cell::RefCell;
 use std::future::Future;
@@ -19,20 +19,20 @@ use forebay_lane::{
 use super::raw::RawTarget;
 use crate::daemon::front_ends::DISMISSAL;
 
-/// How long something on a lane that was given up may still be in use.
+/// How long something that was closed on a lane may still be in use.
 const RELEASE: Duration = Duration::from_secs(10);
 
 thread_local! {
     static HERE: RefCell<Option<Rc<LaneState>>> = const { RefCell::new(None) };
 }
 
-/// What one lane has. Stays on its thread.
+/// State of one lane. Stays on its thread.
 pub(super) struct LaneState {
-    /// What devices are opened with here.
+    /// Opens devices on this lane.
     pub(super) context: LaneContext,
     /// Devices that are served without a cache.
     pub(super) raw: Vec<(String, Rc<RawTarget>)>,
-    /// The caches that are open, by the number of their place.
+    /// The open caches, by the number of their place.
     engines: RefCell<Vec<(u64, Rc<EngineLane>)>>,
     front_ends: RefCell<Vec<Box<dyn LaneFrontEnd>>>,
 }
@@ -69,15 +69,15 @@ impl LaneState {
         Ok(state)
     }
 
-    /// Every cache that is open.
+    /// Returns every open cache.
     pub(super) fn engines(&self) -> Vec<Rc<EngineLane>> {
         self.engines.borrow().iter().map(|(_, engine)| engine.clone()).collect()
     }
 
-    /// The cache at a place.
+    /// Returns the cache at a place.
     ///
     /// # Errors
-    /// When it is not open.
+    /// It is not open.
     pub(super) fn engine(&self, number: u64) -> Result<Rc<EngineLane>, ApiError> {
         let engines = self.engines.borrow();
         let found = engines.iter().find(|(known, _)| *known == number);
@@ -91,7 +91,7 @@ impl LaneState {
         self.engines.borrow_mut().push((number, engine));
     }
 
-    /// Gives a cache up, and waits until nobody on this lane uses it.
+    /// Removes a cache, and waits until it is unused on this lane.
     pub(super) async fn remove(&self, number: u64) {
         let mut gone = Vec::new();
         self.engines.borrow_mut().retain(|(known, engine)| {
@@ -105,8 +105,8 @@ impl LaneState {
         }
     }
 
-    /// Sends the clients of a volume away that has left its cache, and waits until nobody on this
-    /// lane uses it.
+    /// Dismisses the clients of a volume that has left its cache, and waits until the volume is
+    /// unused on this lane.
     pub(super) async fn dismiss(&self, number: u64, id: forebay_core::VolumeId, name: &str) {
         self.front_ends.borrow().iter().for_each(|front_end| front_end.dismiss(name));
         let view = self.engine(number).ok().and_then(|engine| engine.drop_view(id));
@@ -134,7 +134,7 @@ impl LaneState {
     }
 }
 
-/// What clients find on one lane: the running volumes of all caches, and raw devices.
+/// Exports of one lane: the running volumes of all caches, and raw devices.
 struct LaneExports(Weak<LaneState>);
 
 impl Exports for LaneExports {
@@ -157,7 +157,7 @@ impl Exports for LaneExports {
     }
 }
 
-/// Takes the lane's state down with the lane.
+/// Drops the lane's state when the lane ends.
 struct Resident;
 
 impl Drop for Resident {
@@ -166,7 +166,7 @@ impl Drop for Resident {
     }
 }
 
-/// The lanes of a daemon. The first is home to every cache's background work.
+/// The lanes of a daemon. The first one runs the background work of every cache.
 pub(super) struct Lanes {
     remotes: Vec<LaneRemote>,
     threads: Mutex<Vec<LaneThread>>,
@@ -177,7 +177,7 @@ impl Lanes {
     /// Starts `count` lanes that serve clients of `front_ends`.
     ///
     /// # Errors
-    /// When the system has no threads, rings or descriptors left.
+    /// The system has no threads, rings or descriptors left.
     pub(super) fn start(
         count: u32,
         front_ends: &[Arc<dyn FrontEnd>],
@@ -215,28 +215,28 @@ impl Lanes {
         Ok(Lanes { remotes, threads: Mutex::new(threads), memory: memory.clone() })
     }
 
-    /// The memory that they share.
+    /// Returns the memory budget that they share.
     pub(super) fn memory(&self) -> &Arc<MemoryBudget> {
         &self.memory
     }
 
-    /// How many there are.
+    /// Returns the number of lanes.
     pub(super) fn count(&self) -> u32 {
         self.remotes.len() as u32
     }
 
-    /// Numbers of all lanes but the first.
+    /// Returns the numbers of all lanes but the first.
     pub(super) fn others(&self) -> std::ops::Range<usize> {
         1..self.remotes.len()
     }
 
-    /// Numbers of all lanes.
+    /// Returns the numbers of all lanes.
     pub(super) fn all(&self) -> std::ops::Range<usize> {
         0..self.remotes.len()
     }
 
-    /// Starts `job` on a lane; its result comes through the channel. A job that panics, or whose
-    /// lane ends, leaves the channel empty.
+    /// Starts `job` on a lane; its result arrives through the channel. If the job panics or its
+    /// lane ends, the channel closes without a result.
     pub(super) fn begin<T, F>(
         &self,
         lane: usize,
@@ -259,10 +259,10 @@ impl Lanes {
         hear
     }
 
-    /// Has `job` done on a lane, and waits for its end.
+    /// Runs `job` on a lane, and waits for its end.
     ///
     /// # Errors
-    /// When the job panics or the lane has ended.
+    /// The job panicked, or the lane has ended.
     pub(super) fn run<T, F>(
         &self,
         lane: usize,
@@ -275,7 +275,7 @@ impl Lanes {
         self.begin(lane, job).recv().map_err(|_| unfinished())
     }
 
-    /// Accepts no more clients and sends away those that are there. Bounded in time.
+    /// Stops accepting clients and dismisses the present ones, within bounded time.
     pub(super) fn stop_serving(&self) {
         let stopping: Vec<Receiver<()>> = self
             .all()
@@ -286,8 +286,8 @@ impl Lanes {
         }
     }
 
-    /// Ends the lanes; does not wait for them unless they are known to be `idle`: an operation on
-    /// a device that is lost may never end.
+    /// Ends the lanes. Waits for them only if they are `idle`: an operation on a lost device may
+    /// never end.
     pub(super) fn end(&self, idle: bool) {
         let threads =
             std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));
@@ -304,12 +304,12 @@ impl Lanes {
     }
 }
 
-/// The error for a job that never ended.
+/// Returns the error for a job that did not finish.
 pub(super) fn unfinished() -> ApiError {
     ApiError::failed("the data path did not finish this; the log has details")
 }
 
-/// A flag that the daemon raises and a lane looks at.
+/// A flag that the daemon raises and lanes poll.
 #[derive(Clone, Default)]
 pub(super) struct Flag(Arc<AtomicBool>);
 

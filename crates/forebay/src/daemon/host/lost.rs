@@ -1,4 +1,4 @@
-//! What of a volume is lost with its cache device.
+//! The ranges of a volume that are lost with its cache device.
 
 use std::ops::Range;
 
@@ -14,7 +14,7 @@ impl EngineHost {
     pub(super) fn lost_of(&self, name: &VolumeName) -> LostReport {
         if let Ok(running) = self.served.get(name) {
             let volume = &running.volume;
-            // A device that has failed may give nothing back, whatever could be read so far.
+            // Data on a failed device may be unreadable, even if it could be read so far.
             let dirty = volume.noted_ranges().unwrap_or_else(|| volume.bad_ranges());
             return report(name, true, true, dirty);
         }

@@ -1,17 +1,17 @@
 //! The data path of a daemon: lanes, caches, front ends.
 //!
-//! - [`lanes`]: the threads, and how the rest of the daemon has something done on them
-//! - [`raw`]: a device without a cache, to compare with
-//! - [`caches`]: the cache devices that are open
-//! - [`inspect`]: what is on a cache device, read before anything is written
-//! - [`creation`]: making volumes, and the caches that they need
-//! - [`volumes`]: their further life, step by step
-//! - [`curve`]: what caches of other sizes would hit; [`lost`]: what is lost with a cache device
-//! - [`faults`], [`settings`], [`report`]: from the words of the engine to those of the admin API
-//! - [`opening`]: a cache and an origin are brought together
-//! - [`attended`]: work that is left alone when a device does not answer
-//! - [`shutdown`]: the end
-//! - [`waiting`]: work on a lane that is watched, and can be given up
+//! - [`lanes`]: the threads, and jobs on them
+//! - [`raw`]: devices without a cache, as a baseline
+//! - [`caches`]: the open cache devices
+//! - [`inspect`]: inspects a cache device before anything is written
+//! - [`creation`]: creates and adopts volumes, and formats caches
+//! - [`volumes`]: all further operations on volumes
+//! - [`curve`]: hit ratios of caches of other sizes; [`lost`]: ranges lost with a cache device
+//! - [`faults`], [`settings`], [`report`]: convert from the engine's types to the admin API's
+//! - [`opening`]: opens a cache and an origin together
+//! - [`attended`]: work that can be abandoned when a device does not answer
+//! - [`shutdown`]: stops everything
+//! - [`waiting`]: work on a lane with progress and cancellation
 
 mod attended;
 mod caches;
@@ -50,26 +50,27 @@ use lanes::Lanes;
 pub(crate) use raw::RawExport;
 use report::Served;
 
-/// Bytes of memory that the program takes, with its threads and the admin API.
+/// Bytes of memory of the program, with its threads and the admin API.
 const PROCESS: u64 = 24 << 20;
-/// Bytes that a lane takes beside the buffers that it keeps.
+/// Bytes of memory of a lane, without the buffers that it keeps.
 const LANE: u64 = 4 << 20;
-/// All lanes together keep one part in so many of the memory for the next I/O.
+/// Divisor: all lanes together keep this part of the memory as buffers for the next I/O.
 const KEPT_PART: u64 = 16;
 
 /// How long volumes and caches may each take to close before the daemon ends without them.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(20);
 
-/// Opens a device that was named in `field`, and claims it.
+/// Opens the device named in `field`, and claims it.
 fn claim(field: &str, spec: &DeviceSpec) -> Result<Arc<dyn Device>, ApiError> {
     outlasting(|| spec.open(Access::Exclusive), |error| error.kind == OpenErrorKind::InUse)
         .map_err(|error| faults::open(field, &error))
 }
 
-/// Sets up lanes that serve through `front_ends`. What is `known` of caches is observed, and kept up to date. Besides volumes, the devices of `raw` are served as they are.
+/// Sets up lanes that serve through `front_ends`. Positions of caches are checked against `known`,
+/// and updated there. The devices in `raw` are served without a cache.
 ///
 /// # Errors
-/// When a raw device cannot be opened, or the system has no threads or rings left.
+/// A raw device cannot be opened, or the system has no threads or rings left.
 pub(crate) fn open(
     lanes: u32,
     front_ends: &[Arc<dyn FrontEnd>],

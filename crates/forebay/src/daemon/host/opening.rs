@@ -1,6 +1,6 @@
-//! A cache and an origin are brought together. The order matters: nothing is written before the pair
-//! has been found to belong together, and the place of the cache is not locked while the origin is
-//! waited for, so that other volumes come and go meanwhile.
+//! Opens a cache and an origin together. The order matters: nothing is written before the two have
+//! been found to belong together, and the cache's place is not locked while waiting for the origin,
+//! so that other volumes can start and stop meanwhile.
 
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
@@ -20,13 +20,13 @@ use super::{CLOSE_PATIENCE, EngineHost, claim, faults, settings};
 use crate::daemon::host_api::{Definition, StartError};
 use crate::daemon::known::Position;
 
-/// How long it is waited for what may still use a volume that has been stopped.
+/// How long to wait for users of a stopped volume.
 const LINGERING: Duration = Duration::from_millis(500);
 
-/// How often a device is asked whether it answers.
+/// How often a device is probed.
 const ASKING: Duration = Duration::from_secs(1);
 
-/// How often whoever asks a device looks whether that is still wanted.
+/// How often a probe checks whether it is still wanted.
 const LOOKING: Duration = Duration::from_millis(5);
 
 impl EngineHost {
@@ -40,7 +40,7 @@ impl EngineHost {
         let origin = {
             let _wait = self.served.wait_for(name, &volume.origin);
             let spec = made("origin", &volume.origin)?;
-            // What was there yesterday and is missing today must not be made anew, empty.
+            // A missing device must not be created anew, empty.
             spec.identity().map_err(|error| faults::open("origin", &error))?;
             claim("origin", &spec)?
         };
@@ -56,7 +56,8 @@ impl EngineHost {
         })
     }
 
-    /// Does something with the cache at a place, and closes it if no volume is there afterwards.
+    /// Runs `run` with the cache of a place kept open, and closes the cache if it has no volume
+    /// afterwards.
     pub(super) fn using<T, E>(
         self: &Arc<Self>,
         place: &Arc<Place>,
@@ -71,8 +72,8 @@ impl EngineHost {
         result
     }
 
-    /// Closes a cache that no volume uses; later, if something still waits for the origin of one that
-    /// has left.
+    /// Closes a cache that no volume uses; in the background if something still waits for the
+    /// origin of a stopped volume.
     fn close_unused(self: &Arc<Self>, place: &Arc<Place>) -> Result<(), ApiError> {
         let end = Instant::now() + LINGERING;
         while place.is_lingering() {
@@ -97,7 +98,7 @@ impl EngineHost {
         }
     }
 
-    /// Closes a cache, and notes how far it was at the end.
+    /// Closes a cache, and records its final position.
     pub(super) fn close(
         &self,
         place: &Place,
@@ -109,7 +110,8 @@ impl EngineHost {
         closed
     }
 
-    /// RAM comes back empty, and was drained before it went.
+    /// Starts a volume with a cache in RAM: the cache was drained before it was lost, and starts
+    /// empty.
     fn bring_up_in_ram(
         &self,
         volume: &Definition,
@@ -145,7 +147,7 @@ impl EngineHost {
         if attached.settings() != wanted {
             let _wait = self.served.wait_for(&volume.name, &volume.cache);
             if let Err(error) = self.apply(place, &volume.name, wanted) {
-                // Half started is not started.
+                // A volume that is only half started is stopped again.
                 if let Err(error) = self.take_out(place, &attached) {
                     tracing::error!(volume = %volume.name, "stopping it again: {error}");
                 }
@@ -156,8 +158,8 @@ impl EngineHost {
         Ok(())
     }
 
-    /// The cache of a volume, opened if it is not. With the lock held only what the cache device does is
-    /// waited for: the origin is looked at in between.
+    /// Returns the cache of a volume; opens it if necessary. With the lock held it waits only for
+    /// the cache device: the lock is released while the origin is sampled.
     fn open_for(
         &self,
         volume: &Definition,
@@ -213,7 +215,7 @@ impl EngineHost {
             let (generation, number) = opened.store.position();
             let position = Position { generation, record: number.0 };
             if let Err(error) = self.check_position(volume, opened.store.uuid(), position) {
-                // What is in its log is found out only by recovering it.
+                // How far the log reaches is known only after recovery.
                 if let Err(error) =
                     caches::close(&self.lanes, place.number, &opened, CLOSE_PATIENCE)
                 {
@@ -227,8 +229,8 @@ impl EngineHost {
         }
     }
 
-    /// Asks a device every second for as long as the answer lives, to tell recovery, which takes long,
-    /// from a device that does not answer.
+    /// Probes a device every second while the result lives, to distinguish a long recovery from a
+    /// device that does not answer.
     fn keep_asking(&self, device: &Arc<dyn Device>, name: &str) -> Asking {
         let flag = Flag::default();
         let (raised, device) = (flag.clone(), device.clone());
@@ -251,7 +253,7 @@ impl EngineHost {
         Asking { flag, ended }
     }
 
-    /// The roots of a device that is to be a cache.
+    /// Reads the roots of a cache device.
     pub(super) fn roots(&self, device: &Arc<dyn Device>) -> Result<Roots, ApiError> {
         let refused = |what: &str| {
             let message = format!("the cache device {} {what}", device.name());
@@ -268,8 +270,8 @@ impl EngineHost {
         }
     }
 
-    /// The record of a volume in the volume table of its cache, if cache, volume and state belong
-    /// together.
+    /// Finds the record of a volume in the volume table of its cache, and checks that cache, volume
+    /// and the daemon's state belong together.
     fn check_record<'a>(
         &self,
         volume: &Definition,
@@ -310,7 +312,7 @@ impl EngineHost {
         Ok(record)
     }
 
-    /// Refuses a cache device on which something is missing that had been durable there.
+    /// Refuses a cache device that lacks records which had been durable on it.
     fn check_position(
         &self,
         volume: &Definition,
@@ -329,7 +331,7 @@ impl EngineHost {
         Err(StartError::Older { cache, error: ApiError::new(ErrorKind::DataAtRisk, message) })
     }
 
-    /// Removes volumes from a cache that were deleted while it could not be told.
+    /// Removes volumes from a cache that were deleted while its device was unavailable.
     pub(super) fn remove_deleted(&self, place: &Place, open: &Arc<Cache>) {
         for record in open.store.volumes() {
             if !self.caches.known.is_deleted(record.uuid) {
@@ -358,7 +360,7 @@ impl EngineHost {
     }
 }
 
-/// A device is asked as long as this lives.
+/// Keeps probing a device until it is dropped.
 struct Asking {
     flag: Flag,
     ended: Receiver<()>,
@@ -367,13 +369,13 @@ struct Asking {
 impl Drop for Asking {
     fn drop(&mut self) {
         self.flag.raise();
-        // The device stays claimed as long as it is asked, and may be closed and opened again at once.
+        // The device stays claimed while it is probed, and may be closed and opened again at once.
         let _ = self.ended.recv_timeout(LINGERING);
     }
 }
 
 fn position_of(superblock: &Superblock) -> Position {
-    // What the log has beyond this is known when it has been recovered.
+    // How far the log reaches beyond this is known only after recovery.
     let record = match superblock.clean_shutdown {
         true => superblock.last_record.0,
         false => u64::MAX,

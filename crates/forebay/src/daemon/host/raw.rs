@@ -1,5 +1,5 @@
-//! A device served as it is, without a cache: what a volume is compared with in benchmarks, by the
-//! same front end and on the same lanes.
+//! Serves a device without a cache: a baseline for benchmarks, through the same front end and on
+//! the same lanes.
 
 use std::rc::{Rc, Weak};
 use std::str::FromStr;
@@ -12,10 +12,10 @@ use forebay_device::{
 use forebay_engine::{BlockService, Completion, CompletionSink, Extent, Request};
 use forebay_lane::Lane;
 
-/// A device and the name under which it is served, written `NAME=DEVICE`.
+/// A device and its export name, written `NAME=DEVICE`.
 #[derive(Clone, Debug)]
 pub(crate) struct RawExport {
-    /// What clients call it.
+    /// Its export name.
     pub(crate) name: VolumeName,
     /// The device.
     pub(crate) device: DeviceSpec,
@@ -32,7 +32,7 @@ impl FromStr for RawExport {
     }
 }
 
-/// A device as one lane sees it.
+/// A device as served by one lane.
 pub(super) struct RawTarget {
     lane: Rc<Lane>,
     queue: Queue,
@@ -42,7 +42,8 @@ pub(super) struct RawTarget {
 }
 
 impl RawTarget {
-    /// `queue` is that of the lane; `size` and `unit`, the logical block, are in bytes.
+    /// Makes a target on the lane's `queue`; `size` and `unit`, the logical block size, are in
+    /// bytes.
     pub(super) fn new(lane: Rc<Lane>, queue: Queue, size: u64, unit: u64) -> Rc<Self> {
         Rc::new_cyclic(|own| RawTarget { lane, queue, size, unit, own: own.clone() })
     }
@@ -58,7 +59,7 @@ impl RawTarget {
         }
     }
 
-    /// Zeroes become a hole where that may be and the device can make one.
+    /// Zeroes a range, by a discard if holes are allowed and the device supports them.
     async fn zero(&self, offset: u64, len: u64, fast: bool, no_hole: bool) -> DeviceDone {
         if !no_hole {
             let done = self.queue.run(DeviceOp::Discard { offset, len }).await;
@@ -72,7 +73,7 @@ impl RawTarget {
 
     async fn serve(&self, request: Request) -> Completion {
         let Request { tag, op, offset, len, fua, fast, no_hole, data } = request;
-        // Only a hole is known to be fast.
+        // Only holes are known to be fast.
         let slow = op == Op::WriteZeroes && fast && no_hole;
         let checked = if slow { Err(IoError::NotSupported) } else { self.check(op, offset, len) };
         if let Err(error) = checked {
@@ -99,7 +100,7 @@ impl RawTarget {
         };
         let mut result = done.result.map_err(|error| (error.kind, error));
         if advice && matches!(result, Err((DeviceErrorKind::NotSupported, _))) {
-            // A discard is advice: the data may stay.
+            // A discard is a hint: the data may stay.
             result = Ok(());
         }
         if result.is_ok() && fua {
@@ -138,7 +139,7 @@ impl BlockService for RawTarget {
     }
 
     fn submit(&self, request: Request, sink: &Rc<dyn CompletionSink>) {
-        // A target is only reached through its Rc, so it is alive.
+        // The target is reachable only through its `Rc`, so it is alive.
         let Some(this) = self.own.upgrade() else { return };
         let sink = sink.clone();
         self.lane.spawn(async move { sink.complete(this.serve(request).await) });

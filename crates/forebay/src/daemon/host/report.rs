@@ -1,4 +1,4 @@
-//! The volumes that are served, and their numbers for the operator.
+//! The served volumes, and their reports.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
@@ -19,36 +19,36 @@ use super::caches::Place;
 use super::settings;
 use crate::daemon::host_api::{Definition, Identity};
 
-/// How long a count of the blocks of one of several volumes is good enough: it takes a walk
-/// through the whole index.
+/// How long a block count stays valid if a cache has several volumes: counting walks the whole
+/// index.
 const COUNT_AGE: Duration = Duration::from_secs(2);
 
-/// How long a device may take before that is shown.
+/// A wait for a device is reported after this time.
 const NOTICED: Duration = Duration::from_secs(3);
 
-/// A volume that is served.
+/// A served volume.
 #[derive(Clone)]
 pub(super) struct Running {
-    /// Where its cache is.
+    /// The place of its cache.
     pub(super) place: Arc<Place>,
-    /// The cache.
+    /// Its cache.
     cache: Arc<Cache>,
     /// The volume.
     pub(super) volume: Arc<Volume>,
 }
 
 impl Running {
-    /// Unit of caching, in bytes.
+    /// Returns the block size in bytes.
     pub(super) fn block_bytes(&self) -> u64 {
         self.cache.store.block_size().bytes()
     }
 
-    /// What is on the cache device.
+    /// Returns the store of its cache.
     pub(super) fn store(&self) -> &Store {
         &self.cache.store
     }
 
-    /// What tells it from others; `None` if its cache is in RAM.
+    /// Returns its UUIDs; `None` if its cache is in RAM.
     pub(super) fn identity(&self) -> Option<Identity> {
         let records = self.store().volumes();
         let record = records.iter().find(|record| record.id == self.volume.id)?;
@@ -61,7 +61,7 @@ struct Entry {
     definition: Definition,
     phase: VolumeState,
     running: Option<Running>,
-    /// Cached blocks, as counted at that moment.
+    /// Number of cached blocks, and the time of the count.
     cached: Option<(Instant, u64)>,
     /// The device that its start or stop waits for, and since when.
     wait: Option<(Instant, String)>,
@@ -73,7 +73,7 @@ impl Entry {
     }
 }
 
-/// A device is waited for as long as this lives.
+/// Marks a volume as waiting for a device until it is dropped.
 pub(super) struct Wait<'a>(&'a Served, &'a VolumeName);
 
 impl Drop for Wait<'_> {
@@ -84,7 +84,7 @@ impl Drop for Wait<'_> {
     }
 }
 
-/// All volumes that are served or on the way there.
+/// All volumes that are served or being started.
 #[derive(Default)]
 pub(super) struct Served(Mutex<BTreeMap<VolumeName, Entry>>);
 
@@ -93,10 +93,10 @@ impl Served {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A volume is on the way to being served.
+    /// Adds a volume that is being started.
     ///
     /// # Errors
-    /// [`ErrorKind::Busy`] when an operation that was given up still waits for a device.
+    /// [`ErrorKind::Busy`] if an abandoned operation on it still waits for a device.
     pub(super) fn begin(&self, definition: &Definition) -> Result<(), ApiError> {
         let name = &definition.name;
         let mut all = self.lock();
@@ -111,7 +111,7 @@ impl Served {
         Ok(())
     }
 
-    /// It is served.
+    /// Marks a volume as served.
     pub(super) fn running(
         &self,
         definition: &Definition,
@@ -125,7 +125,7 @@ impl Served {
         self.lock().insert(definition.name.clone(), entry);
     }
 
-    /// It waits for a device now, until the answer is dropped.
+    /// Marks a volume as waiting for a device, until the result is dropped.
     pub(super) fn wait_for<'a>(&'a self, name: &'a VolumeName, device: &str) -> Wait<'a> {
         if let Some(entry) = self.lock().get_mut(name) {
             entry.wait = Some((Instant::now(), device.to_owned()));
@@ -133,7 +133,8 @@ impl Served {
         Wait(self, name)
     }
 
-    /// The device has answered: whoever still waits for it waits for something that takes long.
+    /// Restarts the clock of those waiting for a device that has answered: they wait for a long
+    /// operation, not for a dead device.
     pub(super) fn answered(&self, device: &str) {
         for (since, waited) in self.lock().values_mut().filter_map(|entry| entry.wait.as_mut()) {
             if waited == device {
@@ -142,19 +143,19 @@ impl Served {
         }
     }
 
-    /// The device that a volume waits for, and for how long.
+    /// Returns the device that a volume waits for, and for how long.
     pub(super) fn waits_for(&self, name: &VolumeName) -> Option<(String, Duration)> {
         let all = self.lock();
         let (since, device) = all.get(name)?.wait.as_ref()?;
         Some((device.clone(), since.elapsed()))
     }
 
-    /// What a volume is made of.
+    /// Returns the definition of a volume.
     pub(super) fn definition(&self, name: &VolumeName) -> Option<Definition> {
         self.lock().get(name).map(|entry| entry.definition.clone())
     }
 
-    /// All that are served.
+    /// Returns all served volumes.
     pub(super) fn all(&self) -> Vec<(Definition, Running)> {
         let all = self.lock();
         let served = all
@@ -163,22 +164,22 @@ impl Served {
         served.collect()
     }
 
-    /// It is in another phase of being served.
+    /// Changes the state of a volume.
     pub(super) fn phase(&self, name: &VolumeName, phase: VolumeState) {
         if let Some(entry) = self.lock().get_mut(name) {
             entry.phase = phase;
         }
     }
 
-    /// It is not served any more.
+    /// Removes a volume that is no longer served.
     pub(super) fn remove(&self, name: &VolumeName) {
         self.lock().remove(name);
     }
 
-    /// A volume that is served.
+    /// Returns a served volume.
     ///
     /// # Errors
-    /// [`ErrorKind::Refused`] when it is not.
+    /// [`ErrorKind::Refused`] if it is not served.
     pub(super) fn get(&self, name: &VolumeName) -> Result<Running, ApiError> {
         let running = self.lock().get(name).and_then(|entry| entry.running.clone());
         running.ok_or_else(|| {
@@ -187,7 +188,7 @@ impl Served {
         })
     }
 
-    /// What an open cache holds of a volume that it does not serve.
+    /// Counts the blocks of a volume that is not served, if its cache is open.
     pub(super) fn blocks(&self, name: &VolumeName) -> Option<BlockReport> {
         let open: Vec<Arc<Cache>> = self
             .lock()
@@ -209,7 +210,7 @@ impl Served {
         })
     }
 
-    /// Everything about a volume.
+    /// Returns the full report of a volume.
     pub(super) fn report(&self, name: &VolumeName) -> Option<VolumeReport> {
         let mut all = self.lock();
         let entry = all.get_mut(name)?;
@@ -228,7 +229,7 @@ impl Served {
         let Some(running) = entry.running.clone() else { return Some(report) };
         let known = entry.cached;
         drop(all);
-        // The index is not walked through with the list of volumes locked.
+        // Do not walk the index with the list of volumes locked.
         let cached = match known {
             Some((at, count)) if at.elapsed() < COUNT_AGE => count,
             _ => {
@@ -244,7 +245,7 @@ impl Served {
     }
 }
 
-/// Blocks of the volume in the cache.
+/// Counts the blocks of a volume in its cache.
 fn cached_blocks(running: &Running) -> u64 {
     let store = &running.cache.store;
     match store.space_of(running.volume.id) {
@@ -264,14 +265,14 @@ fn fill(report: &mut VolumeReport, running: &Running, cached: u64) {
     report.settings = settings::for_operator(&set);
     let block = store.block_size().bytes();
     report.origin.size = volume.size();
-    // Blocks of all volumes of the cache: what is in use is in use for everybody.
+    // The cache's numbers include the blocks of all its volumes.
     report.cache.size = store.capacity_blocks().saturating_mul(block);
     report.cache.used = store.index.len().saturating_mul(block);
     let totals = volume.stats.totals();
     let dirty = volume.dirty_blocks();
     report.blocks = BlockReport {
         known: true,
-        // The count may be as old as COUNT_AGE; what is dirty now is cached now.
+        // The count may be as old as COUNT_AGE, but dirty blocks are always cached.
         cached: cached.max(dirty),
         dirty,
         held: store.held_versions(volume.id),
@@ -286,8 +287,8 @@ fn fill(report: &mut VolumeReport, running: &Running, cached: u64) {
     let why = volume.stats.why();
     report.why = why;
     report.requests = RequestReport::of(&totals, &why.bypass);
-    // What was really written to the device, headers and checkpoints too, is only known for the
-    // whole cache: a volume's share of it is that of its payload.
+    // The bytes written to the device, including headers and checkpoints, are known only for the
+    // whole cache; a volume gets a share proportional to its payload.
     let counters = &store.counters;
     let written = counters.written_bytes.load(Ordering::Relaxed);
     let payload = counters.payload_bytes.load(Ordering::Relaxed).max(1);
@@ -369,7 +370,7 @@ fn errors(running: &Running) -> ErrorReport {
     }
 }
 
-/// That the cache device does not answer, and for how long, in words.
+/// Describes for how long the cache device has not answered; `None` if it answers.
 fn hung(running: &Running) -> Option<String> {
     let seconds = running.cache.health().hung_for()?.as_secs();
     let device = running.cache.store.device().name();

@@ -1,22 +1,22 @@
-//! Settings: what an operator has set, and what the cache device keeps.
+//! Converts settings between the operator's and the cache device's.
 
 use forebay_core::Mode;
 use forebay_settings::Settings;
 
 use crate::daemon::host_api::Definition;
 
-/// Settings of a volume for the engine.
+/// Returns the settings of a volume for the engine.
 pub(super) fn of(volume: &Definition) -> Settings {
     Settings { version: volume.version, ..volume.settings.clone() }
 }
 
-/// Settings as the engine has them, without what an operator cannot set.
+/// Returns the engine's settings, with internal values reset to their defaults.
 pub(super) fn for_operator(settings: &Settings) -> Settings {
     let Settings { version, merge_bytes, .. } = Settings::default();
     Settings { version, merge_bytes, ..settings.clone() }
 }
 
-/// Whether blocks may stay dirty in this mode.
+/// Whether the mode keeps dirty blocks.
 pub(super) fn keeps_dirty(mode: Mode) -> bool {
     matches!(mode, Mode::Writeback | Mode::Writeonly)
 }

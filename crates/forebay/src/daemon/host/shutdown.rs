@@ -1,5 +1,5 @@
-//! The end of the data path. Every step has a bound: a device that does not answer is named and left
-//! behind, and everything else ends in order.
+//! Shuts down the data path. Every step has a time limit: a device that does not answer is reported
+//! and abandoned, and everything else ends in order.
 
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
@@ -14,7 +14,7 @@ use super::{CLOSE_PATIENCE, EngineHost, faults};
 use crate::daemon::host_api::Definition;
 use crate::daemon::operations::Work;
 
-/// How often the end of a drain is looked at.
+/// How often the progress of a drain is checked.
 const STEP: Duration = Duration::from_millis(100);
 
 /// Waits for a result until `end`.
@@ -23,8 +23,8 @@ fn until<T>(end: Instant, result: &Receiver<T>) -> Option<T> {
 }
 
 impl EngineHost {
-    /// See [`crate::daemon::host_api::Host::shut_down`]: sends clients away, drains caches in RAM as
-    /// long as that goes on, then stops all volumes and closes all caches, each within
+    /// See [`crate::daemon::host_api::Host::shut_down`]. Dismisses clients, drains caches in RAM
+    /// while that makes progress, then stops all volumes and closes all caches, each within
     /// [`CLOSE_PATIENCE`].
     pub(super) fn shut_down_all(self: &Arc<Self>) -> Result<(), ApiError> {
         self.lanes.stop_serving();
@@ -36,8 +36,8 @@ impl EngineHost {
         drained.and(stopped).and(closed)
     }
 
-    /// RAM is gone with the process: what only a cache in RAM has must reach its origin. That takes as
-    /// long as it takes; an origin to which no block has gone for [`CLOSE_PATIENCE`] is given up.
+    /// Drains caches in RAM, which are lost with the process. There is no limit of time; an origin
+    /// that has taken no block for [`CLOSE_PATIENCE`] is abandoned.
     fn drain_volatile(self: &Arc<Self>) -> Result<(), ApiError> {
         let volatile = self.served.all().into_iter().filter(|(_, running)| running.place.volatile);
         let drains: Vec<_> = volatile
@@ -83,10 +83,10 @@ impl EngineHost {
         result
     }
 
-    /// Stops all volumes, each on its own.
+    /// Stops all volumes concurrently.
     fn stop_all(&self) -> Result<(), ApiError> {
         let end = Instant::now() + CLOSE_PATIENCE;
-        // Whatever the origins do, what was acknowledged is durable after this.
+        // From here on every acknowledged write is durable, even if origins fail.
         let settled: Vec<_> = self.open_caches().iter().map(|place| self.settle(place)).collect();
         let volumes = self.served.all();
         let stops: Vec<_> = volumes.iter().map(|(_, running)| self.stop(running)).collect();
@@ -117,12 +117,12 @@ impl EngineHost {
         })
     }
 
-    /// It comes up by itself the next time.
+    /// Stops a volume in the engine. The daemon starts it again by itself next time.
     fn stop(&self, running: &Running) -> Receiver<Result<(), ApiError>> {
         let (number, name) = (running.place.number, running.volume.name.clone());
         self.lanes.begin(0, move |state| async move {
             let engine = state.engine(number)?;
-            // An operation may have been at it.
+            // Another operation may have stopped it already.
             if engine.cache.volume(&name).is_none() {
                 return Ok(());
             }
@@ -136,9 +136,9 @@ impl EngineHost {
         places.into_iter().filter(open).collect()
     }
 
-    /// Closes all caches, each on its own. One with a volume that did not stop, or whose origin something
-    /// still waits for, is left as it is: all that was acknowledged is durable on it, and the next start
-    /// recovers it.
+    /// Closes all caches concurrently. A cache with a volume that did not stop, or whose origin
+    /// something still waits for, is left open: all acknowledged writes are durable on it, and the
+    /// next start recovers it.
     fn close_all(self: &Arc<Self>) -> Result<(), ApiError> {
         let end = Instant::now() + CLOSE_PATIENCE;
         let closing: Vec<_> = self

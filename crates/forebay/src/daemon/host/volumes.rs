@@ -1,4 +1,4 @@
-//! The life of a volume, step by step: what [`super::super::host_api::Host`] promises.
+//! Operations on volumes, step by step; implements [`super::super::host_api::Host`].
 
 use std::sync::Arc;
 
@@ -13,17 +13,17 @@ use super::{EngineHost, claim, faults, settings};
 use crate::daemon::host_api::{Definition, Remains, StartError};
 use crate::daemon::operations::Work;
 
-/// Reads a device that an operator named in `field`.
+/// Parses the device that an operator named in `field`.
 pub(super) fn spec(field: &str, text: &str) -> Result<DeviceSpec, ApiError> {
     text.parse().map_err(|error| ApiError::invalid(field, error))
 }
 
-/// As [`spec`], of a device that is there already.
+/// As [`spec`], for a device that must exist already.
 pub(super) fn made(field: &str, text: &str) -> Result<DeviceSpec, ApiError> {
     spec(field, text).map(|spec| spec.made())
 }
 
-/// Blocks that the volume will have.
+/// Returns the number of blocks of the volume.
 pub(super) fn blocks_of(volume: &Definition, origin: &Arc<dyn Device>) -> u64 {
     origin.size().saturating_add(volume.alignment).div_ceil(volume.block_size.max(1))
 }
@@ -52,7 +52,7 @@ impl EngineHost {
         )
     }
 
-    /// Stops a volume that nobody wants any more.
+    /// Stops a volume whose start was abandoned.
     pub(super) fn stop_quietly(self: &Arc<Self>, name: &VolumeName) {
         if let Err(error) = self.stop_now(name, None, &Arc::default()) {
             tracing::error!(volume = %name, "stopping what was given up: {error}");
@@ -71,8 +71,8 @@ impl EngineHost {
         })?
     }
 
-    /// See [`crate::daemon::host_api::Host::stop`]. A volume whose cache is in RAM is drained first,
-    /// and goes on if that fails.
+    /// See [`crate::daemon::host_api::Host::stop`]. A volume whose cache is in RAM is drained
+    /// first, and stays served if that fails.
     pub(super) fn stop_volume(
         self: &Arc<Self>,
         volume: &Definition,
@@ -87,7 +87,7 @@ impl EngineHost {
         )
     }
 
-    /// Stops a volume. `version`: how often it has been changed, if the cache device is to know.
+    /// Stops a volume. `version`: the volume's version, if it must be recorded on the cache device.
     fn stop_now(
         self: &Arc<Self>,
         name: &VolumeName,
@@ -111,7 +111,7 @@ impl EngineHost {
                     tracing::debug!(volume = %name, "its version stays behind: {error}");
                 }
             }
-            // Whatever the origin does, what was acknowledged is durable from here on.
+            // From here on every acknowledged write is durable, even if the origin fails.
             let number = place.number;
             self.lanes.run(0, move |state| async move {
                 state.engine(number)?.settle().await.map_err(faults::engine)
@@ -122,14 +122,14 @@ impl EngineHost {
         settled.and_then(|settled| settled).and(left)
     }
 
-    /// Stops a volume that is served, for good or bad.
+    /// Stops a served volume; it is no longer served afterwards, even if that fails.
     fn take_away(&self, name: &VolumeName, running: Running) -> Result<(), ApiError> {
         let stopped = self.take_out(&running.place, &running.volume);
         self.served.remove(name);
         stopped
     }
 
-    /// Stops a volume in its cache, and sends its clients away.
+    /// Stops a volume in its cache, and dismisses its clients.
     pub(super) fn take_out(&self, place: &Place, volume: &Arc<Volume>) -> Result<(), ApiError> {
         let (number, own) = (place.number, volume.name.clone());
         let stopped = self.lanes.run(0, move |state| async move {
@@ -140,7 +140,7 @@ impl EngineHost {
         stopped.and_then(|stopped| stopped)
     }
 
-    /// Sends the clients of a volume away that has left its cache.
+    /// Dismisses the clients of a volume that has left its cache.
     fn dismiss(&self, place: &Place, volume: &Arc<Volume>) {
         let (number, id) = (place.number, volume.id);
         let dismissed: Vec<_> = self
@@ -158,8 +158,8 @@ impl EngineHost {
         }
     }
 
-    /// See [`crate::daemon::host_api::Host::set`]. If draining fails or is given up, the volume is
-    /// as it was.
+    /// See [`crate::daemon::host_api::Host::set`]. If draining fails or is cancelled, the old
+    /// settings stay in force.
     pub(super) fn set_volume(
         self: &Arc<Self>,
         volume: &Definition,
@@ -257,7 +257,7 @@ impl EngineHost {
                 Err(error) => {
                     self.served.remove(name);
                     return match error {
-                        // An earlier delete got so far.
+                        // An earlier delete got this far.
                         StartError::Unknown(_) => Ok(Remains::None),
                         error => Err(ways_out(volume, error.into())),
                     };
@@ -279,7 +279,7 @@ impl EngineHost {
             let engine = state.engine(number)?;
             engine.delete(&own, discard_dirty, |_| ()).await.map_err(faults::engine)
         });
-        // A device that has failed has not been told, though the engine needs it no more.
+        // A failed device has not been told, although the engine no longer needs it.
         let told = !running.store().health.failed();
         let left = match deleted.and_then(|deleted| deleted) {
             Ok(()) => {
@@ -298,7 +298,7 @@ impl EngineHost {
             self.served.phase(name, VolumeState::Running);
             return Err(ways_out(volume, left));
         }
-        // The cache device cannot be told, and need not be.
+        // The cache device cannot be told; its data is discarded when it is next opened.
         tracing::warn!(volume = %name, "its cache device cannot be told that it is deleted: {left}");
         if let Err(error) = self.using(place, move || self.take_away(name, running)) {
             tracing::warn!(volume = %name, "it did not stop in order: {error}");
@@ -306,8 +306,7 @@ impl EngineHost {
         Ok(Remains::OnCacheDevice)
     }
 
-    /// Takes a stopped volume out of its cache with all of its blocks; a cache that is gone has
-    /// none.
+    /// Removes a stopped volume and all of its blocks from its cache, unless the cache is gone.
     fn forget_stopped(self: &Arc<Self>, volume: &Definition) -> Result<Remains, ApiError> {
         let cache_spec = made("cache", &volume.cache)?;
         let Ok(place) = self.caches.place(&cache_spec, &volume.name) else {
@@ -346,12 +345,12 @@ impl EngineHost {
     }
 }
 
-/// Whether a record is that of a volume, and not of another one of its name.
+/// Whether a record belongs to this volume, and not to another one of the same name.
 fn is_it(volume: &Definition, record: &forebay_format::VolumeRecord) -> bool {
     record.name == volume.name.as_str() && volume.uuid.is_none_or(|uuid| uuid == record.uuid)
 }
 
-/// Why a volume was not deleted, and how it can be.
+/// Adds to an error of a delete how the volume can be deleted without its cache device.
 fn ways_out(volume: &Definition, mut error: ApiError) -> ApiError {
     let way_out = format!("'forebay delete --discard-dirty {}'", volume.name);
     if !error.message.contains(&way_out) {

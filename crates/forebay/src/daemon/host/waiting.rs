@@ -1,5 +1,5 @@
-//! Work on a lane that is watched from the thread of an operation: progress flows one way, a
-//! request to give up the other.
+//! Work on a lane that is watched from an operation's thread: the lane reports progress, the
+//! operation may cancel.
 
 use std::future::Future;
 use std::pin::pin;
@@ -16,17 +16,17 @@ use forebay_lane::Lane;
 use super::lanes::{Flag, LaneState, Lanes, unfinished};
 use crate::daemon::operations::Work;
 
-/// How often the two sides look.
+/// How often both sides poll.
 const STEP: Duration = Duration::from_millis(25);
 
-/// Blocks that are left to do, told from a lane.
+/// Number of blocks left to do, reported by a lane.
 #[derive(Clone, Default)]
 pub(super) struct Left(Arc<AtomicU64>);
 
 impl Left {
-    /// Says how many there are.
+    /// Reports the number.
     pub(super) fn set(&self, blocks: u64) {
-        // One more, so that 0 can mean that nothing has been said yet.
+        // Stored plus one, so that 0 means that nothing has been reported yet.
         self.0.store(blocks.saturating_add(1), Ordering::Relaxed);
     }
 
@@ -36,8 +36,8 @@ impl Left {
 }
 
 impl Lanes {
-    /// Has `job` done on the first lane, and waits for its end. The job tells how many blocks of
-    /// `block_bytes` are left, and is dropped where it waits when the work is cancelled.
+    /// Runs `job` on the first lane, and waits for its end. The job reports how many blocks of
+    /// `block_bytes` are left, and is dropped at its next await when the work is cancelled.
     ///
     /// # Errors
     /// The job's own, or [`ErrorKind::Cancelled`].

@@ -1,4 +1,4 @@
-//! New volumes, and those that a cache device holds already.
+//! Creates new volumes, and adopts volumes that a cache device holds.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::daemon::preflight;
 use crate::daemon::state::put;
 
 impl Volumes {
-    /// `chose_policy`: the replacement policy was asked for, and is not just the default.
+    /// `chose_policy`: the request names the replacement policy; it is not just the default.
     pub(super) fn create_now(
         &self,
         mut volume: Definition,
@@ -30,9 +30,9 @@ impl Volumes {
         }
         preflight::check_devices(&volume, &others, force)?;
         let existing = match others.iter().find(|other| preflight::same_cache(&volume, other)) {
-            // Whatever force is meant for, it is not the data of other volumes.
+            // Force never overwrites the data of other volumes.
             Some(other) => {
-                // They share one policy, and a new volume does not change that of the others.
+                // They share one policy, which a new volume does not change.
                 let there = other.settings.policy;
                 if chose_policy && volume.settings.policy != there {
                     let reason = format!(
@@ -51,8 +51,8 @@ impl Volumes {
         };
         let uuid = Uuid::new_v4();
         (volume.uuid, volume.version) = (Some(uuid), 1);
-        // Until it is remembered, whatever there is of it on the cache device is not to stay: a
-        // daemon that dies in between leaves nothing half made.
+        // Until the volume is stored, its UUID counts as deleted: if the daemon dies in between,
+        // its remains on the cache device are removed.
         self.state.change(|_, known| known.deleted.extend([uuid]))?;
         if let Err(error) = self.host.create(&volume, existing, work) {
             if self.host.report(&name).is_none() {
@@ -69,15 +69,15 @@ impl Volumes {
             known.deleted.remove(&uuid);
         });
         kept.inspect_err(|_| {
-            // What would not come back after a restart must not look as if it would.
+            // A volume that would not come back after a restart must not be served.
             if let Err(error) = self.host.delete(&volume, true, work) {
                 tracing::error!(volume = %name, "taking back what could not be remembered: {error}");
             }
         })
     }
 
-    /// Takes over what is on a cache device already. A volume that is remembered and not served may be
-    /// taken over too: its devices have other names now.
+    /// Adopts a volume that a cache device holds. The volume may be stored already if it is not
+    /// served: its devices may have new names.
     pub(super) fn adopt_now(
         &self,
         mut volume: Definition,
@@ -97,9 +97,9 @@ impl Volumes {
             .map(|entry| entry.volume)
             .filter(|other| other.name != name)
             .collect();
-        // The cache device is to hold something: that is what is adopted.
+        // The cache device is expected to hold the volume.
         preflight::check_devices(&volume, &others, true)?;
-        // A state that cannot be written is found out before anything is changed.
+        // Detects a state that cannot be written before anything is changed.
         self.state.change(|_, _| ())?;
         self.accepting_older(force, &name, &mut || self.host.adopt(&mut volume, force, work))?;
         self.note_failure(&name, None);

@@ -1,4 +1,4 @@
-//! Volumes that are served again.
+//! Starts volumes again.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,24 +12,24 @@ use crate::daemon::operations::Work;
 use crate::daemon::signals::StopRequest;
 use crate::daemon::state::{Remembered, not_found, put};
 
-/// After how long a device that does not answer holds up neither the start of other volumes nor the
-/// daemon's word that it is ready.
+/// After this time, a device that does not answer no longer delays the start of other volumes or
+/// the daemon's readiness.
 const HUNG: Duration = Duration::from_secs(5);
 
-/// Volumes that are started together, not counting those whose devices do not answer.
+/// Volumes started concurrently, not counting those whose devices do not answer.
 const STARTING: usize = 16;
 
-/// How often the start of volumes is looked at.
+/// How often the start of volumes is polled.
 const STEP: Duration = Duration::from_millis(20);
 
-/// How the volumes came back that were served when the daemon ended.
+/// Result of restarting the volumes that were served when the daemon ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Restored {
-    /// They are served.
+    /// Volumes that are served.
     pub(crate) served: usize,
-    /// They wait for devices that do not answer.
+    /// Volumes that wait for devices that do not answer.
     pub(crate) waiting: usize,
-    /// All that should be served.
+    /// All volumes that should be served.
     pub(crate) wanted: usize,
 }
 
@@ -44,9 +44,10 @@ impl fmt::Display for Restored {
 }
 
 impl Volumes {
-    /// Serves again what was served when the daemon ended, all volumes on their own: neither one that
-    /// fails nor one whose device does not answer keeps the others from it. Ends when all are served,
-    /// have failed, or wait for devices that do not answer: those come up when the device does.
+    /// Starts the volumes that were served when the daemon ended, each independently: neither a
+    /// failure nor a device that does not answer delays the others. Returns when every volume is
+    /// served, has failed, or waits for a device that does not answer; such a volume starts when
+    /// the device answers.
     pub(crate) fn restore(self: &Arc<Self>, stop: &StopRequest) -> Restored {
         let waiting = |entry: &Remembered| self.waiting().contains(&entry.volume.name);
         let volumes = self.state.volumes().into_iter();
@@ -66,7 +67,7 @@ impl Volumes {
             let room = STARTING.saturating_sub(starting.len() - hung);
             for name in pending.split_off(pending.len() - room.min(pending.len())).into_iter().rev()
             {
-                // An operator may have stopped, deleted or started it while it waited.
+                // An operator may have stopped, deleted or started it meanwhile.
                 if !self.waiting().contains(&name) {
                     continue;
                 }
@@ -118,7 +119,7 @@ impl Volumes {
         }
         let by_hand = !entry.started;
         if by_hand {
-            // Remembered first: what cannot be remembered is not begun.
+            // Stored first: a start that cannot be stored is not begun.
             entry.started = true;
             entry.volume.version += 1;
             self.state.put(entry.clone())?;
@@ -155,8 +156,8 @@ impl Volumes {
         }
     }
 
-    /// Starts a volume, with `force` also from an older copy of its cache device: that is accepted for
-    /// this volume, and for the others of that cache only when an operator says so too.
+    /// Starts a volume. With `force` an older copy of its cache device is accepted, for this volume
+    /// only; the cache's other volumes each need a `force` of their own.
     pub(super) fn accepting_older(
         &self,
         force: bool,
@@ -166,7 +167,7 @@ impl Volumes {
         match start() {
             Err(StartError::Older { cache, error }) if force => {
                 tracing::warn!(volume = %name, "accepted on request: {error}");
-                // Before it is opened: from then on it looks as new as any.
+                // Before it is opened: from then on it looks like a current one.
                 self.state.change(|volumes, known| {
                     known.caches.remove(&cache);
                     let others = volumes.iter_mut().filter(|entry| entry.volume.name != *name);

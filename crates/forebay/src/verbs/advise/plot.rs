@@ -1,4 +1,4 @@
-//! The curve as SVG: two lines and two axes, which is too little for a library.
+//! The curve as SVG: two lines and two axes, too little for a library.
 
 use std::fmt::Write;
 
@@ -26,8 +26,8 @@ fn escaped(text: &str) -> String {
     text.chars().map(escape).collect()
 }
 
-/// Draws hits by size, which is on a logarithmic axis; of all accesses, and of reads if there are
-/// any, with a band for the error of the first of them.
+/// Draws hit ratios by size on a logarithmic axis, for all accesses and, if there are any, for
+/// reads, with an error band around the first line.
 pub(super) fn svg(title: &str, reads: bool, curve: &[CurveRow]) -> String {
     let log = |bytes: u64| (bytes.max(1) as f64).log2();
     let first = curve.first().map_or(0.0, |row| log(row.bytes));

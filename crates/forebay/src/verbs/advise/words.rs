@@ -1,4 +1,4 @@
-//! What a curve means, in words.
+//! The recommendation in words.
 
 use forebay_admin::curve::{CurveReport, CurveRow, Hits};
 use forebay_core::units::format_size;
@@ -7,19 +7,19 @@ use super::Advice;
 use crate::output::table::{Column, Table};
 use crate::output::volume::grouped;
 
-/// What a cache of twice the size has to hit more to be worth it.
+/// Least gain in hit ratio per doubling that makes a larger cache worth it.
 const WORTH: f64 = 0.03;
 
-/// A cache that hits less does little.
+/// A cache with a lower hit ratio helps little.
 const LITTLE: f64 = 0.05;
 
-/// What `to` hits more than `from`, for each doubling of the size.
+/// Returns the gain in hit ratio from `from` to `to`, per doubling of the size.
 fn gain(from: &CurveRow, to: &CurveRow) -> f64 {
     let doublings = (to.bytes as f64 / from.bytes.max(1) as f64).log2();
     if doublings > 0.0 { (to.hits().share - from.hits().share) / doublings } else { 0.0 }
 }
 
-/// The smallest size that does something and of which no larger one is worth it, in bytes.
+/// Returns the smallest size in bytes that helps and that no larger size improves enough.
 pub(super) fn take(rows: &[CurveRow]) -> Option<u64> {
     let enough = |(at, row): &(usize, &CurveRow)| {
         let mut larger = rows.iter().skip(at + 1);
@@ -32,7 +32,7 @@ fn percent(hits: Hits) -> String {
     format!("{:.0} %", hits.share * 100.0)
 }
 
-/// Sizes one after the other, each with what it adds to the one before.
+/// Lists the sizes, each with its gain over the previous one.
 fn sentence(rows: &[CurveRow], of: &str) -> String {
     let mut parts = Vec::new();
     for (at, row) in rows.iter().enumerate() {
@@ -47,18 +47,18 @@ fn sentence(rows: &[CurveRow], of: &str) -> String {
     parts.join("; ")
 }
 
-/// What there is to say about a trace and about a volume.
+/// Input shared by the texts about a trace and about a volume.
 struct Curve<'a> {
     rows: &'a [CurveRow],
     reads: u64,
     accesses: u64,
     one_of: u64,
     sampled_blocks: u64,
-    /// What is said if nothing was read or written.
+    /// The text for the case that nothing was read or written.
     nothing: &'a str,
 }
 
-/// The whole answer for a trace.
+/// Returns the full text for a trace.
 pub(super) fn of_trace(advice: &Advice) -> String {
     let head = format!(
         "{}: {} requests, {} blocks read and {} written; they touch about {}",
@@ -79,7 +79,7 @@ pub(super) fn of_trace(advice: &Advice) -> String {
     format!("{head}\n\n{}", text(&curve))
 }
 
-/// The whole answer for a volume.
+/// Returns the full text for a volume.
 pub(super) fn of_volume(report: &CurveReport) -> String {
     let head = format!(
         "{}: {} blocks of {} read and {} written since it was started; they are about {}",

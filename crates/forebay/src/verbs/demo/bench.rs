@@ -1,4 +1,4 @@
-//! fio over NBD, the same for bare devices and cached volumes.
+//! Runs fio over NBD, the same for bare devices and cached volumes.
 
 use std::time::Duration;
 
@@ -11,15 +11,15 @@ use super::workspace::Workspace;
 use crate::output::table::{Column, Table};
 use crate::output::volume::grouped;
 
-/// How long a row takes.
+/// Duration of a row.
 pub(super) struct Workload {
-    /// Before anything is counted.
+    /// Time before measuring.
     pub(super) ramp: Duration,
-    /// While it is.
+    /// Time of measuring.
     pub(super) time: Duration,
 }
 
-/// What fio has measured.
+/// fio's result.
 pub(super) struct Row {
     name: &'static str,
     bytes_per_second: f64,
@@ -34,7 +34,7 @@ fn uri(daemon: &Daemon<'_>, export: &str) -> String {
     format!("nbd+unix:///{export}?socket={}", daemon.nbd().display())
 }
 
-/// 4 KiB, 90 % reads, zipf 1.2, four jobs of depth 8.
+/// Runs fio with 4 KiB, 90 % reads, zipf 1.2, four jobs of depth 8.
 pub(super) fn run(
     workspace: &Workspace,
     daemon: &Daemon<'_>,
@@ -68,7 +68,7 @@ pub(super) fn run(
 }
 
 fn parse(output: &str, name: &'static str, hits: Option<f64>) -> Option<Row> {
-    // fio says something else first when it has warnings.
+    // fio prints warnings before its JSON.
     let json: Value = serde_json::from_str(output.get(output.find('{')?..)?).ok()?;
     let mixed = json.pointer("/jobs/0/mixed")?;
     let number = |path: &str| mixed.pointer(path).and_then(Value::as_f64);
@@ -82,7 +82,7 @@ fn parse(output: &str, name: &'static str, hits: Option<f64>) -> Option<Row> {
     })
 }
 
-/// Reads a volume from its start to its end.
+/// Reads a volume sequentially from start to end.
 pub(super) fn warm_up(
     workspace: &Workspace,
     daemon: &Daemon<'_>,
@@ -96,7 +96,7 @@ pub(super) fn warm_up(
     workspace.run_well("fio", &mut command).map(drop)
 }
 
-/// What the table shows.
+/// Explains the table.
 pub(super) fn explanation(disk: u64, ssd: u64) -> String {
     let (disk, ssd) = (format_size(disk), format_size(ssd));
     format!(
@@ -108,7 +108,7 @@ pub(super) fn explanation(disk: u64, ssd: u64) -> String {
     )
 }
 
-/// All rows, compared with the first.
+/// Formats all rows, compared with the first.
 pub(super) fn table(rows: &[Row]) -> String {
     let mut table = Table::new(&[
         Column::left("4K, 90 % READS, ZIPF 1.2"),

@@ -1,5 +1,4 @@
-//! The least of an NBD client: one export over a unix socket, requests in any number, simple
-//! replies.
+//! A minimal NBD client: one export over a unix socket, any number of requests, simple replies.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -24,7 +23,7 @@ fn broken(what: &str) -> io::Error {
 }
 
 impl NbdClient {
-    /// Connects and agrees on the export.
+    /// Connects and negotiates the export.
     pub(super) fn connect(socket: &Path, export: &str) -> io::Result<Self> {
         let mut stream = UnixStream::connect(socket)?;
         let mut hello = [0; 18];
@@ -78,12 +77,12 @@ impl NbdClient {
         self.request(WRITE, offset, data)
     }
 
-    /// Sends a flush. What it covers must have been acknowledged before.
+    /// Sends a flush. The writes it is to cover must have been acknowledged before.
     pub(super) fn flush(&mut self) -> io::Result<()> {
         self.request(FLUSH, 0, &[])
     }
 
-    /// Receives the acknowledgements of so many requests.
+    /// Receives the acknowledgements of `requests` requests.
     pub(super) fn acknowledged(&mut self, requests: usize) -> io::Result<()> {
         for _ in 0..requests {
             let mut reply = [0; 16];

@@ -1,4 +1,4 @@
-//! The real daemon as a child.
+//! The real daemon as a child process.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -21,7 +21,8 @@ pub(super) struct Daemon<'a> {
 }
 
 impl<'a> Daemon<'a> {
-    /// Starts it and waits until it answers. Devices of `raw` are served without a cache.
+    /// Starts the daemon and waits until it answers. The devices in `raw` are served without a
+    /// cache.
     pub(super) fn start(workspace: &'a Workspace, raw: &[String]) -> Result<Self, ApiError> {
         let socket = workspace.at("admin.sock");
         let mut command = workspace.command(this_program()?);
@@ -71,24 +72,24 @@ impl<'a> Daemon<'a> {
         }
     }
 
-    /// Everything about a volume.
+    /// Returns the report of a volume.
     pub(super) fn show(&self, name: &str) -> Result<VolumeReport, ApiError> {
         self.client.get(&format!("/volumes/{name}"))
     }
 
-    /// Runs a verb against it.
+    /// Runs a verb against the daemon.
     pub(super) fn cli(&self, args: &[&str]) -> Result<String, ApiError> {
         let socket = self.workspace.at("admin.sock").display().to_string();
         let args = [args, &["--socket", &socket]].concat();
         self.workspace.run_self(&args)
     }
 
-    /// Where it serves NBD.
+    /// Returns the path of its NBD socket.
     pub(super) fn nbd(&self) -> PathBuf {
         self.workspace.at("nbd.sock")
     }
 
-    /// Kills it as a crash would.
+    /// Kills the daemon, as a crash would.
     pub(super) fn kill(mut self) -> Result<(), ApiError> {
         if let Some(status) = self.running.ended()? {
             return Err(ApiError::failed(format!("the daemon had ended by itself with {status}")));
@@ -97,7 +98,7 @@ impl<'a> Daemon<'a> {
         Ok(())
     }
 
-    /// Ends it in order.
+    /// Stops the daemon in order.
     pub(super) fn terminate(mut self) -> Result<(), ApiError> {
         let status = self.running.terminate()?;
         if status.success() {

@@ -1,4 +1,4 @@
-//! An image full of files, and whether they are still what they were.
+//! An image full of files, and the check of their content.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -14,17 +14,17 @@ use super::workspace::Workspace;
 use crate::output::volume::grouped;
 use crate::paths::io_error;
 
-/// Larger files are left out, so that there are many.
+/// Larger files are skipped, so that there are many.
 const LARGEST: u64 = 8 << 20;
 /// Bytes of one write.
 const PIECE: usize = 1 << 20;
-/// Writes in flight together.
+/// Number of writes in flight.
 const DEPTH: usize = 8;
 
 /// Length and checksum of a file.
 type Sum = (u64, u32);
 
-/// A filesystem in a file, and what is in it.
+/// A filesystem in a file, and the files in it.
 pub(super) struct Image {
     path: PathBuf,
     disk: u64,
@@ -33,7 +33,7 @@ pub(super) struct Image {
 
 impl Image {
     /// Fills a filesystem of `size` bytes with about `content` bytes of files of this system. The
-    /// disk on which it will be has `disk` bytes.
+    /// disk for it has `disk` bytes.
     pub(super) fn make(
         workspace: &Workspace,
         content: u64,
@@ -74,7 +74,7 @@ impl Image {
         Ok(Image { path, disk, files: copied.files })
     }
 
-    /// Makes the disk: the image, but for its first `withheld` bytes, which are zeroes.
+    /// Creates the disk: the image with its first `withheld` bytes zeroed.
     pub(super) fn make_origin(&self, origin: &Path, withheld: u64) -> Result<(), ApiError> {
         let failed = |error: std::io::Error| io_error("cannot write", origin, &error);
         fs::copy(&self.path, origin).map_err(failed)?;
@@ -87,7 +87,7 @@ impl Image {
         file.sync_all().map_err(failed)
     }
 
-    /// Writes what was withheld through the volume, and flushes it.
+    /// Writes the withheld bytes through the volume, and flushes it.
     pub(super) fn write_withheld(
         &self,
         workspace: &Workspace,
@@ -115,7 +115,7 @@ impl Image {
         client.acknowledged(1).map_err(failed)
     }
 
-    /// Takes every file out of the filesystem on `origin`, and compares it with what went in.
+    /// Extracts every file of the filesystem on `origin`, and compares it with the original.
     pub(super) fn compare(
         &self,
         workspace: &Workspace,
@@ -144,7 +144,7 @@ impl Image {
     }
 }
 
-/// Whether the filesystem on `origin` is in order.
+/// Checks the filesystem on `origin`.
 pub(super) fn fsck(
     workspace: &Workspace,
     origin: &Path,
@@ -162,15 +162,15 @@ fn sum(bytes: &[u8]) -> Sum {
     (bytes.len() as u64, crc32c(bytes))
 }
 
-/// Files that have been copied so far.
+/// Files copied so far.
 struct Copied {
     left: u64,
     files: BTreeMap<PathBuf, Sum>,
 }
 
 impl Copied {
-    /// Copies plain files below `root/path` to the same place below `tree`, while there is room.
-    /// What cannot be read is left out.
+    /// Copies plain files below `root/path` to the same path below `tree`, up to the limit.
+    /// Unreadable files are skipped.
     fn directory(
         &mut self,
         workspace: &Workspace,
@@ -184,7 +184,7 @@ impl Copied {
         entries.sort_by_key(|entry| entry.file_name());
         for entry in entries {
             let name = entry.file_name();
-            // The name goes through debugfs, which reads blanks and quotes in its own way.
+            // The name goes through debugfs, which parses blanks and quotes in its own way.
             let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"._-+".contains(byte);
             if self.left == 0 || !name.as_encoded_bytes().iter().all(plain) {
                 continue;

@@ -1,4 +1,4 @@
-//! A directory and child processes that are gone afterwards, whatever happens.
+//! A directory and child processes that are always removed at the end.
 
 use std::fs::File;
 use std::os::unix::process::CommandExt;
@@ -15,7 +15,7 @@ use crate::paths::io_error;
 
 const STEP: Duration = Duration::from_millis(20);
 
-/// Where the tools are if `PATH` does not have them: that of a plain user often lacks these.
+/// Added to `PATH`, because that of a plain user often lacks these.
 const SYSTEM_TOOLS: &str = "/usr/sbin:/sbin";
 
 /// See the module.
@@ -27,7 +27,7 @@ pub(super) struct Workspace {
 }
 
 impl Workspace {
-    /// A new directory below `dir`, or where temporary files go.
+    /// Creates a new directory below `dir`, or below the directory for temporary files.
     pub(super) fn new(dir: Option<&Path>) -> Result<Self, ApiError> {
         let parent = match dir {
             Some(dir) => {
@@ -49,17 +49,17 @@ impl Workspace {
         Ok(Workspace { dir, started: Instant::now(), interrupted, path })
     }
 
-    /// The path of something in it.
+    /// Returns the path of a file in the directory.
     pub(super) fn at(&self, name: &str) -> PathBuf {
         self.dir.join(name)
     }
 
-    /// Says what is going on, on stderr.
+    /// Reports the current step on stderr.
     pub(super) fn say(&self, what: &str) {
         eprintln!("[{:3.0} s] {what}", self.started.elapsed().as_secs_f64());
     }
 
-    /// Fails once somebody wants this to end.
+    /// Fails once the process was interrupted.
     pub(super) fn go_on(&self) -> Result<(), ApiError> {
         if self.interrupted.load(Ordering::Relaxed) {
             return Err(ApiError::new(ErrorKind::Cancelled, "interrupted; everything is removed"));
@@ -67,7 +67,7 @@ impl Workspace {
         Ok(())
     }
 
-    /// Sleeps, unless this is to end.
+    /// Sleeps, unless the process is interrupted.
     pub(super) fn sleep(&self, time: Duration) -> Result<(), ApiError> {
         let end = Instant::now() + time;
         while Instant::now() < end {
@@ -77,7 +77,7 @@ impl Workspace {
         Ok(())
     }
 
-    /// Fails unless these programs are there.
+    /// Fails unless these programs are installed.
     pub(super) fn need(&self, tools: &[&str]) -> Result<(), ApiError> {
         let there =
             |tool: &&&str| self.path.split(':').any(|dir| Path::new(dir).join(tool).is_file());
@@ -89,8 +89,8 @@ impl Workspace {
         }
     }
 
-    /// A command that will not outlive its [`Running`]. In a process group of its own, so that a
-    /// Ctrl-C reaches this process alone and things end in order.
+    /// Makes a command that does not outlive its [`Running`]. It has a process group of its own, so
+    /// that a Ctrl-C reaches only this process, which then cleans up in order.
     pub(super) fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let mut command = Command::new(program);
         command.env("PATH", &self.path).stdin(Stdio::null()).process_group(0);
@@ -108,7 +108,7 @@ impl Workspace {
         Ok(Running { name: name.to_owned(), child: Some(child) })
     }
 
-    /// What a command that was started as `name` has written.
+    /// Returns the output of a command that was started as `name`.
     pub(super) fn output(&self, name: &str, end: &str) -> String {
         let bytes = std::fs::read(self.at(&format!("{name}.{end}"))).unwrap_or_default();
         String::from_utf8_lossy(&bytes).into_owned()
@@ -126,7 +126,7 @@ impl Workspace {
         }
     }
 
-    /// Runs a command to its end and gives what it has written to stdout.
+    /// Runs a command to its end, which must be successful, and returns its stdout.
     pub(super) fn run_well(&self, name: &str, command: &mut Command) -> Result<String, ApiError> {
         let status = self.run(name, command)?;
         if status.success() {
@@ -144,14 +144,14 @@ impl Workspace {
     }
 }
 
-/// The program that runs now.
+/// Returns the path of the running program.
 pub(super) fn this_program() -> Result<PathBuf, ApiError> {
     std::env::current_exe().map_err(|error| ApiError::failed(format!("own program: {error}")))
 }
 
 impl Drop for Workspace {
     fn drop(&mut self) {
-        // It can take a while, and whoever looks on has what they waited for.
+        // It can take a while, after everything of interest has been printed.
         self.say(&format!("removing {}", self.dir.display()));
         if let Err(error) = std::fs::remove_dir_all(&self.dir) {
             eprintln!("forebay: cannot remove {}: {error}", self.dir.display());
@@ -159,21 +159,21 @@ impl Drop for Workspace {
     }
 }
 
-/// A child process; killed at the latest when this is dropped.
+/// A child process; killed on drop at the latest.
 pub(super) struct Running {
     name: String,
     child: Option<Child>,
 }
 
 impl Running {
-    /// How it ended, if it has.
+    /// Returns its exit status, if it has ended.
     pub(super) fn ended(&mut self) -> Result<Option<ExitStatus>, ApiError> {
         let Some(child) = &mut self.child else { return Ok(None) };
         let ended = child.try_wait();
         ended.map_err(|error| ApiError::failed(format!("{}: {error}", self.name)))
     }
 
-    /// Kills it as a crash would, and waits for its end.
+    /// Kills it, as a crash would, and waits for its end.
     pub(super) fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
             let _ = child.kill();
@@ -181,7 +181,7 @@ impl Running {
         }
     }
 
-    /// Asks it to end, and waits for that.
+    /// Terminates it, and waits for its end.
     pub(super) fn terminate(&mut self) -> Result<ExitStatus, ApiError> {
         let failed = |what: String| ApiError::failed(format!("{}: {what}", self.name));
         let Some(child) = &mut self.child else { return Err(failed("it is not there".to_owned())) };

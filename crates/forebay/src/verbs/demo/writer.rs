@@ -1,4 +1,4 @@
-//! A client that writes and flushes until its server dies, and knows what it was promised.
+//! A client that writes and flushes until its server dies, and records what was acknowledged.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -18,23 +18,23 @@ const BLOCK: u64 = 4096;
 /// Writes between two flushes, all in flight together.
 const BATCH: u64 = 16;
 
-/// Which version of a block is which.
+/// Versions of one block.
 #[derive(Clone, Copy, Default)]
 struct Versions {
-    /// The last one that a flush covers; 0: none.
+    /// The last version that a flush covers; 0: none.
     flushed: u64,
-    /// The last one that was sent.
+    /// The last version that was sent.
     sent: u64,
 }
 
-/// What a writer was promised.
+/// The record of acknowledged flushes.
 pub(super) struct Journal {
     area: Range<u64>,
     blocks: HashMap<u64, Versions>,
     flushes: u64,
 }
 
-/// The content of a version of a block: words that follow from both, and their checksum.
+/// Returns the content of a version of a block: words derived from both, and their checksum.
 fn content(block: u64, version: u64) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(BLOCK as usize);
     bytes.extend(block.to_le_bytes());
@@ -49,7 +49,7 @@ fn content(block: u64, version: u64) -> Vec<u8> {
     bytes
 }
 
-/// The version of `block` that these bytes are; 0 if they are all zeroes.
+/// Returns the version of `block` with this content; 0 if the bytes are all zero.
 fn version(block: u64, bytes: &[u8]) -> Option<u64> {
     if bytes.iter().all(|byte| *byte == 0) {
         return Some(0);
@@ -59,8 +59,8 @@ fn version(block: u64, bytes: &[u8]) -> Option<u64> {
 }
 
 impl Journal {
-    /// Whether every flushed write is in the file: each block has the last flushed version, or a
-    /// later one that was sent. Gives the number of blocks and of flushes.
+    /// Checks that every flushed write is in the file: each block has the last flushed version, or
+    /// a later one that was sent. Returns the number of blocks and of flushes.
     pub(super) fn verify(&self, file: &Path) -> Result<(u64, u64), String> {
         let file = File::open(file).map_err(|error| error.to_string())?;
         let mut bytes = vec![0; BLOCK as usize];
@@ -83,7 +83,7 @@ impl Journal {
         Ok((flushed as u64, self.flushes))
     }
 
-    /// Writes a batch at random and flushes it.
+    /// Writes a batch of random blocks and flushes it.
     fn round(
         &mut self,
         client: &mut NbdClient,
@@ -97,7 +97,7 @@ impl Journal {
             *random ^= *random >> 7;
             *random ^= *random << 17;
             let block = *random % count;
-            // Two versions of one block in flight together would settle in either order.
+            // Two versions of one block in flight together could take effect in either order.
             if batch.iter().all(|(known, _)| *known != block) {
                 *number += 1;
                 batch.push((block, *number));
@@ -118,11 +118,11 @@ impl Journal {
     }
 }
 
-/// A writer at work.
+/// A running writer.
 pub(super) struct Writer(Option<JoinHandle<Journal>>);
 
 impl Writer {
-    /// Writes into `area` of an export, in whole blocks, until the server is gone.
+    /// Writes to `area` of an export, in whole blocks, until the server is gone.
     pub(super) fn start(socket: &Path, export: &str, area: Range<u64>) -> Result<Self, ApiError> {
         let mut client = NbdClient::connect(socket, export)
             .map_err(|error| io_error("cannot write through", socket, &error))?;
@@ -136,7 +136,7 @@ impl Writer {
         Ok(Writer(Some(thread)))
     }
 
-    /// Waits for the end, which the server's brings about.
+    /// Waits for the end, which comes when the server is gone.
     pub(super) fn finish(&mut self) -> Result<Journal, ApiError> {
         let thread = self.0.take().ok_or_else(|| ApiError::failed("the writer has ended"))?;
         thread.join().map_err(|_| ApiError::failed("the writer failed"))
