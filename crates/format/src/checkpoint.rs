@@ -181,7 +181,7 @@ pub struct SegmentState {
     pub generation: Generation,
     /// Its state.
     pub usage: SegmentUse,
-    /// Where the next record goes, in granules from the start of the segment.
+    /// Position of the next record, in granules from the start of the segment.
     pub write_position: u32,
 }
 
@@ -190,7 +190,7 @@ pub struct SegmentState {
 pub struct IndexEntry {
     /// The block's number, below [`crate::MAX_BLOCKS`].
     pub block: OriginBlock,
-    /// Where its payload lies.
+    /// The slot of its payload.
     pub slot: Slot,
     /// The highest `check_bits` bits of its payload check, as a number.
     pub check: u32,

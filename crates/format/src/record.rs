@@ -121,7 +121,7 @@ pub struct Head {
     pub segment: SegmentId,
     /// Generation of the segment's opening that the record belongs to.
     pub generation: Generation,
-    /// Where the record starts, in granules from the start of the segment.
+    /// Position of the record, in granules from the start of the segment.
     pub position: u32,
     /// The record's number.
     pub number: RecordNumber,
@@ -148,7 +148,7 @@ pub struct RecordHeader {
     pub segment: SegmentId,
     /// Generation of the segment's opening that the record belongs to.
     pub generation: Generation,
-    /// Where the record starts, in granules from the start of the segment.
+    /// Position of the record, in granules from the start of the segment.
     pub position: u32,
     /// The record's number.
     pub number: RecordNumber,

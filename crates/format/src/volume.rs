@@ -101,7 +101,7 @@ pub struct VolumeRecord {
     /// Bytes by which block 0 starts before the origin's first byte, so that blocks match the
     /// boundaries of partitions inside: below the block size, a multiple of 512.
     pub alignment: u32,
-    /// What the cache does with reads and writes.
+    /// Caching mode for reads and writes.
     pub mode: Mode,
     /// When writes are acknowledged.
     pub durability: Durability,

@@ -11,7 +11,7 @@
 //!   tear and fail
 //! - [`oracle`] over [`history`], with [`stamp`]: the admissible values of every sector
 //! - [`clients`]: the workload; [`system`]: the system under test, which is [`engine`] or
-//!   [`reference`], the simplest correct system
+//!   [`mod@reference`], the simplest correct system
 //! - [`presence`]: volumes that are stopped, deleted and recreated
 //! - `decay`: decay of the cache device, and recoveries with read errors
 //! - `growth`: origins that grow

@@ -58,7 +58,7 @@ pub struct Profile {
     pub cache_size: u64,
     /// Sizes of the origins in bytes.
     pub origin_sizes: Vec<u64>,
-    /// How the cache is set up.
+    /// Setup of the cache.
     pub setup: Setup,
     /// The mix of operations.
     pub mix: Mix,

@@ -1,6 +1,6 @@
-//! What the cache device holds: allocate, append, index, read, checkpoint, recover.
+//! The content of the cache device: allocate, append, index, read, checkpoint, recover.
 //!
-//! - [`format`]: formatting a cache device
+//! - [`mod@format`]: formatting a cache device
 //! - [`recover`]: opening it, after an orderly stop or a crash
 //! - [`store`]: the state shared by all lanes: looking blocks up, removing them
 //! - [`lane`]: a store as one lane uses it: appending versions of blocks, making them durable

@@ -16,7 +16,7 @@
 //!
 //! The volume table records the progress of the origin: the [`Horizon`]. It is made durable before
 //! the origin receives anything of the next group; only after that are versions marked clean and
-//! released. See [`recover`] for how groups are recovered.
+//! released. See `recover` for how groups are recovered.
 
 pub(crate) mod queue;
 pub(crate) mod recover;

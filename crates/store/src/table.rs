@@ -4,7 +4,7 @@
 //! and is in one of them, so a lookup reads one line or two. This stays possible up to 99 % load,
 //! as an insertion may move other entries to their other bucket to make room.
 //!
-//! Addresses are not stored whole. An address is mixed by a [`permutation`] and divided by the
+//! Addresses are not stored whole. An address is mixed by a `permutation` and divided by the
 //! number of shards, then by the number of buckets. The first rest is the shard, the second the
 //! key's first bucket; only the quotient, the *remainder*, is stored in the word. The second bucket
 //! is a hash of the remainder minus the first bucket, modulo the number of buckets, and the same
@@ -158,7 +158,7 @@ impl Table {
     /// The key is new and there is no room.
     ///
     /// # Panics
-    /// If the slot is wider than the geometry says.
+    /// The slot is wider than the geometry permits.
     pub fn insert(&mut self, key: LocalKey, entry: Entry) -> Result<Option<Entry>, Full> {
         self.insert_unless(key, entry, |_| false)
     }
@@ -236,7 +236,7 @@ impl Table {
     /// Replaces the entry at `place` by one of the same key; no effect if there is none.
     ///
     /// # Panics
-    /// If the slot is wider than the geometry says.
+    /// The slot is wider than the geometry permits.
     #[inline]
     pub fn set(&mut self, place: Place, entry: Entry) {
         let layout = self.layout;

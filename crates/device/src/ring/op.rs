@@ -97,7 +97,7 @@ pub enum RingOp {
         fd: Arc<OwnedFd>,
         /// The data to send.
         buf: IoBuf,
-        /// Which part of `buf` to send.
+        /// The part of `buf` to send.
         range: Range<usize>,
     },
     /// Waits for a connection, which is returned with the completion, in blocking mode.

@@ -14,7 +14,7 @@ fn geometry(block: u64, device: u64) -> Geometry {
     Geometry::plan(device, block, 512, None).expect("a plan")
 }
 
-/// What goes into a checkpoint.
+/// The content of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Default)]
 struct Content {
     segments: Vec<SegmentState>,

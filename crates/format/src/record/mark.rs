@@ -27,12 +27,12 @@ pub enum MarkKind {
 /// A change of state of the block at one slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Mark {
-    /// Where the block's payload lies.
+    /// The slot of the block's payload.
     pub slot: Slot,
     /// The generation of the slot's segment, so that a late mark cannot hit a block of the
     /// segment's next life. Only the lower half is stored: compare with [`Mark::means`].
     pub generation: Generation,
-    /// What happened.
+    /// The new state.
     pub kind: MarkKind,
 }
 
