@@ -1,11 +1,14 @@
 //! How control operations fail.
 
+pub(crate) mod writeback;
+
+use std::sync::Arc;
+
 use forebay_device::DeviceError;
 use forebay_lane::OverLimit;
 use forebay_store::StoreError;
 
-use crate::state::ledger::LedgerError;
-use crate::state::writeback_error::WritebackError;
+pub use writeback::WritebackError;
 
 /// What an operator can do about a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -18,6 +21,20 @@ pub enum EngineErrorKind {
     DataAtRisk,
     /// A device or the system failed.
     Failed,
+}
+
+/// Why a note is not durable.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum LedgerError {
+    /// There is no ledger: the cache device alone can be told.
+    #[error("there is no ledger to note it in")]
+    Absent,
+    /// It cannot be written.
+    #[error("the note cannot be written: {0}")]
+    Io(#[source] Arc<std::io::Error>),
+    /// The thread that writes notes has ended.
+    #[error("the thread that writes notes has ended")]
+    Ended,
 }
 
 /// The failure of a part that caused one of a control operation.

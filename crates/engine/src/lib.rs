@@ -34,7 +34,7 @@ pub use api::{BlockService, Coming, Completion, CompletionSink, Exports, Extent,
 pub use control::VolumeSpec;
 pub use control::recognise::{Verdict, recognise};
 pub use control::samples::Look;
-pub use error::{Cause, EngineError, EngineErrorKind};
+pub use error::{Cause, EngineError, EngineErrorKind, LedgerError, WritebackError};
 pub use forebay_settings::Settings;
 pub use front_end::{FrontEnd, LaneFrontEnd};
 pub use lane::LaneVolume;
@@ -42,8 +42,7 @@ pub use lane::engine::{EngineLane, LaneContext};
 pub use settings::settings_of;
 pub use state::cache::Cache;
 pub use state::health::{DeviceHealth, HUNG_AFTER};
-pub use state::ledger::{Ledger, LedgerError, Note, Noted};
+pub use state::ledger::{Ledger, Note, Noted};
 pub use state::occupancy::Occupancy;
 pub use state::replacement::segments_kept_free;
 pub use state::volume::{Volume, VolumeState};
-pub use state::writeback_error::WritebackError;

@@ -40,8 +40,7 @@ pub enum Condition<'a> {
     Fill(&'a FillTicket),
     /// Only if the newest version is still at this slot: the new one was merged from it.
     Slot(Slot),
-    /// As [`Condition::Slot`], for a copy of that version: the copy is clean if the original has become
-    /// clean.
+    /// As [`Condition::Slot`], for a copy of that version, which is clean if that has become clean.
     Copy(Slot),
     /// Only if the block is absent: the new version has only some sectors valid.
     Absent,

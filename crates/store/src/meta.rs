@@ -12,17 +12,15 @@ use std::sync::atomic::Ordering;
 
 use forebay_core::VolumeId;
 use forebay_device::IoBuf;
-use forebay_format::superblock::{
-    COPY_A, COPY_B, DAMAGED, ORDERED, ORIGINS_KNOWN, PROTECTED, WIDE_GENERATIONS,
-};
+use forebay_format::superblock::{COPY_A, COPY_B, PROTECTED, WIDE_GENERATIONS};
 use forebay_format::volume::EncodedTable;
 use forebay_format::{CheckSeed, Superblock, VolumeRecord, VolumeTableError, volume};
 
-use crate::damage::{Damage, note_records};
+use crate::damage::note_records;
 use crate::error::StoreError;
 use crate::lane::StoreLane;
-use crate::ordered::Horizon;
 use crate::planted::{self, PlantedBug};
+use crate::roots::describe;
 use crate::store::{Store, VolumeSpace};
 
 /// Feature bit in `compat`: the device failed in use, and versions that it never received may have
@@ -259,18 +257,10 @@ impl StoreLane {
         })
         .map_err(|error| StoreError::Refused(error.to_string()))?
         .named_by(generation + 1);
-        let origins =
-            volumes.iter().any(|volume| volume.identity.is_some() || volume.samples.is_some());
-        let ordered = volumes.iter().any(|volume| Horizon::of(volume).is_some());
-        let damaged = volumes.iter().any(|volume| Damage::of(volume).is_some());
         let reference = encoded.reference(area);
         let change = |superblock: &mut Superblock| {
             superblock.volume_table = reference;
-            // The bits describe this table only.
-            superblock.incompat &= !(ORIGINS_KNOWN | ORDERED | DAMAGED);
-            superblock.incompat |= if origins { ORIGINS_KNOWN } else { 0 };
-            superblock.incompat |= if ordered { ORDERED } else { 0 };
-            superblock.incompat |= if damaged { DAMAGED } else { 0 };
+            describe(&volumes, superblock);
             superblock.next_volume_id = next;
         };
         // The change is made once one copy has it; a failure of the device is latched.

@@ -3,10 +3,14 @@
 use std::sync::Arc;
 
 use forebay_device::{Device, DeviceError, IoBuf, Queue};
-use forebay_format::superblock::{COPY_A, COPY_B, PROTECTED, VolumeTableRef};
+use forebay_format::superblock::{
+    COPY_A, COPY_B, DAMAGED, ORDERED, ORIGINS_KNOWN, PROTECTED, VolumeTableRef,
+};
 use forebay_format::{PAGE, Superblock, SuperblockError, VolumeRecord, volume};
 
+use crate::damage::Damage;
 use crate::error::StoreError;
+use crate::ordered::Horizon;
 use crate::planted::{self, PlantedBug};
 use crate::retry;
 
@@ -146,6 +150,16 @@ pub async fn read_roots(device: &Arc<dyn Device>, queue: &Queue) -> Result<Roots
     Ok(Roots { superblock, volumes, notes, mend })
 }
 
+/// Sets the bits of a superblock that describe the volume table which it names.
+pub(crate) fn describe(volumes: &[VolumeRecord], superblock: &mut Superblock) {
+    let origins = |volume: &VolumeRecord| volume.identity.is_some() || volume.samples.is_some();
+    let has = |any: bool, bit| if any { bit } else { 0 };
+    superblock.incompat &= !(ORIGINS_KNOWN | ORDERED | DAMAGED);
+    superblock.incompat |= has(volumes.iter().any(origins), ORIGINS_KNOWN)
+        | has(volumes.iter().any(|volume| Horizon::of(volume).is_some()), ORDERED)
+        | has(volumes.iter().any(|volume| Damage::of(volume).is_some()), DAMAGED);
+}
+
 /// A volume table that was found.
 struct Table {
     volumes: Vec<VolumeRecord>,
@@ -195,8 +209,10 @@ impl Tables<'_> {
             let Ok(start) = retry::read(self.queue, offset, PAGE).await else { continue };
             let reference = volume::own_reference(&start, area, generation);
             let Some(volume_table) = reference else { continue };
-            if self.read(superblock, &volume_table, area).await.is_ok() {
-                return Some(Superblock { volume_table, generation, ..superblock.clone() });
+            if let Ok((volumes, _)) = self.read(superblock, &volume_table, area).await {
+                let mut next = Superblock { volume_table, generation, ..superblock.clone() };
+                describe(&volumes, &mut next);
+                return Some(next);
             }
         }
         None

@@ -5,6 +5,7 @@ mod world;
 use std::rc::Rc;
 
 use forebay_core::{BlockSize, Mode, OriginBlock};
+use forebay_format::superblock::{self, COPY_A, COPY_B};
 use forebay_format::volume::{ORDERED_RECORD, ORDERED_SEQUENCE};
 use forebay_format::{Body, Geometry, RecordHeader, Superblock, Uuid, record};
 use forebay_store::segments::SegmentUse;
@@ -331,4 +332,44 @@ fn a_rebuilt_cache_leaves_out_the_generations_that_nobody_saw() {
     assert!(!report.notes.is_empty(), "{report:?}");
     let next = store.store().segments.next_generation().0;
     assert_eq!(next, highest + 1 + u64::from(superblock.geometry.segment_count));
+}
+
+/// A change of the volume table has set a bit of the superblock, and one or two of the four pages of the
+/// roots are as they were before, or lost. Whatever table recovery finds, the superblock describes it.
+#[test]
+fn the_superblock_describes_the_table_that_recovery_found() {
+    let world = World::new(BYTES);
+    let store = open(&world);
+    world.add_volume(&store, "v", Mode::Writeback, 64, &[]);
+    let before = world.disk.content();
+    world.change_volumes(&store, |volumes| {
+        volumes[0].settings = vec![(ORDERED_RECORD, 1), (ORDERED_SEQUENCE, 1)];
+    });
+    drop(store);
+    let after = world.disk.content();
+    let areas = superblock(&world).geometry.volume_areas;
+    let pages = [COPY_A, COPY_B, areas[0], areas[1]].map(|at| at as usize / PAGE);
+    let is_ordered = |bit: u64| bit & superblock::ORDERED != 0;
+    let mut opened = 0;
+    // Each page is as it is now, as it was, or zeroed.
+    for case in 0..3usize.pow(4) {
+        let mut content = after.clone();
+        for (digit, page) in pages.into_iter().enumerate() {
+            let bytes = page * PAGE..(page + 1) * PAGE;
+            match case / 3usize.pow(digit as u32) % 3 {
+                0 => (),
+                1 => content[bytes.clone()].copy_from_slice(&before[bytes]),
+                _ => content[bytes].fill(0),
+            }
+        }
+        let world = World::on(content);
+        let Ok((store, _)) = world.open(StoreOptions::default()) else { continue };
+        opened += 1;
+        let volume = &store.store().volumes()[0];
+        let in_order = volume.settings.iter().any(|(tag, _)| *tag == ORDERED_RECORD);
+        drop(store);
+        let found = superblock(&world);
+        assert_eq!(is_ordered(found.incompat), in_order, "case {case}");
+    }
+    assert!(opened > 40, "{opened}");
 }

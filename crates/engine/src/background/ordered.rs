@@ -28,13 +28,13 @@ use forebay_store::{Front, OrderedVersion, Pinned};
 use crate::background::pace::{
     FIRST_RETRY, LONGEST_RETRY, LONGEST_WAIT, dirty_state, load, pause_for, reason,
 };
+use crate::error::WritebackError;
 use crate::io::copies::Copies;
 use crate::io::origin::OriginIo;
 use crate::lane::LaneVolume;
 use crate::plan::keeps_dirty;
 use crate::state::volume::layout::bytes_of;
 use crate::state::volume::{Volume, VolumeState};
-use crate::state::writeback_error::WritebackError;
 use crate::stats::bump;
 
 /// Blocks whose writes are planned together.

@@ -17,6 +17,7 @@ use crate::background::ordered;
 use crate::background::pace::{
     FIRST_RETRY, LONGEST_RETRY, LONGEST_WAIT, dirty_state, load, pause_for, reason,
 };
+use crate::error::WritebackError;
 use crate::io::origin::OriginIo;
 use crate::io::writeback::flow::Flow;
 use crate::io::writeback::span::Spans;
@@ -24,7 +25,6 @@ use crate::lane::LaneVolume;
 use crate::plan::keeps_dirty;
 use crate::state::cache::BackgroundEnding;
 use crate::state::volume::VolumeState;
-use crate::state::writeback_error::WritebackError;
 use sweep::{Next, Sweep};
 
 /// After a panic it begins again after this time.

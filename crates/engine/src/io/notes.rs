@@ -9,9 +9,10 @@ use forebay_core::OriginBlock;
 use forebay_store::StoreError;
 use forebay_store::planted::{self, PlantedBug};
 
+use crate::error::LedgerError;
 use crate::lane::LaneVolume;
 use crate::state::intent::{WORTH_SHRINKING, count, dirty_regions};
-use crate::state::ledger::{self, LedgerError, Note, joined};
+use crate::state::ledger::{self, Note, joined};
 use crate::state::volume::Volume;
 use crate::state::volume::VolumeState;
 

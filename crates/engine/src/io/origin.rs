@@ -7,9 +7,9 @@ use forebay_device::{DeviceError, DeviceErrorKind, DeviceOp, IoBuf, IoData};
 use forebay_store::VersionId;
 use forebay_store::planted::{self, PlantedBug};
 
+use crate::error::WritebackError;
 use crate::io::first_write::FirstWrite;
 use crate::lane::LaneVolume;
-use crate::state::writeback_error::WritebackError;
 use crate::stats::bump;
 
 /// See the module.

@@ -15,9 +15,9 @@ use std::rc::Rc;
 use forebay_core::OriginBlock;
 use forebay_core::why::WritebackReason;
 
+use crate::error::WritebackError;
 use crate::io::origin::OriginIo;
 use crate::lane::LaneVolume;
-use crate::state::writeback_error::WritebackError;
 use flow::Flow;
 use read_turns::ReadTurns;
 use run::SpanWriter;

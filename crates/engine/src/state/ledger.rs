@@ -7,6 +7,8 @@ use forebay_format::Uuid;
 use forebay_lane::Notify;
 use parking_lot::Mutex;
 
+use crate::error::LedgerError;
+
 /// Which blocks of a volume are newer on its cache device than on its origin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Note {
@@ -19,20 +21,6 @@ pub struct Note {
     pub exact: bool,
     /// Byte ranges of the volume, ascending.
     pub dirty: Vec<Range<u64>>,
-}
-
-/// Why a note is not durable.
-#[derive(Clone, Debug, thiserror::Error)]
-pub enum LedgerError {
-    /// There is no ledger: the cache device alone can be told.
-    #[error("there is no ledger to note it in")]
-    Absent,
-    /// It cannot be written.
-    #[error("the note cannot be written: {0}")]
-    Io(#[source] Arc<std::io::Error>),
-    /// The thread that writes notes has ended.
-    #[error("the thread that writes notes has ended")]
-    Ended,
 }
 
 /// Told once, from any thread, whether a note is durable.

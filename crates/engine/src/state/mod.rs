@@ -17,4 +17,3 @@ pub(crate) mod replacement;
 pub(crate) mod throttle;
 pub(crate) mod untouched;
 pub(crate) mod volume;
-pub(crate) mod writeback_error;

@@ -19,6 +19,7 @@ use forebay_settings::Settings;
 use forebay_store::{Entry, Store, VersionId, VolumeSpace};
 use parking_lot::Mutex;
 
+use crate::error::WritebackError;
 use crate::settings::settings_of;
 use crate::state::admission_rules::AdmissionRules;
 use crate::state::bad::BadBlocks;
@@ -30,7 +31,6 @@ use crate::state::origin::Waits;
 use crate::state::origin_latency::{OriginLatency, WriteCost};
 use crate::state::ranges::Ranges;
 use crate::state::untouched::Untouched;
-use crate::state::writeback_error::WritebackError;
 use crate::stats::Stats;
 
 /// Regions of the origin for which dirty blocks are counted.

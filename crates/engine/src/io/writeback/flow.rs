@@ -15,9 +15,9 @@ use forebay_store::planted::{self, PlantedBug};
 use super::read_turns::ReadTurns;
 use super::run::SpanWriter;
 use super::span::{Span, Spans, Written};
+use crate::error::WritebackError;
 use crate::lane::LaneVolume;
 use crate::state::volume::VolumeState;
-use crate::state::writeback_error::WritebackError;
 use crate::stats::bump;
 
 /// Bytes that are under way at most, whatever the depth: a disk needs 0.15 s for so many, and whoever

@@ -16,13 +16,13 @@ use forebay_store::{Pinned, VersionId};
 
 use super::read_turns::ReadTurns;
 use super::span::{Span, Written};
+use crate::error::WritebackError;
 use crate::io::copies::Copies;
 use crate::io::notes::Notes;
 use crate::io::origin::OriginIo;
 use crate::lane::LaneVolume;
 use crate::state::volume::VolumeState;
 use crate::state::volume::layout::bytes_of;
-use crate::state::writeback_error::WritebackError;
 
 /// Reads of the cache device that one write has under way together.
 const READ_TOGETHER: usize = 32;
