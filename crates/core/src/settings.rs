@@ -3,7 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-use serde::{Deserialize, Serialize};
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// The value is none of the allowed words.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -11,25 +12,62 @@ use serde::{Deserialize, Serialize};
 pub struct ChoiceError {
     given: String,
     what: &'static str,
-    choices: &'static str,
+    choices: String,
 }
 
 impl ChoiceError {
-    /// `given` is not a `what`; `choices` lists the allowed words.
-    pub fn new(given: &str, what: &'static str, choices: &'static str) -> Self {
+    /// `given` is not a `what`; `words` are the allowed ones.
+    pub fn new(given: &str, what: &'static str, words: &[&str]) -> Self {
+        let choices = words.join(", ");
         ChoiceError { given: given.chars().take(40).collect(), what, choices }
     }
 }
 
+/// Declares a setting that is one of several words: for each value its code in the volume table, which
+/// never changes, its name and its aliases. Parsing, help, JSON and the volume table derive from it.
 macro_rules! choice {
-    ($type:ident, $what:literal, $choices:literal, { $($variant:ident => $name:literal $(| $alias:literal)*),* $(,)? }) => {
+    (
+        $(#[doc = $doc:literal])*
+        $type:ident, $what:literal, default $default:ident: {
+            $(
+                $(#[doc = $help:literal])*
+                $variant:ident = $code:literal, $name:literal $(or $first:literal $(or $alias:literal)*)?;
+            )*
+        }
+    ) => {
+        $(#[doc = $doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum $type {
+            $($(#[doc = $help])* $variant,)*
+        }
+
         impl $type {
             /// Every value, in the order in which help prints them.
             pub const ALL: &'static [$type] = &[$($type::$variant),*];
 
-            /// The word for this value.
+            /// The names, each with its aliases in parentheses.
+            pub const WORDS: &'static [&'static str] =
+                &[$(concat!($name $(, " (", $first $(, ", ", $alias)*, ")")?)),*];
+
+            /// Returns the word for this value.
             pub fn name(self) -> &'static str {
                 match self { $($type::$variant => $name),* }
+            }
+
+            /// Returns the number of this value in the volume table.
+            pub fn code(self) -> u8 {
+                match self { $($type::$variant => $code),* }
+            }
+
+            /// Returns the value with this number in the volume table.
+            pub fn from_code(code: u8) -> Option<Self> {
+                Self::ALL.iter().copied().find(|value| value.code() == code)
+            }
+        }
+
+        impl Default for $type {
+            fn default() -> Self {
+                $type::$default
             }
         }
 
@@ -44,107 +82,84 @@ macro_rules! choice {
 
             fn from_str(text: &str) -> Result<Self, ChoiceError> {
                 match text {
-                    $($name $(| $alias)* => Ok($type::$variant),)*
-                    _ => Err(ChoiceError::new(text, $what, $choices)),
+                    $($name $(| $first $(| $alias)*)? => Ok($type::$variant),)*
+                    _ => Err(ChoiceError::new(text, $what, Self::WORDS)),
                 }
+            }
+        }
+
+        impl Serialize for $type {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.serialize_str(self.name())
+            }
+        }
+
+        impl<'de> Deserialize<'de> for $type {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                let word = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
+                word.parse().map_err(D::Error::custom)
             }
         }
     };
 }
 
-/// How the cache handles reads and writes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Mode {
-    /// Reads are cached; writes go to the cache and later to the origin.
-    #[default]
-    Writeback,
-    /// Reads are cached; writes go to both and are acknowledged when the origin has them.
-    Writethrough,
-    /// Reads are cached; writes go to the origin and invalidate a cached copy.
-    Writearound,
-    /// Writes as in writeback; reads never fill.
-    Writeonly,
-    /// Reads and writes go to the origin; cached copies are invalidated.
-    Passthrough,
+choice! {
+    /// How the cache handles reads and writes.
+    Mode, "mode", default Writeback: {
+        /// Reads are cached; writes go to the cache and later to the origin.
+        Writeback = 1, "writeback" or "wb";
+        /// Reads are cached; writes go to both and are acknowledged when the origin has them.
+        Writethrough = 2, "writethrough" or "wt";
+        /// Reads are cached; writes go to the origin and invalidate a cached copy.
+        Writearound = 3, "writearound" or "wa" or "readonly" or "ro";
+        /// Writes as in writeback; reads never fill.
+        Writeonly = 4, "writeonly" or "wo";
+        /// Reads and writes go to the origin; cached copies are invalidated.
+        Passthrough = 5, "passthrough" or "pt";
+    }
 }
 
-choice!(Mode, "mode", "writeback (wb), writethrough (wt), writearound (wa, readonly, ro), writeonly (wo), passthrough (pt)", {
-    Writeback => "writeback" | "wb",
-    Writethrough => "writethrough" | "wt",
-    Writearound => "writearound" | "wa" | "readonly" | "ro",
-    Writeonly => "writeonly" | "wo",
-    Passthrough => "passthrough" | "pt",
-});
-
-/// When a write is acknowledged.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Durability {
-    /// When data and record are on stable media of the cache device.
-    Strict,
-    /// When the data is in the log buffer in RAM; flush and FUA are honoured exactly.
-    #[default]
-    Flush,
+choice! {
+    /// When a write is acknowledged.
+    Durability, "durability", default Flush: {
+        /// When data and record are on stable media of the cache device.
+        Strict = 1, "strict";
+        /// When the data is in the log buffer in RAM; flush and FUA are honoured exactly.
+        Flush = 2, "flush";
+    }
 }
 
-choice!(Durability, "durability", "strict, flush", {
-    Strict => "strict",
-    Flush => "flush",
-});
-
-/// How the policy chooses blocks to evict.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum ReplacementKind {
-    /// Least recently used.
-    Lru,
-    /// First in, first out.
-    Fifo,
-    /// A random block.
-    Random,
-    /// Least frequently used.
-    Lfu,
-    /// Least frequently used, with frequencies that decay.
-    #[serde(rename = "lfu-r")]
-    LfuR,
-    /// Stochastic multi-queue with a hotspot queue.
-    Smq,
-    /// Second chance.
-    Clock,
-    /// Two queues.
-    #[serde(rename = "2q")]
-    TwoQ,
-    /// Adaptive replacement cache.
-    Arc,
-    /// Low inter-reference recency set.
-    Lirs,
-    /// SIEVE.
-    Sieve,
-    /// A small queue for new blocks, a main queue for those used again, and ghosts.
-    #[default]
-    #[serde(rename = "s3-fifo")]
-    S3Fifo,
-    /// Tiny LFU behind a window.
-    #[serde(rename = "w-tinylfu")]
-    WTinyLfu,
+choice! {
+    /// How the policy chooses blocks to evict.
+    ReplacementKind, "replacement policy", default S3Fifo: {
+        /// Least recently used.
+        Lru = 1, "lru";
+        /// First in, first out.
+        Fifo = 2, "fifo";
+        /// A random block.
+        Random = 3, "random" or "rand";
+        /// Least frequently used.
+        Lfu = 5, "lfu";
+        /// Least frequently used, with frequencies that decay.
+        LfuR = 6, "lfu-r";
+        /// Stochastic multi-queue with a hotspot queue.
+        Smq = 7, "smq";
+        /// Second chance.
+        Clock = 8, "clock";
+        /// Two queues.
+        TwoQ = 9, "2q";
+        /// Adaptive replacement cache.
+        Arc = 10, "arc";
+        /// Low inter-reference recency set.
+        Lirs = 11, "lirs";
+        /// SIEVE.
+        Sieve = 12, "sieve";
+        /// A small queue for new blocks, a main queue for those used again, and ghosts.
+        S3Fifo = 4, "s3-fifo" or "s3fifo";
+        /// Tiny LFU behind a window.
+        WTinyLfu = 13, "w-tinylfu" or "wtinylfu";
+    }
 }
-
-choice!(ReplacementKind, "replacement policy", "lru, fifo, random (rand), lfu, lfu-r, smq, clock, 2q, arc, lirs, sieve, s3-fifo (s3fifo), w-tinylfu (wtinylfu)", {
-    Lru => "lru",
-    Fifo => "fifo",
-    Random => "random" | "rand",
-    Lfu => "lfu",
-    LfuR => "lfu-r",
-    Smq => "smq",
-    Clock => "clock",
-    TwoQ => "2q",
-    Arc => "arc",
-    Lirs => "lirs",
-    Sieve => "sieve",
-    S3Fifo => "s3-fifo" | "s3fifo",
-    WTinyLfu => "w-tinylfu" | "wtinylfu",
-});
 
 /// Whether a missed block may enter the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
@@ -161,7 +176,7 @@ impl Admission {
     /// Largest multiple of the cache's slots that ghosts remember.
     pub const MOST: u8 = 16;
 
-    const CHOICES: &'static str = "always, second-hit, ghost:1 to ghost:16";
+    const WORDS: &[&str] = &["always", "second-hit", "ghost:1 to ghost:16"];
 
     /// Returns how many blocks ghosts remember, as a multiple of the cache's slots; 0 for
     /// [`Admission::Always`].
@@ -204,11 +219,7 @@ impl FromStr for Admission {
             "second-hit" => Some(Admission::Ghost(1)),
             _ => text.strip_prefix("ghost:").and_then(counted),
         };
-        found.ok_or_else(|| ChoiceError {
-            given: text.chars().take(40).collect(),
-            what: "rule of admission",
-            choices: Admission::CHOICES,
-        })
+        found.ok_or_else(|| ChoiceError::new(text, "rule of admission", Admission::WORDS))
     }
 }
 

@@ -156,10 +156,9 @@ pub(crate) struct CreateArgs {
     #[arg(short = 't', long, value_parser = Words(Mode::ALL), hide_possible_values = true)]
     pub(crate) mode: Option<Mode>,
 
-    /// How blocks are chosen to make room: lru, fifo, random (rand), lfu, lfu-r, smq, clock, 2q, arc,
-    /// lirs, sieve, s3-fifo, w-tinylfu [default: s3-fifo, or that of the other volumes of the cache,
+    /// How blocks are chosen to make room [default: s3-fifo, or that of the other volumes of the cache,
     /// which share it]
-    #[arg(short = 'r', long, value_parser = Words(ReplacementKind::ALL), hide_possible_values = true)]
+    #[arg(short = 'r', long, value_parser = Words(ReplacementKind::ALL))]
     pub(crate) policy: Option<ReplacementKind>,
 
     /// Unit of caching, a power of two from 2K to 1M [default: 4K]

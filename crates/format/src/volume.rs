@@ -151,9 +151,9 @@ impl VolumeRecord {
     fn encode_into(&self, bytes: &mut Vec<u8>) {
         let raw = OnDiskVolume {
             id: self.id.0.into(),
-            mode: mode_code(self.mode),
-            durability: durability_code(self.durability),
-            policy: policy_code(self.policy),
+            mode: self.mode.code(),
+            durability: self.durability.code(),
+            policy: self.policy.code(),
             flags: if self.started { STARTED } else { 0 }
                 | if self.fingerprint.is_some() { FINGERPRINT } else { 0 }
                 | if self.identity.is_some() { IDENTITY } else { 0 }
@@ -217,11 +217,9 @@ impl VolumeRecord {
             origin: text(origin, "origin")?,
             origin_bytes: raw.origin_bytes.get(),
             alignment: raw.alignment.get(),
-            mode: from_code(Mode::ALL, mode_code, raw.mode).ok_or(Bad::Field("mode"))?,
-            durability: from_code(Durability::ALL, durability_code, raw.durability)
-                .ok_or(Bad::Field("durability"))?,
-            policy: from_code(ReplacementKind::ALL, policy_code, raw.policy)
-                .ok_or(Bad::Field("policy"))?,
+            mode: Mode::from_code(raw.mode).ok_or(Bad::Field("mode"))?,
+            durability: Durability::from_code(raw.durability).ok_or(Bad::Field("durability"))?,
+            policy: ReplacementKind::from_code(raw.policy).ok_or(Bad::Field("policy"))?,
             started: raw.flags & STARTED != 0,
             fingerprint: (raw.flags & FINGERPRINT != 0).then_some(raw.fingerprint),
             identity,
@@ -250,46 +248,6 @@ fn decode_identity(bytes: &[u8]) -> Result<(Identity, &[u8]), Bad> {
 enum Bad {
     Cut,
     Field(&'static str),
-}
-
-fn mode_code(mode: Mode) -> u8 {
-    match mode {
-        Mode::Writeback => 1,
-        Mode::Writethrough => 2,
-        Mode::Writearound => 3,
-        Mode::Writeonly => 4,
-        Mode::Passthrough => 5,
-    }
-}
-
-fn durability_code(durability: Durability) -> u8 {
-    match durability {
-        Durability::Strict => 1,
-        Durability::Flush => 2,
-    }
-}
-
-fn policy_code(policy: ReplacementKind) -> u8 {
-    match policy {
-        ReplacementKind::Lru => 1,
-        ReplacementKind::Fifo => 2,
-        ReplacementKind::Random => 3,
-        ReplacementKind::S3Fifo => 4,
-        ReplacementKind::Lfu => 5,
-        ReplacementKind::LfuR => 6,
-        ReplacementKind::Smq => 7,
-        ReplacementKind::Clock => 8,
-        ReplacementKind::TwoQ => 9,
-        ReplacementKind::Arc => 10,
-        ReplacementKind::Lirs => 11,
-        ReplacementKind::Sieve => 12,
-        ReplacementKind::WTinyLfu => 13,
-    }
-}
-
-/// Returns the element of `all` that is stored as `code`.
-fn from_code<T: Copy>(all: &[T], code_of: impl Fn(T) -> u8, code: u8) -> Option<T> {
-    all.iter().copied().find(|value| code_of(*value) == code)
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! `docs/format.md` is the specification: what the code says must stand there.
 
-use forebay_core::BlockSize;
+use forebay_core::{BlockSize, Durability, Mode, ReplacementKind};
 use forebay_format::checkpoint::{self, CHUNK_BYTES, MAX_CHECK_BITS};
 use forebay_format::geometry::{
     DEFAULT_SEGMENT_BYTES, FormatError, Geometry, MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES,
@@ -15,6 +15,14 @@ fn specification() -> String {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/format.md");
     let text = std::fs::read_to_string(path).expect("docs/format.md is there");
     text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// Values with their numbers in the volume table, in the order of those.
+fn codes<T: Copy + ToString>(all: &[T], code: impl Fn(T) -> u8) -> String {
+    let mut codes: Vec<_> = all.iter().map(|value| (code(*value), value.to_string())).collect();
+    codes.sort_unstable();
+    let codes: Vec<_> = codes.into_iter().map(|(code, name)| format!("{code} {name}")).collect();
+    codes.join(", ")
 }
 
 fn smallest_device(block: u64) -> u64 {
@@ -76,6 +84,34 @@ fn every_constant_is_in_the_specification() {
     ];
     for saying in sayings {
         assert!(text.contains(&saying), "docs/format.md does not say: {saying}");
+    }
+}
+
+/// `UPDATE_HELP=1` writes these rows of the specification.
+#[test]
+fn the_numbers_of_choices_are_in_the_specification() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/format.md");
+    let text = std::fs::read_to_string(path).expect("docs/format.md is there");
+    let rows = [
+        ("| mode | ", codes(Mode::ALL, Mode::code)),
+        ("| durability | ", codes(Durability::ALL, Durability::code)),
+        ("| policy | replacement: ", codes(ReplacementKind::ALL, ReplacementKind::code)),
+    ];
+    let written = text.split_inclusive('\n').map(|line| {
+        let row = rows.iter().find_map(|(field, codes)| {
+            let (start, _) = line.split_once(field)?;
+            Some(format!("{start}{field}{codes} |\n"))
+        });
+        row.unwrap_or_else(|| line.to_owned())
+    });
+    let written: String = written.collect();
+    if std::env::var_os("UPDATE_HELP").is_some() {
+        std::fs::write(path, &written).expect("docs/format.md is writable");
+    } else {
+        assert_eq!(text, written, "run this test with UPDATE_HELP=1");
+    }
+    for (field, _) in rows {
+        assert_eq!(text.matches(field).count(), 1, "{field}");
     }
 }
 

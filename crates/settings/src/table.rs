@@ -94,13 +94,13 @@ macro_rules! settings {
 settings! {
 operator {
     mode: Mode = Mode::Writeback, Volume, None,
-        SettingKind::Choice { words: &["writeback (wb)", "writethrough (wt)", "writearound (wa, readonly, ro)", "writeonly (wo)", "passthrough (pt)"] },
+        SettingKind::Choice { words: Mode::WORDS },
         "What the cache does with reads and writes; leaving writeback copies dirty blocks first.";
     policy: ReplacementKind = ReplacementKind::S3Fifo, Cache, None,
-        SettingKind::Choice { words: &["lru", "fifo", "random (rand)", "lfu", "lfu-r", "smq", "clock", "2q", "arc", "lirs", "sieve", "s3-fifo (s3fifo)", "w-tinylfu (wtinylfu)"] },
+        SettingKind::Choice { words: ReplacementKind::WORDS },
         "How blocks are chosen to make room; the volumes of one cache device share it.";
     durability: Durability = Durability::Flush, Volume, None,
-        SettingKind::Choice { words: &["strict", "flush"] },
+        SettingKind::Choice { words: Durability::WORDS },
         "When a write is acknowledged: on stable media (strict), or in RAM until a flush or commit_interval (flush).";
     sequential_cutoff: u64 = 4 << 20, Volume, Some(1),
         SettingKind::Bytes { min: 0, max: 1 << 40 },

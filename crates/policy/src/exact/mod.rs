@@ -21,9 +21,9 @@
 //! | [`w_tinylfu`] | blocks seen less often than the one that wants to enter | 12.25 + 8 |
 //!
 //! Shared modules: `list`, `fields`, `ghost`; `levels` and `hotspot` belong to smq, `sketch` to
-//! W-TinyLFU. To add a policy: a file here, a variant of [`ReplacementKind`] with its name and its
-//! code in `forebay_format::volume`, a line in [`build`], a line in the table above, and a naive
-//! version for `tests.rs`, whose tests then apply to it.
+//! W-TinyLFU. To add a policy: a file with it and its naive model, a row of [`ReplacementKind`], and in
+//! this file a line of the table above and of [`build`] and `naive_model`; the tests in `tests.rs` then
+//! apply to it.
 
 pub mod arc;
 pub mod clock;
@@ -154,4 +154,33 @@ pub fn build(kind: ReplacementKind, capacity: u32, nodes: u32, seed: u64) -> Box
         ReplacementKind::S3Fifo => Box::new(s3_fifo::S3Fifo::new(capacity, nodes)),
         ReplacementKind::WTinyLfu => Box::new(w_tinylfu::WTinyLfu::new(capacity, nodes)),
     }
+}
+
+/// Returns the slow and short model of a policy, which evicts the same blocks. Random choices have none.
+#[cfg(test)]
+fn naive_model(kind: ReplacementKind, capacity: usize) -> Option<Box<dyn naive::Naive>> {
+    let line = |hits_count| Box::new(naive::Line { capacity, hits_count, line: Vec::new() });
+    let per_epoch =
+        (kind == ReplacementKind::LfuR).then_some(capacity as u64 * lfu::ACCESSES_PER_EPOCH);
+    Some(match kind {
+        ReplacementKind::Lru => line(true),
+        ReplacementKind::Fifo => line(false),
+        ReplacementKind::Random | ReplacementKind::Smq => return None,
+        ReplacementKind::Lfu | ReplacementKind::LfuR => {
+            Box::new(naive::Lfu { capacity, per_epoch, accesses: 0, line: Vec::new() })
+        }
+        ReplacementKind::Clock => Box::new(naive::Clock { capacity, line: Vec::new() }),
+        ReplacementKind::Sieve => Box::new(naive::Sieve { capacity, line: Vec::new(), hand: None }),
+        ReplacementKind::TwoQ => Box::new(naive::TwoQ { capacity, ..Default::default() }),
+        ReplacementKind::Arc => Box::new(naive::Arc { c: capacity, ..Default::default() }),
+        ReplacementKind::Lirs => Box::new(naive::Lirs { capacity, ..Default::default() }),
+        ReplacementKind::S3Fifo => Box::new(naive::S3Fifo { capacity, ..Default::default() }),
+        ReplacementKind::WTinyLfu => Box::new(naive::WTinyLfu {
+            sizes: w_tinylfu::sizes(capacity as u32),
+            window: Vec::new(),
+            probation: Vec::new(),
+            protected: Vec::new(),
+            sketch: w_tinylfu::sketch(capacity as u32),
+        }),
+    })
 }

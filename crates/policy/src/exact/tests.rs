@@ -1,10 +1,10 @@
 //! Properties of every policy, and the comparison with the naive versions.
 
 use super::harness::{Cache, Outcome, workload};
-use super::naive::{self, Naive};
+
 use forebay_core::ReplacementKind;
 
-use super::{Key, build, w_tinylfu};
+use super::{Key, build};
 
 const CAPACITIES: [u32; 6] = [1, 2, 3, 10, 37, 128];
 
@@ -69,40 +69,13 @@ fn a_moved_block_keeps_its_place() {
     }
 }
 
-fn naive(kind: ReplacementKind, capacity: usize) -> Option<Box<dyn Naive>> {
-    let line = |hits_count| Box::new(naive::Line { capacity, hits_count, line: Vec::new() });
-    let per_epoch =
-        (kind == ReplacementKind::LfuR).then_some(capacity as u64 * super::lfu::ACCESSES_PER_EPOCH);
-    Some(match kind {
-        ReplacementKind::Lru => line(true),
-        ReplacementKind::Fifo => line(false),
-        ReplacementKind::Random | ReplacementKind::Smq => return None,
-        ReplacementKind::Lfu | ReplacementKind::LfuR => {
-            Box::new(naive::Lfu { capacity, per_epoch, accesses: 0, line: Vec::new() })
-        }
-        ReplacementKind::Clock => Box::new(naive::Clock { capacity, line: Vec::new() }),
-        ReplacementKind::Sieve => Box::new(naive::Sieve { capacity, line: Vec::new(), hand: None }),
-        ReplacementKind::TwoQ => Box::new(naive::TwoQ { capacity, ..Default::default() }),
-        ReplacementKind::Arc => Box::new(naive::Arc { c: capacity, ..Default::default() }),
-        ReplacementKind::Lirs => Box::new(naive::Lirs { capacity, ..Default::default() }),
-        ReplacementKind::S3Fifo => Box::new(naive::S3Fifo { capacity, ..Default::default() }),
-        ReplacementKind::WTinyLfu => Box::new(naive::WTinyLfu {
-            sizes: w_tinylfu::sizes(capacity as u32),
-            window: Vec::new(),
-            probation: Vec::new(),
-            protected: Vec::new(),
-            sketch: w_tinylfu::sketch(capacity as u32),
-        }),
-    })
-}
-
 /// Evicts exactly the same blocks. With so few keys, no ghost mistakes one for another.
 #[test]
 fn policies_do_what_their_papers_say() {
     for &kind in ReplacementKind::ALL {
         for capacity in CAPACITIES {
             for (seed, removals) in [(1, false), (2, true), (3, true)] {
-                let Some(mut model) = naive(kind, capacity as usize) else { continue };
+                let Some(mut model) = super::naive_model(kind, capacity as usize) else { continue };
                 let mut cache = Cache::new(kind, capacity, 1);
                 let keys = u64::from(capacity) * 3 + 2;
                 let mut random = fastrand::Rng::with_seed(seed);
