@@ -1,4 +1,4 @@
-//! Appending what a write brings to the log: each block once, merged with what is cached of it.
+//! Appends the data of a write to the log: each block once, merged with its cached copy.
 
 use forebay_core::{IoError, OriginBlock, SectorMask, Slot};
 use forebay_device::IoBuf;
@@ -22,49 +22,51 @@ use crate::stats::bump;
 #[derive(Default)]
 pub(crate) struct Progress {
     pub(crate) written: Vec<Written>,
-    /// Blocks that were cached before.
+    /// How many of the blocks were cached before.
     pub(crate) cached: usize,
 }
 
-/// Why the next block of a write cannot be appended as it is.
+/// Why the next block of a write cannot be appended now.
 pub(crate) enum Obstacle {
-    /// There is no room in the log at the moment.
+    /// The log has no free space at the moment.
     NoRoom,
-    /// There is no memory to say what of the block is valid: it has to be whole.
+    /// There is no memory for the block's sector mask: the whole block has to be appended.
     NoMask,
 }
 
-/// Whether the rest of a write may go to the log.
+/// Whether the log took all of a write.
 #[derive(PartialEq, Eq)]
 pub(crate) enum Room {
-    /// All of it has been appended.
+    /// All of the write has been appended.
     Found,
-    /// There is none, and none to wait for: see [`Cache::starve`](crate::state::cache::Cache::starve).
+    /// There is no free space, and waiting is pointless: see
+    /// [`Cache::starve`](crate::state::cache::Cache::starve).
     Never,
 }
 
-/// What was appended for one block.
+/// The version that was appended for one block.
 pub(crate) struct Written {
     pub(crate) block: OriginBlock,
     pub(crate) slot: Slot,
-    /// The write's own sectors are all that is newer than the origin.
+    /// Only the sectors of this write are newer than the origin.
     pub(crate) complete: bool,
 }
 
-/// What a part of a block is written over.
+/// The cached copy under a part of a block that is written.
 struct Under {
-    /// The cached copy.
+    /// The copy's content; `None`: nothing to merge with.
     base: Option<IoBuf>,
-    /// Nothing of the block was dirty before.
+    /// The block was not dirty before.
     complete: bool,
-    /// The sectors that are valid with the part.
+    /// The sectors that are valid after the write.
     valid: SectorMask,
-    /// What must not have changed when the block is appended.
+    /// The condition under which the block may be appended.
     condition: Condition<'static>,
 }
 
 impl Under {
-    /// A whole block is written, or the block is not cached.
+    /// Returns the value for a write that needs no merge: the whole block is written, or the block
+    /// is not cached.
     #[inline]
     fn nothing(volume: &Volume, piece: &Piece) -> Self {
         let valid = SectorMask::of(volume.block.sectors(), piece.sectors.clone());
@@ -73,13 +75,13 @@ impl Under {
     }
 }
 
-/// See the module.
+/// Appends the writes of a volume on one lane.
 #[derive(Clone, Copy)]
 pub(crate) struct Appender<'a>(pub(crate) &'a LaneVolume);
 
 impl Appender<'_> {
-    /// Appends what is left of a write; waits for room as often as needed, if there will be any. Not to be
-    /// called by whoever holds a range: room may depend on writing back what lies in it.
+    /// Appends the rest of a write, and waits for free space as often as needed unless there will
+    /// be none. The caller must not hold a range: freeing space may need writeback within it.
     pub(crate) async fn append_patiently(
         self,
         offset: u64,
@@ -102,7 +104,7 @@ impl Appender<'_> {
         }
     }
 
-    /// Appends what is left of a write, block by block, each exactly once, up to an obstacle.
+    /// Appends the rest of a write, block by block, each exactly once, up to the first obstacle.
     pub(crate) async fn append_rest(
         self,
         offset: u64,
@@ -128,9 +130,9 @@ impl Appender<'_> {
         Ok(None)
     }
 
-    /// Appends the next block's part of a write together with the rest of the block as the origin has it.
-    /// Where something else was quicker, or there is no room, nothing is done; the latter is told. As
-    /// [`Appender::append_patiently`], not for whoever holds a range.
+    /// Completes the next block of a write with the origin's data and appends it whole. Does
+    /// nothing if another task changed the block meanwhile, or if there is no free space, which is
+    /// returned. As with [`Appender::append_patiently`], the caller must not hold a range.
     async fn append_completed(
         self,
         offset: u64,
@@ -144,11 +146,11 @@ impl Appender<'_> {
         let block = piece.block;
         let range = volume.block_range(block);
         let mut rest = IoBuf::for_overwrite((range.end - range.start) as usize);
-        // As with a fill: whoever touches the block from now on, in the log or round it, overtakes this
-        // (invariant 5).
+        // As with a fill: any task that changes the block from now on, in the log or around it,
+        // overtakes this append (invariant 5).
         let ticket = store.index.begin_fill(volume.space.address(block));
         let read = Filler(self.0).read_origin(range, &mut rest, None).await;
-        // Nor has it been left behind by its volume meanwhile, as in `append_piece`.
+        // The volume must not have been removed meanwhile either: see `append_piece`.
         let appended = match read.and_then(|()| volume.still_there().map_err(Retry::Fail)) {
             Ok(()) => {
                 let rank = Policy(self.0).rank_of_write(block);
@@ -180,7 +182,7 @@ impl Appender<'_> {
         appended
     }
 
-    /// Reads the cached copy of a block of which a part is written.
+    /// Reads the cached copy of a block that is partly written.
     async fn copy_under(self, piece: &Piece, pinned: Pinned<'_>) -> Result<Under, Retry> {
         let volume = &self.0.volume;
         let (slot, dirty) = (pinned.found.entry.slot, pinned.found.entry.dirty);
@@ -193,7 +195,8 @@ impl Appender<'_> {
         let (cached, unreadable) = Copies(self.0).read_copies(&[pinned], buf).await;
         Retry::unless_all_read(&unreadable).inspect_err(|retry| {
             if matches!(retry, Retry::Again) {
-                // What it has may be had from a device that hangs, or not: the origin has it.
+                // A clean copy on a device that hangs may never be readable. The origin has the
+                // data.
                 Copies(self.0).forget_copy(piece.block, slot);
             }
         })?;
@@ -201,7 +204,7 @@ impl Appender<'_> {
         Ok(Under { base: Some(cached), complete: !dirty, valid, condition })
     }
 
-    /// Appends one block's part of a write, merged with what is cached of the block.
+    /// Appends one block's part of a write, merged with its cached copy.
     async fn append_piece(
         self,
         piece: &Piece,
@@ -220,8 +223,9 @@ impl Appender<'_> {
                 },
             };
             let Under { base, complete, valid, condition } = under;
-            // Barrier for invariant 15: what the volume left dirty has been noted when it stopped, and is
-            // counted by whoever has it next. A write that it has left behind adds nothing.
+            // Barrier for invariant 15: the dirty blocks of a removed volume were noted when it
+            // stopped, and its next attachment counts them. A write that outlives the volume must
+            // not add more.
             volume.still_there()?;
             let mask = match planted::has(PlantedBug::WholeMask) {
                 true => None,

@@ -1,8 +1,8 @@
-//! Discard and write zeroes: older data must never come back, also not after a crash.
+//! Discard and write zeroes. Older data must never come back, not even after a crash.
 //!
-//! Clean copies are forgotten, durably, before the origin changes: until then it has the same data.
-//! Dirty copies are replaced by zeroes in the log, like any other write: forgetting them would bring
-//! back the older data of the origin if a crash came before the zeroes there.
+//! Clean copies are durably forgotten before the origin changes: until then the origin has the same
+//! data. Dirty copies are replaced by zeroes in the log, like any other write: if they were
+//! forgotten, a crash before the origin is zeroed would bring back its older data.
 
 use std::ops::Range;
 
@@ -26,15 +26,15 @@ use crate::path::write::Writer;
 use crate::state::ranges::RangeGuard;
 use crate::stats::bump;
 
-/// Bytes that are zeroed under one lock.
+/// The most bytes to zero under one range lock.
 const PIECE: u64 = 64 << 20;
 
-/// What a client asks of zeroes.
+/// A client's requirements for write zeroes.
 #[derive(Clone, Copy)]
 pub(crate) struct Zeroes {
-    /// Refuse rather than write them.
+    /// Refuse rather than write zeroes as data.
     pub(crate) fast: bool,
-    /// The origin keeps its space.
+    /// Keep the space allocated on the origin.
     pub(crate) no_hole: bool,
 }
 
@@ -43,13 +43,13 @@ enum Zeroed {
     NotSupported,
 }
 
-/// See the module.
+/// Serves discards and write zeroes of a volume.
 #[derive(Clone, Copy)]
 pub(crate) struct Discarder<'a>(pub(crate) &'a LaneVolume);
 
 impl<'a> Discarder<'a> {
-    /// Discards a checked range: whole blocks only, and only if the origin can make them zeroes at
-    /// no great cost. Otherwise the data stays, which a discard may do.
+    /// Discards the whole blocks in a checked range if the origin can turn them into zeroes
+    /// cheaply. Otherwise keeps the data, as a discard may.
     pub(crate) async fn discard(self, offset: u64, len: u64, fua: bool) -> Result<(), IoError> {
         bump(&self.0.stats().counters.discards, 1);
         if self.0.volume.is_ordered() {
@@ -109,7 +109,8 @@ impl<'a> Discarder<'a> {
         if fua { Flusher(self.0).flush().await } else { Ok(()) }
     }
 
-    /// Whether the origin can discard. It is asked once, before any copy is forgotten for its sake.
+    /// Returns whether the origin can discard. Tried once with an empty range, before any copy is
+    /// forgotten for it.
     async fn origin_discards(self) -> bool {
         if let Some(known) = self.0.volume.discards() {
             return known;
@@ -121,14 +122,14 @@ impl<'a> Discarder<'a> {
                 self.0.volume.set_discards(false);
                 return false;
             }
-            // It has other troubles; the discard itself will tell.
+            // Another error: the discard itself will report it.
             Err(_) => {}
         }
         true
     }
 
-    /// The origin of an ordered volume must not have zeroes before their turn. What is there may stay,
-    /// but for blocks that cannot be read: those become zeroes.
+    /// The origin of an ordered volume must not get zeroes before their turn, so a discard keeps
+    /// the data; only unreadable dirty blocks are overwritten with zeroes.
     async fn discard_in_order(self, offset: u64, len: u64) -> Result<(), IoError> {
         let Some((first, end)) = self.whole_blocks(offset, len) else { return Ok(()) };
         for block in self.0.volume.bad_within(first, end) {
@@ -148,7 +149,8 @@ impl<'a> Discarder<'a> {
         Ok(())
     }
 
-    /// The blocks that lie wholly within a range: first and end.
+    /// Returns the first and end of the blocks that lie wholly within a range and whose edges are
+    /// aligned to the origin's logical blocks.
     pub(crate) fn whole_blocks(self, offset: u64, len: u64) -> Option<(OriginBlock, OriginBlock)> {
         let volume = &self.0.volume;
         let mut blocks = volume.blocks(offset..offset + len);
@@ -162,9 +164,9 @@ impl<'a> Discarder<'a> {
         if !blocks.is_empty() && !inside(blocks.end - 1) {
             blocks.end -= 1;
         }
-        // Blocks may be smaller than the origin's logical blocks, or shifted against them. Boundaries
-        // repeat after as many blocks as a logical block has sectors, at most: if none of those
-        // meets, none does.
+        // Blocks may be smaller than the origin's logical blocks, or shifted against them. The
+        // pattern of boundaries repeats after at most as many blocks as a logical block has
+        // sectors: if none of those is aligned, none is.
         let logical = volume.origin.logical_block();
         let starts = |number: u64| volume.block_range(OriginBlock(number)).start;
         let ends = |number: u64| volume.block_range(OriginBlock(number)).end;
@@ -180,7 +182,7 @@ impl<'a> Discarder<'a> {
         (first <= last).then_some((OriginBlock(first), OriginBlock(last + 1)))
     }
 
-    /// Zeroes whole blocks, a piece at a time, so that nothing grows with the request.
+    /// Zeroes whole blocks in pieces, so that locks and memory do not grow with the request.
     async fn zero_blocks(
         self,
         first: OriginBlock,
@@ -213,28 +215,28 @@ impl<'a> Discarder<'a> {
         let logical = volume.origin.logical_block();
         let aligned =
             |to: &u64| volume.block_range(OriginBlock(*to - 1)).end.is_multiple_of(logical);
-        // Up to here it is done, and up to there dirty copies have been replaced: what is dirty there
-        // is zeroes, or newer.
+        // The origin is zeroed up to `at`; dirty copies are replaced up to `replaced`: dirty blocks
+        // below that are zeroes, or newer.
         let (mut at, mut replaced) = (first.0, first);
         while at < end.0 {
             let space = store.space.listen();
             let lock = volume.ranges.exclusive(volume.widen(bytes(at, end.0))).await;
             volume.still_there()?;
             if volume.is_ordered() {
-                // It has been switched on meanwhile.
+                // Ordered writeback has been switched on meanwhile.
                 return Ok(Zeroed::NotSupported);
             }
             self.take_out(OriginBlock(at), end, &mut replaced);
-            // The origin is zeroed as far as the log is, before anybody else may write here: what is
-            // written to the log from now on is newer, and may be on the origin before there is
-            // room for the rest.
+            // Zero the origin as far as the log is zeroed, before anyone else may write here: later
+            // writes to the log are newer, and may reach the origin before there is free space for
+            // the rest.
             match (at + 1..=replaced.0).rev().find(|to| *to == end.0 || aligned(to)) {
                 Some(to) => match self.zero_origin(bytes(at, to), op, lock).await? {
                     Zeroed::Done => at = to,
                     Zeroed::NotSupported => return Ok(Zeroed::NotSupported),
                 },
                 None => {
-                    // Room may depend on writing back what lies in this very range.
+                    // Unlock first: freeing space may need writeback within this range.
                     drop(lock);
                     Space(self.0).wait_for_space(space).await?;
                 }
@@ -243,8 +245,8 @@ impl<'a> Discarder<'a> {
         Ok(Zeroed::Done)
     }
 
-    /// Forgets clean copies and replaces dirty ones from `replaced` on by zeroes, as long as there is
-    /// room.
+    /// Forgets clean copies, and replaces dirty ones from `replaced` on by zeroes while there is
+    /// free space.
     fn take_out(self, first: OriginBlock, end: OriginBlock, replaced: &mut OriginBlock) {
         let volume = &self.0.volume;
         let store = self.0.store.store();
@@ -264,7 +266,7 @@ impl<'a> Discarder<'a> {
                     block,
                     dirty: true,
                     mask: None,
-                    // Only dirt keeps them.
+                    // Kept only because they are dirty.
                     rank: Rank::EVICTABLE.bits(),
                     condition: Condition::Always,
                 };
@@ -295,7 +297,7 @@ impl<'a> Discarder<'a> {
         _lock: RangeGuard<'a>,
     ) -> Result<Zeroed, IoError> {
         let volume = &self.0.volume;
-        // Barrier for invariants 6 and 21: neither clean copies nor older dirty ones come back over
+        // Barrier for invariants 6 and 21: no clean copy and no older dirty one may come back over
         // the zeroes.
         Commits(self.0).settle_forgotten(&range, true).await?;
         FirstWrite(self.0).before_origin_write(range.clone()).await;

@@ -1,4 +1,4 @@
-//! What the cache does not have: read from the origin, and filled as far as it may enter.
+//! Read misses: reads from the origin, and fills the blocks that may enter.
 
 use std::ops::Range;
 
@@ -16,22 +16,21 @@ use crate::path::retry::Retry;
 use crate::state::volume::layout::bytes_of;
 use crate::stats::bump;
 
-/// Blocks up to this size are read from the origin whole; of larger ones a part of this size, in
-/// bytes.
+/// Blocks up to this size, in bytes, are filled whole; of larger blocks, parts of this size.
 const FILL_BYTES: u64 = 64 << 10;
 
-/// Bytes that are read from the origin at a time, on one lane and for one volume, though nobody has
-/// asked for them. Beyond that misses fill what was asked for.
+/// The most bytes under way at a time, for one volume on one lane, that are read from the origin
+/// although nobody asked for them. Beyond that, misses fill only what was asked for.
 const MOST_PROMOTED: u64 = 16 << 20;
 
-/// A block that is read from the origin.
+/// A block that is being read from the origin.
 struct Filling {
     block: OriginBlock,
-    /// It is to be filled.
+    /// Present if the block is to be filled.
     ticket: Option<FillTicket>,
 }
 
-/// Bytes that are read though nobody has asked for them, until this is dropped.
+/// Bytes being read that nobody asked for; counted until this is dropped.
 struct Promotion<'a> {
     volume: &'a LaneVolume,
     bytes: u64,
@@ -43,13 +42,13 @@ impl Drop for Promotion<'_> {
     }
 }
 
-/// See the module.
+/// Reads a volume's origin and fills the cache.
 #[derive(Clone, Copy)]
 pub(crate) struct Filler<'a>(pub(crate) &'a LaneVolume);
 
 impl<'a> Filler<'a> {
-    /// Reads a range that is not wholly cached: from the origin, under what the cache has of it.
-    /// `gate` decides what is filled; without one nothing is.
+    /// Reads a range that is not wholly cached: the origin's data, overlaid with the cached
+    /// sectors. `gate` decides what is filled; `None`: nothing.
     pub(crate) async fn read_origin(
         self,
         range: Range<u64>,
@@ -60,7 +59,7 @@ impl<'a> Filler<'a> {
         let span = self.origin_span(&range, enters.then(|| self.fill_bytes()));
         if enters && let Some((more, _promotion)) = self.promotion(&range, &span) {
             match self.read_span(&range, &more, into, gate).await {
-                // It may be that only what nobody asked for cannot be read.
+                // Only the promoted part may be bad; retry the requested range.
                 Err(Retry::Fail(_)) => (),
                 result => return result,
             }
@@ -74,13 +73,13 @@ impl<'a> Filler<'a> {
             || blocks.any(|block| AdmissionControl(self.0).admit(gate, OriginBlock(block)).is_ok())
     }
 
-    /// What is read of a block for a fill, in bytes.
+    /// Returns how much of a block a fill reads, in bytes.
     fn fill_bytes(self) -> u64 {
         self.0.volume.block.bytes().min(FILL_BYTES)
     }
 
-    /// What is read from the origin for a range: if it is filled whole parts of `fill` bytes of the
-    /// cache's grid, and whole logical blocks of the origin in any case.
+    /// Returns the span to read from the origin for a range: widened to `fill` bytes on the cache's
+    /// grid if it is to be filled, and to the origin's logical blocks in any case.
     fn origin_span(self, range: &Range<u64>, fill: Option<u64>) -> Range<u64> {
         let volume = &self.0.volume;
         let logical = volume.origin.logical_block();
@@ -91,8 +90,9 @@ impl<'a> Filler<'a> {
         start / logical * logical..end.next_multiple_of(logical).min(volume.origin.size())
     }
 
-    /// What is read instead of `span` if the whole neighbourhood of a miss is to be filled: from the
-    /// first of its blocks that is absent to the last one. `None` if that is no more.
+    /// Returns the wider span to read instead of `span` if the neighbourhood of a miss is to be
+    /// filled: from its first absent block to its last. `None`: it is no wider, or too many such
+    /// bytes are under way.
     fn promotion(
         self,
         range: &Range<u64>,
@@ -132,7 +132,7 @@ impl<'a> Filler<'a> {
         Some((wider, Promotion { volume: self.0, bytes }))
     }
 
-    /// Reads `span` from the origin and gives back the part that is `range`.
+    /// Reads `span` from the origin, fills its blocks, and copies `range` into `into`.
     async fn read_span(
         self,
         range: &Range<u64>,
@@ -179,13 +179,14 @@ impl<'a> Filler<'a> {
         result
     }
 
-    /// Begins with a block that is read from the origin. `None`: there is nothing to do with it.
+    /// Prepares a block before it is read from the origin. `None`: the block needs no further
+    /// handling.
     fn begin(self, block: OriginBlock, asked: bool, gate: Option<Gate>) -> Option<Filling> {
         let store = self.0.store.store();
         let space = &self.0.volume.space;
         let enters = match gate {
             None => false,
-            // It comes along with one that was admitted.
+            // Read along with an admitted block.
             Some(_) if !asked => true,
             Some(gate) => match AdmissionControl(self.0)
                 .admit(gate, block)
@@ -198,8 +199,8 @@ impl<'a> Filler<'a> {
                 }
             },
         };
-        // A fill begins before the index is looked at: a write that the look-up does not see
-        // overtakes it (invariant 5).
+        // The fill begins before the look-up: a write that the look-up does not see overtakes the
+        // fill (invariant 5).
         let ticket = enters.then(|| store.index.begin_fill(space.address(block)));
         if !asked && store.peek(space, block).is_some() {
             if let Some(ticket) = ticket {
@@ -210,8 +211,8 @@ impl<'a> Filler<'a> {
         Some(Filling { block, ticket })
     }
 
-    /// Puts the cached sectors of a block over those that came from the origin. Returns the cached copy, and
-    /// which of its sectors are valid.
+    /// Copies the cached sectors of a block over the origin's data. Returns the cached copy and its
+    /// valid sectors.
     async fn lay_over(
         self,
         pinned: &Pinned<'_>,
@@ -237,7 +238,7 @@ impl<'a> Filler<'a> {
         Ok((cached, mask))
     }
 
-    /// The sectors of a block that lie within bytes of the origin.
+    /// Returns the sectors of a block that lie within a byte range of the origin.
     fn sectors_within(self, block: OriginBlock, span: &Range<u64>) -> Range<u32> {
         let mut inside = self.0.volume.sectors_inside(block);
         let byte = |sector: &u32| self.0.volume.origin_offset(block, *sector);
@@ -246,7 +247,8 @@ impl<'a> Filler<'a> {
         first..last.map_or(first, |last| last + 1)
     }
 
-    /// Puts the cached sectors of a block over what came from the origin, and appends the block.
+    /// Overlays a block's cached sectors on the origin's data, and appends the block if it is to be
+    /// filled.
     async fn merge(
         self,
         filling: &Filling,
@@ -261,15 +263,15 @@ impl<'a> Filler<'a> {
         let mut condition = filling.ticket.as_ref().map(Condition::Fill);
         let mut dirty = false;
         let mut base = None;
-        // Looked up only now: whoever waits for an origin keeps no segment from being used again. Writes
-        // to the origin, discards too, wait until this has the range no more, so what the cache has of
-        // the block at this moment goes over what was read, however old that is.
+        // Looked up only now, so that no pin keeps a segment from being reused during the origin
+        // read. Writes to the origin, and discards, wait until the range is released, so the copy
+        // cached now is at least as new as the data read, however old that is.
         let pinned = self.0.store.store().look_up(&volume.space, block);
-        // A clean copy is what the origin has: there is nothing in it but for a fill to complete.
+        // A clean copy equals the origin's data, so it matters only if a fill completes it.
         let pinned = pinned.filter(|pinned| pinned.found.entry.dirty || filling.ticket.is_some());
         if let Some(pinned) = &pinned {
             let (cached, mask) = self.lay_over(pinned, &read, span, data).await?;
-            // A block that is valid throughout has nothing to gain.
+            // A wholly valid copy needs no fill.
             condition = condition
                 .filter(|_| pinned.found.mask.is_some())
                 .map(|_| Condition::Slot(pinned.found.entry.slot));
@@ -279,7 +281,8 @@ impl<'a> Filler<'a> {
         }
         let fills = !read.is_empty() && volume.still_there().is_ok();
         let Some(condition) = condition.filter(|_| fills) else { return Ok(()) };
-        // A clean copy of what the origin could still lose would outlive it after a power cut.
+        // A clean copy of data that the origin could still lose would outlive it after a power cut
+        // (invariant 12).
         if !dirty && volume.is_unsynced(block) {
             AdmissionControl(self.0).refused(block, base.is_some(), RefusalReason::Unsynced);
             return Ok(());
@@ -315,7 +318,7 @@ impl<'a> Filler<'a> {
                     AdmissionControl(self.0).entered(gate, block);
                 }
             }
-            // A fill never waits, and never insists.
+            // A fill never waits for space.
             Appended::NoSpace | Appended::NoMask => {
                 AdmissionControl(self.0).refused(block, base.is_some(), RefusalReason::NoRoom);
                 self.0.store.store().space_wanted.notify_all();

@@ -1,27 +1,27 @@
-//! Bytes of memory that requests take at most.
+//! Upper bounds, in bytes, of the memory that requests take.
 
 use forebay_core::Op;
 
-/// Zeroes up to this many bytes are written like data, and longer runs in pieces of it.
+/// Zeroes up to this length in bytes are written as data; longer runs are written in pieces of this
+/// length where the origin cannot zero them.
 pub(crate) const WRITTEN_ZEROES: u64 = 256 << 10;
 
-/// Reads are answered in pieces of this many bytes, so that what they need beside their data does not
-/// grow with them.
+/// Reads are served in pieces of this many bytes, so that the memory beside their data is bounded.
 pub(crate) const READ_PIECE: u64 = 4 << 20;
-/// Prefetches fill so many bytes at a time.
+/// Prefetches fill this many bytes at a time.
 pub(crate) const PREFETCH_PIECE: u64 = 1 << 20;
-/// What the task of a request takes, whatever it does.
+/// The task of any request.
 const TASK: u64 = 12 << 10;
-/// What a device writes of zeroes at a time if it cannot make them by itself.
+/// The buffer of a device that has to write zeroes as data.
 const DEVICE_ZEROES: u64 = 1 << 20;
 
-/// For a request of `len` bytes on a volume with blocks of `block` bytes, its data included. Writes
-/// that are not `aligned` to the origin's logical blocks are copied as a whole.
+/// Returns the bound for a request of `len` bytes on a volume with blocks of `block` bytes, its
+/// data included. Writes that are not `aligned` to the origin's logical blocks are copied whole.
 pub(crate) fn of_request(op: Op, len: u64, block: u64, aligned: bool) -> u64 {
-    // Both edges may be parts of a block that is cached.
+    // Both edges may be parts of cached blocks.
     let edges = 2 * block;
-    // What comes from the origin is read beside the data, with all of the blocks at its edges. The
-    // tasks for its parts, of which there are two for two blocks, take less than the parts.
+    // Origin data is read into a second buffer, widened to whole blocks at both edges. The tasks
+    // for the parts, at most one per block, take less than the parts.
     let read = |len: u64| 2 * (len + edges);
     let data = match op {
         Op::Flush => 0,

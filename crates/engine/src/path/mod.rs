@@ -1,4 +1,4 @@
-//! The data path: one file for each kind of request, and their common steps.
+//! The data path: one file for each kind of request, and the steps they share.
 
 pub(crate) mod append;
 pub(crate) mod discard;

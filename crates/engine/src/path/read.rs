@@ -1,4 +1,4 @@
-//! Reads: from the cache where it has the data, from the origin where not.
+//! Reads: from the cache where it has the data, else from the origin.
 
 use std::ops::Range;
 
@@ -23,7 +23,7 @@ use crate::state::volume::layout::Piece;
 use crate::state::volume::layout::bytes_of;
 use crate::stats::bump;
 
-/// How often a read starts again because a cached copy turned out to be bad.
+/// The most attempts of a read that starts again because a cached copy turned out to be bad.
 const ATTEMPTS: usize = 16;
 
 fn covers(found: &Found, sectors: &Range<u32>) -> bool {
@@ -31,36 +31,36 @@ fn covers(found: &Found, sectors: &Range<u32>) -> bool {
         || found.mask.as_ref().is_none_or(|mask| mask.contains_range(sectors.clone()))
 }
 
-/// A part of a read that is answered in one way.
+/// A part of a read that has one source.
 enum Part<'a> {
-    /// Whole blocks that lie next to each other on the cache device.
+    /// Whole blocks that are adjacent on the cache device.
     Run(Vec<Pinned<'a>>, IoBuf),
     /// A part of a cached block.
     Edge(Pinned<'a>, Range<u32>, IoBuf),
-    /// What the cache does not have, as bytes of the volume.
+    /// Bytes of the volume that have to come from the origin.
     Origin(Range<u64>, IoBuf),
 }
 
-/// A read, cut into parts by what the cache has.
+/// A read, cut into parts by source.
 struct Parts<'a> {
     parts: Vec<Part<'a>>,
-    /// The first block that the origin has to give, and how many parts are like it.
+    /// The first block that has to come from the origin, and the number of [`Part::Origin`] parts.
     missed: Option<Missed>,
     missing: usize,
 }
 
-/// How a part ended; the buffer comes back in any case.
+/// The result of a part; the buffer is returned in any case.
 struct PartEnd {
     buf: IoBuf,
     result: Result<(), Retry>,
 }
 
-/// See the module.
+/// Serves reads of a volume on one lane.
 #[derive(Clone, Copy)]
 pub(crate) struct Reader<'a>(pub(crate) &'a LaneVolume);
 
 impl<'a> Reader<'a> {
-    /// Answers a read at once if everything is cached and can be had without waiting.
+    /// Answers a read at once if everything is cached and readable without waiting.
     pub(crate) fn read_quickly(self, offset: u64, into: &mut [u8]) -> Option<Result<(), IoError>> {
         let volume = &self.0.volume;
         let (len, into_len) = (into.len() as u64, into.len());
@@ -72,8 +72,9 @@ impl<'a> Reader<'a> {
         let block_bytes = volume.block.as_usize();
         let mut blocks = 0;
         for piece in volume.pieces(offset, len) {
-            // What is bad or absent further on brings the others back here: of a single block it is
-            // known that it is used.
+            // Only a single-block read counts its use here: with several blocks, a later one that
+            // is bad or absent sends the request to the slow path, which would count the earlier
+            // ones again.
             let single = piece.bytes.len() == into_len;
             let cached = |state| matches!(read_step(mode, state, None), ReadStep::Cached { .. });
             let mut told = !single;
@@ -101,7 +102,7 @@ impl<'a> Reader<'a> {
                 target.copy_from_slice(&buf[bytes_of(&piece.sectors)]);
                 read
             };
-            // What is bad is seen to where there is time.
+            // Leave bad copies to the slow path.
             read.ok()?;
             if !told {
                 Policy(self.0).used(piece.block, entry);
@@ -119,7 +120,7 @@ impl<'a> Reader<'a> {
         Some(Ok(()))
     }
 
-    /// All cached blocks of a range have been read.
+    /// Records the use of all cached blocks in a range.
     fn used_all(self, offset: u64, len: u64) {
         let store = self.0.store.store();
         for piece in self.0.volume.pieces(offset, len) {
@@ -129,7 +130,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Reads a checked range into `buf`, which is as long, and gives it back.
+    /// Reads a checked range into `buf`, which has its length, and returns the buffer.
     pub(crate) async fn read(
         self,
         offset: u64,
@@ -151,8 +152,8 @@ impl<'a> Reader<'a> {
         (Ok(()), done)
     }
 
-    /// Reads into `buf`, which is as long as the range, and gives it back. The `first` piece of a
-    /// request is the one by which it is counted.
+    /// Reads into `buf`, which has the range's length, and returns it. Only the `first` piece of a
+    /// request counts as a hit or miss.
     async fn read_piece(
         self,
         offset: u64,
@@ -215,7 +216,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Brings a range into the cache.
+    /// Fills the absent blocks of a range.
     pub(crate) async fn prefetch(self, offset: u64, len: u64) -> Result<(), IoError> {
         const STEP: u64 = PREFETCH_PIECE;
         let mut at = offset;
@@ -243,7 +244,7 @@ impl<'a> Reader<'a> {
             == ReadStep::Origin { fill: true }
     }
 
-    /// Cuts a read into parts by what the cache has at the moment.
+    /// Cuts a read into parts by what is cached at the moment.
     fn cut(self, offset: u64, len: u64, buf: IoBuf, round: Option<BypassReason>) -> Parts<'a> {
         let volume = &self.0.volume;
         let store = self.0.store.store();
@@ -329,7 +330,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Puts a buffer's next part back behind it.
+/// Joins a buffer with the part that follows it.
 fn extend(buf: &mut IoBuf, next: IoBuf) {
     let front = std::mem::replace(buf, IoBuf::zeroed(0));
     *buf = front.join(next);

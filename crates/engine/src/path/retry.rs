@@ -1,18 +1,18 @@
-//! How a step of a request ended that may have to be done again.
+//! The result of a step that may have to be repeated.
 
 use forebay_core::IoError;
 
 use crate::io::copies::Unreadable;
 
-/// Why a step was not done.
+/// Why a step was not completed.
 pub(crate) enum Retry {
-    /// A clean copy was bad and has been forgotten: look again.
+    /// A copy was forgotten or replaced, or the cache device hangs: look the block up again.
     Again,
     Fail(IoError),
 }
 
 impl Retry {
-    /// What is to be done after copies were read of which some could not be.
+    /// Returns how to continue after reading copies, given those that could not be read.
     pub(crate) fn unless_all_read(unreadable: &[(usize, Unreadable)]) -> Result<(), Retry> {
         match unreadable {
             [] => Ok(()),

@@ -1,4 +1,4 @@
-//! Turns of writes when nearly all of the cache is dirty.
+//! Throttling of writes when nearly all of the cache is dirty: they take turns.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -10,19 +10,20 @@ use crate::state::cache::Cache;
 use crate::state::throttle::Pauses;
 use crate::state::volume::VolumeState;
 
-/// Waits that are shorter than this are not worth a timer.
+/// Shorter waits are not worth a timer.
 const SHORTEST_WAIT: Duration = Duration::from_micros(50);
 
-/// Who waits looks this often whether the volume is being stopped.
+/// Waiting writes check at this interval whether the volume is being stopped.
 const LONGEST_SLEEP: Duration = Duration::from_millis(100);
 
 impl Cache {
-    /// The highest share, in percent, that may be dirty before writeback starts.
+    /// Returns the highest share of the cache, in percent, that may be dirty before a volume's
+    /// writeback starts.
     fn dirty_limit(&self) -> u8 {
         self.volumes_max(|volume| u64::from(volume.dirty_limit())).min(100) as u8
     }
 
-    /// Blocks that may be dirty before reclaim has nothing left to work with.
+    /// Returns how many blocks may be dirty before reclaim has nothing left to free.
     pub(crate) fn usable_blocks(&self) -> u64 {
         let segments = u64::from(self.store.segments.count());
         let free = u64::from(self.free_target());
@@ -30,7 +31,7 @@ impl Cache {
         segments.saturating_sub(free).max(segments / 4).max(1) * self.store.cells_per_segment()
     }
 
-    /// How far the turns of dirty blocks are apart at present.
+    /// Returns the present pauses between turns, and engages or releases the throttle accordingly.
     pub(crate) fn pauses(&self) -> Pauses {
         let (unwritten, usable, limit) =
             (self.unwritten_blocks(), self.usable_blocks(), self.dirty_limit());
@@ -51,19 +52,20 @@ impl Cache {
         pauses
     }
 
-    /// A lane looks whether writes have to ask for a turn after so many blocks: before much has
-    /// changed, and not more often than is cheap.
+    /// Returns the number of dirtied blocks after which a lane checks the throttle: before much has
+    /// changed, but rarely enough to be cheap.
     pub(crate) fn look_after(&self) -> u64 {
         (self.usable_blocks() / 256).clamp(16, 256)
     }
 }
 
-/// See the module.
+/// Throttles the writes of a volume on one lane.
 #[derive(Clone, Copy)]
 pub(crate) struct Turns<'a>(pub(crate) &'a LaneVolume);
 
 impl Turns<'_> {
-    /// Counts a block that has become dirty. Once in a while the lane looks how many there are.
+    /// Counts a block that has become dirty, and checks the throttle after every `look_after`
+    /// blocks.
     #[inline]
     pub(crate) fn count_dirtied(self) {
         let count = self.0.dirtied.get() + 1;
@@ -73,15 +75,16 @@ impl Turns<'_> {
         }
         self.0.dirtied.set(0);
         if self.0.cache.pauses().of(self.0.volume.is_bound()).is_some() {
-            // Writeback is to be as fast as it can from now on.
+            // Wake writeback: it should run as fast as it can from now on.
             for volume in self.0.cache.volumes() {
                 volume.writeback_wanted.notify_all();
             }
         }
     }
 
-    /// Waits for the turn of a write to the log, if there are turns. Blocks that are dirty already need
-    /// none, unless their older versions stay: they make nothing worse.
+    /// Waits for a write's turn if the throttle is engaged. Blocks that are dirty already need no
+    /// turn, because overwriting them takes no more space; on ordered volumes they do, because
+    /// older versions stay.
     pub(crate) async fn wait_for_turn(self, offset: u64, len: u64) {
         if !self.0.cache.throttle.is_engaged() {
             return;
@@ -96,12 +99,12 @@ impl Turns<'_> {
         if blocks == 0 {
             return;
         }
-        // Whoever stops the volume need not wait for the disk: there is room. Where the cache device has
-        // failed there will be none.
+        // Stop waiting if the volume stops: there is free space, so the stop need not wait for the
+        // disk. Also if the cache device fails: no space will become free.
         let waits = || volume.state() == VolumeState::Running && !store.health.failed();
         let mut pause = self.0.cache.pauses().of(volume.is_bound());
-        // Before an origin that does not take them, dirty blocks become more and never fewer: these
-        // writers wait for the origin while there is room for others.
+        // While an origin takes no writes, its volume's dirty blocks only grow in number: its
+        // writers wait for the origin, so that other volumes keep their free space.
         while self.0.cache.throttle.crowded.load(Ordering::Relaxed)
             && volume.may_be_bound()
             && waits()

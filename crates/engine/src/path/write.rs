@@ -1,4 +1,4 @@
-//! Writes: to the log, through it to the origin, or round it.
+//! Writes: to the log, through the log to the origin, or around the log.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -27,19 +27,19 @@ use crate::plan::{
 use crate::state::volume::VolumeState;
 use crate::stats::bump;
 
-/// How a way of writing ended.
+/// The result of one route of a write.
 enum WriteEnd {
     Done(Result<(), IoError>),
-    /// Things have changed meanwhile: choose the way anew.
+    /// Conditions have changed meanwhile: choose the route again.
     Again,
 }
 
-/// See the module.
+/// Serves writes of a volume on one lane.
 #[derive(Clone, Copy)]
 pub(crate) struct Writer<'a>(pub(crate) &'a LaneVolume);
 
 impl Writer<'_> {
-    /// Takes a write at once if it ends in the log and there is room.
+    /// Completes a write at once if it goes to the log and there is free space.
     pub(crate) fn write_quickly(self, offset: u64, data: &[u8]) -> Option<Result<(), IoError>> {
         let volume = &self.0.volume;
         let len = data.len() as u64;
@@ -50,8 +50,8 @@ impl Writer<'_> {
         if !direct || !checked || waits || !room || volume.durability() != Durability::Flush {
             return None;
         }
-        // One block only: a write of several could find room for some of them, and no part of a
-        // write may be done twice.
+        // One whole block only: a write of several could find space for some of them, and no part
+        // of a write may be done twice.
         let mut pieces = volume.pieces(offset, len);
         let piece = pieces.next().filter(|piece| piece.bytes.len() == volume.block.as_usize())?;
         if pieces.next().is_some() || AdmissionControl(self.0).is_sequential(true, offset, len) {
@@ -76,7 +76,7 @@ impl Writer<'_> {
         }
     }
 
-    /// Writes a checked range and gives the buffer back.
+    /// Writes a checked range and returns the buffer.
     pub(crate) async fn write(
         self,
         offset: u64,
@@ -93,7 +93,8 @@ impl Writer<'_> {
             let failed = || self.goes_round_failure();
             let goes_round = || failed() || Space(self.0).is_starved();
             if way != WriteStep::Around && goes_round() {
-                // What is dirty there is brought to the origin first; then the write goes round.
+                // Dirty blocks in the range are written back first; then the write bypasses the
+                // cache.
                 let range = offset..offset + len;
                 if let Err(error) = self.until_written_back(range, goes_round).await {
                     return (Err(error), data);
@@ -143,8 +144,8 @@ impl Writer<'_> {
         }
     }
 
-    /// Which way a write goes, as a whole, and what spoke for going round the cache. `refused` is what
-    /// the replacement policy has said of it, if it was asked: to it, each time is a miss.
+    /// Returns the route of a whole write, and the reason to bypass the cache, if any. `refused`
+    /// caches the replacement policy's answer, because the policy counts each question as a miss.
     fn way(
         self,
         offset: u64,
@@ -153,7 +154,7 @@ impl Writer<'_> {
     ) -> (WriteStep, Option<BypassReason>) {
         let volume = &self.0.volume;
         let store = self.0.store.store();
-        // Nothing goes round the log where the origin is in order (invariant 28).
+        // Writes of an ordered volume never bypass the log (invariant 28).
         let ordered = volume.is_ordered();
         let mode = if ordered { mode_in_order(volume.mode()) } else { volume.mode() };
         let mut round = match Space(self.0).is_starved() {
@@ -180,13 +181,13 @@ impl Writer<'_> {
         (way, round)
     }
 
-    /// Whether writes that would go to the log go round it, because the cache device has failed. They
-    /// never do where the origin is in order (invariant 28).
+    /// Returns whether writes meant for the log bypass it because the cache device has failed.
+    /// Those of an ordered volume never do (invariant 28).
     fn goes_round_failure(self) -> bool {
         self.0.store.store().health.failed() && !self.0.volume.is_ordered()
     }
 
-    /// Ends a write to the log: what the log does not take goes round it.
+    /// Ends a write to the log; the part that the log did not take bypasses it.
     async fn end_in_log(
         self,
         result: Result<Room, IoError>,
@@ -204,9 +205,9 @@ impl Writer<'_> {
         }
     }
 
-    /// Ends a write whose beginning the log has when the cache device fails, or when there is no room and will
-    /// be none. That could be read already, so it is not written once more: it would go over writes that
-    /// came after it (invariant 6). The rest goes round the cache.
+    /// Ends a write of which the log took only the beginning, because the cache device failed or
+    /// there will be no free space. The beginning may have been read already, so it is not written
+    /// again: that could overwrite later writes (invariant 6). The rest bypasses the cache.
     async fn finish_round(
         self,
         offset: u64,
@@ -238,13 +239,14 @@ impl Writer<'_> {
                 return result;
             }
         }
-        // Barrier for invariant 2: it is on the origin, durably, and nothing of the log goes over it.
+        // Barrier for invariant 2: the data is durable on the origin, and nothing in the log may
+        // overwrite it.
         self.until_written_back(offset..seam, || true).await?;
         Commits(self.0).settle_forgotten(&(offset..seam), false).await
     }
 
-    /// Waits until nothing in a range is dirty on a cache device that takes nothing new, as long as that is
-    /// `needed`.
+    /// Waits until no block in a range is dirty, while that is `needed`: the cache device takes no
+    /// new data.
     async fn until_written_back(
         self,
         range: Range<u64>,
@@ -272,7 +274,7 @@ impl Writer<'_> {
         Ok(())
     }
 
-    /// Writes to the log. [`Room::Never`]: as far as there was room.
+    /// Writes to the log. [`Room::Never`]: only as far as there was free space.
     async fn write_cache(
         self,
         offset: u64,
@@ -286,13 +288,14 @@ impl Writer<'_> {
         }
         let fua = fua && !planted::has(PlantedBug::FuaIgnored);
         if fua || self.0.volume.durability() == Durability::Strict {
-            // Barrier for invariant 2: the write's own record is durable before it is acknowledged.
+            // Barrier for invariant 2: the write's own record is durable before the write is
+            // acknowledged.
             Commits(self.0).commit().await.map_err(|error| Commits(self.0).failed(&error))?;
         }
         Ok(Room::Found)
     }
 
-    /// Writes to the log and to the origin. The blocks stay dirty until the origin has been synced.
+    /// Writes to the log and to the origin. The blocks stay dirty until the origin is synced.
     async fn write_through(self, offset: u64, data: IoBuf, fua: bool) -> (WriteEnd, IoBuf) {
         let volume = &self.0.volume;
         let len = data.len() as u64;
@@ -308,7 +311,8 @@ impl Writer<'_> {
             Ok(None) => (),
             Ok(Some(_)) => {
                 drop(range);
-                // Without the range, so that nobody is kept from making room.
+                // Release the range while waiting, so that it does not keep writeback from freeing
+                // space.
                 let result =
                     match Appender(self.0).append_patiently(offset, &data, &mut progress).await {
                         Ok(Room::Found) => {
@@ -334,7 +338,8 @@ impl Writer<'_> {
         }
         let (result, data) = OriginIo(self.0).write(offset, data).await;
         if result.is_ok() {
-            // What was dirty before is not wholly on the origin: writeback sees to it.
+            // Blocks that were dirty before are not wholly on the origin yet: writeback completes
+            // them.
             let store = self.0.store.store();
             let complete = written.into_iter().filter(|written| written.complete);
             let versions = complete.filter_map(|written| {
@@ -348,7 +353,8 @@ impl Writer<'_> {
         (WriteEnd::Done(self.sync_if(fua, &range, result).await), data)
     }
 
-    /// Writes what the log has of a write to the origin: the way for when the log was full.
+    /// Writes the blocks of a write that are in the log to the origin: used when the log was full
+    /// at first.
     async fn put_through(
         self,
         range: Range<u64>,
@@ -356,16 +362,17 @@ impl Writer<'_> {
         progress: &Progress,
     ) -> Result<(), IoError> {
         let blocks = progress.written.iter().map(|written| written.block).collect();
-        // What was replaced meanwhile is written in the state that replaced it.
+        // Blocks replaced meanwhile are written in their newer version.
         let put = put_on_origin(self.0, blocks).await;
-        // As every write through the cache: a sync that began before this does not cover it.
+        // A sync that began before this write does not cover it.
         self.0.volume.origin_changed(range.clone());
         let result = put.map_err(|error| {
             OriginIo(self.0).write_failed(&error);
             IoError::Io
         });
         if self.0.volume.is_ordered() {
-            // It has been switched on meanwhile: the origin gets this in its turn.
+            // Ordered writeback has been switched on meanwhile: it writes this to the origin in its
+            // turn.
             result?;
             if fua || self.0.volume.durability() == Durability::Strict {
                 Commits(self.0).commit().await.map_err(|error| Commits(self.0).failed(&error))?;
@@ -375,7 +382,7 @@ impl Writer<'_> {
         self.sync_if(fua, &range, result).await
     }
 
-    /// Writes to the origin alone.
+    /// Writes to the origin only.
     async fn write_around(self, offset: u64, data: IoBuf, fua: bool) -> (WriteEnd, IoBuf) {
         let volume = &self.0.volume;
         let len = data.len() as u64;
@@ -389,7 +396,7 @@ impl Writer<'_> {
             return (WriteEnd::Again, data);
         }
         let Some(cached) = self.forget_clean(&range) else {
-            // A block turned dirty while this waited; its copy would hide what goes round it.
+            // A block became dirty while this waited; its copy would hide this write.
             return (WriteEnd::Again, data);
         };
         bump(&self.0.stats().counters.user_written_bytes, len);
@@ -401,8 +408,8 @@ impl Writer<'_> {
             },
             1,
         );
-        // Barrier for invariants 5 and 6: what was forgotten stays forgotten, before the origin has
-        // anything newer.
+        // Barrier for invariants 5 and 6: copies that were forgotten stay forgotten, before the
+        // origin has anything newer.
         if let Err(error) = Commits(self.0).settle_forgotten(&range, false).await {
             return (WriteEnd::Done(Err(error)), data);
         }
@@ -424,8 +431,8 @@ impl Writer<'_> {
         if !self.0.is_unavailable_to(true) {
             return Ok(());
         }
-        // Barrier for invariant 2: the log was not told before the origin changed, so what it has
-        // must not come back now.
+        // Barrier for invariant 2: the log may not have recorded the change before the origin did,
+        // so its older data must not come back now.
         let store = self.0.store.store();
         let dirty = |block| {
             let found = store.peek(&self.0.volume.space, OriginBlock(block));
@@ -437,8 +444,8 @@ impl Writer<'_> {
         }
     }
 
-    /// Forgets the clean copies in a range; whether there were any. Fills are overtaken. `None`: a
-    /// block is dirty.
+    /// Forgets the clean copies in a range and returns whether there were any. Fills are overtaken.
+    /// `None`: a block is dirty.
     fn forget_clean(self, range: &Range<u64>) -> Option<bool> {
         let volume = &self.0.volume;
         let store = self.0.store.store();
