@@ -1,4 +1,4 @@
-//! What may enter the cache, and what a lane knows of blocks that are not in it.
+//! Admission: which requests bypass the cache, which blocks may enter it, and the ghosts.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -12,14 +12,14 @@ use forebay_policy::{Ghost, Past, Recall, admits};
 use crate::lane::LaneVolume;
 use crate::plan::{BlockState, miss_reason};
 
-/// What decides about the fills of one request.
+/// Which fills of one request are admitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Gate {
     /// Every block may enter.
     Open,
-    /// Those may that were missed before.
+    /// Blocks that were missed before may enter, as the rule says.
     Remembered(Admission),
-    /// None may: the write budget is used up.
+    /// No block may enter: the write budget is used up.
     Spent,
 }
 
@@ -30,7 +30,7 @@ pub(crate) struct Missed {
     pub(crate) state: BlockState,
 }
 
-/// Why a block is missed of which this became.
+/// Returns the miss reason for a block with this past.
 fn missed_since(past: Past) -> MissReason {
     match past {
         Past::Evicted => MissReason::Evicted,
@@ -41,7 +41,7 @@ fn missed_since(past: Past) -> MissReason {
     }
 }
 
-/// What is remembered of a block that was refused for this reason.
+/// Returns the past to remember for a block refused for this reason.
 fn past_of(reason: RefusalReason) -> Past {
     match reason {
         RefusalReason::NotAdmitted => Past::NotAdmitted,
@@ -52,12 +52,12 @@ fn past_of(reason: RefusalReason) -> Past {
     }
 }
 
-/// See the module.
+/// Decides admission for a volume on one lane, counts the reasons and keeps the ghosts up to date.
 #[derive(Clone, Copy)]
 pub(crate) struct AdmissionControl<'a>(pub(crate) &'a LaneVolume);
 
 impl AdmissionControl<'_> {
-    /// What speaks for a request's going round the cache, apart from the mode.
+    /// Returns the reason why a request should bypass the cache, other than the mode.
     pub(crate) fn bypass(self, write: bool, offset: u64, len: u64) -> Option<BypassReason> {
         if self.0.is_unavailable_to(write) {
             return Some(BypassReason::Unavailable);
@@ -68,7 +68,7 @@ impl AdmissionControl<'_> {
         self.is_congested().then_some(BypassReason::Congested)
     }
 
-    /// Whether the cache device is slower than this volume puts up with.
+    /// Returns whether the cache device is slower than the volume's congestion thresholds allow.
     fn is_congested(self) -> bool {
         let [read, write] = self.0.volume.admission.thresholds();
         if read.is_zero() && write.is_zero() {
@@ -78,7 +78,8 @@ impl AdmissionControl<'_> {
         latency.reads.exceeds(read, now) || latency.writes.exceeds(write, now)
     }
 
-    /// What decides about fills at this moment. `asked`: a client wants the data to be cached.
+    /// Returns the gate for fills at this moment. `asked`: a client wants the data to be cached
+    /// (prefetch).
     pub(crate) fn gate(self, asked: bool) -> Gate {
         let rules = &self.0.volume.admission;
         let limit = rules.budget_bytes.load(Ordering::Relaxed);
@@ -95,10 +96,10 @@ impl AdmissionControl<'_> {
         }
     }
 
-    /// Whether a block may enter.
+    /// Returns whether a block may enter.
     ///
     /// # Errors
-    /// Why not. Nothing is counted or remembered yet.
+    /// The reason for the refusal; nothing is counted or remembered yet.
     pub(crate) fn admit(self, gate: Gate, block: OriginBlock) -> Result<(), RefusalReason> {
         match gate {
             Gate::Open => Ok(()),
@@ -111,8 +112,8 @@ impl AdmissionControl<'_> {
         }
     }
 
-    /// Why a write of blocks that are all absent should not bring them in, if it should not. It goes one
-    /// way as a whole: the way of most of its blocks.
+    /// Returns why a write of absent blocks should bypass the cache, if it should. The write is
+    /// admitted or refused as a whole: refused if more than half of its blocks are.
     pub(crate) fn bypass_of_write(self, blocks: Range<u64>) -> Option<BypassReason> {
         let gate = self.gate(false);
         let refused = |block| self.admit(gate, OriginBlock(block)).err();
@@ -127,7 +128,7 @@ impl AdmissionControl<'_> {
         })
     }
 
-    /// Asks the cache's memory of absent blocks about one of them, or tells it something.
+    /// Reads or updates the cache's ghosts for a block.
     fn with_memory<T>(self, ask: impl FnOnce(&Ghost, u64) -> T, block: OriginBlock) -> T {
         let number = self.0.cache.memory_number();
         let mut own = self.0.memory.borrow_mut();
@@ -137,16 +138,16 @@ impl AdmissionControl<'_> {
         ask(&own.ghost, self.0.volume.space.address(block).0)
     }
 
-    /// Notes that a block has been filled: its past is of no interest any more.
+    /// Forgets the ghost of a block that has been filled.
     pub(crate) fn entered(self, gate: Gate, block: OriginBlock) {
-        // Otherwise what is remembered of it serves statistics only, and will be replaced.
+        // Under other gates ghosts serve statistics only; this one will be overwritten in time.
         if matches!(gate, Gate::Remembered(_)) {
             self.with_memory(|memory, at| memory.forget(at), block);
         }
     }
 
-    /// Counts a block that may not enter, or could not, and remembers that unless a part of it is
-    /// there.
+    /// Counts a block that may not or could not enter, and remembers the refusal unless a part of
+    /// the block is cached.
     pub(crate) fn refused(self, block: OriginBlock, cached: bool, reason: RefusalReason) {
         self.0.stats().why.refused.count(reason, 1);
         if !cached {
@@ -154,7 +155,7 @@ impl AdmissionControl<'_> {
         }
     }
 
-    /// Counts why a read needed the origin.
+    /// Counts the reason why a read needed the origin.
     pub(crate) fn count_miss(self, missed: Missed, round: Option<BypassReason>) {
         let reason = miss_reason(self.0.volume.mode(), missed.state, round)
             .unwrap_or_else(|| self.recall(missed.block));
@@ -165,33 +166,33 @@ impl AdmissionControl<'_> {
         let reason = match self.with_memory(|memory, at| memory.recall(at), block) {
             Recall::Past(past) => missed_since(past),
             Recall::Nothing => MissReason::Cold,
-            // Of a large cache a part of the blocks is remembered, chosen by a hash; the others are
-            // counted in the same proportion.
+            // For a large cache only a hash-chosen part of the blocks has ghosts; the others take
+            // the last reason, so they are counted in the same proportion.
             Recall::NotKept => return self.0.last_miss.get(),
         };
         self.0.last_miss.set(reason);
         reason
     }
 
-    /// Notes that a clean copy has left the cache to make room, or was of no use.
+    /// Counts and remembers that a clean copy was evicted to free space, or because it was damaged.
     pub(crate) fn evicted(self, block: OriginBlock, reason: EvictionReason) {
         self.0.stats().why.evicted.count(reason, 1);
         self.with_memory(|memory, at| memory.note(at, Past::Evicted), block);
     }
 
-    /// Notes that a clean copy was forgotten because the origin is about to change.
+    /// Counts and remembers that a clean copy was forgotten because the origin is about to change.
     pub(crate) fn invalidated(self, block: OriginBlock, reason: InvalidationReason) {
         self.0.stats().why.invalidated.count(reason, 1);
         self.with_memory(|memory, at| memory.note(at, Past::Invalidated), block);
     }
 
-    /// Whether a request is part of a stream that goes round the cache.
+    /// Returns whether a request is part of a sequential stream that bypasses the cache.
     pub(crate) fn is_sequential(self, write: bool, offset: u64, len: u64) -> bool {
         let threshold = self.0.volume.sequential_cutoff();
         if threshold == 0 {
             return false;
         }
-        // A request that could not be answered at once is asked about again.
+        // A request that could not be answered at once comes here a second time; observe it once.
         let request = (write, offset, len);
         let (last, verdict) = self.0.last_verdict.get();
         if last == request {

@@ -1,11 +1,11 @@
-//! Going on without the cache device: it has failed, or does not answer.
+//! Commits of the log, and going on without the cache device when it has failed or hangs.
 //!
-//! The log then cannot be told what becomes of its blocks: that a clean copy was forgotten because
-//! the origin has something newer, or that a dirty one has been written back. If the device comes
-//! back after a restart, an older copy would be served, or written over the origin. So before the
-//! origin outruns the log, a note goes to the [`Ledger`](crate::state::ledger::Ledger): nothing on the
-//! device counts any more but what is dirty now. Whoever attaches the volume the next time drops the
-//! rest (invariants 5, 6, 9 and 15).
+//! A failed or hung log can no longer record that a clean copy was forgotten because the origin has
+//! newer data, or that a dirty one was written back. If the device came back after a restart, an
+//! older copy would be served, or written over the origin. So before the origin gets ahead of the
+//! log, a note in the [`Ledger`](crate::state::ledger::Ledger) says that only what is dirty now
+//! still counts on the device. The next attach of the volume drops the rest (invariants 5, 6, 9 and
+//! 15).
 
 use std::fmt::Display;
 use std::ops::Range;
@@ -22,16 +22,16 @@ use crate::lane::LaneVolume;
 use crate::plan::keeps_dirty;
 use crate::state::cache::hang::Work;
 
-/// For so long a flush waits for the origin to have what was written through a cache that has failed.
+/// How long a flush waits for the origin to make durable what was written through a failed cache.
 const THROUGH_PATIENCE: Duration = Duration::from_secs(5);
 
-/// See the module.
+/// Makes writes durable, on the cache device or without it.
 #[derive(Clone, Copy)]
 pub(crate) struct Commits<'a>(pub(crate) &'a LaneVolume);
 
 impl Commits<'_> {
-    /// Makes every write that was acknowledged before this call durable, on the cache device or, if
-    /// nothing is dirty, without it.
+    /// Makes every write acknowledged before this call durable: on the cache device, or on the
+    /// origin alone if nothing is dirty.
     pub(crate) async fn commit_or_outlive(self) -> Result<(), IoError> {
         let Some(this) = self.0.shared() else { return Err(IoError::ShuttingDown) };
         let mut commit: Work<Result<(), CommitError>> =
@@ -44,7 +44,8 @@ impl Commits<'_> {
                 {
                     return Err(self.failed(&error));
                 }
-                // By regions, as a block is counted by one counter while it comes and goes.
+                // Counted by region: a block's arrival and departure change one counter, so the
+                // total never misses a dirty block. The counts by lane may.
                 None if self.0.volume.dirty.total() > 0 => {
                     let changed = self.0.cache.health.changed.listen();
                     let timer = self.0.lane().sleep(Duration::from_millis(100));
@@ -54,17 +55,17 @@ impl Commits<'_> {
                     if end.is_none() {
                         self.0.lane().spawn(async move { drop(commit.await) });
                     }
-                    // Barrier for invariant 1: everything is on the origin, durably, and nothing on
-                    // the cache device may go over it.
+                    // Barrier for invariant 1: everything is durable on the origin, and nothing on
+                    // the cache device may overwrite it later.
                     return self.settle_forgotten(&(0..self.0.volume.size()), false).await;
                 }
             }
         }
     }
 
-    /// Whether everything dirty was written through the cache and is on the origin now, durably. Who
-    /// asks may find writes under way that nobody was promised anything about: they end soon, and no
-    /// more of them begin once the cache device has failed.
+    /// Waits until everything dirty that was written through the cache is durable on the origin;
+    /// returns whether that succeeded. Writes under way that were not acknowledged may also be
+    /// dirty: they end soon, and none start once the cache device has failed.
     async fn is_all_through(self) -> bool {
         let (volume, began) = (&self.0.volume, self.0.now());
         while !keeps_dirty(volume.mode()) && OriginIo(self.0).sync().await.is_ok() {
@@ -80,12 +81,12 @@ impl Commits<'_> {
         false
     }
 
-    /// Waits until nothing can come back from the log that has been taken out of it in a range: the
-    /// origin may have something newer from now on. `records`: and until everything that was appended
-    /// is durable.
+    /// Waits until nothing that was taken out of the log in a range can come back, because the
+    /// origin may have newer data from now on. `records`: also waits until everything appended is
+    /// durable.
     ///
     /// # Errors
-    /// Neither the log nor the ledger could be told.
+    /// Neither the log nor the ledger could record it.
     pub(crate) async fn settle_forgotten(
         self,
         range: &Range<u64>,
@@ -115,7 +116,7 @@ impl Commits<'_> {
         })
     }
 
-    /// Makes everything that was appended before durable. On an ordered volume a group ends here.
+    /// Makes everything appended before this call durable. On an ordered volume this ends a group.
     ///
     /// # Errors
     /// The cache device failed.

@@ -1,11 +1,10 @@
-//! Cached copies, read back: what is retried, and what becomes of a copy that cannot be read.
+//! Reads of cached copies: retries, and handling of a copy that cannot be read.
 //!
-//! A clean copy that cannot be read is forgotten: the origin has the data. A dirty one is nowhere
-//! else, so it is read again, block by block and a few times, before its addresses give errors
-//! (invariant 11). Errors of a device pass as often as not: a reset, a path that comes back. So a
-//! copy that was called unreadable is tried once more whenever a client asks for it, an operator
-//! flushes, deletes or changes the mode, or some time has passed; if it can be read then, nothing
-//! was lost.
+//! A clean copy that cannot be read is forgotten: the origin has the data. A dirty one exists
+//! nowhere else, so it is read again several times, block by block, before its addresses give
+//! errors (invariant 11). Device errors are often transient: a reset, a path that comes back. So an
+//! unreadable dirty copy is tried again whenever a client asks for it, when an operator flushes,
+//! deletes or changes the mode, and after some time; if it can be read then, nothing was lost.
 
 use std::time::Duration;
 
@@ -20,8 +19,8 @@ use crate::io::policy::Policy;
 use crate::lane::LaneVolume;
 use crate::stats::bump;
 
-/// Pauses before a dirty copy is read again: together a third of a second, which a reset link or
-/// a busy controller needs, and a client can wait for.
+/// Pauses before each retry of a dirty copy. Together a third of a second: enough for a link reset
+/// or a busy controller, and short enough for a client to wait.
 const RETRY_AFTER: [Duration; 4] = [
     Duration::ZERO,
     Duration::from_millis(10),
@@ -29,23 +28,22 @@ const RETRY_AFTER: [Duration; 4] = [
     Duration::from_millis(250),
 ];
 
-/// What became of a copy that could not be read.
+/// The outcome for a copy that could not be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unreadable {
-    /// It is not the block's copy any more, or does without the cache device: look the block up
-    /// again.
+    /// The copy was forgotten or replaced, or the cache device hangs: look the block up again.
     Gone,
-    /// It is dirty, and its block's addresses give errors from now on.
+    /// The copy is dirty: its block's addresses give errors from now on.
     Lost,
 }
 
-/// See the module.
+/// Reads a volume's cached copies.
 #[derive(Clone, Copy)]
 pub(crate) struct Copies<'a>(pub(crate) &'a LaneVolume);
 
 impl Copies<'_> {
-    /// Reads copies that lie next to each other on the cache device into `buf`, which is as long.
-    /// Gives it back, with those that could not be read, by their place in the run.
+    /// Reads adjacent copies on the cache device into `buf`, which has their total length. Returns
+    /// it with the copies that could not be read, by their index in `run`.
     pub(crate) async fn read_copies(
         self,
         run: &[Pinned<'_>],
@@ -56,7 +54,7 @@ impl Copies<'_> {
         let read = if run.iter().all(|pinned| pinned.found.entry.dirty) {
             read.await
         } else {
-            // What is clean need not wait for a device that hangs.
+            // The origin has the clean copies: do not wait for a device that hangs.
             let Some(read) = self.0.cache.unless_hung(&mut read).await else {
                 let gone = (0..run.len()).map(|at| (at, Unreadable::Gone)).collect();
                 return (IoBuf::for_overwrite(len), gone);
@@ -73,8 +71,7 @@ impl Copies<'_> {
         (buf, failed.into_iter().map(unreadable).collect())
     }
 
-    /// As [`Copies::read_copies`], and leaves it to the caller what becomes of copies that cannot
-    /// be read.
+    /// As [`Copies::read_copies`], but leaves handling of unreadable copies to the caller.
     pub(crate) async fn read_patiently(
         self,
         run: &[Pinned<'_>],
@@ -94,9 +91,9 @@ impl Copies<'_> {
         (buf, failed)
     }
 
-    /// Reads dirty copies again that could not be read, one by one: a single bad sector fails the
-    /// read of a whole run. A copy that is known to be bad has one attempt, so that those who ask
-    /// for it do not wait each time.
+    /// Retries dirty copies that could not be read, one by one: a single bad sector fails the read
+    /// of a whole run. Copies already known to be bad are retried once, so that clients do not wait
+    /// each time; so are copies that fail verification.
     async fn read_again(
         self,
         run: &[Pinned<'_>],
@@ -136,8 +133,8 @@ impl Copies<'_> {
         }
     }
 
-    /// A copy cannot be read. A clean one is forgotten; a dirty one is lost until it is overwritten,
-    /// discarded, or can be read after all (invariant 11).
+    /// Handles a copy that cannot be read. A clean one is forgotten; a dirty one is lost until it
+    /// is overwritten, discarded, or becomes readable again (invariant 11).
     fn unreadable(self, pinned: &Pinned<'_>, failure: &ReadFailure) -> Unreadable {
         let (volume, store) = (&self.0.volume, self.0.store.store());
         let entry = &pinned.found.entry;
@@ -160,7 +157,8 @@ impl Copies<'_> {
         Unreadable::Gone
     }
 
-    /// Forgets the copy of a block in this slot, if it is still there and clean: the origin has it.
+    /// Forgets the block's copy in this slot if it is still there and clean, because the origin has
+    /// the data. Returns whether it was forgotten.
     pub(crate) fn forget_copy(self, block: OriginBlock, slot: Slot) -> bool {
         let is_it = |now: &Entry| {
             now.slot == slot && (!now.dirty || planted::has(PlantedBug::BadBlockFromOrigin))
@@ -173,7 +171,7 @@ impl Copies<'_> {
         forgotten.is_some()
     }
 
-    /// Counts why a cached block could not be read, if the device is to blame.
+    /// Counts a failed read of a cached block if the device reported the error.
     fn count_failure(self, failure: &ReadFailure) {
         if let ReadFailure::Device(_) = failure {
             bump(&self.0.stats().counters.cache_read_errors, 1);

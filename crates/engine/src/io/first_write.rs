@@ -1,4 +1,5 @@
-//! What has to be durable before the origin is written to for the first time.
+//! The step before the first write to each sample of the origin: the cache device durably stops
+//! calling the sample untouched.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -8,12 +9,12 @@ use forebay_store::planted::{self, PlantedBug};
 use crate::io::notes::Notes;
 use crate::lane::LaneVolume;
 
-/// See the module.
+/// Marks samples of a volume's origin before they are written.
 #[derive(Clone, Copy)]
 pub(crate) struct FirstWrite<'a>(pub(crate) &'a LaneVolume);
 
 impl FirstWrite<'_> {
-    /// To be called before anything writes to a range of the origin, which may be the first time.
+    /// Marks the samples in a range as touched. Called before each write to the origin.
     pub(crate) async fn before_origin_write(self, range: Range<u64>) {
         let samples = &self.0.volume.untouched;
         let bits = samples.within(&range);
@@ -23,7 +24,7 @@ impl FirstWrite<'_> {
         samples.wanted.add(bits);
         let _turn = samples.gate.enter().await;
         if samples.within(&range) == 0 {
-            // Whoever had its turn before has done it for all that were waiting.
+            // An earlier holder of the gate has marked the samples of all waiters.
             return;
         }
         let wanted = samples.wanted.get();
@@ -31,8 +32,8 @@ impl FirstWrite<'_> {
             samples.untouched.remove(wanted);
             return;
         }
-        // Barrier for invariants 12 and 17: no sample is called untouched, on a device that survives
-        // whatever comes, once our own write to it may have begun.
+        // Barrier for invariants 12 and 17: before our own write to a sample may begin, the cache
+        // device durably stops calling it untouched.
         let (store, name) = (self.0.store.clone(), self.0.volume.name.clone());
         let marked = self.0.unless_hung(async move {
             let changed = store.change_volumes(|volumes, _| {
@@ -48,11 +49,12 @@ impl FirstWrite<'_> {
         match marked.await {
             Some(Ok(())) => samples.untouched.remove(wanted),
             Some(Err(_)) | None => {
-                // First, so that a note which says it is not taken back before the device has been told.
+                // Set before the note is written, so that `settle_samples` updates the device
+                // before the note is taken back.
                 samples.given_up.store(true, Ordering::SeqCst);
-                // The device has failed or hangs. If its samples can still be called worthless, all is
-                // well; if not, the next start takes our own write for somebody else's, which
-                // needs the operator's word and loses nothing.
+                // The device has failed or hangs. If a note or the device can still say that the
+                // samples are worthless, all is well. If not, the next start takes our own write
+                // for an external one: that needs the operator's decision and loses nothing.
                 let told = Notes(self.0).distrust().await;
                 tracing::warn!(
                     told,

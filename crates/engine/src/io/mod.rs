@@ -1,13 +1,13 @@
-//! I/O of one volume on one lane: the steps of which requests and background work are made. Each type
+//! I/O of one volume on one lane: the steps that requests and background work share. Each type
 //! borrows a [`LaneVolume`](crate::lane::LaneVolume) and has the methods of one concern.
 //!
 //! - [`admission`]: which requests bypass the cache and which blocks enter it; ghosts
-//! - [`policy`]: what the replacement policy is told and asked
+//! - [`policy`]: events for the replacement policy, and its answers
 //! - [`space`]: free space in the log
-//! - [`copies`]: cached copies, read back
-//! - [`origin`], [`first_write`]: writes to the origin, and its syncs
-//! - [`writeback`]: dirty blocks to the origin, neighbours merged
-//! - [`commit`], [`notes`]: durability of the log; notes in the ledger
+//! - [`copies`]: reads of cached copies, retries, and unreadable copies
+//! - [`origin`], [`first_write`]: writes to the origin, its syncs, and its samples
+//! - [`writeback`]: writes dirty blocks to the origin, with neighbours merged
+//! - [`commit`], [`notes`]: commits of the log, and notes in the ledger
 
 pub(crate) mod admission;
 pub(crate) mod commit;

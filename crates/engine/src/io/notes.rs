@@ -1,4 +1,4 @@
-//! Notes of where a volume may be dirty, kept up to date in the daemon's ledger.
+//! Notes in the daemon's ledger of where a volume may be dirty.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -17,7 +17,7 @@ use crate::state::volume::Volume;
 use crate::state::volume::VolumeState;
 
 impl Volume {
-    /// Regions as byte ranges of the volume.
+    /// Converts regions to byte ranges of the volume.
     fn region_ranges(&self, regions: &[u64]) -> Vec<Range<u64>> {
         let all = (0..self.dirty.regions()).filter(|at| regions[at / 64] >> (at % 64) & 1 == 1);
         joined(all.map(|region| {
@@ -28,37 +28,37 @@ impl Volume {
         }))
     }
 
-    /// Blocks as byte ranges, neighbours joined.
+    /// Converts blocks to byte ranges, neighbours joined.
     pub(crate) fn byte_ranges(&self, blocks: impl Iterator<Item = OriginBlock>) -> Vec<Range<u64>> {
         joined(blocks.map(|block| self.block_range(block)))
     }
 
-    /// What is dirty on a cache device that has failed or hangs, as byte ranges of the volume, if it
-    /// has been written down; some of it may have been written back since.
+    /// Returns the noted dirty byte ranges of the volume if its cache device has failed or hangs
+    /// and the note has been written; some of them may have been written back since.
     pub fn noted_ranges(&self) -> Option<Vec<Range<u64>>> {
         let noted = self.noted.lock().clone()?;
         Some(self.byte_ranges(noted.iter().copied()))
     }
 }
 
-/// Why what was written is not durable.
+/// Why a commit failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CommitError {
-    /// The log is not.
+    /// The log is not durable.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// The note is not that says so.
+    /// The note could not be written.
     #[error(transparent)]
     Note(#[from] LedgerError),
 }
 
-/// See the module.
+/// Keeps a volume's note up to date.
 #[derive(Clone, Copy)]
 pub(crate) struct Notes<'a>(pub(crate) &'a LaneVolume);
 
 impl Notes<'_> {
-    /// Sees to it that the note has every region of which a block has become dirty. To be called before
-    /// anything is called durable. A note that cannot be written is logged; data is not at risk.
+    /// Adds every region in which a block has become dirty to the note. Called before anything is
+    /// reported durable. A note that cannot be written is logged; no data is at risk.
     pub(crate) async fn note_regions(self) {
         let intent = &self.0.volume.intent;
         if planted::has(PlantedBug::NotesForgotten) {
@@ -70,7 +70,7 @@ impl Notes<'_> {
         let _turn = self.0.volume.note_gate.enter().await;
         let wanted: Vec<u64> =
             intent.wanted.iter().map(|word| word.swap(0, Ordering::SeqCst)).collect();
-        // Whoever had its turn before may have done it.
+        // An earlier holder of the gate may have written these regions.
         if wanted.iter().any(|word| *word != 0) {
             let mut regions = intent.filed.lock().0.clone();
             regions.iter_mut().zip(&wanted).for_each(|(word, wanted)| *word |= wanted);
@@ -84,7 +84,7 @@ impl Notes<'_> {
                 noted.fetch_or(*wanted, Ordering::SeqCst);
             }
         }
-        // Not before the note is durable: until then, every other flush has to wait for its turn.
+        // Only after the note is durable: until then every other flush must wait for the gate.
         intent.all_noted();
     }
 
@@ -97,7 +97,7 @@ impl Notes<'_> {
         }
     }
 
-    /// The note that takes the place of one that said that the cache device does not count.
+    /// Returns the note that replaces a distrusting one: the regions that may be dirty.
     pub(crate) fn region_note(self) -> Note {
         let mut regions = self.0.volume.intent.filed.lock().0.clone();
         let dirty = dirty_regions(&self.0.volume.dirty);
@@ -105,11 +105,12 @@ impl Notes<'_> {
         self.note_of_regions(&regions)
     }
 
-    /// To be called within the note's gate. `false`: the note does not say so.
+    /// Writes a note of these regions. Called with the note's gate held. `false`: the note does not
+    /// contain them.
     async fn file(self, regions: &[u64]) -> bool {
         let Some(ledger) = self.0.cache.ledger() else { return false };
         if self.0.volume.is_noted.load(Ordering::Relaxed) {
-            // Since the caller looked, the note says that the cache device is not trusted, and has to
+            // The note has begun to distrust the cache device since the caller looked, and has to
             // go on saying so (invariants 5, 6 and 9).
             return false;
         }
@@ -126,9 +127,10 @@ impl Notes<'_> {
         }
     }
 
-    /// Takes regions out of the note that have had no dirty block for a while; one step of it. First
-    /// they have to be asked for again, then, a look later, those still without a dirty block go: a
-    /// write that saw the old bit has counted its block by then.
+    /// Removes regions from the note that have had no dirty block for a while; takes one of two
+    /// steps. The first step makes writes request the regions without dirty blocks again. The
+    /// second step, one call later, drops those that still have none: a write that saw the old bit
+    /// has counted its block by then.
     pub(crate) async fn shorten_note(self) {
         let intent = &self.0.volume.intent;
         let dirty = dirty_regions(&self.0.volume.dirty);
@@ -149,7 +151,7 @@ impl Notes<'_> {
         }
     }
 
-    /// Notes exactly what is dirty in a volume that is stopping.
+    /// Writes the exact dirty blocks of a stopping volume to its note.
     pub(crate) async fn note_the_end(self) {
         let volume = &self.0.volume;
         let Some(ledger) = self.0.cache.ledger() else { return };
@@ -170,14 +172,15 @@ impl Notes<'_> {
         }
     }
 
-    /// Sees to it that no clean copy and no sample of the origin is trusted when the cache device is
-    /// opened again. `false`: neither the ledger nor the device could be told.
+    /// Records that no clean copy and no sample of the origin may be trusted when the cache device
+    /// is opened again. `false`: neither the ledger nor the device could record it.
     pub(crate) async fn distrust(self) -> bool {
         self.note_dirty(&(0..0)).await.is_ok()
             || (!self.0.cache.health.is_hung() && self.0.store.distrust_clean().await)
     }
 
-    /// Notes durably that nothing on the cache device counts but what is dirty; in `free` nothing is.
+    /// Writes a durable note that only dirty blocks on the cache device count. `free`: the range in
+    /// which the note must not list blocks that are no longer dirty.
     pub(crate) async fn note_dirty(self, free: &Range<u64>) -> Result<(), LedgerError> {
         let volume = &self.0.volume;
         let ledger = self.0.cache.ledger().ok_or(LedgerError::Absent)?;
@@ -203,7 +206,8 @@ impl Notes<'_> {
             exact: true,
             dirty: volume.byte_ranges(blocks.iter().copied()),
         };
-        // Barrier for invariants 5, 6 and 9: the note, before the origin has anything newer.
+        // Barrier for invariants 5, 6 and 9: the note is durable before the origin has anything
+        // newer.
         ledger::write(&*ledger, &volume.name, note).await?;
         *volume.noted.lock() = Some(Arc::new(blocks));
         volume.is_noted.store(true, Ordering::SeqCst);
@@ -215,7 +219,7 @@ impl Notes<'_> {
         found.is_some_and(|found| found.entry.dirty)
     }
 
-    /// Every dirty block, from a pass over the index.
+    /// Returns every dirty block of the volume, from a pass over the whole index.
     pub(crate) fn all_dirty(self) -> BTreeSet<OriginBlock> {
         let mut blocks = BTreeSet::new();
         self.0.cache.store.index.visit(
@@ -225,11 +229,11 @@ impl Notes<'_> {
         blocks
     }
 
-    /// After the cache device has hung and answers again: everything that it had not been told, it is
-    /// told now, and counts again. To be called before anything new is called durable.
+    /// Makes a cache device that answers again after a hang trusted: writes everything to it that
+    /// it missed, then replaces the note. Called before anything new is reported durable.
     ///
     /// # Errors
-    /// The device has failed, or the note cannot be taken back.
+    /// The device has failed, or the note cannot be replaced.
     pub(crate) async fn trust_again(self) -> Result<(), CommitError> {
         if !self.0.volume.is_noted.load(Ordering::Relaxed) {
             return Ok(());
@@ -243,7 +247,8 @@ impl Notes<'_> {
             if self.0.volume.note_uses.load(Ordering::SeqCst) == uses {
                 break turn;
             }
-            // Somebody has relied on the note meanwhile, for what the device was not told before.
+            // Another task has relied on the note meanwhile, for changes that the device has not
+            // recorded.
         };
         if let Some(ledger) = self.0.cache.ledger() {
             let note = self.region_note();
@@ -255,14 +260,15 @@ impl Notes<'_> {
         Ok(())
     }
 
-    /// Writes down what only a failed cache device has, and takes back what was written down of one
-    /// that answers again. Of a device that is well, where its volume may be dirty.
+    /// Keeps the note up to date, called periodically. For a failed device: notes the dirty blocks
+    /// that only it has. For one that answers again after a hang: takes the distrusting note back.
+    /// For a healthy one: notes where the volume may be dirty.
     pub(crate) async fn write_down(self) {
         let volume = &self.0.volume;
         if self.0.cache.ledger().is_none() || volume.state() == VolumeState::Removed {
             return;
         }
-        // A look later it is tried again, if this one takes long.
+        // If an earlier call still runs, the next period tries again.
         let Some(_turn) = volume.write_down.try_enter() else { return };
         let noted = volume.is_noted.load(Ordering::Relaxed);
         if self.0.cache.store.health.failed() {
@@ -271,7 +277,7 @@ impl Notes<'_> {
                 self.write_down_now().await;
             }
         } else if self.0.cache.health.is_hung() {
-            // Clients that go on have it written down.
+            // Requests that go on without the device write the note themselves.
         } else if noted {
             if let Err(error) = self.trust_again().await {
                 tracing::warn!(%error, volume = volume.name, "the cache device is not trusted yet");
@@ -288,8 +294,8 @@ impl Notes<'_> {
         }
     }
 
-    /// Tells a cache device that answers again that no sample is kept any more, if that is so. To be
-    /// called before a note is taken back that says the same.
+    /// Records on a cache device that answers again that the samples are no longer kept, if that is
+    /// so. Called before the note that says the same is taken back.
     ///
     /// # Errors
     /// The device has failed.

@@ -1,4 +1,4 @@
-//! The origin of one volume: writes, read-modify-write of partial logical blocks, and syncs.
+//! Writes to one volume's origin, read-modify-write of partial logical blocks, and syncs.
 
 use std::fmt::Display;
 
@@ -12,12 +12,12 @@ use crate::io::first_write::FirstWrite;
 use crate::lane::LaneVolume;
 use crate::stats::bump;
 
-/// See the module.
+/// Writes to and syncs a volume's origin.
 #[derive(Clone, Copy)]
 pub(crate) struct OriginIo<'a>(pub(crate) &'a LaneVolume);
 
 impl OriginIo<'_> {
-    /// Writes a client's data to the origin, and gives the buffer back. The caller holds the range
+    /// Writes a client's data to the origin and returns the buffer. The caller holds the range
     /// exclusively.
     pub(crate) async fn write(self, offset: u64, data: IoBuf) -> (Result<(), IoError>, IoBuf) {
         let volume = &self.0.volume;
@@ -29,7 +29,7 @@ impl OriginIo<'_> {
         }
         FirstWrite(self.0).before_origin_write(offset..offset + len as u64).await;
         let done = self.0.origin.run(DeviceOp::Write { offset, data: IoData::Owned(data) }).await;
-        // Even a failed write may have changed something.
+        // A failed write may also have changed data.
         volume.origin_changed(offset..offset + len as u64);
         let data = done.buf.unwrap_or_else(|| IoBuf::zeroed(len));
         match done.result {
@@ -82,8 +82,8 @@ impl OriginIo<'_> {
         Ok(done.result?)
     }
 
-    /// Read-modify-write: reads the logical blocks of the origin that contain a range of sectors, and
-    /// puts `data` over them. Returns where they start, and their new content.
+    /// Read-modify-write: reads the origin's logical blocks that contain a range of sectors, and
+    /// copies `data` over them. Returns their offset and new content.
     async fn merge_logical(self, offset: u64, data: &[u8]) -> Result<(u64, IoBuf), DeviceError> {
         let origin = &self.0.volume.origin;
         let logical = origin.logical_block();
@@ -98,7 +98,7 @@ impl OriginIo<'_> {
         Ok((start, whole))
     }
 
-    /// A client's write to the origin has failed: what the client is told.
+    /// Records that a client's write to the origin failed. Returns the error for the client.
     pub(crate) fn refused(self, error: &DeviceError) -> IoError {
         self.write_failed(error);
         match error.kind {
@@ -112,17 +112,17 @@ impl OriginIo<'_> {
         self.0.volume.write_error.set(error);
     }
 
-    /// Makes what reached the origin durable, and marks what was written through as clean.
+    /// Syncs the origin, and marks blocks that were written through as clean.
     pub(crate) async fn sync(self) -> Result<(), IoError> {
         let volume = &self.0.volume;
         if volume.origin_sync_failed() {
-            // No later sync proves anything about these: writeback brings them there again.
+            // No later sync proves that these are durable; writeback writes them again.
             volume.through.lock().clear();
             volume.writeback_wanted.notify_all();
             return Err(IoError::Io);
         }
         let writes = volume.origin_unsynced();
-        // Taken before the sync starts: it covers what is in here, and nothing that comes later.
+        // Taken before the sync starts: the sync covers these writes and no later ones.
         let through = std::mem::take(&mut *volume.through.lock());
         if writes.is_none() && through.is_empty() {
             return Ok(());
@@ -138,13 +138,13 @@ impl OriginIo<'_> {
             return Err(IoError::Io);
         }
         if volume.sync_failures() != failures {
-            // Somebody else's sync failed, and may have taken these writes with it.
+            // Another task's sync failed, and may have lost these writes.
             return Err(IoError::Io);
         }
         volume.origin_synced(writes.unwrap_or(0));
-        // What a volume leaves behind is counted by whoever has it next.
+        // A removed volume's dirty blocks are counted by its next attachment; mark none here.
         volume.still_there()?;
-        // Invariant 9: only now do the marks say clean.
+        // Invariant 9: marked clean only after the sync.
         for (block, kept) in through {
             if self.0.store.store().written_back(&volume.space, block, &kept) {
                 volume.cleaned(self.0.lane(), block);
@@ -153,8 +153,8 @@ impl OriginIo<'_> {
         Ok(())
     }
 
-    /// Notes blocks that are on the origin since they were written, and will be durable there with the
-    /// next sync.
+    /// Records blocks that have been written through to the origin; the next sync makes them
+    /// durable there.
     pub(crate) fn note_through(self, blocks: impl Iterator<Item = (OriginBlock, VersionId)>) {
         let mut through = self.0.volume.through.lock();
         through.extend(blocks);
@@ -163,8 +163,8 @@ impl OriginIo<'_> {
         }
     }
 
-    /// So many blocks that were written through are synced at once: until then they take room in the
-    /// log as dirty ones do.
+    /// Returns how many blocks written through trigger a sync. Until the sync they take log space
+    /// like dirty blocks.
     pub(crate) fn most_through(self) -> usize {
         const MOST: u64 = 16384;
         (self.0.cache.store.capacity_blocks() / 16).min(MOST) as usize

@@ -1,4 +1,4 @@
-//! What the replacement policy is told about the blocks of a volume, and asked.
+//! Events for the replacement policy about the blocks of a volume, and its answers.
 
 use forebay_core::why::RefusalReason;
 use forebay_core::{OriginBlock, Slot};
@@ -8,12 +8,12 @@ use forebay_store::{Class, Entry};
 use crate::lane::LaneVolume;
 use crate::state::replacement::{How, ListPolicy, Replacement};
 
-/// See the module.
+/// Tells the replacement policy about a volume's blocks, and asks it.
 #[derive(Clone, Copy)]
 pub(crate) struct Policy<'a>(pub(crate) &'a LaneVolume);
 
 impl Policy<'_> {
-    /// Asks the present policy, or tells it something.
+    /// Calls `ask` with the policy in force.
     fn with_replacement<T>(self, ask: impl FnOnce(&Replacement) -> T) -> T {
         let number = self.0.cache.replacement_number();
         let mut own = self.0.replacement.borrow_mut();
@@ -35,12 +35,12 @@ impl Policy<'_> {
         forebay_policy::exact::Key(self.0.volume.space.address(block).0)
     }
 
-    /// A cached block has been read.
+    /// Records that a cached block has been read.
     #[inline]
     pub(crate) fn used(self, block: OriginBlock, entry: &Entry) {
         if self.0.cache.ranks() {
             let rank = Rank::from_bits(entry.rank);
-            // What is used a lot has the highest rank already.
+            // Blocks that are used often have the highest rank already: no update.
             if rank.used() != rank {
                 let space = &self.0.volume.space;
                 self.0
@@ -53,7 +53,7 @@ impl Policy<'_> {
         }
     }
 
-    /// The rank of a new version of a block, of which this is there.
+    /// Returns the rank of a new version of a block. `entry`: the cached version, if any.
     #[inline]
     pub(crate) fn rank(self, block: OriginBlock, entry: Option<&Entry>) -> Rank {
         if !self.0.cache.ranks() {
@@ -75,7 +75,7 @@ impl Policy<'_> {
         })
     }
 
-    /// The rank of a block that is written in part.
+    /// Returns the rank of a block that is about to be written.
     #[inline]
     pub(crate) fn rank_of_write(self, block: OriginBlock) -> Rank {
         if !self.0.cache.ranks() {
@@ -85,7 +85,7 @@ impl Policy<'_> {
         self.rank(block, found.as_ref().map(|found| &found.entry))
     }
 
-    /// Where a write of a block with this rank goes.
+    /// Returns the segment class for a write of a block with this rank.
     pub(crate) fn class_of_write(self, rank: Rank) -> Class {
         if self.0.volume.is_ordered() {
             Class::Ordered
@@ -96,12 +96,12 @@ impl Policy<'_> {
         }
     }
 
-    /// Where a fill of a block with this rank goes.
+    /// Returns the segment class for a fill of a block with this rank.
     pub(crate) fn class_of_fill(self, rank: Rank) -> Class {
         if rank.is_main() { Class::Settled } else { Class::Foreground }
     }
 
-    /// A new version of a block has been appended.
+    /// Records that a new version of a block has been appended.
     #[inline]
     pub(crate) fn placed(self, block: OriginBlock, old: Option<&Entry>) {
         if !self.0.cache.ranks() {
@@ -116,7 +116,7 @@ impl Policy<'_> {
         self.with_lists(|lists, lane| lists.placed(lane, slot, old, self.key(block)));
     }
 
-    /// A block has been reinserted from `old`.
+    /// Records that a block has been reinserted from `old`.
     pub(crate) fn reinserted(self, block: OriginBlock, old: Slot) {
         if !self.0.cache.ranks()
             && let Some(found) = self.0.store.store().peek(&self.0.volume.space, block)
@@ -125,14 +125,15 @@ impl Policy<'_> {
         }
     }
 
-    /// A block is no longer cached.
+    /// Records that a block is no longer cached.
     pub(crate) fn gone(self, entry: &Entry) {
         if !self.0.cache.ranks() {
             self.with_lists(|lists, lane| lists.gone(lane, entry.slot));
         }
     }
 
-    /// Whether the policy lets an absent block in; asked once for each miss. Most let all in.
+    /// Returns whether the policy admits an absent block. Asked once for each miss; most policies
+    /// admit all.
     pub(crate) fn admits(self, block: OriginBlock) -> bool {
         if self.0.cache.ranks() {
             return true;
@@ -143,7 +144,7 @@ impl Policy<'_> {
         })
     }
 
-    /// As [`Policy::admits`], for a fill. Blocks that are there in part are.
+    /// As [`Policy::admits`], for a fill. Partly cached blocks are always admitted.
     pub(crate) fn admit_to_lists(self, block: OriginBlock) -> Result<(), RefusalReason> {
         let ranks = self.0.cache.ranks();
         let present = || self.0.store.store().peek(&self.0.volume.space, block).is_some();
@@ -154,7 +155,7 @@ impl Policy<'_> {
         }
     }
 
-    /// The policy has given up a block that is still there.
+    /// Adds a ghost for a block that the policy has given up and that is still cached.
     pub(crate) fn remember_given_up(self, block: OriginBlock) {
         self.with_replacement(|replacement| {
             if let How::Ranks(ghosts) = &replacement.how {

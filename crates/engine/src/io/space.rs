@@ -8,21 +8,21 @@ use forebay_lane::either;
 use crate::lane::LaneVolume;
 use crate::state::volume::VolumeState;
 
-/// See the module.
+/// Waits for free space in the log on behalf of a volume.
 #[derive(Clone, Copy)]
 pub(crate) struct Space<'a>(pub(crate) &'a LaneVolume);
 
 impl Space<'_> {
-    /// Whether writes find no room in the log, and need not wait for any. Those of a volume in order do:
-    /// nothing of it goes round the log (invariant 28).
+    /// Returns whether writes find no free space in the log and should not wait for it. Writes of
+    /// an ordered volume always wait: they must not bypass the log (invariant 28).
     pub(crate) fn is_starved(self) -> bool {
         self.0.cache.is_starved() && !self.0.volume.is_ordered()
     }
 
-    /// Waits until there may be room in the log, or none is needed any more.
+    /// Waits until there may be free space in the log, or none is needed any more.
     ///
     /// # Errors
-    /// The cache device has failed: there will be none.
+    /// The cache device has failed, so no space will become free; or the volume is stopping.
     pub(crate) async fn wait_for_space(
         self,
         listening: forebay_lane::Notified<'_>,
@@ -36,7 +36,7 @@ impl Space<'_> {
         }
         store.space_wanted.notify_all();
         if self.is_starved() {
-            // Dirty copies turn clean, which nobody tells.
+            // Copies become clean without a notification of `space`: poll.
             self.0.volume.writeback_wanted.notify_all();
             either(listening, self.0.lane().sleep(Duration::from_millis(20))).await;
         } else {
@@ -45,8 +45,8 @@ impl Space<'_> {
         Ok(())
     }
 
-    /// Whether there is memory for what is written to an ordered volume and its origin has to get. If not,
-    /// the next groups are wanted there.
+    /// Returns whether there is memory to track another write to an ordered volume until its origin
+    /// has it. If not, requests writeback of the next groups.
     #[inline]
     pub(crate) fn has_room_in_order(self) -> bool {
         let (volume, store) = (&self.0.volume, &self.0.cache.store);

@@ -1,8 +1,8 @@
-//! Dirty blocks to the origin, in the order of their addresses, neighbours merged.
+//! Writes dirty blocks to the origin in address order, with neighbours merged.
 //!
 //! - [`span`]: the blocks of one write
-//! - [`run`]: one write
-//! - [`read_turns`]: which of them read from the cache device
+//! - [`run`]: carries out one write
+//! - [`read_turns`]: limits how many writes read from the cache device at a time
 //! - [`flow`]: writes under way, and the syncs that make them durable
 
 pub(crate) mod flow;
@@ -23,11 +23,10 @@ use read_turns::ReadTurns;
 use run::SpanWriter;
 use span::Spans;
 
-/// Writes blocks that are dirty to the origin, as it is to have them now; what was written becomes
-/// clean with the next sync.
+/// Writes the current versions of dirty blocks to the origin. They become clean with the next sync.
 ///
 /// # Errors
-/// What failed first; it stays dirty.
+/// The first failure; blocks that were not written stay dirty.
 pub(crate) async fn put_on_origin(
     view: &LaneVolume,
     mut blocks: Vec<OriginBlock>,
@@ -40,7 +39,8 @@ pub(crate) async fn put_on_origin(
         let (written, error) =
             SpanWriter(view).write_back_span(&span, WritebackReason::Mode, 0, &turns).await;
         let failures = view.volume.sync_failures();
-        // A sync that has failed since proves that nothing is known of these: they are written again.
+        // A sync has failed since these were written, so their state on the origin is unknown: they
+        // stay dirty and are written again.
         let known = written.into_iter().filter(|written| written.failures == failures);
         OriginIo(view).note_through(known.map(|written| (written.block, written.version)));
         if let Some(error) = error {
@@ -53,11 +53,11 @@ pub(crate) async fn put_on_origin(
     }
 }
 
-/// Writes sorted blocks back, syncs the origin and marks them clean; counts them under `why`.
-/// Blocks that are not dirty are passed over.
+/// Writes sorted blocks back, syncs the origin and marks them clean; counts them under `why`. Skips
+/// blocks that are not dirty.
 ///
 /// # Errors
-/// What failed first; what could not be written stays dirty.
+/// The first failure; blocks that were not written stay dirty.
 pub(crate) async fn write_back(
     view: &Rc<LaneVolume>,
     blocks: &[OriginBlock],

@@ -1,7 +1,7 @@
-//! Writes to the origin that are under way, and what they have written until a sync makes it durable.
+//! Writes to the origin under way, and written blocks that wait for a sync.
 //!
-//! A sync costs a disk a revolution and its queue, so one covers many blocks, and goes on beside the
-//! writes that come after it. What it covers is what had been written before it began.
+//! A sync costs a disk a revolution and its queue, so one sync covers many blocks and runs beside
+//! later writes. It covers the writes that ended before it began.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -20,25 +20,25 @@ use crate::lane::LaneVolume;
 use crate::state::volume::VolumeState;
 use crate::stats::bump;
 
-/// Bytes that are under way at most, whatever the depth: a disk needs 0.15 s for so many, and whoever
-/// comes behind them waits.
+/// The most bytes under way, whatever the depth. A disk takes 0.15 s to write them, and requests
+/// behind them wait.
 const MOST_BYTES: u64 = 16 << 20;
 
-/// Blocks that one sync of the origin covers at most, or this part of the cache if that is less: room
-/// is made in small steps.
+/// How many written blocks trigger a sync of the origin: this many, or `1 / PART_SYNCED` of the
+/// cache if that is less, so that space is freed in small steps.
 const MOST_SYNCED: u64 = 16_384;
 const PART_SYNCED: u64 = 32;
 
-/// There is a sync after this time if it covers that part of the cache, which is worth one; without
-/// that, what was written waits for a while longer.
+/// A sync starts after `SYNC_AFTER` if it covers at least `1 / WORTH_SYNCING` of the cache, and
+/// after `SYNC_ANYWAY` however little it covers.
 const SYNC_AFTER: Duration = Duration::from_secs(1);
 const WORTH_SYNCING: u64 = 256;
 const SYNC_ANYWAY: Duration = Duration::from_secs(5);
 
-/// Blocks that are marked clean before others have their turn.
+/// Blocks to mark clean before yielding to other tasks.
 const MARKED_TOGETHER: usize = 1024;
 
-/// See the module.
+/// Writeback of one volume: its writes under way, and the sync that covers finished ones.
 pub(crate) struct Flow {
     view: Rc<LaneVolume>,
     under_way: Cell<usize>,
@@ -46,17 +46,17 @@ pub(crate) struct Flow {
     changed: Rc<Notify>,
     written: RefCell<Vec<Written>>,
     reads: ReadTurns,
-    /// When the first of them was written.
+    /// When the first of `written` was written.
     since: Cell<Nanos>,
-    /// Blocks that a sync under way covers.
+    /// The number of blocks that the sync under way covers; `None`: no sync is under way.
     syncing: Cell<Option<usize>>,
     error: RefCell<Option<WritebackError>>,
-    /// Bytes that have been written since somebody asked.
+    /// Bytes written since the caller last reset this.
     pub(crate) progress: Cell<u64>,
 }
 
 impl Flow {
-    /// Nothing is under way.
+    /// Returns a flow with nothing under way.
     pub(crate) fn new(view: Rc<LaneVolume>) -> Rc<Self> {
         let changed = Rc::new(Notify::default());
         Rc::new(Flow {
@@ -111,12 +111,12 @@ impl Flow {
         self.sync_if_due();
     }
 
-    /// The most blocks that a sync covers.
+    /// Returns how many written blocks trigger a sync.
     fn most_synced(&self) -> u64 {
         (self.view.cache.store.capacity_blocks() / PART_SYNCED).clamp(1, MOST_SYNCED)
     }
 
-    /// Starts a sync if enough has been written, or long enough ago.
+    /// Starts a sync if enough blocks wait for one, or have waited long enough.
     pub(crate) fn sync_if_due(self: &Rc<Self>) {
         let written = self.written.borrow().len() as u64;
         let waits = self.view.now().since(self.since.get());
@@ -130,26 +130,26 @@ impl Flow {
         }
     }
 
-    /// Blocks that are on their way to being clean.
+    /// Returns the number of written blocks that are not marked clean yet.
     pub(crate) fn unmarked(&self) -> u64 {
         (self.written.borrow().len() + self.syncing.get().unwrap_or(0)) as u64
     }
 
-    /// Whether there is anything to settle.
+    /// Returns whether anything is under way, waits for a sync, or has failed.
     pub(crate) fn is_busy(&self) -> bool {
         let waiting = self.unmarked() > 0 || self.syncing.get().is_some();
         self.under_way.get() > 0 || waiting || self.has_failed()
     }
 
-    /// Whether a write or a sync has failed.
+    /// Returns whether a write or a sync has failed.
     pub(crate) fn has_failed(&self) -> bool {
         self.error.borrow().is_some()
     }
 
-    /// Waits for everything under way, makes it durable and marks it.
+    /// Waits for all writes under way, syncs the origin and marks the blocks clean.
     ///
     /// # Errors
-    /// What failed first since this was last asked; what is not on the origin stays dirty.
+    /// The first failure since the last call; blocks that are not on the origin stay dirty.
     pub(crate) async fn settle(self: &Rc<Self>) -> Result<(), WritebackError> {
         loop {
             let changed = self.changed.listen();
@@ -168,10 +168,10 @@ impl Flow {
         }
     }
 
-    /// Makes durable what has been written, and marks it clean.
+    /// Syncs the origin and marks the written blocks clean.
     async fn sync(&self) {
         let ending = SyncEnding(self);
-        // Taken before the sync starts: it covers what is in here, and nothing that comes later.
+        // Taken before the sync starts: the sync covers these writes and no later ones.
         let written = std::mem::take(&mut *self.written.borrow_mut());
         self.syncing.set(Some(written.len()));
         if let Err(error) = self.sync_and_mark(&written).await {
@@ -186,17 +186,18 @@ impl Flow {
         if early {
             self.mark(written);
         }
-        // Barrier for invariants 8 and 9: the origin is durable before anything is called clean.
+        // Barrier for invariants 8 and 9: the origin is synced before a block is marked clean.
         if let Err(error) = self.view.origin.sync().await {
             volume.origin_sync_fails();
             return Err(error.into());
         }
         let mut stale = false;
         for some in written.chunks(MARKED_TOGETHER) {
-            // Somebody else's sync may have failed, and may have taken these writes with it.
+            // Another task's sync may have failed and lost these writes.
             let failures = volume.sync_failures();
             stale |= some.iter().any(|written| written.failures != failures);
-            // A volume that leaves keeps its dirty blocks: it may be back already, under other counters.
+            // A removed volume keeps its dirty blocks: it may be attached again already, with new
+            // counters.
             if stale || volume.state() == VolumeState::Removed {
                 break;
             }
@@ -220,7 +221,7 @@ impl Flow {
     }
 }
 
-/// A write ends in any case: one whose task panics has failed.
+/// Ends a write on drop, so that one whose task panics counts as failed.
 struct Ending<'a> {
     flow: &'a Flow,
     bytes: u64,
@@ -240,7 +241,7 @@ impl Drop for Ending<'_> {
     }
 }
 
-/// So does a sync.
+/// Ends a sync on drop, so that one whose task panics counts as failed.
 struct SyncEnding<'a>(&'a Flow);
 
 impl Drop for SyncEnding<'_> {

@@ -1,24 +1,24 @@
-//! Turns of writes to the origin to read from the cache device.
+//! Turns for writes to the origin to read from the cache device.
 
 use std::cell::Cell;
 use std::rc::Rc;
 
 use forebay_lane::Notify;
 
-/// Writes that read from the cache device at a time. If all did, the first would be ready when all are,
-/// and the disk would wait for it.
+/// Writes that may read from the cache device at a time. If all did, none would be ready before
+/// nearly all were, and the disk would be idle meanwhile.
 const READING: u64 = 4;
 
-/// See the module.
+/// Gives out turns to read, in the order of asking.
 pub(crate) struct ReadTurns {
-    /// Turns that were asked for, and those that have ended.
+    /// Turns asked for, and turns that have ended.
     asked: Cell<u64>,
     have_read: Cell<u64>,
     changed: Rc<Notify>,
 }
 
 impl ReadTurns {
-    /// `changed` is notified when a turn ends.
+    /// Returns turns that notify `changed` when one ends.
     pub(crate) fn new(changed: Rc<Notify>) -> Self {
         ReadTurns { asked: Cell::new(0), have_read: Cell::new(0), changed }
     }

@@ -1,9 +1,10 @@
 //! One write to the origin: dirty neighbours, and the clean blocks between them.
 //!
-//! A clean block that is valid throughout is on the origin as it is in the cache, so writing it along
-//! changes nothing there, as long as nobody else writes to the origin in between. Whoever does that, round
-//! or through the cache or by a discard, holds the range alone and takes the clean copy out of the index
-//! first. So does this: it holds the range of the whole write, and only then looks at what is cached.
+//! A clean block that is wholly valid is the same on the origin and in the cache, so writing it
+//! along changes nothing there, as long as nobody else writes to the origin in between. Every other
+//! writer to the origin (around or through the cache, or a discard) holds the range exclusively and
+//! first takes the clean copy out of the index. This write holds its whole range exclusively before
+//! it looks up what is cached.
 
 use std::time::Duration;
 
@@ -24,26 +25,26 @@ use crate::lane::LaneVolume;
 use crate::state::volume::VolumeState;
 use crate::state::volume::layout::bytes_of;
 
-/// Reads of the cache device that one write has under way together.
+/// The most reads of the cache device that one write has under way.
 const READ_TOGETHER: usize = 32;
 
-/// Blocks that follow each other on the origin, as they were read.
+/// The content of blocks that are adjacent on the origin, ready to be written.
 struct Stretch {
     payload: IoBuf,
-    /// Where on the origin each part of it goes.
+    /// The origin offset of each part of `payload`, and its byte range there.
     pieces: Vec<(u64, std::ops::Range<usize>)>,
-    /// What is on the origin then.
+    /// The dirty versions that the origin has after the write.
     on_origin: Vec<(OriginBlock, VersionId)>,
 }
 
-/// See the module.
+/// Writes spans of a volume to its origin.
 #[derive(Clone, Copy)]
 pub(crate) struct SpanWriter<'a>(pub(crate) &'a LaneVolume);
 
 impl<'a> SpanWriter<'a> {
-    /// Writes blocks back, as far as they are dirty, with as few writes as what is valid of them allows;
-    /// up to `gap` clean ones in a row are written along. Returns what is on the origin now, though not
-    /// yet durable, and what has failed.
+    /// Writes the dirty blocks of a span back, with as few writes as their valid sectors allow; up
+    /// to `gap` adjacent clean blocks are written along. Returns the versions that are on the
+    /// origin, not yet durably, and the first failure.
     pub(crate) async fn write_back_span(
         self,
         span: &Span,
@@ -61,20 +62,21 @@ impl<'a> SpanWriter<'a> {
         let unlocked = planted::has(PlantedBug::GapUnlocked);
         let early = if unlocked { self.look_up_span(span) } else { Vec::new() };
         if unlocked {
-            // Time for what must not happen.
+            // Gives the race of the planted bug time to happen.
             self.0.lane().sleep(Duration::from_millis(1)).await;
         }
         let is_dirty = |pinned: &Pinned<'_>| pinned.found.entry.dirty;
         let edge = |number| volume.block_range(OriginBlock(number));
         let range = volume.widen(edge(blocks.start).start..edge(blocks.end - 1).end);
-        // Nobody else may write here, and nobody may read an older state meanwhile.
+        // No other task may write here, or read an older state meanwhile.
         let _range = volume.ranges.exclusive(range).await;
         if volume.state() == VolumeState::Removed {
-            // Its origin belongs to somebody else from now on.
+            // The origin may have another owner from now on.
             return (written, Some(WritebackError::Stopped));
         }
         if volume.is_ordered() {
-            // From now on the origin gets things in order only; these will have their turn.
+            // Only ordered writeback may write to the origin from now on; it will write these
+            // blocks.
             return (written, None);
         }
         let mut pinned = self.look_up_span(span);
@@ -85,8 +87,8 @@ impl<'a> SpanWriter<'a> {
             pinned.dedup_by_key(|pinned| pinned.block);
         }
         let mut error = self.make_durable(&mut pinned).await;
-        // All is read before anything is written: while an origin does not answer, no segment is kept
-        // from being used again.
+        // Read everything before writing anything: the pins are released before the writes, so an
+        // origin that does not answer keeps no segment from being reused.
         let mut ready = Vec::new();
         for stretch in stretches(pinned, gap, blocks.end) {
             let reading = turns.take().await;
@@ -95,7 +97,7 @@ impl<'a> SpanWriter<'a> {
                 self.0.cache.unless_hung(&mut read).await
             };
             let Some(read) = read else {
-                // Clients wait for this range, and may need nothing that hangs.
+                // Clients wait for this range, and may not need the cache device that hangs.
                 error.get_or_insert(WritebackError::CacheHung);
                 break;
             };
@@ -121,7 +123,8 @@ impl<'a> SpanWriter<'a> {
         (written, error)
     }
 
-    /// What is cached: dirty blocks that were dirty before, and clean ones that are valid throughout.
+    /// Looks up the blocks to write: dirty blocks that are listed in the span, and wholly valid
+    /// clean ones.
     fn look_up_span(self, span: &Span) -> Vec<Pinned<'a>> {
         let mut wanted = span.dirty.iter().peekable();
         span.blocks()
@@ -136,15 +139,15 @@ impl<'a> SpanWriter<'a> {
             .collect()
     }
 
-    /// Makes the records of dirty blocks durable. What is not, and can no longer become so, is taken
-    /// out; then there is an error.
+    /// Makes the records of dirty blocks durable. Blocks whose records cannot become durable are
+    /// removed; an error is returned then.
     async fn make_durable(self, pinned: &mut Vec<Pinned<'_>>) -> Option<WritebackError> {
         let store = &self.0.cache.store;
         let undurable = |pinned: &Pinned<'_>| {
             pinned.found.entry.dirty && !store.is_durable(pinned.found.entry.slot)
         };
-        // Barrier for invariant 6: the origin must not have a version that a power cut could take out
-        // of the log, where an older one would come back as clean.
+        // Barrier for invariant 6: the origin must not have a version that a power cut could remove
+        // from the log, where an older version would come back as clean.
         if !pinned.iter().any(undurable) {
             return None;
         }
@@ -159,7 +162,8 @@ impl<'a> SpanWriter<'a> {
         Some(error)
     }
 
-    /// Cuts blocks that follow each other on the origin into writes, given what was read of them.
+    /// Cuts blocks that are adjacent on the origin into writes, given their content and which of
+    /// them are readable.
     fn cut_stretch(self, stretch: &[Pinned<'_>], (payload, good): (IoBuf, Vec<bool>)) -> Stretch {
         let (volume, store) = (&self.0.volume, &self.0.cache.store);
         let mut on_origin = Vec::new();
@@ -194,7 +198,7 @@ impl<'a> SpanWriter<'a> {
         Stretch { payload, pieces, on_origin }
     }
 
-    /// Writes blocks that follow each other on the origin. Returns the dirty versions among them.
+    /// Writes a stretch to the origin. Returns its dirty versions.
     async fn write_stretch(
         self,
         stretch: Stretch,
@@ -213,7 +217,8 @@ impl<'a> SpanWriter<'a> {
         Ok(on_origin)
     }
 
-    /// Reads blocks of the cache, one after the other in one buffer, and which of them are good.
+    /// Reads cached blocks into one buffer, one after the other. Returns it with a flag for each
+    /// block: whether it is readable.
     async fn read_stretch(self, stretch: &[Pinned<'_>]) -> (IoBuf, Vec<bool>) {
         let block = self.0.volume.block.as_usize();
         let mut rest = IoBuf::for_overwrite(stretch.len() * block);
@@ -245,7 +250,7 @@ impl<'a> SpanWriter<'a> {
         }
     }
 
-    /// How many of the first blocks lie one behind the other on the cache device as well.
+    /// Returns how many of the first blocks are also adjacent on the cache device.
     fn chain(self, blocks: &[Pinned<'_>]) -> usize {
         let store = &self.0.cache.store;
         let granules = store.geometry().granules_per_block() as u32;
@@ -258,12 +263,12 @@ impl<'a> SpanWriter<'a> {
     }
 }
 
-/// Cuts ascending blocks where one is missing, and where more than `gap` clean ones follow each other.
-/// Clean ones at the ends of what is left are left out, but for those up to `end`, where another write
-/// goes on.
+/// Cuts ascending blocks into stretches: where a block is missing, and where more than `gap` clean
+/// blocks are adjacent. Clean blocks at the ends of a stretch are dropped, except up to `gap` that
+/// reach `end`, where another write continues.
 fn stretches(pinned: Vec<Pinned<'_>>, gap: u64, end: u64) -> Vec<Vec<Pinned<'_>>> {
     let mut all: Vec<Vec<Pinned<'_>>> = Vec::new();
-    // Clean blocks behind the last dirty one, without a hole.
+    // Clean blocks that directly follow the last dirty one.
     let mut between: Vec<Pinned<'_>> = Vec::new();
     for next in pinned {
         let before = between.last().or_else(|| all.last().and_then(|stretch| stretch.last()));

@@ -10,16 +10,17 @@ use forebay_store::VersionId;
 
 use crate::lane::LaneVolume;
 
-/// What one write is made of.
+/// The blocks that one write covers.
 pub(crate) struct Span {
-    /// Blocks that were dirty, ascending.
+    /// Blocks that were dirty when the span was planned, ascending.
     pub(crate) dirty: Vec<OriginBlock>,
-    /// The clean ones between them are written along, and so many behind the last.
+    /// The number of clean blocks behind the last dirty one to write along. The clean ones in
+    /// between are always written along.
     pub(crate) tail: u64,
 }
 
 impl Span {
-    /// The blocks from the first to the last; empty if there are none.
+    /// Returns the blocks from first to last; empty if there are none.
     pub(crate) fn blocks(&self) -> Range<u64> {
         match (self.dirty.first(), self.dirty.last()) {
             (Some(first), Some(last)) => first.0..last.0 + 1 + self.tail,
@@ -28,38 +29,39 @@ impl Span {
     }
 }
 
-/// A block that is on the origin, but not known to be durable there.
+/// A block that has been written to the origin and waits for a sync.
 pub(crate) struct Written {
     pub(crate) block: OriginBlock,
-    /// Which version of it.
+    /// The version that was written.
     pub(crate) version: VersionId,
-    /// Failed syncs of the origin before it was written.
+    /// The count of failed origin syncs before the write.
     pub(crate) failures: u64,
     /// Why it was written.
     pub(crate) why: WritebackReason,
 }
 
-/// See the module.
+/// Plans the spans of a volume.
 #[derive(Clone, Copy)]
 pub(crate) struct Spans<'a>(pub(crate) &'a LaneVolume);
 
 impl Spans<'_> {
-    /// How far blocks are merged. A cache device that has failed is read no more than it must be.
+    /// Returns the merge limits. A cache device that has failed is read no more than necessary, so
+    /// no clean blocks are written along.
     pub(crate) fn merging(self) -> Merge {
         let settings = self.0.volume.settings();
         let gap = if self.0.is_unavailable_to(true) { 0 } else { settings.writeback_gap };
         Merge::of(self.0.volume.block, settings.merge_bytes, gap)
     }
 
-    /// The first write of ascending blocks.
+    /// Returns the first span of ascending blocks.
     pub(crate) fn next_span(self, blocks: &[OriginBlock], merge: Merge) -> Option<Span> {
         let fills = |gap: Range<OriginBlock>| self.is_whole_and_clean(gap.start.0..gap.end.0);
         let run = next_run(blocks, merge, fills)?;
         Some(Span { dirty: blocks.get(..run.count)?.to_vec(), tail: run.tail })
     }
 
-    /// Whether all of these blocks are cached, clean, and valid throughout: then they are on the origin
-    /// as they are in the cache, until somebody writes there.
+    /// Returns whether all blocks are cached, clean and wholly valid: then the origin has the same
+    /// data until a writer changes it.
     fn is_whole_and_clean(self, blocks: Range<u64>) -> bool {
         let (store, space) = (&self.0.cache.store, &self.0.volume.space);
         blocks.into_iter().all(|block| {
