@@ -1,4 +1,4 @@
-//! How control operations fail.
+//! Errors of control operations.
 
 pub(crate) mod writeback;
 
@@ -10,14 +10,14 @@ use forebay_store::StoreError;
 
 pub use writeback::WritebackError;
 
-/// What an operator can do about a failure.
+/// The kind of a failure: tells an operator what can be done about it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum EngineErrorKind {
-    /// What was asked for makes no sense.
+    /// The request is not valid.
     Usage,
     /// A device does not match, or is in use.
     Refused,
-    /// Data would be lost: needs force.
+    /// The operation would lose data; it has to be forced.
     DataAtRisk,
     /// A device or the system failed.
     Failed,
@@ -37,22 +37,22 @@ pub enum LedgerError {
     Ended,
 }
 
-/// The failure of a part that caused one of a control operation.
+/// The lower-level error behind a failed control operation.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Cause {
-    /// Of the store.
+    /// The store failed.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// Of a device.
+    /// A device failed.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// Of the memory limit.
+    /// The memory limit would be exceeded.
     #[error(transparent)]
     Memory(#[from] OverLimit),
-    /// Of writeback.
+    /// Writeback failed.
     #[error(transparent)]
     Writeback(#[from] WritebackError),
-    /// Of a note in the ledger.
+    /// A note in the ledger could not be written.
     #[error(transparent)]
     Ledger(#[from] LedgerError),
 }
@@ -61,22 +61,22 @@ pub enum Cause {
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{message}")]
 pub struct EngineError {
-    /// What to match on.
+    /// The kind, to match on.
     pub kind: EngineErrorKind,
-    /// A sentence for the operator. It has the cause in it.
+    /// One sentence for the operator. It includes the cause.
     pub message: String,
-    /// The failure below, if there is one.
+    /// The underlying error, if any.
     #[source]
     pub cause: Option<Cause>,
 }
 
 impl EngineError {
-    /// A failure of this kind.
+    /// Returns a failure of this kind without an underlying error.
     pub fn new(kind: EngineErrorKind, message: impl Into<String>) -> Self {
         EngineError { kind, message: message.into(), cause: None }
     }
 
-    /// A failure of this kind that another one caused.
+    /// Returns a failure of this kind with its underlying error.
     pub(crate) fn caused(
         kind: EngineErrorKind,
         message: impl Into<String>,
@@ -85,7 +85,7 @@ impl EngineError {
         EngineError { kind, message: message.into(), cause: Some(cause.into()) }
     }
 
-    /// The cache has no volume of this name.
+    /// Returns the error for a name that no volume of the cache has.
     pub(crate) fn no_volume(name: &str) -> Self {
         EngineError::new(EngineErrorKind::Usage, format!("there is no volume '{name}'"))
     }

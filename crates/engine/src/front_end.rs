@@ -1,7 +1,7 @@
-//! How a daemon manages its front ends, whatever their protocol.
+//! How the daemon manages front ends, whatever their protocol.
 //!
-//! A front end is made by claiming its addresses. Then it serves on every lane, tells where clients find a
-//! volume, sends clients of a volume away that is stopped, and drains when the daemon ends.
+//! A front end claims its addresses when it is created. It then serves on every lane, reports the
+//! URIs of a volume, disconnects the clients of a stopped volume, and drains when the daemon ends.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -12,15 +12,16 @@ use forebay_lane::Lane;
 
 use crate::api::Exports;
 
-/// A protocol by which clients reach volumes, for all lanes. Dropping it gives its addresses back.
+/// A protocol through which clients reach volumes, on all lanes. Dropping it releases its
+/// addresses.
 pub trait FrontEnd: Send + Sync {
-    /// The addresses, as an operator writes them.
+    /// Returns the addresses as an operator writes them.
     fn addresses(&self) -> Vec<String>;
 
-    /// The URIs of a volume, one for each address.
+    /// Returns the URIs of a volume, one for each address.
     fn describe(&self, volume: &str) -> Vec<String>;
 
-    /// Starts serving `exports` on the lane that calls.
+    /// Starts serving `exports` on the calling lane.
     fn serve(
         &self,
         lane: &Rc<Lane>,
@@ -28,16 +29,17 @@ pub trait FrontEnd: Send + Sync {
         exports: Rc<dyn Exports>,
     ) -> Box<dyn LaneFrontEnd>;
 
-    /// Gives the addresses back, after all lanes have drained: another process may claim them.
+    /// Releases the addresses so that another process can claim them. Called after all lanes have
+    /// drained.
     fn release(&self);
 }
 
 /// A front end on one lane.
 pub trait LaneFrontEnd {
-    /// Sends the clients of a volume away, after the answers to their requests in flight.
+    /// Disconnects a volume's clients after their requests in flight have been answered.
     fn dismiss(&self, volume: &str);
 
-    /// Accepts no more clients, on any lane, and ends when the requests in flight on this one are
-    /// answered and its clients are gone. Bounded in time.
+    /// Stops accepting clients on every lane. Ends when this lane's requests in flight have been
+    /// answered and its clients have disconnected; the time is bounded.
     fn drain(self: Box<Self>) -> Pin<Box<dyn Future<Output = ()>>>;
 }

@@ -1,4 +1,4 @@
-//! One volume as one lane sees it: where requests enter and leave.
+//! One volume as seen from one lane. Access only: no logic.
 
 pub(crate) mod engine;
 
@@ -22,7 +22,7 @@ use crate::state::replacement::Replacement;
 use crate::state::volume::Volume;
 use crate::stats::LaneStats;
 
-/// A future that carries out one request, in memory that is used again.
+/// Starts the task of a request, in memory that is reused.
 pub(crate) trait Start {
     fn start(
         &self,
@@ -33,30 +33,31 @@ pub(crate) trait Start {
     );
 }
 
-/// See the module.
+/// One lane's view of a volume: the front-end interface, and access for the types that borrow it.
 pub struct LaneVolume {
     pub(crate) cache: Arc<Cache>,
     pub(crate) volume: Arc<Volume>,
     pub(crate) store: Rc<StoreLane>,
     pub(crate) origin: Origin,
     pub(crate) cutoff: RefCell<SequentialCutoff>,
-    /// The last request that was asked about, and the answer.
+    /// The last request whose stream was checked, as (write, offset, length), and whether it is
+    /// sequential.
     pub(crate) last_verdict: Cell<((bool, u64, u64), bool)>,
-    /// The replacement policy, unless there is another one by now.
+    /// The replacement policy, with its number; may be outdated.
     pub(crate) replacement: RefCell<(u64, Arc<Replacement>)>,
     pub(crate) watch: Watch,
-    /// Bytes on their way from the origin that nobody has asked for.
+    /// Bytes being read from the origin that no client asked for.
     pub(crate) promoting: Cell<u64>,
-    /// The cache's memory of absent blocks, unless there is another one by now.
+    /// The cache's ghosts; may be outdated.
     pub(crate) memory: RefCell<Memory>,
-    /// Why the last block was missed of those that are remembered.
+    /// The miss reason of the last block that the ghosts cover.
     pub(crate) last_miss: Cell<MissReason>,
-    /// Blocks that have become dirty since the lane looked how many are.
+    /// Blocks that have become dirty since the lane last checked the throttle.
     pub(crate) dirtied: Cell<u64>,
-    /// After so many it looks.
+    /// The lane checks after this many.
     pub(crate) look_after: u64,
     pub(crate) requests: Rc<dyn Start>,
-    /// Requests on their way keep the view alive.
+    /// Upgraded by requests in flight, which keep the view alive.
     own: Weak<LaneVolume>,
 }
 
@@ -91,12 +92,12 @@ impl LaneVolume {
         })
     }
 
-    /// The volume.
+    /// Returns the volume.
     pub fn volume(&self) -> &Arc<Volume> {
         &self.volume
     }
 
-    /// This view, to be kept. `None`: it is on its way to be dropped.
+    /// Returns a reference that keeps this view alive. `None`: it is being dropped.
     pub(crate) fn shared(&self) -> Option<Rc<Self>> {
         self.own.upgrade()
     }
@@ -113,14 +114,15 @@ impl LaneVolume {
         self.volume.stats.lane(usize::from(self.lane().id().0))
     }
 
-    /// Whether reads or writes had better do without the cache device. What it has can often be read
-    /// when it takes nothing new.
+    /// Returns whether reads or writes should do without the cache device. A device that takes no
+    /// more writes can often still be read.
     #[inline]
     pub(crate) fn is_unavailable_to(&self, write: bool) -> bool {
         self.cache.health.is_hung() || (write && self.store.store().health.failed())
     }
 
-    /// Does something on the cache device. `None`: the device hangs, and the work goes on by itself.
+    /// Runs work on the cache device. `None`: the device hangs, and the work continues in the
+    /// background.
     pub(crate) async fn unless_hung<T: 'static>(
         &self,
         work: impl Future<Output = T> + 'static,

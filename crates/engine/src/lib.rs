@@ -1,16 +1,17 @@
-//! The data path and its background work, in layers. A layer imports from those below it only; `tidy`
-//! checks that.
+//! The data path and its background work, in layers. A layer imports only from the layers below it;
+//! `tidy` checks that.
 //!
-//! - `control`: an operator's commands. Open a cache, attach volumes to it, [recognise] and grow their
-//!   origins, change settings, stop, delete
+//! - `control`: an operator's commands: open a cache, attach volumes to it, [recognise] and grow
+//!   their origins, change settings, stop, delete
 //! - `background`: writeback, ordered writeback, reclaim, commits and checkpoints
-//! - `serve`: requests from front ends enter and leave
-//! - `path`: one file for each kind of request, and what they share: the plan (pure; the only branches
-//!   on the mode), admission, what the replacement policy is told, cached copies, going on without the
-//!   cache device
-//! - `io`: the steps of which both are made: cached copies, the origin, admission, commits
-//! - `lane`: a volume and a cache as one lane sees them
-//! - `state`: what lanes share: the cache, its volumes, and their parts
+//! - `serve`: dispatches requests from front ends and completes them
+//! - `path`: one file for each kind of request, and their common steps: append, fill, throttling of
+//!   writers
+//! - `io`: the steps that requests and background work share: cached copies, the origin, admission,
+//!   commits
+//! - `lane`: a volume and a cache as seen from one lane
+//! - `state`: what lanes share: the cache, its volumes and their parts
+//! - `plan` (pure): what to do with a block; the only branches on the mode
 //! - [`api`], `front_end`, [`settings`], [`stats`], `error`: the interface to other crates
 #![forbid(unsafe_code)]
 

@@ -1,5 +1,5 @@
-//! The range locks in every order that the memory model allows. A cell stands for the bytes; loom
-//! stops where two meet in it, and where somebody waits for ever.
+//! Range locks under loom, in every order that the memory model allows. The cell stands for the
+//! bytes; loom fails if two accesses to it overlap or a waiter is never woken.
 
 use std::sync::Arc;
 

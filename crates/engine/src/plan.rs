@@ -1,12 +1,13 @@
-//! What to do with a block: the only place with branches on the mode.
+//! What to do with a block, given the mode, the block's state and a reason to bypass: the only
+//! place with branches on the mode.
 //!
-//! Pure. Tested over the whole matrix of modes, states, and reasons to go round the cache.
+//! Pure. Tested over the whole matrix of modes, states and bypass reasons.
 
 use forebay_core::Mode;
 use forebay_core::why::{BypassReason, MissReason};
 use forebay_store::Entry;
 
-/// What the index says about a block.
+/// The state of a block according to the index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BlockState {
     Absent,
@@ -15,7 +16,7 @@ pub(crate) enum BlockState {
 }
 
 impl BlockState {
-    /// The state of a block with this entry in the index.
+    /// Returns the state of a block with this index entry.
     pub(crate) fn of(entry: Option<&Entry>) -> Self {
         match entry {
             None => BlockState::Absent,
@@ -45,19 +46,19 @@ pub(crate) enum WriteStep {
     Around,
 }
 
-/// Whether reads in this mode bring blocks into the cache.
+/// Returns whether read misses in this mode fill the cache.
 fn fills(mode: Mode) -> bool {
     matches!(mode, Mode::Writeback | Mode::Writethrough | Mode::Writearound)
 }
 
-/// How one block is read. `round`: what speaks for going round the cache, apart from the mode.
+/// Returns how to read one block. `round`: a reason to bypass the cache other than the mode.
 pub(crate) fn read_step(mode: Mode, state: BlockState, round: Option<BypassReason>) -> ReadStep {
     let fill = fills(mode) && round.is_none();
     match (state, mode, round) {
-        // Dirty data is nowhere else.
+        // The origin does not have this data yet.
         (BlockState::Dirty, _, _) => ReadStep::Cached { fill },
         (BlockState::Clean, Mode::Passthrough, _) => ReadStep::Origin { fill: false },
-        // The cache device is to be left alone.
+        // Spare a cache device that is slow or unavailable.
         (BlockState::Clean, _, Some(BypassReason::Congested | BypassReason::Unavailable)) => {
             ReadStep::Origin { fill: false }
         }
@@ -66,9 +67,10 @@ pub(crate) fn read_step(mode: Mode, state: BlockState, round: Option<BypassReaso
     }
 }
 
-/// How one block is written. `round`: what speaks for going round the cache, apart from the mode.
+/// Returns how to write one block. `round`: a reason to bypass the cache other than the mode.
 pub(crate) fn write_step(mode: Mode, state: BlockState, round: Option<BypassReason>) -> WriteStep {
-    // A dirty copy must not be overtaken on its way to the origin: it is replaced in the log.
+    // Writeback of an older dirty copy would overwrite a write around it, so a dirty copy is
+    // replaced in the log.
     match (mode, state, round) {
         (Mode::Writethrough, BlockState::Dirty, _) => WriteStep::Through,
         (_, BlockState::Dirty, _) => WriteStep::Cache,
@@ -78,29 +80,29 @@ pub(crate) fn write_step(mode: Mode, state: BlockState, round: Option<BypassReas
             _,
             Some(BypassReason::Sequential | BypassReason::Unavailable | BypassReason::NoRoom),
         ) => WriteStep::Around,
-        // It has to land somewhere, whatever speaks against it.
+        // These modes write to the log, whatever congestion and admission say.
         (Mode::Writeback | Mode::Writeonly, _, _) => WriteStep::Cache,
-        // What is cached is kept up to date; what is not need not be.
+        // A cached copy must be kept up to date; an absent block need not enter.
         (Mode::Writethrough, BlockState::Absent, Some(_)) => WriteStep::Around,
         (Mode::Writethrough, _, _) => WriteStep::Through,
     }
 }
 
-/// Whether writes of absent blocks in this mode enter only if admission lets them: they reach the
-/// origin at once, and need no place in the cache.
+/// Returns whether writes of absent blocks need admission in this mode: they reach the origin at
+/// once, so they need no place in the cache.
 pub(crate) fn asks_admission(mode: Mode) -> bool {
     mode == Mode::Writethrough
 }
 
-/// Why a block of this state has to be read from the origin, if the mode or the request say so;
-/// `None`: because of what became of it earlier.
+/// Returns why a block in this state has to be read from the origin, if the mode or the request
+/// decides that. `None`: the reason is the block's past (evicted, invalidated, not admitted).
 pub(crate) fn miss_reason(
     mode: Mode,
     state: BlockState,
     round: Option<BypassReason>,
 ) -> Option<MissReason> {
     match (state, read_step(mode, state, round), round) {
-        // Some sectors of it are cached, others were asked for.
+        // Partly cached: the request needs sectors that are not.
         (BlockState::Clean | BlockState::Dirty, ReadStep::Cached { .. }, _) => {
             Some(MissReason::Partial)
         }
@@ -113,12 +115,12 @@ pub(crate) fn miss_reason(
     }
 }
 
-/// Why a read that finds something missing goes round the cache, if it does.
+/// Returns why a read miss bypasses the cache, if it does.
 pub(crate) fn read_bypass(mode: Mode, round: Option<BypassReason>) -> Option<BypassReason> {
     if fills(mode) { round } else { Some(BypassReason::Mode) }
 }
 
-/// Why a write went round the cache.
+/// Returns why a write bypassed the cache.
 pub(crate) fn write_bypass(mode: Mode, round: Option<BypassReason>) -> BypassReason {
     match mode {
         Mode::Writearound | Mode::Passthrough => BypassReason::Mode,
@@ -128,8 +130,8 @@ pub(crate) fn write_bypass(mode: Mode, round: Option<BypassReason>) -> BypassRea
     }
 }
 
-/// How a write of several blocks goes: as one. Dirty copies decide for all of them, so that no
-/// part of a request is split between two ways.
+/// Combines the steps of a write's blocks into one for the whole write. Dirty copies decide for all
+/// blocks, so that no request is split between two routes.
 pub(crate) fn write_steps(steps: impl Iterator<Item = WriteStep>) -> WriteStep {
     steps.fold(WriteStep::Around, |all, step| match (all, step) {
         (WriteStep::Through, _) | (_, WriteStep::Through) => WriteStep::Through,
@@ -138,13 +140,14 @@ pub(crate) fn write_steps(steps: impl Iterator<Item = WriteStep>) -> WriteStep {
     })
 }
 
-/// Whether a volume in this mode may keep dirty blocks; otherwise they are written back at once.
+/// Returns whether a volume in this mode may keep dirty blocks; otherwise they are written back at
+/// once.
 pub(crate) fn keeps_dirty(mode: Mode) -> bool {
     matches!(mode, Mode::Writeback | Mode::Writeonly)
 }
 
-/// The mode in which an ordered volume is written to: one that keeps dirty blocks, also while the
-/// order is still being given up for another mode.
+/// Returns the mode for writes to an ordered volume: one that keeps dirty blocks, even while the
+/// volume is still leaving order for another mode.
 pub(crate) fn mode_in_order(mode: Mode) -> Mode {
     if keeps_dirty(mode) { mode } else { Mode::Writeback }
 }

@@ -1,4 +1,5 @@
-//! Where requests enter and leave: the interface to front ends, dispatch, and the answers.
+//! Dispatch of requests: implements [`BlockService`] for [`LaneVolume`], runs each request as a
+//! task and completes it.
 
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
@@ -43,7 +44,7 @@ where
     }
 }
 
-/// What is kept per lane for all of its volumes.
+/// Returns a lane's pool of request tasks, shared by all of its volumes.
 pub(crate) fn requests() -> Rc<dyn Start> {
     Rc::new(Requests {
         pool: Pool::default(),
@@ -57,7 +58,7 @@ pub(crate) fn requests() -> Rc<dyn Start> {
     })
 }
 
-/// Every request ends, also one whose task panics (invariant 25).
+/// Completes a request whose task panics (invariant 25).
 struct Promise<'a> {
     volume: &'a LaneVolume,
     tag: u64,
@@ -73,7 +74,7 @@ impl Drop for Promise<'_> {
     }
 }
 
-/// See the module.
+/// Dispatches a volume's requests on one lane.
 #[derive(Clone, Copy)]
 pub(crate) struct Dispatch<'a>(pub(crate) &'a LaneVolume);
 
@@ -118,7 +119,7 @@ impl Dispatch<'_> {
             },
         };
         let result = match result {
-            // It was left behind when the volume stopped without its origin.
+            // The origin did not answer while the volume was stopped, so the request was abandoned.
             Err(IoError::Io) if self.0.volume.waits.is_closed() => Err(IoError::ShuttingDown),
             result => result,
         };
@@ -145,7 +146,7 @@ impl Dispatch<'_> {
         }
     }
 
-    /// Does what needs no waiting, counted as a request in flight.
+    /// Runs `act`, which does not wait, counted as a request in flight.
     #[inline]
     fn quickly(
         self,
@@ -153,7 +154,7 @@ impl Dispatch<'_> {
         (offset, len): (u64, usize),
         act: impl FnOnce() -> Option<Result<(), IoError>>,
     ) -> Option<Result<(), IoError>> {
-        // Counted before the state is looked at, as in `submit`.
+        // Count before checking the state, as in `submit`.
         let stats = self.0.stats();
         let in_flight = &stats.in_flight;
         let before = in_flight.load(Ordering::Relaxed);
@@ -174,7 +175,7 @@ impl Dispatch<'_> {
         done
     }
 
-    /// Whether the latency of a request that is answered at once is to be measured.
+    /// Returns the start time if the latency of this request, answered at once, is to be sampled.
     fn sample(self, stats: &LaneStats) -> Option<Nanos> {
         let quick = &stats.quick;
         bump(quick, 1);
@@ -230,7 +231,8 @@ impl BlockService for LaneVolume {
 
     fn submit(&self, request: Request, sink: &Rc<dyn CompletionSink>) {
         let stats = self.stats();
-        // Counted before the state is looked at: whoever stops the volume sees one or the other.
+        // Count before checking the state: a task that stops the volume either sees this request in
+        // flight, or this request sees the new state.
         stats.in_flight.store(stats.in_flight.load(Ordering::Relaxed) + 1, Ordering::SeqCst);
         if self.volume.state() != VolumeState::Running {
             stats.in_flight.store(stats.in_flight.load(Ordering::Relaxed) - 1, Ordering::SeqCst);
@@ -238,7 +240,7 @@ impl BlockService for LaneVolume {
             sink.complete(Completion { tag, result: Err(IoError::ShuttingDown), data });
             return;
         }
-        // A view is only reached through its Rc, so it is alive.
+        // Always `Some`: callers reach a view only through its `Rc`.
         if let Some(this) = self.shared() {
             self.requests.start(self.store.lane(), this, request, sink.clone());
         }

@@ -1,10 +1,10 @@
-//! The settings of a volume as the volume table has them.
+//! Volume settings in the volume table: reading them from a record, and names of tags.
 
 use forebay_format::VolumeRecord;
 use forebay_format::volume::{CREATED_RECORD, DAMAGE_COUNT, DAMAGE_FIRST, QUIET_RECORD};
 use forebay_settings::{Setting, Settings};
 
-/// The settings that a volume's record says.
+/// Returns the settings in a volume's record.
 pub fn settings_of(record: &VolumeRecord) -> Settings {
     let mut settings = Settings {
         mode: record.mode,
@@ -16,8 +16,9 @@ pub fn settings_of(record: &VolumeRecord) -> Settings {
     settings
 }
 
-/// What a tag in the volume table stands for: the name of a setting, with the unit where that is not bytes
-/// or a plain number, or of what else is kept there. `None`: only a later program knows it.
+/// Returns the name of a tag in the volume table: a setting's name, with its unit unless that is
+/// bytes or a plain number, or the name of other data kept there. `None`: the tag is unknown; a
+/// later version may define it.
 pub fn tag_name(tag: u16) -> Option<String> {
     let other = match tag {
         DAMAGE_FIRST => "damage_first",

@@ -1,4 +1,4 @@
-//! Everything that is counted, per volume and lane.
+//! Counters, reasons and latencies, per volume and lane.
 
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -32,13 +32,13 @@ macro_rules! lane_counters {
 
 forebay_core::for_each_counter!(lane_counters);
 
-/// Adds to a counter that only this lane writes.
+/// Adds to a counter that only the calling lane writes.
 pub(crate) fn bump(counter: &AtomicU64, by: u64) {
-    // No other thread writes it, so no locked instruction is needed.
+    // A single writer needs no locked instruction.
     counter.store(counter.load(Ordering::Relaxed).wrapping_add(by), Ordering::Relaxed);
 }
 
-/// Reasons of one kind, counted on one lane.
+/// Counts per reason of one kind, on one lane.
 #[derive(Debug)]
 pub(crate) struct Tally<R, const N: usize>([AtomicU64; N], PhantomData<R>);
 
@@ -61,7 +61,7 @@ impl<R: Reason, const N: usize> Tally<R, N> {
     }
 }
 
-/// Why things happened to one volume on one lane: see [`forebay_core::why`].
+/// Reason counters of one volume on one lane: see [`forebay_core::why`].
 #[derive(Default, Debug)]
 pub(crate) struct LaneWhy {
     pub(crate) miss: Tally<MissReason, { MissReason::COUNT }>,
@@ -72,10 +72,10 @@ pub(crate) struct LaneWhy {
     pub(crate) written_back: Tally<WritebackReason, { WritebackReason::COUNT }>,
 }
 
-/// What latencies are kept for.
+/// The request kinds that have latencies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Reads.
+    /// Reads and prefetches.
     Read,
     /// Writes, discards and write zeroes.
     Write,
@@ -83,25 +83,25 @@ pub enum Kind {
     Flush,
 }
 
-/// One volume's numbers on one lane, on cache lines of their own.
+/// One volume's counters on one lane, on cache lines of their own.
 #[repr(align(128))]
 pub(crate) struct LaneStats {
     pub(crate) counters: LaneCounters,
     pub(crate) why: LaneWhy,
     latencies: [Mutex<Histogram<u64>>; 3],
-    /// Requests between their start and their end.
+    /// Requests in flight.
     pub(crate) in_flight: AtomicU64,
-    /// Counts requests that were answered at once, for sampling.
+    /// Attempts to answer a request at once; selects every [`QUICK_SAMPLE`]th for a latency sample.
     pub(crate) quick: AtomicU64,
-    /// When a request ended last, as far as times are taken.
+    /// End of the last request whose time was taken.
     last_foreground: AtomicU64,
-    /// Blocks that clients have read and written, each as often as it was.
+    /// Blocks read and written by clients; repeated accesses count each time.
     pub(crate) read_blocks: AtomicU64,
     pub(crate) written_blocks: AtomicU64,
 }
 
-/// One in this many requests that are answered at once has its latency measured, and stands for all of
-/// them: otherwise those that had to wait would be most of what is known.
+/// One in this many requests answered at once has its latency measured; the sample is recorded with
+/// this weight. Without the weight, requests that had to wait would dominate the histogram.
 pub(crate) const QUICK_SAMPLE: u64 = 16;
 
 fn histogram() -> Histogram<u64> {
@@ -126,12 +126,12 @@ impl LaneStats {
         }
     }
 
-    /// A request has ended.
+    /// Records the time at which a foreground request ended.
     pub(crate) fn foreground(&self, now: Nanos) {
         self.last_foreground.store(now.0, Ordering::Relaxed);
     }
 
-    /// Notes how long `requests` requests took each: one, or as many as a measured one stands for.
+    /// Records a latency for `requests` requests: 1, or the number that a sample represents.
     pub(crate) fn latency(&self, kind: Kind, took: Duration, requests: u64) {
         let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
         self.latencies[kind as usize].lock().saturating_record_n(nanos, requests);
@@ -141,7 +141,7 @@ impl LaneStats {
 /// Latencies in microseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Latency {
-    /// Requests that were measured, or that one that was measured stands for.
+    /// Requests represented by samples.
     pub count: u64,
     /// Mean.
     pub mean_us: f64,
@@ -153,7 +153,7 @@ pub struct Latency {
     pub max_us: f64,
 }
 
-/// One volume's numbers.
+/// One volume's counters, per lane.
 pub struct Stats {
     lanes: Box<[LaneStats]>,
 }
@@ -164,14 +164,14 @@ impl Stats {
     }
 
     pub(crate) fn lane(&self, lane: usize) -> &LaneStats {
-        // Each request comes here several times, and a division takes longer than a look.
+        // Checked before dividing: requests come here several times, and a division is slower.
         match self.lanes.get(lane) {
             Some(stats) => stats,
             None => &self.lanes[lane % self.lanes.len()],
         }
     }
 
-    /// The counters of all lanes together.
+    /// Returns the counters summed over all lanes.
     pub fn totals(&self) -> CounterTotals {
         let mut totals = CounterTotals::default();
         for lane in &self.lanes {
@@ -180,13 +180,13 @@ impl Stats {
         totals
     }
 
-    /// Bytes of payload that were appended to the log, on all lanes together.
+    /// Returns the bytes of payload appended to the log, summed over all lanes.
     pub(crate) fn cache_written(&self) -> u64 {
         let of = |lane: &LaneStats| lane.counters.cache_written_bytes.load(Ordering::Relaxed);
         self.lanes.iter().map(of).sum()
     }
 
-    /// Blocks that clients have read, and those that they have written.
+    /// Returns the blocks that clients have read and written.
     pub(crate) fn blocks(&self) -> (u64, u64) {
         let sum = |of: fn(&LaneStats) -> &AtomicU64| {
             self.lanes.iter().map(|lane| of(lane).load(Ordering::Relaxed)).sum()
@@ -194,13 +194,13 @@ impl Stats {
         (sum(|lane| &lane.read_blocks), sum(|lane| &lane.written_blocks))
     }
 
-    /// When a request ended last, on any lane, as far as times are taken.
+    /// Returns when the last request on any lane ended whose time was taken.
     pub(crate) fn last_foreground(&self) -> Nanos {
         let last = self.lanes.iter().map(|lane| lane.last_foreground.load(Ordering::Relaxed)).max();
         Nanos(last.unwrap_or(0))
     }
 
-    /// The reasons of all lanes together.
+    /// Returns the reasons summed over all lanes.
     pub fn why(&self) -> Why {
         let lanes = || self.lanes.iter().map(|lane| &lane.why);
         Why {
@@ -217,16 +217,16 @@ impl Stats {
         }
     }
 
-    /// Requests between their start and their end.
+    /// Returns the requests in flight.
     pub fn in_flight(&self) -> u64 {
         self.lanes.iter().map(|lane| lane.in_flight.load(Ordering::SeqCst)).sum()
     }
 
-    /// The latencies of all lanes together.
+    /// Returns the latencies of all lanes together.
     pub fn latency(&self, kind: Kind) -> Latency {
         let mut all = histogram();
         for lane in &self.lanes {
-            // Both have the same digits, so nothing can be lost.
+            // Both histograms have the same precision, so this cannot fail.
             let _ = all.add(&*lane.latencies[kind as usize].lock());
         }
         let micros = |nanos: u64| nanos as f64 / 1000.0;

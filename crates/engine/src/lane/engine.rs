@@ -1,4 +1,4 @@
-//! An engine's lane: one cache as one lane sees it.
+//! One cache as seen from one lane.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -16,17 +16,17 @@ use crate::lane::{LaneVolume, Start};
 use crate::state::cache::Cache;
 use crate::state::volume::VolumeState;
 
-/// Where a lane registers the queues that it opens, so that it drives them.
+/// Registers the queues that a lane opens, so that the lane drives them.
 pub(crate) type Register = Rc<dyn Fn(&Queue)>;
 
 /// What a lane needs to open devices.
 #[derive(Clone)]
 pub struct LaneContext {
-    /// The lane.
+    /// The lane's executor.
     pub lane: Rc<Lane>,
-    /// What queues are opened with.
+    /// The context in which queues are opened.
     pub queues: Rc<QueueContext>,
-    /// Told about every queue that is opened.
+    /// Called with every queue that is opened.
     pub register: Register,
 }
 
@@ -34,7 +34,7 @@ impl LaneContext {
     /// Opens a device for this lane.
     ///
     /// # Errors
-    /// What the device says.
+    /// The device cannot be opened.
     pub fn open(&self, device: &Arc<dyn Device>) -> Result<Queue, EngineError> {
         let queue = Queue::new(device.open_queue(&self.queues)?);
         (self.register)(&queue);
@@ -42,7 +42,7 @@ impl LaneContext {
     }
 }
 
-/// See the module.
+/// One lane's view of a cache, and of its volumes.
 pub struct EngineLane {
     /// The cache.
     pub cache: Arc<Cache>,
@@ -70,12 +70,13 @@ impl EngineLane {
         })
     }
 
-    /// The lane.
+    /// Returns the lane's executor.
     pub fn lane(&self) -> &Rc<Lane> {
         &self.lane
     }
 
-    /// This lane's view of a volume.
+    /// Returns this lane's view of a volume. `None`: there is no such volume, or its origin cannot
+    /// be opened.
     pub fn lane_volume(&self, id: VolumeId) -> Option<Rc<LaneVolume>> {
         let volume = self.cache.volumes().into_iter().find(|volume| volume.id == id)?;
         if let Some(known) = self.volumes.borrow().get(&id)
@@ -101,13 +102,13 @@ impl EngineLane {
         Some(view)
     }
 
-    /// Gives up this lane's view of a volume that has left the cache. It is gone, and the origin
-    /// closed on this lane, when its last user lets go of it: the answer tells when.
+    /// Drops this lane's view of a volume that has left the cache. The view ends, and closes the
+    /// origin on this lane, with its last user; the returned reference tells when.
     pub fn drop_view(&self, id: VolumeId) -> Option<Weak<LaneVolume>> {
         self.volumes.borrow_mut().remove(&id).map(|view| Rc::downgrade(&view))
     }
 
-    /// A running volume, for a front end on this lane.
+    /// Returns a running volume, for a front end on this lane.
     pub fn target(&self, name: &str) -> Option<Rc<LaneVolume>> {
         let volume = self.cache.volume(name)?;
         if volume.state() != VolumeState::Running {

@@ -1,4 +1,4 @@
-//! Sampling requests for the miss-ratio curve.
+//! Counts the blocks of requests and samples them for the miss-ratio curve.
 
 use forebay_core::{Op, OriginBlock};
 use forebay_policy::curve::{Access, Live};
@@ -9,17 +9,17 @@ use crate::path::discard::Discarder;
 use crate::state::curve::FIRST;
 use crate::stats::{LaneStats, bump};
 
-/// See the module.
+/// Tells the miss-ratio curve about requests.
 #[derive(Clone, Copy)]
 pub(crate) struct Observer<'a>(pub(crate) &'a LaneVolume);
 
 impl Observer<'_> {
-    /// Looks at a read or write that has been checked.
+    /// Observes a read or write whose range has been checked.
     pub(crate) fn watch(self, access: Access, offset: u64, len: u64) {
         self.watch_on(self.0.stats(), access, offset, len);
     }
 
-    /// As [`Observer::watch`], for who has the numbers of this lane at hand.
+    /// As [`Observer::watch`], for callers that already have this lane's counters.
     #[inline]
     pub(crate) fn watch_on(self, stats: &LaneStats, access: Access, offset: u64, len: u64) {
         let blocks = self.0.volume.blocks(offset..offset + len);
@@ -46,7 +46,7 @@ impl Observer<'_> {
         }
     }
 
-    /// Looks at a discard or a write of zeroes that has been checked.
+    /// Observes a discard or a write of zeroes whose range has been checked.
     pub(crate) fn watch_zeroed(self, op: Op, offset: u64, len: u64) {
         if op == Op::WriteZeroes && len <= crate::path::memory::WRITTEN_ZEROES {
             self.watch(Access::Write, offset, len);
