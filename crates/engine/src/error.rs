@@ -26,10 +26,10 @@ pub enum EngineErrorKind {
 /// Why a note is not durable.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum LedgerError {
-    /// There is no ledger: the cache device alone can be told.
+    /// There is no ledger: only the cache device can record changes.
     #[error("there is no ledger to note it in")]
     Absent,
-    /// It cannot be written.
+    /// The note cannot be written.
     #[error("the note cannot be written: {0}")]
     Io(#[source] Arc<std::io::Error>),
     /// The thread that writes notes has ended.

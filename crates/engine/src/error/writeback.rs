@@ -1,4 +1,4 @@
-//! How writeback fails.
+//! Errors of writeback.
 
 use forebay_core::OriginBlock;
 use forebay_device::DeviceError;
@@ -11,13 +11,13 @@ pub enum WritebackError {
     /// The origin cannot be read or written.
     #[error(transparent)]
     Origin(#[from] DeviceError),
-    /// Another task's sync of the origin failed, and may have taken these writes with it.
+    /// Another task's sync of the origin failed, and may have lost these writes.
     #[error("a sync of the origin failed")]
     SyncLost,
-    /// What went round or through the cache cannot be synced on the origin.
+    /// Writes around or through the cache cannot be synced on the origin.
     #[error("the origin cannot be synced")]
     Unsynced,
-    /// The cache device does not take what the origin has.
+    /// The cache device cannot record what the origin has.
     #[error("what the origin has cannot be noted on the cache device: {0}")]
     NotNoted(#[source] StoreError),
     /// The cache device does not answer.
@@ -29,10 +29,10 @@ pub enum WritebackError {
     /// A dirty block cannot be read from the cache device.
     #[error("block {} cannot be read back", .0.0)]
     Unreadable(OriginBlock),
-    /// There is not enough memory for the order.
+    /// There is not enough memory to track ordered versions.
     #[error(transparent)]
     Memory(#[from] OverLimit),
-    /// The volume leaves: its origin belongs to somebody else from now on.
+    /// The volume has been removed: its origin may have another owner from now on.
     #[error("the volume is stopped")]
     Stopped,
     /// A task panicked.

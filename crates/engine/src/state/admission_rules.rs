@@ -1,4 +1,4 @@
-//! A volume's settings about what may enter the cache, as all lanes see them.
+//! A volume's admission settings, as atomics that all lanes read.
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 
 use forebay_settings::Settings;
 
-/// See the module.
+/// The admission settings of a volume.
 #[derive(Default)]
 pub(crate) struct AdmissionRules {
     /// See [`Admission::times`].
@@ -18,8 +18,8 @@ pub(crate) struct AdmissionRules {
     congested_read: AtomicU64,
     congested_write: AtomicU64,
     promote: AtomicU64,
-    /// Asked about misses only, and only if there is a budget. On the heap, so that what every request
-    /// looks at stays in the caches of all CPUs.
+    /// Locked only if there is a budget, when a block may enter. On the heap, so that writes to it
+    /// do not disturb the cache lines that every request reads.
     pub(crate) budget: Box<Mutex<WriteBudget>>,
 }
 
@@ -36,12 +36,12 @@ impl AdmissionRules {
         }
     }
 
-    /// The rule of admission in force.
+    /// Returns the admission rule in force.
     pub(crate) fn rule(&self) -> Admission {
         Admission::from_times(self.admission.load(Ordering::Relaxed).into()).unwrap_or_default()
     }
 
-    /// What an admitted miss fills, in bytes; 0: what was asked for.
+    /// Returns how many bytes an admitted miss fills; 0: only what was asked for.
     pub(crate) fn promote(&self) -> u64 {
         self.promote.load(Ordering::Relaxed)
     }
@@ -51,7 +51,7 @@ impl AdmissionRules {
             .map(|nanos| Duration::from_nanos(nanos.load(Ordering::Relaxed)))
     }
 
-    /// Whether the latency of the cache device counts.
+    /// Returns whether the latency of the cache device has to be measured.
     pub(crate) fn measures(&self) -> bool {
         self.thresholds().iter().any(|threshold| !threshold.is_zero())
     }

@@ -1,5 +1,5 @@
-//! Dirty blocks of a volume that cannot be read back. They are tried again in rounds: a round begins
-//! when somebody wants everything written back.
+//! Dirty blocks of a volume that cannot be read back. They are tried again once in each round; a
+//! round begins when an operator wants everything written back, and once a minute.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicBool;
@@ -7,12 +7,12 @@ use std::sync::atomic::AtomicBool;
 use forebay_core::OriginBlock;
 use parking_lot::Mutex;
 
-/// When a bad block is to be tried again.
+/// The retry state of a bad block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tried {
-    /// It was found to be bad in this round.
+    /// It was found bad in the round with this number.
     In(u64),
-    /// A write to the origin that will try it is under way.
+    /// A writeback that reads it again is under way.
     Again,
 }
 
@@ -26,14 +26,14 @@ pub(crate) struct BadBlocks {
 #[derive(Default)]
 pub(crate) struct Bad {
     pub(crate) blocks: BTreeMap<OriginBlock, Tried>,
-    /// All of them are tried again when a round begins.
+    /// The current round. All blocks are tried again in each.
     pub(crate) round: u64,
-    /// Those that were found to be bad in this round.
+    /// How many blocks were found bad in this round.
     pub(crate) tried: u64,
 }
 
 impl Bad {
-    /// Notes that a block is bad in this round; whether it was not known to be.
+    /// Records a block as bad in this round. Returns whether it is newly bad.
     pub(crate) fn add(&mut self, block: OriginBlock) -> bool {
         let now = Tried::In(self.round);
         let before = self.blocks.insert(block, now);

@@ -20,15 +20,15 @@ use crate::state::replacement::{How, Replacement, segments_kept_free};
 use crate::state::throttle::Throttle;
 use crate::state::volume::Volume;
 
-/// Streams that are followed for each volume and lane.
+/// Sequential streams tracked for each volume and lane.
 pub(crate) const STREAMS: usize = 256;
 
-/// The memory of absent blocks, as a lane holds it.
+/// The ghosts (memory of absent blocks), as a lane holds them.
 #[derive(Clone)]
 pub(crate) struct Memory {
-    /// Tells it from those that were there before.
+    /// Incremented when the ghosts are replaced, so that lanes notice.
     pub(crate) number: u64,
-    /// How far it reaches back, in times the blocks of the cache; 0: it is for statistics only.
+    /// Its capacity, in multiples of the blocks of the cache; 0: it serves statistics only.
     times: u8,
     pub(crate) ghost: Arc<Ghost>,
 }
@@ -43,41 +43,41 @@ impl Memory {
     }
 }
 
-/// See the module.
+/// One cache device with all of its volumes.
 pub struct Cache {
-    /// What is on the cache device.
+    /// The contents of the cache device.
     pub store: Arc<Store>,
     volumes: RwLock<Vec<Arc<Volume>>>,
-    /// What the volumes have in it that are not among these.
+    /// Dirty blocks of the volumes that are not attached.
     pub(crate) detached: Detached,
-    /// Who occupied what at that moment.
+    /// The occupancy by volume, and when it was counted.
     pub(crate) counted: Mutex<Option<(Nanos, BTreeMap<VolumeId, Occupancy>)>>,
     pub(crate) clock: Arc<dyn Clock>,
-    /// The present policy, and its number, which tells it from those before.
+    /// The policy in force, and its number, which changes with each replacement.
     replacement: RwLock<(u64, Arc<Replacement>)>,
     replacement_number: AtomicU64,
-    /// Whether it goes by the ranks of the index.
+    /// Whether the policy in force uses the ranks in the index.
     ranks: AtomicBool,
-    /// What became of blocks that are not cached.
+    /// What became of blocks that are not cached: the ghosts.
     memory: RwLock<Memory>,
     memory_number: AtomicU64,
     /// Whether the cache device answers.
     pub(crate) health: DeviceHealth,
-    /// Where it is written down what the cache device cannot be told.
+    /// Where notes are kept for changes that the cache device cannot record.
     ledger: RwLock<Option<Arc<dyn Ledger>>>,
-    /// There is no room but what ordered writeback can make.
+    /// Only ordered writeback can free space.
     pressed: AtomicBool,
     /// See [`Cache::starve`].
     starved: AtomicBool,
-    /// Turns of writes when nearly all of the cache is dirty.
+    /// Throttles writes when nearly all of the cache is dirty.
     pub(crate) throttle: Throttle,
-    /// Background work ends.
+    /// Not 0: background work must end.
     pub(crate) stopping: AtomicU64,
-    /// Background tasks look again: settings have changed, or the cache stops.
+    /// Wakes background tasks: settings have changed, or the cache stops.
     pub(crate) background_changed: Notify,
     /// Background tasks that have not ended.
     pub(crate) background: AtomicU64,
-    /// What it takes of memory beside the store.
+    /// Memory held for the cache, in addition to the store's.
     memory_held: Mutex<Vec<MemoryHold>>,
 }
 
@@ -112,8 +112,8 @@ impl Cache {
         })
     }
 
-    /// Sets where it is written down what the cache device cannot be told; before the first volume is
-    /// attached.
+    /// Sets where notes are kept for changes that the cache device cannot record. Must be called
+    /// before the first volume is attached.
     pub fn set_ledger(&self, ledger: Arc<dyn Ledger>) {
         *self.ledger.write() = Some(ledger);
     }
@@ -122,14 +122,16 @@ impl Cache {
         self.ledger.read().clone()
     }
 
-    /// Holds memory for as long as the cache is there.
+    /// Holds memory until the cache is dropped.
     pub fn hold_memory(&self, held: MemoryHold) {
         self.memory_held.lock().push(held);
     }
 
-    /// What the cache takes of memory beside the store: for what, how many bytes.
+    /// Returns the memory that the cache takes in addition to the store: purpose, bytes,
+    /// description.
     pub(crate) fn memory_needed(&self) -> [(MemoryUse, u64, &'static str); 2] {
-        // Writeback, reclaim, scrub; and a checkpoint's copy of a shard with its masks.
+        // Transfers of writeback, reclaim and scrub. Then a checkpoint's copy of one index shard
+        // with its masks.
         const TRANSFERS: u64 = 24 << 20;
         const COPIED: u64 = 32 + 56;
         let copied = self.store.capacity_blocks() / u64::from(self.store.index.shard_count());
@@ -140,27 +142,27 @@ impl Cache {
         ]
     }
 
-    /// The volumes, in the order of their creation.
+    /// Returns the volumes in the order of their creation.
     pub fn volumes(&self) -> Vec<Arc<Volume>> {
         self.volumes.read().clone()
     }
 
-    /// The volume of this name.
+    /// Returns the volume with this name.
     pub fn volume(&self, name: &str) -> Option<Arc<Volume>> {
         self.volumes.read().iter().find(|volume| volume.name == name).cloned()
     }
 
-    /// The sum of something over the volumes.
+    /// Returns the sum of a value over the volumes.
     pub(crate) fn sum_volumes(&self, of: impl Fn(&Volume) -> u64) -> u64 {
         self.volumes.read().iter().map(|volume| of(volume)).sum()
     }
 
-    /// The maximum of something over the volumes; 0 without any.
+    /// Returns the maximum of a value over the volumes; 0 if there are none.
     pub(crate) fn volumes_max(&self, of: impl Fn(&Volume) -> u64) -> u64 {
         self.volumes.read().iter().map(|volume| of(volume)).max().unwrap_or(0)
     }
 
-    /// Free segments that reclaim aims for.
+    /// Returns the number of free segments that reclaim aims for.
     pub(crate) fn free_target(&self) -> u32 {
         segments_kept_free(self.store.segments.count(), self.store.options().lanes as u32)
     }
@@ -179,7 +181,7 @@ impl Cache {
         self.settings_changed();
     }
 
-    /// Removes a volume whose dirty blocks stay in the cache.
+    /// Removes a volume and keeps its dirty blocks in the cache.
     pub(crate) fn detach(&self, volume: &Volume) {
         let mut volumes = self.volumes.write();
         self.detached.add(volume.id, volume.dirty_blocks());
@@ -188,8 +190,8 @@ impl Cache {
         self.settings_changed();
     }
 
-    /// Sees to it that the cache has what the settings of its volumes need: a memory of absent
-    /// blocks that is long enough, and latencies of the device if they count.
+    /// Provides what the settings of the volumes need: ghosts that reach back far enough, and
+    /// latencies of the cache device if a volume has congestion thresholds.
     pub(crate) fn settings_changed(&self) {
         let volumes = self.volumes.read();
         let times = volumes.iter().map(|volume| volume.admission.rule().times()).max().unwrap_or(0);
@@ -203,13 +205,13 @@ impl Cache {
         }
     }
 
-    /// How room is made.
+    /// Returns the kind of the replacement policy in force.
     pub fn policy(&self) -> ReplacementKind {
         self.replacement.read().1.kind
     }
 
-    /// Begins anew with a policy of this kind, unless it is in force. What is cached must be made
-    /// known to it then: see `EngineLane::switch_policy`.
+    /// Replaces the policy by a new one of this kind, unless that kind is in force. Returns whether
+    /// it did; the caller then shows the cached blocks to it (`EngineLane::switch_policy`).
     pub(crate) fn set_policy(&self, kind: ReplacementKind) -> bool {
         let mut present = self.replacement.write();
         if present.1.kind == kind {
@@ -222,24 +224,24 @@ impl Cache {
         true
     }
 
-    /// The present policy, and its number.
+    /// Returns the policy in force and its number.
     pub(crate) fn replacement(&self) -> (u64, Arc<Replacement>) {
         self.replacement.read().clone()
     }
 
-    /// The number of the policy in force.
+    /// Returns the number of the policy in force.
     #[inline]
     pub(crate) fn replacement_number(&self) -> u64 {
         self.replacement_number.load(Ordering::Relaxed)
     }
 
-    /// Whether the present policy goes by the ranks of the index.
+    /// Returns whether the policy in force uses the ranks in the index.
     #[inline]
     pub(crate) fn ranks(&self) -> bool {
         self.ranks.load(Ordering::Relaxed)
     }
 
-    /// Makes a policy with lists known to what is cached: a shard of the index.
+    /// Shows the cached blocks of one index shard to a policy with lists.
     pub(crate) fn show_cached(&self, shard: u32) {
         let (_, replacement) = self.replacement();
         if let How::Lists(lists) = &replacement.how {
@@ -249,23 +251,23 @@ impl Cache {
         }
     }
 
-    /// The memory of absent blocks.
+    /// Returns the ghosts in force.
     pub(crate) fn memory(&self) -> Memory {
         self.memory.read().clone()
     }
 
-    /// The number of the memory in force.
+    /// Returns the number of the ghosts in force.
     pub(crate) fn memory_number(&self) -> u64 {
         self.memory_number.load(Ordering::Relaxed)
     }
 
-    /// Bytes of memory that the replacement policy takes beside the index: for cached blocks, and for
-    /// what it remembers of others.
+    /// Returns the memory of the replacement policy beside the index, in bytes: for cached blocks,
+    /// and for its ghosts.
     pub fn policy_bytes(&self) -> (u64, u64) {
         self.replacement().1.bytes()
     }
 
-    /// Bytes of memory for what is known of blocks that are not cached, by admission and statistics.
+    /// Returns the memory of the ghosts that serve admission and statistics, in bytes.
     pub fn memory_bytes(&self) -> u64 {
         self.memory.read().ghost.bytes()
     }
@@ -279,7 +281,7 @@ impl Cache {
         self.background_changed.notify_all();
     }
 
-    /// Notes whether there is no room but what ordered writeback can make.
+    /// Sets whether only ordered writeback can free space; wakes writeback if so.
     pub(crate) fn press(&self, pressed: bool) {
         if self.pressed.swap(pressed, Ordering::SeqCst) != pressed && pressed {
             self.volumes().iter().for_each(|volume| volume.writeback_wanted.notify_all());
@@ -290,8 +292,9 @@ impl Cache {
         self.pressed.load(Ordering::SeqCst) || self.store.is_order_full()
     }
 
-    /// Notes whether the log has no room and gets none: versions that no origin is about to get keep every
-    /// segment. Who waits for room then looks again.
+    /// Sets whether the log has no free space and will get none: versions held for ordered
+    /// writeback, which no origin is about to take, keep every segment. Wakes the tasks that wait
+    /// for space.
     pub(crate) fn starve(&self, starved: bool) {
         if self.starved.swap(starved, Ordering::SeqCst) != starved && starved {
             tracing::warn!("versions that ordered volumes hold keep all room in the cache");
@@ -310,8 +313,8 @@ impl Cache {
     }
 }
 
-/// Held by a background task: whoever closes the cache waits until it is dropped. If the task panics,
-/// nobody else does what it was there for, and the cache device counts as failed.
+/// Held by a background task. Closing the cache waits until it is dropped. If the task panics,
+/// nothing else does its work, so the cache device counts as failed.
 pub(crate) struct BackgroundEnding {
     pub(crate) cache: Arc<Cache>,
     pub(crate) task: &'static str,

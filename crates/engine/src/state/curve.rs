@@ -1,25 +1,26 @@
-//! What caches of other sizes would have hit of a volume's requests. `serve::observe` tells it.
+//! The miss-ratio curve of a volume: what caches of other sizes would have hit. `serve::observe`
+//! feeds it.
 //!
-//! Each lane counts blocks and looks whether a request touches the sample; of those that do, all
-//! lanes tell the volume's [`Live`]. That is one request of some dozens or thousands, so that what
-//! they share is seldom locked.
+//! Each lane counts blocks and checks whether a request touches the sample. Only those requests,
+//! one in some dozens or thousands, are passed to the volume's [`Live`], which all lanes share, so
+//! its lock is seldom taken.
 //!
-//! A request is not to be slowed down by this. So the sample that volumes begin with is a constant,
-//! which most requests need no memory for to see that they do not touch it, and what is counted is
-//! beside what is counted anyway.
+//! Requests must not be slowed down by this. The first sample is therefore a constant, so most
+//! requests are ruled out without touching memory, and the counters lie beside others that are
+//! updated anyway.
 
 use std::cell::Cell;
 
 use forebay_policy::curve::{Live, Sample};
 use parking_lot::Mutex;
 
-/// Which blocks are sampled, of all volumes.
+/// Chooses the sampled blocks of all volumes.
 const SEED: u64 = 0;
 
-/// What is sampled at first, and all that ever will be.
+/// The first sample; later samples are subsets of it.
 pub(crate) const FIRST: Sample = Live::first_sample(SEED);
 
-/// What a volume knows.
+/// The curve of one volume.
 pub(crate) struct Watched(pub(crate) Mutex<Live>);
 
 impl Watched {
@@ -27,14 +28,14 @@ impl Watched {
         Watched(Mutex::new(Live::new(SEED)))
     }
 
-    /// What the sample has shown, as a copy: a lane may wait while it is made, for some tenths of a
-    /// millisecond.
+    /// Returns a copy of the curve's state. A lane may wait some tenths of a millisecond while it
+    /// is made.
     pub(crate) fn copy(&self) -> Live {
         self.0.lock().clone()
     }
 }
 
-/// One lane's part: the sample when this lane last looked. Blocks only leave it.
+/// One lane's copy of the sample; may be outdated. Blocks only ever leave the sample.
 pub(crate) struct Watch(pub(crate) Cell<Sample>);
 
 impl Watch {

@@ -1,8 +1,8 @@
 //! How many blocks of a volume are dirty, and since when any is.
 //!
-//! Every write may change the number, so each lane counts for itself, on a cache line of its own:
-//! lanes that shared one counter would wait for each other at every write. The sum is what counts;
-//! a single lane's number may well be negative.
+//! Every write may change the number, so each lane counts on a cache line of its own: a shared
+//! counter would make lanes wait for each other at every write. Only the sum is meaningful; a
+//! single lane's count may be negative.
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
@@ -13,15 +13,15 @@ use forebay_lane::LaneId;
 #[derive(Default)]
 struct Padded(AtomicI64);
 
-/// See the module.
+/// The number of dirty blocks of a volume, and the age of the oldest.
 pub(crate) struct DirtyCount {
     lanes: Box<[Padded]>,
-    /// When the first of the present dirty blocks became dirty, at the latest; 0: none is.
+    /// No dirty block became dirty before this time; 0: no block is dirty.
     since: AtomicU64,
 }
 
 impl DirtyCount {
-    /// None is dirty.
+    /// Returns a count of zero.
     pub(crate) fn new(lanes: usize) -> Self {
         let lanes = (0..lanes.max(1)).map(|_| Padded::default()).collect();
         DirtyCount { lanes, since: AtomicU64::new(0) }
@@ -31,12 +31,13 @@ impl DirtyCount {
         &self.lanes[usize::from(lane.0) % self.lanes.len()].0
     }
 
-    /// A block became dirty. `true`: none was before.
+    /// Counts a block that became dirty. `true`: no block was dirty before.
     #[inline]
     pub(crate) fn add(&self, lane: LaneId, now: impl FnOnce() -> Nanos) -> bool {
         self.of(lane).fetch_add(1, Ordering::SeqCst);
-        // After the addition: either this sees the zero of whoever found nothing dirty, or that one
-        // sees the addition when it looks again.
+        // Checked after the addition: either this sees the zero that a concurrent
+        // [`DirtyCount::sub`] stored, or that call sees the addition when it checks the total
+        // again.
         self.since.load(Ordering::SeqCst) == 0 && self.begin(now().0.max(1))
     }
 
@@ -44,32 +45,32 @@ impl DirtyCount {
         self.since.compare_exchange(0, at, Ordering::SeqCst, Ordering::SeqCst).is_ok()
     }
 
-    /// A block is no longer dirty.
+    /// Counts a block that is no longer dirty.
     pub(crate) fn sub(&self, lane: LaneId) {
         self.of(lane).fetch_sub(1, Ordering::SeqCst);
         if self.total() == 0 {
             self.since.store(0, Ordering::SeqCst);
             if self.total() > 0 {
-                // One became dirty at this moment. Too long a time does no harm.
+                // A block became dirty at this moment. Too high an age does no harm.
                 self.begin(1);
             }
         }
     }
 
-    /// Dirty blocks.
+    /// Returns the number of dirty blocks.
     pub(crate) fn total(&self) -> u64 {
         let sum: i64 = self.lanes.iter().map(|lane| lane.0.load(Ordering::SeqCst)).sum();
-        // Below zero for a moment when one lane's subtraction is seen before another's addition.
+        // Negative for a moment if one lane's subtraction is seen before another's addition.
         u64::try_from(sum).unwrap_or(0)
     }
 
-    /// Since when a block is dirty, at the latest.
+    /// Returns a time before which no dirty block became dirty; `None`: no block is dirty.
     pub(crate) fn since(&self) -> Option<Nanos> {
         let since = self.since.load(Ordering::SeqCst);
         (since != 0).then_some(Nanos(since))
     }
 
-    /// Everything that was dirty at `since` has been written back.
+    /// Records that everything dirty at `since` has been written back.
     pub(crate) fn swept(&self, since: Nanos) {
         if self.total() > 0 {
             self.since.store(since.0.max(1), Ordering::SeqCst);

@@ -1,8 +1,8 @@
-//! Whether a device answers, as all lanes see it.
+//! Whether a device answers, across all lanes.
 //!
-//! A request that has not ended after [`HUNG_AFTER`] makes a device count as hung. That is reported,
-//! and whatever can do without the device does. Nothing is given up: when it answers again, requests
-//! end and all is as before.
+//! A device counts as hung while a request has been under way for [`HUNG_AFTER`]. This is reported,
+//! and work that can do without the device does. No request is abandoned: when the device answers
+//! again, requests end as usual.
 
 use std::fmt::Display;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -12,15 +12,15 @@ use forebay_core::Nanos;
 use forebay_lane::Notify;
 use parking_lot::Mutex;
 
-/// After so long without an end a request counts as hung. The kernel gives a SCSI or NVMe command
-/// 30 s and then begins to reset; disks for RAID sets answer within 7 s, errors or not. Clients
+/// A request under way for this long counts as hung. The kernel gives a SCSI or NVMe command 30 s
+/// before it begins to reset; disks for RAID sets answer within 7 s, with errors or not. Clients
 /// should not wait for all of that where there is another way, and invariant 15 gives them 5 s.
 pub const HUNG_AFTER: Duration = Duration::from_secs(5);
 
-/// How often lanes look.
+/// The interval of the lanes' checks.
 pub(crate) const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// The last error of a device, until it works again.
+/// The last error of a device; cleared when it works again.
 #[derive(Default)]
 pub(crate) struct LastError {
     any: AtomicBool,
@@ -33,7 +33,7 @@ impl LastError {
         self.any.store(true, Ordering::Relaxed);
     }
 
-    /// It works.
+    /// Clears the error: the device works.
     #[inline]
     pub(crate) fn clear(&self) {
         if self.any.load(Ordering::Relaxed) {
@@ -47,17 +47,17 @@ impl LastError {
     }
 }
 
-/// See the module.
+/// The health of one device.
 pub struct DeviceHealth {
-    /// When the oldest request of each lane began; 0: there is none.
+    /// When the oldest request of each lane began; 0: none is under way.
     oldest: Box<[AtomicU64]>,
-    /// When the oldest request began of a device that is hung; 0: it is not.
+    /// When the oldest request began, if the device is hung; 0: it is not hung.
     hung_since: AtomicU64,
-    /// When a lane looked last.
+    /// When a lane last checked.
     looked: AtomicU64,
-    /// A request that tells whether the device answers again is under way.
+    /// A probe request is under way.
     probing: AtomicBool,
-    /// It hangs, or does no longer.
+    /// Notified when the device hangs or answers again.
     pub(crate) changed: Notify,
 }
 
@@ -72,22 +72,22 @@ impl DeviceHealth {
         }
     }
 
-    /// Whether a request has not ended for [`HUNG_AFTER`].
+    /// Returns whether the device is hung.
     #[inline]
     pub fn is_hung(&self) -> bool {
         self.hung_since.load(Ordering::Relaxed) != 0
     }
 
-    /// For how long the device has not answered, if it is hung.
+    /// Returns for how long the device has not answered, if it is hung.
     pub fn hung_for(&self) -> Option<Duration> {
         let since = self.hung_since.load(Ordering::Relaxed);
         let looked = Nanos(self.looked.load(Ordering::Relaxed));
         (since != 0).then(|| looked.since(Nanos(since)))
     }
 
-    /// A lane has looked at its requests, of which the oldest began then. `true`: a probe is wanted,
-    /// a small request whose end [`DeviceHealth::probed`] is told. Requests that nobody waits for any
-    /// more are not looked at, so that without one an idle device would seem well.
+    /// Records when the oldest request of a lane began. `true`: the caller has to send a probe, a
+    /// small request, and call [`DeviceHealth::probed`] when it ends. Requests that nobody waits
+    /// for any more are not tracked, so without a probe an idle device would seem healthy.
     pub(crate) fn look(
         &self,
         device: &str,
@@ -119,7 +119,7 @@ impl DeviceHealth {
         }
     }
 
-    /// The probe has ended, well or not: the device answers.
+    /// Records that the probe has ended, successfully or not: the device answers.
     pub(crate) fn probed(&self) {
         self.probing.store(false, Ordering::Relaxed);
     }

@@ -1,28 +1,29 @@
-//! Where a volume may be dirty, written down outside of the cache device before a flush is answered:
-//! `path::notes` writes it.
+//! Where a volume may be dirty, noted outside of the cache device before a flush is answered:
+//! `io::notes` writes the note.
 //!
-//! If the cache device is gone when the daemon starts, this is what is known of the dirty blocks that
-//! only it had. The origin is cut into at most 4096 regions; one of which a block becomes dirty goes
-//! into the note with the next commit, and leaves it some time after its last dirty block. What a
-//! write pays is a look at one bit when it makes a clean block dirty.
+//! If the cache device is gone when the daemon starts, this note is all that is known of the dirty
+//! blocks that only it had. The origin is divided into at most 4096 regions. A region enters the
+//! note with the first commit after one of its blocks becomes dirty, and leaves it some time after
+//! its last dirty block. A write pays for checking one bit when it makes a clean block dirty.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use forebay_policy::sweep::DirtyMap;
 use parking_lot::Mutex;
 
-/// Regions of a note that are no longer dirty before it is worth making a shorter one.
+/// How many regions in a note must have become clean before it is worth writing a shorter one.
 pub(crate) const WORTH_SHRINKING: u64 = 16;
 
-/// See the module.
+/// The regions of a volume that are noted, or have to be.
 pub(crate) struct Intent {
-    /// Regions that need not be asked for: they are in the note, or there is no ledger.
+    /// Regions that writes need not request: they are in the note, or there is no ledger.
     pub(crate) noted: Box<[AtomicU64]>,
-    /// Regions that have to be in the next note.
+    /// Regions that the next note must contain.
     pub(crate) wanted: Box<[AtomicU64]>,
-    /// Whether some region is asked for and not in a durable note.
+    /// Whether a requested region is not in a durable note yet.
     pub(crate) any_wanted: AtomicBool,
-    /// What the note says, which may be more. Also tells whether a note is being shortened.
+    /// The regions in the note, which may be more than are dirty; and whether the note is being
+    /// shortened.
     pub(crate) filed: Mutex<(Vec<u64>, bool)>,
 }
 
@@ -37,7 +38,7 @@ impl Intent {
         Intent { noted, wanted, any_wanted: AtomicBool::new(false), filed }
     }
 
-    /// A block of a region became dirty.
+    /// Requests a region in which a block became dirty.
     #[inline]
     pub(crate) fn dirtied(&self, region: usize) {
         let bit = 1 << (region % 64);
@@ -47,7 +48,7 @@ impl Intent {
         }
     }
 
-    /// Nothing is asked for any more, but what came in meanwhile.
+    /// Clears the request flag, unless regions were requested meanwhile.
     pub(crate) fn all_noted(&self) {
         self.any_wanted.store(false, Ordering::SeqCst);
         if self.wanted.iter().any(|word| word.load(Ordering::SeqCst) != 0) {
@@ -55,7 +56,7 @@ impl Intent {
         }
     }
 
-    /// There is no ledger, so there is nothing to ask for.
+    /// Turns requests off: there is no ledger.
     pub(crate) fn is_pointless(&self) {
         self.noted.iter().for_each(|word| word.store(u64::MAX, Ordering::Relaxed));
         self.any_wanted.store(false, Ordering::Relaxed);
@@ -71,7 +72,7 @@ pub(crate) fn count(words: &[u64]) -> u64 {
     words.iter().map(|word| u64::from(word.count_ones())).sum()
 }
 
-/// The regions that have dirty blocks.
+/// Returns the regions that have dirty blocks.
 pub(crate) fn dirty_regions(map: &DirtyMap) -> Vec<u64> {
     let mut words = vec![0u64; map.regions().div_ceil(64)];
     for region in (0..map.regions()).filter(|region| map.dirty_in(*region) > 0) {

@@ -1,4 +1,4 @@
-//! What is written down about a cache outside of its device, for when that fails, hangs or is lost.
+//! Notes about a cache that are kept outside of its device, for when that fails, hangs or is lost.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,39 +12,39 @@ use crate::error::LedgerError;
 /// Which blocks of a volume are newer on its cache device than on its origin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Note {
-    /// The cache.
+    /// The UUID of the cache.
     pub cache: Uuid,
-    /// The cache device could not be told what became of its blocks: nothing on it counts but what is
-    /// dirty there and in `dirty`.
+    /// The cache device could not record changes to its blocks: only blocks that are dirty on it
+    /// and listed in `dirty` still count.
     pub distrusted: bool,
-    /// `dirty` is neither more nor less than what is dirty; otherwise it may be more.
+    /// `dirty` is exactly what is dirty; otherwise it may list more.
     pub exact: bool,
-    /// Byte ranges of the volume, ascending.
+    /// Dirty byte ranges of the volume, ascending.
     pub dirty: Vec<Range<u64>>,
 }
 
-/// Told once, from any thread, whether a note is durable.
+/// Called once, from any thread, when a note is durable or has failed.
 pub type Noted = Box<dyn FnOnce(Result<(), LedgerError>) + Send>;
 
 /// Keeps one [`Note`] for each volume, on something other than the cache device.
 pub trait Ledger: Send + Sync {
-    /// The note of a volume.
+    /// Returns the note of a volume.
     fn note_of(&self, volume: &str) -> Option<Note>;
 
-    /// The note that says that not everything on a cache device counts, if there is one.
+    /// Returns the volume's note if it distrusts this cache's device.
     fn distrusts(&self, volume: &str, cache: Uuid) -> Option<Note> {
         self.note_of(volume).filter(|note| note.distrusted && note.cache == cache)
     }
 
-    /// Replaces the note of a volume durably, without waiting for it. Notes of one volume are written
-    /// one at a time.
+    /// Replaces the note of a volume durably, without waiting. Notes of one volume are written one
+    /// at a time.
     fn write(&self, volume: &str, note: Note, noted: Noted);
 }
 
-/// Replaces the note of a volume, and waits until that is durable.
+/// Replaces the note of a volume, and waits until it is durable.
 ///
 /// # Errors
-/// Why it is not.
+/// The note is not durable.
 pub(crate) async fn write(
     ledger: &dyn Ledger,
     volume: &str,
@@ -72,7 +72,7 @@ pub(crate) async fn write(
     }
 }
 
-/// Ascending ranges, neighbours joined.
+/// Joins adjacent ranges; the input is ascending.
 pub(crate) fn joined(ranges: impl Iterator<Item = Range<u64>>) -> Vec<Range<u64>> {
     let mut all: Vec<Range<u64>> = Vec::new();
     for next in ranges {

@@ -1,8 +1,8 @@
-//! Who occupies what in a cache, volumes that are not attached included.
+//! How much of a cache each volume occupies, including volumes that are not attached.
 //!
-//! The dirty blocks of a volume that is not attached (stopped, waiting, failed) stay in the cache until
-//! it is attached again or deleted. Nobody writes them back and nobody makes more of them, so their
-//! number is noted once, when the volume leaves or the cache is opened.
+//! The dirty blocks of a volume that is not attached (stopped, waiting, failed) stay in the cache
+//! until it is attached again or deleted. They are neither written back nor increased meanwhile, so
+//! their number is taken once: when the volume leaves, or when the cache is opened.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,14 +11,14 @@ use forebay_core::VolumeId;
 use forebay_store::Store;
 use parking_lot::Mutex;
 
-/// What one volume has in the cache, in blocks.
+/// What one volume occupies in the cache, in blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Occupancy {
     /// Cached blocks, clean and dirty.
     pub cached: u64,
-    /// Those of them that are newer than the origin.
+    /// Dirty blocks: newer than the origin.
     pub dirty: u64,
-    /// Versions that are held for ordered writeback, whether or not newer ones have replaced them.
+    /// Versions held for ordered writeback, whether or not newer ones have replaced them.
     pub held: u64,
 }
 
@@ -30,7 +30,7 @@ pub(crate) struct Detached {
 }
 
 impl Detached {
-    /// What is dirty in a store of which no volume is attached yet.
+    /// Counts the dirty blocks in a store with no volume attached yet.
     pub(crate) fn of(store: &Store) -> Self {
         let detached = Detached::default();
         let spaces = store.spaces();
@@ -53,17 +53,17 @@ impl Detached {
         self.total.store(volumes.values().sum(), Ordering::SeqCst);
     }
 
-    /// A volume is no longer attached, and has so many dirty blocks.
+    /// Adds a volume that is no longer attached, with its dirty blocks.
     pub(crate) fn add(&self, id: VolumeId, dirty: u64) {
         self.change(|volumes| _ = volumes.insert(id, dirty));
     }
 
-    /// A volume is attached, or deleted.
+    /// Removes a volume that is attached again, or deleted.
     pub(crate) fn remove(&self, id: VolumeId) {
         self.change(|volumes| _ = volumes.remove(&id));
     }
 
-    /// Dirty blocks of all of them.
+    /// Returns the dirty blocks of all volumes that are not attached.
     pub(crate) fn dirty(&self) -> u64 {
         self.total.load(Ordering::SeqCst)
     }

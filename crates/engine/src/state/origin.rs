@@ -1,7 +1,7 @@
-//! A lane's way to a volume's origin, and for how long operations on it have been under way.
+//! A lane's queue to a volume's origin, and how long operations on it have been under way.
 //!
-//! An origin that does not answer must hold up its own volume only. Who might wait for it on
-//! behalf of others asks `Volume::is_bound` first.
+//! An origin that does not answer must delay its own volume only. Tasks that would wait for it on
+//! behalf of other volumes check `Volume::is_bound` first.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -13,18 +13,18 @@ use forebay_core::{Clock, Nanos};
 use forebay_device::{DeviceDone, DeviceError, DeviceErrorKind, DeviceOp, IoBuf, IoData, Queue};
 use forebay_lane::LaneId;
 
-/// An operation that takes longer is shown to the operator.
+/// Operations that take longer are shown to the operator.
 const SHOWN_AFTER: Duration = Duration::from_secs(5);
 
-/// After so long an operation keeps the writers of its volume from the last room in the cache. Those of a
-/// small cache would have taken it long before the origin counts as hung.
+/// After this time an operation keeps its volume's writers from taking the last free space. In a
+/// small cache they would have taken it long before the origin counts as hung.
 const LATE_AFTER: Duration = Duration::from_secs(1);
 
-/// After so long an operation counts as one that may never end: a write waits for a read of its range, so
-/// reads count as well. A disk that empties its cache takes less.
+/// After this time an operation counts as hung: it may never end. Reads count too, because a write
+/// waits for a read of its range. A disk that flushes its own cache takes less.
 const HUNG_AFTER: Duration = Duration::from_secs(10);
 
-/// After so long an operator's command no longer waits. A disk that was asleep takes up to 15 s to spin up
+/// After this time operators' commands no longer wait. A sleeping disk takes up to 15 s to spin up
 /// and answer.
 const GIVEN_UP_AFTER: Duration = Duration::from_secs(20);
 
@@ -33,11 +33,11 @@ const GIVEN_UP_AFTER: Duration = Duration::from_secs(20);
 #[derive(Default)]
 struct Oldest(AtomicU64);
 
-/// Operations on one origin, of all lanes.
+/// How long operations on one origin have been under way, across all lanes.
 pub(crate) struct Waits {
     clock: Arc<dyn Clock>,
     lanes: Box<[Oldest]>,
-    /// The volume has left: see [`Waits::close`].
+    /// The volume has left its origin: see [`Waits::close`].
     closed: AtomicBool,
 }
 
@@ -47,13 +47,13 @@ impl Waits {
         Waits { clock, lanes, closed: AtomicBool::new(false) }
     }
 
-    /// The volume leaves its origin, to which others may write from now on. Nothing more is started on
-    /// it, whatever waited for an answer until now.
+    /// Closes the origin: the volume leaves it, and others may write to it from now on. No further
+    /// operation is started, not even by tasks that waited until now.
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
     }
 
-    /// Whether the volume has left its origin.
+    /// Returns whether the volume has left its origin.
     pub(crate) fn is_closed(&self) -> bool {
         self.closed.load(Ordering::SeqCst)
     }
@@ -62,7 +62,7 @@ impl Waits {
         &self.lanes[usize::from(lane.0) % self.lanes.len()]
     }
 
-    /// For how long the oldest operation has been under way.
+    /// Returns for how long the oldest operation has been under way.
     fn longest(&self) -> Duration {
         let begun = self.lanes.iter().map(|lane| lane.0.load(Ordering::Relaxed));
         match begun.filter(|begun| *begun > 0).min() {
@@ -71,22 +71,22 @@ impl Waits {
         }
     }
 
-    /// For how long the origin has not answered, if that is too long.
+    /// Returns for how long the origin has not answered, if an operator should see that.
     pub(crate) fn too_long(&self) -> Option<Duration> {
         Some(self.longest()).filter(|waits| *waits >= SHOWN_AFTER)
     }
 
-    /// For how long the origin has not answered, if nobody should wait for it any more.
+    /// Returns for how long the origin has not answered, if nobody should wait for it any more.
     pub(crate) fn given_up(&self) -> Option<Duration> {
         Some(self.longest()).filter(|waits| *waits >= GIVEN_UP_AFTER)
     }
 
-    /// Whether an operation takes long.
+    /// Returns whether an operation takes long.
     pub(crate) fn is_late(&self) -> bool {
         self.longest() >= LATE_AFTER
     }
 
-    /// Whether an operation may never end.
+    /// Returns whether an operation may never end.
     pub(crate) fn is_hung(&self) -> bool {
         self.longest() >= HUNG_AFTER
     }
@@ -123,7 +123,7 @@ impl Order {
     }
 }
 
-/// See the module.
+/// One lane's access to the origin.
 pub(crate) struct Origin {
     queue: Queue,
     waits: Arc<Waits>,
@@ -181,7 +181,7 @@ impl Origin {
     }
 }
 
-/// What becomes of an operation of a volume that has left.
+/// Fails an operation of a volume that has left its origin.
 fn closed(op: DeviceOp) -> DeviceDone {
     let (what, offset, buf) = match op {
         DeviceOp::Read { offset, buf } => ("read", offset, Some(buf)),

@@ -1,19 +1,19 @@
-//! How long an origin takes: for foreground requests, which writeback yields to, and for writeback.
+//! Latency of an origin: of foreground requests, which writeback yields to, and of writeback.
 //!
-//! Counted by all lanes in one place, because an origin is far slower than that.
+//! All lanes share the counters: an origin is far slower than contention on them.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use forebay_core::{Clock, Nanos};
 
-/// Foreground requests of one volume on its origin.
+/// The latency of one volume's foreground requests on its origin.
 #[derive(Default)]
 pub(crate) struct OriginLatency {
     nanos: AtomicU64,
     ended: AtomicU64,
-    /// Begun and not ended, and the sum of the moments at which they began, in microseconds: a request
-    /// that does not end tells more than any other.
+    /// Requests under way, and the sum of their start times in microseconds: a request that does
+    /// not end tells more than any other.
     waiting: AtomicU64,
     began: AtomicU64,
 }
@@ -27,7 +27,7 @@ pub(crate) struct OnOrigin<'a> {
 }
 
 impl OriginLatency {
-    /// A request begins.
+    /// Records the start of a request.
     pub(crate) fn begin<'a>(&'a self, clock: &'a dyn Clock) -> OnOrigin<'a> {
         let began = clock.now();
         self.began.fetch_add(began.0 / 1000, Ordering::Relaxed);
@@ -35,8 +35,8 @@ impl OriginLatency {
         OnOrigin { latency: self, began, clock }
     }
 
-    /// The mean time of those that have ended since this was last asked. If none has, how long those
-    /// that wait have been waiting; `None` if there are none either.
+    /// Returns the mean latency of the requests that ended since the last call. If none ended,
+    /// returns for how long those under way have waited on average; `None` if there are none.
     pub(crate) fn take(&self, now: Nanos) -> Option<Duration> {
         let ended = self.ended.swap(0, Ordering::Relaxed);
         let nanos = self.nanos.swap(0, Ordering::Relaxed);
@@ -60,7 +60,7 @@ impl Drop for OnOrigin<'_> {
     }
 }
 
-/// What a write of writeback costs an origin, of late.
+/// The recent mean cost of a writeback write on an origin.
 #[derive(Default)]
 pub(crate) struct WriteCost {
     under_way: AtomicU64,
@@ -68,11 +68,10 @@ pub(crate) struct WriteCost {
 }
 
 impl WriteCost {
-    /// A share of this size of each new write goes into the mean.
+    /// Each new write has a weight of `1 / SHARE` in the mean.
     const SHARE: u64 = 16;
 
-    /// Carries out a write and notes how long it took. Writes that are under way together share the
-    /// time.
+    /// Runs a write and records how long it took. Writes under way together share the time.
     pub(crate) async fn of<T>(&self, clock: &dyn Clock, write: impl Future<Output = T>) -> T {
         let began = clock.now();
         let together = self.under_way.fetch_add(1, Ordering::Relaxed) + 1;
@@ -81,14 +80,14 @@ impl WriteCost {
         let took = clock.now().since(began).as_nanos() / u128::from(together);
         let took = u64::try_from(took).unwrap_or(u64::MAX / 2);
         let before = self.nanos.load(Ordering::Relaxed);
-        // Lanes that meet here lose a sample, which changes nothing.
+        // A race between lanes loses a sample, which does no harm.
         let mean =
             if before == 0 { took } else { before - before / Self::SHARE + took / Self::SHARE };
         self.nanos.store(mean.max(1), Ordering::Relaxed);
         result
     }
 
-    /// The mean; zero if nothing is known.
+    /// Returns the mean; zero before the first write.
     pub(crate) fn mean(&self) -> Duration {
         Duration::from_nanos(self.nanos.load(Ordering::Relaxed))
     }

@@ -1,8 +1,8 @@
-//! Order among operations that reach the origin.
+//! Range locks: order among operations that reach the origin.
 //!
-//! Reads of the origin share a range; writes to it (round or through the cache, writeback,
-//! discard) hold it alone. A range is granted in the order of arrival among those that overlap,
-//! so nobody starves. Writes that end in the log need no range: the index orders them.
+//! Reads of the origin share a range; writes to it (around or through the cache, writeback,
+//! discard) hold it exclusively. Overlapping ranges are granted in the order of arrival, so nobody
+//! starves. Writes that end in the log need no range: the index orders them.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -28,7 +28,7 @@ struct Queue {
     next: u64,
 }
 
-/// The ranges of one volume that are in use, in bytes of the origin.
+/// The ranges of one volume that are locked or waited for, in bytes of the origin.
 #[derive(Default)]
 pub(crate) struct Ranges {
     queue: Mutex<Queue>,
@@ -36,12 +36,14 @@ pub(crate) struct Ranges {
 }
 
 impl Ranges {
-    /// Waits until nobody writes to `range`, and keeps writers away until the guard is dropped.
+    /// Locks `range` shared: waits for earlier writers, and keeps later writers waiting until the
+    /// guard is dropped.
     pub(crate) async fn shared(&self, range: Range<u64>) -> RangeGuard<'_> {
         self.acquire(range, Access::Shared).await
     }
 
-    /// Waits until nobody else uses `range`, and keeps everybody away until the guard is dropped.
+    /// Locks `range` exclusively: waits for all earlier holders, and keeps everybody else waiting
+    /// until the guard is dropped.
     pub(crate) async fn exclusive(&self, range: Range<u64>) -> RangeGuard<'_> {
         self.acquire(range, Access::Exclusive).await
     }
@@ -64,7 +66,7 @@ impl Ranges {
         }
     }
 
-    /// Whether nothing that arrived earlier is in the way.
+    /// Returns whether no earlier arrival conflicts.
     fn granted(&self, number: u64) -> bool {
         let queue = self.queue.lock();
         let Ok(place) = queue.held.binary_search_by_key(&number, |held| held.number) else {
@@ -79,7 +81,7 @@ impl Ranges {
     }
 }
 
-/// Keeps a range until it is dropped.
+/// Holds a range until it is dropped; while waiting, its place in the order.
 #[must_use = "the range is free again when this is dropped"]
 pub(crate) struct RangeGuard<'a> {
     ranges: &'a Ranges,

@@ -1,9 +1,9 @@
-//! The replacement policy of a cache; `path::policy` tells it what happens, and asks it.
+//! The replacement policy of a cache; `io::policy` feeds and queries it.
 //!
-//! There are two kinds of policies. [`ReplacementKind::S3Fifo`] keeps all it knows in the ranks of
-//! the index ([`forebay_policy::replacement`]) and in a memory of absent blocks. The others have
-//! lists ([`forebay_policy::exact`]), kept by a [`ListPolicy`]. Both only say which blocks are worth
-//! keeping; room is made by `background::reclaim`.
+//! There are two kinds of policies. [`ReplacementKind::S3Fifo`] keeps its state in the ranks in the
+//! index ([`forebay_policy::replacement`]) and in ghosts. The others have lists
+//! ([`forebay_policy::exact`]), kept by a [`ListPolicy`]. Both only say which blocks are worth
+//! keeping; `background::reclaim` frees the space.
 
 mod list_policy;
 
@@ -13,23 +13,24 @@ use forebay_store::Store;
 
 pub(crate) use list_policy::ListPolicy;
 
-/// Of the blocks that can live in the log, in percent, how many S3-FIFO keeps. With more the
-/// segments that are reclaimed are fuller, and more is reinserted.
+/// The percentage of the blocks that fit in the log that S3-FIFO keeps. With more, reclaimed
+/// segments are fuller and more is reinserted.
 const KEPT_BY_RANK: u64 = 88;
-/// And how many the others keep, which are to be as good as in a cache without a log.
+/// The same for policies with lists, which should hit as well as in a cache without a log.
 const KEPT_BY_LISTS: u64 = 90;
-/// All segments are alike to a policy that gives up any block: little would be gained by any of them.
+/// The same for random replacement. It gives up blocks evenly over all segments, so reclaim would
+/// gain little from any of them with a higher share.
 const KEPT_AT_RANDOM: u64 = 60;
 
-/// Of so many segments, how many reclaim keeps free for what comes next, with so many lanes. In the
-/// others blocks can live.
+/// Returns how many of `segments` reclaim keeps free for appends of `lanes` lanes. Blocks live in
+/// the others.
 pub fn segments_kept_free(segments: u32, lanes: u32) -> u32 {
     (segments / 50).max(Store::RESERVED_SEGMENTS + lanes + 2)
 }
 
-/// How a policy knows what is worth keeping.
+/// How a policy tracks which blocks are worth keeping.
 pub(crate) enum How {
-    /// By ranks, and by what it remembers of blocks that are not there.
+    /// By ranks in the index, and ghosts.
     Ranks(Ghost),
     /// By lists.
     Lists(ListPolicy),
@@ -57,12 +58,12 @@ impl Replacement {
         Replacement { kind, shares, how }
     }
 
-    /// Whether all it knows of cached blocks is their ranks.
+    /// Returns whether the ranks are all its state about cached blocks.
     pub(crate) fn goes_by_ranks(&self) -> bool {
         matches!(self.how, How::Ranks(_))
     }
 
-    /// Bytes of memory beside the index: for cached blocks, and for what is remembered of others.
+    /// Returns the memory beside the index, in bytes: for cached blocks, and for ghosts.
     pub(crate) fn bytes(&self) -> (u64, u64) {
         match &self.how {
             How::Ranks(ghosts) => (0, ghosts.bytes()),

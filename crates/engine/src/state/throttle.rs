@@ -1,33 +1,35 @@
-//! Turns of clients when nearly all of the cache is dirty: see [`forebay_policy::throttle`].
+//! Turns of writers when nearly all of the cache is dirty: see [`forebay_policy::throttle`].
 //!
-//! What is dirty counts for the whole cache, because room does. Looking costs a sum over volumes and
-//! lanes, so a lane does it once in a while; while clients have to wait, every write looks.
+//! Dirty blocks are counted over the whole cache, because its space is shared. Checking sums over
+//! volumes and lanes, so a lane does it once in a while; while the throttle is engaged, every write
+//! checks.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use forebay_core::Nanos;
 
-/// See the module.
+/// The throttle of a cache.
 #[derive(Default)]
 pub(crate) struct Throttle {
-    /// Whether writes have to ask for a turn.
+    /// Whether writes have to wait for a turn.
     pub(crate) engaged: AtomicBool,
-    /// Whether those have to wait that would leave others less room, and for who knows how long.
+    /// Whether writers of volumes that cannot, or may not, be written back have to wait: they would
+    /// take the free space of other volumes for an unknown time.
     pub(crate) crowded: AtomicBool,
-    /// When the next turn is.
+    /// The time of the next turn.
     next: AtomicU64,
 }
 
 impl Throttle {
-    /// Whether writes have to ask for a turn.
+    /// Returns whether writes have to wait for a turn.
     #[inline]
     pub(crate) fn is_engaged(&self) -> bool {
         self.engaged.load(Ordering::Relaxed)
     }
 
-    /// Gives out the turn for so many blocks: in the order of asking, each `pause` after the one
-    /// before.
+    /// Returns the time of the turn for a write of `blocks` blocks: in the order of asking; each
+    /// block delays the next turn by `pause`.
     pub(crate) fn turn(&self, now: Nanos, pause: Duration, blocks: u64) -> Nanos {
         let pause = u64::try_from(pause.as_nanos()).unwrap_or(u64::MAX).saturating_mul(blocks);
         let next = |before: u64| Some(before.max(now.0).saturating_add(pause));
@@ -36,17 +38,18 @@ impl Throttle {
     }
 }
 
-/// How far turns are apart; `None`: nobody has to wait.
+/// The pauses between turns; `None`: nobody has to wait.
 pub(crate) struct Pauses {
-    /// For volumes whose dirty blocks leave the cache. Blocks that nothing gets out of it leave these
-    /// so much less to use.
+    /// For volumes whose dirty blocks can be written back. Bound blocks are deducted from the space
+    /// that they may use.
     pub(crate) others: Option<Duration>,
-    /// For the volumes of those blocks, which get no more of them for that.
+    /// For bound volumes, which cannot be written back: their blocks count as dirty, so they get no
+    /// more space.
     pub(crate) bound: Option<Duration>,
 }
 
 impl Pauses {
-    /// For a volume of the one kind or the other.
+    /// Returns the pause for a volume that is bound, or not.
     pub(crate) fn of(&self, is_bound: bool) -> Option<Duration> {
         if is_bound { self.bound } else { self.others }
     }

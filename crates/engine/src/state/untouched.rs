@@ -1,10 +1,11 @@
-//! Samples of the origin that the cache has not written to since they were taken. `path::first_write` is
-//! the step before the first write to each of them.
+//! Samples of the origin that the cache has not written to since they were taken. `io::first_write`
+//! is the step before the first write to each of them.
 //!
-//! After a crash the untouched samples tell whether somebody else wrote to the origin. So a sample
-//! ceases to be one durably before the cache itself writes there, and the write waits for that: once
-//! for each sample, so for at most 128 metadata commits in the life of a volume from its start to its
-//! stop. All other writes pay a search among at most 128 places, or nothing once all are touched.
+//! After a crash the untouched samples show whether an external writer changed the origin. So a
+//! sample durably stops being untouched before the cache itself writes there, and that write waits:
+//! once for each sample, so at most 128 metadata commits from a volume's start to its stop. All
+//! other writes pay for a search among at most 128 places, or for nothing once all samples are
+//! touched.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -13,7 +14,7 @@ use forebay_format::volume::Samples;
 use forebay_format::volume::samples::{SAMPLE_BYTES, sample_places};
 use forebay_lane::Gate;
 
-/// Bits of 128 samples.
+/// One bit for each of up to 128 samples.
 #[derive(Default)]
 pub(crate) struct Bits([AtomicU64; 2]);
 
@@ -34,21 +35,21 @@ impl Bits {
     }
 }
 
-/// See the module.
+/// The untouched samples of one origin.
 pub(crate) struct Untouched {
-    /// Where the samples are, ascending.
+    /// The samples' offsets, ascending.
     places: Vec<u64>,
-    /// Those that the cache device still calls untouched.
+    /// Samples that the cache device still calls untouched.
     pub(crate) untouched: Bits,
-    /// Those that somebody is about to write to.
+    /// Samples that tasks are about to write to.
     pub(crate) wanted: Bits,
-    /// None is kept any more, and the cache device may still call some untouched.
+    /// The samples are no longer kept, but the cache device may still call some of them untouched.
     pub(crate) given_up: AtomicBool,
     pub(crate) gate: Gate,
 }
 
 impl Untouched {
-    /// The samples of a volume of `size` bytes as its record has them.
+    /// Returns the samples in the record of a volume of `size` bytes.
     pub(crate) fn new(samples: Option<&Samples>, size: u64) -> Self {
         let untouched = Bits::default();
         untouched.add(samples.map_or(0, |samples| samples.untouched));
@@ -57,7 +58,7 @@ impl Untouched {
         Untouched { places, untouched, wanted, given_up, gate: Gate::default() }
     }
 
-    /// The untouched samples of which a part lies in a range of bytes.
+    /// Returns the untouched samples that overlap a byte range.
     #[inline]
     pub(crate) fn within(&self, range: &Range<u64>) -> u128 {
         let untouched = self.untouched.get();

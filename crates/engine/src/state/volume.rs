@@ -33,28 +33,28 @@ use crate::state::ranges::Ranges;
 use crate::state::untouched::Untouched;
 use crate::stats::Stats;
 
-/// Regions of the origin for which dirty blocks are counted.
+/// The number of regions of the origin for which dirty blocks are counted.
 const DIRTY_REGIONS: usize = 4096;
 
-/// Blocks on the origin whose changes are remembered one by one until the next sync.
+/// The most blocks whose changes on the origin are tracked one by one until the next sync.
 const MOST_UNSYNCED: usize = 1 << 16;
 
-/// Whether a volume takes requests.
+/// Whether a volume serves requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VolumeState {
     /// Requests are served.
     Running,
-    /// Requests are refused; what is in flight ends.
+    /// New requests are refused; those in flight end.
     Stopped,
-    /// It is leaving the cache: background work ends too.
+    /// The volume is leaving the cache: background work ends too.
     Removed,
 }
 
-/// See the module.
+/// One origin, its settings and its state, shared by all lanes.
 pub struct Volume {
-    /// Its number in the cache.
+    /// The volume's number in the cache.
     pub id: VolumeId,
-    /// Its name.
+    /// The volume's name.
     pub name: String,
     /// The origin as the operator named it.
     pub origin_name: String,
@@ -76,61 +76,62 @@ pub struct Volume {
     pub(crate) dirty: DirtyMap,
     dirty_count: DirtyCount,
     pub(crate) intent: Intent,
-    /// Foreground requests on the origin.
+    /// Latency of foreground requests on the origin.
     pub(crate) origin_latency: OriginLatency,
-    /// Operations on the origin that are under way.
+    /// How long operations on the origin have been under way.
     pub(crate) waits: Arc<Waits>,
-    /// Reclaim has waited for the origin long enough, and goes on without it until what it asked for
-    /// is written.
+    /// Reclaim has waited for the origin long enough. It goes on without it until the writeback
+    /// that it requested has ended.
     overdue: AtomicBool,
-    /// Writes of writeback to the origin.
+    /// The cost of writeback's writes to the origin.
     pub(crate) write_cost: WriteCost,
     sweeps: AtomicU64,
-    /// Something that matters to writeback has changed.
+    /// Wakes writeback: something that it depends on has changed.
     pub(crate) writeback_wanted: Notify,
     /// Dirty blocks have become fewer, or writeback has failed.
     pub(crate) progress: Notify,
-    /// Everything is to be written back.
+    /// Drains under way: while not 0, everything is written back.
     pub(crate) draining: AtomicU64,
-    /// Nothing but ordered writeback may write to the origin.
+    /// Only ordered writeback may write to the origin.
     ordered: AtomicBool,
-    /// Blocks that writes through the cache have put on the origin, which has not been synced.
+    /// Versions that have been written through to the origin and not yet synced there.
     pub(crate) through: Mutex<BTreeMap<OriginBlock, VersionId>>,
-    /// They are so many that they should be synced now.
+    /// Notified when `through` is large enough to sync now.
     pub(crate) through_many: Notify,
     origin_writes: AtomicU64,
     origin_synced: AtomicU64,
-    /// Blocks that were changed on the origin since its last sync, and by which write.
+    /// Blocks changed on the origin since its last sync, and the number of the last write to each.
     unsynced: Mutex<HashMap<u64, u64>>,
-    /// Until a sync covers this write, any block may have been changed. At first the writes of an
-    /// earlier run are not known.
+    /// Until a sync covers the write with this number, any block may have been changed. Starts at
+    /// 1: the writes of an earlier run are unknown.
     all_unsynced: AtomicU64,
     origin_sync_failed: AtomicBool,
     sync_failures: AtomicU64,
-    /// Whether the origin can discard: 0 not asked yet, 1 it can, 2 it cannot.
+    /// Whether the origin can discard: 0 not tried yet, 1 it can, 2 it cannot.
     discards: AtomicU8,
     pub(crate) bad: BadBlocks,
-    /// Why the last read of the origin failed.
+    /// The error of the last read of the origin, if it failed.
     pub(crate) read_error: LastError,
-    /// Why the last write to the origin on behalf of a client failed.
+    /// The error of the last write to the origin for a client, if it failed.
     pub(crate) write_error: LastError,
-    /// The log says that the origin has shrunk.
+    /// Whether it has been logged that the origin has shrunk.
     pub(crate) shrunk_told: AtomicBool,
-    /// The dirty blocks of the note that says that nothing else on the cache device counts.
+    /// The dirty blocks in the volume's distrusting note, if there is one: nothing else on the
+    /// cache device counts.
     pub(crate) noted: Mutex<Option<Arc<BTreeSet<OriginBlock>>>>,
-    /// Whether there is such a note.
+    /// Whether there is a distrusting note.
     pub(crate) is_noted: AtomicBool,
-    /// Held by who sees to the note by the clock.
+    /// Held by the periodic update of the note.
     pub(crate) write_down: Gate,
-    /// Held by whoever writes a note.
+    /// Held while a note is written.
     pub(crate) note_gate: Gate,
-    /// How often something that the cache device was not told has been left to the note.
+    /// How often a task has relied on the note for a change that the cache device did not record.
     pub(crate) note_uses: AtomicU64,
     writeback_error: Mutex<Option<WritebackError>>,
     writeback_fails: AtomicBool,
-    /// What is known of caches of other sizes. On the heap: few requests come to it.
+    /// The miss-ratio curve. On the heap, because few requests touch it.
     pub(crate) watched: Box<Watched>,
-    /// What is counted.
+    /// The volume's counters.
     pub stats: Stats,
 }
 
@@ -178,7 +179,7 @@ impl Volume {
             through_many: Notify::default(),
             unsynced: Mutex::default(),
             all_unsynced: AtomicU64::new(1),
-            // What an earlier run has written may not be durable: the first flush syncs.
+            // Writes of an earlier run may not be durable: the first flush syncs.
             origin_writes: AtomicU64::new(1),
             origin_synced: AtomicU64::new(0),
             origin_sync_failed: AtomicBool::new(false),
@@ -202,17 +203,18 @@ impl Volume {
         volume
     }
 
-    /// Size in bytes.
+    /// Returns the size in bytes.
     pub fn size(&self) -> u64 {
         self.size
     }
 
-    /// Bytes by which the block grid is shifted towards the start of the origin.
+    /// Returns the number of bytes by which the block grid is shifted towards the start of the
+    /// origin.
     pub fn alignment(&self) -> u64 {
         self.alignment
     }
 
-    /// The settings.
+    /// Returns the settings.
     pub fn settings(&self) -> Settings {
         self.settings.lock().clone()
     }
@@ -231,22 +233,22 @@ impl Volume {
         self.writeback_wanted.notify_all();
     }
 
-    /// The mode in force.
+    /// Returns the mode in force.
     #[inline]
     pub fn mode(&self) -> Mode {
         let number = self.mode.load(Ordering::Relaxed) as usize;
         Mode::ALL.get(number).copied().unwrap_or_default()
     }
 
-    /// The durability in force.
+    /// Returns the durability in force.
     #[inline]
     pub fn durability(&self) -> Durability {
         let number = self.durability.load(Ordering::Relaxed) as usize;
         Durability::ALL.get(number).copied().unwrap_or_default()
     }
 
-    /// Whether nothing but ordered writeback may write to the origin. So it is from the moment at which
-    /// the setting is switched on to some time after it is switched off.
+    /// Returns whether only ordered writeback may write to the origin. True from when the setting
+    /// is switched on until some time after it is switched off.
     #[inline]
     pub(crate) fn is_ordered(&self) -> bool {
         self.ordered.load(Ordering::SeqCst)
@@ -257,12 +259,13 @@ impl Volume {
         self.ordered.store(ordered, Ordering::SeqCst);
     }
 
-    /// The highest share of the cache, in percent, that may be dirty before this volume writes back.
+    /// Returns the highest share of the cache, in percent, that may be dirty before this volume
+    /// writes back.
     pub(crate) fn dirty_limit(&self) -> u8 {
         self.dirty_limit.load(Ordering::Relaxed)
     }
 
-    /// What caches of other sizes would have hit of its requests since it was started.
+    /// Returns the miss-ratio curve of the requests since the volume was started.
     pub fn curve(&self) -> LiveCurve {
         let (read, written) = self.stats.blocks();
         self.watched.copy().into_curve(read, written)
@@ -272,7 +275,7 @@ impl Volume {
         self.cutoff.load(Ordering::Relaxed)
     }
 
-    /// Whether requests are taken.
+    /// Returns whether requests are served.
     #[inline]
     pub fn state(&self) -> VolumeState {
         match self.state.load(Ordering::SeqCst) {
@@ -282,11 +285,12 @@ impl Volume {
         }
     }
 
-    /// Whether it has left the cache, though this request has not ended: the origin had not answered for
-    /// too long. Neither the origin nor the cache gets anything more.
+    /// Checks that the volume has not been removed while a request was under way, which happens if
+    /// the origin does not answer for too long. Neither the origin nor the cache may be changed
+    /// then.
     ///
     /// # Errors
-    /// It has.
+    /// [`IoError::ShuttingDown`] if the volume has been removed.
     pub(crate) fn still_there(&self) -> Result<(), IoError> {
         match self.state() {
             VolumeState::Removed => Err(IoError::ShuttingDown),
@@ -299,7 +303,7 @@ impl Volume {
         self.writeback_wanted.notify_all();
     }
 
-    /// Notes that a version was appended in place of `old`.
+    /// Records that a version was appended in place of `old`.
     pub(crate) fn appended(
         &self,
         lane: &Lane,
@@ -320,7 +324,7 @@ impl Volume {
         }
     }
 
-    /// Notes that a block is no longer dirty.
+    /// Records that a block is no longer dirty.
     pub(crate) fn cleaned(&self, lane: &Lane, block: OriginBlock) {
         self.dirty.sub(block);
         self.dirty_count.sub(lane.id());
@@ -328,24 +332,23 @@ impl Volume {
         self.progress.notify_all();
     }
 
-    /// Starts the clock of the oldest dirty block anew: everything that was dirty at `since` has
-    /// been written back.
+    /// Counts a sweep: everything that was dirty at `since` has been written back.
     pub(crate) fn swept(&self, since: Nanos) {
         self.sweeps.fetch_add(1, Ordering::SeqCst);
         self.dirty_count.swept(since);
     }
 
-    /// Everything that was dirty at `since` has been written back; not a sweep of its own.
+    /// As [`Volume::swept`], but does not count as a sweep.
     pub(crate) fn clean_since(&self, since: Nanos) {
         self.dirty_count.swept(since);
     }
 
-    /// Sweeps over the whole origin in which every write succeeded.
+    /// Returns the number of sweeps over the whole origin in which every write succeeded.
     pub(crate) fn sweeps(&self) -> u64 {
         self.sweeps.load(Ordering::SeqCst)
     }
 
-    /// Dirty blocks.
+    /// Returns the number of dirty blocks.
     pub fn dirty_blocks(&self) -> u64 {
         self.dirty_count.total()
     }
@@ -354,12 +357,13 @@ impl Volume {
         self.dirty_count.since()
     }
 
-    /// Notes that an operation which goes to the origin alone has changed it.
+    /// Records that a client's operation has changed a range of the origin: a write around or
+    /// through the cache, or a discard. Writeback is not recorded here.
     pub(crate) fn origin_changed(&self, range: Range<u64>) {
         let number = self.origin_writes.fetch_add(1, Ordering::SeqCst) + 1;
         let mut unsynced = self.unsynced.lock();
         if unsynced.len() > MOST_UNSYNCED {
-            // Too many to remember: until the next sync all count.
+            // Too many to track: until the next sync every block counts as changed.
             unsynced.clear();
             self.all_unsynced.store(number, Ordering::SeqCst);
         }
@@ -368,13 +372,13 @@ impl Volume {
         }
     }
 
-    /// Whether anything that only the origin has may not be durable there.
+    /// Returns whether the origin may still lose a client's change.
     fn went_round(&self) -> bool {
         let synced = self.origin_synced.load(Ordering::SeqCst);
         self.all_unsynced.load(Ordering::SeqCst) > synced || !self.unsynced.lock().is_empty()
     }
 
-    /// Whether the origin could still lose what it has of a block: then a copy of it must not
+    /// Returns whether the origin may still lose its version of a block: then a copy of it must not
     /// outlive it in the cache (invariant 12).
     pub(crate) fn is_unsynced(&self, block: OriginBlock) -> bool {
         let synced = self.origin_synced.load(Ordering::SeqCst);
@@ -382,13 +386,14 @@ impl Volume {
             || self.unsynced.lock().contains_key(&block.0)
     }
 
-    /// What a sync that starts now will cover; `None` if everything is durable already.
+    /// Returns the number of the last write that a sync starting now covers; `None` if everything
+    /// is durable already.
     pub(crate) fn origin_unsynced(&self) -> Option<u64> {
         let writes = self.origin_writes.load(Ordering::SeqCst);
         (writes > self.origin_synced.load(Ordering::SeqCst)).then_some(writes)
     }
 
-    /// Nothing that an earlier run has written can be lost any more.
+    /// Records that the writes of an earlier run are durable on the origin.
     pub(crate) fn origin_is_settled(&self) {
         self.origin_synced(1);
     }
@@ -398,10 +403,10 @@ impl Volume {
         self.unsynced.lock().retain(|_, write| *write > writes);
     }
 
-    /// A sync of the origin failed. A failure is told once, to whoever asks first, and may have
-    /// dropped everybody's writes (invariant 18): what was written through stays dirty, and if
-    /// anything went round the cache flushes fail from now on, because nothing proves that it is
-    /// there.
+    /// Records a failed sync of the origin. The kernel reports a failure once, to the first caller,
+    /// and may have dropped everybody's writes (invariant 18). Blocks written through stay dirty.
+    /// If the origin may have lost a client's change, flushes fail from now on, because no later
+    /// sync proves that it is there.
     pub(crate) fn origin_sync_fails(&self) {
         self.sync_failures.fetch_add(1, Ordering::SeqCst);
         self.through.lock().clear();
@@ -410,18 +415,18 @@ impl Volume {
         }
     }
 
-    /// Counts failed syncs of the origin. Who marks blocks clean after a sync notes this before its
-    /// first write, and marks nothing if it has changed.
+    /// Returns the number of failed syncs of the origin. A task that marks blocks clean after a
+    /// sync reads this before its first write, and marks none if it has changed.
     pub(crate) fn sync_failures(&self) -> u64 {
         self.sync_failures.load(Ordering::SeqCst)
     }
 
-    /// Whether a sync of the origin has failed.
+    /// Returns whether a failed sync may have lost a client's change, so that flushes fail.
     pub fn origin_sync_failed(&self) -> bool {
         self.origin_sync_failed.load(Ordering::SeqCst)
     }
 
-    /// Whether the origin can discard; `None`: it has not been asked.
+    /// Returns whether the origin can discard; `None`: it has not been tried.
     pub(crate) fn discards(&self) -> Option<bool> {
         match self.discards.load(Ordering::Relaxed) {
             0 => None,
@@ -433,8 +438,8 @@ impl Volume {
         self.discards.store(if can { 1 } else { 2 }, Ordering::Relaxed);
     }
 
-    /// Notes how the last writeback ended. That a volume which is leaving is not written back any
-    /// more is no failure: its dirty blocks stay in the cache.
+    /// Records how the last writeback ended. Errors of a volume that is being removed are not
+    /// failures: its dirty blocks stay in the cache.
     pub(crate) fn set_writeback_error(&self, error: Option<WritebackError>) {
         let error = error.filter(|_| self.state() != VolumeState::Removed);
         let mut slot = self.writeback_error.lock();
@@ -454,19 +459,19 @@ impl Volume {
         self.progress.notify_all();
     }
 
-    /// Whether nothing gets the volume's dirty blocks out of the cache at the moment: its origin does
-    /// not answer, or writeback fails.
+    /// Returns whether the volume is bound: its dirty blocks cannot be written back at the moment,
+    /// because its origin does not answer or writeback fails.
     pub(crate) fn is_bound(&self) -> bool {
         self.writeback_fails.load(Ordering::SeqCst) || self.waits.is_hung()
     }
 
-    /// Whether the volume's writers should not have the last room in the cache: it is bound, or may turn
-    /// out to be.
+    /// Returns whether the volume's writers must not take the last free space in the cache: the
+    /// volume is bound, or may turn out to be.
     pub(crate) fn may_be_bound(&self) -> bool {
         self.is_bound() || self.waits.is_late()
     }
 
-    /// Whether reclaim may wait for the origin to take dirty blocks.
+    /// Returns whether reclaim may wait for the origin to take dirty blocks.
     pub(crate) fn can_be_emptied(&self) -> bool {
         !self.is_bound() && !self.overdue.load(Ordering::SeqCst)
     }
@@ -475,7 +480,7 @@ impl Volume {
         self.overdue.store(overdue, Ordering::SeqCst);
     }
 
-    /// Why writeback fails at the moment.
+    /// Returns why writeback fails at the moment, if it does.
     pub fn writeback_error(&self) -> Option<WritebackError> {
         self.writeback_error.lock().clone()
     }

@@ -1,4 +1,4 @@
-//! Work on a cache device that may hang.
+//! Waiting for work on a cache device that may hang.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -6,12 +6,12 @@ use std::task::Poll;
 
 use super::Cache;
 
-/// Work on the cache device under way.
+/// Work under way on the cache device.
 pub(crate) type Work<T> = Pin<Box<dyn Future<Output = T>>>;
 
 impl Cache {
-    /// Waits for the end of some work, unless the cache device hangs: then `None`, and the work goes
-    /// on.
+    /// Waits for work to end, unless the cache device hangs: then returns `None`, and the caller
+    /// still owns the work.
     pub(crate) async fn unless_hung<F: Future + Unpin>(&self, work: &mut F) -> Option<F::Output> {
         loop {
             let changed = self.health.changed.listen();
@@ -33,8 +33,8 @@ impl Cache {
         }
     }
 
-    /// As [`Cache::unless_hung`] for work that may only be left behind if that can be noted: without a
-    /// ledger there is no end but its own.
+    /// As [`Cache::unless_hung`], for work that may be abandoned only if a note can record that:
+    /// without a ledger, always waits for its end.
     pub(crate) async fn unless_it_can_be_noted<T>(&self, work: &mut Work<T>) -> Option<T> {
         match self.ledger() {
             Some(_) => self.unless_hung(work).await,

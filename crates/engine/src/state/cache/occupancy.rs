@@ -1,4 +1,4 @@
-//! Who occupies what in a cache, counted.
+//! Counts how much of a cache each volume occupies.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,8 +10,8 @@ use crate::state::occupancy::Occupancy;
 use crate::state::volume::Volume;
 
 impl Cache {
-    /// What each volume of the cache has in it, attached or not, as it was at most `age` ago. To count
-    /// takes a look at every entry of the index.
+    /// Returns the occupancy of every volume, attached or not, at most `age` old. Counting visits
+    /// every entry of the index.
     pub fn occupancy_lately(&self, age: Duration) -> BTreeMap<VolumeId, Occupancy> {
         let mut counted = self.counted.lock();
         let now = self.clock.now();
@@ -25,7 +25,7 @@ impl Cache {
         }
     }
 
-    /// What each volume of the cache has in it, attached or not.
+    /// Returns the occupancy of every volume, attached or not.
     pub fn occupancy(&self) -> BTreeMap<VolumeId, Occupancy> {
         let mut all: BTreeMap<VolumeId, Occupancy> =
             self.store.volumes().iter().map(|volume| (volume.id, Occupancy::default())).collect();
@@ -44,27 +44,31 @@ impl Cache {
         all
     }
 
-    /// Room of versions that origins still have to get, in blocks: dirty blocks, and on ordered volumes
-    /// all that shares a segment with an older version, for that stays where it is.
+    /// Returns the space, in blocks, of versions that origins still have to get: dirty blocks, and
+    /// on ordered volumes everything in segments with held versions, because those segments cannot
+    /// be reclaimed.
     pub(crate) fn unwritten_blocks(&self) -> u64 {
         let versions = self.sum_volumes(|volume| self.unwritten_of(volume));
         versions + self.detached.dirty() + self.beside_held()
     }
 
-    /// Room in segments with held versions that these do not take themselves, in blocks.
+    /// Returns the space, in blocks, in segments with held versions that is not taken by held
+    /// versions.
     fn beside_held(&self) -> u64 {
         let room = u64::from(self.store.segments.with_held()) * self.store.cells_per_segment();
         room.saturating_sub(self.sum_volumes(|volume| self.held_of(volume)))
     }
 
-    /// Those of them that nothing gets out of the cache at the moment: their volumes are not attached,
-    /// or the origin does not take them. What is left of the cache is for the others.
+    /// Returns the part of [`Cache::unwritten_blocks`] that cannot be written back at the moment:
+    /// the volumes are not attached, or their origins take no writes. The rest of the cache is left
+    /// to the other volumes.
     pub(crate) fn bound_blocks(&self) -> u64 {
         let bound = |volume: &Volume| match volume.is_bound() {
             true => self.unwritten_of(volume),
             false => 0,
         };
-        // Of several ordered volumes nobody knows whose segments they are.
+        // Which ordered volume holds a segment is not known: count all as bound if any attached
+        // ordered volume is bound, or no ordered volume is attached.
         let ordered = |bound| {
             move |volume: &Volume| u64::from(volume.is_ordered() && volume.is_bound() == bound)
         };

@@ -1,12 +1,11 @@
-//! A policy with lists around the log: a block's node is the number of its cell.
+//! Adapts a policy with lists to the log: a block's node is the number of its cell.
 //!
-//! Lanes only note what happens, each in a list of its own; whoever needs the policy's answer lets it
-//! have all that was noted. So lanes do not wait for each other at every hit, and the order of what
-//! two lanes did at about the same moment may be another one than it was. Nothing depends on it but
-//! what is kept: what is noted of a cell that came to mean something else is put right when its
-//! segment is reclaimed.
+//! Lanes only buffer events, each in a list of its own; they are applied to the policy when its
+//! answer is needed. So lanes do not wait for each other at every hit, and nearly simultaneous
+//! events of two lanes may be applied in the wrong order. That affects only which blocks are kept:
+//! an event about a cell that has meanwhile been reused is corrected when its segment is reclaimed.
 //!
-//! What the policy lets go stays readable until then, and is taken back if it is asked for.
+//! Blocks that the policy evicts stay readable until then, and are inserted again on a hit.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -15,16 +14,16 @@ use forebay_policy::exact::{BlockPolicy, Key, Node, build};
 use forebay_store::Store;
 use parking_lot::Mutex;
 
-/// What is noted by a lane before it sees to it that the policy hears of it.
+/// Events buffered per lane before they are applied to the policy.
 const NOTED: usize = 256;
 
 #[derive(Clone, Copy, Debug)]
 enum Event {
     /// The block in this cell was used.
     Hit(Node, Key),
-    /// A version was put into this cell; the one before was in that.
+    /// A version was appended to the first cell; the second had the block's previous version.
     Placed(Node, Option<Node>, Key),
-    /// The version in this cell is the one that was in that.
+    /// A version was reinserted into the first cell from the second.
     Moved(Node, Node),
     /// The block in this cell is no longer cached.
     Gone(Node),
@@ -34,29 +33,29 @@ enum Event {
 #[derive(Default)]
 struct Padded(Mutex<Vec<Event>>);
 
-/// The policy, and what it is about to hear.
+/// The policy, and the events to apply to it.
 struct Listener {
     policy: Box<dyn BlockPolicy>,
-    /// Empty but while it hears; its memory is used again.
+    /// Empty except while events are applied; keeps its memory.
     events: Vec<Event>,
 }
 
-/// See the module.
+/// A policy with lists, shared by all lanes.
 pub(crate) struct ListPolicy {
     listener: Mutex<Listener>,
     lanes: Box<[Padded]>,
-    /// A bit for each cell: the policy keeps it.
+    /// One bit for each cell: whether the policy keeps its block.
     kept: Box<[AtomicU64]>,
-    /// Of each segment.
+    /// Kept blocks of each segment.
     kept_in: Box<[AtomicU32]>,
     granules_per_block: u32,
     nodes_per_segment: u32,
-    /// It lets in whatever comes.
+    /// The policy admits every block.
     lets_all_in: bool,
 }
 
 impl ListPolicy {
-    /// For a policy that keeps at most `capacity` blocks of a store.
+    /// Returns a policy of this kind that keeps at most `capacity` blocks of a store.
     pub(super) fn new(kind: ReplacementKind, capacity: u64, store: &Store, lanes: usize) -> Self {
         let geometry = store.geometry();
         let nodes_per_segment = (geometry.segment_bytes / geometry.block.bytes()) as u32;
@@ -81,23 +80,23 @@ impl ListPolicy {
         Node(slot.0 / self.granules_per_block)
     }
 
-    /// The block in `slot` was used.
+    /// Records a hit on the block in `slot`.
     pub(crate) fn hit(&self, lane: usize, slot: Slot, key: Key) {
         self.note(lane, Event::Hit(self.node(slot), key));
     }
 
-    /// A version of a block was put into `slot`; the one before it is in `old`.
+    /// Records a version appended to `slot`; the previous version is in `old`.
     pub(crate) fn placed(&self, lane: usize, slot: Slot, old: Option<Slot>, key: Key) {
         let old = old.map(|slot| self.node(slot));
         self.note(lane, Event::Placed(self.node(slot), old, key));
     }
 
-    /// What was in `old` is in `slot` now.
+    /// Records a block reinserted from `old` into `slot`.
     pub(crate) fn moved(&self, lane: usize, slot: Slot, old: Slot) {
         self.note(lane, Event::Moved(self.node(slot), self.node(old)));
     }
 
-    /// The block in `slot` is no longer cached.
+    /// Records that the block in `slot` is no longer cached.
     pub(crate) fn gone(&self, lane: usize, slot: Slot) {
         self.note(lane, Event::Gone(self.node(slot)));
     }
@@ -108,13 +107,13 @@ impl ListPolicy {
             noted.push(event);
             noted.len() >= NOTED
         };
-        // Somebody who holds the policy will come to what was noted here, or the next note does.
+        // If the policy is locked, its holder or the next event applies these.
         if full && let Some(mut listener) = self.listener.try_lock() {
             self.hear(&mut listener);
         }
     }
 
-    /// Lets the policy hear of everything that was noted.
+    /// Applies all buffered events to the policy.
     pub(crate) fn catch_up(&self) {
         self.hear(&mut self.listener.lock());
     }
@@ -137,7 +136,7 @@ impl ListPolicy {
         }
     }
 
-    /// What was in `old` is in `node`, where nothing was.
+    /// Moves the block in `old` to `node`, which is free.
     fn follow(&self, policy: &mut dyn BlockPolicy, node: Node, old: Node) {
         self.remove(policy, node);
         if self.is_kept(old) {
@@ -147,7 +146,7 @@ impl ListPolicy {
         }
     }
 
-    /// A hit, or an insertion of what the policy does not keep.
+    /// Records a hit, or inserts a block that the policy does not keep.
     fn used(&self, policy: &mut dyn BlockPolicy, node: Node, key: Key) {
         if self.is_kept(node) {
             policy.hit(node);
@@ -172,7 +171,7 @@ impl ListPolicy {
         word.is_some_and(|word| word.load(Ordering::Relaxed) & 1 << (node.0 % 64) != 0)
     }
 
-    /// Changes a bit. Only whoever holds the policy does.
+    /// Changes a bit. The caller holds the policy's lock.
     fn set(&self, node: Node, kept: bool) {
         let bit = 1 << (node.0 % 64);
         let Some(word) = self.kept.get(node.0 as usize / 64) else { return };
@@ -190,17 +189,17 @@ impl ListPolicy {
         }
     }
 
-    /// Whether the policy keeps what is in `slot`.
+    /// Returns whether the policy keeps the block in `slot`.
     pub(crate) fn keeps(&self, slot: Slot) -> bool {
         self.is_kept(self.node(slot))
     }
 
-    /// How many blocks of a segment the policy keeps.
+    /// Returns how many blocks of a segment the policy keeps.
     pub(crate) fn kept_in(&self, segment: SegmentId) -> u32 {
         self.kept_in.get(segment.0 as usize).map_or(0, |count| count.load(Ordering::Relaxed))
     }
 
-    /// A segment is about to be free: whatever the policy believes to be in it is not.
+    /// Removes a segment's blocks from the policy: the segment is about to be free.
     pub(crate) fn emptied(&self, segment: SegmentId) {
         let mut listener = self.listener.lock();
         self.hear(&mut listener);
@@ -213,7 +212,7 @@ impl ListPolicy {
         }
     }
 
-    /// Whether an absent block may come in; asked once for each miss.
+    /// Returns whether an absent block may enter. Asked once for each miss.
     pub(crate) fn admits(&self, key: Key) -> bool {
         if self.lets_all_in {
             return true;
@@ -223,7 +222,7 @@ impl ListPolicy {
         listener.policy.admits(key)
     }
 
-    /// A block that was cached before the policy began.
+    /// Inserts a block that was cached before the policy was created.
     pub(crate) fn begin(&self, slot: Slot, key: Key) {
         let mut listener = self.listener.lock();
         let node = self.node(slot);
@@ -232,7 +231,7 @@ impl ListPolicy {
         }
     }
 
-    /// Bytes of memory: for cached blocks, and for what is remembered of others.
+    /// Returns the memory in bytes: for cached blocks, and for ghosts.
     pub(super) fn bytes(&self) -> (u64, u64) {
         let state = self.listener.lock().policy.state_bytes();
         let own = self.kept.len() * size_of::<AtomicU64>() + self.kept_in.len() * size_of::<u32>();

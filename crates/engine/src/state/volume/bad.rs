@@ -9,7 +9,7 @@ use crate::state::bad::Tried;
 use crate::state::volume::Volume;
 
 impl Volume {
-    /// Notes that a dirty block cannot be read back.
+    /// Records that a dirty block cannot be read back.
     pub(crate) fn add_bad(&self, block: OriginBlock) {
         let mut bad = self.bad.bad.lock();
         self.bad.any.store(true, Ordering::Relaxed);
@@ -26,19 +26,19 @@ impl Volume {
         self.has_bad() && self.bad.bad.lock().blocks.contains_key(&block)
     }
 
-    /// Whether it was found to be bad in this round, so that it is not to be tried now.
+    /// Returns whether a block was found bad in this round, so that it should not be tried now.
     pub(crate) fn is_given_up(&self, block: OriginBlock) -> bool {
         let bad = self.bad.bad.lock();
         bad.blocks.get(&block) == Some(&Tried::In(bad.round))
     }
 
-    /// Whether any dirty block is known to be bad.
+    /// Returns whether any dirty block is known to be bad.
     #[inline]
     pub(crate) fn has_bad(&self) -> bool {
         self.bad.any.load(Ordering::Relaxed)
     }
 
-    /// Begins a round: whatever is bad is tried once more.
+    /// Begins a round: all bad blocks are tried once more.
     pub(crate) fn try_bad_again(&self) {
         if self.has_bad() {
             let mut bad = self.bad.bad.lock();
@@ -49,7 +49,7 @@ impl Volume {
         }
     }
 
-    /// The bad blocks that are to be tried in this round: the caller does.
+    /// Returns the bad blocks that have not been tried in this round. The caller tries them.
     pub(crate) fn bad_to_try(&self) -> Vec<OriginBlock> {
         if !self.has_bad() {
             return Vec::new();
@@ -65,7 +65,7 @@ impl Volume {
         blocks
     }
 
-    /// A block has been read. If it was bad, it is not any more.
+    /// Records that a block has been read: it is no longer bad.
     pub(crate) fn reads_again(&self, block: OriginBlock) {
         if self.remove_bad(block) {
             tracing::info!(volume = self.name, block = block.0, "a dirty block can be read again");
@@ -84,17 +84,17 @@ impl Volume {
         removed
     }
 
-    /// Dirty blocks that cannot be read back, as byte ranges of the origin.
+    /// Returns the dirty blocks that cannot be read back, as byte ranges of the origin.
     pub fn bad_ranges(&self) -> Vec<Range<u64>> {
         self.bad.bad.lock().blocks.keys().map(|block| self.block_range(*block)).collect()
     }
 
-    /// Those of them from one block on to another.
+    /// Returns the bad blocks from `first` up to `end`.
     pub(crate) fn bad_within(&self, first: OriginBlock, end: OriginBlock) -> Vec<OriginBlock> {
         self.bad.bad.lock().blocks.range(first..end).map(|(block, _)| *block).collect()
     }
 
-    /// Dirty blocks that were found to be bad in this round: there is no use in waiting for them.
+    /// Returns how many dirty blocks were found bad in this round: waiting for them is pointless.
     pub(crate) fn bad_count(&self) -> u64 {
         if self.has_bad() { self.bad.bad.lock().tried } else { 0 }
     }

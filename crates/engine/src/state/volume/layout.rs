@@ -1,4 +1,4 @@
-//! Where the blocks of a volume lie: in the volume, on the origin, and within a request.
+//! The layout of blocks: in the volume, on the origin, and within a request.
 
 use std::ops::Range;
 
@@ -15,18 +15,18 @@ pub(crate) struct Piece {
     pub(crate) sectors: Range<u32>,
     /// Bytes of the request.
     pub(crate) bytes: Range<usize>,
-    /// Whether it is all of the block that lies within the volume.
+    /// Whether the piece covers all of the block that lies within the volume.
     pub(crate) whole: bool,
 }
 
-/// The bytes of a block that these sectors of it are.
+/// Returns the byte range of these sectors within a block.
 pub(crate) fn bytes_of(sectors: &Range<u32>) -> Range<usize> {
     let sector = SECTOR_SIZE as usize;
     sectors.start as usize * sector..sectors.end as usize * sector
 }
 
 impl Volume {
-    /// Checks a request's range.
+    /// Checks that a request's range is whole sectors within the volume.
     pub(crate) fn check_range(&self, offset: u64, len: u64, write: bool) -> Result<(), IoError> {
         if !offset.is_multiple_of(SECTOR_SIZE) || !len.is_multiple_of(SECTOR_SIZE) {
             return Err(IoError::Invalid);
@@ -38,7 +38,7 @@ impl Volume {
         }
     }
 
-    /// The sectors of a block that lie within the volume.
+    /// Returns the sectors of a block that lie within the volume.
     pub(crate) fn sectors_inside(&self, block: OriginBlock) -> Range<u32> {
         if planted::has(PlantedBug::EdgeIgnored) {
             return 0..self.block.sectors();
@@ -50,13 +50,13 @@ impl Volume {
         (first as u32).min(sectors)..(end.min(u64::from(sectors)) as u32)
     }
 
-    /// Offset on the origin of a sector of a block within the volume.
+    /// Returns the origin offset of a sector that lies within the volume.
     pub(crate) fn origin_offset(&self, block: OriginBlock, sector: u32) -> u64 {
         let byte = self.block.offset_of(block) + u64::from(sector) * SECTOR_SIZE;
         byte.saturating_sub(self.alignment)
     }
 
-    /// The blocks that a byte range touches.
+    /// Returns the blocks that a byte range touches.
     pub(crate) fn blocks(&self, range: Range<u64>) -> Range<u64> {
         let first = self.block.block_of(range.start + self.alignment).0;
         if range.start >= range.end {
@@ -65,16 +65,14 @@ impl Volume {
         first..self.block.block_of(range.end - 1 + self.alignment).0 + 1
     }
 
-    /// The part of a block that lies within the volume, in bytes of the origin.
+    /// Returns the part of a block that lies within the volume, in bytes of the origin.
     pub(crate) fn block_range(&self, block: OriginBlock) -> Range<u64> {
         let inside = self.sectors_inside(block);
         self.origin_offset(block, inside.start)..self.origin_offset(block, inside.end)
     }
 
-    /// A byte range widened to whole blocks, within the volume.
-    ///
-    /// Also to whole logical blocks of the origin: who writes a part of one reads and writes all of
-    /// it.
+    /// Widens a byte range to whole blocks within the volume, and to whole logical blocks of the
+    /// origin: a write of a part of a logical block reads and writes all of it.
     pub(crate) fn widen(&self, range: Range<u64>) -> Range<u64> {
         let blocks = self.blocks(range.clone());
         if blocks.is_empty() {
@@ -86,7 +84,7 @@ impl Volume {
         start..end.next_multiple_of(logical)
     }
 
-    /// Cuts a range that has been checked into blocks.
+    /// Cuts a checked range into blocks.
     pub(crate) fn pieces(&self, offset: u64, len: u64) -> impl Iterator<Item = Piece> + use<'_> {
         let range = offset..offset + len;
         self.blocks(range.clone()).map(move |number| {
@@ -104,8 +102,8 @@ impl Volume {
         })
     }
 
-    /// What a version with these valid sectors says of itself: sectors outside the volume count
-    /// as valid, and `None` means all.
+    /// Returns the mask to store for a version with these valid sectors: sectors outside the volume
+    /// count as valid, and `None` means all.
     pub(crate) fn mask(&self, block: OriginBlock, mut valid: SectorMask) -> Option<SectorMask> {
         let inside = self.sectors_inside(block);
         valid.insert(0..inside.start);
@@ -113,7 +111,8 @@ impl Volume {
         (!valid.is_all()).then_some(valid)
     }
 
-    /// The sectors of a block that are valid by its mask (`None`: all) and inside the volume.
+    /// Returns the sectors of a block that are valid by its mask (`None`: all) and lie within the
+    /// volume.
     pub(crate) fn valid_sectors(
         &self,
         block: OriginBlock,
