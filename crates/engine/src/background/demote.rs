@@ -1,8 +1,9 @@
-//! Giving up: what is not worth keeping any more when there is no room for all of it.
+//! Demotion: chooses blocks that are no longer worth keeping when the cache holds more than the
+//! policy's share.
 //!
-//! Policies with lists do this by themselves. S3-FIFO's small queue and main queue are here: the
-//! oldest of the segments to which new blocks went are passed, and the clock goes round the others
-//! (see `forebay_policy::replacement`).
+//! Policies with lists do this by themselves. S3-FIFO's small queue and main queue are implemented
+//! here: the end of the small queue is the oldest segment that new blocks went to, and the clock of
+//! the main queue goes round the other segments (see `forebay_policy::replacement`).
 
 use std::rc::Rc;
 
@@ -14,13 +15,13 @@ use crate::io::policy::Policy;
 use crate::lane::engine::EngineLane;
 use crate::state::replacement::{How, Replacement};
 
-/// Where the clock of the main queue is: the number of the segment that it comes to next.
+/// The clock hand of the main queue: the number of the segment that it visits next.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct ClockHand(u32);
 
 impl EngineLane {
-    /// Brings what is kept down to the policy's share, before a segment is chosen by how much of it
-    /// is kept. `closed` is scratch.
+    /// Demotes blocks until no more are kept than the policy's share, before reclaim chooses a
+    /// segment by how many of its blocks are kept. `closed` is scratch space.
     pub(crate) async fn demote(
         self: &Rc<Self>,
         replacement: &Replacement,
@@ -32,12 +33,12 @@ impl EngineLane {
             return;
         }
         let segments = &self.cache.store.segments;
-        // Nobody keeps blocks where dirty ones lie that nobody asks for.
+        // Space taken by dirty blocks of detached volumes cannot hold kept blocks.
         let usable = self.cache.usable_blocks();
         let left = usable.saturating_sub(self.cache.detached.dirty());
         let most = replacement.shares.kept * left / usable.max(1);
-        // Each step gives something up, or takes a use away, or there is nothing to be given up; four
-        // times round takes every use away.
+        // Each step demotes blocks, lowers their use counts, or finds nothing to do; four rounds
+        // bring every use count to zero.
         for _ in 0..segments.count() * 4 {
             let (_, kept) = segments.all_live();
             if kept <= most {
@@ -56,13 +57,14 @@ impl EngineLane {
         }
     }
 
-    /// The end of the small queue: what was not used enough in a segment is given up.
+    /// Ends a segment's time in the small queue: blocks in it that were not used enough are
+    /// demoted.
     pub(crate) async fn end_probation(self: &Rc<Self>, segment: SegmentId) {
         self.pass(segment, Rank::leaves_small, true).await;
         self.cache.store.segments.end_probation(segment);
     }
 
-    /// Lets the clock of the main queue pass a segment. `false`: there is none.
+    /// Moves the clock of the main queue past a segment. `false`: there is none.
     async fn advance_clock(self: &Rc<Self>, hand: &mut ClockHand, closed: &[SegmentUse]) -> bool {
         let mut kept =
             closed.iter().filter(|segment| !segment.on_probation && segment.live.kept > 0);
@@ -74,7 +76,8 @@ impl EngineLane {
         true
     }
 
-    /// Gives the blocks of a segment another rank. `remember`: those that are given up.
+    /// Changes the ranks of a segment's blocks. `remember`: adds ghosts for the blocks that this
+    /// demotes.
     async fn pass(self: &Rc<Self>, segment: SegmentId, passed: fn(Rank) -> Rank, remember: bool) {
         let store = &self.cache.store;
         for (id, blocks) in self.live_blocks(segment).await {

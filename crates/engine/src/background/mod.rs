@@ -1,10 +1,12 @@
-//! Work beside the data path. Each part is a task on the lane that opened the cache.
+//! Work beside the data path. Each part is a task on the lane that opened the cache, except
+//! [`watch`], which runs on every lane.
 //!
-//! - [`writeback`]: dirty blocks to the origin, in the order of their addresses
-//! - [`ordered`]: the same in the order of flushes, for volumes that want it
-//! - [`reclaim`]: room in the log
-//! - [`demote`]: what is not worth keeping any more when there is no room for all of it
-//! - [`upkeep`]: commits and checkpoints by the clock
+//! - [`writeback`]: writes dirty blocks to the origin in address order
+//! - [`ordered`]: writes them in the order of flushes, for volumes with ordered writeback
+//! - [`reclaim`]: frees segments of the log
+//! - [`demote`]: gives up blocks when the cache holds more than the policy's share
+//! - [`upkeep`]: periodic commits, checkpoints and origin syncs
+//! - [`watch`]: checks whether the cache device answers
 
 pub(crate) mod demote;
 pub(crate) mod ordered;

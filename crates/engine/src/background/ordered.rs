@@ -1,14 +1,14 @@
-//! Ordered writeback: the origin gets what was written between two flushes as a whole, before it gets
-//! anything of what came after (invariant 28). Which versions these are the store knows; see
+//! Ordered writeback: the origin gets the writes between two flushes, a group, as a whole before it
+//! gets any later write (invariant 28). The store tracks which versions belong to a group; see
 //! `store::ordered`.
 //!
-//! All blocks of a group are written in the order of their addresses, many at a time, then the origin
-//! is synced, and then it may be the next group's turn. The horizon has to be durable in between if
-//! the log has a version that must not go over what is there now; otherwise it is brought up to date
-//! for several groups together.
+//! The blocks of a group are written in address order, many at a time; then the origin is synced;
+//! then the next group may follow. The horizon, the durable record of what the origin has, must be
+//! made durable in between if the log still has a version that must not be written over the
+//! origin's present one; otherwise it is updated for several groups together.
 //!
-//! When a volume becomes ordered, what is dirty then comes first, in any order; with that the origin is
-//! at a flush, and from then on it stays at one.
+//! When a volume becomes ordered, the blocks that are dirty then are written first, in any order.
+//! With that the origin is at a flush, and it stays at one from then on.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -40,16 +40,16 @@ use crate::stats::bump;
 /// Blocks whose writes are planned together.
 const BATCH_BLOCKS: usize = 4096;
 
-/// Versions that the origin has before the horizon says so, at most.
+/// The most versions that the origin may have before the horizon is updated.
 const MOST_UNSETTLED: u64 = 4096;
 
-/// For so long at most the horizon does not say what the origin has.
+/// The longest time that the horizon lags behind the origin.
 const SETTLE_AFTER: Duration = Duration::from_secs(1);
 
-/// How long to wait when there is something dirty and nothing of it can be written.
+/// How long to wait when blocks are dirty but none can be written.
 const NOTHING_TO_WRITE: Duration = Duration::from_millis(20);
 
-/// What the writes of a group found out.
+/// The result of writing a group.
 #[derive(Default)]
 struct Outcome {
     /// Whether anything was written.
@@ -58,24 +58,24 @@ struct Outcome {
     error: Option<WritebackError>,
 }
 
-/// A drain under way: everything up to this cut, which was taken then.
+/// A drain under way: everything up to `cut`, which was taken at `started`.
 struct Sweep {
     cut: u64,
     started: Nanos,
 }
 
-/// What is known from one step to the next.
+/// State kept from one step to the next.
 struct Progress {
     pacer: Pacer,
     control: RateControl,
     bucket: Bucket,
-    /// Bytes written since the rate was looked at.
+    /// Bytes written since the rate was last adjusted.
     written: u64,
     retry: Duration,
     sweep: Option<Sweep>,
-    /// When the first of the groups was written that are not settled.
+    /// When the first group was written that the durable horizon does not cover.
     unsettled_since: Option<Nanos>,
-    /// When the last of them was closed.
+    /// When the last such group was closed.
     closed_at: Nanos,
     why: WritebackReason,
 }
@@ -85,9 +85,10 @@ struct Progress {
 pub(crate) enum Ending {
     /// The volume is no longer ordered, or leaves, or the cache stops.
     Over,
-    /// The volume could not be put in order. Nothing of it is held, and plain writeback goes on
-    /// until the next attempt: an origin whose sync has failed may never be known to be at a flush
-    /// again, and dirty blocks that nobody writes back fill the cache for all volumes.
+    /// The volume could not be put in order. None of its versions are held, and plain writeback
+    /// goes on until the next attempt: an origin whose sync has failed may never be known to be at
+    /// a flush again, and dirty blocks that are not written back would fill the cache for all
+    /// volumes.
     NotEntered,
 }
 
@@ -96,7 +97,8 @@ pub(crate) async fn run(volume: &Rc<LaneVolume>) -> Ending {
     let ordered = Ordered(volume.clone());
     let store = volume.cache.store.clone();
     let id = volume.volume.id;
-    // Nobody has watched the origin since they were written, and to write them again does no harm.
+    // Groups written earlier may have been lost by the origin meanwhile; writing them again does no
+    // harm.
     store.unwrite_groups(id);
     let mut progress = Progress {
         pacer: Pacer::new(volume.volume.settings()),
@@ -145,7 +147,7 @@ pub(crate) async fn run(volume: &Rc<LaneVolume>) -> Ending {
 }
 
 impl Volume {
-    /// Adds the valid sectors of a block to writes to the origin, one for each run of neighbours.
+    /// Adds the valid sectors of a block to the list of origin writes, joining adjacent runs.
     pub(crate) fn gather(
         &self,
         block: OriginBlock,
@@ -166,13 +168,13 @@ impl Volume {
     }
 }
 
-/// See the module.
+/// The ordered writeback of a volume.
 #[derive(Clone)]
 struct Ordered(Rc<LaneVolume>);
 
 impl Ordered {
-    /// Closes the group that is open, whether or not a client has flushed: any commit is a point at
-    /// which the power could have failed. Returns the cut.
+    /// Closes the open group, whether or not a client has flushed: at any commit the power could
+    /// have failed. Returns the cut.
     async fn close_group(&self) -> Result<u64, WritebackError> {
         let store = self.0.store.store();
         let cut = store.cut(self.0.volume.id, self.0.now()).unwrap_or(0);
@@ -181,12 +183,13 @@ impl Ordered {
         Ok(cut)
     }
 
-    /// Puts the volume in order: from now on what is written is known, and what is dirty comes first.
+    /// Puts the volume in order: tracks what is written from now on, and schedules the present
+    /// dirty blocks first.
     async fn enter_order(&self) -> Result<(), WritebackError> {
         let store = self.0.store.store();
         let volume = &self.0.volume;
-        // What is dirty and what is appended from the beginning on is held, and keeps its segments from all
-        // volumes: an origin that does not answer is waited for before that.
+        // From `begin_ordered` on, dirty and newly appended versions are held and keep their
+        // segments from all volumes. So first make sure that the origin answers.
         drop(volume.ranges.exclusive(0..u64::MAX).await);
         if let Err(error) = self.0.origin.sync().await {
             volume.origin_sync_fails();
@@ -194,7 +197,7 @@ impl Ordered {
         }
         store.begin_ordered(volume.id);
         {
-            // Whoever gets a range after this sees that the volume is ordered.
+            // Every task that gets a range after this sees that the volume is ordered.
             let _all = volume.ranges.exclusive(0..u64::MAX).await;
         }
         let result = self.enter_with_everything().await;
@@ -207,13 +210,15 @@ impl Ordered {
     async fn enter_with_everything(&self) -> Result<(), WritebackError> {
         let store = self.0.store.store();
         let volume = &self.0.volume;
-        // What has gone round or through the cache belongs to what was there before.
+        // Earlier writes around or through the cache belong to the initial state: make them durable
+        // first.
         OriginIo(&self.0).sync().await.map_err(|_| WritebackError::Unsynced)?;
         let room = store.make_room_in_order(volume.dirty_blocks());
         room?;
         let before = store.cut(volume.id, self.0.now()).unwrap_or(0);
         self.0.store.commit().await.map_err(WritebackError::NotNoted)?;
-        // Records up to here may have been on their way already; what they have, the index knows.
+        // Records up to here may have been under way already; their blocks are found in the index
+        // below.
         store.drop_before(volume.id, before);
         let mut dirty = Vec::new();
         store
@@ -238,15 +243,16 @@ impl Ordered {
             if !store.health.failed() {
                 return Err(WritebackError::NotNoted(error));
             }
-            // The operator has given up the order, and what can still be read is to be had.
+            // The operator has switched order off: release the versions, so that readable ones can
+            // be written back without it.
             store.end_ordered(self.0.volume.id);
         }
         self.0.volume.set_ordered(false);
         if self.0.volume.settings().ordered {
-            // It was switched on again meanwhile.
+            // The setting was switched on again meanwhile.
             self.0.volume.set_ordered(true);
         }
-        // Writes that wait for room may go round the log now.
+        // Writes that wait for free space may bypass the log now.
         self.0.cache.store.space.notify_all();
         Ok(())
     }
@@ -261,7 +267,7 @@ impl Ordered {
         let asked = volume.draining.load(Ordering::SeqCst) > 0;
         let entering = !store.is_in_order(volume.id) && settings.writeback_running;
         for block in volume.bad_to_try() {
-            // It is in no group any more; one that is still open takes it along.
+            // The block is in no group any more; add it to the open one.
             store.add_base(&volume.space, block);
         }
         let unsettled = store.unsettled(volume.id);
@@ -273,7 +279,7 @@ impl Ordered {
             progress.sweep = Some(Sweep { cut: self.close_group().await?, started });
         }
         let now = self.0.now();
-        // A group without blocks has to be noted all the same.
+        // A group without blocks must be recorded all the same.
         let to_write = dirty.max(u64::from(entering));
         let pending = unsettled.unwrap_or(0);
         let mut state = dirty_state(&self.0, now, &settings, to_write, pending);
@@ -322,7 +328,7 @@ impl Ordered {
         Ok(())
     }
 
-    /// Writes the group in front, syncs the origin, and notes that it is there.
+    /// Writes the first group, syncs the origin, and records that it has the group.
     async fn write_front(
         &self,
         front: Front,
@@ -358,13 +364,13 @@ impl Ordered {
         progress.closed_at = front.closed_at;
         progress.unsettled_since.get_or_insert(self.0.now());
         if !store.is_in_order(volume.id) {
-            // With this the origin is at a flush.
+            // The origin is at a flush with this group.
             return self.settle(progress).await;
         }
         Ok(())
     }
 
-    /// Makes it durable that the origin has what was written, and marks it clean.
+    /// Makes the horizon durable and marks the blocks that it covers as clean.
     async fn settle(&self, progress: &mut Progress) -> Result<(), WritebackError> {
         let volume = &self.0.volume;
         let noted = self.0.store.note_written(volume.id).await;
@@ -372,7 +378,7 @@ impl Ordered {
         progress.unsettled_since = None;
         let Some(horizon) = noted else { return Ok(()) };
         if volume.state() == VolumeState::Removed {
-            // Its dirty blocks are counted by whoever has it next.
+            // The volume's next attachment counts its dirty blocks.
             return Err(WritebackError::Stopped);
         }
         for block in self.0.store.store().settle_groups(&volume.space, horizon) {
@@ -398,7 +404,7 @@ impl Ordered {
         }
     }
 
-    /// Writes versions to the origin, in the order of blocks, and syncs it.
+    /// Writes versions to the origin in block order, and syncs it.
     async fn write_group(&self, versions: &[(OriginBlock, OrderedVersion)]) -> Outcome {
         let settings = self.0.volume.settings();
         let failures = self.0.volume.sync_failures();
@@ -428,20 +434,20 @@ impl Ordered {
         let mut outcome = outcome.take();
         let unsynced = planted::has(PlantedBug::GroupUnsynced);
         if outcome.any && outcome.error.is_none() && !unsynced {
-            // Barrier for invariants 9 and 28: the group before the next, and before anything is
-            // called clean.
+            // Barrier for invariants 9 and 28: the group is durable before the next one is written,
+            // and before a block is marked clean.
             if let Err(error) = self.0.origin.sync().await {
                 self.0.volume.origin_sync_fails();
                 outcome.error = Some(error.into());
             } else if self.0.volume.sync_failures() != failures {
-                // Somebody else's sync failed, and may have taken these writes with it.
+                // Another task's sync failed, and may have lost these writes.
                 outcome.error = Some(WritebackError::SyncLost);
             }
         }
         outcome
     }
 
-    /// Writes versions of neighbouring blocks, with as few writes as their valid sectors allow.
+    /// Writes versions of adjacent blocks, with as few writes as their valid sectors allow.
     async fn write_held_run(
         &self,
         run: &[(OriginBlock, OrderedVersion)],
@@ -451,10 +457,10 @@ impl Ordered {
         let store = self.0.store.store();
         let (Some((first, _)), Some((last, _))) = (run.first(), run.last()) else { return };
         let range = volume.widen(volume.block_range(*first).start..volume.block_range(*last).end);
-        // Nobody may read a part of an older state meanwhile.
+        // No task may read a mix of older and newer data meanwhile.
         let _range = volume.ranges.exclusive(range).await;
         if volume.state() == VolumeState::Removed {
-            // Its origin belongs to somebody else from now on.
+            // The origin may have another owner from now on.
             outcome.borrow_mut().error.get_or_insert(WritebackError::Stopped);
             return;
         }

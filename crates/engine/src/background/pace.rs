@@ -1,4 +1,4 @@
-//! What writeback of both kinds, in order and not, has in common: why it goes on, and when.
+//! What plain and ordered writeback share: when to write, why, and how long to wait.
 
 use std::time::Duration;
 
@@ -15,10 +15,10 @@ use crate::state::volume::VolumeState;
 pub(crate) const FIRST_RETRY: Duration = Duration::from_millis(100);
 pub(crate) const LONGEST_RETRY: Duration = Duration::from_secs(10);
 
-/// Waits for nothing that takes longer, so that a change of settings is noticed.
+/// The longest single wait, so that a change of settings is noticed.
 pub(crate) const LONGEST_WAIT: Duration = Duration::from_millis(500);
 
-/// What writes are counted as. `asked`: somebody waits for everything to be clean.
+/// Returns the reason under which writes are counted. `asked`: a drain is waiting.
 pub(crate) fn reason(trigger: Option<Trigger>, asked: bool) -> WritebackReason {
     match trigger {
         Some(Trigger::Draining) if asked => WritebackReason::Drain,
@@ -32,8 +32,8 @@ pub(crate) fn reason(trigger: Option<Trigger>, asked: bool) -> WritebackReason {
     }
 }
 
-/// What writeback decides by: so many blocks of the volume are to be written, and in the whole cache
-/// `pending` are on their origin already and only not marked.
+/// Returns the state by which writeback decides: `dirty_blocks` of the volume have to be written;
+/// `pending` blocks are on the origin already but not marked clean.
 pub(crate) fn dirty_state(
     view: &LaneVolume,
     now: Nanos,
@@ -59,7 +59,8 @@ pub(crate) fn dirty_state(
     }
 }
 
-/// What the rate control decides by, `written` bytes having been written since the last look.
+/// Returns the load by which the rate control decides. `written`: bytes written since the last
+/// call.
 pub(crate) fn load(view: &LaneVolume, now: Nanos, state: &DirtyState, written: u64) -> Load {
     let capacity = state.capacity_blocks.max(1) as f64;
     Load {
@@ -69,8 +70,8 @@ pub(crate) fn load(view: &LaneVolume, now: Nanos, state: &DirtyState, written: u
     }
 }
 
-/// Waits before something is tried again, but no longer than the volume is there: whoever sleeps here
-/// keeps the origin open.
+/// Waits before a retry, but only while the volume is attached: a task that sleeps here keeps the
+/// origin open.
 pub(crate) async fn pause_for(view: &LaneVolume, time: Duration) {
     let until = view.now() + time;
     loop {

@@ -1,16 +1,15 @@
-//! Reclaim: room in the log. Of the closed segments the one is taken of which least is to be kept; its
-//! clean blocks are evicted or reinserted, its dirty ones written back or reinserted, and then it
-//! drains (see `store::segments`).
+//! Reclaim: frees segments of the log. It takes the closed segment that is cheapest to empty: clean
+//! blocks are evicted or reinserted, dirty ones written back or reinserted; then the segment drains
+//! (see `store::segments`).
 //!
-//! No volume holds back the others. To move a block, its part of the index is enough, so dirty blocks
-//! whose volume is not attached, or whose origin does not take them, are reinserted; and reclaim waits
-//! for no origin for long. Such blocks are packed into as few segments as possible:
-//! those have nothing to be gained, and are left alone.
-
+//! No volume holds back the others. A block's part of the index is enough to move it, so dirty
+//! blocks whose volume is not attached, or whose origin takes no writes, are reinserted; and
+//! reclaim waits for no origin for long. Such blocks are packed into as few segments as possible;
+//! full segments of them are left alone, because reclaiming them would free next to nothing.
 //!
-//! - [`live`]: the live blocks of a segment
-//! - [`owner`]: whose blocks they are
-//! - [`empty`]: emptying one segment
+//! - [`live`]: finds the live blocks of a segment
+//! - [`owner`]: the volume that owns them
+//! - [`empty`]: empties one segment
 
 mod empty;
 pub(crate) mod live;
@@ -32,30 +31,31 @@ use crate::state::replacement::How;
 use crate::state::volume::Volume;
 use empty::Emptied;
 
-/// Of a segment that is live to at most this share (in percent), dirty blocks are reinserted. Fuller
-/// ones are written back, so that room is gained in any case.
+/// Dirty blocks of a segment are reinserted if at most this share of it, in percent, is live. Those
+/// of fuller segments are written back, so that space is gained in any case.
 const REINSERT_LIVE: u32 = 50;
 
-/// The same for the dirty share of a segment before an origin that is slow enough, and while clients
-/// wait for it. With more of it more is reinserted, and a disk is busy for no less.
+/// Dirty blocks are also reinserted up to this dirty share of a segment, in percent, if its origin
+/// is slow; up to `REINSERT_WAITING` while clients wait. With more, more is reinserted without
+/// relieving the disk.
 const REINSERT_DIRTY: u32 = 60;
 const REINSERT_WAITING: u32 = 95;
 
-/// What it costs to reinsert a block: a read of a SATA SSD, and a part of a large write.
+/// The cost of reinserting a block: a read of a SATA SSD, and a part of a large write.
 const REINSERTION_TIME: Duration = Duration::from_micros(35);
 
-/// A segment that could not be emptied is left alone for so long.
+/// How long a segment that could not be emptied is left alone.
 const STUCK_FOR: Duration = Duration::from_secs(1);
 
-/// What reclaim remembers from one segment to the next.
+/// State kept from one segment to the next.
 #[derive(Default)]
 struct State {
     hand: ClockHand,
     closed: Vec<SegmentUse>,
-    /// Segments that could not be emptied, and when that was.
+    /// Segments that could not be emptied, and since when.
     stuck: BTreeMap<SegmentId, Nanos>,
-    /// Segments of which too little would be gained, as they were then, and which volumes could be
-    /// written back.
+    /// Segments of which too little would be gained, with their state at that time. Cleared when
+    /// the set of writable volumes changes.
     packed: BTreeMap<SegmentId, (u64, Live)>,
     writable: Vec<VolumeId>,
 }
@@ -66,13 +66,13 @@ impl State {
     }
 }
 
-/// What it costs to reclaim a segment, in eighths of a block: what is kept has to be written once more.
-/// What is dirty has to go to the origin some day, but seldom is as cheap as in a sweep.
-/// While clients wait for room (`waits`), clean blocks are given up, and only what is dirty is in the
-/// way.
+/// Returns the cost of reclaiming a segment, in eighths of a block. A kept block has to be written
+/// again: 8. A dirty block has to go to the origin some day, but rarely as cheaply as in a sweep:
+/// 1. While clients wait for space (`waits`), clean blocks are given up and only dirty ones are in
+/// the way: 8 for a dirty block, 1 for a kept one.
 ///
-/// Beyond `most` dirty blocks, these are not reinserted but written to the origin: for that, half a segment
-/// of other blocks is worth reinserting.
+/// More than `most` dirty blocks are not reinserted but written to the origin. That adds 4 for
+/// every live block: avoiding it is worth reinserting half a segment of other blocks.
 fn cost(segment: &SegmentUse, kept: u32, waits: bool, most: u32) -> u32 {
     let dirty = segment.live.dirty;
     let seeks = if dirty > most { segment.live.blocks * 4 } else { 0 };
@@ -110,10 +110,10 @@ pub(crate) async fn run(engine: Rc<EngineLane>) {
                 store.space.notify_all();
             }
         } else if on_their_way > 0 {
-            // Enough is on its way, or there is nothing else: make it usable before taking more.
+            // Enough segments are draining, or no other can be taken: make those usable first.
             engine.make_usable().await;
-            // Whoever asked for room before that was answered with this; marks ask as well, and would
-            // for ever where segments on their way wait for an origin.
+            // Re-arm: earlier requests have been satisfied. Writing marks also requests space, so
+            // waiting on the old listener would spin while draining segments wait for an origin.
             let wanted = store.space_wanted.listen();
             either(wanted, engine.lane.sleep(Duration::from_millis(1))).await;
         } else {
@@ -122,9 +122,10 @@ pub(crate) async fn run(engine: Rc<EngineLane>) {
     }
 }
 
-/// Up to which share of dirty blocks, in percent, those of a segment are reinserted, if a write of the
-/// sweep takes the origin so long: as long as what is gained by that costs less time. The sweep brings
-/// the blocks home later, in an order in which a disk takes them many times as fast as now.
+/// Returns the highest dirty share of a segment, in percent, at which its dirty blocks are
+/// reinserted, given the mean time of a writeback write: the higher that time, the more reinsertion
+/// is worth per free block. The sweep writes the blocks back later, in an order that a disk takes
+/// many times as fast.
 fn most_reinserted(write: Duration, clients_wait: bool) -> u32 {
     let share = 1.0 - REINSERTION_TIME.as_secs_f64() / write.as_secs_f64().max(1e-9);
     let most = if clients_wait { REINSERT_WAITING } else { REINSERT_DIRTY };
@@ -132,7 +133,7 @@ fn most_reinserted(write: Duration, clients_wait: bool) -> u32 {
 }
 
 impl EngineLane {
-    /// Makes drained segments usable again: a commit, and a checkpoint if some wait for one.
+    /// Makes drained segments usable again: commits, and writes a checkpoint if some wait for one.
     async fn make_usable(self: &Rc<Self>) {
         if self.store.commit().await.is_err() {
             return;
@@ -147,8 +148,9 @@ impl EngineLane {
         }
     }
 
-    /// Whether there is no room, and versions that no origin is about to get keep what there could be. Others
-    /// cannot wait for them: their volume may be stopped for good.
+    /// Returns whether there is no free space and will be none: held versions that no origin is
+    /// about to take keep the segments. Other volumes cannot wait for them: their volume may be
+    /// stopped for good.
     fn gets_no_room(&self, state: &State) -> bool {
         let store = &self.cache.store;
         let gets_some = |volume: &Arc<Volume>| {
@@ -161,7 +163,7 @@ impl EngineLane {
             && !self.cache.volumes().iter().any(gets_some)
     }
 
-    /// Empties one segment. `false`: there is none to take.
+    /// Empties one segment. `false`: none can be taken.
     async fn reclaim_one(self: &Rc<Self>, state: &mut State) -> bool {
         let store = &self.cache.store;
         let (_, replacement) = self.cache.replacement();
@@ -194,7 +196,7 @@ impl EngineLane {
             .filter(|one| !one.held && !state.stuck.contains_key(&one.id) && !state.is_packed(one));
         let least = candidates.min_by_key(|one| (cost(one, kept(one), waits, most), one.opened));
         let Some(victim) = least.copied() else {
-            // What is left is held for origins that get things in order.
+            // The segments that are left are held for ordered writeback.
             self.cache.press(store.segments.with_held() > 0);
             return false;
         };
@@ -203,7 +205,7 @@ impl EngineLane {
         }
         if victim.on_probation && replacement.goes_by_ranks() && store.segments.live(victim.id) > 0
         {
-            // Its blocks leave the order of the log now.
+            // Its blocks leave the order of the log now, so their time in the small queue ends.
             self.end_probation(victim.id).await;
         }
         for _ in 0..4 {
@@ -220,7 +222,7 @@ impl EngineLane {
             lists.emptied(victim.id);
         }
         if !store.end_reclaim(victim.id) {
-            // Its dirty blocks could not be written back, or not be read: others may do better.
+            // Its dirty blocks could not be written back or read: try other segments.
             state.stuck.insert(victim.id, now);
         }
         true

@@ -1,4 +1,4 @@
-//! Upkeep by the clock: commits, checkpoints, and syncs of origins. Each is a task of its own, so that
+//! Periodic upkeep: commits, checkpoints, and syncs of origins. Each is a task of its own, so that
 //! neither a long checkpoint nor an origin that does not answer delays a commit.
 
 use std::rc::Rc;
@@ -13,11 +13,11 @@ use crate::lane::engine::EngineLane;
 use crate::state::cache::BackgroundEnding;
 use crate::state::volume::VolumeState;
 
-/// How often it is asked whether a checkpoint is due.
+/// How often to check whether a checkpoint is due.
 const CHECKPOINT_ASKED: Duration = Duration::from_secs(1);
 
-/// Commits until the cache stops: what was acknowledged is on its way to the device after the shortest
-/// interval that a volume asks for, at the latest.
+/// Commits periodically until the cache stops: acknowledged writes are on their way to the device
+/// at the latest after the shortest `commit_interval` of the volumes.
 pub(crate) async fn commits(engine: Rc<EngineLane>) {
     let cache = engine.cache.clone();
     let _ending = BackgroundEnding { cache: cache.clone(), task: "the task that commits" };
@@ -27,12 +27,12 @@ pub(crate) async fn commits(engine: Rc<EngineLane>) {
         let due = last + engine.commit_interval();
         let now = engine.lane.now();
         if now < due {
-            // A lower interval acts at once.
+            // Wakes early if the interval is lowered.
             either(changed, engine.lane.sleep_until(due)).await;
             continue;
         }
         last = now;
-        // A failed device gets nothing more; writeback goes on by itself.
+        // Nothing more is written to a failed device; writeback does not depend on commits then.
         if !cache.store.health.failed()
             && !cache.store.all_durable()
             && !planted::has(PlantedBug::NoTimedCommit)
@@ -62,9 +62,9 @@ pub(crate) async fn checkpoints(engine: Rc<EngineLane>) {
     }
 }
 
-/// Syncs a volume's origin from time to time until the volume leaves: what went round the cache may be
-/// cached again once the origin cannot lose it. The cache does not wait for this when it stops: the
-/// origin may never answer, and a stop syncs it itself.
+/// Syncs a volume's origin periodically until the volume leaves: writes that bypassed the cache may
+/// be cached once the origin cannot lose them. Closing the cache does not wait for this task: the
+/// origin may never answer, and a stop syncs it anyway.
 pub(crate) async fn origin_syncs(view: Rc<LaneVolume>) {
     let volume = view.volume.clone();
     while !view.cache.is_stopping() && volume.state() != VolumeState::Removed {
@@ -78,7 +78,7 @@ pub(crate) async fn origin_syncs(view: Rc<LaneVolume>) {
 }
 
 impl EngineLane {
-    /// The shortest interval that a volume asks for.
+    /// Returns the shortest commit interval of the volumes.
     fn commit_interval(&self) -> Duration {
         let volumes = self.cache.volumes();
         let shortest = volumes.iter().map(|volume| volume.settings().commit_interval).min();

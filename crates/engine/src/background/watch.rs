@@ -1,6 +1,6 @@
-//! Looks once in a while whether the cache device answers. Each lane looks at its own requests; the
-//! first one also sees to it that what only a failed cache device has is written down elsewhere. For
-//! origins see `origin`.
+//! Checks periodically whether the cache device answers. Each lane checks its own requests; the
+//! lane that opened the cache also keeps the notes about its volumes up to date and has bad blocks
+//! tried again. For origins see `state::origin`.
 
 use std::rc::Weak;
 use std::time::Duration;
@@ -15,10 +15,11 @@ use crate::lane::engine::EngineLane;
 use crate::state::cache::Cache;
 use crate::state::health::{DeviceHealth, LOOK_EVERY};
 
-/// Blocks that cannot be read are tried again after so long, if nobody asks for it earlier.
+/// Unreadable dirty blocks are tried again after this time, unless a client or operator has them
+/// tried earlier.
 const TRY_BAD_AFTER: Duration = Duration::from_secs(60);
 
-/// Bytes that are read to see whether a device answers.
+/// Bytes that a probe reads.
 const PROBE_BYTES: usize = 4096;
 
 /// Runs until the lane leaves the cache, or the cache stops. `first`: the lane that opened the cache.
@@ -48,7 +49,7 @@ pub(crate) async fn run(engine: Weak<EngineLane>, first: bool) {
                     volume.try_bad_again();
                 }
                 if let Some(view) = this.lane_volume(volume.id) {
-                    // On its own: whatever a ledger waits for, others are looked after.
+                    // A task of its own, so that a slow ledger does not delay the other volumes.
                     lane.spawn(async move { Notes(&view).write_down().await });
                 }
             }
@@ -62,7 +63,7 @@ impl EngineLane {
         let (cache, queue) = (&self.cache, self.store.queue());
         let oldest = queue.under_way().look(now);
         if cache.health.look(cache.store.device().name(), lane, oldest, now) {
-            // A small request; when it ends the device answers.
+            // The probe: when it ends, the device answers.
             let (cache, queue) = (cache.clone(), queue.clone());
             self.lane.spawn(async move {
                 let _ = queue.read(0, IoBuf::for_overwrite(PROBE_BYTES)).await;
@@ -73,12 +74,12 @@ impl EngineLane {
 }
 
 impl Cache {
-    /// Whether the cache device answers.
+    /// Returns the health of the cache device.
     pub fn health(&self) -> &DeviceHealth {
         &self.health
     }
 
-    /// That the cache device does not answer, if so.
+    /// Returns an error if the cache device does not answer.
     pub(crate) fn hung(&self) -> Option<EngineError> {
         let (seconds, device) = (self.health.hung_for()?.as_secs(), self.store.device().name());
         let message = format!("the cache device {device} has not answered for {seconds} s");

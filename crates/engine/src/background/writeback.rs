@@ -1,5 +1,5 @@
-//! Writeback: dirty blocks to the origin, in the order of their addresses, neighbours merged.
-//! [`sweep`] says which blocks come next; [`io::writeback`](crate::io::writeback) writes them.
+//! Writeback: writes dirty blocks to the origin in address order, with neighbours merged. [`sweep`]
+//! chooses the blocks; [`io::writeback`](crate::io::writeback) writes them.
 
 mod sweep;
 
@@ -27,19 +27,19 @@ use crate::state::cache::BackgroundEnding;
 use crate::state::volume::VolumeState;
 use sweep::{Next, Sweep};
 
-/// After a panic it begins again after this time.
+/// How long after a panic writeback starts again.
 const AFTER_PANIC: Duration = Duration::from_secs(1);
 
-/// Writes that are still started after one has failed, and the time in which they are: a bad place keeps
-/// others waiting less, and a dead origin is not asked for long.
+/// How many writes are still started after one has failed, and for how long. So a bad place on the
+/// origin delays other blocks less, and a dead origin is not retried for long.
 const GO_ON_FOR: u32 = 256;
 const GO_ON_UNTIL: Duration = Duration::from_secs(1);
 
-/// How long writes through the cache may wait for their origin sync. A sync empties the disk's queue,
-/// so it should come rarely; until it does they are written again after a crash.
+/// How long writes through the cache may wait for their origin sync. A sync empties the disk's
+/// queue, so it should be rare; blocks not yet synced are written again after a crash.
 const THROUGH_SYNC: Duration = Duration::from_secs(1);
 
-/// One volume's writeback.
+/// The writeback of one volume.
 struct Writeback {
     view: Rc<LaneVolume>,
     pacer: Pacer,
@@ -50,15 +50,16 @@ struct Writeback {
     sweep_started: Nanos,
     sweep_failed: bool,
     retry: Duration,
-    /// When a volume that could not be put in order tries again, and how long it waits after that.
+    /// When to try again to put the volume in order, and how long to wait after the next failure.
     order_at: Nanos,
     order_retry: Duration,
-    /// Writes that have been started since one was seen to have failed, and when that was.
+    /// Writes started since a failure was noticed, and when that was.
     since_failure: u32,
     failed: Nanos,
 }
 
-/// Begins again after a panic: only writeback gets what is dirty out of a cache device that has failed.
+/// Restarts writeback after a panic: nothing else moves dirty blocks off a cache device that has
+/// failed.
 struct Again(Rc<LaneVolume>);
 
 impl Drop for Again {
@@ -72,7 +73,7 @@ impl Drop for Again {
     }
 }
 
-/// Runs until the cache stops, `after` some time.
+/// Waits for `after`, then runs until the cache stops or the volume is removed.
 pub(crate) async fn run(view: Rc<LaneVolume>, after: Duration) {
     let _ending = BackgroundEnding { cache: view.cache.clone(), task: "writeback" };
     let _again = Again(view.clone());
@@ -99,7 +100,7 @@ pub(crate) async fn run(view: Rc<LaneVolume>, after: Duration) {
 }
 
 impl Writeback {
-    /// Decides once, and does what was decided.
+    /// Makes one decision and carries it out.
     async fn step(&mut self) {
         let view = self.view.clone();
         let volume = &view.volume;
@@ -123,17 +124,18 @@ impl Writeback {
             return;
         }
         let asked = volume.draining.load(Ordering::SeqCst) > 0;
-        // A device that takes nothing new may soon be one that gives nothing back; and what goes round the
-        // log where it has no room must not meet dirty copies.
+        // A device that takes no writes may soon take no reads either. And writes that bypass a
+        // full log must not meet dirty copies.
         let failed = view.cache.store.health.failed() || view.cache.is_starved();
         let draining = asked || failed || !keeps_dirty(settings.mode);
         if draining && !volume.through.lock().is_empty() {
-            // Invariant 9: blocks written through become clean when the origin has been synced.
+            // Invariant 9: blocks written through become clean only when the origin has been
+            // synced.
             let many = volume.through_many.listen();
             if !asked && volume.through.lock().len() < OriginIo(&view).most_through() {
                 either(many, view.lane().sleep(THROUGH_SYNC)).await;
             }
-            // A failure empties the list: its blocks are written back like others.
+            // On failure the list is cleared, and its blocks are written back like others.
             let _ = OriginIo(&view).sync().await;
         }
         let now = view.now();
@@ -148,7 +150,7 @@ impl Writeback {
             Decision::Idle { .. } if self.flow.is_busy() => self.settle().await,
             Decision::Idle { look_again } => {
                 if volume.dirty_blocks() == 0 && volume.writeback_error().is_some() {
-                    // What could not be written was overwritten or discarded.
+                    // The blocks that could not be written have been overwritten or discarded.
                     volume.set_writeback_error(None);
                 }
                 let until = if wants_order { look_again.min(self.order_at) } else { look_again };
@@ -175,7 +177,7 @@ impl Writeback {
         DirtyState { draining, ..dirty_state(&self.view, now, settings, dirty, pending) }
     }
 
-    /// Starts the next write, once there is room for it.
+    /// Starts the next write once the depth allows it.
     async fn write(&mut self, settings: &Settings, why: WritebackReason) {
         let view = self.view.clone();
         self.flow.room(settings.writeback_depth).await;
@@ -202,7 +204,7 @@ impl Writeback {
                 self.sweep_started = view.now();
                 self.sweep_failed = false;
             }
-            // All that the map counts here is bad or already on its way.
+            // All blocks that the map counts here are bad or already under way.
             Next::Nothing => view.lane().sleep(Duration::from_millis(1)).await,
             Next::Clean => {
                 let timer = view.lane().sleep(FIRST_RETRY);
@@ -211,8 +213,8 @@ impl Writeback {
         }
     }
 
-    /// Waits until what is under way is on the origin and marked; after a failure also for a while
-    /// before anything else is tried.
+    /// Waits until all writes under way are durable and marked clean. After a failure, also pauses
+    /// before the next attempt.
     async fn settle(&mut self) {
         self.since_failure = 0;
         let volume = self.view.volume.clone();

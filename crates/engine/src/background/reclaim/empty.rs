@@ -1,4 +1,4 @@
-//! Emptying one segment: what is evicted, reinserted and written back.
+//! Empties one segment: evicts, reinserts and writes back its blocks.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -20,32 +20,34 @@ use crate::lane::engine::EngineLane;
 use crate::state::replacement::{How, Replacement};
 use crate::state::volume::Volume;
 
-/// Of a segment of which more (in percent) is kept or dirty, nothing clean is reinserted: there would
-/// be little room gained, and everything else is even fuller. The same while clients wait for room.
+/// If more than this share of a segment, in percent, is kept or dirty, no clean block is
+/// reinserted: little space would be gained, and all other segments are even fuller.
+/// `REINSERT_KEPT_WAITING` applies while clients wait for space.
 const REINSERT_KEPT: u32 = 85;
 const REINSERT_KEPT_WAITING: u32 = 50;
 
-/// Blocks that are reinserted side by side.
+/// Blocks that are reinserted concurrently.
 const REINSERTED_TOGETHER: usize = 32;
 
-/// Reclaim waits so long at most for an origin to take what is in its way, if there are other volumes.
+/// The longest time that reclaim waits for an origin to take dirty blocks, if there are other
+/// volumes.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Of a segment of which more than this share (in parts of [`WHOLE`]) is dirty and has to be reinserted,
-/// too little is gained to be worth it.
+/// If more than `PACKED` / `WHOLE` of a segment is dirty and must be reinserted, too little space
+/// is gained to be worth it.
 const PACKED: u32 = 31;
 const WHOLE: u32 = 32;
 
-/// How emptying a segment went.
+/// The result of emptying a segment.
 #[derive(PartialEq, Eq)]
 pub(super) enum Emptied {
     AsFarAsPossible,
-    /// Nothing was done: it is full of what has to stay.
+    /// Nothing was done: the segment is full of blocks that have to stay.
     Packed,
 }
 
 impl EngineLane {
-    /// `waits`: clients wait for room.
+    /// Empties a segment. `waits`: clients wait for space.
     pub(super) async fn empty(
         self: &Rc<Self>,
         segment: SegmentId,
@@ -74,16 +76,17 @@ impl EngineLane {
         }
         let all = count(|_, _| true);
         let dirty = count(|_, live| live.dirty);
-        // What is clean and nobody asks for is not kept.
+        // Clean blocks of volumes that are not attached are not kept.
         let kept = count(|owner, live| live.dirty || (live.kept && owner.view.is_some()));
-        // What is reserved is for this: less than a segment is filled here for one that is gained.
+        // The reserved segments are for this: emptying one fills less than one.
         let has_room = || store.segments.free_count() >= store.reserved_segments();
         if !has_room() {
             self.make_usable().await;
         }
         let room = has_room();
-        // Marks may have taken a part of what is reserved. Blocks that leave in no other way than by being
-        // reinserted still are, where that gains more than it takes; or there would be no room ever again.
+        // Marks may have taken a part of the reserve. Blocks that can leave only by being
+        // reinserted are reinserted all the same if that frees more than it takes; otherwise no
+        // space would ever become free again.
         let room_for_bound = room
             || u64::from(bound) <= self.store.free_background_cells()
             || (store.segments.free_count() > 0 && bound * 2 <= capacity);
@@ -110,7 +113,7 @@ impl EngineLane {
                     owner.evict(&live, reason);
                 }
             }
-            // What is in order has its turn in ordered writeback, or cannot be read.
+            // The rest of an ordered volume is left to ordered writeback, or is unreadable.
             let Some(view) = owner.view.as_ref().filter(|_| !owner.bound && !owner.in_order) else {
                 continue;
             };
@@ -125,7 +128,8 @@ impl EngineLane {
         Emptied::AsFarAsPossible
     }
 
-    /// Reinserts blocks, many at a time. Returns those that could not be, and why.
+    /// Reinserts blocks, many at a time. Returns those that could not be reinserted, with the
+    /// reason.
     async fn reinsert_all(
         self: &Rc<Self>,
         owner: &Owner<'_>,
@@ -144,8 +148,8 @@ impl EngineLane {
         }
     }
 
-    /// Has blocks written back. `false`: the origin takes too long, and others do not wait for it; until
-    /// it has taken them, the volume's dirty blocks are reinserted.
+    /// Writes blocks back. `false`: the origin takes too long and other volumes must not wait for
+    /// it; until it has taken the blocks, the volume's dirty blocks are reinserted instead.
     async fn make_clean(self: &Rc<Self>, view: &Rc<LaneVolume>, blocks: Vec<OriginBlock>) -> bool {
         let ended = Rc::new((Cell::new(false), Notify::default()));
         let (this, ending) = (view.clone(), Ending(view.volume.clone(), ended.clone()));
@@ -170,9 +174,9 @@ impl EngineLane {
         }
     }
 
-    /// Reinserts what can be read at once, and gives back the rest.
+    /// Reinserts the blocks that can be read at once, and returns the rest.
     fn reinsert_now(&self, owner: &Owner<'_>, kept: Vec<Live>) -> Vec<Live> {
-        /// Blocks by which the hint is ahead.
+        /// How many blocks prefetch hints are ahead.
         const AHEAD: usize = 2;
         let store = &self.cache.store;
         let mut payload = IoBuf::for_overwrite(store.block_size().as_usize());
@@ -193,7 +197,8 @@ impl EngineLane {
         rest
     }
 
-    /// Appends a live block again, if it can be read at once. `Some(false)` and `None`: not done.
+    /// Reinserts a live block if it can be read at once. `Some(false)` and `None`: it was not
+    /// reinserted.
     fn reinsert_one_now(&self, owner: &Owner<'_>, live: &Live, payload: &mut [u8]) -> Option<bool> {
         let space = &owner.space;
         let pinned = self.cache.store.look_up(space, live.block)?;
@@ -208,7 +213,10 @@ impl EngineLane {
         Some(owner.count_reinserted(live, appended))
     }
 
-    /// Appends a live block again, as it is. If it stays where it was, says why.
+    /// Reinserts a live block unchanged.
+    ///
+    /// # Errors
+    /// The reason why it stays where it is.
     async fn reinsert(
         self: &Rc<Self>,
         owner: &Owner<'_>,
@@ -222,7 +230,7 @@ impl EngineLane {
             return Ok(());
         }
         let mask = pinned.found.mask.clone();
-        // What cannot be read stays where it is: bad dirty blocks are kept, clean ones evicted.
+        // Unreadable blocks stay where they are: the caller keeps dirty ones and evicts clean ones.
         let read = self.store.read_block(space, pinned).await;
         let payload = read.map_err(|_| EvictionReason::Damaged)?;
         let version = owner.reinsertion(live, &entry, mask);
@@ -234,7 +242,7 @@ impl EngineLane {
     }
 }
 
-/// Ends what reclaim asked a volume's writeback for, also by a panic.
+/// Signals on drop, also after a panic, that writeback for reclaim has ended.
 struct Ending(Arc<Volume>, Rc<(Cell<bool>, Notify)>);
 
 impl Drop for Ending {

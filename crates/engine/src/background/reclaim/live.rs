@@ -1,4 +1,4 @@
-//! The live blocks of a segment.
+//! Finds the live blocks of a segment.
 
 use std::collections::BTreeMap;
 
@@ -9,23 +9,23 @@ use forebay_store::VolumeSpace;
 
 use crate::lane::engine::EngineLane;
 
-/// Blocks by which hints are ahead of look-ups.
+/// How many blocks prefetch hints are ahead of look-ups.
 const LOOKED_UP_AHEAD: usize = 4;
 
-/// Bytes that are read together of a segment with records of a quarter of that at most.
+/// Bytes to read at a time from a segment whose records have at most a quarter of that.
 const SHORT_RECORDS: u64 = 64 << 10;
 
-/// A live block of a segment that is reclaimed.
+/// A live block of a segment that is being reclaimed.
 pub(crate) struct Live {
     pub(crate) block: OriginBlock,
     pub(crate) slot: Slot,
     pub(super) dirty: bool,
-    /// The replacement policy has not given it up.
+    /// The replacement policy wants to keep it.
     pub(super) kept: bool,
 }
 
 impl EngineLane {
-    /// The live blocks of a segment, by volume, from its record headers; where one cannot be
+    /// Returns the live blocks of a segment by volume: from its record headers or, if one cannot be
     /// read, from the index.
     pub(crate) async fn live_blocks(&self, segment: SegmentId) -> BTreeMap<VolumeId, Vec<Live>> {
         let store = &self.cache.store;
@@ -39,7 +39,7 @@ impl EngineLane {
         let mut short = false;
         while at < end {
             if at + PAGE as u64 > image_at + image.len() as u64 {
-                // Where records are short, the next headers are near.
+                // If records are short, read several headers at once.
                 let bytes = (if short { SHORT_RECORDS } else { PAGE as u64 }).min(end - at);
                 let buf = IoBuf::for_overwrite(bytes as usize);
                 let offset = geometry.segment_offset(segment) + at;
@@ -64,12 +64,12 @@ impl EngineLane {
         self.live_by_index(segment)
     }
 
-    /// Adds the live blocks of a record, and tells how many there are.
+    /// Adds the live blocks of a record, and returns their number.
     fn add_live(&self, header: &RecordHeader, live: &mut BTreeMap<VolumeId, Vec<Live>>) -> usize {
         let store = &self.cache.store;
         let Body::Data(entries) = &header.body else { return 0 };
         let mut count = 0;
-        // Of a volume that was deleted there is none.
+        // The inner value is `None` for a deleted volume.
         let mut space: Option<(VolumeId, Option<VolumeSpace>)> = None;
         for (number, entry) in entries.iter().enumerate() {
             let slot = header.cell(store.geometry(), number);
@@ -103,7 +103,7 @@ impl EngineLane {
         count
     }
 
-    /// The live blocks of a segment, from a pass over the whole index.
+    /// Returns the live blocks of a segment from a pass over the whole index.
     fn live_by_index(&self, segment: SegmentId) -> BTreeMap<VolumeId, Vec<Live>> {
         let store = &self.cache.store;
         let mut live: BTreeMap<VolumeId, Vec<Live>> = BTreeMap::new();

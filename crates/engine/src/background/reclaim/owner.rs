@@ -1,4 +1,4 @@
-//! Whose blocks reclaim moves.
+//! The volume that owns the blocks that reclaim moves.
 
 use std::rc::Rc;
 
@@ -16,20 +16,20 @@ use crate::lane::engine::EngineLane;
 use crate::state::replacement::{How, Replacement};
 use crate::stats::bump;
 
-/// Whose blocks are moved: a volume of the cache, attached or not.
+/// The owner of blocks that are moved: a volume of the cache, attached or not.
 pub(super) struct Owner<'a> {
     engine: &'a EngineLane,
     replacement: &'a Replacement,
     pub(super) space: VolumeSpace,
     pub(super) view: Option<Rc<LaneVolume>>,
-    /// Its dirty blocks stay dirty for now.
+    /// Its dirty blocks cannot be written back now.
     pub(super) bound: bool,
-    /// Its dirty blocks have their turn in ordered writeback.
+    /// Its dirty blocks are left to ordered writeback.
     pub(super) in_order: bool,
 }
 
 impl<'a> Owner<'a> {
-    /// `None`: the volume has been deleted.
+    /// Returns the owner with this number. `None`: the volume has been deleted.
     pub(super) fn of(
         engine: &'a EngineLane,
         replacement: &'a Replacement,
@@ -40,8 +40,9 @@ impl<'a> Owner<'a> {
         let view = engine.lane_volume(id);
         let (bound, in_order) = match &view {
             Some(view) => {
-                // One that is being put in order, which may take as long as its origin does, must not
-                // be written back by others, but nothing is held yet for a place in the order.
+                // A volume that is being put in order must not be written back by others, and that
+                // may take as long as its origin does; but none of its versions are held for
+                // ordered writeback yet.
                 let (ordered, in_order) = (view.volume.is_ordered(), store.is_in_order(id));
                 let entering = ordered && !in_order;
                 (!view.volume.can_be_emptied() || entering, ordered && in_order)
@@ -51,7 +52,7 @@ impl<'a> Owner<'a> {
         Some(Owner { engine, replacement, space, view, bound, in_order })
     }
 
-    /// Whether a block leaves the cache no other way than by being reinserted.
+    /// Returns whether a block can leave its segment only by being reinserted.
     pub(super) fn must_reinsert(&self, live: &Live) -> bool {
         live.dirty && self.bound && !self.in_order
     }
@@ -60,8 +61,8 @@ impl<'a> Owner<'a> {
         usize::from(self.engine.lane.id().0)
     }
 
-    /// The version that a block is reinserted as: the same, somewhere else. Of a volume that is not
-    /// attached only dirt keeps it.
+    /// Returns the version to reinsert a block as: unchanged, but evictable if the volume is not
+    /// attached, because then only dirty blocks are kept.
     pub(super) fn reinsertion(
         &self,
         live: &Live,
@@ -78,13 +79,13 @@ impl<'a> Owner<'a> {
             dirty: entry.dirty,
             mask,
             rank: rank.bits(),
-            // Writeback may have made it clean while it was read. It stays clean then: an owner without a
-            // view counts no block that becomes dirty.
+            // Writeback may have made the block clean while it was read. It stays clean then: an
+            // owner without a view does not count blocks that become dirty.
             condition: Condition::Copy(entry.slot),
         }
     }
 
-    /// Takes a block out of the cache, unless it is dirty or has been replaced.
+    /// Evicts a block, unless it is dirty or has been replaced.
     pub(super) fn evict(&self, live: &Live, reason: EvictionReason) {
         let gone = self.engine.cache.store.forget(&self.space, live.block, |entry| {
             entry.slot == live.slot && (!entry.dirty || planted::has(PlantedBug::EvictsDirty))
@@ -101,11 +102,11 @@ impl<'a> Owner<'a> {
         self.engine.cache.memory().ghost.note(self.space.address(live.block).0, Past::Evicted);
     }
 
-    /// Counts a block that was reinserted. `false`: it stays where it was.
+    /// Records the result of reinserting a block. `false`: the block stays where it was.
     pub(super) fn count_reinserted(&self, live: &Live, appended: Appended) -> bool {
         match appended {
             Appended::Done { .. } => (),
-            // It was replaced meanwhile.
+            // The block was replaced meanwhile.
             Appended::Refused => return true,
             Appended::NoSpace | Appended::NoMask => return false,
         }

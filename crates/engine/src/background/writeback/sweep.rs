@@ -1,10 +1,9 @@
-//! The sweep over one volume's origin: which dirty blocks come next, in ascending order.
+//! The sweep over one volume's origin: chooses the next dirty blocks in ascending order.
 //!
-//! The index has no order, so the blocks of a window are collected in one pass over it, and sorted; or
-//! each is looked up, where the map leaves few. A pass costs the more the larger the cache is, so windows
-//! grow with it. What becomes dirty behind the
-//! pass and before the sweep comes by would be missed this time; after a while the rest of a window is
-//! collected anew.
+//! The index is unordered, so the dirty blocks of a window are collected in one pass over it and
+//! sorted, or looked up one by one if the dirty map leaves few candidates. A pass costs more in a
+//! larger cache, so windows grow with it. Blocks that become dirty after the pass and before the
+//! sweep reaches them would be missed this time, so the rest of an old window is collected again.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -16,51 +15,52 @@ use forebay_policy::{SweepPlanner, Window};
 use crate::io::writeback::span::{Span, Spans};
 use crate::lane::LaneVolume;
 
-/// The fewest and the most blocks that are collected together. The list takes 8 bytes for each.
+/// The fewest and the most blocks of a window. The list takes 8 bytes for each.
 const FEWEST: u64 = 16_384;
 const MOST: u64 = 4 << 20;
 
-/// A window is this part of the cache, so that a pass over the index is worth it.
+/// A window is this fraction of the cache, so that a pass over the index is worth it.
 const PART: u64 = 64;
 
-/// Blocks that are sorted in one go, about.
+/// The approximate number of blocks to sort in one go.
 const SORTED_TOGETHER: u64 = 4096;
 
-/// Shards of the index that are looked through before others have their turn.
+/// Index shards to scan before yielding to other tasks.
 const SHARDS_AT_ONCE: u32 = 8;
 
-/// Entries of the index that are passed in the time that a look-up takes.
+/// Index entries that a pass visits in the time of one look-up.
 const PASSED_PER_LOOK_UP: u64 = 8;
 
-/// Blocks by which hints are ahead of look-ups.
+/// How many blocks prefetch hints are ahead of look-ups.
 const LOOKED_UP_AHEAD: u64 = 8;
 
-/// Look-ups before other tasks have their turn.
+/// Look-ups before yielding to other tasks.
 const LOOK_UPS_AT_ONCE: usize = 1024;
 
-/// What was collected is good for so long, or this many times as long as collecting took.
+/// A collected window is used for this long, or for this many times as long as collecting it took,
+/// whichever is longer.
 const GOOD_FOR: Duration = Duration::from_secs(30);
 const GOOD_FOR_PASSES: u32 = 32;
 
-/// What comes next.
+/// The next step of a sweep.
 pub(super) enum Next {
-    /// These make one write.
+    /// Write these blocks with one write.
     Run(Span),
-    /// The sweep has come to the end of the origin and begins again. Nothing may be under way when it
-    /// goes on: it would collect what is.
+    /// The sweep has reached the end of the origin and starts again. Nothing may be under way when
+    /// it goes on, or it would collect those blocks again.
     Wrapped,
-    /// Nothing that could be written is dirty where the map says so.
+    /// The map counts dirty blocks here, but none can be written.
     Nothing,
-    /// The map knows of nothing dirty.
+    /// The map counts no dirty blocks.
     Clean,
 }
 
-/// See the module.
+/// The position of a sweep and the blocks collected for it.
 pub(super) struct Sweep {
     planner: SweepPlanner,
     /// The window to be collected next.
     window: Option<Window>,
-    /// What was collected, sorted, and how much of it has been taken.
+    /// The collected blocks, sorted, and how many of them have been taken.
     blocks: Vec<OriginBlock>,
     taken: usize,
     collected: Nanos,
@@ -79,7 +79,7 @@ impl Sweep {
         }
     }
 
-    /// The next write.
+    /// Returns the next step.
     pub(super) async fn next(&mut self, volume: &LaneVolume, merge: Merge) -> Next {
         if volume.now().since(self.collected) > self.good_for
             && let Some(block) = self.rest().first().copied()
@@ -115,12 +115,12 @@ impl Sweep {
         }
     }
 
-    /// What has not been taken.
+    /// Returns the blocks that have not been taken.
     fn rest(&self) -> &[OriginBlock] {
         self.blocks.get(self.taken..).unwrap_or(&[])
     }
 
-    /// Collects the dirty blocks of a window; bad ones are left out.
+    /// Collects the dirty blocks of a window, without those found bad in this round.
     async fn collect(&mut self, view: &LaneVolume, window: &Window) {
         let (volume, index) = (&view.volume, &view.cache.store.index);
         let started = view.now();
@@ -148,7 +148,7 @@ impl Sweep {
     }
 }
 
-/// The dirty blocks of these ranges, each looked up.
+/// Returns the dirty blocks of these ranges, by looking each block up.
 async fn dirty_by_look_up(view: &LaneVolume, ranges: Vec<Range<u64>>) -> Vec<OriginBlock> {
     let (space, store) = (&view.volume.space, &view.cache.store);
     let mut blocks = Vec::new();
@@ -165,14 +165,15 @@ async fn dirty_by_look_up(view: &LaneVolume, ranges: Vec<Range<u64>>) -> Vec<Ori
     blocks
 }
 
-/// The dirty blocks of a range, from a pass over the whole index, in parts that follow each other.
+/// Returns the dirty blocks of a range from a pass over the whole index, in parts of ascending
+/// address.
 async fn dirty_by_passing(
     view: &LaneVolume,
     range: Range<u64>,
     expected: u32,
 ) -> Vec<Vec<OriginBlock>> {
     let (volume, index) = (&view.volume, &view.cache.store.index);
-    // Parts of equal length in blocks of the origin: what is spread evenly is cut evenly.
+    // Parts cover equally many origin blocks, so evenly spread dirty blocks are divided evenly.
     let wanted = u64::from(expected).div_ceil(SORTED_TOGETHER).max(1);
     let length = range.end.saturating_sub(range.start).div_ceil(wanted).max(1);
     let mut parts = vec![Vec::new(); wanted as usize];
