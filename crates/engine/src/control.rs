@@ -1,4 +1,4 @@
-//! What an operator does: volumes come, change and go while requests are served.
+//! Commands of an operator: create, change, stop and delete volumes while requests are served.
 //!
 //! All of this runs on the lane that opened the cache.
 
@@ -34,25 +34,25 @@ use crate::plan::keeps_dirty;
 use crate::settings::settings_of;
 use crate::state::volume::{Volume, VolumeState};
 
-/// For so long a cache waits for its background work when a volume could not be stopped in order.
+/// How long a close waits for background work when a volume could not be stopped in order.
 const CLOSING_ANYWAY: Duration = Duration::from_secs(1);
 
-/// A new volume.
+/// The parameters of a new volume.
 #[derive(Clone, Debug)]
 pub struct VolumeSpec {
-    /// Its name.
+    /// The volume's name.
     pub name: String,
     /// The origin as the operator named it.
     pub origin: String,
-    /// Its identity for the world.
+    /// The volume's UUID.
     pub uuid: Uuid,
     /// Bytes by which the block grid is shifted, a multiple of 512 below the block size.
     pub alignment: u64,
-    /// Its settings.
+    /// The volume's settings.
     pub settings: Settings,
 }
 
-/// A drain that is wanted until this is dropped: whoever waits for it may give up.
+/// A request to drain a volume, withdrawn when this is dropped, so a caller may stop waiting.
 struct Draining<'a>(&'a Volume);
 
 impl<'a> Draining<'a> {
@@ -68,7 +68,7 @@ impl Drop for Draining<'_> {
     }
 }
 
-/// Settings that do not fit together are a mistake of whoever made them.
+/// Refuses settings that contradict each other.
 fn fitting(settings: &Settings) -> Result<(), EngineError> {
     if settings.ordered && !keeps_dirty(settings.mode) {
         return Err(EngineError::new(
@@ -93,11 +93,12 @@ fn record_with(settings: &Settings, old: &VolumeRecord) -> VolumeRecord {
 }
 
 impl EngineLane {
-    /// Creates a volume on a cache that is open, and starts it. The origin is taken as it is. The
-    /// watermarks of the cache stay what they are, if it has volumes.
+    /// Creates a volume on an open cache and starts it. The origin is taken as it is. Settings that
+    /// all volumes share, such as the watermarks, stay as the cache's volumes have them.
     ///
     /// # Errors
-    /// The name is taken or not possible, or there is no room.
+    /// The name is taken, the settings contradict each other, the origin is empty or cannot be
+    /// opened, there is no space for another volume, or the cache device fails.
     pub async fn create(
         self: &Rc<Self>,
         mut spec: VolumeSpec,
@@ -162,8 +163,8 @@ impl EngineLane {
         self.bring_up(&name, origin, settled)
     }
 
-    /// Makes room by another policy from now on. What is cached is shown to it in no particular order:
-    /// it knows what was used lately no sooner than it is used again.
+    /// Switches the replacement policy. The cached blocks are shown to the new policy in no
+    /// particular order: it learns which are used recently only from later requests.
     async fn switch_policy(&self, policy: ReplacementKind) {
         if self.cache.set_policy(policy) {
             for shard in 0..self.cache.store.index.shard_count() {
@@ -173,15 +174,15 @@ impl EngineLane {
         }
     }
 
-    /// Changes a volume's settings; online. Leaving a mode that keeps dirty data drains it, in the
-    /// background: see [`EngineLane::drain`] to wait for that.
+    /// Changes a volume's settings online. Leaving a mode that keeps dirty blocks drains the volume
+    /// in the background; [`EngineLane::drain`] waits for that.
     ///
     /// # Errors
-    /// The cache device fails.
+    /// There is no such volume, the settings contradict each other, or the cache device fails.
     pub async fn set(self: &Rc<Self>, name: &str, settings: Settings) -> Result<(), EngineError> {
         let volume = self.cache.volume(name).ok_or_else(|| EngineError::no_volume(name))?;
         fitting(&settings)?;
-        // What all volumes will have; nothing changes before that is durable.
+        // The new settings of all volumes. None takes effect before all are durable.
         let mut wanted: Vec<(Arc<Volume>, Settings)> = Vec::new();
         for started in self.cache.volumes() {
             let own = Arc::ptr_eq(&started, &volume);
@@ -200,7 +201,7 @@ impl EngineLane {
         Ok(())
     }
 
-    /// Keeps the settings of volumes that are started, and what all volumes have in common.
+    /// Stores the settings of started volumes, and those that all volumes share.
     async fn keep_settings(
         self: &Rc<Self>,
         wanted: &[(Arc<Volume>, Settings)],
@@ -229,25 +230,24 @@ impl EngineLane {
         .await
     }
 
-    /// Writes all dirty data of a volume to its origin, durably; requests are served meanwhile, and
-    /// what they make dirty again does not keep this from ending. `progress` is told how many dirty
-    /// blocks are left.
+    /// Writes all dirty data of a volume to its origin, durably. Requests are served meanwhile;
+    /// blocks that they make dirty do not keep this from ending. `progress` is called with the
+    /// number of dirty blocks left.
     ///
     /// # Errors
-    /// The origin cannot be written, or blocks cannot be read back; both are tried for a while.
+    /// The origin cannot be written, or blocks not read back, for a while; or a device hangs.
     pub async fn drain(
         self: &Rc<Self>,
         name: &str,
         progress: impl Fn(u64),
     ) -> Result<(), EngineError> {
         let volume = self.cache.volume(name).ok_or_else(|| EngineError::no_volume(name))?;
-        // The sweep that is under way may have passed a block that is dirty now; the next one has
-        // not.
+        // The sweep under way may have passed a block that is dirty now; the next one has not.
         let enough = volume.sweeps() + 2;
         self.drain_volume(&volume, enough, progress).await
     }
 
-    /// Drains until nothing is dirty, or until so many sweeps have been made; then syncs the origin.
+    /// Drains until no block is dirty or `enough` sweeps have been made; then syncs the origin.
     async fn drain_volume(
         self: &Rc<Self>,
         volume: &Arc<Volume>,
@@ -284,7 +284,7 @@ impl EngineLane {
         Ok(())
     }
 
-    /// Waits until nothing is dirty, or until so many sweeps have been made.
+    /// Waits until no block is dirty or `enough` sweeps have been made.
     async fn until_clean(
         &self,
         volume: &Arc<Volume>,
@@ -327,9 +327,9 @@ impl EngineLane {
         }
     }
 
-    /// After the cache device has failed and everything is on the origin: gives the volume another
-    /// number, so that nothing in the log counts as its any more. The log still has older dirty
-    /// versions, and marks can no longer be written.
+    /// Gives the volume another number, so that nothing in the log belongs to it any more. Used
+    /// when the cache device has failed and all data is on the origin: the log still has older
+    /// dirty versions, and marks can no longer be written.
     async fn retire(self: &Rc<Self>, volume: &Arc<Volume>) -> Result<(), EngineError> {
         let retired = self
             .store
@@ -350,8 +350,7 @@ impl EngineLane {
         })
     }
 
-    /// Makes durable what was acknowledged, of all volumes: nothing of it is lost when the cache is
-    /// left as it is.
+    /// Makes the acknowledged writes of all volumes durable, so that the cache may be abandoned.
     ///
     /// # Errors
     /// The cache device fails.
@@ -360,13 +359,13 @@ impl EngineLane {
         Ok(())
     }
 
-    /// Stops a volume: requests are refused from now on, those in flight end, everything that was
-    /// acknowledged becomes durable. Dirty data stays in the cache. `keep_stopped`: it does not
-    /// come up by itself the next time.
+    /// Stops a volume: new requests are refused, those in flight end, and every acknowledged write
+    /// becomes durable. Dirty blocks stay in the cache. `keep_stopped`: the volume does not start
+    /// by itself the next time.
     ///
     /// # Errors
-    /// The cache device or the origin fails, or the origin does not answer; the volume is stopped all the
-    /// same. Requests that wait for the origin then end when it answers.
+    /// The cache device or the origin fails, or the origin does not answer. The volume is stopped
+    /// all the same; requests that wait for the origin end when it answers.
     pub async fn stop_volume(
         self: &Rc<Self>,
         name: &str,
@@ -395,8 +394,8 @@ impl EngineLane {
             let ended = self.patiently(&volume, self.wait_for_writeback(&volume)).await;
             result = result.and(ended);
             Notes(&view).note_the_end().await;
-            // Barrier for invariant 12: what the fingerprint is taken of cannot change its mind. The
-            // last writes of writeback may have come after the sync above.
+            // Barrier for invariant 12: the fingerprint is taken of durable data only. Writeback
+            // may have written after the sync above.
             let look = async {
                 view.origin.sync().await.ok()?;
                 let read = async |place, buf| view.origin.read(place, buf).await;
@@ -416,7 +415,7 @@ impl EngineLane {
         let changed = self.change_volumes(move |volumes, _| {
             for record in volumes.iter_mut().filter(|record| record.name == own) {
                 record.fingerprint = print;
-                // If they could not be taken anew, those that are untouched are still good.
+                // If no new samples could be taken, the untouched ones are still valid.
                 record.samples = samples.take().or(record.samples.take());
                 record.started = !keep_stopped;
             }
@@ -429,7 +428,7 @@ impl EngineLane {
         result.and(changed)
     }
 
-    /// The error about dirty blocks that only a failed cache device has.
+    /// Returns the error about dirty blocks that only a failed cache device has.
     fn left_behind(&self, volume: &Volume) -> EngineError {
         let cause = self.cache.store.health.cause();
         EngineError::new(
@@ -445,11 +444,11 @@ impl EngineLane {
         )
     }
 
-    /// Refuses new requests and waits for those in flight.
+    /// Refuses new requests and waits for those in flight to end.
     async fn quiesce(&self, volume: &Arc<Volume>) {
         volume.set_state(VolumeState::Stopped);
         loop {
-            // Writes that wait for room give up.
+            // Wakes writes that wait for free space, so that they end.
             self.cache.store.space.notify_all();
             let changed = volume.progress.listen();
             if volume.stats.in_flight() == 0 {
@@ -459,17 +458,18 @@ impl EngineLane {
         }
     }
 
-    /// Waits until the volume's writeback, and reclaim on its behalf, touch the origin no more:
-    /// whoever gets a range after this sees that the volume is removed.
+    /// Waits until the volume's writeback, and reclaim on its behalf, no longer use the origin:
+    /// every task that gets a range after this sees that the volume is removed.
     async fn wait_for_writeback(&self, volume: &Arc<Volume>) {
         let _all = volume.ranges.exclusive(0..u64::MAX).await;
     }
 
-    /// Deletes a volume: its dirty data goes to the origin first, unless it is to be discarded.
-    /// The origin is whole afterwards, and nothing of the volume is left in the cache.
+    /// Deletes a volume and all its cached blocks. Its dirty data is written to the origin first,
+    /// so that the origin is complete, unless the data is to be discarded.
     ///
     /// # Errors
-    /// The dirty data cannot be written back; the volume is then as it was.
+    /// The dirty data cannot be written back, or the volume table not changed. The volume then
+    /// stays as it was.
     pub async fn delete(
         self: &Rc<Self>,
         name: &str,
@@ -491,7 +491,7 @@ impl EngineLane {
             volume.set_state(VolumeState::Running);
             return Err(error);
         }
-        // First the table, while everything can still go on as it was.
+        // The volume table first, while the volume can still be kept as it was.
         if let Err(error) = self.strike(name).await {
             volume.set_state(VolumeState::Running);
             return Err(error);
@@ -508,11 +508,12 @@ impl EngineLane {
         Ok(())
     }
 
-    /// Deletes a volume that is not started. Its dirty data is lost: `discard_dirty` says that this
-    /// is meant.
+    /// Deletes a volume that is not started. Its dirty data is lost: `discard_dirty` confirms that
+    /// this is intended.
     ///
     /// # Errors
-    /// There is dirty data and it is not to be discarded.
+    /// The volume has dirty or damaged data that is not to be discarded, or does not exist; or the
+    /// cache device fails.
     pub async fn delete_stopped(
         self: &Rc<Self>,
         name: &str,
@@ -548,7 +549,7 @@ impl EngineLane {
         Ok(())
     }
 
-    /// Takes a volume out of the volume table.
+    /// Removes a volume from the volume table.
     async fn strike(self: &Rc<Self>, name: &str) -> Result<(), EngineError> {
         let name = name.to_owned();
         let change = self.change_volumes(move |volumes, _| {
@@ -558,16 +559,16 @@ impl EngineLane {
         change.await
     }
 
-    /// Closes the cache: all volumes stop, everything is durable, the device is clean.
+    /// Closes the cache: stops all volumes, makes everything durable, and marks the device clean.
     ///
     /// # Errors
-    /// Something could not be made durable; it is still closed.
+    /// Something could not be made durable. The cache is closed all the same.
     pub async fn close(self: &Rc<Self>) -> Result<(), EngineError> {
         let mut result = Ok(());
         if planted::has(PlantedBug::CleanTooEarly) {
             self.store.checkpoint(true).await?;
         }
-        // All at once: an origin that does not answer keeps the others waiting no longer than itself.
+        // All at once: an origin that does not answer delays the others no longer than itself.
         let volumes = self.cache.volumes();
         let stops = volumes.iter().map(|volume| self.stop_volume(&volume.name, false));
         for stopped in join_all(stops).await {
@@ -575,7 +576,7 @@ impl EngineLane {
         }
         self.cache.stopping.store(1, Ordering::SeqCst);
         self.cache.store.space_wanted.notify_all();
-        // Background work that waits for an origin that does not answer never ends.
+        // Background work may wait forever for an origin that does not answer.
         let patient = result.is_err().then(|| self.lane.now() + CLOSING_ANYWAY);
         loop {
             self.cache.background_changed.notify_all();
@@ -587,7 +588,7 @@ impl EngineLane {
             either(changed, self.lane.sleep(Duration::from_millis(20))).await;
         }
         result?;
-        // Marks that are still pending go first, so that the checkpoint is behind everything.
+        // Pending marks first, so that the checkpoint covers everything.
         self.store.commit().await?;
         if planted::has(PlantedBug::CleanTooEarly) {
             return Ok(());

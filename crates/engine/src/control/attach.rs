@@ -1,5 +1,5 @@
-//! A volume comes back to its origin: it is recognised, what is no longer true is dropped, and only
-//! then do requests and writeback begin.
+//! Attaches a volume to its origin: the origin is recognised and outdated cached data is dropped
+//! before requests and writeback begin.
 
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -22,14 +22,20 @@ use crate::state::ledger::{self, Note};
 use crate::state::volume::Volume;
 
 impl EngineLane {
-    /// Starts a volume that the cache knows, with its origin.
+    /// Starts a known volume with its origin. If the origin has grown, the volume takes the new
+    /// size, provided that the store was opened with space for it.
     ///
     /// # Errors
-    /// The origin is not the one that the volume had, or not as the volume left it. `force` goes on:
-    /// it keeps dirty data, and drops clean data. Without dirty data an origin that was written
-    /// elsewhere needs no force. A volume that may have lost data starts with `force` only, which
-    /// acknowledges that for this volume. Nothing has been written in case of an error of these kinds. An
-    /// origin that has grown is taken over if the store was opened with room for it.
+    /// - The origin is another device, or was changed since the volume left it. `force` goes on: it
+    ///   keeps dirty data and drops clean data. Without dirty data, an origin that was written
+    ///   elsewhere needs no force.
+    /// - The volume may have lost data. `force` acknowledges that for this volume.
+    /// - The origin is smaller than the volume. `force` makes no difference.
+    /// - A note lists dirty blocks that the cache device no longer has. `force` goes on with the
+    ///   origin's data.
+    ///
+    /// After the first three errors nothing has been written; after the last, clean blocks may have
+    /// been dropped.
     pub async fn attach(
         self: &Rc<Self>,
         name: &str,
@@ -63,8 +69,8 @@ impl EngineLane {
         }
         if verdict != Verdict::Same {
             self.drop_clean(&record, &origin, &verdict, force)?;
-            // Barrier for invariant 12: what was dropped stays dropped once that is gone which told
-            // why.
+            // Barrier for invariant 12: the blocks dropped here stay dropped after the evidence
+            // against them is overwritten in the volume table.
             self.store.settle_marks().await?;
         }
         if let Some(note) = note {
@@ -75,26 +81,26 @@ impl EngineLane {
         let settled = self.settle_origin(&origin).await?;
         let grown = size > record.origin_bytes && self.ready_to_grow(&record, size).await?;
         let size = if grown { size } else { record.origin_bytes };
-        // Nobody has written since they were read, so what was read is what the sync has settled.
+        // Nobody has written to the origin since the samples were read, so the sync covers them.
         let samples = match (settled, grown) {
             (false, _) => None,
             (true, false) => Some(look.samples()),
             (true, true) => Some(Look::take(&queue, size).await.samples()),
         };
-        // Known by its content, it may be somewhere else now; known by its identity, it is where it
-        // was.
+        // An origin recognised by content may be on another device now, so take its new identity;
+        // one recognised by identity keeps it.
         let anew = record.fingerprint.is_some() || verdict != Verdict::Same;
         let identity = match (identity, record.identity) {
             (Some(now), Some(before)) if !anew => Some(now.completed_by(&before)),
             (None, before) if !anew => before,
             (now, _) => now,
         };
-        // From now on the origin changes under our own hands. Barrier for invariant 12: the samples
-        // are durable before the first write to the origin, which takes its own out of them.
+        // From now on the cache writes to the origin. Barrier for invariant 12: the samples are
+        // durable before the first write to the origin, which removes those that it touches.
         self.store
             .change_volumes(|volumes, _| {
                 for volume in volumes.iter_mut().filter(|volume| volume.name == name) {
-                    // It was acknowledged for this volume, if there was any.
+                    // Any damage has been acknowledged for this volume.
                     Damage::acknowledge(volume);
                     volume.fingerprint = None;
                     volume.started = true;
@@ -108,7 +114,7 @@ impl EngineLane {
         self.bring_up(name, origin, settled)
     }
 
-    /// The record of a volume that is not started.
+    /// Returns the record of a volume that is not started.
     fn record_of_stopped(&self, name: &str) -> Result<VolumeRecord, EngineError> {
         if self.cache.volume(name).is_some() {
             return Err(EngineError::new(
@@ -120,7 +126,8 @@ impl EngineLane {
         records.find(|record| record.name == name).ok_or_else(|| EngineError::no_volume(name))
     }
 
-    /// Drops the clean blocks of a volume whose origin is not as it was left, if that is allowed.
+    /// Drops the clean blocks of a volume whose origin is not as it was left, if `force` or the
+    /// verdict allows it.
     fn drop_clean(
         &self,
         record: &VolumeRecord,
@@ -154,13 +161,14 @@ impl EngineLane {
         Ok(())
     }
 
-    /// The note that says that not everything on the cache device counts, if there is one.
+    /// Returns the note that distrusts the cache device, if there is one.
     fn note_of(&self, name: &str) -> Option<Note> {
         self.cache.ledger()?.distrusts(name, self.cache.store.uuid())
     }
 
-    /// The device failed while the volume was in use: drops all of it but what was dirty to the end.
-    /// What was, and is not there, is lost, and needs `force`.
+    /// Drops cached blocks after the device failed while the volume was in use, except blocks that
+    /// are dirty in both the index and the note. Noted blocks that are no longer dirty on the
+    /// device are lost; that needs `force`.
     fn drop_what_is_outlived(
         &self,
         record: &VolumeRecord,
@@ -213,7 +221,8 @@ impl EngineLane {
         Ok(())
     }
 
-    /// What was dropped is durably gone, so the rest counts again.
+    /// Takes the distrusting note back: the outdated blocks are durably dropped, so the rest counts
+    /// again.
     async fn take_note_back(&self, name: &str) -> Result<(), EngineError> {
         let Some(ledger) = self.cache.ledger() else { return Ok(()) };
         let cache = self.cache.store.uuid();
@@ -221,19 +230,20 @@ impl EngineLane {
         Ok(ledger::write(&*ledger, name, note).await?)
     }
 
-    /// Makes durable what an earlier run may have left in the origin's write cache: whoever reads it
-    /// from now on may rely on it (invariant 6).
+    /// Syncs the origin, because an earlier run may have left data in its write cache and readers
+    /// rely on it from now on (invariant 6). Returns whether that succeeded.
     async fn settle_origin(&self, origin: &Arc<dyn Device>) -> Result<bool, EngineError> {
         let queue = self.context.open(origin)?;
         let synced = queue.sync().await;
         if let Err(error) = &synced {
-            // Cached data is served all the same (invariant 16); the first flush tries again.
+            // Cached data is served all the same (invariant 16); the first flush syncs again.
             tracing::warn!(%error, "the origin cannot be synced");
         }
         Ok(synced.is_ok())
     }
 
-    /// Settles a new origin, and takes its samples if that worked.
+    /// Syncs a new origin, and takes its samples if that succeeded. Returns the samples, and
+    /// whether the sync succeeded.
     pub(crate) async fn sample(
         &self,
         origin: &Arc<dyn Device>,
@@ -264,7 +274,7 @@ impl EngineLane {
             volume.origin_is_settled();
         }
         if store.has_order(volume.id) {
-            // Also one that is being given up: that is durable first.
+            // Also if the order is being switched off: that has to become durable first.
             volume.set_ordered(true);
         }
         store.index.visit(
@@ -292,7 +302,7 @@ impl EngineLane {
     }
 }
 
-/// Refuses a volume that may have lost data, unless that is accepted.
+/// Refuses a volume that may have lost data, unless forced.
 fn at_risk(name: &str, damage: Damage, force: bool) -> Result<(), EngineError> {
     if force {
         tracing::warn!(volume = name, %damage, "the operator goes on without what is lost");
@@ -306,7 +316,7 @@ fn at_risk(name: &str, damage: Damage, force: bool) -> Result<(), EngineError> {
     ))
 }
 
-/// Whole sectors of a device.
+/// Returns the size of a device in bytes, rounded down to whole sectors.
 pub(crate) fn usable(device: &dyn Device) -> u64 {
     device.size() / forebay_core::SECTOR_SIZE * forebay_core::SECTOR_SIZE
 }

@@ -1,8 +1,7 @@
-//! An origin that has become larger while its volume was down: the volume takes the new size
-//! (invariant 22).
+//! Growing an origin while its volume is stopped: the volume takes the new size (invariant 22).
 //!
-//! The last block may have reached beyond the old end. What the cache has of it there is nothing, and
-//! counts as valid only as long as it is outside: now the origin has something there.
+//! The last block may have reached beyond the old end. The tail past the old end was marked valid;
+//! the origin has data there now.
 
 use forebay_core::SectorMask;
 use forebay_format::{MAX_BLOCKS, VolumeRecord};
@@ -13,8 +12,8 @@ use crate::error::EngineError;
 use crate::lane::engine::EngineLane;
 
 impl EngineLane {
-    /// Prepares a volume that is not up for an origin of `size` bytes, more than it had. `false`: it
-    /// has to keep its size this time.
+    /// Prepares a stopped volume for an origin that has grown to `size` bytes. `false`: the volume
+    /// keeps its size this time.
     ///
     /// # Errors
     /// The cache device fails.
@@ -49,7 +48,8 @@ impl EngineLane {
         }
         let last = block.block_of(end - 1);
         if store.is_held(space.id, last) {
-            // What is held goes to the origin as its record describes it, the outside included.
+            // A held version is written to the origin as its record says, including the tail past
+            // the old end.
             return keeps("its origin still has to get versions of its last block, in order");
         }
         store.forget(&space, last, |entry| !entry.dirty);
@@ -76,8 +76,8 @@ impl EngineLane {
                 return keeps("there is no room for its last block");
             }
         }
-        // Barrier for invariant 22: nothing that counts the old outside as valid comes back after a
-        // crash, once the new size is durable.
+        // Barrier for invariant 22: once the new size is durable, no version that marks the old
+        // tail as valid may come back after a crash.
         self.store.commit().await?;
         self.store.settle_marks().await?;
         tracing::info!(

@@ -1,4 +1,4 @@
-//! Opening a cache for the lanes of an engine, and starting its background work.
+//! Opens a cache for the lanes of an engine, and starts its background work.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -13,12 +13,13 @@ use crate::serve::requests;
 use crate::state::cache::Cache;
 
 impl EngineLane {
-    /// Opens a cache device. The lane that does this also does the background work.
+    /// Opens a cache device. The calling lane also does the background work.
     ///
-    /// Its volumes are not there yet: see [`EngineLane::attach`].
+    /// The volumes are not attached yet: see [`EngineLane::attach`].
     ///
     /// # Errors
-    /// The device is not a cache device, or has lost data that had been durable.
+    /// The device is not a cache device, has lost durable data, or cannot be read; or the memory
+    /// limit would be exceeded.
     pub async fn open(
         context: LaneContext,
         device: Arc<dyn Device>,
@@ -44,7 +45,7 @@ impl EngineLane {
         Ok((engine, report))
     }
 
-    /// Another lane's way to a cache that is open.
+    /// Opens another lane's view of an open cache.
     ///
     /// # Errors
     /// The cache device cannot be opened for this lane.

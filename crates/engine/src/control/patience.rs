@@ -1,4 +1,4 @@
-//! Waiting for an origin on behalf of an operator, but not for ever.
+//! Waits for an origin on behalf of an operator, but not forever.
 
 use std::pin::pin;
 use std::time::Duration;
@@ -8,14 +8,14 @@ use crate::lane::engine::EngineLane;
 use crate::state::volume::Volume;
 use forebay_lane::either;
 
-/// An origin that has not answered for long has so much time left when somebody begins to wait for it.
+/// The time that an origin which has not answered for long still gets when a wait begins.
 const LAST_CHANCE: Duration = Duration::from_secs(1);
 
-/// How often it is asked whether an origin still answers.
+/// How often to check whether an origin still answers.
 const ASKED_EVERY: Duration = Duration::from_millis(100);
 
 impl Volume {
-    /// That nobody should wait for the origin any more, if so.
+    /// Returns an error if the origin has not answered for so long that nobody should wait for it.
     pub(crate) fn unanswered(&self) -> Option<EngineError> {
         let waits = self.waits.given_up()?;
         Some(EngineError::new(
@@ -31,7 +31,7 @@ impl Volume {
 }
 
 impl EngineLane {
-    /// Waits for something that needs the origin of a volume.
+    /// Waits for work that needs the origin of a volume.
     ///
     /// # Errors
     /// The origin does not answer.
@@ -58,8 +58,9 @@ impl EngineLane {
         }
     }
 
-    /// As [`EngineLane::patiently`], for work that goes on when nobody waits for it any more: a sync that
-    /// fails after that has to be known, because the next one may succeed and prove nothing.
+    /// As [`EngineLane::patiently`], but the work continues in the background after an error. A
+    /// sync that fails later must still be recorded, because the next one may succeed and prove
+    /// nothing.
     ///
     /// # Errors
     /// The origin does not answer.

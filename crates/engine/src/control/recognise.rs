@@ -1,4 +1,5 @@
-//! Whether an origin is the one that a volume had, as the volume left it. Nothing is written here.
+//! Recognises whether an origin is the one that a volume had, as the volume left it. Nothing is
+//! written here.
 
 use forebay_core::Identity;
 use forebay_core::identity::Difference;
@@ -7,22 +8,22 @@ use forebay_format::VolumeRecord;
 use crate::control::samples::Look;
 use crate::error::{EngineError, EngineErrorKind};
 
-/// What an origin is to a volume.
+/// How an origin relates to a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Its origin, as far as anybody can tell.
+    /// It is the volume's origin, unchanged as far as can be told.
     Same,
-    /// Its origin, which somebody else has written to.
+    /// It is the volume's origin, but an external writer has changed it.
     Changed,
-    /// Another device.
+    /// It is another device.
     Other(Difference),
 }
 
-/// Compares what a volume's record says with what its origin looks like now, given the size that the
-/// record names. `trusted`: the record's samples are up to date.
+/// Compares a volume's record with samples of its origin, taken with the size in the record.
+/// `trusted`: the record's samples are up to date.
 ///
 /// # Errors
-/// A sample cannot be read that has to be.
+/// A sample that is needed cannot be read.
 pub fn recognise(
     record: &VolumeRecord,
     look: &Look,
@@ -31,7 +32,8 @@ pub fn recognise(
 ) -> Result<Verdict, EngineError> {
     let difference = || record.identity.as_ref()?.difference(identity?);
     if let Some(expected) = record.fingerprint {
-        // After an orderly stop the content decides: people move files, and disks to other machines.
+        // After an orderly stop the content decides, because files are moved, and disks are put
+        // into other machines.
         return Ok(match look.fingerprint()? == expected {
             true => Verdict::Same,
             false => difference().map_or(Verdict::Changed, Verdict::Other),
@@ -46,7 +48,8 @@ pub fn recognise(
 }
 
 impl Verdict {
-    /// Why a volume does not start without force on this origin, given the number of its dirty blocks.
+    /// Checks whether a volume may start on this origin without force, given the number of its
+    /// dirty blocks.
     ///
     /// # Errors
     /// [`EngineErrorKind::DataAtRisk`] if there are dirty blocks and the origin is not as it was left;

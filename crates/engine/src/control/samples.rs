@@ -1,7 +1,7 @@
-//! Reading samples of an origin: what it looks like now, to be compared with what it looked like.
+//! Reads samples of an origin, to compare its present content with its earlier content.
 //!
-//! Samples alone are kept while the cache writes to the origin; of all of them together there is a
-//! fingerprint, which holds from one orderly stop to the next start (invariant 12).
+//! Single samples stay valid while the cache writes elsewhere on the origin. The fingerprint covers
+//! all of them, and holds from an orderly stop to the next start (invariant 12).
 
 use std::collections::BTreeMap;
 
@@ -13,20 +13,20 @@ use forebay_lane::join_all;
 
 use crate::error::EngineError;
 
-/// What an origin looks like.
+/// The content of an origin at its sample places.
 pub struct Look {
     size: u64,
     pages: BTreeMap<u64, Result<IoBuf, DeviceError>>,
 }
 
 impl Look {
-    /// Reads the samples of the first `size` bytes of an origin. A page that cannot be read is no
-    /// failure yet.
+    /// Reads the samples of the first `size` bytes of an origin. Pages that cannot be read are
+    /// recorded as errors.
     pub async fn take(origin: &Queue, size: u64) -> Self {
         Self::read(size, async |place, buf| origin.read(place, buf).await).await
     }
 
-    /// As [`Look::take`], given how the origin is read.
+    /// As [`Look::take`], with a given way to read the origin.
     pub(crate) async fn read(
         size: u64,
         read: impl AsyncFn(u64, IoBuf) -> Result<IoBuf, DeviceError>,
@@ -43,7 +43,7 @@ impl Look {
         self.pages.values().map(|page| page.as_ref().ok().map(|page| crc32c(page)))
     }
 
-    /// The samples, all untouched but for those that cannot be read.
+    /// Returns the samples, marked untouched unless they cannot be read.
     pub fn samples(&self) -> Samples {
         let mut untouched = 0;
         let mut checks = Vec::new();
@@ -54,7 +54,7 @@ impl Look {
         Samples { checks, untouched }
     }
 
-    /// Whether an untouched sample is different now. What cannot be read tells nothing.
+    /// Returns whether an untouched sample differs now. Unreadable samples prove nothing.
     pub fn contradicts(&self, samples: &Samples) -> bool {
         let now: Vec<Option<u32>> = self.checks().collect();
         samples.valid().any(|(number, check)| {
@@ -62,12 +62,12 @@ impl Look {
         })
     }
 
-    /// The digest of the size and of all samples.
+    /// Returns the digest of the size and all samples.
     ///
     /// # Errors
     /// A sample could not be read.
     pub fn fingerprint(&self) -> Result<[u8; 32], EngineError> {
-        // Four independent running checksums: 128 bits, and the size in the clear.
+        // Four running checksums: 128 bits, with the size in the clear.
         let mut sums = [crc32c(b"0"), crc32c(b"1"), crc32c(b"2"), crc32c(b"3")];
         for (number, place) in fingerprint_places(self.size).into_iter().enumerate() {
             let data: &[u8] = match self.pages.get(&place) {

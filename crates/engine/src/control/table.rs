@@ -1,4 +1,4 @@
-//! Changes of the volume table.
+//! Changes the volume table, also without the cache device.
 
 use std::rc::Rc;
 
@@ -10,9 +10,12 @@ use crate::lane::engine::EngineLane;
 use crate::state::cache::hang::Work;
 
 impl EngineLane {
-    /// Changes the volume table. If the cache device has failed or hangs, and there is a ledger, it is
-    /// enough that the daemon remembers: it is asked first at the next start, and commands are to
-    /// work without the device.
+    /// Changes the volume table. If the cache device has failed or hangs and there is a ledger, the
+    /// daemon's memory of the change is enough: it is read first at the next start, and commands
+    /// have to work without the device.
+    ///
+    /// # Errors
+    /// The change is refused, or the cache device fails and there is no ledger.
     pub(crate) async fn change_volumes(
         self: &Rc<Self>,
         change: impl FnOnce(&mut Vec<VolumeRecord>, &mut u16) -> Result<(), StoreError> + 'static,
