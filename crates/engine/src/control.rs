@@ -498,7 +498,7 @@ impl EngineLane {
         }
         volume.set_state(VolumeState::Removed);
         if let Err(unanswered) = self.patiently(&volume, self.wait_for_writeback(&volume)).await {
-            tracing::warn!(%unanswered, "writes to it may still be under way");
+            tracing::warn!(%unanswered, "writes to the origin of the deleted volume may still be under way");
         }
         volume.waits.close();
         self.store.remove_space(&volume.space);

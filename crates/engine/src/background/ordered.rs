@@ -355,7 +355,7 @@ impl Ordered {
                     tracing::error!(
                         volume = volume.name,
                         block = block.0,
-                        "a version of a block cannot be read back: until the origin gets the next one it is not as it was at a flush"
+                        "a version of a block cannot be read back: until the origin gets the block's next version, it is not in the state of any flush"
                     );
                 }
             }

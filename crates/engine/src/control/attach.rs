@@ -52,7 +52,7 @@ impl EngineLane {
             return Err(EngineError::new(
                 EngineErrorKind::Refused,
                 format!(
-                    "the origin {} has {size} bytes, the volume '{name}' was made for {}: this is another device, or it was cut",
+                    "the origin {} has {size} bytes, the volume '{name}' was made for {}: this is another device, or it was truncated",
                     origin.name(),
                     record.origin_bytes
                 ),
@@ -204,7 +204,7 @@ impl EngineLane {
             return Err(EngineError::new(
                 EngineErrorKind::DataAtRisk,
                 format!(
-                    "{lost} blocks of '{name}' were dirty when its cache device failed, and are not on it any more: 'forebay show --lost {name}' lists what was dirty; 'forebay start --force {name}' goes on with what the origin has of them"
+                    "{lost} blocks of '{name}' were dirty when its cache device failed, and are not on it any more: 'forebay show --lost {name}' lists what was dirty; 'forebay start --force {name}' goes on with the origin's older data there"
                 ),
             ));
         }
@@ -213,7 +213,7 @@ impl EngineLane {
             dropped = outlived.len(),
             dirty = kept,
             lost,
-            "the cache device failed when it was last in use: what it was not told is dropped"
+            "the cache device failed when it was last in use: its outdated blocks are dropped"
         );
         for block in outlived {
             store.forget(&space, block, |_| true);
@@ -305,7 +305,7 @@ impl EngineLane {
 /// Refuses a volume that may have lost data, unless forced.
 fn at_risk(name: &str, damage: Damage, force: bool) -> Result<(), EngineError> {
     if force {
-        tracing::warn!(volume = name, %damage, "the operator goes on without what is lost");
+        tracing::warn!(volume = name, %damage, "the volume starts by force, without the data that is lost");
         return Ok(());
     }
     Err(EngineError::new(

@@ -33,7 +33,10 @@ impl EngineLane {
             Some(Err(error)) if !failed || self.cache.ledger().is_none() => Err(error.into()),
             _ => {
                 let device = self.cache.store.device().name();
-                tracing::warn!(device, "the volume table cannot be changed; the daemon remembers");
+                tracing::warn!(
+                    device,
+                    "the volume table on the cache device cannot be changed; the daemon remembers the change"
+                );
                 Ok(())
             }
         }

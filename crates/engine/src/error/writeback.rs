@@ -18,7 +18,7 @@ pub enum WritebackError {
     #[error("the origin cannot be synced")]
     Unsynced,
     /// The cache device cannot record what the origin has.
-    #[error("what the origin has cannot be noted on the cache device: {0}")]
+    #[error("the cache device cannot record what was written back: {0}")]
     NotNoted(#[source] StoreError),
     /// The cache device does not answer.
     #[error("the cache device does not answer")]

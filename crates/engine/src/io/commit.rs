@@ -111,7 +111,7 @@ impl Commits<'_> {
             }
         }
         Notes(self.0).note_dirty(range).await.map_err(|error| {
-            tracing::warn!(%error, volume = self.0.volume.name, "the origin may not outrun the log");
+            tracing::warn!(%error, volume = self.0.volume.name, "neither the log nor the ledger can record that the origin has newer data");
             IoError::Io
         })
     }

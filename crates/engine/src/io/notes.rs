@@ -121,7 +121,7 @@ impl Notes<'_> {
                 true
             }
             Err(error) => {
-                tracing::warn!(%error, volume = self.0.volume.name, "what is dirty cannot be noted");
+                tracing::warn!(%error, volume = self.0.volume.name, "the dirty blocks cannot be noted in the ledger");
                 false
             }
         }
@@ -168,7 +168,7 @@ impl Notes<'_> {
             dirty: volume.byte_ranges(self.all_dirty().into_iter()),
         };
         if let Err(error) = ledger::write(&*ledger, &volume.name, note).await {
-            tracing::warn!(%error, volume = volume.name, "what is dirty cannot be noted");
+            tracing::warn!(%error, volume = volume.name, "the dirty blocks cannot be noted in the ledger");
         }
     }
 
@@ -290,7 +290,7 @@ impl Notes<'_> {
 
     pub(crate) async fn write_down_now(self) {
         if let Err(error) = self.note_dirty(&(0..self.0.volume.size())).await {
-            tracing::warn!(%error, volume = self.0.volume.name, "what is dirty cannot be noted");
+            tracing::warn!(%error, volume = self.0.volume.name, "the dirty blocks cannot be noted in the ledger");
         }
     }
 

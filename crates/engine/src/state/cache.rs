@@ -297,7 +297,9 @@ impl Cache {
     /// for space.
     pub(crate) fn starve(&self, starved: bool) {
         if self.starved.swap(starved, Ordering::SeqCst) != starved && starved {
-            tracing::warn!("versions that ordered volumes hold keep all room in the cache");
+            tracing::warn!(
+                "the cache has no free space: versions held for ordered volumes keep every segment"
+            );
             self.volumes().iter().for_each(|volume| volume.writeback_wanted.notify_all());
             self.store.space.notify_all();
         }
