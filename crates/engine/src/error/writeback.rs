@@ -23,7 +23,8 @@ pub enum WritebackError {
     /// The cache device does not answer.
     #[error("the cache device does not answer")]
     CacheHung,
-    /// The cache device has failed, and neither it nor the ledger can be told what not to trust.
+    /// The cache device has failed, and neither it nor the ledger can record which data is no
+    /// longer trusted.
     #[error("the cache device has failed, and it cannot be recorded that blocks are clean")]
     CacheFailed,
     /// A dirty block cannot be read from the cache device.
