@@ -1,4 +1,4 @@
-//! What may enter the cache, and what does not: second hit, write budget, congestion, neighbourhoods.
+//! Admission: second hit, write budget, congestion, and promotion of neighbourhoods.
 
 mod world;
 
@@ -17,7 +17,7 @@ use world::{Manual, World, put_raw, ram, settings};
 const BLOCK: u64 = 4096;
 const MIB: u64 = 1 << 20;
 
-/// A device that takes its time: every operation of it lets that much pass.
+/// A slow device: each operation advances the clock by `micros`.
 struct Slow {
     inner: Arc<dyn Device>,
     clock: Arc<Manual>,
@@ -68,7 +68,7 @@ struct Test {
     world: World,
     engine: Rc<EngineLane>,
     target: Rc<LaneVolume>,
-    /// What an operation on the cache device takes.
+    /// The duration of an operation on the cache device.
     micros: Arc<AtomicU64>,
 }
 
@@ -77,7 +77,7 @@ impl Test {
         Test::with(settings, BlockSize::DEFAULT, 0, 64)
     }
 
-    /// Cache and origin of so many MiB.
+    /// Creates a cache and an origin of `mib` MiB each.
     fn with(settings: Settings, block: BlockSize, alignment: u64, mib: u64) -> Self {
         let world = World::new();
         let micros = Arc::new(AtomicU64::new(0));
@@ -88,7 +88,8 @@ impl Test {
         let origin = ram(mib);
         put_raw(&world, &origin, 0, &content(0, mib * MIB));
         let target = world.create(&engine, &origin, settings, alignment);
-        // Until then the origin could still lose what an earlier run has written.
+        // Without a sync, the origin could still lose writes of an earlier run, and nothing would
+        // be filled.
         world.op(&target, Op::Flush, 0, 0);
         Test { world, engine, target, micros }
     }
@@ -97,7 +98,7 @@ impl Test {
         self.world.set(&self.engine, settings).expect("set");
     }
 
-    /// Reads and compares.
+    /// Reads a range and checks its content.
     fn read(&self, offset: u64, len: u64) {
         let data = self.world.read(&self.target, offset, len as usize);
         assert!(data == content(offset, len), "{len} bytes at {offset} are not what they were");
@@ -109,7 +110,7 @@ impl Test {
 
     fn is_cached(&self, offset: u64) -> bool {
         let hits = self.target.volume().stats.totals().read_hits;
-        // What is asked for in passing must not change what is asked for.
+        // Write-only mode, so that this read fills nothing.
         let before = self.target.volume().settings();
         self.set(Settings { mode: Mode::Writeonly, ..before.clone() });
         self.read(offset, 512);
@@ -126,8 +127,8 @@ impl Test {
     }
 }
 
-/// What is on the origin, and what clients write: the same everywhere, so that every read can be
-/// judged.
+/// The content of the origin and of all writes: a function of the address alone, so that every read
+/// can be checked.
 fn content(offset: u64, len: u64) -> Vec<u8> {
     let mut bytes = vec![0; len as usize];
     for (index, sector) in bytes.chunks_mut(512).enumerate() {
@@ -184,14 +185,15 @@ fn a_request_of_known_and_unknown_blocks_fills_the_known_ones() {
 fn a_longer_memory_admits_what_a_shorter_one_has_forgotten() {
     let kept = |times| {
         let test = Test::new(with_rule(Mode::Writearound, Admission::Ghost(times)));
-        // The cache has about 15,000 blocks, so a pass over all is a little more than one of its size.
+        // The cache has about 15,000 blocks, so a pass over the origin reads slightly more than
+        // fits.
         let slots = test.engine.cache.store.capacity_blocks();
         assert_eq!(test.engine.cache.memory_bytes() / (2 * slots), u64::from(times));
         for pass in 0..2 {
             for block in 0..64 * MIB / BLOCK {
                 test.read(block * BLOCK, BLOCK);
             }
-            // A few are taken for others.
+            // A few blocks collide with others in the ghosts.
             assert!(pass > 0 || test.cached_blocks() < 200, "{}", test.cached_blocks());
         }
         test.target.volume().stats.totals().filled_blocks
@@ -239,7 +241,8 @@ fn writes_through_the_cache_enter_like_reads_and_keep_up_to_date_what_is_there()
         }
         let why = test.why();
         assert_eq!((why.bypass.not_admitted, why.refused.not_admitted), (1, 8));
-        // One block that is cached decides for the request, as nothing is split between two ways.
+        // One cached block decides for the whole request, because a request is never split between
+        // two routes.
         test.write(7 * BLOCK, 2 * BLOCK);
         assert_eq!((test.cached_blocks(), test.why().bypass.total()), (9, 1));
         test.world.op(&test.target, Op::Flush, 0, 0);
@@ -249,7 +252,7 @@ fn writes_through_the_cache_enter_like_reads_and_keep_up_to_date_what_is_there()
 
 #[test]
 fn fills_stop_when_the_write_budget_is_used_up_and_go_on_when_time_has_passed() {
-    // The bucket holds a 24th: 1 MiB.
+    // The bucket holds 1/24 of the budget: 1 MiB.
     let budget = Settings { write_budget: 24 * MIB, ..settings(Mode::Writeback) };
     let test = Test::new(budget.clone());
     for block in 0..512 {
@@ -258,11 +261,11 @@ fn fills_stop_when_the_write_budget_is_used_up_and_go_on_when_time_has_passed() 
     assert_eq!(test.cached_blocks(), 256);
     let why = test.why();
     assert_eq!((why.refused.write_budget, why.refused.total(), why.miss.cold), (256, 256, 512));
-    // What was refused says so the next time, and clients that insist are refused as well.
+    // A refused block has that as its next miss reason. Prefetches are refused too.
     test.read(300 * BLOCK, BLOCK);
     test.world.op(&test.target, Op::Prefetch, 400 * BLOCK, 8 * BLOCK);
     assert_eq!((test.why().miss.write_budget, test.cached_blocks()), (1, 256));
-    // Hits are hits, and writes are written: they run a debt.
+    // Hits and writes are not refused; writes overdraw the budget.
     test.read(0, 256 * BLOCK);
     test.write(32 * MIB, 2 * MIB);
     assert_eq!((test.cached_blocks(), test.why().miss.total()), (256 + 512, 513));
@@ -272,7 +275,7 @@ fn fills_stop_when_the_write_budget_is_used_up_and_go_on_when_time_has_passed() 
     test.world.clock.pass(Duration::from_secs(2 * 3600));
     test.read(300 * BLOCK, BLOCK);
     assert_eq!(test.cached_blocks(), 256 + 512 + 1);
-    // Writes through the cache that would be new there are kept out like fills.
+    // Write-through writes of absent blocks are refused like fills.
     let through = Settings { mode: Mode::Writethrough, write_budget: 24, ..budget };
     test.set(through);
     let before = test.cached_blocks();
@@ -284,7 +287,7 @@ fn fills_stop_when_the_write_budget_is_used_up_and_go_on_when_time_has_passed() 
     test.read(48 * MIB, 4 * BLOCK);
 }
 
-/// Cached data, half of it clean and half of it dirty, that has left the log's buffers.
+/// Returns a cache with data, half clean and half dirty, that has left the log's buffers.
 fn on_the_device(settings: Settings) -> Test {
     let test = Test::new(settings);
     for step in 0..16 {
@@ -308,7 +311,7 @@ fn a_slow_cache_device_is_left_alone_but_for_dirty_data() {
         let step = |at: u64| test.read(at, BLOCK);
         (0..32).for_each(|block| step(block * BLOCK));
         assert_eq!(test.why().miss.congested, 0, "a device that takes no time is not slow");
-        // Reads make it slow, or the write of a record.
+        // Measure a slow latency by reads, or by writing a record.
         test.micros.store(50_000, Ordering::SeqCst);
         if read > 0 {
             (0..4).for_each(|block| step(MIB + block * BLOCK));
@@ -328,18 +331,18 @@ fn a_slow_cache_device_is_left_alone_but_for_dirty_data() {
         assert_eq!(now.refused.total(), before.refused.total());
         let then = test.engine.cache.store.read_bytes();
         assert_eq!(then, device, "{read} {write}: the cache device was read");
-        // What is dirty is nowhere else.
+        // Dirty blocks are still read from the cache device.
         step(17 * MIB);
         assert_eq!(test.why().miss.congested, now.miss.congested);
         assert!(test.engine.cache.store.read_bytes() > device);
-        // Others are served while it is slow, and after a while it is tried again.
+        // After a while the device is used again.
         test.micros.store(0, Ordering::SeqCst);
         test.world.advance(Duration::from_secs(2));
         let (before, hits) = (test.why(), test.target.volume().stats.totals().read_hits);
         (0..4).for_each(|block| step(2 * MIB + block * BLOCK));
         assert_eq!(test.why().miss.total(), before.miss.total());
         assert_eq!(test.target.volume().stats.totals().read_hits, hits + 4);
-        // Without thresholds nobody looks.
+        // Without thresholds latency does not matter.
         test.micros.store(50_000, Ordering::SeqCst);
         test.set(settings(Mode::Writeback));
         (0..8).for_each(|block| step(3 * MIB + block * BLOCK));
@@ -371,14 +374,14 @@ fn a_miss_fills_its_whole_neighbourhood() {
             let settings = Settings { promote, ..settings(Mode::Writeback) };
             let size = BlockSize::new(block).expect("a block size");
             let test = Test::with(settings, size, alignment, 16);
-            // Somewhere in the third neighbourhood.
+            // A sector in the third neighbourhood.
             let start = 2 * promote - alignment;
             test.read(start + promote / 2 + 512, 512);
             assert_eq!(test.cached_blocks(), promote / block, "{block} {alignment} {promote}");
             assert!(test.is_cached(start) && test.is_cached(start + promote - 512));
             assert!(!test.is_cached(start - 512) && !test.is_cached(start + promote));
             test.read(start - 512, promote + 1024);
-            // The first one and the last one are cut by the ends of the volume.
+            // The first and the last neighbourhood are cut short by the ends of the volume.
             test.read(512, 512);
             test.read(16 * MIB - 512, 512);
             test.read(0, 2 * promote);
@@ -390,14 +393,14 @@ fn a_miss_fills_its_whole_neighbourhood() {
 #[test]
 fn what_is_cached_of_a_neighbourhood_is_left_as_it_is() {
     let test = Test::new(Settings { promote: 64 << 10, ..settings(Mode::Writeback) });
-    // Dirty, partial, and clean; the origin has the same, but the cache knows better.
+    // One dirty block, one partly dirty, one clean. The origin has the same content.
     test.write(2 * BLOCK, BLOCK);
     test.write(3 * BLOCK + 512, 512);
     test.read(9 * BLOCK, BLOCK);
     assert_eq!((test.cached_blocks(), test.target.volume().dirty_blocks()), (16, 2));
     let read = test.target.volume().stats.totals().origin_read_bytes;
     assert_eq!(read, 64 << 10);
-    // One block of it is gone: only that one is read, and what lies between.
+    // A write of zeroes of length 0 changes nothing: everything still reads as before.
     test.world.op(&test.target, Op::WriteZeroes, 0, 0);
     test.read(0, 64 << 10);
     assert_eq!(test.target.volume().dirty_blocks(), 2);
@@ -428,7 +431,7 @@ fn neighbourhoods_are_read_up_to_a_limit_at_a_time() {
     let target = world.create(&engine, &origin, settings, 0);
     world.op(&target, Op::Flush, 0, 0);
     faults.hang(&[What::Read]);
-    // Half of each is asked for; 16 MiB are not.
+    // Half of each neighbourhood is requested; the other halves add up to 16 MiB.
     let parts = 16 * MIB / (PROMOTE / 2);
     let read = |part| world.submit(&target, Op::Read, part * PROMOTE, PROMOTE / 2, None);
     let tags: Vec<u64> = (0..parts + 4).map(read).collect();

@@ -1,5 +1,5 @@
-//! Cache devices that reject everything, hang, or come back with what they had before; origins that
-//! hang (invariants 5, 6, 9, 15 and 16).
+//! Cache devices that reject everything, hang, or come back with old content; origins that hang
+//! (invariants 5, 6, 9, 15 and 16).
 
 mod world;
 
@@ -48,7 +48,7 @@ impl Case {
         Case { world, cache, origin, cache_faults, origin_faults, book, engine, target }
     }
 
-    /// Ends as a crash does, and opens what is there then.
+    /// Attaches the volume to what the devices have after a crash.
     fn reopen(&mut self, force: bool) -> Result<(), EngineErrorKind> {
         let (engine, _) = self.world.open(&self.cache);
         engine.cache.set_ledger(self.book.clone());
@@ -59,7 +59,7 @@ impl Case {
     }
 
     fn crash(&mut self) {
-        // The world goes on with what it has; the lanes of the old one never run again.
+        // A new world on the same devices; the old world's lanes never run again.
         let world = World::new();
         self.world = world;
     }
@@ -176,7 +176,7 @@ fn dirty_blocks_leave_a_device_that_takes_nothing_new_and_do_not_come_back() {
     for (block, byte) in [(0, 5), (1, 1), (3, 5), (15, 1), (20, 5)] {
         assert_eq!(case.read(block), Ok(byte), "block {block}");
     }
-    // From now on the device counts again.
+    // The device is trusted again from now on.
     case.write(1, 7).expect("all is well");
     case.flush().expect("all is well");
     case.crash();
@@ -198,7 +198,7 @@ fn a_dead_device_costs_exactly_what_only_it_had() {
     case.crash();
     case.reopen(false).expect("all is well");
     case.cache_faults.fail(&ALL);
-    // The write is what shows that the device is dead.
+    // This write reveals that the device is dead.
     assert_eq!(case.write(20, 5).and(case.flush()), Err(IoError::Io));
     let began = case.world.lane.now();
     for block in 0..64 {
@@ -220,7 +220,7 @@ fn a_dead_device_costs_exactly_what_only_it_had() {
     assert_eq!(case.delete(false), Err(EngineErrorKind::Failed));
     assert_eq!(case.read(30), Ok(6), "a command that failed has changed something");
     assert_eq!(case.stop(), Err(EngineErrorKind::DataAtRisk));
-    // It comes back as it was.
+    // The device comes back with its old content.
     case.crash();
     case.cache_faults.heal();
     case.reopen(false).expect("all that was dirty is there");
@@ -257,7 +257,7 @@ fn a_device_that_lost_what_was_dirty_needs_force() {
 fn a_change_of_settings_that_fails_changes_nothing() {
     let case = Case::new(Mode::Writeback);
     let (engine, _) = {
-        // Without a ledger there is nobody else to remember.
+        // Reopen without a ledger: only the cache device can record changes.
         case.stop().expect("all is well");
         case.world.open(&case.cache)
     };
@@ -289,7 +289,8 @@ fn a_cache_device_that_hangs_holds_up_nothing_that_can_do_without() {
         }
         case.cache_faults.hang(&ALL);
         let began = case.world.lane.now();
-        // Something is under way that hangs, and it is not alone in that.
+        // The first request starts an operation that hangs; it and the following ones end all the
+        // same.
         assert_eq!(case.write(0, 2), Ok(()), "{mode}");
         assert_eq!(case.read(0), Ok(2), "{mode}");
         assert_eq!(case.read(9), Ok(1), "{mode}");
@@ -351,7 +352,8 @@ fn an_origin_is_still_recognised_after_the_cache_device_has_hung() {
     case.cache_faults.heal();
     let taken_back = || !case.book.note_of("data").is_some_and(|note| note.distrusted);
     case.world.run(|| (!case.engine.cache.health().is_hung() && taken_back()).then_some(()));
-    // The cache device is not asked again before these writes to the origin.
+    // The samples are no longer kept, so these writes to the origin do not update the cache device
+    // first.
     for block in (0..3072).step_by(8) {
         assert_eq!(case.write(block, 2), Ok(()));
     }
@@ -411,7 +413,7 @@ fn what_may_be_dirty_is_noted_before_a_flush_is_answered_and_exactly_at_a_stop()
     let exactly: Vec<Range<u64>> =
         [3, 700, 2000].iter().map(|block| block * 4096..(block + 1) * 4096).collect();
     assert_eq!((note.exact, note.distrusted, note.dirty), (true, false, exactly));
-    // What has been clean for a while leaves the note.
+    // Regions that have been clean for a while leave the note.
     let target = case.world.attach(&case.engine, &case.origin);
     case.target = target;
     for block in (0..3000).step_by(10) {
@@ -451,7 +453,7 @@ fn writes_that_find_the_log_full_go_to_log_and_origin_all_the_same() {
     }
 }
 
-/// Of what an earlier run has left nobody knows the age: it counts from the start on.
+/// The age of groups left by an earlier run is unknown: it counts from the start.
 #[test]
 fn groups_of_an_earlier_run_do_not_make_later_ones_old() {
     let mut case = Case::with(Mode::Writeback, |settings| {

@@ -1,4 +1,4 @@
-//! An origin that grows while its volume is down, with every state of the last block.
+//! An origin that grows while its volume is stopped, with every state of the last block.
 
 mod world;
 
@@ -11,7 +11,7 @@ use forebay_engine::{BlockService, EngineErrorKind};
 use forebay_store::StoreOptions;
 use world::{World, put_raw, ram, raw, settings};
 
-/// The first bytes of a larger device.
+/// A device that shows the first bytes of a larger one.
 struct Cut(Arc<dyn Device>, u64);
 
 impl Device for Cut {
@@ -43,12 +43,13 @@ enum Last {
     PartlyDirty,
 }
 
-/// A volume on the first [`OLD`] bytes of a disk, behind which there is something as well.
+/// Returns cache, disk and expected content of a used volume on the first [`OLD`] bytes of a disk,
+/// which has data behind them too.
 fn used(last: Last, alignment: u64, orderly: bool) -> (Arc<dyn Device>, Arc<dyn Device>, Vec<u8>) {
     used_by(last, alignment, orderly, false)
 }
 
-/// By an ordered volume, or not.
+/// As [`used`], for an ordered volume or not.
 fn used_by(
     last: Last,
     alignment: u64,
@@ -128,8 +129,8 @@ fn a_grown_origin_is_taken_over_with_what_is_behind_the_old_end() {
     }
 }
 
-/// An ordered origin gets the versions of a block one after the other, as their records describe them: each
-/// has something behind the old end that nobody wrote.
+/// The origin of an ordered volume gets the versions of a block one after the other, as their
+/// records say, and each includes a tail past the old end that nobody wrote.
 #[test]
 fn an_ordered_origin_grows_when_it_has_its_last_block() {
     for alignment in [0, 512] {

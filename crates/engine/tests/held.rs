@@ -1,4 +1,4 @@
-//! Versions that an ordered volume's origin still has to get, and the room of the volumes beside it.
+//! Versions held for ordered writeback, and the free space that they leave to other volumes.
 
 mod world;
 
@@ -11,12 +11,12 @@ use forebay_engine::{Request, Settings};
 use world::settings;
 use world::two::*;
 
-/// Versions that an ordered origin still has to get cannot be moved: one of them keeps a whole segment, and
-/// it is segments that its writers may not have all of.
+/// Held versions cannot be moved: each keeps a whole segment, and their volume's writers may not
+/// take all segments.
 #[test]
 fn held_versions_before_an_origin_that_does_not_answer_leave_room_to_others() {
     let mut ordered = Settings { ordered: true, ..settings(Mode::Writeback) };
-    // Each write is a group of its own.
+    // Makes each write a group of its own.
     ordered.durability = Durability::Strict;
     let two = two(16, ordered, settings(Mode::Writeback));
     two.world.write(&two.a, 0, &pattern(0));
@@ -43,8 +43,8 @@ fn held_versions_before_an_origin_that_does_not_answer_leave_room_to_others() {
     assert!(answered(&two, waits.expect("it waits")), "it goes on when the origin is back");
 }
 
-/// What shares a segment with a held version stays as long, so it counts for the watermarks as if it were
-/// dirty.
+/// Blocks in a segment with a held version stay as long as it does, so they count as dirty for the
+/// watermarks.
 #[test]
 fn few_held_versions_in_many_segments_are_written_back_soon() {
     let mut ordered = Settings { ordered: true, ..settings(Mode::Writeback) };
@@ -53,7 +53,7 @@ fn few_held_versions_in_many_segments_are_written_back_soon() {
     (ordered.cache_dirty_high, ordered.cache_dirty_low) = (40, 10);
     let two = two(16, ordered, settings(Mode::Writethrough));
     let dirty = || two.a.volume().dirty_blocks();
-    // One in each segment, and beside it versions that were replaced before any flush.
+    // One held version in each segment; the others were replaced before any flush.
     let write = |segments: std::ops::Range<u64>| {
         for number in segments {
             two.world.write(&two.a, number * 4096, &pattern(number));
@@ -67,8 +67,8 @@ fn few_held_versions_in_many_segments_are_written_back_soon() {
     assert!(dirty() < 20, "{} are dirty", dirty());
 }
 
-/// Putting a volume in order begins with a sync of its origin. Until that ends nothing is held, and what is
-/// dirty may be moved.
+/// Putting a volume in order begins with a sync of its origin. Until that ends, no version is held
+/// and dirty blocks may be moved.
 #[test]
 fn a_volume_that_cannot_be_put_in_order_leaves_room_to_others() {
     let two = two(16, kept_dirty(), settings(Mode::Writeback));
@@ -89,8 +89,8 @@ fn a_volume_that_cannot_be_put_in_order_leaves_room_to_others() {
     two.faults.hang(false);
 }
 
-/// Puts `a` in order with a version in nearly every segment, before an origin that takes none, and leaves
-/// no room to `b` but what is reserved.
+/// Puts `a` in order with a version in nearly every segment and an origin that takes none, so that
+/// `b` has no free space except the reserve.
 fn starve(two: &Two) {
     for number in 0..70 {
         two.world.write(&two.a, number * 4096, &pattern(number));
@@ -108,8 +108,9 @@ fn starve(two: &Two) {
     assert!(held + 8 > all, "versions are held in {held} of {all} segments");
 }
 
-/// Versions that a stopped volume holds in every segment keep all room, and nobody knows for how long. Others
-/// go round the log meanwhile, with whatever the log has of a request already.
+/// A stopped volume that holds a version in every segment leaves no free space for an unknown time.
+/// Meanwhile other volumes bypass the log, even with the rest of a request that is partly in the
+/// log.
 #[test]
 fn a_stopped_volume_that_holds_a_version_in_every_segment_stops_nobody() {
     for mode in [Mode::Writeback, Mode::Writeonly, Mode::Writethrough] {
@@ -118,7 +119,8 @@ fn a_stopped_volume_that_holds_a_version_in_every_segment_stops_nobody() {
         let (engine, of_b) = (two.engine.clone(), settings(mode));
         two.world.block_on(async move { engine.set("b", of_b).await }).expect("set");
         let _ = stop(&two, "a");
-        // Of many blocks each, so that the room ends within one; some of them over dirty ones.
+        // Writes of many blocks each, so that space runs out within one; some are over dirty
+        // blocks.
         let long = |first: u64| (first..first + 64).flat_map(pattern).collect::<Vec<u8>>();
         for number in 0..60 {
             let (block, data) = (number * 32, long(number * 32));

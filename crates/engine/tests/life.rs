@@ -10,7 +10,7 @@ use forebay_core::{BlockSize, Durability, Mode, Op};
 use forebay_engine::{BlockService, LaneVolume, Settings};
 use world::{World, ram, raw, settings};
 
-/// A model volume beside the real one.
+/// Runs random requests on a volume and on a model, and compares them.
 fn exercise(
     world: &World,
     target: &Rc<LaneVolume>,
@@ -141,7 +141,7 @@ fn strict_writes_are_durable_without_a_flush() {
     assert_eq!(world.read(&target, 8192 + 512, 1024), [3; 1024]);
 }
 
-/// A shifted grid may have one block more, which must not be the next volume's first one.
+/// A shifted grid may have one block more; it must not be the next volume's first one.
 #[test]
 fn volumes_side_by_side_have_their_own_first_and_last_blocks() {
     for alignment in [0, 512, 3584] {

@@ -1,5 +1,5 @@
-//! Blocks that are valid in part and the queues of ordered volumes take memory. Where there is none, blocks
-//! are made whole and writers wait, and nothing is lost (invariant 24).
+//! Masks of partly valid blocks and the queues of ordered volumes take memory. When it runs out,
+//! blocks are completed and writers wait; nothing is lost (invariant 24).
 
 mod world;
 
@@ -27,7 +27,7 @@ struct Case {
     random: fastrand::Rng,
 }
 
-/// A budget with room for about so many masks beside a cache that is open.
+/// A memory budget that leaves space for a given number of masks beside an open cache.
 struct Tight(Arc<MemoryBudget>, Vec<MemoryHold>);
 
 impl Tight {
@@ -60,7 +60,7 @@ impl Case {
         self.world.open_with(&self.cache, memory.options()).0
     }
 
-    /// Writes of sectors here and there, some at once; some over the ends of blocks.
+    /// Writes random sectors, some concurrently, some across block boundaries.
     fn write(&mut self, target: &Rc<LaneVolume>) {
         for round in 0..400 {
             let mut tags = Vec::new();
@@ -120,7 +120,7 @@ fn writes_of_sectors_make_blocks_whole_where_masks_find_no_memory() {
             assert_eq!(masks > 0, left > 0, "{masks} bytes for masks, of {left}");
             case.check(&target);
             case.world.op(&target, Op::Flush, 0, 0);
-            // After a crash as much memory is enough as before.
+            // After a crash the same memory suffices.
             case.world = World::new();
             let memory = Tight::new();
             let engine = case.open(&memory);
@@ -149,7 +149,8 @@ fn a_write_that_waits_for_the_rest_of_its_block_ends_with_its_volume() {
     assert!(case.world.done(tag).is_none());
     faults.hang(false);
     assert_eq!(case.world.wait(tag).result, Err(IoError::ShuttingDown));
-    // What the operator is told of is all that only the cache has.
+    // The note lists everything that only the cache has: nothing, because the write was not
+    // acknowledged.
     assert_eq!(book.note_of("data").expect("a note").dirty, []);
     let target = case.world.attach(&engine, &origin);
     assert_eq!(target.volume().dirty_blocks(), 0);
@@ -161,7 +162,7 @@ fn writers_of_an_ordered_volume_wait_for_its_origin_where_its_queue_finds_no_mem
     let (mut case, mut memory) = (Case::new(BlockSize::DEFAULT), Tight::new());
     let engine = case.open(&memory);
     let mut settings = Settings { ordered: true, ..settings(Mode::Writeback) };
-    // Only what has to go to the origin goes there.
+    // Nothing is written back unless it has to be.
     settings.writeback_running = false;
     let target = case.world.create(&engine, &case.origin, settings, 0);
     case.world.advance(std::time::Duration::from_secs(1));
@@ -177,7 +178,7 @@ fn writers_of_an_ordered_volume_wait_for_its_origin_where_its_queue_finds_no_mem
     assert!((1000..1500).contains(&most), "{most} versions are held");
     assert_eq!(memory.0.used(MemoryUse::Background), before);
     case.check(&target);
-    // With more memory there is more of it, and it is given back.
+    // With more memory more versions are held; it is released afterwards.
     memory.1.clear();
     for (number, block) in case.content.chunks(4096).enumerate() {
         case.world.write(&target, number as u64 * 4096, block);

@@ -1,5 +1,5 @@
-//! Volumes that share a cache: one that is stopped, or whose origin hangs or fails, holds up nobody
-//! else.
+//! Volumes that share a cache: one that is stopped, or whose origin hangs or fails, does not hold
+//! up the others.
 
 mod world;
 
@@ -15,7 +15,7 @@ use world::hang::hanging;
 use world::two::*;
 use world::{World, ram, raw, settings};
 
-/// Blocks of a volume that are in the cache.
+/// Returns the number of a volume's cached blocks.
 fn cached(engine: &EngineLane, volume: &LaneVolume) -> u64 {
     let space = engine.cache.store.space_of(volume.volume().id).expect("it is there");
     let mut count = 0;
@@ -23,8 +23,8 @@ fn cached(engine: &EngineLane, volume: &LaneVolume) -> u64 {
     count
 }
 
-/// Writes and reads blocks at random within `blocks`; returns the share of reads that hit, of the
-/// second half.
+/// Writes and reads random blocks below `blocks`. Returns the hit ratio of the reads in the second
+/// half.
 fn storm(world: &World, volume: &Rc<LaneVolume>, blocks: u64, requests: u64, seed: u64) -> f64 {
     let mut random = fastrand::Rng::with_seed(seed);
     let mut before = volume.volume().stats.totals();
@@ -48,8 +48,8 @@ fn storm(world: &World, volume: &Rc<LaneVolume>, blocks: u64, requests: u64, see
     hits as f64 / (hits + misses) as f64
 }
 
-/// Both volumes are written at once, so that they share segments, up to a third of the cache each.
-/// `a` is flushed after every so many writes.
+/// Writes both volumes in turn, so that they share segments: up to a third of the cache each.
+/// Flushes `a` after every `flush_every` writes.
 fn write_both(two: &Two, blocks: u64, flush_every: u64) {
     let mut random = fastrand::Rng::with_seed(1);
     for request in 0..blocks / 3 {
@@ -65,8 +65,8 @@ fn write_both(two: &Two, blocks: u64, flush_every: u64) {
     }
 }
 
-/// Whether what `b` has of a cache whose other volume is stopped with so many blocks that its origin still
-/// has to get, is at least this share of what it has alone on a cache that is smaller by these.
+/// Asserts that `b`, beside a stopped volume with `waiting` blocks not yet on its origin, hits at
+/// least this share of what it hits alone on a cache smaller by as much.
 fn assert_rest_is_usable(two: &Two, cache: u64, waiting: u64, share: f64) {
     let blocks = cache * MIB / 4096;
     let hits = storm(&two.world, &two.b, blocks, blocks * 16, 2);
@@ -96,7 +96,7 @@ fn a_stopped_volume_leaves_the_rest_of_the_cache_to_others() {
     stop(&two, "a").expect("stopped");
     assert_rest_is_usable(&two, CACHE, dirty, 0.95);
 
-    // Nothing of the stopped volume has reached its origin, and nothing is lost.
+    // None of the stopped volume's blocks has reached its origin, and none is lost.
     let size = (blocks / 2 * 4096) as usize;
     assert!(raw(&two.world, &two.origin_of_a, 0, size) == raw_before);
     let (inner, origin) = (two.engine.clone(), two.origin_of_a.clone());
@@ -130,7 +130,7 @@ fn an_ordered_volume_that_is_stopped_holds_no_more_than_what_waits() {
     assert_rest_is_usable(&two, CACHE, held, 0.90);
 }
 
-/// Fills the cache with dirty blocks of a volume before an origin that takes none, as far as that goes.
+/// Fills the cache with dirty blocks of a volume whose origin hangs, as far as possible.
 fn fill(two: &Two) -> u64 {
     two.faults.hang(true);
     for block in 0..8000 {
@@ -184,7 +184,7 @@ fn a_hung_origin_holds_up_no_commit_of_others() {
     let two = two(16, settings(Mode::Writethrough), settings(Mode::Writeback));
     two.faults.syncs_hang.store(true, Ordering::SeqCst);
     two.world.write(&two.a, 0, &pattern(0));
-    // Something that only the origin has, so that upkeep wants it synced.
+    // A change that only the origin has, so that upkeep syncs it.
     two.world.op(&two.a, Op::WriteZeroes, MIB, MIB);
     two.world.advance(Duration::from_secs(3));
     two.world.write(&two.b, 0, &pattern(1));
@@ -231,7 +231,7 @@ fn a_hung_origin_leaves_the_rest_of_the_cache_to_others() {
     for block in 0..1300 {
         two.world.write(&two.a, block * 4096, &pattern(block));
     }
-    // Several times as much as the cache holds.
+    // Several times the capacity of the cache.
     for block in 0..8000 {
         assert!(write_soon(&two, &two.b, block), "b stops after {block} blocks");
     }
@@ -288,7 +288,7 @@ fn writers_before_an_origin_that_does_not_answer_leave_room_to_others() {
 #[test]
 fn reads_that_wait_for_an_origin_keep_no_room_from_others() {
     let two = two(16, kept_dirty(), settings(Mode::Writeback));
-    // Parts of blocks, one in each segment: reading the whole block needs the origin.
+    // Partly written blocks, one in each segment: reading a whole block needs the origin.
     for number in 0..40 {
         two.world.write(&two.a, number * 4096, &pattern(number)[..512]);
         for other in 0..60 {
@@ -340,7 +340,7 @@ fn a_stop_and_a_drain_before_a_hung_origin_end() {
     assert!(error.to_string().contains("answered"), "{error}");
     assert!(two.world.lane.now().since(before) < LONG);
     assert!(two.engine.cache.volume("a").is_none(), "it is stopped all the same");
-    // What was acknowledged is there the next time.
+    // Acknowledged writes are there at the next start.
     two.faults.hang(false);
     two.world.wait(read);
     let (inner, origin) = (two.engine.clone(), two.origin_of_a.clone());
@@ -382,7 +382,7 @@ fn a_volume_is_deleted_with_its_dirty_data_while_its_origin_hangs() {
     storm(&two.world, &two.b, 4096, 10_000, 5);
 }
 
-/// A write through the cache while nothing can be appended.
+/// A write through the cache while the log is full.
 #[test]
 fn a_write_through_a_full_log_is_on_the_origin_when_it_is_acknowledged() {
     for fua in [false, true] {
@@ -391,7 +391,7 @@ fn a_write_through_a_full_log_is_on_the_origin_when_it_is_acknowledged() {
         let (origin, faults) = hanging(ram(32));
         let a = world.create_as(&engine, "a", &origin, settings(Mode::Writeback), 0);
         faults.hang(true);
-        // Until nothing more can be appended.
+        // Write until nothing more can be appended.
         let mut number = 0;
         loop {
             let data = pattern(number);
@@ -410,7 +410,7 @@ fn a_write_through_a_full_log_is_on_the_origin_when_it_is_acknowledged() {
         world
             .block_on(async move { inner.set("a", settings(Mode::Writethrough)).await })
             .expect("set");
-        // Of the same block, so that one replaces the other in the log.
+        // Two writes of one block, so that one replaces the other in the log.
         let (block, tags) = (8000, [1_000_000, 1_000_001]);
         let sink: Rc<dyn CompletionSink> = world.sink.clone();
         for tag in tags {

@@ -1,4 +1,4 @@
-//! Notes that take their time to become durable (invariant 15).
+//! Notes that are slow to become durable (invariant 15).
 
 mod world;
 
@@ -10,7 +10,7 @@ use forebay_engine::{Ledger, Note, Noted};
 use parking_lot::Mutex;
 use world::{Book, World, ram, settings};
 
-/// A ledger whose notes are durable when the test says so.
+/// A ledger whose notes become durable when the test says so.
 #[derive(Default)]
 struct SlowBook {
     book: Book,
@@ -36,7 +36,7 @@ impl Ledger for SlowBook {
     }
 }
 
-/// The first flush has the note written, and the second has nothing to add to it: it may not be answered
+/// The first flush starts the note. The second has nothing to add to it, but must not be answered
 /// before that note is durable either.
 #[test]
 fn every_flush_waits_for_the_note_that_names_what_it_makes_durable() {

@@ -1,4 +1,4 @@
-//! An origin that was exchanged or written elsewhere, after an orderly stop and after a crash.
+//! An origin that was replaced or written elsewhere, after an orderly stop and after a crash.
 
 mod world;
 
@@ -17,7 +17,7 @@ use world::{World, put_raw, ram, raw, settings};
 
 const SIZE: u64 = 12 << 20;
 
-/// A device with an identity, whose cache device is looked at whenever something is written to it.
+/// A device with an identity, which checks the record on the cache device at every write to it.
 struct Origin {
     inner: Arc<dyn Device>,
     serial: Option<&'static str>,
@@ -91,7 +91,7 @@ impl DeviceQueue for OriginQueue {
     }
 }
 
-/// The record of the volume as the cache device has it, which is in RAM.
+/// Reads the volume's record from a cache device in RAM.
 fn record_on(cache: &dyn DeviceQueue) -> VolumeRecord {
     let read = |at: u64, len: usize| {
         let mut bytes = vec![0; len];
@@ -117,20 +117,20 @@ fn all(world: &World, device: &Arc<dyn Device>) -> Vec<u8> {
     raw(world, device, 0, device.size() as usize)
 }
 
-/// A pair of devices.
+/// A cache device and the disk of its volume.
 struct Pair {
     cache: Arc<dyn Device>,
     disk: Arc<dyn Device>,
 }
 
-/// A place that is not in the first 256 KiB and is a sample.
+/// Returns the offset of a sample beyond the first 256 KiB.
 fn sampled() -> u64 {
     sample_places(SIZE)[70]
 }
 
 impl Pair {
-    /// A volume that has read everything around [`sampled`], with a dirty block elsewhere if asked
-    /// for, in a process that has ended in order or not.
+    /// Creates a volume that has cached the data around [`sampled`], with a dirty block elsewhere
+    /// if `dirty`, in a process that ended in order or crashed.
     fn used(dirty: bool, orderly: bool) -> Pair {
         let world = World::new();
         let pair = Pair { cache: ram(8), disk: ram(SIZE >> 20) };
@@ -152,7 +152,8 @@ impl Pair {
         pair
     }
 
-    /// Opens the cache anew and starts the volume on `origin`; a refusal has written nothing.
+    /// Opens the cache again and starts the volume on `origin`. Asserts that a refusal writes
+    /// nothing.
     fn start(
         &self,
         origin: &Arc<dyn Device>,
@@ -191,7 +192,7 @@ fn an_origin_that_was_written_elsewhere_is_noticed_after_a_crash_too() {
         let (world, engine, target) = pair.start(&disk, true).expect("forced");
         assert_eq!(world.read(&target, sampled(), 4096), [0x55; 4096]);
         assert_eq!(world.read(&target, 1 << 20, 4096), [7; 4096]);
-        // What was forced once is the truth from then on.
+        // Once forced, the origin is accepted from then on.
         world.close(&engine).expect("closed");
         assert!(pair.start(&disk, false).is_ok());
     }
@@ -200,18 +201,18 @@ fn an_origin_that_was_written_elsewhere_is_noticed_after_a_crash_too() {
 #[test]
 fn another_device_is_refused_whatever_it_holds() {
     for (dirty, kind) in [(false, EngineErrorKind::Refused), (true, EngineErrorKind::DataAtRisk)] {
-        // After a crash the content says too little: a clone is another device.
+        // After a crash content proves too little: a clone is another device.
         let pair = Pair::used(dirty, false);
         let clone = origin(&pair.disk, Some("B"));
         for _ in 0..2 {
             assert_eq!(pair.start(&clone, false).err(), Some(kind));
         }
         assert!(pair.start(&origin(&pair.disk, Some("A")), false).is_ok());
-        // Nothing is known of it: then it is not known to be another one.
+        // An origin without an identity is not known to be another one.
         let pair = Pair::used(dirty, false);
         assert!(pair.start(&origin(&pair.disk, None), false).is_ok());
         assert_eq!(pair.start(&clone, false).err(), Some(kind), "the identity was forgotten");
-        // Forced, it is the origin from then on.
+        // Once forced, it is the origin from then on.
         let (world, _, target) = pair.start(&clone, true).expect("forced");
         assert_eq!(world.read(&target, 1 << 20, 4096)[0], if dirty { 7 } else { 0 });
         assert_eq!(pair.start(&origin(&pair.disk, Some("A")), false).err(), Some(kind));
@@ -237,13 +238,13 @@ fn an_origin_that_was_moved_in_order_is_known_by_its_content() {
     assert!(pair.start(&origin(&pair.disk, Some("B")), false).is_ok());
 }
 
-/// What every way of writing does with an origin that watches.
+/// Writes to some samples in every mode, on an origin that checks the record.
 fn write_all_ways(world: &World, engine: &Rc<EngineLane>, target: &Rc<LaneVolume>) {
     for mode in Mode::ALL {
         world.set(engine, settings(*mode)).expect("set");
         let last = sample_places(SIZE).len() - 1;
         for (number, place) in sample_places(SIZE).into_iter().enumerate() {
-            // Half of them are left for the other ways.
+            // Leave the other samples to the other modes.
             if number % 16 == *mode as usize || number == last && *mode == Mode::Passthrough {
                 world.write(target, place + 512, &[*mode as u8 + 1; 1024]);
             }
@@ -271,7 +272,8 @@ fn a_sample_is_given_up_before_the_cache_writes_to_it() {
         write_all_ways(&world, &engine, &target);
         let left = record(&world, &cache).samples.expect("taken").untouched;
         assert!(left != full && left != 0, "{left:x}");
-        // The cache's own writes are not taken for somebody else's, and those left still tell.
+        // The cache's own writes do not count as external, and the remaining samples still prove
+        // something.
         world.lane.abandon();
         drop((engine, target, world));
         let pair = Pair { cache, disk };
@@ -284,7 +286,7 @@ fn a_sample_is_given_up_before_the_cache_writes_to_it() {
 #[test]
 fn a_cache_of_an_earlier_program_starts_with_its_dirty_data_and_learns() {
     let pair = Pair::used(true, false);
-    // As the first programs left it: no identity, no samples, no feature bit.
+    // As the first versions left it: no identity, no samples, no feature bit.
     let world = World::new();
     let queue = world.context.open(&pair.cache).expect("RAM");
     let (lane, device) = (world.lane.clone(), pair.cache.clone());

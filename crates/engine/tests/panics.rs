@@ -1,5 +1,5 @@
-//! Tasks that panic while others wait for what they hold: the cache fails as with a cache device that
-//! fails, and every request and every command ends (invariants 15 and 25).
+//! Tasks that panic while others wait for what they hold: the cache fails as if its device had, and
+//! every request and every command ends (invariants 15 and 25).
 
 mod world;
 
@@ -54,7 +54,8 @@ impl Case {
         self.world.read(&self.target, block * BLOCK, BLOCK as usize)[0]
     }
 
-    /// The task of this name has panicked; clients go on without the cache, and it can be closed.
+    /// Checks that the named task has panicked, that clients go on without the cache, and that it
+    /// can be closed.
     fn goes_on_without(&self, task: &str) {
         self.world.drain(&self.engine).expect("what is dirty is in RAM or on the cache device");
         let cause = self.engine.cache.store.health.cause().expect("it has failed");

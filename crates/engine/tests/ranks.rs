@@ -1,4 +1,5 @@
-//! What is cached is used: each use counts once, however it is answered, and what is read stays.
+//! Uses of cached blocks: each counts once, whichever path answers it, and blocks that are read
+//! stay cached.
 
 mod world;
 
@@ -34,7 +35,7 @@ impl Test {
         blocks.map(|block| rank(block).expect("cached")).collect()
     }
 
-    /// What the segments count is what the index has.
+    /// Checks that the segments' counters match the index.
     fn check(&self) {
         let store = &self.engine.cache.store;
         let (mut blocks, mut kept) = (0, 0);
@@ -60,16 +61,16 @@ impl Test {
 #[test]
 fn each_use_counts_once_and_three_uses_are_most() {
     let test = test();
-    // New, in the small queue.
+    // New blocks are in the small queue.
     (0..4).for_each(|block| test.write_now(block, 1));
     assert_eq!(test.ranks(0..4), [1, 1, 1, 1]);
-    // Whole, in part, submitted, and over.
+    // A whole read, a partial read, a submitted read, an overwrite.
     test.read_now(0, BLOCK as usize);
     test.read_now(BLOCK + 512, 1024);
     test.world.read(&test.target, 2 * BLOCK, BLOCK as usize);
     test.write_now(3, 2);
     assert_eq!(test.ranks(0..4), [2, 2, 2, 2]);
-    // All at once.
+    // All blocks with one request.
     assert_eq!(test.read_now(0, 4 * BLOCK as usize)[3 * BLOCK as usize], 2);
     assert_eq!(test.ranks(0..4), [3, 3, 3, 3]);
     for _ in 0..3 {
@@ -88,7 +89,7 @@ fn a_block_in_part_counts_once() {
     assert_eq!(test.ranks(0..1), [1]);
     assert_eq!(test.read_now(512, 1024), [7; 1024]);
     assert_eq!(test.ranks(0..1), [2]);
-    // The rest of it is not there.
+    // Only the first part of the block is cached.
     let mut data = [0; 512];
     assert!(test.target.read_now(0, &mut data).is_none());
     assert_eq!(test.ranks(0..1), [2]);
@@ -113,14 +114,14 @@ fn a_block_that_was_given_up_and_is_used_is_kept_again() {
     }
 }
 
-/// How somebody looks at a block.
+/// How a task holds the block that it has looked up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Look {
-    /// With a hazard slot of its own.
+    /// In a hazard slot of its own.
     Hazard,
-    /// With a slot that is in use for another look, which ends before this one.
+    /// In a slot that another look-up uses, which ends first.
     Second,
-    /// When no slot is left.
+    /// With a pin, because no slot is free.
     Pin,
 }
 
@@ -132,7 +133,7 @@ fn what_somebody_looks_at_is_not_overwritten() {
         let store = &engine.cache.store;
         let space = store.space_of(test.target.volume().id).expect("there");
         (0..32).for_each(|block| test.write_now(block, 0x11));
-        // There are two slots for one lane, and one of them is the engine's.
+        // One lane has two slots, and the engine uses one of them.
         let ways = [(); 2].map(|()| {
             let queue = world.context.open(store.device()).expect("a queue");
             StoreLane::new(store.clone(), world.lane.clone(), queue)

@@ -1,4 +1,5 @@
-//! Devices that fail or cannot do everything: what is counted, what is kept, what is no error.
+//! Devices that fail or lack operations: errors that are counted, data that is kept, and cases that
+//! are no error.
 
 mod world;
 
@@ -26,13 +27,13 @@ fn failed_reads_are_counted_by_device() {
         assert_eq!(world.outcome(&target, Op::Read, 0, 4096, None), Err(IoError::Io));
     }
     assert_eq!(counted(), (3, 0));
-    // Clean blocks on a cache device that cannot read come from the origin; each is counted once.
+    // Clean blocks that the cache device cannot read come from the origin; each is counted once.
     origin_faults.heal();
     world.read(&target, 0, 64 << 10);
     world.op(&target, Op::Flush, 0, 0);
     world.advance(Duration::from_secs(3));
     for number in 0..64u64 {
-        // The log moves on, so that nothing of the above is left in a buffer.
+        // Fill the log buffers, so that the blocks above have to be read from the device.
         world.write(&target, (1 << 20) + number * 65536, &[1; 65536]);
     }
     world.op(&target, Op::Flush, 0, 0);
@@ -69,7 +70,7 @@ fn a_discard_keeps_what_is_cached_where_the_origin_cannot_discard() {
             assert_eq!(engine.cache.store.index.len(), cached, "clean copies were forgotten");
             assert_eq!(world.read(&target, 1 << 20, 4096), [8; 4096]);
         }
-        // Zeroes are another matter: they come, with or without discards.
+        // Write zeroes works with or without discards.
         world.op(&target, Op::WriteZeroes, 0, 2 << 20);
         assert_eq!(world.read(&target, 0, 2 << 20), vec![0; 2 << 20]);
         world.drain(&engine).expect("drained");
@@ -132,7 +133,7 @@ fn a_stop_in_the_middle_of_writeback_is_no_failure() {
     }
     let (inner, volume) = (engine.clone(), target.volume().clone());
     world.block_on(async move {
-        // From now on its dirty blocks are written back, and the stop comes soon after.
+        // Writeback of the dirty blocks starts here, and the stop follows soon.
         inner.set("data", settings(Mode::Writethrough)).await.expect("set");
         inner.stop_volume("data", true).await.expect("stopped");
         assert!(volume.dirty_blocks() > 0, "everything was written back before the stop");
@@ -141,9 +142,9 @@ fn a_stop_in_the_middle_of_writeback_is_no_failure() {
     assert!(target.volume().writeback_error().is_none());
 }
 
-/// A sync of the origin had failed while writes that went round the cache were on their way: nothing
-/// proves any more that the origin is at a flush, so the volume cannot be put in order. Its dirty
-/// blocks waited for that, and filled the cache.
+/// After a failed sync of an origin with unsynced writes around the cache, nothing proves that the
+/// origin is at a flush, so the volume cannot be put in order. Its dirty blocks used to wait for
+/// that, and filled the cache.
 #[test]
 fn a_volume_that_cannot_be_put_in_order_is_written_back_all_the_same() {
     let world = World::new();
@@ -158,7 +159,7 @@ fn a_volume_that_cannot_be_put_in_order_is_written_back_all_the_same() {
 
     let ordered = Settings { ordered: true, ..settings(Mode::Writeback) };
     world.set(&engine, ordered).expect("set");
-    // Three times what the cache holds.
+    // Three times the capacity of the cache.
     for round in 0..3u8 {
         for number in 0..128u64 {
             world.write(&target, number * 65536, &[2 + round; 65536]);
@@ -170,7 +171,7 @@ fn a_volume_that_cannot_be_put_in_order_is_written_back_all_the_same() {
     assert_eq!(target.volume().dirty_blocks(), 0);
     assert!(raw(&world, &origin, 0, 8 << 20) == vec![4; 8 << 20]);
 
-    // Started anew, it is put in order.
+    // After a new start it is put in order.
     let inner = engine.clone();
     let _ = world.block_on(async move { inner.stop_volume("data", false).await });
     let target = world.attach(&engine, &origin);
@@ -188,7 +189,7 @@ fn a_write_that_waits_for_the_cache_device_ends_with_its_volume() {
     let (engine, _) = world.open(&cache);
     let target = world.create(&engine, &origin, settings(Mode::Writeback), 0);
     for number in 0..32u64 {
-        // The log moves on, so that nothing of the first block is left in a buffer.
+        // Fill the log buffers, so that the first block has to be read from the device.
         world.write(&target, number * 65536, &[1; 65536]);
     }
     world.drain(&engine).expect("drained");

@@ -1,4 +1,4 @@
-//! Cached copies that cannot be read back, for a moment or for good (invariants 11 and 16).
+//! Cached copies that cannot be read back, temporarily or permanently (invariants 11 and 16).
 
 mod world;
 
@@ -19,7 +19,7 @@ fn bytes_of(block: u64) -> std::ops::Range<u64> {
     block * BLOCK as u64..(block + 1) * BLOCK as u64
 }
 
-/// A volume whose first blocks are dirty on a cache device, and nowhere else.
+/// A volume whose first blocks are dirty and exist only on the cache device.
 struct Dirty {
     world: World,
     engine: Rc<EngineLane>,
@@ -43,7 +43,7 @@ fn dirty(ordered: bool) -> Dirty {
     world.write(&target, 0, &content());
     world.op(&target, Op::Flush, 0, 0);
     world.close(&engine).expect("closed");
-    // Opened anew: nothing is in buffers any more.
+    // Open again, so that nothing is left in buffers.
     let (engine, _) = world.open(&cache);
     let target = world.attach(&engine, &origin);
     assert_eq!(target.volume().dirty_blocks(), BLOCKS as u64);
@@ -59,7 +59,7 @@ impl Dirty {
         self.world.try_read(&self.target, (block * BLOCK) as u64, BLOCK)
     }
 
-    /// Where a block is on the cache device.
+    /// Returns the byte range of a block on the cache device.
     fn place(&self, block: usize) -> std::ops::Range<u64> {
         let store = &self.engine.cache.store;
         let space = store.space_of(self.target.volume().id).expect("a volume");
@@ -124,7 +124,8 @@ fn what_a_client_reads_again_is_not_lost() {
     assert_eq!(dirty.target.volume().bad_ranges(), []);
 }
 
-/// One bad sector fails the read of all that lies around it, also of what was bad before.
+/// One bad sector fails the read of the whole run around it, including blocks that were bad earlier
+/// and are readable again.
 #[test]
 fn what_can_be_read_again_is_not_lost_beside_what_cannot() {
     let dirty = dirty(false);

@@ -22,7 +22,8 @@ fn start(
     world.format(&cache, BlockSize::DEFAULT);
     let (engine, _) = world.open(&cache);
     let target = world.create(&engine, &ram(origin_mib), settings, 0);
-    // Until then the origin could still lose what an earlier run has written.
+    // Without a sync, the origin could still lose writes of an earlier run, and nothing would be
+    // filled.
     world.op(&target, Op::Flush, 0, 0);
     (world, engine, target)
 }
@@ -54,7 +55,7 @@ fn a_block_that_was_never_here_is_cold_and_then_a_hit() {
 #[test]
 fn what_was_evicted_discarded_or_overwritten_elsewhere_is_remembered_as_that() {
     let (world, engine, target) = start(16, 64, settings(Mode::Writethrough));
-    // Overwritten on the origin.
+    // Invalidated: overwritten on the origin.
     world.read(&target, 0, 4 * BLOCK as usize);
     set(&world, &engine, settings(Mode::Writearound));
     world.write(&target, BLOCK, &[1; 2 * BLOCK as usize]);
@@ -63,18 +64,18 @@ fn what_was_evicted_discarded_or_overwritten_elsewhere_is_remembered_as_that() {
     let now = why(&target);
     assert_eq!((now.miss.cold, now.miss.invalidated, now.invalidated.write_around), (1, 1, 2));
     assert_eq!((now.bypass.mode, now.bypass.total()), (1, 1));
-    // Evicted: more is read than the cache holds, and then the same again.
+    // Evicted: read more than the cache holds, twice.
     for _ in 0..2 {
         for block in 0..(64 << 20) / BLOCK {
             world.read(&target, block * BLOCK, BLOCK as usize);
         }
-        // Reclaim is a little behind.
+        // Let reclaim catch up.
         world.advance(Duration::from_secs(1));
     }
     let now = why(&target);
     assert!(now.evicted.reclaim > 10_000, "{now:?}");
     assert_eq!(now.evicted.total(), now.evicted.reclaim + now.evicted.no_room);
-    // Of four times what the cache holds nothing is remembered for so long.
+    // A pass over four times the capacity exceeds what the ghosts remember.
     assert!(now.miss.cold > 25_000 && now.miss.evicted < 2_000, "{now:?}");
 }
 
@@ -87,14 +88,14 @@ fn a_second_look_at_what_was_just_evicted_says_so() {
     }
     world.advance(Duration::from_secs(1));
     let before = why(&target);
-    // The latest that are gone, about.
+    // The blocks that were evicted last, approximately.
     let held = engine.cache.store.index.len();
     for block in blocks - held - 1000..blocks - held - 500 {
         world.read(&target, block * BLOCK, BLOCK as usize);
     }
     let evicted = why(&target).miss.evicted - before.miss.evicted;
     assert!(evicted > 400, "{evicted} of 500");
-    // The first that were gone are forgotten.
+    // The blocks that were evicted first have no ghosts any more.
     let cold = why(&target).miss.cold;
     for block in 0..100 {
         world.read(&target, block * BLOCK, BLOCK as usize);
@@ -112,7 +113,7 @@ fn a_discarded_block_is_invalidated() {
     let discards = why(&target).invalidated.discard;
     world.read(&target, 0, BLOCK as usize);
     let now = why(&target);
-    // Whether the device discards is its own business.
+    // The device may or may not support discards.
     assert!(discards == 0 || discards == 64, "{discards}");
     assert_eq!(now.miss.invalidated, u64::from(discards > 0), "{now:?}");
 }
@@ -139,7 +140,7 @@ fn streams_and_modes_are_told_apart_in_misses_and_bypasses() {
     let now = why(&target);
     assert_eq!((now.miss.cold, now.miss.sequential), (16, 16));
     assert_eq!((now.bypass.sequential, now.bypass.total()), (32, 32));
-    // In these modes nothing would change without the cut-off.
+    // These modes give the same result without the cut-off.
     for (mode, at, writes) in [(Mode::Writeonly, 16, 0), (Mode::Passthrough, 24, 1)] {
         set(&world, &engine, Settings { mode, ..cutoff.clone() });
         let before = why(&target);

@@ -1,4 +1,4 @@
-//! When dirty blocks are written back, how fast, and what is written along.
+//! When and how fast dirty blocks are written back, and which clean ones are written along.
 
 mod world;
 
@@ -15,7 +15,7 @@ use world::{World, ram, raw, settings};
 
 const BLOCK: u64 = 4096;
 
-/// A volume that writes nothing back by itself.
+/// Settings of a volume that writes nothing back by itself.
 fn at_rest() -> Settings {
     let mut settings = settings(Mode::Writeback);
     (settings.dirty_age, settings.idle) = (Duration::ZERO, Duration::ZERO);
@@ -58,7 +58,7 @@ impl Bench {
         self.world.set(&self.engine, settings).expect("set");
     }
 
-    /// Blocks that have been marked clean, and blocks that have been written to the origin.
+    /// Returns how many blocks have been marked clean, and how many written to the origin.
     fn written(&self) -> (u64, u64) {
         let totals = self.target.volume().stats.totals();
         (totals.written_back_blocks, totals.origin_written_bytes / BLOCK)
@@ -71,7 +71,7 @@ impl Bench {
 
 #[test]
 fn gaps_are_written_along_where_they_are_short_and_wholly_cached() {
-    // Blocks that are cached clean, blocks that are dirty, the longest gap, and blocks written.
+    // Clean cached blocks, dirty blocks, the longest gap in bytes, and the blocks written.
     for (clean, dirty, gap, written) in [
         (0..10, vec![2, 6], 64 << 10, 5),
         (0..10, vec![2, 6], 3 * 4096, 5),
@@ -85,7 +85,7 @@ fn gaps_are_written_along_where_they_are_short_and_wholly_cached() {
     ] {
         let bench = bench(at_rest());
         bench.set(|settings| settings.writeback_gap = gap);
-        // Nothing is cached of an origin that has not been synced.
+        // Without a sync of the origin nothing would be filled.
         bench.world.op(&bench.target, Op::Flush, 0, 0);
         clean.clone().for_each(|block| bench.cache(block));
         dirty.iter().for_each(|block| bench.dirty(*block));
@@ -100,8 +100,8 @@ fn gaps_are_written_along_where_they_are_short_and_wholly_cached() {
     }
 }
 
-/// A part of a block is no reason to leave out what lies around it, and is not written as if it were
-/// all.
+/// A partly valid block does not keep its neighbours from being written along, and only its valid
+/// sectors are written.
 #[test]
 fn partly_valid_blocks_are_written_as_far_as_they_are_valid() {
     let bench = bench(at_rest());
@@ -152,7 +152,7 @@ fn quiet_hours_write_everything_back() {
     let bench = bench(at_rest());
     bench.set(|settings| settings.quiet_hours = QuietHours::new(60, 120));
     (0..64).for_each(|block| bench.dirty(block));
-    // It begins at midnight.
+    // The quiet hours begin at midnight.
     bench.world.advance(Duration::from_secs(59 * 60));
     assert_eq!(bench.left(), 64);
     bench.world.advance(Duration::from_secs(2 * 60));
@@ -172,7 +172,7 @@ fn outside_of_quiet_hours_what_is_not_pressing_keeps_to_the_floor() {
     bench.world.advance(Duration::from_secs(8));
     let (_, written) = bench.written();
     assert!((90..=150).contains(&written), "{written}");
-    // Without quiet hours the same is done at once.
+    // Without quiet hours the blocks are written back at once.
     bench.set(|settings| settings.quiet_hours = None);
     bench.world.advance(Duration::from_secs(6));
     assert_eq!(bench.left(), 0);
@@ -194,7 +194,7 @@ fn switched_off_nothing_is_written_until_it_must_be() {
     assert_eq!(bench.left(), 0);
 }
 
-/// While a drain is wanted writes are not left to the rate control, so it must not outlast whoever waits.
+/// A drain overrides the rate control, so it must end with the task that waits for it.
 #[test]
 fn after_a_drain_writeback_is_at_rest_again() {
     for ordered in [false, true] {

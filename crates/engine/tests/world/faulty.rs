@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 pub enum What {
     Read,
     Write,
-    /// It is a write as well.
+    /// Counts as a write too.
     Discard,
     Sync,
 }
@@ -27,7 +27,7 @@ pub enum What {
 struct Rule {
     what: What,
     range: Range<u64>,
-    /// Operations that it still applies to.
+    /// How many more operations the rule applies to.
     left: u64,
     fault: Fault,
 }
@@ -41,7 +41,7 @@ enum Fault {
 
 const FAILS: Fault = Fault::Fails(DeviceErrorKind::Io);
 
-/// What goes wrong with a device at present.
+/// The faults of a device at present.
 #[derive(Default)]
 pub struct Faults {
     rules: Mutex<Vec<Rule>>,
@@ -54,49 +54,49 @@ impl Faults {
         self.rules.lock().push(Rule { what, range, left, fault });
     }
 
-    /// Every operation of these kinds fails.
+    /// Makes every operation of these kinds fail.
     pub fn fail(&self, kinds: &[What]) {
         kinds.iter().for_each(|what| self.add(*what, 0..u64::MAX, u64::MAX, FAILS));
     }
 
-    /// The next operations of this kind fail.
+    /// Makes the next `times` operations of this kind fail.
     pub fn fail_next(&self, what: What, times: u64) {
         self.add(what, 0..u64::MAX, times, FAILS);
     }
 
-    /// Every operation of this kind fails that has a part in this range.
+    /// Makes every operation of this kind fail that overlaps the range.
     pub fn fail_in(&self, what: What, range: Range<u64>) {
         self.add(what, range, u64::MAX, FAILS);
     }
 
-    /// The device does not support operations of this kind.
+    /// Makes operations of this kind unsupported.
     pub fn refuse(&self, what: What) {
         self.add(what, 0..u64::MAX, u64::MAX, Fault::Fails(DeviceErrorKind::NotSupported));
     }
 
-    /// Whether anything was to be discarded, with success or not.
+    /// Returns whether a discard was attempted, successful or not.
     pub fn has_seen_discards(&self) -> bool {
         self.discards.load(Ordering::SeqCst) > 0
     }
 
-    /// The next operations of this kind that have a part in this range panic, in the task that begins
-    /// them.
+    /// Makes the next `times` operations of this kind that overlap the range panic, in the task
+    /// that starts them.
     pub fn panic_in(&self, what: What, range: Range<u64>, times: u64) {
         self.add(what, range, times, Fault::Panics);
     }
 
-    /// Every operation of these kinds hangs.
+    /// Makes every operation of these kinds hang.
     pub fn hang(&self, kinds: &[What]) {
         kinds.iter().for_each(|what| self.add(*what, 0..u64::MAX, u64::MAX, Fault::Hangs));
     }
 
-    /// All is well again, and what hung goes on.
+    /// Removes all faults, and lets hung operations continue.
     pub fn heal(&self) {
         self.rules.lock().clear();
         std::mem::take(&mut *self.hung.lock()).into_iter().for_each(Waker::wake);
     }
 
-    /// What happens to an operation; `None`: all is well.
+    /// Returns the fault that an operation meets, if any.
     fn meets(&self, op: &DeviceOp) -> Option<Fault> {
         let (what, range) = match op {
             DeviceOp::Read { offset, buf } => (What::Read, *offset..*offset + buf.len() as u64),
@@ -129,7 +129,7 @@ impl Faults {
     }
 }
 
-/// A device below which another one does the work.
+/// Wraps a device so that its operations can fail, hang or panic.
 pub fn faulty(inner: Arc<dyn Device>) -> (Arc<dyn Device>, Arc<Faults>) {
     let faults: Arc<Faults> = Arc::default();
     (Arc::new(Faulty(inner, faults.clone())), faults)
@@ -165,7 +165,7 @@ enum State {
 struct FaultyQueue {
     inner: Rc<dyn DeviceQueue>,
     faults: Arc<Faults>,
-    /// Operations by their numbers, and the last number.
+    /// The operations under way by number, and the last number.
     ops: RefCell<(HashMap<u64, State>, u64)>,
 }
 

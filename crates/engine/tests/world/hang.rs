@@ -1,4 +1,4 @@
-//! A device that stops answering on command, or fails, and goes on when told to.
+//! A device that hangs or fails on command, and recovers on command.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -12,22 +12,22 @@ use forebay_device::{
 };
 use parking_lot::Mutex;
 
-/// What the device does with operations that are started from now on. Those that hang are carried
-/// out when they no longer have to.
+/// The faults of operations that start from now on. Hung operations are carried out when the fault
+/// ends.
 #[derive(Default)]
 pub struct Faults {
     pub reads_hang: AtomicBool,
     pub writes_hang: AtomicBool,
     pub syncs_hang: AtomicBool,
     pub writes_fail: AtomicBool,
-    /// Operations that were carried out: writes, and syncs.
+    /// Writes and syncs that were carried out.
     pub writes: AtomicU64,
     pub syncs: AtomicU64,
     waiting: Mutex<Vec<Waker>>,
 }
 
 impl Faults {
-    /// Everything hangs from now on, or nothing does any more.
+    /// Makes all operations hang from now on, or none.
     pub fn hang(&self, hang: bool) {
         for kind in [&self.reads_hang, &self.writes_hang, &self.syncs_hang] {
             kind.store(hang, Ordering::SeqCst);
@@ -47,7 +47,7 @@ impl Faults {
 
 struct Hanging(Arc<dyn Device>, Arc<Faults>);
 
-/// A device, and what goes wrong with it.
+/// Wraps a device; returns it with its faults.
 pub fn hanging(inner: Arc<dyn Device>) -> (Arc<dyn Device>, Arc<Faults>) {
     let faults: Arc<Faults> = Arc::default();
     (Arc::new(Hanging(inner, faults.clone())), faults)

@@ -1,4 +1,4 @@
-//! One cache and one volume on a lane that is driven by hand, on a clock of its own.
+//! One cache and one volume on a lane that the test drives, with a clock of its own.
 #![allow(dead_code, unreachable_pub, reason = "each test program uses a part of it")]
 
 pub mod faulty;
@@ -25,7 +25,7 @@ use parking_lot::Mutex;
 pub struct Manual(Mutex<u64>);
 
 impl Manual {
-    /// Lets time pass, without anything happening meanwhile.
+    /// Advances the clock without running any task.
     pub fn pass(&self, time: Duration) {
         *self.0.lock() += time.as_nanos() as u64;
     }
@@ -81,7 +81,7 @@ impl World {
         World { clock, lane, context, sink: Rc::default(), tag: 0.into() }
     }
 
-    /// Runs until `done` gives something; time advances when nothing else is to be done.
+    /// Runs tasks until `done` returns a value; advances the clock when no task can run.
     pub fn run<T>(&self, mut done: impl FnMut() -> Option<T>) -> T {
         for _ in 0..1_000_000 {
             if let Some(result) = done() {
@@ -177,7 +177,7 @@ impl World {
         engine.target("data").expect("a target")
     }
 
-    /// Starts the volume, if it may be started.
+    /// Starts the volume; returns the error if it is refused.
     pub fn try_attach(
         &self,
         engine: &Rc<EngineLane>,
@@ -202,7 +202,7 @@ impl World {
         self.submit_as(target, Request { tag, op, offset, len, fua, fast, no_hole, data })
     }
 
-    /// Submits a request as it is, but for its tag.
+    /// Submits a request with a new tag, otherwise unchanged.
     pub fn submit_as(&self, target: &Rc<LaneVolume>, request: Request) -> u64 {
         let tag = self.tag.get();
         self.tag.set(tag + 1);
@@ -211,7 +211,7 @@ impl World {
         tag
     }
 
-    /// How a request ended, if it has.
+    /// Returns the completion of a request, if it has ended.
     pub fn done(&self, tag: u64) -> Option<Completion> {
         self.sink.0.borrow_mut().remove(&tag)
     }
@@ -220,7 +220,7 @@ impl World {
         self.run(|| self.sink.0.borrow_mut().remove(&tag))
     }
 
-    /// Submits a request and waits: how it ended.
+    /// Submits a request, waits for it, and returns its result.
     pub fn outcome(
         &self,
         target: &Rc<LaneVolume>,

@@ -13,7 +13,7 @@ use super::{World, ram, settings};
 
 pub const MIB: u64 = 1 << 20;
 
-/// What a test waits for at most, on the clock of the test.
+/// The longest wait of a test, on the test's clock.
 pub const LONG: Duration = Duration::from_secs(60);
 
 pub fn open_small(world: &World, bytes: u64) -> Rc<EngineLane> {
@@ -22,7 +22,7 @@ pub fn open_small(world: &World, bytes: u64) -> Rc<EngineLane> {
     world.open(&device).0
 }
 
-/// Two volumes on a cache of so many MiB: `a` before an origin that can be told to hang, and `b`.
+/// Two volumes on one cache: the origin of `a` can be made to hang.
 pub struct Two {
     pub world: World,
     pub engine: Rc<EngineLane>,
@@ -52,14 +52,14 @@ pub fn stop(two: &Two, name: &'static str) -> Result<(), forebay_engine::EngineE
     two.world.block_on(async move { engine.stop_volume(name, true).await })
 }
 
-/// What is written to a block: not zeroes, and different for each number.
+/// Returns the content for a block: not zero, and different for each number.
 pub fn pattern(number: u64) -> [u8; 4096] {
     let mut data = [number as u8 | 1; 4096];
     data[..8].copy_from_slice(&(number + 1).to_le_bytes());
     data
 }
 
-/// Writes to a volume, without waiting for longer than is long; whether it was answered.
+/// Writes to a volume. Returns whether it was answered within [`LONG`].
 pub fn write_soon(two: &Two, volume: &Rc<LaneVolume>, block: u64) -> bool {
     let tag = two.world.submit(volume, Op::Write, block * 4096, 4096, Some(&pattern(block)));
     answered(two, tag)
