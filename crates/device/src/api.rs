@@ -64,6 +64,43 @@ pub enum DeviceOp {
     },
 }
 
+impl DeviceOp {
+    /// Returns the name of the operation in errors.
+    pub fn what(&self) -> &'static str {
+        match self {
+            DeviceOp::Read { .. } => "read",
+            DeviceOp::Write { .. } | DeviceOp::DurableWrite { .. } => "write",
+            DeviceOp::Sync => "sync",
+            DeviceOp::Discard { .. } => "discard",
+            DeviceOp::WriteZeroes { .. } => "write zeroes",
+        }
+    }
+
+    /// Returns the bytes of the device that it reads or changes; `None` for a sync.
+    pub fn range(&self) -> Option<Range<u64>> {
+        let (offset, len) = match self {
+            DeviceOp::Read { offset, buf } => (*offset, buf.len() as u64),
+            DeviceOp::Write { offset, data } => (*offset, data.len() as u64),
+            DeviceOp::DurableWrite { offset, range, .. } => (*offset, range.len() as u64),
+            DeviceOp::Discard { offset, len } | DeviceOp::WriteZeroes { offset, len } => {
+                (*offset, *len)
+            }
+            DeviceOp::Sync => return None,
+        };
+        Some(offset..offset.saturating_add(len))
+    }
+
+    /// Returns the buffer that belongs in its [`DeviceDone`].
+    pub fn into_buf(self) -> Option<IoBuf> {
+        match self {
+            DeviceOp::Read { buf, .. } | DeviceOp::Write { data: IoData::Owned(buf), .. } => {
+                Some(buf)
+            }
+            _ => None,
+        }
+    }
+}
+
 /// Data to write: an owned buffer, or published bytes of a log buffer.
 #[derive(Debug)]
 pub enum IoData {

@@ -47,4 +47,5 @@ pub use open::{Access, DeviceIdentity, OpenError, OpenErrorKind};
 pub use ram::RamDevice;
 pub use ring::Ring;
 pub use spec::{DeviceSpec, SpecError};
+pub use table::OpTable;
 pub use watch::UnderWay;

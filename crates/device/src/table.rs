@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::api::{DeviceError, DeviceErrorKind, DeviceOp, OpId};
 
 /// Operations in flight by [`OpId`]. Slots are reused under a new id.
-pub(crate) struct OpTable<T> {
+pub struct OpTable<T> {
     entries: Vec<Entry<T>>,
     free: Vec<u32>,
 }
@@ -23,7 +23,7 @@ impl<T> Default for OpTable<T> {
 
 impl<T> OpTable<T> {
     /// Adds an operation.
-    pub(crate) fn add(&mut self, value: T) -> OpId {
+    pub fn add(&mut self, value: T) -> OpId {
         let index = match self.free.pop() {
             Some(index) => index,
             None => {
@@ -42,12 +42,12 @@ impl<T> OpTable<T> {
     }
 
     /// Returns the operation, if it is in the table.
-    pub(crate) fn get_mut(&mut self, id: OpId) -> Option<&mut T> {
+    pub fn get_mut(&mut self, id: OpId) -> Option<&mut T> {
         self.entry(id)?.value.as_mut()
     }
 
     /// Removes the operation; its id becomes invalid.
-    pub(crate) fn take(&mut self, id: OpId) -> Option<T> {
+    pub fn take(&mut self, id: OpId) -> Option<T> {
         let entry = self.entry(id)?;
         let value = entry.value.take()?;
         entry.generation = entry.generation.wrapping_add(1);
@@ -56,7 +56,7 @@ impl<T> OpTable<T> {
     }
 
     /// Removes all operations.
-    pub(crate) fn drain(&mut self) -> impl Iterator<Item = T> {
+    pub fn drain(&mut self) -> impl Iterator<Item = T> {
         self.free.clear();
         std::mem::take(&mut self.entries).into_iter().filter_map(|entry| entry.value)
     }
@@ -106,29 +106,8 @@ impl Shape {
 
     /// [`Shape::check`] for an operation.
     pub(crate) fn check_op(&self, op: &DeviceOp) -> Result<(), DeviceError> {
-        let (offset, len) = match op {
-            DeviceOp::Read { offset, buf } => (*offset, buf.len() as u64),
-            DeviceOp::Write { offset, data } => (*offset, data.len() as u64),
-            DeviceOp::DurableWrite { offset, range, .. } => (*offset, range.len() as u64),
-            DeviceOp::Sync => return Ok(()),
-            DeviceOp::Discard { offset, len } | DeviceOp::WriteZeroes { offset, len } => {
-                (*offset, *len)
-            }
-        };
-        self.check(op.what(), offset, len)
-    }
-}
-
-impl DeviceOp {
-    /// Returns the name of the operation in errors.
-    pub(crate) fn what(&self) -> &'static str {
-        match self {
-            DeviceOp::Read { .. } => "read",
-            DeviceOp::Write { .. } | DeviceOp::DurableWrite { .. } => "write",
-            DeviceOp::Sync => "sync",
-            DeviceOp::Discard { .. } => "discard",
-            DeviceOp::WriteZeroes { .. } => "write zeroes",
-        }
+        let Some(range) = op.range() else { return Ok(()) };
+        self.check(op.what(), range.start, range.end - range.start)
     }
 }
 

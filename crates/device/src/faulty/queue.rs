@@ -93,8 +93,9 @@ impl FaultyQueue {
 
     /// Returns the result of an operation that fails.
     fn failed(&self, op: DeviceOp, kind: DeviceErrorKind, cause: String) -> DeviceDone {
-        let error = self.shared.shape.error(kind, op.what(), place(&op), cause);
-        DeviceDone { result: Err(error), buf: buffer(op) }
+        let offset = op.range().map_or(0, |range| range.start);
+        let error = self.shared.shape.error(kind, op.what(), offset, cause);
+        DeviceDone { result: Err(error), buf: op.into_buf() }
     }
 
     /// Carries out a verdict.
@@ -107,7 +108,7 @@ impl FaultyQueue {
             (kind_of(&error), format!("{error} (injected)"))
         };
         if let Err(error) = self.shared.shape.check_op(&op) {
-            return Ok(Phase::Ended(DeviceDone { result: Err(error), buf: buffer(op) }));
+            return Ok(Phase::Ended(DeviceDone { result: Err(error), buf: op.into_buf() }));
         }
         match verdict {
             Ok(Verdict::Pass | Verdict::Hang) => self.pass(op),
@@ -188,7 +189,7 @@ impl FaultyQueue {
 
     /// Writes the first bytes and fails.
     fn tear(&self, op: DeviceOp, bytes: u64, kind: DeviceErrorKind, cause: String) -> Phase {
-        let offset = place(&op);
+        let offset = op.range().map_or(0, |range| range.start);
         let whole = |len: usize| {
             let bytes = bytes.min(len as u64);
             (bytes - bytes % self.shared.shape.logical_block) as usize
@@ -278,26 +279,6 @@ impl FaultyQueue {
             *entry = phase;
         }
         (true, waker)
-    }
-}
-
-/// Returns the first byte of an operation.
-fn place(op: &DeviceOp) -> u64 {
-    match op {
-        DeviceOp::Read { offset, .. }
-        | DeviceOp::Write { offset, .. }
-        | DeviceOp::DurableWrite { offset, .. }
-        | DeviceOp::Discard { offset, .. }
-        | DeviceOp::WriteZeroes { offset, .. } => *offset,
-        DeviceOp::Sync => 0,
-    }
-}
-
-/// Returns the caller's buffer.
-fn buffer(op: DeviceOp) -> Option<IoBuf> {
-    match op {
-        DeviceOp::Read { buf, .. } | DeviceOp::Write { data: IoData::Owned(buf), .. } => Some(buf),
-        _ => None,
     }
 }
 

@@ -34,17 +34,11 @@ pub(super) struct Shape {
 
 impl Shape {
     pub(super) fn of(op: &DeviceOp) -> Self {
-        let (op, place) = match op {
-            DeviceOp::Read { offset, buf } => ("read", Some((*offset, buf.len() as u64))),
-            DeviceOp::Write { offset, data } => ("write", Some((*offset, data.len() as u64))),
-            DeviceOp::DurableWrite { offset, range, .. } => {
-                ("write", Some((*offset, range.len() as u64)))
-            }
-            DeviceOp::Sync => ("sync", None),
-            DeviceOp::Discard { offset, len } => ("discard", Some((*offset, *len))),
-            DeviceOp::WriteZeroes { offset, len } => ("zero", Some((*offset, *len))),
+        let name = match op {
+            DeviceOp::WriteZeroes { .. } => "zero",
+            _ => op.what(),
         };
-        Shape { op, range: place.map(|(from, len)| from..from.saturating_add(len)) }
+        Shape { op: name, range: op.range() }
     }
 }
 

@@ -18,9 +18,7 @@ use std::task::{Context, Poll, Waker};
 use forebay_core::{Clock, Nanos};
 use parking_lot::Mutex;
 
-use crate::api::{
-    Device, DeviceDone, DeviceError, DeviceOp, DeviceQueue, IoData, OpId, QueueContext,
-};
+use crate::api::{Device, DeviceDone, DeviceError, DeviceOp, DeviceQueue, OpId, QueueContext};
 
 use super::{Completed, Model, ModelCounters, ModelKind, ModelOp, ModelOpId, ModelOpKind};
 
@@ -193,23 +191,16 @@ struct ModelledQueue {
 }
 
 fn shape(op: &DeviceOp) -> ModelOp {
-    let (kind, offset, len) = match op {
-        DeviceOp::Read { offset, buf } => (ModelOpKind::Read, *offset, buf.len() as u64),
-        DeviceOp::Write { offset, data } => {
-            let len = match data {
-                IoData::Owned(buf) => buf.len(),
-                IoData::Log(_, range) => range.len(),
-            };
-            (ModelOpKind::Write, *offset, len as u64)
-        }
-        DeviceOp::DurableWrite { offset, range, .. } => {
-            (ModelOpKind::DurableWrite, *offset, range.len() as u64)
-        }
-        DeviceOp::Sync => (ModelOpKind::Sync, 0, 0),
-        DeviceOp::Discard { offset, len } => (ModelOpKind::Discard, *offset, *len),
-        DeviceOp::WriteZeroes { offset, len } => (ModelOpKind::WriteZeroes, *offset, *len),
+    let kind = match op {
+        DeviceOp::Read { .. } => ModelOpKind::Read,
+        DeviceOp::Write { .. } => ModelOpKind::Write,
+        DeviceOp::DurableWrite { .. } => ModelOpKind::DurableWrite,
+        DeviceOp::Sync => ModelOpKind::Sync,
+        DeviceOp::Discard { .. } => ModelOpKind::Discard,
+        DeviceOp::WriteZeroes { .. } => ModelOpKind::WriteZeroes,
     };
-    ModelOp { kind, offset, len }
+    let range = op.range().unwrap_or(0..0);
+    ModelOp { kind, offset: range.start, len: range.end - range.start }
 }
 
 impl ModelledQueue {
