@@ -30,7 +30,7 @@ pub use mask::SectorMask;
 pub use op::{IoError, Op};
 pub use quiet::QuietHours;
 pub use settings::{Admission, ChoiceError, Durability, Mode, ReplacementKind};
-pub use time::{Clock, Nanos};
+pub use time::{Clock, ManualClock, Nanos};
 pub use units::{
     BlockSize, Generation, OriginBlock, RecordNumber, SECTOR_SIZE, SegmentId, Slot, VolumeId,
     parse_size,

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::ops::{Add, Sub};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// Nanoseconds since an arbitrary start that is fixed for one clock.
@@ -48,5 +49,32 @@ pub trait Clock: Send + Sync {
     fn time_of_day(&self) -> Duration {
         const DAY: u64 = 24 * 3600 * 1_000_000_000;
         Duration::from_nanos(self.now().0 % DAY)
+    }
+}
+
+/// A clock that advances only when it is told to, for tests and simulations.
+#[derive(Debug, Default)]
+pub struct ManualClock(AtomicU64);
+
+impl ManualClock {
+    /// Creates a clock that starts at `now`.
+    pub fn at(now: Nanos) -> Self {
+        ManualClock(AtomicU64::new(now.0))
+    }
+
+    /// Advances the clock by `time`.
+    pub fn pass(&self, time: Duration) {
+        self.advance_to(self.now() + time);
+    }
+
+    /// Advances the clock to `to`; an earlier time has no effect.
+    pub fn advance_to(&self, to: Nanos) {
+        self.0.fetch_max(to.0, Ordering::SeqCst);
+    }
+}
+
+impl Clock for ManualClock {
+    fn now(&self) -> Nanos {
+        Nanos(self.0.load(Ordering::SeqCst))
     }
 }

@@ -275,38 +275,22 @@ mod tests {
     use std::pin::pin;
     use std::task::Waker;
 
-    use forebay_core::{Clock, Nanos};
+    use forebay_core::ManualClock;
 
     use super::*;
     use crate::api::Queue;
     use crate::buffer::IoBuf;
     use crate::log_buffer::LogBuffer;
-
-    struct Stopped;
-
-    impl Clock for Stopped {
-        fn now(&self) -> Nanos {
-            Nanos(0)
-        }
-    }
+    use crate::testing::{filled, poll};
 
     fn queue(device: &RamDevice) -> Queue {
-        let context = QueueContext { clock: Arc::new(Stopped), ring: None };
+        let context = QueueContext { clock: Arc::new(ManualClock::default()), ring: None };
         Queue::new(device.open_queue(&context).expect("needs nothing"))
     }
 
     /// RAM operations never wait.
     fn now<T>(future: impl Future<Output = T>) -> T {
-        match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
-            Poll::Ready(value) => value,
-            Poll::Pending => panic!("had to wait"),
-        }
-    }
-
-    fn filled(len: usize, byte: u8) -> IoBuf {
-        let mut buf = IoBuf::for_overwrite(len);
-        buf.fill(byte);
-        buf
+        poll(pin!(future)).expect("had to wait")
     }
 
     #[test]

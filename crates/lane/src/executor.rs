@@ -366,18 +366,12 @@ pub async fn yield_now() {
 mod tests {
     use std::time::Duration;
 
+    use forebay_core::ManualClock;
+
     use super::*;
 
-    struct Manual(Mutex<u64>);
-
-    impl Clock for Manual {
-        fn now(&self) -> Nanos {
-            Nanos(*self.0.lock())
-        }
-    }
-
-    fn lane() -> (Rc<Lane>, Arc<Manual>) {
-        let clock = Arc::new(Manual(Mutex::new(0)));
+    fn lane() -> (Rc<Lane>, Arc<ManualClock>) {
+        let clock = Arc::new(ManualClock::default());
         (Lane::new(LaneId(0), clock.clone(), || ()), clock)
     }
 
@@ -413,7 +407,7 @@ mod tests {
         }
         while lane.run_ready() {}
         for now in [5, 15, 25, 35] {
-            *clock.0.lock() = now * 1_000_000;
+            clock.advance_to(Nanos(now * 1_000_000));
             while lane.run_ready() {}
         }
         assert_eq!(*order.borrow(), [10, 20, 30]);

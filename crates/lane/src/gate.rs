@@ -148,22 +148,14 @@ pub async fn join_all<F: Future>(futures: impl IntoIterator<Item = F>) -> Vec<F:
 mod tests {
     use std::sync::Arc;
 
-    use forebay_core::{Clock, Nanos};
+    use forebay_core::ManualClock;
 
     use super::*;
     use crate::executor::LaneId;
 
-    struct Never;
-
-    impl Clock for Never {
-        fn now(&self) -> Nanos {
-            Nanos(0)
-        }
-    }
-
     #[test]
     fn work_of_which_a_part_panics_ends_with_a_panic() {
-        let lane = Lane::new(LaneId(0), Arc::new(Never), || ());
+        let lane = Lane::new(LaneId(0), Arc::new(ManualClock::default()), || ());
         let (done, ended) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(false)));
         let (parts, waits, own) = (done.clone(), ended.clone(), lane.clone());
         lane.spawn(async move {

@@ -7,25 +7,17 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Poll;
 
+use forebay_core::ManualClock;
 use forebay_core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use forebay_core::sync::loom::{self, cell::UnsafeCell, future::block_on, thread};
-use forebay_core::{Clock, Nanos};
 
 use crate::{Gate, Lane, LaneId, Notify};
-
-struct Still;
-
-impl Clock for Still {
-    fn now(&self) -> Nanos {
-        Nanos(0)
-    }
-}
 
 /// A lane, and the event that it sleeps on.
 fn lane() -> (Rc<Lane>, Arc<loom::sync::Notify>) {
     let rouser = Arc::new(loom::sync::Notify::new());
     let inner = rouser.clone();
-    (Lane::new(LaneId(0), Arc::new(Still), move || inner.notify()), rouser)
+    (Lane::new(LaneId(0), Arc::new(ManualClock::default()), move || inner.notify()), rouser)
 }
 
 /// Runs the lane as its thread does, until `done`.

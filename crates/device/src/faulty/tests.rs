@@ -2,13 +2,13 @@
 
 use std::future::Future;
 use std::path::PathBuf;
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::task::Poll;
+use std::time::Duration;
 
-use forebay_core::{Clock, Nanos};
-use parking_lot::Mutex;
+use forebay_core::ManualClock;
 
 use crate::api::{
     Device, DeviceDone, DeviceError, DeviceErrorKind, DeviceOp, IoData, Queue, QueueContext,
@@ -20,25 +20,16 @@ use crate::open::{Access, OpenErrorKind};
 use crate::ram::RamDevice;
 use crate::ring::Ring;
 use crate::spec::DeviceSpec;
+use crate::testing::{filled, poll};
 
 use super::FaultyDevice;
 
 const SIZE: u64 = 1 << 20;
-const MS: u64 = 1_000_000;
-
-#[derive(Default)]
-struct Manual(Mutex<u64>);
-
-impl Clock for Manual {
-    fn now(&self) -> Nanos {
-        Nanos(*self.0.lock())
-    }
-}
 
 /// A faulty device in front of another one, and queues to both.
 struct Bench {
     folder: tempfile::TempDir,
-    clock: Arc<Manual>,
+    clock: Arc<ManualClock>,
     ring: Option<Rc<Ring>>,
     faulty: Queue,
     inner: Queue,
@@ -60,7 +51,7 @@ impl Bench {
     fn new(make: impl FnOnce(&std::path::Path) -> (Arc<dyn Device>, Option<Rc<Ring>>)) -> Self {
         let folder = tempfile::tempdir().expect("folder");
         let (inner, ring) = make(folder.path());
-        let clock = Arc::new(Manual::default());
+        let clock = Arc::new(ManualClock::default());
         let context = QueueContext { clock: clock.clone(), ring: ring.clone() };
         let device = FaultyDevice::wrap(inner.clone(), &folder.path().join("faults"));
         let faulty = Queue::new(device.open_queue(&context).expect("a queue"));
@@ -78,7 +69,7 @@ impl Bench {
 
     /// Advances the clock by this many milliseconds.
     fn pass(&self, millis: u64) {
-        *self.clock.0.lock() += millis * MS;
+        self.clock.pass(Duration::from_millis(millis));
         self.faulty.inner().drive();
     }
 
@@ -86,12 +77,12 @@ impl Bench {
     fn run<T>(&self, future: impl Future<Output = T>) -> T {
         let mut future = pin!(future);
         for _ in 0..10_000 {
-            if let Some(result) = poll(&mut future.as_mut()) {
+            if let Some(result) = poll(future.as_mut()) {
                 return result;
             }
             self.pass(1);
             if let Some(ring) = &self.ring {
-                ring.wait(Some(std::time::Duration::from_millis(1)));
+                ring.wait(Some(Duration::from_millis(1)));
             }
         }
         panic!("it never ends");
@@ -107,17 +98,6 @@ impl Bench {
         assert!(block.iter().all(|byte| *byte == block[0]), "a mix of blocks");
         block[0]
     }
-}
-
-fn poll<T>(future: &mut Pin<&mut impl Future<Output = T>>) -> Option<T> {
-    match future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-        Poll::Ready(value) => Some(value),
-        Poll::Pending => None,
-    }
-}
-
-fn filled(len: usize, byte: u8) -> IoBuf {
-    IoBuf::copy_from(&vec![byte; len])
 }
 
 #[test]
@@ -162,16 +142,16 @@ fn what_hangs_is_released_or_ended_by_a_change() {
     let mut first = pin!(bench.faulty.write(0, filled(4096, 1)));
     let mut second = pin!(bench.faulty.write(4096, filled(4096, 2)));
     for _ in 0..100 {
-        assert!(poll(&mut first).is_none() && poll(&mut second).is_none());
+        assert!(poll(first.as_mut()).is_none() && poll(second.as_mut()).is_none());
         bench.pass(1000);
     }
     assert_eq!(bench.byte(&bench.faulty, 0), 0, "reads go on, and nothing was written");
     assert!(bench.faulty.inner().next_event().is_some(), "the file is looked at");
     bench.faults("hang write 0..4K\nfail write");
-    assert!(poll(&mut second).is_some_and(|result| result.is_err()), "judged anew");
-    assert!(poll(&mut first).is_none());
+    assert!(poll(second.as_mut()).is_some_and(|result| result.is_err()), "judged anew");
+    assert!(poll(first.as_mut()).is_none());
     bench.faults("");
-    assert!(poll(&mut first).is_some_and(|result| result.is_ok()));
+    assert!(poll(first.as_mut()).is_some_and(|result| result.is_ok()));
     assert_eq!(bench.byte(&bench.inner, 0), 1);
 }
 
@@ -180,7 +160,7 @@ fn a_write_that_nobody_waits_for_takes_place_when_it_is_released() {
     for bench in [Bench::on_ram(), Bench::on_file()] {
         bench.faults("hang write once");
         let mut write = Box::pin(bench.faulty.write(0, filled(4096, 1)));
-        assert!(poll(&mut write.as_mut()).is_none());
+        assert!(poll(write.as_mut()).is_none());
         drop(write);
         bench.pass(1000);
         assert_eq!(bench.byte(&bench.inner, 0), 0);
@@ -197,14 +177,14 @@ fn delays_last_as_long_as_they_say() {
     bench.faults("delay 200ms read\ndelay 1s sync");
     let mut read = pin!(bench.faulty.read(0, IoBuf::zeroed(512)));
     let mut sync = pin!(bench.faulty.sync());
-    assert!(poll(&mut read).is_none() && poll(&mut sync).is_none());
+    assert!(poll(read.as_mut()).is_none() && poll(sync.as_mut()).is_none());
     bench.write(0, 1).expect("not delayed");
     bench.pass(190);
-    assert!(poll(&mut read).is_none());
+    assert!(poll(read.as_mut()).is_none());
     bench.pass(10);
-    assert!(poll(&mut read).is_some() && poll(&mut sync).is_none());
+    assert!(poll(read.as_mut()).is_some() && poll(sync.as_mut()).is_none());
     bench.pass(800);
-    assert!(poll(&mut sync).is_some_and(|result| result.is_ok()));
+    assert!(poll(sync.as_mut()).is_some_and(|result| result.is_ok()));
 }
 
 #[test]
@@ -261,9 +241,9 @@ fn syncs_and_zeroes_of_two_callers_take_turns() {
         let mut zero = pin!(bench.faulty.run(zero));
         let mut left = (true, true, true);
         let all = std::future::poll_fn(|_| {
-            left.0 = left.0 && poll(&mut one).is_none();
-            left.1 = left.1 && poll(&mut two).is_none();
-            left.2 = left.2 && poll(&mut zero).is_none();
+            left.0 = left.0 && poll(one.as_mut()).is_none();
+            left.1 = left.1 && poll(two.as_mut()).is_none();
+            left.2 = left.2 && poll(zero.as_mut()).is_none();
             if left == (false, false, false) { Poll::Ready(()) } else { Poll::Pending }
         });
         bench.run(all);

@@ -1,20 +1,12 @@
 use std::fs;
 use std::future::Future;
 
-use forebay_core::{Clock, Nanos};
+use forebay_core::ManualClock;
 
 use super::*;
 use crate::api::Queue;
 use crate::log_buffer::LogBuffer;
-use crate::testing::block_on;
-
-struct Stopped;
-
-impl Clock for Stopped {
-    fn now(&self) -> Nanos {
-        Nanos(0)
-    }
-}
+use crate::testing::{block_on, filled};
 
 struct Bench {
     ring: Rc<Ring>,
@@ -33,7 +25,8 @@ impl Bench {
         fs::File::create(&path).and_then(|file| file.set_len(size)).expect("file");
         let ring = Ring::new().expect("ring");
         let device = FileDevice::open(&path, access, None).expect("opened");
-        let context = QueueContext { clock: Arc::new(Stopped), ring: Some(ring.clone()) };
+        let context =
+            QueueContext { clock: Arc::new(ManualClock::default()), ring: Some(ring.clone()) };
         let queue = Queue::new(device.open_queue(&context).expect("queue"));
         Bench { ring, device, queue, folder }
     }
@@ -49,12 +42,6 @@ impl Bench {
     fn content(&self) -> Vec<u8> {
         fs::read(self.folder.path().join("file")).expect("there")
     }
-}
-
-fn filled(len: usize, byte: u8) -> IoBuf {
-    let mut buf = IoBuf::for_overwrite(len);
-    buf.fill(byte);
-    buf
 }
 
 const SIZE: u64 = 64 << 10;
@@ -250,7 +237,8 @@ fn zeroes_keep_the_space_of_a_file() {
 fn zeroes_are_written_by_hand_where_nothing_better_is_available() {
     let bench = Bench::new(4 << 20, Access::Exclusive);
     bench.run(bench.queue.write(0, filled(4 << 20, 5))).expect("written");
-    let context = QueueContext { clock: Arc::new(Stopped), ring: Some(bench.ring.clone()) };
+    let context =
+        QueueContext { clock: Arc::new(ManualClock::default()), ring: Some(bench.ring.clone()) };
     let shared = bench.device.shared.clone();
     let queue = FileQueue { shared, ring: context.ring.expect("there"), ops: RefCell::default() };
     let unsupported = || Err(io::Error::from(Errno::OPNOTSUPP));
@@ -275,7 +263,7 @@ fn zeroes_are_written_by_hand_where_nothing_better_is_available() {
 #[test]
 fn a_lane_without_a_ring_is_told_so() {
     let bench = Bench::new(SIZE, Access::Exclusive);
-    let context = QueueContext { clock: Arc::new(Stopped), ring: None };
+    let context = QueueContext { clock: Arc::new(ManualClock::default()), ring: None };
     let error = bench.device.open_queue(&context).err().expect("refused");
     assert_eq!((error.kind, error.what), (DeviceErrorKind::NotSupported, "open"));
 }

@@ -1,45 +1,29 @@
 //! The modelled device, on a manual clock.
 
-use std::cell::RefCell;
-use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 
-use forebay_core::{Clock, Nanos};
-use parking_lot::Mutex;
+use forebay_core::{ManualClock, Nanos};
 
 use crate::api::{
     Device, DeviceDone, DeviceError, DeviceErrorKind, DeviceOp, DeviceQueue, IoData, OpId,
     QueueContext,
 };
 use crate::buffer::IoBuf;
+use crate::ram::RamDevice;
+use crate::testing::filled;
 
 use super::calibration::Random;
 use super::{Model, ModelKind, ModelOp, ModelledDevice};
 
 const SIZE: u64 = 8 << 20;
 
-#[derive(Default)]
-struct Manual(Mutex<u64>);
-
-impl Clock for Manual {
-    fn now(&self) -> Nanos {
-        Nanos(*self.0.lock())
-    }
-}
-
-impl Manual {
-    fn set(&self, now: Nanos) {
-        *self.0.lock() = now.0;
-    }
-}
-
-/// Bytes in RAM; operations end as soon as `open` is set.
+/// A device in RAM whose operations end as soon as `open` is set.
 #[derive(Clone)]
 struct Memory {
-    bytes: Arc<Mutex<Vec<u8>>>,
+    ram: Arc<RamDevice>,
     open: Arc<AtomicBool>,
     started: Arc<AtomicUsize>,
     ended: Arc<AtomicUsize>,
@@ -47,94 +31,56 @@ struct Memory {
 
 struct MemoryQueue {
     memory: Memory,
-    ops: RefCell<HashMap<OpId, DeviceDone>>,
+    ram: Rc<dyn DeviceQueue>,
 }
 
 impl Memory {
     fn new() -> Self {
-        Memory {
-            bytes: Arc::new(Mutex::new(vec![0; SIZE as usize])),
-            open: Arc::new(AtomicBool::new(true)),
-            started: Arc::default(),
-            ended: Arc::default(),
-        }
+        let ram = RamDevice::new("memory", SIZE).expect("memory");
+        let open = Arc::new(AtomicBool::new(true));
+        Memory { ram, open, started: Arc::default(), ended: Arc::default() }
     }
 }
 
 impl Device for Memory {
     fn name(&self) -> &str {
-        "memory"
+        self.ram.name()
     }
 
     fn size(&self) -> u64 {
-        SIZE
+        self.ram.size()
     }
 
     fn logical_block(&self) -> u64 {
-        512
+        self.ram.logical_block()
     }
 
-    fn open_queue(&self, _context: &QueueContext) -> Result<Rc<dyn DeviceQueue>, DeviceError> {
-        Ok(Rc::new(MemoryQueue { memory: self.clone(), ops: RefCell::default() }))
+    fn open_queue(&self, context: &QueueContext) -> Result<Rc<dyn DeviceQueue>, DeviceError> {
+        Ok(Rc::new(MemoryQueue { memory: self.clone(), ram: self.ram.open_queue(context)? }))
     }
 }
 
 impl DeviceQueue for MemoryQueue {
     fn start(&self, op: DeviceOp) -> OpId {
-        let id = OpId(self.memory.started.fetch_add(1, Ordering::SeqCst) as u64);
-        let mut bytes = self.memory.bytes.lock();
-        let invalid = |what, offset| {
-            let (device, cause) = ("memory".into(), "outside".into());
-            Err(DeviceError { kind: DeviceErrorKind::Invalid, device, what, offset, cause })
-        };
-        let done = match op {
-            DeviceOp::Read { offset, mut buf } => {
-                let at = offset as usize;
-                let result = match bytes.get(at..at + buf.len()) {
-                    Some(from) => {
-                        buf.copy_from_slice(from);
-                        Ok(())
-                    }
-                    None => invalid("read", offset),
-                };
-                DeviceDone { result, buf: Some(buf) }
-            }
-            DeviceOp::Write { offset, data: IoData::Owned(buf) } => {
-                let at = offset as usize;
-                let result = match bytes.get_mut(at..at + buf.len()) {
-                    Some(into) => {
-                        into.copy_from_slice(&buf);
-                        Ok(())
-                    }
-                    None => invalid("write", offset),
-                };
-                DeviceDone { result, buf: Some(buf) }
-            }
-            _ => DeviceDone { result: Ok(()), buf: None },
-        };
-        self.ops.borrow_mut().insert(id, done);
-        id
+        self.memory.started.fetch_add(1, Ordering::SeqCst);
+        self.ram.start(op)
     }
 
-    fn poll_op(&self, id: OpId, _context: &mut Context<'_>) -> Poll<DeviceDone> {
+    fn poll_op(&self, id: OpId, context: &mut Context<'_>) -> Poll<DeviceDone> {
         if !self.memory.open.load(Ordering::SeqCst) {
             return Poll::Pending;
         }
-        let done = self.ops.borrow_mut().remove(&id);
-        done.map_or(Poll::Pending, |done| {
-            self.memory.ended.fetch_add(1, Ordering::SeqCst);
-            Poll::Ready(done)
-        })
+        self.memory.ended.fetch_add(1, Ordering::SeqCst);
+        self.ram.poll_op(id, context)
     }
 
     fn forget(&self, id: OpId) {
-        if self.ops.borrow_mut().remove(&id).is_some() {
-            self.memory.ended.fetch_add(1, Ordering::SeqCst);
-        }
+        self.memory.ended.fetch_add(1, Ordering::SeqCst);
+        self.ram.forget(id);
     }
 
-    fn read_now(&self, _offset: u64, _into: &mut [u8]) -> Option<Result<(), DeviceError>> {
-        Some(Ok(()))
+    fn read_now(&self, offset: u64, into: &mut [u8]) -> Option<Result<(), DeviceError>> {
+        self.ram.read_now(offset, into)
     }
 }
 
@@ -148,7 +94,7 @@ impl Wake for Wakes {
 }
 
 struct Bench {
-    clock: Arc<Manual>,
+    clock: Arc<ManualClock>,
     memory: Memory,
     device: Arc<dyn Device>,
     queues: Vec<Rc<dyn DeviceQueue>>,
@@ -156,7 +102,7 @@ struct Bench {
 }
 
 fn bench(kind: ModelKind, queues: usize) -> Bench {
-    let clock = Arc::new(Manual::default());
+    let clock = Arc::new(ManualClock::default());
     let memory = Memory::new();
     let device = ModelledDevice::new(Arc::new(memory.clone()), kind);
     let context = QueueContext {
@@ -178,7 +124,7 @@ impl Bench {
     }
 
     fn drive_at(&self, queue: usize, now: Nanos) {
-        self.clock.set(now);
+        self.clock.advance_to(now);
         self.queues[queue].drive();
     }
 }
@@ -188,7 +134,7 @@ fn read(offset: u64, len: usize) -> DeviceOp {
 }
 
 fn write(offset: u64, byte: u8, len: usize) -> DeviceOp {
-    DeviceOp::Write { offset, data: IoData::Owned(IoBuf::copy_from(&vec![byte; len])) }
+    DeviceOp::Write { offset, data: IoData::Owned(filled(len, byte)) }
 }
 
 /// Returns the completion time of a single operation that arrives at `now`, according to the model.
@@ -216,7 +162,7 @@ fn data_is_right_and_comes_exactly_when_the_model_says() {
             (DeviceOp::Sync, ModelOp::sync(), None),
             (read(1 << 22, 1 << 20), ModelOp::read(1 << 22, 1 << 20), Some([0, 0])),
         ] {
-            bench.clock.set(now);
+            bench.clock.advance_to(now);
             assert_eq!(bench.queues[0].next_event(), None);
             let id = bench.queues[0].start(op);
             let end = expected(&mut model, now, shape);
@@ -348,7 +294,7 @@ fn lanes_see_what_the_model_says_however_late_they_look() {
                     look.0 += random.below(limit.min(pause));
                 }
                 look = look.max(last_look);
-                bench.clock.set(look);
+                bench.clock.advance_to(look);
                 bench.queues.iter().for_each(|queue| queue.drive());
                 in_flight.retain(|(index, lane, id)| {
                     let due = ends[*index].at <= look;

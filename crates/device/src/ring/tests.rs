@@ -10,7 +10,7 @@ use super::*;
 use crate::api::IoData;
 use crate::buffer::IoBuf;
 use crate::log_buffer::LogBuffer;
-use crate::testing::block_on;
+use crate::testing::{block_on, filled};
 
 fn file() -> (tempfile::TempDir, Arc<OwnedFd>) {
     let folder = tempfile::tempdir().expect("folder");
@@ -22,12 +22,6 @@ fn file() -> (tempfile::TempDir, Arc<OwnedFd>) {
 fn pair() -> (Arc<OwnedFd>, UnixStream) {
     let (mine, theirs) = UnixStream::pair().expect("sockets");
     (Arc::new(OwnedFd::from(mine)), theirs)
-}
-
-fn filled(len: usize, byte: u8) -> IoBuf {
-    let mut buf = IoBuf::for_overwrite(len);
-    buf.fill(byte);
-    buf
 }
 
 fn recv(fd: &Arc<OwnedFd>, range: Range<usize>, fill: bool) -> RingOp {

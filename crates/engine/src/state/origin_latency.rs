@@ -98,21 +98,15 @@ mod tests {
     use std::pin::pin;
     use std::task::{Context, Waker};
 
+    use forebay_core::ManualClock;
+
     use super::*;
-
-    struct Manual(AtomicU64);
-
-    impl Clock for Manual {
-        fn now(&self) -> Nanos {
-            Nanos(self.0.load(Ordering::Relaxed))
-        }
-    }
 
     #[test]
     fn what_ended_counts_and_else_what_waits() {
-        let (latency, clock) = (OriginLatency::default(), Manual(AtomicU64::new(1_000_000)));
+        let (latency, clock) = (OriginLatency::default(), ManualClock::at(Nanos(1_000_000)));
         let take = || latency.take(clock.now()).map(|time| time.as_micros());
-        let pass = |micros: u64| clock.0.fetch_add(micros * 1000, Ordering::Relaxed);
+        let pass = |micros| clock.pass(Duration::from_micros(micros));
         assert_eq!(take(), None);
         let (one, other) = (latency.begin(&clock), latency.begin(&clock));
         pass(500);
@@ -130,13 +124,13 @@ mod tests {
 
     #[test]
     fn writes_that_are_under_way_together_share_the_time() {
-        let clock = Manual(AtomicU64::new(1));
+        let clock = ManualClock::at(Nanos(1));
         let mut context = Context::from_waker(Waker::noop());
         let (alone, together) = (WriteCost::default(), WriteCost::default());
         let mut other = pin!(together.of(&clock, std::future::pending::<()>()));
         assert!(other.as_mut().poll(&mut context).is_pending());
         let mut write = |cost: &WriteCost, nanos| {
-            let write = async { clock.0.fetch_add(nanos, Ordering::Relaxed) };
+            let write = async { clock.pass(Duration::from_nanos(nanos)) };
             assert!(pin!(cost.of(&clock, write)).poll(&mut context).is_ready());
             cost.mean().as_nanos()
         };
