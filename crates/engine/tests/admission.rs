@@ -5,64 +5,15 @@ mod world;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use forebay_core::{Admission, BlockSize, Durability, Mode, Op};
-use forebay_device::{Device, DeviceDone, DeviceError, DeviceOp, DeviceQueue, OpId, QueueContext};
 use forebay_engine::{EngineLane, LaneVolume, Settings};
-use world::faulty::{What, faulty};
-use world::{Manual, World, put_raw, ram, settings};
+use forebay_testkit::{OpKind, poke, ram};
+use world::{World, settings};
 
 const BLOCK: u64 = 4096;
 const MIB: u64 = 1 << 20;
-
-/// A slow device: each operation advances the clock by `micros`.
-struct Slow {
-    inner: Arc<dyn Device>,
-    clock: Arc<Manual>,
-    micros: Arc<AtomicU64>,
-}
-
-struct SlowQueue {
-    inner: Rc<dyn DeviceQueue>,
-    clock: Arc<Manual>,
-    micros: Arc<AtomicU64>,
-}
-
-impl Device for Slow {
-    fn name(&self) -> &str {
-        "slow"
-    }
-
-    fn size(&self) -> u64 {
-        self.inner.size()
-    }
-
-    fn logical_block(&self) -> u64 {
-        self.inner.logical_block()
-    }
-
-    fn open_queue(&self, context: &QueueContext) -> Result<Rc<dyn DeviceQueue>, DeviceError> {
-        let inner = self.inner.open_queue(context)?;
-        Ok(Rc::new(SlowQueue { inner, clock: self.clock.clone(), micros: self.micros.clone() }))
-    }
-}
-
-impl DeviceQueue for SlowQueue {
-    fn start(&self, op: DeviceOp) -> OpId {
-        self.clock.pass(Duration::from_micros(self.micros.load(Ordering::SeqCst)));
-        self.inner.start(op)
-    }
-
-    fn poll_op(&self, id: OpId, context: &mut Context<'_>) -> Poll<DeviceDone> {
-        self.inner.poll_op(id, context)
-    }
-
-    fn forget(&self, id: OpId) {
-        self.inner.forget(id);
-    }
-}
 
 struct Test {
     world: World,
@@ -81,12 +32,13 @@ impl Test {
     fn with(settings: Settings, block: BlockSize, alignment: u64, mib: u64) -> Self {
         let world = World::new();
         let micros = Arc::new(AtomicU64::new(0));
-        let cache: Arc<dyn Device> =
-            Arc::new(Slow { inner: ram(mib), clock: world.clock.clone(), micros: micros.clone() });
+        let (cache, faults) = world.faulty(ram(mib));
+        let (clock, takes) = (world.clock.clone(), micros.clone());
+        faults.observe(move |_| clock.pass(Duration::from_micros(takes.load(Ordering::SeqCst))));
         world.format(&cache, block);
         let (engine, _) = world.open(&cache);
         let origin = ram(mib);
-        put_raw(&world, &origin, 0, &content(0, mib * MIB));
+        poke(&origin, 0, &content(0, mib * MIB));
         let target = world.create(&engine, &origin, settings, alignment);
         // Without a sync, the origin could still lose writes of an earlier run, and nothing would
         // be filled.
@@ -424,14 +376,14 @@ fn a_neighbourhood_enters_with_the_block_that_was_missed_again() {
 fn neighbourhoods_are_read_up_to_a_limit_at_a_time() {
     const PROMOTE: u64 = 64 << 10;
     let world = World::new();
-    let (cache, (origin, faults)) = (ram(64), faulty(ram(64)));
+    let (cache, (origin, faults)) = (ram(64), world.faulty(ram(64)));
     world.format(&cache, BlockSize::DEFAULT);
     let (engine, _) = world.open(&cache);
     let settings = Settings { promote: PROMOTE, ..settings(Mode::Writeback) };
     let target = world.create(&engine, &origin, settings, 0);
     world.op(&target, Op::Flush, 0, 0);
-    faults.hang(&[What::Read]);
-    // Half of each neighbourhood is requested; the other halves add up to 16 MiB.
+    faults.hang(&[OpKind::Read]);
+    // Half of each is asked for; 16 MiB are not.
     let parts = 16 * MIB / (PROMOTE / 2);
     let read = |part| world.submit(&target, Op::Read, part * PROMOTE, PROMOTE / 2, None);
     let tags: Vec<u64> = (0..parts + 4).map(read).collect();

@@ -11,11 +11,11 @@ use std::time::Duration;
 use forebay_core::{BlockSize, IoError, Mode, Op};
 use forebay_device::Device;
 use forebay_engine::{EngineErrorKind, EngineLane, LaneVolume, Ledger, Note, Settings};
-use world::faulty::{Faults, What, faulty};
-use world::{Book, World, ram, raw, settings};
+use forebay_testkit::{Faults, OpKind, peek, ram};
+use world::{Book, World, settings};
 
-const ALL: [What; 3] = [What::Read, What::Write, What::Sync];
-const REJECTS: [What; 2] = [What::Write, What::Sync];
+const ALL: [OpKind; 3] = OpKind::ALL;
+const REJECTS: [OpKind; 2] = [OpKind::Write, OpKind::Sync];
 const BLOCK: usize = 4096;
 
 struct Case {
@@ -36,7 +36,8 @@ impl Case {
 
     fn with(mode: Mode, change: impl FnOnce(&mut Settings)) -> Self {
         let world = World::new();
-        let ((cache, cache_faults), (origin, origin_faults)) = (faulty(ram(8)), faulty(ram(12)));
+        let ((cache, cache_faults), (origin, origin_faults)) =
+            (world.faulty(ram(8)), world.faulty(ram(12)));
         world.format(&cache, BlockSize::DEFAULT);
         let (engine, _) = world.open(&cache);
         let book: Arc<Book> = Arc::default();
@@ -162,7 +163,7 @@ fn dirty_blocks_leave_a_device_that_takes_nothing_new_and_do_not_come_back() {
     case.world.advance(Duration::from_secs(20));
     assert_eq!(case.target.volume().dirty_blocks(), 0);
     assert_eq!(case.flush(), Ok(()));
-    assert_eq!(raw(&case.world, &case.origin, 0, 2 * BLOCK), [[2; BLOCK], [1; BLOCK]].concat());
+    assert_eq!(peek(&case.origin, 0, 2 * BLOCK), [[2; BLOCK], [1; BLOCK]].concat());
     for block in [0, 3, 20] {
         assert_eq!(case.write(block, 5), Ok(()));
         assert_eq!(case.read(block), Ok(5));
@@ -432,7 +433,7 @@ fn what_may_be_dirty_is_noted_before_a_flush_is_answered_and_exactly_at_a_stop()
 #[test]
 fn writes_that_find_the_log_full_go_to_log_and_origin_all_the_same() {
     let case = Case::new(Mode::Writethrough);
-    case.cache_faults.hang(&[What::Write]);
+    case.cache_faults.hang(&[OpKind::Write]);
     let write = |block: u64| {
         let data = [block as u8; BLOCK];
         let offset = block * BLOCK as u64;
@@ -446,7 +447,7 @@ fn writes_that_find_the_log_full_go_to_log_and_origin_all_the_same() {
         assert_eq!(case.world.wait(tag).result, Ok(()), "block {block}");
     }
     assert!(!case.engine.cache.health().is_hung());
-    let origin = raw(&case.world, &case.origin, 0, 3072 * BLOCK);
+    let origin = peek(&case.origin, 0, 3072 * BLOCK);
     for block in 0..3072 {
         assert_eq!(case.read(block), Ok(block as u8));
         assert_eq!(origin[block as usize * BLOCK], block as u8);
@@ -470,7 +471,7 @@ fn groups_of_an_earlier_run_do_not_make_later_ones_old() {
     case.world.clock.pass(Duration::from_secs(3600));
     case.reopen(false).expect("all is well");
     let second = BLOCK as u64..2 * BLOCK as u64;
-    case.origin_faults.fail_in(What::Write, second);
+    case.origin_faults.fail_in(OpKind::Write, second);
     case.world.drain(&case.engine).expect_err("the second group cannot be written");
     case.origin_faults.heal();
     case.world.advance(Duration::from_secs(900));
@@ -507,5 +508,5 @@ fn an_ordered_volume_does_not_go_round_its_log() {
     case.cache_faults.fail(&ALL);
     assert_eq!(case.write(1, 2).and(case.flush()), Err(IoError::Io));
     assert_eq!(case.write(2, 2), Err(IoError::Io));
-    assert_eq!(raw(&case.world, &case.origin, 2 * 4096, BLOCK), [0; BLOCK]);
+    assert_eq!(peek(&case.origin, 2 * 4096, BLOCK), [0; BLOCK]);
 }

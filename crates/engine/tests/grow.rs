@@ -2,35 +2,14 @@
 
 mod world;
 
-use std::rc::Rc;
 use std::sync::Arc;
 
 use forebay_core::{BlockSize, Mode, Op, VolumeId};
-use forebay_device::{Device, DeviceError, DeviceQueue, QueueContext};
+use forebay_device::Device;
 use forebay_engine::{BlockService, EngineErrorKind};
 use forebay_store::StoreOptions;
-use world::{World, put_raw, ram, raw, settings};
-
-/// A device that shows the first bytes of a larger one.
-struct Cut(Arc<dyn Device>, u64);
-
-impl Device for Cut {
-    fn name(&self) -> &str {
-        self.0.name()
-    }
-
-    fn size(&self) -> u64 {
-        self.1
-    }
-
-    fn logical_block(&self) -> u64 {
-        self.0.logical_block()
-    }
-
-    fn open_queue(&self, context: &QueueContext) -> Result<Rc<dyn DeviceQueue>, DeviceError> {
-        self.0.open_queue(context)
-    }
-}
+use forebay_testkit::{peek, poke, ram, shortened};
+use world::{World, settings};
 
 const OLD: u64 = (3 << 20) + 1536;
 const NEW: u64 = 8 << 20;
@@ -62,10 +41,10 @@ fn used_by(
     for (number, sector) in model.chunks_mut(512).enumerate() {
         sector.fill((number % 251) as u8 + 1);
     }
-    put_raw(&world, &disk, 0, &model);
+    poke(&disk, 0, &model);
     world.format(&cache, BlockSize::DEFAULT);
     let (engine, _) = world.open(&cache);
-    let cut: Arc<dyn Device> = Arc::new(Cut(disk.clone(), OLD));
+    let cut = shortened(&disk, OLD);
     let mut settings = settings(Mode::Writeback);
     settings.writeback_running = ordered;
     settings.ordered = ordered;
@@ -121,7 +100,7 @@ fn a_grown_origin_is_taken_over_with_what_is_behind_the_old_end() {
                     model[NEW as usize - 4096..].fill(0x77);
                     let drained = world.drain(&engine);
                     drained.expect("drained");
-                    assert!(raw(&world, &disk, 0, NEW as usize) == model, "{what}: the origin");
+                    assert!(peek(&disk, 0, NEW as usize) == model, "{what}: the origin");
                 }
                 world.lane.abandon();
             }
@@ -143,7 +122,7 @@ fn an_ordered_origin_grows_when_it_has_its_last_block() {
         running.ordered = true;
         world.set(&engine, running).expect("set");
         world.drain(&engine).expect("drained");
-        assert!(raw(&world, &disk, 0, NEW as usize) == model, "alignment {alignment}");
+        assert!(peek(&disk, 0, NEW as usize) == model, "alignment {alignment}");
         world.close(&engine).expect("closed");
         let world = World::new();
         let (engine, _) = world.open_with(&cache, room_for(NEW));
@@ -164,7 +143,7 @@ fn without_room_the_old_size_stays_and_a_smaller_origin_is_refused() {
     world.lane.abandon();
     let world = World::new();
     let (engine, _) = world.open(&cache);
-    let smaller: Arc<dyn Device> = Arc::new(Cut(disk, OLD - 512));
+    let smaller = shortened(&disk, OLD - 512);
     let refused = world.try_attach(&engine, &smaller, true).map(drop).expect_err("cut");
     assert_eq!(refused.kind, EngineErrorKind::Refused);
 }

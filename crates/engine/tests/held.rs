@@ -2,12 +2,12 @@
 
 mod world;
 
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use forebay_core::{Durability, Mode, Op};
 use forebay_device::IoBuf;
 use forebay_engine::{Request, Settings};
+use forebay_testkit::OpKind;
 use world::settings;
 use world::two::*;
 
@@ -21,7 +21,7 @@ fn held_versions_before_an_origin_that_does_not_answer_leave_room_to_others() {
     let two = two(16, ordered, settings(Mode::Writeback));
     two.world.write(&two.a, 0, &pattern(0));
     two.world.advance(Duration::from_secs(2));
-    two.faults.hang(true);
+    two.faults.hang(&OpKind::ALL);
     let mut waits = None;
     for number in 0..8000 {
         let tag =
@@ -39,7 +39,7 @@ fn held_versions_before_an_origin_that_does_not_answer_leave_room_to_others() {
     for block in 0..8000 {
         assert!(write_soon(&two, &two.b, block), "b stops after {block} blocks, {held} are held");
     }
-    two.faults.hang(false);
+    two.faults.heal();
     assert!(answered(&two, waits.expect("it waits")), "it goes on when the origin is back");
 }
 
@@ -79,14 +79,14 @@ fn a_volume_that_cannot_be_put_in_order_leaves_room_to_others() {
         }
     }
     assert_eq!(two.a.volume().dirty_blocks(), 60);
-    two.faults.hang(true);
+    two.faults.hang(&OpKind::ALL);
     let (engine, ordered) = (two.engine.clone(), Settings { ordered: true, ..kept_dirty() });
     two.world.block_on(async move { engine.set("a", ordered).await }).expect("set");
     for block in 0..8000 {
         assert!(write_soon(&two, &two.b, block), "b stops after {block} blocks");
     }
     assert_eq!(two.a.volume().dirty_blocks(), 60);
-    two.faults.hang(false);
+    two.faults.heal();
 }
 
 /// Puts `a` in order with a version in nearly every segment and an origin that takes none, so that
@@ -98,7 +98,7 @@ fn starve(two: &Two) {
             two.world.write(&two.b, block * 4096, &pattern(block));
         }
     }
-    two.faults.writes_hang.store(true, Ordering::SeqCst);
+    two.faults.hang(&[OpKind::Write]);
     let ordered = Settings { ordered: true, ..kept_dirty() };
     let engine = two.engine.clone();
     two.world.block_on(async move { engine.set("a", ordered).await }).expect("set");
@@ -146,7 +146,7 @@ fn a_stopped_volume_that_holds_a_version_in_every_segment_stops_nobody() {
         let round = |two: &Two| two.b.volume().stats.why().bypass.no_room;
         assert!(round(&two) > 0, "{mode}: all of it found room");
 
-        two.faults.hang(false);
+        two.faults.heal();
         let (engine, origin) = (two.engine.clone(), two.origin_of_a.clone());
         two.world.block_on(async move { engine.attach("a", origin, false).await }).expect("there");
         let (engine, plain) = (two.engine.clone(), settings(Mode::Writeback));

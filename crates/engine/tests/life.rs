@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use forebay_core::{BlockSize, Durability, Mode, Op};
 use forebay_engine::{BlockService, LaneVolume, Settings};
-use world::{World, ram, raw, settings};
+use forebay_testkit::{peek, ram};
+use world::{World, settings};
 
 /// Runs random requests on a volume and on a model, and compares them.
 fn exercise(
@@ -80,7 +81,7 @@ fn every_mode_and_block_size_returns_what_was_written() {
                 verify(&world, &target, &model);
                 world.drain(&engine).expect("drained");
                 assert!(
-                    raw(&world, &origin, 0, model.len()) == model,
+                    peek(&origin, 0, model.len()) == model,
                     "{mode} {block}: the origin differs"
                 );
                 world.close(&engine).expect("closed");
@@ -182,7 +183,7 @@ fn switching_modes_keeps_every_byte() {
     verify(&world, &target, &model);
     let inner = engine.clone();
     world.block_on(async move { inner.delete("data", false, |_| ()).await }).expect("deleted");
-    assert!(raw(&world, &origin, 0, model.len()) == model);
+    assert!(peek(&origin, 0, model.len()) == model);
     assert_eq!(engine.cache.store.index.len(), 0);
     drop(target);
     world.advance(Duration::from_secs(1));

@@ -11,9 +11,8 @@ use forebay_device::Device;
 use forebay_engine::{EngineLane, LaneVolume, Ledger, Settings};
 use forebay_lane::{MemoryBudget, MemoryHold, MemoryUse};
 use forebay_store::{Address, Entry, StoreOptions};
-use world::faulty::{What, faulty};
-use world::hang::hanging;
-use world::{Book, World, ram, settings};
+use forebay_testkit::{OpKind, ram};
+use world::{Book, World, settings};
 
 const MIB: usize = 1 << 20;
 const SECTOR: usize = 512;
@@ -133,13 +132,13 @@ fn writes_of_sectors_make_blocks_whole_where_masks_find_no_memory() {
 #[test]
 fn a_write_that_waits_for_the_rest_of_its_block_ends_with_its_volume() {
     let (case, mut memory) = (Case::new(BlockSize::DEFAULT), Tight::new());
-    let (origin, faults) = hanging(case.origin.clone());
+    let (origin, faults) = case.world.faulty(case.origin.clone());
     let engine = case.open(&memory);
     let book: Arc<Book> = Arc::default();
     engine.cache.set_ledger(book.clone());
     let target = case.world.create(&engine, &origin, settings(Mode::Writeback), 0);
     memory.leave(0);
-    faults.hang(true);
+    faults.hang(&OpKind::ALL);
     let tag = case.world.submit(&target, Op::Write, 512, 512, Some(&[7; 512]));
     case.world.advance(std::time::Duration::from_secs(30));
     let inner = engine.clone();
@@ -147,7 +146,7 @@ fn a_write_that_waits_for_the_rest_of_its_block_ends_with_its_volume() {
     let error = stopped.expect_err("the origin does not answer").to_string();
     assert!(error.contains("answered"), "{error}");
     assert!(case.world.done(tag).is_none());
-    faults.hang(false);
+    faults.heal();
     assert_eq!(case.world.wait(tag).result, Err(IoError::ShuttingDown));
     // The note lists everything that only the cache has: nothing, because the write was not
     // acknowledged.
@@ -196,12 +195,12 @@ fn an_ordered_volume_gets_on_beside_one_whose_versions_take_all_the_memory() {
     let (case, mut memory) = (Case::new(BlockSize::DEFAULT), Tight::new());
     let engine = case.open(&memory);
     let settings = Settings { ordered: true, ..settings(Mode::Writeback) };
-    let (origin, faults) = faulty(ram(ORIGIN as u64 >> 20));
+    let (origin, faults) = case.world.faulty(ram(ORIGIN as u64 >> 20));
     let stuck = case.world.create_as(&engine, "stuck", &origin, settings.clone(), 0);
     let other = case.world.create_as(&engine, "other", &case.origin, settings, 0);
     case.world.advance(std::time::Duration::from_secs(1));
     memory.leave(0);
-    faults.fail(&[What::Write]);
+    faults.fail(&[OpKind::Write]);
     let mut waits = None;
     for block in 0..ORIGIN as u64 / 4096 {
         let tag = case.world.submit(&stuck, Op::Write, block * 4096, 4096, Some(&[1; 4096]));

@@ -4,16 +4,15 @@
 mod world;
 
 use std::rc::Rc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use forebay_core::{Mode, Op, OriginBlock};
 use forebay_device::IoBuf;
 use forebay_engine::{BlockService, CompletionSink};
 use forebay_engine::{EngineLane, LaneVolume, Request, Settings, VolumeState};
-use world::hang::hanging;
+use forebay_testkit::{OpKind, peek, ram};
 use world::two::*;
-use world::{World, ram, raw, settings};
+use world::{World, settings};
 
 /// Returns the number of a volume's cached blocks.
 fn cached(engine: &EngineLane, volume: &LaneVolume) -> u64 {
@@ -92,13 +91,13 @@ fn a_stopped_volume_leaves_the_rest_of_the_cache_to_others() {
     write_both(&two, blocks, u64::MAX);
     let dirty = two.a.volume().dirty_blocks();
     assert!(dirty > blocks / 5, "{dirty} of {blocks} blocks are dirty");
-    let raw_before = raw(&two.world, &two.origin_of_a, 0, (blocks / 2 * 4096) as usize);
+    let raw_before = peek(&two.origin_of_a, 0, (blocks / 2 * 4096) as usize);
     stop(&two, "a").expect("stopped");
     assert_rest_is_usable(&two, CACHE, dirty, 0.95);
 
     // None of the stopped volume's blocks has reached its origin, and none is lost.
     let size = (blocks / 2 * 4096) as usize;
-    assert!(raw(&two.world, &two.origin_of_a, 0, size) == raw_before);
+    assert!(peek(&two.origin_of_a, 0, size) == raw_before);
     let (inner, origin) = (two.engine.clone(), two.origin_of_a.clone());
     two.world.block_on(async move { inner.attach("a", origin, false).await }).expect("attached");
     let a = two.engine.target("a").expect("a target");
@@ -132,16 +131,11 @@ fn an_ordered_volume_that_is_stopped_holds_no_more_than_what_waits() {
 
 /// Fills the cache with dirty blocks of a volume whose origin hangs, as far as possible.
 fn fill(two: &Two) -> u64 {
-    two.faults.hang(true);
+    two.faults.hang(&OpKind::ALL);
     for block in 0..8000 {
         let data = pattern(block);
         let tag = two.world.submit(&two.a, Op::Write, block * 4096, 4096, Some(&data));
-        let end = two.world.lane.now() + Duration::from_secs(5);
-        let ended = two.world.run(|| match two.world.done(tag) {
-            Some(_) => Some(true),
-            None => (two.world.lane.now() > end).then_some(false),
-        });
-        if !ended {
+        if two.world.wait_for(tag, Duration::from_secs(5)).is_none() {
             break;
         }
     }
@@ -182,7 +176,7 @@ fn what_is_left_of_a_deleted_volume_is_nobodys_trouble() {
 #[test]
 fn a_hung_origin_holds_up_no_commit_of_others() {
     let two = two(16, settings(Mode::Writethrough), settings(Mode::Writeback));
-    two.faults.syncs_hang.store(true, Ordering::SeqCst);
+    two.faults.hang(&[OpKind::Sync]);
     two.world.write(&two.a, 0, &pattern(0));
     // A change that only the origin has, so that upkeep syncs it.
     two.world.op(&two.a, Op::WriteZeroes, MIB, MIB);
@@ -195,7 +189,7 @@ fn a_hung_origin_holds_up_no_commit_of_others() {
 #[test]
 fn checkpoints_go_on_while_an_origin_hangs() {
     let two = two(16, settings(Mode::Writethrough), settings(Mode::Writeback));
-    two.faults.syncs_hang.store(true, Ordering::SeqCst);
+    two.faults.hang(&[OpKind::Sync]);
     two.world.op(&two.a, Op::WriteZeroes, MIB, MIB);
     two.world.advance(Duration::from_secs(3));
     let store = &two.engine.cache.store;
@@ -227,7 +221,7 @@ fn a_lower_commit_interval_acts_at_once() {
 #[test]
 fn a_hung_origin_leaves_the_rest_of_the_cache_to_others() {
     let two = two(16, settings(Mode::Writeback), settings(Mode::Writeback));
-    two.faults.hang(true);
+    two.faults.hang(&OpKind::ALL);
     for block in 0..1300 {
         two.world.write(&two.a, block * 4096, &pattern(block));
     }
@@ -239,11 +233,11 @@ fn a_hung_origin_leaves_the_rest_of_the_cache_to_others() {
     two.world.advance(Duration::from_secs(6));
     let shown = two.a.volume().origin_waits();
     assert!(shown.is_some_and(|waits| waits > Duration::from_secs(5)), "{shown:?}");
-    two.faults.hang(false);
+    two.faults.heal();
     let engine = two.engine.clone();
     two.world.block_on(async move { engine.drain("a", |_| ()).await }).expect("drained");
     for block in 0..1300 {
-        assert!(raw(&two.world, &two.origin_of_a, block * 4096, 4096) == pattern(block));
+        assert!(peek(&two.origin_of_a, block * 4096, 4096) == pattern(block));
     }
     assert_eq!(two.a.volume().origin_waits(), None);
 }
@@ -253,20 +247,15 @@ fn writers_before_an_origin_that_does_not_answer_leave_room_to_others() {
     for fails in [false, true] {
         let two = two(16, settings(Mode::Writeback), settings(Mode::Writeback));
         if fails {
-            two.faults.writes_fail.store(true, Ordering::SeqCst);
+            two.faults.fail(&[OpKind::Write]);
         } else {
-            two.faults.hang(true);
+            two.faults.hang(&OpKind::ALL);
         }
         let mut waits = None;
         for block in 0..8000 {
             let tag =
                 two.world.submit(&two.a, Op::Write, block * 4096, 4096, Some(&pattern(block)));
-            let end = two.world.lane.now() + LONG;
-            let ended = two.world.run(|| match two.world.done(tag) {
-                Some(_) => Some(true),
-                None => (two.world.lane.now() > end).then_some(false),
-            });
-            if !ended {
+            if two.world.wait_for(tag, LONG).is_none() {
                 waits = Some(tag);
                 break;
             }
@@ -279,8 +268,7 @@ fn writers_before_an_origin_that_does_not_answer_leave_room_to_others() {
                 "b stops after {block} blocks, fails: {fails}"
             );
         }
-        two.faults.writes_fail.store(false, Ordering::SeqCst);
-        two.faults.hang(false);
+        two.faults.heal();
         assert!(answered(&two, waits.expect("it waits")), "it goes on when the origin is back");
     }
 }
@@ -296,14 +284,14 @@ fn reads_that_wait_for_an_origin_keep_no_room_from_others() {
             two.world.write(&two.b, block * 4096, &pattern(block));
         }
     }
-    two.faults.hang(true);
+    two.faults.hang(&OpKind::ALL);
     let tags: Vec<u64> = (0..40)
         .map(|number| two.world.submit(&two.a, Op::Read, number * 4096, 4096, None))
         .collect();
     for block in 0..8000 {
         assert!(write_soon(&two, &two.b, block), "b stops after {block} blocks");
     }
-    two.faults.hang(false);
+    two.faults.heal();
     for (number, tag) in tags.into_iter().enumerate() {
         let data = two.world.wait(tag).data.expect("data");
         assert_eq!(data[..512], pattern(number as u64)[..512]);
@@ -314,7 +302,7 @@ fn reads_that_wait_for_an_origin_keep_no_room_from_others() {
 #[test]
 fn another_volume_stops_and_starts_while_an_origin_hangs() {
     let two = two(16, settings(Mode::Writeback), settings(Mode::Writeback));
-    two.faults.hang(true);
+    two.faults.hang(&OpKind::ALL);
     let tag = two.world.submit(&two.a, Op::Read, 0, 4096, None);
     two.world.write(&two.b, 0, &pattern(1));
     let before = two.world.lane.now();
@@ -327,7 +315,7 @@ fn another_volume_stops_and_starts_while_an_origin_hangs() {
 fn a_stop_and_a_drain_before_a_hung_origin_end() {
     let two = two(16, settings(Mode::Writeback), settings(Mode::Writeback));
     two.world.write(&two.a, 0, &pattern(1));
-    two.faults.hang(true);
+    two.faults.hang(&OpKind::ALL);
     let read = two.world.submit(&two.a, Op::Read, MIB, 4096, None);
     let before = two.world.lane.now();
     let engine = two.engine.clone();
@@ -340,8 +328,8 @@ fn a_stop_and_a_drain_before_a_hung_origin_end() {
     assert!(error.to_string().contains("answered"), "{error}");
     assert!(two.world.lane.now().since(before) < LONG);
     assert!(two.engine.cache.volume("a").is_none(), "it is stopped all the same");
-    // Acknowledged writes are there at the next start.
-    two.faults.hang(false);
+    // What was acknowledged is there the next time.
+    two.faults.heal();
     two.world.wait(read);
     let (inner, origin) = (two.engine.clone(), two.origin_of_a.clone());
     two.world.block_on(async move { inner.attach("a", origin, false).await }).expect("attached");
@@ -354,7 +342,7 @@ fn a_cache_closes_while_an_origin_hangs() {
     let two = two(16, settings(Mode::Writeback), settings(Mode::Writeback));
     two.world.write(&two.a, 0, &pattern(1));
     two.world.write(&two.b, 0, &pattern(2));
-    two.faults.hang(true);
+    two.faults.hang(&OpKind::ALL);
     two.world.submit(&two.a, Op::Read, MIB, 4096, None);
     let before = two.world.lane.now();
     let closed = two.world.close(&two.engine);
@@ -369,7 +357,7 @@ fn a_volume_is_deleted_with_its_dirty_data_while_its_origin_hangs() {
     for block in 0..500 {
         two.world.write(&two.a, block * 4096, &pattern(block));
     }
-    two.faults.hang(true);
+    two.faults.hang(&OpKind::ALL);
     two.world.advance(Duration::from_secs(30));
     let before = two.world.lane.now();
     let engine = two.engine.clone();
@@ -377,7 +365,7 @@ fn a_volume_is_deleted_with_its_dirty_data_while_its_origin_hangs() {
     deleted.expect("deleted");
     assert!(two.world.lane.now().since(before) < LONG);
     assert_eq!(two.engine.cache.store.volumes().len(), 1);
-    two.faults.hang(false);
+    two.faults.heal();
     two.world.advance(Duration::from_secs(5));
     storm(&two.world, &two.b, 4096, 10_000, 5);
 }
@@ -388,20 +376,15 @@ fn a_write_through_a_full_log_is_on_the_origin_when_it_is_acknowledged() {
     for fua in [false, true] {
         let world = World::new();
         let engine = open_small(&world, 8 * MIB);
-        let (origin, faults) = hanging(ram(32));
+        let (origin, faults) = world.faulty(ram(32));
         let a = world.create_as(&engine, "a", &origin, settings(Mode::Writeback), 0);
-        faults.hang(true);
-        // Write until nothing more can be appended.
+        faults.hang(&OpKind::ALL);
+        // Until nothing more can be appended.
         let mut number = 0;
         loop {
             let data = pattern(number);
             let tag = world.submit(&a, Op::Write, number * 4096, 4096, Some(&data));
-            let end = world.lane.now() + LONG;
-            let full = world.run(|| match world.done(tag) {
-                Some(_) => Some(false),
-                None => (world.lane.now() > end).then_some(true),
-            });
-            if full {
+            if world.wait_for(tag, LONG).is_none() {
                 break;
             }
             number += 1;
@@ -421,24 +404,24 @@ fn a_write_through_a_full_log_is_on_the_origin_when_it_is_acknowledged() {
         }
         world.advance(Duration::from_secs(1));
         let space = engine.cache.store.space_of(a.volume().id).expect("it is there");
-        faults.hang(false);
+        faults.heal();
         world.run(|| engine.cache.store.peek(&space, OriginBlock(block)).map(drop));
-        faults.hang(true);
+        faults.hang(&OpKind::ALL);
         world.advance(Duration::from_secs(30));
         let on_origin = || {
-            let found = raw(&world, &origin, block * 4096, 4096);
+            let found = peek(&origin, block * 4096, 4096);
             tags.iter().any(|tag| found == pattern(*tag))
         };
         let early = tags.map(|tag| world.done(tag));
-        faults.hang(false);
+        faults.heal();
         if early.iter().any(Option::is_some) {
             assert!(on_origin(), "acknowledged, and the origin has neither");
         }
-        let syncs = faults.syncs.load(Ordering::SeqCst);
+        let syncs = faults.syncs();
         for (tag, early) in tags.into_iter().zip(early) {
             if early.is_none() {
                 world.wait(tag).result.expect("written");
-                assert!(!fua || faults.syncs.load(Ordering::SeqCst) > syncs);
+                assert!(!fua || faults.syncs() > syncs);
             }
         }
         assert!(on_origin());

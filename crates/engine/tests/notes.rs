@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use forebay_core::{BlockSize, Mode, Op};
 use forebay_engine::{Ledger, Note, Noted};
+use forebay_testkit::ram;
 use parking_lot::Mutex;
-use world::{Book, World, ram, settings};
+use world::{Book, World, settings};
 
 /// A ledger whose notes become durable when the test says so.
 #[derive(Default)]

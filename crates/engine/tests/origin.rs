@@ -4,117 +4,54 @@ mod world;
 
 use std::rc::Rc;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
-use forebay_core::{BlockSize, Identity, IdentityPart, Mode, Op};
-use forebay_device::{Device, DeviceDone, DeviceError, DeviceOp, DeviceQueue, OpId, QueueContext};
+use forebay_core::{BlockSize, Mode, Op};
+use forebay_device::{Device, DeviceOp};
 use forebay_engine::{EngineErrorKind, EngineLane, LaneVolume, Settings};
 use forebay_format::superblock::{COPY_A, COPY_B};
 use forebay_format::volume::samples::{SAMPLE_BYTES, sample_places};
 use forebay_format::{PAGE, Superblock, VolumeRecord, volume};
-use world::{World, put_raw, ram, raw, settings};
+use forebay_testkit::{faulty, peek, poke, ram, with_serial};
+use world::{World, settings};
 
 const SIZE: u64 = 12 << 20;
 
-/// A device with an identity, which checks the record on the cache device at every write to it.
-struct Origin {
-    inner: Arc<dyn Device>,
-    serial: Option<&'static str>,
-    cache: Option<Arc<dyn Device>>,
-}
-
-struct OriginQueue {
-    inner: Rc<dyn DeviceQueue>,
-    cache: Option<Rc<dyn DeviceQueue>>,
-}
-
-fn origin(inner: &Arc<dyn Device>, serial: Option<&'static str>) -> Arc<dyn Device> {
-    Arc::new(Origin { inner: inner.clone(), serial, cache: None })
-}
-
-impl Device for Origin {
-    fn name(&self) -> &str {
-        "origin"
-    }
-
-    fn size(&self) -> u64 {
-        self.inner.size()
-    }
-
-    fn logical_block(&self) -> u64 {
-        self.inner.logical_block()
-    }
-
-    fn identity(&self) -> Option<Identity> {
-        Identity::new(self.serial.map(|serial| (IdentityPart::Serial, serial.to_owned())))
-    }
-
-    fn open_queue(&self, context: &QueueContext) -> Result<Rc<dyn DeviceQueue>, DeviceError> {
-        let cache = self.cache.as_ref().map(|cache| cache.open_queue(context)).transpose()?;
-        Ok(Rc::new(OriginQueue { inner: self.inner.open_queue(context)?, cache }))
-    }
-}
-
-impl DeviceQueue for OriginQueue {
-    fn start(&self, op: DeviceOp) -> OpId {
-        let range = match &op {
-            DeviceOp::Write { offset, data } => match data {
-                forebay_device::IoData::Owned(buf) => Some((*offset, buf.len() as u64)),
-                forebay_device::IoData::Log(_, range) => Some((*offset, range.len() as u64)),
-            },
-            DeviceOp::DurableWrite { offset, range, .. } => Some((*offset, range.len() as u64)),
-            DeviceOp::Discard { offset, len } | DeviceOp::WriteZeroes { offset, len } => {
-                Some((*offset, *len))
-            }
-            DeviceOp::Read { .. } | DeviceOp::Sync => None,
+/// An origin whose writes stay out of the samples that count as untouched on the cache device.
+fn watched(disk: &Arc<dyn Device>, cache: &Arc<dyn Device>) -> Arc<dyn Device> {
+    let ((device, faults), cache) = (faulty(disk.clone()), cache.clone());
+    faults.observe(move |op| {
+        let Some(range) = op.range().filter(|_| !matches!(op, DeviceOp::Read { .. })) else {
+            return;
         };
-        if let (Some((offset, len)), Some(cache)) = (range, &self.cache) {
-            let samples = record_on(&**cache).samples.expect("they were taken");
-            for (number, place) in sample_places(SIZE).into_iter().enumerate() {
-                let overlaps = place < offset + len && offset < place + SAMPLE_BYTES;
-                assert!(
-                    !overlaps || samples.untouched >> number & 1 == 0,
-                    "{len} bytes at {offset} are written while sample {number} counts as untouched"
-                );
-            }
+        let samples = record(&cache).samples.expect("they were taken");
+        for (number, place) in sample_places(SIZE).into_iter().enumerate() {
+            let overlaps = place < range.end && range.start < place + SAMPLE_BYTES;
+            assert!(
+                !overlaps || samples.untouched >> number & 1 == 0,
+                "{range:?} is written while sample {number} counts as untouched"
+            );
         }
-        self.inner.start(op)
-    }
-
-    fn poll_op(&self, id: OpId, context: &mut Context<'_>) -> Poll<DeviceDone> {
-        self.inner.poll_op(id, context)
-    }
-
-    fn forget(&self, id: OpId) {
-        self.inner.forget(id);
-    }
+    });
+    device
 }
 
-/// Reads the volume's record from a cache device in RAM.
-fn record_on(cache: &dyn DeviceQueue) -> VolumeRecord {
-    let read = |at: u64, len: usize| {
-        let mut bytes = vec![0; len];
-        cache.read_now(at, &mut bytes).expect("RAM").expect("readable");
-        bytes
-    };
-    let chosen = Superblock::choose(&read(COPY_A, PAGE), &read(COPY_B, PAGE)).expect("a cache");
+/// The record of the volume as the cache device has it.
+fn record(cache: &Arc<dyn Device>) -> VolumeRecord {
+    let chosen = Superblock::choose(&peek(cache, COPY_A, PAGE), &peek(cache, COPY_B, PAGE));
+    let chosen = chosen.expect("a cache");
     let table = chosen.volume_table;
-    let bytes = read(chosen.geometry.volume_areas[usize::from(table.area)], 2 * PAGE);
+    let bytes = peek(cache, chosen.geometry.volume_areas[usize::from(table.area)], 2 * PAGE);
     let volumes = volume::decode(&bytes, &table, &chosen.cache, chosen.geometry.block);
     volumes.expect("a table").into_iter().next().expect("a volume")
 }
 
-fn record(world: &World, cache: &Arc<dyn Device>) -> VolumeRecord {
-    record_on(&*cache.open_queue(&world.context.queues).expect("RAM"))
+fn change(disk: &Arc<dyn Device>, offset: u64, byte: u8) {
+    poke(disk, offset, &[byte; SAMPLE_BYTES as usize]);
 }
 
-fn poke(world: &World, device: &Arc<dyn Device>, offset: u64, byte: u8) {
-    put_raw(world, device, offset, &[byte; SAMPLE_BYTES as usize]);
-}
-
-fn all(world: &World, device: &Arc<dyn Device>) -> Vec<u8> {
-    raw(world, device, 0, device.size() as usize)
+fn all(device: &Arc<dyn Device>) -> Vec<u8> {
+    peek(device, 0, device.size() as usize)
 }
 
 /// A cache device and the disk of its volume.
@@ -138,7 +75,7 @@ impl Pair {
         let (engine, _) = world.open(&pair.cache);
         let mut settings = settings(Mode::Writeback);
         settings.writeback_running = false;
-        let target = world.create(&engine, &origin(&pair.disk, Some("A")), settings, 0);
+        let target = world.create(&engine, &with_serial(&pair.disk, Some("A")), settings, 0);
         world.read(&target, sampled() - (256 << 10), 512 << 10);
         if dirty {
             world.write(&target, 1 << 20, &[7; 4096]);
@@ -161,11 +98,11 @@ impl Pair {
     ) -> Result<(World, Rc<EngineLane>, Rc<LaneVolume>), EngineErrorKind> {
         let world = World::new();
         let (engine, _) = world.open(&self.cache);
-        let before = (all(&world, &self.cache), all(&world, origin));
+        let before = (all(&self.cache), all(origin));
         match world.try_attach(&engine, origin, force) {
             Ok(target) => Ok((world, engine, target)),
             Err(error) => {
-                assert!(before == (all(&world, &self.cache), all(&world, origin)), "written");
+                assert!(before == (all(&self.cache), all(origin)), "written");
                 assert!(error.message.contains("origin"), "{error}");
                 Err(error.kind)
             }
@@ -177,15 +114,16 @@ impl Pair {
 fn an_origin_that_was_written_elsewhere_is_noticed_after_a_crash_too() {
     for orderly in [true, false] {
         let pair = Pair::used(false, orderly);
-        poke(&World::new(), &pair.disk, sampled(), 0x55);
-        poke(&World::new(), &pair.disk, sampled() + SAMPLE_BYTES, 0x66);
-        let (world, _, target) = pair.start(&origin(&pair.disk, Some("A")), false).expect("clean");
+        change(&pair.disk, sampled(), 0x55);
+        change(&pair.disk, sampled() + SAMPLE_BYTES, 0x66);
+        let (world, _, target) =
+            pair.start(&with_serial(&pair.disk, Some("A")), false).expect("clean");
         assert_eq!(world.read(&target, sampled(), 4096), [0x55; 4096]);
         assert_eq!(world.read(&target, sampled() + SAMPLE_BYTES, 4096), [0x66; 4096]);
 
         let pair = Pair::used(true, orderly);
-        poke(&World::new(), &pair.disk, sampled(), 0x55);
-        let disk = origin(&pair.disk, Some("A"));
+        change(&pair.disk, sampled(), 0x55);
+        let disk = with_serial(&pair.disk, Some("A"));
         for _ in 0..2 {
             assert_eq!(pair.start(&disk, false).err(), Some(EngineErrorKind::DataAtRisk));
         }
@@ -203,39 +141,39 @@ fn another_device_is_refused_whatever_it_holds() {
     for (dirty, kind) in [(false, EngineErrorKind::Refused), (true, EngineErrorKind::DataAtRisk)] {
         // After a crash content proves too little: a clone is another device.
         let pair = Pair::used(dirty, false);
-        let clone = origin(&pair.disk, Some("B"));
+        let clone = with_serial(&pair.disk, Some("B"));
         for _ in 0..2 {
             assert_eq!(pair.start(&clone, false).err(), Some(kind));
         }
-        assert!(pair.start(&origin(&pair.disk, Some("A")), false).is_ok());
-        // An origin without an identity is not known to be another one.
+        assert!(pair.start(&with_serial(&pair.disk, Some("A")), false).is_ok());
+        // Nothing is known of it: then it is not known to be another one.
         let pair = Pair::used(dirty, false);
-        assert!(pair.start(&origin(&pair.disk, None), false).is_ok());
+        assert!(pair.start(&with_serial(&pair.disk, None), false).is_ok());
         assert_eq!(pair.start(&clone, false).err(), Some(kind), "the identity was forgotten");
         // Once forced, it is the origin from then on.
         let (world, _, target) = pair.start(&clone, true).expect("forced");
         assert_eq!(world.read(&target, 1 << 20, 4096)[0], if dirty { 7 } else { 0 });
-        assert_eq!(pair.start(&origin(&pair.disk, Some("A")), false).err(), Some(kind));
+        assert_eq!(pair.start(&with_serial(&pair.disk, Some("A")), false).err(), Some(kind));
 
         // After an orderly stop another device with another content is refused as well.
         let pair = Pair::used(dirty, true);
         let other = ram(SIZE >> 20);
-        poke(&World::new(), &other, sampled(), 0x77);
-        assert_eq!(pair.start(&origin(&other, Some("B")), false).err(), Some(kind));
-        assert!(pair.start(&origin(&pair.disk, Some("A")), false).is_ok());
+        change(&other, sampled(), 0x77);
+        assert_eq!(pair.start(&with_serial(&other, Some("B")), false).err(), Some(kind));
+        assert!(pair.start(&with_serial(&pair.disk, Some("A")), false).is_ok());
     }
 }
 
 #[test]
 fn an_origin_that_was_moved_in_order_is_known_by_its_content() {
     let pair = Pair::used(true, true);
-    let (world, engine, _) = pair.start(&origin(&pair.disk, Some("B")), false).expect("moved");
-    assert_eq!(record(&world, &pair.cache).identity.expect("known").to_string(), "serial number B");
+    let (world, engine, _) = pair.start(&with_serial(&pair.disk, Some("B")), false).expect("moved");
+    assert_eq!(record(&pair.cache).identity.expect("known").to_string(), "serial number B");
     world.lane.abandon();
     drop(engine);
-    let old = origin(&pair.disk, Some("A"));
+    let old = with_serial(&pair.disk, Some("A"));
     assert_eq!(pair.start(&old, false).err(), Some(EngineErrorKind::DataAtRisk));
-    assert!(pair.start(&origin(&pair.disk, Some("B")), false).is_ok());
+    assert!(pair.start(&with_serial(&pair.disk, Some("B")), false).is_ok());
 }
 
 /// Writes to some samples in every mode, on an origin that checks the record.
@@ -261,16 +199,15 @@ fn write_all_ways(world: &World, engine: &Rc<EngineLane>, target: &Rc<LaneVolume
 fn a_sample_is_given_up_before_the_cache_writes_to_it() {
     for block in [2048, 4096, 65536] {
         let (cache, disk) = (ram(24), ram(SIZE >> 20));
-        let watching: Arc<dyn Device> =
-            Arc::new(Origin { inner: disk.clone(), serial: None, cache: Some(cache.clone()) });
+        let watching = watched(&disk, &cache);
         let world = World::new();
         world.format(&cache, BlockSize::new(block).expect("valid"));
         let (engine, _) = world.open(&cache);
         let target = world.create(&engine, &watching, settings(Mode::Writeback), 0);
-        let full = record(&world, &cache).samples.expect("taken").untouched;
+        let full = record(&cache).samples.expect("taken").untouched;
         assert_eq!(full.count_ones() as usize, sample_places(SIZE).len());
         write_all_ways(&world, &engine, &target);
-        let left = record(&world, &cache).samples.expect("taken").untouched;
+        let left = record(&cache).samples.expect("taken").untouched;
         assert!(left != full && left != 0, "{left:x}");
         // The cache's own writes do not count as external, and the remaining samples still prove
         // something.
@@ -278,7 +215,7 @@ fn a_sample_is_given_up_before_the_cache_writes_to_it() {
         drop((engine, target, world));
         let pair = Pair { cache, disk };
         let (world, engine, _) = pair.start(&watching, false).expect("unchanged");
-        assert_eq!(record(&world, &pair.cache).samples.expect("taken").untouched, full);
+        assert_eq!(record(&pair.cache).samples.expect("taken").untouched, full);
         world.close(&engine).expect("closed");
     }
 }
@@ -302,15 +239,16 @@ fn a_cache_of_an_earlier_program_starts_with_its_dirty_data_and_learns() {
         });
         changed.await.expect("RAM");
     });
-    let page = |at| raw(&world, &pair.cache, at, PAGE);
+    let page = |at| peek(&pair.cache, at, PAGE);
     let chosen = Superblock::choose(&page(COPY_A), &page(COPY_B)).expect("a cache");
     assert_eq!(chosen.incompat, 0);
-    let (world, _, target) = pair.start(&origin(&pair.disk, Some("Z")), false).expect("unknown");
+    let (world, _, target) =
+        pair.start(&with_serial(&pair.disk, Some("Z")), false).expect("unknown");
     assert_eq!(world.read(&target, 1 << 20, 4096), [7; 4096]);
-    let learnt = record(&world, &pair.cache);
+    let learnt = record(&pair.cache);
     assert!(learnt.identity.is_some() && learnt.samples.is_some());
     assert_eq!(
-        pair.start(&origin(&pair.disk, Some("Y")), false).err(),
+        pair.start(&with_serial(&pair.disk, Some("Y")), false).err(),
         Some(EngineErrorKind::DataAtRisk)
     );
 }

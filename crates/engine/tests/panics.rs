@@ -3,7 +3,6 @@
 
 mod world;
 
-use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,13 +11,12 @@ use forebay_core::{BlockSize, IoError, Mode, Op};
 use forebay_device::Device;
 use forebay_engine::{EngineErrorKind, EngineLane, LaneVolume};
 use forebay_store::StoreOptions;
-use world::faulty::{Faults, What, faulty};
-use world::{Book, World, ram, raw, settings};
+use forebay_testkit::{ANYWHERE, Faults, OpKind, peek, ram};
+use world::{Book, World, settings};
 
 const BLOCK: u64 = 4096;
 /// More blocks than fit into the cache.
 const MANY: u64 = 4096;
-const ANYWHERE: Range<u64> = 0..u64::MAX;
 
 struct Case {
     world: World,
@@ -32,7 +30,8 @@ struct Case {
 impl Case {
     fn new(mode: Mode, checkpoint_bytes: Option<u64>) -> Self {
         let world = World::new();
-        let ((cache, cache_faults), (origin, origin_faults)) = (faulty(ram(8)), faulty(ram(32)));
+        let ((cache, cache_faults), (origin, origin_faults)) =
+            (world.faulty(ram(8)), world.faulty(ram(32)));
         world.format(&cache, BlockSize::DEFAULT);
         let options = StoreOptions { checkpoint_bytes, ..StoreOptions::default() };
         let (engine, _) = world.open_with(&cache, options);
@@ -66,7 +65,7 @@ impl Case {
             assert_eq!(self.read(block), 9);
         }
         assert_eq!(self.flush(), Ok(()));
-        let block = raw(&self.world, &self.origin, BLOCK, BLOCK as usize);
+        let block = peek(&self.origin, BLOCK, BLOCK as usize);
         assert!(block.iter().all(|byte| *byte == 9));
         let closed = self.world.close(&self.engine);
         assert_eq!(closed.map_err(|error| error.kind), Err(EngineErrorKind::Failed));
@@ -76,7 +75,7 @@ impl Case {
 #[test]
 fn a_record_whose_write_panics_keeps_nobody_waiting() {
     let case = Case::new(Mode::Writeback, None);
-    case.cache_faults.panic_in(What::Write, ANYWHERE, 1);
+    case.cache_faults.panic_in(OpKind::Write, ANYWHERE, 1);
     assert_eq!(case.write(0, 1), Ok(()));
     assert_eq!(case.flush(), Err(IoError::Io), "it is nowhere");
     case.goes_on_without("record");
@@ -86,7 +85,7 @@ fn a_record_whose_write_panics_keeps_nobody_waiting() {
 #[test]
 fn a_commit_that_panics_keeps_nobody_waiting() {
     let case = Case::new(Mode::Writeback, None);
-    case.cache_faults.panic_in(What::Sync, ANYWHERE, 1);
+    case.cache_faults.panic_in(OpKind::Sync, ANYWHERE, 1);
     for block in 0..MANY {
         assert_eq!(case.write(block, 1), Ok(()), "block {block}");
     }
@@ -97,7 +96,7 @@ fn a_commit_that_panics_keeps_nobody_waiting() {
 fn checkpoints_that_panic_keep_nobody_waiting() {
     let case = Case::new(Mode::Writeback, Some(1 << 20));
     for area in case.engine.cache.store.geometry().checkpoint_areas {
-        case.cache_faults.panic_in(What::Write, area..area + BLOCK, u64::MAX);
+        case.cache_faults.panic_in(OpKind::Write, area..area + BLOCK, u64::MAX);
     }
     for block in 0..MANY / 8 {
         assert_eq!(case.write(block, 1), Ok(()), "block {block}");
@@ -112,7 +111,7 @@ fn checkpoints_that_panic_keep_nobody_waiting() {
 #[test]
 fn reclaim_that_panics_keeps_nobody_waiting() {
     let case = Case::new(Mode::Writethrough, None);
-    case.cache_faults.panic_in(What::Read, ANYWHERE, 1);
+    case.cache_faults.panic_in(OpKind::Read, ANYWHERE, 1);
     for block in 0..MANY {
         assert_eq!(case.write(block, 1), Ok(()), "block {block}");
     }
@@ -121,7 +120,9 @@ fn reclaim_that_panics_keeps_nobody_waiting() {
 
 #[test]
 fn writeback_that_panics_begins_again() {
-    for (what, task) in [(What::Sync, "sync of the origin"), (What::Write, "write to the origin")] {
+    for (what, task) in
+        [(OpKind::Sync, "sync of the origin"), (OpKind::Write, "write to the origin")]
+    {
         let case = Case::new(Mode::Writeback, None);
         case.origin_faults.panic_in(what, ANYWHERE, 1);
         assert_eq!(case.write(0, 1), Ok(()));
@@ -132,7 +133,7 @@ fn writeback_that_panics_begins_again() {
 
 #[test]
 fn writeback_that_always_panics_ends_requests_and_commands() {
-    for what in [What::Sync, What::Write] {
+    for what in [OpKind::Sync, OpKind::Write] {
         let case = Case::new(Mode::Writeback, None);
         assert_eq!(case.write(0, 1), Ok(()));
         assert_eq!(case.flush(), Ok(()));
@@ -148,7 +149,7 @@ fn writeback_that_always_panics_ends_requests_and_commands() {
 #[test]
 fn a_request_that_panics_gives_back_what_it_held() {
     let case = Case::new(Mode::Writearound, None);
-    case.origin_faults.panic_in(What::Write, ANYWHERE, 1);
+    case.origin_faults.panic_in(OpKind::Write, ANYWHERE, 1);
     assert_eq!(case.write(0, 1), Err(IoError::Io));
     assert_eq!(case.write(0, 2), Ok(()), "its range is free again");
     assert_eq!(case.read(0), 2);

@@ -8,7 +8,8 @@ use std::rc::Rc;
 use forebay_core::{BlockSize, Mode, OriginBlock};
 use forebay_engine::{BlockService, EngineLane, LaneVolume};
 use forebay_store::{StoreLane, StoreOptions};
-use world::{World, ram, settings};
+use forebay_testkit::ram;
+use world::{World, settings};
 
 const BLOCK: u64 = 4096;
 

@@ -7,13 +7,14 @@ use std::time::Duration;
 
 use forebay_core::{BlockSize, IoError, Mode, Op};
 use forebay_engine::{Request, Settings};
-use world::faulty::{What, faulty};
-use world::{World, ram, raw, settings};
+use forebay_testkit::{OpKind, peek, ram};
+use world::{World, settings};
 
 #[test]
 fn failed_reads_are_counted_by_device() {
     let world = World::new();
-    let ((cache, cache_faults), (origin, origin_faults)) = (faulty(ram(8)), faulty(ram(12)));
+    let ((cache, cache_faults), (origin, origin_faults)) =
+        (world.faulty(ram(8)), world.faulty(ram(12)));
     world.format(&cache, BlockSize::DEFAULT);
     let (engine, _) = world.open(&cache);
     let target = world.create(&engine, &origin, settings(Mode::Writeback), 0);
@@ -22,7 +23,7 @@ fn failed_reads_are_counted_by_device() {
         (totals.origin_read_errors, totals.cache_read_errors)
     };
     assert_eq!(counted(), (0, 0));
-    origin_faults.fail(&[What::Read]);
+    origin_faults.fail(&[OpKind::Read]);
     for _ in 0..3 {
         assert_eq!(world.outcome(&target, Op::Read, 0, 4096, None), Err(IoError::Io));
     }
@@ -37,7 +38,7 @@ fn failed_reads_are_counted_by_device() {
         world.write(&target, (1 << 20) + number * 65536, &[1; 65536]);
     }
     world.op(&target, Op::Flush, 0, 0);
-    cache_faults.fail(&[What::Read]);
+    cache_faults.fail(&[OpKind::Read]);
     let before = counted();
     world.read(&target, 0, 4096);
     let (origin_errors, cache_errors) = counted();
@@ -49,9 +50,9 @@ fn failed_reads_are_counted_by_device() {
 fn a_discard_keeps_what_is_cached_where_the_origin_cannot_discard() {
     for can in [false, true] {
         let world = World::new();
-        let (cache, (origin, faults)) = (ram(8), faulty(ram(12)));
+        let (cache, (origin, faults)) = (ram(8), world.faulty(ram(12)));
         if !can {
-            faults.refuse(What::Discard);
+            faults.refuse(OpKind::Discard);
         }
         world.format(&cache, BlockSize::DEFAULT);
         let (engine, _) = world.open(&cache);
@@ -74,7 +75,7 @@ fn a_discard_keeps_what_is_cached_where_the_origin_cannot_discard() {
         world.op(&target, Op::WriteZeroes, 0, 2 << 20);
         assert_eq!(world.read(&target, 0, 2 << 20), vec![0; 2 << 20]);
         world.drain(&engine).expect("drained");
-        assert!(raw(&world, &origin, 0, 2 << 20) == vec![0; 2 << 20]);
+        assert!(peek(&origin, 0, 2 << 20) == vec![0; 2 << 20]);
     }
 }
 
@@ -99,7 +100,7 @@ fn zeroes_begin_and_end_within_a_block() {
 fn zeroes_that_must_have_space_make_no_hole() {
     for (len, no_hole) in [(2 << 20, true), (64 << 10, true), (2 << 20, false)] {
         let world = World::new();
-        let (cache, (origin, faults)) = (ram(8), faulty(ram(12)));
+        let (cache, (origin, faults)) = (ram(8), world.faulty(ram(12)));
         world.format(&cache, BlockSize::DEFAULT);
         let (engine, _) = world.open(&cache);
         let target = world.create(&engine, &origin, settings(Mode::Writeback), 0);
@@ -109,8 +110,8 @@ fn zeroes_that_must_have_space_make_no_hole() {
         let tag = world.submit_as(&target, request);
         world.wait(tag).result.expect("zeroed");
         world.drain(&engine).expect("drained");
-        assert!(raw(&world, &origin, 512, len as usize).iter().all(|byte| *byte == 0));
-        assert_eq!(raw(&world, &origin, 0, 512), [9; 512]);
+        assert!(peek(&origin, 512, len as usize).iter().all(|byte| *byte == 0));
+        assert_eq!(peek(&origin, 0, 512), [9; 512]);
         assert_eq!(
             faults.has_seen_discards(),
             !no_hole,
@@ -148,12 +149,12 @@ fn a_stop_in_the_middle_of_writeback_is_no_failure() {
 #[test]
 fn a_volume_that_cannot_be_put_in_order_is_written_back_all_the_same() {
     let world = World::new();
-    let (cache, (origin, faults)) = (ram(8), faulty(ram(12)));
+    let (cache, (origin, faults)) = (ram(8), world.faulty(ram(12)));
     world.format(&cache, BlockSize::DEFAULT);
     let (engine, _) = world.open(&cache);
     let target = world.create(&engine, &origin, settings(Mode::Passthrough), 0);
     world.write(&target, 0, &[1; 4096]);
-    faults.fail(&[What::Sync]);
+    faults.fail(&[OpKind::Sync]);
     assert_eq!(world.outcome(&target, Op::Flush, 0, 0, None), Err(IoError::Io));
     faults.heal();
 
@@ -169,7 +170,7 @@ fn a_volume_that_cannot_be_put_in_order_is_written_back_all_the_same() {
     assert!(!store.is_in_order(target.volume().id), "nobody knows what the origin has");
     let _ = world.drain(&engine);
     assert_eq!(target.volume().dirty_blocks(), 0);
-    assert!(raw(&world, &origin, 0, 8 << 20) == vec![4; 8 << 20]);
+    assert!(peek(&origin, 0, 8 << 20) == vec![4; 8 << 20]);
 
     // After a new start it is put in order.
     let inner = engine.clone();
@@ -184,7 +185,8 @@ fn a_volume_that_cannot_be_put_in_order_is_written_back_all_the_same() {
 #[test]
 fn a_write_that_waits_for_the_cache_device_ends_with_its_volume() {
     let world = World::new();
-    let ((cache, cache_faults), (origin, origin_faults)) = (faulty(ram(8)), faulty(ram(12)));
+    let ((cache, cache_faults), (origin, origin_faults)) =
+        (world.faulty(ram(8)), world.faulty(ram(12)));
     world.format(&cache, BlockSize::DEFAULT);
     let (engine, _) = world.open(&cache);
     let target = world.create(&engine, &origin, settings(Mode::Writeback), 0);
@@ -193,10 +195,10 @@ fn a_write_that_waits_for_the_cache_device_ends_with_its_volume() {
         world.write(&target, number * 65536, &[1; 65536]);
     }
     world.drain(&engine).expect("drained");
-    origin_faults.hang(&[What::Read, What::Write, What::Sync]);
+    origin_faults.hang(&[OpKind::Read, OpKind::Write, OpKind::Sync]);
     let read = world.submit(&target, Op::Read, 8 << 20, 4096, None);
     world.advance(Duration::from_secs(30));
-    cache_faults.hang(&[What::Read]);
+    cache_faults.hang(&[OpKind::Read]);
     let write = world.submit(&target, Op::Write, 512, 512, Some(&[2; 512]));
     let inner = engine.clone();
     let stopped = world.block_on(async move { inner.stop_volume("data", true).await });

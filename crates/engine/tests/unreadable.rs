@@ -9,8 +9,8 @@ use std::time::Duration;
 use forebay_core::{BlockSize, IoError, Mode, Op};
 use forebay_device::Device;
 use forebay_engine::{EngineErrorKind, EngineLane, LaneVolume, Settings};
-use world::faulty::{Faults, What, faulty};
-use world::{World, ram, raw, settings};
+use forebay_testkit::{ANYWHERE, Faults, OpKind, peek, ram};
+use world::{World, settings};
 
 const BLOCK: usize = 4096;
 const BLOCKS: usize = 64;
@@ -34,7 +34,7 @@ fn content() -> Vec<u8> {
 
 fn dirty(ordered: bool) -> Dirty {
     let world = World::new();
-    let ((cache, faults), origin) = (faulty(ram(8)), ram(12));
+    let ((cache, faults), origin) = (world.faulty(ram(8)), ram(12));
     world.format(&cache, BlockSize::DEFAULT);
     let (engine, _) = world.open(&cache);
     let mut quiet = Settings { ordered, ..settings(Mode::Writeback) };
@@ -69,7 +69,7 @@ impl Dirty {
     }
 
     fn on_origin(&self) -> Vec<u8> {
-        raw(&self.world, &self.origin, 0, BLOCKS * BLOCK)
+        peek(&self.origin, 0, BLOCKS * BLOCK)
     }
 }
 
@@ -77,9 +77,9 @@ impl Dirty {
 fn an_error_that_passes_loses_nothing() {
     for ordered in [false, true] {
         let dirty = dirty(ordered);
-        dirty.faults.fail_next(What::Read, 2);
+        dirty.faults.fail_next(OpKind::Read, ANYWHERE, 2);
         assert_eq!(dirty.read(3), Ok(vec![4; BLOCK]), "a client need not know");
-        dirty.faults.fail_next(What::Read, 2);
+        dirty.faults.fail_next(OpKind::Read, ANYWHERE, 2);
         assert_eq!(dirty.drain(), Ok(()), "ordered: {ordered}");
         assert_eq!(dirty.target.volume().bad_ranges(), []);
         assert!(dirty.on_origin() == content());
@@ -91,7 +91,7 @@ fn errors_that_last_concern_exactly_what_cannot_be_read_until_it_can() {
     for ordered in [false, true] {
         let dirty = dirty(ordered);
         let bad = dirty.place(7);
-        dirty.faults.fail_in(What::Read, bad);
+        dirty.faults.fail_in(OpKind::Read, bad);
         assert_eq!(dirty.drain(), Err(EngineErrorKind::Failed));
         let volume = dirty.target.volume();
         assert_eq!(volume.bad_ranges(), vec![bytes_of(7)], "ordered: {ordered}");
@@ -113,7 +113,7 @@ fn errors_that_last_concern_exactly_what_cannot_be_read_until_it_can() {
 #[test]
 fn what_a_client_reads_again_is_not_lost() {
     let dirty = dirty(false);
-    dirty.faults.fail_in(What::Read, dirty.place(7));
+    dirty.faults.fail_in(OpKind::Read, dirty.place(7));
     assert_eq!(dirty.read(7), Err(IoError::Io));
     let before = dirty.world.lane.now();
     assert_eq!(dirty.read(7), Err(IoError::Io));
@@ -130,11 +130,11 @@ fn what_a_client_reads_again_is_not_lost() {
 fn what_can_be_read_again_is_not_lost_beside_what_cannot() {
     let dirty = dirty(false);
     let read_all = || dirty.world.try_read(&dirty.target, 0, BLOCKS * BLOCK);
-    dirty.faults.fail(&[What::Read]);
+    dirty.faults.fail(&[OpKind::Read]);
     assert_eq!(read_all(), Err(IoError::Io));
     assert_eq!(dirty.target.volume().bad_ranges().len(), BLOCKS);
     dirty.faults.heal();
-    dirty.faults.fail_in(What::Read, dirty.place(7));
+    dirty.faults.fail_in(OpKind::Read, dirty.place(7));
     assert_eq!(read_all(), Err(IoError::Io));
     assert_eq!(dirty.target.volume().bad_ranges(), vec![bytes_of(7)]);
 }

@@ -8,7 +8,8 @@ use std::time::Duration;
 use forebay_core::why::{MissCounts, Why};
 use forebay_core::{BlockSize, Mode, Op, QuietHours};
 use forebay_engine::{EngineLane, LaneVolume, Settings};
-use world::{World, ram, settings};
+use forebay_testkit::ram;
+use world::{World, settings};
 
 const BLOCK: u64 = 4096;
 

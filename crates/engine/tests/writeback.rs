@@ -11,7 +11,8 @@ use forebay_core::{BlockSize, Mode, Op, QuietHours, ReplacementKind};
 use forebay_device::Device;
 use forebay_engine::{EngineLane, LaneVolume, Settings, VolumeSpec, settings_of};
 use forebay_format::Uuid;
-use world::{World, ram, raw, settings};
+use forebay_testkit::{peek, ram};
+use world::{World, settings};
 
 const BLOCK: u64 = 4096;
 
@@ -94,7 +95,7 @@ fn gaps_are_written_along_where_they_are_short_and_wholly_cached() {
         assert_eq!(bench.written(), (dirty.len() as u64, written), "{case}");
         for block in 0..40u64 {
             let byte = if dirty.contains(&block) { block as u8 + 1 } else { 0 };
-            let found = raw(&bench.world, &bench.origin, block * BLOCK, BLOCK as usize);
+            let found = peek(&bench.origin, block * BLOCK, BLOCK as usize);
             assert!(found.iter().all(|found| *found == byte), "block {block} of {case}");
         }
     }
@@ -114,7 +115,7 @@ fn partly_valid_blocks_are_written_as_far_as_they_are_valid() {
     bench.dirty(4);
     bench.drain();
     assert_eq!(bench.left(), 0);
-    let found = raw(&bench.world, &bench.origin, 0, 5 * BLOCK as usize);
+    let found = peek(&bench.origin, 0, 5 * BLOCK as usize);
     let mut expected = vec![0; 5 * BLOCK as usize];
     expected[..BLOCK as usize].fill(1);
     expected[2 * BLOCK as usize + 512..2 * BLOCK as usize + 1536].fill(9);

@@ -16,8 +16,9 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("policy", &["core", "settings"]),
     ("trace", &["core"]),
     ("lane", &["core", "device"]),
-    ("store", &["core", "format", "device", "lane", "policy"]),
-    ("engine", &["core", "settings", "format", "device", "lane", "policy", "store"]),
+    ("testkit", &["core", "device", "lane"]),
+    ("store", &["core", "format", "device", "lane", "policy", "testkit"]),
+    ("engine", &["core", "settings", "format", "device", "lane", "policy", "store", "testkit"]),
     ("nbd", &["core", "device", "lane", "engine"]),
     ("admin", &["core", "settings"]),
     (
@@ -35,15 +36,27 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "admin", "trace", "sim",
         ],
     ),
-    ("fuzz", &["core", "settings", "format", "device", "lane", "store", "engine", "nbd", "admin"]),
+    (
+        "fuzz",
+        &[
+            "core", "settings", "format", "device", "lane", "store", "engine", "nbd", "admin",
+            "testkit",
+        ],
+    ),
     ("xtask", &[]),
 ];
+
+/// Test support: only dev-dependencies and the crates in [`TESTS`] may refer to it.
+const TEST_SUPPORT: &str = "testkit";
+const TESTS: &[&str] = &["fuzz"];
 
 /// A dependency of one crate of the workspace on another.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Arrow {
     from: String,
     to: String,
+    /// Whether it is a dev-dependency.
+    dev: bool,
 }
 
 /// The crates of the workspace and the arrows between them, tests and build scripts included.
@@ -84,7 +97,8 @@ fn read(metadata: &Value) -> Option<Dependencies> {
             let to = short(dependency.get("name")?)?;
             // Only a dependency inside the workspace has a path.
             if dependency.get("path").is_some() {
-                arrows.push(Arrow { from: from.clone(), to });
+                let dev = dependency.get("kind").is_some_and(|kind| kind == "dev");
+                arrows.push(Arrow { from: from.clone(), to, dev });
             }
         }
     }
@@ -103,10 +117,17 @@ pub(crate) fn check(dependencies: &Dependencies) -> Vec<Finding> {
         .arrows
         .iter()
         .filter(|arrow| allowed(&arrow.from).is_some_and(|to| !to.contains(&arrow.to.as_str())));
-    let wrong = wrong.map(|Arrow { from, to }| {
+    let wrong = wrong.map(|Arrow { from, to, .. }| {
         Finding::new(&manifest(from), 0, format!("'{from}' may not depend on '{to}'"))
     });
-    unknown.chain(wrong).collect()
+    let built_in = dependencies.arrows.iter().filter(|arrow| {
+        arrow.to == TEST_SUPPORT && !arrow.dev && !TESTS.contains(&arrow.from.as_str())
+    });
+    let built_in = built_in.map(|Arrow { from, to, .. }| {
+        let what = format!("'{from}' may have '{to}' in [dev-dependencies] only");
+        Finding::new(&manifest(from), 0, what)
+    });
+    unknown.chain(wrong).chain(built_in).collect()
 }
 
 #[cfg(test)]
@@ -116,7 +137,21 @@ mod tests {
     fn graph(from: &str, to: &str) -> Dependencies {
         Dependencies {
             crates: vec![from.to_owned(), to.to_owned()],
-            arrows: vec![Arrow { from: from.to_owned(), to: to.to_owned() }],
+            arrows: vec![Arrow { from: from.to_owned(), to: to.to_owned(), dev: false }],
+        }
+    }
+
+    #[test]
+    fn test_support_is_built_into_tests_only() {
+        for (from, dev, good) in [
+            ("store", true, true),
+            ("store", false, false),
+            ("fuzz", false, true),
+            ("forebay", true, false),
+        ] {
+            let mut graph = graph(from, TEST_SUPPORT);
+            graph.arrows[0].dev = dev;
+            assert_eq!(check(&graph).is_empty(), good, "{from}");
         }
     }
 

@@ -1,41 +1,25 @@
 //! One cache and one volume on a lane that the test drives, with a clock of its own.
 #![allow(dead_code, unreachable_pub, reason = "each test program uses a part of it")]
 
-pub mod faulty;
-pub mod hang;
 pub mod two;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
+use std::ops::Deref;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_core::{BlockSize, Clock, IoError, Mode, Nanos, Op};
-use forebay_device::{Device, IoBuf, Queue, QueueContext, RamDevice};
+use forebay_core::{BlockSize, IoError, Mode, Op};
+use forebay_device::{Device, IoBuf};
 use forebay_engine::{
     BlockService, Completion, CompletionSink, EngineError, EngineLane, LaneContext, LaneVolume,
     Ledger, Note, Noted, Request, Settings, VolumeSpec,
 };
 use forebay_format::Uuid;
-use forebay_lane::{Lane, LaneId};
 use forebay_store::{FormatOptions, RecoveryReport, StoreOptions};
+use forebay_testkit::LaneWorld;
 use parking_lot::Mutex;
-
-pub struct Manual(Mutex<u64>);
-
-impl Manual {
-    /// Advances the clock without running any task.
-    pub fn pass(&self, time: Duration) {
-        *self.0.lock() += time.as_nanos() as u64;
-    }
-}
-
-impl Clock for Manual {
-    fn now(&self) -> Nanos {
-        Nanos(*self.0.lock())
-    }
-}
 
 #[derive(Default)]
 pub struct Sink(RefCell<HashMap<u64, Completion>>);
@@ -65,49 +49,26 @@ impl Ledger for Book {
 }
 
 pub struct World {
-    pub clock: Arc<Manual>,
-    pub lane: Rc<Lane>,
+    base: LaneWorld,
     pub context: LaneContext,
     pub sink: Rc<Sink>,
-    pub tag: std::cell::Cell<u64>,
+    tag: Cell<u64>,
+}
+
+impl Deref for World {
+    type Target = LaneWorld;
+
+    fn deref(&self) -> &LaneWorld {
+        &self.base
+    }
 }
 
 impl World {
     pub fn new() -> Self {
-        let clock = Arc::new(Manual(Mutex::new(1)));
-        let lane = Lane::new(LaneId(0), clock.clone(), || ());
-        let queues = Rc::new(QueueContext { clock: clock.clone(), ring: None });
-        let context = LaneContext { lane: lane.clone(), queues, register: Rc::new(|_: &Queue| ()) };
-        World { clock, lane, context, sink: Rc::default(), tag: 0.into() }
-    }
-
-    /// Runs tasks until `done` returns a value; advances the clock when no task can run.
-    pub fn run<T>(&self, mut done: impl FnMut() -> Option<T>) -> T {
-        for _ in 0..1_000_000 {
-            if let Some(result) = done() {
-                return result;
-            }
-            if !self.lane.run_ready() {
-                let mut now = self.clock.0.lock();
-                *now = self.lane.next_deadline().map_or(*now + 1_000_000, |at| at.0.max(*now));
-            }
-        }
-        panic!("nothing happens any more");
-    }
-
-    pub fn block_on<T: 'static>(&self, future: impl Future<Output = T> + 'static) -> T {
-        let result = Rc::new(RefCell::new(None));
-        let inner = result.clone();
-        self.lane.spawn(async move {
-            let output = future.await;
-            *inner.borrow_mut() = Some(output);
-        });
-        self.run(|| result.borrow_mut().take())
-    }
-
-    pub fn advance(&self, time: Duration) {
-        let end = self.lane.now() + time;
-        self.run(|| (self.lane.now() >= end).then_some(()));
+        let base = LaneWorld::new();
+        let (lane, queues) = (base.lane.clone(), base.queues.clone());
+        let context = LaneContext { lane, queues, register: Rc::new(|_| ()) };
+        World { base, context, sink: Rc::default(), tag: Cell::new(0) }
     }
 
     pub fn format(&self, device: &Arc<dyn Device>, block: BlockSize) {
@@ -120,7 +81,7 @@ impl World {
         block: BlockSize,
         segment_bytes: Option<u64>,
     ) {
-        let queue = self.context.open(device).expect("a queue");
+        let queue = self.queue(device);
         let device = device.clone();
         let options = FormatOptions { block, segment_bytes, uuid: Uuid::from_u128(7) };
         self.block_on(async move { forebay_store::format(&device, &queue, &options).await })
@@ -217,7 +178,16 @@ impl World {
     }
 
     pub fn wait(&self, tag: u64) -> Completion {
-        self.run(|| self.sink.0.borrow_mut().remove(&tag))
+        self.run(|| self.done(tag))
+    }
+
+    /// How a request ended, unless that takes longer.
+    pub fn wait_for(&self, tag: u64, time: Duration) -> Option<Completion> {
+        let end = self.lane.now() + time;
+        self.run(|| match self.done(tag) {
+            None => (self.lane.now() > end).then_some(None),
+            done => Some(done),
+        })
     }
 
     /// Submits a request, waits for it, and returns its result.
@@ -269,23 +239,6 @@ impl World {
         let engine = engine.clone();
         self.block_on(async move { engine.close().await })
     }
-}
-
-pub fn ram(mib: u64) -> Arc<dyn Device> {
-    RamDevice::new(&format!("ram:{mib}M"), mib << 20).expect("memory")
-}
-
-pub fn raw(world: &World, device: &Arc<dyn Device>, offset: u64, len: usize) -> Vec<u8> {
-    let queue = world.context.open(device).expect("a queue");
-    world
-        .block_on(async move { queue.read(offset, IoBuf::zeroed(len)).await })
-        .expect("read")
-        .to_vec()
-}
-
-pub fn put_raw(world: &World, device: &Arc<dyn Device>, offset: u64, data: &[u8]) {
-    let (queue, data) = (world.context.open(device).expect("a queue"), IoBuf::copy_from(data));
-    world.block_on(async move { queue.write(offset, data).await }).expect("written");
 }
 
 pub fn settings(mode: Mode) -> Settings {

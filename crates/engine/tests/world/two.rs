@@ -7,9 +7,9 @@ use std::time::Duration;
 use forebay_core::{BlockSize, Mode, Op};
 use forebay_device::{Device, RamDevice};
 use forebay_engine::{EngineLane, LaneVolume, Settings};
+use forebay_testkit::{Faults, ram};
 
-use super::hang::{Faults, hanging};
-use super::{World, ram, settings};
+use super::{World, settings};
 
 pub const MIB: u64 = 1 << 20;
 
@@ -35,7 +35,7 @@ pub struct Two {
 pub fn two(mib: u64, of_a: Settings, of_b: Settings) -> Two {
     let world = World::new();
     let engine = open_small(&world, mib * MIB);
-    let (origin_of_a, faults) = hanging(ram(mib * 2));
+    let (origin_of_a, faults) = world.faulty(ram(mib * 2));
     let a = world.create_as(&engine, "a", &origin_of_a, of_a, 0);
     let b = world.create_as(&engine, "b", &ram(mib * 2), of_b, 0);
     Two { world, engine, a, b, origin_of_a, faults }
@@ -66,12 +66,11 @@ pub fn write_soon(two: &Two, volume: &Rc<LaneVolume>, block: u64) -> bool {
 }
 
 pub fn answered(two: &Two, tag: u64) -> bool {
-    let end = two.world.lane.now() + LONG;
-    two.world.run(|| match two.world.done(tag) {
+    match two.world.wait_for(tag, LONG) {
         Some(completion) => {
             completion.result.expect("it succeeds");
-            Some(true)
+            true
         }
-        None => (two.world.lane.now() > end).then_some(false),
-    })
+        None => false,
+    }
 }

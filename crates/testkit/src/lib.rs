@@ -1,0 +1,22 @@
+//! Test support: a lane in virtual time, and devices in RAM with scripted faults.
+//!
+//! - [`world`]: a lane that the test drives
+//! - [`faults`]: the rules for a faulty device
+//! - `faulty`: the device that applies them
+//! - [`disk`]: a disk in RAM whose content a test can read and damage
+//! - [`guise`]: devices with another size or identity
+//!
+//! It reports failures by panics.
+#![forbid(unsafe_code)]
+
+pub mod disk;
+pub mod faults;
+mod faulty;
+pub mod guise;
+pub mod world;
+
+pub use disk::{Disk, open_queue, peek, poke, ram};
+pub use faults::{ANYWHERE, Faults, OpKind};
+pub use faulty::faulty;
+pub use guise::{shortened, with_serial};
+pub use world::LaneWorld;
