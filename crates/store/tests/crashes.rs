@@ -5,9 +5,10 @@ mod world;
 use std::rc::Rc;
 
 use forebay_core::{BlockSize, Mode, OriginBlock};
-use forebay_format::{Body, Geometry, RecordHeader, Superblock, Uuid, record};
+use forebay_format::{Body, Geometry, PAGE, RecordHeader, Superblock, Uuid, record};
 use forebay_store::{Class, Damage, StoreLane, StoreOptions, VolumeSpace};
-use world::disk::PAGE;
+use forebay_testkit::OpKind;
+use forebay_testkit::disk::bytes;
 use world::image::{self, End, differences};
 use world::{World, append, append_as};
 
@@ -223,13 +224,13 @@ fn damage_is_durable_and_a_matter_of_each_volume() {
 fn a_read_that_fails_once_costs_nothing() {
     for clean in [false, true] {
         let (_, content, model) = image::make(if clean { End::Clean } else { End::Crash });
-        let world = World::on(content);
+        let world = World::on(&content);
         for page in 0..world.disk.content().len() / PAGE {
-            world.disk.fail_reads(page, 2);
+            world.disk.faults.fail_next(OpKind::Read, bytes(page), 2);
         }
         let (store, report) = world.open(StoreOptions::default()).expect("it opens");
         assert_eq!((report.damage, report.clean), (None, clean));
-        (0..world.disk.content().len() / PAGE).for_each(|page| world.disk.fail_reads(page, 0));
+        world.disk.faults.heal();
         assert_eq!(differences(&world, &store, &model), []);
     }
 }
@@ -332,8 +333,8 @@ fn no_root_is_the_only_one_at_any_moment() {
     volume(&world, &store);
     let base = store.store().volumes()[0].settings.len();
     world.disk.record_writes();
-    let (inner, disk) = (store.clone(), world.disk.clone());
-    let before = disk.writes();
+    let (inner, faults) = (store.clone(), world.disk.faults.clone());
+    let before = faults.writes();
     let ended = world.block_on(async move {
         let mut ended = Vec::new();
         for number in 0..4u64 {
@@ -342,7 +343,7 @@ fn no_root_is_the_only_one_at_any_moment() {
                 Ok(())
             });
             changed.await.expect("the disk works");
-            ended.push((disk.writes() - before) as usize);
+            ended.push((faults.writes() - before) as usize);
         }
         ended
     });
@@ -352,7 +353,7 @@ fn no_root_is_the_only_one_at_any_moment() {
     assert_eq!((states.len(), ended.last()), (16, Some(&16)));
     for (number, content) in states.into_iter().enumerate() {
         for (page, next) in pages.into_iter().flat_map(|page| pages.map(|next| (page, next))) {
-            let world = World::on(content.clone());
+            let world = World::on(&content);
             let done = ended.iter().filter(|writes| **writes <= number + 1).count();
             let mut least = done;
             for page in [page, next] {

@@ -32,7 +32,7 @@ fn golden(end: End) -> Vec<u8> {
 fn a_cache_of_an_earlier_format_opens_with_all_it_holds() {
     for end in [End::Crash, End::Clean] {
         let (_, _, model) = make(end);
-        let world = World::on(golden(end));
+        let world = World::on(&golden(end));
         // Twice: what the first opening has written is opened as well.
         for again in [false, true] {
             let (store, report) = world.open(StoreOptions::default()).expect("it opens");

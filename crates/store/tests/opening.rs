@@ -7,10 +7,9 @@ use std::rc::Rc;
 use forebay_core::{BlockSize, Mode, OriginBlock};
 use forebay_format::superblock::{self, COPY_A, COPY_B};
 use forebay_format::volume::{ORDERED_RECORD, ORDERED_SEQUENCE};
-use forebay_format::{Body, Geometry, RecordHeader, Superblock, Uuid, record};
+use forebay_format::{Body, Geometry, PAGE, RecordHeader, Superblock, Uuid, record};
 use forebay_store::segments::SegmentUse;
 use forebay_store::{Class, StoreLane, StoreOptions, VolumeSpace};
-use world::disk::PAGE;
 use world::image::{self, End, differences};
 use world::{World, append, append_as};
 
@@ -49,7 +48,7 @@ fn the_report_counts_what_was_read_and_replayed() {
     let mut roots = Vec::new();
     for end in [End::Crash, End::Clean] {
         let (_, content, model) = image::make(end);
-        let world = World::on(content);
+        let world = World::on(&content);
         let after = superblock(&world).last_record;
         let wanted = records(&world).iter().filter(|(_, it)| it.number > after).count() as u64;
         let (_, report) = world.open(StoreOptions::default()).expect("it opens");
@@ -57,7 +56,7 @@ fn the_report_counts_what_was_read_and_replayed() {
         assert_eq!(wanted == 0, end == End::Clean);
         assert_eq!(report.blocks, model.len() as u64);
         assert_eq!(report.dirty, model.values().filter(|it| it.dirty).count() as u64);
-        roots.push(world.disk.bytes_read() - report.bytes_read);
+        roots.push(world.disk.faults.bytes_read() - report.bytes_read);
     }
     assert_eq!(roots[0], roots[1]);
 }
@@ -234,13 +233,13 @@ fn numbers_go_on_where_an_orderly_stop_left_them() {
 #[test]
 fn an_orderly_stop_needs_no_new_checkpoint_unless_it_is_damaged() {
     let (_, content, model) = image::make(End::Clean);
-    let world = World::on(content.clone());
+    let world = World::on(&content);
     let reference = superblock(&world).checkpoint;
     drop(world.open(StoreOptions::default()).expect("it opens"));
     let after = superblock(&world);
     assert_eq!((after.checkpoint, after.clean_shutdown), (reference, false));
 
-    let world = World::on(content);
+    let world = World::on(&content);
     let area = reference.expect("there is one").area;
     let page = superblock(&world).geometry.checkpoint_areas[usize::from(area)] as usize / PAGE;
     world.disk.edit(page + 1, |content| content[20] ^= 1);
@@ -275,7 +274,7 @@ fn clean_copies_that_are_distrusted_are_dropped_once() {
 #[test]
 fn a_last_header_that_cannot_be_read_may_have_been_a_record() {
     let (_, content, _) = image::make(End::Crash);
-    let world = World::on(content);
+    let world = World::on(&content);
     let (last, header) =
         records(&world).into_iter().max_by_key(|(_, it)| it.number).expect("there are some");
     world.disk.make_unreadable(last);
@@ -308,7 +307,7 @@ fn a_segment_whose_beginning_is_lost_is_found_by_what_lies_behind() {
 #[test]
 fn copies_that_cannot_be_used_are_in_the_report() {
     let (_, content, _) = image::make(End::Crash);
-    let world = World::on(content);
+    let world = World::on(&content);
     world.disk.edit(0, |page| page[100] ^= 1);
     for notes in [1, 0] {
         let (_, report) = world.open(StoreOptions::default()).expect("it opens");
@@ -320,7 +319,7 @@ fn copies_that_cannot_be_used_are_in_the_report() {
 #[test]
 fn a_rebuilt_cache_leaves_out_the_generations_that_nobody_saw() {
     let (_, content, _) = image::make(End::Crash);
-    let world = World::on(content);
+    let world = World::on(&content);
     let superblock = superblock(&world);
     let highest = records(&world).iter().map(|(_, it)| it.generation.0).max().expect("some");
     for area in superblock.geometry.checkpoint_areas {

@@ -6,16 +6,14 @@ mod world;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
-use std::sync::Arc;
 
 use forebay_core::{BlockSize, Slot};
-use forebay_device::Device;
-use forebay_format::{Body, Geometry, RecordHeader, Uuid, record};
+use forebay_format::{Body, Geometry, PAGE, RecordHeader, Uuid, record};
 use forebay_store::StoreOptions;
 use forebay_store::check::{CheckOptions, check};
-use world::disk::{Disk, PAGE};
+use forebay_testkit::{Disk, open_queue};
+use world::World;
 use world::image::{BYTES, CLEAN_MISSING, Difference, End, Model, UNREADABLE, differences, make};
-use world::{World, open_queue};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Kind {
@@ -137,7 +135,7 @@ fn judge(
 
 /// Whether a check says that records are lost, as recovery will.
 fn lost_by_check(world: &World) -> bool {
-    let (lane, device): (_, Arc<dyn Device>) = (world.lane.clone(), world.disk.clone());
+    let (lane, device) = (world.lane.clone(), world.disk.device.clone());
     let report = world.block_on(async move {
         let options = CheckOptions { open: &open_queue, quick: true, progress: Rc::new(|_, _| ()) };
         check(&lane, device, options).await
@@ -156,14 +154,14 @@ fn sweep(end: End) {
             continue;
         }
         for kind in KINDS {
-            let world = World::on(content.clone());
+            let world = World::on(&content);
             kind.apply(&world.disk, page, &before);
             let lost = (page % 5 == 0).then(|| lost_by_check(&world));
             let judged = judge(&world, &model, &pages, page, counts.entry(kind).or_default());
             if let Err(failure) = judged {
                 failures.push(format!("page {page} {kind:?}: {failure}"));
             } else if let Some(lost) = lost {
-                let world = World::on(content.clone());
+                let world = World::on(&content);
                 kind.apply(&world.disk, page, &before);
                 let (_, report) = world.open(StoreOptions::default()).expect("it just did");
                 assert_eq!(lost, report.damage.is_some(), "page {page} {kind:?}: check differs");

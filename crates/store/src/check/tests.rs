@@ -1,27 +1,26 @@
-use std::cell::RefCell;
+use std::ops::Deref;
 
-use forebay_core::{BlockSize, Clock, Durability, Mode, Nanos, ReplacementKind, VolumeId};
-use forebay_device::{IoBuf, QueueContext, RamDevice};
+use forebay_core::{BlockSize, Durability, Mode, ReplacementKind, VolumeId};
 use forebay_format::superblock::{COPY_A, COPY_B};
 use forebay_format::{Uuid, VolumeRecord};
-use forebay_lane::LaneId;
+use forebay_testkit::{LaneWorld, open_queue, peek, poke, ram};
 
 use super::*;
 use crate::format::{FormatOptions, format};
 use crate::index::Condition;
 use crate::store::{Appended, Class, Version};
 
-struct Still;
-
-impl Clock for Still {
-    fn now(&self) -> Nanos {
-        Nanos(1)
-    }
+struct World {
+    base: LaneWorld,
+    device: Arc<dyn Device>,
 }
 
-struct World {
-    lane: Rc<Lane>,
-    device: Arc<dyn Device>,
+impl Deref for World {
+    type Target = LaneWorld;
+
+    fn deref(&self) -> &LaneWorld {
+        &self.base
+    }
 }
 
 const BLOCKS: u64 = 40;
@@ -34,33 +33,17 @@ enum End {
     Checkpoint,
 }
 
-fn opener(device: &Arc<dyn Device>) -> Result<Queue, DeviceError> {
-    device.open_queue(&QueueContext { clock: Arc::new(Still), ring: None }).map(Queue::new)
-}
-
 impl World {
-    fn block_on<T: 'static>(&self, future: impl Future<Output = T> + 'static) -> T {
-        let result = Rc::new(RefCell::new(None));
-        let inner = result.clone();
-        self.lane.spawn(async move {
-            let output = future.await;
-            *inner.borrow_mut() = Some(output);
-        });
-        while self.lane.run_ready() {}
-        result.take().expect("it ends")
-    }
-
     /// A cache with a volume of [`BLOCKS`] cached blocks, every third of them dirty, block 5 twice.
     fn new(checkpoint: bool) -> Self {
         Self::ending(if checkpoint { End::Checkpoint } else { End::Crash })
     }
 
     fn ending(end: End) -> Self {
-        let device: Arc<dyn Device> = RamDevice::new("ram", 16 << 20).expect("memory");
-        let world = World { lane: Lane::new(LaneId(0), Arc::new(Still), || ()), device };
+        let world = World { base: LaneWorld::new(), device: ram(16) };
         let (lane, device) = (world.lane.clone(), world.device.clone());
         world.block_on(async move {
-            let queue = opener(&device).expect("memory");
+            let queue = open_queue(&device).expect("memory");
             let uuid = Uuid::from_u128(7);
             let options = FormatOptions { block: BlockSize::DEFAULT, segment_bytes: None, uuid };
             format(&device, &queue, &options).await.expect("large enough");
@@ -119,24 +102,18 @@ impl World {
     }
 
     fn content(&self) -> Vec<u8> {
-        let queue = opener(&self.device).expect("memory");
-        let size = self.device.size() as usize;
-        self.block_on(async move { queue.read(0, IoBuf::zeroed(size)).await })
-            .expect("memory")
-            .to_vec()
+        peek(&self.device, 0, self.device.size() as usize)
     }
 
     fn overwrite(&self, content: &[u8]) {
-        let queue = opener(&self.device).expect("memory");
-        let buf = IoBuf::copy_from(content);
-        self.block_on(async move { queue.write(0, buf).await.map(drop) }).expect("memory");
+        poke(&self.device, 0, content);
     }
 
     fn check(&self, quick: bool) -> CheckReport {
         let before = self.content();
         let (lane, device) = (self.lane.clone(), self.device.clone());
         let report = self.block_on(async move {
-            let options = CheckOptions { open: &opener, quick, progress: Rc::new(|_, _| ()) };
+            let options = CheckOptions { open: &open_queue, quick, progress: Rc::new(|_, _| ()) };
             check(&lane, device, options).await
         });
         assert!(self.content() == before, "the device was written to");
@@ -210,7 +187,7 @@ fn blocks_with_a_damaged_header_that_the_checkpoint_knows_are_not_lost() {
     // The store agrees with the report: every dirty block can be read.
     let (lane, device) = (world.lane.clone(), world.device.clone());
     world.block_on(async move {
-        let queue = opener(&device).expect("memory");
+        let queue = open_queue(&device).expect("memory");
         let opened = Store::open(&lane, device, queue, StoreOptions::default()).await;
         let (store, recovered) = opened.expect("the checkpoint is whole");
         assert_eq!((recovered.blocks, recovered.dirty), (BLOCKS, 14));
@@ -275,7 +252,7 @@ fn damaged_roots_are_told_from_none() {
     world.overwrite(&vec![0; intact.len()]);
     let (lane, device) = (world.lane.clone(), world.device.clone());
     let none = world.block_on(async move {
-        let options = CheckOptions { open: &opener, quick: true, progress: Rc::new(|_, _| ()) };
+        let options = CheckOptions { open: &open_queue, quick: true, progress: Rc::new(|_, _| ()) };
         check(&lane, device, options).await.map(drop)
     });
     assert!(matches!(none, Err(StoreError::Refused(_))), "{none:?}");

@@ -1,18 +1,13 @@
 use std::sync::Arc;
 
-use forebay_core::{BlockSize, Clock, Nanos, OriginBlock, SectorMask, VolumeId};
-use forebay_device::{Device, QueueContext};
+use forebay_core::{BlockSize, OriginBlock, SectorMask, VolumeId};
 use forebay_format::record::{encode_data, encode_marks, encode_opening};
 use forebay_format::{CheckSeed, payload_check};
 use forebay_format::{Head, Mark};
-use forebay_lane::LaneId;
+use forebay_testkit::{Disk, LaneWorld};
 
 use super::*;
 use crate::table::Geometry as TableGeometry;
-
-#[allow(dead_code, unreachable_pub)]
-#[path = "../../tests/world/disk.rs"]
-mod disk;
 
 fn unlimited() -> MemoryHold {
     MemoryHold::none(&Arc::default(), forebay_lane::MemoryUse::Background)
@@ -21,14 +16,6 @@ fn unlimited() -> MemoryHold {
 const CACHE: Uuid = Uuid::from_u128(7);
 const SEGMENT_BYTES: u64 = 1 << 20;
 const LIFE: Generation = Generation(8);
-
-struct Still;
-
-impl Clock for Still {
-    fn now(&self) -> Nanos {
-        Nanos(1)
-    }
-}
 
 fn geometry(block: u64) -> Geometry {
     let block = BlockSize::new(block).expect("a block size");
@@ -261,8 +248,8 @@ fn marks_count_for_the_life_of_the_segment_that_they_name() {
 
 /// A disk with one segment in use: the last one, so that no read may go beyond it.
 struct World {
-    lane: Rc<Lane>,
-    disk: Arc<disk::Disk>,
+    lane: LaneWorld,
+    disk: Disk,
     geometry: Geometry,
     segment: SegmentId,
 }
@@ -270,9 +257,9 @@ struct World {
 impl World {
     fn new(block: u64) -> World {
         let geometry = geometry(block);
-        let disk = disk::Disk::of(vec![0; geometry.end() as usize]);
+        let disk = Disk::of(&vec![0; geometry.end() as usize]);
         let segment = SegmentId(geometry.segment_count - 1);
-        World { lane: Lane::new(LaneId(0), Arc::new(Still), || ()), disk, geometry, segment }
+        World { lane: LaneWorld::new(), disk, geometry, segment }
     }
 
     /// Page `page` of the segment, on the disk.
@@ -321,25 +308,13 @@ impl World {
     }
 
     fn queue(&self) -> Queue {
-        let context = QueueContext { clock: Arc::new(Still), ring: None };
-        self.disk.open_queue(&context).map(Queue::new).expect("a disk in memory")
-    }
-
-    fn block_on<T: 'static>(&self, future: impl Future<Output = T> + 'static) -> T {
-        let result = Rc::new(RefCell::new(None));
-        let inner = result.clone();
-        self.lane.spawn(async move {
-            let output = future.await;
-            *inner.borrow_mut() = Some(output);
-        });
-        while self.lane.run_ready() {}
-        result.take().expect("it ends")
+        self.lane.queue(&self.disk.device)
     }
 
     /// Returns the pages and numbers of the headers that a walk visits, and its cost.
     fn walk(&self) -> (Vec<(u64, u64)>, Walked) {
         let (queue, geometry, segment) = (self.queue(), self.geometry.clone(), self.segment);
-        self.block_on(async move {
+        self.lane.block_on(async move {
             let mut seen = Vec::new();
             let walked = walk_headers(&queue, &geometry, &CACHE, (segment, LIFE), |header| {
                 let page = u64::from(header.position) * geometry.granule() / PAGE as u64;
@@ -379,7 +354,7 @@ fn a_walk_finds_the_headers_of_one_life_wherever_they_are() {
     let (seen, walked) = world.walk();
     let wanted = [(0, 5), (1, 5), (4, 6), (7, 8), (150, 20), (152, 21), (last, 30)];
     assert_eq!(seen, wanted);
-    assert_eq!((walked.bytes, walked.unreadable), (world.disk.bytes_read(), 0));
+    assert_eq!((walked.bytes, walked.unreadable), (world.disk.faults.bytes_read(), 0));
     assert!(walked.bytes < SEGMENT_BYTES + 4 * LOOK_AHEAD, "it reads ahead, not everything again");
 }
 
@@ -411,11 +386,12 @@ fn the_newest_life_of_a_segment_is_found_in_any_of_its_pages() {
             let (queue, replay, segment) = (world.queue(), world.replay(), world.segment);
             let inner = replay.clone();
             let found = world
+                .lane
                 .block_on(async move { newest_generation(&queue, &inner, segment).await })
                 .expect("the disk works");
             assert_eq!(found, Some(LIFE), "in page {page}");
-            assert_eq!(replay.borrow().bytes_read, world.disk.bytes_read());
-            assert_eq!(world.disk.bytes_read(), SEGMENT_BYTES);
+            assert_eq!(replay.borrow().bytes_read, world.disk.faults.bytes_read());
+            assert_eq!(world.disk.faults.bytes_read(), SEGMENT_BYTES);
         }
     }
 }
@@ -430,7 +406,7 @@ fn bad_blocks(block: u64, blocks: u8, damage: impl FnOnce(&World)) -> Vec<usize>
     world.disk.edit(page, |content| header = record::decode(content, geometry, &CACHE).ok());
     let (queue, replay, header) = (world.queue(), world.replay(), header.expect("intact"));
     let inner = replay.clone();
-    let bad = world.block_on(async move { verify(&queue, &inner, &header).await });
+    let bad = world.lane.block_on(async move { verify(&queue, &inner, &header).await });
     let pages = (u64::from(blocks) * block).next_multiple_of(PAGE as u64);
     assert_eq!(replay.borrow().bytes_read, pages);
     bad.expect("the disk works")

@@ -1,37 +1,19 @@
 //! A cache on a faulty disk, and what it should hold.
 #![allow(dead_code, unreachable_pub)]
 
-pub mod disk;
 pub mod image;
 
-use std::cell::RefCell;
+use std::ops::Deref;
 use std::rc::Rc;
-use std::sync::Arc;
 
-use forebay_core::{
-    BlockSize, Clock, Durability, Mode, Nanos, OriginBlock, ReplacementKind, SectorMask,
-};
-use forebay_device::{Device, DeviceError, IoBuf, Queue, QueueContext};
+use forebay_core::{BlockSize, Durability, Mode, OriginBlock, ReplacementKind, SectorMask};
+use forebay_device::IoBuf;
 use forebay_format::{Uuid, VolumeRecord};
-use forebay_lane::{Lane, LaneId};
 use forebay_store::{
     Appended, Class, Condition, FormatOptions, ReadFailure, RecoveryReport, Store, StoreError,
     StoreLane, StoreOptions, Version, VolumeSpace, format,
 };
-
-use disk::Disk;
-
-pub struct Still;
-
-impl Clock for Still {
-    fn now(&self) -> Nanos {
-        Nanos(1)
-    }
-}
-
-pub fn open_queue(device: &Arc<dyn Device>) -> Result<Queue, DeviceError> {
-    device.open_queue(&QueueContext { clock: Arc::new(Still), ring: None }).map(Queue::new)
-}
+use forebay_testkit::{Disk, LaneWorld};
 
 /// A block as the cache has it.
 pub struct Cached {
@@ -41,47 +23,40 @@ pub struct Cached {
 }
 
 pub struct World {
-    pub lane: Rc<Lane>,
-    pub disk: Arc<Disk>,
+    base: LaneWorld,
+    pub disk: Disk,
+}
+
+impl Deref for World {
+    type Target = LaneWorld;
+
+    fn deref(&self) -> &LaneWorld {
+        &self.base
+    }
 }
 
 pub type Opened = (Rc<StoreLane>, RecoveryReport);
 
 impl World {
-    pub fn on(content: Vec<u8>) -> World {
-        World { lane: Lane::new(LaneId(0), Arc::new(Still), || ()), disk: Disk::of(content) }
+    pub fn on(content: &[u8]) -> World {
+        World { base: LaneWorld::new(), disk: Disk::of(content) }
     }
 
     /// A formatted cache without volumes.
     pub fn new(bytes: usize) -> World {
-        let world = World::on(vec![0; bytes]);
-        let device: Arc<dyn Device> = world.disk.clone();
+        let world = World::on(&vec![0; bytes]);
+        let (queue, device) = (world.queue(&world.disk.device), world.disk.device.clone());
+        let uuid = Uuid::from_u128(7);
+        let options = FormatOptions { block: BlockSize::DEFAULT, segment_bytes: None, uuid };
         world
-            .block_on(async move {
-                let queue = open_queue(&device)?;
-                let uuid = Uuid::from_u128(7);
-                let options =
-                    FormatOptions { block: BlockSize::DEFAULT, segment_bytes: None, uuid };
-                format(&device, &queue, &options).await
-            })
+            .block_on(async move { format(&device, &queue, &options).await })
             .expect("large enough");
         world
     }
 
-    pub fn block_on<T: 'static>(&self, future: impl Future<Output = T> + 'static) -> T {
-        let result = Rc::new(RefCell::new(None));
-        let inner = result.clone();
-        self.lane.spawn(async move {
-            let output = future.await;
-            *inner.borrow_mut() = Some(output);
-        });
-        while self.lane.run_ready() {}
-        result.take().expect("it ends")
-    }
-
     pub fn open(&self, options: StoreOptions) -> Result<Opened, StoreError> {
-        let (lane, device): (_, Arc<dyn Device>) = (self.lane.clone(), self.disk.clone());
-        let queue = open_queue(&device).expect("a disk in memory");
+        let (lane, device) = (self.lane.clone(), self.disk.device.clone());
+        let queue = self.queue(&device);
         self.block_on(async move { Store::open(&lane, device, queue, options).await })
     }
 
