@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 
 use forebay_device::{
     Device, DeviceDone, DeviceError, DeviceErrorKind, DeviceOp, DeviceQueue, IoBuf, IoData, OpId,
-    QueueContext,
+    OpTable, QueueContext,
 };
 use forebay_format::PAGE;
 use parking_lot::Mutex;
@@ -135,26 +135,22 @@ impl Device for ImageDevice {
 
 struct ImageQueue {
     device: ImageDevice,
-    /// Operations that have ended and were not yet collected, and the number of the next one.
-    done: RefCell<(HashMap<u64, DeviceDone>, u64)>,
+    /// Operations that have ended and were not yet collected.
+    done: RefCell<OpTable<DeviceDone>>,
 }
 
 impl DeviceQueue for ImageQueue {
     fn start(&self, op: DeviceOp) -> OpId {
-        let end = self.device.perform(op);
-        let (done, next) = &mut *self.done.borrow_mut();
-        *next += 1;
-        done.insert(*next, end);
-        OpId(*next)
+        self.done.borrow_mut().add(self.device.perform(op))
     }
 
     fn poll_op(&self, id: OpId, _: &mut Context<'_>) -> Poll<DeviceDone> {
-        let done = self.done.borrow_mut().0.remove(&id.0);
+        let done = self.done.borrow_mut().take(id);
         Poll::Ready(done.expect("an operation is collected once"))
     }
 
     fn forget(&self, id: OpId) {
-        self.done.borrow_mut().0.remove(&id.0);
+        self.done.borrow_mut().take(id);
     }
 
     fn read_now(&self, offset: u64, into: &mut [u8]) -> Option<Result<(), DeviceError>> {

@@ -9,13 +9,13 @@ use std::sync::{Arc, LazyLock};
 use forebay_core::{BlockSize, Mode, Op, SegmentId};
 use forebay_device::{Device, IoBuf, RamDevice};
 use forebay_engine::{
-    BlockService, Completion, CompletionSink, EngineLane, LaneVolume, Request, Settings, VolumeSpec,
+    BlockService, Completion, CompletionSink, EngineLane, LaneContext, LaneVolume, Request,
+    Settings, VolumeSpec,
 };
 use forebay_format::superblock::{COPY_A, COPY_B};
 use forebay_format::{Body, Geometry, PAGE, RecordHeader, Superblock, Uuid, record};
 use forebay_store::{FormatOptions, StoreOptions};
-
-use crate::world::World;
+use forebay_testkit::{LaneWorld, peek};
 
 /// What lies at a place that is worth mutating.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,7 +85,6 @@ pub(crate) static IMAGES: LazyLock<Vec<Image>> = LazyLock::new(|| {
         .into()
 });
 
-const ROUNDS: usize = 1_000_000;
 const ORIGIN_BYTES: u64 = 4 << 20;
 
 #[derive(Default)]
@@ -98,21 +97,23 @@ impl CompletionSink for Sink {
 }
 
 /// One request, to its end.
-fn request(world: &World, target: &Rc<LaneVolume>, op: Op, offset: u64, len: u64, byte: u8) {
+fn request(world: &LaneWorld, target: &Rc<LaneVolume>, op: Op, offset: u64, len: u64, byte: u8) {
     let data = (op == Op::Write).then(|| IoBuf::copy_from(&vec![byte; len as usize]));
     let request =
         Request { tag: 1, op, offset, len, fua: false, fast: false, no_hole: false, data };
     let sink = Rc::new(Sink::default());
     let as_sink: Rc<dyn CompletionSink> = sink.clone();
     target.submit(request, &as_sink);
-    let end = world.run(ROUNDS, || sink.0.borrow_mut().take());
+    let end = world.run(|| sink.0.borrow_mut().take());
     end.result.expect("nothing fails on RAM");
 }
 
-fn open(world: &World, cache: &Arc<dyn Device>) -> Rc<EngineLane> {
-    let (context, device) = (world.context.clone(), cache.clone());
+fn open(world: &LaneWorld, cache: &Arc<dyn Device>) -> Rc<EngineLane> {
+    let (lane, queues) = (world.lane.clone(), world.queues.clone());
+    let (context, device) =
+        (LaneContext { lane, queues, register: Rc::new(|_| ()) }, cache.clone());
     let opened = async move { EngineLane::open(context, device, StoreOptions::default()).await };
-    world.block_on(ROUNDS, opened).expect("a good cache opens").0
+    world.block_on(opened).expect("a good cache opens").0
 }
 
 impl Image {
@@ -122,7 +123,7 @@ impl Image {
         let origin: Arc<dyn Device> = RamDevice::new("origin", ORIGIN_BYTES).expect("memory");
         format(&cache, block);
         for round in 0..2u64 {
-            let world = World::new();
+            let world = LaneWorld::new();
             let engine = open(&world, &cache);
             let settings =
                 Settings { mode: Mode::Writeback, sequential_cutoff: 0, ..Settings::default() };
@@ -136,30 +137,27 @@ impl Image {
                     settings,
                 };
                 let made = async move { inner.create(spec, device).await };
-                world.block_on(ROUNDS, made).expect("a volume is made");
+                world.block_on(made).expect("a volume is made");
             } else {
                 let attached = async move { inner.attach("data", device, false).await };
-                world.block_on(ROUNDS, attached).expect("a volume comes back");
+                world.block_on(attached).expect("a volume comes back");
             }
             let target = engine.target("data").expect("it is started");
             use_volume(&world, &target, block.bytes(), round);
             if round == 0 {
                 let inner = engine.clone();
                 let drained = async move { inner.drain("data", |_| ()).await };
-                world.block_on(ROUNDS, drained).expect("everything can be written back");
+                world.block_on(drained).expect("everything can be written back");
                 use_volume(&world, &target, block.bytes(), 2);
             } else if clean {
-                world.block_on(ROUNDS, async move { engine.close().await }).expect("closed");
+                world.block_on(async move { engine.close().await }).expect("closed");
             }
         }
         Self::of(&cache)
     }
 
     fn of(cache: &Arc<dyn Device>) -> Image {
-        let world = World::new();
-        let queue = world.queue(cache);
-        let mut bytes = vec![0; cache.size() as usize];
-        queue.read_now(0, &mut bytes).expect("RAM is read at once").expect("RAM is read");
+        let bytes = peek(cache, 0, cache.size() as usize);
         let superblock = Superblock::choose(&bytes[..PAGE], &bytes[COPY_B as usize..][..PAGE])
             .expect("a good superblock");
         let geometry = &superblock.geometry;
@@ -191,15 +189,15 @@ impl Image {
 }
 
 fn format(cache: &Arc<dyn Device>, block: BlockSize) {
-    let world = World::new();
+    let world = LaneWorld::new();
     let (queue, device) = (world.queue(cache), cache.clone());
     let options = FormatOptions { block, segment_bytes: None, uuid: crate::CACHE };
     let formatted = async move { forebay_store::format(&device, &queue, &options).await };
-    world.block_on(ROUNDS, formatted).expect("large enough");
+    world.block_on(formatted).expect("large enough");
 }
 
 /// Some of everything: whole and partial writes, fills, blocks that are gone, several records.
-fn use_volume(world: &World, target: &Rc<LaneVolume>, block: u64, round: u64) {
+fn use_volume(world: &LaneWorld, target: &Rc<LaneVolume>, block: u64, round: u64) {
     let first = round * 6 * block;
     for number in 0..5 {
         let offset = first + number * block;

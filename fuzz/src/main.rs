@@ -9,7 +9,6 @@
 //! - [`mend`]: checksums put right after a mutation, so that the fuzzer gets behind them
 //! - [`image`]: small cache devices, made by the real engine
 //! - [`device`]: a device over such an image that keeps changes apart
-//! - [`world`]: one lane, driven by hand
 //!
 //! `scripts/fuzz` builds and runs it. It works with a stable compiler, because all that libFuzzer
 //! needs of the compiler are options of code generation. An input that fails becomes a test in the
@@ -21,7 +20,6 @@ mod image;
 mod memory;
 mod mend;
 mod targets;
-mod world;
 
 use std::sync::LazyLock;
 

@@ -11,13 +11,13 @@ use std::sync::{Arc, LazyLock};
 
 use crate::device::ImageDevice;
 use crate::image::{IMAGES, Image, Kind, Spot};
-use crate::world::World;
 use crate::{memory, mend};
 use forebay_core::OriginBlock;
 use forebay_device::Device;
 use forebay_store::{
     Appended, Class, Condition, RecoveryReport, Store, StoreError, StoreLane, StoreOptions, Version,
 };
+use forebay_testkit::LaneWorld;
 use libfuzzer_sys::fuzzer_mutate;
 
 /// Bits of the first byte.
@@ -135,21 +135,21 @@ fn mend_all(device: &ImageDevice, image: &Image, touched: &[usize]) {
 
 type Opened = Result<(Rc<StoreLane>, RecoveryReport), StoreError>;
 
-fn open(world: &World, device: &Arc<dyn Device>) -> Opened {
+fn open(world: &LaneWorld, device: &Arc<dyn Device>) -> Opened {
     let (lane, device, queue) = (world.lane.clone(), device.clone(), world.queue(device));
     let options = StoreOptions::default();
-    world.block_on(ROUNDS, async move { Store::open(&lane, device, queue, options).await })
+    world.block_on(async move { Store::open(&lane, device, queue, options).await })
 }
 
 /// Reads every block that the index has; each is good or known to be bad.
-fn read_all(world: &World, lane: &Rc<StoreLane>) -> u64 {
+fn read_all(world: &LaneWorld, lane: &Rc<StoreLane>) -> u64 {
     let store = lane.store().clone();
     let mut addresses = Vec::new();
     store.index.scan(|address, _| addresses.push(address));
     let spaces: Vec<_> = store.volumes().iter().filter_map(|v| store.space_of(v.id)).collect();
     let count = addresses.len() as u64;
     let lane = lane.clone();
-    world.block_on(ROUNDS, async move {
+    world.block_on(async move {
         for address in addresses {
             let found = spaces.iter().find_map(|space| Some((space, space.block(address)?)));
             let (space, block) = found.expect("every block belongs to a volume");
@@ -172,7 +172,7 @@ fn content(lane: &StoreLane) -> (u64, u64) {
 }
 
 /// Appends a few blocks and reads them back.
-fn append(world: &World, lane: &Rc<StoreLane>) {
+fn append(world: &LaneWorld, lane: &Rc<StoreLane>) {
     let store = lane.store().clone();
     let Some(space) = store.volumes().first().and_then(|volume| store.space_of(volume.id)) else {
         return;
@@ -187,11 +187,11 @@ fn append(world: &World, lane: &Rc<StoreLane>) {
         }
     }
     let inner = lane.clone();
-    if world.block_on(ROUNDS, async move { inner.commit().await }).is_err() {
+    if world.block_on(async move { inner.commit().await }).is_err() {
         return;
     }
     let lane = lane.clone();
-    world.block_on(ROUNDS, async move {
+    world.block_on(async move {
         for (block, byte) in done {
             let pinned = store.look_up(&space, block).expect("it was appended");
             let data = lane.read_block(&space, pinned).await.expect("it was durable");
@@ -218,7 +218,7 @@ fn open_and_use(data: &[u8]) {
     }
     let device: Arc<dyn Device> = Arc::new(overlay);
     let before = {
-        let world = World::new();
+        let world = LaneWorld::with_steps(ROUNDS);
         let (lane, report) = match open(&world, &device) {
             Ok(opened) => opened,
             Err(error) => {
@@ -235,12 +235,12 @@ fn open_and_use(data: &[u8]) {
         let content = content(&lane);
         if choice & CLOSE != 0 {
             let inner = lane.clone();
-            if world.block_on(ROUNDS, async move { inner.checkpoint(true).await }).is_err() {
+            if world.block_on(async move { inner.checkpoint(true).await }).is_err() {
                 return;
             }
         } else if choice & APPEND != 0 {
             let inner = lane.clone();
-            if world.block_on(ROUNDS, async move { inner.commit().await }).is_err() {
+            if world.block_on(async move { inner.commit().await }).is_err() {
                 return;
             }
         }
@@ -249,7 +249,7 @@ fn open_and_use(data: &[u8]) {
     // Whatever a disk can do to a cache, what recovery has accepted once is good from then on. Of
     // forged checksums no more is asked than that this ends.
     let forged = choice & NO_MENDING == 0 && !touched.is_empty();
-    let world = World::new();
+    let world = LaneWorld::with_steps(ROUNDS);
     match open(&world, &device) {
         Ok((lane, report)) => {
             say!("opened again: {report:?}");
