@@ -35,8 +35,7 @@ impl Test {
         let (cache, faults) = world.faulty(ram(mib));
         let (clock, takes) = (world.clock.clone(), micros.clone());
         faults.observe(move |_| clock.pass(Duration::from_micros(takes.load(Ordering::SeqCst))));
-        world.format(&cache, block);
-        let (engine, _) = world.open(&cache);
+        let engine = world.new_cache(&cache, block);
         let origin = ram(mib);
         poke(&origin, 0, &content(0, mib * MIB));
         let target = world.create(&engine, &origin, settings, alignment);
@@ -377,8 +376,7 @@ fn neighbourhoods_are_read_up_to_a_limit_at_a_time() {
     const PROMOTE: u64 = 64 << 10;
     let world = World::new();
     let (cache, (origin, faults)) = (ram(64), world.faulty(ram(64)));
-    world.format(&cache, BlockSize::DEFAULT);
-    let (engine, _) = world.open(&cache);
+    let engine = world.new_cache(&cache, BlockSize::DEFAULT);
     let settings = Settings { promote: PROMOTE, ..settings(Mode::Writeback) };
     let target = world.create(&engine, &origin, settings, 0);
     world.op(&target, Op::Flush, 0, 0);

@@ -38,8 +38,7 @@ impl Case {
         let world = World::new();
         let ((cache, cache_faults), (origin, origin_faults)) =
             (world.faulty(ram(8)), world.faulty(ram(12)));
-        world.format(&cache, BlockSize::DEFAULT);
-        let (engine, _) = world.open(&cache);
+        let engine = world.new_cache(&cache, BlockSize::DEFAULT);
         let book: Arc<Book> = Arc::default();
         engine.cache.set_ledger(book.clone());
         let mut settings = settings(mode);
@@ -94,9 +93,7 @@ impl Case {
     }
 
     fn stop(&self) -> Result<(), EngineErrorKind> {
-        let engine = self.engine.clone();
-        let result = self.world.block_on(async move { engine.stop_volume("data", true).await });
-        result.map_err(|error| error.kind)
+        self.world.stop(&self.engine, "data").map_err(|error| error.kind)
     }
 
     fn delete(&self, discard: bool) -> Result<(), EngineErrorKind> {

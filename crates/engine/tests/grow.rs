@@ -42,8 +42,7 @@ fn used_by(
         sector.fill((number % 251) as u8 + 1);
     }
     poke(&disk, 0, &model);
-    world.format(&cache, BlockSize::DEFAULT);
-    let (engine, _) = world.open(&cache);
+    let engine = world.new_cache(&cache, BlockSize::DEFAULT);
     let cut = shortened(&disk, OLD);
     let mut settings = settings(Mode::Writeback);
     settings.writeback_running = ordered;

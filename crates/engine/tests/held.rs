@@ -80,8 +80,7 @@ fn a_volume_that_cannot_be_put_in_order_leaves_room_to_others() {
     }
     assert_eq!(two.a.volume().dirty_blocks(), 60);
     two.faults.hang(&OpKind::ALL);
-    let (engine, ordered) = (two.engine.clone(), Settings { ordered: true, ..kept_dirty() });
-    two.world.block_on(async move { engine.set("a", ordered).await }).expect("set");
+    two.set("a", Settings { ordered: true, ..kept_dirty() });
     for block in 0..8000 {
         assert!(write_soon(&two, &two.b, block), "b stops after {block} blocks");
     }
@@ -100,8 +99,7 @@ fn starve(two: &Two) {
     }
     two.faults.hang(&[OpKind::Write]);
     let ordered = Settings { ordered: true, ..kept_dirty() };
-    let engine = two.engine.clone();
-    two.world.block_on(async move { engine.set("a", ordered).await }).expect("set");
+    two.set("a", ordered);
     two.world.advance(Duration::from_secs(1));
     let store = &two.engine.cache.store;
     let (held, all) = (store.segments.with_held(), store.segments.count());
@@ -116,11 +114,9 @@ fn a_stopped_volume_that_holds_a_version_in_every_segment_stops_nobody() {
     for mode in [Mode::Writeback, Mode::Writeonly, Mode::Writethrough] {
         let two = two(16, kept_dirty(), settings(Mode::Writeback));
         starve(&two);
-        let (engine, of_b) = (two.engine.clone(), settings(mode));
-        two.world.block_on(async move { engine.set("b", of_b).await }).expect("set");
-        let _ = stop(&two, "a");
-        // Writes of many blocks each, so that space runs out within one; some are over dirty
-        // blocks.
+        two.set("b", settings(mode));
+        let _ = two.stop("a");
+        // Of many blocks each, so that the room ends within one; some of them over dirty ones.
         let long = |first: u64| (first..first + 64).flat_map(pattern).collect::<Vec<u8>>();
         for number in 0..60 {
             let (block, data) = (number * 32, long(number * 32));
@@ -147,17 +143,14 @@ fn a_stopped_volume_that_holds_a_version_in_every_segment_stops_nobody() {
         assert!(round(&two) > 0, "{mode}: all of it found room");
 
         two.faults.heal();
-        let (engine, origin) = (two.engine.clone(), two.origin_of_a.clone());
-        two.world.block_on(async move { engine.attach("a", origin, false).await }).expect("there");
-        let (engine, plain) = (two.engine.clone(), settings(Mode::Writeback));
-        two.world.block_on(async move { engine.set("a", plain).await }).expect("set");
+        let a = two.attach_a();
+        two.set("a", settings(Mode::Writeback));
         two.world.advance(Duration::from_secs(5));
         let before = round(&two);
         for block in 0..1000 {
             assert!(write_soon(&two, &two.b, block), "{mode}: b stops after {block} blocks");
         }
         assert_eq!(round(&two), before, "{mode}: there is room again");
-        let a = two.engine.target("a").expect("a target");
         for block in 0..70 {
             assert!(two.world.read(&a, block * 4096, 4096) == pattern(block), "{block} of a");
         }

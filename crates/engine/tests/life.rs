@@ -71,8 +71,7 @@ fn every_mode_and_block_size_returns_what_was_written() {
             for durability in Durability::ALL {
                 let world = World::new();
                 let (cache, origin) = (ram(cache_mib), ram(12));
-                world.format(&cache, BlockSize::new(block).expect("valid"));
-                let (engine, _) = world.open(&cache);
+                let engine = world.new_cache(&cache, BlockSize::new(block).expect("valid"));
                 let settings = Settings { durability: *durability, ..settings(*mode) };
                 let target = world.create(&engine, &origin, settings, alignment);
                 let mut model = vec![0u8; target.size() as usize];
@@ -101,8 +100,7 @@ fn data_survives_an_orderly_stop_and_a_sudden_end() {
             let target;
             let engine;
             if round == 0 {
-                world.format(&cache, BlockSize::DEFAULT);
-                engine = world.open(&cache).0;
+                engine = world.new_cache(&cache, BlockSize::DEFAULT);
                 target = world.create(&engine, &origin, settings(Mode::Writeback), 0);
             } else {
                 let (opened, report) = world.open(&cache);
@@ -127,8 +125,7 @@ fn data_survives_an_orderly_stop_and_a_sudden_end() {
 fn strict_writes_are_durable_without_a_flush() {
     let (cache, origin) = (ram(8), ram(12));
     let world = World::new();
-    world.format(&cache, BlockSize::DEFAULT);
-    let (engine, _) = world.open(&cache);
+    let engine = world.new_cache(&cache, BlockSize::DEFAULT);
     let strict = Settings { durability: Durability::Strict, ..settings(Mode::Writeback) };
     let target = world.create(&engine, &origin, strict, 0);
     assert!(target.write_now(0, &[1; 4096]).is_none(), "who does not wait cannot know");
@@ -148,8 +145,7 @@ fn volumes_side_by_side_have_their_own_first_and_last_blocks() {
     for alignment in [0, 512, 3584] {
         let world = World::new();
         let cache = ram(8);
-        world.format(&cache, BlockSize::DEFAULT);
-        let (engine, _) = world.open(&cache);
+        let engine = world.new_cache(&cache, BlockSize::DEFAULT);
         let targets = ["a", "b", "c"].map(|name| {
             world.create_as(&engine, name, &ram(4), settings(Mode::Writeback), alignment)
         });
@@ -170,8 +166,7 @@ fn volumes_side_by_side_have_their_own_first_and_last_blocks() {
 fn switching_modes_keeps_every_byte() {
     let world = World::new();
     let (cache, origin) = (ram(8), ram(12));
-    world.format(&cache, BlockSize::DEFAULT);
-    let (engine, _) = world.open(&cache);
+    let engine = world.new_cache(&cache, BlockSize::DEFAULT);
     let target = world.create(&engine, &origin, settings(Mode::Writeback), 0);
     let mut model = vec![0u8; 12 << 20];
     let mut rng = fastrand::Rng::with_seed(5);

@@ -141,8 +141,7 @@ fn a_write_that_waits_for_the_rest_of_its_block_ends_with_its_volume() {
     faults.hang(&OpKind::ALL);
     let tag = case.world.submit(&target, Op::Write, 512, 512, Some(&[7; 512]));
     case.world.advance(std::time::Duration::from_secs(30));
-    let inner = engine.clone();
-    let stopped = case.world.block_on(async move { inner.stop_volume("data", true).await });
+    let stopped = case.world.stop(&engine, "data");
     let error = stopped.expect_err("the origin does not answer").to_string();
     assert!(error.contains("answered"), "{error}");
     assert!(case.world.done(tag).is_none());

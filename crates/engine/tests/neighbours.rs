@@ -92,15 +92,13 @@ fn a_stopped_volume_leaves_the_rest_of_the_cache_to_others() {
     let dirty = two.a.volume().dirty_blocks();
     assert!(dirty > blocks / 5, "{dirty} of {blocks} blocks are dirty");
     let raw_before = peek(&two.origin_of_a, 0, (blocks / 2 * 4096) as usize);
-    stop(&two, "a").expect("stopped");
+    two.stop("a").expect("stopped");
     assert_rest_is_usable(&two, CACHE, dirty, 0.95);
 
     // None of the stopped volume's blocks has reached its origin, and none is lost.
     let size = (blocks / 2 * 4096) as usize;
     assert!(peek(&two.origin_of_a, 0, size) == raw_before);
-    let (inner, origin) = (two.engine.clone(), two.origin_of_a.clone());
-    two.world.block_on(async move { inner.attach("a", origin, false).await }).expect("attached");
-    let a = two.engine.target("a").expect("a target");
+    let a = two.attach_a();
     assert_eq!(a.volume().dirty_blocks(), dirty);
     let mut found = 0;
     for block in 0..blocks / 2 {
@@ -125,7 +123,7 @@ fn an_ordered_volume_that_is_stopped_holds_no_more_than_what_waits() {
     let held = two.engine.cache.store.held_versions(two.a.volume().id);
     let dirty = two.a.volume().dirty_blocks();
     assert!(held > dirty && dirty > blocks / 8, "{held} are held and {dirty} dirty, of {blocks}");
-    stop(&two, "a").expect("stopped");
+    two.stop("a").expect("stopped");
     assert_rest_is_usable(&two, CACHE, held, 0.90);
 }
 
@@ -147,7 +145,7 @@ fn a_neighbour_that_is_all_dirty_leaves_a_way() {
     for mode in [Mode::Writeback, Mode::Writethrough, Mode::Writearound] {
         let two = two(16, settings(Mode::Writeback), settings(mode));
         let dirty = fill(&two);
-        let _ = stop(&two, "a");
+        let _ = two.stop("a");
         for block in 0..2000 {
             assert!(write_soon(&two, &two.b, block), "{mode}: b stops after {block} blocks");
         }
@@ -165,7 +163,7 @@ fn what_is_left_of_a_deleted_volume_is_nobodys_trouble() {
         two.world.write(&two.a, block * 4096, &pattern(block));
         two.world.write(&two.b, block * 4096, &pattern(block));
     }
-    stop(&two, "a").expect("stopped");
+    two.stop("a").expect("stopped");
     let engine = two.engine.clone();
     two.world.block_on(async move { engine.delete_stopped("a", true).await }).expect("deleted");
     storm(&two.world, &two.b, 4096, 30_000, 3);
@@ -212,8 +210,7 @@ fn a_lower_commit_interval_acts_at_once() {
     assert!(!two.engine.cache.store.all_durable());
     let short =
         Settings { commit_interval: Duration::from_millis(200), ..settings(Mode::Writeback) };
-    let engine = two.engine.clone();
-    two.world.block_on(async move { engine.set("a", short).await }).expect("set");
+    two.set("a", short);
     two.world.advance(Duration::from_millis(250));
     assert!(two.engine.cache.store.all_durable(), "the old interval is still in force");
 }
@@ -234,8 +231,7 @@ fn a_hung_origin_leaves_the_rest_of_the_cache_to_others() {
     let shown = two.a.volume().origin_waits();
     assert!(shown.is_some_and(|waits| waits > Duration::from_secs(5)), "{shown:?}");
     two.faults.heal();
-    let engine = two.engine.clone();
-    two.world.block_on(async move { engine.drain("a", |_| ()).await }).expect("drained");
+    two.drain_a().expect("drained");
     for block in 0..1300 {
         assert!(peek(&two.origin_of_a, block * 4096, 4096) == pattern(block));
     }
@@ -306,7 +302,7 @@ fn another_volume_stops_and_starts_while_an_origin_hangs() {
     let tag = two.world.submit(&two.a, Op::Read, 0, 4096, None);
     two.world.write(&two.b, 0, &pattern(1));
     let before = two.world.lane.now();
-    stop(&two, "b").expect("stopped");
+    two.stop("b").expect("stopped");
     assert!(two.world.lane.now().since(before) < Duration::from_secs(1));
     let _ = tag;
 }
@@ -318,22 +314,18 @@ fn a_stop_and_a_drain_before_a_hung_origin_end() {
     two.faults.hang(&OpKind::ALL);
     let read = two.world.submit(&two.a, Op::Read, MIB, 4096, None);
     let before = two.world.lane.now();
-    let engine = two.engine.clone();
-    let drained = two.world.block_on(async move { engine.drain("a", |_| ()).await });
-    let error = drained.expect_err("nothing can be drained");
+    let error = two.drain_a().expect_err("nothing can be drained");
     assert!(error.to_string().contains("answered"), "{error}");
     assert!(two.world.lane.now().since(before) < LONG);
     assert_eq!(two.a.volume().state(), VolumeState::Running);
-    let error = stop(&two, "a").expect_err("it says that the origin does not answer");
+    let error = two.stop("a").expect_err("it says that the origin does not answer");
     assert!(error.to_string().contains("answered"), "{error}");
     assert!(two.world.lane.now().since(before) < LONG);
     assert!(two.engine.cache.volume("a").is_none(), "it is stopped all the same");
     // What was acknowledged is there the next time.
     two.faults.heal();
     two.world.wait(read);
-    let (inner, origin) = (two.engine.clone(), two.origin_of_a.clone());
-    two.world.block_on(async move { inner.attach("a", origin, false).await }).expect("attached");
-    let a = two.engine.target("a").expect("a target");
+    let a = two.attach_a();
     assert_eq!(two.world.read(&a, 0, 4096), pattern(1));
 }
 
@@ -389,11 +381,8 @@ fn a_write_through_a_full_log_is_on_the_origin_when_it_is_acknowledged() {
             }
             number += 1;
         }
-        let inner = engine.clone();
-        world
-            .block_on(async move { inner.set("a", settings(Mode::Writethrough)).await })
-            .expect("set");
-        // Two writes of one block, so that one replaces the other in the log.
+        world.set_as(&engine, "a", settings(Mode::Writethrough)).expect("set");
+        // Of the same block, so that one replaces the other in the log.
         let (block, tags) = (8000, [1_000_000, 1_000_001]);
         let sink: Rc<dyn CompletionSink> = world.sink.clone();
         for tag in tags {

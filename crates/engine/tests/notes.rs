@@ -43,8 +43,7 @@ impl Ledger for SlowBook {
 fn every_flush_waits_for_the_note_that_names_what_it_makes_durable() {
     let world = World::new();
     let cache = ram(8);
-    world.format(&cache, BlockSize::DEFAULT);
-    let (engine, _) = world.open(&cache);
+    let engine = world.new_cache(&cache, BlockSize::DEFAULT);
     let book: Arc<SlowBook> = Arc::default();
     engine.cache.set_ledger(book.clone());
     let mut settings = settings(Mode::Writeback);

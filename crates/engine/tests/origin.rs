@@ -17,7 +17,8 @@ use world::{World, settings};
 
 const SIZE: u64 = 12 << 20;
 
-/// An origin whose writes stay out of the samples that count as untouched on the cache device.
+/// An origin that asserts before each write that no sample in its range counts as untouched on the
+/// cache device.
 fn watched(disk: &Arc<dyn Device>, cache: &Arc<dyn Device>) -> Arc<dyn Device> {
     let ((device, faults), cache) = (faulty(disk.clone()), cache.clone());
     faults.observe(move |op| {
@@ -36,7 +37,7 @@ fn watched(disk: &Arc<dyn Device>, cache: &Arc<dyn Device>) -> Arc<dyn Device> {
     device
 }
 
-/// The record of the volume as the cache device has it.
+/// Reads the record of the volume from the cache device.
 fn record(cache: &Arc<dyn Device>) -> VolumeRecord {
     let chosen = Superblock::choose(&peek(cache, COPY_A, PAGE), &peek(cache, COPY_B, PAGE));
     let chosen = chosen.expect("a cache");
@@ -71,8 +72,7 @@ impl Pair {
     fn used(dirty: bool, orderly: bool) -> Pair {
         let world = World::new();
         let pair = Pair { cache: ram(8), disk: ram(SIZE >> 20) };
-        world.format(&pair.cache, BlockSize::DEFAULT);
-        let (engine, _) = world.open(&pair.cache);
+        let engine = world.new_cache(&pair.cache, BlockSize::DEFAULT);
         let mut settings = settings(Mode::Writeback);
         settings.writeback_running = false;
         let target = world.create(&engine, &with_serial(&pair.disk, Some("A")), settings, 0);
@@ -201,8 +201,7 @@ fn a_sample_is_given_up_before_the_cache_writes_to_it() {
         let (cache, disk) = (ram(24), ram(SIZE >> 20));
         let watching = watched(&disk, &cache);
         let world = World::new();
-        world.format(&cache, BlockSize::new(block).expect("valid"));
-        let (engine, _) = world.open(&cache);
+        let engine = world.new_cache(&cache, BlockSize::new(block).expect("valid"));
         let target = world.create(&engine, &watching, settings(Mode::Writeback), 0);
         let full = record(&cache).samples.expect("taken").untouched;
         assert_eq!(full.count_ones() as usize, sample_places(SIZE).len());
@@ -257,8 +256,7 @@ fn a_cache_of_an_earlier_program_starts_with_its_dirty_data_and_learns() {
 fn a_cache_of_many_volumes_rather_has_no_samples_than_no_volume() {
     let world = World::new();
     let cache = ram(8);
-    world.format(&cache, BlockSize::DEFAULT);
-    let (engine, _) = world.open(&cache);
+    let engine = world.new_cache(&cache, BlockSize::DEFAULT);
     for number in 0..256u32 {
         let (inner, disk) = (engine.clone(), ram(4));
         let spec = forebay_engine::VolumeSpec {

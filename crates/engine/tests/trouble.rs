@@ -15,8 +15,7 @@ fn failed_reads_are_counted_by_device() {
     let world = World::new();
     let ((cache, cache_faults), (origin, origin_faults)) =
         (world.faulty(ram(8)), world.faulty(ram(12)));
-    world.format(&cache, BlockSize::DEFAULT);
-    let (engine, _) = world.open(&cache);
+    let engine = world.new_cache(&cache, BlockSize::DEFAULT);
     let target = world.create(&engine, &origin, settings(Mode::Writeback), 0);
     let counted = || {
         let totals = target.volume().stats.totals();
@@ -54,8 +53,7 @@ fn a_discard_keeps_what_is_cached_where_the_origin_cannot_discard() {
         if !can {
             faults.refuse(OpKind::Discard);
         }
-        world.format(&cache, BlockSize::DEFAULT);
-        let (engine, _) = world.open(&cache);
+        let engine = world.new_cache(&cache, BlockSize::DEFAULT);
         let target = world.create(&engine, &origin, settings(Mode::Writeback), 0);
         world.write(&target, 0, &[9; 256 << 10]);
         world.drain(&engine).expect("drained");
@@ -84,8 +82,7 @@ fn zeroes_begin_and_end_within_a_block() {
     for mode in [Mode::Writeback, Mode::Writethrough, Mode::Passthrough] {
         let world = World::new();
         let (cache, origin) = (ram(8), ram(12));
-        world.format(&cache, BlockSize::DEFAULT);
-        let (engine, _) = world.open(&cache);
+        let engine = world.new_cache(&cache, BlockSize::DEFAULT);
         let target = world.create(&engine, &origin, settings(mode), 0);
         let mut expected = vec![9; 2 << 20];
         world.write(&target, 0, &expected);
@@ -101,8 +98,7 @@ fn zeroes_that_must_have_space_make_no_hole() {
     for (len, no_hole) in [(2 << 20, true), (64 << 10, true), (2 << 20, false)] {
         let world = World::new();
         let (cache, (origin, faults)) = (ram(8), world.faulty(ram(12)));
-        world.format(&cache, BlockSize::DEFAULT);
-        let (engine, _) = world.open(&cache);
+        let engine = world.new_cache(&cache, BlockSize::DEFAULT);
         let target = world.create(&engine, &origin, settings(Mode::Writeback), 0);
         world.write(&target, 0, &vec![9; 3 << 20]);
         let (tag, op, offset, fast) = (0, Op::WriteZeroes, 512, false);
@@ -124,8 +120,7 @@ fn zeroes_that_must_have_space_make_no_hole() {
 fn a_stop_in_the_middle_of_writeback_is_no_failure() {
     let world = World::new();
     let (cache, origin) = (ram(8), ram(12));
-    world.format(&cache, BlockSize::DEFAULT);
-    let (engine, _) = world.open(&cache);
+    let engine = world.new_cache(&cache, BlockSize::DEFAULT);
     let mut first = settings(Mode::Writeback);
     first.writeback_running = false;
     let target = world.create(&engine, &origin, first, 0);
@@ -150,8 +145,7 @@ fn a_stop_in_the_middle_of_writeback_is_no_failure() {
 fn a_volume_that_cannot_be_put_in_order_is_written_back_all_the_same() {
     let world = World::new();
     let (cache, (origin, faults)) = (ram(8), world.faulty(ram(12)));
-    world.format(&cache, BlockSize::DEFAULT);
-    let (engine, _) = world.open(&cache);
+    let engine = world.new_cache(&cache, BlockSize::DEFAULT);
     let target = world.create(&engine, &origin, settings(Mode::Passthrough), 0);
     world.write(&target, 0, &[1; 4096]);
     faults.fail(&[OpKind::Sync]);
@@ -187,8 +181,7 @@ fn a_write_that_waits_for_the_cache_device_ends_with_its_volume() {
     let world = World::new();
     let ((cache, cache_faults), (origin, origin_faults)) =
         (world.faulty(ram(8)), world.faulty(ram(12)));
-    world.format(&cache, BlockSize::DEFAULT);
-    let (engine, _) = world.open(&cache);
+    let engine = world.new_cache(&cache, BlockSize::DEFAULT);
     let target = world.create(&engine, &origin, settings(Mode::Writeback), 0);
     for number in 0..32u64 {
         // Fill the log buffers, so that the first block has to be read from the device.
@@ -200,8 +193,7 @@ fn a_write_that_waits_for_the_cache_device_ends_with_its_volume() {
     world.advance(Duration::from_secs(30));
     cache_faults.hang(&[OpKind::Read]);
     let write = world.submit(&target, Op::Write, 512, 512, Some(&[2; 512]));
-    let inner = engine.clone();
-    let stopped = world.block_on(async move { inner.stop_volume("data", true).await });
+    let stopped = world.stop(&engine, "data");
     stopped.expect_err("the origin does not answer");
     assert!(world.done(write).is_none());
     cache_faults.heal();

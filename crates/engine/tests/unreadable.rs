@@ -35,8 +35,7 @@ fn content() -> Vec<u8> {
 fn dirty(ordered: bool) -> Dirty {
     let world = World::new();
     let ((cache, faults), origin) = (world.faulty(ram(8)), ram(12));
-    world.format(&cache, BlockSize::DEFAULT);
-    let (engine, _) = world.open(&cache);
+    let engine = world.new_cache(&cache, BlockSize::DEFAULT);
     let mut quiet = Settings { ordered, ..settings(Mode::Writeback) };
     quiet.writeback_running = false;
     let target = world.create(&engine, &origin, quiet, 0);

@@ -20,8 +20,7 @@ fn start(
 ) -> (World, Rc<EngineLane>, Rc<LaneVolume>) {
     let world = World::new();
     let cache = ram(cache_mib);
-    world.format(&cache, BlockSize::DEFAULT);
-    let (engine, _) = world.open(&cache);
+    let engine = world.new_cache(&cache, BlockSize::DEFAULT);
     let target = world.create(&engine, &ram(origin_mib), settings, 0);
     // Without a sync, the origin could still lose writes of an earlier run, and nothing would be
     // filled.

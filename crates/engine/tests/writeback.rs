@@ -34,8 +34,7 @@ struct Bench {
 fn bench(settings: Settings) -> Bench {
     let world = World::new();
     let (cache, origin) = (ram(64), ram(16));
-    world.format(&cache, BlockSize::DEFAULT);
-    let (engine, _) = world.open(&cache);
+    let engine = world.new_cache(&cache, BlockSize::DEFAULT);
     let target = world.create(&engine, &origin, settings, 0);
     Bench { world, engine, origin, target }
 }

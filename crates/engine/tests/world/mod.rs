@@ -88,6 +88,12 @@ impl World {
             .expect("formatted");
     }
 
+    /// Formats a cache and opens it.
+    pub fn new_cache(&self, device: &Arc<dyn Device>, block: BlockSize) -> Rc<EngineLane> {
+        self.format(device, block);
+        self.open(device).0
+    }
+
     pub fn open(&self, device: &Arc<dyn Device>) -> (Rc<EngineLane>, RecoveryReport) {
         self.open_with(device, StoreOptions::default())
     }
@@ -133,9 +139,18 @@ impl World {
     }
 
     pub fn attach(&self, engine: &Rc<EngineLane>, origin: &Arc<dyn Device>) -> Rc<LaneVolume> {
+        self.attach_as(engine, "data", origin)
+    }
+
+    pub fn attach_as(
+        &self,
+        engine: &Rc<EngineLane>,
+        name: &'static str,
+        origin: &Arc<dyn Device>,
+    ) -> Rc<LaneVolume> {
         let (inner, origin) = (engine.clone(), origin.clone());
-        self.block_on(async move { inner.attach("data", origin, false).await }).expect("attached");
-        engine.target("data").expect("a target")
+        self.block_on(async move { inner.attach(name, origin, false).await }).expect("attached");
+        engine.target(name).expect("a target")
     }
 
     /// Starts the volume; returns the error if it is refused.
@@ -181,7 +196,7 @@ impl World {
         self.run(|| self.done(tag))
     }
 
-    /// How a request ended, unless that takes longer.
+    /// Returns the completion of a request, unless it takes longer than `time`.
     pub fn wait_for(&self, tag: u64, time: Duration) -> Option<Completion> {
         let end = self.lane.now() + time;
         self.run(|| match self.done(tag) {
@@ -226,13 +241,31 @@ impl World {
     }
 
     pub fn set(&self, engine: &Rc<EngineLane>, settings: Settings) -> Result<(), EngineError> {
+        self.set_as(engine, "data", settings)
+    }
+
+    pub fn set_as(
+        &self,
+        engine: &Rc<EngineLane>,
+        name: &'static str,
+        settings: Settings,
+    ) -> Result<(), EngineError> {
         let engine = engine.clone();
-        self.block_on(async move { engine.set("data", settings).await })
+        self.block_on(async move { engine.set(name, settings).await })
     }
 
     pub fn drain(&self, engine: &Rc<EngineLane>) -> Result<(), EngineError> {
+        self.drain_as(engine, "data")
+    }
+
+    pub fn drain_as(&self, engine: &Rc<EngineLane>, name: &'static str) -> Result<(), EngineError> {
         let engine = engine.clone();
-        self.block_on(async move { engine.drain("data", |_| ()).await })
+        self.block_on(async move { engine.drain(name, |_| ()).await })
+    }
+
+    pub fn stop(&self, engine: &Rc<EngineLane>, name: &'static str) -> Result<(), EngineError> {
+        let engine = engine.clone();
+        self.block_on(async move { engine.stop_volume(name, true).await })
     }
 
     pub fn close(&self, engine: &Rc<EngineLane>) -> Result<(), EngineError> {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use forebay_core::{BlockSize, Mode, Op};
 use forebay_device::{Device, RamDevice};
-use forebay_engine::{EngineLane, LaneVolume, Settings};
+use forebay_engine::{EngineError, EngineLane, LaneVolume, Settings};
 use forebay_testkit::{Faults, ram};
 
 use super::{World, settings};
@@ -47,9 +47,23 @@ pub fn kept_dirty() -> Settings {
     settings
 }
 
-pub fn stop(two: &Two, name: &'static str) -> Result<(), forebay_engine::EngineError> {
-    let engine = two.engine.clone();
-    two.world.block_on(async move { engine.stop_volume(name, true).await })
+impl Two {
+    pub fn set(&self, name: &'static str, settings: Settings) {
+        self.world.set_as(&self.engine, name, settings).expect("set");
+    }
+
+    pub fn drain_a(&self) -> Result<(), EngineError> {
+        self.world.drain_as(&self.engine, "a")
+    }
+
+    pub fn stop(&self, name: &'static str) -> Result<(), EngineError> {
+        self.world.stop(&self.engine, name)
+    }
+
+    /// Starts volume `a` again.
+    pub fn attach_a(&self) -> Rc<LaneVolume> {
+        self.world.attach_as(&self.engine, "a", &self.origin_of_a)
+    }
 }
 
 /// Returns the content for a block: not zero, and different for each number.
