@@ -1,15 +1,14 @@
 //! A device that can be recovered without being changed: reads go through, writes are discarded.
 //! That is sound because recovery never reads what it has written.
 
-use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
+use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use forebay_core::Nanos;
 use forebay_device::{
-    Device, DeviceDone, DeviceError, DeviceOp, DeviceQueue, IoBuf, IoData, OpId, QueueContext,
+    Device, DeviceDone, DeviceError, DeviceOp, DeviceQueue, IoBuf, OpId, OpTable, QueueContext,
 };
 
 /// A device whose writes are discarded.
@@ -29,68 +28,47 @@ impl Device for Overlay {
     }
 
     fn open_queue(&self, context: &QueueContext) -> Result<Rc<dyn DeviceQueue>, DeviceError> {
-        Ok(Rc::new(SwallowingQueue {
-            inner: self.0.open_queue(context)?,
-            reads: RefCell::default(),
-            discarded: RefCell::default(),
-            next: Cell::new(0),
-        }))
+        Ok(Rc::new(OverlayQueue { inner: self.0.open_queue(context)?, ops: RefCell::default() }))
     }
 }
 
-struct SwallowingQueue {
-    inner: Rc<dyn DeviceQueue>,
-    /// Reads of the inner device, by our own operation number.
-    reads: RefCell<HashMap<u64, OpId>>,
-    /// Buffers of discarded writes, returned when they are polled.
-    discarded: RefCell<HashMap<u64, Option<IoBuf>>>,
-    next: Cell<u64>,
+/// A started operation.
+enum Begun {
+    /// A read of the inner device.
+    Read(OpId),
+    /// A discarded operation; its buffer is returned when it is polled.
+    Discarded(Option<IoBuf>),
 }
 
-impl DeviceQueue for SwallowingQueue {
+struct OverlayQueue {
+    inner: Rc<dyn DeviceQueue>,
+    ops: RefCell<OpTable<Begun>>,
+}
+
+impl DeviceQueue for OverlayQueue {
     fn start(&self, op: DeviceOp) -> OpId {
-        let id = self.next.replace(self.next.get() + 1);
-        match op {
-            DeviceOp::Read { .. } => {
-                let read = self.inner.start(op);
-                self.reads.borrow_mut().insert(id, read);
-            }
-            DeviceOp::Write { data: IoData::Owned(buf), .. } => {
-                self.discarded.borrow_mut().insert(id, Some(buf));
-            }
-            DeviceOp::Write { .. }
-            | DeviceOp::DurableWrite { .. }
-            | DeviceOp::Sync
-            | DeviceOp::Discard { .. }
-            | DeviceOp::WriteZeroes { .. } => {
-                self.discarded.borrow_mut().insert(id, None);
-            }
-        }
-        OpId(id)
+        let begun = match op {
+            DeviceOp::Read { .. } => Begun::Read(self.inner.start(op)),
+            _ => Begun::Discarded(op.into_buf()),
+        };
+        self.ops.borrow_mut().add(begun)
     }
 
     fn poll_op(&self, id: OpId, context: &mut Context<'_>) -> Poll<DeviceDone> {
-        let read = self.reads.borrow().get(&id.0).copied();
-        match read {
-            Some(read) => {
-                let polled = self.inner.poll_op(read, context);
-                if polled.is_ready() {
-                    self.reads.borrow_mut().remove(&id.0);
-                }
-                polled
-            }
-            None => {
-                let buf = self.discarded.borrow_mut().remove(&id.0).flatten();
-                Poll::Ready(DeviceDone { result: Ok(()), buf })
-            }
-        }
+        let mut ops = self.ops.borrow_mut();
+        let done = match ops.get_mut(id) {
+            Some(Begun::Read(read)) => ready!(self.inner.poll_op(*read, context)),
+            Some(Begun::Discarded(buf)) => DeviceDone { result: Ok(()), buf: buf.take() },
+            None => DeviceDone { result: Ok(()), buf: None },
+        };
+        ops.take(id);
+        Poll::Ready(done)
     }
 
     fn forget(&self, id: OpId) {
-        if let Some(read) = self.reads.borrow_mut().remove(&id.0) {
+        if let Some(Begun::Read(read)) = self.ops.borrow_mut().take(id) {
             self.inner.forget(read);
         }
-        self.discarded.borrow_mut().remove(&id.0);
     }
 
     fn reads_now(&self) -> bool {
