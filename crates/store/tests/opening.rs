@@ -361,7 +361,7 @@ fn the_superblock_describes_the_table_that_recovery_found() {
                 _ => content[bytes].fill(0),
             }
         }
-        let world = World::on(content);
+        let world = World::on(&content);
         let Ok((store, _)) = world.open(StoreOptions::default()) else { continue };
         opened += 1;
         let volume = &store.store().volumes()[0];
