@@ -94,13 +94,10 @@ impl Profile {
                 let _ = writeln!(text, "  {left:name$}  {middle:value$}  {line}");
             }
         }
-        let documents: Vec<String> = self
-            .documents
-            .iter()
-            .map(|document| format!("Where that is written: {document}."))
-            .collect();
-        let lacks = (!self.lacks.is_empty()).then(|| format!("Not there: {}", self.lacks));
-        let command = format!("For a volume that is there already: {}", self.as_command());
+        let documents: Vec<String> =
+            self.documents.iter().map(|document| format!("Source: {document}.")).collect();
+        let lacks = (!self.lacks.is_empty()).then(|| format!("Not available: {}", self.lacks));
+        let command = format!("For an existing volume: {}", self.as_command());
         for paragraph in documents.into_iter().chain(lacks).chain([command]) {
             for line in wrapped(&paragraph, 96) {
                 let _ = writeln!(text, "  {line}");

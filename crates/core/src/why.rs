@@ -118,12 +118,12 @@ reasons! {
     /// Why a read needed the origin; the reason of its first block that did.
     MissReason, MissCounts, miss: {
         Cold cold "not seen lately",
-        Evicted evicted "it was cached, and left not long ago to make room",
+        Evicted evicted "it was cached, and evicted not long ago",
         Invalidated invalidated "it was cached, and was discarded or overwritten on the origin not long ago",
-        NotAdmitted not_admitted "it was missed not long ago, and admission did not let it in",
-        WriteBudget write_budget "it was missed not long ago, and the write budget was used up",
-        NotFilled not_filled "it was missed not long ago, and could not be brought in",
-        Partial partial "the block is cached, but not all of the sectors that were asked for",
+        NotAdmitted not_admitted "it was missed not long ago, and admission refused it",
+        WriteBudget write_budget "it was missed not long ago, while the write budget was used up",
+        NotFilled not_filled "it was missed not long ago, and could not be filled",
+        Partial partial "the block is cached, but not all of the requested sectors",
         Sequential sequential "it is part of a long sequential stream",
         Congested congested "the cache device is slower than the congestion thresholds",
         Unavailable unavailable "the cache device does not answer",
@@ -135,9 +135,9 @@ reasons! {
         Sequential sequential "it is part of a long sequential stream",
         Congested congested "the cache device is slower than the congestion thresholds",
         Unavailable unavailable "the cache device has failed, or does not answer",
-        NoRoom no_room "older versions that an ordered volume's origin does not take keep all room",
-        NotAdmitted not_admitted "a write through the cache of blocks that admission does not let in",
-        WriteBudget write_budget "a write through the cache of new blocks, with the write budget used up",
+        NoRoom no_room "all free space is held by versions that an ordered volume's origin cannot take",
+        NotAdmitted not_admitted "a writethrough write of new blocks, refused by admission",
+        WriteBudget write_budget "a writethrough write of new blocks, with the write budget used up",
         Mode mode "the mode sends it to the origin",
     }
 
@@ -145,15 +145,15 @@ reasons! {
     RefusalReason, RefusalCounts, refused: {
         NotAdmitted not_admitted "admission waits for it to be missed again",
         WriteBudget write_budget "the write budget is used up",
-        NoRoom no_room "the log had no room at once, and a fill does not wait",
-        Overtaken overtaken "the block was written, discarded or filled by somebody else meanwhile",
-        Unsynced unsynced "the origin has it from a write that is not durable there yet",
+        NoRoom no_room "the log had no free space, and a fill does not wait",
+        Overtaken overtaken "another request wrote, discarded or filled the block meanwhile",
+        Unsynced unsynced "a write of the block to the origin is not durable yet",
     }
 
     /// Why a block was evicted, or forgotten because it was unreadable.
     EvictionReason, EvictionCounts, evicted: {
-        Reclaim reclaim "its segment was emptied, and the policy did not keep it",
-        NoRoom no_room "its segment was emptied with too little room to keep anything clean",
+        Reclaim reclaim "its segment was reclaimed, and the policy did not keep it",
+        NoRoom no_room "its segment was reclaimed, with too little free space to reinsert clean blocks",
         Damaged damaged "its copy could not be read back, or failed its checksum",
     }
 
@@ -165,15 +165,15 @@ reasons! {
 
     /// Why a dirty block was written to the origin.
     WritebackReason, WritebackCounts, written_back: {
-        DirtyHigh dirty_high "too large a share of the cache was dirty with blocks of the volume",
-        CacheDirtyHigh cache_dirty_high "too large a share of it was dirty, all volumes together",
+        DirtyHigh dirty_high "the volume's dirty blocks had reached dirty_high",
+        CacheDirtyHigh cache_dirty_high "the dirty blocks of all volumes had reached cache_dirty_high",
         Full full "clients waited, because nearly all of the cache was dirty",
-        DirtyAge dirty_age "something had been dirty for too long",
-        Idle idle "nobody had used the volume for a while",
-        Quiet quiet_hours "it was in the quiet hours",
+        DirtyAge dirty_age "a block had been dirty for dirty_age",
+        Idle idle "the volume had been idle",
+        Quiet quiet_hours "during the quiet hours",
         Drain drain "somebody waits for it: flush, delete, stop or a change of the mode",
         Mode mode "the mode keeps nothing dirty",
-        Reclaim reclaim "its segment was emptied to make room",
+        Reclaim reclaim "its segment was reclaimed",
     }
 }
 

@@ -18,7 +18,7 @@ pub(crate) const EXIT_CODES: [(u8, &str); 5] = [
     (0, "done"),
     (1, "failed"),
     (2, "wrong usage or configuration"),
-    (3, "refused (in use, or not the right device)"),
+    (3, "refused (in use, or the wrong device)"),
     (4, "data at risk (needs force)"),
 ];
 
@@ -44,19 +44,19 @@ pub(crate) struct Cli {
     #[arg(value_hint = ValueHint::FilePath, display_order = 900)]
     pub(crate) socket: Option<PathBuf>,
 
-    /// What to do.
+    /// The verb with its arguments.
     #[command(subcommand)]
     pub(crate) verb: Verb,
 }
 
-/// What to do.
+/// The verbs.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Verb {
     /// Run the daemon in the foreground
     Daemon(DaemonArgs),
-    /// Make a volume, serve it, print its NBD URI
+    /// Create a volume, serve it, print its NBD URI
     Create(CreateArgs),
-    /// Show what --profile of create sets, and where that is written down
+    /// Show the profiles of create --profile: their settings and sources
     Profiles(ProfilesArgs),
     /// List the volumes
     List(ListArgs),
@@ -76,11 +76,11 @@ pub(crate) enum Verb {
     Delete(DeleteArgs),
     /// Verify a cache device that no daemon uses; changes nothing
     Check(CheckArgs),
-    /// Print what is on a cache device that no daemon uses; changes nothing
+    /// Print the content of a cache device that no daemon uses; changes nothing
     Dump(DumpArgs),
-    /// Show on modelled disks what a cache does, and that a crash loses nothing
+    /// Show the effect of a cache on modelled disks, and that a crash loses nothing
     Demo(DemoArgs),
-    /// Say from a trace, or from a running volume, which size of the cache buys what
+    /// Recommend a cache size from a trace or from a running volume
     Advise(AdviseArgs),
     /// Print a completion script for a shell
     Completions {
@@ -89,7 +89,7 @@ pub(crate) enum Verb {
     },
     /// Print the manual page, or write the pages of all verbs into a directory
     Man {
-        /// Where the pages go
+        /// Directory for the pages
         #[arg(value_hint = ValueHint::DirPath)]
         dir: Option<PathBuf>,
     },
@@ -110,17 +110,17 @@ pub(crate) struct DaemonArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256), allow_hyphen_values = true)]
     pub(crate) lanes: Option<u32>,
 
-    /// Most memory that the daemon takes, everything counted; what does not fit waits, and a cache
-    /// whose index does not fit is refused [default: half of the machine's, or three quarters of the
-    /// control group's if that is less]
+    /// Memory limit of the daemon, everything included; requests that exceed it wait, and a cache
+    /// whose index exceeds it is refused [default: half of the machine's memory, or three quarters
+    /// of the control group's if that is less]
     #[arg(long, value_name = "SIZE", value_parser = size, allow_hyphen_values = true)]
     pub(crate) memory_limit: Option<u64>,
 
-    /// Serve a device as it is, without a cache, to compare with in benchmarks; repeatable
+    /// Serve a device without a cache, as a baseline for benchmarks; repeatable
     #[arg(long, value_name = "NAME=DEVICE", hide = true)]
     pub(crate) export_raw: Vec<RawExport>,
 
-    /// What to log: a level (error, warn, info, debug, trace) or a filter like
+    /// Log level (error, warn, info, debug, trace) or a filter like
     /// info,forebay_engine=debug
     #[arg(
         long,
@@ -135,7 +135,7 @@ pub(crate) struct DaemonArgs {
 /// Arguments of `create`.
 #[derive(Debug, Args)]
 pub(crate) struct CreateArgs {
-    /// What the volume will be called
+    /// Name of the new volume
     pub(crate) name: VolumeName,
 
     /// Cache device: a file, a block device, or ram:SIZE
@@ -146,22 +146,22 @@ pub(crate) struct CreateArgs {
     #[arg(short = 'p', long, value_name = "DEVICE", value_hint = ValueHint::AnyPath)]
     pub(crate) origin: String,
 
-    /// Begin with the settings of another cache: enhanceio, bcache, dm-cache, maxio, dm-writeboost,
-    /// fancycache (see 'forebay profiles'); what is given beside it wins
+    /// Start with the settings of another cache: enhanceio, bcache, dm-cache, maxio, dm-writeboost,
+    /// fancycache (see 'forebay profiles'); other options take precedence
     #[arg(long, value_name = "PROFILE")]
     pub(crate) profile: Option<ProfileName>,
 
-    /// What the cache does with reads and writes: writeback (wb), writethrough (wt),
+    /// How the cache handles reads and writes: writeback (wb), writethrough (wt),
     /// writearound (wa, ro), writeonly (wo), passthrough (pt) [default: writeback]
     #[arg(short = 't', long, value_parser = Words(Mode::ALL), hide_possible_values = true)]
     pub(crate) mode: Option<Mode>,
 
-    /// How blocks are chosen to make room [default: s3-fifo, or that of the other volumes of the cache,
-    /// which share it]
+    /// How blocks are chosen for eviction; shared by all volumes of a cache [default: that of the cache's
+    /// other volumes, or else s3-fifo]
     #[arg(short = 'r', long, value_parser = Words(ReplacementKind::ALL))]
     pub(crate) policy: Option<ReplacementKind>,
 
-    /// Unit of caching, a power of two from 2K to 1M [default: 4K]
+    /// Block size, the unit of caching: a power of two from 2K to 1M [default: 4K]
     #[arg(short = 'b', long, value_name = "BYTES", value_parser = block_size, allow_hyphen_values = true)]
     pub(crate) block_size: Option<BlockSize>,
 
@@ -170,12 +170,12 @@ pub(crate) struct CreateArgs {
     #[arg(long, value_parser = Words(Durability::ALL), hide_possible_values = true)]
     pub(crate) durability: Option<Durability>,
 
-    /// The origin gets what was written in the order of flushes, so that it is at every moment what a
-    /// power cut leaves on a disk: if the cache device is lost, the origin is a little old and whole
+    /// Write to the origin in the order of flushes, so that it is always in a state that a power cut
+    /// could leave on a disk: if the cache device is lost, the origin is slightly old but consistent
     #[arg(long)]
     pub(crate) ordered: bool,
 
-    /// A setting other than its default, as for 'forebay set'; may be repeated
+    /// Value of a setting, as for 'forebay set'; repeatable
     #[arg(long, value_name = "KEY=VALUE")]
     pub(crate) set: Vec<String>,
 
@@ -184,13 +184,12 @@ pub(crate) struct CreateArgs {
     #[arg(long, value_name = "BYTES", value_parser = size, default_value = "0", allow_hyphen_values = true)]
     pub(crate) alignment: u64,
 
-    /// Overwrite what is on the cache device; with --adopt see start --force
+    /// Overwrite the content of the cache device; with --adopt see start --force
     #[arg(short = 'f', long)]
     pub(crate) force: bool,
 
-    /// Take over the volume of this name that the cache device holds, with its dirty blocks and
-    /// settings: after the daemon's state was lost, on another machine, or when a device has another
-    /// path now
+    /// Adopt the volume of this name that the cache device holds, with its dirty blocks and settings:
+    /// after the daemon's state was lost, on another machine, or when a device has a new path
     #[arg(long, conflicts_with_all = ["profile", "mode", "policy", "block_size", "durability", "ordered", "alignment", "set"])]
     pub(crate) adopt: bool,
 
@@ -228,8 +227,8 @@ pub(crate) struct ShowArgs {
     /// The volume
     pub(crate) name: VolumeName,
 
-    /// Print only what is newer on its cache device than on its origin, if that device has failed or
-    /// is gone: byte ranges of the volume
+    /// Print only the byte ranges that are newer on the cache device than on the origin, if the cache
+    /// device has failed or is gone
     #[arg(long)]
     pub(crate) lost: bool,
 
@@ -262,8 +261,8 @@ pub(crate) struct StartArgs {
     /// The volume
     pub(crate) name: VolumeName,
 
-    /// Go on although the cache has lost records, or its origin was changed elsewhere: newer
-    /// blocks that are in the cache win
+    /// Start although the cache has lost records, or its origin was changed elsewhere: dirty blocks
+    /// of the cache take precedence over the origin
     #[arg(short = 'f', long)]
     pub(crate) force: bool,
 }
@@ -274,7 +273,7 @@ pub(crate) struct DeleteArgs {
     /// The volume
     pub(crate) name: VolumeName,
 
-    /// Lose the dirty blocks instead of writing them to the origin
+    /// Discard the dirty blocks instead of writing them to the origin
     #[arg(long)]
     pub(crate) discard_dirty: bool,
 }
@@ -318,11 +317,11 @@ pub(crate) struct DumpArgs {
 /// Arguments of `demo`.
 #[derive(Debug, Args)]
 pub(crate) struct DemoArgs {
-    /// Where its files go; they are removed at the end [default: the directory for temporary files]
+    /// Directory for its files, which are removed at the end [default: that for temporary files]
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub(crate) dir: Option<PathBuf>,
 
-    /// A third of the time, with less exact numbers
+    /// Take a third of the time, with less exact numbers
     #[arg(long)]
     pub(crate) quick: bool,
 }
@@ -334,24 +333,24 @@ pub(crate) struct AdviseArgs {
     #[arg(value_hint = ValueHint::FilePath, required_unless_present = "live")]
     pub(crate) trace: Option<PathBuf>,
 
-    /// A volume, instead of a trace: from its requests since it was started
+    /// A volume, instead of a trace: use its requests since it was started
     #[arg(long, value_name = "NAME", conflicts_with_all = ["trace", "format", "rate", "align"])]
     pub(crate) live: Option<VolumeName>,
 
-    /// Its format, if it cannot be told from the content: csv, lis, msr, blkparse, iolog, vscsi
+    /// Format of the trace, if the content does not show it: csv, lis, msr, blkparse, iolog, vscsi
     #[arg(long, value_name = "FORMAT", value_parser = Words(Format::ALL), hide_possible_values = true)]
     pub(crate) format: Option<Format>,
 
-    /// Share of the blocks that are looked at, 0.000001 to 1 [default: as many as fit into a few MB,
-    /// all of them in a short trace]
+    /// Share of the blocks to sample, 0.000001 to 1 [default: as many as fit into a few MB, all of
+    /// them in a short trace]
     #[arg(long, value_name = "SHARE", value_parser = rate, allow_hyphen_values = true)]
     pub(crate) rate: Option<f64>,
 
-    /// Sizes to look at, like 64G,128G [default: powers of two, up to what is touched]
+    /// Cache sizes to compare, like 64G,128G [default: powers of two, up to the bytes touched]
     #[arg(long, value_name = "BYTES", value_delimiter = ',', value_parser = cache_size, allow_hyphen_values = true)]
     pub(crate) sizes: Vec<u64>,
 
-    /// Bytes to add to every offset, so that requests start where blocks do
+    /// Bytes to add to every offset, so that requests start on block boundaries
     #[arg(long, value_name = "BYTES", value_parser = size, default_value = "0", allow_hyphen_values = true)]
     pub(crate) align: u64,
 
@@ -408,7 +407,7 @@ impl<T: Word> TypedValueParser for Words<T> {
 
 fn rate(text: &str) -> Result<f64, String> {
     let rate = text.parse().ok().filter(|rate| (1e-6..=1.0).contains(rate));
-    rate.ok_or_else(|| "a share of the blocks is 0.000001 to 1; 0.01 suits most".to_owned())
+    rate.ok_or_else(|| "the share must be 0.000001 to 1; 0.01 suits most traces".to_owned())
 }
 
 fn cache_size(text: &str) -> Result<u64, String> {
@@ -421,8 +420,9 @@ fn size(text: &str) -> Result<u64, String> {
 }
 
 fn block_size(text: &str) -> Result<BlockSize, String> {
-    BlockSize::new(size(text)?)
-        .ok_or_else(|| "a block is a power of two from 2K to 1M; 4K suits most".to_owned())
+    BlockSize::new(size(text)?).ok_or_else(|| {
+        "a block must be a power of two from 2K to 1M; 4K suits most volumes".to_owned()
+    })
 }
 
 /// Parses the command line. Prints help, version and errors itself.

@@ -68,7 +68,7 @@ impl Client {
         if (200..300).contains(&status) {
             return serde_json::from_slice(&body).map_err(|error| {
                 ApiError::failed(format!(
-                    "the daemon's answer is not understood ({error}); are both of one version?"
+                    "cannot parse the daemon's answer ({error}); do client and daemon have the same version?"
                 ))
             });
         }
@@ -99,7 +99,7 @@ impl Client {
                 let response = sender.send_request(request).await.map_err(|error| {
                     if error.is_parse() {
                         return ApiError::failed(format!(
-                            "what answers at {} is no forebay daemon",
+                            "the process that answers at {} is not a forebay daemon",
                             self.socket.display()
                         ));
                     }
@@ -136,7 +136,7 @@ fn unreachable_daemon(socket: &Path, error: &std::io::Error) -> ApiError {
         )),
         Io::PermissionDenied => ApiError::new(
             ErrorKind::Forbidden,
-            format!("{at}: permission denied; only the daemon's user and root may talk to it"),
+            format!("{at}: permission denied; only the daemon's user and root may use it"),
         ),
         _ => ApiError::failed(format!("the daemon at {at}: {error}")),
     }
@@ -173,7 +173,7 @@ mod tests {
             answered_with(&whole[..cut]).expect_err("it is cut short");
         }
         let foreign = answered_with(b"SSH-2.0-x\r\n\r\n").expect_err("no HTTP");
-        assert!(foreign.contains("no forebay daemon"), "{foreign}");
+        assert!(foreign.contains("not a forebay daemon"), "{foreign}");
         let refused = br#"{"error":{"kind":"busy","message":"later"}}"#;
         let head = format!("HTTP/1.1 503 X\r\nContent-Length: {}\r\n\r\n", refused.len());
         let refused = answered_with(&[head.as_bytes(), refused].concat()).expect_err("it says so");

@@ -25,7 +25,7 @@ impl DeviceName {
     /// [`ErrorKind::Invalid`] if it is not a [`DeviceSpec`].
     pub(crate) fn parse(field: &str, text: &str) -> Result<Self, ApiError> {
         if text.contains(char::is_control) {
-            let reason = "the name of the device holds a control character";
+            let reason = "the name of the device contains a control character";
             return Err(ApiError::invalid(field, reason));
         }
         let spec: DeviceSpec = text.parse().map_err(|error| ApiError::invalid(field, error))?;

@@ -26,7 +26,7 @@ pub(crate) fn check_socket_path(field: &str, path: &Path) -> Result<(), ApiError
         ));
     }
     if path.as_os_str().as_bytes().contains(&0) {
-        return Err(ApiError::invalid(field, "the path holds a zero byte"));
+        return Err(ApiError::invalid(field, "the path contains a zero byte"));
     }
     Ok(())
 }

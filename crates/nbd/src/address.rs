@@ -39,7 +39,7 @@ pub enum ListenError {
     #[error("{0} is in use by a live process; choose another address or stop that process")]
     InUse(ListenAddress),
     /// The path exists and is not a stale socket.
-    #[error("{} exists and is not a socket that an earlier run of this user left behind; remove it yourself or choose another path", .0.display())]
+    #[error("{} exists and is not a stale socket of this user; remove it or choose another path", .0.display())]
     Occupied(PathBuf),
     /// Any other error of the system.
     #[error("cannot listen on {address}: {cause}")]

@@ -202,7 +202,7 @@ impl Connection {
         ClientsTurn { connection: self, since }
     }
 
-    /// Whether its requests hold memory while the client has not moved since `then`.
+    /// Whether its requests hold memory while the client has made no progress since `then`.
     pub(crate) fn is_stalled_since(&self, then: Nanos) -> bool {
         self.held.get() > 0 && self.slow.borrow().iter().any(|since| *since <= then)
     }
@@ -258,7 +258,7 @@ impl Connection {
         self.held.set(self.held.get() + bytes);
     }
 
-    /// Returns the memory reserved for a request that was answered at once and did not need it.
+    /// Gives back the memory reserved for a request that was answered at once without it.
     pub(crate) fn end_grant(&self) {
         let granted = self.granted.take();
         if granted > 0 {
@@ -413,7 +413,7 @@ impl Connection {
         Ok((outgoing, large))
     }
 
-    /// Returns `bytes` of memory that requests no longer need.
+    /// Gives back `bytes` of memory that requests no longer need.
     pub(crate) fn release(&self, bytes: u64) {
         self.held.set(self.held.get() - bytes);
         self.memory.give(bytes);
@@ -422,7 +422,7 @@ impl Connection {
 }
 
 impl Drop for Connection {
-    /// Returns the memory its tasks still held.
+    /// Gives back the memory that its tasks still held.
     fn drop(&mut self) {
         self.memory.give(self.held.get());
     }

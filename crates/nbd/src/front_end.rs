@@ -36,7 +36,7 @@ impl NbdFrontEnd {
     ) -> Result<Self, ListenError> {
         let listeners: Vec<_> = addresses.iter().map(Listener::bind).collect::<Result<_, _>>()?;
         for address in addresses.iter().filter(|address| !address.is_local()) {
-            tracing::warn!(%address, "NBD has no authentication: whoever reaches this address has the data");
+            tracing::warn!(%address, "NBD has no authentication: anyone who can reach this address can read and write the data");
         }
         Ok(NbdFrontEnd {
             addresses: addresses.to_vec(),

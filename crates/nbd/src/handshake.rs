@@ -56,7 +56,7 @@ pub enum Reason {
     #[error("the client left during the handshake")]
     Abort,
     /// The client uses flags that this server does not know.
-    #[error("the client uses handshake flags that are not known here: {0:#x}")]
+    #[error("the client uses unknown handshake flags: {0:#x}")]
     Flags(u32),
     /// The client sent bytes that are not an option.
     #[error("the client sent something that is not an option")]
@@ -65,7 +65,7 @@ pub enum Reason {
     #[error("the client sent more than {OPTIONS_MAX} options")]
     TooManyOptions,
     /// The export does not exist; `EXPORT_NAME` has no error reply.
-    #[error("the client chose an export that is not here")]
+    #[error("the client chose an export that does not exist")]
     UnknownExport,
     /// Options other than `EXPORT_NAME` need the fixed handshake.
     #[error("the client sent an option without agreeing to the fixed handshake")]
@@ -226,8 +226,8 @@ impl Handshake {
                 Ok(_) => Ok(()),
                 Err(refused) => Err(refused),
             },
-            option::STARTTLS => Err((option_reply::ERR_UNSUP, "TLS is not available here")),
-            _ => Err((option_reply::ERR_UNSUP, "this option is not known here")),
+            option::STARTTLS => Err((option_reply::ERR_UNSUP, "TLS is not supported")),
+            _ => Err((option_reply::ERR_UNSUP, "unknown option")),
         };
         match outcome {
             Ok(()) => reply(replies, option, option_reply::ACK, &[]),

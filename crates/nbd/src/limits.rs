@@ -50,9 +50,9 @@ pub struct ConnectionCount {
 /// Why a client is turned away.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Full {
-    #[error("there are {0} connections, as many as there may be")]
+    #[error("the limit of {0} connections is reached")]
     Connections(usize),
-    #[error("connections have as much memory as they may; --memory-limit gives them more")]
+    #[error("connections have used up their share of the memory; raise --memory-limit")]
     Memory,
 }
 

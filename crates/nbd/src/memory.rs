@@ -63,7 +63,7 @@ impl LaneMemory {
         }
     }
 
-    /// Returns the bytes of a request.
+    /// Gives back the bytes of a request.
     #[inline]
     pub(crate) fn give(&self, bytes: u64) {
         self.spare.set(self.spare.get() + bytes);
@@ -72,7 +72,7 @@ impl LaneMemory {
         }
     }
 
-    /// Returns spare bytes to the budget, except `keep`.
+    /// Gives spare bytes back to the budget, except `keep`.
     pub(crate) fn return_spare(&self, keep: u64) {
         let more = self.spare.get().saturating_sub(keep);
         if more > 0 {

@@ -183,7 +183,7 @@ impl Batch {
             left -= here;
         }
         if status.is_empty() {
-            return self.put_error(cookie, ErrorCode::Io, "the allocation is not known");
+            return self.put_error(cookie, ErrorCode::Io, "the allocation is unknown");
         }
         let content = status.as_bytes();
         let header = ChunkHeader::only(cookie, chunk::BLOCK_STATUS, 4 + content.len() as u32);

@@ -31,7 +31,7 @@ pub(crate) async fn send_replies(connection: &Connection) {
             connection.release(large.held);
         }
         if let Err(error) = result {
-            tracing::debug!(%error, "a client does not take replies any more");
+            tracing::debug!(%error, "sending replies to a client failed");
             break;
         }
     }

@@ -237,7 +237,7 @@ async fn drop_stalled(shared: Weak<Shared>) {
             {
                 tracing::warn!(
                     export,
-                    "a client is dropped: others wait for memory, and it does not take its replies"
+                    "a client is dropped: others wait for the memory of its requests, and it does not take its replies"
                 );
                 connection.kill();
             }

@@ -250,7 +250,7 @@ pub fn judge(header: &RequestHeader, session: &Session) -> Verdict {
         command::CACHE => (volume(Op::Prefetch), 0),
         command::WRITE_ZEROES => (volume(Op::WriteZeroes), NO_HOLE | FAST_ZERO),
         command::BLOCK_STATUS => (Kind::BlockStatus { one: flags & REQ_ONE != 0 }, REQ_ONE),
-        _ => return refuse(ErrorCode::Invalid, "this command is not known here"),
+        _ => return refuse(ErrorCode::Invalid, "unknown command"),
     };
     // FUA is meaningless but allowed where nothing is written.
     if flags & !(allowed | FUA) != 0 {

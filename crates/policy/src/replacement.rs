@@ -51,7 +51,7 @@ impl Rank {
         self.0
     }
 
-    /// Whether reclaim must reinsert the block.
+    /// Whether the policy keeps the block, so that reclaim reinserts it.
     #[inline]
     pub fn is_kept(self) -> bool {
         self.0 != 0

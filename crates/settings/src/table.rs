@@ -95,31 +95,31 @@ settings! {
 operator {
     mode: Mode = Mode::Writeback, Volume, None,
         SettingKind::Choice { words: Mode::WORDS },
-        "What the cache does with reads and writes; leaving writeback copies dirty blocks first.";
+        "How the cache handles reads and writes; leaving writeback first writes all dirty blocks to the origin.";
     policy: ReplacementKind = ReplacementKind::S3Fifo, Cache, None,
         SettingKind::Choice { words: ReplacementKind::WORDS },
-        "How blocks are chosen to make room; the volumes of one cache device share it.";
+        "How blocks are chosen for eviction; shared by all volumes of a cache device.";
     durability: Durability = Durability::Flush, Volume, None,
         SettingKind::Choice { words: Durability::WORDS },
         "When a write is acknowledged: on stable media (strict), or in RAM until a flush or commit_interval (flush).";
     sequential_cutoff: u64 = 4 << 20, Volume, Some(1),
         SettingKind::Bytes { min: 0, max: 1 << 40 },
-        "A sequential stream goes round the cache once it is this long; 0 is off.";
+        "A sequential stream bypasses the cache once it is this long; 0 is off.";
     admission: Admission = Admission::Always, Volume, Some(16),
         SettingKind::CountedChoice { words: &["always", "second-hit"], counted: "ghost", min: 1, max: Admission::MOST as u64 },
-        "Which blocks enter the cache when they are missed: always all; second-hit those that were missed before, as long as that is remembered, which is for as many blocks as the cache has; ghost:N for N times as many, at 2 bytes of RAM each.";
+        "Which missed blocks enter the cache: always, all of them; second-hit, those missed before and still remembered, with a memory of as many blocks as the cache holds; ghost:N, the same with a memory N times as large, at 2 bytes of RAM per block remembered.";
     write_budget: u64 = 0, Volume, Some(17),
         SettingKind::Bytes { min: 0, max: 1 << 50 },
-        "Bytes that may be written to the cache device in a day before clean data is kept out; dirty data never is; 0 is no limit.";
+        "Bytes per day that may be written to the cache device before fills are refused; dirty data is always written; 0 is no limit.";
     promote: u64 = 0, Volume, Some(20),
         SettingKind::PowerOfTwo { min: 2 << 10, max: 4 << 20 },
-        "A miss whose block enters brings in its neighbours in the aligned range of this many bytes.";
+        "When a missed block enters the cache, its neighbours in the aligned range of this many bytes are read and enter with it.";
     congested_read_threshold: Duration = Duration::ZERO, Volume, Some(18),
         SettingKind::Duration { min_ms: 1, max_ms: 60_000, zero_is_off: true },
-        "When reads of the cache device take longer than this on average, clean data is read from the origin for a while.";
+        "While reads from the cache device take longer than this on average, clean data is read from the origin and nothing is filled.";
     congested_write_threshold: Duration = Duration::ZERO, Volume, Some(19),
         SettingKind::Duration { min_ms: 1, max_ms: 60_000, zero_is_off: true },
-        "The same when writes to the cache device take longer than this on average.";
+        "The same while writes to the cache device take longer than this on average.";
     // 50, as in dm-writecache: dirty blocks cannot be evicted, and half of the cache stays for reads.
     // EnhanceIO starts at 30 and bcache keeps 10, which gives overwrites less time to be absorbed and
     // neighbours less time to arrive.
@@ -130,16 +130,16 @@ operator {
     // sort and the origin gets long ascending passes with pauses in between.
     dirty_low: u8 = 40, Volume, Some(4),
         SettingKind::Percent { min: 0, max: 100 },
-        "Writeback that dirty_high started goes on down to this share.";
+        "Writeback started by dirty_high continues down to this share.";
     // Above dirty_high, so that a single volume never reaches it. In an evenly written log the
     // oldest segments have no dirty blocks left as long as at most half of it is dirty; somewhat
     // more costs reclaim little.
     cache_dirty_high: u8 = 60, Cache, Some(21),
         SettingKind::Percent { min: 0, max: 100 },
-        "As dirty_high, for all volumes of a cache device together, which share this.";
+        "As dirty_high, for all volumes of a cache device together; they share this value.";
     cache_dirty_low: u8 = 50, Cache, Some(22),
         SettingKind::Percent { min: 0, max: 100 },
-        "As dirty_low, for all volumes of a cache device together, which share this.";
+        "As dirty_low, for all volumes of a cache device together; they share this value.";
     // Bounds the data lost with the cache device, and is long enough that repeatedly written blocks
     // are written back once. (dm-writecache: off; bcache: from 30 s on.)
     dirty_age: Duration = Duration::from_secs(600), Volume, Some(5),
@@ -150,7 +150,7 @@ operator {
     // longer, and dm-cache's 1 second for 2.7 times as long.
     idle: Duration = Duration::from_secs(10), Volume, Some(6),
         SettingKind::Duration { min_ms: 10, max_ms: 86_400_000, zero_is_off: true },
-        "After this long without a request all dirty blocks are written back.";
+        "After this long without a request, all dirty blocks are written back.";
     writeback_running: bool = true, Volume, Some(2),
         SettingKind::Switch,
         "Whether dirty blocks are written back in the background at all.";
@@ -161,41 +161,41 @@ operator {
         "Writes to the origin that background writeback keeps in flight.";
     ordered: bool = false, Volume, Some(32),
         SettingKind::Switch,
-        "Whether the origin gets what was written in the order of flushes, so that it is at every moment what a power cut leaves on a disk; for mode=writeback and mode=writeonly.";
+        "Whether writes reach the origin in the order of flushes, so that it is always in a state that a power cut could leave on a disk; for mode=writeback and mode=writeonly.";
     // Skipping 64 KiB takes a 7,200 rpm disk 0.5 ms, and writing it not much more. A separate
     // command behind the gap takes 3 ms when few blocks are dirty, or a part of a revolution of 8
     // ms when many are.
     writeback_gap: u32 = 64 << 10, Volume, Some(26),
         SettingKind::Bytes { min: 0, max: 1 << 20 },
-        "Clean cached blocks between two dirty ones are written along if they are at most so many bytes; 0 is never.";
+        "Clean cached blocks between two dirty ones are written back with them if they are at most this many bytes; 0 is never.";
     // A tenth of the random write rate of a 7,200 rpm disk. (bcache: 4 KiB.)
     writeback_rate_min: u64 = 128 << 10, Volume, Some(23),
         SettingKind::Bytes { min: 0, max: 1 << 40 },
-        "Bytes per second to which writeback may be slowed down in favour of clients; 0 is no limit.";
+        "Writeback is never slowed down below this many bytes per second in favour of clients; 0 means 4K.";
     writeback_rate_max: u64 = 0, Volume, Some(24),
         SettingKind::Bytes { min: 0, max: 1 << 40 },
-        "Bytes per second of writeback at most, unless somebody waits for it; 0 is no limit.";
+        "Most bytes per second of writeback, unless a client or an operator waits for it; 0 is no limit.";
     // About five times the random read latency of an idle 7,200 rpm disk. It is a mean over some
     // seconds, and more latency is tolerated the more is dirty.
     writeback_latency: Duration = Duration::from_millis(50), Volume, Some(25),
         SettingKind::Duration { min_ms: 1, max_ms: 60_000, zero_is_off: true },
-        "Mean time of clients' requests on the origin beyond which writeback slows down; up to twice that at dirty_high.";
+        "Writeback slows down while clients' requests on the origin take longer than this on average, or twice this at dirty_high.";
     quiet_hours: Option<QuietHours> = None, Volume, Some(27),
         SettingKind::Hours,
-        "Local time of day in which clients are quiet: then all dirty blocks are written back at full rate; at other times dirty_age and idle keep to writeback_rate_min.";
+        "Local time of day when clients are quiet: all dirty blocks are then written back at full rate; at other times dirty_age and idle write back at writeback_rate_min only.";
     commit_interval: Duration = Duration::from_secs(1), Volume, Some(9),
         SettingKind::Duration { min_ms: 1, max_ms: 3_600_000, zero_is_off: false },
-        "With durability=flush, the longest time that an unflushed write stays in RAM only.";
+        "With durability=flush, the longest time that an unflushed write stays only in RAM.";
 }
 internal {
     // Seek and rotation take a 7,200 rpm disk about as long as transferring 2 MiB, and most kernels
     // split requests at 1.25 MiB. (bcache: 2.4 MiB.)
     merge_bytes: u32 = 1 << 20, Some(8),
         SettingKind::Bytes { min: 0, max: 1 << 30 },
-        "Largest write to the origin, in bytes; a block if that is more.";
+        "Largest write to the origin, in bytes, but at least one block.";
     version: u64 = 0, Some(48),
         SettingKind::Count { min: 0, max: u64::MAX },
-        "How often an operator has changed the volume, as far as the cache device was told.";
+        "How often an operator has changed the volume, as recorded on the cache device.";
 }
 }
 

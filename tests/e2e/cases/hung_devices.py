@@ -114,7 +114,7 @@ def a_command_on_a_hung_device_ends_and_changes_nothing(box):
     create.send_signal(signal.SIGINT)
     said = create.communicate(timeout=20)[1]
     check_equal(create.returncode, 1, f"the exit code after Ctrl-C: {said}")
-    check("given up" in said and bad in said, f"it does not say what it waited for: {said}")
+    check("cancelled" in said and bad in said, f"it does not say what it waited for: {said}")
     check("v" not in daemon.cli("list").stdout.split(), "the volume is there")
     check_equal(digest(cache), before, "the cache device")
     faults(bad, "# none")
@@ -160,7 +160,7 @@ def sigterm_leaves_a_hung_origin_behind_and_ends_everything_else_in_order(box):
     code, seconds = daemon.terminate()
     check(seconds < 50, f"the stop took {seconds:.1f} s")
     check_equal(code, 1, "the exit code")
-    check("did not stop in order" in daemon.log() and bad in daemon.log(), "the log does not name the device")
+    check("did not stop cleanly" in daemon.log() and bad in daemon.log(), "the log does not name the device")
     faults(bad, "# none")
     daemon.start()
     found = bytes(connect(daemon.uri("a")).pread(BLOCK, 499 * BLOCK))

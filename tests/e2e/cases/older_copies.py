@@ -125,7 +125,7 @@ def an_older_state_is_refused_where_it_is_wrong(box):
     done = daemon.cli("start", "a", expect=3)
     check("state is older than the cache device" in done.stderr, done.stderr)
     done = daemon.cli("start", "b", expect=3)
-    check("does not know 'b'" in done.stderr, done.stderr)
+    check("does not hold 'b'" in done.stderr, done.stderr)
     daemon.cli("delete", "b")
     daemon.cli("create", "a", "--adopt", "--cache", cache, "--origin", box.path("origin-a"))
     check_equal(daemon.show("a")["settings"]["dirty_high"], 77, "the newer setting")

@@ -34,7 +34,7 @@ const ENHANCEIO: Profile = Profile {
         dirty_age = "10m": "README.txt 3.3 f; eio.h CLEAN_FACTOR: a minute for each 16 GB of cache, here for 160 GB";
         idle = "0": "README.txt 3.3: only thresholds and the interval begin a clean-up";
     },
-    lacks: "A cache over a device that is mounted already. Thresholds for sets, as there are no sets.",
+    lacks: "A cache over a device that is already mounted. Thresholds for sets, as there are no sets.",
 };
 
 const BCACHE: Profile = Profile {
@@ -60,7 +60,7 @@ const BCACHE: Profile = Profile {
         dirty_age = "0": "bcache.rst has no limit of age";
         idle = "30s": "writeback.c idle_max_writeback_rate: full rate after six periods of 5 s without requests";
     },
-    lacks: "A writeback rate that is controlled: Forebay writes back at the speed of the disk, and leaves it to requests when there are some. Thin volumes on the cache device alone.",
+    lacks: "Thin volumes on the cache device alone.",
 };
 
 const DM_CACHE: Profile = Profile {
@@ -84,21 +84,21 @@ const DM_CACHE: Profile = Profile {
         idle = "1s": "dm-cache-target.c spare_migration_bandwidth(): idle is a second without requests; then all is cleaned";
         writeback_depth = "4": "cache.rst \"Migration throttling\": 1 MB at a time, which are four blocks of 256 KB";
     },
-    lacks: "The policies smq and cleaner. A write to a block that is not cached enters at once, also where dm-cache would wait for its promotion.",
+    lacks: "The policy cleaner. A write to an uncached block enters at once, even where dm-cache would wait for its promotion.",
 };
 
 const MAXIO: Profile = Profile {
     name: "maxio",
     system: "MaxIO (TaoCloud, 1.1.1)",
     documents: &[
-        "Report, TaoCloud, test report of MaxIO 1.1.1, October 2015, the only document that is public",
+        "Report, TaoCloud, test report of MaxIO 1.1.1, October 2015, the only public document",
     ],
     settings: choices! {
         block_size = "4K": "Report: maxio create -b, 4096 by default";
         mode = "writethrough": "Report: maxio create -t, wt by default";
         policy = "lru": "Report: maxio create -r, lru by default";
-        durability = "flush": "Report: not said; what a disk promises is kept";
-        sequential_cutoff = "4M": "Report: sequential I/O is found and goes to the disk; not said from where on, so Forebay's default";
+        durability = "flush": "Report: not stated; as a disk with a volatile write cache";
+        sequential_cutoff = "4M": "Report: sequential I/O is recognised and goes to the disk; the threshold is not stated, so this is Forebay's default";
     },
     lacks: "",
 };
@@ -138,5 +138,5 @@ const FANCYCACHE: Profile = Profile {
         dirty_age = "10s": "Report: a latency of 10 s, after which deferred data is written";
         idle = "0": "Guide Defer-Write: after the latency, not when idle";
     },
-    lacks: "The first tier in RAM: Forebay has a log buffer there and no cache yet. durability=deferred, with which a flush would not wait either.",
+    lacks: "The first tier in RAM: Forebay has a log buffer in RAM, but no cache there yet. durability=deferred, with which a flush would not wait either.",
 };

@@ -18,7 +18,7 @@ pub(crate) const DISMISSAL: Duration = Duration::from_secs(5);
 /// Options of the front ends.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(crate) struct FrontEndOptions {
-    /// Where to serve NBD: the path of a unix socket (with a '/') or HOST:PORT; repeatable
+    /// Address to serve NBD at: the path of a unix socket (with a '/') or HOST:PORT; repeatable
     /// [default: nbd.sock beside the admin socket]
     #[arg(long, value_name = "PATH|HOST:PORT")]
     pub(crate) nbd: Vec<ListenAddress>,

@@ -99,7 +99,7 @@ impl Ledger for Notes {
                 dirty: ranges(&contents.dirty),
             }),
             Ok(contents) => {
-                tracing::error!(path = %path.display(), version = contents.version, "a note of another version");
+                tracing::error!(path = %path.display(), version = contents.version, "a note has an unsupported version");
                 None
             }
             Err(error) => {

@@ -17,7 +17,7 @@ pub(super) fn limit(asked: Option<u64>) -> Result<u64, ApiError> {
     let least = MemoryBudget::LEAST;
     match asked {
         Some(limit) if limit < least => {
-            let message = format!("{limit} bytes are too little, {} MiB is the least", least / MIB);
+            let message = format!("{limit} bytes are too few; give at least {} MiB", least / MIB);
             Err(ApiError::invalid("--memory-limit", message))
         }
         Some(limit) => Ok(limit),
@@ -25,7 +25,7 @@ pub(super) fn limit(asked: Option<u64>) -> Result<u64, ApiError> {
             let usual = usual(Path::new("/proc"), Path::new("/sys/fs/cgroup"));
             if usual < least {
                 tracing::warn!(
-                    "there is little memory here; the daemon may take {} MiB all the same",
+                    "this machine has little memory; the daemon may still use up to {} MiB",
                     least / MIB
                 );
             }

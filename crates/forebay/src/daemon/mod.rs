@@ -107,7 +107,7 @@ pub(crate) fn run(options: Options) -> Result<(), ApiError> {
     let operations = volumes.operations().clone();
     signals::listen(stop.clone(), move || operations.close())?;
     let server = Server::start(socket, volumes.clone())?;
-    tracing::info!(socket = %options.socket.display(), "the admin API answers");
+    tracing::info!(socket = %options.socket.display(), "the admin API is ready");
 
     manager.status("Recovering");
     let restored = volumes.restore(&stop);
@@ -123,8 +123,8 @@ pub(crate) fn run(options: Options) -> Result<(), ApiError> {
     let ended = volumes.shut_down();
     drop(server);
     match &ended {
-        Ok(()) => tracing::info!("ended clean"),
-        Err(error) => tracing::error!("did not end clean: {error}"),
+        Ok(()) => tracing::info!("stopped cleanly"),
+        Err(error) => tracing::error!("did not stop cleanly: {error}"),
     }
     ended
 }

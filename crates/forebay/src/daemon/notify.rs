@@ -47,7 +47,7 @@ impl ServiceManager {
         let sent = UnixDatagram::unbound()
             .and_then(|socket| socket.send_to_addr(message.as_bytes(), address));
         if let Err(error) = sent {
-            tracing::warn!(%error, "the service manager cannot be told");
+            tracing::warn!(%error, "cannot notify the service manager");
         }
     }
 }

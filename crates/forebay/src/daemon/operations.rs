@@ -145,13 +145,14 @@ impl Operations {
             let far =
                 far.map(|share| format!(" ({:.0} % done)", share * 100.0)).unwrap_or_default();
             let message = format!(
-                "volume '{volume}' is busy with '{}'{far}; wait until that has ended, or interrupt it",
+                "volume '{volume}' is busy with '{}'{far}; wait until that has ended, or cancel it",
                 other.verb
             );
             return Err(ApiError::new(ErrorKind::Busy, message));
         }
         if table.running().count() >= MAX_RUNNING {
-            let message = format!("{MAX_RUNNING} operations are at work; wait until one has ended");
+            let message =
+                format!("{MAX_RUNNING} operations are in progress; wait until one has ended");
             return Err(ApiError::new(ErrorKind::Busy, message));
         }
         let id = OperationId(self.last_id.fetch_add(1, Ordering::Relaxed) + 1);
@@ -160,7 +161,7 @@ impl Operations {
         let thread = std::thread::Builder::new().name(format!("op-{id}"));
         let spawned = thread.spawn(move || {
             let result = catch_unwind(AssertUnwindSafe(|| run(&own_work))).unwrap_or_else(|_| {
-                Err(ApiError::failed("the operation ended unexpectedly; the log has details"))
+                Err(ApiError::failed("the operation ended unexpectedly; see the log"))
             });
             all.end(id, result);
         });

@@ -21,14 +21,14 @@ pub(crate) fn definition(request: &CreateRequest) -> Result<Definition, ApiError
         None => BlockSize::DEFAULT,
         Some(bytes) => BlockSize::new(bytes).ok_or_else(|| {
             let reason =
-                format!("{bytes} bytes cannot be a block; choose a power of two from 2K to 1M");
+                format!("a block cannot have {bytes} bytes; choose a power of two from 2K to 1M");
             ApiError::invalid("block_size", reason)
         })?,
     };
     let alignment = request.alignment;
     if !alignment.is_multiple_of(SECTOR_SIZE) || alignment >= block_size.bytes() {
         let reason = format!(
-            "{alignment} bytes is no multiple of {SECTOR_SIZE} below the block size, {} bytes",
+            "{alignment} bytes is not a multiple of {SECTOR_SIZE} below the block size of {} bytes",
             block_size.bytes()
         );
         return Err(ApiError::invalid("alignment", reason));

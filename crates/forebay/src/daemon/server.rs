@@ -156,12 +156,13 @@ async fn answer(
 
 /// The socket's permissions ensure this already, unless the socket was handed on.
 fn check_peer(stream: &UnixStream) -> Result<(), ApiError> {
-    let peer = rustix::net::sockopt::socket_peercred(stream)
-        .map_err(|error| ApiError::new(ErrorKind::Forbidden, format!("who are you? {error}")))?;
+    let peer = rustix::net::sockopt::socket_peercred(stream).map_err(|error| {
+        ApiError::new(ErrorKind::Forbidden, format!("cannot identify the client: {error}"))
+    })?;
     if peer.uid.is_root() || peer.uid == geteuid() {
         return Ok(());
     }
-    let message = "only the daemon's user and root may talk to it";
+    let message = "only the daemon's user and root may use it";
     Err(ApiError::new(ErrorKind::Forbidden, message))
 }
 

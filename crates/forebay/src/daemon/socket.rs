@@ -56,19 +56,20 @@ impl ClaimedSocket {
         match fs::symlink_metadata(path) {
             Ok(found) if !found.file_type().is_socket() => {
                 let reason = format!(
-                    "{} exists and is no socket; choose another path, or move it away",
+                    "{} exists and is not a socket; choose another path, or move it away",
                     path.display()
                 );
                 Err(ApiError::invalid(field, reason))
             }
             Ok(_) if answers(path)? => Err(in_use(field, path)),
             Err(error) if error.kind() != Io::NotFound => {
-                Err(io_error("cannot look at", path, &error).about(field))
+                Err(io_error("cannot inspect", path, &error).about(field))
             }
             Ok(_) => Ok(()),
             Err(_) => match path.parent() {
                 Some(dir) if !dir.as_os_str().is_empty() && !dir.is_dir() => {
-                    let reason = format!("there is no directory {}; make it first", dir.display());
+                    let reason =
+                        format!("there is no directory {}; create it first", dir.display());
                     Err(ApiError::invalid(field, reason))
                 }
                 _ => Ok(()),
@@ -107,7 +108,7 @@ impl Drop for ClaimedSocket {
         let ours =
             fs::symlink_metadata(&self.path).is_ok_and(|found| identity(&found) == self.identity);
         if ours && let Err(error) = fs::remove_file(&self.path) {
-            tracing::warn!(%error, path = %self.path.display(), "the socket stays behind");
+            tracing::warn!(%error, path = %self.path.display(), "cannot remove the socket");
         }
     }
 }
@@ -132,7 +133,7 @@ fn answers(path: &Path) -> Result<bool, ApiError> {
         {
             Ok(true)
         }
-        Err(error) => Err(io_error("cannot tell who listens at", path, &error)),
+        Err(error) => Err(io_error("cannot find out whether a process listens at", path, &error)),
     }
 }
 

@@ -211,7 +211,7 @@ pub(crate) fn put(volumes: &mut Vec<Remembered>, entry: Remembered) {
 
 /// Returns the error for an unknown volume.
 pub(crate) fn not_found(name: &VolumeName) -> ApiError {
-    let message = format!("there is no volume '{name}'; 'forebay list' shows those that are");
+    let message = format!("there is no volume '{name}'; 'forebay list' shows the existing ones");
     ApiError::new(ErrorKind::NotFound, message).about("name")
 }
 

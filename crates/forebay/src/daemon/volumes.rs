@@ -261,7 +261,7 @@ impl Volumes {
     /// Reverts the stored change of a failed command.
     fn undo(&self, change: impl FnOnce(&mut Vec<Remembered>)) {
         if let Err(error) = self.state.change(|volumes, _| change(volumes)) {
-            tracing::error!("the state keeps what a failed command was to bring: {error}");
+            tracing::error!("cannot revert the stored change of a failed command: {error}");
         }
     }
 
@@ -401,11 +401,11 @@ impl Volumes {
             (Ok(Remains::None), None) => {}
             (Ok(Remains::OnCacheDevice), _) => tracing::warn!(
                 volume = %volume.name,
-                "deleted, but its cache device could not be told: what it holds of the volume goes when it is opened again"
+                "deleted, but its cache device was unavailable: the volume is removed from it when it is next opened"
             ),
             (Err(error), _) => tracing::warn!(
                 volume = %volume.name,
-                "deleted; what it had in its cache goes later: {error}"
+                "deleted; its cached blocks are removed later: {error}"
             ),
         }
         Ok(())
@@ -415,7 +415,7 @@ impl Volumes {
     /// write this is harmless: the UUID is unique.
     fn forget_deleted(&self, volume: Uuid) {
         if let Err(error) = self.state.change(|_, known| known.deleted.retain(|it| *it != volume)) {
-            tracing::warn!("a deleted volume stays in the state for now: {error}");
+            tracing::warn!("cannot remove a deleted volume from the state yet: {error}");
         }
     }
 
@@ -424,7 +424,7 @@ impl Volumes {
     fn remove(&self, volume: &Definition) {
         self.note_failure(&volume.name, None);
         if let Err(error) = self.state.remove(&volume.name) {
-            tracing::error!(volume = %volume.name, "deleted, but the state still has it: {error}");
+            tracing::error!(volume = %volume.name, "deleted, but cannot be removed from the state: {error}");
         }
     }
 
@@ -432,7 +432,7 @@ impl Volumes {
     pub(crate) fn note_positions(&self) {
         self.host.note_positions();
         if let Err(error) = self.state.keep_known() {
-            tracing::warn!("how far the caches are cannot be remembered: {error}");
+            tracing::warn!("cannot store the positions of the caches: {error}");
         }
     }
 
@@ -459,7 +459,7 @@ impl Volumes {
         self.note_positions();
         ended?;
         if !quiet {
-            return Err(ApiError::failed("an operation did not give up in time"));
+            return Err(ApiError::failed("a cancelled operation did not end in time"));
         }
         Ok(())
     }

@@ -10,7 +10,7 @@ use super::table::{Column, Table};
 pub(crate) fn render(report: &LostReport) -> String {
     let name = &report.volume;
     if !report.known {
-        return format!("nothing is known of what was dirty in '{name}'\n");
+        return format!("it is unknown which blocks of '{name}' were dirty\n");
     }
     let bytes = format_size(report.bytes);
     let mut text = match (report.exact, report.ranges.len()) {
@@ -42,6 +42,6 @@ mod tests {
         report.exact = false;
         assert!(render(&report).starts_with("at most"));
         report.known = false;
-        assert!(render(&report).starts_with("nothing is known"));
+        assert!(render(&report).starts_with("it is unknown"));
     }
 }

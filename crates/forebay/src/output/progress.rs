@@ -126,7 +126,7 @@ fn style(bar: bool) -> ProgressStyle {
 /// Describes progress in words, with an estimate of the time left once that is possible.
 fn describe(progress: Progress, elapsed: Duration) -> String {
     let Some(share) = progress.share() else {
-        return format!("at work for {} s", elapsed.as_secs());
+        return format!("working for {} s", elapsed.as_secs());
     };
     let amount = match progress.unit {
         Unit::Bytes => format!("{} of {}", format_size(progress.done), format_size(progress.total)),
@@ -168,7 +168,7 @@ mod tests {
     fn progress_in_words_has_an_estimate_when_there_can_be_one() {
         let progress = |done, total, unit| Progress { done, total, unit };
         let ten = Duration::from_secs(10);
-        assert_eq!(describe(progress(5, 0, Unit::Bytes), ten), "at work for 10 s");
+        assert_eq!(describe(progress(5, 0, Unit::Bytes), ten), "working for 10 s");
         assert_eq!(
             describe(progress(10 << 20, 40 << 20, Unit::Bytes), ten),
             "25 %, 10M of 40M, 1M/s, about 30 s left"
@@ -193,7 +193,7 @@ mod tests {
         let mut display = Display::Bar(bar.clone());
         let second = Duration::from_secs(1);
         display.show("", Progress::default(), second);
-        assert_eq!((bar.length(), bar.prefix().as_str()), (None, "at work for 1 s"));
+        assert_eq!((bar.length(), bar.prefix().as_str()), (None, "working for 1 s"));
         let progress = |done| Progress { done, total: 4 << 20, unit: Unit::Bytes };
         display.show("", progress(0), second);
         assert_eq!((bar.length(), bar.position()), (Some(4 << 20), 0));

@@ -22,7 +22,7 @@ pub(crate) fn render(report: &VolumeReport) -> String {
     let because = match (&report.waiting_for, report.state) {
         (Some(wait), _) => format!(": {} has not answered for {} s", wait.device, wait.seconds),
         (None, VolumeState::Waiting) => {
-            ": the daemon has begun, and starts other volumes first".to_owned()
+            ": the daemon has just started, and starts other volumes first".to_owned()
         }
         (None, _) => String::new(),
     };
@@ -35,7 +35,7 @@ pub(crate) fn render(report: &VolumeReport) -> String {
     let used = match report.cache.size {
         0 => String::new(),
         size => format!(
-            "  {} of {} used ({}), by all of its volumes",
+            "  {} of {} used ({}) by all of its volumes",
             format_size(report.cache.used),
             format_size(size),
             percent(report.cache.used as f64 / size as f64)
@@ -54,7 +54,7 @@ pub(crate) fn render(report: &VolumeReport) -> String {
     line(
         "memory",
         format!(
-            "{} index, {} buffers; the daemon has {} of {}",
+            "{} index, {} buffers; the daemon uses {} of {}",
             format_size(report.memory.index_bytes),
             format_size(report.memory.buffer_bytes),
             format_size(report.memory.used_bytes.total()),
@@ -89,14 +89,14 @@ fn ordered(report: &VolumeReport) -> Option<String> {
     };
     let how = match order.in_effect {
         true => "the origin is at a flush",
-        false => "not in effect before all that was dirty is on the origin",
+        false => "not in effect until all earlier dirty blocks are on the origin",
     };
     Some(format!("{how}, {} versions waiting", grouped(order.waiting)))
 }
 
 fn blocks(report: &VolumeReport) -> String {
     if !report.blocks.known {
-        return "not known while its cache is not open; dirty ones may be on the cache device"
+        return "unknown while the cache is closed; there may be dirty blocks on the cache device"
             .into();
     }
     // If the volume is served, the line about ordered writeback shows the waiting versions.
@@ -250,8 +250,8 @@ fn latencies(report: &VolumeReport) -> String {
     let mut text = table.render();
     if [report.latency.read, report.latency.write].iter().any(|latency| latency.count > 0) {
         text.push_str(
-            "Inside the daemon, without NBD and the way to the client; of requests that are answered at\n\
-             once, one in 16 is measured and counts for 16.\n",
+            "Inside the daemon, without NBD and the network. Of requests that complete at once, one in 16\n\
+             is measured and counts as 16.\n",
         );
     }
     text
@@ -319,7 +319,7 @@ mod tests {
     fn a_device_that_does_not_answer_is_named() {
         let name = "v".parse().expect("valid");
         let mut report = VolumeReport::empty(name, VolumeState::Waiting, Settings::default());
-        assert!(render(&report).contains("state       waiting: the daemon has begun"));
+        assert!(render(&report).contains("state       waiting: the daemon has just started"));
         let wait = WaitReport { device: "/dev/sdx".to_owned(), seconds: 12 };
         report.waiting_for = Some(wait);
         let text = render(&report);

@@ -81,7 +81,7 @@ fn as_text(device: &str, report: &CheckReport) -> String {
         );
         line(
             "closed",
-            if report.clean { "in order" } else { "not in order: it was recovered for this check" }
+            if report.clean { "cleanly" } else { "not cleanly: it was recovered for this check" }
                 .to_owned(),
         );
     }
@@ -140,17 +140,17 @@ fn verdict(report: &CheckReport) -> String {
         return "everything is in order".to_owned();
     }
     if !report.recovered {
-        return "damaged; the daemon cannot use it, and what is dirty on it cannot be told"
+        return "damaged; the daemon cannot use it, and its dirty blocks cannot be determined"
             .to_owned();
     }
     let lost = match (report.bad_dirty, report.dirty.saturating_sub(report.bad_dirty)) {
-        (0, 0) => "nothing dirty is in it".to_owned(),
+        (0, 0) => "it holds no dirty blocks".to_owned(),
         (0, kept) => format!(
-            "none of the {} dirty blocks is lost, 'forebay flush' still writes them back",
+            "none of its {} dirty blocks is lost, and 'forebay flush' can still write them back",
             grouped(kept)
         ),
         (lost, kept) => format!(
-            "{} dirty blocks are lost, {} are there and 'forebay flush' still writes them back",
+            "{} dirty blocks are lost; {} are intact, and 'forebay flush' can still write them back",
             grouped(lost),
             grouped(kept)
         ),
@@ -158,8 +158,8 @@ fn verdict(report: &CheckReport) -> String {
     if report.lost_records > 0 {
         let records = grouped(report.lost_records);
         return format!(
-            "damaged; what {records} lost records held is gone; of the rest {lost}; \
-             'forebay start --force' goes on with that"
+            "damaged; the content of {records} lost records is gone; of the rest, {lost}; \
+             'forebay start --force' continues with the rest"
         );
     }
     match report.bad_count.saturating_sub(report.bad_dirty) {

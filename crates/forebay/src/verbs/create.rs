@@ -19,7 +19,7 @@ pub(super) fn run(client: &Client, args: CreateArgs) -> Outcome {
     }
     match report.export.nbd {
         Some(uri) => print_line(&uri),
-        None => Err(ApiError::failed(format!("volume '{name}' was made, but is not served"))),
+        None => Err(ApiError::failed(format!("volume '{name}' was created, but is not served"))),
     }
 }
 

@@ -70,7 +70,7 @@ pub(super) fn run(args: &DemoArgs) -> Outcome {
         checks.len(),
         failed.join(", ")
     ))?;
-    Err(ApiError::failed("the demo's checks did not all hold"))
+    Err(ApiError::failed("some of the demo's checks failed"))
 }
 
 /// Measures the four rows of the table.
@@ -138,7 +138,7 @@ fn crash(workspace: &Workspace, image: &Image, load: Duration) -> Result<Vec<Che
     daemon.cli(&["flush", "files"])?;
     daemon.terminate()?;
 
-    workspace.say("checking what is on the disk");
+    workspace.say("checking the content of the disk");
     let cache = workspace.at("cache.img");
     let sound = workspace.run_self(&["check", &cache.display().to_string()]);
     Ok(vec![

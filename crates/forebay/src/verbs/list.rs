@@ -21,7 +21,7 @@ pub(super) fn run(client: &Client, args: &ListArgs) -> Outcome {
 
 fn render(list: &VolumeList) -> String {
     if list.volumes.is_empty() {
-        return "No volumes. 'forebay create' makes one.\n".to_owned();
+        return "No volumes. Create one with 'forebay create'.\n".to_owned();
     }
     let mut table = Table::new(&[
         Column::left("NAME"),

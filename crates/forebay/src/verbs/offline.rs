@@ -64,7 +64,7 @@ where
             Ok(result) => break result,
             Err(RecvTimeoutError::Timeout) => waiting(),
             Err(RecvTimeoutError::Disconnected) => {
-                break Err(ApiError::failed("this ended unexpectedly; the log has details"));
+                break Err(ApiError::failed("the job ended unexpectedly; see the output above"));
             }
         }
     };

@@ -77,12 +77,12 @@ impl EngineHost {
             match own.end(result) {
                 None => {}
                 Some(Ok(result)) => {
-                    tracing::info!(volume = %own_name, "ended after it was given up");
+                    tracing::info!(volume = %own_name, "an abandoned operation has completed");
                     undo(&host, result);
                 }
                 Some(Err(error)) => {
                     let error: ApiError = error.into();
-                    tracing::info!(volume = %own_name, "failed after it was given up: {error}");
+                    tracing::info!(volume = %own_name, "an abandoned operation has failed: {error}");
                 }
             }
         });
@@ -101,9 +101,9 @@ impl EngineHost {
                 *stage = Stage::Left;
                 let message = match self.served.waits_for(name) {
                     Some((device, time)) => {
-                        format!("given up: {device} has not answered for {} s", time.as_secs())
+                        format!("cancelled: {device} has not answered for {} s", time.as_secs())
                     }
-                    None => "given up".to_owned(),
+                    None => "cancelled".to_owned(),
                 };
                 return Err(ApiError::new(ErrorKind::Cancelled, message).into());
             }
@@ -113,7 +113,7 @@ impl EngineHost {
             {
                 *stage = Stage::Left;
                 let message = format!(
-                    "{device} has not answered for {} s; 'forebay show {name}' says whether it still waits",
+                    "{device} has not answered for {} s; 'forebay show {name}' shows whether it still waits",
                     time.as_secs()
                 );
                 return Err(ApiError::failed(message).into());

@@ -65,7 +65,7 @@ impl EngineHost {
             },
             move |host, ()| {
                 if let Err(error) = host.delete_now(&unwanted, true, &Arc::default()) {
-                    tracing::error!(volume = %unwanted.name, "taking back what was given up: {error}");
+                    tracing::error!(volume = %unwanted.name, "cannot undo the abandoned creation: {error}");
                 }
             },
         )
@@ -81,7 +81,10 @@ impl EngineHost {
         let made = [Made::new("cache", &cache_spec)?, Made::new("origin", &origin_spec)?];
         let same = |a: &DeviceSpec, b: &DeviceSpec| matches!((a.identity(), b.identity()), (Ok(Some(a)), Ok(Some(b))) if a == b);
         if same(&cache_spec, &origin_spec) {
-            return Err(ApiError::invalid("origin", "it is the cache device itself; name two"));
+            return Err(ApiError::invalid(
+                "origin",
+                "it is also the cache device; name two devices",
+            ));
         }
         let origin = {
             let _wait = self.served.wait_for(&volume.name, &volume.origin);
@@ -175,7 +178,7 @@ impl EngineHost {
         let cache_spec = made("cache", &volume.cache)?;
         if cache_spec.is_volatile() {
             return Err(
-                ApiError::invalid("cache", "RAM holds no volume that could be adopted").into()
+                ApiError::invalid("cache", "a cache in RAM holds no volume to adopt").into()
             );
         }
         // A missing device must not be created anew, empty.
@@ -194,7 +197,7 @@ impl EngineHost {
                         (geometry.block, cache, roots.volumes)
                     }
                     Content::Nothing => {
-                        return Err(ApiError::invalid("cache", "it is no Forebay cache").into());
+                        return Err(ApiError::invalid("cache", "it is not a Forebay cache").into());
                     }
                     Content::Unusable(why) => {
                         let message = format!("cache: {} cannot be used: {why}", volume.cache);
@@ -208,17 +211,17 @@ impl EngineHost {
         let Some(record) = inspect::record_of(&records, &volume.name) else {
             let names: Vec<&str> = records.iter().map(|record| record.name.as_str()).collect();
             let message = format!(
-                "name: {} holds no volume '{}', but {}",
+                "name: {} holds no volume '{}'; it holds {}",
                 volume.cache,
                 volume.name,
-                if names.is_empty() { "none at all".to_owned() } else { names.join(", ") }
+                if names.is_empty() { "none".to_owned() } else { names.join(", ") }
             );
             return Err(ApiError::new(ErrorKind::Refused, message).about("name").into());
         };
         if self.caches.known.is_deleted(record.uuid) {
             if !force {
                 let message = format!(
-                    "name: '{}' was deleted here while {} could not be told; what it holds may be older than the origin: --force takes it over all the same",
+                    "name: '{}' was deleted by this daemon while {} was unavailable; its blocks there may be older than the origin; use --force to adopt it anyway",
                     volume.name, volume.cache
                 );
                 return Err(ApiError::new(ErrorKind::DataAtRisk, message).about("name").into());
@@ -277,7 +280,7 @@ impl EngineHost {
                         engine.delete_stopped(&name, true).await.map_err(faults::engine)
                     });
                     if let Err(error) = undone.and_then(|undone| undone) {
-                        tracing::error!(volume = %volume.name, "half made and still there: {error}");
+                        tracing::error!(volume = %volume.name, "cannot remove the half-created volume: {error}");
                     }
                 }
                 Err(error)
@@ -306,7 +309,7 @@ impl EngineHost {
             }
             (Existing::Join, _) => {
                 let message = format!(
-                    "cache: {} is the cache device of other volumes, but there is no usable cache on it; see 'forebay check'",
+                    "cache: {} is the cache device of other volumes, but holds no usable cache; see 'forebay check'",
                     device.name()
                 );
                 return Err(ApiError::new(ErrorKind::Refused, message).about("cache"));
@@ -319,7 +322,7 @@ impl EngineHost {
                     roots.volumes.iter().map(|record| record.name.as_str()).collect();
                 let names = names.join(", ");
                 let message = format!(
-                    "cache: {} holds a Forebay cache with the volumes {names}; --adopt takes over the one of this name with its dirty blocks, --force overwrites it and loses them",
+                    "cache: {} holds a Forebay cache with the volumes {names}; use --adopt to adopt the one of this name with its dirty blocks, or --force to overwrite the cache and lose them",
                     device.name()
                 );
                 return Err(ApiError::new(ErrorKind::DataAtRisk, message).about("cache"));

@@ -96,7 +96,7 @@ pub(super) async fn check_pair(
     let name = &record.name;
     if origin.size() < record.origin_bytes {
         let message = format!(
-            "the origin {} has {} bytes and '{name}' was made for {}: it is another device, or was cut",
+            "the origin {} has {} bytes, but '{name}' was created for {}: it is another device, or was truncated",
             origin.name(),
             origin.size(),
             record.origin_bytes

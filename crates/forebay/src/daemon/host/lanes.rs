@@ -121,7 +121,7 @@ impl LaneState {
         let end = lane.now() + RELEASE;
         while !free() {
             if lane.now() >= end {
-                tracing::warn!("something that was closed is still in use; its device stays open");
+                tracing::warn!("a closed cache or volume is still in use; its device stays open");
                 return;
             }
             lane.sleep(STEP).await;
@@ -306,7 +306,7 @@ impl Lanes {
 
 /// Returns the error for a job that did not finish.
 pub(super) fn unfinished() -> ApiError {
-    ApiError::failed("the data path did not finish this; the log has details")
+    ApiError::failed("the data path did not complete the operation; see the log")
 }
 
 /// A flag that the daemon raises and lanes poll.

@@ -149,7 +149,7 @@ impl EngineHost {
             if let Err(error) = self.apply(place, &volume.name, wanted) {
                 // A volume that is only half started is stopped again.
                 if let Err(error) = self.take_out(place, &attached) {
-                    tracing::error!(volume = %volume.name, "stopping it again: {error}");
+                    tracing::error!(volume = %volume.name, "cannot stop the half-started volume: {error}");
                 }
                 return Err(error.into());
             }
@@ -264,7 +264,7 @@ impl EngineHost {
             .lanes
             .run(0, move |state| async move { inspect::content(&state.context, &own).await })??;
         match content {
-            Content::Nothing => refused("is no Forebay cache; name the device that is"),
+            Content::Nothing => refused("is not a Forebay cache; name the device that is"),
             Content::Unusable(why) => refused(&format!("cannot be used: {why}")),
             Content::Cache(roots) => Ok(*roots),
         }
@@ -281,16 +281,16 @@ impl EngineHost {
     ) -> Result<&'a VolumeRecord, StartError> {
         let Definition { name, cache: device, .. } = volume;
         let refused = |message: String| ApiError::new(ErrorKind::Refused, message);
-        let take_it = format!("take it as it is with 'forebay start --force {name}'");
+        let take_it = format!("accept this one with 'forebay start --force {name}'");
         if volume.cache_uuid.is_some_and(|known| known != cache) && !force {
             let message = format!(
-                "{device} is another cache device than the one that had '{name}'; name that one, or {take_it}"
+                "{device} is not the cache device that held '{name}'; name that one, or {take_it}"
             );
             return Err(refused(message).into());
         }
         let Some(record) = inspect::record_of(records, name) else {
             let message = format!(
-                "{device} is the cache device of other volumes and does not know '{name}'; name the device that does, or forget the volume with 'forebay delete --discard-dirty {name}'"
+                "{device} is the cache device of other volumes and does not hold '{name}'; name the device that does, or delete the volume with 'forebay delete --discard-dirty {name}'"
             );
             return Err(match volume.cache_uuid {
                 Some(known) if known == cache => StartError::Unknown(refused(message)),
@@ -301,11 +301,11 @@ impl EngineHost {
         let another = volume.uuid.is_some_and(|known| known != record.uuid);
         if (another || changes > 0) && !force {
             let why = match another {
-                true => format!("it has another volume '{name}', made since"),
+                true => format!("it holds another volume '{name}', created since"),
                 false => format!("'{name}' was changed {changes} times since"),
             };
             let message = format!(
-                "the daemon's state is older than the cache device {device}: {why}; put the newer state back, take over what the cache device says with 'forebay create --adopt', or {take_it}"
+                "the daemon's state is older than the cache device {device}: {why}; restore the newer state, adopt the volume from the cache device with 'forebay create --adopt', or {take_it}"
             );
             return Err(refused(message).into());
         }
@@ -325,7 +325,7 @@ impl EngineHost {
         }
         let Definition { name, cache: device, .. } = volume;
         let message = format!(
-            "the cache device {device} is older than the daemon's state: it ends at record {} of generation {}, and was at record {} of generation {}; it is an older copy, or has lost what it had confirmed. Put the newer one in its place, or accept what is lost with 'forebay start --force {name}'",
+            "the cache device {device} is older than the daemon's state: it ends at record {} of generation {}, and was at record {} of generation {}; it is an older copy, or has lost confirmed writes. Connect the newer one, or accept the loss with 'forebay start --force {name}'",
             found.record, found.generation, known.record, known.generation
         );
         Err(StartError::Older { cache, error: ApiError::new(ErrorKind::DataAtRisk, message) })
@@ -345,14 +345,14 @@ impl EngineHost {
                 Ok(()) => {
                     tracing::info!(
                         volume = record.name,
-                        "was deleted, and is now gone from its cache device too"
+                        "was deleted earlier, and is now removed from its cache device too"
                     );
                     self.caches.known.facts().deleted.remove(&record.uuid);
                 }
                 Err(error) => {
                     tracing::warn!(
                         volume = record.name,
-                        "was deleted, and is still on its cache device: {error}"
+                        "was deleted earlier, but is still on its cache device: {error}"
                     );
                 }
             }

@@ -103,7 +103,7 @@ impl Served {
         if let Some(there) = all.get(name) {
             let device = there.wait.as_ref().map_or("its devices", |(_, device)| device);
             let message = format!(
-                "an operation on '{name}' that was given up still waits for {device}; try again when that answers"
+                "an abandoned operation on '{name}' still waits for {device}; try again when the device answers"
             );
             return Err(ApiError::new(ErrorKind::Busy, message));
         }

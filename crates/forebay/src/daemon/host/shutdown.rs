@@ -69,7 +69,7 @@ impl EngineHost {
             let drained = match drain.is_finished().then(|| drain.join()) {
                 Some(Ok(drained)) if !work.is_cancelled() => drained,
                 _ => Err(ApiError::failed(format!(
-                    "the origin {} of '{}' has taken nothing for {} s",
+                    "the origin {} of '{}' has accepted no block for {} s",
                     volume.origin,
                     volume.name,
                     CLOSE_PATIENCE.as_secs()
@@ -103,7 +103,7 @@ impl EngineHost {
                 if running.volume.origin_waits().is_some() {
                     running.place.note_left(&running.volume);
                 }
-                tracing::error!(volume = %volume.name, "did not stop in order: {error}");
+                tracing::error!(volume = %volume.name, "did not stop cleanly: {error}");
             }
             result = result.and(stopped);
         }
@@ -170,7 +170,7 @@ impl EngineHost {
                 _ => Err(ApiError::failed("a cache was not closed in time")),
             };
             if let Err(error) = &closed {
-                tracing::error!("a cache did not close in order: {error}");
+                tracing::error!("a cache did not close cleanly: {error}");
             }
             result = result.and(closed);
         }
@@ -180,7 +180,7 @@ impl EngineHost {
 
 fn left_behind(volume: &Definition) -> ApiError {
     ApiError::failed(format!(
-        "'{}' waits for its origin {} or its cache device {}, which have not answered for {} s; it is left behind, and what was acknowledged is on the cache device",
+        "'{}' waits for its origin {} or its cache device {}, which have not answered for {} s; it is abandoned, and all acknowledged writes are on the cache device",
         volume.name,
         volume.origin,
         volume.cache,

@@ -55,7 +55,7 @@ impl EngineHost {
     /// Stops a volume whose start was abandoned.
     pub(super) fn stop_quietly(self: &Arc<Self>, name: &VolumeName) {
         if let Err(error) = self.stop_now(name, None, &Arc::default()) {
-            tracing::error!(volume = %name, "stopping what was given up: {error}");
+            tracing::error!(volume = %name, "cannot stop the volume of an abandoned operation: {error}");
         }
     }
 
@@ -108,7 +108,7 @@ impl EngineHost {
             if let Some(version) = version {
                 let wanted = Settings { version, ..running.volume.settings() };
                 if let Err(error) = self.apply(place, name, wanted) {
-                    tracing::debug!(volume = %name, "its version stays behind: {error}");
+                    tracing::debug!(volume = %name, "cannot record its version on the cache device: {error}");
                 }
             }
             // From here on every acknowledged write is durable, even if the origin fails.
@@ -185,7 +185,7 @@ impl EngineHost {
         if set.is_err() {
             let _wait = self.served.wait_for(name, &volume.cache);
             if let Err(error) = self.apply(&running.place, name, before) {
-                tracing::warn!(volume = %name, "the cache device is not told of its old settings: {error}");
+                tracing::warn!(volume = %name, "cannot restore the old settings on the cache device: {error}");
             }
         }
         set
@@ -248,7 +248,7 @@ impl EngineHost {
                 let forgotten = self.forget_stopped(volume);
                 self.served.remove(name);
                 return Ok(forgotten.unwrap_or_else(|error| {
-                    tracing::warn!(volume = %name, "its cache device cannot be told that it is deleted: {error}");
+                    tracing::warn!(volume = %name, "cannot record the deletion on its cache device: {error}");
                     Remains::OnCacheDevice
                 }));
             }
@@ -299,9 +299,9 @@ impl EngineHost {
             return Err(ways_out(volume, left));
         }
         // The cache device cannot be told; its data is discarded when it is next opened.
-        tracing::warn!(volume = %name, "its cache device cannot be told that it is deleted: {left}");
+        tracing::warn!(volume = %name, "cannot record the deletion on its cache device: {left}");
         if let Err(error) = self.using(place, move || self.take_away(name, running)) {
-            tracing::warn!(volume = %name, "it did not stop in order: {error}");
+            tracing::warn!(volume = %name, "it did not stop cleanly: {error}");
         }
         Ok(Remains::OnCacheDevice)
     }
@@ -354,7 +354,7 @@ fn is_it(volume: &Definition, record: &forebay_format::VolumeRecord) -> bool {
 fn ways_out(volume: &Definition, mut error: ApiError) -> ApiError {
     let way_out = format!("'forebay delete --discard-dirty {}'", volume.name);
     if !error.message.contains(&way_out) {
-        error.message.push_str(&format!("; {way_out} gives up its dirty blocks"));
+        error.message.push_str(&format!("; {way_out} deletes it without them"));
     }
     error
 }

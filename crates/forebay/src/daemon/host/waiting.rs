@@ -87,7 +87,7 @@ async fn or_cancelled(
         }
         while next.as_mut().poll(context).is_ready() {
             if cancel.is_raised() {
-                let message = "given up; the volume is served as before";
+                let message = "cancelled; the volume is served as before";
                 return Poll::Ready(Err(ApiError::new(ErrorKind::Cancelled, message)));
             }
             next.set(lane.sleep(STEP));

@@ -71,7 +71,7 @@ impl Volumes {
         kept.inspect_err(|_| {
             // A volume that would not come back after a restart must not be served.
             if let Err(error) = self.host.delete(&volume, true, work) {
-                tracing::error!(volume = %name, "taking back what could not be remembered: {error}");
+                tracing::error!(volume = %name, "cannot delete the volume that could not be stored: {error}");
             }
         })
     }
@@ -109,7 +109,7 @@ impl Volumes {
         let volume = entry.volume.clone();
         self.state.put(entry).inspect_err(|_| {
             if let Err(error) = self.host.stop(&volume, work) {
-                tracing::error!(volume = %name, "stopping what could not be remembered: {error}");
+                tracing::error!(volume = %name, "cannot stop the volume that could not be stored: {error}");
             }
         })
     }

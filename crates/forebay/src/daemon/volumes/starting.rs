@@ -112,7 +112,7 @@ impl Volumes {
         }
         if entry.behind && !force {
             let message = format!(
-                "the cache device {} is an older copy, which was accepted for another volume; take it as it is for '{name}' too with 'forebay start --force {name}'",
+                "the cache device {} is an older copy, which was accepted for another volume; accept it for '{name}' too with 'forebay start --force {name}'",
                 entry.volume.cache
             );
             return Err(ApiError::new(ErrorKind::DataAtRisk, message));
@@ -134,12 +134,12 @@ impl Volumes {
                 if self.state.volume(&name)? != entry
                     && let Err(error) = self.state.put(entry)
                 {
-                    tracing::warn!(volume = %name, "it is served, but the state is behind: {error}");
+                    tracing::warn!(volume = %name, "it is served, but the state cannot be written: {error}");
                 }
                 Ok(())
             }
             Err(StartError::Unknown(_)) if entry.deleting => {
-                tracing::info!(volume = %name, "its deletion had gone through");
+                tracing::info!(volume = %name, "its deletion had been completed");
                 self.remove(&entry.volume);
                 Err(not_found(&name))
             }
@@ -166,7 +166,7 @@ impl Volumes {
     ) -> Result<(), StartError> {
         match start() {
             Err(StartError::Older { cache, error }) if force => {
-                tracing::warn!(volume = %name, "accepted on request: {error}");
+                tracing::warn!(volume = %name, "accepted because of --force: {error}");
                 // Before it is opened: from then on it looks like a current one.
                 self.state.change(|volumes, known| {
                     known.caches.remove(&cache);

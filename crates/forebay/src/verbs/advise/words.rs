@@ -61,7 +61,7 @@ struct Curve<'a> {
 /// Returns the full text for a trace.
 pub(super) fn of_trace(advice: &Advice) -> String {
     let head = format!(
-        "{}: {} requests, {} blocks read and {} written; they touch about {}",
+        "{}: {} requests, {} blocks read and {} written; about {} touched",
         advice.trace,
         grouped(advice.requests),
         grouped(advice.reads),
@@ -82,7 +82,7 @@ pub(super) fn of_trace(advice: &Advice) -> String {
 /// Returns the full text for a volume.
 pub(super) fn of_volume(report: &CurveReport) -> String {
     let head = format!(
-        "{}: {} blocks of {} read and {} written since it was started; they are about {}",
+        "{}: {} blocks of {} read and {} written since it was started; about {} touched",
         report.volume,
         grouped(report.reads),
         format_size(report.block_size),
@@ -98,7 +98,7 @@ pub(super) fn of_volume(report: &CurveReport) -> String {
         nothing: "Nothing was read or written yet.",
     };
     let present = format!(
-        "A cache as large as the present one, {}, for this volume alone: {} of {}.",
+        "A cache of the present size, {}, for this volume alone: {} of {}.",
         format_size(report.present.bytes),
         percent(report.present.hits()),
         of(&curve),
@@ -135,18 +135,18 @@ fn text(curve: &Curve<'_>) -> String {
     let taken = take(curve.rows).and_then(|bytes| curve.rows.iter().find(|row| row.bytes == bytes));
     text += &match taken {
         Some(row) => format!(
-            "Take {}: it has {} of {of}; of more, each doubling adds less than {:.0} %.\n",
+            "Take {}: it hits {} of {of}; beyond that, each doubling adds less than {:.0} %.\n",
             format_size(row.bytes),
             percent(row.hits()),
             WORTH * 100.0
         ),
         None if curve.accesses == 0 => format!("{}\n", curve.nothing),
-        None => "A cache does little for this: hardly anything is used twice.\n".to_owned(),
+        None => "A cache helps little here: hardly any block is used twice.\n".to_owned(),
     };
     text += &match curve.one_of {
-        1 => "Exact: all blocks were looked at.\n".to_owned(),
+        1 => "Exact: all blocks were sampled.\n".to_owned(),
         one_of => format!(
-            "From {} blocks, one of {one_of}; ± is what eight parts of them differ by.\n",
+            "From a sample of {} blocks, one of {one_of}; ± is the difference between eight parts of it.\n",
             grouped(curve.sampled_blocks)
         ),
     };
@@ -187,8 +187,8 @@ mod tests {
     fn what_is_hardly_worth_it_is_said() {
         let text = of_trace(&advice(&[(32, 0.4), (64, 0.71), (128, 0.73)]));
         assert!(text.contains("32G: 40 % of reads; 64G: 71 %; 128G: 73 %, hardly worth it."));
-        assert!(text.contains("Take 64G: it has 71 % of reads"), "{text}");
-        assert!(text.contains("From 1,234 blocks, one of 100"), "{text}");
+        assert!(text.contains("Take 64G: it hits 71 % of reads"), "{text}");
+        assert!(text.contains("From a sample of 1,234 blocks, one of 100"), "{text}");
         assert!(text.lines().any(|line| {
             line.split_whitespace().eq(["64G", "71.0", "%", "1.0", "71.0", "%", "1.0"])
         }));
@@ -216,7 +216,7 @@ mod tests {
             "{text}"
         );
         assert!(
-            text.contains("Take 64G") && text.contains("From 77 blocks, one of 1024"),
+            text.contains("Take 64G") && text.contains("From a sample of 77 blocks, one of 1024"),
             "{text}"
         );
         assert!(text.ends_with("the present one, 32G, for this volume alone: 40 % of reads.\n"));
@@ -233,6 +233,6 @@ mod tests {
         assert_eq!(take(&[(1, 0.0), (4, 0.055), (8, 0.06)]), Some(4), "none is nothing");
         assert_eq!(take(&[(1, 0.01), (2, 0.02)]), None);
         assert_eq!(take(&[]), None);
-        assert!(of_trace(&advice(&[(1, 0.01)])).contains("does little"));
+        assert!(of_trace(&advice(&[(1, 0.01)])).contains("helps little"));
     }
 }

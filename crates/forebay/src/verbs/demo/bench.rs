@@ -64,7 +64,7 @@ pub(super) fn run(
             (hits + others > 0).then(|| hits as f64 / (hits + others) as f64)
         }
     };
-    parse(&output, name, hits).ok_or_else(|| ApiError::failed("fio's answer is not understood"))
+    parse(&output, name, hits).ok_or_else(|| ApiError::failed("cannot parse fio's output"))
 }
 
 fn parse(output: &str, name: &'static str, hits: Option<f64>) -> Option<Row> {
@@ -100,7 +100,7 @@ pub(super) fn warm_up(
 pub(super) fn explanation(disk: u64, ssd: u64) -> String {
     let (disk, ssd) = (format_size(disk), format_size(ssd));
     format!(
-        "fio over NBD on {disk}: requests of 4 KiB, 90 % reads, zipf 1.2 (some blocks are asked for far more\n\
+        "fio over NBD on {disk}: requests of 4 KiB, 90 % reads, zipf 1.2 (some blocks are requested far more\n\
          often than others), 32 at a time. The disk (7,200 rpm) and the SSD (SATA) are modelled: files\n\
          that are as slow as those. The cache has {ssd} of SSD. MEAN and P99 are latencies of reads and\n\
          writes as fio sees them, HITS reads that the cache answered, x DISK requests per second by those\n\

@@ -45,7 +45,7 @@ impl<'a> Daemon<'a> {
             if self.running.ended()?.is_some() || Instant::now() > end {
                 let said = self.workspace.output("daemon", "err");
                 let last = said.trim().lines().last().unwrap_or("it said nothing");
-                return Err(ApiError::failed(format!("the daemon does not come up: {last}")));
+                return Err(ApiError::failed(format!("the daemon does not start: {last}")));
             }
             std::thread::sleep(STEP);
         }
@@ -104,6 +104,6 @@ impl<'a> Daemon<'a> {
         if status.success() {
             return Ok(());
         }
-        Err(ApiError::failed(format!("the daemon did not end clean: {status}")))
+        Err(ApiError::failed(format!("the daemon did not stop cleanly: {status}")))
     }
 }

@@ -70,11 +70,12 @@ impl Journal {
         for (&block, versions) in &self.blocks {
             let offset = self.area.start + block * BLOCK;
             file.read_exact_at(&mut bytes, offset).map_err(|error| error.to_string())?;
-            let found = version(block, &bytes)
-                .ok_or_else(|| format!("the block at byte {offset} has data that nobody wrote"))?;
+            let found = version(block, &bytes).ok_or_else(|| {
+                format!("the block at byte {offset} has data that was never written")
+            })?;
             if !(versions.flushed..=versions.sent).contains(&found) {
                 return Err(format!(
-                    "the block at byte {offset} has version {found}, flushed was {}",
+                    "the block at byte {offset} has version {found}, but version {} was flushed",
                     versions.flushed
                 ));
             }

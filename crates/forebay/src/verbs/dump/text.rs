@@ -67,7 +67,7 @@ impl Text {
             let label = if index == 0 { "settings" } else { "" };
             match tag_name(*tag) {
                 Some(name) => self.line(label, format_args!("{name}={value}")),
-                None => self.line(label, format_args!("number {tag}, not known here: {value}")),
+                None => self.line(label, format_args!("number {tag} (unknown): {value}")),
             }
         }
     }
