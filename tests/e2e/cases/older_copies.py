@@ -145,7 +145,7 @@ def a_volume_of_the_same_name_that_was_made_since_is_not_taken_for_the_old_one(b
     daemon.terminate()
     shutil.rmtree(daemon.state)
     shutil.copytree(box.path("backup"), daemon.state)
-    words = "older than the cache device", "another volume 'a', made since"
+    words = "older than the cache device", "another volume 'a', created since"
     check(check_refused(daemon, cache, "a", 3, *words), "it was written to")
 
 

@@ -219,7 +219,9 @@ mod tests {
             text.contains("Take 64G") && text.contains("From a sample of 77 blocks, one of 1024"),
             "{text}"
         );
-        assert!(text.ends_with("the present one, 32G, for this volume alone: 40 % of reads.\n"));
+        assert!(
+            text.ends_with("of the present size, 32G, for this volume alone: 40 % of reads.\n")
+        );
         (report.accesses, report.reads, report.rows) = (0, 0, Vec::new());
         assert!(of_volume(&report).contains("Nothing was read or written yet."));
     }
