@@ -49,7 +49,7 @@ fn every_constant_is_in_the_specification() {
         format!("{VOLUME_AREAS_OFFSET} volume-table area 0 {VOLUME_AREA_BYTES}"),
         format!("a multiple of {SEGMENTS_ALIGNMENT}"),
         format!("from {MIN_SEGMENT_BYTES} to {MAX_SEGMENT_BYTES} bytes"),
-        format!("takes {DEFAULT_SEGMENT_BYTES}"),
+        format!("formatting uses {DEFAULT_SEGMENT_BYTES}"),
         format!("until there are {WANTED_SEGMENTS} segments"),
         format!("at least {MIN_SEGMENTS} segments"),
         format!("from {} to {} |", BlockSize::MIN, BlockSize::MAX),
