@@ -2,60 +2,39 @@
 //! promise beside the number, and leaves the judgement to the reader: nothing here fails because
 //! a machine is slow.
 //!
-//! One file for each subcommand, and beside them what they share:
-//! - `rig`: an engine in this process, driven by the thread that measures
-//! - `driver`: requests one after the other on such an engine
-//! - `device`: devices that count, and devices that keep little of what is written
-//! - `fill`: caches with many blocks
-//! - `pattern`: which blocks are asked for
-//! - `measure`, `pairs`: time, and what can be said about it on a machine that is not quiet
-//! - `fio`, `interrupt`: fio as a child, and how it ends when somebody wants that
-//! - `peers`: other caches on real devices, in files of their own
-//! - `seeds`: published experiments in virtual time
-//! - `curve`: estimates of miss-ratio curves beside the exact ones
-//! - `policies`: replacement policies on traces
-//! - `replay`: the engine under traces, in virtual time
-//! - `writeback`: dirty blocks on their way to a disk, in virtual time
+//! - `bench`: the engine, its front end, its memory, its recovery, in real time
+//! - `virtual_time`: modelled devices and a clock that jumps; `experiments`: what is run there
+//! - `real`: fio on real devices and on modelled ones
 //! - `report`: pages of results
-//! - `output`, `progress`: tables, JSON, bars
+//! - `fio`, `interrupt`: fio as a child, and how it ends when somebody wants that
+//! - `statistics`, `output`, `progress`: medians and intervals; tables, JSON, bars
 #![forbid(unsafe_code)]
 #![allow(
     clippy::disallowed_methods,
     reason = "a benchmark owns its threads and measures the machine's own time"
 )]
 
-mod amplification;
-mod curve;
-mod device;
-mod driver;
-mod engine;
+mod bench;
 mod error;
-mod fill;
+mod experiments;
 mod fio;
 mod interrupt;
-mod measure;
-mod memory;
-mod nbd;
 mod output;
-mod pairs;
-mod pattern;
-mod peers;
-mod policies;
 mod progress;
 mod real;
-mod recovery;
-mod replay;
 mod report;
-mod rig;
-mod run;
-mod seeds;
-mod writeback;
+mod statistics;
+mod virtual_time;
 
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use forebay_core::text::{one_line, usage_line};
 use forebay_trace as trace;
+
+use bench::{amplification, engine, memory, nbd, recovery};
+use experiments::{curve, policies, replay, seeds, writeback};
+use real::{peers, run};
 
 /// Measures Forebay.
 #[derive(Debug, Parser)]

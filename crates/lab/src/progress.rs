@@ -1,6 +1,6 @@
 //! A bar on a terminal while something takes its time; nothing elsewhere.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -45,6 +45,30 @@ impl Progress {
 impl Drop for Progress {
     fn drop(&mut self) {
         self.0.finish_and_clear();
+    }
+}
+
+/// A bar that appears only when something takes long.
+pub(crate) struct LateProgress {
+    begin: Instant,
+    steps: u64,
+    label: &'static str,
+    bar: Option<Progress>,
+}
+
+impl LateProgress {
+    pub(crate) fn new(steps: u64, label: &'static str) -> Self {
+        LateProgress { begin: Instant::now(), steps, label, bar: None }
+    }
+
+    /// Steps that are done altogether.
+    pub(crate) fn reach(&mut self, steps: u64) {
+        if self.bar.is_none() && self.begin.elapsed() > Duration::from_secs(5) {
+            self.bar = Some(Progress::new(self.steps, self.label));
+        }
+        if let Some(bar) = &self.bar {
+            bar.reach(steps);
+        }
     }
 }
 

@@ -1,0 +1,21 @@
+//! What this machine does in real time, on devices in RAM: one file for each subcommand, and beside
+//! them what they share.
+//!
+//! - `rig`: an engine in this process, driven by the thread that measures
+//! - `driver`: requests one after the other on such an engine
+//! - `device`: devices that count, and devices that keep little of what is written
+//! - `fill`: caches with many blocks
+//! - `pattern`: which blocks are asked for
+//! - `measure`: time on the wall and on the CPU
+
+pub(crate) mod amplification;
+pub(crate) mod device;
+pub(crate) mod driver;
+pub(crate) mod engine;
+pub(crate) mod fill;
+pub(crate) mod measure;
+pub(crate) mod memory;
+pub(crate) mod nbd;
+pub(crate) mod pattern;
+pub(crate) mod recovery;
+pub(crate) mod rig;

@@ -1,0 +1,187 @@
+//! `forebay-lab amplification`: bytes written to the cache device for each byte that a client
+//! wrote, everything included: headers, marks, checkpoints, superblocks, what reclaim reinserts.
+//!
+//! How much that is depends on how much of the cache stays live, so several spans are measured:
+//! random writes over a part of the cache's size, over all of it, and over several times as much.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use forebay_core::{Op, parse_size};
+use forebay_device::{Device, RamDevice};
+use forebay_engine::Settings;
+use forebay_lane::MonotonicClock;
+use forebay_store::StoreOptions;
+use serde::Serialize;
+
+use crate::bench::device::CountingDevice;
+use crate::bench::driver::Driver;
+use crate::bench::pattern::{MOST_BLOCKS, uniform};
+use crate::bench::rig::{BLOCK, LocalLane, Plan, Rig};
+use crate::error::{LabResult, other};
+use crate::output::{Goal, Table, print_json};
+use crate::progress::Progress;
+
+/// Steps between two looks at the progress bar.
+const SOME: usize = 1 << 14;
+
+/// What is promised without flushes.
+const GOAL: f64 = 1.02;
+
+/// What is measured.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Size of the cache device, in RAM
+    #[arg(long, default_value = "256M", value_name = "SIZE")]
+    cache: String,
+    /// Ranges that are written to, in percent of the cache's size
+    #[arg(long, value_delimiter = ',', default_value = "25,50,80,100,400")]
+    spans: Vec<u64>,
+    /// How often the size of the cache is written before counting starts
+    #[arg(long, default_value_t = 3)]
+    warm_up: u64,
+    /// How often the size of the cache is written while it is counted
+    #[arg(long, default_value_t = 4)]
+    rounds: u64,
+    /// Writes that are each followed by a flush
+    #[arg(long, default_value_t = 50_000)]
+    flushed_writes: u64,
+}
+
+#[derive(Serialize)]
+struct Row {
+    span_percent: u64,
+    flush_each: bool,
+    user_bytes: u64,
+    cache_bytes: u64,
+    origin_bytes: u64,
+    device_writes: u64,
+    syncs: u64,
+    amplification: f64,
+    goal: Option<Goal>,
+}
+
+#[derive(Serialize)]
+struct Report {
+    cache_bytes: u64,
+    rows: Vec<Row>,
+}
+
+pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
+    let cache = parse_size(&args.cache).map_err(|error| other(error.to_string()))?;
+    let too_large = args.spans.iter().any(|span| cache / BLOCK * span / 100 >= MOST_BLOCKS);
+    if cache < 16 << 20 || !cache.is_multiple_of(BLOCK) || too_large || args.spans.contains(&0) {
+        return Err(other("a cache of at least 16M, a multiple of 4K, and spans below 8T, please"));
+    }
+    let per_span = (args.warm_up + args.rounds) * (cache / BLOCK);
+    let total = per_span * args.spans.len() as u64 + args.flushed_writes;
+    let progress = Progress::new(total, "writing");
+    let mut report = Report { cache_bytes: cache, rows: Vec::new() };
+    for &span in &args.spans {
+        report.rows.push(measure(args, cache, span, false, &progress)?);
+    }
+    report.rows.push(measure(args, cache, 100, true, &progress)?);
+    drop(progress);
+    if json { print_json(&report) } else { print(&report) }
+}
+
+fn measure(args: &Args, cache: u64, span: u64, flush: bool, progress: &Progress) -> LabResult<Row> {
+    let blocks = (cache / BLOCK * span / 100).max(1);
+    let (device, written) = CountingDevice::new(RamDevice::new("cache", cache)?);
+    let plan = Plan {
+        cache: device as Arc<dyn Device>,
+        origin: RamDevice::new("origin", blocks * BLOCK)? as Arc<dyn Device>,
+        settings: Settings::default(),
+        options: StoreOptions::default(),
+        touched: false,
+    };
+    let rig = Rig::create(LocalLane::new(0, Arc::new(MonotonicClock::new())), plan)?;
+    let mut driver = Driver::new(rig.local.clone(), rig.target()?);
+    let mut seed = 1;
+    let mut write = |driver: &mut Driver, count: u64| -> LabResult<()> {
+        let mut left = count as usize;
+        while left > 0 {
+            let some = left.min(SOME);
+            let steps = uniform(seed, blocks as u32, true, some);
+            seed += 1;
+            if flush {
+                for step in &steps {
+                    driver.step(*step)?;
+                    driver.plain(Op::Flush, 0, 0)?;
+                    driver.local.turn();
+                }
+            } else {
+                driver.steps(&steps)?;
+            }
+            progress.advance(some as u64);
+            left -= some;
+        }
+        Ok(())
+    };
+    let size = cache / BLOCK;
+    if !flush {
+        write(&mut driver, args.warm_up * size)?;
+    }
+    let volume = driver.target.volume().clone();
+    let counts = || {
+        let load = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+        let totals = volume.stats.totals();
+        [
+            load(&written.bytes),
+            load(&written.writes),
+            load(&written.syncs),
+            totals.user_written_bytes,
+            totals.origin_written_bytes,
+        ]
+    };
+    let before = counts();
+    write(&mut driver, if flush { args.flushed_writes } else { args.rounds * size })?;
+    // What is still in the log's buffers belongs to what was counted.
+    rig.commit()?;
+    let after = counts();
+    let [cache_bytes, device_writes, syncs, user_bytes, origin_bytes] =
+        std::array::from_fn(|index| after[index] - before[index]);
+    let amplification = cache_bytes as f64 / user_bytes.max(1) as f64;
+    Ok(Row {
+        span_percent: span,
+        flush_each: flush,
+        user_bytes,
+        cache_bytes,
+        origin_bytes,
+        device_writes,
+        syncs,
+        amplification,
+        goal: (!flush).then(|| Goal::at_most(GOAL, amplification)),
+    })
+}
+
+fn print(report: &Report) -> LabResult<()> {
+    use forebay_core::units::format_size;
+    println!("random writes of 4K, cache of {}", format_size(report.cache_bytes));
+    let mut table = Table::new(&[
+        "SPAN",
+        "FLUSH",
+        "USER",
+        "TO CACHE",
+        "TO ORIGIN",
+        "WRITE SIZE",
+        "SYNCS",
+        "CACHE/USER",
+        "GOAL",
+    ]);
+    for row in &report.rows {
+        table.row([
+            format!("{} %", row.span_percent),
+            if row.flush_each { "each" } else { "never" }.to_owned(),
+            format_size(row.user_bytes),
+            format_size(row.cache_bytes),
+            format_size(row.origin_bytes),
+            format_size(row.cache_bytes / row.device_writes.max(1)),
+            row.syncs.to_string(),
+            format!("{:.4}", row.amplification),
+            row.goal.map_or_else(|| "-".into(), |goal| goal.show("<=", 2)),
+        ]);
+    }
+    print!("{}", table.render());
+    Ok(())
+}

@@ -1,0 +1,184 @@
+//! Requests of one block, one after the other, the way a front end makes them: first the quick
+//! way, and if that is not possible, submitted and waited for.
+
+use std::cell::{Cell, RefCell};
+use std::hint::black_box;
+use std::rc::Rc;
+
+use forebay_core::{IoError, Op};
+use forebay_device::IoBuf;
+use forebay_engine::{BlockService, Coming, Completion, CompletionSink, LaneVolume, Request};
+
+use crate::bench::pattern::Step;
+use crate::bench::rig::{BLOCK, LocalLane};
+use crate::error::LabResult;
+
+/// Requests between two looks at the lane's tasks: what a client with that many in flight gives.
+pub(crate) const BATCH: usize = 32;
+
+/// Counts completions, and keeps their buffers for the next requests.
+#[derive(Default)]
+pub(crate) struct Sink {
+    pub(crate) done: Cell<u64>,
+    failed: Cell<Option<IoError>>,
+    buffers: RefCell<Vec<IoBuf>>,
+}
+
+impl CompletionSink for Sink {
+    fn complete(&self, completion: Completion) {
+        self.done.set(self.done.get() + 1);
+        if let Err(error) = completion.result {
+            self.failed.set(Some(error));
+        }
+        let data = completion.data.filter(|data| data.len() as u64 == BLOCK);
+        self.buffers.borrow_mut().extend(data);
+    }
+}
+
+impl Sink {
+    /// The first failure since this was last asked.
+    pub(crate) fn check(&self) -> LabResult<()> {
+        match self.failed.take() {
+            Some(error) => Err(error.into()),
+            None => Ok(()),
+        }
+    }
+
+    /// A request for one block, with a buffer that was used before where there is one.
+    pub(crate) fn request(&self, step: Step, tag: u64) -> Request {
+        let data = self.buffers.borrow_mut().pop();
+        Request {
+            tag,
+            op: if step.write() { Op::Write } else { Op::Read },
+            offset: step.block() * BLOCK,
+            len: BLOCK,
+            fua: false,
+            fast: false,
+            no_hole: false,
+            data: Some(data.unwrap_or_else(|| IoBuf::zeroed(BLOCK as usize))),
+        }
+    }
+}
+
+/// See the module.
+pub(crate) struct Driver {
+    pub(crate) local: LocalLane,
+    pub(crate) target: Rc<LaneVolume>,
+    sink: Rc<Sink>,
+    small: Vec<u8>,
+    /// Whether payloads differ from each other.
+    stamped: bool,
+    /// Requests that had to be submitted.
+    pub(crate) submitted: u64,
+}
+
+impl Driver {
+    pub(crate) fn new(local: LocalLane, target: Rc<LaneVolume>) -> Self {
+        let small = vec![0x5a; BLOCK as usize];
+        Driver { local, target, sink: Rc::default(), small, stamped: true, submitted: 0 }
+    }
+
+    /// From now on every block that is written holds the same byte again and again, for devices
+    /// that keep little of such blocks.
+    pub(crate) fn repeat_payload(&mut self) {
+        self.small.fill(0x5a);
+        self.stamped = false;
+    }
+
+    /// One request.
+    ///
+    /// # Errors
+    /// It failed.
+    #[inline]
+    pub(crate) fn step(&mut self, step: Step) -> LabResult<()> {
+        let offset = step.block() * BLOCK;
+        let done = if step.write() {
+            if self.stamped {
+                stamp(&mut self.small);
+            }
+            self.target.write_now(offset, &self.small)
+        } else {
+            let done = self.target.read_now(offset, &mut self.small);
+            black_box(&self.small);
+            done
+        };
+        match done {
+            Some(result) => Ok(result?),
+            None => self.slowly(step),
+        }
+    }
+
+    #[cold]
+    fn slowly(&mut self, step: Step) -> LabResult<()> {
+        self.submitted += 1;
+        let mut request = self.sink.request(step, 0);
+        if let Some(data) = request.data.as_mut().filter(|_| step.write()) {
+            data.copy_from_slice(&self.small);
+        }
+        self.submit(request)
+    }
+
+    /// A request of any kind, to its end.
+    ///
+    /// # Errors
+    /// It failed.
+    pub(crate) fn submit(&self, request: Request) -> LabResult<()> {
+        let before = self.sink.done.get();
+        let sink: Rc<dyn CompletionSink> = self.sink.clone();
+        self.target.submit(request, &sink);
+        self.local.run_until("a request", || (self.sink.done.get() > before).then_some(()))?;
+        self.sink.check()
+    }
+
+    /// A request without data.
+    ///
+    /// # Errors
+    /// It failed.
+    pub(crate) fn plain(&self, op: Op, offset: u64, len: u64) -> LabResult<()> {
+        self.submit(Request {
+            tag: 0,
+            op,
+            offset,
+            len,
+            fua: false,
+            fast: false,
+            no_hole: false,
+            data: None,
+        })
+    }
+
+    /// All of these, with the lane's other work in between.
+    ///
+    /// # Errors
+    /// One failed.
+    pub(crate) fn steps(&mut self, steps: &[Step]) -> LabResult<()> {
+        for batch in steps.chunks(BATCH) {
+            self.expect(batch.first(), Coming::Later);
+            self.expect(batch.first(), Coming::Next);
+            self.expect(batch.get(1), Coming::Later);
+            for (number, step) in batch.iter().enumerate() {
+                self.expect(batch.get(number + 1), Coming::Next);
+                self.expect(batch.get(number + 2), Coming::Later);
+                self.step(*step)?;
+            }
+            self.local.turn();
+        }
+        Ok(())
+    }
+
+    /// What a front end says of the requests that it has received.
+    fn expect(&self, step: Option<&Step>, coming: Coming) {
+        if let Some(step) = step {
+            let op = if step.write() { Op::Write } else { Op::Read };
+            self.target.expect(op, step.block() * BLOCK, coming);
+        }
+    }
+}
+
+/// Makes the next payload differ from the last one.
+#[inline]
+pub(crate) fn stamp(payload: &mut [u8]) {
+    if let Some(first) = payload.first_chunk_mut::<8>() {
+        *first = u64::from_le_bytes(*first).wrapping_add(1).to_le_bytes();
+    }
+}

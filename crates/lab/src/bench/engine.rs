@@ -1,0 +1,387 @@
+//! `forebay-lab engine`: the engine on RAM devices, 4 KiB at a time, as a share of what copying
+//! the same bytes costs in the same run.
+//!
+//! Engine and copy alternate, sample by sample, on the same threads. The copy goes over an area as
+//! large as the cache, in huge pages like the devices: from random blocks into one small buffer
+//! for reads, the other way for writes.
+
+pub(crate) mod cases;
+pub(crate) mod closed_loop;
+pub(crate) mod jobs;
+pub(crate) mod worker;
+
+use std::time::Duration;
+
+use forebay_core::parse_size;
+use serde::Serialize;
+
+use crate::bench::measure::Rates;
+use crate::bench::pattern::MOST_BLOCKS;
+use crate::bench::rig::BLOCK;
+use crate::error::{LabResult, usage};
+use crate::output::{Goal, Table, print_json, rate};
+use crate::progress::Progress;
+use crate::statistics::{Estimate, median};
+use cases::Case;
+use worker::{Crew, Work};
+
+/// What is measured.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Pairs of samples; fewer than 15 say little on a machine that is not quiet
+    #[arg(long, default_value_t = 15)]
+    pub(crate) pairs: usize,
+    /// Size of the cache device, in RAM [default: 1G, with --jobs 2G]
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) cache: Option<String>,
+    /// Size of the origin, in RAM [default: 4G, with --jobs 2G]
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) origin: Option<String>,
+    /// Percent of the cache that the cases other than zipf work on
+    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..=80))]
+    pub(crate) working_set: u64,
+    /// How long one sample takes
+    #[arg(long, default_value_t = 0.3)]
+    pub(crate) seconds_per_sample: f64,
+    /// Numbers of lanes
+    #[arg(long, default_value = "1,2", value_delimiter = ',')]
+    pub(crate) lanes: Vec<usize>,
+    /// What to measure [default: read-hit,overwrite-dirty,write-clean,zipf; with --jobs
+    /// overwrite-dirty,write-default,write-through,read-hit]
+    #[arg(long, value_delimiter = ',')]
+    pub(crate) cases: Vec<Case>,
+    /// Do not tie lanes to CPUs
+    #[arg(long)]
+    pub(crate) no_pin: bool,
+    /// Requests that each job of the closed loop keeps in flight, on one lane; several, and the
+    /// rows multiply
+    #[arg(long, requires = "jobs", value_delimiter = ',')]
+    pub(crate) depth: Vec<usize>,
+    /// Jobs of the closed loop
+    #[arg(long, requires = "depth", value_delimiter = ',')]
+    pub(crate) jobs: Vec<usize>,
+}
+
+/// Sizes, checked.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct Sizes {
+    pub(crate) cache_bytes: u64,
+    pub(crate) origin_bytes: u64,
+    pub(crate) working_set_blocks: u64,
+}
+
+impl Args {
+    fn sizes(&self) -> LabResult<Sizes> {
+        let size = |given: &Option<String>, default| match given {
+            Some(text) => parse_size(text).map_err(|error| usage(error.to_string())),
+            None => Ok(default),
+        };
+        // The closed loop has the sizes that the kernel's caches were measured with.
+        let (cache, origin) = if self.jobs.is_empty() { (1, 4) } else { (2, 2) };
+        let (cache, origin) = (size(&self.cache, cache << 30)?, size(&self.origin, origin << 30)?);
+        let whole = |bytes: u64| bytes > 0 && bytes.is_multiple_of(BLOCK);
+        let working_set = cache / BLOCK * self.working_set / 100;
+        if !whole(cache) || !whole(origin) || origin / BLOCK >= MOST_BLOCKS {
+            return Err(usage("sizes must be multiples of 4K, below 8T"));
+        }
+        if working_set * BLOCK > origin {
+            return Err(usage("the origin is smaller than the working set; see --working-set"));
+        }
+        let largest = self.lanes.iter().max().copied().unwrap_or(0);
+        if !(1..=64).contains(&largest) || self.lanes.contains(&0) {
+            return Err(usage("there can be 1 to 64 lanes"));
+        }
+        Ok(Sizes { cache_bytes: cache, origin_bytes: origin, working_set_blocks: working_set })
+    }
+
+    /// The cases that were asked for, or else these.
+    pub(crate) fn cases(&self, default: &[Case]) -> Vec<Case> {
+        if self.cases.is_empty() { default.to_vec() } else { self.cases.clone() }
+    }
+
+    fn sample_time(&self) -> LabResult<Duration> {
+        Duration::try_from_secs_f64(self.seconds_per_sample)
+            .ok()
+            .filter(|time| !time.is_zero())
+            .ok_or_else(|| usage("a sample must take more than no time"))
+    }
+}
+
+/// What the cache did during the engine's samples.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub(crate) struct Background {
+    /// Bytes appended to the log for each byte that clients wrote.
+    pub(crate) log_bytes_per_user_byte: f64,
+    /// Segments that were filled, so about as many were reclaimed.
+    pub(crate) segments_filled: f64,
+    pub(crate) origin_written_bytes: u64,
+    pub(crate) read_hit_share: f64,
+    /// Requests that could not be answered at once.
+    pub(crate) submitted_share: f64,
+}
+
+#[derive(Serialize)]
+struct Row {
+    case: &'static str,
+    lanes: usize,
+    engine_per_second: f64,
+    memcpy_per_second: f64,
+    share: Estimate,
+    share_of_cpu: Estimate,
+    share_goal: Option<Goal>,
+    cpu_us: f64,
+    memcpy_cpu_us: f64,
+    cpu_goal: Option<Goal>,
+    /// Share of the wall time in which the engine's threads had a CPU.
+    on_cpu: f64,
+    background: Background,
+}
+
+#[derive(Serialize)]
+struct Scaling {
+    case: &'static str,
+    lanes: usize,
+    one_lane_per_second: f64,
+    all_lanes_per_second: f64,
+    factor: Estimate,
+    factor_by_cpu: Estimate,
+    goal: Option<Goal>,
+}
+
+#[derive(Serialize)]
+struct Report {
+    pairs: usize,
+    seconds_per_sample: f64,
+    sizes: Sizes,
+    rows: Vec<Row>,
+    scaling: Vec<Scaling>,
+}
+
+pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
+    let sizes = args.sizes()?;
+    let time = args.sample_time()?;
+    if !args.jobs.is_empty() {
+        return jobs::run(args, sizes, time, &args.jobs, &args.depth, json);
+    }
+    let cases = args.cases(&[Case::ReadHit, Case::OverwriteDirty, Case::WriteClean, Case::Zipf]);
+    let mut report = Report {
+        pairs: args.pairs,
+        seconds_per_sample: args.seconds_per_sample,
+        sizes,
+        rows: Vec::new(),
+        scaling: Vec::new(),
+    };
+    let runs: usize = args.lanes.iter().map(|lanes| 1 + usize::from(*lanes > 1)).sum();
+    let progress = Progress::new((runs * cases.len() * args.pairs) as u64, "preparing");
+    for &lanes in &args.lanes {
+        let crew = Crew::start(sizes, lanes, !args.no_pin)?;
+        for &case in &cases {
+            progress.label(format!("{} on {lanes} lane(s)", case.name()));
+            crew.prepare(case)?;
+            report.rows.push(shares(&crew, case, args.pairs, time, &progress)?);
+            if lanes > 1 {
+                report.scaling.push(scaling(&crew, case, args.pairs, time, &progress)?);
+            }
+        }
+    }
+    drop(progress);
+    if json {
+        return print_json(&report);
+    }
+    print(&report);
+    Ok(())
+}
+
+fn shares(
+    crew: &Crew,
+    case: Case,
+    pairs: usize,
+    time: Duration,
+    progress: &Progress,
+) -> LabResult<Row> {
+    let lanes = crew.lanes();
+    let mut engine = Vec::new();
+    let mut copies = Vec::new();
+    let mut background = worker::Counters::default();
+    // One pair more than is counted: the first one finds cold caches.
+    for pair in 0..=pairs {
+        let order =
+            if pair % 2 == 0 { [Work::Engine, Work::Copy] } else { [Work::Copy, Work::Engine] };
+        for work in order {
+            if work == Work::Engine {
+                crew.before_sample(case)?;
+            }
+            let start = crew.counters()?;
+            let rates = Rates::of(&crew.sample(case, work, time, lanes)?);
+            match (pair, work) {
+                (0, _) => (),
+                (_, Work::Engine) => {
+                    background.add(&crew.counters()?, &start);
+                    engine.push(rates);
+                }
+                (_, Work::Copy) => copies.push(rates),
+            }
+        }
+        if pair > 0 {
+            progress.advance(1);
+        }
+    }
+    let of = |rates: &[Rates], field: fn(&Rates) -> f64| -> Vec<f64> {
+        rates.iter().map(field).collect()
+    };
+    let pairs = |field: fn(&Rates) -> f64| engine.iter().map(field).zip(copies.iter().map(field));
+    let share = Estimate::of_ratios(pairs(|rates| rates.per_second));
+    let share_of_cpu = Estimate::of_ratios(pairs(|rates| rates.per_cpu_second));
+    let cpu_us = median(&of(&engine, |rates| rates.cpu_us));
+    Ok(Row {
+        case: case.name(),
+        lanes,
+        engine_per_second: median(&of(&engine, |rates| rates.per_second)),
+        memcpy_per_second: median(&of(&copies, |rates| rates.per_second)),
+        share,
+        share_of_cpu,
+        share_goal: case.share_goal().map(|goal| Goal::at_least(goal, share_of_cpu.median)),
+        cpu_us,
+        memcpy_cpu_us: median(&of(&copies, |rates| rates.cpu_us)),
+        cpu_goal: case.cpu_goal().map(|goal| Goal::at_most(goal, cpu_us)),
+        on_cpu: median(&of(&engine, |rates| rates.on_cpu)),
+        background: background.summary(crew.segment_bytes()),
+    })
+}
+
+/// One lane against all of them, in the same cache.
+fn scaling(
+    crew: &Crew,
+    case: Case,
+    pairs: usize,
+    time: Duration,
+    progress: &Progress,
+) -> LabResult<Scaling> {
+    let lanes = crew.lanes();
+    let (mut one, mut all) = (Vec::new(), Vec::new());
+    for pair in 0..=pairs {
+        let order = if pair % 2 == 0 { [1, lanes] } else { [lanes, 1] };
+        for count in order {
+            crew.before_sample(case)?;
+            let rates = Rates::of(&crew.sample(case, Work::Engine, time, count)?);
+            if pair > 0 {
+                if count == 1 { one.push(rates) } else { all.push(rates) }
+            }
+        }
+        if pair > 0 {
+            progress.advance(1);
+        }
+    }
+    let ratio = |field: fn(&Rates) -> f64| {
+        Estimate::of_ratios(all.iter().map(field).zip(one.iter().map(field)))
+    };
+    let factor_by_cpu = ratio(|rates| rates.per_cpu_second);
+    let rate_of = |rates: &[Rates]| median(&rates.iter().map(|r| r.per_second).collect::<Vec<_>>());
+    Ok(Scaling {
+        case: case.name(),
+        lanes,
+        one_lane_per_second: rate_of(&one),
+        all_lanes_per_second: rate_of(&all),
+        factor: ratio(|rates| rates.per_second),
+        factor_by_cpu,
+        goal: (lanes == 2).then(|| Goal::at_least(1.9, factor_by_cpu.median)),
+    })
+}
+
+fn print(report: &Report) {
+    print_rows(report);
+    print_background(report);
+    if !report.scaling.is_empty() {
+        print_scaling(report);
+    }
+    println!(
+        "{} pairs of {} s; medians with 95 % intervals. (cpu): per second of CPU time, which is what\n\
+         the goals are held against; it leaves out what other processes take.",
+        report.pairs, report.seconds_per_sample
+    );
+}
+
+fn goal(goal: Option<&Goal>, sign: &str, digits: usize) -> String {
+    goal.map_or_else(|| "-".into(), |goal| goal.show(sign, digits))
+}
+
+fn print_rows(report: &Report) {
+    let mut table = Table::new(&[
+        "CASE",
+        "LANES",
+        "ENGINE/s",
+        "MEMCPY/s",
+        "SHARE (wall)",
+        "SHARE (cpu)",
+        "GOAL",
+        "CPU us",
+        "COPY us",
+        "GOAL",
+        "ON CPU",
+    ]);
+    for row in &report.rows {
+        table.row([
+            row.case.to_owned(),
+            row.lanes.to_string(),
+            rate(row.engine_per_second),
+            rate(row.memcpy_per_second),
+            row.share.to_string(),
+            row.share_of_cpu.to_string(),
+            goal(row.share_goal.as_ref(), ">=", 1),
+            format!("{:.3}", row.cpu_us),
+            format!("{:.3}", row.memcpy_cpu_us),
+            goal(row.cpu_goal.as_ref(), "<=", 1),
+            format!("{:.0} %", row.on_cpu * 100.0),
+        ]);
+    }
+    println!("{}", table.render());
+}
+
+fn print_background(report: &Report) {
+    let mut table = Table::new(&[
+        "DURING THE SAMPLES",
+        "LANES",
+        "LOG/USER",
+        "SEGMENTS",
+        "TO ORIGIN",
+        "READ HITS",
+        "SUBMITTED",
+    ]);
+    for row in &report.rows {
+        let background = &row.background;
+        table.row([
+            row.case.to_owned(),
+            row.lanes.to_string(),
+            format!("{:.3}", background.log_bytes_per_user_byte),
+            format!("{:.0}", background.segments_filled),
+            forebay_core::units::format_size(background.origin_written_bytes),
+            format!("{:.2} %", background.read_hit_share * 100.0),
+            format!("{:.3} %", background.submitted_share * 100.0),
+        ]);
+    }
+    println!("{}", table.render());
+}
+
+fn print_scaling(report: &Report) {
+    let mut table = Table::new(&[
+        "SCALING",
+        "LANES",
+        "ONE LANE/s",
+        "ALL LANES/s",
+        "FACTOR (wall)",
+        "FACTOR (cpu)",
+        "GOAL",
+    ]);
+    for row in &report.scaling {
+        table.row([
+            row.case.to_owned(),
+            row.lanes.to_string(),
+            rate(row.one_lane_per_second),
+            rate(row.all_lanes_per_second),
+            row.factor.to_string(),
+            row.factor_by_cpu.to_string(),
+            goal(row.goal.as_ref(), ">=", 1),
+        ]);
+    }
+    println!("{}", table.render());
+}

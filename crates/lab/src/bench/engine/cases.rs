@@ -1,0 +1,122 @@
+//! What is measured, and what is promised of it.
+
+use std::sync::Arc;
+
+use clap::ValueEnum;
+use forebay_core::Mode;
+use forebay_engine::Settings;
+
+use crate::bench::engine::Sizes;
+use crate::bench::pattern::{Step, permutation, uniform, zipf};
+use crate::bench::rig::{BLOCK, no_writeback};
+
+/// Steps that are prepared; they are gone through again and again.
+const STEPS: usize = 1 << 20;
+
+/// Skew of the zipf case.
+const SKEW: f64 = 1.2;
+
+/// What is wanted of a case beside the caches of the kernel.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct KernelGoals {
+    /// More than this share of the bare device.
+    pub(crate) share: f64,
+    /// At most this much CPU time for a request, in microseconds.
+    pub(crate) cpu_us: f64,
+}
+
+/// One kind of load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Case {
+    /// Random reads of blocks that are cached and clean
+    ReadHit,
+    /// Random writes to blocks that are dirty
+    OverwriteDirty,
+    /// Random writes with the settings that a new volume has
+    WriteDefault,
+    /// Random writes with mode writethrough
+    WriteThrough,
+    /// Writes to blocks that are clean, each once, in random order
+    WriteClean,
+    /// 90 % reads, 10 % writes over the whole origin, zipf with an exponent of 1.2
+    Zipf,
+}
+
+impl Case {
+    /// The name in reports.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Case::ReadHit => "read-hit",
+            Case::OverwriteDirty => "overwrite-dirty",
+            Case::WriteDefault => "write-default",
+            Case::WriteThrough => "write-through",
+            Case::WriteClean => "write-clean",
+            Case::Zipf => "zipf",
+        }
+    }
+
+    /// Share of the speed of copying that is promised.
+    pub(crate) fn share_goal(self) -> Option<f64> {
+        match self {
+            Case::ReadHit => Some(0.6),
+            Case::OverwriteDirty | Case::WriteClean => Some(0.5),
+            Case::WriteDefault | Case::WriteThrough | Case::Zipf => None,
+        }
+    }
+
+    /// CPU microseconds that are promised.
+    pub(crate) fn cpu_goal(self) -> Option<f64> {
+        match self {
+            Case::ReadHit => Some(0.6),
+            Case::OverwriteDirty | Case::WriteClean => Some(0.8),
+            Case::WriteDefault | Case::WriteThrough | Case::Zipf => None,
+        }
+    }
+
+    /// What is wanted beside the caches of the kernel: shares of the bare device above those of
+    /// the best of them, and a quarter of its CPU time.
+    pub(crate) fn beside_the_kernel(self) -> Option<KernelGoals> {
+        match self {
+            Case::ReadHit => Some(KernelGoals { share: 0.67, cpu_us: 2.2 / 4.0 }),
+            Case::OverwriteDirty | Case::WriteDefault => {
+                Some(KernelGoals { share: 0.37, cpu_us: 3.2 / 4.0 })
+            }
+            Case::WriteThrough | Case::WriteClean | Case::Zipf => None,
+        }
+    }
+
+    /// Whether a sample ends when the steps have been gone through once.
+    pub(crate) fn once(self) -> bool {
+        self == Case::WriteClean
+    }
+
+    /// The settings of the volume. But for zipf and the default settings, nothing is written back
+    /// while the clock runs unless reclaim finds no other way.
+    pub(crate) fn settings(self) -> Settings {
+        match self {
+            Case::Zipf | Case::WriteDefault => Settings::default(),
+            Case::WriteThrough => Settings { mode: Mode::Writethrough, ..Settings::default() },
+            _ => no_writeback(),
+        }
+    }
+
+    /// The steps of one of several streams (lanes or jobs) that run at the same time.
+    pub(crate) fn steps(self, sizes: Sizes, stream: usize, streams: usize) -> Arc<[Step]> {
+        let blocks = sizes.working_set_blocks as u32;
+        let seed = 0x5eed + stream as u64;
+        match self {
+            Case::ReadHit => uniform(seed, blocks, false, STEPS).into(),
+            Case::OverwriteDirty | Case::WriteDefault | Case::WriteThrough => {
+                uniform(seed, blocks, true, STEPS).into()
+            }
+            Case::WriteClean => {
+                let all = permutation(7, blocks, true);
+                all.into_iter().skip(stream).step_by(streams).collect()
+            }
+            Case::Zipf => {
+                let blocks = (sizes.origin_bytes / BLOCK) as u32;
+                zipf(seed, 7, blocks, SKEW, 9, STEPS).into()
+            }
+        }
+    }
+}

@@ -1,0 +1,254 @@
+//! `forebay-lab engine --jobs J --depth D`: the closed loop of J jobs of depth D on one lane, over
+//! the engine and over a bare RAM device, turn about: what the engine leaves of the device's speed,
+//! and the CPU time that a request takes, background work included.
+//!
+//! The goals compare with figures that were published for the caches of the Linux kernel, measured
+//! by such a loop inside the kernel; `docs/beside-the-kernel.md` says what that means.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_device::{Device, RamDevice};
+use serde::Serialize;
+
+use crate::bench::engine::closed_loop::{self, Load, Way};
+use crate::bench::engine::worker::{Counters, Crew, Worker};
+use crate::bench::engine::{Args, Background, Case, Sizes};
+use crate::bench::measure::{Rates, Sample};
+use crate::bench::rig::{BLOCK, touch};
+use crate::error::{LabResult, usage};
+use crate::output::{Goal, Table, print_json, rate};
+use crate::progress::Progress;
+use crate::statistics::{Estimate, median};
+
+#[derive(Serialize)]
+struct Row {
+    case: &'static str,
+    way: Way,
+    jobs: usize,
+    depth: usize,
+    engine_per_second: f64,
+    raw_per_second: f64,
+    /// Of the bare device, by time on the wall and by CPU time.
+    share: Estimate,
+    share_of_cpu: Estimate,
+    share_goal: Option<Goal>,
+    cpu_us: f64,
+    raw_cpu_us: f64,
+    cpu_goal: Option<Goal>,
+    background: Background,
+}
+
+#[derive(Serialize)]
+struct Report {
+    pairs: usize,
+    seconds_per_sample: f64,
+    sizes: Sizes,
+    region_bytes: u64,
+    rows: Vec<Row>,
+}
+
+/// What a sample is of.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Turn {
+    Raw,
+    Engine(Way),
+}
+
+const TURNS: [Turn; 3] = [Turn::Raw, Turn::Engine(Way::FrontEnd), Turn::Engine(Way::Submitted)];
+
+pub(crate) fn run(
+    args: &Args,
+    sizes: Sizes,
+    time: Duration,
+    jobs: &[usize],
+    depths: &[usize],
+    json: bool,
+) -> LabResult<()> {
+    if jobs.iter().chain(depths).any(|count| !(1..=1024).contains(count)) {
+        return Err(usage("--jobs and --depth take 1 to 1024"));
+    }
+    let cases =
+        args.cases(&[Case::OverwriteDirty, Case::WriteDefault, Case::WriteThrough, Case::ReadHit]);
+    let crew = Crew::start(sizes, 1, !args.no_pin)?;
+    let region_bytes = sizes.working_set_blocks * BLOCK;
+    let raw = bare(&crew, region_bytes)?;
+    let mut report = Report {
+        pairs: args.pairs,
+        seconds_per_sample: time.as_secs_f64(),
+        sizes,
+        region_bytes,
+        rows: Vec::new(),
+    };
+    let rounds = cases.len() * jobs.len() * depths.len() * args.pairs;
+    let progress = Progress::new(rounds as u64, "preparing");
+    for &case in &cases {
+        progress.label(format!("{}: preparing", case.name()));
+        crew.prepare(case)?;
+        for &jobs in jobs {
+            for &depth in depths {
+                progress.label(format!("{}, {jobs} job(s) of depth {depth}", case.name()));
+                let load = Load { jobs, depth, time, once: case.once() };
+                report.rows.extend(rows(&crew, &raw, case, load, args.pairs, &progress)?);
+            }
+        }
+    }
+    drop(progress);
+    if json { print_json(&report) } else { print(&report) }
+}
+
+/// A bare device with its memory in place.
+///
+/// # Errors
+/// There is not enough memory.
+pub(crate) fn bare(crew: &Crew, bytes: u64) -> LabResult<Arc<dyn Device>> {
+    let device: Arc<dyn Device> = RamDevice::new("bare", bytes)?;
+    let inner = device.clone();
+    crew.on(0, move |worker: &mut Worker| {
+        let local = worker.driver.local.clone();
+        let context = local.context.clone();
+        local.block_on("taking memory", async move { touch(&context, &inner).await })?
+    })??;
+    Ok(device)
+}
+
+/// The samples of one way to the engine, each with that of the bare device beside it.
+#[derive(Default)]
+struct Pairs {
+    engine: Vec<Rates>,
+    raw: Vec<Rates>,
+    background: Counters,
+}
+
+fn rows(
+    crew: &Crew,
+    raw: &Arc<dyn Device>,
+    case: Case,
+    load: Load,
+    pairs: usize,
+    progress: &Progress,
+) -> LabResult<Vec<Row>> {
+    let mut of_ways = [Way::FrontEnd, Way::Submitted].map(|way| (way, Pairs::default()));
+    // One round more than is counted: the first one finds cold caches.
+    for pair in 0..=pairs {
+        let mut rates = Vec::new();
+        for turn in 0..TURNS.len() {
+            // Everyone is first, and everyone follows everyone.
+            let at = if pair % 2 == 0 { turn } else { TURNS.len() - 1 - turn };
+            let turn = TURNS[(at + pair / 2) % TURNS.len()];
+            if turn != Turn::Raw {
+                crew.before_sample(case)?;
+            }
+            let before = crew.counters()?;
+            rates.push((turn, Rates::of(&[sample(crew, raw, case, load, turn)?])));
+            let after = crew.counters()?;
+            let of_way = of_ways.iter_mut().find(|(way, _)| turn == Turn::Engine(*way));
+            if let Some((_, pairs)) = of_way.filter(|_| pair > 0) {
+                pairs.background.add(&after, &before);
+            }
+        }
+        if pair == 0 {
+            continue;
+        }
+        let of = |wanted| rates.iter().find(|(turn, _)| *turn == wanted).map(|(_, rates)| *rates);
+        for (way, pairs) in &mut of_ways {
+            pairs.engine.extend(of(Turn::Engine(*way)));
+            pairs.raw.extend(of(Turn::Raw));
+        }
+        progress.advance(1);
+    }
+    let segment = crew.segment_bytes();
+    Ok(of_ways.iter().map(|(way, pairs)| row(case, *way, load, pairs, segment)).collect())
+}
+
+fn sample(
+    crew: &Crew,
+    raw: &Arc<dyn Device>,
+    case: Case,
+    load: Load,
+    turn: Turn,
+) -> LabResult<Sample> {
+    let (raw, sizes) = (raw.clone(), crew.sizes());
+    crew.on(0, move |worker: &mut Worker| {
+        let steps = |job| case.steps(sizes, job, load.jobs);
+        match turn {
+            Turn::Raw => closed_loop::raw(worker, &raw, BLOCK, load, steps),
+            Turn::Engine(way) => closed_loop::engine(worker, way, load, steps),
+        }
+    })?
+}
+
+fn row(case: Case, way: Way, load: Load, pairs: &Pairs, segment_bytes: u64) -> Row {
+    let middle = |rates: &[Rates], field: fn(&Rates) -> f64| {
+        median(&rates.iter().map(field).collect::<Vec<f64>>())
+    };
+    let ratio = |field: fn(&Rates) -> f64| {
+        Estimate::of_ratios(pairs.engine.iter().map(field).zip(pairs.raw.iter().map(field)))
+    };
+    let cpu_us = middle(&pairs.engine, |rates| rates.cpu_us);
+    let share_of_cpu = ratio(|rates| rates.per_cpu_second);
+    let goals = case.beside_the_kernel();
+    Row {
+        case: case.name(),
+        way,
+        jobs: load.jobs,
+        depth: load.depth,
+        engine_per_second: middle(&pairs.engine, |rates| rates.per_second),
+        raw_per_second: middle(&pairs.raw, |rates| rates.per_second),
+        share: ratio(|rates| rates.per_second),
+        share_of_cpu,
+        share_goal: goals.map(|goals| Goal::at_least(goals.share, share_of_cpu.median)),
+        cpu_us,
+        raw_cpu_us: middle(&pairs.raw, |rates| rates.cpu_us),
+        cpu_goal: goals.map(|goals| Goal::at_most(goals.cpu_us, cpu_us)),
+        background: pairs.background.summary(segment_bytes),
+    }
+}
+
+fn print(report: &Report) -> LabResult<()> {
+    let goal = |goal: &Option<Goal>, sign| {
+        goal.as_ref().map_or_else(|| "-".into(), |goal| goal.show(sign, 2))
+    };
+    let mut table = Table::new(&[
+        "CASE",
+        "WAY",
+        "JOBSxDEPTH",
+        "ENGINE/s",
+        "RAW/s",
+        "SHARE (wall)",
+        "SHARE (cpu)",
+        "GOAL",
+        "CPU us",
+        "RAW us",
+        "GOAL",
+        "LOG/USER",
+        "TO ORIGIN",
+    ]);
+    for row in &report.rows {
+        table.row([
+            row.case.to_owned(),
+            row.way.name().to_owned(),
+            format!("{}x{}", row.jobs, row.depth),
+            rate(row.engine_per_second),
+            rate(row.raw_per_second),
+            row.share.to_string(),
+            row.share_of_cpu.to_string(),
+            goal(&row.share_goal, ">"),
+            format!("{:.3}", row.cpu_us),
+            format!("{:.3}", row.raw_cpu_us),
+            goal(&row.cpu_goal, "<="),
+            format!("{:.2}", row.background.log_bytes_per_user_byte),
+            forebay_core::units::format_size(row.background.origin_written_bytes),
+        ]);
+    }
+    print!("{}", table.render());
+    println!(
+        "{} pairs of {} s, 4 KiB, random within {}, one lane on one CPU with all of its background\n\
+         work; RAW: a bare RAM device in the same loop. front-end: what can be answered at once is,\n\
+         as for NBD; submitted: every request is submitted. Goals: docs/beside-the-kernel.md.",
+        report.pairs,
+        report.seconds_per_sample,
+        forebay_core::units::format_size(report.region_bytes),
+    );
+    Ok(())
+}

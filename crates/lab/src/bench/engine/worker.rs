@@ -1,0 +1,406 @@
+//! The threads that measure: one for each lane, and the jobs that they are given.
+
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::sync::{Arc, Barrier};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use forebay_device::{Claim, Device, LogBuffer, RamDevice};
+use forebay_engine::stats::CounterTotals;
+use forebay_engine::{Cache, EngineLane};
+use forebay_lane::MonotonicClock;
+use forebay_store::StoreOptions;
+
+use crate::bench::driver::{BATCH, Driver, stamp};
+use crate::bench::engine::{Background, Case, Sizes};
+use crate::bench::fill;
+use crate::bench::measure::{Sample, Stopwatch, pin};
+use crate::bench::pattern::Step;
+use crate::bench::rig::{BLOCK, LocalLane, Plan, Rig, VOLUME};
+use crate::error::{LabError, LabResult, other};
+use crate::progress::Progress;
+
+/// What a sample is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Work {
+    /// Requests to the engine.
+    Engine,
+    /// Copies of the same blocks.
+    Copy,
+}
+
+/// What has been counted so far, or between two moments.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Counters {
+    totals: CounterTotals,
+    log_bytes: u64,
+    submitted: u64,
+}
+
+impl Counters {
+    /// Adds what was counted between two moments.
+    pub(crate) fn add(&mut self, after: &Counters, before: &Counters) {
+        let (sum, after_totals, before_totals) = (&mut self.totals, &after.totals, &before.totals);
+        macro_rules! add {
+            ($($name:ident)*) => { $(sum.$name += after_totals.$name - before_totals.$name;)* };
+        }
+        add!(read_hits read_partial read_misses write_hits write_misses user_read_bytes
+            user_written_bytes origin_written_bytes);
+        self.log_bytes += after.log_bytes - before.log_bytes;
+        self.submitted += after.submitted - before.submitted;
+    }
+
+    /// As shares.
+    pub(crate) fn summary(&self, segment_bytes: u64) -> Background {
+        let totals = &self.totals;
+        let share = |part: u64, whole: u64| part as f64 / whole.max(1) as f64;
+        let reads = totals.read_hits + totals.read_partial + totals.read_misses;
+        let requests = reads + totals.write_hits + totals.write_misses;
+        let written = totals.user_written_bytes;
+        Background {
+            log_bytes_per_user_byte: if written == 0 {
+                0.0
+            } else {
+                share(self.log_bytes, written)
+            },
+            segments_filled: share(self.log_bytes, segment_bytes),
+            origin_written_bytes: totals.origin_written_bytes,
+            read_hit_share: share(totals.read_hits, reads),
+            submitted_share: share(self.submitted, requests),
+        }
+    }
+}
+
+/// One lane's thread, from the inside.
+pub(crate) struct Worker {
+    pub(crate) driver: Driver,
+    /// Only where the cache was opened.
+    rig: Option<Rig>,
+    engine: std::rc::Rc<EngineLane>,
+    area: Claim,
+    small: Vec<u8>,
+    steps: Arc<[Step]>,
+    at: usize,
+}
+
+type Job = Box<dyn FnOnce(&mut Worker) + Send>;
+
+impl Worker {
+    /// Goes through the steps until the time is over.
+    fn sample(&mut self, work: Work, time: Duration, once: bool) -> LabResult<Sample> {
+        let steps = self.steps.clone();
+        if once {
+            self.at = 0;
+        }
+        let watch = Stopwatch::start();
+        let mut operations = 0;
+        loop {
+            for _ in 0..8 {
+                let end = (self.at + BATCH).min(steps.len());
+                let batch = &steps[self.at..end];
+                match work {
+                    Work::Engine => self.driver.steps(batch)?,
+                    Work::Copy => self.copy(batch),
+                }
+                operations += batch.len() as u64;
+                self.at = if end == steps.len() { 0 } else { end };
+                if once && self.at == 0 {
+                    return Ok(watch.sample(operations));
+                }
+            }
+            if watch.wall() >= time {
+                return Ok(watch.sample(operations));
+            }
+        }
+    }
+
+    fn copy(&mut self, batch: &[Step]) {
+        let blocks = self.area.len() / BLOCK as usize;
+        for step in batch {
+            let at = step.block() as usize % blocks * BLOCK as usize;
+            let place = &mut self.area[at..at + BLOCK as usize];
+            if step.write() {
+                stamp(&mut self.small);
+                place.copy_from_slice(&self.small);
+            } else {
+                self.small.copy_from_slice(place);
+            }
+            std::hint::black_box(&self.small);
+        }
+    }
+
+    fn serve(&mut self, jobs: &Receiver<Job>) {
+        let mut busy = false;
+        loop {
+            let job = if busy {
+                jobs.try_recv().map_err(|error| match error {
+                    mpsc::TryRecvError::Empty => RecvTimeoutError::Timeout,
+                    mpsc::TryRecvError::Disconnected => RecvTimeoutError::Disconnected,
+                })
+            } else {
+                jobs.recv_timeout(Duration::from_micros(500))
+            };
+            match job {
+                Ok(job) => job(self),
+                Err(RecvTimeoutError::Timeout) => (),
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+            busy = self.driver.local.turn();
+        }
+    }
+}
+
+/// One lane's thread, from the outside.
+struct Member {
+    jobs: Option<Sender<Job>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Member {
+    fn ask<T: Send + 'static>(
+        &self,
+        job: impl FnOnce(&mut Worker) -> T + Send + 'static,
+    ) -> LabResult<Receiver<T>> {
+        let (tell, hear) = mpsc::sync_channel(1);
+        let job: Job = Box::new(move |worker| {
+            let _ = tell.send(job(worker));
+        });
+        let jobs = self.jobs.as_ref().ok_or_else(gone)?;
+        jobs.send(job).map_err(|_| gone())?;
+        Ok(hear)
+    }
+}
+
+fn gone() -> LabError {
+    other("a lane's thread has ended")
+}
+
+/// All lanes of one cache.
+pub(crate) struct Crew {
+    members: Vec<Member>,
+    cache: Arc<Cache>,
+    sizes: Sizes,
+}
+
+impl Crew {
+    /// Makes a cache and starts its lanes.
+    ///
+    /// # Errors
+    /// There is not enough memory, or the engine says no.
+    pub(crate) fn start(sizes: Sizes, lanes: usize, pinned: bool) -> LabResult<Self> {
+        let clock = Arc::new(MonotonicClock::new());
+        let area = LogBuffer::new(sizes.cache_bytes as usize);
+        let share = sizes.cache_bytes / lanes as u64 / BLOCK * BLOCK;
+        let plan = Plan {
+            cache: RamDevice::new("cache", sizes.cache_bytes)? as Arc<dyn Device>,
+            origin: RamDevice::new("origin", sizes.origin_bytes)? as Arc<dyn Device>,
+            settings: Case::OverwriteDirty.settings(),
+            options: StoreOptions { lanes, ..StoreOptions::default() },
+            touched: true,
+        };
+        let mut members = Vec::new();
+        let mut cache: Option<Arc<Cache>> = None;
+        for number in 0..lanes {
+            let start = number * share as usize;
+            let mut area = area.claim(start..start + share as usize).ok_or_else(gone)?;
+            let (send, receive) = mpsc::channel::<Job>();
+            let (tell, hear) = mpsc::sync_channel(1);
+            let (plan, clock, known) = (plan.clone(), clock.clone(), cache.clone());
+            let thread =
+                std::thread::Builder::new().name(format!("lane-{number}")).spawn(move || {
+                    if pinned {
+                        pin(number);
+                    }
+                    area.fill(1);
+                    match enter(number, clock, plan, known, area) {
+                        Ok(mut worker) => {
+                            let _ = tell.send(Ok(worker.engine.cache.clone()));
+                            worker.serve(&receive);
+                        }
+                        Err(error) => {
+                            let _ = tell.send(Err(error));
+                        }
+                    }
+                })?;
+            cache = Some(hear.recv().map_err(|_| gone())??);
+            members.push(Member { jobs: Some(send), thread: Some(thread) });
+        }
+        let cache = cache.ok_or_else(gone)?;
+        Ok(Crew { members, cache, sizes })
+    }
+
+    pub(crate) fn lanes(&self) -> usize {
+        self.members.len()
+    }
+
+    pub(crate) fn sizes(&self) -> Sizes {
+        self.sizes
+    }
+
+    pub(crate) fn segment_bytes(&self) -> u64 {
+        self.cache.store.geometry().segment_bytes
+    }
+
+    /// Runs something on one lane and waits for it.
+    ///
+    /// # Errors
+    /// The lane is gone.
+    pub(crate) fn on<T: Send + 'static>(
+        &self,
+        lane: usize,
+        job: impl FnOnce(&mut Worker) -> T + Send + 'static,
+    ) -> LabResult<T> {
+        let member = self.members.get(lane).ok_or_else(gone)?;
+        member.ask(job)?.recv().map_err(|_| gone())
+    }
+
+    /// Brings the cache into the state that a case starts from, and warms it up.
+    ///
+    /// # Errors
+    /// The engine fails.
+    pub(crate) fn prepare(&self, case: Case) -> LabResult<()> {
+        let lanes = self.lanes();
+        for lane in 0..lanes {
+            let sizes = self.sizes;
+            self.on(lane, move |worker| {
+                worker.steps = case.steps(sizes, lane, lanes);
+                worker.at = 0;
+            })?;
+        }
+        let blocks = self.sizes.working_set_blocks;
+        self.on(0, move |worker| {
+            let rig = worker.rig.as_ref().ok_or_else(gone)?;
+            rig.set(case.settings())?;
+            match case {
+                Case::ReadHit | Case::WriteClean | Case::WriteThrough => {
+                    rig.drain()?;
+                    let quiet = Progress::new(blocks, "filling");
+                    fill::clean(&worker.driver, 0..blocks, &quiet)
+                }
+                Case::OverwriteDirty | Case::WriteDefault => {
+                    // Several times over, so that reclaim has found its pace.
+                    for round in 0..4 {
+                        worker.driver.steps(&fill::order(round, blocks))?;
+                    }
+                    Ok(())
+                }
+                Case::Zipf => {
+                    let steps = worker.steps.clone();
+                    for _ in 0..4 {
+                        worker.driver.steps(&steps)?;
+                    }
+                    Ok(())
+                }
+            }
+        })?
+    }
+
+    /// What a case needs before each sample of the engine.
+    ///
+    /// # Errors
+    /// The engine fails.
+    pub(crate) fn before_sample(&self, case: Case) -> LabResult<()> {
+        if case != Case::WriteClean {
+            return Ok(());
+        }
+        self.on(0, |worker| worker.rig.as_ref().ok_or_else(gone)?.drain())?
+    }
+
+    /// One sample on the first `count` lanes at the same time.
+    ///
+    /// # Errors
+    /// A request fails.
+    pub(crate) fn sample(
+        &self,
+        case: Case,
+        work: Work,
+        time: Duration,
+        count: usize,
+    ) -> LabResult<Vec<Sample>> {
+        self.together(count, move |worker, _| worker.sample(work, time, case.once()))?
+            .into_iter()
+            .collect()
+    }
+
+    /// The same on each of the first `count` lanes, all at the same time; it is told which lane
+    /// it is on.
+    ///
+    /// # Errors
+    /// A lane is gone.
+    pub(crate) fn together<T: Send + 'static>(
+        &self,
+        count: usize,
+        job: impl Fn(&mut Worker, usize) -> T + Clone + Send + 'static,
+    ) -> LabResult<Vec<T>> {
+        let barrier = Arc::new(Barrier::new(count));
+        let answers: Vec<_> = (self.members.iter().take(count).enumerate())
+            .map(|(lane, member)| {
+                let (barrier, job) = (barrier.clone(), job.clone());
+                member.ask(move |worker| {
+                    barrier.wait();
+                    job(worker, lane)
+                })
+            })
+            .collect::<LabResult<_>>()?;
+        answers.into_iter().map(|answer| answer.recv().map_err(|_| gone())).collect()
+    }
+
+    /// What has been counted so far.
+    ///
+    /// # Errors
+    /// A lane is gone.
+    pub(crate) fn counters(&self) -> LabResult<Counters> {
+        let volume = self.cache.volume(VOLUME).ok_or_else(gone)?;
+        let mut submitted = 0;
+        for lane in 0..self.lanes() {
+            submitted += self.on(lane, |worker| worker.driver.submitted)?;
+        }
+        Ok(Counters {
+            totals: volume.stats.totals(),
+            log_bytes: self.cache.store.counters.written_bytes.load(Ordering::Relaxed),
+            submitted,
+        })
+    }
+}
+
+/// Sets a lane up on its own thread.
+fn enter(
+    number: usize,
+    clock: Arc<MonotonicClock>,
+    plan: Plan,
+    known: Option<Arc<Cache>>,
+    area: Claim,
+) -> LabResult<Worker> {
+    let local = LocalLane::new(number as u16, clock);
+    let (rig, engine) = match known {
+        None => {
+            let rig = Rig::create(local.clone(), plan)?;
+            let engine = rig.engine.clone();
+            (Some(rig), engine)
+        }
+        Some(cache) => (None, EngineLane::join(&cache, local.context.clone())?),
+    };
+    let target = engine.target(VOLUME).ok_or_else(|| other("the volume is not running"))?;
+    Ok(Worker {
+        driver: Driver::new(local, target),
+        rig,
+        engine,
+        area,
+        small: vec![0x5a; BLOCK as usize],
+        steps: Arc::new([]),
+        at: 0,
+    })
+}
+
+impl Drop for Crew {
+    fn drop(&mut self) {
+        // The last lane first: the others may depend on the background work of lane 0.
+        while let Some(mut member) = self.members.pop() {
+            member.jobs = None;
+            if let Some(thread) = member.thread.take() {
+                let _ = thread.join();
+            }
+        }
+    }
+}

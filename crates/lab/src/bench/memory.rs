@@ -1,0 +1,200 @@
+//! `forebay-lab memory`: RAM for each cached block, all in.
+//!
+//! Two numbers: what the cache says that its index, its segment table and its memory of absent
+//! blocks take, and what the process has in fact grown by, as the kernel counts it. The devices have their memory before the
+//! first look, so that only the engine grows.
+
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+
+use clap::ValueEnum;
+use forebay_device::Device;
+use forebay_lane::MonotonicClock;
+use forebay_store::StoreOptions;
+use serde::{Deserialize, Serialize};
+
+use crate::bench::device::SparseDevice;
+use crate::bench::driver::Driver;
+use crate::bench::fill;
+use crate::bench::pattern::MOST_BLOCKS;
+use crate::bench::rig::{BLOCK, LocalLane, Plan, Rig, no_writeback};
+use crate::error::{LabResult, other, usage};
+use crate::output::{Goal, Table, print_json};
+use crate::progress::Progress;
+
+/// Bytes that are promised for a block.
+const GOAL: f64 = 8.9;
+
+/// What is measured.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Blocks that are cached
+    #[arg(long, default_value_t = 4_000_000)]
+    blocks: u64,
+    /// How much of the cache these blocks fill, in percent
+    #[arg(long, default_value_t = 96, value_parser = clap::value_parser!(u64).range(10..=97))]
+    full: u64,
+    /// States that are measured, each in a process of its own: memory that one gave back to the
+    /// allocator would hide what the next one takes
+    #[arg(long, value_delimiter = ',', default_value = "clean,dirty")]
+    states: Vec<State>,
+}
+
+/// What the blocks are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum State {
+    /// Brought in from the origin
+    Clean,
+    /// Written
+    Dirty,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Row {
+    state: String,
+    blocks: u64,
+    /// What the cache says: index, segment table, memory of blocks that are not cached.
+    index_bytes: u64,
+    index_bytes_per_block: f64,
+    /// What the store says that the log's buffers take, however many blocks there are.
+    buffer_bytes: u64,
+    /// What the process has grown by since before the cache was opened, without these buffers.
+    grown_bytes: u64,
+    grown_bytes_per_block: f64,
+    /// What the pretended devices take, which is not in the numbers above.
+    devices_bytes: u64,
+    goal: Goal,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Report {
+    cache_bytes: u64,
+    full_percent: u64,
+    rows: Vec<Row>,
+}
+
+/// Anonymous memory of this process that is in RAM, in bytes.
+fn resident() -> LabResult<u64> {
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    status
+        .lines()
+        .find_map(|line| line.strip_prefix("RssAnon:"))
+        .and_then(|rest| rest.trim().strip_suffix("kB"))
+        .and_then(|number| number.trim().parse::<u64>().ok())
+        .map(|kilobytes| kilobytes << 10)
+        .ok_or_else(|| other("the kernel does not say how much memory this process has"))
+}
+
+pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
+    if !(1 << 14..MOST_BLOCKS).contains(&args.blocks) {
+        return Err(usage("choose 16384 blocks or more, below 2^31"));
+    }
+    let cache_bytes = cache_size(args.blocks, args.full);
+    let rows = match args.states[..] {
+        [state] => {
+            let progress = Progress::new(args.blocks, "filling");
+            vec![measure(args, cache_bytes, state == State::Dirty, &progress)?]
+        }
+        _ => args.states.iter().map(|state| apart(args, *state)).collect::<LabResult<_>>()?,
+    };
+    let report = Report { cache_bytes, full_percent: args.full, rows };
+    if json { print_json(&report) } else { print(&report) }
+}
+
+/// Measures one state in a process of its own.
+fn apart(args: &Args, state: State) -> LabResult<Row> {
+    let state = state.to_possible_value().map(|value| value.get_name().to_owned());
+    let output = Command::new(std::env::current_exe()?)
+        .args(["--json", "memory", "--states", &state.unwrap_or_default()])
+        .args([format!("--blocks={}", args.blocks), format!("--full={}", args.full)])
+        .stderr(Stdio::inherit())
+        .output()?;
+    let report: Option<Report> = serde_json::from_slice(&output.stdout).ok();
+    let row = report.and_then(|report| report.rows.into_iter().next());
+    row.ok_or_else(|| other(format!("the process that measures has failed: {}", output.status)))
+}
+
+/// The size of a cache device that so many blocks fill to so many percent.
+pub(crate) fn cache_size(blocks: u64, percent: u64) -> u64 {
+    // One header for up to 126 blocks, and the tables in front.
+    let payload = (blocks * BLOCK).div_ceil(126) * 127;
+    (payload * 100 / percent + (32 << 20)).next_multiple_of(4 << 20)
+}
+
+fn measure(args: &Args, cache_bytes: u64, dirty: bool, progress: &Progress) -> LabResult<Row> {
+    let cache = SparseDevice::new("cache", cache_bytes);
+    // Headers, two checkpoints, tables.
+    cache.reserve((args.blocks / 60 + 2 * args.blocks * 16 / BLOCK + 1024) as usize);
+    let origin = SparseDevice::new("origin", args.blocks * BLOCK);
+    let devices_bytes = cache.memory() + origin.memory();
+    let order = fill::order(1, args.blocks);
+    let before = resident()?;
+    let plan = Plan {
+        cache: cache.clone() as Arc<dyn Device>,
+        origin: origin as Arc<dyn Device>,
+        settings: no_writeback(),
+        options: StoreOptions::default(),
+        touched: false,
+    };
+    let rig = Rig::create(LocalLane::new(0, Arc::new(MonotonicClock::new())), plan)?;
+    let mut driver = Driver::new(rig.local.clone(), rig.target()?);
+    driver.repeat_payload();
+    if dirty {
+        fill::dirty(&mut driver, &order, progress)?;
+    } else {
+        fill::clean(&driver, 0..args.blocks, progress)?;
+    }
+    rig.commit()?;
+    rig.local.turn();
+    let store = &rig.engine.cache.store;
+    let blocks = store.index.len();
+    if blocks < args.blocks / 100 * 99 {
+        return Err(other(format!("only {blocks} of {} blocks are cached", args.blocks)));
+    }
+    let buffer_bytes = store.buffer_bytes();
+    let grown_bytes = resident()?.saturating_sub(before).saturating_sub(buffer_bytes);
+    let per_block = |bytes: u64| bytes as f64 / blocks as f64;
+    // What the policy remembers of other blocks has a goal of its own.
+    let (policy_bytes, _) = rig.engine.cache.policy_bytes();
+    let index_bytes = store.index_bytes() + rig.engine.cache.memory_bytes() + policy_bytes;
+    Ok(Row {
+        state: if dirty { "dirty" } else { "clean" }.to_owned(),
+        blocks,
+        index_bytes,
+        index_bytes_per_block: per_block(index_bytes),
+        buffer_bytes,
+        grown_bytes,
+        grown_bytes_per_block: per_block(grown_bytes),
+        devices_bytes,
+        goal: Goal::at_most(GOAL, per_block(index_bytes.max(grown_bytes))),
+    })
+}
+
+fn print(report: &Report) -> LabResult<()> {
+    use forebay_core::units::format_size;
+    println!("cache of {}, {} % full", format_size(report.cache_bytes), report.full_percent);
+    let mut table = Table::new(&[
+        "STATE",
+        "BLOCKS",
+        "INDEX",
+        "B/BLOCK",
+        "PROCESS GREW",
+        "B/BLOCK",
+        "GOAL",
+        "BUFFERS BESIDE",
+    ]);
+    for row in &report.rows {
+        table.row([
+            row.state.clone(),
+            row.blocks.to_string(),
+            format_size(row.index_bytes),
+            format!("{:.2}", row.index_bytes_per_block),
+            format_size(row.grown_bytes),
+            format!("{:.2}", row.grown_bytes_per_block),
+            row.goal.show("<=", 1),
+            format_size(row.buffer_bytes),
+        ]);
+    }
+    print!("{}", table.render());
+    Ok(())
+}

@@ -1,0 +1,188 @@
+//! `forebay-lab nbd`: the NBD front end with a cache behind it against other servers that keep
+//! nothing, or everything, in RAM. One client for all of them, one connection, a unix socket.
+
+pub(crate) mod client;
+mod peers;
+pub(crate) mod server;
+
+use std::time::Duration;
+
+use forebay_core::parse_size;
+use serde::Serialize;
+
+use crate::bench::pattern::{Step, uniform};
+use crate::bench::rig::BLOCK;
+use crate::error::{LabResult, usage};
+use crate::output::{Goal, Table, print_json, rate};
+use crate::progress::Progress;
+use crate::statistics::{Estimate, median};
+use client::{Client, Load};
+use peers::{Peer, Running};
+
+/// Steps that are prepared; they are gone through again and again.
+const STEPS: usize = 1 << 18;
+
+/// What is measured.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Rounds in which every server has a sample
+    #[arg(long, default_value_t = 15)]
+    pairs: usize,
+    /// How long one sample takes
+    #[arg(long, default_value_t = 0.3)]
+    seconds_per_sample: f64,
+    /// Requests in flight
+    #[arg(long, default_value = "1,32", value_delimiter = ',')]
+    depths: Vec<usize>,
+    /// Bytes that are read and written
+    #[arg(long, default_value = "512M", value_name = "SIZE")]
+    span: String,
+    /// The other servers
+    #[arg(long, value_delimiter = ',', default_value = "qemu-null,nbdkit-memory")]
+    peers: Vec<Peer>,
+}
+
+#[derive(Serialize)]
+struct Row {
+    operation: &'static str,
+    depth: usize,
+    server: &'static str,
+    per_second: f64,
+    server_cpu_us: f64,
+    client_cpu_us: f64,
+    /// Ours against this one.
+    ratio: Option<Estimate>,
+    goal: Option<Goal>,
+}
+
+#[derive(Serialize)]
+struct Report {
+    pairs: usize,
+    span_bytes: u64,
+    rows: Vec<Row>,
+}
+
+pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
+    let span = parse_size(&args.span).map_err(|error| usage(error.to_string()))?;
+    let time = Duration::try_from_secs_f64(args.seconds_per_sample)
+        .map_err(|_| usage("a sample must take some time"))?;
+    if span < 1 << 20 || !span.is_multiple_of(1 << 20) || args.depths.contains(&0) {
+        return Err(usage("a span of whole megabytes and depths of 1 or more, please"));
+    }
+    let folder = tempfile::tempdir()?;
+    let steps = args.pairs * args.depths.len() * 2;
+    let progress = Progress::new(steps as u64, "starting servers");
+    let mut servers = Vec::new();
+    for peer in std::iter::once(Peer::Forebay).chain(args.peers.iter().copied()) {
+        let (running, mut client) = Running::start(peer, folder.path(), span)?;
+        client.fill(span)?;
+        servers.push((running, client));
+    }
+    let mut report = Report { pairs: args.pairs, span_bytes: span, rows: Vec::new() };
+    for write in [false, true] {
+        let steps = uniform(1, (span / BLOCK) as u32, write, STEPS);
+        for &depth in &args.depths {
+            progress.label(format!("{} at depth {depth}", if write { "writes" } else { "reads" }));
+            let load = Load { steps: &steps, depth, time };
+            report.rows.extend(compare(&mut servers, &load, args.pairs, &progress)?);
+        }
+    }
+    drop(progress);
+    if json { print_json(&report) } else { print(&report) }
+}
+
+/// What one server did in one sample.
+#[derive(Clone, Copy, Default)]
+struct Point {
+    per_second: f64,
+    server_cpu_us: f64,
+    client_cpu_us: f64,
+}
+
+fn compare(
+    servers: &mut [(Running, Client)],
+    load: &Load<'_>,
+    pairs: usize,
+    progress: &Progress,
+) -> LabResult<Vec<Row>> {
+    let count = servers.len();
+    let mut points = vec![Vec::new(); count];
+    for pair in 0..=pairs {
+        for turn in 0..count {
+            // Everyone is first, and everyone follows everyone.
+            let index = if pair % 2 == 0 {
+                (turn + pair / 2) % count
+            } else {
+                (2 * count - 1 - turn + pair / 2) % count
+            };
+            let Some((running, client)) = servers.get_mut(index) else { continue };
+            let before = running.cpu()?;
+            let sample = client.run(load)?;
+            let server = running.cpu()?.saturating_sub(before);
+            let each = 1e6 / sample.operations.max(1) as f64;
+            if pair > 0 {
+                points[index].push(Point {
+                    per_second: sample.operations as f64 / sample.wall.as_secs_f64().max(1e-9),
+                    server_cpu_us: server.as_secs_f64() * each,
+                    client_cpu_us: sample.cpu.as_secs_f64() * each,
+                });
+            }
+        }
+        progress.advance(u64::from(pair > 0));
+    }
+    let middle = |points: &[Point], field: fn(&Point) -> f64| {
+        median(&points.iter().map(field).collect::<Vec<f64>>())
+    };
+    let ours = points[0].clone();
+    let write = load.steps.first().is_some_and(|step: &Step| step.write());
+    Ok(points
+        .iter()
+        .zip(servers)
+        .map(|(points, (running, _))| {
+            let peer = running.peer();
+            let ratio = (peer != Peer::Forebay).then(|| {
+                let ours = ours.iter().map(|point| point.per_second);
+                Estimate::of_ratios(ours.zip(points.iter().map(|point| point.per_second)))
+            });
+            let wanted = peer.goal().filter(|_| load.depth >= 32);
+            Row {
+                operation: if write { "write" } else { "read" },
+                depth: load.depth,
+                server: peer.name(),
+                per_second: middle(points, |point| point.per_second),
+                server_cpu_us: middle(points, |point| point.server_cpu_us),
+                client_cpu_us: middle(points, |point| point.client_cpu_us),
+                ratio,
+                goal: ratio.zip(wanted).map(|(ratio, goal)| Goal::at_least(goal, ratio.median)),
+            }
+        })
+        .collect())
+}
+
+fn print(report: &Report) -> LabResult<()> {
+    let mut table = Table::new(&[
+        "OPERATION",
+        "DEPTH",
+        "SERVER",
+        "IO/s",
+        "SERVER CPU us",
+        "CLIENT CPU us",
+        "OURS/THIS",
+        "GOAL",
+    ]);
+    for row in &report.rows {
+        table.row([
+            row.operation.to_owned(),
+            row.depth.to_string(),
+            row.server.to_owned(),
+            rate(row.per_second),
+            format!("{:.2}", row.server_cpu_us),
+            format!("{:.2}", row.client_cpu_us),
+            row.ratio.map_or_else(|| "-".into(), |ratio| ratio.to_string()),
+            row.goal.map_or_else(|| "-".into(), |goal| goal.show(">=", 1)),
+        ]);
+    }
+    print!("{}", table.render());
+    println!("{} rounds; random blocks of 4K, all cached", report.pairs);
+    Ok(())
+}

@@ -1,0 +1,233 @@
+//! `forebay-lab recovery`: how long it takes until a volume is served again after a crash.
+//!
+//! A cache on a device in RAM is filled, everything is dropped without closing it, and a new
+//! engine opens the device, several times from the same state. The time is from the first look
+//! at the device until the volume takes requests; recovery's own new checkpoint is in it.
+
+use std::sync::Arc;
+
+use forebay_device::Device;
+use forebay_lane::MonotonicClock;
+use forebay_store::{RecoveryReport, StoreOptions};
+use serde::Serialize;
+
+use crate::bench::device::SparseDevice;
+use crate::bench::driver::Driver;
+use crate::bench::fill;
+use crate::bench::measure::Stopwatch;
+use crate::bench::memory::cache_size;
+use crate::bench::pattern::MOST_BLOCKS;
+use crate::bench::rig::{BLOCK, LocalLane, Plan, Rig, no_writeback};
+use crate::error::{LabResult, other, usage};
+use crate::output::{Goal, Table, print_json};
+use crate::progress::Progress;
+use crate::statistics::Estimate;
+
+/// Nanoseconds that are promised for a block.
+const GOAL: f64 = 100.0;
+
+/// What is measured.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Blocks that are cached
+    #[arg(long, default_value_t = 4_000_000)]
+    blocks: u64,
+    /// How often each crash is recovered from
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// Blocks between two commits: what a device takes in one commit interval. Payloads that were
+    /// written after the last commit that the log tells of have to be read
+    #[arg(long, default_value_t = 65536)]
+    commit_every: u64,
+}
+
+/// What the last checkpoint before the crash has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Covered {
+    Everything,
+    Half,
+}
+
+#[derive(Serialize)]
+struct Row {
+    state: &'static str,
+    checkpoint: &'static str,
+    blocks: u64,
+    dirty: u64,
+    records_replayed: u64,
+    records_torn: u64,
+    bytes_read: u64,
+    /// Opening the cache.
+    open_ms: f64,
+    /// Starting its volume.
+    start_ms: f64,
+    wall_ns_per_block: Estimate,
+    cpu_ns_per_block: Estimate,
+    goal: Goal,
+}
+
+#[derive(Serialize)]
+struct Report {
+    cache_bytes: u64,
+    rounds: usize,
+    rows: Vec<Row>,
+}
+
+pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
+    if !(1 << 14..MOST_BLOCKS).contains(&args.blocks) || args.rounds == 0 || args.commit_every == 0
+    {
+        return Err(usage(
+            "choose 16384 blocks or more, below 2^31, with a round and a commit or more",
+        ));
+    }
+    let cache_bytes = cache_size(args.blocks, 90);
+    let progress = Progress::new(4 * args.blocks, "filling");
+    let mut report = Report { cache_bytes, rounds: args.rounds, rows: Vec::new() };
+    for dirty in [false, true] {
+        for covered in [Covered::Everything, Covered::Half] {
+            report.rows.push(measure(args, cache_bytes, dirty, covered, &progress)?);
+        }
+    }
+    drop(progress);
+    if json { print_json(&report) } else { print(&report) }
+}
+
+struct Devices {
+    cache: Arc<SparseDevice>,
+    origin: Arc<SparseDevice>,
+}
+
+/// A cache device as a crash leaves it.
+fn crashed(
+    args: &Args,
+    cache_bytes: u64,
+    dirty: bool,
+    covered: Covered,
+    progress: &Progress,
+) -> LabResult<Devices> {
+    let cache = SparseDevice::new("cache", cache_bytes);
+    let origin = SparseDevice::new("origin", args.blocks * BLOCK);
+    let plan = Plan {
+        cache: cache.clone() as Arc<dyn Device>,
+        origin: origin.clone() as Arc<dyn Device>,
+        settings: no_writeback(),
+        options: StoreOptions::default(),
+        touched: false,
+    };
+    let rig = Rig::create(LocalLane::new(0, Arc::new(MonotonicClock::new())), plan)?;
+    let mut driver = Driver::new(rig.local.clone(), rig.target()?);
+    driver.repeat_payload();
+    let order = fill::order(1, args.blocks);
+    let middle = match covered {
+        Covered::Everything => args.blocks,
+        Covered::Half => args.blocks / 2,
+    };
+    for part in [0..middle, middle..args.blocks] {
+        let mut start = part.start;
+        while start < part.end {
+            let some = start..part.end.min(start + args.commit_every);
+            start = some.end;
+            if dirty {
+                let order = &order[some.start as usize..some.end as usize];
+                fill::dirty(&mut driver, order, progress)?;
+            } else {
+                fill::clean(&driver, some, progress)?;
+            }
+            rig.commit()?;
+        }
+        if part.start == 0 {
+            rig.checkpoint()?;
+        }
+    }
+    drop(driver);
+    rig.crash();
+    Ok(Devices { cache, origin })
+}
+
+fn measure(
+    args: &Args,
+    cache_bytes: u64,
+    dirty: bool,
+    covered: Covered,
+    progress: &Progress,
+) -> LabResult<Row> {
+    let devices = crashed(args, cache_bytes, dirty, covered, progress)?;
+    let (mut wall, mut cpu, mut open, mut start) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let mut last = RecoveryReport::default();
+    for _ in 0..args.rounds {
+        let cache: Arc<dyn Device> = devices.cache.fork();
+        let local = LocalLane::new(0, Arc::new(MonotonicClock::new()));
+        let watch = Stopwatch::start();
+        let (rig, report) = Rig::open(local, cache, StoreOptions::default())?;
+        let opened = watch.wall();
+        rig.attach(devices.origin.clone())?;
+        rig.target()?;
+        let sample = watch.sample(report.blocks);
+        // When nearly all is dirty some of it is written back, whatever the settings.
+        let is_dirty = report.dirty >= args.blocks / 10 * 9;
+        if report.clean || report.blocks != args.blocks || is_dirty != dirty {
+            return Err(other(format!("this is not what was there before the crash: {report:?}")));
+        }
+        wall.push(sample.wall.as_nanos() as f64 / report.blocks as f64);
+        cpu.push(sample.cpu.as_nanos() as f64 / report.blocks as f64);
+        open.push(opened.as_secs_f64() * 1e3);
+        start.push((sample.wall - opened).as_secs_f64() * 1e3);
+        last = report;
+        rig.crash();
+    }
+    let cpu_ns_per_block = Estimate::of(&cpu);
+    Ok(Row {
+        state: if dirty { "dirty" } else { "clean" },
+        checkpoint: match covered {
+            Covered::Everything => "all",
+            Covered::Half => "half",
+        },
+        blocks: last.blocks,
+        dirty: last.dirty,
+        records_replayed: last.records,
+        records_torn: last.torn,
+        bytes_read: last.bytes_read,
+        open_ms: crate::statistics::median(&open),
+        start_ms: crate::statistics::median(&start),
+        wall_ns_per_block: Estimate::of(&wall),
+        cpu_ns_per_block,
+        goal: Goal::at_most(GOAL, cpu_ns_per_block.median),
+    })
+}
+
+fn print(report: &Report) -> LabResult<()> {
+    use forebay_core::units::format_size;
+    println!(
+        "cache of {}, {} recoveries of each crash",
+        format_size(report.cache_bytes),
+        report.rounds
+    );
+    let mut table = Table::new(&[
+        "STATE",
+        "IN CHECKPOINT",
+        "BLOCKS",
+        "RECORDS",
+        "READ",
+        "OPEN ms",
+        "START ms",
+        "WALL ns/BLOCK",
+        "CPU ns/BLOCK",
+        "GOAL",
+    ]);
+    for row in &report.rows {
+        table.row([
+            row.state.to_owned(),
+            row.checkpoint.to_owned(),
+            row.blocks.to_string(),
+            row.records_replayed.to_string(),
+            format_size(row.bytes_read),
+            format!("{:.0}", row.open_ms),
+            format!("{:.0}", row.start_ms),
+            row.wall_ns_per_block.to_string(),
+            row.cpu_ns_per_block.to_string(),
+            row.goal.show("<=", 0),
+        ]);
+    }
+    print!("{}", table.render());
+    Ok(())
+}

@@ -1,0 +1,270 @@
+//! `forebay-lab replay`: the engine, as it is, under the requests of a trace: in virtual time, on
+//! modelled devices.
+//!
+//! - `load`: a trace in memory; `size`: a log for so many blocks
+//! - `player`: requests at their times; `cache`: one cache under them
+//! - `tuning`: settings of the cache that matter most
+//! - `row`: what is printed
+
+mod cache;
+mod load;
+mod player;
+mod row;
+mod size;
+mod tuning;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::ValueEnum;
+use forebay_core::{Admission, BlockSize, Durability, Mode, ReplacementKind, parse_size};
+use forebay_device::model::ModelKind;
+use forebay_engine::Settings;
+
+use crate::error::{LabError, LabResult};
+use crate::output::print_json;
+use crate::trace::{self, Format};
+use crate::virtual_time::cpu::CpuCosts;
+use crate::virtual_time::world::UNIT;
+
+use cache::Setup;
+use player::Pace;
+use size::{LogSize, Wanted};
+use tuning::Tuning;
+
+pub(crate) use load::{Grid, Loaded};
+pub(crate) use row::Misses;
+
+/// Requests of a trace that are under way together, unless it is said otherwise.
+const DEPTH: usize = 32;
+
+/// What is replayed, and on what.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Args {
+    /// The trace; may be compressed with zstd
+    #[arg(value_name = "TRACE")]
+    trace: PathBuf,
+    /// Its format, if it cannot be told from the content: csv, lis, msr, blkparse, iolog, vscsi
+    #[arg(long, value_name = "FORMAT")]
+    format: Option<Format>,
+    /// Blocks that may live in the cache: bytes, like 512M, or a share of the trace's blocks, like 20%
+    #[arg(long, value_name = "SIZE|PERCENT%")]
+    cache_size: Wanted,
+    /// Replacement policy, as in `forebay create`
+    #[arg(long, default_value = "s3-fifo", value_name = "POLICY")]
+    policy: ReplacementKind,
+    /// writeback, writethrough, writearound, writeonly, passthrough
+    #[arg(long, default_value = "writeback", value_name = "MODE")]
+    mode: Mode,
+    /// flush, strict
+    #[arg(long, default_value = "flush", value_name = "DURABILITY")]
+    durability: Durability,
+    /// Block size of the cache; misses are counted in blocks of 4K all the same
+    #[arg(long, default_value = "4K", value_name = "SIZE")]
+    block_size: String,
+    /// Segment size of the cache; as large as the store chooses by default
+    #[arg(long, value_name = "SIZE")]
+    segment_size: Option<String>,
+    /// Bytes to add to every offset, so that requests start where blocks do
+    #[arg(long, default_value = "0", value_name = "BYTES")]
+    align: String,
+    /// The model of the origin
+    #[arg(long, default_value = "hdd7200", value_name = "MODEL")]
+    origin: Origin,
+    /// The model of the cache device
+    #[arg(long, default_value = "sata-ssd", value_name = "MODEL")]
+    cache_device: CacheDevice,
+    /// At the trace's times, or as fast as answers come; the first if it has times
+    #[arg(long, value_name = "TIMING")]
+    timing: Option<TimingChoice>,
+    /// Requests that are under way together, at most; by default 32, and 1 with --timing closed
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u16).range(1..=4096))]
+    depth: Option<u16>,
+    /// Streams longer than this go round the cache; 0: none does, for miss ratios to be comparable
+    #[arg(long, default_value = "0", value_name = "SIZE")]
+    sequential_cutoff: String,
+    /// The origin gets what was written in the order of flushes
+    #[arg(long)]
+    ordered: bool,
+    /// A flush after so many writes; traces have none of their own
+    #[arg(long, value_name = "WRITES", value_parser = clap::value_parser!(u64).range(1..))]
+    flush_every: Option<u64>,
+    /// What is random
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    #[command(flatten)]
+    costs: CpuCosts,
+    #[command(flatten)]
+    tuning: Tuning,
+}
+
+/// Models of origins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Origin {
+    Hdd7200,
+    SataSsd,
+}
+
+/// Models of cache devices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum CacheDevice {
+    SataSsd,
+    PcieSsd,
+}
+
+/// When requests come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum TimingChoice {
+    Trace,
+    Closed,
+}
+
+impl TimingChoice {
+    fn name(self) -> &'static str {
+        match self {
+            TimingChoice::Trace => "trace",
+            TimingChoice::Closed => "closed",
+        }
+    }
+}
+
+fn usage(error: impl std::fmt::Display) -> LabError {
+    LabError::Usage(error.to_string())
+}
+
+fn size(text: &str) -> LabResult<u64> {
+    parse_size(text).map_err(usage)
+}
+
+/// Says which `--align` would help, where most requests start within a block.
+fn suggest(trace: &Loaded, align: u64) {
+    if let Some(better) = trace.alignment.suggestion() {
+        eprintln!(
+            "{} % of the requests start {} bytes into a block; --align {} would align them.",
+            better.percent,
+            UNIT - better.shift,
+            (align + better.shift) % UNIT,
+        );
+    }
+}
+
+/// # Errors
+/// The trace cannot be read, or something on the command line is wrong.
+pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
+    let report = replay(args)?;
+    if json {
+        return print_json(&report);
+    }
+    report.print();
+    Ok(())
+}
+
+fn replay(args: &Args) -> LabResult<row::Report> {
+    let align = size(&args.align)?;
+    let block = size(&args.block_size)?;
+    let block = BlockSize::new(block)
+        .ok_or_else(|| usage(format!("--block-size {block} is no power of two from 2K to 1M")))?;
+    let segment = args.segment_size.as_deref().map(size).transpose()?;
+    let cutoff = size(&args.sequential_cutoff)?;
+    let requests = trace::open(&args.trace, args.format, align)?;
+    let format = requests.format().name();
+    let mut trace = Loaded::read(requests, Grid::Sectors)?;
+    if let Some(writes) = args.flush_every {
+        trace.flush_every(writes);
+    }
+    suggest(&trace, align);
+    let timing = match args.timing {
+        Some(TimingChoice::Trace) if !trace.timed => {
+            return Err(usage("the trace has no times; choose --timing closed"));
+        }
+        Some(timing) => timing,
+        None if trace.timed => TimingChoice::Trace,
+        None => TimingChoice::Closed,
+    };
+    let depth = args.depth.map(usize::from);
+    let pace = match timing {
+        TimingChoice::Trace => Pace::Trace { depth: depth.unwrap_or(DEPTH) },
+        TimingChoice::Closed => Pace::Closed { depth: depth.unwrap_or(1), pause: Duration::ZERO },
+    };
+    let bytes = args.cache_size.bytes(trace.blocks, UNIT);
+    let mut setup = Setup {
+        size: LogSize::new(bytes, block, segment)?,
+        block,
+        settings: Settings {
+            mode: args.mode,
+            durability: args.durability,
+            policy: args.policy,
+            sequential_cutoff: cutoff,
+            ordered: args.ordered,
+            ..Settings::default()
+        },
+        seed: args.seed,
+    };
+    args.tuning.apply(&mut setup.settings)?;
+    setup.say_if_larger(bytes);
+    let origin = match args.origin {
+        Origin::Hdd7200 => ModelKind::Hdd7200,
+        Origin::SataSsd => ModelKind::SataSsd,
+    };
+    let ssd = match args.cache_device {
+        CacheDevice::SataSsd => ModelKind::SataSsd,
+        CacheDevice::PcieSsd => ModelKind::PcieSsd,
+    };
+    let outcome = setup.timed(&trace, (ssd, origin), args.costs, pace)?;
+    let bare = cache::bare(&trace, origin, pace)?;
+    Ok(row::Report {
+        trace: args.trace.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+        format,
+        requests: trace.requests.len() as u64,
+        accesses: outcome.accesses(),
+        blocks: trace.blocks,
+        align,
+        rows: vec![row::Row::new(&setup, &trace, &outcome, &bare, (timing.name(), pace))],
+    })
+}
+
+/// What enters a log, and what it is for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rules {
+    pub(crate) admission: Admission,
+    pub(crate) mode: Mode,
+}
+
+/// The policy in a log of about so many blocks, one request after the other, on devices that take
+/// no time.
+///
+/// # Errors
+/// What the engine says.
+pub(crate) fn misses(
+    trace: &Loaded,
+    policy: ReplacementKind,
+    rules: Rules,
+    capacity: u32,
+    seed: u64,
+) -> LabResult<Misses> {
+    let block = BlockSize::DEFAULT;
+    let bytes = u64::from(capacity) * UNIT;
+    let setup = Setup {
+        size: LogSize::new(bytes, block, None)?,
+        block,
+        settings: Settings {
+            policy,
+            mode: rules.mode,
+            admission: rules.admission,
+            sequential_cutoff: 0,
+            // What is dirty is kept whatever the policy says; here it is to be the policy that counts.
+            dirty_high: 5,
+            dirty_low: 1,
+            cache_dirty_high: 5,
+            cache_dirty_low: 1,
+            ..Settings::default()
+        },
+        seed,
+    };
+    setup.say_if_larger(bytes);
+    let outcome = setup.untimed(trace)?;
+    Ok(Misses::new(&setup, &outcome))
+}
+
+#[cfg(test)]
+mod tests;

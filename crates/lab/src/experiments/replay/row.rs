@@ -1,0 +1,283 @@
+//! What a replay prints.
+
+use serde::Serialize;
+
+use crate::output::Table;
+use crate::virtual_time::world::UNIT;
+
+use super::cache::{Bare, Outcome, Setup};
+use super::load::Loaded;
+use super::player::{Direction, Pace};
+use super::tuning::Tuned;
+
+/// Miss ratios and wear of a log; the fields that `forebay-lab policies` has are the same.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct Misses {
+    pub(crate) policy: &'static str,
+    /// Blocks of the cache that may live in the log.
+    pub(crate) capacity_blocks: u64,
+    /// The most that did, looked at from time to time.
+    pub(crate) most_live_blocks: u64,
+    pub(crate) segments: u32,
+    pub(crate) segment_bytes: u64,
+    /// Of blocks of 4 KiB, read and written.
+    pub(crate) block_miss_ratio: f64,
+    /// Of those blocks: cached, but not the sectors that were read.
+    pub(crate) uncovered_ratio: f64,
+    pub(crate) request_miss_ratio: f64,
+    pub(crate) read_request_miss_ratio: Option<f64>,
+    /// Bytes written to the cache device, headers and checkpoints included, for each byte of blocks
+    /// accessed.
+    pub(crate) ssd_bytes_per_byte: f64,
+    /// The part of them that reclaim wrote once more: blocks that are worth keeping, and others that
+    /// were newer than the origin.
+    pub(crate) carried_kept_share: f64,
+    pub(crate) carried_dirty_share: f64,
+    pub(crate) layout: &'static str,
+}
+
+fn ratio(part: u64, whole: u64) -> f64 {
+    part as f64 / whole.max(1) as f64
+}
+
+impl Misses {
+    pub(super) fn new(setup: &Setup, outcome: &Outcome) -> Self {
+        let played = &outcome.played;
+        let reads = played.reads.tally.requests;
+        let requests = reads + played.writes.tally.requests;
+        let blocks = played.looked.blocks;
+        Misses {
+            policy: setup.settings.policy.name(),
+            capacity_blocks: setup.size.capacity_blocks,
+            most_live_blocks: played.most_live,
+            segments: setup.size.segments,
+            segment_bytes: setup.size.segment_bytes,
+            block_miss_ratio: ratio(played.looked.missed, blocks),
+            uncovered_ratio: ratio(played.looked.uncovered, blocks),
+            request_miss_ratio: ratio(played.missed_requests, requests),
+            read_request_miss_ratio: (reads > 0).then(|| ratio(played.missed_reads, reads)),
+            ssd_bytes_per_byte: ratio(outcome.ssd_written, blocks * UNIT),
+            carried_kept_share: ratio(
+                outcome.carried.saturating_sub(outcome.carried_dirty),
+                outcome.ssd_written,
+            ),
+            carried_dirty_share: ratio(outcome.carried_dirty, outcome.ssd_written),
+            layout: "log",
+        }
+    }
+}
+
+/// Latencies of a direction, in microseconds, from when somebody waits to the answer.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(super) struct Latency {
+    requests: u64,
+    mean_us: f64,
+    p50_us: f64,
+    p99_us: f64,
+    max_us: f64,
+}
+
+impl Latency {
+    fn of(direction: &Direction) -> Option<Self> {
+        let tally = &direction.tally;
+        (tally.requests > 0).then(|| Latency {
+            requests: tally.requests,
+            mean_us: tally.mean() / 1000.0,
+            p50_us: tally.latencies.quantile(0.5) / 1000.0,
+            p99_us: tally.latencies.quantile(0.99) / 1000.0,
+            max_us: direction.longest as f64 / 1000.0,
+        })
+    }
+}
+
+/// One cache under one trace.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(super) struct Row {
+    #[serde(flatten)]
+    misses: Misses,
+    /// What may live in the log as a share of the trace's blocks.
+    size: f64,
+    mode: &'static str,
+    durability: &'static str,
+    block_bytes: u64,
+    sequential_cutoff: u64,
+    settings: Tuned,
+    timing: &'static str,
+    depth: usize,
+    /// Virtual time.
+    seconds: f64,
+    /// Payload appended to the log for each byte that was read or written, for clients and fills;
+    /// and once more by reclaim.
+    log_bytes_per_user_byte: f64,
+    carried_bytes_per_user_byte: f64,
+    /// While requests came, and with the writeback of everything after them.
+    disk_busy_seconds: f64,
+    disk_busy_drained_seconds: f64,
+    /// Until everything is on the disk.
+    drained_seconds: f64,
+    disk_written_bytes: u64,
+    ordered: bool,
+    /// The part of that for reads; the rest is for writes.
+    disk_reading_seconds: f64,
+    /// The disk alone, in order of arrival, one request at a time.
+    bare_disk_busy_seconds: f64,
+    bare_disk_reading_seconds: f64,
+    /// The disk alone by the cache with all its writeback; none if nothing reached the disk.
+    bare_by_drained: Option<f64>,
+    reads: Option<Latency>,
+    writes: Option<Latency>,
+    /// Of the disk alone, asked at the same pace.
+    bare_reads: Option<Latency>,
+    bare_writes: Option<Latency>,
+}
+
+impl Row {
+    pub(super) fn new(
+        setup: &Setup,
+        trace: &Loaded,
+        outcome: &Outcome,
+        bare: &Bare,
+        (timing, pace): (&'static str, Pace),
+    ) -> Self {
+        let settings = &setup.settings;
+        let misses = Misses::new(setup, outcome);
+        let played = &outcome.played;
+        let user = played.reads.tally.bytes + played.writes.tally.bytes;
+        let [busy, drained] = outcome.disk_busy.map(|busy| busy.as_secs_f64());
+        let alone = bare.in_order.as_secs_f64();
+        let units = misses.capacity_blocks * setup.block.bytes() / UNIT;
+        Row {
+            size: ratio(units, trace.blocks),
+            misses,
+            mode: settings.mode.name(),
+            durability: settings.durability.name(),
+            block_bytes: setup.block.bytes(),
+            sequential_cutoff: settings.sequential_cutoff,
+            settings: Tuned::of(settings),
+            timing,
+            depth: pace.depth(),
+            seconds: played.seconds,
+            log_bytes_per_user_byte: ratio(outcome.appended, user),
+            carried_bytes_per_user_byte: ratio(outcome.carried, user),
+            disk_busy_seconds: busy,
+            disk_busy_drained_seconds: drained,
+            drained_seconds: outcome.drained.as_secs_f64(),
+            disk_written_bytes: outcome.disk_written,
+            ordered: settings.ordered,
+            disk_reading_seconds: outcome.disk_reading.as_secs_f64(),
+            bare_disk_busy_seconds: alone,
+            bare_disk_reading_seconds: bare.reading.as_secs_f64(),
+            bare_by_drained: (drained > 0.0).then(|| alone / drained),
+            reads: Latency::of(&played.reads),
+            writes: Latency::of(&played.writes),
+            bare_reads: Latency::of(&bare.played.reads),
+            bare_writes: Latency::of(&bare.played.writes),
+        }
+    }
+
+    fn print(&self) {
+        let misses = &self.misses;
+        println!(
+            "{} {} {}, {} timing, depth {}: {} blocks of {} may live in {} segments of {}, {:.1} % of the trace's",
+            misses.policy,
+            self.mode,
+            self.durability,
+            self.timing,
+            self.depth,
+            misses.capacity_blocks,
+            forebay_core::units::format_size(self.block_bytes),
+            misses.segments,
+            forebay_core::units::format_size(misses.segment_bytes),
+            self.size * 100.0,
+        );
+        if self.ordered {
+            println!("ordered writeback");
+        }
+        if self.sequential_cutoff == 0 {
+            println!("sequential cut-off: off");
+        }
+        println!();
+        let share = |value: f64| format!("{value:.4}");
+        let times = |value: f64| format!("{value:.2}");
+        let seconds = |value: f64| format!("{value:.1} s");
+        let mut table = Table::new(&["FOUND", ""]);
+        let reads = misses.read_request_miss_ratio.map_or_else(|| "-".to_owned(), share);
+        for (name, value) in [
+            ("blocks missed", share(misses.block_miss_ratio)),
+            ("of all, cached without the sectors", share(misses.uncovered_ratio)),
+            ("requests missed", share(misses.request_miss_ratio)),
+            ("reads missed", reads),
+            ("SSD bytes/byte accessed", share(misses.ssd_bytes_per_byte)),
+            ("log bytes/user byte", share(self.log_bytes_per_user_byte)),
+            ("reinserted/user byte", share(self.carried_bytes_per_user_byte)),
+            ("of what was written, reinserted as worth keeping", share(misses.carried_kept_share)),
+            ("of what was written, reinserted as dirty", share(misses.carried_dirty_share)),
+            ("most blocks in the cache", misses.most_live_blocks.to_string()),
+            ("virtual time", seconds(self.seconds)),
+            ("disk busy", seconds(self.disk_busy_seconds)),
+            ("with writeback of the rest", seconds(self.disk_busy_drained_seconds)),
+            ("virtual time until then", seconds(self.drained_seconds)),
+            (
+                "bytes written to the disk",
+                forebay_core::units::format_size(self.disk_written_bytes),
+            ),
+            ("of that, for reads", seconds(self.disk_reading_seconds)),
+            ("bare disk, in order of arrival", seconds(self.bare_disk_busy_seconds)),
+            ("of that, for reads", seconds(self.bare_disk_reading_seconds)),
+            ("bare disk/with writeback", self.bare_by_drained.map_or("-".to_owned(), times)),
+        ] {
+            table.row([name.to_owned(), value]);
+        }
+        print!("{}", table.render());
+        println!();
+        self.print_latencies();
+    }
+
+    fn print_latencies(&self) {
+        let mut table = Table::new(&["LATENCY, us", "REQUESTS", "MEAN", "p50", "p99", "MAX"]);
+        for (name, latency) in [
+            ("reads", self.reads),
+            ("writes", self.writes),
+            ("bare disk: reads", self.bare_reads),
+            ("bare disk: writes", self.bare_writes),
+        ] {
+            let Some(latency) = latency else { continue };
+            let micros = |value: f64| format!("{value:.1}");
+            table.row([
+                name.to_owned(),
+                latency.requests.to_string(),
+                micros(latency.mean_us),
+                micros(latency.p50_us),
+                micros(latency.p99_us),
+                micros(latency.max_us),
+            ]);
+        }
+        print!("{}", table.render());
+    }
+}
+
+/// What is printed.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(super) struct Report {
+    pub(super) trace: String,
+    pub(super) format: &'static str,
+    pub(super) requests: u64,
+    /// To blocks of 4 KiB.
+    pub(super) accesses: u64,
+    /// Different ones.
+    pub(super) blocks: u64,
+    pub(super) align: u64,
+    pub(super) rows: Vec<Row>,
+}
+
+impl Report {
+    pub(super) fn print(&self) {
+        println!(
+            "{}: {} requests, {} accesses to {} blocks of 4K",
+            self.trace, self.requests, self.accesses, self.blocks
+        );
+        for row in &self.rows {
+            row.print();
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! `forebay-lab seeds`: the experiments of five published reports, in virtual time, at their full
+//! sizes, on modelled devices, with the real engine.
+//!
+//! - `report_000` to `report_004`: what was published, and how it is done again
+//! - `pages`: rows, and what is beside them, for pages of results
+//! - `measure`, `published`, `row`, `table`: from runs to rows
+
+mod measure;
+mod pages;
+mod published;
+mod published_002;
+mod report_000;
+mod report_001;
+mod report_002;
+mod report_003;
+mod report_004;
+mod row;
+mod table;
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use parking_lot::Mutex;
+use serde::Serialize;
+
+use crate::bench::measure::thread_cpu;
+use crate::error::{LabResult, other, usage};
+use crate::output::print_json;
+use crate::progress::Progress;
+use crate::report::input::About;
+use crate::virtual_time::cpu::CpuCosts;
+
+use measure::{Context, Job, Measurement};
+use published::Report;
+use row::Row;
+
+/// The reports' experiments in virtual time, or some of them, scaled down, in real time.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Only these reports: 000, 001, 002, 003, 004; with --real 000, 001, 003, and ram for the rows
+    /// of 003 on RAM
+    #[arg(long, value_delimiter = ',', value_name = "REPORT")]
+    only: Vec<String>,
+    /// Only jobs whose name contains this; rows then lack what other jobs measure
+    #[arg(long, value_name = "TEXT", hide = true)]
+    jobs_named: Option<String>,
+    /// Same seed, same table
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Threads; as many as there are CPUs unless said otherwise
+    #[arg(long, value_name = "THREADS")]
+    threads: Option<usize>,
+    /// In real time, scaled down, with fio over NBD; and the same in virtual time beside it
+    #[arg(long, conflicts_with_all = ["scale", "threads", "details", "save", "report", "jobs_named"])]
+    real: bool,
+    /// With --real: percent of the time that each measurement should take; less is less exact
+    #[arg(long, default_value_t = 100, value_name = "PERCENT", requires = "real",
+          value_parser = clap::value_parser!(u64).range(10..=1000))]
+    time: u64,
+    /// Measure this share of the reports' times, to get an impression quickly
+    #[arg(long, default_value_t = 1.0, value_name = "SHARE")]
+    scale: f64,
+    /// With --json: add to each row how the run went over time, and its latencies
+    #[arg(long)]
+    details: bool,
+    /// Say on standard error how much CPU time each job took
+    #[arg(long)]
+    times: bool,
+    #[command(flatten)]
+    costs: CpuCosts,
+    #[command(flatten)]
+    pages: pages::Options,
+}
+
+#[derive(Serialize)]
+struct Output {
+    seed: u64,
+    scale: f64,
+    rows: Vec<Row>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    about: Option<About>,
+}
+
+fn reports() -> Vec<(Report, Vec<Job>)> {
+    vec![
+        (report_000::report(), report_000::jobs()),
+        (report_001::report(), report_001::jobs()),
+        (report_002::report(), report_002::jobs()),
+        (report_003::report(), report_003::jobs()),
+        (report_004::report(), report_004::jobs()),
+    ]
+}
+
+pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
+    if args.real {
+        return crate::real::scaled::run(&args.only, args.time, args.costs, args.seed, json);
+    }
+    let all = reports();
+    let known: Vec<&str> = all.iter().map(|(report, _)| report.number).collect();
+    if let Some(wrong) = args.only.iter().find(|only| !known.contains(&only.as_str())) {
+        return Err(usage(format!("'{wrong}' is not a report; choose from {}", known.join(", "))));
+    }
+    if !(args.scale > 0.0 && args.scale <= 1.0) {
+        return Err(usage("the share must be above 0 and at most 1"));
+    }
+    args.pages.try_out()?;
+    let wanted = |report: &str| args.only.is_empty() || args.only.iter().any(|o| o == report);
+    let named = |name: &str| args.jobs_named.as_ref().is_none_or(|part| name.contains(part));
+    let (mut reports, mut jobs) = (Vec::new(), Vec::new());
+    for (report, own) in all {
+        if wanted(report.number) {
+            reports.push(report);
+            jobs.extend(own.into_iter().filter(|job| named(&job.name)));
+        }
+    }
+    let measured = run_jobs(args, &jobs)?;
+    let mut rows = Vec::new();
+    for report in &reports {
+        let own = jobs.iter().zip(&measured).filter(|(job, _)| job.report == report.number);
+        let own: Vec<Measurement> = own.flat_map(|(_, found)| found.iter().cloned()).collect();
+        let own = row::rows(report, &own, args.details || args.pages.wanted());
+        if !json {
+            table::print(report, &own);
+        }
+        rows.extend(own);
+    }
+    let mut output = Output { seed: args.seed, scale: args.scale, rows, about: None };
+    if args.pages.wanted() {
+        output.about = Some(pages::about(args, &reports));
+        let text = serde_json::to_string(&output)
+            .map_err(|error| other(format!("the result cannot be written: {error}")))?;
+        args.pages.write(&text)?;
+        output.about = None;
+    }
+    if json {
+        if !args.details {
+            output.rows.iter_mut().for_each(|row| row.detail = None);
+        }
+        return print_json(&output);
+    }
+    let rows = &output.rows;
+    let goals = rows.iter().filter_map(|row| row.goal);
+    let (met, all) = (goals.clone().filter(|goal| goal.met).count(), goals.count());
+    println!("\n{met} of {all} goals are met.");
+    Ok(())
+}
+
+/// Runs the jobs on some threads, long ones first; results in the order of the jobs.
+fn run_jobs(args: &Args, jobs: &[Job]) -> LabResult<Vec<Vec<Measurement>>> {
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = args.threads.unwrap_or(cpus).clamp(1, jobs.len().max(1));
+    let mut order: Vec<usize> = (0..jobs.len()).collect();
+    order.sort_by(|one, other| jobs[*other].weight.total_cmp(&jobs[*one].weight));
+    let total: f64 = jobs.iter().map(|job| job.weight).sum();
+    let progress = Progress::new((total * 10.0) as u64, "in virtual time");
+    let next = AtomicUsize::new(0);
+    let results: Vec<Mutex<Option<LabResult<Vec<Measurement>>>>> =
+        jobs.iter().map(|_| Mutex::new(None)).collect();
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                while let Some(index) = order.get(next.fetch_add(1, Ordering::SeqCst)) {
+                    let job = &jobs[*index];
+                    progress.label(format!("{} {}", job.report, job.name));
+                    let context = Context { costs: args.costs, seed: args.seed, scale: args.scale };
+                    let started = thread_cpu();
+                    *results[*index].lock() = Some((job.run)(&context));
+                    if args.times {
+                        let took = (thread_cpu() - started).as_secs_f64();
+                        eprintln!("{} {}: {took:.1} s of {}", job.report, job.name, job.weight);
+                    }
+                    progress.advance((job.weight * 10.0) as u64);
+                }
+            });
+        }
+    });
+    let finished = results.into_iter().zip(jobs).map(|(result, job)| {
+        let failed = |error| other(format!("{} {}: {error}", job.report, job.name));
+        result.into_inner().ok_or_else(|| other("a job was lost"))?.map_err(failed)
+    });
+    finished.collect()
+}

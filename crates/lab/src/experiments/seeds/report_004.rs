@@ -1,0 +1,179 @@
+//! FancyCache, deferred writes in RAM before an SSD, Iometer (2011).
+//!
+//! Iometer: writes only, twelve request sizes from 512 B to 1 MiB, random and sequential, 1 and 32
+//! under way, on all of an SSD of 40 GB and on 976 MB of it, which is less than the cache of 1 GB;
+//! cache blocks of 4 and of 16 KiB; 5 minutes each. The results are figures without numbers.
+//!
+//! There is no RAM tier in Forebay yet. What exists: a RAM device as the cache device, and the SSD
+//! as the origin. Acknowledged data is as volatile as in the report. The SSD is the SATA model (a
+//! Vertex 2 is not described well enough to calibrate it), the RAM device a link of 8 GB/s.
+
+use std::time::Duration;
+
+use forebay_core::BlockSize;
+use forebay_device::model::ModelKind;
+use forebay_engine::Settings;
+
+use crate::error::LabResult;
+
+use super::measure::{Config, Context, Job, Measurement, Server};
+use super::published::{Metric, Published, Report};
+use crate::virtual_time::access::{Shape, Workload};
+use crate::virtual_time::clients::Span;
+use crate::virtual_time::device::VirtualDevice;
+use crate::virtual_time::timing::{Affine, Link, Timing};
+use crate::virtual_time::world::{Plan, World};
+
+const SSD_BYTES: u64 = 40_000_000_000 / 4096 * 4096;
+const SMALL_RANGE: u64 = 2_000_000 * 512;
+const RAM_BYTES: u64 = 1 << 30;
+const SIZES: [u64; 12] = [
+    512,
+    1 << 10,
+    2 << 10,
+    4 << 10,
+    8 << 10,
+    16 << 10,
+    32 << 10,
+    64 << 10,
+    128 << 10,
+    256 << 10,
+    512 << 10,
+    1 << 20,
+];
+const DEPTHS: [usize; 2] = [1, 32];
+const BLOCKS: [u64; 2] = [4 << 10, 16 << 10];
+/// The report took 300 s for each of 96 cells, twice; a cache of 1 GB is full after four.
+const WARM_UP: f64 = 4.25;
+const SECONDS: f64 = 1.0;
+
+#[derive(Clone, Copy)]
+struct Cell {
+    whole: bool,
+    random: bool,
+    size: u64,
+    depth: usize,
+}
+
+impl Cell {
+    fn all() -> Vec<Cell> {
+        let mut all = Vec::new();
+        for whole in [true, false] {
+            for depth in DEPTHS {
+                for random in [true, false] {
+                    let cell = |size: &u64| Cell { whole, random, size: *size, depth };
+                    all.extend(SIZES.iter().map(cell));
+                }
+            }
+        }
+        all
+    }
+
+    fn name(&self) -> String {
+        let range = if self.whole { "whole" } else { "976M" };
+        let order = if self.random { "random" } else { "sequential" };
+        let size = match self.size {
+            size if size < 1024 => format!("{size}B"),
+            size if size < 1 << 20 => format!("{}K", size >> 10),
+            size => format!("{}M", size >> 20),
+        };
+        format!("{range}/{order} {size} x{}", self.depth)
+    }
+
+    fn workload(&self) -> Workload {
+        let shape = if self.random { Shape::Random } else { Shape::Sequential };
+        let range = if self.whole { SSD_BYTES } else { SMALL_RANGE };
+        let span = range / self.size * self.size;
+        Workload { shape, start: 0, span, len: self.size, writes: 100, depth: self.depth }
+    }
+
+    fn claim(&self) -> Option<&'static str> {
+        let small = self.size <= 8 << 10;
+        match (self.whole, self.random, self.depth) {
+            (_, false, _) if small => Some("Published: improves, \"even 5 times\"."),
+            (true, _, 1) => Some("Published: a large gain even in the worst case."),
+            (true, ..) => Some("Published: generally above the SSD."),
+            (false, ..) => Some("Published: \"surprisingly great\"."),
+        }
+    }
+}
+
+pub(super) fn report() -> Report {
+    let published = Cell::all().into_iter().map(|cell| {
+        let mut row = Published::new(cell.name(), Metric::MbPerSecond, &[]);
+        row.note = cell.claim().map(str::to_owned);
+        row
+    });
+    Report {
+        number: "004",
+        title: "FancyCache, deferred writes, Iometer",
+        published: published.collect(),
+        goal: |_, _| None,
+        cautions: &[
+            "No RAM tier yet: a RAM device is the cache device. The rows are marked.",
+            "The report has figures without numbers; its claims are in the notes.",
+            "The SSD is the SATA model, which knows no garbage collection and no pages that must \
+             be read to write 512 B: small requests look better on it than they were.",
+            "5.25 of the 300 s are simulated, 1 of them measured.",
+        ],
+    }
+}
+
+fn ram() -> Timing {
+    let link = Link { overhead: 200.0, per_byte: 0.125, latency: 500.0 };
+    Timing::affine(Affine { read: link, write: link, shared: true, sync: 0 })
+}
+
+fn config(block: u64) -> Config {
+    let mut settings = Settings { sequential_cutoff: 0, ..Settings::default() };
+    // What is older than ten seconds is written back.
+    settings.dirty_age = Duration::from_secs(10);
+    let name = match block {
+        4096 => "forebay/writeback 4k ram device",
+        _ => "forebay/writeback 16k ram device",
+    };
+    let note = Some("No RAM tier yet: the cache device is a RAM device of 1 GiB.");
+    Config { name, system: None, settings, note }
+}
+
+fn span() -> Span {
+    Span { warm_up: WARM_UP, ..Span::seconds(SECONDS) }
+}
+
+fn raw(context: &Context) -> LabResult<Vec<Measurement>> {
+    let run = |cell: &Cell| {
+        let timing = Timing::model(ModelKind::SataSsd, SSD_BYTES);
+        let found = context.raw(timing, &cell.name(), cell.workload(), span())?;
+        Ok(Measurement::of_model(Server::Ssd, cell.name(), vec![found]))
+    };
+    Cell::all().iter().map(run).collect()
+}
+
+fn cached(context: &Context, block: u64, cell: &Cell) -> LabResult<Measurement> {
+    let config = config(block);
+    let mut world = World::new(Plan {
+        ssd: VirtualDevice::cache(RAM_BYTES, ram()),
+        disk: VirtualDevice::origin(SSD_BYTES, Timing::model(ModelKind::SataSsd, SSD_BYTES)),
+        settings: config.settings.clone(),
+        block: BlockSize::new(block).unwrap_or(BlockSize::DEFAULT),
+        segment_bytes: None,
+        seed: context.seed,
+        never_full: false,
+    })?;
+    let found = context.volume(&mut world, &cell.name(), 0, cell.workload(), span())?;
+    Ok(Measurement::of_volume(&config, cell.name(), vec![found]))
+}
+
+pub(super) fn jobs() -> Vec<Job> {
+    let mut jobs = vec![Job::new("004", "bare models", 3.0, raw)];
+    for block in BLOCKS {
+        for (number, cells) in Cell::all().chunks(12).enumerate() {
+            let cells = cells.to_vec();
+            let name = format!("{}K blocks, batch {number}", block >> 10);
+            jobs.push(Job::new("004", name, 20.0, move |context| {
+                cells.iter().map(|cell| cached(context, block, cell)).collect()
+            }));
+        }
+    }
+    jobs
+}

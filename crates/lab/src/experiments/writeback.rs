@@ -1,0 +1,141 @@
+//! `forebay-lab writeback`: how fast dirty blocks reach a disk, and what clients feel of it. In virtual
+//! time, with the real engine on the modelled 7,200 rpm disk and SATA SSD.
+//!
+//! - `density`: blocks per second when a share of the blocks in a range is dirty
+//! - `pressure`: latency of writes when a full, dirty cache is written to faster than the disk can take
+//!
+//! The same seed gives the same rows on every machine.
+
+mod density;
+mod pressure;
+
+use serde::Serialize;
+
+use crate::error::{LabResult, other};
+use crate::output::{Table, print_json};
+use crate::progress::Progress;
+use crate::virtual_time::cpu::CpuCosts;
+
+/// What is measured.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Only this part: density or pressure
+    #[arg(long, value_name = "PART")]
+    only: Option<String>,
+    /// Shares of the blocks that are dirty
+    #[arg(long, value_delimiter = ',', default_value = "0.001,0.01,0.03,0.1,0.3,0.6,0.9")]
+    densities: Vec<f64>,
+    /// Dirty blocks of each density
+    #[arg(long, default_value_t = 40_000, value_name = "BLOCKS")]
+    blocks: u64,
+    /// Requests that clients have under way together
+    #[arg(long, value_delimiter = ',', default_value = "1,8,32,128")]
+    depths: Vec<usize>,
+    /// Virtual seconds for which latencies are measured
+    #[arg(long, default_value_t = 300.0)]
+    seconds: f64,
+    /// Same seed, same rows
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    #[command(flatten)]
+    costs: CpuCosts,
+}
+
+#[derive(Serialize)]
+struct Report {
+    seed: u64,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    densities: Vec<density::Row>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pressure: Vec<pressure::Row>,
+}
+
+pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
+    if args.densities.iter().any(|share| !(0.0001..=1.0).contains(share)) {
+        return Err(other("densities are shares of 0.0001 to 1"));
+    }
+    if !(1000..=1_000_000).contains(&args.blocks) || args.depths.contains(&0) {
+        return Err(other("1000 to 1000000 dirty blocks, and depths of 1 or more, please"));
+    }
+    let wanted = |part: &str| args.only.as_deref().is_none_or(|only| only == part);
+    if !wanted("density") && !wanted("pressure") {
+        return Err(other("a part is density or pressure"));
+    }
+    let cells: Vec<density::Cell> =
+        if wanted("density") { density::cells(&args.densities, args.blocks) } else { Vec::new() };
+    let jobs: Vec<pressure::Job> =
+        if wanted("pressure") { pressure::jobs(&args.depths) } else { Vec::new() };
+    let progress = Progress::new((cells.len() + jobs.len()) as u64, "in virtual time");
+    let mut report = Report { seed: args.seed, densities: Vec::new(), pressure: Vec::new() };
+    for cell in &cells {
+        progress.label(format!("density {}", cell.share));
+        report.densities.push(density::measure(cell, args.seed)?);
+        progress.advance(1);
+    }
+    for job in &jobs {
+        progress.label(format!("a full cache, {} under way", job.depth));
+        report.pressure.push(pressure::measure(job, args.costs, args.seconds, args.seed)?);
+        progress.advance(1);
+    }
+    drop(progress);
+    if json {
+        return print_json(&report);
+    }
+    print(&report);
+    Ok(())
+}
+
+fn print(report: &Report) {
+    let mut goals = Vec::new();
+    if !report.densities.is_empty() {
+        println!("Writeback of blocks of 4K to a 7,200 rpm disk, all at once");
+        let mut table = Table::new(&[
+            "DIRTY",
+            "NEIGHBOURS",
+            "BLOCKS",
+            "s",
+            "BLOCKS/s",
+            "SORTED",
+            "SHARE",
+            "GOAL",
+            "SWEEP",
+            "SHARE",
+            "GOAL",
+            "ON DISK",
+            "WRITTEN/DIRTY",
+            "WRITES",
+            "SYNCS",
+        ]);
+        for row in &report.densities {
+            goals.extend([row.goal, row.sweep_goal].into_iter().flatten());
+            table.row(row.cells());
+        }
+        print!("{}", table.render());
+    }
+    if !report.pressure.is_empty() {
+        println!("\nRandom writes of 4K to a cache that is full of dirty blocks");
+        let mut table = Table::new(&[
+            "CLIENTS",
+            "UNDER WAY",
+            "WRITES/s",
+            "p50 ms",
+            "p99 ms",
+            "MAX ms",
+            "p99/p50",
+            "MAX/p50",
+            "GOAL",
+            "READS/s",
+            "MEAN ms",
+            "DIRTY",
+            "DISK BUSY",
+            "SSD B/B",
+        ]);
+        for row in &report.pressure {
+            goals.extend(row.goal);
+            table.row(row.cells());
+        }
+        print!("{}", table.render());
+    }
+    let met = goals.iter().filter(|goal| goal.met).count();
+    println!("\n{met} of {} goals are met.", goals.len());
+}

@@ -1,0 +1,529 @@
+//! A cache in virtual time: the engine on one lane, two virtual devices, and a clock that jumps.
+//!
+//! - `replayed`: what the requests of a trace need, and what is asked about them
+
+mod replayed;
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use forebay_core::{BlockSize, Clock, IoError, Nanos, Op};
+use forebay_device::{Device, IoBuf, QueueContext};
+use forebay_engine::{
+    BlockService, Completion, CompletionSink, EngineLane, LaneContext, LaneVolume, Request,
+    Settings, VolumeSpec,
+};
+use forebay_format::Uuid;
+use forebay_lane::{Lane, LaneId};
+use forebay_store::{FormatOptions, StoreOptions};
+
+use crate::bench::rig::VOLUME;
+use crate::error::{LabResult, other};
+
+use super::access::Access;
+use super::clients::Server;
+use super::device::{VirtualDevice, fill_payload};
+use super::tally::Gauges;
+use super::timing::Timing;
+
+pub(crate) use replayed::{Looked, UNIT};
+
+/// Rounds of tasks at one moment after which the engine runs in circles.
+const CIRCLES: u32 = 10_000_000;
+
+/// Virtual time in which something that is waited for must have ended.
+const PATIENCE: u64 = 24 * 3600 * 1_000_000_000;
+
+/// Virtual time in which devices come to rest when nobody asks for anything: writeback of all.
+const REST: u64 = 3600 * 1_000_000_000;
+
+/// Time that only the event loop moves.
+#[derive(Default)]
+struct VirtualClock(AtomicU64);
+
+impl Clock for VirtualClock {
+    fn now(&self) -> Nanos {
+        Nanos(self.0.load(Ordering::Relaxed))
+    }
+}
+
+/// Completions, and buffers for the next requests; the last one that came back is used first, as
+/// it is still in the CPU's cache.
+#[derive(Default)]
+struct Sink {
+    ended: RefCell<Vec<u32>>,
+    failed: Cell<Option<IoError>>,
+    buffers: RefCell<Vec<IoBuf>>,
+}
+
+impl CompletionSink for Sink {
+    fn complete(&self, completion: Completion) {
+        if let Err(error) = completion.result {
+            self.failed.set(Some(error));
+        }
+        self.ended.borrow_mut().push(completion.tag as u32);
+        self.buffers.borrow_mut().extend(completion.data);
+    }
+}
+
+/// What a world is made of.
+pub(crate) struct Plan {
+    pub(crate) ssd: Arc<VirtualDevice>,
+    pub(crate) disk: Arc<VirtualDevice>,
+    pub(crate) settings: Settings,
+    pub(crate) block: BlockSize,
+    /// What the store chooses, if none.
+    pub(crate) segment_bytes: Option<u64>,
+    pub(crate) seed: u64,
+    /// Headers need not be kept: the log is never reclaimed.
+    pub(crate) never_full: bool,
+}
+
+/// See the module.
+pub(crate) struct World {
+    clock: Arc<VirtualClock>,
+    lane: Rc<Lane>,
+    engine: Rc<EngineLane>,
+    target: Rc<LaneVolume>,
+    ssd: Arc<VirtualDevice>,
+    disk: Arc<VirtualDevice>,
+    sink: Rc<Sink>,
+    as_sink: Rc<dyn CompletionSink>,
+    scratch: Vec<u8>,
+    block: u64,
+}
+
+/// The parts that wait for futures, before there is an engine and after.
+struct Machine {
+    clock: Arc<VirtualClock>,
+    lane: Rc<Lane>,
+    ssd: Arc<VirtualDevice>,
+    disk: Arc<VirtualDevice>,
+}
+
+impl Machine {
+    fn next_event(&self) -> Option<Nanos> {
+        let devices = [self.ssd.next_event(), self.disk.next_event(), self.lane.next_deadline()];
+        devices.into_iter().flatten().min()
+    }
+
+    fn advance(&self, to: Nanos) {
+        self.clock.0.fetch_max(to.0, Ordering::Relaxed);
+        let now = self.clock.now();
+        self.ssd.drive(now);
+        self.disk.drive(now);
+    }
+
+    fn block_on<T: 'static>(
+        &self,
+        what: &str,
+        future: impl Future<Output = T> + 'static,
+    ) -> LabResult<T> {
+        let result = Rc::new(RefCell::new(None));
+        let inner = result.clone();
+        self.lane.spawn(async move {
+            let output = future.await;
+            *inner.borrow_mut() = Some(output);
+        });
+        let started = self.clock.now();
+        loop {
+            while self.lane.run_ready() {}
+            if let Some(output) = result.borrow_mut().take() {
+                return Ok(output);
+            }
+            let next = self.next_event().filter(|next| next.0 - started.0 < PATIENCE);
+            let Some(next) = next else {
+                return Err(other(format!("{what}: nothing more happens")));
+            };
+            self.advance(next.max(self.clock.now()));
+        }
+    }
+}
+
+async fn build(
+    context: LaneContext,
+    ssd: Arc<dyn Device>,
+    disk: Arc<dyn Device>,
+    settings: Settings,
+    format: FormatOptions,
+    seed: u64,
+) -> LabResult<Rc<EngineLane>> {
+    let queue = context.open(&ssd)?;
+    forebay_store::format(&ssd, &queue, &format).await?;
+    let options = StoreOptions {
+        room_for_blocks: disk.size().div_ceil(format.block.bytes()),
+        seed,
+        ..StoreOptions::default()
+    };
+    let (engine, _) = EngineLane::open(context, ssd, options).await?;
+    let spec = VolumeSpec {
+        name: VOLUME.into(),
+        origin: "disk".into(),
+        uuid: Uuid::from_u128(0xda7a),
+        alignment: 0,
+        settings,
+    };
+    engine.create(spec, disk).await?;
+    Ok(engine)
+}
+
+impl World {
+    /// Formats the cache device, opens it, creates the volume.
+    ///
+    /// # Errors
+    /// What the engine says.
+    pub(crate) fn new(plan: Plan) -> LabResult<Self> {
+        let Plan { ssd, disk, settings, block, segment_bytes, seed, never_full } = plan;
+        let clock = Arc::<VirtualClock>::default();
+        // Time 0 is before everything.
+        clock.0.store(1_000_000_000, Ordering::Relaxed);
+        let as_clock: Arc<dyn Clock> = clock.clone();
+        let lane = Lane::new(LaneId(0), as_clock.clone(), || ());
+        let queues = Rc::new(QueueContext { clock: as_clock, ring: None });
+        let context = LaneContext { lane: lane.clone(), queues, register: Rc::new(|_| ()) };
+        let machine = Machine { clock, lane, ssd, disk };
+        let format = FormatOptions { block, segment_bytes, uuid: Uuid::from_u128(0xcac4e) };
+        let making =
+            build(context, machine.ssd.clone(), machine.disk.clone(), settings, format, seed);
+        let engine = machine.block_on("making a cache", making)??;
+        let target = engine.target(VOLUME).ok_or_else(|| other("the volume is not running"))?;
+        if never_full {
+            machine.ssd.stop_keeping();
+        }
+        let Machine { clock, lane, ssd, disk } = machine;
+        let sink = Rc::<Sink>::default();
+        let mut scratch = vec![0; block.as_usize()];
+        fill_payload(&mut scratch);
+        let (as_sink, block) = (sink.clone() as Rc<dyn CompletionSink>, block.bytes());
+        Ok(World { clock, lane, engine, target, ssd, disk, sink, as_sink, scratch, block })
+    }
+
+    /// Brings a range into the cache, as it is on the disk.
+    ///
+    /// The SSD is given the time to write what it gets: a fill never waits for room in the log, and
+    /// a disk that is faster than the SSD would leave gaps.
+    ///
+    /// # Errors
+    /// A request failed, or not all of it could be cached.
+    pub(crate) fn prefetch(&mut self, range: std::ops::Range<u64>) -> LabResult<()> {
+        const STEP: u64 = 1 << 20;
+        // Nothing is taken from an origin that might still lose what an earlier run wrote to it.
+        self.plain(Op::Flush, 0, 0)?;
+        let before = self.target.volume().stats.totals().filled_blocks;
+        let mut at = range.start;
+        while at < range.end {
+            let len = STEP.min(range.end - at);
+            self.plain(Op::Prefetch, at, len)?;
+            at += len;
+            while let Some(next) = self.ssd.next_event() {
+                self.advance(next.max(self.now()));
+                self.settle(&mut Vec::new())?;
+            }
+        }
+        let filled = self.target.volume().stats.totals().filled_blocks - before;
+        let wanted = (range.end - range.start) / self.block;
+        if filled < wanted {
+            return Err(other(format!("{filled} of {wanted} blocks were cached for the warm-up")));
+        }
+        Ok(())
+    }
+
+    /// Writes everything back, as fast as the disk can; how long that took.
+    ///
+    /// # Errors
+    /// What the engine says, or it never ends.
+    pub(crate) fn drain(&mut self) -> LabResult<Duration> {
+        let started = self.now();
+        let engine = self.engine.clone();
+        self.block_on("a drain", async move { engine.drain(VOLUME, |_| ()).await })??;
+        Ok(self.now().since(started))
+    }
+
+    fn block_on<T: 'static>(
+        &mut self,
+        what: &str,
+        future: impl Future<Output = T> + 'static,
+    ) -> LabResult<T> {
+        let result = Rc::new(RefCell::new(None));
+        let inner = result.clone();
+        self.lane.spawn(async move {
+            let output = future.await;
+            *inner.borrow_mut() = Some(output);
+        });
+        let started = self.now();
+        loop {
+            self.settle(&mut Vec::new())?;
+            if let Some(output) = result.borrow_mut().take() {
+                return Ok(output);
+            }
+            let next = self.next_event().filter(|next| next.0 - started.0 < PATIENCE);
+            let next = next.ok_or_else(|| other(format!("{what}: nothing more happens")))?;
+            self.advance(next.max(self.now()));
+        }
+    }
+
+    /// The most operations that were under way together on the disk since this was last asked.
+    pub(crate) fn most_on_disk(&self) -> usize {
+        self.disk.most_in_flight()
+    }
+
+    /// Writes and syncs that the disk has served.
+    pub(crate) fn disk_operations(&self) -> (u64, u64) {
+        let counters = self.disk.counters();
+        (counters.writes, counters.syncs)
+    }
+
+    /// Bytes that the cache can hold if every record is full.
+    pub(crate) fn capacity_bytes(&self) -> u64 {
+        self.engine.cache.store.capacity_blocks() * self.block
+    }
+
+    /// A request without data, to its end.
+    ///
+    /// # Errors
+    /// It failed.
+    pub(crate) fn plain(&mut self, op: Op, offset: u64, len: u64) -> LabResult<()> {
+        let request = Request {
+            tag: 0,
+            op,
+            offset,
+            len,
+            fua: false,
+            fast: false,
+            no_hole: false,
+            data: None,
+        };
+        self.target.submit(request, &self.as_sink);
+        let mut ended = Vec::new();
+        loop {
+            self.settle(&mut ended)?;
+            if !ended.is_empty() {
+                return Ok(());
+            }
+            let next = self.next_event().ok_or_else(|| other("a request never ends"))?;
+            self.advance(next.max(self.now()));
+        }
+    }
+
+    /// From now on the cache device takes as long as `timing` says.
+    ///
+    /// # Errors
+    /// It does not come to rest.
+    pub(crate) fn replace_ssd(&mut self, timing: Timing) -> LabResult<()> {
+        self.rest()?;
+        if self.ssd.replace_timing(timing) {
+            return Ok(());
+        }
+        Err(other("the cache device is busy although nobody asks for anything"))
+    }
+
+    /// From now on both devices take as long as these say.
+    ///
+    /// # Errors
+    /// They do not come to rest.
+    pub(crate) fn replace_devices(&mut self, ssd: Timing, disk: Timing) -> LabResult<()> {
+        self.replace_ssd(ssd)?;
+        if self.disk.replace_timing(disk) {
+            return Ok(());
+        }
+        Err(other("the disk is busy although nobody asks for anything"))
+    }
+
+    /// Makes all durable, and waits until both devices have nothing to do.
+    fn rest(&mut self) -> LabResult<()> {
+        self.plain(Op::Flush, 0, 0)?;
+        let busy = |world: &World| [world.ssd.next_event(), world.disk.next_event()];
+        let started = self.now();
+        while let Some(next) = busy(self).into_iter().flatten().min() {
+            if next.0 - started.0 > REST {
+                return Err(other("the devices do not come to rest"));
+            }
+            self.advance(next.max(self.now()));
+            self.settle(&mut Vec::new())?;
+        }
+        Ok(())
+    }
+
+    fn check(&self) -> LabResult<()> {
+        match self.sink.failed.take() {
+            Some(error) => Err(error.into()),
+            None => Ok(()),
+        }
+    }
+
+    #[cold]
+    fn submit(&mut self, client: u32, access: &Access) {
+        let mut buffers = self.sink.buffers.borrow_mut();
+        let buffer = buffers.pop().filter(|buffer| buffer.len() as u64 == access.len);
+        drop(buffers);
+        let data = buffer.unwrap_or_else(|| {
+            let mut new = IoBuf::zeroed(access.len as usize);
+            fill_payload(&mut new);
+            new
+        });
+        let request = Request {
+            tag: client.into(),
+            op: if access.write { Op::Write } else { Op::Read },
+            offset: access.offset,
+            len: access.len,
+            fua: false,
+            fast: false,
+            no_hole: false,
+            data: Some(data),
+        };
+        self.target.submit(request, &self.as_sink);
+    }
+}
+
+impl Server for World {
+    fn now(&self) -> Nanos {
+        self.clock.now()
+    }
+
+    #[inline]
+    fn start(&mut self, client: u32, access: &Access) -> LabResult<bool> {
+        if access.len <= self.block {
+            let own = &mut self.scratch[..access.len as usize];
+            let done = if access.write {
+                self.target.write_now(access.offset, own)
+            } else {
+                self.target.read_now(access.offset, own)
+            };
+            if let Some(result) = done {
+                result?;
+                return Ok(true);
+            }
+        }
+        self.submit(client, access);
+        Ok(false)
+    }
+
+    #[inline]
+    fn settle(&mut self, ended: &mut Vec<u32>) -> LabResult<()> {
+        let mut rounds = 0;
+        while self.lane.run_ready() {
+            rounds += 1;
+            if rounds > CIRCLES {
+                return Err(other("the engine runs in circles and time does not pass"));
+            }
+        }
+        ended.append(&mut self.sink.ended.borrow_mut());
+        self.check()
+    }
+
+    #[inline]
+    fn next_event(&self) -> Option<Nanos> {
+        let devices = [self.ssd.next_event(), self.disk.next_event(), self.lane.next_deadline()];
+        devices.into_iter().flatten().min()
+    }
+
+    #[inline]
+    fn advance(&mut self, to: Nanos) {
+        self.clock.0.store(to.0, Ordering::Relaxed);
+        self.ssd.drive(to);
+        self.disk.drive(to);
+    }
+
+    fn gauges(&self) -> Gauges {
+        let totals = self.target.volume().stats.totals();
+        let (ssd, disk) = (self.ssd.counters(), self.disk.counters());
+        Gauges {
+            hits: totals.read_hits + totals.write_hits,
+            misses: totals.read_partial + totals.read_misses + totals.write_misses,
+            ssd_read: ssd.read_bytes,
+            ssd_written: ssd.written_bytes,
+            disk_read: disk.read_bytes,
+            disk_written: disk.written_bytes,
+            disk_busy: Nanos(disk.busy.as_nanos() as u64),
+            disk_read_busy: Nanos(disk.read_busy.as_nanos() as u64),
+            ssd_busy: Nanos(ssd.busy.as_nanos() as u64),
+            dirty_bytes: self.target.volume().dirty_blocks() * self.block,
+        }
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        // Tasks refer to their lane, so they would keep each other alive.
+        self.lane.abandon();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_core::Durability;
+    use forebay_device::model::ModelKind;
+
+    use super::super::access::{Shape, Workload};
+    use super::super::clients::{Span, run};
+    use super::super::cpu::{Cpu, CpuCosts};
+    use super::super::tally::Found;
+    use super::*;
+
+    const SSD: u64 = 512 << 20;
+    const COSTS: CpuCosts =
+        CpuCosts { cpu_read: 770, cpu_write: 1330, cpu_front: 1250, cpu_more: 400 };
+
+    fn world(settings: Settings) -> World {
+        let plan = Plan {
+            ssd: VirtualDevice::cache(SSD, Timing::model(ModelKind::SataSsd, SSD)),
+            disk: VirtualDevice::origin(1 << 30, Timing::model(ModelKind::Hdd7200, 1 << 30)),
+            settings,
+            block: BlockSize::DEFAULT,
+            segment_bytes: None,
+            seed: 1,
+            never_full: false,
+        };
+        World::new(plan).expect("a cache")
+    }
+
+    fn mix(world: &mut World, len: u64, writes: u32, seed: u64) -> Found {
+        let span = (256 << 20) / len * len;
+        let workload = Workload { shape: Shape::Random, start: 0, span, len, writes, depth: 32 };
+        run(world, Cpu::new(COSTS), workload, seed, Span::seconds(1.0)).expect("runs")
+    }
+
+    #[test]
+    fn the_same_seed_gives_the_same_run_and_another_one_does_not() {
+        for len in [4096, 512, 20_480] {
+            let found = |seed| {
+                let found = mix(&mut world(Settings::default()), len, 30, seed);
+                let latencies = found.latencies().buckets();
+                (found.requests(), found.gauges.disk_busy, found.series.len(), latencies)
+            };
+            assert_eq!(found(1), found(1), "{len}");
+            assert_ne!(found(1), found(2), "{len}");
+        }
+    }
+
+    #[test]
+    fn writes_are_as_fast_as_the_log_can_be_written() {
+        let found = mix(&mut world(Settings::default()), 4096, 100, 1);
+        let record = 11.14e-6 + 127.0 * 4096.0 / 271.09e6;
+        let expected = 126.0 / record;
+        // The first ones fill the log's buffers in RAM, 24 MiB of them.
+        let found = found.writes.requests as f64;
+        assert!(found > expected && found < expected + 7000.0, "{found}, not {expected}");
+    }
+
+    #[test]
+    fn what_is_prefetched_is_read_at_the_speed_of_the_ssd() {
+        let mut world = world(Settings::default());
+        world.prefetch(0..256 << 20).expect("prefetched");
+        let found = mix(&mut world, 4096, 0, 1);
+        assert_eq!(found.gauges.hit_ratio(), Some(1.0));
+        let rate = found.reads.requests as f64 / found.seconds;
+        assert!((rate / 49_687.0 - 1.0).abs() < 0.01, "{rate}");
+    }
+
+    #[test]
+    fn strict_writes_wait_for_the_ssd() {
+        let settings = Settings { durability: Durability::Strict, ..Settings::default() };
+        let found = mix(&mut world(settings), 4096, 100, 1);
+        // Record and sync follow each other.
+        assert!(found.writes.mean() > 250_000.0, "{} ns", found.writes.mean());
+    }
+}
