@@ -1,5 +1,5 @@
-//! What pairs of measurements say when the machine is not quiet: the median of their ratios, and
-//! how far it can be trusted.
+//! Means and deviations of repetitions; and what pairs of measurements say when the machine is not
+//! quiet: the median of their ratios, and how far it can be trusted.
 
 use serde::Serialize;
 
@@ -12,6 +12,18 @@ pub(crate) struct Estimate {
     pub(crate) median: f64,
     pub(crate) low: f64,
     pub(crate) high: f64,
+}
+
+/// The mean; 0 of nothing.
+pub(crate) fn mean(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len().max(1) as f64
+}
+
+/// The standard deviation of samples; none of a single one.
+pub(crate) fn deviation(values: &[f64]) -> Option<f64> {
+    let mean = mean(values);
+    let sum: f64 = values.iter().map(|value| (value - mean) * (value - mean)).sum();
+    (values.len() > 1).then(|| (sum / (values.len() - 1) as f64).sqrt())
 }
 
 /// The median; 0 of nothing.
@@ -72,6 +84,12 @@ mod tests {
         assert_eq!(median(&[3.0]), 3.0);
         assert_eq!(median(&[4.0, 1.0]), 2.5);
         assert_eq!(median(&[9.0, 1.0, 2.0]), 2.0);
+    }
+
+    #[test]
+    fn deviations_are_of_samples() {
+        assert_eq!(deviation(&[5.0]), None);
+        assert_eq!(deviation(&[1.0, 3.0]), Some(2.0_f64.sqrt()));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::input::Input;
+use super::rows::Rows;
 
 fn row(report: &str, experiment: &str, config: &str, metric: &str, more: Value) -> Value {
     let mut row = json!({
@@ -84,13 +84,14 @@ fn many() -> Vec<Value> {
 }
 
 fn detail() -> Value {
-    let sample = |(second, hit_ratio, dirty, busy): (f64, f64, f64, f64)| {
+    let sample = |(second, hit_ratio, dirty, busy): (f64, f64, u64, f64)| {
         json!({
             "second": second, "requests_per_second": 1.0, "hit_ratio": hit_ratio,
             "dirty_bytes": dirty, "disk_busy": busy, "ssd_busy": 0.5,
         })
     };
-    let series = [(1.0, 0.0, 0.0, 1.0), (2.0, 0.5, 1e6, 0.9), (3.0, 0.9, 5e6, 0.0)].map(sample);
+    let series =
+        [(1.0, 0.0, 0, 1.0), (2.0, 0.5, 1_000_000, 0.9), (3.0, 0.9, 5_000_000, 0.0)].map(sample);
     json!({
         "series": series, "write_latencies": [],
         "read_latencies": [[80.0, 900], [120.0, 90], [9000.0, 10]],
@@ -111,6 +112,6 @@ pub(super) fn text() -> String {
 }
 
 /// The same, read.
-pub(super) fn input() -> Input {
+pub(super) fn input() -> Rows {
     serde_json::from_str(&text()).expect("is a result")
 }

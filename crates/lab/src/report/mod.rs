@@ -3,26 +3,23 @@
 //! A page of HTML that needs no other file, and Markdown with its figures beside it. Equal input
 //! gives equal bytes, as long as logarithms round in the same way.
 //!
-//! - `input`: what the pages are made of; `verdict`: which published rows are beaten
-//! - `sections`: what is said, as blocks of `doc`, which knows HTML and Markdown
-//! - `figures`: which figures there are; `compare`: whose bars they show
-//! - `bars`, `lines`: how they are drawn, on `canvas`; `compact`: the same in fewer bytes
+//! - `rows`: what the pages are made of; `verdict`: which published rows are beaten
+//! - `pages`: what the templates are given
+//! - `figures`: which figures there are; `bars`: those of published values
+//! - `svg`, `axis`, `colours`: how figures are drawn
 //! - `misses`: the figure of another subcommand
-//! - `style`, `words`: colours and sizes; numbers and escapes
+//! - `words`: numbers and escapes
 
+mod axis;
 mod bars;
-mod canvas;
-mod compact;
-mod compare;
-mod doc;
+mod colours;
 #[cfg(test)]
 mod example;
 mod figures;
-pub(crate) mod input;
-mod lines;
 mod misses;
-mod sections;
-mod style;
+mod pages;
+pub(crate) mod rows;
+mod svg;
 mod verdict;
 mod words;
 
@@ -30,8 +27,7 @@ use std::path::{Path, PathBuf};
 
 use crate::error::{LabResult, other, usage};
 
-use doc::Block;
-use input::Input;
+use rows::Rows;
 
 pub(crate) use misses::miss_ratios;
 
@@ -57,31 +53,15 @@ pub(crate) fn run(args: &Args) -> LabResult<()> {
     write(&text, args.revision.as_deref(), &args.report)
 }
 
-/// Files by name.
-type Files = Vec<(String, String)>;
-
-/// The pages of a result.
-///
-/// # Errors
-/// It is not one, or a figure cannot be drawn.
-fn render(text: &str, revision: Option<&str>) -> LabResult<Files> {
-    let mut input: Input = serde_json::from_str(text).map_err(|error| {
+/// The pages of a result, by file name; fails if it is not one.
+fn render(text: &str, revision: Option<&str>) -> LabResult<Vec<(String, String)>> {
+    let mut input: Rows = serde_json::from_str(text).map_err(|error| {
         usage(format!("these are no rows as `seeds --json` or `seeds --save` writes them: {error}"))
     })?;
     if let Some(revision) = revision {
-        input.about.revision = Some(revision.to_owned());
+        input.about.get_or_insert_default().revision = Some(revision.to_owned());
     }
-    let blocks = sections::document(&input)?;
-    let mut files = vec![
-        ("index.html".to_owned(), doc::as_html(sections::TITLE, &blocks)),
-        ("README.md".to_owned(), doc::as_markdown(&blocks)),
-    ];
-    for block in blocks {
-        if let Block::Figure(name, svg, _) = block {
-            files.push((name, svg));
-        }
-    }
-    Ok(files)
+    pages::render(&input)
 }
 
 /// Makes the pages and writes them to a directory, which is created.
@@ -122,7 +102,7 @@ mod tests {
         };
         let (html, markdown) = (page("index.html"), page("README.md"));
         for row in &example::input().rows {
-            let value = words::maybe(row.value);
+            let value = words::number(row.value.map(|value| value.0));
             let beside = |text: &str, config: String, start: &str, end: &str| {
                 let line = |line: &&str| line.contains(&format!("{start}{config}{end}"));
                 text.lines().filter(line).any(|line| line.contains(&value))

@@ -1,6 +1,8 @@
 //! Which published rows are beaten, and which are not.
 
-use super::input::{Goal, Input, Row};
+use serde::Serialize;
+
+use super::rows::{Row, Rows};
 
 /// Names among published values that are no caches.
 const BARE: [&str; 4] = ["disk", "ssd", "ssd maximum", "ram"];
@@ -11,7 +13,7 @@ pub(super) fn is_cache(name: &str) -> bool {
 }
 
 /// How a published row compares.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(super) enum Outcome {
     Beaten,
     NotBeaten,
@@ -22,7 +24,7 @@ pub(super) enum Outcome {
 }
 
 /// The best published cache of a row.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize)]
 pub(super) struct Best {
     pub(super) system: String,
     pub(super) value: f64,
@@ -31,20 +33,28 @@ pub(super) struct Best {
 }
 
 /// One published row: an experiment and a metric.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize)]
 pub(super) struct Verdict<'a> {
-    pub(super) report: &'a str,
     pub(super) experiment: &'a str,
     pub(super) metric: &'a str,
+    /// Of this metric less is better.
+    pub(super) less: bool,
     pub(super) best: Option<Best>,
     /// Our own settings.
+    #[serde(serialize_with = "without_detail")]
     pub(super) ours: Option<&'a Row>,
     /// The same with durability `strict`.
+    #[serde(serialize_with = "without_detail")]
     pub(super) strict: Option<&'a Row>,
     /// How many times as good as the best published share; above 1 is better, for latencies too.
     pub(super) ratio: Option<f64>,
+    pub(super) strict_ratio: Option<f64>,
     pub(super) outcome: Outcome,
     pub(super) notes: Vec<&'a str>,
+}
+
+fn without_detail<S: serde::Serializer>(row: &Option<&Row>, to: S) -> Result<S::Ok, S::Error> {
+    row.map(|row| Row { detail: None, ..row.clone() }).serialize(to)
 }
 
 /// Rows of one experiment and metric, in order.
@@ -62,7 +72,7 @@ impl Group<'_> {
 }
 
 /// The rows of a report by experiment and metric.
-pub(super) fn groups<'a>(input: &'a Input, report: &str) -> Vec<Group<'a>> {
+pub(super) fn groups<'a>(input: &'a Rows, report: &str) -> Vec<Group<'a>> {
     let mut groups: Vec<Group<'a>> = Vec::new();
     for row in input.rows.iter().filter(|row| row.report == report) {
         let known = groups
@@ -81,7 +91,7 @@ pub(super) fn groups<'a>(input: &'a Input, report: &str) -> Vec<Group<'a>> {
 }
 
 /// The reports that there are rows of, in order.
-pub(super) fn reports(input: &Input) -> Vec<&str> {
+pub(super) fn reports(input: &Rows) -> Vec<&str> {
     let mut reports: Vec<&str> = Vec::new();
     for row in &input.rows {
         if !reports.contains(&row.report.as_str()) {
@@ -97,23 +107,18 @@ fn best(group: &Group<'_>) -> Option<Best> {
     let less = group.less_is_better();
     let caches = published.iter().filter(|(name, _)| is_cache(name));
     let best =
-        caches.reduce(|best, other| if (other.1 < best.1) == less { other } else { best })?;
-    let (system, value) = (best.0.clone(), *best.1);
-    Some(Best { system, value, share: ssd.map(|ssd| value / ssd) })
+        caches.reduce(|best, other| if (other.1.0 < best.1.0) == less { other } else { best })?;
+    let (system, value) = (best.0.clone(), best.1.0);
+    Some(Best { system, value, share: ssd.map(|ssd| value / ssd.0) })
 }
 
 fn ratio(best: &Best, ours: &Row) -> Option<f64> {
-    let (theirs, mine) = (best.share?, ours.share_of_ssd?);
+    let (theirs, mine) = (best.share?, ours.share_of_ssd?.0);
     let ratio = if ours.less_is_better() { theirs / mine } else { mine / theirs };
     ratio.is_finite().then_some(ratio)
 }
 
-/// How many times as good a row is as the best published cache.
-pub(super) fn compared(verdict: &Verdict<'_>, row: &Row) -> Option<f64> {
-    ratio(verdict.best.as_ref()?, row)
-}
-
-fn verdict<'a>(report: &'a str, group: &Group<'a>) -> Option<Verdict<'a>> {
+fn verdict<'a>(group: &Group<'a>) -> Option<Verdict<'a>> {
     let own = |row: &&&Row| row.config.starts_with("forebay/") && row.value.is_some();
     let ours = group.rows.iter().find(own).copied();
     let strict = ours.and_then(|ours| {
@@ -125,7 +130,8 @@ fn verdict<'a>(report: &'a str, group: &Group<'a>) -> Option<Verdict<'a>> {
         // A bare device.
         return None;
     }
-    let ratio = best.as_ref().zip(ours).and_then(|(best, ours)| ratio(best, ours));
+    let of = |row| best.as_ref().zip(row).and_then(|(best, row)| ratio(best, row));
+    let (ratio, strict_ratio) = (of(ours), of(strict));
     let outcome = match (&best, ours, ratio) {
         (None, ..) => Outcome::NoFigure,
         (_, None, _) | (_, _, None) => Outcome::NotRun,
@@ -140,17 +146,27 @@ fn verdict<'a>(report: &'a str, group: &Group<'a>) -> Option<Verdict<'a>> {
             notes.push(note);
         }
     }
-    let (experiment, metric) = (group.experiment, group.metric);
-    Some(Verdict { report, experiment, metric, best, ours, strict, ratio, outcome, notes })
+    Some(Verdict {
+        experiment: group.experiment,
+        metric: group.metric,
+        less: group.less_is_better(),
+        best,
+        ours,
+        strict,
+        ratio,
+        strict_ratio,
+        outcome,
+        notes,
+    })
 }
 
 /// A verdict on each published row of a report.
-pub(super) fn verdicts<'a>(input: &'a Input, report: &'a str) -> Vec<Verdict<'a>> {
-    groups(input, report).iter().filter_map(|group| verdict(report, group)).collect()
+pub(super) fn verdicts<'a>(input: &'a Rows, report: &'a str) -> Vec<Verdict<'a>> {
+    groups(input, report).iter().filter_map(verdict).collect()
 }
 
 /// What there is to count about some rows.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub(super) struct Counts {
     pub(super) beaten: usize,
     /// Of those: with `sequential_cutoff` off, and with it on.
@@ -169,7 +185,7 @@ pub(super) struct Counts {
 
 impl Counts {
     /// Of a report.
-    pub(super) fn of(input: &Input, report: &str) -> Self {
+    pub(super) fn of(input: &Rows, report: &str) -> Self {
         let mut counts = Counts::default();
         for verdict in verdicts(input, report) {
             match verdict.outcome {
@@ -184,17 +200,16 @@ impl Counts {
                 Outcome::NoFigure => {
                     counts.no_figure += 1;
                     let share = verdict.ours.and_then(|row| row.share_of_ssd);
-                    counts.above_ssd += usize::from(share.is_some_and(|share| share > 1.0));
+                    counts.above_ssd += usize::from(share.is_some_and(|share| share.0 > 1.0));
                 }
             }
         }
-        let rows = || input.rows.iter().filter(|row| row.report == report);
-        let goals: Vec<Goal> = rows().filter_map(|row| row.goal).collect();
-        counts.goals = goals.len();
-        counts.goals_met = goals.iter().filter(|goal| goal.met).count();
-        let baselines: Vec<bool> = rows().filter_map(|row| row.baseline.map(|b| b.good)).collect();
-        counts.baselines = baselines.len();
-        counts.baselines_good = baselines.iter().filter(|good| **good).count();
+        for row in input.rows.iter().filter(|row| row.report == report) {
+            counts.goals += usize::from(row.goal.is_some());
+            counts.goals_met += usize::from(row.goal.is_some_and(|goal| goal.met));
+            counts.baselines += usize::from(row.baseline.is_some());
+            counts.baselines_good += usize::from(row.baseline.is_some_and(|b| b.good));
+        }
         counts
     }
 

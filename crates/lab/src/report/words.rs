@@ -1,7 +1,8 @@
 //! Numbers and names as they are printed, and text that is safe in HTML and in Markdown.
 
 /// Three to four digits; thousands in groups. `-` for what is no number.
-pub(super) fn number(value: f64) -> String {
+pub(super) fn number(value: Option<f64>) -> String {
+    let value = value.unwrap_or(f64::NAN);
     match value.abs() {
         absolute if !absolute.is_finite() => "-".into(),
         1000.0.. => grouped(value.round() as i64),
@@ -14,9 +15,19 @@ pub(super) fn number(value: f64) -> String {
     }
 }
 
-/// The same, or a dash.
-pub(super) fn maybe(value: Option<f64>) -> String {
-    value.map_or_else(|| "-".into(), number)
+/// The same, or nothing.
+pub(super) fn blank(value: Option<f64>) -> String {
+    value.map_or_else(String::new, |value| number(Some(value)))
+}
+
+/// A share as percent, with its sign.
+pub(super) fn percent(share: f64) -> String {
+    format!("{:+.1} %", share * 100.0)
+}
+
+/// Text in one line.
+pub(super) fn flat(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 fn grouped(value: i64) -> String {
@@ -46,52 +57,46 @@ pub(super) fn metric(name: &str) -> &str {
     }
 }
 
+/// Text for SVG and HTML.
+pub(super) fn escape(text: &str) -> String {
+    let text = text.replace('&', "&amp;").replace('<', "&lt;");
+    text.replace('>', "&gt;").replace('"', "&quot;")
+}
+
+/// The parts of a text that stand between pairs of backticks, and the others.
+fn parts(text: &str) -> impl Iterator<Item = (bool, &str)> {
+    let pairs = text.matches('`').count() / 2 * 2;
+    text.splitn(pairs + 1, '`').enumerate().map(|(place, part)| (place % 2 == 1, part))
+}
+
 /// Text for HTML; what is between backticks becomes code.
 pub(super) fn html(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    let mut code = false;
-    let marks = text.matches('`').count() / 2 * 2;
-    let mut seen = 0;
-    for letter in text.chars() {
-        match letter {
-            '`' if seen < marks => {
-                seen += 1;
-                code = !code;
-                out.push_str(if code { "<code>" } else { "</code>" });
-            }
-            '&' => out.push_str("&amp;"),
-            '<' => out.push_str("&lt;"),
-            '>' => out.push_str("&gt;"),
-            '"' => out.push_str("&quot;"),
-            other => out.push(other),
-        }
-    }
-    out
+    let part = |(code, part): (bool, &str)| match code {
+        true => format!("<code>{}</code>", escape(part)),
+        false => escape(part),
+    };
+    parts(text).map(part).collect()
 }
 
 /// Text for Markdown, in a table too; what is between backticks stays code.
 pub(super) fn markdown(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
-    let mut code = false;
-    let marks = text.matches('`').count() / 2 * 2;
-    let mut seen = 0;
-    for letter in text.chars() {
-        match letter {
-            '`' if seen < marks => {
-                seen += 1;
-                code = !code;
-                out.push('`');
+    for (code, part) in parts(text) {
+        let mark = if code { "`" } else { "" };
+        out.push_str(mark);
+        for letter in part.chars() {
+            match letter {
+                '\n' | '\r' => out.push(' '),
+                '|' => out.push_str("\\|"),
+                '&' if !code => out.push_str("&amp;"),
+                '<' if !code => out.push_str("&lt;"),
+                '*' | '_' | '[' | ']' | '`' | '\\' | '#' if !code => {
+                    out.extend(['\\', letter]);
+                }
+                other => out.push(other),
             }
-            '\n' | '\r' => out.push(' '),
-            '|' => out.push_str("\\|"),
-            '&' if !code => out.push_str("&amp;"),
-            '<' if !code => out.push_str("&lt;"),
-            '*' | '_' | '[' | ']' | '`' | '\\' | '#' if !code => {
-                out.push('\\');
-                out.push(letter);
-            }
-            other => out.push(other),
         }
+        out.push_str(mark);
     }
     out
 }
@@ -115,7 +120,7 @@ mod tests {
             (f64::INFINITY, "-"),
         ];
         for (value, text) in cases {
-            assert_eq!(number(value), text);
+            assert_eq!(number(Some(value)), text);
         }
     }
 

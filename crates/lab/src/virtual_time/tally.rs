@@ -1,7 +1,7 @@
 //! What a run counts: requests, bytes, latencies, and samples over time.
 
 use forebay_core::Nanos;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Buckets for each doubling.
 const STEPS: u32 = 32;
@@ -116,7 +116,8 @@ pub(crate) struct Gauges {
 }
 
 /// One sample of a run, over the time since the one before.
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub(crate) struct Sample {
     /// Seconds since the run began, warm-up included.
     pub(crate) second: f64,

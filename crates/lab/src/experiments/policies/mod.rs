@@ -374,7 +374,7 @@ fn plot(result: &Report, path: &std::path::Path) -> LabResult<()> {
     for (_, points) in &mut lines {
         points.sort_by(|one, other| one.0.total_cmp(&other.0));
     }
-    let svg = report::miss_ratios(&result.trace, &lines)?;
+    let svg = report::miss_ratios(&result.trace, &lines);
     std::fs::write(path, svg)
         .map_err(|error| other(format!("{} cannot be written: {error}", path.display())))
 }

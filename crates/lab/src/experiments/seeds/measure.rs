@@ -6,8 +6,8 @@ use forebay_core::Durability;
 use forebay_engine::Settings;
 
 use crate::error::LabResult;
+use crate::report::rows::Detail;
 
-use super::row::Detail;
 use crate::virtual_time::access::Workload;
 use crate::virtual_time::clients::{self, Span};
 use crate::virtual_time::cpu::{Cpu, CpuCosts};

@@ -20,18 +20,16 @@ mod table;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
-use serde::Serialize;
 
 use crate::bench::measure::thread_cpu;
 use crate::error::{LabResult, other, usage};
 use crate::output::print_json;
 use crate::progress::Progress;
-use crate::report::input::About;
+use crate::report::rows::Rows;
 use crate::virtual_time::cpu::CpuCosts;
 
 use measure::{Context, Job, Measurement};
 use published::Report;
-use row::Row;
 
 /// The reports' experiments in virtual time, or some of them, scaled down, in real time.
 #[derive(Clone, Debug, clap::Args)]
@@ -69,15 +67,6 @@ pub(crate) struct Args {
     costs: CpuCosts,
     #[command(flatten)]
     pages: pages::Options,
-}
-
-#[derive(Serialize)]
-struct Output {
-    seed: u64,
-    scale: f64,
-    rows: Vec<Row>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    about: Option<About>,
 }
 
 fn reports() -> Vec<(Report, Vec<Job>)> {
@@ -123,7 +112,7 @@ pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
         }
         rows.extend(own);
     }
-    let mut output = Output { seed: args.seed, scale: args.scale, rows, about: None };
+    let mut output = Rows { seed: args.seed, scale: args.scale, rows, about: None };
     if args.pages.wanted() {
         output.about = Some(pages::about(args, &reports));
         let text = serde_json::to_string(&output)

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use crate::error::{LabResult, other};
 use crate::output::{try_directory, try_file};
 use crate::report;
-use crate::report::input::{About, ReportText};
+use crate::report::rows::{About, ReportText};
 
 use super::Args;
 use super::published::Report;

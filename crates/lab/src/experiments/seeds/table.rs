@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use crate::output::Table;
+use crate::report::rows::{Number, Row};
 
 use super::published::{DISK, Report, SSD};
-use super::row::{Number, Row};
 
 fn number(value: f64) -> String {
     match value.abs() {
@@ -20,7 +20,7 @@ fn cell(value: Option<Number>) -> String {
     value.map_or_else(|| "-".into(), |value| number(value.0))
 }
 
-fn published(values: &BTreeMap<&'static str, Number>) -> String {
+fn published(values: &BTreeMap<String, Number>) -> String {
     let order = |name: &str| match name {
         DISK => 0,
         SSD => 1,
@@ -74,12 +74,12 @@ pub(crate) fn print(report: &Report, rows: &[Row]) {
     let mut notes: Vec<String> = Vec::new();
     let mut bad = Vec::new();
     let mut table = Table::new(&HEADING);
-    let mut last = (String::new(), "");
+    let mut last = (String::new(), String::new());
     for row in rows {
-        let group = (row.experiment.clone(), row.metric);
+        let group = (row.experiment.clone(), row.metric.clone());
         if group != last {
             let values = format!("published: {}", published(&row.published));
-            table.row([row.experiment.clone(), row.metric.to_owned(), values]);
+            table.row([row.experiment.clone(), row.metric.clone(), values]);
             last = group;
         }
         if row.config == "published only" && row.note.is_none() {
@@ -99,7 +99,7 @@ pub(crate) fn print(report: &Report, rows: &[Row]) {
             let name = format!("{} {} {}", row.experiment, row.config, row.metric);
             bad.push(format!("{name}: {:+.1} %", baseline.error.0 * 100.0));
         }
-        let system = row.published_system.unwrap_or("");
+        let system = row.published_system.as_deref().unwrap_or("");
         let theirs = row
             .published_share
             .map_or_else(String::new, |share| format!("{} {system}", number(share.0)));

@@ -4,6 +4,7 @@ use serde::Serialize;
 
 use crate::fio::Measured;
 use crate::output::Table;
+use crate::statistics::{deviation, mean};
 
 /// A mean and its standard deviation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
@@ -15,14 +16,7 @@ pub(crate) struct Spread {
 impl Spread {
     /// Of any number of values; the deviation of a single one is 0.
     pub(crate) fn of(values: &[f64]) -> Self {
-        if values.is_empty() {
-            return Spread::default();
-        }
-        let count = values.len() as f64;
-        let mean = values.iter().sum::<f64>() / count;
-        let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
-        let sd = if values.len() > 1 { (squares / (count - 1.0)).sqrt() } else { 0.0 };
-        Spread { mean, sd }
+        Spread { mean: mean(values), sd: deviation(values).unwrap_or(0.0) }
     }
 }
 
