@@ -19,9 +19,6 @@ pub(crate) struct Interrupt(Arc<AtomicBool>);
 
 impl Interrupt {
     /// Takes SIGINT, SIGTERM and SIGHUP over.
-    ///
-    /// # Errors
-    /// The system does not allow it.
     pub(crate) fn listen() -> LabResult<Self> {
         let flag = Arc::new(AtomicBool::new(false));
         for signal in [SIGINT, SIGTERM, SIGHUP] {

@@ -16,9 +16,6 @@ pub(crate) fn print_json(result: &impl Serialize) -> LabResult<()> {
 
 /// Tries whether a result can be written there when it is ready, hours from now. Leaves things as they
 /// were, but for directories that it has made.
-///
-/// # Errors
-/// It cannot.
 pub(crate) fn try_directory(directory: &Path) -> LabResult<()> {
     std::fs::create_dir_all(directory)
         .and_then(|()| tempfile::tempfile_in(directory))
@@ -27,9 +24,6 @@ pub(crate) fn try_directory(directory: &Path) -> LabResult<()> {
 }
 
 /// The same for a file.
-///
-/// # Errors
-/// It cannot.
 pub(crate) fn try_file(file: &Path) -> LabResult<()> {
     let there = file.exists();
     let opened = std::fs::OpenOptions::new().append(true).create(true).open(file);
@@ -51,8 +45,9 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    pub(crate) fn new(heading: &[&str]) -> Self {
-        Table { rows: vec![heading.iter().map(|&cell| cell.to_owned()).collect()] }
+    /// The names of the columns, with `|` between them.
+    pub(crate) fn new(heading: &str) -> Self {
+        Table { rows: vec![heading.split('|').map(|cell| cell.trim().to_owned()).collect()] }
     }
 
     /// Adds a row; cells that are missing stay empty.
@@ -125,7 +120,7 @@ mod tests {
 
     #[test]
     fn columns_are_aligned() {
-        let mut table = Table::new(&["CASE", "RATE"]);
+        let mut table = Table::new("CASE | RATE");
         table.row(["read".to_owned(), rate(2_500_000.0)]);
         table.row(["overwrite".to_owned(), rate(400.0)]);
         table.row(["x".to_owned()]);

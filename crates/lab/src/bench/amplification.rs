@@ -158,17 +158,10 @@ fn measure(args: &Args, cache: u64, span: u64, flush: bool, progress: &Progress)
 fn print(report: &Report) -> LabResult<()> {
     use forebay_core::units::format_size;
     println!("random writes of 4K, cache of {}", format_size(report.cache_bytes));
-    let mut table = Table::new(&[
-        "SPAN",
-        "FLUSH",
-        "USER",
-        "TO CACHE",
-        "TO ORIGIN",
-        "WRITE SIZE",
-        "SYNCS",
-        "CACHE/USER",
-        "GOAL",
-    ]);
+    let mut table = Table::new(
+        "SPAN | FLUSH | USER | TO CACHE | TO ORIGIN | WRITE SIZE | SYNCS | \
+        CACHE/USER | GOAL",
+    );
     for row in &report.rows {
         table.row([
             format!("{} %", row.span_percent),

@@ -86,9 +86,6 @@ impl Driver {
     }
 
     /// One request.
-    ///
-    /// # Errors
-    /// It failed.
     #[inline]
     pub(crate) fn step(&mut self, step: Step) -> LabResult<()> {
         let offset = step.block() * BLOCK;
@@ -119,9 +116,6 @@ impl Driver {
     }
 
     /// A request of any kind, to its end.
-    ///
-    /// # Errors
-    /// It failed.
     pub(crate) fn submit(&self, request: Request) -> LabResult<()> {
         let before = self.sink.done.get();
         let sink: Rc<dyn CompletionSink> = self.sink.clone();
@@ -131,9 +125,6 @@ impl Driver {
     }
 
     /// A request without data.
-    ///
-    /// # Errors
-    /// It failed.
     pub(crate) fn plain(&self, op: Op, offset: u64, len: u64) -> LabResult<()> {
         self.submit(Request {
             tag: 0,
@@ -148,9 +139,6 @@ impl Driver {
     }
 
     /// All of these, with the lane's other work in between.
-    ///
-    /// # Errors
-    /// One failed.
     pub(crate) fn steps(&mut self, steps: &[Step]) -> LabResult<()> {
         for batch in steps.chunks(BATCH) {
             self.expect(batch.first(), Coming::Later);

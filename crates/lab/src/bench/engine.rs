@@ -306,19 +306,10 @@ fn goal(goal: Option<&Goal>, sign: &str, digits: usize) -> String {
 }
 
 fn print_rows(report: &Report) {
-    let mut table = Table::new(&[
-        "CASE",
-        "LANES",
-        "ENGINE/s",
-        "MEMCPY/s",
-        "SHARE (wall)",
-        "SHARE (cpu)",
-        "GOAL",
-        "CPU us",
-        "COPY us",
-        "GOAL",
-        "ON CPU",
-    ]);
+    let mut table = Table::new(
+        "CASE | LANES | ENGINE/s | MEMCPY/s | SHARE (wall) | SHARE (cpu) | \
+        GOAL | CPU us | COPY us | GOAL | ON CPU",
+    );
     for row in &report.rows {
         table.row([
             row.case.to_owned(),
@@ -338,15 +329,10 @@ fn print_rows(report: &Report) {
 }
 
 fn print_background(report: &Report) {
-    let mut table = Table::new(&[
-        "DURING THE SAMPLES",
-        "LANES",
-        "LOG/USER",
-        "SEGMENTS",
-        "TO ORIGIN",
-        "READ HITS",
-        "SUBMITTED",
-    ]);
+    let mut table = Table::new(
+        "DURING THE SAMPLES | LANES | LOG/USER | SEGMENTS | TO ORIGIN | \
+        READ HITS | SUBMITTED",
+    );
     for row in &report.rows {
         let background = &row.background;
         table.row([
@@ -363,15 +349,10 @@ fn print_background(report: &Report) {
 }
 
 fn print_scaling(report: &Report) {
-    let mut table = Table::new(&[
-        "SCALING",
-        "LANES",
-        "ONE LANE/s",
-        "ALL LANES/s",
-        "FACTOR (wall)",
-        "FACTOR (cpu)",
-        "GOAL",
-    ]);
+    let mut table = Table::new(
+        "SCALING | LANES | ONE LANE/s | ALL LANES/s | FACTOR (wall) | \
+        FACTOR (cpu) | GOAL",
+    );
     for row in &report.scaling {
         table.row([
             row.case.to_owned(),

@@ -12,9 +12,6 @@ use crate::progress::Progress;
 const CHUNK: u64 = 1 << 20;
 
 /// Brings blocks of a range into the cache as they are on the origin.
-///
-/// # Errors
-/// A request failed.
 pub(crate) fn clean(
     driver: &Driver,
     blocks: std::ops::Range<u64>,
@@ -35,9 +32,6 @@ pub(crate) fn clean(
 }
 
 /// Writes every block below `blocks` once, in random order.
-///
-/// # Errors
-/// A request failed.
 pub(crate) fn dirty(driver: &mut Driver, order: &[Step], progress: &Progress) -> LabResult<()> {
     for some in order.chunks(1 << 14) {
         driver.steps(some)?;

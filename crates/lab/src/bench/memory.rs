@@ -173,16 +173,10 @@ fn measure(args: &Args, cache_bytes: u64, dirty: bool, progress: &Progress) -> L
 fn print(report: &Report) -> LabResult<()> {
     use forebay_core::units::format_size;
     println!("cache of {}, {} % full", format_size(report.cache_bytes), report.full_percent);
-    let mut table = Table::new(&[
-        "STATE",
-        "BLOCKS",
-        "INDEX",
-        "B/BLOCK",
-        "PROCESS GREW",
-        "B/BLOCK",
-        "GOAL",
-        "BUFFERS BESIDE",
-    ]);
+    let mut table = Table::new(
+        "STATE | BLOCKS | INDEX | B/BLOCK | PROCESS GREW | B/BLOCK | \
+        GOAL | BUFFERS BESIDE",
+    );
     for row in &report.rows {
         table.row([
             row.state.clone(),

@@ -160,16 +160,10 @@ fn compare(
 }
 
 fn print(report: &Report) -> LabResult<()> {
-    let mut table = Table::new(&[
-        "OPERATION",
-        "DEPTH",
-        "SERVER",
-        "IO/s",
-        "SERVER CPU us",
-        "CLIENT CPU us",
-        "OURS/THIS",
-        "GOAL",
-    ]);
+    let mut table = Table::new(
+        "OPERATION | DEPTH | SERVER | IO/s | SERVER CPU us | \
+        CLIENT CPU us | OURS/THIS | GOAL",
+    );
     for row in &report.rows {
         table.row([
             row.operation.to_owned(),

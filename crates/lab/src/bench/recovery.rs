@@ -202,18 +202,10 @@ fn print(report: &Report) -> LabResult<()> {
         format_size(report.cache_bytes),
         report.rounds
     );
-    let mut table = Table::new(&[
-        "STATE",
-        "IN CHECKPOINT",
-        "BLOCKS",
-        "RECORDS",
-        "READ",
-        "OPEN ms",
-        "START ms",
-        "WALL ns/BLOCK",
-        "CPU ns/BLOCK",
-        "GOAL",
-    ]);
+    let mut table = Table::new(
+        "STATE | IN CHECKPOINT | BLOCKS | RECORDS | READ | OPEN ms | \
+        START ms | WALL ns/BLOCK | CPU ns/BLOCK | GOAL",
+    );
     for row in &report.rows {
         table.row([
             row.state.to_owned(),

@@ -56,9 +56,6 @@ impl LocalLane {
     }
 
     /// Lets tasks run until `done` gives something.
-    ///
-    /// # Errors
-    /// That takes too long.
     pub(crate) fn run_until<T>(
         &self,
         what: &'static str,
@@ -85,9 +82,6 @@ impl LocalLane {
     }
 
     /// Runs a future to its end.
-    ///
-    /// # Errors
-    /// That takes too long.
     pub(crate) fn block_on<T: 'static>(
         &self,
         what: &'static str,
@@ -133,9 +127,6 @@ fn volume_spec(settings: Settings) -> VolumeSpec {
 }
 
 /// Formats the cache device, opens it and creates the volume.
-///
-/// # Errors
-/// What the engine says.
 pub(crate) async fn build(context: LaneContext, plan: Plan) -> LabResult<Rc<EngineLane>> {
     let options = FormatOptions {
         block: BlockSize::DEFAULT,
@@ -155,9 +146,6 @@ pub(crate) async fn build(context: LaneContext, plan: Plan) -> LabResult<Rc<Engi
 
 impl Rig {
     /// A new cache on `local`.
-    ///
-    /// # Errors
-    /// What the engine says.
     pub(crate) fn create(local: LocalLane, plan: Plan) -> LabResult<Self> {
         let context = local.context.clone();
         let engine = local.block_on("making a cache", build(context, plan))??;
@@ -171,9 +159,6 @@ impl Rig {
     }
 
     /// Opens a cache that is there, without its volume.
-    ///
-    /// # Errors
-    /// What the engine says.
     pub(crate) fn open(
         local: LocalLane,
         cache: Arc<dyn Device>,
@@ -185,9 +170,6 @@ impl Rig {
     }
 
     /// Starts the volume.
-    ///
-    /// # Errors
-    /// What the engine says.
     pub(crate) fn attach(&self, origin: Arc<dyn Device>) -> LabResult<()> {
         let engine = self.engine.clone();
         let attaching = async move { engine.attach(VOLUME, origin, false).await.map(|_| ()) };
@@ -195,17 +177,11 @@ impl Rig {
     }
 
     /// The volume on this lane.
-    ///
-    /// # Errors
-    /// It is not running.
     pub(crate) fn target(&self) -> LabResult<Rc<LaneVolume>> {
         self.engine.target(VOLUME).ok_or_else(|| other("the volume is not running"))
     }
 
     /// Changes the volume's settings.
-    ///
-    /// # Errors
-    /// What the engine says.
     pub(crate) fn set(&self, settings: Settings) -> LabResult<()> {
         let engine = self.engine.clone();
         let changing = async move { engine.set(VOLUME, settings).await };
@@ -213,9 +189,6 @@ impl Rig {
     }
 
     /// Writes everything dirty back.
-    ///
-    /// # Errors
-    /// What the engine says.
     pub(crate) fn drain(&self) -> LabResult<()> {
         let engine = self.engine.clone();
         let draining = async move { engine.drain(VOLUME, |_| ()).await };
@@ -223,9 +196,6 @@ impl Rig {
     }
 
     /// Makes everything durable that was acknowledged.
-    ///
-    /// # Errors
-    /// What the store says.
     pub(crate) fn commit(&self) -> LabResult<()> {
         let store = self.store.clone();
         self.local.block_on("a commit", async move { store.commit().await.map(|_| ()) })??;
@@ -233,9 +203,6 @@ impl Rig {
     }
 
     /// Writes a checkpoint.
-    ///
-    /// # Errors
-    /// What the store says.
     pub(crate) fn checkpoint(&self) -> LabResult<()> {
         let store = self.store.clone();
         self.local.block_on("a checkpoint", async move { store.checkpoint(false).await })??;
@@ -257,9 +224,6 @@ impl Drop for Rig {
 
 /// Writes zeroes all over a device, so that its memory is there before the clock runs: the system
 /// takes longer to find a page than the engine to fill it.
-///
-/// # Errors
-/// What the device says.
 pub(crate) async fn touch(context: &LaneContext, device: &Arc<dyn Device>) -> LabResult<()> {
     const CHUNK: u64 = 1 << 20;
     let queue = context.open(device)?;

@@ -196,8 +196,6 @@ fn row(which: Which, size: f64, exact: &Estimate, samples: &[(Estimate, Duration
     })
 }
 
-/// # Errors
-/// The trace cannot be read, or something on the command line is wrong.
 pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
     let align = parse_size(&args.align).map_err(|error| LabError::Usage(error.to_string()))?;
     if !(args.rate >= 1e-6 && args.rate <= 1.0) {
@@ -276,16 +274,8 @@ fn print(report: &Report) {
         }
         println!();
         let title = if which == "all" { "BLOCKS MISSED" } else { "READ BLOCKS MISSED" };
-        let mut table = Table::new(&[
-            title,
-            "EXACT",
-            "ESTIMATE",
-            "DIFFERENCE",
-            "SAYS ±",
-            "WORST SEED",
-            "RMS",
-            "WITHIN ±",
-        ]);
+        let columns = "EXACT | ESTIMATE | DIFFERENCE | SAYS ± | WORST SEED | RMS | WITHIN ±";
+        let mut table = Table::new(&format!("{title} | {columns}"));
         for row in rows {
             table.row([
                 format!("{} %", row.size * 100.0),

@@ -89,23 +89,10 @@ fn print(report: &Report) {
     let mut goals = Vec::new();
     if !report.densities.is_empty() {
         println!("Writeback of blocks of 4K to a 7,200 rpm disk, all at once");
-        let mut table = Table::new(&[
-            "DIRTY",
-            "NEIGHBOURS",
-            "BLOCKS",
-            "s",
-            "BLOCKS/s",
-            "SORTED",
-            "SHARE",
-            "GOAL",
-            "SWEEP",
-            "SHARE",
-            "GOAL",
-            "ON DISK",
-            "WRITTEN/DIRTY",
-            "WRITES",
-            "SYNCS",
-        ]);
+        let mut table = Table::new(
+            "DIRTY | NEIGHBOURS | BLOCKS | s | BLOCKS/s | SORTED | SHARE | \
+            GOAL | SWEEP | SHARE | GOAL | ON DISK | WRITTEN/DIRTY | WRITES | SYNCS",
+        );
         for row in &report.densities {
             goals.extend([row.goal, row.sweep_goal].into_iter().flatten());
             table.row(row.cells());
@@ -114,22 +101,10 @@ fn print(report: &Report) {
     }
     if !report.pressure.is_empty() {
         println!("\nRandom writes of 4K to a cache that is full of dirty blocks");
-        let mut table = Table::new(&[
-            "CLIENTS",
-            "UNDER WAY",
-            "WRITES/s",
-            "p50 ms",
-            "p99 ms",
-            "MAX ms",
-            "p99/p50",
-            "MAX/p50",
-            "GOAL",
-            "READS/s",
-            "MEAN ms",
-            "DIRTY",
-            "DISK BUSY",
-            "SSD B/B",
-        ]);
+        let mut table = Table::new(
+            "CLIENTS | UNDER WAY | WRITES/s | p50 ms | p99 ms | MAX ms | \
+            p99/p50 | MAX/p50 | GOAL | READS/s | MEAN ms | DIRTY | DISK BUSY | SSD B/B",
+        );
         for row in &report.pressure {
             goals.extend(row.goal);
             table.row(row.cells());

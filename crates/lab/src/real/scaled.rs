@@ -161,21 +161,10 @@ fn four_jobs(rows: &[Row]) -> Vec<FourJobs> {
 fn print(report: &Report) -> LabResult<()> {
     let percent = |share: f64| format!("{:.1} %", share * 100.0);
     if !report.rows.is_empty() {
-        let mut table = Table::new(&[
-            "EXPERIMENT",
-            "CONFIG",
-            "MB/s",
-            "IOPS",
-            "READ",
-            "READ P99",
-            "WRITE",
-            "WRITE P99",
-            "HITS",
-            "SERVER CPU us",
-            "CLIENT CPU us",
-            "SERVER BUSY",
-            "MACHINE BUSY",
-        ]);
+        let mut table = Table::new(
+            "EXPERIMENT | CONFIG | MB/s | IOPS | READ | READ P99 | WRITE | \
+            WRITE P99 | HITS | SERVER CPU us | CLIENT CPU us | SERVER BUSY | MACHINE BUSY",
+        );
         for row in &report.rows {
             let of = |direction| row.measured.iter().find(|one| one.direction == direction);
             let cell = |direction, field: fn(&Measured) -> f64| {
@@ -206,7 +195,7 @@ fn print(report: &Report) -> LabResult<()> {
     agreement::print(&report.agreement);
     in_process::print(&report.in_process);
     if !report.four_jobs_over_nbd.is_empty() {
-        let mut table = Table::new(&["RAM, OVER NBD", "ONE JOB/s", "FOUR JOBS/s", "RATIO", "GOAL"]);
+        let mut table = Table::new("RAM, OVER NBD | ONE JOB/s | FOUR JOBS/s | RATIO | GOAL");
         for row in &report.four_jobs_over_nbd {
             table.row([
                 format!("depth {}", row.depth),

@@ -45,8 +45,6 @@ pub(crate) struct Args {
     revision: Option<String>,
 }
 
-/// # Errors
-/// The file cannot be read, or the pages not written.
 pub(crate) fn run(args: &Args) -> LabResult<()> {
     let text = std::fs::read_to_string(&args.rows)
         .map_err(|error| other(format!("{} cannot be read: {error}", args.rows.display())))?;
@@ -65,9 +63,6 @@ fn render(text: &str, revision: Option<&str>) -> LabResult<Vec<(String, String)>
 }
 
 /// Makes the pages and writes them to a directory, which is created.
-///
-/// # Errors
-/// The text is no result, or a file cannot be written.
 pub(crate) fn write(text: &str, revision: Option<&str>, directory: &Path) -> LabResult<()> {
     let files = render(text, revision)?;
     let failed = |path: &Path, error: std::io::Error| {

@@ -156,9 +156,6 @@ struct Document<'a> {
 }
 
 /// The pages and their figures, by file name.
-///
-/// # Errors
-/// A template is wrong.
 pub(super) fn render(input: &Rows) -> LabResult<Vec<(String, String)>> {
     let about = input.about.clone().unwrap_or_default();
     let mut notes = Notes::default();

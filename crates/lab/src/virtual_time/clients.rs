@@ -19,15 +19,9 @@ pub(crate) trait Server {
     fn now(&self) -> Nanos;
 
     /// Starts a request of a client. `true`: it has ended already.
-    ///
-    /// # Errors
-    /// It failed.
     fn start(&mut self, client: u32, access: &Access) -> LabResult<bool>;
 
     /// Does all that can be done at this moment, and appends the clients whose requests have ended.
-    ///
-    /// # Errors
-    /// A request failed.
     fn settle(&mut self, ended: &mut Vec<u32>) -> LabResult<()>;
 
     /// When something will happen by itself.
@@ -149,9 +143,6 @@ impl Sampler {
 }
 
 /// Lets the clients of `workload` ask `server` for so long.
-///
-/// # Errors
-/// A request failed, or nothing more happens.
 #[expect(clippy::too_many_lines, reason = "one event loop, whose steps share all of its state")]
 pub(crate) fn run<S: Server>(
     server: &mut S,

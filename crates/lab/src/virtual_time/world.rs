@@ -172,9 +172,6 @@ async fn build(
 
 impl World {
     /// Formats the cache device, opens it, creates the volume.
-    ///
-    /// # Errors
-    /// What the engine says.
     pub(crate) fn new(plan: Plan) -> LabResult<Self> {
         let Plan { ssd, disk, settings, block, segment_bytes, seed, never_full } = plan;
         let clock = Arc::<VirtualClock>::default();
@@ -205,9 +202,6 @@ impl World {
     ///
     /// The SSD is given the time to write what it gets: a fill never waits for room in the log, and
     /// a disk that is faster than the SSD would leave gaps.
-    ///
-    /// # Errors
-    /// A request failed, or not all of it could be cached.
     pub(crate) fn prefetch(&mut self, range: std::ops::Range<u64>) -> LabResult<()> {
         const STEP: u64 = 1 << 20;
         // Nothing is taken from an origin that might still lose what an earlier run wrote to it.
@@ -232,9 +226,6 @@ impl World {
     }
 
     /// Writes everything back, as fast as the disk can; how long that took.
-    ///
-    /// # Errors
-    /// What the engine says, or it never ends.
     pub(crate) fn drain(&mut self) -> LabResult<Duration> {
         let started = self.now();
         let engine = self.engine.clone();
@@ -282,9 +273,6 @@ impl World {
     }
 
     /// A request without data, to its end.
-    ///
-    /// # Errors
-    /// It failed.
     pub(crate) fn plain(&mut self, op: Op, offset: u64, len: u64) -> LabResult<()> {
         let request = Request {
             tag: 0,
@@ -309,9 +297,6 @@ impl World {
     }
 
     /// From now on the cache device takes as long as `timing` says.
-    ///
-    /// # Errors
-    /// It does not come to rest.
     pub(crate) fn replace_ssd(&mut self, timing: Timing) -> LabResult<()> {
         self.rest()?;
         if self.ssd.replace_timing(timing) {
@@ -321,9 +306,6 @@ impl World {
     }
 
     /// From now on both devices take as long as these say.
-    ///
-    /// # Errors
-    /// They do not come to rest.
     pub(crate) fn replace_devices(&mut self, ssd: Timing, disk: Timing) -> LabResult<()> {
         self.replace_ssd(ssd)?;
         if self.disk.replace_timing(disk) {

@@ -108,9 +108,6 @@ impl CompletionSink for JobSink {
 
 /// Keeps the engine busy until the time is over, then waits for what is in flight. `steps` gives
 /// those of each job.
-///
-/// # Errors
-/// A request fails.
 pub(crate) fn engine(
     worker: &mut Worker,
     way: Way,
@@ -207,9 +204,6 @@ struct RawJob {
 
 /// Keeps a device in RAM busy in the same manner, `block` bytes at a time: step n goes to byte
 /// n * `block`.
-///
-/// # Errors
-/// An operation fails, or the device is none that completes at once.
 pub(crate) fn raw(
     worker: &Worker,
     device: &Arc<dyn Device>,

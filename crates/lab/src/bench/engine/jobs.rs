@@ -98,9 +98,6 @@ pub(crate) fn run(
 }
 
 /// A bare device with its memory in place.
-///
-/// # Errors
-/// There is not enough memory.
 pub(crate) fn bare(crew: &Crew, bytes: u64) -> LabResult<Arc<dyn Device>> {
     let device: Arc<dyn Device> = RamDevice::new("bare", bytes)?;
     let inner = device.clone();
@@ -209,21 +206,10 @@ fn print(report: &Report) -> LabResult<()> {
     let goal = |goal: &Option<Goal>, sign| {
         goal.as_ref().map_or_else(|| "-".into(), |goal| goal.show(sign, 2))
     };
-    let mut table = Table::new(&[
-        "CASE",
-        "WAY",
-        "JOBSxDEPTH",
-        "ENGINE/s",
-        "RAW/s",
-        "SHARE (wall)",
-        "SHARE (cpu)",
-        "GOAL",
-        "CPU us",
-        "RAW us",
-        "GOAL",
-        "LOG/USER",
-        "TO ORIGIN",
-    ]);
+    let mut table = Table::new(
+        "CASE | WAY | JOBSxDEPTH | ENGINE/s | RAW/s | SHARE (wall) | \
+        SHARE (cpu) | GOAL | CPU us | RAW us | GOAL | LOG/USER | TO ORIGIN",
+    );
     for row in &report.rows {
         table.row([
             row.case.to_owned(),

@@ -185,9 +185,6 @@ pub(crate) struct Crew {
 
 impl Crew {
     /// Makes a cache and starts its lanes.
-    ///
-    /// # Errors
-    /// There is not enough memory, or the engine says no.
     pub(crate) fn start(sizes: Sizes, lanes: usize, pinned: bool) -> LabResult<Self> {
         let clock = Arc::new(MonotonicClock::new());
         let area = LogBuffer::new(sizes.cache_bytes as usize);
@@ -243,9 +240,6 @@ impl Crew {
     }
 
     /// Runs something on one lane and waits for it.
-    ///
-    /// # Errors
-    /// The lane is gone.
     pub(crate) fn on<T: Send + 'static>(
         &self,
         lane: usize,
@@ -256,9 +250,6 @@ impl Crew {
     }
 
     /// Brings the cache into the state that a case starts from, and warms it up.
-    ///
-    /// # Errors
-    /// The engine fails.
     pub(crate) fn prepare(&self, case: Case) -> LabResult<()> {
         let lanes = self.lanes();
         for lane in 0..lanes {
@@ -297,9 +288,6 @@ impl Crew {
     }
 
     /// What a case needs before each sample of the engine.
-    ///
-    /// # Errors
-    /// The engine fails.
     pub(crate) fn before_sample(&self, case: Case) -> LabResult<()> {
         if case != Case::WriteClean {
             return Ok(());
@@ -308,9 +296,6 @@ impl Crew {
     }
 
     /// One sample on the first `count` lanes at the same time.
-    ///
-    /// # Errors
-    /// A request fails.
     pub(crate) fn sample(
         &self,
         case: Case,
@@ -325,9 +310,6 @@ impl Crew {
 
     /// The same on each of the first `count` lanes, all at the same time; it is told which lane
     /// it is on.
-    ///
-    /// # Errors
-    /// A lane is gone.
     pub(crate) fn together<T: Send + 'static>(
         &self,
         count: usize,
@@ -347,9 +329,6 @@ impl Crew {
     }
 
     /// What has been counted so far.
-    ///
-    /// # Errors
-    /// A lane is gone.
     pub(crate) fn counters(&self) -> LabResult<Counters> {
         let volume = self.cache.volume(VOLUME).ok_or_else(gone)?;
         let mut submitted = 0;

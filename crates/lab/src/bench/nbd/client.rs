@@ -63,9 +63,6 @@ fn read_u64(stream: &mut UnixStream) -> LabResult<u64> {
 
 impl Client {
     /// Connects, and takes an export.
-    ///
-    /// # Errors
-    /// The server is none, or does not have the export.
     pub(crate) fn connect(path: &Path, export: &str) -> LabResult<Self> {
         let mut stream = UnixStream::connect(path)?;
         // A server that stalls is an error and no reason to wait for ever.
@@ -106,9 +103,6 @@ impl Client {
     }
 
     /// Writes the first `span` bytes once, in large requests.
-    ///
-    /// # Errors
-    /// The server fails.
     pub(crate) fn fill(&mut self, span: u64) -> LabResult<()> {
         const LARGE: usize = 128 << 10;
         let mut request = vec![0x5a; REQUEST_BYTES + LARGE];
@@ -124,26 +118,17 @@ impl Client {
     }
 
     /// Reads once.
-    ///
-    /// # Errors
-    /// The server fails.
     pub(crate) fn read_one(&mut self, offset: u64, bytes: &mut [u8]) -> LabResult<()> {
         self.request(READ, offset, bytes.len(), &[])?;
         Ok(self.stream.read_exact(bytes)?)
     }
 
     /// Writes once.
-    ///
-    /// # Errors
-    /// The server fails.
     pub(crate) fn write_one(&mut self, offset: u64, bytes: &[u8]) -> LabResult<()> {
         self.request(WRITE, offset, bytes.len(), bytes)
     }
 
     /// Makes what was written durable.
-    ///
-    /// # Errors
-    /// The server fails.
     pub(crate) fn flush_all(&mut self) -> LabResult<()> {
         self.stream.set_read_timeout(Some(FLUSH_PATIENCE))?;
         let flushed = self.request(FLUSH, 0, 0, &[]);
@@ -163,9 +148,6 @@ impl Client {
     }
 
     /// Keeps the server busy until the time is over, and waits for the last replies.
-    ///
-    /// # Errors
-    /// The server fails.
     pub(crate) fn run(&mut self, load: &Load<'_>) -> LabResult<Sample> {
         let write = load.steps.first().is_some_and(|step| step.write());
         let kind = if write { WRITE } else { READ };

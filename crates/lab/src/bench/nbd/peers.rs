@@ -90,9 +90,6 @@ pub(crate) struct Running {
 
 impl Running {
     /// Starts a server and connects to it as soon as it takes clients.
-    ///
-    /// # Errors
-    /// The program is missing, or does not start in time.
     pub(crate) fn start(peer: Peer, folder: &Path, size: u64) -> LabResult<(Self, Client)> {
         let socket = folder.join(peer.name());
         let child = peer
@@ -121,9 +118,6 @@ impl Running {
     }
 
     /// CPU time of all of its threads so far.
-    ///
-    /// # Errors
-    /// The kernel does not tell.
     pub(crate) fn cpu(&self) -> LabResult<Duration> {
         let mut nanos = 0;
         for task in std::fs::read_dir(format!("/proc/{}/task", self.child.id()))? {

@@ -34,9 +34,6 @@ pub(super) struct Accesses {
 
 impl Accesses {
     /// Reads all of a trace.
-    ///
-    /// # Errors
-    /// It cannot be read, or is none of block devices.
     pub(super) fn read(mut requests: Requests) -> LabResult<Self> {
         let mut accesses = Accesses::default();
         let mut progress = LateProgress::new(requests.file_bytes(), "reading the trace");

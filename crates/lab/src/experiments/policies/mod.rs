@@ -230,9 +230,6 @@ fn log_row(size: f64, misses: &Misses) -> Row {
 }
 
 /// What is to be simulated: every policy with every size and layout.
-///
-/// # Errors
-/// A size is less than a block, or there is nothing to do.
 fn jobs(
     args: &Args,
     policies: &[Policy],
@@ -266,8 +263,6 @@ fn jobs(
     Ok(jobs)
 }
 
-/// # Errors
-/// The trace cannot be read, or something on the command line is wrong.
 pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
     let align = parse_size(&args.align).map_err(|error| LabError::Usage(error.to_string()))?;
     if let Some(size) = args.sizes.iter().find(|size| !(**size > 0.0 && **size <= 1.0)) {
@@ -349,8 +344,7 @@ fn print(result: &Report, sizes: &[f64]) {
     let names: Vec<String> = sizes.iter().map(|size| format!("{} %", size * 100.0)).collect();
     for (title, value) in tables {
         println!();
-        let heading = [title].into_iter().chain(names.iter().map(String::as_str));
-        let mut table = Table::new(&heading.collect::<Vec<_>>());
+        let mut table = Table::new(&format!("{title} | {}", names.join(" | ")));
         for rows in result.rows.chunks(sizes.len().max(1)) {
             let name = rows.first().map(Row::label);
             table.row(name.into_iter().chain(rows.iter().map(|row| share(value(row)))));

@@ -20,9 +20,6 @@ pub(super) enum Found {
 
 /// Runs each policy at its size, so many at a time; what they found is in the order of the jobs.
 /// `log` is the trace for those on a log.
-///
-/// # Errors
-/// The engine fails, or a thread has died.
 pub(super) fn run(
     jobs: &[Job],
     accesses: &Accesses,

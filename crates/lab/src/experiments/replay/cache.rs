@@ -83,9 +83,6 @@ impl Setup {
     }
 
     /// On modelled devices.
-    ///
-    /// # Errors
-    /// What the engine says.
     pub(super) fn timed(
         &self,
         trace: &Loaded,
@@ -101,9 +98,6 @@ impl Setup {
     }
 
     /// On devices that take no time, one request after the other.
-    ///
-    /// # Errors
-    /// What the engine says.
     pub(super) fn untimed(&self, trace: &Loaded) -> LabResult<Outcome> {
         let link = Link { overhead: 0.0, per_byte: 0.0, latency: 0.0 };
         let instant = Affine { read: link, write: link, shared: false, sync: 0 };
@@ -153,9 +147,6 @@ pub(super) struct Bare {
 }
 
 /// What the disk alone does with the trace.
-///
-/// # Errors
-/// A request never ends.
 pub(super) fn bare(trace: &Loaded, kind: ModelKind, pace: Pace) -> LabResult<Bare> {
     let alone = |pace| {
         let mut raw = Raw::new(Timing::model(kind, trace.bytes));

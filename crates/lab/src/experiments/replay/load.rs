@@ -75,9 +75,6 @@ impl Loaded {
     }
 
     /// Reads all of a trace.
-    ///
-    /// # Errors
-    /// It cannot be read, or is none of block devices.
     pub(crate) fn read(mut requests: Requests, grid: Grid) -> LabResult<Self> {
         let mut all = Vec::new();
         let mut alignment = Alignment::default();

@@ -148,8 +148,6 @@ fn suggest(trace: &Loaded, align: u64) {
     }
 }
 
-/// # Errors
-/// The trace cannot be read, or something on the command line is wrong.
 pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
     let report = replay(args)?;
     if json {
@@ -232,9 +230,6 @@ pub(crate) struct Rules {
 
 /// The policy in a log of about so many blocks, one request after the other, on devices that take
 /// no time.
-///
-/// # Errors
-/// What the engine says.
 pub(crate) fn misses(
     trace: &Loaded,
     policy: ReplacementKind,

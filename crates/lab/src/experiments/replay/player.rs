@@ -34,9 +34,6 @@ pub(super) trait Replayed: Server {
     }
 
     /// Starts a request. `true`: it has ended already.
-    ///
-    /// # Errors
-    /// It failed.
     fn ask(&mut self, client: u32, asked: &Asked) -> LabResult<bool>;
 
     /// Blocks in the cache.
@@ -161,9 +158,6 @@ impl Played {
 }
 
 /// Asks `server` for all of a trace.
-///
-/// # Errors
-/// A request failed, or never ends.
 #[expect(clippy::too_many_lines, reason = "one event loop, whose steps share all of its state")]
 pub(super) fn play<S: Replayed>(
     server: &mut S,

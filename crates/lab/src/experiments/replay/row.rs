@@ -200,7 +200,7 @@ impl Row {
         let share = |value: f64| format!("{value:.4}");
         let times = |value: f64| format!("{value:.2}");
         let seconds = |value: f64| format!("{value:.1} s");
-        let mut table = Table::new(&["FOUND", ""]);
+        let mut table = Table::new("FOUND | ");
         let reads = misses.read_request_miss_ratio.map_or_else(|| "-".to_owned(), share);
         for (name, value) in [
             ("blocks missed", share(misses.block_miss_ratio)),
@@ -234,7 +234,7 @@ impl Row {
     }
 
     fn print_latencies(&self) {
-        let mut table = Table::new(&["LATENCY, us", "REQUESTS", "MEAN", "p50", "p99", "MAX"]);
+        let mut table = Table::new("LATENCY, us | REQUESTS | MEAN | p50 | p99 | MAX");
         for (name, latency) in [
             ("reads", self.reads),
             ("writes", self.writes),

@@ -65,9 +65,6 @@ pub(crate) struct LogSize {
 impl LogSize {
     /// The largest log in which no more than so many bytes of blocks may live, or the smallest that
     /// there can be. Without `segment_bytes` segments are as large as the store would choose.
-    ///
-    /// # Errors
-    /// There can be no such segments, or the cache would be too large.
     pub(crate) fn new(bytes: u64, block: BlockSize, segment_bytes: Option<u64>) -> LabResult<Self> {
         let wanted = (bytes / block.bytes()).max(1);
         if let Some(segment) = segment_bytes {

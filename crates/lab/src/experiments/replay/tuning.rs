@@ -43,9 +43,6 @@ pub(super) struct Tuning {
 
 impl Tuning {
     /// Puts these settings in.
-    ///
-    /// # Errors
-    /// They make no sense.
     pub(super) fn apply(&self, settings: &mut Settings) -> LabResult<()> {
         let seconds = |seconds: u32| Duration::from_secs(seconds.into());
         settings.dirty_high = self.dirty_high.unwrap_or(settings.dirty_high);

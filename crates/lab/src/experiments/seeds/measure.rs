@@ -89,9 +89,6 @@ impl Context {
     }
 
     /// Clients on a bare device.
-    ///
-    /// # Errors
-    /// Nothing more happens.
     pub(crate) fn raw(
         &self,
         timing: Timing,
@@ -105,9 +102,6 @@ impl Context {
     }
 
     /// Clients on a volume.
-    ///
-    /// # Errors
-    /// A request failed.
     pub(crate) fn volume(
         &self,
         world: &mut World,

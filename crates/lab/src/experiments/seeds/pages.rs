@@ -30,16 +30,11 @@ impl Options {
     }
 
     /// Tries both places, before the hours that go into what is written there.
-    ///
-    /// # Errors
-    /// One of them cannot be written.
     pub(super) fn try_out(&self) -> LabResult<()> {
         self.report.as_deref().map_or(Ok(()), try_directory)?;
         self.save.as_deref().map_or(Ok(()), try_file)
     }
 
-    /// # Errors
-    /// A file cannot be written.
     pub(super) fn write(&self, text: &str) -> LabResult<()> {
         if let Some(file) = &self.save {
             std::fs::write(file, text)

@@ -32,23 +32,8 @@ fn published(values: &BTreeMap<String, Number>) -> String {
     parts.collect::<Vec<_>>().join(", ")
 }
 
-const HEADING: [&str; 15] = [
-    "EXPERIMENT",
-    "METRIC",
-    "CONFIG",
-    "VALUE",
-    "sd",
-    "x SSD",
-    "PUBLISHED",
-    "GOAL",
-    "HITS",
-    "SSD B/B",
-    "DISK",
-    "p50 us",
-    "p99 us",
-    "s",
-    "NOTE",
-];
+const HEADING: &str = "EXPERIMENT | METRIC | CONFIG | VALUE | sd | x SSD | PUBLISHED | GOAL | \
+    HITS | SSD B/B | DISK | p50 us | p99 us | s | NOTE";
 
 /// Whether a row meets its goal; or how far a model's baseline is off.
 fn goal(row: &Row) -> String {
@@ -73,7 +58,7 @@ pub(crate) fn print(report: &Report, rows: &[Row]) {
     }
     let mut notes: Vec<String> = Vec::new();
     let mut bad = Vec::new();
-    let mut table = Table::new(&HEADING);
+    let mut table = Table::new(HEADING);
     let mut last = (String::new(), String::new());
     for row in rows {
         let group = (row.experiment.clone(), row.metric.clone());

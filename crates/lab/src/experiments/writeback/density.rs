@@ -140,9 +140,6 @@ fn dirty(cell: &Cell, rng: &mut fastrand::Rng) -> Vec<u64> {
 }
 
 /// One row.
-///
-/// # Errors
-/// A request failed, or not all blocks were dirty in the end.
 pub(super) fn measure(cell: &Cell, seed: u64) -> LabResult<Row> {
     let mut rng = fastrand::Rng::with_seed(seed ^ cell.share.to_bits());
     let mut blocks = dirty(cell, &mut rng);

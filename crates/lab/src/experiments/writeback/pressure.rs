@@ -101,9 +101,6 @@ impl Row {
 }
 
 /// One row.
-///
-/// # Errors
-/// A request failed, or nothing more happens.
 pub(super) fn measure(job: &Job, costs: CpuCosts, seconds: f64, seed: u64) -> LabResult<Row> {
     let mut world = World::new(Plan {
         ssd: VirtualDevice::cache(job.ssd, Timing::model(ModelKind::SataSsd, job.ssd)),

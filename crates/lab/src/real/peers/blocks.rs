@@ -21,9 +21,6 @@ pub(crate) trait Blocks {
 }
 
 /// Opens a front.
-///
-/// # Errors
-/// It is not there.
 pub(crate) fn open(front: &Front) -> LabResult<Box<dyn Blocks>> {
     match front {
         Front::Block(path) => {

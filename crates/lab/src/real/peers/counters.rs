@@ -24,8 +24,6 @@ pub(crate) struct Spent {
 }
 
 impl Counters {
-    /// # Errors
-    /// The kernel does not tell.
     pub(crate) fn now(ssd: &Disk) -> LabResult<Self> {
         let busy = busy_ticks(&get("/proc/stat")?)
             .ok_or_else(|| other("/proc/stat is not as it should be"))?;

@@ -28,9 +28,6 @@ pub(crate) struct Disk {
 
 impl Disk {
     /// Looks at a device; writes nothing. `option` is what it was named with.
-    ///
-    /// # Errors
-    /// It is none, is in use, or cannot be read and written.
     pub(crate) fn look(option: &str, path: &Path) -> LabResult<Self> {
         let what = |why: String| format!("{option}: {}: {why}", path.display());
         let bad = |why: String| usage(what(why));
@@ -130,17 +127,11 @@ impl Disk {
     }
 
     /// Takes every mark of a system off its first bytes.
-    ///
-    /// # Errors
-    /// What the device reports, or that somebody has it.
     pub(crate) fn wipe(&self) -> LabResult<()> {
         self.wipe_first(HEAD)
     }
 
     /// The same for so many bytes from the start.
-    ///
-    /// # Errors
-    /// As [`Disk::wipe`].
     pub(crate) fn wipe_first(&self, bytes: u64) -> LabResult<()> {
         let zeroes = vec![0; bytes.min(self.size) as usize];
         let wiped = self.claim().and_then(|file| {
@@ -153,9 +144,6 @@ impl Disk {
 
 /// Refuses two names for the same bytes: claiming both at once is what the kernel allows only for
 /// devices that have nothing in common.
-///
-/// # Errors
-/// They are the same, or one is part of the other.
 pub(crate) fn check_separate(ssd: &Disk, hdd: &Disk) -> LabResult<()> {
     let same = || usage(format!("{} and {} are not two devices", ssd.name(), hdd.name()));
     if ssd.path == hdd.path {

@@ -50,9 +50,6 @@ fn dmsetup<const N: usize>(words: [&str; N]) -> LabResult<String> {
 }
 
 /// Makes a device of one line of a table, which starts with the length in sectors.
-///
-/// # Errors
-/// The kernel refuses the table.
 pub(crate) fn create(name: &str, table: &str, undo: &mut Undo) -> LabResult<PathBuf> {
     let name = format!("{PREFIX}{name}");
     dmsetup(["create", &name, "--table", &format!("0 {table}")])?;
@@ -68,27 +65,18 @@ pub(crate) fn create(name: &str, table: &str, undo: &mut Undo) -> LabResult<Path
 }
 
 /// The words of a device's status after its target's name.
-///
-/// # Errors
-/// It is not there.
 pub(crate) fn status(name: &str) -> LabResult<Vec<String>> {
     let text = dmsetup(["status", &format!("{PREFIX}{name}")])?;
     Ok(text.split_whitespace().skip(3).map(str::to_owned).collect())
 }
 
 /// One number of a status.
-///
-/// # Errors
-/// The word is not there, or is no number.
 pub(crate) fn number(status: &[String], index: usize) -> LabResult<u64> {
     let number = status.get(index).and_then(|word| word.parse().ok());
     number.ok_or_else(|| other(format!("an unexpected status: {}", status.join(" "))))
 }
 
 /// Sends a message to the target.
-///
-/// # Errors
-/// The target refuses it.
 pub(crate) fn message(name: &str, text: &str) -> LabResult<()> {
     dmsetup(["message", &format!("{PREFIX}{name}"), "0", text]).map(drop)
 }

@@ -99,9 +99,6 @@ impl Job {
     }
 
     /// Runs it.
-    ///
-    /// # Errors
-    /// A request failed, fio cannot be run, or somebody asked to stop.
     pub(crate) fn run(&self, front: &Front, stop: &Stop) -> LabResult<Measured> {
         let limit = match self.pattern {
             // A disk that reads a megabyte a second would be a museum's.

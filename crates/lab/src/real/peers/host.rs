@@ -28,9 +28,6 @@ pub(crate) struct Stop(Arc<AtomicBool>);
 
 impl Stop {
     /// From now on SIGINT, SIGTERM and SIGHUP ask, and do not end the program.
-    ///
-    /// # Errors
-    /// The system refuses the handlers.
     pub(crate) fn on_signals() -> LabResult<Self> {
         let stop = Stop::default();
         for signal in [SIGINT, SIGTERM, SIGHUP] {
@@ -39,8 +36,6 @@ impl Stop {
         Ok(stop)
     }
 
-    /// # Errors
-    /// Somebody asked.
     pub(crate) fn check(&self) -> LabResult<()> {
         if self.is_asked() {
             return Err(other("interrupted"));
@@ -53,9 +48,6 @@ impl Stop {
     }
 
     /// Waits until `done` says so.
-    ///
-    /// # Errors
-    /// What `done` returns; somebody asked to stop; the limit is over.
     pub(crate) fn wait(
         &self,
         what: &'static str,
@@ -76,18 +68,12 @@ impl Stop {
     }
 
     /// Runs a command to its end; returns what it printed.
-    ///
-    /// # Errors
-    /// It cannot be started or fails; somebody asked to stop, then it has been killed.
     pub(crate) fn run(&self, command: &mut Command, limit: Duration) -> LabResult<String> {
         run(command, limit, Some(self))
     }
 }
 
 /// Runs a step that must not be left half done; a request to stop is followed after it.
-///
-/// # Errors
-/// It cannot be started, fails, or does not end.
 pub(crate) fn step<S: AsRef<OsStr>>(
     program: &str,
     arguments: impl IntoIterator<Item = S>,
@@ -96,9 +82,6 @@ pub(crate) fn step<S: AsRef<OsStr>>(
 }
 
 /// The same for a command that was put together already.
-///
-/// # Errors
-/// As [`step`].
 pub(crate) fn step_command(command: &mut Command) -> LabResult<String> {
     run(command, STEP_LIMIT, None)
 }
@@ -146,9 +129,6 @@ fn text(file: &mut File) -> LabResult<String> {
 }
 
 /// Starts a server in a process group of its own; what it says goes to a file.
-///
-/// # Errors
-/// It cannot be started.
 pub(crate) fn spawn(command: &mut Command, log: &Path) -> LabResult<Child> {
     let name = command.get_program().to_string_lossy().into_owned();
     let log = File::create(log)?;
@@ -163,9 +143,6 @@ pub(crate) fn spawn(command: &mut Command, log: &Path) -> LabResult<Child> {
 
 /// Sends a signal to a child and everything it started, and waits until the child has ended. It
 /// is killed when it takes too long.
-///
-/// # Errors
-/// It does not end even then.
 pub(crate) fn end(child: &mut Child, signal: Signal) -> LabResult<()> {
     let group = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
     let mut signal = Some(signal);

@@ -154,22 +154,10 @@ impl Report {
 
     /// The table, grouped by experiment, and what was not run.
     pub(crate) fn render(&self) -> String {
-        let mut table = Table::new(&[
-            "EXPERIMENT",
-            "SYSTEM",
-            "FRONT",
-            "READ MB/s",
-            "IO/s",
-            "MEAN us",
-            "P99 us",
-            "WRITE MB/s",
-            "IO/s",
-            "MEAN us",
-            "P99 us",
-            "OF SSD",
-            "CPU us/IO",
-            "SSD/USER",
-        ]);
+        let mut table = Table::new(
+            "EXPERIMENT | SYSTEM | FRONT | READ MB/s | IO/s | MEAN us | \
+            P99 us | WRITE MB/s | IO/s | MEAN us | P99 us | OF SSD | CPU us/IO | SSD/USER",
+        );
         let mut seen: Vec<(&str, &str)> = Vec::new();
         let rows =
             || self.trials.iter().flat_map(|trial| trial.rows.iter().map(move |r| (trial, r)));

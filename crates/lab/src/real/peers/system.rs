@@ -100,9 +100,6 @@ pub(crate) trait System {
     fn set_up(&mut self, mode: Mode, ground: &Ground, undo: &mut Undo) -> LabResult<Front>;
 
     /// Waits until the origin has everything that was written, and the front is not used any more.
-    ///
-    /// # Errors
-    /// It cannot be done, or somebody asked to stop.
     fn drain(&mut self, ground: &Ground) -> LabResult<()>;
 
     /// Where on the origin the first byte of the front is; `None` if it is not on the origin.

@@ -49,9 +49,6 @@ impl Stamps {
     }
 
     /// Gives every block a new stamp, and flushes.
-    ///
-    /// # Errors
-    /// A request fails, or somebody asked to stop.
     pub(crate) fn write_all(&mut self, front: &Front, stop: &Stop) -> LabResult<()> {
         let mut blocks = open(front)?;
         for offset in (0..self.range()).step_by(PIECE as usize) {
@@ -63,9 +60,6 @@ impl Stamps {
 
     /// Gives random blocks new stamps in requests of different lengths, compares others meanwhile,
     /// and flushes.
-    ///
-    /// # Errors
-    /// As [`Stamps::write_all`], or a block is not what it should be.
     pub(crate) fn overwrite(&mut self, front: &Front, stop: &Stop) -> LabResult<()> {
         let mut blocks = open(front)?;
         let mut rng = Rng::with_seed(self.seed);
@@ -85,9 +79,6 @@ impl Stamps {
 
     /// Compares everything from the byte `from` on; the first byte of the front is at `shift`.
     /// Returns the bytes that were compared.
-    ///
-    /// # Errors
-    /// A request fails, a block is not what it should be, or somebody asked to stop.
     pub(crate) fn compare_from(
         &self,
         from: u64,

@@ -66,9 +66,6 @@ impl Local {
     }
 
     /// Who uses it, in words that say the way out.
-    ///
-    /// # Errors
-    /// The system does not tell.
     pub(crate) fn user(&self) -> LabResult<Option<String>> {
         let name = self.path.display();
         let mounts = fs::read_to_string("/proc/self/mountinfo")?;
@@ -143,9 +140,6 @@ impl Local {
     }
 
     /// What is on it, if anything.
-    ///
-    /// # Errors
-    /// It cannot be read.
     pub(crate) fn content(&self) -> LabResult<Option<&'static str>> {
         let head = File::open(&self.path).and_then(signature::read_head);
         let head = head.map_err(|error| other(format!("{}: {error}", self.path.display())))?;

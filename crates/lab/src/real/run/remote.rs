@@ -114,9 +114,6 @@ impl Export {
     }
 
     /// Connects and looks.
-    ///
-    /// # Errors
-    /// There is no server, it does not have the export, or it answers with something else.
     pub(crate) fn look(&self, head: usize) -> LabResult<Looks> {
         let unreachable =
             |error: std::io::Error| other(format!("the NBD server cannot be reached: {error}"));

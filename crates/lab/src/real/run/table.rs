@@ -88,12 +88,9 @@ fn row(variant: String, all: &[Measured]) -> Option<Row> {
 /// Rows for people.
 pub(crate) fn render(rows: &[Row]) -> String {
     let labelled = rows.iter().any(|row| !row.variant.is_empty());
-    let mut heading =
-        vec!["JOB", "DIRECTION", "MB/s", "+-", "IOPS", "+-", "MEAN", "P50", "P99", "TOTAL"];
-    if labelled {
-        heading.insert(0, "RUN");
-    }
-    let mut table = Table::new(&heading);
+    let run = if labelled { "RUN | " } else { "" };
+    let heading = "JOB | DIRECTION | MB/s | +- | IOPS | +- | MEAN | P50 | P99 | TOTAL";
+    let mut table = Table::new(&format!("{run}{heading}"));
     for row in rows {
         let mut cells = if labelled { vec![row.variant.clone()] } else { Vec::new() };
         cells.extend([

@@ -33,9 +33,6 @@ pub(crate) struct Agreement {
 }
 
 /// The same experiment as `row` in virtual time.
-///
-/// # Errors
-/// A request fails.
 pub(crate) fn of(
     row: &Row,
     experiment: &Experiment,
@@ -68,17 +65,10 @@ pub(crate) fn print(rows: &[Agreement]) {
     let hits = |ratio: Option<f64>| {
         ratio.map_or_else(|| "-".into(), |ratio| format!("{:.2} %", ratio * 100.0))
     };
-    let mut table = Table::new(&[
-        "EXPERIMENT",
-        "CONFIG",
-        "REAL MB/s",
-        "VIRTUAL MB/s",
-        "REAL/VIRTUAL",
-        "HITS REAL",
-        "VIRTUAL",
-        "MACHINE BUSY",
-        "WITHIN 15 %",
-    ]);
+    let mut table = Table::new(
+        "EXPERIMENT | CONFIG | REAL MB/s | VIRTUAL MB/s | REAL/VIRTUAL | \
+        HITS REAL | VIRTUAL | MACHINE BUSY | WITHIN 15 %",
+    );
     for row in rows {
         let within = match row.goal {
             None => "CPUs are the limit",

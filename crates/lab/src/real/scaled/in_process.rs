@@ -158,19 +158,10 @@ pub(crate) fn print(rows: &[Row]) {
     if rows.is_empty() {
         return;
     }
-    let mut table = Table::new(&[
-        "RAM, IN PROCESS",
-        "LANES",
-        "MB/s",
-        "CPU us",
-        "RAW 4K MB/s",
-        "RAW 512K MB/s",
-        "OF RAW 4K",
-        "OF RAW 512K",
-        "TO ONE JOB (wall)",
-        "(cpu)",
-        "GOAL",
-    ]);
+    let mut table = Table::new(
+        "RAM, IN PROCESS | LANES | MB/s | CPU us | RAW 4K MB/s | \
+        RAW 512K MB/s | OF RAW 4K | OF RAW 512K | TO ONE JOB (wall) | (cpu) | GOAL",
+    );
     let ratio =
         |ratio: Option<f64>| ratio.map_or_else(|| "-".into(), |ratio| format!("{ratio:.2}"));
     for row in rows {

@@ -83,9 +83,6 @@ impl Server {
     }
 
     /// What has been counted so far.
-    ///
-    /// # Errors
-    /// The kernel does not tell the CPU time of a thread.
     pub(crate) fn counted(&self) -> LabResult<Counted> {
         let text = std::fs::read_to_string(format!("/proc/self/task/{}/schedstat", self.task))?;
         let nanos = text.split_whitespace().next().and_then(|word| word.parse().ok());

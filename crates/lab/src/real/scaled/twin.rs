@@ -31,9 +31,6 @@ pub(crate) struct Twin {
 }
 
 /// Runs an experiment whose devices are all modelled.
-///
-/// # Errors
-/// A request fails, or a device is RAM.
 pub(crate) fn measure(
     experiment: &Experiment,
     configuration: Configuration,

@@ -38,9 +38,6 @@ pub(crate) struct LogCounts {
 
 impl World {
     /// Starts a request of any kind. `true`: it has ended already.
-    ///
-    /// # Errors
-    /// It failed.
     pub(crate) fn ask(&mut self, client: u32, op: Op, offset: u64, len: u64) -> LabResult<bool> {
         if matches!(op, Op::Read | Op::Write) {
             return self.start(client, &Access { offset, len, write: op == Op::Write });
@@ -83,9 +80,6 @@ impl World {
     }
 
     /// Brings everything to the origin, durably, and writes what the log still has in RAM.
-    ///
-    /// # Errors
-    /// It cannot be written, or that never ends.
     pub(crate) fn bring_home(&mut self) -> LabResult<()> {
         self.plain(Op::Flush, 0, 0)?;
         self.drain()?;
