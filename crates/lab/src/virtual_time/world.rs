@@ -82,6 +82,26 @@ pub(crate) struct Plan {
     pub(crate) never_full: bool,
 }
 
+impl Plan {
+    /// A cache device and a disk of so many bytes, with blocks and segments as by default.
+    pub(crate) fn new(
+        (ssd_bytes, ssd): (u64, Timing),
+        (disk_bytes, disk): (u64, Timing),
+        settings: Settings,
+        seed: u64,
+    ) -> Self {
+        Plan {
+            ssd: VirtualDevice::cache(ssd_bytes, ssd),
+            disk: VirtualDevice::origin(disk_bytes, disk),
+            settings,
+            block: BlockSize::DEFAULT,
+            segment_bytes: None,
+            seed,
+            never_full: false,
+        }
+    }
+}
+
 /// See the module.
 pub(crate) struct World {
     clock: Arc<VirtualClock>,
@@ -450,15 +470,9 @@ mod tests {
         CpuCosts { cpu_read: 770, cpu_write: 1330, cpu_front: 1250, cpu_more: 400 };
 
     fn world(settings: Settings) -> World {
-        let plan = Plan {
-            ssd: VirtualDevice::cache(SSD, Timing::model(ModelKind::SataSsd, SSD)),
-            disk: VirtualDevice::origin(1 << 30, Timing::model(ModelKind::Hdd7200, 1 << 30)),
-            settings,
-            block: BlockSize::DEFAULT,
-            segment_bytes: None,
-            seed: 1,
-            never_full: false,
-        };
+        let ssd = (SSD, Timing::model(ModelKind::SataSsd, SSD));
+        let disk = (1 << 30, Timing::model(ModelKind::Hdd7200, 1 << 30));
+        let plan = Plan::new(ssd, disk, settings, 1);
         World::new(plan).expect("a cache")
     }
 

@@ -9,7 +9,6 @@ use forebay_engine::Settings;
 use crate::error::{LabError, LabResult};
 use crate::virtual_time::clients::Server;
 use crate::virtual_time::cpu::{Cpu, CpuCosts};
-use crate::virtual_time::device::VirtualDevice;
 use crate::virtual_time::raw::Raw;
 use crate::virtual_time::timing::{Affine, Link, Timing};
 use crate::virtual_time::world::{Plan, World};
@@ -72,13 +71,14 @@ impl Setup {
 
     fn world(&self, disk: u64, ssd_timing: Timing, disk_timing: Timing) -> LabResult<World> {
         World::new(Plan {
-            ssd: VirtualDevice::cache(self.size.device_bytes, ssd_timing),
-            disk: VirtualDevice::origin(disk, disk_timing),
-            settings: self.settings.clone(),
             block: self.block,
             segment_bytes: Some(self.size.segment_bytes),
-            seed: self.seed,
-            never_full: false,
+            ..Plan::new(
+                (self.size.device_bytes, ssd_timing),
+                (disk, disk_timing),
+                self.settings.clone(),
+                self.seed,
+            )
         })
     }
 

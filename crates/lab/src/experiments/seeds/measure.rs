@@ -2,9 +2,6 @@
 
 use std::sync::Arc;
 
-use forebay_core::Durability;
-use forebay_engine::Settings;
-
 use crate::error::LabResult;
 use crate::report::rows::Detail;
 
@@ -16,13 +13,7 @@ use crate::virtual_time::tally::{Found, Sample};
 use crate::virtual_time::timing::Timing;
 use crate::virtual_time::world::World;
 
-/// Who was measured.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Server {
-    Hdd,
-    Ssd,
-    Forebay,
-}
+use super::published::{Config, Server};
 
 /// One experiment on one server in one configuration.
 #[derive(Clone, Debug)]
@@ -31,7 +22,7 @@ pub(crate) struct Measurement {
     pub(crate) config: String,
     pub(crate) server: Server,
     /// The published system that the configuration corresponds to.
-    pub(crate) system: Option<&'static str>,
+    pub(crate) system: Option<String>,
     pub(crate) durability: Option<&'static str>,
     /// Streams longer than this many bytes went round the cache; 0: none did.
     pub(crate) sequential_cutoff: Option<u64>,
@@ -39,24 +30,6 @@ pub(crate) struct Measurement {
     pub(crate) found: Vec<Found>,
     pub(crate) note: Option<String>,
     pub(crate) detail: Option<Arc<Detail>>,
-}
-
-/// How a volume is set up, and what that is called.
-#[derive(Clone, Debug)]
-pub(crate) struct Config {
-    pub(crate) name: &'static str,
-    pub(crate) system: Option<&'static str>,
-    pub(crate) settings: Settings,
-    pub(crate) note: Option<&'static str>,
-}
-
-impl Config {
-    pub(crate) fn durability(&self) -> &'static str {
-        match self.settings.durability {
-            Durability::Strict => "strict",
-            Durability::Flush => "flush",
-        }
-    }
 }
 
 /// What jobs are given.
@@ -201,19 +174,19 @@ impl Measurement {
     ) -> Self {
         Measurement {
             experiment: experiment.into(),
-            config: config.name.into(),
+            config: config.name.clone(),
             server: Server::Forebay,
-            system: config.system,
-            durability: Some(config.durability()),
+            system: config.system.clone(),
+            durability: Some(config.settings.durability.name()),
             sequential_cutoff: Some(config.settings.sequential_cutoff),
             detail: detail(&found),
             found,
-            note: config.note.map(str::to_owned),
+            note: config.note.clone(),
         }
     }
 
     /// The same run under another name: its settings are those of a published system too.
-    pub(crate) fn also_as(&self, name: &str, system: &'static str) -> Self {
-        Measurement { config: name.into(), system: Some(system), ..self.clone() }
+    pub(crate) fn also_as(&self, name: &str, system: &str) -> Self {
+        Measurement { config: name.into(), system: Some(system.into()), ..self.clone() }
     }
 }

@@ -8,7 +8,6 @@
 mod measure;
 mod pages;
 mod published;
-mod published_002;
 mod report_000;
 mod report_001;
 mod report_002;
@@ -17,6 +16,7 @@ mod report_004;
 mod row;
 mod table;
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
@@ -69,22 +69,28 @@ pub(crate) struct Args {
     pages: pages::Options,
 }
 
-fn reports() -> Vec<(Report, Vec<Job>)> {
-    vec![
-        (report_000::report(), report_000::jobs()),
-        (report_001::report(), report_001::jobs()),
-        (report_002::report(), report_002::jobs()),
-        (report_003::report(), report_003::jobs()),
-        (report_004::report(), report_004::jobs()),
-    ]
+/// The reports, and what has to be run for each.
+fn reports() -> LabResult<Vec<(Arc<Report>, Vec<Job>)>> {
+    let with_jobs = |report: Report, jobs: fn(&Arc<Report>) -> Vec<Job>| {
+        let report = Arc::new(report);
+        let jobs = jobs(&report);
+        (report, jobs)
+    };
+    Ok(vec![
+        with_jobs(report_000::report()?, report_000::jobs),
+        with_jobs(report_001::report()?, report_001::jobs),
+        with_jobs(report_002::report()?, report_002::jobs),
+        with_jobs(report_003::report()?, report_003::jobs),
+        with_jobs(report_004::report()?, report_004::jobs),
+    ])
 }
 
 pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
     if args.real {
         return crate::real::scaled::run(&args.only, args.time, args.costs, args.seed, json);
     }
-    let all = reports();
-    let known: Vec<&str> = all.iter().map(|(report, _)| report.number).collect();
+    let all = reports()?;
+    let known: Vec<&str> = all.iter().map(|(report, _)| &*report.text.number).collect();
     if let Some(wrong) = args.only.iter().find(|only| !known.contains(&only.as_str())) {
         return Err(usage(format!("'{wrong}' is not a report; choose from {}", known.join(", "))));
     }
@@ -94,9 +100,9 @@ pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
     args.pages.try_out()?;
     let wanted = |report: &str| args.only.is_empty() || args.only.iter().any(|o| o == report);
     let named = |name: &str| args.jobs_named.as_ref().is_none_or(|part| name.contains(part));
-    let (mut reports, mut jobs) = (Vec::new(), Vec::new());
+    let (mut reports, mut jobs): (Vec<Arc<Report>>, Vec<Job>) = (Vec::new(), Vec::new());
     for (report, own) in all {
-        if wanted(report.number) {
+        if wanted(&report.text.number) {
             reports.push(report);
             jobs.extend(own.into_iter().filter(|job| named(&job.name)));
         }
@@ -104,7 +110,7 @@ pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
     let measured = run_jobs(args, &jobs)?;
     let mut rows = Vec::new();
     for report in &reports {
-        let own = jobs.iter().zip(&measured).filter(|(job, _)| job.report == report.number);
+        let own = jobs.iter().zip(&measured).filter(|(job, _)| job.report == report.text.number);
         let own: Vec<Measurement> = own.flat_map(|(_, found)| found.iter().cloned()).collect();
         let own = row::rows(report, &own, args.details || args.pages.wanted());
         if !json {

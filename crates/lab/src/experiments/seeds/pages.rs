@@ -1,11 +1,12 @@
 //! Rows handed on to pages of results, and what is to be said about them.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use crate::error::{LabResult, other};
 use crate::output::{try_directory, try_file};
 use crate::report;
-use crate::report::rows::{About, ReportText};
+use crate::report::rows::About;
 
 use super::Args;
 use super::published::Report;
@@ -75,15 +76,10 @@ fn command(args: &Args) -> String {
     command
 }
 
-pub(super) fn about(args: &Args, reports: &[Report]) -> About {
-    let text = |report: &Report| ReportText {
-        number: report.number.into(),
-        title: report.title.into(),
-        cautions: report.cautions.iter().map(|caution| (*caution).to_owned()).collect(),
-    };
+pub(super) fn about(args: &Args, reports: &[Arc<Report>]) -> About {
     About {
         command: Some(command(args)),
         revision: args.pages.revision.clone().or_else(revision),
-        reports: reports.iter().map(text).collect(),
+        reports: reports.iter().map(|report| report.text.clone()).collect(),
     }
 }

@@ -1,19 +1,28 @@
-//! What was published: systems and values by experiment, and how each value is measured here.
+//! What was published: systems and values by experiment, the settings that are run beside them, and how
+//! each value is measured here. The reports themselves are files: `crates/lab/published`.
 
-use super::measure::{Measurement, Server};
+use std::collections::BTreeMap;
+
+use forebay_engine::Settings;
+use forebay_settings::Assignments;
+use serde::{Deserialize, Deserializer};
+
+use crate::error::{LabResult, other};
+use crate::report::rows::ReportText;
 use crate::virtual_time::tally::Found;
 
 const MIB: f64 = 1_048_576.0;
 
 /// What a report gives for an experiment, and its unit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub(crate) enum Metric {
     Iops,
-    MbPerSecond,
-    MibPerSecond,
-    KibPerSecond,
-    ReadMibPerSecond,
-    WriteMibPerSecond,
+    MbPerS,
+    MibPerS,
+    KibPerS,
+    ReadMibPerS,
+    WriteMibPerS,
     ReadMeanMs,
     WriteMeanMs,
 }
@@ -22,11 +31,11 @@ impl Metric {
     pub(crate) fn name(self) -> &'static str {
         match self {
             Metric::Iops => "iops",
-            Metric::MbPerSecond => "mb_per_s",
-            Metric::MibPerSecond => "mib_per_s",
-            Metric::KibPerSecond => "kib_per_s",
-            Metric::ReadMibPerSecond => "read_mib_per_s",
-            Metric::WriteMibPerSecond => "write_mib_per_s",
+            Metric::MbPerS => "mb_per_s",
+            Metric::MibPerS => "mib_per_s",
+            Metric::KibPerS => "kib_per_s",
+            Metric::ReadMibPerS => "read_mib_per_s",
+            Metric::WriteMibPerS => "write_mib_per_s",
             Metric::ReadMeanMs => "read_mean_ms",
             Metric::WriteMeanMs => "write_mean_ms",
         }
@@ -40,60 +49,73 @@ impl Metric {
         let seconds = found.seconds.max(1e-9);
         match self {
             Metric::Iops => found.requests() as f64 / seconds,
-            Metric::MbPerSecond => found.bytes() as f64 / seconds / 1e6,
-            Metric::MibPerSecond => found.bytes() as f64 / seconds / MIB,
-            Metric::KibPerSecond => found.bytes() as f64 / seconds / 1024.0,
-            Metric::ReadMibPerSecond => found.reads.bytes as f64 / seconds / MIB,
-            Metric::WriteMibPerSecond => found.writes.bytes as f64 / seconds / MIB,
+            Metric::MbPerS => found.bytes() as f64 / seconds / 1e6,
+            Metric::MibPerS => found.bytes() as f64 / seconds / MIB,
+            Metric::KibPerS => found.bytes() as f64 / seconds / 1024.0,
+            Metric::ReadMibPerS => found.reads.bytes as f64 / seconds / MIB,
+            Metric::WriteMibPerS => found.writes.bytes as f64 / seconds / MIB,
             Metric::ReadMeanMs => found.reads.mean() / 1e6,
             Metric::WriteMeanMs => found.writes.mean() / 1e6,
         }
     }
 }
 
+/// Who was measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Server {
+    Hdd,
+    Ssd,
+    Forebay,
+}
+
 /// The name of the disk and of the SSD among published values.
 pub(crate) const DISK: &str = "disk";
 pub(crate) const SSD: &str = "ssd";
 
-/// One number for each system.
-#[derive(Clone, Debug)]
-pub(crate) struct Published {
-    pub(crate) experiment: String,
-    pub(crate) metric: Metric,
-    pub(crate) values: Vec<(&'static str, f64)>,
-    /// Standard deviations of the values that have one.
-    pub(crate) deviations: Vec<(&'static str, f64)>,
-    /// The experiment of which the SSD model's value is what shares refer to, if not this one.
-    pub(crate) ssd_reference: Option<&'static str>,
-    /// The row of the report stands by itself, also where there are measurements.
-    pub(crate) only_published: bool,
-    pub(crate) note: Option<String>,
+/// What was published of one system.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(untagged)]
+pub(crate) enum Value {
+    Only(f64),
+    /// A mean and its standard deviation.
+    Spread(f64, f64),
 }
 
-impl Published {
-    pub(crate) fn new(
-        experiment: impl Into<String>,
-        metric: Metric,
-        values: &[(&'static str, f64)],
-    ) -> Self {
-        Published {
-            experiment: experiment.into(),
-            metric,
-            values: values.to_vec(),
-            deviations: Vec::new(),
-            ssd_reference: None,
-            only_published: false,
-            note: None,
+impl Value {
+    pub(crate) fn mean(self) -> f64 {
+        match self {
+            Value::Only(mean) | Value::Spread(mean, _) => mean,
         }
     }
 
+    pub(crate) fn deviation(self) -> Option<f64> {
+        match self {
+            Value::Only(_) => None,
+            Value::Spread(_, deviation) => Some(deviation),
+        }
+    }
+}
+
+/// One number for each system.
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct Published {
+    pub(crate) experiment: String,
+    pub(crate) metric: Metric,
+    /// The experiment of which the SSD model's value is what shares refer to, if not this one.
+    pub(crate) ssd_reference: Option<String>,
+    pub(crate) note: Option<String>,
+    #[serde(flatten)]
+    pub(crate) values: BTreeMap<String, Value>,
+}
+
+impl Published {
     pub(crate) fn get(&self, system: &str) -> Option<f64> {
-        self.values.iter().find(|(name, _)| *name == system).map(|(_, value)| *value)
+        self.values.get(system).map(|value| value.mean())
     }
 
     /// The experiment that holds the baseline of a model.
     pub(crate) fn reference(&self, server: Server) -> &str {
-        match self.ssd_reference {
+        match &self.ssd_reference {
             Some(other) if server == Server::Ssd => other,
             _ => &self.experiment,
         }
@@ -114,26 +136,73 @@ impl Published {
     }
 
     /// The cache with the best share.
-    pub(crate) fn best_share(&self) -> Option<(&'static str, f64)> {
+    pub(crate) fn best_share(&self) -> Option<(&str, f64)> {
         let caches =
-            self.values.iter().filter(|(name, _)| ![DISK, SSD, "ssd maximum"].contains(name));
-        let shares = caches.filter_map(|(name, _)| Some((*name, self.share_of(name)?)));
+            self.values.keys().filter(|name| ![DISK, SSD, "ssd maximum"].contains(&&***name));
+        let shares = caches.filter_map(|name| Some((name.as_str(), self.share_of(name)?)));
         let less = self.metric.less_is_better();
         shares.reduce(|best, other| if (other.1 < best.1) == less { other } else { best })
     }
 }
 
-/// A goal for the share of the SSD of a measurement, if there is one.
-pub(crate) type GoalOf = fn(&Published, &Measurement) -> Option<f64>;
+/// How a volume is set up, and what that is called.
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct Config {
+    pub(crate) name: String,
+    /// The published system that it corresponds to.
+    pub(crate) system: Option<String>,
+    #[serde(default, deserialize_with = "settings")]
+    pub(crate) settings: Settings,
+    pub(crate) note: Option<String>,
+}
+
+fn settings<'de, D: Deserializer<'de>>(from: D) -> Result<Settings, D::Error> {
+    let mut settings = Settings::default();
+    let assignments = Assignments::deserialize(from)?;
+    assignments.apply(&mut settings).map_err(serde::de::Error::custom)?;
+    Ok(settings)
+}
+
+/// A goal for the share of the SSD, for rows that have all of this.
+#[derive(Clone, Debug, Deserialize)]
+struct GoalOf {
+    config: String,
+    /// How the name of the experiment ends.
+    experiment: Option<String>,
+    metric: Option<Metric>,
+    /// As good as the best published cache, if none.
+    at_least: Option<f64>,
+}
 
 /// One report.
+#[derive(Clone, Debug, Deserialize)]
 pub(crate) struct Report {
-    pub(crate) number: &'static str,
-    pub(crate) title: &'static str,
-    pub(crate) published: Vec<Published>,
-    pub(crate) goal: GoalOf,
-    /// What to know before comparing.
-    pub(crate) cautions: &'static [&'static str],
+    #[serde(flatten)]
+    pub(crate) text: ReportText,
+    #[serde(default)]
+    pub(crate) rows: Vec<Published>,
+    #[serde(default)]
+    goals: Vec<GoalOf>,
+    #[serde(rename = "config")]
+    pub(crate) configs: Vec<Config>,
+}
+
+impl Report {
+    pub(crate) fn parse(text: &str) -> LabResult<Self> {
+        toml::from_str(text).map_err(|error| other(format!("a published report: {error}")))
+    }
+
+    /// The share of the SSD that is wanted in a row, if there is one.
+    pub(crate) fn goal(&self, published: &Published, config: &str) -> Option<f64> {
+        let fits = |goal: &&GoalOf| {
+            let ends = |end: &String| published.experiment.ends_with(end);
+            goal.config == config
+                && goal.experiment.as_ref().is_none_or(ends)
+                && goal.metric.is_none_or(|metric| metric == published.metric)
+        };
+        let goal = self.goals.iter().find(fits)?;
+        goal.at_least.or_else(|| published.best_share().map(|(_, share)| share))
+    }
 }
 
 #[cfg(test)]
@@ -142,10 +211,12 @@ mod tests {
 
     #[test]
     fn the_best_is_the_best() {
-        let values = [(DISK, 1.0), (SSD, 10.0), ("a", 5.0), ("b", 8.0)];
-        let rate = Published::new("x", Metric::Iops, &values);
-        assert_eq!(rate.best_share(), Some(("b", 0.8)));
-        let latency = Published::new("x", Metric::ReadMeanMs, &values);
-        assert_eq!(latency.best_share(), Some(("a", 0.5)));
+        let row = |metric: &str| -> Published {
+            let values = "disk = 1.0\nssd = 10.0\na = 5.0\nb = [8.0, 1.0]";
+            let text = format!("experiment = \"x\"\nmetric = \"{metric}\"\n{values}");
+            toml::from_str(&text).expect("a row")
+        };
+        assert_eq!(row("iops").best_share(), Some(("b", 0.8)));
+        assert_eq!(row("read_mean_ms").best_share(), Some(("a", 0.5)));
     }
 }

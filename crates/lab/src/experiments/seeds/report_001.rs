@@ -4,19 +4,18 @@
 //! random, 300 s. The disk is a 7,200 rpm one of 2 TB, of which 100 GB are used; the SSDs have
 //! 800 GB. The models are those of `forebay-device`, which fit these baselines.
 
-use forebay_core::{BlockSize, Durability};
+use std::sync::Arc;
+
 use forebay_device::model::ModelKind;
-use forebay_engine::Settings;
 
 use crate::error::LabResult;
-
-use super::measure::{Config, Context, Job, Measurement, Server};
-use super::published::{DISK, Metric, Published, Report, SSD};
 use crate::virtual_time::access::{Shape, Workload};
 use crate::virtual_time::clients::Span;
-use crate::virtual_time::device::VirtualDevice;
 use crate::virtual_time::timing::{Affine, Link, Timing};
 use crate::virtual_time::world::{Plan, World};
+
+use super::measure::{Context, Job, Measurement};
+use super::published::{Config, Report, Server};
 
 const GB: u64 = 1_000_000_000;
 const DISK_BYTES: u64 = 100 * GB / 4096 * 4096;
@@ -28,64 +27,8 @@ const SEQUENTIAL: u64 = 256 << 10;
 const SSDS: [(&str, ModelKind, f64); 2] =
     [("sata", ModelKind::SataSsd, 300.0), ("pcie", ModelKind::PcieSsd, 30.0)];
 
-const MAXIO: &str = "maxio";
-
-pub(super) fn report() -> Report {
-    let mut published = Vec::new();
-    for (ssd, rows) in [
-        (
-            "sata",
-            [
-                ("seq-write", Metric::MbPerSecond, Some(107.0), 268.0, 270.0),
-                ("seq-read", Metric::MbPerSecond, Some(113.0), 279.0, 298.0),
-                ("rand-write", Metric::Iops, Some(238.0), 38_092.0, 38_279.0),
-                ("rand-read", Metric::Iops, Some(233.0), 49_687.0, 49_721.0),
-                ("rand-mix", Metric::Iops, None, 49_870.0, 48_048.0),
-            ],
-        ),
-        (
-            "pcie",
-            [
-                ("seq-write", Metric::MbPerSecond, Some(107.0), 1777.0, 1454.0),
-                ("seq-read", Metric::MbPerSecond, Some(113.0), 2012.0, 1700.0),
-                ("rand-write", Metric::Iops, Some(238.0), 148_768.0, 101_667.0),
-                ("rand-read", Metric::Iops, Some(233.0), 164_449.0, 151_199.0),
-                ("rand-mix", Metric::Iops, None, 156_077.0, 139_588.0),
-            ],
-        ),
-    ] {
-        for (test, metric, disk, raw, maxio) in rows {
-            let mut values = vec![(SSD, raw), (MAXIO, maxio)];
-            values.extend(disk.map(|disk| (DISK, disk)));
-            published.push(Published::new(format!("{ssd}/{test}"), metric, &values));
-        }
-    }
-    Report {
-        number: "001",
-        title: "MaxIO on SATA and PCIe SSDs, fio",
-        published,
-        goal,
-        cautions: &[
-            "100 GB of 800 GB: nothing is ever evicted, and writeback does not begin within a run.",
-            "The report's hit ratios of 70 to 99 % follow runs for which the cache was emptied; \
-             here reads begin with all of the range cached, writes with an empty cache.",
-            "Mixed reads and writes are on one link whose overheads are fitted to the mixed row: \
-             commands of one direction overlap with transfers of the other.",
-            "PCIe runs are measured for 30 of the 300 s.",
-        ],
-    }
-}
-
-fn goal(published: &Published, measurement: &Measurement) -> Option<f64> {
-    if measurement.config != "forebay/writeback" {
-        return None;
-    }
-    match published.experiment.as_str() {
-        "sata/rand-write" => Some(1.6),
-        "pcie/rand-write" => Some(2.5),
-        "sata/rand-mix" | "pcie/rand-mix" => Some(1.1),
-        _ => Some(0.98),
-    }
+pub(super) fn report() -> LabResult<Report> {
+    Report::parse(include_str!("../../../published/001.toml"))
 }
 
 fn workload(test: &str) -> Workload {
@@ -97,32 +40,6 @@ fn workload(test: &str) -> Workload {
         _ => (Shape::Random, 4096, 25, 256),
     };
     Workload { shape, start: 0, span: DISK_BYTES / len * len, len, writes, depth }
-}
-
-fn settings(durability: Durability, sequential_cutoff: u64) -> Settings {
-    Settings { durability, sequential_cutoff, ..Settings::default() }
-}
-
-fn best() -> Config {
-    Config {
-        name: "forebay/writeback",
-        system: None,
-        settings: settings(Durability::Flush, 0),
-        note: None,
-    }
-}
-
-fn strict() -> Config {
-    Config { name: "forebay/writeback strict", settings: settings(Durability::Strict, 0), ..best() }
-}
-
-fn defaults() -> Config {
-    Config {
-        name: "forebay/writeback defaults",
-        system: None,
-        settings: Settings::default(),
-        note: Some("Streams above 4 MiB go to the disk, as by default, to spare the SSD."),
-    }
 }
 
 /// What a mix can reach at most of the bare SSD if its writes are written sequentially, in records
@@ -159,18 +76,6 @@ fn mixed(kind: ModelKind) -> Affine {
     Affine { read, write, shared: true, sync }
 }
 
-fn world(kind: ModelKind, config: &Config, seed: u64) -> LabResult<World> {
-    World::new(Plan {
-        ssd: VirtualDevice::cache(SSD_BYTES, Timing::model(kind, SSD_BYTES)),
-        disk: VirtualDevice::origin(DISK_BYTES, Timing::model(ModelKind::Hdd7200, DISK_BYTES)),
-        settings: config.settings.clone(),
-        block: BlockSize::DEFAULT,
-        segment_bytes: None,
-        seed,
-        never_full: true,
-    })
-}
-
 /// Share of the others' time that is measured with `strict` durability.
 const STRICT_SHARE: f64 = 0.2;
 
@@ -187,7 +92,10 @@ fn run_chain(
     config: &Config,
     chain: Chain,
 ) -> LabResult<Vec<Measurement>> {
-    let mut world = world(kind, config, context.seed)?;
+    let ssd_timing = (SSD_BYTES, Timing::model(kind, SSD_BYTES));
+    let disk = (DISK_BYTES, Timing::model(ModelKind::Hdd7200, DISK_BYTES));
+    let plan = Plan::new(ssd_timing, disk, config.settings.clone(), context.seed);
+    let mut world = World::new(Plan { never_full: true, ..plan })?;
     if chain.warm {
         let share = context.scale.min(1.0);
         world.prefetch(0..(DISK_BYTES as f64 * share) as u64 / SEQUENTIAL * SEQUENTIAL)?;
@@ -213,7 +121,7 @@ fn run_chain(
             ));
         }
         if config.name == "forebay/writeback" {
-            measurements.push(measured.also_as("forebay as maxio", MAXIO));
+            measurements.push(measured.also_as("forebay as maxio", "maxio"));
         }
         measurements.push(measured);
     }
@@ -232,38 +140,41 @@ fn raw(context: &Context) -> LabResult<Vec<Measurement>> {
                 LabResult::Ok(())
             };
             run(Server::Hdd, Timing::model(ModelKind::Hdd7200, DISK_BYTES))?;
-            let alone = || Timing::model(kind, SSD_BYTES);
-            run(
-                Server::Ssd,
-                if test == "rand-mix" { Timing::affine(mixed(kind)) } else { alone() },
-            )?;
+            let ssd = match test {
+                "rand-mix" => Timing::affine(mixed(kind)),
+                _ => Timing::model(kind, SSD_BYTES),
+            };
+            run(Server::Ssd, ssd)?;
         }
     }
     Ok(measurements)
 }
 
-pub(super) fn jobs() -> Vec<Job> {
+pub(super) fn jobs(report: &Arc<Report>) -> Vec<Job> {
     const WRITES: Chain = Chain { warm: false, tests: &["rand-write"] };
     const STREAM: Chain = Chain { warm: false, tests: &["seq-write"] };
     const READS: Chain = Chain { warm: true, tests: &["seq-read", "rand-read", "rand-mix"] };
     const STRICT: Chain = Chain { warm: true, tests: &["rand-write", "seq-write", "rand-mix"] };
     const DEFAULTS: Chain = Chain { warm: false, tests: &["seq-write", "seq-read"] };
+    let all = [
+        ("random writes", 40.0, "forebay/writeback", WRITES),
+        ("sequential writes", 40.0, "forebay/writeback", STREAM),
+        ("reads and mix", 120.0, "forebay/writeback", READS),
+        ("strict", 100.0, "forebay/writeback strict", STRICT),
+        ("defaults", 5.0, "forebay/writeback defaults", DEFAULTS),
+    ];
     let mut jobs = vec![Job::new("001", "bare models", 10.0, raw)];
-    for ssd in SSDS {
-        let mut add = |name: &str, weight, config: fn() -> Config, chain| {
-            let (device, kind, seconds) = ssd;
+    for (device, kind, seconds) in SSDS {
+        for (name, weight, config, chain) in all {
+            let configs = report.configs.iter().filter(|known| known.name == config);
             // With `strict` nothing is put off that more time would show.
             let seconds = if name == "strict" { seconds * STRICT_SHARE } else { seconds };
-            let name = format!("{device} {name}");
-            jobs.push(Job::new("001", name, weight, move |context| {
-                run_chain(context, (device, kind, seconds), &config(), chain)
-            }));
-        };
-        add("random writes", 40.0, best, WRITES);
-        add("sequential writes", 40.0, best, STREAM);
-        add("reads and mix", 120.0, best, READS);
-        add("strict", 100.0, strict, STRICT);
-        add("defaults", 5.0, defaults, DEFAULTS);
+            for config in configs {
+                let (config, run) = (config.clone(), (device, kind, seconds));
+                let work = move |context: &Context| run_chain(context, run, &config, chain);
+                jobs.push(Job::new("001", format!("{device} {name}"), weight, work));
+            }
+        }
     }
     jobs
 }

@@ -13,20 +13,17 @@
 //! A repetition transfers another part of the file, one 32nd of it: ten times 16 GB for each cell
 //! would take hours. The whole file is cached before.
 
-use forebay_core::{BlockSize, Durability, Mode};
-use forebay_engine::Settings;
+use std::sync::Arc;
 
 use crate::error::LabResult;
-
-use super::measure::{Config, Context, Job, Measurement, Server};
-use super::published::{DISK, Metric, Published, Report, SSD};
-use super::published_002::{ROWS, Value};
 use crate::virtual_time::access::{Shape, Workload};
 use crate::virtual_time::clients::Span;
-use crate::virtual_time::device::VirtualDevice;
 use crate::virtual_time::tally::Found;
 use crate::virtual_time::timing::{Affine, Link, Timing};
 use crate::virtual_time::world::{Plan, World};
+
+use super::measure::{Context, Job, Measurement};
+use super::published::{Config, DISK, Published, Report, SSD, Server};
 
 const MIB: u64 = 1 << 20;
 const FILE: u64 = 16 << 30;
@@ -55,45 +52,31 @@ const TESTS: [(&str, bool); 12] = [
 /// Records between two of a strided read, as IOzone has it unless told otherwise.
 const STRIDE: u64 = 17;
 
-pub(super) fn report() -> Report {
-    let mut published = Vec::new();
-    for (record, test, disk, ssd, cfq, noop) in &ROWS {
-        let values = [(DISK, disk.0), (SSD, ssd.0), ("bcache cfq", cfq.0), ("bcache noop", noop.0)];
-        let name = format!("{record}M/{test}");
-        let mut row = Published::new(name, Metric::KibPerSecond, &values);
-        let systems = values.iter().map(|(system, _)| *system);
-        row.deviations = systems.zip([disk.1, ssd.1, cfq.1, noop.1]).collect();
-        row.note = match *test {
-            "record_rewrite" => Some("Page cache, not a device: not run.".into()),
-            _ => noise(*disk, *ssd, (*record, test)),
-        };
-        published.push(row);
+pub(super) fn report() -> LabResult<Report> {
+    let mut report = Report::parse(include_str!("../../../published/002.toml"))?;
+    let notes: Vec<_> = report.rows.iter().map(|row| noise(&report, row)).collect();
+    for (row, note) in report.rows.iter_mut().zip(notes) {
+        row.note = row.note.take().or(note);
     }
-    Report {
-        number: "002",
-        title: "bcache under IOzone",
-        published,
-        goal,
-        cautions: &[
-            "The file of 16 GB fits into the SSD of 64 GB. A reader asked why bcache was not at \
-             SSD speed: with a sequential cutoff of 4 MiB (`forebay as bcache`) nearly all of \
-             this goes to the disk, without one (`forebay/writeback`) it does not.",
-            "Deviations of ours come from placement alone; the report's from a real host.",
-            "8 MiB backwards read under CFQ (249,995, neighbours at 94,000) is probably a typing \
-             error of the report; some of its deviations are repeated in other cells.",
-            "Each repetition transfers 512 MiB, another part of the file each time.",
-        ],
-    }
+    Ok(report)
+}
+
+/// Record size in MiB, and test.
+fn record_and_test(row: &Published) -> (u64, &str) {
+    let (record, test) = row.experiment.split_once("M/").unwrap_or_default();
+    (record.parse().unwrap_or(0), test)
 }
 
 /// Why a baseline may be off: what was published does not lie on a line, or is noise itself.
-fn noise(disk: Value, ssd: Value, (record, test): (u64, &str)) -> Option<String> {
+fn noise(report: &Report, row: &Published) -> Option<String> {
+    let (record, test) = record_and_test(row);
     let mut notes = Vec::new();
-    for (name, value, server) in [("disk", disk, Server::Hdd), ("SSD", ssd, Server::Ssd)] {
-        let fit = fit(server, test);
+    for (name, system, server) in [("disk", DISK, Server::Hdd), ("SSD", SSD, Server::Ssd)] {
+        let value = row.values.get(system)?;
+        let fit = fit(report, server, test);
         let modelled = 1024.0 * record as f64 * 1e9 / (fit.0 + fit.1 * (record * MIB) as f64);
-        if (modelled / value.0 - 1.0).abs() > 0.03 {
-            let percent = value.1 / value.0 * 100.0;
+        if (modelled / value.mean() - 1.0).abs() > 0.03 {
+            let percent = value.deviation().unwrap_or(0.0) / value.mean() * 100.0;
             notes.push(format!(
                 "The published {name} is not on a line with its other record sizes; its own \
                  standard deviation is {percent:.0} %."
@@ -103,19 +86,12 @@ fn noise(disk: Value, ssd: Value, (record, test): (u64, &str)) -> Option<String>
     (!notes.is_empty()).then(|| notes.join(" "))
 }
 
-fn goal(published: &Published, measurement: &Measurement) -> Option<f64> {
-    let rewrites = published.experiment.ends_with("record_rewrite");
-    (measurement.config == "forebay/writeback" && !rewrites).then_some(0.9)
-}
-
 /// Nanoseconds for a record, and for each byte of it, of a device in a test.
-fn fit(server: Server, test: &str) -> (f64, f64) {
+fn fit(report: &Report, server: Server, test: &str) -> (f64, f64) {
     let (mut aa, mut ab, mut bb, mut a, mut b) = (0.0, 0.0, 0.0, 0.0, 0.0);
-    for (record, name, disk, ssd, ..) in &ROWS {
-        if *name != test {
-            continue;
-        }
-        let published = if server == Server::Hdd { disk.0 } else { ssd.0 };
+    for row in &report.rows {
+        let (record, name) = record_and_test(row);
+        let Some(published) = row.baseline(server).filter(|_| name == test) else { continue };
         let bytes = (record * MIB) as f64;
         let time = bytes * 1e9 / (published * 1024.0);
         let (x, y) = (1.0 / time, bytes / time);
@@ -132,9 +108,9 @@ fn fit(server: Server, test: &str) -> (f64, f64) {
 
 /// A device during a test. What the test does not measure takes as long as in the plain test of
 /// that direction.
-fn timing(server: Server, test: &str, write: bool) -> Timing {
+fn timing(report: &Report, server: Server, test: &str, write: bool) -> Timing {
     let link = |test: &str| {
-        let (overhead, per_byte) = fit(server, test);
+        let (overhead, per_byte) = fit(report, server, test);
         match server {
             Server::Hdd => Link { overhead, per_byte, latency: 0.0 },
             Server::Ssd | Server::Forebay => Link { overhead: 0.0, per_byte, latency: overhead },
@@ -157,7 +133,7 @@ fn workload(test: &str, write: bool, record: u64, repetition: u64) -> Workload {
     Workload { shape, start, span: span / len * len, len, writes, depth: 1 }
 }
 
-fn raw(context: &Context) -> LabResult<Vec<Measurement>> {
+fn raw(context: &Context, report: &Report) -> LabResult<Vec<Measurement>> {
     let mut measurements = Vec::new();
     for record in RECORDS {
         for (test, write) in TESTS {
@@ -167,7 +143,12 @@ fn raw(context: &Context) -> LabResult<Vec<Measurement>> {
                 for repetition in 0..REPETITIONS {
                     let work = workload(test, write, record, repetition);
                     let span = Span::requests(PART / (record * MIB));
-                    found.push(context.raw(timing(server, test, write), &name, work, span)?);
+                    found.push(context.raw(
+                        timing(report, server, test, write),
+                        &name,
+                        work,
+                        span,
+                    )?);
                 }
                 measurements.push(Measurement::of_model(server, name.clone(), found));
             }
@@ -176,48 +157,16 @@ fn raw(context: &Context) -> LabResult<Vec<Measurement>> {
     Ok(measurements)
 }
 
-fn configs() -> Vec<Config> {
-    let settings = |mode, durability, sequential_cutoff| Settings {
-        mode,
-        durability,
-        sequential_cutoff,
-        ..Settings::default()
-    };
-    let bcache = {
-        let mut bcache = settings(Mode::Writeback, Durability::Flush, 4 << 20);
-        (bcache.dirty_high, bcache.dirty_low) = (10, 9);
-        bcache
-    };
-    let config = |name, system, settings, note| Config { name, system, settings, note };
-    use Durability::{Flush, Strict};
-    vec![
-        config("forebay/writeback", None, settings(Mode::Writeback, Flush, 0), None),
-        config("forebay/writeback strict", None, settings(Mode::Writeback, Strict, 0), None),
-        config(
-            "forebay as bcache",
-            Some("bcache cfq"),
-            bcache,
-            Some("Streams above 4 MiB go to the disk; writeback from 10 % of dirty blocks on."),
-        ),
-        config(
-            "forebay/writethrough",
-            None,
-            settings(Mode::Writethrough, Flush, 0),
-            Some("Every write waits for the disk."),
-        ),
-    ]
-}
-
-fn cached(context: &Context, config: &Config, record: u64) -> LabResult<Vec<Measurement>> {
-    let mut world = World::new(Plan {
-        ssd: VirtualDevice::cache(SSD_BYTES, timing(Server::Ssd, "write", true)),
-        disk: VirtualDevice::origin(DISK_BYTES, timing(Server::Hdd, "read", false)),
-        settings: config.settings.clone(),
-        block: BlockSize::DEFAULT,
-        segment_bytes: None,
-        seed: context.seed,
-        never_full: false,
-    })?;
+fn cached(
+    context: &Context,
+    report: &Report,
+    config: &Config,
+    record: u64,
+) -> LabResult<Vec<Measurement>> {
+    let timing = |server, test, write| timing(report, server, test, write);
+    let ssd = (SSD_BYTES, timing(Server::Ssd, "write", true));
+    let disk = (DISK_BYTES, timing(Server::Hdd, "read", false));
+    let mut world = World::new(Plan::new(ssd, disk, config.settings.clone(), context.seed))?;
     world.prefetch(0..FILE)?;
     let mut measurements = Vec::new();
     for (test, write) in TESTS {
@@ -235,13 +184,15 @@ fn cached(context: &Context, config: &Config, record: u64) -> LabResult<Vec<Meas
     Ok(measurements)
 }
 
-pub(super) fn jobs() -> Vec<Job> {
-    let mut jobs = vec![Job::new("002", "bare models", 0.1, raw)];
-    for config in configs() {
+pub(super) fn jobs(report: &Arc<Report>) -> Vec<Job> {
+    let own = report.clone();
+    let mut jobs = vec![Job::new("002", "bare models", 0.1, move |context| raw(context, &own))];
+    for config in &report.configs {
         for record in RECORDS {
-            let config = config.clone();
+            let (report, config) = (report.clone(), config.clone());
             let name = format!("{} {record}M", config.name);
-            jobs.push(Job::new("002", name, 20.0, move |context| cached(context, &config, record)));
+            let work = move |context: &Context| cached(context, &report, &config, record);
+            jobs.push(Job::new("002", name, 20.0, work));
         }
     }
     jobs
@@ -253,18 +204,21 @@ mod tests {
 
     #[test]
     fn every_row_of_the_report_is_there() {
+        let report = report().expect("well formed");
         for record in RECORDS {
             for test in TESTS.iter().map(|(test, _)| *test).chain(["record_rewrite"]) {
-                let count = ROWS.iter().filter(|row| (row.0, row.1) == (record, test)).count();
+                let same = |row: &&Published| record_and_test(row) == (record, test);
+                let count = report.rows.iter().filter(same).count();
                 assert_eq!(count, 1, "{record}M {test}");
             }
         }
-        assert_eq!(ROWS.len(), 52);
+        assert_eq!(report.rows.len(), 52);
     }
 
     #[test]
     fn fits_meet_what_lies_on_a_line() {
-        let (overhead, per_byte) = fit(Server::Ssd, "rand_read");
+        let report = report().expect("well formed");
+        let (overhead, per_byte) = fit(&report, Server::Ssd, "rand_read");
         for (record, published) in [(1, 199_183.0), (4, 253_023.4), (16, 272_936.3)] {
             let bytes = (record * MIB) as f64;
             let modelled = bytes / 1024.0 * 1e9 / (overhead + per_byte * bytes);

@@ -8,19 +8,19 @@
 //!
 //! The rows on a RAM device are limited by software, so virtual time cannot say anything of them.
 
-use forebay_core::{BlockSize, Durability};
+use std::sync::Arc;
+
+use forebay_core::Durability;
 use forebay_device::model::ModelKind;
-use forebay_engine::Settings;
 
 use crate::error::LabResult;
-
-use super::measure::{Config, Context, Job, Measurement, Server};
-use super::published::{Metric, Published, Report, SSD};
 use crate::virtual_time::access::{Shape, Workload};
 use crate::virtual_time::clients::Span;
-use crate::virtual_time::device::VirtualDevice;
 use crate::virtual_time::timing::{Affine, Link, Timing};
 use crate::virtual_time::world::{Plan, World};
+
+use super::measure::{Context, Job, Measurement};
+use super::published::{Config, Report, Server};
 
 const GB: u64 = 1_000_000_000;
 const DISK_BYTES: u64 = 100 * GB / 4096 * 4096;
@@ -33,9 +33,8 @@ const LARGE: f64 = 268.3;
 /// The experiment that holds the SSD's sequential maximum.
 const MAXIMUM: &str = "file/ssd 4x32 512k";
 
-/// Jobs, depth, writeboost, bcache, in MiB/s.
-const ROWS: [(usize, usize, f64, f64); 4] =
-    [(1, 4, 253.4, 71.8), (1, 32, 253.1, 77.9), (4, 4, 260.1, 76.8), (4, 32, 260.2, 101.7)];
+/// Jobs, and the depth of each.
+const LOADS: [(usize, usize); 4] = [(1, 4), (1, 32), (4, 4), (4, 32)];
 
 /// The link that takes these times for 4 KiB and for 512 KiB.
 fn ssd() -> Affine {
@@ -47,53 +46,8 @@ fn ssd() -> Affine {
     Affine { read: write, write, shared: true, sync: 200_000 }
 }
 
-pub(super) fn report() -> Report {
-    let mut published = vec![
-        Published::new("file/ssd 4x32 4k", Metric::MibPerSecond, &[(SSD, SMALL)]),
-        Published::new(MAXIMUM, Metric::MibPerSecond, &[(SSD, LARGE)]),
-    ];
-    for (jobs, depth, writeboost, bcache) in ROWS {
-        let values = [("ssd maximum", LARGE), ("dm-writeboost", writeboost), ("bcache", bcache)];
-        let name = format!("file/{jobs}x{depth}");
-        let mut row = Published::new(name, Metric::MibPerSecond, &values);
-        row.ssd_reference = Some(MAXIMUM);
-        published.push(row);
-    }
-    let ram = [
-        ("ram/raw 1x1 4k", vec![("ram", 413.8)]),
-        ("ram/raw 1x1 512k", vec![("ram", 4709.5)]),
-        ("ram/raw 4x32 4k", vec![("ram", 3187.7)]),
-        ("ram/raw 4x32 512k", vec![("ram", 4827.5)]),
-        ("ram/1x32", vec![("dm-writeboost", 1458.7)]),
-        ("ram/4x32", vec![("dm-writeboost", 370.7)]),
-        ("ram/4x32 four flushers", vec![("dm-writeboost", 434.2)]),
-    ];
-    for (name, values) in ram {
-        let mut row = Published::new(name, Metric::MibPerSecond, &values);
-        row.note = Some("real time only".into());
-        published.push(row);
-    }
-    Report {
-        number: "003",
-        title: "dm-writeboost and bcache, random writes",
-        published,
-        goal,
-        cautions: &[
-            "15 s of 260 MB/s never fill the cache, and no flush is ever issued: both of \
-             dm-writeboost's and `flush` durability's best case.",
-            "Shares are of the SSD's sequential maximum, also where 4 KiB are written.",
-            "bcache acknowledged without waiting for its journal, as no flush was issued.",
-        ],
-    }
-}
-
-fn goal(published: &Published, measurement: &Measurement) -> Option<f64> {
-    let deep = published.experiment.ends_with("x32");
-    match measurement.config.as_str() {
-        "forebay/writeback" if published.ssd_reference.is_some() => Some(0.97),
-        "forebay/writeback strict" if deep => Some(0.90),
-        _ => None,
-    }
+pub(super) fn report() -> LabResult<Report> {
+    Report::parse(include_str!("../../../published/003.toml"))
 }
 
 /// What of the SSD's maximum is left if `depth` writes at a time wait for one commit: header, payload,
@@ -117,15 +71,6 @@ fn busy_link_share(blocks: u64) -> f64 {
     blocks as f64 * 4096.0 * 1e9 / time / MIB / LARGE
 }
 
-fn config(name: &'static str, durability: Durability) -> Config {
-    Config {
-        name,
-        system: None,
-        settings: Settings { durability, ..Settings::default() },
-        note: None,
-    }
-}
-
 fn workload(shape: Shape, len: u64, depth: usize) -> Workload {
     Workload { shape, start: 0, span: DISK_BYTES / len * len, len, writes: 100, depth }
 }
@@ -141,7 +86,7 @@ fn raw(context: &Context) -> LabResult<Vec<Measurement>> {
     let affine = || Timing::affine(ssd());
     run(Server::Ssd, affine(), "file/ssd 4x32 4k", 4096, 128)?;
     run(Server::Ssd, affine(), MAXIMUM, 512 << 10, 128)?;
-    for (jobs, depth, ..) in ROWS {
+    for (jobs, depth) in LOADS {
         let name = format!("file/{jobs}x{depth}");
         let disk = Timing::model(ModelKind::Hdd7200, DISK_BYTES);
         run(Server::Hdd, disk, &name, 4096, jobs * depth)?;
@@ -152,16 +97,11 @@ fn raw(context: &Context) -> LabResult<Vec<Measurement>> {
 
 fn cached(context: &Context, config: &Config) -> LabResult<Vec<Measurement>> {
     let mut measurements = Vec::new();
-    for (jobs, depth, ..) in ROWS {
-        let mut world = World::new(Plan {
-            ssd: VirtualDevice::cache(SSD_BYTES, Timing::affine(ssd())),
-            disk: VirtualDevice::origin(DISK_BYTES, Timing::model(ModelKind::Hdd7200, DISK_BYTES)),
-            settings: config.settings.clone(),
-            block: BlockSize::DEFAULT,
-            segment_bytes: None,
-            seed: context.seed,
-            never_full: true,
-        })?;
+    for (jobs, depth) in LOADS {
+        let ssd = (SSD_BYTES, Timing::affine(ssd()));
+        let disk = (DISK_BYTES, Timing::model(ModelKind::Hdd7200, DISK_BYTES));
+        let plan = Plan::new(ssd, disk, config.settings.clone(), context.seed);
+        let mut world = World::new(Plan { never_full: true, ..plan })?;
         let name = format!("file/{jobs}x{depth}");
         let work = workload(Shape::Random, 4096, jobs * depth);
         let found = context.volume(&mut world, &name, 0, work, Span::seconds(SECONDS))?;
@@ -183,14 +123,11 @@ fn cached(context: &Context, config: &Config) -> LabResult<Vec<Measurement>> {
     Ok(measurements)
 }
 
-pub(super) fn jobs() -> Vec<Job> {
-    vec![
-        Job::new("003", "bare models", 1.0, raw),
-        Job::new("003", "writeback", 6.0, |context| {
-            cached(context, &config("forebay/writeback", Durability::Flush))
-        }),
-        Job::new("003", "writeback strict", 6.0, |context| {
-            cached(context, &config("forebay/writeback strict", Durability::Strict))
-        }),
-    ]
+pub(super) fn jobs(report: &Arc<Report>) -> Vec<Job> {
+    let mut jobs = vec![Job::new("003", "bare models", 1.0, raw)];
+    for config in report.configs.clone() {
+        let name = config.name.trim_start_matches("forebay/").to_owned();
+        jobs.push(Job::new("003", name, 6.0, move |context| cached(context, &config)));
+    }
+    jobs
 }

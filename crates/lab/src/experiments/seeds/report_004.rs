@@ -8,40 +8,26 @@
 //! as the origin. Acknowledged data is as volatile as in the report. The SSD is the SATA model (a
 //! Vertex 2 is not described well enough to calibrate it), the RAM device a link of 8 GB/s.
 
-use std::time::Duration;
+use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use forebay_core::BlockSize;
 use forebay_device::model::ModelKind;
-use forebay_engine::Settings;
 
 use crate::error::LabResult;
-
-use super::measure::{Config, Context, Job, Measurement, Server};
-use super::published::{Metric, Published, Report};
 use crate::virtual_time::access::{Shape, Workload};
 use crate::virtual_time::clients::Span;
-use crate::virtual_time::device::VirtualDevice;
 use crate::virtual_time::timing::{Affine, Link, Timing};
 use crate::virtual_time::world::{Plan, World};
+
+use super::measure::{Context, Job, Measurement};
+use super::published::{Config, Metric, Published, Report, Server};
 
 const SSD_BYTES: u64 = 40_000_000_000 / 4096 * 4096;
 const SMALL_RANGE: u64 = 2_000_000 * 512;
 const RAM_BYTES: u64 = 1 << 30;
-const SIZES: [u64; 12] = [
-    512,
-    1 << 10,
-    2 << 10,
-    4 << 10,
-    8 << 10,
-    16 << 10,
-    32 << 10,
-    64 << 10,
-    128 << 10,
-    256 << 10,
-    512 << 10,
-    1 << 20,
-];
 const DEPTHS: [usize; 2] = [1, 32];
+/// Of the configurations, in their order.
 const BLOCKS: [u64; 2] = [4 << 10, 16 << 10];
 /// The report took 300 s for each of 96 cells, twice; a cache of 1 GB is full after four.
 const WARM_UP: f64 = 4.25;
@@ -61,8 +47,8 @@ impl Cell {
         for whole in [true, false] {
             for depth in DEPTHS {
                 for random in [true, false] {
-                    let cell = |size: &u64| Cell { whole, random, size: *size, depth };
-                    all.extend(SIZES.iter().map(cell));
+                    let cell = |shift: u32| Cell { whole, random, size: 512 << shift, depth };
+                    all.extend((0..12).map(cell));
                 }
             }
         }
@@ -98,42 +84,21 @@ impl Cell {
     }
 }
 
-pub(super) fn report() -> Report {
-    let published = Cell::all().into_iter().map(|cell| {
-        let mut row = Published::new(cell.name(), Metric::MbPerSecond, &[]);
-        row.note = cell.claim().map(str::to_owned);
-        row
-    });
-    Report {
-        number: "004",
-        title: "FancyCache, deferred writes, Iometer",
-        published: published.collect(),
-        goal: |_, _| None,
-        cautions: &[
-            "No RAM tier yet: a RAM device is the cache device. The rows are marked.",
-            "The report has figures without numbers; its claims are in the notes.",
-            "The SSD is the SATA model, which knows no garbage collection and no pages that must \
-             be read to write 512 B: small requests look better on it than they were.",
-            "5.25 of the 300 s are simulated, 1 of them measured.",
-        ],
-    }
+pub(super) fn report() -> LabResult<Report> {
+    let mut report = Report::parse(include_str!("../../../published/004.toml"))?;
+    report.rows.extend(Cell::all().iter().map(|cell| Published {
+        experiment: cell.name(),
+        metric: Metric::MbPerS,
+        ssd_reference: None,
+        note: cell.claim().map(str::to_owned),
+        values: BTreeMap::new(),
+    }));
+    Ok(report)
 }
 
 fn ram() -> Timing {
     let link = Link { overhead: 200.0, per_byte: 0.125, latency: 500.0 };
     Timing::affine(Affine { read: link, write: link, shared: true, sync: 0 })
-}
-
-fn config(block: u64) -> Config {
-    let mut settings = Settings { sequential_cutoff: 0, ..Settings::default() };
-    // What is older than ten seconds is written back.
-    settings.dirty_age = Duration::from_secs(10);
-    let name = match block {
-        4096 => "forebay/writeback 4k ram device",
-        _ => "forebay/writeback 16k ram device",
-    };
-    let note = Some("No RAM tier yet: the cache device is a RAM device of 1 GiB.");
-    Config { name, system: None, settings, note }
 }
 
 fn span() -> Span {
@@ -149,29 +114,23 @@ fn raw(context: &Context) -> LabResult<Vec<Measurement>> {
     Cell::all().iter().map(run).collect()
 }
 
-fn cached(context: &Context, block: u64, cell: &Cell) -> LabResult<Measurement> {
-    let config = config(block);
-    let mut world = World::new(Plan {
-        ssd: VirtualDevice::cache(RAM_BYTES, ram()),
-        disk: VirtualDevice::origin(SSD_BYTES, Timing::model(ModelKind::SataSsd, SSD_BYTES)),
-        settings: config.settings.clone(),
-        block: BlockSize::new(block).unwrap_or(BlockSize::DEFAULT),
-        segment_bytes: None,
-        seed: context.seed,
-        never_full: false,
-    })?;
+fn cached(context: &Context, block: u64, config: &Config, cell: &Cell) -> LabResult<Measurement> {
+    let disk = (SSD_BYTES, Timing::model(ModelKind::SataSsd, SSD_BYTES));
+    let plan = Plan::new((RAM_BYTES, ram()), disk, config.settings.clone(), context.seed);
+    let block = BlockSize::new(block).unwrap_or(BlockSize::DEFAULT);
+    let mut world = World::new(Plan { block, ..plan })?;
     let found = context.volume(&mut world, &cell.name(), 0, cell.workload(), span())?;
-    Ok(Measurement::of_volume(&config, cell.name(), vec![found]))
+    Ok(Measurement::of_volume(config, cell.name(), vec![found]))
 }
 
-pub(super) fn jobs() -> Vec<Job> {
+pub(super) fn jobs(report: &Arc<Report>) -> Vec<Job> {
     let mut jobs = vec![Job::new("004", "bare models", 3.0, raw)];
-    for block in BLOCKS {
+    for (block, config) in BLOCKS.into_iter().zip(&report.configs) {
         for (number, cells) in Cell::all().chunks(12).enumerate() {
-            let cells = cells.to_vec();
+            let (cells, config) = (cells.to_vec(), config.clone());
             let name = format!("{}K blocks, batch {number}", block >> 10);
             jobs.push(Job::new("004", name, 20.0, move |context| {
-                cells.iter().map(|cell| cached(context, block, cell)).collect()
+                cells.iter().map(|cell| cached(context, block, &config, cell)).collect()
             }));
         }
     }

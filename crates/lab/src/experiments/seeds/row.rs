@@ -4,8 +4,8 @@ use crate::report::rows::{Baseline, Goal, Number, Row};
 use crate::statistics::{deviation, mean};
 use crate::virtual_time::tally::Found;
 
-use super::measure::{Measurement, Server};
-use super::published::{Metric, Published, Report};
+use super::measure::Measurement;
+use super::published::{Metric, Published, Report, Server, Value};
 
 /// Baselines of models may be off by so much.
 const TOLERANCE: f64 = 0.03;
@@ -15,7 +15,7 @@ const TOLERANCE: f64 = 0.03;
 /// `details`: with what is too large for a table.
 pub(crate) fn rows(report: &Report, measurements: &[Measurement], details: bool) -> Vec<Row> {
     let mut rows = Vec::new();
-    for published in &report.published {
+    for published in &report.rows {
         let here = measurements.iter().filter(|m| m.experiment == published.experiment);
         let here: Vec<&Measurement> = here.collect();
         let baseline = |server: Server| {
@@ -27,7 +27,7 @@ pub(crate) fn rows(report: &Report, measurements: &[Measurement], details: bool)
         };
         let bases = (baseline(Server::Hdd), baseline(Server::Ssd));
         rows.extend(here.iter().map(|m| row(report, published, m, bases, details)));
-        if here.is_empty() || published.only_published {
+        if here.is_empty() {
             rows.push(bare(report, published));
         }
     }
@@ -40,16 +40,17 @@ fn values(measurement: &Measurement, metric: Metric) -> Vec<f64> {
 
 /// What all rows of an experiment have in common, and all of one that is not run.
 fn bare(report: &Report, published: &Published) -> Row {
-    let numbers = |values: &[(&'static str, f64)]| {
-        values.iter().map(|(system, value)| ((*system).to_owned(), Number(*value))).collect()
+    let numbers = |of: fn(Value) -> Option<f64>| {
+        let values = published.values.iter();
+        values.filter_map(|(system, value)| Some((system.clone(), Number(of(*value)?)))).collect()
     };
     Row {
-        report: report.number.into(),
+        report: report.text.number.clone(),
         experiment: published.experiment.clone(),
         config: "published only".into(),
         metric: published.metric.name().into(),
-        published: numbers(&published.values),
-        published_sd: numbers(&published.deviations),
+        published: numbers(|value| Some(value.mean())),
+        published_sd: numbers(Value::deviation),
         published_share: published.best_share().map(|(_, share)| Number(share)),
         published_system: published.best_share().map(|(system, _)| system.to_owned()),
         note: published.note.clone(),
@@ -72,14 +73,15 @@ fn row(
         all.add(found);
     }
     let forebay = measurement.server == Server::Forebay;
-    let system = measurement.system.filter(|system| published.share_of(system).is_some());
+    let system = measurement.system.as_deref();
+    let system = system.filter(|system| published.share_of(system).is_some());
     let compared = match system {
         Some(system) => published.share_of(system).map(|share| (system, share)),
         None => published.best_share(),
     };
     let compared = compared.filter(|_| forebay);
     let share = ssd.filter(|_| forebay).map(|ssd| value / ssd);
-    let goal = (report.goal)(published, measurement).zip(share).map(|(at_least, share)| {
+    let goal = report.goal(published, &measurement.config).zip(share).map(|(at_least, share)| {
         let met = if metric.less_is_better() { share <= at_least } else { share >= at_least };
         Goal { at_least: Number(at_least), met }
     });
@@ -92,8 +94,8 @@ fn row(
         }
     });
     let latencies = match metric {
-        Metric::ReadMeanMs | Metric::ReadMibPerSecond => all.reads.latencies.clone(),
-        Metric::WriteMeanMs | Metric::WriteMibPerSecond => all.writes.latencies.clone(),
+        Metric::ReadMeanMs | Metric::ReadMibPerS => all.reads.latencies.clone(),
+        Metric::WriteMeanMs | Metric::WriteMibPerS => all.writes.latencies.clone(),
         _ => all.latencies(),
     };
     let notes = [measurement.note.clone(), published.note.clone()];

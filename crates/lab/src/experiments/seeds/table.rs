@@ -52,8 +52,8 @@ fn goal(row: &Row) -> String {
 
 /// A report's rows: what was published over each group, then ours.
 pub(crate) fn print(report: &Report, rows: &[Row]) {
-    println!("\n{} {}", report.number, report.title);
-    for caution in report.cautions {
+    println!("\n{} {}", report.text.number, report.text.title);
+    for caution in &report.text.cautions {
         println!("  - {caution}");
     }
     let mut notes: Vec<String> = Vec::new();

@@ -11,7 +11,6 @@
 
 use std::time::Duration;
 
-use forebay_core::BlockSize;
 use forebay_device::model::ModelKind;
 use forebay_engine::Settings;
 use serde::Serialize;
@@ -20,7 +19,6 @@ use crate::error::{LabResult, other};
 use crate::output::Goal;
 use crate::virtual_time::access::Access;
 use crate::virtual_time::clients::Server;
-use crate::virtual_time::device::VirtualDevice;
 use crate::virtual_time::timing::Timing;
 use crate::virtual_time::world::{Plan, World};
 
@@ -147,15 +145,12 @@ pub(super) fn measure(cell: &Cell, seed: u64) -> LabResult<Row> {
     let cached = if cell.neighbours { range } else { 0 } + cell.blocks * BLOCK;
     // Room for headers, tables, and segments that are kept free.
     let ssd = (cached / 4 * 5 + (1 << 30)).next_multiple_of(4 << 20);
-    let mut world = World::new(Plan {
-        ssd: VirtualDevice::cache(ssd, Timing::model(ModelKind::SataSsd, ssd)),
-        disk: VirtualDevice::origin(DISK, Timing::model(ModelKind::Hdd7200, DISK)),
-        settings: settings(),
-        block: BlockSize::DEFAULT,
-        segment_bytes: None,
+    let mut world = World::new(Plan::new(
+        (ssd, Timing::model(ModelKind::SataSsd, ssd)),
+        (DISK, Timing::model(ModelKind::Hdd7200, DISK)),
+        settings(),
         seed,
-        never_full: false,
-    })?;
+    ))?;
     if cell.neighbours {
         world.prefetch(0..range)?;
     }

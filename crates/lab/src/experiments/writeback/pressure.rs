@@ -5,7 +5,6 @@
 //! are in a second, so each client waits; what matters is that all wait about equally long, and nobody
 //! for a whole segment to be emptied.
 
-use forebay_core::BlockSize;
 use forebay_device::model::ModelKind;
 use forebay_engine::Settings;
 use serde::Serialize;
@@ -16,7 +15,6 @@ use crate::virtual_time::access::{Shape, Workload, Zipf};
 use crate::virtual_time::clients::{Span, run};
 use crate::virtual_time::cpu::Cpu;
 use crate::virtual_time::cpu::CpuCosts;
-use crate::virtual_time::device::VirtualDevice;
 use crate::virtual_time::timing::Timing;
 use crate::virtual_time::world::{Plan, World};
 
@@ -102,15 +100,12 @@ impl Row {
 
 /// One row.
 pub(super) fn measure(job: &Job, costs: CpuCosts, seconds: f64, seed: u64) -> LabResult<Row> {
-    let mut world = World::new(Plan {
-        ssd: VirtualDevice::cache(job.ssd, Timing::model(ModelKind::SataSsd, job.ssd)),
-        disk: VirtualDevice::origin(DISK, Timing::model(ModelKind::Hdd7200, DISK)),
-        settings: Settings { sequential_cutoff: 0, ..Settings::default() },
-        block: BlockSize::DEFAULT,
-        segment_bytes: None,
+    let mut world = World::new(Plan::new(
+        (job.ssd, Timing::model(ModelKind::SataSsd, job.ssd)),
+        (DISK, Timing::model(ModelKind::Hdd7200, DISK)),
+        Settings { sequential_cutoff: 0, ..Settings::default() },
         seed,
-        never_full: false,
-    })?;
+    ))?;
     let shape =
         if job.zipf { Shape::Zipf(Zipf::new((job.range / BLOCK) as u32)) } else { Shape::Random };
     let load = Workload {

@@ -1,7 +1,6 @@
 //! An experiment of real time in virtual time: the same sizes, settings and models of devices, so
 //! that one can be held against the other.
 
-use forebay_core::BlockSize;
 use forebay_engine::Settings;
 
 use super::experiment::{Addresses, Configuration, DeviceKind, Experiment, Preparation};
@@ -10,7 +9,6 @@ use crate::error::{LabResult, other};
 use crate::virtual_time::access::{Shape, Workload, Zipf};
 use crate::virtual_time::clients::{Span, run};
 use crate::virtual_time::cpu::{Cpu, CpuCosts};
-use crate::virtual_time::device::VirtualDevice;
 use crate::virtual_time::timing::Timing;
 use crate::virtual_time::world::{Plan, World};
 
@@ -43,15 +41,12 @@ pub(crate) fn measure(
         _ => (experiment.origin, experiment.origin_bytes),
     };
     let cache_bytes = if configuration.cached() { experiment.cache_bytes } else { UNUSED_CACHE };
-    let mut world = World::new(Plan {
-        ssd: VirtualDevice::cache(cache_bytes, timing(experiment.cache, cache_bytes)?),
-        disk: VirtualDevice::origin(origin_bytes, timing(origin, origin_bytes)?),
-        settings: Settings { mode, durability, sequential_cutoff: 0, ..Settings::default() },
-        block: BlockSize::DEFAULT,
-        segment_bytes: None,
+    let mut world = World::new(Plan::new(
+        (cache_bytes, timing(experiment.cache, cache_bytes)?),
+        (origin_bytes, timing(origin, origin_bytes)?),
+        Settings { mode, durability, sequential_cutoff: 0, ..Settings::default() },
         seed,
-        never_full: false,
-    })?;
+    ))?;
     let Preparation { write, bytes, block, depth } = experiment.preparation;
     let preparation = Workload {
         shape: Shape::Sequential,
