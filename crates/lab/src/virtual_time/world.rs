@@ -104,19 +104,16 @@ impl Plan {
 
 /// See the module.
 pub(crate) struct World {
-    clock: Arc<VirtualClock>,
-    lane: Rc<Lane>,
+    machine: Machine,
     engine: Rc<EngineLane>,
     target: Rc<LaneVolume>,
-    ssd: Arc<VirtualDevice>,
-    disk: Arc<VirtualDevice>,
     sink: Rc<Sink>,
     as_sink: Rc<dyn CompletionSink>,
     scratch: Vec<u8>,
     block: u64,
 }
 
-/// The parts that wait for futures, before there is an engine and after.
+/// Clock, lane and devices: what moves, before there is an engine and after.
 struct Machine {
     clock: Arc<VirtualClock>,
     lane: Rc<Lane>,
@@ -125,16 +122,17 @@ struct Machine {
 }
 
 impl Machine {
+    #[inline]
     fn next_event(&self) -> Option<Nanos> {
         let devices = [self.ssd.next_event(), self.disk.next_event(), self.lane.next_deadline()];
         devices.into_iter().flatten().min()
     }
 
+    #[inline]
     fn advance(&self, to: Nanos) {
-        self.clock.0.fetch_max(to.0, Ordering::Relaxed);
-        let now = self.clock.now();
-        self.ssd.drive(now);
-        self.disk.drive(now);
+        self.clock.0.store(to.0, Ordering::Relaxed);
+        self.ssd.drive(to);
+        self.disk.drive(to);
     }
 
     fn block_on<T: 'static>(
@@ -210,12 +208,11 @@ impl World {
         if never_full {
             machine.ssd.stop_keeping();
         }
-        let Machine { clock, lane, ssd, disk } = machine;
         let sink = Rc::<Sink>::default();
         let mut scratch = vec![0; block.as_usize()];
         fill_payload(&mut scratch);
         let (as_sink, block) = (sink.clone() as Rc<dyn CompletionSink>, block.bytes());
-        Ok(World { clock, lane, engine, target, ssd, disk, sink, as_sink, scratch, block })
+        Ok(World { machine, engine, target, sink, as_sink, scratch, block })
     }
 
     /// Brings a range into the cache, as it is on the disk.
@@ -232,7 +229,7 @@ impl World {
             let len = STEP.min(range.end - at);
             self.plain(Op::Prefetch, at, len)?;
             at += len;
-            while let Some(next) = self.ssd.next_event() {
+            while let Some(next) = self.machine.ssd.next_event() {
                 self.advance(next.max(self.now()));
                 self.settle(&mut Vec::new())?;
             }
@@ -249,41 +246,20 @@ impl World {
     pub(crate) fn drain(&mut self) -> LabResult<Duration> {
         let started = self.now();
         let engine = self.engine.clone();
-        self.block_on("a drain", async move { engine.drain(VOLUME, |_| ()).await })??;
+        let draining = async move { engine.drain(VOLUME, |_| ()).await };
+        self.machine.block_on("a drain", draining)??;
+        self.check()?;
         Ok(self.now().since(started))
-    }
-
-    fn block_on<T: 'static>(
-        &mut self,
-        what: &str,
-        future: impl Future<Output = T> + 'static,
-    ) -> LabResult<T> {
-        let result = Rc::new(RefCell::new(None));
-        let inner = result.clone();
-        self.lane.spawn(async move {
-            let output = future.await;
-            *inner.borrow_mut() = Some(output);
-        });
-        let started = self.now();
-        loop {
-            self.settle(&mut Vec::new())?;
-            if let Some(output) = result.borrow_mut().take() {
-                return Ok(output);
-            }
-            let next = self.next_event().filter(|next| next.0 - started.0 < PATIENCE);
-            let next = next.ok_or_else(|| other(format!("{what}: nothing more happens")))?;
-            self.advance(next.max(self.now()));
-        }
     }
 
     /// The most operations that were under way together on the disk since this was last asked.
     pub(crate) fn most_on_disk(&self) -> usize {
-        self.disk.most_in_flight()
+        self.machine.disk.most_in_flight()
     }
 
     /// Writes and syncs that the disk has served.
     pub(crate) fn disk_operations(&self) -> (u64, u64) {
-        let counters = self.disk.counters();
+        let counters = self.machine.disk.counters();
         (counters.writes, counters.syncs)
     }
 
@@ -319,7 +295,7 @@ impl World {
     /// From now on the cache device takes as long as `timing` says.
     pub(crate) fn replace_ssd(&mut self, timing: Timing) -> LabResult<()> {
         self.rest()?;
-        if self.ssd.replace_timing(timing) {
+        if self.machine.ssd.replace_timing(timing) {
             return Ok(());
         }
         Err(other("the cache device is busy although nobody asks for anything"))
@@ -328,7 +304,7 @@ impl World {
     /// From now on both devices take as long as these say.
     pub(crate) fn replace_devices(&mut self, ssd: Timing, disk: Timing) -> LabResult<()> {
         self.replace_ssd(ssd)?;
-        if self.disk.replace_timing(disk) {
+        if self.machine.disk.replace_timing(disk) {
             return Ok(());
         }
         Err(other("the disk is busy although nobody asks for anything"))
@@ -337,7 +313,8 @@ impl World {
     /// Makes all durable, and waits until both devices have nothing to do.
     fn rest(&mut self) -> LabResult<()> {
         self.plain(Op::Flush, 0, 0)?;
-        let busy = |world: &World| [world.ssd.next_event(), world.disk.next_event()];
+        let busy =
+            |world: &World| [world.machine.ssd.next_event(), world.machine.disk.next_event()];
         let started = self.now();
         while let Some(next) = busy(self).into_iter().flatten().min() {
             if next.0 - started.0 > REST {
@@ -382,7 +359,7 @@ impl World {
 
 impl Server for World {
     fn now(&self) -> Nanos {
-        self.clock.now()
+        self.machine.clock.now()
     }
 
     #[inline]
@@ -406,7 +383,7 @@ impl Server for World {
     #[inline]
     fn settle(&mut self, ended: &mut Vec<u32>) -> LabResult<()> {
         let mut rounds = 0;
-        while self.lane.run_ready() {
+        while self.machine.lane.run_ready() {
             rounds += 1;
             if rounds > CIRCLES {
                 return Err(other("the engine runs in circles and time does not pass"));
@@ -418,20 +395,17 @@ impl Server for World {
 
     #[inline]
     fn next_event(&self) -> Option<Nanos> {
-        let devices = [self.ssd.next_event(), self.disk.next_event(), self.lane.next_deadline()];
-        devices.into_iter().flatten().min()
+        self.machine.next_event()
     }
 
     #[inline]
     fn advance(&mut self, to: Nanos) {
-        self.clock.0.store(to.0, Ordering::Relaxed);
-        self.ssd.drive(to);
-        self.disk.drive(to);
+        self.machine.advance(to);
     }
 
     fn gauges(&self) -> Gauges {
         let totals = self.target.volume().stats.totals();
-        let (ssd, disk) = (self.ssd.counters(), self.disk.counters());
+        let (ssd, disk) = (self.machine.ssd.counters(), self.machine.disk.counters());
         Gauges {
             hits: totals.read_hits + totals.write_hits,
             misses: totals.read_partial + totals.read_misses + totals.write_misses,
@@ -450,7 +424,7 @@ impl Server for World {
 impl Drop for World {
     fn drop(&mut self) {
         // Tasks refer to their lane, so they would keep each other alive.
-        self.lane.abandon();
+        self.machine.lane.abandon();
     }
 }
 
