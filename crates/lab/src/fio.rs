@@ -7,14 +7,14 @@ use std::io::Read;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::process::Signal;
 use serde::Serialize;
 use serde_json::Value;
 
 use crate::error::{LabResult, other};
-use crate::interrupt::{Interrupt, STEP};
+use crate::process::{LOOK, Stop, end};
 
 /// How long fio may take to end when it is asked to.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -54,12 +54,8 @@ impl Fio<'_> {
     ///
     /// # Errors
     /// fio is missing or fails, with its own words; `Interrupted`, and fio has ended.
-    pub(crate) fn run(
-        &self,
-        interrupt: &Interrupt,
-        progress: &dyn Fn(f64),
-    ) -> LabResult<Vec<Measured>> {
-        interrupt.check()?;
+    pub(crate) fn run(&self, stop: &Stop, progress: &dyn Fn(f64)) -> LabResult<Vec<Measured>> {
+        stop.check()?;
         let results = self.folder.join("results.json");
         let words = self.folder.join("words");
         let mut command = Command::new("fio");
@@ -76,7 +72,7 @@ impl Fio<'_> {
             other(format!("fio cannot be started ({error}); install it with 'apt-get install fio'"))
         })?;
         let mut running = Running(Some(child));
-        let status = running.wait(interrupt, progress)?;
+        let status = running.wait(stop, progress)?;
         let text = std::fs::read_to_string(&results).unwrap_or_default();
         if !status.success() {
             let said = std::fs::read_to_string(&words).unwrap_or_default();
@@ -99,11 +95,7 @@ fn complaint(said: &str) -> &str {
 struct Running(Option<Child>);
 
 impl Running {
-    fn wait(
-        &mut self,
-        interrupt: &Interrupt,
-        progress: &dyn Fn(f64),
-    ) -> LabResult<std::process::ExitStatus> {
+    fn wait(&mut self, stop: &Stop, progress: &dyn Fn(f64)) -> LabResult<std::process::ExitStatus> {
         let Some(child) = &mut self.0 else { return Err(other("fio is not there")) };
         let output = child.stdout.take();
         let (tell, hear) = std::sync::mpsc::channel();
@@ -125,33 +117,17 @@ impl Running {
                     Ok(None) => (),
                     Err(error) => break Err(error.into()),
                 }
-                if let Err(interrupted) = interrupt.check() {
+                if let Err(interrupted) = stop.check() {
                     break Err(interrupted);
                 }
-                std::thread::sleep(STEP);
+                std::thread::sleep(LOOK);
             };
             if ended.is_err() {
-                end(child);
+                let _ = end(child, Signal::INT, PATIENCE);
             }
             ended
         })
     }
-}
-
-/// Ends fio and the processes that it has made.
-fn end(child: &mut Child) {
-    let Some(group) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) else { return };
-    let asked = Instant::now();
-    let _ = kill_process_group(group, Signal::INT);
-    while asked.elapsed() < PATIENCE {
-        if !matches!(child.try_wait(), Ok(None)) {
-            break;
-        }
-        std::thread::sleep(STEP);
-    }
-    // Also those that have outlived their parent.
-    let _ = kill_process_group(group, Signal::KILL);
-    let _ = child.wait();
 }
 
 impl Drop for Running {
@@ -159,7 +135,7 @@ impl Drop for Running {
         if let Some(mut child) = self.0.take()
             && matches!(child.try_wait(), Ok(None))
         {
-            end(&mut child);
+            let _ = end(&mut child, Signal::INT, PATIENCE);
         }
     }
 }
@@ -190,12 +166,16 @@ impl Eta {
     }
 }
 
-/// The results in fio's own JSON, directions without I/O left out.
-fn parse(text: &str) -> Option<Vec<Measured>> {
-    // fio says something else first when it has warnings.
+/// The jobs in fio's own JSON. Notes for people may stand before it.
+pub(crate) fn jobs(text: &str) -> Option<Vec<Value>> {
     let json: Value = serde_json::from_str(text.get(text.find('{')?..)?).ok()?;
+    Some(json.get("jobs")?.as_array()?.clone())
+}
+
+/// The results of each job, directions without I/O left out.
+fn parse(text: &str) -> Option<Vec<Measured>> {
     let mut all = Vec::new();
-    for job in json.get("jobs")?.as_array()? {
+    for job in jobs(text)? {
         for direction in ["read", "write"] {
             let part = job.get(direction)?;
             let number = |path: &str| part.pointer(path).and_then(Value::as_f64);

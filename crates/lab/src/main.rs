@@ -6,7 +6,7 @@
 //! - `virtual_time`: modelled devices and a clock that jumps; `experiments`: what is run there
 //! - `real`: fio on real devices and on modelled ones
 //! - `report`: pages of results
-//! - `fio`, `interrupt`: fio as a child, and how it ends when somebody wants that
+//! - `process`, `fio`: programs as children, and how they end when somebody wants that; `nbd`: a client
 //! - `statistics`, `output`, `progress`: medians and intervals; tables, JSON, bars
 #![forbid(unsafe_code)]
 #![allow(
@@ -18,8 +18,9 @@ mod bench;
 mod error;
 mod experiments;
 mod fio;
-mod interrupt;
+mod nbd;
 mod output;
+mod process;
 mod progress;
 mod real;
 mod report;
@@ -32,7 +33,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 use forebay_core::text::{one_line, usage_line};
 use forebay_trace as trace;
 
-use bench::{amplification, engine, memory, nbd, recovery};
+use bench::{amplification, engine, memory, recovery};
 use experiments::{curve, policies, replay, seeds, writeback};
 use real::{peers, run};
 
@@ -56,9 +57,9 @@ enum Command {
     /// The engine on RAM devices, as a share of copying memory
     Engine(engine::Args),
     /// The NBD front end against qemu-storage-daemon and nbdkit
-    Nbd(nbd::Args),
+    Nbd(bench::nbd::Args),
     /// Serve one cached volume in RAM over NBD until killed
-    NbdServer(nbd::server::Args),
+    NbdServer(bench::nbd::server::Args),
     /// Other caches on real devices, side by side with this one
     Peers(peers::Args),
     /// Bytes written to the cache device per byte of user data
@@ -92,8 +93,8 @@ fn main() -> ExitCode {
     let json = args.json;
     let result = match args.command {
         Command::Engine(args) => engine::run(&args, json),
-        Command::Nbd(args) => nbd::run(&args, json),
-        Command::NbdServer(args) => nbd::server::run(&args),
+        Command::Nbd(args) => bench::nbd::run(&args, json),
+        Command::NbdServer(args) => bench::nbd::server::run(&args),
         Command::Peers(args) => peers::run(&args, json),
         Command::Amplification(args) => amplification::run(&args, json),
         Command::Memory(args) => memory::run(&args, json),

@@ -8,7 +8,7 @@
 //! - `trial`: one system in one mode, from set-up to tear-down; `undo`: what is taken back
 //! - `experiments`, `fio`: the load; `verify`, `blocks`: the data
 //! - `counters`, `results`: what it took, and what came out
-//! - `dm`, `host`: device-mapper, commands and the kernel's files
+//! - `dm`, `host`: device-mapper, and the kernel's files
 
 mod bcache;
 mod blocks;
@@ -38,9 +38,9 @@ use forebay_core::parse_size;
 
 use crate::error::{LabError, LabResult, other, usage};
 use crate::output::print_json;
+use crate::process::{Stop, find_program};
 use crate::progress::Progress;
 use disk::{Disk, check_separate};
-use host::{Stop, find_program};
 use results::{Outcome, Report, Trial};
 use system::{Ground, System};
 use trial::Plan;

@@ -20,8 +20,8 @@ use serde::Serialize;
 
 use crate::error::{LabError, LabResult};
 use crate::fio::Fio;
-use crate::interrupt::Interrupt;
 use crate::output::print_json;
+use crate::process::Stop;
 use crate::progress::Progress;
 use book::{Jobs, Scale};
 use table::{Row, Rows};
@@ -73,7 +73,7 @@ struct Report {
 
 pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
     let jobs = Jobs::find(&args.jobs)?;
-    let interrupt = Interrupt::listen()?;
+    let stop = Stop::on_signals()?;
     let target = Target::find(&args.device, &args.engine)?;
     let scale = scale(args, &jobs, &target)?;
     if jobs.writes() {
@@ -104,7 +104,7 @@ pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
                 read_only: !jobs.writes(),
             };
             let measured =
-                fio.run(&interrupt, &|share| progress.reach(((before + share) * STEPS) as u64))?;
+                fio.run(&stop, &|share| progress.reach(((before + share) * STEPS) as u64))?;
             progress.reach(((before + 1.0) * STEPS) as u64);
             rows.add(&variant.label, measured);
         }

@@ -19,8 +19,8 @@ use serde::Serialize;
 
 use crate::error::{LabError, LabResult};
 use crate::fio::Measured;
-use crate::interrupt::Interrupt;
 use crate::output::{Goal, Table, print_json};
+use crate::process::Stop;
 use crate::progress::Progress;
 use crate::real::run::table::latency;
 use crate::virtual_time::cpu::CpuCosts;
@@ -92,7 +92,7 @@ pub(crate) fn run(
         let known = KNOWN.join(", ");
         return Err(LabError::Usage(format!("--only {wrong}: with --real, choose from {known}")));
     }
-    let interrupt = Interrupt::listen()?;
+    let stop = Stop::on_signals()?;
     let wanted = |name: &str| only.is_empty() || only.iter().any(|only| only == name);
     let mut all: Vec<(Experiment, &'static [Configuration])> = Vec::new();
     for (experiment, configurations) in experiment::scaled_down() {
@@ -116,11 +116,11 @@ pub(crate) fn run(
     };
     for (experiment, configurations) in &all {
         for configuration in *configurations {
-            interrupt.check()?;
+            stop.check()?;
             let name =
                 format!("{}/{} {}", experiment.report, experiment.name, configuration.name());
             progress.label(name);
-            let row = nbd::measure(experiment, *configuration, &interrupt)?;
+            let row = nbd::measure(experiment, *configuration, &stop)?;
             if !experiment.on_ram() {
                 let found = agreement::of(&row, experiment, *configuration, costs, seed)?;
                 report.agreement.push(found);
@@ -130,7 +130,7 @@ pub(crate) fn run(
         }
     }
     if wanted("ram") {
-        report.in_process = in_process::measure(time, &interrupt, &progress)?;
+        report.in_process = in_process::measure(time, &stop, &progress)?;
         report.four_jobs_over_nbd = four_jobs(&report.rows);
     }
     drop(progress);

@@ -10,23 +10,8 @@ use crate::bench::measure::{Sample, Stopwatch};
 use crate::bench::pattern::Step;
 use crate::bench::rig::BLOCK;
 use crate::error::{LabResult, other};
+use crate::nbd::{self, FLUSH, READ, REPLY_BYTES, REQUEST_BYTES, WRITE, check_reply, header};
 
-// Numbers of the protocol.
-const GREETING: u64 = 0x4e42_444d_4147_4943;
-const OPTION: u64 = 0x4948_4156_454f_5054;
-const OPTION_REPLY: u64 = 0x0003_e889_0455_65a9;
-const REQUEST: u32 = 0x2560_9513;
-const REPLY: u32 = 0x6744_6698;
-const OPTION_GO: u32 = 7;
-const ACK: u32 = 1;
-const FIXED_NEW_STYLE: u32 = 1;
-const NO_ZEROES: u32 = 2;
-const READ: u16 = 0;
-const WRITE: u16 = 1;
-const FLUSH: u16 = 3;
-
-const REQUEST_BYTES: usize = 28;
-const REPLY_BYTES: usize = 16;
 const INBOX: usize = 512 << 10;
 
 /// How long a server may think about a request.
@@ -49,18 +34,6 @@ pub(crate) struct Client {
     at: usize,
 }
 
-fn read_u32(stream: &mut UnixStream) -> LabResult<u32> {
-    let mut bytes = [0; 4];
-    stream.read_exact(&mut bytes)?;
-    Ok(u32::from_be_bytes(bytes))
-}
-
-fn read_u64(stream: &mut UnixStream) -> LabResult<u64> {
-    let mut bytes = [0; 8];
-    stream.read_exact(&mut bytes)?;
-    Ok(u64::from_be_bytes(bytes))
-}
-
 impl Client {
     /// Connects, and takes an export.
     pub(crate) fn connect(path: &Path, export: &str) -> LabResult<Self> {
@@ -68,38 +41,9 @@ impl Client {
         // A server that stalls is an error and no reason to wait for ever.
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.set_write_timeout(Some(PATIENCE))?;
-        if read_u64(&mut stream)? != GREETING || read_u64(&mut stream)? != OPTION {
-            return Err(other(format!("{}: this is no NBD server", path.display())));
-        }
-        let mut flags = [0; 2];
-        stream.read_exact(&mut flags)?;
-        let answer = (FIXED_NEW_STYLE | NO_ZEROES) & u32::from(u16::from_be_bytes(flags));
-        let mut go = answer.to_be_bytes().to_vec();
-        go.extend(OPTION.to_be_bytes());
-        go.extend(OPTION_GO.to_be_bytes());
-        go.extend((export.len() as u32 + 6).to_be_bytes());
-        go.extend((export.len() as u32).to_be_bytes());
-        go.extend(export.as_bytes());
-        go.extend(0u16.to_be_bytes());
-        stream.write_all(&go)?;
-        loop {
-            let magic = read_u64(&mut stream)?;
-            let (_, kind, len) =
-                (read_u32(&mut stream)?, read_u32(&mut stream)?, read_u32(&mut stream)?);
-            if magic != OPTION_REPLY || len > 64 << 10 {
-                return Err(other(format!("{}: a strange answer", path.display())));
-            }
-            stream.read_exact(&mut vec![0; len as usize])?;
-            if kind == ACK {
-                return Ok(Client { stream, inbox: vec![0; INBOX], at: 0 });
-            }
-            if kind >> 31 == 1 {
-                return Err(other(format!(
-                    "{}: the export was refused ({kind:#x})",
-                    path.display()
-                )));
-            }
-        }
+        nbd::handshake(&mut stream, export)
+            .map_err(|error| other(format!("{}: {error}", path.display())))?;
+        Ok(Client { stream, inbox: vec![0; INBOX], at: 0 })
     }
 
     /// Writes the first `span` bytes once, in large requests.
@@ -188,48 +132,5 @@ impl Client {
                 return Ok(watch.sample(done));
             }
         }
-    }
-}
-
-fn header(request: &mut [u8], kind: u16, offset: u64, len: u32) {
-    let mut bytes = [0; REQUEST_BYTES];
-    bytes[..4].copy_from_slice(&REQUEST.to_be_bytes());
-    bytes[6..8].copy_from_slice(&kind.to_be_bytes());
-    bytes[8..16].copy_from_slice(&offset.to_be_bytes());
-    bytes[16..24].copy_from_slice(&offset.to_be_bytes());
-    bytes[24..].copy_from_slice(&len.to_be_bytes());
-    if let Some(place) = request.first_chunk_mut() {
-        *place = bytes;
-    }
-}
-
-/// Whether a reply is one, and reports success.
-fn check_reply(reply: &[u8]) -> LabResult<()> {
-    let word = |at: usize| {
-        reply
-            .get(at..at + 4)
-            .map(|bytes| u32::from_be_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
-    };
-    match (word(0), word(4)) {
-        (Some(REPLY), Some(0)) => Ok(()),
-        (Some(REPLY), Some(error)) => Err(other(format!("the server answers with error {error}"))),
-        _ => Err(other("the server answers with something else than a reply")),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn replies_are_told_from_errors_and_noise() {
-        let mut good = [0; REPLY_BYTES];
-        good[..4].copy_from_slice(&REPLY.to_be_bytes());
-        assert!(check_reply(&good).is_ok());
-        let mut bad = good;
-        bad[7] = 5;
-        assert!(check_reply(&bad).is_err());
-        assert!(check_reply(&[0; REPLY_BYTES]).is_err());
-        assert!(check_reply(&good[..6]).is_err());
     }
 }

@@ -3,16 +3,16 @@
 
 use std::cell::RefCell;
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 
 use forebay_core::parse_size;
 use forebay_device::{Device, RamDevice};
-use forebay_engine::LaneContext;
+use forebay_engine::{Cache, LaneContext};
 use forebay_lane::{LaneId, LaneLoop, LaneOptions, LaneThread, MonotonicClock};
 use forebay_nbd::{ConnectionCount, Limits, ListenAddress, ListenError, Listener, Server};
 use forebay_store::StoreOptions;
 
-use crate::bench::rig::{Plan, VOLUME, build, no_writeback};
+use crate::bench::rig::{Plan, VOLUME, build, no_writeback, touch};
 use crate::error::{LabResult, other};
 
 /// What is served.
@@ -28,7 +28,8 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> LabResult<()> {
     let size = parse_size(&args.size).map_err(|error| other(error.to_string()))?;
-    let address = args.listen.parse().map_err(|error: ListenError| other(error.to_string()))?;
+    let address: ListenAddress =
+        args.listen.parse().map_err(|error: ListenError| other(error.to_string()))?;
     let mut settings = no_writeback();
     // The volume is filled from its start to its end, and that must stay in the cache.
     settings.sequential_cutoff = 0;
@@ -39,36 +40,70 @@ pub(crate) fn run(args: &Args) -> LabResult<()> {
         options: StoreOptions::default(),
         touched: true,
     };
+    let (tell, hear) = mpsc::channel();
+    let thread = serve(plan, Vec::new(), address, move |served| {
+        let _ = tell.send(served.map(|served| println!("{}", served.uri)));
+    })?;
+    hear.recv().map_err(|_| other("the server has ended"))??;
+    thread.join()?;
+    Ok(())
+}
+
+/// A volume that is served.
+pub(crate) struct Served {
+    pub(crate) cache: Arc<Cache>,
+    /// Where clients find the volume.
+    pub(crate) uri: String,
+}
+
+/// Starts a lane that makes a cache as planned and serves its volume until it is dropped. `memory` is
+/// written over first, so that the system has given it before any clock runs. The lane says what came
+/// of it.
+pub(crate) fn serve(
+    plan: Plan,
+    memory: Vec<Arc<dyn Device>>,
+    address: ListenAddress,
+    said: impl FnOnce(LabResult<Served>) + Send + 'static,
+) -> LabResult<LaneThread> {
     let setup = move |lane: &LaneLoop| {
         // What is kept until the lane stops.
         let kept: Rc<RefCell<Option<Server>>> = Rc::default();
         let (inner, lane_loop) = (kept.clone(), lane.clone());
         lane.lane().spawn(async move {
-            match serve(&lane_loop, plan, &address).await {
-                Ok(server) => *inner.borrow_mut() = Some(server),
-                Err(error) => {
-                    eprintln!("forebay-lab: {error}");
-                    lane_loop.stop();
+            said(match start(&lane_loop, plan, memory, &address).await {
+                Ok((served, server)) => {
+                    *inner.borrow_mut() = Some(server);
+                    Ok(served)
                 }
-            }
+                Err(error) => Err(error),
+            });
         });
         kept
     };
     let clock = Arc::new(MonotonicClock::new());
-    LaneThread::spawn("lane-0", LaneId(0), clock, LaneOptions::default(), setup)?.join()?;
-    Ok(())
+    Ok(LaneThread::spawn("lane-0", LaneId(0), clock, LaneOptions::default(), setup)?)
 }
 
-async fn serve(lane: &LaneLoop, plan: Plan, address: &ListenAddress) -> LabResult<Server> {
+async fn start(
+    lane: &LaneLoop,
+    plan: Plan,
+    memory: Vec<Arc<dyn Device>>,
+    address: &ListenAddress,
+) -> LabResult<(Served, Server)> {
     let driven = lane.clone();
     let context = LaneContext {
         lane: lane.lane().clone(),
         queues: Rc::new(lane.context()),
         register: Rc::new(move |queue| driven.register(queue)),
     };
+    for device in &memory {
+        touch(&context, device).await?;
+    }
     let engine = build(context, plan).await?;
+    let cache = engine.cache.clone();
     let listener = Listener::bind(address).map_err(|error| other(error.to_string()))?;
-    println!("{}", listener.address().uri(VOLUME));
+    let uri = listener.address().uri(VOLUME);
     let (limits, count) = (Limits::default(), ConnectionCount::default());
-    Ok(Server::serve(lane.lane(), lane.ring(), &[listener], engine, limits, count))
+    let server = Server::serve(lane.lane(), lane.ring(), &[listener], engine, limits, count);
+    Ok((Served { cache, uri }, server))
 }

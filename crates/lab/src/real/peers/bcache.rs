@@ -6,10 +6,11 @@ use std::path::{Path, PathBuf};
 
 use super::disk::Disk;
 use super::dm;
-use super::host::{STEP_LIMIT, Stop, find_program, get, load_module, put, step};
+use super::host::{get, load_module, put};
 use super::system::{Front, Ground, Mode, System, WhyNot};
 use super::undo::Undo;
 use crate::error::{LabResult, other};
+use crate::process::{STEP_LIMIT, Stop, find_program, step};
 
 const REGISTER: &str = "/sys/fs/bcache/register";
 /// Bytes before the data on the origin.

@@ -5,10 +5,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::host::{find_program, get, load_module, step_command};
+use super::host::{get, load_module};
 use super::system::{Ground, WhyNot};
 use super::undo::Undo;
 use crate::error::{LabResult, other};
+use crate::process::{find_program, step_command};
 
 /// The first part of the name of every device that is made here.
 pub(crate) const PREFIX: &str = "forebay-peer-";

@@ -3,10 +3,10 @@
 
 use super::disk::Disk;
 use super::dm;
-use super::host::STEP_LIMIT;
 use super::system::{Front, Ground, Mode, System, WhyNot};
 use super::undo::Undo;
 use crate::error::{LabResult, other};
+use crate::process::STEP_LIMIT;
 
 /// Sectors of a cached block.
 const BLOCK: u64 = 512;

@@ -5,10 +5,10 @@ use std::fs::File;
 use std::process::Command;
 
 use super::dm;
-use super::host::STEP_LIMIT;
 use super::system::{Front, Ground, Mode, System, WhyNot};
 use super::undo::Undo;
 use crate::error::LabResult;
+use crate::process::STEP_LIMIT;
 
 /// The word of the status that counts dirty blocks.
 const DIRTY: usize = 6;

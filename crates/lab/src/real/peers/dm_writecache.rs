@@ -1,10 +1,10 @@
 //! dm-writecache: caches writes on an SSD, never reads; it has no other mode than writeback.
 
 use super::dm;
-use super::host::STEP_LIMIT;
 use super::system::{Front, Ground, Mode, System, WhyNot};
 use super::undo::Undo;
 use crate::error::{LabResult, other};
+use crate::process::STEP_LIMIT;
 
 /// Words of the status: an error, blocks, free blocks.
 const ERROR: usize = 0;

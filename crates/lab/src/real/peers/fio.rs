@@ -6,9 +6,10 @@ use std::time::Duration;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::host::Stop;
 use super::system::Front;
 use crate::error::{LabResult, other};
+use crate::fio;
+use crate::process::Stop;
 
 /// How much longer than its time a job may take before it counts as hung: what is in flight on a
 /// slow disk has to end.
@@ -55,12 +56,8 @@ pub(crate) struct Side {
     pub(crate) p99_us: f64,
 }
 
-/// What a job did.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) struct Measured {
-    pub(crate) read: Side,
-    pub(crate) write: Side,
-}
+/// What a job read and wrote, unless nothing happened in that direction.
+pub(crate) type Measured = (Option<Side>, Option<Side>);
 
 impl Job {
     /// The whole command line.
@@ -110,13 +107,10 @@ impl Job {
     }
 }
 
-/// Reads fio's report. Notes for people may stand before it.
+/// Reads fio's report.
 fn parse(text: &str) -> LabResult<Measured> {
-    let start = text.find('{').ok_or_else(|| other(format!("fio said no result: {text}")))?;
-    let report = text.get(start..).unwrap_or_default();
-    let report: Value =
-        serde_json::from_str(report).map_err(|error| other(format!("fio's result: {error}")))?;
-    let [job] = report.get("jobs").and_then(Value::as_array).map_or(&[][..], Vec::as_slice) else {
+    let jobs = fio::jobs(text).ok_or_else(|| other(format!("fio said no result: {text}")))?;
+    let [job] = jobs.as_slice() else {
         return Err(other("fio's result has not one group of jobs"));
     };
     match job.get("error").and_then(Value::as_i64) {
@@ -126,7 +120,10 @@ fn parse(text: &str) -> LabResult<Measured> {
     }
     let side = |name: &str| job.get(name).and_then(side);
     match (side("read"), side("write")) {
-        (Some(read), Some(write)) => Ok(Measured { read, write }),
+        (Some(read), Some(write)) => {
+            let some = |side: Side| (side.operations > 0).then_some(side);
+            Ok((some(read), some(write)))
+        }
         _ => Err(other("fio's result has not the numbers that are expected")),
     }
 }
@@ -162,10 +159,11 @@ mod tests {
 
     #[test]
     fn a_report_is_read() {
-        let measured = parse(&report(0)).expect("well formed");
-        assert_eq!((measured.read.operations, measured.write.bytes), (9, 4096));
-        assert_eq!((measured.read.mb_per_second, measured.read.p99_us), (2.0, 9.0));
-        assert_eq!(measured.write.mean_us, 1.5);
+        let (read, write) = parse(&report(0)).expect("well formed");
+        let (read, write) = (read.expect("it has read"), write.expect("it has written"));
+        assert_eq!((read.operations, write.bytes), (9, 4096));
+        assert_eq!((read.mb_per_second, read.p99_us), (2.0, 9.0));
+        assert_eq!(write.mean_us, 1.5);
     }
 
     #[test]

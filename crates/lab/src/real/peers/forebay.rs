@@ -3,14 +3,15 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
+use std::process::Command;
 
 use rustix::process::Signal;
 
-use super::host::{self, STEP_LIMIT, find_program, load_module, step};
+use super::host::{get, load_module};
 use super::system::{Front, Ground, Mode, System, WhyNot};
 use super::undo::Undo;
 use crate::error::{LabResult, other};
+use crate::process::{self, PATIENCE, STEP_LIMIT, find_program, step};
 
 /// What the volume is called.
 const VOLUME: &str = "peer";
@@ -36,11 +37,6 @@ impl Forebay {
         command.arg("--socket").arg(&self.admin).args(words);
         command
     }
-}
-
-/// Ends a daemon in order.
-fn end_daemon(child: &mut Child) -> LabResult<()> {
-    host::end(child, Signal::TERM)
 }
 
 /// A device of the kernel's NBD client that nobody uses.
@@ -76,10 +72,10 @@ impl System for Forebay {
         let (socket, log) = (folder.join("nbd.sock"), folder.join("log"));
         let mut daemon = self.verb(&["daemon", "--log", "warn"]);
         daemon.arg("--state-dir").arg(folder.join("state")).arg("--nbd").arg(&socket);
-        let mut child = host::spawn(&mut daemon, &log)?;
+        let mut child = process::spawn(&mut daemon, &log)?;
         let gone = folder.clone();
         undo.push("ending the daemon", move || {
-            end_daemon(&mut child)?;
+            process::end(&mut child, Signal::TERM, PATIENCE)?;
             // The next volume is none of this one's.
             Ok(fs::remove_dir_all(&gone)?)
         });
@@ -118,9 +114,9 @@ impl System for Forebay {
         let (pid, size) = (about.join("pid"), about.join("size"));
         undo.push(format!("disconnecting {name}"), move || {
             step("nbd-client", ["-d", &name])?;
-            host::Stop::default().wait("disconnecting", STEP_LIMIT, || Ok(!pid.exists()))
+            process::Stop::default().wait("disconnecting", STEP_LIMIT, || Ok(!pid.exists()))
         });
-        ground.stop.wait("the NBD device", STEP_LIMIT, || Ok(host::get(&size)? != "0"))?;
+        ground.stop.wait("the NBD device", STEP_LIMIT, || Ok(get(&size)? != "0"))?;
         Ok(Front::Block(device))
     }
 

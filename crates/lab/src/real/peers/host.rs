@@ -1,175 +1,10 @@
-//! What is done on the host: commands, small files of the kernel, waiting; all of it so that a
-//! request to stop is followed, and that what is torn down is torn down nevertheless.
+//! Modules and small files of the kernel.
 
-use std::ffi::OsStr;
-use std::fs::{self, File};
-use std::io::{Read, Seek};
-use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::fs;
+use std::path::Path;
 
-use rustix::process::{Pid, Signal, kill_process_group};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-
-use crate::error::{LabError, LabResult, other};
-
-/// How often something is looked at that is waited for.
-const LOOK: Duration = Duration::from_millis(20);
-
-/// How long a step of a set-up or tear-down may take. It protects against a hang and nothing else.
-pub(crate) const STEP_LIMIT: Duration = Duration::from_secs(600);
-
-/// Whether somebody asked this program to stop.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Stop(Arc<AtomicBool>);
-
-impl Stop {
-    /// From now on SIGINT, SIGTERM and SIGHUP ask, and do not end the program.
-    pub(crate) fn on_signals() -> LabResult<Self> {
-        let stop = Stop::default();
-        for signal in [SIGINT, SIGTERM, SIGHUP] {
-            signal_hook::flag::register(signal, stop.0.clone())?;
-        }
-        Ok(stop)
-    }
-
-    pub(crate) fn check(&self) -> LabResult<()> {
-        if self.is_asked() {
-            return Err(other("interrupted"));
-        }
-        Ok(())
-    }
-
-    pub(crate) fn is_asked(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
-    }
-
-    /// Waits until `done` says so.
-    pub(crate) fn wait(
-        &self,
-        what: &'static str,
-        limit: Duration,
-        mut done: impl FnMut() -> LabResult<bool>,
-    ) -> LabResult<()> {
-        let start = Instant::now();
-        loop {
-            self.check()?;
-            if done()? {
-                return Ok(());
-            }
-            if start.elapsed() > limit {
-                return Err(LabError::Stuck(what, limit.as_secs()));
-            }
-            std::thread::sleep(LOOK);
-        }
-    }
-
-    /// Runs a command to its end; returns what it printed.
-    pub(crate) fn run(&self, command: &mut Command, limit: Duration) -> LabResult<String> {
-        run(command, limit, Some(self))
-    }
-}
-
-/// Runs a step that must not be left half done; a request to stop is followed after it.
-pub(crate) fn step<S: AsRef<OsStr>>(
-    program: &str,
-    arguments: impl IntoIterator<Item = S>,
-) -> LabResult<String> {
-    step_command(Command::new(program).args(arguments))
-}
-
-/// The same for a command that was put together already.
-pub(crate) fn step_command(command: &mut Command) -> LabResult<String> {
-    run(command, STEP_LIMIT, None)
-}
-
-fn run(command: &mut Command, limit: Duration, stop: Option<&Stop>) -> LabResult<String> {
-    let name = command.get_program().to_string_lossy().into_owned();
-    // Files, and no pipes: nobody has to read while the command runs.
-    let (mut out, mut err) = (tempfile::tempfile()?, tempfile::tempfile()?);
-    let mut child = command
-        .stdin(Stdio::null())
-        .stdout(out.try_clone()?)
-        .stderr(err.try_clone()?)
-        // Ctrl-C on a terminal goes to us alone: a tear-down must not be cut short.
-        .process_group(0)
-        .spawn()
-        .map_err(|error| other(format!("{name} cannot be started: {error}")))?;
-    let start = Instant::now();
-    let status = loop {
-        if let Some(status) = child.try_wait()? {
-            break status;
-        }
-        let over = start.elapsed() > limit;
-        if over || stop.is_some_and(Stop::is_asked) {
-            end(&mut child, Signal::KILL)?;
-            let why = if over { "does not end" } else { "interrupted" };
-            return Err(other(format!("{name}: {why}")));
-        }
-        std::thread::sleep(LOOK);
-    };
-    let (out, err) = (text(&mut out)?, text(&mut err)?);
-    if !status.success() {
-        let said: Vec<&str> = err.lines().filter(|line| !line.trim().is_empty()).collect();
-        let said = said.get(said.len().saturating_sub(3)..).unwrap_or_default().join("; ");
-        return Err(other(format!("{name} failed with {status}: {said}")));
-    }
-    Ok(out)
-}
-
-/// What was written to a file, from its start.
-fn text(file: &mut File) -> LabResult<String> {
-    let mut bytes = Vec::new();
-    file.rewind()?;
-    file.read_to_end(&mut bytes)?;
-    Ok(String::from_utf8_lossy(&bytes).into_owned())
-}
-
-/// Starts a server in a process group of its own; what it says goes to a file.
-pub(crate) fn spawn(command: &mut Command, log: &Path) -> LabResult<Child> {
-    let name = command.get_program().to_string_lossy().into_owned();
-    let log = File::create(log)?;
-    command
-        .stdin(Stdio::null())
-        .stdout(log.try_clone()?)
-        .stderr(log)
-        .process_group(0)
-        .spawn()
-        .map_err(|error| other(format!("{name} cannot be started: {error}")))
-}
-
-/// Sends a signal to a child and everything it started, and waits until the child has ended. It
-/// is killed when it takes too long.
-pub(crate) fn end(child: &mut Child, signal: Signal) -> LabResult<()> {
-    let group = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-    let mut signal = Some(signal);
-    for patience in [Duration::from_secs(60), Duration::from_secs(10)] {
-        if let (Some(group), Some(signal)) = (group, signal.replace(Signal::KILL)) {
-            let _ = kill_process_group(group, signal);
-        }
-        let start = Instant::now();
-        while start.elapsed() < patience {
-            if child.try_wait()?.is_some() {
-                return Ok(());
-            }
-            std::thread::sleep(LOOK);
-        }
-    }
-    Err(other(format!("process {} does not end", child.id())))
-}
-
-/// Where a program is, as a shell would find it. Directories for root's programs are looked
-/// into as well.
-pub(crate) fn find_program(name: &str) -> Option<PathBuf> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path)
-        .chain(["/usr/sbin", "/sbin", "/usr/local/sbin"].map(PathBuf::from))
-        .map(|folder| folder.join(name))
-        .find(|path| path.is_file())
-}
+use crate::error::{LabResult, other};
+use crate::process::step;
 
 /// Asks the kernel for a module. Whether it is there shows later: it may be built in.
 pub(crate) fn load_module(name: &str) {
@@ -177,54 +12,15 @@ pub(crate) fn load_module(name: &str) {
 }
 
 /// Writes a word to a file of the kernel.
-///
-/// # Errors
-/// With the name of the file.
 pub(crate) fn put(path: impl AsRef<Path>, word: &str) -> LabResult<()> {
     let path = path.as_ref();
     fs::write(path, word).map_err(|error| other(format!("{}: {error}", path.display())))
 }
 
 /// Reads a file of the kernel, without its line end.
-///
-/// # Errors
-/// With the name of the file.
 pub(crate) fn get(path: impl AsRef<Path>) -> LabResult<String> {
     let path = path.as_ref();
     let text = fs::read_to_string(path);
     text.map(|text| text.trim().to_owned())
         .map_err(|error| other(format!("{}: {error}", path.display())))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn commands_return_what_they_print_and_say_why_they_fail() {
-        let stop = Stop::default();
-        let shell = |script: &str| {
-            let mut command = Command::new("sh");
-            command.args(["-c", script]);
-            stop.run(&mut command, STEP_LIMIT).map_err(|error| error.to_string())
-        };
-        assert_eq!(shell("echo out; echo err >&2"), Ok("out\n".to_owned()));
-        let error = shell("echo no such luck >&2; exit 3").expect_err("it fails");
-        assert!(error.contains('3') && error.contains("no such luck"), "{error}");
-        assert!(step("/nonexistent/program", [""; 0]).is_err());
-        assert!(find_program("sh").is_some() && find_program("no-such-program").is_none());
-    }
-
-    #[test]
-    fn a_request_to_stop_ends_a_command_with_its_children_but_no_step() {
-        let stop = Stop::default();
-        stop.0.store(true, Ordering::Relaxed);
-        let start = Instant::now();
-        let mut command = Command::new("sh");
-        command.args(["-c", "sleep 1000 & wait"]);
-        assert!(stop.run(&mut command, STEP_LIMIT).is_err());
-        assert!(start.elapsed() < Duration::from_secs(500), "it was waited for");
-        assert!(stop.check().is_err());
-        assert_eq!(step("echo", ["still"]).ok().as_deref(), Some("still\n"));
-    }
 }

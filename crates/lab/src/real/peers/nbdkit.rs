@@ -9,10 +9,10 @@ use std::process::Command;
 use rustix::process::Signal;
 
 use super::blocks;
-use super::host::{self, STEP_LIMIT, find_program, step};
 use super::system::{Front, Ground, Mode, System, WhyNot};
 use super::undo::Undo;
 use crate::error::{LabResult, other};
+use crate::process::{self, PATIENCE, STEP_LIMIT, find_program, step};
 
 /// Of the fast device, the share in percent that the cache may take; a filesystem needs some.
 const SHARE: u64 = 90;
@@ -69,10 +69,10 @@ impl System for Nbdkit {
         command.arg(format!("cache-max-size={}", ground.ssd.size() / 100 * SHARE));
         command.env("TMPDIR", &cache);
         let log = ground.folder.join("nbdkit.log");
-        let mut child = host::spawn(&mut command, &log)?;
+        let mut child = process::spawn(&mut command, &log)?;
         let path = socket.clone();
         undo.push("ending nbdkit", move || {
-            host::end(&mut child, Signal::TERM)?;
+            process::end(&mut child, Signal::TERM, PATIENCE)?;
             let _ = fs::remove_file(&path);
             Ok(())
         });

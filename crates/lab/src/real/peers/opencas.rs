@@ -6,10 +6,11 @@ use std::process::Command;
 
 use super::disk::Disk;
 use super::dm;
-use super::host::{STEP_LIMIT, find_program, load_module, step};
+use super::host::load_module;
 use super::system::{Front, Ground, Mode, System, WhyNot};
 use super::undo::Undo;
 use crate::error::{LabResult, other};
+use crate::process::{STEP_LIMIT, find_program, step};
 
 /// The number of the cache; nobody who has others begins with this one.
 const CACHE: &str = "4096";

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::fio::{Measured, Side};
+use super::fio::Side;
 use super::system::Mode;
 use crate::output::Table;
 
@@ -128,12 +128,6 @@ pub(crate) struct Report {
     pub(crate) range_bytes: u64,
     pub(crate) seconds: u64,
     pub(crate) trials: Vec<Trial>,
-}
-
-/// A direction of a job, unless nothing happened in it.
-pub(crate) fn sides(measured: &Measured) -> (Option<Side>, Option<Side>) {
-    let some = |side: Side| (side.operations > 0).then_some(side);
-    (some(measured.read), some(measured.write))
 }
 
 impl Report {

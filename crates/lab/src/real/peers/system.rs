@@ -7,9 +7,9 @@ use std::path::PathBuf;
 use serde::Serialize;
 
 use super::disk::Disk;
-use super::host::Stop;
 use super::undo::Undo;
 use crate::error::LabResult;
+use crate::process::Stop;
 
 /// What a cache does with writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]

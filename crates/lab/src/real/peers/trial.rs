@@ -4,12 +4,11 @@
 use super::counters::Counters;
 use super::dm;
 use super::experiments::{Experiment, warm_up};
-use super::fio::Measured;
-use super::results::{Outcome, Row, Trial, Verified, sides};
+use super::results::{Outcome, Row, Trial, Verified};
 use super::system::{Front, Ground, Mode, System};
 use super::undo::Undo;
 use super::verify::{Stamps, device};
-use crate::error::{LabResult, other};
+use crate::error::{LabError, LabResult, other};
 use crate::progress::Progress;
 
 /// What every trial does.
@@ -74,6 +73,7 @@ impl Plan {
                 trial.verified = Some(verified);
                 trial.outcome = Outcome::Done;
             }
+            Err(LabError::Interrupted) => trial.reason = Some("interrupted".to_owned()),
             Err(error) => trial.reason = Some(error.to_string()),
         }
         if !trial.torn_down {
@@ -130,15 +130,14 @@ impl Plan {
 
     fn measure(&self, experiment: &Experiment, front: &Front, ground: &Ground) -> LabResult<Row> {
         let before = Counters::now(&ground.ssd)?;
-        let measured: Measured =
-            experiment.job(self.file(), self.seconds).run(front, &ground.stop)?;
+        let job = experiment.job(self.file(), self.seconds);
+        let (read, write) = job.run(front, &ground.stop)?;
         let spent = Counters::now(&ground.ssd)?.since(before);
-        let operations = measured.read.operations + measured.write.operations;
+        let operations: u64 = read.iter().chain(&write).map(|side| side.operations).sum();
         if operations == 0 {
             return Err(other("no request was answered in the time given"));
         }
-        let written = measured.write.bytes;
-        let (read, write) = sides(&measured);
+        let written = write.map_or(0, |side| side.bytes);
         Ok(Row {
             report: experiment.report,
             experiment: experiment.name,

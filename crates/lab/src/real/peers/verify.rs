@@ -11,9 +11,9 @@ use fastrand::Rng;
 use forebay_device::IoBuf;
 
 use super::blocks::{Blocks, open};
-use super::host::Stop;
 use super::system::Front;
 use crate::error::{LabResult, other};
+use crate::process::Stop;
 
 /// Unit of the stamps in bytes.
 pub(crate) const BLOCK: u64 = 4096;

@@ -7,27 +7,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::error::{LabError, LabResult, other};
-
-// Numbers of the protocol.
-const GREETING: u64 = 0x4e42_444d_4147_4943;
-const OPTION: u64 = 0x4948_4156_454f_5054;
-const OPTION_REPLY: u64 = 0x0003_e889_0455_65a9;
-const REQUEST: u32 = 0x2560_9513;
-const REPLY: u32 = 0x6744_6698;
-const OPTION_GO: u32 = 7;
-const ACK: u32 = 1;
-const INFO: u32 = 3;
-const INFO_EXPORT: u16 = 0;
-const FIXED_NEW_STYLE: u32 = 1;
-const NO_ZEROES: u32 = 2;
-const READ: u16 = 0;
-const DISCONNECT: u16 = 2;
-const READ_ONLY: u16 = 2;
+use crate::nbd::{self, DISCONNECT, READ, REPLY_BYTES, REQUEST_BYTES, check_reply, header};
 
 const PORT: u16 = 10809;
 const PATIENCE: Duration = Duration::from_secs(30);
-/// The longest answer to an option that is taken.
-const LONGEST_ANSWER: u32 = 64 << 10;
 
 /// Where an export is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -132,86 +115,28 @@ impl Export {
     }
 }
 
-fn bytes<const N: usize>(stream: &mut impl Read) -> LabResult<[u8; N]> {
-    let mut bytes = [0; N];
-    stream.read_exact(&mut bytes)?;
-    Ok(bytes)
-}
-
 fn look(mut stream: impl Read + Write, name: &str, head: usize) -> LabResult<Looks> {
-    let strange = || other("this is no NBD server, or one that speaks an old dialect");
-    let greeting = u64::from_be_bytes(bytes(&mut stream)?);
-    if greeting != GREETING || u64::from_be_bytes(bytes(&mut stream)?) != OPTION {
-        return Err(strange());
-    }
-    let offered = u32::from(u16::from_be_bytes(bytes(&mut stream)?));
-    let len = u32::try_from(name.len()).map_err(|_| strange())?;
-    let mut go = (offered & (FIXED_NEW_STYLE | NO_ZEROES)).to_be_bytes().to_vec();
-    go.extend(OPTION.to_be_bytes());
-    go.extend(OPTION_GO.to_be_bytes());
-    go.extend(len.saturating_add(6).to_be_bytes());
-    go.extend(len.to_be_bytes());
-    go.extend(name.as_bytes());
-    go.extend(0u16.to_be_bytes());
-    stream.write_all(&go)?;
-    let mut found = None;
-    loop {
-        let magic = u64::from_be_bytes(bytes(&mut stream)?);
-        let _option: [u8; 4] = bytes(&mut stream)?;
-        let kind = u32::from_be_bytes(bytes(&mut stream)?);
-        let len = u32::from_be_bytes(bytes(&mut stream)?);
-        if magic != OPTION_REPLY || len > LONGEST_ANSWER {
-            return Err(strange());
-        }
-        let mut answer = vec![0; len as usize];
-        stream.read_exact(&mut answer)?;
-        match kind {
-            ACK => break,
-            INFO => found = export_info(&answer).or(found),
-            kind if kind >> 31 == 1 => {
-                return Err(other(format!("the NBD server has no export '{name}'")));
-            }
-            _ => (),
-        }
-    }
-    let (size, flags) = found.ok_or_else(strange)?;
-    let len = u32::try_from(size.min(head as u64)).map_err(|_| strange())?;
-    let mut read = vec![0; len as usize];
-    if len > 0 {
-        stream.write_all(&request(READ, len))?;
-        let reply: [u8; 16] = bytes(&mut stream)?;
-        let word = |at: usize| reply.get(at..at + 4).map(|word| word.to_vec());
-        if word(0) != Some(REPLY.to_be_bytes().to_vec()) || word(4) != Some(vec![0; 4]) {
-            return Err(other("the NBD server cannot read the beginning of the export"));
-        }
+    let nbd::Export { size, read_only } = nbd::handshake(&mut stream, name)?;
+    let mut read = vec![0; size.min(head as u64) as usize];
+    let mut request = [0; REQUEST_BYTES];
+    if !read.is_empty() {
+        header(&mut request, READ, 0, read.len() as u32);
+        stream.write_all(&request)?;
+        let mut reply = [0; REPLY_BYTES];
+        stream.read_exact(&mut reply)?;
+        check_reply(&reply)
+            .map_err(|_| other("the NBD server cannot read the beginning of the export"))?;
         stream.read_exact(&mut read)?;
     }
-    stream.write_all(&request(DISCONNECT, 0))?;
-    Ok(Looks { size, read_only: flags & READ_ONLY != 0, head: read })
-}
-
-/// Size and flags out of an answer about the export.
-fn export_info(answer: &[u8]) -> Option<(u64, u16)> {
-    let (kind, rest) = answer.split_first_chunk()?;
-    let (size, rest) = rest.split_first_chunk()?;
-    let flags = rest.first_chunk()?;
-    (u16::from_be_bytes(*kind) == INFO_EXPORT)
-        .then(|| (u64::from_be_bytes(*size), u16::from_be_bytes(*flags)))
-}
-
-/// A request at byte 0.
-fn request(kind: u16, len: u32) -> Vec<u8> {
-    let mut request = REQUEST.to_be_bytes().to_vec();
-    request.extend(0u16.to_be_bytes());
-    request.extend(kind.to_be_bytes());
-    request.extend([0; 16]);
-    request.extend(len.to_be_bytes());
-    request
+    header(&mut request, DISCONNECT, 0, 0);
+    stream.write_all(&request)?;
+    Ok(Looks { size, read_only, head: read })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::nbd::tests::script;
 
     #[test]
     fn uris_are_told_from_paths() {
@@ -277,30 +202,6 @@ mod tests {
         fn flush(&mut self) -> std::io::Result<()> {
             Ok(())
         }
-    }
-
-    fn script(error: u32) -> Vec<u8> {
-        let mut says = Vec::new();
-        says.extend(GREETING.to_be_bytes());
-        says.extend(OPTION.to_be_bytes());
-        says.extend(3u16.to_be_bytes());
-        let mut answer = |kind: u32, payload: &[u8]| {
-            says.extend(OPTION_REPLY.to_be_bytes());
-            says.extend(OPTION_GO.to_be_bytes());
-            says.extend(kind.to_be_bytes());
-            says.extend((payload.len() as u32).to_be_bytes());
-            says.extend(payload);
-        };
-        let mut info = INFO_EXPORT.to_be_bytes().to_vec();
-        info.extend(1024u64.to_be_bytes());
-        info.extend(3u16.to_be_bytes());
-        answer(INFO, &info);
-        answer(ACK, &[]);
-        says.extend(REPLY.to_be_bytes());
-        says.extend(error.to_be_bytes());
-        says.extend([0; 8]);
-        says.extend([7; 1024]);
-        says
     }
 
     #[test]

@@ -16,8 +16,8 @@ use crate::bench::engine::worker::{Crew, Worker};
 use crate::bench::measure::Rates;
 use crate::bench::rig::BLOCK;
 use crate::error::LabResult;
-use crate::interrupt::Interrupt;
 use crate::output::{Goal, Table};
+use crate::process::Stop;
 use crate::progress::Progress;
 use crate::statistics::median;
 
@@ -59,11 +59,7 @@ enum What {
 ///
 /// # Errors
 /// There is not enough memory, or the engine fails; `Interrupted`.
-pub(crate) fn measure(
-    percent: u64,
-    interrupt: &Interrupt,
-    progress: &Progress,
-) -> LabResult<Vec<Row>> {
+pub(crate) fn measure(percent: u64, stop: &Stop, progress: &Progress) -> LabResult<Vec<Row>> {
     progress.label("in process: preparing");
     let sizes =
         Sizes { cache_bytes: 2 * GIB, origin_bytes: 2 * GIB, working_set_blocks: GIB / BLOCK };
@@ -76,7 +72,7 @@ pub(crate) fn measure(
     // All shapes in turn, again and again: what the machine does otherwise hits all of them.
     for sample in 0..SAMPLES {
         for ((jobs, depth), found) in SHAPES.into_iter().zip(&mut all) {
-            interrupt.check()?;
+            stop.check()?;
             progress.label(format!("in process: {jobs}x{depth}"));
             let whats = [What::Engine, What::Raw(BLOCK), What::Raw(LARGE)];
             for (what, found) in whats.into_iter().zip(found) {

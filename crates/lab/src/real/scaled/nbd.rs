@@ -15,7 +15,7 @@ use super::server::Server;
 use crate::bench::rig::Plan;
 use crate::error::LabResult;
 use crate::fio::Fio;
-use crate::interrupt::Interrupt;
+use crate::process::Stop;
 
 /// Cache device of a volume that only passes through.
 const UNUSED_CACHE: u64 = 64 << 20;
@@ -42,7 +42,7 @@ fn make(name: &str, kind: DeviceKind, bytes: u64) -> LabResult<Made> {
 pub(crate) fn measure(
     experiment: &Experiment,
     configuration: Configuration,
-    interrupt: &Interrupt,
+    stop: &Stop,
 ) -> LabResult<Row> {
     let folder = tempfile::Builder::new().prefix("forebay-lab-").tempdir()?;
     let (mode, durability) = configuration.settings();
@@ -68,8 +68,8 @@ pub(crate) fn measure(
         touched: false,
     };
     let memory = vec![origin.memory, cache.memory];
-    let server = Server::start(plan, memory, &folder.path().join("nbd"), interrupt)?;
-    let run = |text: String| run_fio(folder.path(), &text, interrupt);
+    let server = Server::start(plan, memory, &folder.path().join("nbd"), stop)?;
+    let run = |text: String| run_fio(folder.path(), &text, stop);
     run(preparation(experiment, &server.uri()))?;
     // The ramp is a run of its own: what is counted on this side then belongs to the measurement.
     if experiment.ramp_seconds > 0 {
@@ -105,14 +105,10 @@ pub(crate) fn measure(
     })
 }
 
-fn run_fio(
-    folder: &Path,
-    text: &str,
-    interrupt: &Interrupt,
-) -> LabResult<Vec<crate::fio::Measured>> {
+fn run_fio(folder: &Path, text: &str, stop: &Stop) -> LabResult<Vec<crate::fio::Measured>> {
     let file = folder.join("job.fio");
     std::fs::write(&file, text)?;
-    Fio { file: &file, variables: &[], folder, read_only: false }.run(interrupt, &|_| ())
+    Fio { file: &file, variables: &[], folder, read_only: false }.run(stop, &|_| ())
 }
 
 fn head(uri: &str) -> String {

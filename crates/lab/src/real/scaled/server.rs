@@ -1,20 +1,19 @@
 //! An engine and the NBD front end in this process, on a lane of their own, with one volume.
 
-use std::cell::RefCell;
 use std::path::{Path, PathBuf};
-use std::rc::Rc;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use forebay_device::Device;
+use forebay_engine::Cache;
 use forebay_engine::stats::CounterTotals;
-use forebay_engine::{Cache, LaneContext};
-use forebay_lane::{LaneId, LaneLoop, LaneOptions, LaneThread, MonotonicClock};
-use forebay_nbd::{ConnectionCount, Limits, ListenAddress, Listener, Server as NbdServer};
+use forebay_lane::LaneThread;
+use forebay_nbd::ListenAddress;
 
-use crate::bench::rig::{Plan, VOLUME, build, touch};
-use crate::error::{LabError, LabResult, other};
-use crate::interrupt::{Interrupt, STEP};
+use crate::bench::nbd::server::serve;
+use crate::bench::rig::{Plan, VOLUME};
+use crate::error::{LabResult, other};
+use crate::process::{LOOK, Stop};
 
 /// A server that runs until it is dropped.
 pub(crate) struct Server {
@@ -44,33 +43,20 @@ impl Server {
         plan: Plan,
         memory: Vec<Arc<dyn Device>>,
         socket: &Path,
-        interrupt: &Interrupt,
+        stop: &Stop,
     ) -> LabResult<Self> {
-        let address = ListenAddress::Unix(socket.to_owned());
         let (tell, hear) = mpsc::channel();
-        let setup = move |lane: &LaneLoop| {
-            // What is kept until the lane stops.
-            let kept: Rc<RefCell<Option<NbdServer>>> = Rc::default();
-            let (inner, lane_loop) = (kept.clone(), lane.clone());
-            lane.lane().spawn(async move {
-                let served = serve(&lane_loop, plan, memory, &address).await;
-                let task = rustix::thread::gettid().as_raw_nonzero().get();
-                let _ = tell.send(served.map(|(cache, server)| {
-                    *inner.borrow_mut() = Some(server);
-                    (cache, task)
-                }));
-            });
-            kept
-        };
-        let clock = Arc::new(MonotonicClock::new());
-        let thread = LaneThread::spawn("lane-0", LaneId(0), clock, LaneOptions::default(), setup)?;
+        let thread = serve(plan, memory, ListenAddress::Unix(socket.to_owned()), move |served| {
+            let task = rustix::thread::gettid().as_raw_nonzero().get();
+            let _ = tell.send(served.map(|served| (served.cache, task)));
+        })?;
         let (cache, task) = loop {
-            interrupt.check()?;
-            match hear.recv_timeout(STEP) {
+            stop.check()?;
+            match hear.recv_timeout(LOOK) {
                 Ok(served) => break served?,
                 Err(mpsc::RecvTimeoutError::Timeout) => (),
                 Err(mpsc::RecvTimeoutError::Disconnected) => {
-                    return Err(LabError::Other("the server has ended".to_owned()));
+                    return Err(other("the server has ended"));
                 }
             }
         };
@@ -90,27 +76,4 @@ impl Server {
         let volume = self.cache.volume(VOLUME).ok_or_else(|| other("the volume is gone"))?;
         Ok(Counted { totals: volume.stats.totals(), cpu: Duration::from_nanos(nanos) })
     }
-}
-
-async fn serve(
-    lane: &LaneLoop,
-    plan: Plan,
-    memory: Vec<Arc<dyn Device>>,
-    address: &ListenAddress,
-) -> LabResult<(Arc<Cache>, NbdServer)> {
-    let driven = lane.clone();
-    let context = LaneContext {
-        lane: lane.lane().clone(),
-        queues: Rc::new(lane.context()),
-        register: Rc::new(move |queue| driven.register(queue)),
-    };
-    for device in &memory {
-        touch(&context, device).await?;
-    }
-    let engine = build(context, plan).await?;
-    let cache = engine.cache.clone();
-    let listener = Listener::bind(address).map_err(|error| other(error.to_string()))?;
-    let (limits, count) = (Limits::default(), ConnectionCount::default());
-    let server = NbdServer::serve(lane.lane(), lane.ring(), &[listener], engine, limits, count);
-    Ok((cache, server))
 }
