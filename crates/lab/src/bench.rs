@@ -1,7 +1,6 @@
 //! What this machine does in real time, on devices in RAM: one file for each subcommand, and beside
 //! them what they share.
 //!
-//! - `rig`: an engine in this process, driven by the thread that measures
 //! - `driver`: requests one after the other on such an engine
 //! - `device`: devices that count, and devices that keep little of what is written
 //! - `fill`: caches with many blocks
@@ -18,4 +17,3 @@ pub(crate) mod memory;
 pub(crate) mod nbd;
 pub(crate) mod pattern;
 pub(crate) mod recovery;
-pub(crate) mod rig;

@@ -8,7 +8,6 @@ use forebay_engine::EngineError;
 use forebay_store::StoreError;
 use forebay_trace::TraceError;
 
-/// See the module.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LabError {
     /// The engine refused or failed.

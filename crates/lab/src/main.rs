@@ -7,6 +7,8 @@
 //! - `real`: fio on real devices and on modelled ones
 //! - `report`: pages of results
 //! - `process`, `fio`: programs as children, and how they end when somebody wants that; `nbd`: a client
+//! - `rig`: an engine in this process, driven by the thread that measures
+//! - `pool`: jobs on several threads
 //! - `statistics`, `output`, `progress`: medians and intervals; tables, JSON, bars
 #![forbid(unsafe_code)]
 #![allow(
@@ -20,10 +22,12 @@ mod experiments;
 mod fio;
 mod nbd;
 mod output;
+mod pool;
 mod process;
 mod progress;
 mod real;
 mod report;
+mod rig;
 mod statistics;
 mod virtual_time;
 

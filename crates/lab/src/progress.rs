@@ -52,17 +52,24 @@ impl Drop for Progress {
 pub(crate) struct LateProgress {
     begin: Instant,
     steps: u64,
+    done: u64,
     label: &'static str,
     bar: Option<Progress>,
 }
 
 impl LateProgress {
     pub(crate) fn new(steps: u64, label: &'static str) -> Self {
-        LateProgress { begin: Instant::now(), steps, label, bar: None }
+        LateProgress { begin: Instant::now(), steps, done: 0, label, bar: None }
+    }
+
+    /// Steps that are done.
+    pub(crate) fn advance(&mut self, steps: u64) {
+        self.reach(self.done + steps);
     }
 
     /// Steps that are done altogether.
     pub(crate) fn reach(&mut self, steps: u64) {
+        self.done = steps;
         if self.bar.is_none() && self.begin.elapsed() > Duration::from_secs(5) {
             self.bar = Some(Progress::new(self.steps, self.label));
         }

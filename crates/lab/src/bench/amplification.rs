@@ -8,19 +8,18 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use forebay_core::{Op, parse_size};
-use forebay_device::{Device, RamDevice};
+use forebay_device::RamDevice;
 use forebay_engine::Settings;
 use forebay_lane::MonotonicClock;
-use forebay_store::StoreOptions;
 use serde::Serialize;
 
 use crate::bench::device::CountingDevice;
 use crate::bench::driver::Driver;
 use crate::bench::pattern::{MOST_BLOCKS, uniform};
-use crate::bench::rig::{BLOCK, LocalLane, Plan, Rig};
 use crate::error::{LabResult, other};
 use crate::output::{Goal, Table, print_json};
 use crate::progress::Progress;
+use crate::rig::{BLOCK, LocalLane, Plan, Rig};
 
 /// Steps between two looks at the progress bar.
 const SOME: usize = 1 << 14;
@@ -88,13 +87,7 @@ pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
 fn measure(args: &Args, cache: u64, span: u64, flush: bool, progress: &Progress) -> LabResult<Row> {
     let blocks = (cache / BLOCK * span / 100).max(1);
     let (device, written) = CountingDevice::new(RamDevice::new("cache", cache)?);
-    let plan = Plan {
-        cache: device as Arc<dyn Device>,
-        origin: RamDevice::new("origin", blocks * BLOCK)? as Arc<dyn Device>,
-        settings: Settings::default(),
-        options: StoreOptions::default(),
-        touched: false,
-    };
+    let plan = Plan::new(device, RamDevice::new("origin", blocks * BLOCK)?, Settings::default());
     let rig = Rig::create(LocalLane::new(0, Arc::new(MonotonicClock::new())), plan)?;
     let mut driver = Driver::new(rig.local.clone(), rig.target()?);
     let mut seed = 1;

@@ -10,8 +10,8 @@ use forebay_device::IoBuf;
 use forebay_engine::{BlockService, Coming, Completion, CompletionSink, LaneVolume, Request};
 
 use crate::bench::pattern::Step;
-use crate::bench::rig::{BLOCK, LocalLane};
 use crate::error::LabResult;
+use crate::rig::{BLOCK, LocalLane, request};
 
 /// Requests between two looks at the lane's tasks: what a client with that many in flight gives.
 pub(crate) const BATCH: usize = 32;
@@ -47,20 +47,12 @@ impl Sink {
     /// A request for one block, with a buffer that was used before where there is one.
     pub(crate) fn request(&self, step: Step, tag: u64) -> Request {
         let data = self.buffers.borrow_mut().pop();
-        Request {
-            tag,
-            op: if step.write() { Op::Write } else { Op::Read },
-            offset: step.block() * BLOCK,
-            len: BLOCK,
-            fua: false,
-            fast: false,
-            no_hole: false,
-            data: Some(data.unwrap_or_else(|| IoBuf::zeroed(BLOCK as usize))),
-        }
+        let data = data.unwrap_or_else(|| IoBuf::zeroed(BLOCK as usize));
+        let op = if step.write() { Op::Write } else { Op::Read };
+        request(tag, op, step.block() * BLOCK, BLOCK, Some(data))
     }
 }
 
-/// See the module.
 pub(crate) struct Driver {
     pub(crate) local: LocalLane,
     pub(crate) target: Rc<LaneVolume>,
@@ -126,16 +118,7 @@ impl Driver {
 
     /// A request without data.
     pub(crate) fn plain(&self, op: Op, offset: u64, len: u64) -> LabResult<()> {
-        self.submit(Request {
-            tag: 0,
-            op,
-            offset,
-            len,
-            fua: false,
-            fast: false,
-            no_hole: false,
-            data: None,
-        })
+        self.submit(request(0, op, offset, len, None))
     }
 
     /// All of these, with the lane's other work in between.

@@ -17,10 +17,10 @@ use serde::Serialize;
 
 use crate::bench::measure::Rates;
 use crate::bench::pattern::MOST_BLOCKS;
-use crate::bench::rig::BLOCK;
 use crate::error::{LabResult, usage};
 use crate::output::{Goal, Table, print_json, rate};
 use crate::progress::Progress;
+use crate::rig::BLOCK;
 use crate::statistics::{Estimate, median};
 use cases::Case;
 use worker::{Crew, Work};

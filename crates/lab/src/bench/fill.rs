@@ -4,9 +4,9 @@ use forebay_core::Op;
 
 use crate::bench::driver::Driver;
 use crate::bench::pattern::{Step, permutation};
-use crate::bench::rig::BLOCK;
 use crate::error::LabResult;
 use crate::progress::Progress;
+use crate::rig::BLOCK;
 
 /// Bytes that are brought in together.
 const CHUNK: u64 = 1 << 20;

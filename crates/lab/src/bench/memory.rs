@@ -8,19 +8,17 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use clap::ValueEnum;
-use forebay_device::Device;
 use forebay_lane::MonotonicClock;
-use forebay_store::StoreOptions;
 use serde::{Deserialize, Serialize};
 
 use crate::bench::device::SparseDevice;
 use crate::bench::driver::Driver;
 use crate::bench::fill;
 use crate::bench::pattern::MOST_BLOCKS;
-use crate::bench::rig::{BLOCK, LocalLane, Plan, Rig, no_writeback};
 use crate::error::{LabResult, other, usage};
 use crate::output::{Goal, Table, print_json};
 use crate::progress::Progress;
+use crate::rig::{BLOCK, LocalLane, Plan, Rig, no_writeback};
 
 /// Bytes that are promised for a block.
 const GOAL: f64 = 8.9;
@@ -129,13 +127,7 @@ fn measure(args: &Args, cache_bytes: u64, dirty: bool, progress: &Progress) -> L
     let devices_bytes = cache.memory() + origin.memory();
     let order = fill::order(1, args.blocks);
     let before = resident()?;
-    let plan = Plan {
-        cache: cache.clone() as Arc<dyn Device>,
-        origin: origin as Arc<dyn Device>,
-        settings: no_writeback(),
-        options: StoreOptions::default(),
-        touched: false,
-    };
+    let plan = Plan::new(cache.clone(), origin, no_writeback());
     let rig = Rig::create(LocalLane::new(0, Arc::new(MonotonicClock::new())), plan)?;
     let mut driver = Driver::new(rig.local.clone(), rig.target()?);
     driver.repeat_payload();

@@ -11,10 +11,10 @@ use forebay_core::parse_size;
 use serde::Serialize;
 
 use crate::bench::pattern::{Step, uniform};
-use crate::bench::rig::BLOCK;
 use crate::error::{LabResult, usage};
 use crate::output::{Goal, Table, print_json, rate};
 use crate::progress::Progress;
+use crate::rig::BLOCK;
 use crate::statistics::{Estimate, median};
 use client::{Client, Load};
 use peers::{Peer, Running};

@@ -17,10 +17,10 @@ use crate::bench::fill;
 use crate::bench::measure::Stopwatch;
 use crate::bench::memory::cache_size;
 use crate::bench::pattern::MOST_BLOCKS;
-use crate::bench::rig::{BLOCK, LocalLane, Plan, Rig, no_writeback};
 use crate::error::{LabResult, other, usage};
 use crate::output::{Goal, Table, print_json};
 use crate::progress::Progress;
+use crate::rig::{BLOCK, LocalLane, Plan, Rig, no_writeback};
 use crate::statistics::Estimate;
 
 /// Nanoseconds that are promised for a block.
@@ -107,13 +107,7 @@ fn crashed(
 ) -> LabResult<Devices> {
     let cache = SparseDevice::new("cache", cache_bytes);
     let origin = SparseDevice::new("origin", args.blocks * BLOCK);
-    let plan = Plan {
-        cache: cache.clone() as Arc<dyn Device>,
-        origin: origin.clone() as Arc<dyn Device>,
-        settings: no_writeback(),
-        options: StoreOptions::default(),
-        touched: false,
-    };
+    let plan = Plan::new(cache.clone(), origin.clone(), no_writeback());
     let rig = Rig::create(LocalLane::new(0, Arc::new(MonotonicClock::new())), plan)?;
     let mut driver = Driver::new(rig.local.clone(), rig.target()?);
     driver.repeat_payload();

@@ -33,8 +33,8 @@ const KNOWN: [&str; 4] = ["000", "001", "003", "ram"];
 /// One experiment with one configuration.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Row {
-    pub(crate) report: &'static str,
-    pub(crate) experiment: &'static str,
+    pub(crate) report: String,
+    pub(crate) experiment: String,
     pub(crate) config: &'static str,
     pub(crate) parameters: Experiment,
     pub(crate) measured: Vec<Measured>,
@@ -94,9 +94,9 @@ pub(crate) fn run(
     }
     let stop = Stop::on_signals()?;
     let wanted = |name: &str| only.is_empty() || only.iter().any(|only| only == name);
-    let mut all: Vec<(Experiment, &'static [Configuration])> = Vec::new();
-    for (experiment, configurations) in experiment::scaled_down() {
-        let name = if experiment.on_ram() { "ram" } else { experiment.report };
+    let mut all: Vec<(Experiment, Vec<Configuration>)> = Vec::new();
+    for (experiment, configurations) in experiment::scaled_down()? {
+        let name = if experiment.on_ram() { "ram" } else { &experiment.report };
         if wanted(name) {
             all.push((experiment.with_time(time), configurations));
         }
@@ -115,7 +115,7 @@ pub(crate) fn run(
         four_jobs_over_nbd: Vec::new(),
     };
     for (experiment, configurations) in &all {
-        for configuration in *configurations {
+        for configuration in configurations {
             stop.check()?;
             let name =
                 format!("{}/{} {}", experiment.report, experiment.name, configuration.name());

@@ -13,8 +13,6 @@
 mod axis;
 mod bars;
 mod colours;
-#[cfg(test)]
-mod example;
 mod figures;
 mod misses;
 mod pages;
@@ -81,22 +79,26 @@ pub(crate) fn write(text: &str, revision: Option<&str>, directory: &Path) -> Lab
 mod tests {
     use super::*;
 
+    /// Made up, as `seeds --save` would write it: one report with charts for each experiment, one with
+    /// panels.
+    const EXAMPLE: &str = include_str!("example.json");
+
     #[test]
     fn equal_input_gives_equal_pages() {
-        let text = example::text();
-        let (one, other) = (render(&text, None), render(&text, None));
+        let (one, other) = (render(EXAMPLE, None), render(EXAMPLE, None));
         assert_eq!(one.expect("renders"), other.expect("renders"));
     }
 
     #[test]
     fn every_row_is_on_both_pages_and_no_number_is_broken() {
-        let files = render(&example::text(), Some("f00")).expect("renders");
+        let files = render(EXAMPLE, Some("f00")).expect("renders");
         let page = |name: &str| {
             let file = files.iter().find(|(known, _)| known == name);
             file.map(|(_, text)| text.clone()).expect("is there")
         };
         let (html, markdown) = (page("index.html"), page("README.md"));
-        for row in &example::input().rows {
+        let input: Rows = serde_json::from_str(EXAMPLE).expect("is a result");
+        for row in &input.rows {
             let value = words::number(row.value.map(|value| value.0));
             let beside = |text: &str, config: String, start: &str, end: &str| {
                 let line = |line: &&str| line.contains(&format!("{start}{config}{end}"));
@@ -119,7 +121,7 @@ mod tests {
 
     #[test]
     fn text_is_escaped_everywhere() {
-        for (name, text) in render(&example::text(), None).expect("renders") {
+        for (name, text) in render(EXAMPLE, None).expect("renders") {
             assert!(!text.contains("<b>"), "{name}");
             if name.ends_with(".html") {
                 assert!(text.contains("a &lt;b&gt;|"), "{name}");
@@ -137,11 +139,10 @@ mod tests {
             let files = render(text, None).expect("renders");
             files.into_iter().find(|(name, _)| name == "README.md").map(|(_, text)| text)
         };
-        let text = example::text();
-        let said = page(&text).expect("a page");
+        let said = page(EXAMPLE).expect("a page");
         assert!(said.contains("1 of the 27 figures that are beaten were measured with"), "{said}");
         for other in ["\"sequential_cutoff\":4194304", "\"other\":0"] {
-            let text = text.replace("\"sequential_cutoff\":0", other);
+            let text = EXAMPLE.replace("\"sequential_cutoff\":0", other);
             assert!(!page(&text).expect("a page").contains("were measured with"), "{other}");
         }
     }

@@ -230,12 +230,12 @@ impl Counts {
 
 #[cfg(test)]
 mod tests {
-    use super::super::example;
     use super::*;
 
     #[test]
     fn better_is_beaten_for_rates_and_for_latencies() {
-        let input = example::input();
+        let text = include_str!("example.json");
+        let input: Rows = serde_json::from_str(text).expect("is a result");
         let found: Vec<_> = verdicts(&input, "900")
             .iter()
             .map(|verdict| {

@@ -211,7 +211,6 @@ struct Inner {
     most_in_flight: usize,
 }
 
-/// See the module.
 pub(crate) struct VirtualDevice {
     name: Arc<str>,
     size: u64,

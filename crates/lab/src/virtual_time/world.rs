@@ -11,17 +11,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use forebay_core::{BlockSize, Clock, IoError, Nanos, Op};
-use forebay_device::{Device, IoBuf, QueueContext};
-use forebay_engine::{
-    BlockService, Completion, CompletionSink, EngineLane, LaneContext, LaneVolume, Request,
-    Settings, VolumeSpec,
-};
-use forebay_format::Uuid;
-use forebay_lane::{Lane, LaneId};
+use forebay_device::{Device, IoBuf};
+use forebay_engine::{BlockService, Completion, CompletionSink, EngineLane, LaneVolume, Settings};
+use forebay_lane::Lane;
 use forebay_store::{FormatOptions, StoreOptions};
 
-use crate::bench::rig::VOLUME;
 use crate::error::{LabResult, other};
+use crate::rig::{self, LocalLane, VOLUME, build, request};
 
 use super::access::Access;
 use super::clients::Server;
@@ -102,7 +98,6 @@ impl Plan {
     }
 }
 
-/// See the module.
 pub(crate) struct World {
     machine: Machine,
     engine: Rc<EngineLane>,
@@ -161,33 +156,6 @@ impl Machine {
     }
 }
 
-async fn build(
-    context: LaneContext,
-    ssd: Arc<dyn Device>,
-    disk: Arc<dyn Device>,
-    settings: Settings,
-    format: FormatOptions,
-    seed: u64,
-) -> LabResult<Rc<EngineLane>> {
-    let queue = context.open(&ssd)?;
-    forebay_store::format(&ssd, &queue, &format).await?;
-    let options = StoreOptions {
-        room_for_blocks: disk.size().div_ceil(format.block.bytes()),
-        seed,
-        ..StoreOptions::default()
-    };
-    let (engine, _) = EngineLane::open(context, ssd, options).await?;
-    let spec = VolumeSpec {
-        name: VOLUME.into(),
-        origin: "disk".into(),
-        uuid: Uuid::from_u128(0xda7a),
-        alignment: 0,
-        settings,
-    };
-    engine.create(spec, disk).await?;
-    Ok(engine)
-}
-
 impl World {
     /// Formats the cache device, opens it, creates the volume.
     pub(crate) fn new(plan: Plan) -> LabResult<Self> {
@@ -195,14 +163,16 @@ impl World {
         let clock = Arc::<VirtualClock>::default();
         // Time 0 is before everything.
         clock.0.store(1_000_000_000, Ordering::Relaxed);
-        let as_clock: Arc<dyn Clock> = clock.clone();
-        let lane = Lane::new(LaneId(0), as_clock.clone(), || ());
-        let queues = Rc::new(QueueContext { clock: as_clock, ring: None });
-        let context = LaneContext { lane: lane.clone(), queues, register: Rc::new(|_| ()) };
-        let machine = Machine { clock, lane, ssd, disk };
-        let format = FormatOptions { block, segment_bytes, uuid: Uuid::from_u128(0xcac4e) };
-        let making =
-            build(context, machine.ssd.clone(), machine.disk.clone(), settings, format, seed);
+        let local = LocalLane::new(0, clock.clone());
+        let options = StoreOptions {
+            room_for_blocks: disk.size().div_ceil(block.bytes()),
+            seed,
+            ..StoreOptions::default()
+        };
+        let plan = rig::Plan::new(ssd.clone(), disk.clone(), settings);
+        let format = FormatOptions { block, segment_bytes, ..plan.format };
+        let making = build(local.context.clone(), rig::Plan { format, options, ..plan });
+        let machine = Machine { clock, lane: local.lane().clone(), ssd, disk };
         let engine = machine.block_on("making a cache", making)??;
         let target = engine.target(VOLUME).ok_or_else(|| other("the volume is not running"))?;
         if never_full {
@@ -270,17 +240,7 @@ impl World {
 
     /// A request without data, to its end.
     pub(crate) fn plain(&mut self, op: Op, offset: u64, len: u64) -> LabResult<()> {
-        let request = Request {
-            tag: 0,
-            op,
-            offset,
-            len,
-            fua: false,
-            fast: false,
-            no_hole: false,
-            data: None,
-        };
-        self.target.submit(request, &self.as_sink);
+        self.target.submit(request(0, op, offset, len, None), &self.as_sink);
         let mut ended = Vec::new();
         loop {
             self.settle(&mut ended)?;
@@ -343,16 +303,8 @@ impl World {
             fill_payload(&mut new);
             new
         });
-        let request = Request {
-            tag: client.into(),
-            op: if access.write { Op::Write } else { Op::Read },
-            offset: access.offset,
-            len: access.len,
-            fua: false,
-            fast: false,
-            no_hole: false,
-            data: Some(data),
-        };
+        let op = if access.write { Op::Write } else { Op::Read };
+        let request = request(client.into(), op, access.offset, access.len, Some(data));
         self.target.submit(request, &self.as_sink);
     }
 }

@@ -8,7 +8,7 @@ use forebay_engine::Settings;
 
 use crate::bench::engine::Sizes;
 use crate::bench::pattern::{Step, permutation, uniform, zipf};
-use crate::bench::rig::{BLOCK, no_writeback};
+use crate::rig::{BLOCK, no_writeback};
 
 /// Steps that are prepared; they are gone through again and again.
 const STEPS: usize = 1 << 20;

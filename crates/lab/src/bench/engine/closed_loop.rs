@@ -20,8 +20,8 @@ use crate::bench::driver::{Sink, stamp};
 use crate::bench::engine::worker::Worker;
 use crate::bench::measure::{Sample, Stopwatch};
 use crate::bench::pattern::Step;
-use crate::bench::rig::BLOCK;
 use crate::error::{LabResult, other};
+use crate::rig::BLOCK;
 
 /// How a request reaches the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]

@@ -15,10 +15,10 @@ use crate::bench::engine::closed_loop::{self, Load, Way};
 use crate::bench::engine::worker::{Counters, Crew, Worker};
 use crate::bench::engine::{Args, Background, Case, Sizes};
 use crate::bench::measure::{Rates, Sample};
-use crate::bench::rig::{BLOCK, touch};
 use crate::error::{LabResult, usage};
 use crate::output::{Goal, Table, print_json, rate};
 use crate::progress::Progress;
+use crate::rig::{BLOCK, touch};
 use crate::statistics::{Estimate, median};
 
 #[derive(Serialize)]

@@ -6,7 +6,7 @@ use std::sync::{Arc, Barrier};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use forebay_device::{Claim, Device, LogBuffer, RamDevice};
+use forebay_device::{Claim, LogBuffer, RamDevice};
 use forebay_engine::stats::CounterTotals;
 use forebay_engine::{Cache, EngineLane};
 use forebay_lane::MonotonicClock;
@@ -17,9 +17,9 @@ use crate::bench::engine::{Background, Case, Sizes};
 use crate::bench::fill;
 use crate::bench::measure::{Sample, Stopwatch, pin};
 use crate::bench::pattern::Step;
-use crate::bench::rig::{BLOCK, LocalLane, Plan, Rig, VOLUME};
 use crate::error::{LabError, LabResult, other};
 use crate::progress::Progress;
+use crate::rig::{BLOCK, LocalLane, Plan, Rig, VOLUME};
 
 /// What a sample is of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -190,11 +190,13 @@ impl Crew {
         let area = LogBuffer::new(sizes.cache_bytes as usize);
         let share = sizes.cache_bytes / lanes as u64 / BLOCK * BLOCK;
         let plan = Plan {
-            cache: RamDevice::new("cache", sizes.cache_bytes)? as Arc<dyn Device>,
-            origin: RamDevice::new("origin", sizes.origin_bytes)? as Arc<dyn Device>,
-            settings: Case::OverwriteDirty.settings(),
             options: StoreOptions { lanes, ..StoreOptions::default() },
             touched: true,
+            ..Plan::new(
+                RamDevice::new("cache", sizes.cache_bytes)?,
+                RamDevice::new("origin", sizes.origin_bytes)?,
+                Case::OverwriteDirty.settings(),
+            )
         };
         let mut members = Vec::new();
         let mut cache: Option<Arc<Cache>> = None;

@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use crate::bench::measure::{Sample, Stopwatch};
 use crate::bench::pattern::Step;
-use crate::bench::rig::BLOCK;
 use crate::error::{LabResult, other};
 use crate::nbd::{self, FLUSH, READ, REPLY_BYTES, REQUEST_BYTES, WRITE, check_reply, header};
+use crate::rig::BLOCK;
 
 const INBOX: usize = 512 << 10;
 

@@ -35,7 +35,7 @@ impl Peer {
     /// The name of its export.
     pub(crate) fn export(self) -> &'static str {
         match self {
-            Peer::Forebay => crate::bench::rig::VOLUME,
+            Peer::Forebay => crate::rig::VOLUME,
             Peer::QemuNull => "null",
             Peer::NbdkitMemory => "",
         }

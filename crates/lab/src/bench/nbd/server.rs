@@ -10,10 +10,9 @@ use forebay_device::{Device, RamDevice};
 use forebay_engine::{Cache, LaneContext};
 use forebay_lane::{LaneId, LaneLoop, LaneOptions, LaneThread, MonotonicClock};
 use forebay_nbd::{ConnectionCount, Limits, ListenAddress, ListenError, Listener, Server};
-use forebay_store::StoreOptions;
 
-use crate::bench::rig::{Plan, VOLUME, build, no_writeback, touch};
 use crate::error::{LabResult, other};
+use crate::rig::{Plan, VOLUME, build, no_writeback, touch};
 
 /// What is served.
 #[derive(Clone, Debug, clap::Args)]
@@ -34,11 +33,12 @@ pub(crate) fn run(args: &Args) -> LabResult<()> {
     // The volume is filled from its start to its end, and that must stay in the cache.
     settings.sequential_cutoff = 0;
     let plan = Plan {
-        cache: RamDevice::new("cache", 2 * size + (64 << 20))? as Arc<dyn Device>,
-        origin: RamDevice::new("origin", size)? as Arc<dyn Device>,
-        settings,
-        options: StoreOptions::default(),
         touched: true,
+        ..Plan::new(
+            RamDevice::new("cache", 2 * size + (64 << 20))?,
+            RamDevice::new("origin", size)?,
+            settings,
+        )
     };
     let (tell, hear) = mpsc::channel();
     let thread = serve(plan, Vec::new(), address, move |served| {

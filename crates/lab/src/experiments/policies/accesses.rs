@@ -19,7 +19,6 @@ pub(super) struct Span<'a> {
     pub(super) blocks: &'a [u32],
 }
 
-/// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Accesses {
     /// Of all requests, one after the other.

@@ -23,7 +23,7 @@ use forebay_core::{Admission, Mode, ReplacementKind, parse_size};
 use serde::Serialize;
 
 use crate::error::{LabError, LabResult, other};
-use crate::experiments::replay::{Grid, Loaded, Misses, Rules};
+use crate::experiments::replay::{Grid, Loaded, Misses, Rules, suggest};
 use crate::output::{Table, print_json, try_file};
 use crate::report;
 use crate::trace::{self, Format};
@@ -284,9 +284,7 @@ pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
     } else {
         None
     };
-    let threads =
-        args.threads.or_else(|| std::thread::available_parallelism().ok().map(Into::into));
-    let found = work::run(&jobs, &accesses, log.as_ref(), args.seed, threads.unwrap_or(1))?;
+    let found = work::run(&jobs, &accesses, log.as_ref(), args.seed, args.threads)?;
     let pairs = jobs.iter().zip(&found);
     let result = Report {
         trace: args.trace.file_name().unwrap_or_default().to_string_lossy().into_owned(),
@@ -307,14 +305,7 @@ pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
     if let Some(path) = &args.plot {
         plot(&result, path)?;
     }
-    if let Some(better) = accesses.alignment.suggestion() {
-        eprintln!(
-            "{} % of the requests start {} bytes into a block; --align {} would align them.",
-            better.percent,
-            4096 - better.shift,
-            (align + better.shift) % 4096,
-        );
-    }
+    suggest(&accesses.alignment, align);
     if json {
         return print_json(&result);
     }

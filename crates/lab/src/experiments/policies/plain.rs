@@ -1,11 +1,13 @@
 //! A cache without devices around a policy: what is hit and what is missed.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use forebay_core::{Admission, Op, ReplacementKind};
 use forebay_policy::exact::{Node, build};
 use forebay_policy::{Ghost, Past, admits};
+use parking_lot::Mutex;
+
+use crate::progress::LateProgress;
 
 use super::accesses::Accesses;
 
@@ -50,30 +52,25 @@ impl Counts {
 }
 
 /// What one thread reports of its way through the trace.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct Steps<'a> {
-    /// What all threads did.
-    all: Option<&'a AtomicU64>,
-    /// What is not in there yet.
+    progress: Option<&'a Mutex<LateProgress>>,
+    /// What it was not told yet.
     own: u64,
 }
 
-/// Blocks that a thread does before it says so.
-const SOME: u64 = 1 << 16;
-
 impl<'a> Steps<'a> {
-    /// Steps that are added to those of all threads.
-    pub(super) fn counted(all: &'a AtomicU64) -> Self {
-        Steps { all: Some(all), own: 0 }
+    pub(super) fn shown(progress: &'a Mutex<LateProgress>) -> Self {
+        Steps { progress: Some(progress), own: 0 }
     }
 
     /// So many blocks are done.
     pub(super) fn advance(&mut self, blocks: usize) {
         self.own += blocks as u64;
-        if self.own >= SOME {
+        if self.own >= 1 << 16 {
             let own = std::mem::take(&mut self.own);
-            if let Some(all) = self.all {
-                all.fetch_add(own, Ordering::Relaxed);
+            if let Some(progress) = self.progress {
+                progress.lock().advance(own);
             }
         }
     }

@@ -1,10 +1,10 @@
 //! All policies and sizes on all processors.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::mpsc;
+use parking_lot::Mutex;
 
-use crate::error::{LabResult, other};
+use crate::error::LabResult;
 use crate::experiments::replay::{self, Loaded, Misses};
+use crate::pool;
 use crate::progress::LateProgress;
 
 use super::accesses::Accesses;
@@ -25,44 +25,14 @@ pub(super) fn run(
     accesses: &Accesses,
     log: Option<&Loaded>,
     seed: u64,
-    threads: usize,
+    threads: Option<usize>,
 ) -> LabResult<Vec<Found>> {
-    let done = AtomicU64::new(0);
-    let next = AtomicUsize::new(0);
-    let mut all: Vec<Option<LabResult<Found>>> = jobs.iter().map(|_| None).collect();
-    std::thread::scope(|scope| {
-        let (sender, receiver) = mpsc::channel();
-        for _ in 0..threads.clamp(1, jobs.len().max(1)) {
-            let sender = sender.clone();
-            let (done, next) = (&done, &next);
-            scope.spawn(move || {
-                while let Some((place, job)) = take(jobs, next) {
-                    let mut steps = Steps::counted(done);
-                    let found = run_one(job, accesses, log, seed, &mut steps);
-                    if sender.send((place, found)).is_err() {
-                        return;
-                    }
-                }
-            });
-        }
-        drop(sender);
-        let steps = accesses.accesses() * jobs.len() as u64;
-        let mut progress = LateProgress::new(steps, "running policies");
-        loop {
-            match receiver.recv_timeout(std::time::Duration::from_millis(200)) {
-                Ok((place, found)) => {
-                    if let Some(slot) = all.get_mut(place) {
-                        *slot = Some(found);
-                    }
-                }
-                Err(mpsc::RecvTimeoutError::Disconnected) => break,
-                Err(mpsc::RecvTimeoutError::Timeout) => {}
-            }
-            progress.reach(done.load(Ordering::Relaxed));
-        }
-    });
-    let lost = || other("a policy did not get through the trace");
-    all.into_iter().map(|found| found.ok_or_else(lost)?).collect()
+    let steps = accesses.accesses() * jobs.len() as u64;
+    let progress = Mutex::new(LateProgress::new(steps, "running policies"));
+    let order: Vec<usize> = (0..jobs.len()).collect();
+    pool::run(jobs, &order, pool::threads(threads, jobs.len()), |job| {
+        run_one(job, accesses, log, seed, &mut Steps::shown(&progress))
+    })
 }
 
 fn run_one(
@@ -84,10 +54,4 @@ fn run_one(
         }
         (Policy::Belady, None) => Ok(Found::Plain(belady::run(capacity, accesses, steps))),
     }
-}
-
-/// The next job that nobody has begun.
-fn take<'a, T>(jobs: &'a [T], next: &AtomicUsize) -> Option<(usize, &'a T)> {
-    let place = next.fetch_add(1, Ordering::Relaxed);
-    Some((place, jobs.get(place)?))
 }

@@ -26,7 +26,6 @@ pub(crate) struct Asked {
     pub(crate) len: u64,
 }
 
-/// See the module.
 #[derive(Debug)]
 pub(crate) struct Loaded {
     pub(crate) requests: Vec<Asked>,

@@ -23,7 +23,7 @@ use forebay_engine::Settings;
 
 use crate::error::{LabError, LabResult};
 use crate::output::print_json;
-use crate::trace::{self, Format};
+use crate::trace::{self, Alignment, Format};
 use crate::virtual_time::cpu::CpuCosts;
 use crate::virtual_time::world::UNIT;
 
@@ -137,8 +137,8 @@ fn size(text: &str) -> LabResult<u64> {
 }
 
 /// Says which `--align` would help, where most requests start within a block.
-fn suggest(trace: &Loaded, align: u64) {
-    if let Some(better) = trace.alignment.suggestion() {
+pub(crate) fn suggest(alignment: &Alignment, align: u64) {
+    if let Some(better) = alignment.suggestion() {
         eprintln!(
             "{} % of the requests start {} bytes into a block; --align {} would align them.",
             better.percent,
@@ -170,7 +170,7 @@ fn replay(args: &Args) -> LabResult<row::Report> {
     if let Some(writes) = args.flush_every {
         trace.flush_every(writes);
     }
-    suggest(&trace, align);
+    suggest(&trace.alignment, align);
     let timing = match args.timing {
         Some(TimingChoice::Trace) if !trace.timed => {
             return Err(usage("the trace has no times; choose --timing closed"));

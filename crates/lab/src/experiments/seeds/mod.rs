@@ -17,13 +17,11 @@ mod row;
 mod table;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-
-use parking_lot::Mutex;
 
 use crate::bench::measure::thread_cpu;
 use crate::error::{LabResult, other, usage};
 use crate::output::print_json;
+use crate::pool;
 use crate::progress::Progress;
 use crate::report::rows::Rows;
 use crate::virtual_time::cpu::CpuCosts;
@@ -141,36 +139,21 @@ pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
 
 /// Runs the jobs on some threads, long ones first; results in the order of the jobs.
 fn run_jobs(args: &Args, jobs: &[Job]) -> LabResult<Vec<Vec<Measurement>>> {
-    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-    let threads = args.threads.unwrap_or(cpus).clamp(1, jobs.len().max(1));
     let mut order: Vec<usize> = (0..jobs.len()).collect();
     order.sort_by(|one, other| jobs[*other].weight.total_cmp(&jobs[*one].weight));
     let total: f64 = jobs.iter().map(|job| job.weight).sum();
     let progress = Progress::new((total * 10.0) as u64, "in virtual time");
-    let next = AtomicUsize::new(0);
-    let results: Vec<Mutex<Option<LabResult<Vec<Measurement>>>>> =
-        jobs.iter().map(|_| Mutex::new(None)).collect();
-    std::thread::scope(|scope| {
-        for _ in 0..threads {
-            scope.spawn(|| {
-                while let Some(index) = order.get(next.fetch_add(1, Ordering::SeqCst)) {
-                    let job = &jobs[*index];
-                    progress.label(format!("{} {}", job.report, job.name));
-                    let context = Context { costs: args.costs, seed: args.seed, scale: args.scale };
-                    let started = thread_cpu();
-                    *results[*index].lock() = Some((job.run)(&context));
-                    if args.times {
-                        let took = (thread_cpu() - started).as_secs_f64();
-                        eprintln!("{} {}: {took:.1} s of {}", job.report, job.name, job.weight);
-                    }
-                    progress.advance((job.weight * 10.0) as u64);
-                }
-            });
+    pool::run(jobs, &order, pool::threads(args.threads, jobs.len()), |job| {
+        let name = format!("{} {}", job.report, job.name);
+        progress.label(name.clone());
+        let context = Context { costs: args.costs, seed: args.seed, scale: args.scale };
+        let started = thread_cpu();
+        let measured = (job.run)(&context).map_err(|error| other(format!("{name}: {error}")));
+        if args.times {
+            let took = (thread_cpu() - started).as_secs_f64();
+            eprintln!("{name}: {took:.1} s of {}", job.weight);
         }
-    });
-    let finished = results.into_iter().zip(jobs).map(|(result, job)| {
-        let failed = |error| other(format!("{} {}: {error}", job.report, job.name));
-        result.into_inner().ok_or_else(|| other("a job was lost"))?.map_err(failed)
-    });
-    finished.collect()
+        progress.advance((job.weight * 10.0) as u64);
+        measured
+    })
 }

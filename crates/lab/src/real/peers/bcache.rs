@@ -23,7 +23,6 @@ fn bucket(size: u64) -> u64 {
     (1 << most.ilog2()).clamp(16 << 10, 512 << 10)
 }
 
-/// See the module.
 #[derive(Default)]
 pub(crate) struct Bcache {
     /// The directory of the origin, while it is set up.

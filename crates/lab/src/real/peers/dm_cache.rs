@@ -14,7 +14,6 @@ const MIB: u64 = 2048;
 /// The word of the status that counts dirty blocks.
 const DIRTY: usize = 10;
 
-/// See the module.
 #[derive(Default)]
 pub(crate) struct DmCache {
     mode: Option<Mode>,

@@ -13,7 +13,6 @@ use crate::process::STEP_LIMIT;
 /// The word of the status that counts dirty blocks.
 const DIRTY: usize = 6;
 
-/// See the module.
 #[derive(Default)]
 pub(crate) struct DmWriteboost;
 

@@ -11,7 +11,6 @@ const ERROR: usize = 0;
 const BLOCKS: usize = 1;
 const FREE: usize = 2;
 
-/// See the module.
 #[derive(Default)]
 pub(crate) struct DmWritecache;
 

@@ -18,7 +18,6 @@ const VOLUME: &str = "peer";
 /// Connections of the kernel's client: as many as the widest load has jobs.
 const CONNECTIONS: &str = "4";
 
-/// See the module.
 pub(crate) struct Forebay {
     /// Whether the kernel's client is used where there is one.
     block: bool,

@@ -17,7 +17,6 @@ use crate::process::{self, PATIENCE, STEP_LIMIT, find_program, step};
 /// Of the fast device, the share in percent that the cache may take; a filesystem needs some.
 const SHARE: u64 = 90;
 
-/// See the module.
 #[derive(Default)]
 pub(crate) struct Nbdkit {
     front: Option<Front>,

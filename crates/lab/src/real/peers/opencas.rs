@@ -15,7 +15,6 @@ use crate::process::{STEP_LIMIT, find_program, step};
 /// The number of the cache; nobody who has others begins with this one.
 const CACHE: &str = "4096";
 
-/// See the module.
 #[derive(Default)]
 pub(crate) struct OpenCas;
 

@@ -17,8 +17,8 @@ const BUSY: f64 = 0.9;
 /// One experiment in both times.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Agreement {
-    report: &'static str,
-    experiment: &'static str,
+    report: String,
+    experiment: String,
     config: &'static str,
     real_bytes_per_second: f64,
     virtual_bytes_per_second: f64,
@@ -43,8 +43,8 @@ pub(crate) fn of(
     let in_virtual = twin::measure(experiment, configuration, costs, seed)?;
     let ratio = row.bytes_per_second / in_virtual.bytes_per_second.max(1e-9);
     Ok(Agreement {
-        report: row.report,
-        experiment: row.experiment,
+        report: row.report.clone(),
+        experiment: row.experiment.clone(),
         config: row.config,
         real_bytes_per_second: row.bytes_per_second,
         virtual_bytes_per_second: in_virtual.bytes_per_second,

@@ -1,18 +1,19 @@
-//! The reports' experiments, scaled down until they run in real time on a small machine: data only,
-//! so that the same experiment can be run in virtual time at the same size.
-//!
-//! What is kept of the reports is the ratio of sizes, the mix, the distribution, jobs and depth, and
-//! the order of preparation and measurement.
+//! The reports' experiments, scaled down until they run in real time on a small machine: data only, in
+//! `crates/lab/published/scaled.toml`, so that the same experiment can be run in virtual time at the same
+//! size.
+
+use std::collections::BTreeMap;
 
 use forebay_core::{Durability, Mode};
 use forebay_device::model::ModelKind;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
+
+use crate::error::{LabResult, other};
 
 const MIB: u64 = 1 << 20;
-const KIB: u64 = 1 << 10;
 
 /// What a device is like.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum DeviceKind {
     /// RAM, as fast as it is.
@@ -35,7 +36,7 @@ impl DeviceKind {
 }
 
 /// The order of addresses within the span.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Addresses {
     /// From the start to the end, again and again.
@@ -47,7 +48,7 @@ pub(crate) enum Addresses {
 }
 
 /// What is done before the clock runs: the first `bytes` of the span are read or written in order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Preparation {
     pub(crate) write: bool,
     pub(crate) bytes: u64,
@@ -56,11 +57,11 @@ pub(crate) struct Preparation {
 }
 
 /// One experiment. Sizes are in bytes, times in seconds.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Experiment {
     /// Number of the report.
-    pub(crate) report: &'static str,
-    pub(crate) name: &'static str,
+    pub(crate) report: String,
+    pub(crate) name: String,
     pub(crate) origin: DeviceKind,
     pub(crate) origin_bytes: u64,
     pub(crate) cache: DeviceKind,
@@ -82,7 +83,8 @@ pub(crate) struct Experiment {
 
 /// What the experiment is run on. No configuration has a sequential cut-off: preparations are
 /// sequential, and in the reports it was off or not mentioned.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub(crate) enum Configuration {
     /// The origin alone, by passthrough.
     Origin,
@@ -147,110 +149,28 @@ impl Experiment {
     }
 }
 
-use Configuration::{CacheDevice, Origin, Strict, Writeback, Writethrough};
-
-/// 000, 1:50: a disk of 2 GiB, cache device and file of 400 MiB each.
-const MAIL: Experiment = Experiment {
-    report: "000",
-    name: "mail",
-    origin: DeviceKind::Hdd7200,
-    origin_bytes: 2048 * MIB,
-    cache: DeviceKind::SataSsd,
-    cache_bytes: 400 * MIB,
-    preparation: Preparation { write: false, bytes: 360 * MIB, block: 4 * KIB, depth: 8 },
-    span: 400 * MIB,
-    block: 4 * KIB,
-    write_percent: 10,
-    addresses: Addresses::Zipf(1.2),
-    jobs: 4,
-    depth: 8,
-    ramp_seconds: 4,
-    seconds: 16,
-};
-
-/// 001, 1:200 of the span: the cache device holds all of it four times over, as 800 GB hold 100.
-/// The sequential tests have one job: those of the report ran side by side.
-const MAXIO: Experiment = Experiment {
-    report: "001",
-    name: "",
-    origin: DeviceKind::Hdd7200,
-    origin_bytes: 512 * MIB,
-    cache: DeviceKind::SataSsd,
-    cache_bytes: 2048 * MIB,
-    preparation: Preparation { write: true, bytes: 512 * MIB, block: 256 * KIB, depth: 16 },
-    span: 512 * MIB,
-    block: 4 * KIB,
-    write_percent: 100,
-    addresses: Addresses::Uniform,
-    jobs: 4,
-    depth: 64,
-    ramp_seconds: 1,
-    seconds: 5,
-};
-
-/// 003: the cache device holds what is written in the time, as in the report.
-const WRITEBOOST: Experiment = Experiment {
-    report: "003",
-    name: "",
-    origin: DeviceKind::Hdd7200,
-    origin_bytes: 256 * MIB,
-    cache: DeviceKind::SataSsd,
-    cache_bytes: 2560 * MIB,
-    preparation: Preparation { write: true, bytes: 256 * MIB, block: 256 * KIB, depth: 16 },
-    span: 256 * MIB,
-    block: 4 * KIB,
-    write_percent: 100,
-    addresses: Addresses::Uniform,
-    jobs: 1,
-    depth: 4,
-    ramp_seconds: 1,
-    seconds: 5,
-};
+/// Experiments with much in common.
+#[derive(Deserialize)]
+struct Group {
+    common: toml::Table,
+    experiments: Vec<toml::Table>,
+    configurations: Vec<Configuration>,
+}
 
 /// All experiments, each with the configurations that it is run with.
-pub(crate) fn scaled_down() -> Vec<(Experiment, &'static [Configuration])> {
-    const BOTH: &[Configuration] = &[CacheDevice, Writeback];
-    let mut all: Vec<(Experiment, &'static [Configuration])> =
-        vec![(MAIL, &[Origin, CacheDevice, Writethrough, Writeback, Strict])];
-    let sequential = Experiment {
-        block: 256 * KIB,
-        addresses: Addresses::Sequential,
-        jobs: 1,
-        depth: 16,
-        ..MAXIO
-    };
-    for (name, write_percent, shape) in [
-        ("sata/seq-write", 100, sequential),
-        ("sata/seq-read", 0, sequential),
-        ("sata/rand-write", 100, MAXIO),
-        ("sata/rand-read", 0, MAXIO),
-        ("sata/rand-mix", 25, MAXIO),
-    ] {
-        all.push((Experiment { name, write_percent, ..shape }, BOTH));
+pub(crate) fn scaled_down() -> LabResult<Vec<(Experiment, Vec<Configuration>)>> {
+    let bad = |error: toml::de::Error| other(format!("the scaled-down experiments: {error}"));
+    let text = include_str!("../../../published/scaled.toml");
+    let mut file: BTreeMap<String, Vec<Group>> = toml::from_str(text).map_err(bad)?;
+    let mut all = Vec::new();
+    for Group { common, experiments, configurations } in file.remove("group").unwrap_or_default() {
+        for own in experiments {
+            let mut table = common.clone();
+            table.extend(own);
+            all.push((table.try_into().map_err(bad)?, configurations.clone()));
+        }
     }
-    let ram = Experiment {
-        origin: DeviceKind::Ram,
-        origin_bytes: 1024 * MIB,
-        cache: DeviceKind::Ram,
-        cache_bytes: 2048 * MIB,
-        span: 1024 * MIB,
-        preparation: Preparation { write: true, bytes: 1024 * MIB, block: 256 * KIB, depth: 16 },
-        ..WRITEBOOST
-    };
-    for (name, jobs, depth) in [("1x4", 1, 4), ("1x32", 1, 32), ("4x4", 4, 4), ("4x32", 4, 32)] {
-        let configurations: &[Configuration] = &[CacheDevice, Writeback, Strict];
-        all.push((Experiment { name, jobs, depth, ..WRITEBOOST }, configurations));
-    }
-    for (name, jobs, depth) in
-        [("ram/1x4", 1, 4), ("ram/1x32", 1, 32), ("ram/4x4", 4, 4), ("ram/4x32", 4, 32)]
-    {
-        all.push((Experiment { name, jobs, depth, ..ram }, BOTH));
-    }
-    all.push((
-        Experiment { name: "ram/512k", block: 512 * KIB, jobs: 4, depth: 32, ..ram },
-        &[CacheDevice],
-    ));
-    all
+    Ok(all)
 }
 
 #[cfg(test)]
@@ -259,10 +179,10 @@ mod tests {
 
     #[test]
     fn every_experiment_fits_its_devices() {
-        let all = scaled_down();
+        let all = scaled_down().expect("well formed");
         for (experiment, configurations) in &all {
             let Preparation { bytes, block, .. } = experiment.preparation;
-            let name = experiment.name;
+            let name = &experiment.name;
             assert!(
                 bytes <= experiment.span && experiment.span <= experiment.origin_bytes,
                 "{name}"
@@ -273,7 +193,7 @@ mod tests {
                 assert!(size % block == 0 && size % experiment.block == 0, "{name}");
             }
             assert!(!configurations.is_empty() && experiment.write_percent <= 100, "{name}");
-            let short = experiment.with_time(10);
+            let short = experiment.clone().with_time(10);
             assert!(short.seconds >= 1 && short.seconds <= experiment.seconds, "{name}");
         }
         let of = |report| all.iter().filter(|(one, _)| one.report == report).count();

@@ -14,11 +14,11 @@ use crate::bench::engine::closed_loop::{self, Load, Way};
 use crate::bench::engine::jobs::bare;
 use crate::bench::engine::worker::{Crew, Worker};
 use crate::bench::measure::Rates;
-use crate::bench::rig::BLOCK;
 use crate::error::LabResult;
 use crate::output::{Goal, Table};
 use crate::process::Stop;
 use crate::progress::Progress;
+use crate::rig::BLOCK;
 use crate::statistics::median;
 
 const GIB: u64 = 1 << 30;

@@ -7,15 +7,14 @@ use std::time::Instant;
 use forebay_device::model::ModelledDevice;
 use forebay_device::{Device, RamDevice};
 use forebay_engine::Settings;
-use forebay_store::StoreOptions;
 
 use super::Row;
 use super::experiment::{Addresses, Configuration, DeviceKind, Experiment, Preparation};
 use super::server::Server;
-use crate::bench::rig::Plan;
 use crate::error::LabResult;
 use crate::fio::Fio;
 use crate::process::Stop;
+use crate::rig::Plan;
 
 /// Cache device of a volume that only passes through.
 const UNUSED_CACHE: u64 = 64 << 20;
@@ -60,13 +59,11 @@ pub(crate) fn measure(
             make("cache", experiment.cache, experiment.cache_bytes)?,
         ),
     };
-    let plan = Plan {
-        cache: cache.device,
-        origin: origin.device,
-        settings: Settings { mode, durability, sequential_cutoff: 0, ..Settings::default() },
-        options: StoreOptions::default(),
-        touched: false,
-    };
+    let plan = Plan::new(
+        cache.device,
+        origin.device,
+        Settings { mode, durability, sequential_cutoff: 0, ..Settings::default() },
+    );
     let memory = vec![origin.memory, cache.memory];
     let server = Server::start(plan, memory, &folder.path().join("nbd"), stop)?;
     let run = |text: String| run_fio(folder.path(), &text, stop);
@@ -89,10 +86,10 @@ pub(crate) fn measure(
     let all =
         reads + totals.write_hits + totals.write_misses - first.write_hits - first.write_misses;
     Ok(Row {
-        report: experiment.report,
-        experiment: experiment.name,
+        report: experiment.report.clone(),
+        experiment: experiment.name.clone(),
         config: configuration.name(),
-        parameters: *experiment,
+        parameters: experiment.clone(),
         bytes_per_second: measured.iter().map(|one| one.bytes_per_second).sum(),
         iops: measured.iter().map(|one| one.iops).sum(),
         measured,
@@ -193,7 +190,12 @@ mod tests {
     #[test]
     fn job_files_say_what_the_experiment_says() {
         let find = |name: &str| {
-            scaled_down().into_iter().find(|(one, _)| one.name == name).expect("known").0
+            scaled_down()
+                .expect("well formed")
+                .into_iter()
+                .find(|(one, _)| one.name == name)
+                .expect("known")
+                .0
         };
         let text = job(&find("mail"), "nbd://h/x", 7, 1);
         for line in [

@@ -11,9 +11,9 @@ use forebay_lane::LaneThread;
 use forebay_nbd::ListenAddress;
 
 use crate::bench::nbd::server::serve;
-use crate::bench::rig::{Plan, VOLUME};
 use crate::error::{LabResult, other};
 use crate::process::{LOOK, Stop};
+use crate::rig::{Plan, VOLUME};
 
 /// A server that runs until it is dropped.
 pub(crate) struct Server {

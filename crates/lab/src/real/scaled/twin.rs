@@ -89,10 +89,10 @@ mod tests {
     #[test]
     fn bare_devices_do_what_their_models_say() {
         let costs = CpuCosts { cpu_read: 0, cpu_write: 0, cpu_front: 0, cpu_more: 0 };
-        let all = scaled_down();
+        let all = scaled_down().expect("well formed");
         let named = |name| all.iter().map(|(one, _)| one).find(|one| one.name == name);
         let of = |name, configuration| {
-            let experiment = named(name).expect("is there").with_time(20);
+            let experiment = named(name).expect("is there").clone().with_time(20);
             let twin = measure(&experiment, configuration, costs, 1).expect("runs");
             twin.bytes_per_second / 1e6
         };

@@ -4,9 +4,10 @@
 use std::sync::atomic::Ordering;
 
 use forebay_core::{Op, OriginBlock, SECTOR_SIZE};
-use forebay_engine::{BlockService, Request};
+use forebay_engine::BlockService;
 
 use crate::error::LabResult;
+use crate::rig::request;
 
 use super::super::access::Access;
 use super::super::clients::Server;
@@ -42,10 +43,7 @@ impl World {
         if matches!(op, Op::Read | Op::Write) {
             return self.start(client, &Access { offset, len, write: op == Op::Write });
         }
-        let tag = client.into();
-        let request =
-            Request { tag, op, offset, len, fua: false, fast: false, no_hole: false, data: None };
-        self.target.submit(request, &self.as_sink);
+        self.target.submit(request(client.into(), op, offset, len, None), &self.as_sink);
         Ok(false)
     }
 

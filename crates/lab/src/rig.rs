@@ -6,11 +6,11 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use forebay_core::{BlockSize, Clock};
+use forebay_core::{BlockSize, Clock, Op};
 use forebay_device::{Device, IoBuf, Queue, QueueContext};
-use forebay_engine::{EngineLane, LaneContext, LaneVolume, Settings, VolumeSpec};
+use forebay_engine::{EngineLane, LaneContext, LaneVolume, Request, Settings, VolumeSpec};
 use forebay_format::Uuid;
-use forebay_lane::{Lane, LaneId, MonotonicClock};
+use forebay_lane::{Lane, LaneId};
 use forebay_store::{FormatOptions, RecoveryReport, StoreLane, StoreOptions};
 
 use crate::error::{LabError, LabResult, other};
@@ -34,8 +34,7 @@ pub(crate) struct LocalLane {
 }
 
 impl LocalLane {
-    pub(crate) fn new(id: u16, clock: Arc<MonotonicClock>) -> Self {
-        let clock: Arc<dyn Clock> = clock;
+    pub(crate) fn new(id: u16, clock: Arc<dyn Clock>) -> Self {
         let lane = Lane::new(LaneId(id), clock.clone(), || ());
         let queues = Rc::new(QueueContext { clock, ring: None });
         LocalLane { context: LaneContext { lane, queues, register: Rc::new(|_: &Queue| ()) } }
@@ -111,36 +110,43 @@ pub(crate) struct Plan {
     pub(crate) cache: Arc<dyn Device>,
     pub(crate) origin: Arc<dyn Device>,
     pub(crate) settings: Settings,
+    pub(crate) format: FormatOptions,
     pub(crate) options: StoreOptions,
     /// Whether the devices take their memory before anything else.
     pub(crate) touched: bool,
 }
 
-fn volume_spec(settings: Settings) -> VolumeSpec {
-    VolumeSpec {
-        name: VOLUME.into(),
-        origin: "ram".into(),
-        uuid: Uuid::from_u128(0xda7a),
-        alignment: 0,
-        settings,
+impl Plan {
+    /// With blocks, segments and a store as by default.
+    pub(crate) fn new(cache: Arc<dyn Device>, origin: Arc<dyn Device>, settings: Settings) -> Self {
+        let uuid = Uuid::from_u128(0xcac4e);
+        let format = FormatOptions { block: BlockSize::DEFAULT, segment_bytes: None, uuid };
+        Plan { cache, origin, settings, format, options: StoreOptions::default(), touched: false }
     }
+}
+
+/// A request without flags.
+pub(crate) fn request(tag: u64, op: Op, offset: u64, len: u64, data: Option<IoBuf>) -> Request {
+    Request { tag, op, offset, len, fua: false, fast: false, no_hole: false, data }
 }
 
 /// Formats the cache device, opens it and creates the volume.
 pub(crate) async fn build(context: LaneContext, plan: Plan) -> LabResult<Rc<EngineLane>> {
-    let options = FormatOptions {
-        block: BlockSize::DEFAULT,
-        segment_bytes: None,
-        uuid: Uuid::from_u128(0xcac4e),
-    };
     let queue = context.open(&plan.cache)?;
     if plan.touched {
         touch(&context, &plan.cache).await?;
         touch(&context, &plan.origin).await?;
     }
-    forebay_store::format(&plan.cache, &queue, &options).await?;
+    forebay_store::format(&plan.cache, &queue, &plan.format).await?;
     let (engine, _) = EngineLane::open(context, plan.cache, plan.options).await?;
-    engine.create(volume_spec(plan.settings), plan.origin).await?;
+    let spec = VolumeSpec {
+        name: VOLUME.into(),
+        origin: "origin".into(),
+        uuid: Uuid::from_u128(0xda7a),
+        alignment: 0,
+        settings: plan.settings,
+    };
+    engine.create(spec, plan.origin).await?;
     Ok(engine)
 }
 
