@@ -190,17 +190,19 @@ struct ModelledQueue {
     due: RefCell<Vec<(Nanos, OpId)>>,
 }
 
-fn shape(op: &DeviceOp) -> ModelOp {
-    let kind = match op {
-        DeviceOp::Read { .. } => ModelOpKind::Read,
-        DeviceOp::Write { .. } => ModelOpKind::Write,
-        DeviceOp::DurableWrite { .. } => ModelOpKind::DurableWrite,
-        DeviceOp::Sync => ModelOpKind::Sync,
-        DeviceOp::Discard { .. } => ModelOpKind::Discard,
-        DeviceOp::WriteZeroes { .. } => ModelOpKind::WriteZeroes,
-    };
-    let range = op.range().unwrap_or(0..0);
-    ModelOp { kind, offset: range.start, len: range.end - range.start }
+impl From<&DeviceOp> for ModelOp {
+    fn from(op: &DeviceOp) -> Self {
+        let kind = match op {
+            DeviceOp::Read { .. } => ModelOpKind::Read,
+            DeviceOp::Write { .. } => ModelOpKind::Write,
+            DeviceOp::DurableWrite { .. } => ModelOpKind::DurableWrite,
+            DeviceOp::Sync => ModelOpKind::Sync,
+            DeviceOp::Discard { .. } => ModelOpKind::Discard,
+            DeviceOp::WriteZeroes { .. } => ModelOpKind::WriteZeroes,
+        };
+        let range = op.range().unwrap_or(0..0);
+        ModelOp { kind, offset: range.start, len: range.end - range.start }
+    }
 }
 
 impl ModelledQueue {
@@ -240,7 +242,7 @@ impl DeviceQueue for ModelledQueue {
     fn start(&self, op: DeviceOp) -> OpId {
         let starting = InFlight { transfer: Transfer::Starting, due: false, waker: None };
         let id = self.ops.borrow_mut().insert(starting);
-        self.arrive(id, shape(&op));
+        self.arrive(id, ModelOp::from(&op));
         // After the arrival, so that a copy to or from RAM overlaps with the model's time instead
         // of adding to it.
         let transfer = self.inner.start(op);

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use forebay_core::{Clock, Nanos};
-use forebay_device::model::{ModelCounters, ModelOp, ModelOpKind};
+use forebay_device::model::{ModelCounters, ModelOp};
 use forebay_device::{
     Device, DeviceDone, DeviceError, DeviceErrorKind, DeviceOp, DeviceQueue, IoData, OpId,
     QueueContext,
@@ -375,30 +375,10 @@ impl VirtualQueue {
     }
 }
 
-fn shape(op: &DeviceOp) -> ModelOp {
-    let (kind, offset, len) = match op {
-        DeviceOp::Read { offset, buf } => (ModelOpKind::Read, *offset, buf.len() as u64),
-        DeviceOp::Write { offset, data } => {
-            let len = match data {
-                IoData::Owned(buf) => buf.len(),
-                IoData::Log(_, range) => range.len(),
-            };
-            (ModelOpKind::Write, *offset, len as u64)
-        }
-        DeviceOp::DurableWrite { offset, range, .. } => {
-            (ModelOpKind::DurableWrite, *offset, range.len() as u64)
-        }
-        DeviceOp::Sync => (ModelOpKind::Sync, 0, 0),
-        DeviceOp::Discard { offset, len } => (ModelOpKind::Discard, *offset, *len),
-        DeviceOp::WriteZeroes { offset, len } => (ModelOpKind::WriteZeroes, *offset, *len),
-    };
-    ModelOp { kind, offset, len }
-}
-
 impl DeviceQueue for VirtualQueue {
     fn start(&self, op: DeviceOp) -> OpId {
         let now = self.clock.now();
-        let shape = shape(&op);
+        let shape = ModelOp::from(&op);
         let inner = &mut *self.inner.lock();
         let done = self.transfer(&mut inner.content, op, &shape);
         let place = inner.free.pop().unwrap_or_else(|| {
