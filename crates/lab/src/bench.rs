@@ -1,9 +1,8 @@
 //! What this machine does in real time, on devices in RAM: one file for each subcommand, and beside
 //! them what they share.
 //!
-//! - `driver`: requests one after the other on such an engine
+//! - `driver`: requests one after the other, and caches filled with many blocks
 //! - `device`: devices that count, and devices that keep little of what is written
-//! - `fill`: caches with many blocks
 //! - `pattern`: which blocks are asked for
 //! - `measure`: time on the wall and on the CPU
 
@@ -11,7 +10,6 @@ pub(crate) mod amplification;
 pub(crate) mod device;
 pub(crate) mod driver;
 pub(crate) mod engine;
-pub(crate) mod fill;
 pub(crate) mod measure;
 pub(crate) mod memory;
 pub(crate) mod nbd;

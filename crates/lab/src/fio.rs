@@ -51,9 +51,7 @@ pub(crate) struct Fio<'a> {
 
 impl Fio<'_> {
     /// Runs it to its end; `progress` gets the share that is done.
-    ///
-    /// # Errors
-    /// fio is missing or fails, with its own words; `Interrupted`, and fio has ended.
+    /// Errors: fio is missing or fails, with its own words; `Interrupted`, and fio has ended.
     pub(crate) fn run(&self, stop: &Stop, progress: &dyn Fn(f64)) -> LabResult<Vec<Measured>> {
         stop.check()?;
         let results = self.folder.join("results.json");

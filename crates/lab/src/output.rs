@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{LabError, LabResult, other, usage};
@@ -103,6 +104,11 @@ impl Goal {
     pub(crate) fn show(&self, sign: &str, digits: usize) -> String {
         format!("{sign} {:.digits$} {}", self.goal, if self.met { "met" } else { "missed" })
     }
+}
+
+/// The name of a choice on the command line.
+pub(crate) fn name_of(choice: impl ValueEnum) -> String {
+    choice.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
 }
 
 /// A rate of operations: `1.25 M`.

@@ -1,9 +1,11 @@
 //! Load in real time, by fio: on other caches, on a device of the user's own, on modelled devices.
 //!
+//! - `device`: who uses a file or block device, and what is on it
 //! - `peers`: other caches on real devices, side by side with this one
 //! - `run`: the reports' jobs on any device
 //! - `scaled`: the reports' experiments, scaled down, beside the same in virtual time
 
+mod device;
 pub(crate) mod peers;
 pub(crate) mod run;
 pub(crate) mod scaled;

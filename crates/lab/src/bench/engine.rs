@@ -122,7 +122,7 @@ pub(crate) struct Background {
 
 #[derive(Serialize)]
 struct Row {
-    case: &'static str,
+    case: String,
     lanes: usize,
     engine_per_second: f64,
     memcpy_per_second: f64,
@@ -139,7 +139,7 @@ struct Row {
 
 #[derive(Serialize)]
 struct Scaling {
-    case: &'static str,
+    case: String,
     lanes: usize,
     one_lane_per_second: f64,
     all_lanes_per_second: f64,
@@ -312,7 +312,7 @@ fn print_rows(report: &Report) {
     );
     for row in &report.rows {
         table.row([
-            row.case.to_owned(),
+            row.case.clone(),
             row.lanes.to_string(),
             rate(row.engine_per_second),
             rate(row.memcpy_per_second),
@@ -336,7 +336,7 @@ fn print_background(report: &Report) {
     for row in &report.rows {
         let background = &row.background;
         table.row([
-            row.case.to_owned(),
+            row.case.clone(),
             row.lanes.to_string(),
             format!("{:.3}", background.log_bytes_per_user_byte),
             format!("{:.0}", background.segments_filled),
@@ -355,7 +355,7 @@ fn print_scaling(report: &Report) {
     );
     for row in &report.scaling {
         table.row([
-            row.case.to_owned(),
+            row.case.clone(),
             row.lanes.to_string(),
             rate(row.one_lane_per_second),
             rate(row.all_lanes_per_second),

@@ -12,11 +12,10 @@ use forebay_lane::MonotonicClock;
 use serde::{Deserialize, Serialize};
 
 use crate::bench::device::SparseDevice;
-use crate::bench::driver::Driver;
-use crate::bench::fill;
+use crate::bench::driver::{Driver, fill_clean, fill_dirty, random_order};
 use crate::bench::pattern::MOST_BLOCKS;
 use crate::error::{LabResult, other, usage};
-use crate::output::{Goal, Table, print_json};
+use crate::output::{Goal, Table, name_of, print_json};
 use crate::progress::Progress;
 use crate::rig::{BLOCK, LocalLane, Plan, Rig, no_writeback};
 
@@ -101,9 +100,8 @@ pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
 
 /// Measures one state in a process of its own.
 fn apart(args: &Args, state: State) -> LabResult<Row> {
-    let state = state.to_possible_value().map(|value| value.get_name().to_owned());
     let output = Command::new(std::env::current_exe()?)
-        .args(["--json", "memory", "--states", &state.unwrap_or_default()])
+        .args(["--json", "memory", "--states", &name_of(state)])
         .args([format!("--blocks={}", args.blocks), format!("--full={}", args.full)])
         .stderr(Stdio::inherit())
         .output()?;
@@ -125,16 +123,16 @@ fn measure(args: &Args, cache_bytes: u64, dirty: bool, progress: &Progress) -> L
     cache.reserve((args.blocks / 60 + 2 * args.blocks * 16 / BLOCK + 1024) as usize);
     let origin = SparseDevice::new("origin", args.blocks * BLOCK);
     let devices_bytes = cache.memory() + origin.memory();
-    let order = fill::order(1, args.blocks);
+    let order = random_order(1, args.blocks);
     let before = resident()?;
     let plan = Plan::new(cache.clone(), origin, no_writeback());
     let rig = Rig::create(LocalLane::new(0, Arc::new(MonotonicClock::new())), plan)?;
     let mut driver = Driver::new(rig.local.clone(), rig.target()?);
     driver.repeat_payload();
     if dirty {
-        fill::dirty(&mut driver, &order, progress)?;
+        fill_dirty(&mut driver, &order, progress)?;
     } else {
-        fill::clean(&driver, 0..args.blocks, progress)?;
+        fill_clean(&driver, 0..args.blocks, progress)?;
     }
     rig.commit()?;
     rig.local.turn();

@@ -46,7 +46,7 @@ pub(crate) struct Args {
 struct Row {
     operation: &'static str,
     depth: usize,
-    server: &'static str,
+    server: String,
     per_second: f64,
     server_cpu_us: f64,
     client_cpu_us: f64,
@@ -168,7 +168,7 @@ fn print(report: &Report) -> LabResult<()> {
         table.row([
             row.operation.to_owned(),
             row.depth.to_string(),
-            row.server.to_owned(),
+            row.server.clone(),
             rate(row.per_second),
             format!("{:.2}", row.server_cpu_us),
             format!("{:.2}", row.client_cpu_us),

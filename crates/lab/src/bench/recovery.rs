@@ -12,8 +12,7 @@ use forebay_store::{RecoveryReport, StoreOptions};
 use serde::Serialize;
 
 use crate::bench::device::SparseDevice;
-use crate::bench::driver::Driver;
-use crate::bench::fill;
+use crate::bench::driver::{Driver, fill_clean, fill_dirty, random_order};
 use crate::bench::measure::Stopwatch;
 use crate::bench::memory::cache_size;
 use crate::bench::pattern::MOST_BLOCKS;
@@ -111,7 +110,7 @@ fn crashed(
     let rig = Rig::create(LocalLane::new(0, Arc::new(MonotonicClock::new())), plan)?;
     let mut driver = Driver::new(rig.local.clone(), rig.target()?);
     driver.repeat_payload();
-    let order = fill::order(1, args.blocks);
+    let order = random_order(1, args.blocks);
     let middle = match covered {
         Covered::Everything => args.blocks,
         Covered::Half => args.blocks / 2,
@@ -123,9 +122,9 @@ fn crashed(
             start = some.end;
             if dirty {
                 let order = &order[some.start as usize..some.end as usize];
-                fill::dirty(&mut driver, order, progress)?;
+                fill_dirty(&mut driver, order, progress)?;
             } else {
-                fill::clean(&driver, some, progress)?;
+                fill_clean(&driver, some, progress)?;
             }
             rig.commit()?;
         }

@@ -20,7 +20,7 @@ pub(crate) fn recognise(head: &[u8]) -> Option<&'static str> {
 }
 
 /// A file or block device.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Local {
     path: PathBuf,
     /// Number of the block device; `None` for a file.
@@ -37,11 +37,10 @@ pub(crate) struct Claim(#[expect(dead_code, reason = "held, not read")] OwnedFd)
 
 impl Local {
     /// Looks what is there.
-    ///
-    /// # Errors
-    /// `Usage`: nothing, or something that cannot be a device.
-    pub(crate) fn find(path: &Path) -> LabResult<Self> {
-        let usage = |what: String| LabError::Usage(format!("--device: {}: {what}", path.display()));
+    /// Errors: `Usage`: nothing, or something that cannot be a device.
+    /// `option` is what it was named with.
+    pub(crate) fn find(option: &str, path: &Path) -> LabResult<Self> {
+        let usage = |what: String| LabError::Usage(format!("{option}: {}: {what}", path.display()));
         let metadata = fs::metadata(path).map_err(|error| usage(error.to_string()))?;
         let kind = metadata.file_type();
         let device = kind.is_block_device().then(|| metadata.rdev());
@@ -63,6 +62,15 @@ impl Local {
     /// The path, links followed.
     pub(crate) fn path(&self) -> &Path {
         &self.path
+    }
+
+    pub(crate) fn is_block(&self) -> bool {
+        self.device.is_some()
+    }
+
+    /// The kernel's directory about it, if it is a block device.
+    pub(crate) fn about(&self) -> Option<PathBuf> {
+        fs::canonicalize(about(self.device?)).ok()
     }
 
     /// Who uses it, in words that say the way out.
@@ -116,9 +124,7 @@ impl Local {
     }
 
     /// Claims it.
-    ///
-    /// # Errors
-    /// `InUse`, or the system says no.
+    /// Errors: `InUse`, or the system says no.
     pub(crate) fn claim(&self) -> LabResult<Claim> {
         let name = self.path.display();
         // For a block device EXCL is a claim that mounting respects; for a file it means nothing.
@@ -282,7 +288,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("folder");
         let path = folder.path().join("disk");
         fs::write(&path, vec![0; 1 << 20]).expect("written");
-        let local = Local::find(&path).expect("a file");
+        let local = Local::find("--device", &path).expect("a file");
         assert_eq!((local.size, local.user().expect("asked")), (1 << 20, None));
         assert_eq!(local.content().expect("readable"), None);
         let claim = local.claim().expect("free");
@@ -293,12 +299,12 @@ mod tests {
         {
             fs::write(&path, bytes).expect("written");
             assert_eq!(
-                Local::find(&path).expect("a file").content().expect("readable"),
+                Local::find("--device", &path).expect("a file").content().expect("readable"),
                 Some(what)
             );
         }
         for bad in [folder.path(), Path::new("/dev/null"), Path::new("/nonexistent")] {
-            assert_eq!(Local::find(bad).expect_err("no device").exit_code(), 2);
+            assert_eq!(Local::find("--device", bad).expect_err("no device").exit_code(), 2);
         }
     }
 }

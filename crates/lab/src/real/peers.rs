@@ -2,11 +2,11 @@
 //! set up, warmed, put under the load of two of the reports, its data verified, and torn down
 //! whatever happens.
 //!
-//! - `system`: what a cache is here; `raw`, `bcache`, `dm_cache`, `dm_writecache`, `dm_writeboost`,
-//!   `opencas`, `forebay`, `nbdkit`: one file for each
+//! - `system`: what a cache is here; `raw`, `bcache`, `mapped`, `opencas`, `forebay`, `nbdkit`: those that
+//!   are compared
 //! - `disk`: the devices, and what is checked before anything is written
 //! - `trial`: one system in one mode, from set-up to tear-down; `undo`: what is taken back
-//! - `experiments`, `fio`: the load; `verify`, `blocks`: the data
+//! - `load`: fio; `verify`, `blocks`: the data
 //! - `counters`, `results`: what it took, and what came out
 //! - `dm`, `host`: device-mapper, and the kernel's files
 
@@ -15,13 +15,10 @@ mod blocks;
 mod counters;
 mod disk;
 mod dm;
-mod dm_cache;
-mod dm_writeboost;
-mod dm_writecache;
-mod experiments;
-mod fio;
 mod forebay;
 mod host;
+mod load;
+mod mapped;
 mod nbdkit;
 mod opencas;
 mod raw;
@@ -91,9 +88,9 @@ impl Kind {
             Kind::RawSsd => Box::new(raw::Raw::Ssd),
             Kind::RawHdd => Box::new(raw::Raw::Hdd),
             Kind::Bcache => Box::new(bcache::Bcache::default()),
-            Kind::DmCache => Box::new(dm_cache::DmCache::default()),
-            Kind::DmWritecache => Box::new(dm_writecache::DmWritecache),
-            Kind::DmWriteboost => Box::new(dm_writeboost::DmWriteboost),
+            Kind::DmCache => Box::new(mapped::DmCache::default()),
+            Kind::DmWritecache => Box::new(mapped::DmWritecache),
+            Kind::DmWriteboost => Box::new(mapped::DmWriteboost),
             Kind::Opencas => Box::new(opencas::OpenCas),
             Kind::Forebay => Box::new(forebay::Forebay::new(true)),
             Kind::ForebayNbd => Box::new(forebay::Forebay::new(false)),
@@ -126,7 +123,7 @@ pub(crate) struct Args {
     without_raw: bool,
     /// The experiments of one report
     #[arg(long)]
-    only: Option<experiments::Of>,
+    only: Option<load::Of>,
     /// Seconds of one experiment
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     seconds: u64,
@@ -157,7 +154,7 @@ pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
     };
     let ground = Ground { ssd, hdd, folder: folder.path().to_owned(), forebay: binary(args), stop };
     let plan = Plan {
-        experiments: experiments::list(args.only),
+        experiments: load::list(args.only),
         range,
         seconds: args.seconds,
         seed: 0x5045_4552,

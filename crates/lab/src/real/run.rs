@@ -2,12 +2,10 @@
 //!
 //! - `book`: the job files that come with the program, and their parameters
 //! - `target`: what the jobs run on, and whether that may be written to
-//! - `guard`: who uses a file or block device, and what is on it
 //! - `remote`: size and first bytes of an NBD export
 //! - `table`: repetitions become rows
 
 mod book;
-mod guard;
 mod remote;
 pub(crate) mod table;
 mod target;

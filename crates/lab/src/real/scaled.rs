@@ -77,10 +77,8 @@ struct FourJobs {
 
 /// Runs the experiments of the reports in `only`, or all, with `time` percent of the time for each,
 /// and prints what they gave; `costs` and `seed` are for virtual time.
-///
-/// # Errors
-/// fio is missing or fails, there is not enough memory, or somebody interrupts it: then nothing is
-/// left behind.
+/// Errors: fio is missing or fails, there is not enough memory, or somebody interrupts it: then
+/// nothing is left behind.
 pub(crate) fn run(
     only: &[String],
     time: u64,

@@ -8,6 +8,7 @@ use forebay_engine::Settings;
 
 use crate::bench::engine::Sizes;
 use crate::bench::pattern::{Step, permutation, uniform, zipf};
+use crate::output::name_of;
 use crate::rig::{BLOCK, no_writeback};
 
 /// Steps that are prepared; they are gone through again and again.
@@ -44,15 +45,8 @@ pub(crate) enum Case {
 
 impl Case {
     /// The name in reports.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Case::ReadHit => "read-hit",
-            Case::OverwriteDirty => "overwrite-dirty",
-            Case::WriteDefault => "write-default",
-            Case::WriteThrough => "write-through",
-            Case::WriteClean => "write-clean",
-            Case::Zipf => "zipf",
-        }
+    pub(crate) fn name(self) -> String {
+        name_of(self)
     }
 
     /// Share of the speed of copying that is promised.

@@ -23,7 +23,7 @@ use crate::statistics::{Estimate, median};
 
 #[derive(Serialize)]
 struct Row {
-    case: &'static str,
+    case: String,
     way: Way,
     jobs: usize,
     depth: usize,
@@ -212,7 +212,7 @@ fn print(report: &Report) -> LabResult<()> {
     );
     for row in &report.rows {
         table.row([
-            row.case.to_owned(),
+            row.case.clone(),
             row.way.name().to_owned(),
             format!("{}x{}", row.jobs, row.depth),
             rate(row.engine_per_second),

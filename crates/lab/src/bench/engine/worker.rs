@@ -12,9 +12,8 @@ use forebay_engine::{Cache, EngineLane};
 use forebay_lane::MonotonicClock;
 use forebay_store::StoreOptions;
 
-use crate::bench::driver::{BATCH, Driver, stamp};
+use crate::bench::driver::{BATCH, Driver, fill_clean, random_order, stamp};
 use crate::bench::engine::{Background, Case, Sizes};
-use crate::bench::fill;
 use crate::bench::measure::{Sample, Stopwatch, pin};
 use crate::bench::pattern::Step;
 use crate::error::{LabError, LabResult, other};
@@ -269,12 +268,12 @@ impl Crew {
                 Case::ReadHit | Case::WriteClean | Case::WriteThrough => {
                     rig.drain()?;
                     let quiet = Progress::new(blocks, "filling");
-                    fill::clean(&worker.driver, 0..blocks, &quiet)
+                    fill_clean(&worker.driver, 0..blocks, &quiet)
                 }
                 Case::OverwriteDirty | Case::WriteDefault => {
                     // Several times over, so that reclaim has found its pace.
                     for round in 0..4 {
-                        worker.driver.steps(&fill::order(round, blocks))?;
+                        worker.driver.steps(&random_order(round, blocks))?;
                     }
                     Ok(())
                 }

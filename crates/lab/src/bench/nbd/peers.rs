@@ -8,6 +8,7 @@ use clap::ValueEnum;
 
 use super::client::Client;
 use crate::error::{LabResult, other};
+use crate::output::name_of;
 
 /// How long a server may take to start.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -24,12 +25,8 @@ pub(crate) enum Peer {
 }
 
 impl Peer {
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Peer::Forebay => "forebay",
-            Peer::QemuNull => "qemu-null",
-            Peer::NbdkitMemory => "nbdkit-memory",
-        }
+    pub(crate) fn name(self) -> String {
+        name_of(self)
     }
 
     /// The name of its export.

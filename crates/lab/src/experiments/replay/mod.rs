@@ -22,7 +22,7 @@ use forebay_device::model::ModelKind;
 use forebay_engine::Settings;
 
 use crate::error::{LabError, LabResult};
-use crate::output::print_json;
+use crate::output::{name_of, print_json};
 use crate::trace::{self, Alignment, Format};
 use crate::virtual_time::cpu::CpuCosts;
 use crate::virtual_time::world::UNIT;
@@ -119,15 +119,6 @@ enum TimingChoice {
     Closed,
 }
 
-impl TimingChoice {
-    fn name(self) -> &'static str {
-        match self {
-            TimingChoice::Trace => "trace",
-            TimingChoice::Closed => "closed",
-        }
-    }
-}
-
 fn usage(error: impl std::fmt::Display) -> LabError {
     LabError::Usage(error.to_string())
 }
@@ -217,7 +208,7 @@ fn replay(args: &Args) -> LabResult<row::Report> {
         accesses: outcome.accesses(),
         blocks: trace.blocks,
         align,
-        rows: vec![row::Row::new(&setup, &trace, &outcome, &bare, (timing.name(), pace))],
+        rows: vec![row::Row::new(&setup, &trace, &outcome, &bare, (name_of(timing), pace))],
     })
 }
 

@@ -102,7 +102,7 @@ pub(super) struct Row {
     block_bytes: u64,
     sequential_cutoff: u64,
     settings: Tuned,
-    timing: &'static str,
+    timing: String,
     depth: usize,
     /// Virtual time.
     seconds: f64,
@@ -137,7 +137,7 @@ impl Row {
         trace: &Loaded,
         outcome: &Outcome,
         bare: &Bare,
-        (timing, pace): (&'static str, Pace),
+        (timing, pace): (String, Pace),
     ) -> Self {
         let settings = &setup.settings;
         let misses = Misses::new(setup, outcome);

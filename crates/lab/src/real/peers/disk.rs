@@ -2,13 +2,15 @@
 //! the kernel counts on it.
 
 use std::fs::{self, File, OpenOptions};
-use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::io::ErrorKind;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use forebay_device::signature;
-use rustix::fs::{OFlags, SeekFrom, major, minor, seek};
+use rustix::fs::OFlags;
 
 use crate::error::{LabError, LabResult, other, usage};
+use crate::real::device::Local;
 
 /// The smallest device that a comparison makes sense on.
 pub(crate) const SMALLEST: u64 = 64 << 20;
@@ -19,85 +21,64 @@ const HEAD: u64 = 1 << 20;
 /// A device that may be used, or an ordinary file in its place.
 #[derive(Clone, Debug)]
 pub(crate) struct Disk {
-    path: PathBuf,
-    size: u64,
-    /// The kernel's directory about it; `None` for a file.
-    about: Option<PathBuf>,
+    local: Local,
     signature: Option<&'static str>,
 }
 
 impl Disk {
-    /// Looks at a device; writes nothing. `option` is what it was named with.
+    /// Looks at a device that nobody else uses; writes nothing. `option` is what it was named with.
     pub(crate) fn look(option: &str, path: &Path) -> LabResult<Self> {
         let what = |why: String| format!("{option}: {}: {why}", path.display());
-        let bad = |why: String| usage(what(why));
-        let in_use = |why: String| LabError::InUse(what(why));
-        let metadata = fs::metadata(path).map_err(|error| bad(error.to_string()))?;
-        let block = metadata.file_type().is_block_device();
-        if !block && !metadata.is_file() {
-            return Err(bad("this is neither a block device nor a file".into()));
+        let local = Local::find(option, path)?;
+        if let Some(why) = local.user()? {
+            return Err(LabError::InUse(format!("{option}: {why}")));
         }
-        // The whole way through, so that every system and every message means the same device.
-        let path = path.canonicalize()?;
-        let about = block.then(|| {
-            let number = metadata.rdev();
-            PathBuf::from(format!("/sys/dev/block/{}:{}", major(number), minor(number)))
-        });
-        let about = about.map(fs::canonicalize).transpose()?;
-        let mut disk = Disk { path, size: 0, about, signature: None };
-        let file = disk.claim().map_err(|error| match error.raw_os_error() {
-            Some(16) => in_use(format!(
-                "it is in use: mounted, swapped to, or held by {}; free it first",
-                disk.holders()
-            )),
-            _ => bad(error.to_string()),
+        let disk = Disk { local, signature: None };
+        let file = disk.claim().map_err(|error| match error.kind() {
+            ErrorKind::ResourceBusy => {
+                LabError::InUse(what("it is in use by another program; stop that first".into()))
+            }
+            _ => usage(what(error.to_string())),
         })?;
-        if !block && let Some(user) = loop_user(&metadata) {
-            return Err(in_use(format!("{user} uses this file; detach it first")));
+        if disk.size() < SMALLEST {
+            let why = format!("{} bytes are too few; {SMALLEST} at least", disk.size());
+            return Err(usage(what(why)));
         }
-        disk.size = seek(&file, SeekFrom::End(0)).map_err(std::io::Error::from)?;
-        if disk.size < SMALLEST {
-            return Err(bad(format!("{} bytes are too few; {SMALLEST} at least", disk.size)));
-        }
-        seek(&file, SeekFrom::Start(0)).map_err(std::io::Error::from)?;
-        disk.signature = signature::identify(&signature::read_head(&file)?);
-        Ok(disk)
+        let signature = signature::identify(&signature::read_head(&file)?);
+        Ok(Disk { signature, ..disk })
     }
 
     /// Opens it for reading and writing; a block device only if nobody else has it.
-    ///
-    /// # Errors
-    /// `EBUSY` if somebody has.
     pub(crate) fn claim(&self) -> std::io::Result<File> {
         let flags = if self.is_block() { OFlags::EXCL } else { OFlags::empty() };
         OpenOptions::new()
             .read(true)
             .write(true)
             .custom_flags(flags.bits().cast_signed())
-            .open(&self.path)
+            .open(self.path())
     }
 
     pub(crate) fn path(&self) -> &Path {
-        &self.path
+        self.local.path()
     }
 
     /// Its path as text.
     pub(crate) fn name(&self) -> String {
-        self.path.display().to_string()
+        self.path().display().to_string()
     }
 
     /// Bytes.
     pub(crate) fn size(&self) -> u64 {
-        self.size
+        self.local.size
     }
 
     /// Sectors of 512 bytes, rounded down to whole blocks of 4 KiB.
     pub(crate) fn sectors(&self) -> u64 {
-        self.size / 4096 * 8
+        self.size() / 4096 * 8
     }
 
     pub(crate) fn is_block(&self) -> bool {
-        self.about.is_some()
+        self.local.is_block()
     }
 
     /// What is on it already, as far as that is known.
@@ -106,18 +87,8 @@ impl Disk {
     }
 
     /// The kernel's directory about it, if it is a block device.
-    pub(crate) fn about(&self) -> Option<&Path> {
-        self.about.as_deref()
-    }
-
-    /// What holds it, by name.
-    pub(crate) fn holders(&self) -> String {
-        let names = self.about.iter().filter_map(|about| fs::read_dir(about.join("holders")).ok());
-        let names: Vec<String> = names
-            .flatten()
-            .filter_map(|entry| Some(entry.ok()?.file_name().to_string_lossy().into_owned()))
-            .collect();
-        if names.is_empty() { "somebody".to_owned() } else { names.join(", ") }
+    pub(crate) fn about(&self) -> Option<PathBuf> {
+        self.local.about()
     }
 
     /// Bytes that were written to it since the machine started; `None` for a file.
@@ -133,7 +104,7 @@ impl Disk {
 
     /// The same for so many bytes from the start.
     pub(crate) fn wipe_first(&self, bytes: u64) -> LabResult<()> {
-        let zeroes = vec![0; bytes.min(self.size) as usize];
+        let zeroes = vec![0; bytes.min(self.size()) as usize];
         let wiped = self.claim().and_then(|file| {
             file.write_all_at(&zeroes, 0)?;
             file.sync_all()
@@ -146,7 +117,7 @@ impl Disk {
 /// devices that have nothing in common.
 pub(crate) fn check_separate(ssd: &Disk, hdd: &Disk) -> LabResult<()> {
     let same = || usage(format!("{} and {} are not two devices", ssd.name(), hdd.name()));
-    if ssd.path == hdd.path {
+    if ssd.path() == hdd.path() {
         return Err(same());
     }
     let (one, two) = (ssd.claim()?, hdd.claim().map_err(|_| same())?);
@@ -156,16 +127,6 @@ pub(crate) fn check_separate(ssd: &Disk, hdd: &Disk) -> LabResult<()> {
         return Err(same());
     }
     Ok(())
-}
-
-/// The loop device that is made of a file, if there is one.
-fn loop_user(file: &fs::Metadata) -> Option<String> {
-    fs::read_dir("/sys/block").ok()?.flatten().find_map(|entry| {
-        let path = fs::read_to_string(entry.path().join("loop/backing_file")).ok()?;
-        let backing = fs::metadata(path.trim_end()).ok()?;
-        let same = (backing.dev(), backing.ino()) == (file.dev(), file.ino());
-        same.then(|| format!("/dev/{}", entry.file_name().to_string_lossy()))
-    })
 }
 
 /// The seventh number of a device's `stat`.

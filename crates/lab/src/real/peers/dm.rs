@@ -83,9 +83,7 @@ pub(crate) fn message(name: &str, text: &str) -> LabResult<()> {
 }
 
 /// Gives a device another table.
-///
-/// # Errors
-/// The kernel refuses it; the device then goes on with the old one.
+/// Errors: The kernel refuses it; the device then goes on with the old one.
 pub(crate) fn reload(name: &str, table: &str) -> LabResult<()> {
     let name = format!("{PREFIX}{name}");
     dmsetup(["suspend", &name])?;

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::fio::Side;
+use super::load::Side;
 use super::system::Mode;
 use crate::output::Table;
 

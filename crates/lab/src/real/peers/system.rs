@@ -94,9 +94,7 @@ pub(crate) trait System {
 
     /// Sets it up on empty devices. Every step leaves in `undo` how it is taken back; that is its
     /// whole tear-down.
-    ///
-    /// # Errors
-    /// A step fails; what was done until then is in `undo`.
+    /// Errors: A step fails; what was done until then is in `undo`.
     fn set_up(&mut self, mode: Mode, ground: &Ground, undo: &mut Undo) -> LabResult<Front>;
 
     /// Waits until the origin has everything that was written, and the front is not used any more.

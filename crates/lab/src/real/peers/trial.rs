@@ -3,7 +3,7 @@
 
 use super::counters::Counters;
 use super::dm;
-use super::experiments::{Experiment, warm_up};
+use super::load::{Experiment, warm_up};
 use super::results::{Outcome, Row, Trial, Verified};
 use super::system::{Front, Ground, Mode, System};
 use super::undo::Undo;

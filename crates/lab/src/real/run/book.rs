@@ -63,9 +63,8 @@ pub(crate) struct Jobs {
 
 impl Jobs {
     /// One of ours by its name, or a file.
-    ///
-    /// # Errors
-    /// `Usage`: there is no such thing, or it does not say that it runs on the device given.
+    /// Errors: `Usage`: there is no such thing, or it does not say that it runs on the device
+    /// given.
     pub(crate) fn find(name: &str) -> LabResult<Self> {
         if let Some((_, known, text)) = KNOWN.iter().find(|(known, ..)| *known == name) {
             return Ok(Jobs { known: Some(*known), text: (*text).to_owned() });
@@ -152,9 +151,7 @@ impl Jobs {
 
     /// A variable that nobody sets is nothing to fio, and the option is lost with it: this is how
     /// the published scripts lost their warm-up.
-    ///
-    /// # Errors
-    /// `Usage`, which names the variable.
+    /// Errors: `Usage`, which names the variable.
     pub(crate) fn check_variables(&self, given: &[(&'static str, String)]) -> LabResult<()> {
         for (option, value) in self.options() {
             for text in [option, value] {

@@ -61,9 +61,7 @@ fn decode(text: &str) -> Option<String> {
 
 impl Export {
     /// Takes a URI apart.
-    ///
-    /// # Errors
-    /// `Usage`.
+    /// Errors: `Usage`.
     pub(crate) fn parse(uri: &str) -> LabResult<Self> {
         let bad = || {
             LabError::Usage(format!(

@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use super::guard::{self, Claim, Local};
 use super::remote::{self, Export, Looks};
 use crate::error::{LabError, LabResult};
+use crate::real::device::{self, Claim, Local};
 
 /// A device as the command line names it.
 pub(crate) struct Target {
@@ -22,19 +22,17 @@ enum Place {
 
 impl Target {
     /// Looks what is there. Nothing is changed.
-    ///
-    /// # Errors
-    /// `Usage`: nothing that could be a device; or a server cannot be reached.
-    pub(crate) fn find(device: &str, engine: &str) -> LabResult<Self> {
-        let (engine, place) = if remote::is_uri(device) {
-            ("nbd", Place::Remote(Export::parse(device)?.look(guard::HEAD)?))
+    /// Errors: `Usage`: nothing that could be a device; or a server cannot be reached.
+    pub(crate) fn find(name: &str, engine: &str) -> LabResult<Self> {
+        let (engine, place) = if remote::is_uri(name) {
+            ("nbd", Place::Remote(Export::parse(name)?.look(device::HEAD)?))
         } else {
-            let local = Local::find(Path::new(device))?;
+            let local = Local::find("--device", Path::new(name))?;
             // One that is in use cannot be claimed, which need not hinder a reader.
             let claim = local.claim().ok();
             (engine, Place::Local(local, claim))
         };
-        Ok(Target { name: device.to_owned(), engine: engine.to_owned(), place })
+        Ok(Target { name: name.to_owned(), engine: engine.to_owned(), place })
     }
 
     /// Size in bytes.
@@ -64,10 +62,8 @@ impl Target {
     }
 
     /// Whether it may be written to. Nothing has been touched when this fails.
-    ///
-    /// # Errors
-    /// `AtRisk`: it is in use or holds something, and `destroy` was not asked for; `InUse`: it is
-    /// in use, and then `destroy` does not help; `Usage`: it cannot be written to.
+    /// Errors: `AtRisk`: it is in use or holds something, and `destroy` was not asked for; `InUse`:
+    /// it is in use, and then `destroy` does not help; `Usage`: it cannot be written to.
     pub(crate) fn check(&self, destroy: bool) -> LabResult<()> {
         let content = match &self.place {
             Place::Local(local, claim) => {
@@ -86,7 +82,7 @@ impl Target {
                     self.name
                 )));
             }
-            Place::Remote(looks) => guard::recognise(&looks.head),
+            Place::Remote(looks) => device::recognise(&looks.head),
         };
         match content {
             Some(what) if !destroy => Err(LabError::AtRisk(format!(

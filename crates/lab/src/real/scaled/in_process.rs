@@ -56,9 +56,7 @@ enum What {
 }
 
 /// Measures all rows.
-///
-/// # Errors
-/// There is not enough memory, or the engine fails; `Interrupted`.
+/// Errors: There is not enough memory, or the engine fails; `Interrupted`.
 pub(crate) fn measure(percent: u64, stop: &Stop, progress: &Progress) -> LabResult<Vec<Row>> {
     progress.label("in process: preparing");
     let sizes =

@@ -35,9 +35,7 @@ fn make(name: &str, kind: DeviceKind, bytes: u64) -> LabResult<Made> {
 }
 
 /// Runs one experiment with one configuration.
-///
-/// # Errors
-/// fio or the engine fails; `Interrupted`.
+/// Errors: fio or the engine fails; `Interrupted`.
 pub(crate) fn measure(
     experiment: &Experiment,
     configuration: Configuration,

@@ -36,9 +36,7 @@ pub(crate) struct Counted {
 impl Server {
     /// Makes a cache as planned and serves its volume. `memory` is written over first, so that the
     /// system has given it before any clock runs.
-    ///
-    /// # Errors
-    /// There is not enough memory, or the engine says no; `Interrupted`.
+    /// Errors: There is not enough memory, or the engine says no; `Interrupted`.
     pub(crate) fn start(
         plan: Plan,
         memory: Vec<Arc<dyn Device>>,
