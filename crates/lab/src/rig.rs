@@ -126,6 +126,7 @@ impl Plan {
 }
 
 /// A request without flags.
+#[inline]
 pub(crate) fn request(tag: u64, op: Op, offset: u64, len: u64, data: Option<IoBuf>) -> Request {
     Request { tag, op, offset, len, fua: false, fast: false, no_hole: false, data }
 }

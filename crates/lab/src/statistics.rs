@@ -38,6 +38,11 @@ pub(crate) fn median(values: &[f64]) -> f64 {
     }
 }
 
+/// The median of what `field` says of each.
+pub(crate) fn median_of<T>(all: &[T], field: impl Fn(&T) -> f64) -> f64 {
+    median(&all.iter().map(field).collect::<Vec<f64>>())
+}
+
 impl Estimate {
     /// The median and its bootstrap interval (percentiles, always the same resamples).
     pub(crate) fn of(values: &[f64]) -> Self {

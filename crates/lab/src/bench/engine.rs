@@ -21,7 +21,7 @@ use crate::error::{LabResult, usage};
 use crate::output::{Goal, Table, print_json, rate};
 use crate::progress::Progress;
 use crate::rig::BLOCK;
-use crate::statistics::{Estimate, median};
+use crate::statistics::{Estimate, median_of};
 use cases::Case;
 use worker::{Crew, Work};
 
@@ -226,25 +226,22 @@ fn shares(
             progress.advance(1);
         }
     }
-    let of = |rates: &[Rates], field: fn(&Rates) -> f64| -> Vec<f64> {
-        rates.iter().map(field).collect()
-    };
     let pairs = |field: fn(&Rates) -> f64| engine.iter().map(field).zip(copies.iter().map(field));
     let share = Estimate::of_ratios(pairs(|rates| rates.per_second));
     let share_of_cpu = Estimate::of_ratios(pairs(|rates| rates.per_cpu_second));
-    let cpu_us = median(&of(&engine, |rates| rates.cpu_us));
+    let cpu_us = median_of(&engine, |rates| rates.cpu_us);
     Ok(Row {
         case: case.name(),
         lanes,
-        engine_per_second: median(&of(&engine, |rates| rates.per_second)),
-        memcpy_per_second: median(&of(&copies, |rates| rates.per_second)),
+        engine_per_second: median_of(&engine, |rates| rates.per_second),
+        memcpy_per_second: median_of(&copies, |rates| rates.per_second),
         share,
         share_of_cpu,
         share_goal: case.share_goal().map(|goal| Goal::at_least(goal, share_of_cpu.median)),
         cpu_us,
-        memcpy_cpu_us: median(&of(&copies, |rates| rates.cpu_us)),
+        memcpy_cpu_us: median_of(&copies, |rates| rates.cpu_us),
         cpu_goal: case.cpu_goal().map(|goal| Goal::at_most(goal, cpu_us)),
-        on_cpu: median(&of(&engine, |rates| rates.on_cpu)),
+        on_cpu: median_of(&engine, |rates| rates.on_cpu),
         background: background.summary(crew.segment_bytes()),
     })
 }
@@ -276,7 +273,7 @@ fn scaling(
         Estimate::of_ratios(all.iter().map(field).zip(one.iter().map(field)))
     };
     let factor_by_cpu = ratio(|rates| rates.per_cpu_second);
-    let rate_of = |rates: &[Rates]| median(&rates.iter().map(|r| r.per_second).collect::<Vec<_>>());
+    let rate_of = |rates: &[Rates]| median_of(rates, |rates| rates.per_second);
     Ok(Scaling {
         case: case.name(),
         lanes,

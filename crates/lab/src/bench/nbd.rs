@@ -15,7 +15,7 @@ use crate::error::{LabResult, usage};
 use crate::output::{Goal, Table, print_json, rate};
 use crate::progress::Progress;
 use crate::rig::BLOCK;
-use crate::statistics::{Estimate, median};
+use crate::statistics::{Estimate, median_of};
 use client::{Client, Load};
 use peers::{Peer, Running};
 
@@ -130,9 +130,6 @@ fn compare(
         }
         progress.advance(u64::from(pair > 0));
     }
-    let middle = |points: &[Point], field: fn(&Point) -> f64| {
-        median(&points.iter().map(field).collect::<Vec<f64>>())
-    };
     let ours = points[0].clone();
     let write = load.steps.first().is_some_and(|step: &Step| step.write());
     Ok(points
@@ -149,9 +146,9 @@ fn compare(
                 operation: if write { "write" } else { "read" },
                 depth: load.depth,
                 server: peer.name(),
-                per_second: middle(points, |point| point.per_second),
-                server_cpu_us: middle(points, |point| point.server_cpu_us),
-                client_cpu_us: middle(points, |point| point.client_cpu_us),
+                per_second: median_of(points, |point| point.per_second),
+                server_cpu_us: median_of(points, |point| point.server_cpu_us),
+                client_cpu_us: median_of(points, |point| point.client_cpu_us),
                 ratio,
                 goal: ratio.zip(wanted).map(|(ratio, goal)| Goal::at_least(goal, ratio.median)),
             }

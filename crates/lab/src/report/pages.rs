@@ -167,7 +167,7 @@ pub(super) fn render(input: &Rows) -> LabResult<Vec<(String, String)>> {
             number,
             heading: text.map_or(number.to_owned(), |text| format!("{number}: {}", text.title)),
             text,
-            counts: Counts::of(input, number),
+            counts: Counts::of(input, &[number]),
             verdicts: verdicts(input, number),
             without_figures: without_figures(&groups),
             figures: figures(input, number),
@@ -177,8 +177,7 @@ pub(super) fn render(input: &Rows) -> LabResult<Vec<(String, String)>> {
         }
     };
     let reports: Vec<Report<'_>> = reports(input).into_iter().map(report).collect();
-    let mut all = Counts::default();
-    reports.iter().for_each(|report| all.add(&report.counts));
+    let all: Vec<&str> = reports.iter().map(|report| report.number).collect();
     let without = reports.iter().filter(|report| report.counts.without_cutoff > 0);
     let without: Vec<&str> = without.map(|report| report.number).collect();
     let context = Value::from(Serde(Document {
@@ -186,7 +185,7 @@ pub(super) fn render(input: &Rows) -> LabResult<Vec<(String, String)>> {
         seed: input.seed,
         scale: input.scale,
         about: &about,
-        all,
+        all: Counts::of(input, &all),
         contents: reports.iter().map(|r| (format!("report-{}", r.number), &*r.heading)).collect(),
         reports: &reports,
         limited: limited(input, &without),

@@ -184,10 +184,10 @@ pub(super) struct Counts {
 }
 
 impl Counts {
-    /// Of a report.
-    pub(super) fn of(input: &Rows, report: &str) -> Self {
+    /// Of some reports together.
+    pub(super) fn of(input: &Rows, reports: &[&str]) -> Self {
         let mut counts = Counts::default();
-        for verdict in verdicts(input, report) {
+        for verdict in reports.iter().flat_map(|report| verdicts(input, report)) {
             match verdict.outcome {
                 Outcome::Beaten => {
                     counts.beaten += 1;
@@ -204,27 +204,13 @@ impl Counts {
                 }
             }
         }
-        for row in input.rows.iter().filter(|row| row.report == report) {
+        for row in input.rows.iter().filter(|row| reports.contains(&&*row.report)) {
             counts.goals += usize::from(row.goal.is_some());
             counts.goals_met += usize::from(row.goal.is_some_and(|goal| goal.met));
             counts.baselines += usize::from(row.baseline.is_some());
             counts.baselines_good += usize::from(row.baseline.is_some_and(|b| b.good));
         }
         counts
-    }
-
-    pub(super) fn add(&mut self, other: &Counts) {
-        self.beaten += other.beaten;
-        self.without_cutoff += other.without_cutoff;
-        self.with_cutoff += other.with_cutoff;
-        self.not_beaten += other.not_beaten;
-        self.not_run += other.not_run;
-        self.no_figure += other.no_figure;
-        self.above_ssd += other.above_ssd;
-        self.goals_met += other.goals_met;
-        self.goals += other.goals;
-        self.baselines_good += other.baselines_good;
-        self.baselines += other.baselines;
     }
 }
 
@@ -250,7 +236,7 @@ mod tests {
         ]
         .map(|(experiment, metric, outcome)| (experiment.to_owned(), metric.to_owned(), outcome));
         assert_eq!(found, expected);
-        let counts = Counts::of(&input, "900");
+        let counts = Counts::of(&input, &["900"]);
         assert_eq!((counts.beaten, counts.not_beaten, counts.not_run), (1, 2, 1));
         assert_eq!((counts.without_cutoff, counts.with_cutoff), (1, 0));
         assert_eq!((counts.goals_met, counts.goals), (1, 2));

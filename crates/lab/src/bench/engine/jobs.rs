@@ -19,7 +19,7 @@ use crate::error::{LabResult, usage};
 use crate::output::{Goal, Table, print_json, rate};
 use crate::progress::Progress;
 use crate::rig::{BLOCK, touch};
-use crate::statistics::{Estimate, median};
+use crate::statistics::{Estimate, median_of};
 
 #[derive(Serialize)]
 struct Row {
@@ -176,13 +176,10 @@ fn sample(
 }
 
 fn row(case: Case, way: Way, load: Load, pairs: &Pairs, segment_bytes: u64) -> Row {
-    let middle = |rates: &[Rates], field: fn(&Rates) -> f64| {
-        median(&rates.iter().map(field).collect::<Vec<f64>>())
-    };
     let ratio = |field: fn(&Rates) -> f64| {
         Estimate::of_ratios(pairs.engine.iter().map(field).zip(pairs.raw.iter().map(field)))
     };
-    let cpu_us = middle(&pairs.engine, |rates| rates.cpu_us);
+    let cpu_us = median_of(&pairs.engine, |rates| rates.cpu_us);
     let share_of_cpu = ratio(|rates| rates.per_cpu_second);
     let goals = case.beside_the_kernel();
     Row {
@@ -190,13 +187,13 @@ fn row(case: Case, way: Way, load: Load, pairs: &Pairs, segment_bytes: u64) -> R
         way,
         jobs: load.jobs,
         depth: load.depth,
-        engine_per_second: middle(&pairs.engine, |rates| rates.per_second),
-        raw_per_second: middle(&pairs.raw, |rates| rates.per_second),
+        engine_per_second: median_of(&pairs.engine, |rates| rates.per_second),
+        raw_per_second: median_of(&pairs.raw, |rates| rates.per_second),
         share: ratio(|rates| rates.per_second),
         share_of_cpu,
         share_goal: goals.map(|goals| Goal::at_least(goals.share, share_of_cpu.median)),
         cpu_us,
-        raw_cpu_us: middle(&pairs.raw, |rates| rates.cpu_us),
+        raw_cpu_us: median_of(&pairs.raw, |rates| rates.cpu_us),
         cpu_goal: goals.map(|goals| Goal::at_most(goals.cpu_us, cpu_us)),
         background: pairs.background.summary(segment_bytes),
     }

@@ -122,6 +122,19 @@ impl Configuration {
         }
     }
 
+    /// What is behind the volume, and how large it is.
+    pub(crate) fn origin(self, experiment: &Experiment) -> (DeviceKind, u64) {
+        match self {
+            Configuration::CacheDevice => (experiment.cache, experiment.cache_bytes),
+            _ => (experiment.origin, experiment.origin_bytes),
+        }
+    }
+
+    /// Bytes of the cache device; a volume that only passes through does not use it.
+    pub(crate) fn cache_bytes(self, experiment: &Experiment) -> u64 {
+        if self.cached() { experiment.cache_bytes } else { 64 << 20 }
+    }
+
     /// Whether there is a cache at all.
     pub(crate) fn cached(self) -> bool {
         !matches!(self, Configuration::Origin | Configuration::CacheDevice)

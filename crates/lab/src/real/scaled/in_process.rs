@@ -19,7 +19,7 @@ use crate::output::{Goal, Table};
 use crate::process::Stop;
 use crate::progress::Progress;
 use crate::rig::BLOCK;
-use crate::statistics::median;
+use crate::statistics::median_of;
 
 const GIB: u64 = 1 << 30;
 const LARGE: u64 = 512 << 10;
@@ -109,23 +109,20 @@ fn together(
 }
 
 fn rows(all: &[[Vec<Rates>; 3]], lanes: usize) -> Vec<Row> {
-    let middle = |rates: &[Rates], field: fn(&Rates) -> f64| {
-        median(&rates.iter().map(field).collect::<Vec<f64>>())
-    };
     let one_job = |depth: usize, field: fn(&Rates) -> f64| {
         let place = SHAPES.iter().position(|shape| *shape == (1, depth))?;
-        Some(middle(&all.get(place)?[0], field))
+        Some(median_of(&all.get(place)?[0], field))
     };
     SHAPES
         .into_iter()
         .zip(all)
         .map(|((jobs, depth), [engine, raw, large])| {
-            let bytes = middle(engine, |rates| rates.per_second) * BLOCK as f64;
-            let raw_bytes = middle(raw, |rates| rates.per_second) * BLOCK as f64;
-            let large_bytes = middle(large, |rates| rates.per_second) * LARGE as f64;
+            let bytes = median_of(engine, |rates| rates.per_second) * BLOCK as f64;
+            let raw_bytes = median_of(raw, |rates| rates.per_second) * BLOCK as f64;
+            let large_bytes = median_of(large, |rates| rates.per_second) * LARGE as f64;
             let against = |field: fn(&Rates) -> f64| {
                 let one = one_job(depth, field).filter(|one| jobs > 1 && *one > 0.0)?;
-                Some(middle(engine, field) / one)
+                Some(median_of(engine, field) / one)
             };
             let by_cpu = against(|rates| rates.per_cpu_second);
             Row {
@@ -133,7 +130,7 @@ fn rows(all: &[[Vec<Rates>; 3]], lanes: usize) -> Vec<Row> {
                 depth,
                 lanes: jobs.min(lanes),
                 bytes_per_second: bytes,
-                cpu_us: middle(engine, |rates| rates.cpu_us),
+                cpu_us: median_of(engine, |rates| rates.cpu_us),
                 raw_bytes_per_second: raw_bytes,
                 raw_large_bytes_per_second: large_bytes,
                 share_of_raw: bytes / raw_bytes.max(1e-9),

@@ -16,9 +16,6 @@ use crate::fio::Fio;
 use crate::process::Stop;
 use crate::rig::Plan;
 
-/// Cache device of a volume that only passes through.
-const UNUSED_CACHE: u64 = 64 << 20;
-
 /// A device and the memory that it keeps its data in.
 struct Made {
     device: Arc<dyn Device>,
@@ -43,20 +40,10 @@ pub(crate) fn measure(
 ) -> LabResult<Row> {
     let folder = tempfile::Builder::new().prefix("forebay-lab-").tempdir()?;
     let (mode, durability) = configuration.settings();
-    let (origin, cache) = match configuration {
-        Configuration::Origin => (
-            make("origin", experiment.origin, experiment.origin_bytes)?,
-            make("cache", DeviceKind::Ram, UNUSED_CACHE)?,
-        ),
-        Configuration::CacheDevice => (
-            make("origin", experiment.cache, experiment.cache_bytes)?,
-            make("cache", DeviceKind::Ram, UNUSED_CACHE)?,
-        ),
-        _ => (
-            make("origin", experiment.origin, experiment.origin_bytes)?,
-            make("cache", experiment.cache, experiment.cache_bytes)?,
-        ),
-    };
+    let (kind, bytes) = configuration.origin(experiment);
+    let origin = make("origin", kind, bytes)?;
+    let kind = if configuration.cached() { experiment.cache } else { DeviceKind::Ram };
+    let cache = make("cache", kind, configuration.cache_bytes(experiment))?;
     let plan = Plan::new(
         cache.device,
         origin.device,

@@ -12,9 +12,6 @@ use crate::virtual_time::cpu::{Cpu, CpuCosts};
 use crate::virtual_time::timing::Timing;
 use crate::virtual_time::world::{Plan, World};
 
-/// Cache device of a volume that only passes through, in bytes.
-const UNUSED_CACHE: u64 = 64 << 20;
-
 fn timing(kind: DeviceKind, bytes: u64) -> LabResult<Timing> {
     let model = kind.model().ok_or_else(|| other("there is no RAM in virtual time"))?;
     Ok(Timing::model(model, bytes))
@@ -36,11 +33,8 @@ pub(crate) fn measure(
     seed: u64,
 ) -> LabResult<Twin> {
     let (mode, durability) = configuration.settings();
-    let (origin, origin_bytes) = match configuration {
-        Configuration::CacheDevice => (experiment.cache, experiment.cache_bytes),
-        _ => (experiment.origin, experiment.origin_bytes),
-    };
-    let cache_bytes = if configuration.cached() { experiment.cache_bytes } else { UNUSED_CACHE };
+    let (origin, origin_bytes) = configuration.origin(experiment);
+    let cache_bytes = configuration.cache_bytes(experiment);
     let mut world = World::new(Plan::new(
         (cache_bytes, timing(experiment.cache, cache_bytes)?),
         (origin_bytes, timing(origin, origin_bytes)?),
