@@ -3,10 +3,11 @@
 //! fio runs in a process group of its own, so that a Ctrl-C reaches this process alone and fio is
 //! ended in order: it is asked first, and killed if it does not listen.
 
+use std::fs::File;
 use std::io::Read;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use rustix::process::Signal;
@@ -64,13 +65,12 @@ impl Fio<'_> {
             command.arg("--readonly");
         }
         command.arg(self.file).current_dir(self.folder).process_group(0);
-        command.stdin(Stdio::null()).stdout(Stdio::piped());
-        command.stderr(std::fs::File::create(&words)?);
+        let status = self.folder.join("status");
+        command.stdin(Stdio::null()).stdout(File::create(&status)?).stderr(File::create(&words)?);
         let child = command.spawn().map_err(|error| {
             other(format!("fio cannot be started ({error}); install it with 'apt-get install fio'"))
         })?;
-        let mut running = Running(Some(child));
-        let status = running.wait(stop, progress)?;
+        let status = Running(child).wait(File::open(&status)?, stop, progress)?;
         let text = std::fs::read_to_string(&results).unwrap_or_default();
         if !status.success() {
             let said = std::fs::read_to_string(&words).unwrap_or_default();
@@ -90,50 +90,36 @@ fn complaint(said: &str) -> &str {
 }
 
 /// A child that is gone when this is dropped.
-struct Running(Option<Child>);
+struct Running(Child);
 
 impl Running {
-    fn wait(&mut self, stop: &Stop, progress: &dyn Fn(f64)) -> LabResult<std::process::ExitStatus> {
-        let Some(child) = &mut self.0 else { return Err(other("fio is not there")) };
-        let output = child.stdout.take();
-        let (tell, hear) = std::sync::mpsc::channel();
-        std::thread::scope(|scope| {
-            scope.spawn(move || {
-                let mut eta = Eta::default();
-                let Some(mut output) = output else { return };
-                let mut some = [0; 4096];
-                while let Ok(len @ 1..) = output.read(&mut some) {
-                    if let Some(share) = eta.feed(some.get(..len).unwrap_or_default()) {
-                        let _ = tell.send(share);
-                    }
-                }
-            });
-            let ended = loop {
-                hear.try_iter().for_each(progress);
-                match child.try_wait() {
-                    Ok(Some(status)) => break Ok(status),
-                    Ok(None) => (),
-                    Err(error) => break Err(error.into()),
-                }
-                if let Err(interrupted) = stop.check() {
-                    break Err(interrupted);
-                }
-                std::thread::sleep(LOOK);
-            };
-            if ended.is_err() {
-                let _ = end(child, Signal::INT, PATIENCE);
+    /// Waits for its end; `said` is what it has printed until then, also about its progress.
+    fn wait(
+        mut self,
+        mut said: File,
+        stop: &Stop,
+        progress: &dyn Fn(f64),
+    ) -> LabResult<ExitStatus> {
+        let (mut eta, mut some) = (Eta::default(), Vec::new());
+        loop {
+            some.clear();
+            said.read_to_end(&mut some)?;
+            if let Some(share) = eta.feed(&some) {
+                progress(share);
             }
-            ended
-        })
+            if let Some(status) = self.0.try_wait()? {
+                return Ok(status);
+            }
+            stop.check()?;
+            std::thread::sleep(LOOK);
+        }
     }
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
-        if let Some(mut child) = self.0.take()
-            && matches!(child.try_wait(), Ok(None))
-        {
-            let _ = end(&mut child, Signal::INT, PATIENCE);
+        if matches!(self.0.try_wait(), Ok(None)) {
+            let _ = end(&mut self.0, Signal::INT, PATIENCE);
         }
     }
 }
