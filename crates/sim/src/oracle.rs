@@ -59,7 +59,7 @@ struct Underway {
     asked: Asked,
     submitted: Moment,
     at: Nanos,
-    /// Whether damage excused a failure already when it was submitted: later writes may come too
+    /// Whether damage excused a failure when it was submitted or since: later writes may come too
     /// late for it.
     excused: bool,
     /// Whether its volume was stopped without waiting for it.
@@ -493,6 +493,18 @@ mod tests {
     fn read(oracle: &mut Oracle, value: Value) -> Result<(), Violation> {
         oracle.submit(99, asked(Op::Read, 0));
         oracle.complete(99, Ok(()), Some(&bytes(value, 0)), Excuses::default())
+    }
+
+    #[test]
+    fn damage_that_a_later_write_repairs_excuses_the_read_that_met_it() {
+        let mut oracle = Oracle::new(7, 8, &[0], vec![vec![Value::Zero; 8]]);
+        oracle.submit(99, asked(Op::Read, 0));
+        oracle.taint(Place { volume: 0, sector: 0 });
+        oracle.submit(1, Asked { sectors: 8, ..asked(Op::Write, 1) });
+        assert!(oracle.complete(1, Ok(()), None, Excuses::default()).is_ok());
+        assert!(oracle.complete(99, Err(IoError::Io), None, Excuses::default()).is_ok());
+        oracle.submit(98, asked(Op::Read, 0));
+        assert!(oracle.complete(98, Err(IoError::Io), None, Excuses::default()).is_err());
     }
 
     #[test]

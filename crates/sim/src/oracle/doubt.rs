@@ -14,6 +14,17 @@ impl Oracle {
         let Some(volume) = self.volumes.get_mut(usize::from(place.volume)) else { return };
         let block = volume.histories.iter_mut().take(block.end as usize).skip(block.start as usize);
         block.for_each(|history| history.taint(now));
+        self.excuse_underway();
+    }
+
+    /// Excuses the requests in progress that damage may fail: one may have met it already when a
+    /// later write repairs it.
+    fn excuse_underway(&mut self) {
+        let mut underway = std::mem::take(&mut self.underway);
+        for request in underway.values_mut() {
+            request.excused |= self.may_fail(request.asked);
+        }
+        self.underway = underway;
     }
 
     /// Notes that the log records of a place's block were lost: each sector may have any value that
@@ -36,6 +47,7 @@ impl Oracle {
                 volume.active.push(sector);
             }
         }
+        self.excuse_underway();
     }
 
     /// Returns whether anything on a volume may be unreadable.
