@@ -360,8 +360,9 @@ impl Volume {
     /// Records that a client's operation has changed a range of the origin: a write around or
     /// through the cache, or a discard. Writeback is not recorded here.
     pub(crate) fn origin_changed(&self, range: Range<u64>) {
-        let number = self.origin_writes.fetch_add(1, Ordering::SeqCst) + 1;
+        // The number is taken under the lock: a sync on another lane that covers it finds its blocks.
         let mut unsynced = self.unsynced.lock();
+        let number = self.origin_writes.fetch_add(1, Ordering::SeqCst) + 1;
         if unsynced.len() > MOST_UNSYNCED {
             // Too many to track: until the next sync every block counts as changed.
             unsynced.clear();
