@@ -289,12 +289,13 @@ impl EngineLane {
             volume.intent.is_pointless();
         }
         self.cache.add_volume(volume.clone());
-        let view = self.lane_volume(volume.id).ok_or_else(|| {
-            EngineError::new(
+        let Some(view) = self.lane_volume(volume.id) else {
+            self.cache.remove_volume(name);
+            return Err(EngineError::new(
                 EngineErrorKind::Failed,
                 format!("the origin of '{name}' cannot be opened"),
-            )
-        })?;
+            ));
+        };
         self.cache.background_started();
         self.lane.spawn(background::writeback::run(view.clone(), Duration::ZERO));
         self.lane.spawn(background::upkeep::origin_syncs(view));

@@ -46,6 +46,7 @@ impl OriginIo<'_> {
     async fn write_unaligned(self, offset: u64, data: &[u8]) -> Result<(), IoError> {
         let volume = &self.0.volume;
         let (start, whole) = self.merge_logical(offset, data).await.map_err(|error| {
+            volume.read_error.set(&error);
             tracing::warn!(%error, volume = volume.name, "the origin cannot be read");
             IoError::Io
         })?;
