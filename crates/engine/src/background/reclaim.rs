@@ -66,10 +66,10 @@ impl State {
     }
 }
 
-/// Returns the cost of reclaiming a segment, in eighths of a block. A kept block has to be written
-/// again: 8. A dirty block has to go to the origin some day, but rarely as cheaply as in a sweep:
-/// 1. While clients wait for space (`waits`), clean blocks are given up and only dirty ones are in
-/// the way: 8 for a dirty block, 1 for a kept one.
+/// Returns the cost of reclaiming a segment, in eighths of a block. A kept block costs 8, as it has to
+/// be written again. A dirty block costs 1: it has to go to the origin some day, but rarely as cheaply
+/// as in a sweep. While clients wait for space (`waits`), clean blocks are given up and only dirty ones
+/// are in the way: a dirty block costs 8, a kept one 1.
 ///
 /// More than `most` dirty blocks are not reinserted but written to the origin. That adds 4 for
 /// every live block: avoiding it is worth reinserting half a segment of other blocks.

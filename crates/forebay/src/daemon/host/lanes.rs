@@ -7,7 +7,7 @@ use std::rc::{Rc, Weak};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use forebay_admin::ApiError;
 use forebay_device::Device;
@@ -281,8 +281,10 @@ impl Lanes {
             .all()
             .map(|lane| self.begin(lane, |state| async move { state.stop_serving().await }))
             .collect();
+        // One limit for all lanes: a stop is bounded, however many of them do not answer.
+        let deadline = Instant::now() + DISMISSAL * 2;
         for stopped in stopping {
-            let _ = stopped.recv_timeout(DISMISSAL * 2);
+            let _ = stopped.recv_timeout(deadline.saturating_duration_since(Instant::now()));
         }
     }
 
