@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+use crate::features::Feature;
+use crate::profile::{FaultProfile, Profile};
+
 /// Faults of a disk. Probabilities are per operation, in parts per million.
 #[derive(Clone, Debug, Default)]
 pub struct FaultPlan {
@@ -25,6 +28,41 @@ pub struct FaultPlan {
     pub discards_zero: bool,
     /// Whether a write that overlaps another one in flight is a bug of the caller.
     pub overlap_is_fault: bool,
+}
+
+impl Profile {
+    /// Returns the faults of the cache device while clients are active.
+    pub fn cache_faults(&self) -> FaultPlan {
+        let slow_episode = if self.features.has(Feature::Hang) { 0 } else { 200 };
+        let calm = FaultPlan { slow_episode, overlap_is_fault: true, ..FaultPlan::default() };
+        match self.fault_profile {
+            FaultProfile::Crashes | FaultProfile::OriginErrors => calm,
+            FaultProfile::CacheErrors => FaultPlan {
+                read_error: 2_000,
+                write_error: 2_000,
+                sync_error: 5_000,
+                bad_sectors: true,
+                ..calm
+            },
+            FaultProfile::Damage => FaultPlan { lost_write: 500, misdirected_write: 500, ..calm },
+        }
+    }
+
+    /// Returns the faults of the origins while clients are active.
+    pub fn origin_faults(&self) -> FaultPlan {
+        let slow_episode = if self.features.has(Feature::Hang) { 0 } else { 200 };
+        let calm = FaultPlan { slow_episode, ..FaultPlan::default() };
+        match self.fault_profile {
+            FaultProfile::Crashes | FaultProfile::CacheErrors | FaultProfile::Damage => calm,
+            FaultProfile::OriginErrors => FaultPlan {
+                read_error: 2_000,
+                write_error: 5_000,
+                sync_error: 10_000,
+                outage: 1_000,
+                ..calm
+            },
+        }
+    }
 }
 
 /// Latency of operations.

@@ -5,7 +5,6 @@ use forebay_format::geometry::smallest_segment;
 
 use crate::clients::Mix;
 use crate::engine::may_be_ordered;
-use crate::faults::FaultPlan;
 use crate::features::{Feature, Features};
 use crate::stamp::SECTOR;
 use crate::system::Setup;
@@ -195,39 +194,6 @@ impl Profile {
             0..7 => rng.u64(8..=64) * (32 << 10),
             7..9 => rng.u64(1..=4) << 20,
             _ => rng.u64(4..=8) << 20,
-        }
-    }
-
-    /// Returns the faults of the cache device while clients are active.
-    pub fn cache_faults(&self) -> FaultPlan {
-        let slow_episode = if self.features.has(Feature::Hang) { 0 } else { 200 };
-        let calm = FaultPlan { slow_episode, overlap_is_fault: true, ..FaultPlan::default() };
-        match self.fault_profile {
-            FaultProfile::Crashes | FaultProfile::OriginErrors => calm,
-            FaultProfile::CacheErrors => FaultPlan {
-                read_error: 2_000,
-                write_error: 2_000,
-                sync_error: 5_000,
-                bad_sectors: true,
-                ..calm
-            },
-            FaultProfile::Damage => FaultPlan { lost_write: 500, misdirected_write: 500, ..calm },
-        }
-    }
-
-    /// Returns the faults of the origins while clients are active.
-    pub fn origin_faults(&self) -> FaultPlan {
-        let slow_episode = if self.features.has(Feature::Hang) { 0 } else { 200 };
-        let calm = FaultPlan { slow_episode, ..FaultPlan::default() };
-        match self.fault_profile {
-            FaultProfile::Crashes | FaultProfile::CacheErrors | FaultProfile::Damage => calm,
-            FaultProfile::OriginErrors => FaultPlan {
-                read_error: 2_000,
-                write_error: 5_000,
-                sync_error: 10_000,
-                outage: 1_000,
-                ..calm
-            },
         }
     }
 }
