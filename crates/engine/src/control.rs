@@ -24,7 +24,7 @@ use forebay_store::StoreError;
 use forebay_store::planted::{self, PlantedBug};
 
 use crate::control::attach::usable;
-use crate::control::samples::Look;
+use crate::control::samples::SampledOrigin;
 use crate::error::{EngineError, EngineErrorKind};
 use crate::io::commit::Commits;
 use crate::io::notes::Notes;
@@ -274,7 +274,7 @@ impl EngineLane {
         if self.cache.store.health.failed() && volume.dirty_blocks() == 0 {
             let view = self.lane_volume(volume.id);
             let settled = match &view {
-                Some(view) => Commits(view).settle_forgotten(&(0..volume.size()), false).await,
+                Some(view) => Commits(view).sync_forgotten(&(0..volume.size()), false).await,
                 None => Err(IoError::Io),
             };
             if settled.is_err() {
@@ -399,7 +399,7 @@ impl EngineLane {
             let look = async {
                 view.origin.sync().await.ok()?;
                 let read = async |place, buf| view.origin.read(place, buf).await;
-                Some(Look::read(volume.size(), read).await)
+                Some(SampledOrigin::read(volume.size(), read).await)
             };
             if result.is_ok() {
                 match self.patiently(&volume, look).await {

@@ -34,7 +34,7 @@ pub mod stats;
 pub use api::{BlockService, Coming, Completion, CompletionSink, Exports, Extent, Request};
 pub use control::VolumeSpec;
 pub use control::recognise::{Verdict, recognise};
-pub use control::samples::Look;
+pub use control::samples::SampledOrigin;
 pub use error::{Cause, EngineError, EngineErrorKind, LedgerError, WritebackError};
 pub use forebay_settings::Settings;
 pub use front_end::{FrontEnd, LaneFrontEnd};

@@ -51,10 +51,10 @@ fn fills(mode: Mode) -> bool {
     matches!(mode, Mode::Writeback | Mode::Writethrough | Mode::Writearound)
 }
 
-/// Returns how to read one block. `round`: a reason to bypass the cache other than the mode.
-pub(crate) fn read_step(mode: Mode, state: BlockState, round: Option<BypassReason>) -> ReadStep {
-    let fill = fills(mode) && round.is_none();
-    match (state, mode, round) {
+/// Returns how to read one block. `bypass`: a reason to bypass the cache other than the mode.
+pub(crate) fn read_step(mode: Mode, state: BlockState, bypass: Option<BypassReason>) -> ReadStep {
+    let fill = fills(mode) && bypass.is_none();
+    match (state, mode, bypass) {
         // The origin does not have this data yet.
         (BlockState::Dirty, _, _) => ReadStep::Cached { fill },
         (BlockState::Clean, Mode::Passthrough, _) => ReadStep::Origin { fill: false },
@@ -67,11 +67,11 @@ pub(crate) fn read_step(mode: Mode, state: BlockState, round: Option<BypassReaso
     }
 }
 
-/// Returns how to write one block. `round`: a reason to bypass the cache other than the mode.
-pub(crate) fn write_step(mode: Mode, state: BlockState, round: Option<BypassReason>) -> WriteStep {
+/// Returns how to write one block. `bypass`: a reason to bypass the cache other than the mode.
+pub(crate) fn write_step(mode: Mode, state: BlockState, bypass: Option<BypassReason>) -> WriteStep {
     // Writeback of an older dirty copy would overwrite a write around it, so a dirty copy is
     // replaced in the log.
-    match (mode, state, round) {
+    match (mode, state, bypass) {
         (Mode::Writethrough, BlockState::Dirty, _) => WriteStep::Through,
         (_, BlockState::Dirty, _) => WriteStep::Cache,
         (Mode::Writearound | Mode::Passthrough, _, _) => WriteStep::Around,
@@ -99,9 +99,9 @@ pub(crate) fn asks_admission(mode: Mode) -> bool {
 pub(crate) fn miss_reason(
     mode: Mode,
     state: BlockState,
-    round: Option<BypassReason>,
+    bypass: Option<BypassReason>,
 ) -> Option<MissReason> {
-    match (state, read_step(mode, state, round), round) {
+    match (state, read_step(mode, state, bypass), bypass) {
         // Partly cached: the request needs sectors that are not.
         (BlockState::Clean | BlockState::Dirty, ReadStep::Cached { .. }, _) => {
             Some(MissReason::Partial)
@@ -116,16 +116,16 @@ pub(crate) fn miss_reason(
 }
 
 /// Returns why a read miss bypasses the cache, if it does.
-pub(crate) fn read_bypass(mode: Mode, round: Option<BypassReason>) -> Option<BypassReason> {
-    if fills(mode) { round } else { Some(BypassReason::Mode) }
+pub(crate) fn read_bypass(mode: Mode, bypass: Option<BypassReason>) -> Option<BypassReason> {
+    if fills(mode) { bypass } else { Some(BypassReason::Mode) }
 }
 
 /// Returns why a write bypassed the cache.
-pub(crate) fn write_bypass(mode: Mode, round: Option<BypassReason>) -> BypassReason {
+pub(crate) fn write_bypass(mode: Mode, bypass: Option<BypassReason>) -> BypassReason {
     match mode {
         Mode::Writearound | Mode::Passthrough => BypassReason::Mode,
         Mode::Writeback | Mode::Writeonly | Mode::Writethrough => {
-            round.unwrap_or(BypassReason::Mode)
+            bypass.unwrap_or(BypassReason::Mode)
         }
     }
 }
@@ -158,7 +158,7 @@ mod tests {
 
     const STATES: [BlockState; 3] = [BlockState::Absent, BlockState::Clean, BlockState::Dirty];
 
-    const ROUND: [Option<BypassReason>; 7] = [
+    const BYPASS: [Option<BypassReason>; 7] = [
         None,
         Some(BypassReason::Unavailable),
         Some(BypassReason::NoRoom),
@@ -170,73 +170,77 @@ mod tests {
 
     fn matrix() -> impl Iterator<Item = (Mode, BlockState, Option<BypassReason>)> {
         Mode::ALL.iter().flat_map(|mode| {
-            STATES.iter().flat_map(|state| ROUND.map(|round| (*mode, *state, round)))
+            STATES.iter().flat_map(|state| BYPASS.map(|bypass| (*mode, *state, bypass)))
         })
     }
 
     #[test]
     fn dirty_data_is_always_read_from_the_cache() {
-        for (mode, state, round) in matrix() {
+        for (mode, state, bypass) in matrix() {
             if state == BlockState::Dirty {
-                let step = read_step(mode, state, round);
-                assert!(matches!(step, ReadStep::Cached { .. }), "{mode} {round:?}");
+                let step = read_step(mode, state, bypass);
+                assert!(matches!(step, ReadStep::Cached { .. }), "{mode} {bypass:?}");
             }
         }
     }
 
     #[test]
     fn absent_blocks_come_from_the_origin_and_fill_as_the_mode_says() {
-        for (mode, state, round) in matrix() {
+        for (mode, state, bypass) in matrix() {
             let expected = match mode {
-                Mode::Writeback | Mode::Writethrough | Mode::Writearound => round.is_none(),
+                Mode::Writeback | Mode::Writethrough | Mode::Writearound => bypass.is_none(),
                 Mode::Writeonly | Mode::Passthrough => false,
             };
             if state == BlockState::Absent {
-                assert_eq!(read_step(mode, state, round), ReadStep::Origin { fill: expected });
+                assert_eq!(read_step(mode, state, bypass), ReadStep::Origin { fill: expected });
             }
         }
     }
 
     #[test]
     fn clean_blocks_are_left_alone_by_passthrough_and_a_device_that_is_no_help_only() {
-        for (mode, state, round) in matrix() {
+        for (mode, state, bypass) in matrix() {
             if state == BlockState::Clean {
                 let no_help = [BypassReason::Congested, BypassReason::Unavailable];
                 let alone =
-                    mode == Mode::Passthrough || round.is_some_and(|why| no_help.contains(&why));
-                let step = read_step(mode, state, round);
-                assert_eq!(step == ReadStep::Origin { fill: false }, alone, "{mode} {round:?}");
+                    mode == Mode::Passthrough || bypass.is_some_and(|why| no_help.contains(&why));
+                let step = read_step(mode, state, bypass);
+                assert_eq!(step == ReadStep::Origin { fill: false }, alone, "{mode} {bypass:?}");
             }
         }
     }
 
     #[test]
     fn no_write_goes_round_a_dirty_copy() {
-        for (mode, state, round) in matrix() {
-            let step = write_step(mode, state, round);
+        for (mode, state, bypass) in matrix() {
+            let step = write_step(mode, state, bypass);
             if state == BlockState::Dirty {
-                assert_ne!(step, WriteStep::Around, "{mode} {round:?}");
+                assert_ne!(step, WriteStep::Around, "{mode} {bypass:?}");
             }
         }
     }
 
     #[test]
     fn writes_of_blocks_that_are_not_dirty() {
-        for (mode, state, round) in matrix() {
+        for (mode, state, bypass) in matrix() {
             let around =
                 [BypassReason::Sequential, BypassReason::Unavailable, BypassReason::NoRoom];
-            let around = round.is_some_and(|why| around.contains(&why));
+            let around = bypass.is_some_and(|why| around.contains(&why));
             let expected = match mode {
                 Mode::Writearound | Mode::Passthrough => WriteStep::Around,
                 _ if around => WriteStep::Around,
                 Mode::Writeback | Mode::Writeonly => WriteStep::Cache,
-                Mode::Writethrough if state == BlockState::Absent && round.is_some() => {
+                Mode::Writethrough if state == BlockState::Absent && bypass.is_some() => {
                     WriteStep::Around
                 }
                 Mode::Writethrough => WriteStep::Through,
             };
             if state != BlockState::Dirty {
-                assert_eq!(write_step(mode, state, round), expected, "{mode} {state:?} {round:?}");
+                assert_eq!(
+                    write_step(mode, state, bypass),
+                    expected,
+                    "{mode} {state:?} {bypass:?}"
+                );
             }
         }
     }
@@ -253,8 +257,8 @@ mod tests {
     #[test]
     fn a_miss_has_the_reason_of_whoever_would_have_to_change_for_a_hit() {
         use MissReason::{Congested, Mode as ByMode, Partial, Sequential, Unavailable};
-        for (mode, state, round) in matrix() {
-            let expected = match (state, mode, round) {
+        for (mode, state, bypass) in matrix() {
+            let expected = match (state, mode, bypass) {
                 (BlockState::Clean, Mode::Passthrough, _) => Some(ByMode),
                 (BlockState::Clean, _, Some(BypassReason::Congested)) => Some(Congested),
                 (BlockState::Clean, _, Some(BypassReason::Unavailable)) => Some(Unavailable),
@@ -265,19 +269,22 @@ mod tests {
                 (BlockState::Absent, _, Some(BypassReason::Unavailable)) => Some(Unavailable),
                 (BlockState::Absent, _, _) => None,
             };
-            assert_eq!(miss_reason(mode, state, round), expected, "{mode} {state:?} {round:?}");
+            assert_eq!(miss_reason(mode, state, bypass), expected, "{mode} {state:?} {bypass:?}");
         }
     }
 
     #[test]
     fn a_bypass_has_the_mode_as_its_reason_before_any_other() {
-        for (mode, state, round) in matrix() {
-            let read = read_step(mode, BlockState::Absent, round);
-            assert_eq!(read_bypass(mode, round).is_none(), read == ReadStep::Origin { fill: true });
+        for (mode, state, bypass) in matrix() {
+            let read = read_step(mode, BlockState::Absent, bypass);
+            assert_eq!(
+                read_bypass(mode, bypass).is_none(),
+                read == ReadStep::Origin { fill: true }
+            );
             if matches!(mode, Mode::Writearound | Mode::Passthrough) {
-                assert_eq!(write_bypass(mode, round), BypassReason::Mode);
-            } else if write_step(mode, state, round) == WriteStep::Around {
-                assert_eq!(Some(write_bypass(mode, round)), round);
+                assert_eq!(write_bypass(mode, bypass), BypassReason::Mode);
+            } else if write_step(mode, state, bypass) == WriteStep::Around {
+                assert_eq!(Some(write_bypass(mode, bypass)), bypass);
             }
         }
     }
@@ -305,9 +312,9 @@ mod tests {
 
     #[test]
     fn a_write_that_must_be_on_the_origin_is_acknowledged_by_the_origin() {
-        for (mode, state, round) in matrix() {
+        for (mode, state, bypass) in matrix() {
             if mode == Mode::Writethrough {
-                assert_ne!(write_step(mode, state, round), WriteStep::Cache);
+                assert_ne!(write_step(mode, state, bypass), WriteStep::Cache);
             }
         }
     }

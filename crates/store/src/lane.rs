@@ -470,7 +470,7 @@ impl StoreLane {
     ///
     /// # Errors
     /// The cache device failed, now or earlier.
-    pub async fn settle_marks(self: &Rc<Self>) -> Result<(), StoreError> {
+    pub async fn sync_marks(self: &Rc<Self>) -> Result<(), StoreError> {
         let wanted = self.store.log.marks_pushed();
         if self.store.log.marks_durable() >= wanted || planted::has(PlantedBug::MarksNotSettled) {
             return Ok(());

@@ -399,7 +399,7 @@ impl Store {
 
     /// Evicts or invalidates a block if `when` agrees. Fills of it are overtaken in any case. The
     /// mark is logged with the next commit; until then the block could come back after a crash, so
-    /// no other copy may change before [`settle_marks`](crate::StoreLane::settle_marks).
+    /// no other copy may change before [`sync_marks`](crate::StoreLane::sync_marks).
     pub fn forget(
         &self,
         space: &VolumeSpace,
@@ -503,7 +503,7 @@ impl Store {
     }
 
     /// Returns whether all pushed marks are durable.
-    pub fn marks_settled(&self) -> bool {
+    pub fn marks_durable(&self) -> bool {
         self.log.marks_pushed() <= self.log.marks_durable()
     }
 

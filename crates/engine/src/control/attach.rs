@@ -15,7 +15,7 @@ use forebay_store::planted::{self, PlantedBug};
 
 use crate::background;
 use crate::control::recognise::{Verdict, recognise};
-use crate::control::samples::Look;
+use crate::control::samples::SampledOrigin;
 use crate::error::{EngineError, EngineErrorKind};
 use crate::lane::engine::EngineLane;
 use crate::state::ledger::{self, Note};
@@ -59,7 +59,7 @@ impl EngineLane {
             ));
         }
         let queue = self.context.open(&origin)?;
-        let look = Look::take(&queue, record.origin_bytes).await;
+        let look = SampledOrigin::take(&queue, record.origin_bytes).await;
         let identity = origin.identity();
         let note = self.note_of(name);
         let distrusted = store.is_distrusted() || note.is_some();
@@ -71,21 +71,21 @@ impl EngineLane {
             self.drop_clean(&record, &origin, &verdict, force)?;
             // Barrier for invariant 12: the blocks dropped here stay dropped after the evidence
             // against them is overwritten in the volume table.
-            self.store.settle_marks().await?;
+            self.store.sync_marks().await?;
         }
         if let Some(note) = note {
             self.drop_what_is_outlived(&record, &note, force)?;
-            self.store.settle_marks().await?;
+            self.store.sync_marks().await?;
             self.take_note_back(name).await?;
         }
-        let settled = self.settle_origin(&origin).await?;
+        let settled = self.sync_origin(&origin).await?;
         let grown = size > record.origin_bytes && self.ready_to_grow(&record, size).await?;
         let size = if grown { size } else { record.origin_bytes };
         // Nobody has written to the origin since the samples were read, so the sync covers them.
         let samples = match (settled, grown) {
             (false, _) => None,
             (true, false) => Some(look.samples()),
-            (true, true) => Some(Look::take(&queue, size).await.samples()),
+            (true, true) => Some(SampledOrigin::take(&queue, size).await.samples()),
         };
         // An origin recognised by content may be on another device now, so take its new identity;
         // one recognised by identity keeps it.
@@ -232,7 +232,7 @@ impl EngineLane {
 
     /// Syncs the origin, because an earlier run may have left data in its write cache and readers
     /// rely on it from now on (invariant 6). Returns whether that succeeded.
-    async fn settle_origin(&self, origin: &Arc<dyn Device>) -> Result<bool, EngineError> {
+    async fn sync_origin(&self, origin: &Arc<dyn Device>) -> Result<bool, EngineError> {
         let queue = self.context.open(origin)?;
         let synced = queue.sync().await;
         if let Err(error) = &synced {
@@ -249,11 +249,11 @@ impl EngineLane {
         origin: &Arc<dyn Device>,
         size: u64,
     ) -> Result<(Option<Samples>, bool), EngineError> {
-        if !self.settle_origin(origin).await? {
+        if !self.sync_origin(origin).await? {
             return Ok((None, false));
         }
         let queue = self.context.open(origin)?;
-        Ok((Some(Look::take(&queue, size).await.samples()), true))
+        Ok((Some(SampledOrigin::take(&queue, size).await.samples()), true))
     }
 
     pub(crate) fn bring_up(
@@ -271,7 +271,7 @@ impl EngineLane {
         let space = store.space_of(record.id).ok_or_else(|| EngineError::no_volume(name))?;
         let volume = Arc::new(Volume::new(record, origin, space, self.lane.clock(), store));
         if settled {
-            volume.origin_is_settled();
+            volume.origin_is_durable();
         }
         if store.has_order(volume.id) {
             // Also if the order is being switched off: that has to become durable first.

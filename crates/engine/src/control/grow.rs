@@ -79,7 +79,7 @@ impl EngineLane {
         // Barrier for invariant 22: once the new size is durable, no version that marks the old
         // tail as valid may come back after a crash.
         self.store.commit().await?;
-        self.store.settle_marks().await?;
+        self.store.sync_marks().await?;
         tracing::info!(
             volume = record.name,
             from = record.origin_bytes,

@@ -5,7 +5,7 @@ use forebay_core::Identity;
 use forebay_core::identity::Difference;
 use forebay_format::VolumeRecord;
 
-use crate::control::samples::Look;
+use crate::control::samples::SampledOrigin;
 use crate::error::{EngineError, EngineErrorKind};
 
 /// How an origin relates to a volume.
@@ -26,7 +26,7 @@ pub enum Verdict {
 /// A sample that is needed cannot be read.
 pub fn recognise(
     record: &VolumeRecord,
-    look: &Look,
+    look: &SampledOrigin,
     identity: Option<&Identity>,
     trusted: bool,
 ) -> Result<Verdict, EngineError> {

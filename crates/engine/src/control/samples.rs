@@ -14,19 +14,19 @@ use forebay_lane::join_all;
 use crate::error::EngineError;
 
 /// The content of an origin at its sample places.
-pub struct Look {
+pub struct SampledOrigin {
     size: u64,
     pages: BTreeMap<u64, Result<IoBuf, DeviceError>>,
 }
 
-impl Look {
+impl SampledOrigin {
     /// Reads the samples of the first `size` bytes of an origin. Pages that cannot be read are
     /// recorded as errors.
     pub async fn take(origin: &Queue, size: u64) -> Self {
         Self::read(size, async |place, buf| origin.read(place, buf).await).await
     }
 
-    /// As [`Look::take`], with a given way to read the origin.
+    /// As [`SampledOrigin::take`], with a given way to read the origin.
     pub(crate) async fn read(
         size: u64,
         read: impl AsyncFn(u64, IoBuf) -> Result<IoBuf, DeviceError>,
@@ -36,7 +36,7 @@ impl Look {
             let len = SAMPLE_BYTES.min(size - place) as usize;
             (place, read(place, IoBuf::for_overwrite(len)).await)
         });
-        Look { size, pages: join_all(reads).await.into_iter().collect() }
+        SampledOrigin { size, pages: join_all(reads).await.into_iter().collect() }
     }
 
     fn checks(&self) -> impl Iterator<Item = Option<u32>> + '_ {

@@ -156,8 +156,8 @@ impl AdmissionControl<'_> {
     }
 
     /// Counts the reason why a read needed the origin.
-    pub(crate) fn count_miss(self, missed: Missed, round: Option<BypassReason>) {
-        let reason = miss_reason(self.0.volume.mode(), missed.state, round)
+    pub(crate) fn count_miss(self, missed: Missed, bypass: Option<BypassReason>) {
+        let reason = miss_reason(self.0.volume.mode(), missed.state, bypass)
             .unwrap_or_else(|| self.recall(missed.block));
         self.0.stats().why.miss.count(reason, 1);
     }

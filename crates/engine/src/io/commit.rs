@@ -57,7 +57,7 @@ impl Commits<'_> {
                     }
                     // Barrier for invariant 1: everything is durable on the origin, and nothing on
                     // the cache device may overwrite it later.
-                    return self.settle_forgotten(&(0..self.0.volume.size()), false).await;
+                    return self.sync_forgotten(&(0..self.0.volume.size()), false).await;
                 }
             }
         }
@@ -87,13 +87,13 @@ impl Commits<'_> {
     ///
     /// # Errors
     /// Neither the log nor the ledger could record it.
-    pub(crate) async fn settle_forgotten(
+    pub(crate) async fn sync_forgotten(
         self,
         range: &Range<u64>,
         records: bool,
     ) -> Result<(), IoError> {
         let store = self.0.store.store();
-        if !records && store.marks_settled() {
+        if !records && store.marks_durable() {
             return Ok(());
         }
         if !store.health.failed() {
@@ -102,7 +102,7 @@ impl Commits<'_> {
                 if records {
                     lane.commit().await?;
                 }
-                lane.settle_marks().await
+                lane.sync_marks().await
             });
             match settled.await {
                 Some(Ok(())) => return Ok(()),

@@ -49,7 +49,7 @@ impl FirstWrite<'_> {
         match marked.await {
             Some(Ok(())) => samples.untouched.remove(wanted),
             Some(Err(_)) | None => {
-                // Set before the note is written, so that `settle_samples` updates the device
+                // Set before the note is written, so that `give_up_samples` updates the device
                 // before the note is taken back.
                 samples.given_up.store(true, Ordering::SeqCst);
                 // The device has failed or hangs. If a note or the device can still say that the

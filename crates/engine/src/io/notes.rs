@@ -241,8 +241,8 @@ impl Notes<'_> {
         let _turn = loop {
             let uses = self.0.volume.note_uses.load(Ordering::SeqCst);
             self.0.store.commit().await?;
-            self.0.store.settle_marks().await?;
-            self.settle_samples().await?;
+            self.0.store.sync_marks().await?;
+            self.give_up_samples().await?;
             let turn = self.0.volume.note_gate.enter().await;
             if self.0.volume.note_uses.load(Ordering::SeqCst) == uses {
                 break turn;
@@ -299,7 +299,7 @@ impl Notes<'_> {
     ///
     /// # Errors
     /// The device has failed.
-    pub(crate) async fn settle_samples(self) -> Result<(), StoreError> {
+    pub(crate) async fn give_up_samples(self) -> Result<(), StoreError> {
         let samples = &self.0.volume.untouched;
         if !samples.given_up.load(Ordering::SeqCst) {
             return Ok(());

@@ -299,7 +299,7 @@ impl<'a> Discarder<'a> {
         let volume = &self.0.volume;
         // Barrier for invariants 6 and 21: no clean copy and no older dirty one may come back over
         // the zeroes.
-        Commits(self.0).settle_forgotten(&range, true).await?;
+        Commits(self.0).sync_forgotten(&range, true).await?;
         FirstWrite(self.0).before_origin_write(range.clone()).await;
         let done = self.0.origin.run(op(range.start, range.end - range.start)).await;
         volume.origin_changed(range);

@@ -137,13 +137,13 @@ impl<'a> Reader<'a> {
         len: u64,
         buf: IoBuf,
     ) -> (Result<(), IoError>, IoBuf) {
-        let round = AdmissionControl(self.0).bypass(false, offset, len);
+        let bypass = AdmissionControl(self.0).bypass(false, offset, len);
         bump(&self.0.stats().counters.user_read_bytes, len);
         let (mut rest, mut done) = (buf, IoBuf::empty());
         while !rest.is_empty() {
             let behind = rest.split_off(rest.len().min(READ_PIECE as usize));
             let at = done.len() as u64;
-            let (result, piece) = self.read_piece(offset + at, rest, round, at == 0).await;
+            let (result, piece) = self.read_piece(offset + at, rest, bypass, at == 0).await;
             (rest, done) = (behind, done.join(piece));
             if result.is_err() {
                 return (result, done.join(rest));
@@ -158,7 +158,7 @@ impl<'a> Reader<'a> {
         self,
         offset: u64,
         buf: IoBuf,
-        round: Option<BypassReason>,
+        bypass: Option<BypassReason>,
         first: bool,
     ) -> (Result<(), IoError>, IoBuf) {
         let len = buf.len() as u64;
@@ -169,13 +169,13 @@ impl<'a> Reader<'a> {
                 return (Err(IoError::Invalid), whole);
             }
             let hangs = attempt > 0 && self.0.is_unavailable_to(false);
-            let round = if hangs { Some(BypassReason::Unavailable) } else { round };
-            let parts = self.cut(offset, len, whole, round);
+            let bypass = if hangs { Some(BypassReason::Unavailable) } else { bypass };
+            let parts = self.split(offset, len, whole, bypass);
             if attempt == 0 && first {
-                self.count_read(&parts, round);
+                self.count_read(&parts, bypass);
             }
             let parts = parts.parts;
-            let ends = join_all(parts.into_iter().map(|part| self.read_part(part, round))).await;
+            let ends = join_all(parts.into_iter().map(|part| self.read_part(part, bypass))).await;
             let mut result = Ok(());
             let mut joined: Option<IoBuf> = None;
             for end in ends {
@@ -201,7 +201,7 @@ impl<'a> Reader<'a> {
         (Err(IoError::Io), buf.unwrap_or_else(|| IoBuf::zeroed(0)))
     }
 
-    fn count_read(self, parts: &Parts<'_>, round: Option<BypassReason>) {
+    fn count_read(self, parts: &Parts<'_>, bypass: Option<BypassReason>) {
         let stats = self.0.stats();
         let Some(missed) = parts.missed else {
             bump(&stats.counters.read_hits, 1);
@@ -210,8 +210,8 @@ impl<'a> Reader<'a> {
         let alone = parts.missing == parts.parts.len();
         let counters = &stats.counters;
         bump(if alone { &counters.read_misses } else { &counters.read_partial }, 1);
-        AdmissionControl(self.0).count_miss(missed, round);
-        if let Some(reason) = read_bypass(self.0.volume.mode(), round) {
+        AdmissionControl(self.0).count_miss(missed, bypass);
+        if let Some(reason) = read_bypass(self.0.volume.mode(), bypass) {
             stats.why.bypass.count(reason, 1);
         }
     }
@@ -239,13 +239,13 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    fn fills(self, round: Option<BypassReason>) -> bool {
-        read_step(self.0.volume.mode(), BlockState::Absent, round)
+    fn fills(self, bypass: Option<BypassReason>) -> bool {
+        read_step(self.0.volume.mode(), BlockState::Absent, bypass)
             == ReadStep::Origin { fill: true }
     }
 
     /// Cuts a read into parts by what is cached at the moment.
-    fn cut(self, offset: u64, len: u64, buf: IoBuf, round: Option<BypassReason>) -> Parts<'a> {
+    fn split(self, offset: u64, len: u64, buf: IoBuf, bypass: Option<BypassReason>) -> Parts<'a> {
         let volume = &self.0.volume;
         let store = self.0.store.store();
         let granules = store.geometry().granules_per_block() as u32;
@@ -255,7 +255,7 @@ impl<'a> Reader<'a> {
         for Piece { block, sectors, bytes, .. } in volume.pieces(offset, len) {
             let found = store.look_up(&volume.space, block);
             let state = BlockState::of(found.as_ref().map(|pinned| &pinned.found.entry));
-            let step = read_step(volume.mode(), state, round);
+            let step = read_step(volume.mode(), state, bypass);
             let pinned = found.filter(|pinned| {
                 matches!(step, ReadStep::Cached { .. }) && covers(&pinned.found, &sectors)
             });
@@ -303,7 +303,7 @@ impl<'a> Reader<'a> {
         Parts { parts, missed, missing }
     }
 
-    async fn read_part(self, part: Part<'_>, round: Option<BypassReason>) -> PartEnd {
+    async fn read_part(self, part: Part<'_>, bypass: Option<BypassReason>) -> PartEnd {
         match part {
             Part::Run(run, buf) => {
                 let len = buf.len() as u64;
@@ -322,7 +322,7 @@ impl<'a> Reader<'a> {
                 PartEnd { buf, result }
             }
             Part::Origin(range, mut buf) => {
-                let gate = self.fills(round).then(|| AdmissionControl(self.0).gate(false));
+                let gate = self.fills(bypass).then(|| AdmissionControl(self.0).gate(false));
                 let result = Filler(self.0).read_origin(range, &mut buf, gate).await;
                 PartEnd { buf, result }
             }

@@ -89,19 +89,19 @@ impl Writer<'_> {
             if let Err(error) = self.0.volume.still_there() {
                 return (Err(error), data);
             }
-            let (way, round) = self.way(offset, len, &mut refused);
-            let failed = || self.goes_round_failure();
-            let goes_round = || failed() || Space(self.0).is_starved();
-            if way != WriteStep::Around && goes_round() {
+            let (route, bypass) = self.route(offset, len, &mut refused);
+            let failed = || self.bypasses_failed_cache();
+            let goes_around = || failed() || Space(self.0).is_starved();
+            if route != WriteStep::Around && goes_around() {
                 // Dirty blocks in the range are written back first; then the write bypasses the
                 // cache.
                 let range = offset..offset + len;
-                if let Err(error) = self.until_written_back(range, goes_round).await {
+                if let Err(error) = self.until_written_back(range, goes_around).await {
                     return (Err(error), data);
                 }
                 continue;
             }
-            let end = match way {
+            let end = match route {
                 WriteStep::Cache => {
                     let mut progress = Progress::default();
                     let result = self.write_cache(offset, &data, fua, &mut progress).await;
@@ -119,16 +119,16 @@ impl Writer<'_> {
                 }
             };
             if let WriteEnd::Done(result) = end {
-                if way == WriteStep::Around {
-                    self.count_bypass(offset, len, round);
+                if route == WriteStep::Around {
+                    self.count_bypass(offset, len, bypass);
                 }
                 return (result, data);
             }
         }
     }
 
-    fn count_bypass(self, offset: u64, len: u64, round: Option<BypassReason>) {
-        let reason = write_bypass(self.0.volume.mode(), round);
+    fn count_bypass(self, offset: u64, len: u64, bypass: Option<BypassReason>) {
+        let reason = write_bypass(self.0.volume.mode(), bypass);
         self.0.stats().why.bypass.count(reason, 1);
         let refusal = match reason {
             BypassReason::NotAdmitted => RefusalReason::NotAdmitted,
@@ -146,7 +146,7 @@ impl Writer<'_> {
 
     /// Returns the route of a whole write, and the reason to bypass the cache, if any. `refused`
     /// caches the replacement policy's answer, because the policy counts each question as a miss.
-    fn way(
+    fn route(
         self,
         offset: u64,
         len: u64,
@@ -157,33 +157,33 @@ impl Writer<'_> {
         // Writes of an ordered volume never bypass the log (invariant 28).
         let ordered = volume.is_ordered();
         let mode = if ordered { mode_in_order(volume.mode()) } else { volume.mode() };
-        let mut round = match Space(self.0).is_starved() {
+        let mut bypass = match Space(self.0).is_starved() {
             true => Some(BypassReason::NoRoom),
             false => AdmissionControl(self.0).bypass(true, offset, len).filter(|_| !ordered),
         };
         let absent = |block| store.peek(&volume.space, OriginBlock(block)).is_none();
-        if round.is_none() && asks_admission(mode) {
+        if bypass.is_none() && asks_admission(mode) {
             let mut blocks = volume.blocks(offset..offset + len);
-            round = AdmissionControl(self.0)
+            bypass = AdmissionControl(self.0)
                 .bypass_of_write(blocks.clone())
                 .filter(|_| blocks.clone().all(absent));
-            if round.is_none() && !self.0.cache.ranks() && blocks.clone().all(absent) {
+            if bypass.is_none() && !self.0.cache.ranks() && blocks.clone().all(absent) {
                 let refused = refused.get_or_insert_with(|| {
                     !blocks.any(|block| Policy(self.0).admits(OriginBlock(block)))
                 });
-                round = refused.then_some(BypassReason::NotAdmitted);
+                bypass = refused.then_some(BypassReason::NotAdmitted);
             }
         }
-        let way = write_steps(volume.pieces(offset, len).map(|piece| {
+        let route = write_steps(volume.pieces(offset, len).map(|piece| {
             let found = store.peek(&volume.space, piece.block);
-            write_step(mode, BlockState::of(found.as_ref().map(|found| &found.entry)), round)
+            write_step(mode, BlockState::of(found.as_ref().map(|found| &found.entry)), bypass)
         }));
-        (way, round)
+        (route, bypass)
     }
 
     /// Returns whether writes meant for the log bypass it because the cache device has failed.
     /// Those of an ordered volume never do (invariant 28).
-    fn goes_round_failure(self) -> bool {
+    fn bypasses_failed_cache(self) -> bool {
         self.0.store.store().health.failed() && !self.0.volume.is_ordered()
     }
 
@@ -197,9 +197,9 @@ impl Writer<'_> {
         progress: &Progress,
     ) -> Result<(), IoError> {
         match result {
-            Ok(Room::Never) => self.finish_round(offset, data, fua, progress).await,
-            Err(_) if self.goes_round_failure() => {
-                self.finish_round(offset, data, fua, progress).await
+            Ok(Room::Never) => self.finish_around(offset, data, fua, progress).await,
+            Err(_) if self.bypasses_failed_cache() => {
+                self.finish_around(offset, data, fua, progress).await
             }
             result => result.map(drop),
         }
@@ -208,7 +208,7 @@ impl Writer<'_> {
     /// Ends a write of which the log took only the beginning, because the cache device failed or
     /// there will be no free space. The beginning may have been read already, so it is not written
     /// again: that could overwrite later writes (invariant 6). The rest bypasses the cache.
-    async fn finish_round(
+    async fn finish_around(
         self,
         offset: u64,
         data: &[u8],
@@ -228,21 +228,21 @@ impl Writer<'_> {
         if logged == 0 || (!durably && keeps_dirty(volume.mode())) {
             return Ok(());
         }
-        if !self.goes_round_failure() {
+        if !self.bypasses_failed_cache() {
             let result = match keeps_dirty(volume.mode()) {
                 true => {
                     Commits(self.0).commit().await.map_err(|error| Commits(self.0).failed(&error))
                 }
                 false => self.put_through(offset..seam, fua, progress).await,
             };
-            if result.is_ok() || !self.goes_round_failure() {
+            if result.is_ok() || !self.bypasses_failed_cache() {
                 return result;
             }
         }
         // Barrier for invariant 2: the data is durable on the origin, and nothing in the log may
         // overwrite it.
         self.until_written_back(offset..seam, || true).await?;
-        Commits(self.0).settle_forgotten(&(offset..seam), false).await
+        Commits(self.0).sync_forgotten(&(offset..seam), false).await
     }
 
     /// Waits until no block in a range is dirty, while that is `needed`: the cache device takes no
@@ -330,9 +330,8 @@ impl Writer<'_> {
         let replaced = cached > 0;
         // Barrier for invariant 6: no older copy may come back after a crash once the origin has
         // begun to change.
-        if (replaced || !self.0.store.store().marks_settled())
-            && let Err(error) =
-                Commits(self.0).settle_forgotten(&(offset..offset + len), true).await
+        if (replaced || !self.0.store.store().marks_durable())
+            && let Err(error) = Commits(self.0).sync_forgotten(&(offset..offset + len), true).await
         {
             return (WriteEnd::Done(Err(error)), data);
         }
@@ -410,7 +409,7 @@ impl Writer<'_> {
         );
         // Barrier for invariants 5 and 6: copies that were forgotten stay forgotten, before the
         // origin has anything newer.
-        if let Err(error) = Commits(self.0).settle_forgotten(&range, false).await {
+        if let Err(error) = Commits(self.0).sync_forgotten(&range, false).await {
             return (WriteEnd::Done(Err(error)), data);
         }
         let (result, data) = OriginIo(self.0).write(offset, data).await;
@@ -440,7 +439,7 @@ impl Writer<'_> {
         };
         match self.0.volume.blocks(range.clone()).any(dirty) {
             true => Commits(self.0).commit_or_outlive().await,
-            false => Commits(self.0).settle_forgotten(range, false).await,
+            false => Commits(self.0).sync_forgotten(range, false).await,
         }
     }
 

@@ -374,7 +374,7 @@ impl Volume {
     }
 
     /// Returns whether the origin may still lose a client's change.
-    fn went_round(&self) -> bool {
+    fn has_unsynced(&self) -> bool {
         let synced = self.origin_synced.load(Ordering::SeqCst);
         self.all_unsynced.load(Ordering::SeqCst) > synced || !self.unsynced.lock().is_empty()
     }
@@ -395,7 +395,7 @@ impl Volume {
     }
 
     /// Records that the writes of an earlier run are durable on the origin.
-    pub(crate) fn origin_is_settled(&self) {
+    pub(crate) fn origin_is_durable(&self) {
         self.origin_synced(1);
     }
 
@@ -411,7 +411,7 @@ impl Volume {
     pub(crate) fn origin_sync_fails(&self) {
         self.sync_failures.fetch_add(1, Ordering::SeqCst);
         self.through.lock().clear();
-        if self.went_round() {
+        if self.has_unsynced() {
             self.origin_sync_failed.store(true, Ordering::SeqCst);
         }
     }

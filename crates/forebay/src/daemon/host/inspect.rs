@@ -7,7 +7,7 @@ use std::time::Duration;
 use forebay_admin::{ApiError, ErrorKind, VolumeName};
 use forebay_core::VolumeId;
 use forebay_device::{Access, Device, DeviceSpec, Queue};
-use forebay_engine::{LaneContext, Look, Verdict, recognise};
+use forebay_engine::{LaneContext, SampledOrigin, Verdict, recognise};
 use forebay_format::superblock::COPY_B;
 use forebay_format::{PAGE, SuperblockError, VolumeRecord};
 use forebay_store::CLEAN_DISTRUSTED;
@@ -71,9 +71,9 @@ pub(super) async fn look(
     context: &LaneContext,
     origin: &Arc<dyn Device>,
     size: u64,
-) -> Result<Look, ApiError> {
+) -> Result<SampledOrigin, ApiError> {
     let queue = context.open(origin).map_err(faults::engine)?;
-    Ok(Look::take(&queue, size.min(origin.size())).await)
+    Ok(SampledOrigin::take(&queue, size.min(origin.size())).await)
 }
 
 /// Checks that `origin`, which has this `look`, is the one whose blocks the cache holds for the
@@ -90,7 +90,7 @@ pub(super) async fn check_pair(
     roots: &Roots,
     record: &VolumeRecord,
     origin: &Arc<dyn Device>,
-    look: Option<&Look>,
+    look: Option<&SampledOrigin>,
     noted: bool,
 ) -> Result<(), ApiError> {
     let name = &record.name;
