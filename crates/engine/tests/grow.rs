@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use forebay_core::{BlockSize, Mode, Op, VolumeId};
 use forebay_device::Device;
-use forebay_engine::{BlockService, EngineErrorKind};
+use forebay_engine::{BlockService, EngineErrorKind, Settings};
 use forebay_store::StoreOptions;
 use forebay_testkit::{peek, poke, ram, shortened};
 use world::{World, settings};
@@ -145,4 +145,23 @@ fn without_room_the_old_size_stays_and_a_smaller_origin_is_refused() {
     let smaller = shortened(&disk, OLD - 512);
     let refused = world.try_attach(&engine, &smaller, true).map(drop).expect_err("cut");
     assert_eq!(refused.kind, EngineErrorKind::Refused);
+}
+
+/// A fill of the neighbourhood of the last block ends where the volume does, also if its origin goes
+/// on: addresses behind it belong to the next volume of the cache.
+#[test]
+fn a_fill_at_the_end_stays_within_the_volume() {
+    let (cache, disk, model) = used(Last::Absent, 0, true);
+    let world = World::new();
+    let (engine, _) = world.open(&cache);
+    let target = world.try_attach(&engine, &disk, false).expect("started");
+    assert_eq!(target.size(), OLD);
+    let other = ram(1);
+    let neighbour = world.create_as(&engine, "other", &other, settings(Mode::Writeback), 0);
+    let promoting = Settings { promote: 64 << 10, ..settings(Mode::Writeback) };
+    world.set(&engine, promoting).expect("set");
+    let before = engine.cache.store.index.len();
+    assert!(world.read(&target, OLD - 512, 512) == model[OLD as usize - 512..OLD as usize]);
+    assert_eq!(engine.cache.store.index.len(), before + 1, "the last block, and no other");
+    assert!(world.read(&neighbour, 0, 65536).iter().all(|byte| *byte == 0));
 }

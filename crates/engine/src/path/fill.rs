@@ -87,7 +87,9 @@ impl<'a> Filler<'a> {
         let shift = fill.map_or(0, |_| volume.alignment() % grid);
         let start = ((range.start + shift) / grid * grid).saturating_sub(shift);
         let end = (range.end + shift).next_multiple_of(grid) - shift;
-        start / logical * logical..end.next_multiple_of(logical).min(volume.origin.size())
+        // The origin may have grown beyond the volume, or have shrunk.
+        let limit = volume.size().next_multiple_of(logical).min(volume.origin.size());
+        start / logical * logical..end.next_multiple_of(logical).min(limit)
     }
 
     /// Returns the wider span to read instead of `span` if the neighbourhood of a miss is to be

@@ -56,13 +56,15 @@ impl Volume {
         byte.saturating_sub(self.alignment)
     }
 
-    /// Returns the blocks that a byte range touches.
+    /// Returns the blocks of the volume that a byte range touches. The range may go beyond the end of
+    /// the volume, as logical blocks of the origin do, or an origin that has grown.
     pub(crate) fn blocks(&self, range: Range<u64>) -> Range<u64> {
         let first = self.block.block_of(range.start + self.alignment).0;
-        if range.start >= range.end {
+        let end = range.end.min(self.size);
+        if range.start >= end {
             return first..first;
         }
-        first..self.block.block_of(range.end - 1 + self.alignment).0 + 1
+        first..self.block.block_of(end - 1 + self.alignment).0 + 1
     }
 
     /// Returns the part of a block that lies within the volume, in bytes of the origin.
