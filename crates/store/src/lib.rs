@@ -33,6 +33,7 @@ mod loom_tests;
 pub mod meta;
 pub mod options;
 pub mod ordered;
+mod ordering;
 mod panic_guard;
 pub mod planted;
 pub mod read;

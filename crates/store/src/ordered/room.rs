@@ -7,35 +7,34 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use forebay_core::{OriginBlock, SectorMask, VolumeId};
+use forebay_core::{OriginBlock, SectorMask};
 use forebay_lane::{MemoryBudget, MemoryHold, MemoryUse, OverLimit};
 use parking_lot::Mutex;
 
 use super::queue::OrderedVersion;
-use crate::store::Store;
 
 /// Bytes that are always available.
 const LEAST: u64 = 256 << 10;
 
 /// Versions that each volume may hold regardless of the others, whose origins may be stuck.
-const OWN: u64 = 1024;
+pub(crate) const OWN: u64 = 1024;
 
 /// Bytes requested at a time.
 const STEP: u64 = 256 << 10;
 
 /// The most bytes for a version: its place in its group, whose nodes are at least half full, and a
 /// copy while it is written and settled.
-const VERSION: usize = size_of::<(OriginBlock, OrderedVersion)>() * 9 / 2 + 32;
+pub(crate) const VERSION: usize = size_of::<(OriginBlock, OrderedVersion)>() * 9 / 2 + 32;
 
 /// The memory for held versions.
-pub(super) struct Room {
+pub(crate) struct Room {
     /// Bytes of all held versions.
     taken: AtomicU64,
     /// Bytes that held versions may take.
     most: AtomicU64,
     held: Mutex<MemoryHold>,
     /// Whether somebody waits for room.
-    full: AtomicBool,
+    pub(crate) full: AtomicBool,
 }
 
 /// Returns the bytes for a version.
@@ -48,25 +47,25 @@ fn bytes_of(version: &OrderedVersion) -> u64 {
 }
 
 impl Room {
-    pub(super) fn new(memory: &Arc<MemoryBudget>) -> Self {
+    pub(crate) fn new(memory: &Arc<MemoryBudget>) -> Self {
         let held = Mutex::new(MemoryHold::none(memory, MemoryUse::Background));
         let (taken, most) = (AtomicU64::new(0), AtomicU64::new(LEAST));
         Room { taken, most, held, full: AtomicBool::new(false) }
     }
 
-    pub(super) fn add(&self, version: &OrderedVersion) {
+    pub(crate) fn add(&self, version: &OrderedVersion) {
         self.taken.fetch_add(bytes_of(version), Ordering::SeqCst);
     }
 
-    pub(super) fn remove(&self, version: &OrderedVersion) {
+    pub(crate) fn remove(&self, version: &OrderedVersion) {
         self.taken.fetch_sub(bytes_of(version), Ordering::SeqCst);
     }
 
-    fn is_left(&self) -> bool {
+    pub(crate) fn is_left(&self) -> bool {
         self.taken.load(Ordering::SeqCst) < self.most.load(Ordering::SeqCst)
     }
 
-    fn ask(&self) -> bool {
+    pub(crate) fn ask(&self) -> bool {
         let mut held = self.held.lock();
         if self.is_left() {
             return true;
@@ -79,21 +78,21 @@ impl Room {
     }
 
     /// Requests `bytes` more.
-    fn grow(&self, bytes: u64, what: &str) -> Result<(), OverLimit> {
+    pub(crate) fn grow(&self, bytes: u64, what: &str) -> Result<(), OverLimit> {
         self.held.lock().grow(bytes, what)?;
         self.most.fetch_add(bytes, Ordering::SeqCst);
         Ok(())
     }
 
     /// Requests the memory for recovered versions.
-    pub(super) fn restore(&self) -> Result<(), OverLimit> {
+    pub(crate) fn restore(&self) -> Result<(), OverLimit> {
         let taken = self.taken.load(Ordering::SeqCst);
         let most = self.most.load(Ordering::SeqCst);
         self.grow(taken.saturating_sub(most), "what ordered volumes hold")
     }
 
     /// Returns unneeded memory to the budget. Returns whether somebody waits for room.
-    pub(super) fn released(&self) -> bool {
+    pub(crate) fn released(&self) -> bool {
         let spare = || {
             let (most, taken) =
                 (self.most.load(Ordering::SeqCst), self.taken.load(Ordering::SeqCst));
@@ -106,31 +105,5 @@ impl Room {
             self.most.fetch_sub(less, Ordering::SeqCst);
         }
         self.full.load(Ordering::SeqCst) && self.full.swap(false, Ordering::SeqCst)
-    }
-}
-
-impl Store {
-    /// Returns whether an ordered volume may hold more versions. If not, wait for [`Store::space`].
-    pub fn has_room_in_order(&self, id: VolumeId) -> bool {
-        let room = &self.ordered.room;
-        if room.is_left() || room.ask() {
-            return true;
-        }
-        // Set before the check below, so that a release in between is noticed.
-        room.full.store(true, Ordering::SeqCst);
-        room.is_left() || self.held_versions(id) < OWN
-    }
-
-    /// Returns whether somebody waits for ordered volumes to hold fewer versions.
-    pub fn is_order_full(&self) -> bool {
-        self.ordered.room.full.load(Ordering::Relaxed)
-    }
-
-    /// Requests memory for `versions` versions at once, when a volume is put in order.
-    ///
-    /// # Errors
-    /// There is not enough memory.
-    pub fn make_room_in_order(&self, versions: u64) -> Result<(), OverLimit> {
-        self.ordered.room.grow(versions * VERSION as u64, "what is dirty, in order,")
     }
 }

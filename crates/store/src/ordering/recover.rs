@@ -21,10 +21,10 @@ use forebay_device::Queue as DeviceQueue;
 use forebay_format::{Body, Geometry, RecordHeader, Uuid, VolumeRecord};
 use forebay_lane::{Lane, concurrently};
 
-use super::Horizon;
-use super::queue::{Group, OrderedVersion, Queue};
 use crate::error::StoreError;
 use crate::index::Index;
+use crate::ordered::Horizon;
+use crate::ordered::queue::{Group, OrderedVersion, Queue};
 use crate::replay::walk_headers;
 use crate::retry;
 use crate::store::VolumeSpace;
