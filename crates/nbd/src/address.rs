@@ -4,7 +4,7 @@ use std::fmt::{self, Write};
 use std::io;
 use std::net::{IpAddr, Ipv6Addr};
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 /// Longest path of a unix socket, in bytes.
@@ -33,7 +33,7 @@ pub enum ListenError {
     )]
     Address(&'static str),
     /// The path is too long for a socket.
-    #[error("a socket path has at most {UNIX_PATH_MAX} bytes, {} has {}; choose a shorter one", .0.display(), .0.as_os_str().len())]
+    #[error("a socket path has at most {UNIX_PATH_MAX} bytes, {} has {}; choose a shorter one", beginning(.0), .0.as_os_str().len())]
     PathTooLong(PathBuf),
     /// Another process listens there.
     #[error("{0} is in use by a live process; choose another address or stop that process")]
@@ -89,6 +89,15 @@ impl FromStr for ListenAddress {
             return Err(ListenError::Address("the host is not a name or an IPv4 address"));
         }
         Ok(ListenAddress::Tcp { host, port })
+    }
+}
+
+/// Returns a path for a message: of a long one the beginning.
+fn beginning(path: &Path) -> String {
+    let text = path.display().to_string();
+    match text.char_indices().nth(2 * UNIX_PATH_MAX) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text,
     }
 }
 
