@@ -3,7 +3,8 @@
 //! Pure functions between bytes and structs: no I/O, no clock, no state. What the bytes mean is
 //! specified in `docs/format.md`, field by field; this crate is its only implementation.
 //!
-//! - [`geometry`]: the layout of a device of a given size
+//! - [`geometry`]: where things are on a device
+//! - [`layout`]: the layout of a device of a given size
 //! - [`superblock`]: the two copies of the root structure, and the choice between them
 //! - [`volume`]: the volume table
 //! - [`record`]: the headers in the log
@@ -18,6 +19,7 @@ pub mod checkpoint;
 pub mod checksum;
 mod generation;
 pub mod geometry;
+pub mod layout;
 pub mod record;
 pub mod superblock;
 pub mod volume;
@@ -27,7 +29,8 @@ pub use checkpoint::{
     CheckpointWriter, IndexEntry, PartialMask, SegmentState, SegmentUse,
 };
 pub use checksum::{CheckSeed, crc32c, crc32c_append, payload_check};
-pub use geometry::{FormatError, Geometry};
+pub use geometry::Geometry;
+pub use layout::FormatError;
 pub use record::{
     Body, DataEntry, EncodeError, HEADER_BYTES as RECORD_HEADER_BYTES, Head, MAX_MARKS, Mark,
     MarkKind, RecordError, RecordHeader, max_entries,

@@ -9,16 +9,13 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::checkpoint::CheckpointRef;
 use crate::geometry::Geometry;
+pub use crate::geometry::{COPY_A, COPY_B};
 use crate::{MAX_COUNT, PAGE, crc32c};
 
 /// First bytes of a superblock.
 pub const MAGIC: [u8; 8] = *b"FOREBAY1";
 /// The format's version.
 pub const VERSION: u32 = 1;
-/// Offset of copy A on the device, in bytes.
-pub const COPY_A: u64 = 0;
-/// Offset of copy B on the device, in bytes.
-pub const COPY_B: u64 = 64 << 10;
 /// Feature bit in `compat`: segments begin with openings, checkpoints are followed by parity, and
 /// superblock and volume table are written twice. A reader must not rely on openings and parity:
 /// both can be missing.

@@ -2,14 +2,14 @@
 
 use forebay_core::{BlockSize, Durability, Mode, ReplacementKind};
 use forebay_format::checkpoint::{self, CHUNK_BYTES, MAX_CHECK_BITS};
-use forebay_format::geometry::{
-    DEFAULT_SEGMENT_BYTES, FormatError, Geometry, MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES,
-    MIN_SEGMENTS, SEGMENTS_ALIGNMENT, VOLUME_AREA_BYTES, VOLUME_AREAS_OFFSET, WANTED_SEGMENTS,
+use forebay_format::layout::{
+    DEFAULT_SEGMENT_BYTES, FormatError, MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES, MIN_SEGMENTS,
+    SEGMENTS_ALIGNMENT, VOLUME_AREA_BYTES, VOLUME_AREAS_OFFSET, WANTED_SEGMENTS,
 };
 use forebay_format::record::{self, HEADER_BYTES, MAX_MARKS, entry_bytes};
 use forebay_format::superblock::{self, COPY_B, VERSION};
 use forebay_format::volume::{self, MAX_NAME, MAX_ORIGIN, MAX_SETTINGS, MAX_VOLUMES};
-use forebay_format::{MAX_BLOCKS, MAX_COUNT, MAX_NARROW_GENERATION, max_entries};
+use forebay_format::{Geometry, MAX_BLOCKS, MAX_COUNT, MAX_NARROW_GENERATION, max_entries};
 
 fn specification() -> String {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/format.md");

@@ -1,7 +1,7 @@
 //! The choices that a seed makes for a world: size, clients, faults.
 
 use forebay_core::{BlockSize, Durability, Mode, ReplacementKind};
-use forebay_format::geometry::smallest_segment;
+use forebay_format::layout::smallest_segment;
 
 use crate::clients::Mix;
 use crate::engine::may_be_ordered;

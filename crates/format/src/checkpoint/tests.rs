@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::geometry::SEGMENTS_ALIGNMENT;
+use crate::layout::SEGMENTS_ALIGNMENT;
 use crate::{MAX_BLOCKS, MAX_COUNT, MAX_NARROW_GENERATION};
 use forebay_core::SegmentId;
 

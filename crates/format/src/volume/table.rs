@@ -9,7 +9,7 @@ use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::{Bad, VolumeRecord};
-use crate::geometry::VOLUME_AREA_BYTES;
+use crate::layout::VOLUME_AREA_BYTES;
 use crate::superblock::VolumeTableRef;
 use crate::{PAGE, crc32c};
 

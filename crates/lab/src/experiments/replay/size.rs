@@ -2,7 +2,7 @@
 
 use forebay_core::{BlockSize, parse_size};
 use forebay_engine::segments_kept_free;
-use forebay_format::{Geometry, geometry};
+use forebay_format::{Geometry, layout};
 use forebay_store::Store;
 
 use crate::error::{LabError, LabResult, other};
@@ -70,11 +70,11 @@ impl LogSize {
         if let Some(segment) = segment_bytes {
             return Self::of(wanted, block, segment);
         }
-        let smallest = geometry::smallest_segment(block);
-        let mut segment = geometry::DEFAULT_SEGMENT_BYTES.max(smallest);
+        let smallest = layout::smallest_segment(block);
+        let mut segment = layout::DEFAULT_SEGMENT_BYTES.max(smallest);
         loop {
             let size = Self::of(wanted, block, segment)?;
-            let enough = u64::from(size.segments) >= geometry::WANTED_SEGMENTS;
+            let enough = u64::from(size.segments) >= layout::WANTED_SEGMENTS;
             if enough || segment <= smallest {
                 return Ok(size);
             }
@@ -86,7 +86,7 @@ impl LogSize {
         let plan = |device| Geometry::plan(device, block, LOGICAL, Some(segment_bytes));
         // The smallest one first.
         let mut device_bytes = match plan(0) {
-            Err(forebay_format::geometry::FormatError::TooSmall { needed, .. }) => needed,
+            Err(forebay_format::FormatError::TooSmall { needed, .. }) => needed,
             Err(error) => return Err(LabError::Usage(error.to_string())),
             Ok(_) => return Err(other("a cache without room")),
         };
@@ -98,13 +98,13 @@ impl LogSize {
         };
         // What is kept free is at most a fiftieth, or a few.
         let mut segments = wanted / cells * 50 / 49 + 8;
-        if segments > geometry::MAX_SLOTS / (segment_bytes / block.granule()) {
+        if segments > layout::MAX_SLOTS / (segment_bytes / block.granule()) {
             return Err(LabError::Usage("the cache is too large; choose less".into()));
         }
-        while live(segments) > wanted && segments > geometry::MIN_SEGMENTS {
+        while live(segments) > wanted && segments > layout::MIN_SEGMENTS {
             segments -= 1;
         }
-        segments = segments.max(geometry::MIN_SEGMENTS);
+        segments = segments.max(layout::MIN_SEGMENTS);
         device_bytes = device_bytes.max(segments * segment_bytes);
         let mut laid_out = plan(device_bytes).map_err(|error| other(error.to_string()))?;
         while u64::from(laid_out.segment_count) < segments {

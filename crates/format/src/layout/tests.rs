@@ -1,4 +1,5 @@
 use super::*;
+use forebay_core::{SegmentId, Slot};
 
 const SIZES: [u64; 10] = [
     2 << 10,
