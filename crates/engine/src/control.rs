@@ -25,7 +25,7 @@ use forebay_store::planted::{self, PlantedBug};
 
 use crate::control::attach::usable;
 use crate::control::samples::SampledOrigin;
-use crate::error::{EngineError, EngineErrorKind};
+use crate::error::{EngineError, EngineErrorKind, Obstacle};
 use crate::io::commit::Commits;
 use crate::io::notes::Notes;
 use crate::io::origin::OriginIo;
@@ -124,10 +124,7 @@ impl EngineLane {
             .store
             .change_volumes(|volumes, next| {
                 if volumes.iter().any(|volume| volume.name == spec.name) {
-                    return Err(StoreError::Refused(format!(
-                        "there is a volume '{}' already",
-                        spec.name
-                    )));
+                    return Err(StoreError::Exists(spec.name.clone()));
                 }
                 let id = self.cache.store.new_volume_id(volumes, next)?;
                 volumes.push(VolumeRecord {
@@ -525,21 +522,20 @@ impl EngineLane {
             .find(|record| record.name == name)
             .ok_or_else(|| EngineError::no_volume(name))?;
         let dirty = self.cache.occupancy().get(&record.id).map_or(0, |own| own.dirty);
+        let at_risk = |message, obstacle: Obstacle| {
+            Err(EngineError::caused(EngineErrorKind::DataAtRisk, message, obstacle))
+        };
         if let Some(damage) = self.cache.store.damage_of(record.id).filter(|_| !discard_dirty) {
-            return Err(EngineError::new(
-                EngineErrorKind::DataAtRisk,
-                format!(
-                    "the volume '{name}' may have lost data: {damage}; 'forebay start --force {name}' goes on with what is left, --discard-dirty gives up what is not on the origin"
-                ),
-            ));
+            let message = format!(
+                "the volume '{name}' may have lost data: {damage}; 'forebay start --force {name}' goes on with what is left, --discard-dirty gives up what is not on the origin"
+            );
+            return at_risk(message, Obstacle::Damaged(damage));
         }
         if dirty > 0 && !discard_dirty {
-            return Err(EngineError::new(
-                EngineErrorKind::DataAtRisk,
-                format!(
-                    "the volume '{name}' is stopped and has {dirty} blocks that are not on its origin: start it to have them written back, or use --discard-dirty"
-                ),
-            ));
+            let message = format!(
+                "the volume '{name}' is stopped and has {dirty} blocks that are not on its origin: start it to have them written back, or use --discard-dirty"
+            );
+            return at_risk(message, Obstacle::Dirty(dirty));
         }
         self.strike(name).await?;
         if let Some(space) = self.cache.store.space_of(record.id) {

@@ -3,10 +3,12 @@
 pub(crate) mod writeback;
 
 use std::sync::Arc;
+use std::time::Duration;
 
+use forebay_core::identity::Difference;
 use forebay_device::DeviceError;
 use forebay_lane::OverLimit;
-use forebay_store::StoreError;
+use forebay_store::{Damage, StoreError};
 
 pub use writeback::WritebackError;
 
@@ -37,9 +39,35 @@ pub enum LedgerError {
     Ended,
 }
 
+/// The state of a volume, or of its origin, in which an operation is refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Obstacle {
+    /// An external writer changed the origin.
+    #[error("the origin was written elsewhere")]
+    OriginChanged,
+    /// The origin is another device than the volume had.
+    #[error("the origin is another device: its {0}")]
+    OtherOrigin(Difference),
+    /// The origin has not answered for this time.
+    #[error("the origin has not answered for {} s", .0.as_secs())]
+    Unanswered(Duration),
+    /// The volume may have lost data.
+    #[error("the volume may have lost data: {0}")]
+    Damaged(Damage),
+    /// The volume is stopped and has this many dirty blocks.
+    #[error("the volume is stopped and has {0} dirty blocks")]
+    Dirty(u64),
+    /// The volume is started.
+    #[error("the volume is started already")]
+    Started,
+}
+
 /// The lower-level error behind a failed control operation.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Cause {
+    /// A volume's state, or its origin's.
+    #[error(transparent)]
+    Obstacle(#[from] Obstacle),
     /// The store failed.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -85,6 +113,14 @@ impl EngineError {
         EngineError { kind, message: message.into(), cause: Some(cause.into()) }
     }
 
+    /// Returns the state that the operation was refused for, if that is the cause.
+    pub fn obstacle(&self) -> Option<&Obstacle> {
+        match &self.cause {
+            Some(Cause::Obstacle(obstacle)) => Some(obstacle),
+            _ => None,
+        }
+    }
+
     /// Returns the error for a name that no volume of the cache has.
     pub(crate) fn no_volume(name: &str) -> Self {
         EngineError::new(EngineErrorKind::Usage, format!("there is no volume '{name}'"))
@@ -108,7 +144,9 @@ impl From<StoreError> for EngineError {
         let kind = match &error {
             StoreError::Device(_) | StoreError::Failed(_) => EngineErrorKind::Failed,
             StoreError::Format { .. } => EngineErrorKind::Usage,
-            StoreError::Memory(_) | StoreError::Refused(_) => EngineErrorKind::Refused,
+            StoreError::Exists(_) | StoreError::Memory(_) | StoreError::Refused(_) => {
+                EngineErrorKind::Refused
+            }
         };
         EngineError::caused(kind, error.to_string(), error)
     }

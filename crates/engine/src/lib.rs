@@ -35,7 +35,7 @@ pub use api::{BlockService, Coming, Completion, CompletionSink, Exports, Extent,
 pub use control::VolumeSpec;
 pub use control::recognise::{Verdict, recognise};
 pub use control::samples::SampledOrigin;
-pub use error::{Cause, EngineError, EngineErrorKind, LedgerError, WritebackError};
+pub use error::{Cause, EngineError, EngineErrorKind, LedgerError, Obstacle, WritebackError};
 pub use forebay_settings::Settings;
 pub use front_end::{FrontEnd, LaneFrontEnd};
 pub use lane::LaneVolume;

@@ -51,7 +51,8 @@ impl LabError {
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             LabError::Usage(_) => 2,
-            LabError::InUse(_) | LabError::Store(StoreError::Refused(_)) => 3,
+            LabError::InUse(_)
+            | LabError::Store(StoreError::Exists(_) | StoreError::Refused(_)) => 3,
             LabError::AtRisk(_) => 4,
             _ => 1,
         }

@@ -5,6 +5,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use clap::Parser;
+use forebay_engine::EngineError;
 use forebay_sim::engine::Engine;
 use forebay_sim::features::{Feature, Features};
 use forebay_sim::profile::FaultProfile;
@@ -209,11 +210,11 @@ impl SystemUnderTest for Choice {
         self.system().lacks()
     }
 
-    fn format(&self, machine: &Machine) -> LocalFuture<Result<(), String>> {
+    fn format(&self, machine: &Machine) -> LocalFuture<Result<(), EngineError>> {
         self.system().format(machine)
     }
 
-    fn open(&self, machine: &Machine) -> LocalFuture<Result<Rc<dyn Instance>, String>> {
+    fn open(&self, machine: &Machine) -> LocalFuture<Result<Rc<dyn Instance>, EngineError>> {
         self.system().open(machine)
     }
 }

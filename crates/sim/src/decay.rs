@@ -22,8 +22,7 @@ impl World<'_> {
         let read_error = self.rng.u32(500..5_000);
         self.cache.set_plan(FaultPlan { read_error, ..FaultPlan::default() }, false);
         let said = self.open_expecting(None);
-        let words = said.as_ref().map(|said| said.clone().unwrap_or_default());
-        self.shared.event("decay", &[], format_args!("an attempt with read errors: {words:?}"));
+        self.shared.event("decay", &[], format_args!("an attempt with read errors: {said:?}"));
         self.end_visit();
         // The attempt may fail to open the cache; the next one must succeed.
         said.map(|_| ())

@@ -31,8 +31,12 @@ pub(crate) fn name(volume: u16) -> String {
     format!("volume-{volume}")
 }
 
-fn context(machine: &Machine, lane: usize) -> Result<LaneContext, String> {
-    let lane = machine.lanes.get(lane).ok_or("there is no such lane")?.clone();
+fn failed(message: &str) -> EngineError {
+    EngineError::new(EngineErrorKind::Failed, message)
+}
+
+fn context(machine: &Machine, lane: usize) -> Result<LaneContext, EngineError> {
+    let lane = machine.lanes.get(lane).ok_or_else(|| failed("there is no such lane"))?.clone();
     let queues = Rc::new(QueueContext { clock: lane.clock().clone(), ring: None });
     Ok(LaneContext { lane, queues, register: Rc::new(|_| ()) })
 }
@@ -41,8 +45,11 @@ fn cache_device(machine: &Machine) -> Arc<dyn Device> {
     Arc::new(DiskHandle::new(machine.cache.clone()))
 }
 
-fn origin(machine: &Machine, volume: u16) -> Result<Arc<dyn Device>, String> {
-    let disk = machine.origins.get(usize::from(volume)).ok_or("there is no such origin")?;
+fn origin(machine: &Machine, volume: u16) -> Result<Arc<dyn Device>, EngineError> {
+    let disk = machine
+        .origins
+        .get(usize::from(volume))
+        .ok_or_else(|| failed("there is no such origin"))?;
     let mut handle = DiskHandle::new(disk.clone());
     if machine.exchanged == Some(volume) {
         handle.serial.push_str("-clone");
@@ -151,13 +158,13 @@ fn store_options(machine: &Machine) -> StoreOptions {
 /// Returns the blocks needed by volumes whose origins have grown, as the program that opens a cache
 /// would determine them. Sometimes returns nothing: an origin may not be examined in time, or grow
 /// later.
-async fn grown(machine: &Machine) -> Result<Vec<(VolumeId, u64)>, String> {
+async fn grown(machine: &Machine) -> Result<Vec<(VolumeId, u64)>, EngineError> {
     if mix(machine.setup.seed, machine.shared.clock.now().0).is_multiple_of(4) {
         return Ok(Vec::new());
     }
     let device = cache_device(machine);
     let queues = context(machine, 0)?.queues;
-    let queue = Queue::new(device.open_queue(&queues).map_err(|error| error.to_string())?);
+    let queue = Queue::new(device.open_queue(&queues)?);
     let Ok(roots) = read_roots(&device, &queue).await else { return Ok(Vec::new()) };
     let volumes = roots.volumes.iter().filter_map(|record| {
         let number = record.name.strip_prefix("volume-")?.parse().ok()?;
@@ -210,22 +217,22 @@ fn take_memory(cache: &Cache, seed: u64) {
 }
 
 impl SystemUnderTest for Engine {
-    fn format(&self, machine: &Machine) -> LocalFuture<Result<(), String>> {
+    fn format(&self, machine: &Machine) -> LocalFuture<Result<(), EngineError>> {
         let machine = machine.clone();
         Box::pin(async move {
             let device = cache_device(&machine);
             let queues = context(&machine, 0)?.queues;
-            let queue = Queue::new(device.open_queue(&queues).map_err(|error| error.to_string())?);
+            let queue = Queue::new(device.open_queue(&queues)?);
             let options = FormatOptions {
                 block: machine.setup.block_size,
                 segment_bytes: Some(machine.setup.segment_size),
                 uuid: Uuid::from_u128((u128::from(machine.setup.seed) << 64) | 1),
             };
-            format(&device, &queue, &options).await.map_err(|error| error.to_string())
+            Ok(format(&device, &queue, &options).await?)
         })
     }
 
-    fn open(&self, machine: &Machine) -> LocalFuture<Result<Rc<dyn Instance>, String>> {
+    fn open(&self, machine: &Machine) -> LocalFuture<Result<Rc<dyn Instance>, EngineError>> {
         let machine = machine.clone();
         // Recovery runs with the bug as well.
         planted::plant(self.0);
@@ -235,9 +242,7 @@ impl SystemUnderTest for Engine {
                 options.grown = grown(&machine).await?;
             }
             let (first, report) =
-                EngineLane::open(context(&machine, 0)?, cache_device(&machine), options)
-                    .await
-                    .map_err(|error| error.to_string())?;
+                EngineLane::open(context(&machine, 0)?, cache_device(&machine), options).await?;
             machine.shared.event("opened", &[], format_args!("{report:?}"));
             take_memory(&first.cache, machine.setup.seed);
             if let Some(ledger) = &machine.ledger {
@@ -255,34 +260,30 @@ impl SystemUnderTest for Engine {
                 if gone && is_known && machine.ledger.is_some() && machine.setup.insists {
                     // The cache device failed and could not record the deletion; the ledger
                     // remembers it.
-                    let deleted = first.delete_stopped(&name, true).await;
-                    deleted.map_err(|error| error.to_string())?;
+                    first.delete_stopped(&name, true).await?;
                     continue;
                 }
                 match machine.presence[usize::from(volume)] {
                     Presence::Gone if is_known => {
-                        return Err(format!("{name} was deleted, and is back"));
+                        return Err(failed(&format!("{name} was deleted, and is back")));
                     }
                     Presence::Running | Presence::Stopped if !is_known => {
-                        return Err(format!("{name} is lost"));
+                        return Err(failed(&format!("{name} is lost")));
                     }
                     Presence::Gone | Presence::Stopped => continue,
                     Presence::Unsure(_) if !is_known => continue,
                     Presence::New | Presence::Running | Presence::Unsure(_) => {}
                 }
-                let result = if is_known {
-                    attach(&first, &machine, volume, machine.setup.insists).await
+                if is_known {
+                    attach(&first, &machine, volume, machine.setup.insists).await?;
                 } else {
                     let spec = spec(&machine, volume, machine.setup.seed);
-                    let origin = origin(&machine, volume)?;
-                    first.create(spec, origin).await.map(|_| ())
-                };
-                result.map_err(|error| error.to_string())?;
+                    first.create(spec, origin(&machine, volume)?).await?;
+                }
             }
             let mut lanes = vec![first.clone()];
             for lane in 1..machine.lanes.len() {
-                let joined = EngineLane::join(&first.cache, context(&machine, lane)?);
-                lanes.push(joined.map_err(|error| error.to_string())?);
+                lanes.push(EngineLane::join(&first.cache, context(&machine, lane)?)?);
             }
             Ok(Rc::new(Running { lanes, machine }) as Rc<dyn Instance>)
         })
@@ -316,7 +317,6 @@ async fn attach(
     volume: u16,
     insists: bool,
 ) -> Result<(), EngineError> {
-    let failed = |message: &str| EngineError::new(EngineErrorKind::Failed, message);
     let store = &lane.cache.store;
     let known = store.volumes().into_iter().find(|record| record.name == name(volume));
     let named = known
@@ -324,7 +324,7 @@ async fn attach(
         .filter(|_| machine.adopts)
         .map(|record| record.origin.strip_prefix("origin-").and_then(|number| number.parse().ok()));
     let number = named.unwrap_or(Some(volume)).ok_or_else(|| failed("it names no origin"))?;
-    let origin = origin(machine, number).map_err(|error| failed(&error))?;
+    let origin = origin(machine, number)?;
     let damage = known.as_ref().and_then(|record| store.damage_of(record.id));
     let first = lane.attach(&name(volume), origin.clone(), false).await;
     let result = match (first, damage) {
@@ -345,10 +345,14 @@ async fn attach(
     known.map_or(Ok(()), |before| judge_growth(lane, machine, &before, &*origin))
 }
 
-async fn administrate(lane: Rc<EngineLane>, machine: Machine, action: Admin) -> Result<(), String> {
+async fn administrate(
+    lane: Rc<EngineLane>,
+    machine: Machine,
+    action: Admin,
+) -> Result<(), EngineError> {
     let present = |volume: u16| {
         let volume = lane.cache.volume(&name(volume));
-        volume.map(|volume| volume.settings()).ok_or("there is no such volume")
+        volume.map(|volume| volume.settings()).ok_or_else(|| failed("there is no such volume"))
     };
     let result = match action {
         Admin::Mode(volume, mode) => {
@@ -366,7 +370,12 @@ async fn administrate(lane: Rc<EngineLane>, machine: Machine, action: Admin) -> 
             lane.set(&name(volume), settings).await
         }
         Admin::Replacement(policy) => {
-            let volume = lane.cache.volumes().first().cloned().ok_or("no volume is started")?;
+            let volume = lane
+                .cache
+                .volumes()
+                .first()
+                .cloned()
+                .ok_or_else(|| failed("no volume is started"))?;
             let settings = Settings { policy, ..volume.settings() };
             lane.set(&volume.name, settings).await
         }
@@ -382,7 +391,7 @@ async fn administrate(lane: Rc<EngineLane>, machine: Machine, action: Admin) -> 
         }
         Admin::Drain(volume) => lane.drain(&name(volume), |_| ()).await,
         Admin::Restart(volume) => {
-            lane.stop_volume(&name(volume), false).await.map_err(|error| error.to_string())?;
+            lane.stop_volume(&name(volume), false).await?;
             attach(&lane, &machine, volume, false).await
         }
         Admin::Stop(volume) => lane.stop_volume(&name(volume), true).await,
@@ -394,7 +403,7 @@ async fn administrate(lane: Rc<EngineLane>, machine: Machine, action: Admin) -> 
             lane.create(spec(&machine, volume, identity), origin).await.map(|_| ())
         }
     };
-    result.map_err(|error| error.to_string())
+    result
 }
 
 impl Instance for Running {
@@ -434,12 +443,12 @@ impl Instance for Running {
         volumes.iter().map(|volume| volume.stats.why()).collect()
     }
 
-    fn admin(&self, action: Admin) -> LocalFuture<Result<(), String>> {
+    fn admin(&self, action: Admin) -> LocalFuture<Result<(), EngineError>> {
         let Some(lane) = self.lanes.first().cloned() else { return Box::pin(async { Ok(()) }) };
         Box::pin(administrate(lane, self.machine.clone(), action))
     }
 
-    fn stop(&self, drain: bool) -> LocalFuture<Result<(), String>> {
+    fn stop(&self, drain: bool) -> LocalFuture<Result<(), EngineError>> {
         let Some(lane) = self.lanes.first().cloned() else { return Box::pin(async { Ok(()) }) };
         let volumes = self.machine.origins.len() as u16;
         Box::pin(async move {
@@ -448,7 +457,7 @@ impl Instance for Running {
             for volume in (0..volumes).filter(there) {
                 result = result.and(lane.drain(&name(volume), |_| ()).await);
             }
-            result.and(lane.close().await).map_err(|error| error.to_string())
+            result.and(lane.close().await)
         })
     }
 }

@@ -10,7 +10,9 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use forebay_core::Op;
-use forebay_engine::{BlockService, Completion, CompletionSink, Request};
+use forebay_engine::{
+    BlockService, Completion, CompletionSink, EngineError, EngineErrorKind, Obstacle, Request,
+};
 use forebay_format::superblock::{COPY_A, COPY_B};
 use forebay_format::volume::samples::{SAMPLE_BYTES, sample_places};
 use forebay_format::{PAGE, Superblock, VolumeRecord, volume};
@@ -138,7 +140,7 @@ impl World<'_> {
     pub(crate) fn open_expecting(
         &mut self,
         exchanged: Option<u16>,
-    ) -> Result<Option<String>, Violation> {
+    ) -> Result<Option<EngineError>, Violation> {
         self.shared.arm(None);
         self.boot();
         let mut machine = self.machine();
@@ -155,13 +157,15 @@ impl World<'_> {
                 Ok(None)
             }
             Some(Err(error)) => Ok(Some(error)),
-            None => Ok(Some("it has no answer".into())),
+            None => Ok(Some(EngineError::new(EngineErrorKind::Failed, "it has no answer"))),
         }
     }
 
     fn open_to(&mut self, visit: &Visit) -> Result<(), Violation> {
         match self.open_expecting(None)? {
-            Some(error) if error.contains("was written elsewhere") => return self.unchanged(visit),
+            Some(error) if error.obstacle() == Some(&Obstacle::OriginChanged) => {
+                return self.unchanged(visit);
+            }
             Some(error) => {
                 return Err(plain(12, format!("a changed origin is no cause for: {error}")));
             }
@@ -239,7 +243,7 @@ impl World<'_> {
         let said = self.open_expecting(Some(volume));
         self.end_visit();
         match said? {
-            Some(error) if error.contains("is not the one that") => Ok(()),
+            Some(error) if matches!(error.obstacle(), Some(Obstacle::OtherOrigin(_))) => Ok(()),
             Some(error) => Err(plain(13, format!("another origin is no cause for: {error}"))),
             None => Err(plain(13, format!("volume {volume} was opened on another origin"))),
         }

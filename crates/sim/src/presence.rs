@@ -7,6 +7,7 @@
 //! must never overwrite what others write to the origin afterwards.
 
 use forebay_core::Op;
+use forebay_engine::EngineError;
 
 use crate::image::Image;
 use crate::oracle::{Asked, Excuses, Violation, plain};
@@ -75,7 +76,7 @@ impl World<'_> {
     pub(crate) fn presence_changed(
         &mut self,
         action: Admin,
-        result: &Result<(), String>,
+        result: &Result<(), EngineError>,
     ) -> Result<(), Violation> {
         let Some(volume) = action.changes_presence() else { return Ok(()) };
         self.take_answers()?;

@@ -9,7 +9,7 @@ use std::rc::Rc;
 
 use forebay_core::{IoError, Op, SECTOR_SIZE};
 use forebay_device::{Device, DeviceOp, IoBuf, Queue, QueueContext};
-use forebay_engine::{BlockService, Completion, CompletionSink, Extent, Request};
+use forebay_engine::{BlockService, Completion, CompletionSink, EngineError, Extent, Request};
 use forebay_lane::Lane;
 
 use crate::features::{Feature, Features};
@@ -63,11 +63,11 @@ impl SystemUnderTest for ReferenceModel {
         .fold(Features::default(), Features::and)
     }
 
-    fn format(&self, _machine: &Machine) -> LocalFuture<Result<(), String>> {
+    fn format(&self, _machine: &Machine) -> LocalFuture<Result<(), EngineError>> {
         Box::pin(async { Ok(()) })
     }
 
-    fn open(&self, machine: &Machine) -> LocalFuture<Result<Rc<dyn Instance>, String>> {
+    fn open(&self, machine: &Machine) -> LocalFuture<Result<Rc<dyn Instance>, EngineError>> {
         let (machine, bug) = (machine.clone(), self.0);
         Box::pin(async move {
             let mut targets = BTreeMap::new();
@@ -75,11 +75,11 @@ impl SystemUnderTest for ReferenceModel {
                 let context = QueueContext { clock: lane.clock().clone(), ring: None };
                 for (volume, origin) in machine.origins.iter().enumerate() {
                     let disk = DiskHandle::new(origin.clone());
-                    let queue = disk.open_queue(&context).map_err(|error| error.to_string())?;
+                    let queue = disk.open_queue(&context)?;
                     let (lane, queue) = (lane.clone(), Queue::new(queue));
                     // Otherwise data that the previous owner left in the disk's write cache could
                     // be lost after it was read.
-                    queue.sync().await.map_err(|error| error.to_string())?;
+                    queue.sync().await?;
                     let copies = RefCell::default();
                     let body = Rc::new(Body {
                         lane,
@@ -104,15 +104,15 @@ impl Instance for ReferenceInstance {
         self.0.get(&(lane, volume)).map(|target| target.clone() as Rc<dyn BlockService>)
     }
 
-    fn admin(&self, _action: Admin) -> LocalFuture<Result<(), String>> {
+    fn admin(&self, _action: Admin) -> LocalFuture<Result<(), EngineError>> {
         Box::pin(async { Ok(()) })
     }
 
-    fn stop(&self, _drain: bool) -> LocalFuture<Result<(), String>> {
+    fn stop(&self, _drain: bool) -> LocalFuture<Result<(), EngineError>> {
         let queues: Vec<_> = self.0.values().map(|target| target.0.queue.clone()).collect();
         Box::pin(async move {
             for queue in queues {
-                queue.sync().await.map_err(|error| error.to_string())?;
+                queue.sync().await?;
             }
             Ok(())
         })

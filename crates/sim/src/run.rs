@@ -2,6 +2,7 @@
 //! a drained stop after which the origins must be complete without the cache.
 
 use forebay_core::Op;
+use forebay_engine::{EngineError, Obstacle};
 
 use crate::clients::WorkloadOp;
 use crate::features::Feature;
@@ -11,7 +12,7 @@ use crate::profile::FaultProfile;
 use crate::report::Outcome;
 use crate::schedule::End;
 use crate::stamp::Place;
-use crate::system::SystemUnderTest;
+use crate::system::{SystemUnderTest, is_refused};
 use crate::world::{RunOptions, World};
 
 /// Steps between two checks of the origins of ordered volumes.
@@ -78,7 +79,7 @@ impl World<'_> {
     /// Waits for a call during which no crash is armed.
     fn wait_for<T: 'static>(
         &mut self,
-        future: crate::system::LocalFuture<Result<T, String>>,
+        future: crate::system::LocalFuture<Result<T, EngineError>>,
         what: &str,
     ) -> Result<T, Violation> {
         match self.try_for(future, what)? {
@@ -90,7 +91,7 @@ impl World<'_> {
     /// Waits for a call; `None` if the world stopped first.
     fn try_for<T: 'static>(
         &mut self,
-        future: crate::system::LocalFuture<Result<T, String>>,
+        future: crate::system::LocalFuture<Result<T, EngineError>>,
         what: &str,
     ) -> Result<Option<T>, Violation> {
         let slot = self.call(future);
@@ -315,7 +316,7 @@ impl World<'_> {
         );
         // The stop does not wait for an origin that has not answered yet.
         let unanswered = self.profile.features.has(Feature::Hang)
-            && result.as_ref().is_err_and(|error| error.contains("has not answered"));
+            && is_refused(&result, |obstacle| matches!(obstacle, Obstacle::Unanswered(_)));
         // Unreadable blocks cannot be written back.
         let rotten = (0..self.origins.len() as u16).any(|volume| self.oracle.has_taint(volume));
         let excused = match self.profile.fault_profile {

@@ -4,10 +4,11 @@
 use std::time::Duration;
 
 use forebay_core::Nanos;
+use forebay_engine::{EngineError, Obstacle};
 
 use crate::features::Feature;
 use crate::oracle::{Violation, plain};
-use crate::system::Admin;
+use crate::system::{Admin, is_present, is_refused};
 use crate::world::{AdminState, World};
 
 /// Why the scheduler returned.
@@ -218,8 +219,8 @@ impl World<'_> {
                             // The resulting state is unknown, and the operator gives up. But a
                             // volume that a failed cache device still has was deleted, and the
                             // ledger remembers that.
-                            let remembered = self.ledger.is_some()
-                                && result.as_ref().is_err_and(|error| error.contains("already"));
+                            let remembered =
+                                self.ledger.is_some() && result.as_ref().is_err_and(is_present);
                             if !remembered {
                                 self.presence_unsure(action);
                             }
@@ -232,20 +233,24 @@ impl World<'_> {
         Ok(())
     }
 
-    fn judge_admin(&self, action: Admin, result: &Result<(), String>) -> Result<(), Violation> {
+    fn judge_admin(
+        &self,
+        action: Admin,
+        result: &Result<(), EngineError>,
+    ) -> Result<(), Violation> {
         let at_risk = matches!(action, Admin::DeleteStopped(_, false))
-            && result.as_ref().is_err_and(|error| error.contains("is stopped and has"));
+            && is_refused(result, |obstacle| matches!(obstacle, Obstacle::Dirty(_)));
         // An operator's action does not wait for an origin that hangs. An origin that hung for long
         // answers the accumulated operations one by one.
         let answering = self.hung_until[usize::from(action.volume())] + ANSWERS_LATE;
         let unanswered = answering > self.admin_since
-            && result.as_ref().is_err_and(|error| error.contains("has not answered"));
+            && is_refused(result, |obstacle| matches!(obstacle, Obstacle::Unanswered(_)));
         // Unreadable blocks cannot be written back, and a volume that may have lost data is not
         // reported as written back.
         let rots = self.profile.features.has(Feature::Rot);
         let rotten = rots
             && (self.oracle.has_taint(action.volume())
-                || result.as_ref().is_err_and(|error| error.contains("may have lost data")));
+                || is_refused(result, |obstacle| matches!(obstacle, Obstacle::Damaged(_))));
         let excused = self.profile.fault_profile != crate::profile::FaultProfile::Crashes
             || at_risk
             || unanswered

@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use forebay_core::why::Why;
 use forebay_core::{BlockSize, Durability, Mode, ReplacementKind};
-use forebay_engine::BlockService;
+use forebay_engine::{BlockService, Cause, EngineError, Obstacle};
 use forebay_lane::Lane;
+use forebay_store::StoreError;
 
 use crate::disk::SimDisk;
 use crate::engine::may_be_ordered;
@@ -150,10 +151,26 @@ impl Admin {
     }
 }
 
+/// Returns whether an action was refused because of such a state of the volume or its origin.
+pub(crate) fn is_refused(
+    result: &Result<(), EngineError>,
+    state: impl FnOnce(&Obstacle) -> bool,
+) -> bool {
+    result.as_ref().is_err_and(|error| error.obstacle().is_some_and(state))
+}
+
+/// Returns whether a creation or start was refused because the volume exists, or runs.
+pub(crate) fn is_present(error: &EngineError) -> bool {
+    matches!(
+        error.cause,
+        Some(Cause::Store(StoreError::Exists(_)) | Cause::Obstacle(Obstacle::Started))
+    )
+}
+
 /// A system that can be formatted and opened.
 pub trait SystemUnderTest {
     /// Prepares the cache device, once.
-    fn format(&self, machine: &Machine) -> LocalFuture<Result<(), String>>;
+    fn format(&self, machine: &Machine) -> LocalFuture<Result<(), EngineError>>;
 
     /// Returns the features that it does not support.
     fn lacks(&self) -> Features {
@@ -161,7 +178,7 @@ pub trait SystemUnderTest {
     }
 
     /// Opens the cache, recovers, and starts all volumes that should run, on all lanes.
-    fn open(&self, machine: &Machine) -> LocalFuture<Result<Rc<dyn Instance>, String>>;
+    fn open(&self, machine: &Machine) -> LocalFuture<Result<Rc<dyn Instance>, EngineError>>;
 }
 
 /// An opened system.
@@ -195,8 +212,8 @@ pub trait Instance {
     }
 
     /// Does an operator's action. A volume to be restarted must have no requests in progress.
-    fn admin(&self, action: Admin) -> LocalFuture<Result<(), String>>;
+    fn admin(&self, action: Admin) -> LocalFuture<Result<(), EngineError>>;
 
     /// Stops everything; `drain` writes all dirty blocks back first.
-    fn stop(&self, drain: bool) -> LocalFuture<Result<(), String>>;
+    fn stop(&self, drain: bool) -> LocalFuture<Result<(), EngineError>>;
 }

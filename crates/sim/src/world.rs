@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use forebay_core::{Clock, IoError, Nanos, Op};
 use forebay_device::IoBuf;
-use forebay_engine::{BlockService, Completion, CompletionSink, Request};
+use forebay_engine::{BlockService, Completion, CompletionSink, EngineError, Request};
 use forebay_lane::{Lane, LaneId};
 
 use crate::clients::{Client, WorkloadOp};
@@ -63,7 +63,7 @@ pub(crate) enum AdminState {
     /// The volume is waiting for its requests to end.
     Quiescing(Admin, u16),
     /// The action was called.
-    Running(Admin, Slot<Result<(), String>>),
+    Running(Admin, Slot<Result<(), EngineError>>),
 }
 
 impl AdminState {

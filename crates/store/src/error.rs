@@ -24,6 +24,9 @@ pub enum StoreError {
     /// More memory is needed than the daemon may use.
     #[error(transparent)]
     Memory(#[from] OverLimit),
+    /// The cache has a volume of this name.
+    #[error("there is a volume '{0}' already")]
+    Exists(String),
     /// The operation is refused, for the reason given.
     #[error("{0}")]
     Refused(String),

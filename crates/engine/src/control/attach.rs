@@ -16,7 +16,7 @@ use forebay_store::planted::{self, PlantedBug};
 use crate::background;
 use crate::control::recognise::{Verdict, recognise};
 use crate::control::samples::SampledOrigin;
-use crate::error::{EngineError, EngineErrorKind};
+use crate::error::{EngineError, EngineErrorKind, Obstacle};
 use crate::lane::engine::EngineLane;
 use crate::state::ledger::{self, Note};
 use crate::state::volume::Volume;
@@ -117,9 +117,10 @@ impl EngineLane {
     /// Returns the record of a volume that is not started.
     fn record_of_stopped(&self, name: &str) -> Result<VolumeRecord, EngineError> {
         if self.cache.volume(name).is_some() {
-            return Err(EngineError::new(
+            return Err(EngineError::caused(
                 EngineErrorKind::Refused,
                 format!("the volume '{name}' is started already"),
+                Obstacle::Started,
             ));
         }
         let mut records = self.cache.store.volumes().into_iter();
@@ -309,11 +310,12 @@ fn at_risk(name: &str, damage: Damage, force: bool) -> Result<(), EngineError> {
         tracing::warn!(volume = name, %damage, "the volume starts by force, without the data that is lost");
         return Ok(());
     }
-    Err(EngineError::new(
+    Err(EngineError::caused(
         EngineErrorKind::DataAtRisk,
         format!(
             "the cache device is damaged: {damage}, and '{name}' may have had data in them; 'forebay start --force {name}' goes on with what is left, 'forebay delete --discard-dirty {name}' gives up what is not on the origin"
         ),
+        Obstacle::Damaged(damage),
     ))
 }
 

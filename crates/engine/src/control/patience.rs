@@ -3,7 +3,7 @@
 use std::pin::pin;
 use std::time::Duration;
 
-use crate::error::{EngineError, EngineErrorKind};
+use crate::error::{EngineError, EngineErrorKind, Obstacle};
 use crate::lane::engine::EngineLane;
 use crate::state::volume::Volume;
 use forebay_lane::either;
@@ -18,7 +18,7 @@ impl Volume {
     /// Returns an error if the origin has not answered for so long that nobody should wait for it.
     pub(crate) fn unanswered(&self) -> Option<EngineError> {
         let waits = self.waits.given_up()?;
-        Some(EngineError::new(
+        Some(EngineError::caused(
             EngineErrorKind::Failed,
             format!(
                 "the origin {} of '{}' has not answered for {} s",
@@ -26,6 +26,7 @@ impl Volume {
                 self.name,
                 waits.as_secs()
             ),
+            Obstacle::Unanswered(waits),
         ))
     }
 }

@@ -6,7 +6,7 @@ use forebay_core::identity::Difference;
 use forebay_format::VolumeRecord;
 
 use crate::control::samples::SampledOrigin;
-use crate::error::{EngineError, EngineErrorKind};
+use crate::error::{EngineError, EngineErrorKind, Obstacle};
 
 /// How an origin relates to a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,25 +59,28 @@ impl Verdict {
         let ways_out = format!(
             "'forebay start --force {volume}' writes them over it, 'forebay delete --discard-dirty {volume}' loses them"
         );
-        let (kind, message) = match (self, dirty) {
+        let (kind, obstacle, message) = match (self, dirty) {
             (Verdict::Same, _) | (Verdict::Changed, 0) => return Ok(()),
             (Verdict::Changed, _) => (
                 EngineErrorKind::DataAtRisk,
+                Obstacle::OriginChanged,
                 format!("the origin {origin} was written elsewhere while {newer}; {ways_out}"),
             ),
             (Verdict::Other(difference), 0) => (
                 EngineErrorKind::Refused,
+                Obstacle::OtherOrigin(difference.clone()),
                 format!(
                     "the origin {origin} is not the one that '{volume}' had: its {difference}; name that one, or take this one as it is with 'forebay start --force {volume}'"
                 ),
             ),
             (Verdict::Other(difference), _) => (
                 EngineErrorKind::DataAtRisk,
+                Obstacle::OtherOrigin(difference.clone()),
                 format!(
                     "the origin {origin} is not the one that '{volume}' had: its {difference}, and {newer}; {ways_out}"
                 ),
             ),
         };
-        Err(EngineError::new(kind, message))
+        Err(EngineError::caused(kind, message, obstacle))
     }
 }

@@ -77,7 +77,9 @@ pub(super) fn store_error(error: StoreError) -> ApiError {
     let kind = match error {
         StoreError::Device(_) | StoreError::Failed(_) => ErrorKind::Failed,
         StoreError::Format { .. } => ErrorKind::Failed,
-        StoreError::Memory(_) | StoreError::Refused(_) => ErrorKind::Refused,
+        StoreError::Exists(_) | StoreError::Memory(_) | StoreError::Refused(_) => {
+            ErrorKind::Refused
+        }
     };
     ApiError::new(kind, error.to_string())
 }
