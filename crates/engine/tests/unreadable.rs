@@ -24,6 +24,7 @@ struct Dirty {
     world: World,
     engine: Rc<EngineLane>,
     target: Rc<LaneVolume>,
+    cache: Arc<dyn Device>,
     faults: Arc<Faults>,
     origin: Arc<dyn Device>,
 }
@@ -41,15 +42,20 @@ fn dirty(ordered: bool) -> Dirty {
     let target = world.create(&engine, &origin, quiet, 0);
     world.write(&target, 0, &content());
     world.op(&target, Op::Flush, 0, 0);
-    world.close(&engine).expect("closed");
-    // Open again, so that nothing is left in buffers.
-    let (engine, _) = world.open(&cache);
-    let target = world.attach(&engine, &origin);
-    assert_eq!(target.volume().dirty_blocks(), BLOCKS as u64);
-    Dirty { world, engine, target, faults, origin }
+    let dirty = Dirty { world, engine, target, cache, faults, origin }.reopened();
+    assert_eq!(dirty.target.volume().dirty_blocks(), BLOCKS as u64);
+    dirty
 }
 
 impl Dirty {
+    /// Opens the cache again, so that nothing is left in buffers.
+    fn reopened(mut self) -> Self {
+        self.world.close(&self.engine).expect("closed");
+        self.engine = self.world.open(&self.cache).0;
+        self.target = self.world.attach(&self.engine, &self.origin);
+        self
+    }
+
     fn drain(&self) -> Result<(), EngineErrorKind> {
         self.world.drain(&self.engine).map_err(|error| error.kind)
     }
@@ -136,4 +142,27 @@ fn what_can_be_read_again_is_not_lost_beside_what_cannot() {
     dirty.faults.fail_in(OpKind::Read, dirty.place(7));
     assert_eq!(read_all(), Err(IoError::Io));
     assert_eq!(dirty.target.volume().bad_ranges(), vec![bytes_of(7)]);
+}
+
+/// Only some sectors of a block were written: the origin has the others.
+#[test]
+fn sectors_that_a_lost_copy_does_not_hold_come_from_the_origin() {
+    for mode in [Mode::Writeback, Mode::Writeonly] {
+        let (dirty, last) = (dirty(false), (BLOCKS * BLOCK) as u64);
+        let settings = Settings { mode, ..dirty.target.volume().settings() };
+        dirty.world.set(&dirty.engine, settings).expect("set");
+        dirty.world.write(&dirty.target, last + 512, &[9; 1024]);
+        dirty.world.op(&dirty.target, Op::Flush, 0, 0);
+        let dirty = dirty.reopened();
+        let (world, target) = (&dirty.world, &dirty.target);
+        dirty.faults.fail_in(OpKind::Read, dirty.place(BLOCKS));
+        let read = |sector: u64, sectors: usize| {
+            let read = world.try_read(target, last + sector * 512, sectors * 512);
+            read.map(|data| data[0])
+        };
+        assert_eq!(read(3, 5), Ok(0), "{mode}");
+        assert_eq!(read(0, 1), Ok(0), "{mode}");
+        assert_eq!(read(2, 2), Err(IoError::Io), "{mode}");
+        assert_eq!(target.volume().dirty_blocks(), BLOCKS as u64 + 1);
+    }
 }

@@ -159,7 +159,7 @@ impl<'a> Filler<'a> {
                 volume.read_error.clear();
                 let mut result = Ok(());
                 for filling in &blocks {
-                    if let Err(retry) = self.merge(filling, span, &mut data, gate).await {
+                    if let Err(retry) = self.merge(filling, range, span, &mut data, gate).await {
                         result = Err(retry);
                     }
                 }
@@ -227,8 +227,7 @@ impl<'a> Filler<'a> {
         let (cached, unreadable) =
             Copies(self.0).read_copies(std::slice::from_ref(pinned), cached).await;
         Retry::unless_all_read(&unreadable)?;
-        let all = || SectorMask::all(volume.block.sectors());
-        let mask = pinned.found.mask.clone().unwrap_or_else(all);
+        let mask = self.valid_sectors(pinned);
         for run in mask.runs() {
             let run = run.start.max(read.start)..run.end.min(read.end);
             if run.start < run.end {
@@ -238,6 +237,18 @@ impl<'a> Filler<'a> {
             }
         }
         Ok((cached, mask))
+    }
+
+    /// Returns whether a copy has valid sectors in a byte range of the origin.
+    fn concerns(self, pinned: &Pinned<'_>, range: &Range<u64>) -> bool {
+        let (valid, mut asked) =
+            (self.valid_sectors(pinned), self.sectors_within(pinned.block, range));
+        asked.any(|sector| valid.contains(sector))
+    }
+
+    fn valid_sectors(self, pinned: &Pinned<'_>) -> SectorMask {
+        let all = || SectorMask::all(self.0.volume.block.sectors());
+        pinned.found.mask.clone().unwrap_or_else(all)
     }
 
     /// Returns the sectors of a block that lie within a byte range of the origin.
@@ -250,10 +261,12 @@ impl<'a> Filler<'a> {
     }
 
     /// Overlays a block's cached sectors on the origin's data, and appends the block if it is to be
-    /// filled.
+    /// filled. A copy that cannot be read back makes only its own sectors unreadable, of those in
+    /// `range`.
     async fn merge(
         self,
         filling: &Filling,
+        range: &Range<u64>,
         span: &Range<u64>,
         data: &mut IoBuf,
         gate: Option<Gate>,
@@ -272,7 +285,10 @@ impl<'a> Filler<'a> {
         // A clean copy equals the origin's data, so it matters only if a fill completes it.
         let pinned = pinned.filter(|pinned| pinned.found.entry.dirty || filling.ticket.is_some());
         if let Some(pinned) = &pinned {
-            let (cached, mask) = self.lay_over(pinned, &read, span, data).await?;
+            let (cached, mask) = match self.lay_over(pinned, &read, span, data).await {
+                Err(Retry::Fail(_)) if !self.concerns(pinned, range) => return Ok(()),
+                laid => laid?,
+            };
             // A wholly valid copy needs no fill.
             condition = condition
                 .filter(|_| pinned.found.mask.is_some())
