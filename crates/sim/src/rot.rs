@@ -83,7 +83,7 @@ struct Log {
 
 /// The last record that was durable when a later header was written.
 struct Proven {
-    /// According to headers that no crash can drop.
+    /// According to headers that no crash can drop and that recovery finds.
     surely: u64,
     /// According to any header: if the unsettled ones are lost, the record may look torn.
     perhaps: u64,
@@ -158,11 +158,20 @@ impl Log {
         for (page, header) in self.headers.iter().filter(|(page, _)| !rotten.contains(page)) {
             let durable = header.durable_through.0;
             proven.perhaps = proven.perhaps.max(durable);
-            if !self.unsettled.contains(page) {
+            if !self.unsettled.contains(page) && self.is_found(header, rotten) {
                 proven.surely = proven.surely.max(durable);
             }
         }
         proven
+    }
+
+    /// Returns whether recovery certainly finds a header: one of the first two of its segment's life
+    /// is intact. A crash may drop both and keep a later one.
+    fn is_found(&self, header: &RecordHeader, rotten: &BTreeSet<u64>) -> bool {
+        let start = self.geometry.segment_offset(header.segment) / PAGE as u64;
+        let same = |first: &RecordHeader| first.generation == header.generation;
+        (start..start + 2)
+            .any(|page| !rotten.contains(&page) && self.headers.get(&page).is_some_and(same))
     }
 
     /// Returns the places that a missed record concerns.

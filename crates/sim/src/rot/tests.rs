@@ -113,7 +113,9 @@ fn a_proof_that_the_next_crash_may_drop_allows_both() {
             payload_bytes: 0,
             body,
         };
-        let mut headers = BTreeMap::from([(page, header(8, 7, Body::Data(vec![entry])))]);
+        let opening = header(8, 7, Body::Opening);
+        let data = header(8, 7, Body::Data(vec![entry]));
+        let mut headers = BTreeMap::from([(page - 1, opening), (page, data)]);
         let mut unsettled = BTreeSet::new();
         if let Some(settled) = proof {
             headers.insert(page + 8, header(9, 8, Body::Opening));
@@ -126,4 +128,41 @@ fn a_proof_that_the_next_crash_may_drop_allows_both() {
         assert_eq!(world.rot.missed[&8].contains(&place), tells, "{proof:?}");
         assert_eq!(world.oracle.is_tainted(place), is_silent, "{proof:?}");
     }
+}
+
+/// A crash can drop the beginning of a segment and keep a later record: recovery does not see it, so
+/// what it says of earlier records proves nothing.
+#[test]
+fn a_header_behind_a_beginning_that_did_not_arrive_proves_nothing_for_sure() {
+    let (_, geometry, first) = world_of(1, &Engine(None));
+    let header = |page: u64, number: u64, generation: u64| {
+        let position = (page - first + 1) * PAGE as u64 / geometry.granule();
+        let header = RecordHeader {
+            segment: SegmentId(0),
+            generation: Generation(generation),
+            position: position as u32,
+            number: RecordNumber(number),
+            durable_through: RecordNumber(number - 1),
+            payload_bytes: 0,
+            body: Body::Marks(Vec::new()),
+        };
+        (page, header)
+    };
+    let surely = |headers: &[(u64, RecordHeader)], rotten: &[u64]| {
+        let log = Log {
+            geometry: geometry.clone(),
+            base: 7,
+            volumes: BTreeMap::new(),
+            headers: headers.iter().cloned().collect(),
+            unsettled: BTreeSet::new(),
+            cells: Vec::new(),
+        };
+        let proven = log.proven(&rotten.iter().copied().collect());
+        assert_eq!(proven.perhaps, 11);
+        proven.surely
+    };
+    let last = header(first + 9, 12, 3);
+    assert_eq!(surely(&[header(first, 10, 3), last.clone()], &[]), 11);
+    assert_eq!(surely(&[header(first, 10, 3), last.clone()], &[first]), 7);
+    assert_eq!(surely(&[header(first, 10, 2), last], &[]), 9);
 }
