@@ -52,15 +52,30 @@ const STUCK_FOR: Duration = Duration::from_secs(1);
 struct State {
     hand: ClockHand,
     closed: Vec<SegmentUse>,
-    /// Segments that could not be emptied, and since when.
-    stuck: BTreeMap<SegmentId, Nanos>,
+    /// Segments that could not be emptied.
+    stuck: BTreeMap<SegmentId, Stuck>,
+    /// The state of segments when they were last found stuck.
+    tried: BTreeMap<SegmentId, (u64, Live)>,
     /// Segments of which too little would be gained, with their state at that time. Cleared when
     /// the set of writable volumes changes.
     packed: BTreeMap<SegmentId, (u64, Live)>,
     writable: Vec<VolumeId>,
 }
 
+/// A segment that could not be emptied.
+struct Stuck {
+    since: Nanos,
+    /// The attempt before found it in the same state: what it has does not leave soon.
+    again: bool,
+}
+
 impl State {
+    fn set_stuck(&mut self, segment: &SegmentUse, since: Nanos) {
+        let found = (segment.opened, segment.live);
+        let again = self.tried.insert(segment.id, found) == Some(found);
+        self.stuck.insert(segment.id, Stuck { since, again });
+    }
+
     fn is_packed(&self, segment: &SegmentUse) -> bool {
         self.packed.get(&segment.id) == Some(&(segment.opened, segment.live))
     }
@@ -149,8 +164,8 @@ impl EngineLane {
     }
 
     /// Returns whether there is no free space and will be none: held versions that no origin is
-    /// about to take keep the segments. Other volumes cannot wait for them: their volume may be
-    /// stopped for good.
+    /// about to take keep the segments, and the others have blocks that cannot leave, as unreadable
+    /// ones. Other volumes cannot wait for them: their volume may be stopped for good.
     fn gets_no_room(&self, state: &State) -> bool {
         let store = &self.cache.store;
         let gets_some = |volume: &Arc<Volume>| {
@@ -159,7 +174,7 @@ impl EngineLane {
         };
         store.segments.free_count() <= store.reserved_segments()
             && store.segments.with_held() > 0
-            && state.stuck.is_empty()
+            && state.stuck.values().all(|stuck| stuck.again)
             && !self.cache.volumes().iter().any(gets_some)
     }
 
@@ -169,7 +184,7 @@ impl EngineLane {
         let (_, replacement) = self.cache.replacement();
         self.demote(&replacement, &mut state.hand, &mut state.closed).await;
         let now = self.lane.now();
-        state.stuck.retain(|_, since| now.since(*since) < STUCK_FOR);
+        state.stuck.retain(|_, stuck| now.since(stuck.since) < STUCK_FOR);
         store.segments.closed(&mut state.closed);
         let kept = |segment: &SegmentUse| match &replacement.how {
             How::Ranks(_) => segment.live.kept,
@@ -223,8 +238,31 @@ impl EngineLane {
         }
         if !store.end_reclaim(victim.id) {
             // Its dirty blocks could not be written back or read: try other segments.
-            state.stuck.insert(victim.id, now);
+            state.set_stuck(&victim, now);
         }
         true
+    }
+}
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_segment_that_is_stuck_in_the_same_state_again_gives_no_room() {
+        let mut state = State::default();
+        let stuck = |state: &mut State, opened, dirty| {
+            let live = Live { blocks: 2, dirty, kept: 1 };
+            let id = SegmentId(3);
+            state.set_stuck(
+                &SegmentUse { id, opened, live, on_probation: false, held: false },
+                Nanos(7),
+            );
+            state.stuck[&id].again
+        };
+        assert!(!stuck(&mut state, 1, 2));
+        assert!(!stuck(&mut state, 1, 1), "one block has left meanwhile");
+        assert!(stuck(&mut state, 1, 1));
+        assert!(!stuck(&mut state, 2, 1), "another life of the segment");
     }
 }
