@@ -10,6 +10,10 @@ use crate::name::VolumeName;
 use crate::operation::Progress;
 use forebay_settings::Settings;
 
+mod memory;
+
+pub use memory::{MemoryReport, MemoryUsed, RamReport};
+
 /// State of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -244,61 +248,6 @@ pub struct LatencyReport {
     pub flush: Latency,
 }
 
-/// RAM of the volume's cache, and of the whole daemon, in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct MemoryReport {
-    /// The index, including the state of the replacement policy.
-    pub index_bytes: u64,
-    /// Buffers of the log and of transfers.
-    pub buffer_bytes: u64,
-    /// The daemon's limit, for all of its caches and clients.
-    #[serde(default)]
-    pub limit_bytes: u64,
-    /// The daemon's use of that limit.
-    #[serde(default)]
-    pub used_bytes: MemoryUsed,
-}
-
-/// The daemon's use of its memory limit, in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(default)]
-pub struct MemoryUsed {
-    /// The program and its lanes.
-    pub process: u64,
-    /// Indexes and segment tables.
-    pub index: u64,
-    /// State of replacement and admission policies.
-    pub policy: u64,
-    /// Buffers of logs.
-    pub log_buffers: u64,
-    /// Buffers of writeback, reclaim and checkpoints.
-    pub background: u64,
-    /// Devices in RAM.
-    pub ram_devices: u64,
-    /// Clients, with the kernel's buffers for them.
-    pub connections: u64,
-    /// Unanswered requests.
-    pub requests: u64,
-}
-
-impl MemoryUsed {
-    /// Returns the sum.
-    pub fn total(&self) -> u64 {
-        let MemoryUsed {
-            process,
-            index,
-            policy,
-            log_buffers,
-            background,
-            ram_devices,
-            connections,
-            requests,
-        } = *self;
-        let of_caches = index + policy + log_buffers + background + ram_devices;
-        process + of_caches + connections + requests
-    }
-}
-
 /// A range of a volume whose content is lost, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct LostRange {
@@ -367,6 +316,9 @@ pub struct VolumeReport {
     pub origin: OriginReport,
     /// The cache device.
     pub cache: CacheReport,
+    /// The RAM tier; `null` if the volume has none.
+    #[serde(default)]
+    pub ram: Option<RamReport>,
     /// Where the volume is exported.
     pub export: ExportReport,
     /// Blocks in the cache.
@@ -407,6 +359,7 @@ impl VolumeReport {
             waiting_for: None,
             origin: OriginReport::default(),
             cache: CacheReport::default(),
+            ram: None,
             export: ExportReport::default(),
             blocks: BlockReport::default(),
             ordered: None,

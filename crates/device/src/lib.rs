@@ -43,6 +43,7 @@ pub use api::{
 pub use buffer::{IoBuf, keep_buffers};
 pub use file::FileDevice;
 pub use log_buffer::{Claim, LogBuffer};
+pub use memory::Area;
 pub use open::{Access, DeviceIdentity, OpenError, OpenErrorKind};
 pub use ram::RamDevice;
 pub use ring::Ring;

@@ -1,6 +1,7 @@
 //! Large zeroed allocations, directly from the system, with huge pages if available.
 
 use std::io;
+use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
 /// Bytes in a page; lengths are multiples of it.
@@ -121,6 +122,52 @@ impl Drop for Pages {
     }
 }
 
+/// A large area of bytes with one owner, all 0 at first, in huge pages if available. Pages cost no
+/// RAM before they are accessed.
+#[derive(Debug)]
+pub struct Area(Option<Pages>);
+
+impl Area {
+    /// Makes an area of at least `len` bytes: rounded up to whole pages.
+    ///
+    /// # Errors
+    /// The system has not enough address space.
+    pub fn new(len: usize) -> io::Result<Self> {
+        if len == 0 {
+            return Ok(Area(None));
+        }
+        let whole = len.checked_next_multiple_of(PAGE).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Area(Some(Pages::new(whole)?)))
+    }
+}
+
+impl Deref for Area {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match &self.0 {
+            // SAFETY: the mapping has this length, was zeroed when it was made, and is accessed only
+            // through references that borrow from this owner.
+            Some(pages) => unsafe {
+                std::slice::from_raw_parts(pages.start().as_ptr(), pages.len())
+            },
+            None => &[],
+        }
+    }
+}
+
+impl DerefMut for Area {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        match &self.0 {
+            // SAFETY: as in `deref`; this borrow is exclusive.
+            Some(pages) => unsafe {
+                std::slice::from_raw_parts_mut(pages.start().as_ptr(), pages.len())
+            },
+            None => &mut [],
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -135,5 +182,17 @@ mod tests {
             assert_eq!(pages.len(), len);
             assert_eq!(pages.start().as_ptr() as usize % PAGE, 0);
         }
+    }
+
+    #[test]
+    fn an_area_is_zero_and_keeps_what_is_written() {
+        for len in [0, 1, 4096, 5000, (2 << 20) + 1] {
+            let mut area = Area::new(len).expect("memory");
+            assert!(area.len() >= len && area.len() < len + PAGE);
+            assert!(area.iter().all(|byte| *byte == 0));
+            area.fill(7);
+            assert!(area.iter().all(|byte| *byte == 7));
+        }
+        assert!(Area::new(usize::MAX).is_err());
     }
 }

@@ -100,6 +100,13 @@ pub trait BlockService {
         TASK + if matches!(op, Op::Read | Op::Write) { len } else { 0 }
     }
 
+    /// Returns a number that changes when acknowledged writes may have been lost, as by a failed sync:
+    /// what was read or written before may differ from what the next read returns. A tier above
+    /// forgets its copies.
+    fn losses(&self) -> u64 {
+        0
+    }
+
     /// Starts a request. It completes exactly once through `sink`.
     fn submit(&self, request: Request, sink: &Rc<dyn CompletionSink>);
 

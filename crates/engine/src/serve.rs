@@ -246,6 +246,10 @@ impl BlockService for LaneVolume {
         }
     }
 
+    fn losses(&self) -> u64 {
+        self.volume.sync_failures()
+    }
+
     fn memory(&self, op: Op, offset: u64, len: u64) -> u64 {
         let logical = self.volume.origin.logical_block();
         let aligned = offset.is_multiple_of(logical) && len.is_multiple_of(logical);

@@ -170,6 +170,10 @@ pub(crate) struct CreateArgs {
     #[arg(long, value_parser = Words(Durability::ALL), hide_possible_values = true)]
     pub(crate) durability: Option<Durability>,
 
+    /// RAM that holds copies of blocks in front of the cache device [default: none]
+    #[arg(long, value_name = "BYTES", value_parser = size, allow_hyphen_values = true)]
+    pub(crate) ram: Option<u64>,
+
     /// Write to the origin in the order of flushes, so that it is always in a state that a power cut
     /// could leave on a disk: if the cache device is lost, the origin is slightly old but consistent
     #[arg(long)]
@@ -190,7 +194,7 @@ pub(crate) struct CreateArgs {
 
     /// Adopt the volume of this name that the cache device holds, with its dirty blocks and settings:
     /// after the daemon's state was lost, on another machine, or when a device has a new path
-    #[arg(long, conflicts_with_all = ["profile", "mode", "policy", "block_size", "durability", "ordered", "alignment", "set"])]
+    #[arg(long, conflicts_with_all = ["profile", "mode", "policy", "block_size", "durability", "ram", "ordered", "alignment", "set"])]
     pub(crate) adopt: bool,
 
     /// Print the volume as JSON instead of its URI

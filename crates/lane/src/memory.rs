@@ -28,6 +28,8 @@ pub enum MemoryUse {
     Background,
     /// RAM devices.
     RamDevices,
+    /// RAM tiers.
+    RamTiers,
     /// Clients' connections: their buffers, including those in the kernel.
     Connections,
     /// Requests in progress.
@@ -36,13 +38,14 @@ pub enum MemoryUse {
 
 impl MemoryUse {
     /// Every use.
-    pub const ALL: [MemoryUse; 8] = [
+    pub const ALL: [MemoryUse; 9] = [
         MemoryUse::Process,
         MemoryUse::Index,
         MemoryUse::Policy,
         MemoryUse::LogBuffers,
         MemoryUse::Background,
         MemoryUse::RamDevices,
+        MemoryUse::RamTiers,
         MemoryUse::Connections,
         MemoryUse::Requests,
     ];

@@ -36,12 +36,14 @@ pub enum SettingKind {
         /// The largest.
         max: u64,
     },
-    /// A number of bytes that is a power of two; 0 switches the setting off.
+    /// A number of bytes that is a power of two.
     PowerOfTwo {
         /// The smallest other than 0.
         min: u64,
         /// The largest.
         max: u64,
+        /// Whether 0 is allowed, and means off.
+        zero_is_off: bool,
     },
     /// A whole number of percent.
     Percent {
@@ -83,9 +85,10 @@ impl SettingKind {
             SettingKind::Bytes { min, max } => {
                 format!("{} to {}", format_size(min), format_size(max))
             }
-            SettingKind::PowerOfTwo { min, max } => {
+            SettingKind::PowerOfTwo { min, max, zero_is_off } => {
                 let (min, max) = (format_size(min), format_size(max));
-                format!("0 (off), or a power of two from {min} to {max}")
+                let off = if zero_is_off { "0 (off), or " } else { "" };
+                format!("{off}a power of two from {min} to {max}")
             }
             SettingKind::Percent { min, max } | SettingKind::Count { min, max } => {
                 format!("{min} to {max}")
@@ -136,10 +139,10 @@ impl SettingKind {
             | SettingKind::Count { min, max } => (min, max),
             SettingKind::Duration { zero_is_off: true, .. } if number == 0 => return Ok(0),
             SettingKind::Duration { min_ms, max_ms, .. } => (min_ms, max_ms),
-            SettingKind::PowerOfTwo { .. } if number == 0 => return Ok(0),
+            SettingKind::PowerOfTwo { zero_is_off: true, .. } if number == 0 => return Ok(0),
             // An empty range, so that the check below fails.
             SettingKind::PowerOfTwo { .. } if !number.is_power_of_two() => (1, 0),
-            SettingKind::PowerOfTwo { min, max } => (min, max),
+            SettingKind::PowerOfTwo { min, max, .. } => (min, max),
             SettingKind::Choice { .. }
             | SettingKind::CountedChoice { .. }
             | SettingKind::Switch
@@ -182,11 +185,11 @@ macro_rules! word_values {
 
             // These have fields of their own in the volume table.
             fn to_number(&self) -> u64 {
-                0
+                self.code().into()
             }
 
-            fn from_number(_: u64, _: &SettingKind) -> Option<Self> {
-                None
+            fn from_number(number: u64, _: &SettingKind) -> Option<Self> {
+                u8::try_from(number).ok().and_then(Self::from_code)
             }
         }
     )*};

@@ -112,7 +112,7 @@ operator {
         SettingKind::Bytes { min: 0, max: 1 << 50 },
         "Bytes per day that may be written to the cache device before fills are refused; dirty data is always written; 0 is no limit.";
     promote: u64 = 0, Volume, Some(20),
-        SettingKind::PowerOfTwo { min: 2 << 10, max: 4 << 20 },
+        SettingKind::PowerOfTwo { min: 2 << 10, max: 4 << 20, zero_is_off: true },
         "When a missed block enters the cache, its neighbours in the aligned range of this many bytes are read and enter with it.";
     congested_read_threshold: Duration = Duration::ZERO, Volume, Some(18),
         SettingKind::Duration { min_ms: 1, max_ms: 60_000, zero_is_off: true },
@@ -183,6 +183,15 @@ operator {
     quiet_hours: Option<QuietHours> = None, Volume, Some(27),
         SettingKind::Hours,
         "Local time of day when clients are quiet: all dirty blocks are then written back at full rate; at other times dirty_age and idle write back at writeback_rate_min only.";
+    ram: u64 = 0, Volume, Some(40),
+        SettingKind::Bytes { min: 0, max: 1 << 50 },
+        "Bytes of RAM that hold copies of blocks in front of the cache device; 0 is none. Switching it on or off takes effect when the volume is next started.";
+    ram_block: u64 = 4096, Volume, Some(41),
+        SettingKind::PowerOfTwo { min: 512, max: 64 << 10, zero_is_off: false },
+        "Unit of caching in RAM; takes effect when the volume is next started.";
+    ram_policy: ReplacementKind = ReplacementKind::S3Fifo, Volume, Some(42),
+        SettingKind::Choice { words: ReplacementKind::WORDS },
+        "How blocks are chosen for eviction from RAM.";
     commit_interval: Duration = Duration::from_secs(1), Volume, Some(9),
         SettingKind::Duration { min_ms: 1, max_ms: 3_600_000, zero_is_off: false },
         "With durability=flush, the longest time that an unflushed write stays only in RAM.";

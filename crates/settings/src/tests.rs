@@ -84,7 +84,7 @@ fn settings_survive_the_volume_table() {
          cache_dirty_low=7 writeback_rate_min=1 writeback_rate_max=1T writeback_latency=off \
          writeback_gap=12345 quiet_hours=01:00-00:59 commit_interval=250ms admission=ghost:4 \
          write_budget=5T congested_read_threshold=2ms congested_write_threshold=20ms \
-         promote=256K ordered=on")
+         promote=256K ordered=on ram=3G ram_block=512 ram_policy=lru")
         .expect("good");
     let settings = Settings { version: 7, merge_bytes: 4096, ..settings };
     let mut read = Settings::default();
@@ -93,7 +93,7 @@ fn settings_survive_the_volume_table() {
     let tag = |name| Setting::find(name).expect("it is there").tag.expect("it has one");
     let odd = [("dirty_high", 101), ("cache_dirty_low", 101), ("commit_interval", 0)];
     let odd = odd.into_iter().chain([("admission", 17), ("admission", u64::MAX)]);
-    let odd = odd.chain([("writeback_gap", 1 << 32)]);
+    let odd = odd.chain([("writeback_gap", 1 << 32), ("ram_block", 0), ("ram_policy", 99)]);
     let odd = odd.chain([1, 512, 4095, 12 << 10, 8 << 20, u64::MAX].map(|it| ("promote", it)));
     for (name, value) in odd {
         read.apply_tags(&[(tag(name), value), (9999, 1)]);

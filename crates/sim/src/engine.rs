@@ -1,19 +1,22 @@
 //! The unmodified engine as the system under test: only its clock and its devices are simulated.
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_core::QuietHours;
 use forebay_core::why::Why;
-use forebay_core::{Admission, Clock, Mode, VolumeId};
+use forebay_core::{Admission, Clock, Mode, ReplacementKind, VolumeId};
 use forebay_device::{Device, Queue, QueueContext};
 use forebay_engine::{
-    BlockService, Cache, EngineError, EngineErrorKind, EngineLane, LaneContext, Settings,
+    BlockService, Cache, EngineError, EngineErrorKind, EngineLane, LaneContext, Settings, Volume,
     VolumeSpec,
 };
 use forebay_format::{MAX_NARROW_GENERATION, Uuid, VolumeRecord};
 use forebay_lane::{MemoryBudget, MemoryUse};
+use forebay_ram::{RamBlock, RamVolume, Tier, TierOptions};
 use forebay_store::planted::{self, PlantedBug};
 use forebay_store::{Damage, FormatOptions, Store, StoreOptions, format, read_roots};
 
@@ -285,7 +288,7 @@ impl SystemUnderTest for Engine {
             for lane in 1..machine.lanes.len() {
                 lanes.push(EngineLane::join(&first.cache, context(&machine, lane)?)?);
             }
-            Ok(Rc::new(Running { lanes, machine }) as Rc<dyn Instance>)
+            Ok(Rc::new(Running { lanes, machine, tiers: RefCell::default() }) as Rc<dyn Instance>)
         })
     }
 }
@@ -307,6 +310,37 @@ pub fn may_be_ordered(mode: Mode) -> bool {
 struct Running {
     lanes: Vec<Rc<EngineLane>>,
     machine: Machine,
+    tiers: RefCell<BTreeMap<u16, TierOf>>,
+}
+
+/// A RAM tier, and the running volume that it belongs to.
+struct TierOf {
+    volume: Arc<Volume>,
+    tier: Arc<Tier>,
+}
+
+impl Running {
+    /// Returns the RAM tier of a volume, which lives as long as the volume runs. It is resized now
+    /// and then.
+    fn tier(&self, number: u16, volume: &Arc<Volume>) -> Option<Arc<Tier>> {
+        let seed = mix(self.machine.setup.seed, self.machine.shared.clock.now().0);
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let bytes = rng.u64(0..48) * (rng.u64(1..32) << 10);
+        let mut tiers = self.tiers.borrow_mut();
+        if let Some(TierOf { volume: of, tier }) = tiers.get(&number)
+            && Arc::ptr_eq(of, volume)
+        {
+            if rng.u32(0..400) == 0 {
+                tier.change(TierOptions { bytes, ..tier.options() }).ok()?;
+            }
+            return Some(tier.clone());
+        }
+        let block = RamBlock::new(512 << rng.u32(0..8)).unwrap_or_default();
+        let policy = ReplacementKind::ALL[rng.usize(0..ReplacementKind::ALL.len())];
+        let tier = Arc::new(Tier::new(TierOptions { bytes, block, policy, seed }).ok()?);
+        tiers.insert(number, TierOf { volume: volume.clone(), tier: tier.clone() });
+        Some(tier)
+    }
 }
 
 /// Starts a volume. If the volume is damaged, the operator accepts the loss; other refusals because
@@ -354,7 +388,7 @@ async fn administrate(
         let volume = lane.cache.volume(&name(volume));
         volume.map(|volume| volume.settings()).ok_or_else(|| failed("there is no such volume"))
     };
-    let result = match action {
+    match action {
         Admin::Mode(volume, mode) => {
             let mut settings = Settings { mode, ..present(volume)? };
             settings.ordered &= may_be_ordered(mode);
@@ -402,13 +436,16 @@ async fn administrate(
             let origin = origin(&machine, volume)?;
             lane.create(spec(&machine, volume, identity), origin).await.map(|_| ())
         }
-    };
-    result
+    }
 }
 
 impl Instance for Running {
     fn target(&self, lane: usize, volume: u16) -> Option<Rc<dyn BlockService>> {
-        let target: Rc<dyn BlockService> = self.lanes.get(lane)?.target(&name(volume))?;
+        let target = self.lanes.get(lane)?.target(&name(volume))?;
+        if self.machine.setup.ram {
+            let tier = self.tier(volume, target.volume())?;
+            return Some(RamVolume::new(tier, target));
+        }
         Some(target)
     }
 

@@ -33,11 +33,13 @@ pub enum Feature {
     /// The daemon notes dirty ranges outside of the cache, and sometimes loses these notes with its
     /// state.
     Ledger,
+    /// Volumes have a RAM tier, which operators resize.
+    Ram,
 }
 
 impl Feature {
     /// All features.
-    pub const ALL: [Feature; 10] = [
+    pub const ALL: [Feature; 11] = [
         Feature::Shape,
         Feature::Shards,
         Feature::OwnPower,
@@ -48,6 +50,7 @@ impl Feature {
         Feature::Rot,
         Feature::Grown,
         Feature::Ledger,
+        Feature::Ram,
     ];
 
     /// Returns a short name for the command line and for lists.
@@ -63,6 +66,7 @@ impl Feature {
             Feature::Rot => "rot",
             Feature::Grown => "grown",
             Feature::Ledger => "ledger",
+            Feature::Ram => "ram",
         }
     }
 
@@ -71,7 +75,7 @@ impl Feature {
         match self {
             Feature::Shape | Feature::Shards | Feature::OwnPower => 4,
             Feature::Absence | Feature::Hang | Feature::Decay | Feature::Aged => 6,
-            Feature::Rot | Feature::Grown | Feature::Ledger => 6,
+            Feature::Rot | Feature::Grown | Feature::Ledger | Feature::Ram => 6,
         }
     }
 
@@ -82,6 +86,7 @@ impl Feature {
             Feature::Rot => Some(0x5074),
             Feature::Grown => Some(0x6709),
             Feature::Ledger => Some(0x1ed9),
+            Feature::Ram => Some(0x4a3d),
             _ => None,
         }
     }
@@ -98,6 +103,9 @@ impl Feature {
             PlantedBug::GapsNotSeen => Some(Feature::Rot),
             PlantedBug::OldEndStays => Some(Feature::Grown),
             PlantedBug::NotesForgotten => Some(Feature::Ledger),
+            PlantedBug::FillsOvertaken | PlantedBug::RacedCopyKept | PlantedBug::OldCopyServed => {
+                Some(Feature::Ram)
+            }
             _ => None,
         }
     }
@@ -105,7 +113,9 @@ impl Feature {
     /// Returns whether it makes sense with this fault profile.
     fn fits(self, fault_profile: FaultProfile) -> bool {
         match self {
-            Feature::Shape | Feature::Shards | Feature::Aged | Feature::Grown => true,
+            Feature::Shape | Feature::Shards | Feature::Aged | Feature::Grown | Feature::Ram => {
+                true
+            }
             Feature::OwnPower | Feature::Absence => fault_profile != FaultProfile::Damage,
             Feature::Hang => fault_profile == FaultProfile::Crashes,
             Feature::Ledger => fault_profile != FaultProfile::Damage,

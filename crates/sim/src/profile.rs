@@ -117,6 +117,7 @@ impl Profile {
                 ordered: Vec::new(),
                 aged: false,
                 grows: false,
+                ram: false,
                 seed: rng.u64(..),
                 insists: fault_profile == FaultProfile::CacheErrors,
             },
@@ -138,18 +139,26 @@ impl Profile {
         let mut own = fastrand::Rng::with_seed(setup.seed ^ 0xfea7);
         profile.features =
             Features::choose(&mut own, setup.seed, fault_profile, options.with, options.without);
-        if profile.features.has(Feature::Shape) {
-            profile.take_shape(&mut own);
-        }
-        profile.setup.aged = profile.features.has(Feature::Aged);
-        profile.setup.grows = profile.features.has(Feature::Grown);
-        if profile.features.has(Feature::Absence) {
-            profile.setup.room_for_blocks = 1 << 18;
-        }
-        if profile.features.has(Feature::Shards) {
-            profile.setup.shards = Some(1 << own.u32(1..=4));
-        }
+        profile.take_features(&mut own);
         profile
+    }
+
+    /// Prepares the setup for the features.
+    fn take_features(&mut self, rng: &mut fastrand::Rng) {
+        let features = self.features;
+        if features.has(Feature::Shape) {
+            self.take_shape(rng);
+        }
+        let setup = &mut self.setup;
+        setup.aged = features.has(Feature::Aged);
+        setup.grows = features.has(Feature::Grown);
+        setup.ram = features.has(Feature::Ram);
+        if features.has(Feature::Absence) {
+            setup.room_for_blocks = 1 << 18;
+        }
+        if features.has(Feature::Shards) {
+            setup.shards = Some(1 << rng.u32(1..=4));
+        }
     }
 
     /// Draws unusual sizes and alignments.

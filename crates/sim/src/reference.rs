@@ -58,6 +58,7 @@ impl SystemUnderTest for ReferenceModel {
             Feature::Rot,
             Feature::Grown,
             Feature::Ledger,
+            Feature::Ram,
         ]
         .into_iter()
         .fold(Features::default(), Features::and)

@@ -70,6 +70,8 @@ pub struct Setup {
     pub aged: bool,
     /// Whether origins may be larger than the cache knows.
     pub grows: bool,
+    /// Whether volumes have a RAM tier.
+    pub ram: bool,
     /// Seed of the system's random decisions.
     pub seed: u64,
     /// Whether the operator insists where data is at risk: a failing cache device may not have

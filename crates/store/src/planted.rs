@@ -142,6 +142,14 @@ planted_bugs! {
     /// Dirty blocks are not noted outside of the cache.
     NotesForgotten = "notes-forgotten",
 
+    // The RAM tier.
+    /// A fill of the RAM tier replaces what was written while it was read.
+    FillsOvertaken = "fills-overtaken",
+    /// Of two writes in flight the RAM tier keeps the one that ends last.
+    RacedCopyKept = "raced-copy-kept",
+    /// The RAM tier serves its copy of a range while that is written.
+    OldCopyServed = "old-copy-served",
+
     // Origins.
     /// A sample of the origin that the cache writes to stays marked as untouched on the cache
     /// device.

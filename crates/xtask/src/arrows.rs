@@ -19,21 +19,22 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("testkit", &["core", "device", "lane"]),
     ("store", &["core", "format", "device", "lane", "policy", "testkit"]),
     ("engine", &["core", "settings", "format", "device", "lane", "policy", "store", "testkit"]),
+    ("ram", &["core", "device", "policy", "store", "engine"]),
     ("nbd", &["core", "device", "lane", "engine"]),
     ("admin", &["core", "settings"]),
     (
         "forebay",
         &[
-            "core", "settings", "format", "device", "lane", "policy", "store", "engine", "nbd",
-            "admin", "trace",
+            "core", "settings", "format", "device", "lane", "policy", "store", "engine", "ram",
+            "nbd", "admin", "trace",
         ],
     ),
-    ("sim", &["core", "format", "device", "lane", "policy", "store", "engine"]),
+    ("sim", &["core", "format", "device", "lane", "policy", "store", "engine", "ram"]),
     (
         "lab",
         &[
-            "core", "settings", "format", "device", "lane", "policy", "store", "engine", "nbd",
-            "admin", "trace", "sim",
+            "core", "settings", "format", "device", "lane", "policy", "store", "engine", "ram",
+            "nbd", "admin", "trace", "sim",
         ],
     ),
     (

@@ -48,6 +48,7 @@ def every_block_size(box):
 def every_mode(box):
     for mode in ("wt", "wa", "wo", "pt"):
         run(box, mode, mode=mode)
+        run(box, f"{mode}-ram", mode=mode, arguments=["--ram", "2M"])
 
 
 @test

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use forebay_admin::report::Latency;
+use forebay_admin::report::{Latency, RamReport};
 use forebay_admin::{SETTINGS, VolumeReport, VolumeState};
 use forebay_core::units::format_size;
 
@@ -42,6 +42,9 @@ pub(crate) fn render(report: &VolumeReport) -> String {
         ),
     };
     line("cache", format!("{}{used}", report.cache.path));
+    if let Some(ram) = &report.ram {
+        line("ram", ram_tier(ram));
+    }
     let shift = match report.alignment {
         0 => String::new(),
         bytes => format!(", shifted by {bytes} bytes"),
@@ -80,6 +83,25 @@ pub(crate) fn render(report: &VolumeReport) -> String {
     }
     text.push_str(&settings.render());
     text
+}
+
+fn ram_tier(ram: &RamReport) -> String {
+    let reads = ram.hits + ram.misses;
+    let hits = match reads {
+        0 => String::new(),
+        _ => format!(
+            "; {} of {} blocks read were in it",
+            percent(ram.hits as f64 / reads as f64),
+            grouped(reads)
+        ),
+    };
+    format!(
+        "{} of {} used in blocks of {}, and {} for the index{hits}",
+        format_size(ram.used),
+        format_size(ram.size),
+        format_size(ram.block_size),
+        format_size(ram.overhead_bytes)
+    )
 }
 
 fn ordered(report: &VolumeReport) -> Option<String> {

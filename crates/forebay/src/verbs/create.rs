@@ -25,10 +25,12 @@ pub(super) fn run(client: &Client, args: CreateArgs) -> Outcome {
 
 fn request(args: CreateArgs) -> Result<CreateRequest, ApiError> {
     let mut settings = Assignments::parse(&args.set)?;
+    let ram = args.ram.map(|bytes| bytes.to_string());
     for (name, value) in [
         ("mode", args.mode.map(|mode| mode.name())),
         ("policy", args.policy.map(|policy| policy.name())),
         ("durability", args.durability.map(|durability| durability.name())),
+        ("ram", ram.as_deref()),
         ("ordered", args.ordered.then_some("on")),
     ] {
         if let Some(value) = value {

@@ -4,10 +4,12 @@
 use std::cell::{Cell, RefCell};
 use std::hint::black_box;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use forebay_core::{IoError, Op};
 use forebay_device::IoBuf;
 use forebay_engine::{BlockService, Coming, Completion, CompletionSink, LaneVolume, Request};
+use forebay_ram::{RamVolume, Tier};
 
 use crate::bench::pattern::{Step, permutation};
 use crate::error::LabResult;
@@ -57,6 +59,8 @@ impl Sink {
 pub(crate) struct Driver {
     pub(crate) local: LocalLane,
     pub(crate) target: Rc<LaneVolume>,
+    /// What the requests go to: the volume, or the tier in front of it.
+    top: Rc<dyn BlockService>,
     sink: Rc<Sink>,
     small: Vec<u8>,
     /// Whether payloads differ from each other.
@@ -68,7 +72,14 @@ pub(crate) struct Driver {
 impl Driver {
     pub(crate) fn new(local: LocalLane, target: Rc<LaneVolume>) -> Self {
         let small = vec![0x5a; BLOCK as usize];
-        Driver { local, target, sink: Rc::default(), small, stamped: true, submitted: 0 }
+        let top = target.clone();
+        Driver { local, target, top, sink: Rc::default(), small, stamped: true, submitted: 0 }
+    }
+
+    /// Sends the requests through a RAM tier.
+    pub(crate) fn with_ram(mut self, tier: Arc<Tier>) -> Self {
+        self.top = RamVolume::new(tier, self.target.clone());
+        self
     }
 
     /// From now on every block that is written holds the same byte again and again, for devices
@@ -86,9 +97,9 @@ impl Driver {
             if self.stamped {
                 stamp(&mut self.small);
             }
-            self.target.write_now(offset, &self.small)
+            self.top.write_now(offset, &self.small)
         } else {
-            let done = self.target.read_now(offset, &mut self.small);
+            let done = self.top.read_now(offset, &mut self.small);
             black_box(&self.small);
             done
         };
@@ -112,7 +123,7 @@ impl Driver {
     pub(crate) fn submit(&self, request: Request) -> LabResult<()> {
         let before = self.sink.done.get();
         let sink: Rc<dyn CompletionSink> = self.sink.clone();
-        self.target.submit(request, &sink);
+        self.top.submit(request, &sink);
         self.local.run_until("a request", || (self.sink.done.get() > before).then_some(()))?;
         self.sink.check()
     }
@@ -142,7 +153,7 @@ impl Driver {
     fn expect(&self, step: Option<&Step>, coming: Coming) {
         if let Some(step) = step {
             let op = if step.write() { Op::Write } else { Op::Read };
-            self.target.expect(op, step.block() * BLOCK, coming);
+            self.top.expect(op, step.block() * BLOCK, coming);
         }
     }
 }

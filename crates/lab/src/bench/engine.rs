@@ -40,6 +40,9 @@ pub(crate) struct Args {
     /// Percent of the cache that the cases other than zipf work on
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..=80))]
     pub(crate) working_set: u64,
+    /// Put a RAM tier of this size in front of the cache
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) ram: Option<String>,
     /// How long one sample takes
     #[arg(long, default_value_t = 0.3)]
     pub(crate) seconds_per_sample: f64,
@@ -68,6 +71,8 @@ pub(crate) struct Sizes {
     pub(crate) cache_bytes: u64,
     pub(crate) origin_bytes: u64,
     pub(crate) working_set_blocks: u64,
+    /// Of the RAM tier; 0: none.
+    pub(crate) ram_bytes: u64,
 }
 
 impl Args {
@@ -91,7 +96,12 @@ impl Args {
         if !(1..=64).contains(&largest) || self.lanes.contains(&0) {
             return Err(usage("there can be 1 to 64 lanes"));
         }
-        Ok(Sizes { cache_bytes: cache, origin_bytes: origin, working_set_blocks: working_set })
+        Ok(Sizes {
+            cache_bytes: cache,
+            origin_bytes: origin,
+            working_set_blocks: working_set,
+            ram_bytes: size(&self.ram, 0)?,
+        })
     }
 
     /// The cases that were asked for, or else these.

@@ -76,6 +76,7 @@ impl EngineHost {
         volume: &Definition,
         existing: Existing,
     ) -> Result<(), ApiError> {
+        self.served.ram.make(&volume.name, &volume.settings, self.lanes.memory())?;
         let (cache_spec, origin_spec) =
             (spec("cache", &volume.cache)?, spec("origin", &volume.origin)?);
         let made = [Made::new("cache", &cache_spec)?, Made::new("origin", &origin_spec)?];

@@ -16,7 +16,10 @@ use forebay_lane::{
     LaneId, LaneLoop, LaneOptions, LaneRemote, LaneThread, MemoryBudget, MonotonicClock, join_all,
 };
 
+use super::ram::RamTiers;
 use super::raw::RawTarget;
+use forebay_ram::RamVolume;
+
 use crate::daemon::front_ends::DISMISSAL;
 
 /// How long something that was closed on a lane may still be in use.
@@ -35,6 +38,7 @@ pub(super) struct LaneState {
     /// The open caches, by the number of their place.
     engines: RefCell<Vec<(u64, Rc<EngineLane>)>>,
     front_ends: RefCell<Vec<Box<dyn LaneFrontEnd>>>,
+    ram: Arc<RamTiers>,
 }
 
 impl LaneState {
@@ -42,6 +46,7 @@ impl LaneState {
         this: &LaneLoop,
         front_ends: &[Arc<dyn FrontEnd>],
         devices: &[(String, Arc<dyn Device>)],
+        ram: Arc<RamTiers>,
     ) -> io::Result<Rc<Self>> {
         let register = this.clone();
         let context = LaneContext {
@@ -60,6 +65,7 @@ impl LaneState {
             raw,
             engines: RefCell::default(),
             front_ends: RefCell::default(),
+            ram,
         });
         let exports = Rc::new(LaneExports(Rc::downgrade(&state)));
         for front_end in front_ends {
@@ -153,7 +159,11 @@ impl Exports for LaneExports {
             let target: Rc<dyn BlockService> = target.clone();
             return Some(target);
         }
-        state.engines().iter().find_map(|engine| engine.open(name))
+        let volume = state.engines().iter().find_map(|engine| engine.open(name))?;
+        Some(match state.ram.of(name) {
+            Some(tier) => RamVolume::new(tier, volume),
+            None => volume,
+        })
     }
 }
 
@@ -182,12 +192,14 @@ impl Lanes {
         count: u32,
         front_ends: &[Arc<dyn FrontEnd>],
         devices: &[(String, Arc<dyn Device>)],
+        ram: &Arc<RamTiers>,
         memory: &Arc<MemoryBudget>,
     ) -> io::Result<Self> {
         let clock = Arc::new(MonotonicClock::new());
         let mut threads = Vec::new();
         for number in 0..u16::try_from(count.max(1)).unwrap_or(u16::MAX) {
             let (front_ends, devices) = (front_ends.to_vec(), devices.to_vec());
+            let ram = ram.clone();
             let failed = Arc::new(Mutex::new(None));
             let told = failed.clone();
             let name = format!("lane-{number}");
@@ -197,7 +209,7 @@ impl Lanes {
                 clock.clone(),
                 LaneOptions::default(),
                 move |this| {
-                    match LaneState::new(this, &front_ends, &devices) {
+                    match LaneState::new(this, &front_ends, &devices, ram) {
                         Ok(state) => HERE.with(|here| drop(here.replace(Some(state)))),
                         Err(error) => {
                             *told.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);

@@ -2,6 +2,7 @@
 //!
 //! - [`lanes`]: the threads, and jobs on them
 //! - [`raw`]: devices without a cache, as a baseline
+//! - [`ram`]: RAM tiers of volumes
 //! - [`caches`]: the open cache devices
 //! - [`inspect`]: inspects a cache device before anything is written
 //! - [`creation`]: creates and adopts volumes, and formats caches
@@ -22,6 +23,7 @@ mod inspect;
 mod lanes;
 mod lost;
 mod opening;
+mod ram;
 mod raw;
 mod report;
 mod settings;
@@ -47,6 +49,7 @@ use super::ledger::Notes;
 use super::operations::Work;
 use caches::Caches;
 use lanes::Lanes;
+use ram::RamTiers;
 pub(crate) use raw::RawExport;
 use report::Served;
 
@@ -87,13 +90,14 @@ pub(crate) fn open(
     let kept = keep_buffers(memory.limit() / KEPT_PART / u64::from(lanes));
     let process = PROCESS + u64::from(lanes) * (LANE + kept);
     let process = memory.hold(MemoryUse::Process, process, "the daemon").map_err(faults::memory)?;
-    let lanes = Lanes::start(lanes, front_ends, &devices, memory)
+    let ram = Arc::<RamTiers>::default();
+    let lanes = Lanes::start(lanes, front_ends, &devices, &ram, memory)
         .map_err(|error| ApiError::failed(format!("the lanes cannot be started: {error}")))?;
     Ok(Arc::new(Arc::new(EngineHost {
         lanes,
         _process: process,
         caches: Caches::new(known, notes),
-        served: Arc::default(),
+        served: Arc::new(Served::new(ram)),
         front_ends: front_ends.to_vec(),
     })))
 }

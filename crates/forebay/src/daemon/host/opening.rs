@@ -37,6 +37,7 @@ impl EngineHost {
         force: bool,
     ) -> Result<(), StartError> {
         let name = &volume.name;
+        self.served.ram.make(name, &volume.settings, self.lanes.memory())?;
         let origin = {
             let _wait = self.served.wait_for(name, &volume.origin);
             let spec = made("origin", &volume.origin)?;

@@ -16,6 +16,7 @@ use forebay_lane::{MemoryBudget, MemoryUse};
 use forebay_store::Store;
 
 use super::caches::Place;
+use super::ram::RamTiers;
 use super::settings;
 use crate::daemon::host_api::{Definition, Identity};
 
@@ -85,12 +86,20 @@ impl Drop for Wait<'_> {
 }
 
 /// All volumes that are served or being started.
-#[derive(Default)]
-pub(super) struct Served(Mutex<BTreeMap<VolumeName, Entry>>);
+pub(super) struct Served {
+    all: Mutex<BTreeMap<VolumeName, Entry>>,
+    /// Their RAM tiers.
+    pub(super) ram: Arc<RamTiers>,
+}
 
 impl Served {
+    /// Makes an empty list.
+    pub(super) fn new(ram: Arc<RamTiers>) -> Self {
+        Served { all: Mutex::default(), ram }
+    }
+
     fn lock(&self) -> MutexGuard<'_, BTreeMap<VolumeName, Entry>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Adds a volume that is being started.
@@ -174,6 +183,7 @@ impl Served {
     /// Removes a volume that is no longer served.
     pub(super) fn remove(&self, name: &VolumeName) {
         self.lock().remove(name);
+        self.ram.remove(name);
     }
 
     /// Returns a served volume.
@@ -229,6 +239,7 @@ impl Served {
         let Some(running) = entry.running.clone() else { return Some(report) };
         let known = entry.cached;
         drop(all);
+        report.ram = self.ram.get(name).map(|ram| ram.report());
         // Do not walk the index with the list of volumes locked.
         let cached = match known {
             Some((at, count)) if at.elapsed() < COUNT_AGE => count,
@@ -320,6 +331,7 @@ fn memory_used(memory: &MemoryBudget) -> MemoryUsed {
         log_buffers: memory.used(MemoryUse::LogBuffers),
         background: memory.used(MemoryUse::Background),
         ram_devices: memory.used(MemoryUse::RamDevices),
+        ram_tiers: memory.used(MemoryUse::RamTiers),
         connections: memory.used(MemoryUse::Connections),
         requests: memory.used(MemoryUse::Requests),
     }

@@ -174,6 +174,10 @@ impl EngineHost {
         let running = self.served.get(name)?;
         let before = running.volume.settings();
         let wanted = settings::of(volume);
+        let ram = self.served.ram.get(name);
+        if let Some(ram) = &ram {
+            ram.change(&wanted)?;
+        }
         let drains = settings::keeps_dirty(before.mode) && !settings::keeps_dirty(wanted.mode);
         let mut set = {
             let _wait = self.served.wait_for(name, &volume.cache);
@@ -183,6 +187,9 @@ impl EngineHost {
             set = self.drain_now(name, work);
         }
         if set.is_err() {
+            if let Some(Err(error)) = ram.map(|ram| ram.change(&before)) {
+                tracing::warn!(volume = %name, "cannot restore the old size of the RAM tier: {error}");
+            }
             let _wait = self.served.wait_for(name, &volume.cache);
             if let Err(error) = self.apply(&running.place, name, before) {
                 tracing::warn!(volume = %name, "cannot restore the old settings on the cache device: {error}");

@@ -6,16 +6,18 @@ use std::sync::{Arc, Barrier};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use forebay_core::ReplacementKind;
 use forebay_device::{Claim, LogBuffer, RamDevice};
 use forebay_engine::stats::CounterTotals;
 use forebay_engine::{Cache, EngineLane};
 use forebay_lane::MonotonicClock;
+use forebay_ram::{RamBlock, Tier, TierOptions};
 use forebay_store::StoreOptions;
 
 use crate::bench::driver::{BATCH, Driver, fill_clean, random_order, stamp};
 use crate::bench::engine::{Background, Case, Sizes};
 use crate::bench::measure::{Sample, Stopwatch, pin};
-use crate::bench::pattern::Step;
+use crate::bench::pattern::{Step, permutation};
 use crate::error::{LabError, LabResult, other};
 use crate::progress::Progress;
 use crate::rig::{BLOCK, LocalLane, Plan, Rig, VOLUME};
@@ -197,6 +199,13 @@ impl Crew {
                 Case::OverwriteDirty.settings(),
             )
         };
+        let tier = match sizes.ram_bytes {
+            0 => None,
+            bytes => {
+                let (block, policy) = (RamBlock::default(), ReplacementKind::default());
+                Some(Arc::new(Tier::new(TierOptions { bytes, block, policy, seed: 0 })?))
+            }
+        };
         let mut members = Vec::new();
         let mut cache: Option<Arc<Cache>> = None;
         for number in 0..lanes {
@@ -205,6 +214,7 @@ impl Crew {
             let (send, receive) = mpsc::channel::<Job>();
             let (tell, hear) = mpsc::sync_channel(1);
             let (plan, clock, known) = (plan.clone(), clock.clone(), cache.clone());
+            let tier = tier.clone();
             let thread =
                 std::thread::Builder::new().name(format!("lane-{number}")).spawn(move || {
                     if pinned {
@@ -213,6 +223,9 @@ impl Crew {
                     area.fill(1);
                     match enter(number, clock, plan, known, area) {
                         Ok(mut worker) => {
+                            if let Some(tier) = tier {
+                                worker.driver = worker.driver.with_ram(tier);
+                            }
                             let _ = tell.send(Ok(worker.engine.cache.clone()));
                             worker.serve(&receive);
                         }
@@ -260,7 +273,7 @@ impl Crew {
                 worker.at = 0;
             })?;
         }
-        let blocks = self.sizes.working_set_blocks;
+        let (blocks, ram) = (self.sizes.working_set_blocks, self.sizes.ram_bytes > 0);
         self.on(0, move |worker| {
             let rig = worker.rig.as_ref().ok_or_else(gone)?;
             rig.set(case.settings())?;
@@ -268,7 +281,11 @@ impl Crew {
                 Case::ReadHit | Case::WriteClean | Case::WriteThrough => {
                     rig.drain()?;
                     let quiet = Progress::new(blocks, "filling");
-                    fill_clean(&worker.driver, 0..blocks, &quiet)
+                    fill_clean(&worker.driver, 0..blocks, &quiet)?;
+                    if ram {
+                        worker.driver.steps(&permutation(0, blocks as u32, false))?;
+                    }
+                    Ok(())
                 }
                 Case::OverwriteDirty | Case::WriteDefault => {
                     // Several times over, so that reclaim has found its pace.

@@ -59,8 +59,12 @@ enum What {
 /// Errors: There is not enough memory, or the engine fails; `Interrupted`.
 pub(crate) fn measure(percent: u64, stop: &Stop, progress: &Progress) -> LabResult<Vec<Row>> {
     progress.label("in process: preparing");
-    let sizes =
-        Sizes { cache_bytes: 2 * GIB, origin_bytes: 2 * GIB, working_set_blocks: GIB / BLOCK };
+    let sizes = Sizes {
+        cache_bytes: 2 * GIB,
+        origin_bytes: 2 * GIB,
+        working_set_blocks: GIB / BLOCK,
+        ram_bytes: 0,
+    };
     let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let crew = Crew::start(sizes, cpus.min(4), true)?;
     let raw = bare(&crew, GIB)?;

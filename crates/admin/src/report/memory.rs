@@ -1,0 +1,83 @@
+//! RAM: what the daemon uses, and the RAM tier of a volume.
+
+use serde::{Deserialize, Serialize};
+
+/// RAM of the volume's cache, and of the whole daemon, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct MemoryReport {
+    /// The index, including the state of the replacement policy.
+    pub index_bytes: u64,
+    /// Buffers of the log and of transfers.
+    pub buffer_bytes: u64,
+    /// The daemon's limit, for all of its caches and clients.
+    #[serde(default)]
+    pub limit_bytes: u64,
+    /// The daemon's use of that limit.
+    #[serde(default)]
+    pub used_bytes: MemoryUsed,
+}
+
+/// The daemon's use of its memory limit, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct MemoryUsed {
+    /// The program and its lanes.
+    pub process: u64,
+    /// Indexes and segment tables.
+    pub index: u64,
+    /// State of replacement and admission policies.
+    pub policy: u64,
+    /// Buffers of logs.
+    pub log_buffers: u64,
+    /// Buffers of writeback, reclaim and checkpoints.
+    pub background: u64,
+    /// Devices in RAM.
+    pub ram_devices: u64,
+    /// RAM tiers of volumes.
+    pub ram_tiers: u64,
+    /// Clients, with the kernel's buffers for them.
+    pub connections: u64,
+    /// Unanswered requests.
+    pub requests: u64,
+}
+
+impl MemoryUsed {
+    /// Returns the sum.
+    pub fn total(&self) -> u64 {
+        let MemoryUsed {
+            process,
+            index,
+            policy,
+            log_buffers,
+            background,
+            ram_devices,
+            ram_tiers,
+            connections,
+            requests,
+        } = *self;
+        let of_caches = index + policy + log_buffers + background + ram_devices + ram_tiers;
+        process + of_caches + connections + requests
+    }
+}
+
+/// The RAM tier of a volume. The counts are in the tier's blocks, since the volume was started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RamReport {
+    /// Bytes that it may hold.
+    pub size: u64,
+    /// Bytes of the blocks that it holds.
+    pub used: u64,
+    /// Size of a block in bytes.
+    pub block_size: u64,
+    /// Bytes of RAM beside the data: index, masks, policy.
+    pub overhead_bytes: u64,
+    /// Blocks read from RAM.
+    pub hits: u64,
+    /// Blocks read from the cache or the origin.
+    pub misses: u64,
+    /// Blocks that entered after they were read.
+    pub fills: u64,
+    /// Blocks that left to make room.
+    pub evictions: u64,
+}

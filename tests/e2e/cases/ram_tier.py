@@ -1,0 +1,70 @@
+"""A RAM tier in front of the cache: the same data for all connections, and no write lost by a kill."""
+
+from harness import *
+
+SIZE = 16 * MIB
+
+
+@test
+def connections_on_several_lanes_see_the_same_data(box):
+    daemon = box.daemon()
+    daemon.restart("--lanes", "3")
+    for block in ("512", "4K", "64K"):
+        name = f"v{block}"
+        uri = daemon.create(
+            name, box.file(f"{name}.cache", 64 * MIB), box.file(f"{name}.origin", SIZE),
+            "--ram", "1M", "--set", f"ram_block={block}",
+        )
+        model = Model(connect(uri), SIZE, seed=name, content=bytes(SIZE))
+        clients = [model.client] + [connect(uri) for _ in range(5)]
+        for step in range(600):
+            model.client = clients[step % len(clients)]
+            model.step()
+            if step == 300:
+                daemon.cli("set", name, "ram=256K", "ram_policy=lru")
+        model.check_all()
+        ram = daemon.show(name)["ram"]
+        check_equal(ram["size"], 256 << 10, "the size after the change")
+        check(ram["used"] <= ram["size"], f"{ram} is over its size")
+        check(ram["hits"] > 0 and ram["evictions"] > 0, f"the tier was not used: {ram}")
+
+
+@test
+def flushed_writes_survive_a_kill(box):
+    daemon = box.daemon()
+    uri = daemon.create(
+        "v", box.file("cache", 64 * MIB), box.file("origin", SIZE), "--ram", "4M"
+    )
+    recorder = Recorder(uri, connections=3, blocks=SIZE // BLOCK, seed=1)
+    for _ in range(3):
+        recorder.write(1500)
+        recorder.flush()
+        recorder.write(200)
+        daemon.kill()
+        daemon.start()
+        recorder.verify(daemon.uri("v"))
+        recorder.reconnect(daemon.uri("v"))
+
+
+@test
+def memory_is_counted_and_what_does_not_fit_is_refused(box):
+    daemon = box.daemon()
+    daemon.create("v", box.file("cache", 64 * MIB), box.file("origin", SIZE), "--ram", "2M")
+    used = daemon.show("v")["memory"]["used_bytes"]["ram_tiers"]
+    check(2 * MIB <= used <= 2 * MIB * 1.02, f"{used} bytes are counted")
+    before = daemon.show("v")["settings"]
+    said = daemon.cli("set", "v", "ram=100T", expect=3)
+    check("--memory-limit" in said.stderr, said.stderr)
+    check_equal(daemon.show("v")["settings"], before, "the settings after a refused change")
+    said = daemon.create_run(
+        "w", box.file("w.cache", 64 * MIB), box.file("w.origin", SIZE), "--ram", "100T", expect=3
+    )
+    check("--memory-limit" in said.stderr, said.stderr)
+    with open(box.path("w.cache"), "rb") as file:
+        check(not any(file.read(MIB)), "the cache device was written to")
+    check_equal(daemon.show("v")["memory"]["used_bytes"]["ram_tiers"], used, "counted afterwards")
+    daemon.cli("delete", "v")
+    daemon.cli("show", "w", expect=2)
+
+
+main()
