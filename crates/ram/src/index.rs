@@ -19,7 +19,7 @@ pub(crate) const MOST_FRAMES: u32 = (1 << FRAME_BITS) - 1;
 /// hardly any other frame is looked at.
 const FRAME_BITS: u32 = 24;
 
-/// See the module. Collisions go to the next entry; at most half of the entries are in use.
+/// See the module. Collisions go to the next entry; at most three quarters of the entries are in use.
 pub(crate) struct Index {
     entries: Box<[u32]>,
     len: usize,
@@ -32,7 +32,7 @@ fn entry(frame: Frame, hash: u64) -> u32 {
 impl Index {
     /// Makes an empty table for at most `frames` entries.
     pub(crate) fn new(frames: u32) -> Self {
-        let count = (2 * frames as usize).next_power_of_two();
+        let count = (frames as usize * 4).div_ceil(3).max(2).next_power_of_two();
         Index { entries: vec![0; count].into_boxed_slice(), len: 0 }
     }
 

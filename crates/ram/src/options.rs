@@ -2,6 +2,8 @@
 
 use forebay_core::{ReplacementKind, SECTOR_SIZE};
 
+use crate::index::MOST_FRAMES;
+
 /// The unit of caching in RAM: a power of two from 512 bytes to 64 KiB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RamBlock(u32);
@@ -41,7 +43,15 @@ impl Default for RamBlock {
 
 /// Most RAM per block beside its data, in bytes: the index at its emptiest, masks, and the policy with
 /// its ghosts.
-const OVERHEAD: u64 = 80;
+const BLOCK_OVERHEAD: u64 = 72;
+/// Most RAM per shard beside its blocks, in bytes.
+const SHARD_OVERHEAD: u64 = 104 << 10;
+/// Most shards of a tier, unless it has more blocks than they can hold. Two lanes rarely meet in one
+/// of so many.
+const MOST_SHARDS: u64 = 64;
+/// Fewest blocks in a shard, if there is more than one. Each has a policy with memory of its own, and
+/// with fewer blocks that would evict much sooner than one policy for all of them.
+const SHARD_BLOCKS: u64 = 4096;
 
 /// How a tier is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,6 +69,15 @@ pub struct TierOptions {
 impl TierOptions {
     /// Returns the most RAM that the tier takes, in bytes.
     pub fn memory(&self) -> u64 {
-        self.bytes.saturating_add(self.bytes / self.block.bytes() * OVERHEAD)
+        let (blocks, shards) = (self.bytes / self.block.bytes(), self.shards());
+        let overhead = blocks.saturating_mul(BLOCK_OVERHEAD) + shards * SHARD_OVERHEAD;
+        self.bytes.saturating_add(overhead)
+    }
+
+    /// Returns the number of shards: a power of two.
+    pub(crate) fn shards(&self) -> u64 {
+        let blocks = self.bytes / self.block.bytes();
+        let fewest = blocks.div_ceil(u64::from(MOST_FRAMES) - 1).max(1);
+        (blocks / SHARD_BLOCKS).clamp(1, MOST_SHARDS).max(fewest).next_power_of_two()
     }
 }

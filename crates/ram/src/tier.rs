@@ -11,13 +11,6 @@ use crate::index::MOST_FRAMES;
 use crate::options::{RamBlock, TierOptions};
 use crate::shard::{RamBlockNumber, Shard, Token};
 
-/// Most shards of a tier, unless it has more blocks than they can hold. Two lanes rarely meet in one
-/// of so many.
-const MOST_SHARDS: u64 = 64;
-/// Fewest blocks in a shard, if there is more than one: with fewer, the policies of the shards
-/// evict much sooner than one policy for all blocks would.
-const SHARD_BLOCKS: u64 = 512;
-
 /// Counts since the tier was made, in blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TierCounts {
@@ -70,9 +63,7 @@ impl Tier {
     /// # Errors
     /// The system has not enough memory.
     pub fn new(options: TierOptions) -> io::Result<Self> {
-        let blocks = options.bytes / options.block.bytes();
-        let fewest = blocks.div_ceil(u64::from(MOST_FRAMES) - 1).max(1);
-        let shards = (blocks / SHARD_BLOCKS).clamp(1, MOST_SHARDS).max(fewest).next_power_of_two();
+        let shards = options.shards();
         let frames = frames_of(&options, shards);
         let shard = |number| {
             let shard = Shard::new(&options, frames, options.seed ^ number)?;

@@ -394,3 +394,16 @@ fn reads_return_what_the_lower_tier_has() {
     }
     assert!(hits > 300, "only {hits} sectors were cached");
 }
+
+#[test]
+fn a_tier_takes_no_more_memory_than_it_says() {
+    for policy in ReplacementKind::ALL {
+        for (mib, block) in [(1, 4096), (32, 4096), (256, 4096), (64, 512), (256, 64 << 10)] {
+            let block = RamBlock::new(block).expect("a block size");
+            let options = TierOptions { bytes: mib << 20, block, policy: *policy, seed: 0 };
+            let tier = Tier::new(options).expect("memory");
+            let overhead = tier.counts().overhead_bytes;
+            assert!(options.bytes + overhead <= options.memory(), "{options:?}: {overhead}");
+        }
+    }
+}
