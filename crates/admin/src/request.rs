@@ -12,8 +12,9 @@ use forebay_settings::Assignments;
 pub struct CreateRequest {
     /// Name of the new volume.
     pub name: VolumeName,
-    /// The cache device.
-    pub cache: String,
+    /// The cache device; absent or `none` for a volume with copies in RAM alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cache: Option<String>,
     /// The origin.
     pub origin: String,
     /// Provides the defaults for block size and settings.

@@ -138,9 +138,9 @@ pub(crate) struct CreateArgs {
     /// Name of the new volume
     pub(crate) name: VolumeName,
 
-    /// Cache device: a file, a block device, or ram:SIZE
+    /// Cache device: a file, a block device, or ram:SIZE; without one give --ram
     #[arg(short = 's', long, value_name = "DEVICE", value_hint = ValueHint::AnyPath)]
-    pub(crate) cache: String,
+    pub(crate) cache: Option<String>,
 
     /// Origin: a file or a block device
     #[arg(short = 'p', long, value_name = "DEVICE", value_hint = ValueHint::AnyPath)]
@@ -170,7 +170,8 @@ pub(crate) struct CreateArgs {
     #[arg(long, value_parser = Words(Durability::ALL), hide_possible_values = true)]
     pub(crate) durability: Option<Durability>,
 
-    /// RAM that holds copies of blocks in front of the cache device [default: none]
+    /// RAM that holds copies of blocks, in front of the cache device or of the origin alone [default:
+    /// none]
     #[arg(long, value_name = "BYTES", value_parser = size, allow_hyphen_values = true)]
     pub(crate) ram: Option<u64>,
 

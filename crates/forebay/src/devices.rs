@@ -159,6 +159,20 @@ fn parse_number(text: &str) -> Option<u64> {
     Some(rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?))
 }
 
+/// The cache device of a volume that has none. A file of this name is `./none`.
+pub(crate) const NO_CACHE: &str = "none";
+
+/// Returns the name of a cache device as it is stored: with an absolute path, or [`NO_CACHE`].
+///
+/// # Errors
+/// As [`DeviceName::parse`].
+pub(crate) fn cache_device(field: &str, text: &str) -> Result<String, ApiError> {
+    match text {
+        NO_CACHE => Ok(NO_CACHE.to_owned()),
+        _ => Ok(DeviceName::parse(field, text)?.text),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -25,7 +25,7 @@ fn bad_command_lines_end_with_2_and_one_line_that_names_the_field() {
         (long, "--socket"),
         ("--socket '' list".to_owned(), "--socket"),
         ("lisst".to_owned(), "lisst"),
-        ("create v".to_owned(), "--cache"),
+        ("create v".to_owned(), "--origin"),
         ("create v -s ram:64M".to_owned(), "--origin"),
         ("create -s ram:64M -p /o".to_owned(), "<NAME>"),
         ("show".to_owned(), "<NAME>"),

@@ -67,4 +67,40 @@ def memory_is_counted_and_what_does_not_fit_is_refused(box):
     daemon.cli("show", "w", expect=2)
 
 
+@test
+def a_disk_without_a_cache_device(box):
+    content = random_bytes("alone", SIZE)
+    origin = box.file("origin", SIZE, content)
+    daemon = box.daemon()
+    daemon.restart("--lanes", "2")
+    uri = daemon.cli("create", "v", "-p", origin, "--ram", "2M").stdout.strip()
+    model = Model(connect(uri), SIZE, seed="alone", content=content)
+    for round in range(2):
+        clients = [model.client] + [connect(daemon.uri("v")) for _ in range(2)]
+        for step in range(300):
+            model.client = clients[step % 3]
+            model.step()
+        model.client.flush()
+        shown = daemon.show("v")
+        check_equal((shown["mode"], shown["cache"]["path"]), ("passthrough", "none"), "the volume")
+        check(shown["ram"]["hits"] > 0, f"the tier was not used: {shown['ram']}")
+        if round == 0:
+            daemon.kill()
+            daemon.start("--lanes", "2")
+            model.client = connect(daemon.uri("v"))
+            model.check_all()
+    said = daemon.cli("set", "v", "mode=wb", expect=2)
+    check("needs one" in said.stderr, said.stderr)
+    daemon.cli("stop", "v")
+    with open(origin, "rb") as file:
+        check_equal(first_difference(file.read(), bytes(model.bytes)), None, "the first difference")
+    daemon.cli("start", "v")
+    other = box.file("other", SIZE)
+    said = daemon.cli("create", "w", "-p", other, expect=2)
+    check("--ram" in said.stderr, said.stderr)
+    daemon.cli("create", "w", "-p", other, "--ram", "1M")
+    daemon.cli("delete", "v")
+    check_equal(daemon.show("w")["state"], "running", "the other one")
+
+
 main()

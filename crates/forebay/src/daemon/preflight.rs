@@ -3,12 +3,12 @@
 use std::fs::File;
 use std::path::Path;
 
-use forebay_admin::{ApiError, CreateRequest, ErrorKind, Profile, ProfileName};
-use forebay_core::{BlockSize, SECTOR_SIZE};
+use forebay_admin::{ApiError, CreateRequest, ErrorKind, Profile, ProfileName, Settings};
+use forebay_core::{BlockSize, Mode, SECTOR_SIZE};
 use forebay_device::signature;
 
 use super::host_api::Definition;
-use crate::devices::{DeviceName, Place};
+use crate::devices::{DeviceName, NO_CACHE, Place, cache_device};
 
 /// Converts a request to a definition, if it is valid by itself.
 ///
@@ -35,9 +35,20 @@ pub(crate) fn definition(request: &CreateRequest) -> Result<Definition, ApiError
     }
     let mut settings = profile.map(Profile::settings).transpose()?.unwrap_or_default();
     request.settings.apply(&mut settings)?;
+    let cache = cache_device("cache", request.cache.as_deref().unwrap_or(NO_CACHE))?;
+    if cache == NO_CACHE {
+        if settings.ram == 0 || request.adopt {
+            let reason = "name a cache device, or RAM for copies of blocks with --ram";
+            return Err(ApiError::invalid("cache", reason));
+        }
+        if !request.settings.iter().any(|(name, _)| name == "mode") {
+            settings.mode = Mode::Passthrough;
+        }
+    }
+    check_mode(&cache, &settings)?;
     Ok(Definition {
         name: request.name.clone(),
-        cache: DeviceName::parse("cache", &request.cache)?.text,
+        cache,
         origin: DeviceName::parse_origin("origin", &request.origin)?.text,
         block_size: block_size.bytes(),
         alignment,
@@ -48,7 +59,25 @@ pub(crate) fn definition(request: &CreateRequest) -> Result<Definition, ApiError
     })
 }
 
+/// Checks that a volume without a cache device has no mode that needs one.
+///
+/// # Errors
+/// [`ErrorKind::Invalid`].
+pub(crate) fn check_mode(cache: &str, settings: &Settings) -> Result<(), ApiError> {
+    if cache != NO_CACHE || settings.mode == Mode::Passthrough {
+        return Ok(());
+    }
+    let reason = format!(
+        "a volume without a cache device has mode=passthrough; mode={} needs one",
+        settings.mode
+    );
+    Err(ApiError::invalid("mode", reason))
+}
+
 fn place(field: &str, device: &str) -> Result<Option<Place>, ApiError> {
+    if device == NO_CACHE {
+        return Ok(None);
+    }
     DeviceName::parse(field, device)?.place(field)
 }
 
@@ -109,6 +138,9 @@ pub(crate) fn check_devices(
             return in_use("cache", &new.cache, other, "origin");
         }
     }
+    if new.cache == NO_CACHE {
+        return Ok(());
+    }
     match DeviceName::parse("cache", &new.cache)?.path {
         Some(path) if !force && !matches!(cache, Some(Place::Planned(_))) => check_signature(&path),
         _ => Ok(()),
@@ -139,7 +171,7 @@ mod tests {
     fn request(cache: &str, origin: &str) -> CreateRequest {
         CreateRequest {
             name: "v".parse().expect("valid"),
-            cache: cache.to_owned(),
+            cache: Some(cache.to_owned()),
             origin: origin.to_owned(),
             profile: None,
             block_size: None,
@@ -157,14 +189,15 @@ mod tests {
         good.alignment = 7680;
         assert_eq!(definition(&good).expect("good").block_size, 8192);
         type Change = fn(&mut CreateRequest);
-        let changes: [(&str, Change); 10] = [
+        let changes: [(&str, Change); 11] = [
             ("block_size", |r| r.block_size = Some(0)),
             ("block_size", |r| r.block_size = Some(3)),
             ("block_size", |r| r.block_size = Some(1 << 31)),
             ("alignment", |r| r.alignment = 8192),
             ("alignment", |r| r.alignment = 1),
             ("alignment", |r| r.alignment = u64::MAX),
-            ("cache", |r| r.cache.clear()),
+            ("cache", |r| r.cache = Some(String::new())),
+            ("cache", |r| r.cache = None),
             ("origin", |r| r.origin = "ram:".to_owned()),
             ("origin", |r| r.origin = "ram:1G".to_owned()),
             ("origin", |r| r.origin = "hdd7200:ram:1G".to_owned()),
@@ -173,6 +206,21 @@ mod tests {
             let mut bad = good.clone();
             change(&mut bad);
             let error = definition(&bad).expect_err(field);
+            assert_eq!((error.kind, error.field.as_deref()), (ErrorKind::Invalid, Some(field)));
+        }
+    }
+
+    #[test]
+    fn a_volume_without_a_cache_device_passes_everything_through() {
+        let with = |settings: &[&str]| {
+            let mut request = request("none", "/o");
+            request.settings = forebay_admin::Assignments::parse(settings).expect("good");
+            definition(&request)
+        };
+        assert_eq!(with(&["ram=1G"]).expect("good").settings.mode, Mode::Passthrough);
+        assert!(with(&["ram=1G", "mode=pt"]).is_ok());
+        for (settings, field) in [(&["ram=1G", "mode=wb"][..], "mode"), (&["ram=0"], "cache")] {
+            let error = with(settings).expect_err(field);
             assert_eq!((error.kind, error.field.as_deref()), (ErrorKind::Invalid, Some(field)));
         }
     }

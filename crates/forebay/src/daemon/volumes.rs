@@ -17,6 +17,8 @@ use forebay_format::Uuid;
 use super::host_api::{Definition, Host, Remains};
 use super::operations::{Operations, Work};
 use super::preflight;
+use crate::devices::NO_CACHE;
+
 use super::state::{Remembered, State, put};
 
 /// How long a shutdown waits for cancelled operations.
@@ -145,6 +147,9 @@ impl Volumes {
         report.block_size = volume.block_size;
         report.alignment = volume.alignment;
         report.origin.path.clone_from(&volume.origin);
+        if volume.cache == NO_CACHE {
+            report.cache = forebay_admin::report::CacheReport::default();
+        }
         report.cache.path.clone_from(&volume.cache);
         if is_served(report.state) {
             let name = volume.name.as_str();
@@ -215,8 +220,9 @@ impl Volumes {
         name: &VolumeName,
         request: SetRequest,
     ) -> Result<OperationId, ApiError> {
-        let mut settings = self.state.volume(name)?.volume.settings;
-        request.settings.apply(&mut settings)?;
+        let mut volume = self.state.volume(name)?.volume;
+        request.settings.apply(&mut volume.settings)?;
+        preflight::check_mode(&volume.cache, &volume.settings)?;
         self.operate("set", name, move |this, mut entry, work| {
             request.settings.apply(&mut entry.volume.settings)?;
             entry.volume.version += 1;

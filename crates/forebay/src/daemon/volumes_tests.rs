@@ -39,7 +39,7 @@ impl Daemon {
     fn request(&self, name: &str, origin: &str) -> CreateRequest {
         CreateRequest {
             name: name.parse().expect("valid"),
-            cache: self.dir.path().join("cache").display().to_string(),
+            cache: Some(self.dir.path().join("cache").display().to_string()),
             origin: self.dir.path().join(origin).display().to_string(),
             profile: None,
             block_size: None,

@@ -4,7 +4,7 @@ use forebay_admin::{ApiError, Assignments, CreateRequest, Operation, VolumeRepor
 
 use crate::cli::CreateArgs;
 use crate::client::Client;
-use crate::devices::DeviceName;
+use crate::devices::{DeviceName, cache_device};
 use crate::exit::Outcome;
 use crate::output::{json, print_line, progress};
 
@@ -40,7 +40,7 @@ fn request(args: CreateArgs) -> Result<CreateRequest, ApiError> {
     Ok(CreateRequest {
         name: args.name,
         // The daemon may have another working directory.
-        cache: DeviceName::parse("--cache", &args.cache)?.text,
+        cache: args.cache.map(|device| cache_device("--cache", &device)).transpose()?,
         origin: DeviceName::parse_origin("--origin", &args.origin)?.text,
         profile: args.profile,
         block_size: args.block_size.map(|size| size.bytes()),

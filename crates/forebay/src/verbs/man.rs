@@ -193,7 +193,7 @@ mod tests {
         let synopsis = create.split(".SH ").find(|section| section.starts_with("SYNOPSIS"));
         let lines: Vec<&str> = synopsis.expect("there").lines().collect();
         for line in [
-            "\\fB\\-\\-cache\\fR\\ \\fIDEVICE\\fR",
+            "\\fB\\-\\-origin\\fR\\ \\fIDEVICE\\fR",
             "[\\fB\\-\\-mode\\fR\\ \\fIMODE\\fR]",
             "[\\fB\\-\\-set\\fR\\ \\fIKEY=VALUE\\fR]...",
             "[\\fB\\-\\-force\\fR]",

@@ -12,9 +12,15 @@ use super::report::Running;
 use super::{EngineHost, claim, faults, settings};
 use crate::daemon::host_api::{Definition, Remains, StartError};
 use crate::daemon::operations::Work;
+use crate::devices::NO_CACHE;
+
+/// The cache device of a volume that has none: RAM that nothing is written to, as the mode is
+/// passthrough. Pages that nobody writes to cost nothing.
+const EMPTY_CACHE: &str = "ram:32M";
 
 /// Parses the device that an operator named in `field`.
 pub(super) fn spec(field: &str, text: &str) -> Result<DeviceSpec, ApiError> {
+    let text = if text == NO_CACHE { EMPTY_CACHE } else { text };
     text.parse().map_err(|error| ApiError::invalid(field, error))
 }
 
