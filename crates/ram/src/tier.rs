@@ -96,6 +96,15 @@ impl Tier {
         Ok(())
     }
 
+    /// Forgets all blocks for good: from now on every request goes to the lower tier.
+    pub fn close(&self) {
+        let options = TierOptions { bytes: 0, ..self.options() };
+        if let Err(error) = self.change(options) {
+            // Without blocks it needs no memory.
+            debug_assert!(false, "closing a tier: {error}");
+        }
+    }
+
     /// Returns what was counted so far.
     pub fn counts(&self) -> TierCounts {
         let mut sum = TierCounts::default();

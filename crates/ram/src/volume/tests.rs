@@ -396,6 +396,19 @@ fn reads_return_what_the_lower_tier_has() {
 }
 
 #[test]
+fn a_closed_tier_serves_nothing() {
+    let mut world = World::new(1);
+    (0..200).for_each(|_| world.ask());
+    while world.progress() {}
+    world.tier.close();
+    (0..200).for_each(|_| world.ask());
+    while world.progress() {}
+    assert_eq!(world.tier.counts().cached, 0);
+    let mut bytes = [0; SECTOR];
+    assert!((0..SECTORS).all(|sector| !world.tier.read(sector * SECTOR_SIZE, &mut bytes)));
+}
+
+#[test]
 fn a_tier_takes_no_more_memory_than_it_says() {
     for policy in ReplacementKind::ALL {
         for (mib, block) in [(1, 4096), (32, 4096), (256, 4096), (64, 512), (256, 64 << 10)] {

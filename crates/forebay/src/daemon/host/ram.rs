@@ -40,12 +40,10 @@ impl RamTiers {
         settings: &Settings,
         memory: &Arc<MemoryBudget>,
     ) -> Result<(), ApiError> {
-        let tier = RamTier::new(settings, memory)?;
-        let mut all = self.lock();
-        match tier {
-            Some(tier) => all.insert(name.clone(), Arc::new(tier)),
-            None => all.remove(name),
-        };
+        self.remove(name);
+        if let Some(tier) = RamTier::new(settings, memory)? {
+            self.lock().insert(name.clone(), Arc::new(tier));
+        }
         Ok(())
     }
 
@@ -60,9 +58,12 @@ impl RamTiers {
         all.iter().find(|(known, _)| known.as_str() == name).map(|(_, own)| own.tier.clone())
     }
 
-    /// Removes the tier of a volume that is no longer served.
+    /// Removes the tier of a volume that is no longer served. A client that is still connected gets
+    /// nothing from it any more.
     pub(super) fn remove(&self, name: &VolumeName) {
-        self.lock().remove(name);
+        if let Some(own) = self.lock().remove(name) {
+            own.tier.close();
+        }
     }
 }
 
