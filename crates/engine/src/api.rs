@@ -107,6 +107,9 @@ pub trait BlockService {
         0
     }
 
+    /// Notes that a tier above has served a read of this range: what is used there is not cold here.
+    fn used(&self, _offset: u64, _len: u64) {}
+
     /// Starts a request. It completes exactly once through `sink`.
     fn submit(&self, request: Request, sink: &Rc<dyn CompletionSink>);
 

@@ -10,6 +10,7 @@ use forebay_lane::{Lane, Pool};
 use forebay_policy::curve::Access;
 
 use crate::api::{BlockService, Coming, Completion, CompletionSink, Extent, Request};
+use crate::io::policy::Policy;
 use crate::lane::{LaneVolume, Start};
 use crate::path::discard::Discarder;
 use crate::path::discard::Zeroes;
@@ -243,6 +244,15 @@ impl BlockService for LaneVolume {
         // Always `Some`: callers reach a view only through its `Rc`.
         if let Some(this) = self.shared() {
             self.requests.start(self.store.lane(), this, request, sink.clone());
+        }
+    }
+
+    fn used(&self, offset: u64, len: u64) {
+        let volume = &self.volume;
+        for piece in volume.pieces(offset, len) {
+            if let Some(found) = self.store.store().peek(&volume.space, piece.block) {
+                Policy(self).used(piece.block, &found.entry);
+            }
         }
     }
 

@@ -156,3 +156,20 @@ fn what_somebody_looks_at_is_not_overwritten() {
         test.check();
     }
 }
+
+/// A tier above serves reads that do not come here.
+#[test]
+fn what_a_tier_above_is_asked_for_counts_as_used() {
+    let test = test();
+    for block in 0..4 {
+        test.write_now(block, 7);
+    }
+    let before = test.ranks(0..4);
+    // In part of block 1 and 2, and blocks that are not cached.
+    test.target.used(BLOCK + 512, BLOCK);
+    test.target.used(8 * BLOCK, 4 * BLOCK);
+    let after = test.ranks(0..4);
+    assert_eq!((after[0], after[3]), (before[0], before[3]));
+    assert_eq!((after[1], after[2]), (before[1] + 1, before[2] + 1));
+    test.check();
+}

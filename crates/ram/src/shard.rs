@@ -18,6 +18,19 @@ const GUARDS: usize = 64;
 /// Sectors of a block that are prefetched.
 const EXPECTED_SECTORS: u32 = 8;
 
+/// One in so many hits is told to the lower tier: enough to keep what is hot here from being evicted
+/// there, at a small part of what telling all of them would cost.
+const TOLD_EVERY: u64 = 16;
+
+/// A read that was served from RAM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Hit {
+    /// Nobody else needs to know.
+    Quiet,
+    /// The lower tier is told.
+    Tell,
+}
+
 /// Number of a block of the volume, in units of the tier's block size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RamBlockNumber(pub(crate) u64);
@@ -174,23 +187,19 @@ impl Shard {
         self.find(block).is_some_and(|frame| self.sectors(frame) & wanted == wanted)
     }
 
-    /// Copies sectors of a block to `into`, if all of them are cached.
+    /// Copies sectors of a block to `into`. `None`: some of them are not cached.
     pub(crate) fn read(
         &mut self,
         block: RamBlockNumber,
         sectors: &Range<u32>,
         into: &mut [u8],
-    ) -> bool {
+    ) -> Option<Hit> {
         let wanted = bits(sectors);
-        match self.find(block) {
-            Some(frame) if self.sectors(frame) & wanted == wanted => {
-                into.copy_from_slice(&self.data[self.bytes(frame, sectors)]);
-                self.policy.hit(Node(frame.0));
-                self.counts.hits += 1;
-                true
-            }
-            _ => false,
-        }
+        let frame = self.find(block).filter(|frame| self.sectors(*frame) & wanted == wanted)?;
+        into.copy_from_slice(&self.data[self.bytes(frame, sectors)]);
+        self.policy.hit(Node(frame.0));
+        self.counts.hits += 1;
+        Some(if self.counts.hits.is_multiple_of(TOLD_EVERY) { Hit::Tell } else { Hit::Quiet })
     }
 
     /// Notes that a read of the lower tier begins.

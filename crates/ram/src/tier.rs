@@ -9,7 +9,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::index::MOST_FRAMES;
 use crate::options::{RamBlock, TierOptions};
-use crate::shard::{RamBlockNumber, Shard, Token};
+use crate::shard::{Hit, RamBlockNumber, Shard, Token};
 
 /// Counts since the tier was made, in blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -188,20 +188,25 @@ impl Tier {
         self.shard(block).expect_next(block)
     }
 
-    /// Reads a range of whole sectors, if all of it is cached. Otherwise `into` may be overwritten in
+    /// Reads a range of whole sectors. `None`: not all of it is cached, and `into` may be overwritten in
     /// part.
-    pub(crate) fn read(&self, offset: u64, into: &mut [u8]) -> bool {
+    pub(crate) fn read(&self, offset: u64, into: &mut [u8]) -> Option<Hit> {
         let len = into.len() as u64;
         if len > self.block.bytes() {
             // A long request that misses must not pass for a use of the blocks that are cached.
             let cached = |piece: Piece| self.shard(piece.block).has(piece.block, &piece.sectors);
             if !self.pieces(offset, len).all(cached) {
-                return false;
+                return None;
             }
         }
-        self.pieces(offset, len).all(|piece| {
-            self.shard(piece.block).read(piece.block, &piece.sectors, &mut into[piece.bytes])
-        })
+        let mut hit = Hit::Quiet;
+        for piece in self.pieces(offset, len) {
+            let into = &mut into[piece.bytes];
+            if self.shard(piece.block).read(piece.block, &piece.sectors, into)? == Hit::Tell {
+                hit = Hit::Tell;
+            }
+        }
+        Some(hit)
     }
 
     /// Notes that a read of the lower tier begins, for each block of its range.

@@ -8,7 +8,7 @@ use forebay_core::{IoError, Op, SECTOR_SIZE};
 use forebay_device::IoBuf;
 use forebay_engine::{BlockService, Coming, Completion, CompletionSink, Extent, Request};
 
-use crate::shard::Token;
+use crate::shard::{Hit, Token};
 use crate::tier::Tier;
 
 /// Most blocks of a request that is answered at once although it needs the lower tier.
@@ -135,6 +135,16 @@ impl RamVolume {
         whole && len > 0 && offset.checked_add(len).is_some_and(|end| end <= self.lower.size())
     }
 
+    /// Reads from RAM. `false`: not all of it is there.
+    #[inline]
+    fn read(&self, offset: u64, into: &mut [u8]) -> bool {
+        let hit = self.tier.read(offset, into);
+        if hit == Some(Hit::Tell) {
+            self.lower.used(offset, into.len() as u64);
+        }
+        hit.is_some()
+    }
+
     /// Returns whether a range is valid and has few enough blocks for a request that is answered at
     /// once.
     fn is_quick(&self, offset: u64, len: u64) -> bool {
@@ -171,7 +181,7 @@ impl BlockService for RamVolume {
             return self.lower.read_now(offset, into);
         }
         self.tier.heed(self.lower.losses());
-        if self.tier.read(offset, into) {
+        if self.read(offset, into) {
             return Some(Ok(()));
         }
         if !self.is_quick(offset, len) {
@@ -239,7 +249,7 @@ impl BlockService for RamVolume {
         if then == Then::Fill {
             self.tier.heed(self.lower.losses());
             let mut buf = request.data.take().unwrap_or_else(|| IoBuf::for_overwrite(len as usize));
-            if buf.len() as u64 == len && self.tier.read(offset, &mut buf) {
+            if buf.len() as u64 == len && self.read(offset, &mut buf) {
                 let data = Some(buf);
                 sink.complete(Completion { tag: request.tag, result: Ok(()), data });
                 return;

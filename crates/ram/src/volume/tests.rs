@@ -19,6 +19,8 @@ struct Disk {
     /// What each sector had before its last write.
     before: RefCell<Vec<u32>>,
     losses: Cell<u64>,
+    /// Reads that it was told of.
+    told: Cell<u64>,
     waiting: RefCell<Vec<Waiting>>,
     /// Chance in percent that a small request is answered at once.
     quick: u32,
@@ -120,6 +122,10 @@ impl BlockService for Disk {
 
     fn losses(&self) -> u64 {
         self.losses.get()
+    }
+
+    fn used(&self, _: u64, _: u64) {
+        self.told.set(self.told.get() + 1);
     }
 
     fn submit(&self, request: Request, sink: &Rc<dyn CompletionSink>) {
@@ -386,13 +392,30 @@ fn reads_return_what_the_lower_tier_has() {
         // At rest RAM and disk agree.
         let mut bytes = vec![0; SECTOR];
         for sector in 0..SECTORS {
-            if world.tier.read(sector * SECTOR_SIZE, &mut bytes) {
+            if world.tier.read(sector * SECTOR_SIZE, &mut bytes).is_some() {
                 hits += 1;
                 assert_eq!(value(&bytes), world.disk.image.borrow()[sector as usize], "{sector}");
             }
         }
     }
     assert!(hits > 300, "only {hits} sectors were cached");
+}
+
+#[test]
+fn some_hits_are_told_to_the_lower_tier() {
+    let world = World::new(3);
+    let mut bytes = IoBuf::zeroed(SECTOR);
+    world.tier.change(TierOptions { bytes: 1 << 20, ..world.tier.options() }).expect("memory");
+    let sink: Rc<dyn CompletionSink> = world.answers.clone();
+    let mut world = world;
+    world.lanes[0].submit(request(Op::Read, 0, SECTOR, None), &sink);
+    while world.progress() {}
+    let before = world.tier.counts().hits;
+    for _ in 0..160 {
+        assert_eq!(world.lanes[1].read_now(0, &mut bytes), Some(Ok(())));
+    }
+    assert_eq!(world.tier.counts().hits, before + 160);
+    assert_eq!(world.disk.told.get(), 10);
 }
 
 #[test]
@@ -405,7 +428,7 @@ fn a_closed_tier_serves_nothing() {
     while world.progress() {}
     assert_eq!(world.tier.counts().cached, 0);
     let mut bytes = [0; SECTOR];
-    assert!((0..SECTORS).all(|sector| !world.tier.read(sector * SECTOR_SIZE, &mut bytes)));
+    assert!((0..SECTORS).all(|sector| world.tier.read(sector * SECTOR_SIZE, &mut bytes).is_none()));
 }
 
 #[test]
