@@ -67,9 +67,14 @@ pub struct TierOptions {
 }
 
 impl TierOptions {
-    /// Returns the most RAM that the tier takes, in bytes.
+    /// Returns the most RAM that a tier made with these options takes, in bytes.
     pub fn memory(&self) -> u64 {
-        let (blocks, shards) = (self.bytes / self.block.bytes(), self.shards());
+        self.memory_in(self.shards())
+    }
+
+    /// As [`TierOptions::memory`], for a tier with this number of shards.
+    pub(crate) fn memory_in(&self, shards: u64) -> u64 {
+        let blocks = self.bytes / self.block.bytes();
         let overhead = blocks.saturating_mul(BLOCK_OVERHEAD) + shards * SHARD_OVERHEAD;
         self.bytes.saturating_add(overhead)
     }

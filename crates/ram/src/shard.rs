@@ -136,19 +136,12 @@ impl Shard {
         })
     }
 
-    /// Forgets all blocks and takes another size.
-    ///
-    /// # Errors
-    /// The system has no memory; nothing has changed then.
-    pub(crate) fn resize(
-        &mut self,
-        options: &TierOptions,
-        frames: u32,
-        seed: u64,
-    ) -> io::Result<()> {
+    /// Becomes `other`, an empty shard, except for what requests in flight rely on and for the counts.
+    /// Returns what it was: dropping that takes a while, and needs no lock.
+    #[must_use]
+    pub(crate) fn replace(&mut self, other: Shard) -> Shard {
         let (guards, counts) = (self.guards, self.counts);
-        *self = Shard { guards, counts, ..Shard::new(options, frames, seed)? };
-        Ok(())
+        std::mem::replace(self, Shard { guards, counts, ..other })
     }
 
     /// Returns the number of cached blocks.

@@ -82,17 +82,28 @@ impl Tier {
         *self.options.lock()
     }
 
-    /// Takes another size or policy and forgets all blocks. The block size stays.
+    /// Returns the most RAM that this tier would take after a change to these options, in bytes.
+    pub fn memory_after(&self, options: &TierOptions) -> u64 {
+        options.memory_in(self.shards.len() as u64)
+    }
+
+    /// Takes another size or policy and forgets all blocks. The block size stays, and so does the number
+    /// of shards, which limits the size: to 64 GiB of 4 KiB blocks for each.
     ///
     /// # Errors
-    /// The system has not enough memory; a part of the tier may have changed.
+    /// The system has not enough memory; nothing has changed then.
     pub fn change(&self, options: TierOptions) -> io::Result<()> {
         let mut own = self.options.lock();
-        *own = TierOptions { block: self.block, ..options };
-        let frames = frames_of(&own, self.shards.len() as u64);
-        for (number, shard) in self.shards.iter().enumerate() {
-            shard.0.lock().resize(&own, frames, own.seed ^ number as u64)?;
+        let options = TierOptions { block: self.block, ..options };
+        let count = self.shards.len() as u64;
+        let frames = frames_of(&options, count);
+        let empty = |number| Shard::new(&options, frames, options.seed ^ number);
+        let empty: Vec<Shard> = (0..count).map(empty).collect::<io::Result<_>>()?;
+        for (shard, empty) in self.shards.iter().zip(empty) {
+            let before = shard.0.lock().replace(empty);
+            drop(before);
         }
+        *own = options;
         Ok(())
     }
 

@@ -440,6 +440,10 @@ fn a_tier_takes_no_more_memory_than_it_says() {
             let tier = Tier::new(options).expect("memory");
             let overhead = tier.counts().overhead_bytes;
             assert!(options.bytes + overhead <= options.memory(), "{options:?}: {overhead}");
+            let smaller = TierOptions { bytes: 1 << 20, ..options };
+            tier.change(smaller).expect("memory");
+            let overhead = tier.counts().overhead_bytes;
+            assert!(smaller.bytes + overhead <= tier.memory_after(&smaller), "{overhead}");
         }
     }
 }

@@ -107,7 +107,7 @@ impl RamTier {
             return Ok(());
         }
         let mut hold = self.hold.lock().unwrap_or_else(PoisonError::into_inner);
-        let (before, needed) = (hold.bytes(), wanted.memory());
+        let (before, needed) = (hold.bytes(), self.tier.memory_after(&wanted));
         hold.grow(needed.saturating_sub(before), WHAT).map_err(faults::memory)?;
         self.tier.change(wanted).map_err(no_memory)?;
         hold.shrink(before.saturating_sub(needed));
