@@ -33,6 +33,8 @@ const MIB: u64 = 1 << 20;
 const DISK: u64 = 512 * MIB;
 /// Size of the modelled SSD.
 const SSD: u64 = 384 * MIB;
+/// Size of the RAM tier.
+const RAM: u64 = 64 * MIB;
 /// Size of the filesystem; the rest of the disk belongs to the writer.
 const FILESYSTEM: u64 = 448 * MIB;
 /// This much of the filesystem reaches the disk only through the cache.
@@ -48,7 +50,7 @@ pub(super) fn run(args: &DemoArgs) -> Outcome {
     let image = Image::make(&workspace, files, FILESYSTEM, DISK)?;
     let rows = measure(&workspace, seconds)?;
     let checks = crash(&workspace, &image, seconds(4))?;
-    print_text(&format!("\n{}\n{}\n", bench::explanation(DISK, SSD), bench::table(&rows)))?;
+    print_text(&format!("\n{}\n{}\n", bench::explanation(DISK, SSD, RAM), bench::table(&rows)))?;
     let mut failed = Vec::new();
     for (what, result) in &checks {
         match result {
@@ -73,7 +75,7 @@ pub(super) fn run(args: &DemoArgs) -> Outcome {
     Err(ApiError::failed("some of the demo's checks failed"))
 }
 
-/// Measures the four rows of the table.
+/// Measures the rows of the table.
 fn measure(workspace: &Workspace, seconds: impl Fn(u64) -> Duration) -> Result<Vec<Row>, ApiError> {
     let raw = |name: &str, model: &str, size: u64| {
         let path = workspace.at(&format!("bare-{name}.img"));
@@ -100,6 +102,11 @@ fn measure(workspace: &Workspace, seconds: impl Fn(u64) -> Duration) -> Result<V
     daemon.cli(&["set", "bench", "mode=writeback"])?;
     workspace.say("fio on the disk with a writeback cache");
     rows.push(bench::run(workspace, &daemon, "bench", "writeback", &workload(2, 9), true)?);
+    daemon.cli(&["set", "bench", &format!("ram={}M", RAM / MIB)])?;
+    daemon.cli(&["stop", "bench"])?;
+    daemon.cli(&["start", "bench"])?;
+    workspace.say("fio on the disk with a writeback cache and copies in RAM");
+    rows.push(bench::run(workspace, &daemon, "bench", "writeback and RAM", &workload(4, 9), true)?);
     daemon.cli(&["delete", "bench", "--discard-dirty"])?;
     daemon.terminate()?;
     Ok(rows)

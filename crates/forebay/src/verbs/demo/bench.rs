@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use forebay_admin::ApiError;
+use forebay_admin::{ApiError, VolumeReport};
 use forebay_core::units::format_size;
 use serde_json::Value;
 
@@ -34,6 +34,13 @@ fn uri(daemon: &Daemon<'_>, export: &str) -> String {
     format!("nbd+unix:///{export}?socket={}", daemon.nbd().display())
 }
 
+/// Returns how many reads of 4 KiB RAM or the cache answered, and how many there were.
+fn reads(report: &VolumeReport) -> (u64, u64) {
+    let requests = &report.requests;
+    let hits = requests.read_hits + report.ram.map_or(0, |ram| ram.hits);
+    (hits, hits + requests.read_partial + requests.read_misses)
+}
+
 /// Runs fio with 4 KiB, 90 % reads, zipf 1.2, four jobs of depth 8.
 pub(super) fn run(
     workspace: &Workspace,
@@ -43,7 +50,7 @@ pub(super) fn run(
     workload: &Workload,
     cached: bool,
 ) -> Result<Row, ApiError> {
-    let before = if cached { Some(daemon.show(export)?.requests) } else { None };
+    let before = if cached { Some(reads(&daemon.show(export)?)) } else { None };
     let mut command = workspace.command("fio");
     command.current_dir(workspace.at(""));
     command.args(["--name=row", "--ioengine=nbd", "--rw=randrw", "--rwmixread=90", "--bs=4k"]);
@@ -56,12 +63,10 @@ pub(super) fn run(
     let output = workspace.run_well("fio", &mut command)?;
     let hits = match before {
         None => None,
-        Some(before) => {
-            let after = daemon.show(export)?.requests;
-            let hits = after.read_hits - before.read_hits;
-            let others = (after.read_partial - before.read_partial)
-                + (after.read_misses - before.read_misses);
-            (hits + others > 0).then(|| hits as f64 / (hits + others) as f64)
+        Some((hits_before, all_before)) => {
+            let (hits, all) = reads(&daemon.show(export)?);
+            let (hits, all) = (hits - hits_before, all - all_before);
+            (all > 0).then(|| hits as f64 / all as f64)
         }
     };
     parse(&output, name, hits).ok_or_else(|| ApiError::failed("cannot parse fio's output"))
@@ -97,14 +102,15 @@ pub(super) fn warm_up(
 }
 
 /// Explains the table.
-pub(super) fn explanation(disk: u64, ssd: u64) -> String {
-    let (disk, ssd) = (format_size(disk), format_size(ssd));
+pub(super) fn explanation(disk: u64, ssd: u64, ram: u64) -> String {
+    let [disk, ssd, ram] = [disk, ssd, ram].map(format_size);
     format!(
         "fio over NBD on {disk}: requests of 4 KiB, 90 % reads, zipf 1.2 (some blocks are requested far more\n\
          often than others), 32 at a time. The disk (7,200 rpm) and the SSD (SATA) are modelled: files\n\
-         that are as slow as those. The cache has {ssd} of SSD. MEAN and P99 are latencies of reads and\n\
-         writes as fio sees them, HITS reads that the cache answered, x DISK requests per second by those\n\
-         of the bare disk.\n"
+         that are as slow as those. The cache has {ssd} of SSD, and in the last row {ram} of RAM before it.\n\
+         MEAN and P99 are latencies of reads and writes as fio sees them, HITS reads that the cache\n\
+         answered, x DISK requests per second by those of the bare disk. A power cut loses at most a second\n\
+         of writes that were not flushed, in the rows with writeback; a flush always waits for the SSD.\n"
     )
 }
 
