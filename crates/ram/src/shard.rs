@@ -36,11 +36,10 @@ pub(crate) enum Hit {
 pub(crate) struct RamBlockNumber(pub(crate) u64);
 
 impl RamBlockNumber {
-    /// Returns 64 well-mixed bits: the highest choose the shard, then the guard; the index uses
-    /// them all.
+    /// Returns 64 well-mixed bits: the highest 16 choose the shard, the lowest 40 the place in its
+    /// index, and some in between the guard.
     pub(crate) fn hash(self) -> u64 {
-        let spread = (self.0 ^ (self.0 >> 32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        (spread ^ (spread >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9)
+        Key(self.0).spread()
     }
 
     fn guard(self) -> usize {

@@ -67,10 +67,16 @@ impl Key {
         Key((u64::from(volume.0) << 48) ^ block.0)
     }
 
+    /// Returns 64 well-mixed bits of the key.
+    #[inline]
+    pub fn spread(self) -> u64 {
+        let spread = (self.0 ^ (self.0 >> 32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        (spread ^ (spread >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9)
+    }
+
     /// Hashes the key, for structures where 8 bytes per key would be too many.
     fn hash(self) -> u32 {
-        let spread = (self.0 ^ (self.0 >> 32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        ((spread ^ (spread >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 32) as u32
+        (self.spread() >> 32) as u32
     }
 }
 

@@ -15,11 +15,10 @@ use forebay_engine::{BlockService, EngineLane, Exports, FrontEnd, LaneContext, L
 use forebay_lane::{
     LaneId, LaneLoop, LaneOptions, LaneRemote, LaneThread, MemoryBudget, MonotonicClock, join_all,
 };
+use forebay_ram::RamVolume;
 
 use super::ram::RamTiers;
 use super::raw::RawTarget;
-use forebay_ram::RamVolume;
-
 use crate::daemon::front_ends::DISMISSAL;
 
 /// How long something that was closed on a lane may still be in use.

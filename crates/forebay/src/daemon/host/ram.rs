@@ -109,9 +109,11 @@ impl RamTier {
         let mut hold = self.hold.lock().unwrap_or_else(PoisonError::into_inner);
         let (before, needed) = (hold.bytes(), self.tier.memory_after(&wanted));
         hold.grow(needed.saturating_sub(before), WHAT).map_err(faults::memory)?;
-        self.tier.change(wanted).map_err(no_memory)?;
-        hold.shrink(before.saturating_sub(needed));
-        Ok(())
+        let changed = self.tier.change(wanted).map_err(no_memory);
+        let kept = if changed.is_ok() { needed } else { before };
+        let spare = hold.bytes().saturating_sub(kept);
+        hold.shrink(spare);
+        changed
     }
 
     pub(super) fn report(&self) -> RamReport {
