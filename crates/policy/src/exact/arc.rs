@@ -123,6 +123,10 @@ impl BlockPolicy for Arc {
         leaves.map(Node)
     }
 
+    fn evict(&mut self) -> Option<Node> {
+        self.replace(None).map(Node)
+    }
+
     fn remove(&mut self, Node(node): Node) {
         if self.lists.holds(node) {
             self.lists.remove(self.list(node), node);

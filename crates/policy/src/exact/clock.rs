@@ -25,19 +25,6 @@ impl Clock {
     pub(super) fn new(capacity: u32, nodes: u32) -> Self {
         Clock { capacity, lists: Lists::new(nodes, 1), used: Fields::new(nodes, 1) }
     }
-
-    /// Amortised constant time: each step consumes the mark of an earlier hit.
-    fn evict(&mut self) -> Option<u32> {
-        loop {
-            let node = self.lists.oldest(RING)?;
-            if !self.used.is_set(node) {
-                self.lists.remove(RING, node);
-                return Some(node);
-            }
-            self.used.set(node, 0);
-            self.lists.renew(RING, node);
-        }
-    }
 }
 
 impl BlockPolicy for Clock {
@@ -59,7 +46,20 @@ impl BlockPolicy for Clock {
         let leaves = if self.resident() >= self.capacity { self.evict() } else { None };
         self.used.set(node, 0);
         self.lists.push(RING, node);
-        leaves.map(Node)
+        leaves
+    }
+
+    /// Amortised constant time: each step consumes the mark of an earlier hit.
+    fn evict(&mut self) -> Option<Node> {
+        loop {
+            let node = self.lists.oldest(RING)?;
+            if !self.used.is_set(node) {
+                self.lists.remove(RING, node);
+                return Some(Node(node));
+            }
+            self.used.set(node, 0);
+            self.lists.renew(RING, node);
+        }
     }
 
     fn remove(&mut self, Node(node): Node) {

@@ -36,10 +36,13 @@ impl BlockPolicy for Fifo {
     fn hit(&mut self, _node: Node) {}
 
     fn insert(&mut self, Node(node): Node, _key: Key) -> Option<Node> {
-        let full = self.resident() >= self.capacity;
-        let leaves = if full { self.lists.pop(CAME) } else { None };
+        let leaves = if self.resident() >= self.capacity { self.evict() } else { None };
         self.lists.push(CAME, node);
-        leaves.map(Node)
+        leaves
+    }
+
+    fn evict(&mut self) -> Option<Node> {
+        self.lists.pop(CAME).map(Node)
     }
 
     fn remove(&mut self, Node(node): Node) {

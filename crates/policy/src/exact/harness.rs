@@ -46,18 +46,29 @@ impl Cache {
             return Outcome::Refused;
         }
         let node = self.free.pop().expect("a node is free");
-        let full = self.nodes.len() == self.capacity as usize;
-        let left = self.policy.insert(Node(node), Key(key)).map(|Node(left)| {
-            let key = self.keys.remove(&left).expect("only a resident block leaves");
-            self.nodes.remove(&key);
-            self.free.push(left);
-            key
-        });
+        let full = self.is_full();
+        let left = self.policy.insert(Node(node), Key(key)).map(|left| self.left(left));
         assert_eq!(left.is_some(), full, "a block leaves if and only if the cache is full");
         self.nodes.insert(key, node);
         self.keys.insert(node, key);
         self.check();
         Outcome::Miss(left)
+    }
+
+    /// Accounts for a block that was evicted. Returns its key.
+    fn left(&mut self, Node(node): Node) -> u64 {
+        let key = self.keys.remove(&node).expect("only a resident block leaves");
+        self.nodes.remove(&key);
+        self.free.push(node);
+        key
+    }
+
+    pub(super) fn evict(&mut self) -> Option<u64> {
+        let empty = self.nodes.is_empty();
+        let left = self.policy.evict().map(|left| self.left(left));
+        assert_eq!(left.is_none(), empty, "a block leaves if there is one");
+        self.check();
+        left
     }
 
     pub(super) fn remove(&mut self, key: u64) {
@@ -82,6 +93,10 @@ impl Cache {
             self.free.push(from);
             self.check();
         }
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        self.nodes.len() == self.capacity as usize
     }
 
     fn check(&self) {

@@ -111,13 +111,6 @@ impl Lfu {
         frequency
     }
 
-    fn evict(&mut self) -> Option<u32> {
-        let (word, bits) = self.occupied.iter().enumerate().find(|(_, bits)| **bits != 0)?;
-        let node = self.lists.oldest(word * 64 + bits.trailing_zeros() as usize)?;
-        self.take(node);
-        Some(node)
-    }
-
     fn count_access(&mut self) {
         if self.per_epoch == u64::MAX {
             return;
@@ -171,7 +164,14 @@ impl BlockPolicy for Lfu {
         let leaves = if self.resident() >= self.capacity { self.evict() } else { None };
         self.push(node, 1);
         self.count_access();
-        leaves.map(Node)
+        leaves
+    }
+
+    fn evict(&mut self) -> Option<Node> {
+        let (word, bits) = self.occupied.iter().enumerate().find(|(_, bits)| **bits != 0)?;
+        let node = self.lists.oldest(word * 64 + bits.trailing_zeros() as usize)?;
+        self.take(node);
+        Some(Node(node))
     }
 
     fn remove(&mut self, Node(node): Node) {

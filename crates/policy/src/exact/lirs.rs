@@ -119,20 +119,6 @@ impl Lirs {
         }
         self.ghosts.forget_before(self.bottom);
     }
-
-    /// Evicts the oldest block of Q; if it was in S, a ghost remains.
-    fn evict(&mut self) -> Option<u32> {
-        let node = self.lists.oldest(HIR)?;
-        if self.in_s(node) {
-            self.ghosts.insert(OUT, self.hashes[node as usize], self.time(node));
-            let others = self.lists.len(LIR) + self.lists.len(HIR) - 1;
-            if self.ghosts.len(OUT) + others > 2 * self.capacity {
-                self.ghosts.pop(OUT);
-            }
-        }
-        self.lists.remove(HIR, node);
-        Some(node)
-    }
 }
 
 impl BlockPolicy for Lirs {
@@ -171,7 +157,26 @@ impl BlockPolicy for Lirs {
         self.push(if came_back || room { LIR } else { HIR }, node);
         self.demote();
         self.prune();
-        leaves.map(Node)
+        leaves
+    }
+
+    /// Evicts the oldest block of Q; if it was in S, a ghost remains. Q can be empty only if the
+    /// cache is not full; then the bottom of S leaves, which without it is not in S.
+    fn evict(&mut self) -> Option<Node> {
+        let Some(node) = self.lists.oldest(HIR) else {
+            let bottom = self.lists.pop(LIR)?;
+            self.prune();
+            return Some(Node(bottom));
+        };
+        if self.in_s(node) {
+            self.ghosts.insert(OUT, self.hashes[node as usize], self.time(node));
+            let others = self.lists.len(LIR) + self.lists.len(HIR) - 1;
+            if self.ghosts.len(OUT) + others > 2 * self.capacity {
+                self.ghosts.pop(OUT);
+            }
+        }
+        self.lists.remove(HIR, node);
+        Some(Node(node))
     }
 
     fn remove(&mut self, Node(node): Node) {

@@ -40,10 +40,13 @@ impl BlockPolicy for Lru {
     }
 
     fn insert(&mut self, Node(node): Node, _key: Key) -> Option<Node> {
-        let full = self.resident() >= self.capacity;
-        let leaves = if full { self.lists.pop(USED) } else { None };
+        let leaves = if self.resident() >= self.capacity { self.evict() } else { None };
         self.lists.push(USED, node);
-        leaves.map(Node)
+        leaves
+    }
+
+    fn evict(&mut self) -> Option<Node> {
+        self.lists.pop(USED).map(Node)
     }
 
     fn remove(&mut self, Node(node): Node) {

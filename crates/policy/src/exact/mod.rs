@@ -125,6 +125,12 @@ pub trait BlockPolicy: Send {
     /// one, and none while fewer blocks than the capacity are resident.
     fn insert(&mut self, node: Node, key: Key) -> Option<Node>;
 
+    /// Makes room: evicts the block that the next insertion into a full cache would evict, as nearly
+    /// as the policy can tell without the key of the new block. Returns `None` if no block is
+    /// resident. For callers that keep blocks outside of the policy, because these must not be
+    /// evicted for now, and so need room before the policy is full.
+    fn evict(&mut self) -> Option<Node>;
+
     /// Removes a resident block that was invalidated. The policy does not remember it. A node that
     /// is not resident is ignored.
     fn remove(&mut self, node: Node);

@@ -2,8 +2,8 @@
 //!
 //! Belady, "A study of replacement algorithms for a virtual-storage computer", IBM Systems Journal
 //! 5(2), 1966. One bit per node marks resident ones; nodes are drawn until a resident one is hit.
-//! That takes `nodes / capacity` draws on average, because blocks are evicted only when the cache
-//! is full.
+//! That takes `nodes / resident` draws on average, and an insertion evicts only when the cache is
+//! full.
 
 use super::fields::Fields;
 use forebay_core::ReplacementKind;
@@ -39,20 +39,21 @@ impl BlockPolicy for Random {
     fn hit(&mut self, _node: Node) {}
 
     fn insert(&mut self, Node(node): Node, _key: Key) -> Option<Node> {
-        let mut leaves = None;
-        if self.resident >= self.capacity {
-            let drawn = loop {
-                let drawn = self.random.u32(0..self.nodes);
-                if self.present.is_set(drawn) {
-                    break drawn;
-                }
-            };
-            self.remove(Node(drawn));
-            leaves = Some(Node(drawn));
-        }
+        let leaves = if self.resident() >= self.capacity { self.evict() } else { None };
         self.present.set(node, 1);
         self.resident += 1;
         leaves
+    }
+
+    fn evict(&mut self) -> Option<Node> {
+        while self.resident > 0 {
+            let drawn = self.random.u32(0..self.nodes);
+            if self.present.is_set(drawn) {
+                self.remove(Node(drawn));
+                return Some(Node(drawn));
+            }
+        }
+        None
     }
 
     fn remove(&mut self, Node(node): Node) {

@@ -66,20 +66,6 @@ impl S3Fifo {
         self.lists.push(MAIN, node);
     }
 
-    fn evict(&mut self) -> Option<u32> {
-        loop {
-            let main_is_full = self.lists.len(MAIN) > self.capacity - self.most_small;
-            let found = if main_is_full || self.lists.len(SMALL) == 0 {
-                self.evict_main()
-            } else {
-                self.evict_small()
-            };
-            if found.is_some() || self.resident() == 0 {
-                return found;
-            }
-        }
-    }
-
     /// Evicts from the small queue. Returns `None` if all its blocks went to the main queue.
     fn evict_small(&mut self) -> Option<u32> {
         loop {
@@ -134,7 +120,23 @@ impl BlockPolicy for S3Fifo {
             self.marks.set(node, 0);
             self.lists.push(SMALL, node);
         }
-        leaves.map(Node)
+        leaves
+    }
+
+    /// The small queue keeps its share even if the cache is not full.
+    fn evict(&mut self) -> Option<Node> {
+        while self.resident() > 0 {
+            let small_is_short = self.lists.len(SMALL) < self.most_small;
+            let found = if small_is_short && self.lists.len(MAIN) > 0 {
+                self.evict_main()
+            } else {
+                self.evict_small()
+            };
+            if found.is_some() {
+                return found.map(Node);
+            }
+        }
+        None
     }
 
     fn remove(&mut self, Node(node): Node) {

@@ -27,18 +27,6 @@ impl Sieve {
     pub(super) fn new(capacity: u32, nodes: u32) -> Self {
         Sieve { capacity, lists: Lists::new(nodes, 1), used: Fields::new(nodes, 1), hand: None }
     }
-
-    /// Amortised constant time: each step consumes the mark of an earlier hit.
-    fn evict(&mut self) -> Option<u32> {
-        let mut node = self.hand.or_else(|| self.lists.oldest(CAME))?;
-        while self.used.is_set(node) {
-            self.used.set(node, 0);
-            node = self.lists.newer(node).or_else(|| self.lists.oldest(CAME))?;
-        }
-        self.hand = self.lists.newer(node);
-        self.lists.remove(CAME, node);
-        Some(node)
-    }
 }
 
 impl BlockPolicy for Sieve {
@@ -60,7 +48,19 @@ impl BlockPolicy for Sieve {
         let leaves = if self.resident() >= self.capacity { self.evict() } else { None };
         self.used.set(node, 0);
         self.lists.push(CAME, node);
-        leaves.map(Node)
+        leaves
+    }
+
+    /// Amortised constant time: each step consumes the mark of an earlier hit.
+    fn evict(&mut self) -> Option<Node> {
+        let mut node = self.hand.or_else(|| self.lists.oldest(CAME))?;
+        while self.used.is_set(node) {
+            self.used.set(node, 0);
+            node = self.lists.newer(node).or_else(|| self.lists.oldest(CAME))?;
+        }
+        self.hand = self.lists.newer(node);
+        self.lists.remove(CAME, node);
+        Some(Node(node))
     }
 
     fn remove(&mut self, Node(node): Node) {

@@ -104,9 +104,13 @@ impl BlockPolicy for Smq {
     }
 
     fn insert(&mut self, Node(node): Node, _key: Key) -> Option<Node> {
-        let leaves = if self.blocks.len() >= self.capacity { self.blocks.pop() } else { None };
+        let leaves = if self.resident() >= self.capacity { self.evict() } else { None };
         self.blocks.push(TOP, node);
-        leaves.map(Node)
+        leaves
+    }
+
+    fn evict(&mut self) -> Option<Node> {
+        self.blocks.pop().map(Node)
     }
 
     fn remove(&mut self, Node(node): Node) {

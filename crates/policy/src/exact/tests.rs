@@ -69,21 +69,94 @@ fn a_moved_block_keeps_its_place() {
     }
 }
 
-/// Evicts exactly the same blocks. With so few keys, no ghost mistakes one for another.
+#[test]
+fn evict_makes_room_as_long_as_a_block_is_resident() {
+    for &kind in ReplacementKind::ALL {
+        assert_eq!(build(kind, 0, 0, 1).evict(), None, "{kind}");
+        for capacity in CAPACITIES {
+            for seed in 1..4 {
+                let mut random = fastrand::Rng::with_seed(seed);
+                let keys = u64::from(capacity) * 4;
+                let mut cache = Cache::new(kind, capacity, seed);
+                assert_eq!(cache.evict(), None, "{kind}");
+                // The harness checks after each call.
+                for key in workload(&mut random, keys, 10_000) {
+                    let other = random.u64(0..keys);
+                    match random.u32(0..1000) {
+                        0..2 => drain(&mut cache),
+                        2..100 => drop(cache.evict()),
+                        100..150 => cache.remove(other),
+                        150..200 => cache.moved(other),
+                        _ => drop(cache.access(key)),
+                    }
+                }
+                drain(&mut cache);
+            }
+        }
+    }
+}
+
+fn drain(cache: &mut Cache) {
+    for _ in 0..cache.policy.resident() {
+        assert!(cache.evict().is_some());
+    }
+    assert_eq!(cache.policy.resident(), 0);
+    assert_eq!(cache.evict(), None);
+}
+
+/// Of a full cache, for a key that no policy knows. W-TinyLFU would compare two blocks.
+#[test]
+fn evict_chooses_as_an_insertion_does() {
+    for &kind in ReplacementKind::ALL.iter().filter(|kind| **kind != ReplacementKind::WTinyLfu) {
+        let mut compared = 0;
+        for seed in 0..200 {
+            let mut random = fastrand::Rng::with_seed(seed);
+            let capacity = random.u32(1..40);
+            let keys = u64::from(capacity) * 4;
+            let len = random.usize(1..1000);
+            let [mut evicting, mut inserting] = [(); 2].map(|()| Cache::new(kind, capacity, 1));
+            for key in workload(&mut random, keys, len) {
+                assert_eq!(evicting.access(key), inserting.access(key), "{kind}");
+                if random.u32(0..20) == 0 {
+                    let gone = random.u64(0..keys);
+                    evicting.remove(gone);
+                    inserting.remove(gone);
+                }
+            }
+            if inserting.is_full()
+                && let Outcome::Miss(left) = inserting.access(1 << 40)
+            {
+                assert_eq!(evicting.evict(), left, "{kind} {capacity} seed {seed}");
+                compared += 1;
+            }
+        }
+        assert!(compared > 0 || kind == ReplacementKind::Smq, "{kind}");
+    }
+}
+
+/// Evicts exactly the same blocks. With so few keys, no ghost mistakes one for another. A mix is a
+/// seed, and one of how many steps removes or evicts blocks.
 #[test]
 fn policies_do_what_their_papers_say() {
     for &kind in ReplacementKind::ALL {
         for capacity in CAPACITIES {
-            for (seed, removals) in [(1, false), (2, true), (3, true)] {
+            let mixes = [(1, 0, 0), (2, 30, 0), (3, 30, 0), (4, 0, 30), (5, 30, 30), (6, 0, 2)];
+            for (seed, removals, evictions) in mixes {
                 let Some(mut model) = super::naive_model(kind, capacity as usize) else { continue };
                 let mut cache = Cache::new(kind, capacity, 1);
                 let keys = u64::from(capacity) * 3 + 2;
                 let mut random = fastrand::Rng::with_seed(seed);
                 for (step, key) in workload(&mut random, keys, 20_000).into_iter().enumerate() {
-                    if removals && random.u32(0..30) == 0 {
+                    if removals > 0 && random.u32(0..removals) == 0 {
                         let gone = random.u64(0..keys);
                         model.remove(gone);
                         cache.remove(gone);
+                    }
+                    if evictions > 0 && random.u32(0..evictions) == 0 {
+                        // Several at once, so that single lists of a policy run empty.
+                        for _ in 0..random.u32(1..=capacity.min(10)) {
+                            assert_eq!(cache.evict(), model.evict(), "{kind} {capacity} {step}");
+                        }
                     }
                     let expected = if model.holds(key) {
                         model.hit(key);

@@ -50,18 +50,6 @@ impl TwoQ {
     fn list(&self, node: u32) -> usize {
         usize::from(self.hot.get(node))
     }
-
-    fn evict(&mut self) -> Option<u32> {
-        if self.lists.len(ONCE) > self.most_once || self.lists.len(HOT) == 0 {
-            let node = self.lists.pop(ONCE)?;
-            self.ghosts.insert(OUT, self.hashes[node as usize], 0);
-            if self.ghosts.len(OUT) > self.most_ghosts {
-                self.ghosts.pop(OUT);
-            }
-            return Some(node);
-        }
-        self.lists.pop(HOT)
-    }
 }
 
 impl BlockPolicy for TwoQ {
@@ -86,7 +74,19 @@ impl BlockPolicy for TwoQ {
         self.hashes[node as usize] = hash;
         self.hot.set(node, u8::from(hot));
         self.lists.push(if hot { HOT } else { ONCE }, node);
-        leaves.map(Node)
+        leaves
+    }
+
+    fn evict(&mut self) -> Option<Node> {
+        if self.lists.len(ONCE) > self.most_once || self.lists.len(HOT) == 0 {
+            let node = self.lists.pop(ONCE)?;
+            self.ghosts.insert(OUT, self.hashes[node as usize], 0);
+            if self.ghosts.len(OUT) > self.most_ghosts {
+                self.ghosts.pop(OUT);
+            }
+            return Some(Node(node));
+        }
+        self.lists.pop(HOT).map(Node)
     }
 
     fn remove(&mut self, Node(node): Node) {

@@ -141,6 +141,13 @@ impl BlockPolicy for WTinyLfu {
         self.leave_window().map(Node)
     }
 
+    /// Evicts from the main part, or from the window if that is empty. The block that the next
+    /// insertion pushes out of the window then finds room, and is not compared with any other.
+    fn evict(&mut self) -> Option<Node> {
+        let node = [PROBATION, PROTECTED, WINDOW].into_iter().find_map(|list| self.lists.pop(list));
+        node.map(Node)
+    }
+
     fn remove(&mut self, Node(node): Node) {
         if self.lists.holds(node) {
             self.lists.remove(self.list(node), node);

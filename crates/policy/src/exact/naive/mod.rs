@@ -11,6 +11,7 @@ pub(super) trait Naive {
     fn hit(&mut self, key: u64);
     /// Inserts a key that is not resident.
     fn insert(&mut self, key: u64) -> Option<u64>;
+    fn evict(&mut self) -> Option<u64>;
     fn remove(&mut self, key: u64);
 }
 
@@ -40,7 +41,11 @@ impl Naive for Line {
 
     fn insert(&mut self, key: u64) -> Option<u64> {
         self.line.push(key);
-        (self.line.len() > self.capacity).then(|| self.line.remove(0))
+        if self.line.len() > self.capacity { self.evict() } else { None }
+    }
+
+    fn evict(&mut self) -> Option<u64> {
+        (!self.line.is_empty()).then(|| self.line.remove(0))
     }
 
     fn remove(&mut self, key: u64) {
@@ -66,17 +71,20 @@ impl Naive for Clock {
     }
 
     fn insert(&mut self, key: u64) -> Option<u64> {
-        let mut left = None;
-        while self.line.len() == self.capacity {
-            let (first, used) = self.line.remove(0);
-            if used {
-                self.line.push((first, false));
-            } else {
-                left = Some(first);
-            }
-        }
+        let left = if self.line.len() == self.capacity { self.evict() } else { None };
         self.line.push((key, false));
         left
+    }
+
+    fn evict(&mut self) -> Option<u64> {
+        while !self.line.is_empty() {
+            let (first, used) = self.line.remove(0);
+            if !used {
+                return Some(first);
+            }
+            self.line.push((first, false));
+        }
+        None
     }
 
     fn remove(&mut self, key: u64) {
@@ -117,18 +125,19 @@ impl Naive for Sieve {
     }
 
     fn insert(&mut self, key: u64) -> Option<u64> {
-        let mut left = None;
-        if self.line.len() == self.capacity {
-            let mut place = self.hand.and_then(|hand| self.place(hand)).unwrap_or(0);
-            while self.line[place].1 {
-                self.line[place].1 = false;
-                place = (place + 1) % self.line.len();
-            }
-            self.hand = Some(self.line[place].0);
-            left = Some(self.take(place));
-        }
+        let left = if self.line.len() == self.capacity { self.evict() } else { None };
         self.line.push((key, false));
         left
+    }
+
+    fn evict(&mut self) -> Option<u64> {
+        let mut place = self.hand.and_then(|hand| self.place(hand)).unwrap_or(0);
+        while self.line.get(place)?.1 {
+            self.line[place].1 = false;
+            place = (place + 1) % self.line.len();
+        }
+        self.hand = Some(self.line[place].0);
+        Some(self.take(place))
     }
 
     fn remove(&mut self, key: u64) {
@@ -173,14 +182,15 @@ impl Naive for Lfu {
     }
 
     fn insert(&mut self, key: u64) -> Option<u64> {
-        let mut left = None;
-        if self.line.len() == self.capacity {
-            let place = (0..self.line.len()).min_by_key(|place| self.line[*place].1);
-            left = Some(self.line.remove(place.expect("is full")).0);
-        }
+        let left = if self.line.len() == self.capacity { self.evict() } else { None };
         self.line.push((key, 1));
         self.count();
         left
+    }
+
+    fn evict(&mut self) -> Option<u64> {
+        let place = (0..self.line.len()).min_by_key(|place| self.line[*place].1)?;
+        Some(self.line.remove(place).0)
     }
 
     fn remove(&mut self, key: u64) {

@@ -28,21 +28,23 @@ impl Naive for TwoQ {
 
     fn insert(&mut self, key: u64) -> Option<u64> {
         let known = take(&mut self.out, key);
-        let mut left = None;
-        if self.once.len() + self.hot.len() == self.capacity {
-            if self.once.len() > (self.capacity / 4).max(1) || self.hot.is_empty() {
-                let key = self.once.remove(0);
-                self.out.push(key);
-                if self.out.len() > (self.capacity / 2).max(1) {
-                    self.out.remove(0);
-                }
-                left = Some(key);
-            } else {
-                left = Some(self.hot.remove(0));
-            }
-        }
+        let full = self.once.len() + self.hot.len() == self.capacity;
+        let left = if full { self.evict() } else { None };
         if known { &mut self.hot } else { &mut self.once }.push(key);
         left
+    }
+
+    fn evict(&mut self) -> Option<u64> {
+        if self.once.len() <= (self.capacity / 4).max(1) && !self.hot.is_empty() {
+            return Some(self.hot.remove(0));
+        }
+        let key = *self.once.first()?;
+        self.once.remove(0);
+        self.out.push(key);
+        if self.out.len() > (self.capacity / 2).max(1) {
+            self.out.remove(0);
+        }
+        Some(key)
     }
 
     fn remove(&mut self, key: u64) {
@@ -63,10 +65,11 @@ pub(in crate::exact) struct Arc {
 }
 
 impl Arc {
+    fn replace_if_full(&mut self, in_b2: bool) -> Option<u64> {
+        if self.t1.len() + self.t2.len() < self.c { None } else { self.replace(in_b2) }
+    }
+
     fn replace(&mut self, in_b2: bool) -> Option<u64> {
-        if self.t1.len() + self.t2.len() < self.c {
-            return None;
-        }
         let t1 = self.t1.len() as f64;
         let first = !self.t1.is_empty() && (t1 > self.p || (in_b2 && t1 == self.p));
         let (from, to) = if first || self.t2.is_empty() {
@@ -74,7 +77,8 @@ impl Arc {
         } else {
             (&mut self.t2, &mut self.b2)
         };
-        let key = from.remove(0);
+        let key = *from.first()?;
+        from.remove(0);
         to.push(key);
         // Our rule after removals: never more ghosts than the capacity, not counting the one being
         // hit.
@@ -101,13 +105,13 @@ impl Naive for Arc {
         let (b1, b2) = (self.b1.len() as f64, self.b2.len() as f64);
         if take(&mut self.b1, key) {
             self.p = (self.p + (b2 / b1).max(1.0)).min(self.c as f64);
-            let left = self.replace(false);
+            let left = self.replace_if_full(false);
             self.t2.push(key);
             return left;
         }
         if take(&mut self.b2, key) {
             self.p = (self.p - (b1 / b2).max(1.0)).max(0.0);
-            let left = self.replace(true);
+            let left = self.replace_if_full(true);
             self.t2.push(key);
             return left;
         }
@@ -118,7 +122,7 @@ impl Naive for Arc {
                 if !self.b1.is_empty() {
                     self.b1.remove(0);
                 }
-                self.replace(false)
+                self.replace_if_full(false)
             } else {
                 Some(self.t1.remove(0))
             }
@@ -126,10 +130,14 @@ impl Naive for Arc {
             if all >= 2 * self.c && !self.b2.is_empty() {
                 self.b2.remove(0);
             }
-            self.replace(false)
+            self.replace_if_full(false)
         };
         self.t1.push(key);
         left
+    }
+
+    fn evict(&mut self) -> Option<u64> {
+        self.replace(false)
     }
 
     fn remove(&mut self, key: u64) {
@@ -149,10 +157,13 @@ pub(in crate::exact) struct S3Fifo {
 }
 
 impl S3Fifo {
-    fn evict(&mut self) -> u64 {
+    /// Evicts from a cache that is not empty. The small queue has a tenth of the capacity, and the
+    /// main queue the rest of the blocks that are there.
+    fn evict_one(&mut self) -> u64 {
         let most_small = (self.capacity / 10).max(1);
+        let most_main = (self.small.len() + self.main.len()).saturating_sub(most_small);
         loop {
-            if self.main.len() > self.capacity - most_small || self.small.is_empty() {
+            if self.main.len() > most_main || self.small.is_empty() {
                 let key = self.main.remove(0);
                 match self.hits[&key] {
                     0 => return key,
@@ -196,10 +207,15 @@ impl Naive for S3Fifo {
     fn insert(&mut self, key: u64) -> Option<u64> {
         let known = take(&mut self.ghosts, key);
         let full = self.small.len() + self.main.len() == self.capacity;
-        let left = full.then(|| self.evict());
+        let left = if full { self.evict() } else { None };
         self.hits.insert(key, 0);
         if known { &mut self.main } else { &mut self.small }.push(key);
         left
+    }
+
+    fn evict(&mut self) -> Option<u64> {
+        let empty = self.small.is_empty() && self.main.is_empty();
+        (!empty).then(|| self.evict_one())
     }
 
     fn remove(&mut self, key: u64) {
@@ -270,23 +286,31 @@ impl Naive for Lirs {
 
     fn insert(&mut self, key: u64) -> Option<u64> {
         let known = take(&mut self.stack, key);
-        let mut left = None;
-        if self.lir.len() + self.queue.len() == self.capacity {
-            left = Some(self.queue.remove(0));
-            // Ghosts: in the stack but not resident. The limit includes the whole queue.
-            let ghost = |key: &u64| !self.lir.contains(key) && !self.queue.contains(key);
-            let ghosts = self.stack.iter().filter(|key| ghost(key)).count();
-            if ghosts + self.lir.len() + self.queue.len() > 2 * self.capacity {
-                let oldest = self.stack.iter().position(ghost).expect("there is one");
-                self.stack.remove(oldest);
-            }
-        }
+        let full = self.lir.len() + self.queue.len() == self.capacity;
+        let left = if full { self.evict() } else { None };
         if known || self.lir.len() < self.most_lir() {
             self.use_as_lir(key);
         } else {
             self.use_as_hir(key);
         }
         left
+    }
+
+    fn evict(&mut self) -> Option<u64> {
+        if self.queue.is_empty() {
+            let bottom = *self.lir.first()?;
+            self.remove(bottom);
+            return Some(bottom);
+        }
+        let left = self.queue.remove(0);
+        // Ghosts: in the stack but not resident. The limit includes the whole queue.
+        let ghost = |key: &u64| !self.lir.contains(key) && !self.queue.contains(key);
+        let ghosts = self.stack.iter().filter(|key| ghost(key)).count();
+        if ghosts + self.lir.len() + self.queue.len() > 2 * self.capacity {
+            let oldest = self.stack.iter().position(ghost).expect("there is one");
+            self.stack.remove(oldest);
+        }
+        Some(left)
     }
 
     fn remove(&mut self, key: u64) {
@@ -351,6 +375,11 @@ impl Naive for WTinyLfu {
             }
             None => Some(candidate),
         }
+    }
+
+    fn evict(&mut self) -> Option<u64> {
+        let lines = [&mut self.probation, &mut self.protected, &mut self.window];
+        lines.into_iter().find(|line| !line.is_empty()).map(|line| line.remove(0))
     }
 
     fn remove(&mut self, key: u64) {
