@@ -143,6 +143,20 @@ fn a_write_without_a_mask_does_not_ask_a_failed_cache_for_ever() {
     assert!(outcome.violation.is_none(), "{:?}", outcome.violation);
 }
 
+/// Ordered writeback was switched on while zeroes waited for a hung origin. Those that were in the log
+/// had been read, and were then written once more over later writes.
+#[test]
+fn zeroes_are_not_written_twice() {
+    catch_panics();
+    let with =
+        [Feature::Absence, Feature::Hang, Feature::Ledger, Feature::OwnPower, Feature::Shards];
+    let with = with.into_iter().fold(Features::default(), Features::and);
+    let without = Features::of(Some(Feature::Ram));
+    let options = RunOptions { with, without, ..RunOptions::default() };
+    let outcome = run_seed(300_005_102, &Engine(None), options);
+    assert!(outcome.violation.is_none(), "{:?}", outcome.violation);
+}
+
 #[cfg(feature = "planted-bugs")]
 #[test]
 fn every_planted_bug_is_found() {

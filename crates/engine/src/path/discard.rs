@@ -43,6 +43,28 @@ enum Zeroed {
     NotSupported,
 }
 
+/// How far the blocks of one request are zeroed. No block is zeroed twice: as soon as a read may have
+/// returned zeroes, later writes are newer, and must not be overwritten by the rest of this request.
+struct Progress {
+    /// Blocks from here on are untouched, except that clean copies were forgotten.
+    at: OriginBlock,
+    /// Blocks before that which are not zeroed, because the origin cannot zero them alone.
+    left: Vec<Range<u64>>,
+}
+
+impl Progress {
+    /// Continues at `next`; the blocks before it that are not in `zeroed`, in order, are left.
+    fn skip_to(&mut self, next: OriginBlock, zeroed: &[OriginBlock]) {
+        for block in zeroed.iter().map(|block| block.0).chain([next.0]) {
+            if block > self.at.0 {
+                self.left.push(self.at.0..block);
+            }
+            self.at = OriginBlock(block + 1);
+        }
+        self.at = next;
+    }
+}
+
 /// Serves discards and write zeroes of a volume.
 #[derive(Clone, Copy)]
 pub(crate) struct Discarder<'a>(pub(crate) &'a LaneVolume);
@@ -57,7 +79,9 @@ impl<'a> Discarder<'a> {
         } else if let Some((first, end)) = self.whole_blocks(offset, len)
             && self.origin_discards().await
         {
-            self.zero_blocks(first, end, &|offset, len| DeviceOp::Discard { offset, len }).await?;
+            let mut progress = Progress { at: first, left: Vec::new() };
+            let discard = |offset, len| DeviceOp::Discard { offset, len };
+            self.zero_blocks(&mut progress, end, &discard).await?;
         }
         if fua { Flusher(self.0).flush().await } else { Ok(()) }
     }
@@ -82,24 +106,31 @@ impl<'a> Discarder<'a> {
             }
             return self.write_zero_data(offset, len, fua).await;
         };
-        let zeroed = if !no_hole && self.origin_discards().await {
-            self.zero_blocks(first, end, &|offset, len| DeviceOp::Discard { offset, len }).await?
-        } else {
-            Zeroed::NotSupported
+        let bytes = |blocks: Range<u64>| {
+            let start = self.0.volume.block_range(OriginBlock(blocks.start)).start;
+            start..self.0.volume.block_range(OriginBlock(blocks.end - 1)).end
         };
+        let mut progress = Progress { at: first, left: Vec::new() };
+        let mut zeroed = Zeroed::NotSupported;
+        if !no_hole && self.origin_discards().await {
+            let discard = |offset, len| DeviceOp::Discard { offset, len };
+            zeroed = self.zero_blocks(&mut progress, end, &discard).await?;
+        }
         if let Zeroed::NotSupported = zeroed {
             if fast {
                 return Err(IoError::NotSupported);
             }
-            let zeroed = self
-                .zero_blocks(first, end, &|offset, len| DeviceOp::WriteZeroes { offset, len })
-                .await?;
-            if let Zeroed::NotSupported = zeroed {
-                return self.write_zero_data(offset, len, fua).await;
-            }
+            let write_zeroes = |offset, len| DeviceOp::WriteZeroes { offset, len };
+            zeroed = self.zero_blocks(&mut progress, end, &write_zeroes).await?;
         }
-        let start = self.0.volume.block_range(first).start;
-        let behind = self.0.volume.block_range(OriginBlock(end.0 - 1)).end;
+        if let Zeroed::NotSupported = zeroed {
+            progress.skip_to(end, &[]);
+        }
+        for left in progress.left {
+            let left = bytes(left);
+            self.write_zero_data(left.start, left.end - left.start, fua).await?;
+        }
+        let Range { start, end: behind } = bytes(first.0..end.0);
         if start > offset {
             self.write_zero_data(offset, start - offset, fua).await?;
         }
@@ -185,80 +216,89 @@ impl<'a> Discarder<'a> {
     /// Zeroes whole blocks in pieces, so that locks and memory do not grow with the request.
     async fn zero_blocks(
         self,
-        first: OriginBlock,
+        progress: &mut Progress,
         end: OriginBlock,
         op: &dyn Fn(u64, u64) -> DeviceOp,
     ) -> Result<Zeroed, IoError> {
         let piece = (PIECE >> self.0.volume.block.shift()).max(1);
-        let mut at = first.0;
-        while at < end.0 {
-            let next = (at + piece).min(end.0);
-            match self.zero_piece(OriginBlock(at), OriginBlock(next), op).await? {
-                Zeroed::Done => at = next,
-                Zeroed::NotSupported => return Ok(Zeroed::NotSupported),
+        while progress.at < end {
+            let next = OriginBlock((progress.at.0 + piece).min(end.0));
+            if let Zeroed::NotSupported = self.zero_piece(progress, next, end, op).await? {
+                return Ok(Zeroed::NotSupported);
             }
         }
         Ok(Zeroed::Done)
     }
 
+    /// Zeroes blocks up to `next`, or a part of them; `end` is the end of the request's blocks, where
+    /// the origin can be zeroed in any case.
     async fn zero_piece(
         self,
-        first: OriginBlock,
+        progress: &mut Progress,
+        next: OriginBlock,
         end: OriginBlock,
         op: &dyn Fn(u64, u64) -> DeviceOp,
     ) -> Result<Zeroed, IoError> {
         let volume = &self.0.volume;
         let store = self.0.store.store();
-        let bytes = |from: u64, to: u64| {
-            volume.block_range(OriginBlock(from)).start..volume.block_range(OriginBlock(to - 1)).end
+        let bytes = |from: OriginBlock, to: OriginBlock| {
+            volume.block_range(from).start..volume.block_range(OriginBlock(to.0 - 1)).end
         };
         let logical = volume.origin.logical_block();
         let aligned =
-            |to: &u64| volume.block_range(OriginBlock(*to - 1)).end.is_multiple_of(logical);
-        // The origin is zeroed up to `at`; dirty copies are replaced up to `replaced`: dirty blocks
-        // below that are zeroes, or newer.
-        let (mut at, mut replaced) = (first.0, first);
-        while at < end.0 {
-            let space = store.space.listen();
-            let lock = volume.ranges.exclusive(volume.widen(bytes(at, end.0))).await;
-            volume.still_there()?;
-            if volume.is_ordered() {
-                // Ordered writeback has been switched on meanwhile.
-                return Ok(Zeroed::NotSupported);
-            }
-            self.take_out(OriginBlock(at), end, &mut replaced);
-            // Zero the origin as far as the log is zeroed, before anyone else may write here: later
-            // writes to the log are newer, and may reach the origin before there is free space for
-            // the rest.
-            match (at + 1..=replaced.0).rev().find(|to| *to == end.0 || aligned(to)) {
-                Some(to) => match self.zero_origin(bytes(at, to), op, lock).await? {
-                    Zeroed::Done => at = to,
-                    Zeroed::NotSupported => return Ok(Zeroed::NotSupported),
-                },
-                None => {
-                    // Unlock first: freeing space may need writeback within this range.
-                    drop(lock);
-                    Space(self.0).wait_for_space(space).await?;
-                }
-            }
+            |to: OriginBlock| volume.block_range(OriginBlock(to.0 - 1)).end.is_multiple_of(logical);
+        let space = store.space.listen();
+        let lock = volume.ranges.exclusive(volume.widen(bytes(progress.at, next))).await;
+        volume.still_there()?;
+        if volume.is_ordered() {
+            // Ordered writeback has been switched on meanwhile.
+            return Ok(Zeroed::NotSupported);
         }
-        Ok(Zeroed::Done)
+        let first = progress.at;
+        let (taken_out, zeroed) = self.take_out(first, next);
+        // Zero the origin as far as the log is zeroed, before anyone else may write here: later
+        // writes to the log are newer, and may reach the origin before there is free space for
+        // the rest.
+        let good = |to: &OriginBlock| *to == end || aligned(*to);
+        let to = (first.0 + 1..=taken_out.0).rev().map(OriginBlock).find(good);
+        let done = match to {
+            Some(to) => {
+                let done = self.zero_origin(bytes(first, to), op, &lock).await?;
+                if let Zeroed::Done = done {
+                    progress.at = to;
+                }
+                done
+            }
+            None => Zeroed::Done,
+        };
+        // Zeroes in the log may have been read by the time that others may write here again.
+        let zeroed = &zeroed[zeroed.partition_point(|block| *block < progress.at)..];
+        if let Some(last) = zeroed.last() {
+            let starts = |block: &OriginBlock| volume.block_range(*block).start;
+            let behind = (last.0 + 1..end.0).map(OriginBlock);
+            let next = behind.into_iter().find(|block| starts(block).is_multiple_of(logical));
+            progress.skip_to(next.unwrap_or(end), zeroed);
+        }
+        drop(lock);
+        if progress.at == first && matches!(done, Zeroed::Done) {
+            // Unlocked: freeing space may need writeback within this range.
+            Space(self.0).wait_for_space(space).await?;
+        }
+        Ok(done)
     }
 
-    /// Forgets clean copies, and replaces dirty ones from `replaced` on by zeroes while there is
-    /// free space.
-    fn take_out(self, first: OriginBlock, end: OriginBlock, replaced: &mut OriginBlock) {
+    /// Forgets clean copies, and replaces dirty ones by zeroes while there is free space. Returns the
+    /// end of the blocks without older copies, and the blocks that were replaced.
+    fn take_out(self, first: OriginBlock, end: OriginBlock) -> (OriginBlock, Vec<OriginBlock>) {
         let volume = &self.0.volume;
         let store = self.0.store.store();
+        let mut zeroed = Vec::new();
         for block in (first.0..end.0).map(OriginBlock) {
             if let Some(entry) = store.forget(&volume.space, block, |entry| {
                 !entry.dirty || planted::has(PlantedBug::DiscardForgetsDirty)
             }) {
                 Policy(self.0).gone(&entry);
                 AdmissionControl(self.0).invalidated(block, InvalidationReason::Discard);
-            }
-            if block < *replaced {
-                continue;
             }
             if store.peek(&volume.space, block).is_some() {
                 let version = Version {
@@ -282,19 +322,22 @@ impl<'a> Discarder<'a> {
                         }
                         volume.remove_bad(block);
                         volume.appended(self.0.lane(), block, old.as_ref(), true);
+                        zeroed.push(block);
                     }
-                    Appended::NoSpace | Appended::NoMask | Appended::Refused => return,
+                    Appended::NoSpace | Appended::NoMask | Appended::Refused => {
+                        return (block, zeroed);
+                    }
                 }
             }
-            *replaced = OriginBlock(block.0 + 1);
         }
+        (end, zeroed)
     }
 
     async fn zero_origin(
         self,
         range: Range<u64>,
         op: &dyn Fn(u64, u64) -> DeviceOp,
-        _lock: RangeGuard<'a>,
+        _lock: &RangeGuard<'a>,
     ) -> Result<Zeroed, IoError> {
         let volume = &self.0.volume;
         // Barrier for invariants 6 and 21: no clean copy and no older dirty one may come back over
