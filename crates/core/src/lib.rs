@@ -29,7 +29,9 @@ pub use identity::{Identity, IdentityPart};
 pub use mask::SectorMask;
 pub use op::{IoError, Op};
 pub use quiet::QuietHours;
-pub use settings::{Admission, ChoiceError, Durability, Mode, ReplacementKind};
+pub use settings::{
+    Admission, ChoiceError, Durability, Mode, RamStrategy, ReplacementKind, WriteDown,
+};
 pub use time::{Clock, ManualClock, Nanos};
 pub use units::{
     BlockSize, Generation, OriginBlock, RecordNumber, SECTOR_SIZE, SegmentId, Slot, VolumeId,

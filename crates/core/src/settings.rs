@@ -126,6 +126,37 @@ choice! {
         Strict = 1, "strict";
         /// When the data is in the log buffer in RAM; flush and FUA are honoured exactly.
         Flush = 2, "flush";
+        /// When the data is in the RAM tier, from where it is written down later; flush and FUA are
+        /// honoured exactly, unless the operator has them ignored. Below the tier as `flush`.
+        Deferred = 3, "deferred";
+    }
+}
+
+choice! {
+    /// Which requests the RAM tier caches.
+    RamStrategy, "strategy", default ReadWrite: {
+        /// Reads and writes.
+        ReadWrite = 1, "read-write" or "rw";
+        /// Reads only; a write invalidates the copy.
+        ReadOnly = 2, "read-only" or "ro";
+        /// Writes only; reads of other data fill nothing.
+        WriteOnly = 3, "write-only" or "wo";
+    }
+}
+
+choice! {
+    /// When the RAM tier writes deferred data down to the tier below.
+    WriteDown, "write-down mode", default Interval: {
+        /// All of it, shortly before the oldest reaches its age limit.
+        Interval = 1, "interval";
+        /// In equal parts, spread over the time of the age limit.
+        Average = 2, "average";
+        /// While the tier below is idle, and at the age limit at the latest.
+        Idle = 3, "idle";
+        /// As soon as possible.
+        Buffer = 4, "buffer";
+        /// On demand, when space runs short, and when the volume stops.
+        Infinite = 5, "infinite";
     }
 }
 

@@ -6,6 +6,7 @@
 //! submitted and completes exactly once through a [`CompletionSink`], possibly before `submit`
 //! returns.
 
+use std::ops::Range;
 use std::rc::Rc;
 
 use forebay_core::{IoError, Op};
@@ -78,6 +79,13 @@ pub trait BlockService {
 
     /// Returns the preferred request size in bytes: the cache's block size.
     fn preferred_block(&self) -> u64;
+
+    /// Returns the smallest range around this one that can be written without reading what is beside
+    /// it.
+    fn whole_blocks(&self, range: Range<u64>) -> Range<u64> {
+        let block = self.preferred_block();
+        range.start / block * block..range.end.next_multiple_of(block)
+    }
 
     /// Returns whether writes are refused.
     fn read_only(&self) -> bool;

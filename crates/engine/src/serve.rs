@@ -1,6 +1,7 @@
 //! Dispatch of requests: implements [`BlockService`] for [`LaneVolume`], runs each request as a
 //! task and completes it.
 
+use std::ops::Range;
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 
@@ -199,6 +200,10 @@ impl BlockService for LaneVolume {
 
     fn preferred_block(&self) -> u64 {
         self.volume.block.bytes()
+    }
+
+    fn whole_blocks(&self, range: Range<u64>) -> Range<u64> {
+        self.volume.widen(range)
     }
 
     fn read_only(&self) -> bool {

@@ -165,8 +165,8 @@ pub(crate) struct CreateArgs {
     #[arg(short = 'b', long, value_name = "BYTES", value_parser = block_size, allow_hyphen_values = true)]
     pub(crate) block_size: Option<BlockSize>,
 
-    /// When a write is acknowledged: strict (on stable media) or flush (in RAM until a flush)
-    /// [default: flush]
+    /// When a write is acknowledged: strict (on stable media), flush (in RAM until a flush), or deferred
+    /// (in the RAM tier until a flush or for the time of --defer) [default: flush]
     #[arg(long, value_parser = Words(Durability::ALL), hide_possible_values = true)]
     pub(crate) durability: Option<Durability>,
 
@@ -174,6 +174,15 @@ pub(crate) struct CreateArgs {
     /// none]
     #[arg(long, value_name = "BYTES", value_parser = size, allow_hyphen_values = true)]
     pub(crate) ram: Option<u64>,
+
+    /// With --durability deferred, the time within which a write is written down from RAM [default: 10s]
+    #[arg(long, value_name = "TIME")]
+    pub(crate) defer: Option<String>,
+
+    /// DANGEROUS, for scratch data only: with --durability deferred, acknowledge flushes at once, so that
+    /// a crash loses what file systems and databases believe to be durable
+    #[arg(long)]
+    pub(crate) ignore_flush: bool,
 
     /// Write to the origin in the order of flushes, so that it is always in a state that a power cut
     /// could leave on a disk: if the cache device is lost, the origin is slightly old but consistent
@@ -195,7 +204,7 @@ pub(crate) struct CreateArgs {
 
     /// Adopt the volume of this name that the cache device holds, with its dirty blocks and settings:
     /// after the daemon's state was lost, on another machine, or when a device has a new path
-    #[arg(long, conflicts_with_all = ["profile", "mode", "policy", "block_size", "durability", "ram", "ordered", "alignment", "set"])]
+    #[arg(long, conflicts_with_all = ["profile", "mode", "policy", "block_size", "durability", "ram", "defer", "ignore_flush", "ordered", "alignment", "set"])]
     pub(crate) adopt: bool,
 
     /// Print the volume as JSON instead of its URI

@@ -252,7 +252,7 @@ fn completions_and_manual_pages_come_from_the_same_declarations() {
     };
     for (words, expected) in [
         ("create v --policy f", "fifo"),
-        ("create v --durability ''", "strict flush"),
+        ("create v --durability ''", "strict flush deferred"),
         ("show o", "one other"),
         ("--socket /s flush on", "one"),
         ("set one dirty_a", "dirty_age="),

@@ -4,21 +4,34 @@
 //! service of the same kind, the lower tier. It has an index and a replacement policy of its own,
 //! updates blocks in place, and knows nothing of segments. Its content is lost with the process.
 //!
-//! - [`options`]: size, block size and policy
+//! - [`options`]: size, block size and policy, and how writes are deferred
+//! - `block`: blocks, regions, and the parts of a request
 //! - `index`: which frame of a shard holds which block
+//! - `contents`: what is in a frame, and the states of its sectors
+//! - `guard`: which copies are certain to be current
 //! - `shard`: a part of the blocks, under one lock
 //! - [`tier`]: all blocks of a volume, shared by its lanes
+//! - `schedule`: when deferred data is written down
+//! - [`write_down`]: writes it down
 //! - [`volume`]: the volume on one lane, as front ends see it
 //!
-//! Writes go to the lower tier before they are acknowledged, so a crash loses nothing here.
+//! A write goes to the lower tier before it is acknowledged, so a crash loses nothing here. If writes are
+//! deferred, a crash loses those that neither a flush nor FUA has covered, like a disk with a volatile
+//! write cache.
 #![forbid(unsafe_code)]
 
+pub mod block;
+mod contents;
+mod guard;
 mod index;
 pub mod options;
+mod schedule;
 mod shard;
 pub mod tier;
 pub mod volume;
+pub mod write_down;
 
-pub use options::{RamBlock, TierOptions};
+pub use block::RamBlock;
+pub use options::{Deferral, TierOptions};
 pub use tier::{Tier, TierCounts};
 pub use volume::RamVolume;

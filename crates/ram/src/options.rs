@@ -1,49 +1,17 @@
-//! Size, block size and policy of a tier.
+//! Size, block size, policy and strategy of a tier, and how it defers writes.
 
-use forebay_core::{ReplacementKind, SECTOR_SIZE};
+use std::time::Duration;
 
+use forebay_core::{RamStrategy, ReplacementKind, WriteDown};
+
+use crate::block::{REGION_BYTES, RamBlock};
 use crate::index::MOST_FRAMES;
-
-/// The unit of caching in RAM: a power of two from 512 bytes to 64 KiB.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RamBlock(u32);
-
-impl RamBlock {
-    /// Smallest block, in bytes.
-    pub const MIN: u64 = 512;
-    /// Largest block, in bytes.
-    pub const MAX: u64 = 64 << 10;
-
-    /// Returns the block size of `bytes` bytes, or `None` if there is no such block size.
-    pub fn new(bytes: u64) -> Option<Self> {
-        let good = bytes.is_power_of_two() && (Self::MIN..=Self::MAX).contains(&bytes);
-        good.then_some(RamBlock(bytes as u32))
-    }
-
-    /// Returns the size in bytes.
-    pub fn bytes(self) -> u64 {
-        u64::from(self.0)
-    }
-
-    /// Returns the sectors in a block: 1 to 128.
-    pub fn sectors(self) -> u32 {
-        self.0 / SECTOR_SIZE as u32
-    }
-
-    pub(crate) fn shift(self) -> u32 {
-        self.0.trailing_zeros()
-    }
-}
-
-impl Default for RamBlock {
-    fn default() -> Self {
-        RamBlock(4096)
-    }
-}
 
 /// Most RAM per block beside its data, in bytes: the index at its emptiest, masks, and the policy with
 /// its ghosts.
-const BLOCK_OVERHEAD: u64 = 72;
+const BLOCK_OVERHEAD: u64 = 56;
+/// Most RAM per sector beside its data, in bytes: its bits in the masks.
+const SECTOR_OVERHEAD: f64 = 3.0 / 8.0;
 /// Most RAM per shard beside its blocks, in bytes.
 const SHARD_OVERHEAD: u64 = 104 << 10;
 /// Most shards of a tier, unless it has more blocks than they can hold. Two lanes rarely meet in one
@@ -52,6 +20,9 @@ const MOST_SHARDS: u64 = 64;
 /// Fewest blocks in a shard, if there is more than one. Each has a policy with memory of its own, and
 /// with fewer blocks that would evict much sooner than one policy for all of them.
 const SHARD_BLOCKS: u64 = 4096;
+/// Fewest regions in a shard, if there is more than one: neighbouring regions are in different shards,
+/// and with few regions in each a small range of the volume would leave most shards empty.
+const SHARD_REGIONS: u64 = 8;
 
 /// How a tier is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,6 +33,8 @@ pub struct TierOptions {
     pub block: RamBlock,
     /// The replacement policy.
     pub policy: ReplacementKind,
+    /// Which requests are cached.
+    pub strategy: RamStrategy,
     /// Seed of policies that draw random numbers.
     pub seed: u64,
 }
@@ -75,7 +48,9 @@ impl TierOptions {
     /// As [`TierOptions::memory`], for a tier with this number of shards.
     pub(crate) fn memory_in(&self, shards: u64) -> u64 {
         let blocks = self.bytes / self.block.bytes();
-        let overhead = blocks.saturating_mul(BLOCK_OVERHEAD) + shards * SHARD_OVERHEAD;
+        let masks = (blocks * u64::from(self.block.sectors())) as f64 * SECTOR_OVERHEAD;
+        let overhead =
+            blocks.saturating_mul(BLOCK_OVERHEAD) + masks as u64 + shards * SHARD_OVERHEAD;
         self.bytes.saturating_add(overhead)
     }
 
@@ -83,6 +58,43 @@ impl TierOptions {
     pub(crate) fn shards(&self) -> u64 {
         let blocks = self.bytes / self.block.bytes();
         let fewest = blocks.div_ceil(u64::from(MOST_FRAMES) - 1).max(1);
-        (blocks / SHARD_BLOCKS).clamp(1, MOST_SHARDS).max(fewest).next_power_of_two()
+        let most = (blocks / SHARD_BLOCKS).min(self.bytes / (SHARD_REGIONS * REGION_BYTES));
+        most.clamp(1, MOST_SHARDS).max(fewest).next_power_of_two()
+    }
+}
+
+/// How writes are deferred.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Deferral {
+    /// The time within which deferred data is written down.
+    pub within: Duration,
+    /// When it is written down.
+    pub mode: WriteDown,
+    /// Most of the tier that deferred data takes, in percent: 1 to 100.
+    pub share: u8,
+    /// Whether flushes and FUA are ignored: for data that may be lost.
+    pub ignore_flush: bool,
+}
+
+impl Deferral {
+    /// Returns the longest time that deferred data waits.
+    pub(crate) fn limit(&self) -> Duration {
+        if self.mode == WriteDown::Infinite { Duration::MAX } else { self.within }
+    }
+}
+
+/// What a strategy caches.
+pub(crate) trait Keeps {
+    fn keeps_reads(self) -> bool;
+    fn keeps_writes(self) -> bool;
+}
+
+impl Keeps for RamStrategy {
+    fn keeps_reads(self) -> bool {
+        self != RamStrategy::WriteOnly
+    }
+
+    fn keeps_writes(self) -> bool {
+        self != RamStrategy::ReadOnly
     }
 }

@@ -1,19 +1,28 @@
-//! A part of a tier's blocks, under one lock: index, data, policy, and the writes in flight.
+//! A part of a tier's blocks, under one lock: index, data, policy, and the requests in flight.
+//!
+//! The policy knows the blocks that it may evict. A block with deferred data is **pinned**: it stays
+//! in its frame until the data is written down, and the policy does not know it.
 
 use std::io;
 use std::ops::Range;
+use std::sync::Arc;
 
-use forebay_core::SECTOR_SIZE;
+use forebay_core::{Clock, SECTOR_SIZE};
 use forebay_device::Area;
 use forebay_device::hint::{Spot, fetch};
 use forebay_policy::exact::{BlockPolicy, Key, Node, build};
 use forebay_store::planted::{self, PlantedBug};
 
+use crate::block::{RamBlock, RamBlockNumber, bits, runs};
+use crate::contents::{Contents, Sectors};
+use crate::guard::{Guards, Token};
 use crate::index::{Frame, Index};
-use crate::options::{RamBlock, TierOptions};
+use crate::options::{Keeps, TierOptions};
 
-/// Guards of a shard. Blocks that share one disturb each other's fills, no more.
-const GUARDS: usize = 64;
+mod deferred;
+
+use deferred::Deferred;
+pub(crate) use deferred::{Defer, Load, Take, Taken};
 
 /// Sectors of a block that are prefetched.
 const EXPECTED_SECTORS: u32 = 8;
@@ -31,61 +40,6 @@ pub(crate) enum Hit {
     Tell,
 }
 
-/// Number of a block of the volume, in units of the tier's block size.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct RamBlockNumber(pub(crate) u64);
-
-impl RamBlockNumber {
-    /// Returns 64 well-mixed bits: the highest 16 choose the shard, the lowest 40 the place in its
-    /// index, and some in between the guard.
-    pub(crate) fn hash(self) -> u64 {
-        Key(self.0).spread()
-    }
-
-    fn guard(self) -> usize {
-        (self.hash() >> 32) as usize % GUARDS
-    }
-}
-
-/// What a request remembers of a block from its start until the lower tier has answered.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Token {
-    epoch: u32,
-    /// No write to the block was in flight.
-    undisturbed: bool,
-}
-
-/// Writes in flight to the blocks that share the guard.
-///
-/// While a write is in flight, a read of the lower tier may return old or new data, and the order in
-/// which two writes take effect there is not known. A copy made then could be older than the lower
-/// tier's data, so it is not kept.
-#[derive(Clone, Copy, Debug, Default)]
-struct Guard {
-    /// Advances when a write starts and when it ends.
-    epoch: u32,
-    /// Writes in flight.
-    writers: u32,
-}
-
-/// What is in a frame.
-#[derive(Clone, Copy, Debug)]
-struct Content {
-    block: RamBlockNumber,
-    /// One bit for each valid sector, the first one lowest.
-    valid: [u64; 2],
-}
-
-impl Content {
-    fn sectors(&self) -> u128 {
-        u128::from(self.valid[0]) | u128::from(self.valid[1]) << 64
-    }
-
-    fn set_sectors(&mut self, sectors: u128) {
-        self.valid = [sectors as u64, (sectors >> 64) as u64];
-    }
-}
-
 /// Counts of one shard.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
@@ -93,44 +47,58 @@ pub(crate) struct Counts {
     pub(crate) misses: u64,
     pub(crate) fills: u64,
     pub(crate) evictions: u64,
+    /// Sectors taken into RAM as deferred writes.
+    pub(crate) deferred: u64,
+    /// Sectors overwritten before they were written down.
+    pub(crate) coalesced: u64,
+    /// Sectors that a later request replaced in the lower tier before they were written down.
+    pub(crate) superseded: u64,
 }
 
 /// See the module.
 pub(crate) struct Shard {
     block: RamBlock,
     index: Index,
-    contents: Box<[Content]>,
+    contents: Contents,
     free: Vec<Frame>,
     data: Area,
     policy: Box<dyn BlockPolicy>,
-    guards: [Guard; GUARDS],
+    /// Most blocks; there is one frame more.
+    capacity: u32,
+    guards: Guards,
+    deferred: Deferred,
+    clock: Arc<dyn Clock>,
+    /// Whether data that was read is cached, and data that was written.
+    keeps: (bool, bool),
     pub(crate) counts: Counts,
 }
 
-/// Returns the bits of the sectors in `range`, at most 128.
-fn bits(range: &Range<u32>) -> u128 {
-    let len = range.end - range.start;
-    let ones = if len >= 128 { u128::MAX } else { (1 << len) - 1 };
-    ones << range.start
-}
-
 impl Shard {
-    /// Makes an empty shard for `frames` blocks, fewer than [`MOST_FRAMES`]; with 0 it stays empty.
+    /// Makes an empty shard for `frames` blocks, fewer than [`crate::index::MOST_FRAMES`]; with 0 it
+    /// stays empty.
     ///
     /// # Errors
     /// The system has no memory.
-    pub(crate) fn new(options: &TierOptions, frames: u32, seed: u64) -> io::Result<Self> {
+    pub(crate) fn new(
+        options: &TierOptions,
+        frames: u32,
+        seed: u64,
+        clock: &Arc<dyn Clock>,
+    ) -> io::Result<Self> {
         // A block enters before the evicted one leaves.
         let nodes = if frames == 0 { 0 } else { frames + 1 };
-        let empty = Content { block: RamBlockNumber(0), valid: [0; 2] };
         Ok(Shard {
             block: options.block,
             index: Index::new(nodes),
-            contents: vec![empty; nodes as usize].into_boxed_slice(),
+            contents: Contents::new(nodes, options.block),
             free: (0..nodes).rev().map(Frame).collect(),
             data: Area::new(nodes as usize * options.block.bytes() as usize)?,
             policy: build(options.policy, frames, nodes, seed),
-            guards: [Guard::default(); GUARDS],
+            capacity: frames,
+            guards: Guards::default(),
+            deferred: Deferred::default(),
+            clock: clock.clone(),
+            keeps: (options.strategy.keeps_reads(), options.strategy.keeps_writes()),
             counts: Counts::default(),
         })
     }
@@ -150,7 +118,7 @@ impl Shard {
 
     #[inline]
     fn find(&self, block: RamBlockNumber) -> Option<Frame> {
-        self.index.find(block.hash(), |frame| self.contents[frame.number()].block == block)
+        self.index.find(block.hash(), |frame| self.contents.block(frame) == block)
     }
 
     /// Prefetches the part of the index where a block is looked up.
@@ -161,7 +129,7 @@ impl Shard {
     /// Prefetches the content of a block. `false`: the block is not cached.
     pub(crate) fn expect_next(&self, block: RamBlockNumber) -> bool {
         let Some(frame) = self.index.guess(block.hash()) else { return false };
-        fetch(Spot::of(&self.contents[frame.number()]), 1);
+        fetch(self.contents.spot(frame), 16);
         let bytes = self.bytes(frame, &(0..self.block.sectors().min(EXPECTED_SECTORS)));
         fetch(Spot::of(&self.data[bytes.start]), bytes.len());
         true
@@ -176,7 +144,8 @@ impl Shard {
     /// Returns whether sectors of a block are cached.
     pub(crate) fn has(&self, block: RamBlockNumber, sectors: &Range<u32>) -> bool {
         let wanted = bits(sectors);
-        self.find(block).is_some_and(|frame| self.sectors(frame) & wanted == wanted)
+        let valid = |frame| self.contents.sectors(frame).valid & wanted == wanted;
+        self.find(block).is_some_and(valid)
     }
 
     /// Copies sectors of a block to `into`. `None`: some of them are not cached.
@@ -186,18 +155,22 @@ impl Shard {
         sectors: &Range<u32>,
         into: &mut [u8],
     ) -> Option<Hit> {
-        let wanted = bits(sectors);
-        let frame = self.find(block).filter(|frame| self.sectors(*frame) & wanted == wanted)?;
+        let (wanted, frame) = (bits(sectors), self.find(block)?);
+        let own = self.contents.sectors(frame);
+        if own.valid & wanted != wanted {
+            return None;
+        }
         into.copy_from_slice(&self.data[self.bytes(frame, sectors)]);
-        self.policy.hit(Node(frame.0));
+        if !own.pinned() {
+            self.policy.hit(Node(frame.0));
+        }
         self.counts.hits += 1;
         Some(if self.counts.hits.is_multiple_of(TOLD_EVERY) { Hit::Tell } else { Hit::Quiet })
     }
 
     /// Notes that a read of the lower tier begins.
     pub(crate) fn begin_fill(&mut self, block: RamBlockNumber) -> Token {
-        let Guard { epoch, writers } = self.guards[block.guard()];
-        Token { epoch, undisturbed: writers == 0 }
+        self.guards.begin_read(block)
     }
 
     /// Caches sectors that were read from the lower tier, unless a write was in flight meanwhile.
@@ -209,43 +182,53 @@ impl Shard {
         data: &[u8],
     ) {
         self.counts.misses += 1;
-        let alone = token.undisturbed && self.guards[block.guard()].epoch == token.epoch;
-        if alone || planted::has(PlantedBug::FillsOvertaken) {
+        let current = self.guards.end_read(block, token);
+        if self.keeps.0 && (current || planted::has(PlantedBug::FillsOvertaken)) {
             self.counts.fills += 1;
             self.put(block, sectors, data);
         }
     }
 
-    /// Notes that a write to the lower tier begins. The sectors are not served from RAM until it
-    /// ends: a read that another one sent to the lower tier may already have returned the new data.
-    pub(crate) fn begin_write(&mut self, block: RamBlockNumber, sectors: &Range<u32>) -> Token {
-        if let Some(frame) = self.find(block)
-            && !planted::has(PlantedBug::OldCopyServed)
-        {
-            let left = self.sectors(frame) & !bits(sectors);
-            self.contents[frame.number()].set_sectors(left);
+    /// Notes that a write to the lower tier begins. Its sectors are not served from RAM until it ends:
+    /// a read that another one sent to the lower tier may already have returned the new data. Deferred
+    /// data in its sectors is not written down meanwhile, and reads of it wait.
+    ///
+    /// `None`: the write has to wait, see [`Shard::in_the_way`].
+    pub(crate) fn begin_write(
+        &mut self,
+        block: RamBlockNumber,
+        sectors: &Range<u32>,
+        replaces: bool,
+    ) -> Option<Token> {
+        if let Some(frame) = self.find(block) {
+            let (mut own, range) = (self.contents.sectors(frame), bits(sectors));
+            if self.in_the_way(frame, replaces) & range != 0 {
+                return None;
+            }
+            let superseded = own.dirty & range;
+            if !planted::has(PlantedBug::OldCopyServed) {
+                own.valid &= !range;
+            }
+            self.begin_writing(block, &mut own, superseded);
+            self.contents.set_sectors(frame, own);
         }
-        let guard = &mut self.guards[block.guard()];
-        let undisturbed = guard.writers == 0;
-        guard.epoch = guard.epoch.wrapping_add(1);
-        guard.writers += 1;
-        Token { epoch: guard.epoch, undisturbed }
+        Some(self.guards.begin_write(block))
     }
 
-    /// Ends a write. `written`: what the lower tier has in these sectors now; `None`: unknown, or
-    /// not worth caching. Without it, or if another write was in flight, the block is forgotten.
+    /// Ends a write. `done`: whether it took effect; otherwise nobody knows how much of it did.
+    /// `written`: what the lower tier has in these sectors now; `None`: unknown, or not worth caching.
+    /// Without it, or if another write was in flight, the block is forgotten.
     pub(crate) fn end_write(
         &mut self,
         block: RamBlockNumber,
         token: Token,
         sectors: &Range<u32>,
+        done: bool,
         written: Option<&[u8]>,
     ) {
-        let guard = &mut self.guards[block.guard()];
-        let alone = token.undisturbed && guard.epoch == token.epoch;
-        guard.epoch = guard.epoch.wrapping_add(1);
-        guard.writers -= 1;
-        match written {
+        self.end_superseding(block, sectors, done);
+        let alone = self.guards.end_write(block, token);
+        match written.filter(|_| self.keeps.1) {
             Some(data) if alone || planted::has(PlantedBug::RacedCopyKept) => {
                 self.put(block, sectors, data);
             }
@@ -254,15 +237,18 @@ impl Shard {
     }
 
     /// Ends a write that the lower tier did not take, and that changed nothing.
-    pub(crate) fn cancel_write(&mut self, block: RamBlockNumber) {
-        self.guards[block.guard()].writers -= 1;
+    pub(crate) fn cancel_write(&mut self, block: RamBlockNumber, sectors: &Range<u32>) {
+        self.end_superseding(block, sectors, false);
+        self.guards.cancel_write(block);
     }
 
-    /// Caches sectors of a block.
+    /// Caches sectors of a block that the lower tier has as well.
     fn put(&mut self, block: RamBlockNumber, sectors: &Range<u32>, data: &[u8]) {
         let frame = match self.find(block) {
             Some(frame) => {
-                self.policy.hit(Node(frame.0));
+                if !self.contents.sectors(frame).pinned() {
+                    self.policy.hit(Node(frame.0));
+                }
                 frame
             }
             None => match self.enter(block) {
@@ -270,10 +256,16 @@ impl Shard {
                 None => return,
             },
         };
-        let bytes = self.bytes(frame, sectors);
-        self.data[bytes].copy_from_slice(data);
-        let valid = self.sectors(frame) | bits(sectors);
-        self.contents[frame.number()].set_sectors(valid);
+        let mut own = self.contents.sectors(frame);
+        // What is deferred is newer.
+        for run in runs(bits(sectors) & !own.held()) {
+            let first = (run.start - sectors.start) as usize * SECTOR_SIZE as usize;
+            let into = self.bytes(frame, &run);
+            let from = first..first + into.len();
+            self.data[into].copy_from_slice(&data[from]);
+        }
+        own.valid |= bits(sectors) & !own.held();
+        self.contents.set_sectors(frame, own);
     }
 
     /// Gives a block an empty frame; `None` if the policy does not admit it.
@@ -282,27 +274,55 @@ impl Shard {
         if !self.policy.admits(key) {
             return None;
         }
-        // One frame is always free: there is one more than the policy keeps blocks.
+        // The policy evicts by itself when it has as many blocks as there may be altogether.
+        if self.deferred.pinned > 0 && self.is_full() && !self.evict() {
+            return None;
+        }
+        // One frame is always free: there is one more than there may be blocks.
         let frame = self.free.pop()?;
         if let Some(Node(evicted)) = self.policy.insert(Node(frame.0), key) {
             self.counts.evictions += 1;
             self.release(Frame(evicted));
         }
-        self.contents[frame.number()] = Content { block, valid: [0; 2] };
-        self.index.insert(block.hash(), frame);
+        self.place(block, frame);
         Some(frame)
     }
 
-    /// Forgets all blocks, and whatever requests in flight have read or written.
-    pub(crate) fn forget_all(&mut self) {
-        for number in 0..self.contents.len() {
-            self.forget(self.contents[number].block);
-        }
-        self.guards.iter_mut().for_each(|guard| guard.epoch = guard.epoch.wrapping_add(1));
+    /// Puts a block into a free frame.
+    fn place(&mut self, block: RamBlockNumber, frame: Frame) {
+        self.contents.enter(frame, block);
+        self.index.insert(block.hash(), frame);
     }
 
+    /// Returns whether no other block has room.
+    fn is_full(&self) -> bool {
+        self.policy.resident() + self.deferred.pinned >= self.capacity
+    }
+
+    /// Makes room for a block. `false`: none may be evicted.
+    fn evict(&mut self) -> bool {
+        let Some(Node(evicted)) = self.policy.evict() else { return false };
+        self.counts.evictions += 1;
+        self.release(Frame(evicted));
+        true
+    }
+
+    /// Forgets all blocks but deferred data, and whatever requests in flight have read or written.
+    pub(crate) fn forget_all(&mut self) {
+        let nodes = if self.capacity == 0 { 0 } else { self.capacity + 1 };
+        for frame in (0..nodes).map(Frame) {
+            self.forget(self.contents.block(frame));
+        }
+        self.guards.disturb_all();
+    }
+
+    /// Forgets a block but for its deferred data.
     fn forget(&mut self, block: RamBlockNumber) {
-        if let Some(frame) = self.find(block) {
+        let Some(frame) = self.find(block) else { return };
+        let own = self.contents.sectors(frame);
+        if own.pinned() {
+            self.contents.set_sectors(frame, Sectors { valid: own.valid & own.held(), ..own });
+        } else {
             self.policy.remove(Node(frame.0));
             self.release(frame);
         }
@@ -311,18 +331,13 @@ impl Shard {
     /// Frees a frame that the policy does not know any more.
     fn release(&mut self, frame: Frame) {
         let contents = &self.contents;
-        self.index.remove(frame, |frame| contents[frame.number()].block.hash());
+        self.index.remove(frame, |frame| contents.block(frame).hash());
         self.free.push(frame);
-    }
-
-    /// Returns the valid sectors of a frame.
-    fn sectors(&self, frame: Frame) -> u128 {
-        self.contents[frame.number()].sectors()
     }
 
     /// Returns the RAM used beside the data, in bytes.
     pub(crate) fn overhead(&self) -> u64 {
-        let frames = self.contents.len() * (size_of::<Content>() + size_of::<Frame>());
+        let frames = self.contents.bytes() + (self.capacity as usize + 1) * size_of::<Frame>();
         let policy = self.policy.state_bytes().total();
         (self.index.bytes() + frames + policy + size_of::<Self>()) as u64
     }

@@ -1,17 +1,23 @@
 //! All blocks of a volume in RAM, shared by its lanes.
 
 use std::io;
-use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use forebay_core::SECTOR_SIZE;
+use forebay_core::Clock;
 use parking_lot::{Mutex, MutexGuard};
 
+use crate::block::{Piece, RamBlock, RamBlockNumber, Region};
+use crate::guard::Token;
 use crate::index::MOST_FRAMES;
-use crate::options::{RamBlock, TierOptions};
-use crate::shard::{Hit, RamBlockNumber, Shard, Token};
+use crate::options::TierOptions;
+use crate::shard::{Hit, Shard};
 
-/// Counts since the tier was made, in blocks.
+mod deferred;
+
+use deferred::Deferring;
+
+/// Counts since the tier was made, in blocks where not stated otherwise.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TierCounts {
     /// Read from RAM.
@@ -26,6 +32,27 @@ pub struct TierCounts {
     pub cached: u64,
     /// RAM used beside the data, in bytes.
     pub overhead_bytes: u64,
+    /// Bytes deferred now: only RAM has them.
+    pub deferred_bytes: u64,
+    /// Bytes written to RAM as deferred writes.
+    pub deferred_written_bytes: u64,
+    /// Bytes of these that were overwritten in RAM before they were written down.
+    pub coalesced_bytes: u64,
+    /// Bytes of these that a discard, zeroes or a write to the lower tier replaced before they were
+    /// written down.
+    pub superseded_bytes: u64,
+    /// Bytes written down.
+    pub written_down_bytes: u64,
+    /// Of these, the bytes written down early because space ran short.
+    pub urgent_bytes: u64,
+    /// Requests in which data was written down.
+    pub write_downs: u64,
+    /// Of these, the requests whose data waited for longer than the time allowed.
+    pub late_write_downs: u64,
+    /// Requests that failed; their data is deferred again.
+    pub failed_write_downs: u64,
+    /// Writes that waited for space.
+    pub waits: u64,
 }
 
 /// One shard on cache lines of its own.
@@ -37,18 +64,10 @@ pub struct Tier {
     options: Mutex<TierOptions>,
     block: RamBlock,
     shards: Box<[Own]>,
+    clock: Arc<dyn Clock>,
     /// The lower tier's losses that the content takes into account.
     losses: AtomicU64,
-}
-
-/// A part of a request that lies in one block.
-#[derive(Clone, Debug)]
-pub(crate) struct Piece {
-    pub(crate) block: RamBlockNumber,
-    /// The sectors, from the start of the block.
-    pub(crate) sectors: Range<u32>,
-    /// The bytes, from the start of the request.
-    pub(crate) bytes: Range<usize>,
+    pub(crate) deferring: Deferring,
 }
 
 /// Returns the frames of each of `shards` shards.
@@ -58,22 +77,24 @@ fn frames_of(options: &TierOptions, shards: u64) -> u32 {
 }
 
 impl Tier {
-    /// Makes an empty tier. Its memory is taken from the system as blocks enter.
+    /// Makes an empty tier that defers no writes. Its memory is taken from the system as blocks enter.
     ///
     /// # Errors
     /// The system has not enough memory.
-    pub fn new(options: TierOptions) -> io::Result<Self> {
+    pub fn new(options: TierOptions, clock: Arc<dyn Clock>) -> io::Result<Self> {
         let shards = options.shards();
         let frames = frames_of(&options, shards);
         let shard = |number| {
-            let shard = Shard::new(&options, frames, options.seed ^ number)?;
+            let shard = Shard::new(&options, frames, options.seed ^ number, &clock)?;
             Ok(Own(Mutex::new(shard)))
         };
         Ok(Tier {
             options: Mutex::new(options),
             block: options.block,
             shards: (0..shards).map(shard).collect::<io::Result<_>>()?,
+            clock,
             losses: AtomicU64::new(0),
+            deferring: Deferring::default(),
         })
     }
 
@@ -87,17 +108,25 @@ impl Tier {
         options.memory_in(self.shards.len() as u64)
     }
 
-    /// Takes another size or policy and forgets all blocks. The block size stays, and so does the number
-    /// of shards, which limits the size: to 64 GiB of 4 KiB blocks for each.
+    /// Takes another size, policy or strategy and forgets all blocks. The block size stays, and so does
+    /// the number of shards, which limits the size: to 64 GiB of 4 KiB blocks for each.
     ///
     /// # Errors
-    /// The system has not enough memory; nothing has changed then.
+    /// The system has not enough memory, or the tier has deferred data or still defers writes; nothing
+    /// has changed then.
     pub fn change(&self, options: TierOptions) -> io::Result<()> {
         let mut own = self.options.lock();
+        if self.deferral().is_some() || self.has_deferred() {
+            return Err(io::Error::other("it has deferred writes"));
+        }
+        self.replace(&mut own, options)
+    }
+
+    fn replace(&self, own: &mut TierOptions, options: TierOptions) -> io::Result<()> {
         let options = TierOptions { block: self.block, ..options };
         let count = self.shards.len() as u64;
         let frames = frames_of(&options, count);
-        let empty = |number| Shard::new(&options, frames, options.seed ^ number);
+        let empty = |number| Shard::new(&options, frames, options.seed ^ number, &self.clock);
         let empty: Vec<Shard> = (0..count).map(empty).collect::<io::Result<_>>()?;
         for (shard, empty) in self.shards.iter().zip(empty) {
             let before = shard.0.lock().replace(empty);
@@ -107,13 +136,17 @@ impl Tier {
         Ok(())
     }
 
-    /// Forgets all blocks for good: from now on every request goes to the lower tier.
+    /// Forgets all blocks for good, deferred data as well: from now on every request goes to the lower
+    /// tier.
     pub fn close(&self) {
-        let options = TierOptions { bytes: 0, ..self.options() };
-        if let Err(error) = self.change(options) {
+        let mut own = self.options.lock();
+        let options = TierOptions { bytes: 0, ..*own };
+        if let Err(error) = self.replace(&mut own, options) {
             // Without blocks it needs no memory.
             debug_assert!(false, "closing a tier: {error}");
         }
+        drop(own);
+        self.deferring.close();
     }
 
     /// Returns what was counted so far.
@@ -121,14 +154,9 @@ impl Tier {
         let mut sum = TierCounts::default();
         for shard in &self.shards {
             let shard = shard.0.lock();
-            let counts = shard.counts;
-            sum.hits += counts.hits;
-            sum.misses += counts.misses;
-            sum.fills += counts.fills;
-            sum.evictions += counts.evictions;
-            sum.cached += shard.len();
-            sum.overhead_bytes += shard.overhead();
+            shard.add_to(&mut sum);
         }
+        self.deferring.add_to(&mut sum);
         sum
     }
 
@@ -146,31 +174,20 @@ impl Tier {
 
     /// Splits a range of whole sectors at the borders of blocks.
     pub(crate) fn pieces(&self, offset: u64, len: u64) -> impl Iterator<Item = Piece> + use<> {
-        let block = self.block;
-        let mut at = offset;
-        std::iter::from_fn(move || {
-            let end = offset + len;
-            let number = at >> block.shift();
-            let start = number << block.shift();
-            let until = end.min(start + block.bytes());
-            let piece = (at < end).then(|| Piece {
-                block: RamBlockNumber(number),
-                sectors: ((at - start) / SECTOR_SIZE) as u32
-                    ..((until - start) / SECTOR_SIZE) as u32,
-                bytes: (at - offset) as usize..(until - offset) as usize,
-            });
-            at = until;
-            piece
-        })
+        self.block.pieces(offset, len)
     }
 
     pub(crate) fn shard(&self, block: RamBlockNumber) -> MutexGuard<'_, Shard> {
-        // The number of shards is a power of two, and there is at least one.
-        self.shards[(block.hash() >> 48) as usize & (self.shards.len() - 1)].0.lock()
+        self.shard_of(self.block.region_of(block))
     }
 
-    /// Forgets everything if the lower tier has lost writes since the last call. Called before
-    /// anything is served from RAM, and before anything is cached.
+    fn shard_of(&self, region: Region) -> MutexGuard<'_, Shard> {
+        // The number of shards is a power of two, and there is at least one.
+        self.shards[region.shard(self.shards.len())].0.lock()
+    }
+
+    /// Forgets everything but deferred data if the lower tier has lost writes since the last call.
+    /// Called before anything is served from RAM, and before anything is cached.
     #[inline]
     pub(crate) fn heed(&self, losses: u64) {
         if self.losses.load(Ordering::Acquire) != losses {
@@ -237,34 +254,64 @@ impl Tier {
         }
     }
 
-    /// Notes that a write to the lower tier begins, for each block of its range.
+    /// Notes that a write to the lower tier begins, for each block of its range. `replaces`: afterwards
+    /// the lower tier certainly has something newer than what was deferred. `false`: the write must
+    /// wait until [`Deferring::changed`], because data of this range is being written down, or is
+    /// deferred and would not be replaced.
     pub(crate) fn begin_write(
         &self,
         offset: u64,
         len: u64,
-    ) -> impl Iterator<Item = Token> + use<'_> {
-        self.pieces(offset, len)
-            .map(|piece| self.shard(piece.block).begin_write(piece.block, &piece.sectors))
+        replaces: bool,
+        mut note: impl FnMut(Token),
+    ) -> bool {
+        // Seen in time, nothing has to be undone, which would wake all others that wait.
+        let waits =
+            |piece: Piece| self.shard(piece.block).waits(piece.block, &piece.sectors, replaces);
+        if self.deferring.ever() && self.pieces(offset, len).any(waits) {
+            return false;
+        }
+        for piece in self.pieces(offset, len) {
+            match self.shard(piece.block).begin_write(piece.block, &piece.sectors, replaces) {
+                Some(token) => note(token),
+                None => {
+                    let start = piece.block.0 << self.block.shift();
+                    self.cancel_write(offset, start.saturating_sub(offset));
+                    return false;
+                }
+            }
+        }
+        true
     }
 
-    /// Ends a write. `written`: the data that the lower tier has now, `None`: forget the range.
+    /// Ends a write. `done`: whether it took effect. `written`: the data that the lower tier has now;
+    /// `None`: forget the range.
     pub(crate) fn end_write(
         &self,
         offset: u64,
         len: u64,
+        done: bool,
         written: Option<&[u8]>,
         tokens: &[Token],
     ) {
         for (piece, token) in self.pieces(offset, len).zip(tokens) {
             let data = written.and_then(|data| data.get(piece.bytes.clone()));
-            self.shard(piece.block).end_write(piece.block, *token, &piece.sectors, data);
+            let mut shard = self.shard(piece.block);
+            shard.end_write(piece.block, *token, &piece.sectors, done, data);
+        }
+        self.deferring.note_change();
+        if !done {
+            // Data that it would have replaced is dirty again.
+            self.wake_task();
         }
     }
 
     /// Ends a write that the lower tier did not take, and that changed nothing.
     pub(crate) fn cancel_write(&self, offset: u64, len: u64) {
         for piece in self.pieces(offset, len) {
-            self.shard(piece.block).cancel_write(piece.block);
+            self.shard(piece.block).cancel_write(piece.block, &piece.sectors);
         }
+        self.deferring.note_change();
+        self.wake_task();
     }
 }

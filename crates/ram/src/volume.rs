@@ -1,131 +1,40 @@
 //! A volume with a RAM tier on one lane.
 
-use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use forebay_core::{IoError, Op, SECTOR_SIZE};
 use forebay_device::IoBuf;
 use forebay_engine::{BlockService, Coming, Completion, CompletionSink, Extent, Request};
+use forebay_lane::Lane;
 
-use crate::shard::{Hit, Token};
+use crate::guard::Token;
+use crate::shard::Hit;
 use crate::tier::Tier;
+
+mod forward;
+
+use forward::{Forward, Then};
 
 /// Most blocks of a request that is answered at once although it needs the lower tier.
 const QUICK_BLOCKS: usize = 8;
 
-/// What to do when the lower tier has answered.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Then {
-    /// Nothing.
-    #[default]
-    Pass,
-    /// Cache the data that was read.
-    Fill,
-    /// Cache the data that was written.
-    Written,
-    /// Forget the range.
-    Zeroed,
-}
-
-/// A request that the lower tier serves.
-#[derive(Default)]
-struct InFlight {
-    tag: u64,
-    sink: Option<Rc<dyn CompletionSink>>,
-    then: Then,
-    offset: u64,
-    len: u64,
-    tokens: Vec<Token>,
-}
-
-/// Takes the lower tier's completions and passes them on.
-struct Forward {
-    tier: Arc<Tier>,
-    lower: Rc<dyn BlockService>,
-    in_flight: RefCell<Vec<InFlight>>,
-    free: RefCell<Vec<usize>>,
-}
-
-impl Forward {
-    /// Registers a request and returns its tag for the lower tier.
-    fn register(&self, request: &Request, then: Then, sink: &Rc<dyn CompletionSink>) -> u64 {
-        let mut in_flight = self.in_flight.borrow_mut();
-        let number = self.free.borrow_mut().pop().unwrap_or_else(|| {
-            in_flight.push(InFlight::default());
-            in_flight.len() - 1
-        });
-        let (offset, len) = (request.offset, request.len);
-        let own = &mut in_flight[number];
-        (own.tag, own.sink, own.then) = (request.tag, Some(sink.clone()), then);
-        (own.offset, own.len) = (offset, len);
-        own.tokens.clear();
-        match then {
-            Then::Pass => (),
-            Then::Fill => own.tokens.extend(self.tier.begin_fill(offset, len)),
-            Then::Written | Then::Zeroed => own.tokens.extend(self.tier.begin_write(offset, len)),
-        }
-        number as u64
-    }
-
-    /// Brings the tier up to date with what the lower tier has done.
-    fn settle(&self, own: &InFlight, completion: &Completion) {
-        self.tier.heed(self.lower.losses());
-        let done = completion.result.is_ok();
-        let data = completion.data.as_deref().filter(|data| done && data.len() as u64 == own.len);
-        match own.then {
-            Then::Pass => (),
-            Then::Fill => {
-                if let Some(data) = data {
-                    self.tier.end_fill(own.offset, data, &own.tokens);
-                }
-            }
-            // After an error it is not known which sectors were written.
-            Then::Written => self.tier.end_write(own.offset, own.len, data, &own.tokens),
-            Then::Zeroed => self.tier.end_write(own.offset, own.len, None, &own.tokens),
-        }
-    }
-}
-
-impl CompletionSink for Forward {
-    fn complete(&self, completion: Completion) {
-        let number = completion.tag as usize;
-        let own = match self.in_flight.borrow_mut().get_mut(number) {
-            Some(own) if own.sink.is_some() => std::mem::take(own),
-            // The lower tier completes each request once.
-            _ => return,
-        };
-        self.settle(&own, &completion);
-        let InFlight { tag, sink, tokens, .. } = own;
-        if let Some(place) = self.in_flight.borrow_mut().get_mut(number) {
-            place.tokens = tokens;
-        }
-        self.free.borrow_mut().push(number);
-        if let Some(sink) = sink {
-            sink.complete(Completion { tag, ..completion });
-        }
-    }
-}
+/// Zeroes up to this many bytes are deferred like data. More may be cheaper below.
+const MOST_DEFERRED_ZEROES: u64 = 64 << 10;
 
 /// See the module.
 pub struct RamVolume {
     tier: Arc<Tier>,
     lower: Rc<dyn BlockService>,
     forward: Rc<Forward>,
-    sink: Rc<dyn CompletionSink>,
 }
 
 impl RamVolume {
     /// Puts `tier` in front of `lower`. Every lane and every client of the volume must use the same
-    /// tier.
-    pub fn new(tier: Arc<Tier>, lower: Rc<dyn BlockService>) -> Rc<Self> {
-        let forward = Rc::new(Forward {
-            tier: tier.clone(),
-            lower: lower.clone(),
-            in_flight: RefCell::default(),
-            free: RefCell::default(),
-        });
-        Rc::new(RamVolume { tier, lower, sink: forward.clone(), forward })
+    /// tier. If it defers writes, [`crate::write_down::keep`] must run on one lane.
+    pub fn new(tier: Arc<Tier>, lower: Rc<dyn BlockService>, lane: Rc<Lane>) -> Rc<Self> {
+        let forward = Forward::new(tier.clone(), lower.clone(), lane);
+        Rc::new(RamVolume { tier, lower, forward })
     }
 
     /// Returns whether a range is inside the volume and in whole sectors. The lower tier answers all
@@ -145,6 +54,18 @@ impl RamVolume {
         hit.is_some()
     }
 
+    /// Returns whether a valid write goes to RAM first.
+    fn defers(&self, request: &Request) -> bool {
+        let whole = request.data.as_ref().is_some_and(|data| data.len() as u64 == request.len);
+        self.tier.is_deferring() && whole && !self.lower.read_only()
+    }
+
+    /// Returns whether zeroes are written to RAM as data.
+    fn is_small_zero(&self, request: &Request) -> bool {
+        let small = request.len <= MOST_DEFERRED_ZEROES && !request.fast;
+        self.tier.is_deferring() && small && !self.lower.read_only()
+    }
+
     /// Returns whether a range is valid and has few enough blocks for a request that is answered at
     /// once.
     fn is_quick(&self, offset: u64, len: u64) -> bool {
@@ -152,14 +73,24 @@ impl RamVolume {
     }
 }
 
-/// Collects the tokens of a quick request.
-fn collect(from: impl Iterator<Item = Token>, into: &mut [Token; QUICK_BLOCKS]) -> &[Token] {
-    let mut count = 0;
-    for (place, token) in into.iter_mut().zip(from) {
-        *place = token;
-        count += 1;
+/// The tokens of a quick request.
+#[derive(Default)]
+struct Tokens {
+    tokens: [Token; QUICK_BLOCKS],
+    count: usize,
+}
+
+impl Tokens {
+    fn push(&mut self, token: Token) {
+        if let Some(place) = self.tokens.get_mut(self.count) {
+            *place = token;
+            self.count += 1;
+        }
     }
-    &into[..count]
+
+    fn all(&self) -> &[Token] {
+        &self.tokens[..self.count]
+    }
 }
 
 impl BlockService for RamVolume {
@@ -187,12 +118,16 @@ impl BlockService for RamVolume {
         if !self.is_quick(offset, len) {
             return None;
         }
-        let mut tokens = Default::default();
-        let tokens = collect(self.tier.begin_fill(offset, len), &mut tokens);
+        let mut tokens = Tokens::default();
+        self.tier.begin_fill(offset, len).for_each(|token| tokens.push(token));
+        if self.tier.is_pinned(offset, len) {
+            return None;
+        }
+        self.forward.note_use();
         let result = self.lower.read_now(offset, into)?;
         if result.is_ok() {
             self.tier.heed(self.lower.losses());
-            self.tier.end_fill(offset, into, tokens);
+            self.tier.end_fill(offset, into, tokens.all());
         }
         Some(result)
     }
@@ -202,13 +137,19 @@ impl BlockService for RamVolume {
         if !self.is_quick(offset, len) {
             return None;
         }
-        let mut tokens = Default::default();
-        let tokens = collect(self.tier.begin_write(offset, len), &mut tokens);
+        if self.tier.is_deferring() && !self.lower.read_only() {
+            return self.tier.defer_whole(offset, data).then_some(Ok(()));
+        }
+        let mut tokens = Tokens::default();
+        if !self.tier.begin_write(offset, len, true, |token| tokens.push(token)) {
+            return None;
+        }
         match self.lower.write_now(offset, data) {
             Some(result) => {
                 self.tier.heed(self.lower.losses());
                 let written = result.is_ok().then_some(data);
-                self.tier.end_write(offset, len, written, tokens);
+                let done = result.is_ok();
+                self.tier.end_write(offset, len, done, written, tokens.all());
                 Some(result)
             }
             None => {
@@ -219,7 +160,7 @@ impl BlockService for RamVolume {
     }
 
     fn expect(&self, op: Op, offset: u64, coming: Coming) {
-        // A write goes to the lower tier as well.
+        // A write goes to the lower tier as well, unless it is deferred.
         let cached = match coming {
             Coming::Later => {
                 self.tier.expect_later(offset);
@@ -227,7 +168,8 @@ impl BlockService for RamVolume {
             }
             Coming::Next => self.tier.expect_next(offset),
         };
-        if !cached || op != Op::Read {
+        let deferred = op == Op::Write && self.tier.is_deferring();
+        if !deferred && (!cached || op != Op::Read) {
             self.lower.expect(op, offset, coming);
         }
     }
@@ -239,12 +181,27 @@ impl BlockService for RamVolume {
 
     fn submit(&self, mut request: Request, sink: &Rc<dyn CompletionSink>) {
         let Request { op, offset, len, .. } = request;
+        let ignores_flush = self.tier.is_deferring() && self.tier.deferring.ignores_flush();
         let then = match op {
+            Op::Flush if ignores_flush => {
+                return sink.complete(Completion { tag: request.tag, result: Ok(()), data: None });
+            }
+            Op::Flush if self.tier.has_deferred() => return self.forward.flush(request, sink),
             Op::Flush | Op::Prefetch => Then::Pass,
             _ if !self.is_valid(offset, len) => Then::Pass,
             Op::Read => Then::Fill,
+            Op::Write if self.defers(&request) => {
+                let durable = request.fua && !ignores_flush;
+                return self.forward.defer(request, durable, sink);
+            }
+            Op::WriteZeroes if self.is_small_zero(&request) => {
+                let durable = request.fua && !ignores_flush;
+                let data = Some(IoBuf::zeroed(len as usize));
+                return self.forward.defer(Request { data, ..request }, durable, sink);
+            }
             Op::Write => Then::Written,
-            Op::WriteZeroes | Op::Discard => Then::Zeroed,
+            Op::WriteZeroes => return self.forward.zero(request, sink),
+            Op::Discard => return self.forward.discard(request, sink),
         };
         if then == Then::Fill {
             self.tier.heed(self.lower.losses());
@@ -256,12 +213,23 @@ impl BlockService for RamVolume {
             }
             request.data = Some(buf);
         }
-        let tag = self.forward.register(&request, then, sink);
-        self.lower.submit(Request { tag, ..request }, &self.sink);
+        self.forward.send(request, then, sink);
     }
 
     fn extents(&self, offset: u64, len: u64) -> Vec<Extent> {
-        self.lower.extents(offset, len)
+        let mut extents = self.lower.extents(offset, len);
+        let Some((start, bytes)) = self.tier.first_pinned(offset, len) else { return extents };
+        if start <= offset {
+            return vec![Extent { len: bytes, hole: false, zero: false }];
+        }
+        // The lower tier does not know yet that there is data.
+        let mut left = start - offset;
+        extents.retain_mut(|extent| {
+            extent.len = extent.len.min(left);
+            left -= extent.len;
+            extent.len > 0
+        });
+        extents
     }
 }
 

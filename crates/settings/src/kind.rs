@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use forebay_core::units::format_size;
-use forebay_core::{Admission, Durability, Mode, QuietHours, ReplacementKind, parse_size};
+use forebay_core::{
+    Admission, Durability, Mode, QuietHours, RamStrategy, ReplacementKind, WriteDown, parse_size,
+};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -195,7 +197,7 @@ macro_rules! word_values {
     )*};
 }
 
-word_values!(Mode, ReplacementKind, Durability);
+word_values!(Mode, ReplacementKind, Durability, RamStrategy, WriteDown);
 
 impl SettingValue for Admission {
     fn read(text: &str, _: &SettingKind) -> Result<Self, String> {

@@ -1,7 +1,7 @@
 //! Constraints between settings, and values derived from several of them.
 
-use forebay_core::Mode;
 use forebay_core::units::format_size;
+use forebay_core::{Durability, Mode, RamStrategy};
 
 use crate::error::SettingError;
 use crate::table::Settings;
@@ -38,6 +38,7 @@ impl Settings {
             );
             return Err(SettingError::Value { name: "ordered", reason });
         }
+        self.validate_deferral()?;
         if self.cache_dirty_low > self.cache_dirty_high {
             let reason = format!(
                 "{} % is above cache_dirty_high, which is {} %; set both, the low one not above the high",
@@ -52,6 +53,34 @@ impl Settings {
                 format_size(self.writeback_rate_max)
             );
             return Err(SettingError::Value { name: "writeback_rate_min", reason });
+        }
+        Ok(())
+    }
+
+    fn validate_deferral(&self) -> Result<(), SettingError> {
+        let refuse =
+            |name, reason: &str| Err(SettingError::Value { name, reason: reason.to_owned() });
+        let deferred = self.durability == Durability::Deferred;
+        if deferred && self.ram == 0 {
+            return refuse(
+                "durability",
+                "deferred writes wait in the RAM tier; set its size with ram",
+            );
+        }
+        if deferred && self.ram_strategy == RamStrategy::ReadOnly {
+            return refuse(
+                "ram_strategy",
+                "with read-only nothing can be deferred; choose read-write or write-only, or another durability",
+            );
+        }
+        if self.ignore_flush && !deferred {
+            return refuse("ignore_flush", "it needs durability=deferred");
+        }
+        if self.ignore_flush && self.ordered {
+            return refuse(
+                "ignore_flush",
+                "ordered=on keeps the origin in the order of flushes, which would be ignored; choose one",
+            );
         }
         Ok(())
     }

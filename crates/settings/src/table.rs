@@ -3,7 +3,9 @@
 
 use std::time::Duration;
 
-use forebay_core::{Admission, Durability, Mode, QuietHours, ReplacementKind};
+use forebay_core::{
+    Admission, Durability, Mode, QuietHours, RamStrategy, ReplacementKind, WriteDown,
+};
 use serde_json::Value;
 
 use crate::error::{SettingError, shortened};
@@ -101,7 +103,7 @@ operator {
         "How blocks are chosen for eviction; shared by all volumes of a cache device.";
     durability: Durability = Durability::Flush, Volume, None,
         SettingKind::Choice { words: Durability::WORDS },
-        "When a write is acknowledged: on stable media (strict), or in RAM until a flush or commit_interval (flush).";
+        "When a write is acknowledged: on stable media (strict), in RAM until a flush or commit_interval (flush), or in the RAM tier until a flush or for the time of defer (deferred).";
     sequential_cutoff: u64 = 4 << 20, Volume, Some(1),
         SettingKind::Bytes { min: 0, max: 1 << 40 },
         "A sequential stream bypasses the cache once it is this long; 0 is off.";
@@ -192,6 +194,21 @@ operator {
     ram_policy: ReplacementKind = ReplacementKind::S3Fifo, Volume, Some(42),
         SettingKind::Choice { words: ReplacementKind::WORDS },
         "How blocks are chosen for eviction from RAM.";
+    ram_strategy: RamStrategy = RamStrategy::ReadWrite, Volume, Some(43),
+        SettingKind::Choice { words: RamStrategy::WORDS },
+        "Which requests the RAM tier caches.";
+    defer: Duration = Duration::from_secs(10), Volume, Some(44),
+        SettingKind::Duration { min_ms: 1, max_ms: 24 * 3_600_000, zero_is_off: false },
+        "With durability=deferred, the time within which a write is written down from RAM; a crash loses the unflushed writes of this time.";
+    write_down: WriteDown = WriteDown::Interval, Volume, Some(45),
+        SettingKind::Choice { words: WriteDown::WORDS },
+        "When deferred writes are written down: all at once, shortly before the oldest is due (interval); in equal parts (average); while the device is idle (idle); as soon as possible (buffer); only when space runs short, at a stop and on demand (infinite).";
+    ram_write_share: u8 = 100, Volume, Some(46),
+        SettingKind::Percent { min: 1, max: 100 },
+        "Largest share of the RAM tier that deferred writes may take; reads have the rest, and whatever writes do not need.";
+    ignore_flush: bool = false, Volume, Some(47),
+        SettingKind::Switch,
+        "DANGEROUS, for scratch data only: with durability=deferred, flushes and FUA are acknowledged at once, so that a crash loses what file systems and databases believe to be durable.";
     commit_interval: Duration = Duration::from_secs(1), Volume, Some(9),
         SettingKind::Duration { min_ms: 1, max_ms: 3_600_000, zero_is_off: false },
         "With durability=flush, the longest time that an unflushed write stays only in RAM.";

@@ -1,38 +1,31 @@
 //! The unmodified engine as the system under test: only its clock and its devices are simulated.
 
-use std::cell::RefCell;
-use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_core::QuietHours;
 use forebay_core::why::Why;
-use forebay_core::{Admission, Clock, Mode, ReplacementKind, VolumeId};
+use forebay_core::{Admission, Clock, Mode, VolumeId};
 use forebay_device::{Device, Queue, QueueContext};
 use forebay_engine::{
-    BlockService, Cache, EngineError, EngineErrorKind, EngineLane, LaneContext, Settings, Volume,
+    BlockService, Cache, EngineError, EngineErrorKind, EngineLane, LaneContext, Settings,
     VolumeSpec,
 };
 use forebay_format::{MAX_NARROW_GENERATION, Uuid, VolumeRecord};
 use forebay_lane::{MemoryBudget, MemoryUse};
-use forebay_ram::{RamBlock, RamVolume, Tier, TierOptions};
 use forebay_store::planted::{self, PlantedBug};
 use forebay_store::{Damage, FormatOptions, Store, StoreOptions, format, read_roots};
 
 use crate::presence::Presence;
 use crate::queue::DiskHandle;
+use crate::ram::Tiers;
 use crate::rot::Told;
-use crate::system::{Admin, Instance, LocalFuture, Machine, SystemUnderTest};
+use crate::system::{Admin, Instance, LocalFuture, Machine, SystemUnderTest, name};
 use crate::trace::mix;
 
 /// The engine, with at most one planted bug.
 pub struct Engine(pub Option<PlantedBug>);
-
-/// Returns the name of a volume.
-pub(crate) fn name(volume: u16) -> String {
-    format!("volume-{volume}")
-}
 
 fn failed(message: &str) -> EngineError {
     EngineError::new(EngineErrorKind::Failed, message)
@@ -288,7 +281,7 @@ impl SystemUnderTest for Engine {
             for lane in 1..machine.lanes.len() {
                 lanes.push(EngineLane::join(&first.cache, context(&machine, lane)?)?);
             }
-            Ok(Rc::new(Running { lanes, machine, tiers: RefCell::default() }) as Rc<dyn Instance>)
+            Ok(Rc::new(Running { lanes, machine, tiers: Rc::default() }) as Rc<dyn Instance>)
         })
     }
 }
@@ -310,37 +303,7 @@ pub fn may_be_ordered(mode: Mode) -> bool {
 struct Running {
     lanes: Vec<Rc<EngineLane>>,
     machine: Machine,
-    tiers: RefCell<BTreeMap<u16, TierOf>>,
-}
-
-/// A RAM tier, and the running volume that it belongs to.
-struct TierOf {
-    volume: Arc<Volume>,
-    tier: Arc<Tier>,
-}
-
-impl Running {
-    /// Returns the RAM tier of a volume, which lives as long as the volume runs. It is resized now
-    /// and then.
-    fn tier(&self, number: u16, volume: &Arc<Volume>) -> Option<Arc<Tier>> {
-        let seed = mix(self.machine.setup.seed, self.machine.shared.clock.now().0);
-        let mut rng = fastrand::Rng::with_seed(seed);
-        let bytes = rng.u64(0..48) * (rng.u64(1..32) << 10);
-        let mut tiers = self.tiers.borrow_mut();
-        if let Some(TierOf { volume: of, tier }) = tiers.get(&number)
-            && Arc::ptr_eq(of, volume)
-        {
-            if rng.u32(0..400) == 0 {
-                tier.change(TierOptions { bytes, ..tier.options() }).ok()?;
-            }
-            return Some(tier.clone());
-        }
-        let block = RamBlock::new(512 << rng.u32(0..8)).unwrap_or_default();
-        let policy = ReplacementKind::ALL[rng.usize(0..ReplacementKind::ALL.len())];
-        let tier = Arc::new(Tier::new(TierOptions { bytes, block, policy, seed }).ok()?);
-        tiers.insert(number, TierOf { volume: volume.clone(), tier: tier.clone() });
-        Some(tier)
-    }
+    tiers: Rc<Tiers>,
 }
 
 /// Starts a volume. If the volume is damaged, the operator accepts the loss; other refusals because
@@ -379,9 +342,23 @@ async fn attach(
     known.map_or(Ok(()), |before| judge_growth(lane, machine, &before, &*origin))
 }
 
+/// Stops a volume, after its deferred writes have been written down.
+async fn stop(
+    lane: &Rc<EngineLane>,
+    tiers: &Tiers,
+    volume: u16,
+    stays: bool,
+) -> Result<(), EngineError> {
+    tiers.write_down(lane, volume, true).await?;
+    let stopped = lane.stop_volume(&name(volume), stays).await;
+    tiers.remove(volume);
+    stopped
+}
+
 async fn administrate(
     lane: Rc<EngineLane>,
     machine: Machine,
+    tiers: Rc<Tiers>,
     action: Admin,
 ) -> Result<(), EngineError> {
     let present = |volume: u16| {
@@ -423,14 +400,26 @@ async fn administrate(
             settings.ordered = ordered && may_be_ordered(settings.mode);
             lane.set(&name(volume), settings).await
         }
-        Admin::Drain(volume) => lane.drain(&name(volume), |_| ()).await,
+        Admin::Drain(volume) => {
+            tiers.write_down(&lane, volume, false).await?;
+            lane.drain(&name(volume), |_| ()).await
+        }
         Admin::Restart(volume) => {
-            lane.stop_volume(&name(volume), false).await?;
+            stop(&lane, &tiers, volume, false).await?;
             attach(&lane, &machine, volume, false).await
         }
-        Admin::Stop(volume) => lane.stop_volume(&name(volume), true).await,
+        Admin::Stop(volume) => stop(&lane, &tiers, volume, true).await,
         Admin::Start(volume) => attach(&lane, &machine, volume, machine.setup.insists).await,
-        Admin::Delete(volume, discard) => lane.delete(&name(volume), discard, |_| ()).await,
+        Admin::Delete(volume, discard) => {
+            if !discard {
+                tiers.write_down(&lane, volume, true).await?;
+            }
+            let deleted = lane.delete(&name(volume), discard, |_| ()).await;
+            if deleted.is_ok() {
+                tiers.remove(volume);
+            }
+            deleted
+        }
         Admin::DeleteStopped(volume, discard) => lane.delete_stopped(&name(volume), discard).await,
         Admin::Create(volume, identity) => {
             let origin = origin(&machine, volume)?;
@@ -441,12 +430,7 @@ async fn administrate(
 
 impl Instance for Running {
     fn target(&self, lane: usize, volume: u16) -> Option<Rc<dyn BlockService>> {
-        let target = self.lanes.get(lane)?.target(&name(volume))?;
-        if self.machine.setup.ram {
-            let tier = self.tier(volume, target.volume())?;
-            return Some(RamVolume::new(tier, target));
-        }
-        Some(target)
+        self.tiers.target(&self.machine, &self.lanes, lane, volume)
     }
 
     fn in_order(&self, volume: u16) -> bool {
@@ -471,6 +455,10 @@ impl Instance for Running {
     }
 
     fn commit_interval(&self, volume: u16) -> Option<Duration> {
+        if self.machine.setup.deferred {
+            // The interval begins when a write is written down.
+            return None;
+        }
         let volume = self.lanes.first()?.cache.volume(&name(volume))?;
         Some(volume.settings().commit_interval)
     }
@@ -482,14 +470,19 @@ impl Instance for Running {
 
     fn admin(&self, action: Admin) -> LocalFuture<Result<(), EngineError>> {
         let Some(lane) = self.lanes.first().cloned() else { return Box::pin(async { Ok(()) }) };
-        Box::pin(administrate(lane, self.machine.clone(), action))
+        Box::pin(administrate(lane, self.machine.clone(), self.tiers.clone(), action))
     }
 
     fn stop(&self, drain: bool) -> LocalFuture<Result<(), EngineError>> {
         let Some(lane) = self.lanes.first().cloned() else { return Box::pin(async { Ok(()) }) };
         let volumes = self.machine.origins.len() as u16;
+        let tiers = self.tiers.clone();
         Box::pin(async move {
             let mut result = Ok(());
+            for volume in 0..volumes {
+                result = result.and(tiers.write_down(&lane, volume, true).await);
+                tiers.remove(volume);
+            }
             let there = |volume: &u16| drain && lane.cache.volume(&name(*volume)).is_some();
             for volume in (0..volumes).filter(there) {
                 result = result.and(lane.drain(&name(volume), |_| ()).await);

@@ -35,11 +35,13 @@ pub enum Feature {
     Ledger,
     /// Volumes have a RAM tier, which operators resize.
     Ram,
+    /// Volumes have a RAM tier that defers writes.
+    Deferred,
 }
 
 impl Feature {
     /// All features.
-    pub const ALL: [Feature; 11] = [
+    pub const ALL: [Feature; 12] = [
         Feature::Shape,
         Feature::Shards,
         Feature::OwnPower,
@@ -51,6 +53,7 @@ impl Feature {
         Feature::Grown,
         Feature::Ledger,
         Feature::Ram,
+        Feature::Deferred,
     ];
 
     /// Returns a short name for the command line and for lists.
@@ -67,6 +70,7 @@ impl Feature {
             Feature::Grown => "grown",
             Feature::Ledger => "ledger",
             Feature::Ram => "ram",
+            Feature::Deferred => "deferred",
         }
     }
 
@@ -76,6 +80,7 @@ impl Feature {
             Feature::Shape | Feature::Shards | Feature::OwnPower => 4,
             Feature::Absence | Feature::Hang | Feature::Decay | Feature::Aged => 6,
             Feature::Rot | Feature::Grown | Feature::Ledger | Feature::Ram => 6,
+            Feature::Deferred => 6,
         }
     }
 
@@ -87,6 +92,7 @@ impl Feature {
             Feature::Grown => Some(0x6709),
             Feature::Ledger => Some(0x1ed9),
             Feature::Ram => Some(0x4a3d),
+            Feature::Deferred => Some(0xdefe),
             _ => None,
         }
     }
@@ -106,6 +112,11 @@ impl Feature {
             PlantedBug::FillsOvertaken | PlantedBug::RacedCopyKept | PlantedBug::OldCopyServed => {
                 Some(Feature::Ram)
             }
+            PlantedBug::LostWriteDown
+            | PlantedBug::RewriteForgotten
+            | PlantedBug::FlushOvertakesWriteDown
+            | PlantedBug::DeferredNotRead
+            | PlantedBug::WriteDownOvertaken => Some(Feature::Deferred),
             _ => None,
         }
     }
@@ -113,9 +124,8 @@ impl Feature {
     /// Returns whether it makes sense with this fault profile.
     fn fits(self, fault_profile: FaultProfile) -> bool {
         match self {
-            Feature::Shape | Feature::Shards | Feature::Aged | Feature::Grown | Feature::Ram => {
-                true
-            }
+            Feature::Shape | Feature::Shards | Feature::Aged | Feature::Grown => true,
+            Feature::Ram | Feature::Deferred => true,
             Feature::OwnPower | Feature::Absence => fault_profile != FaultProfile::Damage,
             Feature::Hang => fault_profile == FaultProfile::Crashes,
             Feature::Ledger => fault_profile != FaultProfile::Damage,

@@ -8,12 +8,12 @@ use std::sync::Arc;
 use forebay_engine::{Ledger, Note, Noted};
 use parking_lot::Mutex;
 
-use crate::engine;
 use crate::features::Feature;
 use crate::oracle::Violation;
 use crate::presence::Presence;
 use crate::shared::Shared;
 use crate::stamp::{self, Place, SECTOR};
+use crate::system::name;
 use crate::world::World;
 
 struct State {
@@ -117,7 +117,7 @@ impl World<'_> {
             {
                 continue;
             }
-            let dirty = ledger.note_of(&engine::name(volume)).map_or(Vec::new(), |note| note.dirty);
+            let dirty = ledger.note_of(&name(volume)).map_or(Vec::new(), |note| note.dirty);
             let (seed, oracle) = (self.shared.seed, &self.oracle);
             self.origins[usize::from(volume)].with_image(|image| {
                 (0..oracle.sectors(volume)).try_for_each(|sector| {

@@ -41,6 +41,7 @@ pub mod order;
 pub mod presence;
 pub mod profile;
 pub mod queue;
+mod ram;
 pub mod reference;
 pub mod report;
 pub mod rot;

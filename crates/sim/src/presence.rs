@@ -72,6 +72,11 @@ impl World<'_> {
         (!unsure && (!leaves || self.running().len() > 1)).then_some(action)
     }
 
+    /// Returns whether clients reach a volume.
+    pub(crate) fn is_served(&self, volume: u16) -> bool {
+        self.instance.as_ref().is_some_and(|instance| instance.target(0, volume).is_some())
+    }
+
     /// Updates the presence after an action has ended.
     pub(crate) fn presence_changed(
         &mut self,
@@ -81,7 +86,9 @@ impl World<'_> {
         let Some(volume) = action.changes_presence() else { return Ok(()) };
         self.take_answers()?;
         let presence = match (action, result) {
-            // A failed stop has stopped the volume nevertheless.
+            // A volume whose deferred writes cannot be written down keeps running.
+            (Admin::Stop(_), Err(_)) if self.is_served(volume) => return Ok(()),
+            // Any other failed stop has stopped the volume nevertheless.
             (Admin::Stop(_), _) => Presence::Stopped,
             (Admin::Start(_), Ok(())) => Presence::Running,
             (Admin::Create(..), Ok(())) => Presence::Running,

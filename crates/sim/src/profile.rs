@@ -118,6 +118,7 @@ impl Profile {
                 aged: false,
                 grows: false,
                 ram: false,
+                deferred: false,
                 seed: rng.u64(..),
                 insists: fault_profile == FaultProfile::CacheErrors,
             },
@@ -153,6 +154,7 @@ impl Profile {
         setup.aged = features.has(Feature::Aged);
         setup.grows = features.has(Feature::Grown);
         setup.ram = features.has(Feature::Ram);
+        setup.deferred = features.has(Feature::Deferred);
         if features.has(Feature::Absence) {
             setup.room_for_blocks = 1 << 18;
         }

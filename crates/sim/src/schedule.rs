@@ -210,11 +210,8 @@ impl World<'_> {
                         self.take_sizes()?;
                         let half_done = matches!(
                             action,
-                            Admin::Restart(_)
-                                | Admin::Delete(..)
-                                | Admin::DeleteStopped(_, true)
-                                | Admin::Create(..)
-                        );
+                            Admin::Delete(..) | Admin::DeleteStopped(_, true) | Admin::Create(..)
+                        ) || matches!(action, Admin::Restart(volume) if !self.is_served(volume));
                         if result.is_err() && half_done {
                             // The resulting state is unknown, and the operator gives up. But a
                             // volume that a failed cache device still has was deleted, and the
@@ -279,9 +276,10 @@ impl World<'_> {
                 choice => Admin::Entry(volume, choice),
             },
             0..3 => Admin::Mode(volume, Mode::ALL[self.rng.usize(0..Mode::ALL.len())]),
-            3 => {
-                Admin::Durability(volume, Durability::ALL[self.rng.usize(0..Durability::ALL.len())])
-            }
+            3 => Admin::Durability(
+                volume,
+                [Durability::Strict, Durability::Flush][self.rng.usize(0..2)],
+            ),
             4 => Admin::Replacement(
                 ReplacementKind::ALL[self.rng.usize(0..ReplacementKind::ALL.len())],
             ),

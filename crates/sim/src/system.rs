@@ -72,6 +72,8 @@ pub struct Setup {
     pub grows: bool,
     /// Whether volumes have a RAM tier.
     pub ram: bool,
+    /// Whether volumes have a RAM tier that defers writes.
+    pub deferred: bool,
     /// Seed of the system's random decisions.
     pub seed: u64,
     /// Whether the operator insists where data is at risk: a failing cache device may not have
@@ -218,4 +220,9 @@ pub trait Instance {
 
     /// Stops everything; `drain` writes all dirty blocks back first.
     fn stop(&self, drain: bool) -> LocalFuture<Result<(), EngineError>>;
+}
+
+/// Returns the name of a volume.
+pub(crate) fn name(volume: u16) -> String {
+    format!("volume-{volume}")
 }

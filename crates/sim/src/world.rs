@@ -258,11 +258,12 @@ impl<'a> World<'a> {
     }
 
     fn excuses(&self, volume: u16) -> Excuses {
+        let faults = self.profile.fault_profile;
+        // A part of a damaged block may be written to RAM, and then not written down.
+        let kept_in_ram = self.profile.setup.deferred && faults == FaultProfile::Damage;
+        let errors = [FaultProfile::OriginErrors, FaultProfile::CacheErrors].contains(&faults);
         Excuses {
-            disk_errors: matches!(
-                self.profile.fault_profile,
-                FaultProfile::OriginErrors | FaultProfile::CacheErrors
-            ),
+            disk_errors: errors || kept_in_ram,
             stopping: self.closed == Some(volume) || !self.is_running(volume),
         }
     }

@@ -151,7 +151,7 @@ fn zeroes_are_not_written_twice() {
     let with =
         [Feature::Absence, Feature::Hang, Feature::Ledger, Feature::OwnPower, Feature::Shards];
     let with = with.into_iter().fold(Features::default(), Features::and);
-    let without = Features::of(Some(Feature::Ram));
+    let without = Features::default().and(Feature::Ram).and(Feature::Deferred);
     let options = RunOptions { with, without, ..RunOptions::default() };
     let outcome = run_seed(300_005_102, &Engine(None), options);
     assert!(outcome.violation.is_none(), "{:?}", outcome.violation);

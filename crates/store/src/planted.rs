@@ -149,6 +149,16 @@ planted_bugs! {
     RacedCopyKept = "raced-copy-kept",
     /// The RAM tier serves its copy of a range while that is written.
     OldCopyServed = "old-copy-served",
+    /// A failed write-down counts as done.
+    LostWriteDown = "lost-write-down",
+    /// Deferred data that is overwritten while it is written down is not written down again.
+    RewriteForgotten = "rewrite-forgotten",
+    /// A flush does not wait for data that is being written down.
+    FlushOvertakesWriteDown = "flush-overtakes-write-down",
+    /// A read of the lower tier returns its data even where RAM has newer, deferred data.
+    DeferredNotRead = "deferred-not-read",
+    /// A write to the lower tier does not wait until older data of its range is written down.
+    WriteDownOvertaken = "write-down-overtaken",
 
     // Origins.
     /// A sample of the origin that the cache writes to stays marked as untouched on the cache

@@ -19,7 +19,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("testkit", &["core", "device", "lane"]),
     ("store", &["core", "format", "device", "lane", "policy", "testkit"]),
     ("engine", &["core", "settings", "format", "device", "lane", "policy", "store", "testkit"]),
-    ("ram", &["core", "device", "policy", "store", "engine"]),
+    ("ram", &["core", "device", "lane", "policy", "store", "engine"]),
     ("nbd", &["core", "device", "lane", "engine"]),
     ("admin", &["core", "settings"]),
     (

@@ -9,12 +9,14 @@ from harness.mounted import Mounted
 ROWS = 400
 
 
-def volume(box):
+def volume(box, *arguments, cached=True):
     need("nbdfuse", "fusermount3", "losetup", "mount", "mkfs.ext4", "e2fsck")
     if os.geteuid() != 0:
         skip("mounting takes root")
     daemon = box.daemon()
-    uri = daemon.create("v", box.file("cache", 128 * MIB), box.file("origin", 256 * MIB))
+    cache = ["-s", box.file("cache", 128 * MIB)] if cached else []
+    origin = box.file("origin", 256 * MIB)
+    uri = daemon.cli("create", "v", *cache, "-p", origin, *arguments).stdout.strip()
     mounted = Mounted(box, uri)
     mounted.attach()
     box.run("mkfs.ext4", "-q", "-F", mounted.loop)
@@ -51,10 +53,9 @@ def files_come_back_after_unmounting_and_a_restart(box):
     box.run("e2fsck", "-f", "-n", box.path("origin"))
 
 
-@test
-def sqlite_keeps_what_it_has_committed_over_a_crash(box):
+def sqlite_over_a_crash(box, *arguments, cached=True):
     need("sqlite3")
-    daemon, mounted = volume(box)
+    daemon, mounted = volume(box, *arguments, cached=cached)
     database = f"{mounted.mount}/db"
     box.run("sqlite3", database, "PRAGMA journal_mode=WAL; CREATE TABLE t(id INTEGER, data TEXT);")
     box.run("sync")
@@ -82,6 +83,31 @@ def sqlite_keeps_what_it_has_committed_over_a_crash(box):
     check_equal(found, f"{committed}|{committed - 1}", "rows and the last one")
     box.run("umount", mounted.mount)
     box.run("e2fsck", "-f", "-n", mounted.loop)
+    return daemon, mounted
+
+
+@test
+def sqlite_keeps_what_it_has_committed_over_a_crash(box):
+    sqlite_over_a_crash(box)
+
+
+# Only a flush brings anything from RAM to where it survives.
+DEFERRED = ["--ram", "96M", "--durability", "deferred", "--set", "write_down=infinite"]
+
+
+@test
+def sqlite_keeps_it_with_deferred_writes_before_a_cache_device(box):
+    daemon, _ = sqlite_over_a_crash(box, *DEFERRED)
+    check(daemon.show("v")["ram"]["deferred_written"] > 0, "nothing was deferred")
+
+
+@test
+def sqlite_keeps_it_with_deferred_writes_in_ram_alone(box):
+    daemon, mounted = sqlite_over_a_crash(box, *DEFERRED, cached=False)
+    check(daemon.show("v")["ram"]["deferred_written"] > 0, "nothing was deferred")
+    mounted.detach()
+    daemon.cli("stop", "v")
+    box.run("e2fsck", "-f", "-n", box.path("origin"))
 
 
 main()

@@ -6,12 +6,9 @@ WRITE = ["--rw=randwrite", "--verify=crc32c", "--do_verify=0", "--fsync=32", "--
 VERIFY = ["--rw=randwrite", "--verify=crc32c", "--verify_only", "--verify_fatal=1"]
 
 
-@test
-def flushed_data_survives_a_kill_under_load(box):
-    need("fio")
-    daemon = box.daemon()
-    cache, origin = box.file("cache", 256 * MIB), box.file("origin", 512 * MIB)
-    uri = daemon.create("v", cache, origin)
+def kill_under_load(box, daemon, name):
+    """Writes, kills and verifies, three times, on a volume of half a gigabyte."""
+    uri = daemon.uri(name)
     for round in range(3):
         area = [f"--offset={64 * round}m", f"--randseed={round}"]
         box.fio(uri, *WRITE, *area)
@@ -26,10 +23,33 @@ def flushed_data_survives_a_kill_under_load(box):
         daemon.kill()
         load.wait()
         daemon.start()
-        uri = daemon.uri("v")
+        uri = daemon.uri(name)
         for earlier in range(round + 1):
             area = [f"--offset={64 * earlier}m", f"--randseed={earlier}"]
             box.fio(uri, *VERIFY, *area)
+
+
+@test
+def flushed_data_survives_a_kill_under_load(box):
+    need("fio")
+    daemon = box.daemon()
+    cache, origin = box.file("cache", 256 * MIB), box.file("origin", 512 * MIB)
+    daemon.create("v", cache, origin)
+    kill_under_load(box, daemon, "v")
+
+
+@test
+def flushed_data_survives_it_with_deferred_writes(box):
+    need("fio")
+    daemon = box.daemon()
+    # Space is scarce under this load, and data is written down early as well.
+    deferred = ["--ram", "32M", "--durability", "deferred", "--defer", "500ms"]
+    cache, origin = box.file("cache", 256 * MIB), box.file("origin", 512 * MIB)
+    daemon.create("v", cache, origin, *deferred)
+    kill_under_load(box, daemon, "v")
+    daemon.cli("delete", "v")
+    daemon.cli("create", "w", "-p", box.file("other", 512 * MIB), *deferred)
+    kill_under_load(box, daemon, "w")
 
 
 @test

@@ -132,12 +132,15 @@ const FANCYCACHE: Profile = Profile {
         block_size = "4K": "Report: 4 KB; Guide Block Size: smaller is faster and takes more memory";
         mode = "writeback": "Guide Caching Strategy: Read/Write, with Defer-Write as in the report";
         policy = "lfu-r": "Report: LFU-R";
-        ram_policy = "lfu-r": "Report: LFU-R, for the tier that --ram SIZE adds";
-        durability = "flush": "Guide Defer-Write: a power failure may lose what is deferred; here a flush is kept";
+        ram = "1G": "Report: a level 1 cache of 1 GB";
+        ram_policy = "lfu-r": "Report: LFU-R";
+        durability = "deferred": "Report: Defer-Write; a power failure may lose what is deferred, here only what is not flushed";
+        defer = "10s": "Report: a latency of 10 s";
+        write_down = "interval": "Guide Defer-Write: after the latency";
         sequential_cutoff = "0": "Guide has no exception for streams";
         admission = "always": "Guide Caching Strategy: both read data and write data are cached";
         dirty_age = "10s": "Report: a latency of 10 s, after which deferred data is written";
         idle = "0": "Guide Defer-Write: after the latency, not when idle";
     },
-    lacks: "Deferred writes in RAM: the tier that --ram SIZE adds serves reads only. durability=deferred, with which a flush would not wait either.",
+    lacks: "Pause, freeze, and releasing RAM on sleep.",
 };

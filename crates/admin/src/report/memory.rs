@@ -80,4 +80,24 @@ pub struct RamReport {
     pub fills: u64,
     /// Blocks that left to make room.
     pub evictions: u64,
+    /// Bytes that only RAM has now.
+    pub deferred: u64,
+    /// Bytes written to RAM, to be written down later.
+    pub deferred_written: u64,
+    /// Of these, bytes that were overwritten in RAM first.
+    pub coalesced: u64,
+    /// Of these, bytes that a discard, zeroes or another write replaced below first.
+    pub superseded: u64,
+    /// Of these, bytes that were written down.
+    pub written_down: u64,
+    /// Of these, bytes that were written down early because space ran short.
+    pub urgent: u64,
+    /// Requests in which they were written down.
+    pub write_downs: u64,
+    /// Of these, requests with data that had waited for longer than `defer`.
+    pub late_write_downs: u64,
+    /// Requests that failed; their data still waits.
+    pub failed_write_downs: u64,
+    /// Writes that waited for space in RAM.
+    pub waits: u64,
 }

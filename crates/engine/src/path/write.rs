@@ -47,7 +47,7 @@ impl Writer<'_> {
         let checked = volume.check_range(offset, len, true).is_ok() && len > 0;
         let waits = self.0.cache.throttle.is_engaged();
         let room = Space(self.0).has_room_in_order();
-        if !direct || !checked || waits || !room || volume.durability() != Durability::Flush {
+        if !direct || !checked || waits || !room || volume.durability() == Durability::Strict {
             return None;
         }
         // One whole block only: a write of several could find space for some of them, and no part

@@ -5,6 +5,7 @@ use std::fmt::Write;
 
 use forebay_admin::report::{Latency, RamReport};
 use forebay_admin::{SETTINGS, VolumeReport, VolumeState};
+use forebay_core::Durability;
 use forebay_core::units::format_size;
 
 use super::table::{Column, Table};
@@ -43,7 +44,7 @@ pub(crate) fn render(report: &VolumeReport) -> String {
     };
     line("cache", format!("{}{used}", report.cache.path));
     if let Some(ram) = &report.ram {
-        line("ram", ram_tier(ram));
+        ram_lines(report, ram).into_iter().for_each(|(label, value)| line(label, value));
     }
     let shift = match report.alignment {
         0 => String::new(),
@@ -85,6 +86,19 @@ pub(crate) fn render(report: &VolumeReport) -> String {
     text
 }
 
+/// Returns the lines about the RAM tier.
+fn ram_lines(report: &VolumeReport, ram: &RamReport) -> Vec<(&'static str, String)> {
+    let mut lines = vec![("ram", ram_tier(ram))];
+    if report.settings.durability == Durability::Deferred || ram.deferred > 0 {
+        lines.push(("deferred", deferred_writes(ram)));
+    }
+    if report.settings.ignore_flush {
+        let danger = "flushes are ignored: a crash loses data that clients believe to be durable";
+        lines.push(("DANGER", danger.to_owned()));
+    }
+    lines
+}
+
 fn ram_tier(ram: &RamReport) -> String {
     let reads = ram.hits + ram.misses;
     let hits = match reads {
@@ -102,6 +116,32 @@ fn ram_tier(ram: &RamReport) -> String {
         format_size(ram.block_size),
         format_size(ram.overhead_bytes)
     )
+}
+
+fn deferred_writes(ram: &RamReport) -> String {
+    let share = |part: u64| percent(part as f64 / ram.deferred_written.max(1) as f64);
+    let mut text = format!(
+        "{} wait in RAM; of {} written, {} were overwritten there and {} replaced below; {} went down in requests of {} on average",
+        format_size(ram.deferred),
+        format_size(ram.deferred_written),
+        share(ram.coalesced),
+        share(ram.superseded),
+        format_size(ram.written_down),
+        format_size(ram.written_down / ram.write_downs.max(1)),
+    );
+    if ram.urgent > 0 {
+        text.push_str(&format!("; {} early, as space ran short", format_size(ram.urgent)));
+    }
+    for (count, what) in [
+        (ram.waits, "writes waited for space"),
+        (ram.late_write_downs, "requests were late"),
+        (ram.failed_write_downs, "requests failed"),
+    ] {
+        if count > 0 {
+            text.push_str(&format!("; {} {what}", grouped(count)));
+        }
+    }
+    text
 }
 
 fn ordered(report: &VolumeReport) -> Option<String> {

@@ -31,6 +31,8 @@ fn request(args: CreateArgs) -> Result<CreateRequest, ApiError> {
         ("policy", args.policy.map(|policy| policy.name())),
         ("durability", args.durability.map(|durability| durability.name())),
         ("ram", ram.as_deref()),
+        ("defer", args.defer.as_deref()),
+        ("ignore_flush", args.ignore_flush.then_some("on")),
         ("ordered", args.ordered.then_some("on")),
     ] {
         if let Some(value) = value {

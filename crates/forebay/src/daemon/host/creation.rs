@@ -76,7 +76,12 @@ impl EngineHost {
         volume: &Definition,
         existing: Existing,
     ) -> Result<(), ApiError> {
-        self.served.ram.make(&volume.name, &volume.settings, self.lanes.memory())?;
+        self.served.ram.make(
+            &volume.name,
+            &volume.settings,
+            self.lanes.memory(),
+            self.lanes.clock(),
+        )?;
         let (cache_spec, origin_spec) =
             (spec("cache", &volume.cache)?, spec("origin", &volume.origin)?);
         let made = [Made::new("cache", &cache_spec)?, Made::new("origin", &origin_spec)?];
@@ -103,7 +108,7 @@ impl EngineHost {
         if created.is_ok() {
             made.into_iter().for_each(Made::keep);
         }
-        created
+        created.and_then(|()| self.begin_deferring(&volume.name, &volume.settings))
     }
 
     /// Waits until an origin has answered, with success or an error.

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use forebay_admin::ApiError;
+use forebay_core::Clock;
 use forebay_device::Device;
 use forebay_engine::{BlockService, EngineLane, Exports, FrontEnd, LaneContext, LaneFrontEnd};
 use forebay_lane::{
@@ -160,7 +161,7 @@ impl Exports for LaneExports {
         }
         let volume = state.engines().iter().find_map(|engine| engine.open(name))?;
         Some(match state.ram.of(name) {
-            Some(tier) => RamVolume::new(tier, volume),
+            Some(tier) => RamVolume::new(tier, volume, state.context.lane.clone()),
             None => volume,
         })
     }
@@ -180,6 +181,7 @@ pub(super) struct Lanes {
     remotes: Vec<LaneRemote>,
     threads: Mutex<Vec<LaneThread>>,
     memory: Arc<MemoryBudget>,
+    clock: Arc<dyn Clock>,
 }
 
 impl Lanes {
@@ -194,7 +196,7 @@ impl Lanes {
         ram: &Arc<RamTiers>,
         memory: &Arc<MemoryBudget>,
     ) -> io::Result<Self> {
-        let clock = Arc::new(MonotonicClock::new());
+        let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::new());
         let mut threads = Vec::new();
         for number in 0..u16::try_from(count.max(1)).unwrap_or(u16::MAX) {
             let (front_ends, devices) = (front_ends.to_vec(), devices.to_vec());
@@ -223,12 +225,17 @@ impl Lanes {
             }
         }
         let remotes = threads.iter().map(|thread| thread.remote().clone()).collect();
-        Ok(Lanes { remotes, threads: Mutex::new(threads), memory: memory.clone() })
+        Ok(Lanes { remotes, threads: Mutex::new(threads), memory: memory.clone(), clock })
     }
 
     /// Returns the memory budget that they share.
     pub(super) fn memory(&self) -> &Arc<MemoryBudget> {
         &self.memory
+    }
+
+    /// Returns the lanes' clock.
+    pub(super) fn clock(&self) -> &Arc<dyn Clock> {
+        &self.clock
     }
 
     /// Returns the number of lanes.

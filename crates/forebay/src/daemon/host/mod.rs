@@ -3,6 +3,7 @@
 //! - [`lanes`]: the threads, and jobs on them
 //! - [`raw`]: devices without a cache, as a baseline
 //! - [`ram`]: RAM tiers of volumes
+//! - [`deferral`]: their deferred writes
 //! - [`caches`]: the open cache devices
 //! - [`inspect`]: inspects a cache device before anything is written
 //! - [`creation`]: creates and adopts volumes, and formats caches
@@ -18,6 +19,7 @@ mod attended;
 mod caches;
 mod creation;
 mod curve;
+mod deferral;
 mod faults;
 mod inspect;
 mod lanes;

@@ -37,7 +37,7 @@ impl EngineHost {
         force: bool,
     ) -> Result<(), StartError> {
         let name = &volume.name;
-        self.served.ram.make(name, &volume.settings, self.lanes.memory())?;
+        self.served.ram.make(name, &volume.settings, self.lanes.memory(), self.lanes.clock())?;
         let origin = {
             let _wait = self.served.wait_for(name, &volume.origin);
             let spec = made("origin", &volume.origin)?;
@@ -54,7 +54,8 @@ impl EngineHost {
         self.using(&place, || match place.volatile {
             true => self.bring_up_in_ram(volume, &spec, origin, &place).map_err(StartError::from),
             false => self.bring_up_at(volume, force, &spec, origin, &place),
-        })
+        })?;
+        Ok(self.begin_deferring(name, &volume.settings)?)
     }
 
     /// Runs `run` with the cache of a place kept open, and closes the cache if it has no volume

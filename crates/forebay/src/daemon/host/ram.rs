@@ -5,9 +5,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use forebay_admin::report::RamReport;
 use forebay_admin::{ApiError, VolumeName};
+use forebay_core::{Clock, Durability};
 use forebay_engine::Settings;
 use forebay_lane::{MemoryBudget, MemoryHold, MemoryUse};
-use forebay_ram::{RamBlock, Tier, TierOptions};
+use forebay_ram::{Deferral, RamBlock, Tier, TierOptions, write_down};
 
 use super::faults;
 
@@ -39,9 +40,10 @@ impl RamTiers {
         name: &VolumeName,
         settings: &Settings,
         memory: &Arc<MemoryBudget>,
+        clock: &Arc<dyn Clock>,
     ) -> Result<(), ApiError> {
-        self.remove(name);
-        if let Some(tier) = RamTier::new(settings, memory)? {
+        self.remove(name.as_str());
+        if let Some(tier) = RamTier::new(settings, memory, clock)? {
             self.lock().insert(name.clone(), Arc::new(tier));
         }
         Ok(())
@@ -60,10 +62,15 @@ impl RamTiers {
 
     /// Removes the tier of a volume that is no longer served. A client that is still connected gets
     /// nothing from it any more.
-    pub(super) fn remove(&self, name: &VolumeName) {
-        if let Some(own) = self.lock().remove(name) {
-            own.tier.close();
-        }
+    pub(super) fn remove(&self, name: &str) {
+        let mut all = self.lock();
+        all.retain(|known, own| {
+            let stays = known.as_str() != name;
+            if !stays {
+                own.tier.close();
+            }
+            stays
+        });
     }
 }
 
@@ -72,8 +79,24 @@ fn options(settings: &Settings) -> TierOptions {
         bytes: settings.ram,
         block: RamBlock::new(settings.ram_block).unwrap_or_default(),
         policy: settings.ram_policy,
+        strategy: settings.ram_strategy,
         seed: 0,
     }
+}
+
+/// Returns how the settings have writes deferred; `None`: they do not.
+pub(super) fn deferral(settings: &Settings) -> Option<Deferral> {
+    (settings.durability == Durability::Deferred).then_some(Deferral {
+        within: settings.defer,
+        mode: settings.write_down,
+        share: settings.ram_write_share,
+        ignore_flush: settings.ignore_flush,
+    })
+}
+
+/// Returns the most memory that data takes while it is written down.
+fn on_its_way(settings: &Settings) -> u64 {
+    deferral(settings).map_or(0, |_| write_down::memory(settings.ram))
 }
 
 fn no_memory(error: std::io::Error) -> ApiError {
@@ -85,31 +108,45 @@ impl RamTier {
     ///
     /// # Errors
     /// The daemon's memory limit does not allow it.
-    fn new(settings: &Settings, memory: &Arc<MemoryBudget>) -> Result<Option<Self>, ApiError> {
+    fn new(
+        settings: &Settings,
+        memory: &Arc<MemoryBudget>,
+        clock: &Arc<dyn Clock>,
+    ) -> Result<Option<Self>, ApiError> {
         if settings.ram == 0 {
             return Ok(None);
         }
         let options = options(settings);
-        let needed = options.memory();
+        let needed = options.memory() + on_its_way(settings);
         let hold = memory.hold(MemoryUse::RamTiers, needed, WHAT).map_err(faults::memory)?;
-        let tier = Arc::new(Tier::new(options).map_err(no_memory)?);
+        let tier = Arc::new(Tier::new(options, clock.clone()).map_err(no_memory)?);
         Ok(Some(RamTier { tier, hold: Mutex::new(hold) }))
     }
 
-    /// Takes another size and policy, and forgets all blocks if one of them changes. The block size
-    /// stays.
+    pub(super) fn tier(&self) -> &Arc<Tier> {
+        &self.tier
+    }
+
+    /// Returns whether a change to these settings forgets all blocks.
+    pub(super) fn is_replaced_by(&self, settings: &Settings) -> bool {
+        TierOptions { block: self.tier.block(), ..options(settings) } != self.tier.options()
+    }
+
+    /// Takes another size, policy and strategy, and forgets all blocks if one of them changes. The block
+    /// size stays.
     ///
     /// # Errors
-    /// The daemon's memory limit does not allow it; nothing has changed then.
+    /// The daemon's memory limit does not allow it, or writes are deferred; nothing has changed then.
     pub(super) fn change(&self, settings: &Settings) -> Result<(), ApiError> {
         let wanted = TierOptions { block: self.tier.block(), ..options(settings) };
-        if wanted == self.tier.options() {
-            return Ok(());
-        }
         let mut hold = self.hold.lock().unwrap_or_else(PoisonError::into_inner);
-        let (before, needed) = (hold.bytes(), self.tier.memory_after(&wanted));
+        let before = hold.bytes();
+        let needed = self.tier.memory_after(&wanted) + on_its_way(settings);
         hold.grow(needed.saturating_sub(before), WHAT).map_err(faults::memory)?;
-        let changed = self.tier.change(wanted).map_err(no_memory);
+        let changed = match wanted == self.tier.options() {
+            true => Ok(()),
+            false => self.tier.change(wanted).map_err(no_memory),
+        };
         let kept = if changed.is_ok() { needed } else { before };
         let spare = hold.bytes().saturating_sub(kept);
         hold.shrink(spare);
@@ -127,6 +164,16 @@ impl RamTier {
             misses: counts.misses,
             fills: counts.fills,
             evictions: counts.evictions,
+            deferred: counts.deferred_bytes,
+            deferred_written: counts.deferred_written_bytes,
+            coalesced: counts.coalesced_bytes,
+            superseded: counts.superseded_bytes,
+            written_down: counts.written_down_bytes,
+            urgent: counts.urgent_bytes,
+            write_downs: counts.write_downs,
+            late_write_downs: counts.late_write_downs,
+            failed_write_downs: counts.failed_write_downs,
+            waits: counts.waits,
         }
     }
 }

@@ -183,7 +183,7 @@ impl Served {
     /// Removes a volume that is no longer served.
     pub(super) fn remove(&self, name: &VolumeName) {
         self.lock().remove(name);
-        self.ram.remove(name);
+        self.ram.remove(name.as_str());
     }
 
     /// Returns a served volume.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
-use forebay_admin::ApiError;
+use forebay_admin::{ApiError, VolumeName};
 use forebay_engine::Cache;
 
 use super::caches::Place;
@@ -28,7 +28,7 @@ impl EngineHost {
     /// [`CLOSE_PATIENCE`].
     pub(super) fn shut_down_all(self: &Arc<Self>) -> Result<(), ApiError> {
         self.lanes.stop_serving();
-        let drained = self.drain_volatile();
+        let drained = self.drain_ram();
         let stopped = self.stop_all();
         let closed = self.close_all();
         self.lanes.end(stopped.is_ok() && closed.is_ok());
@@ -36,26 +36,42 @@ impl EngineHost {
         drained.and(stopped).and(closed)
     }
 
-    /// Drains caches in RAM, which are lost with the process. There is no limit of time; an origin
-    /// that has taken no block for [`CLOSE_PATIENCE`] is abandoned.
-    fn drain_volatile(self: &Arc<Self>) -> Result<(), ApiError> {
-        let volatile = self.served.all().into_iter().filter(|(_, running)| running.place.volatile);
-        let drains: Vec<_> = volatile
+    /// Writes down deferred writes and drains caches in RAM, which are lost with the process. There is
+    /// no limit of time; a volume that has taken nothing for [`CLOSE_PATIENCE`] is abandoned.
+    fn drain_ram(self: &Arc<Self>) -> Result<(), ApiError> {
+        let waiting = |name: &VolumeName| {
+            self.served.ram.get(name).map_or(0, |ram| ram.tier().deferred_bytes())
+        };
+        let in_ram = |(volume, running): &(Definition, Running)| {
+            let ram = self.served.ram.get(&volume.name);
+            running.place.volatile || ram.is_some_and(|ram| ram.tier().has_deferred())
+        };
+        let drains: Vec<_> = self
+            .served
+            .all()
+            .into_iter()
+            .filter(in_ram)
             .map(|(volume, running)| {
                 let (host, name, work) =
                     (self.clone(), volume.name.clone(), Arc::new(Work::default()));
-                let own = work.clone();
-                let drain = std::thread::spawn(move || host.drain_now(&name, &own));
+                let (own, volatile) = (work.clone(), running.place.volatile);
+                let drain = std::thread::spawn(move || {
+                    host.write_down_patiently(&name, &own)?;
+                    if volatile { host.drain_now(&name, &own) } else { Ok(()) }
+                });
                 (volume, running, work, drain)
             })
             .collect();
         let mut result = Ok(());
         for (volume, running, work, drain) in drains {
+            let left = || {
+                let dirty = if running.place.volatile { running.volume.dirty_blocks() } else { 0 };
+                dirty * running.block_bytes() + waiting(&volume.name)
+            };
             let (mut least, mut since) = (u64::MAX, Instant::now());
             while !drain.is_finished() {
-                let dirty = running.volume.dirty_blocks();
-                if dirty < least {
-                    (least, since) = (dirty, Instant::now());
+                if left() < least {
+                    (least, since) = (left(), Instant::now());
                 }
                 if since.elapsed() >= CLOSE_PATIENCE {
                     work.cancel();
@@ -65,20 +81,23 @@ impl EngineHost {
                 }
                 std::thread::sleep(STEP);
             }
-            let dirty = running.volume.dirty_blocks();
+            let bytes = left();
             let drained = match drain.is_finished().then(|| drain.join()) {
                 Some(Ok(drained)) if !work.is_cancelled() => drained,
                 _ => Err(ApiError::failed(format!(
-                    "the origin {} of '{}' has accepted no block for {} s",
+                    "the origin {} of '{}' or its cache device has taken nothing for {} s",
                     volume.origin,
                     volume.name,
                     CLOSE_PATIENCE.as_secs()
                 ))),
             };
             if let Err(error) = drained {
-                tracing::error!(volume = %volume.name, blocks = dirty, "dirty blocks in RAM are lost: {error}");
+                tracing::error!(volume = %volume.name, bytes, "dirty blocks in RAM are lost: {error}");
                 result = Err(error);
             }
+        }
+        for (volume, _) in self.served.all() {
+            self.served.ram.remove(volume.name.as_str());
         }
         result
     }

@@ -102,8 +102,13 @@ impl EngineHost {
     ) -> Result<(), ApiError> {
         let running = self.served.get(name)?;
         let place = &running.place.clone();
-        if place.volatile {
-            self.drain_now(name, work)?;
+        let before = running.volume.settings();
+        self.end_deferring(name, work)?;
+        if place.volatile
+            && let Err(error) = self.drain_now(name, work)
+        {
+            self.defer_again(name, &before);
+            return Err(error);
         }
         self.served.phase(name, VolumeState::Stopping);
         let definition = self.served.definition(name);
@@ -146,8 +151,9 @@ impl EngineHost {
         stopped.and_then(|stopped| stopped)
     }
 
-    /// Dismisses the clients of a volume that has left its cache.
+    /// Dismisses the clients of a volume that has left its cache, and its RAM tier.
     fn dismiss(&self, place: &Place, volume: &Arc<Volume>) {
+        self.served.ram.remove(&volume.name);
         let (number, id) = (place.number, volume.id);
         let dismissed: Vec<_> = self
             .lanes
@@ -181,13 +187,24 @@ impl EngineHost {
         let before = running.volume.settings();
         let wanted = settings::of(volume);
         let ram = self.served.ram.get(name);
+        if ram.is_none() && super::ram::deferral(&wanted).is_some() {
+            let reason = "the volume has no RAM tier until it is started again; set ram, stop and start it, and then set durability=deferred";
+            return Err(ApiError::invalid("durability", reason));
+        }
         if let Some(ram) = &ram {
-            ram.change(&wanted)?;
+            // Without deferred writes the tier can be replaced.
+            if ram.is_replaced_by(&wanted) || super::ram::deferral(&wanted).is_none() {
+                self.end_deferring(name, work)?;
+            }
+            if let Err(error) = ram.change(&wanted) {
+                self.defer_again(name, &before);
+                return Err(error);
+            }
         }
         let drains = settings::keeps_dirty(before.mode) && !settings::keeps_dirty(wanted.mode);
         let mut set = {
             let _wait = self.served.wait_for(name, &volume.cache);
-            self.apply(&running.place, name, wanted)
+            self.apply(&running.place, name, wanted.clone())
         };
         if set.is_ok() && drains {
             set = self.drain_now(name, work);
@@ -197,11 +214,26 @@ impl EngineHost {
                 tracing::warn!(volume = %name, "cannot restore the old size of the RAM tier: {error}");
             }
             let _wait = self.served.wait_for(name, &volume.cache);
-            if let Err(error) = self.apply(&running.place, name, before) {
+            if let Err(error) = self.apply(&running.place, name, before.clone()) {
                 tracing::warn!(volume = %name, "cannot restore the old settings on the cache device: {error}");
             }
         }
+        self.defer_again(name, if set.is_ok() { &wanted } else { &before });
         set
+    }
+
+    /// Drains a volume that is to be deleted; afterwards it defers no writes, unless that failed.
+    fn drain_for_good(
+        &self,
+        name: &VolumeName,
+        before: &Settings,
+        work: &Arc<Work>,
+    ) -> Result<(), ApiError> {
+        let drained = self.end_deferring(name, work).and_then(|()| self.drain_now(name, work));
+        if drained.is_err() {
+            self.defer_again(name, before);
+        }
+        drained
     }
 
     /// See [`crate::daemon::host_api::Host::flush`].
@@ -219,6 +251,10 @@ impl EngineHost {
         self.served.phase(name, VolumeState::Draining);
         let (number, own) = (running.place.number, name.to_string());
         let block = running.block_bytes();
+        if let Err(error) = self.write_down(name, work) {
+            self.served.phase(name, VolumeState::Running);
+            return Err(error);
+        }
         let drained = self.lanes.watch(work, block, move |state, left| async move {
             let engine = state.engine(number)?;
             engine.drain(&own, |blocks| left.set(blocks)).await.map_err(faults::engine)
@@ -277,7 +313,8 @@ impl EngineHost {
                 }
             }
         }
-        if !discard_dirty && let Err(error) = self.drain_now(name, work) {
+        let before = self.served.get(name)?.volume.settings();
+        if !discard_dirty && let Err(error) = self.drain_for_good(name, &before, work) {
             if !was_served {
                 self.stop_quietly(name);
             }
@@ -308,6 +345,7 @@ impl EngineHost {
         };
         let nothing_to_keep = running.store().health.failed() && running.volume.dirty_blocks() == 0;
         if !discard_dirty && !nothing_to_keep {
+            self.defer_again(name, &before);
             self.served.phase(name, VolumeState::Running);
             return Err(ways_out(volume, left));
         }

@@ -1,0 +1,160 @@
+//! Blocks, the regions that they are written down in, and the parts of requests that lie in one block.
+
+use std::ops::Range;
+
+use forebay_core::SECTOR_SIZE;
+use forebay_policy::exact::Key;
+
+/// The unit of caching in RAM: a power of two from 512 bytes to 64 KiB.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RamBlock(u32);
+
+impl RamBlock {
+    /// Smallest block, in bytes.
+    pub const MIN: u64 = 512;
+    /// Largest block, in bytes.
+    pub const MAX: u64 = 64 << 10;
+
+    /// Returns the block size of `bytes` bytes, or `None` if there is no such block size.
+    pub fn new(bytes: u64) -> Option<Self> {
+        let good = bytes.is_power_of_two() && (Self::MIN..=Self::MAX).contains(&bytes);
+        good.then_some(RamBlock(bytes as u32))
+    }
+
+    /// Returns the size in bytes.
+    pub fn bytes(self) -> u64 {
+        u64::from(self.0)
+    }
+
+    /// Returns the sectors in a block: 1 to 128.
+    pub fn sectors(self) -> u32 {
+        self.0 / SECTOR_SIZE as u32
+    }
+
+    pub(crate) fn shift(self) -> u32 {
+        self.0.trailing_zeros()
+    }
+
+    /// Returns the blocks of a region.
+    pub(crate) fn blocks_of(self, region: Region) -> impl Iterator<Item = RamBlockNumber> + use<> {
+        let each = REGION_BYTES >> self.shift();
+        (region.0 * each..(region.0 + 1) * each).map(RamBlockNumber)
+    }
+
+    /// Returns the region of a block.
+    pub(crate) fn region_of(self, block: RamBlockNumber) -> Region {
+        Region((block.0 << self.shift()) / REGION_BYTES)
+    }
+}
+
+impl Default for RamBlock {
+    fn default() -> Self {
+        RamBlock(4096)
+    }
+}
+
+/// Number of a block of the volume, in units of the tier's block size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RamBlockNumber(pub(crate) u64);
+
+impl RamBlockNumber {
+    /// Returns 64 well-mixed bits: the lowest 40 choose the place in a shard's index, and some above
+    /// the guard.
+    pub(crate) fn hash(self) -> u64 {
+        Key(self.0).spread()
+    }
+}
+
+/// Bytes of a region: the largest request that is written down. A region's blocks are in one shard,
+/// so that neighbours are found together.
+pub(crate) const REGION_BYTES: u64 = 1 << 20;
+
+/// Number of an aligned range of [`REGION_BYTES`] of the volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Region(pub(crate) u64);
+
+impl Region {
+    /// Returns the shard among `shards`, a power of two. As many neighbouring regions as there are
+    /// shards have one each, so that a range of the volume fills all of them alike; which region has
+    /// which differs from one such group to the next, so that no stride fills one shard alone.
+    pub(crate) fn shard(self, shards: usize) -> usize {
+        let group = self.0 / shards as u64;
+        (self.0 ^ (Key(group).spread() >> 32)) as usize & (shards - 1)
+    }
+}
+
+/// A part of a request that lies in one block.
+#[derive(Clone, Debug)]
+pub(crate) struct Piece {
+    pub(crate) block: RamBlockNumber,
+    /// The sectors, from the start of the block.
+    pub(crate) sectors: Range<u32>,
+    /// The bytes, from the start of the request.
+    pub(crate) bytes: Range<usize>,
+}
+
+impl RamBlock {
+    /// Splits a range of whole sectors at the borders of blocks.
+    pub(crate) fn pieces(self, offset: u64, len: u64) -> impl Iterator<Item = Piece> + use<> {
+        let mut at = offset;
+        std::iter::from_fn(move || {
+            let end = offset + len;
+            let number = at >> self.shift();
+            let start = number << self.shift();
+            let until = end.min(start + self.bytes());
+            let piece = (at < end).then(|| Piece {
+                block: RamBlockNumber(number),
+                sectors: ((at - start) / SECTOR_SIZE) as u32
+                    ..((until - start) / SECTOR_SIZE) as u32,
+                bytes: (at - offset) as usize..(until - offset) as usize,
+            });
+            at = until;
+            piece
+        })
+    }
+}
+
+/// Returns the bits of the sectors in `range`, at most 128.
+pub(crate) fn bits(range: &Range<u32>) -> u128 {
+    let len = range.end - range.start;
+    let ones = if len >= 128 { u128::MAX } else { (1 << len) - 1 };
+    ones << range.start
+}
+
+/// Returns the runs of ones in `mask`, in order.
+pub(crate) fn runs(mut mask: u128) -> impl Iterator<Item = Range<u32>> {
+    std::iter::from_fn(move || {
+        let start = mask.trailing_zeros();
+        (start < 128).then(|| {
+            let len = (mask >> start).trailing_ones();
+            mask &= !bits(&(start..start + len));
+            start..start + len
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_are_the_ones_of_a_mask() {
+        let all = |mask| runs(mask).map(|run| (run.start, run.end)).collect::<Vec<_>>();
+        assert_eq!(all(0), []);
+        assert_eq!(all(u128::MAX), [(0, 128)]);
+        assert_eq!(all(0b1011_0001), [(0, 1), (4, 6), (7, 8)]);
+        assert_eq!(all(1 << 127 | 1), [(0, 1), (127, 128)]);
+    }
+
+    #[test]
+    fn neighbouring_regions_fill_all_shards_alike_and_no_stride_fills_one_alone() {
+        for shards in [1usize, 2, 8, 64] {
+            let mut counts = vec![0; shards];
+            (0..10 * shards as u64).for_each(|number| counts[Region(number).shard(shards)] += 1);
+            assert!(counts.iter().all(|count| *count == 10), "{counts:?}");
+            let strided = |number: u64| Region(number * shards as u64).shard(shards);
+            let used: std::collections::BTreeSet<usize> = (0..1000).map(strided).collect();
+            assert_eq!(used.len(), shards);
+        }
+    }
+}

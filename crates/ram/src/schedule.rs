@@ -1,0 +1,172 @@
+//! When deferred data is written down. Pure: the write-down task does as it is told here.
+
+use std::time::Duration;
+
+use forebay_core::{Nanos, WriteDown};
+
+use crate::options::Deferral;
+
+/// Above this share of the space, data is written down early.
+const URGENT: f64 = 0.5;
+/// Early write-downs end at this share.
+const RELAXED: f64 = 0.45;
+/// From this share on they have the greatest depth.
+const PRESSED: f64 = 0.9;
+
+/// Regions written down concurrently: in time, and at most.
+const DEPTH: usize = 4;
+pub(crate) const MOST_DEPTH: usize = 16;
+
+/// A lower tier that no client has needed for this long is idle.
+const IDLE: Duration = Duration::from_millis(50);
+
+/// How much is deferred, and the state of the lower tier.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Situation {
+    pub(crate) now: Nanos,
+    /// When the oldest data that is not on its way was acknowledged; `None`: there is none.
+    pub(crate) oldest: Option<Nanos>,
+    /// Deferred bytes.
+    pub(crate) bytes: u64,
+    /// The share of the space that is used.
+    pub(crate) fill: f64,
+    /// Writes wait for space.
+    pub(crate) waiting: bool,
+    /// When a client last needed the lower tier.
+    pub(crate) used: Nanos,
+    /// Bytes per second that were last written down; 0: not known.
+    pub(crate) rate: f64,
+}
+
+/// What to do next.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Next {
+    /// Wait for the first deferred write, or for scarce space.
+    Wait,
+    /// Wait until then, or for scarce space.
+    WaitUntil(Nanos),
+    /// Write down all that is deferred now.
+    Write {
+        /// Regions in flight.
+        depth: usize,
+        /// The time from one region to the next, if they are not written as fast as possible.
+        spread: Duration,
+        /// Only until there is enough space again.
+        urgent: bool,
+        /// Only until a client needs the lower tier.
+        idle: bool,
+    },
+}
+
+const ALL: Next = Next::Write { depth: DEPTH, spread: Duration::ZERO, urgent: false, idle: false };
+
+/// Returns whether space is scarce. `before`: whether it was.
+pub(crate) fn is_scarce(fill: f64, waiting: bool, before: bool) -> bool {
+    waiting || fill > if before { RELAXED } else { URGENT }
+}
+
+/// Decides what to do next.
+pub(crate) fn next(how: &Deferral, it: &Situation) -> Next {
+    let Some(oldest) = it.oldest else { return Next::Wait };
+    if is_scarce(it.fill, it.waiting, false) {
+        let pressure = ((it.fill - URGENT) / (PRESSED - URGENT)).clamp(0.0, 1.0);
+        let depth = 1 + (pressure * (MOST_DEPTH - 1) as f64) as usize;
+        let depth = if it.waiting { MOST_DEPTH } else { depth };
+        return Next::Write { depth, spread: Duration::ZERO, urgent: true, idle: false };
+    }
+    // Enough time to write all of it down: half as much again as last time, within limits.
+    let needed = if it.rate > 0.0 { it.bytes as f64 / it.rate * 1.5 } else { f64::INFINITY };
+    let within = how.within.as_secs_f64();
+    let lead = Duration::from_secs_f64(needed.clamp(within / 8.0, within / 2.0));
+    let due = oldest + how.within.saturating_sub(lead);
+    let wait = |until: Nanos| if until <= it.now { ALL } else { Next::WaitUntil(until) };
+    match how.mode {
+        WriteDown::Infinite => Next::Wait,
+        WriteDown::Buffer => ALL,
+        WriteDown::Interval => wait(due),
+        WriteDown::Idle => {
+            let idle = it.used + IDLE;
+            if due > it.now && idle <= it.now {
+                return Next::Write { depth: 1, spread: Duration::ZERO, urgent: false, idle: true };
+            }
+            wait(due.min(idle.max(it.now)))
+        }
+        WriteDown::Average => {
+            // Data that arrives right behind this sweep is reached by the next one, in time.
+            Next::Write { depth: 1, spread: how.within / 2, urgent: false, idle: false }
+        }
+    }
+}
+
+/// Returns whether a lower tier that a client needed at `used` is idle at `now`.
+pub(crate) fn is_idle(used: Nanos, now: Nanos) -> bool {
+    used + IDLE <= now
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: u64 = 1_000_000_000;
+
+    fn how(mode: WriteDown) -> Deferral {
+        Deferral { within: Duration::from_secs(8), mode, share: 100, ignore_flush: false }
+    }
+
+    fn at(seconds: u64) -> Situation {
+        let oldest = Some(Nanos(0));
+        let now = Nanos(seconds * SECOND);
+        Situation { now, oldest, bytes: 1 << 20, rate: 1e9, used: now, ..Situation::default() }
+    }
+
+    #[test]
+    fn nothing_happens_while_nothing_is_deferred() {
+        for mode in WriteDown::ALL {
+            let it = Situation { oldest: None, fill: 1.0, waiting: true, ..at(3) };
+            assert_eq!(next(&how(*mode), &it), Next::Wait);
+        }
+    }
+
+    #[test]
+    fn data_is_written_down_in_time_to_meet_its_limit() {
+        let interval = how(WriteDown::Interval);
+        assert_eq!(next(&interval, &at(1)), Next::WaitUntil(Nanos(7 * SECOND)));
+        assert_eq!(next(&interval, &at(7)), ALL);
+        let much = Situation { bytes: 2_000_000_000, ..at(1) };
+        assert_eq!(next(&interval, &much), Next::WaitUntil(Nanos(5 * SECOND)));
+        let unknown = Situation { rate: 0.0, ..at(1) };
+        assert_eq!(next(&interval, &unknown), Next::WaitUntil(Nanos(4 * SECOND)));
+        assert_eq!(next(&how(WriteDown::Buffer), &at(0)), ALL);
+        assert_eq!(next(&how(WriteDown::Infinite), &at(1000)), Next::Wait);
+        let spread = Duration::from_secs(4);
+        let sweep = Next::Write { depth: 1, spread, urgent: false, idle: false };
+        assert_eq!(next(&how(WriteDown::Average), &at(0)), sweep);
+    }
+
+    #[test]
+    fn an_idle_device_is_used_early_and_a_busy_one_at_the_limit() {
+        let idle = how(WriteDown::Idle);
+        let busy = at(1);
+        assert_eq!(next(&idle, &busy), Next::WaitUntil(busy.used + IDLE));
+        let free = Situation { used: Nanos(0), ..at(1) };
+        assert!(matches!(next(&idle, &free), Next::Write { idle: true, .. }));
+        assert_eq!(next(&idle, &at(7)), ALL);
+    }
+
+    #[test]
+    fn scarce_space_makes_it_urgent_whatever_the_mode_and_gradually() {
+        for mode in WriteDown::ALL {
+            let mut last = 0;
+            for fill in [0.51, 0.6, 0.7, 0.8, 0.9, 1.0] {
+                let it = Situation { fill, ..at(0) };
+                let Next::Write { depth, urgent: true, .. } = next(&how(*mode), &it) else {
+                    panic!("{mode} at {fill}");
+                };
+                assert!(depth >= last && depth <= MOST_DEPTH, "{fill}");
+                last = depth;
+            }
+            assert_eq!(last, MOST_DEPTH);
+        }
+        assert!(!is_scarce(0.47, false, false) && is_scarce(0.47, false, true));
+    }
+}

@@ -1,0 +1,440 @@
+//! Deferred writes of a shard: data that only RAM has, until it is written down.
+//!
+//! Data is written down by region. [`Shard::take`] copies the dirty sectors of a region and marks them
+//! as being written; they may be overwritten meanwhile, which makes them dirty again. At most one
+//! write-down of a region is in flight, and none of a sector that another request is replacing in the
+//! lower tier, so that data reaches the lower tier in the order of its acknowledgement.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use forebay_core::{Nanos, SECTOR_SIZE};
+use forebay_device::IoBuf;
+use forebay_policy::exact::{Key, Node};
+use forebay_store::planted::{self, PlantedBug};
+
+use super::Shard;
+use crate::block::{RamBlockNumber, Region, bits, runs};
+use crate::contents::Sectors;
+use crate::index::Frame;
+use crate::tier::TierCounts;
+
+/// A region with pinned blocks.
+#[derive(Clone, Copy, Debug, Default)]
+struct Pinned {
+    /// Blocks with dirty or writing sectors.
+    blocks: u32,
+    /// Blocks with dirty sectors.
+    dirty: u32,
+    /// When the oldest of its dirty data was acknowledged.
+    since: Nanos,
+    /// A write-down is in flight.
+    busy: bool,
+}
+
+/// See the module.
+#[derive(Default)]
+pub(super) struct Deferred {
+    /// Whether writes are deferred.
+    on: bool,
+    /// Most pinned blocks.
+    most: u32,
+    /// Pinned blocks.
+    pub(super) pinned: u32,
+    /// Dirty sectors.
+    dirty: u64,
+    /// Sectors being written.
+    writing: u64,
+    regions: BTreeMap<Region, Pinned>,
+}
+
+/// Whether a write was deferred.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Defer {
+    /// It was. `wakes`: nothing else in its region was dirty, or space begins to run short.
+    Done {
+        /// See above.
+        wakes: bool,
+    },
+    /// It has to go to the lower tier at once.
+    Through,
+    /// It has to wait until other data is written down.
+    NoSpace,
+}
+
+/// The answer to a request for a region's deferred data.
+pub(crate) enum Take {
+    /// There is none.
+    None,
+    /// All of it is on its way to the lower tier already.
+    Busy,
+    /// It is to be written down now.
+    Taken(Taken),
+}
+
+/// A region's deferred data on its way to the lower tier.
+pub(crate) struct Taken {
+    pub(crate) region: Region,
+    blocks: Vec<(RamBlockNumber, u128)>,
+    /// Data in the order of its place: the offset in bytes, and the bytes.
+    pub(crate) runs: Vec<(u64, IoBuf)>,
+    /// The number of runs.
+    pub(crate) requests: u64,
+    pub(crate) bytes: u64,
+    /// When the oldest of it was acknowledged.
+    pub(crate) since: Nanos,
+    /// Other dirty data of the region has to wait for requests in flight.
+    pub(crate) partly: bool,
+}
+
+/// Load of a shard or of a tier.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Load {
+    /// Dirty bytes.
+    pub(crate) bytes: u64,
+    /// Bytes on their way to the lower tier.
+    pub(crate) writing: u64,
+    /// Pinned blocks.
+    pub(crate) pinned: u64,
+    /// The largest share of the blocks that may be pinned which is, in any shard.
+    pub(crate) fill: f64,
+}
+
+impl Shard {
+    /// Defers writes from now on, with at most `share` percent of the blocks pinned; 0: no longer.
+    pub(crate) fn set_deferring(&mut self, share: u8) {
+        // Some frames are left to reads.
+        let spare = (self.capacity / 64).max(1);
+        let part = (u64::from(self.capacity) * u64::from(share) / 100) as u32;
+        self.deferred.most = part.min(self.capacity.saturating_sub(spare));
+        self.deferred.on = share > 0 && self.keeps.1;
+    }
+
+    /// Returns how much is deferred.
+    pub(crate) fn load(&self) -> Load {
+        let Deferred { most, pinned, dirty, writing, .. } = self.deferred;
+        let fill = f64::from(pinned) / f64::from(most.max(1));
+        let (bytes, writing) = (dirty * SECTOR_SIZE, writing * SECTOR_SIZE);
+        Load { bytes, writing, pinned: pinned.into(), fill }
+    }
+
+    /// Returns the regions with deferred data, and since when they have some; `None`: all of a
+    /// region's is on its way to the lower tier.
+    pub(crate) fn regions(&self) -> impl Iterator<Item = (Region, Option<Nanos>)> {
+        let since = |pinned: &Pinned| (pinned.dirty > 0).then_some(pinned.since);
+        self.deferred.regions.iter().map(move |(region, pinned)| (*region, since(pinned)))
+    }
+
+    /// Returns whether RAM has data of this block that the lower tier lacks.
+    pub(crate) fn is_pinned(&self, block: RamBlockNumber) -> bool {
+        self.deferred.pinned > 0
+            && self.find(block).is_some_and(|frame| self.contents.sectors(frame).pinned())
+    }
+
+    /// Passes on what RAM has of these sectors of a block and the lower tier lacks: sectors from the
+    /// start of the range, and the bytes. `false`: some of it is being replaced.
+    pub(crate) fn copy_deferred(
+        &self,
+        block: RamBlockNumber,
+        sectors: &Range<u32>,
+        mut pass: impl FnMut(usize, &[u8]),
+    ) -> bool {
+        let frame = self.find(block).filter(|_| self.deferred.pinned > 0);
+        let Some(frame) = frame else { return true };
+        let own = self.contents.sectors(frame);
+        let held = own.held() & bits(sectors);
+        if held & !own.valid != 0 {
+            return false;
+        }
+        for run in runs(held) {
+            pass((run.start - sectors.start) as usize, &self.data[self.bytes(frame, &run)]);
+        }
+        true
+    }
+
+    /// Adds this shard's counts.
+    pub(crate) fn add_to(&self, sum: &mut TierCounts) {
+        let counts = self.counts;
+        sum.hits += counts.hits;
+        sum.misses += counts.misses;
+        sum.fills += counts.fills;
+        sum.evictions += counts.evictions;
+        sum.cached += self.len();
+        sum.overhead_bytes += self.overhead();
+        sum.deferred_bytes += self.load().bytes + self.load().writing;
+        sum.deferred_written_bytes += counts.deferred * SECTOR_SIZE;
+        sum.coalesced_bytes += counts.coalesced * SECTOR_SIZE;
+        sum.superseded_bytes += counts.superseded * SECTOR_SIZE;
+    }
+
+    /// Returns the sectors of a frame for which a write to the lower tier has to wait: those whose data
+    /// is on its way there, and, unless it `replaces` them for certain, deferred ones.
+    pub(super) fn in_the_way(&self, frame: Frame, replaces: bool) -> u128 {
+        let own = self.contents.sectors(frame);
+        let writing = if planted::has(PlantedBug::WriteDownOvertaken) { 0 } else { own.writing };
+        if replaces { writing } else { own.dirty | writing }
+    }
+
+    /// Returns whether a write to these sectors in the lower tier has to wait.
+    pub(crate) fn waits(
+        &self,
+        block: RamBlockNumber,
+        sectors: &Range<u32>,
+        replaces: bool,
+    ) -> bool {
+        let frame = self.find(block).filter(|_| self.deferred.pinned > 0);
+        frame.is_some_and(|frame| self.in_the_way(frame, replaces) & bits(sectors) != 0)
+    }
+
+    /// Returns whether writes to all of these blocks would be deferred.
+    pub(crate) fn may_defer(&mut self, blocks: impl Iterator<Item = RamBlockNumber>) -> bool {
+        let mut pinned = self.deferred.pinned;
+        self.deferred.on
+            && blocks.into_iter().all(|block| {
+                pinned += u32::from(!self.is_pinned(block));
+                !self.guards.is_written(block)
+            })
+            && (pinned == self.deferred.pinned || pinned <= self.deferred.most)
+    }
+
+    /// Writes sectors of a block to RAM, to be written down later.
+    pub(crate) fn defer(
+        &mut self,
+        block: RamBlockNumber,
+        sectors: &Range<u32>,
+        data: &[u8],
+    ) -> Defer {
+        // While another write is in flight below, the order of the two would not be known.
+        if !self.deferred.on || self.guards.is_written(block) {
+            return Defer::Through;
+        }
+        let before = self.deferred.pinned;
+        let Some(frame) = self.pin(block) else {
+            // Without pinned blocks there never will be space.
+            return if before == 0 { Defer::Through } else { Defer::NoSpace };
+        };
+        let Deferred { pinned, most, .. } = self.deferred;
+        let scarce = before < pinned && pinned == most / 2 + 1;
+        let (mut own, written) = (self.contents.sectors(frame), bits(sectors));
+        let bytes = self.bytes(frame, sectors);
+        self.data[bytes].copy_from_slice(data);
+        self.guards.deferred(block);
+        let coalesced = u64::from((own.dirty & written).count_ones());
+        self.counts.deferred += u64::from(sectors.end - sectors.start);
+        self.counts.coalesced += coalesced;
+        let first = self.make_dirty(block, &mut own, written);
+        if first && let Some(region) = self.deferred.regions.get_mut(&self.block.region_of(block)) {
+            region.since = self.clock.now();
+        }
+        own.valid |= written;
+        self.contents.set_sectors(frame, own);
+        Defer::Done { wakes: first || scarce }
+    }
+
+    /// Returns the frame of a block, pinned; `None`: there is no room.
+    fn pin(&mut self, block: RamBlockNumber) -> Option<Frame> {
+        let found = self.find(block);
+        if let Some(frame) = found.filter(|frame| self.contents.sectors(*frame).pinned()) {
+            return Some(frame);
+        }
+        if self.deferred.pinned >= self.deferred.most {
+            return None;
+        }
+        let frame = match found {
+            Some(frame) => {
+                self.policy.remove(Node(frame.0));
+                frame
+            }
+            None => {
+                if self.is_full() && !self.evict() {
+                    return None;
+                }
+                let frame = self.free.pop()?;
+                self.place(block, frame);
+                frame
+            }
+        };
+        self.deferred.pinned += 1;
+        self.deferred.regions.entry(self.block.region_of(block)).or_default().blocks += 1;
+        Some(frame)
+    }
+
+    /// Gives a block that is no longer pinned to the policy.
+    fn unpin(&mut self, block: RamBlockNumber, frame: Frame) {
+        self.deferred.pinned -= 1;
+        let number = self.block.region_of(block);
+        if let Some(region) = self.deferred.regions.get_mut(&number) {
+            region.blocks -= 1;
+            if region.blocks == 0 && !region.busy {
+                self.deferred.regions.remove(&number);
+            }
+        }
+        let key = Key(block.0);
+        if !self.policy.admits(key) {
+            self.release(frame);
+        } else if let Some(Node(evicted)) = self.policy.insert(Node(frame.0), key) {
+            self.counts.evictions += 1;
+            self.release(Frame(evicted));
+        }
+    }
+
+    /// Makes sectors of a pinned block dirty. Returns whether nothing else in its region was.
+    fn make_dirty(&mut self, block: RamBlockNumber, own: &mut Sectors, sectors: u128) -> bool {
+        let mut first = false;
+        if own.dirty == 0
+            && let Some(region) = self.deferred.regions.get_mut(&self.block.region_of(block))
+        {
+            first = region.dirty == 0;
+            region.dirty += 1;
+        }
+        self.deferred.dirty += u64::from((sectors & !own.dirty).count_ones());
+        own.dirty |= sectors;
+        first
+    }
+
+    /// Marks dirty sectors of a block as being written.
+    pub(super) fn begin_writing(
+        &mut self,
+        block: RamBlockNumber,
+        own: &mut Sectors,
+        sectors: u128,
+    ) {
+        if sectors == 0 {
+            return;
+        }
+        own.writing |= sectors;
+        own.dirty &= !sectors;
+        self.deferred.dirty -= u64::from(sectors.count_ones());
+        self.deferred.writing += u64::from(sectors.count_ones());
+        if own.dirty == 0
+            && let Some(region) = self.deferred.regions.get_mut(&self.block.region_of(block))
+        {
+            region.dirty -= 1;
+        }
+    }
+
+    /// Takes the deferred data of a region's blocks that touch `within`, to be written down.
+    pub(crate) fn take(&mut self, region: Region, within: &Range<u64>) -> Take {
+        let Some(pinned) = self.deferred.regions.get_mut(&region) else { return Take::None };
+        if pinned.busy {
+            return Take::Busy;
+        }
+        let since = pinned.since;
+        let mut taken = Taken {
+            region,
+            blocks: Vec::new(),
+            runs: Vec::new(),
+            requests: 0,
+            bytes: 0,
+            since,
+            partly: false,
+        };
+        let mut pieces: Vec<(u64, Frame, Range<u32>)> = Vec::new();
+        let size = self.block.bytes();
+        let start = |block: &RamBlockNumber| block.0 * size;
+        let touches =
+            |it: &RamBlockNumber| start(it) < within.end && start(it) + size > within.start;
+        for block in self.block.blocks_of(region).filter(touches) {
+            let Some(frame) = self.find(block) else { continue };
+            let mut own = self.contents.sectors(frame);
+            if own.writing != 0 {
+                taken.partly = true;
+            } else if own.dirty != 0 {
+                let start = block.0 << self.block.shift();
+                let place = |run: &Range<u32>| start + u64::from(run.start) * SECTOR_SIZE;
+                pieces.extend(runs(own.dirty).map(|run| (place(&run), frame, run)));
+                taken.blocks.push((block, own.dirty));
+                taken.bytes += u64::from(own.dirty.count_ones()) * SECTOR_SIZE;
+                let dirty = own.dirty;
+                self.begin_writing(block, &mut own, dirty);
+                self.contents.set_sectors(frame, own);
+            }
+        }
+        if taken.blocks.is_empty() {
+            return if taken.partly { Take::Busy } else { Take::None };
+        }
+        let of_run = |one: &(u64, Frame, Range<u32>), next: &(u64, Frame, Range<u32>)| {
+            one.0 + u64::from(one.2.end - one.2.start) * SECTOR_SIZE == next.0
+        };
+        taken.runs = pieces.chunk_by(of_run).map(|run| self.copy_run(run)).collect();
+        taken.requests = taken.runs.len() as u64;
+        if let Some(pinned) = self.deferred.regions.get_mut(&region) {
+            pinned.busy = true;
+        }
+        Take::Taken(taken)
+    }
+
+    fn copy_run(&self, pieces: &[(u64, Frame, Range<u32>)]) -> (u64, IoBuf) {
+        let sectors: u32 = pieces.iter().map(|(_, _, run)| run.end - run.start).sum();
+        let mut data = IoBuf::for_overwrite(sectors as usize * SECTOR_SIZE as usize);
+        let mut at = 0;
+        for (_, frame, run) in pieces {
+            let from = &self.data[self.bytes(*frame, run)];
+            data[at..at + from.len()].copy_from_slice(from);
+            at += from.len();
+        }
+        (pieces.first().map_or(0, |piece| piece.0), data)
+    }
+
+    /// Ends a write-down. `done`: whether the lower tier has all of the data; otherwise all of it is
+    /// dirty again.
+    pub(crate) fn settle(&mut self, taken: &Taken, done: bool) {
+        if let Some(region) = self.deferred.regions.get_mut(&taken.region) {
+            region.busy = false;
+            if !done {
+                region.since = region.since.min(taken.since);
+            }
+        }
+        for &(block, sectors) in &taken.blocks {
+            self.end_writing(block, sectors, done || planted::has(PlantedBug::LostWriteDown));
+        }
+    }
+
+    /// Ends the writing of some sectors of a block. `done`: the lower tier has what replaced them, or
+    /// themselves.
+    fn end_writing(&mut self, block: RamBlockNumber, sectors: u128, done: bool) {
+        // The tier may have been closed meanwhile.
+        let Some(frame) = self.find(block) else { return };
+        let mut own = self.contents.sectors(frame);
+        if !done {
+            self.make_dirty(block, &mut own, sectors);
+        } else if planted::has(PlantedBug::RewriteForgotten) {
+            let rewritten = own.dirty & sectors;
+            self.deferred.writing -= u64::from(rewritten.count_ones());
+            self.begin_writing(block, &mut own, rewritten);
+        }
+        self.deferred.writing -= u64::from((own.writing & sectors).count_ones());
+        own.writing &= !sectors;
+        self.contents.set_sectors(frame, own);
+        if !own.pinned() {
+            self.unpin(block, frame);
+        }
+    }
+
+    /// Ends a request that replaced deferred data of a block in the lower tier. `done`: it did;
+    /// otherwise the data is dirty again.
+    pub(super) fn end_superseding(
+        &mut self,
+        block: RamBlockNumber,
+        sectors: &Range<u32>,
+        done: bool,
+    ) {
+        if self.deferred.pinned == 0 {
+            return;
+        }
+        let Some(frame) = self.find(block) else { return };
+        let mut own = self.contents.sectors(frame);
+        // No other request writes these sectors.
+        let superseded = own.writing & bits(sectors);
+        if superseded == 0 {
+            return;
+        }
+        if done {
+            self.counts.superseded += u64::from(superseded.count_ones());
+        } else {
+            own.valid |= superseded;
+            self.contents.set_sectors(frame, own);
+        }
+        self.end_writing(block, superseded, done);
+    }
+}

@@ -1,0 +1,327 @@
+//! Deferred writes of a tier, as its lanes share them.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use forebay_core::{Nanos, SECTOR_SIZE};
+use forebay_lane::Notify;
+use parking_lot::Mutex;
+
+use super::{Tier, TierCounts};
+use crate::block::{Piece, REGION_BYTES, Region};
+use crate::options::Deferral;
+use crate::shard::{Defer, Load, Take, Taken};
+
+/// State of deferring, beside that of the shards.
+#[derive(Default)]
+pub(crate) struct Deferring {
+    how: Mutex<Option<Deferral>>,
+    /// Whether writes are deferred; set without a lock, so the shards have the last word.
+    on: AtomicBool,
+    /// Whether writes were ever deferred.
+    ever: AtomicBool,
+    closed: AtomicBool,
+    ignores_flush: AtomicBool,
+    /// The last write-down failed.
+    failing: AtomicBool,
+    /// Data was written down, or a request that replaced deferred data has ended.
+    pub(crate) changed: Notify,
+    /// The write-down task has something to do that it does not expect.
+    pub(crate) work: Notify,
+    /// The write-down task waits for the first deferred write.
+    sleeps: AtomicBool,
+    /// Writes that wait for space.
+    waiting: AtomicU32,
+    /// When a client last needed the lower tier.
+    used: AtomicU64,
+    written_down: AtomicU64,
+    urgent: AtomicU64,
+    requests: AtomicU64,
+    late: AtomicU64,
+    failed: AtomicU64,
+    waits: AtomicU64,
+}
+
+/// A write that waits for space.
+pub(crate) struct Waiter<'a>(&'a Deferring);
+
+impl Drop for Waiter<'_> {
+    fn drop(&mut self) {
+        self.0.waiting.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Deferring {
+    /// Returns whether writes were ever deferred.
+    #[inline]
+    pub(super) fn ever(&self) -> bool {
+        self.ever.load(Ordering::Relaxed)
+    }
+
+    /// Tells those who wait that data was written down or replaced.
+    pub(crate) fn note_change(&self) {
+        if self.ever() {
+            self.changed.notify_all();
+        }
+    }
+
+    pub(super) fn close(&self) {
+        self.on.store(false, Ordering::Relaxed);
+        self.closed.store(true, Ordering::SeqCst);
+        self.work.notify_all();
+        self.changed.notify_all();
+    }
+
+    /// Returns whether the tier was closed.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::SeqCst)
+    }
+
+    /// Returns whether flushes and FUA are ignored.
+    pub(crate) fn ignores_flush(&self) -> bool {
+        self.ignores_flush.load(Ordering::Relaxed)
+    }
+
+    /// Notes that a write waits for space, until the result is dropped.
+    pub(crate) fn wait(&self) -> Waiter<'_> {
+        self.waits.fetch_add(1, Ordering::Relaxed);
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        self.work.notify_all();
+        Waiter(self)
+    }
+
+    /// Returns whether writes wait for space.
+    pub(crate) fn has_waiting(&self) -> bool {
+        self.waiting.load(Ordering::Relaxed) > 0
+    }
+
+    /// Returns whether the last write-down failed.
+    pub(crate) fn is_failing(&self) -> bool {
+        self.failing.load(Ordering::Relaxed)
+    }
+
+    /// Has [`Deferring::work`] notified of the first deferred write. Call it before the decision to
+    /// wait for that.
+    pub(crate) fn expect_first(&self) {
+        self.sleeps.store(true, Ordering::SeqCst);
+    }
+
+    /// Notes that a client needs the lower tier now.
+    pub(crate) fn note_use(&self, now: impl FnOnce() -> Nanos) {
+        if self.ever() {
+            self.used.store(now().0, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns when a client last needed the lower tier.
+    pub(crate) fn last_use(&self) -> Nanos {
+        Nanos(self.used.load(Ordering::Relaxed))
+    }
+
+    pub(super) fn add_to(&self, sum: &mut TierCounts) {
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        sum.written_down_bytes = count(&self.written_down);
+        sum.urgent_bytes = count(&self.urgent);
+        sum.write_downs = count(&self.requests);
+        sum.late_write_downs = count(&self.late);
+        sum.failed_write_downs = count(&self.failed);
+        sum.waits = count(&self.waits);
+    }
+}
+
+impl Tier {
+    /// Defers writes from now on, or no longer. Data that is deferred already is written down as before,
+    /// or at the next flush.
+    pub fn defer_writes(&self, how: Option<Deferral>) {
+        let own = &self.deferring;
+        let mut current = own.how.lock();
+        *current = how;
+        let share = how.map_or(0, |how| how.share);
+        own.ignores_flush.store(how.is_some_and(|how| how.ignore_flush), Ordering::Relaxed);
+        own.ever.fetch_or(how.is_some(), Ordering::SeqCst);
+        own.on.store(how.is_some(), Ordering::Relaxed);
+        for shard in &self.shards {
+            shard.0.lock().set_deferring(share);
+        }
+        drop(current);
+        own.work.notify_all();
+        own.changed.notify_all();
+    }
+
+    /// Returns how writes are deferred; `None`: they are not.
+    pub fn deferral(&self) -> Option<Deferral> {
+        *self.deferring.how.lock()
+    }
+
+    /// Returns whether RAM has data that the lower tier lacks.
+    pub fn has_deferred(&self) -> bool {
+        self.deferring.ever.load(Ordering::SeqCst)
+            && self.shards.iter().any(|shard| shard.0.lock().load().pinned > 0)
+    }
+
+    /// Returns the bytes that RAM has and the lower tier lacks.
+    pub fn deferred_bytes(&self) -> u64 {
+        let load = self.load();
+        load.bytes + load.writing
+    }
+
+    /// Returns whether writes are probably deferred.
+    #[inline]
+    pub(crate) fn is_deferring(&self) -> bool {
+        self.deferring.on.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn now(&self) -> Nanos {
+        self.clock.now()
+    }
+
+    /// Returns the load of all shards.
+    pub(crate) fn load(&self) -> Load {
+        let mut sum = Load::default();
+        for shard in &self.shards {
+            let load = shard.0.lock().load();
+            sum.bytes += load.bytes;
+            sum.writing += load.writing;
+            sum.pinned += load.pinned;
+            sum.fill = sum.fill.max(load.fill);
+        }
+        sum
+    }
+
+    /// Returns the regions with deferred data in the order of their places, and since when they have
+    /// some; `None`: all of a region's is on its way to the lower tier. Only shards of which at least
+    /// `fill` of the space is used.
+    pub(crate) fn regions(&self, fill: f64) -> Vec<(Region, Option<Nanos>)> {
+        let mut regions = Vec::new();
+        for shard in &self.shards {
+            let shard = shard.0.lock();
+            if shard.load().fill >= fill {
+                regions.extend(shard.regions());
+            }
+        }
+        regions.sort_unstable_by_key(|(region, _)| *region);
+        regions
+    }
+
+    /// Writes a part of a request to RAM, to be written down later.
+    pub(crate) fn defer(&self, piece: &Piece, data: &[u8]) -> Defer {
+        let deferred = self.shard(piece.block).defer(piece.block, &piece.sectors, data);
+        if deferred == (Defer::Done { wakes: true }) {
+            self.wake_task();
+        }
+        deferred
+    }
+
+    /// Writes a request to RAM, to be written down later. `false`: nothing has happened.
+    pub(crate) fn defer_whole(&self, offset: u64, data: &[u8]) -> bool {
+        let end = offset + data.len() as u64;
+        let region = Region(offset / REGION_BYTES);
+        if end > (region.0 + 1) * REGION_BYTES {
+            return false;
+        }
+        let mut wakes = false;
+        let mut shard = self.shard_of(region);
+        let pieces = || self.pieces(offset, data.len() as u64);
+        if !shard.may_defer(pieces().map(|piece| piece.block)) {
+            return false;
+        }
+        for piece in pieces() {
+            let deferred = shard.defer(piece.block, &piece.sectors, &data[piece.bytes]);
+            debug_assert!(matches!(deferred, Defer::Done { .. }), "there was room for all");
+            wakes |= deferred == (Defer::Done { wakes: true });
+        }
+        drop(shard);
+        if wakes {
+            self.wake_task();
+        }
+        true
+    }
+
+    pub(super) fn wake_task(&self) {
+        if self.deferring.sleeps.swap(false, Ordering::SeqCst) {
+            self.deferring.work.notify_all();
+        }
+    }
+
+    /// Returns whether RAM has data of this range that the lower tier lacks.
+    pub(crate) fn is_pinned(&self, offset: u64, len: u64) -> bool {
+        self.deferring.ever()
+            && self.pieces(offset, len).any(|piece| self.shard(piece.block).is_pinned(piece.block))
+    }
+
+    /// Copies what RAM has of this range and the lower tier lacks: offsets from the start of the range,
+    /// and the bytes. `false`: a part of it is being replaced; a read has to wait until that has ended.
+    pub(crate) fn deferred_in(
+        &self,
+        offset: u64,
+        len: u64,
+        copies: &mut Vec<(usize, Vec<u8>)>,
+    ) -> bool {
+        !self.deferring.ever()
+            || self.pieces(offset, len).all(|piece| {
+                let (start, shard) = (piece.bytes.start, self.shard(piece.block));
+                shard.copy_deferred(piece.block, &piece.sectors, |sector, bytes| {
+                    copies.push((start + sector * SECTOR_SIZE as usize, bytes.to_vec()));
+                })
+            })
+    }
+
+    /// Returns the first range of blocks within this range of which RAM has data that the lower tier
+    /// lacks: offset and length.
+    pub(crate) fn first_pinned(&self, offset: u64, len: u64) -> Option<(u64, u64)> {
+        if !self.has_deferred() {
+            return None;
+        }
+        let end = offset.saturating_add(len);
+        let (first, last) = (offset / REGION_BYTES, end.saturating_sub(1) / REGION_BYTES);
+        let within = |region: &Region| (first..=last).contains(&region.0);
+        let regions = self.regions(0.0).into_iter().map(|(region, _)| region).filter(within);
+        for region in regions {
+            let start = (region.0 * REGION_BYTES).max(offset);
+            let until = ((region.0 + 1) * REGION_BYTES).min(end);
+            let mut found: Option<(u64, u64)> = None;
+            for piece in self.pieces(start, until - start) {
+                let pinned = self.shard(piece.block).is_pinned(piece.block);
+                let bytes = piece.bytes.len() as u64;
+                match &mut found {
+                    Some((_, len)) if pinned => *len += bytes,
+                    Some(_) => break,
+                    None if pinned => found = Some((start + piece.bytes.start as u64, bytes)),
+                    None => (),
+                }
+            }
+            if found.is_some() {
+                return found;
+            }
+        }
+        None
+    }
+
+    /// Takes the deferred data of a region's blocks that touch `within`, to be written down.
+    pub(crate) fn take(&self, region: Region, within: &Range<u64>) -> Take {
+        self.shard_of(region).take(region, within)
+    }
+
+    /// Ends a write-down. `done`: whether the lower tier has all of the data.
+    pub(crate) fn settle(&self, taken: &Taken, done: bool, urgent: bool) {
+        self.shard_of(taken.region).settle(taken, done);
+        let own = &self.deferring;
+        own.failing.store(!done, Ordering::Relaxed);
+        let add = |counter: &AtomicU64, count| counter.fetch_add(count, Ordering::Relaxed);
+        let requests = taken.requests;
+        if done {
+            add(&own.requests, requests);
+            add(&own.written_down, taken.bytes);
+            add(&own.urgent, if urgent { taken.bytes } else { 0 });
+            // Without an age limit nothing is late.
+            let limit = self.deferral().map_or(Duration::MAX, |how| how.limit());
+            let late = self.now().since(taken.since) > limit;
+            add(&own.late, if late { requests } else { 0 });
+        } else {
+            add(&own.failed, requests);
+            self.wake_task();
+        }
+        own.changed.notify_all();
+    }
+}

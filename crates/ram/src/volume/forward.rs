@@ -1,0 +1,424 @@
+//! Requests on one lane that the lower tier serves, or that have to wait.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use forebay_core::{IoError, Op};
+use forebay_device::IoBuf;
+use forebay_engine::{BlockService, Completion, CompletionSink, Request};
+use forebay_lane::Lane;
+use forebay_store::planted::{self, PlantedBug};
+
+use crate::guard::Token;
+use crate::shard::Defer;
+use crate::tier::Tier;
+use crate::write_down::{self, Answer};
+
+/// What to do when the lower tier has answered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Then {
+    /// Nothing.
+    #[default]
+    Pass,
+    /// Cache the data that was read.
+    Fill,
+    /// Cache the data that was written.
+    Written,
+    /// Forget the range, which is zeroes now.
+    Zeroed,
+    /// Forget the range, which may be zeroes now.
+    Discarded,
+}
+
+/// A request that the lower tier serves.
+struct InFlight {
+    /// The request as the client sent it, without its data.
+    request: Request,
+    sink: Rc<dyn CompletionSink>,
+    then: Then,
+    tokens: Vec<Token>,
+    /// For a read: what RAM had of its range and the lower tier lacked.
+    newer: Vec<(usize, Vec<u8>)>,
+}
+
+/// Completes a request whose task panics (invariant 25).
+struct Promise(u64, Option<Rc<dyn CompletionSink>>);
+
+impl Promise {
+    fn keep(mut self, result: Result<(), IoError>, data: Option<IoBuf>) {
+        if let Some(sink) = self.1.take() {
+            sink.complete(Completion { tag: self.0, result, data });
+        }
+    }
+}
+
+impl Promise {
+    /// Leaves the answer to somebody else.
+    fn leave(mut self) {
+        self.1 = None;
+    }
+}
+
+impl Drop for Promise {
+    fn drop(&mut self) {
+        if let Some(sink) = self.1.take() {
+            sink.complete(Completion { tag: self.0, result: Err(IoError::Io), data: None });
+        }
+    }
+}
+
+/// Sends requests to the lower tier, takes its completions and passes them on.
+pub(super) struct Forward {
+    pub(super) tier: Arc<Tier>,
+    pub(super) lower: Rc<dyn BlockService>,
+    lane: Rc<Lane>,
+    /// By the tag that the lower tier sees.
+    in_flight: RefCell<Vec<Option<InFlight>>>,
+    free: RefCell<Vec<usize>>,
+    /// Empty lists of tokens, to be used again.
+    spare: RefCell<Vec<Vec<Token>>>,
+}
+
+impl Forward {
+    pub(super) fn new(tier: Arc<Tier>, lower: Rc<dyn BlockService>, lane: Rc<Lane>) -> Rc<Self> {
+        let (in_flight, free) = (RefCell::default(), RefCell::default());
+        Rc::new(Forward { tier, lower, lane, in_flight, free, spare: RefCell::default() })
+    }
+
+    /// Registers a request and returns its tag for the lower tier; `None`: it has to wait until data
+    /// of its range is written down.
+    fn register(
+        &self,
+        request: &Request,
+        then: Then,
+        sink: &Rc<dyn CompletionSink>,
+    ) -> Option<u64> {
+        let (offset, len) = (request.offset, request.len);
+        let mut tokens = self.spare.borrow_mut().pop().unwrap_or_default();
+        let mut newer = Vec::new();
+        let begun = match then {
+            Then::Pass => true,
+            Then::Fill => {
+                tokens.extend(self.tier.begin_fill(offset, len));
+                let begun = self.tier.deferred_in(offset, len, &mut newer);
+                if planted::has(PlantedBug::DeferredNotRead) {
+                    newer.clear();
+                }
+                begun
+            }
+            Then::Written | Then::Zeroed | Then::Discarded => {
+                let replaces = then != Then::Discarded;
+                self.tier.begin_write(offset, len, replaces, |token| tokens.push(token))
+            }
+        };
+        if !begun {
+            tokens.clear();
+            self.spare.borrow_mut().push(tokens);
+            return None;
+        }
+        let request = Request { data: None, ..*request };
+        let own = InFlight { request, sink: sink.clone(), then, tokens, newer };
+        let mut in_flight = self.in_flight.borrow_mut();
+        let number = self.free.borrow_mut().pop().unwrap_or_else(|| {
+            in_flight.push(None);
+            in_flight.len() - 1
+        });
+        in_flight[number] = Some(own);
+        Some(number as u64)
+    }
+
+    /// Brings the tier up to date with what the lower tier has done.
+    fn settle(&self, own: &InFlight, completion: &mut Completion) {
+        self.tier.heed(self.lower.losses());
+        let done = completion.result.is_ok();
+        if let Some(data) = &mut completion.data {
+            for (at, newer) in &own.newer {
+                if let Some(place) = data.get_mut(*at..at + newer.len()) {
+                    place.copy_from_slice(newer);
+                }
+            }
+        }
+        let data =
+            completion.data.as_deref().filter(|data| done && data.len() as u64 == own.request.len);
+        match own.then {
+            Then::Pass => (),
+            Then::Fill => {
+                if let Some(data) = data {
+                    self.tier.end_fill(own.request.offset, data, &own.tokens);
+                }
+            }
+            // After an error it is not known which sectors were written.
+            Then::Written => {
+                self.tier.end_write(own.request.offset, own.request.len, done, data, &own.tokens);
+            }
+            Then::Zeroed | Then::Discarded => {
+                self.tier.end_write(own.request.offset, own.request.len, done, None, &own.tokens);
+            }
+        }
+    }
+
+    /// Sends a request to the lower tier, once no data of its range is being written down.
+    pub(super) fn send(
+        self: &Rc<Self>,
+        request: Request,
+        then: Then,
+        sink: &Rc<dyn CompletionSink>,
+    ) {
+        let Err(request) = self.send_now(request, then, sink) else { return };
+        let (own, sink) = (self.clone(), sink.clone());
+        self.lane.spawn(async move { own.send_in_turn(request, then, sink).await });
+    }
+
+    fn send_now(
+        self: &Rc<Self>,
+        request: Request,
+        then: Then,
+        sink: &Rc<dyn CompletionSink>,
+    ) -> Result<(), Request> {
+        let Some(tag) = self.register(&request, then, sink) else { return Err(request) };
+        self.note_use();
+        let own: Rc<dyn CompletionSink> = self.clone();
+        self.lower.submit(Request { tag, ..request }, &own);
+        Ok(())
+    }
+
+    async fn send_in_turn(
+        self: Rc<Self>,
+        mut request: Request,
+        then: Then,
+        sink: Rc<dyn CompletionSink>,
+    ) {
+        loop {
+            let changed = self.tier.deferring.changed.listen();
+            match self.send_now(request, then, &sink) {
+                Ok(()) => return,
+                Err(waits) => request = waits,
+            }
+            changed.await;
+        }
+    }
+
+    /// Discards a range. Its deferred data is not written down: the lower tier gets zeroes there, as it
+    /// may keep what is discarded, which is older.
+    pub(super) fn discard(self: &Rc<Self>, request: Request, sink: &Rc<dyn CompletionSink>) {
+        let Err(request) = self.send_now(request, Then::Discarded, sink) else { return };
+        let (own, sink) = (self.clone(), sink.clone());
+        self.lane.spawn(async move {
+            let promise = Promise(request.tag, Some(sink));
+            let result = own.discard_in_parts(&request).await;
+            promise.keep(result, None);
+        });
+    }
+
+    async fn discard_in_parts(self: Rc<Self>, request: &Request) -> Result<(), IoError> {
+        let (mut at, end) = (request.offset, request.offset + request.len);
+        while at < end {
+            let (start, len) = self.tier.first_pinned(at, end - at).unwrap_or((end, 0));
+            let answer = Rc::new(Answer::default());
+            let sink: Rc<dyn CompletionSink> = answer.clone();
+            let part = |op, offset, len| Request { op, offset, len, data: None, ..*request };
+            if start == at {
+                let zeroes = part(Op::WriteZeroes, at, len);
+                self.clone().send_whole(zeroes, Then::Zeroed, sink).await;
+                at += len;
+            } else if self
+                .send_now(part(Op::Discard, at, start - at), Then::Discarded, &sink)
+                .is_ok()
+            {
+                at = start;
+            } else {
+                // Something was deferred there meanwhile.
+                continue;
+            }
+            answer.completion().await.result?;
+        }
+        Ok(())
+    }
+
+    /// Reads once more what RAM did not have: the rest could not be read below.
+    fn read_again(&self, own: InFlight, mut data: IoBuf) {
+        let InFlight { request, sink, newer, .. } = own;
+        let (lower, promise) = (self.lower.clone(), Promise(request.tag, Some(sink)));
+        self.lane.spawn(async move {
+            let result = read_gaps(&lower, request.offset, &mut data, &newer).await;
+            promise.keep(result, Some(data));
+        });
+    }
+
+    /// Notes that a client needs the lower tier.
+    pub(super) fn note_use(&self) {
+        self.tier.deferring.note_use(|| self.lane.now());
+    }
+
+    /// Writes data to RAM from the byte `at` of the request on, which it advances.
+    pub(super) fn defer_from(&self, offset: u64, data: &[u8], at: &mut usize) -> Defer {
+        let rest = (data.len() - *at) as u64;
+        let start = *at;
+        for piece in self.tier.pieces(offset + start as u64, rest) {
+            let bytes = start + piece.bytes.start..start + piece.bytes.end;
+            match self.tier.defer(&piece, &data[bytes.clone()]) {
+                Defer::Done { .. } => *at = bytes.end,
+                other => return other,
+            }
+        }
+        Defer::Done { wakes: false }
+    }
+
+    /// Writes to RAM, to be written down later, or at once if it is to be `durable`; waits for space
+    /// if need be.
+    pub(super) fn defer(
+        self: &Rc<Self>,
+        mut request: Request,
+        durable: bool,
+        sink: &Rc<dyn CompletionSink>,
+    ) {
+        let mut at = 0;
+        let data = request.data.take().unwrap_or_default();
+        let deferred = self.defer_from(request.offset, &data, &mut at);
+        if !durable && matches!(deferred, Defer::Done { .. }) {
+            let data = Some(data);
+            return sink.complete(Completion { tag: request.tag, result: Ok(()), data });
+        }
+        let (own, sink) = (self.clone(), sink.clone());
+        self.lane.spawn(async move {
+            let promise = Promise(request.tag, Some(sink));
+            let mut result = own.defer_in_turn(&request, &data, at).await;
+            if durable && result.is_ok() {
+                result = own.make_durable(request.offset, request.len).await;
+            }
+            promise.keep(result, Some(data));
+        });
+    }
+
+    /// Makes the data of a range durable, as FUA demands.
+    async fn make_durable(&self, offset: u64, len: u64) -> Result<(), IoError> {
+        let within = self.lower.whole_blocks(offset..offset + len);
+        write_down::range(&self.tier, &self.lower, within).await?;
+        write_down::flush(&self.lower).await
+    }
+
+    /// Zeroes a range in the lower tier.
+    pub(super) fn zero(self: &Rc<Self>, request: Request, sink: &Rc<dyn CompletionSink>) {
+        if !self.tier.has_deferred() {
+            return self.send(request, Then::Zeroed, sink);
+        }
+        let (own, sink) = (self.clone(), sink.clone());
+        self.lane.spawn(async move { own.send_whole(request, Then::Zeroed, sink).await });
+    }
+
+    /// Sends a change to the lower tier. To change a part of a block, that tier needs the rest, and
+    /// what it has may be unreadable: deferred data beside the change is written down first.
+    async fn send_whole(
+        self: Rc<Self>,
+        request: Request,
+        then: Then,
+        sink: Rc<dyn CompletionSink>,
+    ) {
+        let promise = Promise(request.tag, Some(sink.clone()));
+        let range = request.offset..request.offset + request.len;
+        let whole = self.lower.whole_blocks(range.clone());
+        for beside in [whole.start..range.start, range.end..whole.end] {
+            if beside.start < beside.end
+                && self.tier.is_pinned(beside.start, beside.end - beside.start)
+            {
+                // If that fails, so does the change.
+                let _ = write_down::range(&self.tier, &self.lower, beside).await;
+            }
+        }
+        promise.leave();
+        self.send_in_turn(request, then, sink).await;
+    }
+
+    /// Writes to RAM from the byte `at` on, or, from where that is not possible, to the lower tier. No
+    /// byte is written twice: as soon as a read may have returned it, later writes are newer.
+    async fn defer_in_turn(
+        self: &Rc<Self>,
+        request: &Request,
+        data: &[u8],
+        mut at: usize,
+    ) -> Result<(), IoError> {
+        loop {
+            let changed = self.tier.deferring.changed.listen();
+            match self.defer_from(request.offset, data, &mut at) {
+                Defer::Done { .. } => return Ok(()),
+                // There will be no space, and the client has to learn why.
+                Defer::NoSpace if self.tier.deferring.is_failing() => break,
+                Defer::NoSpace => {
+                    let _waiter = self.tier.deferring.wait();
+                    changed.await;
+                }
+                Defer::Through => break,
+            }
+        }
+        let rest = IoBuf::copy_from(&data[at..]);
+        let (offset, len) = (request.offset + at as u64, rest.len() as u64);
+        let rest = Request { offset, len, data: Some(rest), ..*request };
+        let answer = Rc::new(Answer::default());
+        self.clone().send_whole(rest, Then::Written, answer.clone()).await;
+        answer.completion().await.result
+    }
+
+    /// Writes down what is deferred, then flushes the lower tier.
+    pub(super) fn flush(self: &Rc<Self>, request: Request, sink: &Rc<dyn CompletionSink>) {
+        let (own, sink) = (self.clone(), sink.clone());
+        self.lane.spawn(async move {
+            let promise = Promise(request.tag, Some(sink.clone()));
+            match write_down::all(&own.tier, &own.lower).await {
+                Ok(()) => {
+                    promise.leave();
+                    own.send(request, Then::Pass, &sink);
+                }
+                Err(error) => promise.keep(Err(error), None),
+            }
+        });
+    }
+}
+
+/// Reads only what RAM did not have.
+async fn read_gaps(
+    lower: &Rc<dyn BlockService>,
+    offset: u64,
+    data: &mut IoBuf,
+    newer: &[(usize, Vec<u8>)],
+) -> Result<(), IoError> {
+    let mut at = 0;
+    let ends = newer.iter().map(|(start, bytes)| (*start, start + bytes.len()));
+    for (start, next) in ends.chain([(data.len(), data.len())]) {
+        if at < start {
+            let read = write_down::read(lower, offset + at as u64, start - at).await?;
+            data[at..start].copy_from_slice(&read);
+        }
+        at = next;
+    }
+    for (start, bytes) in newer {
+        data[*start..start + bytes.len()].copy_from_slice(bytes);
+    }
+    Ok(())
+}
+
+impl CompletionSink for Forward {
+    fn complete(&self, mut completion: Completion) {
+        let number = completion.tag as usize;
+        let own = self.in_flight.borrow_mut().get_mut(number).and_then(Option::take);
+        // The lower tier completes each request once.
+        let Some(mut own) = own else { return };
+        self.free.borrow_mut().push(number);
+        self.settle(&own, &mut completion);
+        let mut tokens = std::mem::take(&mut own.tokens);
+        tokens.clear();
+        self.spare.borrow_mut().push(tokens);
+        completion.tag = own.request.tag;
+        let (op, offset, len) = (own.request.op, own.request.offset, own.request.len);
+        if op == Op::Prefetch && self.tier.is_pinned(offset, len) {
+            // What could not be read below may be newer here.
+            completion.result = Ok(());
+        }
+        match completion.data.take() {
+            Some(data) if completion.result.is_err() && !own.newer.is_empty() => {
+                self.read_again(own, data);
+            }
+            data => own.sink.complete(Completion { data, ..completion }),
+        }
+    }
+}

@@ -1,0 +1,238 @@
+//! The lower tier of the tests: a disk with a volatile write cache, whose requests take effect, and
+//! end, when the test says so.
+
+use std::cell::{Cell, RefCell};
+use std::ops::Range;
+use std::rc::Rc;
+
+use forebay_core::{IoError, Op};
+use forebay_device::IoBuf;
+use forebay_engine::{BlockService, Completion, CompletionSink, Extent, Request};
+
+use super::{SECTOR, fill, request, sectors, value};
+
+/// A sector's content.
+#[derive(Clone, Copy, Default)]
+struct Content {
+    value: u32,
+    /// Greater for later writes.
+    version: u64,
+}
+
+/// See the module. The chances are in percent.
+#[derive(Default)]
+pub(super) struct Disk {
+    image: RefCell<Vec<Content>>,
+    /// What a crash would leave.
+    stable: RefCell<Vec<Content>>,
+    version: Cell<u64>,
+    losses: Cell<u64>,
+    /// Reads that it was told of.
+    pub(super) told: Cell<u64>,
+    waiting: RefCell<Vec<Waiting>>,
+    /// Every request that took effect or failed: operation, offset, length.
+    pub(super) log: RefCell<Vec<(Op, u64, u64)>>,
+    /// Size of a block, in bytes.
+    pub(super) block: Cell<u64>,
+    /// Chance that a small request is answered at once.
+    pub(super) quick: Cell<u32>,
+    /// Chance that a write fails after it took effect in part.
+    pub(super) fails: Cell<u32>,
+    /// Chance that a read fails.
+    pub(super) read_fails: Cell<u32>,
+    /// Chance that a sector that is discarded becomes zero.
+    pub(super) discards: Cell<u32>,
+    /// Sectors that cannot be read.
+    pub(super) unreadable: RefCell<Range<usize>>,
+    pub(super) read_only: Cell<bool>,
+    rng: RefCell<fastrand::Rng>,
+}
+
+struct Waiting {
+    request: Request,
+    sink: Rc<dyn CompletionSink>,
+    /// For a flush: what it makes durable.
+    flushed: Vec<Content>,
+    done: Option<Result<(), IoError>>,
+}
+
+impl Waiting {
+    fn end(self) {
+        let Waiting { request, sink, done, .. } = self;
+        let result = done.expect("it has taken effect");
+        sink.complete(Completion { tag: request.tag, result, data: request.data });
+    }
+}
+
+impl Disk {
+    pub(super) fn new(sectors: u64, rng: fastrand::Rng) -> Rc<Self> {
+        let empty = || RefCell::new(vec![Content::default(); sectors as usize]);
+        let block = Cell::new(SECTOR as u64);
+        let rng = RefCell::new(rng);
+        Rc::new(Disk { image: empty(), stable: empty(), block, rng, ..Disk::default() })
+    }
+
+    /// Returns what a read of a sector returns.
+    pub(super) fn now(&self, sector: usize) -> u32 {
+        self.image.borrow()[sector].value
+    }
+
+    /// Returns what a sector has after a crash.
+    pub(super) fn after_a_crash(&self, sector: usize) -> u32 {
+        self.stable.borrow()[sector].value
+    }
+
+    /// Returns the requests of one kind so far: offset, length.
+    pub(super) fn requests(&self, op: Op) -> Vec<(u64, u64)> {
+        let log = self.log.borrow();
+        log.iter().filter(|entry| entry.0 == op).map(|entry| (entry.1, entry.2)).collect()
+    }
+
+    /// Has nothing failed from now on.
+    pub(super) fn repair(&self) {
+        self.fails.set(0);
+        self.read_fails.set(0);
+        self.unreadable.replace(0..0);
+    }
+
+    /// Loses the writes to a range that no flush has covered.
+    pub(super) fn lose(&self, range: Range<usize>) {
+        for sector in range {
+            self.set(sector, self.after_a_crash(sector), false);
+        }
+        self.losses.set(self.losses.get() + 1);
+    }
+
+    fn is(&self, chance: &Cell<u32>) -> bool {
+        self.rng.borrow_mut().u32(0..100) < chance.get()
+    }
+
+    fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), IoError> {
+        let range = sectors(offset, into.len() as u64);
+        let bad = self.unreadable.borrow().clone();
+        if self.is(&self.read_fails) || range.clone().any(|sector| bad.contains(&sector)) {
+            fill(into, u32::MAX);
+            return Err(IoError::Io);
+        }
+        for (place, content) in into.chunks_mut(SECTOR).zip(&self.image.borrow()[range]) {
+            fill(place, content.value);
+        }
+        Ok(())
+    }
+
+    fn set(&self, sector: usize, value: u32, durable: bool) {
+        self.version.set(self.version.get() + 1);
+        let content = Content { value, version: self.version.get() };
+        self.image.borrow_mut()[sector] = content;
+        if durable {
+            self.stable.borrow_mut()[sector] = content;
+        }
+    }
+
+    /// Applies a request. One that fails takes effect in any of its sectors.
+    fn act(&self, request: &mut Request, flushed: &[Content]) -> Result<(), IoError> {
+        let (op, offset, len) = (request.op, request.offset, request.len);
+        self.log.borrow_mut().push((op, offset, len));
+        let range = sectors(offset, len);
+        let fails = matches!(op, Op::Write | Op::WriteZeroes) && self.is(&self.fails);
+        let half = Cell::new(50);
+        match (op, &mut request.data) {
+            (Op::Read, Some(data)) => return self.read(offset, data),
+            (Op::Write, Some(data)) => {
+                for (sector, bytes) in range.zip(data.chunks(SECTOR)) {
+                    let value = value(bytes);
+                    if !fails || self.is(&half) {
+                        self.set(sector, value, request.fua);
+                    }
+                }
+            }
+            (Op::WriteZeroes, _) => range
+                .filter(|_| !fails || self.is(&half))
+                .for_each(|sector| self.set(sector, 0, request.fua)),
+            (Op::Discard, _) => range
+                .filter(|_| self.is(&self.discards))
+                .for_each(|sector| self.set(sector, 0, false)),
+            (Op::Flush, _) => {
+                for (stable, content) in self.stable.borrow_mut().iter_mut().zip(flushed) {
+                    if stable.version < content.version {
+                        *stable = *content;
+                    }
+                }
+            }
+            _ => (),
+        }
+        if fails { Err(IoError::Io) } else { Ok(()) }
+    }
+
+    /// One waiting request, chosen by `choose`, takes effect or, if it has, ends. `false`: there is
+    /// none.
+    pub(super) fn progress(&self, choose: impl FnOnce(usize) -> usize) -> bool {
+        let mut waiting = self.waiting.borrow_mut();
+        if waiting.is_empty() {
+            return false;
+        }
+        let number = choose(waiting.len());
+        let chosen = &mut waiting[number];
+        if chosen.done.is_none() {
+            chosen.done = Some(self.act(&mut chosen.request, &chosen.flushed));
+        } else {
+            let chosen = waiting.remove(number);
+            drop(waiting);
+            chosen.end();
+        }
+        true
+    }
+}
+
+impl BlockService for Disk {
+    fn size(&self) -> u64 {
+        (self.image.borrow().len() * SECTOR) as u64
+    }
+
+    fn preferred_block(&self) -> u64 {
+        self.block.get()
+    }
+
+    fn read_only(&self) -> bool {
+        self.read_only.get()
+    }
+
+    fn read_now(&self, offset: u64, into: &mut [u8]) -> Option<Result<(), IoError>> {
+        self.is(&self.quick).then(|| self.read(offset, into))
+    }
+
+    fn write_now(&self, offset: u64, data: &[u8]) -> Option<Result<(), IoError>> {
+        let mut request = request(Op::Write, offset, data.len(), Some(IoBuf::copy_from(data)));
+        self.is(&self.quick).then(|| self.act(&mut request, &[]))
+    }
+
+    fn losses(&self) -> u64 {
+        self.losses.get()
+    }
+
+    fn used(&self, _: u64, _: u64) {
+        self.told.set(self.told.get() + 1);
+    }
+
+    fn submit(&self, mut request: Request, sink: &Rc<dyn CompletionSink>) {
+        if request.op == Op::Read && request.data.is_none() {
+            request.data = Some(IoBuf::for_overwrite(request.len as usize));
+        }
+        let image = if request.op == Op::Flush { self.image.borrow().clone() } else { Vec::new() };
+        let (sink, done) = (sink.clone(), None);
+        let mut waiting = Waiting { request, sink, flushed: image, done };
+        if self.is(&self.quick) {
+            waiting.done = Some(self.act(&mut waiting.request, &waiting.flushed));
+            waiting.end();
+        } else {
+            self.waiting.borrow_mut().push(waiting);
+        }
+    }
+
+    fn extents(&self, offset: u64, len: u64) -> Vec<Extent> {
+        let end = ((offset + len) as usize).div_ceil(SECTOR);
+        let hole =
+            self.image.borrow()[offset as usize / SECTOR..end].iter().all(|it| it.value == 0);
+        vec![Extent { len, hole, zero: hole }]
+    }
+}

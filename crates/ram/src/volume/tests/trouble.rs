@@ -1,0 +1,240 @@
+//! Deferred writes when the disk fails or does not answer, and when there is no space.
+
+use std::time::Duration;
+
+use forebay_core::WriteDown;
+
+use super::bench::{Bench, INFINITE, write};
+use super::*;
+
+const SECOND: Duration = Duration::from_secs(1);
+const INTERVAL: Deferral =
+    Deferral { within: Duration::from_secs(10), mode: WriteDown::Interval, ..INFINITE };
+
+#[test]
+fn data_that_cannot_be_written_down_stays_and_a_later_flush_writes_it() {
+    let bench = Bench::new(1 << 20, 4096, INFINITE);
+    assert_eq!(bench.ask(write(0, 16, 5)), Ok(()));
+    bench.disk.fails.set(100);
+    assert_eq!(bench.flush(), Err(IoError::Io));
+    assert_eq!(bench.flush(), Err(IoError::Io));
+    assert_eq!(bench.disk.requests(Op::Flush), [], "there is nothing to make durable yet");
+    assert_eq!(bench.tier.counts().deferred_bytes, 8192);
+    assert_eq!(bench.tier.counts().failed_write_downs, 2);
+    assert_eq!(bench.read(0, 16), [5; 16]);
+    bench.disk.repair();
+    assert_eq!(bench.flush(), Ok(()));
+    assert!((0..16).all(|sector| bench.disk.after_a_crash(sector) == 5));
+    assert!(!bench.tier.has_deferred());
+}
+
+#[test]
+fn the_age_limit_holds_again_after_a_flush_has_failed() {
+    let bench = Bench::new(1 << 20, 4096, INTERVAL);
+    bench.keep();
+    assert_eq!(bench.result(bench.submit(write(0, 8, 5))), Some(Ok(())));
+    // The flush takes everything with it, so the write-down task finds nothing to wait for.
+    bench.disk.fails.set(100);
+    let flush = bench.submit(request(Op::Flush, 0, 0, None));
+    bench.clock.pass(INTERVAL.within / 2);
+    bench.run();
+    bench.settle();
+    assert_eq!(bench.result(flush), Some(Err(IoError::Io)));
+    bench.disk.repair();
+    bench.pass(INTERVAL.within / 2);
+    bench.pass(SECOND);
+    assert_eq!(bench.below(0..8), [5; 8]);
+}
+
+#[test]
+fn the_age_limit_holds_again_after_a_request_failed_to_replace_the_data() {
+    let bench = Bench::new(1 << 20, 4096, INTERVAL);
+    bench.keep();
+    assert_eq!(bench.result(bench.submit(write(0, 8, 5))), Some(Ok(())));
+    bench.disk.fails.set(100);
+    let zeroes = bench.submit(request(Op::WriteZeroes, 0, 512 * SECTOR, None));
+    bench.clock.pass(INTERVAL.within / 2);
+    bench.run();
+    assert!(bench.disk.progress(|_| 0), "it takes effect in part");
+    bench.disk.repair();
+    bench.settle();
+    assert_eq!(bench.result(zeroes), Some(Err(IoError::Io)));
+    bench.pass(INTERVAL.within / 2);
+    assert_eq!(bench.below(0..8), [5; 8]);
+}
+
+#[test]
+fn data_that_could_not_be_written_down_in_time_counts_as_late() {
+    let bench = Bench::new(1 << 20, 4096, INTERVAL);
+    bench.keep();
+    assert_eq!(bench.result(bench.submit(write(0, 8, 5))), Some(Ok(())));
+    bench.disk.fails.set(100);
+    (0..20).for_each(|_| bench.pass(SECOND));
+    assert_eq!(bench.tier.counts().deferred_bytes, 4096);
+    assert!(bench.tier.counts().failed_write_downs > 5);
+    bench.disk.repair();
+    (0..2).for_each(|_| bench.pass(SECOND));
+    assert_eq!(bench.below(0..8), [5; 8]);
+    assert_eq!(bench.tier.counts().late_write_downs, 1);
+}
+
+#[test]
+fn data_that_could_not_be_written_down_does_not_wait_for_newer_data() {
+    let bench = Bench::new(1 << 20, 4096, INTERVAL);
+    bench.keep();
+    assert_eq!(bench.result(bench.submit(write(0, 8, 5))), Some(Ok(())));
+    bench.disk.fails.set(100);
+    bench.clock.pass(INTERVAL.within / 2);
+    bench.run();
+    // The first block is on its way.
+    assert_eq!(bench.result(bench.submit(write(8, 8, 6))), Some(Ok(())));
+    bench.settle();
+    bench.disk.repair();
+    bench.pass(SECOND);
+    assert_eq!(bench.below(0..8), [5; 8]);
+}
+
+#[test]
+fn a_write_to_the_disk_that_fails_takes_nothing_of_the_deferred_data_with_it() {
+    let bench = Bench::new(1 << 20, 4096, INFINITE);
+    assert_eq!(bench.ask(write(0, 8, 5)), Ok(()));
+    bench.disk.fails.set(100);
+    let zeroes = request(Op::WriteZeroes, 0, 512 * SECTOR, None);
+    assert_eq!(bench.ask(zeroes), Err(IoError::Io));
+    bench.disk.repair();
+    assert_eq!(bench.read(0, 8), [5; 8]);
+    assert_eq!(bench.flush(), Ok(()));
+    assert_eq!(bench.below(0..8), [5; 8]);
+}
+
+#[test]
+fn a_write_without_space_waits_and_ends_when_the_disk_has_answered() {
+    for mode in WriteDown::ALL {
+        let bench = Bench::new(16 * 4096, 4096, Deferral { mode: *mode, ..INFINITE });
+        bench.keep();
+        let mut waiting = Vec::new();
+        for block in 0..20 {
+            let tag = bench.submit(write(block * 8, 8, 5));
+            if bench.result(tag).is_none() {
+                waiting.push(tag);
+            }
+        }
+        // Some space is left to reads.
+        assert_eq!(waiting.len(), 5, "{mode}");
+        assert!(bench.tier.counts().waits >= 5);
+        bench.settle();
+        assert!(waiting.iter().all(|tag| bench.result(*tag) == Some(Ok(()))), "{mode}");
+        assert_eq!(bench.read(0, 160), [5; 160]);
+        assert!(bench.tier.counts().urgent_bytes > 0, "{mode}");
+        assert_eq!(bench.flush(), Ok(()));
+        assert_eq!(bench.below(0..160), [5; 160]);
+    }
+}
+
+#[test]
+fn space_is_made_before_it_is_needed() {
+    for mode in WriteDown::ALL {
+        let bench = Bench::new(64 * 4096, 4096, Deferral { mode: *mode, ..INFINITE });
+        bench.keep();
+        for block in 0..200 {
+            assert_eq!(bench.ask(write(block * 8, 8, 5)), Ok(()));
+            assert!(bench.tier.counts().deferred_bytes <= 32 * 4096, "{mode}");
+        }
+        assert_eq!(bench.tier.counts().waits, 0);
+    }
+}
+
+#[test]
+fn a_write_without_space_learns_that_the_disk_fails() {
+    let bench = Bench::new(16 * 4096, 4096, INFINITE);
+    bench.keep();
+    bench.disk.fails.set(100);
+    let tags: Vec<u64> = (0..20).map(|block| bench.submit(write(block * 8, 8, 5))).collect();
+    bench.settle();
+    let failed = |tag: &&u64| bench.result(**tag) == Some(Err(IoError::Io));
+    assert_eq!(tags.iter().filter(failed).count(), 5);
+    let good = |tag: &&u64| bench.result(**tag) == Some(Ok(()));
+    assert_eq!(tags.iter().filter(good).count(), 15);
+    assert_eq!(bench.read(0, 120), [5; 120]);
+}
+
+#[test]
+fn a_write_that_waits_for_space_ends_when_the_tier_is_closed() {
+    let bench = Bench::new(16 * 4096, 4096, INFINITE);
+    bench.keep();
+    let tags: Vec<u64> = (0..20).map(|block| bench.submit(write(block * 8, 8, 5))).collect();
+    bench.tier.close();
+    bench.settle();
+    assert!(tags.iter().all(|tag| bench.result(*tag) == Some(Ok(()))));
+    assert_eq!(bench.lane.live_tasks(), 0);
+    assert_eq!(bench.tier.counts().cached, 0);
+}
+
+#[test]
+fn a_read_needs_of_the_disk_only_what_ram_does_not_have() {
+    let bench = Bench::new(1 << 20, 4096, INFINITE);
+    bench.tier.defer_writes(None);
+    assert_eq!(bench.ask(write(0, 64, 3)), Ok(()));
+    bench.tier.change(bench.tier.options()).expect("memory");
+    bench.tier.defer_writes(Some(INFINITE));
+    bench.disk.unreadable.replace(18..22);
+    assert_eq!(bench.ask(write(18, 4, 5)), Ok(()));
+    assert_eq!(bench.ask(write(40, 1, 6)), Ok(()));
+    let mut expected = [3; 64];
+    expected[18..22].fill(5);
+    expected[40] = 6;
+    assert_eq!(bench.read(0, 64), expected);
+    assert_eq!(bench.read(19, 2), [5, 5]);
+    // What RAM does not have cannot be read.
+    bench.disk.unreadable.replace(18..23);
+    assert_eq!(bench.ask(request(Op::Read, 0, 64 * SECTOR, None)), Err(IoError::Io));
+    assert_eq!(bench.read(16, 6), [3, 3, 5, 5, 5, 5]);
+}
+
+#[test]
+fn a_read_waits_while_deferred_data_is_being_replaced() {
+    let bench = Bench::new(1 << 20, 4096, INFINITE);
+    assert_eq!(bench.ask(write(0, 8, 5)), Ok(()));
+    let zeroes = bench.submit(request(Op::WriteZeroes, 0, 512 * SECTOR, None));
+    let read = bench.submit(request(Op::Read, 0, 16 * SECTOR, None));
+    assert_eq!((bench.result(zeroes), bench.result(read)), (None, None));
+    assert_eq!(bench.read(0, 16), [0; 16]);
+    assert_eq!(bench.result(read), Some(Ok(())));
+}
+
+#[test]
+fn writes_during_a_write_down_are_written_down_after_it() {
+    let bench = Bench::new(1 << 20, 4096, INFINITE);
+    assert_eq!(bench.ask(write(0, 8, 5)), Ok(()));
+    let first = bench.submit(request(Op::Flush, 0, 0, None));
+    // Data on its way to the disk can be read and overwritten.
+    assert_eq!(bench.result(bench.submit(write(0, 4, 6))), Some(Ok(())));
+    let second = bench.submit(request(Op::Flush, 0, 0, None));
+    bench.settle();
+    assert_eq!((bench.result(first), bench.result(second)), (Some(Ok(())), Some(Ok(()))));
+    let after: Vec<u32> = (0..8).map(|sector| bench.disk.after_a_crash(sector)).collect();
+    assert_eq!(after, [6, 6, 6, 6, 5, 5, 5, 5]);
+    assert_eq!(bench.tier.counts().coalesced_bytes, 0);
+}
+
+#[test]
+fn writes_that_the_disk_loses_during_a_write_down_are_written_down_again() {
+    let bench = Bench::new(1 << 20, 4096, INFINITE);
+    assert_eq!(bench.ask(write(0, 8, 5)), Ok(()));
+    let flush = bench.submit(request(Op::Flush, 0, 0, None));
+    assert!(bench.disk.progress(|_| 0), "it takes effect");
+    bench.disk.lose(0..8);
+    bench.settle();
+    assert_eq!(bench.result(flush), Some(Ok(())));
+    assert!((0..8).all(|sector| bench.disk.after_a_crash(sector) == 5));
+}
+
+#[test]
+fn a_read_only_disk_is_asked_and_nothing_is_deferred() {
+    let bench = Bench::new(1 << 20, 4096, INFINITE);
+    bench.disk.read_only.set(true);
+    bench.disk.fails.set(100);
+    assert_eq!(bench.ask(write(0, 8, 5)), Err(IoError::Io));
+    assert_eq!(bench.ask(request(Op::WriteZeroes, 0, SECTOR, None)), Err(IoError::Io));
+    assert!(!bench.tier.has_deferred());
+}

@@ -1,0 +1,362 @@
+//! Writes deferred data down to the lower tier.
+
+use std::cell::{Cell, RefCell};
+use std::future::poll_fn;
+use std::ops::Range;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Poll, Waker};
+use std::time::Duration;
+
+use forebay_core::{IoError, Nanos, Op, WriteDown};
+use forebay_device::IoBuf;
+use forebay_engine::{BlockService, Completion, CompletionSink, Request};
+use forebay_lane::{Lane, Notify, either, join_all};
+use forebay_store::planted::{self, PlantedBug};
+
+use crate::block::{REGION_BYTES, Region};
+use crate::options::Deferral;
+use crate::schedule::{self, Next, Situation};
+use crate::shard::{Take, Taken};
+use crate::tier::Tier;
+
+/// Requests of one region in flight.
+const REGION_DEPTH: usize = 32;
+
+/// Regions in flight when all deferred data is written down at once.
+const FLUSH_DEPTH: usize = 8;
+
+/// Returns the most RAM that data on its way from a tier of `bytes` takes, beside the tier's own.
+pub fn memory(bytes: u64) -> u64 {
+    bytes.min((schedule::MOST_DEPTH + FLUSH_DEPTH) as u64 * REGION_BYTES)
+}
+
+/// Time until a failed write-down is tried again.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// How data is written down when writes are no longer deferred.
+const LEFT: Deferral =
+    Deferral { within: Duration::ZERO, mode: WriteDown::Buffer, share: 100, ignore_flush: false };
+
+/// The whole volume.
+const ALL: Range<u64> = 0..u64::MAX;
+
+/// The answer to one request of the tier's own.
+#[derive(Default)]
+pub(crate) struct Answer {
+    completion: RefCell<Option<Completion>>,
+    waker: RefCell<Option<Waker>>,
+}
+
+impl CompletionSink for Answer {
+    fn complete(&self, completion: Completion) {
+        *self.completion.borrow_mut() = Some(completion);
+        if let Some(waker) = self.waker.borrow_mut().take() {
+            waker.wake();
+        }
+    }
+}
+
+impl Answer {
+    /// Waits for the answer.
+    pub(crate) async fn completion(&self) -> Completion {
+        poll_fn(|context| match self.completion.borrow_mut().take() {
+            Some(completion) => Poll::Ready(completion),
+            None => {
+                *self.waker.borrow_mut() = Some(context.waker().clone());
+                Poll::Pending
+            }
+        })
+        .await
+    }
+}
+
+/// Sends a request to a service and waits for its end.
+async fn ask(lower: &Rc<dyn BlockService>, request: Request) -> Completion {
+    let answer = Rc::new(Answer::default());
+    let sink: Rc<dyn CompletionSink> = answer.clone();
+    lower.submit(request, &sink);
+    answer.completion().await
+}
+
+fn request(op: Op, offset: u64, len: u64, data: Option<IoBuf>) -> Request {
+    Request { tag: 0, op, offset, len, fua: false, fast: false, no_hole: false, data }
+}
+
+fn write(offset: u64, data: IoBuf) -> Request {
+    request(Op::Write, offset, data.len() as u64, Some(data))
+}
+
+/// Reads from the lower tier.
+pub(crate) async fn read(
+    lower: &Rc<dyn BlockService>,
+    offset: u64,
+    len: usize,
+) -> Result<IoBuf, IoError> {
+    let completion = ask(lower, request(Op::Read, offset, len as u64, None)).await;
+    completion.result?;
+    completion.data.filter(|data| data.len() == len).ok_or(IoError::Io)
+}
+
+/// Flushes the lower tier.
+pub(crate) async fn flush(lower: &Rc<dyn BlockService>) -> Result<(), IoError> {
+    ask(lower, request(Op::Flush, 0, 0, None)).await.result
+}
+
+/// A region's data in flight. If it is dropped early, as by a panic, the data is deferred again.
+struct InFlight<'a> {
+    tier: &'a Tier,
+    taken: Taken,
+    urgent: bool,
+    done: bool,
+}
+
+impl Drop for InFlight<'_> {
+    fn drop(&mut self) {
+        self.tier.settle(&self.taken, self.done, self.urgent);
+    }
+}
+
+/// Calls `work` for each item, for at most `depth` at a time, until one fails or there is no other.
+async fn each<T, F: Future<Output = Result<(), IoError>>>(
+    depth: usize,
+    items: impl Iterator<Item = T>,
+    work: impl Fn(T) -> F,
+) -> Result<(), IoError> {
+    let (items, result) = (RefCell::new(items), Cell::new(Ok(())));
+    let worker = || async {
+        while result.get().is_ok() {
+            let next = items.borrow_mut().next();
+            let Some(item) = next else { break };
+            if let Err(error) = work(item).await {
+                result.set(Err(error));
+            }
+        }
+    };
+    join_all((0..depth).map(|_| worker())).await;
+    result.get()
+}
+
+/// Writes down what is deferred now in blocks of a region that touch `within`.
+///
+/// # Errors
+/// The lower tier did not take all of it; it is still deferred.
+async fn region(
+    tier: &Tier,
+    lower: &Rc<dyn BlockService>,
+    region: Region,
+    within: &Range<u64>,
+    urgent: bool,
+) -> Result<(), IoError> {
+    loop {
+        let changed = tier.deferring.changed.listen();
+        let mut taken = match tier.take(region, within) {
+            Take::None => return Ok(()),
+            Take::Busy => {
+                changed.await;
+                continue;
+            }
+            Take::Taken(taken) => taken,
+        };
+        let (partly, losses) = (taken.partly, lower.losses());
+        let runs = std::mem::take(&mut taken.runs);
+        let mut in_flight = InFlight { tier, taken, urgent, done: false };
+        let send = |(offset, data)| async move { ask(lower, write(offset, data)).await.result };
+        let result = each(REGION_DEPTH.min(runs.len()), runs.into_iter(), send).await;
+        // A failed sync may have lost some of it already; RAM still has it.
+        let lost = lower.losses() != losses;
+        in_flight.done = result.is_ok() && !lost;
+        drop(in_flight);
+        result?;
+        if !partly && !lost {
+            return Ok(());
+        }
+    }
+}
+
+/// Writes down everything that was acknowledged before this call.
+///
+/// # Errors
+/// The lower tier did not take all of it; the rest is still deferred.
+pub async fn all(tier: &Tier, lower: &Rc<dyn BlockService>) -> Result<(), IoError> {
+    let mut regions = tier.regions(0.0);
+    if planted::has(PlantedBug::FlushOvertakesWriteDown) {
+        regions.retain(|(_, since)| since.is_some());
+    }
+    let depth = FLUSH_DEPTH.min(regions.len());
+    each(depth, regions.into_iter(), |(number, _)| region(tier, lower, number, &ALL, false)).await
+}
+
+/// As [`all`], in a task of its own on `lane`, so that the caller may stop waiting: a write-down that
+/// has begun must end before the next one of the same data begins.
+///
+/// # Errors
+/// As for [`all`].
+pub async fn all_in_background(
+    tier: &Arc<Tier>,
+    lower: &Rc<dyn BlockService>,
+    lane: &Rc<Lane>,
+) -> Result<(), IoError> {
+    #[derive(Default)]
+    struct End {
+        result: Cell<Option<Result<(), IoError>>>,
+        told: Notify,
+    }
+    let end = Rc::new(End::default());
+    let (own, tier, lower) = (end.clone(), tier.clone(), lower.clone());
+    lane.spawn(async move {
+        own.result.set(Some(all(&tier, &lower).await));
+        own.told.notify_all();
+    });
+    loop {
+        let told = end.told.listen();
+        if let Some(result) = end.result.get() {
+            return result;
+        }
+        told.await;
+    }
+}
+
+/// Writes down what is deferred in blocks that touch a range.
+///
+/// # Errors
+/// The lower tier did not take all of it; the rest is still deferred.
+pub(crate) async fn range(
+    tier: &Tier,
+    lower: &Rc<dyn BlockService>,
+    within: Range<u64>,
+) -> Result<(), IoError> {
+    let last = within.end.saturating_sub(1) / REGION_BYTES;
+    for number in within.start / REGION_BYTES..=last {
+        region(tier, lower, Region(number), &within, false).await?;
+    }
+    Ok(())
+}
+
+/// Keeps the age limit of deferred data, and makes space. Each tier that defers writes needs one, on
+/// one lane; `lower` is the lower tier there. Ends when the tier is closed.
+pub async fn keep(tier: Arc<Tier>, lower: Rc<dyn BlockService>, lane: Rc<Lane>) {
+    let task = WriteDownTask { tier, lower, lane, rate: Cell::new(0.0) };
+    task.run().await;
+}
+
+struct WriteDownTask {
+    tier: Arc<Tier>,
+    lower: Rc<dyn BlockService>,
+    lane: Rc<Lane>,
+    /// Bytes per second that were last written down.
+    rate: Cell<f64>,
+}
+
+impl WriteDownTask {
+    async fn run(&self) {
+        let own = &self.tier.deferring;
+        while !own.is_closed() {
+            let work = own.work.listen();
+            own.expect_first();
+            // What is left when writes are no longer deferred is written down at once.
+            let how = self.tier.deferral().unwrap_or(LEFT);
+            let result = match schedule::next(&how, &self.situation()) {
+                Next::Wait => {
+                    work.await;
+                    Ok(())
+                }
+                Next::WaitUntil(then) => {
+                    either(self.lane.sleep_until(then), work).await;
+                    Ok(())
+                }
+                Next::Write { depth, spread, urgent, idle } => {
+                    self.write(depth, spread, urgent, idle).await
+                }
+            };
+            if result.is_err() {
+                // Whoever flushes or stops the volume tries at once, and has the error.
+                either(self.lane.sleep(RETRY), self.closed()).await;
+            }
+        }
+    }
+
+    async fn closed(&self) {
+        loop {
+            let work = self.tier.deferring.work.listen();
+            if self.tier.deferring.is_closed() {
+                return;
+            }
+            work.await;
+        }
+    }
+
+    fn situation(&self) -> Situation {
+        let (own, load) = (&self.tier.deferring, self.tier.load());
+        let oldest = match load.bytes {
+            0 => None,
+            _ => self.tier.regions(0.0).into_iter().filter_map(|(_, since)| since).min(),
+        };
+        Situation {
+            now: self.lane.now(),
+            oldest,
+            bytes: load.bytes,
+            fill: load.fill,
+            waiting: own.has_waiting(),
+            used: own.last_use(),
+            rate: self.rate.get(),
+        }
+    }
+
+    /// Writes down what is deferred now, in the order of its place.
+    async fn write(
+        &self,
+        depth: usize,
+        spread: Duration,
+        urgent: bool,
+        idle: bool,
+    ) -> Result<(), IoError> {
+        let load = self.tier.load();
+        let fill = if urgent { load.fill - 0.1 } else { 0.0 };
+        let regions = self.tier.regions(fill);
+        let each_takes = spread.checked_div(regions.len() as u32).unwrap_or_default();
+        let (started, before) = (self.lane.now(), self.tier.counts().written_down_bytes);
+        let numbers = regions.into_iter().map(|(number, _)| number);
+        let wanted = numbers.take_while(|_| self.goes_on(urgent, idle));
+        let one = |number| async move {
+            if !each_takes.is_zero() {
+                self.pause(each_takes).await;
+                if !self.goes_on(urgent, idle) {
+                    return Ok(());
+                }
+            }
+            region(&self.tier, &self.lower, number, &ALL, urgent).await
+        };
+        let result = each(depth, wanted, one).await;
+        let written = self.tier.counts().written_down_bytes - before;
+        let took = self.lane.now().since(started).as_secs_f64();
+        if spread.is_zero() && written > 0 && took > 0.0 {
+            self.rate.set(written as f64 / took);
+        }
+        result
+    }
+
+    /// Waits, unless there is something more urgent to do.
+    async fn pause(&self, time: Duration) {
+        let own = &self.tier.deferring;
+        let until: Nanos = self.lane.now() + time;
+        while self.lane.now() < until && self.goes_on(false, false) {
+            let work = own.work.listen();
+            own.expect_first();
+            either(self.lane.sleep_until(until), work).await;
+        }
+    }
+
+    /// Returns whether a pass that was started so is still wanted.
+    fn goes_on(&self, urgent: bool, idle: bool) -> bool {
+        let own = &self.tier.deferring;
+        if own.is_closed() {
+            return false;
+        }
+        let scarce = schedule::is_scarce(self.tier.load().fill, own.has_waiting(), urgent);
+        if urgent {
+            return scarce;
+        }
+        !scarce && (!idle || schedule::is_idle(own.last_use(), self.lane.now()))
+    }
+}
