@@ -65,6 +65,7 @@ pub(crate) struct Driver {
     small: Vec<u8>,
     /// Whether payloads differ from each other.
     stamped: bool,
+    pub(crate) requests: u64,
     /// Requests that had to be submitted.
     pub(crate) submitted: u64,
 }
@@ -73,12 +74,14 @@ impl Driver {
     pub(crate) fn new(local: LocalLane, target: Rc<LaneVolume>) -> Self {
         let small = vec![0x5a; BLOCK as usize];
         let top = target.clone();
-        Driver { local, target, top, sink: Rc::default(), small, stamped: true, submitted: 0 }
+        let sink = Rc::default();
+        Driver { local, target, top, sink, small, stamped: true, requests: 0, submitted: 0 }
     }
 
     /// Sends the requests through a RAM tier.
     pub(crate) fn with_ram(mut self, tier: Arc<Tier>) -> Self {
-        self.top = RamVolume::new(tier, self.target.clone());
+        let lane = self.local.lane().clone();
+        self.top = RamVolume::new(tier, self.target.clone(), lane);
         self
     }
 
@@ -135,6 +138,7 @@ impl Driver {
 
     /// All of these, with the lane's other work in between.
     pub(crate) fn steps(&mut self, steps: &[Step]) -> LabResult<()> {
+        self.requests += steps.len() as u64;
         for batch in steps.chunks(BATCH) {
             self.expect(batch.first(), Coming::Later);
             self.expect(batch.first(), Coming::Next);

@@ -7,6 +7,8 @@
 
 pub(crate) mod cases;
 pub(crate) mod closed_loop;
+mod counters;
+mod deferred;
 pub(crate) mod jobs;
 pub(crate) mod worker;
 
@@ -49,8 +51,9 @@ pub(crate) struct Args {
     /// Numbers of lanes
     #[arg(long, default_value = "1,2", value_delimiter = ',')]
     pub(crate) lanes: Vec<usize>,
-    /// What to measure [default: read-hit,overwrite-dirty,write-clean,zipf; with --jobs
-    /// overwrite-dirty,write-default,write-through,read-hit]
+    /// What to measure [default: read-hit,overwrite-dirty,write-clean,zipf, with --ram also
+    /// defer-dirty,defer-clean,defer-absent; with --jobs overwrite-dirty,write-default,
+    /// write-through,read-hit]
     #[arg(long, value_delimiter = ',')]
     pub(crate) cases: Vec<Case>,
     /// Do not tie lanes to CPUs
@@ -128,6 +131,8 @@ pub(crate) struct Background {
     pub(crate) read_hit_share: f64,
     /// Requests that could not be answered at once.
     pub(crate) submitted_share: f64,
+    /// Deferred data that the RAM tier wrote down.
+    pub(crate) written_down_bytes: u64,
 }
 
 #[derive(Serialize)]
@@ -173,7 +178,12 @@ pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
     if !args.jobs.is_empty() {
         return jobs::run(args, sizes, time, &args.jobs, &args.depth, json);
     }
-    let cases = args.cases(&[Case::ReadHit, Case::OverwriteDirty, Case::WriteClean, Case::Zipf]);
+    let mut default = vec![Case::ReadHit, Case::OverwriteDirty, Case::WriteClean, Case::Zipf];
+    if sizes.ram_bytes > 0 {
+        default.extend([Case::DeferDirty, Case::DeferClean, Case::DeferAbsent]);
+    }
+    let cases = args.cases(&default);
+    cases.iter().try_for_each(|case| sizes.check(*case))?;
     let mut report = Report {
         pairs: args.pairs,
         seconds_per_sample: args.seconds_per_sample,
@@ -212,7 +222,7 @@ fn shares(
     let lanes = crew.lanes();
     let mut engine = Vec::new();
     let mut copies = Vec::new();
-    let mut background = worker::Counters::default();
+    let mut background = counters::Counters::default();
     // One pair more than is counted: the first one finds cold caches.
     for pair in 0..=pairs {
         let order =
@@ -338,7 +348,7 @@ fn print_rows(report: &Report) {
 fn print_background(report: &Report) {
     let mut table = Table::new(
         "DURING THE SAMPLES | LANES | LOG/USER | SEGMENTS | TO ORIGIN | \
-        READ HITS | SUBMITTED",
+        READ HITS | SUBMITTED | WRITTEN DOWN",
     );
     for row in &report.rows {
         let background = &row.background;
@@ -350,6 +360,7 @@ fn print_background(report: &Report) {
             forebay_core::units::format_size(background.origin_written_bytes),
             format!("{:.2} %", background.read_hit_share * 100.0),
             format!("{:.3} %", background.submitted_share * 100.0),
+            forebay_core::units::format_size(background.written_down_bytes),
         ]);
     }
     println!("{}", table.render());

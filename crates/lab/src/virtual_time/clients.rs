@@ -104,6 +104,8 @@ impl<S: Server> Loop<'_, S> {
             let tally = if access.write { &mut self.found.writes } else { &mut self.found.reads };
             tally.record(access.len, now.0 - issued.0);
             self.measured += 1;
+        } else {
+            self.found.warm_up_bytes += access.len;
         }
     }
 }

@@ -135,6 +135,8 @@ pub(crate) struct Found {
     pub(crate) seconds: f64,
     pub(crate) reads: Tally,
     pub(crate) writes: Tally,
+    /// Bytes that were answered before.
+    pub(crate) warm_up_bytes: u64,
     /// Over the measured time.
     pub(crate) gauges: Gauges,
     pub(crate) series: Vec<Sample>,
@@ -161,6 +163,7 @@ impl Found {
         self.seconds += other.seconds;
         self.reads.add(&other.reads);
         self.writes.add(&other.writes);
+        self.warm_up_bytes += other.warm_up_bytes;
         self.gauges = self.gauges.plus(&other.gauges);
     }
 }

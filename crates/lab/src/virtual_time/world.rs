@@ -1,7 +1,9 @@
 //! A cache in virtual time: the engine on one lane, two virtual devices, and a clock that jumps.
 //!
+//! - `ram`: a RAM tier in front of the volume
 //! - `replayed`: what the requests of a trace need, and what is asked about them
 
+mod ram;
 mod replayed;
 
 use std::cell::{Cell, RefCell};
@@ -14,6 +16,7 @@ use forebay_core::{BlockSize, Clock, IoError, Nanos, Op};
 use forebay_device::{Device, IoBuf};
 use forebay_engine::{BlockService, Completion, CompletionSink, EngineLane, LaneVolume, Settings};
 use forebay_lane::Lane;
+use forebay_ram::Tier;
 use forebay_store::{FormatOptions, StoreOptions};
 
 use crate::error::{LabResult, other};
@@ -102,6 +105,10 @@ pub(crate) struct World {
     machine: Machine,
     engine: Rc<EngineLane>,
     target: Rc<LaneVolume>,
+    /// The RAM tier, if the settings name one.
+    tier: Option<Arc<Tier>>,
+    /// What clients ask: the volume, or the tier in front of it.
+    top: Rc<dyn BlockService>,
     sink: Rc<Sink>,
     as_sink: Rc<dyn CompletionSink>,
     scratch: Vec<u8>,
@@ -157,7 +164,7 @@ impl Machine {
 }
 
 impl World {
-    /// Formats the cache device, opens it, creates the volume.
+    /// Formats the cache device, opens it, creates the volume, with a RAM tier if its settings say so.
     pub(crate) fn new(plan: Plan) -> LabResult<Self> {
         let Plan { ssd, disk, settings, block, segment_bytes, seed, never_full } = plan;
         let clock = Arc::<VirtualClock>::default();
@@ -169,7 +176,7 @@ impl World {
             seed,
             ..StoreOptions::default()
         };
-        let plan = rig::Plan::new(ssd.clone(), disk.clone(), settings);
+        let plan = rig::Plan::new(ssd.clone(), disk.clone(), settings.clone());
         let format = FormatOptions { block, segment_bytes, ..plan.format };
         let making = build(local.context.clone(), rig::Plan { format, options, ..plan });
         let machine = Machine { clock, lane: local.lane().clone(), ssd, disk };
@@ -178,11 +185,13 @@ impl World {
         if never_full {
             machine.ssd.stop_keeping();
         }
+        let tier = ram::tier(&settings, &machine.clock)?;
+        let top = ram::top(tier.as_ref(), &target, &machine.lane);
         let sink = Rc::<Sink>::default();
         let mut scratch = vec![0; block.as_usize()];
         fill_payload(&mut scratch);
         let (as_sink, block) = (sink.clone() as Rc<dyn CompletionSink>, block.bytes());
-        Ok(World { machine, engine, target, sink, as_sink, scratch, block })
+        Ok(World { machine, engine, target, tier, top, sink, as_sink, scratch, block })
     }
 
     /// Brings a range into the cache, as it is on the disk.
@@ -240,7 +249,7 @@ impl World {
 
     /// A request without data, to its end.
     pub(crate) fn plain(&mut self, op: Op, offset: u64, len: u64) -> LabResult<()> {
-        self.target.submit(request(0, op, offset, len, None), &self.as_sink);
+        self.top.submit(request(0, op, offset, len, None), &self.as_sink);
         let mut ended = Vec::new();
         loop {
             self.settle(&mut ended)?;
@@ -305,7 +314,7 @@ impl World {
         });
         let op = if access.write { Op::Write } else { Op::Read };
         let request = request(client.into(), op, access.offset, access.len, Some(data));
-        self.target.submit(request, &self.as_sink);
+        self.top.submit(request, &self.as_sink);
     }
 }
 
@@ -319,9 +328,9 @@ impl Server for World {
         if access.len <= self.block {
             let own = &mut self.scratch[..access.len as usize];
             let done = if access.write {
-                self.target.write_now(access.offset, own)
+                self.top.write_now(access.offset, own)
             } else {
-                self.target.read_now(access.offset, own)
+                self.top.read_now(access.offset, own)
             };
             if let Some(result) = done {
                 result?;
@@ -368,7 +377,7 @@ impl Server for World {
             disk_busy: Nanos(disk.busy.as_nanos() as u64),
             disk_read_busy: Nanos(disk.read_busy.as_nanos() as u64),
             ssd_busy: Nanos(ssd.busy.as_nanos() as u64),
-            dirty_bytes: self.target.volume().dirty_blocks() * self.block,
+            dirty_bytes: self.target.volume().dirty_blocks() * self.block + self.deferred_bytes(),
         }
     }
 }
@@ -381,71 +390,4 @@ impl Drop for World {
 }
 
 #[cfg(test)]
-mod tests {
-    use forebay_core::Durability;
-    use forebay_device::model::ModelKind;
-
-    use super::super::access::{Shape, Workload};
-    use super::super::clients::{Span, run};
-    use super::super::cpu::{Cpu, CpuCosts};
-    use super::super::tally::Found;
-    use super::*;
-
-    const SSD: u64 = 512 << 20;
-    const COSTS: CpuCosts =
-        CpuCosts { cpu_read: 770, cpu_write: 1330, cpu_front: 1250, cpu_more: 400 };
-
-    fn world(settings: Settings) -> World {
-        let ssd = (SSD, Timing::model(ModelKind::SataSsd, SSD));
-        let disk = (1 << 30, Timing::model(ModelKind::Hdd7200, 1 << 30));
-        let plan = Plan::new(ssd, disk, settings, 1);
-        World::new(plan).expect("a cache")
-    }
-
-    fn mix(world: &mut World, len: u64, writes: u32, seed: u64) -> Found {
-        let span = (256 << 20) / len * len;
-        let workload = Workload { shape: Shape::Random, start: 0, span, len, writes, depth: 32 };
-        run(world, Cpu::new(COSTS), workload, seed, Span::seconds(1.0)).expect("runs")
-    }
-
-    #[test]
-    fn the_same_seed_gives_the_same_run_and_another_one_does_not() {
-        for len in [4096, 512, 20_480] {
-            let found = |seed| {
-                let found = mix(&mut world(Settings::default()), len, 30, seed);
-                let latencies = found.latencies().buckets();
-                (found.requests(), found.gauges.disk_busy, found.series.len(), latencies)
-            };
-            assert_eq!(found(1), found(1), "{len}");
-            assert_ne!(found(1), found(2), "{len}");
-        }
-    }
-
-    #[test]
-    fn writes_are_as_fast_as_the_log_can_be_written() {
-        let found = mix(&mut world(Settings::default()), 4096, 100, 1);
-        let record = 11.14e-6 + 127.0 * 4096.0 / 271.09e6;
-        let expected = 126.0 / record;
-        // The first ones fill the log's buffers in RAM, 24 MiB of them.
-        let found = found.writes.requests as f64;
-        assert!(found > expected && found < expected + 7000.0, "{found}, not {expected}");
-    }
-
-    #[test]
-    fn what_is_prefetched_is_read_at_the_speed_of_the_ssd() {
-        let mut world = world(Settings::default());
-        world.prefetch(0..256 << 20).expect("prefetched");
-        let found = mix(&mut world, 4096, 0, 1);
-        assert_eq!(found.gauges.hit_ratio(), Some(1.0));
-        let rate = found.reads.requests as f64 / found.seconds;
-        assert!((rate / 49_687.0 - 1.0).abs() < 0.01, "{rate}");
-    }
-
-    #[test]
-    fn strict_writes_wait_for_the_ssd() {
-        let settings = Settings { durability: Durability::Strict, ..Settings::default() };
-        let found = mix(&mut world(settings), 4096, 100, 1);
-        // Record and sync follow each other.
-        assert!(found.writes.mean() > 250_000.0, "{} ns", found.writes.mean());
-    }
-}
+mod tests;

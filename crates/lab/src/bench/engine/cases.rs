@@ -6,7 +6,7 @@ use clap::ValueEnum;
 use forebay_core::Mode;
 use forebay_engine::Settings;
 
-use crate::bench::engine::Sizes;
+use crate::bench::engine::{Sizes, deferred};
 use crate::bench::pattern::{Step, permutation, uniform, zipf};
 use crate::output::name_of;
 use crate::rig::{BLOCK, no_writeback};
@@ -39,6 +39,12 @@ pub(crate) enum Case {
     WriteThrough,
     /// Writes to blocks that are clean, each once, in random order
     WriteClean,
+    /// Random writes to blocks whose last write is still deferred in the RAM tier
+    DeferDirty,
+    /// Deferred writes to blocks that are clean in the RAM tier, each once, in random order
+    DeferClean,
+    /// Deferred writes to blocks that are not in the RAM tier, each once, in random order
+    DeferAbsent,
     /// 90 % reads, 10 % writes over the whole origin, zipf with an exponent of 1.2
     Zipf,
 }
@@ -54,7 +60,7 @@ impl Case {
         match self {
             Case::ReadHit => Some(0.6),
             Case::OverwriteDirty | Case::WriteClean => Some(0.5),
-            Case::WriteDefault | Case::WriteThrough | Case::Zipf => None,
+            _ => None,
         }
     }
 
@@ -63,7 +69,7 @@ impl Case {
         match self {
             Case::ReadHit => Some(0.6),
             Case::OverwriteDirty | Case::WriteClean => Some(0.8),
-            Case::WriteDefault | Case::WriteThrough | Case::Zipf => None,
+            _ => None,
         }
     }
 
@@ -75,13 +81,18 @@ impl Case {
             Case::OverwriteDirty | Case::WriteDefault => {
                 Some(KernelGoals { share: 0.37, cpu_us: 3.2 / 4.0 })
             }
-            Case::WriteThrough | Case::WriteClean | Case::Zipf => None,
+            _ => None,
         }
     }
 
     /// Whether a sample ends when the steps have been gone through once.
     pub(crate) fn once(self) -> bool {
-        self == Case::WriteClean
+        matches!(self, Case::WriteClean | Case::DeferClean | Case::DeferAbsent)
+    }
+
+    /// Whether writes are deferred.
+    pub(crate) fn defers(self) -> bool {
+        matches!(self, Case::DeferDirty | Case::DeferClean | Case::DeferAbsent)
     }
 
     /// The settings of the volume. But for zipf and the default settings, nothing is written back
@@ -90,6 +101,10 @@ impl Case {
         match self {
             Case::Zipf | Case::WriteDefault => Settings::default(),
             Case::WriteThrough => Settings { mode: Mode::Writethrough, ..Settings::default() },
+            // What is deferred is written down to the origin.
+            Case::DeferDirty | Case::DeferClean | Case::DeferAbsent => {
+                Settings { mode: Mode::Passthrough, ..no_writeback() }
+            }
             _ => no_writeback(),
         }
     }
@@ -107,6 +122,8 @@ impl Case {
                 let all = permutation(7, blocks, true);
                 all.into_iter().skip(stream).step_by(streams).collect()
             }
+            Case::DeferDirty => uniform(seed, sizes.deferred_blocks() as u32, true, STEPS).into(),
+            Case::DeferClean | Case::DeferAbsent => deferred::once(sizes, 0, stream, streams),
             Case::Zipf => {
                 let blocks = (sizes.origin_bytes / BLOCK) as u32;
                 zipf(seed, 7, blocks, SKEW, 9, STEPS).into()

@@ -141,6 +141,7 @@ pub(crate) fn engine(
         jobs.iter().all(|job| job.sink.in_flight.get() == 0).then_some(())
     })?;
     common.check()?;
+    worker.driver.requests += at_once + common.done.get();
     worker.driver.submitted += common.done.get();
     Ok(watch.sample(at_once + common.done.get()))
 }

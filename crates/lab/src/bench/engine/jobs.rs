@@ -12,7 +12,8 @@ use forebay_device::{Device, RamDevice};
 use serde::Serialize;
 
 use crate::bench::engine::closed_loop::{self, Load, Way};
-use crate::bench::engine::worker::{Counters, Crew, Worker};
+use crate::bench::engine::counters::Counters;
+use crate::bench::engine::worker::{Crew, Worker};
 use crate::bench::engine::{Args, Background, Case, Sizes};
 use crate::bench::measure::{Rates, Sample};
 use crate::error::{LabResult, usage};
@@ -70,6 +71,9 @@ pub(crate) fn run(
     }
     let cases =
         args.cases(&[Case::OverwriteDirty, Case::WriteDefault, Case::WriteThrough, Case::ReadHit]);
+    if cases.iter().any(|case| case.defers()) {
+        return Err(usage("--jobs measures without the RAM tier, so no writes are deferred"));
+    }
     let crew = Crew::start(sizes, 1, !args.no_pin)?;
     let region_bytes = sizes.working_set_blocks * BLOCK;
     let raw = bare(&crew, region_bytes)?;

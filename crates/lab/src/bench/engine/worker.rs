@@ -1,21 +1,19 @@
 //! The threads that measure: one for each lane, and the jobs that they are given.
 
-use std::sync::atomic::Ordering;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Barrier};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use forebay_core::ReplacementKind;
+use forebay_core::{RamStrategy, ReplacementKind};
 use forebay_device::{Claim, LogBuffer, RamDevice};
-use forebay_engine::stats::CounterTotals;
 use forebay_engine::{Cache, EngineLane};
 use forebay_lane::MonotonicClock;
-use forebay_ram::{RamBlock, Tier, TierOptions};
+use forebay_ram::{RamBlock, Tier, TierOptions, write_down};
 use forebay_store::StoreOptions;
 
 use crate::bench::driver::{BATCH, Driver, fill_clean, random_order, stamp};
-use crate::bench::engine::{Background, Case, Sizes};
+use crate::bench::engine::{Case, Sizes};
 use crate::bench::measure::{Sample, Stopwatch, pin};
 use crate::bench::pattern::{Step, permutation};
 use crate::error::{LabError, LabResult, other};
@@ -31,63 +29,33 @@ pub(crate) enum Work {
     Copy,
 }
 
-/// What has been counted so far, or between two moments.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Counters {
-    totals: CounterTotals,
-    log_bytes: u64,
-    submitted: u64,
-}
-
-impl Counters {
-    /// Adds what was counted between two moments.
-    pub(crate) fn add(&mut self, after: &Counters, before: &Counters) {
-        let (sum, after_totals, before_totals) = (&mut self.totals, &after.totals, &before.totals);
-        macro_rules! add {
-            ($($name:ident)*) => { $(sum.$name += after_totals.$name - before_totals.$name;)* };
-        }
-        add!(read_hits read_partial read_misses write_hits write_misses user_read_bytes
-            user_written_bytes origin_written_bytes);
-        self.log_bytes += after.log_bytes - before.log_bytes;
-        self.submitted += after.submitted - before.submitted;
-    }
-
-    /// As shares.
-    pub(crate) fn summary(&self, segment_bytes: u64) -> Background {
-        let totals = &self.totals;
-        let share = |part: u64, whole: u64| part as f64 / whole.max(1) as f64;
-        let reads = totals.read_hits + totals.read_partial + totals.read_misses;
-        let requests = reads + totals.write_hits + totals.write_misses;
-        let written = totals.user_written_bytes;
-        Background {
-            log_bytes_per_user_byte: if written == 0 {
-                0.0
-            } else {
-                share(self.log_bytes, written)
-            },
-            segments_filled: share(self.log_bytes, segment_bytes),
-            origin_written_bytes: totals.origin_written_bytes,
-            read_hit_share: share(totals.read_hits, reads),
-            submitted_share: share(self.submitted, requests),
-        }
-    }
-}
-
 /// One lane's thread, from the inside.
 pub(crate) struct Worker {
     pub(crate) driver: Driver,
     /// Only where the cache was opened.
-    rig: Option<Rig>,
+    pub(super) rig: Option<Rig>,
     engine: std::rc::Rc<EngineLane>,
     area: Claim,
     small: Vec<u8>,
-    steps: Arc<[Step]>,
+    pub(super) steps: Arc<[Step]>,
     at: usize,
+    /// How often the steps were replaced.
+    pub(super) round: usize,
 }
 
 type Job = Box<dyn FnOnce(&mut Worker) + Send>;
 
 impl Worker {
+    /// Puts the RAM tier in front of the volume. One lane writes down what is deferred.
+    fn attach(mut self, tier: Arc<Tier>) -> Self {
+        if self.rig.is_some() {
+            let (lane, lower) = (self.driver.local.lane().clone(), self.driver.target.clone());
+            lane.spawn(write_down::keep(tier.clone(), lower, lane.clone()));
+        }
+        self.driver = self.driver.with_ram(tier);
+        self
+    }
+
     /// Goes through the steps until the time is over.
     fn sample(&mut self, work: Work, time: Duration, once: bool) -> LabResult<Sample> {
         let steps = self.steps.clone();
@@ -173,14 +141,15 @@ impl Member {
     }
 }
 
-fn gone() -> LabError {
+pub(super) fn gone() -> LabError {
     other("a lane's thread has ended")
 }
 
 /// All lanes of one cache.
 pub(crate) struct Crew {
     members: Vec<Member>,
-    cache: Arc<Cache>,
+    pub(super) cache: Arc<Cache>,
+    pub(super) tier: Option<Arc<Tier>>,
     sizes: Sizes,
 }
 
@@ -203,7 +172,9 @@ impl Crew {
             0 => None,
             bytes => {
                 let (block, policy) = (RamBlock::default(), ReplacementKind::default());
-                Some(Arc::new(Tier::new(TierOptions { bytes, block, policy, seed: 0 })?))
+                let strategy = RamStrategy::default();
+                let options = TierOptions { bytes, block, policy, strategy, seed: 0 };
+                Some(Arc::new(Tier::new(options, clock.clone())?))
             }
         };
         let mut members = Vec::new();
@@ -214,7 +185,7 @@ impl Crew {
             let (send, receive) = mpsc::channel::<Job>();
             let (tell, hear) = mpsc::sync_channel(1);
             let (plan, clock, known) = (plan.clone(), clock.clone(), cache.clone());
-            let tier = tier.clone();
+            let own_tier = tier.clone();
             let thread =
                 std::thread::Builder::new().name(format!("lane-{number}")).spawn(move || {
                     if pinned {
@@ -222,10 +193,11 @@ impl Crew {
                     }
                     area.fill(1);
                     match enter(number, clock, plan, known, area) {
-                        Ok(mut worker) => {
-                            if let Some(tier) = tier {
-                                worker.driver = worker.driver.with_ram(tier);
-                            }
+                        Ok(worker) => {
+                            let mut worker = match own_tier {
+                                Some(tier) => worker.attach(tier),
+                                None => worker,
+                            };
                             let _ = tell.send(Ok(worker.engine.cache.clone()));
                             worker.serve(&receive);
                         }
@@ -238,7 +210,7 @@ impl Crew {
             members.push(Member { jobs: Some(send), thread: Some(thread) });
         }
         let cache = cache.ok_or_else(gone)?;
-        Ok(Crew { members, cache, sizes })
+        Ok(Crew { members, cache, tier, sizes })
     }
 
     pub(crate) fn lanes(&self) -> usize {
@@ -273,6 +245,10 @@ impl Crew {
                 worker.at = 0;
             })?;
         }
+        self.end_deferral()?;
+        if case.defers() {
+            return self.prepare_deferred(case);
+        }
         let (blocks, ram) = (self.sizes.working_set_blocks, self.sizes.ram_bytes > 0);
         self.on(0, move |worker| {
             let rig = worker.rig.as_ref().ok_or_else(gone)?;
@@ -294,7 +270,7 @@ impl Crew {
                     }
                     Ok(())
                 }
-                Case::Zipf => {
+                Case::Zipf | Case::DeferDirty | Case::DeferClean | Case::DeferAbsent => {
                     let steps = worker.steps.clone();
                     for _ in 0..4 {
                         worker.driver.steps(&steps)?;
@@ -307,6 +283,9 @@ impl Crew {
 
     /// What a case needs before each sample of the engine.
     pub(crate) fn before_sample(&self, case: Case) -> LabResult<()> {
+        if case.defers() {
+            return self.before_deferred_sample(case);
+        }
         if case != Case::WriteClean {
             return Ok(());
         }
@@ -345,20 +324,6 @@ impl Crew {
             .collect::<LabResult<_>>()?;
         answers.into_iter().map(|answer| answer.recv().map_err(|_| gone())).collect()
     }
-
-    /// What has been counted so far.
-    pub(crate) fn counters(&self) -> LabResult<Counters> {
-        let volume = self.cache.volume(VOLUME).ok_or_else(gone)?;
-        let mut submitted = 0;
-        for lane in 0..self.lanes() {
-            submitted += self.on(lane, |worker| worker.driver.submitted)?;
-        }
-        Ok(Counters {
-            totals: volume.stats.totals(),
-            log_bytes: self.cache.store.counters.written_bytes.load(Ordering::Relaxed),
-            submitted,
-        })
-    }
 }
 
 /// Sets a lane up on its own thread.
@@ -387,6 +352,7 @@ fn enter(
         small: vec![0x5a; BLOCK as usize],
         steps: Arc::new([]),
         at: 0,
+        round: 0,
     })
 }
 

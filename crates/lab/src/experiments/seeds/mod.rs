@@ -113,6 +113,7 @@ pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
         let own = row::rows(report, &own, args.details || args.pages.wanted());
         if !json {
             table::print(report, &own);
+            report_004::print_shares(&own);
         }
         rows.extend(own);
     }

@@ -4,9 +4,16 @@
 //! under way, on all of an SSD of 40 GB and on 976 MB of it, which is less than the cache of 1 GB;
 //! cache blocks of 4 and of 16 KiB; 5 minutes each. The results are figures without numbers.
 //!
-//! There is no RAM tier in Forebay yet. What exists: a RAM device as the cache device, and the SSD
-//! as the origin. Acknowledged data is as volatile as in the report. The SSD is the SATA model (a
-//! Vertex 2 is not described well enough to calibrate it), the RAM device a link of 8 GB/s.
+//! The stack of the report is a RAM tier that defers writes, in front of the SSD (`ram`). Beside it: a
+//! RAM device as the cache device, and the SSD as the origin. Acknowledged data is as volatile as in
+//! the report. The SSD is the SATA model (a Vertex 2 is not described well enough to calibrate it),
+//! the RAM device a link of 8 GB/s.
+//!
+//! - `ram`: the cells on the RAM tier
+//! - `shares`: their throughput as shares of the SSD's, in one table
+
+mod ram;
+mod shares;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,12 +30,16 @@ use crate::virtual_time::world::{Plan, World};
 use super::measure::{Context, Job, Measurement};
 use super::published::{Config, Metric, Published, Report, Server};
 
+pub(super) use shares::print as print_shares;
+
 const SSD_BYTES: u64 = 40_000_000_000 / 4096 * 4096;
 const SMALL_RANGE: u64 = 2_000_000 * 512;
 const RAM_BYTES: u64 = 1 << 30;
 const DEPTHS: [usize; 2] = [1, 32];
 /// Of the configurations, in their order.
 const BLOCKS: [u64; 2] = [4 << 10, 16 << 10];
+/// Long enough that one request more or less of 1 MiB makes no difference.
+const RAW_SECONDS: f64 = 20.0;
 /// The report took 300 s for each of 96 cells, twice; a cache of 1 GB is full after four.
 const WARM_UP: f64 = 4.25;
 const SECONDS: f64 = 1.0;
@@ -55,15 +66,23 @@ impl Cell {
         all
     }
 
-    fn name(&self) -> String {
-        let range = if self.whole { "whole" } else { "976M" };
+    fn range(&self) -> &'static str {
+        if self.whole { "whole" } else { "976M" }
+    }
+
+    /// Order and size.
+    fn pattern(&self) -> String {
         let order = if self.random { "random" } else { "sequential" };
         let size = match self.size {
             size if size < 1024 => format!("{size}B"),
             size if size < 1 << 20 => format!("{}K", size >> 10),
             size => format!("{}M", size >> 20),
         };
-        format!("{range}/{order} {size} x{}", self.depth)
+        format!("{order} {size}")
+    }
+
+    fn name(&self) -> String {
+        format!("{}/{} x{}", self.range(), self.pattern(), self.depth)
     }
 
     fn workload(&self) -> Workload {
@@ -108,7 +127,8 @@ fn span() -> Span {
 fn raw(context: &Context) -> LabResult<Vec<Measurement>> {
     let run = |cell: &Cell| {
         let timing = Timing::model(ModelKind::SataSsd, SSD_BYTES);
-        let found = context.raw(timing, &cell.name(), cell.workload(), span())?;
+        let span = Span { seconds: RAW_SECONDS, ..span() };
+        let found = context.raw(timing, &cell.name(), cell.workload(), span)?;
         Ok(Measurement::of_model(Server::Ssd, cell.name(), vec![found]))
     };
     Cell::all().iter().map(run).collect()
@@ -124,8 +144,9 @@ fn cached(context: &Context, block: u64, config: &Config, cell: &Cell) -> LabRes
 }
 
 pub(super) fn jobs(report: &Arc<Report>) -> Vec<Job> {
-    let mut jobs = vec![Job::new("004", "bare models", 3.0, raw)];
-    for (block, config) in BLOCKS.into_iter().zip(&report.configs) {
+    let mut jobs = vec![Job::new("004", "bare models", 30.0, raw)];
+    let on_device = report.configs.iter().filter(|config| config.settings.ram == 0);
+    for (block, config) in BLOCKS.into_iter().zip(on_device) {
         for (number, cells) in Cell::all().chunks(12).enumerate() {
             let (cells, config) = (cells.to_vec(), config.clone());
             let name = format!("{}K blocks, batch {number}", block >> 10);
@@ -134,5 +155,6 @@ pub(super) fn jobs(report: &Arc<Report>) -> Vec<Job> {
             }));
         }
     }
+    jobs.extend(report.configs.iter().filter(|config| config.settings.ram > 0).flat_map(ram::jobs));
     jobs
 }

@@ -4,7 +4,6 @@
 use std::sync::atomic::Ordering;
 
 use forebay_core::{Op, OriginBlock, SECTOR_SIZE};
-use forebay_engine::BlockService;
 
 use crate::error::LabResult;
 use crate::rig::request;
@@ -43,7 +42,7 @@ impl World {
         if matches!(op, Op::Read | Op::Write) {
             return self.start(client, &Access { offset, len, write: op == Op::Write });
         }
-        self.target.submit(request(client.into(), op, offset, len, None), &self.as_sink);
+        self.top.submit(request(client.into(), op, offset, len, None), &self.as_sink);
         Ok(false)
     }
 
