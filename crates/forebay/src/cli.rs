@@ -506,9 +506,11 @@ mod tests {
     fn completions_offer_the_words_of_every_choice() {
         let command = command();
         let create = command.find_subcommand("create").expect("a verb");
-        for (option, words) in
-            [("mode", 5), ("policy", ReplacementKind::ALL.len()), ("durability", 2)]
-        {
+        for (option, words) in [
+            ("mode", 5),
+            ("policy", ReplacementKind::ALL.len()),
+            ("durability", Durability::ALL.len()),
+        ] {
             let arg = create.get_arguments().find(|arg| arg.get_id() == option).expect("an option");
             assert_eq!(arg.get_possible_values().len(), words, "{option}");
         }
