@@ -55,7 +55,16 @@ impl SegmentLayout {
 
     /// Returns the blocks of payload that a segment holds if every record is full.
     pub(crate) fn cells_per_segment(&self) -> u64 {
-        let (mut byte, mut cells) = (self.header_bytes, 0);
+        self.cells_behind(self.header_bytes)
+    }
+
+    /// As [`SegmentLayout::cells_per_segment`], if two records more than necessary are in it.
+    pub(crate) fn cells_if_split(&self) -> u64 {
+        self.cells_behind(3 * self.header_bytes)
+    }
+
+    fn cells_behind(&self, mut byte: u64) -> u64 {
+        let mut cells = 0;
         while byte + self.header_bytes + self.block <= self.segment_bytes {
             let room = (self.segment_bytes - byte - self.header_bytes) / self.block;
             let taken = room.min(self.max_cells as u64);
@@ -63,5 +72,36 @@ impl SegmentLayout {
             byte = self.align(byte + self.header_bytes + taken * self.block);
         }
         cells
+    }
+}
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests {
+    use super::*;
+
+    /// With blocks of 8 KiB the headers of two more records took the place of a block, and reclaim moved
+    /// the 30 blocks of a segment for 31 again and again without gaining anything.
+    #[test]
+    fn more_records_leave_less_space_in_a_small_segment() {
+        let layout = |block, segment_bytes, max_cells| {
+            let (header_bytes, max_marks) = (4096, 0);
+            SegmentLayout {
+                granule: 4096,
+                block,
+                segment_bytes,
+                header_bytes,
+                max_cells,
+                max_marks,
+            }
+        };
+        for (block, segment_bytes, max_cells, whole, split) in [
+            (8 << 10, 256 << 10, 126, 31, 30),
+            (4 << 10, 256 << 10, 126, 62, 60),
+            (4 << 10, 4 << 20, 126, 1014, 1012),
+            (1 << 20, 8 << 20, 14, 7, 7),
+        ] {
+            let layout = layout(block, segment_bytes, max_cells);
+            assert_eq!((layout.cells_per_segment(), layout.cells_if_split()), (whole, split));
+        }
     }
 }

@@ -446,6 +446,12 @@ impl Store {
         self.log.layout().cells_per_segment()
     }
 
+    /// Returns the blocks that fit into a segment with two records more than necessary: what is
+    /// reinserted begins in one segment and ends in another, beside other records.
+    pub fn cells_if_split(&self) -> u64 {
+        self.log.layout().cells_if_split()
+    }
+
     /// Latches a failure of the device, and wakes all waiters, since their events will not come.
     pub(crate) fn fail(&self, error: &dyn std::fmt::Display) {
         self.health.fail(error);

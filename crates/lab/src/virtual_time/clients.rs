@@ -105,7 +105,7 @@ impl<S: Server> Loop<'_, S> {
             tally.record(access.len, now.0 - issued.0);
             self.measured += 1;
         } else {
-            self.found.warm_up_bytes += access.len;
+            self.found.unmeasured_bytes += access.len;
         }
     }
 }
@@ -153,7 +153,7 @@ pub(crate) fn run<S: Server>(
     seed: u64,
     span: Span,
 ) -> LabResult<Found> {
-    let depth = workload.depth;
+    let (depth, len) = (workload.depth, workload.len);
     let start = server.now();
     let idle = Access { offset: 0, len: 0, write: false };
     let mut this = Loop {
@@ -238,8 +238,10 @@ pub(crate) fn run<S: Server>(
     this.found.seconds = until.0.saturating_sub(from.0) as f64 / 1e9;
     let gauges = this.server.gauges();
     this.found.gauges = gauges.since(&this.measuring.unwrap_or(gauges));
-    let Loop { server, found, entering, under_way, .. } = this;
-    settle_rest(server, under_way - entering.len(), end)?;
+    let Loop { server, mut found, entering, under_way, .. } = this;
+    let rest = under_way - entering.len();
+    found.unmeasured_bytes += rest as u64 * len;
+    settle_rest(server, rest, end)?;
     Ok(found)
 }
 

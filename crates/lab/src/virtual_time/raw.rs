@@ -111,14 +111,14 @@ mod tests {
     }
 
     #[test]
-    fn the_warm_up_is_counted_apart() {
+    fn what_is_not_measured_is_counted_apart() {
         let spec = Affine { read: LINK, write: LINK, shared: true, sync: 0 };
         let (shape, span) = (Shape::Random, 1 << 30);
         let workload = Workload { shape, start: 0, span, len: 4096, writes: 100, depth: 2 };
         let mut raw = Raw::new(Timing::affine(spec));
         let time = Span { warm_up: 0.5, ..Span::seconds(1.0) };
         let found = run(&mut raw, Cpu::none(), workload, 1, time).expect("runs");
-        let share = found.warm_up_bytes as f64 / found.bytes() as f64;
+        let share = found.unmeasured_bytes as f64 / found.bytes() as f64;
         assert!((share - 0.5).abs() < 0.01, "{share}");
     }
 }

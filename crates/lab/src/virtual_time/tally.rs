@@ -135,8 +135,8 @@ pub(crate) struct Found {
     pub(crate) seconds: f64,
     pub(crate) reads: Tally,
     pub(crate) writes: Tally,
-    /// Bytes that were answered before.
-    pub(crate) warm_up_bytes: u64,
+    /// Bytes that were answered before and after.
+    pub(crate) unmeasured_bytes: u64,
     /// Over the measured time.
     pub(crate) gauges: Gauges,
     pub(crate) series: Vec<Sample>,
@@ -163,7 +163,7 @@ impl Found {
         self.seconds += other.seconds;
         self.reads.add(&other.reads);
         self.writes.add(&other.writes);
-        self.warm_up_bytes += other.warm_up_bytes;
+        self.unmeasured_bytes += other.unmeasured_bytes;
         self.gauges = self.gauges.plus(&other.gauges);
     }
 }

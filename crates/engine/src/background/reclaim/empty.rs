@@ -71,7 +71,8 @@ impl EngineLane {
             each.sum::<u32>()
         };
         let bound = count(|owner, live| owner.must_reinsert(live));
-        if bound * WHOLE > capacity * PACKED {
+        // In a small segment the headers of further records can take what would be gained.
+        if bound * WHOLE > capacity * PACKED || u64::from(bound) >= store.cells_if_split() {
             return Emptied::Packed;
         }
         let all = count(|_, _| true);

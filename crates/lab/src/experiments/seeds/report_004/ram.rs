@@ -18,9 +18,9 @@ use super::{Cell, SSD_BYTES};
 
 /// The empty cache below the tier, which nothing is written to.
 const EMPTY_CACHE: u64 = 32 << 20;
-/// Twice the time for which writes are deferred, and then four times.
-const WARM_UP: f64 = 20.0;
-const SECONDS: f64 = 40.0;
+/// The time for which writes are deferred, and then twice that.
+const WARM_UP: f64 = 10.0;
+const SECONDS: f64 = 20.0;
 /// Ends the name of the rows that include the warm-up and the last write-down.
 pub(super) const TO_THE_END: &str = " to the end";
 
@@ -28,13 +28,14 @@ fn deferred(context: &Context, config: &Config, cell: &Cell) -> LabResult<[Measu
     let disk = (SSD_BYTES, Timing::model(ModelKind::SataSsd, SSD_BYTES));
     let empty = (EMPTY_CACHE, super::ram());
     let mut world = World::new(Plan::new(empty, disk, config.settings.clone(), context.seed))?;
-    let started = world.now();
+    let (started, before) = (world.now(), world.gauges());
     let span = Span { warm_up: WARM_UP, ..Span::seconds(SECONDS) };
     let found = context.volume(&mut world, &cell.name(), 0, cell.workload(), span)?;
     world.flush()?;
     let seconds = world.now().since(started).as_secs_f64();
-    let mut all = Found { seconds, series: Vec::new(), ..found.clone() };
-    all.writes.bytes += found.warm_up_bytes;
+    let gauges = world.gauges().since(&before);
+    let mut all = Found { seconds, gauges, series: Vec::new(), ..found.clone() };
+    all.writes.bytes += found.unmeasured_bytes;
     let to_the_end = Config { name: format!("{}{TO_THE_END}", config.name), ..config.clone() };
     Ok([
         Measurement::of_volume(config, cell.name(), vec![found]),
