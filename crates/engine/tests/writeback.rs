@@ -11,7 +11,7 @@ use forebay_core::{BlockSize, Mode, Op, QuietHours, ReplacementKind};
 use forebay_device::Device;
 use forebay_engine::{EngineLane, LaneVolume, Settings, VolumeSpec, settings_of};
 use forebay_format::Uuid;
-use forebay_testkit::{peek, ram};
+use forebay_testkit::{OpKind, faulty, peek, ram};
 use world::{World, settings};
 
 const BLOCK: u64 = 4096;
@@ -220,6 +220,42 @@ fn after_a_drain_writeback_is_at_rest_again() {
             assert_eq!(bench.left(), if given_up { 2 } else { 1 }, "{case}");
         }
     }
+}
+
+/// A sweep ends when its last write has. Blocks that become dirty until then belong to the next
+/// sweep, wherever they are, and a drain that begins then has to wait for them.
+#[test]
+fn a_drain_writes_blocks_that_became_dirty_while_a_sweep_ended() {
+    let (world, cache) = (World::new(), ram(64));
+    let (origin, faults) = faulty(ram(16));
+    let engine = world.new_cache(&cache, BlockSize::DEFAULT);
+    let settings = Settings { dirty_high: 0, dirty_low: 0, ..at_rest() };
+    let target = world.create(&engine, &origin, settings, 0);
+    world.op(&target, Op::Flush, 0, 0);
+    // The first sweep after a start counts for nothing.
+    for blocks in [&[3000, 2000][..], &[3000, 2000, 5]] {
+        faults.heal();
+        world.advance(Duration::from_secs(1));
+        assert_eq!(target.volume().dirty_blocks(), 0);
+        faults.hang(&[OpKind::Write]);
+        for block in blocks {
+            world.write(&target, block * BLOCK, &[1; BLOCK as usize]);
+            world.advance(Duration::from_secs(1));
+            assert_eq!(faults.hung().len(), 1, "only the last write of the sweep has begun");
+        }
+    }
+    let volume = target.volume().clone();
+    world.block_on(async move {
+        let mut drain = Box::pin(engine.drain("data", |_| ()));
+        std::future::poll_fn(|context| {
+            assert!(drain.as_mut().poll(context).is_pending());
+            Poll::Ready(())
+        })
+        .await;
+        faults.heal();
+        drain.await.expect("drained");
+    });
+    assert_eq!(volume.dirty_blocks(), 0);
 }
 
 #[test]

@@ -58,8 +58,6 @@ pub(super) enum Next {
 /// The position of a sweep and the blocks collected for it.
 pub(super) struct Sweep {
     planner: SweepPlanner,
-    /// The window to be collected next.
-    window: Option<Window>,
     /// The collected blocks, sorted, and how many of them have been taken.
     blocks: Vec<OriginBlock>,
     taken: usize,
@@ -71,7 +69,6 @@ impl Sweep {
     pub(super) fn new() -> Self {
         Sweep {
             planner: SweepPlanner::new(),
-            window: None,
             blocks: Vec::new(),
             taken: 0,
             collected: Nanos(0),
@@ -89,22 +86,18 @@ impl Sweep {
             self.planner.resume_at(block);
         }
         if self.rest().is_empty() {
-            let window = match self.window.take() {
-                Some(window) => window,
-                None => {
-                    let most = volume.cache.store.capacity_blocks() / PART;
-                    let most = most.clamp(FEWEST, MOST) as u32;
-                    match self.planner.next_window(&volume.volume.dirty, most) {
-                        None => return Next::Clean,
-                        Some(window) if window.wrapped => {
-                            self.window = Some(window);
-                            return Next::Wrapped;
-                        }
-                        Some(window) => window,
-                    }
+            let most = volume.cache.store.capacity_blocks() / PART;
+            let most = most.clamp(FEWEST, MOST) as u32;
+            match self.planner.next_window(&volume.volume.dirty, most) {
+                None => return Next::Clean,
+                Some(window) if window.wrapped => {
+                    // Blocks may become dirty before this window while the caller settles the
+                    // last sweep; the next sweep has to start with them.
+                    self.planner = SweepPlanner::new();
+                    return Next::Wrapped;
                 }
-            };
-            self.collect(volume, &window).await;
+                Some(window) => self.collect(volume, &window).await,
+            }
         }
         match Spans(volume).next_span(self.rest(), merge) {
             Some(span) => {
