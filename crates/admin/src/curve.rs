@@ -32,6 +32,20 @@ impl CurveRow {
     }
 }
 
+/// What a RAM tier of one size would serve in front of a cache. Shares of the blocks read, or if none
+/// were, of all blocks; the three add up to 1.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RamRow {
+    /// Size of the RAM tier.
+    pub bytes: u64,
+    /// Served by RAM.
+    pub ram: Hits,
+    /// Served by the cache.
+    pub cache: f64,
+    /// Left to the origin.
+    pub origin: Hits,
+}
+
 /// The curve of a volume since its start.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CurveReport {
@@ -51,8 +65,15 @@ pub struct CurveReport {
     pub sampled_blocks: u64,
     /// RAM used by the curve.
     pub state_bytes: u64,
-    /// The current size of the cache, for all of its volumes.
+    /// The current size of the cache, for all of its volumes; 0 bytes without a cache device.
     pub present: CurveRow,
+    /// The present size of the RAM tier, in front of that cache; `null` without one.
+    #[serde(default)]
+    pub ram: Option<RamRow>,
+    /// The requested sizes of a RAM tier in front of that cache, or else powers of four up to one that
+    /// holds everything; ascending.
+    #[serde(default)]
+    pub ram_rows: Vec<RamRow>,
     /// The requested sizes, or else powers of two up to one that holds everything; ascending.
     pub rows: Vec<CurveRow>,
     /// Enough sizes to draw the curve.

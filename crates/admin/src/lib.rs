@@ -25,7 +25,9 @@ pub use name::VolumeName;
 pub use operation::{Operation, OperationId, OperationState, Progress, Unit};
 pub use profiles::{PROFILES, Profile, ProfileName};
 pub use report::{DaemonReport, VolumeList, VolumeReport, VolumeState, VolumeSummary};
-pub use request::{CreateRequest, DeleteRequest, SetRequest, StartRequest};
+pub use request::{
+    CreateRequest, DeleteRequest, DropRequest, MemoryRequest, SetRequest, StartRequest,
+};
 
 /// Version of the API; the first component of every path.
 pub const API_VERSION: &str = "v1";

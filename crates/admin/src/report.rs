@@ -3,7 +3,7 @@
 
 use forebay_core::CounterTotals;
 use forebay_core::why::{BypassCounts, Why};
-use forebay_core::{Durability, Mode, ReplacementKind};
+use forebay_core::{Caching, Durability, Mode, ReplacementKind};
 use serde::{Deserialize, Serialize};
 
 use crate::name::VolumeName;
@@ -11,8 +11,10 @@ use crate::operation::Progress;
 use forebay_settings::Settings;
 
 mod memory;
+mod served;
 
-pub use memory::{MemoryReport, MemoryUsed, RamReport};
+pub use memory::{DaemonMemory, MemoryReport, MemoryUsed, RamReport};
+pub use served::{RamTraffic, ServedBy, ServedReport};
 
 /// State of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
@@ -121,7 +123,7 @@ pub struct BlockReport {
     pub carried_on: u64,
 }
 
-/// Requests since the volume was started.
+/// Requests to the cache since the volume was started, including those of its RAM tier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct RequestReport {
     /// Reads served from the cache alone.
@@ -193,6 +195,12 @@ pub struct ByteReport {
     pub user_read: u64,
     /// Written by clients.
     pub user_written: u64,
+    /// Of the bytes that clients read, those that RAM alone answered.
+    #[serde(default)]
+    pub ram_read: u64,
+    /// Of the bytes that clients wrote, those that RAM took, to be written down later.
+    #[serde(default)]
+    pub ram_written: u64,
     /// Read from the cache device.
     pub cache_read: u64,
     /// Written to the cache device, headers included.
@@ -206,10 +214,16 @@ pub struct ByteReport {
 impl ByteReport {
     /// The report of a volume with these counters, for which `cache_written` bytes were written to the
     /// cache device.
-    pub fn of(totals: &CounterTotals, cache_written: u64) -> Self {
+    pub fn of(totals: &CounterTotals, cache_written: u64, ram: &RamTraffic) -> Self {
         ByteReport {
-            user_read: totals.user_read_bytes,
-            user_written: totals.user_written_bytes,
+            user_read: totals.user_read_bytes + ram.read_bytes,
+            // The counters include what the tier has written down.
+            user_written: match ram.writes {
+                0 => totals.user_written_bytes,
+                _ => ram.written_bytes + ram.passed_bytes,
+            },
+            ram_read: ram.read_bytes,
+            ram_written: ram.written_bytes,
             cache_read: totals.cache_read_bytes,
             cache_written,
             origin_read: totals.origin_read_bytes,
@@ -299,6 +313,9 @@ pub struct VolumeReport {
     pub name: VolumeName,
     /// How the cache handles reads and writes.
     pub mode: Mode,
+    /// Whether it is paused or frozen.
+    #[serde(default)]
+    pub caching: Caching,
     /// How blocks are chosen for eviction.
     pub policy: ReplacementKind,
     /// Block size in bytes.
@@ -326,7 +343,10 @@ pub struct VolumeReport {
     /// Progress of the origin; `null` unless the volume is ordered.
     #[serde(default)]
     pub ordered: Option<OrderReport>,
-    /// Requests since the start.
+    /// Who served the requests of clients since the start.
+    #[serde(default)]
+    pub served: ServedReport,
+    /// Requests to the cache since the start; those that the RAM tier answers do not reach it.
     pub requests: RequestReport,
     /// Why requests missed or bypassed the cache, and why blocks entered and left.
     #[serde(default)]
@@ -351,6 +371,7 @@ impl VolumeReport {
         VolumeReport {
             name,
             mode: settings.mode,
+            caching: settings.caching,
             policy: settings.policy,
             block_size: forebay_core::BlockSize::DEFAULT.bytes(),
             alignment: 0,
@@ -363,6 +384,7 @@ impl VolumeReport {
             export: ExportReport::default(),
             blocks: BlockReport::default(),
             ordered: None,
+            served: ServedReport::default(),
             requests: RequestReport::default(),
             why: Why::default(),
             bytes: ByteReport::default(),
@@ -380,6 +402,7 @@ impl VolumeReport {
             name: self.name.clone(),
             state: self.state,
             mode: self.mode,
+            caching: self.caching,
             size: self.origin.size,
             origin: self.origin.path.clone(),
             cache: self.cache.path.clone(),
@@ -387,6 +410,8 @@ impl VolumeReport {
             dirty: self.blocks.dirty.saturating_mul(self.block_size),
             held: self.blocks.held.saturating_mul(self.block_size),
             known: self.blocks.known,
+            ram: self.ram.map_or(0, |ram| ram.size),
+            deferred: self.ram.map_or(0, |ram| ram.deferred),
             nbd: self.export.nbd.clone(),
         }
     }
@@ -401,6 +426,9 @@ pub struct VolumeSummary {
     pub state: VolumeState,
     /// How the cache handles reads and writes.
     pub mode: Mode,
+    /// Whether it is paused or frozen.
+    #[serde(default)]
+    pub caching: Caching,
     /// Size in bytes.
     pub size: u64,
     /// The origin as the operator named it.
@@ -417,6 +445,12 @@ pub struct VolumeSummary {
     /// Whether these three are known; they are while the cache is open.
     #[serde(default)]
     pub known: bool,
+    /// Bytes that the RAM tier may hold; 0 without one, and while the volume is not served.
+    #[serde(default)]
+    pub ram: u64,
+    /// Bytes that only RAM has.
+    #[serde(default)]
+    pub deferred: u64,
     /// The first NBD URI; `null` while the volume is not served.
     pub nbd: Option<String>,
 }
@@ -464,9 +498,11 @@ mod tests {
         let json = serde_json::to_value(&report).expect("plain data");
         for pointer in "name mode policy block_size durability state origin/path origin/size \
              cache/path cache/size cache/used export/nbd blocks/known blocks/cached blocks/dirty blocks/held \
+             served/reads/total served/reads/ram served/reads/cache served/reads/origin \
+             served/writes/total served/writes/ram served/writes/cache served/writes/origin \
              requests/read_hits requests/read_partial requests/read_misses requests/write_hits \
              requests/write_misses requests/bypassed requests/flushes bytes/user_read \
-             bytes/user_written bytes/cache_read bytes/cache_written bytes/origin_read \
+             bytes/user_written bytes/ram_read bytes/ram_written bytes/cache_read bytes/cache_written bytes/origin_read \
              bytes/origin_written waiting_for latency/read/p50_us latency/write/p99_us latency/flush/max_us \
              memory/index_bytes memory/buffer_bytes \
              memory/limit_bytes memory/used_bytes/index \

@@ -39,6 +39,14 @@ pub struct CreateRequest {
     pub settings: Assignments,
 }
 
+/// Changes the daemon's memory limit until it ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MemoryRequest {
+    /// The new limit in bytes.
+    pub limit_bytes: u64,
+}
+
 /// Changes settings.
 #[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -55,6 +63,18 @@ pub struct StartRequest {
     /// cache had newer blocks.
     #[serde(default)]
     pub force: bool,
+}
+
+/// Discards clean cached blocks of a volume; without any tier, from both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DropRequest {
+    /// From the RAM tier.
+    #[serde(default)]
+    pub ram: bool,
+    /// From the cache device.
+    #[serde(default)]
+    pub ssd: bool,
 }
 
 /// Removes a volume from its cache.

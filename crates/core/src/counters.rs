@@ -11,6 +11,7 @@ macro_rules! for_each_counter {
             read_misses "Reads answered by the origin alone.",
             write_hits "Writes that replaced cached blocks only.",
             write_misses "Writes with at least one block that was not cached.",
+            write_through "Writes that the origin had before they were acknowledged.",
             flushes "Flushes.",
             discards "Discards.",
             user_read_bytes "Bytes read by clients.",

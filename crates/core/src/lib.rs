@@ -30,7 +30,7 @@ pub use mask::SectorMask;
 pub use op::{IoError, Op};
 pub use quiet::QuietHours;
 pub use settings::{
-    Admission, ChoiceError, Durability, Mode, RamStrategy, ReplacementKind, WriteDown,
+    Admission, Caching, ChoiceError, Durability, Mode, RamStrategy, ReplacementKind, WriteDown,
 };
 pub use time::{Clock, ManualClock, Nanos};
 pub use units::{

@@ -120,6 +120,18 @@ choice! {
 }
 
 choice! {
+    /// Whether a volume caches, whatever its mode.
+    Caching, "state of caching", default On: {
+        /// As the mode says.
+        On = 1, "on";
+        /// What is cached is served and kept up to date; nothing else enters.
+        Frozen = 2, "frozen";
+        /// As in mode passthrough, without copies in RAM.
+        Paused = 3, "paused";
+    }
+}
+
+choice! {
     /// When a write is acknowledged.
     Durability, "durability", default Flush: {
         /// When data and record are on stable media of the cache device.

@@ -119,7 +119,7 @@ reasons! {
     MissReason, MissCounts, miss: {
         Cold cold "not seen lately",
         Evicted evicted "it was cached, and evicted not long ago",
-        Invalidated invalidated "it was cached, and was discarded or overwritten on the origin not long ago",
+        Invalidated invalidated "it was cached, and was discarded, dropped, or overwritten on the origin not long ago",
         NotAdmitted not_admitted "it was missed not long ago, and admission refused it",
         WriteBudget write_budget "it was missed not long ago, while the write budget was used up",
         NotFilled not_filled "it was missed not long ago, and could not be filled",
@@ -127,7 +127,8 @@ reasons! {
         Sequential sequential "it is part of a long sequential stream",
         Congested congested "the cache device is slower than the congestion thresholds",
         Unavailable unavailable "the cache device does not answer",
-        Mode mode "the mode does not cache this",
+        Frozen frozen "the volume is frozen",
+        Mode mode "the mode does not cache this, or the volume is paused",
     }
 
     /// Why a request went round the cache.
@@ -138,7 +139,8 @@ reasons! {
         NoRoom no_room "all free space is held by versions that an ordered volume's origin cannot take",
         NotAdmitted not_admitted "a writethrough write of new blocks, refused by admission",
         WriteBudget write_budget "a writethrough write of new blocks, with the write budget used up",
-        Mode mode "the mode sends it to the origin",
+        Frozen frozen "it is for blocks that are not cached, and the volume is frozen",
+        Mode mode "the mode sends it to the origin, or the volume is paused",
     }
 
     /// Why a block that was read from the origin was not filled.
@@ -161,6 +163,7 @@ reasons! {
     InvalidationReason, InvalidationCounts, invalidated: {
         WriteAround write_around "a write went round the cache",
         Discard discard "it was discarded, or zeroed on the origin",
+        Dropped dropped "an operator dropped it",
     }
 
     /// Why a dirty block was written to the origin.

@@ -1,7 +1,7 @@
 //! Large zeroed allocations, directly from the system, with huge pages if available.
 
 use std::io;
-use std::ops::{Deref, DerefMut};
+use std::ops::{Deref, DerefMut, Range};
 use std::ptr::NonNull;
 
 /// Bytes in a page; lengths are multiples of it.
@@ -72,6 +72,22 @@ impl Pages {
         false
     }
 
+    /// Keeps all pages in RAM from now on.
+    ///
+    /// # Errors
+    /// The system's, as for `mlock(2)`.
+    #[cfg(not(miri))]
+    fn lock(&self) -> io::Result<()> {
+        // SAFETY: the range is this mapping; locking does not change content.
+        Ok(unsafe { rustix::mm::mlock(self.memory.as_ptr().cast(), self.len) }?)
+    }
+
+    /// The interpreter never swaps.
+    #[cfg(miri)]
+    fn lock(&self) -> io::Result<()> {
+        Ok(())
+    }
+
     #[cfg(not(miri))]
     fn allocate(len: usize) -> io::Result<NonNull<u8>> {
         use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
@@ -139,6 +155,27 @@ impl Area {
         let whole = len.checked_next_multiple_of(PAGE).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Area(Some(Pages::new(whole)?)))
     }
+
+    /// Takes the RAM for all of the area now, and keeps it from being swapped out. Nothing of it can be
+    /// released any more.
+    ///
+    /// # Errors
+    /// There is not enough RAM, or this process may not lock so much of it.
+    pub fn lock(&mut self) -> io::Result<()> {
+        self.0.as_ref().map_or(Ok(()), Pages::lock)
+    }
+
+    /// Returns the RAM of a range to the system, as far as it consists of whole pages. Its content is
+    /// lost; it takes RAM again when it is accessed.
+    pub fn release(&mut self, range: Range<usize>) {
+        let Some(pages) = &self.0 else { return };
+        let (start, end) = (range.start.next_multiple_of(PAGE), range.end.min(pages.len()));
+        let end = end / PAGE * PAGE;
+        if start < end {
+            // SAFETY: this borrow is exclusive, so nobody else has a reference into the area.
+            let _ = unsafe { pages.give_back(start, end - start) };
+        }
+    }
 }
 
 impl Deref for Area {
@@ -185,6 +222,17 @@ mod tests {
     }
 
     #[test]
+    fn what_is_locked_stays() {
+        let mut area = Area::new(2 * PAGE).expect("memory");
+        // Every process may lock so little.
+        area.lock().expect("locked");
+        area[PAGE] = 7;
+        area.release(0..2 * PAGE);
+        assert_eq!(area[PAGE], 7);
+        Area::new(0).expect("nothing").lock().expect("nothing to lock");
+    }
+
+    #[test]
     fn an_area_is_zero_and_keeps_what_is_written() {
         for len in [0, 1, 4096, 5000, (2 << 20) + 1] {
             let mut area = Area::new(len).expect("memory");
@@ -192,6 +240,9 @@ mod tests {
             assert!(area.iter().all(|byte| *byte == 0));
             area.fill(7);
             assert!(area.iter().all(|byte| *byte == 7));
+            let kept = len / 2;
+            area.release(kept..len);
+            assert!(area[..kept].iter().all(|byte| *byte == 7));
         }
         assert!(Area::new(usize::MAX).is_err());
     }

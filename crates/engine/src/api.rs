@@ -118,6 +118,18 @@ pub trait BlockService {
     /// Notes that a tier above has served a read of this range: what is used there is not cold here.
     fn used(&self, _offset: u64, _len: u64) {}
 
+    /// Returns whether [`BlockService::offer`] may be of use at the moment.
+    fn takes_offers(&self) -> bool {
+        false
+    }
+
+    /// Offers the data of a range that a tier above gives up although it was used there, so that this
+    /// tier may cache it without a read from below. Nothing comes of an offer that is inconvenient.
+    ///
+    /// `is_current` is asked at most once. `true`: a read of the range would return this data, and no
+    /// write to it has begun.
+    fn offer(&self, _offset: u64, _data: &[u8], _is_current: &dyn Fn() -> bool) {}
+
     /// Starts a request. It completes exactly once through `sink`.
     fn submit(&self, request: Request, sink: &Rc<dyn CompletionSink>);
 

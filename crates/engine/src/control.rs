@@ -3,6 +3,7 @@
 //! All of this runs on the lane that opened the cache.
 
 mod attach;
+mod forget;
 mod grow;
 mod open;
 mod patience;

@@ -80,6 +80,7 @@ pub(crate) fn write_step(mode: Mode, state: BlockState, bypass: Option<BypassRea
             _,
             Some(BypassReason::Sequential | BypassReason::Unavailable | BypassReason::NoRoom),
         ) => WriteStep::Around,
+        (_, BlockState::Absent, Some(BypassReason::Frozen)) => WriteStep::Around,
         // These modes write to the log, whatever congestion and admission say.
         (Mode::Writeback | Mode::Writeonly, _, _) => WriteStep::Cache,
         // A cached copy must be kept up to date; an absent block need not enter.
@@ -111,6 +112,7 @@ pub(crate) fn miss_reason(
         (_, _, Some(BypassReason::Sequential)) => Some(MissReason::Sequential),
         (_, _, Some(BypassReason::Congested)) => Some(MissReason::Congested),
         (_, _, Some(BypassReason::Unavailable)) => Some(MissReason::Unavailable),
+        (_, _, Some(BypassReason::Frozen)) => Some(MissReason::Frozen),
         _ => None,
     }
 }
@@ -158,7 +160,7 @@ mod tests {
 
     const STATES: [BlockState; 3] = [BlockState::Absent, BlockState::Clean, BlockState::Dirty];
 
-    const BYPASS: [Option<BypassReason>; 7] = [
+    const BYPASS: [Option<BypassReason>; 8] = [
         None,
         Some(BypassReason::Unavailable),
         Some(BypassReason::NoRoom),
@@ -166,6 +168,7 @@ mod tests {
         Some(BypassReason::Congested),
         Some(BypassReason::NotAdmitted),
         Some(BypassReason::WriteBudget),
+        Some(BypassReason::Frozen),
     ];
 
     fn matrix() -> impl Iterator<Item = (Mode, BlockState, Option<BypassReason>)> {
@@ -229,6 +232,9 @@ mod tests {
             let expected = match mode {
                 Mode::Writearound | Mode::Passthrough => WriteStep::Around,
                 _ if around => WriteStep::Around,
+                _ if state == BlockState::Absent && bypass == Some(BypassReason::Frozen) => {
+                    WriteStep::Around
+                }
                 Mode::Writeback | Mode::Writeonly => WriteStep::Cache,
                 Mode::Writethrough if state == BlockState::Absent && bypass.is_some() => {
                     WriteStep::Around
@@ -256,7 +262,7 @@ mod tests {
 
     #[test]
     fn a_miss_has_the_reason_of_whoever_would_have_to_change_for_a_hit() {
-        use MissReason::{Congested, Mode as ByMode, Partial, Sequential, Unavailable};
+        use MissReason::{Congested, Frozen, Mode as ByMode, Partial, Sequential, Unavailable};
         for (mode, state, bypass) in matrix() {
             let expected = match (state, mode, bypass) {
                 (BlockState::Clean, Mode::Passthrough, _) => Some(ByMode),
@@ -267,6 +273,7 @@ mod tests {
                 (BlockState::Absent, _, Some(BypassReason::Sequential)) => Some(Sequential),
                 (BlockState::Absent, _, Some(BypassReason::Congested)) => Some(Congested),
                 (BlockState::Absent, _, Some(BypassReason::Unavailable)) => Some(Unavailable),
+                (BlockState::Absent, _, Some(BypassReason::Frozen)) => Some(Frozen),
                 (BlockState::Absent, _, _) => None,
             };
             assert_eq!(miss_reason(mode, state, bypass), expected, "{mode} {state:?} {bypass:?}");

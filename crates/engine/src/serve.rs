@@ -17,6 +17,7 @@ use crate::path::discard::Discarder;
 use crate::path::discard::Zeroes;
 use crate::path::flush::Flusher;
 use crate::path::memory;
+use crate::path::offer::Offers;
 use crate::path::read::Reader;
 use crate::path::write::Writer;
 use crate::serve::observe::Observer;
@@ -148,7 +149,20 @@ impl Dispatch<'_> {
         }
     }
 
-    /// Runs `act`, which does not wait, counted as a request in flight.
+    /// Runs `act`, which does not wait, counted as a request in flight. `None`: the volume stops.
+    #[inline]
+    fn while_running<T>(self, act: impl FnOnce(&LaneStats) -> T) -> Option<T> {
+        // Count before checking the state, as in `submit`.
+        let stats = self.0.stats();
+        let in_flight = &stats.in_flight;
+        let before = in_flight.load(Ordering::Relaxed);
+        in_flight.swap(before + 1, Ordering::SeqCst);
+        let done = (self.0.volume.state() == VolumeState::Running).then(|| act(stats));
+        in_flight.store(before, Ordering::Release);
+        done
+    }
+
+    /// Answers a request with `act`, which does not wait.
     #[inline]
     fn quickly(
         self,
@@ -156,25 +170,14 @@ impl Dispatch<'_> {
         (offset, len): (u64, usize),
         act: impl FnOnce() -> Option<Result<(), IoError>>,
     ) -> Option<Result<(), IoError>> {
-        // Count before checking the state, as in `submit`.
-        let stats = self.0.stats();
-        let in_flight = &stats.in_flight;
-        let before = in_flight.load(Ordering::Relaxed);
-        in_flight.swap(before + 1, Ordering::SeqCst);
-        let done = if self.0.volume.state() == VolumeState::Running {
+        self.while_running(|stats| {
             let started = self.sample(stats);
-            let done = act();
-            if done.is_some() {
-                Observer(self.0).watch_on(stats, access, offset, len as u64);
-                let kind = if access == Access::Read { Kind::Read } else { Kind::Write };
-                self.sampled(stats, kind, started);
-            }
-            done
-        } else {
-            None
-        };
-        in_flight.store(before, Ordering::Release);
-        done
+            let done = act()?;
+            Observer(self.0).watch_on(stats, access, offset, len as u64);
+            let kind = if access == Access::Read { Kind::Read } else { Kind::Write };
+            self.sampled(stats, kind, started);
+            Some(done)
+        })?
     }
 
     /// Returns the start time if the latency of this request, answered at once, is to be sampled.
@@ -258,6 +261,16 @@ impl BlockService for LaneVolume {
             if let Some(found) = self.store.store().peek(&volume.space, piece.block) {
                 Policy(self).used(piece.block, &found.entry);
             }
+        }
+    }
+
+    fn takes_offers(&self) -> bool {
+        Offers(self).are_welcome()
+    }
+
+    fn offer(&self, offset: u64, data: &[u8], is_current: &dyn Fn() -> bool) {
+        if self.volume.check_range(offset, data.len() as u64, false).is_ok() {
+            Dispatch(self).while_running(|_| Offers(self).take(offset, data, is_current));
         }
     }
 

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use forebay_core::why::{MissCounts, Why};
-use forebay_core::{BlockSize, Mode, Op, QuietHours};
+use forebay_core::{BlockSize, CounterTotals, Mode, Op, QuietHours};
 use forebay_engine::{EngineLane, LaneVolume, Settings};
 use forebay_testkit::ram;
 use world::{World, settings};
@@ -149,6 +149,29 @@ fn streams_and_modes_are_told_apart_in_misses_and_bypasses() {
         let after = why(&target);
         assert_eq!(after.miss.mode - before.miss.mode, 1, "{mode}");
         assert_eq!(after.bypass.mode - before.bypass.mode, 1 + writes, "{mode}");
+    }
+}
+
+#[test]
+fn writes_that_the_origin_has_before_they_are_acknowledged_are_counted() {
+    let (world, engine, target) = start(32, 32, settings(Mode::Writeback));
+    let modes = [
+        (Mode::Writeback, 0),
+        (Mode::Writeonly, 0),
+        (Mode::Writethrough, 2),
+        (Mode::Writearound, 2),
+        (Mode::Passthrough, 2),
+    ];
+    for (turn, (mode, through)) in modes.into_iter().enumerate() {
+        set(&world, &engine, settings(mode));
+        let before = target.volume().stats.totals();
+        let at = turn as u64 * (1 << 20);
+        world.write(&target, at, &[1; 4 * BLOCK as usize]);
+        world.write(&target, at + BLOCK, &[2; 512]);
+        let after = target.volume().stats.totals();
+        let all = |totals: &CounterTotals| totals.write_hits + totals.write_misses;
+        assert_eq!(all(&after) - all(&before), 2, "{mode}");
+        assert_eq!(after.write_through - before.write_through, through, "{mode}");
     }
 }
 

@@ -68,6 +68,18 @@ pub(crate) enum Verb {
     Set(SetArgs),
     /// Write all dirty blocks of a volume to its origin
     Flush(NameArgs),
+    /// Write everything to the origin that only the cache has, then pass all requests through to it
+    Pause(NameArgs),
+    /// Serve and update what is cached, and let nothing else enter the cache
+    Freeze(NameArgs),
+    /// Cache again after pause or freeze
+    Resume(NameArgs),
+    /// Discard what is cached of a volume; data that is not on the origin yet stays
+    Drop(DropArgs),
+    /// Load the blocks into RAM that it held when the volume was last stopped
+    Prefetch(NameArgs),
+    /// Show the daemon's memory, or change its limit
+    Memory(MemoryArgs),
     /// Stop serving a volume; its cache stays warm
     Stop(NameArgs),
     /// Serve a stopped volume again
@@ -269,6 +281,33 @@ pub(crate) struct NameArgs {
     pub(crate) name: VolumeName,
 }
 
+/// Arguments of `drop`.
+#[derive(Debug, Args)]
+pub(crate) struct DropArgs {
+    /// The volume
+    pub(crate) name: VolumeName,
+
+    /// From the RAM tier only
+    #[arg(long, conflicts_with = "ssd")]
+    pub(crate) ram: bool,
+
+    /// From the cache device only
+    #[arg(long)]
+    pub(crate) ssd: bool,
+}
+
+/// Arguments of `memory`.
+#[derive(Debug, Args)]
+pub(crate) struct MemoryArgs {
+    /// New limit, until the daemon ends; --memory-limit of 'forebay daemon' is for its next start
+    #[arg(long, value_name = "SIZE", value_parser = size, allow_hyphen_values = true)]
+    pub(crate) limit: Option<u64>,
+
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
 /// Arguments of `start`.
 #[derive(Debug, Args)]
 pub(crate) struct StartArgs {
@@ -363,6 +402,12 @@ pub(crate) struct AdviseArgs {
     /// Cache sizes to compare, like 64G,128G [default: powers of two, up to the bytes touched]
     #[arg(long, value_name = "BYTES", value_delimiter = ',', value_parser = cache_size, allow_hyphen_values = true)]
     pub(crate) sizes: Vec<u64>,
+
+    /// Sizes of a RAM tier to compare, like 1G,4G, in front of the present cache; for a trace in front
+    /// of the recommended one. An estimate for LRU caches of which the smaller has nothing that the
+    /// larger lacks [default: 64M, 256M, 1G and so on, up to the bytes touched]
+    #[arg(long, value_name = "BYTES", value_delimiter = ',', value_parser = cache_size, allow_hyphen_values = true)]
+    pub(crate) ram: Vec<u64>,
 
     /// Bytes to add to every offset, so that requests start on block boundaries
     #[arg(long, value_name = "BYTES", value_parser = size, default_value = "0", allow_hyphen_values = true)]

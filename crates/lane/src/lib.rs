@@ -25,7 +25,7 @@ mod timer;
 
 pub use executor::{Lane, LaneId, LaneRemote, Pool, yield_now};
 pub use gate::{Gate, GateGuard, concurrently, either, join_all};
-pub use memory::{MemoryBudget, MemoryHold, MemoryUse, MemoryWait, OverLimit};
+pub use memory::{MemoryBudget, MemoryHold, MemoryUse, MemoryWait, OverLimit, TooLow};
 pub use notify::{Notified, Notify};
 #[cfg(target_os = "linux")]
 pub use thread::{LaneLoop, LaneOptions, LaneThread, MonotonicClock};

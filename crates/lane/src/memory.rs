@@ -9,6 +9,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
+use parking_lot::Mutex;
+
 use crate::notify::{Notified, Notify};
 
 const MIB: u64 = 1 << 20;
@@ -71,11 +73,12 @@ impl fmt::Display for OverLimit {
         let mib = |bytes: u64| bytes.div_ceil(MIB);
         write!(
             f,
-            "{} needs {} MiB of memory, and the limit of {} MiB leaves {} MiB for it: start the daemon with --memory-limit {}M or more",
+            "{} needs {} MiB of memory, and the limit of {} MiB leaves {} MiB for it: use 'forebay memory --limit {}M', or start the daemon with --memory-limit {}M",
             self.what,
             mib(self.needed),
             mib(self.limit),
             self.left / MIB,
+            mib(self.enough),
             mib(self.enough),
         )
     }
@@ -83,10 +86,21 @@ impl fmt::Display for OverLimit {
 
 impl std::error::Error for OverLimit {}
 
+/// A limit that is lower than the memory in use allows. All sizes in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TooLow {
+    /// The memory that cannot be given back now.
+    pub held: u64,
+    /// The lowest possible limit.
+    pub least: u64,
+}
+
 /// The memory of a daemon, shared by all of its lanes.
 #[derive(Debug)]
 pub struct MemoryBudget {
-    limit: u64,
+    limit: AtomicU64,
+    /// Only one change of the limit at a time.
+    changes: Mutex<()>,
     used: [AtomicU64; MemoryUse::ALL.len()],
     held: AtomicU64,
     freed: Notify,
@@ -114,7 +128,8 @@ impl MemoryBudget {
     /// Makes a budget of `limit` bytes.
     pub fn new(limit: u64) -> Self {
         MemoryBudget {
-            limit,
+            limit: AtomicU64::new(limit),
+            changes: Mutex::default(),
             used: Default::default(),
             held: AtomicU64::new(0),
             freed: Notify::default(),
@@ -124,7 +139,32 @@ impl MemoryBudget {
 
     /// Returns the limit, in bytes.
     pub fn limit(&self) -> u64 {
-        self.limit
+        self.limit.load(Ordering::SeqCst)
+    }
+
+    /// Changes the limit. Memory that clients have taken is not taken from them: with a lower limit,
+    /// new requests wait until enough of it has been returned.
+    ///
+    /// # Errors
+    /// More memory is held than the new limit allows; nothing has changed then.
+    pub fn set_limit(&self, limit: u64) -> Result<(), TooLow> {
+        let _change = self.changes.lock();
+        let before = self.limit.swap(limit, Ordering::SeqCst);
+        // A hold that is being made sees the new limit, or is seen here.
+        let held = self.held.load(Ordering::SeqCst);
+        // Memory that is held for a while may exceed it, and would only be in the way of more.
+        if limit < before && held > self.holdable() {
+            self.limit.store(before, Ordering::SeqCst);
+            return Err(TooLow { held, least: Self::enough_for(held) });
+        }
+        self.freed.notify_all();
+        Ok(())
+    }
+
+    /// Returns the lowest limit with which so many bytes can be held.
+    fn enough_for(held: u64) -> u64 {
+        let least = held.saturating_add(Self::LEAST_TAKEN);
+        least.max(held.div_ceil(3).saturating_mul(4)).max(Self::LEAST)
     }
 
     /// Returns the bytes in use for one purpose.
@@ -144,7 +184,8 @@ impl MemoryBudget {
 
     /// Returns the bytes that can be held; the rest of the limit is for clients.
     fn holdable(&self) -> u64 {
-        self.limit.saturating_sub((self.limit / 4).max(Self::LEAST_TAKEN))
+        let limit = self.limit();
+        limit.saturating_sub((limit / 4).max(Self::LEAST_TAKEN))
     }
 
     /// Holds `bytes` until the result is dropped. Clients share the rest.
@@ -164,7 +205,7 @@ impl MemoryBudget {
 
     /// Returns the bytes of the limit that clients can take.
     fn takable(&self) -> u64 {
-        self.limit.saturating_sub(self.held.load(Ordering::Relaxed))
+        self.limit().saturating_sub(self.held.load(Ordering::Relaxed))
     }
 
     /// Takes `bytes` if at most `most` bytes are then taken for this use.
@@ -246,10 +287,14 @@ impl MemoryHold {
 
     /// Holds `bytes` more if at most `most` bytes are held after that. If not, returns the bytes
     /// that are held already.
-    fn grow_to(&mut self, bytes: u64, most: u64) -> Result<(), u64> {
+    fn grow_to(&mut self, bytes: u64, most: impl Fn(&MemoryBudget) -> u64) -> Result<(), u64> {
         let budget = &self.budget;
-        let more = |held: u64| held.checked_add(bytes).filter(|held| *held <= most);
-        budget.held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more)?;
+        let more = |held: u64| held.checked_add(bytes).filter(|held| *held <= most(budget));
+        let before = budget.held.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more)?;
+        if before + bytes > most(budget) {
+            // The limit was lowered meanwhile.
+            return Err(budget.held.fetch_sub(bytes, Ordering::SeqCst) - bytes);
+        }
         budget.used[self.by as usize].fetch_add(bytes, Ordering::Relaxed);
         self.bytes += bytes;
         Ok(())
@@ -258,8 +303,10 @@ impl MemoryHold {
     /// Holds `bytes` more if that leaves room for another cache to be opened: for uses that can do
     /// without.
     pub fn grow_spare(&mut self, bytes: u64) -> bool {
-        let spared = self.budget.limit / MemoryBudget::SPARED;
-        self.grow_to(bytes, self.budget.holdable().saturating_sub(spared)).is_ok()
+        let most = |budget: &MemoryBudget| {
+            budget.holdable().saturating_sub(budget.limit() / MemoryBudget::SPARED)
+        };
+        self.grow_to(bytes, most).is_ok()
     }
 
     /// Holds `bytes` more for a limited time, from memory that future clients could take.
@@ -267,9 +314,10 @@ impl MemoryHold {
     /// # Errors
     /// As [`MemoryBudget::hold`].
     pub fn grow_for_a_while(&mut self, bytes: u64, what: &str) -> Result<(), OverLimit> {
-        let budget = &self.budget;
-        let taken = budget.total().saturating_sub(budget.held.load(Ordering::Relaxed));
-        let most = budget.limit.saturating_sub(taken.max(MemoryBudget::LEAST_TAKEN / 2));
+        let most = |budget: &MemoryBudget| {
+            let taken = budget.total().saturating_sub(budget.held.load(Ordering::Relaxed));
+            budget.limit().saturating_sub(taken.max(MemoryBudget::LEAST_TAKEN / 2))
+        };
         self.grow_or_say(bytes, most, what)
     }
 
@@ -289,22 +337,21 @@ impl MemoryHold {
     /// # Errors
     /// As [`MemoryBudget::hold`]; the hold is then unchanged.
     pub fn grow(&mut self, bytes: u64, what: &str) -> Result<(), OverLimit> {
-        self.grow_or_say(bytes, self.budget.holdable(), what)
+        self.grow_or_say(bytes, MemoryBudget::holdable, what)
     }
 
-    fn grow_or_say(&mut self, bytes: u64, most: u64, what: &str) -> Result<(), OverLimit> {
-        self.grow_to(bytes, most).map_err(|held| {
-            let all = held.saturating_add(bytes);
-            let enough = all
-                .saturating_add(MemoryBudget::LEAST_TAKEN)
-                .max(all.div_ceil(3).saturating_mul(4));
-            OverLimit {
-                what: what.into(),
-                needed: bytes,
-                left: most.saturating_sub(held),
-                limit: self.budget.limit,
-                enough,
-            }
+    fn grow_or_say(
+        &mut self,
+        bytes: u64,
+        most: impl Fn(&MemoryBudget) -> u64,
+        what: &str,
+    ) -> Result<(), OverLimit> {
+        self.grow_to(bytes, &most).map_err(|held| OverLimit {
+            what: what.into(),
+            needed: bytes,
+            left: most(&self.budget).saturating_sub(held),
+            limit: self.budget.limit(),
+            enough: MemoryBudget::enough_for(held.saturating_add(bytes)),
         })
     }
 
@@ -341,6 +388,21 @@ mod tests {
         assert_eq!((budget.used(MemoryUse::Index), budget.total()), (384 * MIB, 384 * MIB));
         drop(held);
         assert_eq!((budget.used(MemoryUse::Index), budget.total()), (0, 0));
+    }
+
+    #[test]
+    fn the_limit_can_be_changed_as_far_as_what_is_held_allows() {
+        let budget = Arc::new(MemoryBudget::new(LIMIT));
+        let mut held = budget.hold(MemoryUse::RamTiers, 384 * MIB, "a tier").expect("fits");
+        held.grow(MIB, "a tier").expect_err("no more than that");
+        budget.set_limit(2 * LIMIT).expect("more");
+        held.grow(384 * MIB, "a tier").expect("fits now");
+        let error = budget.set_limit(2 * LIMIT - MIB).expect_err("too low");
+        assert_eq!(error, TooLow { held: 768 * MIB, least: 2 * LIMIT });
+        assert_eq!(budget.limit(), 2 * LIMIT);
+        held.shrink(384 * MIB);
+        budget.set_limit(LIMIT).expect("little enough is held");
+        held.grow(MIB, "a tier").expect_err("no more than before");
     }
 
     #[test]

@@ -9,6 +9,9 @@ use crate::index::Frame;
 /// Bytes of a block's number.
 const NUMBER: usize = 8;
 
+/// Bit of the number's last byte that tells whether the block was used: no number needs it.
+const USED: u8 = 0x80;
+
 /// States of a block's sectors, one bit for each, the first one lowest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Sectors {
@@ -66,7 +69,22 @@ impl Contents {
         let start = self.start(frame);
         let mut number = [0; NUMBER];
         number.copy_from_slice(&self.bytes[start..start + NUMBER]);
+        number[NUMBER - 1] &= !USED;
         RamBlockNumber(u64::from_le_bytes(number))
+    }
+
+    /// Notes that the block in a frame was used after it had entered.
+    #[inline]
+    pub(crate) fn note_use(&mut self, frame: Frame) {
+        let at = self.start(frame) + NUMBER - 1;
+        if self.bytes[at] & USED == 0 {
+            self.bytes[at] |= USED;
+        }
+    }
+
+    /// Returns whether the block in a frame was used after it had entered.
+    pub(crate) fn was_used(&self, frame: Frame) -> bool {
+        self.bytes[self.start(frame) + NUMBER - 1] & USED != 0
     }
 
     /// Puts a block into a frame, without valid sectors.
@@ -121,14 +139,20 @@ mod tests {
             let mut contents = Contents::new(3, block);
             let all = u128::MAX >> (128 - block.sectors());
             let sectors = Sectors { valid: all, dirty: all & 0x5555, writing: all & 1 };
-            contents.enter(Frame(1), RamBlockNumber(u64::MAX - 5));
+            let number = RamBlockNumber((u64::MAX >> 1) - 5);
+            contents.enter(Frame(1), number);
             contents.set_sectors(Frame(1), sectors);
+            assert!(!contents.was_used(Frame(1)));
+            contents.note_use(Frame(1));
             for frame in [Frame(0), Frame(2)] {
                 assert_eq!(contents.block(frame), RamBlockNumber(0));
                 assert_eq!(contents.sectors(frame), Sectors::default());
             }
-            assert_eq!(contents.block(Frame(1)), RamBlockNumber(u64::MAX - 5));
+            assert_eq!(contents.block(Frame(1)), number);
             assert_eq!(contents.sectors(Frame(1)), sectors, "{bytes}");
+            assert!(contents.was_used(Frame(1)) && !contents.was_used(Frame(0)));
+            contents.enter(Frame(1), number);
+            assert!(!contents.was_used(Frame(1)));
         }
     }
 }

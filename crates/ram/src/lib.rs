@@ -9,10 +9,13 @@
 //! - `index`: which frame of a shard holds which block
 //! - `contents`: what is in a frame, and the states of its sectors
 //! - `guard`: which copies are certain to be current
+//! - `offer`: blocks that RAM gives up, for the lower tier
 //! - `shard`: a part of the blocks, under one lock
 //! - [`tier`]: all blocks of a volume, shared by its lanes
+//! - [`watch`]: what clients ask for, and its miss-ratio curve
 //! - `schedule`: when deferred data is written down
 //! - [`write_down`]: writes it down
+//! - [`prefetch`]: reads blocks so that they are cached before a client asks for them
 //! - [`volume`]: the volume on one lane, as front ends see it
 //!
 //! A write goes to the lower tier before it is acknowledged, so a crash loses nothing here. If writes are
@@ -24,14 +27,18 @@ pub mod block;
 mod contents;
 mod guard;
 mod index;
+mod offer;
 pub mod options;
+pub mod prefetch;
 mod schedule;
 mod shard;
 pub mod tier;
 pub mod volume;
+pub mod watch;
 pub mod write_down;
 
 pub use block::RamBlock;
 pub use options::{Deferral, TierOptions};
 pub use tier::{Tier, TierCounts};
 pub use volume::RamVolume;
+pub use watch::Traffic;

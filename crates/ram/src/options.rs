@@ -6,6 +6,7 @@ use forebay_core::{RamStrategy, ReplacementKind, WriteDown};
 
 use crate::block::{REGION_BYTES, RamBlock};
 use crate::index::MOST_FRAMES;
+use crate::offer;
 
 /// Most RAM per block beside its data, in bytes: the index at its emptiest, masks, and the policy with
 /// its ghosts.
@@ -35,6 +36,8 @@ pub struct TierOptions {
     pub policy: ReplacementKind,
     /// Which requests are cached.
     pub strategy: RamStrategy,
+    /// Whether the data is locked in RAM, so that it is never swapped out.
+    pub locked: bool,
     /// Seed of policies that draw random numbers.
     pub seed: u64,
 }
@@ -51,7 +54,13 @@ impl TierOptions {
         let masks = (blocks * u64::from(self.block.sectors())) as f64 * SECTOR_OVERHEAD;
         let overhead =
             blocks.saturating_mul(BLOCK_OVERHEAD) + masks as u64 + shards * SHARD_OVERHEAD;
-        self.bytes.saturating_add(overhead)
+        self.bytes.saturating_add(overhead + offer::memory(self.block.bytes()))
+    }
+
+    /// Returns the most RAM that a tier made with these options and with room for `room` bytes takes,
+    /// in bytes: see [`crate::Tier::with_room`].
+    pub fn memory_with_room(&self, room: u64) -> u64 {
+        self.memory_in(TierOptions { bytes: room, ..*self }.shards())
     }
 
     /// Returns the number of shards: a power of two.

@@ -65,13 +65,23 @@ pub(crate) fn is_scarce(fill: f64, waiting: bool, before: bool) -> bool {
     waiting || fill > if before { RELAXED } else { URGENT }
 }
 
+/// Returns how many regions are written down concurrently while space is scarce.
+fn urgent_depth(fill: f64, waiting: bool) -> usize {
+    let pressure = ((fill - URGENT) / (PRESSED - URGENT)).clamp(0.0, 1.0);
+    if waiting { MOST_DEPTH } else { 1 + (pressure * (MOST_DEPTH - 1) as f64) as usize }
+}
+
+/// Returns whether an early write-down of this depth has become much too slow. One over many regions
+/// takes seconds, in which space may run out.
+pub(crate) fn is_overtaken(depth: usize, fill: f64, waiting: bool) -> bool {
+    urgent_depth(fill, waiting) >= 2 * depth
+}
+
 /// Decides what to do next.
 pub(crate) fn next(how: &Deferral, it: &Situation) -> Next {
     let Some(oldest) = it.oldest else { return Next::Wait };
     if is_scarce(it.fill, it.waiting, false) {
-        let pressure = ((it.fill - URGENT) / (PRESSED - URGENT)).clamp(0.0, 1.0);
-        let depth = 1 + (pressure * (MOST_DEPTH - 1) as f64) as usize;
-        let depth = if it.waiting { MOST_DEPTH } else { depth };
+        let depth = urgent_depth(it.fill, it.waiting);
         return Next::Write { depth, spread: Duration::ZERO, urgent: true, idle: false };
     }
     // Enough time to write all of it down: half as much again as last time, within limits.
@@ -168,5 +178,7 @@ mod tests {
             assert_eq!(last, MOST_DEPTH);
         }
         assert!(!is_scarce(0.47, false, false) && is_scarce(0.47, false, true));
+        assert!(is_overtaken(1, 0.6, false) && !is_overtaken(4, 0.6, false));
+        assert!(is_overtaken(8, 0.6, true) && !is_overtaken(9, 1.0, true));
     }
 }

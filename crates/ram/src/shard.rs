@@ -8,8 +8,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use forebay_core::{Clock, SECTOR_SIZE};
-use forebay_device::Area;
 use forebay_device::hint::{Spot, fetch};
+use forebay_device::{Area, IoBuf};
 use forebay_policy::exact::{BlockPolicy, Key, Node, build};
 use forebay_store::planted::{self, PlantedBug};
 
@@ -17,12 +17,16 @@ use crate::block::{RamBlock, RamBlockNumber, bits, runs};
 use crate::contents::{Contents, Sectors};
 use crate::guard::{Guards, Token};
 use crate::index::{Frame, Index};
+use crate::offer::{Offer, Offers};
 use crate::options::{Keeps, TierOptions};
 
 mod deferred;
+mod room;
+mod turns;
 
 use deferred::Deferred;
 pub(crate) use deferred::{Defer, Load, Take, Taken};
+pub(crate) use turns::Turn;
 
 /// Sectors of a block that are prefetched.
 const EXPECTED_SECTORS: u32 = 8;
@@ -65,11 +69,16 @@ pub(crate) struct Shard {
     policy: Box<dyn BlockPolicy>,
     /// Most blocks; there is one frame more.
     capacity: u32,
+    /// Most blocks at the moment.
+    room: u32,
     guards: Guards,
+    offers: Arc<Offers>,
     deferred: Deferred,
     clock: Arc<dyn Clock>,
     /// Whether data that was read is cached, and data that was written.
     keeps: (bool, bool),
+    /// Whether no other block may enter.
+    frozen: bool,
     pub(crate) counts: Counts,
 }
 
@@ -84,31 +93,60 @@ impl Shard {
         frames: u32,
         seed: u64,
         clock: &Arc<dyn Clock>,
+        offers: &Arc<Offers>,
     ) -> io::Result<Self> {
         // A block enters before the evicted one leaves.
         let nodes = if frames == 0 { 0 } else { frames + 1 };
+        let mut data = Area::new(nodes as usize * options.block.bytes() as usize)?;
+        if options.locked {
+            data.lock()?;
+        }
         Ok(Shard {
             block: options.block,
             index: Index::new(nodes),
             contents: Contents::new(nodes, options.block),
             free: (0..nodes).rev().map(Frame).collect(),
-            data: Area::new(nodes as usize * options.block.bytes() as usize)?,
+            data,
             policy: build(options.policy, frames, nodes, seed),
             capacity: frames,
+            room: frames,
             guards: Guards::default(),
+            offers: offers.clone(),
             deferred: Deferred::default(),
             clock: clock.clone(),
             keeps: (options.strategy.keeps_reads(), options.strategy.keeps_writes()),
+            frozen: false,
             counts: Counts::default(),
         })
     }
 
-    /// Becomes `other`, an empty shard, except for what requests in flight rely on and for the counts.
-    /// Returns what it was: dropping that takes a while, and needs no lock.
+    /// Becomes `other`, an empty shard, except for what requests in flight rely on, whether it is
+    /// frozen, and the counts. Returns what it was: dropping that takes a while, and needs no lock.
     #[must_use]
     pub(crate) fn replace(&mut self, other: Shard) -> Shard {
-        let (guards, counts) = (self.guards, self.counts);
-        std::mem::replace(self, Shard { guards, counts, ..other })
+        let (guards, frozen, counts) = (self.guards, self.frozen, self.counts);
+        std::mem::replace(self, Shard { guards, frozen, counts, ..other })
+    }
+
+    /// Lets no other block enter, or lets them enter again.
+    pub(crate) fn freeze(&mut self, frozen: bool) {
+        self.frozen = frozen;
+    }
+
+    /// Adds the numbers of the cached blocks, in no particular order.
+    pub(crate) fn add_blocks(&self, blocks: &mut Vec<u64>) {
+        let cached = |frame: &Frame| self.find(self.contents.block(*frame)) == Some(*frame);
+        let frames = self.frames().filter(cached);
+        blocks.extend(frames.map(|frame| self.contents.block(frame).0));
+    }
+
+    fn frames(&self) -> impl Iterator<Item = Frame> + use<> {
+        (0..if self.capacity == 0 { 0 } else { self.capacity + 1 }).map(Frame)
+    }
+
+    /// Returns how many blocks can enter without the eviction of another.
+    pub(crate) fn spare_blocks(&self) -> u64 {
+        if self.frozen { 0 } else { self.room.saturating_sub(self.blocks()).into() }
     }
 
     /// Returns the number of cached blocks.
@@ -164,6 +202,7 @@ impl Shard {
         if !own.pinned() {
             self.policy.hit(Node(frame.0));
         }
+        self.contents.note_use(frame);
         self.counts.hits += 1;
         Some(if self.counts.hits.is_multiple_of(TOLD_EVERY) { Hit::Tell } else { Hit::Quiet })
     }
@@ -268,21 +307,21 @@ impl Shard {
         self.contents.set_sectors(frame, own);
     }
 
-    /// Gives a block an empty frame; `None` if the policy does not admit it.
+    /// Gives a block an empty frame; `None` if the policy does not admit it, or the shard is frozen.
     fn enter(&mut self, block: RamBlockNumber) -> Option<Frame> {
         let key = Key(block.0);
-        if !self.policy.admits(key) {
+        if self.frozen || !self.policy.admits(key) {
             return None;
         }
         // The policy evicts by itself when it has as many blocks as there may be altogether.
-        if self.deferred.pinned > 0 && self.is_full() && !self.evict() {
+        let makes_room = self.deferred.pinned == 0 && self.room == self.capacity;
+        if !makes_room && self.is_full() && !self.evict() {
             return None;
         }
         // One frame is always free: there is one more than there may be blocks.
         let frame = self.free.pop()?;
         if let Some(Node(evicted)) = self.policy.insert(Node(frame.0), key) {
-            self.counts.evictions += 1;
-            self.release(Frame(evicted));
+            self.evicted(Frame(evicted));
         }
         self.place(block, frame);
         Some(frame)
@@ -294,23 +333,49 @@ impl Shard {
         self.index.insert(block.hash(), frame);
     }
 
+    /// Returns the number of blocks that the policy or deferred data keeps.
+    fn blocks(&self) -> u32 {
+        self.policy.resident() + self.deferred.pinned
+    }
+
     /// Returns whether no other block has room.
     fn is_full(&self) -> bool {
-        self.policy.resident() + self.deferred.pinned >= self.capacity
+        self.blocks() >= self.room
     }
 
     /// Makes room for a block. `false`: none may be evicted.
     fn evict(&mut self) -> bool {
         let Some(Node(evicted)) = self.policy.evict() else { return false };
-        self.counts.evictions += 1;
-        self.release(Frame(evicted));
+        self.evicted(Frame(evicted));
         true
+    }
+
+    /// Gives up a block that the policy has evicted.
+    fn evicted(&mut self, frame: Frame) {
+        self.counts.evictions += 1;
+        let whole = 0..self.block.sectors();
+        // All sectors are valid, so no write is in flight, and the lower tier has the same data.
+        if self.offers.are_welcome()
+            && self.contents.was_used(frame)
+            && (self.contents.sectors(frame).valid == bits(&whole)
+                || planted::has(PlantedBug::StaleOffer))
+        {
+            let block = self.contents.block(frame);
+            let data = IoBuf::copy_from(&self.data[self.bytes(frame, &whole)]);
+            let token = self.guards.begin_read(block);
+            self.offers.push(Offer { block, data, token });
+        }
+        self.release(frame);
+    }
+
+    /// Returns whether no write to a block has begun since its token was issued.
+    pub(crate) fn is_current(&mut self, block: RamBlockNumber, token: Token) -> bool {
+        self.guards.end_read(block, token)
     }
 
     /// Forgets all blocks but deferred data, and whatever requests in flight have read or written.
     pub(crate) fn forget_all(&mut self) {
-        let nodes = if self.capacity == 0 { 0 } else { self.capacity + 1 };
-        for frame in (0..nodes).map(Frame) {
+        for frame in self.frames() {
             self.forget(self.contents.block(frame));
         }
         self.guards.disturb_all();

@@ -5,17 +5,22 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_core::Clock;
+use forebay_policy::curve::LiveCurve;
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::block::{Piece, RamBlock, RamBlockNumber, Region};
+use crate::block::{Piece, REGION_BYTES, RamBlock, RamBlockNumber, Region};
 use crate::guard::Token;
 use crate::index::MOST_FRAMES;
+use crate::offer::{Offer, Offers};
 use crate::options::TierOptions;
 use crate::shard::{Hit, Shard};
+use crate::watch::{Traffic, Watched};
 
 mod deferred;
+mod room;
 
 use deferred::Deferring;
+pub(crate) use deferred::Waiter;
 
 /// Counts since the tier was made, in blocks where not stated otherwise.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -30,6 +35,8 @@ pub struct TierCounts {
     pub evictions: u64,
     /// Cached now.
     pub cached: u64,
+    /// Removed to make room, used before, and offered to the lower tier.
+    pub offers: u64,
     /// RAM used beside the data, in bytes.
     pub overhead_bytes: u64,
     /// Bytes deferred now: only RAM has them.
@@ -68,6 +75,8 @@ pub struct Tier {
     /// The lower tier's losses that the content takes into account.
     losses: AtomicU64,
     pub(crate) deferring: Deferring,
+    pub(crate) offers: Arc<Offers>,
+    pub(crate) watched: Arc<Watched>,
 }
 
 /// Returns the frames of each of `shards` shards.
@@ -82,19 +91,31 @@ impl Tier {
     /// # Errors
     /// The system has not enough memory.
     pub fn new(options: TierOptions, clock: Arc<dyn Clock>) -> io::Result<Self> {
-        let shards = options.shards();
+        Tier::with_room(options, options.bytes, clock)
+    }
+
+    /// As [`Tier::new`], but with as many shards as a tier of `room` bytes has, because it may be
+    /// changed to that size later.
+    ///
+    /// # Errors
+    /// As for [`Tier::new`].
+    pub fn with_room(options: TierOptions, room: u64, clock: Arc<dyn Clock>) -> io::Result<Self> {
+        let shards = TierOptions { bytes: room, ..options }.shards();
         let frames = frames_of(&options, shards);
+        let offers = Arc::<Offers>::default();
         let shard = |number| {
-            let shard = Shard::new(&options, frames, options.seed ^ number, &clock)?;
+            let shard = Shard::new(&options, frames, options.seed ^ number, &clock, &offers)?;
             Ok(Own(Mutex::new(shard)))
         };
         Ok(Tier {
             options: Mutex::new(options),
             block: options.block,
             shards: (0..shards).map(shard).collect::<io::Result<_>>()?,
+            watched: Watched::new(clock.clone()),
             clock,
             losses: AtomicU64::new(0),
             deferring: Deferring::default(),
+            offers,
         })
     }
 
@@ -126,7 +147,8 @@ impl Tier {
         let options = TierOptions { block: self.block, ..options };
         let count = self.shards.len() as u64;
         let frames = frames_of(&options, count);
-        let empty = |number| Shard::new(&options, frames, options.seed ^ number, &self.clock);
+        let empty =
+            |number| Shard::new(&options, frames, options.seed ^ number, &self.clock, &self.offers);
         let empty: Vec<Shard> = (0..count).map(empty).collect::<io::Result<_>>()?;
         for (shard, empty) in self.shards.iter().zip(empty) {
             let before = shard.0.lock().replace(empty);
@@ -149,6 +171,34 @@ impl Tier {
         self.deferring.close();
     }
 
+    /// Lets no other block enter, but keeps those that are cached up to date; or lets blocks enter
+    /// again. A frozen tier defers no writes that need a block of their own, so it should not be told
+    /// to defer any.
+    pub fn freeze(&self, frozen: bool) {
+        self.shards.iter().for_each(|shard| shard.0.lock().freeze(frozen));
+    }
+
+    /// Forgets everything but deferred data, and what requests in flight have read.
+    pub fn forget_clean(&self) {
+        self.shards.iter().for_each(|shard| shard.0.lock().forget_all());
+    }
+
+    /// Returns the numbers of the cached blocks, in order, in units of [`Tier::block`]. Takes 8 bytes
+    /// for each.
+    pub fn cached_blocks(&self) -> Vec<u64> {
+        let mut blocks = Vec::new();
+        self.shards.iter().for_each(|shard| shard.0.lock().add_blocks(&mut blocks));
+        blocks.sort_unstable();
+        blocks
+    }
+
+    /// Returns whether all of a range of whole blocks is cached, and how many blocks can enter beside
+    /// its first one without the eviction of others.
+    pub(crate) fn room_at(&self, offset: u64, len: u64) -> (bool, u64) {
+        let room = self.shard_of(Region(offset / REGION_BYTES)).spare_blocks();
+        (self.has(offset, len), room)
+    }
+
     /// Returns what was counted so far.
     pub fn counts(&self) -> TierCounts {
         let mut sum = TierCounts::default();
@@ -157,7 +207,19 @@ impl Tier {
             shard.add_to(&mut sum);
         }
         self.deferring.add_to(&mut sum);
+        sum.offers = self.offers.made();
         sum
+    }
+
+    /// Returns what was counted of clients' requests so far.
+    pub fn traffic(&self) -> Traffic {
+        self.watched.traffic()
+    }
+
+    /// Returns the miss-ratio curve of all that clients have read and written, whoever served it, in
+    /// blocks of the lower tier. A lane may wait some tenths of a millisecond meanwhile.
+    pub fn curve(&self) -> LiveCurve {
+        self.watched.curve()
     }
 
     /// Returns the size of a block.
@@ -216,16 +278,20 @@ impl Tier {
         self.shard(block).expect_next(block)
     }
 
+    /// Returns whether reads of a range of whole sectors would be served from RAM; no use of its blocks
+    /// is noted.
+    pub fn has(&self, offset: u64, len: u64) -> bool {
+        let cached = |piece: Piece| self.shard(piece.block).has(piece.block, &piece.sectors);
+        self.pieces(offset, len).all(cached)
+    }
+
     /// Reads a range of whole sectors. `None`: not all of it is cached, and `into` may be overwritten in
     /// part.
     pub(crate) fn read(&self, offset: u64, into: &mut [u8]) -> Option<Hit> {
         let len = into.len() as u64;
-        if len > self.block.bytes() {
-            // A long request that misses must not pass for a use of the blocks that are cached.
-            let cached = |piece: Piece| self.shard(piece.block).has(piece.block, &piece.sectors);
-            if !self.pieces(offset, len).all(cached) {
-                return None;
-            }
+        // A long request that misses must not pass for a use of the blocks that are cached.
+        if len > self.block.bytes() && !self.has(offset, len) {
+            return None;
         }
         let mut hit = Hit::Quiet;
         for piece in self.pieces(offset, len) {
@@ -252,6 +318,13 @@ impl Tier {
             let bytes = &data[piece.bytes];
             self.shard(piece.block).end_fill(piece.block, *token, &piece.sectors, bytes);
         }
+    }
+
+    /// Returns whether what was offered is what the lower tier has, and no write to it has begun.
+    /// `losses`: that tier's number of losses now.
+    pub(crate) fn is_current(&self, offer: &Offer, losses: u64) -> bool {
+        self.losses.load(Ordering::Acquire) == losses
+            && self.shard(offer.block).is_current(offer.block, offer.token)
     }
 
     /// Notes that a write to the lower tier begins, for each block of its range. `replaces`: afterwards

@@ -8,9 +8,12 @@ use forebay_device::IoBuf;
 use forebay_engine::{BlockService, Coming, Completion, CompletionSink, Extent, Request};
 use forebay_lane::Lane;
 
+use forebay_policy::curve::Access;
+
 use crate::guard::Token;
 use crate::shard::Hit;
 use crate::tier::Tier;
+use crate::watch::Watcher;
 
 mod forward;
 
@@ -27,14 +30,16 @@ pub struct RamVolume {
     tier: Arc<Tier>,
     lower: Rc<dyn BlockService>,
     forward: Rc<Forward>,
+    watcher: Watcher,
 }
 
 impl RamVolume {
     /// Puts `tier` in front of `lower`. Every lane and every client of the volume must use the same
     /// tier. If it defers writes, [`crate::write_down::keep`] must run on one lane.
     pub fn new(tier: Arc<Tier>, lower: Rc<dyn BlockService>, lane: Rc<Lane>) -> Rc<Self> {
-        let forward = Forward::new(tier.clone(), lower.clone(), lane);
-        Rc::new(RamVolume { tier, lower, forward })
+        let watcher = Watcher::new(&tier.watched, &*lower);
+        let forward = Forward::new(tier.clone(), lower.clone(), lane, watcher.clone());
+        Rc::new(RamVolume { tier, lower, forward, watcher })
     }
 
     /// Returns whether a range is inside the volume and in whole sectors. The lower tier answers all
@@ -47,11 +52,27 @@ impl RamVolume {
     /// Reads from RAM. `false`: not all of it is there.
     #[inline]
     fn read(&self, offset: u64, into: &mut [u8]) -> bool {
-        let hit = self.tier.read(offset, into);
+        self.watcher.expect();
+        let (hit, len) = (self.tier.read(offset, into), into.len() as u64);
         if hit == Some(Hit::Tell) {
-            self.lower.used(offset, into.len() as u64);
+            self.lower.used(offset, len);
+        }
+        if hit.is_some() {
+            self.watcher.ram_read(offset, len);
         }
         hit.is_some()
+    }
+
+    /// Notes for the miss-ratio curve what a request changes.
+    fn watch_change(&self, request: &Request) {
+        let Request { op, offset, len, .. } = *request;
+        let written = op == Op::Write || (op == Op::WriteZeroes && len <= MOST_DEFERRED_ZEROES);
+        match op {
+            Op::Write | Op::WriteZeroes | Op::Discard if !self.is_valid(offset, len) => (),
+            _ if written => self.watcher.accessed(Access::Write, offset, len),
+            Op::WriteZeroes | Op::Discard => self.watcher.removed(offset, len),
+            _ => (),
+        }
     }
 
     /// Returns whether a valid write goes to RAM first.
@@ -125,9 +146,11 @@ impl BlockService for RamVolume {
         }
         self.forward.note_use();
         let result = self.lower.read_now(offset, into)?;
+        self.watcher.accessed(Access::Read, offset, len);
         if result.is_ok() {
             self.tier.heed(self.lower.losses());
             self.tier.end_fill(offset, into, tokens.all());
+            self.forward.pass_offers();
         }
         Some(result)
     }
@@ -138,7 +161,12 @@ impl BlockService for RamVolume {
             return None;
         }
         if self.tier.is_deferring() && !self.lower.read_only() {
-            return self.tier.defer_whole(offset, data).then_some(Ok(()));
+            if !self.tier.defer_whole(offset, data) {
+                return None;
+            }
+            self.watcher.accessed(Access::Write, offset, len);
+            self.watcher.ram_write(len);
+            return Some(Ok(()));
         }
         let mut tokens = Tokens::default();
         if !self.tier.begin_write(offset, len, true, |token| tokens.push(token)) {
@@ -146,6 +174,8 @@ impl BlockService for RamVolume {
         }
         match self.lower.write_now(offset, data) {
             Some(result) => {
+                self.watcher.accessed(Access::Write, offset, len);
+                self.watcher.passed_write(len);
                 self.tier.heed(self.lower.losses());
                 let written = result.is_ok().then_some(data);
                 let done = result.is_ok();
@@ -182,6 +212,7 @@ impl BlockService for RamVolume {
     fn submit(&self, mut request: Request, sink: &Rc<dyn CompletionSink>) {
         let Request { op, offset, len, .. } = request;
         let ignores_flush = self.tier.is_deferring() && self.tier.deferring.ignores_flush();
+        self.watch_change(&request);
         let then = match op {
             Op::Flush if ignores_flush => {
                 return sink.complete(Completion { tag: request.tag, result: Ok(()), data: None });
@@ -199,7 +230,10 @@ impl BlockService for RamVolume {
                 let data = Some(IoBuf::zeroed(len as usize));
                 return self.forward.defer(Request { data, ..request }, durable, sink);
             }
-            Op::Write => Then::Written,
+            Op::Write => {
+                self.watcher.passed_write(len);
+                Then::Written
+            }
             Op::WriteZeroes => return self.forward.zero(request, sink),
             Op::Discard => return self.forward.discard(request, sink),
         };
@@ -212,6 +246,7 @@ impl BlockService for RamVolume {
                 return;
             }
             request.data = Some(buf);
+            self.watcher.accessed(Access::Read, offset, len);
         }
         self.forward.send(request, then, sink);
     }

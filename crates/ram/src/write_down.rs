@@ -11,7 +11,7 @@ use std::time::Duration;
 use forebay_core::{IoError, Nanos, Op, WriteDown};
 use forebay_device::IoBuf;
 use forebay_engine::{BlockService, Completion, CompletionSink, Request};
-use forebay_lane::{Lane, Notify, either, join_all};
+use forebay_lane::{Lane, Notify, either, join_all, yield_now};
 use forebay_store::planted::{self, PlantedBug};
 
 use crate::block::{REGION_BYTES, Region};
@@ -118,7 +118,7 @@ impl Drop for InFlight<'_> {
 }
 
 /// Calls `work` for each item, for at most `depth` at a time, until one fails or there is no other.
-async fn each<T, F: Future<Output = Result<(), IoError>>>(
+pub(crate) async fn each<T, F: Future<Output = Result<(), IoError>>>(
     depth: usize,
     items: impl Iterator<Item = T>,
     work: impl Fn(T) -> F,
@@ -316,18 +316,31 @@ impl WriteDownTask {
         let regions = self.tier.regions(fill);
         let each_takes = spread.checked_div(regions.len() as u32).unwrap_or_default();
         let (started, before) = (self.lane.now(), self.tier.counts().written_down_bytes);
-        let numbers = regions.into_iter().map(|(number, _)| number);
-        let wanted = numbers.take_while(|_| self.goes_on(urgent, idle));
+        let mut numbers = regions.into_iter().map(|(number, _)| number);
+        let mut near = Region(0);
+        let wanted = std::iter::from_fn(|| {
+            if !self.goes_on(urgent.then_some(depth), idle) {
+                return None;
+            }
+            // A full shard stops its writers, and sooner or later all of them: they come first.
+            let awaited = urgent.then(|| self.tier.awaited(near)).flatten();
+            near = awaited.or_else(|| numbers.next())?;
+            Some(near)
+        });
         let one = |number| async move {
             if !each_takes.is_zero() {
                 self.pause(each_takes).await;
-                if !self.goes_on(urgent, idle) {
+                if !self.goes_on(urgent.then_some(depth), idle) {
                     return Ok(());
                 }
             }
             region(&self.tier, &self.lower, number, &ALL, urgent).await
         };
         let result = each(depth, wanted, one).await;
+        if urgent {
+            // Those who wait may need no more than their turn.
+            yield_now().await;
+        }
         let written = self.tier.counts().written_down_bytes - before;
         let took = self.lane.now().since(started).as_secs_f64();
         if spread.is_zero() && written > 0 && took > 0.0 {
@@ -340,22 +353,24 @@ impl WriteDownTask {
     async fn pause(&self, time: Duration) {
         let own = &self.tier.deferring;
         let until: Nanos = self.lane.now() + time;
-        while self.lane.now() < until && self.goes_on(false, false) {
+        while self.lane.now() < until && self.goes_on(None, false) {
             let work = own.work.listen();
             own.expect_first();
             either(self.lane.sleep_until(until), work).await;
         }
     }
 
-    /// Returns whether a pass that was started so is still wanted.
-    fn goes_on(&self, urgent: bool, idle: bool) -> bool {
+    /// Returns whether a pass that was started so is still wanted. `urgent`: it is an early one, of
+    /// this depth, which gives way to a much deeper one.
+    fn goes_on(&self, urgent: Option<usize>, idle: bool) -> bool {
         let own = &self.tier.deferring;
         if own.is_closed() {
             return false;
         }
-        let scarce = schedule::is_scarce(self.tier.load().fill, own.has_waiting(), urgent);
-        if urgent {
-            return scarce;
+        let (fill, waiting) = (self.tier.load().fill, own.has_waiting());
+        let scarce = schedule::is_scarce(fill, waiting, urgent.is_some());
+        if let Some(depth) = urgent {
+            return scarce && !schedule::is_overtaken(depth, fill, waiting);
         }
         !scarce && (!idle || schedule::is_idle(own.last_use(), self.lane.now()))
     }

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use forebay_core::units::format_size;
 use forebay_core::{
-    Admission, Durability, Mode, QuietHours, RamStrategy, ReplacementKind, WriteDown, parse_size,
+    Admission, Caching, Durability, Mode, QuietHours, RamStrategy, ReplacementKind, WriteDown,
+    parse_size,
 };
 use serde::Serialize;
 use serde_json::Value;
@@ -197,7 +198,7 @@ macro_rules! word_values {
     )*};
 }
 
-word_values!(Mode, ReplacementKind, Durability, RamStrategy, WriteDown);
+word_values!(Mode, Caching, ReplacementKind, Durability, RamStrategy, WriteDown);
 
 impl SettingValue for Admission {
     fn read(text: &str, _: &SettingKind) -> Result<Self, String> {

@@ -1,12 +1,38 @@
 //! Constraints between settings, and values derived from several of them.
 
 use forebay_core::units::format_size;
-use forebay_core::{Durability, Mode, RamStrategy};
+use forebay_core::{Caching, Durability, Mode, RamStrategy};
 
 use crate::error::SettingError;
 use crate::table::Settings;
 
 impl Settings {
+    /// Returns the mode in force: that of a paused volume is passthrough.
+    pub fn effective_mode(&self) -> Mode {
+        if self.caching == Caching::Paused { Mode::Passthrough } else { self.mode }
+    }
+
+    /// Returns whether the volume may have dirty blocks for long: its mode makes some, and it is not
+    /// paused.
+    pub fn keeps_dirty(&self) -> bool {
+        matches!(self.effective_mode(), Mode::Writeback | Mode::Writeonly)
+    }
+
+    /// Returns whether writes are to reach the origin in the order of flushes.
+    pub fn wants_order(&self) -> bool {
+        self.ordered && self.keeps_dirty()
+    }
+
+    /// Returns whether no block may enter.
+    pub fn is_frozen(&self) -> bool {
+        self.caching == Caching::Frozen
+    }
+
+    /// Returns whether writes are deferred in RAM: only while blocks may enter.
+    pub fn defers_writes(&self) -> bool {
+        self.durability == Durability::Deferred && self.caching == Caching::On
+    }
+
     /// Returns the watermarks of the cache in force for this volume, in percent, the low one first.
     /// They are raised to the volume's own if those are higher: what one volume may have dirty, all
     /// may.

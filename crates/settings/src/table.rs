@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use forebay_core::{
-    Admission, Durability, Mode, QuietHours, RamStrategy, ReplacementKind, WriteDown,
+    Admission, Caching, Durability, Mode, QuietHours, RamStrategy, ReplacementKind, WriteDown,
 };
 use serde_json::Value;
 
@@ -98,6 +98,9 @@ operator {
     mode: Mode = Mode::Writeback, Volume, None,
         SettingKind::Choice { words: Mode::WORDS },
         "How the cache handles reads and writes; leaving writeback first writes all dirty blocks to the origin.";
+    caching: Caching = Caching::On, Volume, Some(49),
+        SettingKind::Choice { words: Caching::WORDS },
+        "Whether the volume caches as its mode says (on), serves and updates what is cached but lets nothing else enter (frozen), or passes all requests through to the origin after everything that only the cache has was written there (paused); see resume, freeze and pause.";
     policy: ReplacementKind = ReplacementKind::S3Fifo, Cache, None,
         SettingKind::Choice { words: ReplacementKind::WORDS },
         "How blocks are chosen for eviction; shared by all volumes of a cache device.";
@@ -109,7 +112,7 @@ operator {
         "A sequential stream bypasses the cache once it is this long; 0 is off.";
     admission: Admission = Admission::Always, Volume, Some(16),
         SettingKind::CountedChoice { words: &["always", "second-hit"], counted: "ghost", min: 1, max: Admission::MOST as u64 },
-        "Which missed blocks enter the cache: always, all of them; second-hit, those missed before and still remembered, with a memory of as many blocks as the cache holds; ghost:N, the same with a memory N times as large, at 2 bytes of RAM per block remembered.";
+        "Which missed blocks enter the cache: always, all of them, but below a RAM tier no block that is read for the first time; second-hit, those missed before and still remembered, with a memory of as many blocks as the cache holds; ghost:N, the same with a memory N times as large, at 2 bytes of RAM per block remembered.";
     write_budget: u64 = 0, Volume, Some(17),
         SettingKind::Bytes { min: 0, max: 1 << 50 },
         "Bytes per day that may be written to the cache device before fills are refused; dirty data is always written; 0 is no limit.";
@@ -197,6 +200,9 @@ operator {
     ram_strategy: RamStrategy = RamStrategy::ReadWrite, Volume, Some(43),
         SettingKind::Choice { words: RamStrategy::WORDS },
         "Which requests the RAM tier caches.";
+    ram_lock: bool = false, Volume, Some(51),
+        SettingKind::Switch,
+        "Whether the RAM tier is locked in memory, so that it is never swapped out; it then gives nothing back while memory is short.";
     defer: Duration = Duration::from_secs(10), Volume, Some(44),
         SettingKind::Duration { min_ms: 1, max_ms: 24 * 3_600_000, zero_is_off: false },
         "With durability=deferred, the time within which a write is written down from RAM; a crash loses the unflushed writes of this time.";
@@ -206,6 +212,9 @@ operator {
     ram_write_share: u8 = 100, Volume, Some(46),
         SettingKind::Percent { min: 1, max: 100 },
         "Largest share of the RAM tier that deferred writes may take; reads have the rest, and whatever writes do not need.";
+    prefetch: bool = false, Volume, Some(50),
+        SettingKind::Switch,
+        "Whether every start of the volume loads the blocks into the RAM tier that it held at the last orderly stop.";
     ignore_flush: bool = false, Volume, Some(47),
         SettingKind::Switch,
         "DANGEROUS, for scratch data only: with durability=deferred, flushes and FUA are acknowledged at once, so that a crash loses what file systems and databases believe to be durable.";

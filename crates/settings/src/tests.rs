@@ -218,3 +218,22 @@ fn help_and_markdown_have_a_line_for_every_knob() {
     assert_eq!(markdown().lines().count(), SETTINGS.len() + 2);
     assert_eq!(json()["knobs"].as_array().map(Vec::len), Some(SETTINGS.len()));
 }
+
+#[test]
+fn a_paused_volume_passes_through_and_a_frozen_one_defers_nothing() {
+    use forebay_core::Mode;
+
+    let deferred = "ram=1M durability=deferred ordered=on";
+    for (caching, mode, keeps, frozen, defers) in [
+        ("on", Mode::Writeback, true, false, true),
+        ("frozen", Mode::Writeback, true, true, false),
+        ("paused", Mode::Passthrough, false, false, false),
+    ] {
+        let settings = set(&format!("caching={caching} {deferred}")).expect("good");
+        assert_eq!((settings.mode, settings.effective_mode()), (Mode::Writeback, mode));
+        assert_eq!((settings.keeps_dirty(), settings.wants_order()), (keeps, keeps), "{caching}");
+        assert_eq!((settings.is_frozen(), settings.defers_writes()), (frozen, defers), "{caching}");
+    }
+    let through = set("mode=wt").expect("good");
+    assert!(!through.keeps_dirty() && !through.wants_order() && !through.defers_writes());
+}

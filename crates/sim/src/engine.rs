@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use forebay_core::QuietHours;
 use forebay_core::why::Why;
-use forebay_core::{Admission, Clock, Mode, VolumeId};
+use forebay_core::{Admission, Caching, Clock, Mode, ReplacementKind, VolumeId};
 use forebay_device::{Device, Queue, QueueContext};
 use forebay_engine::{
     BlockService, Cache, EngineError, EngineErrorKind, EngineLane, LaneContext, Settings,
@@ -99,6 +99,10 @@ fn settings(machine: &Machine, volume: u16) -> Settings {
     settings.ordered = setup.ordered.get(usize::from(volume)).copied().unwrap_or_default();
     choose_entry(&mut settings, &mut rng);
     choose_writeback(&mut settings, &mut rng);
+    // The tier has a size of its own; here it only decides the admission of what is read.
+    if (setup.ram || setup.deferred) && rng.bool() {
+        settings.ram = 1 << 20;
+    }
     settings
 }
 
@@ -355,6 +359,29 @@ async fn stop(
     stopped
 }
 
+/// Pauses a volume, freezes it or has it go on, as a daemon does.
+async fn set_caching(
+    lane: &Rc<EngineLane>,
+    tiers: &Tiers,
+    volume: u16,
+    settings: Settings,
+) -> Result<(), EngineError> {
+    let drains = !settings.keeps_dirty();
+    if settings.caching != Caching::On {
+        tiers.write_down(lane, volume, true).await?;
+    }
+    tiers.note_caching(volume, settings.caching);
+    lane.set(&name(volume), settings).await?;
+    if drains { lane.drain(&name(volume), |_| ()).await } else { Ok(()) }
+}
+
+async fn set_policy(lane: &Rc<EngineLane>, policy: ReplacementKind) -> Result<(), EngineError> {
+    let volume = lane.cache.volumes().first().cloned();
+    let volume = volume.ok_or_else(|| failed("no volume is started"))?;
+    let settings = Settings { policy, ..volume.settings() };
+    lane.set(&volume.name, settings).await
+}
+
 async fn administrate(
     lane: Rc<EngineLane>,
     machine: Machine,
@@ -380,16 +407,7 @@ async fn administrate(
             choose_writeback(&mut settings, &mut fastrand::Rng::with_seed(number));
             lane.set(&name(volume), settings).await
         }
-        Admin::Replacement(policy) => {
-            let volume = lane
-                .cache
-                .volumes()
-                .first()
-                .cloned()
-                .ok_or_else(|| failed("no volume is started"))?;
-            let settings = Settings { policy, ..volume.settings() };
-            lane.set(&volume.name, settings).await
-        }
+        Admin::Replacement(policy) => set_policy(&lane, policy).await,
         Admin::Entry(volume, seed) => {
             let mut settings = present(volume)?;
             choose_entry(&mut settings, &mut fastrand::Rng::with_seed(seed));
@@ -397,12 +415,23 @@ async fn administrate(
         }
         Admin::Ordered(volume, ordered) => {
             let mut settings = present(volume)?;
-            settings.ordered = ordered && may_be_ordered(settings.mode);
+            let may_be = may_be_ordered(settings.mode) && !machine.setup.ignores_flush;
+            settings.ordered = ordered && may_be;
             lane.set(&name(volume), settings).await
         }
         Admin::Drain(volume) => {
             tiers.write_down(&lane, volume, false).await?;
             lane.drain(&name(volume), |_| ()).await
+        }
+        Admin::Caching(volume, caching) => {
+            let settings = Settings { caching, ..present(volume)? };
+            set_caching(&lane, &tiers, volume, settings).await
+        }
+        Admin::Drop(volume, ram, ssd) => {
+            if let Some(tier) = tiers.get(volume).filter(|_| ram) {
+                tier.forget_clean();
+            }
+            if ssd { lane.forget_clean(&name(volume), |_| ()).await } else { Ok(()) }
         }
         Admin::Restart(volume) => {
             stop(&lane, &tiers, volume, false).await?;
@@ -438,7 +467,8 @@ impl Instance for Running {
         let volume = cache.and_then(|cache| cache.volume(&name(volume)));
         volume.is_some_and(|volume| {
             let store = cache.map(|cache| &cache.store);
-            volume.settings().ordered && store.is_some_and(|store| store.is_in_order(volume.id))
+            let settings = volume.settings();
+            settings.wants_order() && store.is_some_and(|store| store.is_in_order(volume.id))
         })
     }
 

@@ -37,11 +37,15 @@ pub enum Feature {
     Ram,
     /// Volumes have a RAM tier that defers writes.
     Deferred,
+    /// Operators pause, freeze and resume volumes, and drop what is cached.
+    Caching,
+    /// Volumes have a RAM tier that defers writes and ignores flushes.
+    IgnoreFlush,
 }
 
 impl Feature {
     /// All features.
-    pub const ALL: [Feature; 12] = [
+    pub const ALL: [Feature; 14] = [
         Feature::Shape,
         Feature::Shards,
         Feature::OwnPower,
@@ -54,6 +58,8 @@ impl Feature {
         Feature::Ledger,
         Feature::Ram,
         Feature::Deferred,
+        Feature::Caching,
+        Feature::IgnoreFlush,
     ];
 
     /// Returns a short name for the command line and for lists.
@@ -71,6 +77,8 @@ impl Feature {
             Feature::Ledger => "ledger",
             Feature::Ram => "ram",
             Feature::Deferred => "deferred",
+            Feature::Caching => "caching",
+            Feature::IgnoreFlush => "ignore-flush",
         }
     }
 
@@ -80,7 +88,8 @@ impl Feature {
             Feature::Shape | Feature::Shards | Feature::OwnPower => 4,
             Feature::Absence | Feature::Hang | Feature::Decay | Feature::Aged => 6,
             Feature::Rot | Feature::Grown | Feature::Ledger | Feature::Ram => 6,
-            Feature::Deferred => 6,
+            Feature::Deferred | Feature::Caching => 6,
+            Feature::IgnoreFlush => 24,
         }
     }
 
@@ -93,6 +102,8 @@ impl Feature {
             Feature::Ledger => Some(0x1ed9),
             Feature::Ram => Some(0x4a3d),
             Feature::Deferred => Some(0xdefe),
+            Feature::Caching => Some(0xcac4),
+            Feature::IgnoreFlush => Some(0x19f1),
             _ => None,
         }
     }
@@ -109,9 +120,10 @@ impl Feature {
             PlantedBug::GapsNotSeen => Some(Feature::Rot),
             PlantedBug::OldEndStays => Some(Feature::Grown),
             PlantedBug::NotesForgotten => Some(Feature::Ledger),
-            PlantedBug::FillsOvertaken | PlantedBug::RacedCopyKept | PlantedBug::OldCopyServed => {
-                Some(Feature::Ram)
-            }
+            PlantedBug::FillsOvertaken
+            | PlantedBug::RacedCopyKept
+            | PlantedBug::OldCopyServed
+            | PlantedBug::StaleOffer => Some(Feature::Ram),
             PlantedBug::LostWriteDown
             | PlantedBug::RewriteForgotten
             | PlantedBug::FlushOvertakesWriteDown
@@ -125,7 +137,7 @@ impl Feature {
     fn fits(self, fault_profile: FaultProfile) -> bool {
         match self {
             Feature::Shape | Feature::Shards | Feature::Aged | Feature::Grown => true,
-            Feature::Ram | Feature::Deferred => true,
+            Feature::Ram | Feature::Deferred | Feature::Caching | Feature::IgnoreFlush => true,
             Feature::OwnPower | Feature::Absence => fault_profile != FaultProfile::Damage,
             Feature::Hang => fault_profile == FaultProfile::Crashes,
             Feature::Ledger => fault_profile != FaultProfile::Damage,

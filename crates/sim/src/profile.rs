@@ -119,6 +119,7 @@ impl Profile {
                 grows: false,
                 ram: false,
                 deferred: false,
+                ignores_flush: false,
                 seed: rng.u64(..),
                 insists: fault_profile == FaultProfile::CacheErrors,
             },
@@ -154,7 +155,12 @@ impl Profile {
         setup.aged = features.has(Feature::Aged);
         setup.grows = features.has(Feature::Grown);
         setup.ram = features.has(Feature::Ram);
-        setup.deferred = features.has(Feature::Deferred);
+        setup.ignores_flush = features.has(Feature::IgnoreFlush);
+        setup.deferred = features.has(Feature::Deferred) || setup.ignores_flush;
+        if setup.ignores_flush {
+            // The settings exclude each other.
+            setup.ordered.fill(false);
+        }
         if features.has(Feature::Absence) {
             setup.room_for_blocks = 1 << 18;
         }

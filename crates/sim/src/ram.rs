@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_core::{Clock, RamStrategy, ReplacementKind, WriteDown};
+use forebay_core::{Caching, Clock, RamStrategy, ReplacementKind, WriteDown};
 use forebay_engine::{BlockService, EngineError, EngineErrorKind, EngineLane, LaneVolume, Volume};
 use forebay_ram::{Deferral, RamBlock, RamVolume, Tier, TierOptions, write_down};
 
@@ -23,11 +23,19 @@ struct TierOf {
     tier: Arc<Tier>,
 }
 
-fn choose_deferral(rng: &mut fastrand::Rng) -> Deferral {
+fn choose_deferral(rng: &mut fastrand::Rng, ignore_flush: bool) -> Deferral {
     let within = Duration::from_millis(rng.u64(1..5_000));
     let mode = WriteDown::ALL[rng.usize(0..WriteDown::ALL.len())];
     let share = if rng.bool() { 100 } else { rng.u8(1..=100) };
-    Deferral { within, mode, share, ignore_flush: false }
+    Deferral { within, mode, share, ignore_flush }
+}
+
+fn set_caching(tier: &Tier, caching: Caching) {
+    tier.freeze(caching == Caching::Frozen);
+    if caching == Caching::Paused {
+        // A tier with deferred data refuses this, and is emptied another time.
+        let _ = tier.change(TierOptions { bytes: 0, ..tier.options() });
+    }
 }
 
 impl Tiers {
@@ -60,18 +68,25 @@ impl Tiers {
         let seed = mix(machine.setup.seed, machine.shared.clock.now().0);
         let mut rng = fastrand::Rng::with_seed(seed);
         let bytes = rng.u64(0..48) * (rng.u64(1..32) << 10);
+        let ignores = machine.setup.ignores_flush;
         let mut tiers = self.0.borrow_mut();
         if let Some(TierOf { volume: of, tier }) = tiers.get(&number)
             && Arc::ptr_eq(of, volume)
         {
-            if rng.u32(0..400) == 0 {
+            if rng.u32(0..400) == 0 && volume.settings().caching == Caching::On {
                 let busy = tier.deferral().is_some() || tier.has_deferred();
                 if !busy {
                     tier.change(TierOptions { bytes, ..tier.options() }).ok()?;
                 }
                 if machine.setup.deferred {
-                    tier.defer_writes((!busy || rng.bool()).then(|| choose_deferral(&mut rng)));
+                    tier.defer_writes(
+                        (!busy || rng.bool()).then(|| choose_deferral(&mut rng, ignores)),
+                    );
                 }
+            }
+            if rng.u32(0..400) == 0 {
+                // Memory becomes short, or is there again.
+                tier.set_room(rng.u64(0..=2 * tier.options().bytes));
             }
             return Some(tier.clone());
         }
@@ -82,15 +97,27 @@ impl Tiers {
             1 => RamStrategy::WriteOnly,
             _ => RamStrategy::ReadWrite,
         };
-        let options = TierOptions { bytes, block, policy, strategy, seed };
+        let options = TierOptions { bytes, block, policy, strategy, locked: false, seed };
         let lane = machine.lanes.first()?.clone();
         let tier = Arc::new(Tier::new(options, lane.clock().clone()).ok()?);
+        let settings = volume.settings();
+        set_caching(&tier, settings.caching);
         if machine.setup.deferred {
-            tier.defer_writes(Some(choose_deferral(&mut rng)));
+            if settings.caching == Caching::On {
+                tier.defer_writes(Some(choose_deferral(&mut rng, ignores)));
+            }
             lane.spawn(write_down::keep(tier.clone(), first()?, lane.clone()));
         }
         tiers.insert(number, TierOf { volume: volume.clone(), tier: tier.clone() });
         Some(tier)
+    }
+
+    /// Freezes, empties or resumes a volume's tier. What is emptied gets a size again when it is
+    /// resized.
+    pub(crate) fn note_caching(&self, number: u16, caching: Caching) {
+        if let Some(tier) = self.get(number) {
+            set_caching(&tier, caching);
+        }
     }
 
     /// Returns a volume's tier.

@@ -261,7 +261,7 @@ impl World<'_> {
     }
 
     fn choose_action(&mut self) -> Admin {
-        use forebay_core::{Durability, Mode, ReplacementKind};
+        use forebay_core::{Caching, Durability, Mode, ReplacementKind};
         if self.profile.features.has(Feature::Absence)
             && self.rng.bool()
             && let Some(action) = self.choose_presence()
@@ -270,6 +270,13 @@ impl World<'_> {
         }
         let running = self.running();
         let volume = running[usize::from(self.rng.u16(0..running.len() as u16))];
+        if self.profile.features.has(Feature::Caching) && self.rng.u32(0..3) == 0 {
+            let choice = self.rng.usize(0..2 * Caching::ALL.len());
+            return match Caching::ALL.get(choice) {
+                Some(caching) => Admin::Caching(volume, *caching),
+                None => Admin::Drop(volume, choice != 3, choice != 4),
+            };
+        }
         match self.rng.u32(0..11) {
             8 | 9 => match self.rng.u64(..) {
                 choice if choice % 4 == 0 => Admin::Ordered(volume, choice % 8 == 0),

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_core::why::Why;
-use forebay_core::{BlockSize, Durability, Mode, ReplacementKind};
+use forebay_core::{BlockSize, Caching, Durability, Mode, ReplacementKind};
 use forebay_engine::{BlockService, Cause, EngineError, Obstacle};
 use forebay_lane::Lane;
 use forebay_store::StoreError;
@@ -74,6 +74,8 @@ pub struct Setup {
     pub ram: bool,
     /// Whether volumes have a RAM tier that defers writes.
     pub deferred: bool,
+    /// Whether these tiers ignore flushes.
+    pub ignores_flush: bool,
     /// Seed of the system's random decisions.
     pub seed: u64,
     /// Whether the operator insists where data is at risk: a failing cache device may not have
@@ -98,6 +100,10 @@ pub enum Admin {
     Writeback(u16, u64),
     /// Writes all dirty blocks of a volume back.
     Drain(u16),
+    /// Pauses, freezes or resumes a volume.
+    Caching(u16, Caching),
+    /// Drops the clean blocks of a volume from its RAM tier, its cache device, or both.
+    Drop(u16, bool, bool),
     /// Stops a volume and starts it again.
     Restart(u16),
     /// Stops a volume, which stays stopped.
@@ -122,6 +128,8 @@ impl Admin {
             | Admin::Ordered(volume, _)
             | Admin::Writeback(volume, _)
             | Admin::Drain(volume)
+            | Admin::Caching(volume, _)
+            | Admin::Drop(volume, ..)
             | Admin::Restart(volume)
             | Admin::Stop(volume)
             | Admin::Start(volume)
@@ -148,7 +156,9 @@ impl Admin {
     /// even if the system has not processed it yet.
     pub fn gives_up_order(self) -> Option<u16> {
         match self {
-            Admin::Ordered(volume, false) | Admin::Delete(volume, true) => Some(volume),
+            Admin::Ordered(volume, false)
+            | Admin::Delete(volume, true)
+            | Admin::Caching(volume, Caching::Paused) => Some(volume),
             Admin::Mode(volume, mode) if !may_be_ordered(mode) => Some(volume),
             _ => None,
         }

@@ -73,7 +73,9 @@ impl World<'_> {
         };
         for (tag, asked, at) in self.oracle.waiting() {
             let volume = asked.volume;
-            let needs_room = matches!(asked.op, Op::Write | Op::WriteZeroes | Op::Discard);
+            // With deferred writes a flush writes them to the log first.
+            let needs_room = matches!(asked.op, Op::Write | Op::WriteZeroes | Op::Discard)
+                || (asked.op == Op::Flush && self.profile.setup.deferred);
             let short_until = self.short_until.get(usize::from(volume)).copied();
             let at = if needs_room { at.max(short_until.unwrap_or_default()) } else { at };
             if since(volume, at) > patience && !self.is_hung(volume) {

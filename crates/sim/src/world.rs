@@ -260,7 +260,8 @@ impl<'a> World<'a> {
     fn excuses(&self, volume: u16) -> Excuses {
         let faults = self.profile.fault_profile;
         // A part of a damaged block may be written to RAM, and then not written down.
-        let kept_in_ram = self.profile.setup.deferred && faults == FaultProfile::Damage;
+        let damaged = faults == FaultProfile::Damage || self.profile.features.has(Feature::Rot);
+        let kept_in_ram = self.profile.setup.deferred && damaged;
         let errors = [FaultProfile::OriginErrors, FaultProfile::CacheErrors].contains(&faults);
         Excuses {
             disk_errors: errors || kept_in_ram,
@@ -352,12 +353,14 @@ impl<'a> World<'a> {
         self.counts.requests += 1;
         let changes = matches!(wanted.op, Op::Write | Op::WriteZeroes | Op::Discard);
         let id = if changes { self.oracle.next_id(volume) } else { 0 };
+        // An ignored flush is acknowledged, and nobody may rely on it.
+        let ignores = self.profile.setup.ignores_flush;
         let asked = Asked {
             volume,
-            op: wanted.op,
+            op: if ignores && wanted.op == Op::Flush { Op::Prefetch } else { wanted.op },
             first: wanted.first,
             sectors: wanted.sectors,
-            fua: wanted.fua,
+            fua: wanted.fua && !ignores,
             id,
         };
         self.shared.event(
@@ -400,13 +403,13 @@ impl<'a> World<'a> {
         asked: Asked,
     ) -> Result<(), Violation> {
         let (offset, len) = (asked.first * SECTOR as u64, asked.sectors * SECTOR as u64);
-        let mut data = match asked.op {
+        let mut data = match wanted.op {
             Op::Read if self.rng.bool() => Some(IoBuf::for_overwrite(len as usize)),
             Op::Write => Some(self.stamped(asked)),
             _ => None,
         };
-        if wanted.at_once && !asked.fua {
-            let answer = match (asked.op, &mut data) {
+        if wanted.at_once && !wanted.fua {
+            let answer = match (wanted.op, &mut data) {
                 (Op::Read, Some(buf)) => target.read_now(offset, buf),
                 (Op::Write, Some(buf)) => target.write_now(offset, buf),
                 _ => None,
@@ -421,10 +424,10 @@ impl<'a> World<'a> {
         }
         let request = Request {
             tag,
-            op: asked.op,
+            op: wanted.op,
             offset,
             len,
-            fua: asked.fua,
+            fua: wanted.fua,
             fast: false,
             no_hole: false,
             data,

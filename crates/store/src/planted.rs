@@ -157,6 +157,8 @@ planted_bugs! {
     FlushOvertakesWriteDown = "flush-overtakes-write-down",
     /// A read of the lower tier returns its data even where RAM has newer, deferred data.
     DeferredNotRead = "deferred-not-read",
+    /// Data that the RAM tier gives up is cached below although not all of it is current.
+    StaleOffer = "stale-offer",
     /// A write to the lower tier does not wait until older data of its range is written down.
     WriteDownOvertaken = "write-down-overtaken",
 

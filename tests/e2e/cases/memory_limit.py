@@ -4,6 +4,7 @@ The daemon runs in a control group that kills it if it takes more than the group
 may take three quarters by its own default.
 """
 
+import json
 import os
 import pathlib
 import resource
@@ -148,6 +149,45 @@ def a_cache_that_does_not_fit_is_refused_with_a_way_out(box):
     check_equal(digest_start(cache), before, "the device of a cache that was refused")
     daemon.create("w", box.file("small", 256 * MIB), origin)
     box.run(daemon.binary, "daemon", "--memory-limit", "1M", expect=2)
+
+
+@test
+def the_limit_can_be_changed_while_volumes_are_served(box):
+    daemon = box.daemon("--memory-limit", "512M", "--lanes", "2")
+    origin = box.file("origin", GIB)
+    client = connect(daemon.create("v", "none", origin, "--ram", "64M"))
+
+    def memory(*arguments, **options):
+        return daemon.cli("memory", *arguments, **options)
+
+    def resident():
+        status = pathlib.Path(f"/proc/{daemon.process.pid}/status").read_text()
+        return next(int(line.split()[1]) * KIB for line in status.splitlines() if "VmRSS" in line)
+
+    said = daemon.cli("set", "v", "ram=512M", expect=3).stderr
+    check("forebay memory --limit" in said, f"no way out: {said}")
+    memory("--limit", "2G")
+    check_equal(json.loads(memory("--json").stdout)["limit_bytes"], 2 * GIB, "the limit")
+    before = resident()
+    daemon.cli("set", "v", "ram=512M")
+    for offset in range(0, GIB, MIB):
+        client.pread(MIB, offset)
+        client.pwrite(bytes(64 * KIB), offset)
+    # The cap: not one percent more than what is counted.
+    counted = json.loads(memory("--json").stdout)["used_bytes"]["ram_tiers"]
+    taken = resident() - before
+    check(taken <= counted * 1.01 + 4 * MIB, f"{taken} bytes were taken, {counted} are counted")
+    check(taken >= 500 * MIB, f"the tier has only {taken} bytes")
+    said = memory("--limit", "600M", expect=3).stderr
+    check("ram=SIZE" in said, f"no way out: {said}")
+    check_equal(json.loads(memory("--json").stdout)["limit_bytes"], 2 * GIB, "the limit")
+    daemon.cli("set", "v", "ram=64M")
+    memory("--limit", "512M")
+    check("512M" in memory().stdout, memory().stdout)
+    check(resident() - before < 80 * MIB, "the smaller tier has given nothing back")
+    memory("--limit", "1M", expect=2)
+    daemon.cli("set", "v", "ram=512M", expect=3)
+    check_equal(len(client.pread(MIB, 0)), MIB, "bytes read")
 
 
 SECTORS = 100_000

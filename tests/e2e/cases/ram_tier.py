@@ -68,6 +68,23 @@ def memory_is_counted_and_what_does_not_fit_is_refused(box):
 
 
 @test
+def memory_is_locked_on_request(box):
+    daemon = box.daemon()
+    daemon.create("v", box.file("cache", 64 * MIB), box.file("origin", SIZE), "--ram", "64M")
+
+    def locked():
+        with open(f"/proc/{daemon.process.pid}/status") as status:
+            return next(int(line.split()[1]) * KIB for line in status if line.startswith("VmLck"))
+
+    before = locked()
+    check(before < 32 * MIB, f"{before} bytes are locked")
+    daemon.cli("set", "v", "ram_lock=on")
+    check(64 * MIB <= locked() - before < 66 * MIB, f"{locked()} bytes are locked, {before} before")
+    daemon.cli("set", "v", "ram_lock=off")
+    check_equal(locked(), before, "bytes locked")
+
+
+@test
 def a_disk_without_a_cache_device(box):
     content = random_bytes("alone", SIZE)
     origin = box.file("origin", SIZE, content)

@@ -1,7 +1,5 @@
 """Greedy clients of a daemon in a memory cgroup: it is not killed, and serves others."""
 
-import os
-import pathlib
 import struct
 
 from harness import *
@@ -11,40 +9,15 @@ LIMIT = 512 * MIB
 SIZE = 4 * GIB
 
 
-class Group:
-    """A memory cgroup, of version 1 or 2; skips where none can be made."""
-
-    def __init__(self, box, limit):
-        root = pathlib.Path("/sys/fs/cgroup")
-        old = (root / "memory").is_dir()
-        self.place = (root / "memory" if old else root) / f"forebay-test-{os.getpid()}"
-        names = ("memory.limit_in_bytes", "memory.oom_control") if old else ("memory.max", "memory.events")
-        self.events = self.place / names[1]
-        try:
-            self.place.mkdir()
-            (self.place / names[0]).write_text(str(limit))
-        except OSError as error:
-            skip(f"no memory cgroup: {error}")
-        box.at_end(self.place.rmdir)
-
-    def kills(self):
-        """How many processes in it the kernel has killed."""
-        for line in self.events.read_text().splitlines():
-            if line.startswith("oom_kill "):
-                return int(line.split()[1])
-        return 0
-
-
 class Confined(Daemon):
     """A daemon that starts within a group, so that it can see its limit."""
 
     def __init__(self, box):
-        self.group = Group(box, LIMIT)
+        self.group = MemoryGroup(box, LIMIT)
         super().__init__(box)
 
     def command(self, *arguments):
-        procs = str(self.group.place / "cgroup.procs")
-        return ["sh", "-c", 'echo $$ >"$0" && exec "$@"', procs, *super().command(*arguments)]
+        return self.group.enter(*super().command(*arguments))
 
 
 def served(box):

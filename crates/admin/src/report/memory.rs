@@ -17,6 +17,15 @@ pub struct MemoryReport {
     pub used_bytes: MemoryUsed,
 }
 
+/// Memory of the daemon, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct DaemonMemory {
+    /// The limit, for all caches, RAM tiers and clients.
+    pub limit_bytes: u64,
+    /// The use of that limit.
+    pub used_bytes: MemoryUsed,
+}
+
 /// The daemon's use of its memory limit, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
@@ -42,21 +51,24 @@ pub struct MemoryUsed {
 }
 
 impl MemoryUsed {
+    /// Returns each use with its name.
+    pub fn parts(&self) -> [(&'static str, u64); 9] {
+        [
+            ("process", self.process),
+            ("index", self.index),
+            ("policy", self.policy),
+            ("log buffers", self.log_buffers),
+            ("background", self.background),
+            ("RAM devices", self.ram_devices),
+            ("RAM tiers", self.ram_tiers),
+            ("connections", self.connections),
+            ("requests", self.requests),
+        ]
+    }
+
     /// Returns the sum.
     pub fn total(&self) -> u64 {
-        let MemoryUsed {
-            process,
-            index,
-            policy,
-            log_buffers,
-            background,
-            ram_devices,
-            ram_tiers,
-            connections,
-            requests,
-        } = *self;
-        let of_caches = index + policy + log_buffers + background + ram_devices + ram_tiers;
-        process + of_caches + connections + requests
+        self.parts().into_iter().map(|(_, bytes)| bytes).sum()
     }
 }
 
@@ -66,6 +78,8 @@ impl MemoryUsed {
 pub struct RamReport {
     /// Bytes that it may hold.
     pub size: u64,
+    /// Bytes that it may hold at the moment: less than its size while memory is short.
+    pub room: u64,
     /// Bytes of the blocks that it holds.
     pub used: u64,
     /// Size of a block in bytes.
@@ -80,6 +94,8 @@ pub struct RamReport {
     pub fills: u64,
     /// Blocks that left to make room.
     pub evictions: u64,
+    /// Of these, blocks that had been read again and were offered to the cache.
+    pub offers: u64,
     /// Bytes that only RAM has now.
     pub deferred: u64,
     /// Bytes written to RAM, to be written down later.

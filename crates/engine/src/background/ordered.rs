@@ -32,7 +32,6 @@ use crate::error::WritebackError;
 use crate::io::copies::Copies;
 use crate::io::origin::OriginIo;
 use crate::lane::LaneVolume;
-use crate::plan::keeps_dirty;
 use crate::state::volume::layout::bytes_of;
 use crate::state::volume::{Volume, VolumeState};
 use crate::stats::bump;
@@ -113,7 +112,7 @@ pub(crate) async fn run(volume: &Rc<LaneVolume>) -> Ending {
     };
     while !volume.cache.is_stopping() && volume.volume.state() != VolumeState::Removed {
         let settings = volume.volume.settings();
-        let result = if !settings.ordered || !keeps_dirty(settings.mode) {
+        let result = if !settings.wants_order() {
             ordered.leave_order().await
         } else if !store.has_order(id) {
             let entered = ordered.enter_order().await;
@@ -248,7 +247,7 @@ impl Ordered {
             store.end_ordered(self.0.volume.id);
         }
         self.0.volume.set_ordered(false);
-        if self.0.volume.settings().ordered {
+        if self.0.volume.settings().wants_order() {
             // The setting was switched on again meanwhile.
             self.0.volume.set_ordered(true);
         }

@@ -22,7 +22,6 @@ use crate::io::origin::OriginIo;
 use crate::io::writeback::flow::Flow;
 use crate::io::writeback::span::Spans;
 use crate::lane::LaneVolume;
-use crate::plan::keeps_dirty;
 use crate::state::cache::BackgroundEnding;
 use crate::state::volume::VolumeState;
 use sweep::{Next, Sweep};
@@ -118,7 +117,7 @@ impl Writeback {
         }
         let wanted = volume.writeback_wanted.listen();
         let settings = volume.settings();
-        let wants_order = settings.ordered && keeps_dirty(settings.mode);
+        let wants_order = settings.wants_order();
         if wants_order && view.now() >= self.order_at {
             volume.set_ordered(true);
             return;
@@ -127,7 +126,7 @@ impl Writeback {
         // A device that takes no writes may soon take no reads either. And writes that bypass a
         // full log must not meet dirty copies.
         let failed = view.cache.store.health.failed() || view.cache.is_starved();
-        let draining = asked || failed || !keeps_dirty(settings.mode);
+        let draining = asked || failed || !settings.keeps_dirty();
         if draining && !volume.through.lock().is_empty() {
             // Invariant 9: blocks written through become clean only when the origin has been
             // synced.

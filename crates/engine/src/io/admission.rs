@@ -62,7 +62,13 @@ impl AdmissionControl<'_> {
         if self.0.is_unavailable_to(write) {
             return Some(BypassReason::Unavailable);
         }
-        if self.is_sequential(write, offset, len) {
+        let sequential = self.is_sequential(write, offset, len);
+        if self.0.volume.is_frozen() {
+            // A write keeps cached blocks up to date whatever else holds: they could not enter again.
+            let congested = !write && self.is_congested();
+            return Some(if congested { BypassReason::Congested } else { BypassReason::Frozen });
+        }
+        if sequential {
             return Some(BypassReason::Sequential);
         }
         self.is_congested().then_some(BypassReason::Congested)
@@ -78,9 +84,19 @@ impl AdmissionControl<'_> {
         latency.reads.exceeds(read, now) || latency.writes.exceeds(write, now)
     }
 
-    /// Returns the gate for fills at this moment. `asked`: a client wants the data to be cached
-    /// (prefetch).
-    pub(crate) fn gate(self, asked: bool) -> Gate {
+    /// Returns the gate for blocks that a client reads.
+    pub(crate) fn gate_of_reads(self) -> Gate {
+        self.gate(self.0.volume.admission.rule_of_reads())
+    }
+
+    /// Returns the gate for blocks that are to be cached on request: a client's, or of a tier above
+    /// where they were used.
+    pub(crate) fn gate_on_request(self) -> Gate {
+        self.gate(Admission::Always)
+    }
+
+    /// Returns the gate at this moment for blocks under `rule`.
+    fn gate(self, rule: Admission) -> Gate {
         let rules = &self.0.volume.admission;
         let limit = rules.budget_bytes.load(Ordering::Relaxed);
         if limit > 0 {
@@ -89,9 +105,8 @@ impl AdmissionControl<'_> {
                 return Gate::Spent;
             }
         }
-        match rules.rule() {
+        match rule {
             Admission::Always => Gate::Open,
-            _ if asked => Gate::Open,
             rule => Gate::Remembered(rule),
         }
     }
@@ -115,7 +130,7 @@ impl AdmissionControl<'_> {
     /// Returns why a write of absent blocks should bypass the cache, if it should. The write is
     /// admitted or refused as a whole: refused if more than half of its blocks are.
     pub(crate) fn bypass_of_write(self, blocks: Range<u64>) -> Option<BypassReason> {
-        let gate = self.gate(false);
+        let gate = self.gate(self.0.volume.admission.rule());
         let refused = |block| self.admit(gate, OriginBlock(block)).err();
         let first = blocks.clone().find_map(refused)?;
         let count = blocks.clone().filter(|block| refused(*block).is_some()).count();

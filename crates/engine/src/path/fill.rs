@@ -297,7 +297,8 @@ impl<'a> Filler<'a> {
             valid.union_with(&mask);
             base = Some(cached);
         }
-        let fills = !read.is_empty() && volume.still_there().is_ok();
+        // The volume may have been frozen meanwhile.
+        let fills = !read.is_empty() && volume.still_there().is_ok() && !volume.is_frozen();
         let Some(condition) = condition.filter(|_| fills) else { return Ok(()) };
         // A clean copy of data that the origin could still lose would outlive it after a power cut
         // (invariant 12).

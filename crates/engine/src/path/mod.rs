@@ -5,6 +5,7 @@ pub(crate) mod discard;
 pub(crate) mod fill;
 pub(crate) mod flush;
 pub(crate) mod memory;
+pub(crate) mod offer;
 pub(crate) mod read;
 pub(crate) mod retry;
 pub(crate) mod turns;

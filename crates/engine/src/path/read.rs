@@ -227,7 +227,8 @@ impl<'a> Reader<'a> {
             });
             if missing {
                 let mut buf = IoBuf::for_overwrite(step as usize);
-                let gate = self.fills(None).then(|| AdmissionControl(self.0).gate(true));
+                let gate =
+                    self.fills_on_request().then(|| AdmissionControl(self.0).gate_on_request());
                 let read = Filler(self.0).read_origin(at..at + step, &mut buf, gate).await;
                 read.map_err(|retry| match retry {
                     Retry::Again => IoError::Io,
@@ -237,6 +238,11 @@ impl<'a> Reader<'a> {
             at += step;
         }
         Ok(())
+    }
+
+    /// Returns whether data that a client or a tier above wants to be cached may be filled.
+    pub(crate) fn fills_on_request(self) -> bool {
+        self.fills(self.0.volume.is_frozen().then_some(BypassReason::Frozen))
     }
 
     fn fills(self, bypass: Option<BypassReason>) -> bool {
@@ -322,7 +328,7 @@ impl<'a> Reader<'a> {
                 PartEnd { buf, result }
             }
             Part::Origin(range, mut buf) => {
-                let gate = self.fills(bypass).then(|| AdmissionControl(self.0).gate(false));
+                let gate = self.fills(bypass).then(|| AdmissionControl(self.0).gate_of_reads());
                 let result = Filler(self.0).read_origin(range, &mut buf, gate).await;
                 PartEnd { buf, result }
             }

@@ -57,6 +57,9 @@ impl Writer<'_> {
         if pieces.next().is_some() || AdmissionControl(self.0).is_sequential(true, offset, len) {
             return None;
         }
+        if volume.is_frozen() && !self.is_cached(piece.block) {
+            return None;
+        }
         let rank = Policy(self.0).rank_of_write(piece.block);
         let version = Version {
             space: &volume.space,
@@ -78,6 +81,46 @@ impl Writer<'_> {
 
     /// Writes a checked range and returns the buffer.
     pub(crate) async fn write(
+        self,
+        offset: u64,
+        data: IoBuf,
+        fua: bool,
+    ) -> (Result<(), IoError>, IoBuf) {
+        let (mut rest, mut done) = (data, IoBuf::empty());
+        loop {
+            let at = offset + done.len() as u64;
+            let Some(seam) = self.seam(at, rest.len() as u64) else {
+                let (result, part) = self.write_one_way(at, rest, fua).await;
+                return (result, done.join(part));
+            };
+            let behind = rest.split_off(seam as usize);
+            let (result, part) = self.write_one_way(at, rest, fua).await;
+            (rest, done) = (behind, done.join(part));
+            if result.is_err() {
+                return (result, done.join(rest));
+            }
+        }
+    }
+
+    /// Returns the length of the first part of a write that has to be cut, because the volume is
+    /// frozen: the blocks that are cached must be kept up to date, and the others must not enter.
+    fn seam(self, offset: u64, len: u64) -> Option<u64> {
+        let volume = &self.0.volume;
+        if !volume.is_frozen() || volume.is_ordered() {
+            return None;
+        }
+        let mut pieces = volume.pieces(offset, len);
+        let first = self.is_cached(pieces.next()?.block);
+        let seam = pieces.find(|piece| self.is_cached(piece.block) != first)?;
+        Some(seam.bytes.start as u64)
+    }
+
+    fn is_cached(self, block: OriginBlock) -> bool {
+        self.0.store.store().peek(&self.0.volume.space, block).is_some()
+    }
+
+    /// Writes a range on one route, or on one after another if conditions change.
+    async fn write_one_way(
         self,
         offset: u64,
         mut data: IoBuf,
@@ -137,6 +180,7 @@ impl Writer<'_> {
             | BypassReason::Congested
             | BypassReason::Unavailable
             | BypassReason::NoRoom
+            | BypassReason::Frozen
             | BypassReason::Mode => return,
         };
         for block in self.0.volume.blocks(offset..offset + len) {
@@ -308,7 +352,7 @@ impl Writer<'_> {
         }
         let mut progress = Progress::default();
         match Appender(self.0).append_rest(offset, &data, &mut progress).await {
-            Ok(None) => (),
+            Ok(None) => bump(&self.0.stats().counters.write_through, 1),
             Ok(Some(_)) => {
                 drop(range);
                 // Release the range while waiting, so that it does not keep writeback from freeing
@@ -316,6 +360,7 @@ impl Writer<'_> {
                 let result =
                     match Appender(self.0).append_patiently(offset, &data, &mut progress).await {
                         Ok(Room::Found) => {
+                            bump(&self.0.stats().counters.write_through, 1);
                             let put = self.put_through(offset..offset + len, fua, &progress).await;
                             put.map(|()| Room::Found)
                         }
@@ -407,6 +452,7 @@ impl Writer<'_> {
             },
             1,
         );
+        bump(&self.0.stats().counters.write_through, 1);
         // Barrier for invariants 5 and 6: copies that were forgotten stay forgotten, before the
         // origin has anything newer.
         if let Err(error) = Commits(self.0).sync_forgotten(&range, false).await {

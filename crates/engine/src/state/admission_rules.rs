@@ -1,9 +1,9 @@
 //! A volume's admission settings, as atomics that all lanes read.
 
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
 
-use forebay_core::Admission;
+use forebay_core::{Admission, RamStrategy};
 use forebay_policy::WriteBudget;
 use parking_lot::Mutex;
 
@@ -14,6 +14,8 @@ use forebay_settings::Settings;
 pub(crate) struct AdmissionRules {
     /// See [`Admission::times`].
     admission: AtomicU8,
+    /// Whether a RAM tier keeps what is read.
+    below_ram: AtomicBool,
     pub(crate) budget_bytes: AtomicU64,
     congested_read: AtomicU64,
     congested_write: AtomicU64,
@@ -27,6 +29,8 @@ impl AdmissionRules {
     pub(crate) fn set(&self, settings: &Settings) {
         let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         self.admission.store(settings.admission.times(), Ordering::Relaxed);
+        let below_ram = settings.ram > 0 && settings.ram_strategy != RamStrategy::WriteOnly;
+        self.below_ram.store(below_ram, Ordering::Relaxed);
         self.budget_bytes.store(settings.write_budget, Ordering::Relaxed);
         self.congested_read.store(nanos(settings.congested_read_threshold), Ordering::Relaxed);
         self.congested_write.store(nanos(settings.congested_write_threshold), Ordering::Relaxed);
@@ -36,7 +40,16 @@ impl AdmissionRules {
         }
     }
 
-    /// Returns the admission rule in force.
+    /// Returns the admission rule for data that is read. Below a RAM tier nothing enters merely because
+    /// it was read once: that tier has it, and offers what is used there.
+    pub(crate) fn rule_of_reads(&self) -> Admission {
+        match self.rule() {
+            Admission::Always if self.below_ram.load(Ordering::Relaxed) => Admission::Ghost(1),
+            rule => rule,
+        }
+    }
+
+    /// Returns the admission rule for data that is written.
     pub(crate) fn rule(&self) -> Admission {
         Admission::from_times(self.admission.load(Ordering::Relaxed).into()).unwrap_or_default()
     }

@@ -194,7 +194,8 @@ impl Cache {
     /// latencies of the cache device if a volume has congestion thresholds.
     pub(crate) fn settings_changed(&self) {
         let volumes = self.volumes.read();
-        let times = volumes.iter().map(|volume| volume.admission.rule().times()).max().unwrap_or(0);
+        let times = volumes.iter().map(|volume| volume.admission.rule_of_reads().times());
+        let times = times.max().unwrap_or(0);
         self.store.latency.want(volumes.iter().any(|volume| volume.admission.measures()));
         drop(volumes);
         self.background_changed.notify_all();

@@ -42,24 +42,31 @@ impl Ranges {
         self.acquire(range, Access::Shared).await
     }
 
+    /// Locks `range` shared if nobody who came earlier has locked it exclusively, or waits to.
+    pub(crate) fn try_shared(&self, range: Range<u64>) -> Option<RangeGuard<'_>> {
+        let guard = self.enqueue(range, Access::Shared);
+        self.granted(guard.number).then_some(guard)
+    }
+
     /// Locks `range` exclusively: waits for all earlier holders, and keeps everybody else waiting
     /// until the guard is dropped.
     pub(crate) async fn exclusive(&self, range: Range<u64>) -> RangeGuard<'_> {
         self.acquire(range, Access::Exclusive).await
     }
 
+    fn enqueue(&self, range: Range<u64>, access: Access) -> RangeGuard<'_> {
+        let mut queue = self.queue.lock();
+        let number = queue.next;
+        queue.next += 1;
+        queue.held.push_back(Held { number, range, access });
+        RangeGuard { ranges: self, number }
+    }
+
     async fn acquire(&self, range: Range<u64>, access: Access) -> RangeGuard<'_> {
-        let number = {
-            let mut queue = self.queue.lock();
-            let number = queue.next;
-            queue.next += 1;
-            queue.held.push_back(Held { number, range, access });
-            number
-        };
-        let guard = RangeGuard { ranges: self, number };
+        let guard = self.enqueue(range, access);
         loop {
             let released = self.released.listen();
-            if self.granted(number) {
+            if self.granted(guard.number) {
                 return guard;
             }
             released.await;
@@ -149,6 +156,22 @@ mod tests {
         let writer = poll(writer.as_mut()).expect("its turn");
         drop(writer);
         assert!(poll(late.as_mut()).is_some());
+    }
+
+    #[test]
+    fn one_who_does_not_wait_gets_the_range_only_if_it_is_free() {
+        let ranges = Ranges::default();
+        let reader = poll(std::pin::pin!(ranges.shared(0..8))).expect("free");
+        assert!(ranges.try_shared(0..8).is_some());
+        {
+            let mut writer = std::pin::pin!(ranges.exclusive(0..8));
+            assert!(poll(writer.as_mut()).is_none());
+            assert!(ranges.try_shared(4..12).is_none());
+            assert!(ranges.try_shared(8..12).is_some());
+        }
+        drop(reader);
+        assert!(ranges.try_shared(4..12).is_some());
+        assert!(poll(std::pin::pin!(ranges.exclusive(0..16))).is_some());
     }
 
     #[test]

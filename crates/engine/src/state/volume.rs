@@ -66,6 +66,7 @@ pub struct Volume {
     alignment: u64,
     settings: Mutex<Settings>,
     mode: AtomicU8,
+    frozen: AtomicBool,
     durability: AtomicU8,
     cutoff: AtomicU64,
     pub(crate) admission: AdmissionRules,
@@ -155,6 +156,7 @@ impl Volume {
             size: record.origin_bytes,
             alignment: u64::from(record.alignment),
             mode: AtomicU8::new(0),
+            frozen: AtomicBool::new(false),
             durability: AtomicU8::new(0),
             cutoff: AtomicU64::new(0),
             admission: AdmissionRules::default(),
@@ -220,11 +222,12 @@ impl Volume {
     }
 
     pub(crate) fn set_settings(&self, settings: Settings) {
-        self.mode.store(settings.mode as u8, Ordering::SeqCst);
+        self.frozen.store(settings.is_frozen(), Ordering::SeqCst);
+        self.mode.store(settings.effective_mode() as u8, Ordering::SeqCst);
         self.durability.store(settings.durability as u8, Ordering::SeqCst);
         self.cutoff.store(settings.sequential_cutoff, Ordering::SeqCst);
         self.admission.set(&settings);
-        if settings.ordered {
+        if settings.wants_order() {
             self.ordered.store(true, Ordering::SeqCst);
         }
         let limit = settings.cache_watermarks().1;
@@ -238,6 +241,12 @@ impl Volume {
     pub fn mode(&self) -> Mode {
         let number = self.mode.load(Ordering::Relaxed) as usize;
         Mode::ALL.get(number).copied().unwrap_or_default()
+    }
+
+    /// Returns whether no block may enter the cache.
+    #[inline]
+    pub(crate) fn is_frozen(&self) -> bool {
+        self.frozen.load(Ordering::Relaxed)
     }
 
     /// Returns the durability in force.

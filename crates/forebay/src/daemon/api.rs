@@ -3,14 +3,16 @@
 //! | request | answer |
 //! |---|---|
 //! | `GET /v1/daemon` | state of the daemon |
+//! | `GET /v1/memory` | the daemon's memory limit and its use |
+//! | `POST /v1/memory` | the same, with a new limit |
 //! | `GET /v1/knobs` | all settings, with their kinds and defaults |
 //! | `GET /v1/profiles` | the profiles and their settings |
 //! | `GET /v1/volumes` | list of all volumes |
 //! | `POST /v1/volumes` | operation: create |
 //! | `GET /v1/volumes/NAME` | full report of one volume |
-//! | `GET /v1/volumes/NAME/curve`, with `?sizes=64G,128G` or without | hit ratios of caches of other sizes |
+//! | `GET /v1/volumes/NAME/curve`, with `?sizes=64G,128G` and `ram=1G,4G` or without | hit ratios of caches and RAM tiers of other sizes |
 //! | `GET /v1/volumes/NAME/lost` | dirty ranges on a cache device that has failed or is gone |
-//! | `POST /v1/volumes/NAME/set`, `flush`, `stop`, `start`, `delete` | operation |
+//! | `POST /v1/volumes/NAME/set`, `flush`, `drop`, `prefetch`, `stop`, `start`, `delete` | operation |
 //! | `GET /v1/operations` | all known operations |
 //! | `GET /v1/operations/ID` | one operation |
 //! | `POST /v1/operations/ID/cancel` | the operation, which has been asked to cancel |
@@ -22,14 +24,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_admin::{
-    API_VERSION, ApiError, DeleteRequest, ErrorKind, OperationId, OperationState, PROFILES,
-    SetRequest, StartRequest, VolumeList, VolumeName, VolumeReport,
+    API_VERSION, ApiError, DeleteRequest, DropRequest, ErrorKind, MemoryRequest, OperationId,
+    OperationState, PROFILES, SetRequest, StartRequest, VolumeList, VolumeName, VolumeReport,
 };
 use forebay_core::parse_size;
 use serde::de::DeserializeOwned;
 
 use super::http::{HttpAnswer, HttpRequest};
+use super::memory;
 use super::volumes::Volumes;
+use crate::curve::Sizes;
 
 /// How long the answer to a new operation is delayed, so that it can report the end of a quick one.
 const GRACE: Duration = Duration::from_millis(150);
@@ -51,6 +55,8 @@ fn route(volumes: &Arc<Volumes>, request: &HttpRequest) -> Result<HttpAnswer, Ap
     }
     match (request.method.as_str(), path) {
         ("GET", ["daemon"]) => Ok(HttpAnswer::json(200, &volumes.daemon_report())),
+        ("GET", ["memory"]) => Ok(HttpAnswer::json(200, &memory::report(volumes.memory()))),
+        ("POST", ["memory"]) => set_memory(volumes, request),
         ("GET", ["knobs"]) => Ok(HttpAnswer::json(200, &forebay_settings::help::json())),
         ("GET", ["profiles"]) => {
             Ok(HttpAnswer::json(200, &serde_json::json!({ "profiles": PROFILES })))
@@ -73,6 +79,13 @@ fn route(volumes: &Arc<Volumes>, request: &HttpRequest) -> Result<HttpAnswer, Ap
             match *verb {
                 "set" => begun(volumes, volumes.set(&name, body::<SetRequest>(request)?)),
                 "flush" => begun(volumes, no_body(request).and_then(|()| volumes.flush(&name))),
+                "drop" => {
+                    let tiers: DropRequest = body_or_nothing(request)?;
+                    begun(volumes, volumes.drop_clean(&name, tiers))
+                }
+                "prefetch" => {
+                    begun(volumes, no_body(request).and_then(|()| volumes.prefetch(&name)))
+                }
                 "stop" => begun(volumes, no_body(request).and_then(|()| volumes.stop(&name))),
                 "start" => {
                     let StartRequest { force } = body_or_nothing(request)?;
@@ -100,20 +113,35 @@ fn route(volumes: &Arc<Volumes>, request: &HttpRequest) -> Result<HttpAnswer, Ap
     }
 }
 
+fn set_memory(volumes: &Volumes, request: &HttpRequest) -> Result<HttpAnswer, ApiError> {
+    let MemoryRequest { limit_bytes } = body(request)?;
+    memory::set_limit(volumes.memory(), limit_bytes)?;
+    Ok(HttpAnswer::json(200, &memory::report(volumes.memory())))
+}
+
 fn named(text: &str) -> Result<VolumeName, ApiError> {
     Ok(text.parse::<VolumeName>()?)
 }
 
-/// Parses `?sizes=64G,128G`, in bytes; an empty query has no sizes.
-fn sizes_in(query: &str) -> Result<Vec<u64>, ApiError> {
+/// Parses `?sizes=64G,128G&ram=1G`, in bytes, in any order; an empty query has no sizes.
+fn sizes_in(query: &str) -> Result<Sizes, ApiError> {
+    let mut sizes = Sizes::default();
     if query.is_empty() {
-        return Ok(Vec::new());
+        return Ok(sizes);
     }
-    let Some(sizes) = query.strip_prefix("?sizes=") else {
-        return Err(ApiError::invalid("query", "write it like curve?sizes=64G,128G"));
-    };
-    let size = |text| parse_size(text).map_err(|error| ApiError::invalid("sizes", error));
-    sizes.split(',').map(size).collect()
+    let unclear = || ApiError::invalid("query", "write it like curve?sizes=64G,128G&ram=1G");
+    for part in query.strip_prefix('?').ok_or_else(unclear)?.split('&') {
+        let (name, texts) = part.split_once('=').ok_or_else(unclear)?;
+        let into = match name {
+            "sizes" => &mut sizes.cache,
+            "ram" => &mut sizes.ram,
+            _ => return Err(unclear()),
+        };
+        for text in texts.split(',') {
+            into.push(parse_size(text).map_err(|error| ApiError::invalid(name, error))?);
+        }
+    }
+    Ok(sizes)
 }
 
 fn numbered(text: &str) -> Result<OperationId, ApiError> {
@@ -213,6 +241,9 @@ mod tests {
         for (verb, body) in [
             ("flush", ""),
             ("set", r#"{"settings":{"mode":"wt","dirty_high":55}}"#),
+            ("drop", r#"{"ram":true}"#),
+            ("drop", ""),
+            ("prefetch", ""),
             ("stop", "{}"),
             ("start", ""),
             ("delete", r#"{"discard_dirty":true}"#),
@@ -249,6 +280,8 @@ mod tests {
             ("POST", "/v1/volumes/v/flush", "[]", 400),
             ("POST", "/v1/volumes/v/flush", r#"{"now":true}"#, 400),
             ("POST", "/v1/volumes/v/explode", "", 404),
+            ("POST", "/v1/volumes/v/drop", r#"{"dirty":true}"#, 400),
+            ("POST", "/v1/volumes/v/prefetch", "[]", 400),
             ("POST", "/v1/volumes/w/flush", "", 404),
             ("POST", "/v1/volumes/v/set", "{}", 400),
             ("POST", "/v1/volumes/v/set", &deep, 400),
@@ -264,6 +297,9 @@ mod tests {
             ("GET", "/v1/volumes/v/curve?size=1G", "", 400),
             ("GET", "/v1/volumes/v/curve?sizes=", "", 400),
             ("GET", "/v1/volumes/v/curve?sizes=1G,-1", "", 400),
+            ("GET", "/v1/volumes/v/curve?sizes=1G&ram=", "", 400),
+            ("GET", "/v1/volumes/v/curve?sizes=1G&rom=1G", "", 400),
+            ("GET", "/v1/volumes/v/curve?sizes=1G&", "", 400),
             ("GET", "/v1/volumes/v/bend", "", 404),
             ("GET", "/v1/operations/0", "", 404),
             ("GET", "/v1/operations/x", "", 400),
@@ -278,6 +314,23 @@ mod tests {
     }
 
     #[test]
+    fn the_memory_limit_can_be_changed() {
+        let api = Api::new();
+        let limit = |body: &str| api.ask("POST", "/v1/memory", body);
+        let (status, memory) = limit(r#"{"limit_bytes":1073741824}"#);
+        assert_eq!((status, &memory["limit_bytes"]), (200, &json!(1 << 30)));
+        assert_eq!(api.ask("GET", "/v1/memory", ""), (200, memory));
+        assert_eq!(limit(r#"{"limit_bytes":1048576}"#).0, 400);
+        let tier =
+            api.volumes.memory().hold(forebay_lane::MemoryUse::RamTiers, 700 << 20, "a tier");
+        let (status, refused) = limit(r#"{"limit_bytes":536870912}"#);
+        let message = refused["error"]["message"].as_str().expect("a message");
+        assert!(status == 409 && message.contains("934 MiB or more"), "{status} {message}");
+        drop(tier);
+        assert_eq!(limit(r#"{"limit_bytes":536870912}"#).0, 200);
+    }
+
+    #[test]
     fn the_curve_of_a_volume_is_there_while_it_is_served() {
         let api = Api::new();
         api.end(api.ask("POST", "/v1/volumes", &api.create_body()));
@@ -288,6 +341,13 @@ mod tests {
             json!({"bytes": 1 << 30, "reads": null, "all": {"share": 0.25, "error": 0.125}})
         );
         assert_eq!(api.ask("GET", "/v1/volumes/v/curve", "").1["rows"], json!([]));
+        let (_, curve) = api.ask("GET", "/v1/volumes/v/curve?ram=1M,2M&sizes=1G", "");
+        let bytes = |rows: &str| curve[rows].as_array().expect("rows").len();
+        assert_eq!((bytes("rows"), bytes("ram_rows"), &curve["ram"]), (1, 2, &Value::Null));
+        assert_eq!(
+            (&curve["ram_rows"][0]["bytes"], &curve["ram_rows"][0]["origin"]["share"]),
+            (&json!(1 << 20), &json!(0.75))
+        );
         api.end(api.ask("POST", "/v1/volumes/v/stop", ""));
         assert_eq!(api.ask("GET", "/v1/volumes/v/curve", "").0, 409);
     }

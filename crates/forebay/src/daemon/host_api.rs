@@ -6,11 +6,13 @@ use std::sync::Arc;
 use forebay_admin::curve::CurveReport;
 use forebay_admin::lost::LostReport;
 use forebay_admin::report::BlockReport;
-use forebay_admin::{ApiError, Settings, VolumeName, VolumeReport};
+use forebay_admin::{ApiError, DropRequest, Settings, VolumeName, VolumeReport};
 use forebay_format::Uuid;
+use forebay_lane::MemoryBudget;
 use serde::{Deserialize, Serialize};
 
 use super::operations::Work;
+use crate::curve::Sizes;
 
 /// The persistent definition of a volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -117,6 +119,9 @@ pub(crate) trait Host: Send + Sync {
     /// Returns the number of lanes.
     fn lanes(&self) -> u32;
 
+    /// Returns the daemon's memory.
+    fn memory(&self) -> &Arc<MemoryBudget>;
+
     /// Formats the cache device, or joins its cache, according to `existing`, and serves the
     /// volume, which has a UUID.
     fn create(
@@ -154,6 +159,21 @@ pub(crate) trait Host: Send + Sync {
     /// Writes all currently dirty blocks to the origin, and makes them durable there.
     fn flush(&self, name: &VolumeName, work: &Arc<Work>) -> Result<(), ApiError>;
 
+    /// Discards the clean blocks of a served volume from these tiers; what only a tier has stays.
+    fn drop_clean(
+        &self,
+        volume: &Definition,
+        tiers: DropRequest,
+        work: &Arc<Work>,
+    ) -> Result<(), ApiError>;
+
+    /// Loads the blocks into the RAM tier of a served volume that it held at the last orderly stop, as
+    /// far as there is room. Gives way to clients.
+    ///
+    /// # Errors
+    /// [`forebay_admin::ErrorKind::Refused`] if there is no tier that takes them, or no list of blocks.
+    fn prefetch(&self, volume: &Definition, work: &Arc<Work>) -> Result<(), ApiError>;
+
     /// Removes a volume, served or not, from its cache. A volume that its cache no longer contains
     /// counts as deleted. Dirty blocks are written to the origin first unless `discard_dirty`, with
     /// which a failed or missing cache device is not an error.
@@ -179,12 +199,12 @@ pub(crate) trait Host: Send + Sync {
         None
     }
 
-    /// Returns the hit ratios that caches of these sizes, in bytes, or of the usual ones, would
+    /// Returns the hit ratios that caches and RAM tiers of these sizes, or of the usual ones, would
     /// have had for the requests of a served volume. Quick.
     ///
     /// # Errors
     /// [`forebay_admin::ErrorKind::Refused`] if it is not served.
-    fn curve(&self, name: &VolumeName, sizes: &[u64]) -> Result<CurveReport, ApiError>;
+    fn curve(&self, name: &VolumeName, sizes: &Sizes) -> Result<CurveReport, ApiError>;
 
     /// Returns the dirty ranges of a volume, served or not, on a cache device that has failed or is
     /// gone. Quick.

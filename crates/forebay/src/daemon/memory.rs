@@ -1,10 +1,11 @@
-//! The daemon's memory limit.
+//! The daemon's memory limit, and its use.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use forebay_admin::ApiError;
-use forebay_lane::MemoryBudget;
+use forebay_admin::report::{DaemonMemory, MemoryUsed};
+use forebay_admin::{ApiError, ErrorKind};
+use forebay_lane::{MemoryBudget, MemoryUse, TooLow};
 
 const MIB: u64 = 1 << 20;
 
@@ -16,11 +17,7 @@ const MIB: u64 = 1 << 20;
 pub(super) fn limit(asked: Option<u64>) -> Result<u64, ApiError> {
     let least = MemoryBudget::LEAST;
     match asked {
-        Some(limit) if limit < least => {
-            let message = format!("{limit} bytes are too few; give at least {} MiB", least / MIB);
-            Err(ApiError::invalid("--memory-limit", message))
-        }
-        Some(limit) => Ok(limit),
+        Some(limit) => enough("--memory-limit", limit),
         None => {
             let usual = usual(Path::new("/proc"), Path::new("/sys/fs/cgroup"));
             if usual < least {
@@ -31,6 +28,52 @@ pub(super) fn limit(asked: Option<u64>) -> Result<u64, ApiError> {
             }
             Ok(usual.max(least))
         }
+    }
+}
+
+/// Returns a limit that an operator asks for in `field`, unless it is too low for any daemon.
+fn enough(field: &str, limit: u64) -> Result<u64, ApiError> {
+    let least = MemoryBudget::LEAST;
+    if limit < least {
+        let message = format!("{limit} bytes are too few; give at least {} MiB", least / MIB);
+        return Err(ApiError::invalid(field, message));
+    }
+    Ok(limit)
+}
+
+/// Changes the limit until the daemon ends.
+///
+/// # Errors
+/// It is too low; nothing has changed then.
+pub(super) fn set_limit(memory: &MemoryBudget, limit: u64) -> Result<(), ApiError> {
+    memory.set_limit(enough("limit_bytes", limit)?).map_err(|TooLow { held, least }| {
+        let (held, least) = (held.div_ceil(MIB), least.div_ceil(MIB));
+        let message = format!(
+            "caches and RAM tiers hold {held} MiB, so the limit has to be {least} MiB or more: make RAM tiers smaller (forebay set NAME ram=SIZE), or stop volumes"
+        );
+        ApiError::new(ErrorKind::Refused, message)
+    })?;
+    tracing::info!("the memory limit is {} MiB now", limit / MIB);
+    Ok(())
+}
+
+/// Returns the limit and its use.
+pub(super) fn report(memory: &MemoryBudget) -> DaemonMemory {
+    DaemonMemory { limit_bytes: memory.limit(), used_bytes: used(memory) }
+}
+
+/// Returns the use of the limit.
+pub(super) fn used(memory: &MemoryBudget) -> MemoryUsed {
+    MemoryUsed {
+        process: memory.used(MemoryUse::Process),
+        index: memory.used(MemoryUse::Index),
+        policy: memory.used(MemoryUse::Policy),
+        log_buffers: memory.used(MemoryUse::LogBuffers),
+        background: memory.used(MemoryUse::Background),
+        ram_devices: memory.used(MemoryUse::RamDevices),
+        ram_tiers: memory.used(MemoryUse::RamTiers),
+        connections: memory.used(MemoryUse::Connections),
+        requests: memory.used(MemoryUse::Requests),
     }
 }
 

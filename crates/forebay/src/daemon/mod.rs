@@ -4,16 +4,18 @@
 //! - [`volumes`]: keeps the served and the stored volumes consistent; `preflight`: checks of new
 //!   ones
 //! - [`operations`]: long-running operations
+//! - [`hints`]: lists of what RAM tiers held
 //! - [`ledger`]: notes about volumes, for the case that their cache devices are lost
 //! - [`state`]: persistent state; [`known`]: the part about caches, open or not
 //! - [`api`], [`http`], [`server`]: the admin API, from meaning down to bytes
 //! - [`socket`], [`front_ends`]: sockets and addresses
-//! - `memory`: the memory limit
+//! - `memory`: the memory limit; `pressure`: whether the system is short of memory
 //! - [`signals`], [`notify`]: signals and the service manager
 
 mod afterlife;
 pub(crate) mod api;
 pub(crate) mod front_ends;
+pub(crate) mod hints;
 pub(crate) mod host;
 pub(crate) mod host_api;
 pub(crate) mod http;
@@ -23,6 +25,7 @@ mod memory;
 pub(crate) mod notify;
 pub(crate) mod operations;
 pub(crate) mod preflight;
+mod pressure;
 pub(crate) mod server;
 pub(crate) mod signals;
 pub(crate) mod socket;
@@ -41,6 +44,7 @@ use forebay_lane::MemoryBudget;
 
 use crate::paths::io_error;
 use front_ends::FrontEndOptions;
+use hints::Hints;
 use ledger::Notes;
 use notify::ServiceManager;
 use server::Server;
@@ -98,10 +102,11 @@ pub(crate) fn run(options: Options) -> Result<(), ApiError> {
     let socket = ClaimedSocket::claim("--socket", &options.socket, 0o600)?;
     let lanes = options.lanes.unwrap_or_else(default_lanes);
     let notes = Arc::new(Notes::open(&options.state_dir)?);
+    let hints = Hints::open(&options.state_dir)?;
     let memory = Arc::new(MemoryBudget::new(memory::limit(options.memory_limit)?));
     let front_ends = front_ends::claim(&front_ends, &memory)?;
     let known = state.known().clone();
-    let host = host::open(lanes, &front_ends, &options.raw, known, notes, &memory)?;
+    let host = host::open(lanes, &front_ends, &options.raw, known, notes, hints, &memory)?;
     let volumes = Volumes::new(host, state, front_ends);
     let stop = Arc::new(StopRequest::default());
     let operations = volumes.operations().clone();

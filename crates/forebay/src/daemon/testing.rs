@@ -10,14 +10,17 @@ use std::sync::{Arc, Mutex};
 use forebay_admin::curve::{CurveReport, CurveRow, Hits};
 use forebay_admin::lost::LostReport;
 use forebay_admin::report::{LostRange, WaitReport};
-use forebay_admin::{ApiError, ErrorKind, Settings, Unit, VolumeName, VolumeReport, VolumeState};
+use forebay_admin::{
+    ApiError, DropRequest, ErrorKind, Settings, Unit, VolumeName, VolumeReport, VolumeState,
+};
 use forebay_device::ring::Ring;
 use forebay_engine::{Exports, FrontEnd, LaneFrontEnd};
 use forebay_format::Uuid;
-use forebay_lane::Lane;
+use forebay_lane::{Lane, MemoryBudget};
 
 use super::host_api::{Definition, Existing, Host, Identity, Remains, StartError};
 use super::operations::Work;
+use crate::curve::{Sizes, ram_row};
 
 /// A front end that has an address and serves no client.
 pub(crate) struct FakeFrontEnd;
@@ -86,6 +89,7 @@ pub(crate) struct FakeHost {
     pub(crate) failing: Mutex<Vec<String>>,
     /// Called with each request.
     pub(crate) hook: Mutex<Option<Hook>>,
+    memory: Arc<MemoryBudget>,
 }
 
 impl FakeHost {
@@ -125,6 +129,10 @@ impl FakeHost {
 impl Host for FakeHost {
     fn lanes(&self) -> u32 {
         1
+    }
+
+    fn memory(&self) -> &Arc<MemoryBudget> {
+        &self.memory
     }
 
     fn create(
@@ -202,6 +210,20 @@ impl Host for FakeHost {
         Ok(Remains::None)
     }
 
+    fn drop_clean(
+        &self,
+        volume: &Definition,
+        DropRequest { ram, ssd }: DropRequest,
+        work: &Arc<Work>,
+    ) -> Result<(), ApiError> {
+        let how = format!("{}{}", if ram { " ram" } else { "" }, if ssd { " ssd" } else { "" });
+        self.ask("drop", &volume.name, &how, work)
+    }
+
+    fn prefetch(&self, volume: &Definition, work: &Arc<Work>) -> Result<(), ApiError> {
+        self.ask("prefetch", &volume.name, "", work)
+    }
+
     fn report(&self, name: &VolumeName) -> Option<VolumeReport> {
         if let Some(settings) = self.hung.lock().expect("not poisoned").get(name) {
             let mut report =
@@ -227,7 +249,7 @@ impl Host for FakeHost {
         LostReport { volume: name.clone(), known: true, exact: true, bytes: 8192, ranges }
     }
 
-    fn curve(&self, name: &VolumeName, sizes: &[u64]) -> Result<CurveReport, ApiError> {
+    fn curve(&self, name: &VolumeName, sizes: &Sizes) -> Result<CurveReport, ApiError> {
         if !self.running.lock().expect("not poisoned").contains_key(name) {
             return Err(ApiError::new(ErrorKind::Refused, "not served"));
         }
@@ -242,7 +264,9 @@ impl Host for FakeHost {
             sampled_blocks: 10,
             state_bytes: 1 << 20,
             present: row(1 << 30),
-            rows: sizes.iter().copied().map(row).collect(),
+            ram: None,
+            ram_rows: sizes.ram.iter().map(|bytes| ram_row(*bytes, 1 << 30, &row)).collect(),
+            rows: sizes.cache.iter().copied().map(row).collect(),
             curve: vec![row(4096), row(FAKE_SIZE)],
         })
     }

@@ -8,8 +8,8 @@ use forebay_admin::curve::CurveReport;
 use forebay_admin::lost::LostReport;
 use forebay_admin::report::DaemonReport;
 use forebay_admin::{
-    ApiError, CreateRequest, ErrorKind, OperationId, SetRequest, VolumeName, VolumeReport,
-    VolumeState,
+    ApiError, CreateRequest, DropRequest, ErrorKind, OperationId, OperationState, SetRequest,
+    VolumeName, VolumeReport, VolumeState,
 };
 use forebay_engine::FrontEnd;
 use forebay_format::Uuid;
@@ -17,9 +17,14 @@ use forebay_format::Uuid;
 use super::host_api::{Definition, Host, Remains};
 use super::operations::{Operations, Work};
 use super::preflight;
+use crate::curve::Sizes;
 use crate::devices::NO_CACHE;
+use forebay_lane::MemoryBudget;
 
 use super::state::{Remembered, State, put};
+
+/// The verb that any other one ends.
+const PREFETCH: &str = "prefetch";
 
 /// How long a shutdown waits for cancelled operations.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -90,6 +95,11 @@ impl Volumes {
         }
     }
 
+    /// Returns the daemon's memory.
+    pub(crate) fn memory(&self) -> &Arc<MemoryBudget> {
+        self.host.memory()
+    }
+
     /// Returns the reports of all volumes, in the order of creation.
     pub(crate) fn list(&self) -> Vec<VolumeReport> {
         self.state.volumes().iter().map(|entry| self.report(entry)).collect()
@@ -107,7 +117,7 @@ impl Volumes {
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`], or [`ErrorKind::Refused`] if it is not served.
-    pub(crate) fn curve(&self, name: &VolumeName, sizes: &[u64]) -> Result<CurveReport, ApiError> {
+    pub(crate) fn curve(&self, name: &VolumeName, sizes: &Sizes) -> Result<CurveReport, ApiError> {
         self.state.volume(name)?;
         self.host.curve(name, sizes)
     }
@@ -203,6 +213,9 @@ impl Volumes {
         run: impl FnOnce(&Self, Remembered, &Arc<Work>) -> Result<(), ApiError> + Send + 'static,
     ) -> Result<OperationId, ApiError> {
         self.state.volume(name)?;
+        if verb != PREFETCH {
+            self.end_prefetch(name);
+        }
         let (this, own_name) = (self.clone(), name.clone());
         self.operations.start(verb, name, move |work| {
             // Looked up again: an earlier operation may have changed the volume.
@@ -286,11 +299,75 @@ impl Volumes {
         })
     }
 
+    /// Discards clean cached blocks.
+    ///
+    /// # Errors
+    /// There is no such volume, or it is busy.
+    pub(crate) fn drop_clean(
+        self: &Arc<Self>,
+        name: &VolumeName,
+        tiers: DropRequest,
+    ) -> Result<OperationId, ApiError> {
+        self.operate("drop", name, move |this, entry, work| {
+            this.host.drop_clean(&entry.volume, tiers, work)
+        })
+    }
+
+    /// Loads what the RAM tier held at the last orderly stop. Any other command ends it.
+    ///
+    /// # Errors
+    /// There is no such volume, or it is busy.
+    pub(crate) fn prefetch(self: &Arc<Self>, name: &VolumeName) -> Result<OperationId, ApiError> {
+        self.operate(PREFETCH, name, |this, entry, work| this.host.prefetch(&entry.volume, work))
+    }
+
+    /// Prefetches after a start that has begun, if the volume's settings say so.
+    fn prefetch_after(self: &Arc<Self>, start: OperationId, name: &VolumeName) {
+        let wants =
+            |this: &Self| this.state.volume(name).is_ok_and(|entry| entry.volume.settings.prefetch);
+        if !wants(self) {
+            return;
+        }
+        let (this, own) = (self.clone(), name.clone());
+        let thread = std::thread::Builder::new().name("prefetch".to_owned());
+        let spawned = thread.spawn(move || {
+            let started = this.operations.wait(start, None);
+            if started.is_none_or(|started| started.state != OperationState::Done) {
+                return;
+            }
+            let begun = this.operate(PREFETCH, &own, |this, entry, work| {
+                match this.host.prefetch(&entry.volume, work) {
+                    Err(error) if error.kind == ErrorKind::Refused => {
+                        tracing::info!(volume = %entry.volume.name, "nothing is prefetched: {error}");
+                        Ok(())
+                    }
+                    ended => ended,
+                }
+            });
+            if let Err(error) = begun {
+                tracing::info!(volume = %own, "nothing is prefetched: {error}");
+            }
+        });
+        if let Err(error) = spawned {
+            tracing::warn!(volume = %name, "no thread to prefetch: {error}");
+        }
+    }
+
+    /// Ends a prefetch for another command: it may take long, and nobody waits for it.
+    fn end_prefetch(&self, name: &VolumeName) {
+        if let Some(running) = self.operations.of_volume(name)
+            && running.verb == PREFETCH
+        {
+            self.operations.cancel(running.id);
+            self.operations.wait(running.id, Some(YIELD_PATIENCE));
+        }
+    }
+
     /// Cancels an operation that an operator's command supersedes: with a lost device it could wait
     /// for ever.
     fn supersede(&self, name: &VolumeName) {
         if let Some(running) = self.operations.of_volume(name)
-            && matches!(running.verb.as_str(), "flush" | "set" | "start")
+            && matches!(running.verb.as_str(), "flush" | "set" | "start" | "drop")
         {
             self.operations.cancel(running.id);
             self.operations.wait(running.id, Some(YIELD_PATIENCE));
@@ -342,13 +419,15 @@ impl Volumes {
         name: &VolumeName,
         force: bool,
     ) -> Result<OperationId, ApiError> {
-        self.operate("start", name, move |this, entry, work| {
+        let begun = self.operate("start", name, move |this, entry, work| {
             work.limit(ANSWER_PATIENCE);
             this.start_now(entry, force, work)?;
             // From here on an earlier copy of the cache device is recognised as older.
             this.note_positions();
             Ok(())
-        })
+        })?;
+        self.prefetch_after(begun, name);
+        Ok(begun)
     }
 
     /// Removes a volume.

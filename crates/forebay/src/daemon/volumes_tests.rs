@@ -457,3 +457,49 @@ fn a_stop_does_not_wait_for_a_flush_that_never_ends() {
     assert_eq!(flush.error.map(|error| error.kind), Some(ErrorKind::Cancelled));
     assert_eq!(daemon.state("a"), VolumeState::Stopped);
 }
+
+/// Waits until the host has been asked this.
+fn until_asked(daemon: &Daemon, what: &str) {
+    let end = std::time::Instant::now() + Duration::from_secs(60);
+    while !daemon.asked().iter().any(|asked| asked == what) {
+        assert!(std::time::Instant::now() < end, "'{what}' is not asked: {:?}", daemon.asked());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn every_start_prefetches_if_the_setting_says_so() {
+    let daemon = Daemon::new();
+    daemon.create("a", "origin").expect("good");
+    daemon.create("b", "other").expect("good");
+    let settings = Assignments::parse(["prefetch=on"]).expect("good");
+    daemon.end(daemon.volumes.set(&name("a"), SetRequest { settings })).expect("good");
+    let daemon = daemon.restart();
+    assert_eq!(daemon.volumes.restore(&StopRequest::default()), restored(2, 0, 2));
+    until_asked(&daemon, "prefetch a");
+    daemon.end(daemon.volumes.stop(&name("a"))).expect("good");
+    daemon.host.asked.lock().expect("not poisoned").clear();
+    daemon.end(daemon.volumes.start(&name("a"), false)).expect("good");
+    until_asked(&daemon, "prefetch a");
+    assert!(!daemon.asked().contains(&"prefetch b".to_owned()));
+}
+
+#[test]
+fn a_prefetch_ends_for_any_other_command() {
+    let daemon = Daemon::new();
+    daemon.create("a", "origin").expect("good");
+    daemon.fail("hang prefetch a");
+    for round in 0..3 {
+        let id = daemon.volumes.prefetch(&name("a")).expect("good");
+        let busy = daemon.volumes.prefetch(&name("a")).expect_err("one at a time");
+        assert_eq!(busy.kind, ErrorKind::Busy);
+        let other = match round {
+            0 => daemon.volumes.flush(&name("a")),
+            1 => daemon.volumes.drop_clean(&name("a"), DropRequest::default()),
+            _ => daemon.volumes.stop(&name("a")),
+        };
+        daemon.end(other).expect("it need not wait");
+        let ended = daemon.end(Ok(id)).expect_err("it was cancelled");
+        assert_eq!(ended.kind, ErrorKind::Cancelled);
+    }
+}

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use forebay_admin::report::{Latency, RamReport};
+use forebay_admin::report::{Latency, RamReport, ServedBy};
 use forebay_admin::{SETTINGS, VolumeReport, VolumeState};
-use forebay_core::Durability;
 use forebay_core::units::format_size;
+use forebay_core::{Caching, Durability, Mode};
 
 use super::table::{Column, Table};
 
@@ -31,7 +31,8 @@ pub(crate) fn render(report: &VolumeReport) -> String {
     if let Some(share) = report.progress.and_then(|progress| progress.share()) {
         line("progress", percent(share));
     }
-    line("mode", format!("{}, {}, durability {}", report.mode, report.policy, report.durability));
+    let mode = mode(report.mode, report.caching);
+    line("mode", format!("{mode}, {}, durability {}", report.policy, report.durability));
     line("origin", format!("{}  {}", report.origin.path, format_size(report.origin.size)));
     let used = match report.cache.size {
         0 => String::new(),
@@ -71,6 +72,7 @@ pub(crate) fn render(report: &VolumeReport) -> String {
     errors(report, &mut line);
 
     text.push('\n');
+    text.push_str(&served(report));
     text.push_str(&requests(report));
     text.push_str(&why(report));
     text.push('\n');
@@ -87,6 +89,14 @@ pub(crate) fn render(report: &VolumeReport) -> String {
 }
 
 /// Returns the lines about the RAM tier.
+/// Returns the mode, and whether the volume is paused or frozen.
+pub(crate) fn mode(mode: Mode, caching: Caching) -> String {
+    match caching {
+        Caching::On => mode.to_string(),
+        caching => format!("{mode} ({caching})"),
+    }
+}
+
 fn ram_lines(report: &VolumeReport, ram: &RamReport) -> Vec<(&'static str, String)> {
     let mut lines = vec![("ram", ram_tier(ram))];
     if report.settings.durability == Durability::Deferred || ram.deferred > 0 {
@@ -109,8 +119,13 @@ fn ram_tier(ram: &RamReport) -> String {
             grouped(reads)
         ),
     };
+    // A tier does not use the last blocks that its shards cannot share evenly.
+    let short = match ram.room < ram.size / 16 * 15 {
+        true => format!(", {} of that while memory is short,", format_size(ram.room)),
+        false => String::new(),
+    };
     format!(
-        "{} of {} used in blocks of {}, and {} for the index{hits}",
+        "{} of {}{short} used in blocks of {}, and {} for the index{hits}",
         format_size(ram.used),
         format_size(ram.size),
         format_size(ram.block_size),
@@ -146,7 +161,7 @@ fn deferred_writes(ram: &RamReport) -> String {
 
 fn ordered(report: &VolumeReport) -> Option<String> {
     let Some(order) = report.ordered else {
-        let pending = report.settings.ordered && report.state == VolumeState::Running;
+        let pending = report.settings.wants_order() && report.state == VolumeState::Running;
         return pending.then(|| "not in effect yet".to_owned());
     };
     let how = match order.in_effect {
@@ -203,10 +218,37 @@ fn errors(report: &VolumeReport, line: &mut impl FnMut(&str, String)) {
     }
 }
 
+/// Lists who served the requests of clients, in counts and shares that add up; empty if there were none.
+fn served(report: &VolumeReport) -> String {
+    let served = &report.served;
+    if served.reads.total + served.writes.total == 0 {
+        return String::new();
+    }
+    let mut table = Table::new(&[
+        Column::left("SERVED BY"),
+        Column::right("TOTAL"),
+        Column::right("RAM"),
+        Column::right(""),
+        Column::right("CACHE"),
+        Column::right(""),
+        Column::right("ORIGIN"),
+        Column::right(""),
+    ]);
+    for (what, by) in [("reads", &served.reads), ("writes", &served.writes)] {
+        let ServedBy { total, ram, cache, origin } = *by;
+        let shares =
+            by.shares().map_or_else(|| [(); 3].map(|()| "-".to_owned()), |s| s.map(percent));
+        let parts = [ram, cache, origin].into_iter().zip(shares);
+        let parts = parts.flat_map(|(count, share)| [grouped(count), share]);
+        table.row([what.to_owned(), grouped(total)].into_iter().chain(parts));
+    }
+    format!("{}\n", table.render())
+}
+
 fn requests(report: &VolumeReport) -> String {
     let requests = &report.requests;
     let mut table = Table::new(&[
-        Column::left("REQUESTS"),
+        Column::left(if report.ram.is_some() { "BELOW RAM" } else { "REQUESTS" }),
         Column::right("HITS"),
         Column::right("PARTIAL"),
         Column::right("MISSES"),
@@ -270,10 +312,13 @@ fn bytes(report: &VolumeReport) -> String {
         Table::new(&[Column::left("BYTES"), Column::right("READ"), Column::right("WRITTEN")]);
     for (who, read, written) in [
         ("user", bytes.user_read, bytes.user_written),
+        ("ram", bytes.ram_read, bytes.ram_written),
         ("cache", bytes.cache_read, bytes.cache_written),
         ("origin", bytes.origin_read, bytes.origin_written),
     ] {
-        table.row([who.to_owned(), format_size(read), format_size(written)]);
+        if who != "ram" || report.ram.is_some() {
+            table.row([who.to_owned(), format_size(read), format_size(written)]);
+        }
     }
     table.render()
         + &counts([
@@ -407,6 +452,26 @@ mod tests {
         let text = render(&report);
         assert!(text.contains("2 checksum") && text.contains("bad block"), "{text}");
         assert!(text.contains("\n4,000 blocks filled, 1 reinserted\n"), "{text}");
+    }
+
+    #[test]
+    fn who_served_what_is_in_one_table_with_shares() {
+        let name = "v".parse().expect("valid");
+        let mut report = VolumeReport::empty(name, VolumeState::Running, Settings::default());
+        assert!(!render(&report).contains("SERVED BY"));
+        report.served.reads = ServedBy { total: 4000, ram: 2000, cache: 1500, origin: 500 };
+        let text = render(&report);
+        let line = |text: &str, words: &[&str]| {
+            text.lines().any(|line| line.split_whitespace().eq(words.iter().copied()))
+        };
+        let reads =
+            ["reads", "4,000", "2,000", "50.0", "%", "1,500", "37.5", "%", "500", "12.5", "%"];
+        assert!(line(&text, &reads), "{text}");
+        assert!(line(&text, &["writes", "0", "0", "-", "0", "-", "0", "-"]), "{text}");
+        assert!(!line(&text, &["ram", "0", "0"]) && text.contains("REQUESTS"), "{text}");
+        (report.bytes.ram_read, report.ram) = (8192, Some(RamReport::default()));
+        let text = render(&report);
+        assert!(line(&text, &["ram", "8K", "0"]) && text.contains("BELOW RAM"), "{text}");
     }
 
     #[test]

@@ -1,16 +1,17 @@
-//! `forebay advise`: recommends a size of the cache, from a trace (without a daemon) or from a
-//! daemon's curve of a running volume.
+//! `forebay advise`: recommends sizes of the cache and of a RAM tier in front of it, from a trace
+//! (without a daemon) or from a daemon's curve of a running volume.
 //!
-//! - `words`: the table and the recommendation
+//! - `words`: the tables and the recommendation; `ram`: those about RAM
 //! - `plot`: the curve as SVG
 
 mod plot;
+mod ram;
 mod words;
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use forebay_admin::curve::{CurveReport, CurveRow};
+use forebay_admin::curve::{CurveReport, CurveRow, RamRow};
 use forebay_admin::{ApiError, ErrorKind, Progress, Unit, VolumeName};
 use forebay_core::{Op, VolumeId};
 use forebay_policy::curve::{Estimator, Which};
@@ -19,7 +20,7 @@ use serde::Serialize;
 
 use crate::cli::AdviseArgs;
 use crate::client::Client;
-use crate::curve::{hits, points, rows};
+use crate::curve::{hits, points, ram_rows, rows};
 use crate::exit::Outcome;
 use crate::output::progress::Display;
 use crate::output::{json, print_text};
@@ -51,14 +52,21 @@ struct Advice {
     rows: Vec<CurveRow>,
     /// The recommended size in bytes, beyond which little is gained; `None` if no size helps much.
     take: Option<u64>,
+    /// The size of the cache behind `ram_rows`: the recommended one, or else the largest of `rows`.
+    ram_before: u64,
+    /// What RAM tiers of some sizes would serve.
+    ram_rows: Vec<RamRow>,
+    /// The recommended size of RAM in bytes; `None` if no size helps much.
+    take_ram: Option<u64>,
 }
 
-/// The advice for a running volume: its curve, and the recommended size.
+/// The advice for a running volume: its curve, and the recommended sizes.
 #[derive(Debug, Serialize)]
 struct LiveAdvice<'a> {
     #[serde(flatten)]
     report: &'a CurveReport,
     take: Option<u64>,
+    take_ram: Option<u64>,
 }
 
 /// Prints the advice.
@@ -74,18 +82,23 @@ pub(crate) fn run(socket: Option<PathBuf>, args: &AdviseArgs) -> Outcome {
 }
 
 fn from_daemon(client: &Client, name: &VolumeName, args: &AdviseArgs) -> Outcome {
-    let sizes: Vec<String> = args.sizes.iter().map(u64::to_string).collect();
-    let query =
-        if sizes.is_empty() { String::new() } else { format!("?sizes={}", sizes.join(",")) };
+    let asked = [("sizes", &args.sizes), ("ram", &args.ram)];
+    let parts = asked.into_iter().filter(|(_, sizes)| !sizes.is_empty()).map(|(name, sizes)| {
+        let sizes: Vec<String> = sizes.iter().map(u64::to_string).collect();
+        format!("{name}={}", sizes.join(","))
+    });
+    let query = parts.collect::<Vec<_>>().join("&");
+    let query = if query.is_empty() { query } else { format!("?{query}") };
     let report: CurveReport = client.get(&format!("/volumes/{name}/curve{query}"))?;
     if let Some(path) = &args.plot {
         draw(name.as_str(), report.reads > 0, &report.curve, path)?;
     }
     let take = words::take(&report.rows);
     if args.json {
-        return json::print(&LiveAdvice { report: &report, take });
+        let take_ram = ram::take(&report.ram_rows);
+        return json::print(&LiveAdvice { report: &report, take, take_ram });
     }
-    print_text(&words::of_volume(&report))
+    print_text(&(words::of_volume(&report) + &ram::of_volume(&report)))
 }
 
 fn from_trace(trace: &Path, args: &AdviseArgs) -> Outcome {
@@ -104,6 +117,9 @@ fn from_trace(trace: &Path, args: &AdviseArgs) -> Outcome {
         all: hits(estimator.hits(Which::All, bytes / BLOCK)),
     };
     let rows = rows(&args.sizes, footprint, BLOCK, &row);
+    let take = words::take(&rows);
+    let cache = take.or(rows.last().map(|row| row.bytes)).unwrap_or(0);
+    let ram_rows = ram_rows(&args.ram, footprint, BLOCK, cache, &row);
     let advice = Advice {
         trace: trace.file_name().unwrap_or_default().to_string_lossy().into_owned(),
         format,
@@ -115,8 +131,11 @@ fn from_trace(trace: &Path, args: &AdviseArgs) -> Outcome {
         one_of: estimator.sample().stands_for(),
         sampled_blocks: estimator.sampled_blocks(),
         state_bytes: estimator.bytes(),
-        take: words::take(&rows),
+        take,
         rows,
+        ram_before: cache,
+        take_ram: ram::take(&ram_rows),
+        ram_rows,
     };
     if let Some(path) = &args.plot {
         let curve = points(&advice.rows, footprint, BLOCK, &row);
@@ -131,7 +150,11 @@ fn from_trace(trace: &Path, args: &AdviseArgs) -> Outcome {
             (args.align + better.shift) % BLOCK,
         );
     }
-    if args.json { json::print(&advice) } else { print_text(&words::of_trace(&advice)) }
+    if args.json {
+        json::print(&advice)
+    } else {
+        print_text(&(words::of_trace(&advice) + &ram::of_trace(&advice)))
+    }
 }
 
 fn failed(error: &TraceError) -> ApiError {

@@ -13,7 +13,10 @@ use crate::exit::Outcome;
 use crate::output::print_text;
 
 /// Verbs whose first argument is an existing volume.
-const ABOUT_A_VOLUME: [&str; 6] = ["show", "set", "flush", "stop", "start", "delete"];
+const ABOUT_A_VOLUME: [&str; 11] = [
+    "show", "set", "flush", "pause", "freeze", "resume", "drop", "prefetch", "stop", "start",
+    "delete",
+];
 
 /// Prints the script.
 pub(super) fn run(shell: Shell) -> Outcome {

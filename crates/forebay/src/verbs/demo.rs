@@ -35,6 +35,8 @@ const DISK: u64 = 512 * MIB;
 const SSD: u64 = 384 * MIB;
 /// Size of the RAM tier.
 const RAM: u64 = 64 * MIB;
+/// Time within which deferred writes go down: several times in a row of the table.
+const DEFER: &str = "defer=3s";
 /// Size of the filesystem; the rest of the disk belongs to the writer.
 const FILESYSTEM: u64 = 448 * MIB;
 /// This much of the filesystem reaches the disk only through the cache.
@@ -50,7 +52,8 @@ pub(super) fn run(args: &DemoArgs) -> Outcome {
     let image = Image::make(&workspace, files, FILESYSTEM, DISK)?;
     let rows = measure(&workspace, seconds)?;
     let checks = crash(&workspace, &image, seconds(4))?;
-    print_text(&format!("\n{}\n{}\n", bench::explanation(DISK, SSD, RAM), bench::table(&rows)))?;
+    let (table, losses) = (bench::table(&rows), bench::losses(&rows));
+    print_text(&format!("\n{}\n{table}\n{losses}\n", bench::explanation(DISK, SSD, RAM)))?;
     let mut failed = Vec::new();
     for (what, result) in &checks {
         match result {
@@ -86,9 +89,11 @@ fn measure(workspace: &Workspace, seconds: impl Fn(u64) -> Duration) -> Result<V
     let workload = |ramp, time| Workload { ramp: seconds(ramp), time: seconds(time) };
     let mut rows = Vec::new();
     workspace.say("fio on the bare disk");
-    rows.push(bench::run(workspace, &daemon, "disk", "bare disk", &workload(1, 9), false)?);
+    let row = ["bare disk", "what is in its own write cache"];
+    rows.push(bench::run(workspace, &daemon, "disk", row, &workload(1, 9), false)?);
     workspace.say("fio on the bare SSD");
-    rows.push(bench::run(workspace, &daemon, "ssd", "bare SSD", &workload(1, 6), false)?);
+    let row = ["bare SSD", "what is in its own write cache"];
+    rows.push(bench::run(workspace, &daemon, "ssd", row, &workload(1, 6), false)?);
 
     let origin = format!("hdd7200:{},size={}M", workspace.at("bench.img").display(), DISK / MIB);
     let cache = cache_device(workspace);
@@ -98,15 +103,22 @@ fn measure(workspace: &Workspace, seconds: impl Fn(u64) -> Duration) -> Result<V
     workspace.say("warming the cache up");
     bench::warm_up(workspace, &daemon, "bench")?;
     workspace.say("fio on the disk with a writethrough cache");
-    rows.push(bench::run(workspace, &daemon, "bench", "writethrough", &workload(6, 9), true)?);
+    let row = ["writethrough", "what is in the disk's own write cache"];
+    rows.push(bench::run(workspace, &daemon, "bench", row, &workload(6, 9), true)?);
     daemon.cli(&["set", "bench", "mode=writeback"])?;
     workspace.say("fio on the disk with a writeback cache");
-    rows.push(bench::run(workspace, &daemon, "bench", "writeback", &workload(2, 9), true)?);
+    let row = ["writeback", "up to 1 s of them (commit_interval)"];
+    rows.push(bench::run(workspace, &daemon, "bench", row, &workload(2, 9), true)?);
     daemon.cli(&["set", "bench", &format!("ram={}M", RAM / MIB)])?;
     daemon.cli(&["stop", "bench"])?;
     daemon.cli(&["start", "bench"])?;
     workspace.say("fio on the disk with a writeback cache and copies in RAM");
-    rows.push(bench::run(workspace, &daemon, "bench", "writeback and RAM", &workload(4, 9), true)?);
+    let row = ["writeback + RAM", "the same: RAM has copies of what the SSD has"];
+    rows.push(bench::run(workspace, &daemon, "bench", row, &workload(4, 9), true)?);
+    daemon.cli(&["set", "bench", "durability=deferred", DEFER])?;
+    workspace.say("fio on the same with writes deferred in RAM");
+    let row = ["deferred in RAM", "up to 4 s of them (defer=3s, and commit_interval)"];
+    rows.push(bench::run(workspace, &daemon, "bench", row, &workload(4, 9), true)?);
     daemon.cli(&["delete", "bench", "--discard-dirty"])?;
     daemon.terminate()?;
     Ok(rows)

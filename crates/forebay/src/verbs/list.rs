@@ -7,6 +7,7 @@ use crate::cli::ListArgs;
 use crate::client::Client;
 use crate::exit::Outcome;
 use crate::output::table::{Column, Table};
+use crate::output::volume::mode;
 use crate::output::{json, print_text};
 
 /// Lists the volumes.
@@ -28,6 +29,7 @@ fn render(list: &VolumeList) -> String {
         Column::left("STATE"),
         Column::left("MODE"),
         Column::right("SIZE"),
+        Column::right("RAM"),
         Column::right("CACHED"),
         Column::right("DIRTY"),
         Column::left("ORIGIN"),
@@ -40,8 +42,9 @@ fn render(list: &VolumeList) -> String {
         table.row([
             volume.name.to_string(),
             volume.state.name().to_owned(),
-            volume.mode.to_string(),
+            mode(volume.mode, volume.caching),
             format_size(volume.size),
+            if volume.ram > 0 { format_size(volume.ram) } else { "-".to_owned() },
             held(volume.used),
             held(volume.dirty),
             volume.origin.clone(),

@@ -1,17 +1,21 @@
-//! One file per verb.
+//! One file per verb; those that set `caching` share one.
 
 mod advise;
+mod caching;
 mod check;
 mod completions;
 mod create;
 mod daemon;
 mod delete;
 mod demo;
+mod drop;
 mod dump;
 mod flush;
 mod list;
 mod man;
+mod memory;
 mod offline;
+mod prefetch;
 mod profiles;
 mod set;
 mod show;
@@ -38,6 +42,12 @@ pub(crate) fn run(cli: Cli) -> Outcome {
         Verb::Show(args) => show::run(&Client::new(socket)?, &args),
         Verb::Set(args) => set::run(&Client::new(socket)?, &args),
         Verb::Flush(args) => flush::run(&Client::new(socket)?, &args),
+        Verb::Pause(args) => caching::pause(&Client::new(socket)?, &args),
+        Verb::Freeze(args) => caching::freeze(&Client::new(socket)?, &args),
+        Verb::Resume(args) => caching::resume(&Client::new(socket)?, &args),
+        Verb::Drop(args) => drop::run(&Client::new(socket)?, &args),
+        Verb::Prefetch(args) => prefetch::run(&Client::new(socket)?, &args),
+        Verb::Memory(args) => memory::run(&Client::new(socket)?, &args),
         Verb::Stop(args) => stop::run(&Client::new(socket)?, &args),
         Verb::Start(args) => start::run(&Client::new(socket)?, &args),
         Verb::Delete(args) => delete::run(&Client::new(socket)?, &args),

@@ -14,6 +14,7 @@ use forebay_policy::exact::{Key, Node};
 use forebay_store::planted::{self, PlantedBug};
 
 use super::Shard;
+use super::turns::{Turn, Turns};
 use crate::block::{RamBlockNumber, Region, bits, runs};
 use crate::contents::Sectors;
 use crate::index::Frame;
@@ -37,6 +38,8 @@ struct Pinned {
 pub(super) struct Deferred {
     /// Whether writes are deferred.
     on: bool,
+    /// Most of the blocks that may be pinned, in percent.
+    pub(super) share: u8,
     /// Most pinned blocks.
     most: u32,
     /// Pinned blocks.
@@ -46,6 +49,8 @@ pub(super) struct Deferred {
     /// Sectors being written.
     writing: u64,
     regions: BTreeMap<Region, Pinned>,
+    /// Writes that wait for space.
+    turns: Turns,
 }
 
 /// Whether a write was deferred.
@@ -103,10 +108,10 @@ pub(crate) struct Load {
 impl Shard {
     /// Defers writes from now on, with at most `share` percent of the blocks pinned; 0: no longer.
     pub(crate) fn set_deferring(&mut self, share: u8) {
-        // Some frames are left to reads.
-        let spare = (self.capacity / 64).max(1);
-        let part = (u64::from(self.capacity) * u64::from(share) / 100) as u32;
-        self.deferred.most = part.min(self.capacity.saturating_sub(spare));
+        // With all frames pinned, reads are served from below and not cached. If some were left to them,
+        // a range as large as the tier would not fit, and every round over it would wait.
+        self.deferred.share = share;
+        self.deferred.most = (u64::from(self.room) * u64::from(share) / 100) as u32;
         self.deferred.on = share > 0 && self.keeps.1;
     }
 
@@ -194,24 +199,49 @@ impl Shard {
                 pinned += u32::from(!self.is_pinned(block));
                 !self.guards.is_written(block)
             })
-            && (pinned == self.deferred.pinned || pinned <= self.deferred.most)
+            && (pinned == self.deferred.pinned
+                || (pinned <= self.deferred.most && self.deferred.turns.is_next(None)))
     }
 
-    /// Writes sectors of a block to RAM, to be written down later.
+    /// Adds a write to those that wait for space.
+    pub(crate) fn queue(&mut self, turn: Turn) {
+        self.deferred.turns.queue(turn);
+    }
+
+    /// Removes a write from those that wait for space.
+    pub(crate) fn leave_queue(&mut self, turn: Turn) {
+        self.deferred.turns.leave(turn);
+    }
+
+    /// Returns the next region at or behind `near`, and round again, whose write-down makes space for
+    /// writes that wait. `None`: none wait, or as many regions as writes are on their way.
+    pub(crate) fn awaited(&self, near: Region) -> Option<Region> {
+        let (waiting, regions) = (self.deferred.turns.len(), &self.deferred.regions);
+        if waiting == 0 || regions.values().filter(|pinned| pinned.busy).count() >= waiting {
+            return None;
+        }
+        let mut in_order = regions.range(near..).chain(regions.range(..near));
+        in_order.find(|(_, pinned)| !pinned.busy && pinned.dirty > 0).map(|(region, _)| *region)
+    }
+
+    /// Writes sectors of a block to RAM, to be written down later. `turn`: that of a write that has
+    /// waited.
     pub(crate) fn defer(
         &mut self,
         block: RamBlockNumber,
         sectors: &Range<u32>,
         data: &[u8],
+        turn: Option<Turn>,
     ) -> Defer {
         // While another write is in flight below, the order of the two would not be known.
         if !self.deferred.on || self.guards.is_written(block) {
             return Defer::Through;
         }
         let before = self.deferred.pinned;
-        let Some(frame) = self.pin(block) else {
+        let is_next = self.deferred.turns.is_next(turn);
+        let Some(frame) = self.pin(block, is_next) else {
             // Without pinned blocks there never will be space.
-            return if before == 0 { Defer::Through } else { Defer::NoSpace };
+            return if before == 0 && is_next { Defer::Through } else { Defer::NoSpace };
         };
         let Deferred { pinned, most, .. } = self.deferred;
         let scarce = before < pinned && pinned == most / 2 + 1;
@@ -231,13 +261,13 @@ impl Shard {
         Defer::Done { wakes: first || scarce }
     }
 
-    /// Returns the frame of a block, pinned; `None`: there is no room.
-    fn pin(&mut self, block: RamBlockNumber) -> Option<Frame> {
+    /// Returns the frame of a block, pinned; `None`: there is no room, or it is another write's turn.
+    fn pin(&mut self, block: RamBlockNumber, is_next: bool) -> Option<Frame> {
         let found = self.find(block);
         if let Some(frame) = found.filter(|frame| self.contents.sectors(*frame).pinned()) {
             return Some(frame);
         }
-        if self.deferred.pinned >= self.deferred.most {
+        if !is_next || self.deferred.pinned >= self.deferred.most {
             return None;
         }
         let frame = match found {
@@ -273,8 +303,7 @@ impl Shard {
         if !self.policy.admits(key) {
             self.release(frame);
         } else if let Some(Node(evicted)) = self.policy.insert(Node(frame.0), key) {
-            self.counts.evictions += 1;
-            self.release(Frame(evicted));
+            self.evicted(Frame(evicted));
         }
     }
 

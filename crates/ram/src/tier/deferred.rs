@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use super::{Tier, TierCounts};
 use crate::block::{Piece, REGION_BYTES, Region};
 use crate::options::Deferral;
-use crate::shard::{Defer, Load, Take, Taken};
+use crate::shard::{Defer, Load, Take, Taken, Turn};
 
 /// State of deferring, beside that of the shards.
 #[derive(Default)]
@@ -40,15 +40,31 @@ pub(crate) struct Deferring {
     requests: AtomicU64,
     late: AtomicU64,
     failed: AtomicU64,
+    /// Writes that have waited for space; each has a turn of its own.
     waits: AtomicU64,
 }
 
-/// A write that waits for space.
-pub(crate) struct Waiter<'a>(&'a Deferring);
+/// A write that waits for space in the shard of a region.
+pub(crate) struct Waiter<'a> {
+    tier: &'a Tier,
+    region: Region,
+    turn: Turn,
+}
+
+impl Waiter<'_> {
+    /// Returns whether it waits for the space that the byte at `offset` needs.
+    pub(crate) fn waits_at(&self, offset: u64) -> bool {
+        self.region == Region(offset / REGION_BYTES)
+    }
+}
 
 impl Drop for Waiter<'_> {
     fn drop(&mut self) {
-        self.0.waiting.fetch_sub(1, Ordering::Relaxed);
+        self.tier.shard_of(self.region).leave_queue(self.turn);
+        let own = &self.tier.deferring;
+        own.waiting.fetch_sub(1, Ordering::Relaxed);
+        // There may be space left for the next one.
+        own.changed.notify_all();
     }
 }
 
@@ -81,14 +97,6 @@ impl Deferring {
     /// Returns whether flushes and FUA are ignored.
     pub(crate) fn ignores_flush(&self) -> bool {
         self.ignores_flush.load(Ordering::Relaxed)
-    }
-
-    /// Notes that a write waits for space, until the result is dropped.
-    pub(crate) fn wait(&self) -> Waiter<'_> {
-        self.waits.fetch_add(1, Ordering::Relaxed);
-        self.waiting.fetch_add(1, Ordering::Relaxed);
-        self.work.notify_all();
-        Waiter(self)
     }
 
     /// Returns whether writes wait for space.
@@ -204,9 +212,30 @@ impl Tier {
         regions
     }
 
-    /// Writes a part of a request to RAM, to be written down later.
-    pub(crate) fn defer(&self, piece: &Piece, data: &[u8]) -> Defer {
-        let deferred = self.shard(piece.block).defer(piece.block, &piece.sectors, data);
+    /// Queues a write for the space that the byte at `offset` needs, until the result is dropped.
+    pub(crate) fn wait_at(&self, offset: u64) -> Waiter<'_> {
+        let (own, region) = (&self.deferring, Region(offset / REGION_BYTES));
+        let turn = Turn(own.waits.fetch_add(1, Ordering::Relaxed));
+        self.shard_of(region).queue(turn);
+        own.waiting.fetch_add(1, Ordering::Relaxed);
+        own.work.notify_all();
+        Waiter { tier: self, region, turn }
+    }
+
+    /// Returns the next region at or behind `near`, and round again, whose write-down makes space for
+    /// writes that wait; `None`: none wait, or enough is on its way.
+    pub(crate) fn awaited(&self, near: Region) -> Option<Region> {
+        if !self.deferring.has_waiting() {
+            return None;
+        }
+        let regions = self.shards.iter().filter_map(|shard| shard.0.lock().awaited(near));
+        regions.min_by_key(|region| region.0.wrapping_sub(near.0))
+    }
+
+    /// Writes a part of a request to RAM, to be written down later. `waiter`: it has waited for that.
+    pub(crate) fn defer(&self, piece: &Piece, data: &[u8], waiter: Option<&Waiter<'_>>) -> Defer {
+        let turn = waiter.map(|waiter| waiter.turn);
+        let deferred = self.shard(piece.block).defer(piece.block, &piece.sectors, data, turn);
         if deferred == (Defer::Done { wakes: true }) {
             self.wake_task();
         }
@@ -227,7 +256,7 @@ impl Tier {
             return false;
         }
         for piece in pieces() {
-            let deferred = shard.defer(piece.block, &piece.sectors, &data[piece.bytes]);
+            let deferred = shard.defer(piece.block, &piece.sectors, &data[piece.bytes], None);
             debug_assert!(matches!(deferred, Defer::Done { .. }), "there was room for all");
             wakes |= deferred == (Defer::Done { wakes: true });
         }

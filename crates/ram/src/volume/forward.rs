@@ -12,7 +12,8 @@ use forebay_store::planted::{self, PlantedBug};
 
 use crate::guard::Token;
 use crate::shard::Defer;
-use crate::tier::Tier;
+use crate::tier::{Tier, Waiter};
+use crate::watch::Watcher;
 use crate::write_down::{self, Answer};
 
 /// What to do when the lower tier has answered.
@@ -73,6 +74,7 @@ pub(super) struct Forward {
     pub(super) tier: Arc<Tier>,
     pub(super) lower: Rc<dyn BlockService>,
     lane: Rc<Lane>,
+    watcher: Watcher,
     /// By the tag that the lower tier sees.
     in_flight: RefCell<Vec<Option<InFlight>>>,
     free: RefCell<Vec<usize>>,
@@ -81,9 +83,15 @@ pub(super) struct Forward {
 }
 
 impl Forward {
-    pub(super) fn new(tier: Arc<Tier>, lower: Rc<dyn BlockService>, lane: Rc<Lane>) -> Rc<Self> {
+    pub(super) fn new(
+        tier: Arc<Tier>,
+        lower: Rc<dyn BlockService>,
+        lane: Rc<Lane>,
+        watcher: Watcher,
+    ) -> Rc<Self> {
         let (in_flight, free) = (RefCell::default(), RefCell::default());
-        Rc::new(Forward { tier, lower, lane, in_flight, free, spare: RefCell::default() })
+        let spare = RefCell::default();
+        Rc::new(Forward { tier, lower, lane, watcher, in_flight, free, spare })
     }
 
     /// Registers a request and returns its tag for the lower tier; `None`: it has to wait until data
@@ -147,6 +155,7 @@ impl Forward {
                 if let Some(data) = data {
                     self.tier.end_fill(own.request.offset, data, &own.tokens);
                 }
+                self.pass_offers();
             }
             // After an error it is not known which sectors were written.
             Then::Written => {
@@ -155,6 +164,16 @@ impl Forward {
             Then::Zeroed | Then::Discarded => {
                 self.tier.end_write(own.request.offset, own.request.len, done, None, &own.tokens);
             }
+        }
+    }
+
+    /// Offers the lower tier what RAM has given up.
+    pub(super) fn pass_offers(&self) {
+        self.tier.offers.set_welcome(self.lower.takes_offers());
+        while let Some(offer) = self.tier.offers.pop() {
+            let offset = offer.block.0 << self.tier.block().shift();
+            let is_current = || self.tier.is_current(&offer, self.lower.losses());
+            self.lower.offer(offset, &offer.data, &is_current);
         }
     }
 
@@ -252,12 +271,18 @@ impl Forward {
     }
 
     /// Writes data to RAM from the byte `at` of the request on, which it advances.
-    pub(super) fn defer_from(&self, offset: u64, data: &[u8], at: &mut usize) -> Defer {
+    fn defer_from(
+        &self,
+        offset: u64,
+        data: &[u8],
+        at: &mut usize,
+        waiter: Option<&Waiter<'_>>,
+    ) -> Defer {
         let rest = (data.len() - *at) as u64;
         let start = *at;
         for piece in self.tier.pieces(offset + start as u64, rest) {
             let bytes = start + piece.bytes.start..start + piece.bytes.end;
-            match self.tier.defer(&piece, &data[bytes.clone()]) {
+            match self.tier.defer(&piece, &data[bytes.clone()], waiter) {
                 Defer::Done { .. } => *at = bytes.end,
                 other => return other,
             }
@@ -275,8 +300,9 @@ impl Forward {
     ) {
         let mut at = 0;
         let data = request.data.take().unwrap_or_default();
-        let deferred = self.defer_from(request.offset, &data, &mut at);
+        let deferred = self.defer_from(request.offset, &data, &mut at, None);
         if !durable && matches!(deferred, Defer::Done { .. }) {
+            self.watcher.ram_write(request.len);
             let data = Some(data);
             return sink.complete(Completion { tag: request.tag, result: Ok(()), data });
         }
@@ -338,19 +364,28 @@ impl Forward {
         data: &[u8],
         mut at: usize,
     ) -> Result<(), IoError> {
+        let mut waiter: Option<Waiter<'_>> = None;
         loop {
             let changed = self.tier.deferring.changed.listen();
-            match self.defer_from(request.offset, data, &mut at) {
-                Defer::Done { .. } => return Ok(()),
+            match self.defer_from(request.offset, data, &mut at, waiter.as_ref()) {
+                Defer::Done { .. } => {
+                    self.watcher.ram_write(request.len);
+                    return Ok(());
+                }
                 // There will be no space, and the client has to learn why.
                 Defer::NoSpace if self.tier.deferring.is_failing() => break,
                 Defer::NoSpace => {
-                    let _waiter = self.tier.deferring.wait();
+                    let offset = request.offset + at as u64;
+                    if !waiter.as_ref().is_some_and(|waiter| waiter.waits_at(offset)) {
+                        waiter = Some(self.tier.wait_at(offset));
+                    }
                     changed.await;
                 }
                 Defer::Through => break,
             }
         }
+        drop(waiter);
+        self.watcher.passed_write(request.len);
         let rest = IoBuf::copy_from(&data[at..]);
         let (offset, len) = (request.offset + at as u64, rest.len() as u64);
         let rest = Request { offset, len, data: Some(rest), ..*request };

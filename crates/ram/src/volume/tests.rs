@@ -13,9 +13,14 @@ use crate::options::{Deferral, TierOptions};
 mod bench;
 mod deferred;
 mod disk;
+mod frozen;
+mod offers;
+mod prefetched;
 mod reference;
+mod room;
 mod through;
 mod trouble;
+mod watched;
 mod world;
 mod written_down;
 
@@ -62,6 +67,7 @@ fn options(bytes: u64, block: u64) -> TierOptions {
         block: RamBlock::new(block).expect("a block size"),
         policy: ReplacementKind::default(),
         strategy: RamStrategy::ReadWrite,
+        locked: false,
         seed: 1,
     }
 }

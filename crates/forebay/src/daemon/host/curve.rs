@@ -5,18 +5,24 @@ use forebay_admin::{ApiError, VolumeName};
 use forebay_policy::curve::Which;
 
 use super::EngineHost;
-use crate::curve::{hits, points, rows};
+use crate::curve::{Sizes, hits, points, ram_row, ram_rows, rows};
+use crate::devices::NO_CACHE;
 
 impl EngineHost {
     /// See [`crate::daemon::host_api::Host::curve`].
     pub(super) fn curve_of(
         &self,
         name: &VolumeName,
-        sizes: &[u64],
+        sizes: &Sizes,
     ) -> Result<CurveReport, ApiError> {
         let running = self.served.get(name)?;
-        // A copy, so that lanes need not wait while the curve is computed.
-        let live = running.volume.curve();
+        let ram = self.served.ram.get(name);
+        // A copy, so that lanes need not wait while the curve is computed. The cache's own curve knows
+        // only what misses RAM.
+        let live = match &ram {
+            Some(ram) => ram.tier().curve(),
+            None => running.volume.curve(),
+        };
         let store = running.store();
         let block = store.block_size().bytes();
         let (accesses, reads) = (live.accesses(Which::All), live.accesses(Which::Reads));
@@ -26,7 +32,12 @@ impl EngineHost {
             all: hits(live.hits(Which::All, bytes / block)),
         };
         let footprint = live.footprint().saturating_mul(block);
-        let rows = rows(sizes, footprint, block, &row);
+        let rows = rows(&sizes.cache, footprint, block, &row);
+        let definition = self.served.definition(name);
+        let present = match definition.is_some_and(|own| own.cache == NO_CACHE) {
+            true => 0,
+            false => store.capacity_blocks().saturating_mul(block),
+        };
         Ok(CurveReport {
             volume: name.clone(),
             block_size: block,
@@ -36,7 +47,9 @@ impl EngineHost {
             one_of: live.sample().stands_for(),
             sampled_blocks: live.sampled_blocks() as u64,
             state_bytes: live.bytes() as u64,
-            present: row(store.capacity_blocks().saturating_mul(block)),
+            present: row(present),
+            ram: ram.map(|ram| ram_row(ram.tier().options().bytes, present, &row)),
+            ram_rows: ram_rows(&sizes.ram, footprint, block, present, &row),
             curve: points(&rows, footprint, block, &row),
             rows,
         })

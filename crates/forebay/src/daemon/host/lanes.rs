@@ -75,6 +75,15 @@ impl LaneState {
         Ok(state)
     }
 
+    /// Returns a volume as clients see it; `None`: it is not served.
+    pub(super) fn open(&self, name: &str) -> Option<Rc<dyn BlockService>> {
+        let volume = self.engines().iter().find_map(|engine| engine.open(name))?;
+        Some(match self.ram.of(name) {
+            Some(tier) => RamVolume::new(tier, volume, self.context.lane.clone()),
+            None => volume,
+        })
+    }
+
     /// Returns every open cache.
     pub(super) fn engines(&self) -> Vec<Rc<EngineLane>> {
         self.engines.borrow().iter().map(|(_, engine)| engine.clone()).collect()
@@ -159,11 +168,7 @@ impl Exports for LaneExports {
             let target: Rc<dyn BlockService> = target.clone();
             return Some(target);
         }
-        let volume = state.engines().iter().find_map(|engine| engine.open(name))?;
-        Some(match state.ram.of(name) {
-            Some(tier) => RamVolume::new(tier, volume, state.context.lane.clone()),
-            None => volume,
-        })
+        state.open(name)
     }
 }
 

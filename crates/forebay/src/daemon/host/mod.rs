@@ -4,6 +4,7 @@
 //! - [`raw`]: devices without a cache, as a baseline
 //! - [`ram`]: RAM tiers of volumes
 //! - [`deferral`]: their deferred writes
+//! - [`contents`]: what is cached, dropped or loaded again
 //! - [`caches`]: the open cache devices
 //! - [`inspect`]: inspects a cache device before anything is written
 //! - [`creation`]: creates and adopts volumes, and formats caches
@@ -17,6 +18,7 @@
 
 mod attended;
 mod caches;
+mod contents;
 mod creation;
 mod curve;
 mod deferral;
@@ -39,16 +41,18 @@ use std::time::Duration;
 use forebay_admin::curve::CurveReport;
 use forebay_admin::lost::LostReport;
 use forebay_admin::report::BlockReport;
-use forebay_admin::{ApiError, VolumeName, VolumeReport};
+use forebay_admin::{ApiError, DropRequest, VolumeName, VolumeReport};
 use forebay_device::{Access, Device, DeviceSpec, OpenErrorKind, keep_buffers};
 use forebay_engine::FrontEnd;
 use forebay_lane::{MemoryBudget, MemoryHold, MemoryUse};
 
 use super::afterlife::outlasting;
+use super::hints::Hints;
 use super::host_api::{Definition, Existing, Host, Identity, Remains, StartError};
 use super::known::Known;
 use super::ledger::Notes;
 use super::operations::Work;
+use crate::curve::Sizes;
 use caches::Caches;
 use lanes::Lanes;
 use ram::RamTiers;
@@ -72,7 +76,7 @@ fn claim(field: &str, spec: &DeviceSpec) -> Result<Arc<dyn Device>, ApiError> {
 }
 
 /// Sets up lanes that serve through `front_ends`. Positions of caches are checked against `known`,
-/// and updated there. The devices in `raw` are served without a cache.
+/// and updated there; `hints` are lists of what RAM tiers held. The devices in `raw` are served without a cache.
 ///
 /// # Errors
 /// A raw device cannot be opened, or the system has no threads or rings left.
@@ -82,6 +86,7 @@ pub(crate) fn open(
     raw: &[RawExport],
     known: Arc<Known>,
     notes: Arc<Notes>,
+    hints: Hints,
     memory: &Arc<MemoryBudget>,
 ) -> Result<Arc<dyn Host>, ApiError> {
     let mut devices: Vec<(String, Arc<dyn Device>)> = Vec::new();
@@ -93,29 +98,38 @@ pub(crate) fn open(
     let process = PROCESS + u64::from(lanes) * (LANE + kept);
     let process = memory.hold(MemoryUse::Process, process, "the daemon").map_err(faults::memory)?;
     let ram = Arc::<RamTiers>::default();
+    ram.watch_memory().map_err(|error| ApiError::failed(format!("no thread: {error}")))?;
     let lanes = Lanes::start(lanes, front_ends, &devices, &ram, memory)
         .map_err(|error| ApiError::failed(format!("the lanes cannot be started: {error}")))?;
     Ok(Arc::new(Arc::new(EngineHost {
         lanes,
+        memory: memory.clone(),
         _process: process,
         caches: Caches::new(known, notes),
         served: Arc::new(Served::new(ram)),
         front_ends: front_ends.to_vec(),
+        hints,
     })))
 }
 
 /// See the module.
 pub(crate) struct EngineHost {
     lanes: Lanes,
+    memory: Arc<MemoryBudget>,
     _process: MemoryHold,
     caches: Caches,
     served: Arc<Served>,
     front_ends: Vec<Arc<dyn FrontEnd>>,
+    hints: Hints,
 }
 
 impl Host for Arc<EngineHost> {
     fn lanes(&self) -> u32 {
         self.lanes.count()
+    }
+
+    fn memory(&self) -> &Arc<MemoryBudget> {
+        &self.memory
     }
 
     fn create(
@@ -158,9 +172,26 @@ impl Host for Arc<EngineHost> {
         discard_dirty: bool,
         work: &Arc<Work>,
     ) -> Result<Remains, ApiError> {
-        let deleted = self.delete_volume(volume, discard_dirty, work)?;
+        let deleted = self.delete_volume(volume, discard_dirty, work);
+        if deleted.is_ok() || discard_dirty {
+            self.hints.forget(volume.name.as_str());
+        }
+        let deleted = deleted?;
         self.caches.notes.forget(volume.name.as_str());
         Ok(deleted)
+    }
+
+    fn drop_clean(
+        &self,
+        volume: &Definition,
+        tiers: DropRequest,
+        work: &Arc<Work>,
+    ) -> Result<(), ApiError> {
+        self.drop_from(volume, tiers, work)
+    }
+
+    fn prefetch(&self, volume: &Definition, work: &Arc<Work>) -> Result<(), ApiError> {
+        self.prefetch_into(volume, work)
     }
 
     fn report(&self, name: &VolumeName) -> Option<VolumeReport> {
@@ -181,7 +212,7 @@ impl Host for Arc<EngineHost> {
         self.served.blocks(name)
     }
 
-    fn curve(&self, name: &VolumeName, sizes: &[u64]) -> Result<CurveReport, ApiError> {
+    fn curve(&self, name: &VolumeName, sizes: &Sizes) -> Result<CurveReport, ApiError> {
         self.curve_of(name, sizes)
     }
 

@@ -2,15 +2,17 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::{io, thread};
 
-use forebay_admin::report::RamReport;
+use forebay_admin::report::{RamReport, RamTraffic};
 use forebay_admin::{ApiError, VolumeName};
-use forebay_core::{Clock, Durability};
+use forebay_core::{Caching, Clock};
 use forebay_engine::Settings;
 use forebay_lane::{MemoryBudget, MemoryHold, MemoryUse};
 use forebay_ram::{Deferral, RamBlock, Tier, TierOptions, write_down};
 
 use super::faults;
+use crate::daemon::pressure::{self, Advice, Pressure};
 
 /// The purpose of the memory, as in messages.
 const WHAT: &str = "the RAM tier";
@@ -60,6 +62,47 @@ impl RamTiers {
         all.iter().find(|(known, _)| known.as_str() == name).map(|(_, own)| own.tier.clone())
     }
 
+    /// Has the tiers give memory back while the system is short of it, on a thread that ends with them.
+    ///
+    /// # Errors
+    /// The system has no thread left.
+    pub(super) fn watch_memory(self: &Arc<Self>) -> io::Result<()> {
+        let tiers = Arc::downgrade(self);
+        let watch = move || {
+            let mut pressure = Pressure::new();
+            while let Some(tiers) = tiers.upgrade() {
+                tiers.heed(pressure.look());
+                drop(tiers);
+                thread::sleep(pressure::INTERVAL);
+            }
+        };
+        thread::Builder::new().name("pressure".to_owned()).spawn(watch).map(drop)
+    }
+
+    fn heed(&self, advice: Advice) {
+        if advice == Advice::Stay {
+            return;
+        }
+        let all: Vec<(VolumeName, Arc<RamTier>)> =
+            self.lock().iter().map(|(name, own)| (name.clone(), own.clone())).collect();
+        for (name, own) in all {
+            if own.tier.options().locked {
+                continue;
+            }
+            let (size, before) = (own.tier.full_room(), own.tier.room());
+            let wanted = advice.room(size, before);
+            if wanted == before {
+                continue;
+            }
+            let room = own.tier.set_room(wanted);
+            if room < before {
+                tracing::info!(volume = %name, "memory is short: the RAM tier shrinks to {room} of {size} bytes");
+            } else if room >= size && before < size {
+                tracing::info!(volume = %name, "the RAM tier has its full size again");
+            }
+        }
+    }
+
     /// Removes the tier of a volume that is no longer served. A client that is still connected gets
     /// nothing from it any more.
     pub(super) fn remove(&self, name: &str) {
@@ -76,17 +119,18 @@ impl RamTiers {
 
 fn options(settings: &Settings) -> TierOptions {
     TierOptions {
-        bytes: settings.ram,
+        bytes: if settings.caching == Caching::Paused { 0 } else { settings.ram },
         block: RamBlock::new(settings.ram_block).unwrap_or_default(),
         policy: settings.ram_policy,
         strategy: settings.ram_strategy,
+        locked: settings.ram_lock,
         seed: 0,
     }
 }
 
 /// Returns how the settings have writes deferred; `None`: they do not.
 pub(super) fn deferral(settings: &Settings) -> Option<Deferral> {
-    (settings.durability == Durability::Deferred).then_some(Deferral {
+    settings.defers_writes().then_some(Deferral {
         within: settings.defer,
         mode: settings.write_down,
         share: settings.ram_write_share,
@@ -99,8 +143,13 @@ fn on_its_way(settings: &Settings) -> u64 {
     deferral(settings).map_or(0, |_| write_down::memory(settings.ram))
 }
 
-fn no_memory(error: std::io::Error) -> ApiError {
-    ApiError::failed(format!("{WHAT}: {error}"))
+fn no_memory(options: &TierOptions, error: io::Error) -> ApiError {
+    ApiError::failed(match options.locked {
+        true => format!(
+            "{WHAT} cannot be locked in memory: {error}; raise the limit of locked memory (ulimit -l, LimitMEMLOCK= in the unit) or use ram_lock=off"
+        ),
+        false => format!("{WHAT}: {error}"),
+    })
 }
 
 impl RamTier {
@@ -117,9 +166,12 @@ impl RamTier {
             return Ok(None);
         }
         let options = options(settings);
-        let needed = options.memory() + on_its_way(settings);
+        let needed = options.memory_with_room(settings.ram) + on_its_way(settings);
         let hold = memory.hold(MemoryUse::RamTiers, needed, WHAT).map_err(faults::memory)?;
-        let tier = Arc::new(Tier::new(options, clock.clone()).map_err(no_memory)?);
+        let tier = Tier::with_room(options, settings.ram, clock.clone())
+            .map_err(|error| no_memory(&options, error))?;
+        tier.freeze(settings.is_frozen());
+        let tier = Arc::new(tier);
         Ok(Some(RamTier { tier, hold: Mutex::new(hold) }))
     }
 
@@ -132,8 +184,8 @@ impl RamTier {
         TierOptions { block: self.tier.block(), ..options(settings) } != self.tier.options()
     }
 
-    /// Takes another size, policy and strategy, and forgets all blocks if one of them changes. The block
-    /// size stays.
+    /// Takes another size, policy and strategy, and forgets all blocks if one of them changes; freezes,
+    /// empties or resumes the tier. The block size stays.
     ///
     /// # Errors
     /// The daemon's memory limit does not allow it, or writes are deferred; nothing has changed then.
@@ -145,18 +197,34 @@ impl RamTier {
         hold.grow(needed.saturating_sub(before), WHAT).map_err(faults::memory)?;
         let changed = match wanted == self.tier.options() {
             true => Ok(()),
-            false => self.tier.change(wanted).map_err(no_memory),
+            false => self.tier.change(wanted).map_err(|error| no_memory(&wanted, error)),
         };
+        if changed.is_ok() {
+            self.tier.freeze(settings.is_frozen());
+        }
         let kept = if changed.is_ok() { needed } else { before };
         let spare = hold.bytes().saturating_sub(kept);
         hold.shrink(spare);
         changed
     }
 
+    pub(super) fn traffic(&self) -> RamTraffic {
+        let counted = self.tier.traffic();
+        RamTraffic {
+            reads: counted.ram_reads,
+            read_bytes: counted.ram_read_bytes,
+            writes: counted.ram_writes,
+            written_bytes: counted.ram_written_bytes,
+            passed_writes: counted.passed_writes,
+            passed_bytes: counted.passed_written_bytes,
+        }
+    }
+
     pub(super) fn report(&self) -> RamReport {
         let (options, counts) = (self.tier.options(), self.tier.counts());
         RamReport {
             size: options.bytes,
+            room: self.tier.room(),
             used: counts.cached * options.block.bytes(),
             block_size: options.block.bytes(),
             overhead_bytes: counts.overhead_bytes,
@@ -164,6 +232,7 @@ impl RamTier {
             misses: counts.misses,
             fills: counts.fills,
             evictions: counts.evictions,
+            offers: counts.offers,
             deferred: counts.deferred_bytes,
             deferred_written: counts.deferred_written_bytes,
             coalesced: counts.coalesced_bytes,

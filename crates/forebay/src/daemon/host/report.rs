@@ -7,18 +7,18 @@ use std::time::{Duration, Instant};
 
 use forebay_admin::report::{
     BlockReport, ByteReport, ErrorReport, Latency, LatencyReport, LostRange, MemoryReport,
-    MemoryUsed, OrderReport, RequestReport, WaitReport,
+    OrderReport, RamTraffic, RequestReport, ServedReport, WaitReport,
 };
 use forebay_admin::{ApiError, ErrorKind, VolumeName, VolumeReport, VolumeState};
 use forebay_engine::stats::Kind;
 use forebay_engine::{Cache, Volume};
-use forebay_lane::{MemoryBudget, MemoryUse};
 use forebay_store::Store;
 
 use super::caches::Place;
 use super::ram::RamTiers;
 use super::settings;
 use crate::daemon::host_api::{Definition, Identity};
+use crate::daemon::memory;
 
 /// How long a block count stays valid if a cache has several volumes: counting walks the whole
 /// index.
@@ -239,7 +239,9 @@ impl Served {
         let Some(running) = entry.running.clone() else { return Some(report) };
         let known = entry.cached;
         drop(all);
-        report.ram = self.ram.get(name).map(|ram| ram.report());
+        let ram = self.ram.get(name);
+        report.ram = ram.as_ref().map(|ram| ram.report());
+        let traffic = ram.map_or_else(RamTraffic::default, |ram| ram.traffic());
         // Do not walk the index with the list of volumes locked.
         let cached = match known {
             Some((at, count)) if at.elapsed() < COUNT_AGE => count,
@@ -251,7 +253,7 @@ impl Served {
                 count
             }
         };
-        fill(&mut report, &running, cached);
+        fill(&mut report, &running, cached, &traffic);
         Some(report)
     }
 }
@@ -269,10 +271,11 @@ fn cached_blocks(running: &Running) -> u64 {
     }
 }
 
-fn fill(report: &mut VolumeReport, running: &Running, cached: u64) {
+fn fill(report: &mut VolumeReport, running: &Running, cached: u64, ram: &RamTraffic) {
     let (store, volume) = (&running.cache.store, &running.volume);
     let set = volume.settings();
     (report.mode, report.policy, report.durability) = (set.mode, set.policy, set.durability);
+    report.caching = set.caching;
     report.settings = settings::for_operator(&set);
     let block = store.block_size().bytes();
     report.origin.size = volume.size();
@@ -297,6 +300,7 @@ fn fill(report: &mut VolumeReport, running: &Running, cached: u64) {
     });
     let why = volume.stats.why();
     report.why = why;
+    report.served = ServedReport::of(&totals, ram);
     report.requests = RequestReport::of(&totals, &why.bypass);
     // The bytes written to the device, including headers and checkpoints, are known only for the
     // whole cache; a volume gets a share proportional to its payload.
@@ -304,7 +308,7 @@ fn fill(report: &mut VolumeReport, running: &Running, cached: u64) {
     let written = counters.written_bytes.load(Ordering::Relaxed);
     let payload = counters.payload_bytes.load(Ordering::Relaxed).max(1);
     let share = u128::from(written) * u128::from(totals.cache_written_bytes) / u128::from(payload);
-    report.bytes = ByteReport::of(&totals, u64::try_from(share).unwrap_or(u64::MAX));
+    report.bytes = ByteReport::of(&totals, u64::try_from(share).unwrap_or(u64::MAX), ram);
     report.latency = LatencyReport {
         read: latency(volume, Kind::Read),
         write: latency(volume, Kind::Write),
@@ -315,25 +319,11 @@ fn fill(report: &mut VolumeReport, running: &Running, cached: u64) {
         index_bytes: store.index_bytes() + running.cache.memory_bytes() + blocks + ghosts,
         buffer_bytes: store.buffer_bytes(),
         limit_bytes: store.options().memory.limit(),
-        used_bytes: memory_used(&store.options().memory),
+        used_bytes: memory::used(&store.options().memory),
     };
     report.errors = errors(running);
     if report.state == VolumeState::Running && is_degraded(running, &report.errors) {
         report.state = VolumeState::Degraded;
-    }
-}
-
-fn memory_used(memory: &MemoryBudget) -> MemoryUsed {
-    MemoryUsed {
-        process: memory.used(MemoryUse::Process),
-        index: memory.used(MemoryUse::Index),
-        policy: memory.used(MemoryUse::Policy),
-        log_buffers: memory.used(MemoryUse::LogBuffers),
-        background: memory.used(MemoryUse::Background),
-        ram_devices: memory.used(MemoryUse::RamDevices),
-        ram_tiers: memory.used(MemoryUse::RamTiers),
-        connections: memory.used(MemoryUse::Connections),
-        requests: memory.used(MemoryUse::Requests),
     }
 }
 

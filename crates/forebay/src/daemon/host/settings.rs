@@ -1,6 +1,5 @@
 //! Converts settings between the operator's and the cache device's.
 
-use forebay_core::Mode;
 use forebay_settings::Settings;
 
 use crate::daemon::host_api::Definition;
@@ -14,9 +13,4 @@ pub(super) fn of(volume: &Definition) -> Settings {
 pub(super) fn for_operator(settings: &Settings) -> Settings {
     let Settings { version, merge_bytes, .. } = Settings::default();
     Settings { version, merge_bytes, ..settings.clone() }
-}
-
-/// Whether the mode keeps dirty blocks.
-pub(super) fn keeps_dirty(mode: Mode) -> bool {
-    matches!(mode, Mode::Writeback | Mode::Writeonly)
 }

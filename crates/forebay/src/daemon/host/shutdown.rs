@@ -97,6 +97,7 @@ impl EngineHost {
             }
         }
         for (volume, _) in self.served.all() {
+            self.note_contents(&volume);
             self.served.ram.remove(volume.name.as_str());
         }
         result

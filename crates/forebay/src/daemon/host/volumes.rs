@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use forebay_admin::{ApiError, VolumeName, VolumeState};
+use forebay_core::Caching;
 use forebay_device::{Device, DeviceSpec};
 use forebay_engine::{Settings, Volume};
 
@@ -113,7 +114,7 @@ impl EngineHost {
         self.served.phase(name, VolumeState::Stopping);
         let definition = self.served.definition(name);
         let (cache, origin) =
-            definition.map_or_else(Default::default, |volume| (volume.cache, volume.origin));
+            definition.clone().map_or_else(Default::default, |it| (it.cache, it.origin));
         let settled = {
             let _wait = self.served.wait_for(name, &cache);
             if let Some(version) = version {
@@ -128,6 +129,9 @@ impl EngineHost {
                 state.engine(number)?.settle().await.map_err(faults::engine)
             })
         };
+        if let Some(definition) = definition.filter(|_| version.is_some()) {
+            self.note_contents(&definition);
+        }
         let _wait = self.served.wait_for(name, &origin);
         let left = self.using(place, move || self.take_away(name, running));
         settled.and_then(|settled| settled).and(left)
@@ -191,6 +195,9 @@ impl EngineHost {
             let reason = "the volume has no RAM tier until it is started again; set ram, stop and start it, and then set durability=deferred";
             return Err(ApiError::invalid("durability", reason));
         }
+        if wanted.caching == Caching::Paused && before.caching != Caching::Paused {
+            self.note_contents(volume);
+        }
         if let Some(ram) = &ram {
             // Without deferred writes the tier can be replaced.
             if ram.is_replaced_by(&wanted) || super::ram::deferral(&wanted).is_none() {
@@ -201,7 +208,7 @@ impl EngineHost {
                 return Err(error);
             }
         }
-        let drains = settings::keeps_dirty(before.mode) && !settings::keeps_dirty(wanted.mode);
+        let drains = before.keeps_dirty() && !wanted.keeps_dirty();
         let mut set = {
             let _wait = self.served.wait_for(name, &volume.cache);
             self.apply(&running.place, name, wanted.clone())

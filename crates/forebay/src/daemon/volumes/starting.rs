@@ -78,7 +78,10 @@ impl Volumes {
                     started
                 });
                 match begun {
-                    Ok(id) => starting.push((name, id)),
+                    Ok(id) => {
+                        self.prefetch_after(id, &name);
+                        starting.push((name, id));
+                    }
                     Err(error) => {
                         self.waiting().remove(&name);
                         tracing::error!(volume = %name, "cannot be started: {error}");

@@ -8,7 +8,7 @@ use crate::output::table::{Column, Table};
 use crate::output::volume::grouped;
 
 /// Least gain in hit ratio per doubling that makes a larger cache worth it.
-const WORTH: f64 = 0.03;
+pub(super) const WORTH: f64 = 0.03;
 
 /// A cache with a lower hit ratio helps little.
 const LITTLE: f64 = 0.05;
@@ -28,7 +28,8 @@ pub(super) fn take(rows: &[CurveRow]) -> Option<u64> {
     rows.iter().enumerate().find(enough).map(|(_, row)| row.bytes)
 }
 
-fn percent(hits: Hits) -> String {
+/// Formats a share as `42 %`.
+pub(super) fn percent(hits: Hits) -> String {
     format!("{:.0} %", hits.share * 100.0)
 }
 
@@ -97,21 +98,26 @@ pub(super) fn of_volume(report: &CurveReport) -> String {
         sampled_blocks: report.sampled_blocks,
         nothing: "Nothing was read or written yet.",
     };
-    let present = format!(
-        "A cache of the present size, {}, for this volume alone: {} of {}.",
-        format_size(report.present.bytes),
-        percent(report.present.hits()),
-        of(&curve),
-    );
-    format!("{head}\n\n{}{present}\n", text(&curve))
+    let mut text = format!("{head}\n\n{}", text(&curve));
+    if report.present.bytes > 0 {
+        text += &format!(
+            "A cache of the present size, {}, for this volume alone: {} of {}{}.\n",
+            format_size(report.present.bytes),
+            percent(report.present.hits()),
+            of(report.reads),
+            if report.ram.is_some() { ", what RAM serves included" } else { "" },
+        );
+    }
+    text
 }
 
-fn of(curve: &Curve<'_>) -> &'static str {
-    if curve.reads > 0 { "reads" } else { "accesses" }
+/// Returns what the shares are of, if so many blocks were read.
+pub(super) fn of(reads: u64) -> &'static str {
+    if reads > 0 { "reads" } else { "accesses" }
 }
 
 fn text(curve: &Curve<'_>) -> String {
-    let of = of(curve);
+    let of = of(curve.reads);
     let mut text = String::new();
     let mut table = Table::new(&[
         Column::right("SIZE"),
@@ -155,6 +161,8 @@ fn text(curve: &Curve<'_>) -> String {
 
 #[cfg(test)]
 mod tests {
+    use forebay_admin::curve::RamRow;
+
     use super::*;
 
     fn rows(shares: &[(u64, f64)]) -> Vec<CurveRow> {
@@ -180,6 +188,9 @@ mod tests {
             state_bytes: 0,
             take: take(&rows),
             rows,
+            ram_before: 0,
+            ram_rows: Vec::new(),
+            take_ram: None,
         }
     }
 
@@ -207,6 +218,8 @@ mod tests {
             sampled_blocks: 77,
             state_bytes: 0,
             present: rows[0],
+            ram: None,
+            ram_rows: Vec::new(),
             curve: Vec::new(),
             rows,
         };
@@ -219,9 +232,14 @@ mod tests {
             text.contains("Take 64G") && text.contains("From a sample of 77 blocks, one of 1024"),
             "{text}"
         );
-        assert!(
-            text.ends_with("of the present size, 32G, for this volume alone: 40 % of reads.\n")
-        );
+        assert!(text.contains("of the present size, 32G, for this volume alone: 40 % of reads.\n"));
+        let hits = |share| Hits { share, error: 0.0 };
+        let row = RamRow { bytes: 1 << 30, ram: hits(0.3), cache: 0.1, origin: hits(0.6) };
+        report.ram = Some(row);
+        let with = of_volume(&report);
+        assert!(with.contains("alone: 40 % of reads, what RAM serves included.\n"), "{with}");
+        report.present.bytes = 0;
+        assert!(!of_volume(&report).contains("A cache of the present size"));
         (report.accesses, report.reads, report.rows) = (0, 0, Vec::new());
         assert!(of_volume(&report).contains("Nothing was read or written yet."));
     }

@@ -173,7 +173,8 @@ impl Crew {
             bytes => {
                 let (block, policy) = (RamBlock::default(), ReplacementKind::default());
                 let strategy = RamStrategy::default();
-                let options = TierOptions { bytes, block, policy, strategy, seed: 0 };
+                let options =
+                    TierOptions { bytes, block, policy, strategy, locked: false, seed: 0 };
                 Some(Arc::new(Tier::new(options, clock.clone())?))
             }
         };

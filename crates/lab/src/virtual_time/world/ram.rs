@@ -28,6 +28,7 @@ pub(super) fn tier(
         block: RamBlock::new(settings.ram_block).unwrap_or_default(),
         policy: settings.ram_policy,
         strategy: settings.ram_strategy,
+        locked: false,
         seed: 0,
     };
     let tier = Tier::new(options, clock.clone())?;

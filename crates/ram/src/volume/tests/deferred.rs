@@ -82,7 +82,12 @@ fn step(world: &mut World, seed: u64) {
             let millis = world.rng.choice([1, 60, 500, 3000]).unwrap_or(1);
             world.clock.pass(Duration::from_millis(millis));
         }
-        360..600 => drop(world.run()),
+        360..362 => {
+            let frozen = world.rng.bool();
+            world.tier.freeze(frozen);
+        }
+        362..364 => world.tier.forget_clean(),
+        364..600 => drop(world.run()),
         _ => drop(world.progress()),
     }
 }

@@ -29,6 +29,8 @@ pub(super) struct Disk {
     losses: Cell<u64>,
     /// Reads that it was told of.
     pub(super) told: Cell<u64>,
+    /// Ranges that it was offered, and whether they were current.
+    pub(super) offers: RefCell<Vec<(Range<usize>, bool)>>,
     waiting: RefCell<Vec<Waiting>>,
     /// Every request that took effect or failed: operation, offset, length.
     pub(super) log: RefCell<Vec<(Op, u64, u64)>>,
@@ -86,6 +88,11 @@ impl Disk {
     pub(super) fn requests(&self, op: Op) -> Vec<(u64, u64)> {
         let log = self.log.borrow();
         log.iter().filter(|entry| entry.0 == op).map(|entry| (entry.1, entry.2)).collect()
+    }
+
+    /// Returns the number of requests without an answer.
+    pub(super) fn waiting(&self) -> usize {
+        self.waiting.borrow().len()
     }
 
     /// Has nothing failed from now on.
@@ -212,6 +219,28 @@ impl BlockService for Disk {
 
     fn used(&self, _: u64, _: u64) {
         self.told.set(self.told.get() + 1);
+    }
+
+    fn takes_offers(&self) -> bool {
+        true
+    }
+
+    fn offer(&self, offset: u64, data: &[u8], is_current: &dyn Fn() -> bool) {
+        let (range, current) = (sectors(offset, data.len() as u64), is_current());
+        if current {
+            for (sector, bytes) in range.clone().zip(data.chunks(SECTOR)) {
+                assert_eq!(value(bytes), self.now(sector), "sector {sector} is not current");
+            }
+            let writes = |request: &Request| matches!(request.op, Op::Write | Op::WriteZeroes);
+            let waiting = self.waiting.borrow();
+            let begun = waiting.iter().filter(|waiting| writes(&waiting.request));
+            let touches = |request: &Request| {
+                let written = sectors(request.offset, request.len);
+                written.start < range.end && range.start < written.end
+            };
+            assert!(!begun.into_iter().any(|begun| touches(&begun.request)), "a write has begun");
+        }
+        self.offers.borrow_mut().push((range, current));
     }
 
     fn submit(&self, mut request: Request, sink: &Rc<dyn CompletionSink>) {

@@ -25,6 +25,11 @@ fn reads_return_what_the_lower_tier_has() {
                     world.tier.change(options).expect("memory");
                 }
                 41 if seed % 3 == 0 => world.lose(),
+                42 => {
+                    let frozen = world.rng.u32(0..3) == 0;
+                    world.tier.freeze(frozen);
+                }
+                43 => world.tier.forget_clean(),
                 _ => drop(world.progress()),
             }
         }

@@ -99,6 +99,11 @@ impl World {
 
     /// Submits one of these requests.
     pub(super) fn ask(&mut self, ops: &[Op]) {
+        if self.rng.u32(0..60) == 0 {
+            // Memory becomes short, or is there again.
+            let size = self.tier.options().bytes;
+            self.tier.set_room(self.rng.u64(0..=2 * size));
+        }
         let range = self.pick();
         let (offset, len) = (range.start as u64 * SECTOR_SIZE, range.len() * SECTOR);
         let volume = self.volumes[self.rng.usize(0..2)].clone();

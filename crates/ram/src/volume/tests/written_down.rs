@@ -56,6 +56,22 @@ fn small_writes_in_order_are_written_down_in_long_requests() {
 }
 
 #[test]
+fn a_range_as_large_as_the_tier_fits() {
+    let bench = Bench::new(1 << 20, 4096, INFINITE);
+    for round in 1..=2 {
+        for block in 0..256 {
+            assert_eq!(bench.result(bench.submit(write(block * 8, 8, round))), Some(Ok(())));
+        }
+    }
+    assert_eq!((bench.disk.requests(Op::Write), bench.tier.counts().waits), (vec![], 0));
+    // What is read from below beside it does not enter.
+    assert_eq!(bench.read(2048, 8), [0; 8]);
+    assert!(!bench.tier.has(1 << 20, 4096) && bench.tier.has(0, 1 << 20));
+    assert_eq!(bench.flush(), Ok(()));
+    assert_eq!(bench.disk.requests(Op::Write), [(0, 1 << 20)]);
+}
+
+#[test]
 fn data_that_is_discarded_before_it_is_written_down_is_never_written() {
     for block in [512, 4096] {
         let bench = Bench::new(1 << 20, block, INFINITE);

@@ -1,0 +1,104 @@
+//! Fills with data that a tier above gives up: no read of the origin, and no waiting.
+
+use forebay_core::OriginBlock;
+use forebay_core::why::RefusalReason;
+use forebay_store::planted::{self, PlantedBug};
+use forebay_store::{Appended, Condition, Version};
+
+use crate::io::admission::AdmissionControl;
+use crate::io::policy::Policy;
+use crate::lane::LaneVolume;
+use crate::path::read::Reader;
+use crate::state::volume::layout::{Piece, bytes_of};
+use crate::stats::bump;
+
+/// Caches data that is offered to a volume.
+#[derive(Clone, Copy)]
+pub(crate) struct Offers<'a>(pub(crate) &'a LaneVolume);
+
+impl Offers<'_> {
+    /// Returns whether an offer could be accepted at the moment.
+    pub(crate) fn are_welcome(self) -> bool {
+        !self.0.is_unavailable_to(true) && Reader(self.0).fills_on_request()
+    }
+
+    /// Caches those whole blocks of a checked range that may enter and are not cached.
+    pub(crate) fn take(self, offset: u64, data: &[u8], is_current: &dyn Fn() -> bool) {
+        let volume = &self.0.volume;
+        let range = offset..offset + data.len() as u64;
+        if !self.are_welcome() || volume.still_there().is_err() {
+            return;
+        }
+        // As for a fill from the origin: writes to the origin, and discards, wait until the range is
+        // released, or nothing enters.
+        let Some(_range) = volume.ranges.try_shared(volume.widen(range.clone())) else { return };
+        let store = self.0.store.store();
+        let mut tickets = Vec::new();
+        for piece in volume.pieces(offset, data.len() as u64) {
+            if let Some(found) = store.peek(&volume.space, piece.block) {
+                Policy(self.0).used(piece.block, &found.entry);
+            } else if piece.whole && self.admits(piece.block) {
+                // Begun before the question below: a write that is not seen there overtakes the fill
+                // (invariant 5).
+                let ticket = store.index.begin_fill(volume.space.address(piece.block));
+                tickets.push((piece, ticket));
+            }
+        }
+        let current = !tickets.is_empty() && (is_current() || planted::has(PlantedBug::StaleOffer));
+        for (piece, ticket) in tickets {
+            // A clean copy of data that the origin could still lose would outlive it after a power
+            // cut (invariant 12).
+            if current && volume.is_unsynced(piece.block) {
+                AdmissionControl(self.0).refused(piece.block, false, RefusalReason::Unsynced);
+            } else if current {
+                self.append(&piece, data, Condition::Fill(&ticket));
+            }
+            store.index.end_fill(ticket);
+        }
+    }
+
+    /// Asks admission as for a block that a client wants to be cached: it was used above.
+    fn admits(self, block: OriginBlock) -> bool {
+        let admission = AdmissionControl(self.0);
+        let admitted = admission
+            .admit(admission.gate_on_request(), block)
+            .and_then(|()| Policy(self.0).admit_to_lists(block));
+        if let Err(reason) = admitted {
+            admission.refused(block, false, reason);
+        }
+        admitted.is_ok()
+    }
+
+    fn append(self, piece: &Piece, data: &[u8], condition: Condition<'_>) {
+        let volume = &self.0.volume;
+        let rank = Policy(self.0).rank(piece.block, None);
+        let version = Version {
+            space: &volume.space,
+            block: piece.block,
+            dirty: false,
+            // Sectors outside of the volume count as valid.
+            mask: None,
+            rank: rank.bits(),
+            condition,
+        };
+        let appended = self.0.store.append(version, Policy(self.0).class_of_fill(rank), |cell| {
+            cell.fill(0);
+            cell[bytes_of(&piece.sectors)].copy_from_slice(&data[piece.bytes.clone()]);
+        });
+        match appended {
+            Appended::Done { old } => {
+                volume.appended(self.0.lane(), piece.block, old.as_ref(), false);
+                let counters = &self.0.stats().counters;
+                bump(&counters.filled_blocks, 1);
+                bump(&counters.cache_written_bytes, volume.block.bytes());
+                Policy(self.0).placed(piece.block, old.as_ref());
+            }
+            // A fill never waits for space.
+            Appended::NoSpace | Appended::NoMask => {
+                AdmissionControl(self.0).refused(piece.block, false, RefusalReason::NoRoom);
+                self.0.store.store().space_wanted.notify_all();
+            }
+            Appended::Refused => self.0.stats().why.refused.count(RefusalReason::Overtaken, 1),
+        }
+    }
+}

@@ -1,0 +1,29 @@
+//! `forebay pause`, `freeze` and `resume`: short for `set NAME caching=`.
+
+use forebay_admin::{Assignments, SetRequest};
+use forebay_core::Caching;
+
+use super::operate;
+use crate::cli::NameArgs;
+use crate::client::Client;
+use crate::exit::Outcome;
+
+/// Has a volume pass all requests through.
+pub(super) fn pause(client: &Client, args: &NameArgs) -> Outcome {
+    set(client, args, Caching::Paused, "Pausing")
+}
+
+/// Lets nothing else enter the cache.
+pub(super) fn freeze(client: &Client, args: &NameArgs) -> Outcome {
+    set(client, args, Caching::Frozen, "Freezing")
+}
+
+/// Caches again.
+pub(super) fn resume(client: &Client, args: &NameArgs) -> Outcome {
+    set(client, args, Caching::On, "Resuming")
+}
+
+fn set(client: &Client, args: &NameArgs, caching: Caching, doing: &str) -> Outcome {
+    let settings = Assignments::parse(&[format!("caching={caching}")])?;
+    operate(client, &args.name, "set", &SetRequest { settings }, doing)
+}

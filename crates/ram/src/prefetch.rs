@@ -1,0 +1,117 @@
+//! Reads blocks through a volume, so that its tier caches them.
+
+use std::cell::Cell;
+use std::ops::Range;
+use std::rc::Rc;
+use std::time::Duration;
+
+use forebay_core::IoError;
+use forebay_engine::BlockService;
+use forebay_lane::Lane;
+
+use crate::block::REGION_BYTES;
+use crate::tier::Tier;
+use crate::write_down::{each, read};
+
+/// Reads in flight. A disk has the next one before the first has ended, and clients' requests meet
+/// few others.
+const DEPTH: usize = 2;
+
+/// Longest time that a read gives way to clients, so that it comes to its end beside them.
+const GIVES_WAY: Duration = Duration::from_millis(100);
+
+/// How often a read that gives way looks again.
+const LOOK: Duration = Duration::from_millis(2);
+
+/// What came of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Prefetched {
+    /// Bytes read.
+    pub bytes: u64,
+    /// Reads that failed; nobody needed them.
+    pub failed: u64,
+}
+
+/// Reads ranges of bytes of `volume`, which has `tier`, in their order and in requests of up to 1 MiB.
+/// Nothing is evicted for them: what has no room is left out. Each read waits for a while as long as
+/// `in_flight`, the requests in flight below the tier, are more than its own. `progress` is called
+/// with the bytes of the ranges that are done.
+pub async fn prefetch(
+    tier: &Tier,
+    volume: &Rc<dyn BlockService>,
+    lane: &Rc<Lane>,
+    ranges: impl Iterator<Item = Range<u64>>,
+    in_flight: impl Fn() -> u64,
+    progress: impl Fn(u64),
+) -> Prefetched {
+    let (own, reading, done) = (Cell::new(0), Cell::new(0), Cell::new(0));
+    let (bytes, failed) = (Cell::new(0), Cell::new(0));
+    let add = |count: &Cell<u64>, more| count.set(count.get() + more);
+    let one = |range: Range<u64>| {
+        let (own, reading, done) = (&own, &reading, &done);
+        let (bytes, failed, in_flight, progress) = (&bytes, &failed, &in_flight, &progress);
+        async move {
+            let until = lane.now() + GIVES_WAY;
+            while in_flight() > own.get() && lane.now() < until {
+                lane.sleep(LOOK).await;
+            }
+            if let Some(wanted) = missing(tier, &range, reading.get()) {
+                let len = wanted.end - wanted.start;
+                own.set(own.get() + 1);
+                reading.set(reading.get() + len);
+                let result = read(volume, wanted.start, len as usize).await;
+                own.set(own.get() - 1);
+                reading.set(reading.get() - len);
+                match result {
+                    Ok(_) => add(bytes, len),
+                    Err(IoError::ShuttingDown) => return Err(IoError::ShuttingDown),
+                    Err(_) => add(failed, 1),
+                }
+            }
+            add(done, range.end - range.start);
+            progress(done.get());
+            Ok(())
+        }
+    };
+    let size = volume.size();
+    let pieces = ranges.flat_map(move |range| in_regions(range.start..range.end.min(size)));
+    // Only a volume that stops ends it early.
+    let _ = each(DEPTH, pieces, one).await;
+    Prefetched { bytes: bytes.get(), failed: failed.get() }
+}
+
+/// Returns the part of a range within one region that is to be read, beside `reading` bytes that may
+/// need room too; `None`: it is cached, or there is no room.
+fn missing(tier: &Tier, range: &Range<u64>, reading: u64) -> Option<Range<u64>> {
+    let (cached, room) = tier.room_at(range.start, range.end - range.start);
+    let room = (room * tier.block().bytes()).saturating_sub(reading);
+    let end = range.start.saturating_add(room).min(range.end);
+    (!cached && range.start < end).then_some(range.start..end)
+}
+
+/// Cuts a range at the borders of regions, which are the longest requests.
+fn in_regions(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
+    let mut at = range.start;
+    std::iter::from_fn(move || {
+        let start = at;
+        at = range.end.min((start / REGION_BYTES + 1).saturating_mul(REGION_BYTES));
+        (start < range.end).then_some(start..at)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_cut_where_regions_end() {
+        const MIB: u64 = 1 << 20;
+        let cut = |range| in_regions(range).collect::<Vec<_>>();
+        assert_eq!(cut(0..0), []);
+        assert!(cut(4096..8192).into_iter().eq(std::iter::once(4096..8192)));
+        assert_eq!(
+            cut(MIB - 512..2 * MIB + 512),
+            [MIB - 512..MIB, MIB..2 * MIB, 2 * MIB..2 * MIB + 512]
+        );
+    }
+}

@@ -1,0 +1,48 @@
+//! Memory that a tier gives back to the system while memory is short.
+
+use super::Tier;
+use crate::shard::Shard;
+
+/// Most blocks of a shard that are given back, or taken, under its lock at a time.
+const STEP: u32 = 256;
+
+impl Tier {
+    /// Returns the bytes of data that the tier may hold at the moment: its size, or less after
+    /// [`Tier::set_room`].
+    pub fn room(&self) -> u64 {
+        let blocks: u64 = self.shards.iter().map(|shard| u64::from(shard.0.lock().room())).sum();
+        blocks * self.block.bytes()
+    }
+
+    /// Returns the bytes of data that the tier may hold while memory is not short.
+    pub fn full_room(&self) -> u64 {
+        let blocks = self.shards.iter().map(|shard| u64::from(shard.0.lock().capacity()));
+        blocks.sum::<u64>() * self.block.bytes()
+    }
+
+    /// Has the tier hold about this many bytes of data at most, up to its size, and returns the memory
+    /// of the rest to the system. Blocks that were used least are evicted; deferred data stays, and is
+    /// written down early. Returns the bytes that it may hold now.
+    pub fn set_room(&self, bytes: u64) -> u64 {
+        let most = bytes / self.block.bytes() / self.shards.len() as u64;
+        let wanted = |shard: &Shard| most.min(shard.capacity().into()) as u32;
+        for shard in &self.shards {
+            loop {
+                let mut shard = shard.0.lock();
+                let (wanted, room) = (wanted(&shard), shard.room());
+                let changed = if wanted < room {
+                    shard.shrink((room - wanted).min(STEP))
+                } else {
+                    shard.grow((wanted - room).min(STEP))
+                };
+                if changed == 0 {
+                    break;
+                }
+            }
+        }
+        // Less space for deferred writes may make their write-down urgent, and more may be waited for.
+        self.deferring.work.notify_all();
+        self.deferring.note_change();
+        self.room()
+    }
+}

@@ -1,0 +1,65 @@
+//! Blocks that RAM gives up after use are offered to the lower tier. That an offer is current is
+//! checked by [`super::disk::Disk`], in these tests and in the random ones.
+
+use super::bench::{Bench, INFINITE, write};
+use super::*;
+
+/// Blocks of the tier, one sector each.
+const BLOCKS: u64 = 64;
+
+fn bench() -> Bench {
+    let bench = Bench::new(BLOCKS * SECTOR_SIZE, SECTOR_SIZE, INFINITE);
+    bench.tier.defer_writes(None);
+    bench
+}
+
+/// Reads so much else that RAM gives up all that it had.
+fn read_others(bench: &Bench) {
+    for sector in 1000..1000 + 4 * BLOCKS {
+        bench.read(sector, 1);
+    }
+}
+
+#[test]
+fn what_was_read_once_is_not_offered_and_what_was_used_is() {
+    let bench = bench();
+    (0..8).for_each(|sector| drop(bench.read(sector, 1)));
+    (2..4).for_each(|sector| drop(bench.read(sector, 1)));
+    read_others(&bench);
+    let offers = bench.disk.offers.take();
+    assert_eq!(offers, [(2..3, true), (3..4, true)]);
+    assert_eq!(bench.tier.counts().offers, 2);
+}
+
+#[test]
+fn a_block_that_was_written_and_then_read_is_offered_as_it_was_written() {
+    let bench = bench();
+    assert_eq!(bench.ask(write(5, 1, 7)), Ok(()));
+    assert_eq!(bench.read(5, 1), [7]);
+    read_others(&bench);
+    assert_eq!(bench.disk.offers.take(), [(5..6, true)]);
+}
+
+#[test]
+fn an_offer_is_not_current_once_a_write_has_begun_or_the_lower_tier_has_lost_writes() {
+    let overtake: [fn(&Bench); 2] =
+        [|bench| assert!(bench.submit(write(0, 1, 9)) > 0), |bench| bench.disk.lose(0..1)];
+    for overtake in overtake {
+        let bench = bench();
+        bench.tier.offers.set_welcome(true);
+        (0..2).for_each(|_| drop(bench.read(0, 1)));
+        // Not through the volume, so that nobody passes the offer on.
+        let mut other = 1000 * SECTOR_SIZE;
+        let offer = loop {
+            let tokens: Vec<_> = bench.tier.begin_fill(other, SECTOR_SIZE).collect();
+            bench.tier.end_fill(other, &[0; SECTOR], &tokens);
+            other += SECTOR_SIZE;
+            if let Some(offer) = bench.tier.offers.pop() {
+                break offer;
+            }
+        };
+        assert!(bench.tier.is_current(&offer, bench.disk.losses()));
+        overtake(&bench);
+        assert!(!bench.tier.is_current(&offer, bench.disk.losses()));
+    }
+}

@@ -1,0 +1,77 @@
+//! A tier that gives memory back while memory is short.
+
+use super::bench::{Bench, INFINITE, write};
+use super::*;
+
+/// Blocks of the tier, one sector each.
+const BLOCKS: u64 = 256;
+
+fn bench(policy: ReplacementKind) -> Bench {
+    let bench = Bench::new(BLOCKS * SECTOR_SIZE, SECTOR_SIZE, INFINITE);
+    bench.tier.defer_writes(None);
+    bench.tier.change(TierOptions { policy, ..bench.tier.options() }).expect("memory");
+    (0..BLOCKS).for_each(|sector| drop(bench.read(sector, 1)));
+    bench
+}
+
+/// Returns how many of these sectors RAM has.
+fn cached(bench: &Bench, sectors: Range<u64>) -> usize {
+    let mut bytes = [0; SECTOR];
+    sectors.filter(|sector| bench.tier.read(sector * SECTOR_SIZE, &mut bytes).is_some()).count()
+}
+
+#[test]
+fn what_was_used_most_stays_with_its_data() {
+    for policy in [ReplacementKind::Lru, ReplacementKind::S3Fifo, ReplacementKind::LfuR] {
+        let bench = bench(policy);
+        for sector in 100..150 {
+            assert_eq!(bench.ask(write(sector, 1, sector as u32)), Ok(()));
+            bench.read(sector, 1);
+        }
+        let room = bench.tier.set_room(64 * SECTOR_SIZE);
+        assert_eq!((room, bench.tier.room()), (64 * SECTOR_SIZE, 64 * SECTOR_SIZE));
+        assert_eq!((bench.tier.counts().cached, cached(&bench, 0..BLOCKS)), (64, 64));
+        let kept = cached(&bench, 100..150);
+        assert!(kept >= 40, "{policy}: {kept}");
+        let reads = bench.disk.requests(Op::Read).len();
+        let values: Vec<u32> = (100..150).flat_map(|sector| bench.read(sector, 1)).collect();
+        assert!(values.into_iter().eq(100..150), "{policy}");
+        assert!(bench.disk.requests(Op::Read).len() - reads <= 20, "{policy}");
+        // No more than that enters, until there is memory again.
+        (0..BLOCKS).for_each(|sector| drop(bench.read(sector, 1)));
+        assert_eq!(bench.tier.counts().cached, 64, "{policy}");
+        assert_eq!(bench.tier.set_room(u64::MAX), BLOCKS * SECTOR_SIZE);
+        for _ in 0..4 {
+            (0..BLOCKS).for_each(|sector| drop(bench.read(sector, 1)));
+        }
+        assert!(cached(&bench, 0..BLOCKS) > 200, "{policy}");
+    }
+}
+
+#[test]
+fn deferred_data_stays_and_is_written_down_early() {
+    let bench = bench(ReplacementKind::S3Fifo);
+    bench.tier.defer_writes(Some(INFINITE));
+    for sector in 0..100 {
+        assert_eq!(bench.ask(write(sector, 1, 1 + sector as u32)), Ok(()));
+    }
+    assert_eq!(bench.tier.set_room(10 * SECTOR_SIZE), 100 * SECTOR_SIZE);
+    assert!(bench.read(0, 100).into_iter().eq(1..=100));
+    assert_eq!(bench.below(0..100), [0; 100]);
+    bench.keep();
+    bench.settle();
+    let below = bench.below(0..100);
+    assert!(below.iter().filter(|value| **value > 0).count() > 90, "{below:?}");
+    assert_eq!(bench.tier.set_room(10 * SECTOR_SIZE), 10 * SECTOR_SIZE);
+    assert!(bench.read(0, 100).into_iter().eq(1..=100));
+}
+
+#[test]
+fn a_tier_without_room_passes_everything_on() {
+    let bench = bench(ReplacementKind::S3Fifo);
+    bench.tier.defer_writes(Some(INFINITE));
+    assert_eq!(bench.tier.set_room(0), 0);
+    assert_eq!(bench.ask(write(3, 1, 5)), Ok(()));
+    assert_eq!((bench.below(3..4), bench.read(3, 1)), (vec![5], vec![5]));
+    assert_eq!(cached(&bench, 0..BLOCKS), 0);
+}

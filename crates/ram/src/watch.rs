@@ -1,0 +1,228 @@
+//! What clients ask of a volume with a RAM tier: who served how many of their requests, and the
+//! miss-ratio curve of all of them.
+//!
+//! The tier below sees only what misses RAM, and its curve is that of the misses: it could not tell
+//! what more RAM would serve. So the tier has a curve of its own, over everything that clients read
+//! and write.
+//!
+//! A hit in RAM must cost next to nothing. Each [`Watcher`] has counters that it alone writes, and
+//! decides by itself, without memory that others write, whether a request touches the sample. Only
+//! the few that do take the lock of the curve. The counters of a hit share one cache line, which is
+//! prefetched: copies of data evict it from the first-level cache, and a miss costs more than the
+//! rest of the bookkeeping.
+
+use std::cell::Cell;
+use std::ops::Range;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use forebay_core::{Clock, SECTOR_SIZE};
+use forebay_device::hint::{Spot, fetch_to_write};
+use forebay_engine::BlockService;
+use forebay_policy::curve::{Access, Live, LiveCurve, Sample};
+use forebay_policy::exact::Key;
+use parking_lot::Mutex;
+
+/// Chooses the sampled blocks of all volumes.
+const SEED: u64 = 0;
+
+/// The first sample; later samples are subsets of it. A constant, so that most requests are ruled out
+/// without touching memory.
+const FIRST: Sample = Live::first_sample(SEED);
+
+macro_rules! traffic {
+    ($($name:ident $help:literal,)*) => {
+        /// Requests of clients since the tier was made.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub struct Traffic {
+            $(#[doc = $help] pub $name: u64,)*
+        }
+
+        #[derive(Default)]
+        #[repr(C)]
+        struct Counters {
+            $($name: AtomicU64,)*
+        }
+
+        impl Counters {
+            fn add_to(&self, sum: &mut Traffic) {
+                $(sum.$name += self.$name.load(Ordering::Relaxed);)*
+            }
+        }
+    };
+}
+
+traffic! {
+    ram_reads "Reads answered from RAM alone.",
+    ram_read_bytes "Bytes of these.",
+    read_blocks "Blocks read, in the lower tier's size; repeated accesses count each time.",
+    written_blocks "Blocks written, likewise.",
+    ram_writes "Writes taken into RAM, to be written down later. With FUA, at once.",
+    ram_written_bytes "Bytes of these.",
+    passed_writes "Writes passed on to the lower tier, in part or whole, before they were acknowledged.",
+    passed_written_bytes "Bytes of these.",
+}
+
+/// Adds to a counter that only the calling lane writes.
+#[inline]
+fn bump(counter: &AtomicU64, by: u64) {
+    // A single writer needs no locked instruction.
+    counter.store(counter.load(Ordering::Relaxed).wrapping_add(by), Ordering::Relaxed);
+}
+
+/// The part of a watcher that each request needs, on cache lines of its own.
+#[repr(C, align(128))]
+struct Own {
+    /// The lower tier's block, as a power of two, and the bytes by which its blocks are shifted.
+    block: (u32, u64),
+    counters: Counters,
+}
+
+/// What all watchers of a tier have seen.
+pub(crate) struct Watched {
+    live: Mutex<Live>,
+    all: Mutex<All>,
+    clock: Arc<dyn Clock>,
+}
+
+#[derive(Default)]
+struct All {
+    present: Vec<Arc<Own>>,
+    /// The counts of watchers that are gone.
+    past: Traffic,
+}
+
+impl Watched {
+    pub(crate) fn new(clock: Arc<dyn Clock>) -> Arc<Self> {
+        Arc::new(Watched { live: Mutex::new(Live::new(SEED)), all: Mutex::default(), clock })
+    }
+
+    /// Returns what was counted so far.
+    pub(crate) fn traffic(&self) -> Traffic {
+        let all = self.all.lock();
+        let mut sum = all.past;
+        all.present.iter().for_each(|own| own.counters.add_to(&mut sum));
+        sum
+    }
+
+    /// Returns the miss-ratio curve.
+    pub(crate) fn curve(&self) -> LiveCurve {
+        let live = self.live.lock().clone();
+        let Traffic { read_blocks, written_blocks, .. } = self.traffic();
+        live.into_curve(read_blocks, written_blocks)
+    }
+}
+
+/// Watches the requests that one [`crate::RamVolume`] gets.
+#[derive(Clone)]
+pub(crate) struct Watcher {
+    own: Arc<Own>,
+    close: Rc<Close>,
+}
+
+/// The part of a watcher that only requests for sampled blocks need.
+struct Close {
+    watched: Arc<Watched>,
+    own: Arc<Own>,
+    /// A copy of the sample; may be outdated. Blocks only ever leave it.
+    sample: Cell<Sample>,
+}
+
+impl Watcher {
+    /// Watches requests in blocks of `lower`.
+    pub(crate) fn new(watched: &Arc<Watched>, lower: &dyn BlockService) -> Self {
+        let bytes = lower.preferred_block().max(SECTOR_SIZE).next_power_of_two();
+        // The first block is shorter by what they are shifted.
+        let first = lower.whole_blocks(0..SECTOR_SIZE).end;
+        let block = (bytes.trailing_zeros(), bytes.saturating_sub(first));
+        let own = Arc::new(Own { block, counters: Counters::default() });
+        watched.all.lock().present.push(own.clone());
+        let sample = Cell::new(FIRST);
+        let close = Close { watched: watched.clone(), own: own.clone(), sample };
+        Watcher { own, close: Rc::new(close) }
+    }
+
+    /// Prefetches the counters. Called before the data is copied: afterwards the prefetch would
+    /// queue behind those of other requests' data.
+    #[inline]
+    pub(crate) fn expect(&self) {
+        fetch_to_write(Spot::of(&*self.own));
+    }
+
+    /// Notes a read that RAM has answered.
+    #[inline]
+    pub(crate) fn ram_read(&self, offset: u64, len: u64) {
+        bump(&self.own.counters.ram_reads, 1);
+        bump(&self.own.counters.ram_read_bytes, len);
+        self.accessed(Access::Read, offset, len);
+    }
+
+    /// Notes a write that RAM has taken.
+    #[inline]
+    pub(crate) fn ram_write(&self, len: u64) {
+        bump(&self.own.counters.ram_writes, 1);
+        bump(&self.own.counters.ram_written_bytes, len);
+    }
+
+    /// Notes a write that the lower tier gets.
+    pub(crate) fn passed_write(&self, len: u64) {
+        bump(&self.own.counters.passed_writes, 1);
+        bump(&self.own.counters.passed_written_bytes, len);
+    }
+
+    /// Notes for the curve that a client reads or writes a range.
+    #[inline]
+    pub(crate) fn accessed(&self, access: Access, offset: u64, len: u64) {
+        let (shift, shifted) = self.own.block;
+        let start = offset + shifted;
+        let blocks = start >> shift..((start + len - 1) >> shift) + 1;
+        let counter = match access {
+            Access::Read => &self.own.counters.read_blocks,
+            Access::Write => &self.own.counters.written_blocks,
+        };
+        bump(counter, blocks.end - blocks.start);
+        let keys = Key(blocks.start)..Key(blocks.end);
+        if FIRST.touches(keys.clone()) {
+            self.close.access(access, keys);
+        }
+    }
+
+    /// Notes for the curve that a client discards or zeroes a range.
+    pub(crate) fn removed(&self, offset: u64, len: u64) {
+        let (shift, shifted) = self.own.block;
+        let start = offset + shifted;
+        let whole = (start + (1 << shift) - 1) >> shift..(start + len) >> shift;
+        if !whole.is_empty() {
+            self.close.tell(|live| live.discard(Key(whole.start)..Key(whole.end)));
+        }
+    }
+}
+
+impl Close {
+    #[cold]
+    #[inline(never)]
+    fn access(&self, access: Access, keys: Range<Key>) {
+        if self.sample.get().touches(keys.clone()) {
+            self.tell(|live| {
+                if live.access(access, keys) {
+                    live.settle(self.watched.clock.now());
+                }
+            });
+        }
+    }
+
+    fn tell(&self, what: impl FnOnce(&mut Live)) {
+        let mut live = self.watched.live.lock();
+        what(&mut live);
+        self.sample.set(live.sample());
+    }
+}
+
+impl Drop for Close {
+    fn drop(&mut self) {
+        let mut all = self.watched.all.lock();
+        self.own.counters.add_to(&mut all.past);
+        all.present.retain(|own| !Arc::ptr_eq(own, &self.own));
+    }
+}
