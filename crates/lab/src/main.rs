@@ -25,6 +25,7 @@ mod output;
 mod pool;
 mod process;
 mod progress;
+mod ram_tier;
 mod real;
 mod report;
 mod rig;

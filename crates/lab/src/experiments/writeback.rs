@@ -1,11 +1,13 @@
 //! `forebay-lab writeback`: how fast dirty blocks reach a disk, and what clients feel of it. In virtual
 //! time, with the real engine on the modelled 7,200 rpm disk and SATA SSD.
 //!
+//! - `deferred`: random writes to a RAM tier in front of the disk, beside a cache on an SSD
 //! - `density`: blocks per second when a share of the blocks in a range is dirty
 //! - `pressure`: latency of writes when a full, dirty cache is written to faster than the disk can take
 //!
 //! The same seed gives the same rows on every machine.
 
+mod deferred;
 mod density;
 mod pressure;
 
@@ -19,7 +21,7 @@ use crate::virtual_time::cpu::CpuCosts;
 /// What is measured.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Only this part: density or pressure
+    /// Only this part: density, pressure or deferred
     #[arg(long, value_name = "PART")]
     only: Option<String>,
     /// Shares of the blocks that are dirty
@@ -48,6 +50,8 @@ struct Report {
     densities: Vec<density::Row>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pressure: Vec<pressure::Row>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    deferred: Vec<deferred::Row>,
 }
 
 pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
@@ -58,15 +62,18 @@ pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
         return Err(other("1000 to 1000000 dirty blocks, and depths of 1 or more, please"));
     }
     let wanted = |part: &str| args.only.as_deref().is_none_or(|only| only == part);
-    if !wanted("density") && !wanted("pressure") {
-        return Err(other("a part is density or pressure"));
+    if !["density", "pressure", "deferred"].into_iter().any(wanted) {
+        return Err(other("a part is density, pressure or deferred"));
     }
     let cells: Vec<density::Cell> =
         if wanted("density") { density::cells(&args.densities, args.blocks) } else { Vec::new() };
     let jobs: Vec<pressure::Job> =
         if wanted("pressure") { pressure::jobs(&args.depths) } else { Vec::new() };
-    let progress = Progress::new((cells.len() + jobs.len()) as u64, "in virtual time");
-    let mut report = Report { seed: args.seed, densities: Vec::new(), pressure: Vec::new() };
+    let stacks = if wanted("deferred") { deferred::jobs() } else { Vec::new() };
+    let steps = cells.len() + jobs.len() + stacks.len();
+    let progress = Progress::new(steps as u64, "in virtual time");
+    let (densities, pressure, deferred) = Default::default();
+    let mut report = Report { seed: args.seed, densities, pressure, deferred };
     for cell in &cells {
         progress.label(format!("density {}", cell.share));
         report.densities.push(density::measure(cell, args.seed)?);
@@ -77,6 +84,12 @@ pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
         report.pressure.push(pressure::measure(job, args.costs, args.seconds, args.seed)?);
         progress.advance(1);
     }
+    for stack in &stacks {
+        progress.label(format!("deferred writes, {} under way", stack.depth));
+        report.deferred.push(deferred::measure(stack, args.costs, args.seed)?);
+        progress.advance(1);
+    }
+    deferred::Row::relate(&mut report.deferred);
     drop(progress);
     if json {
         return print_json(&report);
@@ -109,6 +122,16 @@ fn print(report: &Report) {
             goals.extend(row.goal);
             table.row(row.cells());
         }
+        print!("{}", table.render());
+    }
+    if !report.deferred.is_empty() {
+        println!(
+            "\nRandom writes of 4K within 1G of a 7,200 rpm disk, deferred for 10 s where there is RAM"
+        );
+        let mut table = Table::new(
+            "STACK | UNDER WAY | WRITES/s | x DISK | UNTIL DURABLE | x DISK | MEAN us | p99 us | MAX us",
+        );
+        report.deferred.iter().for_each(|row| table.row(row.cells()));
         print!("{}", table.render());
     }
     let met = goals.iter().filter(|goal| goal.met).count();

@@ -7,11 +7,13 @@
 //! - `server`: an engine and NBD in this process, on a lane of its own
 //! - `nbd`: fio on such a server
 //! - `in_process`: the rows on RAM without NBD
+//! - `report_004`: the cells of the report on deferred writes
 
 mod agreement;
 pub(crate) mod experiment;
 mod in_process;
 mod nbd;
+mod report_004;
 mod server;
 mod twin;
 
@@ -28,7 +30,7 @@ use agreement::Agreement;
 use experiment::{Configuration, Experiment};
 
 /// What `only` may name: reports, and the rows of 003 on RAM.
-const KNOWN: [&str; 4] = ["000", "001", "003", "ram"];
+const KNOWN: [&str; 5] = ["000", "001", "003", report_004::NUMBER, "ram"];
 
 /// One experiment with one configuration.
 #[derive(Clone, Debug, Serialize)]
@@ -91,9 +93,12 @@ pub(crate) fn run(
         return Err(LabError::Usage(format!("--only {wrong}: with --real, choose from {known}")));
     }
     let stop = Stop::on_signals()?;
-    let wanted = |name: &str| only.is_empty() || only.iter().any(|only| only == name);
+    // The cells of 004 take half an hour, so they are run only on request.
+    let usual = |name: &str| only.is_empty() && name != report_004::NUMBER;
+    let wanted = |name: &str| usual(name) || only.iter().any(|only| only == name);
     let mut all: Vec<(Experiment, Vec<Configuration>)> = Vec::new();
-    for (experiment, configurations) in experiment::scaled_down()? {
+    let cells = report_004::experiments();
+    for (experiment, configurations) in experiment::scaled_down()?.into_iter().chain(cells) {
         let name = if experiment.on_ram() { "ram" } else { &experiment.report };
         if wanted(name) {
             all.push((experiment.with_time(time), configurations));
@@ -119,7 +124,8 @@ pub(crate) fn run(
                 format!("{}/{} {}", experiment.report, experiment.name, configuration.name());
             progress.label(name);
             let row = nbd::measure(experiment, *configuration, &stop)?;
-            if !experiment.on_ram() {
+            // The cells of 004 depend on the CPU time of a request, which differs over NBD.
+            if !experiment.on_ram() && experiment.report != report_004::NUMBER {
                 let found = agreement::of(&row, experiment, *configuration, costs, seed)?;
                 report.agreement.push(found);
             }
@@ -158,12 +164,13 @@ fn four_jobs(rows: &[Row]) -> Vec<FourJobs> {
 
 fn print(report: &Report) -> LabResult<()> {
     let percent = |share: f64| format!("{:.1} %", share * 100.0);
-    if !report.rows.is_empty() {
+    let rows = || report.rows.iter().filter(|row| row.report != report_004::NUMBER);
+    if rows().next().is_some() {
         let mut table = Table::new(
             "EXPERIMENT | CONFIG | MB/s | IOPS | READ | READ P99 | WRITE | \
             WRITE P99 | HITS | SERVER CPU us | CLIENT CPU us | SERVER BUSY | MACHINE BUSY",
         );
-        for row in &report.rows {
+        for row in rows() {
             let of = |direction| row.measured.iter().find(|one| one.direction == direction);
             let cell = |direction, field: fn(&Measured) -> f64| {
                 of(direction).map_or_else(|| "-".into(), |one| latency(field(one)))
@@ -190,6 +197,7 @@ fn print(report: &Report) -> LabResult<()> {
              the row and not the devices.\n"
         );
     }
+    report_004::print(&report.rows);
     agreement::print(&report.agreement);
     in_process::print(&report.in_process);
     if !report.four_jobs_over_nbd.is_empty() {

@@ -101,6 +101,7 @@ impl Tally {
 /// What a server can say about itself at a moment; the counters only grow.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Gauges {
+    /// Requests whose blocks were all cached; with a RAM tier, blocks that were read from RAM.
     pub(crate) hits: u64,
     pub(crate) misses: u64,
     pub(crate) ssd_read: u64,

@@ -16,10 +16,11 @@ use forebay_core::{BlockSize, Clock, IoError, Nanos, Op};
 use forebay_device::{Device, IoBuf};
 use forebay_engine::{BlockService, Completion, CompletionSink, EngineLane, LaneVolume, Settings};
 use forebay_lane::Lane;
-use forebay_ram::Tier;
+use forebay_ram::{RamVolume, Tier};
 use forebay_store::{FormatOptions, StoreOptions};
 
 use crate::error::{LabResult, other};
+use crate::ram_tier;
 use crate::rig::{self, LocalLane, VOLUME, build, request};
 
 use super::access::Access;
@@ -185,8 +186,14 @@ impl World {
         if never_full {
             machine.ssd.stop_keeping();
         }
-        let tier = ram::tier(&settings, &machine.clock)?;
-        let top = ram::top(tier.as_ref(), &target, &machine.lane);
+        let tier = ram_tier::tier(&settings, machine.clock.clone())?;
+        let top: Rc<dyn BlockService> = match &tier {
+            None => target.clone(),
+            Some(tier) => {
+                ram_tier::keep(tier, target.clone(), &machine.lane);
+                RamVolume::new(tier.clone(), target.clone(), machine.lane.clone())
+            }
+        };
         let sink = Rc::<Sink>::default();
         let mut scratch = vec![0; block.as_usize()];
         fill_payload(&mut scratch);
@@ -367,9 +374,14 @@ impl Server for World {
     fn gauges(&self) -> Gauges {
         let totals = self.target.volume().stats.totals();
         let (ssd, disk) = (self.machine.ssd.counters(), self.machine.disk.counters());
+        let below = (
+            totals.read_hits + totals.write_hits,
+            totals.read_partial + totals.read_misses + totals.write_misses,
+        );
+        let (hits, misses) = self.ram_counts().map_or(below, |ram| (ram.hits, ram.misses));
         Gauges {
-            hits: totals.read_hits + totals.write_hits,
-            misses: totals.read_partial + totals.read_misses + totals.write_misses,
+            hits,
+            misses,
             ssd_read: ssd.read_bytes,
             ssd_written: ssd.written_bytes,
             disk_read: disk.read_bytes,

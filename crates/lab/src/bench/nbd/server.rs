@@ -7,11 +7,13 @@ use std::sync::{Arc, mpsc};
 
 use forebay_core::parse_size;
 use forebay_device::{Device, RamDevice};
-use forebay_engine::{Cache, LaneContext};
-use forebay_lane::{LaneId, LaneLoop, LaneOptions, LaneThread, MonotonicClock};
+use forebay_engine::{BlockService, Cache, EngineLane, Exports, LaneContext};
+use forebay_lane::{Lane, LaneId, LaneLoop, LaneOptions, LaneThread, MonotonicClock};
 use forebay_nbd::{ConnectionCount, Limits, ListenAddress, ListenError, Listener, Server};
+use forebay_ram::{RamVolume, Tier};
 
 use crate::error::{LabResult, other};
+use crate::ram_tier;
 use crate::rig::{Plan, VOLUME, build, no_writeback, touch};
 
 /// What is served.
@@ -84,6 +86,24 @@ pub(crate) fn serve(
     Ok(LaneThread::spawn("lane-0", LaneId(0), clock, LaneOptions::default(), setup)?)
 }
 
+/// The volume behind its RAM tier.
+struct Tiered {
+    engine: Rc<EngineLane>,
+    tier: Arc<Tier>,
+    lane: Rc<Lane>,
+}
+
+impl Exports for Tiered {
+    fn names(&self) -> Vec<String> {
+        self.engine.names()
+    }
+
+    fn open(&self, name: &str) -> Option<Rc<dyn BlockService>> {
+        let volume = self.engine.target(name)?;
+        Some(RamVolume::new(self.tier.clone(), volume, self.lane.clone()))
+    }
+}
+
 async fn start(
     lane: &LaneLoop,
     plan: Plan,
@@ -99,11 +119,20 @@ async fn start(
     for device in &memory {
         touch(&context, device).await?;
     }
+    let tier = ram_tier::tier(&plan.settings, lane.lane().clock().clone())?;
     let engine = build(context, plan).await?;
     let cache = engine.cache.clone();
+    let exports: Rc<dyn Exports> = match tier {
+        None => engine,
+        Some(tier) => {
+            let volume = engine.target(VOLUME).ok_or_else(|| other("the volume is gone"))?;
+            ram_tier::keep(&tier, volume, lane.lane());
+            Rc::new(Tiered { engine, tier, lane: lane.lane().clone() })
+        }
+    };
     let listener = Listener::bind(address).map_err(|error| other(error.to_string()))?;
     let uri = listener.address().uri(VOLUME);
     let (limits, count) = (Limits::default(), ConnectionCount::default());
-    let server = Server::serve(lane.lane(), lane.ring(), &[listener], engine, limits, count);
+    let server = Server::serve(lane.lane(), lane.ring(), &[listener], exports, limits, count);
     Ok((Served { cache, uri }, server))
 }

@@ -3,12 +3,14 @@
 //!
 //! - `load`: a trace in memory; `size`: a log for so many blocks
 //! - `player`: requests at their times; `cache`: one cache under them
-//! - `tuning`: settings of the cache that matter most
-//! - `row`: what is printed
+//! - `ram`: a RAM tier in front of it; `tuning`: settings of the cache that matter most
+//! - `row`: what is known of one replay; `report`: what is printed
 
 mod cache;
 mod load;
 mod player;
+mod ram;
+mod report;
 mod row;
 mod size;
 mod tuning;
@@ -29,6 +31,7 @@ use crate::virtual_time::world::UNIT;
 
 use cache::Setup;
 use player::Pace;
+use ram::RamArgs;
 use size::{LogSize, Wanted};
 use tuning::Tuning;
 
@@ -96,6 +99,8 @@ pub(crate) struct Args {
     costs: CpuCosts,
     #[command(flatten)]
     tuning: Tuning,
+    #[command(flatten)]
+    ram: RamArgs,
 }
 
 /// Models of origins.
@@ -148,7 +153,8 @@ pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
     Ok(())
 }
 
-fn replay(args: &Args) -> LabResult<row::Report> {
+#[expect(clippy::too_many_lines, reason = "arguments, one after the other")]
+fn replay(args: &Args) -> LabResult<report::Report> {
     let align = size(&args.align)?;
     let block = size(&args.block_size)?;
     let block = BlockSize::new(block)
@@ -199,16 +205,30 @@ fn replay(args: &Args) -> LabResult<row::Report> {
         CacheDevice::SataSsd => ModelKind::SataSsd,
         CacheDevice::PcieSsd => ModelKind::PcieSsd,
     };
-    let outcome = setup.timed(&trace, (ssd, origin), args.costs, pace)?;
+    let setups = match args.ram.tiers(&setup.settings, trace.blocks)? {
+        None => vec![setup],
+        Some(tiers) => {
+            let larger = LogSize::new(bytes + tiers.same_money, block, segment)?;
+            let with_ram = |settings| Setup { settings, ..setup.clone() };
+            let all = tiers.settings.into_iter().map(with_ram);
+            all.chain([Setup { size: larger, ..setup.clone() }]).collect()
+        }
+    };
     let bare = cache::bare(&trace, origin, pace)?;
-    Ok(row::Report {
+    let (mut rows, mut accesses) = (Vec::new(), 0);
+    for setup in &setups {
+        let outcome = setup.timed(&trace, (ssd, origin), args.costs, pace)?;
+        accesses = outcome.accesses();
+        rows.push(row::Row::new(setup, &trace, &outcome, &bare, (name_of(timing), pace)));
+    }
+    Ok(report::Report {
         trace: args.trace.file_name().unwrap_or_default().to_string_lossy().into_owned(),
         format,
         requests: trace.requests.len() as u64,
-        accesses: outcome.accesses(),
+        accesses,
         blocks: trace.blocks,
         align,
-        rows: vec![row::Row::new(&setup, &trace, &outcome, &bare, (name_of(timing), pace))],
+        rows,
     })
 }
 

@@ -138,6 +138,7 @@ impl Played {
         self.looked.blocks += looked.blocks;
         self.looked.missed += looked.missed;
         self.looked.uncovered += looked.uncovered;
+        self.looked.in_ram += looked.in_ram;
         let missed = u64::from(looked.missed > 0);
         self.missed_requests += missed;
         if op == Op::Read {

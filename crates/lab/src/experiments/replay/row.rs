@@ -8,6 +8,7 @@ use crate::virtual_time::world::UNIT;
 use super::cache::{Bare, Outcome, Setup};
 use super::load::Loaded;
 use super::player::{Direction, Pace};
+use super::ram::RamRow;
 use super::tuning::Tuned;
 
 /// Miss ratios and wear of a log; the fields that `forebay-lab policies` has are the same.
@@ -36,7 +37,7 @@ pub(crate) struct Misses {
     pub(crate) layout: &'static str,
 }
 
-fn ratio(part: u64, whole: u64) -> f64 {
+pub(super) fn ratio(part: u64, whole: u64) -> f64 {
     part as f64 / whole.max(1) as f64
 }
 
@@ -71,9 +72,9 @@ impl Misses {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(super) struct Latency {
     requests: u64,
-    mean_us: f64,
+    pub(super) mean_us: f64,
     p50_us: f64,
-    p99_us: f64,
+    pub(super) p99_us: f64,
     max_us: f64,
 }
 
@@ -94,12 +95,14 @@ impl Latency {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Row {
     #[serde(flatten)]
-    misses: Misses,
+    pub(super) misses: Misses,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) ram: Option<RamRow>,
     /// What may live in the log as a share of the trace's blocks.
     size: f64,
     mode: &'static str,
     durability: &'static str,
-    block_bytes: u64,
+    pub(super) block_bytes: u64,
     sequential_cutoff: u64,
     settings: Tuned,
     timing: String,
@@ -112,10 +115,11 @@ pub(super) struct Row {
     carried_bytes_per_user_byte: f64,
     /// While requests came, and with the writeback of everything after them.
     disk_busy_seconds: f64,
-    disk_busy_drained_seconds: f64,
+    pub(super) disk_busy_drained_seconds: f64,
     /// Until everything is on the disk.
     drained_seconds: f64,
     disk_written_bytes: u64,
+    pub(super) ssd_written_bytes: u64,
     ordered: bool,
     /// The part of that for reads; the rest is for writes.
     disk_reading_seconds: f64,
@@ -124,8 +128,8 @@ pub(super) struct Row {
     bare_disk_reading_seconds: f64,
     /// The disk alone by the cache with all its writeback; none if nothing reached the disk.
     bare_by_drained: Option<f64>,
-    reads: Option<Latency>,
-    writes: Option<Latency>,
+    pub(super) reads: Option<Latency>,
+    pub(super) writes: Option<Latency>,
     /// Of the disk alone, asked at the same pace.
     bare_reads: Option<Latency>,
     bare_writes: Option<Latency>,
@@ -149,6 +153,7 @@ impl Row {
         Row {
             size: ratio(units, trace.blocks),
             misses,
+            ram: RamRow::new(settings, outcome),
             mode: settings.mode.name(),
             durability: settings.durability.name(),
             block_bytes: setup.block.bytes(),
@@ -163,6 +168,7 @@ impl Row {
             disk_busy_drained_seconds: drained,
             drained_seconds: outcome.drained.as_secs_f64(),
             disk_written_bytes: outcome.disk_written,
+            ssd_written_bytes: outcome.ssd_written,
             ordered: settings.ordered,
             disk_reading_seconds: outcome.disk_reading.as_secs_f64(),
             bare_disk_busy_seconds: alone,
@@ -175,7 +181,7 @@ impl Row {
         }
     }
 
-    fn print(&self) {
+    pub(super) fn print(&self) {
         let misses = &self.misses;
         println!(
             "{} {} {}, {} timing, depth {}: {} blocks of {} may live in {} segments of {}, {:.1} % of the trace's",
@@ -253,31 +259,5 @@ impl Row {
             ]);
         }
         print!("{}", table.render());
-    }
-}
-
-/// What is printed.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub(super) struct Report {
-    pub(super) trace: String,
-    pub(super) format: &'static str,
-    pub(super) requests: u64,
-    /// To blocks of 4 KiB.
-    pub(super) accesses: u64,
-    /// Different ones.
-    pub(super) blocks: u64,
-    pub(super) align: u64,
-    pub(super) rows: Vec<Row>,
-}
-
-impl Report {
-    pub(super) fn print(&self) {
-        println!(
-            "{}: {} requests, {} accesses to {} blocks of 4K",
-            self.trace, self.requests, self.accesses, self.blocks
-        );
-        for row in &self.rows {
-            row.print();
-        }
     }
 }

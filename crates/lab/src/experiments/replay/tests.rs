@@ -146,3 +146,42 @@ fn settings_reach_the_volume_and_nonsense_is_refused() {
         assert!(replay(&line(&path, &wrong)).is_err(), "{wrong:?}");
     }
 }
+
+#[test]
+fn ram_serves_what_fits_and_the_same_money_buys_more_cache() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("trace.csv");
+    // A loop of 100 blocks, and between two rounds 300 others that are written once.
+    let block = |op: &str, number: u64| format!("{op},{},4096\n", number * 4096);
+    let round = |round: u64| {
+        let hot: String = (0..100).map(|number| block("R", number)).collect();
+        let once = (0..300).map(|number| block("W", 1000 + round * 300 + number));
+        hot + &once.collect::<String>()
+    };
+    let text: String = (0..5).map(round).collect();
+    std::fs::write(&path, format!("op,offset,size\n{text}")).expect("written");
+    let rows = |more: &[&str]| {
+        let more = [&["--ram", "2M", "--ram-policy", "lru,fifo"], more].concat();
+        let report = replay(&line(&path, &more)).expect("runs");
+        let value = serde_json::to_value(&report).expect("JSON");
+        value["rows"].as_array().expect("rows").clone()
+    };
+    let found = rows(&["--price", "5"]);
+    let number = |row: &serde_json::Value, name: &str| row[name].as_f64().expect("a number");
+    let [lru, fifo, money] = found.as_slice() else { panic!("{} rows", found.len()) };
+    assert_eq!((&lru["ram"]["policy"], &fifo["ram"]["policy"]), (&"lru".into(), &"fifo".into()));
+    // In four of five rounds the loop is in RAM, a quarter of all accesses.
+    assert_eq!(number(&lru["ram"], "block_hit_ratio"), 0.2);
+    assert_eq!(number(lru, "block_miss_ratio"), 0.8);
+    let mean = |row: &serde_json::Value| row["reads"]["mean_us"].as_f64().expect("a number");
+    assert!(mean(lru) <= mean(money));
+    assert!(money["ram"].is_null());
+    let more = number(money, "capacity_blocks") - number(lru, "capacity_blocks");
+    assert!((2000.0..2700.0).contains(&more), "{more}");
+    let deferred = rows(&["--defer", "10"]);
+    assert_eq!(number(&deferred[0]["ram"], "deferred_seconds"), 10.0);
+    for wrong in [["--price", "0"], ["--ram-policy", "mru"], ["--ram-block", "5000"]] {
+        let more = [&["--ram", "2M"], &wrong[..]].concat();
+        assert_eq!(replay(&line(&path, &more)).unwrap_err().exit_code(), 2, "{wrong:?}");
+    }
+}

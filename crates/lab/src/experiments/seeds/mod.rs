@@ -12,7 +12,7 @@ mod report_000;
 mod report_001;
 mod report_002;
 mod report_003;
-mod report_004;
+pub(crate) mod report_004;
 mod row;
 mod table;
 
@@ -32,8 +32,8 @@ use published::Report;
 /// The reports' experiments in virtual time, or some of them, scaled down, in real time.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Only these reports: 000, 001, 002, 003, 004; with --real 000, 001, 003, and ram for the rows
-    /// of 003 on RAM
+    /// Only these reports: 000, 001, 002, 003, 004; with --real 000, 001, 003, 004, and ram for
+    /// the rows of 003 on RAM
     #[arg(long, value_delimiter = ',', value_name = "REPORT")]
     only: Vec<String>,
     /// Only jobs whose name contains this; rows then lack what other jobs measure

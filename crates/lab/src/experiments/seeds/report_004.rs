@@ -9,11 +9,15 @@
 //! the report. The SSD is the SATA model (a Vertex 2 is not described well enough to calibrate it),
 //! the RAM device a link of 8 GB/s.
 //!
-//! - `ram`: the cells on the RAM tier
+//! The report has no reads. Some are added (`reads`): 70 and 100 of 100 requests, with a tier that has
+//! been filled before.
+//!
+//! - `ram`: the cells on the RAM tier; `reads`: those with reads
 //! - `shares`: their throughput as shares of the SSD's, in one table
 
 mod ram;
-mod shares;
+mod reads;
+pub(crate) mod shares;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -44,21 +48,27 @@ const RAW_SECONDS: f64 = 20.0;
 const WARM_UP: f64 = 4.25;
 const SECONDS: f64 = 1.0;
 
+/// One measurement: a pattern within a range.
 #[derive(Clone, Copy)]
-struct Cell {
+pub(crate) struct Cell {
     whole: bool,
-    random: bool,
-    size: u64,
-    depth: usize,
+    pub(crate) random: bool,
+    /// Bytes of a request.
+    pub(crate) size: u64,
+    pub(crate) depth: usize,
+    /// Reads among a hundred requests.
+    reads: u32,
 }
 
 impl Cell {
-    fn all() -> Vec<Cell> {
+    /// The report's cells: writes only.
+    pub(crate) fn all() -> Vec<Cell> {
         let mut all = Vec::new();
         for whole in [true, false] {
             for depth in DEPTHS {
                 for random in [true, false] {
-                    let cell = |shift: u32| Cell { whole, random, size: 512 << shift, depth };
+                    let cell =
+                        |shift: u32| Cell { whole, random, size: 512 << shift, depth, reads: 0 };
                     all.extend((0..12).map(cell));
                 }
             }
@@ -81,18 +91,34 @@ impl Cell {
         format!("{order} {size}")
     }
 
-    fn name(&self) -> String {
-        format!("{}/{} x{}", self.range(), self.pattern(), self.depth)
+    pub(crate) fn name(&self) -> String {
+        let reads =
+            if self.reads > 0 { format!(", {} % reads", self.reads) } else { String::new() };
+        format!("{}/{} x{}{reads}", self.range(), self.pattern(), self.depth)
+    }
+
+    /// Bytes of the range.
+    pub(crate) fn range_bytes(&self) -> u64 {
+        if self.whole { SSD_BYTES } else { SMALL_RANGE }
     }
 
     fn workload(&self) -> Workload {
         let shape = if self.random { Shape::Random } else { Shape::Sequential };
-        let range = if self.whole { SSD_BYTES } else { SMALL_RANGE };
-        let span = range / self.size * self.size;
-        Workload { shape, start: 0, span, len: self.size, writes: 100, depth: self.depth }
+        let span = self.range_bytes() / self.size * self.size;
+        Workload {
+            shape,
+            start: 0,
+            span,
+            len: self.size,
+            writes: 100 - self.reads,
+            depth: self.depth,
+        }
     }
 
     fn claim(&self) -> Option<&'static str> {
+        if self.reads > 0 {
+            return None;
+        }
         let small = self.size <= 8 << 10;
         match (self.whole, self.random, self.depth) {
             (_, false, _) if small => Some("Published: improves, \"even 5 times\"."),
@@ -105,7 +131,7 @@ impl Cell {
 
 pub(super) fn report() -> LabResult<Report> {
     let mut report = Report::parse(include_str!("../../../published/004.toml"))?;
-    report.rows.extend(Cell::all().iter().map(|cell| Published {
+    report.rows.extend(Cell::all().iter().chain(&reads::cells()).map(|cell| Published {
         experiment: cell.name(),
         metric: Metric::MbPerS,
         ssd_reference: None,
@@ -131,7 +157,7 @@ fn raw(context: &Context) -> LabResult<Vec<Measurement>> {
         let found = context.raw(timing, &cell.name(), cell.workload(), span)?;
         Ok(Measurement::of_model(Server::Ssd, cell.name(), vec![found]))
     };
-    Cell::all().iter().map(run).collect()
+    Cell::all().iter().chain(&reads::cells()).map(run).collect()
 }
 
 fn cached(context: &Context, block: u64, config: &Config, cell: &Cell) -> LabResult<Measurement> {
@@ -155,6 +181,27 @@ pub(super) fn jobs(report: &Arc<Report>) -> Vec<Job> {
             }));
         }
     }
-    jobs.extend(report.configs.iter().filter(|config| config.settings.ram > 0).flat_map(ram::jobs));
+    let tiers = || report.configs.iter().filter(|config| config.settings.ram > 0);
+    jobs.extend(tiers().flat_map(ram::jobs));
+    jobs.extend(tiers().take(1).flat_map(reads::jobs));
     jobs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_cell_has_a_name_of_its_own_and_fits_its_range() {
+        let cells: Vec<Cell> = Cell::all().into_iter().chain(reads::cells()).collect();
+        let mut names: Vec<String> = cells.iter().map(Cell::name).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!((names.len(), cells.len()), (128, 128));
+        for cell in cells {
+            let load = cell.workload();
+            assert!(load.span % load.len == 0 && load.span <= SSD_BYTES);
+            assert_eq!(load.writes + cell.reads, 100);
+        }
+    }
 }

@@ -4,13 +4,20 @@
 
 use std::collections::BTreeMap;
 
+use std::time::Duration;
+
 use forebay_core::{Durability, Mode};
 use forebay_device::model::ModelKind;
+use forebay_engine::Settings;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{LabResult, other};
 
 const MIB: u64 = 1 << 20;
+
+/// The RAM tier and the time for which writes are deferred: 1:16 of the report's.
+const RAM_BYTES: u64 = 64 * MIB;
+const DEFER: Duration = Duration::from_millis(625);
 
 /// What a device is like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -66,7 +73,7 @@ pub(crate) struct Experiment {
     pub(crate) origin_bytes: u64,
     pub(crate) cache: DeviceKind,
     pub(crate) cache_bytes: u64,
-    pub(crate) preparation: Preparation,
+    pub(crate) preparation: Option<Preparation>,
     /// Bytes from the start of the volume that are worked on.
     pub(crate) span: u64,
     pub(crate) block: u64,
@@ -96,6 +103,10 @@ pub(crate) enum Configuration {
     Strict,
     /// Writethrough.
     Writethrough,
+    /// A RAM tier with blocks of 4 KiB that defers writes, before a device like the cache device.
+    Deferred4K,
+    /// The same with blocks of 16 KiB.
+    Deferred16K,
 }
 
 impl Configuration {
@@ -107,25 +118,43 @@ impl Configuration {
             Configuration::Writeback => "forebay/writeback",
             Configuration::Strict => "forebay/writeback-strict",
             Configuration::Writethrough => "forebay/writethrough",
+            Configuration::Deferred4K => "forebay/ram 4k",
+            Configuration::Deferred16K => "forebay/ram 16k",
         }
     }
 
-    /// Mode and durability of the volume.
-    pub(crate) fn settings(self) -> (Mode, Durability) {
+    /// Settings of the volume.
+    pub(crate) fn settings(self) -> Settings {
+        let with = |mode, durability| Settings {
+            mode,
+            durability,
+            sequential_cutoff: 0,
+            ..Settings::default()
+        };
+        let deferred = |ram_block| Settings {
+            ram: RAM_BYTES,
+            ram_block,
+            defer: DEFER,
+            ..with(Mode::Passthrough, Durability::Deferred)
+        };
         match self {
             Configuration::Origin | Configuration::CacheDevice => {
-                (Mode::Passthrough, Durability::Flush)
+                with(Mode::Passthrough, Durability::Flush)
             }
-            Configuration::Writeback => (Mode::Writeback, Durability::Flush),
-            Configuration::Strict => (Mode::Writeback, Durability::Strict),
-            Configuration::Writethrough => (Mode::Writethrough, Durability::Flush),
+            Configuration::Writeback => with(Mode::Writeback, Durability::Flush),
+            Configuration::Strict => with(Mode::Writeback, Durability::Strict),
+            Configuration::Writethrough => with(Mode::Writethrough, Durability::Flush),
+            Configuration::Deferred4K => deferred(4 << 10),
+            Configuration::Deferred16K => deferred(16 << 10),
         }
     }
 
     /// What is behind the volume, and how large it is.
     pub(crate) fn origin(self, experiment: &Experiment) -> (DeviceKind, u64) {
         match self {
-            Configuration::CacheDevice => (experiment.cache, experiment.cache_bytes),
+            Configuration::CacheDevice | Configuration::Deferred4K | Configuration::Deferred16K => {
+                (experiment.cache, experiment.cache_bytes)
+            }
             _ => (experiment.origin, experiment.origin_bytes),
         }
     }
@@ -135,9 +164,10 @@ impl Configuration {
         if self.cached() { experiment.cache_bytes } else { 64 << 20 }
     }
 
-    /// Whether there is a cache at all.
+    /// Whether there is a cache device.
     pub(crate) fn cached(self) -> bool {
-        !matches!(self, Configuration::Origin | Configuration::CacheDevice)
+        use Configuration::{Strict, Writeback, Writethrough};
+        matches!(self, Writeback | Strict | Writethrough)
     }
 }
 
@@ -156,7 +186,7 @@ impl Experiment {
 
     /// How long a run takes, roughly: for progress bars.
     pub(crate) fn about_seconds(&self) -> u64 {
-        let bytes = self.preparation.bytes;
+        let bytes = self.preparation.map_or(0, |preparation| preparation.bytes);
         let preparing = if self.on_ram() { 1 } else { 1 + bytes / (100 * MIB) };
         preparing + self.ramp_seconds + self.seconds
     }
@@ -194,7 +224,8 @@ mod tests {
     fn every_experiment_fits_its_devices() {
         let all = scaled_down().expect("well formed");
         for (experiment, configurations) in &all {
-            let Preparation { bytes, block, .. } = experiment.preparation;
+            let preparation = experiment.preparation.expect("all of these have one");
+            let Preparation { bytes, block, .. } = preparation;
             let name = &experiment.name;
             assert!(
                 bytes <= experiment.span && experiment.span <= experiment.origin_bytes,

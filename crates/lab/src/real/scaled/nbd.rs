@@ -6,7 +6,6 @@ use std::time::Instant;
 
 use forebay_device::model::ModelledDevice;
 use forebay_device::{Device, RamDevice};
-use forebay_engine::Settings;
 
 use super::Row;
 use super::experiment::{Addresses, Configuration, DeviceKind, Experiment, Preparation};
@@ -39,20 +38,17 @@ pub(crate) fn measure(
     stop: &Stop,
 ) -> LabResult<Row> {
     let folder = tempfile::Builder::new().prefix("forebay-lab-").tempdir()?;
-    let (mode, durability) = configuration.settings();
     let (kind, bytes) = configuration.origin(experiment);
     let origin = make("origin", kind, bytes)?;
     let kind = if configuration.cached() { experiment.cache } else { DeviceKind::Ram };
     let cache = make("cache", kind, configuration.cache_bytes(experiment))?;
-    let plan = Plan::new(
-        cache.device,
-        origin.device,
-        Settings { mode, durability, sequential_cutoff: 0, ..Settings::default() },
-    );
+    let plan = Plan::new(cache.device, origin.device, configuration.settings());
     let memory = vec![origin.memory, cache.memory];
     let server = Server::start(plan, memory, &folder.path().join("nbd"), stop)?;
     let run = |text: String| run_fio(folder.path(), &text, stop);
-    run(preparation(experiment, &server.uri()))?;
+    if let Some(first) = experiment.preparation {
+        run(preparation(first, &server.uri()))?;
+    }
     // The ramp is a run of its own: what is counted on this side then belongs to the measurement.
     if experiment.ramp_seconds > 0 {
         run(job(experiment, &server.uri(), experiment.ramp_seconds, 1))?;
@@ -98,8 +94,8 @@ fn head(uri: &str) -> String {
 }
 
 /// The job file for what is done first.
-fn preparation(experiment: &Experiment, uri: &str) -> String {
-    let Preparation { write, bytes, block, depth } = experiment.preparation;
+fn preparation(preparation: Preparation, uri: &str) -> String {
+    let Preparation { write, bytes, block, depth } = preparation;
     let kind = if write { "write" } else { "read" };
     format!("{}[prepare]\nrw={kind}\nbs={block}\nsize={bytes}\niodepth={depth}\n", head(uri))
 }
@@ -198,7 +194,7 @@ mod tests {
         }
         assert!(job(&find("sata/seq-read"), "x", 1, 1).contains("rw=read\n"));
         assert!(job(&find("4x32"), "x", 1, 1).contains("rw=randwrite\n"));
-        let text = preparation(&find("mail"), "x");
+        let text = preparation(find("mail").preparation.expect("one"), "x");
         assert!(text.contains("rw=read\n") && text.contains("size=377487360\n"), "{text}");
     }
 

@@ -1,8 +1,6 @@
 //! An experiment of real time in virtual time: the same sizes, settings and models of devices, so
 //! that one can be held against the other.
 
-use forebay_engine::Settings;
-
 use super::experiment::{Addresses, Configuration, DeviceKind, Experiment, Preparation};
 use crate::error::{LabResult, other};
 
@@ -32,26 +30,26 @@ pub(crate) fn measure(
     costs: CpuCosts,
     seed: u64,
 ) -> LabResult<Twin> {
-    let (mode, durability) = configuration.settings();
     let (origin, origin_bytes) = configuration.origin(experiment);
     let cache_bytes = configuration.cache_bytes(experiment);
     let mut world = World::new(Plan::new(
         (cache_bytes, timing(experiment.cache, cache_bytes)?),
         (origin_bytes, timing(origin, origin_bytes)?),
-        Settings { mode, durability, sequential_cutoff: 0, ..Settings::default() },
+        configuration.settings(),
         seed,
     ))?;
-    let Preparation { write, bytes, block, depth } = experiment.preparation;
-    let preparation = Workload {
-        shape: Shape::Sequential,
-        start: 0,
-        span: bytes,
-        len: block,
-        writes: if write { 100 } else { 0 },
-        depth: depth as usize,
-    };
     let cpu = Cpu::new(costs);
-    run(&mut world, cpu, preparation, seed, Span::requests(bytes / block))?;
+    if let Some(Preparation { write, bytes, block, depth }) = experiment.preparation {
+        let preparation = Workload {
+            shape: Shape::Sequential,
+            start: 0,
+            span: bytes,
+            len: block,
+            writes: if write { 100 } else { 0 },
+            depth: depth as usize,
+        };
+        run(&mut world, cpu, preparation, seed, Span::requests(bytes / block))?;
+    }
     let shape = match experiment.addresses {
         Addresses::Sequential => Shape::Sequential,
         Addresses::Uniform => Shape::Random,

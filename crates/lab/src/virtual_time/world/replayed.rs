@@ -23,6 +23,8 @@ pub(crate) struct Looked {
     pub(crate) missed: u64,
     /// Of those: in the cache, but with other sectors.
     pub(crate) uncovered: u64,
+    /// In RAM, with all sectors.
+    pub(crate) in_ram: u64,
 }
 
 /// What was written to the log, in bytes of payload.
@@ -55,6 +57,11 @@ impl World {
         let end = offset + len;
         for unit in offset / UNIT..end.div_ceil(UNIT) {
             let (start, end) = ((unit * UNIT).max(offset), ((unit + 1) * UNIT).min(end));
+            looked.blocks += 1;
+            if self.tier.as_ref().is_some_and(|tier| tier.has(start, end - start)) {
+                looked.in_ram += 1;
+                continue;
+            }
             let (mut absent, mut uncovered) = (false, false);
             for block in start / self.block..end.div_ceil(self.block) {
                 let first = block * self.block;
@@ -69,7 +76,6 @@ impl World {
                     Some(_) => (),
                 }
             }
-            looked.blocks += 1;
             looked.missed += u64::from(absent || uncovered);
             looked.uncovered += u64::from(uncovered && !absent);
         }

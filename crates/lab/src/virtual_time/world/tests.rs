@@ -87,3 +87,18 @@ fn deferred_writes_take_cpu_time_only_and_end_on_the_disk() {
     assert_eq!((world.gauges().dirty_bytes, world.gauges().disk_written), (0, span));
     assert!(world.now().since(started) > Duration::from_millis(1100), "writing down takes time");
 }
+
+#[test]
+fn hits_in_ram_count_and_those_of_an_empty_cache_do_not() {
+    let settings = Settings { mode: Mode::Passthrough, ram: 64 << 20, ..Settings::default() };
+    let mut world = world(settings);
+    let (len, span) = (4096, 16 << 20);
+    let load = |shape, depth| Workload { shape, start: 0, span, len, writes: 0, depth };
+    let all = Span::requests(span / len);
+    let first = run(&mut world, Cpu::none(), load(Shape::Sequential, 32), 1, all).expect("runs");
+    assert_eq!(first.gauges.hit_ratio(), Some(0.0));
+    let again = run(&mut world, Cpu::new(COSTS), load(Shape::Random, 1), 1, all).expect("runs");
+    assert_eq!(again.gauges.hit_ratio(), Some(1.0));
+    assert_eq!(again.reads.mean(), (COSTS.cpu_read + COSTS.cpu_front) as f64);
+    assert!(world.look(forebay_core::Op::Read, 0, span).in_ram == span / len);
+}

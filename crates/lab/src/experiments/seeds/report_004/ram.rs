@@ -18,16 +18,21 @@ use super::{Cell, SSD_BYTES};
 
 /// The empty cache below the tier, which nothing is written to.
 const EMPTY_CACHE: u64 = 32 << 20;
-/// The time for which writes are deferred, and then twice that.
-const WARM_UP: f64 = 10.0;
-const SECONDS: f64 = 20.0;
+/// The time for which writes are deferred, and then as long again.
+pub(super) const WARM_UP: f64 = 10.0;
+const SECONDS: f64 = 10.0;
 /// Ends the name of the rows that include the warm-up and the last write-down.
 pub(super) const TO_THE_END: &str = " to the end";
 
-fn deferred(context: &Context, config: &Config, cell: &Cell) -> LabResult<[Measurement; 2]> {
+/// The tier in front of the SSD.
+pub(super) fn world(context: &Context, config: &Config) -> LabResult<World> {
     let disk = (SSD_BYTES, Timing::model(ModelKind::SataSsd, SSD_BYTES));
     let empty = (EMPTY_CACHE, super::ram());
-    let mut world = World::new(Plan::new(empty, disk, config.settings.clone(), context.seed))?;
+    World::new(Plan::new(empty, disk, config.settings.clone(), context.seed))
+}
+
+fn deferred(context: &Context, config: &Config, cell: &Cell) -> LabResult<[Measurement; 2]> {
+    let mut world = world(context, config)?;
     let (started, before) = (world.now(), world.gauges());
     let span = Span { warm_up: WARM_UP, ..Span::seconds(SECONDS) };
     let found = context.volume(&mut world, &cell.name(), 0, cell.workload(), span)?;
@@ -49,7 +54,7 @@ pub(super) fn jobs(config: &Config) -> Vec<Job> {
     let batches = batches.chunks(6).enumerate();
     let job = |(number, cells): (usize, &[Cell])| {
         let (cells, config) = (cells.to_vec(), config.clone());
-        let name = format!("{}, batch {number}", config.name);
+        let name = format!("{}, batch {number:02}", config.name);
         Job::new("004", name, 60.0, move |context| {
             let pairs = cells.iter().map(|cell| deferred(context, &config, cell));
             Ok(pairs.collect::<LabResult<Vec<_>>>()?.into_iter().flatten().collect())
