@@ -1,6 +1,5 @@
 """Another process needs the memory: a RAM tier gives half of its own back, and serves on."""
 
-import os
 import pathlib
 import subprocess
 import time
@@ -10,16 +9,20 @@ from harness import *
 LIMIT = 768 * MIB
 TIER = 320 * MIB
 
-# Takes memory, then reads more of a file than there is page cache for, again and again.
+# Takes memory, as much as it is told at once and the rest at 64 MiB a second, and keeps it.
 GREEDY = """
-import sys
-held = bytearray(int(sys.argv[1]))
-held[::4096] = b"x" * len(held[::4096])
+import sys, time
+held = []
+def take(size):
+    held.append(bytearray(size))
+    held[-1][::4096] = b"x" * len(held[-1][::4096])
+take(int(sys.argv[1]))
 print("holding", flush=True)
-while True:
-    with open(sys.argv[2], "rb", buffering=0) as file:
-        while file.read(1 << 20):
-            pass
+for _ in range(int(sys.argv[2]) >> 20):
+    time.sleep(1 / 64)
+    take(1 << 20)
+print("done", flush=True)
+time.sleep(3600)
 """
 
 
@@ -51,25 +54,19 @@ def half_of_the_tier_is_given_back(box):
         client.pread(MIB, place)
     full, before = daemon.show("v")["ram"], daemon.rss()
     check(full["used"] > TIER // 10 * 9, f"the tier is not full: {full}")
-    ballast = box.file("ballast", 512 * MIB)
-    with open(ballast, "wb") as file:
-        for _ in range(512):
-            file.write(random_bytes(1, MIB))
-        file.flush()
-        os.fsync(file.fileno())
-        # So that it enters the page cache of the group.
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    held = LIMIT - before - 96 * MIB
-    greedy = subprocess.Popen(
-        daemon.group.enter("python3", "-c", GREEDY, str(held), ballast), stdout=subprocess.PIPE
-    )
+    # All but a tenth of the memory, then half a tier more than there is.
+    at_once = LIMIT - before - LIMIT // 10
+    more = LIMIT // 10 + TIER // 2
+    command = daemon.group.enter("python3", "-c", GREEDY, str(at_once), str(more))
+    greedy = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     box.at_end(greedy.kill)
-    greedy.stdout.readline()
+    check_equal(greedy.stdout.readline(), "holding\n", "the other process")
     since = time.monotonic()
-    while daemon.show("v")["ram"]["used"] > full["used"] // 2:
-        check(time.monotonic() < since + 60, f"nothing is given back: {daemon.show('v')['ram']}")
-        time.sleep(0.1)
+    while (left := daemon.show("v")["ram"]["used"]) > full["used"] // 2:
+        check(time.monotonic() < since + 60, f"{left} bytes are still held")
+        time.sleep(0.05)
     took = time.monotonic() - since
+    check_equal(greedy.stdout.readline(), "done\n", "the other process")
     after = daemon.rss()
     check(before - after > TIER // 10 * 4, f"{before} bytes of RAM before and {after} after")
     print(f"{(before - after) // MIB} MiB after {took:.1f} s")

@@ -1,43 +1,62 @@
 //! Memory pressure: when the RAM tiers give memory back to the system, and when they take it again.
 //!
-//! Twice a second this reads how long tasks have stalled for want of memory (PSI: of the machine, and
-//! of the daemon's control group where that has a file of its own) and how much memory is available.
-//! Tiers shrink before the machine swaps, and grow again slowly, so that the two do not alternate.
+//! Four times a second this reads how much memory is available and how long tasks have stalled for
+//! want of it (PSI), of the machine and of the daemon's control group. Tiers shrink before the machine
+//! swaps or the group runs into its limit, and grow again slowly, so that the two do not alternate.
 
+use std::collections::VecDeque;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Time between two looks.
-pub(super) const INTERVAL: Duration = Duration::from_millis(500);
+pub(super) const INTERVAL: Duration = Duration::from_millis(250);
 
-/// Memory is short while tasks stall for a larger part of the time than this.
-const STALLED: f64 = 0.1;
-/// Memory is short while less than this part of it is available.
-const LEAST_AVAILABLE: f64 = 0.03;
-/// Tiers grow while at least this part of memory is available.
-const ENOUGH_AVAILABLE: f64 = 0.1;
+/// Looks over which stalls are added up, and the sum from which on memory is short. A tenth of the
+/// time is the threshold at which systemd has services release their caches, too.
+const WINDOW: (usize, Duration) = (4, Duration::from_millis(100));
+/// Memory is short while less than this part of it is available, or less than so many bytes where
+/// that is less.
+const LEAST_AVAILABLE: (u64, u64) = (16, 1 << 30);
 /// Looks without a shortage before tiers grow, and between two steps of growth.
-const CALM: (u32, u32) = (60, 10);
-/// Parts of a tier's size: the least that it keeps, and one step of growth.
+const CALM: (u32, u32) = (120, 20);
+/// Parts of a tier's size: the least that it keeps, the least that it gives back at once, which is
+/// also the most that it grows.
 const LEAST_PART: u64 = 16;
-const GROWTH_PART: u64 = 8;
+const STEP_PART: u64 = 8;
 
-/// The state of the system's memory at one moment.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-struct Sample {
-    /// Time that tasks have stalled so far, at the machine or in the daemon's control group.
-    stalled: Duration,
-    /// The part of memory that is available.
-    available: f64,
+/// The memory of the machine, or of a control group with a limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Memory {
+    total: u64,
+    /// Bytes that are free or hold pages of files, which the kernel can drop.
+    available: u64,
+}
+
+impl Memory {
+    fn least(self) -> u64 {
+        let (part, most) = LEAST_AVAILABLE;
+        (self.total / part).min(most)
+    }
+
+    fn is_short(self) -> bool {
+        self.available < self.least()
+    }
+
+    /// Returns how many bytes are available beyond the reserve that a shortage restores, below zero
+    /// if some are missing.
+    fn spare(self) -> i64 {
+        let reserve = 2 * self.least();
+        self.available.min(i64::MAX as u64) as i64 - reserve as i64
+    }
 }
 
 /// Watches the system's memory.
 pub(super) struct Pressure {
     proc: PathBuf,
-    /// Files with the time stalled.
-    stalls: Vec<PathBuf>,
-    last: Option<Sample>,
+    groups: Vec<Group>,
+    /// Time that tasks had stalled at the last looks, since memory was last short.
+    stalled: VecDeque<Duration>,
     /// Looks since memory was last short.
     calm: u32,
 }
@@ -45,20 +64,26 @@ pub(super) struct Pressure {
 /// What RAM tiers are to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Advice {
-    /// Give half of their memory back.
-    Shrink,
-    /// Take some memory again.
-    Grow,
+    /// Give memory back, at least this many bytes together.
+    Shrink(u64),
+    /// Take memory again, at most this many bytes together.
+    Grow(u64),
     /// Nothing.
     Stay,
 }
 
 impl Advice {
-    /// Returns the room, in bytes, for a tier of this size that has this much at the moment.
-    pub(super) fn room(self, size: u64, now: u64) -> u64 {
+    /// Returns the room, in bytes, for a tier of this size that has this much at the moment, where
+    /// all tiers have the size `all` together.
+    pub(super) fn room(self, size: u64, now: u64, all: u64) -> u64 {
+        let share =
+            |bytes: u64| (u128::from(bytes) * u128::from(size) / u128::from(all.max(1))) as u64;
         match self {
-            Advice::Shrink => (now / 2).max(size / LEAST_PART).min(now),
-            Advice::Grow => now.saturating_add(size / GROWTH_PART).min(size),
+            Advice::Shrink(bytes) => {
+                let less = share(bytes).max(size / STEP_PART);
+                now.saturating_sub(less).max(size / LEAST_PART).min(now)
+            }
+            Advice::Grow(bytes) => now.saturating_add(share(bytes).min(size / STEP_PART)).min(size),
             Advice::Stay => now,
         }
     }
@@ -72,32 +97,103 @@ impl Pressure {
 
     fn of(proc: &Path, groups: &Path) -> Self {
         let own = fs::read_to_string(proc.join("self/cgroup")).unwrap_or_default();
-        let own = own.lines().find_map(|line| line.strip_prefix("0::")).unwrap_or("/");
-        let group = groups.join(own.trim_start_matches('/')).join("memory.pressure");
-        let stalls = vec![proc.join("pressure/memory"), group];
-        Pressure { proc: proc.to_owned(), stalls, last: None, calm: 0 }
+        let groups = own.lines().flat_map(|line| Group::of(line, groups)).collect();
+        Pressure { proc: proc.to_owned(), groups, stalled: VecDeque::new(), calm: 0 }
     }
 
-    /// Looks again, [`INTERVAL`] after the last look.
+    /// Looks again, [`INTERVAL`] after the last look. What cannot be read counts as no shortage.
     pub(super) fn look(&mut self) -> Advice {
-        let now = self.sample();
-        let before = self.last.replace(now).unwrap_or(now);
-        let stalled = now.stalled.saturating_sub(before.stalled).as_secs_f64();
-        if stalled > STALLED * INTERVAL.as_secs_f64() || now.available < LEAST_AVAILABLE {
+        let memories: Vec<Memory> = machine(&self.proc.join("meminfo"))
+            .into_iter()
+            .chain(self.groups.iter().filter_map(Group::memory))
+            .collect();
+        let spare = memories.iter().map(|memory| memory.spare()).min().unwrap_or(0);
+        if self.has_stalled() || memories.iter().any(|memory| memory.is_short()) {
             self.calm = 0;
-            return Advice::Shrink;
+            self.stalled.clear();
+            return Advice::Shrink(spare.min(0).unsigned_abs());
         }
         self.calm = self.calm.saturating_add(1);
         let (before_growth, between) = CALM;
         let due = self.calm >= before_growth && (self.calm - before_growth).is_multiple_of(between);
-        if due && now.available >= ENOUGH_AVAILABLE { Advice::Grow } else { Advice::Stay }
+        if due && spare > 0 { Advice::Grow(spare.unsigned_abs()) } else { Advice::Stay }
     }
 
-    /// Reads the files. What cannot be read counts as no shortage.
-    fn sample(&self) -> Sample {
-        let stalled = self.stalls.iter().filter_map(|file| stalled(file)).max();
-        let available = available(&self.proc.join("meminfo")).unwrap_or(1.0);
-        Sample { stalled: stalled.unwrap_or_default(), available }
+    /// Reads for how long tasks have stalled, at the machine or in a group.
+    fn has_stalled(&mut self) -> bool {
+        let files = self.groups.iter().map(|group| group.folder.join("memory.pressure"));
+        let files = files.chain([self.proc.join("pressure/memory")]);
+        let now = files.filter_map(|file| stalled(&file)).max().unwrap_or_default();
+        let (looks, most) = WINDOW;
+        self.stalled.push_back(now);
+        if self.stalled.len() > looks + 1 {
+            self.stalled.pop_front();
+        }
+        let before = self.stalled.front().copied().unwrap_or(now);
+        now.saturating_sub(before) > most
+    }
+}
+
+/// A control group that limits the daemon's memory, or may come to: its own or one around it.
+struct Group {
+    folder: PathBuf,
+    files: &'static GroupFiles,
+}
+
+/// The names that a version of control groups has for the same things.
+struct GroupFiles {
+    limits: &'static [&'static str],
+    usage: &'static str,
+    /// Fields of `memory.stat`: memory that the kernel can take back.
+    reclaimable: &'static [&'static str],
+}
+
+const VERSION_1: GroupFiles = GroupFiles {
+    limits: &["memory.limit_in_bytes"],
+    usage: "memory.usage_in_bytes",
+    reclaimable: &["total_active_file", "total_inactive_file"],
+};
+const VERSION_2: GroupFiles = GroupFiles {
+    limits: &["memory.max", "memory.high"],
+    usage: "memory.current",
+    reclaimable: &["active_file", "inactive_file", "slab_reclaimable"],
+};
+
+impl Group {
+    /// Returns the group that a line of `/proc/self/cgroup` names and all around it, if it is of the
+    /// hierarchy that limits memory.
+    fn of(line: &str, root: &Path) -> Vec<Group> {
+        let mut fields = line.splitn(3, ':').skip(1);
+        let (Some(controllers), Some(own)) = (fields.next(), fields.next()) else {
+            return Vec::new();
+        };
+        let (root, files) = match controllers {
+            "" => (root.to_owned(), &VERSION_2),
+            _ if controllers.split(',').any(|one| one == "memory") => {
+                (root.join("memory"), &VERSION_1)
+            }
+            _ => return Vec::new(),
+        };
+        let own = root.join(own.trim_start_matches('/'));
+        let around = own.ancestors().take_while(|folder| folder.starts_with(&root));
+        around.map(|folder| Group { folder: folder.to_owned(), files }).collect()
+    }
+
+    /// Returns the group's memory; `None`: it has no limit of its own.
+    fn memory(&self) -> Option<Memory> {
+        let read = |name: &str| -> Option<u64> {
+            fs::read_to_string(self.folder.join(name)).ok()?.trim().parse().ok()
+        };
+        let total = self.files.limits.iter().filter_map(|name| read(name)).min()?;
+        let used = read(self.files.usage)?;
+        let stat = fs::read_to_string(self.folder.join("memory.stat")).unwrap_or_default();
+        let fields = stat.lines().filter_map(|line| line.split_once(' '));
+        let reclaimable: u64 = fields
+            .filter(|(name, _)| self.files.reclaimable.contains(name))
+            .filter_map(|(_, value)| value.parse::<u64>().ok())
+            .sum();
+        let available = total.saturating_sub(used.saturating_sub(reclaimable));
+        Some(Memory { total, available })
     }
 }
 
@@ -109,14 +205,15 @@ fn stalled(file: &Path) -> Option<Duration> {
     Some(Duration::from_micros(total.parse().ok()?))
 }
 
-/// Returns the part of memory that is available.
-fn available(meminfo: &Path) -> Option<f64> {
+/// Returns the machine's memory.
+fn machine(meminfo: &Path) -> Option<Memory> {
     let text = fs::read_to_string(meminfo).ok()?;
-    let field = |name: &str| -> Option<f64> {
+    let field = |name: &str| -> Option<u64> {
         let line = text.lines().find_map(|line| line.strip_prefix(name))?;
-        line.trim().strip_suffix("kB")?.trim().parse().ok()
+        let kilobytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+        kilobytes.checked_mul(1024)
     };
-    Some(field("MemAvailable:")? / field("MemTotal:")?)
+    Some(Memory { total: field("MemTotal:")?, available: field("MemAvailable:")? })
 }
 
 #[cfg(test)]
@@ -124,7 +221,10 @@ mod tests {
     use super::*;
     use crate::daemon::testing::TempDir;
 
-    /// A system of which a test writes the files.
+    const MIB: u64 = 1 << 20;
+    const CALM_MACHINE: u64 = 8000;
+
+    /// A system with 16,000 MiB of which a test writes the files.
     struct System {
         folder: TempDir,
         pressure: Pressure,
@@ -132,67 +232,128 @@ mod tests {
     }
 
     impl System {
-        fn new() -> Self {
+        fn new(groups: &str) -> Self {
             let folder = TempDir::new("pressure");
-            let (proc, groups) = (folder.path().join("proc"), folder.path().join("cgroup"));
-            fs::create_dir_all(proc.join("pressure")).expect("folder");
-            fs::create_dir_all(proc.join("self")).expect("folder");
-            fs::create_dir_all(groups.join("system.slice/forebay")).expect("folder");
-            fs::write(proc.join("self/cgroup"), "0::/system.slice/forebay\n").expect("file");
-            let pressure = Pressure::of(&proc, &groups);
+            let (proc, root) = (folder.path().join("proc"), folder.path().join("cgroup"));
+            for place in ["proc/pressure", "proc/self", "cgroup/a.slice/b", "cgroup/memory/a/b"] {
+                fs::create_dir_all(folder.path().join(place)).expect("folder");
+            }
+            fs::write(proc.join("self/cgroup"), groups).expect("file");
+            let pressure = Pressure::of(&proc, &root);
             System { folder, pressure, stalled: 7 }
         }
 
-        /// Looks after tasks have stalled for this time, with a part of memory available.
-        fn look(&mut self, stalled: u64, percent: u64, file: &str) -> Advice {
+        fn write(&self, file: &str, text: &str) {
+            fs::write(self.folder.path().join(file), text).expect("file");
+        }
+
+        /// Looks with so many MiB available, after tasks have stalled for so many milliseconds.
+        fn look(&mut self, stalled: u64, available: u64, file: &str) -> Advice {
             self.stalled += stalled * 1000;
-            let psi = format!(
-                "some avg10=0.00 avg60=0.00 avg300=0.00 total={}\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=0\n",
-                self.stalled
+            self.write(
+                file,
+                &format!("some avg10=0.00 total={}\nfull avg10=0.00 total=0\n", self.stalled),
             );
-            fs::write(self.folder.path().join(file), psi).expect("file");
-            let memory = format!("MemTotal: 1000 kB\nMemAvailable:  {} kB\n", percent * 10);
-            fs::write(self.folder.path().join("proc/meminfo"), memory).expect("file");
+            let (total, available) = (16_000 * 1024, available * 1024);
+            self.write(
+                "proc/meminfo",
+                &format!("MemTotal: {total} kB\nMemAvailable:  {available} kB\n"),
+            );
             self.pressure.look()
         }
-    }
 
-    #[test]
-    fn memory_is_short_when_tasks_stall_or_little_is_available() {
-        for file in ["proc/pressure/memory", "cgroup/system.slice/forebay/memory.pressure"] {
-            let mut system = System::new();
-            assert_eq!(system.look(90_000, 50, file), Advice::Stay, "before the first look");
-            assert_eq!(system.look(40, 50, file), Advice::Stay);
-            assert_eq!(system.look(60, 50, file), Advice::Shrink);
-            assert_eq!(system.look(0, 50, file), Advice::Stay);
-            assert_eq!(system.look(0, 2, file), Advice::Shrink);
+        fn see(&mut self, available: u64) -> Advice {
+            self.look(0, available, "proc/pressure/memory")
         }
     }
 
     #[test]
-    fn tiers_grow_step_by_step_once_memory_has_been_there_for_a_while() {
-        let file = "proc/pressure/memory";
-        let mut system = System::new();
-        system.look(0, 2, file);
-        let advice: Vec<Advice> = (0..100).map(|_| system.look(0, 50, file)).collect();
-        let grows: Vec<usize> = (0..100).filter(|at| advice[*at] == Advice::Grow).collect();
-        assert_eq!(grows, [59, 69, 79, 89, 99]);
-        assert!((0..20).all(|_| system.look(0, 9, file) == Advice::Stay));
+    fn memory_is_short_when_tasks_stall_for_a_tenth_of_a_second_in_one() {
+        for file in [
+            "proc/pressure/memory",
+            "cgroup/a.slice/b/memory.pressure",
+            "cgroup/a.slice/memory.pressure",
+        ] {
+            let mut system = System::new("0::/a.slice/b\n");
+            assert_eq!(
+                system.look(90_000, CALM_MACHINE, file),
+                Advice::Stay,
+                "before the first look"
+            );
+            for stalled in [25; 40].into_iter().chain([0, 0, 0, 5, 5, 80, 10]) {
+                assert_eq!(system.look(stalled, CALM_MACHINE, file), Advice::Stay);
+            }
+            assert_eq!(system.look(12, CALM_MACHINE, file), Advice::Shrink(0));
+            assert_eq!(system.look(1, CALM_MACHINE, file), Advice::Stay, "the stalls count once");
+        }
+    }
+
+    #[test]
+    fn a_sixteenth_of_a_small_memory_and_a_gibibyte_of_a_large_one_is_too_little() {
+        let mut system = System::new("");
+        assert_eq!(system.see(1000), Advice::Stay);
+        assert_eq!(system.see(999), Advice::Shrink(1001 * MIB));
+        let large = Memory { total: 1 << 40, available: 1 << 30 };
+        assert!(!large.is_short());
+        assert!(Memory { available: (1 << 30) - 1, ..large }.is_short());
+    }
+
+    #[test]
+    fn groups_around_the_own_one_count_with_what_the_kernel_can_take_back() {
+        let mut system = System::new("0::/a.slice/b\n");
+        system.write("cgroup/a.slice/b/memory.max", "max\n");
+        system.write("cgroup/a.slice/memory.max", "max\n");
+        system.write("cgroup/a.slice/memory.high", "1600000000\n");
+        system.write("cgroup/a.slice/memory.current", "1590000000\n");
+        let stat = |file| {
+            format!("anon 1\nactive_file {file}\ninactive_file 5000000\nslab_reclaimable 5000000\n")
+        };
+        system.write("cgroup/a.slice/memory.stat", &stat(80_000_000));
+        assert_eq!(system.see(CALM_MACHINE), Advice::Stay);
+        system.write("cgroup/a.slice/memory.stat", &stat(79_999_999));
+        assert_eq!(system.see(CALM_MACHINE), Advice::Shrink(100_000_001));
+    }
+
+    #[test]
+    fn groups_of_version_1_count_as_well() {
+        let mut system = System::new("3:cpu:/elsewhere\n2:hugetlb,memory:/a/b\n0::/\n");
+        system.write("cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
+        system.write("cgroup/memory/memory.usage_in_bytes", "1000\n");
+        system.write("cgroup/memory/a/b/memory.limit_in_bytes", "160000000\n");
+        system.write("cgroup/memory/a/b/memory.usage_in_bytes", "155000000\n");
+        system.write(
+            "cgroup/memory/a/b/memory.stat",
+            "active_file 9\ntotal_active_file 1\ntotal_inactive_file 1000000\n",
+        );
+        assert_eq!(system.see(CALM_MACHINE), Advice::Shrink(20_000_000 - 6_000_001));
+    }
+
+    #[test]
+    fn tiers_grow_step_by_step_into_what_has_been_spare_for_a_while() {
+        let mut system = System::new("");
+        system.see(100);
+        let advice: Vec<Advice> = (0..200).map(|_| system.see(2100)).collect();
+        let grows: Vec<usize> = (0..200).filter(|at| advice[*at] != Advice::Stay).collect();
+        assert_eq!(grows, [119, 139, 159, 179, 199]);
+        assert_eq!(advice[199], Advice::Grow(100 * MIB));
+        assert!((0..40).all(|_| system.see(2000) == Advice::Stay), "nothing is spare");
     }
 
     #[test]
     fn without_the_files_nothing_happens() {
         let mut pressure = Pressure::of(Path::new("/nowhere"), Path::new("/nowhere"));
-        assert!((0..50).all(|_| pressure.look() == Advice::Stay));
+        assert!((0..200).all(|_| pressure.look() == Advice::Stay));
     }
 
     #[test]
-    fn half_is_given_back_at_a_time_and_some_is_kept() {
-        assert_eq!(Advice::Shrink.room(1600, 1600), 800);
-        assert_eq!(Advice::Shrink.room(1600, 150), 100);
-        assert_eq!(Advice::Shrink.room(1600, 40), 40);
-        assert_eq!(Advice::Grow.room(1600, 100), 300);
-        assert_eq!(Advice::Grow.room(1600, 1500), 1600);
-        assert_eq!(Advice::Stay.room(1600, 700), 700);
+    fn tiers_share_what_is_given_back_and_keep_some() {
+        assert_eq!(Advice::Shrink(0).room(1600, 1600, 3200), 1400);
+        assert_eq!(Advice::Shrink(1000).room(1600, 1600, 3200), 1100);
+        assert_eq!(Advice::Shrink(u64::MAX).room(1600, 1600, 1600), 100);
+        assert_eq!(Advice::Shrink(0).room(1600, 40, 1600), 40);
+        assert_eq!(Advice::Grow(1 << 40).room(1600, 100, 3200), 300);
+        assert_eq!(Advice::Grow(100).room(1600, 100, 3200), 150);
+        assert_eq!(Advice::Grow(1 << 40).room(1600, 1500, 1600), 1600);
+        assert_eq!(Advice::Stay.room(1600, 700, 1600), 700);
     }
 }

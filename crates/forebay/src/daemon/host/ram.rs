@@ -83,14 +83,12 @@ impl RamTiers {
         if advice == Advice::Stay {
             return;
         }
-        let all: Vec<(VolumeName, Arc<RamTier>)> =
-            self.lock().iter().map(|(name, own)| (name.clone(), own.clone())).collect();
-        for (name, own) in all {
-            if own.tier.options().locked {
-                continue;
-            }
+        let all = self.lock().clone();
+        let sizes = || all.iter().filter(|(_, own)| !own.tier.options().locked);
+        let whole = sizes().map(|(_, own)| own.tier.full_room()).sum();
+        for (name, own) in sizes() {
             let (size, before) = (own.tier.full_room(), own.tier.room());
-            let wanted = advice.room(size, before);
+            let wanted = advice.room(size, before, whole);
             if wanted == before {
                 continue;
             }
