@@ -27,7 +27,7 @@ struct Volume {
     /// By number; the first is the initial content.
     writes: Vec<Write>,
     initial: Vec<Value>,
-    /// Numbers of the writes of each sector, in the order in which they were submitted.
+    /// Numbers of the writes of each sector, in the order in which they were submitted: ascending.
     sectors: Vec<Vec<VersionId>>,
     /// Sectors that were written to.
     touched: Vec<u64>,
@@ -268,14 +268,22 @@ impl Volume {
     fn spans(&self, sector: u64, value: Value) -> Vec<Span> {
         let initial = (self.initial[sector as usize] == value).then_some(0);
         let written = &self.sectors[sector as usize];
-        let numbers =
-            initial.into_iter().chain(written.iter().copied().filter(|id| {
-                self.writes.get(*id as usize).is_some_and(|write| write.value == value)
-            }));
+        let is_one = |id: &VersionId| {
+            self.writes.get(*id as usize).is_some_and(|write| write.value == value)
+        };
+        // All but zeroes come from one write, which is found without looking at the others.
+        let candidates = match value {
+            Value::Write(id) => match written.binary_search(&id) {
+                Ok(at) => &written[at..=at],
+                Err(_) => &[],
+            },
+            Value::Zero => written,
+        };
+        let numbers = initial.into_iter().chain(candidates.iter().copied().filter(is_one));
         let spans = numbers.filter_map(|id| {
             let own = self.writes.get(id as usize)?;
-            let later = written.iter().filter_map(|id| self.writes.get(*id as usize));
-            let later = later.filter(|write| own.settled < write.submitted);
+            let latest_first = written.iter().rev().filter_map(|id| self.writes.get(*id as usize));
+            let later = latest_first.take_while(|write| own.settled < write.submitted);
             let until = later.map(|write| write.durable).min().unwrap_or(NEVER);
             (own.submitted < until).then_some((own.submitted, until))
         });
