@@ -1,5 +1,7 @@
-//! Devices for measurements: one that counts what is written to another, and one that keeps
-//! repetitive pages in a few bytes, so that large caches fit into RAM.
+//! Devices for measurements: one that counts what is written to another, one that keeps repetitive
+//! pages in a few bytes, so that large caches fit into RAM, and one that copies beside the lanes.
+
+mod dma;
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -13,6 +15,8 @@ use forebay_device::{
     QueueContext,
 };
 use parking_lot::RwLock;
+
+pub(crate) use dma::DmaDevice;
 
 const PAGE: usize = 4096;
 

@@ -9,7 +9,10 @@ pub(crate) mod cases;
 pub(crate) mod closed_loop;
 mod counters;
 mod deferred;
+mod distance;
 pub(crate) mod jobs;
+mod scaling;
+mod shared;
 pub(crate) mod worker;
 
 use std::time::Duration;
@@ -56,6 +59,12 @@ pub(crate) struct Args {
     /// write-through,read-hit]
     #[arg(long, value_delimiter = ',')]
     pub(crate) cases: Vec<Case>,
+    /// Give each lane a part of the blocks to itself
+    #[arg(long)]
+    pub(crate) disjoint: bool,
+    /// Let a thread of its own copy to the cache device, as an SSD does by DMA
+    #[arg(long)]
+    pub(crate) dma: bool,
     /// Do not tie lanes to CPUs
     #[arg(long)]
     pub(crate) no_pin: bool,
@@ -69,13 +78,17 @@ pub(crate) struct Args {
 }
 
 /// Sizes, checked.
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Copy, Debug, Default, Serialize)]
 pub(crate) struct Sizes {
     pub(crate) cache_bytes: u64,
     pub(crate) origin_bytes: u64,
     pub(crate) working_set_blocks: u64,
     /// Of the RAM tier; 0: none.
     pub(crate) ram_bytes: u64,
+    /// Whether each lane has a part of the blocks to itself.
+    pub(crate) disjoint: bool,
+    /// Whether a thread of its own copies to the cache device.
+    pub(crate) dma: bool,
 }
 
 impl Args {
@@ -104,6 +117,8 @@ impl Args {
             origin_bytes: origin,
             working_set_blocks: working_set,
             ram_bytes: size(&self.ram, 0)?,
+            disjoint: self.disjoint,
+            dma: self.dma,
         })
     }
 
@@ -153,23 +168,12 @@ struct Row {
 }
 
 #[derive(Serialize)]
-struct Scaling {
-    case: String,
-    lanes: usize,
-    one_lane_per_second: f64,
-    all_lanes_per_second: f64,
-    factor: Estimate,
-    factor_by_cpu: Estimate,
-    goal: Option<Goal>,
-}
-
-#[derive(Serialize)]
 struct Report {
     pairs: usize,
     seconds_per_sample: f64,
     sizes: Sizes,
     rows: Vec<Row>,
-    scaling: Vec<Scaling>,
+    scaling: Vec<scaling::Row>,
 }
 
 pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
@@ -200,7 +204,7 @@ pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
             crew.prepare(case)?;
             report.rows.push(shares(&crew, case, args.pairs, time, &progress)?);
             if lanes > 1 {
-                report.scaling.push(scaling(&crew, case, args.pairs, time, &progress)?);
+                report.scaling.push(scaling::measure(&crew, case, args.pairs, time, &progress)?);
             }
         }
     }
@@ -239,7 +243,7 @@ fn shares(
                     background.add(&crew.counters()?, &start);
                     engine.push(rates);
                 }
-                (_, Work::Copy) => copies.push(rates),
+                (_, Work::Copy | Work::CopyShared) => copies.push(rates),
             }
         }
         if pair > 0 {
@@ -266,50 +270,11 @@ fn shares(
     })
 }
 
-/// One lane against all of them, in the same cache.
-fn scaling(
-    crew: &Crew,
-    case: Case,
-    pairs: usize,
-    time: Duration,
-    progress: &Progress,
-) -> LabResult<Scaling> {
-    let lanes = crew.lanes();
-    let (mut one, mut all) = (Vec::new(), Vec::new());
-    for pair in 0..=pairs {
-        let order = if pair % 2 == 0 { [1, lanes] } else { [lanes, 1] };
-        for count in order {
-            crew.before_sample(case)?;
-            let rates = Rates::of(&crew.sample(case, Work::Engine, time, count)?);
-            if pair > 0 {
-                if count == 1 { one.push(rates) } else { all.push(rates) }
-            }
-        }
-        if pair > 0 {
-            progress.advance(1);
-        }
-    }
-    let ratio = |field: fn(&Rates) -> f64| {
-        Estimate::of_ratios(all.iter().map(field).zip(one.iter().map(field)))
-    };
-    let factor_by_cpu = ratio(|rates| rates.per_cpu_second);
-    let rate_of = |rates: &[Rates]| median_of(rates, |rates| rates.per_second);
-    Ok(Scaling {
-        case: case.name(),
-        lanes,
-        one_lane_per_second: rate_of(&one),
-        all_lanes_per_second: rate_of(&all),
-        factor: ratio(|rates| rates.per_second),
-        factor_by_cpu,
-        goal: (lanes == 2).then(|| Goal::at_least(1.9, factor_by_cpu.median)),
-    })
-}
-
 fn print(report: &Report) {
     print_rows(report);
     print_background(report);
     if !report.scaling.is_empty() {
-        print_scaling(report);
+        scaling::print(&report.scaling);
     }
     println!(
         "{} pairs of {} s; medians with 95 % intervals. (cpu): per second of CPU time, which is what\n\
@@ -361,25 +326,6 @@ fn print_background(report: &Report) {
             format!("{:.2} %", background.read_hit_share * 100.0),
             format!("{:.3} %", background.submitted_share * 100.0),
             forebay_core::units::format_size(background.written_down_bytes),
-        ]);
-    }
-    println!("{}", table.render());
-}
-
-fn print_scaling(report: &Report) {
-    let mut table = Table::new(
-        "SCALING | LANES | ONE LANE/s | ALL LANES/s | FACTOR (wall) | \
-        FACTOR (cpu) | GOAL",
-    );
-    for row in &report.scaling {
-        table.row([
-            row.case.clone(),
-            row.lanes.to_string(),
-            rate(row.one_lane_per_second),
-            rate(row.all_lanes_per_second),
-            row.factor.to_string(),
-            row.factor_by_cpu.to_string(),
-            goal(row.goal.as_ref(), ">=", 1),
         ]);
     }
     println!("{}", table.render());

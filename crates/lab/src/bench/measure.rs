@@ -86,6 +86,13 @@ pub(crate) fn pin(cpu: usize) {
     }
 }
 
+/// Lets the calling thread run on every CPU, whatever its parent was tied to.
+pub(crate) fn unpin() {
+    let mut set = CpuSet::new();
+    (0..CpuSet::MAX_CPU).for_each(|cpu| set.set(cpu));
+    let _ = sched_setaffinity(None, &set);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -111,23 +111,35 @@ impl Case {
 
     /// The steps of one of several streams (lanes or jobs) that run at the same time.
     pub(crate) fn steps(self, sizes: Sizes, stream: usize, streams: usize) -> Arc<[Step]> {
-        let blocks = sizes.working_set_blocks as u32;
         let seed = 0x5eed + stream as u64;
+        // The blocks of this stream: all of them, or a part for itself.
+        let own = |blocks: u64| match sizes.disjoint {
+            true => (blocks / streams as u64 * stream as u64, blocks / streams as u64),
+            false => (0, blocks),
+        };
+        let uniform = |write, blocks: u64| {
+            let (first, count) = own(blocks);
+            shifted(first, uniform(seed, count as u32, write, STEPS))
+        };
+        let blocks = sizes.working_set_blocks;
         match self {
-            Case::ReadHit => uniform(seed, blocks, false, STEPS).into(),
-            Case::OverwriteDirty | Case::WriteDefault | Case::WriteThrough => {
-                uniform(seed, blocks, true, STEPS).into()
-            }
+            Case::ReadHit => uniform(false, blocks),
+            Case::OverwriteDirty | Case::WriteDefault | Case::WriteThrough => uniform(true, blocks),
             Case::WriteClean => {
-                let all = permutation(7, blocks, true);
+                let all = permutation(7, blocks as u32, true);
                 all.into_iter().skip(stream).step_by(streams).collect()
             }
-            Case::DeferDirty => uniform(seed, sizes.deferred_blocks() as u32, true, STEPS).into(),
+            Case::DeferDirty => uniform(true, sizes.deferred_blocks()),
             Case::DeferClean | Case::DeferAbsent => deferred::once(sizes, 0, stream, streams),
             Case::Zipf => {
-                let blocks = (sizes.origin_bytes / BLOCK) as u32;
-                zipf(seed, 7, blocks, SKEW, 9, STEPS).into()
+                let (first, count) = own(sizes.origin_bytes / BLOCK);
+                shifted(first, zipf(seed, 7, count as u32, SKEW, 9, STEPS))
             }
         }
     }
+}
+
+/// The same steps, so many blocks further on.
+fn shifted(first: u64, steps: Vec<Step>) -> Arc<[Step]> {
+    steps.into_iter().map(|step| Step::new((first + step.block()) as u32, step.write())).collect()
 }

@@ -6,13 +6,15 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use forebay_core::{RamStrategy, ReplacementKind};
-use forebay_device::{Claim, LogBuffer, RamDevice};
+use forebay_device::{Claim, Device, LogBuffer, RamDevice};
 use forebay_engine::{Cache, EngineLane};
 use forebay_lane::MonotonicClock;
 use forebay_ram::{RamBlock, Tier, TierOptions, write_down};
 use forebay_store::StoreOptions;
 
+use crate::bench::device::DmaDevice;
 use crate::bench::driver::{BATCH, Driver, fill_clean, random_order, stamp};
+use crate::bench::engine::shared::SharedBlocks;
 use crate::bench::engine::{Case, Sizes};
 use crate::bench::measure::{Sample, Stopwatch, pin};
 use crate::bench::pattern::{Step, permutation};
@@ -25,8 +27,10 @@ use crate::rig::{BLOCK, LocalLane, Plan, Rig, VOLUME};
 pub(crate) enum Work {
     /// Requests to the engine.
     Engine,
-    /// Copies of the same blocks.
+    /// Copies of the same blocks, by each lane in memory of its own.
     Copy,
+    /// The same in memory that all lanes share.
+    CopyShared,
 }
 
 /// One lane's thread, from the inside.
@@ -36,6 +40,7 @@ pub(crate) struct Worker {
     pub(super) rig: Option<Rig>,
     engine: std::rc::Rc<EngineLane>,
     area: Claim,
+    shared: Option<Arc<SharedBlocks>>,
     small: Vec<u8>,
     pub(super) steps: Arc<[Step]>,
     at: usize,
@@ -71,6 +76,7 @@ impl Worker {
                 match work {
                     Work::Engine => self.driver.steps(batch)?,
                     Work::Copy => self.copy(batch),
+                    Work::CopyShared => self.copy_shared(batch),
                 }
                 operations += batch.len() as u64;
                 self.at = if end == steps.len() { 0 } else { end };
@@ -94,6 +100,20 @@ impl Worker {
                 place.copy_from_slice(&self.small);
             } else {
                 self.small.copy_from_slice(place);
+            }
+            std::hint::black_box(&self.small);
+        }
+    }
+
+    /// Sets the memory that [`Work::CopyShared`] is in.
+    pub(super) fn share(&mut self, blocks: Option<Arc<SharedBlocks>>) {
+        self.shared = blocks;
+    }
+
+    fn copy_shared(&mut self, batch: &[Step]) {
+        for step in batch {
+            if let Some(shared) = &self.shared {
+                shared.copy(*step, &mut self.small);
             }
             std::hint::black_box(&self.small);
         }
@@ -159,11 +179,13 @@ impl Crew {
         let clock = Arc::new(MonotonicClock::new());
         let area = LogBuffer::new(sizes.cache_bytes as usize);
         let share = sizes.cache_bytes / lanes as u64 / BLOCK * BLOCK;
+        let ram = RamDevice::new("cache", sizes.cache_bytes)?;
+        let cache_device: Arc<dyn Device> = if sizes.dma { DmaDevice::new(ram) } else { ram };
         let plan = Plan {
             options: StoreOptions { lanes, ..StoreOptions::default() },
             touched: true,
             ..Plan::new(
-                RamDevice::new("cache", sizes.cache_bytes)?,
+                cache_device,
                 RamDevice::new("origin", sizes.origin_bytes)?,
                 Case::OverwriteDirty.settings(),
             )
@@ -350,6 +372,7 @@ fn enter(
         rig,
         engine,
         area,
+        shared: None,
         small: vec![0x5a; BLOCK as usize],
         steps: Arc::new([]),
         at: 0,

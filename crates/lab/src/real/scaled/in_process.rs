@@ -63,7 +63,7 @@ pub(crate) fn measure(percent: u64, stop: &Stop, progress: &Progress) -> LabResu
         cache_bytes: 2 * GIB,
         origin_bytes: 2 * GIB,
         working_set_blocks: GIB / BLOCK,
-        ram_bytes: 0,
+        ..Sizes::default()
     };
     let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let crew = Crew::start(sizes, cpus.min(4), true)?;
