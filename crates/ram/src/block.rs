@@ -54,7 +54,7 @@ impl Default for RamBlock {
 }
 
 /// Number of a block of the volume, in units of the tier's block size.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct RamBlockNumber(pub(crate) u64);
 
 impl RamBlockNumber {
@@ -83,6 +83,16 @@ impl Region {
     }
 }
 
+/// Cuts a range of bytes at the borders of regions.
+pub(crate) fn in_regions(range: Range<u64>) -> impl Iterator<Item = (Region, Range<u64>)> {
+    let mut at = range.start;
+    std::iter::from_fn(move || {
+        let (start, region) = (at, Region(at / REGION_BYTES));
+        at = range.end.min((region.0 + 1).saturating_mul(REGION_BYTES));
+        (start < range.end).then_some((region, start..at))
+    })
+}
+
 /// A part of a request that lies in one block.
 #[derive(Clone, Debug)]
 pub(crate) struct Piece {
@@ -95,7 +105,11 @@ pub(crate) struct Piece {
 
 impl RamBlock {
     /// Splits a range of whole sectors at the borders of blocks.
-    pub(crate) fn pieces(self, offset: u64, len: u64) -> impl Iterator<Item = Piece> + use<> {
+    pub(crate) fn pieces(
+        self,
+        offset: u64,
+        len: u64,
+    ) -> impl Iterator<Item = Piece> + Clone + use<> {
         let mut at = offset;
         std::iter::from_fn(move || {
             let end = offset + len;
@@ -136,6 +150,22 @@ pub(crate) fn runs(mut mask: u128) -> impl Iterator<Item = Range<u32>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ranges_are_cut_where_regions_end() {
+        const MIB: u64 = 1 << 20;
+        let cut = |range| in_regions(range).collect::<Vec<_>>();
+        assert_eq!(cut(0..0), []);
+        assert_eq!(cut(4096..8192), [(Region(0), 4096..8192)]);
+        assert_eq!(
+            cut(MIB - 512..2 * MIB + 512),
+            [
+                (Region(0), MIB - 512..MIB),
+                (Region(1), MIB..2 * MIB),
+                (Region(2), 2 * MIB..2 * MIB + 512)
+            ]
+        );
+    }
 
     #[test]
     fn runs_are_the_ones_of_a_mask() {

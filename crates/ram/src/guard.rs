@@ -37,7 +37,11 @@ impl Default for Guards {
 
 impl Guards {
     fn of(&mut self, block: RamBlockNumber) -> &mut Guard {
-        &mut self.0[(block.hash() >> 40) as usize % GUARDS]
+        &mut self.0[Self::number(block)]
+    }
+
+    fn number(block: RamBlockNumber) -> usize {
+        (block.hash() >> 40) as usize % GUARDS
     }
 
     /// Begins a read of the lower tier.
@@ -74,9 +78,10 @@ impl Guards {
         self.of(block).writers -= 1;
     }
 
-    /// Returns whether a write to the lower tier is in flight.
-    pub(crate) fn is_written(&mut self, block: RamBlockNumber) -> bool {
-        self.of(block).writers > 0
+    /// Returns whether a write to the lower tier may be in flight: one to this block or to another
+    /// that has the same guard.
+    pub(crate) fn is_written(&self, block: RamBlockNumber) -> bool {
+        self.0[Self::number(block)].writers > 0
     }
 
     /// Notes a write that only RAM has for now: what reads of the lower tier return is not current.

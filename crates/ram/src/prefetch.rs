@@ -9,7 +9,7 @@ use forebay_core::IoError;
 use forebay_engine::BlockService;
 use forebay_lane::Lane;
 
-use crate::block::REGION_BYTES;
+use crate::block::in_regions;
 use crate::tier::Tier;
 use crate::write_down::{each, read};
 
@@ -75,6 +75,7 @@ pub async fn prefetch(
     };
     let size = volume.size();
     let pieces = ranges.flat_map(move |range| in_regions(range.start..range.end.min(size)));
+    let pieces = pieces.map(|(_, range)| range);
     // Only a volume that stops ends it early.
     let _ = each(DEPTH, pieces, one).await;
     Prefetched { bytes: bytes.get(), failed: failed.get() }
@@ -87,31 +88,4 @@ fn missing(tier: &Tier, range: &Range<u64>, reading: u64) -> Option<Range<u64>> 
     let room = (room * tier.block().bytes()).saturating_sub(reading);
     let end = range.start.saturating_add(room).min(range.end);
     (!cached && range.start < end).then_some(range.start..end)
-}
-
-/// Cuts a range at the borders of regions, which are the longest requests.
-fn in_regions(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
-    let mut at = range.start;
-    std::iter::from_fn(move || {
-        let start = at;
-        at = range.end.min((start / REGION_BYTES + 1).saturating_mul(REGION_BYTES));
-        (start < range.end).then_some(start..at)
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ranges_are_cut_where_regions_end() {
-        const MIB: u64 = 1 << 20;
-        let cut = |range| in_regions(range).collect::<Vec<_>>();
-        assert_eq!(cut(0..0), []);
-        assert!(cut(4096..8192).into_iter().eq(std::iter::once(4096..8192)));
-        assert_eq!(
-            cut(MIB - 512..2 * MIB + 512),
-            [MIB - 512..MIB, MIB..2 * MIB, 2 * MIB..2 * MIB + 512]
-        );
-    }
 }

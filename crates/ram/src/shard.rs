@@ -4,7 +4,7 @@
 //! in its frame until the data is written down, and the policy does not know it.
 
 use std::io;
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 use std::sync::Arc;
 
 use forebay_core::{Clock, SECTOR_SIZE};
@@ -13,7 +13,7 @@ use forebay_device::{Area, IoBuf};
 use forebay_policy::exact::{BlockPolicy, Key, Node, build};
 use forebay_store::planted::{self, PlantedBug};
 
-use crate::block::{RamBlock, RamBlockNumber, bits, runs};
+use crate::block::{Piece, RamBlock, RamBlockNumber, bits, runs};
 use crate::contents::{Contents, Sectors};
 use crate::guard::{Guards, Token};
 use crate::index::{Frame, Index};
@@ -25,7 +25,7 @@ mod room;
 mod turns;
 
 use deferred::Deferred;
-pub(crate) use deferred::{Defer, Load, Take, Taken};
+pub(crate) use deferred::{Defer, Load, Take, Taken, Taker};
 pub(crate) use turns::Turn;
 
 /// Sectors of a block that are prefetched.
@@ -72,6 +72,8 @@ pub(crate) struct Shard {
     /// Most blocks at the moment.
     room: u32,
     guards: Guards,
+    /// The blocks of each write to the lower tier that is in flight.
+    written: Vec<RangeInclusive<RamBlockNumber>>,
     offers: Arc<Offers>,
     deferred: Deferred,
     clock: Arc<dyn Clock>,
@@ -111,6 +113,7 @@ impl Shard {
             capacity: frames,
             room: frames,
             guards: Guards::default(),
+            written: Vec::new(),
             offers: offers.clone(),
             deferred: Deferred::default(),
             clock: clock.clone(),
@@ -125,7 +128,8 @@ impl Shard {
     #[must_use]
     pub(crate) fn replace(&mut self, other: Shard) -> Shard {
         let (guards, frozen, counts) = (self.guards, self.frozen, self.counts);
-        std::mem::replace(self, Shard { guards, frozen, counts, ..other })
+        let written = std::mem::take(&mut self.written);
+        std::mem::replace(self, Shard { guards, written, frozen, counts, ..other })
     }
 
     /// Lets no other block enter, or lets them enter again.
@@ -228,57 +232,91 @@ impl Shard {
         }
     }
 
-    /// Notes that a write to the lower tier begins. Its sectors are not served from RAM until it ends:
-    /// a read that another one sent to the lower tier may already have returned the new data. Deferred
-    /// data in its sectors is not written down meanwhile, and reads of it wait.
+    /// Notes that a write to the lower tier begins, of these parts of adjacent blocks, and passes on a
+    /// token for each. Its sectors are not served from RAM until it ends: a read that another one sent
+    /// to the lower tier may already have returned the new data. Deferred data in its sectors is not
+    /// written down meanwhile, and reads of it wait.
     ///
-    /// `None`: the write has to wait, see [`Shard::in_the_way`].
+    /// `false`: the write has to wait, see [`Shard::in_the_way`], and nothing has changed.
     pub(crate) fn begin_write(
         &mut self,
-        block: RamBlockNumber,
-        sectors: &Range<u32>,
+        pieces: impl Iterator<Item = Piece> + Clone,
         replaces: bool,
-    ) -> Option<Token> {
-        if let Some(frame) = self.find(block) {
-            let (mut own, range) = (self.contents.sectors(frame), bits(sectors));
-            if self.in_the_way(frame, replaces) & range != 0 {
-                return None;
-            }
-            let superseded = own.dirty & range;
-            if !planted::has(PlantedBug::OldCopyServed) {
-                own.valid &= !range;
-            }
-            self.begin_writing(block, &mut own, superseded);
-            self.contents.set_sectors(frame, own);
+        mut note: impl FnMut(Token),
+    ) -> bool {
+        if self.waits(pieces.clone(), replaces) {
+            return false;
         }
-        Some(self.guards.begin_write(block))
+        let mut blocks: Option<RangeInclusive<RamBlockNumber>> = None;
+        for Piece { block, sectors, .. } in pieces {
+            if let Some(frame) = self.find(block) {
+                let (mut own, range) = (self.contents.sectors(frame), bits(&sectors));
+                let superseded = own.dirty & range;
+                if !planted::has(PlantedBug::OldCopyServed) {
+                    own.valid &= !range;
+                }
+                self.begin_writing(block, &mut own, superseded);
+                self.contents.set_sectors(frame, own);
+            }
+            let first = blocks.map_or(block, |blocks| *blocks.start());
+            blocks = Some(first..=block);
+            note(self.guards.begin_write(block));
+        }
+        self.written.extend(blocks);
+        true
+    }
+
+    /// Returns whether a write to a block is in flight in the lower tier.
+    fn is_written(&self, block: RamBlockNumber) -> bool {
+        self.guards.is_written(block) && self.written.iter().any(|blocks| blocks.contains(&block))
+    }
+
+    fn forget_written(&mut self, mut pieces: impl Iterator<Item = Piece>) {
+        let Some(first) = pieces.next() else { return };
+        let last = pieces.last().unwrap_or_else(|| first.clone());
+        let blocks = first.block..=last.block;
+        if let Some(at) = self.written.iter().position(|one| *one == blocks) {
+            self.written.swap_remove(at);
+        }
     }
 
     /// Ends a write. `done`: whether it took effect; otherwise nobody knows how much of it did.
-    /// `written`: what the lower tier has in these sectors now; `None`: unknown, or not worth caching.
-    /// Without it, or if another write was in flight, the block is forgotten.
-    pub(crate) fn end_write(
+    /// `written`: the bytes of each piece that the lower tier has now, if they are known and worth
+    /// caching. Without them, or if another write was in flight, a block is forgotten. Returns whether
+    /// it has replaced deferred data.
+    pub(crate) fn end_write<'a>(
         &mut self,
-        block: RamBlockNumber,
-        token: Token,
-        sectors: &Range<u32>,
+        pieces: impl Iterator<Item = Piece> + Clone,
+        mut tokens: impl Iterator<Item = Token>,
         done: bool,
-        written: Option<&[u8]>,
-    ) {
-        self.end_superseding(block, sectors, done);
-        let alone = self.guards.end_write(block, token);
-        match written.filter(|_| self.keeps.1) {
-            Some(data) if alone || planted::has(PlantedBug::RacedCopyKept) => {
-                self.put(block, sectors, data);
+        written: impl Fn(&Piece) -> Option<&'a [u8]>,
+    ) -> bool {
+        self.forget_written(pieces.clone());
+        let mut replaced = false;
+        for piece in pieces {
+            let (block, token) = (piece.block, tokens.next().unwrap_or_default());
+            replaced |= self.end_superseding(block, &piece.sectors, done);
+            let alone = self.guards.end_write(block, token);
+            match written(&piece).filter(|_| self.keeps.1) {
+                Some(data) if alone || planted::has(PlantedBug::RacedCopyKept) => {
+                    self.put(block, &piece.sectors, data);
+                }
+                _ => self.forget(block),
             }
-            _ => self.forget(block),
         }
+        replaced
     }
 
-    /// Ends a write that the lower tier did not take, and that changed nothing.
-    pub(crate) fn cancel_write(&mut self, block: RamBlockNumber, sectors: &Range<u32>) {
-        self.end_superseding(block, sectors, false);
-        self.guards.cancel_write(block);
+    /// Ends a write that the lower tier did not take, and that changed nothing. Returns whether it
+    /// would have replaced deferred data.
+    pub(crate) fn cancel_write(&mut self, pieces: impl Iterator<Item = Piece> + Clone) -> bool {
+        self.forget_written(pieces.clone());
+        let mut replaced = false;
+        for Piece { block, sectors, .. } in pieces {
+            replaced |= self.end_superseding(block, &sectors, false);
+            self.guards.cancel_write(block);
+        }
+        replaced
     }
 
     /// Caches sectors of a block that the lower tier has as well.

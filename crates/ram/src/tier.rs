@@ -1,14 +1,16 @@
 //! All blocks of a volume in RAM, shared by its lanes.
 
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_core::Clock;
+use forebay_lane::Notify;
 use forebay_policy::curve::LiveCurve;
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::block::{Piece, REGION_BYTES, RamBlock, RamBlockNumber, Region};
+use crate::block::{Piece, REGION_BYTES, RamBlock, RamBlockNumber, Region, in_regions};
 use crate::guard::Token;
 use crate::index::MOST_FRAMES;
 use crate::offer::{Offer, Offers};
@@ -64,7 +66,7 @@ pub struct TierCounts {
 
 /// One shard on cache lines of its own.
 #[repr(align(128))]
-struct Own(Mutex<Shard>);
+struct Own(Mutex<Shard>, Notify);
 
 /// See the module.
 pub struct Tier {
@@ -105,7 +107,7 @@ impl Tier {
         let offers = Arc::<Offers>::default();
         let shard = |number| {
             let shard = Shard::new(&options, frames, options.seed ^ number, &clock, &offers)?;
-            Ok(Own(Mutex::new(shard)))
+            Ok(Own(Mutex::new(shard), Notify::default()))
         };
         Ok(Tier {
             options: Mutex::new(options),
@@ -169,11 +171,11 @@ impl Tier {
         }
         drop(own);
         self.deferring.close();
+        self.note_change_everywhere();
     }
 
     /// Lets no other block enter, but keeps those that are cached up to date; or lets blocks enter
-    /// again. A frozen tier defers no writes that need a block of their own, so it should not be told
-    /// to defer any.
+    /// again. Deferred writes enter even so: a frozen tier should not be told to defer any.
     pub fn freeze(&self, frozen: bool) {
         self.shards.iter().for_each(|shard| shard.0.lock().freeze(frozen));
     }
@@ -235,7 +237,11 @@ impl Tier {
     }
 
     /// Splits a range of whole sectors at the borders of blocks.
-    pub(crate) fn pieces(&self, offset: u64, len: u64) -> impl Iterator<Item = Piece> + use<> {
+    pub(crate) fn pieces(
+        &self,
+        offset: u64,
+        len: u64,
+    ) -> impl Iterator<Item = Piece> + Clone + use<> {
         self.block.pieces(offset, len)
     }
 
@@ -244,8 +250,12 @@ impl Tier {
     }
 
     fn shard_of(&self, region: Region) -> MutexGuard<'_, Shard> {
+        self.own(region).0.lock()
+    }
+
+    fn own(&self, region: Region) -> &Own {
         // The number of shards is a power of two, and there is at least one.
-        self.shards[region.shard(self.shards.len())].0.lock()
+        &self.shards[region.shard(self.shards.len())]
     }
 
     /// Forgets everything but deferred data if the lower tier has lost writes since the last call.
@@ -338,20 +348,18 @@ impl Tier {
         replaces: bool,
         mut note: impl FnMut(Token),
     ) -> bool {
+        let pieces = |range: &Range<u64>| self.pieces(range.start, range.end - range.start);
         // Seen in time, nothing has to be undone, which would wake all others that wait.
-        let waits =
-            |piece: Piece| self.shard(piece.block).waits(piece.block, &piece.sectors, replaces);
-        if self.deferring.ever() && self.pieces(offset, len).any(waits) {
+        let mut regions = in_regions(offset..offset + len);
+        if self.deferring.ever()
+            && regions.any(|(region, range)| self.shard_of(region).waits(pieces(&range), replaces))
+        {
             return false;
         }
-        for piece in self.pieces(offset, len) {
-            match self.shard(piece.block).begin_write(piece.block, &piece.sectors, replaces) {
-                Some(token) => note(token),
-                None => {
-                    let start = piece.block.0 << self.block.shift();
-                    self.cancel_write(offset, start.saturating_sub(offset));
-                    return false;
-                }
+        for (region, range) in in_regions(offset..offset + len) {
+            if !self.shard_of(region).begin_write(pieces(&range), replaces, &mut note) {
+                self.cancel_write(offset, range.start - offset);
+                return false;
             }
         }
         true
@@ -367,12 +375,17 @@ impl Tier {
         written: Option<&[u8]>,
         tokens: &[Token],
     ) {
-        for (piece, token) in self.pieces(offset, len).zip(tokens) {
-            let data = written.and_then(|data| data.get(piece.bytes.clone()));
-            let mut shard = self.shard(piece.block);
-            shard.end_write(piece.block, *token, &piece.sectors, done, data);
+        let mut tokens = tokens.iter().copied();
+        for (region, range) in in_regions(offset..offset + len) {
+            let first = (range.start - offset) as usize;
+            let data =
+                |piece: &Piece| written?.get(first + piece.bytes.start..first + piece.bytes.end);
+            let pieces = self.pieces(range.start, range.end - range.start);
+            let replaced = self.shard_of(region).end_write(pieces, &mut tokens, done, data);
+            if replaced {
+                self.note_change(region);
+            }
         }
-        self.deferring.note_change();
         if !done {
             // Data that it would have replaced is dirty again.
             self.wake_task();
@@ -381,10 +394,13 @@ impl Tier {
 
     /// Ends a write that the lower tier did not take, and that changed nothing.
     pub(crate) fn cancel_write(&self, offset: u64, len: u64) {
-        for piece in self.pieces(offset, len) {
-            self.shard(piece.block).cancel_write(piece.block, &piece.sectors);
+        for (region, range) in in_regions(offset..offset + len) {
+            let pieces = self.pieces(range.start, range.end - range.start);
+            let replaced = self.shard_of(region).cancel_write(pieces);
+            if replaced {
+                self.note_change(region);
+            }
         }
-        self.deferring.note_change();
         self.wake_task();
     }
 }

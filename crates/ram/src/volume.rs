@@ -17,7 +17,7 @@ use crate::watch::Watcher;
 
 mod forward;
 
-use forward::{Forward, Then};
+use forward::{Forward, MOST_AT_ONCE, Then};
 
 /// Most blocks of a request that is answered at once although it needs the lower tier.
 const QUICK_BLOCKS: usize = 8;
@@ -234,8 +234,10 @@ impl BlockService for RamVolume {
                 self.watcher.passed_write(len);
                 Then::Written
             }
-            Op::WriteZeroes => return self.forward.zero(request, sink),
-            Op::Discard => return self.forward.discard(request, sink),
+            Op::WriteZeroes | Op::Discard if len > MOST_AT_ONCE && !request.fast => {
+                return self.forward.in_parts(request, sink);
+            }
+            Op::WriteZeroes | Op::Discard => return self.forward.change(request, sink),
         };
         if then == Then::Fill {
             self.tier.heed(self.lower.losses());
@@ -252,13 +254,15 @@ impl BlockService for RamVolume {
     }
 
     fn extents(&self, offset: u64, len: u64) -> Vec<Extent> {
+        // First, so that data which is written down meanwhile is seen either here or below.
+        let pinned = self.tier.first_pinned(offset, len);
         let mut extents = self.lower.extents(offset, len);
-        let Some((start, bytes)) = self.tier.first_pinned(offset, len) else { return extents };
-        if start <= offset {
-            return vec![Extent { len: bytes, hole: false, zero: false }];
+        let Some(pinned) = pinned else { return extents };
+        if pinned.start <= offset {
+            return vec![Extent { len: pinned.end - pinned.start, hole: false, zero: false }];
         }
         // The lower tier does not know yet that there is data.
-        let mut left = start - offset;
+        let mut left = pinned.start - offset;
         extents.retain_mut(|extent| {
             extent.len = extent.len.min(left);
             left -= extent.len;

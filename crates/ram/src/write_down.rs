@@ -14,7 +14,7 @@ use forebay_engine::{BlockService, Completion, CompletionSink, Request};
 use forebay_lane::{Lane, Notify, either, join_all, yield_now};
 use forebay_store::planted::{self, PlantedBug};
 
-use crate::block::{REGION_BYTES, Region};
+use crate::block::{REGION_BYTES, Region, in_regions};
 use crate::options::Deferral;
 use crate::schedule::{self, Next, Situation};
 use crate::shard::{Take, Taken};
@@ -117,7 +117,11 @@ impl Drop for InFlight<'_> {
     }
 }
 
-/// Calls `work` for each item, for at most `depth` at a time, until one fails or there is no other.
+/// Calls `work` for each item, for at most `depth` at a time, until there is no other, or the lower
+/// tier takes no requests any more.
+///
+/// # Errors
+/// The first failure. The others had their turn, so that data which can be written is.
 pub(crate) async fn each<T, F: Future<Output = Result<(), IoError>>>(
     depth: usize,
     items: impl Iterator<Item = T>,
@@ -125,10 +129,12 @@ pub(crate) async fn each<T, F: Future<Output = Result<(), IoError>>>(
 ) -> Result<(), IoError> {
     let (items, result) = (RefCell::new(items), Cell::new(Ok(())));
     let worker = || async {
-        while result.get().is_ok() {
+        while result.get() != Err(IoError::ShuttingDown) {
             let next = items.borrow_mut().next();
             let Some(item) = next else { break };
-            if let Err(error) = work(item).await {
+            if let Err(error) = work(item).await
+                && (result.get().is_ok() || error == IoError::ShuttingDown)
+            {
                 result.set(Err(error));
             }
         }
@@ -148,9 +154,10 @@ async fn region(
     within: &Range<u64>,
     urgent: bool,
 ) -> Result<(), IoError> {
+    let mut taker = tier.taker(region);
     loop {
-        let changed = tier.deferring.changed.listen();
-        let mut taken = match tier.take(region, within) {
+        let changed = tier.changed_in(region).listen();
+        let mut taken = match tier.take(region, within, &mut taker) {
             Take::None => return Ok(()),
             Take::Busy => {
                 changed.await;
@@ -226,9 +233,8 @@ pub(crate) async fn range(
     lower: &Rc<dyn BlockService>,
     within: Range<u64>,
 ) -> Result<(), IoError> {
-    let last = within.end.saturating_sub(1) / REGION_BYTES;
-    for number in within.start / REGION_BYTES..=last {
-        region(tier, lower, Region(number), &within, false).await?;
+    for (number, _) in in_regions(within.clone()) {
+        region(tier, lower, number, &within, false).await?;
     }
     Ok(())
 }
@@ -236,14 +242,18 @@ pub(crate) async fn range(
 /// Keeps the age limit of deferred data, and makes space. Each tier that defers writes needs one, on
 /// one lane; `lower` is the lower tier there. Ends when the tier is closed.
 pub async fn keep(tier: Arc<Tier>, lower: Rc<dyn BlockService>, lane: Rc<Lane>) {
-    let task = WriteDownTask { tier, lower, lane, rate: Cell::new(0.0) };
-    task.run().await;
+    let (oldest, failures, rate) = Default::default();
+    WriteDownTask { tier, lower, lane, oldest, failures, rate }.run().await;
 }
 
 struct WriteDownTask {
     tier: Arc<Tier>,
     lower: Rc<dyn BlockService>,
     lane: Rc<Lane>,
+    /// No deferred data is older, unless a write-down has failed since; `None`: not known.
+    oldest: Cell<Option<Nanos>>,
+    /// Write-downs that had failed then.
+    failures: Cell<u64>,
     /// Bytes per second that were last written down.
     rate: Cell<f64>,
 }
@@ -256,7 +266,11 @@ impl WriteDownTask {
             own.expect_first();
             // What is left when writes are no longer deferred is written down at once.
             let how = self.tier.deferral().unwrap_or(LEFT);
-            let result = match schedule::next(&how, &self.situation()) {
+            let mut next = schedule::next(&how, &self.situation(false));
+            if matches!(next, Next::Write { urgent: false, .. }) {
+                next = schedule::next(&how, &self.situation(true));
+            }
+            let result = match next {
                 Next::Wait => {
                     work.await;
                     Ok(())
@@ -286,15 +300,20 @@ impl WriteDownTask {
         }
     }
 
-    fn situation(&self) -> Situation {
+    /// Returns the situation. Unless it is to be `exact`, the oldest data may be younger than it says,
+    /// so that not all regions have to be looked at each time.
+    fn situation(&self, exact: bool) -> Situation {
         let (own, load) = (&self.tier.deferring, self.tier.load());
-        let oldest = match load.bytes {
-            0 => None,
-            _ => self.tier.regions(0.0).into_iter().filter_map(|(_, since)| since).min(),
-        };
+        let failures = own.failures();
+        let known = !exact && self.failures.replace(failures) == failures;
+        if load.bytes == 0 {
+            self.oldest.set(None);
+        } else if !known || self.oldest.get().is_none() {
+            self.oldest.set(self.tier.oldest());
+        }
         Situation {
             now: self.lane.now(),
-            oldest,
+            oldest: self.oldest.get(),
             bytes: load.bytes,
             fill: load.fill,
             waiting: own.has_waiting(),

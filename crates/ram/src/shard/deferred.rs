@@ -5,8 +5,8 @@
 //! write-down of a region is in flight, and none of a sector that another request is replacing in the
 //! lower tier, so that data reaches the lower tier in the order of its acknowledgement.
 
-use std::collections::BTreeMap;
-use std::ops::Range;
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::{Range, RangeInclusive};
 
 use forebay_core::{Nanos, SECTOR_SIZE};
 use forebay_device::IoBuf;
@@ -15,7 +15,7 @@ use forebay_store::planted::{self, PlantedBug};
 
 use super::Shard;
 use super::turns::{Turn, Turns};
-use crate::block::{RamBlockNumber, Region, bits, runs};
+use crate::block::{Piece, RamBlockNumber, Region, bits, runs};
 use crate::contents::Sectors;
 use crate::index::Frame;
 use crate::tier::TierCounts;
@@ -49,14 +49,23 @@ pub(super) struct Deferred {
     /// Sectors being written.
     writing: u64,
     regions: BTreeMap<Region, Pinned>,
+    /// Write-downs that have begun.
+    begun: u64,
+    /// Regions of which a write-down is in flight.
+    busy: u32,
+    /// Regions that were written down as a whole, and which write-down that was; the last of them.
+    whole: VecDeque<(Region, u64)>,
     /// Writes that wait for space.
     turns: Turns,
 }
 
+/// Write-downs of whole regions that are remembered, for those who wait for them.
+const REMEMBERED: usize = 64;
+
 /// Whether a write was deferred.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Defer {
-    /// It was. `wakes`: nothing else in its region was dirty, or space begins to run short.
+    /// It was. `wakes`: nothing else in its shard was dirty, or space begins to run short.
     Done {
         /// See above.
         wakes: bool,
@@ -67,11 +76,20 @@ pub(crate) enum Defer {
     NoSpace,
 }
 
+/// Who asks for a region's deferred data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Taker {
+    /// The write-downs that had begun when it asked first.
+    since: u64,
+    /// It has waited for another write-down of the region.
+    waited: bool,
+}
+
 /// The answer to a request for a region's deferred data.
 pub(crate) enum Take {
-    /// There is none.
+    /// There is none, or all that there was when the taker asked first has been written down.
     None,
-    /// All of it is on its way to the lower tier already.
+    /// Some of it is on its way to the lower tier already.
     Busy,
     /// It is to be written down now.
     Taken(Taken),
@@ -90,6 +108,10 @@ pub(crate) struct Taken {
     pub(crate) since: Nanos,
     /// Other dirty data of the region has to wait for requests in flight.
     pub(crate) partly: bool,
+    /// Which write-down of the shard this is.
+    number: u64,
+    /// It is of the whole region, for others that have waited as well.
+    whole: bool,
 }
 
 /// Load of a shard or of a tier.
@@ -117,10 +139,22 @@ impl Shard {
 
     /// Returns how much is deferred.
     pub(crate) fn load(&self) -> Load {
-        let Deferred { most, pinned, dirty, writing, .. } = self.deferred;
-        let fill = f64::from(pinned) / f64::from(most.max(1));
+        let Deferred { on, most, pinned, dirty, writing, .. } = self.deferred;
+        // What is left when writes are no longer deferred is in nobody's way.
+        let fill = if on { f64::from(pinned) / f64::from(most.max(1)) } else { 0.0 };
         let (bytes, writing) = (dirty * SECTOR_SIZE, writing * SECTOR_SIZE);
         Load { bytes, writing, pinned: pinned.into(), fill }
+    }
+
+    /// Returns when the oldest data that is not on its way was acknowledged.
+    pub(crate) fn oldest(&self) -> Option<Nanos> {
+        let dirty = self.deferred.regions.values().filter(|pinned| pinned.dirty > 0);
+        dirty.map(|pinned| pinned.since).min()
+    }
+
+    /// Returns the first of these regions that has deferred data.
+    pub(crate) fn first_region(&self, regions: RangeInclusive<Region>) -> Option<Region> {
+        self.deferred.regions.range(regions).next().map(|(region, _)| *region)
     }
 
     /// Returns the regions with deferred data, and since when they have some; `None`: all of a
@@ -180,24 +214,24 @@ impl Shard {
         if replaces { writing } else { own.dirty | writing }
     }
 
-    /// Returns whether a write to these sectors in the lower tier has to wait.
-    pub(crate) fn waits(
-        &self,
-        block: RamBlockNumber,
-        sectors: &Range<u32>,
-        replaces: bool,
-    ) -> bool {
-        let frame = self.find(block).filter(|_| self.deferred.pinned > 0);
-        frame.is_some_and(|frame| self.in_the_way(frame, replaces) & bits(sectors) != 0)
+    /// Returns whether a write to these parts of blocks in the lower tier has to wait.
+    pub(crate) fn waits(&self, mut pieces: impl Iterator<Item = Piece>, replaces: bool) -> bool {
+        self.deferred.pinned > 0
+            && pieces.any(|piece| {
+                let frame = self.find(piece.block);
+                frame.is_some_and(|frame| {
+                    self.in_the_way(frame, replaces) & bits(&piece.sectors) != 0
+                })
+            })
     }
 
     /// Returns whether writes to all of these blocks would be deferred.
-    pub(crate) fn may_defer(&mut self, blocks: impl Iterator<Item = RamBlockNumber>) -> bool {
+    pub(crate) fn may_defer(&self, blocks: impl Iterator<Item = RamBlockNumber>) -> bool {
         let mut pinned = self.deferred.pinned;
         self.deferred.on
             && blocks.into_iter().all(|block| {
                 pinned += u32::from(!self.is_pinned(block));
-                !self.guards.is_written(block)
+                !self.is_written(block)
             })
             && (pinned == self.deferred.pinned
                 || (pinned <= self.deferred.most && self.deferred.turns.is_next(None)))
@@ -217,7 +251,7 @@ impl Shard {
     /// writes that wait. `None`: none wait, or as many regions as writes are on their way.
     pub(crate) fn awaited(&self, near: Region) -> Option<Region> {
         let (waiting, regions) = (self.deferred.turns.len(), &self.deferred.regions);
-        if waiting == 0 || regions.values().filter(|pinned| pinned.busy).count() >= waiting {
+        if waiting == 0 || self.deferred.busy as usize >= waiting {
             return None;
         }
         let mut in_order = regions.range(near..).chain(regions.range(..near));
@@ -234,7 +268,7 @@ impl Shard {
         turn: Option<Turn>,
     ) -> Defer {
         // While another write is in flight below, the order of the two would not be known.
-        if !self.deferred.on || self.guards.is_written(block) {
+        if !self.deferred.on || self.is_written(block) {
             return Defer::Through;
         }
         let before = self.deferred.pinned;
@@ -252,13 +286,14 @@ impl Shard {
         let coalesced = u64::from((own.dirty & written).count_ones());
         self.counts.deferred += u64::from(sectors.end - sectors.start);
         self.counts.coalesced += coalesced;
+        let wakes = self.deferred.dirty == 0 || scarce;
         let first = self.make_dirty(block, &mut own, written);
         if first && let Some(region) = self.deferred.regions.get_mut(&self.block.region_of(block)) {
             region.since = self.clock.now();
         }
         own.valid |= written;
         self.contents.set_sectors(frame, own);
-        Defer::Done { wakes: first || scarce }
+        Defer::Done { wakes }
     }
 
     /// Returns the frame of a block, pinned; `None`: there is no room, or it is another write's turn.
@@ -342,13 +377,28 @@ impl Shard {
         }
     }
 
+    /// Returns somebody who asks for deferred data now.
+    pub(crate) fn taker(&self) -> Taker {
+        Taker { since: self.deferred.begun, waited: false }
+    }
+
     /// Takes the deferred data of a region's blocks that touch `within`, to be written down.
-    pub(crate) fn take(&mut self, region: Region, within: &Range<u64>) -> Take {
+    ///
+    /// Those who have to wait take the whole region next, on behalf of all who wait: the others are
+    /// done when that is. One after the other, each would wait for all before it, and for ever if
+    /// there are always others.
+    pub(crate) fn take(&mut self, region: Region, within: &Range<u64>, taker: &mut Taker) -> Take {
         let Some(pinned) = self.deferred.regions.get_mut(&region) else { return Take::None };
+        let mut done = self.deferred.whole.iter().filter(|(number, _)| *number == region);
+        if done.any(|(_, number)| *number > taker.since) {
+            return Take::None;
+        }
         if pinned.busy {
+            taker.waited = true;
             return Take::Busy;
         }
-        let since = pinned.since;
+        let (since, all) = (pinned.since, 0..u64::MAX);
+        let within = if taker.waited { &all } else { within };
         let mut taken = Taken {
             region,
             blocks: Vec::new(),
@@ -357,6 +407,8 @@ impl Shard {
             bytes: 0,
             since,
             partly: false,
+            number: self.deferred.begun + 1,
+            whole: *within == all,
         };
         let mut pieces: Vec<(u64, Frame, Range<u32>)> = Vec::new();
         let size = self.block.bytes();
@@ -390,6 +442,8 @@ impl Shard {
         if let Some(pinned) = self.deferred.regions.get_mut(&region) {
             pinned.busy = true;
         }
+        self.deferred.begun = taken.number;
+        self.deferred.busy += 1;
         Take::Taken(taken)
     }
 
@@ -410,8 +464,12 @@ impl Shard {
     pub(crate) fn settle(&mut self, taken: &Taken, done: bool) {
         if let Some(region) = self.deferred.regions.get_mut(&taken.region) {
             region.busy = false;
+            self.deferred.busy -= 1;
             if !done {
                 region.since = region.since.min(taken.since);
+            } else if taken.whole && !taken.partly {
+                self.deferred.whole.truncate(REMEMBERED - 1);
+                self.deferred.whole.push_front((taken.region, taken.number));
             }
         }
         for &(block, sectors) in &taken.blocks {
@@ -440,23 +498,23 @@ impl Shard {
         }
     }
 
-    /// Ends a request that replaced deferred data of a block in the lower tier. `done`: it did;
-    /// otherwise the data is dirty again.
+    /// Ends a request that replaced deferred data of a block in the lower tier, if there was any, and
+    /// returns that. `done`: it did; otherwise the data is dirty again.
     pub(super) fn end_superseding(
         &mut self,
         block: RamBlockNumber,
         sectors: &Range<u32>,
         done: bool,
-    ) {
+    ) -> bool {
         if self.deferred.pinned == 0 {
-            return;
+            return false;
         }
-        let Some(frame) = self.find(block) else { return };
+        let Some(frame) = self.find(block) else { return false };
         let mut own = self.contents.sectors(frame);
         // No other request writes these sectors.
         let superseded = own.writing & bits(sectors);
         if superseded == 0 {
-            return;
+            return false;
         }
         if done {
             self.counts.superseded += u64::from(superseded.count_ones());
@@ -465,5 +523,6 @@ impl Shard {
             self.contents.set_sectors(frame, own);
         }
         self.end_writing(block, superseded, done);
+        true
     }
 }

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use super::{Tier, TierCounts};
 use crate::block::{Piece, REGION_BYTES, Region};
 use crate::options::Deferral;
-use crate::shard::{Defer, Load, Take, Taken, Turn};
+use crate::shard::{Defer, Load, Take, Taken, Taker, Turn};
 
 /// State of deferring, beside that of the shards.
 #[derive(Default)]
@@ -25,7 +25,8 @@ pub(crate) struct Deferring {
     ignores_flush: AtomicBool,
     /// The last write-down failed.
     failing: AtomicBool,
-    /// Data was written down, or a request that replaced deferred data has ended.
+    /// Data was written down, or a request that replaced deferred data has ended, in any shard. Each
+    /// shard has an event of its own: see [`Tier::changed_in`].
     pub(crate) changed: Notify,
     /// The write-down task has something to do that it does not expect.
     pub(crate) work: Notify,
@@ -42,6 +43,16 @@ pub(crate) struct Deferring {
     failed: AtomicU64,
     /// Writes that have waited for space; each has a turn of its own.
     waits: AtomicU64,
+}
+
+/// Blocks of a region with deferred data, in bytes of the volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PinnedRange {
+    pub(crate) start: u64,
+    /// Behind the first blocks without another between them.
+    pub(crate) end: u64,
+    /// Behind the last blocks of the region.
+    pub(crate) hull_end: u64,
 }
 
 /// A write that waits for space in the shard of a region.
@@ -61,10 +72,9 @@ impl Waiter<'_> {
 impl Drop for Waiter<'_> {
     fn drop(&mut self) {
         self.tier.shard_of(self.region).leave_queue(self.turn);
-        let own = &self.tier.deferring;
-        own.waiting.fetch_sub(1, Ordering::Relaxed);
+        self.tier.deferring.waiting.fetch_sub(1, Ordering::Relaxed);
         // There may be space left for the next one.
-        own.changed.notify_all();
+        self.tier.own(self.region).1.notify_all();
     }
 }
 
@@ -75,18 +85,10 @@ impl Deferring {
         self.ever.load(Ordering::Relaxed)
     }
 
-    /// Tells those who wait that data was written down or replaced.
-    pub(crate) fn note_change(&self) {
-        if self.ever() {
-            self.changed.notify_all();
-        }
-    }
-
     pub(super) fn close(&self) {
         self.on.store(false, Ordering::Relaxed);
         self.closed.store(true, Ordering::SeqCst);
         self.work.notify_all();
-        self.changed.notify_all();
     }
 
     /// Returns whether the tier was closed.
@@ -127,6 +129,11 @@ impl Deferring {
         Nanos(self.used.load(Ordering::Relaxed))
     }
 
+    /// Returns how many requests of write-downs have failed.
+    pub(crate) fn failures(&self) -> u64 {
+        self.failed.load(Ordering::Relaxed)
+    }
+
     pub(super) fn add_to(&self, sum: &mut TierCounts) {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         sum.written_down_bytes = count(&self.written_down);
@@ -154,7 +161,25 @@ impl Tier {
         }
         drop(current);
         own.work.notify_all();
-        own.changed.notify_all();
+        self.note_change_everywhere();
+    }
+
+    /// Returns the event that data of a shard was written down, or that a request which replaced
+    /// deferred data of it has ended: that of the region's shard.
+    pub(crate) fn changed_in(&self, region: Region) -> &Notify {
+        &self.own(region).1
+    }
+
+    /// Tells those who wait that data of a region was written down or replaced.
+    pub(super) fn note_change(&self, region: Region) {
+        self.own(region).1.notify_all();
+        self.deferring.changed.notify_all();
+    }
+
+    /// As [`Tier::note_change`], of all regions.
+    pub(super) fn note_change_everywhere(&self) {
+        self.shards.iter().for_each(|own| own.1.notify_all());
+        self.deferring.changed.notify_all();
     }
 
     /// Returns how writes are deferred; `None`: they are not.
@@ -210,6 +235,12 @@ impl Tier {
         }
         regions.sort_unstable_by_key(|(region, _)| *region);
         regions
+    }
+
+    /// Returns when the oldest data that is not on its way to the lower tier was acknowledged. Looks at
+    /// all regions.
+    pub(crate) fn oldest(&self) -> Option<Nanos> {
+        self.shards.iter().filter_map(|shard| shard.0.lock().oldest()).min()
     }
 
     /// Queues a write for the space that the byte at `offset` needs, until the result is dropped.
@@ -296,40 +327,48 @@ impl Tier {
             })
     }
 
-    /// Returns the first range of blocks within this range of which RAM has data that the lower tier
-    /// lacks: offset and length.
-    pub(crate) fn first_pinned(&self, offset: u64, len: u64) -> Option<(u64, u64)> {
-        if !self.has_deferred() {
+    /// Returns the first blocks within this range of which RAM has data that the lower tier lacks.
+    pub(crate) fn first_pinned(&self, offset: u64, len: u64) -> Option<PinnedRange> {
+        if len == 0 || !self.has_deferred() {
             return None;
         }
         let end = offset.saturating_add(len);
-        let (first, last) = (offset / REGION_BYTES, end.saturating_sub(1) / REGION_BYTES);
-        let within = |region: &Region| (first..=last).contains(&region.0);
-        let regions = self.regions(0.0).into_iter().map(|(region, _)| region).filter(within);
-        for region in regions {
+        let (mut first, last) = (Region(offset / REGION_BYTES), Region((end - 1) / REGION_BYTES));
+        while first <= last {
+            let regions = self.shards.iter();
+            let regions = regions.filter_map(|shard| shard.0.lock().first_region(first..=last));
+            let region = regions.min()?;
             let start = (region.0 * REGION_BYTES).max(offset);
             let until = ((region.0 + 1) * REGION_BYTES).min(end);
-            let mut found: Option<(u64, u64)> = None;
-            for piece in self.pieces(start, until - start) {
-                let pinned = self.shard(piece.block).is_pinned(piece.block);
-                let bytes = piece.bytes.len() as u64;
-                match &mut found {
-                    Some((_, len)) if pinned => *len += bytes,
-                    Some(_) => break,
-                    None if pinned => found = Some((start + piece.bytes.start as u64, bytes)),
-                    None => (),
+            let shard = self.shard_of(region);
+            let mut pinned = self
+                .pieces(start, until - start)
+                .filter(|piece| shard.is_pinned(piece.block))
+                .map(|piece| start + piece.bytes.start as u64..start + piece.bytes.end as u64);
+            if let Some(found) = pinned.next() {
+                let mut found =
+                    PinnedRange { start: found.start, end: found.end, hull_end: found.end };
+                for next in pinned {
+                    if found.end == next.start {
+                        found.end = next.end;
+                    }
+                    found.hull_end = next.end;
                 }
+                return Some(found);
             }
-            if found.is_some() {
-                return found;
-            }
+            first = Region(region.0 + 1);
         }
         None
     }
 
+    /// Returns somebody who asks for deferred data of a region now.
+    pub(crate) fn taker(&self, region: Region) -> Taker {
+        self.shard_of(region).taker()
+    }
+
     /// Takes the deferred data of a region's blocks that touch `within`, to be written down.
-    pub(crate) fn take(&self, region: Region, within: &Range<u64>) -> Take {
-        self.shard_of(region).take(region, within)
+    pub(crate) fn take(&self, region: Region, within: &Range<u64>, taker: &mut Taker) -> Take {
+        self.shard_of(region).take(region, within, taker)
     }
 
     /// Ends a write-down. `done`: whether the lower tier has all of the data.
@@ -351,6 +390,6 @@ impl Tier {
             add(&own.failed, requests);
             self.wake_task();
         }
-        own.changed.notify_all();
+        self.note_change(taken.region);
     }
 }

@@ -24,7 +24,8 @@ impl Tier {
     /// of the rest to the system. Blocks that were used least are evicted; deferred data stays, and is
     /// written down early. Returns the bytes that it may hold now.
     pub fn set_room(&self, bytes: u64) -> u64 {
-        let most = bytes / self.block.bytes() / self.shards.len() as u64;
+        // Rounded up, so that a small step of growth is one.
+        let most = (bytes / self.block.bytes()).div_ceil(self.shards.len() as u64);
         let wanted = |shard: &Shard| most.min(shard.capacity().into()) as u32;
         for shard in &self.shards {
             loop {
@@ -42,7 +43,7 @@ impl Tier {
         }
         // Less space for deferred writes may make their write-down urgent, and more may be waited for.
         self.deferring.work.notify_all();
-        self.deferring.note_change();
+        self.note_change_everywhere();
         self.room()
     }
 }

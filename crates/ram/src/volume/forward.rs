@@ -7,14 +7,18 @@ use std::sync::Arc;
 use forebay_core::{IoError, Op};
 use forebay_device::IoBuf;
 use forebay_engine::{BlockService, Completion, CompletionSink, Request};
-use forebay_lane::Lane;
+use forebay_lane::{Lane, yield_now};
 use forebay_store::planted::{self, PlantedBug};
 
+use crate::block::{REGION_BYTES, Region};
 use crate::guard::Token;
 use crate::shard::Defer;
 use crate::tier::{Tier, Waiter};
 use crate::watch::Watcher;
 use crate::write_down::{self, Answer};
+
+/// Longest discard, or write of zeroes, that is sent at once: each of its blocks is looked up first.
+pub(super) const MOST_AT_ONCE: u64 = 64 << 20;
 
 /// What to do when the lower tier has answered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -220,7 +224,7 @@ impl Forward {
 
     /// Discards a range. Its deferred data is not written down: the lower tier gets zeroes there, as it
     /// may keep what is discarded, which is older.
-    pub(super) fn discard(self: &Rc<Self>, request: Request, sink: &Rc<dyn CompletionSink>) {
+    fn discard(self: &Rc<Self>, request: Request, sink: &Rc<dyn CompletionSink>) {
         let Err(request) = self.send_now(request, Then::Discarded, sink) else { return };
         let (own, sink) = (self.clone(), sink.clone());
         self.lane.spawn(async move {
@@ -233,14 +237,16 @@ impl Forward {
     async fn discard_in_parts(self: Rc<Self>, request: &Request) -> Result<(), IoError> {
         let (mut at, end) = (request.offset, request.offset + request.len);
         while at < end {
-            let (start, len) = self.tier.first_pinned(at, end - at).unwrap_or((end, 0));
+            let pinned = self.tier.first_pinned(at, end - at);
+            let start = pinned.map_or(end, |pinned| pinned.start);
             let answer = Rc::new(Answer::default());
             let sink: Rc<dyn CompletionSink> = answer.clone();
             let part = |op, offset, len| Request { op, offset, len, data: None, ..*request };
-            if start == at {
-                let zeroes = part(Op::WriteZeroes, at, len);
+            if let Some(pinned) = pinned.filter(|_| start == at) {
+                // Clean blocks between those with deferred data become zeroes as well, in one request.
+                let zeroes = part(Op::WriteZeroes, at, pinned.hull_end - at);
                 self.clone().send_whole(zeroes, Then::Zeroed, sink).await;
-                at += len;
+                at = pinned.hull_end;
             } else if self
                 .send_now(part(Op::Discard, at, start - at), Then::Discarded, &sink)
                 .is_ok()
@@ -253,6 +259,35 @@ impl Forward {
             answer.completion().await.result?;
         }
         Ok(())
+    }
+
+    /// Sends a long change in parts, and lets the lane's other tasks run between them.
+    pub(super) fn in_parts(self: &Rc<Self>, request: Request, sink: &Rc<dyn CompletionSink>) {
+        let (own, sink) = (self.clone(), sink.clone());
+        self.lane.spawn(async move {
+            let promise = Promise(request.tag, Some(sink));
+            let (mut at, end) = (request.offset, request.offset + request.len);
+            let mut result = Ok(());
+            while at < end && result.is_ok() {
+                let len = MOST_AT_ONCE.min(end - at);
+                let part = Request { offset: at, len, data: None, ..request };
+                let answer = Rc::new(Answer::default());
+                let sink: Rc<dyn CompletionSink> = answer.clone();
+                own.change(part, &sink);
+                result = answer.completion().await.result;
+                at += len;
+                yield_now().await;
+            }
+            promise.keep(result, None);
+        });
+    }
+
+    /// Discards a range, or fills it with zeroes.
+    pub(super) fn change(self: &Rc<Self>, request: Request, sink: &Rc<dyn CompletionSink>) {
+        match request.op {
+            Op::Discard => self.discard(request, sink),
+            _ => self.zero(request, sink),
+        }
     }
 
     /// Reads once more what RAM did not have: the rest could not be read below.
@@ -309,11 +344,11 @@ impl Forward {
         let (own, sink) = (self.clone(), sink.clone());
         self.lane.spawn(async move {
             let promise = Promise(request.tag, Some(sink));
-            let mut result = own.defer_in_turn(&request, &data, at).await;
+            let (mut result, data) = own.defer_in_turn(&request, data, at).await;
             if durable && result.is_ok() {
                 result = own.make_durable(request.offset, request.len).await;
             }
-            promise.keep(result, Some(data));
+            promise.keep(result, data);
         });
     }
 
@@ -325,7 +360,7 @@ impl Forward {
     }
 
     /// Zeroes a range in the lower tier.
-    pub(super) fn zero(self: &Rc<Self>, request: Request, sink: &Rc<dyn CompletionSink>) {
+    fn zero(self: &Rc<Self>, request: Request, sink: &Rc<dyn CompletionSink>) {
         if !self.tier.has_deferred() {
             return self.send(request, Then::Zeroed, sink);
         }
@@ -357,20 +392,22 @@ impl Forward {
     }
 
     /// Writes to RAM from the byte `at` on, or, from where that is not possible, to the lower tier. No
-    /// byte is written twice: as soon as a read may have returned it, later writes are newer.
+    /// byte is written twice: as soon as a read may have returned it, later writes are newer. Returns
+    /// the buffer as well, for the answer.
     async fn defer_in_turn(
         self: &Rc<Self>,
         request: &Request,
-        data: &[u8],
+        data: IoBuf,
         mut at: usize,
-    ) -> Result<(), IoError> {
+    ) -> (Result<(), IoError>, Option<IoBuf>) {
         let mut waiter: Option<Waiter<'_>> = None;
         loop {
-            let changed = self.tier.deferring.changed.listen();
-            match self.defer_from(request.offset, data, &mut at, waiter.as_ref()) {
+            let region = Region((request.offset + at as u64) / REGION_BYTES);
+            let changed = self.tier.changed_in(region).listen();
+            match self.defer_from(request.offset, &data, &mut at, waiter.as_ref()) {
                 Defer::Done { .. } => {
                     self.watcher.ram_write(request.len);
-                    return Ok(());
+                    return (Ok(()), Some(data));
                 }
                 // There will be no space, and the client has to learn why.
                 Defer::NoSpace if self.tier.deferring.is_failing() => break,
@@ -379,19 +416,24 @@ impl Forward {
                     if !waiter.as_ref().is_some_and(|waiter| waiter.waits_at(offset)) {
                         waiter = Some(self.tier.wait_at(offset));
                     }
-                    changed.await;
+                    // It may be the space of another region by now that it waits for.
+                    if offset / REGION_BYTES == region.0 {
+                        changed.await;
+                    }
                 }
                 Defer::Through => break,
             }
         }
         drop(waiter);
         self.watcher.passed_write(request.len);
-        let rest = IoBuf::copy_from(&data[at..]);
+        // What is written to RAM already is not written again.
+        let rest = if at == 0 { data } else { IoBuf::copy_from(&data[at..]) };
         let (offset, len) = (request.offset + at as u64, rest.len() as u64);
         let rest = Request { offset, len, data: Some(rest), ..*request };
         let answer = Rc::new(Answer::default());
         self.clone().send_whole(rest, Then::Written, answer.clone()).await;
-        answer.completion().await.result
+        let completion = answer.completion().await;
+        (completion.result, completion.data.filter(|data| data.len() as u64 == request.len))
     }
 
     /// Writes down what is deferred, then flushes the lower tier.

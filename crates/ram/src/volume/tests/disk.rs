@@ -46,6 +46,8 @@ pub(super) struct Disk {
     pub(super) discards: Cell<u32>,
     /// Sectors that cannot be read.
     pub(super) unreadable: RefCell<Range<usize>>,
+    /// Sectors that cannot be written.
+    pub(super) unwritable: RefCell<Range<usize>>,
     pub(super) read_only: Cell<bool>,
     rng: RefCell<fastrand::Rng>,
 }
@@ -100,6 +102,7 @@ impl Disk {
         self.fails.set(0);
         self.read_fails.set(0);
         self.unreadable.replace(0..0);
+        self.unwritable.replace(0..0);
     }
 
     /// Loses the writes to a range that no flush has covered.
@@ -141,7 +144,9 @@ impl Disk {
         let (op, offset, len) = (request.op, request.offset, request.len);
         self.log.borrow_mut().push((op, offset, len));
         let range = sectors(offset, len);
-        let fails = matches!(op, Op::Write | Op::WriteZeroes) && self.is(&self.fails);
+        let bad = self.unwritable.borrow().clone();
+        let fails = matches!(op, Op::Write | Op::WriteZeroes)
+            && (self.is(&self.fails) || (bad.start < range.end && range.start < bad.end));
         let half = Cell::new(50);
         match (op, &mut request.data) {
             (Op::Read, Some(data)) => return self.read(offset, data),

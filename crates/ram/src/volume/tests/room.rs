@@ -75,3 +75,15 @@ fn a_tier_without_room_passes_everything_on() {
     assert_eq!((bench.below(3..4), bench.read(3, 1)), (vec![5], vec![5]));
     assert_eq!(cached(&bench, 0..BLOCKS), 0);
 }
+
+#[test]
+fn a_tier_with_few_blocks_in_each_shard_grows_by_small_steps() {
+    let small = options(128 * 4096, 4096);
+    let tier = Tier::with_room(small, 4 << 30, Arc::new(ManualClock::default())).expect("memory");
+    let full = tier.full_room();
+    assert!(tier.set_room(full / 16) < full);
+    for _ in 0..8 {
+        tier.set_room(tier.room() + full / 8);
+    }
+    assert_eq!(tier.room(), full);
+}

@@ -279,3 +279,57 @@ fn a_read_only_disk_is_asked_and_nothing_is_deferred() {
     assert_eq!(bench.ask(request(Op::WriteZeroes, 0, SECTOR, None)), Err(IoError::Io));
     assert!(!bench.tier.has_deferred());
 }
+
+#[test]
+fn a_place_that_cannot_be_written_does_not_hold_back_the_others() {
+    let bench = Bench::new(1 << 20, 4096, Deferral { mode: WriteDown::Average, ..INTERVAL });
+    for first in [0, 2048, 4096, 6144] {
+        assert_eq!(bench.result(bench.submit(write(first, 8, 5))), Some(Ok(())));
+    }
+    bench.disk.unwritable.replace(0..8);
+    bench.keep();
+    (0..10).for_each(|_| bench.pass(SECOND));
+    assert_eq!(bench.tier.counts().deferred_bytes, 4096);
+    for first in [2048, 4096, 6144] {
+        assert_eq!(bench.below(first..first + 8), [5; 8]);
+    }
+    bench.disk.repair();
+    (0..10).for_each(|_| bench.pass(SECOND));
+    assert_eq!(bench.below(0..8), [5; 8]);
+}
+
+#[test]
+fn those_who_wait_for_a_region_are_served_together() {
+    let bench = Bench::new(1 << 20, 4096, INFINITE);
+    let durable = |number: u64| Request { fua: true, ..write(8 * number, 8, 5) };
+    let first = bench.submit(durable(0));
+    assert_eq!(bench.disk.waiting(), 1, "the first is being written down");
+    let others: Vec<u64> = (1..8).map(|number| bench.submit(durable(number))).collect();
+    assert_eq!(bench.disk.waiting(), 1, "at most one write-down of a region is in flight");
+    assert!(bench.disk.progress(|_| 0) && bench.disk.progress(|_| 0));
+    bench.run();
+    // The first has its flush; all others are written in one piece.
+    assert_eq!(bench.disk.waiting(), 2);
+    bench.settle();
+    assert_eq!(bench.disk.requests(Op::Write), [(0, 4096), (4096, 7 * 4096)]);
+    for tag in others.into_iter().chain([first]) {
+        assert_eq!(bench.result(tag), Some(Ok(())));
+    }
+    assert!((0..64).all(|sector| bench.disk.after_a_crash(sector) == 5));
+}
+
+#[test]
+fn a_long_request_in_flight_does_not_concern_other_blocks() {
+    let bench = Bench::new(1 << 20, 4096, INFINITE);
+    let discard = bench.submit(request(Op::Discard, 0, 2048 * SECTOR, None));
+    assert_eq!((bench.disk.waiting(), bench.result(discard)), (1, None));
+    for first in (2048..4096).step_by(8) {
+        let tag = bench.submit(write(first, 8, 5));
+        assert_eq!(bench.result(tag), (bench.disk.waiting() == 1).then_some(Ok(())), "{first}");
+    }
+    let within = bench.submit(write(8, 8, 6));
+    assert_eq!((bench.disk.waiting(), bench.result(within)), (2, None));
+    bench.settle();
+    assert_eq!((bench.result(discard), bench.result(within)), (Some(Ok(())), Some(Ok(()))));
+    assert_eq!(bench.read(8, 8), [6; 8]);
+}

@@ -244,3 +244,17 @@ fn a_tier_that_keeps_no_writes_defers_none() {
     assert_eq!(bench.below(0..8), [5; 8]);
     assert!(!bench.tier.has_deferred());
 }
+
+#[test]
+fn a_discard_of_scattered_data_takes_one_request_for_each_region() {
+    let bench = Bench::new(4 << 20, 4096, INFINITE);
+    for first in (8..2048).step_by(16) {
+        assert_eq!(bench.ask(write(first, 8, 5)), Ok(()));
+    }
+    assert_eq!(bench.ask(request(Op::Discard, 0, 4096 * SECTOR, None)), Ok(()));
+    let zeroed = bench.disk.requests(Op::WriteZeroes);
+    assert_eq!(zeroed, [(4096, (2048 - 8) * SECTOR_SIZE)]);
+    assert_eq!(bench.disk.requests(Op::Discard).len(), 2);
+    assert!(!bench.tier.has_deferred());
+    assert_eq!(bench.read(0, 2048), [0; 2048]);
+}
