@@ -43,6 +43,12 @@ impl Memory {
         self.available < self.least()
     }
 
+    /// Returns whether so much is available that giving memory back helps nobody who stalls: tasks may
+    /// stall because of the limit of a group that the daemon is not in.
+    fn is_ample(self) -> bool {
+        self.available >= 4 * self.least()
+    }
+
     /// Returns how many bytes are available beyond the reserve that a shortage restores, below zero
     /// if some are missing.
     fn spare(self) -> i64 {
@@ -103,12 +109,12 @@ impl Pressure {
 
     /// Looks again, [`INTERVAL`] after the last look. What cannot be read counts as no shortage.
     pub(super) fn look(&mut self) -> Advice {
-        let memories: Vec<Memory> = machine(&self.proc.join("meminfo"))
-            .into_iter()
-            .chain(self.groups.iter().filter_map(Group::memory))
-            .collect();
+        let machine = machine(&self.proc.join("meminfo"));
+        let is_ample = machine.is_some_and(Memory::is_ample);
+        let memories: Vec<Memory> =
+            machine.into_iter().chain(self.groups.iter().filter_map(Group::memory)).collect();
         let spare = memories.iter().map(|memory| memory.spare()).min().unwrap_or(0);
-        if self.has_stalled() || memories.iter().any(|memory| memory.is_short()) {
+        if self.has_stalled(is_ample) || memories.iter().any(|memory| memory.is_short()) {
             self.calm = 0;
             self.stalled.clear();
             return Advice::Shrink(spare.min(0).unsigned_abs());
@@ -119,10 +125,12 @@ impl Pressure {
         if due && spare > 0 { Advice::Grow(spare.unsigned_abs()) } else { Advice::Stay }
     }
 
-    /// Reads for how long tasks have stalled, at the machine or in a group.
-    fn has_stalled(&mut self) -> bool {
+    /// Reads for how long tasks have stalled in the daemon's groups, and, unless its memory is ample,
+    /// at the machine.
+    fn has_stalled(&mut self, is_ample: bool) -> bool {
         let files = self.groups.iter().map(|group| group.folder.join("memory.pressure"));
-        let files = files.chain([self.proc.join("pressure/memory")]);
+        let whole = (!is_ample).then(|| self.proc.join("pressure/memory"));
+        let files = files.chain(whole);
         let now = files.filter_map(|file| stalled(&file)).max().unwrap_or_default();
         let (looks, most) = WINDOW;
         self.stalled.push_back(now);
@@ -222,7 +230,7 @@ mod tests {
     use crate::daemon::testing::TempDir;
 
     const MIB: u64 = 1 << 20;
-    const CALM_MACHINE: u64 = 8000;
+    const ENOUGH: u64 = 3999;
 
     /// A system with 16,000 MiB of which a test writes the files.
     struct System {
@@ -275,17 +283,24 @@ mod tests {
             "cgroup/a.slice/memory.pressure",
         ] {
             let mut system = System::new("0::/a.slice/b\n");
-            assert_eq!(
-                system.look(90_000, CALM_MACHINE, file),
-                Advice::Stay,
-                "before the first look"
-            );
+            assert_eq!(system.look(90_000, ENOUGH, file), Advice::Stay, "before the first look");
             for stalled in [25; 40].into_iter().chain([0, 0, 0, 5, 5, 80, 10]) {
-                assert_eq!(system.look(stalled, CALM_MACHINE, file), Advice::Stay);
+                assert_eq!(system.look(stalled, ENOUGH, file), Advice::Stay);
             }
-            assert_eq!(system.look(12, CALM_MACHINE, file), Advice::Shrink(0));
-            assert_eq!(system.look(1, CALM_MACHINE, file), Advice::Stay, "the stalls count once");
+            assert_eq!(system.look(12, ENOUGH, file), Advice::Shrink(0));
+            assert_eq!(system.look(1, ENOUGH, file), Advice::Stay, "the stalls count once");
         }
+    }
+
+    #[test]
+    fn tasks_that_stall_beside_ample_memory_are_not_helped() {
+        let mut system = System::new("0::/a.slice/b\n");
+        for _ in 0..20 {
+            assert_eq!(system.look(200, 4000, "proc/pressure/memory"), Advice::Stay);
+        }
+        let own = "cgroup/a.slice/memory.pressure";
+        let advice: Vec<Advice> = (0..5).map(|_| system.look(200, 4000, own)).collect();
+        assert!(advice.contains(&Advice::Shrink(0)), "{advice:?}");
     }
 
     #[test]
@@ -309,9 +324,9 @@ mod tests {
             format!("anon 1\nactive_file {file}\ninactive_file 5000000\nslab_reclaimable 5000000\n")
         };
         system.write("cgroup/a.slice/memory.stat", &stat(80_000_000));
-        assert_eq!(system.see(CALM_MACHINE), Advice::Stay);
+        assert_eq!(system.see(ENOUGH), Advice::Stay);
         system.write("cgroup/a.slice/memory.stat", &stat(79_999_999));
-        assert_eq!(system.see(CALM_MACHINE), Advice::Shrink(100_000_001));
+        assert_eq!(system.see(ENOUGH), Advice::Shrink(100_000_001));
     }
 
     #[test]
@@ -325,7 +340,7 @@ mod tests {
             "cgroup/memory/a/b/memory.stat",
             "active_file 9\ntotal_active_file 1\ntotal_inactive_file 1000000\n",
         );
-        assert_eq!(system.see(CALM_MACHINE), Advice::Shrink(20_000_000 - 6_000_001));
+        assert_eq!(system.see(ENOUGH), Advice::Shrink(20_000_000 - 6_000_001));
     }
 
     #[test]

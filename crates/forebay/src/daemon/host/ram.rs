@@ -192,10 +192,14 @@ impl RamTier {
         let mut hold = self.hold.lock().unwrap_or_else(PoisonError::into_inner);
         let before = hold.bytes();
         let needed = self.tier.memory_after(&wanted) + on_its_way(settings);
-        hold.grow(needed.saturating_sub(before), WHAT).map_err(faults::memory)?;
-        let changed = match wanted == self.tier.options() {
-            true => Ok(()),
-            false => self.tier.change(wanted).map_err(|error| no_memory(&wanted, error)),
+        // A locked tier has all of its memory, the old one until the new one has its own.
+        let replaced = wanted != self.tier.options();
+        let locked = replaced && (wanted.locked || self.tier.options().locked);
+        let more = if locked { needed } else { needed.saturating_sub(before) };
+        hold.grow(more, WHAT).map_err(faults::memory)?;
+        let changed = match replaced {
+            false => Ok(()),
+            true => self.tier.change(wanted).map_err(|error| no_memory(&wanted, error)),
         };
         if changed.is_ok() {
             self.tier.freeze(settings.is_frozen());
