@@ -111,6 +111,28 @@ def what_is_paused_is_used_again_after_resume(box):
 
 
 @test
+def a_stopped_volume_with_dirty_blocks_cannot_be_paused(box):
+    daemon = box.daemon()
+    uri = create(box, daemon, "v", "--set", "writeback_running=off")
+    connect(uri).pwrite(b"d" * MIB, 0)
+    daemon.cli("stop", "v")
+    for command in ["pause", "v"], ["set", "v", "caching=paused"]:
+        said = daemon.cli(*command, expect=3).stderr
+        check("not served" in said and "start it" in said, said)
+        check_equal(daemon.show("v")["caching"], "on", f"the state after {command}")
+    # The other states need no write to the origin.
+    daemon.cli("freeze", "v")
+    daemon.cli("resume", "v")
+    daemon.cli("start", "v")
+    daemon.cli("pause", "v")
+    check(origin_of(box, "v").startswith(b"d" * MIB), "the origin is not complete")
+    # A volume that is paused already may be changed while it is stopped.
+    daemon.cli("stop", "v")
+    daemon.cli("pause", "v")
+    daemon.cli("set", "v", "idle=5s")
+
+
+@test
 def an_interrupted_pause_changes_nothing(box):
     daemon = box.daemon()
     for deferred in False, True:

@@ -11,6 +11,7 @@ use forebay_admin::{
     ApiError, CreateRequest, DropRequest, ErrorKind, OperationId, OperationState, SetRequest,
     VolumeName, VolumeReport, VolumeState,
 };
+use forebay_core::Caching;
 use forebay_engine::FrontEnd;
 use forebay_format::Uuid;
 
@@ -227,7 +228,8 @@ impl Volumes {
     /// Changes settings; those of a stopped volume take effect at its next start.
     ///
     /// # Errors
-    /// There is no such volume, the settings contradict each other, or the volume is busy.
+    /// There is no such volume, the settings contradict each other, the volume is busy, or it is to be
+    /// paused and is not served.
     pub(crate) fn set(
         self: &Arc<Self>,
         name: &VolumeName,
@@ -237,7 +239,12 @@ impl Volumes {
         request.settings.apply(&mut volume.settings)?;
         preflight::check_mode(&volume.cache, &volume.settings)?;
         self.operate("set", name, move |this, mut entry, work| {
+            let was_paused = entry.volume.settings.caching == Caching::Paused;
             request.settings.apply(&mut entry.volume.settings)?;
+            if entry.volume.settings.caching == Caching::Paused && !was_paused {
+                // Its dirty blocks are written to the origin first.
+                this.check_served(&entry.volume.name, "pause")?;
+            }
             entry.volume.version += 1;
             let volume = entry.volume.clone();
             let sharing = this.sharing(&volume);
@@ -287,15 +294,11 @@ impl Volumes {
     /// Writes dirty blocks to the origin.
     ///
     /// # Errors
-    /// There is no such volume, or it is busy.
+    /// There is no such volume, it is busy, or it is not served.
     pub(crate) fn flush(self: &Arc<Self>, name: &VolumeName) -> Result<OperationId, ApiError> {
         self.operate("flush", name, |this, entry, work| {
-            let name = &entry.volume.name;
-            if !this.is_served(name) {
-                let message = format!("volume '{name}' is not served; start it to flush it");
-                return Err(ApiError::new(ErrorKind::Refused, message));
-            }
-            this.host.flush(name, work)
+            this.check_served(&entry.volume.name, "flush")?;
+            this.host.flush(&entry.volume.name, work)
         })
     }
 
@@ -408,6 +411,15 @@ impl Volumes {
 
     fn is_served(&self, name: &VolumeName) -> bool {
         self.host.report(name).is_some_and(|report| is_served(report.state))
+    }
+
+    /// Refuses a command that needs a served volume.
+    fn check_served(&self, name: &VolumeName, verb: &str) -> Result<(), ApiError> {
+        if self.is_served(name) {
+            return Ok(());
+        }
+        let message = format!("volume '{name}' is not served; start it to {verb} it");
+        Err(ApiError::new(ErrorKind::Refused, message))
     }
 
     /// Serves a volume; a served volume stays served. For `force` see [`Host::start`].

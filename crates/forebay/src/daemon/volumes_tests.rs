@@ -370,6 +370,10 @@ fn settings_are_changed_whole_and_also_while_stopped() {
     daemon.end(daemon.volumes.stop(&name("a"))).expect("good");
     set("dirty_high=80").expect("the host is not asked");
     assert_eq!(high(), 80);
+    let refused = set("caching=paused").expect_err("nobody writes its dirty blocks back");
+    assert_eq!(refused.kind, ErrorKind::Refused);
+    assert!(refused.message.contains("start it to pause it"), "{refused}");
+    set("caching=frozen").expect("nothing is to be written back");
 }
 
 #[test]
