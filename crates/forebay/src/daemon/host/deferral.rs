@@ -1,13 +1,19 @@
 //! Deferred writes of served volumes: when they begin and end, and when all are written down.
 
+use std::cell::RefCell;
+use std::rc::Rc;
 use std::time::Duration;
 
-use forebay_admin::{ApiError, VolumeName};
-use forebay_engine::{Exports, Settings};
-use forebay_ram::{Deferral, write_down};
+use forebay_admin::{ApiError, ErrorKind, VolumeName};
+use forebay_core::units::format_size;
+use forebay_core::{IoError, Op};
+use forebay_engine::{BlockService, Completion, CompletionSink, Exports, Request, Settings};
+use forebay_lane::Notify;
+use forebay_ram::{Deferral, Tier, write_down};
 
 use super::EngineHost;
-use super::ram::deferral;
+use super::ram::{RamTier, deferral};
+use super::report::last_error;
 use crate::daemon::operations::Work;
 
 /// Time until data that could not be written down is tried again at the daemon's end.
@@ -15,6 +21,41 @@ const AGAIN: Duration = Duration::from_millis(500);
 
 fn gone(name: &VolumeName) -> ApiError {
     ApiError::failed(format!("'{name}' is not served any more"))
+}
+
+fn ignores_flush(how: Option<Deferral>) -> bool {
+    how.is_some_and(|how| how.ignore_flush)
+}
+
+/// The answer to a flush.
+#[derive(Default)]
+struct Flushed {
+    result: RefCell<Option<Result<(), IoError>>>,
+    told: Notify,
+}
+
+impl CompletionSink for Flushed {
+    fn complete(&self, completion: Completion) {
+        *self.result.borrow_mut() = Some(completion.result);
+        self.told.notify_all();
+    }
+}
+
+/// Flushes a volume as a client does.
+async fn flush(volume: &Rc<dyn BlockService>) -> Result<(), IoError> {
+    let flushed = Rc::new(Flushed::default());
+    let sink: Rc<dyn CompletionSink> = flushed.clone();
+    let (fast, no_hole) = (false, false);
+    let request =
+        Request { tag: 0, op: Op::Flush, offset: 0, len: 0, fua: false, fast, no_hole, data: None };
+    volume.submit(request, &sink);
+    loop {
+        let told = flushed.told.listen();
+        if let Some(result) = flushed.result.borrow_mut().take() {
+            return result;
+        }
+        told.await;
+    }
 }
 
 impl EngineHost {
@@ -45,8 +86,7 @@ impl EngineHost {
         let Some(ram) = self.served.ram.get(name) else { return };
         let (before, how) = (ram.tier().deferral(), deferral(settings));
         ram.tier().defer_writes(how);
-        let ignores = |how: Option<Deferral>| how.is_some_and(|how| how.ignore_flush);
-        if ignores(how) && !ignores(before) {
+        if ignores_flush(how) && !ignores_flush(before) {
             tracing::warn!(volume = %name, "ignore_flush is on: a crash loses data that clients believe to be durable");
         }
     }
@@ -62,19 +102,28 @@ impl EngineHost {
             return Ok(());
         }
         let own = name.clone();
-        self.lanes.watch(work, 1, move |state, left| async move {
+        let written = self.lanes.watch(work, 1, move |state, left| async move {
             let volume = state.engines().iter().find_map(|engine| engine.open(own.as_str()));
             let volume = volume.ok_or_else(|| gone(&own))?;
             left.set(tier.deferred_bytes());
             let written = write_down::all_in_background(&tier, &volume, &state.context.lane).await;
             left.set(tier.deferred_bytes());
-            written.map_err(|error| {
-                ApiError::failed(format!(
-                    "{error}: {} bytes of deferred writes of '{own}' are in RAM alone",
-                    tier.deferred_bytes()
-                ))
-            })
-        })
+            written.map_err(|error| ApiError::failed(error.to_string()))
+        });
+        written.map_err(|error| self.stuck(name, ram.tier(), error))
+    }
+
+    /// Adds to an error of a write-down why it failed and what to do about it.
+    fn stuck(&self, name: &VolumeName, tier: &Tier, error: ApiError) -> ApiError {
+        if error.kind == ErrorKind::Cancelled {
+            return error;
+        }
+        let cause = self.served.get(name).ok().and_then(|running| last_error(&running));
+        ApiError::failed(format!(
+            "{} of deferred writes of '{name}' are in RAM alone and cannot be written down: {}; repair the device and try again ('forebay show {name}' has its state), or give them up with 'forebay delete --discard-dirty {name}'",
+            format_size(tier.deferred_bytes()),
+            cause.unwrap_or(error.message)
+        ))
     }
 
     /// As [`EngineHost::write_down`], again and again until it succeeds or the work is cancelled.
@@ -110,5 +159,45 @@ impl EngineHost {
             tier.defer_writes(before);
         }
         written
+    }
+
+    /// Changes the tier of a volume as the settings say. The caller has writes deferred again, by these
+    /// settings or, after an error, by the old ones.
+    ///
+    /// # Errors
+    /// As for [`EngineHost::write_down`] and [`RamTier::change`].
+    pub(super) fn change_tier(
+        &self,
+        name: &VolumeName,
+        ram: &RamTier,
+        wanted: &Settings,
+        work: &Work,
+    ) -> Result<(), ApiError> {
+        let how = deferral(wanted);
+        if !ignores_flush(how) {
+            self.heed_flushes(name, ram.tier(), work)?;
+        }
+        // Without deferred writes the tier can be replaced.
+        if ram.is_replaced_by(wanted) || how.is_none() {
+            self.end_deferring(name, work)?;
+        }
+        ram.change(wanted)
+    }
+
+    /// Ignores flushes no longer, and makes up for those that were ignored.
+    fn heed_flushes(&self, name: &VolumeName, tier: &Tier, work: &Work) -> Result<(), ApiError> {
+        let Some(how) = tier.deferral().filter(|how| how.ignore_flush) else { return Ok(()) };
+        // First, so that no flush is ignored after this one.
+        tier.defer_writes(Some(Deferral { ignore_flush: false, ..how }));
+        self.write_down(name, work)?;
+        let own = name.clone();
+        self.lanes.watch(work, 1, move |state, _| async move {
+            let volume = state.open(own.as_str()).ok_or_else(|| gone(&own))?;
+            flush(&volume).await.map_err(|error| {
+                ApiError::failed(format!(
+                    "'{own}' cannot be flushed: {error}; 'forebay show {own}' has the cause"
+                ))
+            })
+        })
     }
 }

@@ -336,6 +336,24 @@ fn latency(volume: &Volume, kind: Kind) -> Latency {
     Latency { count, mean_us, p50_us, p99_us, max_us }
 }
 
+/// Returns the latest error of the devices of a volume, until it is resolved.
+pub(super) fn last_error(running: &Running) -> Option<String> {
+    let (store, volume) = (&running.cache.store, &running.volume);
+    let cause = store.health.cause().map(|cause| cause.to_string());
+    let waits = || {
+        let seconds = volume.origin_waits()?.as_secs();
+        Some(format!("the origin {} has not answered for {seconds} s", volume.origin_name))
+    };
+    cause
+        .or_else(|| hung(running))
+        .or_else(|| volume.origin_shrunk())
+        .or_else(|| volume.writeback_error().map(|error| error.to_string()))
+        .or_else(|| volume.origin_sync_failed().then(|| "a sync of the origin failed".to_owned()))
+        .or_else(waits)
+        .or_else(|| volume.origin_write_error())
+        .or_else(|| volume.origin_read_error())
+}
+
 fn errors(running: &Running) -> ErrorReport {
     let (store, volume) = (&running.cache.store, &running.volume);
     let lost = volume
@@ -344,31 +362,16 @@ fn errors(running: &Running) -> ErrorReport {
         .map(|range| LostRange { offset: range.start, len: range.end - range.start })
         .collect();
     let totals = volume.stats.totals();
-    let sync_failed = volume.origin_sync_failed().then(|| "a sync of the origin failed".to_owned());
-    let waits = volume.origin_waits().map(|waits| {
-        let seconds = waits.as_secs();
-        format!("the origin {} has not answered for {seconds} s", volume.origin_name)
-    });
     ErrorReport {
         origin_read: totals.origin_read_errors,
         origin_write: u64::from(volume.writeback_error().is_some())
             + u64::from(volume.origin_write_error().is_some())
-            + u64::from(sync_failed.is_some()),
+            + u64::from(volume.origin_sync_failed()),
         cache_read: totals.cache_read_errors,
         cache_write: u64::from(store.health.failed()),
         checksum: store.counters.corrupt_blocks.load(Ordering::Relaxed),
         lost,
-        last: store
-            .health
-            .cause()
-            .map(|cause| cause.to_string())
-            .or_else(|| hung(running))
-            .or_else(|| volume.origin_shrunk())
-            .or_else(|| volume.writeback_error().map(|error| error.to_string()))
-            .or(sync_failed)
-            .or(waits)
-            .or_else(|| volume.origin_write_error())
-            .or_else(|| volume.origin_read_error()),
+        last: last_error(running),
     }
 }
 

@@ -198,15 +198,11 @@ impl EngineHost {
         if wanted.caching == Caching::Paused && before.caching != Caching::Paused {
             self.note_contents(volume);
         }
-        if let Some(ram) = &ram {
-            // Without deferred writes the tier can be replaced.
-            if ram.is_replaced_by(&wanted) || super::ram::deferral(&wanted).is_none() {
-                self.end_deferring(name, work)?;
-            }
-            if let Err(error) = ram.change(&wanted) {
-                self.defer_again(name, &before);
-                return Err(error);
-            }
+        if let Some(ram) = &ram
+            && let Err(error) = self.change_tier(name, ram, &wanted, work)
+        {
+            self.defer_again(name, &before);
+            return Err(error);
         }
         let drains = before.keeps_dirty() && !wanted.keeps_dirty();
         let mut set = {
