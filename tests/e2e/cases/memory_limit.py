@@ -148,7 +148,8 @@ def a_cache_that_does_not_fit_is_refused_with_a_way_out(box):
     check("--memory-limit" in error, f"no way out: {error}")
     check_equal(digest_start(cache), before, "the device of a cache that was refused")
     daemon.create("w", box.file("small", 256 * MIB), origin)
-    box.run(daemon.binary, "daemon", "--memory-limit", "1M", expect=2)
+    for limit in "1M", "1P":
+        box.run(daemon.binary, "daemon", "--memory-limit", limit, expect=2)
 
 
 @test
@@ -185,7 +186,9 @@ def the_limit_can_be_changed_while_volumes_are_served(box):
     memory("--limit", "512M")
     check("512M" in memory().stdout, memory().stdout)
     check(resident() - before < 80 * MIB, "the smaller tier has given nothing back")
-    memory("--limit", "1M", expect=2)
+    for limit, words in ("1M", "--limit: 1M is too little"), ("1P", "--limit: 1P is more than"):
+        said = memory("--limit", limit, expect=2).stderr
+        check(words in said and said.count("\n") == 1, said)
     daemon.cli("set", "v", "ram=512M", expect=3)
     check_equal(len(client.pread(MIB, 0)), MIB, "bytes read")
 

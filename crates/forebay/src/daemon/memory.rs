@@ -5,21 +5,32 @@ use std::path::{Path, PathBuf};
 
 use forebay_admin::report::{DaemonMemory, MemoryUsed};
 use forebay_admin::{ApiError, ErrorKind};
+use forebay_core::units::format_size;
 use forebay_lane::{MemoryBudget, MemoryUse, TooLow};
 
 const MIB: u64 = 1 << 20;
+/// Divisor: this part of the machine's memory stays available when a tier is locked.
+const KEPT_PART: u64 = 16;
+
+fn proc() -> &'static Path {
+    Path::new("/proc")
+}
+
+fn groups() -> &'static Path {
+    Path::new("/sys/fs/cgroup")
+}
 
 /// Returns the requested limit, or the default: half of the machine's memory, or three quarters of
 /// the control group's limit if that is less.
 ///
 /// # Errors
-/// The requested limit is too low.
+/// The requested limit is too low, or more than there is.
 pub(super) fn limit(asked: Option<u64>) -> Result<u64, ApiError> {
     let least = MemoryBudget::LEAST;
     match asked {
-        Some(limit) => enough("--memory-limit", limit),
+        Some(limit) => possible("--memory-limit", limit, there_is(proc(), groups())),
         None => {
-            let usual = usual(Path::new("/proc"), Path::new("/sys/fs/cgroup"));
+            let usual = usual(proc(), groups());
             if usual < least {
                 tracing::warn!(
                     "this machine has little memory; the daemon may still use up to {} MiB",
@@ -31,12 +42,21 @@ pub(super) fn limit(asked: Option<u64>) -> Result<u64, ApiError> {
     }
 }
 
-/// Returns a limit that an operator asks for in `field`, unless it is too low for any daemon.
-fn enough(field: &str, limit: u64) -> Result<u64, ApiError> {
-    let least = MemoryBudget::LEAST;
+/// Returns a limit that an operator asks for with `option`, unless it is too low for any daemon or more
+/// than the `most` bytes that there are.
+fn possible(option: &str, limit: u64, most: u64) -> Result<u64, ApiError> {
+    let (least, most) = (MemoryBudget::LEAST, most.max(MemoryBudget::LEAST));
+    let asked = format_size(limit);
     if limit < least {
-        let message = format!("{limit} bytes are too few; give at least {} MiB", least / MIB);
-        return Err(ApiError::invalid(field, message));
+        let message = format!("{asked} is too little; give at least {}", format_size(least));
+        return Err(ApiError::invalid(option, message));
+    }
+    if limit > most {
+        let message = format!(
+            "{asked} is more than this machine, or the control group of the daemon, has; give at most {}M",
+            most / MIB
+        );
+        return Err(ApiError::invalid(option, message));
     }
     Ok(limit)
 }
@@ -44,9 +64,11 @@ fn enough(field: &str, limit: u64) -> Result<u64, ApiError> {
 /// Changes the limit until the daemon ends.
 ///
 /// # Errors
-/// It is too low; nothing has changed then.
+/// It is too low, or more than there is; nothing has changed then.
 pub(super) fn set_limit(memory: &MemoryBudget, limit: u64) -> Result<(), ApiError> {
-    memory.set_limit(enough("limit_bytes", limit)?).map_err(|TooLow { held, least }| {
+    let limit = possible("--limit", limit, there_is(proc(), groups()))
+        .map_err(|error| error.about("limit_bytes"))?;
+    memory.set_limit(limit).map_err(|TooLow { held, least }| {
         let (held, least) = (held.div_ceil(MIB), least.div_ceil(MIB));
         let message = format!(
             "caches and RAM tiers hold {held} MiB, so the limit has to be {least} MiB or more: make RAM tiers smaller (forebay set NAME ram=SIZE), or stop volumes"
@@ -55,6 +77,30 @@ pub(super) fn set_limit(memory: &MemoryBudget, limit: u64) -> Result<(), ApiErro
     })?;
     tracing::info!("the memory limit is {} MiB now", limit / MIB);
     Ok(())
+}
+
+/// Refuses to lock so many bytes if little memory were left then: the kernel would kill processes, as
+/// it cannot take locked memory back.
+///
+/// # Errors
+/// [`ErrorKind::Refused`].
+pub(super) fn check_lock(bytes: u64) -> Result<(), ApiError> {
+    lockable(bytes, proc())
+}
+
+fn lockable(bytes: u64, proc: &Path) -> Result<(), ApiError> {
+    let sizes = meminfo(proc, "MemTotal:").zip(meminfo(proc, "MemAvailable:"));
+    let Some((total, available)) = sizes else { return Ok(()) };
+    let most = available.saturating_sub(total / KEPT_PART);
+    if bytes <= most {
+        return Ok(());
+    }
+    let message = format!(
+        "ram_lock: the RAM tier takes {} MiB, and only {} MiB of the machine's memory can be locked now; choose a smaller ram, or ram_lock=off",
+        bytes.div_ceil(MIB),
+        most / MIB
+    );
+    Err(ApiError::new(ErrorKind::Refused, message).about("ram_lock"))
 }
 
 /// Returns the limit and its use.
@@ -78,15 +124,21 @@ pub(super) fn used(memory: &MemoryBudget) -> MemoryUsed {
 }
 
 fn usual(proc: &Path, groups: &Path) -> u64 {
-    let machine = machine(proc).unwrap_or(u64::MAX);
+    let machine = meminfo(proc, "MemTotal:").unwrap_or(u64::MAX);
     let group = group(proc, groups).unwrap_or(u64::MAX);
     (machine / 2).min(group / 4 * 3)
 }
 
-/// Returns the machine's memory in bytes.
-fn machine(proc: &Path) -> Option<u64> {
+/// Returns the memory of the machine, or of the control group if that is less, in bytes.
+fn there_is(proc: &Path, groups: &Path) -> u64 {
+    let sizes = [meminfo(proc, "MemTotal:"), group(proc, groups)];
+    sizes.into_iter().flatten().min().unwrap_or(u64::MAX)
+}
+
+/// Returns a size of the machine's memory in bytes.
+fn meminfo(proc: &Path, name: &str) -> Option<u64> {
     let text = fs::read_to_string(proc.join("meminfo")).ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     kib.checked_mul(1024)
 }
@@ -133,20 +185,24 @@ mod tests {
 
     const GIB: u64 = 1 << 30;
 
-    /// A machine of 8 GiB with these files below `/sys/fs/cgroup`.
-    fn usual_with(own: &str, files: &[(&str, &str)]) -> u64 {
+    /// A machine of 8 GiB, 1 GiB of which is available, with these files below `/sys/fs/cgroup`.
+    fn system<T>(own: &str, files: &[(&str, &str)], ask: impl Fn(&Path, &Path) -> T) -> T {
         let folder = TempDir::new("memory");
         let (proc, groups) = (folder.path().join("proc"), folder.path().join("cgroup"));
         fs::create_dir_all(proc.join("self")).expect("folder");
-        fs::write(proc.join("meminfo"), "MemTotal:        8388608 kB\nMemFree: 1 kB\n")
-            .expect("file");
+        let meminfo = "MemTotal:        8388608 kB\nMemFree: 1 kB\nMemAvailable: 1048576 kB\n";
+        fs::write(proc.join("meminfo"), meminfo).expect("file");
         fs::write(proc.join("self/cgroup"), own).expect("file");
         for (path, content) in files {
             let path = groups.join(path);
             fs::create_dir_all(path.parent().expect("a folder")).expect("folder");
             fs::write(path, content).expect("file");
         }
-        usual(&proc, &groups)
+        ask(&proc, &groups)
+    }
+
+    fn usual_with(own: &str, files: &[(&str, &str)]) -> u64 {
+        system(own, files, usual)
     }
 
     #[test]
@@ -171,9 +227,35 @@ mod tests {
     }
 
     #[test]
-    fn too_little_is_refused() {
-        assert_eq!(limit(Some(MemoryBudget::LEAST)).expect("enough"), MemoryBudget::LEAST);
+    fn too_little_and_more_than_there_is_are_refused() {
+        let max = "system.slice/memory.max";
+        let most = |files: &[_]| system("0::/system.slice/x\n", files, there_is);
+        assert_eq!(most(&[]), 8 * GIB);
+        assert_eq!(most(&[(max, "4294967296\n")]), 4 * GIB);
+        assert_eq!(most(&[(max, "17179869184\n")]), 8 * GIB);
+        for good in [MemoryBudget::LEAST, 8 * GIB] {
+            assert_eq!(possible("--limit", good, 8 * GIB), Ok(good));
+        }
+        assert!(possible("--limit", MemoryBudget::LEAST, 1).is_ok(), "a daemon has to run");
+        for (bad, words) in [
+            (100 << 20, "--limit: 100M is too little; give at least 256M"),
+            (10 << 40, "--limit: 10T is more than this machine"),
+            (10 << 40, "give at most 8192M"),
+        ] {
+            let error = possible("--limit", bad, 8 * GIB).expect_err(words);
+            assert!(error.message.contains(words), "{error}");
+        }
         let error = limit(Some(1 << 20)).expect_err("too little");
         assert!(error.to_string().contains("--memory-limit"), "{error}");
+    }
+
+    #[test]
+    fn a_sixteenth_of_the_memory_is_not_locked() {
+        let lock = |bytes| system("", &[], |proc, _| lockable(bytes, proc));
+        assert_eq!(lock(GIB / 2), Ok(()));
+        let error = lock(GIB / 2 + 1).expect_err("more");
+        assert_eq!(error.kind, ErrorKind::Refused);
+        assert!(error.message.contains("513 MiB, and only 512 MiB"), "{error}");
+        assert_eq!(lockable(1 << 60, Path::new("/nowhere")), Ok(()));
     }
 }

@@ -12,6 +12,7 @@ use forebay_lane::{MemoryBudget, MemoryHold, MemoryUse};
 use forebay_ram::{Deferral, RamBlock, Tier, TierOptions, write_down};
 
 use super::faults;
+use crate::daemon::memory;
 use crate::daemon::pressure::{self, Advice, Pressure};
 
 /// The purpose of the memory, as in messages.
@@ -141,6 +142,11 @@ fn on_its_way(settings: &Settings) -> u64 {
     deferral(settings).map_or(0, |_| write_down::memory(settings.ram))
 }
 
+/// Refuses to lock so many bytes if the machine cannot spare them.
+fn check_lock(options: &TierOptions, bytes: u64) -> Result<(), ApiError> {
+    if options.locked && options.bytes > 0 { memory::check_lock(bytes) } else { Ok(()) }
+}
+
 fn no_memory(options: &TierOptions, error: io::Error) -> ApiError {
     ApiError::failed(match options.locked {
         true => format!(
@@ -166,6 +172,7 @@ impl RamTier {
         let options = options(settings);
         let needed = options.memory_with_room(settings.ram) + on_its_way(settings);
         let hold = memory.hold(MemoryUse::RamTiers, needed, WHAT).map_err(faults::memory)?;
+        check_lock(&options, needed)?;
         let tier = Tier::with_room(options, settings.ram, clock.clone())
             .map_err(|error| no_memory(&options, error))?;
         tier.freeze(settings.is_frozen());
@@ -194,6 +201,9 @@ impl RamTier {
         let needed = self.tier.memory_after(&wanted) + on_its_way(settings);
         // A locked tier has all of its memory, the old one until the new one has its own.
         let replaced = wanted != self.tier.options();
+        if replaced {
+            check_lock(&wanted, needed)?;
+        }
         let locked = replaced && (wanted.locked || self.tier.options().locked);
         let more = if locked { needed } else { needed.saturating_sub(before) };
         hold.grow(more, WHAT).map_err(faults::memory)?;
