@@ -78,7 +78,10 @@ impl MemoryUsed {
 pub struct RamReport {
     /// Bytes that it may hold.
     pub size: u64,
-    /// Bytes that it may hold at the moment: less than its size while memory is short.
+    /// Bytes that it may hold while memory is not short: less than its size if that was made much
+    /// smaller, as the shards of the tier, whose number is fixed, have whole blocks.
+    pub usable: u64,
+    /// Bytes that it may hold at the moment: less while memory is short.
     pub room: u64,
     /// Bytes of the blocks that it holds.
     pub used: u64,

@@ -44,9 +44,7 @@ pub(crate) fn render(report: &VolumeReport) -> String {
         ),
     };
     line("cache", format!("{}{used}", report.cache.path));
-    if let Some(ram) = &report.ram {
-        ram_lines(report, ram).into_iter().for_each(|(label, value)| line(label, value));
-    }
+    ram_lines(report).into_iter().for_each(|(label, value)| line(label, value));
     let shift = match report.alignment {
         0 => String::new(),
         bytes => format!(", shifted by {bytes} bytes"),
@@ -88,7 +86,6 @@ pub(crate) fn render(report: &VolumeReport) -> String {
     text
 }
 
-/// Returns the lines about the RAM tier.
 /// Returns the mode, and whether the volume is paused or frozen.
 pub(crate) fn mode(mode: Mode, caching: Caching) -> String {
     match caching {
@@ -97,14 +94,32 @@ pub(crate) fn mode(mode: Mode, caching: Caching) -> String {
     }
 }
 
-fn ram_lines(report: &VolumeReport, ram: &RamReport) -> Vec<(&'static str, String)> {
-    let mut lines = vec![("ram", ram_tier(ram))];
-    if report.settings.durability == Durability::Deferred || ram.deferred > 0 {
-        lines.push(("deferred", deferred_writes(ram)));
+/// Returns the setting of the RAM tier that has not taken effect yet, because the volume is served.
+pub(crate) fn waits_for_start(report: &VolumeReport) -> Option<&'static str> {
+    report.export.nbd.as_ref()?;
+    match &report.ram {
+        None => (report.settings.ram > 0).then_some("ram"),
+        Some(ram) => (ram.block_size != report.settings.ram_block).then_some("ram_block"),
     }
-    if report.settings.ignore_flush {
-        let danger = "flushes are ignored: a crash loses data that clients believe to be durable";
-        lines.push(("DANGER", danger.to_owned()));
+}
+
+/// Returns the lines about the RAM tier.
+fn ram_lines(report: &VolumeReport) -> Vec<(&'static str, String)> {
+    let mut lines = Vec::new();
+    if let Some(ram) = &report.ram {
+        lines.push(("ram", ram_tier(ram)));
+        if report.settings.durability == Durability::Deferred || ram.deferred > 0 {
+            lines.push(("deferred", deferred_writes(ram)));
+        }
+        if report.settings.ignore_flush {
+            let danger =
+                "flushes are ignored: a crash loses data that clients believe to be durable";
+            lines.push(("DANGER", danger.to_owned()));
+        }
+    }
+    if let Some(setting) = waits_for_start(report) {
+        let pending = format!("{setting} takes effect when the volume is started again");
+        lines.push(("pending", pending));
     }
     lines
 }
@@ -119,13 +134,15 @@ fn ram_tier(ram: &RamReport) -> String {
             grouped(reads)
         ),
     };
-    // A tier does not use the last blocks that its shards cannot share evenly.
-    let short = match ram.room < ram.size / 16 * 15 {
-        true => format!(", {} of that while memory is short,", format_size(ram.room)),
-        false => String::new(),
+    let usable = if ram.usable < ram.size / 16 * 15 {
+        format!(", {} of that until the volume is started again,", format_size(ram.usable))
+    } else if ram.room < ram.usable {
+        format!(", {} of that while memory is short,", format_size(ram.room))
+    } else {
+        String::new()
     };
     format!(
-        "{} of {}{short} used in blocks of {}, and {} for the index{hits}",
+        "{} of {}{usable} used in blocks of {}, and {} for the index{hits}",
         format_size(ram.used),
         format_size(ram.size),
         format_size(ram.block_size),
@@ -338,7 +355,7 @@ fn counts<const N: usize>(of: [(&str, u64); N]) -> String {
 
 fn latencies(report: &VolumeReport) -> String {
     let mut table = Table::new(&[
-        Column::left("LATENCY"),
+        Column::left(if report.ram.is_some() { "LATENCY BELOW RAM" } else { "LATENCY" }),
         Column::right("MEAN"),
         Column::right("P50"),
         Column::right("P99"),
@@ -471,7 +488,8 @@ mod tests {
         assert!(!line(&text, &["ram", "0", "0"]) && text.contains("REQUESTS"), "{text}");
         (report.bytes.ram_read, report.ram) = (8192, Some(RamReport::default()));
         let text = render(&report);
-        assert!(line(&text, &["ram", "8K", "0"]) && text.contains("BELOW RAM"), "{text}");
+        assert!(line(&text, &["ram", "8K", "0"]) && text.contains("\nBELOW RAM"), "{text}");
+        assert!(text.contains("\nLATENCY BELOW RAM"), "{text}");
     }
 
     #[test]

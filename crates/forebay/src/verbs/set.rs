@@ -1,14 +1,26 @@
 //! `forebay set`: changes settings of a volume.
 
-use forebay_admin::{Assignments, SetRequest};
+use forebay_admin::{Assignments, SetRequest, VolumeReport};
 
 use super::operate;
 use crate::cli::SetArgs;
 use crate::client::Client;
 use crate::exit::Outcome;
+use crate::output::volume::waits_for_start;
 
 /// Changes settings.
 pub(super) fn run(client: &Client, args: &SetArgs) -> Outcome {
     let settings = Assignments::parse(&args.settings)?;
-    operate(client, &args.name, "set", &SetRequest { settings }, "Changing")
+    let name = &args.name;
+    let concerns_ram = settings.iter().any(|(setting, _)| ["ram", "ram_block"].contains(&setting));
+    operate(client, name, "set", &SetRequest { settings }, "Changing")?;
+    if concerns_ram {
+        let report: VolumeReport = client.get(&format!("/volumes/{name}"))?;
+        if let Some(setting) = waits_for_start(&report) {
+            eprintln!(
+                "{setting} takes effect when the volume is started again: 'forebay stop {name}', 'forebay start {name}'"
+            );
+        }
+    }
+    Ok(())
 }

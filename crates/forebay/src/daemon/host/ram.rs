@@ -236,6 +236,7 @@ impl RamTier {
         let (options, counts) = (self.tier.options(), self.tier.counts());
         RamReport {
             size: options.bytes,
+            usable: self.tier.full_room(),
             room: self.tier.room(),
             used: counts.cached * options.block.bytes(),
             block_size: options.block.bytes(),
