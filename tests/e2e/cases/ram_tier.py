@@ -108,6 +108,8 @@ def a_disk_without_a_cache_device(box):
             model.check_all()
     said = daemon.cli("set", "v", "mode=wb", expect=2)
     check("needs one" in said.stderr, said.stderr)
+    said = daemon.cli("set", "v", "ordered=on", expect=2)
+    check("cache device" in said.stderr and "mode=" not in said.stderr, said.stderr)
     daemon.cli("stop", "v")
     with open(origin, "rb") as file:
         check_equal(first_difference(file.read(), bytes(model.bytes)), None, "the first difference")
@@ -118,6 +120,54 @@ def a_disk_without_a_cache_device(box):
     daemon.cli("create", "w", "-p", other, "--ram", "1M")
     daemon.cli("delete", "v")
     check_equal(daemon.show("w")["state"], "running", "the other one")
+
+
+@test
+def what_waits_for_a_start_is_told(box):
+    daemon = box.daemon()
+    daemon.create("v", box.file("cache", 64 * MIB), box.file("origin", SIZE))
+
+    def said(*settings):
+        return daemon.cli("set", "v", *settings).stderr
+
+    words = "takes effect when the volume is started again"
+    check(f"ram {words}" in said("ram=64M"), "a first tier")
+    check_equal(said("idle=5s"), "", "what another setting says")
+    check(f"pending     ram {words}" in daemon.cli("show", "v").stdout, daemon.cli("show", "v").stdout)
+    daemon.cli("stop", "v")
+    check_equal(said("ram=64M"), "", "what is said while it is stopped")
+    daemon.cli("start", "v")
+    check(f"ram_block {words}" in said("ram_block=8K"), "another block size")
+    check_equal(said("ram_block=4K", "ram=64M"), "", "what is said when nothing waits")
+    check("pending" not in daemon.cli("show", "v").stdout, daemon.cli("show", "v").stdout)
+    # The shards are still those of the large tier.
+    said("ram=8K")
+    shown = daemon.cli("show", "v").stdout
+    check("0 of that until the volume is started again" in shown, shown)
+    daemon.cli("stop", "v")
+    daemon.cli("start", "v")
+    shown = daemon.cli("show", "v").stdout
+    check("of that" not in shown and "0 of 8K used" in shown, shown)
+
+
+@test
+def a_stopped_volume_has_the_reason_why_it_does_not_start(box):
+    daemon = box.daemon("--memory-limit", "512M")
+    cache, origin = box.file("cache", 64 * MIB), box.file("origin", SIZE)
+    daemon.create("v", cache, origin, "--ram", "64M", "--durability", "deferred", "--set", "write_down=infinite")
+    connect(daemon.uri("v")).pwrite(b"x" * 64 * KIB, 0)
+    lines = [line.split() for line in daemon.cli("list").stdout.splitlines()]
+    check_equal(dict(zip(*lines))["DEFERRED"], "64K", "the deferred data in the list")
+    daemon.cli("stop", "v")
+    daemon.cli("set", "v", "ram=64G")
+    said = daemon.cli("start", "v", expect=3).stderr.partition(": ")[2].strip()
+    check("until the daemon ends" in said, said)
+    shown = daemon.cli("show", "v").stdout
+    check("state       stopped" in shown and f"last error  {said}" in shown, shown)
+    check(" of 512M" in shown, f"the memory of the daemon is not in: {shown}")
+    daemon.cli("set", "v", "ram=64M")
+    daemon.cli("start", "v")
+    check("last error" not in daemon.cli("show", "v").stdout, "the reason is still shown")
 
 
 main()

@@ -184,8 +184,8 @@ pub(crate) trait Host: Send + Sync {
         work: &Arc<Work>,
     ) -> Result<Remains, ApiError>;
 
-    /// Returns the report of a volume that is served, being started, or still waiting for a device;
-    /// `None` otherwise. Quick: no I/O.
+    /// Returns the report of a volume that is served, being started, or still waiting for a device,
+    /// without the daemon's memory; `None` otherwise. Quick: no I/O.
     fn report(&self, name: &VolumeName) -> Option<VolumeReport>;
 
     /// Returns the UUIDs of a served volume; `None` if its cache is in RAM. Quick.

@@ -109,7 +109,7 @@ pub(super) fn report(memory: &MemoryBudget) -> DaemonMemory {
 }
 
 /// Returns the use of the limit.
-pub(super) fn used(memory: &MemoryBudget) -> MemoryUsed {
+fn used(memory: &MemoryBudget) -> MemoryUsed {
     MemoryUsed {
         process: memory.used(MemoryUse::Process),
         index: memory.used(MemoryUse::Index),

@@ -3,7 +3,9 @@
 use std::fs::File;
 use std::path::Path;
 
-use forebay_admin::{ApiError, CreateRequest, ErrorKind, Profile, ProfileName, Settings};
+use forebay_admin::{
+    ApiError, Assignments, CreateRequest, ErrorKind, Profile, ProfileName, Settings,
+};
 use forebay_core::{BlockSize, Mode, SECTOR_SIZE};
 use forebay_device::signature;
 
@@ -34,8 +36,8 @@ pub(crate) fn definition(request: &CreateRequest) -> Result<Definition, ApiError
         return Err(ApiError::invalid("alignment", reason));
     }
     let mut settings = profile.map(Profile::settings).transpose()?.unwrap_or_default();
-    request.settings.apply(&mut settings)?;
     let cache = cache_device("cache", request.cache.as_deref().unwrap_or(NO_CACHE))?;
+    change(&cache, &mut settings, &request.settings)?;
     if cache == NO_CACHE {
         if settings.ram == 0 || request.adopt {
             let reason = "name a cache device, or RAM for copies of blocks with --ram";
@@ -57,6 +59,23 @@ pub(crate) fn definition(request: &CreateRequest) -> Result<Definition, ApiError
         uuid: None,
         cache_uuid: None,
     })
+}
+
+/// Changes settings of a volume with this cache device.
+///
+/// # Errors
+/// [`ErrorKind::Invalid`]: they contradict each other, or need a cache device where there is none.
+pub(crate) fn change(
+    cache: &str,
+    settings: &mut Settings,
+    changes: &Assignments,
+) -> Result<(), ApiError> {
+    // First, because the other error proposes modes that need a cache device as well.
+    if cache == NO_CACHE && changes.iter().any(|change| change == ("ordered", "on")) {
+        let reason = "the order is kept on a cache device, and there is none; leave it off";
+        return Err(ApiError::invalid("ordered", reason));
+    }
+    Ok(changes.apply(settings)?)
 }
 
 /// Checks that a volume without a cache device has no mode that needs one.
@@ -219,7 +238,12 @@ mod tests {
         };
         assert_eq!(with(&["ram=1G"]).expect("good").settings.mode, Mode::Passthrough);
         assert!(with(&["ram=1G", "mode=pt"]).is_ok());
-        for (settings, field) in [(&["ram=1G", "mode=wb"][..], "mode"), (&["ram=0"], "cache")] {
+        for (settings, field) in [
+            (&["ram=1G", "mode=wb"][..], "mode"),
+            (&["ram=0"], "cache"),
+            (&["ram=1G", "ordered=on"], "ordered"),
+            (&["ram=1G", "mode=pt", "ordered=on"], "ordered"),
+        ] {
             let error = with(settings).expect_err(field);
             assert_eq!((error.kind, error.field.as_deref()), (ErrorKind::Invalid, Some(field)));
         }

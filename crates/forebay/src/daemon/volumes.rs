@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use forebay_admin::curve::CurveReport;
 use forebay_admin::lost::LostReport;
-use forebay_admin::report::DaemonReport;
+use forebay_admin::report::{DaemonMemory, DaemonReport, MemoryReport};
 use forebay_admin::{
     ApiError, CreateRequest, DropRequest, ErrorKind, OperationId, OperationState, SetRequest,
     VolumeName, VolumeReport, VolumeState,
@@ -17,7 +17,7 @@ use forebay_format::Uuid;
 
 use super::host_api::{Definition, Host, Remains};
 use super::operations::{Operations, Work};
-use super::preflight;
+use super::{memory, preflight};
 use crate::curve::Sizes;
 use crate::devices::NO_CACHE;
 use forebay_lane::MemoryBudget;
@@ -54,7 +54,7 @@ pub(crate) struct Volumes {
     state: State,
     front_ends: Vec<Arc<dyn FrontEnd>>,
     operations: Arc<Operations>,
-    /// Why volumes that should be served are not.
+    /// Why volumes that an operator or the daemon tried to start are not served.
     failures: Mutex<BTreeMap<VolumeName, String>>,
     /// Volumes that were served when the daemon ended, and have not been started again yet.
     waiting: Mutex<BTreeSet<VolumeName>>,
@@ -142,7 +142,9 @@ impl Volumes {
             );
             let failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
             if let Some(failure) = failures.get(&volume.name) {
-                report.state = VolumeState::Failed;
+                if entry.started {
+                    report.state = VolumeState::Failed;
+                }
                 report.errors.last = Some(failure.clone());
             } else if self.waiting().contains(&volume.name) {
                 report.state = VolumeState::Waiting;
@@ -152,6 +154,8 @@ impl Volumes {
         if !report.blocks.known {
             report.blocks = self.host.blocks(&volume.name).unwrap_or_default();
         }
+        let DaemonMemory { limit_bytes, used_bytes } = memory::report(self.host.memory());
+        report.memory = MemoryReport { limit_bytes, used_bytes, ..report.memory };
         if report.origin.size == 0 {
             report.origin.size = entry.origin_bytes;
         }
@@ -236,7 +240,7 @@ impl Volumes {
         request: SetRequest,
     ) -> Result<OperationId, ApiError> {
         let mut volume = self.state.volume(name)?.volume;
-        request.settings.apply(&mut volume.settings)?;
+        preflight::change(&volume.cache, &mut volume.settings, &request.settings)?;
         preflight::check_mode(&volume.cache, &volume.settings)?;
         self.operate("set", name, move |this, mut entry, work| {
             let was_paused = entry.volume.settings.caching == Caching::Paused;

@@ -131,6 +131,15 @@ fn a_volume_that_cannot_come_back_is_shown_as_failed_and_spares_the_others() {
     // It is still stored, and can be stopped, so that the next start does not try again.
     daemon.end(daemon.volumes.stop(&name("a"))).expect("good");
     assert_eq!(daemon.state("a"), VolumeState::Stopped);
+    let show = || daemon.volumes.show(&name("a")).expect("there");
+    assert_eq!(show().errors.last, None);
+    // A start by hand that fails leaves it stopped, with the reason.
+    daemon.end(daemon.volumes.start(&name("a"), false)).expect_err("told to fail");
+    assert_eq!(
+        (show().state, show().errors.last.as_deref()),
+        (VolumeState::Stopped, Some("told to fail"))
+    );
+    assert_eq!(show().memory.limit_bytes, daemon.volumes.memory().limit());
     assert_eq!(daemon.restart().volumes.restore(&StopRequest::default()), restored(1, 0, 1));
 }
 

@@ -17,9 +17,14 @@ pub(super) fn engine(error: EngineError) -> ApiError {
     ApiError::new(kind, error.message)
 }
 
-/// Converts an error of the memory budget.
+/// Converts an error of the memory budget. Where a cache is created as well, this is the first of
+/// several holds, and the limit that it names is not enough for the others.
 pub(super) fn memory(error: OverLimit) -> ApiError {
-    engine(error.into())
+    let mut error = engine(error.into());
+    error.message.push_str(
+        " or more; 'forebay memory' changes it until the daemon ends; a cache device that is created at the same time needs memory too",
+    );
+    error
 }
 
 /// Converts an error of the store.

@@ -18,7 +18,6 @@ use super::caches::Place;
 use super::ram::RamTiers;
 use super::settings;
 use crate::daemon::host_api::{Definition, Identity};
-use crate::daemon::memory;
 
 /// How long a block count stays valid if a cache has several volumes: counting walks the whole
 /// index.
@@ -318,8 +317,7 @@ fn fill(report: &mut VolumeReport, running: &Running, cached: u64, ram: &RamTraf
     report.memory = MemoryReport {
         index_bytes: store.index_bytes() + running.cache.memory_bytes() + blocks + ghosts,
         buffer_bytes: store.buffer_bytes(),
-        limit_bytes: store.options().memory.limit(),
-        used_bytes: memory::used(&store.options().memory),
+        ..MemoryReport::default()
     };
     report.errors = errors(running);
     if report.state == VolumeState::Running && is_degraded(running, &report.errors) {

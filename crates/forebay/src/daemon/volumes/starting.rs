@@ -148,11 +148,10 @@ impl Volumes {
             }
             Err(error) => {
                 let error = ApiError::from(error);
+                self.note_failure(&name, Some(&error));
                 if by_hand {
                     entry.started = false;
                     self.undo(|volumes| put(volumes, entry));
-                } else {
-                    self.note_failure(&name, Some(&error));
                 }
                 Err(error)
             }
