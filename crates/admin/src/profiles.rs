@@ -72,11 +72,16 @@ impl Profile {
         self.settings.iter().filter(|choice| choice.setting != BLOCK_SIZE)
     }
 
-    /// Returns the command that applies its settings to an existing volume.
-    pub fn as_command(&self) -> String {
+    /// Returns the commands that apply its settings to an existing volume. A volume without a RAM tier
+    /// gets one only when it is started.
+    pub fn commands(&self) -> String {
         let assignments =
             self.changeable().map(|choice| format!(" {}={}", choice.setting, choice.value));
-        format!("forebay set NAME{}", assignments.collect::<String>())
+        let set = format!("forebay set NAME{}", assignments.collect::<String>());
+        match self.changeable().any(|choice| choice.setting == "ram") {
+            true => format!("forebay stop NAME && {set} && forebay start NAME"),
+            false => set,
+        }
     }
 
     /// Returns the table as text for people, in lines of about 100 characters.
@@ -97,7 +102,7 @@ impl Profile {
         let documents: Vec<String> =
             self.documents.iter().map(|document| format!("Source: {document}.")).collect();
         let lacks = (!self.lacks.is_empty()).then(|| format!("Not available: {}", self.lacks));
-        let command = format!("For an existing volume: {}", self.as_command());
+        let command = format!("For an existing volume: {}", self.commands());
         for paragraph in documents.into_iter().chain(lacks).chain([command]) {
             for line in wrapped(&paragraph, 96) {
                 let _ = writeln!(text, "  {line}");
@@ -190,10 +195,13 @@ mod tests {
     #[test]
     fn the_command_for_a_volume_that_is_there_gives_the_same_settings() {
         for profile in PROFILES {
-            let command = profile.as_command();
-            let words = command.strip_prefix("forebay set NAME ").expect("a command");
+            let commands = profile.commands();
+            let set = commands
+                .split(" && ")
+                .find_map(|command| command.strip_prefix("forebay set NAME "));
             let mut settings = Settings::default();
-            let changes = crate::Assignments::parse(words.split(' ')).expect(profile.name);
+            let changes = set.expect("a change").split(' ');
+            let changes = crate::Assignments::parse(changes).expect(profile.name);
             changes.apply(&mut settings).expect(profile.name);
             assert_eq!(Ok(settings), profile.settings(), "{}", profile.name);
         }

@@ -49,6 +49,29 @@ def every_profile_makes_a_volume_that_has_what_it_says(box):
 
 
 @test
+def an_existing_volume_gets_the_settings_by_the_commands_that_are_printed(box):
+    daemon = box.daemon()
+    origin = box.file("origin", 16 * MIB)
+    made = box.file("made-cache", 64 * MIB), box.file("made-origin", 16 * MIB)
+    said = daemon.create_run("made", *made, "--profile", "fancycache").stderr
+    check("1G of RAM" in said and "ram=SIZE" in said, said)
+    wanted = daemon.show("made")["settings"]
+    daemon.cli("delete", "made")
+    uri = daemon.create("v", box.file("cache", 64 * MIB), origin)
+    connect(uri).pwrite(b"x" * 4096, 8192)
+    text = " ".join(daemon.cli("profiles", "fancycache").stdout.split())
+    commands = text.partition("For an existing volume: ")[2].split(" && ")
+    check_equal([command.split()[1] for command in commands], ["stop", "set", "start"], "the verbs")
+    for command in commands:
+        daemon.cli(*["v" if word == "NAME" else word for word in command.split()[1:]])
+    check_equal(daemon.show("v")["settings"], wanted, "the settings")
+    client = connect(daemon.uri("v"))
+    client.pwrite(b"y" * 4096, 0)
+    check_equal(daemon.show("v")["ram"]["deferred"], 4096, "deferred bytes")
+    check_equal(bytes(client.pread(12288, 0)), b"y" * 4096 + bytes(4096) + b"x" * 4096, "the content")
+
+
+@test
 def what_is_given_beside_a_profile_wins(box):
     daemon = box.daemon()
     cache, origin = box.file("cache", 64 * MIB), box.file("origin", 16 * MIB)

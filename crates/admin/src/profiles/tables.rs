@@ -142,5 +142,5 @@ const FANCYCACHE: Profile = Profile {
         dirty_age = "10s": "Report: a latency of 10 s, after which deferred data is written";
         idle = "0": "Guide Defer-Write: after the latency, not when idle";
     },
-    lacks: "Pause, freeze, and releasing RAM on sleep.",
+    lacks: "Releasing RAM on sleep. Release After Write: blocks that were written back stay, clean.",
 };

@@ -1,6 +1,7 @@
 //! `forebay create`: creates a volume, serves it, prints its NBD URI.
 
 use forebay_admin::{ApiError, Assignments, CreateRequest, Operation, VolumeReport};
+use forebay_core::units::format_size;
 
 use crate::cli::CreateArgs;
 use crate::client::Client;
@@ -11,9 +12,15 @@ use crate::output::{json, print_line, progress};
 /// Creates a volume.
 pub(super) fn run(client: &Client, args: CreateArgs) -> Outcome {
     let (name, as_json) = (args.name.clone(), args.json);
-    let begun: Operation = client.post("/volumes", &request(args)?)?;
+    let request = request(args)?;
+    let begun: Operation = client.post("/volumes", &request)?;
     progress::follow(client, begun, &format!("Creating {name}"))?;
     let report: VolumeReport = client.get(&format!("/volumes/{name}"))?;
+    let chose_ram = request.settings.iter().any(|(setting, _)| setting == "ram");
+    if let Some(profile) = request.profile.filter(|_| !chose_ram && report.settings.ram > 0) {
+        let ram = format_size(report.settings.ram);
+        eprintln!("{profile} has {ram} of RAM; 'forebay set {name} ram=SIZE' changes that");
+    }
     if as_json {
         return json::print(&report);
     }
