@@ -73,7 +73,7 @@ impl fmt::Display for OverLimit {
         let mib = |bytes: u64| bytes.div_ceil(MIB);
         write!(
             f,
-            "{} needs {} MiB of memory, and the limit of {} MiB leaves {} MiB for it: use 'forebay memory --limit {}M', or start the daemon with --memory-limit {}M",
+            "{} needs {} MiB of memory, and the limit of {} MiB leaves {} MiB for it: start the daemon with --memory-limit {}M or more, or use 'forebay memory --limit {}M', which lasts until the daemon ends",
             self.what,
             mib(self.needed),
             mib(self.limit),

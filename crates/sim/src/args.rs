@@ -186,6 +186,14 @@ impl Choice {
         }
     }
 
+    /// Returns the features of a world in which a bug hardly ever shows.
+    pub fn hidden_by(&self) -> Features {
+        match self {
+            Choice::Engine(Some(bug)) => Feature::that_hide(*bug),
+            Choice::Engine(None) | Choice::ReferenceModel(_) => Features::default(),
+        }
+    }
+
     /// Returns the arguments that a replay needs besides the seed.
     pub fn arguments(&self) -> String {
         match self {

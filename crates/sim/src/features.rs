@@ -133,6 +133,15 @@ impl Feature {
         }
     }
 
+    /// Returns the features that keep most requests from the engine, where the bug is.
+    pub fn that_hide(bug: PlantedBug) -> Features {
+        let tier = [Feature::Ram, Feature::Deferred, Feature::Caching, Feature::IgnoreFlush];
+        match Feature::that_shows(bug) {
+            Some(feature) if tier.contains(&feature) => Features::default(),
+            _ => Features::of(tier),
+        }
+    }
+
     /// Returns whether it makes sense with this fault profile.
     fn fits(self, fault_profile: FaultProfile) -> bool {
         match self {
@@ -169,13 +178,13 @@ impl Features {
     }
 
     /// Returns the set of this feature, or the empty set.
-    pub fn of(feature: Option<Feature>) -> Self {
-        feature.map_or(Features::default(), |feature| Features::default().and(feature))
+    pub fn of(features: impl IntoIterator<Item = Feature>) -> Self {
+        features.into_iter().fold(Features::default(), Features::and)
     }
 
     /// Returns the set of all features.
     pub fn all() -> Self {
-        Feature::ALL.into_iter().fold(Features::default(), Features::and)
+        Features::of(Feature::ALL)
     }
 
     /// Returns the union of both sets.

@@ -25,6 +25,7 @@ pub(crate) fn hunt(args: &Args) -> ExitCode {
             options: RunOptions {
                 fault_profile: options.fault_profile.or(choice.fault_profile()),
                 with: options.with.union(choice.features()),
+                without: options.without.union(choice.hidden_by()),
                 ..options
             },
             progress: false,

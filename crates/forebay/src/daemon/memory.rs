@@ -24,11 +24,22 @@ fn groups() -> &'static Path {
 /// the control group's limit if that is less.
 ///
 /// # Errors
-/// The requested limit is too low, or more than there is.
+/// The requested limit is too low. One that is more than there is becomes that, with a warning: a
+/// service has to start on a machine that has become smaller.
 pub(super) fn limit(asked: Option<u64>) -> Result<u64, ApiError> {
     let least = MemoryBudget::LEAST;
     match asked {
-        Some(limit) => possible("--memory-limit", limit, there_is(proc(), groups())),
+        Some(limit) => {
+            let most = there_is(proc(), groups()).max(least);
+            if limit > most {
+                tracing::warn!(
+                    "--memory-limit: {} is more than this machine, or the control group of the daemon, has; the limit is {}M",
+                    format_size(limit),
+                    most / MIB
+                );
+            }
+            possible("--memory-limit", limit.min(most), most)
+        }
         None => {
             let usual = usual(proc(), groups());
             if usual < least {

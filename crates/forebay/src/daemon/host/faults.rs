@@ -21,9 +21,7 @@ pub(super) fn engine(error: EngineError) -> ApiError {
 /// several holds, and the limit that it names is not enough for the others.
 pub(super) fn memory(error: OverLimit) -> ApiError {
     let mut error = engine(error.into());
-    error.message.push_str(
-        " or more; 'forebay memory' changes it until the daemon ends; a cache device that is created at the same time needs memory too",
-    );
+    error.message.push_str("; a cache device that is created at the same time needs memory too");
     error
 }
 
