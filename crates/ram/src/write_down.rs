@@ -98,8 +98,11 @@ pub(crate) async fn read(
     completion.data.filter(|data| data.len() == len).ok_or(IoError::Io)
 }
 
-/// Flushes the lower tier.
-pub(crate) async fn flush(lower: &Rc<dyn BlockService>) -> Result<(), IoError> {
+/// Flushes a volume.
+///
+/// # Errors
+/// Its own.
+pub async fn flush(lower: &Rc<dyn BlockService>) -> Result<(), IoError> {
     ask(lower, request(Op::Flush, 0, 0, None)).await.result
 }
 

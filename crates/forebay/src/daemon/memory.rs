@@ -1,24 +1,15 @@
 //! The daemon's memory limit, and its use.
 
-use std::fs;
-use std::path::{Path, PathBuf};
-
 use forebay_admin::report::{DaemonMemory, MemoryUsed};
 use forebay_admin::{ApiError, ErrorKind};
 use forebay_core::units::format_size;
 use forebay_lane::{MemoryBudget, MemoryUse, TooLow};
 
+use crate::daemon::system::{Memory, System};
+
 const MIB: u64 = 1 << 20;
 /// Divisor: this part of the machine's memory stays available when a tier is locked.
 const KEPT_PART: u64 = 16;
-
-fn proc() -> &'static Path {
-    Path::new("/proc")
-}
-
-fn groups() -> &'static Path {
-    Path::new("/sys/fs/cgroup")
-}
 
 /// Returns the requested limit, or the default: half of the machine's memory, or three quarters of
 /// the control group's limit if that is less.
@@ -30,7 +21,7 @@ pub(super) fn limit(asked: Option<u64>) -> Result<u64, ApiError> {
     let least = MemoryBudget::LEAST;
     match asked {
         Some(limit) => {
-            let most = there_is(proc(), groups()).max(least);
+            let most = there_is(&System::new()).max(least);
             if limit > most {
                 tracing::warn!(
                     "--memory-limit: {} is more than this machine, or the control group of the daemon, has; the limit is {}M",
@@ -41,7 +32,7 @@ pub(super) fn limit(asked: Option<u64>) -> Result<u64, ApiError> {
             possible("--memory-limit", limit.min(most), most)
         }
         None => {
-            let usual = usual(proc(), groups());
+            let usual = usual(&System::new());
             if usual < least {
                 tracing::warn!(
                     "this machine has little memory; the daemon may still use up to {} MiB",
@@ -77,7 +68,7 @@ fn possible(option: &str, limit: u64, most: u64) -> Result<u64, ApiError> {
 /// # Errors
 /// It is too low, or more than there is; nothing has changed then.
 pub(super) fn set_limit(memory: &MemoryBudget, limit: u64) -> Result<(), ApiError> {
-    let limit = possible("--limit", limit, there_is(proc(), groups()))
+    let limit = possible("--limit", limit, there_is(&System::new()))
         .map_err(|error| error.about("limit_bytes"))?;
     memory.set_limit(limit).map_err(|TooLow { held, least }| {
         let (held, least) = (held.div_ceil(MIB), least.div_ceil(MIB));
@@ -96,12 +87,11 @@ pub(super) fn set_limit(memory: &MemoryBudget, limit: u64) -> Result<(), ApiErro
 /// # Errors
 /// [`ErrorKind::Refused`].
 pub(super) fn check_lock(bytes: u64) -> Result<(), ApiError> {
-    lockable(bytes, proc())
+    lockable(bytes, System::new().machine())
 }
 
-fn lockable(bytes: u64, proc: &Path) -> Result<(), ApiError> {
-    let sizes = meminfo(proc, "MemTotal:").zip(meminfo(proc, "MemAvailable:"));
-    let Some((total, available)) = sizes else { return Ok(()) };
+fn lockable(bytes: u64, machine: Option<Memory>) -> Result<(), ApiError> {
+    let Some(Memory { total, available }) = machine else { return Ok(()) };
     let most = available.saturating_sub(total / KEPT_PART);
     if bytes <= most {
         return Ok(());
@@ -134,70 +124,28 @@ fn used(memory: &MemoryBudget) -> MemoryUsed {
     }
 }
 
-fn usual(proc: &Path, groups: &Path) -> u64 {
-    let machine = meminfo(proc, "MemTotal:").unwrap_or(u64::MAX);
-    let group = group(proc, groups).unwrap_or(u64::MAX);
-    (machine / 2).min(group / 4 * 3)
+fn usual(system: &System) -> u64 {
+    let machine = system.machine().map_or(u64::MAX, |machine| machine.total);
+    (machine / 2).min(system.group_limit().unwrap_or(u64::MAX) / 4 * 3)
 }
 
 /// Returns the memory of the machine, or of the control group if that is less, in bytes.
-fn there_is(proc: &Path, groups: &Path) -> u64 {
-    let sizes = [meminfo(proc, "MemTotal:"), group(proc, groups)];
-    sizes.into_iter().flatten().min().unwrap_or(u64::MAX)
-}
-
-/// Returns a size of the machine's memory in bytes.
-fn meminfo(proc: &Path, name: &str) -> Option<u64> {
-    let text = fs::read_to_string(proc.join("meminfo")).ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
-    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    kib.checked_mul(1024)
-}
-
-/// Returns the lowest limit, in bytes, of the control groups of this process.
-fn group(proc: &Path, groups: &Path) -> Option<u64> {
-    let text = fs::read_to_string(proc.join("self/cgroup")).ok()?;
-    text.lines()
-        .filter_map(|line| {
-            let mut fields = line.splitn(3, ':');
-            let (number, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
-            let (roots, files): (&[&str], &[&str]) = match controllers {
-                "" if number == "0" => (&["", "unified"], &["memory.max", "memory.high"]),
-                names if names.split(',').any(|name| name == "memory") => {
-                    (&["memory"], &["memory.limit_in_bytes"])
-                }
-                _ => return None,
-            };
-            roots.iter().filter_map(|root| least_above(&groups.join(root), path, files)).min()
-        })
-        .min()
-}
-
-/// Returns the lowest limit of a group and its ancestors. In a container the path may be that of
-/// the host: a missing group has no limit.
-fn least_above(root: &Path, path: &str, files: &[&str]) -> Option<u64> {
-    let mut place: PathBuf = root.join(path.trim_start_matches('/'));
-    let mut least = None;
-    loop {
-        let limits = files.iter().filter_map(|file| {
-            fs::read_to_string(place.join(file)).ok()?.trim().parse::<u64>().ok()
-        });
-        least = limits.chain(least).min();
-        if place == root || !place.pop() {
-            return least;
-        }
-    }
+fn there_is(system: &System) -> u64 {
+    let machine = system.machine().map(|machine| machine.total);
+    machine.into_iter().chain(system.group_limit()).min().unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
     use crate::daemon::testing::TempDir;
 
     const GIB: u64 = 1 << 30;
 
     /// A machine of 8 GiB, 1 GiB of which is available, with these files below `/sys/fs/cgroup`.
-    fn system<T>(own: &str, files: &[(&str, &str)], ask: impl Fn(&Path, &Path) -> T) -> T {
+    fn system<T>(own: &str, files: &[(&str, &str)], ask: impl Fn(&System) -> T) -> T {
         let folder = TempDir::new("memory");
         let (proc, groups) = (folder.path().join("proc"), folder.path().join("cgroup"));
         fs::create_dir_all(proc.join("self")).expect("folder");
@@ -209,7 +157,7 @@ mod tests {
             fs::create_dir_all(path.parent().expect("a folder")).expect("folder");
             fs::write(path, content).expect("file");
         }
-        ask(&proc, &groups)
+        ask(&System::of(&proc, &groups))
     }
 
     fn usual_with(own: &str, files: &[(&str, &str)]) -> u64 {
@@ -262,11 +210,11 @@ mod tests {
 
     #[test]
     fn a_sixteenth_of_the_memory_is_not_locked() {
-        let lock = |bytes| system("", &[], |proc, _| lockable(bytes, proc));
+        let lock = |bytes| system("", &[], |system| lockable(bytes, system.machine()));
         assert_eq!(lock(GIB / 2), Ok(()));
         let error = lock(GIB / 2 + 1).expect_err("more");
         assert_eq!(error.kind, ErrorKind::Refused);
         assert!(error.message.contains("513 MiB, and only 512 MiB"), "{error}");
-        assert_eq!(lockable(1 << 60, Path::new("/nowhere")), Ok(()));
+        assert_eq!(lockable(1 << 60, None), Ok(()));
     }
 }

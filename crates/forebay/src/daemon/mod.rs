@@ -9,7 +9,8 @@
 //! - [`state`]: persistent state; [`known`]: the part about caches, open or not
 //! - [`api`], [`http`], [`server`]: the admin API, from meaning down to bytes
 //! - [`socket`], [`front_ends`]: sockets and addresses
-//! - `memory`: the memory limit; `pressure`: whether the system is short of memory
+//! - `memory`: the memory limit; `pressure`: whether the system is short of memory; `system`: the
+//!   memory that it has
 //! - [`signals`], [`notify`]: signals and the service manager
 
 mod afterlife;
@@ -30,6 +31,7 @@ pub(crate) mod server;
 pub(crate) mod signals;
 pub(crate) mod socket;
 pub(crate) mod state;
+mod system;
 #[cfg(test)]
 pub(crate) mod testing;
 pub(crate) mod volumes;

@@ -5,9 +5,9 @@
 //! swaps or the group runs into its limit, and grow again slowly, so that the two do not alternate.
 
 use std::collections::VecDeque;
-use std::fs;
-use std::path::{Path, PathBuf};
 use std::time::Duration;
+
+use crate::daemon::system::{Memory, System};
 
 /// Time between two looks.
 pub(super) const INTERVAL: Duration = Duration::from_millis(250);
@@ -24,14 +24,6 @@ const CALM: (u32, u32) = (120, 20);
 /// also the most that it grows.
 const LEAST_PART: u64 = 16;
 const STEP_PART: u64 = 8;
-
-/// The memory of the machine, or of a control group with a limit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Memory {
-    total: u64,
-    /// Bytes that are free or hold pages of files, which the kernel can drop.
-    available: u64,
-}
 
 impl Memory {
     fn least(self) -> u64 {
@@ -59,8 +51,7 @@ impl Memory {
 
 /// Watches the system's memory.
 pub(super) struct Pressure {
-    proc: PathBuf,
-    groups: Vec<Group>,
+    system: System,
     /// Time that tasks had stalled at the last looks, since memory was last short.
     stalled: VecDeque<Duration>,
     /// Looks since memory was last short.
@@ -96,23 +87,16 @@ impl Advice {
 }
 
 impl Pressure {
-    /// Watches this system.
-    pub(super) fn new() -> Self {
-        Self::of(Path::new("/proc"), Path::new("/sys/fs/cgroup"))
-    }
-
-    fn of(proc: &Path, groups: &Path) -> Self {
-        let own = fs::read_to_string(proc.join("self/cgroup")).unwrap_or_default();
-        let groups = own.lines().flat_map(|line| Group::of(line, groups)).collect();
-        Pressure { proc: proc.to_owned(), groups, stalled: VecDeque::new(), calm: 0 }
+    /// Watches a system.
+    pub(super) fn new(system: System) -> Self {
+        Pressure { system, stalled: VecDeque::new(), calm: 0 }
     }
 
     /// Looks again, [`INTERVAL`] after the last look. What cannot be read counts as no shortage.
     pub(super) fn look(&mut self) -> Advice {
-        let machine = machine(&self.proc.join("meminfo"));
+        let machine = self.system.machine();
         let is_ample = machine.is_some_and(Memory::is_ample);
-        let memories: Vec<Memory> =
-            machine.into_iter().chain(self.groups.iter().filter_map(Group::memory)).collect();
+        let memories: Vec<Memory> = machine.into_iter().chain(self.system.groups()).collect();
         let spare = memories.iter().map(|memory| memory.spare()).min().unwrap_or(0);
         if self.has_stalled(is_ample) || memories.iter().any(|memory| memory.is_short()) {
             self.calm = 0;
@@ -128,10 +112,7 @@ impl Pressure {
     /// Reads for how long tasks have stalled in the daemon's groups, and, unless its memory is ample,
     /// at the machine.
     fn has_stalled(&mut self, is_ample: bool) -> bool {
-        let files = self.groups.iter().map(|group| group.folder.join("memory.pressure"));
-        let whole = (!is_ample).then(|| self.proc.join("pressure/memory"));
-        let files = files.chain(whole);
-        let now = files.filter_map(|file| stalled(&file)).max().unwrap_or_default();
+        let now = self.system.stalled(!is_ample);
         let (looks, most) = WINDOW;
         self.stalled.push_back(now);
         if self.stalled.len() > looks + 1 {
@@ -142,90 +123,10 @@ impl Pressure {
     }
 }
 
-/// A control group that limits the daemon's memory, or may come to: its own or one around it.
-struct Group {
-    folder: PathBuf,
-    files: &'static GroupFiles,
-}
-
-/// The names that a version of control groups has for the same things.
-struct GroupFiles {
-    limits: &'static [&'static str],
-    usage: &'static str,
-    /// Fields of `memory.stat`: memory that the kernel can take back.
-    reclaimable: &'static [&'static str],
-}
-
-const VERSION_1: GroupFiles = GroupFiles {
-    limits: &["memory.limit_in_bytes"],
-    usage: "memory.usage_in_bytes",
-    reclaimable: &["total_active_file", "total_inactive_file"],
-};
-const VERSION_2: GroupFiles = GroupFiles {
-    limits: &["memory.max", "memory.high"],
-    usage: "memory.current",
-    reclaimable: &["active_file", "inactive_file", "slab_reclaimable"],
-};
-
-impl Group {
-    /// Returns the group that a line of `/proc/self/cgroup` names and all around it, if it is of the
-    /// hierarchy that limits memory.
-    fn of(line: &str, root: &Path) -> Vec<Group> {
-        let mut fields = line.splitn(3, ':').skip(1);
-        let (Some(controllers), Some(own)) = (fields.next(), fields.next()) else {
-            return Vec::new();
-        };
-        let (root, files) = match controllers {
-            "" => (root.to_owned(), &VERSION_2),
-            _ if controllers.split(',').any(|one| one == "memory") => {
-                (root.join("memory"), &VERSION_1)
-            }
-            _ => return Vec::new(),
-        };
-        let own = root.join(own.trim_start_matches('/'));
-        let around = own.ancestors().take_while(|folder| folder.starts_with(&root));
-        around.map(|folder| Group { folder: folder.to_owned(), files }).collect()
-    }
-
-    /// Returns the group's memory; `None`: it has no limit of its own.
-    fn memory(&self) -> Option<Memory> {
-        let read = |name: &str| -> Option<u64> {
-            fs::read_to_string(self.folder.join(name)).ok()?.trim().parse().ok()
-        };
-        let total = self.files.limits.iter().filter_map(|name| read(name)).min()?;
-        let used = read(self.files.usage)?;
-        let stat = fs::read_to_string(self.folder.join("memory.stat")).unwrap_or_default();
-        let fields = stat.lines().filter_map(|line| line.split_once(' '));
-        let reclaimable: u64 = fields
-            .filter(|(name, _)| self.files.reclaimable.contains(name))
-            .filter_map(|(_, value)| value.parse::<u64>().ok())
-            .sum();
-        let available = total.saturating_sub(used.saturating_sub(reclaimable));
-        Some(Memory { total, available })
-    }
-}
-
-/// Returns for how long some task had to wait for memory, from a PSI file.
-fn stalled(file: &Path) -> Option<Duration> {
-    let text = fs::read_to_string(file).ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("some "))?;
-    let total = line.split(' ').find_map(|field| field.strip_prefix("total="))?;
-    Some(Duration::from_micros(total.parse().ok()?))
-}
-
-/// Returns the machine's memory.
-fn machine(meminfo: &Path) -> Option<Memory> {
-    let text = fs::read_to_string(meminfo).ok()?;
-    let field = |name: &str| -> Option<u64> {
-        let line = text.lines().find_map(|line| line.strip_prefix(name))?;
-        let kilobytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-        kilobytes.checked_mul(1024)
-    };
-    Some(Memory { total: field("MemTotal:")?, available: field("MemAvailable:")? })
-}
-
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
     use crate::daemon::testing::TempDir;
 
@@ -233,13 +134,13 @@ mod tests {
     const ENOUGH: u64 = 3999;
 
     /// A system with 16,000 MiB of which a test writes the files.
-    struct System {
+    struct Machine {
         folder: TempDir,
         pressure: Pressure,
         stalled: u64,
     }
 
-    impl System {
+    impl Machine {
         fn new(groups: &str) -> Self {
             let folder = TempDir::new("pressure");
             let (proc, root) = (folder.path().join("proc"), folder.path().join("cgroup"));
@@ -247,8 +148,8 @@ mod tests {
                 fs::create_dir_all(folder.path().join(place)).expect("folder");
             }
             fs::write(proc.join("self/cgroup"), groups).expect("file");
-            let pressure = Pressure::of(&proc, &root);
-            System { folder, pressure, stalled: 7 }
+            let pressure = Pressure::new(System::of(&proc, &root));
+            Machine { folder, pressure, stalled: 7 }
         }
 
         fn write(&self, file: &str, text: &str) {
@@ -282,7 +183,7 @@ mod tests {
             "cgroup/a.slice/b/memory.pressure",
             "cgroup/a.slice/memory.pressure",
         ] {
-            let mut system = System::new("0::/a.slice/b\n");
+            let mut system = Machine::new("0::/a.slice/b\n");
             assert_eq!(system.look(90_000, ENOUGH, file), Advice::Stay, "before the first look");
             for stalled in [25; 40].into_iter().chain([0, 0, 0, 5, 5, 80, 10]) {
                 assert_eq!(system.look(stalled, ENOUGH, file), Advice::Stay);
@@ -294,7 +195,7 @@ mod tests {
 
     #[test]
     fn tasks_that_stall_beside_ample_memory_are_not_helped() {
-        let mut system = System::new("0::/a.slice/b\n");
+        let mut system = Machine::new("0::/a.slice/b\n");
         for _ in 0..20 {
             assert_eq!(system.look(200, 4000, "proc/pressure/memory"), Advice::Stay);
         }
@@ -305,7 +206,7 @@ mod tests {
 
     #[test]
     fn a_sixteenth_of_a_small_memory_and_a_gibibyte_of_a_large_one_is_too_little() {
-        let mut system = System::new("");
+        let mut system = Machine::new("");
         assert_eq!(system.see(1000), Advice::Stay);
         assert_eq!(system.see(999), Advice::Shrink(1001 * MIB));
         let large = Memory { total: 1 << 40, available: 1 << 30 };
@@ -315,7 +216,7 @@ mod tests {
 
     #[test]
     fn groups_around_the_own_one_count_with_what_the_kernel_can_take_back() {
-        let mut system = System::new("0::/a.slice/b\n");
+        let mut system = Machine::new("0::/a.slice/b\n");
         system.write("cgroup/a.slice/b/memory.max", "max\n");
         system.write("cgroup/a.slice/memory.max", "max\n");
         system.write("cgroup/a.slice/memory.high", "1600000000\n");
@@ -331,7 +232,7 @@ mod tests {
 
     #[test]
     fn groups_of_version_1_count_as_well() {
-        let mut system = System::new("3:cpu:/elsewhere\n2:hugetlb,memory:/a/b\n0::/\n");
+        let mut system = Machine::new("3:cpu:/elsewhere\n2:hugetlb,memory:/a/b\n0::/\n");
         system.write("cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
         system.write("cgroup/memory/memory.usage_in_bytes", "1000\n");
         system.write("cgroup/memory/a/b/memory.limit_in_bytes", "160000000\n");
@@ -345,7 +246,7 @@ mod tests {
 
     #[test]
     fn tiers_grow_step_by_step_into_what_has_been_spare_for_a_while() {
-        let mut system = System::new("");
+        let mut system = Machine::new("");
         system.see(100);
         let advice: Vec<Advice> = (0..200).map(|_| system.see(2100)).collect();
         let grows: Vec<usize> = (0..200).filter(|at| advice[*at] != Advice::Stay).collect();
@@ -356,7 +257,8 @@ mod tests {
 
     #[test]
     fn without_the_files_nothing_happens() {
-        let mut pressure = Pressure::of(Path::new("/nowhere"), Path::new("/nowhere"));
+        let nowhere = std::path::Path::new("/nowhere");
+        let mut pressure = Pressure::new(System::of(nowhere, nowhere));
         assert!((0..200).all(|_| pressure.look() == Advice::Stay));
     }
 

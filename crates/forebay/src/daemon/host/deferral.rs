@@ -1,14 +1,10 @@
 //! Deferred writes of served volumes: when they begin and end, and when all are written down.
 
-use std::cell::RefCell;
-use std::rc::Rc;
 use std::time::Duration;
 
 use forebay_admin::{ApiError, ErrorKind, VolumeName};
 use forebay_core::units::format_size;
-use forebay_core::{IoError, Op};
-use forebay_engine::{BlockService, Completion, CompletionSink, Exports, Request, Settings};
-use forebay_lane::Notify;
+use forebay_engine::{Exports, Settings};
 use forebay_ram::{Deferral, Tier, write_down};
 
 use super::EngineHost;
@@ -25,37 +21,6 @@ fn gone(name: &VolumeName) -> ApiError {
 
 fn ignores_flush(how: Option<Deferral>) -> bool {
     how.is_some_and(|how| how.ignore_flush)
-}
-
-/// The answer to a flush.
-#[derive(Default)]
-struct Flushed {
-    result: RefCell<Option<Result<(), IoError>>>,
-    told: Notify,
-}
-
-impl CompletionSink for Flushed {
-    fn complete(&self, completion: Completion) {
-        *self.result.borrow_mut() = Some(completion.result);
-        self.told.notify_all();
-    }
-}
-
-/// Flushes a volume as a client does.
-async fn flush(volume: &Rc<dyn BlockService>) -> Result<(), IoError> {
-    let flushed = Rc::new(Flushed::default());
-    let sink: Rc<dyn CompletionSink> = flushed.clone();
-    let (fast, no_hole) = (false, false);
-    let request =
-        Request { tag: 0, op: Op::Flush, offset: 0, len: 0, fua: false, fast, no_hole, data: None };
-    volume.submit(request, &sink);
-    loop {
-        let told = flushed.told.listen();
-        if let Some(result) = flushed.result.borrow_mut().take() {
-            return result;
-        }
-        told.await;
-    }
 }
 
 impl EngineHost {
@@ -193,7 +158,7 @@ impl EngineHost {
         let own = name.clone();
         self.lanes.watch(work, 1, move |state, _| async move {
             let volume = state.open(own.as_str()).ok_or_else(|| gone(&own))?;
-            flush(&volume).await.map_err(|error| {
+            write_down::flush(&volume).await.map_err(|error| {
                 ApiError::failed(format!(
                     "'{own}' cannot be flushed: {error}; 'forebay show {own}' has the cause"
                 ))

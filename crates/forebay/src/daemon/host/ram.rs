@@ -14,6 +14,7 @@ use forebay_ram::{Deferral, RamBlock, Tier, TierOptions, write_down};
 use super::faults;
 use crate::daemon::memory;
 use crate::daemon::pressure::{self, Advice, Pressure};
+use crate::daemon::system::System;
 
 /// The purpose of the memory, as in messages.
 const WHAT: &str = "the RAM tier";
@@ -70,7 +71,7 @@ impl RamTiers {
     pub(super) fn watch_memory(self: &Arc<Self>) -> io::Result<()> {
         let tiers = Arc::downgrade(self);
         let watch = move || {
-            let mut pressure = Pressure::new();
+            let mut pressure = Pressure::new(System::new());
             while let Some(tiers) = tiers.upgrade() {
                 tiers.heed(pressure.look());
                 drop(tiers);
