@@ -15,7 +15,7 @@ const PRESSED: f64 = 0.9;
 
 /// Regions written down concurrently: in time, and at most.
 const DEPTH: usize = 4;
-pub(crate) const MOST_DEPTH: usize = 16;
+const MOST_DEPTH: usize = 16;
 
 /// A lower tier that no client has needed for this long is idle.
 const IDLE: Duration = Duration::from_millis(50);

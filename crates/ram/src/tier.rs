@@ -22,7 +22,7 @@ mod deferred;
 mod room;
 
 use deferred::Deferring;
-pub(crate) use deferred::Waiter;
+pub(crate) use deferred::{MOST_ON_THEIR_WAY, Waiter};
 
 /// Counts since the tier was made, in blocks where not stated otherwise.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

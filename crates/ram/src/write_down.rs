@@ -18,7 +18,7 @@ use crate::block::{REGION_BYTES, Region, in_regions};
 use crate::options::Deferral;
 use crate::schedule::{self, Next, Situation};
 use crate::shard::{Take, Taken};
-use crate::tier::Tier;
+use crate::tier::{MOST_ON_THEIR_WAY, Tier};
 
 /// Requests of one region in flight.
 const REGION_DEPTH: usize = 32;
@@ -28,7 +28,7 @@ const FLUSH_DEPTH: usize = 8;
 
 /// Returns the most RAM that data on its way from a tier of `bytes` takes, beside the tier's own.
 pub fn memory(bytes: u64) -> u64 {
-    bytes.min((schedule::MOST_DEPTH + FLUSH_DEPTH) as u64 * REGION_BYTES)
+    bytes.min(MOST_ON_THEIR_WAY as u64 * REGION_BYTES)
 }
 
 /// Time until a failed write-down is tried again.
@@ -159,10 +159,12 @@ async fn region(
 ) -> Result<(), IoError> {
     let mut taker = tier.taker(region);
     loop {
+        let permit = tier.deferring.permit().await;
         let changed = tier.changed_in(region).listen();
         let mut taken = match tier.take(region, within, &mut taker) {
             Take::None => return Ok(()),
             Take::Busy => {
+                drop(permit);
                 changed.await;
                 continue;
             }

@@ -112,9 +112,10 @@ impl World<'_> {
             Presence::Gone => self.deleted(action)?,
             _ => {}
         }
-        // A stop that gave up on its origin leaves requests behind.
+        // A stop that gave up on its origin leaves requests behind, which end when the origin answers.
+        let left = matches!(action, Admin::DeleteStopped(..)) && self.unsynced[usize::from(volume)];
         let waiting = self.oracle.underway_on(volume);
-        if waiting > 0 && result.is_ok() && !self.is_running(volume) {
+        if waiting > 0 && result.is_ok() && !left && !self.is_running(volume) {
             return Err(plain(25, format!("{action:?} has ended and {waiting} requests have not")));
         }
         Ok(())

@@ -1,7 +1,7 @@
 //! Deferred writes of a tier, as its lanes share them.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use forebay_core::{Nanos, SECTOR_SIZE};
@@ -12,6 +12,9 @@ use super::{Tier, TierCounts};
 use crate::block::{Piece, REGION_BYTES, Region};
 use crate::options::Deferral;
 use crate::shard::{Defer, Load, Take, Taken, Taker, Turn};
+
+/// Most regions whose data is on its way to the lower tier.
+pub(crate) const MOST_ON_THEIR_WAY: usize = 24;
 
 /// State of deferring, beside that of the shards.
 #[derive(Default)]
@@ -34,6 +37,9 @@ pub(crate) struct Deferring {
     sleeps: AtomicBool,
     /// Writes that wait for space.
     waiting: AtomicU32,
+    /// Regions whose data is on its way, and that there is one less of them.
+    on_their_way: AtomicUsize,
+    arrived: Notify,
     /// When a client last needed the lower tier.
     used: AtomicU64,
     written_down: AtomicU64,
@@ -78,7 +84,31 @@ impl Drop for Waiter<'_> {
     }
 }
 
+/// The right to have the data of one region on its way.
+pub(crate) struct Permit<'a>(&'a Deferring);
+
+impl Drop for Permit<'_> {
+    fn drop(&mut self) {
+        self.0.on_their_way.fetch_sub(1, Ordering::Relaxed);
+        self.0.arrived.notify_all();
+    }
+}
+
 impl Deferring {
+    /// Waits until the data of another region may be on its way: it takes memory, however many clients
+    /// flush at the same time.
+    pub(crate) async fn permit(&self) -> Permit<'_> {
+        loop {
+            let arrived = self.arrived.listen();
+            let more = |count: usize| (count < MOST_ON_THEIR_WAY).then_some(count + 1);
+            let way = &self.on_their_way;
+            if way.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok() {
+                return Permit(self);
+            }
+            arrived.await;
+        }
+    }
+
     /// Returns whether writes were ever deferred.
     #[inline]
     pub(super) fn ever(&self) -> bool {
@@ -391,5 +421,29 @@ impl Tier {
             self.wake_task();
         }
         self.note_change(taken.region);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+    use std::task::{Context, Poll, Waker};
+
+    use super::*;
+
+    #[test]
+    fn no_more_regions_than_memory_is_for_are_on_their_way() {
+        let (deferring, mut context) = (Deferring::default(), Context::from_waker(Waker::noop()));
+        let mut permits = Vec::new();
+        for _ in 0..MOST_ON_THEIR_WAY {
+            match pin!(deferring.permit()).poll(&mut context) {
+                Poll::Ready(permit) => permits.push(permit),
+                Poll::Pending => panic!("after {}", permits.len()),
+            }
+        }
+        let mut next = pin!(deferring.permit());
+        assert!(next.as_mut().poll(&mut context).is_pending());
+        permits.pop();
+        assert!(next.poll(&mut context).is_ready());
     }
 }
