@@ -4,6 +4,7 @@ import os
 import pathlib
 
 from .cases import skip
+from .daemon import Daemon
 
 
 class MemoryGroup:
@@ -32,3 +33,14 @@ class MemoryGroup:
             if line.startswith("oom_kill "):
                 return int(line.split()[1])
         return 0
+
+
+class Confined(Daemon):
+    """A daemon that starts within a group of its own, so that it can see the limit."""
+
+    def __init__(self, box, limit):
+        self.group = MemoryGroup(box, limit)
+        super().__init__(box)
+
+    def command(self, *arguments):
+        return self.group.enter(*super().command(*arguments))

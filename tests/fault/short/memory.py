@@ -9,19 +9,8 @@ LIMIT = 512 * MIB
 SIZE = 4 * GIB
 
 
-class Confined(Daemon):
-    """A daemon that starts within a group, so that it can see its limit."""
-
-    def __init__(self, box):
-        self.group = MemoryGroup(box, LIMIT)
-        super().__init__(box)
-
-    def command(self, *arguments):
-        return self.group.enter(*super().command(*arguments))
-
-
 def served(box):
-    daemon = Confined(box)
+    daemon = Confined(box, LIMIT)
     daemon.start()
     group = daemon.group
     uri = daemon.create("v", box.file("cache", GIB), box.file("origin", SIZE))
@@ -83,7 +72,7 @@ def writes_that_are_half_sent(box):
 
 @test
 def requests_that_wait_for_a_hung_origin(box):
-    daemon = Confined(box)
+    daemon = Confined(box, LIMIT)
     daemon.start()
     group = daemon.group
     origin = Disk(box, "origin", SIZE)

@@ -26,24 +26,14 @@ time.sleep(3600)
 """
 
 
-class Confined(Daemon):
-    """A daemon in a group with little memory."""
-
-    def __init__(self, box):
-        self.group = MemoryGroup(box, LIMIT)
-        super().__init__(box)
-
-    def command(self, *arguments):
-        return self.group.enter(*super().command(*arguments))
-
-    def rss(self):
-        status = pathlib.Path(f"/proc/{self.process.pid}/status").read_text()
-        return next(int(line.split()[1]) * KIB for line in status.splitlines() if "VmRSS" in line)
+def rss(daemon):
+    status = pathlib.Path(f"/proc/{daemon.process.pid}/status").read_text()
+    return next(int(line.split()[1]) * KIB for line in status.splitlines() if "VmRSS" in line)
 
 
 @test
 def half_of_the_tier_is_given_back(box):
-    daemon = Confined(box)
+    daemon = Confined(box, LIMIT)
     daemon.start()
     daemon.restart("--memory-limit", "640M")
     uri = daemon.create("v", "none", box.file("origin", GIB), "--ram", "320M")
@@ -52,7 +42,7 @@ def half_of_the_tier_is_given_back(box):
         client.pwrite(random_bytes(number, MIB), number * MIB)
     for place in range(0, TIER + 32 * MIB, MIB):
         client.pread(MIB, place)
-    full, before = daemon.show("v")["ram"], daemon.rss()
+    full, before = daemon.show("v")["ram"], rss(daemon)
     check(full["used"] > TIER // 10 * 9, f"the tier is not full: {full}")
     # All but a tenth of the memory, then half a tier more than there is.
     at_once = LIMIT - before - LIMIT // 10
@@ -67,7 +57,7 @@ def half_of_the_tier_is_given_back(box):
         time.sleep(0.05)
     took = time.monotonic() - since
     check_equal(greedy.stdout.readline(), "done\n", "the other process")
-    after = daemon.rss()
+    after = rss(daemon)
     check(before - after > TIER // 10 * 4, f"{before} bytes of RAM before and {after} after")
     print(f"{(before - after) // MIB} MiB after {took:.1f} s")
     for number in range(64):
