@@ -63,7 +63,12 @@ impl StoreLane {
         self.write_superblock(|superblock| {
             superblock.checkpoint = Some(reference);
             superblock.clean_shutdown = clean;
-            superblock.compat &= !CLEAN_DISTRUSTED;
+            if !store.is_distrusted() {
+                // The opening has acted on a bit that was set before it. If it was set since, the
+                // device failed while this checkpoint was being written, and the copies in it may
+                // be outdated (invariant 6).
+                superblock.compat &= !CLEAN_DISTRUSTED;
+            }
         })
         .await?;
         store.resting.lock().retain(|id| !rested.contains(id));
