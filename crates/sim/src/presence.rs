@@ -32,6 +32,9 @@ pub enum Presence {
     Unsure(Admin),
 }
 
+/// Turns in which the requests of a volume end that is gone.
+const LAST_TURNS: usize = 8;
+
 /// The most sectors that others write to an origin without a volume.
 const OTHERS: u64 = 32;
 
@@ -84,6 +87,15 @@ impl World<'_> {
         result: &Result<(), EngineError>,
     ) -> Result<(), Violation> {
         let Some(volume) = action.changes_presence() else { return Ok(()) };
+        if self.profile.setup.deferred {
+            // Writes that waited for space in RAM learn only now that their volume is gone. No
+            // device has to answer for that, and no time passes.
+            for _ in 0..LAST_TURNS {
+                for lane in &self.lanes {
+                    lane.run_ready();
+                }
+            }
+        }
         self.take_answers()?;
         let presence = match (action, result) {
             // A volume whose deferred writes cannot be written down keeps running.
