@@ -112,7 +112,7 @@ impl Ring {
         let mut inner = self.inner.borrow_mut();
         let mut noticed = 0;
         for _ in 0..ROUNDS {
-            let entered = inner.enter(false, None);
+            let entered = inner.enter();
             noticed += inner.reap();
             if inner.queued.is_empty() || !entered {
                 break;
@@ -136,7 +136,7 @@ impl Ring {
         inner.fill();
         let mut noticed = 0;
         while !inner.queued.is_empty() {
-            let entered = inner.enter(false, None);
+            let entered = inner.enter();
             noticed = inner.reap();
             if noticed > 0 || !entered {
                 break;
@@ -144,7 +144,7 @@ impl Ring {
         }
         // The only completion may be the rousing of the ring, which wakes nobody.
         if noticed == 0 && inner.woken.is_empty() {
-            inner.enter(true, timeout);
+            inner.wait(timeout);
             inner.reap();
         }
         awake();

@@ -5,48 +5,29 @@ may take three quarters by its own default.
 """
 
 import json
-import os
 import pathlib
 import resource
 import statistics
 import time
 
 from harness import *
-from harness.daemon import Daemon
 from harness.wire import *
 
 LIMIT = 3 * GIB // 2
 SIZE = 4 * GIB
-ROOTS = (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max"))
 
 
-def group(box):
-    """A control group for memory, or a reason why there is none."""
-    for root, file in ROOTS:
-        directory = pathlib.Path(root) / f"forebay-{os.getpid()}-{box.dir.name}"
-        try:
-            directory.mkdir()
-            box.at_end(directory.rmdir)
-            (directory / file).write_text(str(LIMIT))
-            return directory
-        except OSError:
-            continue
-    skip("no control group for memory can be made here (not root?)")
-
-
-class Limited(Daemon):
+class Limited(Confined):
     """A daemon in a control group, and a client of it that behaves."""
 
     def __init__(self, box, mode="writeback"):
-        self.group = group(box)
-        super().__init__(box)
+        super().__init__(box, MemoryGroup(box, LIMIT))
         self.start()
         uri = self.create("v", box.file("cache", 256 * MIB), box.file("origin", SIZE), "--mode", mode)
         self.client = connect(uri)
 
     def command(self, *arguments):
-        enter = ["sh", "-c", 'echo $$ > "$0" && ulimit -n 4096 && exec "$@"', self.group / "cgroup.procs"]
-        return enter + super().command(*arguments)
+        return ["sh", "-c", 'ulimit -n 4096 && exec "$@"', "sh", *super().command(*arguments)]
 
     def peak(self):
         """The most bytes of RAM that the daemon ever had."""

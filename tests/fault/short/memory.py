@@ -10,7 +10,7 @@ SIZE = 4 * GIB
 
 
 def served(box):
-    daemon = Confined(box, LIMIT)
+    daemon = Confined(box, MemoryGroup(box, LIMIT))
     daemon.start()
     group = daemon.group
     uri = daemon.create("v", box.file("cache", GIB), box.file("origin", SIZE))
@@ -72,7 +72,7 @@ def writes_that_are_half_sent(box):
 
 @test
 def requests_that_wait_for_a_hung_origin(box):
-    daemon = Confined(box, LIMIT)
+    daemon = Confined(box, MemoryGroup(box, LIMIT))
     daemon.start()
     group = daemon.group
     origin = Disk(box, "origin", SIZE)

@@ -33,7 +33,7 @@ def rss(daemon):
 
 @test
 def half_of_the_tier_is_given_back(box):
-    daemon = Confined(box, LIMIT)
+    daemon = Confined(box, MemoryGroup(box, LIMIT))
     daemon.start()
     daemon.restart("--memory-limit", "640M")
     uri = daemon.create("v", "none", box.file("origin", GIB), "--ram", "320M")

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::task::Waker;
 use std::time::Duration;
 
-use io_uring::{IoUring, opcode, types};
+use io_uring::{EnterFlags, IoUring, opcode, types};
 use rustix::io::Errno;
 
 use super::op::{RingDone, RingOp};
@@ -80,6 +80,18 @@ pub(super) enum Queued {
     Cancel(RingToken),
 }
 
+/// The kernel's `io_uring_getevents_arg`.
+#[repr(C)]
+struct WaitArgs {
+    signals: u64,
+    signals_size: u32,
+    least_wait: u32,
+    /// Address of a [`types::Timespec`]; 0: none.
+    timeout: u64,
+}
+
+const _: () = assert!(size_of::<WaitArgs>() == 24);
+
 pub(super) struct Inner {
     uring: IoUring,
     pub(super) slots: Vec<Slot>,
@@ -88,6 +100,10 @@ pub(super) struct Inner {
     pub(super) queued: VecDeque<Queued>,
     /// Submissions that the kernel has, or gets with the next call, and has not completed.
     outstanding: usize,
+    /// Those of them that a device completes, and not a client or another thread.
+    pub(super) on_devices: usize,
+    /// Whether the kernel can be told that a wait is not one for I/O (Linux 6.15 and later).
+    tells_idle: bool,
     /// Wakers to call once the ring is no longer borrowed.
     pub(super) woken: Vec<Waker>,
     /// Whether a failure to enter the kernel has been logged; it would repeat endlessly.
@@ -106,11 +122,13 @@ impl Inner {
             ));
         }
         let mut inner = Inner {
+            tells_idle: params.is_feature_no_iowait(),
             uring,
             slots: Vec::new(),
             free: Vec::new(),
             queued: VecDeque::new(),
             outstanding: 0,
+            on_devices: 0,
             woken: Vec::new(),
             complained: false,
         };
@@ -154,7 +172,7 @@ impl Inner {
 
     /// Puts one step of an operation into the submission queue. `false`: there is no room.
     fn push(&mut self, token: RingToken) -> bool {
-        let Inner { uring, slots, outstanding, .. } = self;
+        let Inner { uring, slots, outstanding, on_devices, .. } = self;
         let Some(slot) = slots.get_mut(token.index as usize) else { return true };
         let State::Running { work, done, with_kernel, orphan, .. } = &mut slot.state else {
             return true;
@@ -190,6 +208,7 @@ impl Inner {
         let pushed = unsafe { uring.submission().push(&entry) }.is_ok();
         *with_kernel = pushed;
         *outstanding += usize::from(pushed);
+        *on_devices += usize::from(pushed && !work.is_endless());
         pushed
     }
 
@@ -221,23 +240,51 @@ impl Inner {
 
     /// Fills the submission queue and enters the kernel if there is a reason to. `false`: the
     /// kernel could not take any submission now.
-    pub(super) fn enter(&mut self, wait: bool, timeout: Option<Duration>) -> bool {
+    pub(super) fn enter(&mut self) -> bool {
         self.fill();
         let queue = self.uring.submission();
         let needed = !queue.is_empty() || queue.taskrun() || queue.cq_overflow();
         drop(queue);
-        let result = match (wait, timeout) {
-            (false, _) if !needed => return true,
-            (false, _) => self.uring.submit(),
-            // An operation that failed before it reached the kernel has ended already.
-            (true, _) if !self.woken.is_empty() => self.uring.submit(),
-            (true, None) => self.uring.submit_and_wait(1),
-            (true, Some(timeout)) => {
-                let timeout = types::Timespec::from(timeout);
-                let args = types::SubmitArgs::new().timespec(&timeout);
-                self.uring.submitter().submit_with_args(1, &args)
-            }
-        };
+        if !needed {
+            return true;
+        }
+        let result = self.uring.submit();
+        self.entered(result)
+    }
+
+    /// As [`Inner::enter`], and waits until something completes or `timeout` has passed. May return
+    /// early.
+    ///
+    /// The kernel counts a thread that waits for a ring as waiting for I/O, even if only clients
+    /// are to send something: an idle daemon would look like an overloaded disk in `top` and in
+    /// `/proc/pressure/io`. So unless a device is to answer, the kernel is told that it is not so.
+    pub(super) fn wait(&mut self, timeout: Option<Duration>) -> bool {
+        self.fill();
+        // An operation that failed before it reached the kernel has ended already.
+        if !self.woken.is_empty() {
+            return self.enter();
+        }
+        let result = self.enter_to_wait(timeout);
+        self.entered(result)
+    }
+
+    /// Submits, and waits for one completion.
+    fn enter_to_wait(&mut self, timeout: Option<Duration>) -> io::Result<usize> {
+        let timeout = timeout.map(types::Timespec::from);
+        let timeout =
+            timeout.as_ref().map_or(0, |time| std::ptr::from_ref(time).expose_provenance() as u64);
+        let args = WaitArgs { signals: 0, signals_size: 0, least_wait: 0, timeout };
+        let mut flags = EnterFlags::EXT_ARG | EnterFlags::GETEVENTS;
+        flags.set(EnterFlags::NO_IOWAIT, self.tells_idle && self.on_devices == 0);
+        let submissions = self.uring.submission().len() as u32;
+        // SAFETY: the entries in the submission queue are those of `push` and `push_cancel`, which
+        // say why they are valid. `args` has the layout that `EXT_ARG` stands for, and it and the
+        // time that it points to outlive the call.
+        unsafe { self.uring.submitter().enter(submissions, 1, flags.bits(), Some(&args)) }
+    }
+
+    /// Judges the result of a system call. `false`: the kernel could not take any submission now.
+    fn entered(&mut self, result: io::Result<usize>) -> bool {
         match result.map_err(|error| (Errno::from_io_error(&error), error)) {
             Ok(_) | Err((Some(Errno::INTR | Errno::TIME), _)) => true,
             // Completions must be collected, or memory must become available, first.
@@ -266,6 +313,11 @@ impl Inner {
 
     /// Handles the completion of one step of an operation.
     fn complete(&mut self, token: RingToken, code: i32) {
+        if let Some(State::Running { work, .. }) = self.state(token)
+            && !work.is_endless()
+        {
+            self.on_devices = self.on_devices.saturating_sub(1);
+        }
         let Some(State::Running { work, done, with_kernel, orphan, .. }) = self.state(token) else {
             return;
         };
@@ -359,7 +411,7 @@ impl Inner {
         }
         self.queued.extend(cancels);
         while self.outstanding > 0 || !self.queued.is_empty() {
-            let entered = self.enter(self.outstanding > 0, None);
+            let entered = if self.outstanding > 0 { self.wait(None) } else { self.enter() };
             if self.reap() == 0 && !entered && self.complained {
                 // The kernel may still write to these buffers: never free them.
                 tracing::error!("a ring is closed with operations in flight; memory is leaked");

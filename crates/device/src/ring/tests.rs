@@ -262,3 +262,32 @@ fn a_rouse_that_is_noticed_on_the_way_into_a_wait_ends_it() {
     assert!(began.elapsed() < Duration::from_secs(10), "the ring sleeps on");
     waiting.into_iter().for_each(|token| ring.forget(token));
 }
+
+#[test]
+fn operations_of_devices_are_told_from_those_of_clients() {
+    let ring = Ring::new().expect("ring");
+    let (fd, mut peer) = pair();
+    let (_folder, file) = file();
+    let on_devices = || ring.inner.borrow().on_devices;
+    let token = ring.start(recv(&fd, 0..3, true));
+    let data = IoData::Owned(filled(4096, 7));
+    let write = RingOp::Write { fd: file.clone(), offset: 0, data, durable: true };
+    let written = ring.start(write);
+    assert_eq!(on_devices(), 1);
+    let done = block_on(&ring, poll_fn(|context| ring.poll_op(written, context)));
+    assert_eq!(done.result.expect("written"), 4096);
+    assert_eq!(on_devices(), 0, "only the client is left to answer");
+    let rouse = ring.rouser();
+    rouse();
+    ring.wait(None);
+    peer.write_all(b"abc").expect("sent");
+    let done = block_on(&ring, poll_fn(|context| ring.poll_op(token, context)));
+    assert_eq!(done.result.expect("received"), 3);
+    let read = RingOp::Read { fd: file, offset: 0, buf: IoBuf::zeroed(8192) };
+    let token = ring.start(read);
+    ring.forget(token);
+    while ring.in_flight() > 0 {
+        ring.wait(None);
+    }
+    assert_eq!(on_devices(), 0, "a short read was continued, and nobody waited for it");
+}
