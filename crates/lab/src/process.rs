@@ -171,6 +171,29 @@ pub(crate) fn find_program(name: &str) -> Option<PathBuf> {
         .find(|path| path.is_file())
 }
 
+/// Whose time to read out of `/proc/PID/stat`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CpuOf {
+    /// All threads that the process has or had.
+    Process,
+    /// Its children that have ended.
+    Children,
+}
+
+/// Reads CPU time out of the text of `/proc/PID/stat`: user and system, in whole clock ticks.
+pub(crate) fn cpu_time(stat: &str, of: CpuOf) -> Option<Duration> {
+    let first = match of {
+        CpuOf::Process => 11,
+        CpuOf::Children => 13,
+    };
+    // The name of the program comes first and may hold anything, also blanks and brackets.
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(first);
+    let mut ticks = || fields.next()?.parse::<u64>().ok();
+    let ticks = ticks()? + ticks()?;
+    let per_second = rustix::param::clock_ticks_per_second().max(1);
+    Some(Duration::from_secs_f64(ticks as f64 / per_second as f64))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -201,5 +224,15 @@ mod tests {
         assert!(start.elapsed() < Duration::from_secs(500), "it was waited for");
         assert!(stop.check().is_err());
         assert_eq!(step("echo", ["still"]).ok().as_deref(), Some("still\n"));
+    }
+
+    #[test]
+    fn cpu_time_is_found_behind_any_name() {
+        let stat = "1 (a ) b) S 2 3 4 5 6 7 8 9 10 11 30 7 200 100 14";
+        let per_second = rustix::param::clock_ticks_per_second() as f64;
+        let ticks = |of| cpu_time(stat, of).map(|time| (time.as_secs_f64() * per_second).round());
+        assert_eq!(ticks(CpuOf::Process), Some(37.0));
+        assert_eq!(ticks(CpuOf::Children), Some(300.0));
+        assert_eq!(cpu_time("1 (a) S 1", CpuOf::Process), None);
     }
 }

@@ -56,14 +56,17 @@ impl Clock for MonotonicClock {
 /// Options of a lane thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaneOptions {
-    /// Longest time for which an idle lane polls for work before it sleeps in the kernel. It polls
-    /// for less, down to not at all, while polling finds nothing. 0: always sleeps at once.
+    /// Longest time for which an idle lane polls for work before it sleeps in the kernel, while other
+    /// threads may take its CPU. It polls for less, down to not at all, while polling finds nothing.
+    /// 0: always sleeps at once.
     pub spin: Duration,
 }
 
 impl Default for LaneOptions {
     fn default() -> Self {
-        LaneOptions { spin: Duration::from_micros(20) }
+        // A client that waits for each answer takes up to 50 us to wake up and to ask again. Falling
+        // asleep and being woken costs both sides about as much CPU time as polling for that long.
+        LaneOptions { spin: Duration::from_micros(60) }
     }
 }
 
@@ -161,7 +164,8 @@ impl LaneLoop {
                 continue;
             }
             if spin.goes_on(self.lane.now()) {
-                std::hint::spin_loop();
+                // A client on the same CPU must not wait until the scheduler takes the CPU away.
+                std::thread::yield_now();
                 continue;
             }
             if !self.lane.may_sleep() {

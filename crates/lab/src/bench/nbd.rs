@@ -2,6 +2,7 @@
 //! nothing, or everything, in RAM. One client for all of them, one connection, a unix socket.
 
 pub(crate) mod client;
+mod fio_client;
 mod peers;
 pub(crate) mod server;
 
@@ -10,7 +11,8 @@ use std::time::Duration;
 use forebay_core::parse_size;
 use serde::Serialize;
 
-use crate::bench::pattern::{Step, uniform};
+use crate::bench::measure::Sample;
+use crate::bench::pattern::uniform;
 use crate::error::{LabResult, usage};
 use crate::output::{Goal, Table, print_json, rate};
 use crate::progress::Progress;
@@ -22,15 +24,38 @@ use peers::{Peer, Running};
 /// Steps that are prepared; they are gone through again and again.
 const STEPS: usize = 1 << 18;
 
+/// The client of all servers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+enum ClientKind {
+    /// fio with its nbd engine, as users have it
+    Fio,
+    /// One of our own that costs little: the servers are what limits it
+    Own,
+}
+
+impl ClientKind {
+    /// How long a sample takes unless told otherwise: fio starts anew for each.
+    fn sample_time(self) -> f64 {
+        match self {
+            ClientKind::Fio => 1.0,
+            ClientKind::Own => 0.3,
+        }
+    }
+}
+
 /// What is measured.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
     /// Rounds in which every server has a sample
     #[arg(long, default_value_t = 15)]
     pairs: usize,
-    /// How long one sample takes
-    #[arg(long, default_value_t = 0.3)]
-    seconds_per_sample: f64,
+    /// How long one sample takes [default: 1 with fio, else 0.3]
+    #[arg(long)]
+    seconds_per_sample: Option<f64>,
+    /// Who sends the requests
+    #[arg(long, default_value = "fio")]
+    client: ClientKind,
     /// Requests in flight
     #[arg(long, default_value = "1,32", value_delimiter = ',')]
     depths: Vec<usize>,
@@ -57,6 +82,7 @@ struct Row {
 
 #[derive(Serialize)]
 struct Report {
+    client: ClientKind,
     pairs: usize,
     span_bytes: u64,
     rows: Vec<Row>,
@@ -64,8 +90,9 @@ struct Report {
 
 pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
     let span = parse_size(&args.span).map_err(|error| usage(error.to_string()))?;
-    let time = Duration::try_from_secs_f64(args.seconds_per_sample)
-        .map_err(|_| usage("a sample must take some time"))?;
+    let seconds = args.seconds_per_sample.unwrap_or(args.client.sample_time());
+    let time =
+        Duration::try_from_secs_f64(seconds).map_err(|_| usage("a sample must take some time"))?;
     if span < 1 << 20 || !span.is_multiple_of(1 << 20) || args.depths.contains(&0) {
         return Err(usage("a span of whole megabytes and depths of 1 or more, please"));
     }
@@ -78,13 +105,18 @@ pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
         client.fill(span)?;
         servers.push((running, client));
     }
-    let mut report = Report { pairs: args.pairs, span_bytes: span, rows: Vec::new() };
+    let mut report =
+        Report { client: args.client, pairs: args.pairs, span_bytes: span, rows: Vec::new() };
     for write in [false, true] {
         let steps = uniform(1, (span / BLOCK) as u32, write, STEPS);
         for &depth in &args.depths {
             progress.label(format!("{} at depth {depth}", if write { "writes" } else { "reads" }));
             let load = Load { steps: &steps, depth, time };
-            report.rows.extend(compare(&mut servers, &load, args.pairs, &progress)?);
+            let send = |(running, client): &mut (Running, Client)| match args.client {
+                ClientKind::Fio => running.run_fio(span, &load),
+                ClientKind::Own => client.run(&load),
+            };
+            report.rows.extend(compare(&mut servers, &load, &send, args.pairs, &progress)?);
         }
     }
     drop(progress);
@@ -102,6 +134,7 @@ struct Point {
 fn compare(
     servers: &mut [(Running, Client)],
     load: &Load<'_>,
+    send: &dyn Fn(&mut (Running, Client)) -> LabResult<Sample>,
     pairs: usize,
     progress: &Progress,
 ) -> LabResult<Vec<Row>> {
@@ -115,10 +148,10 @@ fn compare(
             } else {
                 (2 * count - 1 - turn + pair / 2) % count
             };
-            let Some((running, client)) = servers.get_mut(index) else { continue };
-            let before = running.cpu()?;
-            let sample = client.run(load)?;
-            let server = running.cpu()?.saturating_sub(before);
+            let Some(server) = servers.get_mut(index) else { continue };
+            let before = server.0.cpu()?;
+            let sample = send(server)?;
+            let server = server.0.cpu()?.saturating_sub(before);
             let each = 1e6 / sample.operations.max(1) as f64;
             if pair > 0 {
                 points[index].push(Point {
@@ -131,7 +164,7 @@ fn compare(
         progress.advance(u64::from(pair > 0));
     }
     let ours = points[0].clone();
-    let write = load.steps.first().is_some_and(|step: &Step| step.write());
+    let write = load.is_write();
     Ok(points
         .iter()
         .zip(servers)
@@ -141,7 +174,7 @@ fn compare(
                 let ours = ours.iter().map(|point| point.per_second);
                 Estimate::of_ratios(ours.zip(points.iter().map(|point| point.per_second)))
             });
-            let wanted = peer.goal().filter(|_| load.depth >= 32);
+            let wanted = peer.goal(write, load.depth);
             Row {
                 operation: if write { "write" } else { "read" },
                 depth: load.depth,
@@ -174,6 +207,10 @@ fn print(report: &Report) -> LabResult<()> {
         ]);
     }
     print!("{}", table.render());
-    println!("{} rounds; random blocks of 4K, all cached", report.pairs);
+    let client = match report.client {
+        ClientKind::Fio => "fio's nbd engine",
+        ClientKind::Own => "a client of our own",
+    };
+    println!("{} rounds; {client}, one connection; random blocks of 4K, all cached", report.pairs);
     Ok(())
 }

@@ -27,6 +27,13 @@ pub(crate) struct Load<'a> {
     pub(crate) time: Duration,
 }
 
+impl Load<'_> {
+    /// Returns whether it writes.
+    pub(crate) fn is_write(&self) -> bool {
+        self.steps.first().is_some_and(|step| step.write())
+    }
+}
+
 /// One connection.
 pub(crate) struct Client {
     stream: UnixStream,
@@ -93,7 +100,7 @@ impl Client {
 
     /// Keeps the server busy until the time is over, and waits for the last replies.
     pub(crate) fn run(&mut self, load: &Load<'_>) -> LabResult<Sample> {
-        let write = load.steps.first().is_some_and(|step| step.write());
+        let write = load.is_write();
         let kind = if write { WRITE } else { READ };
         let block = BLOCK as usize;
         let request_len = REQUEST_BYTES + if write { block } else { 0 };

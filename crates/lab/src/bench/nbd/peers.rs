@@ -6,9 +6,12 @@ use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 
-use super::client::Client;
+use super::client::{Client, Load};
+use super::fio_client;
+use crate::bench::measure::Sample;
 use crate::error::{LabResult, other};
 use crate::output::name_of;
+use crate::process::{CpuOf, cpu_time};
 
 /// How long a server may take to start.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -38,10 +41,11 @@ impl Peer {
         }
     }
 
-    /// How many times as fast we promise to be with 32 requests in flight.
-    pub(crate) fn goal(self) -> Option<f64> {
+    /// How many times as fast we are to be.
+    pub(crate) fn goal(self, write: bool, depth: usize) -> Option<f64> {
         match self {
             Peer::Forebay => None,
+            Peer::QemuNull if write && depth >= 32 => Some(1.3),
             Peer::QemuNull => Some(1.0),
             Peer::NbdkitMemory => Some(1.3),
         }
@@ -114,19 +118,15 @@ impl Running {
         self.peer
     }
 
-    /// CPU time of all of its threads so far.
+    /// Has fio send the requests of a load.
+    pub(crate) fn run_fio(&self, span: u64, load: &Load<'_>) -> LabResult<Sample> {
+        fio_client::run(&self.socket, self.peer.export(), span, load)
+    }
+
+    /// CPU time of all threads that it has or had, in whole clock ticks.
     pub(crate) fn cpu(&self) -> LabResult<Duration> {
-        let mut nanos = 0;
-        for task in std::fs::read_dir(format!("/proc/{}/task", self.child.id()))? {
-            // A thread may end while we look.
-            let Ok(text) = std::fs::read_to_string(task?.path().join("schedstat")) else {
-                continue;
-            };
-            let first = text.split_whitespace().next().and_then(|word| word.parse::<u64>().ok());
-            nanos +=
-                first.ok_or_else(|| other("this kernel does not tell the time of a thread"))?;
-        }
-        Ok(Duration::from_nanos(nanos))
+        let text = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id()))?;
+        cpu_time(&text, CpuOf::Process).ok_or_else(|| other("/proc/PID/stat is not understood"))
     }
 }
 

@@ -12,7 +12,7 @@ use super::experiment::{Addresses, Configuration, DeviceKind, Experiment, Prepar
 use super::server::Server;
 use crate::error::LabResult;
 use crate::fio::Fio;
-use crate::process::Stop;
+use crate::process::{CpuOf, Stop, cpu_time};
 use crate::rig::Plan;
 
 /// A device and the memory that it keeps its data in.
@@ -127,18 +127,10 @@ fn job(experiment: &Experiment, uri: &str, seconds: u64, seed: u32) -> String {
     )
 }
 
-/// CPU seconds of the children that have ended, in ticks of 10 ms.
+/// CPU seconds of the children that have ended.
 fn children_time() -> f64 {
-    parse_children_time(&std::fs::read_to_string("/proc/self/stat").unwrap_or_default())
-}
-
-fn parse_children_time(stat: &str) -> f64 {
-    // The name of the program comes first and may hold anything, also blanks and brackets.
-    let rest = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
-    let mut fields = rest.split_whitespace().skip(13).map(|word| word.parse().unwrap_or(0));
-    let ticks: u64 = fields.next().unwrap_or(0) + fields.next().unwrap_or(0);
-    let per_second = rustix::param::clock_ticks_per_second().max(1);
-    ticks as f64 / per_second as f64
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    cpu_time(&stat, CpuOf::Children).unwrap_or_default().as_secs_f64()
 }
 
 /// Busy and idle time of all CPUs together, in ticks.
@@ -196,14 +188,6 @@ mod tests {
         assert!(job(&find("4x32"), "x", 1, 1).contains("rw=randwrite\n"));
         let text = preparation(find("mail").preparation.expect("one"), "x");
         assert!(text.contains("rw=read\n") && text.contains("size=377487360\n"), "{text}");
-    }
-
-    #[test]
-    fn the_childrens_time_is_read() {
-        let stat = "1 (a ) b) S 2 3 4 5 6 7 8 9 10 11 12 13 200 100 14";
-        let ticks = rustix::param::clock_ticks_per_second() as f64;
-        assert_eq!(parse_children_time(stat), 300.0 / ticks);
-        assert_eq!(parse_children_time(""), 0.0);
     }
 
     #[test]
