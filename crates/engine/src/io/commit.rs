@@ -12,7 +12,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use forebay_core::IoError;
-use forebay_lane::either;
+use forebay_lane::{either, yield_now};
 
 use forebay_store::planted::{self, PlantedBug};
 
@@ -100,6 +100,8 @@ impl Commits<'_> {
             let lane = self.0.store.clone();
             let settled = self.0.unless_hung(async move {
                 if records {
+                    // Writes that are ready append first: one commit covers what arrived together.
+                    yield_now().await;
                     lane.commit().await?;
                 }
                 lane.sync_marks().await
