@@ -87,9 +87,10 @@ impl World<'_> {
         result: &Result<(), EngineError>,
     ) -> Result<(), Violation> {
         let Some(volume) = action.changes_presence() else { return Ok(()) };
-        if self.profile.setup.deferred {
+        if self.profile.setup.deferred && result.is_ok() {
             // Writes that waited for space in RAM learn only now that their volume is gone. No
             // device has to answer for that, and no time passes.
+            self.closed = Some(volume);
             for _ in 0..LAST_TURNS {
                 for lane in &self.lanes {
                     lane.run_ready();
@@ -97,6 +98,7 @@ impl World<'_> {
             }
         }
         self.take_answers()?;
+        self.closed = None;
         let presence = match (action, result) {
             // A volume whose deferred writes cannot be written down keeps running.
             (Admin::Stop(_), Err(_)) if self.is_served(volume) => return Ok(()),
