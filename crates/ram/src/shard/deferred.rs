@@ -483,6 +483,10 @@ impl Shard {
         // The tier may have been closed meanwhile.
         let Some(frame) = self.find(block) else { return };
         let mut own = self.contents.sectors(frame);
+        if !own.pinned() {
+            // Another request has ended the writing of these sectors: the policy has the block.
+            return;
+        }
         if !done {
             self.make_dirty(block, &mut own, sectors);
         } else if planted::has(PlantedBug::RewriteForgotten) {
