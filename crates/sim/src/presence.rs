@@ -32,7 +32,7 @@ pub enum Presence {
     Unsure(Admin),
 }
 
-/// Turns in which the requests of a volume end that is gone.
+/// Turns that the lanes get to end the requests of a volume that is gone.
 const LAST_TURNS: usize = 8;
 
 /// The most sectors that others write to an origin without a volume.

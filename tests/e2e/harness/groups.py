@@ -14,7 +14,7 @@ class Group:
     """A cgroup below a root; skips where none can be made."""
 
     def __init__(self, box, root):
-        self.place = root / f"forebay-test-{os.getpid()}"
+        self.place = root / f"forebay-test-{os.getpid()}-{box.dir.name}"
         try:
             self.place.mkdir()
         except OSError as error:

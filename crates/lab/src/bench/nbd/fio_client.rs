@@ -17,12 +17,12 @@ use crate::rig::BLOCK;
 /// # Errors
 /// fio is missing, lacks the nbd engine, or fails.
 pub(crate) fn run(socket: &Path, export: &str, span: u64, load: &Load<'_>) -> LabResult<Sample> {
-    let write = load.is_write();
+    let direction = if load.is_write() { "write" } else { "read" };
     let output = Command::new("fio")
         .args(["--name=nbd", "--ioengine=nbd", "--time_based", "--norandommap"])
         .args(["--output-format=json", "--randrepeat=0"])
         .arg(format!("--uri=nbd+unix:///{export}?socket={}", socket.display()))
-        .arg(format!("--rw={}", if write { "randwrite" } else { "randread" }))
+        .arg(format!("--rw=rand{direction}"))
         .arg(format!("--bs={BLOCK}"))
         .arg(format!("--size={span}"))
         .arg(format!("--iodepth={}", load.depth))
@@ -35,7 +35,6 @@ pub(crate) fn run(socket: &Path, export: &str, span: u64, load: &Load<'_>) -> La
             ))
         })?;
     let text = String::from_utf8_lossy(&output.stdout);
-    let direction = if write { "write" } else { "read" };
     sample(&text, direction).ok_or_else(|| {
         let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
         other(format!("fio over {} ended with {}: {said}", socket.display(), output.status))
