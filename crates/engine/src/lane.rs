@@ -10,15 +10,15 @@ use forebay_core::Nanos;
 use forebay_core::why::MissReason;
 use forebay_device::Queue;
 use forebay_lane::Lane;
-use forebay_policy::SequentialCutoff;
 use forebay_store::StoreLane;
 
 use crate::api::{CompletionSink, Request};
 use crate::state::cache::hang::Work;
-use crate::state::cache::{Cache, Memory, STREAMS};
+use crate::state::cache::{Cache, Memory};
 use crate::state::curve::Watch;
 use crate::state::origin::Origin;
 use crate::state::replacement::Replacement;
+use crate::state::streams::LaneStreams;
 use crate::state::volume::Volume;
 use crate::stats::LaneStats;
 
@@ -39,10 +39,7 @@ pub struct LaneVolume {
     pub(crate) volume: Arc<Volume>,
     pub(crate) store: Rc<StoreLane>,
     pub(crate) origin: Origin,
-    pub(crate) cutoff: RefCell<SequentialCutoff>,
-    /// The last request whose stream was checked, as (write, offset, length), and whether it is
-    /// sequential.
-    pub(crate) last_verdict: Cell<((bool, u64, u64), bool)>,
+    pub(crate) streams: LaneStreams,
     /// The replacement policy, with its number; may be outdated.
     pub(crate) replacement: RefCell<(u64, Arc<Replacement>)>,
     pub(crate) watch: Watch,
@@ -78,8 +75,7 @@ impl LaneVolume {
             volume,
             store,
             origin,
-            cutoff: RefCell::new(SequentialCutoff::new(STREAMS)),
-            last_verdict: Cell::new(((false, u64::MAX, 0), false)),
+            streams: LaneStreams::new(),
             replacement,
             watch: Watch::new(),
             promoting: Cell::new(0),

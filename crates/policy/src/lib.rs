@@ -28,6 +28,6 @@ pub mod writeback;
 pub use admission::{Ghost, LatencyMean, Past, Recall, WriteBudget, admits};
 pub use rate::{Bucket, Load, RateControl};
 pub use replacement::{Rank, Shares};
-pub use sequential::SequentialCutoff;
+pub use sequential::{Route, SequentialCutoff, SharedStreams, StreamRoute};
 pub use sweep::{DirtyMap, Merge, Run, SweepPlanner, Window, next_run};
 pub use writeback::{Decision, DirtyState, Pacer, Trigger, Urgency};

@@ -26,8 +26,15 @@
 //! its end for a while, and its next request restores it. bcache uses the mean run of each task
 //! instead; behind a network there are no tasks.
 //!
-//! One table per volume and lane, without locks. If a client spreads a stream over connections on
-//! several lanes, each lane sees a stream only if it receives neighbouring requests.
+//! One table per volume and lane, without locks. A client that spreads a stream over connections on
+//! several lanes is found by [`SharedStreams`]. [`StreamRoute`] decides whether it pays to send long
+//! writes round the cache.
+
+mod route;
+mod shared;
+
+pub use route::{Route, StreamRoute};
+pub use shared::SharedStreams;
 
 /// Default number of streams in a table.
 pub const DEFAULT_STREAMS: usize = 256;

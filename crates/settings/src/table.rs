@@ -109,7 +109,7 @@ operator {
         "When a write is acknowledged: on stable media (strict), in RAM until a flush or commit_interval (flush), or in the RAM tier until a flush or for the time of defer (deferred).";
     sequential_cutoff: u64 = 4 << 20, Volume, Some(1),
         SettingKind::Bytes { min: 0, max: 1 << 40 },
-        "A sequential stream bypasses the cache once it is this long; 0 is off.";
+        "A sequential stream this long bypasses the cache where that loses nothing; 0 is off.";
     admission: Admission = Admission::Always, Volume, Some(16),
         SettingKind::CountedChoice { words: &["always", "second-hit"], counted: "ghost", min: 1, max: Admission::MOST as u64 },
         "Which missed blocks enter the cache: always, all of them, but below a RAM tier no block that is read for the first time; second-hit, those missed before and still remembered, with a memory of as many blocks as the cache holds; ghost:N, the same with a memory N times as large, at 2 bytes of RAM per block remembered.";

@@ -1,7 +1,6 @@
 //! Admission: which requests bypass the cache, which blocks may enter it, and the ghosts.
 
 use std::ops::Range;
-use std::sync::atomic::Ordering;
 
 use forebay_core::why::{
     BypassReason, EvictionReason, InvalidationReason, MissReason, RefusalReason,
@@ -9,6 +8,7 @@ use forebay_core::why::{
 use forebay_core::{Admission, OriginBlock};
 use forebay_policy::{Ghost, Past, Recall, admits};
 
+use crate::io::streams::StreamControl;
 use crate::lane::LaneVolume;
 use crate::plan::{BlockState, miss_reason};
 
@@ -62,7 +62,7 @@ impl AdmissionControl<'_> {
         if self.0.is_unavailable_to(write) {
             return Some(BypassReason::Unavailable);
         }
-        let sequential = self.is_sequential(write, offset, len);
+        let sequential = StreamControl(self.0).bypasses(write, offset, len);
         if self.0.volume.is_frozen() {
             // A write keeps cached blocks up to date whatever else holds: they could not enter again.
             let congested = !write && self.is_congested();
@@ -97,15 +97,10 @@ impl AdmissionControl<'_> {
 
     /// Returns the gate at this moment for blocks under `rule`.
     fn gate(self, rule: Admission) -> Gate {
-        let rules = &self.0.volume.admission;
-        let limit = rules.budget_bytes.load(Ordering::Relaxed);
-        if limit > 0 {
-            let written = self.0.volume.stats.cache_written();
-            if !rules.budget.lock().allows(limit, self.0.now(), written) {
-                return Gate::Spent;
-            }
-        }
+        let volume = &self.0.volume;
+        let written = || volume.stats.cache_written();
         match rule {
+            _ if volume.admission.is_over_budget(self.0.now(), written) => Gate::Spent,
             Admission::Always => Gate::Open,
             rule => Gate::Remembered(rule),
         }
@@ -199,22 +194,5 @@ impl AdmissionControl<'_> {
     pub(crate) fn invalidated(self, block: OriginBlock, reason: InvalidationReason) {
         self.0.stats().why.invalidated.count(reason, 1);
         self.with_memory(|memory, at| memory.note(at, Past::Invalidated), block);
-    }
-
-    /// Returns whether a request is part of a sequential stream that bypasses the cache.
-    pub(crate) fn is_sequential(self, write: bool, offset: u64, len: u64) -> bool {
-        let threshold = self.0.volume.sequential_cutoff();
-        if threshold == 0 {
-            return false;
-        }
-        // A request that could not be answered at once comes here a second time; observe it once.
-        let request = (write, offset, len);
-        let (last, verdict) = self.0.last_verdict.get();
-        if last == request {
-            return verdict;
-        }
-        let verdict = self.0.cutoff.borrow_mut().observe(write, offset, len).bypass(threshold);
-        self.0.last_verdict.set((request, verdict));
-        verdict
     }
 }

@@ -2,6 +2,7 @@
 //! borrows a [`LaneVolume`](crate::lane::LaneVolume) and has the methods of one concern.
 //!
 //! - [`admission`]: which requests bypass the cache and which blocks enter it; ghosts
+//! - [`streams`]: which requests belong to long sequential streams, and which of these bypass the cache
 //! - [`policy`]: events for the replacement policy, and its answers
 //! - [`space`]: free space in the log
 //! - [`copies`]: reads of cached copies, retries, and unreadable copies
@@ -17,4 +18,5 @@ pub(crate) mod notes;
 pub(crate) mod origin;
 pub(crate) mod policy;
 pub(crate) mod space;
+pub(crate) mod streams;
 pub(crate) mod writeback;

@@ -14,6 +14,7 @@ use crate::io::admission::AdmissionControl;
 use crate::io::admission::Missed;
 use crate::io::copies::Copies;
 use crate::io::policy::Policy;
+use crate::io::streams::StreamControl;
 use crate::lane::LaneVolume;
 use crate::path::fill::Filler;
 use crate::path::memory::{PREFETCH_PIECE, READ_PIECE};
@@ -112,7 +113,7 @@ impl<'a> Reader<'a> {
         if blocks > 1 {
             self.used_all(offset, len);
         }
-        AdmissionControl(self.0).is_sequential(false, offset, len);
+        StreamControl(self.0).observe(false, offset, len);
         let counters = &self.0.stats().counters;
         bump(&counters.read_hits, 1);
         bump(&counters.user_read_bytes, len);

@@ -15,6 +15,7 @@ use crate::io::commit::Commits;
 use crate::io::origin::OriginIo;
 use crate::io::policy::Policy;
 use crate::io::space::Space;
+use crate::io::streams::StreamControl;
 use crate::io::writeback::put_on_origin;
 use crate::lane::LaneVolume;
 use crate::path::append::Appender;
@@ -54,7 +55,10 @@ impl Writer<'_> {
         // of a write may be done twice.
         let mut pieces = volume.pieces(offset, len);
         let piece = pieces.next().filter(|piece| piece.bytes.len() == volume.block.as_usize())?;
-        if pieces.next().is_some() || AdmissionControl(self.0).is_sequential(true, offset, len) {
+        let streams = StreamControl(self.0);
+        if pieces.next().is_some()
+            || (streams.observe(true, offset, len) && streams.writes_bypass())
+        {
             return None;
         }
         if volume.is_frozen() && !self.is_cached(piece.block) {
@@ -156,6 +160,9 @@ impl Writer<'_> {
                     end
                 }
                 WriteStep::Around => {
+                    let streams = &self.0.volume.streams;
+                    let _measured = (bypass == Some(BypassReason::Sequential))
+                        .then(|| streams.begin(&**self.0.lane().clock()));
                     let (end, buf) = self.write_around(offset, data, fua).await;
                     data = buf;
                     end

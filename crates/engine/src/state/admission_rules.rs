@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
 
-use forebay_core::{Admission, RamStrategy};
+use forebay_core::{Admission, Nanos, RamStrategy};
 use forebay_policy::WriteBudget;
 use parking_lot::Mutex;
 
@@ -16,13 +16,13 @@ pub(crate) struct AdmissionRules {
     admission: AtomicU8,
     /// Whether a RAM tier keeps what is read.
     below_ram: AtomicBool,
-    pub(crate) budget_bytes: AtomicU64,
+    budget_bytes: AtomicU64,
     congested_read: AtomicU64,
     congested_write: AtomicU64,
     promote: AtomicU64,
     /// Locked only if there is a budget, when a block may enter. On the heap, so that writes to it
     /// do not disturb the cache lines that every request reads.
-    pub(crate) budget: Box<Mutex<WriteBudget>>,
+    budget: Box<Mutex<WriteBudget>>,
 }
 
 impl AdmissionRules {
@@ -52,6 +52,12 @@ impl AdmissionRules {
     /// Returns the admission rule for data that is written.
     pub(crate) fn rule(&self) -> Admission {
         Admission::from_times(self.admission.load(Ordering::Relaxed).into()).unwrap_or_default()
+    }
+
+    /// Returns whether the write budget is spent. `written`: the bytes written for the volume so far.
+    pub(crate) fn is_over_budget(&self, now: Nanos, written: impl FnOnce() -> u64) -> bool {
+        let limit = self.budget_bytes.load(Ordering::Relaxed);
+        limit > 0 && !self.budget.lock().allows(limit, now, written())
     }
 
     /// Returns how many bytes an admitted miss fills; 0: only what was asked for.

@@ -20,9 +20,6 @@ use crate::state::replacement::{How, Replacement, segments_kept_free};
 use crate::state::throttle::Throttle;
 use crate::state::volume::Volume;
 
-/// Sequential streams tracked for each volume and lane.
-pub(crate) const STREAMS: usize = 256;
-
 /// The ghosts (memory of absent blocks), as a lane holds them.
 #[derive(Clone)]
 pub(crate) struct Memory {

@@ -14,6 +14,7 @@ pub(crate) mod origin;
 pub(crate) mod origin_latency;
 pub(crate) mod ranges;
 pub(crate) mod replacement;
+pub(crate) mod streams;
 pub(crate) mod throttle;
 pub(crate) mod untouched;
 pub(crate) mod volume;

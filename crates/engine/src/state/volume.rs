@@ -30,6 +30,7 @@ use crate::state::intent::Intent;
 use crate::state::origin::Waits;
 use crate::state::origin_latency::{OriginLatency, WriteCost};
 use crate::state::ranges::Ranges;
+use crate::state::streams::Streams;
 use crate::state::untouched::Untouched;
 use crate::stats::Stats;
 
@@ -68,7 +69,8 @@ pub struct Volume {
     mode: AtomicU8,
     frozen: AtomicBool,
     durability: AtomicU8,
-    cutoff: AtomicU64,
+    /// Sequential streams.
+    pub(crate) streams: Streams,
     pub(crate) admission: AdmissionRules,
     dirty_limit: AtomicU8,
     state: AtomicU8,
@@ -158,7 +160,7 @@ impl Volume {
             mode: AtomicU8::new(0),
             frozen: AtomicBool::new(false),
             durability: AtomicU8::new(0),
-            cutoff: AtomicU64::new(0),
+            streams: Streams::default(),
             admission: AdmissionRules::default(),
             dirty_limit: AtomicU8::new(0),
             settings: Mutex::new(Settings::default()),
@@ -225,7 +227,7 @@ impl Volume {
         self.frozen.store(settings.is_frozen(), Ordering::SeqCst);
         self.mode.store(settings.effective_mode() as u8, Ordering::SeqCst);
         self.durability.store(settings.durability as u8, Ordering::SeqCst);
-        self.cutoff.store(settings.sequential_cutoff, Ordering::SeqCst);
+        self.streams.set_cutoff(settings.sequential_cutoff);
         self.admission.set(&settings);
         if settings.wants_order() {
             self.ordered.store(true, Ordering::SeqCst);
@@ -278,10 +280,6 @@ impl Volume {
     pub fn curve(&self) -> LiveCurve {
         let (read, written) = self.stats.blocks();
         self.watched.copy().into_curve(read, written)
-    }
-
-    pub(crate) fn sequential_cutoff(&self) -> u64 {
-        self.cutoff.load(Ordering::Relaxed)
     }
 
     /// Returns whether requests are served.

@@ -1,0 +1,98 @@
+//! Which requests belong to long sequential streams, and which of these bypass the cache.
+
+use forebay_policy::{Route, SharedStreams};
+
+use crate::lane::LaneVolume;
+use crate::plan::keeps_dirty;
+use crate::state::streams::Extent;
+
+/// Bytes of long writes after which a lane tells the others.
+const TOLD_AFTER: u64 = 256 << 10;
+
+/// Follows the streams of a volume on one lane.
+#[derive(Clone, Copy)]
+pub(crate) struct StreamControl<'a>(pub(crate) &'a LaneVolume);
+
+impl StreamControl<'_> {
+    /// Observes a request. Returns whether it belongs to a long stream, as far as that is known
+    /// without a write to shared memory that a small request which is answered at once is not worth.
+    #[inline]
+    pub(crate) fn observe(self, write: bool, offset: u64, len: u64) -> bool {
+        let request = Extent { write, offset, len };
+        self.is_long(request) || (len >= SharedStreams::LEAST && self.is_long_over_lanes(request))
+    }
+
+    /// Returns whether a request bypasses the cache because it belongs to a long stream.
+    pub(crate) fn bypasses(self, write: bool, offset: u64, len: u64) -> bool {
+        let request = Extent { write, offset, len };
+        if !self.is_long(request) && !self.is_long_over_lanes(request) {
+            return false;
+        }
+        if write { self.writes_bypass() } else { !self.has_unused_space() }
+    }
+
+    /// Returns whether a request belongs to a long stream on this lane.
+    #[inline]
+    fn is_long(self, request: Extent) -> bool {
+        let cutoff = self.0.volume.streams.cutoff();
+        if cutoff == 0 {
+            return false;
+        }
+        // A request that could not be answered at once comes here a second time: it counts once.
+        let (last, long) = self.0.streams.last.get();
+        if last == request {
+            return long;
+        }
+        let Extent { write, offset, len } = request;
+        let long = self.0.streams.table.borrow_mut().observe(write, offset, len).bypass(cutoff);
+        self.0.streams.last.set((request, long));
+        if long && write {
+            self.tell_route(len);
+        }
+        long
+    }
+
+    /// Returns whether a request belongs to a long stream that is spread over lanes.
+    fn is_long_over_lanes(self, request: Extent) -> bool {
+        let streams = &self.0.volume.streams;
+        let cutoff = streams.cutoff();
+        if cutoff == 0 || self.0.store.store().options().lanes == 1 {
+            return false;
+        }
+        let (last, long) = self.0.streams.last_over_lanes.get();
+        if last == request {
+            return long;
+        }
+        let Extent { write, offset, len } = request;
+        let long = streams.shared.observe(write, offset, len) >= cutoff;
+        self.0.streams.last_over_lanes.set((request, long));
+        if long && write {
+            self.tell_route(len);
+        }
+        long
+    }
+
+    fn tell_route(self, len: u64) {
+        let untold = self.0.streams.untold.get() + len;
+        let tell = untold >= TOLD_AFTER;
+        self.0.streams.untold.set(if tell { 0 } else { untold });
+        if tell {
+            self.0.volume.streams.arrived(self.0.now(), untold);
+        }
+    }
+
+    /// Returns whether long writes bypass the cache: while the origin keeps up with them, and when
+    /// the write budget is spent. Modes that write to the origin in any case cannot be faster.
+    pub(crate) fn writes_bypass(self) -> bool {
+        let volume = &self.0.volume;
+        let written = || volume.stats.cache_written();
+        volume.streams.route() == Route::Around
+            || !keeps_dirty(volume.mode())
+            || volume.admission.is_over_budget(self.0.now(), written)
+    }
+
+    /// Returns whether so much of the cache is free that fills evict nothing.
+    fn has_unused_space(self) -> bool {
+        self.0.store.store().segments.free_count() > 2 * self.0.cache.free_target()
+    }
+}

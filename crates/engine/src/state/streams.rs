@@ -1,0 +1,93 @@
+//! The sequential streams of a volume: what each lane knows of them, and what the lanes share.
+
+use std::cell::{Cell, RefCell};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use forebay_core::{Clock, Nanos};
+use forebay_policy::sequential::DEFAULT_STREAMS;
+use forebay_policy::{Route, SequentialCutoff, SharedStreams, StreamRoute};
+use parking_lot::Mutex;
+
+/// What the lanes know together of a volume's streams.
+#[derive(Default)]
+pub(crate) struct Streams {
+    /// Requests that continue a stream of this many bytes belong to a long one; 0: there are none.
+    cutoff: AtomicU64,
+    /// Streams over several lanes.
+    pub(crate) shared: SharedStreams,
+    route: Mutex<StreamRoute>,
+    /// Whether the route of long writes leads into the cache: a copy that is read without the lock.
+    into_cache: AtomicBool,
+}
+
+impl Streams {
+    pub(crate) fn set_cutoff(&self, bytes: u64) {
+        self.cutoff.store(bytes, Ordering::SeqCst);
+    }
+
+    pub(crate) fn cutoff(&self) -> u64 {
+        self.cutoff.load(Ordering::Relaxed)
+    }
+
+    /// Returns the route of long sequential writes.
+    pub(crate) fn route(&self) -> Route {
+        if self.into_cache.load(Ordering::Relaxed) { Route::Cache } else { Route::Around }
+    }
+
+    /// Notes that long sequential writes of `bytes` in all have arrived.
+    pub(crate) fn arrived(&self, now: Nanos, bytes: u64) {
+        let mut route = self.route.lock();
+        route.arrived(now, bytes);
+        self.into_cache.store(route.route() == Route::Cache, Ordering::Relaxed);
+    }
+
+    /// Notes that a long sequential write goes round the cache.
+    pub(crate) fn begin<'a>(&'a self, clock: &'a dyn Clock) -> Around<'a> {
+        self.route.lock().begin(clock.now());
+        Around { streams: self, clock }
+    }
+}
+
+/// A long sequential write around the cache; it ends when this is dropped.
+#[must_use = "the write ends when this is dropped"]
+pub(crate) struct Around<'a> {
+    streams: &'a Streams,
+    clock: &'a dyn Clock,
+}
+
+impl Drop for Around<'_> {
+    fn drop(&mut self) {
+        self.streams.route.lock().end(self.clock.now());
+    }
+}
+
+/// The range of a read or write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Extent {
+    pub(crate) write: bool,
+    pub(crate) offset: u64,
+    pub(crate) len: u64,
+}
+
+/// What one lane knows of a volume's streams.
+pub(crate) struct LaneStreams {
+    pub(crate) table: RefCell<SequentialCutoff>,
+    /// The last request, and whether this lane's table has it as part of a long stream.
+    pub(crate) last: Cell<(Extent, bool)>,
+    /// The same for the table of all lanes.
+    pub(crate) last_over_lanes: Cell<(Extent, bool)>,
+    /// Bytes of long writes that the route has not been told of.
+    pub(crate) untold: Cell<u64>,
+}
+
+impl LaneStreams {
+    pub(crate) fn new() -> Self {
+        let none = (Extent { write: false, offset: u64::MAX, len: 0 }, false);
+        LaneStreams {
+            table: RefCell::new(SequentialCutoff::new(DEFAULT_STREAMS)),
+            last: Cell::new(none),
+            last_over_lanes: Cell::new(none),
+            untold: Cell::new(0),
+        }
+    }
+}

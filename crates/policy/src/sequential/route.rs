@@ -1,0 +1,263 @@
+//! The route of long sequential writes: around the cache while that costs their client nothing.
+//!
+//! A disk takes a sequential stream well, and every byte that goes round the cache spares the SSD.
+//! But a client that could write faster than the disk is slowed down to it. Which of the two it is
+//! shows in how long the client waits, and in its pace on either route:
+//!
+//! - The stream goes round the cache while the origin keeps up with it: for a quarter of the time
+//!   or more, none of its writes is under way there.
+//! - If the origin does not keep up, the cache is tried, and stays the route while the stream is a
+//!   quarter faster there. So a cache that is no faster than the origin, or full of dirty data, is
+//!   not worn for nothing.
+//! - The route that is not in use is tried again after ten seconds, and after twice the time
+//!   whenever that was in vain.
+//!
+//! A pace is measured over a window of writes. The first window after a change is dropped: in it,
+//! writes end that took the other route.
+
+use std::time::Duration;
+
+use forebay_core::Nanos;
+
+/// A window has at least this many bytes.
+const WINDOW_BYTES: u64 = 4 << 20;
+/// A window takes at least this long.
+const WINDOW_TIME: Duration = Duration::from_millis(20);
+/// A client that pauses for longer has not been waiting: a window with such a gap does not count.
+const LONGEST_GAP: Duration = Duration::from_secs(1);
+/// The other route is tried after this time at the earliest.
+const FIRST_RETRY: Duration = Duration::from_secs(10);
+/// The other route is tried after this time at the latest, if there is a reason to.
+const LAST_RETRY: Duration = Duration::from_secs(640);
+
+/// Where long sequential writes go.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Route {
+    /// To the origin only.
+    #[default]
+    Around,
+    /// Into the cache, like other writes.
+    Cache,
+}
+
+/// A number of consecutive writes.
+#[derive(Clone, Copy, Debug, Default)]
+struct Window {
+    began: Nanos,
+    last: Nanos,
+    bytes: u64,
+    /// How long the origin was busy with the stream.
+    busy: Duration,
+}
+
+/// Chooses the route of a volume's long sequential writes.
+#[derive(Debug, Default)]
+pub struct StreamRoute {
+    route: Route,
+    window: Window,
+    /// Whether a window has passed since the last change.
+    settled: bool,
+    /// Whether the present route is on trial.
+    trial: bool,
+    /// Bytes per second around the cache.
+    pace_around: u64,
+    /// The other route is not tried before.
+    retry_at: Nanos,
+    retry: Duration,
+    /// Writes around the cache that are under way, and since when there have been any.
+    under_way: u32,
+    busy_since: Nanos,
+}
+
+impl StreamRoute {
+    /// Returns the route for the next write.
+    pub fn route(&self) -> Route {
+        self.route
+    }
+
+    /// Notes that a write around the cache begins.
+    pub fn begin(&mut self, now: Nanos) {
+        if self.under_way == 0 {
+            self.busy_since = now;
+        }
+        self.under_way += 1;
+    }
+
+    /// Notes that a write around the cache has ended.
+    pub fn end(&mut self, now: Nanos) {
+        self.under_way = self.under_way.saturating_sub(1);
+        if self.under_way == 0 {
+            self.window.busy += self.busy_within(now);
+        }
+    }
+
+    /// Returns for how long of the window the writes under way have kept the origin busy.
+    fn busy_within(&self, now: Nanos) -> Duration {
+        now.since(self.busy_since.max(self.window.began))
+    }
+
+    /// Notes that long sequential writes of `bytes` in all have arrived, and chooses the route anew.
+    pub fn arrived(&mut self, now: Nanos, bytes: u64) {
+        if now.since(self.window.last) > LONGEST_GAP {
+            self.begin_window(now);
+        }
+        self.window.last = now;
+        self.window.bytes = self.window.bytes.saturating_add(bytes);
+        let took = now.since(self.window.began);
+        if self.window.bytes < WINDOW_BYTES || took < WINDOW_TIME {
+            return;
+        }
+        let under_way = if self.under_way > 0 { self.busy_within(now) } else { Duration::ZERO };
+        let busy = self.window.busy + under_way;
+        let pace = u128::from(self.window.bytes) * 1_000_000_000 / took.as_nanos();
+        let pace = u64::try_from(pace).unwrap_or(u64::MAX);
+        self.begin_window(now);
+        if !std::mem::replace(&mut self.settled, true) {
+            return;
+        }
+        let held_up = busy >= took / 4 * 3;
+        let pays_off = pace / 5 * 4 >= self.pace_around;
+        let may_retry = now >= self.retry_at;
+        if self.route == Route::Around {
+            self.pace_around = pace;
+        }
+        match (self.route, self.trial) {
+            (Route::Around, true) if held_up => self.settle(Route::Cache, true, now),
+            (Route::Around, true) => self.settle(Route::Around, false, now),
+            (Route::Around, false) if held_up && may_retry => self.try_out(Route::Cache),
+            (Route::Cache, true) if pays_off => self.settle(Route::Cache, false, now),
+            (Route::Cache, true) => self.settle(Route::Around, true, now),
+            (Route::Cache, false) if !pays_off => self.settle(Route::Around, false, now),
+            (Route::Cache, false) if may_retry => self.try_out(Route::Around),
+            (Route::Around | Route::Cache, false) => (),
+        }
+    }
+
+    fn begin_window(&mut self, now: Nanos) {
+        self.window = Window { began: now, last: now, bytes: 0, busy: Duration::ZERO };
+    }
+
+    fn try_out(&mut self, route: Route) {
+        (self.route, self.trial, self.settled) = (route, true, false);
+    }
+
+    /// Stays with a route until the other one is tried again. `in_vain`: after a trial that ended
+    /// with the route before it.
+    fn settle(&mut self, route: Route, in_vain: bool, now: Nanos) {
+        self.settled = self.route == route;
+        (self.route, self.trial) = (route, false);
+        self.retry = if in_vain { (self.retry * 2).min(LAST_RETRY) } else { FIRST_RETRY };
+        self.retry_at = now + self.retry.max(FIRST_RETRY);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CHUNK: u64 = 256 << 10;
+
+    /// A client that writes chunks one after the other: `think` between two of them, and `around`
+    /// or `cache` for each, by its route.
+    struct Client {
+        think: Duration,
+        around: Duration,
+        cache: Duration,
+    }
+
+    /// Runs a client for `seconds`; returns the share of chunks that went round the cache, and the
+    /// number of changes.
+    fn run(stream: &mut StreamRoute, now: &mut Nanos, client: &Client, seconds: u64) -> (f64, u32) {
+        let end = *now + Duration::from_secs(seconds);
+        let (mut around, mut all, mut changes) = (0, 0, 0);
+        while *now < end {
+            let route = stream.route();
+            stream.arrived(*now, CHUNK);
+            if route == Route::Around {
+                stream.begin(*now);
+                *now = *now + client.around;
+                stream.end(*now);
+                around += 1;
+            } else {
+                *now = *now + client.cache;
+            }
+            all += 1;
+            *now = *now + client.think;
+            changes += u32::from(stream.route() != route);
+        }
+        (f64::from(around) / f64::from(all), changes)
+    }
+
+    fn client(think: u64, around: u64, cache: u64) -> Client {
+        let [think, around, cache] = [think, around, cache].map(Duration::from_micros);
+        Client { think, around, cache }
+    }
+
+    #[test]
+    fn a_stream_that_the_origin_keeps_up_with_goes_round_the_cache() {
+        let (mut stream, mut now) = (StreamRoute::default(), Nanos(7));
+        // A disk of 100 MB/s, and a client of 60.
+        assert_eq!(run(&mut stream, &mut now, &client(1800, 2600, 500), 60), (1.0, 0));
+    }
+
+    #[test]
+    fn a_client_that_waits_for_the_origin_gets_the_cache_and_costs_it_little() {
+        let (mut stream, mut now) = (StreamRoute::default(), Nanos(7));
+        let (around, changes) = run(&mut stream, &mut now, &client(50, 2600, 500), 300);
+        assert!(around < 0.002, "{around}");
+        // Tried again after 10, 20, 40, 80 and 160 s.
+        assert!((7..=11).contains(&changes), "{changes}");
+    }
+
+    #[test]
+    fn a_cache_that_is_no_faster_is_not_worn() {
+        for cache in [2600, 2300, 5000] {
+            let (mut stream, mut now) = (StreamRoute::default(), Nanos(7));
+            let (around, _) = run(&mut stream, &mut now, &client(50, 2600, cache), 300);
+            assert!(around > 0.99, "{cache}: {around}");
+        }
+    }
+
+    #[test]
+    fn the_route_follows_the_client_and_the_devices() {
+        let (mut stream, mut now) = (StreamRoute::default(), Nanos(7));
+        let (fast, slow) = (client(50, 2600, 500), client(3000, 2600, 500));
+        run(&mut stream, &mut now, &fast, 60);
+        assert_eq!(stream.route(), Route::Cache);
+        let (around, _) = run(&mut stream, &mut now, &slow, 60);
+        assert!(around > 0.95, "the client has become slow: {around}");
+        let (around, _) = run(&mut stream, &mut now, &fast, 60);
+        assert!(around < 0.4, "the client has become fast: {around}");
+        // The cache is full of dirty data, and takes writes as fast as the origin does.
+        let (around, _) = run(&mut stream, &mut now, &client(50, 2600, 2600), 60);
+        assert!(around > 0.95, "the cache has become slow: {around}");
+    }
+
+    #[test]
+    fn pauses_are_not_taken_for_slowness() {
+        let (mut stream, mut now) = (StreamRoute::default(), Nanos(7));
+        let fast = client(50, 2600, 500);
+        run(&mut stream, &mut now, &fast, 1);
+        assert_eq!(stream.route(), Route::Cache);
+        for _ in 0..20 {
+            now = now + Duration::from_secs(3);
+            let (around, _) = run(&mut stream, &mut now, &fast, 1);
+            assert!(around < 0.4, "{around}");
+        }
+    }
+
+    #[test]
+    fn writes_that_overlap_keep_the_origin_busy_together() {
+        let mut stream = StreamRoute::default();
+        let ms = |ms: u64| Nanos(1_000_000_000 + ms * 1_000_000);
+        stream.arrived(ms(0), CHUNK);
+        stream.begin(ms(0));
+        stream.begin(ms(5));
+        stream.end(ms(8));
+        assert_eq!(stream.window.busy, Duration::ZERO);
+        stream.end(ms(10));
+        assert_eq!(stream.window.busy, Duration::from_millis(10));
+        // One more end than begins does no harm.
+        stream.end(ms(11));
+    }
+}
