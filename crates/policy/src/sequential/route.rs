@@ -12,17 +12,18 @@
 //! - The route that is not in use is tried again after ten seconds, and after twice the time
 //!   whenever that was in vain.
 //!
-//! A pace is measured over a window of writes. The first window after a change is dropped: in it,
-//! writes end that took the other route.
+//! A pace is measured over a window of writes. At first, and after a change of route, it begins when the client
+//! waits for the new route alone: when as many writes around the cache have ended as were under way
+//! at a time, or when none is left there.
 
 use std::time::Duration;
 
 use forebay_core::Nanos;
 
 /// A window has at least this many bytes.
-const WINDOW_BYTES: u64 = 4 << 20;
+const WINDOW_BYTES: u64 = 8 << 20;
 /// A window takes at least this long.
-const WINDOW_TIME: Duration = Duration::from_millis(20);
+const WINDOW_TIME: Duration = Duration::from_millis(50);
 /// A client that pauses for longer has not been waiting: a window with such a gap does not count.
 const LONGEST_GAP: Duration = Duration::from_secs(1);
 /// The other route is tried after this time at the earliest.
@@ -55,8 +56,8 @@ struct Window {
 pub struct StreamRoute {
     route: Route,
     window: Window,
-    /// Whether a window has passed since the last change.
-    settled: bool,
+    /// Whether the client waits for the present route alone.
+    measuring: bool,
     /// Whether the present route is on trial.
     trial: bool,
     /// Bytes per second around the cache.
@@ -64,6 +65,9 @@ pub struct StreamRoute {
     /// The other route is not tried before.
     retry_at: Nanos,
     retry: Duration,
+    /// Since the last change: writes around the cache that ended, and the most that were under way.
+    ended: u32,
+    most: u32,
     /// Writes around the cache that are under way, and since when there have been any.
     under_way: u32,
     busy_since: Nanos,
@@ -81,6 +85,7 @@ impl StreamRoute {
             self.busy_since = now;
         }
         self.under_way += 1;
+        self.most = self.most.max(self.under_way);
     }
 
     /// Notes that a write around the cache has ended.
@@ -88,6 +93,12 @@ impl StreamRoute {
         self.under_way = self.under_way.saturating_sub(1);
         if self.under_way == 0 {
             self.window.busy += self.busy_within(now);
+        }
+        self.ended = self.ended.saturating_add(1);
+        let around = self.route == Route::Around && self.ended >= self.most;
+        if !self.measuring && (around || self.under_way == 0) {
+            self.measuring = true;
+            self.begin_window(now);
         }
     }
 
@@ -98,8 +109,10 @@ impl StreamRoute {
 
     /// Notes that long sequential writes of `bytes` in all have arrived, and chooses the route anew.
     pub fn arrived(&mut self, now: Nanos, bytes: u64) {
-        if now.since(self.window.last) > LONGEST_GAP {
+        let paused = now.since(self.window.last) > LONGEST_GAP;
+        if !self.measuring || paused {
             self.begin_window(now);
+            return;
         }
         self.window.last = now;
         self.window.bytes = self.window.bytes.saturating_add(bytes);
@@ -112,9 +125,6 @@ impl StreamRoute {
         let pace = u128::from(self.window.bytes) * 1_000_000_000 / took.as_nanos();
         let pace = u64::try_from(pace).unwrap_or(u64::MAX);
         self.begin_window(now);
-        if !std::mem::replace(&mut self.settled, true) {
-            return;
-        }
         let held_up = busy >= took / 4 * 3;
         let pays_off = pace / 5 * 4 >= self.pace_around;
         let may_retry = now >= self.retry_at;
@@ -138,14 +148,23 @@ impl StreamRoute {
     }
 
     fn try_out(&mut self, route: Route) {
-        (self.route, self.trial, self.settled) = (route, true, false);
+        self.trial = true;
+        self.change_to(route);
+    }
+
+    fn change_to(&mut self, route: Route) {
+        if self.route != route {
+            self.route = route;
+            (self.ended, self.most) = (0, self.under_way);
+            self.measuring = route == Route::Cache && self.under_way == 0;
+        }
     }
 
     /// Stays with a route until the other one is tried again. `in_vain`: after a trial that ended
     /// with the route before it.
     fn settle(&mut self, route: Route, in_vain: bool, now: Nanos) {
-        self.settled = self.route == route;
-        (self.route, self.trial) = (route, false);
+        self.trial = false;
+        self.change_to(route);
         self.retry = if in_vain { (self.retry * 2).min(LAST_RETRY) } else { FIRST_RETRY };
         self.retry_at = now + self.retry.max(FIRST_RETRY);
     }
@@ -153,6 +172,8 @@ impl StreamRoute {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     const CHUNK: u64 = 256 << 10;
@@ -247,16 +268,50 @@ mod tests {
     }
 
     #[test]
+    fn many_writes_in_flight_do_not_hide_which_route_is_faster() {
+        // 16 MiB in flight, a disk of 107 MB/s, and an SSD of 268.
+        let (disk, ssd) = (Duration::from_micros(2450), Duration::from_micros(980));
+        let mut stream = StreamRoute::default();
+        let (mut in_flight, mut free) = (BTreeSet::new(), [Nanos(7); 2]);
+        let (mut now, mut around, mut all) = (Nanos(7), 0, 0);
+        for number in 0..300_000 {
+            if in_flight.len() == 64
+                && let Some((ends, _, route)) = in_flight.pop_first()
+            {
+                now = ends;
+                if route == 0 {
+                    stream.end(now);
+                }
+            }
+            stream.arrived(now, CHUNK);
+            let (route, takes) = match stream.route() {
+                Route::Around => (0, disk),
+                Route::Cache => (1, ssd),
+            };
+            if route == 0 {
+                stream.begin(now);
+                around += 1;
+            }
+            free[route] = free[route].max(now) + takes;
+            in_flight.insert((free[route], number, route));
+            all += 1;
+        }
+        let share = f64::from(around) / f64::from(all);
+        assert!(share < 0.01, "{share}");
+    }
+
+    #[test]
     fn writes_that_overlap_keep_the_origin_busy_together() {
         let mut stream = StreamRoute::default();
         let ms = |ms: u64| Nanos(1_000_000_000 + ms * 1_000_000);
-        stream.arrived(ms(0), CHUNK);
         stream.begin(ms(0));
+        stream.end(ms(1));
+        stream.begin(ms(2));
         stream.begin(ms(5));
         stream.end(ms(8));
         assert_eq!(stream.window.busy, Duration::ZERO);
         stream.end(ms(10));
-        assert_eq!(stream.window.busy, Duration::from_millis(10));
+        assert_eq!(stream.window.busy, Duration::from_millis(8));
         // One more end than begins does no harm.
         stream.end(ms(11));
     }
