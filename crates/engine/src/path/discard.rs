@@ -5,6 +5,7 @@
 //! forgotten, a crash before the origin is zeroed would bring back its older data.
 
 use std::ops::Range;
+use std::time::Duration;
 
 use forebay_core::why::InvalidationReason;
 use forebay_core::{IoError, OriginBlock, SECTOR_SIZE};
@@ -26,8 +27,14 @@ use crate::path::write::Writer;
 use crate::state::ranges::RangeGuard;
 use crate::stats::bump;
 
-/// The most bytes to zero under one range lock.
-const PIECE: u64 = 64 << 20;
+/// The bytes to zero under one range lock: at first, and the limits. Other requests to the range wait
+/// meanwhile, and all requests of the lane while it looks the blocks up.
+const FIRST_PIECE: u64 = 4 << 20;
+const LEAST_PIECE: u64 = 1 << 20;
+const MOST_PIECE: u64 = 16 << 20;
+
+/// Pieces that take longer become smaller; those that take much less become larger.
+const LONG: Duration = Duration::from_millis(50);
 
 /// A client's requirements for write zeroes.
 #[derive(Clone, Copy)]
@@ -220,12 +227,15 @@ impl<'a> Discarder<'a> {
         end: OriginBlock,
         op: &dyn Fn(u64, u64) -> DeviceOp,
     ) -> Result<Zeroed, IoError> {
-        let piece = (PIECE >> self.0.volume.block.shift()).max(1);
+        let mut piece = FIRST_PIECE;
         while progress.at < end {
-            let next = OriginBlock((progress.at.0 + piece).min(end.0));
+            let started = self.0.now();
+            let blocks = (piece >> self.0.volume.block.shift()).max(1);
+            let next = OriginBlock((progress.at.0 + blocks).min(end.0));
             if let Zeroed::NotSupported = self.zero_piece(progress, next, end, op).await? {
                 return Ok(Zeroed::NotSupported);
             }
+            piece = next_piece(piece, self.0.now().since(started));
         }
         Ok(Zeroed::Done)
     }
@@ -354,5 +364,32 @@ impl<'a> Discarder<'a> {
             Err(error) => return Err(OriginIo(self.0).refused(&error)),
         }
         Ok(Zeroed::Done)
+    }
+}
+
+/// Returns the bytes of the piece after one of `piece` bytes that took `took`.
+fn next_piece(piece: u64, took: Duration) -> u64 {
+    match took {
+        took if took > LONG => (piece / 2).max(LEAST_PIECE),
+        took if took < LONG / 8 => (piece * 2).min(MOST_PIECE),
+        _ => piece,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns the bytes of a piece in the long run, if zeroing 1 MiB takes `each`.
+    fn settled(each: Duration) -> u64 {
+        let step = |piece, _| next_piece(piece, each * (piece >> 20) as u32);
+        (0..20).fold(FIRST_PIECE, step) >> 20
+    }
+
+    #[test]
+    fn pieces_become_as_large_as_keeps_others_waiting_for_a_short_time() {
+        let [fast, slow, hopeless] = [1, 20, 5000].map(Duration::from_millis).map(settled);
+        assert_eq!((fast, slow, hopeless), (8, 2, 1));
+        assert_eq!(settled(Duration::from_micros(10)), MOST_PIECE >> 20);
     }
 }
