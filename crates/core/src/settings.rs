@@ -201,6 +201,8 @@ choice! {
         S3Fifo = 4, "s3-fifo" or "s3fifo";
         /// Tiny LFU behind a window.
         WTinyLfu = 13, "w-tinylfu" or "wtinylfu";
+        /// The rules of S3-FIFO, chosen online by shadow caches.
+        Auto = 14, "auto";
     }
 }
 

@@ -7,6 +7,7 @@
 //! - [`sequential`]: length of sequential streams, for the sequential cut-off
 //! - [`admission`]: whether a block may enter, one file per rule
 //! - [`replacement`]: S3-FIFO for a log, in four bits per block
+//! - [`auto`]: shadow caches that choose the rules of that policy
 //! - [`curve`]: miss-ratio curves for caches of all sizes, from a sample of the blocks
 //! - [`exact`]: block-based policies, with lists of blocks
 //! - [`writeback`]: when dirty blocks are written back, and how urgently
@@ -16,6 +17,7 @@
 #![forbid(unsafe_code)]
 
 pub mod admission;
+pub mod auto;
 pub mod curve;
 pub mod exact;
 pub mod rate;
@@ -26,6 +28,7 @@ pub mod throttle;
 pub mod writeback;
 
 pub use admission::{Ghost, LatencyMean, Past, Recall, WriteBudget, admits};
+pub use auto::{Auto, Rule};
 pub use rate::{Bucket, Load, RateControl};
 pub use replacement::{Rank, Shares};
 pub use sequential::{Route, SequentialCutoff, SharedStreams, StreamRoute};

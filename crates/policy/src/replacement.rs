@@ -14,6 +14,9 @@
 //! are reinserted. Order of age would do that too, but miss more on loops. A block needs only a
 //! rank: its queue, and how often it was used there.
 //!
+//! How large the small queue is, and what promotes a block, are parameters ([`crate::auto::Rule`]);
+//! the policy `auto` changes them online. The following is the rule of the policy `s3-fifo`.
+//!
 //! It differs from the policy of the paper (`exact::s3_fifo`) in three ways. A demoted block that
 //! is requested before its segment is reclaimed enters the main queue, at no write. A block of the
 //! small queue that is overwritten moves to the end of it, as its place in the log does. The small
@@ -26,8 +29,6 @@ pub struct Rank(u8);
 
 /// Uses are counted up to this number.
 const MOST_USES: u8 = 3;
-/// Uses in the small queue that promote a block to the main queue.
-const PROMOTING_USES: u8 = 2;
 const SMALL: u8 = 1;
 const MAIN: u8 = SMALL + MOST_USES + 1;
 
@@ -82,12 +83,13 @@ impl Rank {
         }
     }
 
-    /// Returns the rank after the end of the small queue; unchanged for blocks not in it.
+    /// Returns the rank after the end of the small queue, where so many uses promote a block;
+    /// unchanged for blocks not in it.
     #[must_use]
-    pub fn leaves_small(self) -> Rank {
+    pub fn leaves_small(self, promoting_uses: u8) -> Rank {
         match self {
             rank if !rank.is_kept() || rank.is_main() => rank,
-            rank if rank.uses() >= PROMOTING_USES => Rank::MAIN,
+            rank if rank.uses() >= promoting_uses => Rank::MAIN,
             _ => Rank::EVICTABLE,
         }
     }
@@ -116,8 +118,6 @@ pub struct Shares {
     /// Most blocks kept. Fewer than the log holds, so that some segments always have few kept
     /// blocks.
     pub kept: u64,
-    /// The share of the small queue: while it has more blocks, they are demoted first.
-    pub small: u64,
     /// Demoted blocks that ghosts remember.
     pub ghosts: u64,
 }
@@ -128,7 +128,13 @@ impl Shares {
     /// A higher percentage keeps more blocks, and reinserts more: see `docs/policies.md`.
     pub fn of(room: u64, percent: u64) -> Self {
         let kept = (room * percent / 100).max(1);
-        Shares { kept, small: (kept / 32).max(1), ghosts: room.max(1) }
+        Shares { kept, ghosts: room.max(1) }
+    }
+
+    /// Returns the share of the small queue, one in `part` of the kept blocks: while it has more
+    /// blocks, they are demoted first.
+    pub fn small(&self, part: u64) -> u64 {
+        (self.kept / part.max(1)).max(1)
     }
 }
 
@@ -139,18 +145,18 @@ mod tests {
     #[test]
     fn a_rank_rises_by_use_and_falls_when_it_is_passed() {
         let mut rank = Rank::SMALL;
-        assert_eq!(rank.leaves_small(), Rank::EVICTABLE);
+        assert_eq!(rank.leaves_small(2), Rank::EVICTABLE);
         rank = rank.used();
-        assert_eq!(rank.leaves_small(), Rank::EVICTABLE);
+        assert_eq!(rank.leaves_small(2), Rank::EVICTABLE);
         rank = rank.used();
-        assert_eq!(rank.leaves_small(), Rank::MAIN);
+        assert_eq!(rank.leaves_small(2), Rank::MAIN);
         assert_eq!(rank.passed(), rank, "the clock passes over the small queue");
         rank = rank.used().used();
         assert_eq!(rank, rank.used(), "more is not counted");
         assert_eq!(rank.reinserted(), Rank::MAIN);
 
         let mut rank = Rank::MAIN.used().used().used().used();
-        assert_eq!(rank.leaves_small(), rank);
+        assert_eq!(rank.leaves_small(2), rank);
         for _ in 0..MOST_USES {
             rank = rank.passed();
             assert!(rank.is_main());
@@ -167,7 +173,8 @@ mod tests {
         for bits in 0..16 {
             let rank = Rank::from_bits(bits);
             assert_eq!(rank.is_kept(), bits != 0);
-            for next in [rank, rank.used(), rank.passed(), rank.leaves_small(), rank.reinserted()] {
+            for next in [rank, rank.used(), rank.passed(), rank.leaves_small(2), rank.reinserted()]
+            {
                 assert!(next.bits() < 16);
                 assert_eq!(Rank::from_bits(next.bits()), next);
             }
@@ -176,7 +183,9 @@ mod tests {
 
     #[test]
     fn even_the_smallest_cache_keeps_something() {
-        assert_eq!(Shares::of(0, 75), Shares { kept: 1, small: 1, ghosts: 1 });
-        assert_eq!(Shares::of(1000, 80), Shares { kept: 800, small: 25, ghosts: 1000 });
+        assert_eq!(Shares::of(0, 75), Shares { kept: 1, ghosts: 1 });
+        let shares = Shares::of(1000, 80);
+        assert_eq!(shares, Shares { kept: 800, ghosts: 1000 });
+        assert_eq!((shares.small(32), shares.small(0), shares.small(10_000)), (25, 800, 1));
     }
 }

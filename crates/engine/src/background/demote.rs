@@ -8,7 +8,7 @@
 use std::rc::Rc;
 
 use forebay_core::SegmentId;
-use forebay_policy::Rank;
+use forebay_policy::{Rank, Rule};
 use forebay_store::segments::SegmentUse;
 
 use crate::io::policy::Policy;
@@ -32,6 +32,11 @@ impl EngineLane {
             lists.catch_up();
             return;
         }
+        if let Some(auto) = &replacement.auto {
+            auto.catch_up();
+        }
+        let rule = replacement.rule();
+        let most_small = replacement.shares.small(rule.small);
         let segments = &self.cache.store.segments;
         // Space taken by dirty blocks of detached volumes cannot hold kept blocks.
         let usable = self.cache.usable_blocks();
@@ -48,8 +53,8 @@ impl EngineLane {
             let on_probation = || closed.iter().filter(|segment| segment.on_probation);
             let small: u64 = on_probation().map(|segment| u64::from(segment.live.kept)).sum();
             match on_probation().min_by_key(|segment| segment.opened) {
-                Some(oldest) if small > replacement.shares.small || small >= kept => {
-                    self.end_probation(oldest.id).await;
+                Some(oldest) if small > most_small || small >= kept => {
+                    self.end_probation(oldest.id, rule).await;
                 }
                 _ if !self.advance_clock(hand, closed).await => return,
                 _ => (),
@@ -59,8 +64,9 @@ impl EngineLane {
 
     /// Ends a segment's time in the small queue: blocks in it that were not used enough are
     /// demoted.
-    pub(crate) async fn end_probation(self: &Rc<Self>, segment: SegmentId) {
-        self.pass(segment, Rank::leaves_small, true).await;
+    pub(crate) async fn end_probation(self: &Rc<Self>, segment: SegmentId, rule: &Rule) {
+        let uses = rule.promoting_uses;
+        self.pass(segment, |rank| rank.leaves_small(uses), true).await;
         self.cache.store.segments.end_probation(segment);
     }
 
@@ -78,7 +84,12 @@ impl EngineLane {
 
     /// Changes the ranks of a segment's blocks. `remember`: adds ghosts for the blocks that this
     /// demotes.
-    async fn pass(self: &Rc<Self>, segment: SegmentId, passed: fn(Rank) -> Rank, remember: bool) {
+    async fn pass(
+        self: &Rc<Self>,
+        segment: SegmentId,
+        passed: impl Fn(Rank) -> Rank,
+        remember: bool,
+    ) {
         let store = &self.cache.store;
         for (id, blocks) in self.live_blocks(segment).await {
             let Some(space) = store.space_of(id) else { continue };

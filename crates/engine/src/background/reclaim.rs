@@ -107,6 +107,9 @@ pub(crate) async fn run(engine: Rc<EngineLane>) {
         if (free >= engine.cache.free_target() && !crowded) || store.health.failed() {
             engine.cache.press(false);
             engine.cache.starve(false);
+            if let Some(auto) = &engine.cache.replacement().1.auto {
+                auto.catch_up();
+            }
             either(wanted, engine.lane.sleep(Duration::from_millis(100))).await;
             continue;
         }
@@ -221,7 +224,7 @@ impl EngineLane {
         if victim.on_probation && replacement.goes_by_ranks() && store.segments.live(victim.id) > 0
         {
             // Its blocks leave the order of the log now, so their time in the small queue ends.
-            self.end_probation(victim.id).await;
+            self.end_probation(victim.id, replacement.rule()).await;
         }
         for _ in 0..4 {
             if store.segments.live(victim.id) == 0 {

@@ -2,11 +2,12 @@
 
 use forebay_core::why::RefusalReason;
 use forebay_core::{OriginBlock, Slot};
-use forebay_policy::{Past, Rank, Recall};
+use forebay_policy::Rank;
+use forebay_policy::exact::Key;
 use forebay_store::{Class, Entry};
 
 use crate::lane::LaneVolume;
-use crate::state::replacement::{How, ListPolicy, Replacement};
+use crate::state::replacement::{AutoPolicy, How, ListPolicy, Replacement};
 
 /// Tells the replacement policy about a volume's blocks, and asks it.
 #[derive(Clone, Copy)]
@@ -31,8 +32,8 @@ impl Policy<'_> {
         });
     }
 
-    fn key(self, block: OriginBlock) -> forebay_policy::exact::Key {
-        forebay_policy::exact::Key(self.0.volume.space.address(block).0)
+    fn key(self, block: OriginBlock) -> Key {
+        Key(self.0.volume.space.address(block).0)
     }
 
     /// Records that a cached block has been read.
@@ -62,17 +63,9 @@ impl Policy<'_> {
         if let Some(entry) = entry {
             return Rank::from_bits(entry.rank).used();
         }
-        self.with_replacement(|replacement| match &replacement.how {
-            How::Ranks(ghosts) => {
-                let address = self.0.volume.space.address(block).0;
-                if ghosts.recall(address) == Recall::Nothing {
-                    return Rank::SMALL;
-                }
-                ghosts.forget(address);
-                Rank::MAIN
-            }
-            How::Lists(_) => Rank::SMALL,
-        })
+        let address = self.0.volume.space.address(block).0;
+        let comes_back = self.with_replacement(|replacement| replacement.comes_back(address));
+        if comes_back { Rank::MAIN } else { Rank::SMALL }
     }
 
     /// Returns the rank of a block that is about to be written.
@@ -157,9 +150,16 @@ impl Policy<'_> {
 
     /// Adds a ghost for a block that the policy has given up and that is still cached.
     pub(crate) fn remember_given_up(self, block: OriginBlock) {
+        let address = self.0.volume.space.address(block).0;
+        self.with_replacement(|replacement| replacement.remember(address));
+    }
+
+    /// Calls `tell` with the shadow caches of policy `auto`, and with what makes a block of the volume
+    /// unique, if that policy is in force.
+    pub(crate) fn with_shadows(self, tell: impl FnOnce(&AutoPolicy, &dyn Fn(Key) -> Key)) {
         self.with_replacement(|replacement| {
-            if let How::Ranks(ghosts) = &replacement.how {
-                ghosts.note(self.0.volume.space.address(block).0, Past::Evicted);
+            if let Some(auto) = &replacement.auto {
+                tell(auto, &|Key(block)| self.key(OriginBlock(block)));
             }
         });
     }

@@ -1,15 +1,17 @@
-//! Counts the blocks of requests and samples them for the miss-ratio curve.
+//! Counts the blocks of requests and samples them, for the miss-ratio curve and for the shadow caches
+//! of policy `auto`.
 
 use forebay_core::{Op, OriginBlock};
 use forebay_policy::curve::{Access, Live};
 use forebay_policy::exact::Key;
 
+use crate::io::policy::Policy;
 use crate::lane::LaneVolume;
 use crate::path::discard::Discarder;
 use crate::state::curve::FIRST;
 use crate::stats::{LaneStats, bump};
 
-/// Tells the miss-ratio curve about requests.
+/// Tells the miss-ratio curve and the shadow caches about requests.
 #[derive(Clone, Copy)]
 pub(crate) struct Observer<'a>(pub(crate) &'a LaneVolume);
 
@@ -37,6 +39,7 @@ impl Observer<'_> {
     #[cold]
     #[inline(never)]
     fn watch_closely(self, access: Access, keys: std::ops::Range<Key>) {
+        Policy(self.0).with_shadows(|auto, key_of| auto.access(access, keys.clone(), key_of));
         if self.0.watch.0.get().touches(keys.clone()) {
             self.tell(|live| {
                 if live.access(access, keys) {
@@ -53,7 +56,9 @@ impl Observer<'_> {
         } else if let Some((OriginBlock(first), OriginBlock(end))) =
             Discarder(self.0).whole_blocks(offset, len)
         {
-            self.tell(|live| live.discard(Key(first)..Key(end)));
+            let keys = Key(first)..Key(end);
+            Policy(self.0).with_shadows(|auto, key_of| auto.discard(keys.clone(), key_of));
+            self.tell(|live| live.discard(keys));
         }
     }
 

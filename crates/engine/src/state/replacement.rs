@@ -1,19 +1,24 @@
 //! The replacement policy of a cache; `io::policy` feeds and queries it.
 //!
-//! There are two kinds of policies. [`ReplacementKind::S3Fifo`] keeps its state in the ranks in the
-//! index ([`forebay_policy::replacement`]) and in ghosts. The others have lists
+//! There are two kinds of policies. [`ReplacementKind::S3Fifo`] and [`ReplacementKind::Auto`] keep
+//! their state in the ranks in the index ([`forebay_policy::replacement`]) and in ghosts; `auto` also
+//! has shadow caches that choose its [`Rule`]. The others have lists
 //! ([`forebay_policy::exact`]), kept by a [`ListPolicy`]. Both only say which blocks are worth
 //! keeping; `background::reclaim` frees the space.
 
+mod auto_policy;
 mod list_policy;
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use forebay_core::ReplacementKind;
-use forebay_policy::{Ghost, Shares};
+use forebay_policy::{Ghost, Past, Recall, Rule, Shares};
 use forebay_store::Store;
 
+pub(crate) use auto_policy::AutoPolicy;
 pub(crate) use list_policy::ListPolicy;
 
-/// The percentage of the blocks that fit in the log that S3-FIFO keeps. With more, reclaimed
+/// The percentage of the blocks that fit in the log that S3-FIFO and `auto` keep. With more, reclaimed
 /// segments are fuller and more is reinserted.
 const KEPT_BY_RANK: u64 = 88;
 /// The same for policies with lists, which should hit as well as in a cache without a log.
@@ -41,6 +46,10 @@ pub(crate) struct Replacement {
     pub(crate) kind: ReplacementKind,
     pub(crate) shares: Shares,
     pub(crate) how: How,
+    /// What chooses the rule of `auto`.
+    pub(crate) auto: Option<AutoPolicy>,
+    /// Blocks that left the small queue, so that some of them become ghosts.
+    given_up: AtomicU64,
 }
 
 impl Replacement {
@@ -48,14 +57,18 @@ impl Replacement {
         let (segments, lanes) = (store.segments.count(), store.options().lanes);
         let used = segments.saturating_sub(segments_kept_free(segments, lanes as u32));
         let room = u64::from(used) * store.cells_per_segment();
-        if kind == ReplacementKind::S3Fifo {
+        let given_up = AtomicU64::new(0);
+        if matches!(kind, ReplacementKind::S3Fifo | ReplacementKind::Auto) {
             let shares = Shares::of(room, KEPT_BY_RANK);
-            return Replacement { kind, shares, how: How::Ranks(Ghost::new(shares.ghosts)) };
+            let how = How::Ranks(Ghost::new(shares.ghosts));
+            let auto = kind == ReplacementKind::Auto;
+            let auto = auto.then(|| AutoPolicy::new(room, KEPT_BY_RANK));
+            return Replacement { kind, shares, how, auto, given_up };
         }
         let random = kind == ReplacementKind::Random;
         let shares = Shares::of(room, if random { KEPT_AT_RANDOM } else { KEPT_BY_LISTS });
         let how = How::Lists(ListPolicy::new(kind, shares.kept, store, lanes));
-        Replacement { kind, shares, how }
+        Replacement { kind, shares, how, auto: None, given_up }
     }
 
     /// Returns whether the ranks are all its state about cached blocks.
@@ -63,10 +76,43 @@ impl Replacement {
         matches!(self.how, How::Ranks(_))
     }
 
+    /// Returns the rule that ranks follow at the moment.
+    pub(crate) fn rule(&self) -> &'static Rule {
+        self.auto.as_ref().map_or(&Rule::S3_FIFO, AutoPolicy::rule)
+    }
+
+    /// Adds a ghost for a block that has left the small queue, if the rule remembers it.
+    pub(crate) fn remember(&self, address: u64) {
+        let How::Ranks(ghosts) = &self.how else { return };
+        if self.auto.is_none() {
+            ghosts.note(address, Past::Evicted);
+        } else if self.rule().remembers(self.given_up.fetch_add(1, Ordering::Relaxed)) {
+            ghosts.note_in_order(address, Past::Evicted);
+        }
+    }
+
+    /// Returns whether an absent block comes back soon enough for the main queue, and forgets its
+    /// ghost then.
+    pub(crate) fn comes_back(&self, address: u64) -> bool {
+        let How::Ranks(ghosts) = &self.how else { return false };
+        let recall = match self.auto {
+            None => ghosts.recall(address),
+            Some(_) => ghosts.recall_within(address, self.rule().reach),
+        };
+        let comes_back = recall != Recall::Nothing;
+        if comes_back {
+            ghosts.forget(address);
+        }
+        comes_back
+    }
+
     /// Returns the memory beside the index, in bytes: for cached blocks, and for ghosts.
     pub(crate) fn bytes(&self) -> (u64, u64) {
         match &self.how {
-            How::Ranks(ghosts) => (0, ghosts.bytes()),
+            How::Ranks(ghosts) => {
+                let shadows = self.auto.as_ref().map_or(0, AutoPolicy::most_bytes);
+                (shadows, ghosts.bytes())
+            }
             How::Lists(lists) => lists.bytes(),
         }
     }

@@ -32,7 +32,8 @@ pub(crate) fn render(report: &VolumeReport) -> String {
         line("progress", percent(share));
     }
     let mode = mode(report.mode, report.caching);
-    line("mode", format!("{mode}, {}, durability {}", report.policy, report.durability));
+    let rule = report.policy_rule.as_ref().map_or(String::new(), |rule| format!(" ({rule})"));
+    line("mode", format!("{mode}, {}{rule}, durability {}", report.policy, report.durability));
     line("origin", format!("{}  {}", report.origin.path, format_size(report.origin.size)));
     let used = match report.cache.size {
         0 => String::new(),

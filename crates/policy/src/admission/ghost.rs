@@ -130,6 +130,22 @@ impl Line {
     }
 }
 
+impl Line {
+    /// Returns the entries, without the cursor.
+    fn entries(&self) -> [u64; ENTRIES as usize] {
+        let words = self.0.each_ref().map(|word| word.load(Ordering::Relaxed));
+        std::array::from_fn(|n| words[n / LANES] >> (n % LANES * 16) & 0xffff)
+    }
+
+    /// Replaces the entries; clears the cursor, which lines in order do not need.
+    fn set_entries(&self, entries: &[u64; ENTRIES as usize]) {
+        for (cell, entries) in self.0.iter().zip(entries.chunks(LANES)) {
+            let word = entries.iter().rev().fold(0, |word, entry| word << 16 | entry);
+            cell.store(word, Ordering::Relaxed);
+        }
+    }
+}
+
 /// Replaces the 16 bits at `shift`.
 fn put(cell: &AtomicU64, shift: u32, entry: u64) {
     let word = cell.load(Ordering::Relaxed);
@@ -223,6 +239,32 @@ impl Ghost {
         let Some(line) = self.line_to_write(place) else { return };
         let (cell, shift) = line.find(place.print).unwrap_or_else(|| line.room());
         put(cell, shift, (place.print << 3) | past as u64);
+    }
+
+    /// As [`Ghost::note`], and keeps the entries of a line in order of age, for
+    /// [`Ghost::recall_within`]. All notes of a memory must be of the same kind.
+    pub fn note_in_order(&self, address: u64, past: Past) {
+        let Some(place) = self.place(address) else { return };
+        let Some(line) = self.line_to_write(place) else { return };
+        let mut entries = line.entries();
+        let same = entries.iter().position(|entry| entry >> 3 == place.print && entry & PAST != 0);
+        let empty = || entries.iter().position(|entry| entry & PAST == 0);
+        // The entry of this block, an empty one, or the oldest.
+        let gone = same.or_else(empty).unwrap_or(0);
+        entries.copy_within(gone + 1.., gone);
+        entries[ENTRIES as usize - 1] = (place.print << 3) | past as u64;
+        line.set_entries(&entries);
+    }
+
+    /// Returns why a block is absent, if its entry is among the youngest `parts` of 31 equal parts
+    /// of the memory. For entries of [`Ghost::note_in_order`].
+    pub fn recall_within(&self, address: u64, parts: u8) -> Recall {
+        let Some(place) = self.place(address) else { return Recall::NotKept };
+        let Some(line) = self.line(place) else { return Recall::Nothing };
+        let entries = line.entries();
+        let youngest = entries.iter().rev().filter(|entry| **entry & PAST != 0);
+        let found = youngest.take(parts.into()).find(|entry| **entry >> 3 == place.print);
+        found.and_then(|entry| Past::from_bits(*entry)).map_or(Recall::Nothing, Recall::Past)
     }
 
     /// Forgets a block, because it is cached now.
@@ -410,5 +452,33 @@ mod tests {
         });
         ghost.note(1, Past::Invalidated);
         assert_eq!(ghost.recall(1), Recall::Past(Past::Invalidated));
+    }
+
+    /// Against a vector: the youngest first to be found, the oldest first to go.
+    #[test]
+    fn entries_in_order_have_an_age() {
+        let ghost = Ghost::new(1);
+        let mut random = fastrand::Rng::with_seed(4);
+        let mut model: Vec<u64> = Vec::new();
+        for _ in 0..20_000 {
+            let address = random.u64(0..60);
+            if random.u32(0..4) == 0 {
+                ghost.forget(address);
+                model.retain(|other| *other != address);
+            } else {
+                ghost.note_in_order(address, Past::Evicted);
+                model.retain(|other| *other != address);
+                model.push(address);
+                if model.len() > ENTRIES as usize {
+                    model.remove(0);
+                }
+            }
+            let parts = random.u8(0..=31);
+            let other = random.u64(0..60);
+            let expected = model.iter().rev().take(parts.into()).any(|known| *known == other);
+            let found = ghost.recall_within(other, parts);
+            assert_eq!(found == Recall::Past(Past::Evicted), expected, "{other} {parts} {model:?}");
+            assert_eq!(ghost.recall(other) != Recall::Nothing, model.contains(&other));
+        }
     }
 }

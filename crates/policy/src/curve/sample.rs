@@ -62,6 +62,11 @@ impl Sample {
         more
     }
 
+    /// Returns a sample of half of these blocks; `None` if it cannot be halved further.
+    pub fn halved(mut self) -> Option<Self> {
+        self.halve().then_some(self)
+    }
+
     /// Hashes a number; `kind` makes the hashes for different purposes independent.
     fn hash(&self, number: u64, kind: u32) -> u64 {
         mix(number.wrapping_add(self.seed).wrapping_add(u64::from(kind) << 57))

@@ -274,6 +274,7 @@ fn fill(report: &mut VolumeReport, running: &Running, cached: u64, ram: &RamTraf
     let (store, volume) = (&running.cache.store, &running.volume);
     let set = volume.settings();
     (report.mode, report.policy, report.durability) = (set.mode, set.policy, set.durability);
+    report.policy_rule = running.cache.policy_rule().map(str::to_owned);
     report.caching = set.caching;
     report.settings = settings::for_operator(&set);
     let block = store.block_size().bytes();
