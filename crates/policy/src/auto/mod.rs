@@ -9,7 +9,7 @@
 //! A change of the rule changes what happens to blocks from then on. Nothing is evicted for it, and
 //! no block needs more state than its rank. The policies with lists are not in the set: in the log
 //! they miss no less than the best of these rules, and write a quarter more
-//! (`docs/decisions/0028-rules-that-shadows-choose.md`).
+//! (`docs/decisions/0029-rules-that-shadows-choose.md`).
 //!
 //! - `rules`: the table of rules
 //! - `shadows`: the caches that are simulated
