@@ -9,6 +9,14 @@ use crate::state::streams::Extent;
 /// Bytes of long writes after which a lane tells the others.
 const TOLD_AFTER: u64 = 256 << 10;
 
+/// A stream has at least so many requests: two large ones may follow each other by chance.
+const LEAST_REQUESTS: u64 = 3;
+
+/// Returns the bytes after which a request of `len` bytes belongs to a long stream.
+fn least_run(cutoff: u64, len: u64) -> u64 {
+    cutoff.max(len.saturating_mul(LEAST_REQUESTS))
+}
+
 /// Follows the streams of a volume on one lane.
 #[derive(Clone, Copy)]
 pub(crate) struct StreamControl<'a>(pub(crate) &'a LaneVolume);
@@ -44,7 +52,8 @@ impl StreamControl<'_> {
             return long;
         }
         let Extent { write, offset, len } = request;
-        let long = self.0.streams.table.borrow_mut().observe(write, offset, len).bypass(cutoff);
+        let verdict = self.0.streams.table.borrow_mut().observe(write, offset, len);
+        let long = verdict.bypass(least_run(cutoff, len));
         self.0.streams.last.set((request, long));
         if long && write {
             self.tell_route(len);
@@ -64,7 +73,7 @@ impl StreamControl<'_> {
             return long;
         }
         let Extent { write, offset, len } = request;
-        let long = streams.shared.observe(write, offset, len) >= cutoff;
+        let long = streams.shared.observe(write, offset, len) >= least_run(cutoff, len);
         self.0.streams.last_over_lanes.set((request, long));
         if long && write {
             self.tell_route(len);
