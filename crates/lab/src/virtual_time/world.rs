@@ -201,11 +201,11 @@ impl World {
         Ok(World { machine, engine, target, tier, top, sink, as_sink, scratch, block })
     }
 
-    /// Brings a range into the cache, as it is on the disk.
+    /// Brings a range into the cache, by reading it from start to end as a client would.
     ///
     /// The SSD is given the time to write what it gets: a fill never waits for room in the log, and
     /// a disk that is faster than the SSD would leave gaps.
-    pub(crate) fn prefetch(&mut self, range: std::ops::Range<u64>) -> LabResult<()> {
+    pub(crate) fn warm(&mut self, range: std::ops::Range<u64>) -> LabResult<()> {
         const STEP: u64 = 1 << 20;
         // Nothing is taken from an origin that might still lose what an earlier run wrote to it.
         self.plain(Op::Flush, 0, 0)?;
@@ -213,7 +213,7 @@ impl World {
         let mut at = range.start;
         while at < range.end {
             let len = STEP.min(range.end - at);
-            self.plain(Op::Prefetch, at, len)?;
+            self.plain(Op::Read, at, len)?;
             at += len;
             while let Some(next) = self.machine.ssd.next_event() {
                 self.advance(next.max(self.now()));
@@ -261,6 +261,8 @@ impl World {
         loop {
             self.settle(&mut ended)?;
             if !ended.is_empty() {
+                // Nothing takes the data of a read from here.
+                self.sink.buffers.borrow_mut().clear();
                 return Ok(());
             }
             let next = self.next_event().ok_or_else(|| other("a request never ends"))?;

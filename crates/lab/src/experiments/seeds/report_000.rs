@@ -89,7 +89,7 @@ fn cached(context: &Context, config: &Config, cold: bool) -> LabResult<Vec<Measu
     let span = if cold {
         Span::seconds(COLD_SECONDS)
     } else {
-        world.prefetch(0..FILE / 10 * 9)?;
+        world.warm(0..FILE / 10 * 9)?;
         span()
     };
     let found = context.volume(&mut world, "mix", 0, workload(zipf()), span)?;

@@ -98,7 +98,7 @@ fn run_chain(
     let mut world = World::new(Plan { never_full: true, ..plan })?;
     if chain.warm {
         let share = context.scale.min(1.0);
-        world.prefetch(0..(DISK_BYTES as f64 * share) as u64 / SEQUENTIAL * SEQUENTIAL)?;
+        world.warm(0..(DISK_BYTES as f64 * share) as u64 / SEQUENTIAL * SEQUENTIAL)?;
     }
     let mut measurements = Vec::new();
     for test in chain.tests {
@@ -155,13 +155,11 @@ pub(super) fn jobs(report: &Arc<Report>) -> Vec<Job> {
     const STREAM: Chain = Chain { warm: false, tests: &["seq-write"] };
     const READS: Chain = Chain { warm: true, tests: &["seq-read", "rand-read", "rand-mix"] };
     const STRICT: Chain = Chain { warm: true, tests: &["rand-write", "seq-write", "rand-mix"] };
-    const DEFAULTS: Chain = Chain { warm: false, tests: &["seq-write", "seq-read"] };
     let all = [
         ("random writes", 40.0, "forebay/writeback", WRITES),
         ("sequential writes", 40.0, "forebay/writeback", STREAM),
         ("reads and mix", 120.0, "forebay/writeback", READS),
         ("strict", 100.0, "forebay/writeback strict", STRICT),
-        ("defaults", 5.0, "forebay/writeback defaults", DEFAULTS),
     ];
     let mut jobs = vec![Job::new("001", "bare models", 10.0, raw)];
     for (device, kind, seconds) in SSDS {

@@ -167,7 +167,7 @@ fn cached(
     let ssd = (SSD_BYTES, timing(Server::Ssd, "write", true));
     let disk = (DISK_BYTES, timing(Server::Hdd, "read", false));
     let mut world = World::new(Plan::new(ssd, disk, config.settings.clone(), context.seed))?;
-    world.prefetch(0..FILE)?;
+    world.warm(0..FILE)?;
     let mut measurements = Vec::new();
     for (test, write) in TESTS {
         let name = format!("{record}M/{test}");

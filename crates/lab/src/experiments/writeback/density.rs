@@ -152,7 +152,7 @@ pub(super) fn measure(cell: &Cell, seed: u64) -> LabResult<Row> {
         seed,
     ))?;
     if cell.neighbours {
-        world.prefetch(0..range)?;
+        world.warm(0..range)?;
     }
     rng.shuffle(&mut blocks);
     for block in &blocks {
