@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use forebay_core::{RamStrategy, ReplacementKind, WriteDown};
+use forebay_policy::exact::shadow_bytes;
 
 use crate::block::{REGION_BYTES, RamBlock};
 use crate::index::MOST_FRAMES;
@@ -13,7 +14,7 @@ use crate::offer;
 const BLOCK_OVERHEAD: u64 = 56;
 /// Most RAM per sector beside its data, in bytes: its bits in the masks.
 const SECTOR_OVERHEAD: f64 = 3.0 / 8.0;
-/// Most RAM per shard beside its blocks, in bytes.
+/// Most RAM per shard beside its blocks and the shadow caches of its policy, in bytes.
 const SHARD_OVERHEAD: u64 = 104 << 10;
 /// Most shards of a tier, unless it has more blocks than they can hold. Two lanes rarely meet in one
 /// of so many.
@@ -52,8 +53,9 @@ impl TierOptions {
     pub(crate) fn memory_in(&self, shards: u64) -> u64 {
         let blocks = self.bytes / self.block.bytes();
         let masks = (blocks * u64::from(self.block.sectors())) as f64 * SECTOR_OVERHEAD;
-        let overhead =
-            blocks.saturating_mul(BLOCK_OVERHEAD) + masks as u64 + shards * SHARD_OVERHEAD;
+        let capacity = blocks.div_ceil(shards).min(MOST_FRAMES.into()) as u32;
+        let shard = SHARD_OVERHEAD + shadow_bytes(self.policy, capacity);
+        let overhead = blocks.saturating_mul(BLOCK_OVERHEAD) + masks as u64 + shards * shard;
         self.bytes.saturating_add(overhead + offer::memory(self.block.bytes()))
     }
 

@@ -50,8 +50,13 @@ impl Auto {
             hashes: vec![0; nodes as usize],
             ghosts: Ghosts::new(capacity.max(1)),
             given_up: 0,
-            shadows: auto::Auto::new(capacity.into(), 100, Live::first_sample(0)),
+            shadows: Auto::shadows(capacity),
         }
+    }
+
+    /// Makes the shadow caches of a cache with this capacity.
+    pub(super) fn shadows(capacity: u32) -> auto::Auto {
+        auto::Auto::new(capacity.into(), 100, Live::first_sample(0))
     }
 
     fn rule(&self) -> &'static Rule {

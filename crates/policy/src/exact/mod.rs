@@ -171,6 +171,15 @@ pub fn build(kind: ReplacementKind, capacity: u32, nodes: u32, seed: u64) -> Box
     }
 }
 
+/// Returns the most memory, in bytes, that the shadow caches of a policy with this capacity take:
+/// 0 for policies without any.
+pub fn shadow_bytes(kind: ReplacementKind, capacity: u32) -> u64 {
+    match kind {
+        ReplacementKind::Auto => auto::Auto::shadows(capacity.clamp(1, 1 << 30)).most_bytes(),
+        _ => 0,
+    }
+}
+
 /// Returns the slow and short model of a policy, which evicts the same blocks. Random choices and
 /// shadow caches have none.
 #[cfg(test)]
