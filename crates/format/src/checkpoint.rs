@@ -61,7 +61,11 @@ struct OnDiskHeader {
     len: U64,
     next_generation: U32,
     next_generation_high: U32,
-    reserved_b: [u8; 4000],
+    dirty_count: U64,
+    arrangement_shards: U32,
+    arrangement_key_bits: U32,
+    arrangement_spaces: U64,
+    reserved_b: [u8; 3976],
 }
 
 /// The start of a chunk as it lies on the device.
@@ -89,6 +93,10 @@ const _: () = {
     assert!(offset_of!(OnDiskHeader, len) == 80);
     assert!(offset_of!(OnDiskHeader, next_generation) == 88);
     assert!(offset_of!(OnDiskHeader, next_generation_high) == 92);
+    assert!(offset_of!(OnDiskHeader, dirty_count) == 96);
+    assert!(offset_of!(OnDiskHeader, arrangement_shards) == 104);
+    assert!(offset_of!(OnDiskHeader, arrangement_key_bits) == 108);
+    assert!(offset_of!(OnDiskHeader, arrangement_spaces) == 112);
     assert!(size_of::<OnDiskChunk>() == 16);
     assert!(offset_of!(OnDiskChunk, len) == 4);
     assert!(offset_of!(OnDiskChunk, number) == 8);
@@ -160,6 +168,22 @@ pub struct CheckpointHeader {
     /// Whether every segment opened after the segment table was copied has `next_generation` or a
     /// higher one. The first programs read `next_generation` later.
     pub bounded: bool,
+    /// The order of the entries, with the number of dirty ones. `None`: in no known order.
+    pub arrangement: Option<Arrangement>,
+}
+
+/// The order of the entries of a checkpoint: sorted by the shard of the index that they were in. Only
+/// an index that puts every block into the same shard can make use of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Arrangement {
+    /// Number of shards, at least 1.
+    pub shards: u32,
+    /// Bits of an address in the index.
+    pub key_bits: u32,
+    /// Checksum of the volumes' address ranges in the index.
+    pub spaces: u64,
+    /// Number of dirty entries.
+    pub dirty: u64,
 }
 
 /// The state of a segment.
@@ -270,7 +294,11 @@ impl CheckpointHeader {
             len: self.len.into(),
             next_generation: low.into(),
             next_generation_high: high.into(),
-            reserved_b: [0; 4000],
+            dirty_count: self.arrangement.map_or(0, |it| it.dirty).into(),
+            arrangement_shards: self.arrangement.map_or(0, |it| it.shards).into(),
+            arrangement_key_bits: self.arrangement.map_or(0, |it| it.key_bits).into(),
+            arrangement_spaces: self.arrangement.map_or(0, |it| it.spaces).into(),
+            reserved_b: [0; 3976],
         };
         let mut bytes = [0; PAGE];
         bytes.copy_from_slice(raw.as_bytes());
@@ -321,6 +349,14 @@ impl CheckpointHeader {
         check(raw.entry_count.get() <= blocks, "entry_count")?;
         check(raw.mask_count.get() <= raw.entry_count.get(), "mask_count")?;
         check(raw.chunk_bytes.get() as usize == CHUNK_BYTES, "chunk_bytes")?;
+        let shards = raw.arrangement_shards.get();
+        let arrangement = (shards > 0).then(|| Arrangement {
+            shards,
+            key_bits: raw.arrangement_key_bits.get(),
+            spaces: raw.arrangement_spaces.get(),
+            dirty: raw.dirty_count.get(),
+        });
+        check(raw.dirty_count.get() <= raw.entry_count.get(), "dirty_count")?;
         let len = raw.len.get();
         check(len == reference.len && len.is_multiple_of(PAGE as u64), "len")?;
         check((PAGE as u64..=geometry.checkpoint_area_bytes).contains(&len), "len")?;
@@ -335,6 +371,7 @@ impl CheckpointHeader {
             len,
             next_generation,
             bounded: raw.flags & BOUNDED != 0,
+            arrangement,
         })
     }
 }

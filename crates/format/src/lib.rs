@@ -25,8 +25,8 @@ pub mod superblock;
 pub mod volume;
 
 pub use checkpoint::{
-    CheckpointError, CheckpointHeader, CheckpointReader, CheckpointRef, CheckpointWriteError,
-    CheckpointWriter, IndexEntry, PartialMask, SegmentState, SegmentUse,
+    Arrangement, CheckpointError, CheckpointHeader, CheckpointReader, CheckpointRef,
+    CheckpointWriteError, CheckpointWriter, IndexEntry, PartialMask, SegmentState, SegmentUse,
 };
 pub use checksum::{CheckSeed, crc32c, crc32c_append, payload_check};
 pub use geometry::Geometry;

@@ -74,6 +74,7 @@ fn sound(rng: &mut fastrand::Rng) -> Vec<u8> {
         len: 0,
         next_generation: Generation(1 << 40),
         bounded: true,
+        arrangement: None,
     };
     let (chunks, finished) = write(geometry, &header, &content);
     let mut short = finished.header.to_vec();

@@ -17,7 +17,7 @@ use crate::geometry::{Cells, Geometry};
 ///
 /// Read the chunk at [`place`](Self::place), [`feed`](Self::feed) it and use the items, until
 /// `place` returns `None`; then call [`finish`](Self::finish).
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct CheckpointReader {
     cache: Uuid,
     block: BlockSize,
@@ -29,6 +29,8 @@ pub struct CheckpointReader {
     entries_left: u64,
     masks_left: u64,
     partial: u64,
+    /// Whether only this chunk is read, see [`CheckpointReader::at`].
+    alone: bool,
 }
 
 /// The items of one chunk, already checked.
@@ -81,6 +83,7 @@ impl CheckpointReader {
             entries_left: header.entry_count,
             masks_left: header.mask_count,
             partial: 0,
+            alone: false,
             header,
         })
     }
@@ -96,6 +99,35 @@ impl CheckpointReader {
         let offset = chunk_offset(self.chunk);
         let left = self.header.len.checked_sub(offset).filter(|left| *left > 0)?;
         Some((offset, left.min(CHUNK_BYTES as u64) as usize))
+    }
+
+    /// Returns the number of the chunk in which this entry is, or would be after the last one, if all
+    /// chunks before it are full.
+    pub fn chunk_of_entry(&self, entry: u64) -> u32 {
+        let item = u64::from(self.header.segment_count) + entry;
+        u32::try_from(item / ITEMS_IN_CHUNK).unwrap_or(u32::MAX)
+    }
+
+    /// Returns a reader for one chunk at any position, if it begins with segments or entries. It must
+    /// not be finished.
+    pub fn at(&self, chunk: u32) -> Option<Self> {
+        let before = u64::from(chunk) * ITEMS_IN_CHUNK;
+        let segments = u64::from(self.header.segment_count);
+        let entries_before = before.saturating_sub(segments);
+        let entries_left = self.header.entry_count.checked_sub(entries_before)?;
+        Some(CheckpointReader {
+            cache: self.cache,
+            block: self.block,
+            granules_per_segment: self.granules_per_segment,
+            cells: self.cells.clone(),
+            header: self.header,
+            chunk,
+            segments_left: segments.saturating_sub(before),
+            entries_left,
+            masks_left: self.header.mask_count,
+            partial: 0,
+            alone: true,
+        })
     }
 
     /// Checks the chunk that was read at [`place`](Self::place) and returns its items.
@@ -149,6 +181,11 @@ impl CheckpointReader {
         let (entries, items) = <[OnDiskEntry]>::ref_from_prefix_with_elems(items, count)
             .map_err(|_| Absurd("chunk.len"))?;
         self.entries_left -= count as u64;
+        let full = (segments.len() + entries.len()) as u64 == ITEMS_IN_CHUNK;
+        if self.alone && self.entries_left > 0 && !full {
+            // The numbers of the items in it would be others than its position says.
+            return Err(Absurd("chunk.len"));
+        }
         let masks = <[U64]>::ref_from_bytes(items).map_err(|_| Absurd("chunk.len"))?;
         let words = mask_bytes(self.block.sectors()) / 8;
         let count = (masks.len() / words) as u64;
@@ -195,6 +232,10 @@ impl CheckpointReader {
         Ok(self.header)
     }
 }
+
+/// Segments and entries in a full chunk.
+const ITEMS_IN_CHUNK: u64 = ((CHUNK_BYTES - CHUNK_HEADER_BYTES) / INDEX_ENTRY_BYTES) as u64;
+const _: () = assert!(INDEX_ENTRY_BYTES == SEGMENT_BYTES);
 
 fn clamp(count: u64) -> usize {
     usize::try_from(count).unwrap_or(usize::MAX)

@@ -147,6 +147,7 @@ fn the_header_says_what_was_written() {
     let expected = CheckpointHeader {
         next_generation: Generation(91),
         bounded: true,
+        arrangement: None,
         number: 77,
         base: RecordNumber(1234),
         highest_sequence: 5678,
@@ -158,6 +159,52 @@ fn the_header_says_what_was_written() {
     };
     assert_eq!(*reader.expect("a checkpoint").header(), expected);
     assert_eq!((area.reference.area, area.reference.len), (1, 2 * PAGE as u64));
+}
+
+#[test]
+fn chunks_of_entries_can_be_read_in_any_order() {
+    let geometry = geometry(4096, 200 << 20);
+    let content = content(&geometry, 40_000, 7);
+    let area = write(&geometry, &content).expect("it fits");
+    let reader = CheckpointReader::open(&area.bytes, &area.reference, &geometry, cache());
+    let reader = reader.expect("a checkpoint");
+    let all = content.entries.len() as u64;
+    let chunks = reader.chunk_of_entry(0)..reader.chunk_of_entry(all - 1) + 1;
+    assert_eq!(chunks, 0..3);
+    let mut before = all;
+    for chunk in chunks.rev() {
+        let mut reader = reader.at(chunk).expect("it has entries");
+        let (offset, len) = reader.place().expect("it exists");
+        let items = reader.feed(&area.bytes[offset as usize..offset as usize + len]);
+        let entries: Vec<_> = items.expect("it is intact").entries().collect();
+        let first = before - entries.len() as u64;
+        assert!(entries == content.entries[first as usize..before as usize], "{chunk}");
+        assert_eq!(
+            (reader.chunk_of_entry(first), reader.chunk_of_entry(before - 1)),
+            (chunk, chunk)
+        );
+        before = first;
+    }
+    assert_eq!(before, 0);
+}
+
+#[test]
+fn the_header_counts_dirty_entries_of_a_known_order() {
+    let geometry = geometry(4096, 16 << 20);
+    let mut writer = CheckpointWriter::new(&geometry, cache(), 0, 5, 28).expect("possible");
+    let order = Arrangement { shards: 8, key_bits: 30, spaces: 0x1234_5678_9abc, dirty: 0 };
+    writer.arrange(order);
+    let mut content = content(&geometry, 100, u64::MAX);
+    content.entries.iter_mut().for_each(|entry| entry.partial = false);
+    writer.push_segments(&content.segments).expect("they fit");
+    writer.push_entries(&content.entries).expect("they fit");
+    writer.take_chunk().expect("it fits").expect("items");
+    let finished = writer.finish(RecordNumber(1), 1, Generation(9)).expect("complete");
+    let reader = CheckpointReader::open(&finished.header, &finished.reference, &geometry, cache());
+    let dirty = content.entries.iter().filter(|entry| entry.dirty).count() as u64;
+    assert!(dirty > 0);
+    let found = reader.expect("a checkpoint").header().arrangement;
+    assert_eq!(found, Some(Arrangement { dirty, ..order }));
 }
 
 #[test]

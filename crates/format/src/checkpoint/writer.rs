@@ -6,9 +6,9 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::items::{OnDiskEntry, OnDiskSegment, write_mask};
 use super::{
-    CHUNK_BYTES, CHUNK_HEADER_BYTES, CheckpointHeader, CheckpointRef, INDEX_ENTRY_BYTES,
-    IndexEntry, MAX_CHECK_BITS, OnDiskChunk, PartialMask, SEGMENT_BYTES, SegmentState,
-    add_to_parity, chunk_checksum, chunk_offset, mask_bytes,
+    Arrangement, CHUNK_BYTES, CHUNK_HEADER_BYTES, CheckpointHeader, CheckpointRef,
+    INDEX_ENTRY_BYTES, IndexEntry, MAX_CHECK_BITS, OnDiskChunk, PartialMask, SEGMENT_BYTES,
+    SegmentState, add_to_parity, chunk_checksum, chunk_offset, mask_bytes,
 };
 use crate::geometry::Geometry;
 use crate::{MAX_COUNT, PAGE};
@@ -74,6 +74,7 @@ pub struct CheckpointWriter {
     area_bytes: u64,
     number: u64,
     check_bits: u8,
+    arrangement: Option<Arrangement>,
     part: Part,
     expected_segments: u32,
     segments: u32,
@@ -116,6 +117,7 @@ impl CheckpointWriter {
             area_bytes: geometry.checkpoint_area_bytes,
             number,
             check_bits,
+            arrangement: None,
             part: Part::Segments,
             expected_segments: geometry.segment_count,
             segments: 0,
@@ -128,6 +130,11 @@ impl CheckpointWriter {
             chunks: 0,
             len: PAGE as u64,
         })
+    }
+
+    /// Announces that entries will be pushed in this order; the number of dirty ones is counted.
+    pub fn arrange(&mut self, arrangement: Arrangement) {
+        self.arrangement = Some(Arrangement { dirty: 0, ..arrangement });
     }
 
     /// Adds entries of the segment table, in the order of the segments. Returns how many were
@@ -152,7 +159,7 @@ impl CheckpointWriter {
         Ok(taken)
     }
 
-    /// Adds index entries, in any order. Returns how many were taken.
+    /// Adds index entries, in any order unless one was announced. Returns how many were taken.
     ///
     /// # Errors
     /// Wrong order, or a value that does not fit.
@@ -163,9 +170,10 @@ impl CheckpointWriter {
         // Never fails: `taken` was computed from the room.
         let (places, _) = <[OnDiskEntry]>::mut_from_prefix_with_elems(room, taken)
             .map_err(|_| CheckpointWriteError::Full)?;
-        let (mut fits, mut partial) = (true, 0);
+        let (mut fits, mut partial, mut dirty) = (true, 0, 0);
         for (entry, place) in entries.iter().zip(places) {
             fits &= OnDiskEntry::fits(entry, self.check_bits);
+            dirty += u64::from(entry.dirty);
             partial += u64::from(entry.partial);
             *place = OnDiskEntry::new(entry);
         }
@@ -175,6 +183,9 @@ impl CheckpointWriter {
         self.used += taken * INDEX_ENTRY_BYTES;
         self.entries += taken as u64;
         self.partial += partial;
+        if let Some(arrangement) = &mut self.arrangement {
+            arrangement.dirty += dirty;
+        }
         Ok(taken)
     }
 
@@ -268,6 +279,7 @@ impl CheckpointWriter {
             len: self.len,
             next_generation,
             bounded: true,
+            arrangement: self.arrangement,
         };
         let (bytes, header_crc) = header.encode(&self.cache);
         let reference =
