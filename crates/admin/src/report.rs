@@ -77,7 +77,7 @@ pub struct OriginReport {
 }
 
 /// The cache device of a volume.
-#[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Default, Serialize, Deserialize)]
 pub struct CacheReport {
     /// The device as the operator named it.
     pub path: String,
@@ -85,6 +85,10 @@ pub struct CacheReport {
     pub size: u64,
     /// Bytes of cached blocks of all volumes; [`BlockReport::cached`] counts the volume's own.
     pub used: u64,
+    /// How much of the index is loaded, 0 to 1, while a cache that was closed in order is being
+    /// loaded: until then the counts of blocks include only these. `null`: all of it.
+    #[serde(default)]
+    pub index_loaded: Option<f64>,
 }
 
 /// Where a volume is exported.
@@ -502,7 +506,7 @@ mod tests {
         let report = VolumeReport::empty(name, VolumeState::Running, Settings::default());
         let json = serde_json::to_value(&report).expect("plain data");
         for pointer in "name mode policy policy_rule block_size durability state origin/path origin/size \
-             cache/path cache/size cache/used export/nbd blocks/known blocks/cached blocks/dirty blocks/held \
+             cache/path cache/size cache/used cache/index_loaded export/nbd blocks/known blocks/cached blocks/dirty blocks/held \
              served/reads/total served/reads/ram served/reads/cache served/reads/origin \
              served/writes/total served/writes/ram served/writes/cache served/writes/origin \
              requests/read_hits requests/read_partial requests/read_misses requests/write_hits \

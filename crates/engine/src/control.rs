@@ -3,6 +3,7 @@
 //! All of this runs on the lane that opened the cache.
 
 mod attach;
+mod delete;
 mod forget;
 mod grow;
 mod open;
@@ -26,7 +27,7 @@ use forebay_store::planted::{self, PlantedBug};
 
 use crate::control::attach::usable;
 use crate::control::samples::SampledOrigin;
-use crate::error::{EngineError, EngineErrorKind, Obstacle};
+use crate::error::{EngineError, EngineErrorKind};
 use crate::io::commit::Commits;
 use crate::io::notes::Notes;
 use crate::io::origin::OriginIo;
@@ -106,6 +107,7 @@ impl EngineLane {
         origin: Arc<dyn Device>,
     ) -> Result<Arc<Volume>, EngineError> {
         fitting(&spec.settings)?;
+        self.index_loaded().await?;
         let block = self.cache.store.block_size();
         let size = usable(&*origin);
         if size == 0 {
@@ -180,6 +182,7 @@ impl EngineLane {
     pub async fn set(self: &Rc<Self>, name: &str, settings: Settings) -> Result<(), EngineError> {
         let volume = self.cache.volume(name).ok_or_else(|| EngineError::no_volume(name))?;
         fitting(&settings)?;
+        self.index_loaded().await?;
         // The new settings of all volumes. None takes effect before all are durable.
         let mut wanted: Vec<(Arc<Volume>, Settings)> = Vec::new();
         for started in self.cache.volumes() {
@@ -240,6 +243,7 @@ impl EngineLane {
         progress: impl Fn(u64),
     ) -> Result<(), EngineError> {
         let volume = self.cache.volume(name).ok_or_else(|| EngineError::no_volume(name))?;
+        self.index_loaded().await?;
         // The sweep under way may have passed a block that is dirty now; the next one has not.
         let enough = volume.sweeps() + 2;
         self.drain_volume(&volume, enough, progress).await
@@ -462,100 +466,6 @@ impl EngineLane {
         let _all = volume.ranges.exclusive(0..u64::MAX).await;
     }
 
-    /// Deletes a volume and all its cached blocks. Its dirty data is written to the origin first,
-    /// so that the origin is complete, unless the data is to be discarded.
-    ///
-    /// # Errors
-    /// The dirty data cannot be written back, or the volume table not changed. The volume then
-    /// stays as it was.
-    pub async fn delete(
-        self: &Rc<Self>,
-        name: &str,
-        discard_dirty: bool,
-        progress: impl Fn(u64),
-    ) -> Result<(), EngineError> {
-        let volume = self.cache.volume(name).ok_or_else(|| EngineError::no_volume(name))?;
-        let discard_dirty = discard_dirty || planted::has(PlantedBug::DeletesUndrained);
-        if !discard_dirty {
-            self.drain_volume(&volume, u64::MAX, &progress).await?;
-        }
-        if let Err(unanswered) = self.patiently(&volume, self.quiesce(&volume)).await
-            && !discard_dirty
-        {
-            volume.set_state(VolumeState::Running);
-            return Err(unanswered);
-        }
-        if !discard_dirty && let Err(error) = self.drain_volume(&volume, u64::MAX, progress).await {
-            volume.set_state(VolumeState::Running);
-            return Err(error);
-        }
-        // The volume table first, while the volume can still be kept as it was.
-        if let Err(error) = self.strike(name).await {
-            volume.set_state(VolumeState::Running);
-            return Err(error);
-        }
-        volume.set_state(VolumeState::Removed);
-        if let Err(unanswered) = self.patiently(&volume, self.wait_for_writeback(&volume)).await {
-            tracing::warn!(%unanswered, "writes to the origin of the deleted volume may still be under way");
-        }
-        volume.waits.close();
-        self.store.remove_space(&volume.space);
-        self.cache.detached.remove(volume.id);
-        self.cache.remove_volume(name);
-        self.drop_view(volume.id);
-        Ok(())
-    }
-
-    /// Deletes a volume that is not started. Its dirty data is lost: `discard_dirty` confirms that
-    /// this is intended.
-    ///
-    /// # Errors
-    /// The volume has dirty or damaged data that is not to be discarded, or does not exist; or the
-    /// cache device fails.
-    pub async fn delete_stopped(
-        self: &Rc<Self>,
-        name: &str,
-        discard_dirty: bool,
-    ) -> Result<(), EngineError> {
-        let records = self.cache.store.volumes();
-        let record = records
-            .iter()
-            .find(|record| record.name == name)
-            .ok_or_else(|| EngineError::no_volume(name))?;
-        let dirty = self.cache.occupancy().get(&record.id).map_or(0, |own| own.dirty);
-        let at_risk = |message, obstacle: Obstacle| {
-            Err(EngineError::caused(EngineErrorKind::DataAtRisk, message, obstacle))
-        };
-        if let Some(damage) = self.cache.store.damage_of(record.id).filter(|_| !discard_dirty) {
-            let message = format!(
-                "the volume '{name}' may have lost data: {damage}; 'forebay start --force {name}' goes on with what is left, --discard-dirty gives up what is not on the origin"
-            );
-            return at_risk(message, Obstacle::Damaged(damage));
-        }
-        if dirty > 0 && !discard_dirty {
-            let message = format!(
-                "the volume '{name}' is stopped and has {dirty} blocks that are not on its origin: start it to have them written back, or use --discard-dirty"
-            );
-            return at_risk(message, Obstacle::Dirty(dirty));
-        }
-        self.strike(name).await?;
-        if let Some(space) = self.cache.store.space_of(record.id) {
-            self.store.remove_space(&space);
-        }
-        self.cache.detached.remove(record.id);
-        Ok(())
-    }
-
-    /// Removes a volume from the volume table.
-    async fn strike(self: &Rc<Self>, name: &str) -> Result<(), EngineError> {
-        let name = name.to_owned();
-        let change = self.change_volumes(move |volumes, _| {
-            volumes.retain(|volume| volume.name != name);
-            Ok(())
-        });
-        change.await
-    }
-
     /// Closes the cache: stops all volumes, makes everything durable, and marks the device clean.
     ///
     /// # Errors
@@ -572,6 +482,7 @@ impl EngineLane {
             result = result.and(stopped);
         }
         self.cache.stopping.store(1, Ordering::SeqCst);
+        self.cache.store.abandon_loading();
         self.cache.store.space_wanted.notify_all();
         // Background work may wait forever for an origin that does not answer.
         let patient = result.is_err().then(|| self.lane.now() + CLOSING_ANYWAY);
@@ -587,7 +498,9 @@ impl EngineLane {
         result?;
         // Pending marks first, so that the checkpoint covers everything.
         self.store.commit().await?;
-        if planted::has(PlantedBug::CleanTooEarly) {
+        if planted::has(PlantedBug::CleanTooEarly) || !self.cache.store.is_loaded() {
+            // Before the whole index is loaded no checkpoint can be written: the next opening replays
+            // the log over the one that there is.
             return Ok(());
         }
         self.store.checkpoint(true).await?;

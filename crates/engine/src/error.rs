@@ -31,6 +31,9 @@ pub enum LedgerError {
     /// There is no ledger: only the cache device can record changes.
     #[error("there is no ledger to note it in")]
     Absent,
+    /// The index cannot be loaded, so the dirty blocks are not known.
+    #[error("the dirty blocks are not known, because the index cannot be loaded")]
+    NotLoaded,
     /// The note cannot be written.
     #[error("the note cannot be written: {0}")]
     Io(#[source] Arc<std::io::Error>),

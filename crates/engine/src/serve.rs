@@ -4,11 +4,14 @@
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
-use forebay_core::{IoError, Nanos, Op};
+use forebay_core::{IoError, Nanos, Op, OriginBlock};
 use forebay_device::IoBuf;
 use forebay_lane::{Lane, Pool};
 use forebay_policy::curve::Access;
+use forebay_store::Entry;
+use forebay_store::planted::{self, PlantedBug};
 
 use crate::api::{BlockService, Coming, Completion, CompletionSink, Extent, Request};
 use crate::io::policy::Policy;
@@ -25,6 +28,9 @@ use crate::state::volume::VolumeState;
 use crate::stats::{Kind, LaneStats, QUICK_SAMPLE, bump};
 
 mod observe;
+
+/// How often a request that waits for a cache device that hangs checks whether its volume stops.
+const ASKED_EVERY: Duration = Duration::from_millis(100);
 
 struct Requests<F, M> {
     pool: Pool<F>,
@@ -96,6 +102,10 @@ impl Dispatch<'_> {
                 Op::Flush | Op::Prefetch => (),
             }
         }
+        let range = match range {
+            Ok(()) if op != Op::Flush => self.load(offset, len).await,
+            range => range,
+        };
         let (result, data) = match range {
             Err(error) => (Err(error), data),
             Ok(()) if len == 0 && op != Op::Flush => (Ok(()), data),
@@ -141,6 +151,55 @@ impl Dispatch<'_> {
         Completion { tag, result, data }
     }
 
+    /// Returns whether the blocks of a request can be looked up.
+    #[inline]
+    fn has_loaded(self, offset: u64, len: u64) -> bool {
+        self.0.store.store().is_loaded() || self.has_loaded_range(offset, len)
+    }
+
+    #[cold]
+    fn has_loaded_range(self, offset: u64, len: u64) -> bool {
+        let volume = &self.0.volume;
+        volume.check_range(offset, len, false).is_ok() && {
+            let (first, end) = self.touched(offset, len);
+            self.0.store.store().has_loaded(&volume.space, first, end)
+        }
+    }
+
+    /// Returns the blocks that a request may look up, from the first up to but excluding the last. If
+    /// blocks do not begin where logical blocks of the origin do, they include neighbours: these are
+    /// read along.
+    fn touched(self, offset: u64, len: u64) -> (OriginBlock, OriginBlock) {
+        let volume = &self.0.volume;
+        let (logical, block) = (volume.origin.logical_block(), volume.block.bytes());
+        let fits = [volume.alignment(), block].iter().all(|part| part.is_multiple_of(logical));
+        let more = if fits { 0 } else { (2 * logical).div_ceil(block) };
+        let blocks = volume.blocks(offset..offset + len);
+        let end = (blocks.end + more).min(volume.space.blocks);
+        (OriginBlock(blocks.start.saturating_sub(more)), OriginBlock(end))
+    }
+
+    /// Loads what the index has of the blocks of a request whose range was checked.
+    async fn load(self, offset: u64, len: u64) -> Result<(), IoError> {
+        if self.0.store.store().is_loaded() || planted::has(PlantedBug::NotLoadedIsAbsent) {
+            return Ok(());
+        }
+        let (cache, volume) = (&self.0.cache, &self.0.volume);
+        let blocks = self.touched(offset, len);
+        let on_load = |address, entry: &Entry| cache.on_load(self.0.lane(), address, entry);
+        let mut load = std::pin::pin!(self.0.store.load(&volume.space, blocks, &on_load));
+        loop {
+            match cache.unless_hung(&mut load).await {
+                // If the checkpoint cannot be read, it is unknown whether a block is dirty.
+                Some(loaded) => return loaded.map_err(|_| IoError::Io),
+                None if volume.state() != VolumeState::Running => {
+                    return Err(IoError::ShuttingDown);
+                }
+                None => self.0.lane().sleep(ASKED_EVERY).await,
+            }
+        }
+    }
+
     fn request_ended(self) {
         let in_flight = &self.0.stats().in_flight;
         in_flight.store(in_flight.load(Ordering::Relaxed) - 1, Ordering::SeqCst);
@@ -170,6 +229,9 @@ impl Dispatch<'_> {
         (offset, len): (u64, usize),
         act: impl FnOnce() -> Option<Result<(), IoError>>,
     ) -> Option<Result<(), IoError>> {
+        if !self.has_loaded(offset, len as u64) {
+            return None;
+        }
         self.while_running(|stats| {
             let started = self.sample(stats);
             let done = act()?;
@@ -257,6 +319,9 @@ impl BlockService for LaneVolume {
 
     fn used(&self, offset: u64, len: u64) {
         let volume = &self.volume;
+        if !Dispatch(self).has_loaded(offset, len) {
+            return;
+        }
         for piece in volume.pieces(offset, len) {
             if let Some(found) = self.store.store().peek(&volume.space, piece.block) {
                 Policy(self).used(piece.block, &found.entry);
@@ -269,7 +334,10 @@ impl BlockService for LaneVolume {
     }
 
     fn offer(&self, offset: u64, data: &[u8], is_current: &dyn Fn() -> bool) {
-        if self.volume.check_range(offset, data.len() as u64, false).is_ok() {
+        let len = data.len() as u64;
+        if self.volume.check_range(offset, len, false).is_ok()
+            && Dispatch(self).has_loaded(offset, len)
+        {
             Dispatch(self).while_running(|_| Offers(self).take(offset, data, is_current));
         }
     }

@@ -150,6 +150,8 @@ fn store_options(machine: &Machine) -> StoreOptions {
         seed: machine.setup.seed,
         room_for_blocks: machine.setup.room_for_blocks,
         shards: machine.setup.shards,
+        load_later_from: if machine.setup.loads_slowly { 1 } else { u64::MAX },
+        load_pause: Duration::from_millis(machine.setup.seed % 64),
         memory: Arc::new(MemoryBudget::new(MEMORY)),
         ..StoreOptions::default()
     }

@@ -41,11 +41,14 @@ pub enum Feature {
     Caching,
     /// Volumes have a RAM tier that defers writes and ignores flushes.
     IgnoreFlush,
+    /// The system stops in good order more often, and loads the index slowly while requests are
+    /// served.
+    Loading,
 }
 
 impl Feature {
     /// All features.
-    pub const ALL: [Feature; 14] = [
+    pub const ALL: [Feature; 15] = [
         Feature::Shape,
         Feature::Shards,
         Feature::OwnPower,
@@ -60,6 +63,7 @@ impl Feature {
         Feature::Deferred,
         Feature::Caching,
         Feature::IgnoreFlush,
+        Feature::Loading,
     ];
 
     /// Returns a short name for the command line and for lists.
@@ -79,6 +83,7 @@ impl Feature {
             Feature::Deferred => "deferred",
             Feature::Caching => "caching",
             Feature::IgnoreFlush => "ignore-flush",
+            Feature::Loading => "loading",
         }
     }
 
@@ -88,7 +93,7 @@ impl Feature {
             Feature::Shape | Feature::Shards | Feature::OwnPower => 4,
             Feature::Absence | Feature::Hang | Feature::Decay | Feature::Aged => 6,
             Feature::Rot | Feature::Grown | Feature::Ledger | Feature::Ram => 6,
-            Feature::Deferred | Feature::Caching => 6,
+            Feature::Deferred | Feature::Caching | Feature::Loading => 6,
             Feature::IgnoreFlush => 24,
         }
     }
@@ -104,6 +109,7 @@ impl Feature {
             Feature::Deferred => Some(0xdefe),
             Feature::Caching => Some(0xcac4),
             Feature::IgnoreFlush => Some(0x19f1),
+            Feature::Loading => Some(0x10ad),
             _ => None,
         }
     }
@@ -113,6 +119,9 @@ impl Feature {
         match bug {
             PlantedBug::EdgeIgnored => Some(Feature::Shape),
             PlantedBug::CheckpointForgetsShard => Some(Feature::Shards),
+            PlantedBug::NotLoadedIsAbsent
+            | PlantedBug::LoadedDirtyNotTold
+            | PlantedBug::CheckpointBeforeLoaded => Some(Feature::Loading),
             PlantedBug::OneRootOnly | PlantedBug::RootsOnce => Some(Feature::Decay),
             PlantedBug::NoTimedCommit => Some(Feature::Hang),
             PlantedBug::GenerationsWrap => Some(Feature::Aged),
@@ -146,6 +155,7 @@ impl Feature {
     fn fits(self, fault_profile: FaultProfile) -> bool {
         match self {
             Feature::Shape | Feature::Shards | Feature::Aged | Feature::Grown => true,
+            Feature::Loading => true,
             Feature::Ram | Feature::Deferred | Feature::Caching | Feature::IgnoreFlush => true,
             Feature::OwnPower | Feature::Absence => fault_profile != FaultProfile::Damage,
             Feature::Hang => fault_profile == FaultProfile::Crashes,

@@ -112,6 +112,7 @@ impl Profile {
                 alignments: vec![0; volumes],
                 room_for_blocks: 0,
                 shards: None,
+                loads_slowly: false,
                 replacement: pick(rng, ReplacementKind::ALL).unwrap_or_default(),
                 volumes: (0..volumes).map(|_| modes(rng)).collect(),
                 ordered: Vec::new(),
@@ -166,6 +167,12 @@ impl Profile {
         }
         if features.has(Feature::Shards) {
             setup.shards = Some(1 << rng.u32(1..=4));
+        }
+        setup.loads_slowly = features.has(Feature::Loading);
+        if setup.loads_slowly {
+            // The index of a cache with ordered volumes is loaded at once.
+            setup.ordered.fill(false);
+            setup.shards = setup.shards.or(Some(8));
         }
     }
 

@@ -215,6 +215,9 @@ impl World<'_> {
             // After an idle period, in which the possible loss of a crash becomes bounded.
             return Ending::CrashAtEnd;
         }
+        if self.profile.features.has(Feature::Loading) && self.rng.bool() {
+            return Ending::Stop { drain: false };
+        }
         match self.rng.u32(0..10) {
             0..7 => match self.rng.u64(1..=requests * 2) {
                 change if change % 5 < 2 => Ending::CrashAtRoot {

@@ -60,6 +60,8 @@ pub struct Setup {
     pub room_for_blocks: u64,
     /// Index shards; `None`: chosen by the capacity.
     pub shards: Option<u32>,
+    /// Whether the index is loaded slowly after a stop in good order.
+    pub loads_slowly: bool,
     /// Replacement policy.
     pub replacement: ReplacementKind,
     /// Initial mode and durability of each volume.

@@ -25,13 +25,16 @@ use crate::meta::CLEAN_DISTRUSTED;
 use crate::planted::{self, PlantedBug};
 
 impl StoreLane {
-    /// Writes a checkpoint. `clean`: nothing is appended any more, because the device is being
+    /// Writes a checkpoint, once the index is loaded. `clean`: nothing is appended any more, because the device is being
     /// closed.
     ///
     /// # Errors
     /// The device failed; the previous checkpoint then remains the current one.
     pub async fn checkpoint(self: &Rc<Self>, clean: bool) -> Result<(), StoreError> {
         let store = self.store();
+        if !planted::has(PlantedBug::CheckpointBeforeLoaded) && !store.loaded().await {
+            return Err(self.failed());
+        }
         let _turn = store.checkpoint_gate.enter().await;
         let appended = store.counters.written_bytes.load(Ordering::Relaxed);
         let marks = store.log.marks_pushed();

@@ -14,10 +14,12 @@ use forebay_device::hint::{Spot, fetch, fetch_to_write};
 use forebay_lane::{MemoryBudget, OverLimit};
 
 use crate::error::StoreError;
+use crate::planted::{self, PlantedBug};
 use crate::table::{Entry, Geometry, LocalKey, Table};
 use masks::Masks;
 
 mod masks;
+mod restore;
 
 /// A block of any volume as one number: the volume's base plus the block number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -116,6 +118,8 @@ pub struct Shard {
     /// Fills in flight that have not been overtaken.
     fills: Vec<Filling>,
     masks: Masks,
+    /// Whether its entries were loaded; before, nothing may be looked up or changed in it.
+    loaded: bool,
 }
 
 impl Shard {
@@ -169,7 +173,8 @@ impl Index {
                 let table = Table::new(&geometry);
                 let buckets = table.spot();
                 let (fills, masks) = (Vec::new(), Masks::new(memory, block.sectors()));
-                Padded { shard: Mutex::new(Shard { table, sequence: 0, fills, masks }), buckets }
+                let shard = Shard { table, sequence: 0, fills, masks, loaded: true };
+                Padded { shard: Mutex::new(shard), buckets }
             })
             .collect();
         Index { geometry, shards, fill_numbers: AtomicU64::new(0) }
@@ -183,7 +188,16 @@ impl Index {
     #[inline]
     fn locate(&self, address: Address) -> (MutexGuard<'_, Shard>, LocalKey) {
         let placed = self.geometry.place(address.0);
-        (self.shards[placed.shard as usize].shard.lock(), placed.key)
+        let shard = self.shards[placed.shard as usize].shard.lock();
+        // A block in it would seem to be absent, and the origin's outdated data would be served.
+        let loaded = shard.loaded || planted::has(PlantedBug::NotLoadedIsAbsent);
+        assert!(loaded, "shard {} of the index is not loaded", placed.shard);
+        (shard, placed.key)
+    }
+
+    /// Returns the number of the shard that an address belongs to.
+    pub(crate) fn shard_of(&self, address: Address) -> u32 {
+        self.geometry.place(address.0).shard
     }
 
     /// A hint: the block will be looked up soon, and is probably cached.
@@ -309,59 +323,6 @@ impl Index {
         Some(entry)
     }
 
-    /// Inserts a recovered entry; if it is partial, [`Index::restore_mask`] must follow.
-    ///
-    /// # Errors
-    /// The table has no room.
-    pub fn restore(&self, address: Address, entry: Entry) -> Result<(), Unfit> {
-        let (mut shard, key) = self.locate(address);
-        shard.table.insert(key, entry).map(drop).map_err(|_| Unfit::Blocks)
-    }
-
-    /// Adds the mask of a restored block; ignored for blocks that are not partial.
-    ///
-    /// # Errors
-    /// There is no memory for it.
-    pub fn restore_mask(&self, address: Address, mask: SectorMask) -> Result<(), Unfit> {
-        let (mut shard, key) = self.locate(address);
-        match shard.table.get(key) {
-            Some((_, entry)) if entry.partial => {
-                shard.masks.restore(address.0, mask).map_err(Unfit::Masks)
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// Inserts a recovered version with its mask, unless `newer` says that the present entry is
-    /// newer.
-    ///
-    /// # Errors
-    /// The table has no room, or there is no memory for the mask.
-    pub fn restore_unless(
-        &self,
-        address: Address,
-        version: NewVersion,
-        newer: impl FnOnce(&Entry) -> bool,
-    ) -> Result<(), Unfit> {
-        let (mut shard, key) = self.locate(address);
-        let (mut stays, mut was_partial) = (false, false);
-        let inserted = shard.table.insert_unless(key, version.entry, |entry| {
-            stays = newer(entry);
-            was_partial = entry.partial;
-            stays
-        });
-        inserted.map_err(|_| Unfit::Blocks)?;
-        match version.mask {
-            _ if stays => Ok(()),
-            Some(mask) => shard.masks.restore(address.0, mask).map_err(Unfit::Masks),
-            None if was_partial => {
-                shard.masks.remove(address.0);
-                Ok(())
-            }
-            None => Ok(()),
-        }
-    }
-
     /// Makes every sequence assigned from now on higher than `sequence`.
     pub fn raise_sequence(&self, sequence: u64) {
         for shard in &self.shards {
@@ -392,6 +353,10 @@ impl Index {
     /// entries that are present all the time. `visit` must be quick and must not use the index.
     pub fn scan_shard(&self, number: u32, visit: &mut impl FnMut(Address, &Entry)) {
         let shard = self.shards[number as usize].shard.lock();
+        if !shard.loaded {
+            // Nothing is in it, and its memory is not touched before it is loaded.
+            return;
+        }
         shard.table.for_each_in(0..shard.table.buckets(), |key, entry| {
             visit(Address(self.geometry.address(number, key)), &entry);
         });
@@ -407,7 +372,7 @@ impl Index {
     ) {
         for number in 0..self.shard_count() {
             let shard = self.shards[number as usize].shard.lock();
-            let all = 0..shard.table.buckets();
+            let all = if shard.loaded { 0..shard.table.buckets() } else { 0..0 };
             shard.table.for_each_where(all, &mut wanted, |key, entry| {
                 visit(Address(self.geometry.address(number, key)), &entry);
             });

@@ -350,7 +350,7 @@ impl StoreLane {
         own.map(|number| self.store.appenders.lock(number).open_cells()).sum()
     }
 
-    fn failed(&self) -> StoreError {
+    pub(crate) fn failed(&self) -> StoreError {
         let cause = self.store.health.cause();
         StoreError::Failed(cause.map_or_else(|| "unknown cause".into(), |cause| cause.to_string()))
     }

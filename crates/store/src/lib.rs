@@ -2,6 +2,7 @@
 //!
 //! - [`mod@format`]: formatting a cache device
 //! - [`recover`]: opening it, after an orderly stop or a crash
+//! - [`loader`]: loading the index while requests are served
 //! - [`store`]: the state shared by all lanes: looking blocks up, removing them
 //! - [`lane`]: a store as one lane uses it: appending versions of blocks, making them durable
 //! - [`read`]: reading blocks back, verified; `hazard`: short reads without a pin
@@ -18,6 +19,7 @@
 mod appender;
 pub mod check;
 pub mod checkpoint;
+mod chunks;
 pub mod damage;
 pub mod error;
 pub mod format;
@@ -27,6 +29,8 @@ pub mod index;
 pub mod lane;
 pub mod latency;
 mod layout;
+pub mod loader;
+mod loading;
 mod log;
 #[cfg(all(test, feature = "loom"))]
 mod loom_tests;
@@ -43,6 +47,7 @@ mod replay;
 mod retry;
 pub mod roots;
 pub mod segments;
+mod spaces;
 pub mod store;
 pub mod table;
 

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_core::VolumeId;
+use forebay_format::Geometry;
 use forebay_lane::MemoryBudget;
 
 /// Options for opening a store.
@@ -23,10 +24,33 @@ pub struct StoreOptions {
     /// Shards of the index; `None`: chosen by the capacity, one for a cache of less than 2^15
     /// blocks.
     pub shards: Option<u32>,
+    /// Cached blocks from which the index of a cache that was closed in order is loaded while
+    /// requests are served: with fewer, that takes less than a tenth of a second.
+    pub load_later_from: u64,
+    /// Pause between two shards of the index that a lane loads in the background, for tests.
+    pub load_pause: Duration,
     /// The budget from which the open cache takes its memory.
     pub memory: Arc<MemoryBudget>,
     /// Seed of all random decisions.
     pub seed: u64,
+}
+
+impl StoreOptions {
+    /// Returns the number of bytes after which a cache with this geometry should write a checkpoint.
+    pub(crate) fn checkpoint_due(&self, geometry: &Geometry) -> u64 {
+        // Recovery holds the headers written since the checkpoint in memory, which must be
+        // available then. More is written until the checkpoint is complete, so this plans for about
+        // half of it.
+        const MOST: u64 = 64 << 30;
+        const FOR_EACH_BLOCK: u64 = 400;
+        let segment = geometry.segment_bytes;
+        let half = u64::from(geometry.segment_count) * segment / 2;
+        let blocks = self.memory.not_held() / FOR_EACH_BLOCK;
+        // At least a segment: without any memory left, a checkpoint would be due even without an
+        // append.
+        let within_memory = blocks.saturating_mul(geometry.block.bytes()).max(segment);
+        self.checkpoint_bytes.unwrap_or(half).min(half).min(MOST).min(within_memory)
+    }
 }
 
 impl Default for StoreOptions {
@@ -38,6 +62,8 @@ impl Default for StoreOptions {
             room_for_blocks: 0,
             grown: Vec::new(),
             shards: None,
+            load_later_from: 1 << 20,
+            load_pause: Duration::ZERO,
             memory: Arc::default(),
             seed: 0,
         }

@@ -79,6 +79,12 @@ planted_bugs! {
     GapsNotSeen = "gaps-not-seen",
     /// The cache stays marked as cleanly closed while it is in use.
     CleanFlagStays = "clean-flag-stays",
+    /// Blocks of a shard that is not loaded yet count as absent.
+    NotLoadedIsAbsent = "not-loaded-is-absent",
+    /// Dirty blocks that are loaded later are not counted as dirty.
+    LoadedDirtyNotTold = "loaded-dirty-not-told",
+    /// A checkpoint is written before the whole index is loaded.
+    CheckpointBeforeLoaded = "checkpoint-before-loaded",
 
     // Reuse of segments.
     /// A segment is reused before a checkpoint contains its records.

@@ -43,6 +43,7 @@ mod opening;
 mod size;
 
 use opening::Opening;
+pub(crate) use opening::arrangement;
 use size::{hold_memory, table_geometry};
 
 /// Header reads in flight at a time.

@@ -160,6 +160,8 @@ pub struct Segments {
     buffers: Box<[Mutex<Option<Arc<LogBuffer>>>]>,
     state: Mutex<State>,
     checkpoint_base: AtomicU64,
+    /// Free segments that must not be opened for now.
+    withheld: AtomicU32,
     /// Segments with at least one held version.
     with_held: AtomicU32,
 }
@@ -187,6 +189,7 @@ impl Segments {
                 next_generation: next_generation.0,
             }),
             checkpoint_base: AtomicU64::new(0),
+            withheld: AtomicU32::new(0),
             with_held: AtomicU32::new(0),
         }
     }
@@ -199,6 +202,16 @@ impl Segments {
     /// Returns the number of segments that may be opened immediately.
     pub fn free_count(&self) -> u32 {
         self.state.lock().free.len() as u32
+    }
+
+    /// Keeps this many free segments from being opened, from now on.
+    pub(crate) fn withhold(&self, segments: u32) {
+        self.withheld.store(segments, Ordering::SeqCst);
+    }
+
+    /// Keeps all but `most` free segments from being opened.
+    pub(crate) fn withhold_beyond(&self, most: u32) {
+        self.withhold(self.free_count().saturating_sub(most));
     }
 
     /// Returns the number of segments that are empty but not yet free.
@@ -265,7 +278,9 @@ impl Segments {
         on_probation: bool,
     ) -> Option<(SegmentId, Generation)> {
         let mut state = self.state.lock();
-        if state.free.len() <= reserve as usize {
+        // Background work gets all of them: marks must not wait.
+        let withheld = if reserve > 0 { self.withheld.load(Ordering::Relaxed) } else { 0 };
+        if state.free.len() as u64 <= u64::from(reserve) + u64::from(withheld) {
             return None;
         }
         let at = state.free.len() * appender / appenders.max(1);

@@ -11,72 +11,28 @@ use forebay_core::{
     BlockSize, Generation, OriginBlock, RecordNumber, SectorMask, SegmentId, Slot, VolumeId,
 };
 use forebay_device::Device;
-use forebay_format::{CheckSeed, Geometry, Mark, MarkKind, Uuid, VolumeRecord};
+use forebay_format::{Geometry, Mark, MarkKind, Uuid, VolumeRecord};
 use forebay_lane::{Gate, MemoryHold, Notify};
 use parking_lot::Mutex;
 
 use crate::appender::Appenders;
 use crate::hazard::{HazardId, HazardSlots};
 use crate::health::Health;
-use crate::index::{Address, Condition, Found, Index};
+use crate::index::{Condition, Found, Index};
 use crate::latency::DeviceLatency;
 use crate::layout::SegmentLayout;
+use crate::loading::Loading;
 use crate::log::Log;
 use crate::options::StoreOptions;
 use crate::ordered::Ordered;
 use crate::planted::{self, PlantedBug};
 use crate::segments::{Live, Segments};
+pub use crate::spaces::{Spaces, VolumeSpace};
 use crate::table::Entry;
 
 /// The check of a payload that was read back and verified.
 #[derive(Clone, Copy, Debug)]
 pub struct PayloadCheck(pub(crate) u32);
-
-/// One volume's address range in the index, and the seed of its checksums.
-#[derive(Clone, Copy, Debug)]
-pub struct VolumeSpace {
-    /// The volume.
-    pub id: VolumeId,
-    /// Address of its block 0.
-    pub base: u64,
-    /// Number of its blocks.
-    pub blocks: u64,
-    pub(crate) seed: CheckSeed,
-}
-
-impl VolumeSpace {
-    /// Returns whether the volume has this block. Block numbers read from a device must be checked
-    /// with this: the address of one beyond the end belongs to another volume, or to none.
-    #[inline]
-    pub fn contains(&self, block: OriginBlock) -> bool {
-        block.0 < self.blocks
-    }
-
-    /// Returns the address of a block of this volume.
-    #[inline]
-    pub fn address(&self, block: OriginBlock) -> Address {
-        debug_assert!(self.contains(block), "{block:?} is beyond the end of {:?}", self.id);
-        Address(self.base + block.0)
-    }
-
-    /// Returns the block at an address, if it belongs to this volume.
-    pub fn block(&self, address: Address) -> Option<OriginBlock> {
-        let block = address.0.checked_sub(self.base)?;
-        (block < self.blocks).then_some(OriginBlock(block))
-    }
-}
-
-/// The address ranges of all volumes, to find the volume of an address.
-pub struct Spaces(Vec<VolumeSpace>);
-
-impl Spaces {
-    /// Returns the volume of an address, and the block's number in it.
-    pub fn find(&self, address: Address) -> Option<(&VolumeSpace, OriginBlock)> {
-        let after = self.0.partition_point(|space| space.base <= address.0);
-        let space = self.0.get(after.checked_sub(1)?)?;
-        space.block(address).map(|block| (space, block))
-    }
-}
 
 /// The kind of an append; it selects the appender, and background work may use the reserved
 /// segments.
@@ -189,6 +145,7 @@ pub struct Store {
     pub(crate) meta_gate: Gate,
     pub(crate) sync_gate: Gate,
     pub(crate) checkpoint_gate: Gate,
+    pub(crate) loading: Loading,
     pub(crate) appended_at_checkpoint: AtomicU64,
     /// Memory held for all of this.
     pub(crate) _memory: Vec<MemoryHold>,
@@ -247,7 +204,7 @@ impl Store {
     pub fn spaces(&self) -> Spaces {
         let mut spaces = self.spaces.lock().clone();
         spaces.sort_by_key(|space| space.base);
-        Spaces(spaces)
+        Spaces::new(spaces)
     }
 
     /// Returns the bytes of memory of the index and of the segment tables.
@@ -485,18 +442,7 @@ impl Store {
 
     /// Returns the number of appended bytes after which a checkpoint is due.
     pub fn checkpoint_due(&self) -> u64 {
-        // Recovery holds the headers written since the checkpoint in memory, which must be
-        // available then. More is written until the checkpoint is complete, so this plans for about
-        // half of it.
-        const MOST: u64 = 64 << 30;
-        const FOR_EACH_BLOCK: u64 = 400;
-        let segment = self.log.layout().segment_bytes;
-        let half = u64::from(self.segments.count()) * segment / 2;
-        let blocks = self.options.memory.not_held() / FOR_EACH_BLOCK;
-        // At least a segment: without any memory left, a checkpoint would be due even without an
-        // append.
-        let within_memory = blocks.saturating_mul(self.block_size().bytes()).max(segment);
-        self.options.checkpoint_bytes.unwrap_or(half).min(half).min(MOST).min(within_memory)
+        self.options.checkpoint_due(&self.geometry)
     }
 
     /// Returns whether everything that was appended or marked is durable.

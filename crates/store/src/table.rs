@@ -28,6 +28,7 @@ pub use entry::{Check, Entry, RANK_MAX, RANK_UNKNOWN};
 pub use geometry::{CHECK_BITS_MAX, CHECK_BITS_MIN, Geometry, GeometryError, LocalKey, Placed};
 
 use forebay_device::hint::Spot;
+use zerocopy::FromZeros;
 
 use entry::Layout;
 use permutation::Divisor;
@@ -39,7 +40,7 @@ const BUCKET_BYTES: u64 = size_of::<Bucket>() as u64;
 const OVERFLOW_MAX: usize = 32;
 
 /// Eight words in a cache line; 0 is an unused word.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, zerocopy::FromZeros)]
 #[repr(C, align(64))]
 struct Bucket([u64; LANES]);
 
@@ -61,6 +62,13 @@ impl Bucket {
     fn unused(&self) -> u32 {
         self.matching(0, 1)
     }
+}
+
+/// Returns unused buckets. The system gives the memory when it is first written to.
+fn zeroed(count: usize) -> Box<[Bucket]> {
+    let buckets = <[Bucket]>::new_box_zeroed_with_elems(count);
+    // Without the memory for it, the other way ends the process as any allocation does.
+    buckets.unwrap_or_else(|_| vec![Bucket([0; LANES]); count].into_boxed_slice())
 }
 
 /// Returns the lowest lane in a bit set.
@@ -105,7 +113,7 @@ impl Table {
     pub fn new(geometry: &Geometry) -> Self {
         let divisor = geometry.buckets();
         Table {
-            buckets: vec![Bucket([0; LANES]); divisor.get() as usize].into_boxed_slice(),
+            buckets: zeroed(divisor.get() as usize),
             divisor,
             layout: geometry.layout(),
             overflow: Vec::new(),
@@ -185,6 +193,29 @@ impl Table {
             }
             return Ok(old);
         }
+        self.insert_at(key, (remainder, first), entry).map(|()| None)
+    }
+
+    /// As [`Table::insert`] for a key that is not in the table, which saves looking for it.
+    ///
+    /// # Errors
+    /// As for [`Table::insert`].
+    ///
+    /// # Panics
+    /// As for [`Table::insert`].
+    pub(crate) fn insert_absent(&mut self, key: LocalKey, entry: Entry) -> Result<(), Full> {
+        let (remainder, first) = self.divide(key);
+        debug_assert!(self.find(key, remainder, first).is_none(), "{key:?} is in the table");
+        self.insert_at(key, (remainder, first), entry)
+    }
+
+    #[inline]
+    fn insert_at(
+        &mut self,
+        key: LocalKey,
+        (remainder, first): (u64, usize),
+        entry: Entry,
+    ) -> Result<(), Full> {
         let word = self.layout.with_entry(self.layout.tag(remainder), &entry);
         let second = self.other_bucket(remainder, first);
         match self.unused_in(first, second).or_else(|| self.make_room(first, second)) {
@@ -198,7 +229,7 @@ impl Table {
             None => return Err(Full),
         }
         self.len += 1;
-        Ok(None)
+        Ok(())
     }
 
     /// Removes the entry of `key` and returns it.

@@ -1,14 +1,16 @@
 //! Work beside the data path. Each part is a task on the lane that opened the cache, except
-//! [`watch`], which runs on every lane.
+//! [`watch`] and [`load`], which run on every lane.
 //!
 //! - [`writeback`]: writes dirty blocks to the origin in address order
 //! - [`ordered`]: writes them in the order of flushes, for volumes with ordered writeback
 //! - [`reclaim`]: frees segments of the log
 //! - [`demote`]: gives up blocks when the cache holds more than the policy's share
 //! - [`upkeep`]: periodic commits, checkpoints and origin syncs
+//! - [`load`]: loads the index after an orderly stop
 //! - [`watch`]: checks whether the cache device answers
 
 pub(crate) mod demote;
+pub(crate) mod load;
 pub(crate) mod ordered;
 mod pace;
 pub(crate) mod reclaim;

@@ -99,6 +99,8 @@ pub(crate) async fn run(engine: Rc<EngineLane>) {
     let _ending = BackgroundEnding { cache: engine.cache.clone(), task: "reclaim" };
     let store = engine.cache.store.clone();
     let mut state = State::default();
+    // Which blocks of a segment are live is known once the whole index is.
+    store.loaded().await;
     while !engine.cache.is_stopping() {
         let wanted = store.space_wanted.listen();
         engine.store.free_drained();

@@ -54,6 +54,7 @@ pub(crate) async fn checkpoints(engine: Rc<EngineLane>) {
         either(stop, engine.lane.sleep(CHECKPOINT_ASKED)).await;
         if !cache.is_stopping()
             && !store.health.failed()
+            && store.is_loaded()
             && store.appended_since_checkpoint() >= store.checkpoint_due()
             && let Err(error) = engine.store.checkpoint(false).await
         {

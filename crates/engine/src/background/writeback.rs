@@ -77,6 +77,18 @@ pub(crate) async fn run(view: Rc<LaneVolume>, after: Duration) {
     let _ending = BackgroundEnding { cache: view.cache.clone(), task: "writeback" };
     let _again = Again(view.clone());
     pause_for(&view, after).await;
+    // Blocks that are not loaded would seem to be absent, and a region of them to be clean.
+    while !view.cache.store.is_loaded() {
+        let (store, lane) = (&view.cache.store, view.lane());
+        if view.cache.is_stopping() || view.volume.state() == VolumeState::Removed {
+            return;
+        }
+        if store.cannot_be_loaded() {
+            view.volume.set_writeback_error(Some(WritebackError::NotLoaded));
+            return;
+        }
+        either(async { _ = store.loaded().await }, lane.sleep(LONGEST_WAIT)).await;
+    }
     let settings = view.volume.settings();
     let mut this = Writeback {
         pacer: Pacer::new(settings),

@@ -67,6 +67,9 @@ impl EngineLane {
         if planted::has(PlantedBug::AnyOriginWillDo) {
             verdict = Verdict::Same;
         }
+        if verdict != Verdict::Same || note.is_some() || size > record.origin_bytes {
+            self.index_loaded().await?;
+        }
         if verdict != Verdict::Same {
             self.drop_clean(&record, &origin, &verdict, force)?;
             // Barrier for invariant 12: the blocks dropped here stay dropped after the evidence
@@ -278,18 +281,24 @@ impl EngineLane {
             // Also if the order is being switched off: that has to become durable first.
             volume.set_ordered(true);
         }
-        store.index.visit(
-            |entry| entry.dirty,
-            |address, _| {
-                if let Some(block) = space.block(address) {
-                    volume.appended(&self.lane, block, None, true);
-                }
-            },
-        );
         if self.cache.ledger().is_none() {
             volume.intent.is_pointless();
         }
-        self.cache.add_volume(volume.clone());
+        store.while_none_is_loaded(|| {
+            if !store.is_loaded() {
+                // Any region may have dirty blocks that are not loaded yet.
+                (0..volume.dirty.regions()).for_each(|region| volume.intent.dirtied(region));
+            }
+            store.index.visit(
+                |entry| entry.dirty,
+                |address, _| {
+                    if let Some(block) = space.block(address) {
+                        volume.appended(&self.lane, block, None, true);
+                    }
+                },
+            );
+            self.cache.add_volume(volume.clone());
+        });
         let Some(view) = self.lane_volume(volume.id) else {
             self.cache.remove_volume(name);
             return Err(EngineError::new(

@@ -31,6 +31,7 @@ impl EngineLane {
     ) -> Result<(), EngineError> {
         let volume = self.cache.volume(name).ok_or_else(|| EngineError::no_volume(name))?;
         let view = self.lane_volume(volume.id).ok_or_else(|| EngineError::no_volume(name))?;
+        self.index_loaded().await?;
         let store = &self.cache.store;
         let mut left = 0;
         store.index.visit(

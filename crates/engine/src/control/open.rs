@@ -2,15 +2,20 @@
 
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 use forebay_device::Device;
+use forebay_lane::either;
 use forebay_store::{RecoveryReport, Store, StoreLane, StoreOptions};
 
 use crate::background;
-use crate::error::EngineError;
+use crate::error::{EngineError, EngineErrorKind};
 use crate::lane::engine::{EngineLane, LaneContext};
 use crate::serve::requests;
 use crate::state::cache::Cache;
+
+/// How often to check whether the cache device still answers.
+const ASKED_EVERY: Duration = Duration::from_millis(100);
 
 impl EngineLane {
     /// Opens a cache device. The calling lane also does the background work.
@@ -36,6 +41,7 @@ impl EngineLane {
         (0..cache.store.index.shard_count()).for_each(|shard| cache.show_cached(shard));
         let engine = Self::with_store(cache, context, store, requests());
         engine.lane.spawn(background::watch::run(Rc::downgrade(&engine), true));
+        engine.start_loading();
         engine.cache.background_started();
         engine.lane.spawn(background::reclaim::run(engine.clone()));
         engine.cache.background_started();
@@ -54,6 +60,40 @@ impl EngineLane {
         let store = StoreLane::new(cache.store.clone(), context.lane.clone(), queue);
         let engine = Self::with_store(cache.clone(), context, store, requests());
         engine.lane.spawn(background::watch::run(Rc::downgrade(&engine), false));
+        engine.start_loading();
         Ok(engine)
+    }
+
+    /// Takes part in loading the index, if it is not loaded.
+    fn start_loading(self: &Rc<Self>) {
+        if !self.cache.store.is_loaded() {
+            self.cache.background_started();
+            self.lane.spawn(background::load::run(self.clone()));
+        }
+    }
+
+    /// Waits until the index is loaded: for work that needs all of it.
+    ///
+    /// # Errors
+    /// It cannot be read, or the cache device hangs.
+    pub(crate) async fn index_loaded(&self) -> Result<(), EngineError> {
+        let store = &self.cache.store;
+        loop {
+            if store.is_loaded() {
+                return Ok(());
+            }
+            if store.cannot_be_loaded() {
+                let message = format!(
+                    "the index on the cache device {} cannot be read",
+                    store.device().name()
+                );
+                return Err(EngineError::new(EngineErrorKind::Failed, message));
+            }
+            if let Some(hung) = self.cache.hung() {
+                return Err(hung);
+            }
+            let loaded = async { _ = store.loaded().await };
+            either(loaded, self.lane.sleep(ASKED_EVERY)).await;
+        }
     }
 }

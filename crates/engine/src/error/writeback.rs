@@ -27,6 +27,9 @@ pub enum WritebackError {
     /// longer trusted.
     #[error("the cache device has failed, and it cannot be recorded that blocks are clean")]
     CacheFailed,
+    /// The index cannot be read from the cache device.
+    #[error("the index cannot be read from the cache device")]
+    NotLoaded,
     /// A dirty block cannot be read from the cache device.
     #[error("block {} cannot be read back", .0.0)]
     Unreadable(OriginBlock),

@@ -133,6 +133,9 @@ impl Notes<'_> {
     /// has counted its block by then.
     pub(crate) async fn shorten_note(self) {
         let intent = &self.0.volume.intent;
+        if !self.0.cache.store.is_loaded() {
+            return;
+        }
         let dirty = dirty_regions(&self.0.volume.dirty);
         let (filed, begun) = intent.filed.lock().clone();
         if begun {
@@ -155,6 +158,10 @@ impl Notes<'_> {
     pub(crate) async fn note_the_end(self) {
         let volume = &self.0.volume;
         let Some(ledger) = self.0.cache.ledger() else { return };
+        if !self.0.cache.store.is_loaded() {
+            // The note that all regions may be dirty stays.
+            return;
+        }
         let turn = volume.note_gate.enter().await;
         if volume.is_noted.load(Ordering::Relaxed) {
             drop(turn);
@@ -184,6 +191,10 @@ impl Notes<'_> {
     pub(crate) async fn note_dirty(self, free: &Range<u64>) -> Result<(), LedgerError> {
         let volume = &self.0.volume;
         let ledger = self.0.cache.ledger().ok_or(LedgerError::Absent)?;
+        if !self.0.cache.store.loaded().await {
+            // Dirty blocks that the note would not list would count as outdated.
+            return Err(LedgerError::NotLoaded);
+        }
         let _turn = volume.note_gate.enter().await;
         volume.note_uses.fetch_add(1, Ordering::SeqCst);
         let noted = volume.noted.lock().clone();

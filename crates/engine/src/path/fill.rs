@@ -102,7 +102,8 @@ impl<'a> Filler<'a> {
     ) -> Option<(Range<u64>, Promotion<'a>)> {
         let volume = &self.0.volume;
         let bytes = volume.admission.promote();
-        if bytes <= self.fill_bytes() {
+        // What the neighbours have is not known before they are loaded, and not worth loading them.
+        if bytes <= self.fill_bytes() || !self.0.store.store().is_loaded() {
             return None;
         }
         let whole = self.origin_span(range, Some(bytes));

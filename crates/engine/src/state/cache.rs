@@ -8,9 +8,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use forebay_core::{Clock, Nanos, ReplacementKind, VolumeId};
-use forebay_lane::{MemoryHold, MemoryUse, Notify};
+use forebay_lane::{Lane, MemoryHold, MemoryUse, Notify};
 use forebay_policy::Ghost;
-use forebay_store::Store;
+use forebay_policy::exact::Key;
+use forebay_store::{Address, Entry, Store};
 use parking_lot::{Mutex, RwLock};
 
 use crate::state::health::DeviceHealth;
@@ -249,9 +250,28 @@ impl Cache {
     pub(crate) fn show_cached(&self, shard: u32) {
         let (_, replacement) = self.replacement();
         if let How::Lists(lists) = &replacement.how {
-            self.store.index.scan_shard(shard, &mut |address, entry: &forebay_store::Entry| {
-                lists.begin(entry.slot, forebay_policy::exact::Key(address.0));
+            self.store.index.scan_shard(shard, &mut |address, entry: &Entry| {
+                lists.begin(entry.slot, Key(address.0));
             });
+        }
+    }
+
+    /// Notes that a block is loaded into the index: for a policy with lists, and for its volume if it
+    /// is dirty.
+    pub(crate) fn on_load(&self, lane: &Lane, address: Address, entry: &Entry) {
+        if !self.ranks()
+            && let How::Lists(lists) = &self.replacement().1.how
+        {
+            lists.begin(entry.slot, Key(address.0));
+        }
+        if !entry.dirty {
+            return;
+        }
+        let volumes = self.volumes.read();
+        let owner = volumes.iter().find_map(|volume| Some((volume, volume.space.block(address)?)));
+        match owner {
+            Some((volume, block)) => volume.appended(lane, block, None, true),
+            None => self.detached.loaded(&self.store, address),
         }
     }
 

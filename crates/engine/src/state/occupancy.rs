@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_core::VolumeId;
-use forebay_store::Store;
+use forebay_store::{Address, Store};
 use parking_lot::Mutex;
 
 /// What one volume occupies in the cache, in blocks.
@@ -51,6 +51,13 @@ impl Detached {
         let mut volumes = self.volumes.lock();
         change(&mut volumes);
         self.total.store(volumes.values().sum(), Ordering::SeqCst);
+    }
+
+    /// Counts a dirty block that was loaded, of a volume that is not attached.
+    pub(crate) fn loaded(&self, store: &Store, address: Address) {
+        if let Some((space, _)) = store.spaces().find(address) {
+            self.change(|volumes| *volumes.entry(space.id).or_default() += 1);
+        }
     }
 
     /// Adds a volume that is no longer attached, with its dirty blocks.

@@ -35,16 +35,7 @@ pub(crate) fn render(report: &VolumeReport) -> String {
     let rule = report.policy_rule.as_ref().map_or(String::new(), |rule| format!(" ({rule})"));
     line("mode", format!("{mode}, {}{rule}, durability {}", report.policy, report.durability));
     line("origin", format!("{}  {}", report.origin.path, format_size(report.origin.size)));
-    let used = match report.cache.size {
-        0 => String::new(),
-        size => format!(
-            "  {} of {} used ({}) by all of its volumes",
-            format_size(report.cache.used),
-            format_size(size),
-            percent(report.cache.used as f64 / size as f64)
-        ),
-    };
-    line("cache", format!("{}{used}", report.cache.path));
+    cache_lines(report).into_iter().for_each(|(label, value)| line(label, value));
     ram_lines(report).into_iter().for_each(|(label, value)| line(label, value));
     let shift = match report.alignment {
         0 => String::new(),
@@ -102,6 +93,24 @@ pub(crate) fn waits_for_start(report: &VolumeReport) -> Option<&'static str> {
         None => (report.settings.ram > 0).then_some("ram"),
         Some(ram) => (ram.block_size != report.settings.ram_block).then_some("ram_block"),
     }
+}
+
+fn cache_lines(report: &VolumeReport) -> Vec<(&'static str, String)> {
+    let used = match report.cache.size {
+        0 => String::new(),
+        size => format!(
+            "  {} of {} used ({}) by all of its volumes",
+            format_size(report.cache.used),
+            format_size(size),
+            percent(report.cache.used as f64 / size as f64)
+        ),
+    };
+    let mut lines = vec![("cache", format!("{}{used}", report.cache.path))];
+    if let Some(share) = report.cache.index_loaded {
+        let rest = "the other blocks are loaded on demand, and not counted yet";
+        lines.push(("index", format!("{} loaded; {rest}", percent(share))));
+    }
+    lines
 }
 
 /// Returns the lines about the RAM tier.

@@ -11,6 +11,7 @@ use crate::index::Address;
 use crate::lane::StoreLane;
 use crate::meta::page_buffer;
 use crate::planted::{self, PlantedBug};
+use crate::recover::arrangement;
 use crate::segments::{SegmentSnapshot, SegmentState};
 use crate::store::Spaces;
 use crate::table::Entry;
@@ -41,8 +42,10 @@ impl<'a> ImageWriter<'a> {
         let most = u32::from(forebay_format::checkpoint::MAX_CHECK_BITS);
         let check_bits = store.index.geometry().check_bits().min(most);
         let (geometry, bits) = (&store.geometry, check_bits as u8);
-        let writer =
+        let mut writer =
             CheckpointWriter::new(geometry, store.uuid, area, number, bits).map_err(fault)?;
+        let (index, spaces) = (&store.index, store.spaces.lock().clone());
+        writer.arrange(arrangement(index.geometry(), index.shard_count(), &spaces));
         Ok(ImageWriter {
             lane,
             writer,

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
-use forebay_core::{Generation, RecordNumber, SegmentId, VolumeId};
+use forebay_core::{Generation, RecordNumber, VolumeId};
 use forebay_format::Geometry;
 
 use super::RecoveryReport;
@@ -17,6 +17,7 @@ use crate::index::Index;
 use crate::lane::StoreLane;
 use crate::latency::DeviceLatency;
 use crate::layout::SegmentLayout;
+use crate::loading::Loading;
 use crate::log::Log;
 use crate::ordered::{Ordered, queue::Queue as OrderQueue};
 use crate::planted::{self, PlantedBug};
@@ -34,6 +35,7 @@ pub(super) struct Parts {
     log: Log,
     /// Whether the checkpoint was rebuilt or repaired, so that a new one must be written.
     mended: bool,
+    loading: Loading,
 }
 
 impl Opening<'_> {
@@ -55,9 +57,31 @@ impl Opening<'_> {
         let ordered = Ordered::new(queues, &self.options.memory)
             .map_err(|over| refused(&self.device, over))?;
         let live = live_in(geometry, &index);
-        let segments = restored(next_generation, segments, &replay, &live, &held);
-        self.report.blocks = live.iter().map(|counts| u64::from(counts.blocks)).sum();
-        self.report.dirty = live.iter().map(|counts| u64::from(counts.dirty)).sum();
+        let sum = |of: fn(&Live) -> u32| live.iter().map(|counts| u64::from(of(counts))).sum();
+        (self.report.blocks, self.report.dirty) = match &image.later {
+            Some(later) => later.counts(),
+            None => (sum(|live| live.blocks), sum(|live| live.dirty)),
+        };
+        let segments = match &image.later {
+            Some(_) => restored(next_generation, segments, &replay, &live, |it| !it.in_use),
+            None => {
+                let is_empty = |it: &FoundSegment| {
+                    let number = it.segment.0 as usize;
+                    live[number].blocks == 0 && held.get(number).is_none_or(|held| *held == 0)
+                };
+                restored(next_generation, segments, &replay, &live, is_empty)
+            }
+        };
+        segments.set_held(&held);
+        let loading = match image.later {
+            Some(later) => {
+                // What is appended before the next checkpoint has to be replayed after a crash.
+                let most = self.options.checkpoint_due(geometry) / geometry.segment_bytes;
+                segments.withhold_beyond(most as u32);
+                Loading::of(later, index.shard_count())
+            }
+            None => Loading::nothing(),
+        };
         let last = replay.highest_number.0.max(image.base.0);
         let next = RecordNumber(last + 1 + self.left_out());
         let log = Log::new(
@@ -66,7 +90,7 @@ impl Opening<'_> {
             geometry.segment_count,
             next,
         );
-        Ok(Parts { index, segments, ordered, log, mended: image.mended })
+        Ok(Parts { index, segments, ordered, log, mended: image.mended, loading })
     }
 
     /// Phase 5: makes the recovered state durable, before anything else is written.
@@ -101,6 +125,7 @@ impl Opening<'_> {
             meta_gate: Default::default(),
             sync_gate: Default::default(),
             checkpoint_gate: Default::default(),
+            loading: parts.loading,
             appended_at_checkpoint: AtomicU64::new(0),
             resting: Default::default(),
             _memory: self.memory,
@@ -166,28 +191,22 @@ fn live_in(geometry: &Geometry, index: &Index) -> Vec<Live> {
     live
 }
 
-/// Restores the segments in the order of their generations; those without live or held versions are
-/// free.
+/// Restores the segments in the order of their generations.
 fn restored(
     next_generation: Generation,
     mut found: Vec<FoundSegment>,
     replay: &Replay,
     live: &[Live],
-    held: &[u32],
+    is_free: impl Fn(&FoundSegment) -> bool,
 ) -> Segments {
     found.sort_by_key(|it| it.generation);
-    let is_empty = |segment: SegmentId| {
-        let number = segment.0 as usize;
-        live[number].blocks == 0 && held.get(number).is_none_or(|held| *held == 0)
-    };
     let segments = Segments::new(live.len() as u32, next_generation);
     segments.restore_all(found.into_iter().map(|it| {
         let FoundSegment { segment, generation, .. } = it;
-        let state = if is_empty(segment) { SegmentState::Free } else { SegmentState::Closed };
+        let state = if is_free(&it) { SegmentState::Free } else { SegmentState::Closed };
         let position = replay.position(segment).unwrap_or(it.position);
         (segment, SegmentSnapshot { generation, state, position }, RecordNumber(0))
     }));
     segments.set_live(live);
-    segments.set_held(held);
     segments
 }

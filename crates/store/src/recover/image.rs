@@ -6,18 +6,21 @@ use std::rc::Rc;
 
 use forebay_core::{Generation, RecordNumber, VolumeId};
 use forebay_device::Queue;
-use forebay_format::{Geometry, IndexEntry, SegmentState as SegmentLine};
+use forebay_format::checkpoint::SegmentUse;
+use forebay_format::{Arrangement, Geometry, SegmentState as SegmentLine};
 use forebay_lane::Lane;
+use parking_lot::Mutex;
 
 use super::address_in;
 use super::firsts::{Bounds, reopened};
 use crate::checkpoint::source::CheckpointSource;
+use crate::chunks::{Chunks, entry_of, items_in};
 use crate::error::StoreError;
 use crate::index::{Index, Unfit};
+use crate::loading;
 use crate::planted::{self, PlantedBug};
 use crate::replay::Replay;
 use crate::store::VolumeSpace;
-use crate::table::{Check, Entry};
 
 /// The content of the checkpoint, except for the blocks.
 pub(super) struct Image {
@@ -32,6 +35,8 @@ pub(super) struct Image {
     pub(super) mended: bool,
     /// Volumes that had dirty blocks.
     pub(super) dirty: HashSet<VolumeId>,
+    /// The entries, if they will be loaded later.
+    pub(super) later: Option<loading::Source>,
 }
 
 /// The cache to recover, and the lane that does it.
@@ -40,11 +45,6 @@ pub(super) struct Source<'a> {
     pub(super) queue: &'a Queue,
     pub(super) geometry: &'a Geometry,
     pub(super) spaces: &'a [VolumeSpace],
-}
-
-/// Returns the checkpoint's bits of a check, placed at the high end as in the table.
-fn check_of(entry: &IndexEntry, bits: u32) -> Check {
-    Check::from_28(entry.check << (28 - bits.min(28)))
 }
 
 /// Loads the checkpoint's blocks into the index, except those in segments that were opened again:
@@ -95,14 +95,7 @@ pub(super) async fn load(
             if gone(segment.0 as usize) {
                 continue;
             }
-            let version = Entry {
-                slot: entry.slot,
-                dirty: entry.dirty,
-                partial: entry.partial,
-                rank: entry.rank,
-                check: check_of(&entry, bits),
-            };
-            index.restore(address, version).map_err(unfit)?;
+            index.restore(address, entry_of(&entry, bits)).map_err(unfit)?;
         }
         for mask in items.masks() {
             if let Some((_, address)) = address_in(spaces, mask.volume, mask.block) {
@@ -120,6 +113,83 @@ pub(super) async fn load(
         bytes_read,
         mended,
         dirty,
+        later: None,
+    })
+}
+
+/// Most masks with which a checkpoint is loaded later: they are loaded at once.
+const MOST_MASKS: u64 = 1 << 16;
+
+/// Returns whether the entries of a checkpoint can be loaded later into an index with this order of
+/// entries.
+pub(super) fn can_wait(source: &CheckpointSource, order: &Arrangement, least: u64) -> bool {
+    let header = source.header();
+    let same = |it: &Arrangement| Arrangement { dirty: 0, ..*it } == *order;
+    header.arrangement.as_ref().is_some_and(same)
+        && (least..).contains(&header.entry_count)
+        && header.mask_count <= MOST_MASKS
+}
+
+/// As [`load`] for a cache that was closed in order, but leaves the entries for later.
+///
+/// # Errors
+/// A part of the checkpoint is damaged: load it as a whole.
+pub(super) async fn load_later(
+    from: &Source<'_>,
+    source: Chunks,
+    index: &Index,
+    replay: &Rc<RefCell<Replay>>,
+) -> Result<Image, StoreError> {
+    let Source { queue, geometry, spaces, .. } = from;
+    let header = *source.header();
+    let count = geometry.segment_count as usize;
+    replay.borrow_mut().begin(header.base, header.highest_sequence);
+    let (mut lines, mut bytes_read) = (Vec::with_capacity(count), 0);
+    let damaged = || StoreError::Refused("the checkpoint is damaged".into());
+    let mut chunk = 0;
+    while lines.len() < count {
+        let (read, mut reader) = source.read_at(queue, chunk).await?;
+        lines.extend(items_in(&mut reader, &read.chunk)?.segments());
+        if read.mended {
+            return Err(damaged());
+        }
+        bytes_read += read.bytes_read;
+        chunk += 1;
+    }
+    if header.mask_count > 0 {
+        let (mut masks, mut chunk) = (0, source.first_chunk_of_masks());
+        while masks < header.mask_count {
+            let (read, mut reader) = source.read_at(queue, chunk).await?;
+            for mask in items_in(&mut reader, &read.chunk)?.masks() {
+                masks += 1;
+                if let Some((_, address)) = address_in(spaces, mask.volume, mask.block) {
+                    let loaded = index.load_mask(address, mask.mask);
+                    loaded.map_err(|unfit| unfit.of("the checkpoint"))?;
+                }
+            }
+            if read.mended {
+                return Err(damaged());
+            }
+            bytes_read += read.bytes_read;
+            chunk += 1;
+        }
+    }
+    index.unload();
+    let in_use = lines.iter().map(|line| line.usage != SegmentUse::NeverUsed).collect();
+    Ok(Image {
+        lines,
+        reopened: vec![None; count],
+        base: header.base,
+        next_generation: header.next_generation,
+        bytes_read,
+        mended: false,
+        dirty: HashSet::new(),
+        later: Some(loading::Source {
+            checkpoint: source,
+            spaces: spaces.to_vec(),
+            in_use,
+            firsts: Mutex::default(),
+        }),
     })
 }
 
@@ -154,5 +224,6 @@ pub(super) async fn rebuild(
         bytes_read: 0,
         mended: true,
         dirty: HashSet::new(),
+        later: None,
     })
 }

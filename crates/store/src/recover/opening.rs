@@ -8,7 +8,7 @@ use std::sync::Arc;
 use forebay_core::{Generation, SegmentId, VolumeId};
 use forebay_device::{Device, Queue};
 use forebay_format::checkpoint::SegmentUse;
-use forebay_format::{CheckSeed, MAX_BLOCKS, Superblock, VolumeRecord};
+use forebay_format::{Arrangement, CheckSeed, MAX_BLOCKS, Superblock, VolumeRecord};
 use forebay_lane::{Lane, MemoryHold, MemoryUse};
 
 use super::image::{self, Image};
@@ -24,7 +24,7 @@ use crate::ordering::recover as order;
 use crate::planted::{self, PlantedBug};
 use crate::replay::Replay;
 use crate::roots::{Roots, read_roots, refused};
-use crate::store::VolumeSpace;
+use crate::spaces::{self, VolumeSpace};
 use crate::table::{Entry, Geometry as TableGeometry};
 
 /// Record numbers and sequences that are skipped after a crash. Recovery may miss some that were
@@ -136,6 +136,22 @@ impl<'a> Opening<'a> {
         let (mut index, mut replay) = self.empty();
         let from =
             image::Source { lane: self.lane, queue: &self.queue, geometry, spaces: &self.spaces };
+        if let Ok(source) = &checkpoint
+            && self.may_load_later(source)
+        {
+            let chunks = source.chunks().clone();
+            match image::load_later(&from, chunks, &index, &replay).await {
+                Ok(image) => {
+                    self.report.bytes_read += image.bytes_read;
+                    return Ok(Loaded { index, replay, image });
+                }
+                // Read it as a whole, and mend it.
+                Err(error) => {
+                    tracing::warn!(%error, "the index is loaded before anything is served")
+                }
+            }
+            (index, replay) = self.empty();
+        }
         let loaded = match checkpoint {
             Ok(source) => image::load(&from, source, self.report.clean, &index, &replay).await,
             Err(error) => Err(error),
@@ -159,6 +175,18 @@ impl<'a> Opening<'a> {
             tracing::warn!(device = self.device.name(), "{note}");
         }
         Ok(Loaded { index, replay, image })
+    }
+
+    /// Returns whether the entries of the checkpoint may be loaded while requests are served: nothing
+    /// in this opening depends on all of them, as the order of writes of a volume would.
+    fn may_load_later(&self, source: &CheckpointSource) -> bool {
+        let order = arrangement(&self.table, self.shards, &self.spaces);
+        self.report.clean
+            && self.report.notes.is_empty()
+            && !source.mended
+            && !self.is_distrusted()
+            && self.volumes.iter().all(|volume| Horizon::of(volume).is_none())
+            && image::can_wait(source, &order, self.options.load_later_from)
     }
 
     /// Returns an empty index and the replay for it.
@@ -272,6 +300,16 @@ impl<'a> Opening<'a> {
         self.report.bytes_read += bytes_read;
         Ok(queues)
     }
+}
+
+/// Returns the order in which an index of this shape writes its entries into a checkpoint.
+pub(crate) fn arrangement(
+    table: &TableGeometry,
+    shards: u32,
+    spaces: &[VolumeSpace],
+) -> Arrangement {
+    let (key_bits, spaces) = (table.key_bits(), spaces::checksum(spaces));
+    Arrangement { shards, key_bits, spaces, dirty: 0 }
 }
 
 /// Returns the address ranges of the volumes, and their total number of blocks.

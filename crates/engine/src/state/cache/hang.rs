@@ -34,11 +34,11 @@ impl Cache {
     }
 
     /// As [`Cache::unless_hung`], for work that may be abandoned only if a note can record that:
-    /// without a ledger, always waits for its end.
+    /// without a ledger, or before the index is loaded, always waits for its end.
     pub(crate) async fn unless_it_can_be_noted<T>(&self, work: &mut Work<T>) -> Option<T> {
         match self.ledger() {
-            Some(_) => self.unless_hung(work).await,
-            None => Some(work.await),
+            Some(_) if self.store.is_loaded() => self.unless_hung(work).await,
+            _ => Some(work.await),
         }
     }
 }

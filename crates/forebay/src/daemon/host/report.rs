@@ -282,6 +282,8 @@ fn fill(report: &mut VolumeReport, running: &Running, cached: u64, ram: &RamTraf
     // The cache's numbers include the blocks of all its volumes.
     report.cache.size = store.capacity_blocks().saturating_mul(block);
     report.cache.used = store.index.len().saturating_mul(block);
+    let loading = store.loading_progress();
+    report.cache.index_loaded = loading.map(|(loaded, all)| f64::from(loaded) / f64::from(all));
     let totals = volume.stats.totals();
     let dirty = volume.dirty_blocks();
     report.blocks = BlockReport {

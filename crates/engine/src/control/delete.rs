@@ -1,0 +1,116 @@
+//! Deleting volumes.
+
+use std::rc::Rc;
+
+use forebay_store::planted::{self, PlantedBug};
+
+use crate::error::{EngineError, EngineErrorKind, Obstacle};
+use crate::lane::engine::EngineLane;
+use crate::state::volume::VolumeState;
+
+impl EngineLane {
+    /// Deletes a volume and all its cached blocks. Its dirty data is written to the origin first,
+    /// so that the origin is complete, unless the data is to be discarded.
+    ///
+    /// # Errors
+    /// The dirty data cannot be written back, or the volume table not changed. The volume then
+    /// stays as it was.
+    pub async fn delete(
+        self: &Rc<Self>,
+        name: &str,
+        discard_dirty: bool,
+        progress: impl Fn(u64),
+    ) -> Result<(), EngineError> {
+        let volume = self.cache.volume(name).ok_or_else(|| EngineError::no_volume(name))?;
+        let discard_dirty = discard_dirty || planted::has(PlantedBug::DeletesUndrained);
+        self.loaded_to_delete(discard_dirty).await?;
+        if !discard_dirty {
+            self.drain_volume(&volume, u64::MAX, &progress).await?;
+        }
+        if let Err(unanswered) = self.patiently(&volume, self.quiesce(&volume)).await
+            && !discard_dirty
+        {
+            volume.set_state(VolumeState::Running);
+            return Err(unanswered);
+        }
+        if !discard_dirty && let Err(error) = self.drain_volume(&volume, u64::MAX, progress).await {
+            volume.set_state(VolumeState::Running);
+            return Err(error);
+        }
+        // The volume table first, while the volume can still be kept as it was.
+        if let Err(error) = self.strike(name).await {
+            volume.set_state(VolumeState::Running);
+            return Err(error);
+        }
+        volume.set_state(VolumeState::Removed);
+        if let Err(unanswered) = self.patiently(&volume, self.wait_for_writeback(&volume)).await {
+            tracing::warn!(%unanswered, "writes to the origin of the deleted volume may still be under way");
+        }
+        volume.waits.close();
+        self.store.remove_space(&volume.space);
+        self.cache.detached.remove(volume.id);
+        self.cache.remove_volume(name);
+        self.drop_view(volume.id);
+        Ok(())
+    }
+
+    /// Deletes a volume that is not started. Its dirty data is lost: `discard_dirty` confirms that
+    /// this is intended.
+    ///
+    /// # Errors
+    /// The volume has dirty or damaged data that is not to be discarded, or does not exist; or the
+    /// cache device fails.
+    pub async fn delete_stopped(
+        self: &Rc<Self>,
+        name: &str,
+        discard_dirty: bool,
+    ) -> Result<(), EngineError> {
+        let records = self.cache.store.volumes();
+        let record = records
+            .iter()
+            .find(|record| record.name == name)
+            .ok_or_else(|| EngineError::no_volume(name))?;
+        self.loaded_to_delete(discard_dirty).await?;
+        let dirty = self.cache.occupancy().get(&record.id).map_or(0, |own| own.dirty);
+        let at_risk = |message, obstacle: Obstacle| {
+            Err(EngineError::caused(EngineErrorKind::DataAtRisk, message, obstacle))
+        };
+        if let Some(damage) = self.cache.store.damage_of(record.id).filter(|_| !discard_dirty) {
+            let message = format!(
+                "the volume '{name}' may have lost data: {damage}; 'forebay start --force {name}' goes on with what is left, --discard-dirty gives up what is not on the origin"
+            );
+            return at_risk(message, Obstacle::Damaged(damage));
+        }
+        if dirty > 0 && !discard_dirty {
+            let message = format!(
+                "the volume '{name}' is stopped and has {dirty} blocks that are not on its origin: start it to have them written back, or use --discard-dirty"
+            );
+            return at_risk(message, Obstacle::Dirty(dirty));
+        }
+        self.strike(name).await?;
+        if let Some(space) = self.cache.store.space_of(record.id) {
+            self.store.remove_space(&space);
+        }
+        self.cache.detached.remove(record.id);
+        Ok(())
+    }
+
+    /// Waits until the index is loaded: blocks that are loaded later would stay in it. If it cannot
+    /// be read, none are, and dirty blocks can only be given up.
+    async fn loaded_to_delete(&self, discard_dirty: bool) -> Result<(), EngineError> {
+        match self.index_loaded().await {
+            Err(_) if discard_dirty && self.cache.store.cannot_be_loaded() => Ok(()),
+            loaded => loaded,
+        }
+    }
+
+    /// Removes a volume from the volume table.
+    async fn strike(self: &Rc<Self>, name: &str) -> Result<(), EngineError> {
+        let name = name.to_owned();
+        let change = self.change_volumes(move |volumes, _| {
+            volumes.retain(|volume| volume.name != name);
+            Ok(())
+        });
+        change.await
+    }
+}

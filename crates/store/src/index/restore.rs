@@ -1,0 +1,100 @@
+//! Putting recovered entries into the index: one by one, or a shard at a time.
+
+use forebay_core::SectorMask;
+
+use super::{Address, Index, NewVersion, Unfit};
+use crate::error::StoreError;
+use crate::table::Entry;
+
+impl Index {
+    /// Inserts a recovered entry of a block that is not in the index; if it is partial,
+    /// [`Index::restore_mask`] must follow.
+    ///
+    /// # Errors
+    /// The table has no room.
+    pub fn restore(&self, address: Address, entry: Entry) -> Result<(), Unfit> {
+        let (mut shard, key) = self.locate(address);
+        shard.table.insert_absent(key, entry).map_err(|_| Unfit::Blocks)
+    }
+
+    /// Adds the mask of a restored block; ignored for blocks that are not partial.
+    ///
+    /// # Errors
+    /// There is no memory for it.
+    pub fn restore_mask(&self, address: Address, mask: SectorMask) -> Result<(), Unfit> {
+        let (mut shard, key) = self.locate(address);
+        match shard.table.get(key) {
+            Some((_, entry)) if entry.partial => {
+                shard.masks.restore(address.0, mask).map_err(Unfit::Masks)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Inserts a recovered version with its mask, unless `newer` says that the present entry is
+    /// newer.
+    ///
+    /// # Errors
+    /// The table has no room, or there is no memory for the mask.
+    pub fn restore_unless(
+        &self,
+        address: Address,
+        version: NewVersion,
+        newer: impl FnOnce(&Entry) -> bool,
+    ) -> Result<(), Unfit> {
+        let (mut shard, key) = self.locate(address);
+        let (mut stays, mut was_partial) = (false, false);
+        let inserted = shard.table.insert_unless(key, version.entry, |entry| {
+            stays = newer(entry);
+            was_partial = entry.partial;
+            stays
+        });
+        inserted.map_err(|_| Unfit::Blocks)?;
+        match version.mask {
+            _ if stays => Ok(()),
+            Some(mask) => shard.masks.restore(address.0, mask).map_err(Unfit::Masks),
+            None if was_partial => {
+                shard.masks.remove(address.0);
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Declares that no shard is loaded: see [`Index::load_shard`].
+    pub(crate) fn unload(&self) {
+        self.shards.iter().for_each(|shard| shard.shard.lock().loaded = false);
+    }
+
+    /// Adds the mask of a block whose shard will be loaded.
+    ///
+    /// # Errors
+    /// There is no memory for it.
+    pub(crate) fn load_mask(&self, address: Address, mask: SectorMask) -> Result<(), Unfit> {
+        let shard = &self.shards[self.shard_of(address) as usize].shard;
+        shard.lock().masks.restore(address.0, mask).map_err(Unfit::Masks)
+    }
+
+    /// Loads a shard: these are all of its entries.
+    ///
+    /// # Errors
+    /// They do not fit, or belong to another shard.
+    pub(crate) fn load_shard(
+        &self,
+        number: u32,
+        entries: &[(Address, Entry)],
+    ) -> Result<(), StoreError> {
+        let mut shard = self.shards[number as usize].shard.lock();
+        for (address, entry) in entries {
+            let placed = self.geometry.place(address.0);
+            let known = !entry.partial || shard.masks.get(address.0).is_some();
+            if placed.shard != number || !known {
+                return Err(StoreError::Refused("the checkpoint has an impossible entry".into()));
+            }
+            let inserted = shard.table.insert_absent(placed.key, *entry).map_err(|_| Unfit::Blocks);
+            inserted.map_err(|unfit| unfit.of("the checkpoint"))?;
+        }
+        shard.loaded = true;
+        Ok(())
+    }
+}

@@ -1,0 +1,309 @@
+//! Loading the index while requests are served.
+//!
+//! A cache that was closed in order has its whole index in the checkpoint, sorted by shard. Such a
+//! cache opens without reading it: a request first has the shards of its blocks loaded
+//! ([`StoreLane::load`]), and [`StoreLane::load_rest`] loads the others in the background. A shard is
+//! loaded as a whole, before anything looks into it; from then on it is exact.
+//!
+//! Until all are loaded, nothing may rely on the index as a whole: no checkpoint is written, no
+//! segment is reclaimed, and only so many segments may be opened as recovery can replay. If the
+//! checkpoint turns out to be damaged beyond its parity, the cache device counts as failed: the next
+//! opening rebuilds the index from the log, in which everything is that was written meanwhile.
+
+use std::rc::Rc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use forebay_core::{OriginBlock, SegmentId};
+
+use crate::chunks::{entry_of, items_in};
+use crate::error::StoreError;
+use crate::index::Address;
+use crate::lane::StoreLane;
+use crate::loading::{ABSENT, PRESENT, Source, UNDER_WAY, UnderWay, Waiting};
+use crate::planted::{self, PlantedBug};
+use crate::segments::Live;
+use crate::store::{Store, VolumeSpace};
+use crate::table::Entry;
+
+/// Called with each block that is loaded, before it becomes visible.
+pub type OnLoad<'a> = &'a dyn Fn(Address, &Entry);
+
+impl Store {
+    /// Returns whether the whole index is loaded.
+    #[inline]
+    pub fn is_loaded(&self) -> bool {
+        self.loading.is_complete()
+    }
+
+    /// Returns the loaded shards and all shards of the index, while it is being loaded.
+    pub fn loading_progress(&self) -> Option<(u32, u32)> {
+        let all = self.loading.shards.len() as u32;
+        let left = self.loading.left.load(Ordering::Relaxed);
+        (!self.is_loaded()).then_some((all.saturating_sub(left), all))
+    }
+
+    /// Returns whether these blocks of a volume can be looked up.
+    #[inline]
+    pub fn has_loaded(&self, space: &VolumeSpace, first: OriginBlock, end: OriginBlock) -> bool {
+        self.is_loaded() || self.shards_of(space, first, end).all(|it| self.loading.is_present(it))
+    }
+
+    /// Returns the shards of these blocks; all of them if there are more blocks than shards.
+    fn shards_of(
+        &self,
+        space: &VolumeSpace,
+        first: OriginBlock,
+        end: OriginBlock,
+    ) -> impl Iterator<Item = u32> + use<> {
+        let all = self.loading.shards.len() as u32;
+        let blocks = first.0..end.0.min(space.blocks);
+        let few = blocks.end.saturating_sub(blocks.start) < u64::from(all);
+        let (geometry, space) = (*self.index.geometry(), *space);
+        let some = blocks.filter(move |_| few);
+        let some = some.map(move |block| geometry.place(space.address(OriginBlock(block)).0).shard);
+        some.chain(if few { 0..0 } else { 0..all })
+    }
+
+    /// Returns whether a part of the checkpoint had to be rebuilt from parity while it was loaded, so
+    /// that another one should be written.
+    pub fn loading_has_mended(&self) -> bool {
+        self.loading.mended.load(Ordering::SeqCst)
+    }
+
+    /// Runs `act` while no shard becomes visible. Afterwards shards are passed to [`OnLoad`]
+    /// that `act` has not seen.
+    pub fn while_none_is_loaded<T>(&self, act: impl FnOnce() -> T) -> T {
+        let _publishing = self.loading.publishing.lock();
+        act()
+    }
+
+    /// Ends the loading in the background, because the cache is closed: what is not loaded stays in the
+    /// checkpoint.
+    pub fn abandon_loading(&self) {
+        self.loading.abandoned.store(true, Ordering::SeqCst);
+        self.loading.changed.notify_all();
+    }
+
+    /// Returns whether the index cannot be loaded, because the checkpoint cannot be read. That a device
+    /// takes no writes does not keep it from being read.
+    pub fn cannot_be_loaded(&self) -> bool {
+        self.loading.failed.load(Ordering::SeqCst)
+    }
+
+    /// Waits until the index is loaded. `false`: it never will be, because the checkpoint cannot be
+    /// read or the cache is closed.
+    pub async fn loaded(&self) -> bool {
+        loop {
+            let changed = self.loading.changed.listen();
+            if self.is_loaded() {
+                return true;
+            }
+            if self.cannot_be_loaded() || self.loading.abandoned.load(Ordering::SeqCst) {
+                return false;
+            }
+            changed.await;
+        }
+    }
+
+    /// Makes the entries of a shard visible.
+    fn publish(
+        &self,
+        shard: u32,
+        entries: &[(Address, Entry)],
+        on_load: OnLoad<'_>,
+    ) -> Result<(), StoreError> {
+        let _publishing = self.loading.publishing.lock();
+        for (address, entry) in entries {
+            let live = Live::one(entry.dirty, entry.rank);
+            self.segments.add_live(self.segment_of(entry.slot), live);
+            let untold = planted::has(PlantedBug::LoadedDirtyNotTold);
+            on_load(*address, &Entry { dirty: entry.dirty && !untold, ..*entry });
+        }
+        self.index.load_shard(shard, entries)?;
+        self.loading.shards[shard as usize].store(PRESENT, Ordering::Release);
+        if self.loading.left.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.loading.complete.store(true, Ordering::Release);
+            self.segments.withhold(0);
+            self.space.notify_all();
+        }
+        Ok(())
+    }
+}
+
+impl StoreLane {
+    /// Loads the shards of these blocks of a volume, if they are not loaded.
+    ///
+    /// # Errors
+    /// The checkpoint cannot be read. The device counts as failed.
+    pub async fn load(
+        self: &Rc<Self>,
+        space: &VolumeSpace,
+        (first, end): (OriginBlock, OriginBlock),
+        on_load: OnLoad<'_>,
+    ) -> Result<(), StoreError> {
+        let _waiting = Waiting::begin(&self.store().loading);
+        for shard in self.store().shards_of(space, first, end) {
+            self.load_shard(shard, on_load).await?;
+        }
+        Ok(())
+    }
+
+    /// Loads everything that neither is loaded nor is being loaded by others, unless the cache is
+    /// closed; each lane begins elsewhere.
+    ///
+    /// # Errors
+    /// As for [`StoreLane::load`].
+    pub async fn load_rest(self: &Rc<Self>, on_load: OnLoad<'_>) -> Result<(), StoreError> {
+        let loading = &self.store().loading;
+        let all = loading.shards.len();
+        let lanes = self.store().options.lanes.max(1);
+        let first = all * usize::from(self.lane().id().0) / lanes;
+        let mut result = Ok(());
+        for shard in (first..all).chain(0..first) {
+            loop {
+                let changed = loading.changed.listen();
+                if loading.waiting.load(Ordering::SeqCst) == 0 {
+                    break;
+                }
+                changed.await;
+            }
+            let ends = result.is_err() || loading.abandoned.load(Ordering::SeqCst);
+            if !ends && loading.shards[shard].load(Ordering::Acquire) == ABSENT {
+                result = self.load_shard(shard as u32, on_load).await;
+                match self.store().options().load_pause {
+                    Duration::ZERO => forebay_lane::yield_now().await,
+                    pause => self.lane().sleep(pause).await,
+                }
+            }
+        }
+        // Those who wait see the end, or that the device has failed.
+        loading.changed.notify_all();
+        result
+    }
+
+    async fn load_shard(
+        self: &Rc<Self>,
+        shard: u32,
+        on_load: OnLoad<'_>,
+    ) -> Result<(), StoreError> {
+        let store = self.store();
+        let loading = &store.loading;
+        loop {
+            let changed = loading.changed.listen();
+            if loading.is_present(shard) {
+                return Ok(());
+            }
+            if store.cannot_be_loaded() {
+                return Err(self.failed());
+            }
+            let state = &loading.shards[shard as usize];
+            let begun =
+                state.compare_exchange(ABSENT, UNDER_WAY, Ordering::SeqCst, Ordering::SeqCst);
+            if begun.is_ok() {
+                break;
+            }
+            changed.await;
+        }
+        let _under_way = UnderWay { loading, shard };
+        let loaded = match &loading.source {
+            Some(source) => self.entries_of(source, shard).await,
+            None => Ok(Vec::new()),
+        };
+        let published = loaded.and_then(|entries| store.publish(shard, &entries, on_load));
+        published.inspect_err(|error| {
+            store.fail(error);
+            loading.failed.store(true, Ordering::SeqCst);
+        })
+    }
+
+    /// Reads the entries of a shard.
+    async fn entries_of(
+        &self,
+        source: &Source,
+        shard: u32,
+    ) -> Result<Vec<(Address, Entry)>, StoreError> {
+        let store = self.store();
+        // Shards differ little.
+        let usual = source.counts().0 / u64::from(store.index.shard_count());
+        let mut entries = Vec::with_capacity((usual + usual / 16) as usize);
+        let mut chunk = self.first_chunk(source, shard).await?;
+        let most = source.checkpoint.chunks_of_entries().end;
+        while chunk < most {
+            let mut beyond = false;
+            self.read_chunk(source, chunk, |address, entry| {
+                let own = store.index.shard_of(address);
+                beyond |= own > shard;
+                if own == shard {
+                    entries.push((address, entry));
+                }
+            })
+            .await?;
+            if beyond {
+                break;
+            }
+            chunk += 1;
+        }
+        Ok(entries)
+    }
+
+    /// Returns a chunk that begins with an entry of a lower shard, or the first, such that no earlier
+    /// chunk has entries of `shard`.
+    async fn first_chunk(&self, source: &Source, shard: u32) -> Result<u32, StoreError> {
+        let all = source.checkpoint.chunks_of_entries();
+        let (mut low, mut high) = (all.start, all.end);
+        {
+            let firsts = source.firsts.lock();
+            for (chunk, first) in firsts.iter() {
+                if *first < shard {
+                    low = low.max(*chunk);
+                } else {
+                    high = high.min(*chunk);
+                }
+            }
+        }
+        // Chunk `low` begins with a lower shard, chunk `high` does not.
+        while high - low > 1 {
+            let middle = low + (high - low) / 2;
+            let mut first = None;
+            self.read_chunk(source, middle, |address, _| {
+                first.get_or_insert_with(|| self.store().index.shard_of(address));
+            })
+            .await?;
+            if first.is_some_and(|first| first < shard) { low = middle } else { high = middle }
+        }
+        Ok(low)
+    }
+
+    /// Reads a chunk and visits its entries.
+    async fn read_chunk(
+        &self,
+        source: &Source,
+        chunk: u32,
+        mut visit: impl FnMut(Address, Entry),
+    ) -> Result<(), StoreError> {
+        let store = self.store();
+        let (read, mut reader) = source.checkpoint.read_at(self.queue(), chunk).await?;
+        store.loading.mended.fetch_or(read.mended, Ordering::SeqCst);
+        let items = items_in(&mut reader, &read.chunk)?;
+        let bits = u32::from(source.checkpoint.header().check_bits);
+        let mut first = None;
+        for raw in items.entries() {
+            let SegmentId(segment) = store.segment_of(raw.slot);
+            let space = source.spaces.iter().find(|space| space.id == raw.volume);
+            let known = space.filter(|space| space.contains(raw.block));
+            let (Some(space), Some(true)) = (known, source.in_use.get(segment as usize)) else {
+                return Err(StoreError::Refused(
+                    "the checkpoint has a block of no volume or in an empty segment".into(),
+                ));
+            };
+            let address = space.address(raw.block);
+            first.get_or_insert_with(|| store.index.shard_of(address));
+            visit(address, entry_of(&raw, bits));
+        }
+        if let Some(first) = first {
+            source.firsts.lock().insert(chunk, first);
+        }
+        Ok(())
+    }
+}

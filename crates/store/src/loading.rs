@@ -1,0 +1,125 @@
+//! What is not loaded yet of the index: see [`crate::loader`].
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
+
+use forebay_lane::Notify;
+use parking_lot::Mutex;
+
+use crate::chunks::Chunks;
+use crate::spaces::VolumeSpace;
+
+pub(crate) const ABSENT: u8 = 0;
+pub(crate) const UNDER_WAY: u8 = 1;
+pub(crate) const PRESENT: u8 = 2;
+
+/// The part of the index that is only in the checkpoint.
+pub(crate) struct Loading {
+    /// Whether everything is in the index.
+    pub(crate) complete: AtomicBool,
+    pub(crate) source: Option<Source>,
+    pub(crate) shards: Box<[AtomicU8]>,
+    pub(crate) left: AtomicU32,
+    /// Requests that wait for shards.
+    pub(crate) waiting: AtomicU32,
+    /// Notified when a shard was loaded, or could not be, and when no request waits any more.
+    pub(crate) changed: Notify,
+    /// Held while a shard becomes visible: see [`Store::while_none_is_loaded`].
+    pub(crate) publishing: Mutex<()>,
+    /// Whether a part of the checkpoint was rebuilt from parity.
+    pub(crate) mended: AtomicBool,
+    /// Whether the checkpoint could not be read.
+    pub(crate) failed: AtomicBool,
+    /// Whether the cache is closed before everything is loaded.
+    pub(crate) abandoned: AtomicBool,
+}
+
+/// Where the entries are.
+pub(crate) struct Source {
+    pub(crate) checkpoint: Chunks,
+    /// The volumes' address ranges, as of the checkpoint.
+    pub(crate) spaces: Vec<VolumeSpace>,
+    /// Which segments may have blocks.
+    pub(crate) in_use: Vec<bool>,
+    /// The shard of the first entry of each chunk that was read.
+    pub(crate) firsts: Mutex<BTreeMap<u32, u32>>,
+}
+
+impl Source {
+    /// Returns the number of entries, and of dirty ones.
+    pub(crate) fn counts(&self) -> (u64, u64) {
+        let header = self.checkpoint.header();
+        (header.entry_count, header.arrangement.map_or(0, |arrangement| arrangement.dirty))
+    }
+}
+
+impl Loading {
+    /// Nothing is left to load.
+    pub(crate) fn nothing() -> Self {
+        Loading {
+            complete: AtomicBool::new(true),
+            source: None,
+            shards: Box::default(),
+            left: AtomicU32::new(0),
+            waiting: AtomicU32::new(0),
+            changed: Notify::default(),
+            publishing: Mutex::default(),
+            mended: AtomicBool::new(false),
+            failed: AtomicBool::new(false),
+            abandoned: AtomicBool::new(false),
+        }
+    }
+
+    /// All `shards` are left to load.
+    pub(crate) fn of(source: Source, shards: u32) -> Self {
+        Loading {
+            complete: AtomicBool::new(false),
+            source: Some(source),
+            shards: (0..shards).map(|_| AtomicU8::new(ABSENT)).collect(),
+            left: AtomicU32::new(shards),
+            ..Loading::nothing()
+        }
+    }
+
+    #[inline]
+    pub(crate) fn is_complete(&self) -> bool {
+        self.complete.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn is_present(&self, shard: u32) -> bool {
+        let state = self.shards.get(shard as usize);
+        state.is_none_or(|state| state.load(Ordering::Acquire) == PRESENT)
+    }
+}
+
+/// A request that waits for shards: loading in the background lets it go first.
+pub(crate) struct Waiting<'a>(&'a Loading);
+
+impl<'a> Waiting<'a> {
+    pub(crate) fn begin(loading: &'a Loading) -> Self {
+        loading.waiting.fetch_add(1, Ordering::SeqCst);
+        Waiting(loading)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        if self.0.waiting.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.0.changed.notify_all();
+        }
+    }
+}
+
+/// Sets a shard back if its loading ends early, so that another request tries again.
+pub(crate) struct UnderWay<'a> {
+    pub(crate) loading: &'a Loading,
+    pub(crate) shard: u32,
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        let state = &self.loading.shards[self.shard as usize];
+        let _ = state.compare_exchange(UNDER_WAY, ABSENT, Ordering::SeqCst, Ordering::SeqCst);
+        self.loading.changed.notify_all();
+    }
+}
