@@ -214,7 +214,15 @@ impl SparseDevice {
         let count = (size / PAGE as u64) as usize;
         // Written one by one: the system gives zeroed memory only when it is touched, and then it
         // would seem to be the engine that grows.
-        let numbers = (0..count).map(|_| std::hint::black_box(0)).collect();
+        Self::with((0..count).map(|_| std::hint::black_box(0)).collect(), name, size)
+    }
+
+    /// As [`SparseDevice::new`], but its memory grows as it is written.
+    pub(crate) fn untouched(name: &str, size: u64) -> Arc<Self> {
+        Self::with(vec![0; (size / PAGE as u64) as usize], name, size)
+    }
+
+    fn with(numbers: Vec<u32>, name: &str, size: u64) -> Arc<Self> {
         let pages = Pages {
             numbers,
             patterns: vec![0],

@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+use forebay_core::parse_size;
 use forebay_device::Device;
 use forebay_lane::MonotonicClock;
 use forebay_store::{RecoveryReport, StoreOptions};
@@ -21,6 +22,8 @@ use crate::output::{Goal, Table, print_json};
 use crate::progress::Progress;
 use crate::rig::{BLOCK, LocalLane, Plan, Rig, no_writeback};
 use crate::statistics::Estimate;
+
+mod stopped;
 
 /// Nanoseconds that are promised for a block.
 const GOAL: f64 = 100.0;
@@ -38,6 +41,9 @@ pub(crate) struct Args {
     /// written after the last commit that the log tells of have to be read
     #[arg(long, default_value_t = 65536)]
     commit_every: u64,
+    /// Measure the start after an orderly stop instead, with a full cache of this size, as 512G
+    #[arg(long)]
+    size: Option<String>,
 }
 
 /// What the last checkpoint before the crash has.
@@ -73,6 +79,10 @@ struct Report {
 }
 
 pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
+    if let Some(size) = &args.size {
+        let size = parse_size(size).map_err(|error| usage(error.to_string()))?;
+        return stopped::run(size.next_multiple_of(4 << 20).max(64 << 20), json);
+    }
     if !(1 << 14..MOST_BLOCKS).contains(&args.blocks) || args.rounds == 0 || args.commit_every == 0
     {
         return Err(usage(

@@ -1,0 +1,182 @@
+//! `forebay-lab recovery --size`: how long it takes until the first request is answered after an
+//! orderly stop, whatever the size of the cache.
+//!
+//! The cache is made without writing all of its blocks: the entries are put into the index, and the
+//! checkpoint of the stop has them. Their payload is zeroes, as everything that was never written to
+//! the device in RAM, and verified when it is read.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_core::{Op, OriginBlock, Slot};
+use forebay_device::Device;
+use forebay_format::CheckSeed;
+use forebay_lane::MonotonicClock;
+use forebay_store::segments::Live;
+use forebay_store::{Check, Entry, Store, StoreOptions, VolumeSpace};
+use serde::Serialize;
+
+use crate::bench::device::SparseDevice;
+use crate::bench::driver::Driver;
+use crate::bench::measure::Stopwatch;
+use crate::error::{LabResult, other};
+use crate::output::{Goal, Table, print_json};
+use crate::progress::Progress;
+use crate::rig::{BLOCK, LocalLane, Plan, Rig, no_writeback};
+
+/// Until the first request is answered.
+const GOAL: Duration = Duration::from_secs(1);
+
+/// Of so many blocks of the origin all but one are cached.
+const ONE_ABSENT_IN: u64 = 4;
+
+/// Share of the segments that have blocks, in percent.
+const FULL: u64 = 90;
+
+/// Requests that are timed.
+const REQUESTS: u64 = 64;
+
+#[derive(Serialize)]
+struct Report {
+    cache_bytes: u64,
+    blocks: u64,
+    dirty: u64,
+    /// From opening the cache until the volume takes requests.
+    open_ms: f64,
+    /// From opening the cache until the first request is answered: a read of a cached block.
+    first_ms: f64,
+    /// Longest of the requests that follow, each of a random block, cached or not.
+    slowest_ms: f64,
+    /// From opening the cache until the whole index is loaded.
+    loaded_ms: f64,
+    /// CPU time of that for a block.
+    loaded_cpu_ns: f64,
+    bytes_read: u64,
+    goal: Goal,
+}
+
+pub(super) fn run(cache_bytes: u64, json: bool) -> LabResult<()> {
+    let cache = SparseDevice::untouched("cache", cache_bytes);
+    let origin = SparseDevice::untouched("origin", cache_bytes / 2 * 3);
+    let blocks = fill(&cache, &origin)?;
+    let report = measure(cache_bytes, cache, origin, blocks)?;
+    if json { print_json(&report) } else { print(&report) }
+}
+
+/// Makes a cache that was closed in order, with nearly all of its segments full. Returns the number
+/// of cached blocks.
+fn fill(cache: &Arc<SparseDevice>, origin: &Arc<SparseDevice>) -> LabResult<u64> {
+    let plan = Plan::new(cache.clone(), origin.clone(), no_writeback());
+    let rig = Rig::create(LocalLane::new(0, Arc::new(MonotonicClock::new())), plan)?;
+    let store = rig.engine.cache.store.clone();
+    let volume = rig.target()?.volume().id;
+    let space = store.space_of(volume).ok_or_else(|| other("the volume has no blocks"))?;
+    let segments = u64::from(store.segments.count()) * FULL / 100;
+    let progress = Progress::new(segments * store.cells_per_segment(), "filling");
+    let mut next = 0;
+    for _ in 0..segments {
+        next = fill_segment(&store, &space, next)?;
+        progress.advance(store.cells_per_segment());
+    }
+    drop(progress);
+    let stopping = rig.engine.clone();
+    rig.local.block_on("closing the cache", async move { stopping.close().await })??;
+    Ok(store.index.len())
+}
+
+/// Fills a segment with blocks from `next` on. Returns the block after the last.
+fn fill_segment(store: &Store, space: &VolumeSpace, next: u64) -> LabResult<u64> {
+    let (payload, seed) = ([0; BLOCK as usize], CheckSeed::new(&store.uuid(), space.id));
+    let full = || other("the cache has no room");
+    let (segment, _) = store.segments.open(0, (0, 1), false).ok_or_else(full)?;
+    let geometry = store.geometry();
+    let positions = 0..geometry.granules_per_segment() as u32;
+    let slots = positions.map(|position| geometry.slot_at(segment, position));
+    let mut next = next;
+    let places: Vec<Slot> = slots.filter(|slot| geometry.holds_block(*slot)).collect();
+    // Where the headers of full records would be.
+    let cells = places.into_iter().enumerate().filter(|(at, _)| at % 127 != 0);
+    for (_, slot) in cells.take(store.cells_per_segment() as usize) {
+        if next.is_multiple_of(ONE_ABSENT_IN) {
+            next += 1;
+        }
+        let block = OriginBlock(next);
+        let dirty = next.is_multiple_of(3);
+        let check = Check::new(seed.check(block, &payload));
+        let entry = Entry { slot, dirty, partial: false, rank: 1, check };
+        store.index.restore(space.address(block), entry).map_err(|_| full())?;
+        store.segments.add_live(segment, Live::one(dirty, 1));
+        next += 1;
+    }
+    store.segments.close(segment);
+    Ok(next)
+}
+
+fn measure(
+    cache_bytes: u64,
+    cache: Arc<SparseDevice>,
+    origin: Arc<SparseDevice>,
+    blocks: u64,
+) -> LabResult<Report> {
+    let local = LocalLane::new(0, Arc::new(MonotonicClock::new()));
+    let (watch, cache): (_, Arc<dyn Device>) = (Stopwatch::start(), cache);
+    let ms = || watch.wall().as_secs_f64() * 1e3;
+    let (rig, opened) = Rig::open(local, cache, StoreOptions::default())?;
+    rig.attach(origin)?;
+    let target = rig.target()?;
+    let open_ms = ms();
+    let driver = Driver::new(rig.local.clone(), target);
+    driver.plain(Op::Read, BLOCK, BLOCK)?;
+    let first_ms = ms();
+    let mut random = fastrand::Rng::with_seed(7);
+    let mut slowest_ms = 0f64;
+    for _ in 0..REQUESTS {
+        let before = ms();
+        let block = random.u64(0..blocks);
+        driver.plain(Op::Read, block * BLOCK, BLOCK)?;
+        slowest_ms = slowest_ms.max(ms() - before);
+    }
+    let store = rig.engine.cache.store.clone();
+    let loaded = store.clone();
+    let whole = rig.local.block_on("loading", async move { loaded.loaded().await })?;
+    let sample = watch.sample(blocks);
+    if !opened.clean || !whole || opened.blocks != blocks || store.index.len() < blocks {
+        return Err(other(format!("this is not what was there before the stop: {opened:?}")));
+    }
+    Ok(Report {
+        cache_bytes,
+        blocks,
+        dirty: opened.dirty,
+        open_ms,
+        first_ms,
+        slowest_ms,
+        loaded_ms: sample.wall.as_secs_f64() * 1e3,
+        loaded_cpu_ns: sample.cpu.as_nanos() as f64 / blocks as f64,
+        bytes_read: opened.bytes_read,
+        goal: Goal::at_most(GOAL.as_secs_f64() * 1e3, first_ms),
+    })
+}
+
+fn print(report: &Report) -> LabResult<()> {
+    use forebay_core::units::format_size;
+    println!(
+        "cache of {}, closed in order with {} blocks, {} of them dirty",
+        format_size(report.cache_bytes),
+        report.blocks,
+        report.dirty
+    );
+    let mut table = Table::new(
+        "OPEN ms | FIRST REQUEST ms | SLOWEST OF 64 ms | LOADED ms | CPU ns/BLOCK | READ TO OPEN | GOAL",
+    );
+    table.row([
+        format!("{:.0}", report.open_ms),
+        format!("{:.0}", report.first_ms),
+        format!("{:.1}", report.slowest_ms),
+        format!("{:.0}", report.loaded_ms),
+        format!("{:.0}", report.loaded_cpu_ns),
+        format_size(report.bytes_read),
+        report.goal.show("<=", 0),
+    ]);
+    print!("{}", table.render());
+    Ok(())
+}
