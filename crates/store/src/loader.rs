@@ -206,6 +206,8 @@ impl StoreLane {
             changed.await;
         }
         let _under_way = UnderWay { loading, shard };
+        let own = usize::from(self.lane().id().0) % loading.lanes.len();
+        let _turn = loading.lanes[own].enter().await;
         let loaded = match &loading.source {
             Some(source) => self.entries_of(source, shard).await,
             None => Ok(Vec::new()),

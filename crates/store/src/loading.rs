@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 
-use forebay_lane::Notify;
+use forebay_lane::{Gate, Notify};
 use parking_lot::Mutex;
 
 use crate::chunks::Chunks;
@@ -20,6 +20,9 @@ pub(crate) struct Loading {
     pub(crate) source: Option<Source>,
     pub(crate) shards: Box<[AtomicU8]>,
     pub(crate) left: AtomicU32,
+    /// One for each lane, held while it loads a shard: many requests at once would take the memory of as
+    /// many shards.
+    pub(crate) lanes: Box<[Gate]>,
     /// Requests that wait for shards.
     pub(crate) waiting: AtomicU32,
     /// Notified when a shard was loaded, or could not be, and when no request waits any more.
@@ -60,6 +63,7 @@ impl Loading {
             complete: AtomicBool::new(true),
             source: None,
             shards: Box::default(),
+            lanes: Box::default(),
             left: AtomicU32::new(0),
             waiting: AtomicU32::new(0),
             changed: Notify::default(),
@@ -70,12 +74,13 @@ impl Loading {
         }
     }
 
-    /// All `shards` are left to load.
-    pub(crate) fn of(source: Source, shards: u32) -> Self {
+    /// All `shards` are left to load, by this number of lanes.
+    pub(crate) fn of(source: Source, shards: u32, lanes: usize) -> Self {
         Loading {
             complete: AtomicBool::new(false),
             source: Some(source),
             shards: (0..shards).map(|_| AtomicU8::new(ABSENT)).collect(),
+            lanes: (0..lanes.max(1)).map(|_| Gate::default()).collect(),
             left: AtomicU32::new(shards),
             ..Loading::nothing()
         }

@@ -78,7 +78,7 @@ impl Opening<'_> {
                 // What is appended before the next checkpoint has to be replayed after a crash.
                 let most = self.options.checkpoint_due(geometry) / geometry.segment_bytes;
                 segments.withhold_beyond(most as u32);
-                Loading::of(later, index.shard_count())
+                Loading::of(later, index.shard_count(), self.options.lanes)
             }
             None => Loading::nothing(),
         };
