@@ -119,9 +119,9 @@ impl Feature {
         match bug {
             PlantedBug::EdgeIgnored => Some(Feature::Shape),
             PlantedBug::CheckpointForgetsShard => Some(Feature::Shards),
-            PlantedBug::NotLoadedIsAbsent
-            | PlantedBug::LoadedDirtyNotTold
-            | PlantedBug::CheckpointBeforeLoaded => Some(Feature::Loading),
+            PlantedBug::NotLoadedIsAbsent | PlantedBug::LoadedDirtyNotTold => {
+                Some(Feature::Loading)
+            }
             PlantedBug::OneRootOnly | PlantedBug::RootsOnce => Some(Feature::Decay),
             PlantedBug::NoTimedCommit => Some(Feature::Hang),
             PlantedBug::GenerationsWrap => Some(Feature::Aged),

@@ -32,7 +32,7 @@ impl StoreLane {
     /// The device failed; the previous checkpoint then remains the current one.
     pub async fn checkpoint(self: &Rc<Self>, clean: bool) -> Result<(), StoreError> {
         let store = self.store();
-        if !planted::has(PlantedBug::CheckpointBeforeLoaded) && !store.loaded().await {
+        if !store.loaded().await {
             return Err(self.failed());
         }
         let _turn = store.checkpoint_gate.enter().await;

@@ -83,8 +83,6 @@ planted_bugs! {
     NotLoadedIsAbsent = "not-loaded-is-absent",
     /// Dirty blocks that are loaded later are not counted as dirty.
     LoadedDirtyNotTold = "loaded-dirty-not-told",
-    /// A checkpoint is written before the whole index is loaded.
-    CheckpointBeforeLoaded = "checkpoint-before-loaded",
 
     // Reuse of segments.
     /// A segment is reused before a checkpoint contains its records.
