@@ -193,29 +193,6 @@ impl Table {
             }
             return Ok(old);
         }
-        self.insert_at(key, (remainder, first), entry).map(|()| None)
-    }
-
-    /// As [`Table::insert`] for a key that is not in the table, which saves looking for it.
-    ///
-    /// # Errors
-    /// As for [`Table::insert`].
-    ///
-    /// # Panics
-    /// As for [`Table::insert`].
-    pub(crate) fn insert_absent(&mut self, key: LocalKey, entry: Entry) -> Result<(), Full> {
-        let (remainder, first) = self.divide(key);
-        debug_assert!(self.find(key, remainder, first).is_none(), "{key:?} is in the table");
-        self.insert_at(key, (remainder, first), entry)
-    }
-
-    #[inline]
-    fn insert_at(
-        &mut self,
-        key: LocalKey,
-        (remainder, first): (u64, usize),
-        entry: Entry,
-    ) -> Result<(), Full> {
         let word = self.layout.with_entry(self.layout.tag(remainder), &entry);
         let second = self.other_bucket(remainder, first);
         match self.unused_in(first, second).or_else(|| self.make_room(first, second)) {
@@ -229,7 +206,7 @@ impl Table {
             None => return Err(Full),
         }
         self.len += 1;
-        Ok(())
+        Ok(None)
     }
 
     /// Removes the entry of `key` and returns it.

@@ -7,14 +7,13 @@ use crate::error::StoreError;
 use crate::table::Entry;
 
 impl Index {
-    /// Inserts a recovered entry of a block that is not in the index; if it is partial,
-    /// [`Index::restore_mask`] must follow.
+    /// Inserts a recovered entry; if it is partial, [`Index::restore_mask`] must follow.
     ///
     /// # Errors
     /// The table has no room.
     pub fn restore(&self, address: Address, entry: Entry) -> Result<(), Unfit> {
         let (mut shard, key) = self.locate(address);
-        shard.table.insert_absent(key, entry).map_err(|_| Unfit::Blocks)
+        shard.table.insert(key, entry).map(drop).map_err(|_| Unfit::Blocks)
     }
 
     /// Adds the mask of a restored block; ignored for blocks that are not partial.
@@ -91,8 +90,10 @@ impl Index {
             if placed.shard != number || !known {
                 return Err(StoreError::Refused("the checkpoint has an impossible entry".into()));
             }
-            let inserted = shard.table.insert_absent(placed.key, *entry).map_err(|_| Unfit::Blocks);
-            inserted.map_err(|unfit| unfit.of("the checkpoint"))?;
+            let inserted = shard.table.insert(placed.key, *entry).map_err(|_| Unfit::Blocks);
+            if inserted.map_err(|unfit| unfit.of("the checkpoint"))?.is_some() {
+                return Err(StoreError::Refused("the checkpoint has a block twice".into()));
+            }
         }
         shard.loaded = true;
         Ok(())
