@@ -295,7 +295,10 @@ impl BlockService for LaneVolume {
             (Coming::Later, Op::Read | Op::Write) => {
                 self.store.store().expect(&volume.space, block);
             }
-            (Coming::Next, Op::Read) => self.store.expect_read(&volume.space, block),
+            // The hint is not worth loading a part of the index.
+            (Coming::Next, Op::Read) if self.store.store().is_loaded() => {
+                self.store.expect_read(&volume.space, block);
+            }
             _ => (),
         }
     }
