@@ -1,8 +1,10 @@
-//! `forebay-lab memory`: RAM for each cached block, all in.
+//! `forebay-lab memory`: RAM for each block of the cache device, all in.
 //!
-//! Two numbers: what the cache says that its index, its segment table and its memory of absent
-//! blocks take, and what the process has in fact grown by, as the kernel counts it. The devices have their memory before the
-//! first look, so that only the engine grows.
+//! Two numbers: the bytes that `forebay show` reports as `memory.index_bytes` (index, segment table,
+//! ghosts of the policy, of admission and of statistics), and the growth of the process, as the
+//! kernel counts it. The devices have their memory before the first look, so that only the engine
+//! grows. Ghosts take their memory as blocks leave the cache, so the growth does not include those
+//! of the policy.
 
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -50,9 +52,12 @@ enum State {
 struct Row {
     state: String,
     blocks: u64,
-    /// What the cache says: index, segment table, memory of blocks that are not cached.
+    /// Index, segment table and ghosts, by the cache's own count.
     index_bytes: u64,
+    /// For 4 KiB of the cache device.
     index_bytes_per_block: f64,
+    /// The part of `index_bytes` that is the policy's ghosts.
+    policy_ghost_bytes: u64,
     /// What the store says that the log's buffers take, however many blocks there are.
     buffer_bytes: u64,
     /// What the process has grown by since before the cache was opened, without these buffers.
@@ -143,15 +148,16 @@ fn measure(args: &Args, cache_bytes: u64, dirty: bool, progress: &Progress) -> L
     }
     let buffer_bytes = store.buffer_bytes();
     let grown_bytes = resident()?.saturating_sub(before).saturating_sub(buffer_bytes);
-    let per_block = |bytes: u64| bytes as f64 / blocks as f64;
-    // What the policy remembers of other blocks has a goal of its own.
-    let (policy_bytes, _) = rig.engine.cache.policy_bytes();
-    let index_bytes = store.index_bytes() + rig.engine.cache.memory_bytes() + policy_bytes;
+    let per_block = |bytes: u64| bytes as f64 / (cache_bytes / BLOCK) as f64;
+    let (policy_bytes, policy_ghost_bytes) = rig.engine.cache.policy_bytes();
+    let index_bytes =
+        store.index_bytes() + rig.engine.cache.memory_bytes() + policy_bytes + policy_ghost_bytes;
     Ok(Row {
         state: if dirty { "dirty" } else { "clean" }.to_owned(),
         blocks,
         index_bytes,
         index_bytes_per_block: per_block(index_bytes),
+        policy_ghost_bytes,
         buffer_bytes,
         grown_bytes,
         grown_bytes_per_block: per_block(grown_bytes),
