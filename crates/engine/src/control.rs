@@ -32,7 +32,7 @@ use crate::io::commit::Commits;
 use crate::io::notes::Notes;
 use crate::io::origin::OriginIo;
 use crate::lane::engine::EngineLane;
-use crate::plan::keeps_dirty;
+use crate::plan::{keeps_dirty, makes_dirty};
 use crate::settings::settings_of;
 use crate::state::volume::{Volume, VolumeState};
 
@@ -232,7 +232,8 @@ impl EngineLane {
     }
 
     /// Writes all dirty data of a volume to its origin, durably. Requests are served meanwhile;
-    /// blocks that they make dirty do not keep this from ending. `progress` is called with the
+    /// blocks that they make dirty do not keep this from ending. So if the mode makes no block dirty,
+    /// only blocks that were written again and again meanwhile may be dirty in the end. `progress` is called with the
     /// number of dirty blocks left.
     ///
     /// # Errors
@@ -244,8 +245,10 @@ impl EngineLane {
     ) -> Result<(), EngineError> {
         let volume = self.cache.volume(name).ok_or_else(|| EngineError::no_volume(name))?;
         self.index_loaded().await?;
-        // The sweep under way may have passed a block that is dirty now; the next one has not.
-        let enough = volume.sweeps() + 2;
+        // The sweep under way may have passed a block that is dirty now; the next one has not. If the
+        // mode has just changed, writes that were under way have made others dirty since.
+        let sweeps = if makes_dirty(volume.mode()) { 2 } else { 32 };
+        let enough = volume.sweeps() + sweeps;
         self.drain_volume(&volume, enough, progress).await
     }
 
