@@ -1,13 +1,13 @@
 # The usual ways into this project. 'make' alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help deps build install test fault-test vm-test demo soak fuzz sanitize mutants bench clean
+.PHONY: help deps build install package package-test test fault-test vm-test demo soak fuzz sanitize mutants bench clean
 
 # Where rustup puts cargo, should 'make deps' install it.
 export PATH := $(PATH):$(or $(CARGO_HOME),$(HOME)/.cargo)/bin
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 deps: ## install what is missing, from Debian
 	@scripts/deps
@@ -46,6 +46,12 @@ bench: deps ## measure the engine and NBD
 	cargo build --release -p forebay-lab
 	$(TARGET)/release/forebay-lab engine
 	$(TARGET)/release/forebay-lab nbd
+
+package: deps ## a Debian package, in target/package
+	@scripts/package
+
+package-test: deps ## install, upgrade and remove it in a Debian of its own
+	@scripts/package-test
 
 clean: ## remove what was built
 	cargo clean

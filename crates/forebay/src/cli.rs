@@ -234,6 +234,10 @@ pub(crate) struct ListArgs {
     /// Print names only, one in a line
     #[arg(long, conflicts_with = "json")]
     pub(crate) names: bool,
+
+    /// Only volumes with data that is not on the origin, or of which that is not known
+    #[arg(long)]
+    pub(crate) dirty: bool,
 }
 
 /// Arguments of `profiles`.

@@ -12,17 +12,24 @@ use crate::output::{json, print_text};
 
 /// Lists the volumes.
 pub(super) fn run(client: &Client, args: &ListArgs) -> Outcome {
-    let list: VolumeList = client.get("/volumes")?;
+    let mut list: VolumeList = client.get("/volumes")?;
+    if args.dirty {
+        list.volumes.retain(|volume| !volume.known || volume.dirty > 0 || volume.deferred > 0);
+    }
     if args.names {
         let lines = list.volumes.iter().map(|volume| format!("{}\n", volume.name));
         return print_text(&lines.collect::<String>());
     }
-    if args.json { json::print(&list) } else { print_text(&render(&list)) }
+    if args.json { json::print(&list) } else { print_text(&render(&list, args.dirty)) }
 }
 
-fn render(list: &VolumeList) -> String {
+fn render(list: &VolumeList, dirty: bool) -> String {
     if list.volumes.is_empty() {
-        return "No volumes. Create one with 'forebay create'.\n".to_owned();
+        return if dirty {
+            "The data of all volumes is on their origins.\n".to_owned()
+        } else {
+            "No volumes. Create one with 'forebay create'.\n".to_owned()
+        };
     }
     let mut table = Table::new(&[
         Column::left("NAME"),
