@@ -2,6 +2,7 @@
 //!
 //! - [`api`]: devices, their operations, and the results of operations
 //! - [`buffer`]: aligned buffers that own their bytes
+//! - `bus_error`: survives the loss of memory that another process shares with this one
 //! - `faulty`: a device that fails, delays, hangs, tears and loses writes on command, for tests
 //! - [`hint`]: hints to the CPU about future memory accesses
 //! - `holes`: whether a file or block device can discard a range
@@ -12,10 +13,12 @@
 //! - [`open`]: opening a path: its type, its other users
 //! - [`ram`]: a device in RAM
 //! - [`ring`]: one lane's io_uring
+//! - [`shared_memory`]: memory shared with another process
 //! - [`signature`]: existing content of a device
 //! - [`spec`]: the syntax of device specifications
 pub mod api;
 pub mod buffer;
+mod bus_error;
 mod faulty;
 pub mod file;
 pub mod hint;
@@ -29,6 +32,7 @@ pub mod model;
 pub mod open;
 pub mod ram;
 pub mod ring;
+pub mod shared_memory;
 pub mod signature;
 pub mod spec;
 mod table;
@@ -47,6 +51,7 @@ pub use memory::Area;
 pub use open::{Access, DeviceIdentity, OpenError, OpenErrorKind};
 pub use ram::RamDevice;
 pub use ring::Ring;
+pub use shared_memory::{Outside, SharedMemory};
 pub use spec::{DeviceSpec, SpecError};
 pub use table::OpTable;
 pub use watch::UnderWay;

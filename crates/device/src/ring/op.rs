@@ -6,6 +6,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
 use io_uring::{opcode, squeue, types};
+use rustix::event::PollFlags;
 use rustix::fs::FallocateFlags;
 use rustix::io::ReadWriteFlags;
 use rustix::net::{RecvFlags, SendFlags};
@@ -105,13 +106,44 @@ pub enum RingOp {
         /// A listening socket.
         fd: Arc<OwnedFd>,
     },
+    /// Waits until a descriptor can be read, or its other end is closed.
+    Readable {
+        /// Anything that can be polled; its mode does not matter.
+        fd: Arc<OwnedFd>,
+    },
+    /// Waits until an eventfd is not 0, and resets it. If the eventfd is in non-blocking mode, an older
+    /// kernel returns `WouldBlock` instead of waiting.
+    TakeEvent {
+        /// An eventfd.
+        fd: Arc<OwnedFd>,
+        /// The destination, 8 bytes.
+        buf: IoBuf,
+    },
+    /// Adds to an eventfd. Never blocks the lane, whatever the descriptor is.
+    RaiseEvent {
+        /// An eventfd.
+        fd: Arc<OwnedFd>,
+        /// The number to add, 8 bytes.
+        buf: IoBuf,
+    },
 }
 
 impl RingOp {
     /// Returns whether it may wait for ever, so that it must be cancelled when its result is
     /// abandoned. Disk operations are left to complete.
     pub(super) fn is_endless(&self) -> bool {
-        matches!(self, RingOp::Recv { .. } | RingOp::Send { .. } | RingOp::Accept { .. })
+        match self {
+            RingOp::Read { .. }
+            | RingOp::Write { .. }
+            | RingOp::Fdatasync { .. }
+            | RingOp::Fallocate { .. } => false,
+            RingOp::Recv { .. }
+            | RingOp::Send { .. }
+            | RingOp::Accept { .. }
+            | RingOp::Readable { .. }
+            | RingOp::TakeEvent { .. }
+            | RingOp::RaiseEvent { .. } => true,
+        }
     }
 
     /// Returns the bytes that complete it, if it continues after a short step.
@@ -127,9 +159,11 @@ impl RingOp {
     /// Returns the caller's buffer.
     pub(super) fn into_buf(self) -> Option<IoBuf> {
         match self {
-            RingOp::Read { buf, .. } | RingOp::Recv { buf, .. } | RingOp::Send { buf, .. } => {
-                Some(buf)
-            }
+            RingOp::Read { buf, .. }
+            | RingOp::Recv { buf, .. }
+            | RingOp::Send { buf, .. }
+            | RingOp::TakeEvent { buf, .. }
+            | RingOp::RaiseEvent { buf, .. } => Some(buf),
             RingOp::Write { data: IoData::Owned(buf), .. } => Some(buf),
             _ => None,
         }
@@ -192,6 +226,18 @@ impl RingOp {
                 let flags = rustix::net::SocketFlags::CLOEXEC.bits().cast_signed();
                 let (address, length) = (std::ptr::null_mut(), std::ptr::null_mut());
                 opcode::Accept::new(target(fd), address, length).flags(flags).build()
+            }
+            RingOp::Readable { fd } => {
+                let wanted = u32::from(PollFlags::IN.bits());
+                opcode::PollAdd::new(target(fd), wanted).build()
+            }
+            RingOp::TakeEvent { fd, buf } => {
+                let len = step(buf.len())?;
+                opcode::Read::new(target(fd), buf.as_io_ptr(), len).build()
+            }
+            RingOp::RaiseEvent { fd, buf } => {
+                let len = step(buf.len())?;
+                opcode::Write::new(target(fd), buf.as_io_ptr().cast_const(), len).build()
             }
         };
         Ok(entry)

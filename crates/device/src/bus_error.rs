@@ -1,0 +1,147 @@
+//! Survives the loss of memory that another process shares with this one.
+//!
+//! A process that truncates the file behind a shared mapping makes the next access of every other
+//! process raise SIGBUS. For mappings registered here the signal handler puts private zeroed memory
+//! in the place of the mapping and marks it as damaged; the access is then repeated and succeeds.
+//! Every other SIGBUS goes to the handler that was there before.
+
+use std::ffi::{c_int, c_void};
+use std::io;
+use std::ptr::NonNull;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+
+/// Most mappings at a time. A signal handler must not allocate, so the table has a fixed size.
+const MOST: usize = 1024;
+
+/// Marks an entry that is being filled; not an address of a mapping.
+const RESERVED: usize = 1;
+
+/// One registered mapping.
+struct Entry {
+    /// Address of the first byte; 0: the entry is free.
+    start: AtomicUsize,
+    len: AtomicUsize,
+    damaged: AtomicBool,
+}
+
+static ENTRIES: [Entry; MOST] = [const {
+    Entry { start: AtomicUsize::new(0), len: AtomicUsize::new(0), damaged: AtomicBool::new(false) }
+}; MOST];
+
+/// The handler that was installed before ours.
+static PREVIOUS: OnceLock<libc::sigaction> = OnceLock::new();
+
+/// A registered mapping; dropping this ends the registration.
+#[derive(Debug)]
+pub(crate) struct Guarded(usize);
+
+impl Guarded {
+    /// Registers a mapping of whole pages.
+    ///
+    /// # Errors
+    /// There are too many of them, or the handler cannot be installed.
+    pub(crate) fn new(start: NonNull<u8>, len: usize) -> io::Result<Self> {
+        install()?;
+        for (index, entry) in ENTRIES.iter().enumerate() {
+            let taken =
+                entry.start.compare_exchange(0, RESERVED, Ordering::Acquire, Ordering::Relaxed);
+            if taken.is_ok() {
+                entry.damaged.store(false, Ordering::Relaxed);
+                entry.len.store(len, Ordering::Relaxed);
+                entry.start.store(start.as_ptr().expose_provenance(), Ordering::Release);
+                return Ok(Guarded(index));
+            }
+        }
+        Err(io::Error::new(io::ErrorKind::OutOfMemory, "too many mappings of shared memory"))
+    }
+
+    /// Returns whether the mapping was replaced by zeroed memory.
+    pub(crate) fn is_damaged(&self) -> bool {
+        ENTRIES.get(self.0).is_none_or(|entry| entry.damaged.load(Ordering::Acquire))
+    }
+}
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        if let Some(entry) = ENTRIES.get(self.0) {
+            entry.start.store(0, Ordering::Release);
+        }
+    }
+}
+
+/// Installs the handler, once.
+fn install() -> io::Result<()> {
+    static INSTALLED: OnceLock<Result<(), i32>> = OnceLock::new();
+    let installed = INSTALLED.get_or_init(|| {
+        // SAFETY: all-zero bytes are a valid `sigaction`: plain integers, an empty set of signals and
+        // no handler.
+        let mut before: libc::sigaction = unsafe { std::mem::zeroed() };
+        // SAFETY: a null pointer for the new action only asks for the present one.
+        if unsafe { libc::sigaction(libc::SIGBUS, std::ptr::null(), &raw mut before) } != 0 {
+            return Err(io::Error::last_os_error().raw_os_error().unwrap_or(0));
+        }
+        // Before the handler can run: it must not wait for this.
+        let _ = PREVIOUS.set(before);
+        // SAFETY: as above.
+        let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+        let handler: extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) = on_bus_error;
+        action.sa_sigaction = handler as usize;
+        action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+        // SAFETY: the handler has the signature that `SA_SIGINFO` asks for, and calls only what may be
+        // called in a signal handler: atomic loads and stores, and system calls.
+        match unsafe { libc::sigaction(libc::SIGBUS, &raw const action, std::ptr::null_mut()) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error().raw_os_error().unwrap_or(0)),
+        }
+    });
+    installed.map_err(io::Error::from_raw_os_error)
+}
+
+/// Replaces the mapping around `address`. `false`: there is none.
+fn replace(address: usize) -> bool {
+    for entry in &ENTRIES {
+        let (start, len) = (entry.start.load(Ordering::Acquire), entry.len.load(Ordering::Relaxed));
+        if start <= RESERVED || address < start || address - start >= len {
+            continue;
+        }
+        entry.damaged.store(true, Ordering::Release);
+        let (place, protection) =
+            (std::ptr::with_exposed_provenance_mut(start), ProtFlags::READ | ProtFlags::WRITE);
+        let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
+        // SAFETY: the range is one mapping that its owner has registered and not removed, because a
+        // thread is accessing it at this moment. It is accessed through raw pointers alone, as memory
+        // that may change at any time.
+        return unsafe { mmap_anonymous(place, len, protection, flags) }.is_ok();
+    }
+    false
+}
+
+extern "C" fn on_bus_error(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
+    // SAFETY: the kernel passes a valid structure, and for SIGBUS it has an address.
+    let address = unsafe { (*info).si_addr() }.addr();
+    if replace(address) {
+        return;
+    }
+    let previous = PREVIOUS.get();
+    if let Some(previous) = previous
+        && previous.sa_flags & libc::SA_SIGINFO != 0
+        && previous.sa_sigaction > RESERVED
+    {
+        // SAFETY: an action with `SA_SIGINFO` and an address has a handler of this signature.
+        let handler = unsafe {
+            std::mem::transmute::<usize, extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void)>(
+                previous.sa_sigaction,
+            )
+        };
+        handler(signal, info, context);
+        return;
+    }
+    // Nobody handles it: the access is repeated after this, and ends the process as usual.
+    // SAFETY: all-zero bytes are a valid `sigaction`, with the default handler.
+    let default: libc::sigaction = unsafe { std::mem::zeroed() };
+    // SAFETY: `default` is valid, and the call may be made in a signal handler.
+    unsafe { libc::sigaction(signal, &raw const default, std::ptr::null_mut()) };
+}
